@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What hypervisor, guest kernel and library agree on.  Generated from the
+ * crate shared-abi; the documentation of every field and number is there.
+ */
+#ifndef PERFCTR_ABI_H
+#define PERFCTR_ABI_H
+
+#ifdef __XEN__
+#include <xen/types.h>
+typedef uint32_t __u32;
+typedef uint64_t __u64;
+typedef int32_t __s32;
+#else
+#include <linux/types.h>
+#endif
+
+#define PERFCTR_OFFSET(type, field) __builtin_offsetof(type, field)
+
+#ifdef __cplusplus
+#define PERFCTR_ASSERT(condition) static_assert(condition, #condition)
+#else
+#define PERFCTR_ASSERT(condition) _Static_assert(condition, #condition)
+#endif
+
+#define PERFCTR_ABI_MAJOR 0x1
+#define PERFCTR_ABI_MINOR 0x0
+#define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
+#define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
+#define PERFCTR_MAX_COUNTERS 0x12
+#define PERFCTR_MAX_GENERAL 0x10
+#define PERFCTR_MAX_FIXED 0x8
+#define PERFCTR_MAX_SLOTS 0x18
+#define PERFCTR_MAX_VCPUS 0x200
+#define PERFCTR_READ_ATTEMPTS_MAX 0x64
+#define PERFCTR_VCPU_REGISTERED 0x1
+#define PERFCTR_VCPU_DIRECT 0x2
+#define PERFCTR_VCPU_TSC 0x4
+#define PERFCTR_THREAD_ACTIVE 0x1
+#define PERFCTR_THREAD_DIRECT 0x2
+#define PERFCTR_THREAD_TSC 0x4
+#define PERFCTR_THREAD_FAILED 0x8
+#define PERFCTR_MODE_COUNTING 0x0
+#define PERFCTR_MODE_SAMPLING 0x1
+#define PERFCTR_EVNTSEL_USR 0x10000
+#define PERFCTR_EVNTSEL_OS 0x20000
+#define PERFCTR_EVNTSEL_EDGE 0x40000
+#define PERFCTR_EVNTSEL_EN 0x400000
+#define PERFCTR_HYPERCALL_NUMBER 0x35
+#define PERFCTR_OP_QUERY 0x0
+#define PERFCTR_OP_REGISTER 0x1
+#define PERFCTR_OP_UNREGISTER 0x2
+#define PERFCTR_OP_LOAD 0x3
+#define PERFCTR_OP_STOP 0x4
+#define PERFCTR_OP_DOMAIN 0x5
+#define PERFCTR_OP_STATS 0x6
+#define PERFCTR_FEATURE_ENABLED 0x1
+#define PERFCTR_FEATURE_COST 0x2
+#define PERFCTR_HOOK_SWITCH_FROM 0x0
+#define PERFCTR_HOOK_SWITCH_TO 0x1
+#define PERFCTR_HOOK_TOGGLE 0x2
+#define PERFCTR_HOOK_LOAD 0x3
+#define PERFCTR_HOOKS 0x4
+#define PERFCTR_IOC_INFO 0x8030d040
+#define PERFCTR_IOC_CREATE 0x4010d041
+#define PERFCTR_IOC_OPEN 0x4010d042
+#define PERFCTR_IOC_CONTROL 0x4250d043
+#define PERFCTR_IOC_READ 0x8098d044
+#define PERFCTR_IOC_READ_CONTROL 0x8250d045
+#define PERFCTR_IOC_UNLINK 0xd046
+#define PERFCTR_CONTROL_TSC 0x1
+#define PERFCTR_CONTROL_CLOEXEC 0x2
+
+struct perfctr_vcpu_slot {
+	__u64 sum;
+	__u64 start;
+	__u64 mask;
+	__u64 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_vcpu_slot) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, sum) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, start) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, mask) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, reserved) == 24);
+
+struct perfctr_vcpu_page {
+	__u32 magic;
+	__u32 abi;
+	__u32 size_bytes;
+	__u32 flags;
+	__u64 seq;
+	__u32 vcpu_id;
+	__u32 loaded;
+	__u64 tsc_sum;
+	__u64 tsc_start;
+	__u64 generation;
+	__u64 switches;
+	__u64 migrations;
+	__u64 reserved_head[7];
+	struct perfctr_vcpu_slot slots[24];
+	__u64 reserved_tail[400];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_vcpu_page) == 4096);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, magic) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, abi) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, size_bytes) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, flags) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, seq) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, vcpu_id) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, loaded) == 28);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, tsc_sum) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, tsc_start) == 40);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, generation) == 48);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, switches) == 56);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, migrations) == 64);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, reserved_head) == 72);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, slots) == 128);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, reserved_tail) == 896);
+
+struct perfctr_thread_slot {
+	__u64 sum;
+	__u64 start;
+	__u32 slot;
+	__u32 rdpmc;
+	__u64 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_thread_slot) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_slot, sum) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_slot, start) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_slot, slot) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_slot, rdpmc) == 20);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_slot, reserved) == 24);
+
+struct perfctr_thread_page {
+	__u32 magic;
+	__u32 abi;
+	__u32 size_bytes;
+	__u32 state;
+	__u64 seq;
+	__u32 vcpu;
+	__u32 counters;
+	__u64 tsc_sum;
+	__u64 tsc_start;
+	__u32 tid;
+	__s32 error;
+	__u64 switches;
+	__u64 migrations;
+	__u64 reserved_head[7];
+	struct perfctr_thread_slot slots[18];
+	__u64 reserved_tail[424];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_thread_page) == 4096);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, magic) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, abi) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, size_bytes) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, state) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, seq) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, vcpu) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, counters) == 28);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, tsc_sum) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, tsc_start) == 40);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, tid) == 48);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, error) == 52);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, switches) == 56);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, migrations) == 64);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_head) == 72);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, slots) == 128);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_tail) == 704);
+
+struct perfctr_counter_config {
+	__u32 slot;
+	__u32 mode;
+	__u64 evntsel;
+	__u64 period;
+	__u64 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_counter_config) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_counter_config, slot) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_counter_config, mode) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_counter_config, evntsel) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_counter_config, period) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_counter_config, reserved) == 24);
+
+struct perfctr_hv_query {
+	__u32 abi_major;
+	__u32 abi_minor;
+	__u32 vendor;
+	__u32 version;
+	__u32 general;
+	__u32 fixed;
+	__u32 general_width;
+	__u32 fixed_width;
+	__u32 features;
+	__u32 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_query) == 40);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, abi_major) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, abi_minor) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, vendor) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, version) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, general) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, fixed) == 20);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, general_width) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, fixed_width) == 28);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, features) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, reserved) == 36);
+
+struct perfctr_hv_register {
+	__u64 gfn;
+	__u64 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_register) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_register, gfn) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_register, reserved) == 8);
+
+struct perfctr_hv_load {
+	__u32 counters;
+	__u32 reserved;
+	struct perfctr_counter_config counter[24];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_load) == 776);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, counters) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, reserved) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, counter) == 8);
+
+struct perfctr_hv_domain {
+	__u32 domid;
+	__u32 enabled;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_domain) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, domid) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, enabled) == 4);
+
+struct perfctr_hv_hook_stats {
+	__u64 calls;
+	__u64 instructions;
+	__u64 pmc_reads;
+	__u64 msr_reads;
+	__u64 msr_writes;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_hook_stats) == 40);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_hook_stats, calls) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_hook_stats, instructions) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_hook_stats, pmc_reads) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_hook_stats, msr_reads) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_hook_stats, msr_writes) == 32);
+
+struct perfctr_hv_stats {
+	struct perfctr_hv_hook_stats hook[4];
+	__u64 hypercalls;
+	__u64 residue_clears;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_stats) == 176);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hook) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hypercalls) == 160);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, residue_clears) == 168);
+
+struct perfctr_info_arg {
+	__u32 abi_major;
+	__u32 abi_minor;
+	__u32 vendor;
+	__u32 version;
+	__u32 general;
+	__u32 fixed;
+	__u32 general_width;
+	__u32 fixed_width;
+	__u32 vcpus;
+	__u32 cpu_signature;
+	__u32 tsc_khz;
+	__u32 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_info_arg) == 48);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, abi_major) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, abi_minor) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, vendor) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, version) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, general) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, fixed) == 20);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, general_width) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, fixed_width) == 28);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, vcpus) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, cpu_signature) == 36);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, tsc_khz) == 40);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, reserved) == 44);
+
+struct perfctr_create {
+	__u32 abi_major;
+	__u32 abi_minor;
+	__u32 tid;
+	__u32 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_create) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, abi_major) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, abi_minor) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, tid) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, reserved) == 12);
+
+struct perfctr_control_arg {
+	__u32 flags;
+	__u32 counters;
+	__u32 preserve;
+	__u32 reserved;
+	struct perfctr_counter_config counter[18];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_control_arg) == 592);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, flags) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, counters) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, preserve) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, reserved) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, counter) == 16);
+
+struct perfctr_sums {
+	__u64 tsc;
+	__u64 counter[18];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_sums) == 152);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_sums, tsc) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_sums, counter) == 8);
+
+#endif /* PERFCTR_ABI_H */

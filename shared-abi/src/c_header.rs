@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The C view of this crate.
+//!
+//! `include/perfctr_abi.h` is this module's output, committed so that a build of the hypervisor
+//! or of the kernel module needs no Rust for it.  Structures carry assertions of their size and
+//! of every offset, so the compilers of both confirm the layout that Rust asserts.
+
+use core::fmt::{self, Write};
+
+use crate::layout::Struct;
+use crate::{config, hypercall, ioctl, limits, thread_page, vcpu_page, version};
+
+const PREFIX: &str = "PERFCTR_";
+
+macro_rules! constants {
+    ($($module:ident :: { $($name:ident),+ $(,)? })+) => {
+        &[$($((stringify!($name), $module::$name as u64)),+),+]
+    };
+}
+
+const CONSTANTS: &[(&str, u64)] = constants! {
+    version::{ABI_MAJOR, ABI_MINOR, VCPU_PAGE_MAGIC, THREAD_PAGE_MAGIC}
+    limits::{MAX_COUNTERS, MAX_GENERAL, MAX_FIXED, MAX_SLOTS, MAX_VCPUS, READ_ATTEMPTS_MAX}
+    vcpu_page::{VCPU_REGISTERED, VCPU_DIRECT, VCPU_TSC}
+    thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_TSC, THREAD_FAILED}
+    config::{MODE_COUNTING, MODE_SAMPLING, EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_EDGE, EVNTSEL_EN}
+    hypercall::{
+        HYPERCALL_NUMBER, OP_QUERY, OP_REGISTER, OP_UNREGISTER, OP_LOAD, OP_STOP, OP_DOMAIN,
+        OP_STATS, FEATURE_ENABLED, FEATURE_COST, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
+        HOOK_LOAD, HOOKS,
+    }
+    ioctl::{
+        IOC_INFO, IOC_CREATE, IOC_OPEN, IOC_CONTROL, IOC_READ, IOC_READ_CONTROL, IOC_UNLINK,
+        CONTROL_TSC, CONTROL_CLOEXEC,
+    }
+};
+
+const STRUCTS: &[Struct] = &[
+    vcpu_page::VcpuSlot::LAYOUT,
+    vcpu_page::VcpuPage::LAYOUT,
+    thread_page::ThreadSlot::LAYOUT,
+    thread_page::ThreadPage::LAYOUT,
+    config::CounterConfig::LAYOUT,
+    hypercall::HvQuery::LAYOUT,
+    hypercall::HvRegister::LAYOUT,
+    hypercall::HvLoad::LAYOUT,
+    hypercall::HvDomain::LAYOUT,
+    hypercall::HvHookStats::LAYOUT,
+    hypercall::HvStats::LAYOUT,
+    ioctl::Info::LAYOUT,
+    ioctl::Create::LAYOUT,
+    ioctl::Control::LAYOUT,
+    ioctl::Sums::LAYOUT,
+];
+
+const HEAD: &str = "\
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What hypervisor, guest kernel and library agree on.  Generated from the
+ * crate shared-abi; the documentation of every field and number is there.
+ */
+#ifndef PERFCTR_ABI_H
+#define PERFCTR_ABI_H
+
+#ifdef __XEN__
+#include <xen/types.h>
+typedef uint32_t __u32;
+typedef uint64_t __u64;
+typedef int32_t __s32;
+#else
+#include <linux/types.h>
+#endif
+
+#define PERFCTR_OFFSET(type, field) __builtin_offsetof(type, field)
+
+#ifdef __cplusplus
+#define PERFCTR_ASSERT(condition) static_assert(condition, #condition)
+#else
+#define PERFCTR_ASSERT(condition) _Static_assert(condition, #condition)
+#endif
+
+";
+
+/// Writes the header.
+///
+/// # Errors
+///
+/// Those of `out`.
+pub fn write(out: &mut impl Write) -> fmt::Result {
+    out.write_str(HEAD)?;
+    for (name, value) in CONSTANTS {
+        writeln!(out, "#define {PREFIX}{name} {value:#x}")?;
+    }
+    for layout in STRUCTS {
+        write_struct(out, layout)?;
+    }
+    out.write_str("\n#endif /* PERFCTR_ABI_H */\n")
+}
+
+fn write_struct(out: &mut impl Write, layout: &Struct) -> fmt::Result {
+    writeln!(out, "\nstruct {} {{", layout.name)?;
+    for field in layout.fields {
+        write!(out, "\t{} {}", field.c_type, field.name)?;
+        if field.elements > 0 {
+            write!(out, "[{}]", field.elements)?;
+        }
+        out.write_str(";\n")?;
+    }
+    out.write_str("};\n")?;
+    let name = layout.name;
+    writeln!(out, "PERFCTR_ASSERT(sizeof(struct {name}) == {});", layout.size)?;
+    for field in layout.fields {
+        writeln!(
+            out,
+            "PERFCTR_ASSERT(PERFCTR_OFFSET(struct {name}, {}) == {});",
+            field.name, field.offset
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a thread wants counted, and whether it may.
+//!
+//! The event select is the SDM's IA32_PERFEVTSELx word (volume 3, 20.2.1.1) with the rings as the
+//! *guest* means them: USR is guest user mode, OS is guest kernel mode, whatever ring the
+//! hypervisor lets either run in.  Fixed counters take their rings from the same two bits.
+//!
+//! The guest kernel validates before it stores a configuration, the hypervisor again before it
+//! programs one: the same function, on a private copy each time.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::caps::{PmuCaps, VENDOR_AMD};
+use crate::error::Errno;
+use crate::layout::layout;
+use crate::limits::MAX_SLOTS;
+use crate::slot::{PhysSlot, slots_of};
+
+/// Event number and unit mask.
+pub const EVNTSEL_EVENT_MASK: u64 = 0xffff;
+/// Count in guest user mode.
+pub const EVNTSEL_USR: u64 = 1 << 16;
+/// Count in guest kernel mode.
+pub const EVNTSEL_OS: u64 = 1 << 17;
+/// Count rising edges.
+pub const EVNTSEL_EDGE: u64 = 1 << 18;
+/// Pin control: the hypervisor's.
+pub const EVNTSEL_PC: u64 = 1 << 19;
+/// Interrupt on overflow: the hypervisor's; a configuration asks with its mode instead.
+pub const EVNTSEL_INT: u64 = 1 << 20;
+/// Count the sibling hardware thread too: never a guest's.
+pub const EVNTSEL_ANY: u64 = 1 << 21;
+/// Enable.
+pub const EVNTSEL_EN: u64 = 1 << 22;
+/// Invert the comparison with the counter mask.
+pub const EVNTSEL_INV: u64 = 1 << 23;
+/// Counter mask.
+pub const EVNTSEL_CMASK: u64 = 0xff << 24;
+/// AMD: event number bits 11:8 (APM volume 2, 13.2.1).
+pub const EVNTSEL_AMD_EVENT_HIGH: u64 = 0xf << 32;
+
+/// Both ring bits.
+pub const EVNTSEL_RINGS: u64 = EVNTSEL_USR | EVNTSEL_OS;
+
+/// Bits that reach beyond the guest's own rings and thread.
+const PRIVILEGED: u64 = EVNTSEL_PC | EVNTSEL_INT | EVNTSEL_ANY;
+
+/// Everything that a guest may set on any CPU.
+const GUEST: u64 =
+    EVNTSEL_EVENT_MASK | EVNTSEL_RINGS | EVNTSEL_EDGE | EVNTSEL_EN | EVNTSEL_INV | EVNTSEL_CMASK;
+
+/// [`CounterConfig::mode`]: accumulate (a-mode).
+pub const MODE_COUNTING: u32 = 0;
+/// [`CounterConfig::mode`]: interrupt every period (i-mode).  Not supported yet.
+pub const MODE_SAMPLING: u32 = 1;
+
+/// One counter as it crosses a boundary.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct CounterConfig {
+    /// The physical counter, see [`PhysSlot`].
+    pub slot: u32,
+    /// [`MODE_COUNTING`].
+    pub mode: u32,
+    /// Event select; see the module's documentation.
+    pub evntsel: u64,
+    /// Period in events.  0 in [`MODE_COUNTING`].
+    pub period: u64,
+    /// 0.
+    pub reserved: u64,
+}
+
+layout!(CounterConfig, "perfctr_counter_config", 32, {
+    0 slot: "__u32",
+    4 mode: "__u32",
+    8 evntsel: "__u64",
+    16 period: "__u64",
+    24 reserved: "__u64",
+});
+
+/// Why a configuration is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigError {
+    /// More counters than the interface or the PMU has.
+    TooMany,
+    /// The PMU has no such counter.
+    BadSlot,
+    /// A counter is listed twice.
+    Duplicate,
+    /// A mode that does not exist or is not supported.
+    BadMode,
+    /// A reserved field or an undefined event-select bit is not 0.
+    Reserved,
+    /// An event-select bit, or an event that counts outside the core, is not the guest's.
+    Privileged,
+    /// The enable bit is clear.
+    Disabled,
+    /// Neither ring is asked for.
+    NoRing,
+    /// A fixed counter with an event, edge, inversion or counter mask.
+    FixedEvent,
+}
+
+impl ConfigError {
+    /// The error number at the boundary.
+    pub const fn errno(self) -> Errno {
+        match self {
+            Self::Privileged => Errno::PERM,
+            Self::BadMode => Errno::OPNOTSUPP,
+            Self::TooMany
+            | Self::BadSlot
+            | Self::Duplicate
+            | Self::Reserved
+            | Self::Disabled
+            | Self::NoRing
+            | Self::FixedEvent => Errno::INVAL,
+        }
+    }
+}
+
+/// A valid configuration in canonical form: an event select per physical counter.
+///
+/// Two threads that list the same counters in different orders have equal configurations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    slots: u32,
+    evntsel: [u64; MAX_SLOTS],
+}
+
+impl Config {
+    /// Validates `counters`, which may come from anywhere, against what the PMU has.
+    pub fn new(caps: &PmuCaps, counters: &[CounterConfig]) -> Result<Self, ConfigError> {
+        if counters.len() > MAX_SLOTS {
+            return Err(ConfigError::TooMany);
+        }
+        let mut config = Self::default();
+        for counter in counters {
+            let slot = PhysSlot::new(counter.slot).ok_or(ConfigError::BadSlot)?;
+            if !caps.has(slot) {
+                return Err(ConfigError::BadSlot);
+            }
+            if config.slots & slot.bit() != 0 {
+                return Err(ConfigError::Duplicate);
+            }
+            check(caps, slot, counter)?;
+            config.slots |= slot.bit();
+            if let Some(evntsel) = config.evntsel.get_mut(slot.index()) {
+                *evntsel = counter.evntsel;
+            }
+        }
+        Ok(config)
+    }
+
+    /// One bit per slot in use.
+    pub const fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// The slot's event select; 0 for one that is not in use.
+    pub fn evntsel(&self, slot: PhysSlot) -> u64 {
+        self.evntsel.get(slot.index()).copied().unwrap_or(0)
+    }
+
+    /// The slots that count in user mode, in kernel mode, or both, given one of the ring bits.
+    pub fn slots_in_ring(&self, ring: u64) -> u32 {
+        slots_of(self.slots)
+            .filter(|&slot| self.evntsel(slot) & ring != 0)
+            .fold(0, |mask, slot| mask | slot.bit())
+    }
+
+    /// Whether everything that `other` counts is counted here as well, by the same counters.
+    pub fn includes(&self, other: &Config) -> bool {
+        other.slots & !self.slots == 0
+            && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
+    }
+
+    /// The configuration as it crosses a boundary; gives the number of counters.
+    pub fn encode(&self, counters: &mut [CounterConfig; MAX_SLOTS]) -> u32 {
+        let mut used = 0;
+        for (counter, slot) in counters.iter_mut().zip(slots_of(self.slots)) {
+            *counter = CounterConfig {
+                slot: slot.index() as u32,
+                mode: MODE_COUNTING,
+                evntsel: self.evntsel(slot),
+                ..CounterConfig::default()
+            };
+            used += 1;
+        }
+        used
+    }
+}
+
+fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), ConfigError> {
+    let evntsel = counter.evntsel;
+    let amd = caps.vendor == VENDOR_AMD;
+    let defined = GUEST | if amd { EVNTSEL_AMD_EVENT_HIGH } else { 0 };
+    if counter.mode != MODE_COUNTING {
+        Err(ConfigError::BadMode)
+    } else if counter.period != 0 || counter.reserved != 0 {
+        Err(ConfigError::Reserved)
+    } else if evntsel & PRIVILEGED != 0 {
+        Err(ConfigError::Privileged)
+    } else if evntsel & !defined != 0 {
+        Err(ConfigError::Reserved)
+    } else if evntsel & EVNTSEL_EN == 0 {
+        Err(ConfigError::Disabled)
+    } else if evntsel & EVNTSEL_RINGS == 0 {
+        Err(ConfigError::NoRing)
+    } else if slot.fixed_number().is_some() {
+        if evntsel & !(EVNTSEL_RINGS | EVNTSEL_EN) != 0 {
+            Err(ConfigError::FixedEvent)
+        } else {
+            Ok(())
+        }
+    } else if outside_core(amd, evntsel) {
+        Err(ConfigError::Privileged)
+    } else {
+        Ok(())
+    }
+}
+
+/// Events that count what other cores, and so other tenants, do.
+fn outside_core(amd: bool, evntsel: u64) -> bool {
+    let event = (evntsel & 0xff) | ((evntsel & EVNTSEL_AMD_EVENT_HIGH) >> 24);
+    if amd {
+        // Northbridge events have bits 7:5 of the event number set (APM volume 2, 13.2.1).
+        event & 0xe0 == 0xe0
+    } else {
+        // OFFCORE_RESPONSE_0 and _1 (SDM volume 3, chapter 20): qualified by an MSR that all
+        // logical processors of a core share.
+        matches!(event, 0xb7 | 0xbb)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::caps::VENDOR_INTEL;
+    use crate::count::CounterWidth;
+
+    const INSTRUCTIONS_USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
+
+    fn caps() -> PmuCaps {
+        let width = CounterWidth::new(48).unwrap();
+        PmuCaps {
+            vendor: VENDOR_INTEL,
+            version: 3,
+            general: 4,
+            fixed: 3,
+            general_width: width,
+            fixed_width: width,
+        }
+    }
+
+    fn counter(slot: u32, evntsel: u64) -> CounterConfig {
+        CounterConfig { slot, evntsel, ..CounterConfig::default() }
+    }
+
+    fn refusal(counters: &[CounterConfig]) -> ConfigError {
+        Config::new(&caps(), counters).unwrap_err()
+    }
+
+    #[test]
+    fn order_does_not_matter() {
+        let one = counter(1, INSTRUCTIONS_USER);
+        let two = counter(16, EVNTSEL_OS | EVNTSEL_EN);
+        let config = Config::new(&caps(), &[one, two]).unwrap();
+        assert_eq!(config, Config::new(&caps(), &[two, one]).unwrap());
+        assert_eq!(config.slots(), 1 << 1 | 1 << 16);
+        assert_eq!(config.slots_in_ring(EVNTSEL_USR), 1 << 1);
+        assert_eq!(config.slots_in_ring(EVNTSEL_OS), 1 << 16);
+    }
+
+    #[test]
+    fn inclusion_is_by_slot_and_event() {
+        let both = Config::new(
+            &caps(),
+            &[counter(0, INSTRUCTIONS_USER), counter(2, 0xc4 | 3 << 16 | EVNTSEL_EN)],
+        )
+        .unwrap();
+        let one = Config::new(&caps(), &[counter(0, INSTRUCTIONS_USER)]).unwrap();
+        let elsewhere = Config::new(&caps(), &[counter(1, INSTRUCTIONS_USER)]).unwrap();
+        let kernel = Config::new(&caps(), &[counter(0, INSTRUCTIONS_USER | EVNTSEL_OS)]).unwrap();
+        assert!(both.includes(&one) && both.includes(&Config::default()));
+        assert!(!one.includes(&both) && !both.includes(&elsewhere) && !both.includes(&kernel));
+    }
+
+    #[test]
+    fn encoding_round_trips() {
+        let config = Config::new(
+            &caps(),
+            &[counter(16, EVNTSEL_USR | EVNTSEL_EN), counter(3, INSTRUCTIONS_USER)],
+        )
+        .unwrap();
+        let mut wire = [CounterConfig::default(); MAX_SLOTS];
+        let used = config.encode(&mut wire) as usize;
+        assert_eq!(used, 2);
+        assert_eq!(Config::new(&caps(), &wire[..used]), Ok(config));
+    }
+
+    #[test]
+    fn each_bad_field_has_its_refusal() {
+        let good = counter(0, INSTRUCTIONS_USER);
+        assert!(Config::new(&caps(), &[good]).is_ok());
+        for bit in [EVNTSEL_PC, EVNTSEL_INT, EVNTSEL_ANY] {
+            assert_eq!(refusal(&[counter(0, INSTRUCTIONS_USER | bit)]), ConfigError::Privileged);
+        }
+        for bit in 32..64 {
+            assert_eq!(refusal(&[counter(0, INSTRUCTIONS_USER | 1 << bit)]), ConfigError::Reserved);
+        }
+        assert_eq!(refusal(&[counter(0, INSTRUCTIONS_USER & !EVNTSEL_EN)]), ConfigError::Disabled);
+        assert_eq!(refusal(&[counter(0, 0xc0 | EVNTSEL_EN)]), ConfigError::NoRing);
+        assert_eq!(refusal(&[counter(16, INSTRUCTIONS_USER)]), ConfigError::FixedEvent);
+        assert_eq!(
+            refusal(&[counter(0, 0x1b7 | EVNTSEL_USR | EVNTSEL_EN)]),
+            ConfigError::Privileged
+        );
+        assert_eq!(refusal(&[CounterConfig { mode: 1, ..good }]), ConfigError::BadMode);
+        assert_eq!(refusal(&[CounterConfig { period: 1, ..good }]), ConfigError::Reserved);
+        assert_eq!(refusal(&[CounterConfig { reserved: 1, ..good }]), ConfigError::Reserved);
+        assert_eq!(refusal(&[good, good]), ConfigError::Duplicate);
+        for slot in [4, 15, 19, 23, 24, u32::MAX] {
+            assert_eq!(refusal(&[counter(slot, INSTRUCTIONS_USER)]), ConfigError::BadSlot);
+        }
+        assert_eq!(refusal(&[good; MAX_SLOTS + 1]), ConfigError::TooMany);
+    }
+
+    #[test]
+    fn amd_has_wider_event_numbers_and_a_northbridge() {
+        let caps = PmuCaps { vendor: VENDOR_AMD, version: 0, fixed: 0, ..caps() };
+        let user = EVNTSEL_USR | EVNTSEL_EN;
+        assert!(Config::new(&caps, &[counter(0, 0x1 << 32 | 0xc0 | user)]).is_ok());
+        assert_eq!(
+            Config::new(&caps, &[counter(0, 0x4 << 32 | 0xe0 | user)]),
+            Err(ConfigError::Privileged)
+        );
+        assert_eq!(Config::new(&caps, &[counter(0, 1 << 36 | user)]), Err(ConfigError::Reserved));
+    }
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The hypercall `perfctr_op(op, argument, length)`.
+//!
+//! `argument` points to `length` bytes in the caller's memory; the length must be exactly the
+//! structure's (for [`OP_LOAD`], of as many counters as it holds).  The result is 0 or a negative
+//! [`Errno`](crate::Errno); after an error nothing has changed.
+//!
+//! | op | argument | who | errors besides `EFAULT` and `EINVAL` (length, reserved fields) |
+//! |---|---|---|---|
+//! | [`OP_QUERY`] | [`HvQuery`], in and out | any guest | `EPROTO` other major, `ENODEV` driver off |
+//! | [`OP_REGISTER`] | [`HvRegister`] | any vCPU, for itself | `EPERM` domain not enabled, `EEXIST`, `EINVAL` not a writable page of the guest, `EOPNOTSUPP` not a 64-bit PV guest, `ENOMEM` |
+//! | [`OP_UNREGISTER`] | none | any vCPU, for itself | `ENXIO` none registered |
+//! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_STOP`] | none | any vCPU, for itself | `ENXIO` no page |
+//! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
+//! | [`OP_STATS`] | [`HvStats`], out | the control domain | `EPERM` |
+//!
+//! With the driver off every operation returns `ENODEV`; a hypervisor without it, `ENOSYS`.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::config::CounterConfig;
+use crate::layout::layout;
+use crate::limits::MAX_SLOTS;
+
+/// The hypercall's number: `__HYPERVISOR_arch_5`, which Xen does not use on x86.
+pub const HYPERCALL_NUMBER: u32 = 53;
+
+/// Handshake and capabilities.
+pub const OP_QUERY: u32 = 0;
+/// Publish the calling vCPU's counters in a page.
+pub const OP_REGISTER: u32 = 1;
+/// Stop counting and publishing for the calling vCPU; forget its page.
+pub const OP_UNREGISTER: u32 = 2;
+/// Program a configuration for the calling vCPU, in place of the one before.
+pub const OP_LOAD: u32 = 3;
+/// Program nothing for the calling vCPU.  Sums stay.
+pub const OP_STOP: u32 = 4;
+/// Allow or forbid a domain.
+pub const OP_DOMAIN: u32 = 5;
+/// What the driver has done, and what it cost.
+pub const OP_STATS: u32 = 6;
+
+/// [`HvQuery::features`]: the caller's domain may register and load.
+pub const FEATURE_ENABLED: u32 = 1 << 0;
+/// [`HvQuery::features`]: the driver counts its own instructions, see [`HvHookStats`].
+pub const FEATURE_COST: u32 = 1 << 1;
+
+/// Argument of [`OP_QUERY`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvQuery {
+    /// In: the guest's major.  Out: the hypervisor's.
+    pub abi_major: u32,
+    /// In: the guest's minor.  Out: the hypervisor's.
+    pub abi_minor: u32,
+    /// Out: see [`PmuCaps::vendor`](crate::PmuCaps::vendor).
+    pub vendor: u32,
+    /// Out: version of architectural performance monitoring.
+    pub version: u32,
+    /// Out: general counters.
+    pub general: u32,
+    /// Out: fixed counters.
+    pub fixed: u32,
+    /// Out, unit: bits.
+    pub general_width: u32,
+    /// Out, unit: bits.
+    pub fixed_width: u32,
+    /// Out: `FEATURE_*` bits.
+    pub features: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+layout!(HvQuery, "perfctr_hv_query", 40, {
+    0 abi_major: "__u32",
+    4 abi_minor: "__u32",
+    8 vendor: "__u32",
+    12 version: "__u32",
+    16 general: "__u32",
+    20 fixed: "__u32",
+    24 general_width: "__u32",
+    28 fixed_width: "__u32",
+    32 features: "__u32",
+    36 reserved: "__u32",
+});
+
+/// Argument of [`OP_REGISTER`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvRegister {
+    /// Guest frame number of the page; a PV guest's frames are machine frames.
+    pub gfn: u64,
+    /// 0.
+    pub reserved: u64,
+}
+
+layout!(HvRegister, "perfctr_hv_register", 16, {
+    0 gfn: "__u64",
+    8 reserved: "__u64",
+});
+
+/// Argument of [`OP_LOAD`]: the first `counters` elements of the array are passed.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvLoad {
+    /// Counters that follow.
+    pub counters: u32,
+    /// 0.
+    pub reserved: u32,
+    /// What each counter counts.
+    pub counter: [CounterConfig; MAX_SLOTS],
+}
+
+layout!(HvLoad, "perfctr_hv_load", 776, {
+    0 counters: "__u32",
+    4 reserved: "__u32",
+    8 counter: "struct perfctr_counter_config" [MAX_SLOTS],
+});
+
+impl HvLoad {
+    /// Bytes of an argument with this many counters.
+    pub const fn bytes(counters: usize) -> usize {
+        core::mem::offset_of!(HvLoad, counter) + counters * size_of::<CounterConfig>()
+    }
+}
+
+/// Argument of [`OP_DOMAIN`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvDomain {
+    /// The domain's number.
+    pub domid: u32,
+    /// 1 to allow, 0 to forbid.  A domain that is forbidden stops counting at its next switch.
+    pub enabled: u32,
+}
+
+layout!(HvDomain, "perfctr_hv_domain", 8, {
+    0 domid: "__u32",
+    4 enabled: "__u32",
+});
+
+/// Index in [`HvStats::hook`]: an enrolled vCPU was switched out.
+pub const HOOK_SWITCH_FROM: usize = 0;
+/// Index in [`HvStats::hook`]: an enrolled vCPU was switched in.
+pub const HOOK_SWITCH_TO: usize = 1;
+/// Index in [`HvStats::hook`]: an enrolled vCPU went between guest user and guest kernel mode.
+pub const HOOK_TOGGLE: usize = 2;
+/// Index in [`HvStats::hook`]: [`OP_LOAD`] or [`OP_STOP`].
+pub const HOOK_LOAD: usize = 3;
+/// Elements of [`HvStats::hook`].
+pub const HOOKS: usize = 4;
+
+/// What one kind of entry into the driver did since boot, over all physical CPUs.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvHookStats {
+    /// Entries with a configuration loaded.
+    pub calls: u64,
+    /// Instructions that the driver executed in them; 0 without [`FEATURE_COST`].
+    pub instructions: u64,
+    /// RDPMC instructions.
+    pub pmc_reads: u64,
+    /// RDMSR instructions.
+    pub msr_reads: u64,
+    /// WRMSR instructions.
+    pub msr_writes: u64,
+}
+
+layout!(HvHookStats, "perfctr_hv_hook_stats", 40, {
+    0 calls: "__u64",
+    8 instructions: "__u64",
+    16 pmc_reads: "__u64",
+    24 msr_reads: "__u64",
+    32 msr_writes: "__u64",
+});
+
+/// Argument of [`OP_STATS`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvStats {
+    /// By kind of entry, `HOOK_*`.
+    pub hook: [HvHookStats; HOOKS],
+    /// Hypercalls of any kind.
+    pub hypercalls: u64,
+    /// Times that counters were cleared because another domain had run.
+    pub residue_clears: u64,
+}
+
+layout!(HvStats, "perfctr_hv_stats", 176, {
+    0 hook: "struct perfctr_hv_hook_stats" [HOOKS],
+    160 hypercalls: "__u64",
+    168 residue_clears: "__u64",
+});

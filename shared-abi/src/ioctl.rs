@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The guest's device `/dev/perfctr`: its ioctls and its mapping.
+//!
+//! A descriptor names the counters of one thread once [`IOC_CREATE`] or [`IOC_OPEN`] has bound it.
+//!
+//! | ioctl | argument | errors besides `EFAULT` |
+//! |---|---|---|
+//! | [`IOC_INFO`] | [`Info`], out | - |
+//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM` |
+//! | [`IOC_OPEN`] | [`Create`] | `EPROTO`, `ESRCH` the thread has none, `EEXIST`, `EINVAL` |
+//! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` unlinked, `EPERM` another thread's |
+//! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |
+//! | [`IOC_READ_CONTROL`] | [`Control`], out | `EINVAL` not bound |
+//! | [`IOC_UNLINK`] | - | `EPERM` another thread's; repeating it is no error |
+//!
+//! The mapping is `1 + Info::vcpus` pages at offset 0, shared and read-only (else `EPERM`): the
+//! thread's page, then each vCPU's.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::config::CounterConfig;
+use crate::layout::layout;
+use crate::limits::MAX_COUNTERS;
+
+/// Path of the device.
+pub const DEVICE_PATH: &str = "/dev/perfctr";
+
+/// The ioctls' type byte.
+pub const IOC_TYPE: u32 = 0xd0;
+
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+
+/// An ioctl's number (Linux, `Documentation/userspace-api/ioctl/ioctl-number.rst`).
+const fn ioc(direction: u32, number: u32, bytes: usize) -> u32 {
+    direction << 30 | (bytes as u32) << 16 | IOC_TYPE << 8 | number
+}
+
+/// What this machine offers.
+pub const IOC_INFO: u32 = ioc(READ, 0x40, size_of::<Info>());
+/// Give a thread counters and bind the descriptor to them.
+pub const IOC_CREATE: u32 = ioc(WRITE, 0x41, size_of::<Create>());
+/// Bind the descriptor to a thread's counters.
+pub const IOC_OPEN: u32 = ioc(WRITE, 0x42, size_of::<Create>());
+/// Set what is counted and start; no counters and no TSC to stop.
+pub const IOC_CONTROL: u32 = ioc(WRITE, 0x43, size_of::<Control>());
+/// Read all sums.
+pub const IOC_READ: u32 = ioc(READ, 0x44, size_of::<Sums>());
+/// Read the last control.
+pub const IOC_READ_CONTROL: u32 = ioc(READ, 0x45, size_of::<Control>());
+/// Stop, and take the counters from their thread; their sums stay readable.
+pub const IOC_UNLINK: u32 = ioc(0, 0x46, 0);
+
+/// Result of [`IOC_INFO`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Info {
+    /// The module's major.
+    pub abi_major: u32,
+    /// The module's minor.
+    pub abi_minor: u32,
+    /// See [`PmuCaps::vendor`](crate::PmuCaps::vendor).
+    pub vendor: u32,
+    /// Version of architectural performance monitoring.
+    pub version: u32,
+    /// General counters.
+    pub general: u32,
+    /// Fixed counters.
+    pub fixed: u32,
+    /// Unit: bits.
+    pub general_width: u32,
+    /// Unit: bits.
+    pub fixed_width: u32,
+    /// Pages of vCPUs in the mapping.
+    pub vcpus: u32,
+    /// CPUID leaf 1, EAX: family, model and stepping.
+    pub cpu_signature: u32,
+    /// Frequency of the time-stamp counter.
+    pub tsc_khz: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+layout!(Info, "perfctr_info_arg", 48, {
+    0 abi_major: "__u32",
+    4 abi_minor: "__u32",
+    8 vendor: "__u32",
+    12 version: "__u32",
+    16 general: "__u32",
+    20 fixed: "__u32",
+    24 general_width: "__u32",
+    28 fixed_width: "__u32",
+    32 vcpus: "__u32",
+    36 cpu_signature: "__u32",
+    40 tsc_khz: "__u32",
+    44 reserved: "__u32",
+});
+
+/// Argument of [`IOC_CREATE`] and [`IOC_OPEN`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Create {
+    /// The caller's major.
+    pub abi_major: u32,
+    /// The caller's minor.
+    pub abi_minor: u32,
+    /// The thread; 0 for the caller.  Others are not supported yet (`EOPNOTSUPP`).
+    pub tid: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+layout!(Create, "perfctr_create", 16, {
+    0 abi_major: "__u32",
+    4 abi_minor: "__u32",
+    8 tid: "__u32",
+    12 reserved: "__u32",
+});
+
+/// [`Control::flags`]: count the time-stamp counter.
+pub const CONTROL_TSC: u32 = 1 << 0;
+/// [`Control::flags`]: unlink when the thread executes another program.
+pub const CONTROL_CLOEXEC: u32 = 1 << 1;
+
+/// Argument of [`IOC_CONTROL`].
+///
+/// Sums of counters whose bit in `preserve` is clear start from 0, and so does the TSC's unless it
+/// was and stays counted.  With no counters and no TSC everything stops and all sums stay.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Control {
+    /// `CONTROL_*` bits.
+    pub flags: u32,
+    /// Elements of `counter` in use.
+    pub counters: u32,
+    /// One bit per element whose sum is kept.
+    pub preserve: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The counters, in the order in which their sums are given.
+    pub counter: [CounterConfig; MAX_COUNTERS],
+}
+
+layout!(Control, "perfctr_control_arg", 592, {
+    0 flags: "__u32",
+    4 counters: "__u32",
+    8 preserve: "__u32",
+    12 reserved: "__u32",
+    16 counter: "struct perfctr_counter_config" [MAX_COUNTERS],
+});
+
+/// Result of [`IOC_READ`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Sums {
+    /// Unit: TSC ticks.
+    pub tsc: u64,
+    /// Unit: events.  0 for counters not in use.
+    pub counter: [u64; MAX_COUNTERS],
+}
+
+layout!(Sums, "perfctr_sums", 152, {
+    0 tsc: "__u64",
+    8 counter: "__u64" [MAX_COUNTERS],
+});

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Layout assertions, and the tables from which the C header is made.
+
+/// One field of a structure, as C declares it.
+#[derive(Debug)]
+pub struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) c_type: &'static str,
+    /// Elements of an array, or 0 for a scalar.
+    pub(crate) elements: usize,
+    pub(crate) offset: usize,
+}
+
+/// A structure that two privilege levels share.
+#[derive(Debug)]
+pub struct Struct {
+    pub(crate) name: &'static str,
+    pub(crate) size: usize,
+    pub(crate) fields: &'static [Field],
+}
+
+/// Asserts size and offsets of a `repr(C)` structure at compile time and describes it for C.
+macro_rules! layout {
+    ($ty:ty, $c_name:literal, $size:expr, {
+        $($offset:literal $field:ident : $c_type:literal $([$elements:expr])?),+ $(,)?
+    }) => {
+        #[cfg(not(loom))]
+        const _: () = {
+            assert!(core::mem::size_of::<$ty>() == $size);
+            assert!(core::mem::align_of::<$ty>() <= 8);
+            $(assert!(core::mem::offset_of!($ty, $field) == $offset);)+
+        };
+
+        impl $ty {
+            pub(crate) const LAYOUT: crate::layout::Struct = crate::layout::Struct {
+                name: $c_name,
+                size: $size,
+                fields: &[$(crate::layout::Field {
+                    name: stringify!($field),
+                    c_type: $c_type,
+                    elements: 0 $(+ $elements)?,
+                    offset: $offset,
+                }),+],
+            };
+        }
+    };
+}
+pub(crate) use layout;

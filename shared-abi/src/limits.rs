@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Every bound of the interface, in one place.
+
+/// Size of each shared page in bytes: one x86 page frame.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Virtual counters of one thread.  18 is what perfctr's C structures hold.
+pub const MAX_COUNTERS: usize = 18;
+
+/// General-purpose counters that a page has room for.
+pub const MAX_GENERAL: usize = 16;
+
+/// Fixed-function counters that a page has room for.
+pub const MAX_FIXED: usize = 8;
+
+/// Physical counters that a page has room for: general ones first, fixed ones behind them.
+pub const MAX_SLOTS: usize = MAX_GENERAL + MAX_FIXED;
+
+/// Virtual CPUs of one guest that the guest's module accepts.
+pub const MAX_VCPUS: usize = 512;
+
+/// Attempts of one direct read before it gives up with an error.
+///
+/// An attempt is some tens of instructions, so even a vCPU that is preempted every millisecond
+/// completes one of two attempts; a hundred failures in a row mean a broken page.
+pub const READ_ATTEMPTS_MAX: u32 = 100;

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The read path: the two-level formula under both sequence words.
+//!
+//! A thread reads its own counters like this:
+//!
+//! 1. take the stamp of its [`ThreadPage`], and the number of the vCPU it was resumed on;
+//! 2. take the stamp of that vCPU's [`VcpuPage`];
+//! 3. read the TSC and the counters, and combine them with the sums of both pages;
+//! 4. if either stamp is no longer valid, the thread or its vCPU was preempted or moved in
+//!    between, or the guest kernel ran: start over.
+//!
+//! The guest kernel samples a vCPU with steps 2 to 4.
+//!
+//! An attempt has no branch that depends on what it read, so each failed attempt costs the same
+//! number of instructions and a retry adds a constant to what the reader itself executes.
+
+use crate::count::{TSC_MASK, log_thread, phys_star};
+use crate::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
+use crate::slot::PhysSlot;
+use crate::sync::Ordering::Relaxed;
+use crate::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, ThreadPage};
+use crate::vcpu_page::{VcpuPage, VcpuSlot};
+
+/// The two instructions that read counters.
+pub trait Counters {
+    /// RDPMC.
+    fn rdpmc(&self, index: u32) -> u64;
+    /// RDTSC.
+    fn rdtsc(&self) -> u64;
+}
+
+/// Why a direct read gives no value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadError {
+    /// Direct reading is not valid now: ask the kernel.
+    NotDirect,
+    /// The thread's configuration could not be loaded; the negative error number is the reason.
+    NotLoaded(i32),
+    /// A page names a vCPU or a counter that does not exist, or more counters were asked for
+    /// than the thread has.
+    Malformed,
+    /// No attempt of [`READ_ATTEMPTS_MAX`] was undisturbed.
+    Disturbed,
+}
+
+/// One consistent snapshot of a thread's time-stamp counter; its counters go to the caller's slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Unit: TSC ticks.
+    pub tsc: u64,
+    /// Failed attempts before this one.
+    pub retries: u32,
+}
+
+/// Reads the calling thread's TSC and its first `counts.len()` counters.
+///
+/// `vcpus` are the pages of all vCPUs, in order.
+#[inline(always)]
+pub fn read_thread<'a>(
+    thread: &ThreadPage,
+    vcpus: impl Fn(u32) -> Option<&'a VcpuPage>,
+    hw: &impl Counters,
+    counts: &mut [u64],
+) -> Result<Snapshot, ReadError> {
+    let mut retries = 0;
+    loop {
+        let stamp = thread.seq.stamp();
+        let state = thread.state.load(Relaxed);
+        let direct = state & (THREAD_ACTIVE | THREAD_DIRECT) == THREAD_ACTIVE | THREAD_DIRECT;
+        let vcpu = vcpus(thread.vcpu.load(Relaxed));
+        let (result, undisturbed) = match vcpu {
+            Some(vcpu) if direct => {
+                let vcpu_stamp = vcpu.seq.stamp();
+                let result = combine(thread, vcpu, hw, counts);
+                (result, vcpu.seq.still(vcpu_stamp))
+            }
+            _ => (read_sums(thread, state, counts), true),
+        };
+        if undisturbed && thread.seq.still(stamp) {
+            return result.map(|tsc| Snapshot { tsc, retries });
+        }
+        retries += 1;
+        if retries >= READ_ATTEMPTS_MAX {
+            return Err(ReadError::Disturbed);
+        }
+    }
+}
+
+/// One attempt of a running thread.
+#[inline(always)]
+fn combine(
+    thread: &ThreadPage,
+    vcpu: &VcpuPage,
+    hw: &impl Counters,
+    counts: &mut [u64],
+) -> Result<u64, ReadError> {
+    let tsc = log_thread(
+        thread.tsc_sum.load(Relaxed),
+        thread.tsc_start.load(Relaxed),
+        vcpu_tsc(vcpu, hw),
+    );
+    if counts.len() > thread.counters.load(Relaxed) as usize {
+        return Err(ReadError::Malformed);
+    }
+    for (count, slot) in counts.iter_mut().zip(&thread.slots) {
+        let phys = slot.slot.load(Relaxed) as usize;
+        let counter = vcpu.slots.get(phys).ok_or(ReadError::Malformed)?;
+        let raw = hw.rdpmc(slot.rdpmc.load(Relaxed));
+        *count = log_thread(
+            slot.sum.load(Relaxed),
+            slot.start.load(Relaxed),
+            vcpu_counter(counter, raw),
+        );
+    }
+    Ok(tsc)
+}
+
+/// One attempt of a thread that is not running, or may not read directly.
+fn read_sums(thread: &ThreadPage, state: u32, counts: &mut [u64]) -> Result<u64, ReadError> {
+    if state & THREAD_FAILED != 0 {
+        return Err(ReadError::NotLoaded(thread.error.load(Relaxed)));
+    }
+    if state & THREAD_ACTIVE != 0 {
+        let direct = state & THREAD_DIRECT != 0;
+        return Err(if direct { ReadError::Malformed } else { ReadError::NotDirect });
+    }
+    if counts.len() > thread.counters.load(Relaxed) as usize {
+        return Err(ReadError::Malformed);
+    }
+    for (count, slot) in counts.iter_mut().zip(&thread.slots) {
+        *count = slot.sum.load(Relaxed);
+    }
+    Ok(thread.tsc_sum.load(Relaxed))
+}
+
+#[inline(always)]
+fn vcpu_tsc(vcpu: &VcpuPage, hw: &impl Counters) -> u64 {
+    phys_star(vcpu.tsc_sum.load(Relaxed), vcpu.tsc_start.load(Relaxed), TSC_MASK, hw.rdtsc())
+}
+
+#[inline(always)]
+fn vcpu_counter(counter: &VcpuSlot, raw: u64) -> u64 {
+    phys_star(
+        counter.sum.load(Relaxed),
+        counter.start.load(Relaxed),
+        counter.mask.load(Relaxed),
+        raw,
+    )
+}
+
+/// `Phys*` of the TSC and of some counters of a vCPU, all of one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VcpuSample {
+    /// Unit: TSC ticks.
+    pub tsc: u64,
+    /// Unit: events, in the order of the slots asked for.
+    pub counter: [u64; MAX_COUNTERS],
+    /// Failed attempts before this one.
+    pub retries: u32,
+}
+
+/// Samples the vCPU that executes this, for its guest kernel.
+#[inline(always)]
+pub fn sample_vcpu(
+    vcpu: &VcpuPage,
+    hw: &impl Counters,
+    slots: &[PhysSlot],
+) -> Result<VcpuSample, ReadError> {
+    let mut sample = VcpuSample::default();
+    loop {
+        let stamp = vcpu.seq.stamp();
+        sample.tsc = vcpu_tsc(vcpu, hw);
+        for (count, slot) in sample.counter.iter_mut().zip(slots) {
+            let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
+            *count = vcpu_counter(counter, hw.rdpmc(slot.rdpmc()));
+        }
+        if vcpu.seq.still(stamp) {
+            return Ok(sample);
+        }
+        sample.retries += 1;
+        if sample.retries >= READ_ATTEMPTS_MAX {
+            return Err(ReadError::Disturbed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+    use crate::thread_page::THREAD_TSC;
+
+    /// Counter `n` reads as `pmc + n`; each read may call back, to disturb the reader.
+    struct FakeCounters<F: Fn()> {
+        tsc: u64,
+        pmc: u64,
+        disturb: F,
+    }
+
+    impl<F: Fn()> Counters for FakeCounters<F> {
+        fn rdpmc(&self, index: u32) -> u64 {
+            (self.disturb)();
+            self.pmc + u64::from(index)
+        }
+        fn rdtsc(&self) -> u64 {
+            self.tsc
+        }
+    }
+
+    const WIDTH_MASK: u64 = (1 << 40) - 1;
+
+    fn running_thread() -> (ThreadPage, VcpuPage) {
+        let (thread, vcpu) = (ThreadPage::default(), VcpuPage::default());
+        thread.state.store(THREAD_ACTIVE | THREAD_DIRECT | THREAD_TSC, Relaxed);
+        thread.counters.store(1, Relaxed);
+        thread.tsc_sum.store(1_000, Relaxed);
+        thread.tsc_start.store(300, Relaxed);
+        thread.slots[0].slot.store(2, Relaxed);
+        thread.slots[0].rdpmc.store(2, Relaxed);
+        thread.slots[0].sum.store(50, Relaxed);
+        thread.slots[0].start.store(400, Relaxed);
+        vcpu.tsc_sum.store(250, Relaxed);
+        vcpu.tsc_start.store(9_000, Relaxed);
+        vcpu.slots[2].sum.store(390, Relaxed);
+        vcpu.slots[2].start.store(WIDTH_MASK - 4, Relaxed);
+        vcpu.slots[2].mask.store(WIDTH_MASK, Relaxed);
+        (thread, vcpu)
+    }
+
+    #[test]
+    fn both_levels_add_up_across_a_wrap() {
+        let (thread, vcpu) = running_thread();
+        let hw = FakeCounters { tsc: 9_100, pmc: 13, disturb: || () };
+        let mut counts = [0];
+        let snapshot = read_thread(&thread, |n| (n == 0).then_some(&vcpu), &hw, &mut counts);
+        // TSC: 1000 + (250 + 100 - 300).  Counter: raw 15 is 20 events after the start, so
+        // 50 + (390 + 20 - 400).
+        assert_eq!(snapshot, Ok(Snapshot { tsc: 1_050, retries: 0 }));
+        assert_eq!(counts, [60]);
+    }
+
+    #[test]
+    fn a_disturbed_attempt_is_thrown_away() {
+        let (thread, vcpu) = running_thread();
+        let reads = Cell::new(0);
+        let hw = FakeCounters {
+            tsc: 9_100,
+            pmc: 13,
+            disturb: || {
+                reads.set(reads.get() + 1);
+                // The first attempt is hit by a vCPU switch, the second by a thread switch.
+                match reads.get() {
+                    1 => drop(vcpu.seq.write()),
+                    2 => drop(thread.seq.write()),
+                    _ => (),
+                }
+            },
+        };
+        let mut counts = [0];
+        let snapshot = read_thread(&thread, |_| Some(&vcpu), &hw, &mut counts);
+        assert_eq!(snapshot, Ok(Snapshot { tsc: 1_050, retries: 2 }));
+        assert_eq!(counts, [60]);
+    }
+
+    #[test]
+    fn retries_are_bounded() {
+        let (thread, vcpu) = running_thread();
+        let hw = FakeCounters { tsc: 0, pmc: 0, disturb: || drop(vcpu.seq.write()) };
+        assert_eq!(read_thread(&thread, |_| Some(&vcpu), &hw, &mut [0]), Err(ReadError::Disturbed));
+        let slots = [PhysSlot::general(2).unwrap()];
+        assert_eq!(sample_vcpu(&vcpu, &hw, &slots), Err(ReadError::Disturbed));
+    }
+
+    #[test]
+    fn a_stopped_thread_reads_its_sums() {
+        let (thread, vcpu) = running_thread();
+        thread.state.store(0, Relaxed);
+        let hw = FakeCounters { tsc: 1, pmc: 1, disturb: || panic!("no counter is to be read") };
+        let mut counts = [0];
+        let snapshot = read_thread(&thread, |_| Some(&vcpu), &hw, &mut counts);
+        assert_eq!(snapshot, Ok(Snapshot { tsc: 1_000, retries: 0 }));
+        assert_eq!(counts, [50]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_and_never_a_number() {
+        let (thread, vcpu) = running_thread();
+        let hw = FakeCounters { tsc: 0, pmc: 0, disturb: || () };
+        let read = |counts: &mut [u64]| read_thread(&thread, |_| Some(&vcpu), &hw, counts);
+        assert_eq!(read(&mut [0; 2]), Err(ReadError::Malformed));
+        assert_eq!(read_thread(&thread, |_| None, &hw, &mut [0]), Err(ReadError::Malformed));
+        thread.slots[0].slot.store(24, Relaxed);
+        assert_eq!(read(&mut [0]), Err(ReadError::Malformed));
+        thread.state.store(THREAD_ACTIVE, Relaxed);
+        assert_eq!(read(&mut [0]), Err(ReadError::NotDirect));
+        thread.state.store(THREAD_FAILED, Relaxed);
+        thread.error.store(-95, Relaxed);
+        assert_eq!(read(&mut [0]), Err(ReadError::NotLoaded(-95)));
+    }
+}

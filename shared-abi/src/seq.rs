@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The sequence protocol of both pages.
+//!
+//! A page has one writer at a time and any number of readers, which may only map it read-only.
+//! The sequence word is odd while the page is being written.  A reader takes a [`stamp`], reads
+//! what it wants with relaxed loads, and asks whether the stamp is [still valid]; if not, what
+//! it read may be torn or old and must be thrown away.
+//!
+//! Readers use relaxed loads and `fence(Acquire)` because any stronger load is not guaranteed to
+//! work on read-only memory (documentation of `core::sync::atomic`).
+//!
+//! [`stamp`]: Seq::stamp
+//! [still valid]: Seq::still
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// A sequence word.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Seq(AtomicU64);
+
+/// What a reader remembers of a sequence word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(u64);
+
+impl Seq {
+    /// Starts a read.
+    #[inline(always)]
+    pub fn stamp(&self) -> Stamp {
+        let stamp = Stamp(self.0.load(Ordering::Relaxed));
+        // ATOMICS: pairs with the release fence of `write`: data loaded below is not older than
+        // the stamp.
+        fence(Ordering::Acquire);
+        stamp
+    }
+
+    /// Whether everything loaded since [`stamp`](Self::stamp) belongs together.
+    ///
+    /// The check is one comparison at the end, not an early exit at an odd stamp, so that a failed
+    /// attempt always costs the same number of instructions.
+    #[inline(always)]
+    pub fn still(&self, stamp: Stamp) -> bool {
+        // ATOMICS: data loaded above is loaded before the second look at the word.
+        fence(Ordering::Acquire);
+        self.0.load(Ordering::Relaxed) == stamp.0 & !1
+    }
+
+    /// Starts a write, which ends when the guard is dropped.  The caller is the only writer.
+    #[inline(always)]
+    pub fn write(&self) -> WriteGuard<'_> {
+        let odd = self.0.load(Ordering::Relaxed) | 1;
+        self.0.store(odd, Ordering::Relaxed);
+        // ATOMICS: pairs with the acquire fences of the reader: whoever sees data stored below
+        // sees the odd word at its second look.
+        fence(Ordering::Release);
+        WriteGuard { seq: self, next: odd.wrapping_add(1) }
+    }
+}
+
+/// A write under way.
+#[derive(Debug)]
+pub struct WriteGuard<'a> {
+    seq: &'a Seq,
+    next: u64,
+}
+
+impl Drop for WriteGuard<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // ATOMICS: data stored above is visible to whoever sees the even word.
+        self.seq.0.store(self.next, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quiet_page_is_consistent() {
+        let seq = Seq::default();
+        assert!(seq.still(seq.stamp()));
+    }
+
+    #[test]
+    fn a_write_invalidates_stamps_before_and_during_it() {
+        let seq = Seq::default();
+        let before = seq.stamp();
+        let guard = seq.write();
+        let during = seq.stamp();
+        assert!(!seq.still(before));
+        assert!(!seq.still(during), "an odd stamp is never valid, even if unchanged");
+        drop(guard);
+        assert!(!seq.still(before));
+        assert!(!seq.still(during));
+        assert!(seq.still(seq.stamp()));
+    }
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Names of physical counters.
+
+use crate::limits::{MAX_FIXED, MAX_GENERAL, MAX_SLOTS};
+
+/// RDPMC's index of fixed counter 0 (SDM volume 3, 20.2.2: bit 30 selects the fixed ones).
+pub const RDPMC_FIXED: u32 = 1 << 30;
+
+/// A physical counter's place in a page: 0.. general counters, [`MAX_GENERAL`].. fixed ones.
+///
+/// Pages are indexed by physical counter, never by a thread's own order, so two threads that
+/// list the same events in different orders still agree about every slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PhysSlot(u8);
+
+impl PhysSlot {
+    /// `None` if a page has no such slot.
+    pub const fn new(index: u32) -> Option<Self> {
+        if (index as usize) < MAX_SLOTS { Some(Self(index as u8)) } else { None }
+    }
+
+    /// General counter `n`.
+    pub const fn general(n: u32) -> Option<Self> {
+        if (n as usize) < MAX_GENERAL { Some(Self(n as u8)) } else { None }
+    }
+
+    /// Fixed counter `n`.
+    pub const fn fixed(n: u32) -> Option<Self> {
+        if (n as usize) < MAX_FIXED { Some(Self(MAX_GENERAL as u8 + n as u8)) } else { None }
+    }
+
+    /// The slot of the counter that RDPMC reads with `index`.
+    pub const fn from_rdpmc(index: u32) -> Option<Self> {
+        if index & RDPMC_FIXED != 0 {
+            Self::fixed(index & !RDPMC_FIXED)
+        } else {
+            Self::general(index)
+        }
+    }
+
+    /// The index for RDPMC.
+    pub const fn rdpmc(self) -> u32 {
+        match self.fixed_number() {
+            Some(n) => RDPMC_FIXED | n,
+            None => self.0 as u32,
+        }
+    }
+
+    /// The fixed counter's number, or `None` for a general one.
+    pub const fn fixed_number(self) -> Option<u32> {
+        if self.0 as usize >= MAX_GENERAL { Some(self.0 as u32 - MAX_GENERAL as u32) } else { None }
+    }
+
+    /// The index in a page's array of slots.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The slot's bit in a mask of slots.
+    pub const fn bit(self) -> u32 {
+        1 << self.0
+    }
+}
+
+/// The slots whose bits are set in `mask`, lowest first.
+pub fn slots_of(mask: u32) -> impl Iterator<Item = PhysSlot> {
+    let mut rest = mask & ALL_SLOTS;
+    core::iter::from_fn(move || {
+        let lowest = rest.trailing_zeros();
+        rest &= rest.wrapping_sub(1);
+        PhysSlot::new(lowest)
+    })
+}
+
+/// One bit for each slot that a page has.
+pub const ALL_SLOTS: u32 = (1 << MAX_SLOTS) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rdpmc_indices_round_trip() {
+        for index in 0..MAX_SLOTS as u32 {
+            let slot = PhysSlot::new(index).unwrap();
+            assert_eq!(PhysSlot::from_rdpmc(slot.rdpmc()), Some(slot));
+        }
+        assert_eq!(PhysSlot::fixed(2).unwrap().rdpmc(), 0x4000_0002);
+        assert_eq!(PhysSlot::from_rdpmc(16), None);
+        assert_eq!(PhysSlot::from_rdpmc(RDPMC_FIXED + 8), None);
+        assert_eq!(PhysSlot::from_rdpmc(0x8000_0000), None);
+    }
+
+    #[test]
+    fn masks_list_their_slots() {
+        let mut slots = slots_of(0b101 | 1 << 23);
+        assert_eq!(slots.next().map(PhysSlot::index), Some(0));
+        assert_eq!(slots.next().map(PhysSlot::index), Some(2));
+        assert_eq!(slots.next().and_then(PhysSlot::fixed_number), Some(7));
+        assert_eq!(slots.next(), None);
+        assert_eq!(slots_of(0).next(), None);
+        assert_eq!(slots_of(!ALL_SLOTS).next(), None);
+    }
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The page that the guest kernel publishes for each monitored thread.
+
+use crate::layout::layout;
+use crate::limits::{MAX_COUNTERS, PAGE_BYTES};
+use crate::seq::Seq;
+use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
+
+/// [`ThreadPage::state`]: the thread is resumed and its counters count; otherwise sums are final.
+pub const THREAD_ACTIVE: u32 = 1 << 0;
+/// [`ThreadPage::state`]: while active, RDPMC and RDTSC may be used; otherwise ask the kernel.
+pub const THREAD_DIRECT: u32 = 1 << 1;
+/// [`ThreadPage::state`]: the time-stamp counter is counted.
+pub const THREAD_TSC: u32 = 1 << 2;
+/// [`ThreadPage::state`]: the thread's configuration could not be loaded: see `error`.
+pub const THREAD_FAILED: u32 = 1 << 3;
+
+/// One virtual counter of the thread.
+///
+/// `Log = sum + (Phys* - start)` while active, `sum` otherwise; see [`count`](crate::count).
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct ThreadSlot {
+    /// W: guest kernel, R: user, unit: events.  Counted up to the last suspension.
+    pub sum: AtomicU64,
+    /// W: guest kernel, R: user, unit: events of the vCPU.  `Phys*` at the last resumption.
+    pub start: AtomicU64,
+    /// W: guest kernel, R: user.  The [`PhysSlot`](crate::PhysSlot) that counts it.
+    pub slot: AtomicU32,
+    /// W: guest kernel, R: user.  That slot's index for RDPMC.
+    pub rdpmc: AtomicU32,
+    /// W: guest kernel.  0.
+    pub reserved: AtomicU64,
+}
+
+layout!(ThreadSlot, "perfctr_thread_slot", 32, {
+    0 sum: "__u64",
+    8 start: "__u64",
+    16 slot: "__u32",
+    20 rdpmc: "__u32",
+    24 reserved: "__u64",
+});
+
+/// The page.
+#[derive(Debug)]
+#[repr(C)]
+pub struct ThreadPage {
+    /// W: guest kernel at creation.  [`THREAD_PAGE_MAGIC`](crate::version::THREAD_PAGE_MAGIC).
+    pub magic: AtomicU32,
+    /// W: guest kernel at creation.  Major in the low half, minor in the high half.
+    pub abi: AtomicU32,
+    /// W: guest kernel at creation, unit: bytes of the page that have a meaning.
+    pub size_bytes: AtomicU32,
+    /// W: guest kernel.  `THREAD_*` bits.
+    pub state: AtomicU32,
+    /// W: guest kernel.  Orders everything here, see [`seq`](crate::seq).
+    pub seq: Seq,
+    /// W: guest kernel.  The vCPU on which the thread was last resumed.
+    pub vcpu: AtomicU32,
+    /// W: guest kernel.  Virtual counters in use.
+    pub counters: AtomicU32,
+    /// W: guest kernel, unit: TSC ticks.  Time executed up to the last suspension.
+    pub tsc_sum: AtomicU64,
+    /// W: guest kernel, unit: TSC ticks of the vCPU.  `Phys*` of the TSC at the last resumption.
+    pub tsc_start: AtomicU64,
+    /// W: guest kernel at creation.  The thread's kernel thread id.
+    pub tid: AtomicU32,
+    /// W: guest kernel.  Negative error number of the failed load, with `THREAD_FAILED`.
+    pub error: AtomicI32,
+    /// W: guest kernel.  How often the thread was resumed.
+    pub switches: AtomicU64,
+    /// W: guest kernel.  How often it was resumed on another vCPU than before.
+    pub migrations: AtomicU64,
+    /// W: guest kernel.  0.
+    pub reserved_head: [AtomicU64; 7],
+    /// W: guest kernel.  The virtual counters, in the order in which the thread listed them.
+    pub slots: [ThreadSlot; MAX_COUNTERS],
+    /// W: guest kernel.  0.
+    pub reserved_tail: [AtomicU64; 424],
+}
+
+layout!(ThreadPage, "perfctr_thread_page", PAGE_BYTES, {
+    0 magic: "__u32",
+    4 abi: "__u32",
+    8 size_bytes: "__u32",
+    12 state: "__u32",
+    16 seq: "__u64",
+    24 vcpu: "__u32",
+    28 counters: "__u32",
+    32 tsc_sum: "__u64",
+    40 tsc_start: "__u64",
+    48 tid: "__u32",
+    52 error: "__s32",
+    56 switches: "__u64",
+    64 migrations: "__u64",
+    72 reserved_head: "__u64" [7],
+    128 slots: "struct perfctr_thread_slot" [MAX_COUNTERS],
+    704 reserved_tail: "__u64" [424],
+});
+
+impl Default for ThreadPage {
+    /// A page of zeroes: no thread.
+    fn default() -> Self {
+        Self {
+            magic: AtomicU32::default(),
+            abi: AtomicU32::default(),
+            size_bytes: AtomicU32::default(),
+            state: AtomicU32::default(),
+            seq: Seq::default(),
+            vcpu: AtomicU32::default(),
+            counters: AtomicU32::default(),
+            tsc_sum: AtomicU64::default(),
+            tsc_start: AtomicU64::default(),
+            tid: AtomicU32::default(),
+            error: AtomicI32::default(),
+            switches: AtomicU64::default(),
+            migrations: AtomicU64::default(),
+            reserved_head: Default::default(),
+            slots: Default::default(),
+            reserved_tail: core::array::from_fn(|_| AtomicU64::default()),
+        }
+    }
+}
