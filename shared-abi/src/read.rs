@@ -19,7 +19,7 @@ use crate::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
 use crate::slot::PhysSlot;
 use crate::sync::Ordering::Relaxed;
 use crate::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, ThreadPage};
-use crate::vcpu_page::{VcpuPage, VcpuSlot};
+use crate::vcpu_page::{VCPU_DIRECT, VcpuPage, VcpuSlot};
 
 /// The two instructions that read counters.
 pub trait Counters {
@@ -94,6 +94,9 @@ fn combine(
     hw: &impl Counters,
     counts: &mut [u64],
 ) -> Result<u64, ReadError> {
+    if vcpu.flags.load(Relaxed) & VCPU_DIRECT == 0 {
+        return Err(ReadError::NotDirect);
+    }
     let tsc = log_thread(
         thread.tsc_sum.load(Relaxed),
         thread.tsc_start.load(Relaxed),
@@ -169,6 +172,9 @@ pub fn sample_vcpu(
     let mut sample = VcpuSample::default();
     loop {
         let stamp = vcpu.seq.stamp();
+        if vcpu.flags.load(Relaxed) & VCPU_DIRECT == 0 {
+            return Err(ReadError::NotDirect);
+        }
         sample.tsc = vcpu_tsc(vcpu, hw);
         for (count, slot) in sample.counter.iter_mut().zip(slots) {
             let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
@@ -186,7 +192,7 @@ pub fn sample_vcpu(
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use core::cell::Cell;
+    use core::cell::{Cell, RefCell};
 
     use super::*;
     use crate::thread_page::THREAD_TSC;
@@ -220,6 +226,7 @@ mod tests {
         thread.slots[0].rdpmc.store(2, Relaxed);
         thread.slots[0].sum.store(50, Relaxed);
         thread.slots[0].start.store(400, Relaxed);
+        vcpu.flags.store(VCPU_DIRECT, Relaxed);
         vcpu.tsc_sum.store(250, Relaxed);
         vcpu.tsc_start.store(9_000, Relaxed);
         vcpu.slots[2].sum.store(390, Relaxed);
@@ -244,6 +251,7 @@ mod tests {
     fn a_disturbed_attempt_is_thrown_away() {
         let (thread, vcpu) = running_thread();
         let reads = Cell::new(0);
+        let writes = RefCell::new(0);
         let hw = FakeCounters {
             tsc: 9_100,
             pmc: 13,
@@ -251,8 +259,8 @@ mod tests {
                 reads.set(reads.get() + 1);
                 // The first attempt is hit by a vCPU switch, the second by a thread switch.
                 match reads.get() {
-                    1 => drop(vcpu.seq.write()),
-                    2 => drop(thread.seq.write()),
+                    1 => drop(vcpu.seq.write(&mut writes.borrow_mut())),
+                    2 => drop(thread.seq.write(&mut writes.borrow_mut())),
                     _ => (),
                 }
             },
@@ -266,7 +274,12 @@ mod tests {
     #[test]
     fn retries_are_bounded() {
         let (thread, vcpu) = running_thread();
-        let hw = FakeCounters { tsc: 0, pmc: 0, disturb: || drop(vcpu.seq.write()) };
+        let writes = RefCell::new(0);
+        let hw = FakeCounters {
+            tsc: 0,
+            pmc: 0,
+            disturb: || drop(vcpu.seq.write(&mut writes.borrow_mut())),
+        };
         assert_eq!(read_thread(&thread, |_| Some(&vcpu), &hw, &mut [0]), Err(ReadError::Disturbed));
         let slots = [PhysSlot::general(2).unwrap()];
         assert_eq!(sample_vcpu(&vcpu, &hw, &slots), Err(ReadError::Disturbed));
@@ -292,6 +305,8 @@ mod tests {
         assert_eq!(read_thread(&thread, |_| None, &hw, &mut [0]), Err(ReadError::Malformed));
         thread.slots[0].slot.store(24, Relaxed);
         assert_eq!(read(&mut [0]), Err(ReadError::Malformed));
+        vcpu.flags.store(0, Relaxed);
+        assert_eq!(read(&mut [0]), Err(ReadError::NotDirect));
         thread.state.store(THREAD_ACTIVE, Relaxed);
         assert_eq!(read(&mut [0]), Err(ReadError::NotDirect));
         thread.state.store(THREAD_FAILED, Relaxed);

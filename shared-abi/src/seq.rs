@@ -46,14 +46,18 @@ impl Seq {
     }
 
     /// Starts a write, which ends when the guard is dropped.  The caller is the only writer.
+    ///
+    /// `writes` is the writer's own count of writes to this page: a writer never reads back what
+    /// it shares with somebody it does not trust.
     #[inline(always)]
-    pub fn write(&self) -> WriteGuard<'_> {
-        let odd = self.0.load(Ordering::Relaxed) | 1;
-        self.0.store(odd, Ordering::Relaxed);
+    pub fn write(&self, writes: &mut u64) -> WriteGuard<'_> {
+        *writes = writes.wrapping_add(1);
+        let next = writes.wrapping_mul(2);
+        self.0.store(next.wrapping_sub(1), Ordering::Relaxed);
         // ATOMICS: pairs with the acquire fences of the reader: whoever sees data stored below
         // sees the odd word at its second look.
         fence(Ordering::Release);
-        WriteGuard { seq: self, next: odd.wrapping_add(1) }
+        WriteGuard { seq: self, next }
     }
 }
 
@@ -86,7 +90,7 @@ mod tests {
     fn a_write_invalidates_stamps_before_and_during_it() {
         let seq = Seq::default();
         let before = seq.stamp();
-        let guard = seq.write();
+        let guard = seq.write(&mut 0);
         let during = seq.stamp();
         assert!(!seq.still(before));
         assert!(!seq.still(during), "an odd stamp is never valid, even if unchanged");
