@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Checks the performance monitoring unit from inside a Linux guest, with Linux' own perf driver:
+ * every count has to be exact. Meant to be the guest's /init; exits with 0 if all is well.
+ *
+ *   pmu-check           run the checks (as process 1: also mount what is needed, and power off)
+ *   pmu-check --step    check the expected numbers themselves, by single-stepping each body
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/perf_event.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/ptrace.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ARENA_PAGES 1024
+#define PAGE        4096
+#define RING_PAGES  64
+#define SIGACTION_RESTORER 0x04000000 /* SA_RESTORER, which libc keeps to itself */
+
+typedef void Body(long rounds);
+extern Body body_loop, body_faults, body_syscalls, body_strings, body_branches, body_signals,
+    body_split_lock, body_crossing, body_modified;
+void measured(int fd, Body *body, long rounds);
+extern char measured_first[], measured_end[], skip_two_bytes[], signal_return[];
+
+char *arena;
+static int failures;
+
+/* What `rounds` of a body retire: insns[0] + rounds * insns[1], and the same for branches. */
+static const struct {
+    const char *name;
+    Body *body;
+    long rounds, rounds_stepped;
+    long insns[2], branches[2];
+} bodies[] = {
+    { "loop", body_loop, 3000000, 1000, { 0, 2 }, { 0, 1 } },
+    { "page faults", body_faults, ARENA_PAGES, 200, { 1, 4 }, { 0, 1 } },
+    { "system calls", body_syscalls, 20000, 100, { 3, 4 }, { 0, 2 } },
+    { "strings", body_strings, 300, 110, { 3, 9 }, { 0, 1 } },
+    { "branches", body_branches, 100000, 100, { 3, 7 }, { 1, 5 } },
+    { "signals", body_signals, 500, 50, { 1, 14 }, { 0, 7 } },
+    { "split lock", body_split_lock, 300, 10, { 1, 3 }, { 0, 1 } },
+    { "page-crossing code", body_crossing, 100000, 100, { 0, 4 }, { 0, 2 } },
+    { "self-modifying code", body_modified, 2000, 100, { 0, 4 }, { 0, 1 } },
+};
+#define BODIES (sizeof(bodies) / sizeof(bodies[0]))
+/* What `measured` adds, and the body's RET. */
+#define INSNS(b, rounds)    (bodies[b].insns[0] + (rounds) * bodies[b].insns[1] + 8)
+#define BRANCHES(b, rounds) (bodies[b].branches[0] + (rounds) * bodies[b].branches[1] + 3)
+
+static void die(const char *what)
+{
+    perror(what);
+    exit(2);
+}
+
+static void expect(const char *what, const char *name, long got, long want)
+{
+    if (got != want) {
+        printf("FAIL %s, %s: got %ld, expected %ld\n", what, name, got, want);
+        failures++;
+    }
+}
+
+static void fresh_arena(void)
+{
+    if (madvise(arena, ARENA_PAGES * PAGE, MADV_DONTNEED)) {
+        die("madvise");
+    }
+}
+
+static void prepare(void)
+{
+    struct {
+        void *handler;
+        unsigned long flags;
+        void *restorer;
+        uint64_t mask;
+    } action = { skip_two_bytes, SA_SIGINFO | SIGACTION_RESTORER, signal_return, 0 };
+    static const int signals[] = { SIGILL, SIGSEGV, SIGFPE };
+
+    for (int i = 0; i < 3; i++) {
+        if (syscall(SYS_rt_sigaction, signals[i], &action, NULL, 8)) {
+            die("rt_sigaction");
+        }
+    }
+    arena = mmap(NULL, ARENA_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                 -1, 0);
+    if (arena == MAP_FAILED) {
+        die("mmap");
+    }
+    madvise(arena, ARENA_PAGES * PAGE, MADV_NOHUGEPAGE);
+}
+
+/* An event of this thread; counts user mode, or kernel mode, or both, by `rings` ("u", "k", "uk"). */
+static int event(uint64_t config, const char *rings, int leader, uint64_t period)
+{
+    struct perf_event_attr attr = {
+        .type = PERF_TYPE_HARDWARE,
+        .size = sizeof(attr),
+        .config = config,
+        .disabled = leader < 0,
+        .exclude_user = !strchr(rings, 'u'),
+        .exclude_kernel = !strchr(rings, 'k'),
+        .sample_period = period,
+        .sample_type = period ? PERF_SAMPLE_IP : 0,
+    };
+    int fd = syscall(SYS_perf_event_open, &attr, 0, -1, leader, 0);
+
+    if (fd < 0) {
+        die("perf_event_open");
+    }
+    return fd;
+}
+
+static long value(int fd)
+{
+    uint64_t count;
+
+    if (read(fd, &count, sizeof(count)) != sizeof(count)) {
+        die("read");
+    }
+    return count;
+}
+
+/* Each body, with the general and the fixed counters, each ring alone and both. */
+static void check_bodies(const char *how)
+{
+    for (unsigned b = 0; b < BODIES; b++) {
+        long rounds = bodies[b].rounds, insns = INSNS(b, rounds), branches = BRANCHES(b, rounds);
+
+        for (int again = 0; again < 3; again++) {
+            int user = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, 0);
+            int branch = event(PERF_COUNT_HW_BRANCH_INSTRUCTIONS, "u", user, 0);
+            int cycles = event(PERF_COUNT_HW_CPU_CYCLES, "u", user, 0);
+            int kernel = event(PERF_COUNT_HW_INSTRUCTIONS, "k", user, 0);
+            int both = event(PERF_COUNT_HW_INSTRUCTIONS, "uk", user, 0);
+
+            fresh_arena();
+            measured(user, bodies[b].body, rounds);
+            expect(how, bodies[b].name, value(user), insns);
+            expect("branches", bodies[b].name, value(branch), branches);
+            expect("cycles", bodies[b].name, value(cycles), 2 * insns + 4 * branches);
+            expect("both rings", bodies[b].name, value(both), value(user) + value(kernel));
+            close(both), close(kernel), close(cycles), close(branch), close(user);
+        }
+    }
+    printf("%s: done\n", how);
+}
+
+/* The checks above while other programs compete, and somebody keeps moving us about. */
+static void check_bodies_in_a_storm(void)
+{
+    pid_t pids[4], me = getpid();
+    int cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t set;
+
+    for (int i = 0; i < 4; i++) {
+        pids[i] = fork();
+        for (int cpu = 0; pids[i] == 0; cpu++) {
+            if (i < 2) {
+                /* Two that measure, too, so that their counters take turns with ours. */
+                int fd = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, 0);
+                measured(fd, body_loop, 100000);
+                expect("beside the others", "loop", value(fd), 2 * 100000 + 8);
+                close(fd);
+                if (failures) {
+                    exit(1);
+                }
+            } else if (i == 2) {
+                body_syscalls(1000);
+            } else {
+                CPU_ZERO(&set);
+                CPU_SET(cpu % cpus, &set);
+                sched_setaffinity(me, sizeof(set), &set);
+                usleep(500);
+            }
+        }
+    }
+    check_bodies("in a storm");
+    for (int i = 0; i < 4; i++) {
+        int status;
+        expect("in a storm", "companion still runs", waitpid(pids[i], &status, WNOHANG), 0);
+        kill(pids[i], SIGKILL);
+        waitpid(pids[i], &status, 0);
+    }
+    memset(&set, 0xff, sizeof(set));
+    sched_setaffinity(me, sizeof(set), &set);
+}
+
+static struct perf_event_mmap_page *map_event(int fd, int pages)
+{
+    void *page = mmap(NULL, (1 + pages) * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    if (page == MAP_FAILED) {
+        die("mmap of an event");
+    }
+    return page;
+}
+
+/* RDPMC, the loop, RDPMC: the difference is the loop, its MOV, and the first RDPMC's way out. */
+static uint64_t rdpmc_around_loop(uint32_t index, uint64_t rounds)
+{
+    uint64_t before, after, high;
+
+    asm volatile("rdpmc\n\t"
+                 "mov %%rax, %[before]\n\t"
+                 "mov %%rdx, %[high]\n"
+                 "1: dec %[rounds]\n\t"
+                 "jnz 1b\n\t"
+                 "rdpmc\n\t"
+                 : [before] "=&r"(before), [high] "=&r"(high), [rounds] "+r"(rounds), "=&a"(after)
+                 : "c"(index)
+                 : "rdx", "cc");
+    return (uint32_t)after - (uint32_t)before;
+}
+
+static void check_rdpmc(void)
+{
+    int fd = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, 0), good = 0;
+    volatile struct perf_event_mmap_page *page = map_event(fd, 0);
+
+    ioctl(fd, PERF_EVENT_IOC_ENABLE, 0);
+    for (int i = 0; i < 50000; i++) {
+        uint32_t seq = page->lock, index = page->index;
+        uint64_t rounds = 100 + i % 900, got;
+
+        if (!index || seq % 2) {
+            continue;
+        }
+        got = rdpmc_around_loop(index - 1, rounds);
+        if (page->lock == seq) {
+            expect("rdpmc", "around a loop", got, 2 * rounds + 3);
+            good++;
+        }
+    }
+    expect("rdpmc", "undisturbed measurements", good > 40000, 1);
+    printf("rdpmc: %d measurements\n", good);
+    munmap((void *)page, PAGE);
+    close(fd);
+}
+
+static sigjmp_buf fault;
+static void on_fault(int sig)
+{
+    siglongjmp(fault, sig);
+}
+
+static void check_rdpmc_faults(void)
+{
+    static const struct {
+        const char *name, *allowed;
+        uint32_t index;
+        int signal;
+    } cases[] = {
+        { "allowed", "2", 0, 0 },
+        { "the last general counter", "2", 3, 0 },
+        { "one too far", "2", 4, SIGSEGV },
+        { "fast read bit", "2", 1u << 31, SIGSEGV },
+        { "without CR4.PCE", "0", 0, SIGSEGV },
+    };
+    struct sigaction old, action = { .sa_handler = on_fault };
+
+    sigaction(SIGSEGV, &action, &old);
+    for (volatile unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        int fd = open("/sys/bus/event_source/devices/cpu/rdpmc", O_WRONLY);
+        int sig;
+
+        if (fd < 0 || write(fd, cases[i].allowed, 1) != 1) {
+            die("writing the rdpmc policy");
+        }
+        close(fd);
+        sig = sigsetjmp(fault, 1);
+        if (!sig) {
+            rdpmc_around_loop(cases[i].index, 1);
+        }
+        expect("rdpmc", cases[i].name, sig, cases[i].signal);
+    }
+    sigaction(SIGSEGV, &old, NULL);
+    printf("rdpmc faults: done\n");
+}
+
+/* Every sample is taken right after the instruction that overflowed. */
+static void check_samples(uint64_t period)
+{
+    int fd = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, period), samples = 0;
+    struct perf_event_mmap_page *page = map_event(fd, RING_PAGES);
+    char *ring = (char *)page + PAGE;
+    long rounds = 5000000;
+
+    measured(fd, body_loop, rounds);
+    for (uint64_t at = 0; at < page->data_head;) {
+        struct { struct perf_event_header header; uint64_t ip; } *record = (void *)(ring + at);
+
+        at += record->header.size;
+        if (record->header.type != PERF_RECORD_SAMPLE) {
+            expect("samples", "an unexpected record", record->header.type, PERF_RECORD_SAMPLE);
+            continue;
+        }
+        samples++;
+        /* MOV and CALL come first; then DEC (3 bytes) and JNZ alternate. */
+        expect("samples", "address", record->ip - (uintptr_t)body_loop,
+               (samples * period - 2) % 2 ? 3 : 0);
+    }
+    expect("samples", "number", samples, (2 * rounds + 8) / period);
+    expect("samples", "count", value(fd), 2 * rounds + 8);
+    printf("samples: %d at a period of %ld\n", samples, (long)period);
+    munmap(page, (1 + RING_PAGES) * PAGE);
+    close(fd);
+}
+
+/* The steps that a body takes; an iteration of a REP is none, and a signal neither. */
+static void step(unsigned b)
+{
+    long steps = 0, rounds = bodies[b].rounds_stepped;
+    uintptr_t last = 0;
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        ptrace(PTRACE_TRACEME, 0, 0, 0);
+        raise(SIGSTOP);
+        fresh_arena();
+        measured(-1, bodies[b].body, rounds);
+        exit(0);
+    }
+    waitpid(pid, &status, 0);
+    for (int inside = 0, sig = 0;;) {
+        struct user_regs_struct regs;
+        bool entering_handler = sig;
+
+        if (ptrace(PTRACE_SINGLESTEP, pid, 0, sig)) {
+            die("PTRACE_SINGLESTEP");
+        }
+        waitpid(pid, &status, 0);
+        if (WIFEXITED(status)) {
+            break;
+        }
+        ptrace(PTRACE_GETREGS, pid, 0, &regs);
+        sig = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
+        steps += inside && !sig && !entering_handler && regs.rip != last;
+        inside = (inside || regs.rip == (uintptr_t)measured_first)
+                 && regs.rip != (uintptr_t)measured_end;
+        last = regs.rip;
+    }
+    expect("steps", bodies[b].name, steps, INSNS(b, rounds));
+    printf("%s: %ld steps\n", bodies[b].name, steps);
+}
+
+static void check_guest(void)
+{
+    int fd = open("/proc/sys/kernel/perf_cpu_time_max_percent", O_WRONLY);
+
+    /* Emulation is slow, and perf must not take that for a reason to sample less often. */
+    if (fd < 0 || write(fd, "0", 1) != 1) {
+        die("perf_cpu_time_max_percent");
+    }
+    close(fd);
+    check_bodies("alone");
+    check_rdpmc();
+    check_samples(10007);
+    check_samples(99991);
+    check_bodies_in_a_storm();
+    check_rdpmc_faults();
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, NULL, _IONBF, 0);
+    if (getpid() == 1) {
+        mkdir("/proc", 0755), mount("proc", "/proc", "proc", 0, NULL);
+        mkdir("/sys", 0755), mount("sysfs", "/sys", "sysfs", 0, NULL);
+    }
+    prepare();
+    if (argc > 1 && !strcmp(argv[1], "--step")) {
+        for (unsigned b = 0; b < BODIES; b++) {
+            step(b);
+        }
+    } else {
+        check_guest();
+    }
+    printf(failures ? "pmu-check: %d FAILED\n" : "pmu-check: passed\n", failures);
+    if (getpid() == 1) {
+        reboot(RB_POWER_OFF);
+    }
+    return failures != 0;
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Performance monitoring unit: the code that metered translation blocks contain.
+ * Included by translate.c only.
+ */
+#ifndef I386_TCG_PMU_GEN_H
+#define I386_TCG_PMU_GEN_H
+
+/* The part of a block's translation that concerns the PMU. */
+typedef struct PMUGen {
+    TCGOp *charge;     /* subtracts the block's cost; NULL if the block is not metered */
+    TCGLabel *expired; /* where to go if the budget is too small; NULL in an uninterruptible block */
+    int branch_at;     /* the number of the last instruction that is a branch */
+    bool faults;       /* the block's last instruction is known to raise an exception */
+} PMUGen;
+
+#ifdef CONFIG_USER_ONLY
+
+static inline void pmu_gen_start(PMUGen *g, DisasContextBase *db)
+{
+}
+
+static inline void pmu_gen_stop(PMUGen *g, DisasContextBase *db)
+{
+}
+
+static inline void pmu_gen_uncount(PMUGen *g, DisasContextBase *db)
+{
+}
+
+#else
+
+static size_t pmu_meter_offset(DisasContextBase *db)
+{
+    return offsetof(CPUX86State, pmu_meter) + sizeof(int64_t) * pmu_class(db->tb->flags);
+}
+
+/* The cost is not known yet: pmu_gen_stop() puts it in. */
+static void pmu_gen_start(PMUGen *g, DisasContextBase *db)
+{
+    TCGv_i64 meter;
+
+    QEMU_BUILD_BUG_MSG(TCG_TARGET_REG_BITS != 64, "a subtraction has to be one operation");
+    *g = (PMUGen) { };
+    if (!(db->tb->flags & HF_PMU_MASK)) {
+        return;
+    }
+    meter = tcg_temp_new_i64();
+    tcg_gen_ld_i64(meter, cpu_env, pmu_meter_offset(db));
+    tcg_gen_sub_i64(meter, meter, tcg_constant_i64(0));
+    g->charge = tcg_last_op();
+    /* A branch ends the life of a temporary, so store first: the helper undoes it. */
+    tcg_gen_st_i64(meter, cpu_env, pmu_meter_offset(db));
+    if (tcg_ctx->exitreq_label) {
+        g->expired = gen_new_label();
+        tcg_gen_brcondi_i64(TCG_COND_LT, meter, 0, g->expired);
+    }
+    tcg_temp_free_i64(meter);
+}
+
+/* Has to be the last code of the block: it runs on into the generic exit of a block not run. */
+static void pmu_gen_stop(PMUGen *g, DisasContextBase *db)
+{
+    bool branch = g->branch_at == db->num_insns && !g->faults;
+    int64_t cost = PMU_COST(db->num_insns - g->faults, branch);
+
+    db->tb->pmu_cost = cost;
+    if (g->charge) {
+        tcg_set_insn_param(g->charge, 2, tcgv_i64_arg(tcg_constant_i64(cost)));
+    }
+    if (g->expired) {
+        gen_set_label(g->expired);
+        gen_helper_pmu_expired(cpu_env, tcg_constant_i64(cost));
+    }
+}
+
+/* Takes one instruction back: it will be charged again. */
+static void pmu_gen_uncount(PMUGen *g, DisasContextBase *db)
+{
+    TCGv_i64 meter;
+
+    if (g->charge) {
+        meter = tcg_temp_new_i64();
+        tcg_gen_ld_i64(meter, cpu_env, pmu_meter_offset(db));
+        tcg_gen_addi_i64(meter, meter, PMU_COST(1, 0));
+        tcg_gen_st_i64(meter, cpu_env, pmu_meter_offset(db));
+        tcg_temp_free_i64(meter);
+    }
+}
+
+#endif
+
+/*
+ * Notes that the current instruction is a branch. The number is kept and not a flag, because the
+ * translator may still find that the instruction does not fit into the block and drop it.
+ */
+static inline void pmu_gen_branch(PMUGen *g, DisasContextBase *db)
+{
+    g->branch_at = db->num_insns;
+}
+
+/* The same by opcode (0x100 added after a 0x0F byte), for all but the indirect ones of 0xFF. */
+static void pmu_gen_opcode(PMUGen *g, DisasContextBase *db, int opcode)
+{
+    switch (opcode) {
+    case 0x70 ... 0x7f: /* Jcc */
+    case 0x180 ... 0x18f:
+    case 0x9a: /* CALL far */
+    case 0xc2: /* RET */
+    case 0xc3:
+    case 0xca: /* RET far */
+    case 0xcb:
+    case 0xcc: /* INT */
+    case 0xcd:
+    case 0xcf: /* IRET */
+    case 0xe0 ... 0xe3: /* LOOP, JCXZ */
+    case 0xe8: /* CALL */
+    case 0xe9 ... 0xeb: /* JMP */
+    case 0x105: /* SYSCALL */
+    case 0x107: /* SYSRET */
+    case 0x134: /* SYSENTER */
+    case 0x135: /* SYSEXIT */
+        pmu_gen_branch(g, db);
+    }
+}
+
+#endif

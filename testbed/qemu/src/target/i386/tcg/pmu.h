@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Performance monitoring unit of the emulated processor: what the rest of QEMU calls.
+ *
+ * Translated code keeps one meter for each privilege class (CPL 0, CPL 1 to 3). Bits 63:32 are
+ * the instructions that this class may still retire before somebody must look at the counters,
+ * bits 31:0 the branches it has retired since the last look. A block subtracts PMU_COST of all
+ * its instructions at its start; whoever leaves it early gives the rest back.
+ */
+#ifndef I386_TCG_PMU_H
+#define I386_TCG_PMU_H
+
+#define PMU_COST(insns, branches) (((int64_t)(insns) << 32) - (branches))
+
+/* The privilege class, an index into the meters, of some hflags. */
+static inline int pmu_class(uint32_t hflags)
+{
+    return (hflags & HF_CPL_MASK) != 0;
+}
+
+#if defined(CONFIG_TCG) && !defined(CONFIG_USER_ONLY)
+
+typedef enum PMUAccess {
+    PMU_NOT_MINE, /* not a register of this PMU */
+    PMU_DONE,
+    PMU_FAULT,    /* the access has to raise #GP(0) */
+} PMUAccess;
+
+/* Checks the properties that the user gave. */
+bool pmu_realize(X86CPU *cpu, Error **errp);
+void pmu_reset(X86CPU *cpu);
+/* The bits of IA32_MISC_ENABLE that the PMU owns; they are read-only. */
+uint64_t pmu_misc_enable(X86CPU *cpu);
+/* CPUID leaf 0xA; leaves the registers alone if there is no architectural PMU. */
+void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
+
+PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val);
+PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val);
+PMUAccess pmu_rdpmc(CPUX86State *env, uint32_t index, uint64_t *val);
+
+/* Brings the counters up to date, raises overflows, and grants new budgets. */
+void pmu_sync(CPUX86State *env);
+/* To be called when the counters have been replaced: nothing was retired since. */
+void pmu_load(CPUX86State *env);
+/* Gives back what a block did not execute of its last insns_left instructions. */
+void pmu_unwind(CPUState *cs, const struct TranslationBlock *tb, int insns_left);
+
+#else
+
+static inline bool pmu_realize(X86CPU *cpu, Error **errp)
+{
+    return true;
+}
+
+static inline void pmu_reset(X86CPU *cpu)
+{
+}
+
+static inline uint64_t pmu_misc_enable(X86CPU *cpu)
+{
+    return 0;
+}
+
+static inline void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx,
+                                    uint32_t *edx)
+{
+}
+
+static inline void pmu_sync(CPUX86State *env)
+{
+}
+
+static inline void pmu_load(CPUX86State *env)
+{
+}
+
+#endif
+#endif

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Performance monitoring unit of the emulated processor: registers, counters, overflow.
+ *
+ * Intel: architectural performance monitoring version 3 (SDM volume 3, chapter "Performance
+ * Monitoring"). AMD: the four K7-style counters (APM volume 2, "Performance Monitoring Counters").
+ * The registers live in the fields that CPUX86State has for them anyway, so they migrate.
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/main-loop.h"
+#include "qapi/error.h"
+#include "cpu.h"
+#include "exec/helper-proto.h"
+#include "exec/exec-all.h"
+#include "sysemu/cpu-timers.h"
+#include "sysemu/tcg.h"
+#include "hw/i386/apic.h"
+
+#define GENERAL_COUNTERS 4
+#define FIXED_COUNTERS   3
+#define COUNTERS         (GENERAL_COUNTERS + FIXED_COUNTERS)
+#define FIXED_BIT        32 /* the first fixed counter's bit in the global registers */
+#define RDPMC_FIXED      (1u << 30)
+
+#define K7_EVNTSEL0      0xc0010000
+#define K7_PERFCTR0      0xc0010004
+
+#define EVNTSEL_USR      (1u << 16)
+#define EVNTSEL_OS       (1u << 17)
+#define EVNTSEL_INT      (1u << 20)
+#define EVNTSEL_EN       (1u << 22)
+#define EVNTSEL_CMASK    0xff000000u
+#define EVNTSEL_EVENT    0x0000ffffull /* event and unit mask */
+#define K7_EVENT_HIGH    0xf00000000ull
+
+#define FIXED_OS         1
+#define FIXED_USR        2
+#define FIXED_PMI        8
+
+#define GLOBAL_COUNTERS  (((1ull << FIXED_COUNTERS) - 1) << FIXED_BIT | \
+                          ((1ull << GENERAL_COUNTERS) - 1))
+#define GLOBAL_CLEARABLE (GLOBAL_COUNTERS | 3ull << 62)
+
+/* CPUID.0AH:EBX: these architectural events do not exist here. */
+#define NO_CACHE_EVENTS  (3u << 3)
+#define NO_BRANCH_MISSES (1u << 6)
+
+#define MISC_ENABLE_PMU     (1ull << 7)
+#define MISC_ENABLE_NO_BTS  (1ull << 11)
+#define MISC_ENABLE_NO_PEBS (1ull << 12)
+
+/*
+ * An event is a weighted sum of what is exact here. The core is made up: it spends 2 cycles on an
+ * instruction and 4 more on a branch, and its reference clock runs at half the speed. So cycles
+ * are deterministic, stop in HLT, and cannot be mistaken for instructions.
+ */
+typedef struct PMUEvent {
+    uint32_t per_insn;
+    uint32_t per_branch;
+} PMUEvent;
+
+static const PMUEvent instructions = { 1, 0 };
+static const PMUEvent branches = { 0, 1 };
+static const PMUEvent core_cycles = { 2, 4 };
+static const PMUEvent ref_cycles = { 1, 2 };
+
+/* What a counter does under the present configuration. */
+typedef struct PMUCounter {
+    uint64_t *value;
+    const PMUEvent *event; /* NULL: it does not count */
+    bool counts[2];        /* by privilege class */
+    bool interrupts;
+    int status_bit;
+} PMUCounter;
+
+static bool is_intel(CPUX86State *env)
+{
+    return tcg_enabled() && env_archcpu(env)->enable_pmu && IS_INTEL_CPU(env);
+}
+
+static bool is_amd(CPUX86State *env)
+{
+    return tcg_enabled() && env_archcpu(env)->enable_pmu && IS_AMD_CPU(env);
+}
+
+static uint64_t width_mask(CPUX86State *env)
+{
+    return MAKE_64BIT_MASK(0, env_archcpu(env)->pmu_width);
+}
+
+static const PMUEvent *intel_event(uint32_t select)
+{
+    switch (select & EVNTSEL_EVENT) {
+    case 0x003c:
+        return &core_cycles;
+    case 0x013c:
+        return &ref_cycles;
+    case 0x00c0:
+        return &instructions;
+    case 0x00c4:
+        return &branches;
+    default:
+        return NULL;
+    }
+}
+
+static const PMUEvent *amd_event(uint64_t select)
+{
+    switch (select & (EVNTSEL_EVENT | K7_EVENT_HIGH)) {
+    case 0x76:
+        return &core_cycles;
+    case 0xc0:
+        return &instructions;
+    case 0xc2:
+        return &branches;
+    default:
+        return NULL;
+    }
+}
+
+static PMUCounter general_counter(CPUX86State *env, int i)
+{
+    uint64_t select = env->msr_gp_evtsel[i];
+    PMUCounter c = {
+        .value = &env->msr_gp_counters[i],
+        .counts = { (select & EVNTSEL_OS) != 0, (select & EVNTSEL_USR) != 0 },
+        .interrupts = select & EVNTSEL_INT,
+        .status_bit = i,
+    };
+    bool enabled = select & EVNTSEL_EN;
+
+    if (is_intel(env)) {
+        enabled &= env->msr_global_ctrl >> c.status_bit;
+    }
+    /* A threshold compares events per cycle, and there are no real cycles. */
+    if (enabled && !(select & EVNTSEL_CMASK)) {
+        c.event = is_intel(env) ? intel_event(select) : amd_event(select);
+    }
+    return c;
+}
+
+static PMUCounter fixed_counter(CPUX86State *env, int i)
+{
+    static const PMUEvent *const events[] = { &instructions, &core_cycles, &ref_cycles };
+    int control = env->msr_fixed_ctr_ctrl >> (4 * i);
+    PMUCounter c = {
+        .value = &env->msr_fixed_counters[i],
+        .counts = { (control & FIXED_OS) != 0, (control & FIXED_USR) != 0 },
+        .interrupts = control & FIXED_PMI,
+        .status_bit = FIXED_BIT + i,
+    };
+
+    if (env->msr_global_ctrl >> c.status_bit & 1) {
+        c.event = events[i];
+    }
+    return c;
+}
+
+static PMUCounter counter(CPUX86State *env, int i)
+{
+    return i < GENERAL_COUNTERS ? general_counter(env, i)
+                                : fixed_counter(env, i - GENERAL_COUNTERS);
+}
+
+static bool is_counting(const PMUCounter *c)
+{
+    return c->event && (c->counts[0] || c->counts[1]);
+}
+
+static void raise_interrupt(CPUX86State *env)
+{
+    CPUState *cs = env_cpu(env);
+    DeviceState *apic = env_archcpu(env)->apic_state;
+    bool locked = qemu_mutex_iothread_locked();
+    uint32_t can_do_io = cs->can_do_io;
+
+    if (!apic) {
+        return;
+    }
+    if (!locked) {
+        qemu_mutex_lock_iothread();
+    }
+    /* With -icount interrupts may only rise at known points; the end of a block is one. */
+    cs->can_do_io = 1;
+    apic_deliver_pmi(apic, is_intel(env));
+    cs->can_do_io = can_do_io;
+    if (!locked) {
+        qemu_mutex_unlock_iothread();
+    }
+}
+
+/* Adds what was retired since the last time. */
+static void fold(CPUX86State *env)
+{
+    int64_t insns[2], branches[2];
+    bool interrupt = false;
+
+    for (int class = 0; class < 2; class++) {
+        insns[class] = env->pmu_granted[class] - (env->pmu_meter[class] >> 32);
+        branches[class] = (uint32_t)env->pmu_meter[class];
+        env->pmu_granted[class] -= insns[class];
+        env->pmu_meter[class] -= branches[class];
+    }
+    for (int i = 0; i < COUNTERS; i++) {
+        PMUCounter c = counter(env, i);
+
+        if (!is_counting(&c)) {
+            continue;
+        }
+        for (int class = 0; class < 2; class++) {
+            if (c.counts[class]) {
+                *c.value += insns[class] * c.event->per_insn
+                            + branches[class] * c.event->per_branch;
+            }
+        }
+        if (*c.value & ~width_mask(env)) {
+            *c.value &= width_mask(env);
+            if (is_intel(env)) {
+                env->msr_global_status |= 1ull << c.status_bit;
+            }
+            interrupt |= c.interrupts;
+        }
+    }
+    if (interrupt) {
+        raise_interrupt(env);
+    }
+}
+
+/*
+ * Grants each class as many instructions as cannot overflow any counter before the last of them.
+ * If a counter counts both classes, each gets a half, the present one the larger; so the next
+ * look may come too early, but never too late.
+ */
+static void grant(CPUX86State *env)
+{
+    int here = pmu_class(env->hflags);
+    int64_t budget[2] = { INT32_MAX, INT32_MAX };
+    bool metered = false;
+
+    for (int i = 0; i < COUNTERS; i++) {
+        PMUCounter c = counter(env, i);
+        uint64_t room, insns;
+
+        if (!is_counting(&c)) {
+            continue;
+        }
+        metered = true;
+        room = width_mask(env) - *c.value + 1;
+        insns = DIV_ROUND_UP(room, c.event->per_insn + c.event->per_branch);
+        if (c.counts[!here]) {
+            uint64_t there = c.counts[here] ? insns / 2 : insns;
+
+            budget[!here] = MIN(budget[!here], there);
+            insns -= c.counts[here] ? there : 0;
+        }
+        if (c.counts[here]) {
+            budget[here] = MIN(budget[here], insns);
+        }
+    }
+    for (int class = 0; class < 2; class++) {
+        env->pmu_granted[class] = budget[class];
+        env->pmu_meter[class] = budget[class] << 32;
+    }
+    env->hflags = deposit32(env->hflags, HF_PMU_SHIFT, 1, metered);
+}
+
+void pmu_sync(CPUX86State *env)
+{
+    if (tcg_enabled()) {
+        fold(env);
+        grant(env);
+    }
+}
+
+void pmu_load(CPUX86State *env)
+{
+    if (tcg_enabled()) {
+        grant(env);
+    }
+}
+
+/* The same for an instruction that must not count itself yet. It has to be its block's last. */
+static void sync_before_insn(CPUX86State *env)
+{
+    int64_t self = env->hflags & HF_PMU_MASK ? PMU_COST(1, 0) : 0;
+    int64_t *meter = &env->pmu_meter[pmu_class(env->hflags)];
+
+    *meter += self;
+    pmu_sync(env);
+    *meter -= self;
+}
+
+void pmu_unwind(CPUState *cs, const TranslationBlock *tb, int insns_left)
+{
+    CPUX86State *env = cs->env_ptr;
+
+    if (tb->flags & HF_PMU_MASK) {
+        env->pmu_meter[pmu_class(tb->flags)] += tb->pmu_cost - PMU_COST(tb->icount - insns_left, 0);
+    }
+}
+
+/*
+ * A block of this cost found its budget too small and is not run. If some budget is left, the next
+ * block is made to use up exactly that, so that an overflow is raised between two instructions.
+ */
+void helper_pmu_expired(CPUX86State *env, uint64_t cost)
+{
+    CPUState *cs = env_cpu(env);
+    int64_t *meter = &env->pmu_meter[pmu_class(env->hflags)];
+    int insns = (cost + UINT32_MAX) >> 32;
+    int64_t budget;
+
+    *meter += cost;
+    pmu_sync(env);
+    budget = *meter >> 32;
+    if (budget < insns) {
+        cs->cflags_next_tb = (curr_cflags(cs) & ~CF_COUNT_MASK) | budget;
+    }
+    if (icount_enabled()) {
+        cpu_neg(cs)->icount_decr.u16.low += insns;
+    }
+    /* The main loop wants to see a reason for leaving a block at its start. */
+    qatomic_set(&cpu_neg(cs)->icount_decr.u16.high, -1);
+}
+
+bool pmu_realize(X86CPU *cpu, Error **errp)
+{
+    if (cpu->pmu_width < 32 || cpu->pmu_width > 48) {
+        error_setg(errp, "pmu-width has to be from 32 to 48");
+        return false;
+    }
+    return true;
+}
+
+void pmu_reset(X86CPU *cpu)
+{
+    CPUX86State *env = &cpu->env;
+
+    if (is_intel(env)) {
+        env->msr_global_ctrl = (1ull << GENERAL_COUNTERS) - 1;
+    }
+    pmu_load(env);
+}
+
+uint64_t pmu_misc_enable(X86CPU *cpu)
+{
+    return is_intel(&cpu->env) ? MISC_ENABLE_PMU | MISC_ENABLE_NO_BTS | MISC_ENABLE_NO_PEBS : 0;
+}
+
+void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
+{
+    if (is_intel(&cpu->env)) {
+        *eax = 7u << 24 | cpu->pmu_width << 16 | GENERAL_COUNTERS << 8 | 3;
+        *ebx = NO_CACHE_EVENTS | NO_BRANCH_MISSES;
+        *ecx = 0;
+        *edx = cpu->pmu_width << 5 | FIXED_COUNTERS;
+    }
+}
+
+/* Where a register is kept, and which bits of it software may set; NULL if there is no such. */
+static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
+{
+    if (is_intel(env)) {
+        switch (msr) {
+        case MSR_P6_EVNTSEL0 ... MSR_P6_EVNTSEL0 + GENERAL_COUNTERS - 1:
+            *writable = UINT32_MAX;
+            return &env->msr_gp_evtsel[msr - MSR_P6_EVNTSEL0];
+        case MSR_P6_PERFCTR0 ... MSR_P6_PERFCTR0 + GENERAL_COUNTERS - 1:
+            *writable = UINT64_MAX;
+            return &env->msr_gp_counters[msr - MSR_P6_PERFCTR0];
+        case MSR_CORE_PERF_FIXED_CTR0 ... MSR_CORE_PERF_FIXED_CTR0 + FIXED_COUNTERS - 1:
+            *writable = width_mask(env);
+            return &env->msr_fixed_counters[msr - MSR_CORE_PERF_FIXED_CTR0];
+        case MSR_CORE_PERF_FIXED_CTR_CTRL:
+            *writable = MAKE_64BIT_MASK(0, 4 * FIXED_COUNTERS);
+            return &env->msr_fixed_ctr_ctrl;
+        case MSR_CORE_PERF_GLOBAL_CTRL:
+            *writable = GLOBAL_COUNTERS;
+            return &env->msr_global_ctrl;
+        case MSR_CORE_PERF_GLOBAL_STATUS:
+            *writable = 0;
+            return &env->msr_global_status;
+        case MSR_CORE_PERF_GLOBAL_OVF_CTRL:
+            *writable = GLOBAL_CLEARABLE;
+            return &env->msr_global_ovf_ctrl;
+        }
+    } else if (is_amd(env)) {
+        *writable = UINT64_MAX;
+        switch (msr) {
+        case K7_EVNTSEL0 ... K7_EVNTSEL0 + GENERAL_COUNTERS - 1:
+            return &env->msr_gp_evtsel[msr - K7_EVNTSEL0];
+        case K7_PERFCTR0 ... K7_PERFCTR0 + GENERAL_COUNTERS - 1:
+            return &env->msr_gp_counters[msr - K7_PERFCTR0];
+        }
+    }
+    return NULL;
+}
+
+PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val)
+{
+    uint64_t writable, *reg = find_msr(env, msr, &writable);
+
+    if (!reg) {
+        return PMU_NOT_MINE;
+    }
+    sync_before_insn(env);
+    *val = *reg;
+    return PMU_DONE;
+}
+
+/* The WRMSR itself retires under the configuration that it replaces. */
+PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
+{
+    uint64_t writable, *reg = find_msr(env, msr, &writable);
+
+    if (!reg) {
+        return PMU_NOT_MINE;
+    }
+    if ((val & ~writable) || !writable) {
+        return PMU_FAULT;
+    }
+    fold(env);
+    if (reg == &env->msr_global_ovf_ctrl) {
+        env->msr_global_status &= ~val;
+    } else if (msr >= MSR_P6_PERFCTR0 && msr < MSR_P6_PERFCTR0 + GENERAL_COUNTERS) {
+        *reg = sextract64(val, 0, 32) & width_mask(env);
+    } else if (msr >= K7_PERFCTR0 && msr < K7_PERFCTR0 + GENERAL_COUNTERS) {
+        *reg = val & width_mask(env);
+    } else {
+        *reg = val;
+    }
+    grant(env);
+    return PMU_DONE;
+}
+
+PMUAccess pmu_rdpmc(CPUX86State *env, uint32_t index, uint64_t *val)
+{
+    uint64_t *reg;
+
+    if (index < GENERAL_COUNTERS && (is_intel(env) || is_amd(env))) {
+        reg = &env->msr_gp_counters[index];
+    } else if (index - RDPMC_FIXED < FIXED_COUNTERS && is_intel(env)) {
+        reg = &env->msr_fixed_counters[index - RDPMC_FIXED];
+    } else {
+        return is_intel(env) || is_amd(env) ? PMU_FAULT : PMU_NOT_MINE;
+    }
+    sync_before_insn(env);
+    *val = *reg;
+    return PMU_DONE;
+}
