@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What can go wrong.
+
+use std::io;
+
+use shared_abi::limits::READ_ATTEMPTS_MAX;
+use shared_abi::read::ReadError;
+use shared_abi::{ConfigError, Errno};
+
+use crate::event::Event;
+
+/// Why there is no session or no reading.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no such device: the kernel module is not loaded.
+    #[error("no counters: cannot open {path}: {source}")]
+    NoDevice {
+        /// The device's path.
+        path: &'static str,
+        /// What opening it gave.
+        source: io::Error,
+    },
+    /// The kernel module speaks another version of the interface.
+    #[error("interface version {found} found, {expected} expected")]
+    Version {
+        /// The kernel module's major.
+        found: u32,
+        /// The library's major.
+        expected: u32,
+    },
+    /// The calling thread has a session already.
+    #[error("the thread has counters already")]
+    AlreadyOpen,
+    /// More counters were asked for than there are.
+    #[error("{asked} counters asked for, {available} available")]
+    TooManyCounters {
+        /// How many were asked for.
+        asked: usize,
+        /// How many there are.
+        available: usize,
+    },
+    /// No counter can count this event, or none that is still free.
+    #[error("event {event} is not available: {reason}")]
+    EventNotAvailable {
+        /// The event.
+        event: Event,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The configuration breaks a rule of the interface.
+    #[error("invalid configuration: {0:?}")]
+    Invalid(ConfigError),
+    /// The kernel could not load the thread's configuration when the thread was resumed.
+    #[error("the counters could not be loaded: {0:?}")]
+    NotLoaded(Errno),
+    /// This process was forked from the one that opened the session.
+    #[error("the session belongs to the parent process")]
+    Forked,
+    /// Every attempt of a read was disturbed.
+    #[error("no undisturbed read in {READ_ATTEMPTS_MAX} attempts")]
+    Disturbed,
+    /// The kernel published something that makes no sense.
+    #[error("malformed {0}")]
+    Malformed(&'static str),
+    /// The kernel refused a request.
+    #[error("cannot {operation}: {source}")]
+    Kernel {
+        /// What was asked for.
+        operation: &'static str,
+        /// What the kernel gave.
+        source: io::Error,
+    },
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Self {
+        Self::Invalid(error)
+    }
+}
+
+impl Error {
+    /// The error of a direct read for which asking the kernel is of no use.
+    pub(crate) fn from_read(error: ReadError) -> Self {
+        match error {
+            ReadError::NotLoaded(error) => Self::NotLoaded(Errno(-error)),
+            ReadError::Disturbed => Self::Disturbed,
+            ReadError::NotDirect | ReadError::Malformed => Self::Malformed("counter page"),
+        }
+    }
+}

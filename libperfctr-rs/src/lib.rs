@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod error;
+mod event;
+mod map;
+mod paravirt;
+pub mod rdpmc;
+mod session;
+mod sys;
+
+pub use error::Error;
+pub use event::Event;
+pub use session::{Description, Provider, Reading, Session};
+pub use shared_abi::{CounterWidth, PhysSlot, PmuCaps};

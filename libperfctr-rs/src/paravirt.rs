@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counters virtualised by hypervisor and guest kernel, through `/dev/perfctr`.
+
+use std::io;
+
+use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_TSC, Control, Create, Info};
+use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::read::{ReadError, read_thread};
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
+use shared_abi::{Config, CounterConfig, CounterWidth, Errno, PmuCaps, ThreadPage, VcpuPage};
+
+use crate::error::Error;
+use crate::map::Pages;
+use crate::rdpmc::Hardware;
+use crate::session::{Description, Provider, Taken};
+use crate::sys::{Device, Generation};
+
+/// The calling thread's entry at the device.
+#[derive(Debug)]
+pub(crate) struct Paravirt {
+    device: Device,
+    pages: Pages,
+    description: Description,
+}
+
+impl Paravirt {
+    pub(crate) fn open() -> Result<Self, Error> {
+        Generation::watch().map_err(kernel("watch for forks"))?;
+        let device =
+            Device::open().map_err(|source| Error::NoDevice { path: Device::PATH, source })?;
+        let info = device.info().map_err(kernel("ask what the counters can do"))?;
+        let description = describe(&info)?;
+        let create = Create {
+            abi_major: ABI_MAJOR.into(),
+            abi_minor: ABI_MINOR.into(),
+            ..Create::default()
+        };
+        device.create(&create).map_err(|error| match error.raw_os_error() {
+            Some(code) if code == Errno::EXIST.0 => Error::AlreadyOpen,
+            _ => kernel("create counters")(error),
+        })?;
+        // From here on the counters are unlinked again if something fails.
+        let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
+        let paravirt = Self { device, pages, description };
+        if paravirt.pages.thread().magic.load(Relaxed) == THREAD_PAGE_MAGIC {
+            Ok(paravirt)
+        } else {
+            Err(Error::Malformed("thread page"))
+        }
+    }
+
+    pub(crate) fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// Counts `counters`; sums whose bit in `preserve` is clear start from 0.
+    pub(crate) fn control(&self, counters: &[CounterConfig], preserve: u32) -> Result<(), Error> {
+        if let Some(caps) = &self.description.caps {
+            Config::new(caps, counters)?;
+        }
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC, counters, preserve)
+    }
+
+    /// Stops counting; sums stay readable.
+    pub(crate) fn stop(&self) -> Result<(), Error> {
+        self.set(CONTROL_CLOEXEC, &[], 0)
+    }
+
+    fn set(&self, flags: u32, counters: &[CounterConfig], preserve: u32) -> Result<(), Error> {
+        if self.pages.forked() {
+            return Err(Error::Forked);
+        }
+        let mut control =
+            Control { flags, counters: counters.len() as u32, preserve, ..Control::default() };
+        let Some(places) = control.counter.get_mut(..counters.len()) else {
+            return Err(Error::TooManyCounters { asked: counters.len(), available: MAX_COUNTERS });
+        };
+        places.copy_from_slice(counters);
+        self.device.control(&control).map_err(kernel("set the counters"))
+    }
+
+    #[inline(always)]
+    pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
+        if self.pages.forked() {
+            return Err(Error::Forked);
+        }
+        let pages = &self.pages;
+        match read_thread(pages.thread(), |n| pages.vcpu(n), &Hardware, counts) {
+            Ok(snapshot) => {
+                Ok(Taken { tsc: snapshot.tsc, retries: snapshot.retries, direct: true })
+            }
+            Err(error) => self.read_otherwise(error, counts),
+        }
+    }
+
+    /// What the direct read could not give: an answer of the kernel, or the reason.
+    #[cold]
+    #[inline(never)]
+    fn read_otherwise(&self, error: ReadError, counts: &mut [u64]) -> Result<Taken, Error> {
+        let available = self.pages.thread().counters.load(Relaxed) as usize;
+        if counts.len() > available {
+            return Err(Error::TooManyCounters { asked: counts.len(), available });
+        }
+        if error != ReadError::NotDirect {
+            return Err(Error::from_read(error));
+        }
+        let sums = self.device.sums().map_err(kernel("read the counters"))?;
+        for (count, sum) in counts.iter_mut().zip(sums.counter) {
+            *count = sum;
+        }
+        Ok(Taken { tsc: sums.tsc, retries: 0, direct: false })
+    }
+
+    pub(crate) fn thread_page(&self) -> Option<&ThreadPage> {
+        (!self.pages.forked()).then(|| self.pages.thread())
+    }
+
+    pub(crate) fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
+        if self.pages.forked() { None } else { self.pages.vcpu(n) }
+    }
+}
+
+impl Drop for Paravirt {
+    fn drop(&mut self) {
+        // Closing the descriptor alone would leave the thread counting.  A forked child leaves its
+        // parent's counters alone.  There is no one to tell of an error, and nothing to be done.
+        if !self.pages.forked() {
+            drop(self.device.unlink());
+        }
+    }
+}
+
+fn kernel(operation: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Kernel { operation, source }
+}
+
+/// Checks what the device says of itself.
+fn describe(info: &Info) -> Result<Description, Error> {
+    let expected = ABI_MAJOR.into();
+    if info.abi_major != expected {
+        return Err(Error::Version { found: info.abi_major, expected });
+    }
+    let width = |bits| CounterWidth::new(bits).ok_or(Error::Malformed("counter width"));
+    let general_width = width(info.general_width)?;
+    // A PMU without fixed counters says that they are 0 bits wide.
+    let fixed_width = if info.fixed == 0 { general_width } else { width(info.fixed_width)? };
+    Ok(Description {
+        provider: Provider::Paravirt,
+        caps: Some(PmuCaps {
+            vendor: info.vendor,
+            version: info.version,
+            general: info.general,
+            fixed: info.fixed,
+            general_width,
+            fixed_width,
+        }),
+        vcpus: info.vcpus,
+        cpu_signature: info.cpu_signature,
+        tsc_khz: info.tsc_khz,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> Info {
+        Info {
+            abi_major: ABI_MAJOR.into(),
+            vendor: 1,
+            version: 2,
+            general: 4,
+            fixed: 3,
+            general_width: 48,
+            fixed_width: 40,
+            vcpus: 4,
+            tsc_khz: 2_000_000,
+            ..Info::default()
+        }
+    }
+
+    #[test]
+    fn the_description_is_what_the_device_says() {
+        let description = describe(&info()).unwrap();
+        let caps = description.caps.unwrap();
+        assert_eq!((caps.general, caps.fixed, caps.fixed_width.bits()), (4, 3, 40));
+        assert_eq!((description.vcpus, description.tsc_khz), (4, 2_000_000));
+    }
+
+    #[test]
+    fn another_major_is_refused_with_both_numbers() {
+        let error = describe(&Info { abi_major: 7, ..info() }).unwrap_err();
+        assert_eq!(error.to_string(), "interface version 7 found, 1 expected");
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let error = describe(&Info { general_width: 16, ..info() }).unwrap_err();
+        assert_eq!(error.to_string(), "malformed counter width");
+        assert!(describe(&Info { fixed: 0, fixed_width: 0, ..info() }).is_ok());
+    }
+}
