@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the first process does to the system: mounting, modules, switching off.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+
+use anyhow::{Context, Result};
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Mounts the kernel's file systems where programs expect them.
+pub fn mount_all() -> Result<()> {
+    let mounts = [
+        ("proc", "/proc", ""),
+        ("sysfs", "/sys", ""),
+        ("devtmpfs", "/dev", ""),
+        ("tmpfs", "/dev/shm", "mode=1777"),
+        ("devpts", "/dev/pts", ""),
+        ("tmpfs", "/run", "mode=755"),
+        ("tmpfs", "/tmp", "mode=1777"),
+        ("debugfs", "/sys/kernel/debug", ""),
+        ("tracefs", "/sys/kernel/tracing", ""),
+    ];
+    for (kind, target, options) in mounts {
+        // Directories below /sys exist if the kernel has the feature.
+        if !target.starts_with("/sys/") {
+            fs::create_dir_all(target)?;
+        }
+        mount(Some(kind), target, Some(kind), MsFlags::empty(), Some(options))
+            .with_context(|| format!("mounting {target}"))?;
+    }
+    if fs::metadata("/proc/xen").is_ok() {
+        mount(Some("xenfs"), "/proc/xen", Some("xenfs"), MsFlags::empty(), None::<&str>).ok();
+    }
+    for (link, target) in [("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0")]
+        .into_iter()
+        .chain([("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")])
+    {
+        std::os::unix::fs::symlink(target, format!("/dev/{link}")).ok();
+    }
+    nix::unistd::sethostname("testbed").context("host name")
+}
+
+/// Loads a module given as "PATH [PARAMETER...]".
+pub fn load_module(line: &str) -> Result<()> {
+    let (path, parameters) = line.split_once(' ').unwrap_or((line, ""));
+    let file = File::open(path).with_context(|| path.to_owned())?;
+    finit_module(file, &CString::new(parameters)?, ModuleInitFlags::empty())
+        .with_context(|| format!("loading {path}"))
+}
+
+/// Kills every process but this one.
+pub fn kill_all() {
+    // Fails only if there is nobody to kill.
+    kill(Pid::from_raw(-1), Signal::SIGKILL).ok();
+}
+
+/// Switches the machine off; returns only if the kernel refuses.
+pub fn power_off() {
+    nix::unistd::sync();
+    let Err(error) = reboot(RebootMode::RB_POWER_OFF);
+    eprintln!("init: power off: {error}");
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! One command line for building, checking and testing perfctr: `cargo xtask --help`.
+
+mod apt;
+mod cache;
+mod cpio;
+mod guest;
+mod hooks;
+mod kernel;
+mod overlay;
+mod qemu;
+mod rootfs;
+mod rustobj;
+mod sh;
+mod toolchain;
+mod vm;
+mod vm_verb;
+mod xen;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Builds, checks and tests perfctr")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Install and build everything that the other verbs need.
+    Setup,
+    /// Run a command in the testbed's guest.
+    Vm(vm_verb::Args),
+    /// Print what the project changes in Xen's source, as a patch.
+    XenPatch,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().verb) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<ExitCode> {
+    match verb {
+        Verb::Setup => setup()?,
+        Verb::Vm(args) => return vm_verb::run(args),
+        Verb::XenPatch => print!("{}", xen::patch()?),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn setup() -> Result<()> {
+    qemu::qemu()?;
+    let kernel = kernel::kernel()?;
+    rootfs::rootfs(&kernel)?;
+    guest::init()?;
+    xen::xen(xen::Flavour::Stock)?;
+    xen::xen(xen::Flavour::Perfctr)?;
+    guest::module(&kernel)?;
+    println!("ready; artefacts are in {}", cache::root()?.display());
+    Ok(())
+}

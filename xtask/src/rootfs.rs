@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The guest's root file system: a small Debian userland in an initramfs.
+//!
+//! Packages are unpacked, not configured; the few things that their scripts would have done and
+//! that programs rely on are done here. The archive stays uncompressed: reading it is cheaper in
+//! an emulated machine than decompressing it.
+
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::apt;
+use crate::cache::{self, Key};
+use crate::cpio::Archive;
+use crate::kernel::Kernel;
+
+/// What is in the guest beside the libraries that these need.
+const PACKAGES: &[&str] = &[
+    "base-files",
+    "base-passwd",
+    "bash",
+    "coreutils",
+    "dash",
+    "debianutils",
+    "diffutils",
+    "file",
+    "findutils",
+    "gawk",
+    "grep",
+    "gzip",
+    "hostname",
+    "kmod",
+    "less",
+    "libc-bin",
+    "libc6",
+    "libgcc-s1",
+    "libstdc++6",
+    "mount",
+    "ncurses-base",
+    "procps",
+    "psmisc",
+    "sed",
+    "strace",
+    "tar",
+    "util-linux",
+];
+
+/// Not needed to run programs, and large.
+const LEFT_OUT: &[&str] = &[
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+    "usr/share/i18n",
+    "usr/share/lintian",
+    "usr/share/bash-completion",
+    "usr/share/zoneinfo",
+    "usr/share/bug",
+    "usr/share/perl",
+    "usr/lib/x86_64-linux-gnu/gconv",
+    "usr/lib/x86_64-linux-gnu/perl-base",
+    "usr/share/common-licenses",
+    "usr/share/misc/magic.mgc",
+    "usr/lib/file/magic.mgc",
+];
+
+/// Kernel modules that the guest's init loads, in the order of their dependencies.
+pub const BOOT_MODULES: &[&str] = &[
+    "drivers/virtio/virtio_ring.ko",
+    "drivers/virtio/virtio.ko",
+    "drivers/virtio/virtio_pci_modern_dev.ko",
+    "drivers/virtio/virtio_pci_legacy_dev.ko",
+    "drivers/virtio/virtio_pci.ko",
+    "drivers/char/virtio_console.ko",
+];
+
+/// Loaded as well on Xen: hypercalls and event channels for user programs.
+pub const XEN_MODULES: &[&str] =
+    &["drivers/xen/xen-privcmd.ko", "drivers/xen/xen-evtchn.ko", "drivers/xen/xenfs/xenfs.ko"];
+
+/// The archive with the userland and the kernel's modules for `kernel`.
+pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
+    let key = Key::new("rootfs 1").text(&PACKAGES.join(" ")).text(&LEFT_OUT.join(" "));
+    let key = key.text(&kernel.release).text(&BOOT_MODULES.join(" "));
+    let key = key.text(&XEN_MODULES.join(" "));
+    let dir = cache::artefact("rootfs", key, |dir| {
+        let debs = apt::fetch(PACKAGES, true, dir)?;
+        let tree = dir.join("tree");
+        merged_usr(&tree)?;
+        apt::unpack(&debs, &tree)?;
+        configure(&tree)?;
+        for path in LEFT_OUT {
+            remove(&tree.join(path))?;
+        }
+        let out = BufWriter::new(File::create(dir.join("rootfs.cpio"))?);
+        let mut archive = Archive::new(out);
+        archive.tree("", &tree)?;
+        for module in BOOT_MODULES.iter().chain(XEN_MODULES) {
+            let content = fs::read(kernel.modules.join(module)).context(*module)?;
+            let name = format!("lib/modules/{}/kernel/{module}", kernel.release);
+            archive.file(&format!("usr/{name}"), 0o644, &content)?;
+        }
+        archive.finish()?;
+        fs::remove_dir_all(dir.join("debs"))?;
+        fs::remove_dir_all(tree)?;
+        Ok(())
+    })?;
+    Ok(dir.join("rootfs.cpio"))
+}
+
+/// The links of a Debian system whose `/bin` and `/lib` have moved below `/usr`.
+fn merged_usr(tree: &Path) -> Result<()> {
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        fs::create_dir_all(tree.join("usr").join(name))?;
+        symlink(format!("usr/{name}"), tree.join(name))?;
+    }
+    Ok(())
+}
+
+/// What the packages' installation scripts would have left behind.
+fn configure(tree: &Path) -> Result<()> {
+    let etc = tree.join("etc");
+    let base = tree.join("usr/share/base-passwd");
+    fs::copy(base.join("passwd.master"), etc.join("passwd"))?;
+    fs::copy(base.join("group.master"), etc.join("group"))?;
+    fs::write(etc.join("hostname"), "testbed\n")?;
+    fs::write(etc.join("hosts"), "127.0.0.1 localhost testbed\n")?;
+    fs::write(etc.join("nsswitch.conf"), "passwd: files\ngroup: files\nhosts: files\n")?;
+    link_if_absent("gawk", &tree.join("usr/bin/awk"))?;
+    link_if_absent("dash", &tree.join("usr/bin/sh"))?;
+    for dir in ["proc", "sys", "dev", "run", "tmp", "root", "work", "out"] {
+        fs::create_dir_all(tree.join(dir))?;
+    }
+    Ok(())
+}
+
+fn link_if_absent(target: &str, link: &Path) -> Result<()> {
+    if fs::symlink_metadata(link).is_err() {
+        symlink(target, link)?;
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        fs::remove_dir_all(path)?;
+    } else if path.exists() {
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
