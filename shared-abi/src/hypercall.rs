@@ -157,7 +157,7 @@ pub const HOOKS: usize = 4;
 )]
 #[repr(C)]
 pub struct HvHookStats {
-    /// Entries with a configuration loaded.
+    /// Entries.
     pub calls: u64,
     /// Instructions that the driver executed in them; 0 without [`FEATURE_COST`].
     pub instructions: u64,

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The registers themselves.
+
+use core::arch::asm;
+
+use hv_driver::Pmu;
+use shared_abi::read::Counters;
+
+/// The PMU of the CPU that executes this, in ring 0.
+#[derive(Debug)]
+pub struct X86Pmu;
+
+fn join(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+impl Counters for X86Pmu {
+    #[inline(always)]
+    fn rdpmc(&self, index: u32) -> u64 {
+        let (low, high): (u32, u32);
+        // SAFETY: ring 0 may read every counter that CPUID announced; the core passes no other.
+        unsafe {
+            asm!("rdpmc", in("ecx") index, out("eax") low, out("edx") high,
+                 options(nostack, preserves_flags));
+        }
+        join(high, low)
+    }
+
+    #[inline(always)]
+    fn rdtsc(&self) -> u64 {
+        let (low, high): (u32, u32);
+        // SAFETY: reading the time-stamp counter has no effect.
+        unsafe {
+            asm!("rdtsc", out("eax") low, out("edx") high, options(nostack, preserves_flags));
+        }
+        join(high, low)
+    }
+}
+
+impl Pmu for X86Pmu {
+    #[inline(always)]
+    fn rdmsr(&self, msr: u32) -> u64 {
+        let (low, high): (u32, u32);
+        // SAFETY: the core names only PMU registers that CPUID announced.
+        unsafe {
+            asm!("rdmsr", in("ecx") msr, out("eax") low, out("edx") high,
+                 options(nostack, preserves_flags));
+        }
+        join(high, low)
+    }
+
+    #[inline(always)]
+    fn wrmsr(&self, msr: u32, value: u64) {
+        // SAFETY: the core names only PMU registers that CPUID announced, and writes only event
+        // selects that it has validated; none of them can reach memory.
+        unsafe {
+            asm!("wrmsr", in("ecx") msr, in("eax") value as u32, in("edx") (value >> 32) as u32,
+                 options(nostack, preserves_flags));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* The boot option, and what this CPU offers. */
+
+#include <xen/init.h>
+#include <xen/lib.h>
+#include <xen/param.h>
+#include <xen/xenoprof.h>
+#include <asm/apic.h>
+#include <asm/nmi.h>
+#include <asm/processor.h>
+#include <asm/vpmu.h>
+
+#include "private.h"
+
+bool __read_mostly perfctr_on;
+struct perfctr_driver __read_mostly perfctr_driver;
+
+static bool __initdata opt_perfctr;
+static bool __initdata opt_cost;
+
+/* perfctr[=<bool>|cost] */
+static int __init cf_check parse_perfctr(const char *s)
+{
+    int val = parse_bool(s, NULL);
+
+    if ( !cmdline_strcmp(s, "cost") )
+        opt_perfctr = opt_cost = true;
+    else if ( !*s || val > 0 )
+        opt_perfctr = true;
+    else if ( val == 0 )
+        opt_perfctr = false;
+    else
+        return -EINVAL;
+
+    return 0;
+}
+custom_param("perfctr", parse_perfctr);
+
+static void __init read_cpuid(struct perfctr_cpuid *cpuid)
+{
+    unsigned int leaf, eax, ebx, ecx, edx;
+
+    cpuid(0, &leaf, &cpuid->vendor[0], &cpuid->vendor[2], &cpuid->vendor[1]);
+    cpuid(1, &eax, &ebx, &ecx, &edx);
+    cpuid->signature = eax;
+    if ( leaf >= 0xa )
+        cpuid(0xa, &cpuid->perfmon[0], &cpuid->perfmon[1],
+              &cpuid->perfmon[2], &cpuid->perfmon[3]);
+}
+
+/* Who else drives the PMU, or NULL. */
+static const char *__init other_owner(void)
+{
+    if ( vpmu_mode != XENPMU_MODE_OFF )
+        return "option vpmu is on";
+    if ( nmi_watchdog == NMI_LOCAL_APIC )
+        return "the NMI watchdog uses a counter";
+    if ( !acquire_pmu_ownership(PMU_OWNER_HVM) )
+        return "xenoprof owns the counters";
+    return NULL;
+}
+
+static int __init cf_check perfctr_init(void)
+{
+    struct perfctr_cpuid cpuid = {};
+    struct perfctr_refusal refusal;
+    const char *owner;
+
+    if ( !opt_perfctr )
+        return 0;
+
+    owner = other_owner();
+    if ( owner )
+    {
+        printk(XENLOG_ERR "perfctr: off: %s\n", owner);
+        return 0;
+    }
+
+    read_cpuid(&cpuid);
+    if ( perfctr_core_init(&perfctr_driver, &cpuid, opt_cost, &refusal) )
+    {
+        printk(XENLOG_ERR "perfctr: off: expected %.*s, found %#x\n",
+               refusal.expected_bytes, refusal.expected, refusal.found);
+        release_pmu_ownership(PMU_OWNER_HVM);
+        return 0;
+    }
+
+    perfctr_on = true;
+    printk("perfctr: on, ABI %d.%d%s\n", PERFCTR_ABI_MAJOR, PERFCTR_ABI_MINOR,
+           opt_cost ? ", measuring its own cost" : "");
+    return 0;
+}
+__initcall(perfctr_init);

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* What the hooks in Xen call. */
+#ifndef PERFCTR_H
+#define PERFCTR_H
+
+#include <xen/sched.h>
+
+/* The guest's vCPU stops, or starts, to execute on this physical CPU. */
+void perfctr_switch_from(struct vcpu *v);
+void perfctr_switch_to(struct vcpu *v);
+
+/* A PV guest has gone between its kernel and its user mode. */
+void perfctr_toggle(struct vcpu *v);
+
+/* Whether the vCPU's user mode may execute RDPMC. */
+bool perfctr_pce(const struct vcpu *v);
+
+/* The vCPU does not execute again. */
+void perfctr_vcpu_destroy(struct vcpu *v);
+
+#endif /* PERFCTR_H */

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What all CPUs of the host share.
+
+use shared_abi::{PhysSlot, PmuCaps};
+
+use crate::caps::{Cpuid, Refusal};
+
+/// The driver's settings, fixed at boot.
+#[derive(Clone, Copy, Debug)]
+pub struct Driver {
+    /// The counters that guests may use.
+    pub caps: PmuCaps,
+    /// The general counter that counts the driver's own instructions, taken from the guests.
+    pub cost: Option<PhysSlot>,
+}
+
+impl Driver {
+    /// Decides at boot.
+    ///
+    /// With `measure_cost` the last general counter measures the driver itself; a guest with a
+    /// page can then read how many instructions the hypervisor executes, so it is for tests.
+    ///
+    /// # Errors
+    ///
+    /// The PMU is not usable, or `measure_cost` would leave the guests no general counter.
+    pub fn new(cpuid: &Cpuid, measure_cost: bool) -> Result<Self, Refusal> {
+        let mut caps = cpuid.pmu()?;
+        let mut cost = None;
+        if measure_cost {
+            if caps.general < 2 {
+                return Err(Refusal::NoCounters);
+            }
+            caps.general -= 1;
+            cost = PhysSlot::general(caps.general);
+        }
+        Ok(Self { caps, cost })
+    }
+
+    /// RDPMC's index of the counter of the driver's own instructions.
+    pub fn cost_rdpmc(&self) -> Option<u32> {
+        self.cost.map(PhysSlot::rdpmc)
+    }
+}
