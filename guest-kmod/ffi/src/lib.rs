@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The core as C sees it, declared in `glue/perfctr_core.h`, and the kernel as the core sees it.
+//!
+//! C owns all memory: it allocates what [`perfctr_core_vcpu_bytes`] and
+//! [`perfctr_core_thread_bytes`] say, zeroed and aligned to 8 bytes, and frees it when nothing can
+//! call with it any more.  Functions that take a vCPU are called on that vCPU with interrupts
+//! disabled.  Functions that take a thread are called by that thread, or while it is switched.
+#![cfg_attr(target_os = "none", no_std)]
+#![expect(unsafe_code, reason = "the boundary to C")]
+
+use core::cell::UnsafeCell;
+use core::ffi::{c_char, c_int, c_void};
+
+use guest_kmod::hal::Kernel;
+use guest_kmod::handshake::{caps, handshake};
+use guest_kmod::ioctl::check_create;
+use guest_kmod::publish::published;
+use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
+use shared_abi::hypercall::HvQuery;
+use shared_abi::ioctl::{Control, Create, Sums};
+use shared_abi::read::Counters;
+use shared_abi::{Errno, ThreadPage, VcpuPage};
+
+/// No code path leads here: the object is checked not to contain any that does.
+#[cfg(target_os = "none")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+unsafe extern "C" {
+    fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int;
+    fn perfctr_glue_rdpmc(index: u32) -> u64;
+}
+
+/// Linux, on the vCPU that executes this.
+struct Linux;
+
+impl Counters for Linux {
+    #[inline(always)]
+    fn rdpmc(&self, index: u32) -> u64 {
+        // SAFETY: the glue survives a fault, and reading a counter has no other effect.
+        unsafe { perfctr_glue_rdpmc(index) }
+    }
+
+    #[inline(always)]
+    fn rdtsc(&self) -> u64 {
+        // SAFETY: reading the time-stamp counter has no effect.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+}
+
+impl Kernel for Linux {
+    fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        let length = argument.len() as u32;
+        // SAFETY: the hypervisor reads and writes at most these bytes.
+        match unsafe { perfctr_glue_hypercall(op, argument.as_mut_ptr().cast(), length) } {
+            0 => Ok(()),
+            error => Err(Errno(error.wrapping_neg())),
+        }
+    }
+}
+
+/// A vCPU as C holds it.
+pub struct VcpuObject {
+    number: u32,
+    page: *const VcpuPage,
+    stats: Stats,
+    vcpu: UnsafeCell<Vcpu>,
+}
+
+/// A thread's counters as C holds them.
+pub struct ThreadObject {
+    page: *const ThreadPage,
+    pmu: UnsafeCell<ThreadPmu>,
+}
+
+const _: () = assert!(align_of::<VcpuObject>() <= 8 && align_of::<ThreadObject>() <= 8);
+
+static COUNTING: Counting = Counting::new();
+static LINUX: Linux = Linux;
+
+impl VcpuObject {
+    /// # Safety
+    ///
+    /// The caller executes on this vCPU, with interrupts disabled until it drops the result.
+    #[inline(always)]
+    unsafe fn cpu(&self) -> Cpu<'_, Linux> {
+        Cpu {
+            number: self.number,
+            // SAFETY: the page outlives the object.
+            page: unsafe { &*self.page },
+            // SAFETY: only code on this vCPU with interrupts disabled takes this reference.
+            vcpu: unsafe { &mut *self.vcpu.get() },
+            stats: &self.stats,
+            kernel: &LINUX,
+        }
+    }
+}
+
+impl ThreadObject {
+    /// # Safety
+    ///
+    /// The caller is the thread or its switch, with interrupts disabled until it drops the result.
+    #[expect(clippy::mut_from_ref, reason = "exclusive by the safety condition")]
+    #[inline(always)]
+    unsafe fn pmu(&self) -> (&mut ThreadPmu, &ThreadPage) {
+        // SAFETY: only the thread takes this reference, and the page outlives the object.
+        unsafe { (&mut *self.pmu.get(), &*self.page) }
+    }
+}
+
+fn to_return(result: Result<(), Errno>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => errno.to_return(),
+    }
+}
+
+fn give(sums: Result<Sums, Errno>, out: &mut Sums) -> c_int {
+    to_return(sums.map(|sums| *out = sums))
+}
+
+/// Asks the hypervisor; see [`handshake`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_handshake(answer: &mut HvQuery) -> c_int {
+    to_return(handshake(&LINUX).map(|query| *answer = query))
+}
+
+/// Bytes of a vCPU object.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_vcpu_bytes() -> usize {
+    size_of::<VcpuObject>()
+}
+
+/// Makes a vCPU object of memory.
+///
+/// # Safety
+///
+/// `memory` is as the crate's documentation says; `page` outlives it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_vcpu_init(
+    memory: *mut VcpuObject,
+    number: u32,
+    page: *const VcpuPage,
+) {
+    let object = VcpuObject {
+        number,
+        page,
+        stats: Stats::default(),
+        vcpu: UnsafeCell::new(Vcpu::default()),
+    };
+    // SAFETY: the caller gives memory of this size and alignment.
+    unsafe { memory.write(object) }
+}
+
+/// Registers the vCPU's page, which is frame `gfn`; see [`Cpu::register`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_vcpu_register(vcpu: &VcpuObject, gfn: u64) -> c_int {
+    // SAFETY: on this vCPU, interrupts disabled.
+    to_return(unsafe { vcpu.cpu() }.register(gfn))
+}
+
+/// Takes the vCPU's page back; see [`Cpu::unregister`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_vcpu_unregister(vcpu: &VcpuObject) -> c_int {
+    // SAFETY: on this vCPU, interrupts disabled.
+    to_return(unsafe { vcpu.cpu() }.unregister())
+}
+
+/// Stops the vCPU's counters if nobody counts.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_vcpu_stop_if_idle(vcpu: &VcpuObject) {
+    // SAFETY: on this vCPU, interrupts disabled.
+    unsafe { vcpu.cpu() }.stop_if_idle(&COUNTING);
+}
+
+/// Whether nobody counts.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_is_idle() -> bool {
+    COUNTING.is_idle()
+}
+
+/// The name of statistic `index`, or null behind the last.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_stat_name(vcpu: &VcpuObject, index: u32) -> *const c_char {
+    vcpu.stats.list().nth(index as usize).map_or(core::ptr::null(), |(name, _)| name.as_ptr())
+}
+
+/// The value of statistic `index` on any vCPU.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_stat(vcpu: &VcpuObject, index: u32) -> u64 {
+    vcpu.stats.list().nth(index as usize).map_or(0, |(_, count)| count.get())
+}
+
+/// See [`check_create`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_check_create(create: &Create, tid: u32) -> c_int {
+    to_return(check_create(create, tid))
+}
+
+/// Bytes of a thread object.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_thread_bytes() -> usize {
+    size_of::<ThreadObject>()
+}
+
+/// Makes a thread object of memory; see [`ThreadPmu::new`].
+///
+/// # Safety
+///
+/// `memory` is as the crate's documentation says; `page` is zeroed and outlives it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_thread_init(
+    memory: *mut ThreadObject,
+    page: *const ThreadPage,
+    tid: u32,
+) {
+    // SAFETY: the caller gives a page.
+    let pmu = ThreadPmu::new(unsafe { &*page }, tid);
+    // SAFETY: the caller gives memory of this size and alignment.
+    unsafe { memory.write(ThreadObject { page, pmu: UnsafeCell::new(pmu) }) }
+}
+
+macro_rules! switches {
+    ($($entry:ident => $method:ident;)+) => {$(
+        /// The thread is switched in or out.
+        ///
+        /// # Safety
+        ///
+        /// As the crate's documentation says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $entry(thread: &ThreadObject, vcpu: &VcpuObject) {
+            // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+            let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+            pmu.$method(page, &mut cpu);
+        }
+    )+};
+}
+
+switches! {
+    perfctr_core_switch_in => switch_in;
+    perfctr_core_switch_out => switch_out;
+    perfctr_core_switch_in_measured => switch_in_measured;
+    perfctr_core_switch_out_measured => switch_out_measured;
+}
+
+/// `IOC_CONTROL`; see [`ThreadPmu::control`].  `query` is the answer of the handshake.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_control(
+    thread: &ThreadObject,
+    vcpu: &VcpuObject,
+    query: &HvQuery,
+    control: &Control,
+) -> c_int {
+    let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
+    // SAFETY: this thread, on this vCPU, interrupts disabled.
+    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    to_return(pmu.control(page, &mut cpu, &COUNTING, &caps, control))
+}
+
+/// Stops the thread's counters; see [`ThreadPmu::stop`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_stop(thread: &ThreadObject, vcpu: &VcpuObject) {
+    // SAFETY: this thread, on this vCPU, interrupts disabled.
+    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    pmu.stop(page, &mut cpu, &COUNTING);
+}
+
+/// `IOC_READ` by the thread itself; see [`ThreadPmu::read`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_read(
+    thread: &ThreadObject,
+    vcpu: &VcpuObject,
+    sums: &mut Sums,
+) -> c_int {
+    // SAFETY: this thread, on this vCPU, interrupts disabled.
+    let ((pmu, _), cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    give(pmu.read(&cpu), sums)
+}
+
+/// `IOC_READ` by anybody; see [`published`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_read_published(thread: &ThreadObject, sums: &mut Sums) -> c_int {
+    // SAFETY: the page outlives the object.
+    give(published(unsafe { &*thread.page }), sums)
+}

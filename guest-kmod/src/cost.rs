@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a switch costs, in instructions, told by the thread's own counters.
+//!
+//! In a 64-bit PV guest kernel and user run in the same ring, so a hardware counter of user-mode
+//! instructions counts the kernel's too while it is looked at raw.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use shared_abi::config::{
+    EVNTSEL_CMASK, EVNTSEL_EDGE, EVNTSEL_EVENT_MASK, EVNTSEL_INV, EVNTSEL_USR,
+};
+use shared_abi::seq::Stamp;
+use shared_abi::slot::slots_of;
+use shared_abi::vcpu_page::VCPU_DIRECT;
+use shared_abi::{Config, PhysSlot};
+
+use crate::hal::Kernel;
+use crate::vcpu::Cpu;
+
+/// Instructions retired: the same number on Intel (SDM volume 3, 20.2.1.2) and AMD.
+const INSTRUCTIONS_RETIRED: u64 = 0xc0;
+/// Fixed counter 0 counts instructions retired (SDM volume 3, 20.2.2).
+const FIXED_INSTRUCTIONS: u32 = 0;
+
+/// A counter of `config` that counts every instruction in user mode.
+pub(crate) fn instruction_counter(config: &Config) -> Option<PhysSlot> {
+    slots_of(config.slots_in_ring(EVNTSEL_USR)).find(|slot| match slot.fixed_number() {
+        Some(number) => number == FIXED_INSTRUCTIONS,
+        None => {
+            let qualifiers = EVNTSEL_EVENT_MASK | EVNTSEL_EDGE | EVNTSEL_INV | EVNTSEL_CMASK;
+            config.evntsel(*slot) & qualifiers == INSTRUCTIONS_RETIRED
+        }
+    })
+}
+
+/// A measurement under way.
+#[derive(Debug)]
+pub(crate) struct Probe(Option<Started>);
+
+#[derive(Debug)]
+struct Started {
+    slot: PhysSlot,
+    stamp: Stamp,
+    raw: u64,
+}
+
+impl Probe {
+    #[inline(always)]
+    pub(crate) fn start<K: Kernel>(slot: Option<PhysSlot>, cpu: &Cpu<'_, K>) -> Self {
+        let direct = cpu.page.flags.load(Relaxed) & VCPU_DIRECT != 0;
+        Self(slot.filter(|_| direct).map(|slot| Started {
+            slot,
+            stamp: cpu.page.seq.stamp(),
+            raw: cpu.kernel.rdpmc(slot.rdpmc()),
+        }))
+    }
+
+    /// Instructions since the start; `None` if the vCPU was switched or something was loaded.
+    #[inline(always)]
+    pub(crate) fn finish<K: Kernel>(self, cpu: &Cpu<'_, K>) -> Option<u64> {
+        let started = self.0?;
+        let raw = cpu.kernel.rdpmc(started.slot.rdpmc());
+        // Counters are at least 32 bits wide and a switch is shorter than 2^32 instructions.
+        let instructions = u64::from((raw as u32).wrapping_sub(started.raw as u32));
+        cpu.page.seq.still(started.stamp).then_some(instructions)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
+    use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS};
+
+    fn slot_in(counters: &[shared_abi::CounterConfig]) -> Option<usize> {
+        let config = Config::new(&Machine::caps(), counters).unwrap();
+        instruction_counter(&config).map(PhysSlot::index)
+    }
+
+    #[test]
+    fn the_instruction_counter_is_recognised() {
+        assert_eq!(slot_in(&[counter(0, BRANCHES), counter(2, INSTRUCTIONS)]), Some(2));
+        assert_eq!(slot_in(&[counter(16, EVNTSEL_USR | EVNTSEL_EN)]), Some(16));
+        assert_eq!(slot_in(&[counter(16, EVNTSEL_OS | EVNTSEL_EN)]), None);
+        assert_eq!(slot_in(&[counter(17, EVNTSEL_USR | EVNTSEL_EN)]), None);
+        assert_eq!(slot_in(&[counter(0, INSTRUCTIONS | 1 << 24)]), None);
+    }
+
+    #[test]
+    fn a_disturbed_measurement_is_thrown_away() {
+        let machine = Machine::new();
+        let thread = machine.thread();
+        thread.start(&[counter(0, INSTRUCTIONS)]);
+        let slot = PhysSlot::general(0);
+        let measure = |disturb: fn(&Machine)| {
+            machine.on(0, |cpu| {
+                let probe = Probe::start(slot, cpu);
+                machine.execute(0, 25, 0);
+                disturb(&machine);
+                probe.finish(cpu)
+            })
+        };
+        assert_eq!(measure(|_| ()), Some(25));
+        assert_eq!(measure(|machine| machine.preempt_vcpu(0)), None);
+    }
+}

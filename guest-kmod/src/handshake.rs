@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Whether the hypervisor has a driver that this module can work with, and what the PMU has.
+
+use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use shared_abi::{CounterWidth, Errno, PmuCaps};
+
+use crate::hal::Kernel;
+use crate::hypercall;
+
+/// Asks the hypervisor.
+///
+/// # Errors
+///
+/// `NOSYS` no driver, `NODEV` driver off, `PROTO` another ABI major or a malformed answer, `PERM`
+/// the host has not enabled this domain.
+pub fn handshake(kernel: &impl Kernel) -> Result<HvQuery, Errno> {
+    let mut answer = HvQuery {
+        abi_major: u32::from(ABI_MAJOR),
+        abi_minor: u32::from(ABI_MINOR),
+        ..HvQuery::default()
+    };
+    hypercall::query(kernel, &mut answer)?;
+    if answer.abi_major != u32::from(ABI_MAJOR) || caps(&answer).is_none() {
+        return Err(Errno::PROTO);
+    }
+    if answer.features & FEATURE_ENABLED == 0 {
+        return Err(Errno::PERM);
+    }
+    Ok(answer)
+}
+
+/// The capabilities in a hypervisor's answer; `None` if a width is impossible.
+pub fn caps(answer: &HvQuery) -> Option<PmuCaps> {
+    Some(PmuCaps {
+        vendor: answer.vendor,
+        version: answer.version,
+        general: answer.general,
+        fixed: answer.fixed,
+        general_width: CounterWidth::new(answer.general_width)?,
+        fixed_width: CounterWidth::new(answer.fixed_width)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Machine;
+
+    fn answer_of(machine: &Machine) -> Result<HvQuery, Errno> {
+        handshake(&machine.kernel(0))
+    }
+
+    #[test]
+    fn a_matching_hypervisor_is_accepted() {
+        let machine = Machine::new();
+        assert_eq!(caps(&answer_of(&machine).unwrap()), Some(Machine::caps()));
+    }
+
+    #[test]
+    fn refusals_come_through() {
+        let machine = Machine::new();
+        for errno in [Errno::NOSYS, Errno::NODEV, Errno::PROTO] {
+            machine.refuse(Some(errno));
+            assert_eq!(answer_of(&machine).unwrap_err(), errno);
+        }
+    }
+
+    #[test]
+    fn answers_that_make_no_sense_are_refused() {
+        let machine = Machine::new();
+        machine.answer.borrow_mut().features = 0;
+        assert_eq!(answer_of(&machine).unwrap_err(), Errno::PERM);
+        machine.answer.borrow_mut().general_width = 65;
+        assert_eq!(answer_of(&machine).unwrap_err(), Errno::PROTO);
+        machine.answer.borrow_mut().general_width = 48;
+        machine.answer.borrow_mut().abi_major = 2;
+        assert_eq!(answer_of(&machine).unwrap_err(), Errno::PROTO);
+    }
+}

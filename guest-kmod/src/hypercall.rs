@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The hypercall's operations, typed.
+
+use shared_abi::hypercall::{
+    HvLoad, HvQuery, HvRegister, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+};
+use shared_abi::{Config, Errno};
+use zerocopy::IntoBytes;
+
+use crate::hal::Kernel;
+
+pub(crate) fn query(kernel: &impl Kernel, query: &mut HvQuery) -> Result<(), Errno> {
+    kernel.hypercall(OP_QUERY, query.as_mut_bytes())
+}
+
+pub(crate) fn register(kernel: &impl Kernel, gfn: u64) -> Result<(), Errno> {
+    kernel.hypercall(OP_REGISTER, HvRegister { gfn, reserved: 0 }.as_mut_bytes())
+}
+
+pub(crate) fn unregister(kernel: &impl Kernel) -> Result<(), Errno> {
+    kernel.hypercall(OP_UNREGISTER, &mut [])
+}
+
+// Not inlined: the argument's 776 bytes need not be on the stack of every switch.
+#[inline(never)]
+pub(crate) fn load(kernel: &impl Kernel, config: &Config) -> Result<(), Errno> {
+    let mut argument = HvLoad::default();
+    argument.counters = config.encode(&mut argument.counter);
+    let used = HvLoad::bytes(argument.counters as usize);
+    let bytes = argument.as_mut_bytes().get_mut(..used).ok_or(Errno::INVAL)?;
+    kernel.hypercall(OP_LOAD, bytes)
+}
+
+pub(crate) fn stop(kernel: &impl Kernel) -> Result<(), Errno> {
+    kernel.hypercall(OP_STOP, &mut [])
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Validation of what user programs pass.
+
+use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_TSC, Control, Create};
+use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::version::ABI_MAJOR;
+use shared_abi::{Config, Errno, PhysSlot, PmuCaps};
+
+/// Checks the argument of `IOC_CREATE` and `IOC_OPEN` by thread `tid`.
+///
+/// # Errors
+///
+/// `PROTO` another ABI major, `INVAL` a reserved field, `OPNOTSUPP` another thread than `tid`.
+pub fn check_create(create: &Create, tid: u32) -> Result<(), Errno> {
+    if create.abi_major != u32::from(ABI_MAJOR) {
+        Err(Errno::PROTO)
+    } else if create.reserved != 0 {
+        Err(Errno::INVAL)
+    } else if create.tid != 0 && create.tid != tid {
+        Err(Errno::OPNOTSUPP)
+    } else {
+        Ok(())
+    }
+}
+
+/// Physical counters in a thread's own order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    slots: [PhysSlot; MAX_COUNTERS],
+    used: usize,
+}
+
+impl Order {
+    pub(crate) const EMPTY: Self = Self {
+        slots: [match PhysSlot::new(0) {
+            Some(slot) => slot,
+            None => panic!("a page has a first slot"),
+        }; MAX_COUNTERS],
+        used: 0,
+    };
+
+    #[inline(always)]
+    pub(crate) fn slots(&self) -> &[PhysSlot] {
+        self.slots.get(..self.used).unwrap_or(&self.slots)
+    }
+
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.used
+    }
+
+    fn push(&mut self, slot: PhysSlot) {
+        if let Some(place) = self.slots.get_mut(self.used) {
+            *place = slot;
+            self.used += 1;
+        }
+    }
+}
+
+/// A valid `IOC_CONTROL`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) config: Config,
+    pub(crate) order: Order,
+    pub(crate) tsc: bool,
+    pub(crate) preserve: u32,
+}
+
+impl Request {
+    pub(crate) fn new(caps: &PmuCaps, control: &Control) -> Result<Self, Errno> {
+        let counters = control.counter.get(..control.counters as usize).ok_or(Errno::INVAL)?;
+        if control.flags & !(CONTROL_TSC | CONTROL_CLOEXEC) != 0
+            || control.reserved != 0
+            || control.preserve >> control.counters != 0
+        {
+            return Err(Errno::INVAL);
+        }
+        let config = Config::new(caps, counters).map_err(|error| error.errno())?;
+        let mut order = Order::EMPTY;
+        for counter in counters {
+            order.push(PhysSlot::new(counter.slot).ok_or(Errno::INVAL)?);
+        }
+        let tsc = control.flags & CONTROL_TSC != 0;
+        Ok(Self { config, order, tsc, preserve: control.preserve })
+    }
+
+    /// Whether anything is to be counted.
+    pub(crate) fn counts(&self) -> bool {
+        self.tsc || self.config.slots() != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_caller_and_only_this_major() {
+        let create = Create { abi_major: u32::from(ABI_MAJOR), ..Create::default() };
+        assert_eq!(check_create(&create, 7), Ok(()));
+        assert_eq!(check_create(&Create { tid: 7, ..create }, 7), Ok(()));
+        assert_eq!(check_create(&Create { tid: 8, ..create }, 7), Err(Errno::OPNOTSUPP));
+        assert_eq!(check_create(&Create { reserved: 1, ..create }, 7), Err(Errno::INVAL));
+        assert_eq!(check_create(&Create { abi_major: 2, ..create }, 7), Err(Errno::PROTO));
+    }
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The guest kernel's side: the counters of threads.
+//!
+//! A thread's counters live in a [`ThreadPmu`].  When the thread is switched in, its
+//! configuration is loaded on the [`Vcpu`] unless it is loaded already, and `Start*` is sampled;
+//! when it is switched out, what was counted since is added to its sums.  Both are published in
+//! its thread page by [`publish`] for the thread itself to read.
+//!
+//! Everything here decides; what touches the kernel is behind [`hal::Kernel`].
+#![no_std]
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod cost;
+pub mod hal;
+pub mod handshake;
+mod hypercall;
+pub mod ioctl;
+pub mod publish;
+pub mod stats;
+#[cfg(test)]
+mod testing;
+pub mod thread;
+pub mod vcpu;
+
+pub use stats::Stats;
+pub use thread::ThreadPmu;
+pub use vcpu::{Counting, Cpu, Vcpu};

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The only writer of thread pages.
+
+use shared_abi::ioctl::Sums;
+use shared_abi::limits::READ_ATTEMPTS_MAX;
+use shared_abi::read::VcpuSample;
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_TSC};
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
+use shared_abi::{Errno, PhysSlot, ThreadPage};
+
+/// The writer of one page.
+#[derive(Debug, Default)]
+pub(crate) struct Publisher {
+    writes: u64,
+    /// `THREAD_TSC` or nothing.
+    flags: u32,
+}
+
+impl Publisher {
+    /// Writes what never changes.
+    pub(crate) fn create(&mut self, page: &ThreadPage, tid: u32) {
+        let _guard = page.seq.write(&mut self.writes);
+        page.magic.store(THREAD_PAGE_MAGIC, Relaxed);
+        page.abi.store(u32::from(ABI_MINOR) << 16 | u32::from(ABI_MAJOR), Relaxed);
+        page.size_bytes.store(size_of::<ThreadPage>() as u32, Relaxed);
+        page.tid.store(tid, Relaxed);
+    }
+
+    /// What is counted, for a thread that is suspended.
+    pub(crate) fn configured(
+        &mut self,
+        page: &ThreadPage,
+        slots: &[PhysSlot],
+        tsc: bool,
+        sums: &Sums,
+    ) {
+        self.flags = if tsc { THREAD_TSC } else { 0 };
+        let guard = page.seq.write(&mut self.writes);
+        page.counters.store(slots.len() as u32, Relaxed);
+        for (published, slot) in page.slots.iter().zip(slots) {
+            published.slot.store(slot.index() as u32, Relaxed);
+            published.rdpmc.store(slot.rdpmc(), Relaxed);
+        }
+        drop(guard);
+        self.suspended(page, slots.len(), sums);
+    }
+
+    /// The sums of a thread that does not run; the first `used` counters.
+    #[inline(always)]
+    pub(crate) fn suspended(&mut self, page: &ThreadPage, used: usize, sums: &Sums) {
+        let _guard = page.seq.write(&mut self.writes);
+        page.state.store(self.flags, Relaxed);
+        page.tsc_sum.store(sums.tsc, Relaxed);
+        for (published, sum) in page.slots.iter().zip(&sums.counter).take(used) {
+            published.sum.store(*sum, Relaxed);
+        }
+    }
+
+    /// Where the thread runs and what its vCPU had counted when it came.
+    #[inline(always)]
+    pub(crate) fn resumed(
+        &mut self,
+        page: &ThreadPage,
+        vcpu: u32,
+        used: usize,
+        start: &VcpuSample,
+    ) {
+        let _guard = page.seq.write(&mut self.writes);
+        page.state.store(THREAD_ACTIVE | THREAD_DIRECT | self.flags, Relaxed);
+        page.vcpu.store(vcpu, Relaxed);
+        page.tsc_start.store(start.tsc, Relaxed);
+        for (published, start) in page.slots.iter().zip(&start.counter).take(used) {
+            published.start.store(*start, Relaxed);
+        }
+    }
+
+    /// How often the thread was resumed, and on another vCPU than before.
+    #[inline(always)]
+    pub(crate) fn switched(&mut self, page: &ThreadPage, switches: u64, migrations: u64) {
+        page.switches.store(switches, Relaxed);
+        page.migrations.store(migrations, Relaxed);
+    }
+
+    /// Why there are no numbers.
+    pub(crate) fn failed(&mut self, page: &ThreadPage, errno: Errno) {
+        let _guard = page.seq.write(&mut self.writes);
+        page.state.store(THREAD_FAILED, Relaxed);
+        page.error.store(errno.to_return(), Relaxed);
+    }
+}
+
+/// The sums as they were last published, for any thread to ask.
+///
+/// # Errors
+///
+/// `BUSY` the page was being written during every attempt: ask again.  The reason if there are no
+/// numbers.
+pub fn published(page: &ThreadPage) -> Result<Sums, Errno> {
+    for _ in 0..READ_ATTEMPTS_MAX {
+        let stamp = page.seq.stamp();
+        let failed = page.state.load(Relaxed) & THREAD_FAILED != 0;
+        let error = page.error.load(Relaxed);
+        let used = page.counters.load(Relaxed) as usize;
+        let mut sums = Sums { tsc: page.tsc_sum.load(Relaxed), ..Sums::default() };
+        for (sum, slot) in sums.counter.iter_mut().zip(&page.slots).take(used) {
+            *sum = slot.sum.load(Relaxed);
+        }
+        if page.seq.still(stamp) {
+            return if failed { Err(Errno(error.wrapping_neg())) } else { Ok(sums) };
+        }
+    }
+    Err(Errno::BUSY)
+}

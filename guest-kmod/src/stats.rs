@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counts of what the module does, one set per vCPU.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// One count.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds to the count.  Only the vCPU that it belongs to does, with interrupts disabled, so no
+    /// locked instruction is needed.
+    #[inline(always)]
+    pub(crate) fn add(&self, amount: u64) {
+        // ATOMICS: one writer; readers elsewhere only need whole values.
+        self.0.store(self.0.load(Relaxed).wrapping_add(amount), Relaxed);
+    }
+
+    /// The count.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+macro_rules! stats {
+    ($($(#[doc = $doc:literal])+ $name:ident = $c_name:literal,)+) => {
+        /// What the module did on one vCPU.
+        #[derive(Debug, Default)]
+        pub struct Stats {
+            $($(#[doc = $doc])+ pub $name: Count,)+
+        }
+
+        impl Stats {
+            /// Name and value of every count, in a fixed order.
+            pub fn list(&self) -> impl Iterator<Item = (&'static CStr, &Count)> {
+                [$(($c_name, &self.$name)),+].into_iter()
+            }
+        }
+    };
+}
+
+stats! {
+    /// Threads whose counters were resumed by a switch.
+    switches_in = c"switches_in",
+    /// Threads whose counters were suspended by a switch.
+    switches_out = c"switches_out",
+    /// Resumptions on another vCPU than the one before.
+    migrations = c"migrations",
+    /// Hypercalls of any kind.
+    hypercalls = c"hypercalls",
+    /// Hypercalls that loaded a configuration.
+    loads = c"loads",
+    /// Hypercalls that stopped all counters.
+    stops = c"stops",
+    /// Hypercalls that registered a page.
+    registers = c"registers",
+    /// Hypercalls that took a page back.
+    unregisters = c"unregisters",
+    /// Attempts to sample this vCPU that were disturbed.
+    read_retries = c"read_retries",
+    /// Switches in whose cost was measured.
+    switch_in_calls = c"switch_in_calls",
+    /// Instructions spent in them.
+    switch_in_instructions = c"switch_in_instructions",
+    /// Switches out whose cost was measured.
+    switch_out_calls = c"switch_out_calls",
+    /// Instructions spent in them.
+    switch_out_instructions = c"switch_out_instructions",
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A small machine to test on: a hypervisor with a few vCPUs that count what they are told to
+//! have executed.
+
+extern crate std;
+
+use core::cell::{Cell, RefCell};
+use std::vec::Vec;
+
+use shared_abi::caps::VENDOR_INTEL;
+use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR};
+use shared_abi::hypercall::{
+    FEATURE_ENABLED, HvQuery, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+};
+use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
+use shared_abi::limits::MAX_SLOTS;
+use shared_abi::read::{Counters, ReadError, Snapshot, read_thread};
+use shared_abi::slot::slots_of;
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
+use shared_abi::version::ABI_MAJOR;
+use shared_abi::{
+    Config, CounterConfig, CounterWidth, Errno, PhysSlot, PmuCaps, ThreadPage, VcpuPage,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::hal::Kernel;
+use crate::stats::Stats;
+use crate::thread::ThreadPmu;
+use crate::vcpu::{Counting, Cpu, Vcpu};
+
+/// Instructions retired in user mode.
+pub(crate) const INSTRUCTIONS: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
+/// Branches retired in user mode.
+pub(crate) const BRANCHES: u64 = 0xc4 | EVNTSEL_USR | EVNTSEL_EN;
+
+/// Narrow enough for tests to wrap.
+const WIDTH_BITS: u32 = 40;
+const VCPUS: usize = 2;
+
+pub(crate) fn counter(slot: u32, evntsel: u64) -> CounterConfig {
+    CounterConfig { slot, evntsel, ..CounterConfig::default() }
+}
+
+#[derive(Default)]
+struct FakeVcpu {
+    page: VcpuPage,
+    writes: Cell<u64>,
+    raw: RefCell<[u64; MAX_SLOTS]>,
+    tsc: Cell<u64>,
+    programmed: RefCell<Config>,
+    vcpu: RefCell<Vcpu>,
+    stats: Stats,
+}
+
+pub(crate) struct Machine {
+    vcpus: Vec<FakeVcpu>,
+    pub(crate) counting: Counting,
+    pub(crate) answer: RefCell<HvQuery>,
+    refusal: Cell<Option<Errno>>,
+    /// How many more RDPMC of a kernel are hit by a vCPU switch.
+    pub(crate) disturbances: Cell<u32>,
+    hypercalls: RefCell<Vec<(usize, u32)>>,
+}
+
+impl Machine {
+    pub(crate) fn caps() -> PmuCaps {
+        let width = CounterWidth::new(WIDTH_BITS).unwrap();
+        PmuCaps {
+            vendor: VENDOR_INTEL,
+            version: 3,
+            general: 4,
+            fixed: 3,
+            general_width: width,
+            fixed_width: width,
+        }
+    }
+
+    /// A machine whose vCPUs are registered.
+    pub(crate) fn new() -> Self {
+        let caps = Self::caps();
+        let machine = Self {
+            vcpus: (0..VCPUS).map(|_| FakeVcpu::default()).collect(),
+            counting: Counting::new(),
+            answer: RefCell::new(HvQuery {
+                abi_major: u32::from(ABI_MAJOR),
+                vendor: caps.vendor,
+                version: caps.version,
+                general: caps.general,
+                fixed: caps.fixed,
+                general_width: WIDTH_BITS,
+                fixed_width: WIDTH_BITS,
+                features: FEATURE_ENABLED,
+                ..HvQuery::default()
+            }),
+            refusal: Cell::new(None),
+            disturbances: Cell::new(0),
+            hypercalls: RefCell::default(),
+        };
+        for vcpu in 0..VCPUS {
+            // Counters hold something, and wrap soon.
+            machine.vcpus[vcpu].raw.borrow_mut().fill((1 << WIDTH_BITS) - 100);
+            machine.on(vcpu, |cpu| cpu.register(1)).unwrap();
+        }
+        machine.take_hypercalls();
+        machine
+    }
+
+    pub(crate) fn kernel(&self, vcpu: usize) -> FakeKernel<'_> {
+        FakeKernel { machine: self, vcpu }
+    }
+
+    pub(crate) fn on<R>(
+        &self,
+        vcpu: usize,
+        run: impl FnOnce(&mut Cpu<'_, FakeKernel<'_>>) -> R,
+    ) -> R {
+        let fake = &self.vcpus[vcpu];
+        run(&mut Cpu {
+            number: vcpu as u32,
+            page: &fake.page,
+            vcpu: &mut fake.vcpu.borrow_mut(),
+            stats: &fake.stats,
+            kernel: &self.kernel(vcpu),
+        })
+    }
+
+    /// Has every hypercall refused, or none.
+    pub(crate) fn refuse(&self, errno: Option<Errno>) {
+        self.refusal.set(errno);
+    }
+
+    /// The hypercalls since the last time: vCPU and operation.
+    pub(crate) fn take_hypercalls(&self) -> Vec<(usize, u32)> {
+        self.hypercalls.take()
+    }
+
+    pub(crate) fn stats(&self, vcpu: usize) -> &Stats {
+        &self.vcpus[vcpu].stats
+    }
+
+    /// The vCPU executes.  One TSC tick per instruction.
+    pub(crate) fn execute(&self, vcpu: usize, instructions: u64, branches: u64) {
+        let fake = &self.vcpus[vcpu];
+        let config = fake.programmed.borrow();
+        let mask = Self::caps().general_width.mask();
+        for slot in slots_of(config.slots()) {
+            let events = match config.evntsel(slot) {
+                INSTRUCTIONS => instructions,
+                BRANCHES => branches,
+                other => panic!("the machine does not know event {other:#x}"),
+            };
+            let raw = &mut fake.raw.borrow_mut()[slot.index()];
+            *raw = raw.wrapping_add(events) & mask;
+        }
+        fake.tsc.set(fake.tsc.get() + instructions);
+    }
+
+    /// The host runs something else on this CPU, which counts a lot.
+    pub(crate) fn preempt_vcpu(&self, vcpu: usize) {
+        self.switch_vcpu(vcpu, true);
+        self.execute(vcpu, 1_000_000, 500_000);
+        self.switch_vcpu(vcpu, false);
+    }
+
+    /// Switches the vCPU out, which folds, or in.
+    fn switch_vcpu(&self, vcpu: usize, out: bool) {
+        let fake = &self.vcpus[vcpu];
+        let page = &fake.page;
+        let mut writes = fake.writes.get();
+        let guard = page.seq.write(&mut writes);
+        if out {
+            let ticks = fake.tsc.get() - page.tsc_start.load(Relaxed);
+            page.tsc_sum.fetch_add(ticks, Relaxed);
+        }
+        page.tsc_start.store(fake.tsc.get(), Relaxed);
+        for (slot, raw) in page.slots.iter().zip(fake.raw.borrow().iter()) {
+            if out {
+                let events = raw.wrapping_sub(slot.start.load(Relaxed)) & slot.mask.load(Relaxed);
+                slot.sum.fetch_add(events, Relaxed);
+            }
+            slot.start.store(*raw, Relaxed);
+        }
+        drop(guard);
+        fake.writes.set(writes);
+    }
+
+    fn program(&self, vcpu: usize, config: Config) {
+        self.switch_vcpu(vcpu, true);
+        let fake = &self.vcpus[vcpu];
+        for (index, slot) in fake.page.slots.iter().enumerate() {
+            let bit = PhysSlot::new(index as u32).unwrap().bit();
+            let counts = config.slots() & bit != 0;
+            let mask = if counts { Self::caps().general_width.mask() } else { 0 };
+            slot.mask.store(mask, Relaxed);
+        }
+        *fake.programmed.borrow_mut() = config;
+    }
+
+    pub(crate) fn thread(&self) -> TestThread<'_> {
+        let page = ThreadPage::default();
+        let pmu = RefCell::new(ThreadPmu::new(&page, 1));
+        TestThread { machine: self, page, pmu, vcpu: Cell::new(0) }
+    }
+}
+
+pub(crate) struct FakeKernel<'a> {
+    machine: &'a Machine,
+    vcpu: usize,
+}
+
+impl Counters for FakeKernel<'_> {
+    fn rdpmc(&self, index: u32) -> u64 {
+        let left = self.machine.disturbances.get();
+        if left > 0 {
+            self.machine.disturbances.set(left - 1);
+            self.machine.preempt_vcpu(self.vcpu);
+        }
+        let slot = PhysSlot::from_rdpmc(index).unwrap();
+        self.machine.vcpus[self.vcpu].raw.borrow()[slot.index()]
+    }
+
+    fn rdtsc(&self) -> u64 {
+        self.machine.vcpus[self.vcpu].tsc.get()
+    }
+}
+
+impl Kernel for FakeKernel<'_> {
+    fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        self.machine.hypercalls.borrow_mut().push((self.vcpu, op));
+        if let Some(errno) = self.machine.refusal.get() {
+            return Err(errno);
+        }
+        let page = &self.machine.vcpus[self.vcpu].page;
+        match op {
+            OP_QUERY => argument.copy_from_slice(self.machine.answer.borrow().as_bytes()),
+            OP_REGISTER => page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed),
+            OP_UNREGISTER => page.flags.store(0, Relaxed),
+            OP_LOAD => {
+                let counters = <[CounterConfig]>::ref_from_bytes(&argument[8..]).unwrap();
+                let config = Config::new(&Machine::caps(), counters).unwrap();
+                self.machine.program(self.vcpu, config);
+            }
+            OP_STOP => self.machine.program(self.vcpu, Config::default()),
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+}
+
+/// A thread with counters; it starts on vCPU 0.
+pub(crate) struct TestThread<'a> {
+    machine: &'a Machine,
+    pub(crate) page: ThreadPage,
+    pmu: RefCell<ThreadPmu>,
+    vcpu: Cell<usize>,
+}
+
+impl TestThread<'_> {
+    pub(crate) fn control(&self, control: &Control) -> Result<(), Errno> {
+        let (caps, counting) = (Machine::caps(), &self.machine.counting);
+        self.machine.on(self.vcpu.get(), |cpu| {
+            self.pmu.borrow_mut().control(&self.page, cpu, counting, &caps, control)
+        })
+    }
+
+    /// Counts `counters` and the TSC from 0.
+    pub(crate) fn start(&self, counters: &[CounterConfig]) {
+        self.control(&control(counters)).unwrap();
+    }
+
+    pub(crate) fn stop(&self) {
+        let counting = &self.machine.counting;
+        self.machine.on(self.vcpu.get(), |cpu| {
+            self.pmu.borrow_mut().stop(&self.page, cpu, counting);
+        });
+    }
+
+    pub(crate) fn switch_out(&self) {
+        self.machine.on(self.vcpu.get(), |cpu| {
+            self.pmu.borrow_mut().switch_out(&self.page, cpu);
+        });
+    }
+
+    pub(crate) fn switch_in(&self, vcpu: usize) {
+        self.vcpu.set(vcpu);
+        self.machine.on(vcpu, |cpu| self.pmu.borrow_mut().switch_in(&self.page, cpu));
+    }
+
+    /// Executes one instruction in ten as a branch.
+    pub(crate) fn execute(&self, instructions: u64) {
+        self.machine.execute(self.vcpu.get(), instructions, instructions / 10);
+    }
+
+    pub(crate) fn read(&self) -> Result<Sums, Errno> {
+        self.machine.on(self.vcpu.get(), |cpu| self.pmu.borrow().read(cpu))
+    }
+
+    /// The read that the library does.
+    pub(crate) fn read_direct<const N: usize>(&self) -> Result<(u64, [u64; N]), ReadError> {
+        let mut counts = [0; N];
+        let page = |vcpu: u32| self.machine.vcpus.get(vcpu as usize).map(|fake| &fake.page);
+        let kernel = self.machine.kernel(self.vcpu.get());
+        let Snapshot { tsc, .. } = read_thread(&self.page, page, &kernel, &mut counts)?;
+        Ok((tsc, counts))
+    }
+}
+
+/// An `IOC_CONTROL` argument that counts `counters` and the TSC from 0.
+pub(crate) fn control(counters: &[CounterConfig]) -> Control {
+    let mut control =
+        Control { flags: CONTROL_TSC, counters: counters.len() as u32, ..Control::default() };
+    control.counter[..counters.len()].copy_from_slice(counters);
+    control
+}

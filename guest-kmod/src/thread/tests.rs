@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
+extern crate std;
+
+use std::vec;
+
+use shared_abi::hypercall::{OP_LOAD, OP_STOP};
+use shared_abi::ioctl::CONTROL_TSC;
+use shared_abi::limits::READ_ATTEMPTS_MAX;
+use shared_abi::read::ReadError;
+use shared_abi::sync::Ordering::Relaxed;
+
+use super::*;
+use crate::publish::published;
+use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, TestThread, control, counter};
+
+/// Both ways to read must agree.
+fn counts<const N: usize>(thread: &TestThread<'_>) -> [u64; N] {
+    let sums = thread.read().unwrap();
+    let direct = thread.read_direct::<N>().unwrap();
+    assert_eq!(direct, (sums.tsc, *sums.counter.first_chunk().unwrap()));
+    direct.1
+}
+
+#[test]
+fn threads_that_share_a_vcpu_count_only_themselves() {
+    let machine = Machine::new();
+    let (one, two) = (machine.thread(), machine.thread());
+    one.start(&[counter(0, INSTRUCTIONS)]);
+    one.execute(100);
+    one.switch_out();
+    two.start(&[counter(0, INSTRUCTIONS)]);
+    two.execute(7);
+    machine.preempt_vcpu(0);
+    two.execute(3);
+    two.switch_out();
+    machine.execute(0, 5_000, 0);
+    one.switch_in(0);
+    one.execute(20);
+    assert_eq!(counts(&one), [120]);
+    one.switch_out();
+    assert_eq!(counts(&two), [10]);
+    assert_eq!(published(&one.page), one.read());
+    assert_eq!(published(&one.page).unwrap().tsc, 120);
+}
+
+#[test]
+fn a_thread_migrates() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(1, INSTRUCTIONS)]);
+    for round in 0..6 {
+        thread.execute(50);
+        thread.switch_out();
+        machine.execute(round % 2, 999, 0);
+        thread.switch_in((round + 1) % 2);
+    }
+    assert_eq!(counts(&thread), [300]);
+    assert_eq!(thread.page.switches.load(Relaxed), 6);
+    assert_eq!(thread.page.migrations.load(Relaxed), 6);
+    assert_eq!(machine.stats(1).migrations.get(), 3);
+    assert_eq!(machine.stats(0).switches_out.get(), 3);
+}
+
+#[test]
+fn counters_wrap() {
+    // The machine's counters start 100 events before they wrap.
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.execute(99);
+    assert_eq!(counts(&thread), [99]);
+    thread.execute(2);
+    assert_eq!(counts(&thread), [101]);
+    thread.switch_out();
+    assert_eq!(counts(&thread), [101]);
+}
+
+#[test]
+fn an_included_configuration_needs_no_hypercall() {
+    let machine = Machine::new();
+    let (one, two) = (machine.thread(), machine.thread());
+    one.start(&[counter(0, INSTRUCTIONS), counter(1, BRANCHES)]);
+    one.switch_out();
+    assert_eq!(machine.take_hypercalls(), [(0, OP_LOAD)]);
+    two.start(&[counter(1, BRANCHES)]);
+    for _ in 0..10 {
+        two.execute(10);
+        two.switch_out();
+        one.switch_in(0);
+        one.execute(20);
+        one.switch_out();
+        two.switch_in(0);
+    }
+    assert_eq!(machine.take_hypercalls(), []);
+    assert_eq!(counts(&one), [200, 20]);
+    assert_eq!(counts(&two), [10]);
+}
+
+#[test]
+fn the_order_of_counters_is_the_threads_own() {
+    let machine = Machine::new();
+    let (one, two) = (machine.thread(), machine.thread());
+    one.start(&[counter(0, INSTRUCTIONS), counter(1, BRANCHES)]);
+    one.execute(100);
+    one.switch_out();
+    machine.take_hypercalls();
+    two.start(&[counter(1, BRANCHES), counter(0, INSTRUCTIONS)]);
+    two.execute(200);
+    machine.preempt_vcpu(0);
+    assert_eq!(counts(&two), [20, 200]);
+    assert_eq!(counts(&one), [100, 10]);
+    assert_eq!(machine.take_hypercalls(), []);
+}
+
+#[test]
+fn another_configuration_is_loaded_at_every_switch() {
+    let machine = Machine::new();
+    let (one, two) = (machine.thread(), machine.thread());
+    one.start(&[counter(0, INSTRUCTIONS)]);
+    one.switch_out();
+    two.start(&[counter(0, BRANCHES)]);
+    machine.take_hypercalls();
+    for _ in 0..3 {
+        two.execute(100);
+        two.switch_out();
+        one.switch_in(0);
+        one.execute(40);
+        one.switch_out();
+        two.switch_in(0);
+    }
+    assert_eq!(machine.take_hypercalls(), vec![(0, OP_LOAD); 6]);
+    assert_eq!((counts(&one), counts(&two)), ([120], [30]));
+}
+
+#[test]
+fn control_preserves_what_it_is_asked_to() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let mut both = control(&[counter(0, INSTRUCTIONS), counter(1, BRANCHES)]);
+    thread.control(&both).unwrap();
+    thread.execute(100);
+    both.preserve = 0b10;
+    thread.control(&both).unwrap();
+    // The time-stamp counter was and stays counted.
+    assert_eq!(thread.read_direct(), Ok((100, [0, 10])));
+    thread.execute(100);
+    assert_eq!(thread.read_direct(), Ok((200, [100, 20])));
+
+    thread.control(&Control::default()).unwrap();
+    thread.execute(100);
+    assert_eq!(thread.read_direct(), Ok((200, [100, 20])), "a stop keeps all sums");
+    both.preserve = 0b01;
+    thread.control(&both).unwrap();
+    assert_eq!(thread.read_direct(), Ok((0, [100, 0])));
+}
+
+#[test]
+fn a_refused_control_changes_nothing() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.execute(30);
+    let good = control(&[counter(1, BRANCHES)]);
+    let refused = [
+        (Errno::INVAL, Control { flags: 1 << 2, ..good }),
+        (Errno::INVAL, Control { reserved: 1, ..good }),
+        (Errno::INVAL, Control { preserve: 0b10, ..good }),
+        (Errno::INVAL, Control { counters: 19, ..good }),
+        (Errno::INVAL, Control { counters: u32::MAX, ..good }),
+        (Errno::INVAL, control(&[counter(0, INSTRUCTIONS), counter(0, BRANCHES)])),
+        (Errno::INVAL, control(&[counter(4, INSTRUCTIONS)])),
+        (Errno::PERM, control(&[counter(0, INSTRUCTIONS | 1 << 20)])),
+    ];
+    machine.take_hypercalls();
+    for (errno, argument) in &refused {
+        assert_eq!(thread.control(argument), Err(*errno));
+    }
+    assert_eq!(machine.take_hypercalls(), []);
+    machine.refuse(Some(Errno::PERM));
+    assert_eq!(thread.control(&good), Err(Errno::PERM));
+    machine.refuse(None);
+    thread.execute(12);
+    assert_eq!(counts(&thread), [42]);
+}
+
+#[test]
+fn a_failed_load_gives_an_error_until_a_new_start() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.execute(10);
+    thread.switch_out();
+    machine.refuse(Some(Errno::PERM));
+    thread.switch_in(1);
+    machine.refuse(None);
+    let not_loaded = Err(ReadError::NotLoaded(Errno::PERM.to_return()));
+    assert_eq!(thread.read(), Err(Errno::PERM));
+    assert_eq!(thread.read_direct::<1>(), not_loaded);
+    assert_eq!(published(&thread.page), Err(Errno::PERM));
+    // What was missed then cannot be made up for.
+    thread.switch_out();
+    thread.switch_in(0);
+    assert_eq!(thread.read_direct::<1>(), not_loaded);
+    let mut again = control(&[counter(0, INSTRUCTIONS)]);
+    again.preserve = 1;
+    assert_eq!(thread.control(&again), Err(Errno::PERM));
+    thread.stop();
+    assert_eq!(thread.read_direct::<1>(), not_loaded);
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.execute(5);
+    assert_eq!(counts(&thread), [5]);
+}
+
+#[test]
+fn a_vcpu_without_a_page_counts_nothing_and_loses_nothing() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.execute(10);
+    thread.switch_out();
+    machine.on(1, |cpu| cpu.unregister()).unwrap();
+    machine.take_hypercalls();
+    thread.switch_in(1);
+    assert_eq!(thread.read_direct::<1>(), Err(ReadError::NotLoaded(Errno::NXIO.to_return())));
+    thread.switch_out();
+    assert_eq!(machine.take_hypercalls(), []);
+    thread.switch_in(0);
+    thread.execute(1);
+    assert_eq!(counts(&thread), [11]);
+}
+
+#[test]
+fn a_disturbed_sample_is_taken_again() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.execute(10);
+    machine.disturbances.set(3);
+    thread.switch_out();
+    assert_eq!(machine.stats(0).read_retries.get(), 3);
+    assert_eq!(counts(&thread), [10]);
+    thread.switch_in(0);
+    machine.disturbances.set(READ_ATTEMPTS_MAX);
+    thread.switch_out();
+    assert_eq!(thread.read(), Err(Errno::BUSY));
+}
+
+#[test]
+fn counters_stop_when_the_last_thread_does() {
+    let machine = Machine::new();
+    let (one, two) = (machine.thread(), machine.thread());
+    one.start(&[counter(0, INSTRUCTIONS)]);
+    one.switch_out();
+    two.start(&[counter(0, INSTRUCTIONS)]);
+    machine.take_hypercalls();
+    let stop_vcpus = || {
+        for vcpu in 0..2 {
+            machine.on(vcpu, |cpu| cpu.stop_if_idle(&machine.counting));
+        }
+    };
+    two.stop();
+    two.stop();
+    stop_vcpus();
+    assert_eq!(machine.take_hypercalls(), []);
+    one.stop();
+    stop_vcpus();
+    stop_vcpus();
+    assert_eq!(machine.take_hypercalls(), [(0, OP_STOP)]);
+    one.start(&[counter(0, INSTRUCTIONS)]);
+    one.execute(4);
+    assert_eq!(counts(&one), [4]);
+}
+
+#[test]
+fn the_time_stamp_counter_is_counted_only_if_asked_for() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let mut argument = control(&[counter(0, INSTRUCTIONS)]);
+    argument.flags = 0;
+    thread.control(&argument).unwrap();
+    thread.execute(10);
+    thread.switch_out();
+    assert_eq!(thread.read().unwrap().tsc, 0);
+    thread.switch_in(0);
+    // Alone it needs no configuration.
+    machine.take_hypercalls();
+    thread.control(&Control { flags: CONTROL_TSC, ..Control::default() }).unwrap();
+    assert_eq!(machine.take_hypercalls(), []);
+    thread.execute(25);
+    assert_eq!(thread.read_direct(), Ok((25, [])));
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! One vCPU: its page's registration, and what is loaded on it.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use shared_abi::read::{ReadError, VcpuSample, sample_vcpu};
+use shared_abi::{Config, Errno, PhysSlot, VcpuPage};
+
+use crate::hal::Kernel;
+use crate::hypercall;
+use crate::stats::Stats;
+
+/// What the module knows of a vCPU.
+#[derive(Debug, Default)]
+pub struct Vcpu {
+    registered: bool,
+    /// What the hypervisor was last told to program.
+    loaded: Config,
+}
+
+/// How many threads want something counted, on any vCPU.
+#[derive(Debug, Default)]
+pub struct Counting(AtomicU32);
+
+impl Counting {
+    /// Nobody.
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Whether nobody counts.
+    pub fn is_idle(&self) -> bool {
+        // ATOMICS: decides only whether to stop counters that nobody reads; a thread that starts
+        // meanwhile loads its configuration again.
+        self.0.load(Relaxed) == 0
+    }
+
+    /// A thread went from `was` to `is` counting.
+    pub(crate) fn moved(&self, was: bool, is: bool) {
+        match (was, is) {
+            (false, true) => self.0.fetch_add(1, Relaxed),
+            (true, false) => self.0.fetch_sub(1, Relaxed),
+            _ => 0,
+        };
+    }
+}
+
+/// The vCPU that executes this, with interrupts disabled.
+#[derive(Debug)]
+pub struct Cpu<'a, K> {
+    /// Its number: the index of its page in the mapping.
+    pub number: u32,
+    /// Its page.
+    pub page: &'a VcpuPage,
+    /// Its state.
+    pub vcpu: &'a mut Vcpu,
+    /// Its statistics.
+    pub stats: &'a Stats,
+    /// The kernel.
+    pub kernel: &'a K,
+}
+
+impl<K: Kernel> Cpu<'_, K> {
+    /// Has the hypervisor publish this vCPU's counters in its page, which is frame `gfn`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the hypercall.
+    pub fn register(&mut self, gfn: u64) -> Result<(), Errno> {
+        self.stats.hypercalls.add(1);
+        self.stats.registers.add(1);
+        hypercall::register(self.kernel, gfn)?;
+        *self.vcpu = Vcpu { registered: true, loaded: Config::default() };
+        Ok(())
+    }
+
+    /// Takes the page back.  Without effect if it is not registered.
+    ///
+    /// # Errors
+    ///
+    /// Those of the hypercall; the hypervisor still has the page then.
+    pub fn unregister(&mut self) -> Result<(), Errno> {
+        if !self.vcpu.registered {
+            return Ok(());
+        }
+        self.stats.hypercalls.add(1);
+        self.stats.unregisters.add(1);
+        hypercall::unregister(self.kernel)?;
+        *self.vcpu = Vcpu::default();
+        Ok(())
+    }
+
+    /// Stops this vCPU's counters if any run and nobody counts.
+    pub fn stop_if_idle(&mut self, counting: &Counting) {
+        if self.vcpu.loaded.slots() == 0 || !counting.is_idle() {
+            return;
+        }
+        self.stats.hypercalls.add(1);
+        self.stats.stops.add(1);
+        // An error means that the host has taken the counters away, so they are stopped as well.
+        let _ = hypercall::stop(self.kernel);
+        self.vcpu.loaded = Config::default();
+    }
+
+    /// Has `config` counted.  No hypercall if all of it is counted already.
+    ///
+    /// # Errors
+    ///
+    /// `NXIO` no page is registered, and those of the hypercall.  What was loaded stays loaded.
+    #[inline(always)]
+    pub(crate) fn load(&mut self, config: &Config) -> Result<(), Errno> {
+        if !self.vcpu.registered {
+            return Err(Errno::NXIO);
+        }
+        if self.vcpu.loaded.includes(config) {
+            return Ok(());
+        }
+        self.stats.hypercalls.add(1);
+        self.stats.loads.add(1);
+        hypercall::load(self.kernel, config)?;
+        self.vcpu.loaded = *config;
+        Ok(())
+    }
+
+    /// `Phys*` of the TSC and of `slots`, now.
+    #[inline(always)]
+    pub(crate) fn sample(&self, slots: &[PhysSlot]) -> Result<VcpuSample, Errno> {
+        let sample = sample_vcpu(self.page, self.kernel, slots).map_err(errno)?;
+        self.stats.read_retries.add(u64::from(sample.retries));
+        Ok(sample)
+    }
+}
+
+const fn errno(error: ReadError) -> Errno {
+    match error {
+        // A registered vCPU may count unless the host has forbidden its domain meanwhile.
+        ReadError::NotDirect => Errno::PERM,
+        ReadError::NotLoaded(errno) => Errno(-errno),
+        ReadError::Malformed => Errno::NODEV,
+        ReadError::Disturbed => Errno::BUSY,
+    }
+}
