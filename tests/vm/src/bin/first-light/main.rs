@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Competing threads read their own counters while everything moves under them, and every reading
+//! is compared with the truth.
+//!
+//! Two phases.  In the first all threads have *equal* configurations, so no hypercall is needed; in
+//! the second *mixed* ones, which need the same counters for different events.  In both some
+//! threads are pinned and some are moved between vCPUs, and the vCPUs are moved between physical
+//! CPUs.
+
+mod disturb;
+mod histogram;
+mod report;
+mod time;
+mod worker;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use perfctr::Session;
+use shared_abi::hypercall::HvStats;
+use vm_tests::stats::ModuleStats;
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::xen::Xen;
+
+use report::Report;
+use time::VcpuTimes;
+use worker::{Log, Plan};
+
+/// Compares readings with the truth under competition and migration.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Threads that measure.
+    #[arg(long, default_value_t = 8)]
+    threads: usize,
+    /// Measured regions per thread and phase.
+    #[arg(long, default_value_t = 1500)]
+    regions: u64,
+    /// Pairs of adjoining reads per thread, of 1 and of 4 counters.
+    #[arg(long, default_value_t = 100_000)]
+    reads: u64,
+    /// Physical CPUs that the vCPUs are moved between.
+    #[arg(long, default_value_t = 2)]
+    pcpus: u32,
+    /// Start of all random sequences.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where to write the results as JSON.
+    #[arg(long)]
+    report: Option<PathBuf>,
+}
+
+/// What the sides have counted up to one moment between phases.
+struct Marks {
+    hypervisor: HvStats,
+    module: ModuleStats,
+    vcpus: VcpuTimes,
+}
+
+impl Marks {
+    /// Visits every CPU and comes back.
+    fn take(xen: &Xen, session: &Session, cpus: &[usize]) -> Result<Self> {
+        let vcpus = VcpuTimes::take(xen, session, cpus)?;
+        run_on(SELF, cpus)?;
+        Ok(Self {
+            hypervisor: xen.stats().context("the hypervisor gives no statistics")?,
+            module: ModuleStats::read()?,
+            vcpus,
+        })
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    ensure!(options.threads >= 2, "at least two threads are needed to compete");
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let cpus = cpus()?;
+    let session = Session::open()?;
+    let logs = Mutex::new(Vec::new());
+    let marks = run(&options, &cpus, &xen, &session, &logs);
+    let logs = logs.into_inner()?;
+    let report = Report::new(&options, session.description(), &logs, &marks)?;
+    report.print();
+    if let Some(path) = &options.report {
+        report.write(path)?;
+    }
+    Ok(if report.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs both phases; gives the marks before the first, between them, and after the second.
+fn run(
+    options: &Options,
+    cpus: &[usize],
+    xen: &Xen,
+    session: &Session,
+    logs: &Mutex<Vec<Log>>,
+) -> [Marks; 3] {
+    let gate = Barrier::new(options.threads + 1);
+    let stop = AtomicBool::new(false);
+    let tids = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for id in 0..options.threads {
+            let plan = Plan {
+                id,
+                regions: options.regions,
+                reads: options.reads,
+                seed: options.seed,
+                cpus,
+                gate: &gate,
+                movable: &tids,
+            };
+            scope.spawn(move || match worker::run(&plan) {
+                Ok(log) => logs.lock().expect("no worker panics").push(log),
+                // The others wait at the gate for this thread: end the program.
+                Err(error) => {
+                    eprintln!("thread {id}: {error:#}");
+                    std::process::exit(1);
+                }
+            });
+        }
+        gate.wait();
+        let movable = tids.lock().expect("no worker panics").clone();
+        let stop = &stop;
+        scope.spawn(move || disturb::threads(&movable, cpus, options.seed, stop));
+        scope.spawn(move || disturb::vcpus(xen, cpus, options.pcpus, options.seed, stop));
+        let marks = phases(&gate, || Marks::take(xen, session, cpus)).unwrap_or_else(|error| {
+            eprintln!("{error:#}");
+            // The workers wait at the gate.
+            std::process::exit(1)
+        });
+        stop.store(true, Ordering::Relaxed);
+        marks
+    })
+}
+
+/// Lets the workers through one phase after the other, with a mark around each.
+fn phases(gate: &Barrier, mark: impl Fn() -> Result<Marks>) -> Result<[Marks; 3]> {
+    let before = mark()?;
+    gate.wait();
+    gate.wait();
+    let between = mark()?;
+    gate.wait();
+    gate.wait();
+    let after = mark()?;
+    gate.wait();
+    Ok([before, between, after])
+}

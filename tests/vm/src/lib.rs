@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the programs that run inside the test VM's guest have in common.
+//!
+//! They judge the library, the module and the hypervisor from outside: regions of code with a
+//! known number of instructions ([`region`]), requests that must be refused ([`raw`], [`xen`]),
+//! and what the sides say about themselves ([`stats`]).
+
+pub mod raw;
+pub mod region;
+pub mod rng;
+pub mod stats;
+pub mod tally;
+pub mod threads;
+pub mod xen;

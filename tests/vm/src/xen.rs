@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Hypercalls of the control domain, through `/dev/xen/privcmd`.
+//!
+//! Numbers and layouts are those of Xen 4.17's public headers `xen.h`, `vcpu.h` and `domctl.h`,
+//! and of Linux's `xen/privcmd.h`.
+#![expect(unsafe_code, reason = "ioctl takes a pointer")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use shared_abi::hypercall::{HYPERCALL_NUMBER, HvStats, OP_STATS};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::raw::{Argument, Refusal};
+
+const PRIVCMD_PATH: &str = "/dev/xen/privcmd";
+
+/// `_IOC(_IOC_NONE, 'P', 0, sizeof(struct privcmd_hypercall))`.
+const IOCTL_PRIVCMD_HYPERCALL: u64 = (48 << 16) | (0x50 << 8);
+
+const HYPERVISOR_VCPU_OP: u64 = 24;
+const HYPERVISOR_DOMCTL: u64 = 36;
+const VCPUOP_GET_RUNSTATE_INFO: u64 = 4;
+const DOMCTL_SETVCPUAFFINITY: u32 = 9;
+const DOMCTL_INTERFACE_VERSION: u32 = 0x15;
+const VCPUAFFINITY_HARD: u32 = 1;
+
+/// `struct privcmd_hypercall`.
+#[repr(C)]
+struct Hypercall {
+    number: u64,
+    arguments: [u64; 5],
+}
+
+/// `struct xenctl_bitmap`.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+struct Bitmap {
+    address: u64,
+    bits: u32,
+    padding: u32,
+}
+
+/// `struct xen_domctl` with its member for `DOMCTL_SETVCPUAFFINITY`.
+#[derive(Debug, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+struct SetVcpuAffinity {
+    command: u32,
+    interface_version: u32,
+    domain: u16,
+    padding: [u16; 3],
+    vcpu: u32,
+    flags: u32,
+    hard: Bitmap,
+    soft: Bitmap,
+    /// The union of all commands is 128 bytes.
+    rest: [u64; 11],
+}
+
+const _: () = assert!(size_of::<SetVcpuAffinity>() == 16 + 128);
+
+/// `struct vcpu_runstate_info`: how long a vCPU has been in which state.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+pub struct Runstate {
+    state: u32,
+    padding: u32,
+    entry_time_ns: u64,
+    /// Unit: ns.  On a physical CPU.
+    pub running_ns: u64,
+    /// Unit: ns.  Waiting for a physical CPU.
+    pub runnable_ns: u64,
+    /// Unit: ns.  Idle.
+    pub blocked_ns: u64,
+    /// Unit: ns.  Paused, or not up.
+    pub offline_ns: u64,
+}
+
+/// The way to the hypervisor.
+#[derive(Debug)]
+pub struct Xen(File);
+
+impl Xen {
+    /// Opens `/dev/xen/privcmd`.
+    ///
+    /// # Errors
+    ///
+    /// This is not Xen's control domain.
+    pub fn open() -> io::Result<Self> {
+        File::options().read(true).write(true).open(PRIVCMD_PATH).map(Self)
+    }
+
+    /// Lets a vCPU of the control domain run on the physical CPUs in the mask `pcpus` only.
+    ///
+    /// # Errors
+    ///
+    /// There is no such vCPU, or none of the CPUs is online.
+    pub fn set_affinity(&self, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
+        let mut map = pcpus;
+        // A new map may be read back; the soft one is not asked for.
+        let hard = Bitmap { address: &raw mut map as u64, bits: u64::BITS, padding: 0 };
+        let mut command = SetVcpuAffinity {
+            command: DOMCTL_SETVCPUAFFINITY,
+            interface_version: DOMCTL_INTERFACE_VERSION,
+            domain: 0,
+            padding: [0; 3],
+            vcpu,
+            flags: VCPUAFFINITY_HARD,
+            hard,
+            soft: Bitmap::default(),
+            rest: [0; 11],
+        };
+        self.call(HYPERVISOR_DOMCTL, [&raw mut command as u64, 0, 0, 0, 0])
+    }
+
+    /// What a vCPU of the calling domain has done with its time.
+    ///
+    /// # Errors
+    ///
+    /// There is no such vCPU.
+    pub fn runstate(&self, vcpu: u32) -> Result<Runstate, Refusal> {
+        let mut info = Runstate::default();
+        let arguments = [VCPUOP_GET_RUNSTATE_INFO, vcpu.into(), &raw mut info as u64, 0, 0];
+        self.call(HYPERVISOR_VCPU_OP, arguments)?;
+        Ok(info)
+    }
+
+    /// The driver's own hypercall, with any operation and any argument.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal.
+    pub fn perfctr_op(
+        &self,
+        op: u32,
+        mut argument: Argument<'_>,
+        length: u32,
+    ) -> Result<(), Refusal> {
+        let address = argument.address();
+        self.call(HYPERCALL_NUMBER.into(), [op.into(), address, length.into(), 0, 0])
+    }
+
+    /// What the driver has done since boot.
+    ///
+    /// # Errors
+    ///
+    /// There is no driver, or it is off.
+    pub fn stats(&self) -> Result<HvStats, Refusal> {
+        let mut stats = HvStats::default();
+        self.perfctr_op(OP_STATS, Argument::of(&mut stats), size_of::<HvStats>() as u32)?;
+        Ok(stats)
+    }
+
+    /// The hypervisor finds only memory that is mapped now; callers pass what they have just
+    /// written, and the guest has no swap.
+    fn call(&self, number: u64, arguments: [u64; 5]) -> Result<(), Refusal> {
+        let mut hypercall = Hypercall { number, arguments };
+        // SAFETY: the callers above pass memory of theirs that is as large as the operation needs,
+        // or addresses that are nobody's.
+        let result =
+            unsafe { libc::ioctl(self.0.as_raw_fd(), IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
+        Refusal::result(result).map(drop)
+    }
+}
