@@ -14,6 +14,8 @@
 //! An attempt has no branch that depends on what it read, so each failed attempt costs the same
 //! number of instructions and a retry adds a constant to what the reader itself executes.
 
+use core::hint::black_box;
+
 use crate::count::{TSC_MASK, log_thread, phys_star};
 use crate::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
 use crate::slot::PhysSlot;
@@ -68,15 +70,17 @@ pub fn read_thread<'a>(
         let state = thread.state.load(Relaxed);
         let direct = state & (THREAD_ACTIVE | THREAD_DIRECT) == THREAD_ACTIVE | THREAD_DIRECT;
         let vcpu = vcpus(thread.vcpu.load(Relaxed));
-        let (result, undisturbed) = match vcpu {
+        let (result, vcpu_change) = match vcpu {
             Some(vcpu) if direct => {
                 let vcpu_stamp = vcpu.seq.stamp();
                 let result = combine(thread, vcpu, hw, counts);
-                (result, vcpu.seq.still(vcpu_stamp))
+                (result, vcpu.seq.change(vcpu_stamp))
             }
-            _ => (read_sums(thread, state, counts), true),
+            _ => (read_sums(thread, state, counts), 0),
         };
-        if undisturbed && thread.seq.still(stamp) {
+        // One branch on both words: two would make an attempt's cost depend on which has changed,
+        // and compilers split even a joint comparison unless its operand is opaque to them.
+        if black_box(vcpu_change | thread.seq.change(stamp)) == 0 {
             return result.map(|tsc| Snapshot { tsc, retries });
         }
         retries += 1;
