@@ -2,9 +2,9 @@
 //! The Rust parts of the hypervisor driver and of the kernel module, each as one object file that
 //! the other project's own build links.
 //!
-//! Cargo builds a static library for the bare-metal target. Its one crate object (everything is
-//! merged by link-time optimisation) is taken out, what no entry refers to is dropped, and every
-//! symbol but the entries is made local, so that two Rust objects could live in one program.
+//! Cargo builds a static library for the bare-metal target. Its one object of the boundary crate,
+//! which has inlined everything, is taken out, what no entry refers to is dropped, and every symbol
+//! but the entries is made local. What remains undefined is what C has to provide.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,19 @@ use crate::toolchain::{self, BARE_TARGET};
 
 /// Entries that C calls start with this.
 pub const ENTRY_PREFIX: &str = "perfctr_core_";
+
+/// What both objects are compiled with.
+const FLAGS: &[&str] = &[
+    "-Cno-redzone=yes",
+    "-Cforce-unwind-tables=no",
+    // An indirect jump would need the speculation barriers of the program it is linked into.
+    "-Cjump-tables=no",
+    // Call `memcpy` itself and not through a table of addresses, which neither Xen nor a Linux
+    // module has. Link-time optimisation would take over the core library's choice to do so;
+    // inlining across crates makes up for it.
+    "-Zplt=yes",
+    "-Zcross-crate-inline-threshold=always",
+];
 
 /// How the code will be addressed where it is linked.
 #[derive(Clone, Copy)]
@@ -54,17 +67,19 @@ fn object(package: &str, placement: Placement) -> Result<PathBuf> {
 }
 
 fn build(package: &str, placement: Placement, target_dir: &Path) -> Result<PathBuf> {
-    let flags = match placement {
-        Placement::PositionIndependent => "-Crelocation-model=pic -Ccode-model=small",
-        Placement::Kernel => "-Crelocation-model=static -Ccode-model=kernel",
+    let model = match placement {
+        Placement::PositionIndependent => "pic",
+        Placement::Kernel => "static",
     };
     let mut cargo = toolchain::cargo_for_bare_metal()?;
     cargo
         .args(["build", "--quiet", "--release", "--package", package])
         .args(["--target", BARE_TARGET, "--target-dir"])
         .arg(target_dir)
-        .env("RUSTFLAGS", format!("{flags} -Cno-redzone=yes -Cforce-unwind-tables=no"))
-        .env("CARGO_PROFILE_RELEASE_LTO", "fat")
+        .env("RUSTFLAGS", format!("-Crelocation-model={model} {}", FLAGS.join(" ")))
+        // Some of the flags are not stable yet.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .current_dir(sh::project());
@@ -101,7 +116,7 @@ fn reduce(whole: &Path, object: &Path) -> Result<()> {
     sh::output(ld.arg(whole)).context("linking the Rust object")?;
     let mut objcopy = cmd("objcopy", ["--strip-debug", "-w"]);
     objcopy.arg(format!("--keep-global-symbol={ENTRY_PREFIX}*"));
-    for section in [".eh_frame", ".rela.eh_frame", ".comment", ".note.*", ".llvmbc", ".llvmcmd"] {
+    for section in [".eh_frame", ".rela.eh_frame", ".comment", ".llvmbc", ".llvmcmd"] {
         objcopy.args(["-R", section]);
     }
     sh::output(objcopy.arg(&linked).arg(object))?;
