@@ -137,7 +137,7 @@ static void count(void)
 long do_perfctr_op(unsigned int op, XEN_GUEST_HANDLE_PARAM(void) arg,
                    unsigned int length)
 {
-    XEN_GUEST_HANDLE_PARAM(uint8_t) bytes = guest_handle_cast(arg, uint8_t);
+    XEN_GUEST_HANDLE_PARAM(char) bytes = guest_handle_cast(arg, char);
     struct perfctr_request request;
     union argument argument;
     int rc;
@@ -148,7 +148,7 @@ long do_perfctr_op(unsigned int op, XEN_GUEST_HANDLE_PARAM(void) arg,
     count();
     if ( length > sizeof(argument) )
         return -EINVAL;
-    if ( length && copy_from_guest((uint8_t *)&argument, bytes, length) )
+    if ( length && copy_from_guest((char *)&argument, bytes, length) )
         return -EFAULT;
 
     rc = perfctr_core_decode(&perfctr_driver, op, &argument, length,
@@ -156,7 +156,7 @@ long do_perfctr_op(unsigned int op, XEN_GUEST_HANDLE_PARAM(void) arg,
     if ( !rc )
         rc = act(&request, &argument);
     if ( !rc && writes_back(request.kind) &&
-         copy_to_guest(bytes, (uint8_t *)&argument, length) )
+         copy_to_guest(bytes, (char *)&argument, length) )
         rc = -EFAULT;
 
     return rc;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* The hooks in context switch and PV mode switch. */
 
-#include <asm/current.h>
-#include <asm/processor.h>
-#include <asm/system.h>
+#include <xen/percpu.h>
+#include <xen/sched.h>
 
 #include "private.h"
 
