@@ -5,10 +5,13 @@
 //! known number of instructions ([`region`]), requests that must be refused ([`raw`], [`xen`]),
 //! and what the sides say about themselves ([`stats`]).
 
+pub mod map;
+pub mod module;
 pub mod raw;
 pub mod region;
 pub mod rng;
 pub mod stats;
 pub mod tally;
 pub mod threads;
+pub mod witness;
 pub mod xen;

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Configurations that nobody may load; the same for the device and for the hypervisor.
+
+use perfctr::{PhysSlot, PmuCaps};
+use shared_abi::CounterConfig;
+use shared_abi::config::{
+    EVNTSEL_ANY, EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_PC, EVNTSEL_USR, MODE_SAMPLING,
+};
+use vm_tests::raw::Refusal;
+
+/// Counts instructions in user mode on general counter 0.
+pub const VALID: CounterConfig = CounterConfig {
+    slot: 0,
+    mode: 0,
+    evntsel: 0xc0 | EVNTSEL_USR | EVNTSEL_EN,
+    period: 0,
+    reserved: 0,
+};
+
+/// A configuration that is refused, and why.
+pub struct BadConfig {
+    pub name: &'static str,
+    pub errno: Refusal,
+    pub counters: Vec<CounterConfig>,
+}
+
+/// All of them, for a PMU like this.
+pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
+    let select = |evntsel| CounterConfig { evntsel, ..VALID };
+    let slot = |slot| CounterConfig { slot, ..VALID };
+    let fixed = |evntsel| CounterConfig {
+        slot: PhysSlot::fixed(0).map_or(u32::MAX, |slot| slot.index() as u32),
+        evntsel,
+        ..VALID
+    };
+    let counters = |name, errno, counters| BadConfig { name, errno, counters };
+    let one = |name, errno, counter| BadConfig { name, errno, counters: vec![counter] };
+    vec![
+        one("general counter that the PMU lacks", Refusal::EINVAL, slot(caps.general)),
+        one("slot that no page has", Refusal::EINVAL, slot(24)),
+        one("largest slot number", Refusal::EINVAL, slot(u32::MAX)),
+        counters("counter listed twice", Refusal::EINVAL, vec![VALID, VALID]),
+        counters("bad counter behind a good one", Refusal::EINVAL, vec![VALID, slot(24)]),
+        one("sampling", Refusal::EOPNOTSUPP, CounterConfig { mode: MODE_SAMPLING, ..VALID }),
+        one("unknown mode", Refusal::EOPNOTSUPP, CounterConfig { mode: 2, ..VALID }),
+        one("period without sampling", Refusal::EINVAL, CounterConfig { period: 1, ..VALID }),
+        one("reserved field of a counter", Refusal::EINVAL, CounterConfig { reserved: 1, ..VALID }),
+        one("pin control bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_PC)),
+        one("interrupt bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_INT)),
+        one("any-thread bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_ANY)),
+        one("reserved bit 32", Refusal::EINVAL, select(VALID.evntsel | 1 << 32)),
+        one("reserved bit 63", Refusal::EINVAL, select(VALID.evntsel | 1 << 63)),
+        one("enable bit clear", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_EN)),
+        one("no ring", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_USR)),
+        one("event outside the core", Refusal::EPERM, select(VALID.evntsel & !0xff | 0xb7)),
+        one("event on a fixed counter", Refusal::EINVAL, fixed(VALID.evntsel)),
+        one(
+            "edge on a fixed counter",
+            Refusal::EINVAL,
+            fixed(EVNTSEL_USR | EVNTSEL_EN | EVNTSEL_EDGE),
+        ),
+    ]
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the guest's module refuses.
+
+use std::fs::File;
+
+use anyhow::{Context, Result};
+use nix::sys::mman::ProtFlags;
+use shared_abi::CounterConfig;
+use shared_abi::ioctl::{
+    Control, Create, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL,
+    IOC_TYPE, IOC_UNLINK, Info, Sums,
+};
+use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use vm_tests::map::{MapRequest, map};
+use vm_tests::raw::{Argument, Refusal, ioctl, open_device};
+use vm_tests::tally::equal;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::Bench;
+use crate::configs::{self, VALID};
+
+const CREATE: Create =
+    Create { abi_major: ABI_MAJOR as u32, abi_minor: ABI_MINOR as u32, tid: 0, reserved: 0 };
+
+/// The thread id of no thread of ours.
+const INIT: u32 = 1;
+
+/// Does an ioctl with a structure that nobody looks at afterwards.
+fn tell<T: IntoBytes + FromBytes + Immutable>(
+    device: &File,
+    request: u32,
+    mut argument: T,
+) -> Result<(), Refusal> {
+    ioctl(device, request, Argument::of(&mut argument))
+}
+
+/// [`Control`] with these counters.
+fn control(counters: &[CounterConfig]) -> Control {
+    let mut control = Control { counters: counters.len() as u32, ..Control::default() };
+    control.counter[..counters.len()].copy_from_slice(counters);
+    control
+}
+
+/// Requests that are refused whatever the state.
+pub fn refuse(bench: &mut Bench) -> Result<()> {
+    let bound = open_device().context("cannot open the device")?;
+    // A second way to the counters that the bench's session has given this thread.
+    tell(&bound, IOC_OPEN, CREATE).context("cannot bind a descriptor to this thread")?;
+    unbound(bench, &open_device()?);
+    binding(bench, &bound)?;
+    numbers_and_pointers(bench, &bound);
+    controls(bench, &bound);
+    mappings(bench, &bound);
+    strangers(bench, &bound)?;
+    unlinked(bench)
+}
+
+fn unbound(bench: &mut Bench, device: &File) {
+    let requests: [(&str, u32); 4] = [
+        ("control", IOC_CONTROL),
+        ("read", IOC_READ),
+        ("read of the control", IOC_READ_CONTROL),
+        ("unlink", IOC_UNLINK),
+    ];
+    for (name, request) in requests {
+        bench.refused(&format!("{name} of an unbound descriptor"), Refusal::EINVAL, || {
+            tell(device, request, control(&[VALID]))
+        });
+    }
+    bench.refused("mapping of an unbound descriptor", Refusal::EINVAL, || {
+        map(device, &MapRequest::pages(1)).map(drop)
+    });
+}
+
+fn binding(bench: &mut Bench, bound: &File) -> Result<()> {
+    let free = open_device()?;
+    for (name, request) in [("creation", IOC_CREATE), ("opening", IOC_OPEN)] {
+        let major = Create { abi_major: u32::from(ABI_MAJOR) + 1, ..CREATE };
+        bench.refused(&format!("{name} by another ABI major"), Refusal::EPROTO, || {
+            tell(&free, request, major)
+        });
+        bench.refused(&format!("{name} with a reserved field"), Refusal::EINVAL, || {
+            tell(&free, request, Create { reserved: 1, ..CREATE })
+        });
+        bench.refused(&format!("{name} for another thread"), Refusal::EOPNOTSUPP, || {
+            tell(&free, request, Create { tid: INIT, ..CREATE })
+        });
+        bench.refused(&format!("{name} by a bound descriptor"), Refusal::EEXIST, || {
+            tell(bound, request, CREATE)
+        });
+    }
+    bench.refused("second creation for a thread", Refusal::EEXIST, || {
+        tell(&free, IOC_CREATE, CREATE)
+    });
+    bench.refused("opening by a thread without counters", Refusal::ESRCH, || {
+        elsewhere(|| tell(&free, IOC_OPEN, CREATE))
+    });
+    Ok(())
+}
+
+fn numbers_and_pointers(bench: &mut Bench, bound: &File) {
+    for (name, request) in [
+        ("number beyond the last", u32::from(b'G') | IOC_TYPE << 8),
+        ("number before the first", u32::from(b'?') | IOC_TYPE << 8),
+        ("control of another size", IOC_CONTROL ^ 8 << 16),
+        ("control in the other direction", IOC_CONTROL ^ 3 << 30),
+        ("terminal's request", 0x5401),
+    ] {
+        bench.refused(name, Refusal::ENOTTY, || tell(bound, request, [0_u8; 1024]));
+    }
+    let unbound = open_device().expect("it could be opened before");
+    for (name, request, device) in [
+        ("information", IOC_INFO, bound),
+        ("creation", IOC_CREATE, &unbound),
+        ("opening", IOC_OPEN, &unbound),
+        ("control", IOC_CONTROL, bound),
+        ("read", IOC_READ, bound),
+        ("read of the control", IOC_READ_CONTROL, bound),
+    ] {
+        for (place, argument) in [
+            ("address 0", Argument::Null),
+            ("the hypervisor's memory", Argument::Hypervisor),
+            ("no canonical address", Argument::NonCanonical),
+        ] {
+            bench.refused(&format!("{name} at {place}"), Refusal::EFAULT, || {
+                ioctl(device, request, argument)
+            });
+        }
+    }
+}
+
+fn controls(bench: &mut Bench, bound: &File) {
+    let valid = control(&[VALID]);
+    for (name, control) in [
+        ("unknown flag", Control { flags: 4, ..valid }),
+        ("reserved field of a control", Control { reserved: 1, ..valid }),
+        ("preserving a sum that is not there", Control { preserve: 2, ..valid }),
+        ("one counter too many", Control { counters: MAX_COUNTERS as u32 + 1, ..valid }),
+        ("most counters too many", Control { counters: u32::MAX, ..valid }),
+    ] {
+        bench.refused(name, Refusal::EINVAL, || tell(bound, IOC_CONTROL, control));
+    }
+    let caps = bench.witness.session().description().caps;
+    for bad in caps.iter().flat_map(configs::all) {
+        bench.refused(&format!("control: {}", bad.name), bad.errno, || {
+            tell(bound, IOC_CONTROL, control(&bad.counters))
+        });
+    }
+}
+
+fn mappings(bench: &mut Bench, bound: &File) {
+    let pages = 1 + bench.witness.session().description().vcpus as usize;
+    let good = MapRequest::pages(pages);
+    for (name, errno, request) in [
+        ("writable mapping", Refusal::EPERM, MapRequest { writable: true, ..good }),
+        ("executable mapping", Refusal::EPERM, MapRequest { executable: true, ..good }),
+        ("private mapping", Refusal::EPERM, MapRequest { private: true, ..good }),
+        ("mapping one page too long", Refusal::EINVAL, MapRequest::pages(pages + 1)),
+        ("mapping one page too short", Refusal::EINVAL, MapRequest::pages(pages - 1)),
+        ("mapping from the second page on", Refusal::EINVAL, MapRequest { offset: 1, ..good }),
+    ] {
+        bench.refused(name, errno, || map(bound, &request).map(drop));
+    }
+    bench.refused("making a mapping writable", Refusal::EACCES, || {
+        map(bound, &good)?.protect(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)
+    });
+}
+
+/// What another thread may not do with this thread's descriptor.
+fn strangers(bench: &mut Bench, bound: &File) -> Result<()> {
+    bench.refused("control by another thread", Refusal::EPERM, || {
+        elsewhere(|| tell(bound, IOC_CONTROL, control(&[VALID])))
+    });
+    bench.refused("unlink by another thread", Refusal::EPERM, || {
+        elsewhere(|| ioctl(bound, IOC_UNLINK, Argument::Null))
+    });
+    Ok(())
+}
+
+/// What is left of a thread's counters after they were unlinked.
+fn unlinked(bench: &mut Bench) -> Result<()> {
+    let device = open_device()?;
+    let (control_after, before, after) = elsewhere(|| -> Result<_, Refusal> {
+        tell(&device, IOC_CREATE, CREATE)?;
+        tell(&device, IOC_CONTROL, control(&[VALID]))?;
+        ioctl(&device, IOC_UNLINK, Argument::Null)?;
+        let (mut before, mut after) = (Sums::default(), Sums::default());
+        ioctl(&device, IOC_READ, Argument::of(&mut before))?;
+        let control_after = tell(&device, IOC_CONTROL, control(&[VALID]));
+        ioctl(&device, IOC_UNLINK, Argument::Null)?;
+        ioctl(&device, IOC_READ, Argument::of(&mut after))?;
+        Ok((control_after, before, after))
+    })
+    .context("cannot count in another thread")?;
+    bench.tally.check("control after unlink: ESRCH", equal(control_after, Err(Refusal::ESRCH)));
+    let counted = if before.counter[0] > 0 { Ok(()) } else { Err("no counts".to_owned()) };
+    bench.tally.check("sums stay after unlink", counted.and_then(|()| equal(after, before)));
+    let mut info = Info::default();
+    let outcome = ioctl(&device, IOC_INFO, Argument::of(&mut info));
+    bench.tally.check("information after unlink", equal(outcome, Ok(())));
+    Ok(())
+}
+
+/// Runs `request` in a thread of its own.
+fn elsewhere<T: Send>(request: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(request).join().expect("requests do not panic"))
+}

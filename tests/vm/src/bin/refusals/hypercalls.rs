@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the hypervisor refuses.
+
+use anyhow::{Context, Result};
+use shared_abi::CounterConfig;
+use shared_abi::hypercall::{
+    HvDomain, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER,
+    OP_STATS, OP_STOP, OP_UNREGISTER,
+};
+use shared_abi::limits::MAX_SLOTS;
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use vm_tests::module;
+use vm_tests::raw::{Argument, Refusal};
+use vm_tests::tally::{Tally, equal};
+use vm_tests::xen::Xen;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::Bench;
+use crate::configs::{self, VALID};
+
+/// The domain number of no domain.
+const NO_DOMAIN: u32 = 0x7000;
+
+/// Calls with `argument`, saying that it is `length` bytes long.
+fn call<T: IntoBytes + FromBytes + Immutable>(
+    xen: &Xen,
+    op: u32,
+    mut argument: T,
+    length: usize,
+) -> Result<(), Refusal> {
+    xen.perfctr_op(op, Argument::of(&mut argument), length as u32)
+}
+
+/// [`HvLoad`] with these counters.
+fn load(counters: &[CounterConfig]) -> HvLoad {
+    let mut load = HvLoad { counters: counters.len() as u32, ..HvLoad::default() };
+    load.counter[..counters.len()].copy_from_slice(counters);
+    load
+}
+
+/// Requests that are refused whatever the state.
+pub fn refuse(bench: &mut Bench, xen: &Xen) {
+    arguments(bench, xen);
+    lengths(bench, xen);
+    pointers(bench, xen);
+    loads(bench, xen);
+}
+
+fn arguments(bench: &mut Bench, xen: &Xen) {
+    for op in [7, 255, u32::MAX] {
+        bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
+            xen.perfctr_op(op, Argument::Null, 0)
+        });
+    }
+    let query = HvQuery {
+        abi_major: u32::from(ABI_MAJOR) + 1,
+        abi_minor: ABI_MINOR.into(),
+        ..HvQuery::default()
+    };
+    bench.refused("query by another ABI major", Refusal::EPROTO, || {
+        call(xen, OP_QUERY, query, size_of::<HvQuery>())
+    });
+    let register = HvRegister::default();
+    bench.refused("second page of a vCPU", Refusal::EEXIST, || {
+        call(xen, OP_REGISTER, register, size_of::<HvRegister>())
+    });
+    bench.refused("reserved field of a registration", Refusal::EINVAL, || {
+        call(xen, OP_REGISTER, HvRegister { reserved: 1, ..register }, size_of::<HvRegister>())
+    });
+    let domain = HvDomain { domid: NO_DOMAIN, enabled: 1 };
+    bench.refused("allowing no domain", Refusal::ESRCH, || {
+        call(xen, OP_DOMAIN, domain, size_of::<HvDomain>())
+    });
+    bench.refused("allowing a domain twice over", Refusal::EINVAL, || {
+        call(xen, OP_DOMAIN, HvDomain { domid: 0, enabled: 2 }, size_of::<HvDomain>())
+    });
+}
+
+fn lengths(bench: &mut Bench, xen: &Xen) {
+    let sizes = [
+        ("query", OP_QUERY, size_of::<HvQuery>()),
+        ("registration", OP_REGISTER, size_of::<HvRegister>()),
+        ("domain", OP_DOMAIN, size_of::<HvDomain>()),
+        ("statistics", OP_STATS, size_of::<HvStats>()),
+        ("load", OP_LOAD, HvLoad::bytes(1)),
+        ("unregistration", OP_UNREGISTER, 0),
+        ("stop", OP_STOP, 0),
+    ];
+    for (name, op, size) in sizes {
+        let wrong = [size.wrapping_sub(1), size + 1, 0, 4096, u32::MAX as usize];
+        for length in wrong.into_iter().filter(|&length| length != size && length != usize::MAX) {
+            bench.refused(&format!("{name} of {length} bytes"), Refusal::EINVAL, || {
+                call(xen, op, load(&[VALID]), length)
+            });
+        }
+    }
+    let counters = MAX_SLOTS + 1;
+    let mut many = [0_u8; HvLoad::bytes(MAX_SLOTS + 1)];
+    many[..4].copy_from_slice(&(counters as u32).to_ne_bytes());
+    bench.refused("load of more counters than a page has", Refusal::EINVAL, || {
+        call(xen, OP_LOAD, many, HvLoad::bytes(counters))
+    });
+    bench.refused("load that says it has more counters", Refusal::EINVAL, || {
+        call(xen, OP_LOAD, HvLoad { counters: 2, ..load(&[VALID]) }, HvLoad::bytes(1))
+    });
+    bench.refused("load that says it has most counters", Refusal::EINVAL, || {
+        call(xen, OP_LOAD, HvLoad { counters: u32::MAX, ..load(&[VALID]) }, HvLoad::bytes(1))
+    });
+    bench.refused("reserved field of a load", Refusal::EINVAL, || {
+        call(xen, OP_LOAD, HvLoad { reserved: 1, ..load(&[VALID]) }, HvLoad::bytes(1))
+    });
+}
+
+fn pointers(bench: &mut Bench, xen: &Xen) {
+    let sizes = [
+        ("query", OP_QUERY, size_of::<HvQuery>()),
+        ("registration", OP_REGISTER, size_of::<HvRegister>()),
+        ("domain", OP_DOMAIN, size_of::<HvDomain>()),
+        ("statistics", OP_STATS, size_of::<HvStats>()),
+        ("load", OP_LOAD, HvLoad::bytes(1)),
+    ];
+    for (name, op, size) in sizes {
+        for (place, argument) in [
+            ("address 0", Argument::Null),
+            ("the hypervisor's memory", Argument::Hypervisor),
+            ("no canonical address", Argument::NonCanonical),
+        ] {
+            bench.refused(&format!("{name} at {place}"), Refusal::EFAULT, || {
+                xen.perfctr_op(op, argument, size as u32)
+            });
+        }
+    }
+}
+
+fn loads(bench: &mut Bench, xen: &Xen) {
+    let caps = bench.witness.session().description().caps;
+    for bad in caps.iter().flat_map(configs::all) {
+        bench.refused(&format!("load: {}", bad.name), bad.errno, || {
+            call(xen, OP_LOAD, load(&bad.counters), HvLoad::bytes(bad.counters.len()))
+        });
+    }
+}
+
+/// Requests that are refused because the vCPU has no page: while the module is unloaded.
+pub fn refuse_without_page(tally: &mut Tally, xen: &Xen) -> Result<()> {
+    module::unload_when_idle().context("cannot unload the module")?;
+    let size = size_of::<HvRegister>();
+    for (name, gfn) in [("the largest number", u64::MAX), ("beyond all memory", 1 << 40)] {
+        let outcome = call(xen, OP_REGISTER, HvRegister { gfn, reserved: 0 }, size);
+        let name = format!("page whose frame is {name}: EINVAL");
+        tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
+    }
+    let outcome = xen.perfctr_op(OP_UNREGISTER, Argument::Null, 0);
+    tally.check("unregistration without a page: ENXIO", equal(outcome, Err(Refusal::ENXIO)));
+    let outcome = xen.perfctr_op(OP_STOP, Argument::Null, 0);
+    tally.check("stop without a page: ENXIO", equal(outcome, Err(Refusal::ENXIO)));
+    let outcome = call(xen, OP_LOAD, load(&[VALID]), HvLoad::bytes(1));
+    tally.check("load without a page: ENXIO", equal(outcome, Err(Refusal::ENXIO)));
+    module::load()
+}

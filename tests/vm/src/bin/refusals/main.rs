@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Everything that must be refused, with the documented error number, and without a change.
+//!
+//! Each request is made while the calling thread counts, and differs from a valid one in one
+//! point.  After it the thread still counts exactly, and its vCPU's page says that nothing was
+//! loaded.
+
+mod configs;
+mod device;
+mod hypercalls;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use shared_abi::sync::Ordering::Relaxed;
+use vm_tests::raw::Refusal;
+use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::witness::Witness;
+use vm_tests::xen::Xen;
+
+/// A thread that counts, on one vCPU, and the list of checks.
+struct Bench {
+    witness: Witness,
+    vcpu: u32,
+    tally: Tally,
+}
+
+impl Bench {
+    fn new() -> Result<Self> {
+        let cpu = *cpus()?.first().context("there is no CPU")?;
+        run_on(SELF, &[cpu])?;
+        Ok(Self { witness: Witness::new()?, vcpu: cpu as u32, tally: Tally::default() })
+    }
+
+    /// How often something was loaded for the vCPU.
+    fn generation(&self) -> Option<u64> {
+        let page = self.witness.session().vcpu_page(self.vcpu)?;
+        Some(page.generation.load(Relaxed))
+    }
+
+    /// Makes a request that must be refused with `errno`.
+    fn refused(
+        &mut self,
+        name: &str,
+        errno: Refusal,
+        request: impl FnOnce() -> Result<(), Refusal>,
+    ) {
+        let before = self.generation();
+        let outcome = equal(request(), Err(errno))
+            .and_then(|()| equal(self.generation(), before))
+            .and_then(|()| self.witness.unchanged());
+        self.tally.check(&format!("{name}: {errno:?}"), outcome);
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let mut bench = Bench::new()?;
+    hypercalls::refuse(&mut bench, &xen);
+    device::refuse(&mut bench)?;
+    let Bench { witness, mut tally, .. } = bench;
+    // The module can only be unloaded when nothing counts.
+    drop(witness);
+    hypercalls::refuse_without_page(&mut tally, &xen)?;
+    Ok(tally.finish())
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Mappings of the device as nobody should ask for them.
+#![expect(unsafe_code, reason = "mappings are pointers")]
+
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mprotect, munmap};
+use shared_abi::limits::PAGE_BYTES;
+
+/// What to ask for: a shared, read-only mapping unless it says otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct MapRequest {
+    /// Pages to map.
+    pub pages: usize,
+    /// First page.
+    pub offset: usize,
+    /// To be written.
+    pub writable: bool,
+    /// To be executed.
+    pub executable: bool,
+    /// With pages of its own.
+    pub private: bool,
+}
+
+impl MapRequest {
+    /// What the device allows, if the number of pages is right.
+    pub const fn pages(pages: usize) -> Self {
+        Self { pages, offset: 0, writable: false, executable: false, private: false }
+    }
+}
+
+/// A mapping that nobody looks into.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<c_void>,
+    bytes: usize,
+}
+
+/// Maps the device.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn map(device: &impl AsFd, request: &MapRequest) -> Result<Mapping, Errno> {
+    let bytes = NonZeroUsize::new(request.pages * PAGE_BYTES).ok_or(Errno::EINVAL)?;
+    let mut access = ProtFlags::PROT_READ;
+    access.set(ProtFlags::PROT_WRITE, request.writable);
+    access.set(ProtFlags::PROT_EXEC, request.executable);
+    let kind = if request.private { MapFlags::MAP_PRIVATE } else { MapFlags::MAP_SHARED };
+    let offset = (request.offset * PAGE_BYTES) as i64;
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let start = unsafe { mmap(None, bytes, access, kind, device, offset)? };
+    Ok(Mapping { start, bytes: bytes.get() })
+}
+
+impl Mapping {
+    /// Asks for other rights.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal.
+    pub fn protect(&self, access: ProtFlags) -> Result<(), Errno> {
+        // SAFETY: the mapping is ours, and there are no references into it.
+        unsafe { mprotect(self.start, self.bytes, access) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and there are no references into it.
+        let result = unsafe { munmap(self.start, self.bytes) };
+        debug_assert!(result.is_ok());
+    }
+}

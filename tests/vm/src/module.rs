@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Loading and unloading the guest's module.
+
+use std::fs::File;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
+
+/// Where the test VM keeps the module.
+pub const PATH: &str = "/lib/perfctr/perfctr.ko";
+
+/// Loads the module.
+///
+/// # Errors
+///
+/// There is no such file, or the module's refusal.
+pub fn load() -> Result<()> {
+    let file = File::open(PATH).with_context(|| format!("cannot open {PATH}"))?;
+    finit_module(&file, c"", ModuleInitFlags::empty()).context("cannot load the module")
+}
+
+/// Unloads the module, unless it is in use.
+///
+/// # Errors
+///
+/// `EAGAIN` it is in use, `ENOENT` it is not loaded.
+pub fn unload() -> Result<(), Errno> {
+    delete_module(c"perfctr", DeleteModuleFlags::O_NONBLOCK)
+}
+
+/// Unloads the module as soon as nobody uses it, within a second.
+///
+/// # Errors
+///
+/// Those of [`unload`].
+pub fn unload_when_idle() -> Result<(), Errno> {
+    for _ in 0..1000 {
+        match unload() {
+            Err(Errno::EAGAIN) => sleep(Duration::from_millis(1)),
+            result => return result,
+        }
+    }
+    unload()
+}
