@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! CPUs come and go while threads count.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use vm_tests::threads::cpus;
+use vm_tests::witness::Witness;
+
+use crate::ends::{exact, threads, until_threads};
+
+/// Threads for each CPU.
+const THREADS_PER_CPU: usize = 2;
+
+fn set_online(cpu: usize, online: bool) -> Result<()> {
+    let path = PathBuf::from(format!("/sys/devices/system/cpu/cpu{cpu}/online"));
+    fs::write(&path, if online { "1" } else { "0" })
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Takes every CPU but the first away and gives it back, `rounds` times, while threads count.
+pub fn come_and_go(rounds: u32) -> Result<()> {
+    let cpus = cpus()?;
+    ensure!(cpus.len() > 1, "there is only one CPU");
+    let before = threads()?;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS_PER_CPU * cpus.len())
+            .map(|_| {
+                scope.spawn(|| -> Result<u64> {
+                    let witness = Witness::new()?;
+                    let mut checks = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        exact(&witness)?;
+                        checks += 1;
+                    }
+                    Ok(checks)
+                })
+            })
+            .collect();
+        let plugged = plug(&cpus[1..], rounds);
+        stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            let checks = worker.join().expect("workers do not panic")?;
+            ensure!(checks > 0, "a thread has checked nothing");
+        }
+        plugged
+    })?;
+    until_threads(before)
+}
+
+fn plug(cpus: &[usize], rounds: u32) -> Result<()> {
+    for _ in 0..rounds {
+        for &cpu in cpus {
+            set_online(cpu, false)?;
+            thread::sleep(Duration::from_millis(10));
+            set_online(cpu, true)?;
+        }
+    }
+    Ok(())
+}

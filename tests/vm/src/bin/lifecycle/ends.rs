@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! How one thread's counters end.
+
+use std::mem::forget;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use perfctr::{Event, Session};
+use shared_abi::ioctl::{CONTROL_TSC, Control, Create, IOC_CONTROL, IOC_CREATE, IOC_READ, Sums};
+use shared_abi::version::ABI_MAJOR;
+use vm_tests::raw::{Argument, ioctl, open_device};
+use vm_tests::stats::ModuleStats;
+use vm_tests::witness::Witness;
+
+/// A named test.
+pub type Test = (&'static str, fn() -> Result<()>);
+
+/// The tests of this module.
+pub const TESTS: &[Test] = &[
+    ("stop keeps the counts", stop_keeps_the_counts),
+    ("resume goes on from the counts", resume_goes_on),
+    ("drop leaves nothing", drop_leaves_nothing),
+    ("thread exit leaves nothing", thread_exit_leaves_nothing),
+    ("closing the descriptor does not stop", closing_does_not_stop),
+    ("sums outlive their thread", sums_outlive_their_thread),
+];
+
+/// Threads that have counters, by the module's account.
+pub fn threads() -> Result<u64> {
+    ModuleStats::read()?.get("threads")
+}
+
+/// Waits, at most two seconds, until the module says that so many threads have counters.
+pub fn until_threads(expected: u64) -> Result<()> {
+    for _ in 0..200 {
+        if threads()? == expected {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    bail!("{} threads have counters, {expected} expected", threads()?)
+}
+
+/// The check of a witness.
+pub fn exact(witness: &Witness) -> Result<()> {
+    witness.unchanged().map_err(anyhow::Error::msg)
+}
+
+/// Runs something in a thread of its own.
+pub fn elsewhere<T: Send>(test: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(test).join().expect("tests do not panic"))
+}
+
+fn counting() -> Result<Session> {
+    let mut session = Session::open()?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    Ok(session)
+}
+
+fn stop_keeps_the_counts() -> Result<()> {
+    let mut session = counting()?;
+    let running = session.read::<1>()?;
+    session.stop()?;
+    let (stopped, later) = (session.read::<1>()?, session.read::<1>()?);
+    ensure!(stopped.counts[0] > running.counts[0], "{stopped:?} is not after {running:?}");
+    ensure!(stopped.counts == later.counts && stopped.tsc == later.tsc, "{later:?} has changed");
+    Ok(())
+}
+
+fn resume_goes_on() -> Result<()> {
+    let mut session = counting()?;
+    session.stop()?;
+    let stopped = session.read::<1>()?;
+    session.resume()?;
+    let resumed = session.read::<1>()?;
+    // Between the two counts lie the ends of one system call and of one read.
+    let passed = resumed.counts[0].wrapping_sub(stopped.counts[0]);
+    ensure!((1..10_000).contains(&passed), "{passed} instructions passed");
+    Ok(())
+}
+
+fn drop_leaves_nothing() -> Result<()> {
+    let before = threads()?;
+    let session = counting()?;
+    until_threads(before + 1)?;
+    drop(session);
+    until_threads(before)
+}
+
+fn thread_exit_leaves_nothing() -> Result<()> {
+    let before = threads()?;
+    let witness = Witness::new()?;
+    for _ in 0..50 {
+        elsewhere(|| counting().map(forget))?;
+    }
+    until_threads(before + 1)?;
+    exact(&witness)
+}
+
+/// The thread keeps its counters without any descriptor, until it ends.
+fn closing_does_not_stop() -> Result<()> {
+    let before = threads()?;
+    elsewhere(|| -> Result<()> {
+        drop(counting_descriptor()?);
+        until_threads(before + 1)
+    })?;
+    until_threads(before)
+}
+
+fn sums_outlive_their_thread() -> Result<()> {
+    let before = threads()?;
+    let device = elsewhere(counting_descriptor)?;
+    until_threads(before)?;
+    let (mut sums, mut later) = (Sums::default(), Sums::default());
+    ioctl(&device, IOC_READ, Argument::of(&mut sums)).context("cannot read the sums")?;
+    ioctl(&device, IOC_READ, Argument::of(&mut later)).context("cannot read the sums")?;
+    ensure!(sums.tsc > 0 && sums == later, "{sums:?}, then {later:?}");
+    Ok(())
+}
+
+/// A descriptor of the calling thread's counters, which count the TSC.
+fn counting_descriptor() -> Result<std::fs::File> {
+    let device = open_device()?;
+    let mut create = Create { abi_major: ABI_MAJOR.into(), ..Create::default() };
+    ioctl(&device, IOC_CREATE, Argument::of(&mut create)).context("cannot create")?;
+    let mut control = Control { flags: CONTROL_TSC, ..Control::default() };
+    ioctl(&device, IOC_CONTROL, Argument::of(&mut control)).context("cannot control")?;
+    Ok(device)
+}
+
+/// Opens and closes many sessions, some of them by forgetting them in a thread that ends.
+pub fn many_sessions(cycles: u32) -> Result<()> {
+    let before = threads()?;
+    for cycle in 0..cycles {
+        if cycle.is_multiple_of(8) {
+            elsewhere(|| counting().map(forget))?;
+        } else {
+            drop(counting()?);
+        }
+    }
+    until_threads(before)
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Births and deaths: of threads, processes, descriptors, CPUs and the module itself.
+//!
+//! Whatever happens, whoever goes on counting counts exactly, and nothing is left behind.
+
+mod cpus;
+mod ends;
+mod processes;
+mod reload;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use vm_tests::tally::Tally;
+
+/// Tests how sessions begin and end.
+#[derive(Debug, Parser)]
+struct Options {
+    /// What to do as a child process of this program.
+    #[arg(long, hide = true)]
+    child: Option<processes::Child>,
+    /// Sessions to open and close one after the other.
+    #[arg(long, default_value_t = 2000)]
+    cycles: u32,
+    /// Times to take every CPU away and give it back.
+    #[arg(long, default_value_t = 5)]
+    hotplugs: u32,
+    /// Times to unload and load the module.
+    #[arg(long, default_value_t = 20)]
+    reloads: u32,
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    if let Some(child) = options.child {
+        return Ok(child.run());
+    }
+    let mut tally = Tally::default();
+    for (name, test) in ends::TESTS.iter().chain(processes::TESTS) {
+        tally.check(name, outcome(test()));
+    }
+    tally.check("many sessions", outcome(ends::many_sessions(options.cycles)));
+    tally.check("CPUs come and go", outcome(cpus::come_and_go(options.hotplugs)));
+    tally.check("module in use", outcome(reload::in_use()));
+    tally.check("module comes and goes", outcome(reload::comes_and_goes(options.reloads)));
+    Ok(tally.finish())
+}
+
+fn outcome(result: Result<()>) -> Result<(), String> {
+    result.map_err(|error| format!("{error:#}"))
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The module comes and goes.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+use perfctr::Error;
+use vm_tests::module;
+use vm_tests::witness::Witness;
+
+use crate::ends::{exact, until_threads};
+
+/// Threads that open and close sessions meanwhile.
+const THREADS: usize = 6;
+
+/// The module cannot be unloaded while a thread counts.
+pub fn in_use() -> Result<()> {
+    let witness = Witness::new()?;
+    let refusal = module::unload();
+    ensure!(refusal == Err(Errno::EAGAIN), "unloading gave {refusal:?}");
+    exact(&witness)
+}
+
+/// Unloads and loads the module `rounds` times while threads open and close sessions.
+pub fn comes_and_goes(rounds: u32) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    let sessions = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..THREADS).map(|_| scope.spawn(|| open_and_close(&stop, &sessions))).collect();
+        let reloaded = reload(rounds);
+        stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            worker.join().expect("workers do not panic")?;
+        }
+        reloaded
+    })?;
+    let sessions = sessions.load(Ordering::Relaxed);
+    ensure!(sessions > 0, "no session was opened meanwhile");
+    until_threads(0)
+}
+
+fn reload(rounds: u32) -> Result<()> {
+    for _ in 0..rounds {
+        thread::sleep(Duration::from_millis(20));
+        module::unload_when_idle().context("cannot unload the module")?;
+        module::load()?;
+    }
+    Ok(())
+}
+
+fn open_and_close(stop: &AtomicBool, sessions: &AtomicU64) -> Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        match Witness::new() {
+            Ok(witness) => {
+                exact(&witness)?;
+                sessions.fetch_add(1, Ordering::Relaxed);
+            }
+            // The module is not there just now.
+            Err(Error::NoDevice { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // Leaves the module moments in which nobody uses it.
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
