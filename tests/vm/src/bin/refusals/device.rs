@@ -156,9 +156,9 @@ fn mappings(bench: &mut Bench, bound: &File) {
         ("writable mapping", Refusal::EPERM, MapRequest { writable: true, ..good }),
         ("executable mapping", Refusal::EPERM, MapRequest { executable: true, ..good }),
         ("private mapping", Refusal::EPERM, MapRequest { private: true, ..good }),
-        ("mapping one page too long", Refusal::EINVAL, MapRequest::pages(pages + 1)),
-        ("mapping one page too short", Refusal::EINVAL, MapRequest::pages(pages - 1)),
-        ("mapping from the second page on", Refusal::EINVAL, MapRequest { offset: 1, ..good }),
+        ("mapping one page too long", Refusal::EPERM, MapRequest::pages(pages + 1)),
+        ("mapping one page too short", Refusal::EPERM, MapRequest::pages(pages - 1)),
+        ("mapping from the second page on", Refusal::EPERM, MapRequest { offset: 1, ..good }),
     ] {
         bench.refused(name, errno, || map(bound, &request).map(drop));
     }
