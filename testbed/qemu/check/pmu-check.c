@@ -140,13 +140,19 @@ static long value(int fd)
     return count;
 }
 
-/* Only a processor with a global control starts a group's counters at the same instruction. */
-static bool counters_start_together(void)
+/* CPUID leaf 0xA, EAX: version, number and width of the counters; 0 on AMD's processors. */
+static unsigned architectural_pmu(void)
 {
     unsigned eax = 0, ebx, ecx, edx;
 
     __get_cpuid_count(0xa, 0, &eax, &ebx, &ecx, &edx);
-    return (eax & 0xff) >= 2;
+    return eax;
+}
+
+/* Only a processor with a global control starts a group's counters at the same instruction. */
+static bool counters_start_together(void)
+{
+    return (architectural_pmu() & 0xff) >= 2;
 }
 
 /* Each body; four events at once, as AMD's processors have no more counters. */
@@ -337,6 +343,65 @@ static void check_samples(uint64_t period)
     close(fd);
 }
 
+static int msr_file;
+
+static long rdmsr(uint32_t msr)
+{
+    uint64_t val;
+
+    return pread(msr_file, &val, sizeof(val), msr) == sizeof(val) ? (long)val : -1;
+}
+
+static bool wrmsr(uint32_t msr, uint64_t val)
+{
+    return pwrite(msr_file, &val, sizeof(val), msr) == sizeof(val);
+}
+
+/* Intel's registers, on CPU 0. Perf has no event at this time, so they are ours. */
+static void check_msrs(void)
+{
+    enum { PMC3 = 0xc4, SELECT3 = 0x189, FIXED0 = 0x309, FIXED_CONTROL = 0x38d, STATUS = 0x38e,
+           CONTROL = 0x38f, CLEAR = 0x390, COUNT_ALL = 0x4300c0, THRESHOLD = 1 << 24 };
+    long mask = (1l << (architectural_pmu() >> 16 & 0xff)) - 1;
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(0, &set);
+    sched_setaffinity(0, sizeof(set), &set);
+
+    expect("msr", "PMU available", rdmsr(0x1a0) >> 7 & 1, 1);
+    expect("msr", "reserved bit of a selector", wrmsr(SELECT3, 1l << 32), false);
+    expect("msr", "reserved bit of the fixed control", wrmsr(FIXED_CONTROL, 1 << 12), false);
+    expect("msr", "reserved bit of a fixed counter", wrmsr(FIXED0, mask + 1), false);
+    expect("msr", "reserved bit of the global control", wrmsr(CONTROL, 1 << 4), false);
+    expect("msr", "global status is read-only", wrmsr(STATUS, 0), false);
+    expect("msr", "fixed counter", wrmsr(FIXED0, mask) ? rdmsr(FIXED0) : -1, mask);
+    expect("msr", "positive", wrmsr(PMC3, 0x57fffffffl) ? rdmsr(PMC3) : -1, 0x7fffffff);
+    expect("msr", "sign-extended", wrmsr(PMC3, 0x80000001l) ? rdmsr(PMC3) : -1,
+           (long)(int)0x80000001 & mask);
+
+    wrmsr(CONTROL, 0xf);
+    wrmsr(SELECT3, COUNT_ALL);
+    body_loop(1000000);
+    expect("msr", "no overflow yet", rdmsr(STATUS), 0);
+    wrmsr(PMC3, -1000);
+    body_loop(1000000);
+    expect("msr", "overflow", rdmsr(STATUS), 1 << 3);
+    expect("msr", "clear", wrmsr(CLEAR, 1 << 3) ? rdmsr(STATUS) : -1, 0);
+    wrmsr(CONTROL, 0);
+    wrmsr(PMC3, 0);
+    body_loop(1000);
+    expect("msr", "disabled globally", rdmsr(PMC3), 0);
+    wrmsr(CONTROL, 0xf);
+    wrmsr(SELECT3, COUNT_ALL | THRESHOLD);
+    expect("msr", "with a threshold", rdmsr(PMC3) > 0 && rdmsr(PMC3) == rdmsr(PMC3), true);
+    wrmsr(SELECT3, COUNT_ALL + 0x10);
+    expect("msr", "unknown event", rdmsr(PMC3) > 0 && rdmsr(PMC3) == rdmsr(PMC3), true);
+    wrmsr(SELECT3, 0);
+    wrmsr(CLEAR, 0xf);
+    printf("msr: done\n");
+}
+
 /* The steps that a body takes; an iteration of a REP is none, and a signal neither. */
 static void step(unsigned b)
 {
@@ -390,6 +455,12 @@ static void check_guest(void)
     check_samples(99991);
     check_bodies_in_a_storm();
     check_rdpmc_faults();
+    msr_file = open("/dev/cpu/0/msr", O_RDWR);
+    if (msr_file < 0) {
+        printf("msr: not checked, no /dev/cpu/0/msr\n");
+    } else if (counters_start_together()) {
+        check_msrs();
+    }
 }
 
 int main(int argc, char **argv)
@@ -398,6 +469,8 @@ int main(int argc, char **argv)
     if (getpid() == 1) {
         mkdir("/proc", 0755), mount("proc", "/proc", "proc", 0, NULL);
         mkdir("/sys", 0755), mount("sysfs", "/sys", "sysfs", 0, NULL);
+        mkdir("/dev", 0755), mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
+        syscall(SYS_finit_module, open("/msr.ko", O_RDONLY), "", 0);
     }
     prepare();
     if (argc > 1 && !strcmp(argv[1], "--step")) {
