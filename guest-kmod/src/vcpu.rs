@@ -11,11 +11,25 @@ use crate::hypercall;
 use crate::stats::Stats;
 
 /// What the module knows of a vCPU.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Vcpu {
-    registered: bool,
+    /// Why the hypervisor does not publish here; `NXIO` while the vCPU is offline.
+    registered: Result<(), Errno>,
     /// What the hypervisor was last told to program.
     loaded: Config,
+}
+
+impl Vcpu {
+    fn new(registered: Result<(), Errno>) -> Self {
+        Self { registered, loaded: Config::default() }
+    }
+}
+
+impl Default for Vcpu {
+    /// Offline.
+    fn default() -> Self {
+        Self::new(Err(Errno::NXIO))
+    }
 }
 
 /// How many threads want something counted, on any vCPU.
@@ -69,9 +83,9 @@ impl<K: Kernel> Cpu<'_, K> {
     pub fn register(&mut self, gfn: u64) -> Result<(), Errno> {
         self.stats.hypercalls.add(1);
         self.stats.registers.add(1);
-        hypercall::register(self.kernel, gfn)?;
-        *self.vcpu = Vcpu { registered: true, loaded: Config::default() };
-        Ok(())
+        let registered = hypercall::register(self.kernel, gfn);
+        *self.vcpu = Vcpu::new(registered);
+        registered
     }
 
     /// Takes the page back.  Without effect if it is not registered.
@@ -80,7 +94,7 @@ impl<K: Kernel> Cpu<'_, K> {
     ///
     /// Those of the hypercall; the hypervisor still has the page then.
     pub fn unregister(&mut self) -> Result<(), Errno> {
-        if !self.vcpu.registered {
+        if self.vcpu.registered.is_err() {
             return Ok(());
         }
         self.stats.hypercalls.add(1);
@@ -106,12 +120,10 @@ impl<K: Kernel> Cpu<'_, K> {
     ///
     /// # Errors
     ///
-    /// `NXIO` no page is registered, and those of the hypercall.  What was loaded stays loaded.
+    /// Why no page is registered, and those of the hypercall.  What was loaded stays loaded.
     #[inline(always)]
     pub(crate) fn load(&mut self, config: &Config) -> Result<(), Errno> {
-        if !self.vcpu.registered {
-            return Err(Errno::NXIO);
-        }
+        self.vcpu.registered?;
         if self.vcpu.loaded.includes(config) {
             return Ok(());
         }
@@ -136,7 +148,6 @@ const fn errno(error: ReadError) -> Errno {
         // A registered vCPU may count unless the host has forbidden its domain meanwhile.
         ReadError::NotDirect => Errno::PERM,
         ReadError::NotLoaded(errno) => Errno(-errno),
-        ReadError::Malformed => Errno::NODEV,
-        ReadError::Disturbed => Errno::BUSY,
+        ReadError::Malformed | ReadError::Disturbed => Errno::NODEV,
     }
 }

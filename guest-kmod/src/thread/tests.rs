@@ -231,6 +231,22 @@ fn a_vcpu_without_a_page_counts_nothing_and_loses_nothing() {
 }
 
 #[test]
+fn a_vcpu_whose_registration_was_refused_fails_its_threads() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.switch_out();
+    machine.on(1, |cpu| cpu.unregister()).unwrap();
+    machine.refuse(Some(Errno::NOMEM));
+    machine.on(1, |cpu| cpu.register(1)).unwrap_err();
+    machine.refuse(None);
+    thread.switch_in(1);
+    thread.switch_out();
+    thread.switch_in(0);
+    assert_eq!(thread.read(), Err(Errno::NOMEM));
+}
+
+#[test]
 fn a_disturbed_sample_is_taken_again() {
     let machine = Machine::new();
     let thread = machine.thread();
@@ -243,7 +259,7 @@ fn a_disturbed_sample_is_taken_again() {
     thread.switch_in(0);
     machine.disturbances.set(READ_ATTEMPTS_MAX);
     thread.switch_out();
-    assert_eq!(thread.read(), Err(Errno::BUSY));
+    assert_eq!(thread.read(), Err(Errno::NODEV));
 }
 
 #[test]

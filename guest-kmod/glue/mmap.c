@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* The mapping: the thread's page, then every vCPU's, read-only. */
+
+#include <linux/mm.h>
+
+#include "perfctr.h"
+
+static int perfctr_insert(struct vm_area_struct *vma, unsigned int index,
+			  void *page)
+{
+	return vm_insert_page(vma, vma->vm_start + index * PAGE_SIZE,
+			      virt_to_page(page));
+}
+
+/* VM_SHARED is cleared for descriptors that cannot write; VM_MAYSHARE stays. */
+static bool perfctr_may_map(struct vm_area_struct *vma)
+{
+	return vma->vm_pgoff == 0 && vma_pages(vma) == 1 + nr_cpu_ids &&
+	       vma->vm_flags & VM_MAYSHARE &&
+	       !(vma->vm_flags & (VM_WRITE | VM_EXEC));
+}
+
+/* The mapping keeps the file open, and that keeps the pages. */
+int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	struct perfctr_thread *thread = READ_ONCE(file->private_data);
+	unsigned int cpu;
+	int err;
+
+	if (!thread)
+		return -EINVAL;
+	if (!perfctr_may_map(vma))
+		return -EPERM;
+	vma->vm_flags &= ~(VM_MAYWRITE | VM_MAYEXEC);
+	vma->vm_flags |= VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP;
+	err = perfctr_insert(vma, 0, thread->page);
+	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
+		err = perfctr_insert(vma, 1 + cpu, perfctr_cpus[cpu].page);
+	return err;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* Loading and unloading. */
+
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/module.h>
+#include <linux/preempt.h>
+#include <xen/xen.h>
+
+#include "perfctr.h"
+
+struct perfctr_hv_query perfctr_query;
+
+bool perfctr_cost;
+module_param_named(cost, perfctr_cost, bool, 0444);
+MODULE_PARM_DESC(cost, "count the instructions that thread switches cost");
+
+static const char *perfctr_found(int err)
+{
+	switch (err) {
+	case -ENOSYS:
+		return "a Xen without perfctr";
+	case -ENODEV:
+		return "a Xen with perfctr off; xl dmesg says why";
+	case -EPROTO:
+		return "a Xen whose perfctr has another ABI";
+	case -EPERM:
+		return "a Xen that does not let this domain count";
+	default:
+		return "a Xen that does not support this kind of domain";
+	}
+}
+
+static int perfctr_handshake(void)
+{
+	int err = -ENODEV;
+	const char *found = "no Xen";
+
+	if (xen_domain()) {
+		err = perfctr_core_handshake(&perfctr_query);
+		found = perfctr_found(err);
+	}
+	if (!err && nr_cpu_ids > PERFCTR_MAX_VCPUS) {
+		err = -E2BIG;
+		found = "too many vCPUs";
+	}
+	if (err)
+		pr_err("found %s (error %d), expected Xen booted with perfctr, ABI major %d, at most %d vCPUs\n",
+		       found, err, PERFCTR_ABI_MAJOR, PERFCTR_MAX_VCPUS);
+	return err;
+}
+
+static int __init perfctr_init(void)
+{
+	int err = perfctr_handshake();
+
+	if (err)
+		return err;
+	err = perfctr_vcpus_init();
+	if (err)
+		return err;
+	preempt_notifier_inc();
+	err = perfctr_task_init();
+	if (err)
+		goto undo_vcpus;
+	perfctr_debugfs_init();
+	err = perfctr_chardev_init();
+	if (!err)
+		return 0;
+	perfctr_debugfs_exit();
+	perfctr_task_exit();
+undo_vcpus:
+	preempt_notifier_dec();
+	perfctr_vcpus_exit();
+	return err;
+}
+
+static void __exit perfctr_exit(void)
+{
+	perfctr_chardev_exit();
+	perfctr_debugfs_exit();
+	perfctr_task_exit();
+	preempt_notifier_dec();
+	perfctr_vcpus_exit();
+}
+
+module_init(perfctr_init);
+module_exit(perfctr_exit);
+MODULE_DESCRIPTION("Per-thread hardware performance counters in a Xen guest");
+MODULE_LICENSE("Dual MIT/GPL");

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Exec and exit, through the scheduler's tracepoints: both call on the thread
+ * itself, exec before the new program's first instruction, exit before the
+ * descriptors are closed.
+ */
+
+#include <linux/binfmts.h>
+#include <linux/sched.h>
+#include <linux/string.h>
+#include <linux/tracepoint.h>
+
+#include "perfctr.h"
+
+static void perfctr_on_exec(void *unused, struct task_struct *task,
+			    pid_t old_pid, struct linux_binprm *bprm)
+{
+	struct perfctr_thread *thread = perfctr_thread_current();
+
+	if (thread && thread->control.flags & PERFCTR_CONTROL_CLOEXEC)
+		perfctr_thread_unlink(thread);
+}
+
+static void perfctr_on_exit(void *unused, struct task_struct *task)
+{
+	struct perfctr_thread *thread = perfctr_thread_current();
+
+	if (thread)
+		perfctr_thread_unlink(thread);
+}
+
+static struct perfctr_probe {
+	const char *name;
+	void *function;
+	struct tracepoint *tracepoint;
+} perfctr_probes[] = {
+	{ "sched_process_exec", perfctr_on_exec },
+	{ "sched_process_exit", perfctr_on_exit },
+};
+
+/* Tracepoints are not exported by name. */
+static void perfctr_find(struct tracepoint *tracepoint, void *probe_pointer)
+{
+	struct perfctr_probe *probe = probe_pointer;
+
+	if (!strcmp(tracepoint->name, probe->name))
+		probe->tracepoint = tracepoint;
+}
+
+static void perfctr_unprobe(struct perfctr_probe *probe)
+{
+	tracepoint_probe_unregister(probe->tracepoint, probe->function, NULL);
+}
+
+static int perfctr_probe(struct perfctr_probe *probe)
+{
+	for_each_kernel_tracepoint(perfctr_find, probe);
+	if (!probe->tracepoint)
+		return -ENOENT;
+	return tracepoint_probe_register(probe->tracepoint, probe->function,
+					 NULL);
+}
+
+int perfctr_task_init(void)
+{
+	int err = perfctr_probe(&perfctr_probes[0]);
+
+	if (err)
+		return err;
+	err = perfctr_probe(&perfctr_probes[1]);
+	if (err) {
+		perfctr_unprobe(&perfctr_probes[0]);
+		tracepoint_synchronize_unregister();
+	}
+	return err;
+}
+
+/* Returns when no probe runs any more. */
+void perfctr_task_exit(void)
+{
+	perfctr_unprobe(&perfctr_probes[0]);
+	perfctr_unprobe(&perfctr_probes[1]);
+	tracepoint_synchronize_unregister();
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* The lifetime of a thread's counters. */
+
+#include <linux/gfp.h>
+#include <linux/module.h>
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+
+#include "perfctr.h"
+
+/* Linked ones. */
+atomic_t perfctr_threads;
+
+/* The list is only ever changed and walked by its own thread. */
+struct perfctr_thread *perfctr_thread_current(void)
+{
+	struct preempt_notifier *notifier;
+
+	hlist_for_each_entry(notifier, &current->preempt_notifiers, link) {
+		if (notifier->ops == perfctr_preempt_ops())
+			return container_of(notifier, struct perfctr_thread,
+					    notifier);
+	}
+	return NULL;
+}
+
+/* Not linked; with one reference, the caller's. */
+struct perfctr_thread *perfctr_thread_create(void)
+{
+	struct perfctr_thread *thread;
+
+	thread = kzalloc(sizeof(*thread) + perfctr_core_thread_bytes(),
+			 GFP_KERNEL_ACCOUNT);
+	if (!thread)
+		return NULL;
+	thread->page = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+	if (!thread->page) {
+		kfree(thread);
+		return NULL;
+	}
+	kref_init(&thread->kref);
+	mutex_init(&thread->lock);
+	preempt_notifier_init(&thread->notifier, perfctr_preempt_ops());
+	perfctr_core_thread_init(perfctr_core_of(thread), thread->page,
+				 task_pid_nr(current));
+	return thread;
+}
+
+/*
+ * Makes these the calling thread's counters.  The module stays while a thread
+ * is linked, since the scheduler calls into it.
+ */
+void perfctr_thread_link(struct perfctr_thread *thread)
+{
+	__module_get(THIS_MODULE);
+	WRITE_ONCE(thread->task, current);
+	kref_get(&thread->kref);
+	atomic_inc(&perfctr_threads);
+	preempt_disable();
+	preempt_notifier_register(&thread->notifier);
+	preempt_enable();
+}
+
+/* By the thread itself. */
+void perfctr_thread_unlink(struct perfctr_thread *thread)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_core_stop(perfctr_core_of(thread), perfctr_this_vcpu());
+	preempt_notifier_unregister(&thread->notifier);
+	local_irq_restore(flags);
+	perfctr_stop_if_idle();
+	atomic_dec(&perfctr_threads);
+	/* Whoever sees NULL sees the final sums. */
+	smp_store_release(&thread->task, NULL);
+	perfctr_thread_put(thread);
+	module_put(THIS_MODULE);
+}
+
+/* By the thread itself. */
+int perfctr_thread_control(struct perfctr_thread *thread,
+			   const struct perfctr_control_arg *control)
+{
+	unsigned long flags;
+	int err;
+
+	mutex_lock(&thread->lock);
+	local_irq_save(flags);
+	err = perfctr_core_control(perfctr_core_of(thread), perfctr_this_vcpu(),
+				   &perfctr_query, control);
+	local_irq_restore(flags);
+	if (!err) {
+		thread->control = *control;
+		thread->control.preserve = 0;
+	}
+	mutex_unlock(&thread->lock);
+	perfctr_stop_if_idle();
+	return err;
+}
+
+static int perfctr_read_own(struct perfctr_thread *thread,
+			    struct perfctr_sums *sums)
+{
+	unsigned long flags;
+	int err;
+
+	local_irq_save(flags);
+	err = perfctr_core_read(perfctr_core_of(thread), perfctr_this_vcpu(),
+				sums);
+	local_irq_restore(flags);
+	return err;
+}
+
+/* By anybody; the thread itself gets its sums up to now. */
+int perfctr_thread_read(struct perfctr_thread *thread,
+			struct perfctr_sums *sums)
+{
+	int err;
+
+	if (smp_load_acquire(&thread->task) == current)
+		return perfctr_read_own(thread, sums);
+	do {
+		cond_resched();
+		err = perfctr_core_read_published(perfctr_core_of(thread), sums);
+	} while (err == -EBUSY && !fatal_signal_pending(current));
+	return err;
+}
+
+struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread)
+{
+	kref_get(&thread->kref);
+	return thread;
+}
+
+static void perfctr_thread_free(struct kref *kref)
+{
+	struct perfctr_thread *thread =
+		container_of(kref, struct perfctr_thread, kref);
+
+	free_page((unsigned long)thread->page);
+	kfree(thread);
+}
+
+void perfctr_thread_put(struct perfctr_thread *thread)
+{
+	kref_put(&thread->kref, perfctr_thread_free);
+}
