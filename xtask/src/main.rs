@@ -4,6 +4,7 @@
 mod apt;
 mod cache;
 mod cpio;
+mod demo;
 mod guest;
 mod hooks;
 mod kernel;
@@ -33,6 +34,8 @@ struct Cli {
 enum Verb {
     /// Install and build everything that the other verbs need.
     Setup,
+    /// Run the main job: every reading of competing threads against the truth.
+    Demo(demo::Args),
     /// Run a command in the testbed's guest.
     Vm(vm_verb::Args),
     /// Print what the project changes in Xen's source, as a patch.
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Setup => setup()?,
+        Verb::Demo(args) => return demo::run(&args),
         Verb::Vm(args) => return vm_verb::run(args),
         Verb::XenPatch => print!("{}", xen::patch()?),
     }

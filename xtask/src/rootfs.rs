@@ -48,23 +48,22 @@ const PACKAGES: &[&str] = &[
     "util-linux",
 ];
 
+/// What these depend on formally and no program in the guest needs.
+const PACKAGES_LEFT_OUT: &[&str] =
+    &["debconf", "dpkg", "libdb5.3", "libperl5.36", "perl", "perl-base", "perl-modules-5.36"];
+
 /// Not needed to run programs, and large.
-const LEFT_OUT: &[&str] = &[
-    "usr/share/doc",
-    "usr/share/man",
-    "usr/share/locale",
-    "usr/share/info",
-    "usr/share/i18n",
-    "usr/share/lintian",
+const PATHS_LEFT_OUT: &[&str] = &[
     "usr/share/bash-completion",
-    "usr/share/zoneinfo",
     "usr/share/bug",
-    "usr/share/perl",
-    "usr/lib/x86_64-linux-gnu/gconv",
-    "usr/lib/x86_64-linux-gnu/perl-base",
     "usr/share/common-licenses",
-    "usr/share/misc/magic.mgc",
-    "usr/lib/file/magic.mgc",
+    "usr/share/doc",
+    "usr/share/i18n",
+    "usr/share/info",
+    "usr/share/lintian",
+    "usr/share/locale",
+    "usr/share/man",
+    "usr/share/zoneinfo",
 ];
 
 /// Kernel modules that the guest's init loads, in the order of their dependencies.
@@ -83,16 +82,18 @@ pub const XEN_MODULES: &[&str] =
 
 /// The archive with the userland and the kernel's modules for `kernel`.
 pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
-    let key = Key::new("rootfs 1").text(&PACKAGES.join(" ")).text(&LEFT_OUT.join(" "));
+    let key = Key::new("rootfs 1").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
+    let key = key.text(&PACKAGES_LEFT_OUT.join(" "));
     let key = key.text(&kernel.release).text(&BOOT_MODULES.join(" "));
     let key = key.text(&XEN_MODULES.join(" "));
     let dir = cache::artefact("rootfs", key, |dir| {
-        let debs = apt::fetch(PACKAGES, true, dir)?;
+        let mut debs = apt::fetch(PACKAGES, true, dir)?;
+        debs.retain(|deb| !PACKAGES_LEFT_OUT.contains(&package_of(deb)));
         let tree = dir.join("tree");
         merged_usr(&tree)?;
         apt::unpack(&debs, &tree)?;
         configure(&tree)?;
-        for path in LEFT_OUT {
+        for path in PATHS_LEFT_OUT {
             remove(&tree.join(path))?;
         }
         let out = BufWriter::new(File::create(dir.join("rootfs.cpio"))?);
@@ -109,6 +110,12 @@ pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
         Ok(())
     })?;
     Ok(dir.join("rootfs.cpio"))
+}
+
+/// The package in a file called `NAME_VERSION_ARCHITECTURE.deb`.
+fn package_of(deb: &Path) -> &str {
+    let name = deb.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.split('_').next().unwrap_or_default()
 }
 
 /// The links of a Debian system whose `/bin` and `/lib` have moved below `/usr`.

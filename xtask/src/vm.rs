@@ -196,7 +196,7 @@ pub fn run(spec: &Spec) -> Result<Outcome> {
     let machine = prepare(spec, &dir)?;
     let mut watch = Watch::new(spec, &dir)?;
     let status = watch.until_end(machine)?;
-    for file in ["initrd", "vmlinuz", "xen", "control"] {
+    for file in ["initrd", "vmlinux", "xen", "control"] {
         fs::remove_file(dir.join(file)).ok();
     }
     if let Some(out) = &spec.out {
@@ -220,7 +220,7 @@ fn prepare(spec: &Spec, dir: &Path) -> Result<Child> {
     let mut base = File::open(rootfs::rootfs(&kernel)?)?;
     std::io::copy(&mut base, &mut initrd)?;
     initrd.write_all(&layer)?;
-    symlink(&kernel.image, dir.join("vmlinuz"))?;
+    symlink(&kernel.image, dir.join("vmlinux"))?;
 
     // The copied files are in memory twice while they are unpacked, and Xen moves the archive.
     let memory_mib = spec.topology.memory_mib + 3 * (layer.len() as u64 >> 20);
@@ -243,11 +243,11 @@ fn prepare(spec: &Spec, dir: &Path) -> Result<Child> {
             symlink(xen::xen(hypervisor.flavour)?, dir.join("xen"))?;
             let args = format!("console=com1 com1=115200,8n1 noreboot {}", hypervisor.args);
             // A comma separates the boot modules unless it is doubled.
-            let modules = format!("vmlinuz {},initrd", linux.replace(',', ",,"));
+            let modules = format!("vmlinux {},initrd", linux.replace(',', ",,"));
             qemu.args(["-kernel", "xen", "-append", &args, "-initrd", &modules]);
         }
         None => {
-            qemu.args(["-kernel", "vmlinuz", "-append", &linux, "-initrd", "initrd"]);
+            qemu.args(["-kernel", "vmlinux", "-append", &linux, "-initrd", "initrd"]);
         }
     }
     let log = File::create(dir.join("qemu.log"))?;
