@@ -13,6 +13,8 @@ mod qemu;
 mod rootfs;
 mod rustobj;
 mod sh;
+mod testing;
+mod tests;
 mod toolchain;
 mod vm;
 mod vm_verb;
@@ -38,6 +40,8 @@ enum Verb {
     Demo(demo::Args),
     /// Run a command in the testbed's guest.
     Vm(vm_verb::Args),
+    /// Run every test.
+    Test(testing::Args),
     /// Print what the project changes in Xen's source, as a patch.
     XenPatch,
 }
@@ -57,6 +61,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Setup => setup()?,
         Verb::Demo(args) => return demo::run(&args),
         Verb::Vm(args) => return vm_verb::run(args),
+        Verb::Test(args) => return testing::run(&args),
         Verb::XenPatch => print!("{}", xen::patch()?),
     }
     Ok(ExitCode::SUCCESS)

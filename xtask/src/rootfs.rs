@@ -74,6 +74,7 @@ pub const BOOT_MODULES: &[&str] = &[
     "drivers/virtio/virtio_pci_legacy_dev.ko",
     "drivers/virtio/virtio_pci.ko",
     "drivers/char/virtio_console.ko",
+    "arch/x86/kernel/msr.ko",
 ];
 
 /// Loaded as well on Xen: hypercalls and event channels for user programs.

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The tests that need the testbed. A new suite is a function here and a line in [`SUITES`].
+
+mod pmu;
+mod testbed;
+
+use crate::testing::Suite;
+
+/// Every VM suite, in the order in which they run: what later ones rely on comes first.
+pub const SUITES: &[Suite] = &[
+    Suite { name: "testbed-native", run: testbed::native },
+    Suite { name: "testbed-xen", run: testbed::xen },
+    Suite { name: "pmu", run: pmu::run },
+];
