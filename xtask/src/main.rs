@@ -3,6 +3,8 @@
 
 mod apt;
 mod cache;
+mod check;
+mod checkobj;
 mod cpio;
 mod demo;
 mod guest;
@@ -15,6 +17,7 @@ mod rustobj;
 mod sh;
 mod testing;
 mod tests;
+mod tidy;
 mod toolchain;
 mod vm;
 mod vm_verb;
@@ -42,6 +45,10 @@ enum Verb {
     Vm(vm_verb::Args),
     /// Run every test.
     Test(testing::Args),
+    /// Check format, lints, house rules, documentation, generated files and the Rust objects.
+    Check,
+    /// Check the Rust objects that are linked into Xen and into the kernel module.
+    CheckObj,
     /// Print what the project changes in Xen's source, as a patch.
     XenPatch,
 }
@@ -62,6 +69,8 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Demo(args) => return demo::run(&args),
         Verb::Vm(args) => return vm_verb::run(args),
         Verb::Test(args) => return testing::run(&args),
+        Verb::Check => check::run()?,
+        Verb::CheckObj => checkobj::check()?,
         Verb::XenPatch => print!("{}", xen::patch()?),
     }
     Ok(ExitCode::SUCCESS)

@@ -231,7 +231,8 @@ fn prepare(spec: &Spec, dir: &Path) -> Result<Child> {
         .args(["-smp", &spec.topology.cpus.to_string()])
         .args(["-m", &format!("{memory_mib}M")])
         .args(["-serial", "file:console"])
-        // A PV guest's memory is not contiguous for a device: it must use the kernel's DMA interface.
+        // A PV guest's memory is not contiguous for a device: its driver has to ask the kernel for
+        // DMA addresses, which it does only for a device behind an IOMMU.
         .args(["-device", "virtio-serial-pci,iommu_platform=on,disable-legacy=on"]);
     for port in ["control", "stdout", "stderr", "out"] {
         qemu.args(["-chardev", &format!("file,id={port},path={port}")])

@@ -11,8 +11,8 @@
 //!
 //! It listens on virtio ports, found by name: `stdout` and `stderr` of the command, `out` with a
 //! tar archive of `/out`, and `control` with one message per line: `ready` before the command
-//! starts, then one of `exit STATUS`, `signal NUMBER` or `error REASON`. A message is the last thing sent, so
-//! that everything else has arrived before it.
+//! starts, then one of `exit STATUS`, `signal NUMBER` or `error REASON`. That message is the last
+//! thing sent, so that everything else has arrived before it.
 
 mod ports;
 mod system;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The tests that need the testbed. A new suite is a function here and a line in [`SUITES`].
 
+mod driver;
 mod pmu;
 mod testbed;
 
@@ -11,4 +12,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "testbed-native", run: testbed::native },
     Suite { name: "testbed-xen", run: testbed::xen },
     Suite { name: "pmu", run: pmu::run },
+    Suite { name: "driver-absent", run: driver::absent },
+    Suite { name: "refusals", run: driver::refusals },
+    Suite { name: "lifecycle", run: driver::lifecycle },
 ];
