@@ -70,12 +70,15 @@ impl Request {
     pub(crate) fn new(caps: &PmuCaps, control: &Control) -> Result<Self, Errno> {
         let counters = control.counter.get(..control.counters as usize).ok_or(Errno::INVAL)?;
         if control.flags & !(CONTROL_TSC | CONTROL_CLOEXEC) != 0
-            || control.reserved != 0
+            || control.signal != 0
             || control.preserve >> control.counters != 0
         {
             return Err(Errno::INVAL);
         }
         let config = Config::new(caps, counters).map_err(|error| error.errno())?;
+        if config.sampling() != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
         let mut order = Order::EMPTY;
         for counter in counters {
             order.push(PhysSlot::new(counter.slot).ok_or(Errno::INVAL)?);

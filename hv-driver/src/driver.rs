@@ -4,6 +4,7 @@
 use shared_abi::{PhysSlot, PmuCaps};
 
 use crate::caps::{Cpuid, Refusal};
+use crate::msr;
 
 /// The driver's settings, fixed at boot.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +13,18 @@ pub struct Driver {
     pub caps: PmuCaps,
     /// The general counter that counts the driver's own instructions, taken from the guests.
     pub cost: Option<PhysSlot>,
+    /// How often a vCPU may be interrupted.
+    pub rate: Rate,
+}
+
+/// How often a vCPU may be interrupted by overflows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Rate {
+    /// Length of a window, unit: TSC ticks.
+    pub window_tsc: u64,
+    /// Overflows per window, after which the next ones are put off.
+    pub overflows_max: u64,
 }
 
 impl Driver {
@@ -23,7 +36,7 @@ impl Driver {
     /// # Errors
     ///
     /// The PMU is not usable, or `measure_cost` would leave the guests no general counter.
-    pub fn new(cpuid: &Cpuid, measure_cost: bool) -> Result<Self, Refusal> {
+    pub fn new(cpuid: &Cpuid, measure_cost: bool, rate: Rate) -> Result<Self, Refusal> {
         let mut caps = cpuid.pmu()?;
         let mut cost = None;
         if measure_cost {
@@ -33,7 +46,13 @@ impl Driver {
             caps.general -= 1;
             cost = PhysSlot::general(caps.general);
         }
-        Ok(Self { caps, cost })
+        Ok(Self { caps, cost, rate })
+    }
+
+    /// IA32_PERF_GLOBAL_CTRL with every counter enabled but those in `stopped`.
+    #[inline(always)]
+    pub fn enable_except(&self, stopped: u32) -> u64 {
+        msr::global_enable((self.caps.slots() | self.cost.map_or(0, PhysSlot::bit)) & !stopped)
     }
 
     /// RDPMC's index of the counter of the driver's own instructions.

@@ -26,7 +26,7 @@ pub mod stats;
 pub mod vcpu;
 
 pub use caps::{Cpuid, Refusal};
-pub use driver::Driver;
+pub use driver::{Driver, Rate};
 pub use hal::Pmu;
 pub use pcpu::Pcpu;
 pub use stats::Stats;

@@ -4,7 +4,7 @@
 //! Intel: SDM volume 4, table 2-2.  AMD: APM volume 2, 13.2.1 and appendix A.
 
 use shared_abi::caps::VENDOR_AMD;
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::config::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL, MAX_SLOTS};
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot, PmuCaps};
@@ -17,6 +17,10 @@ pub const IA32_PERFEVTSEL0: u32 = 0x186;
 pub const IA32_FIXED_CTR0: u32 = 0x309;
 /// IA32_FIXED_CTR_CTRL: four bits for each fixed counter, ring 0 and rings 1 to 3 lowest.
 pub const IA32_FIXED_CTR_CTRL: u32 = 0x38d;
+/// IA32_PERF_GLOBAL_STATUS: one overflow bit per counter, as in IA32_PERF_GLOBAL_CTRL.
+pub const IA32_PERF_GLOBAL_STATUS: u32 = 0x38e;
+/// IA32_PERF_GLOBAL_OVF_CTRL: clears the bits of IA32_PERF_GLOBAL_STATUS that are written as 1.
+pub const IA32_PERF_GLOBAL_OVF_CTRL: u32 = 0x390;
 /// IA32_PERF_GLOBAL_CTRL: one enable bit per counter, fixed ones from bit 32.
 pub const IA32_PERF_GLOBAL_CTRL: u32 = 0x38f;
 /// PerfEvtSel0 of the K7 kind.
@@ -29,6 +33,9 @@ pub const EVNTSEL_OWN_INSTRUCTIONS: u64 = 0xc0 | EVNTSEL_OS | EVNTSEL_EN;
 
 /// IA32_FIXED_CTR_CTRL, for counter 0: count in rings 1 to 3.
 const FIXED_USR: u64 = 1 << 1;
+
+/// IA32_FIXED_CTR_CTRL, for counter 0: interrupt on overflow.
+const FIXED_PMI: u64 = 1 << 3;
 
 /// Bits per fixed counter in IA32_FIXED_CTR_CTRL.
 const FIXED_BITS: u32 = 4;
@@ -84,11 +91,16 @@ impl Selectors {
     pub fn of_pv(config: &Config) -> Self {
         let mut selectors = Self::NONE;
         for slot in slots_of(config.slots()) {
+            let sampling = config.sampling() & slot.bit() != 0;
             match slot.fixed_number() {
-                Some(n) => selectors.fixed_ctrl |= FIXED_USR << (FIXED_BITS * n),
+                Some(n) => {
+                    let bits = FIXED_USR | if sampling { FIXED_PMI } else { 0 };
+                    selectors.fixed_ctrl |= bits << (FIXED_BITS * n);
+                }
                 None => {
+                    let interrupt = if sampling { EVNTSEL_INT } else { 0 };
                     if let Some(evntsel) = selectors.evntsel.get_mut(slot.index()) {
-                        *evntsel = config.evntsel(slot) & !EVNTSEL_RINGS | EVNTSEL_USR;
+                        *evntsel = config.evntsel(slot) & !EVNTSEL_RINGS | EVNTSEL_USR | interrupt;
                     }
                 }
             }

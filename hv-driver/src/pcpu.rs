@@ -18,6 +18,8 @@ pub type DomainSerial = u64;
 pub struct Pcpu {
     /// What the selectors hold; `None` before the first use, when they may hold anything.
     selectors: Option<Selectors>,
+    /// What IA32_PERF_GLOBAL_CTRL holds.
+    enabled: u64,
     /// Slots that may have counted since they were last cleared.
     dirty: u32,
     /// The only domain whose events the dirty counters hold.
@@ -29,7 +31,7 @@ pub struct Pcpu {
 impl Pcpu {
     /// A CPU that the driver has not touched.
     pub const fn new() -> Self {
-        Self { selectors: None, dirty: 0, owner: 0, stats: Stats::new() }
+        Self { selectors: None, enabled: 0, dirty: 0, owner: 0, stats: Stats::new() }
     }
 
     /// A vCPU without a page runs here now: whatever counts holds its events, too.
@@ -74,8 +76,8 @@ impl Pcpu {
             pmu.wrmsr(evntsel, msr::EVNTSEL_OWN_INSTRUCTIONS);
         }
         if caps.version >= 2 {
-            let cost = driver.cost.map_or(0, PhysSlot::bit);
-            pmu.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, msr::global_enable(caps.slots() | cost));
+            self.enabled = driver.enable_except(0);
+            pmu.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, self.enabled);
         }
         self.selectors = Some(Selectors::NONE);
         self.dirty = caps.slots();
@@ -104,6 +106,27 @@ impl Pcpu {
         }
         if changed {
             self.dirty |= self.counting();
+        }
+    }
+
+    /// Stops the slots in `stopped` and lets all others count if their selectors say so.
+    ///
+    /// Only sampling slots are ever stopped like this, so that they keep their distance to the
+    /// overflow; it costs one register write, if anything changes.
+    #[inline(always)]
+    pub fn enable_except(&mut self, pmu: &impl Pmu, driver: &Driver, stopped: u32) {
+        let wanted = driver.enable_except(stopped);
+        if self.enabled != wanted && driver.caps.version >= 2 {
+            pmu.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, wanted);
+            self.enabled = wanted;
+        }
+    }
+
+    /// Acknowledges every overflow, so that the next one interrupts again.
+    pub fn acknowledge(&self, pmu: &impl Pmu, caps: &PmuCaps) {
+        if caps.version >= 2 {
+            let status = pmu.rdmsr(msr::IA32_PERF_GLOBAL_STATUS);
+            pmu.wrmsr(msr::IA32_PERF_GLOBAL_OVF_CTRL, status);
         }
     }
 

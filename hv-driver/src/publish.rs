@@ -33,6 +33,8 @@ pub fn state(page: &VcpuPage, vcpu: &mut Vcpu, changed: u32) {
     page.generation.store(vcpu.generation, Relaxed);
     page.switches.store(vcpu.switches, Relaxed);
     page.migrations.store(vcpu.migrations, Relaxed);
+    page.overflows.store(vcpu.overflows, Relaxed);
+    page.throttled.store(vcpu.throttled, Relaxed);
     slots(page, vcpu, changed);
 }
 

@@ -4,11 +4,18 @@
 //! While the vCPU executes, a counter of its configuration that counts in the guest's present mode
 //! is *running*: `start` is what the hardware held when it began to run.  It is *folded*
 //! (`sum += now - start`) when the vCPU is switched out, when the guest leaves the mode, and when
-//! the configuration changes.  No counter is ever written.
+//! the configuration changes.  A counter that only accumulates (a-mode) is never written.
+//!
+//! A *sampling* counter (i-mode) is preset so that it overflows after its period, stopped while it
+//! is not running, and kept across switches of the vCPU.  That it has overflowed is seen in its
+//! value whenever it is folded, so an interrupt that comes late, when another vCPU executes
+//! already, adds nothing: the virtual interrupt goes to the vCPU whose counter it was.
 
 use shared_abi::config::{EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::count::{TSC_MASK, phys_star};
-use shared_abi::hypercall::{HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE};
+use shared_abi::hypercall::{
+    HOOK_INTERRUPT, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
+};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
@@ -16,7 +23,7 @@ use shared_abi::{Config, VcpuPage};
 
 use crate::driver::Driver;
 use crate::hal::Pmu;
-use crate::msr::Selectors;
+use crate::msr::{self, Selectors};
 use crate::pcpu::{DomainSerial, Pcpu};
 use crate::publish;
 use crate::stats::Stats;
@@ -28,7 +35,20 @@ pub(crate) struct Slot {
     pub(crate) start: u64,
     /// The counter's width, as a mask.
     pub(crate) mask: u64,
+    /// What a sampling counter held when the vCPU was switched out.
+    held: u64,
 }
+
+impl Slot {
+    /// Whether a counter that was preset to overflow has done so.
+    const fn overflowed(&self, raw: u64) -> bool {
+        let sign = self.mask & !(self.mask >> 1);
+        raw & sign == 0
+    }
+}
+
+/// How far the next overflow is put off when a vCPU has had too many, unit: events.
+const PUT_OFF_EVENTS: u64 = 1 << 20;
 
 /// Which of a PV guest's modes executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +84,15 @@ pub struct Vcpu {
     gated: u32,
     /// Slots that count at this moment.
     pub(crate) running: u32,
+    /// Sampling slots that have not overflowed since they were preset.
+    armed: u32,
+    /// An overflow was seen and the guest has not been told.
+    notify: bool,
+    /// Start of the window in which overflows are counted against the allowed rate.
+    window_tsc: u64,
+    window_overflows: u64,
+    pub(crate) overflows: u64,
+    pub(crate) throttled: u64,
     pub(crate) slots: [Slot; MAX_SLOTS],
     pub(crate) tsc_sum: u64,
     pub(crate) tsc_start: u64,
@@ -104,6 +133,12 @@ impl Vcpu {
             counts_kernel: 0,
             gated: 0,
             running: 0,
+            armed: 0,
+            notify: false,
+            window_tsc: 0,
+            window_overflows: 0,
+            overflows: 0,
+            throttled: 0,
             slots,
             tsc_sum: 0,
             tsc_start: pmu.rdtsc(),
@@ -163,14 +198,19 @@ impl Vcpu {
             let changed = self.config.slots() | config.slots();
             self.fold(pmu, self.running);
             self.configure(config);
+            self.arm(driver, pmu);
             pcpu.program(pmu, &driver.caps, &self.selectors);
+            self.restore(driver, pmu);
             self.run(pmu, GuestMode::Kernel);
+            pcpu.enable_except(pmu, driver, self.stopped());
             self.generation += 1;
             publish::state(page, self, changed);
         });
     }
 
     /// It stops executing on this physical CPU.
+    ///
+    /// An overflow that is seen here is told when it is switched in again.
     pub fn switch_from(
         &mut self,
         driver: &Driver,
@@ -178,9 +218,13 @@ impl Vcpu {
         pmu: &impl Pmu,
         page: &VcpuPage,
     ) {
-        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_SWITCH_FROM, |_, pmu| {
+        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_SWITCH_FROM, |pcpu, pmu| {
             let changed = self.running;
             self.fold(pmu, changed);
+            if self.config.sampling() != 0 {
+                pcpu.enable_except(pmu, driver, self.stopped());
+                self.hold(pmu);
+            }
             self.tsc_sum = phys_star(self.tsc_sum, self.tsc_start, TSC_MASK, pmu.rdtsc());
             self.executing = false;
             publish::state(page, self, changed);
@@ -188,7 +232,7 @@ impl Vcpu {
     }
 
     /// It starts to execute on physical CPU `cpu`, in `mode`; the host does or does not allow its
-    /// domain to count.
+    /// domain to count.  Gives whether to send the guest the virtual interrupt.
     #[expect(clippy::too_many_arguments, reason = "the hypervisor's state comes in pieces")]
     pub fn switch_to(
         &mut self,
@@ -199,7 +243,7 @@ impl Vcpu {
         cpu: u32,
         mode: GuestMode,
         allowed: bool,
-    ) {
+    ) -> bool {
         Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_SWITCH_TO, |pcpu, pmu| {
             pcpu.admit(pmu, driver, self.domain);
             if !allowed {
@@ -209,6 +253,7 @@ impl Vcpu {
             }
             if self.config.slots() != 0 {
                 pcpu.program(pmu, &driver.caps, &self.selectors);
+                self.restore(driver, pmu);
             }
             self.switches += 1;
             self.migrations += u64::from(cpu != self.last_cpu);
@@ -216,11 +261,15 @@ impl Vcpu {
             self.executing = true;
             self.tsc_start = pmu.rdtsc();
             self.run(pmu, mode);
+            if self.config.slots() != 0 {
+                pcpu.enable_except(pmu, driver, self.stopped());
+            }
             publish::state(page, self, self.running);
         });
+        self.take_notify()
     }
 
-    /// The guest enters `mode` from the other one.
+    /// The guest enters `mode` from the other one.  Gives whether to send it the virtual interrupt.
     pub fn toggle(
         &mut self,
         driver: &Driver,
@@ -228,17 +277,40 @@ impl Vcpu {
         pmu: &impl Pmu,
         page: &VcpuPage,
         mode: GuestMode,
-    ) {
+    ) -> bool {
         // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
         // `switch_to` learns the final one.
         if self.gated == 0 || !self.executing {
-            return;
+            return false;
         }
-        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_TOGGLE, |_, pmu| {
+        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_TOGGLE, |pcpu, pmu| {
             self.fold(pmu, self.running & self.gated);
             self.run(pmu, mode);
+            if self.config.sampling() & self.gated != 0 {
+                pcpu.enable_except(pmu, driver, self.stopped());
+            }
             publish::counters(page, self, self.gated);
         });
+        self.take_notify()
+    }
+
+    /// The PMU has interrupted while this vCPU executes.  Gives whether to send the guest the
+    /// virtual interrupt: not if the overflow was another vCPU's, or has been seen already.
+    pub fn interrupt(
+        &mut self,
+        driver: &Driver,
+        pcpu: &mut Pcpu,
+        pmu: &impl Pmu,
+        page: &VcpuPage,
+    ) -> bool {
+        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_INTERRUPT, |pcpu, pmu| {
+            pcpu.acknowledge(pmu, &driver.caps);
+            let changed = self.running & self.config.sampling();
+            self.fold(pmu, changed);
+            self.start(pmu, changed);
+            publish::state(page, self, changed);
+        });
+        self.take_notify()
     }
 
     fn configure(&mut self, config: &Config) {
@@ -247,6 +319,7 @@ impl Vcpu {
         self.counts_user = config.slots_in_ring(GuestMode::User.ring_bit());
         self.counts_kernel = config.slots_in_ring(GuestMode::Kernel.ring_bit());
         self.gated = self.counts_user ^ self.counts_kernel;
+        self.armed &= config.sampling();
     }
 
     /// Folds and stops the slots in `mask`, which are running.
@@ -254,7 +327,14 @@ impl Vcpu {
     fn fold(&mut self, pmu: &impl Pmu, mask: u32) {
         for slot in slots_of(mask) {
             if let Some(own) = self.slots.get_mut(slot.index()) {
-                own.sum = phys_star(own.sum, own.start, own.mask, pmu.rdpmc(slot.rdpmc()));
+                let raw = pmu.rdpmc(slot.rdpmc());
+                own.sum = phys_star(own.sum, own.start, own.mask, raw);
+                if self.armed & slot.bit() != 0 && own.overflowed(raw) {
+                    self.armed &= !slot.bit();
+                    self.notify = true;
+                    self.overflows = self.overflows.wrapping_add(1);
+                    self.window_overflows += 1;
+                }
             }
         }
         self.running &= !mask;
@@ -267,11 +347,67 @@ impl Vcpu {
             GuestMode::User => self.counts_user,
             GuestMode::Kernel => self.counts_kernel,
         };
-        for slot in slots_of(wanted & !self.running) {
+        self.start(pmu, wanted & !self.running);
+    }
+
+    /// Starts the slots in `mask`, which are not running.
+    #[inline(always)]
+    fn start(&mut self, pmu: &impl Pmu, mask: u32) {
+        for slot in slots_of(mask) {
             if let Some(own) = self.slots.get_mut(slot.index()) {
                 own.start = pmu.rdpmc(slot.rdpmc());
             }
         }
-        self.running |= wanted;
+        self.running |= mask;
+    }
+
+    /// Sampling slots that must not count now, or they would overflow in somebody else's time.
+    #[inline(always)]
+    const fn stopped(&self) -> u32 {
+        self.config.sampling() & !self.running
+    }
+
+    /// Decides where the sampling counters are to start, so that they overflow after their period.
+    fn arm(&mut self, driver: &Driver, pmu: &impl Pmu) {
+        self.armed = self.config.sampling();
+        if self.armed == 0 {
+            return;
+        }
+        let now = pmu.rdtsc();
+        if now.wrapping_sub(self.window_tsc) >= driver.rate.window_tsc {
+            self.window_tsc = now;
+            self.window_overflows = 0;
+        }
+        let too_many = self.window_overflows >= driver.rate.overflows_max;
+        self.throttled = self.throttled.wrapping_add(u64::from(too_many));
+        for slot in slots_of(self.armed) {
+            let period = self.config.period(slot);
+            let distance = if too_many { period.max(PUT_OFF_EVENTS) } else { period };
+            if let Some(own) = self.slots.get_mut(slot.index()) {
+                own.held = distance.wrapping_neg() & own.mask;
+            }
+        }
+    }
+
+    /// Remembers what the sampling counters hold.
+    fn hold(&mut self, pmu: &impl Pmu) {
+        for slot in slots_of(self.config.sampling()) {
+            if let Some(own) = self.slots.get_mut(slot.index()) {
+                own.held = pmu.rdpmc(slot.rdpmc());
+            }
+        }
+    }
+
+    /// Lets the sampling counters hold that again.
+    fn restore(&mut self, driver: &Driver, pmu: &impl Pmu) {
+        for slot in slots_of(self.config.sampling()) {
+            if let Some(own) = self.slots.get(slot.index()) {
+                pmu.wrmsr(msr::counter(&driver.caps, slot), own.held);
+            }
+        }
+    }
+
+    fn take_notify(&mut self) -> bool {
+        core::mem::take(&mut self.notify)
     }
 }

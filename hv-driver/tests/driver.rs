@@ -5,10 +5,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use hv_driver::hypercall::{Request, decode};
-use hv_driver::msr::{IA32_FIXED_CTR_CTRL, IA32_PERFEVTSEL0, IA32_PMC0};
-use hv_driver::vcpu::GuestMode::{Kernel, User};
-use hv_driver::{Cpuid, Driver, Pcpu, Pmu, Vcpu};
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
+use hv_driver::msr::{
+    IA32_FIXED_CTR_CTRL, IA32_PERF_GLOBAL_CTRL, IA32_PERF_GLOBAL_OVF_CTRL, IA32_PERF_GLOBAL_STATUS,
+    IA32_PERFEVTSEL0, IA32_PMC0,
+};
+use hv_driver::vcpu::GuestMode::{self, Kernel, User};
+use hv_driver::{Cpuid, Driver, Pcpu, Pmu, Rate, Vcpu};
+use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::hypercall::{
     HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD,
     OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
@@ -27,14 +30,15 @@ const KERNEL: u64 = 0xc0 | EVNTSEL_OS | EVNTSEL_EN;
 #[derive(Default)]
 struct FakePmu {
     counters: RefCell<BTreeMap<u32, u64>>,
+    enabled: RefCell<u64>,
     tsc: RefCell<u64>,
     writes: RefCell<Vec<(u32, u64)>>,
 }
 
 impl FakePmu {
-    /// The guest executes `n` instructions in ring 3, which every general counter counts.
+    /// The guest executes `n` instructions in ring 3, which every enabled general counter counts.
     fn retire(&self, n: u64) {
-        for index in 0..4 {
+        for index in (0..4).filter(|index| *self.enabled.borrow() & 1 << index != 0) {
             let mut counters = self.counters.borrow_mut();
             let counter = counters.entry(index).or_default();
             *counter = (*counter + n) & ((1 << 48) - 1);
@@ -57,13 +61,19 @@ impl Counters for FakePmu {
 }
 
 impl Pmu for FakePmu {
-    fn rdmsr(&self, _: u32) -> u64 {
-        unreachable!("the driver reads counters with RDPMC")
+    fn rdmsr(&self, msr: u32) -> u64 {
+        assert_eq!(msr, IA32_PERF_GLOBAL_STATUS, "the driver reads counters with RDPMC");
+        0x1
     }
     fn wrmsr(&self, msr: u32, value: u64) {
         self.writes.borrow_mut().push((msr, value));
         if (IA32_PMC0..IA32_PMC0 + 4).contains(&msr) {
+            // The register takes 32 bits and extends their sign to the counter's width.
+            let value = value as i32 as u64 & ((1 << 48) - 1);
             self.counters.borrow_mut().insert(msr - IA32_PMC0, value);
+        }
+        if msr == IA32_PERF_GLOBAL_CTRL {
+            *self.enabled.borrow_mut() = value;
         }
     }
 }
@@ -75,8 +85,10 @@ fn driver() -> Driver {
         signature: 0x106a3,
         perfmon: [0x0730_0403, 0, 0, 0x603],
     };
-    Driver::new(&cpuid, false).unwrap()
+    Driver::new(&cpuid, false, RATE).unwrap()
 }
+
+const RATE: Rate = Rate { window_tsc: 1_000_000, overflows_max: 3 };
 
 fn counter(slot: u32, evntsel: u64) -> CounterConfig {
     CounterConfig { slot, evntsel, ..CounterConfig::default() }
@@ -108,24 +120,21 @@ impl Machine {
         self.vcpu.load(&self.driver, &mut self.pcpu, &self.pmu, &self.page, &config);
     }
 
-    fn toggle(&mut self, mode: hv_driver::vcpu::GuestMode) {
-        self.vcpu.toggle(&self.driver, &mut self.pcpu, &self.pmu, &self.page, mode);
+    fn toggle(&mut self, mode: GuestMode) -> bool {
+        self.vcpu.toggle(&self.driver, &mut self.pcpu, &self.pmu, &self.page, mode)
+    }
+
+    fn interrupt(&mut self) -> bool {
+        self.vcpu.interrupt(&self.driver, &mut self.pcpu, &self.pmu, &self.page)
     }
 
     fn switch_from(&mut self) {
         self.vcpu.switch_from(&self.driver, &mut self.pcpu, &self.pmu, &self.page);
     }
 
-    fn switch_to(&mut self, cpu: u32, mode: hv_driver::vcpu::GuestMode, allowed: bool) {
-        self.vcpu.switch_to(
-            &self.driver,
-            &mut self.pcpu,
-            &self.pmu,
-            &self.page,
-            cpu,
-            mode,
-            allowed,
-        );
+    fn switch_to(&mut self, cpu: u32, mode: GuestMode, allowed: bool) -> bool {
+        let (driver, pcpu, pmu) = (&self.driver, &mut self.pcpu, &self.pmu);
+        self.vcpu.switch_to(driver, pcpu, pmu, &self.page, cpu, mode, allowed)
     }
 
     /// `Phys*` of the TSC and of general counters 0 to 2, through the page alone.
@@ -316,10 +325,123 @@ fn cost_takes_the_last_counter_from_the_guests() {
             signature: 0x106a3,
             perfmon: [0x0730_0403, 0, 0, 0x603],
         };
-        Driver::new(&cpuid, measure).unwrap()
+        Driver::new(&cpuid, measure, RATE).unwrap()
     };
     assert_eq!((caps_of(true).caps.general, caps_of(true).cost_rdpmc()), (3, Some(3)));
     assert_eq!((caps_of(false).caps.general, caps_of(false).cost_rdpmc()), (4, None));
+}
+
+mod overflows {
+    use super::*;
+
+    fn sampling(slot: u32, evntsel: u64, period: u64) -> CounterConfig {
+        CounterConfig { mode: MODE_SAMPLING, period, ..counter(slot, evntsel) }
+    }
+
+    fn loaded(counters: &[CounterConfig]) -> Machine {
+        let mut m = Machine::new();
+        m.load(counters);
+        m.toggle(User);
+        m
+    }
+
+    #[test]
+    fn an_interrupt_after_the_period_tells_the_guest_once() {
+        let mut m = loaded(&[sampling(0, USER, 1_000), counter(1, USER)]);
+        m.pmu.retire(999);
+        assert!(!m.interrupt(), "not yet");
+        m.pmu.retire(1);
+        m.pmu.take_writes();
+        assert!(m.interrupt());
+        assert!(m.pmu.take_writes().contains(&(IA32_PERF_GLOBAL_OVF_CTRL, 0x1)));
+        m.pmu.retire(10);
+        assert!(!m.interrupt() && !m.toggle(Kernel), "once");
+        assert_eq!(m.sample().1, [1_010, 1_010, 0]);
+        assert_eq!(m.page.overflows.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn a_sampling_counter_stands_still_in_the_other_mode() {
+        let mut m = loaded(&[sampling(0, USER, 1_000)]);
+        m.pmu.retire(600);
+        m.toggle(Kernel);
+        m.pmu.retire(100_000);
+        assert!(!m.toggle(User));
+        m.pmu.retire(399);
+        assert!(!m.interrupt());
+        m.pmu.retire(1);
+        assert!(m.interrupt());
+        assert_eq!(m.sample().1[0], 1_000);
+    }
+
+    #[test]
+    fn it_keeps_its_distance_across_switches_and_physical_cpus() {
+        let mut m = loaded(&[sampling(0, BOTH, 1_000)]);
+        m.pmu.retire(600);
+        m.switch_from();
+        m.pmu.retire(100_000);
+        m.pcpu = Pcpu::new();
+        m.pmu.counters.borrow_mut().insert(0, 0x1234);
+        assert!(!m.switch_to(1, Kernel, true));
+        m.pmu.retire(399);
+        assert!(!m.interrupt());
+        m.pmu.retire(1);
+        assert!(m.interrupt());
+        assert_eq!(m.sample().1[0], 1_000);
+    }
+
+    #[test]
+    fn an_interrupt_that_comes_late_is_not_lost_and_not_doubled() {
+        let mut m = loaded(&[sampling(0, USER, 1_000)]);
+        m.pmu.retire(1_003);
+        // The vCPU is switched out before the interrupt is taken; another one gets the interrupt.
+        m.switch_from();
+        let page = VcpuPage::default();
+        let mut other = Vcpu::register(&m.driver, &mut m.pcpu, &m.pmu, &page, 1, 1, 0);
+        assert!(!other.interrupt(&m.driver, &mut m.pcpu, &m.pmu, &page));
+        other.switch_from(&m.driver, &mut m.pcpu, &m.pmu, &page);
+        assert!(m.switch_to(0, User, true), "told when it is back");
+        assert!(!m.interrupt());
+        assert_eq!(m.sample().1[0], 1_003);
+    }
+
+    #[test]
+    fn leaving_user_mode_sees_an_overflow_before_its_interrupt() {
+        let mut m = loaded(&[sampling(0, USER, 1_000)]);
+        m.pmu.retire(1_000);
+        assert!(m.toggle(Kernel));
+        assert!(!m.interrupt());
+    }
+
+    #[test]
+    fn too_many_overflows_are_put_off_and_reported() {
+        let mut m = loaded(&[]);
+        for _ in 0..RATE.overflows_max {
+            m.load(&[sampling(0, BOTH, 1_000)]);
+            m.pmu.retire(1_000);
+            assert!(m.interrupt());
+        }
+        assert_eq!(m.page.throttled.load(Relaxed), 0);
+        m.load(&[sampling(0, BOTH, 1_000)]);
+        assert_eq!(m.page.throttled.load(Relaxed), 1);
+        m.pmu.retire(1_000);
+        assert!(!m.interrupt(), "put off");
+        *m.pmu.tsc.borrow_mut() += RATE.window_tsc;
+        m.load(&[sampling(0, BOTH, 1_000)]);
+        m.pmu.retire(1_000);
+        assert!(m.interrupt(), "a new window");
+        assert_eq!(m.sample().1[0], 5_000);
+    }
+
+    #[test]
+    fn stop_lets_the_counter_count_for_others_again() {
+        let mut m = loaded(&[sampling(0, USER, 1_000)]);
+        m.toggle(Kernel);
+        m.vcpu.stop(&m.driver, &mut m.pcpu, &m.pmu, &m.page);
+        m.load(&[counter(0, BOTH)]);
+        m.pmu.retire(5);
+        assert_eq!(m.sample().1[0], 5);
+    }
 }
 
 mod requests {
@@ -376,8 +498,8 @@ mod requests {
         let any_thread = counter(0, USER | 1 << 21);
         assert_eq!(refused(OP_LOAD, &load_bytes(&[any_thread])), Errno::PERM);
         assert_eq!(refused(OP_LOAD, &load_bytes(&[counter(9, USER)])), Errno::INVAL);
-        let sampling = CounterConfig { mode: 1, ..counter(0, USER) };
-        assert_eq!(refused(OP_LOAD, &load_bytes(&[sampling])), Errno::OPNOTSUPP);
+        let no_mode = CounterConfig { mode: 2, ..counter(0, USER) };
+        assert_eq!(refused(OP_LOAD, &load_bytes(&[no_mode])), Errno::OPNOTSUPP);
     }
 
     #[test]

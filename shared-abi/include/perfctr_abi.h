@@ -33,6 +33,8 @@ typedef int32_t __s32;
 #define PERFCTR_MAX_SLOTS 0x18
 #define PERFCTR_MAX_VCPUS 0x200
 #define PERFCTR_READ_ATTEMPTS_MAX 0x64
+#define PERFCTR_PERIOD_EVENTS_MIN 0x3e8
+#define PERFCTR_PERIOD_EVENTS_MAX 0x7fffffff
 #define PERFCTR_VCPU_REGISTERED 0x1
 #define PERFCTR_VCPU_DIRECT 0x2
 #define PERFCTR_VCPU_TSC 0x4
@@ -40,6 +42,7 @@ typedef int32_t __s32;
 #define PERFCTR_THREAD_DIRECT 0x2
 #define PERFCTR_THREAD_TSC 0x4
 #define PERFCTR_THREAD_FAILED 0x8
+#define PERFCTR_THREAD_PAUSED 0x10
 #define PERFCTR_MODE_COUNTING 0x0
 #define PERFCTR_MODE_SAMPLING 0x1
 #define PERFCTR_EVNTSEL_USR 0x10000
@@ -60,7 +63,9 @@ typedef int32_t __s32;
 #define PERFCTR_HOOK_SWITCH_TO 0x1
 #define PERFCTR_HOOK_TOGGLE 0x2
 #define PERFCTR_HOOK_LOAD 0x3
-#define PERFCTR_HOOKS 0x4
+#define PERFCTR_HOOK_INTERRUPT 0x4
+#define PERFCTR_HOOKS 0x5
+#define PERFCTR_VIRQ_NUMBER 0x14
 #define PERFCTR_IOC_INFO 0x8030d040
 #define PERFCTR_IOC_CREATE 0x4010d041
 #define PERFCTR_IOC_OPEN 0x4010d042
@@ -68,6 +73,8 @@ typedef int32_t __s32;
 #define PERFCTR_IOC_READ 0x8098d044
 #define PERFCTR_IOC_READ_CONTROL 0x8250d045
 #define PERFCTR_IOC_UNLINK 0xd046
+#define PERFCTR_IOC_RESUME 0xd047
+#define PERFCTR_SIGNAL_CODE 0x50
 #define PERFCTR_CONTROL_TSC 0x1
 #define PERFCTR_CONTROL_CLOEXEC 0x2
 
@@ -96,7 +103,9 @@ struct perfctr_vcpu_page {
 	__u64 generation;
 	__u64 switches;
 	__u64 migrations;
-	__u64 reserved_head[7];
+	__u64 overflows;
+	__u64 throttled;
+	__u64 reserved_head[5];
 	struct perfctr_vcpu_slot slots[24];
 	__u64 reserved_tail[400];
 };
@@ -113,7 +122,9 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, tsc_start) == 40);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, generation) == 48);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, switches) == 56);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, migrations) == 64);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, reserved_head) == 72);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, overflows) == 72);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, throttled) == 80);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, reserved_head) == 88);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, slots) == 128);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_page, reserved_tail) == 896);
 
@@ -246,14 +257,14 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_hook_stats, msr_reads) == 24);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_hook_stats, msr_writes) == 32);
 
 struct perfctr_hv_stats {
-	struct perfctr_hv_hook_stats hook[4];
+	struct perfctr_hv_hook_stats hook[5];
 	__u64 hypercalls;
 	__u64 residue_clears;
 };
-PERFCTR_ASSERT(sizeof(struct perfctr_hv_stats) == 176);
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_stats) == 216);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hook) == 0);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hypercalls) == 160);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, residue_clears) == 168);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hypercalls) == 200);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, residue_clears) == 208);
 
 struct perfctr_info_arg {
 	__u32 abi_major;
@@ -299,14 +310,14 @@ struct perfctr_control_arg {
 	__u32 flags;
 	__u32 counters;
 	__u32 preserve;
-	__u32 reserved;
+	__u32 signal;
 	struct perfctr_counter_config counter[18];
 };
 PERFCTR_ASSERT(sizeof(struct perfctr_control_arg) == 592);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, flags) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, counters) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, preserve) == 8);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, reserved) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, signal) == 12);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, counter) == 16);
 
 struct perfctr_sums {

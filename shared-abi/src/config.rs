@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::caps::{PmuCaps, VENDOR_AMD};
 use crate::error::Errno;
 use crate::layout::layout;
-use crate::limits::MAX_SLOTS;
+use crate::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};
 use crate::slot::{PhysSlot, slots_of};
 
 /// Event number and unit mask.
@@ -51,7 +51,7 @@ const GUEST: u64 =
 
 /// [`CounterConfig::mode`]: accumulate (a-mode).
 pub const MODE_COUNTING: u32 = 0;
-/// [`CounterConfig::mode`]: interrupt every period (i-mode).  Not supported yet.
+/// [`CounterConfig::mode`]: count, and interrupt every `period` events (i-mode).
 pub const MODE_SAMPLING: u32 = 1;
 
 /// One counter as it crosses a boundary.
@@ -62,11 +62,12 @@ pub const MODE_SAMPLING: u32 = 1;
 pub struct CounterConfig {
     /// The physical counter, see [`PhysSlot`].
     pub slot: u32,
-    /// [`MODE_COUNTING`].
+    /// [`MODE_COUNTING`] or [`MODE_SAMPLING`].
     pub mode: u32,
     /// Event select; see the module's documentation.
     pub evntsel: u64,
-    /// Period in events.  0 in [`MODE_COUNTING`].
+    /// 0 in [`MODE_COUNTING`].  In an ioctl: the period.  In a hypercall: the distance to the next
+    /// overflow, which happens once.  Unit: events.
     pub period: u64,
     /// 0.
     pub reserved: u64,
@@ -89,8 +90,10 @@ pub enum ConfigError {
     BadSlot,
     /// A counter is listed twice.
     Duplicate,
-    /// A mode that does not exist or is not supported.
+    /// A mode that does not exist, or sampling on a PMU that cannot.
     BadMode,
+    /// A sampling counter's period is 0 or too long.
+    BadPeriod,
     /// A reserved field or an undefined event-select bit is not 0.
     Reserved,
     /// An event-select bit, or an event that counts outside the core, is not the guest's.
@@ -111,6 +114,7 @@ impl ConfigError {
             Self::BadMode => Errno::OPNOTSUPP,
             Self::TooMany
             | Self::BadSlot
+            | Self::BadPeriod
             | Self::Duplicate
             | Self::Reserved
             | Self::Disabled
@@ -126,7 +130,9 @@ impl ConfigError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     slots: u32,
+    sampling: u32,
     evntsel: [u64; MAX_SLOTS],
+    period: [u32; MAX_SLOTS],
 }
 
 impl Config {
@@ -149,6 +155,10 @@ impl Config {
             if let Some(evntsel) = config.evntsel.get_mut(slot.index()) {
                 *evntsel = counter.evntsel;
             }
+            if counter.mode == MODE_SAMPLING {
+                config.sampling |= slot.bit();
+                config.set_period(slot, counter.period);
+            }
         }
         Ok(config)
     }
@@ -156,6 +166,27 @@ impl Config {
     /// One bit per slot in use.
     pub const fn slots(&self) -> u32 {
         self.slots
+    }
+
+    /// One bit per slot that interrupts.
+    pub const fn sampling(&self) -> u32 {
+        self.sampling
+    }
+
+    /// Events until the slot's next overflow; 0 for one that does not interrupt.
+    pub fn period(&self, slot: PhysSlot) -> u64 {
+        self.period.get(slot.index()).copied().map_or(0, u64::from)
+    }
+
+    /// Sets the distance to the next overflow of a slot that interrupts.
+    ///
+    /// A distance outside 1 to [`PERIOD_EVENTS_MAX`] is moved to the nearer end.
+    pub fn set_period(&mut self, slot: PhysSlot, events: u64) {
+        if let Some(period) = self.period.get_mut(slot.index())
+            && self.sampling & slot.bit() != 0
+        {
+            *period = events.clamp(1, PERIOD_EVENTS_MAX) as u32;
+        }
     }
 
     /// The slot's event select; 0 for one that is not in use.
@@ -171,6 +202,8 @@ impl Config {
     }
 
     /// Whether everything that `other` counts is counted here as well, by the same counters.
+    ///
+    /// It says nothing about interrupts: a counter counts the same with and without.
     pub fn includes(&self, other: &Config) -> bool {
         other.slots & !self.slots == 0
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
@@ -182,9 +215,10 @@ impl Config {
         for (counter, slot) in counters.iter_mut().zip(slots_of(self.slots)) {
             *counter = CounterConfig {
                 slot: slot.index() as u32,
-                mode: MODE_COUNTING,
+                mode: if self.sampling & slot.bit() != 0 { MODE_SAMPLING } else { MODE_COUNTING },
                 evntsel: self.evntsel(slot),
-                ..CounterConfig::default()
+                period: self.period(slot),
+                reserved: 0,
             };
             used += 1;
         }
@@ -196,9 +230,15 @@ fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), 
     let evntsel = counter.evntsel;
     let amd = caps.vendor == VENDOR_AMD;
     let defined = GUEST | if amd { EVNTSEL_AMD_EVENT_HIGH } else { 0 };
-    if counter.mode != MODE_COUNTING {
-        Err(ConfigError::BadMode)
-    } else if counter.period != 0 || counter.reserved != 0 {
+    let periods = match counter.mode {
+        MODE_COUNTING => 0..=0,
+        // An overflow is stopped and restarted through the global control register.
+        MODE_SAMPLING if caps.version >= 2 => 1..=PERIOD_EVENTS_MAX,
+        _ => return Err(ConfigError::BadMode),
+    };
+    if !periods.contains(&counter.period) {
+        Err(ConfigError::BadPeriod)
+    } else if counter.reserved != 0 {
         Err(ConfigError::Reserved)
     } else if evntsel & PRIVILEGED != 0 {
         Err(ConfigError::Privileged)
@@ -317,14 +357,35 @@ mod tests {
             refusal(&[counter(0, 0x1b7 | EVNTSEL_USR | EVNTSEL_EN)]),
             ConfigError::Privileged
         );
-        assert_eq!(refusal(&[CounterConfig { mode: 1, ..good }]), ConfigError::BadMode);
-        assert_eq!(refusal(&[CounterConfig { period: 1, ..good }]), ConfigError::Reserved);
+        assert_eq!(refusal(&[CounterConfig { mode: 2, ..good }]), ConfigError::BadMode);
+        assert_eq!(refusal(&[CounterConfig { period: 1, ..good }]), ConfigError::BadPeriod);
         assert_eq!(refusal(&[CounterConfig { reserved: 1, ..good }]), ConfigError::Reserved);
         assert_eq!(refusal(&[good, good]), ConfigError::Duplicate);
         for slot in [4, 15, 19, 23, 24, u32::MAX] {
             assert_eq!(refusal(&[counter(slot, INSTRUCTIONS_USER)]), ConfigError::BadSlot);
         }
         assert_eq!(refusal(&[good; MAX_SLOTS + 1]), ConfigError::TooMany);
+    }
+
+    #[test]
+    fn sampling_needs_a_period_that_fits() {
+        let sampling = CounterConfig { mode: MODE_SAMPLING, ..counter(0, INSTRUCTIONS_USER) };
+        let with = |period| CounterConfig { period, ..sampling };
+        for period in [0, PERIOD_EVENTS_MAX + 1, u64::MAX] {
+            assert_eq!(refusal(&[with(period)]), ConfigError::BadPeriod);
+        }
+        let mut config = Config::new(&caps(), &[with(PERIOD_EVENTS_MAX)]).unwrap();
+        let slot = PhysSlot::general(0).unwrap();
+        assert_eq!((config.sampling(), config.period(slot)), (1, PERIOD_EVENTS_MAX));
+        let counting = Config::new(&caps(), &[counter(0, INSTRUCTIONS_USER)]).unwrap();
+        assert!(config.includes(&counting) && counting.includes(&config));
+        config.set_period(slot, 0);
+        assert_eq!(config.period(slot), 1);
+        let mut wire = [CounterConfig::default(); MAX_SLOTS];
+        let used = config.encode(&mut wire) as usize;
+        assert_eq!(Config::new(&caps(), &wire[..used]), Ok(config));
+        let amd = PmuCaps { vendor: VENDOR_AMD, version: 0, fixed: 0, ..caps() };
+        assert_eq!(Config::new(&amd, &[with(1_000)]), Err(ConfigError::BadMode));
     }
 
     #[test]

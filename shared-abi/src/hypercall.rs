@@ -41,6 +41,13 @@ pub const OP_DOMAIN: u32 = 5;
 /// What the driver has done, and what it cost.
 pub const OP_STATS: u32 = 6;
 
+/// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen does not use on x86.
+///
+/// It only says that some counter of the vCPU has overflowed, perhaps one of a thread that is
+/// suspended by now.  The guest finds out whose by looking at its threads' counts: a counter has
+/// overflowed as often as its period fits into its count.
+pub const VIRQ_NUMBER: u32 = 20;
+
 /// [`HvQuery::features`]: the caller's domain may register and load.
 pub const FEATURE_ENABLED: u32 = 1 << 0;
 /// [`HvQuery::features`]: the driver counts its own instructions, see [`HvHookStats`].
@@ -148,8 +155,10 @@ pub const HOOK_SWITCH_TO: usize = 1;
 pub const HOOK_TOGGLE: usize = 2;
 /// Index in [`HvStats::hook`]: [`OP_LOAD`] or [`OP_STOP`].
 pub const HOOK_LOAD: usize = 3;
+/// Index in [`HvStats::hook`]: a performance monitoring interrupt.
+pub const HOOK_INTERRUPT: usize = 4;
 /// Elements of [`HvStats::hook`].
-pub const HOOKS: usize = 4;
+pub const HOOKS: usize = 5;
 
 /// What one kind of entry into the driver did since boot, over all physical CPUs.
 #[derive(
@@ -191,8 +200,8 @@ pub struct HvStats {
     pub residue_clears: u64,
 }
 
-layout!(HvStats, "perfctr_hv_stats", 176, {
+layout!(HvStats, "perfctr_hv_stats", 216, {
     0 hook: "struct perfctr_hv_hook_stats" [HOOKS],
-    160 hypercalls: "__u64",
-    168 residue_clears: "__u64",
+    200 hypercalls: "__u64",
+    208 residue_clears: "__u64",
 });

@@ -11,6 +11,7 @@
 //! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` unlinked, `EPERM` another thread's |
 //! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |
 //! | [`IOC_READ_CONTROL`] | [`Control`], out | `EINVAL` not bound |
+//! | [`IOC_RESUME`] | - | `EPERM` not paused by an overflow, or another thread's; `ESRCH` unlinked |
 //! | [`IOC_UNLINK`] | - | `EPERM` another thread's; repeating it is no error |
 //!
 //! The mapping is `1 + Info::vcpus` pages at offset 0, shared and read-only (else `EPERM`): the
@@ -50,6 +51,12 @@ pub const IOC_READ: u32 = ioc(READ, 0x44, size_of::<Sums>());
 pub const IOC_READ_CONTROL: u32 = ioc(READ, 0x45, size_of::<Control>());
 /// Stop, and take the counters from their thread; their sums stay readable.
 pub const IOC_UNLINK: u32 = ioc(0, 0x46, 0);
+/// Let counters go on that an overflow has paused.
+pub const IOC_RESUME: u32 = ioc(0, 0x47, 0);
+
+/// `si_code` of an overflow's signal; the word behind it holds one bit for each counter, in the
+/// order of [`Control::counter`], that has overflowed.
+pub const SIGNAL_CODE: i32 = b'P' as i32;
 
 /// Result of [`IOC_INFO`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -126,6 +133,10 @@ pub const CONTROL_CLOEXEC: u32 = 1 << 1;
 ///
 /// Sums of counters whose bit in `preserve` is clear start from 0, and so does the TSC's unless it
 /// was and stays counted.  With no counters and no TSC everything stops and all sums stay.
+///
+/// A sampling counter overflows whenever its count since this call reaches a multiple of its
+/// period.  At an overflow all counters pause, the TSC goes on, and the thread gets the signal;
+/// [`IOC_RESUME`] lets them go on.  Nothing is counted in between.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Control {
@@ -135,8 +146,8 @@ pub struct Control {
     pub counters: u32,
     /// One bit per element whose sum is kept.
     pub preserve: u32,
-    /// 0.
-    pub reserved: u32,
+    /// The signal that the thread gets at an overflow; 0 unless a counter samples.
+    pub signal: u32,
     /// The counters, in the order in which their sums are given.
     pub counter: [CounterConfig; MAX_COUNTERS],
 }
@@ -145,7 +156,7 @@ layout!(Control, "perfctr_control_arg", 592, {
     0 flags: "__u32",
     4 counters: "__u32",
     8 preserve: "__u32",
-    12 reserved: "__u32",
+    12 signal: "__u32",
     16 counter: "struct perfctr_counter_config" [MAX_COUNTERS],
 });
 

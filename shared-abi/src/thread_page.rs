@@ -15,6 +15,9 @@ pub const THREAD_TSC: u32 = 1 << 2;
 /// [`ThreadPage::state`]: the thread's configuration could not be loaded: see `error`.
 pub const THREAD_FAILED: u32 = 1 << 3;
 
+/// [`ThreadPage::state`]: counters are paused by an overflow until `IOC_RESUME`; the TSC goes on.
+pub const THREAD_PAUSED: u32 = 1 << 4;
+
 /// One virtual counter of the thread.
 ///
 /// `Log = sum + (Phys* - start)` while active, `sum` otherwise; see [`count`](crate::count).

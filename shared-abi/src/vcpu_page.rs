@@ -69,8 +69,12 @@ pub struct VcpuPage {
     pub switches: AtomicU64,
     /// W: hypervisor.  How often it was switched in on another physical CPU than before.
     pub migrations: AtomicU64,
+    /// W: hypervisor.  Overflows that interrupted.
+    pub overflows: AtomicU64,
+    /// W: hypervisor.  Loads whose overflows were put off, because the vCPU had too many lately.
+    pub throttled: AtomicU64,
     /// W: hypervisor.  0.
-    pub reserved_head: [AtomicU64; 7],
+    pub reserved_head: [AtomicU64; 5],
     /// W: hypervisor.  One slot per physical counter, see [`PhysSlot`](crate::PhysSlot).
     pub slots: [VcpuSlot; MAX_SLOTS],
     /// W: hypervisor.  0.
@@ -90,7 +94,9 @@ layout!(VcpuPage, "perfctr_vcpu_page", PAGE_BYTES, {
     48 generation: "__u64",
     56 switches: "__u64",
     64 migrations: "__u64",
-    72 reserved_head: "__u64" [7],
+    72 overflows: "__u64",
+    80 throttled: "__u64",
+    88 reserved_head: "__u64" [5],
     128 slots: "struct perfctr_vcpu_slot" [MAX_SLOTS],
     896 reserved_tail: "__u64" [400],
 });
@@ -111,6 +117,8 @@ impl Default for VcpuPage {
             generation: AtomicU64::default(),
             switches: AtomicU64::default(),
             migrations: AtomicU64::default(),
+            overflows: AtomicU64::default(),
+            throttled: AtomicU64::default(),
             reserved_head: Default::default(),
             slots: Default::default(),
             reserved_tail: core::array::from_fn(|_| AtomicU64::default()),

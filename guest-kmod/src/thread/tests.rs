@@ -164,7 +164,7 @@ fn a_refused_control_changes_nothing() {
     let good = control(&[counter(1, BRANCHES)]);
     let refused = [
         (Errno::INVAL, Control { flags: 1 << 2, ..good }),
-        (Errno::INVAL, Control { reserved: 1, ..good }),
+        (Errno::INVAL, Control { signal: 1, ..good }),
         (Errno::INVAL, Control { preserve: 0b10, ..good }),
         (Errno::INVAL, Control { counters: 19, ..good }),
         (Errno::INVAL, Control { counters: u32::MAX, ..good }),

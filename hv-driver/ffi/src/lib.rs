@@ -12,7 +12,7 @@ use core::mem::MaybeUninit;
 
 use hv_driver::hypercall::{self, Request};
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Cpuid, Driver, Pcpu, Vcpu};
+use hv_driver::{Cpuid, Driver, Pcpu, Rate, Vcpu};
 use shared_abi::hypercall::HvStats;
 use shared_abi::{Config, VcpuPage};
 
@@ -22,9 +22,9 @@ use x86::X86Pmu;
 
 /// Bytes of storage that `core.h` reserves.
 const DRIVER_BYTES: usize = 64;
-const PCPU_BYTES: usize = 512;
-const VCPU_BYTES: usize = 1280;
-const CONFIG_BYTES: usize = 256;
+const PCPU_BYTES: usize = 576;
+const VCPU_BYTES: usize = 1792;
+const CONFIG_BYTES: usize = 320;
 
 const _: () = {
     assert!(size_of::<Driver>() <= DRIVER_BYTES && align_of::<Driver>() <= 8);
@@ -72,15 +72,16 @@ fn mode(kernel: bool) -> GuestMode {
 ///
 /// # Safety
 ///
-/// `driver` is storage for a [`Driver`]; `cpuid` and `refusal` are valid.
+/// `driver` is storage for a [`Driver`]; `cpuid`, `rate` and `refusal` are valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_init(
     driver: &mut MaybeUninit<Driver>,
     cpuid: &Cpuid,
     measure_cost: bool,
+    rate: &Rate,
     refusal: &mut CRefusal,
 ) -> i32 {
-    match Driver::new(cpuid, measure_cost) {
+    match Driver::new(cpuid, measure_cost, *rate) {
         Ok(ready) => {
             driver.write(ready);
             0
@@ -210,8 +211,8 @@ pub unsafe extern "C" fn perfctr_core_switch_to(
     cpu: u32,
     kernel: bool,
     allowed: bool,
-) {
-    vcpu.switch_to(driver, pcpu, &X86Pmu, page, cpu, mode(kernel), allowed);
+) -> bool {
+    vcpu.switch_to(driver, pcpu, &X86Pmu, page, cpu, mode(kernel), allowed)
 }
 
 /// See [`Vcpu::toggle`].
@@ -226,8 +227,33 @@ pub unsafe extern "C" fn perfctr_core_toggle(
     vcpu: &mut Vcpu,
     page: &VcpuPage,
     kernel: bool,
-) {
-    vcpu.toggle(driver, pcpu, &X86Pmu, page, mode(kernel));
+) -> bool {
+    vcpu.toggle(driver, pcpu, &X86Pmu, page, mode(kernel))
+}
+
+/// See [`Vcpu::interrupt`].
+///
+/// # Safety
+///
+/// As for [`perfctr_core_unregister`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_interrupt(
+    driver: &Driver,
+    pcpu: &mut Pcpu,
+    vcpu: &mut Vcpu,
+    page: &VcpuPage,
+) -> bool {
+    vcpu.interrupt(driver, pcpu, &X86Pmu, page)
+}
+
+/// See [`Pcpu::acknowledge`].
+///
+/// # Safety
+///
+/// `pcpu` is this CPU's, prepared.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_acknowledge(driver: &Driver, pcpu: &Pcpu) {
+    pcpu.acknowledge(&X86Pmu, &driver.caps);
 }
 
 /// Counts a hypercall and decodes it; gives 0 or a negative error number.

@@ -12,14 +12,20 @@
 
 /* Storage for the core's structures; the core asserts that it suffices. */
 struct perfctr_driver { uint64_t storage[64 / 8]; };
-struct perfctr_pcpu { uint64_t storage[512 / 8]; };
-struct perfctr_core_vcpu { uint64_t storage[1280 / 8]; };
+struct perfctr_pcpu { uint64_t storage[576 / 8]; };
+struct perfctr_core_vcpu { uint64_t storage[1792 / 8]; };
 
 /* What CPUID says: leaf 0 EBX, EDX, ECX; leaf 1 EAX; leaf 0xA EAX to EDX. */
 struct perfctr_cpuid {
     uint32_t vendor[3];
     uint32_t signature;
     uint32_t perfmon[4];
+};
+
+/* How often a vCPU may be interrupted by overflows. */
+struct perfctr_rate {
+    uint64_t window_tsc;
+    uint64_t overflows_max;
 };
 
 struct perfctr_refusal {
@@ -42,11 +48,12 @@ struct perfctr_request {
     uint32_t enabled;
     uint32_t reserved;
     uint64_t gfn;
-    uint64_t config[256 / 8];
+    uint64_t config[320 / 8];
 };
 
 int perfctr_core_init(struct perfctr_driver *driver,
                       const struct perfctr_cpuid *cpuid, bool measure_cost,
+                      const struct perfctr_rate *rate,
                       struct perfctr_refusal *refusal);
 void perfctr_core_pcpu_init(struct perfctr_pcpu *pcpu);
 void perfctr_core_run_stranger(struct perfctr_pcpu *pcpu);
@@ -72,15 +79,22 @@ void perfctr_core_switch_from(const struct perfctr_driver *driver,
                               struct perfctr_pcpu *pcpu,
                               struct perfctr_core_vcpu *vcpu,
                               struct perfctr_vcpu_page *page);
-void perfctr_core_switch_to(const struct perfctr_driver *driver,
+/* These give whether to send the guest the virtual interrupt. */
+bool perfctr_core_switch_to(const struct perfctr_driver *driver,
                             struct perfctr_pcpu *pcpu,
                             struct perfctr_core_vcpu *vcpu,
                             struct perfctr_vcpu_page *page,
                             uint32_t cpu, bool kernel, bool allowed);
-void perfctr_core_toggle(const struct perfctr_driver *driver,
+bool perfctr_core_toggle(const struct perfctr_driver *driver,
                          struct perfctr_pcpu *pcpu,
                          struct perfctr_core_vcpu *vcpu,
                          struct perfctr_vcpu_page *page, bool kernel);
+bool perfctr_core_interrupt(const struct perfctr_driver *driver,
+                            struct perfctr_pcpu *pcpu,
+                            struct perfctr_core_vcpu *vcpu,
+                            struct perfctr_vcpu_page *page);
+void perfctr_core_acknowledge(const struct perfctr_driver *driver,
+                              const struct perfctr_pcpu *pcpu);
 int perfctr_core_decode(const struct perfctr_driver *driver, uint32_t op,
                         void *bytes, uint32_t length, bool domain_enabled,
                         struct perfctr_request *request);

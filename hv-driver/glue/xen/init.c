@@ -8,6 +8,7 @@
 #include <asm/apic.h>
 #include <asm/nmi.h>
 #include <asm/processor.h>
+#include <asm/time.h>
 #include <asm/vpmu.h>
 
 #include "private.h"
@@ -17,22 +18,41 @@ struct perfctr_driver __read_mostly perfctr_driver;
 
 static bool __initdata opt_perfctr;
 static bool __initdata opt_cost;
+/* Overflows that a vCPU may have in each millisecond. */
+static unsigned int __initdata opt_rate = 50;
 
-/* perfctr[=<bool>|cost] */
-static int __init cf_check parse_perfctr(const char *s)
+static int __init parse_one(const char *s, const char *end)
 {
-    int val = parse_bool(s, NULL);
+    int val = parse_bool(s, end);
 
-    if ( !cmdline_strcmp(s, "cost") )
-        opt_perfctr = opt_cost = true;
-    else if ( !*s || val > 0 )
+    if ( s == end || val > 0 )
         opt_perfctr = true;
     else if ( val == 0 )
         opt_perfctr = false;
+    else if ( !cmdline_strcmp(s, "cost") )
+        opt_perfctr = opt_cost = true;
+    else if ( !strncmp(s, "rate=", 5) )
+        opt_rate = simple_strtoul(s + 5, &s, 0);
     else
         return -EINVAL;
 
     return 0;
+}
+
+/* perfctr[=<bool>][,cost][,rate=<overflows per ms>] */
+static int __init cf_check parse_perfctr(const char *s)
+{
+    int rc = 0;
+
+    for ( ; ; )
+    {
+        const char *end = strchr(s, ',') ?: strchr(s, '\0');
+
+        rc = parse_one(s, end) ?: rc;
+        if ( !*end )
+            return rc;
+        s = end + 1;
+    }
 }
 custom_param("perfctr", parse_perfctr);
 
@@ -63,6 +83,10 @@ static const char *__init other_owner(void)
 static int __init cf_check perfctr_init(void)
 {
     struct perfctr_cpuid cpuid = {};
+    struct perfctr_rate rate = {
+        .window_tsc = cpu_khz,
+        .overflows_max = opt_rate,
+    };
     struct perfctr_refusal refusal;
     const char *owner;
 
@@ -77,7 +101,8 @@ static int __init cf_check perfctr_init(void)
     }
 
     read_cpuid(&cpuid);
-    if ( perfctr_core_init(&perfctr_driver, &cpuid, opt_cost, &refusal) )
+    if ( perfctr_core_init(&perfctr_driver, &cpuid, opt_cost, &rate,
+                           &refusal) )
     {
         printk(XENLOG_ERR "perfctr: off: expected %.*s, found %#x\n",
                refusal.expected_bytes, refusal.expected, refusal.found);

@@ -12,6 +12,9 @@ void perfctr_switch_to(struct vcpu *v);
 /* A PV guest has gone between its kernel and its user mode. */
 void perfctr_toggle(struct vcpu *v);
 
+/* The PMU has interrupted this physical CPU. */
+void perfctr_interrupt(void);
+
 /* Whether the vCPU's user mode may execute RDPMC. */
 bool perfctr_pce(const struct vcpu *v);
 

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The hooks in context switch and PV mode switch. */
+/* The hooks in context switch, PV mode switch and the PMU's interrupt. */
 
+#include <xen/event.h>
 #include <xen/percpu.h>
 #include <xen/sched.h>
+
+#include <asm/apic.h>
 
 #include "private.h"
 
@@ -21,9 +24,15 @@ struct perfctr_pcpu *perfctr_this_pcpu(void)
     if ( !slot->ready )
     {
         perfctr_core_pcpu_init(&slot->state);
+        apic_write(APIC_LVTPC, PMU_APIC_VECTOR);
         slot->ready = true;
     }
     return &slot->state;
+}
+
+static void notify(struct vcpu *v)
+{
+    send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
 }
 
 static bool in_kernel(const struct vcpu *v)
@@ -55,12 +64,13 @@ void perfctr_switch_to(struct vcpu *v)
         return;
 
     local_irq_save(flags);
-    if ( p )
-        perfctr_core_switch_to(&perfctr_driver, perfctr_this_pcpu(),
-                               &p->core, p->page, smp_processor_id(),
-                               in_kernel(v), perfctr_allowed(v->domain));
-    else
+    if ( !p )
         perfctr_core_run_stranger(perfctr_this_pcpu());
+    else if ( perfctr_core_switch_to(&perfctr_driver, perfctr_this_pcpu(),
+                                     &p->core, p->page, smp_processor_id(),
+                                     in_kernel(v),
+                                     perfctr_allowed(v->domain)) )
+        notify(v);
     local_irq_restore(flags);
 }
 
@@ -73,9 +83,29 @@ void perfctr_toggle(struct vcpu *v)
         return;
 
     local_irq_save(flags);
-    perfctr_core_toggle(&perfctr_driver, perfctr_this_pcpu(),
-                        &p->core, p->page, in_kernel(v));
+    if ( perfctr_core_toggle(&perfctr_driver, perfctr_this_pcpu(),
+                             &p->core, p->page, in_kernel(v)) )
+        notify(v);
     local_irq_restore(flags);
+}
+
+/* Interrupts are disabled. */
+void perfctr_interrupt(void)
+{
+    struct vcpu *curr = current;
+    struct perfctr_vcpu *p = curr->arch.perfctr;
+
+    if ( !perfctr_on )
+        return;
+
+    if ( !p )
+        perfctr_core_acknowledge(&perfctr_driver, perfctr_this_pcpu());
+    else if ( perfctr_core_interrupt(&perfctr_driver, perfctr_this_pcpu(),
+                                     &p->core, p->page) )
+        notify(curr);
+
+    /* The local APIC masks the entry when it delivers. */
+    apic_write(APIC_LVTPC, PMU_APIC_VECTOR);
 }
 
 bool perfctr_pce(const struct vcpu *v)

@@ -134,7 +134,7 @@ fn controls(bench: &mut Bench, bound: &File) {
     let valid = control(&[VALID]);
     for (name, control) in [
         ("unknown flag", Control { flags: 4, ..valid }),
-        ("reserved field of a control", Control { reserved: 1, ..valid }),
+        ("signal without a sampling counter", Control { signal: 1, ..valid }),
         ("preserving a sum that is not there", Control { preserve: 2, ..valid }),
         ("one counter too many", Control { counters: MAX_COUNTERS as u32 + 1, ..valid }),
         ("most counters too many", Control { counters: u32::MAX, ..valid }),
