@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* Event numbers with their unit masks in bits 15:8. */
+#ifndef PERFCTR_EVENT_CODES_H
+#define PERFCTR_EVENT_CODES_H
+
+/* Intel's architectural events */
+#define ARCH_UNHALTED_CORE_CYCLES 0x3c
+#define ARCH_UNHALTED_REFERENCE_CYCLES 0x13c
+#define ARCH_INSTRUCTIONS_RETIRED 0xc0
+#define ARCH_LLC_REFERENCES 0x4f2e
+#define ARCH_LLC_MISSES 0x412e
+#define ARCH_BRANCHES_RETIRED 0xc4
+#define ARCH_BRANCH_MISSES_RETIRED 0xc5
+
+/* AMD K8 and later */
+#define K8_DATA_CACHE_ACCESSES 0x40
+#define K8_DATA_CACHE_MISSES 0x41
+#define K8_CPU_CLK_UNHALTED 0x76
+#define K8_RETIRED_INSTRUCTIONS 0xc0
+#define K8_RETIRED_UOPS 0xc1
+#define K8_RETIRED_BRANCHES 0xc2
+#define K8_RETIRED_MISPREDICTED_BRANCHES 0xc3
+#define K8_RETIRED_TAKEN_BRANCHES 0xc4
+
+#endif /* PERFCTR_EVENT_CODES_H */

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Kinds of CPU: what a machine is called, and what that says about it.
+//!
+//! PAPI drives a CPU by perfctr's type and by its own tables, which end at Westmere and Family 10h.
+//! A newer CPU is therefore reported as the nearest type that has the same registers:
+//! architectural Intel CPUs as Nehalem, AMD's with K7's counters as Family 10h.  The architectural
+//! events have the same numbers on all of those; other events of the older CPU do not count what
+//! their names say.
+
+use std::ffi::{CStr, c_char};
+
+use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
+use shared_abi::ioctl;
+use zerocopy::FromZeros;
+
+use crate::abi::{ABI_VERSION, FEATURE_PCINT, FEATURE_RDPMC, FEATURE_RDTSC, Info};
+
+/// `PERFCTR_X86_*`.
+pub(crate) const GENERIC: u32 = 0;
+pub(crate) const AMD_K7: u32 = 9;
+pub(crate) const AMD_K8: u32 = 13;
+pub(crate) const AMD_K8C: u32 = 15;
+pub(crate) const INTEL_P4M3: u32 = 16;
+pub(crate) const INTEL_CORE: u32 = 17;
+pub(crate) const INTEL_CORE2: u32 = 18;
+pub(crate) const AMD_FAM10H: u32 = 19;
+pub(crate) const INTEL_ATOM: u32 = 20;
+pub(crate) const INTEL_NHLM: u32 = 21;
+pub(crate) const INTEL_WSTMR: u32 = 22;
+pub(crate) const INTEL_SNB: u32 = 23;
+
+/// The name of each type, by its number.
+const NAMES: [&CStr; 24] = [
+    c"Generic x86",
+    c"Intel Pentium",
+    c"Intel Pentium MMX",
+    c"Intel P6",
+    c"Intel Pentium II",
+    c"Intel Pentium III",
+    c"Cyrix MII",
+    c"WinChip C6",
+    c"WinChip 2",
+    c"AMD K7",
+    c"VIA C3",
+    c"Intel Pentium 4",
+    c"Intel Pentium 4 Model 2",
+    c"AMD K8",
+    c"Intel Pentium M",
+    c"AMD K8 Revision C",
+    c"Intel Pentium 4 Model 3",
+    c"Intel Core",
+    c"Intel Core 2",
+    c"AMD Family 10h",
+    c"Intel Atom",
+    c"Intel Nehalem",
+    c"Intel Westmere",
+    c"Intel Sandy Bridge",
+];
+
+/// The type of a CPU whose leaf 1 of CPUID has this EAX.
+fn cpu_type(vendor: u32, signature: u32) -> u32 {
+    let base_family = signature >> 8 & 0xf;
+    let family = base_family + if base_family == 0xf { signature >> 20 & 0xff } else { 0 };
+    let model = (signature >> 4 & 0xf) | (signature >> 12 & 0xf0);
+    let stepping = signature & 0xf;
+    match (vendor, family, model) {
+        (VENDOR_INTEL, 6, 15 | 22 | 23 | 29) => INTEL_CORE2,
+        (VENDOR_INTEL, 6, 28) => INTEL_ATOM,
+        (VENDOR_INTEL, 6, 14) => INTEL_CORE,
+        (VENDOR_INTEL, 6, 37 | 44) => INTEL_WSTMR,
+        (VENDOR_INTEL, _, _) => INTEL_NHLM,
+        (VENDOR_AMD, 6, _) => AMD_K7,
+        (VENDOR_AMD, 15, _) if model > 5 || model >= 4 && stepping >= 8 => AMD_K8C,
+        (VENDOR_AMD, 15, _) => AMD_K8,
+        (VENDOR_AMD, _, _) => AMD_FAM10H,
+        _ => GENERIC,
+    }
+}
+
+/// What the device says, in perfctr's words.
+pub(crate) fn info(from: &ioctl::Info) -> Info {
+    let mut info = Info::new_zeroed();
+    info.abi_version = ABI_VERSION;
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    info.driver_version[..version.len()].copy_from_slice(version);
+    info.cpu_type = cpu_type(from.vendor, from.cpu_signature);
+    info.cpu_features = FEATURE_RDTSC;
+    if from.general != 0 {
+        info.cpu_features |= FEATURE_RDPMC;
+    }
+    // An overflow is stopped and restarted through a register that version 2 has added.
+    if from.version >= 2 {
+        info.cpu_features |= FEATURE_PCINT;
+    }
+    info.cpu_khz = from.tsc_khz;
+    info.tsc_to_cpu_mult = 1;
+    info
+}
+
+/// General and fixed counters that this CPU says it has (SDM volume 3, 20.2.1 and 20.2.2).
+fn architectural_counters() -> u32 {
+    let leaf = std::arch::x86_64::__cpuid(0xa);
+    (leaf.eax >> 8 & 0xff) + (leaf.edx & 0x1f)
+}
+
+/// Counters of a type of CPU; 0 for those that have no 64-bit mode.
+pub(crate) fn nrctrs(cpu_type: u32) -> u32 {
+    match cpu_type {
+        AMD_K8 | AMD_K8C | AMD_FAM10H => 4,
+        INTEL_CORE2 => 5,
+        INTEL_ATOM => architectural_counters(),
+        INTEL_NHLM | INTEL_WSTMR | INTEL_SNB => 7,
+        INTEL_P4M3 => 18,
+        _ => 0,
+    }
+}
+
+/// The name of a type of CPU.
+pub(crate) fn name(cpu_type: u32) -> &'static CStr {
+    NAMES.get(cpu_type as usize).copied().unwrap_or(c"?")
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `info` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_info_nrctrs(info: *const Info) -> u32 {
+    // SAFETY: as the caller says.
+    unsafe { info.as_ref() }.map_or(0, |info| nrctrs(info.cpu_type))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `info` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_info_cpu_name(info: *const Info) -> *const c_char {
+    // SAFETY: as the caller says.
+    unsafe { info.as_ref() }.map_or(c"?", |info| name(info.cpu_type)).as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_their_type() {
+        for (vendor, signature, expected) in [
+            (VENDOR_INTEL, 0x106a3, INTEL_NHLM),
+            (VENDOR_INTEL, 0x206c1, INTEL_WSTMR),
+            (VENDOR_INTEL, 0x6f7, INTEL_CORE2),
+            (VENDOR_INTEL, 0x106c2, INTEL_ATOM),
+            // Sandy Bridge and Ice Lake: nothing of its kind is newer in PAPI than Nehalem.
+            (VENDOR_INTEL, 0x206a7, INTEL_NHLM),
+            (VENDOR_INTEL, 0x606a6, INTEL_NHLM),
+            (VENDOR_AMD, 0x100f42, AMD_FAM10H),
+            (VENDOR_AMD, 0xf51, AMD_K8),
+            (VENDOR_AMD, 0xf5a, AMD_K8C),
+            (VENDOR_AMD, 0x830f10, AMD_FAM10H),
+            (0, 0x663, GENERIC),
+        ] {
+            assert_eq!(cpu_type(vendor, signature), expected, "{signature:#x}");
+        }
+    }
+
+    #[test]
+    fn unknown_types_have_no_counters_and_a_name() {
+        assert_eq!((nrctrs(GENERIC), nrctrs(INTEL_NHLM), nrctrs(1_000)), (0, 7, 0));
+        assert_eq!((name(21), name(1_000)), (c"Intel Nehalem", c"?"));
+    }
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Functions on descriptors, and what all handles do with theirs.
+
+use std::ffi::c_int;
+use std::fs;
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+
+use perfctr::raw::Device;
+use shared_abi::Errno;
+use shared_abi::ioctl::Create;
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+
+use crate::abi::{ABI_MAJORS, ABI_VERSION, CpuMask, CpusInfo, Info, SumCtrs, VperfctrControl};
+use crate::{control, cpu, errno};
+
+/// Where the kernel lists the CPUs that are online.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+const WORD_BITS: u32 = u32::BITS;
+
+/// A descriptor that stays C's.
+///
+/// # Safety
+///
+/// Nobody closes `fd` while the result lives.
+unsafe fn borrow(fd: c_int) -> Result<ManuallyDrop<Device>, Errno> {
+    if fd < 0 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: a number that is no open descriptor makes each ioctl fail, and nothing is dropped.
+    Ok(ManuallyDrop::new(Device::from(unsafe { OwnedFd::from_raw_fd(fd) })))
+}
+
+/// The argument that names thread `tid`, or with 0 the calling one.
+pub(crate) fn thread(tid: u32) -> Create {
+    Create { abi_major: ABI_MAJOR.into(), abi_minor: ABI_MINOR.into(), tid, ..Create::default() }
+}
+
+pub(crate) fn open_device() -> Result<Device, Errno> {
+    errno::from(Device::open())
+}
+
+pub(crate) fn info(device: &Device) -> Result<Info, Errno> {
+    Ok(cpu::info(&errno::from(device.info())?))
+}
+
+/// Sets the counters; a refusal leaves them stopped, as perfctr does.
+pub(crate) fn set(device: &Device, from: &VperfctrControl) -> Result<(), Errno> {
+    let vendor = errno::from(device.info())?.vendor;
+    let result = control::of_thread(vendor, from)
+        .and_then(|control| errno::from(device.control(&control)))
+        .map_err(|error| if error == Errno::OPNOTSUPP { Errno::PERM } else { error });
+    if result.is_err() {
+        // What is reported is why the counters were not set.
+        let _ = device.control(&shared_abi::ioctl::Control::default());
+    }
+    result
+}
+
+pub(crate) fn sums(device: &Device) -> Result<SumCtrs, Errno> {
+    let sums = errno::from(device.sums())?;
+    Ok(SumCtrs { tsc: sums.tsc, pmc: sums.counter })
+}
+
+pub(crate) fn read_control(device: &Device) -> Result<VperfctrControl, Errno> {
+    Ok(control::thread_from_device(&errno::from(device.read_control())?))
+}
+
+/// The CPUs in a list like `0-3,8`.
+fn cpus_in(list: &str) -> Vec<u32> {
+    let mut cpus = Vec::new();
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
+            cpus.extend(first..=last);
+        }
+    }
+    cpus
+}
+
+/// One block of the C library's memory, which its receiver frees at once.
+pub(crate) fn cpus_info(device: &Device) -> Result<*mut CpusInfo, Errno> {
+    let vcpus = errno::from(device.info())?.vcpus;
+    let online = fs::read_to_string(ONLINE).map_err(|error| errno::of(&error))?;
+    let words = vcpus.div_ceil(WORD_BITS).max(1) as usize;
+    let mask_bytes = (size_of::<u32>() * (1 + words)).next_multiple_of(align_of::<CpusInfo>());
+    // SAFETY: the size is not 0.
+    let block = unsafe { libc::calloc(1, size_of::<CpusInfo>() + 2 * mask_bytes) };
+    if block.is_null() {
+        return Err(Errno::NOMEM);
+    }
+    let info = block.cast::<CpusInfo>();
+    // SAFETY: the block holds the structure and, behind it, two masks; all of it is zeroed and
+    // calloc aligns it for any type.
+    unsafe {
+        let cpus = info.add(1).cast::<CpuMask>();
+        let forbidden = cpus.byte_add(mask_bytes);
+        (*cpus).nrwords = words as u32;
+        (*forbidden).nrwords = words as u32;
+        let mask = (&raw mut (*cpus).mask).cast::<u32>();
+        for cpu in cpus_in(&online).into_iter().filter(|cpu| *cpu < vcpus) {
+            *mask.add((cpu / WORD_BITS) as usize) |= 1 << (cpu % WORD_BITS);
+        }
+        info.write(CpusInfo { cpus, cpus_forbidden: forbidden });
+    }
+    Ok(info)
+}
+
+fn open_descriptor(creat: bool) -> Result<c_int, Errno> {
+    let device = open_device()?;
+    let bound = if creat { device.create(&thread(0)) } else { device.open_existing(&thread(0)) };
+    match errno::from(bound) {
+        // A thread without counters: the descriptor still gives information.
+        Err(Errno::SRCH) if !creat => {}
+        other => other?,
+    }
+    Ok(OwnedFd::from(device).into_raw_fd())
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn _vperfctr_open(creat: c_int) -> c_int {
+    errno::number(open_descriptor(creat != 0))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `from` is null or valid; nobody closes `fd` meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _vperfctr_control(fd: c_int, from: *const VperfctrControl) -> c_int {
+    // SAFETY: as the caller says.
+    let (device, from) = unsafe { (borrow(fd), errno::take(from)) };
+    errno::status(device.and_then(|device| set(&device, &from?)))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `to` is null or can be written; nobody closes `fd` meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _vperfctr_read_control(fd: c_int, to: *mut VperfctrControl) -> c_int {
+    // SAFETY: as the caller says.
+    errno::status(unsafe { errno::give(to, borrow(fd).and_then(|device| read_control(&device))) })
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `to` is null or can be written; nobody closes `fd` meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _vperfctr_read_sum(fd: c_int, to: *mut SumCtrs) -> c_int {
+    // SAFETY: as the caller says.
+    errno::status(unsafe { errno::give(to, borrow(fd).and_then(|device| sums(&device))) })
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn _perfctr_abi_check_fd(fd: c_int, user_abi: u32) -> c_int {
+    // SAFETY: the descriptor is not closed by this thread meanwhile, and another one that does so
+    // makes the ioctl fail.
+    let asked = unsafe { borrow(fd) }.and_then(|device| info(&device));
+    errno::status(asked.and_then(|info| {
+        if (info.abi_version ^ user_abi) & ABI_MAJORS == 0 {
+            return Ok(());
+        }
+        eprintln!(
+            "perfctr: the library's ABI is {ABI_VERSION:#010x}, the program's {user_abi:#010x}"
+        );
+        Err(Errno::PROTO)
+    }))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `to` is null or can be written; nobody closes `fd` meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_info(fd: c_int, to: *mut Info) -> c_int {
+    // SAFETY: as the caller says.
+    errno::status(unsafe { errno::give(to, borrow(fd).and_then(|device| info(&device))) })
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `to` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_get_info(to: *mut Info) -> c_int {
+    // SAFETY: as the caller says.
+    errno::status(unsafe { errno::give(to, open_device().and_then(|device| info(&device))) })
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// Nobody closes `fd` meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_cpus_info(fd: c_int) -> *mut CpusInfo {
+    // SAFETY: as the caller says.
+    errno::pointer(unsafe { borrow(fd) }.and_then(|device| cpus_info(&device)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_understood() {
+        assert_eq!(cpus_in("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(cpus_in("0\n"), [0]);
+        assert_eq!(cpus_in("\n"), []);
+    }
+
+    #[test]
+    fn a_descriptor_that_is_none_is_refused() {
+        assert_eq!(_perfctr_abi_check_fd(-1, ABI_VERSION), -1);
+        // SAFETY: null pointers are allowed.
+        unsafe {
+            assert_eq!(perfctr_info(0, std::ptr::null_mut()), -1);
+            assert_eq!(_vperfctr_control(-1, std::ptr::null()), -1);
+            assert!(perfctr_cpus_info(-1).is_null());
+        }
+    }
+}

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `vperfctr_*`: the calling thread's counters.
+
+use std::ffi::c_int;
+
+use perfctr::raw::{Device, Pages};
+use shared_abi::ioctl::Control;
+use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_PAUSED, THREAD_TSC};
+use shared_abi::{Errno, ThreadPage};
+use zerocopy::FromZeros;
+
+use crate::abi::{CpusInfo, Info, OPEN_CREAT_EXCL, SumCtrs, VperfctrControl};
+use crate::handle::{Handle, Pool};
+use crate::{errno, fd};
+
+/// One thread's counters, its own or another's.
+///
+/// Both kinds of handle are the same: PAPI stops another thread's counters with a handle of its
+/// own ones.
+#[derive(Debug)]
+pub struct Thread {
+    pub(crate) device: Device,
+    pages: Pages,
+    /// The thread that may read directly; none for another thread's counters.
+    reader: Option<libc::pthread_t>,
+    /// The other thread's id, or 0.
+    pub(crate) tid: u32,
+}
+
+/// `struct vperfctr`.
+pub type Vperfctr = Handle<Thread>;
+
+pub(crate) static POOL: Pool<Thread> = Pool::new(Vec::new());
+
+fn this_thread() -> libc::pthread_t {
+    // SAFETY: has no preconditions.
+    unsafe { libc::pthread_self() }
+}
+
+impl Thread {
+    pub(crate) fn create(tid: u32) -> Result<Self, Errno> {
+        let device = fd::open_device()?;
+        errno::from(device.create(&fd::thread(tid)))?;
+        Self::new(device, tid)
+    }
+
+    fn open_existing() -> Result<Self, Errno> {
+        let device = fd::open_device()?;
+        errno::from(device.open_existing(&fd::thread(0)))?;
+        Self::new(device, 0)
+    }
+
+    fn new(device: Device, tid: u32) -> Result<Self, Errno> {
+        let vcpus = errno::from(device.info())?.vcpus;
+        let pages = Pages::new(&device, vcpus).map_err(|_| Errno::NOMEM)?;
+        let reader = (tid == 0).then(this_thread);
+        Ok(Self { device, pages, reader, tid })
+    }
+
+    /// Reads without a system call, if the TSC is on and this is the calling thread's.  Gives the
+    /// TSC and writes the counters in use; none while an overflow has paused them.
+    #[inline(always)]
+    fn read_direct(&self, pmc: &mut [u64; MAX_COUNTERS]) -> Option<u64> {
+        const RUNNING: u32 = THREAD_ACTIVE | THREAD_TSC;
+        let page = self.own_page()?;
+        let state = page.state.load(Relaxed);
+        if state & RUNNING != RUNNING {
+            return None;
+        }
+        let used = if state & THREAD_PAUSED != 0 { 0 } else { page.counters.load(Relaxed) };
+        let counts = pmc.get_mut(..used as usize)?;
+        self.pages.read(counts).ok().map(|snapshot| snapshot.tsc)
+    }
+
+    /// The calling thread's sums, read in the cheapest way there is.
+    fn read(&self, sums: &mut SumCtrs) -> Result<(), Errno> {
+        match self.read_direct(&mut sums.pmc) {
+            Some(tsc) => sums.tsc = tsc,
+            None => *sums = fd::sums(&self.device)?,
+        }
+        Ok(())
+    }
+
+    /// Reads for a function that cannot fail.
+    fn read_or_zeros(&self) -> SumCtrs {
+        let mut sums = SumCtrs::new_zeroed();
+        if let Err(error) = self.read(&mut sums) {
+            errno::set(error);
+        }
+        sums
+    }
+
+    /// The page, if this is the thread that it describes.
+    #[inline(always)]
+    fn own_page(&self) -> Option<&ThreadPage> {
+        self.pages.thread_page().filter(|_| self.reader == Some(this_thread()))
+    }
+
+    /// Whether anything is counted.
+    fn is_running(&self) -> Result<bool, Errno> {
+        if let Some(page) = self.own_page() {
+            return Ok(page.state.load(Relaxed) & THREAD_ACTIVE != 0);
+        }
+        let control = errno::from(self.device.read_control())?;
+        Ok(control.flags & shared_abi::ioctl::CONTROL_TSC != 0 || control.counters != 0)
+    }
+
+    /// Stops everything; sums stay.
+    pub(crate) fn stop(&self) -> Result<(), Errno> {
+        errno::from(self.device.control(&Control::default()))
+    }
+
+    /// Asks the kernel for sums and control, if there is a place for them.
+    ///
+    /// # Safety
+    ///
+    /// The pointers are null or can be written.
+    pub(crate) unsafe fn read_state(
+        &self,
+        sums: *mut SumCtrs,
+        control: *mut VperfctrControl,
+    ) -> Result<(), Errno> {
+        if !sums.is_null() {
+            // SAFETY: as the caller says.
+            unsafe { sums.write(fd::sums(&self.device)?) };
+        }
+        if !control.is_null() {
+            // SAFETY: as the caller says.
+            unsafe { control.write(fd::read_control(&self.device)?) };
+        }
+        Ok(())
+    }
+}
+
+fn open_mode(mode: u32) -> Result<*mut Vperfctr, Errno> {
+    let thread = match mode {
+        OPEN_CREAT_EXCL => Thread::create(0)?,
+        0 => Thread::open_existing()?,
+        _ => return Err(Errno::INVAL),
+    };
+    Ok(Handle::open(&POOL, thread))
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vperfctr_open() -> *mut Vperfctr {
+    errno::pointer(open_mode(OPEN_CREAT_EXCL))
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vperfctr_open_mode(mode: u32) -> *mut Vperfctr {
+    errno::pointer(open_mode(mode))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle; `to` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_info(handle: *const Vperfctr, to: *mut Info) -> c_int {
+    // SAFETY: as the caller says.
+    let result = unsafe { Handle::get(handle) }.and_then(|thread| {
+        // SAFETY: as the caller says.
+        unsafe { errno::give(to, fd::info(&thread.device)) }
+    });
+    errno::status(result)
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_cpus_info(handle: *const Vperfctr) -> *mut CpusInfo {
+    // SAFETY: as the caller says.
+    errno::pointer(unsafe { Handle::get(handle) }.and_then(|thread| fd::cpus_info(&thread.device)))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_read_tsc(handle: *const Vperfctr) -> u64 {
+    // SAFETY: as the caller says.
+    match unsafe { Handle::get(handle) } {
+        Ok(thread) => thread.read_or_zeros().tsc,
+        Err(error) => {
+            errno::set(error);
+            0
+        }
+    }
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_read_pmc(handle: *const Vperfctr, index: u32) -> u64 {
+    // SAFETY: as the caller says.
+    let thread = unsafe { Handle::get(handle) };
+    let place = (index as usize) < MAX_COUNTERS;
+    match thread {
+        Ok(thread) if place => thread.read_or_zeros().pmc[index as usize],
+        Ok(_) => {
+            errno::set(Errno::INVAL);
+            0
+        }
+        Err(error) => {
+            errno::set(error);
+            0
+        }
+    }
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle; `to` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_read_ctrs(handle: *const Vperfctr, to: *mut SumCtrs) -> c_int {
+    // SAFETY: as the caller says; C leaves any bits there, all of which are valid.
+    let (thread, sums) = unsafe { (Handle::get(handle), to.as_mut()) };
+    errno::status(thread.and_then(|thread| thread.read(sums.ok_or(Errno::INVAL)?)))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle; the others are null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_read_state(
+    handle: *const Vperfctr,
+    sums: *mut SumCtrs,
+    control: *mut VperfctrControl,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let thread = unsafe { Handle::get(handle) };
+    // SAFETY: as the caller says.
+    errno::status(thread.and_then(|thread| unsafe { thread.read_state(sums, control) }))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle; `from` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_control(
+    handle: *const Vperfctr,
+    from: *mut VperfctrControl,
+) -> c_int {
+    // SAFETY: as the caller says.
+    let (thread, from) = unsafe { (Handle::get(handle), errno::take(from)) };
+    errno::status(thread.and_then(|thread| fd::set(&thread.device, &from?)))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_stop(handle: *const Vperfctr) -> c_int {
+    // SAFETY: as the caller says.
+    errno::status(unsafe { Handle::get(handle) }.and_then(Thread::stop))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_is_running(handle: *const Vperfctr) -> c_int {
+    // SAFETY: as the caller says.
+    errno::number(unsafe { Handle::get(handle) }.and_then(Thread::is_running).map(c_int::from))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_iresume(handle: *const Vperfctr) -> c_int {
+    // SAFETY: as the caller says.
+    let thread = unsafe { Handle::get(handle) };
+    errno::status(thread.and_then(|thread| errno::from(thread.device.resume())))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_unlink(handle: *const Vperfctr) -> c_int {
+    // SAFETY: as the caller says.
+    let thread = unsafe { Handle::get(handle) };
+    errno::status(thread.and_then(|thread| errno::from(thread.device.unlink())))
+}
+
+/// See `libperfctr.h`.
+///
+/// # Safety
+///
+/// `handle` is null or a handle, which nobody else uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vperfctr_close(handle: *mut Vperfctr) {
+    // SAFETY: as the caller says.
+    unsafe { Handle::close(&POOL, handle) };
+}
