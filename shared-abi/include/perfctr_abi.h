@@ -77,6 +77,11 @@ typedef int32_t __s32;
 #define PERFCTR_SIGNAL_CODE 0x50
 #define PERFCTR_CONTROL_TSC 0x1
 #define PERFCTR_CONTROL_CLOEXEC 0x2
+#define PERFCTR_CONTROL_KEEP_TSC 0x4
+#define PERFCTR_IOC_CPU_CONTROL 0x42f0d050
+#define PERFCTR_IOC_CPU_START 0xd051
+#define PERFCTR_IOC_CPU_STOP 0xd052
+#define PERFCTR_IOC_CPU_READ 0xc2f0d053
 
 struct perfctr_vcpu_slot {
 	__u64 sum;
@@ -327,5 +332,17 @@ struct perfctr_sums {
 PERFCTR_ASSERT(sizeof(struct perfctr_sums) == 152);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_sums, tsc) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_sums, counter) == 8);
+
+struct perfctr_cpu_state_arg {
+	__u32 cpu;
+	__u32 reserved;
+	struct perfctr_control_arg control;
+	struct perfctr_sums sums;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_cpu_state_arg) == 752);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, cpu) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, reserved) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, control) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, sums) == 600);
 
 #endif /* PERFCTR_ABI_H */

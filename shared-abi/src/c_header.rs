@@ -31,7 +31,8 @@ const CONSTANTS: &[(&str, u64)] = constants! {
     }
     ioctl::{
         IOC_INFO, IOC_CREATE, IOC_OPEN, IOC_CONTROL, IOC_READ, IOC_READ_CONTROL, IOC_UNLINK, IOC_RESUME, SIGNAL_CODE,
-        CONTROL_TSC, CONTROL_CLOEXEC,
+        CONTROL_TSC, CONTROL_CLOEXEC, CONTROL_KEEP_TSC, IOC_CPU_CONTROL, IOC_CPU_START, IOC_CPU_STOP,
+        IOC_CPU_READ,
     }
 };
 
@@ -51,6 +52,7 @@ const STRUCTS: &[Struct] = &[
     ioctl::Create::LAYOUT,
     ioctl::Control::LAYOUT,
     ioctl::Sums::LAYOUT,
+    ioctl::CpuState::LAYOUT,
 ];
 
 const HEAD: &str = "\

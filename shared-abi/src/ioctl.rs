@@ -13,6 +13,14 @@
 //! | [`IOC_READ_CONTROL`] | [`Control`], out | `EINVAL` not bound |
 //! | [`IOC_RESUME`] | - | `EPERM` not paused by an overflow, or another thread's; `ESRCH` unlinked |
 //! | [`IOC_UNLINK`] | - | `EPERM` another thread's; repeating it is no error |
+//! | [`IOC_CPU_CONTROL`] | [`CpuState`] | `EPERM` not privileged, or a counter samples; `EINVAL` no such CPU, or offline; `EBUSY` started |
+//! | [`IOC_CPU_START`] | - | `EPERM` not privileged; `EBUSY` started, or threads have counters |
+//! | [`IOC_CPU_STOP`] | - | `EPERM` not privileged |
+//! | [`IOC_CPU_READ`] | [`CpuState`], in and out | `EPERM` not privileged; `EINVAL` no such CPU |
+//!
+//! All return 0, but for `IOC_CPU_CONTROL` and `IOC_CPU_START`: the number of CPUs that have
+//! something to count.  Threads cannot be given counters while CPUs count (`EBUSY`), nor the other
+//! way round.
 //!
 //! The mapping is `1 + Info::vcpus` pages at offset 0, shared and read-only (else `EPERM`): the
 //! thread's page, then each vCPU's.
@@ -53,6 +61,14 @@ pub const IOC_READ_CONTROL: u32 = ioc(READ, 0x45, size_of::<Control>());
 pub const IOC_UNLINK: u32 = ioc(0, 0x46, 0);
 /// Let counters go on that an overflow has paused.
 pub const IOC_RESUME: u32 = ioc(0, 0x47, 0);
+/// Set what one CPU counts, whatever thread executes on it; its sums start from 0.
+pub const IOC_CPU_CONTROL: u32 = ioc(WRITE, 0x50, size_of::<CpuState>());
+/// Start counting on all CPUs that have been set.
+pub const IOC_CPU_START: u32 = ioc(0, 0x51, 0);
+/// Stop counting on all CPUs and forget what they count.
+pub const IOC_CPU_STOP: u32 = ioc(0, 0x52, 0);
+/// Read one CPU's control and sums.
+pub const IOC_CPU_READ: u32 = ioc(READ | WRITE, 0x53, size_of::<CpuState>());
 
 /// `si_code` of an overflow's signal; the word behind it holds one bit for each counter, in the
 /// order of [`Control::counter`], that has overflowed.
@@ -129,10 +145,13 @@ pub const CONTROL_TSC: u32 = 1 << 0;
 /// [`Control::flags`]: unlink when the thread executes another program.
 pub const CONTROL_CLOEXEC: u32 = 1 << 1;
 
+/// [`Control::flags`]: keep the TSC's sum.
+pub const CONTROL_KEEP_TSC: u32 = 1 << 2;
+
 /// Argument of [`IOC_CONTROL`].
 ///
 /// Sums of counters whose bit in `preserve` is clear start from 0, and so does the TSC's unless it
-/// was and stays counted.  With no counters and no TSC everything stops and all sums stay.
+/// was and stays counted, or is to be kept.  With no counters and no TSC everything stops and all sums stay.
 ///
 /// A sampling counter overflows whenever its count since this call reaches a multiple of its
 /// period.  At an overflow all counters pause, the TSC goes on, and the thread gets the signal;
@@ -175,4 +194,25 @@ pub struct Sums {
 layout!(Sums, "perfctr_sums", 152, {
     0 tsc: "__u64",
     8 counter: "__u64" [MAX_COUNTERS],
+});
+
+/// Argument of [`IOC_CPU_CONTROL`] and [`IOC_CPU_READ`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CpuState {
+    /// The CPU.
+    pub cpu: u32,
+    /// 0.
+    pub reserved: u32,
+    /// What it counts; `CONTROL_CLOEXEC` and `preserve` have no meaning here.
+    pub control: Control,
+    /// Out only.
+    pub sums: Sums,
+}
+
+layout!(CpuState, "perfctr_cpu_state_arg", 752, {
+    0 cpu: "__u32",
+    4 reserved: "__u32",
+    8 control: "struct perfctr_control_arg",
+    600 sums: "struct perfctr_sums",
 });
