@@ -16,13 +16,14 @@ use crate::error::Error;
 /// can, unless [`on`](Self::on) names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    what: What,
-    rings: u64,
-    slot: Option<PhysSlot>,
+    pub(crate) what: What,
+    /// `EVNTSEL_*` bits.
+    pub(crate) rings: u64,
+    pub(crate) slot: Option<PhysSlot>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+pub(crate) enum What {
     Instructions,
     Cycles,
     Branches,

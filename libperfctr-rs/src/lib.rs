@@ -5,10 +5,13 @@
 mod error;
 mod event;
 mod map;
+mod native;
 mod paravirt;
+pub mod raw;
 pub mod rdpmc;
 mod session;
 mod sys;
+mod tsc;
 
 pub use error::Error;
 pub use event::Event;

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The device's pages as the kernel maps them: the thread's, then each vCPU's.
+//! Pages that the kernel publishes: the device's, and those of perf events.
 #![expect(unsafe_code, reason = "a mapping is a pointer; this gives it a type")]
 
-use std::mem::ManuallyDrop;
+use std::io;
+use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+use perf_event_open_sys::bindings::perf_event_mmap_page;
 use shared_abi::limits::{MAX_VCPUS, PAGE_BYTES};
+use shared_abi::read::Counters;
+use shared_abi::read::{ReadError, Snapshot, read_thread};
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::error::Error;
+use crate::rdpmc::Hardware;
 use crate::sys::Generation;
 
-/// A read-only mapping of `1 + vcpus` pages.
+/// A read-only mapping of a bound descriptor's `1 + vcpus` pages.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub struct Pages {
     /// Unmapped by `drop` in the process that made it, and in no other.
     map: ManuallyDrop<MmapRaw>,
     vcpus: u32,
@@ -22,10 +28,17 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    pub(crate) fn new(device: &impl AsRawFd, vcpus: u32) -> Result<Self, Error> {
+    /// Maps the pages.  `vcpus` is what the device's info says.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Malformed`] if `vcpus` makes no sense, or what the kernel says.
+    pub fn new(device: &impl AsRawFd, vcpus: u32) -> Result<Self, Error> {
         if vcpus == 0 || vcpus as usize > MAX_VCPUS {
             return Err(Error::Malformed("number of vCPUs"));
         }
+        Generation::watch()
+            .map_err(|source| Error::Kernel { operation: "watch for forks", source })?;
         let map = MmapOptions::new()
             .len((1 + vcpus as usize) * PAGE_BYTES)
             .map_raw_read_only(device)
@@ -39,9 +52,35 @@ impl Pages {
         self.generation != Generation::current()
     }
 
+    /// The descriptor's thread page; `None` in a forked child.
+    #[inline(always)]
+    pub fn thread_page(&self) -> Option<&ThreadPage> {
+        (!self.forked()).then(|| self.thread())
+    }
+
+    /// The page of vCPU `n`, if there is one; `None` in a forked child.
+    #[inline(always)]
+    pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
+        if self.forked() { None } else { self.vcpu(n) }
+    }
+
+    /// Reads the TSC and the first `counts.len()` counters, if the descriptor is bound to the
+    /// calling thread.  What it gives to other threads has no meaning.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read_thread`]; [`ReadError::NotDirect`] in a forked child.
+    #[inline(always)]
+    pub fn read(&self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
+        if self.forked() {
+            return Err(ReadError::NotDirect);
+        }
+        read_thread(self.thread(), |n| self.vcpu(n), &Hardware, counts)
+    }
+
     /// The calling thread's page.  Not for forked processes, which have no mapping.
     #[inline(always)]
-    pub(crate) fn thread(&self) -> &ThreadPage {
+    fn thread(&self) -> &ThreadPage {
         // SAFETY: the mapping is page-aligned, starts with a thread page and lives as long as
         // `self`; the page consists of atomics, so others may write it at any time.
         unsafe { &*self.map.as_ptr().cast::<ThreadPage>() }
@@ -49,7 +88,7 @@ impl Pages {
 
     /// The page of vCPU `n`, if there is one.  Not for forked processes.
     #[inline(always)]
-    pub(crate) fn vcpu(&self, n: u32) -> Option<&VcpuPage> {
+    fn vcpu(&self, n: u32) -> Option<&VcpuPage> {
         if n >= self.vcpus {
             return None;
         }
@@ -66,5 +105,85 @@ impl Drop for Pages {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.map) };
         }
+    }
+}
+
+/// A perf event's page, `struct perf_event_mmap_page`.
+///
+/// Like the device's pages it is not copied to a forked child; the group that it belongs to checks.
+#[derive(Debug)]
+pub(crate) struct PerfPage {
+    map: MmapRaw,
+}
+
+/// Loads a field of the page as it is just now.
+macro_rules! load {
+    ($page:expr, $field:ident: $atomic:ident) => {{
+        let field = $page.map.as_ptr().wrapping_add(offset_of!(perf_event_mmap_page, $field));
+        // SAFETY: the mapping is page-aligned, at least as long as the structure and lives as long
+        // as the page; the kernel changes it by whole words.
+        // ATOMICS: `lock` orders these loads, see there.
+        unsafe { (*field.cast::<$atomic>()).load(Ordering::Relaxed) }
+    }};
+}
+
+/// Bits of the page's capabilities.
+const CAP_USER_RDPMC: u64 = 1 << 2;
+const CAP_USER_TIME: u64 = 1 << 3;
+const CAP_USER_TIME_SHORT: u64 = 1 << 5;
+
+impl PerfPage {
+    pub(crate) fn new(event: &impl AsRawFd) -> io::Result<Self> {
+        let map = MmapOptions::new().len(PAGE_BYTES).map_raw_read_only(event)?;
+        Ok(Self { map })
+    }
+
+    /// The page's sequence word, which is never odd for the thread that it describes.
+    #[inline(always)]
+    pub(crate) fn lock(&self) -> u64 {
+        // ATOMICS: what the thread reads itself is changed only while it is interrupted, so the
+        // compiler is the only one that might reorder loads around this one.
+        fence(Ordering::Acquire);
+        let lock = load!(self, lock: AtomicU32);
+        fence(Ordering::Acquire);
+        lock.into()
+    }
+
+    #[inline(always)]
+    fn can(&self, capability: u64) -> bool {
+        load!(self, __bindgen_anon_1: AtomicU64) & capability != 0
+    }
+
+    /// The event's count; `None` if it cannot be read directly now.
+    #[inline(always)]
+    pub(crate) fn count(&self, hw: &impl Counters) -> Option<u64> {
+        let index = load!(self, index: AtomicU32);
+        if index == 0 || !self.can(CAP_USER_RDPMC) {
+            return None;
+        }
+        let unused = 64_u32.checked_sub(load!(self, pmc_width: AtomicU16).into())?;
+        // The counter is a signed number of its width.
+        let raw = ((hw.rdpmc(index - 1) as i64) << unused) >> unused;
+        Some(load!(self, offset: AtomicU64).wrapping_add(raw as u64))
+    }
+
+    /// How long the thread has executed since the event was enabled, in ns; `None` if that cannot
+    /// be read directly.
+    #[inline(always)]
+    pub(crate) fn enabled_ns(&self, hw: &impl Counters) -> Option<u64> {
+        if !self.can(CAP_USER_TIME) {
+            return None;
+        }
+        let mut cycles = hw.rdtsc();
+        if self.can(CAP_USER_TIME_SHORT) {
+            let start = load!(self, time_cycles: AtomicU64);
+            let passed = cycles.wrapping_sub(start) & load!(self, time_mask: AtomicU64);
+            cycles = start.wrapping_add(passed);
+        }
+        let shift = u32::from(load!(self, time_shift: AtomicU16));
+        let product = u128::from(cycles) * u128::from(load!(self, time_mult: AtomicU32));
+        let ns = (product >> shift) as u64;
+        let offset = load!(self, time_offset: AtomicU64);
+        Some(load!(self, time_enabled: AtomicU64).wrapping_add(offset).wrapping_add(ns))
     }
 }

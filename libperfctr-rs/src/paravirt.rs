@@ -5,16 +5,16 @@ use std::io;
 
 use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_TSC, Control, Create, Info};
 use shared_abi::limits::MAX_COUNTERS;
-use shared_abi::read::{ReadError, read_thread};
+use shared_abi::read::ReadError;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, CounterWidth, Errno, PmuCaps, ThreadPage, VcpuPage};
 
 use crate::error::Error;
+use crate::event::{Event, place};
 use crate::map::Pages;
-use crate::rdpmc::Hardware;
 use crate::session::{Description, Provider, Taken};
-use crate::sys::{Device, Generation};
+use crate::sys::Device;
 
 /// The calling thread's entry at the device.
 #[derive(Debug)]
@@ -22,15 +22,17 @@ pub(crate) struct Paravirt {
     device: Device,
     pages: Pages,
     description: Description,
+    caps: PmuCaps,
+    /// What was started last.
+    counters: Vec<CounterConfig>,
 }
 
 impl Paravirt {
     pub(crate) fn open() -> Result<Self, Error> {
-        Generation::watch().map_err(kernel("watch for forks"))?;
         let device =
             Device::open().map_err(|source| Error::NoDevice { path: Device::PATH, source })?;
         let info = device.info().map_err(kernel("ask what the counters can do"))?;
-        let description = describe(&info)?;
+        let (description, caps) = describe(&info)?;
         let create = Create {
             abi_major: ABI_MAJOR.into(),
             abi_minor: ABI_MINOR.into(),
@@ -42,11 +44,10 @@ impl Paravirt {
         })?;
         // From here on the counters are unlinked again if something fails.
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
-        let paravirt = Self { device, pages, description };
-        if paravirt.pages.thread().magic.load(Relaxed) == THREAD_PAGE_MAGIC {
-            Ok(paravirt)
-        } else {
-            Err(Error::Malformed("thread page"))
+        let paravirt = Self { device, pages, description, caps, counters: Vec::new() };
+        match paravirt.thread_page() {
+            Some(page) if page.magic.load(Relaxed) == THREAD_PAGE_MAGIC => Ok(paravirt),
+            _ => Err(Error::Malformed("thread page")),
         }
     }
 
@@ -54,12 +55,19 @@ impl Paravirt {
         &self.description
     }
 
-    /// Counts `counters`; sums whose bit in `preserve` is clear start from 0.
-    pub(crate) fn control(&self, counters: &[CounterConfig], preserve: u32) -> Result<(), Error> {
-        if let Some(caps) = &self.description.caps {
-            Config::new(caps, counters)?;
-        }
-        self.set(CONTROL_CLOEXEC | CONTROL_TSC, counters, preserve)
+    /// Counts `events` from 0.
+    pub(crate) fn start(&mut self, events: &[Event]) -> Result<(), Error> {
+        let counters = place(&self.caps, events)?;
+        Config::new(&self.caps, &counters)?;
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &counters, 0)?;
+        self.counters = counters;
+        Ok(())
+    }
+
+    /// Counts the same events again, from where their sums are.
+    pub(crate) fn resume(&self) -> Result<(), Error> {
+        let all = (1 << self.counters.len()) - 1;
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &self.counters, all)
     }
 
     /// Stops counting; sums stay readable.
@@ -82,11 +90,7 @@ impl Paravirt {
 
     #[inline(always)]
     pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
-        if self.pages.forked() {
-            return Err(Error::Forked);
-        }
-        let pages = &self.pages;
-        match read_thread(pages.thread(), |n| pages.vcpu(n), &Hardware, counts) {
+        match self.pages.read(counts) {
             Ok(snapshot) => {
                 Ok(Taken { tsc: snapshot.tsc, retries: snapshot.retries, direct: true })
             }
@@ -98,7 +102,8 @@ impl Paravirt {
     #[cold]
     #[inline(never)]
     fn read_otherwise(&self, error: ReadError, counts: &mut [u64]) -> Result<Taken, Error> {
-        let available = self.pages.thread().counters.load(Relaxed) as usize;
+        let page = self.thread_page().ok_or(Error::Forked)?;
+        let available = page.counters.load(Relaxed) as usize;
         if counts.len() > available {
             return Err(Error::TooManyCounters { asked: counts.len(), available });
         }
@@ -113,11 +118,11 @@ impl Paravirt {
     }
 
     pub(crate) fn thread_page(&self) -> Option<&ThreadPage> {
-        (!self.pages.forked()).then(|| self.pages.thread())
+        self.pages.thread_page()
     }
 
     pub(crate) fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
-        if self.pages.forked() { None } else { self.pages.vcpu(n) }
+        self.pages.vcpu_page(n)
     }
 }
 
@@ -136,7 +141,7 @@ fn kernel(operation: &'static str) -> impl Fn(io::Error) -> Error {
 }
 
 /// Checks what the device says of itself.
-fn describe(info: &Info) -> Result<Description, Error> {
+fn describe(info: &Info) -> Result<(Description, PmuCaps), Error> {
     let expected = ABI_MAJOR.into();
     if info.abi_major != expected {
         return Err(Error::Version { found: info.abi_major, expected });
@@ -145,20 +150,22 @@ fn describe(info: &Info) -> Result<Description, Error> {
     let general_width = width(info.general_width)?;
     // A PMU without fixed counters says that they are 0 bits wide.
     let fixed_width = if info.fixed == 0 { general_width } else { width(info.fixed_width)? };
-    Ok(Description {
+    let caps = PmuCaps {
+        vendor: info.vendor,
+        version: info.version,
+        general: info.general,
+        fixed: info.fixed,
+        general_width,
+        fixed_width,
+    };
+    let description = Description {
         provider: Provider::Paravirt,
-        caps: Some(PmuCaps {
-            vendor: info.vendor,
-            version: info.version,
-            general: info.general,
-            fixed: info.fixed,
-            general_width,
-            fixed_width,
-        }),
+        caps: Some(caps),
         vcpus: info.vcpus,
         cpu_signature: info.cpu_signature,
         tsc_khz: info.tsc_khz,
-    })
+    };
+    Ok((description, caps))
 }
 
 #[cfg(test)]
@@ -182,8 +189,7 @@ mod tests {
 
     #[test]
     fn the_description_is_what_the_device_says() {
-        let description = describe(&info()).unwrap();
-        let caps = description.caps.unwrap();
+        let (description, caps) = describe(&info()).unwrap();
         assert_eq!((caps.general, caps.fixed, caps.fixed_width.bits()), (4, 3, 40));
         assert_eq!((description.vcpus, description.tsc_khz), (4, 2_000_000));
     }

@@ -4,17 +4,24 @@
 use std::marker::PhantomData;
 use std::ops::Sub;
 
-use shared_abi::{CounterConfig, PmuCaps, ThreadPage, VcpuPage};
+use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 
 use crate::error::Error;
-use crate::event::{Event, place};
+use crate::event::Event;
+use crate::native::Native;
 use crate::paravirt::Paravirt;
+use crate::tsc::TscOnly;
 
 /// Who provides the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// Hypervisor and guest kernel together, through `/dev/perfctr`.
     Paravirt,
+    /// Linux alone, through `perf_event_open(2)`.  Right on bare metal, and in a virtual machine
+    /// whose hypervisor emulates a PMU.  The kernel chooses the counters.
+    Native,
+    /// Nobody: there is only the time-stamp counter, which goes on while the thread does not.
+    Tsc,
 }
 
 /// What can be counted here.
@@ -22,13 +29,13 @@ pub enum Provider {
 pub struct Description {
     /// Who counts.
     pub provider: Provider,
-    /// The counters that there are; `None` if there is no PMU.
+    /// The counters that there are; `None` if the provider does not say.
     pub caps: Option<PmuCaps>,
-    /// Virtual CPUs.
+    /// Pages of virtual CPUs; 0 if the provider has none.
     pub vcpus: u32,
     /// CPUID leaf 1, EAX: family, model and stepping.
     pub cpu_signature: u32,
-    /// Frequency of the time-stamp counter in kHz.
+    /// Frequency in kHz of what readings give as TSC; 0 if unknown.  [`Provider::Native`] gives ns.
     pub tsc_khz: u32,
 }
 
@@ -45,7 +52,8 @@ pub(crate) struct Taken {
 /// The difference of two, `later - earlier`, is what the thread did in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading<const N: usize> {
-    /// Unit: TSC ticks during which the thread executed.
+    /// Unit: ticks of [`Description::tsc_khz`] during which the thread executed; with
+    /// [`Provider::Tsc`] simply all.
     pub tsc: u64,
     /// Unit: events, in the order in which they were given to [`Session::start`].
     pub counts: [u64; N],
@@ -70,6 +78,14 @@ impl<const N: usize> Sub for Reading<N> {
     }
 }
 
+/// A session's provider.
+#[derive(Debug)]
+enum Backend {
+    Paravirt(Paravirt),
+    Native(Native),
+    Tsc(TscOnly),
+}
+
 /// The calling thread's counters.
 ///
 /// There is at most one session per thread.  Dropping it stops the counters.  It stays with its
@@ -81,25 +97,48 @@ impl<const N: usize> Sub for Reading<N> {
 /// ```
 #[derive(Debug)]
 pub struct Session {
-    paravirt: Paravirt,
-    counters: Vec<CounterConfig>,
+    backend: Backend,
     /// Neither `Send` nor `Sync`.
     thread: PhantomData<*const ()>,
 }
 
 impl Session {
-    /// Opens the calling thread's counters.  Nothing is counted yet.
+    /// Opens the calling thread's counters at the best provider that there is: in the order of
+    /// [`Provider`].  Nothing is counted yet.
     ///
     /// # Errors
     ///
-    /// [`Error::NoDevice`], [`Error::Version`], [`Error::AlreadyOpen`], or what the kernel says.
+    /// [`Error::Version`], [`Error::AlreadyOpen`], or what the kernel says.  That a provider is not
+    /// there is none.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self { paravirt: Paravirt::open()?, counters: Vec::new(), thread: PhantomData })
+        match Self::open_with(Provider::Paravirt) {
+            Err(Error::NoDevice { .. }) => {}
+            result => return result,
+        }
+        Self::open_with(Provider::Native).or_else(|_| Self::open_with(Provider::Tsc))
+    }
+
+    /// Opens the calling thread's counters at this provider.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open`](Self::open), and [`Error::NoDevice`].
+    pub fn open_with(provider: Provider) -> Result<Self, Error> {
+        let backend = match provider {
+            Provider::Paravirt => Backend::Paravirt(Paravirt::open()?),
+            Provider::Native => Backend::Native(Native::open()?),
+            Provider::Tsc => Backend::Tsc(TscOnly::open()),
+        };
+        Ok(Self { backend, thread: PhantomData })
     }
 
     /// What can be counted here.
     pub fn description(&self) -> &Description {
-        self.paravirt.description()
+        match &self.backend {
+            Backend::Paravirt(paravirt) => paravirt.description(),
+            Backend::Native(native) => native.description(),
+            Backend::Tsc(tsc) => tsc.description(),
+        }
     }
 
     /// Counts these events and the TSC from 0, in place of what was counted before.
@@ -109,13 +148,11 @@ impl Session {
     /// [`Error::TooManyCounters`], [`Error::EventNotAvailable`] and [`Error::Invalid`] change
     /// nothing; nor does a refusal of the kernel.
     pub fn start(&mut self, events: &[Event]) -> Result<(), Error> {
-        let counters = match &self.description().caps {
-            Some(caps) => place(caps, events)?,
-            None => Vec::new(),
-        };
-        self.paravirt.control(&counters, 0)?;
-        self.counters = counters;
-        Ok(())
+        match &mut self.backend {
+            Backend::Paravirt(paravirt) => paravirt.start(events),
+            Backend::Native(native) => native.start(events),
+            Backend::Tsc(tsc) => tsc.start(events),
+        }
     }
 
     /// Stops counting.  Counts stay and can be read.
@@ -124,23 +161,25 @@ impl Session {
     ///
     /// What the kernel says.
     pub fn stop(&mut self) -> Result<(), Error> {
-        self.paravirt.stop()
+        match &mut self.backend {
+            Backend::Paravirt(paravirt) => paravirt.stop(),
+            Backend::Native(native) => native.stop(),
+            Backend::Tsc(_) => Ok(()),
+        }
     }
 
-    /// Goes on counting after [`stop`](Self::stop) where the counters stopped.  The TSC starts
+    /// Goes on counting after [`stop`](Self::stop) where the counters stopped.  The TSC may start
     /// from 0.
     ///
     /// # Errors
     ///
     /// What the kernel says.
     pub fn resume(&mut self) -> Result<(), Error> {
-        let all = (1 << self.counters.len()) - 1;
-        self.paravirt.control(&self.counters, all)
-    }
-
-    /// The counters in use, in the order of the events.
-    pub fn counters(&self) -> &[CounterConfig] {
-        &self.counters
+        match &mut self.backend {
+            Backend::Paravirt(paravirt) => paravirt.resume(),
+            Backend::Native(native) => native.resume(),
+            Backend::Tsc(_) => Ok(()),
+        }
     }
 
     /// Reads the TSC and the first `N` counters at once.
@@ -152,23 +191,44 @@ impl Session {
     #[inline(always)]
     pub fn read<const N: usize>(&self) -> Result<Reading<N>, Error> {
         let mut counts = [0; N];
-        let Taken { tsc, retries, direct } = self.paravirt.read(&mut counts)?;
+        let Taken { tsc, retries, direct } = self.read_into(&mut counts)?;
         Ok(Reading { tsc, counts, retries, direct })
+    }
+
+    #[inline(always)]
+    fn read_into(&self, counts: &mut [u64]) -> Result<Taken, Error> {
+        match &self.backend {
+            Backend::Paravirt(paravirt) => paravirt.read(counts),
+            Backend::Native(native) => native.read(counts),
+            Backend::Tsc(tsc) => tsc.read(counts),
+        }
     }
 
     /// The page that the guest kernel publishes for this thread, for diagnosis.
     ///
-    /// `None` in a forked child.
+    /// `None` in a forked child, and with other providers than [`Provider::Paravirt`].
     pub fn thread_page(&self) -> Option<&ThreadPage> {
-        self.paravirt.thread_page()
+        match &self.backend {
+            Backend::Paravirt(paravirt) => paravirt.thread_page(),
+            Backend::Native(_) | Backend::Tsc(_) => None,
+        }
     }
 
     /// The page that the hypervisor publishes for vCPU `n`, for diagnosis.
     ///
-    /// `None` in a forked child, or if there is no such vCPU.
+    /// `None` in a forked child, with other providers than [`Provider::Paravirt`], or if there is
+    /// no such vCPU.
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
-        self.paravirt.vcpu_page(n)
+        match &self.backend {
+            Backend::Paravirt(paravirt) => paravirt.vcpu_page(n),
+            Backend::Native(_) | Backend::Tsc(_) => None,
+        }
     }
+}
+
+/// CPUID leaf 1, EAX (SDM volume 2, CPUID).
+pub(crate) fn cpu_signature() -> u32 {
+    std::arch::x86_64::__cpuid(1).eax
 }
 
 #[cfg(test)]

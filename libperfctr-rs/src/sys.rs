@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! System calls, and the detection of forks.
-#![expect(unsafe_code, reason = "ioctl and pthread_atfork take pointers")]
+#![expect(unsafe_code, reason = "system calls take pointers")]
 
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use perf_event_open_sys as perf;
 use shared_abi::ioctl::{
-    Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_READ, IOC_UNLINK, Info,
-    Sums,
+    Control, CpuState, Create, DEVICE_PATH, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ,
+    IOC_CPU_START, IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL,
+    IOC_RESUME, IOC_UNLINK, Info, Sums,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -47,35 +49,70 @@ impl Generation {
     }
 }
 
-/// An open `/dev/perfctr`; see [`shared_abi::ioctl`].
+/// An open `/dev/perfctr`, with a method per ioctl; see [`shared_abi::ioctl`] for what each does
+/// and its errors.
+///
+/// Closing it leaves the thread's counters as they are.
 #[derive(Debug)]
-pub(crate) struct Device(File);
+pub struct Device(File);
 
+#[expect(missing_docs, reason = "each method is the ioctl of the same name")]
+#[expect(clippy::missing_errors_doc, reason = "see the table in shared_abi::ioctl")]
 impl Device {
-    pub(crate) const PATH: &str = DEVICE_PATH;
+    pub const PATH: &str = DEVICE_PATH;
 
-    pub(crate) fn open() -> io::Result<Self> {
+    pub fn open() -> io::Result<Self> {
         File::open(Self::PATH).map(Self)
     }
 
-    pub(crate) fn info(&self) -> io::Result<Info> {
+    pub fn info(&self) -> io::Result<Info> {
         self.ask(IOC_INFO)
     }
 
-    pub(crate) fn create(&self, argument: &Create) -> io::Result<()> {
-        self.tell(IOC_CREATE, argument)
+    pub fn create(&self, argument: &Create) -> io::Result<()> {
+        self.tell(IOC_CREATE, argument).map(drop)
     }
 
-    pub(crate) fn control(&self, argument: &Control) -> io::Result<()> {
-        self.tell(IOC_CONTROL, argument)
+    pub fn open_existing(&self, argument: &Create) -> io::Result<()> {
+        self.tell(IOC_OPEN, argument).map(drop)
     }
 
-    pub(crate) fn sums(&self) -> io::Result<Sums> {
+    pub fn control(&self, argument: &Control) -> io::Result<()> {
+        self.tell(IOC_CONTROL, argument).map(drop)
+    }
+
+    pub fn sums(&self) -> io::Result<Sums> {
         self.ask(IOC_READ)
     }
 
-    pub(crate) fn unlink(&self) -> io::Result<()> {
-        self.ioctl(IOC_UNLINK, std::ptr::null_mut())
+    pub fn read_control(&self) -> io::Result<Control> {
+        self.ask(IOC_READ_CONTROL)
+    }
+
+    pub fn unlink(&self) -> io::Result<()> {
+        self.ioctl(IOC_UNLINK, std::ptr::null_mut()).map(drop)
+    }
+
+    pub fn resume(&self) -> io::Result<()> {
+        self.ioctl(IOC_RESUME, std::ptr::null_mut()).map(drop)
+    }
+
+    pub fn cpu_control(&self, argument: &CpuState) -> io::Result<i32> {
+        self.tell(IOC_CPU_CONTROL, argument)
+    }
+
+    pub fn cpu_start(&self) -> io::Result<i32> {
+        self.ioctl(IOC_CPU_START, std::ptr::null_mut())
+    }
+
+    pub fn cpu_stop(&self) -> io::Result<()> {
+        self.ioctl(IOC_CPU_STOP, std::ptr::null_mut()).map(drop)
+    }
+
+    pub fn cpu_read(&self, cpu: u32) -> io::Result<CpuState> {
+        let mut state = CpuState { cpu, ..CpuState::default() };
+        self.ioctl(IOC_CPU_READ, (&raw mut state).cast())?;
+        Ok(state)
     }
 
     fn ask<T: FromBytes + Default>(&self, request: u32) -> io::Result<T> {
@@ -84,20 +121,79 @@ impl Device {
         Ok(answer)
     }
 
-    fn tell<T: IntoBytes + Immutable>(&self, request: u32, argument: &T) -> io::Result<()> {
+    fn tell<T: IntoBytes + Immutable>(&self, request: u32, argument: &T) -> io::Result<i32> {
         self.ioctl(request, (&raw const *argument).cast_mut().cast())
     }
 
-    fn ioctl(&self, request: u32, argument: *mut libc::c_void) -> io::Result<()> {
+    fn ioctl(&self, request: u32, argument: *mut libc::c_void) -> io::Result<i32> {
         // SAFETY: the request's number holds the argument's size, which is that of the type that
-        // `ask` or `tell` was given; the device only writes arguments of `ask`, all of whose bit
-        // patterns are valid.
+        // `ask` or `tell` was given; the device writes only what is borrowed mutably, of which all
+        // bit patterns are valid.
         let result = unsafe { libc::ioctl(self.as_raw_fd(), request.into(), argument) };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    }
+}
+
+impl From<OwnedFd> for Device {
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd.into())
+    }
+}
+
+impl From<Device> for OwnedFd {
+    fn from(device: Device) -> Self {
+        device.0.into()
     }
 }
 
 impl AsRawFd for Device {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// An open perf event of the calling thread; see Linux's `perf_event_open(2)`.
+#[derive(Debug)]
+pub(crate) struct PerfEvent(File);
+
+impl PerfEvent {
+    /// Opens an event, in the group of `leader` if there is one.
+    pub(crate) fn open(
+        attributes: &mut perf::bindings::perf_event_attr,
+        leader: Option<&Self>,
+    ) -> io::Result<Self> {
+        let group = leader.map_or(-1, AsRawFd::as_raw_fd);
+        let flags = perf::bindings::PERF_FLAG_FD_CLOEXEC.into();
+        // SAFETY: the attributes are writable and say how large they are.
+        let descriptor = unsafe { perf::perf_event_open(attributes, 0, -1, group, flags) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor, which nobody else owns.
+        Ok(Self(unsafe { File::from_raw_fd(descriptor) }))
+    }
+
+    pub(crate) fn enable_group(&self) -> io::Result<()> {
+        self.group(perf::ioctls::ENABLE)
+    }
+
+    pub(crate) fn disable_group(&self) -> io::Result<()> {
+        self.group(perf::ioctls::DISABLE)
+    }
+
+    fn group(&self, request: unsafe fn(RawFd, u32) -> i32) -> io::Result<()> {
+        // SAFETY: these requests take a number and no pointer.
+        let result = unsafe { request(self.as_raw_fd(), perf::bindings::PERF_IOC_FLAG_GROUP) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Reads what the event's format promises; gives the number of words.
+    pub(crate) fn read(&self, words: &mut [u64]) -> io::Result<usize> {
+        Ok((&self.0).read(words.as_mut_bytes())? / size_of::<u64>())
+    }
+}
+
+impl AsRawFd for PerfEvent {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counters of Linux's own perf events, for machines that are not virtual: the baseline.
+//!
+//! A group of events, whose leader counts nothing but time, is read through each event's page
+//! (`struct perf_event_mmap_page` in Linux's `perf_event.h` says how) with all pages' sequence
+//! words around it, so that the counts belong together.  The group is pinned: it counts all the
+//! time or not at all.
+
+use std::io::{Error as IoError, ErrorKind};
+
+use perf_event_open_sys::bindings;
+use shared_abi::config::{EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
+
+use crate::error::Error;
+use crate::event::{Event, What};
+use crate::map::PerfPage;
+use crate::rdpmc::Hardware;
+use crate::session::{Description, Provider, Taken, cpu_signature};
+use crate::sys::{Generation, PerfEvent};
+
+/// The kernel converts the time-stamp counter to ns for us.
+const NS_KHZ: u32 = 1_000_000;
+
+/// An event and its page.
+#[derive(Debug)]
+struct Counting {
+    event: PerfEvent,
+    page: PerfPage,
+}
+
+/// The calling thread's group of events.
+#[derive(Debug)]
+pub(crate) struct Native {
+    /// Counts the time that the thread executes.
+    leader: Counting,
+    events: Vec<Counting>,
+    /// A page's time goes on when its event is disabled: only the kernel knows it then.
+    running: bool,
+    description: Description,
+    generation: Generation,
+}
+
+impl Native {
+    pub(crate) fn open() -> Result<Self, Error> {
+        Generation::watch().map_err(refused("watch for forks"))?;
+        let leader = open_leader().map_err(refused("open a perf event"))?;
+        let description = Description {
+            provider: Provider::Native,
+            caps: None,
+            vcpus: 0,
+            cpu_signature: cpu_signature(),
+            tsc_khz: NS_KHZ,
+        };
+        let generation = Generation::current();
+        Ok(Self { leader, events: Vec::new(), running: false, description, generation })
+    }
+
+    pub(crate) fn description(&self) -> &Description {
+        &self.description
+    }
+
+    pub(crate) fn start(&mut self, events: &[Event]) -> Result<(), Error> {
+        self.check_forked()?;
+        if events.len() > MAX_COUNTERS {
+            let available = MAX_COUNTERS;
+            return Err(Error::TooManyCounters { asked: events.len(), available });
+        }
+        let leader = open_leader().map_err(refused("open a perf event"))?;
+        let open = |event: &Event| {
+            let counting = Counting::open(&mut attributes(event)?, Some(&leader.event));
+            counting.map_err(|source| match source.kind() {
+                ErrorKind::NotFound | ErrorKind::InvalidInput | ErrorKind::Unsupported => {
+                    let reason = "the kernel's PMU driver does not know it";
+                    Error::EventNotAvailable { event: *event, reason }
+                }
+                _ => refused("open a perf event")(source),
+            })
+        };
+        let events = events.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        // The group before ends when its last descriptor is closed, here.
+        (self.leader, self.events) = (leader, events);
+        self.resume()
+    }
+
+    pub(crate) fn stop(&mut self) -> Result<(), Error> {
+        self.check_forked()?;
+        self.leader.event.disable_group().map_err(refused("disable perf events"))?;
+        self.running = false;
+        Ok(())
+    }
+
+    pub(crate) fn resume(&mut self) -> Result<(), Error> {
+        self.check_forked()?;
+        self.leader.event.enable_group().map_err(refused("enable perf events"))?;
+        self.running = true;
+        Ok(())
+    }
+
+    fn check_forked(&self) -> Result<(), Error> {
+        if self.generation == Generation::current() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
+        self.check_forked()?;
+        let available = self.events.len();
+        let Some(events) = self.events.get(..counts.len()) else {
+            return Err(Error::TooManyCounters { asked: counts.len(), available });
+        };
+        if !self.running {
+            return self.read_otherwise(counts);
+        }
+        for retries in 0..READ_ATTEMPTS_MAX {
+            // The sum of words that only grow changes if any of them does.
+            let stamp = self.stamp(events);
+            let ns = self.leader.page.enabled_ns(&Hardware);
+            let mut direct = ns.is_some();
+            for (count, counting) in counts.iter_mut().zip(events) {
+                match counting.page.count(&Hardware) {
+                    Some(value) => *count = value,
+                    None => direct = false,
+                }
+            }
+            if self.stamp(events) == stamp && stamp & 1 == 0 {
+                return match ns {
+                    Some(ns) if direct => Ok(Taken { tsc: ns, retries, direct }),
+                    _ => self.read_otherwise(counts),
+                };
+            }
+        }
+        Err(Error::Disturbed)
+    }
+
+    #[inline(always)]
+    fn stamp(&self, events: &[Counting]) -> u64 {
+        let words = events.iter().map(|counting| counting.page.lock());
+        words.fold(self.leader.page.lock(), u64::wrapping_add)
+    }
+
+    /// Asks the kernel for the counts.
+    #[cold]
+    #[inline(never)]
+    fn read_otherwise(&self, counts: &mut [u64]) -> Result<Taken, Error> {
+        // Number of events, time enabled, the leader's count, the events' counts.
+        let mut words = [0; 3 + MAX_COUNTERS];
+        let read = self.leader.event.read(&mut words).map_err(refused("read perf events"))?;
+        if read != 3 + self.events.len() {
+            // What perf says of a pinned group that does not fit the counters.
+            return Err(refused("count all events at once")(ErrorKind::ResourceBusy.into()));
+        }
+        counts.copy_from_slice(&words[3..3 + counts.len()]);
+        Ok(Taken { tsc: words[1], retries: 0, direct: false })
+    }
+}
+
+impl Counting {
+    fn open(
+        attributes: &mut bindings::perf_event_attr,
+        leader: Option<&PerfEvent>,
+    ) -> Result<Self, IoError> {
+        let event = PerfEvent::open(attributes, leader)?;
+        let page = PerfPage::new(&event)?;
+        Ok(Self { event, page })
+    }
+}
+
+fn refused(operation: &'static str) -> impl Fn(IoError) -> Error {
+    move |source| Error::Kernel { operation, source }
+}
+
+fn open_leader() -> Result<Counting, IoError> {
+    let mut attributes = bindings::perf_event_attr {
+        type_: bindings::PERF_TYPE_SOFTWARE,
+        size: size_of::<bindings::perf_event_attr>() as u32,
+        config: u64::from(bindings::PERF_COUNT_SW_DUMMY),
+        read_format: u64::from(
+            bindings::PERF_FORMAT_GROUP | bindings::PERF_FORMAT_TOTAL_TIME_ENABLED,
+        ),
+        ..Default::default()
+    };
+    attributes.set_disabled(1);
+    attributes.set_pinned(1);
+    attributes.set_exclude_kernel(1);
+    Counting::open(&mut attributes, None)
+}
+
+fn attributes(event: &Event) -> Result<bindings::perf_event_attr, Error> {
+    let hardware = bindings::PERF_TYPE_HARDWARE;
+    let (type_, config) = match event.what {
+        What::Instructions => (hardware, u64::from(bindings::PERF_COUNT_HW_INSTRUCTIONS)),
+        What::Cycles => (hardware, u64::from(bindings::PERF_COUNT_HW_CPU_CYCLES)),
+        What::Branches => (hardware, u64::from(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS)),
+        What::Raw(select) => (bindings::PERF_TYPE_RAW, select),
+    };
+    if event.slot.is_some() {
+        let reason = "the kernel chooses the counters";
+        return Err(Error::EventNotAvailable { event: *event, reason });
+    }
+    let mut attributes = bindings::perf_event_attr {
+        type_,
+        size: size_of::<bindings::perf_event_attr>() as u32,
+        config,
+        ..Default::default()
+    };
+    attributes.set_exclude_user(u64::from(event.rings & EVNTSEL_RINGS == EVNTSEL_OS));
+    attributes.set_exclude_kernel(u64::from(event.rings & EVNTSEL_RINGS == EVNTSEL_USR));
+    attributes.set_exclude_hv(1);
+    Ok(attributes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_and_placement_are_the_kernels_words() {
+        let user = attributes(&Event::INSTRUCTIONS.user()).unwrap();
+        assert_eq!((user.exclude_user(), user.exclude_kernel()), (0, 1));
+        let kernel = attributes(&Event::raw(0xc5).kernel()).unwrap();
+        assert_eq!((kernel.exclude_user(), kernel.exclude_kernel(), kernel.config), (1, 0, 0xc5));
+        let both = attributes(&Event::CYCLES).unwrap();
+        assert_eq!((both.exclude_user(), both.exclude_kernel()), (0, 0));
+        let placed = Event::CYCLES.on(shared_abi::PhysSlot::general(0).unwrap());
+        assert!(matches!(attributes(&placed), Err(Error::EventNotAvailable { .. })));
+    }
+
+    #[test]
+    fn time_is_the_threads_own() {
+        let mut native = match Native::open() {
+            Ok(native) => native,
+            Err(error) => {
+                println!("not run: needs perf events: {error}");
+                return;
+            }
+        };
+        native.start(&[]).unwrap();
+        let before = native.read(&mut []).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let after = native.read(&mut []).unwrap();
+        let slept = 50 * u64::from(native.description().tsc_khz);
+        assert!(after.tsc > before.tsc && after.tsc - before.tsc < slept / 2);
+        native.stop().unwrap();
+        let (stopped, later) = (native.read(&mut []).unwrap(), native.read(&mut []).unwrap());
+        assert!(stopped.tsc >= after.tsc && stopped == later);
+    }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The time-stamp counter alone, where nobody provides counters.
+
+use shared_abi::read::Counters;
+
+use crate::error::Error;
+use crate::event::Event;
+use crate::rdpmc::Hardware;
+use crate::session::{Description, Provider, Taken, cpu_signature};
+
+/// Reads the TSC as it is.
+#[derive(Debug)]
+pub(crate) struct TscOnly {
+    description: Description,
+    start: u64,
+}
+
+impl TscOnly {
+    pub(crate) fn open() -> Self {
+        let description = Description {
+            provider: Provider::Tsc,
+            caps: None,
+            vcpus: 0,
+            cpu_signature: cpu_signature(),
+            tsc_khz: 0,
+        };
+        Self { description, start: 0 }
+    }
+
+    pub(crate) fn description(&self) -> &Description {
+        &self.description
+    }
+
+    pub(crate) fn start(&mut self, events: &[Event]) -> Result<(), Error> {
+        if let Some(&event) = events.first() {
+            let reason = "nobody provides counters";
+            return Err(Error::EventNotAvailable { event, reason });
+        }
+        self.start = Hardware.rdtsc();
+        Ok(())
+    }
+
+    #[inline(always)]
+    pub(crate) fn read(&self, counts: &[u64]) -> Result<Taken, Error> {
+        if !counts.is_empty() {
+            return Err(Error::TooManyCounters { asked: counts.len(), available: 0 });
+        }
+        Ok(Taken { tsc: Hardware.rdtsc().wrapping_sub(self.start), retries: 0, direct: true })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_refused_by_name() {
+        let mut tsc = TscOnly::open();
+        let error = tsc.start(&[Event::BRANCHES.user()]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "event branches:u is not available: nobody provides counters"
+        );
+        tsc.start(&[]).unwrap();
+        let (before, after) = (tsc.read(&[]).unwrap(), tsc.read(&[]).unwrap());
+        assert!(after.tsc > before.tsc);
+        assert!(tsc.read(&[0]).is_err());
+    }
+}
