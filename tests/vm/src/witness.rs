@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! A session that notices whatever changes its thread's counters.
 
-use perfctr::{Error, Event, Reading, Session};
+use perfctr::{Error, Event, Provider, Reading, Session};
 
 use crate::region::{Region, measure};
 use crate::tally::equal;
@@ -25,7 +25,7 @@ impl Witness {
     ///
     /// Those of the library.
     pub fn new() -> Result<Self, Error> {
-        let mut session = Session::open()?;
+        let mut session = Session::open_with(Provider::Paravirt)?;
         session.start(&[Event::INSTRUCTIONS.user(), Event::BRANCHES.user()])?;
         let mut witness = Self { session, constant: [0; 2] };
         witness.constant = witness.undisturbed()?.counts;

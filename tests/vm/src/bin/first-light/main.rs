@@ -21,7 +21,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use perfctr::Session;
+use perfctr::{Provider, Session};
 use shared_abi::hypercall::HvStats;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, run_on};
@@ -79,7 +79,7 @@ fn main() -> Result<ExitCode> {
     ensure!(options.threads >= 2, "at least two threads are needed to compete");
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let cpus = cpus()?;
-    let session = Session::open()?;
+    let session = Session::open_with(Provider::Paravirt)?;
     let logs = Mutex::new(Vec::new());
     let marks = run(&options, &cpus, &xen, &session, &logs);
     let logs = logs.into_inner()?;

@@ -72,6 +72,7 @@ pub struct VcpuTimes(Vec<VcpuTime>);
 
 struct VcpuTime {
     running: Bracket,
+    waiting_ns: u64,
     switches: u64,
     migrations: u64,
 }
@@ -80,6 +81,8 @@ struct VcpuTime {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VcpuElapsed {
     pub running: Elapsed,
+    /// Time that the vCPU waited for a physical CPU.
+    pub waiting_ns: u64,
     pub switches: u64,
     pub migrations: u64,
 }
@@ -95,10 +98,11 @@ impl VcpuTimes {
                 Err(error) => anyhow::bail!("the vCPU's page cannot be read: {error:?}"),
             };
             let before_tsc = running_tsc()?;
-            let clock_ns = xen.runstate(cpu as u32)?.running_ns;
+            let runstate = xen.runstate(cpu as u32)?;
             let after_tsc = running_tsc()?;
             Ok(VcpuTime {
-                running: Bracket { before_tsc, clock_ns, after_tsc },
+                running: Bracket { before_tsc, clock_ns: runstate.running_ns, after_tsc },
+                waiting_ns: runstate.runnable_ns,
                 switches: page.switches.load(Relaxed),
                 migrations: page.migrations.load(Relaxed),
             })
@@ -110,6 +114,7 @@ impl VcpuTimes {
     pub fn since(&self, earlier: &Self) -> Vec<VcpuElapsed> {
         let elapsed = |(start, end): (&VcpuTime, &VcpuTime)| VcpuElapsed {
             running: Elapsed::between(&start.running, &end.running),
+            waiting_ns: end.waiting_ns - start.waiting_ns,
             switches: end.switches - start.switches,
             migrations: end.migrations - start.migrations,
         };
@@ -119,42 +124,52 @@ impl VcpuTimes {
 
 /// How far two clocks may drift apart at each switch.
 ///
-/// Schedulers take the time once at the start of a switch, our samples are taken further down the
-/// same path, and the path's length varies.  Under emulation it is some thousand instructions and
-/// may be interrupted by the emulator's own host.
-const SKEW_NS_PER_SWITCH: u64 = 100_000;
+/// A scheduler takes the time once, at the start of a switch; our samples are taken further down
+/// the same path.  What lies between is charged to one of the two by the scheduler and to the other
+/// by us.  That is microseconds, unless the emulator's own host takes the CPU away just there: a
+/// time slice of a few ms at most, and more often not at all.
+const SKEW_NS_PER_SWITCH: u64 = 4_000_000;
 
-/// How far two clocks may be apart whatever happens: the resolution of a timer tick.
-const SKEW_NS: u64 = 4_000_000;
+/// How far all vCPUs together may be off, in percent.  What one vCPU is charged too much another
+/// is charged too little, so most of it cancels out; the rest was exchanged with the idle ones.
+const SKEW_TOTAL_PERCENT: u64 = 5;
 
-/// Compares the accounts of several threads or vCPUs.
+/// Compares accounts of several threads or vCPUs.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct TimeCheck {
-    tsc_khz: u32,
-    /// The worst excess of our counter over the clock, and the same per switch.
+    /// The worst excess of our counter over the clock.
     pub worst_ns: i64,
-    pub worst_per_switch_ns: i64,
-    /// Whether all are as close as can be expected.
-    pub within: bool,
-    /// Sums over all.
+    /// Whether each is as close as can be expected.
+    pub each_within: bool,
+    /// Sums over all: our counter's least, the clock, our counter's excess, switches.
     pub min_tsc: u64,
     pub clock_ns: u64,
+    pub excess_ns: i64,
 }
 
 impl TimeCheck {
-    pub fn new(tsc_khz: u32) -> Self {
-        Self { tsc_khz, worst_ns: 0, worst_per_switch_ns: 0, within: true, min_tsc: 0, clock_ns: 0 }
-    }
+    pub const NONE: Self =
+        Self { worst_ns: 0, each_within: true, min_tsc: 0, clock_ns: 0, excess_ns: 0 };
 
-    /// Checks one of them, which was switched in `switches` times.
-    pub fn add(&mut self, elapsed: &Elapsed, switches: u64) {
-        let excess_ns = elapsed.excess_ns(self.tsc_khz);
-        if excess_ns.unsigned_abs() >= self.worst_ns.unsigned_abs() {
+    /// Adds one of them, which was switched in `switches` times; its clock also counted up to
+    /// `other_ns` that our counter excludes.
+    pub fn add(&mut self, elapsed: &Elapsed, tsc_khz: u32, switches: u64, other_ns: u64) {
+        let excess_ns = elapsed.excess_ns(tsc_khz);
+        if excess_ns.unsigned_abs() > self.worst_ns.unsigned_abs() {
             self.worst_ns = excess_ns;
-            self.worst_per_switch_ns = excess_ns / switches.max(1) as i64;
         }
-        self.within &= excess_ns.unsigned_abs() <= SKEW_NS + SKEW_NS_PER_SWITCH * switches;
+        let skew_ns = (SKEW_NS_PER_SWITCH * (switches + 1)) as i64;
+        self.each_within &= (-skew_ns - other_ns as i64..=skew_ns).contains(&excess_ns);
         self.min_tsc += elapsed.min_tsc;
         self.clock_ns += elapsed.clock_ns;
+        self.excess_ns += excess_ns;
+    }
+
+    /// Whether all together are close, if their clock also counted up to `other_ns` that our
+    /// counter excludes.
+    pub fn all_within(&self, other_ns: u64) -> bool {
+        let skew_ns = (self.clock_ns * SKEW_TOTAL_PERCENT / 100) as i64;
+        (-skew_ns - other_ns as i64..=skew_ns).contains(&self.excess_ns)
     }
 }
 
@@ -172,5 +187,17 @@ mod tests {
         assert_eq!(elapsed.excess_ns(2_000_000), 0);
         assert_eq!(Elapsed { clock_ns: 850, ..elapsed }.excess_ns(2_000_000), 50);
         assert_eq!(Elapsed { clock_ns: 1_150, ..elapsed }.excess_ns(2_000_000), -50);
+    }
+
+    #[test]
+    fn what_the_clock_counts_more_may_be_what_we_exclude() {
+        let elapsed = Elapsed { min_tsc: 1_000_000, max_tsc: 1_000_000, clock_ns: 50_000_000 };
+        // 1 ms of ours against 50 ms of the clock's.
+        let mut check = TimeCheck::NONE;
+        check.add(&elapsed, 1_000_000, 1, 41_000_000);
+        assert!(check.each_within);
+        assert!(check.all_within(47_000_000) && !check.all_within(46_000_000));
+        check.add(&elapsed, 1_000_000, 1, 40_000_000);
+        assert!(!check.each_within);
     }
 }

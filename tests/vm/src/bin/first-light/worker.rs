@@ -6,7 +6,7 @@ use std::sync::{Barrier, Mutex};
 use anyhow::{Context, Result};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::unistd::{Pid, gettid};
-use perfctr::{Event, PhysSlot, Reading, Session};
+use perfctr::{Event, PhysSlot, Provider, Reading, Session};
 use shared_abi::sync::Ordering::Relaxed;
 use vm_tests::region::{FreshPages, Region, measure, measure_read};
 use vm_tests::rng::Rng;
@@ -119,7 +119,7 @@ const TICKS_MS: u64 = 12;
 
 /// Measures in both phases.
 pub fn run(plan: &Plan<'_>) -> Result<Log> {
-    let mut session = Session::open()?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&EQUAL)?;
     // Once the configuration is loaded on every vCPU no hypercall is needed any more.
     for &cpu in plan.cpus {

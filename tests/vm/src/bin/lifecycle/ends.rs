@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use perfctr::{Event, Session};
+use perfctr::{Event, Provider, Session};
 use shared_abi::ioctl::{CONTROL_TSC, Control, Create, IOC_CONTROL, IOC_CREATE, IOC_READ, Sums};
 use shared_abi::version::ABI_MAJOR;
 use vm_tests::raw::{Argument, ioctl, open_device};
@@ -53,7 +53,7 @@ pub fn elsewhere<T: Send>(test: impl FnOnce() -> T + Send) -> T {
 }
 
 fn counting() -> Result<Session> {
-    let mut session = Session::open()?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::INSTRUCTIONS.user()])?;
     Ok(session)
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-use perfctr::{Error, Event, Session};
+use perfctr::{Error, Event, Provider, Session};
 use vm_tests::witness::Witness;
 
 use crate::ends::{Test, exact, threads, until_threads};
@@ -94,7 +94,7 @@ fn spin() -> ! {
 }
 
 fn counting() -> Result<Session> {
-    let mut session = Session::open()?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::INSTRUCTIONS.user()])?;
     Ok(session)
 }
