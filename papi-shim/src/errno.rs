@@ -17,6 +17,11 @@ pub(crate) fn from<T>(result: io::Result<T>) -> Result<T, Errno> {
     result.map_err(|error| of(&error))
 }
 
+/// For Rust programs.
+pub(crate) fn to_io(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno.0)
+}
+
 pub(crate) fn set(errno: Errno) {
     // SAFETY: the C library gives the calling thread's own variable.
     unsafe { *libc::__errno_location() = errno.0 }

@@ -20,6 +20,19 @@ pub struct Event {
     description: *const c_char,
 }
 
+impl Event {
+    /// Event number, and unit mask in bits 15:8.
+    fn code(&self) -> u16 {
+        // SAFETY: the tables' pointers lead to constants.
+        self.evntsel | unsafe { &*self.unit_mask }.default_value << 8
+    }
+
+    fn strings(&self) -> (&CStr, &CStr) {
+        // SAFETY: as above; both are strings.
+        unsafe { (CStr::from_ptr(self.name), CStr::from_ptr(self.description)) }
+    }
+}
+
 /// `struct perfctr_unit_mask` with one value.
 #[derive(Debug)]
 #[repr(C)]
@@ -127,6 +140,27 @@ const fn set(cpu_type: u32, prefix: &'static CStr, events: &'static [Event]) -> 
     }
 }
 
+/// A line for each event of a type of CPU.
+pub(crate) fn text(cpu_type: u32) -> String {
+    let Some(set) = SETS.iter().find(|set| set.cpu_type == cpu_type) else {
+        return format!(
+            "no events are known by name on a {}\n",
+            cpu::name(cpu_type).to_string_lossy()
+        );
+    };
+    // SAFETY: a set's pointers lead to constants.
+    let (prefix, events) = unsafe {
+        let events = std::slice::from_raw_parts(set.events, set.nevents as usize);
+        (CStr::from_ptr(set.event_prefix), events)
+    };
+    let line = |event: &Event| {
+        let (name, description) = event.strings();
+        let name = format!("{}{}", prefix.to_string_lossy(), name.to_string_lossy());
+        format!("{:#06x} {name:<32} {}\n", event.code(), description.to_string_lossy())
+    };
+    events.iter().map(line).collect()
+}
+
 static SETS: [EventSet; 6] = [
     set(cpu::AMD_K8, c"K8_", AMD),
     set(cpu::AMD_K8C, c"K8_", AMD),
@@ -149,10 +183,8 @@ mod tests {
     /// The lines that `include/perfctr_event_codes.h` must have.
     fn codes(prefix: &str, events: &[Event]) -> Vec<String> {
         let line = |event: &Event| {
-            // SAFETY: all pointers of the tables lead to constants.
-            let (name, mask) = unsafe { (CStr::from_ptr(event.name), &*event.unit_mask) };
-            let code = event.evntsel | mask.default_value << 8;
-            format!("#define {prefix}{} {code:#x}", name.to_str().unwrap())
+            let (name, _) = event.strings();
+            format!("#define {prefix}{} {:#x}", name.to_str().unwrap(), event.code())
         };
         events.iter().map(line).collect()
     }
@@ -169,6 +201,8 @@ mod tests {
     #[test]
     fn only_described_types_have_a_set() {
         assert!(perfctr_cpu_event_set(cpu::GENERIC).is_null());
+        assert_eq!(text(cpu::GENERIC), "no events are known by name on a Generic x86\n");
+        assert!(text(cpu::INTEL_NHLM).contains("0x4f2e ARCH_LLC_REFERENCES "));
         // SAFETY: a set is a constant.
         let set = unsafe { perfctr_cpu_event_set(cpu::INTEL_NHLM).as_ref() }.unwrap();
         assert_eq!((set.cpu_type, set.nevents), (cpu::INTEL_NHLM, 7));

@@ -31,7 +31,7 @@ fn print(text: &str) {
     }
 }
 
-fn info_text(info: &Info) -> String {
+pub(crate) fn info_text(info: &Info) -> String {
     let version: Vec<u8> = info.driver_version.iter().copied().take_while(|c| *c != 0).collect();
     let features: Vec<&str> =
         [(FEATURE_RDPMC, "rdpmc"), (FEATURE_RDTSC, "rdtsc"), (FEATURE_PCINT, "pcint")]

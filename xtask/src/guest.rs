@@ -22,14 +22,23 @@ pub fn init() -> Result<PathBuf> {
 
 /// Builds every program of a package for the guest; returns the directory with them.
 pub fn programs(package: &str) -> Result<PathBuf> {
+    build(package, "target/guest", "-C target-feature=+crt-static")
+}
+
+/// Builds a package with its shared libraries, for any machine with this one's C library.
+pub fn dynamic(package: &str) -> Result<PathBuf> {
+    build(package, "target/dynamic", "")
+}
+
+fn build(package: &str, target_dir: &str, flags: &str) -> Result<PathBuf> {
     crate::apt::install(&["gcc", "libc6-dev"], "linking programs for the guest")?;
-    let target_dir = sh::project().join("target/guest");
+    let target_dir = sh::project().join(target_dir);
     let mut cargo = toolchain::cargo();
     cargo
         .args(["build", "--quiet", "--release", "--package", package])
         .args(["--target", USER_TARGET, "--target-dir"])
         .arg(&target_dir)
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .env("RUSTFLAGS", flags)
         .current_dir(sh::project());
     sh::run(&mut cargo)?;
     Ok(target_dir.join(USER_TARGET).join("release"))

@@ -15,6 +15,7 @@ mod qemu;
 mod rootfs;
 mod rustobj;
 mod sh;
+mod shim;
 mod testing;
 mod tests;
 mod tidy;
@@ -49,6 +50,8 @@ enum Verb {
     Check,
     /// Check the Rust objects that are linked into Xen and into the kernel module.
     CheckObj,
+    /// Build and install the C library with perfctr's interface.
+    PapiShim(shim::Args),
     /// Print what the project changes in Xen's source, as a patch.
     XenPatch,
 }
@@ -71,6 +74,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Test(args) => return testing::run(&args),
         Verb::Check => check::run()?,
         Verb::CheckObj => checkobj::check()?,
+        Verb::PapiShim(args) => return shim::run(&args),
         Verb::XenPatch => print!("{}", xen::patch()?),
     }
     Ok(ExitCode::SUCCESS)
