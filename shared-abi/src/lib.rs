@@ -14,6 +14,9 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+#[cfg(sim)]
+extern crate std;
+
 pub mod c_header;
 pub mod caps;
 pub mod config;
@@ -23,6 +26,7 @@ pub mod hypercall;
 pub mod ioctl;
 mod layout;
 pub mod limits;
+pub mod planted;
 pub mod read;
 pub mod seq;
 pub mod slot;

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Machines as they are before the first step.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use hv_driver::{Driver, Pcpu};
+use shared_abi::{ThreadPage, VcpuPage};
+
+use crate::choice::Chooser;
+use crate::fiber::Fiber;
+use crate::machine::{Agent, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
+use crate::pmu::Pmu;
+use crate::rng::Rng;
+use crate::shape::{Kind, Shape};
+use crate::truth::Truth;
+
+/// A machine of this shape.
+pub fn build(
+    shape: &Shape,
+    chooser: Chooser,
+    steps_max: u64,
+    trace: bool,
+    fibers: &mut Vec<Fiber>,
+) -> Machine {
+    let mut rng = Rng::new(shape.seed ^ 0x5eed);
+    let driver = shape.driver();
+    let cpus = shape.cpus.iter().map(|&host| cpu(shape, &driver, host, &mut rng)).collect();
+    let (mut vcpus, mut threads, mut domains) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, domain) in shape.domains.iter().enumerate() {
+        let (first_vcpu, first_thread) = (vcpus.len(), threads.len());
+        vcpus.extend((0..domain.vcpus).map(|id| vcpu(index, id as u32)));
+        threads.extend((0..domain.threads).map(|id| thread(index, id as u32, rng.next())));
+        domains.push(Domain {
+            kind: domain.kind,
+            host: Cell::new(0),
+            serial: Cell::new(0),
+            vcpus: first_vcpu..vcpus.len(),
+            threads: first_thread..threads.len(),
+            alive: Cell::new(false),
+            allowed: Cell::new(domain.kind != Kind::Stranger),
+            forbidden: Cell::new(0),
+            counting: guest_kmod::Counting::new(),
+            caps: Cell::new(None),
+            suspending: Cell::new(false),
+        });
+    }
+    let mut machine = Machine {
+        shape: shape.clone(),
+        driver,
+        cpus,
+        vcpus,
+        threads,
+        domains,
+        agents: Vec::new(),
+        chooser: RefCell::new(chooser),
+        pending: Cell::new(None),
+        here: Cell::new(0),
+        agent: Cell::new(None),
+        steps: Cell::new(0),
+        steps_max,
+        over: Cell::new(false),
+        violation: RefCell::new(None),
+        serials: Cell::new(0),
+        readings: Cell::new(0),
+        trace,
+    };
+    machine.agents = agents(&machine, fibers);
+    machine
+}
+
+fn agents(machine: &Machine, fibers: &mut Vec<Fiber>) -> Vec<Agent> {
+    let hypervisors = machine.cpus.iter().map(|_| (Level::Hypervisor, None));
+    let kernels = machine.vcpus.iter().map(|vcpu| (Level::Kernel, Some(vcpu.domain)));
+    let threads = machine.threads.iter().map(|thread| (Level::User, Some(thread.domain)));
+    hypervisors
+        .chain(kernels)
+        .chain(threads)
+        .map(|(level, domain)| Agent {
+            fiber: RefCell::new(fibers.pop().unwrap_or_default()),
+            level: Cell::new(level),
+            domain,
+        })
+        .collect()
+}
+
+fn cpu(shape: &Shape, driver: &Driver, host: usize, rng: &mut Rng) -> Cpu {
+    let caps = shape.cpuid.pmu().expect("the machine's PMU is usable");
+    Cpu {
+        host,
+        core: RefCell::new(Pcpu::new()),
+        // Counters wrap soon, or change their sign, or hold anything.
+        pmu: Pmu::new(caps, driver, || match rng.below(4) {
+            0 => rng.next(),
+            1 => (1 << 63 | 1 << 47 | 1 << 39 | 1 << 35 | 1 << 31) - rng.below(2000),
+            _ => rng.below(2000).wrapping_neg(),
+        }),
+        current: Cell::new(None),
+        switching: Cell::new(false),
+        lazy: Cell::new(None),
+        tsc_offset: rng.next(),
+        tsc_seen: Cell::new(None),
+        may_write: Cell::new(false),
+    }
+}
+
+fn vcpu(domain: usize, id: u32) -> Vcpu {
+    Vcpu {
+        domain,
+        id,
+        page: VcpuPage::default(),
+        pins: Cell::new(0),
+        registered: RefCell::default(),
+        on: Cell::new(None),
+        kernel_mode: Cell::new(true),
+        module: RefCell::default(),
+        stats: guest_kmod::Stats::default(),
+        current: Cell::new(None),
+        busy: Cell::new(false),
+        online: Cell::new(false),
+        stop_asked: Cell::new(false),
+        user: Cell::default(),
+        kernel: Cell::default(),
+        tsc_sum: Cell::new(0),
+        tsc_start: Cell::new(None),
+        sampling: RefCell::default(),
+    }
+}
+
+fn thread(domain: usize, id: u32, seed: u64) -> Thread {
+    Thread {
+        domain,
+        tid: 100 + id,
+        page: ThreadPage::default(),
+        pmu: RefCell::new(None),
+        life: Cell::new(Life::Unborn),
+        on: Cell::new(None),
+        rng: RefCell::new(Rng::new(seed)),
+        user: Cell::default(),
+        truth: RefCell::new(Truth::new()),
+        looks: RefCell::default(),
+        changing: Cell::new(false),
+        started: Cell::new(None),
+        published: RefCell::default(),
+    }
+}
+
+/// Starts the domains that exist from the beginning.
+pub fn start(machine: &Rc<Machine>) {
+    for (index, domain) in machine.shape.domains.iter().enumerate() {
+        if !domain.spare {
+            machine.create(index);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What can happen next, and who decides it.
+
+use crate::machine::{Level, Life, Machine};
+use crate::rng::Rng;
+use crate::shape::Kind;
+
+/// Something that happens to the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// This physical CPU goes on instead.
+    Cpu(usize),
+    /// The hypervisor switches to this vCPU, or to none.
+    Switch(Option<usize>),
+    /// The guest kernel is interrupted and switches to this thread, or to none.
+    Schedule(Option<usize>),
+    /// The guest kernel is interrupted, and goes on.
+    Tick,
+    /// It stops its counters if nobody counts.
+    StopIdle,
+    /// It takes the vCPU offline.
+    Offline,
+    /// It takes the vCPU online.
+    Online,
+    /// The host forbids the domain, or allows it again.
+    Policy(usize),
+    /// The host asks the domain to suspend itself.
+    Suspend(usize),
+    /// The suspended domain starts again on another host.
+    Restore(usize),
+    /// The domain is destroyed.
+    Destroy(usize),
+    /// A new domain starts.
+    Create(usize),
+    /// A hostile kernel writes to a page of its domain; the number decides what.
+    Garbage(usize),
+}
+
+/// A decision: the step before which it was made, and what it was made with.
+pub type Decision = (u64, u64);
+
+/// Decides.
+pub enum Chooser {
+    /// By a seed.
+    Random {
+        /// The source of decisions.
+        rng: Rng,
+        /// Steps until the next one.
+        left: u64,
+        /// Steps between two, on average.
+        period: u64,
+        /// What was decided.
+        log: Vec<Decision>,
+    },
+    /// As it was decided before.
+    Replay {
+        /// Decisions, earliest first.
+        log: Vec<Decision>,
+        /// The next one.
+        next: usize,
+    },
+}
+
+impl Chooser {
+    /// Decides by `seed` about once in `period` steps.
+    pub fn random(seed: u64, period: u64) -> Self {
+        Self::Random { rng: Rng::new(seed), left: 1, period, log: Vec::new() }
+    }
+
+    /// Repeats decisions.
+    pub fn replay(log: Vec<Decision>) -> Self {
+        Self::Replay { log, next: 0 }
+    }
+
+    /// A number to decide with, if anything is to happen before this step; always if `forced`.
+    fn ask(&mut self, step: u64, forced: bool) -> Option<u64> {
+        match self {
+            Self::Random { rng, left, period, log } => {
+                *left -= 1;
+                if *left > 0 && !forced {
+                    return None;
+                }
+                *left = 1 + rng.below(2 * *period);
+                let number = rng.next();
+                log.push((step, number));
+                Some(number)
+            }
+            Self::Replay { log, next } => {
+                while log.get(*next).is_some_and(|decision| decision.0 < step) {
+                    *next += 1;
+                }
+                match log.get(*next) {
+                    Some(&(when, number)) if when == step => {
+                        *next += 1;
+                        Some(number)
+                    }
+                    _ => forced.then_some(0),
+                }
+            }
+        }
+    }
+}
+
+/// What can happen, each with its weight.
+type Options = Vec<(u64, Action)>;
+
+impl Machine {
+    /// What happens before the next step; if `forced`, nothing only if nothing can.
+    pub fn choose(&self, forced: bool) -> Option<Action> {
+        let mut chooser = self.chooser.borrow_mut();
+        let number = chooser.ask(self.steps.get(), forced)?;
+        let options = self.options();
+        let total: u64 = options.iter().map(|option| option.0).sum();
+        if total == 0 {
+            return None;
+        }
+        let mut rest = number % total;
+        options.iter().find_map(|&(weight, action)| {
+            if rest < weight {
+                return Some(action);
+            }
+            rest -= weight;
+            None
+        })
+    }
+
+    /// Everything that can happen now.
+    pub fn options(&self) -> Options {
+        let mut options = Options::new();
+        let level = self.level();
+        if level != Some(Level::Hypervisor) {
+            self.vcpu_options(&mut options);
+            if level != Some(Level::Kernel) {
+                self.guest_options(&mut options);
+            }
+        }
+        let weights = &self.shape.weights;
+        for cpu in (0..self.cpus.len()).filter(|&cpu| cpu != self.here.get()) {
+            options.push((weights.cpu, Action::Cpu(cpu)));
+        }
+        self.host_options(&mut options);
+        options.retain(|option| option.0 > 0);
+        options
+    }
+
+    /// What the hypervisor's scheduler may do on this CPU.
+    fn vcpu_options(&self, options: &mut Options) {
+        let weight = self.shape.weights.vcpu.max(1);
+        let cpu = &self.cpus[self.here.get()];
+        for (index, vcpu) in self.vcpus.iter().enumerate() {
+            let domain = &self.domains[vcpu.domain];
+            let here = domain.alive.get() && domain.host.get() == cpu.host;
+            let late = self.cpus.iter().any(|cpu| cpu.lazy.get() == Some(index));
+            if here && vcpu.on.get().is_none() && !late {
+                options.push((weight, Action::Switch(Some(index))));
+            }
+        }
+        if cpu.current.get().is_some() {
+            options.push((weight, Action::Switch(None)));
+        }
+    }
+
+    /// What the guest kernel that executes here may do.
+    fn guest_options(&self, options: &mut Options) {
+        let Some(index) = self.cpus[self.here.get()].current.get() else { return };
+        let weights = &self.shape.weights;
+        let vcpu = &self.vcpus[index];
+        let domain = &self.domains[vcpu.domain];
+        let idle = vcpu.current.get().is_none();
+        if !vcpu.online.get() && domain.kind != Kind::Stranger {
+            options.push((weights.hotplug.max(10), Action::Online));
+        } else if !domain.suspending.get() {
+            for thread in domain.threads.clone() {
+                if self.threads[thread].life.get() == Life::Ready {
+                    options.push((weights.thread.max(1), Action::Schedule(Some(thread))));
+                }
+            }
+        }
+        if !idle {
+            options.push((weights.thread.max(1), Action::Schedule(None)));
+            options.push((weights.tick, Action::Tick));
+        }
+        if vcpu.stop_asked.get() {
+            options.push((20, Action::StopIdle));
+        }
+        if vcpu.online.get() && domain.kind != Kind::Stranger {
+            options.push((weights.hotplug, Action::Offline));
+        }
+    }
+
+    /// What the host may do to domains.
+    fn host_options(&self, options: &mut Options) {
+        let weights = &self.shape.weights;
+        for (index, domain) in self.domains.iter().enumerate() {
+            if !domain.alive.get() {
+                if domain.serial.get() == 0 {
+                    options.push((weights.destroy, Action::Create(index)));
+                }
+                continue;
+            }
+            let vcpus = &self.vcpus[domain.vcpus.clone()];
+            let off = vcpus.iter().all(|vcpu| vcpu.on.get().is_none());
+            let quiet = off && vcpus.iter().all(|v| !v.busy.get() && v.current.get().is_none());
+            if domain.kind != Kind::Stranger {
+                options.push((weights.policy, Action::Policy(index)));
+                if quiet && domain.suspending.get() {
+                    options.push((10 * weights.restore, Action::Restore(index)));
+                } else if !domain.suspending.get() {
+                    options.push((weights.restore.min(1), Action::Suspend(index)));
+                }
+            }
+            if off {
+                options.push((weights.destroy, Action::Destroy(index)));
+            }
+            if domain.kind == Kind::Hostile {
+                options.push((weights.garbage, Action::Garbage(index)));
+            }
+        }
+    }
+}

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A guest kernel around the module's core: what the glue in Linux does, and Linux itself.
+
+use std::rc::Rc;
+
+use guest_kmod::hal::Kernel;
+use guest_kmod::handshake::{caps, handshake};
+use guest_kmod::ioctl::check_create;
+use guest_kmod::{Cpu, ThreadPmu};
+use shared_abi::ioctl::{Control, Create, Sums};
+use shared_abi::read::Counters;
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
+use shared_abi::version::ABI_MAJOR;
+use shared_abi::{Errno, PhysSlot};
+
+use crate::choice::Action;
+use crate::host::GFN_BASE;
+use crate::machine::{Level, Life, Machine, unheard};
+use crate::rng::Rng;
+use crate::shape::Kind;
+use crate::trace::Step;
+
+/// The kernel of the vCPU that executes.
+pub struct Linux<'a>(&'a Machine);
+
+impl Counters for Linux<'_> {
+    fn rdpmc(&self, index: u32) -> u64 {
+        let machine = self.0;
+        machine.step(Step::Rdpmc(index));
+        if machine.is_gone() {
+            return 0;
+        }
+        let vcpu = &machine.vcpus[machine.vcpu_here()];
+        let Some(slot) = PhysSlot::from_rdpmc(index) else { return 0 };
+        let moment = machine.moment(vcpu.current.get(), machine.vcpu_here());
+        vcpu.sampling.borrow_mut().counter(slot, moment);
+        machine.cpus[machine.here.get()].pmu.counter(slot)
+    }
+
+    fn rdtsc(&self) -> u64 {
+        let machine = self.0;
+        machine.step(Step::Rdtsc);
+        if machine.is_gone() {
+            return 0;
+        }
+        let vcpu = machine.vcpu_here();
+        machine.vcpus[vcpu].sampling.borrow_mut().tsc(machine.vcpu_tsc(vcpu));
+        machine.tsc()
+    }
+}
+
+impl Kernel for Linux<'_> {
+    fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        self.0.hypercall(op, argument)
+    }
+}
+
+impl Machine {
+    /// What is to happen, happens.
+    pub fn act(self: &Rc<Self>, action: Action) {
+        if self.trace {
+            crate::trace::print_action(self, action);
+        }
+        match action {
+            Action::Cpu(cpu) => self.here.set(cpu),
+            Action::Switch(next) => {
+                let here = self.here.get();
+                self.cpus[here].switching.set(true);
+                if let Some(next) = next {
+                    self.vcpus[next].on.set(Some(here));
+                }
+                let machine = Rc::clone(self);
+                let job = move || machine.switch_vcpu(next);
+                self.agents[here].fiber.borrow_mut().start(Box::new(job));
+            }
+            Action::Policy(domain) => self.change_policy(domain),
+            Action::Suspend(domain) => self.domains[domain].suspending.set(true),
+            Action::Restore(domain) => self.restore(domain),
+            Action::Destroy(domain) => self.destroy(domain),
+            Action::Create(domain) => self.create(domain),
+            Action::Garbage(domain) => self.write_garbage(domain),
+            Action::Schedule(_)
+            | Action::Tick
+            | Action::StopIdle
+            | Action::Offline
+            | Action::Online => {
+                let vcpu = self.vcpu_here();
+                self.vcpus[vcpu].busy.set(true);
+                if let Action::Schedule(Some(next)) = action {
+                    self.threads[next].life.set(Life::Current);
+                    self.threads[next].on.set(Some(vcpu));
+                }
+                let machine = Rc::clone(self);
+                let job = move || machine.interrupt(vcpu, action);
+                let agent = &self.agents[self.kernel_agent(vcpu)];
+                agent.fiber.borrow_mut().start(Box::new(job));
+            }
+        }
+    }
+
+    /// The kernel of a vCPU interrupts what executes there.
+    fn interrupt(self: Rc<Self>, index: usize, work: Action) {
+        let vcpu = &self.vcpus[index];
+        if vcpu.current.get().is_some() {
+            self.toggle(true);
+        }
+        match work {
+            Action::Schedule(next) => self.switch_thread(index, next),
+            Action::StopIdle => {
+                vcpu.stop_asked.set(false);
+                let counting = &self.domains[vcpu.domain].counting;
+                self.on(index, |cpu| cpu.stop_if_idle(counting));
+            }
+            Action::Offline => {
+                self.switch_thread(index, None);
+                vcpu.online.set(false);
+                if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
+                    self.check_refusal(vcpu.domain, "to take a page back", errno);
+                }
+            }
+            Action::Online => self.bring_online(index),
+            _ => self.step(Step::Note("tick")),
+        }
+        if vcpu.current.get().is_some() {
+            self.toggle(false);
+        }
+        vcpu.busy.set(false);
+    }
+
+    fn bring_online(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        let domain = &self.domains[vcpu.domain];
+        if domain.caps.get().is_none() {
+            match handshake(&Linux(self)) {
+                Ok(answer) => domain.caps.set(caps(&answer)),
+                Err(errno) => return self.check_refusal(vcpu.domain, "the handshake", errno),
+            }
+        }
+        match self.on(index, |cpu| cpu.register(GFN_BASE + index as u64)) {
+            Ok(()) => vcpu.online.set(true),
+            Err(errno) => self.check_refusal(vcpu.domain, "to register", errno),
+        }
+    }
+
+    /// Only a domain that is or was forbidden is ever refused anything that its module asks for.
+    fn check_refusal(&self, domain: usize, what: &str, errno: Errno) {
+        let domain = &self.domains[domain];
+        let forbidden = domain.forbidden.get() > 0 && errno == Errno::PERM;
+        if !forbidden && domain.kind == Kind::Good && !self.is_gone() {
+            self.fail(format!("refused {what}: {errno:?}"));
+        }
+    }
+
+    /// Runs the module's core on a vCPU.
+    fn on<R>(&self, index: usize, run: impl FnOnce(&mut Cpu<'_, Linux<'_>>) -> R) -> R {
+        let vcpu = &self.vcpus[index];
+        vcpu.sampling.borrow_mut().restart();
+        run(&mut Cpu {
+            number: vcpu.id,
+            page: &vcpu.page,
+            vcpu: &mut vcpu.module.borrow_mut(),
+            stats: &vcpu.stats,
+            kernel: &Linux(self),
+        })
+    }
+
+    /// Runs the module's core on the counters of a thread that executes on a vCPU.
+    fn on_thread<R>(
+        &self,
+        vcpu: usize,
+        thread: usize,
+        run: impl FnOnce(&mut ThreadPmu, &mut Cpu<'_, Linux<'_>>) -> R,
+    ) -> Option<R> {
+        let pmu = &mut *self.threads[thread].pmu.borrow_mut();
+        let pmu = pmu.as_mut()?;
+        self.threads[thread].changing.set(true);
+        let result = self.on(vcpu, |cpu| run(pmu, cpu));
+        self.threads[thread].changing.set(false);
+        Some(result)
+    }
+
+    fn state(&self, thread: usize) -> u32 {
+        unheard(|| self.threads[thread].page.state.load(Relaxed))
+    }
+
+    fn switch_thread(&self, index: usize, next: Option<usize>) {
+        let vcpu = &self.vcpus[index];
+        let kernel = self.shape.seed & 1 != 0;
+        if let Some(prev) = vcpu.current.get() {
+            self.on_thread(index, prev, |pmu, cpu| {
+                let page = &self.threads[prev].page;
+                if kernel { pmu.switch_out_measured(page, cpu) } else { pmu.switch_out(page, cpu) }
+            });
+            self.suspended(index, prev);
+            self.published(index, prev);
+            self.threads[prev].life.set(Life::Ready);
+            self.threads[prev].on.set(None);
+        }
+        vcpu.current.set(next);
+        let Some(next) = next else { return };
+        self.on_thread(index, next, |pmu, cpu| {
+            let page = &self.threads[next].page;
+            if kernel { pmu.switch_in_measured(page, cpu) } else { pmu.switch_in(page, cpu) }
+        });
+        self.resumed(index, next);
+    }
+
+    /// The truth about a thread follows its suspension on a vCPU.
+    fn suspended(&self, vcpu: usize, thread: usize) {
+        let truth = &mut self.threads[thread].truth.borrow_mut();
+        truth.suspend(self.vcpus[vcpu].sampling.borrow().first());
+    }
+
+    /// The truth about a thread that is suspended is published.
+    fn published(&self, vcpu: usize, thread: usize) {
+        let own = &self.threads[thread];
+        let now = self.moment(Some(thread), vcpu);
+        own.published.borrow_mut().push(own.truth.borrow().published(&now));
+    }
+
+    /// And its resumption.
+    fn resumed(&self, vcpu: usize, thread: usize) {
+        if self.state(thread) & THREAD_ACTIVE != 0 {
+            let truth = &mut self.threads[thread].truth.borrow_mut();
+            truth.resume(self.vcpus[vcpu].sampling.borrow().last());
+        }
+    }
+
+    /// A thread of a guest begins its life.
+    pub fn spawn(self: &Rc<Self>, thread: usize) {
+        self.threads[thread].life.set(Life::Ready);
+        let machine = Rc::clone(self);
+        let job = move || machine.live(thread);
+        self.agents[self.thread_agent(thread)].fiber.borrow_mut().start(Box::new(job));
+    }
+
+    /// A thread executes `entry` in its kernel, interrupts disabled, on the vCPU that is given.
+    pub fn in_kernel<R>(&self, entry: impl FnOnce(usize) -> R) -> Option<R> {
+        self.step(Step::Note("system call"));
+        if self.is_gone() {
+            return None;
+        }
+        let vcpu = self.vcpu_here();
+        let result = self.at_level(Level::Kernel, || {
+            self.toggle(true);
+            let result = entry(vcpu);
+            self.toggle(false);
+            result
+        });
+        Some(result)
+    }
+
+    /// `IOC_CREATE`.
+    pub fn create_counters(&self, thread: usize) {
+        let own = &self.threads[thread];
+        let create = Create { abi_major: u32::from(ABI_MAJOR), ..Create::default() };
+        self.in_kernel(|vcpu| {
+            if let Err(errno) = check_create(&create, own.tid) {
+                self.fail(format!("refused to create counters: {errno:?}"));
+            }
+            own.changing.set(true);
+            *own.pmu.borrow_mut() = Some(ThreadPmu::new(&own.page, own.tid));
+            self.published(vcpu, thread);
+            own.changing.set(false);
+        });
+    }
+
+    /// `IOC_CONTROL`.
+    pub fn control(&self, thread: usize, control: &Control) {
+        let own = &self.threads[thread];
+        let domain = &self.domains[own.domain];
+        let Some(caps) = domain.caps.get() else { return };
+        self.in_kernel(|vcpu| {
+            let forbidden = domain.forbidden.get();
+            let allowed = domain.allowed.get();
+            let failed = self.state(thread) & THREAD_FAILED != 0;
+            let result = self.on_thread(vcpu, thread, |pmu, cpu| {
+                pmu.control(&own.page, cpu, &domain.counting, &caps, control)
+            });
+            self.suspended(vcpu, thread);
+            if result == Some(Ok(())) {
+                let now = self.moment(Some(thread), vcpu);
+                if control.counters == 0 && control.flags == 0 {
+                    own.truth.borrow_mut().stop(&now);
+                } else {
+                    own.truth.borrow_mut().control(control, &now, failed);
+                    let undisturbed = allowed && domain.forbidden.get() == forbidden;
+                    own.started.set(undisturbed.then_some(forbidden));
+                }
+            }
+            self.published(vcpu, thread);
+            self.resumed(vcpu, thread);
+            self.ask_to_stop(own.domain);
+            if let Some(Err(errno)) = result {
+                self.check_control_error(thread, control, errno);
+            }
+        });
+    }
+
+    /// When nobody counts any more every vCPU stops its counters, soon.
+    fn ask_to_stop(&self, domain: usize) {
+        let domain = &self.domains[domain];
+        if domain.counting.is_idle() {
+            for vcpu in domain.vcpus.clone() {
+                self.vcpus[vcpu].stop_asked.set(true);
+            }
+        }
+    }
+
+    /// `IOC_READ` of a thread's own counters.
+    pub fn read_by_kernel(&self, thread: usize) {
+        self.in_kernel(|vcpu| {
+            let result = self.on_thread(vcpu, thread, |pmu, cpu| pmu.read(cpu));
+            let sampling = self.vcpus[vcpu].sampling.borrow();
+            match result {
+                Some(Ok(Sums { tsc, counter })) => {
+                    self.check_values(thread, tsc, &counter, sampling.last(), "the kernel's read");
+                }
+                Some(Err(errno)) => self.check_failure(thread, errno),
+                None => (),
+            }
+        });
+    }
+
+    /// The thread ends; another one may begin.
+    pub fn exit(self: &Rc<Self>, thread: usize) {
+        let own = &self.threads[thread];
+        let domain = &self.domains[own.domain];
+        self.step(Step::Note("exit"));
+        if self.is_gone() {
+            return;
+        }
+        let vcpu = self.vcpu_here();
+        self.at_level(Level::Kernel, || {
+            self.toggle(true);
+            self.on_thread(vcpu, thread, |pmu, cpu| pmu.stop(&own.page, cpu, &domain.counting));
+            self.suspended(vcpu, thread);
+            own.truth.borrow_mut().stop(&self.moment(Some(thread), vcpu));
+            self.published(vcpu, thread);
+            self.ask_to_stop(own.domain);
+            own.on.set(None);
+            own.life.set(Life::Ended);
+            self.check_published(thread);
+            if let Some(next) =
+                domain.threads.clone().find(|&next| self.threads[next].life.get() == Life::Unborn)
+            {
+                self.spawn(next);
+            }
+            self.vcpus[vcpu].current.set(None);
+        });
+    }
+
+    /// A hostile kernel writes anything anywhere in its pages.
+    fn write_garbage(&self, domain: usize) {
+        let domain = &self.domains[domain];
+        let rng = &mut Rng::new(self.steps.get() ^ self.shape.seed);
+        let vcpu = &self.vcpus[domain.vcpus.start + rng.index(domain.vcpus.len())].page;
+        let thread = &self.threads[domain.threads.start + rng.index(domain.threads.len())].page;
+        let garbage = |rng: &mut Rng| {
+            if rng.one_in(2) { rng.next() } else { [0, 1, 3, u64::MAX, 1 << 63][rng.index(5)] }
+        };
+        unheard(|| match rng.below(4) {
+            0 => drop(vcpu.seq.write(&mut garbage(rng))),
+            1 => drop(thread.seq.write(&mut garbage(rng))),
+            2 => {
+                let slot = &vcpu.slots[rng.index(vcpu.slots.len())];
+                slot.sum.store(garbage(rng), Relaxed);
+                slot.start.store(garbage(rng), Relaxed);
+                slot.mask.store(garbage(rng), Relaxed);
+                vcpu.flags.store(garbage(rng) as u32, Relaxed);
+                vcpu.tsc_sum.store(garbage(rng), Relaxed);
+                vcpu.generation.store(garbage(rng), Relaxed);
+                vcpu.loaded.store(garbage(rng) as u32, Relaxed);
+            }
+            _ => {
+                let slot = &thread.slots[rng.index(thread.slots.len())];
+                slot.slot.store(garbage(rng) as u32, Relaxed);
+                slot.rdpmc.store(garbage(rng) as u32, Relaxed);
+                slot.start.store(garbage(rng), Relaxed);
+                thread.vcpu.store(garbage(rng) as u32, Relaxed);
+                thread.state.store(garbage(rng) as u32, Relaxed);
+                thread.counters.store(garbage(rng) as u32, Relaxed);
+            }
+        });
+    }
+}

@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The machine: who executes, and one step after another.
+//!
+//! Physical CPUs take turns.  On each executes, from the bottom up, the thread that is current on
+//! the vCPU that is current there; or that vCPU's kernel, which has interrupted it; or the
+//! hypervisor, which has interrupted both.  Each of these *agents* has a stack of its own.  Before
+//! every access that a core makes, to a page, a register or a counter, [`Machine::step`] decides
+//! what else happens first.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use hv_driver::{Driver, Pcpu};
+use shared_abi::sync::simulated::{Access, set_hook};
+use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
+
+use crate::choice::{Action, Chooser};
+use crate::fiber::{Fiber, pause};
+use crate::pmu::{EVENTS, Events, OWNER_HOST, Pmu, Ring};
+use crate::rng::Rng;
+use crate::shape::Kind;
+use crate::shape::Shape;
+use crate::trace::Step;
+use crate::truth::{Looks, Moment, Sampling, Truth};
+
+/// What an agent's present code may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// A thread's own code.
+    User,
+    /// Guest kernel, interrupts disabled: only the hypervisor can interrupt it.
+    Kernel,
+    /// Hypervisor, interrupts disabled: nothing else happens on this physical CPU.
+    Hypervisor,
+}
+
+/// A physical CPU.
+pub struct Cpu {
+    pub host: usize,
+    pub core: RefCell<Pcpu>,
+    pub pmu: Pmu,
+    pub current: Cell<Option<usize>>,
+    /// The hypervisor is switching to another vCPU.
+    pub switching: Cell<bool>,
+    /// A vCPU whose fold is overdue; see the planted bug.
+    pub lazy: Cell<Option<usize>>,
+    pub tsc_offset: u64,
+    /// The last TSC value that the hypervisor was given.
+    pub tsc_seen: Cell<Option<u64>>,
+    /// The hypervisor may write MSRs now.
+    pub may_write: Cell<bool>,
+}
+
+/// A virtual CPU.
+pub struct Vcpu {
+    pub domain: usize,
+    /// Its number in the domain.
+    pub id: u32,
+    pub page: VcpuPage,
+    /// Registrations of its page that the hypervisor holds.
+    pub pins: Cell<u32>,
+    /// The hypervisor's state of it, and the vCPU whose page it has registered.
+    pub registered: RefCell<Option<(hv_driver::Vcpu, usize)>>,
+    pub on: Cell<Option<usize>>,
+    pub kernel_mode: Cell<bool>,
+    /// The guest module's state of it.
+    pub module: RefCell<guest_kmod::Vcpu>,
+    pub stats: guest_kmod::Stats,
+    pub current: Cell<Option<usize>>,
+    /// Its kernel has interrupted the thread.
+    pub busy: Cell<bool>,
+    pub online: Cell<bool>,
+    /// It is to stop its counters if nobody counts.
+    pub stop_asked: Cell<bool>,
+    pub user: Cell<Events>,
+    pub kernel: Cell<Events>,
+    pub tsc_sum: Cell<u64>,
+    /// TSC value at which it began to run.
+    pub tsc_start: Cell<Option<u64>>,
+    pub sampling: RefCell<Sampling>,
+}
+
+/// Where a thread is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// Not created yet.
+    Unborn,
+    /// Wants to execute.
+    Ready,
+    /// Current on a vCPU.
+    Current,
+    /// Has ended.
+    Ended,
+}
+
+/// A thread of a guest.
+pub struct Thread {
+    pub domain: usize,
+    pub tid: u32,
+    pub page: ThreadPage,
+    pub pmu: RefCell<Option<guest_kmod::ThreadPmu>>,
+    pub life: Cell<Life>,
+    pub on: Cell<Option<usize>>,
+    pub rng: RefCell<Rng>,
+    pub user: Cell<Events>,
+    pub truth: RefCell<Truth>,
+    pub looks: RefCell<Looks>,
+    /// The kernel is in the middle of changing its counters.
+    pub changing: Cell<bool>,
+    /// How often its domain had been forbidden when its counters were last started; `None` if it
+    /// was forbidden then.
+    pub started: Cell<Option<u64>>,
+    /// Values that were published while it was suspended.
+    pub published: RefCell<Vec<Vec<u64>>>,
+}
+
+/// A domain.
+pub struct Domain {
+    pub kind: Kind,
+    pub host: Cell<usize>,
+    pub serial: Cell<u64>,
+    pub vcpus: std::ops::Range<usize>,
+    pub threads: std::ops::Range<usize>,
+    pub alive: Cell<bool>,
+    pub allowed: Cell<bool>,
+    /// How often the host has forbidden it.
+    pub forbidden: Cell<u64>,
+    pub counting: guest_kmod::Counting,
+    /// What the module's handshake said.
+    pub caps: Cell<Option<PmuCaps>>,
+    /// It is asked to suspend itself, to be saved.
+    pub suspending: Cell<bool>,
+}
+
+/// An agent's place on the list of agents: physical CPUs' hypervisors first, then vCPUs' kernels,
+/// then threads.
+pub type AgentId = usize;
+
+pub struct Agent {
+    pub fiber: RefCell<Fiber>,
+    pub level: Cell<Level>,
+    /// The domain it belongs to.
+    pub domain: Option<usize>,
+}
+
+/// A rule is broken.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// The step after which it was seen.
+    pub step: u64,
+    /// What was seen.
+    pub what: String,
+}
+
+/// The machine.
+pub struct Machine {
+    pub shape: Shape,
+    pub driver: Driver,
+    pub cpus: Vec<Cpu>,
+    pub vcpus: Vec<Vcpu>,
+    pub threads: Vec<Thread>,
+    pub domains: Vec<Domain>,
+    pub agents: Vec<Agent>,
+    pub chooser: RefCell<Chooser>,
+    /// What happens next, decided by the agent that pauses.
+    pub pending: Cell<Option<Action>>,
+    /// The physical CPU whose turn it is.
+    pub here: Cell<usize>,
+    pub agent: Cell<Option<AgentId>>,
+    pub steps: Cell<u64>,
+    pub steps_max: u64,
+    /// Nothing is simulated any more; jobs run to their end.
+    pub over: Cell<bool>,
+    pub violation: RefCell<Option<Violation>>,
+    pub serials: Cell<u64>,
+    pub readings: Cell<u64>,
+    pub trace: bool,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Machine>>> = const { RefCell::new(None) };
+    /// Whether accesses to pages are steps of an agent.
+    static LISTENING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Every access to a page comes here first.
+fn on_access(address: usize, access: Access) {
+    if !LISTENING.get() {
+        return;
+    }
+    CURRENT.with_borrow(|machine| {
+        if let Some(machine) = machine {
+            machine.access(address, access);
+        }
+    });
+}
+
+/// Looks at pages without executing anything.
+pub fn unheard<R>(look: impl FnOnce() -> R) -> R {
+    let listening = LISTENING.replace(false);
+    let result = look();
+    LISTENING.set(listening);
+    result
+}
+
+/// Events of one instruction that does nothing special.
+const ONE_STEP: Events = [1, 0, 1, 0];
+
+impl Machine {
+    /// Runs the machine until it has made `steps_max` steps, everything has ended, or a rule is
+    /// broken; its fibers are taken from `fibers` and put back there.
+    pub fn run(
+        shape: &Shape,
+        chooser: Chooser,
+        steps_max: u64,
+        trace: bool,
+        fibers: &mut Vec<Fiber>,
+    ) -> Rc<Self> {
+        set_hook(on_access);
+        let machine = Rc::new(crate::build::build(shape, chooser, steps_max, trace, fibers));
+        CURRENT.set(Some(Rc::clone(&machine)));
+        crate::build::start(&machine);
+        machine.schedule();
+        machine.finish();
+        machine.check_pins();
+        CURRENT.set(None);
+        for agent in &machine.agents {
+            fibers.push(agent.fiber.take());
+        }
+        machine
+    }
+
+    /// Lets agents take turns.
+    fn schedule(self: &Rc<Self>) {
+        while !self.over.get() {
+            match self.runner() {
+                Some(agent) => self.resume(agent),
+                None => {
+                    self.count_step();
+                    self.pending.set(self.choose(true));
+                    if self.pending.get().is_none() {
+                        return;
+                    }
+                }
+            }
+            if let Some(action) = self.pending.take()
+                && !self.over.get()
+            {
+                self.act(action);
+            }
+        }
+    }
+
+    /// Lets every job run to its end, with nothing happening in between.
+    fn finish(&self) {
+        self.over.set(true);
+        for agent in 0..self.agents.len() {
+            self.retire_agent(agent);
+        }
+    }
+
+    /// Ends an agent's job.  What it does meanwhile has no effect.
+    pub fn retire_agent(&self, agent: AgentId) {
+        if let Some(cpu) = self.cpu_of(agent) {
+            self.here.set(cpu);
+        }
+        if self.agents[agent].fiber.borrow().is_busy() {
+            self.resume(agent);
+        }
+    }
+
+    /// Who executes on the CPU whose turn it is.
+    pub fn runner(&self) -> Option<AgentId> {
+        let cpu = &self.cpus[self.here.get()];
+        if cpu.switching.get() {
+            return Some(self.here.get());
+        }
+        let vcpu = cpu.current.get()?;
+        if self.vcpus[vcpu].busy.get() {
+            return Some(self.kernel_agent(vcpu));
+        }
+        self.vcpus[vcpu].current.get().map(|thread| self.thread_agent(thread))
+    }
+
+    /// Where an agent executes, if anywhere.
+    fn cpu_of(&self, agent: AgentId) -> Option<usize> {
+        let Some(vcpu) = agent.checked_sub(self.cpus.len()) else { return Some(agent) };
+        match vcpu.checked_sub(self.vcpus.len()) {
+            None => self.vcpus[vcpu].on.get(),
+            Some(thread) => self.threads[thread].on.get().and_then(|on| self.vcpus[on].on.get()),
+        }
+    }
+
+    /// The agent of a vCPU's kernel.
+    pub fn kernel_agent(&self, vcpu: usize) -> AgentId {
+        self.cpus.len() + vcpu
+    }
+
+    /// The agent of a thread.
+    pub fn thread_agent(&self, thread: usize) -> AgentId {
+        self.cpus.len() + self.vcpus.len() + thread
+    }
+
+    fn resume(&self, agent: AgentId) {
+        self.agent.set(Some(agent));
+        LISTENING.set(true);
+        self.agents[agent].fiber.borrow_mut().resume();
+        LISTENING.set(false);
+        self.agent.set(None);
+    }
+
+    /// Whether the present agent's actions are without effect.
+    pub fn is_gone(&self) -> bool {
+        let domain = self.agent.get().and_then(|agent| self.agents[agent].domain);
+        self.over.get() || domain.is_some_and(|domain| !self.domains[domain].alive.get())
+    }
+
+    /// The level at which the CPU whose turn it is executes; `None` if it is idle.
+    pub fn level(&self) -> Option<Level> {
+        self.runner().map(|agent| self.agents[agent].level.get())
+    }
+
+    /// The present agent executes `run` at `level`.
+    pub fn at_level<R>(&self, level: Level, run: impl FnOnce() -> R) -> R {
+        let Some(agent) = self.agent.get() else { return run() };
+        let before = self.agents[agent].level.replace(level);
+        let result = run();
+        self.agents[agent].level.set(before);
+        result
+    }
+
+    /// The vCPU that executes the present agent.
+    pub fn vcpu_here(&self) -> usize {
+        self.cpus[self.here.get()].current.get().expect("a guest executes on a vCPU")
+    }
+
+    fn access(&self, address: usize, access: Access) {
+        if self.is_gone() {
+            return;
+        }
+        let level = self.level();
+        if level == Some(Level::Hypervisor) && access == Access::Load {
+            self.fail("the hypervisor reads a shared page".into());
+        }
+        self.step(Step::Page(address, access));
+        let publishes = level == Some(Level::Kernel) && access == Access::Store;
+        if publishes && self.is_thread_page(address) && !self.is_gone() {
+            self.vcpus[self.vcpu_here()].sampling.borrow_mut().publish();
+        }
+    }
+
+    fn is_thread_page(&self, address: usize) -> bool {
+        let bytes = size_of::<Thread>();
+        let base = self.threads.as_ptr().addr();
+        (base..base + bytes * self.threads.len()).contains(&address)
+    }
+
+    fn count_step(&self) {
+        let steps = self.steps.get() + 1;
+        self.steps.set(steps);
+        if steps >= self.steps_max {
+            self.over.set(true);
+        }
+    }
+
+    /// The present agent is about to do something: whatever else may happen before, happens.
+    pub fn step(&self, step: Step) {
+        if self.is_gone() {
+            return;
+        }
+        self.count_step();
+        if self.shape.noisy {
+            self.retire(&ONE_STEP);
+        }
+        if self.trace {
+            crate::trace::print(self, step);
+        }
+        self.audit_here();
+        if self.over.get() {
+            return pause();
+        }
+        let action = self.choose(false);
+        if action.is_some() {
+            self.pending.set(action);
+            pause();
+        }
+    }
+
+    /// The present agent executes something that causes `events`.
+    pub fn retire(&self, events: &Events) {
+        let cpu = &self.cpus[self.here.get()];
+        let (Some(level), Some(vcpu)) = (self.level(), cpu.current.get()) else {
+            return cpu.pmu.retire(Ring::Zero, events, OWNER_HOST);
+        };
+        let vcpu = &self.vcpus[vcpu];
+        match level {
+            Level::Hypervisor => return cpu.pmu.retire(Ring::Zero, events, OWNER_HOST),
+            Level::Kernel => vcpu.kernel.set(add(vcpu.kernel.get(), events)),
+            Level::User => {
+                vcpu.user.set(add(vcpu.user.get(), events));
+                if let Some(thread) = vcpu.current.get() {
+                    let thread = &self.threads[thread];
+                    thread.user.set(add(thread.user.get(), events));
+                }
+            }
+        }
+        cpu.pmu.retire(Ring::Three, events, 1 << vcpu.domain);
+    }
+
+    /// The time-stamp counter of the CPU whose turn it is.
+    pub fn tsc(&self) -> u64 {
+        self.cpus[self.here.get()].tsc_offset.wrapping_add(self.steps.get())
+    }
+
+    /// TSC ticks for which a running vCPU has run.
+    pub fn vcpu_tsc(&self, vcpu: usize) -> u64 {
+        let vcpu = &self.vcpus[vcpu];
+        let running = vcpu.tsc_start.get().map_or(0, |start| self.tsc().wrapping_sub(start));
+        vcpu.tsc_sum.get().wrapping_add(running)
+    }
+
+    /// The ledgers, now, of a thread on a vCPU.
+    pub fn moment(&self, thread: Option<usize>, vcpu: usize) -> Moment {
+        Moment {
+            thread_user: thread.map_or([0; EVENTS], |thread| self.threads[thread].user.get()),
+            vcpu_user: self.vcpus[vcpu].user.get(),
+            vcpu_kernel: self.vcpus[vcpu].kernel.get(),
+        }
+    }
+
+    /// A rule is broken.
+    pub fn fail(&self, what: String) {
+        let mut violation = self.violation.borrow_mut();
+        if violation.is_none() {
+            *violation = Some(Violation { step: self.steps.get(), what });
+        }
+        self.over.set(true);
+    }
+}
+
+fn add(mut sum: Events, events: &Events) -> Events {
+    for (sum, event) in sum.iter_mut().zip(events) {
+        *sum = sum.wrapping_add(*event);
+    }
+    sum
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a machine consists of, and how often things happen to it.
+
+use hv_driver::driver::Rate;
+use hv_driver::{Cpuid, Driver};
+use shared_abi::CounterConfig;
+use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+
+use crate::pmu::EVENT_CODES;
+use crate::rng::Rng;
+
+/// Overflows are rarely put off.
+const RATE: Rate = Rate { window_tsc: 1000, overflows_max: 50 };
+
+/// What a domain is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It has the module, and everything it reads must be true.
+    Good,
+    /// It has the module, too, and a kernel that writes garbage to its pages and asks for garbage.
+    Hostile,
+    /// It knows nothing of counters.
+    Stranger,
+}
+
+/// A domain.
+#[derive(Clone, Copy, Debug)]
+pub struct DomainShape {
+    /// What it is like.
+    pub kind: Kind,
+    /// Its virtual CPUs.
+    pub vcpus: usize,
+    /// Its threads, of which `idle` wait for another one's end.
+    pub threads: usize,
+    /// Threads that do not exist from the beginning.
+    pub idle: usize,
+    /// It does not exist from the beginning.
+    pub spare: bool,
+}
+
+/// What a thread is to do.
+#[derive(Clone, Debug)]
+pub enum Program {
+    /// Whatever its seed says.
+    Random,
+    /// These operations, then it ends.
+    Fixed(Vec<Op>),
+}
+
+/// One operation of a thread.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    /// Start counting this one, and time.
+    Start(CounterConfig),
+    /// Execute.
+    Work,
+    /// Read the counters.
+    Read,
+}
+
+/// Relative frequencies of what is done to the machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weights {
+    /// Another physical CPU goes on.
+    pub cpu: u64,
+    /// The hypervisor switches to another vCPU.
+    pub vcpu: u64,
+    /// A guest switches to another thread.
+    pub thread: u64,
+    /// A guest takes an interrupt and goes on.
+    pub tick: u64,
+    /// A guest takes a vCPU offline, or back.
+    pub hotplug: u64,
+    /// The host forbids a domain, or allows it again.
+    pub policy: u64,
+    /// A domain is saved and restored on another host.
+    pub restore: u64,
+    /// A domain is destroyed.
+    pub destroy: u64,
+    /// A hostile kernel writes to its pages.
+    pub garbage: u64,
+}
+
+/// A machine.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// The host to which each physical CPU belongs.
+    pub cpus: Vec<usize>,
+    /// The domains; all start on host 0.
+    pub domains: Vec<DomainShape>,
+    /// What CPUID says.
+    pub cpuid: Cpuid,
+    /// The driver measures itself.
+    pub cost: bool,
+    /// Frequencies.
+    pub weights: Weights,
+    /// Steps between two things that are done to the machine, on average.
+    pub period: u64,
+    /// Whether every step is an instruction that counts; otherwise only work is.
+    pub noisy: bool,
+    /// What threads do.
+    pub program: Program,
+    /// Bits of a domain's seeds.
+    pub seed: u64,
+}
+
+impl Shape {
+    /// The machine of a seed.
+    pub fn random(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed);
+        let restores = rng.one_in(3);
+        let mut cpus = vec![0; 1 + rng.index(3)];
+        if restores {
+            cpus.extend(vec![1; 1 + rng.index(2)]);
+        }
+        let amd = rng.one_in(4);
+        let cpuid = if amd { amd_cpuid() } else { intel_cpuid(rng) };
+        let several = cpuid.pmu().is_ok_and(|caps| caps.general > 1);
+        Self {
+            cpus,
+            domains: domains(rng),
+            cpuid,
+            cost: several && rng.one_in(4),
+            weights: Weights {
+                cpu: 10,
+                vcpu: rng.below(30),
+                thread: rng.below(30),
+                tick: rng.below(10),
+                hotplug: if rng.one_in(2) { 1 } else { 0 },
+                policy: if rng.one_in(3) { 1 } else { 0 },
+                restore: if restores { 4 } else { 0 },
+                destroy: if rng.one_in(4) { 1 } else { 0 },
+                garbage: 5,
+            },
+            period: [2, 5, 10, 20, 50, 100, 200][rng.index(7)],
+            noisy: !rng.one_in(4),
+            program: Program::Random,
+            seed,
+        }
+    }
+
+    /// The driver's settings.
+    pub fn driver(&self) -> Driver {
+        Driver::new(&self.cpuid, self.cost, RATE).expect("the machine's PMU is usable")
+    }
+}
+
+fn domains(rng: &mut Rng) -> Vec<DomainShape> {
+    let mut domains = Vec::new();
+    let mut add = |kind, vcpus, threads, spare| {
+        domains.push(DomainShape { kind, vcpus, threads: threads + 3, idle: 3, spare });
+    };
+    for _ in 0..1 + rng.index(2) {
+        add(Kind::Good, 1 + rng.index(3), 1 + rng.index(4), false);
+    }
+    if rng.one_in(2) {
+        add(Kind::Stranger, 1 + rng.index(2), 1, false);
+    }
+    if rng.one_in(3) {
+        add(Kind::Hostile, 1 + rng.index(2), 1 + rng.index(2), false);
+    }
+    for _ in 0..2 {
+        add(Kind::Good, 1 + rng.index(2), 1 + rng.index(2), true);
+    }
+    domains
+}
+
+/// Leaf 0xA as in the SDM, volume 2, CPUID.
+fn intel_cpuid(rng: &mut Rng) -> Cpuid {
+    let widths = [32, 36, 40, 48, 64];
+    let (general, fixed) = (1 + rng.below(4) as u32, rng.below(4) as u32);
+    let (general_bits, fixed_bits) = (widths[rng.index(5)], widths[rng.index(5)]);
+    Cpuid {
+        vendor: ["Genu", "ineI", "ntel"].map(word),
+        signature: 0x106a0,
+        perfmon: [3 | general << 8 | general_bits << 16, 0, 0, fixed | fixed_bits << 5],
+    }
+}
+
+fn amd_cpuid() -> Cpuid {
+    Cpuid { vendor: ["Auth", "enti", "cAMD"].map(word), signature: 0x10_0f00, perfmon: [0; 4] }
+}
+
+fn word(text: &str) -> u32 {
+    u32::from_le_bytes(text.as_bytes().try_into().expect("four letters"))
+}
+
+/// An event select of a kind of event that occurs.
+pub fn evntsel(event: usize, rings: u64) -> u64 {
+    EVENT_CODES[event] | rings | EVNTSEL_EN
+}
+
+/// Rings, user mode most often.
+pub fn random_rings(rng: &mut Rng) -> u64 {
+    [EVNTSEL_USR, EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_RINGS][rng.index(4)]
+}

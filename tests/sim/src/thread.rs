@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What threads do in user mode.
+
+use std::rc::Rc;
+
+use guest_kmod::publish::published;
+use shared_abi::hypercall::{HvLoad, OP_STATS};
+use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
+use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::read::{Counters, read_thread};
+use shared_abi::slot::slots_of;
+use shared_abi::{CounterConfig, PhysSlot, VcpuPage};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::machine::{Life, Machine};
+use crate::pmu::EVENTS;
+use crate::rng::Rng;
+use crate::shape::{Kind, Op, Program, evntsel, random_rings};
+use crate::trace::Step;
+
+/// The two instructions, executed by a thread.
+struct User<'a> {
+    machine: &'a Machine,
+    thread: usize,
+}
+
+impl Counters for User<'_> {
+    fn rdpmc(&self, index: u32) -> u64 {
+        let machine = self.machine;
+        machine.step(Step::Rdpmc(index));
+        let Some(slot) = PhysSlot::from_rdpmc(index).filter(|_| !machine.is_gone()) else {
+            return 0;
+        };
+        let vcpu = machine.vcpu_here();
+        if machine.vcpus[vcpu].registered.borrow().is_none() {
+            machine.fail(format!("thread {} faults: RDPMC is not allowed", self.thread));
+        }
+        let looks = &mut *machine.threads[self.thread].looks.borrow_mut();
+        looks.counter[slot.index()] = machine.moment(Some(self.thread), vcpu);
+        machine.cpus[machine.here.get()].pmu.counter(slot)
+    }
+
+    fn rdtsc(&self) -> u64 {
+        let machine = self.machine;
+        machine.step(Step::Rdtsc);
+        if machine.is_gone() {
+            return 0;
+        }
+        let looks = &mut *machine.threads[self.thread].looks.borrow_mut();
+        looks.tsc = machine.vcpu_tsc(machine.vcpu_here());
+        machine.tsc()
+    }
+}
+
+impl Machine {
+    /// The pages of all vCPUs of a domain, as its threads have mapped them.
+    pub fn vcpu_page(&self, domain: usize, number: u32) -> Option<&VcpuPage> {
+        let vcpus = self.domains[domain].vcpus.clone();
+        self.vcpus[vcpus].get(number as usize).map(|vcpu| &vcpu.page)
+    }
+
+    /// A thread's whole life.
+    pub fn live(self: Rc<Self>, thread: usize) {
+        let domain = &self.domains[self.threads[thread].domain];
+        if domain.kind != Kind::Stranger {
+            self.create_counters(thread);
+        }
+        match &self.shape.program {
+            Program::Random => while !self.is_gone() && self.do_anything(thread) {},
+            Program::Fixed(ops) => ops.iter().for_each(|&op| self.do_op(thread, op)),
+        }
+        self.exit(thread);
+    }
+
+    fn do_op(&self, thread: usize, op: Op) {
+        match op {
+            Op::Start(counter) => {
+                let mut control = Control { flags: CONTROL_TSC, counters: 1, ..Control::default() };
+                control.counter[0] = counter;
+                self.control(thread, &control);
+            }
+            Op::Work => self.work(&mut Rng::new(thread as u64)),
+            Op::Read => self.read(thread),
+        }
+    }
+
+    /// Does something; false if it is to end.
+    fn do_anything(self: &Rc<Self>, thread: usize) -> bool {
+        let rng = &mut Rng::new(self.threads[thread].rng.borrow_mut().next());
+        let kind = self.domains[self.threads[thread].domain].kind;
+        match rng.below(if kind == Kind::Stranger { 30 } else { 100 }) {
+            0..30 => self.work(rng),
+            30..70 => self.read(thread),
+            70..80 => self.control(thread, &self.random_control(rng)),
+            80..82 => self.control(thread, &Control::default()),
+            82..90 => self.read_by_kernel(thread),
+            90..95 => self.read_other(thread, rng),
+            95..97 => self.control(thread, &garbage_control(rng)),
+            97..99 if kind == Kind::Hostile => self.attack(rng),
+            99 => return !rng.one_in(4),
+            _ => self.work(rng),
+        }
+        true
+    }
+
+    fn work(&self, rng: &mut Rng) {
+        self.step(Step::Note("work"));
+        if !self.is_gone() {
+            // A slice is shorter than the narrowest counter's cycle.
+            let most = 1 << rng.below(if self.shape.noisy { 16 } else { 8 });
+            let events: [u64; EVENTS] = std::array::from_fn(|_| rng.below(most));
+            self.retire(&events);
+        }
+    }
+
+    /// Reads its counters without a system call.
+    fn read(&self, thread: usize) {
+        let own = &self.threads[thread];
+        let used = own.truth.borrow().used();
+        let mut counts = [0; MAX_COUNTERS];
+        let vcpus = |number| self.vcpu_page(own.domain, number);
+        let hw = User { machine: self, thread };
+        let result = read_thread(&own.page, vcpus, &hw, &mut counts[..used]);
+        match result {
+            Ok(snapshot) => {
+                let looks = own.looks.borrow().clone();
+                self.check_values(thread, snapshot.tsc, &counts, &looks, "its own read");
+            }
+            Err(error) => self.check_read_error(thread, error),
+        }
+    }
+
+    /// Reads what is published of any thread of its domain.
+    fn read_other(&self, thread: usize, rng: &mut Rng) {
+        let threads = self.domains[self.threads[thread].domain].threads.clone();
+        let other = threads.start + rng.index(threads.len());
+        if matches!(self.threads[other].life.get(), Life::Unborn) {
+            return;
+        }
+        let since = self.threads[other].published.borrow().len().saturating_sub(1);
+        if let Ok(Sums { tsc, counter }) = published(&self.threads[other].page) {
+            // What is being published at this moment is not in the books yet.
+            if !self.threads[other].changing.get() {
+                self.check_other(other, since, tsc, &counter);
+            }
+        }
+    }
+
+    /// Some counters in any order, few enough kinds that threads often agree.
+    fn random_control(&self, rng: &mut Rng) -> Control {
+        let caps = self.driver.caps;
+        let mut slots: Vec<PhysSlot> = slots_of(caps.slots()).collect();
+        let mut control = Control {
+            flags: if rng.one_in(4) { 0 } else { CONTROL_TSC },
+            preserve: 0,
+            ..Control::default()
+        };
+        for index in 0..1 + rng.index(slots.len().min(3)) {
+            let slot = slots.swap_remove(rng.index(slots.len()));
+            let rings = random_rings(rng);
+            let fixed = slot.fixed_number().is_some();
+            let event = if rng.one_in(2) { slot.index() % EVENTS } else { rng.index(EVENTS) };
+            let selector =
+                if fixed { rings | evntsel(0, 0) & !0xffff } else { evntsel(event, rings) };
+            control.counter[index] = CounterConfig {
+                slot: slot.index() as u32,
+                evntsel: selector,
+                ..CounterConfig::default()
+            };
+            control.counters += 1;
+        }
+        if rng.one_in(2) {
+            control.preserve = rng.below(1 << control.counters) as u32;
+        }
+        control
+    }
+
+    /// A hostile kernel's hypercalls.
+    fn attack(&self, rng: &mut Rng) {
+        let mut bytes = [0; size_of::<HvLoad>()];
+        for word in bytes.chunks_mut(8) {
+            let value = if rng.one_in(3) { rng.next() } else { rng.below(4) };
+            word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
+        }
+        let op = rng.below(u64::from(OP_STATS) + 2) as u32;
+        let lengths = [0, 8, 16, 40, 40 + 32, 176, HvLoad::bytes(1), HvLoad::bytes(2), bytes.len()];
+        let length = lengths[rng.index(lengths.len())];
+        // Whatever comes of it; the checks are the hypervisor's.
+        self.in_kernel(|_| self.hypercall(op, &mut bytes[..length]).is_ok());
+    }
+}
+
+/// A control block of random bits, most of them 0.
+fn garbage_control(rng: &mut Rng) -> Control {
+    let mut control = Control::default();
+    for word in control.as_mut_bytes().chunks_mut(8) {
+        if rng.one_in(8) {
+            let value = if rng.one_in(2) { rng.next() } else { rng.below(20) };
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    Control::read_from_bytes(control.as_bytes()).unwrap_or_default()
+}

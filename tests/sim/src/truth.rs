@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What really happened: the ledgers that readings are compared with.
+//!
+//! They are kept by the machine as events occur, never by looking at a counter or a page, and
+//! are 64 bits wide.
+
+use shared_abi::PhysSlot;
+use shared_abi::config::{EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::ioctl::{CONTROL_TSC, Control};
+use shared_abi::limits::{MAX_COUNTERS, MAX_SLOTS};
+
+use crate::pmu::{Events, event_of_slot};
+
+/// The ledgers of one moment, as far as one thread on one vCPU is concerned.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moment {
+    /// Events of the thread in user mode, ever.
+    pub thread_user: Events,
+    /// Events of the vCPU in user mode, ever.
+    pub vcpu_user: Events,
+    /// Events of the vCPU in its kernel, ever.
+    pub vcpu_kernel: Events,
+}
+
+/// The moments at which somebody looked at counters and clock, latest ones only.
+#[derive(Clone, Debug, Default)]
+pub struct Looks {
+    /// By slot.
+    pub counter: [Moment; MAX_SLOTS],
+    /// TSC ticks for which the vCPU had run.
+    pub tsc: u64,
+}
+
+/// The looks of a guest kernel during one entry.
+#[derive(Debug, Default)]
+pub struct Sampling {
+    latest: Looks,
+    /// The looks before the first write to a thread's page, which belong to a suspension, and
+    /// before the last, which belong to a resumption.
+    published: Option<(Box<Looks>, Box<Looks>)>,
+    fresh: bool,
+}
+
+impl Sampling {
+    /// A counter was read.
+    pub fn counter(&mut self, slot: PhysSlot, moment: Moment) {
+        self.latest.counter[slot.index()] = moment;
+    }
+
+    /// The clock was read, which every sample does first.
+    pub fn tsc(&mut self, tsc: u64) {
+        self.latest.tsc = tsc;
+        self.fresh = true;
+    }
+
+    /// A thread's page is written: what was sampled until now belongs together.
+    pub fn publish(&mut self) {
+        if std::mem::take(&mut self.fresh) {
+            let looks = Box::new(self.latest.clone());
+            match &mut self.published {
+                Some((_, last)) => *last = looks,
+                None => self.published = Some((looks.clone(), looks)),
+            }
+        }
+    }
+
+    /// The looks of the entry's first sample; of its only one if nothing was published.
+    pub fn first(&self) -> &Looks {
+        self.published.as_ref().map_or(&self.latest, |(first, _)| first)
+    }
+
+    /// The looks of its last sample.
+    pub fn last(&self) -> &Looks {
+        self.published.as_ref().map_or(&self.latest, |(_, last)| last)
+    }
+
+    /// Another entry begins.
+    pub fn restart(&mut self) {
+        self.published = None;
+        self.fresh = false;
+    }
+}
+
+/// One virtual counter's truth.
+#[derive(Clone, Copy, Debug)]
+struct Counter {
+    slot: PhysSlot,
+    event: Option<usize>,
+    rings: u64,
+    start: u64,
+}
+
+impl Counter {
+    /// The ledger of which its value is an interval.
+    fn ledger(&self, moment: &Moment) -> u64 {
+        let Some(event) = self.event else { return 0 };
+        match self.rings {
+            EVNTSEL_USR => moment.thread_user[event],
+            EVNTSEL_OS => moment.vcpu_kernel[event],
+            _ => moment.vcpu_user[event].wrapping_add(moment.vcpu_kernel[event]),
+        }
+    }
+
+    /// User-mode events are the thread's own whatever its kernel does.  What counts in the kernel,
+    /// too, is charged to the thread between the kernel's looks at the counter.
+    fn follows_thread(&self) -> bool {
+        self.rings == EVNTSEL_USR
+    }
+}
+
+/// A thread's truth.
+#[derive(Debug)]
+pub struct Truth {
+    counters: Vec<Counter>,
+    sums: [u64; MAX_COUNTERS],
+    tsc: bool,
+    tsc_sum: u64,
+    tsc_start: u64,
+    active: bool,
+    stopped: bool,
+}
+
+impl Truth {
+    /// A thread whose counters have just been created.
+    pub fn new() -> Self {
+        Self {
+            counters: Vec::new(),
+            sums: [0; MAX_COUNTERS],
+            tsc: false,
+            tsc_sum: 0,
+            tsc_start: 0,
+            active: false,
+            stopped: true,
+        }
+    }
+
+    /// Virtual counters in use.
+    pub fn used(&self) -> usize {
+        self.counters.len()
+    }
+
+    /// Whether its counters were started and not stopped.
+    pub fn is_counting(&self) -> bool {
+        !self.stopped
+    }
+
+    /// The value of virtual counter `index` when somebody looked like this.
+    pub fn counter(&self, index: usize, looks: &Looks) -> u64 {
+        let counter = &self.counters[index];
+        let running = !self.stopped && (self.active || counter.follows_thread());
+        let interval = if running {
+            counter.ledger(&looks.counter[counter.slot.index()]).wrapping_sub(counter.start)
+        } else {
+            0
+        };
+        self.sums[index].wrapping_add(interval)
+    }
+
+    /// Whether its clock is counted.
+    pub fn has_tsc(&self) -> bool {
+        self.tsc
+    }
+
+    /// The value of its clock.
+    pub fn tsc(&self, looks: &Looks) -> u64 {
+        let running = self.active && self.tsc;
+        let interval = if running { looks.tsc.wrapping_sub(self.tsc_start) } else { 0 };
+        self.tsc_sum.wrapping_add(interval)
+    }
+
+    /// What is published while its counters are suspended: time, then all counters.
+    pub fn published(&self, now: &Moment) -> Vec<u64> {
+        let looks = Looks { counter: [*now; MAX_SLOTS], tsc: 0 };
+        let mut values = vec![0; 1 + MAX_COUNTERS];
+        values[0] = self.tsc_sum;
+        for index in 0..self.counters.len() {
+            values[1 + index] = self.counter(index, &looks);
+        }
+        values
+    }
+
+    /// Its counters go on from `looks`.
+    pub fn resume(&mut self, looks: &Looks) {
+        self.active = true;
+        self.tsc_start = looks.tsc;
+        for counter in self.counters.iter_mut().filter(|counter| !counter.follows_thread()) {
+            counter.start = counter.ledger(&looks.counter[counter.slot.index()]);
+        }
+    }
+
+    /// Its counters are suspended at `looks`.
+    pub fn suspend(&mut self, looks: &Looks) {
+        if !self.active {
+            return;
+        }
+        self.tsc_sum = self.tsc(looks);
+        for index in 0..self.counters.len() {
+            if !self.counters[index].follows_thread() {
+                self.sums[index] = self.counter(index, looks);
+            }
+        }
+        self.active = false;
+    }
+
+    /// Its counters are stopped; `now` is the present moment.
+    pub fn stop(&mut self, now: &Moment) {
+        let looks = Looks { counter: [*now; MAX_SLOTS], tsc: 0 };
+        for index in 0..self.counters.len() {
+            self.sums[index] = self.counter(index, &looks);
+        }
+        self.stopped = true;
+        self.tsc = false;
+    }
+
+    /// A control that counts something has succeeded at `now`; `failed` if there were no numbers.
+    pub fn control(&mut self, control: &Control, now: &Moment, failed: bool) {
+        let tsc = control.flags & CONTROL_TSC != 0;
+        let had_tsc = self.tsc && !failed;
+        self.stop(now);
+        if !(tsc && had_tsc) {
+            self.tsc_sum = 0;
+        }
+        for (index, sum) in self.sums.iter_mut().enumerate() {
+            if control.preserve >> index & 1 == 0 {
+                *sum = 0;
+            }
+        }
+        self.tsc = tsc;
+        self.stopped = false;
+        let listed = &control.counter[..control.counters as usize];
+        self.counters = listed
+            .iter()
+            .map(|counter| {
+                let slot = PhysSlot::new(counter.slot).expect("the kernel has accepted it");
+                let mut truth = Counter {
+                    slot,
+                    event: event_of_slot(slot, counter.evntsel),
+                    rings: counter.evntsel & EVNTSEL_RINGS,
+                    start: 0,
+                };
+                truth.start = truth.ledger(now);
+                truth
+            })
+            .collect();
+    }
+}
