@@ -6,6 +6,7 @@
 #include <xen/sched.h>
 
 #include <asm/apic.h>
+#include <irq_vectors.h>
 
 #include "private.h"
 
