@@ -5,12 +5,16 @@
 
 #include <linux/cpuhotplug.h>
 #include <linux/gfp.h>
+#include <linux/jiffies.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
 #include <linux/syscore_ops.h>
+#include <linux/workqueue.h>
 #include <xen/page.h>
 
 #include "perfctr.h"
+
+#define PERFCTR_STOP_DELAY_MS 100
 
 struct perfctr_cpu *perfctr_cpus;
 static enum cpuhp_state perfctr_cpuhp_state;
@@ -68,10 +72,23 @@ static void perfctr_stop_vcpu(void *unused)
 	perfctr_core_vcpu_stop_if_idle(perfctr_this_vcpu());
 }
 
-void perfctr_stop_if_idle(void)
+static void perfctr_stop_vcpus(struct work_struct *unused)
 {
 	if (perfctr_core_is_idle())
 		on_each_cpu(perfctr_stop_vcpu, NULL, true);
+}
+
+static DECLARE_DELAYED_WORK(perfctr_stop_work, perfctr_stop_vcpus);
+
+/*
+ * After a while, since programs that stop often start again soon: they find
+ * their configuration loaded, and no CPU is interrupted.
+ */
+void perfctr_stop_if_idle(void)
+{
+	if (perfctr_core_is_idle())
+		schedule_delayed_work(&perfctr_stop_work,
+				      msecs_to_jiffies(PERFCTR_STOP_DELAY_MS));
 }
 
 static int perfctr_alloc_vcpu(unsigned int cpu)
@@ -122,6 +139,7 @@ int perfctr_vcpus_init(void)
 
 void perfctr_vcpus_exit(void)
 {
+	cancel_delayed_work_sync(&perfctr_stop_work);
 	unregister_syscore_ops(&perfctr_syscore_ops);
 	cpuhp_remove_state(perfctr_cpuhp_state);
 	perfctr_free_vcpus();

@@ -175,7 +175,12 @@ impl ThreadPmu {
     pub fn read<K: Kernel>(&self, cpu: &Cpu<'_, K>) -> Result<Sums, Errno> {
         match (self.failure, self.running) {
             (Some(errno), _) => Err(errno),
-            (None, Running::Active) => Ok(self.log(&cpu.sample(self.order.slots())?)),
+            (None, Running::Active) => {
+                let now = cpu.sample(self.order.slots())?;
+                let mut sums = self.sums;
+                advance(&mut sums, self.tsc, self.order.len(), &self.start, &now);
+                Ok(sums)
+            }
             (None, _) => Ok(self.sums),
         }
     }
@@ -228,7 +233,7 @@ impl ThreadPmu {
         self.running = Running::Suspended;
         match cpu.sample(self.order.slots()) {
             Ok(now) => {
-                self.sums = self.log(&now);
+                advance(&mut self.sums, self.tsc, self.order.len(), &self.start, &now);
                 self.publisher.suspended(page, self.order.len(), &self.sums);
             }
             Err(errno) => self.fail(page, errno),
@@ -239,19 +244,17 @@ impl ThreadPmu {
         self.failure = Some(errno);
         self.publisher.failed(page, errno);
     }
+}
 
-    /// `Log_thread` of everything, when the vCPU had counted `now`.
-    #[inline(always)]
-    fn log(&self, now: &VcpuSample) -> Sums {
-        let mut log = self.sums;
-        if self.tsc {
-            log.tsc = log_thread(self.sums.tsc, self.start.tsc, now.tsc);
-        }
-        let intervals = self.start.counter.iter().zip(&now.counter);
-        for (sum, (start, now)) in log.counter.iter_mut().zip(intervals).take(self.order.len()) {
-            *sum = log_thread(*sum, *start, *now);
-        }
-        log
+/// Adds what was counted between two samples to the sums: they become `Log_thread`.
+#[inline(always)]
+fn advance(sums: &mut Sums, tsc: bool, used: usize, start: &VcpuSample, now: &VcpuSample) {
+    if tsc {
+        sums.tsc = log_thread(sums.tsc, start.tsc, now.tsc);
+    }
+    let intervals = start.counter.iter().zip(&now.counter);
+    for (sum, (start, now)) in sums.counter.iter_mut().zip(intervals).take(used) {
+        *sum = log_thread(*sum, *start, *now);
     }
 }
 
