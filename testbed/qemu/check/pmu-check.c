@@ -109,7 +109,7 @@ static void prepare(void)
     madvise(arena, ARENA_PAGES * PAGE, MADV_NOHUGEPAGE);
 }
 
-/* An event of this thread; counts user mode, or kernel mode, or both, by `rings` ("u", "k", "uk"). */
+/* An event of this thread that counts user mode, kernel mode, or both: "u", "k", "uk". */
 static int event(uint64_t config, const char *rings, int leader, uint64_t period)
 {
     struct perf_event_attr attr = {

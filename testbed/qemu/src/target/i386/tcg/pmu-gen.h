@@ -9,7 +9,7 @@
 /* The part of a block's translation that concerns the PMU. */
 typedef struct PMUGen {
     TCGOp *charge;     /* subtracts the block's cost; NULL if the block is not metered */
-    TCGLabel *expired; /* where to go if the budget is too small; NULL in an uninterruptible block */
+    TCGLabel *expired; /* where to go on a small budget; NULL in an uninterruptible block */
     int branch_at;     /* the number of the last instruction that is a branch */
     bool faults;       /* the block's last instruction is known to raise an exception */
 } PMUGen;

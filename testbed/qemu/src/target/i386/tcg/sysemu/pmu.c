@@ -168,7 +168,7 @@ static bool is_counting(const PMUCounter *c)
     return c->event && (c->counts[0] || c->counts[1]);
 }
 
-static void raise_interrupt(CPUX86State *env)
+static void deliver_interrupt(CPUX86State *env)
 {
     CPUState *cs = env_cpu(env);
     DeviceState *apic = env_archcpu(env)->apic_state;
@@ -193,14 +193,14 @@ static void raise_interrupt(CPUX86State *env)
 /* Adds what was retired since the last time. */
 static void fold(CPUX86State *env)
 {
-    int64_t insns[2], branches[2];
+    int64_t retired[2], branched[2]; /* by privilege class */
     bool interrupt = false;
 
     for (int class = 0; class < 2; class++) {
-        insns[class] = env->pmu_granted[class] - (env->pmu_meter[class] >> 32);
-        branches[class] = (uint32_t)env->pmu_meter[class];
-        env->pmu_granted[class] -= insns[class];
-        env->pmu_meter[class] -= branches[class];
+        retired[class] = env->pmu_granted[class] - (env->pmu_meter[class] >> 32);
+        branched[class] = (uint32_t)env->pmu_meter[class];
+        env->pmu_granted[class] -= retired[class];
+        env->pmu_meter[class] -= branched[class];
     }
     for (int i = 0; i < COUNTERS; i++) {
         PMUCounter c = counter(env, i);
@@ -210,8 +210,8 @@ static void fold(CPUX86State *env)
         }
         for (int class = 0; class < 2; class++) {
             if (c.counts[class]) {
-                *c.value += insns[class] * c.event->per_insn
-                            + branches[class] * c.event->per_branch;
+                *c.value += retired[class] * c.event->per_insn
+                            + branched[class] * c.event->per_branch;
             }
         }
         if (*c.value & ~width_mask(env)) {
@@ -223,7 +223,7 @@ static void fold(CPUX86State *env)
         }
     }
     if (interrupt) {
-        raise_interrupt(env);
+        deliver_interrupt(env);
     }
 }
 
