@@ -11,6 +11,7 @@ mod guest;
 mod hooks;
 mod kernel;
 mod overlay;
+mod papi;
 mod qemu;
 mod rootfs;
 mod rustobj;
@@ -50,6 +51,8 @@ enum Verb {
     Check,
     /// Check the Rust objects that are linked into Xen and into the kernel module.
     CheckObj,
+    /// Run PAPI's own tests on the C library with perfctr's interface.
+    Papi(papi::Args),
     /// Build and install the C library with perfctr's interface.
     PapiShim(shim::Args),
     /// Print what the project changes in Xen's source, as a patch.
@@ -74,6 +77,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Test(args) => return testing::run(&args),
         Verb::Check => check::run()?,
         Verb::CheckObj => checkobj::check()?,
+        Verb::Papi(args) => return papi::run(&args),
         Verb::PapiShim(args) => return shim::run(&args),
         Verb::XenPatch => print!("{}", xen::patch()?),
     }
