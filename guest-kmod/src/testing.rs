@@ -185,6 +185,12 @@ impl Machine {
         fake.writes.set(writes);
     }
 
+    /// The host forbids the domain, which the vCPU learns when it is switched in.
+    pub(crate) fn revoke(&self, vcpu: usize) {
+        self.program(vcpu, Config::default());
+        self.vcpus[vcpu].page.flags.store(VCPU_REGISTERED, Relaxed);
+    }
+
     fn program(&self, vcpu: usize, config: Config) {
         self.switch_vcpu(vcpu, true);
         let fake = &self.vcpus[vcpu];
@@ -239,6 +245,7 @@ impl Kernel for FakeKernel<'_> {
             OP_LOAD => {
                 let counters = <[CounterConfig]>::ref_from_bytes(&argument[8..]).unwrap();
                 let config = Config::new(&Machine::caps(), counters).unwrap();
+                page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
                 self.machine.program(self.vcpu, config);
             }
             OP_STOP => self.machine.program(self.vcpu, Config::default()),

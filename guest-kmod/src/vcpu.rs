@@ -4,6 +4,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use shared_abi::read::{ReadError, VcpuSample, sample_vcpu};
+use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, Errno, PhysSlot, VcpuPage};
 
 use crate::hal::Kernel;
@@ -124,7 +125,9 @@ impl<K: Kernel> Cpu<'_, K> {
     #[inline(always)]
     pub(crate) fn load(&mut self, config: &Config) -> Result<(), Errno> {
         self.vcpu.registered?;
-        if self.vcpu.loaded.includes(config) {
+        // What was loaded is gone if the host has forbidden the domain meanwhile.
+        let direct = self.page.flags.load(Relaxed) & VCPU_DIRECT != 0;
+        if direct && self.vcpu.loaded.includes(config) {
             return Ok(());
         }
         self.stats.hypercalls.add(1);

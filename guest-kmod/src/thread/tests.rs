@@ -213,6 +213,21 @@ fn a_failed_load_gives_an_error_until_a_new_start() {
 }
 
 #[test]
+fn what_the_host_has_taken_away_is_loaded_again() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.execute(10);
+    thread.switch_out();
+    machine.revoke(0);
+    machine.take_hypercalls();
+    thread.switch_in(0);
+    thread.execute(5);
+    assert_eq!(machine.take_hypercalls(), [(0, OP_LOAD)]);
+    assert_eq!(counts(&thread), [15]);
+}
+
+#[test]
 fn a_vcpu_without_a_page_counts_nothing_and_loses_nothing() {
     let machine = Machine::new();
     let thread = machine.thread();
