@@ -145,7 +145,10 @@ impl Machine {
             values[0] == tsc && values[1..].iter().zip(counts).all(|(value, count)| value == count)
         };
         if !published.is_empty() && !published[since..].iter().any(matches) {
-            self.fail(format!("thread {thread} is read as {tsc}, {counts:?}, never published"));
+            self.fail(format!(
+                "thread {thread} is read as {tsc}, {counts:?}, not as one of {:?}",
+                &published[since..]
+            ));
         }
     }
 }

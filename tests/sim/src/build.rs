@@ -141,6 +141,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         looks: RefCell::default(),
         changing: Cell::new(false),
         started: Cell::new(None),
+        failures: Cell::new(0),
         published: RefCell::default(),
     }
 }

@@ -7,7 +7,7 @@ use guest_kmod::hal::Kernel;
 use guest_kmod::handshake::{caps, handshake};
 use guest_kmod::ioctl::check_create;
 use guest_kmod::{Cpu, ThreadPmu};
-use shared_abi::ioctl::{Control, Create, Sums};
+use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Sums};
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
@@ -275,21 +275,26 @@ impl Machine {
             let forbidden = domain.forbidden.get();
             let allowed = domain.allowed.get();
             let failed = self.state(thread) & THREAD_FAILED != 0;
+            let failures = own.failures.get();
             let result = self.on_thread(vcpu, thread, |pmu, cpu| {
                 pmu.control(&own.page, cpu, &domain.counting, &caps, control)
             });
             self.suspended(vcpu, thread);
             if result == Some(Ok(())) {
                 let now = self.moment(Some(thread), vcpu);
-                if control.counters == 0 && control.flags == 0 {
+                if control.counters == 0 && control.flags & CONTROL_TSC == 0 {
                     own.truth.borrow_mut().stop(&now);
                 } else {
+                    let failed = failed || own.failures.get() != failures;
                     own.truth.borrow_mut().control(control, &now, failed);
                     let undisturbed = allowed && domain.forbidden.get() == forbidden;
                     own.started.set(undisturbed.then_some(forbidden));
                 }
             }
-            self.published(vcpu, thread);
+            // What asks for nonsense is refused before anything is suspended.
+            if result == Some(Ok(())) || self.vcpus[vcpu].sampling.borrow().has_published() {
+                self.published(vcpu, thread);
+            }
             self.resumed(vcpu, thread);
             self.ask_to_stop(own.domain);
             if let Some(Err(errno)) = result {

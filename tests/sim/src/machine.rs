@@ -110,6 +110,8 @@ pub struct Thread {
     /// How often its domain had been forbidden when its counters were last started; `None` if it
     /// was forbidden then.
     pub started: Cell<Option<u64>>,
+    /// How often its counters have failed.
+    pub failures: Cell<u64>,
     /// Values that were published while it was suspended.
     pub published: RefCell<Vec<Vec<u64>>>,
 }
@@ -343,16 +345,20 @@ impl Machine {
             self.fail("the hypervisor reads a shared page".into());
         }
         self.step(Step::Page(address, access));
-        let publishes = level == Some(Level::Kernel) && access == Access::Store;
-        if publishes && self.is_thread_page(address) && !self.is_gone() {
-            self.vcpus[self.vcpu_here()].sampling.borrow_mut().publish();
+        if level == Some(Level::Kernel) && access == Access::Store && !self.is_gone() {
+            self.note_publication(address);
         }
     }
 
-    fn is_thread_page(&self, address: usize) -> bool {
-        let bytes = size_of::<Thread>();
-        let base = self.threads.as_ptr().addr();
-        (base..base + bytes * self.threads.len()).contains(&address)
+    /// The kernel here is about to store to a thread's page.
+    fn note_publication(&self, address: usize) {
+        let vcpu = &self.vcpus[self.vcpu_here()];
+        vcpu.sampling.borrow_mut().publish();
+        if let Some(thread) = vcpu.current.get().map(|thread| &self.threads[thread])
+            && address == core::ptr::from_ref(&thread.page.error).addr()
+        {
+            thread.failures.set(thread.failures.get() + 1);
+        }
     }
 
     fn count_step(&self) {

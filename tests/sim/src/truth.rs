@@ -64,6 +64,11 @@ impl Sampling {
         }
     }
 
+    /// Whether a sample was published during this entry.
+    pub fn has_published(&self) -> bool {
+        self.published.is_some()
+    }
+
     /// The looks of the entry's first sample; of its only one if nothing was published.
     pub fn first(&self) -> &Looks {
         self.published.as_ref().map_or(&self.latest, |(first, _)| first)
