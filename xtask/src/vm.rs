@@ -27,7 +27,7 @@ use crate::xen::Flavour;
 use crate::{cache, guest, qemu, xen};
 
 /// From power-on until the guest's init reports; generous for busy build machines.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 /// From the report of the command's end until the emulator has ended by itself.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the console may go on after a crash, so that its trace is complete.
@@ -35,6 +35,10 @@ const CRASH_TRACE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(10);
 /// Directories of past runs that are kept for their logs.
 const RUNS_KEPT: usize = 40;
+
+/// Every topology's kernel arguments: a crash ends the machine, and a busy build machine, on which
+/// an emulated CPU may stand still for long, is not taken for a lockup.
+const LINUX_ARGS: &str = "panic=-1 oops=panic quiet sysctl.kernel.watchdog_thresh=60";
 
 /// What the console says when the guest or the hypervisor is beyond help.
 const CRASHES: &[&str] = &[
@@ -238,7 +242,7 @@ fn prepare(spec: &Spec, dir: &Path) -> Result<Child> {
         qemu.args(["-chardev", &format!("file,id={port},path={port}")])
             .args(["-device", &format!("virtserialport,chardev={port},name={port}")]);
     }
-    let linux = format!("{} panic=-1 oops=panic quiet", spec.topology.linux);
+    let linux = format!("{} {LINUX_ARGS}", spec.topology.linux);
     match &spec.topology.xen {
         Some(hypervisor) => {
             symlink(xen::xen(hypervisor.flavour)?, dir.join("xen"))?;
