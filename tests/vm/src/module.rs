@@ -31,13 +31,13 @@ pub fn unload() -> Result<(), Errno> {
     delete_module(c"perfctr", DeleteModuleFlags::O_NONBLOCK)
 }
 
-/// Unloads the module as soon as nobody uses it, within a second.
+/// Unloads the module as soon as nobody uses it, within ten seconds.
 ///
 /// # Errors
 ///
 /// Those of [`unload`].
 pub fn unload_when_idle() -> Result<(), Errno> {
-    for _ in 0..1000 {
+    for _ in 0..10_000 {
         match unload() {
             Err(Errno::EAGAIN) => sleep(Duration::from_millis(1)),
             result => return result,

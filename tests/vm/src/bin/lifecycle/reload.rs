@@ -9,12 +9,17 @@ use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use perfctr::Error;
 use vm_tests::module;
+use vm_tests::rng::Rng;
 use vm_tests::witness::Witness;
 
 use crate::ends::{exact, until_threads};
 
 /// Threads that open and close sessions meanwhile.
-const THREADS: usize = 6;
+const THREADS: u64 = 4;
+
+/// How long a thread leaves the module alone between two sessions, in ms: long enough that there
+/// are moments in which nobody uses it.
+const PAUSE_MS: std::ops::Range<u64> = 20..100;
 
 /// The module cannot be unloaded while a thread counts.
 pub fn in_use() -> Result<()> {
@@ -29,8 +34,12 @@ pub fn comes_and_goes(rounds: u32) -> Result<()> {
     let stop = AtomicBool::new(false);
     let sessions = AtomicU64::new(0);
     thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..THREADS).map(|_| scope.spawn(|| open_and_close(&stop, &sessions))).collect();
+        let workers: Vec<_> = (0..THREADS)
+            .map(|id| {
+                let (stop, sessions) = (&stop, &sessions);
+                scope.spawn(move || open_and_close(id, stop, sessions))
+            })
+            .collect();
         let reloaded = reload(rounds);
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
@@ -52,7 +61,8 @@ fn reload(rounds: u32) -> Result<()> {
     Ok(())
 }
 
-fn open_and_close(stop: &AtomicBool, sessions: &AtomicU64) -> Result<()> {
+fn open_and_close(id: u64, stop: &AtomicBool, sessions: &AtomicU64) -> Result<()> {
+    let mut rng = Rng::new(1, id);
     while !stop.load(Ordering::Relaxed) {
         match Witness::new() {
             Ok(witness) => {
@@ -63,8 +73,7 @@ fn open_and_close(stop: &AtomicBool, sessions: &AtomicU64) -> Result<()> {
             Err(Error::NoDevice { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        // Leaves the module moments in which nobody uses it.
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(rng.between(PAUSE_MS.start, PAUSE_MS.end)));
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use shared_abi::CounterConfig;
 use shared_abi::config::{
     EVNTSEL_ANY, EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_PC, EVNTSEL_USR, MODE_SAMPLING,
 };
+use shared_abi::limits::PERIOD_EVENTS_MAX;
 use vm_tests::raw::Refusal;
 
 /// Counts instructions in user mode on general counter 0.
@@ -27,6 +28,7 @@ pub struct BadConfig {
 /// All of them, for a PMU like this.
 pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
     let select = |evntsel| CounterConfig { evntsel, ..VALID };
+    let sampling = |period| CounterConfig { mode: MODE_SAMPLING, period, ..VALID };
     let slot = |slot| CounterConfig { slot, ..VALID };
     let fixed = |evntsel| CounterConfig {
         slot: PhysSlot::fixed(0).map_or(u32::MAX, |slot| slot.index() as u32),
@@ -36,26 +38,28 @@ pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
     let counters = |name, errno, counters| BadConfig { name, errno, counters };
     let one = |name, errno, counter| BadConfig { name, errno, counters: vec![counter] };
     vec![
-        one("general counter that the PMU lacks", Refusal::EINVAL, slot(caps.general)),
-        one("slot that no page has", Refusal::EINVAL, slot(24)),
-        one("largest slot number", Refusal::EINVAL, slot(u32::MAX)),
-        counters("counter listed twice", Refusal::EINVAL, vec![VALID, VALID]),
-        counters("bad counter behind a good one", Refusal::EINVAL, vec![VALID, slot(24)]),
-        one("sampling", Refusal::EOPNOTSUPP, CounterConfig { mode: MODE_SAMPLING, ..VALID }),
-        one("unknown mode", Refusal::EOPNOTSUPP, CounterConfig { mode: 2, ..VALID }),
-        one("period without sampling", Refusal::EINVAL, CounterConfig { period: 1, ..VALID }),
-        one("reserved field of a counter", Refusal::EINVAL, CounterConfig { reserved: 1, ..VALID }),
-        one("pin control bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_PC)),
-        one("interrupt bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_INT)),
-        one("any-thread bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_ANY)),
+        one("a general counter that the PMU lacks", Refusal::EINVAL, slot(caps.general)),
+        one("a slot that no page has", Refusal::EINVAL, slot(24)),
+        one("the largest slot number", Refusal::EINVAL, slot(u32::MAX)),
+        counters("a counter listed twice", Refusal::EINVAL, vec![VALID, VALID]),
+        counters("a bad counter behind a good one", Refusal::EINVAL, vec![VALID, slot(24)]),
+        one("a sampling counter without a period", Refusal::EINVAL, sampling(0)),
+        one("a period that is too long", Refusal::EINVAL, sampling(PERIOD_EVENTS_MAX + 1)),
+        one("the longest period", Refusal::EINVAL, sampling(u64::MAX)),
+        one("an unknown mode", Refusal::EOPNOTSUPP, CounterConfig { mode: 2, ..VALID }),
+        one("a period without sampling", Refusal::EINVAL, CounterConfig { period: 1, ..VALID }),
+        one("a counter's reserved field", Refusal::EINVAL, CounterConfig { reserved: 1, ..VALID }),
+        one("the pin control bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_PC)),
+        one("the interrupt bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_INT)),
+        one("the any-thread bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_ANY)),
         one("reserved bit 32", Refusal::EINVAL, select(VALID.evntsel | 1 << 32)),
         one("reserved bit 63", Refusal::EINVAL, select(VALID.evntsel | 1 << 63)),
-        one("enable bit clear", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_EN)),
+        one("the enable bit clear", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_EN)),
         one("no ring", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_USR)),
-        one("event outside the core", Refusal::EPERM, select(VALID.evntsel & !0xff | 0xb7)),
-        one("event on a fixed counter", Refusal::EINVAL, fixed(VALID.evntsel)),
+        one("an event outside the core", Refusal::EPERM, select(VALID.evntsel & !0xff | 0xb7)),
+        one("an event on a fixed counter", Refusal::EINVAL, fixed(VALID.evntsel)),
         one(
-            "edge on a fixed counter",
+            "an edge on a fixed counter",
             Refusal::EINVAL,
             fixed(EVNTSEL_USR | EVNTSEL_EN | EVNTSEL_EDGE),
         ),

@@ -101,8 +101,8 @@ fn binding(bench: &mut Bench, bound: &File) -> Result<()> {
 
 fn numbers_and_pointers(bench: &mut Bench, bound: &File) {
     for (name, request) in [
-        ("number beyond the last", u32::from(b'G') | IOC_TYPE << 8),
-        ("number before the first", u32::from(b'?') | IOC_TYPE << 8),
+        ("number beyond the last", 0x7f | IOC_TYPE << 8),
+        ("number before the first", 0x3f | IOC_TYPE << 8),
         ("control of another size", IOC_CONTROL ^ 8 << 16),
         ("control in the other direction", IOC_CONTROL ^ 3 << 30),
         ("terminal's request", 0x5401),
@@ -133,7 +133,7 @@ fn numbers_and_pointers(bench: &mut Bench, bound: &File) {
 fn controls(bench: &mut Bench, bound: &File) {
     let valid = control(&[VALID]);
     for (name, control) in [
-        ("unknown flag", Control { flags: 4, ..valid }),
+        ("unknown flag", Control { flags: 1 << 31, ..valid }),
         ("signal without a sampling counter", Control { signal: 1, ..valid }),
         ("preserving a sum that is not there", Control { preserve: 2, ..valid }),
         ("one counter too many", Control { counters: MAX_COUNTERS as u32 + 1, ..valid }),
@@ -143,7 +143,7 @@ fn controls(bench: &mut Bench, bound: &File) {
     }
     let caps = bench.witness.session().description().caps;
     for bad in caps.iter().flat_map(configs::all) {
-        bench.refused(&format!("control: {}", bad.name), bad.errno, || {
+        bench.refused(&format!("control with {}", bad.name), bad.errno, || {
             tell(bound, IOC_CONTROL, control(&bad.counters))
         });
     }
@@ -193,7 +193,9 @@ fn unlinked(bench: &mut Bench) -> Result<()> {
         Ok((control_after, before, after))
     })
     .context("cannot count in another thread")?;
-    bench.tally.check("control after unlink: ESRCH", equal(control_after, Err(Refusal::ESRCH)));
+    bench
+        .tally
+        .check("control after unlink gives ESRCH", equal(control_after, Err(Refusal::ESRCH)));
     let counted = if before.counter[0] > 0 { Ok(()) } else { Err("no counts".to_owned()) };
     bench.tally.check("sums stay after unlink", counted.and_then(|()| equal(after, before)));
     let mut info = Info::default();

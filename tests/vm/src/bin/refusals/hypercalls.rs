@@ -135,7 +135,7 @@ fn pointers(bench: &mut Bench, xen: &Xen) {
 fn loads(bench: &mut Bench, xen: &Xen) {
     let caps = bench.witness.session().description().caps;
     for bad in caps.iter().flat_map(configs::all) {
-        bench.refused(&format!("load: {}", bad.name), bad.errno, || {
+        bench.refused(&format!("load with {}", bad.name), bad.errno, || {
             call(xen, OP_LOAD, load(&bad.counters), HvLoad::bytes(bad.counters.len()))
         });
     }
@@ -147,14 +147,14 @@ pub fn refuse_without_page(tally: &mut Tally, xen: &Xen) -> Result<()> {
     let size = size_of::<HvRegister>();
     for (name, gfn) in [("the largest number", u64::MAX), ("beyond all memory", 1 << 40)] {
         let outcome = call(xen, OP_REGISTER, HvRegister { gfn, reserved: 0 }, size);
-        let name = format!("page whose frame is {name}: EINVAL");
+        let name = format!("page whose frame is {name} gives EINVAL");
         tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
     }
     let outcome = xen.perfctr_op(OP_UNREGISTER, Argument::Null, 0);
-    tally.check("unregistration without a page: ENXIO", equal(outcome, Err(Refusal::ENXIO)));
+    tally.check("unregistration without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
     let outcome = xen.perfctr_op(OP_STOP, Argument::Null, 0);
-    tally.check("stop without a page: ENXIO", equal(outcome, Err(Refusal::ENXIO)));
+    tally.check("stop without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
     let outcome = call(xen, OP_LOAD, load(&[VALID]), HvLoad::bytes(1));
-    tally.check("load without a page: ENXIO", equal(outcome, Err(Refusal::ENXIO)));
+    tally.check("load without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
     module::load()
 }

@@ -50,7 +50,7 @@ impl Bench {
         let outcome = equal(request(), Err(errno))
             .and_then(|()| equal(self.generation(), before))
             .and_then(|()| self.witness.unchanged());
-        self.tally.check(&format!("{name}: {errno:?}"), outcome);
+        self.tally.check(&format!("{name} gives {errno:?}"), outcome);
     }
 }
 
