@@ -7,7 +7,7 @@ use shared_abi::read::VcpuSample;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_TSC};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
-use shared_abi::{Errno, PhysSlot, ThreadPage};
+use shared_abi::{Errno, PhysSlot, ThreadPage, planted};
 
 /// The writer of one page.
 #[derive(Debug, Default)]
@@ -68,7 +68,7 @@ impl Publisher {
     ) {
         let _guard = page.seq.write(&mut self.writes);
         page.state.store(THREAD_ACTIVE | THREAD_DIRECT | self.flags, Relaxed);
-        page.vcpu.store(vcpu, Relaxed);
+        page.vcpu.store(planted!(MigrationNotPublished, vcpu, 0), Relaxed);
         page.tsc_start.store(start.tsc, Relaxed);
         for (published, start) in page.slots.iter().zip(&start.counter).take(used) {
             published.start.store(*start, Relaxed);

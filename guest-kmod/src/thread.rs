@@ -7,7 +7,7 @@
 use shared_abi::count::log_thread;
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::read::VcpuSample;
-use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage};
+use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage, planted};
 
 use crate::cost;
 use crate::hal::Kernel;
@@ -191,13 +191,17 @@ impl ThreadPmu {
             self.sums.tsc = 0;
         }
         for (index, sum) in self.sums.counter.iter_mut().enumerate() {
-            if request.preserve & (1 << index) == 0 {
+            if planted!(PreserveAllOrNone, request.preserve & (1 << index), request.preserve) == 0 {
                 *sum = 0;
             }
         }
         self.failure = None;
+        self.order = planted!(
+            OrderOfFirst,
+            request.order,
+            if request.config == self.config { self.order } else { request.order }
+        );
         self.config = request.config;
-        self.order = request.order;
         self.tsc = request.tsc;
         self.cost_slot = cost::instruction_counter(&request.config);
         self.running = Running::Suspended;
@@ -210,7 +214,11 @@ impl ThreadPmu {
             return;
         }
         // Start* comes after the hypercall, whose events are nobody's.
-        let start = cpu.load(&self.config).and_then(|()| cpu.sample(self.order.slots()));
+        let start = planted!(
+            StartBeforeHypercall,
+            cpu.load(&self.config).and_then(|()| cpu.sample(self.order.slots())),
+            cpu.sample(self.order.slots()).and_then(|now| cpu.load(&self.config).map(|()| now))
+        );
         match start {
             Ok(start) => {
                 self.start = start;
@@ -241,7 +249,7 @@ impl ThreadPmu {
     }
 
     fn fail(&mut self, page: &ThreadPage, errno: Errno) {
-        self.failure = Some(errno);
+        self.failure = planted!(FailureForgotten, Some(errno), None);
         self.publisher.failed(page, errno);
     }
 }

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use shared_abi::read::{ReadError, VcpuSample, sample_vcpu};
 use shared_abi::vcpu_page::VCPU_DIRECT;
-use shared_abi::{Config, Errno, PhysSlot, VcpuPage};
+use shared_abi::{Config, Errno, PhysSlot, VcpuPage, planted};
 
 use crate::hal::Kernel;
 use crate::hypercall;
@@ -85,7 +85,8 @@ impl<K: Kernel> Cpu<'_, K> {
         self.stats.hypercalls.add(1);
         self.stats.registers.add(1);
         let registered = hypercall::register(self.kernel, gfn);
-        *self.vcpu = Vcpu::new(registered);
+        let loaded = planted!(LoadedAcrossRegistration, Config::default(), self.vcpu.loaded);
+        *self.vcpu = Vcpu { registered, loaded };
         registered
     }
 
@@ -107,7 +108,9 @@ impl<K: Kernel> Cpu<'_, K> {
 
     /// Stops this vCPU's counters if any run and nobody counts.
     pub fn stop_if_idle(&mut self, counting: &Counting) {
-        if self.vcpu.loaded.slots() == 0 || !counting.is_idle() {
+        if self.vcpu.loaded.slots() == 0
+            || !planted!(StoppedWhileCounting, counting.is_idle(), true)
+        {
             return;
         }
         self.stats.hypercalls.add(1);
@@ -126,7 +129,8 @@ impl<K: Kernel> Cpu<'_, K> {
     pub(crate) fn load(&mut self, config: &Config) -> Result<(), Errno> {
         self.vcpu.registered?;
         // What was loaded is gone if the host has forbidden the domain meanwhile.
-        let direct = self.page.flags.load(Relaxed) & VCPU_DIRECT != 0;
+        let flags = self.page.flags.load(Relaxed);
+        let direct = planted!(RevocationIgnored, flags & VCPU_DIRECT != 0, true);
         if direct && self.vcpu.loaded.includes(config) {
             return Ok(());
         }

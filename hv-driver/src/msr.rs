@@ -7,7 +7,7 @@ use shared_abi::caps::VENDOR_AMD;
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL, MAX_SLOTS};
 use shared_abi::slot::slots_of;
-use shared_abi::{Config, PhysSlot, PmuCaps};
+use shared_abi::{Config, PhysSlot, PmuCaps, planted};
 
 /// IA32_PMC0: general counter 0.
 pub const IA32_PMC0: u32 = 0x0c1;
@@ -100,7 +100,8 @@ impl Selectors {
                 None => {
                     let interrupt = if sampling { EVNTSEL_INT } else { 0 };
                     if let Some(evntsel) = selectors.evntsel.get_mut(slot.index()) {
-                        *evntsel = config.evntsel(slot) & !EVNTSEL_RINGS | EVNTSEL_USR | interrupt;
+                        let rings = planted!(GuestRingsProgrammed, EVNTSEL_RINGS, 0);
+                        *evntsel = config.evntsel(slot) & !rings | EVNTSEL_USR | interrupt;
                     }
                 }
             }

@@ -3,7 +3,7 @@
 
 use shared_abi::config::EVNTSEL_EN;
 use shared_abi::slot::{ALL_SLOTS, slots_of};
-use shared_abi::{PhysSlot, PmuCaps};
+use shared_abi::{PhysSlot, PmuCaps, planted};
 
 use crate::driver::Driver;
 use crate::hal::Pmu;
@@ -36,7 +36,7 @@ impl Pcpu {
 
     /// A vCPU without a page runs here now: whatever counts holds its events, too.
     pub fn run_stranger(&mut self) {
-        self.owner = 0;
+        self.owner = planted!(StrangerForgotten, 0, self.owner);
     }
 
     /// Makes the counters fit for `domain`: no event of another domain is left in them.
@@ -51,7 +51,7 @@ impl Pcpu {
         if self.owner == domain {
             return;
         }
-        if self.dirty != 0 {
+        if planted!(ResidueNotCleared, self.dirty, 0) != 0 {
             for slot in slots_of(self.dirty) {
                 pmu.wrmsr(msr::counter(&driver.caps, slot), 0);
             }
@@ -91,7 +91,9 @@ impl Pcpu {
         let general =
             held.evntsel.iter_mut().zip(&wanted.evntsel).zip((0..).map(PhysSlot::general));
         for ((held, &wanted), slot) in general.take(caps.general as usize) {
-            if *held != wanted
+            let stale =
+                planted!(ConfigTakenForEqual, *held != wanted, (*held == 0) != (wanted == 0));
+            if planted!(SelectorsAlwaysWritten, stale, true)
                 && let Some(register) = slot.and_then(|slot| msr::evntsel(caps, slot))
             {
                 pmu.wrmsr(register, wanted);

@@ -19,7 +19,7 @@ use shared_abi::hypercall::{
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
-use shared_abi::{Config, VcpuPage};
+use shared_abi::{Config, VcpuPage, planted};
 
 use crate::driver::Driver;
 use crate::hal::Pmu;
@@ -198,6 +198,7 @@ impl Vcpu {
             let changed = self.config.slots() | config.slots();
             self.fold(pmu, self.running);
             self.configure(config);
+            planted!(SumsResetAtLoad, (), self.slots.iter_mut().for_each(|own| own.sum = 0));
             self.arm(driver, pmu);
             pcpu.program(pmu, &driver.caps, &self.selectors);
             self.restore(driver, pmu);
@@ -219,7 +220,11 @@ impl Vcpu {
         page: &VcpuPage,
     ) {
         Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_SWITCH_FROM, |pcpu, pmu| {
-            let changed = self.running;
+            let changed = planted!(
+                StateReadFromPage,
+                self.running,
+                page.loaded.load(shared_abi::sync::Ordering::Relaxed)
+            );
             self.fold(pmu, changed);
             if self.config.sampling() != 0 {
                 pcpu.enable_except(pmu, driver, self.stopped());
@@ -251,7 +256,8 @@ impl Vcpu {
                 self.revoked = true;
                 self.configure(&Config::default());
             }
-            if self.config.slots() != 0 {
+            let moved = planted!(SelectorsWrittenOnceOnly, true, cpu != self.last_cpu);
+            if self.config.slots() != 0 && moved {
                 pcpu.program(pmu, &driver.caps, &self.selectors);
                 self.restore(driver, pmu);
             }
@@ -259,7 +265,7 @@ impl Vcpu {
             self.migrations += u64::from(cpu != self.last_cpu);
             self.last_cpu = cpu;
             self.executing = true;
-            self.tsc_start = pmu.rdtsc();
+            self.tsc_start = planted!(ClockNotRestarted, pmu.rdtsc(), self.tsc_start);
             self.run(pmu, mode);
             if self.config.slots() != 0 {
                 pcpu.enable_except(pmu, driver, self.stopped());
@@ -284,7 +290,11 @@ impl Vcpu {
             return false;
         }
         Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_TOGGLE, |pcpu, pmu| {
-            self.fold(pmu, self.running & self.gated);
+            planted!(
+                ModeNotFolded,
+                self.fold(pmu, self.running & self.gated),
+                self.running &= !self.gated
+            );
             self.run(pmu, mode);
             if self.config.sampling() & self.gated != 0 {
                 pcpu.enable_except(pmu, driver, self.stopped());
@@ -337,7 +347,7 @@ impl Vcpu {
                 }
             }
         }
-        self.running &= !mask;
+        self.running &= planted!(FoldedTwice, !mask, u32::MAX);
     }
 
     /// Starts every slot that counts in `mode` and is not running.

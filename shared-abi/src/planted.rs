@@ -46,12 +46,60 @@ mod switch {
         VcpuSeqNotRechecked,
         /// A reader does not look at the thread page's sequence word again.
         ThreadSeqNotRechecked,
+        /// The guest kernel samples a vCPU without looking at its sequence word again.
+        SampleNotRechecked,
+        /// A page is written while its sequence word is even.
+        WriteNotAnnounced,
+        /// A reader takes the first vCPU's page.
+        PageOfFirstVcpu,
+        /// The kernel publishes the first vCPU as every thread's.
+        MigrationNotPublished,
+        /// Counters are subtracted as 64-bit numbers with a sign.
+        DifferenceNotModular,
+        /// The guest samples `Start*` before the hypercall that loads the configuration.
+        StartBeforeHypercall,
+        /// Any bit of `preserve` keeps every sum.
+        PreserveAllOrNone,
+        /// A second order of the same counters is taken for the first.
+        OrderOfFirst,
+        /// Time that could not be counted is forgotten about.
+        FailureForgotten,
+        /// A newly registered vCPU is thought to have loaded what it had before.
+        LoadedAcrossRegistration,
+        /// The guest does not notice that the host has taken its configuration away.
+        RevocationIgnored,
+        /// Idle counters are stopped while somebody counts.
+        StoppedWhileCounting,
+        /// Counters are charged for a domain without pages that ran in between.
+        StrangerForgotten,
+        /// A domain finds the counts of the one before it in the counters.
+        ResidueNotCleared,
+        /// Two configurations that use the same counters are taken for equal.
+        ConfigTakenForEqual,
+        /// Selectors are written though they hold the value.
+        SelectorsAlwaysWritten,
+        /// Selectors are not written again after another vCPU's.
+        SelectorsWrittenOnceOnly,
+        /// A guest's kernel bit becomes the hypervisor's ring.
+        GuestRingsProgrammed,
+        /// The driver believes what the page says.
+        StateReadFromPage,
+        /// Counts of a mode are dropped when the guest leaves it.
+        ModeNotFolded,
+        /// Sums start again at every load.
+        SumsResetAtLoad,
+        /// A folded counter goes on running.
+        FoldedTwice,
+        /// The clock of a vCPU goes on while it does not execute.
+        ClockNotRestarted,
         /// The hypervisor leaves a vCPU unfolded while its physical CPU is idle.
         LazyIdleNotFolded,
         /// The hypervisor does not tell the driver that the guest changes its mode.
         ToggleIgnored,
         /// A restored guest goes on without registering its pages again.
         NotRegisteredAgain,
+        /// A destroyed vCPU's page stays pinned.
+        FrameStaysPinned,
     }
 
     std::thread_local! {

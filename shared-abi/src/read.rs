@@ -18,6 +18,7 @@ use core::hint::black_box;
 
 use crate::count::{TSC_MASK, log_thread, phys_star};
 use crate::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
+use crate::planted;
 use crate::slot::PhysSlot;
 use crate::sync::Ordering::Relaxed;
 use crate::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, ThreadPage};
@@ -69,18 +70,19 @@ pub fn read_thread<'a>(
         let stamp = thread.seq.stamp();
         let state = thread.state.load(Relaxed);
         let direct = state & (THREAD_ACTIVE | THREAD_DIRECT) == THREAD_ACTIVE | THREAD_DIRECT;
-        let vcpu = vcpus(thread.vcpu.load(Relaxed));
+        let vcpu = vcpus(planted!(PageOfFirstVcpu, thread.vcpu.load(Relaxed), 0));
         let (result, vcpu_change) = match vcpu {
             Some(vcpu) if direct => {
                 let vcpu_stamp = vcpu.seq.stamp();
                 let result = combine(thread, vcpu, hw, counts);
-                (result, vcpu.seq.change(vcpu_stamp))
+                (result, planted!(VcpuSeqNotRechecked, vcpu.seq.change(vcpu_stamp), 0))
             }
             _ => (read_sums(thread, state, counts), 0),
         };
         // One branch on both words: two would make an attempt's cost depend on which has changed,
         // and compilers split even a joint comparison unless its operand is opaque to them.
-        if black_box(vcpu_change | thread.seq.change(stamp)) == 0 {
+        let thread_change = planted!(ThreadSeqNotRechecked, thread.seq.change(stamp), 0);
+        if black_box(vcpu_change | thread_change) == 0 {
             return result.map(|tsc| Snapshot { tsc, retries });
         }
         retries += 1;
@@ -147,12 +149,9 @@ fn vcpu_tsc(vcpu: &VcpuPage, hw: &impl Counters) -> u64 {
 
 #[inline(always)]
 fn vcpu_counter(counter: &VcpuSlot, raw: u64) -> u64 {
-    phys_star(
-        counter.sum.load(Relaxed),
-        counter.start.load(Relaxed),
-        counter.mask.load(Relaxed),
-        raw,
-    )
+    let (sum, start) = (counter.sum.load(Relaxed), counter.start.load(Relaxed));
+    let mask = counter.mask.load(Relaxed);
+    phys_star(sum, start, planted!(DifferenceNotModular, mask, mask | !(mask >> 1)), raw)
 }
 
 /// `Phys*` of the TSC and of some counters of a vCPU, all of one moment.
@@ -184,7 +183,7 @@ pub fn sample_vcpu(
             let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
             *count = vcpu_counter(counter, hw.rdpmc(slot.rdpmc()));
         }
-        if vcpu.seq.still(stamp) {
+        if planted!(SampleNotRechecked, vcpu.seq.still(stamp), true) {
             return Ok(sample);
         }
         sample.retries += 1;
