@@ -36,20 +36,25 @@ impl Publisher {
         sums: &Sums,
     ) {
         self.flags = if tsc { THREAD_TSC } else { 0 };
-        let guard = page.seq.write(&mut self.writes);
+        // One write: nobody finds the new counters with the old sums.
+        let _guard = page.seq.write(&mut self.writes);
         page.counters.store(slots.len() as u32, Relaxed);
         for (published, slot) in page.slots.iter().zip(slots) {
             published.slot.store(slot.index() as u32, Relaxed);
             published.rdpmc.store(slot.rdpmc(), Relaxed);
         }
-        drop(guard);
-        self.suspended(page, slots.len(), sums);
+        self.store_sums(page, slots.len(), sums);
     }
 
     /// The sums of a thread that does not run; the first `used` counters.
     #[inline(always)]
     pub(crate) fn suspended(&mut self, page: &ThreadPage, used: usize, sums: &Sums) {
         let _guard = page.seq.write(&mut self.writes);
+        self.store_sums(page, used, sums);
+    }
+
+    #[inline(always)]
+    fn store_sums(&self, page: &ThreadPage, used: usize, sums: &Sums) {
         page.state.store(self.flags, Relaxed);
         page.tsc_sum.store(sums.tsc, Relaxed);
         for (published, sum) in page.slots.iter().zip(&sums.counter).take(used) {
