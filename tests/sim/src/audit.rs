@@ -9,7 +9,7 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::THREAD_FAILED;
 use shared_abi::{Config, PhysSlot};
 
-use crate::machine::{Level, Machine, unheard};
+use crate::machine::{Claim, Level, Machine, unheard};
 use crate::shape::Kind;
 use crate::truth::Looks;
 
@@ -135,20 +135,37 @@ impl Machine {
     }
 
     /// What somebody else has read of a thread was published since they began.
-    pub fn check_other(&self, thread: usize, since: usize, tsc: u64, counts: &[u64]) {
+    pub fn check_claim(&self, thread: usize, claim: &Claim) {
         let own = &self.threads[thread];
         if self.domains[own.domain].kind != Kind::Good || self.is_gone() {
             return;
         }
         let published = own.published.borrow();
-        let matches = |values: &Vec<u64>| {
-            values[0] == tsc && values[1..].iter().zip(counts).all(|(value, count)| value == count)
-        };
-        if !published.is_empty() && !published[since..].iter().any(matches) {
-            self.fail(format!(
-                "thread {thread} is read as {tsc}, {counts:?}, not as one of {:?}",
-                &published[since..]
-            ));
+        let candidates = published.get(claim.since..).unwrap_or_default();
+        if !candidates.is_empty() && !candidates.contains(&claim.values) {
+            let values = &claim.values;
+            self.fail(format!("thread {thread} is read as {values:?}, not one of {candidates:?}"));
         }
+    }
+
+    /// Nothing is under way with a thread's counters: what was read meanwhile can be checked.
+    pub fn check_claims(&self, thread: usize) {
+        for claim in self.threads[thread].claims.take() {
+            self.check_claim(thread, &claim);
+        }
+    }
+
+    /// A vCPU's published sums never go backwards while its page is registered.
+    pub fn check_sums(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        if self.domains[vcpu.domain].kind != Kind::Good || vcpu.registered.borrow().is_none() {
+            return;
+        }
+        let before = vcpu.sums.get();
+        let now = unheard(|| std::array::from_fn(|n| vcpu.page.slots[n].sum.load(Relaxed)));
+        if before.iter().zip(&now).any(|(before, now)| now.wrapping_sub(*before) as i64 <= -1) {
+            self.fail(format!("sums of vCPU {index} go backwards"));
+        }
+        vcpu.sums.set(now);
     }
 }

@@ -121,6 +121,7 @@ fn vcpu(domain: usize, id: u32) -> Vcpu {
         stop_asked: Cell::new(false),
         user: Cell::default(),
         kernel: Cell::default(),
+        sums: Cell::default(),
         tsc_sum: Cell::new(0),
         tsc_start: Cell::new(None),
         sampling: RefCell::default(),
@@ -143,6 +144,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         started: Cell::new(None),
         failures: Cell::new(0),
         published: RefCell::default(),
+        claims: RefCell::default(),
     }
 }
 

@@ -174,6 +174,7 @@ impl Machine {
     ) -> Option<R> {
         let pmu = &mut *self.threads[thread].pmu.borrow_mut();
         let pmu = pmu.as_mut()?;
+        self.check_claims(thread);
         self.threads[thread].changing.set(true);
         let result = self.on(vcpu, |cpu| run(pmu, cpu));
         self.threads[thread].changing.set(false);
@@ -280,6 +281,10 @@ impl Machine {
                 pmu.control(&own.page, cpu, &domain.counting, &caps, control)
             });
             self.suspended(vcpu, thread);
+            // What asks for nonsense is refused before anything is suspended.
+            if result == Some(Ok(())) || self.vcpus[vcpu].sampling.borrow().has_published() {
+                self.published(vcpu, thread);
+            }
             if result == Some(Ok(())) {
                 let now = self.moment(Some(thread), vcpu);
                 if control.counters == 0 && control.flags & CONTROL_TSC == 0 {
@@ -290,9 +295,6 @@ impl Machine {
                     let undisturbed = allowed && domain.forbidden.get() == forbidden;
                     own.started.set(undisturbed.then_some(forbidden));
                 }
-            }
-            // What asks for nonsense is refused before anything is suspended.
-            if result == Some(Ok(())) || self.vcpus[vcpu].sampling.borrow().has_published() {
                 self.published(vcpu, thread);
             }
             self.resumed(vcpu, thread);

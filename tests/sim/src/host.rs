@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use hv_driver::hypercall::{Request, decode};
 use hv_driver::vcpu::GuestMode;
+use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, Errno, PhysSlot, planted};
@@ -82,6 +83,7 @@ impl Machine {
                 cpu.lazy.set(Some(prev));
             }
             self.clock_stops(prev);
+            self.check_sums(prev);
             self.vcpus[prev].on.set(None);
         }
         if let Some(next) = next {
@@ -172,6 +174,7 @@ impl Machine {
             self.serve(index, request)
         });
         self.check_residue();
+        self.check_sums(index);
         result
     }
 
@@ -230,6 +233,7 @@ impl Machine {
         *vcpu.registered.borrow_mut() = Some((core, page));
         // What the hypervisor counts from now on starts at 0.
         vcpu.tsc_sum.set(0);
+        vcpu.sums.set([0; MAX_SLOTS]);
         self.clock_starts(index);
         Ok(())
     }
@@ -246,7 +250,8 @@ impl Machine {
     /// The vCPU does not execute again under this hypervisor.
     fn destroy_vcpu(&self, index: usize) {
         if let Some((_, page)) = self.vcpus[index].registered.take() {
-            self.vcpus[page].pins.set(self.vcpus[page].pins.get() - 1);
+            let unpinned = planted!(FrameStaysPinned, 1, 0);
+            self.vcpus[page].pins.set(self.vcpus[page].pins.get() - unpinned);
         }
     }
 

@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use hv_driver::{Driver, Pcpu};
+use shared_abi::limits::MAX_SLOTS;
 use shared_abi::sync::simulated::{Access, set_hook};
 use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 
@@ -74,6 +75,8 @@ pub struct Vcpu {
     pub stop_asked: Cell<bool>,
     pub user: Cell<Events>,
     pub kernel: Cell<Events>,
+    /// Sums that its page had last.
+    pub sums: Cell<[u64; MAX_SLOTS]>,
     pub tsc_sum: Cell<u64>,
     /// TSC value at which it began to run.
     pub tsc_start: Cell<Option<u64>>,
@@ -114,6 +117,16 @@ pub struct Thread {
     pub failures: Cell<u64>,
     /// Values that were published while it was suspended.
     pub published: RefCell<Vec<Vec<u64>>>,
+    /// What others have read meanwhile, to be checked when the books are closed.
+    pub claims: RefCell<Vec<Claim>>,
+}
+
+/// Somebody has read what is published of a thread.
+pub struct Claim {
+    /// How much had been published, but for the last, when they began.
+    pub since: usize,
+    /// Time and counters.
+    pub values: Vec<u64>,
 }
 
 /// A domain.

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Running seeds.
 
+use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use shared_abi::planted::Bug;
 
 use crate::choice::{Chooser, Decision};
 use crate::fiber::Fiber;
@@ -21,6 +25,20 @@ pub struct Outcome {
     pub decisions: Vec<Decision>,
 }
 
+thread_local! {
+    /// The seed that runs, for the message of a panic.
+    static RUNNING: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Makes a panic say which seed it came from.
+pub fn name_seed_in_panics() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        eprintln!("seed {} panics", RUNNING.get());
+        hook(info);
+    }));
+}
+
 /// Runs machines, one after another, on the same stacks.
 #[derive(Default)]
 pub struct Runner {
@@ -30,6 +48,7 @@ pub struct Runner {
 impl Runner {
     /// Runs the machine of a seed.
     pub fn seed(&mut self, seed: u64, steps: u64, trace: bool) -> Outcome {
+        RUNNING.set(seed);
         let shape = Shape::random(seed);
         let chooser = Chooser::random(seed, shape.period);
         self.run(&shape, chooser, steps, trace)
@@ -38,6 +57,29 @@ impl Runner {
     /// Runs it with decisions made before.
     pub fn replay(&mut self, seed: u64, log: &[Decision], steps: u64, trace: bool) -> Outcome {
         self.run(&Shape::random(seed), Chooser::replay(log.to_vec()), steps, trace)
+    }
+
+    /// Looks for a decision log that is as short as possible and still breaks a rule: drops ever
+    /// smaller parts of what was decided, as long as that goes.
+    pub fn minimise(&mut self, seed: u64, found: &Outcome) -> Outcome {
+        let mut best = found.clone();
+        let mut part = best.decisions.len().div_ceil(2);
+        while part > 0 {
+            let mut from = 0;
+            while from < best.decisions.len() {
+                let mut log = best.decisions.clone();
+                log.drain(from..(from + part).min(log.len()));
+                let outcome = self.replay(seed, &log, best.steps, false);
+                if outcome.violation.is_some() {
+                    log.retain(|decision| decision.0 <= outcome.steps);
+                    best = Outcome { decisions: log, ..outcome };
+                } else {
+                    from += part;
+                }
+            }
+            part /= 2;
+        }
+        best
     }
 
     fn run(&mut self, shape: &Shape, chooser: Chooser, steps: u64, trace: bool) -> Outcome {
@@ -54,4 +96,77 @@ impl Runner {
             decisions,
         }
     }
+}
+
+/// What came of many seeds.
+#[derive(Debug, Default)]
+pub struct Campaign {
+    /// Seeds run.
+    pub seeds: u64,
+    /// Steps made.
+    pub steps: u64,
+    /// Readings compared with the truth.
+    pub readings: u64,
+    /// Seeds that broke a rule, lowest first.
+    pub violations: Vec<(u64, Violation)>,
+}
+
+/// Runs `count` seeds from `first` on, `steps` steps each, on `threads` threads.
+pub fn campaign(first: u64, count: u64, steps: u64, threads: usize) -> Campaign {
+    let next = AtomicU64::new(first);
+    let work = || {
+        let (mut runner, mut part) = (Runner::default(), Campaign::default());
+        loop {
+            let seed = next.fetch_add(1, Relaxed);
+            if seed >= first + count {
+                return part;
+            }
+            let outcome = runner.seed(seed, steps, false);
+            part.seeds += 1;
+            part.steps += outcome.steps;
+            part.readings += outcome.readings;
+            part.violations.extend(outcome.violation.map(|violation| (seed, violation)));
+        }
+    };
+    let mut total = Campaign::default();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            let part = worker.join().expect("a worker does not panic");
+            total.seeds += part.seeds;
+            total.steps += part.steps;
+            total.readings += part.readings;
+            total.violations.extend(part.violations);
+        }
+    });
+    total.violations.sort_by_key(|violation| violation.0);
+    total
+}
+
+/// How a planted bug was found.
+#[derive(Debug)]
+pub struct Hunt {
+    /// The bug.
+    pub bug: Bug,
+    /// Steps made over all seeds until it was found, or until the search was given up.
+    pub steps: u64,
+    /// The seed that found it, and how.
+    pub found: Option<(u64, Outcome)>,
+}
+
+/// Looks for a planted bug in at most `seeds` seeds of `steps` steps.
+pub fn hunt(bug: Bug, seeds: u64, steps: u64) -> Hunt {
+    Bug::switch(Some(bug));
+    let mut runner = Runner::default();
+    let mut hunt = Hunt { bug, steps: 0, found: None };
+    for seed in 0..seeds {
+        let outcome = runner.seed(seed, steps, false);
+        hunt.steps += outcome.steps;
+        if outcome.violation.is_some() {
+            hunt.found = Some((seed, outcome));
+            break;
+        }
+    }
+    Bug::switch(None);
+    hunt
 }

@@ -12,7 +12,7 @@ use shared_abi::slot::slots_of;
 use shared_abi::{CounterConfig, PhysSlot, VcpuPage};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::machine::{Life, Machine};
+use crate::machine::{Claim, Life, Machine};
 use crate::pmu::EVENTS;
 use crate::rng::Rng;
 use crate::shape::{Kind, Op, Program, evntsel, random_rings};
@@ -140,9 +140,14 @@ impl Machine {
         }
         let since = self.threads[other].published.borrow().len().saturating_sub(1);
         if let Ok(Sums { tsc, counter }) = published(&self.threads[other].page) {
+            let mut values = vec![tsc];
+            values.extend(counter);
+            let claim = Claim { since, values };
             // What is being published at this moment is not in the books yet.
-            if !self.threads[other].changing.get() {
-                self.check_other(other, since, tsc, &counter);
+            if self.threads[other].changing.get() {
+                self.threads[other].claims.borrow_mut().push(claim);
+            } else {
+                self.check_claim(other, &claim);
             }
         }
     }
