@@ -108,6 +108,15 @@ static long perfctr_control(struct perfctr_thread *thread,
 	return perfctr_thread_control(thread, &control);
 }
 
+static long perfctr_go_on(struct perfctr_thread *thread)
+{
+	struct task_struct *owner = READ_ONCE(thread->task);
+
+	if (!owner)
+		return -ESRCH;
+	return owner == current ? perfctr_thread_go_on(thread) : -EPERM;
+}
+
 static long perfctr_read_sums(struct perfctr_thread *thread,
 			      void __user *argument)
 {
@@ -156,6 +165,8 @@ static long perfctr_bound_ioctl(struct file *file, unsigned int command,
 		return perfctr_read_sums(thread, argument);
 	case PERFCTR_IOC_READ_CONTROL:
 		return perfctr_read_control(thread, argument);
+	case PERFCTR_IOC_RESUME:
+		return perfctr_go_on(thread);
 	default:
 		return perfctr_unlink(thread);
 	}
@@ -177,6 +188,7 @@ static long perfctr_ioctl(struct file *file, unsigned int command,
 	case PERFCTR_IOC_READ:
 	case PERFCTR_IOC_READ_CONTROL:
 	case PERFCTR_IOC_UNLINK:
+	case PERFCTR_IOC_RESUME:
 		return perfctr_bound_ioctl(file, command, argument);
 	default:
 		return -ENOTTY;

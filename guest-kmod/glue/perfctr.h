@@ -16,6 +16,7 @@
 struct perfctr_cpu {
 	struct perfctr_vcpu_page *page;
 	struct perfctr_core_vcpu *core;
+	int irq;
 };
 
 /*
@@ -46,6 +47,11 @@ int perfctr_vcpus_init(void);
 void perfctr_vcpus_exit(void);
 void perfctr_stop_if_idle(void);
 
+/* overflow.c */
+int perfctr_overflow_bind(unsigned int cpu);
+void perfctr_overflow_unbind(unsigned int cpu);
+void perfctr_signal(u64 signal);
+
 /* sched.c */
 struct preempt_ops *perfctr_preempt_ops(void);
 
@@ -57,6 +63,7 @@ void perfctr_thread_link(struct perfctr_thread *thread);
 void perfctr_thread_unlink(struct perfctr_thread *thread);
 int perfctr_thread_control(struct perfctr_thread *thread,
 			   const struct perfctr_control_arg *control);
+int perfctr_thread_go_on(struct perfctr_thread *thread);
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
 struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread);

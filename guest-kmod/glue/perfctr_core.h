@@ -33,15 +33,22 @@ void perfctr_core_thread_init(struct perfctr_core_thread *memory,
 int perfctr_core_read_published(const struct perfctr_core_thread *thread,
 				struct perfctr_sums *sums);
 
-/* With interrupts disabled, by the thread itself or its switch, on that vCPU. */
-void perfctr_core_switch_in(const struct perfctr_core_thread *thread,
-			    const struct perfctr_core_vcpu *vcpu);
+/*
+ * With interrupts disabled, by the thread itself or its switch, on that vCPU.
+ * A u64 is a signal: its number in the high half, counters in the low one.
+ */
+u64 perfctr_core_switch_in(const struct perfctr_core_thread *thread,
+			   const struct perfctr_core_vcpu *vcpu);
 void perfctr_core_switch_out(const struct perfctr_core_thread *thread,
 			     const struct perfctr_core_vcpu *vcpu);
-void perfctr_core_switch_in_measured(const struct perfctr_core_thread *thread,
-				     const struct perfctr_core_vcpu *vcpu);
+u64 perfctr_core_switch_in_measured(const struct perfctr_core_thread *thread,
+				    const struct perfctr_core_vcpu *vcpu);
 void perfctr_core_switch_out_measured(const struct perfctr_core_thread *thread,
 				      const struct perfctr_core_vcpu *vcpu);
+u64 perfctr_core_interrupt(const struct perfctr_core_thread *thread_or_null,
+			   const struct perfctr_core_vcpu *vcpu);
+int perfctr_core_go_on(const struct perfctr_core_thread *thread,
+		       const struct perfctr_core_vcpu *vcpu);
 int perfctr_core_control(const struct perfctr_core_thread *thread,
 			 const struct perfctr_core_vcpu *vcpu,
 			 const struct perfctr_hv_query *query,

@@ -17,10 +17,13 @@ static struct perfctr_core_thread *perfctr_of(struct preempt_notifier *notifier)
 static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 {
 	unsigned long flags;
+	u64 signal;
 
 	local_irq_save(flags);
-	perfctr_core_switch_in(perfctr_of(notifier), perfctr_cpus[cpu].core);
+	signal = perfctr_core_switch_in(perfctr_of(notifier),
+					perfctr_cpus[cpu].core);
 	local_irq_restore(flags);
+	perfctr_signal(signal);
 }
 
 static void perfctr_out(struct preempt_notifier *notifier,
@@ -32,11 +35,13 @@ static void perfctr_out(struct preempt_notifier *notifier,
 static void perfctr_in_measured(struct preempt_notifier *notifier, int cpu)
 {
 	unsigned long flags;
+	u64 signal;
 
 	local_irq_save(flags);
-	perfctr_core_switch_in_measured(perfctr_of(notifier),
-					perfctr_cpus[cpu].core);
+	signal = perfctr_core_switch_in_measured(perfctr_of(notifier),
+						 perfctr_cpus[cpu].core);
 	local_irq_restore(flags);
+	perfctr_signal(signal);
 }
 
 static void perfctr_out_measured(struct preempt_notifier *notifier,

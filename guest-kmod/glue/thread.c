@@ -100,6 +100,18 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 	return err;
 }
 
+/* By the thread itself. */
+int perfctr_thread_go_on(struct perfctr_thread *thread)
+{
+	unsigned long flags;
+	int err;
+
+	local_irq_save(flags);
+	err = perfctr_core_go_on(perfctr_core_of(thread), perfctr_this_vcpu());
+	local_irq_restore(flags);
+	return err;
+}
+
 static int perfctr_read_own(struct perfctr_thread *thread,
 			    struct perfctr_sums *sums)
 {

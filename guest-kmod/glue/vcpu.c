@@ -33,6 +33,18 @@ static int perfctr_vcpu_online(unsigned int cpu)
 	return err;
 }
 
+static int perfctr_cpu_up(unsigned int cpu)
+{
+	int err = perfctr_overflow_bind(cpu);
+
+	if (err)
+		return err;
+	err = perfctr_vcpu_online(cpu);
+	if (err)
+		perfctr_overflow_unbind(cpu);
+	return err;
+}
+
 static int perfctr_vcpu_offline(unsigned int cpu)
 {
 	struct perfctr_cpu *vcpu = &perfctr_cpus[cpu];
@@ -48,6 +60,13 @@ static int perfctr_vcpu_offline(unsigned int cpu)
 		pr_err("CPU %u: cannot take back its page: error %d\n", cpu, err);
 	}
 	/* Going offline cannot be refused. */
+	return 0;
+}
+
+static int perfctr_cpu_down(unsigned int cpu)
+{
+	perfctr_vcpu_offline(cpu);
+	perfctr_overflow_unbind(cpu);
 	return 0;
 }
 
@@ -126,8 +145,7 @@ int perfctr_vcpus_init(void)
 		err = perfctr_alloc_vcpu(cpu);
 	if (!err)
 		err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "perfctr:online",
-					perfctr_vcpu_online,
-					perfctr_vcpu_offline);
+					perfctr_cpu_up, perfctr_cpu_down);
 	if (err < 0) {
 		perfctr_free_vcpus();
 		return err;

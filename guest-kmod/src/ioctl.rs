@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Validation of what user programs pass.
 
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_TSC, Control, Create};
-use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::limits::{MAX_COUNTERS, PERIOD_EVENTS_MIN};
 use shared_abi::version::ABI_MAJOR;
-use shared_abi::{Config, Errno, PhysSlot, PmuCaps};
+use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
+
+use crate::overflow::Overflows;
+
+/// The highest signal number of Linux on x86.
+const SIGNAL_MAX: u32 = 64;
 
 /// Checks the argument of `IOC_CREATE` and `IOC_OPEN` by thread `tid`.
 ///
@@ -64,33 +70,43 @@ pub(crate) struct Request {
     pub(crate) order: Order,
     pub(crate) tsc: bool,
     pub(crate) preserve: u32,
+    pub(crate) overflows: Overflows,
 }
 
 impl Request {
     pub(crate) fn new(caps: &PmuCaps, control: &Control) -> Result<Self, Errno> {
         let counters = control.counter.get(..control.counters as usize).ok_or(Errno::INVAL)?;
         if control.flags & !(CONTROL_TSC | CONTROL_CLOEXEC) != 0
-            || control.signal != 0
             || control.preserve >> control.counters != 0
         {
             return Err(Errno::INVAL);
         }
         let config = Config::new(caps, counters).map_err(|error| error.errno())?;
-        if config.sampling() != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
+        check_sampling(control, counters)?;
         let mut order = Order::EMPTY;
         for counter in counters {
             order.push(PhysSlot::new(counter.slot).ok_or(Errno::INVAL)?);
         }
         let tsc = control.flags & CONTROL_TSC != 0;
-        Ok(Self { config, order, tsc, preserve: control.preserve })
+        let overflows = Overflows::new(control);
+        Ok(Self { config, order, tsc, preserve: control.preserve, overflows })
     }
 
     /// Whether anything is to be counted.
     pub(crate) fn counts(&self) -> bool {
         self.tsc || self.config.slots() != 0
     }
+}
+
+/// A signal if and only if a counter samples, and no period so short that nothing else happens.
+fn check_sampling(control: &Control, counters: &[CounterConfig]) -> Result<(), Errno> {
+    let mut periods = counters.iter().filter(|c| c.mode == MODE_SAMPLING).map(|c| c.period);
+    let samples = periods.clone().next().is_some();
+    let signals = if samples { 1..=SIGNAL_MAX } else { 0..=0 };
+    if !signals.contains(&control.signal) || periods.any(|period| period < PERIOD_EVENTS_MIN) {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub mod hal;
 pub mod handshake;
 mod hypercall;
 pub mod ioctl;
+pub mod overflow;
 pub mod publish;
 pub mod stats;
 #[cfg(test)]

@@ -5,7 +5,9 @@ use shared_abi::ioctl::Sums;
 use shared_abi::limits::READ_ATTEMPTS_MAX;
 use shared_abi::read::VcpuSample;
 use shared_abi::sync::Ordering::Relaxed;
-use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_TSC};
+use shared_abi::thread_page::{
+    THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_PAUSED, THREAD_TSC,
+};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
 use shared_abi::{Errno, PhysSlot, ThreadPage, planted};
 
@@ -70,9 +72,12 @@ impl Publisher {
         vcpu: u32,
         used: usize,
         start: &VcpuSample,
+        paused: bool,
     ) {
+        // Direct reads would have to leave out what is paused: the kernel is asked instead.
+        let direct = if paused { THREAD_PAUSED } else { THREAD_DIRECT };
         let _guard = page.seq.write(&mut self.writes);
-        page.state.store(THREAD_ACTIVE | THREAD_DIRECT | self.flags, Relaxed);
+        page.state.store(THREAD_ACTIVE | direct | self.flags, Relaxed);
         page.vcpu.store(planted!(MigrationNotPublished, vcpu, 0), Relaxed);
         page.tsc_start.store(start.tsc, Relaxed);
         for (published, start) in page.slots.iter().zip(&start.counter).take(used) {

@@ -59,6 +59,16 @@ stats! {
     unregisters = c"unregisters",
     /// Attempts to sample this vCPU that were disturbed.
     read_retries = c"read_retries",
+    /// Virtual interrupts of overflows.
+    interrupts = c"interrupts",
+    /// Those that found nothing to tell the thread that they interrupted.
+    interrupts_stray = c"interrupts_stray",
+    /// Overflows that a thread was told at once.
+    overflows = c"overflows",
+    /// Overflows that a thread was told when it was resumed.
+    overflows_pending = c"overflows_pending",
+    /// Overflows that were told together with the one before of the same counter.
+    overflows_merged = c"overflows_merged",
     /// Switches in whose cost was measured.
     switch_in_calls = c"switch_in_calls",
     /// Instructions spent in them.

@@ -25,6 +25,7 @@ use shared_abi::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::hal::Kernel;
+use crate::overflow::Signal;
 use crate::stats::Stats;
 use crate::thread::ThreadPmu;
 use crate::vcpu::{Counting, Cpu, Vcpu};
@@ -259,7 +260,7 @@ impl Kernel for FakeKernel<'_> {
 pub(crate) struct TestThread<'a> {
     machine: &'a Machine,
     pub(crate) page: ThreadPage,
-    pmu: RefCell<ThreadPmu>,
+    pub(crate) pmu: RefCell<ThreadPmu>,
     vcpu: Cell<usize>,
 }
 
@@ -289,9 +290,9 @@ impl TestThread<'_> {
         });
     }
 
-    pub(crate) fn switch_in(&self, vcpu: usize) {
+    pub(crate) fn switch_in(&self, vcpu: usize) -> Option<Signal> {
         self.vcpu.set(vcpu);
-        self.machine.on(vcpu, |cpu| self.pmu.borrow_mut().switch_in(&self.page, cpu));
+        self.machine.on(vcpu, |cpu| self.pmu.borrow_mut().switch_in(&self.page, cpu))
     }
 
     /// Executes one instruction in ten as a branch.

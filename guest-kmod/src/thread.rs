@@ -12,6 +12,7 @@ use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage, planted};
 use crate::cost;
 use crate::hal::Kernel;
 use crate::ioctl::{Order, Request};
+use crate::overflow::{Overflows, Signal};
 use crate::publish::Publisher;
 use crate::vcpu::{Counting, Cpu};
 
@@ -40,6 +41,7 @@ pub struct ThreadPmu {
     sums: Sums,
     /// `Start*_thread`.
     start: VcpuSample,
+    overflows: Overflows,
     vcpu: Option<u32>,
     switches: u64,
     migrations: u64,
@@ -61,6 +63,7 @@ impl ThreadPmu {
             order: Order::EMPTY,
             sums: Sums::default(),
             start: VcpuSample::default(),
+            overflows: Overflows::NONE,
             vcpu: None,
             switches: 0,
             migrations: 0,
@@ -69,11 +72,16 @@ impl ThreadPmu {
         }
     }
 
-    /// The thread is about to execute on `cpu`.
+    /// The thread is about to execute on `cpu`.  Gives what to send it, if it was suspended between
+    /// an overflow and its interrupt.
     #[inline(always)]
-    pub fn switch_in<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+    pub fn switch_in<K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &mut Cpu<'_, K>,
+    ) -> Option<Signal> {
         if self.running != Running::Suspended {
-            return;
+            return None;
         }
         cpu.stats.switches_in.add(1);
         self.switches = self.switches.wrapping_add(1);
@@ -81,8 +89,11 @@ impl ThreadPmu {
             cpu.stats.migrations.add(1);
             self.migrations = self.migrations.wrapping_add(1);
         }
+        let signal = self.overflows.pause();
+        cpu.stats.overflows_pending.add(u64::from(signal.is_some()));
         self.resume(page, cpu);
         self.publisher.switched(page, self.switches, self.migrations);
+        signal
     }
 
     /// The thread has stopped executing on `cpu`.
@@ -96,13 +107,65 @@ impl ThreadPmu {
     }
 
     /// [`switch_in`](Self::switch_in), counting what it costs.
-    pub fn switch_in_measured<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+    pub fn switch_in_measured<K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &mut Cpu<'_, K>,
+    ) -> Option<Signal> {
         let probe = cost::Probe::start(self.cost_slot, cpu);
-        self.switch_in(page, cpu);
+        let signal = self.switch_in(page, cpu);
         if let (Running::Active, Some(instructions)) = (self.running, probe.finish(cpu)) {
             cpu.stats.switch_in_calls.add(1);
             cpu.stats.switch_in_instructions.add(instructions);
         }
+        signal
+    }
+
+    /// The virtual interrupt of an overflow came while the thread executes on `cpu`.  Gives what to
+    /// send the thread, whose counters are paused then; nothing if the overflow was not its own.
+    pub fn interrupt<K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &mut Cpu<'_, K>,
+    ) -> Option<Signal> {
+        if self.running != Running::Active || self.overflows.paused() || !self.overflows.any() {
+            return None;
+        }
+        let now = self.sums_now(cpu).ok()?;
+        if !self.overflows.due(&now) {
+            return None;
+        }
+        self.suspend(page, cpu);
+        let signal = self.overflows.pause();
+        cpu.stats.overflows.add(u64::from(signal.is_some()));
+        self.resume(page, cpu);
+        signal
+    }
+
+    /// `IOC_RESUME` by the thread itself: counters that an overflow has paused go on.
+    ///
+    /// # Errors
+    ///
+    /// `PERM` they are not paused.
+    pub fn go_on<K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &mut Cpu<'_, K>,
+    ) -> Result<(), Errno> {
+        if !self.overflows.paused() {
+            return Err(Errno::PERM);
+        }
+        self.suspend(page, cpu);
+        self.overflows.go_on();
+        cpu.stats.overflows_merged.add(self.overflows.take_merged());
+        self.resume(page, cpu);
+        Ok(())
+    }
+
+    /// Counters that count now.
+    #[inline(always)]
+    fn live(&self) -> &[PhysSlot] {
+        if self.overflows.paused() { &[] } else { self.order.slots() }
     }
 
     /// [`switch_out`](Self::switch_out), counting what it costs.
@@ -161,6 +224,7 @@ impl ThreadPmu {
         self.suspend(page, cpu);
         counting.moved(self.running != Running::Stopped, false);
         self.running = Running::Stopped;
+        self.overflows = Overflows::NONE;
         self.tsc = false;
         if self.failure.is_none() {
             self.publisher.configured(page, self.order.slots(), self.tsc, &self.sums);
@@ -175,14 +239,35 @@ impl ThreadPmu {
     pub fn read<K: Kernel>(&self, cpu: &Cpu<'_, K>) -> Result<Sums, Errno> {
         match (self.failure, self.running) {
             (Some(errno), _) => Err(errno),
-            (None, Running::Active) => {
-                let now = cpu.sample(self.order.slots())?;
-                let mut sums = self.sums;
-                advance(&mut sums, self.tsc, self.order.len(), &self.start, &now);
-                Ok(sums)
-            }
+            (None, Running::Active) => self.sums_now(cpu),
             (None, _) => Ok(self.sums),
         }
+    }
+
+    /// The sums of a thread that is active.
+    fn sums_now<K: Kernel>(&self, cpu: &Cpu<'_, K>) -> Result<Sums, Errno> {
+        let now = cpu.sample(self.live())?;
+        let mut sums = self.sums;
+        advance(&mut sums, self.tsc, self.live().len(), &self.start, &now);
+        Ok(sums)
+    }
+
+    /// Has the thread's counters loaded, sampling ones with their distances to the next overflow.
+    #[inline(always)]
+    fn load<K: Kernel>(&self, cpu: &mut Cpu<'_, K>) -> Result<(), Errno> {
+        if self.overflows.paused() {
+            return cpu.load(&Config::default());
+        }
+        if !self.overflows.any() {
+            return cpu.load(&self.config);
+        }
+        let mut config = self.config;
+        for (index, &slot) in self.order.slots().iter().enumerate() {
+            if let Some(events) = self.overflows.distance(index, &self.sums) {
+                config.set_period(slot, events);
+            }
+        }
+        cpu.load(&config)
     }
 
     fn start_anew(&mut self, page: &ThreadPage, request: &Request) {
@@ -195,6 +280,8 @@ impl ThreadPmu {
                 *sum = 0;
             }
         }
+        self.overflows = request.overflows;
+        self.overflows.begin(&self.sums);
         self.failure = None;
         self.order = planted!(
             OrderOfFirst,
@@ -216,15 +303,16 @@ impl ThreadPmu {
         // Start* comes after the hypercall, whose events are nobody's.
         let start = planted!(
             StartBeforeHypercall,
-            cpu.load(&self.config).and_then(|()| cpu.sample(self.order.slots())),
-            cpu.sample(self.order.slots()).and_then(|now| cpu.load(&self.config).map(|()| now))
+            self.load(cpu).and_then(|()| cpu.sample(self.live())),
+            cpu.sample(self.live()).and_then(|now| self.load(cpu).map(|()| now))
         );
         match start {
             Ok(start) => {
                 self.start = start;
                 self.vcpu = Some(cpu.number);
                 self.running = Running::Active;
-                self.publisher.resumed(page, cpu.number, self.order.len(), &start);
+                let paused = self.overflows.paused();
+                self.publisher.resumed(page, cpu.number, self.live().len(), &start, paused);
             }
             // A vCPU without a page is going offline.  The kernel moves the thread away before it
             // executes anything of its own, so nothing is lost.
@@ -239,9 +327,11 @@ impl ThreadPmu {
             return;
         }
         self.running = Running::Suspended;
-        match cpu.sample(self.order.slots()) {
+        match cpu.sample(self.live()) {
             Ok(now) => {
-                advance(&mut self.sums, self.tsc, self.order.len(), &self.start, &now);
+                let live = self.live().len();
+                advance(&mut self.sums, self.tsc, live, &self.start, &now);
+                self.overflows.notice(&self.sums);
                 self.publisher.suspended(page, self.order.len(), &self.sums);
             }
             Err(errno) => self.fail(page, errno),

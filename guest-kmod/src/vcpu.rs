@@ -131,7 +131,8 @@ impl<K: Kernel> Cpu<'_, K> {
         // What was loaded is gone if the host has forbidden the domain meanwhile.
         let flags = self.page.flags.load(Relaxed);
         let direct = planted!(RevocationIgnored, flags & VCPU_DIRECT != 0, true);
-        if direct && self.vcpu.loaded.includes(config) {
+        // A distance to an overflow is new each time.
+        if direct && config.sampling() == 0 && self.vcpu.loaded.includes(config) {
             return Ok(());
         }
         self.stats.hypercalls.add(1);
@@ -139,6 +140,12 @@ impl<K: Kernel> Cpu<'_, K> {
         hypercall::load(self.kernel, config)?;
         self.vcpu.loaded = *config;
         Ok(())
+    }
+
+    /// The virtual interrupt of an overflow came, and was or was not the present thread's.
+    pub fn count_interrupt(&self, told: bool) {
+        self.stats.interrupts.add(1);
+        self.stats.interrupts_stray.add(u64::from(!told));
     }
 
     /// `Phys*` of the TSC and of `slots`, now.

@@ -14,6 +14,7 @@ use core::ffi::{c_char, c_int, c_void};
 use guest_kmod::hal::Kernel;
 use guest_kmod::handshake::{caps, handshake};
 use guest_kmod::ioctl::check_create;
+use guest_kmod::overflow::Signal;
 use guest_kmod::publish::published;
 use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
 use shared_abi::hypercall::HvQuery;
@@ -234,27 +235,66 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
     unsafe { memory.write(ThreadObject { page, pmu: UnsafeCell::new(pmu) }) }
 }
 
+/// A signal as C gets it: its number in the high half, the counters in the low one; 0 for none.
+fn pack(signal: Option<Signal>) -> u64 {
+    signal.map_or(0, |signal| u64::from(signal.number) << 32 | u64::from(signal.counters))
+}
+
 macro_rules! switches {
-    ($($entry:ident => $method:ident;)+) => {$(
+    ($($entry:ident => $method:ident $(, $pack:ident -> $result:ty)?;)+) => {$(
         /// The thread is switched in or out.
         ///
         /// # Safety
         ///
         /// As the crate's documentation says.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $entry(thread: &ThreadObject, vcpu: &VcpuObject) {
+        pub unsafe extern "C" fn $entry(thread: &ThreadObject, vcpu: &VcpuObject) $(-> $result)? {
             // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
             let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-            pmu.$method(page, &mut cpu);
+            $($pack)?(pmu.$method(page, &mut cpu))
         }
     )+};
 }
 
 switches! {
-    perfctr_core_switch_in => switch_in;
+    perfctr_core_switch_in => switch_in, pack -> u64;
     perfctr_core_switch_out => switch_out;
-    perfctr_core_switch_in_measured => switch_in_measured;
+    perfctr_core_switch_in_measured => switch_in_measured, pack -> u64;
     perfctr_core_switch_out_measured => switch_out_measured;
+}
+
+/// The virtual interrupt of an overflow came while `thread`, if it has counters, executes; see
+/// [`ThreadPmu::interrupt`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_interrupt(
+    thread: Option<&ThreadObject>,
+    vcpu: &VcpuObject,
+) -> u64 {
+    // SAFETY: on this vCPU, interrupts disabled.
+    let mut cpu = unsafe { vcpu.cpu() };
+    let signal = thread.and_then(|thread| {
+        // SAFETY: this thread.
+        let (pmu, page) = unsafe { thread.pmu() };
+        pmu.interrupt(page, &mut cpu)
+    });
+    cpu.count_interrupt(signal.is_some());
+    pack(signal)
+}
+
+/// `IOC_RESUME`; see [`ThreadPmu::go_on`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_go_on(thread: &ThreadObject, vcpu: &VcpuObject) -> c_int {
+    // SAFETY: this thread, on this vCPU, interrupts disabled.
+    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    to_return(pmu.go_on(page, &mut cpu))
 }
 
 /// `IOC_CONTROL`; see [`ThreadPmu::control`].  `query` is the answer of the handshake.

@@ -4,6 +4,8 @@ extern crate std;
 
 use std::vec;
 
+use shared_abi::CounterConfig;
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{OP_LOAD, OP_STOP};
 use shared_abi::ioctl::CONTROL_TSC;
 use shared_abi::limits::READ_ATTEMPTS_MAX;
@@ -320,4 +322,97 @@ fn the_time_stamp_counter_is_counted_only_if_asked_for() {
     assert_eq!(machine.take_hypercalls(), []);
     thread.execute(25);
     assert_eq!(thread.read_direct(), Ok((25, [])));
+}
+
+/// A sampling counter of instructions.
+fn sampling(period: u64) -> Control {
+    let mut control = control(&[
+        CounterConfig { mode: MODE_SAMPLING, period, ..counter(0, INSTRUCTIONS) },
+        counter(1, BRANCHES),
+    ]);
+    control.signal = 27;
+    control
+}
+
+fn interrupt(machine: &Machine, thread: &TestThread<'_>, vcpu: usize) -> Option<Signal> {
+    machine.on(vcpu, |cpu| thread.pmu.borrow_mut().interrupt(&thread.page, cpu))
+}
+
+fn go_on(machine: &Machine, thread: &TestThread<'_>, vcpu: usize) -> Result<(), Errno> {
+    machine.on(vcpu, |cpu| thread.pmu.borrow_mut().go_on(&thread.page, cpu))
+}
+
+const TOLD: Option<Signal> = Some(Signal { number: 27, counters: 0b01 });
+
+#[test]
+fn an_overflow_pauses_its_thread_until_it_goes_on() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.control(&sampling(1_000)).unwrap();
+    thread.execute(990);
+    assert_eq!(interrupt(&machine, &thread, 0), None, "somebody else's");
+    thread.execute(10);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+    thread.execute(500);
+    assert_eq!(interrupt(&machine, &thread, 0), None, "told already");
+    let sums = thread.read().unwrap();
+    assert_eq!((sums.counter[0], sums.counter[1], sums.tsc), (1_000, 100, 1_500));
+    assert_eq!(thread.read_direct::<2>(), Err(ReadError::NotDirect));
+    assert_eq!(go_on(&machine, &thread, 0), Ok(()));
+    assert_eq!(go_on(&machine, &thread, 0), Err(Errno::PERM));
+    thread.execute(1_000);
+    assert_eq!(counts(&thread), [2_000, 200]);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+}
+
+#[test]
+fn an_overflow_before_its_interrupt_is_told_at_the_next_resumption() {
+    let machine = Machine::new();
+    let (one, two) = (machine.thread(), machine.thread());
+    one.control(&sampling(1_000)).unwrap();
+    one.execute(1_003);
+    one.switch_out();
+    two.control(&sampling(5_000)).unwrap();
+    assert_eq!(interrupt(&machine, &two, 0), None, "not the thread that executes");
+    two.execute(10);
+    two.switch_out();
+    assert_eq!(one.switch_in(1), TOLD);
+    assert_eq!(machine.stats(1).overflows_pending.get(), 1);
+    one.switch_out();
+    assert_eq!(one.switch_in(1), None, "once");
+    go_on(&machine, &one, 1).unwrap();
+    one.execute(996);
+    assert_eq!(interrupt(&machine, &one, 1), None);
+    one.execute(1);
+    assert_eq!(interrupt(&machine, &one, 1), TOLD, "periods are multiples, whatever the skid");
+    assert_eq!(two.switch_in(0), None);
+    two.execute(4_990);
+    assert_eq!(interrupt(&machine, &two, 0), TOLD);
+}
+
+#[test]
+fn a_new_control_forgets_a_pause_and_a_stop_keeps_the_sums() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.control(&sampling(1_000)).unwrap();
+    thread.execute(1_000);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+    thread.control(&sampling(2_000)).unwrap();
+    assert_eq!(go_on(&machine, &thread, 0), Err(Errno::PERM));
+    thread.execute(1_999);
+    assert_eq!(interrupt(&machine, &thread, 0), None);
+    thread.stop();
+    assert_eq!(thread.read().unwrap().counter[0], 1_999);
+}
+
+#[test]
+fn sampling_needs_a_signal_and_a_fair_period() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    for signal in [0, 65] {
+        let control = Control { signal, ..sampling(1_000) };
+        assert_eq!(thread.control(&control), Err(Errno::INVAL));
+    }
+    assert_eq!(thread.control(&sampling(999)), Err(Errno::INVAL));
+    assert_eq!(thread.control(&sampling(1_000)), Ok(()));
 }

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! When a thread's sampling counters overflow.
+//!
+//! The hypervisor's virtual interrupt only says that something on this vCPU has overflowed; its
+//! thread may be suspended by now.  Whose it was follows from the counts alone: a counter has
+//! overflowed whenever its count has reached the next multiple of its period.  So nothing depends
+//! on when, or how often, the interrupt comes: none is lost, doubled or given to another thread.
+
+use shared_abi::config::MODE_SAMPLING;
+use shared_abi::ioctl::{Control, Sums};
+use shared_abi::limits::MAX_COUNTERS;
+
+/// What the thread is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// The signal's number.
+    pub number: u32,
+    /// One bit per counter that has overflowed.
+    pub counters: u32,
+}
+
+/// The sampling counters of one thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Overflows {
+    signal: u32,
+    /// One bit per sampling counter.
+    sampling: u32,
+    period: [u64; MAX_COUNTERS],
+    /// The counts at which they overflow next.
+    next: [u64; MAX_COUNTERS],
+    /// Counters that have overflowed since the thread was last told.
+    pending: u32,
+    /// Overflows that came before the thread was told of the one before.
+    merged: u64,
+    /// The thread has been told, and has not let its counters go on.
+    paused: bool,
+}
+
+impl Overflows {
+    pub(crate) const NONE: Self = Self {
+        signal: 0,
+        sampling: 0,
+        period: [0; MAX_COUNTERS],
+        next: [0; MAX_COUNTERS],
+        pending: 0,
+        merged: 0,
+        paused: false,
+    };
+
+    /// Those of a valid control, not begun.
+    pub(crate) fn new(control: &Control) -> Self {
+        let mut overflows = Self { signal: control.signal, ..Self::NONE };
+        let counters = control.counter.iter().take(control.counters as usize);
+        for (index, (period, counter)) in overflows.period.iter_mut().zip(counters).enumerate() {
+            if counter.mode == MODE_SAMPLING {
+                *period = counter.period;
+                overflows.sampling |= 1 << index;
+            }
+        }
+        overflows
+    }
+
+    /// Periods begin at these counts.
+    pub(crate) fn begin(&mut self, sums: &Sums) {
+        for ((next, period), sum) in self.next.iter_mut().zip(&self.period).zip(&sums.counter) {
+            *next = sum.wrapping_add(*period);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn any(&self) -> bool {
+        self.sampling != 0
+    }
+
+    #[inline(always)]
+    pub(crate) const fn paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Events from these counts to counter `index`'s next overflow, if it samples.
+    pub(crate) fn distance(&self, index: usize, sums: &Sums) -> Option<u64> {
+        let next = self.next.get(index).filter(|_| self.sampling & 1 << index != 0)?;
+        Some(next.wrapping_sub(*sums.counter.get(index)?))
+    }
+
+    /// Whether any counter has overflowed at these counts.
+    pub(crate) fn due(&self, sums: &Sums) -> bool {
+        (0..MAX_COUNTERS).any(|index| self.distance(index, sums).is_some_and(is_past))
+    }
+
+    /// Notes which counters have overflowed at these counts.
+    #[inline(always)]
+    pub(crate) fn notice(&mut self, sums: &Sums) {
+        if !self.any() {
+            return;
+        }
+        for index in 0..MAX_COUNTERS {
+            while self.distance(index, sums).is_some_and(is_past) {
+                self.merged += u64::from(self.pending >> index & 1);
+                self.pending |= 1 << index;
+                if let (Some(next), Some(period)) =
+                    (self.next.get_mut(index), self.period.get(index))
+                {
+                    *next = next.wrapping_add(*period);
+                }
+            }
+        }
+    }
+
+    /// Pauses the counters if one has overflowed; gives what to tell the thread.
+    pub(crate) fn pause(&mut self) -> Option<Signal> {
+        if self.pending == 0 || self.paused {
+            return None;
+        }
+        self.paused = true;
+        Some(Signal { number: self.signal, counters: self.pending })
+    }
+
+    /// Lets the counters go on; false if they were not paused.
+    pub(crate) fn go_on(&mut self) -> bool {
+        self.pending = 0;
+        core::mem::take(&mut self.paused)
+    }
+
+    /// Overflows that were not told one by one.
+    pub(crate) fn take_merged(&mut self) -> u64 {
+        core::mem::take(&mut self.merged)
+    }
+}
+
+/// Whether a distance is one into the past.
+const fn is_past(distance: u64) -> bool {
+    distance == 0 || distance as i64 <= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_abi::CounterConfig;
+
+    fn sampling(periods: &[u64]) -> Overflows {
+        let mut control =
+            Control { signal: 27, counters: periods.len() as u32, ..Control::default() };
+        for (counter, &period) in control.counter.iter_mut().zip(periods) {
+            let mode = if period > 0 { MODE_SAMPLING } else { 0 };
+            *counter = CounterConfig { mode, period, ..CounterConfig::default() };
+        }
+        Overflows::new(&control)
+    }
+
+    fn sums(counts: &[u64]) -> Sums {
+        let mut sums = Sums::default();
+        sums.counter[..counts.len()].copy_from_slice(counts);
+        sums
+    }
+
+    #[test]
+    fn multiples_of_the_period_overflow() {
+        let mut overflows = sampling(&[0, 1_000]);
+        overflows.begin(&sums(&[5, 70]));
+        assert_eq!(overflows.distance(0, &sums(&[5, 70])), None);
+        assert_eq!(overflows.distance(1, &sums(&[5, 70])), Some(1_000));
+        overflows.notice(&sums(&[9_999, 1_069]));
+        assert_eq!(overflows.pause(), None);
+        assert!(overflows.due(&sums(&[0, 1_070])));
+        overflows.notice(&sums(&[9_999, 1_072]));
+        assert_eq!(overflows.pause(), Some(Signal { number: 27, counters: 0b10 }));
+        assert_eq!(overflows.pause(), None, "once");
+        assert!(overflows.go_on() && !overflows.go_on());
+        // What was too many of the first period counts for the second.
+        assert_eq!(overflows.distance(1, &sums(&[0, 1_072])), Some(998));
+    }
+
+    #[test]
+    fn overflows_behind_a_pending_one_are_counted() {
+        let mut overflows = sampling(&[1_000]);
+        overflows.begin(&sums(&[u64::MAX - 99]));
+        overflows.notice(&sums(&[3_500 - 100]));
+        assert_eq!(overflows.pause().map(|signal| signal.counters), Some(1));
+        assert_eq!(overflows.take_merged(), 2);
+        assert_eq!(overflows.distance(0, &sums(&[3_400])), Some(500));
+    }
+}
