@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* /dev/perfctr: a descriptor is bound to one thread's counters, once. */
 
+#include <linux/capability.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/sched.h>
+#include <linux/sched/task.h>
 #include <linux/uaccess.h>
 #include <asm/processor.h>
 #include <asm/tsc.h>
@@ -45,13 +47,20 @@ static long perfctr_info(void __user *argument)
 	return copy_to_user(argument, &info, sizeof(info)) ? -EFAULT : 0;
 }
 
-static long perfctr_check_create(void __user *argument)
+/* The thread that the argument names, with a reference. */
+static struct task_struct *perfctr_named(void __user *argument)
 {
 	struct perfctr_create create;
+	int err;
 
 	if (copy_from_user(&create, argument, sizeof(create)))
-		return -EFAULT;
-	return perfctr_core_check_create(&create, task_pid_vnr(current));
+		return ERR_PTR(-EFAULT);
+	err = perfctr_core_check_create(&create);
+	if (err)
+		return ERR_PTR(err);
+	if (create.tid == 0 || create.tid == task_pid_vnr(current))
+		return get_task_struct(current);
+	return perfctr_remote_task(create.tid);
 }
 
 /* Binds the descriptor, which takes over the caller's reference. */
@@ -63,58 +72,105 @@ static long perfctr_bind(struct file *file, struct perfctr_thread *thread)
 	return -EEXIST;
 }
 
-static long perfctr_create(struct file *file, void __user *argument)
+/* Claimed, with the caller's reference. */
+static struct perfctr_thread *perfctr_claim(struct task_struct *task)
 {
-	struct perfctr_thread *thread;
-	long err = perfctr_check_create(argument);
+	struct perfctr_thread *thread = perfctr_thread_alloc(task_pid_nr(task));
+	int err;
 
-	if (err)
-		return err;
-	if (perfctr_thread_current())
-		return -EEXIST;
-	thread = perfctr_thread_create();
 	if (!thread)
-		return -ENOMEM;
+		return ERR_PTR(-ENOMEM);
+	err = perfctr_thread_claim(thread, task);
+	if (!err)
+		return thread;
+	perfctr_thread_put(thread);
+	return ERR_PTR(err);
+}
+
+/* By the thread itself at once; another thread does it when it goes on. */
+static int perfctr_link(struct perfctr_thread *thread,
+			struct task_struct *task)
+{
+	if (task != current)
+		return perfctr_remote_link(thread, task);
+	perfctr_thread_link(thread);
+	return 0;
+}
+
+static long perfctr_create_for(struct file *file, struct task_struct *task)
+{
+	struct perfctr_thread *thread = perfctr_claim(task);
+	long err;
+
+	if (IS_ERR(thread))
+		return PTR_ERR(thread);
+	perfctr_thread_get(thread);
 	err = perfctr_bind(file, thread);
 	if (!err)
-		perfctr_thread_link(thread);
+		err = perfctr_link(thread, task);
+	if (err)
+		perfctr_thread_disclaim(thread);
+	perfctr_thread_put(thread);
+	return err;
+}
+
+static long perfctr_create(struct file *file, void __user *argument)
+{
+	struct task_struct *task = perfctr_named(argument);
+	long err;
+
+	if (IS_ERR(task))
+		return PTR_ERR(task);
+	err = perfctr_create_for(file, task);
+	put_task_struct(task);
 	return err;
 }
 
 static long perfctr_open_existing(struct file *file, void __user *argument)
 {
-	struct perfctr_thread *thread = perfctr_thread_current();
-	long err = perfctr_check_create(argument);
+	struct task_struct *task = perfctr_named(argument);
+	struct perfctr_thread *thread;
 
-	if (err)
-		return err;
-	if (!thread)
-		return -ESRCH;
-	return perfctr_bind(file, perfctr_thread_get(thread));
+	if (IS_ERR(task))
+		return PTR_ERR(task);
+	thread = perfctr_thread_find(task);
+	put_task_struct(task);
+	return thread ? perfctr_bind(file, thread) : -ESRCH;
 }
 
 static long perfctr_control(struct perfctr_thread *thread,
 			    void __user *argument)
 {
-	struct task_struct *owner = READ_ONCE(thread->task);
 	struct perfctr_control_arg control;
+	struct task_struct *owner;
+	long err;
 
-	if (!owner)
-		return -ESRCH;
-	if (owner != current)
-		return -EPERM;
 	if (copy_from_user(&control, argument, sizeof(control)))
 		return -EFAULT;
-	return perfctr_thread_control(thread, &control);
+	owner = perfctr_thread_owner(thread);
+	if (!owner)
+		return -ESRCH;
+	if (owner == current)
+		err = perfctr_thread_control(thread, &control);
+	else
+		err = perfctr_remote_control(thread, owner, &control);
+	put_task_struct(owner);
+	return err;
 }
 
 static long perfctr_go_on(struct perfctr_thread *thread)
 {
-	struct task_struct *owner = READ_ONCE(thread->task);
+	struct task_struct *owner = perfctr_thread_owner(thread);
+	long err;
 
 	if (!owner)
 		return -ESRCH;
-	return owner == current ? perfctr_thread_go_on(thread) : -EPERM;
+	if (owner == current)
+		err = perfctr_thread_go_on(thread);
+	else
+		err = perfctr_remote_go_on(thread, owner);
+	put_task_struct(owner);
+	return err;
 }
 
 static long perfctr_read_sums(struct perfctr_thread *thread,
@@ -134,21 +190,63 @@ static long perfctr_read_control(struct perfctr_thread *thread,
 	struct perfctr_control_arg control;
 
 	mutex_lock(&thread->lock);
-	control = thread->control;
+	control = thread->asked & PERFCTR_ASKED_CONTROL ?
+			  thread->asked_control : thread->control;
 	mutex_unlock(&thread->lock);
 	return copy_to_user(argument, &control, sizeof(control)) ? -EFAULT : 0;
 }
 
 static long perfctr_unlink(struct perfctr_thread *thread)
 {
-	struct task_struct *owner = READ_ONCE(thread->task);
+	struct task_struct *owner = perfctr_thread_owner(thread);
+	long err = 0;
 
 	if (!owner)
 		return 0;
-	if (owner != current)
+	if (owner == current)
+		perfctr_thread_unlink(thread);
+	else
+		err = perfctr_remote_unlink(thread, owner);
+	put_task_struct(owner);
+	return err;
+}
+
+static long perfctr_cpu_control(void __user *argument)
+{
+	struct perfctr_cpu_state_arg state;
+
+	if (copy_from_user(&state, argument, sizeof(state)))
+		return -EFAULT;
+	return perfctr_global_control(&state);
+}
+
+static long perfctr_cpu_read(void __user *argument)
+{
+	struct perfctr_cpu_state_arg state;
+	long err;
+
+	if (copy_from_user(&state, argument, sizeof(state)))
+		return -EFAULT;
+	err = perfctr_global_read(&state);
+	if (err)
+		return err;
+	return copy_to_user(argument, &state, sizeof(state)) ? -EFAULT : 0;
+}
+
+static long perfctr_cpu_ioctl(unsigned int command, void __user *argument)
+{
+	if (!perfmon_capable())
 		return -EPERM;
-	perfctr_thread_unlink(thread);
-	return 0;
+	switch (command) {
+	case PERFCTR_IOC_CPU_CONTROL:
+		return perfctr_cpu_control(argument);
+	case PERFCTR_IOC_CPU_START:
+		return perfctr_global_start();
+	case PERFCTR_IOC_CPU_STOP:
+		return perfctr_global_stop();
+	default:
+		return perfctr_cpu_read(argument);
+	}
 }
 
 static long perfctr_bound_ioctl(struct file *file, unsigned int command,
@@ -190,6 +288,11 @@ static long perfctr_ioctl(struct file *file, unsigned int command,
 	case PERFCTR_IOC_UNLINK:
 	case PERFCTR_IOC_RESUME:
 		return perfctr_bound_ioctl(file, command, argument);
+	case PERFCTR_IOC_CPU_CONTROL:
+	case PERFCTR_IOC_CPU_START:
+	case PERFCTR_IOC_CPU_STOP:
+	case PERFCTR_IOC_CPU_READ:
+		return perfctr_cpu_ioctl(command, argument);
 	default:
 		return -ENOTTY;
 	}

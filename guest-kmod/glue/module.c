@@ -5,6 +5,7 @@
 
 #include <linux/module.h>
 #include <linux/preempt.h>
+#include <linux/rcupdate.h>
 #include <xen/xen.h>
 
 #include "perfctr.h"
@@ -63,11 +64,16 @@ static int __init perfctr_init(void)
 	err = perfctr_task_init();
 	if (err)
 		goto undo_vcpus;
+	err = perfctr_global_init();
+	if (err)
+		goto undo_task;
 	perfctr_debugfs_init();
 	err = perfctr_chardev_init();
 	if (!err)
 		return 0;
 	perfctr_debugfs_exit();
+	perfctr_global_exit();
+undo_task:
 	perfctr_task_exit();
 undo_vcpus:
 	preempt_notifier_dec();
@@ -79,7 +85,10 @@ static void __exit perfctr_exit(void)
 {
 	perfctr_chardev_exit();
 	perfctr_debugfs_exit();
+	perfctr_global_exit();
 	perfctr_task_exit();
+	/* A tracee may still be on its last steps in this module. */
+	synchronize_rcu_tasks();
 	preempt_notifier_dec();
 	perfctr_vcpus_exit();
 }

@@ -6,8 +6,10 @@
 #include <linux/fs.h>
 #include <linux/irqflags.h>
 #include <linux/kref.h>
+#include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/preempt.h>
+#include <linux/task_work.h>
 #include <linux/smp.h>
 
 #include "perfctr_core.h"
@@ -19,20 +21,33 @@ struct perfctr_cpu {
 	int irq;
 };
 
+/* What a tracer has asked for. */
+#define PERFCTR_ASKED_LINK 1
+#define PERFCTR_ASKED_CONTROL 2
+#define PERFCTR_ASKED_GO_ON 4
+#define PERFCTR_ASKED_UNLINK 8
+
 /*
  * One thread's counters.  A reference is held by the thread while it is
- * linked, and by each descriptor that is bound.
+ * linked, by each descriptor that is bound, and by what a tracer has asked for.
  */
 struct perfctr_thread {
 	struct preempt_notifier notifier;
 	struct kref kref;
-	/* Whose counters these are; NULL once unlinked. */
+	/* From creation to unlinking, which is before the owner's end. */
+	struct hlist_node claim;
+	struct task_struct *owner;
+	/* Who is linked; NULL before and after. */
 	struct task_struct *task;
 	struct perfctr_thread_page *page;
-	/* Protects control. */
+	/* Protects all below but the core's. */
 	struct mutex lock;
 	/* The last one that was accepted. */
 	struct perfctr_control_arg control;
+	/* What a tracer has asked for and the thread has not done yet. */
+	struct callback_head work;
+	unsigned int asked;
+	struct perfctr_control_arg asked_control;
 	/* struct perfctr_core_thread */
 	u64 core[];
 };
@@ -58,7 +73,12 @@ struct preempt_ops *perfctr_preempt_ops(void);
 /* thread.c */
 extern atomic_t perfctr_threads;
 struct perfctr_thread *perfctr_thread_current(void);
-struct perfctr_thread *perfctr_thread_create(void);
+struct perfctr_thread *perfctr_thread_alloc(u32 tid);
+int perfctr_thread_claim(struct perfctr_thread *thread,
+			 struct task_struct *owner);
+void perfctr_thread_disclaim(struct perfctr_thread *thread);
+struct task_struct *perfctr_thread_owner(struct perfctr_thread *thread);
+struct perfctr_thread *perfctr_thread_find(struct task_struct *owner);
 void perfctr_thread_link(struct perfctr_thread *thread);
 void perfctr_thread_unlink(struct perfctr_thread *thread);
 int perfctr_thread_control(struct perfctr_thread *thread,
@@ -68,6 +88,27 @@ int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
 struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread);
 void perfctr_thread_put(struct perfctr_thread *thread);
+
+/* remote.c */
+struct task_struct *perfctr_remote_task(u32 tid);
+int perfctr_remote_link(struct perfctr_thread *thread,
+			struct task_struct *task);
+int perfctr_remote_control(struct perfctr_thread *thread,
+			   struct task_struct *task,
+			   const struct perfctr_control_arg *control);
+int perfctr_remote_go_on(struct perfctr_thread *thread,
+			 struct task_struct *task);
+int perfctr_remote_unlink(struct perfctr_thread *thread,
+			  struct task_struct *task);
+
+/* global.c */
+int perfctr_global_control(const struct perfctr_cpu_state_arg *state);
+int perfctr_global_start(void);
+int perfctr_global_stop(void);
+int perfctr_global_read(struct perfctr_cpu_state_arg *state);
+void perfctr_global_offline(unsigned int cpu);
+int perfctr_global_init(void);
+void perfctr_global_exit(void);
 
 /* task.c */
 int perfctr_task_init(void);

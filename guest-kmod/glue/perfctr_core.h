@@ -26,7 +26,9 @@ bool perfctr_core_is_idle(void);
 const char *perfctr_core_stat_name(const struct perfctr_core_vcpu *vcpu,
 				   u32 index);
 u64 perfctr_core_stat(const struct perfctr_core_vcpu *vcpu, u32 index);
-int perfctr_core_check_create(const struct perfctr_create *create, u32 tid);
+int perfctr_core_check_create(const struct perfctr_create *create);
+int perfctr_core_check_control(const struct perfctr_hv_query *query,
+			       const struct perfctr_control_arg *control);
 size_t perfctr_core_thread_bytes(void);
 void perfctr_core_thread_init(struct perfctr_core_thread *memory,
 			      const struct perfctr_thread_page *page, u32 tid);

@@ -2,15 +2,20 @@
 /* The lifetime of a thread's counters. */
 
 #include <linux/gfp.h>
+#include <linux/hashtable.h>
 #include <linux/module.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/task.h>
 #include <linux/slab.h>
 
 #include "perfctr.h"
 
-/* Linked ones. */
+/* Claimed ones; -1 while whole CPUs count. */
 atomic_t perfctr_threads;
+
+static DEFINE_HASHTABLE(perfctr_claims, 8);
+static DEFINE_SPINLOCK(perfctr_claims_lock);
 
 /* The list is only ever changed and walked by its own thread. */
 struct perfctr_thread *perfctr_thread_current(void)
@@ -25,8 +30,73 @@ struct perfctr_thread *perfctr_thread_current(void)
 	return NULL;
 }
 
-/* Not linked; with one reference, the caller's. */
-struct perfctr_thread *perfctr_thread_create(void)
+/* With the lock held. */
+static struct perfctr_thread *perfctr_find_claim(struct task_struct *owner)
+{
+	struct perfctr_thread *thread;
+
+	hash_for_each_possible(perfctr_claims, thread, claim,
+			       (unsigned long)owner) {
+		if (thread->owner == owner)
+			return thread;
+	}
+	return NULL;
+}
+
+/* Makes these the thread's only counters, to be linked. */
+int perfctr_thread_claim(struct perfctr_thread *thread,
+			 struct task_struct *owner)
+{
+	int err = 0;
+
+	spin_lock(&perfctr_claims_lock);
+	thread->owner = owner;
+	if (perfctr_find_claim(owner))
+		err = -EEXIST;
+	else if (!atomic_inc_unless_negative(&perfctr_threads))
+		err = -EBUSY;
+	else
+		hash_add(perfctr_claims, &thread->claim,
+			 (unsigned long)owner);
+	spin_unlock(&perfctr_claims_lock);
+	return err;
+}
+
+void perfctr_thread_disclaim(struct perfctr_thread *thread)
+{
+	spin_lock(&perfctr_claims_lock);
+	hash_del(&thread->claim);
+	spin_unlock(&perfctr_claims_lock);
+	atomic_dec(&perfctr_threads);
+}
+
+/* With a reference; NULL once unlinked. */
+struct task_struct *perfctr_thread_owner(struct perfctr_thread *thread)
+{
+	struct task_struct *owner = NULL;
+
+	spin_lock(&perfctr_claims_lock);
+	if (hash_hashed(&thread->claim))
+		owner = get_task_struct(thread->owner);
+	spin_unlock(&perfctr_claims_lock);
+	return owner;
+}
+
+/* The thread's counters with a reference, or NULL. */
+struct perfctr_thread *perfctr_thread_find(struct task_struct *owner)
+{
+	struct perfctr_thread *thread;
+
+	spin_lock(&perfctr_claims_lock);
+	thread = perfctr_find_claim(owner);
+	if (thread)
+		perfctr_thread_get(thread);
+	spin_unlock(&perfctr_claims_lock);
+	return thread;
+}
+
+/* Neither claimed nor linked; with one reference, the caller's. */
+struct perfctr_thread *perfctr_thread_alloc(u32 tid)
 {
 	struct perfctr_thread *thread;
 
@@ -42,21 +112,19 @@ struct perfctr_thread *perfctr_thread_create(void)
 	kref_init(&thread->kref);
 	mutex_init(&thread->lock);
 	preempt_notifier_init(&thread->notifier, perfctr_preempt_ops());
-	perfctr_core_thread_init(perfctr_core_of(thread), thread->page,
-				 task_pid_nr(current));
+	perfctr_core_thread_init(perfctr_core_of(thread), thread->page, tid);
 	return thread;
 }
 
 /*
- * Makes these the calling thread's counters.  The module stays while a thread
- * is linked, since the scheduler calls into it.
+ * Links counters that the calling thread has claimed.  The module stays while
+ * a thread is linked, since the scheduler calls into it.
  */
 void perfctr_thread_link(struct perfctr_thread *thread)
 {
 	__module_get(THIS_MODULE);
 	WRITE_ONCE(thread->task, current);
 	kref_get(&thread->kref);
-	atomic_inc(&perfctr_threads);
 	preempt_disable();
 	preempt_notifier_register(&thread->notifier);
 	preempt_enable();
@@ -72,9 +140,9 @@ void perfctr_thread_unlink(struct perfctr_thread *thread)
 	preempt_notifier_unregister(&thread->notifier);
 	local_irq_restore(flags);
 	perfctr_stop_if_idle();
-	atomic_dec(&perfctr_threads);
 	/* Whoever sees NULL sees the final sums. */
 	smp_store_release(&thread->task, NULL);
+	perfctr_thread_disclaim(thread);
 	perfctr_thread_put(thread);
 	module_put(THIS_MODULE);
 }

@@ -52,6 +52,7 @@ static int perfctr_vcpu_offline(unsigned int cpu)
 	int err;
 
 	local_irq_save(flags);
+	perfctr_global_offline(cpu);
 	err = perfctr_core_vcpu_unregister(vcpu->core);
 	local_irq_restore(flags);
 	if (err) {

@@ -2,7 +2,7 @@
 //! Validation of what user programs pass.
 
 use shared_abi::config::MODE_SAMPLING;
-use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_TSC, Control, Create};
+use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Create};
 use shared_abi::limits::{MAX_COUNTERS, PERIOD_EVENTS_MIN};
 use shared_abi::version::ABI_MAJOR;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
@@ -12,21 +12,28 @@ use crate::overflow::Overflows;
 /// The highest signal number of Linux on x86.
 const SIGNAL_MAX: u32 = 64;
 
-/// Checks the argument of `IOC_CREATE` and `IOC_OPEN` by thread `tid`.
+/// Checks the argument of `IOC_CREATE` and `IOC_OPEN`.
 ///
 /// # Errors
 ///
-/// `PROTO` another ABI major, `INVAL` a reserved field, `OPNOTSUPP` another thread than `tid`.
-pub fn check_create(create: &Create, tid: u32) -> Result<(), Errno> {
+/// `PROTO` another ABI major, `INVAL` a reserved field.
+pub fn check_create(create: &Create) -> Result<(), Errno> {
     if create.abi_major != u32::from(ABI_MAJOR) {
         Err(Errno::PROTO)
     } else if create.reserved != 0 {
         Err(Errno::INVAL)
-    } else if create.tid != 0 && create.tid != tid {
-        Err(Errno::OPNOTSUPP)
     } else {
         Ok(())
     }
+}
+
+/// Checks the argument of `IOC_CONTROL` without doing anything.
+///
+/// # Errors
+///
+/// See the table in [`shared_abi::ioctl`].
+pub fn check_control(caps: &PmuCaps, control: &Control) -> Result<(), Errno> {
+    Request::new(caps, control).map(drop)
 }
 
 /// Physical counters in a thread's own order.
@@ -69,6 +76,7 @@ pub(crate) struct Request {
     pub(crate) config: Config,
     pub(crate) order: Order,
     pub(crate) tsc: bool,
+    pub(crate) keep_tsc: bool,
     pub(crate) preserve: u32,
     pub(crate) overflows: Overflows,
 }
@@ -76,7 +84,7 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(caps: &PmuCaps, control: &Control) -> Result<Self, Errno> {
         let counters = control.counter.get(..control.counters as usize).ok_or(Errno::INVAL)?;
-        if control.flags & !(CONTROL_TSC | CONTROL_CLOEXEC) != 0
+        if control.flags & !(CONTROL_TSC | CONTROL_CLOEXEC | CONTROL_KEEP_TSC) != 0
             || control.preserve >> control.counters != 0
         {
             return Err(Errno::INVAL);
@@ -88,8 +96,10 @@ impl Request {
             order.push(PhysSlot::new(counter.slot).ok_or(Errno::INVAL)?);
         }
         let tsc = control.flags & CONTROL_TSC != 0;
+        let keep_tsc = control.flags & CONTROL_KEEP_TSC != 0;
         let overflows = Overflows::new(control);
-        Ok(Self { config, order, tsc, preserve: control.preserve, overflows })
+        let preserve = control.preserve;
+        Ok(Self { config, order, tsc, keep_tsc, preserve, overflows })
     }
 
     /// Whether anything is to be counted.
@@ -114,12 +124,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_caller_and_only_this_major() {
+    fn only_this_major() {
         let create = Create { abi_major: u32::from(ABI_MAJOR), ..Create::default() };
-        assert_eq!(check_create(&create, 7), Ok(()));
-        assert_eq!(check_create(&Create { tid: 7, ..create }, 7), Ok(()));
-        assert_eq!(check_create(&Create { tid: 8, ..create }, 7), Err(Errno::OPNOTSUPP));
-        assert_eq!(check_create(&Create { reserved: 1, ..create }, 7), Err(Errno::INVAL));
-        assert_eq!(check_create(&Create { abi_major: 2, ..create }, 7), Err(Errno::PROTO));
+        assert_eq!(check_create(&create), Ok(()));
+        assert_eq!(check_create(&Create { tid: 8, ..create }), Ok(()));
+        assert_eq!(check_create(&Create { reserved: 1, ..create }), Err(Errno::INVAL));
+        assert_eq!(check_create(&Create { abi_major: 2, ..create }), Err(Errno::PROTO));
     }
 }

@@ -272,7 +272,7 @@ impl ThreadPmu {
 
     fn start_anew(&mut self, page: &ThreadPage, request: &Request) {
         let had_tsc = self.tsc && self.failure.is_none();
-        if !(had_tsc && request.tsc) {
+        if !(had_tsc && request.tsc || request.keep_tsc) {
             self.sums.tsc = 0;
         }
         for (index, sum) in self.sums.counter.iter_mut().enumerate() {

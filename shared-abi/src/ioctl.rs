@@ -6,13 +6,13 @@
 //! | ioctl | argument | errors besides `EFAULT` |
 //! |---|---|---|
 //! | [`IOC_INFO`] | [`Info`], out | - |
-//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM` |
+//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ESRCH` a thread that may not be operated, `EBUSY` |
 //! | [`IOC_OPEN`] | [`Create`] | `EPROTO`, `ESRCH` the thread has none, `EEXIST`, `EINVAL` |
-//! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` unlinked, `EPERM` another thread's |
+//! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` unlinked, or of a thread that may not be operated |
 //! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |
 //! | [`IOC_READ_CONTROL`] | [`Control`], out | `EINVAL` not bound |
-//! | [`IOC_RESUME`] | - | `EPERM` not paused by an overflow, or another thread's; `ESRCH` unlinked |
-//! | [`IOC_UNLINK`] | - | `EPERM` another thread's; repeating it is no error |
+//! | [`IOC_RESUME`] | - | `EPERM` not paused by an overflow; `ESRCH` unlinked, or of a thread that may not be operated |
+//! | [`IOC_UNLINK`] | - | `ESRCH` of a thread that may not be operated; repeating it is no error |
 //! | [`IOC_CPU_CONTROL`] | [`CpuState`] | `EPERM` not privileged, or a counter samples; `EINVAL` no such CPU, or offline; `EBUSY` started |
 //! | [`IOC_CPU_START`] | - | `EPERM` not privileged; `EBUSY` started, or threads have counters |
 //! | [`IOC_CPU_STOP`] | - | `EPERM` not privileged |
@@ -21,6 +21,10 @@
 //! All return 0, but for `IOC_CPU_CONTROL` and `IOC_CPU_START`: the number of CPUs that have
 //! something to count.  Threads cannot be given counters while CPUs count (`EBUSY`), nor the other
 //! way round.
+//!
+//! A thread may be operated by itself, and by its tracer while it is stopped (`ptrace(2)`).  What the
+//! tracer asks for is judged at once, and takes effect before the thread executes anything of its
+//! own.
 //!
 //! The mapping is `1 + Info::vcpus` pages at offset 0, shared and read-only (else `EPERM`): the
 //! thread's page, then each vCPU's.
@@ -65,7 +69,7 @@ pub const IOC_RESUME: u32 = ioc(0, 0x47, 0);
 pub const IOC_CPU_CONTROL: u32 = ioc(WRITE, 0x50, size_of::<CpuState>());
 /// Start counting on all CPUs that have been set.
 pub const IOC_CPU_START: u32 = ioc(0, 0x51, 0);
-/// Stop counting on all CPUs and forget what they count.
+/// Stop counting on all CPUs.  Sums stay.
 pub const IOC_CPU_STOP: u32 = ioc(0, 0x52, 0);
 /// Read one CPU's control and sums.
 pub const IOC_CPU_READ: u32 = ioc(READ | WRITE, 0x53, size_of::<CpuState>());
@@ -127,7 +131,7 @@ pub struct Create {
     pub abi_major: u32,
     /// The caller's minor.
     pub abi_minor: u32,
-    /// The thread; 0 for the caller.  Others are not supported yet (`EOPNOTSUPP`).
+    /// The thread; 0 for the caller.
     pub tid: u32,
     /// 0.
     pub reserved: u32,

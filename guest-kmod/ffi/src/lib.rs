@@ -13,7 +13,7 @@ use core::ffi::{c_char, c_int, c_void};
 
 use guest_kmod::hal::Kernel;
 use guest_kmod::handshake::{caps, handshake};
-use guest_kmod::ioctl::check_create;
+use guest_kmod::ioctl::{check_control, check_create};
 use guest_kmod::overflow::Signal;
 use guest_kmod::publish::published;
 use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
@@ -208,8 +208,15 @@ pub extern "C" fn perfctr_core_stat(vcpu: &VcpuObject, index: u32) -> u64 {
 
 /// See [`check_create`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_check_create(create: &Create, tid: u32) -> c_int {
-    to_return(check_create(create, tid))
+pub extern "C" fn perfctr_core_check_create(create: &Create) -> c_int {
+    to_return(check_create(create))
+}
+
+/// See [`check_control`].  `query` is the answer of the handshake.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_check_control(query: &HvQuery, control: &Control) -> c_int {
+    let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
+    to_return(check_control(&caps, control))
 }
 
 /// Bytes of a thread object.

@@ -7,7 +7,7 @@ use std::vec;
 use shared_abi::CounterConfig;
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{OP_LOAD, OP_STOP};
-use shared_abi::ioctl::CONTROL_TSC;
+use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC};
 use shared_abi::limits::READ_ATTEMPTS_MAX;
 use shared_abi::read::ReadError;
 use shared_abi::sync::Ordering::Relaxed;
@@ -155,6 +155,12 @@ fn control_preserves_what_it_is_asked_to() {
     both.preserve = 0b01;
     thread.control(&both).unwrap();
     assert_eq!(thread.read_direct(), Ok((0, [100, 0])));
+
+    thread.execute(100);
+    thread.control(&Control::default()).unwrap();
+    both.flags |= CONTROL_KEEP_TSC;
+    thread.control(&both).unwrap();
+    assert_eq!(thread.read_direct(), Ok((100, [200, 0])));
 }
 
 #[test]
@@ -165,7 +171,7 @@ fn a_refused_control_changes_nothing() {
     thread.execute(30);
     let good = control(&[counter(1, BRANCHES)]);
     let refused = [
-        (Errno::INVAL, Control { flags: 1 << 2, ..good }),
+        (Errno::INVAL, Control { flags: 1 << 3, ..good }),
         (Errno::INVAL, Control { signal: 1, ..good }),
         (Errno::INVAL, Control { preserve: 0b10, ..good }),
         (Errno::INVAL, Control { counters: 19, ..good }),

@@ -83,7 +83,7 @@ fn binding(bench: &mut Bench, bound: &File) -> Result<()> {
         bench.refused(&format!("{name} with a reserved field"), Refusal::EINVAL, || {
             tell(&free, request, Create { reserved: 1, ..CREATE })
         });
-        bench.refused(&format!("{name} for another thread"), Refusal::EOPNOTSUPP, || {
+        bench.refused(&format!("{name} for another thread"), Refusal::ESRCH, || {
             tell(&free, request, Create { tid: INIT, ..CREATE })
         });
         bench.refused(&format!("{name} by a bound descriptor"), Refusal::EEXIST, || {
@@ -169,10 +169,10 @@ fn mappings(bench: &mut Bench, bound: &File) {
 
 /// What another thread may not do with this thread's descriptor.
 fn strangers(bench: &mut Bench, bound: &File) -> Result<()> {
-    bench.refused("control by another thread", Refusal::EPERM, || {
+    bench.refused("control by another thread", Refusal::ESRCH, || {
         elsewhere(|| tell(bound, IOC_CONTROL, control(&[VALID])))
     });
-    bench.refused("unlink by another thread", Refusal::EPERM, || {
+    bench.refused("unlink by another thread", Refusal::ESRCH, || {
         elsewhere(|| ioctl(bound, IOC_UNLINK, Argument::Null))
     });
     Ok(())
