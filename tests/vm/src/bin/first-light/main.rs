@@ -41,7 +41,7 @@ struct Options {
     #[arg(long, default_value_t = 1500)]
     regions: u64,
     /// Pairs of adjoining reads per thread, of 1 and of 4 counters.
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 40_000)]
     reads: u64,
     /// Physical CPUs that the vCPUs are moved between.
     #[arg(long, default_value_t = 2)]

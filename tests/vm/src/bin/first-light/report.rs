@@ -12,40 +12,20 @@ use shared_abi::hypercall::{
     HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvHookStats, HvStats,
 };
 
-use crate::histogram::Histogram;
+use crate::histogram::{Histogram, Verdict};
 use crate::time::TimeCheck;
-use crate::worker::{Inside, Log, MIXED};
+use crate::worker::{Inside, Log, Series};
 use crate::{Marks, Options};
 
 /// What the run has shown.
 pub struct Report {
     values: Map<String, Value>,
+    /// The table of truth against reading, line by line.
+    table: Vec<String>,
     /// What is wrong; empty if all is well.
     complaints: Vec<String>,
     /// Details for whoever looks for the reason.
     details: Vec<String>,
-}
-
-/// Largest error and number of errors of one kind of event.
-#[derive(Default)]
-struct Off {
-    max: u64,
-    count: u64,
-}
-
-impl Off {
-    fn add(&mut self, max: u64, count: u64) {
-        self.max = self.max.max(max);
-        self.count += count;
-    }
-}
-
-/// What all threads have seen together.
-#[derive(Default)]
-struct All {
-    log: Log,
-    instructions: Off,
-    branches: Off,
 }
 
 impl Report {
@@ -55,15 +35,20 @@ impl Report {
         logs: &[Log],
         marks: &[Marks; 3],
     ) -> Result<Self> {
-        let mut report = Self { values: Map::new(), complaints: Vec::new(), details: Vec::new() };
+        let mut report = Self {
+            values: Map::new(),
+            table: Vec::new(),
+            complaints: Vec::new(),
+            details: Vec::new(),
+        };
         report.set("threads", options.threads as u64);
         report.set("vcpus", u64::from(description.vcpus));
         report.set("pcpus", u64::from(options.pcpus));
         report.set("seed", options.seed);
-        let mut all = All::default();
-        logs.iter().for_each(|log| all.log.merge(log));
-        report.exactness(&mut all);
-        report.disturbances(&all.log, marks)?;
+        let mut all = Log::default();
+        logs.iter().for_each(|log| all.merge(log));
+        report.exactness(&all);
+        report.disturbances(&all, marks)?;
         report.hypercalls(marks)?;
         report.costs(marks)?;
         report.times(logs, marks, description.tsc_khz);
@@ -95,48 +80,47 @@ impl Report {
     }
 
     /// Readings against the truth.
-    fn exactness(&mut self, all: &mut All) {
-        let log = &all.log;
-        let mixed: u64 = log.mixed.iter().map(Histogram::readings).sum();
-        self.set("regions", log.equal.readings() + mixed);
-        self.set("read_pairs", log.reads_1.readings() + log.reads_4.readings());
-        let mut retries = log.equal.retries() + log.reads_1.retries() + log.reads_4.retries();
-        retries += log.mixed.iter().map(Histogram::retries).sum::<u64>();
-        if let Some([error, general, branches]) = self.judge("equal", &log.equal) {
-            all.instructions.add(error.0, error.1);
-            all.instructions.add(general.0, general.1);
-            all.branches.add(branches.0, branches.1);
-        }
-        if let Some([error]) = self.judge("read_1", &log.reads_1) {
-            all.instructions.add(error.0, error.1);
-        }
-        if let Some([error, general, branches]) = self.judge("read_4", &log.reads_4) {
-            all.instructions.add(error.0, error.1);
-            all.instructions.add(general.0, general.1);
-            all.branches.add(branches.0, branches.1);
-        }
-        for kind in 0..MIXED.len() {
-            let name = format!("mixed_{kind}");
-            if let Some([error, branches]) = self.judge(&name, &log.mixed[kind]) {
-                all.instructions.add(error.0, error.1);
-                all.branches.add(branches.0, branches.1);
+    fn exactness(&mut self, log: &Log) {
+        for (event, of) in [
+            ("instr", (|series| &series.instructions) as fn(&Series) -> &Histogram),
+            ("branch", |series| &series.branches),
+        ] {
+            let mut regions = of(&log.equal).clone();
+            regions.merge(of(&log.mixed));
+            let mut errors = (0, 0);
+            for (name, histogram) in [
+                ("regions, equal configurations", of(&log.equal)),
+                ("regions, mixed configurations", of(&log.mixed)),
+                // Both together have the same constants.
+                ("all regions", &regions),
+                ("adjoining reads of 1 counter", of(&log.reads_1)),
+                ("adjoining reads of 4 counters", of(&log.reads_4)),
+            ] {
+                let Some(verdict) = self.judge(event, name, histogram) else { continue };
+                errors.0 = errors.0.max(verdict.error_max);
+                errors.1 += verdict.error_count;
+            }
+            self.set(&format!("{event}_error_max"), errors.0);
+            self.set(&format!("{event}_error_count"), errors.1);
+            if let Some(verdict) = regions.judge() {
+                self.set(&format!("{event}_constant"), verdict.constant);
+                self.set(&format!("{event}_per_retry"), verdict.per_retry);
             }
         }
-        self.set("instr_error_max", all.instructions.max);
-        self.set("instr_error_count", all.instructions.count);
-        self.set("branch_error_max", all.branches.max);
-        self.set("branch_error_count", all.branches.count);
+        for (counters, reads) in [(1, &log.reads_1), (4, &log.reads_4)] {
+            // Two adjoining reads are exactly one read apart.
+            let cost = reads.instructions.judge().map(|verdict| verdict.constant);
+            self.set(&format!("read_instr_{counters}"), cost);
+        }
+        self.set("regions", log.regions);
+        self.set("read_pairs", log.reads_1.instructions.readings() * 2);
+        self.occurred("read_retries", log.retries);
         self.set("indirect_reads", log.indirect);
         self.demand(log.indirect == 0, "a read needed a system call");
-        self.occurred("read_retries", retries);
     }
 
-    /// Judges one series of readings; gives each counter's largest error and number of errors.
-    fn judge<const N: usize>(
-        &mut self,
-        name: &str,
-        histogram: &Histogram<N>,
-    ) -> Option<[(u64, u64); N]> {
+    /// Judges one series of readings and adds it to the table.
+    fn judge(&mut self, event: &str, name: &str, histogram: &Histogram) -> Option<Verdict> {
         if histogram.readings() == 0 {
             return None;
         }
@@ -144,16 +128,23 @@ impl Report {
             self.complaints.push(format!("{name}: every reading was retried"));
             return None;
         };
-        self.set(&format!("{name}_constant"), verdict.constant.to_vec());
-        let per_retry = verdict.per_retry.map(|each| Value::from(each.to_vec()));
-        self.set(&format!("{name}_per_retry"), per_retry);
-        self.set(&format!("{name}_retries"), histogram.retries());
-        if verdict.error_max != [0; N] {
-            let counts = verdict.error_count;
-            self.complaints.push(format!("{name}: {counts:?} readings differ from the truth"));
-            self.details.push(format!("{name}:\n{}", histogram.describe(20)));
+        let per_retry = verdict.per_retry.map_or("-".to_owned(), |each| each.to_string());
+        self.table.push(format!(
+            "{event:<7}{name:<31}{:>9}{:>8}{:>15}{:>15}{:>9}{per_retry:>10}{:>7}{:>9}",
+            histogram.readings(),
+            histogram.retries(),
+            verdict.truth,
+            verdict.reading,
+            verdict.constant,
+            verdict.error_count,
+            verdict.error_max,
+        ));
+        if verdict.error_max != 0 {
+            let count = verdict.error_count;
+            self.complaints.push(format!("{count} {event} readings of {name} are off the truth"));
+            self.details.push(format!("{event}, {name}:\n{}", histogram.describe(20)));
         }
-        Some(std::array::from_fn(|n| (verdict.error_max[n], verdict.error_count[n])))
+        Some(verdict)
     }
 
     /// The hard cases.
@@ -227,12 +218,6 @@ impl Report {
         }
         self.set("guest_instr_per_thread_switch", guest);
         self.set("guest_read_retries", module("read_retries")?);
-        for counters in [1, 4] {
-            // Two adjoining reads are exactly one read apart.
-            let constant = self.values.get(&format!("read_{counters}_constant"));
-            let cost = constant.and_then(|each| each.get(0)).cloned().unwrap_or(Value::Null);
-            self.set(&format!("read_instr_{counters}"), cost);
-        }
         Ok(())
     }
 
@@ -283,17 +268,27 @@ impl Report {
         );
     }
 
-    /// Prints the table.
+    /// Prints the table of truth against reading, and everything else that is known.
     pub fn print(&self) {
+        println!(
+            "{:<38}{:>9}{:>8}{:>15}{:>15}{:>9}{:>10}{:>7}{:>9}",
+            "counts in user mode",
+            "readings",
+            "retries",
+            "truth",
+            "read - const",
+            "constant",
+            "per retry",
+            "errors",
+            "largest"
+        );
+        self.table.iter().for_each(|line| println!("{line}"));
+        println!();
         for (key, value) in &self.values {
-            println!("{key:<32} {value}");
+            println!("{key:<32}{:>16}", value.to_string());
         }
-        for detail in &self.details {
-            println!("\n{detail}");
-        }
-        for complaint in &self.complaints {
-            println!("FAILED: {complaint}");
-        }
+        self.details.iter().for_each(|detail| println!("\n{detail}"));
+        self.complaints.iter().for_each(|complaint| println!("FAILED: {complaint}"));
     }
 
     /// Writes the JSON.

@@ -30,20 +30,37 @@ pub struct Plan<'a> {
     pub movable: &'a Mutex<Vec<Pid>>,
 }
 
+/// What readings of one kind were, beside the truth.
+#[derive(Clone, Debug, Default)]
+pub struct Series {
+    pub instructions: Histogram,
+    pub branches: Histogram,
+}
+
+impl Series {
+    fn merge(&mut self, other: &Self) {
+        self.instructions.merge(&other.instructions);
+        self.branches.merge(&other.branches);
+    }
+}
+
 /// What a thread has seen.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// Regions of the phase with equal configurations: instructions on a fixed and on a general
-    /// counter, and branches.
-    pub equal: Histogram<3>,
-    /// Pairs of reads of one counter, which counts instructions.
-    pub reads_1: Histogram<1>,
+    /// Regions of the phase with equal configurations.
+    pub equal: Series,
+    /// Regions of the phase with mixed configurations.
+    pub mixed: Series,
+    /// Pairs of reads of one counter.
+    pub reads_1: Series,
     /// Pairs of reads of four counters.
-    pub reads_4: Histogram<3>,
-    /// Instructions and branches of regions of the phase with mixed configurations, for each.
-    pub mixed: [Histogram<2>; MIXED.len()],
+    pub reads_4: Series,
+    /// Regions measured.
+    pub regions: u64,
     /// What happened in the middle of regions.
     pub inside: Inside,
+    /// Attempts of reads that were thrown away.
+    pub retries: u64,
     /// Readings for which a system call was needed.
     pub indirect: u64,
     /// Page faults that the kernel counted.
@@ -60,12 +77,12 @@ impl Log {
     /// Adds what another thread has seen, except for its time, which is its own.
     pub fn merge(&mut self, other: &Self) {
         self.equal.merge(&other.equal);
+        self.mixed.merge(&other.mixed);
         self.reads_1.merge(&other.reads_1);
         self.reads_4.merge(&other.reads_4);
-        for (own, other) in self.mixed.iter_mut().zip(&other.mixed) {
-            own.merge(other);
-        }
+        self.regions += other.regions;
         self.inside.add(&other.inside);
+        self.retries += other.retries;
         self.indirect += other.indirect;
         self.faults += other.faults;
         self.switches += other.switches;
@@ -100,18 +117,50 @@ const fn general(n: u32) -> PhysSlot {
     PhysSlot::general(n).expect("every page has two general counters")
 }
 
+/// What a counter should have counted.
+#[derive(Clone, Copy)]
+enum Truth {
+    Instructions,
+    Branches,
+    /// Nobody knows.
+    None,
+}
+
+/// The events of a thread, and the truth about each.
+type Configuration = [(Event, Truth); 4];
+
 const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
 const BRANCHES: Event = Event::BRANCHES.user();
+const CYCLES: (Event, Truth) = (Event::CYCLES.user(), Truth::None);
 
 /// The configuration of the first phase.
-const EQUAL: [Event; 4] =
-    [INSTRUCTIONS, INSTRUCTIONS.on(general(0)), BRANCHES.on(general(1)), Event::CYCLES.user()];
+const EQUAL: Configuration = [
+    (INSTRUCTIONS, Truth::Instructions),
+    (INSTRUCTIONS.on(general(0)), Truth::Instructions),
+    (BRANCHES.on(general(1)), Truth::Branches),
+    CYCLES,
+];
 
-/// The configurations of the second phase, and which counter counts instructions, which branches.
-pub const MIXED: [([Event; 2], [usize; 2]); 3] = [
-    ([INSTRUCTIONS.on(general(0)), BRANCHES.on(general(1))], [0, 1]),
-    ([BRANCHES.on(general(0)), INSTRUCTIONS.on(general(1))], [1, 0]),
-    ([INSTRUCTIONS, BRANCHES.on(general(0))], [0, 1]),
+/// The configurations of the second phase, which cannot be loaded together.
+const MIXED: [Configuration; 3] = [
+    [
+        (INSTRUCTIONS.on(general(0)), Truth::Instructions),
+        (BRANCHES.on(general(1)), Truth::Branches),
+        (INSTRUCTIONS, Truth::Instructions),
+        CYCLES,
+    ],
+    [
+        (BRANCHES.on(general(0)), Truth::Branches),
+        CYCLES,
+        (INSTRUCTIONS.on(general(1)), Truth::Instructions),
+        (INSTRUCTIONS, Truth::Instructions),
+    ],
+    [
+        CYCLES,
+        (INSTRUCTIONS, Truth::Instructions),
+        (BRANCHES.on(general(0)), Truth::Branches),
+        (BRANCHES.on(general(1)), Truth::Branches),
+    ],
 ];
 
 /// Debian's kernels tick 250 times a second, so a region of this length has several in it.
@@ -120,7 +169,7 @@ const TICKS_MS: u64 = 12;
 /// Measures in both phases.
 pub fn run(plan: &Plan<'_>) -> Result<Log> {
     let mut session = Session::open_with(Provider::Paravirt)?;
-    session.start(&EQUAL)?;
+    session.start(&EQUAL.map(|(event, _)| event))?;
     // Once the configuration is loaded on every vCPU no hypercall is needed any more.
     for &cpu in plan.cpus {
         run_on(SELF, &[cpu])?;
@@ -177,48 +226,58 @@ struct Worker {
 
 impl Worker {
     fn equal_phase(&mut self, session: &Session, plan: &Plan<'_>) -> Result<()> {
-        for n in 0..plan.regions {
-            let (region, reading) = self.region::<4>(session, n, plan.regions)?;
-            let errors = [0, 1, 2].map(|counter| {
-                let truth = if counter == 2 { region.branches() } else { region.instructions() };
-                reading.counts[counter].wrapping_sub(truth) as i64
-            });
-            self.log.equal.add(reading.retries, errors);
-        }
+        let mut equal = Series::default();
+        self.regions(session, plan, &EQUAL, &mut equal)?;
+        self.log.equal = equal;
         for _ in 0..plan.reads {
             let reading = measure_read::<1>(session)?;
-            self.log.indirect += u64::from(!reading.direct);
-            self.log.reads_1.add(reading.retries, [reading.counts[0] as i64]);
+            self.note(&reading);
+            self.log.reads_1.instructions.add(reading.retries, reading.counts[0], 0);
             let reading = measure_read::<4>(session)?;
-            self.log.indirect += u64::from(!reading.direct);
-            let errors = [0, 1, 2].map(|counter: usize| reading.counts[counter] as i64);
-            self.log.reads_4.add(reading.retries, errors);
+            self.note(&reading);
+            self.log.reads_4.instructions.add(reading.retries, reading.counts[0], 0);
+            self.log.reads_4.branches.add(reading.retries, reading.counts[2], 0);
         }
         Ok(())
     }
 
+    fn note<const N: usize>(&mut self, reading: &Reading<N>) {
+        self.log.retries += u64::from(reading.retries);
+        self.log.indirect += u64::from(!reading.direct);
+    }
+
     fn mixed_phase(&mut self, session: &mut Session, plan: &Plan<'_>) -> Result<()> {
-        let kind = plan.id % MIXED.len();
-        let (events, [instructions, branches]) = &MIXED[kind];
-        session.start(events)?;
+        let configuration = &MIXED[plan.id % MIXED.len()];
+        session.start(&configuration.map(|(event, _)| event))?;
+        let mut mixed = Series::default();
+        self.regions(session, plan, configuration, &mut mixed)?;
+        self.log.mixed = mixed;
+        Ok(())
+    }
+
+    fn regions(
+        &mut self,
+        session: &Session,
+        plan: &Plan<'_>,
+        configuration: &Configuration,
+        series: &mut Series,
+    ) -> Result<()> {
         for n in 0..plan.regions {
-            let (region, reading) = self.region::<2>(session, n, plan.regions)?;
-            let errors = [
-                reading.counts[*instructions].wrapping_sub(region.instructions()) as i64,
-                reading.counts[*branches].wrapping_sub(region.branches()) as i64,
-            ];
-            self.log.mixed[kind].add(reading.retries, errors);
+            let (region, reading) = self.region(session, n, plan.regions)?;
+            for (count, (_, truth)) in reading.counts.into_iter().zip(configuration) {
+                let (histogram, truth) = match truth {
+                    Truth::Instructions => (&mut series.instructions, region.instructions()),
+                    Truth::Branches => (&mut series.branches, region.branches()),
+                    Truth::None => continue,
+                };
+                histogram.add(reading.retries, count, truth);
+            }
         }
         Ok(())
     }
 
     /// Measures the `n`th of `regions` random regions, and notes what happened in its middle.
-    fn region<const N: usize>(
-        &mut self,
-        session: &Session,
-        n: u64,
-        regions: u64,
-    ) -> Result<(Region, Reading<N>)> {
+    fn region(&mut self, session: &Session, n: u64, regions: u64) -> Result<(Region, Reading<4>)> {
         // Mostly short ones, whose readings are close together and so often retried; some that a
         // switch is likely to hit; eight that outlast several ticks.
         let iterations = match self.rng.between(0, 10) {
@@ -235,7 +294,8 @@ impl Worker {
         let before = moved();
         let reading = measure(session, region, store)?;
         let after = moved();
-        self.log.indirect += u64::from(!reading.direct);
+        self.log.regions += 1;
+        self.note(&reading);
         self.log.inside.add(&Inside {
             fault: u64::from(fault),
             ticks: u64::from(reading.tsc > self.ticks_tsc),
