@@ -14,6 +14,11 @@ use sha2::{Digest, Sha256};
 
 use crate::sh;
 
+/// Length of a key in hexadecimal digits.
+const KEY_DIGITS: usize = 16;
+/// Artefacts of one name that are kept: several trees may be worked on at once.
+const ARTEFACTS_KEPT: usize = 10;
+
 /// The cache's directory: `$PERFCTR_CACHE`, else `~/.cache/perfctr`.
 pub fn root() -> Result<PathBuf> {
     let path = match (env::var_os("PERFCTR_CACHE"), env::var_os("HOME")) {
@@ -62,7 +67,7 @@ impl Key {
     }
 
     fn hex(self) -> String {
-        self.0.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+        self.0.finalize().iter().take(KEY_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -105,7 +110,26 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     }
     sh::step(name, || build(&partial))?;
     fs::rename(&partial, &dir)?;
+    prune(name)?;
     Ok(dir)
+}
+
+/// Removes the oldest artefacts called `name` if there are many.
+fn prune(name: &str) -> Result<()> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root()?)? {
+        let entry = entry?;
+        let file_name = entry.file_name().to_string_lossy().into_owned();
+        let key = file_name.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
+        if key.is_some_and(|key| key.len() == KEY_DIGITS) {
+            found.push((entry.metadata()?.modified()?, entry.path()));
+        }
+    }
+    found.sort();
+    for (_, path) in found.iter().rev().skip(ARTEFACTS_KEPT) {
+        fs::remove_dir_all(path)?;
+    }
+    Ok(())
 }
 
 /// Waits for, and holds, the lock called `name` until the returned file is dropped.

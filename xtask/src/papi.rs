@@ -25,7 +25,7 @@ const UPSTREAM: &str = "7.0.0";
 const PACKAGES: &[&str] = &["build-essential", "libc6-dev"];
 
 /// How long one test may run: emulation on a busy machine is slow. In seconds.
-const TEST_SECONDS: u64 = 180;
+const TEST_SECONDS: u64 = 600;
 /// How long all tests of a group may run.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(3_600);
 
@@ -150,7 +150,18 @@ const GROUPS: &[(&str, &[&str])] = &[
 ];
 
 /// Tests that cannot pass here, with what their output then says and why.
-const CANNOT_PASS: &[(&str, &str, &str)] = &[];
+const CANNOT_PASS: &[(&str, &str, &str)] = &[
+    (
+        "calibrate",
+        "error exceeds 80 percent",
+        "the testbed's PMU does not model floating-point events: they count 0",
+    ),
+    (
+        "derived",
+        "PAPI_L2_DCM  : \t            0",
+        "the testbed's PMU does not model events of the caches: they count 0",
+    ),
+];
 
 /// Builds PAPI on the C library, runs its tests in the guest, and prints a table of them. Fails if
 /// one does that can pass.
@@ -192,9 +203,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     shim::install(&prefix)?;
     let papi = build(&prefix)?;
     let out = cache::root()?.join("papi-out");
-    if out.exists() {
-        fs::remove_dir_all(&out)?;
-    }
     let mut report = Report::default();
     let mut is_bad = false;
     for (group, tests) in GROUPS {
@@ -207,6 +215,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             continue;
         }
         println!("{group}");
+        let out = out.join(group.replace(' ', "-"));
+        if out.exists() {
+            fs::remove_dir_all(&out)?;
+        }
         run_group(&tests, &prefix, &papi, &out)?;
         for test in tests {
             let verdict = verdict(test, &out);

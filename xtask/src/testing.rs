@@ -73,7 +73,7 @@ impl Report {
     }
 
     /// Boots `spec`, runs `program` of the package `vm-tests` in the guest, and takes over its
-    /// results: every line `ok NAME` and `FAILED NAME: REASON` of its standard output is a test.
+    /// results: every line `ok NAME` and `FAILED NAME...` of its standard output is a test.
     pub fn program(&mut self, mut spec: Spec, program: &str) -> Result<()> {
         let path = crate::guest::programs("vm-tests")?.join(program);
         spec.files.push((path, format!("/work/{program}")));
@@ -84,8 +84,8 @@ impl Report {
             if let Some(name) = line.strip_prefix("ok ") {
                 self.record(name.trim(), Ok(()), 0.0);
             } else if let Some(text) = line.strip_prefix("FAILED ") {
-                let (name, reason) = text.split_once(": ").unwrap_or((text, ""));
-                self.record(name.trim(), Err(anyhow::anyhow!("{reason}")), 0.0);
+                let failure = anyhow::anyhow!("console log: {}", outcome.console.display());
+                self.record(text.trim(), Err(failure), 0.0);
             }
         }
         let reported = self.failed.len() > failed;

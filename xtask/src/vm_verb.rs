@@ -2,6 +2,7 @@
 //! `cargo xtask vm`: anybody's program in the testbed's guest.
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use clap::ValueEnum;
 
 use crate::vm::{self, Spec};
 use crate::xen::Flavour;
+use crate::{cache, shim};
 
 /// The hypervisor to boot instead of the topology's own.
 #[derive(Clone, Copy, ValueEnum)]
@@ -21,9 +23,12 @@ enum Xen {
     Stock,
 }
 
-/// Boots the testbed, runs CMD in the guest's /work with the perfctr module loaded, and returns
-/// CMD's exit status: 128 + N if signal N ended it, 124 if it ran too long, 125 if the machine
-/// failed.
+/// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
+///
+/// The perfctr module is loaded and the C library libperfctr.so.6 is where programs look for it.
+/// The status is 128 + N if signal N ended CMD, 124 if it ran too long, 125 if the machine or the
+/// module failed. CMD reads nothing from standard input. What it changes in the guest is lost, but
+/// for what it leaves in /out (see --out).
 #[derive(clap::Args)]
 pub struct Args {
     /// A machine described in xtask/profiles.
@@ -75,6 +80,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             None => {}
         }
     }
+    if spec.module {
+        spec.files.extend(library()?);
+    }
     let outcome = vm::run(&spec)?;
     if let Some(reason) = outcome.explain() {
         eprintln!("xtask vm: {reason}");
@@ -84,4 +92,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
         eprintln!("xtask vm: booted in {seconds:.1} s; console: {}", outcome.console.display());
     }
     Ok(ExitCode::from(u8::try_from(outcome.status.code()).unwrap_or(u8::MAX)))
+}
+
+/// The C library and its command, where programs in the guest find them.
+fn library() -> Result<Vec<(PathBuf, String)>> {
+    let _lock = cache::lock("guest-library")?;
+    let prefix = cache::root()?.join("guest-library");
+    fs::create_dir_all(&prefix)?;
+    shim::install(&prefix)?;
+    Ok(vec![
+        (prefix.join("lib").join(shim::SONAME), format!("/usr/lib/{}", shim::SONAME)),
+        (prefix.join("bin/perfex"), "/usr/bin/perfex".to_owned()),
+    ])
 }
