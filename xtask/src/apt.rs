@@ -275,7 +275,8 @@ fn one_line_sources(text: &str, wanted: impl Fn(&str) -> bool) -> String {
     for line in text.lines() {
         let Some(rest) = line.trim().strip_prefix("deb ") else { continue };
         let rest = rest.trim();
-        let plain = rest.split_once(']').map_or(rest, |(_, after)| after);
+        let options_end = if rest.starts_with('[') { rest.find(']') } else { None };
+        let plain = options_end.map_or(rest, |end| &rest[end + 1..]);
         let words: Vec<&str> = plain.split_whitespace().collect();
         let is_wanted = words.len() >= 3
             && !words[0].starts_with("cdrom:")

@@ -108,7 +108,11 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     if log.exists() {
         fs::remove_file(&log)?;
     }
-    sh::step(name, || build(&partial))?;
+    if let Err(error) = sh::step(name, || build(&partial)) {
+        // The log, which the error names, lies elsewhere.
+        fs::remove_dir_all(&partial)?;
+        return Err(error);
+    }
     fs::rename(&partial, &dir)?;
     prune(name)?;
     Ok(dir)
