@@ -4,7 +4,9 @@
 use std::fmt;
 
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::config::{
+    EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR, MODE_COUNTING, MODE_SAMPLING,
+};
 use shared_abi::{CounterConfig, PhysSlot, PmuCaps};
 
 use crate::error::Error;
@@ -20,6 +22,8 @@ pub struct Event {
     /// `EVNTSEL_*` bits.
     pub(crate) rings: u64,
     pub(crate) slot: Option<PhysSlot>,
+    /// 0 unless the event samples.
+    pub(crate) period: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,7 @@ impl Event {
     }
 
     const fn new(what: What) -> Self {
-        Self { what, rings: EVNTSEL_RINGS, slot: None }
+        Self { what, rings: EVNTSEL_RINGS, slot: None, period: 0 }
     }
 
     /// Counts in user mode only.
@@ -63,6 +67,23 @@ impl Event {
     /// Counts on this physical counter and on no other.
     pub const fn on(self, slot: PhysSlot) -> Self {
         Self { slot: Some(slot), ..self }
+    }
+
+    /// Samples as well: whenever the count reaches a multiple of `period` the counter overflows and
+    /// the thread gets a signal, see [`overflow`](crate::overflow).
+    ///
+    /// Unit: events, from [`PERIOD_EVENTS_MIN`] to [`PERIOD_EVENTS_MAX`]; others are refused when
+    /// the counters are started, and 0 asks for none.
+    ///
+    /// [`PERIOD_EVENTS_MIN`]: shared_abi::limits::PERIOD_EVENTS_MIN
+    /// [`PERIOD_EVENTS_MAX`]: shared_abi::limits::PERIOD_EVENTS_MAX
+    pub const fn every(self, period: u64) -> Self {
+        Self { period, ..self }
+    }
+
+    /// Whether it overflows.
+    pub(crate) const fn samples(self) -> bool {
+        self.period != 0
     }
 
     /// The fixed counter that counts this event (SDM volume 3, table 20-2).
@@ -98,12 +119,14 @@ impl Event {
         let select = select.ok_or(self.unavailable("this counter cannot count it"))?;
         Ok(CounterConfig {
             slot: slot.index() as u32,
+            mode: if self.samples() { MODE_SAMPLING } else { MODE_COUNTING },
             evntsel: select | self.rings | EVNTSEL_EN,
+            period: self.period,
             ..CounterConfig::default()
         })
     }
 
-    fn unavailable(self, reason: &'static str) -> Error {
+    pub(crate) fn unavailable(self, reason: &'static str) -> Error {
         Error::EventNotAvailable { event: self, reason }
     }
 }
@@ -201,6 +224,14 @@ mod tests {
         let amd = PmuCaps { vendor: VENDOR_AMD, fixed: 0, ..caps() };
         let counters = place(&amd, &[Event::CYCLES.user()]).unwrap();
         assert_eq!(counters[0].evntsel, 0x76 | EVNTSEL_USR | EVNTSEL_EN);
+    }
+
+    #[test]
+    fn a_period_makes_an_event_sample() {
+        let events = [Event::BRANCHES.user().every(5_000), Event::INSTRUCTIONS];
+        let counters = place(&caps(), &events).unwrap();
+        assert_eq!((counters[0].mode, counters[0].period), (MODE_SAMPLING, 5_000));
+        assert_eq!((counters[1].mode, counters[1].period), (MODE_COUNTING, 0));
     }
 
     #[test]

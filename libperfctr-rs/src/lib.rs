@@ -6,6 +6,7 @@ mod error;
 mod event;
 mod map;
 mod native;
+pub mod overflow;
 mod paravirt;
 pub mod raw;
 pub mod rdpmc;

@@ -13,6 +13,7 @@ use shared_abi::{Config, CounterConfig, CounterWidth, Errno, PmuCaps, ThreadPage
 use crate::error::Error;
 use crate::event::{Event, place};
 use crate::map::Pages;
+use crate::overflow::Resumer;
 use crate::session::{Description, Provider, Taken};
 use crate::sys::Device;
 
@@ -23,8 +24,9 @@ pub(crate) struct Paravirt {
     pages: Pages,
     description: Description,
     caps: PmuCaps,
-    /// What was started last.
+    /// What was started last, and its signal if any of it samples.
     counters: Vec<CounterConfig>,
+    signal: u32,
 }
 
 impl Paravirt {
@@ -44,7 +46,7 @@ impl Paravirt {
         })?;
         // From here on the counters are unlinked again if something fails.
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
-        let paravirt = Self { device, pages, description, caps, counters: Vec::new() };
+        let paravirt = Self { device, pages, description, caps, counters: Vec::new(), signal: 0 };
         match paravirt.thread_page() {
             Some(page) if page.magic.load(Relaxed) == THREAD_PAGE_MAGIC => Ok(paravirt),
             _ => Err(Error::Malformed("thread page")),
@@ -55,32 +57,49 @@ impl Paravirt {
         &self.description
     }
 
-    /// Counts `events` from 0.
-    pub(crate) fn start(&mut self, events: &[Event]) -> Result<(), Error> {
+    /// Counts `events` from 0; overflows of those that sample raise `signal`, which is 0 if none
+    /// does.
+    pub(crate) fn start(&mut self, events: &[Event], signal: u32) -> Result<(), Error> {
         let counters = place(&self.caps, events)?;
         Config::new(&self.caps, &counters)?;
-        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &counters, 0)?;
-        self.counters = counters;
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &counters, 0, signal)?;
+        (self.counters, self.signal) = (counters, signal);
         Ok(())
     }
 
     /// Counts the same events again, from where their sums are.
     pub(crate) fn resume(&self) -> Result<(), Error> {
         let all = (1 << self.counters.len()) - 1;
-        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &self.counters, all)
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &self.counters, all, self.signal)
     }
 
     /// Stops counting; sums stay readable.
     pub(crate) fn stop(&self) -> Result<(), Error> {
-        self.set(CONTROL_CLOEXEC, &[], 0)
+        self.set(CONTROL_CLOEXEC, &[], 0, 0)
     }
 
-    fn set(&self, flags: u32, counters: &[CounterConfig], preserve: u32) -> Result<(), Error> {
+    /// What lets counters go on after an overflow.
+    pub(crate) fn resumer(&self) -> Resumer {
+        Resumer::new(&self.device)
+    }
+
+    fn set(
+        &self,
+        flags: u32,
+        counters: &[CounterConfig],
+        preserve: u32,
+        signal: u32,
+    ) -> Result<(), Error> {
         if self.pages.forked() {
             return Err(Error::Forked);
         }
-        let mut control =
-            Control { flags, counters: counters.len() as u32, preserve, ..Control::default() };
+        let mut control = Control {
+            flags,
+            counters: counters.len() as u32,
+            preserve,
+            signal,
+            ..Control::default()
+        };
         let Some(places) = control.counter.get_mut(..counters.len()) else {
             return Err(Error::TooManyCounters { asked: counters.len(), available: MAX_COUNTERS });
         };

@@ -9,6 +9,7 @@ use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 use crate::error::Error;
 use crate::event::Event;
 use crate::native::Native;
+use crate::overflow::{self, Resumer};
 use crate::paravirt::Paravirt;
 use crate::tsc::TscOnly;
 
@@ -148,10 +149,49 @@ impl Session {
     /// [`Error::TooManyCounters`], [`Error::EventNotAvailable`] and [`Error::Invalid`] change
     /// nothing; nor does a refusal of the kernel.
     pub fn start(&mut self, events: &[Event]) -> Result<(), Error> {
+        if let Some(event) = events.iter().find(|event| event.samples()) {
+            return Err(event.unavailable("it samples, and no signal is given"));
+        }
         match &mut self.backend {
-            Backend::Paravirt(paravirt) => paravirt.start(events),
+            Backend::Paravirt(paravirt) => paravirt.start(events, 0),
             Backend::Native(native) => native.start(events),
             Backend::Tsc(tsc) => tsc.start(events),
+        }
+    }
+
+    /// As [`start`](Self::start), and overflows of the events that [sample](Event::every) raise
+    /// `signal` in this thread.
+    ///
+    /// At an overflow all counters pause, so that nothing is counted that the program would not do
+    /// without being sampled; the TSC goes on.  [`overflow`](crate::overflow) says how to receive
+    /// the signal and how to let the counters go on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start); [`Error::EventNotAvailable`] also if the provider does not
+    /// sample: only [`Provider::Paravirt`] does.
+    pub fn start_sampling(&mut self, events: &[Event], signal: libc::c_int) -> Result<(), Error> {
+        let Some(sampling) = events.iter().find(|event| event.samples()) else {
+            return self.start(events);
+        };
+        match &mut self.backend {
+            Backend::Paravirt(paravirt) => {
+                overflow::set_resumer(paravirt.resumer());
+                // A negative number is as invalid as any that is too high.
+                paravirt.start(events, signal.cast_unsigned())
+            }
+            Backend::Native(_) | Backend::Tsc(_) => {
+                Err(sampling.unavailable("this provider does not sample"))
+            }
+        }
+    }
+
+    /// What lets this thread's counters go on after an overflow; `None` with other providers than
+    /// [`Provider::Paravirt`].
+    pub fn resumer(&self) -> Option<Resumer> {
+        match &self.backend {
+            Backend::Paravirt(paravirt) => Some(paravirt.resumer()),
+            Backend::Native(_) | Backend::Tsc(_) => None,
         }
     }
 
