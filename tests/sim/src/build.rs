@@ -12,6 +12,7 @@ use crate::fiber::Fiber;
 use crate::machine::{Agent, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
 use crate::pmu::Pmu;
 use crate::rng::Rng;
+use crate::search::Marks;
 use crate::shape::{Kind, Shape};
 use crate::truth::Truth;
 
@@ -45,6 +46,8 @@ pub fn build(
             suspending: Cell::new(false),
         });
     }
+    let objects = shape.cpus.len() + 2 * vcpus.len() + threads.len();
+    let marks = Marks::new(&chooser, objects, objects);
     let mut machine = Machine {
         shape: shape.clone(),
         driver,
@@ -63,6 +66,7 @@ pub fn build(
         violation: RefCell::new(None),
         serials: Cell::new(0),
         readings: Cell::new(0),
+        marks,
         trace,
     };
     machine.agents = agents(&machine, fibers);
@@ -99,6 +103,7 @@ fn cpu(shape: &Shape, driver: &Driver, host: usize, rng: &mut Rng) -> Cpu {
         switching: Cell::new(false),
         lazy: Cell::new(None),
         tsc_offset: rng.next(),
+        time: Cell::new(0),
         tsc_seen: Cell::new(None),
         may_write: Cell::new(false),
     }

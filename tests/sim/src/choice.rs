@@ -3,6 +3,7 @@
 
 use crate::machine::{Level, Life, Machine};
 use crate::rng::Rng;
+use crate::search::Path;
 use crate::shape::Kind;
 
 /// Something that happens to the machine.
@@ -59,6 +60,8 @@ pub enum Chooser {
         /// The next one.
         next: usize,
     },
+    /// As a search wants it, which tries everything.
+    Search(Path),
 }
 
 impl Chooser {
@@ -97,6 +100,7 @@ impl Chooser {
                     _ => forced.then_some(0),
                 }
             }
+            Self::Search(_) => None,
         }
     }
 }
@@ -108,6 +112,9 @@ impl Machine {
     /// What happens before the next step; if `forced`, nothing only if nothing can.
     pub fn choose(&self, forced: bool) -> Option<Action> {
         let mut chooser = self.chooser.borrow_mut();
+        if let Chooser::Search(path) = &mut *chooser {
+            return path.choose(self, forced);
+        }
         let number = chooser.ask(self.steps.get(), forced)?;
         let options = self.options();
         let total: u64 = options.iter().map(|option| option.0).sum();

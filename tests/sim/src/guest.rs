@@ -18,6 +18,7 @@ use crate::choice::Action;
 use crate::host::GFN_BASE;
 use crate::machine::{Level, Life, Machine, unheard};
 use crate::rng::Rng;
+use crate::search::Object;
 use crate::shape::Kind;
 use crate::trace::Step;
 
@@ -156,6 +157,7 @@ impl Machine {
     fn on<R>(&self, index: usize, run: impl FnOnce(&mut Cpu<'_, Linux<'_>>) -> R) -> R {
         let vcpu = &self.vcpus[index];
         vcpu.sampling.borrow_mut().restart();
+        self.touch(Object::Module(index), true);
         run(&mut Cpu {
             number: vcpu.id,
             page: &vcpu.page,
@@ -176,6 +178,7 @@ impl Machine {
         let pmu = pmu.as_mut()?;
         self.check_claims(thread);
         self.threads[thread].changing.set(true);
+        self.touch(Object::Thread(thread), true);
         let result = self.on(vcpu, |cpu| run(pmu, cpu));
         self.threads[thread].changing.set(false);
         Some(result)

@@ -8,7 +8,7 @@
 //! * [`machine`] is who executes, one step at a time; [`fiber`] gives each a stack.
 //! * [`host`] and [`guest`] are Xen and Linux around the cores; [`thread`] is what programs do.
 //! * [`pmu`] is the hardware; [`audit`] are the rules; [`choice`] decides what happens next.
-//! * [`run`] runs seeds, replays and minimises.
+//! * [`run`] runs seeds, replays and minimises; [`search`] tries everything in a small machine.
 //!
 //! The cores announce their accesses only in builds with `--cfg sim`, so this crate is empty in
 //! any other: `cargo xtask sim` builds it.
@@ -24,6 +24,7 @@ mod machine;
 mod pmu;
 mod rng;
 pub mod run;
+pub mod search;
 mod shape;
 mod thread;
 mod trace;

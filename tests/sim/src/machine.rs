@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use hv_driver::{Driver, Pcpu};
-use shared_abi::limits::MAX_SLOTS;
+use shared_abi::limits::{MAX_SLOTS, PAGE_BYTES};
 use shared_abi::sync::simulated::{Access, set_hook};
 use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 
@@ -19,8 +19,8 @@ use crate::choice::{Action, Chooser};
 use crate::fiber::{Fiber, pause};
 use crate::pmu::{EVENTS, Events, OWNER_HOST, Pmu, Ring};
 use crate::rng::Rng;
-use crate::shape::Kind;
-use crate::shape::Shape;
+use crate::search::{Marks, Object};
+use crate::shape::{Kind, Shape};
 use crate::trace::Step;
 use crate::truth::{Looks, Moment, Sampling, Truth};
 
@@ -46,6 +46,8 @@ pub struct Cpu {
     /// A vCPU whose fold is overdue; see the planted bug.
     pub lazy: Cell<Option<usize>>,
     pub tsc_offset: u64,
+    /// Steps made here, idle ones too.
+    pub time: Cell<u64>,
     /// The last TSC value that the hypervisor was given.
     pub tsc_seen: Cell<Option<u64>>,
     /// The hypervisor may write MSRs now.
@@ -189,6 +191,7 @@ pub struct Machine {
     pub violation: RefCell<Option<Violation>>,
     pub serials: Cell<u64>,
     pub readings: Cell<u64>,
+    pub marks: Marks,
     pub trace: bool,
 }
 
@@ -374,11 +377,35 @@ impl Machine {
         }
     }
 
+    /// The page that an address lies in.
+    pub fn page_at(&self, address: usize) -> Option<Object> {
+        let lies_in = |page: usize| (page..page + PAGE_BYTES).contains(&address);
+        let vcpu = self.vcpus.iter().position(|vcpu| lies_in((&raw const vcpu.page).addr()));
+        let thread = self.threads.iter().position(|t| lies_in((&raw const t.page).addr()));
+        vcpu.map(Object::VcpuPage).or(thread.map(Object::Thread))
+    }
+
     fn count_step(&self) {
+        let cpu = &self.cpus[self.here.get()];
+        cpu.time.set(cpu.time.get() + 1);
         let steps = self.steps.get() + 1;
         self.steps.set(steps);
         if steps >= self.steps_max {
             self.over.set(true);
+        }
+    }
+
+    /// What a step touches, and whether it changes it.
+    fn touch_by(&self, step: Step) {
+        let cpu = Object::Cpu(self.here.get());
+        match step {
+            Step::Page(address, access) => {
+                if let Some(page) = self.page_at(address) {
+                    self.touch(page, access == Access::Store);
+                }
+            }
+            Step::Rdpmc(_) | Step::Rdtsc => self.touch(cpu, false),
+            Step::Wrmsr(..) | Step::Hypercall(_) | Step::Note(_) => self.touch(cpu, true),
         }
     }
 
@@ -393,6 +420,9 @@ impl Machine {
         }
         if self.trace {
             crate::trace::print(self, step);
+        }
+        if let Chooser::Search(_) = &*self.chooser.borrow() {
+            self.touch_by(step);
         }
         self.audit_here();
         if self.over.get() {
@@ -428,7 +458,8 @@ impl Machine {
 
     /// The time-stamp counter of the CPU whose turn it is.
     pub fn tsc(&self) -> u64 {
-        self.cpus[self.here.get()].tsc_offset.wrapping_add(self.steps.get())
+        let cpu = &self.cpus[self.here.get()];
+        cpu.tsc_offset.wrapping_add(cpu.time.get())
     }
 
     /// TSC ticks for which a running vCPU has run.

@@ -20,6 +20,7 @@ mod cli {
     use clap::Parser;
     use shared_abi::planted::Bug;
     use sim::run::{Runner, campaign, hunt, name_seed_in_panics};
+    use sim::search::{scopes, search};
 
     /// Seeds that the search for a planted bug may use.
     const HUNT_SEEDS: u64 = 3_000;
@@ -45,6 +46,12 @@ mod cli {
         /// Find every planted bug.
         #[arg(long)]
         bugs: bool,
+        /// Try every interleaving of small machines.
+        #[arg(long)]
+        exhaustive: bool,
+        /// Preemptions in each interleaving, with --exhaustive.
+        #[arg(long, default_value_t = 2)]
+        preemptions: u32,
         /// Plant this bug.
         #[arg(long)]
         plant: Option<String>,
@@ -65,6 +72,8 @@ mod cli {
         }
         let passed = if options.bugs {
             bugs(options.steps)
+        } else if options.exhaustive {
+            exhaustive(options.preemptions)
         } else if options.trace || options.minimise {
             one(&options)
         } else {
@@ -106,6 +115,27 @@ mod cli {
             result.steps as f64 / seconds,
         );
         result.violations.is_empty()
+    }
+
+    fn exhaustive(preemptions: u32) -> bool {
+        let mut passed = true;
+        for scope in scopes() {
+            let start = Instant::now();
+            let result = search(&scope, preemptions);
+            println!(
+                "{}: {} states, {} runs, {} steps in {:.1} s",
+                scope.name,
+                result.states,
+                result.runs,
+                result.steps,
+                start.elapsed().as_secs_f64(),
+            );
+            if let Some(violation) = result.violation {
+                println!("after step {}: {}", violation.step, violation.what);
+                passed = false;
+            }
+        }
+        passed
     }
 
     fn bugs(steps: u64) -> bool {

@@ -10,6 +10,7 @@ use shared_abi::planted::Bug;
 use crate::choice::{Chooser, Decision};
 use crate::fiber::Fiber;
 use crate::machine::{Machine, Violation};
+use crate::search::{Choices, Path};
 use crate::shape::Shape;
 
 /// What came of a run.
@@ -23,6 +24,17 @@ pub struct Outcome {
     pub violation: Option<Violation>,
     /// What was decided.
     pub decisions: Vec<Decision>,
+}
+
+impl Outcome {
+    fn of(machine: &Machine, decisions: Vec<Decision>) -> Self {
+        Self {
+            steps: machine.steps.get(),
+            readings: machine.readings.get(),
+            violation: machine.violation.borrow().clone(),
+            decisions,
+        }
+    }
 }
 
 thread_local! {
@@ -82,19 +94,24 @@ impl Runner {
         best
     }
 
+    /// Runs a machine as a search wants it; gives what was chosen as well.
+    pub(crate) fn explore(&mut self, shape: &Shape, path: Path) -> (Outcome, Choices) {
+        let machine = Machine::run(shape, Chooser::Search(path), u64::MAX, false, &mut self.fibers);
+        let choices = match &mut *machine.chooser.borrow_mut() {
+            Chooser::Search(path) => path.take_choices(),
+            _ => Choices::new(),
+        };
+        (Outcome::of(&machine, Vec::new()), choices)
+    }
+
     fn run(&mut self, shape: &Shape, chooser: Chooser, steps: u64, trace: bool) -> Outcome {
         let machine = Machine::run(shape, chooser, steps, trace, &mut self.fibers);
-        let violation = machine.violation.borrow().clone();
         let decisions = match &*machine.chooser.borrow() {
             Chooser::Random { log, .. } | Chooser::Replay { log, .. } => log.clone(),
+            Chooser::Search(_) => Vec::new(),
         };
         assert_eq!(Rc::strong_count(&machine), 1, "every job has ended");
-        Outcome {
-            steps: machine.steps.get(),
-            readings: machine.readings.get(),
-            violation,
-            decisions,
-        }
+        Outcome::of(&machine, decisions)
     }
 }
 

@@ -165,6 +165,11 @@ fn domains(rng: &mut Rng) -> Vec<DomainShape> {
     domains
 }
 
+/// Two general counters of 48 bits.
+pub fn plain_intel_cpuid() -> Cpuid {
+    Cpuid { perfmon: [3 | 2 << 8 | 48 << 16, 0, 0, 0], ..intel_cpuid(&mut Rng::new(0)) }
+}
+
 /// Leaf 0xA as in the SDM, volume 2, CPUID.
 fn intel_cpuid(rng: &mut Rng) -> Cpuid {
     let widths = [32, 36, 40, 48, 64];

@@ -12,6 +12,7 @@ use shared_abi::vcpu_page::{VcpuPage, VcpuSlot};
 
 use crate::choice::Action;
 use crate::machine::Machine;
+use crate::search::Object;
 
 /// What an agent is about to do.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +50,7 @@ fn vcpu_field(offset: usize) -> String {
         }
         None => names!(
             VcpuPage, offset, magic, abi, size_bytes, flags, seq, vcpu_id, loaded, tsc_sum,
-            tsc_start, generation, switches, migrations,
+            tsc_start, generation, switches, migrations, overflows, throttled,
         )
         .into(),
     }
@@ -72,19 +73,17 @@ fn thread_field(offset: usize) -> String {
 }
 
 fn place(machine: &Machine, address: usize) -> String {
-    let vcpus = machine.vcpus.iter().map(|vcpu| core::ptr::from_ref(&vcpu.page).addr());
-    let threads = machine.threads.iter().map(|thread| core::ptr::from_ref(&thread.page).addr());
-    for (index, base) in vcpus.enumerate() {
-        if (base..base + size_of::<VcpuPage>()).contains(&address) {
-            return format!("vcpu {index} {}", vcpu_field(address - base));
+    match machine.page_at(address) {
+        Some(Object::VcpuPage(index)) => {
+            let offset = address - (&raw const machine.vcpus[index].page).addr();
+            format!("vcpu {index} {}", vcpu_field(offset))
         }
-    }
-    for (index, base) in threads.enumerate() {
-        if (base..base + size_of::<ThreadPage>()).contains(&address) {
-            return format!("thread {index} {}", thread_field(address - base));
+        Some(Object::Thread(index)) => {
+            let offset = address - (&raw const machine.threads[index].page).addr();
+            format!("thread {index} {}", thread_field(offset))
         }
+        _ => "elsewhere".into(),
     }
-    "elsewhere".into()
 }
 
 /// Prints what the present agent is about to do.

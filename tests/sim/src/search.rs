@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Trying everything: every interleaving of a small machine with a bounded number of preemptions.
+//!
+//! A machine cannot be copied in the middle of a core's function, so each branch is reached by
+//! running from the start again.  Two runs that order all accesses to the same object alike are in
+//! the same state, whatever the order of the others; the state's [`Marks`] tell, and a state that
+//! was reached before with as many preemptions left is not explored again.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use shared_abi::CounterConfig;
+use shared_abi::config::EVNTSEL_USR;
+
+use crate::choice::{Action, Chooser};
+use crate::machine::{Life, Machine, Violation};
+use crate::run::Runner;
+use crate::shape::{DomainShape, Kind, Op, Program, Shape, Weights, evntsel, plain_intel_cpuid};
+
+/// States that need not be explored again, with the preemptions that were left.
+type Visited = HashSet<(u64, u32)>;
+
+/// What was chosen, of how many, one after another.
+pub(crate) type Choices = Vec<(u32, u32)>;
+
+/// One way through the tree of choices.
+pub struct Path {
+    choices: Choices,
+    next: usize,
+    preemptions_left: u32,
+    visited: Rc<RefCell<Visited>>,
+}
+
+impl Path {
+    /// What happens before the next step.
+    pub fn choose(&mut self, machine: &Machine, forced: bool) -> Option<Action> {
+        let ready = machine.vcpus.iter().all(|vcpu| vcpu.online.get());
+        if !forced && (self.preemptions_left == 0 || !ready) {
+            return None;
+        }
+        let options: Vec<Action> = machine
+            .options()
+            .into_iter()
+            .map(|option| option.1)
+            .filter(|&action| !forced || machine.is_progress(action))
+            .collect();
+        // One more choice than options: to go on.
+        let branches = (options.len() + usize::from(!forced)) as u32;
+        let chosen = self.branch(machine, branches)?;
+        let index = if forced { Some(chosen) } else { chosen.checked_sub(1) };
+        let action = options.get(index? as usize).copied();
+        self.preemptions_left -= u32::from(!forced && action.is_some());
+        action
+    }
+
+    fn branch(&mut self, machine: &Machine, branches: u32) -> Option<u32> {
+        if branches <= 1 {
+            return (branches == 1).then_some(0);
+        }
+        if let Some(&(chosen, _)) = self.choices.get(self.next) {
+            self.next += 1;
+            return Some(chosen);
+        }
+        if !self.visited.borrow_mut().insert((machine.fingerprint(), self.preemptions_left)) {
+            machine.over.set(true);
+            return None;
+        }
+        self.choices.push((0, branches));
+        self.next += 1;
+        Some(0)
+    }
+
+    /// What was chosen on the way.
+    pub(crate) fn take_choices(&mut self) -> Choices {
+        std::mem::take(&mut self.choices)
+    }
+
+    /// Goes to the next way; false if there is none.
+    fn advance(choices: &mut Choices) -> bool {
+        while let Some((chosen, branches)) = choices.pop() {
+            if chosen + 1 < branches {
+                choices.push((chosen + 1, branches));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Machine {
+    /// Whether the action brings an idle physical CPU nearer to the end of the machine's work.
+    fn is_progress(&self, action: Action) -> bool {
+        match action {
+            Action::Cpu(cpu) => {
+                let here = self.here.replace(cpu);
+                let busy = self.runner().is_some();
+                self.here.set(here);
+                busy
+            }
+            Action::Switch(Some(vcpu)) => {
+                let vcpu = &self.vcpus[vcpu];
+                let ready = |thread: usize| self.threads[thread].life.get() == Life::Ready;
+                let waiting = self.domains[vcpu.domain].threads.clone().any(ready);
+                vcpu.busy.get() || vcpu.current.get().is_some() || !vcpu.online.get() || waiting
+            }
+            Action::Schedule(Some(_)) | Action::Online => true,
+            _ => false,
+        }
+    }
+
+    /// A number for the state that the machine is in.
+    fn fingerprint(&self) -> u64 {
+        let mut all = self
+            .marks
+            .objects
+            .borrow()
+            .iter()
+            .chain(&*self.marks.agents.borrow())
+            .fold(self.here.get() as u64, |all, &mark| mix(all, mark));
+        for cpu in &self.cpus {
+            all = mix(all, place(cpu.current.get()) << 1 | u64::from(cpu.switching.get()));
+        }
+        for vcpu in &self.vcpus {
+            let flags = u64::from(vcpu.kernel_mode.get()) << 1 | u64::from(vcpu.busy.get());
+            all = mix(all, place(vcpu.current.get()) << 2 | flags);
+        }
+        all
+    }
+}
+
+fn place(index: Option<usize>) -> u64 {
+    index.map_or(0, |index| index as u64 + 1)
+}
+
+fn mix(hash: u64, value: u64) -> u64 {
+    let mixed = (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ value >> 7
+}
+
+/// What an agent's step touches.
+#[derive(Clone, Copy, Debug)]
+pub enum Object {
+    /// Registers and driver's state of a physical CPU.
+    Cpu(usize),
+    /// A vCPU's page, and the driver's state of the vCPU, which changes only with the page.
+    VcpuPage(usize),
+    /// The module's state of a vCPU.
+    Module(usize),
+    /// A thread's page and counters.
+    Thread(usize),
+}
+
+/// The order of accesses so far, in one number for each object and each agent.
+#[derive(Default)]
+pub struct Marks {
+    objects: RefCell<Vec<u64>>,
+    agents: RefCell<Vec<u64>>,
+}
+
+impl Marks {
+    /// Marks are kept only for a search.
+    pub fn new(chooser: &Chooser, objects: usize, agents: usize) -> Self {
+        match chooser {
+            Chooser::Search(_) => Self {
+                objects: RefCell::new((0..objects as u64).collect()),
+                agents: RefCell::new((0..agents as u64).collect()),
+            },
+            _ => Self::default(),
+        }
+    }
+}
+
+impl Machine {
+    /// The present agent reads an object, or changes it.
+    pub fn touch(&self, object: Object, changes: bool) {
+        let mut agents = self.marks.agents.borrow_mut();
+        let Some(own) = self.agent.get().and_then(|agent| agents.get_mut(agent)) else { return };
+        let (cpus, vcpus) = (self.cpus.len(), self.vcpus.len());
+        let index = match object {
+            Object::Cpu(cpu) => cpu,
+            Object::VcpuPage(vcpu) => cpus + vcpu,
+            Object::Module(vcpu) => cpus + vcpus + vcpu,
+            Object::Thread(thread) => cpus + 2 * vcpus + thread,
+        };
+        let mark = &mut self.marks.objects.borrow_mut()[index];
+        *own = mix(*own, mix(*mark, index as u64));
+        if changes {
+            *mark = mix(*own, 1);
+        }
+    }
+}
+
+/// A machine to search, and how much of it.
+pub struct Scope {
+    /// What it is.
+    pub name: &'static str,
+    shape: Shape,
+}
+
+/// What a search has found.
+#[derive(Debug, Default)]
+pub struct Search {
+    /// States in which there was something to decide.
+    pub states: usize,
+    /// Runs from the start.
+    pub runs: u64,
+    /// Steps made in all runs.
+    pub steps: u64,
+    /// The first rule that was broken.
+    pub violation: Option<Violation>,
+}
+
+/// Every interleaving of a small machine with at most so many preemptions.
+pub fn search(scope: &Scope, preemptions: u32) -> Search {
+    let mut runner = Runner::default();
+    let mut result = Search::default();
+    let visited = Rc::new(RefCell::new(Visited::new()));
+    let mut choices = Vec::new();
+    loop {
+        let path =
+            Path { choices, next: 0, preemptions_left: preemptions, visited: Rc::clone(&visited) };
+        let (outcome, made) = runner.explore(&scope.shape, path);
+        choices = made;
+        result.runs += 1;
+        result.steps += outcome.steps;
+        result.violation = outcome.violation;
+        if result.violation.is_some() || !Path::advance(&mut choices) {
+            result.states = visited.borrow().len();
+            return result;
+        }
+    }
+}
+
+fn small(cpus: usize, domains: &[(usize, usize)], counters: &[CounterConfig]) -> Shape {
+    let mut ops: Vec<Op> = counters.iter().map(|&counter| Op::Start(counter)).collect();
+    ops.extend([Op::Work, Op::Read]);
+    Shape {
+        cpus: vec![0; cpus],
+        domains: domains
+            .iter()
+            .map(|&(vcpus, threads)| DomainShape {
+                kind: Kind::Good,
+                vcpus,
+                threads,
+                idle: 0,
+                spare: false,
+            })
+            .collect(),
+        cpuid: plain_intel_cpuid(),
+        cost: false,
+        weights: Weights { cpu: 1, vcpu: 1, thread: 1, ..Weights::default() },
+        period: 1,
+        noisy: false,
+        program: Program::Fixed(ops),
+        seed: 0,
+    }
+}
+
+/// The machines that are searched.
+pub fn scopes() -> Vec<Scope> {
+    let user = |slot, event| CounterConfig {
+        slot,
+        evntsel: evntsel(event, EVNTSEL_USR),
+        ..CounterConfig::default()
+    };
+    let one = [user(0, 0)];
+    vec![
+        Scope { name: "2 threads on 1 vCPU on 1 CPU", shape: small(1, &[(1, 2)], &one) },
+        Scope {
+            name: "2 domains of 1 vCPU and 1 thread on 1 CPU",
+            shape: small(1, &[(1, 1), (1, 1)], &one),
+        },
+        Scope { name: "2 threads on 2 vCPUs on 2 CPUs", shape: small(2, &[(2, 2)], &one) },
+        Scope {
+            name: "2 domains of 1 vCPU and 1 thread on 2 CPUs",
+            shape: small(2, &[(1, 1), (1, 1)], &one),
+        },
+    ]
+}
