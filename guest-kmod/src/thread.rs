@@ -41,6 +41,8 @@ pub struct ThreadPmu {
     sums: Sums,
     /// `Start*_thread`.
     start: VcpuSample,
+    /// The sample of the last suspension, here so that no switch has to clear one.
+    end: VcpuSample,
     overflows: Overflows,
     vcpu: Option<u32>,
     switches: u64,
@@ -63,6 +65,7 @@ impl ThreadPmu {
             order: Order::EMPTY,
             sums: Sums::default(),
             start: VcpuSample::default(),
+            end: VcpuSample::default(),
             overflows: Overflows::NONE,
             vcpu: None,
             switches: 0,
@@ -162,12 +165,6 @@ impl ThreadPmu {
         Ok(())
     }
 
-    /// Counters that count now.
-    #[inline(always)]
-    fn live(&self) -> &[PhysSlot] {
-        if self.overflows.paused() { &[] } else { self.order.slots() }
-    }
-
     /// [`switch_out`](Self::switch_out), counting what it costs.
     pub fn switch_out_measured<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
         if self.running != Running::Active {
@@ -246,9 +243,11 @@ impl ThreadPmu {
 
     /// The sums of a thread that is active.
     fn sums_now<K: Kernel>(&self, cpu: &Cpu<'_, K>) -> Result<Sums, Errno> {
-        let now = cpu.sample(self.live())?;
+        let live = live(&self.order, &self.overflows);
+        let mut now = VcpuSample::default();
+        cpu.sample(live, &mut now)?;
         let mut sums = self.sums;
-        advance(&mut sums, self.tsc, self.live().len(), &self.start, &now);
+        advance(&mut sums, self.tsc, live.len(), &self.start, &now);
         Ok(sums)
     }
 
@@ -301,18 +300,18 @@ impl ThreadPmu {
             return;
         }
         // Start* comes after the hypercall, whose events are nobody's.
-        let start = planted!(
+        let started = planted!(
             StartBeforeHypercall,
-            self.load(cpu).and_then(|()| cpu.sample(self.live())),
-            cpu.sample(self.live()).and_then(|now| self.load(cpu).map(|()| now))
+            self.load(cpu).and_then(|()| self.sample_start(cpu)),
+            self.sample_start(cpu).and_then(|()| self.load(cpu))
         );
-        match start {
-            Ok(start) => {
-                self.start = start;
+        match started {
+            Ok(()) => {
                 self.vcpu = Some(cpu.number);
                 self.running = Running::Active;
                 let paused = self.overflows.paused();
-                self.publisher.resumed(page, cpu.number, self.live().len(), &start, paused);
+                let live = live(&self.order, &self.overflows).len();
+                self.publisher.resumed(page, cpu.number, live, &self.start, paused);
             }
             // A vCPU without a page is going offline.  The kernel moves the thread away before it
             // executes anything of its own, so nothing is lost.
@@ -322,15 +321,20 @@ impl ThreadPmu {
     }
 
     #[inline(always)]
+    fn sample_start<K: Kernel>(&mut self, cpu: &Cpu<'_, K>) -> Result<(), Errno> {
+        cpu.sample(live(&self.order, &self.overflows), &mut self.start)
+    }
+
+    #[inline(always)]
     fn suspend<K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) {
         if self.running != Running::Active {
             return;
         }
         self.running = Running::Suspended;
-        match cpu.sample(self.live()) {
-            Ok(now) => {
-                let live = self.live().len();
-                advance(&mut self.sums, self.tsc, live, &self.start, &now);
+        let live = live(&self.order, &self.overflows);
+        match cpu.sample(live, &mut self.end) {
+            Ok(()) => {
+                advance(&mut self.sums, self.tsc, live.len(), &self.start, &self.end);
                 self.overflows.notice(&self.sums);
                 self.publisher.suspended(page, self.order.len(), &self.sums);
             }
@@ -342,6 +346,12 @@ impl ThreadPmu {
         self.failure = planted!(FailureForgotten, Some(errno), None);
         self.publisher.failed(page, errno);
     }
+}
+
+/// Counters that count now.
+#[inline(always)]
+fn live<'a>(order: &'a Order, overflows: &Overflows) -> &'a [PhysSlot] {
+    if overflows.paused() { &[] } else { order.slots() }
 }
 
 /// Adds what was counted between two samples to the sums: they become `Log_thread`.

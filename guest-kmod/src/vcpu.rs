@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use shared_abi::read::{ReadError, VcpuSample, sample_vcpu};
+use shared_abi::read::{ReadError, VcpuSample, sample_vcpu_into};
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, Errno, PhysSlot, VcpuPage, planted};
 
@@ -148,12 +148,12 @@ impl<K: Kernel> Cpu<'_, K> {
         self.stats.interrupts_stray.add(u64::from(!told));
     }
 
-    /// `Phys*` of the TSC and of `slots`, now.
+    /// `Phys*` of the TSC and of `slots`, now; see [`sample_vcpu_into`].
     #[inline(always)]
-    pub(crate) fn sample(&self, slots: &[PhysSlot]) -> Result<VcpuSample, Errno> {
-        let sample = sample_vcpu(self.page, self.kernel, slots).map_err(errno)?;
-        self.stats.read_retries.add(u64::from(sample.retries));
-        Ok(sample)
+    pub(crate) fn sample(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> Result<(), Errno> {
+        sample_vcpu_into(self.page, self.kernel, slots, now).map_err(errno)?;
+        self.stats.read_retries.add(u64::from(now.retries));
+        Ok(())
     }
 }
 

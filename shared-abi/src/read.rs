@@ -173,6 +173,20 @@ pub fn sample_vcpu(
     slots: &[PhysSlot],
 ) -> Result<VcpuSample, ReadError> {
     let mut sample = VcpuSample::default();
+    sample_vcpu_into(vcpu, hw, slots, &mut sample)?;
+    Ok(sample)
+}
+
+/// [`sample_vcpu`] for the paths that would notice the cost of clearing and copying a sample.
+/// Counters beyond those asked for stay as they were; after an error nothing in it is valid.
+#[inline(always)]
+pub fn sample_vcpu_into(
+    vcpu: &VcpuPage,
+    hw: &impl Counters,
+    slots: &[PhysSlot],
+    sample: &mut VcpuSample,
+) -> Result<(), ReadError> {
+    sample.retries = 0;
     loop {
         let stamp = vcpu.seq.stamp();
         if vcpu.flags.load(Relaxed) & VCPU_DIRECT == 0 {
@@ -184,7 +198,7 @@ pub fn sample_vcpu(
             *count = vcpu_counter(counter, hw.rdpmc(slot.rdpmc()));
         }
         if planted!(SampleNotRechecked, vcpu.seq.still(stamp), true) {
-            return Ok(sample);
+            return Ok(());
         }
         sample.retries += 1;
         if sample.retries >= READ_ATTEMPTS_MAX {
