@@ -5,6 +5,7 @@
 //! known number of instructions ([`region`]), requests that must be refused ([`raw`], [`xen`]),
 //! and what the sides say about themselves ([`stats`]).
 
+pub mod disturb;
 pub mod map;
 pub mod module;
 pub mod raw;

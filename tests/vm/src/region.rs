@@ -41,7 +41,7 @@ impl Region {
 
     /// Executes the region.
     #[inline(always)]
-    fn execute(self, store: &mut u8) {
+    pub fn execute(self, store: &mut u8) {
         // SAFETY: the only memory access is the store to where `store` points.
         unsafe {
             asm!(

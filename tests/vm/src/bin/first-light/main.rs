@@ -7,7 +7,6 @@
 //! threads are pinned and some are moved between vCPUs, and the vCPUs are moved between physical
 //! CPUs.
 
-mod disturb;
 mod histogram;
 mod report;
 mod time;
@@ -23,6 +22,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use perfctr::{Provider, Session};
 use shared_abi::hypercall::HvStats;
+use vm_tests::disturb;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::xen::Xen;

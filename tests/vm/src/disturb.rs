@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use crate::rng::Rng;
+use crate::threads::run_on;
+use crate::xen::Xen;
 use nix::unistd::Pid;
-use vm_tests::rng::Rng;
-use vm_tests::threads::run_on;
-use vm_tests::xen::Xen;
 
 /// Streams of random numbers that no worker uses.
 const STREAM_THREADS: u64 = 1 << 32;
