@@ -8,10 +8,19 @@ shift
 cd /work/papi || exit 1
 PATH=./ctests:$PATH
 LD_LIBRARY_PATH=/work/papi/lib
-export PATH LD_LIBRARY_PATH
+# A vCPU that spins takes the time of the one it waits for.
+OMP_WAIT_POLICY=passive
+export PATH LD_LIBRARY_PATH OMP_WAIT_POLICY
 for test in "$@"; do
-	timeout -k 5 "$limit" "$test" >"/out/$test.log" 2>&1 </dev/null
-	status=$?
+	tries=1
+	# It attaches without waiting until its child has stopped, and says SKIPPED if that was too soon.
+	[ "$test" = attach2 ] && tries=5
+	while [ $tries -gt 0 ]; do
+		timeout -k 5 "$limit" "$test" >"/out/$test.log" 2>&1 </dev/null
+		status=$?
+		grep -q SKIPPED "/out/$test.log" || break
+		tries=$((tries - 1))
+	done
 	echo "exit status $status" >>"/out/$test.log"
 	echo "$test: $status"
 done

@@ -6,7 +6,7 @@
 
 use shared_abi::caps::VENDOR_AMD;
 use shared_abi::config::{EVNTSEL_INT, MODE_COUNTING, MODE_SAMPLING};
-use shared_abi::ioctl::{self, CONTROL_TSC, Control};
+use shared_abi::ioctl::{self, CONTROL_KEEP_TSC, CONTROL_TSC, Control};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::{CounterConfig, Errno, PhysSlot};
 use zerocopy::FromZeros;
@@ -41,7 +41,8 @@ pub(crate) fn to_device(
         return Err(Errno::INVAL);
     }
     if from.tsc_on != 0 {
-        control.flags |= CONTROL_TSC;
+        // Its sum grows as long as it is on, through stops and new starts.
+        control.flags |= CONTROL_TSC | CONTROL_KEEP_TSC;
     }
     if flags & abi::CONTROL_CLOEXEC != 0 {
         control.flags |= ioctl::CONTROL_CLOEXEC;
@@ -178,7 +179,7 @@ mod tests {
         control.flags = !0;
         let device = of_thread(VENDOR_INTEL, &control).unwrap();
         assert_eq!(device.preserve, 0b11);
-        assert_eq!(device.flags, CONTROL_TSC | ioctl::CONTROL_CLOEXEC);
+        assert_eq!(device.flags, CONTROL_TSC | CONTROL_KEEP_TSC | ioctl::CONTROL_CLOEXEC);
         assert_eq!(device.counter[0].evntsel, u64::from(INSTRUCTIONS));
     }
 

@@ -3,6 +3,7 @@
 
 mod driver;
 mod pmu;
+mod shim;
 mod testbed;
 
 use crate::testing::Suite;
@@ -15,4 +16,5 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "driver-absent", run: driver::absent },
     Suite { name: "refusals", run: driver::refusals },
     Suite { name: "lifecycle", run: driver::lifecycle },
+    Suite { name: "shim", run: shim::run },
 ];

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* Interrupting counters: signal, pause, resumption. */
+
+#include <signal.h>
+#include "check.h"
+
+#define PERIOD 100000
+#define SIGNALS 20
+
+static struct vperfctr *self;
+static volatile int signals;
+
+static void on_overflow(int number, siginfo_t *info, void *context)
+{
+	static struct perfctr_sum_ctrs sums, again;
+
+	(void)context;
+	CHECK(number == SIGIO && info->si_code == SI_PMC_OVF);
+	CHECK(info->si_pmc_ovf_mask == 2);
+	CHECK(vperfctr_is_running(self) == 1);
+	CHECK(vperfctr_read_state(self, &sums, NULL) == 0);
+	CHECK(sums.pmc[1] >= (unsigned long long)(signals + 1) * PERIOD);
+	/* Nothing but the time-stamp counter goes on before iresume. */
+	CHECK(vperfctr_read_state(self, &again, NULL) == 0);
+	CHECK(!memcmp(sums.pmc, again.pmc, sizeof(sums.pmc)));
+	CHECK(again.tsc > sums.tsc);
+	memset(&again, 0xff, sizeof(again));
+	CHECK(vperfctr_read_ctrs(self, &again) == 0);
+	CHECK(again.tsc > sums.tsc && again.pmc[0] == ~0ull);
+	signals++;
+	CHECK(vperfctr_iresume(self) == 0);
+}
+
+int main(void)
+{
+	struct vperfctr_control control = counting(PERIOD);
+	struct sigaction action;
+	struct perfctr_sum_ctrs sums;
+
+	memset(&action, 0, sizeof(action));
+	action.sa_sigaction = on_overflow;
+	action.sa_flags = SA_SIGINFO;
+	CHECK(sigaction(SIGIO, &action, NULL) == 0);
+	self = vperfctr_open();
+	CHECK(self != NULL);
+
+	/* An accumulating counter in front of it: the mask is by the order here. */
+	control.si_signo = SIGIO;
+	control.cpu_control.nractrs = 1;
+	control.cpu_control.pmc_map[0] = 1;
+	control.cpu_control.evntsel[1] = INSTRUCTIONS | INTERRUPT;
+	control.cpu_control.evntsel[0] = INSTRUCTIONS;
+	control.cpu_control.ireset[1] = -PERIOD;
+	control.cpu_control.ireset[0] = 0;
+	CHECK(vperfctr_control(self, &control) == 0);
+	work(PERIOD / 2 * SIGNALS + PERIOD / 4);
+	CHECK(vperfctr_stop(self) == 0);
+	CHECK(signals == SIGNALS);
+	CHECK(vperfctr_read_ctrs(self, &sums) == 0);
+	CHECK(sums.pmc[0] / PERIOD == SIGNALS && sums.pmc[1] / PERIOD == SIGNALS);
+	REFUSED(EPERM, vperfctr_iresume(self) == -1);
+
+	control.cpu_control.ireset[1] = 0;
+	REFUSED(EINVAL, vperfctr_control(self, &control) == -1);
+	control.cpu_control.ireset[1] = -PERIOD;
+	control.cpu_control.evntsel[1] = INSTRUCTIONS;
+	REFUSED(EINVAL, vperfctr_control(self, &control) == -1);
+	CHECK(vperfctr_unlink(self) == 0);
+	vperfctr_close(self);
+	return 0;
+}
