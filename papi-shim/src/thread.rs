@@ -60,34 +60,43 @@ impl Thread {
     }
 
     /// Reads without a system call, if the TSC is on and this is the calling thread's.  Gives the
-    /// TSC and writes the counters in use; none while an overflow has paused them.
+    /// TSC and writes the counters in use.
     #[inline(always)]
     fn read_direct(&self, pmc: &mut [u64; MAX_COUNTERS]) -> Option<u64> {
         const RUNNING: u32 = THREAD_ACTIVE | THREAD_TSC;
         let page = self.own_page()?;
-        let state = page.state.load(Relaxed);
-        if state & RUNNING != RUNNING {
+        if page.state.load(Relaxed) & RUNNING != RUNNING {
             return None;
         }
-        let used = if state & THREAD_PAUSED != 0 { 0 } else { page.counters.load(Relaxed) };
-        let counts = pmc.get_mut(..used as usize)?;
+        let counts = pmc.get_mut(..page.counters.load(Relaxed) as usize)?;
         self.pages.read(counts).ok().map(|snapshot| snapshot.tsc)
     }
 
     /// The calling thread's sums, read in the cheapest way there is.
     fn read(&self, sums: &mut SumCtrs) -> Result<(), Errno> {
-        match self.read_direct(&mut sums.pmc) {
-            Some(tsc) => sums.tsc = tsc,
-            None => *sums = fd::sums(&self.device)?,
+        if let Some(tsc) = self.read_direct(&mut sums.pmc) {
+            sums.tsc = tsc;
+            return Ok(());
+        }
+        let asked = fd::sums(&self.device)?;
+        // While an overflow has paused the counters, only the TSC is given.
+        if self.own_page().is_some_and(|page| page.state.load(Relaxed) & THREAD_PAUSED != 0) {
+            sums.tsc = asked.tsc;
+        } else {
+            *sums = asked;
         }
         Ok(())
     }
 
-    /// Reads for a function that cannot fail.
+    /// Reads for a function that cannot fail: all counters, even paused ones.
     fn read_or_zeros(&self) -> SumCtrs {
         let mut sums = SumCtrs::new_zeroed();
-        if let Err(error) = self.read(&mut sums) {
-            errno::set(error);
+        match self.read_direct(&mut sums.pmc) {
+            Some(tsc) => sums.tsc = tsc,
+            None => match fd::sums(&self.device) {
+                Ok(asked) => sums = asked,
+                Err(error) => errno::set(error),
+            },
         }
         sums
     }

@@ -27,6 +27,7 @@ static void on_overflow(int number, siginfo_t *info, void *context)
 	memset(&again, 0xff, sizeof(again));
 	CHECK(vperfctr_read_ctrs(self, &again) == 0);
 	CHECK(again.tsc > sums.tsc && again.pmc[0] == ~0ull);
+	CHECK(vperfctr_read_pmc(self, 1) == sums.pmc[1]);
 	signals++;
 	CHECK(vperfctr_iresume(self) == 0);
 }
