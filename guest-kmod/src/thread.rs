@@ -199,7 +199,8 @@ impl ThreadPmu {
         }
         // Sums are folded before the load, which ends the old configuration.
         self.suspend(page, cpu);
-        if let (Some(errno), true) = (self.failure, request.preserve != 0) {
+        let keeps = request.preserve != 0 || request.keep_tsc;
+        if let (Some(errno), true) = (self.failure, keeps) {
             return Err(errno);
         }
         let loaded = cpu.load(&request.config);

@@ -213,6 +213,8 @@ fn a_failed_load_gives_an_error_until_a_new_start() {
     let mut again = control(&[counter(0, INSTRUCTIONS)]);
     again.preserve = 1;
     assert_eq!(thread.control(&again), Err(Errno::PERM));
+    let keep = Control { flags: CONTROL_TSC | CONTROL_KEEP_TSC, preserve: 0, ..again };
+    assert_eq!(thread.control(&keep), Err(Errno::PERM));
     thread.stop();
     assert_eq!(thread.read_direct::<1>(), not_loaded);
     thread.start(&[counter(0, INSTRUCTIONS)]);
