@@ -81,7 +81,7 @@ impl Machine {
         match error {
             ReadError::NotDirect => self.check_failure(thread, Errno::PERM),
             ReadError::NotLoaded(errno) => self.check_failure(thread, Errno(-errno)),
-            ReadError::Malformed => self.check_failure(thread, Errno::NODEV),
+            ReadError::Malformed => self.check_failure(thread, Errno::INVAL),
             // Somebody who is interrupted all the time is told so.
             ReadError::Disturbed => (),
         }
@@ -92,7 +92,7 @@ impl Machine {
     pub fn check_failure(&self, thread: usize, errno: Errno) {
         let own = &self.threads[thread];
         let domain = &self.domains[own.domain];
-        if domain.kind != Kind::Good || self.is_gone() || errno == Errno::BUSY {
+        if domain.kind != Kind::Good || self.is_gone() || errno == Errno::NODEV {
             return;
         }
         if errno != Errno::PERM || own.started.get() == Some(domain.forbidden.get()) {
@@ -109,7 +109,7 @@ impl Machine {
         let valid = counters.is_some_and(|counters| Config::new(&caps, counters).is_ok());
         let host = domain.forbidden.get() > 0 && errno == Errno::PERM;
         let garbage = control.preserve >> control.counters.min(31) != 0
-            || control.flags >> 2 != 0
+            || control.flags >> 3 != 0
             || control.signal != 0;
         let failed = unheard(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
         if valid && !garbage && !host && !failed && domain.kind == Kind::Good && !self.is_gone() {

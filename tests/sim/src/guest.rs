@@ -260,7 +260,7 @@ impl Machine {
         let own = &self.threads[thread];
         let create = Create { abi_major: u32::from(ABI_MAJOR), ..Create::default() };
         self.in_kernel(|vcpu| {
-            if let Err(errno) = check_create(&create, own.tid) {
+            if let Err(errno) = check_create(&create) {
                 self.fail(format!("refused to create counters: {errno:?}"));
             }
             own.changing.set(true);

@@ -49,9 +49,9 @@ mod cli {
         /// Try every interleaving of small machines.
         #[arg(long)]
         exhaustive: bool,
-        /// Preemptions in each interleaving, with --exhaustive.
-        #[arg(long, default_value_t = 2)]
-        preemptions: u32,
+        /// Preemptions in each interleaving, with --exhaustive; else each machine's own number.
+        #[arg(long)]
+        preemptions: Option<u32>,
         /// Plant this bug.
         #[arg(long)]
         plant: Option<String>,
@@ -117,7 +117,7 @@ mod cli {
         result.violations.is_empty()
     }
 
-    fn exhaustive(preemptions: u32) -> bool {
+    fn exhaustive(preemptions: Option<u32>) -> bool {
         let mut passed = true;
         for scope in scopes() {
             let start = Instant::now();

@@ -39,12 +39,18 @@ impl Path {
         if !forced && (self.preemptions_left == 0 || !ready) {
             return None;
         }
-        let options: Vec<Action> = machine
-            .options()
-            .into_iter()
-            .map(|option| option.1)
-            .filter(|&action| !forced || machine.is_progress(action))
-            .collect();
+        let mut options: Vec<Action> =
+            machine.options().into_iter().map(|option| option.1).collect();
+        if forced {
+            // Threads begin when all vCPUs are there.
+            let early = |action| !ready && matches!(action, Action::Schedule(_));
+            options.retain(|&action| machine.is_progress(action) && !early(action));
+            // An idle vCPU that has something to do does it, rather than being switched forever.
+            let begins = |action: &Action| matches!(action, Action::Schedule(_) | Action::Online);
+            if options.iter().any(begins) {
+                options.retain(begins);
+            }
+        }
         // One more choice than options: to go on.
         let branches = (options.len() + usize::from(!forced)) as u32;
         let chosen = self.branch(machine, branches)?;
@@ -196,6 +202,8 @@ pub struct Scope {
     /// What it is.
     pub name: &'static str,
     shape: Shape,
+    /// Preemptions in each interleaving.
+    preemptions: u32,
 }
 
 /// What a search has found.
@@ -211,15 +219,16 @@ pub struct Search {
     pub violation: Option<Violation>,
 }
 
-/// Every interleaving of a small machine with at most so many preemptions.
-pub fn search(scope: &Scope, preemptions: u32) -> Search {
+/// Every interleaving of a small machine with at most as many preemptions as its scope says, or
+/// as are given.
+pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
     let mut runner = Runner::default();
     let mut result = Search::default();
     let visited = Rc::new(RefCell::new(Visited::new()));
     let mut choices = Vec::new();
     loop {
         let path =
-            Path { choices, next: 0, preemptions_left: preemptions, visited: Rc::clone(&visited) };
+            Path { choices, next: 0, preemptions_left: preemptions.unwrap_or(scope.preemptions), visited: Rc::clone(&visited) };
         let (outcome, made) = runner.explore(&scope.shape, path);
         choices = made;
         result.runs += 1;
@@ -270,11 +279,13 @@ pub fn scopes() -> Vec<Scope> {
         Scope {
             name: "2 domains of 1 vCPU and 1 thread on 1 CPU",
             shape: small(1, &[(1, 1), (1, 1)], &one),
+            preemptions: 1,
         },
         Scope { name: "2 threads on 2 vCPUs on 2 CPUs", shape: small(2, &[(2, 2)], &one) },
         Scope {
             name: "2 domains of 1 vCPU and 1 thread on 2 CPUs",
             shape: small(2, &[(1, 1), (1, 1)], &one),
+            preemptions: 2,
         },
     ]
 }

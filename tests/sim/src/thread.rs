@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use guest_kmod::publish::published;
 use shared_abi::hypercall::{HvLoad, OP_STATS};
-use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
+use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{Counters, read_thread};
 use shared_abi::slot::slots_of;
@@ -157,7 +157,7 @@ impl Machine {
         let caps = self.driver.caps;
         let mut slots: Vec<PhysSlot> = slots_of(caps.slots()).collect();
         let mut control = Control {
-            flags: if rng.one_in(4) { 0 } else { CONTROL_TSC },
+            flags: [0, CONTROL_TSC, CONTROL_TSC, CONTROL_TSC | CONTROL_KEEP_TSC][rng.index(4)],
             preserve: 0,
             ..Control::default()
         };
@@ -165,7 +165,7 @@ impl Machine {
             let slot = slots.swap_remove(rng.index(slots.len()));
             let rings = random_rings(rng);
             let fixed = slot.fixed_number().is_some();
-            let event = if rng.one_in(2) { slot.index() % EVENTS } else { rng.index(EVENTS) };
+            let event = if rng.one_in(4) { rng.index(EVENTS) } else { slot.index() % EVENTS };
             let selector =
                 if fixed { rings | evntsel(0, 0) & !0xffff } else { evntsel(event, rings) };
             control.counter[index] = CounterConfig {

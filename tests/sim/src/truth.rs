@@ -6,7 +6,7 @@
 
 use shared_abi::PhysSlot;
 use shared_abi::config::{EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
-use shared_abi::ioctl::{CONTROL_TSC, Control};
+use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC, Control};
 use shared_abi::limits::{MAX_COUNTERS, MAX_SLOTS};
 
 use crate::pmu::{Events, event_of_slot};
@@ -222,7 +222,7 @@ impl Truth {
         let tsc = control.flags & CONTROL_TSC != 0;
         let had_tsc = self.tsc && !failed;
         self.stop(now);
-        if !(tsc && had_tsc) {
+        if !(tsc && had_tsc) && control.flags & CONTROL_KEEP_TSC == 0 {
             self.tsc_sum = 0;
         }
         for (index, sum) in self.sums.iter_mut().enumerate() {
