@@ -101,7 +101,8 @@ impl Native {
         if self.generation == Generation::current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    #[inline(always)]
+    /// Not inlined: it would only get in the way of the provider whose reads have to be short.
+    #[inline(never)]
     pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
         self.check_forked()?;
         let available = self.events.len();

@@ -40,7 +40,7 @@ impl TscOnly {
         Ok(())
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn read(&self, counts: &[u64]) -> Result<Taken, Error> {
         if !counts.is_empty() {
             return Err(Error::TooManyCounters { asked: counts.len(), available: 0 });
