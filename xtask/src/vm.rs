@@ -228,7 +228,9 @@ fn prepare(spec: &Spec, dir: &Path) -> Result<Child> {
 
     // The copied files are in memory twice while they are unpacked, and Xen moves the archive.
     let memory_mib = spec.topology.memory_mib + 3 * (layer.len() as u64 >> 20);
-    let mut qemu = cmd(&emulator.to_string_lossy(), ["-accel", "tcg,thread=multi", "-nodefaults"]);
+    // However this process ends, the machine does not outlive it.
+    let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
+    qemu.arg(emulator).args(["-accel", "tcg,thread=multi", "-nodefaults"]);
     qemu.args(["-display", "none", "-no-reboot", "-nic", "none"])
         .args(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"])
         .args(["-cpu", &spec.topology.cpu])
