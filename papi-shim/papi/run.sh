@@ -1,19 +1,28 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT OR GPL-2.0-only
 # Runs PAPI's tests in the guest, from the directory above theirs, where they expect it:
-#   run.sh SECONDS TEST...
-# Leaves what each prints in /out/TEST.log and its exit status behind it.
+#   run.sh SECONDS LOAD TEST...
+# beside LOAD programs that only loop. Leaves what each test prints in /out/TEST.log, with its exit
+# status behind it.
 limit=$1
-shift
+load=$2
+shift 2
 cd /work/papi || exit 1
 PATH=./ctests:$PATH
 LD_LIBRARY_PATH=/work/papi/lib
+# The dynamic linker's work is not the program's.
+LD_BIND_NOW=1
 # A vCPU that spins takes the time of the one it waits for.
 OMP_WAIT_POLICY=passive
-export PATH LD_LIBRARY_PATH OMP_WAIT_POLICY
+export PATH LD_LIBRARY_PATH LD_BIND_NOW OMP_WAIT_POLICY
+
+while [ "$load" -gt 0 ]; do
+	while :; do :; done &
+	load=$((load - 1))
+done
 for test in "$@"; do
 	tries=1
-	# It attaches without waiting until its child has stopped, and says SKIPPED if that was too soon.
+	# It attaches without waiting until its child has stopped, and skips itself if that was too soon.
 	[ "$test" = attach2 ] && tries=5
 	while [ $tries -gt 0 ]; do
 		timeout -k 5 "$limit" "$test" >"/out/$test.log" 2>&1 </dev/null
@@ -22,5 +31,5 @@ for test in "$@"; do
 		tries=$((tries - 1))
 	done
 	echo "exit status $status" >>"/out/$test.log"
-	echo "$test: $status"
+	echo "    $test ended with $status"
 done
