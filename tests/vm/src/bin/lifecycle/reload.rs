@@ -18,8 +18,8 @@ use crate::ends::{exact, until_threads};
 const THREADS: u64 = 4;
 
 /// How long a thread leaves the module alone between two sessions, in ms: long enough that there
-/// are moments in which nobody uses it.
-const PAUSE_MS: std::ops::Range<u64> = 20..100;
+/// are moments in which nobody uses it, on a slow machine too.
+const PAUSE_MS: std::ops::Range<u64> = 100..600;
 
 /// The module cannot be unloaded while a thread counts.
 pub fn in_use() -> Result<()> {
