@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a switch costs, in instructions, told by the thread's own counters.
+//! What a switch or a sample costs, in instructions, told by the thread's own counters.
 //!
 //! In a 64-bit PV guest kernel and user run in the same ring, so a hardware counter of user-mode
-//! instructions counts the kernel's too while it is looked at raw.
+//! instructions counts the kernel's too while it is looked at raw.  A load in the middle does not
+//! disturb it if the counter counts the same before and after.
 
 use core::sync::atomic::Ordering::Relaxed;
 
 use shared_abi::config::{
     EVNTSEL_CMASK, EVNTSEL_EDGE, EVNTSEL_EVENT_MASK, EVNTSEL_INV, EVNTSEL_USR,
 };
-use shared_abi::seq::Stamp;
 use shared_abi::slot::slots_of;
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, PhysSlot};
@@ -22,9 +22,10 @@ const INSTRUCTIONS_RETIRED: u64 = 0xc0;
 /// Fixed counter 0 counts instructions retired (SDM volume 3, 20.2.2).
 const FIXED_INSTRUCTIONS: u32 = 0;
 
-/// A counter of `config` that counts every instruction in user mode.
+/// A counter of `config` that counts every instruction in user mode, and is never preset.
 pub(crate) fn instruction_counter(config: &Config) -> Option<PhysSlot> {
-    slots_of(config.slots_in_ring(EVNTSEL_USR)).find(|slot| match slot.fixed_number() {
+    let accumulating = config.slots_in_ring(EVNTSEL_USR) & !config.sampling();
+    slots_of(accumulating).find(|slot| match slot.fixed_number() {
         Some(number) => number == FIXED_INSTRUCTIONS,
         None => {
             let qualifiers = EVNTSEL_EVENT_MASK | EVNTSEL_EDGE | EVNTSEL_INV | EVNTSEL_CMASK;
@@ -40,7 +41,10 @@ pub(crate) struct Probe(Option<Started>);
 #[derive(Debug)]
 struct Started {
     slot: PhysSlot,
-    stamp: Stamp,
+    /// What the slot counts; 0 for nothing.
+    evntsel: u64,
+    /// How often the vCPU had been switched in.
+    switches: u64,
     raw: u64,
 }
 
@@ -50,19 +54,24 @@ impl Probe {
         let direct = cpu.page.flags.load(Relaxed) & VCPU_DIRECT != 0;
         Self(slot.filter(|_| direct).map(|slot| Started {
             slot,
-            stamp: cpu.page.seq.stamp(),
+            evntsel: cpu.vcpu.counted_by(slot),
+            switches: cpu.page.switches.load(Relaxed),
             raw: cpu.kernel.rdpmc(slot.rdpmc()),
         }))
     }
 
-    /// Instructions since the start; `None` if the vCPU was switched or something was loaded.
+    /// Instructions since the start; `None` if the vCPU was switched, or the counter did not count
+    /// them all the time.
     #[inline(always)]
     pub(crate) fn finish<K: Kernel>(self, cpu: &Cpu<'_, K>) -> Option<u64> {
         let started = self.0?;
         let raw = cpu.kernel.rdpmc(started.slot.rdpmc());
         // Counters are at least 32 bits wide and a switch is shorter than 2^32 instructions.
         let instructions = u64::from((raw as u32).wrapping_sub(started.raw as u32));
-        cpu.page.seq.still(started.stamp).then_some(instructions)
+        let undisturbed = started.switches == cpu.page.switches.load(Relaxed)
+            && started.evntsel != 0
+            && started.evntsel == cpu.vcpu.counted_by(started.slot);
+        undisturbed.then_some(instructions)
     }
 }
 
@@ -70,7 +79,8 @@ impl Probe {
 mod tests {
     use super::*;
     use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
-    use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS};
+    use shared_abi::CounterConfig;
+    use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, MODE_SAMPLING};
 
     fn slot_in(counters: &[shared_abi::CounterConfig]) -> Option<usize> {
         let config = Config::new(&Machine::caps(), counters).unwrap();
@@ -84,6 +94,10 @@ mod tests {
         assert_eq!(slot_in(&[counter(16, EVNTSEL_OS | EVNTSEL_EN)]), None);
         assert_eq!(slot_in(&[counter(17, EVNTSEL_USR | EVNTSEL_EN)]), None);
         assert_eq!(slot_in(&[counter(0, INSTRUCTIONS | 1 << 24)]), None);
+        let sampling =
+            CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..counter(0, INSTRUCTIONS) };
+        assert_eq!(slot_in(&[sampling]), None);
+        assert_eq!(slot_in(&[sampling, counter(1, INSTRUCTIONS)]), Some(1));
     }
 
     #[test]

@@ -77,4 +77,12 @@ stats! {
     switch_out_calls = c"switch_out_calls",
     /// Instructions spent in them.
     switch_out_instructions = c"switch_out_instructions",
+    /// Interrupts whose cost was measured; only those that a thread was told of.
+    interrupt_calls = c"interrupt_calls",
+    /// Instructions spent in them.
+    interrupt_instructions = c"interrupt_instructions",
+    /// Resumptions after an overflow whose cost was measured.
+    go_on_calls = c"go_on_calls",
+    /// Instructions spent in them.
+    go_on_instructions = c"go_on_instructions",
 }

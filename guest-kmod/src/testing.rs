@@ -170,6 +170,7 @@ impl Machine {
         let page = &fake.page;
         let mut writes = fake.writes.get();
         let guard = page.seq.write(&mut writes);
+        page.switches.fetch_add(u64::from(!out), Relaxed);
         if out {
             let ticks = fake.tsc.get() - page.tsc_start.load(Relaxed);
             page.tsc_sum.fetch_add(ticks, Relaxed);

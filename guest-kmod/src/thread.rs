@@ -138,10 +138,15 @@ impl ThreadPmu {
         if !self.overflows.due(&now) {
             return None;
         }
+        let probe = cost::Probe::start(self.cost_slot, cpu);
         self.suspend(page, cpu);
         let signal = self.overflows.pause();
         cpu.stats.overflows.add(u64::from(signal.is_some()));
         self.resume(page, cpu);
+        if let Some(instructions) = probe.finish(cpu) {
+            cpu.stats.interrupt_calls.add(1);
+            cpu.stats.interrupt_instructions.add(instructions);
+        }
         signal
     }
 
@@ -158,10 +163,15 @@ impl ThreadPmu {
         if !self.overflows.paused() {
             return Err(Errno::PERM);
         }
+        let probe = cost::Probe::start(self.cost_slot, cpu);
         self.suspend(page, cpu);
         self.overflows.go_on();
         cpu.stats.overflows_merged.add(self.overflows.take_merged());
         self.resume(page, cpu);
+        if let Some(instructions) = probe.finish(cpu) {
+            cpu.stats.go_on_calls.add(1);
+            cpu.stats.go_on_instructions.add(instructions);
+        }
         Ok(())
     }
 

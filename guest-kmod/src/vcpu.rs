@@ -24,6 +24,12 @@ impl Vcpu {
     fn new(registered: Result<(), Errno>) -> Self {
         Self { registered, loaded: Config::default() }
     }
+
+    /// The event select that was last loaded for this slot; 0 if it counts nothing.
+    #[inline(always)]
+    pub(crate) fn counted_by(&self, slot: PhysSlot) -> u64 {
+        self.loaded.evntsel(slot)
+    }
 }
 
 impl Default for Vcpu {
