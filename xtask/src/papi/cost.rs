@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a reading costs: PAPI's on these counters and on Linux' own, and the C library's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+
+use super::UPSTREAM;
+use crate::cache::{self, Key};
+use crate::sh::{self, cmd};
+use crate::vm::{self, Spec, Status};
+use crate::{apt, shim};
+
+/// Debian's PAPI, which counts through perf events.
+const PACKAGES: &[&str] = &["libpapi7.0", "libpfm4"];
+
+/// Prints a table: instructions in user mode, and in user and kernel mode together.
+pub fn print(prefix: &Path, papi: &Path) -> Result<()> {
+    let dir = cache::root()?.join("papi-cost");
+    fs::create_dir_all(&dir)?;
+    let library = prefix.join("lib");
+    let include = apt::source("papi", UPSTREAM)?.join("src");
+    let (with_papi, with_perfctr) = (dir.join("cost-papi"), dir.join("cost-perfctr"));
+    compile(
+        &with_papi,
+        &include,
+        &papi.join("lib/libpapi.so.7.0"),
+        &[&library, &papi.join("lib")],
+    )?;
+    compile(&with_perfctr, &prefix.join("include"), &library.join("libperfctr.so"), &[])?;
+
+    let ours = papi.join("lib");
+    let soname = library.join(shim::SONAME);
+    println!("instructions for one reading           user    user and kernel");
+    measure("perfctr on Xen", "pv", &with_perfctr, &[&soname])?;
+    measure("perfctr on Xen", "pv", &with_papi, &[&ours, &soname])?;
+    measure("perf_event on Linux alone", "native", &with_papi, &[&debian()?])
+}
+
+fn compile(program: &Path, include: &Path, library: &Path, needed: &[&Path]) -> Result<()> {
+    let source = sh::project().join("papi-shim/papi/cost.c");
+    let mut gcc = cmd("gcc", ["-O2", "-Wall", "-Werror"]);
+    if program.ends_with("cost-perfctr") {
+        gcc.arg("-DPERFCTR");
+    }
+    gcc.arg("-I").arg(include).arg("-o").arg(program).arg(source).arg(library);
+    gcc.env("LD_LIBRARY_PATH", std::env::join_paths(needed)?);
+    sh::output(&mut gcc).map(drop)
+}
+
+/// The directory with the libraries of Debian's PAPI.
+fn debian() -> Result<PathBuf> {
+    let key = Key::new("papi-debian 1").text(&PACKAGES.join(" "));
+    let dir = cache::artefact("papi-debian", key, |dir| {
+        let debs = apt::fetch(PACKAGES, false, dir)?;
+        apt::unpack(&debs, &dir.join("tree"))
+    })?;
+    Ok(dir.join("tree/usr/lib/x86_64-linux-gnu"))
+}
+
+/// Runs the program on a machine; `libraries` are files, or directories of files.
+fn measure(what: &str, topology: &str, program: &Path, libraries: &[&Path]) -> Result<()> {
+    let mut spec = Spec::new(topology, ["env", "LD_LIBRARY_PATH=/work/lib", "/work/cost"])?;
+    spec.module = topology == "pv";
+    spec.files.push((program.to_owned(), "/work/cost".into()));
+    for library in libraries {
+        let name = library.file_name().unwrap_or_default().to_string_lossy();
+        let place = if library.is_dir() { "/work/lib".into() } else { format!("/work/lib/{name}") };
+        spec.files.push(((*library).to_owned(), place));
+    }
+    let outcome = vm::run(&spec)?;
+    let error = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    ensure!(outcome.status == Status::Exited(0), "{what}: {:?} {error}", outcome.status);
+    print!("{what:<27}{}", String::from_utf8_lossy(&outcome.stdout));
+    Ok(())
+}
