@@ -37,13 +37,14 @@ fn main() -> Result<ExitCode> {
         return Ok(child.run());
     }
     let mut tally = Tally::default();
+    // First, since the sessions that later tests forget keep the module.
+    tally.check("module in use", outcome(reload::in_use()));
+    tally.check("module comes and goes", outcome(reload::comes_and_goes(options.reloads)));
     for (name, test) in ends::TESTS.iter().chain(processes::TESTS) {
         tally.check(name, outcome(test()));
     }
     tally.check("many sessions", outcome(ends::many_sessions(options.cycles)));
     tally.check("CPUs come and go", outcome(cpus::come_and_go(options.hotplugs)));
-    tally.check("module in use", outcome(reload::in_use()));
-    tally.check("module comes and goes", outcome(reload::comes_and_goes(options.reloads)));
     Ok(tally.finish())
 }
 
