@@ -15,6 +15,7 @@ use crate::driver::Driver;
 
 /// A well-formed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is no heap to put a configuration on")]
 pub enum Request {
     /// The handshake; the answer is in the argument now.
     Query,

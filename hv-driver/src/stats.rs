@@ -34,7 +34,8 @@ impl Stats {
 
     /// Runs `entry`, which is of kind `hook` (`HOOK_*`), and counts it and what it does.
     ///
-    /// `cost` is RDPMC's index of the counter of the hypervisor's own instructions, if there is one.
+    /// `cost` is RDPMC's index of the counter of the hypervisor's own instructions, if there is
+    /// one.
     pub fn measure<P: Pmu>(
         pcpu: &mut Pcpu,
         pmu: &P,

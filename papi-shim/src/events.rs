@@ -81,7 +81,8 @@ const _: () = {
 
 /// A list of events, each with its only unit mask.
 macro_rules! events {
-    ($counters:literal; $($name:ident $evntsel:literal $unit_mask:literal $description:literal,)+) => {
+    ($counters:literal;
+     $($name:ident $evntsel:literal $unit_mask:literal $description:literal,)+) => {
         &[$(Event {
             evntsel: $evntsel,
             counters_set: $counters,

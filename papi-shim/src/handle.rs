@@ -48,7 +48,8 @@ impl<T> Handle<T> {
     ///
     /// # Safety
     ///
-    /// `handle` is null or came from [`open`](Self::open), and is not closed while the result lives.
+    /// `handle` is null or came from [`open`](Self::open), and is not closed while the result
+    /// lives.
     #[inline(always)]
     pub(crate) unsafe fn get<'a>(handle: *const Self) -> Result<&'a T, Errno> {
         // SAFETY: the memory of a handle is never freed.

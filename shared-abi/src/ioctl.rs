@@ -155,7 +155,8 @@ pub const CONTROL_KEEP_TSC: u32 = 1 << 2;
 /// Argument of [`IOC_CONTROL`].
 ///
 /// Sums of counters whose bit in `preserve` is clear start from 0, and so does the TSC's unless it
-/// was and stays counted, or is to be kept.  With no counters and no TSC everything stops and all sums stay.
+/// was and stays counted, or is to be kept.  With no counters and no TSC everything stops and all
+/// sums stay.
 ///
 /// A sampling counter overflows whenever its count since this call reaches a multiple of its
 /// period.  At an overflow all counters pause, the TSC goes on, and the thread gets the signal;

@@ -47,7 +47,9 @@ fn faults_of(text: &str) -> Vec<String> {
     // Written in two parts so that this file passes.
     let leftovers = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX")];
     for (number, line) in (1..).zip(text.lines()) {
-        if line.chars().count() > COLUMNS {
+        // A row of a table in a comment cannot be broken.
+        let is_row = line.starts_with("//! |");
+        if line.chars().count() > COLUMNS && !is_row {
             faults.push(format!(":{number}: more than {COLUMNS} columns"));
         }
         if line.trim_end() != line {
@@ -71,6 +73,7 @@ mod tests {
         assert_eq!(faults_of("fn main() {}\n"), [": no licence line"]);
         let wide = format!("{good}{}\n", "x".repeat(COLUMNS + 1));
         assert_eq!(faults_of(&wide), [":3: more than 100 columns"]);
+        assert!(faults_of(&format!("{good}//! |{}\n", "x".repeat(COLUMNS))).is_empty());
         assert_eq!(faults_of(&format!("{good}x \n")), [":3: white space at the end"]);
     }
 }

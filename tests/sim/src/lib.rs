@@ -2,13 +2,13 @@
 //! A deterministic simulation of hosts and guests that runs the very code of the hypervisor's
 //! driver, the guest's module and the user's read path.
 //!
-//! Nothing here computes a counter's value: [`truth`] keeps ledgers of what happened, and what the
+//! Nothing here computes a counter's value: `truth` keeps ledgers of what happened, and what the
 //! cores publish and return is compared with them, after every step.
 //!
-//! * [`machine`] is who executes, one step at a time; [`fiber`] gives each a stack.
-//! * [`host`] and [`guest`] are Xen and Linux around the cores; [`thread`] is what programs do.
-//! * [`pmu`] is the hardware; [`audit`] are the rules; [`choice`] decides what happens next.
-//! * [`run`] runs seeds, replays and minimises; [`search`] tries everything in a small machine.
+//! * `machine` is who executes, one step at a time; `fiber` gives each a stack.
+//! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
+//! * `pmu` is the hardware; `audit` are the rules; `choice` decides what happens next.
+//! * `run` runs seeds, replays and minimises; `search` tries everything in a small machine.
 //!
 //! The cores announce their accesses only in builds with `--cfg sim`, so this crate is empty in
 //! any other: `cargo xtask sim` builds it.
