@@ -17,6 +17,7 @@ mod rootfs;
 mod rustobj;
 mod sh;
 mod shim;
+mod sim;
 mod testing;
 mod tests;
 mod tidy;
@@ -55,6 +56,8 @@ enum Verb {
     Papi(papi::Args),
     /// Build and install the C library with perfctr's interface.
     PapiShim(shim::Args),
+    /// Run the simulator of hosts and guests around the real cores.
+    Sim(sim::Args),
     /// Print what the project changes in Xen's source, as a patch.
     XenPatch,
 }
@@ -79,6 +82,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::CheckObj => checkobj::check()?,
         Verb::Papi(args) => return papi::run(&args),
         Verb::PapiShim(args) => return shim::run(&args),
+        Verb::Sim(args) => return sim::run(&args),
         Verb::XenPatch => print!("{}", xen::patch()?),
     }
     Ok(ExitCode::SUCCESS)

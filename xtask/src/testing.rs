@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
 use crate::vm::{self, Outcome, Spec};
-use crate::{sh, tests, toolchain};
+use crate::{sh, sim, tests, toolchain};
 
 /// What a test needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -151,6 +151,7 @@ fn model() -> Result<Report> {
     if !out.status.success() && report.failed.is_empty() {
         report.failed.push(format!("cargo test: {}", out.status));
     }
+    sim::test(&mut report);
     Ok(report)
 }
 

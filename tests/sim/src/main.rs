@@ -43,6 +43,9 @@ mod cli {
         /// Replay a failing seed with as few events as possible, and print it.
         #[arg(long)]
         minimise: bool,
+        /// What belongs to an ordinary test: 1,100 seeds, --bugs and --exhaustive.
+        #[arg(long)]
+        all: bool,
         /// Find every planted bug.
         #[arg(long)]
         bugs: bool,
@@ -70,7 +73,9 @@ mod cli {
             };
             Bug::switch(Some(bug));
         }
-        let passed = if options.bugs {
+        let passed = if options.all {
+            all()
+        } else if options.bugs {
             bugs(options.steps)
         } else if options.exhaustive {
             exhaustive(options.preemptions)
@@ -80,6 +85,16 @@ mod cli {
             seeds(&options)
         };
         if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    /// Searches on one thread while another runs seeds and looks for the planted bugs.
+    fn all() -> bool {
+        std::thread::scope(|scope| {
+            let searched = scope.spawn(|| exhaustive(None));
+            let ordinary = Options::parse_from(["sim", "--seeds", "1100", "--threads", "1"]);
+            let passed = seeds(&ordinary) & bugs(ordinary.steps);
+            searched.join().is_ok_and(|searched| searched && passed)
+        })
     }
 
     fn one(options: &Options) -> bool {

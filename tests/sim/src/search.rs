@@ -227,8 +227,12 @@ pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
     let visited = Rc::new(RefCell::new(Visited::new()));
     let mut choices = Vec::new();
     loop {
-        let path =
-            Path { choices, next: 0, preemptions_left: preemptions.unwrap_or(scope.preemptions), visited: Rc::clone(&visited) };
+        let path = Path {
+            choices,
+            next: 0,
+            preemptions_left: preemptions.unwrap_or(scope.preemptions),
+            visited: Rc::clone(&visited),
+        };
         let (outcome, made) = runner.explore(&scope.shape, path);
         choices = made;
         result.runs += 1;
@@ -241,9 +245,9 @@ pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
     }
 }
 
-fn small(cpus: usize, domains: &[(usize, usize)], counters: &[CounterConfig]) -> Shape {
-    let mut ops: Vec<Op> = counters.iter().map(|&counter| Op::Start(counter)).collect();
-    ops.extend([Op::Work, Op::Read]);
+/// Threads of such a machine start a counter, execute and read it once.
+fn small(cpus: usize, domains: &[(usize, usize)]) -> Shape {
+    let counter = CounterConfig { evntsel: evntsel(0, EVNTSEL_USR), ..CounterConfig::default() };
     Shape {
         cpus: vec![0; cpus],
         domains: domains
@@ -261,31 +265,19 @@ fn small(cpus: usize, domains: &[(usize, usize)], counters: &[CounterConfig]) ->
         weights: Weights { cpu: 1, vcpu: 1, thread: 1, ..Weights::default() },
         period: 1,
         noisy: false,
-        program: Program::Fixed(ops),
+        program: Program::Fixed(vec![Op::Start(counter), Op::Work, Op::Read]),
         seed: 0,
     }
 }
 
 /// The machines that are searched.
 pub fn scopes() -> Vec<Scope> {
-    let user = |slot, event| CounterConfig {
-        slot,
-        evntsel: evntsel(event, EVNTSEL_USR),
-        ..CounterConfig::default()
-    };
-    let one = [user(0, 0)];
+    let scope =
+        |name, cpus, domains, preemptions| Scope { name, shape: small(cpus, domains), preemptions };
     vec![
-        Scope { name: "2 threads on 1 vCPU on 1 CPU", shape: small(1, &[(1, 2)], &one) },
-        Scope {
-            name: "2 domains of 1 vCPU and 1 thread on 1 CPU",
-            shape: small(1, &[(1, 1), (1, 1)], &one),
-            preemptions: 1,
-        },
-        Scope { name: "2 threads on 2 vCPUs on 2 CPUs", shape: small(2, &[(2, 2)], &one) },
-        Scope {
-            name: "2 domains of 1 vCPU and 1 thread on 2 CPUs",
-            shape: small(2, &[(1, 1), (1, 1)], &one),
-            preemptions: 2,
-        },
+        scope("2 threads on 1 vCPU on 1 CPU", 1, &[(1, 2)][..], 2),
+        scope("2 domains of 1 vCPU and 1 thread on 1 CPU", 1, &[(1, 1), (1, 1)], 1),
+        scope("2 threads on 2 vCPUs on 2 CPUs", 2, &[(2, 2)], 1),
+        scope("2 domains of 1 vCPU and 1 thread on 2 CPUs", 2, &[(1, 1), (1, 1)], 2),
     ]
 }
