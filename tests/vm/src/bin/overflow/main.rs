@@ -1,48 +1,97 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Threads sample themselves, each with its own periods, while everything moves under them, and
+//! Threads sample themselves, each with its own period, while everything moves under them, and
 //! every overflow is compared with what the thread has counted.
 
+mod competition;
+mod cost;
+mod ends;
+mod pending;
+mod report;
+mod round;
 mod sampled;
+mod storm;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
-use perfctr::{Event, Provider, Session};
-use vm_tests::region::Region;
+use vm_tests::disturb;
+use vm_tests::stats::ModuleStats;
+use vm_tests::threads::cpus;
+use vm_tests::xen::Xen;
+
+use report::Report;
 
 /// Compares overflows with counts under competition and migration.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Unit: instructions.
-    #[arg(long, default_value_t = 1_000)]
-    period: u64,
+    /// Measured regions per thread.
+    #[arg(long, default_value_t = 4)]
+    rounds: u64,
+    /// Physical CPUs that the vCPUs are moved between.
+    #[arg(long, default_value_t = 2)]
+    pcpus: u32,
+    /// Start of all random sequences.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where to write the results as JSON.
+    #[arg(long)]
+    report: Option<PathBuf>,
+    /// Only raise a storm of overflows: the driver allows so many per vCPU and ms.
+    #[arg(long)]
+    storm: Option<u64>,
+    /// Only test ends in the middle of sampling.
+    #[arg(long)]
+    ends: bool,
+    /// What to do as a child process of this program.
+    #[arg(long, hide = true)]
+    child: Option<ends::Child>,
 }
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
-    sampled::handle()?;
-    let mut session = Session::open_with(Provider::Paravirt)?;
-    sampled::expect(&[options.period])?;
-    let mut store = 0;
-    for half in [100, 400, 500, 1_000, 10_000, 1_000_000] {
-        let region = Region { first: half, second: half };
-        sampled::expect(&[options.period, 0])?;
-        let events = [Event::INSTRUCTIONS.user().every(options.period), Event::BRANCHES.user()];
-        session.start_sampling(&events, sampled::SIGNAL)?;
-        region.execute(&mut store);
-        session.stop()?;
-        let reading = session.read::<2>()?;
-        let told = sampled::told();
-        println!(
-            "{} {:?} {:?} {:?}",
-            region.instructions(),
-            reading.counts,
-            reading.counts[0].wrapping_sub(region.instructions()),
-            told
-        );
+    if let Some(child) = options.child {
+        return child.run();
     }
-    let skids = sampled::skids();
-    println!("{:?} elsewhere {}", &skids[..32], sampled::elsewhere());
-    Ok(ExitCode::SUCCESS)
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let cpus = cpus()?;
+    sampled::handle()?;
+    let mut report = Report::default();
+    if options.ends {
+        for (name, test) in ends::TESTS {
+            report.check(name, test());
+        }
+    } else if let Some(rate) = options.storm {
+        storm::run(&mut report, &xen, &cpus, rate)?;
+    } else {
+        sample(&mut report, &options, &xen, &cpus)?;
+    }
+    report.print();
+    if let Some(path) = &options.report {
+        report.write(path)?;
+    }
+    Ok(if report.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Samples under competition, in the middle of switches, and alone.
+fn sample(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> Result<()> {
+    let session = sampled::open()?;
+    let before = ModuleStats::read()?;
+    let outcome = competition::run(options, cpus, xen)?;
+    let merged = ModuleStats::read()?;
+    report.competition(&outcome, merged.growth(&before, "overflows_merged")?);
+    report.throttled(&session, cpus);
+    drop(session);
+    let pending = pending::run(cpus, options.yields())?;
+    report.pending(&pending, &merged, &ModuleStats::read()?)?;
+    report.elsewhere();
+    cost::run(report, xen, cpus)
+}
+
+impl Options {
+    /// Switches of each thread whose overflows are to be told late.
+    fn yields(&self) -> u64 {
+        self.rounds * 500
+    }
 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What a thread that samples itself is told, beside what it has counted.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use perfctr::overflow::{Sample, set_handler};
 use perfctr::raw::Device;
+use perfctr::{Provider, Session};
 use shared_abi::ioctl::Create;
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::version::ABI_MAJOR;
 
-/// The signal of all overflows here.
-pub const SIGNAL: i32 = libc::SIGIO;
+/// The signal of all overflows here: one that harms nobody who does not handle it, as a program that
+/// is executed while it is pending.
+pub const SIGNAL: i32 = libc::SIGURG;
 
 /// Distances between an overflow and its signal that are told apart, unit: events.
 pub const SKIDS: usize = 256;
@@ -23,7 +25,7 @@ static ELSEWHERE: AtomicU64 = AtomicU64::new(0);
 /// What the handler notes.  It runs in the thread whose this is, between two of its instructions.
 struct Seen {
     /// The thread's counters, to be read while they are paused.
-    device: OnceCell<Device>,
+    device: Cell<Option<&'static Device>>,
     /// Periods of the counters, 0 for those that do not sample; all 0 while the thread does not.
     periods: Cell<[u64; MAX_COUNTERS]>,
     /// Periods that had passed at the last signal.
@@ -45,15 +47,24 @@ pub struct Told {
     pub extra: u64,
     /// Signals at which the counters could not be read.
     pub unread: u64,
+    /// What the first counter had counted at the last signal.
+    pub last: u64,
+}
+
+impl Told {
+    /// Periods that had passed at the last signal.
+    pub fn passed(&self) -> u64 {
+        self.overflows + self.lost - self.extra
+    }
 }
 
 thread_local! {
     static SEEN: Seen = const {
         Seen {
-            device: OnceCell::new(),
+            device: Cell::new(None),
             periods: Cell::new([0; MAX_COUNTERS]),
             passed: Cell::new([0; MAX_COUNTERS]),
-            told: Cell::new(Told { signals: 0, overflows: 0, lost: 0, extra: 0, unread: 0 }),
+            told: Cell::new(Told { signals: 0, overflows: 0, lost: 0, extra: 0, unread: 0, last: 0 }),
             skids: [const { Cell::new(0) }; SKIDS],
         }
     };
@@ -69,22 +80,26 @@ pub fn elsewhere() -> u64 {
     ELSEWHERE.load(Ordering::Relaxed)
 }
 
-/// The calling thread has a session, and will sample with these periods.
-pub fn expect(periods: &[u64]) -> Result<()> {
+/// Opens a session whose overflows can be noted.
+///
+/// Its descriptor for the handler is never closed, since a signal may come while the thread ends.
+pub fn open() -> Result<Session> {
+    let session = Session::open_with(Provider::Paravirt)?;
+    let device = Device::open()?;
+    device.open_existing(&Create { abi_major: ABI_MAJOR.into(), ..Create::default() })?;
+    SEEN.with(|seen| seen.device.set(Some(Box::leak(Box::new(device)))));
+    Ok(session)
+}
+
+/// The calling thread will sample with these periods.
+pub fn expect(periods: &[u64]) {
     SEEN.with(|seen| {
-        if seen.device.get().is_none() {
-            let device = Device::open()?;
-            let own = Create { abi_major: ABI_MAJOR.into(), ..Create::default() };
-            device.open_existing(&own)?;
-            let _ = seen.device.set(device);
-        }
         let mut all = [0; MAX_COUNTERS];
         all[..periods.len()].copy_from_slice(periods);
         seen.told.set(Told::default());
         seen.passed.set([0; MAX_COUNTERS]);
         seen.periods.set(all);
-        Ok(())
-    })
+    });
 }
 
 /// The calling thread samples no more; what it was told.
@@ -114,11 +129,12 @@ impl Seen {
         let (periods, mut passed, mut told) =
             (self.periods.get(), self.passed.get(), self.told.get());
         told.signals += 1;
-        let Some(Ok(sums)) = self.device.get().map(Device::sums) else {
+        let Some(Ok(sums)) = self.device.get().map(|device| device.sums()) else {
             told.unread += 1;
             self.told.set(told);
             return false;
         };
+        told.last = sums.counter[0];
         let mut own = true;
         for (n, &count) in sums.counter.iter().enumerate() {
             let overflowed = sample.overflow.contains(n);

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Many threads at once: some sample, some only count, some do neither, some end in the middle.
+
+use std::mem::forget;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::unistd::{Pid, gettid};
+use vm_tests::region::Region;
+use vm_tests::rng::Rng;
+use vm_tests::threads::{SELF, run_on};
+use vm_tests::witness::Witness;
+use vm_tests::xen::Xen;
+
+use crate::round::{Constants, Overflows, Shape, round};
+use crate::sampled::{self, SKIDS};
+use crate::{Options, disturb};
+
+/// Each sampling thread's period, unit: instructions.
+pub const PERIODS: [u64; 8] =
+    [1_000, 3_001, 10_007, 50_021, 100_003, 1_000_003, 5_000_011, 10_000_000];
+
+/// Threads that count without sampling, and threads without counters.
+const BYSTANDERS: usize = 2;
+
+/// Threads that end while they sample.
+const MAYFLIES: usize = 40;
+
+/// What a sampling thread has seen.
+#[derive(Clone, Debug)]
+pub struct Log {
+    pub period: u64,
+    pub constants: Constants,
+    pub overflows: Overflows,
+    /// Rounds whose counts are off, and by how much at most.
+    pub errors: u64,
+    pub error_max: u64,
+    pub skids: [u64; SKIDS],
+}
+
+/// What the competition has shown.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub logs: Vec<Log>,
+    /// What threads that do not sample have found wrong.
+    pub complaints: Vec<String>,
+}
+
+/// Runs the competition.
+pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
+    let gate = Barrier::new(PERIODS.len());
+    let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+    let movable = Mutex::new(Vec::new());
+    let (done, stop, movable, gate) = (&done, &stop, &movable, &gate);
+    thread::scope(|scope| {
+        let samplers: Vec<_> = (0..PERIODS.len())
+            .map(|id| scope.spawn(move || sampler(id, options, cpus, gate, movable)))
+            .collect();
+        let mut others = Vec::new();
+        for _ in 0..BYSTANDERS {
+            others.push(scope.spawn(move || counts_only(done)));
+            others.push(scope.spawn(move || {
+                spin_until(done);
+                Ok(())
+            }));
+        }
+        others.push(scope.spawn(move || mayflies(done)));
+        scope.spawn(move || {
+            while movable.lock().expect("no thread panics").len() < PERIODS.len() / 2 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let threads = movable.lock().expect("no thread panics").clone();
+            disturb::threads(&threads, cpus, options.seed, stop);
+        });
+        scope.spawn(move || disturb::vcpus(xen, cpus, options.pcpus, options.seed, stop));
+        let logs = samplers.into_iter().map(|sampler| sampler.join().expect("no thread panics"));
+        let logs: Vec<_> = logs.collect();
+        done.store(true, Ordering::Relaxed);
+        let others = others.into_iter().map(|other| other.join().expect("no thread panics"));
+        let complaints = others.filter_map(Result::err).map(|error| format!("{error:#}"));
+        let complaints = complaints.collect();
+        stop.store(true, Ordering::Relaxed);
+        Ok(Outcome { logs: logs.into_iter().collect::<Result<_>>()?, complaints })
+    })
+}
+
+fn sampler(
+    id: usize,
+    options: &Options,
+    cpus: &[usize],
+    gate: &Barrier,
+    movable: &Mutex<Vec<Pid>>,
+) -> Result<Log> {
+    let log = sample(id, options, cpus, gate, movable);
+    // The others would wait for this thread.
+    log.with_context(|| format!("thread {id}")).inspect_err(|error| {
+        eprintln!("{error:#}");
+        std::process::exit(1);
+    })
+}
+
+fn sample(
+    id: usize,
+    options: &Options,
+    cpus: &[usize],
+    gate: &Barrier,
+    movable: &Mutex<Vec<Pid>>,
+) -> Result<Log> {
+    let mut session = sampled::open()?;
+    let period = PERIODS[id];
+    let shape = Shape::new(id, period);
+    let mut log = Log {
+        period,
+        constants: Constants::default(),
+        overflows: Overflows::default(),
+        errors: 0,
+        error_max: 0,
+        skids: [0; SKIDS],
+    };
+    if id.is_multiple_of(2) {
+        run_on(SELF, &[cpus[id / 2 % cpus.len()]])?;
+    } else {
+        movable.lock().expect("no thread panics").push(gettid());
+    }
+    let mut rng = Rng::new(options.seed, id as u64);
+    let constants = Constants::find(&mut session)?;
+    log.constants = constants;
+    gate.wait();
+    for _ in 0..options.rounds {
+        // Long enough for some periods and for some switches, and not for ever.
+        let instructions = (period * 2_000).min(2_000_000).max(period * 4);
+        let round = round(&mut session, &shape, Region::random(&mut rng, instructions))?;
+        let error = round.errors(&constants).into_iter().max().unwrap_or_default();
+        log.errors += u64::from(error > 0);
+        log.error_max = log.error_max.max(error);
+        log.overflows.add(&round.overflows());
+        if error > 0 || !round.overflows().right() {
+            eprintln!("{round:?}: {:?}", round.errors(&constants));
+        }
+    }
+    log.skids = sampled::skids();
+    Ok(log)
+}
+
+/// A thread that counts without sampling notices nothing of those that do.
+fn counts_only(done: &AtomicBool) -> Result<()> {
+    let witness = Witness::new()?;
+    while !done.load(Ordering::Relaxed) {
+        witness.unchanged().map_err(anyhow::Error::msg).context("beside sampling threads")?;
+    }
+    Ok(())
+}
+
+fn spin_until(done: &AtomicBool) {
+    while !done.load(Ordering::Relaxed) {
+        std::hint::spin_loop();
+    }
+}
+
+/// Threads that end while they sample.
+fn mayflies(done: &AtomicBool) -> Result<()> {
+    for _ in 0..MAYFLIES {
+        if done.load(Ordering::Relaxed) {
+            break;
+        }
+        thread::scope(|scope| scope.spawn(end_while_sampling).join().expect("it does not panic"))?;
+        thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Samples, and returns without stopping.
+pub fn end_while_sampling() -> Result<()> {
+    let mut session = sampled::open()?;
+    Shape::new(2, 1_000).start(&mut session)?;
+    Region { first: 20_000, second: 20_000 }.execute(&mut 0);
+    forget(session);
+    Ok(())
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What samples, and switches of threads that sample, cost the driver and the module.
+
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use shared_abi::hypercall::{HOOK_INTERRUPT, HOOK_LOAD, HOOK_TOGGLE, HvHookStats, HvStats};
+use vm_tests::region::Region;
+use vm_tests::stats::ModuleStats;
+use vm_tests::threads::{SELF, run_on};
+use vm_tests::xen::Xen;
+
+use crate::report::Report;
+use crate::round::{Shape, round};
+use crate::sampled;
+
+/// Sampled periods.
+const SAMPLES: u64 = 1_000;
+const PERIOD: u64 = 10_007;
+/// Times that each of two threads lets the other execute.
+const YIELDS: u64 = 1_000;
+/// Fewer switches give no mean; the scheduler does not take every offer.
+const SWITCHES_MIN: u64 = 100;
+/// Too long to overflow while two threads switch.
+const LONG_PERIOD: u64 = 1 << 30;
+
+/// What the sides have counted up to a moment.
+struct Mark {
+    hypervisor: HvStats,
+    module: ModuleStats,
+}
+
+/// What passed between two moments, to be divided by a number of things done.
+struct Passed {
+    from: Mark,
+    to: Mark,
+    each: u64,
+}
+
+impl Mark {
+    fn take(xen: &Xen) -> Result<Self> {
+        let hypervisor = xen.stats().context("the hypervisor gives no statistics")?;
+        Ok(Self { hypervisor, module: ModuleStats::read()? })
+    }
+}
+
+impl Passed {
+    fn hook(&self, hook: usize, field: fn(&HvHookStats) -> u64) -> f64 {
+        let grown = field(&self.to.hypervisor.hook[hook]) - field(&self.from.hypervisor.hook[hook]);
+        grown as f64 / self.each as f64
+    }
+
+    /// Of all hooks together.
+    fn hooks(&self, field: fn(&HvHookStats) -> u64) -> f64 {
+        (0..self.to.hypervisor.hook.len()).map(|hook| self.hook(hook, field)).sum()
+    }
+
+    fn module(&self, key: &str) -> Result<f64> {
+        Ok(self.to.module.growth(&self.from.module, key)? as f64 / self.each as f64)
+    }
+
+    /// The mean of what the module measures itself.
+    fn measured(&self, what: &str) -> Result<f64> {
+        let calls = self.module(&format!("{what}_calls"))?;
+        Ok(self.module(&format!("{what}_instructions"))? / calls)
+    }
+}
+
+/// Measures both, while this process does nothing else.
+pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize]) -> Result<()> {
+    samples(report, xen, cpus[0])?;
+    switches(report, xen, cpus[0])?;
+    run_on(SELF, cpus)?;
+    Ok(())
+}
+
+fn samples(report: &mut Report, xen: &Xen, cpu: usize) -> Result<()> {
+    run_on(SELF, &[cpu])?;
+    let mut session = sampled::open()?;
+    let iterations = SAMPLES * PERIOD / 2;
+    let region = Region { first: iterations / 2, second: iterations / 2 };
+    let from = Mark::take(xen)?;
+    let overflows = round(&mut session, &Shape::new(0, PERIOD), region)?.overflows();
+    let to = Mark::take(xen)?;
+    ensure!(overflows.right(), "overflows are not what the counts say: {overflows:?}");
+    let passed = Passed { from, to, each: overflows.signals };
+    report.set("hv_instr_per_sample", passed.hooks(|hook| hook.instructions));
+    let of_interrupt = passed.hook(HOOK_INTERRUPT, |hook| hook.instructions);
+    report.set("hv_instr_per_sample_interrupt", of_interrupt);
+    report.set("hv_instr_per_sample_load", passed.hook(HOOK_LOAD, |hook| hook.instructions));
+    report.set("hv_instr_per_sample_toggles", passed.hook(HOOK_TOGGLE, |hook| hook.instructions));
+    report.set("hv_toggles_per_sample", passed.hook(HOOK_TOGGLE, |hook| hook.calls));
+    report.set("hv_pmc_reads_per_sample", passed.hooks(|hook| hook.pmc_reads));
+    report.set("hv_msr_reads_per_sample", passed.hooks(|hook| hook.msr_reads));
+    report.set("hv_msr_writes_per_sample", passed.hooks(|hook| hook.msr_writes));
+    report.set("hypercalls_per_sample", passed.module("hypercalls")?);
+    let guest = passed.measured("interrupt")? + passed.measured("go_on")?;
+    report.set("guest_instr_per_sample", guest);
+    Ok(())
+}
+
+/// Two threads that take turns on one CPU.
+fn switches(report: &mut Report, xen: &Xen, cpu: usize) -> Result<()> {
+    let from = Mark::take(xen)?;
+    thread::scope(|scope| {
+        let threads = [(); 2].map(|()| scope.spawn(move || takes_turns(cpu)));
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
+    })?;
+    let to = Mark::take(xen)?;
+    let each = to.module.growth(&from.module, "switches_in")?;
+    ensure!(each >= SWITCHES_MIN, "only {each} switches");
+    let passed = Passed { from, to, each };
+    report.set("hypercalls_per_sampling_switch", passed.module("hypercalls")?);
+    let load = |field| passed.hook(HOOK_LOAD, field);
+    report.set("hv_instr_per_sampling_switch", load(|hook| hook.instructions));
+    report.set("hv_msr_writes_per_sampling_switch", load(|hook| hook.msr_writes));
+    let guest = passed.measured("switch_in")? + passed.measured("switch_out")?;
+    // Not a number unless the module was loaded to measure switches.
+    report.set("guest_instr_per_sampling_switch", guest);
+    Ok(())
+}
+
+fn takes_turns(cpu: usize) -> Result<()> {
+    run_on(SELF, &[cpu])?;
+    let mut session = sampled::open()?;
+    Shape::new(0, LONG_PERIOD).start(&mut session)?;
+    for _ in 0..YIELDS {
+        thread::yield_now();
+    }
+    Ok(session.stop()?)
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Ends in the middle of sampling: of threads, programs and processes, and of the module.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use nix::errno::Errno;
+use perfctr::Session;
+use vm_tests::module;
+use vm_tests::region::Region;
+use vm_tests::stats::ModuleStats;
+
+use crate::competition::end_while_sampling;
+use crate::round::{Shape, round};
+use crate::sampled;
+
+/// A named test.
+type Test = (&'static str, fn() -> Result<()>);
+
+/// The tests of this module.  The first one reloads the kernel's module, so this process must not
+/// have had a session before.
+pub const TESTS: &[Test] = &[
+    ("the module goes when nobody samples", module_goes),
+    ("a thread that ends while it samples leaves nothing", thread_ends),
+    ("exec while sampling leaves nothing", || child_leaves_nothing(Child::Exec)),
+    ("exit while sampling leaves nothing", || child_leaves_nothing(Child::Exit)),
+    ("kill while sampling leaves nothing", kill_leaves_nothing),
+    ("the module stays while a thread samples", module_stays),
+];
+
+/// What a child process does while it samples.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Child {
+    /// Executes another program.
+    Exec,
+    /// Exits.
+    Exit,
+    /// Says that it is ready, and spins.
+    Spin,
+}
+
+impl Child {
+    fn command(self) -> Result<Command> {
+        let mut command = Command::new("/proc/self/exe");
+        let name = self.to_possible_value().context("every child has a name")?;
+        command.arg("--child").arg(name.get_name());
+        Ok(command)
+    }
+
+    /// What the child process does.
+    pub fn run(self) -> Result<ExitCode> {
+        sampled::handle()?;
+        let mut session = sampled::open()?;
+        Shape::new(2, 1_000).start(&mut session)?;
+        match self {
+            Self::Exec => Err(Command::new("/bin/true").exec().into()),
+            Self::Exit => {
+                std::mem::forget(session);
+                Ok(ExitCode::SUCCESS)
+            }
+            Self::Spin => {
+                println!("ready");
+                std::io::stdout().flush()?;
+                loop {
+                    Region { first: 1_000, second: 1_000 }.execute(&mut 0);
+                }
+            }
+        }
+    }
+}
+
+/// Waits, at most two seconds, until the module says that so many threads have counters.
+fn until_threads(expected: u64) -> Result<()> {
+    let threads = || ModuleStats::read()?.get("threads");
+    for _ in 0..200 {
+        if threads()? == expected {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    bail!("{} threads have counters, {expected} expected", threads()?)
+}
+
+/// Samples, and finds every overflow.
+fn all_is_well(session: &mut Session) -> Result<()> {
+    let region = Region { first: 50_000, second: 50_000 };
+    let overflows = round(session, &Shape::new(1, 1_000), region)?.overflows();
+    ensure!(overflows.right(), "overflows are not what the counts say: {overflows:?}");
+    ensure!(overflows.told >= 200, "only {overflows:?}");
+    Ok(())
+}
+
+fn thread_ends() -> Result<()> {
+    let mut session = sampled::open()?;
+    thread::scope(|scope| scope.spawn(end_while_sampling).join().expect("it does not panic"))?;
+    until_threads(1)?;
+    all_is_well(&mut session)
+}
+
+fn child_leaves_nothing(child: Child) -> Result<()> {
+    let mut session = sampled::open()?;
+    let status = child.command()?.status()?;
+    ensure!(status.success(), "the child has failed: {status}");
+    until_threads(1)?;
+    all_is_well(&mut session)
+}
+
+fn kill_leaves_nothing() -> Result<()> {
+    let mut session = sampled::open()?;
+    for _ in 0..5 {
+        let mut child = Child::Spin.command()?.stdout(Stdio::piped()).spawn()?;
+        let mut line = String::new();
+        let output = child.stdout.take().context("it was asked for")?;
+        BufReader::new(output).read_line(&mut line)?;
+        thread::sleep(Duration::from_millis(5));
+        child.kill()?;
+        child.wait()?;
+        until_threads(1)?;
+    }
+    all_is_well(&mut session)
+}
+
+fn module_stays() -> Result<()> {
+    let mut session = sampled::open()?;
+    Shape::new(0, 1_000).start(&mut session)?;
+    Region { first: 5_000, second: 5_000 }.execute(&mut 0);
+    let refusal = module::unload();
+    session.stop()?;
+    ensure!(refusal == Err(Errno::EAGAIN), "unloading gave {refusal:?}");
+    all_is_well(&mut session)
+}
+
+/// What the last thread armed is gone with it.
+fn module_goes() -> Result<()> {
+    let status = Child::Exit.command()?.status()?;
+    ensure!(status.success(), "the child has failed: {status}");
+    module::unload_when_idle()?;
+    module::load()?;
+    let mut session = sampled::open()?;
+    all_is_well(&mut session)
+}

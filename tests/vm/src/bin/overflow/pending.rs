@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Overflows in the middle of a thread switch.
+//!
+//! Counters that count in the kernel as well overflow now and then where the kernel has disabled
+//! interrupts in order to switch threads.  The virtual interrupt comes when another thread
+//! executes, and the thread whose overflow it was is told when it is resumed.
+
+use std::thread;
+
+use anyhow::{Context, Result};
+use perfctr::Event;
+use vm_tests::threads::{SELF, run_on};
+
+use crate::sampled::{self, SIGNAL, Told};
+
+/// Longer than the way of a signal through the kernel, so that the thread gets on between two.
+const PERIOD: u64 = 20_011;
+
+/// What a thread that switches often was told.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    pub told: Told,
+    /// How often its period fits into its count.
+    pub expected: u64,
+}
+
+/// Runs two threads on each of two CPUs, which switch `yields` times.
+pub fn run(cpus: &[usize], yields: u64) -> Result<Vec<Outcome>> {
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..4).map(|id| scope.spawn(move || switches(cpus[id % 2], yields))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
+    })
+}
+
+fn switches(cpu: usize, yields: u64) -> Result<Outcome> {
+    run_on(SELF, &[cpu])?;
+    let mut session = sampled::open()?;
+    sampled::expect(&[PERIOD]);
+    session
+        .start_sampling(&[Event::INSTRUCTIONS.every(PERIOD), Event::INSTRUCTIONS], SIGNAL)
+        .context("cannot sample in the kernel")?;
+    for _ in 0..yields {
+        thread::yield_now();
+    }
+    session.stop()?;
+    let told = sampled::told();
+    Ok(Outcome { told, expected: session.read::<1>()?.counts[0] / PERIOD })
+}

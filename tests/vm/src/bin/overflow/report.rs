@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The results, for people and as one flat JSON object.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use perfctr::Session;
+use serde_json::{Map, Value};
+use shared_abi::sync::Ordering::Relaxed;
+use vm_tests::stats::ModuleStats;
+
+use crate::competition::{Log, Outcome};
+use crate::pending;
+use crate::round::Overflows;
+use crate::sampled::{self, SKIDS};
+
+/// What the run has shown.
+#[derive(Debug, Default)]
+pub struct Report {
+    values: Map<String, Value>,
+    /// Overflows beside periods, line by line.
+    table: Vec<String>,
+    /// Names of what holds.
+    passed: Vec<String>,
+    /// Names of what does not, and why.
+    failed: Vec<String>,
+}
+
+/// Loads whose overflows the hypervisor has put off, on all vCPUs.
+pub fn throttled(session: &Session, cpus: &[usize]) -> u64 {
+    let pages = cpus.iter().filter_map(|&cpu| session.vcpu_page(cpu as u32));
+    pages.map(|page| page.throttled.load(Relaxed)).sum()
+}
+
+impl Report {
+    /// Whether nothing is wrong.
+    pub fn ok(&self) -> bool {
+        self.failed.is_empty() && !self.passed.is_empty()
+    }
+
+    /// Sets a value.
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.values.insert(key.to_owned(), value.into());
+    }
+
+    /// Notes whether what has to hold does, or why not.
+    pub fn demand(&mut self, name: &str, holds: bool, otherwise: impl Display) {
+        if holds {
+            self.passed.push(name.to_owned());
+        } else {
+            self.failed.push(format!("{name}: {otherwise}"));
+        }
+    }
+
+    /// Notes a test.
+    pub fn check(&mut self, name: &str, outcome: Result<()>) {
+        let why = outcome.as_ref().err().map_or(String::new(), |error| format!("{error:#}"));
+        self.demand(name, outcome.is_ok(), why);
+    }
+
+    /// Every period against its overflow.
+    pub fn competition(&mut self, outcome: &Outcome, merged: u64) {
+        let mut all = Overflows::default();
+        let (mut errors, mut error_max) = (0, 0);
+        for log in &outcome.logs {
+            all.add(&log.overflows);
+            errors += log.errors;
+            error_max = error_max.max(log.error_max);
+            self.table.push(line(log));
+        }
+        let skids = |n: usize| outcome.logs.iter().any(|log| log.skids[n] > 0);
+        let per_signal = outcome.logs[0].constants.per_signal;
+        self.set("imode_threads", outcome.logs.len());
+        self.set("imode_periods_expected", all.expected);
+        self.set("imode_overflows", all.told);
+        self.set("imode_lost", all.lost);
+        self.set("imode_extra", all.extra);
+        self.set("imode_merged", merged);
+        self.set("imode_count_errors", errors);
+        self.set("imode_count_error_max", error_max);
+        self.set("imode_instr_per_signal", per_signal[0]);
+        self.set("imode_skid_max", (0..SKIDS).rev().find(|&n| skids(n)));
+        let why = format!("{all:?}");
+        self.demand("every period has its overflow, in its own thread", all.right(), why);
+        let why = format!("{errors} counts are off, by up to {error_max}");
+        self.demand("counts of sampling counters and beside them are exact", errors == 0, why);
+        let same = outcome.logs.iter().all(|log| log.constants.per_signal == per_signal);
+        self.demand("every signal costs every thread the same", same, "they differ");
+        let why = outcome.complaints.join("; ");
+        self.demand("threads that do not sample count exactly", why.is_empty(), why);
+    }
+
+    /// Nothing was put off up to now.
+    pub fn throttled(&mut self, session: &Session, cpus: &[usize]) {
+        let throttled = throttled(session, cpus);
+        self.set("imode_throttled", throttled);
+        let why = format!("{throttled} loads' overflows were put off");
+        self.demand("the allowed rate is not reached", throttled == 0, why);
+    }
+
+    /// Overflows that came too late for their interrupt.
+    pub fn pending(
+        &mut self,
+        outcomes: &[pending::Outcome],
+        before: &ModuleStats,
+        after: &ModuleStats,
+    ) -> Result<()> {
+        let delivered = after.growth(before, "overflows_pending")?;
+        self.set("imode_pending_delivered", delivered);
+        self.set("imode_stray_interrupts", after.growth(before, "interrupts_stray")?);
+        self.demand("late overflows are delivered", delivered > 0, "there were none");
+        // What passes in the kernel while it stops the counters is told nobody.
+        let right = outcomes.iter().all(|outcome| {
+            let untold = outcome.expected.checked_sub(outcome.told.passed());
+            outcome.told.extra == 0 && outcome.told.lost == 0 && untold.is_some_and(|n| n <= 1)
+        });
+        self.demand("late overflows are neither lost nor doubled", right, format!("{outcomes:?}"));
+        Ok(())
+    }
+
+    /// Signals in threads that have nothing to do with them.
+    pub fn elsewhere(&mut self) {
+        let elsewhere = sampled::elsewhere();
+        self.set("imode_wrong_thread", elsewhere);
+        self.demand("no signal comes to a wrong thread", elsewhere == 0, elsewhere);
+    }
+
+    /// Prints the table and everything else that is known.
+    pub fn print(&self) {
+        if !self.table.is_empty() {
+            println!(
+                "{:>10}{:>10}{:>10}{:>9}{:>6}{:>7}{:>8}{:>9}  skid x times",
+                "period", "expected", "overflows", "signals", "lost", "extra", "errors", "largest"
+            );
+            self.table.iter().for_each(|line| println!("{line}"));
+            println!();
+        }
+        for (key, value) in &self.values {
+            println!("{key:<32}{:>16}", value.to_string());
+        }
+        self.passed.iter().for_each(|name| println!("ok      {name}"));
+        self.failed.iter().for_each(|failure| println!("FAILED  {failure}"));
+    }
+
+    /// Writes the JSON.
+    pub fn write(&mut self, path: &Path) -> Result<()> {
+        self.set("imode_ok", self.ok());
+        let text = serde_json::to_string_pretty(&self.values)?;
+        fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+fn line(log: &Log) -> String {
+    let Overflows { expected, signals, told, lost, extra, .. } = log.overflows;
+    let skids = log.skids.iter().enumerate().filter(|(_, count)| **count > 0);
+    let skids: Vec<_> = skids.map(|(skid, count)| format!("{skid} x {count}")).collect();
+    format!(
+        "{:>10}{expected:>10}{told:>10}{signals:>9}{lost:>6}{extra:>7}{:>8}{:>9}  {}",
+        log.period,
+        log.errors,
+        log.error_max,
+        skids.join(", ")
+    )
+}

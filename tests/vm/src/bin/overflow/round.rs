@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Regions of known length in threads that sample themselves.
+
+use anyhow::{Context, Result, ensure};
+use perfctr::{Event, PhysSlot, Session};
+use vm_tests::region::Region;
+
+use crate::sampled::{self, SIGNAL, Told};
+
+const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
+const BRANCHES: Event = Event::BRANCHES.user();
+
+/// A general counter.
+const fn general(n: u32) -> PhysSlot {
+    PhysSlot::general(n).expect("every page has two general counters")
+}
+
+/// What a thread counts: instructions by a counter that samples and by another that does not, and
+/// branches.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    events: [Event; 3],
+    periods: [u64; 3],
+    /// Which counter is which.
+    sampling: usize,
+    beside: usize,
+    branches: usize,
+}
+
+impl Shape {
+    /// The `kind`th arrangement of counters; instructions sample with this period, and in one
+    /// arrangement branches as well.
+    pub const fn new(kind: usize, period: u64) -> Self {
+        let sampled = INSTRUCTIONS.every(period);
+        match kind % 3 {
+            0 => Self {
+                events: [sampled, INSTRUCTIONS.on(general(0)), BRANCHES.on(general(1))],
+                periods: [period, 0, 0],
+                sampling: 0,
+                beside: 1,
+                branches: 2,
+            },
+            1 => Self {
+                events: [BRANCHES.on(general(0)), sampled.on(general(1)), INSTRUCTIONS],
+                periods: [0, period, 0],
+                sampling: 1,
+                beside: 2,
+                branches: 0,
+            },
+            _ => Self {
+                events: [
+                    INSTRUCTIONS.on(general(1)),
+                    BRANCHES.on(general(0)).every(period),
+                    sampled,
+                ],
+                periods: [0, period, period],
+                sampling: 2,
+                beside: 0,
+                branches: 1,
+            },
+        }
+    }
+
+    /// Starts counting and sampling from 0.
+    pub fn start(&self, session: &mut Session) -> Result<()> {
+        sampled::expect(&self.periods);
+        Ok(session.start_sampling(&self.events, SIGNAL)?)
+    }
+}
+
+/// A measured region.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    region: Region,
+    shape: Shape,
+    counts: [u64; 3],
+    told: Told,
+}
+
+/// Counts one region from start to stop.
+#[inline(never)]
+pub fn round(session: &mut Session, shape: &Shape, region: Region) -> Result<Round> {
+    let mut store = 0;
+    shape.start(session)?;
+    region.execute(&mut store);
+    session.stop()?;
+    let told = sampled::told();
+    Ok(Round { region, shape: *shape, counts: session.read::<3>()?.counts, told })
+}
+
+/// What is counted beside a region, by instructions and by branches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Constants {
+    /// From the start to the region and from there to the stop.
+    pub once: [u64; 2],
+    /// After each signal, from where the counters go on to where the thread does.
+    pub per_signal: [u64; 2],
+}
+
+impl Constants {
+    /// Measures those of the calling thread, which depend on where its memory comes from.
+    pub fn find(session: &mut Session) -> Result<Self> {
+        let shape = Shape::new(0, 1_000);
+        // Once without looking, since the first start has no counters before to forget.
+        round(session, &shape, Region { first: 1, second: 1 })?;
+        let silent = round(session, &shape, Region { first: 50, second: 50 })?;
+        ensure!(silent.told.signals == 0, "an overflow before the first period's end: {silent:?}");
+        let once = silent.beyond();
+        let sampled = round(session, &shape, Region { first: 5_000, second: 50 })?;
+        let signals = sampled.told.signals;
+        let each = |n: usize| {
+            sampled.beyond()[n].wrapping_sub(once[n]).checked_div(signals).context("no overflow")
+        };
+        let constants = Self { once, per_signal: [each(0)?, each(1)?] };
+        ensure!(sampled.errors(&constants) == [0; 3], "{constants:?} do not explain {sampled:?}");
+        Ok(constants)
+    }
+}
+
+impl Round {
+    /// How much more the thread counted than the region has.
+    fn beyond(&self) -> [u64; 2] {
+        [
+            self.counts[self.shape.sampling].wrapping_sub(self.region.instructions()),
+            self.counts[self.shape.branches].wrapping_sub(self.region.branches()),
+        ]
+    }
+
+    /// How far the sampling counter, the one beside it, and that of branches are from the truth.
+    pub fn errors(&self, constants: &Constants) -> [u64; 3] {
+        let Shape { sampling, beside, branches, .. } = self.shape;
+        // After a signal in the stop itself nothing is counted any more.
+        let signals = self.told.signals
+            - u64::from(self.told.signals > 0 && self.told.last == self.counts[0]);
+        let off = |counter: usize, truth: u64, kind: usize| {
+            let expected = truth + constants.once[kind] + signals * constants.per_signal[kind];
+            self.counts[counter].abs_diff(expected)
+        };
+        [
+            off(sampling, self.region.instructions(), 0),
+            off(beside, self.region.instructions(), 0),
+            off(branches, self.region.branches(), 1),
+        ]
+    }
+
+    /// Periods that were passed by without a signal of their own, before the last signal.
+    pub fn merged(&self) -> u64 {
+        self.told.lost
+    }
+
+    /// Overflows of this round beside its periods.
+    pub fn overflows(&self) -> Overflows {
+        let periods = self.counts.iter().zip(self.shape.periods);
+        let expected = periods.filter_map(|(count, period)| count.checked_div(period)).sum();
+        let Told { signals, overflows, lost, extra, unread, .. } = self.told;
+        // What was told, right or wrong, up to the last signal; the rest passed after it.
+        let seen = overflows + lost - extra;
+        Overflows {
+            expected,
+            signals,
+            told: overflows,
+            lost: lost + expected - seen,
+            extra,
+            unread,
+        }
+    }
+}
+
+/// Overflows beside periods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overflows {
+    /// How often the periods fit into the counts.
+    pub expected: u64,
+    pub signals: u64,
+    pub told: u64,
+    pub lost: u64,
+    pub extra: u64,
+    pub unread: u64,
+}
+
+impl Overflows {
+    /// Adds another round's or thread's.
+    pub fn add(&mut self, other: &Self) {
+        self.expected += other.expected;
+        self.signals += other.signals;
+        self.told += other.told;
+        self.lost += other.lost;
+        self.extra += other.extra;
+        self.unread += other.unread;
+    }
+
+    /// Whether every period was told once.
+    pub fn right(&self) -> bool {
+        self.told == self.expected && self.lost == 0 && self.extra == 0 && self.unread == 0
+    }
+}

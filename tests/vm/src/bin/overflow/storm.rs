@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The shortest period on all vCPUs at once, with a driver that allows only few overflows.
+
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use shared_abi::hypercall::HOOK_INTERRUPT;
+use shared_abi::limits::PERIOD_EVENTS_MIN;
+use vm_tests::region::Region;
+use vm_tests::stats::ModuleStats;
+use vm_tests::threads::{SELF, run_on};
+use vm_tests::xen::Xen;
+
+use crate::report::{Report, throttled};
+use crate::round::{Constants, Shape, round};
+use crate::sampled;
+
+/// Regions of each thread, and iterations of each.
+const ROUNDS: u64 = 3;
+const ITERATIONS: u64 = 1_000_000;
+
+/// What a thread in the storm has seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    error_max: u64,
+    expected: u64,
+    told: u64,
+    merged: u64,
+    extra: u64,
+}
+
+/// Raises the storm; the driver allows `rate` overflows per vCPU and ms.
+pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<()> {
+    let session = sampled::open()?;
+    let interrupts = || -> Result<u64> {
+        let stats = xen.stats().context("the hypervisor gives no statistics")?;
+        Ok(stats.hook[HOOK_INTERRUPT].calls)
+    };
+    let (before, first) = (ModuleStats::read()?, interrupts()?);
+    let start = Instant::now();
+    let all = thread::scope(|scope| -> Result<Seen> {
+        let threads: Vec<_> = cpus.iter().map(|&cpu| scope.spawn(move || storms(cpu))).collect();
+        let mut all = Seen::default();
+        for thread in threads {
+            let seen = thread.join().expect("no thread panics")?;
+            all.error_max = all.error_max.max(seen.error_max);
+            all.expected += seen.expected;
+            all.told += seen.told;
+            all.merged += seen.merged;
+            all.extra += seen.extra;
+        }
+        Ok(all)
+    })?;
+    let milliseconds = start.elapsed().as_millis() as u64;
+    let (after, taken) = (ModuleStats::read()?, interrupts()? - first);
+    let merged = after.growth(&before, "overflows_merged")?;
+    let put_off = throttled(&session, cpus);
+    // In a window of a ms a vCPU may end one that it was allowed in the window before.
+    let bound = cpus.len() as u64 * (rate + 1) * (milliseconds + 1);
+    report.set("storm_ms", milliseconds);
+    report.set("storm_periods", all.expected);
+    report.set("storm_overflows", all.told);
+    report.set("storm_merged", merged);
+    report.set("storm_throttled", put_off);
+    report.set("storm_interrupts", taken);
+    report.set("storm_interrupts_bound", bound);
+    report.demand("a storm is put off, and that is reported", put_off > 0, "nothing was put off");
+    let why = format!("{taken} interrupts in {milliseconds} ms, {bound} allowed");
+    report.demand("a storm keeps to the allowed rate", taken <= bound, why);
+    let why = format!("counts are off by up to {}", all.error_max);
+    report.demand("counts are exact in a storm", all.error_max == 0, why);
+    let why = format!("{merged} merged overflows are reported, {} are missing", all.merged);
+    report.demand("put off overflows are accounted for", merged == all.merged, why);
+    let why = format!("{} overflows too many", all.extra);
+    report.demand("a storm doubles no overflow", all.extra == 0, why);
+    Ok(())
+}
+
+fn storms(cpu: usize) -> Result<Seen> {
+    run_on(SELF, &[cpu])?;
+    let mut session = sampled::open()?;
+    let constants = Constants::find(&mut session)?;
+    let mut seen = Seen::default();
+    for _ in 0..ROUNDS {
+        let region = Region { first: ITERATIONS, second: ITERATIONS };
+        let round = round(&mut session, &Shape::new(0, PERIOD_EVENTS_MIN), region)?;
+        let error = round.errors(&constants).into_iter().max().unwrap_or_default();
+        seen.error_max = seen.error_max.max(error);
+        let overflows = round.overflows();
+        seen.expected += overflows.expected;
+        seen.told += overflows.told;
+        seen.merged += round.merged();
+        seen.extra += overflows.extra;
+    }
+    Ok(seen)
+}
