@@ -54,7 +54,9 @@ fn debian() -> Result<PathBuf> {
     let key = Key::new("papi-debian 1").text(&PACKAGES.join(" "));
     let dir = cache::artefact("papi-debian", key, |dir| {
         let debs = apt::fetch(PACKAGES, false, dir)?;
-        apt::unpack(&debs, &dir.join("tree"))
+        let tree = dir.join("tree");
+        fs::create_dir_all(&tree)?;
+        apt::unpack(&debs, &tree)
     })?;
     Ok(dir.join("tree/usr/lib/x86_64-linux-gnu"))
 }

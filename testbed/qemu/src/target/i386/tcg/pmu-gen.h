@@ -28,6 +28,10 @@ static inline void pmu_gen_uncount(PMUGen *g, DisasContextBase *db)
 {
 }
 
+static inline void pmu_gen_arithmetic(DisasContextBase *db, int opcode)
+{
+}
+
 #else
 
 static size_t pmu_meter_offset(DisasContextBase *db)
@@ -85,6 +89,28 @@ static void pmu_gen_uncount(PMUGen *g, DisasContextBase *db)
         tcg_gen_addi_i64(meter, meter, PMU_COST(1, 0));
         tcg_gen_st_i64(meter, cpu_env, pmu_meter_offset(db));
         tcg_temp_free_i64(meter);
+    }
+}
+
+/* Behind an instruction, counts it if it is SSE arithmetic (0x100 added after a 0x0F byte). */
+static void pmu_gen_arithmetic(DisasContextBase *db, int opcode)
+{
+    size_t offset = offsetof(CPUX86State, pmu_arithmetic)
+                    + sizeof(uint64_t) * pmu_class(db->tb->flags);
+    TCGv_i64 count;
+
+    switch (opcode) {
+    case 0x151 ... 0x153: /* SQRT, RSQRT, RCP */
+    case 0x158: /* ADD */
+    case 0x159: /* MUL */
+    case 0x15c ... 0x15f: /* SUB, MIN, DIV, MAX */
+        if (db->tb->flags & HF_PMU_MASK) {
+            count = tcg_temp_new_i64();
+            tcg_gen_ld_i64(count, cpu_env, offset);
+            tcg_gen_addi_i64(count, count, 1);
+            tcg_gen_st_i64(count, cpu_env, offset);
+            tcg_temp_free_i64(count);
+        }
     }
 }
 

@@ -5,7 +5,8 @@
  * Translated code keeps one meter for each privilege class (CPL 0, CPL 1 to 3). Bits 63:32 are
  * the instructions that this class may still retire before somebody must look at the counters,
  * bits 31:0 the branches it has retired since the last look. A block subtracts PMU_COST of all
- * its instructions at its start; whoever leaves it early gives the rest back.
+ * its instructions at its start; whoever leaves it early gives the rest back. SSE arithmetic is
+ * rare enough to be counted by each instruction itself, behind what it does.
  */
 #ifndef I386_TCG_PMU_H
 #define I386_TCG_PMU_H

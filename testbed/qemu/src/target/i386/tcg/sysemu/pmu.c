@@ -58,12 +58,14 @@
 typedef struct PMUEvent {
     uint32_t per_insn;
     uint32_t per_branch;
+    uint32_t per_arithmetic; /* SSE's */
 } PMUEvent;
 
-static const PMUEvent instructions = { 1, 0 };
-static const PMUEvent branches = { 0, 1 };
-static const PMUEvent core_cycles = { 2, 4 };
-static const PMUEvent ref_cycles = { 1, 2 };
+static const PMUEvent instructions = { 1, 0, 0 };
+static const PMUEvent branches = { 0, 1, 0 };
+static const PMUEvent core_cycles = { 2, 4, 0 };
+static const PMUEvent ref_cycles = { 1, 2, 0 };
+static const PMUEvent arithmetic = { 0, 0, 1 };
 
 /* What a counter does under the present configuration. */
 typedef struct PMUCounter {
@@ -100,6 +102,8 @@ static const PMUEvent *intel_event(uint32_t select)
         return &instructions;
     case 0x00c4:
         return &branches;
+    case 0x0410: /* FP_COMP_OPS_EXE.SSE_FP of Nehalem */
+        return &arithmetic;
     default:
         return NULL;
     }
@@ -193,7 +197,7 @@ static void deliver_interrupt(CPUX86State *env)
 /* Adds what was retired since the last time. */
 static void fold(CPUX86State *env)
 {
-    int64_t retired[2], branched[2]; /* by privilege class */
+    int64_t retired[2], branched[2], computed[2]; /* by privilege class */
     bool interrupt = false;
 
     for (int class = 0; class < 2; class++) {
@@ -201,6 +205,8 @@ static void fold(CPUX86State *env)
         branched[class] = (uint32_t)env->pmu_meter[class];
         env->pmu_granted[class] -= retired[class];
         env->pmu_meter[class] -= branched[class];
+        computed[class] = env->pmu_arithmetic[class];
+        env->pmu_arithmetic[class] = 0;
     }
     for (int i = 0; i < COUNTERS; i++) {
         PMUCounter c = counter(env, i);
@@ -211,7 +217,8 @@ static void fold(CPUX86State *env)
         for (int class = 0; class < 2; class++) {
             if (c.counts[class]) {
                 *c.value += retired[class] * c.event->per_insn
-                            + branched[class] * c.event->per_branch;
+                            + branched[class] * c.event->per_branch
+                            + computed[class] * c.event->per_arithmetic;
             }
         }
         if (*c.value & ~width_mask(env)) {
@@ -247,7 +254,8 @@ static void grant(CPUX86State *env)
         }
         metered = true;
         room = width_mask(env) - *c.value + 1;
-        insns = DIV_ROUND_UP(room, c.event->per_insn + c.event->per_branch);
+        insns = DIV_ROUND_UP(room, c.event->per_insn + c.event->per_branch
+                                       + c.event->per_arithmetic);
         if (c.counts[!here]) {
             uint64_t there = c.counts[here] ? insns / 2 : insns;
 
@@ -261,6 +269,7 @@ static void grant(CPUX86State *env)
     for (int class = 0; class < 2; class++) {
         env->pmu_granted[class] = budget[class];
         env->pmu_meter[class] = budget[class] << 32;
+        env->pmu_arithmetic[class] = 0;
     }
     env->hflags = deposit32(env->hflags, HF_PMU_SHIFT, 1, metered);
 }
