@@ -22,20 +22,27 @@ pub fn init() -> Result<PathBuf> {
 
 /// Builds every program of a package for the guest; returns the directory with them.
 pub fn programs(package: &str) -> Result<PathBuf> {
-    build(package, "target/guest", "-C target-feature=+crt-static")
+    build(&["--package", package], "target/guest", "-C target-feature=+crt-static")
 }
 
 /// Builds a package with its shared libraries, for any machine with this one's C library.
 pub fn dynamic(package: &str) -> Result<PathBuf> {
-    build(package, "target/dynamic", "")
+    build(&["--package", package], "target/dynamic", "")
 }
 
-fn build(package: &str, target_dir: &str, flags: &str) -> Result<PathBuf> {
+/// Builds an example that is a shared library; returns its path.
+pub fn library_example(package: &str, name: &str) -> Result<PathBuf> {
+    let built = build(&["--package", package, "--example", name], "target/dynamic", "")?;
+    Ok(built.join(format!("examples/lib{name}.so")))
+}
+
+fn build(what: &[&str], target_dir: &str, flags: &str) -> Result<PathBuf> {
     crate::apt::install(&["gcc", "libc6-dev"], "linking programs for the guest")?;
     let target_dir = sh::project().join(target_dir);
     let mut cargo = toolchain::cargo();
     cargo
-        .args(["build", "--quiet", "--release", "--package", package])
+        .args(["build", "--quiet", "--release"])
+        .args(what)
         .args(["--target", USER_TARGET, "--target-dir"])
         .arg(&target_dir)
         .env("RUSTFLAGS", flags)

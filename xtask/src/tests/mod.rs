@@ -2,6 +2,7 @@
 //! The tests that need the testbed. A new suite is a function here and a line in [`SUITES`].
 
 mod driver;
+mod overflow;
 mod pmu;
 mod shim;
 mod testbed;
@@ -16,5 +17,6 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "driver-absent", run: driver::absent },
     Suite { name: "refusals", run: driver::refusals },
     Suite { name: "lifecycle", run: driver::lifecycle },
+    Suite { name: "overflow", run: overflow::run },
     Suite { name: "shim", run: shim::run },
 ];

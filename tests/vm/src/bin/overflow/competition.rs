@@ -128,6 +128,7 @@ fn sample(
     let mut rng = Rng::new(options.seed, id as u64);
     let constants = Constants::find(&mut session)?;
     log.constants = constants;
+    let calibrated = sampled::skids();
     gate.wait();
     for _ in 0..options.rounds {
         // Long enough for some periods and for some switches, and not for ever.
@@ -142,6 +143,7 @@ fn sample(
         }
     }
     log.skids = sampled::skids();
+    log.skids.iter_mut().zip(calibrated).for_each(|(skids, before)| *skids -= before);
     Ok(log)
 }
 

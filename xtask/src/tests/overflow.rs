@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Sampling: every overflow reaches its thread, whatever ends or storms meanwhile.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+
+use crate::testing::{Report, all};
+use crate::vm::{self, Spec};
+use crate::{apt, cache, guest, sh};
+
+/// Overflows that the driver allows per vCPU and ms in the storm: none, since emulation is too slow
+/// to exceed one.  What is put off comes all the same, later.
+const STORM_RATE: &str = "0";
+
+/// Three boots: with the driver's usual rate, with a low one, and to profile.
+pub fn run(report: &mut Report) -> Result<()> {
+    let both = "/work/overflow --ends; ended=$?; /work/overflow && exit $ended";
+    report.program(spec("cost", ["sh", "-c", both])?, "overflow")?;
+    let storm = ["/work/overflow", "--storm", STORM_RATE];
+    report.program(spec(&format!("cost,rate={STORM_RATE}"), storm)?, "overflow")?;
+    profiler(report)
+}
+
+fn spec<const N: usize>(options: &str, command: [&str; N]) -> Result<Spec> {
+    let mut spec = Spec::new("pv", command)?;
+    if let Some(xen) = &mut spec.topology.xen {
+        xen.args.push_str(&format!(" perfctr={options}"));
+    }
+    spec.module_args = "cost=1".to_owned();
+    Ok(spec)
+}
+
+/// Programs to run under the profiler, and the function that each spends most of its time in.
+const PROFILED: [(&str, &str); 2] =
+    [("bzip2 -c input", "BZ2_blockSort"), ("bzip2 -dc input.bz2", "BZ2_decompress")];
+
+/// The profiler finds the hot function of programs that know nothing of it: Debian's bzip2.
+fn profiler(report: &mut Report) -> Result<()> {
+    apt::install(&["bzip2", "libbz2-1.0"], "a program to profile")?;
+    let dir = cache::root()?.join("work/profiler");
+    fs::create_dir_all(&dir)?;
+    fs::write(dir.join("input"), words())?;
+    sh::output(sh::cmd("bzip2", ["-kf"]).arg(dir.join("input")))?;
+    let run = |(command, _)| format!("LD_PRELOAD=/work/libprofiler.so {command} > /dev/null;");
+    let mut spec = spec("on", ["sh", "-c", &PROFILED.map(run).concat()])?;
+    spec.copy.push(dir);
+    let library = guest::library_example("libperfctr-rs", "profiler")?;
+    spec.files.push((library, "/work/libprofiler.so".into()));
+    for file in ["/usr/bin/bzip2", "/usr/lib/x86_64-linux-gnu/libbz2.so.1.0"] {
+        spec.files.push((fs::canonicalize(file)?, file.into()));
+    }
+    let outcome = vm::run(&spec)?;
+    let stderr = String::from_utf8_lossy(&outcome.stderr);
+    let mut profiles = stderr.split("profiler: ").skip(1);
+    for (command, hot) in PROFILED {
+        // Two lines of heading, then the functions, most frequent first.
+        let first = profiles.next().and_then(|profile| profile.lines().nth(2));
+        report.test(&format!("the profiler finds {hot} in {command}"), || {
+            ensure!(first.is_some_and(|line| line.contains(hot)), "{}", all(&outcome));
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// Something to compress: 400 KB of words that come again and again.
+fn words() -> Vec<u8> {
+    let word = |n: u32| format!("{:x} ", n.wrapping_mul(2_654_435_761) >> 12 & 0xfff_f0f);
+    (0..70_000_u32).flat_map(|n| word(n % 3_001 * (n % 7 + 1)).into_bytes()).collect()
+}
