@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::{env, fs, mem};
 
-use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
+use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
+use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 use perfctr::overflow::{Sample, set_handler};
 use perfctr::{Event, Provider, Session};
 
@@ -141,8 +142,8 @@ impl Places {
         let functions =
             self.functions.entry(map.path.clone()).or_insert_with(|| functions(&map.path));
         match functions.iter().find(|f| (f.start..f.end).contains(&offset)) {
-            Some(function) => format!("{} ({file})", function.name),
-            None => format!("{file}+{:#x}", offset),
+            Some(function) => function.name.clone(),
+            None => format!("{file}, no function"),
         }
     }
 }
@@ -161,7 +162,8 @@ impl Map {
     }
 }
 
-/// The functions that a file names, exported or not.
+/// The functions of a file: those that it describes to unwinders, which are all even in a stripped
+/// one, by name if it gives that.
 fn functions(path: &str) -> Vec<Function> {
     let data = fs::read(path).unwrap_or_default();
     let Ok(file) = object::File::parse(&*data) else { return Vec::new() };
@@ -172,11 +174,31 @@ fn functions(path: &str) -> Vec<Function> {
         Some((address - segment.address() + segment.file_range().0) as usize)
     };
     let symbols = file.symbols().chain(file.dynamic_symbols());
-    let functions = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
-    let function = |symbol: object::Symbol<'_, '_>| {
-        let start = offset(symbol.address())?;
-        let name = symbol.name().ok()?.to_owned();
-        Some(Function { start, end: start + symbol.size() as usize, name })
+    let named = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
+    let named = named.filter_map(|s| Some((s.address(), s.size(), s.name().ok()?.to_owned())));
+    // The first one that covers an address is taken: names come first.
+    let short = path.rsplit('/').next().unwrap_or_default();
+    let unwound = unwound(&file).unwrap_or_default().into_iter();
+    let unnamed = unwound.map(|(address, size)| (address, size, format!("{short}+{address:#x}")));
+    let function = |(address, size, name)| {
+        let start = offset(address)?;
+        Some(Function { start, end: start + size as usize, name })
     };
-    functions.filter_map(function).collect()
+    named.chain(unnamed).filter_map(function).collect()
+}
+
+/// Address and size of every function in the file's unwind table.
+fn unwound(file: &object::File<'_>) -> Result<Vec<(u64, u64)>, Box<dyn std::error::Error>> {
+    let section = file.section_by_name(".eh_frame").ok_or("no unwind table")?;
+    let table = EhFrame::new(section.data()?, LittleEndian);
+    let bases = BaseAddresses::default().set_eh_frame(section.address());
+    let mut entries = table.entries(&bases);
+    let mut functions = Vec::new();
+    while let Some(entry) = entries.next()? {
+        if let CieOrFde::Fde(partial) = entry {
+            let fde = partial.parse(EhFrame::cie_from_offset)?;
+            functions.push((fde.initial_address(), fde.len()));
+        }
+    }
+    Ok(functions)
 }

@@ -31,19 +31,15 @@ fn spec<const N: usize>(options: &str, command: [&str; N]) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Programs to run under the profiler, and the function that each spends most of its time in.
-const PROFILED: [(&str, &str); 2] =
-    [("bzip2 -c input", "BZ2_blockSort"), ("bzip2 -dc input.bz2", "BZ2_decompress")];
-
-/// The profiler finds the hot function of programs that know nothing of it: Debian's bzip2.
+/// The profiler finds the hot function of a program that knows nothing of it: Debian's bzip2.
 fn profiler(report: &mut Report) -> Result<()> {
     apt::install(&["bzip2", "libbz2-1.0"], "a program to profile")?;
     let dir = cache::root()?.join("work/profiler");
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("input"), words())?;
     sh::output(sh::cmd("bzip2", ["-kf"]).arg(dir.join("input")))?;
-    let run = |(command, _)| format!("LD_PRELOAD=/work/libprofiler.so {command} > /dev/null;");
-    let mut spec = spec("on", ["sh", "-c", &PROFILED.map(run).concat()])?;
+    let script = "LD_PRELOAD=/work/libprofiler.so bzip2 -dc input.bz2 > /dev/null";
+    let mut spec = spec("on", ["sh", "-c", script])?;
     spec.copy.push(dir);
     let library = guest::library_example("libperfctr-rs", "profiler")?;
     spec.files.push((library, "/work/libprofiler.so".into()));
@@ -51,16 +47,13 @@ fn profiler(report: &mut Report) -> Result<()> {
         spec.files.push((fs::canonicalize(file)?, file.into()));
     }
     let outcome = vm::run(&spec)?;
-    let stderr = String::from_utf8_lossy(&outcome.stderr);
-    let mut profiles = stderr.split("profiler: ").skip(1);
-    for (command, hot) in PROFILED {
+    report.test("the profiler finds the hot function of bzip2", || {
         // Two lines of heading, then the functions, most frequent first.
-        let first = profiles.next().and_then(|profile| profile.lines().nth(2));
-        report.test(&format!("the profiler finds {hot} in {command}"), || {
-            ensure!(first.is_some_and(|line| line.contains(hot)), "{}", all(&outcome));
-            Ok(())
-        });
-    }
+        let profile = String::from_utf8_lossy(&outcome.stderr);
+        let hot = profile.lines().nth(2).is_some_and(|line| line.contains("BZ2_decompress"));
+        ensure!(hot, "{}", all(&outcome));
+        Ok(())
+    });
     Ok(())
 }
 
