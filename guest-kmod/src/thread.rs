@@ -126,6 +126,10 @@ impl ThreadPmu {
 
     /// The virtual interrupt of an overflow came while the thread executes on `cpu`.  Gives what to
     /// send the thread, whose counters are paused then; nothing if the overflow was not its own.
+    ///
+    /// An interrupt that no count confirms may still have used up what was armed: the kernel's own
+    /// events between a load and the thread's resumption bring a counter that counts them to its
+    /// overflow before the thread has had its period.  So every interrupt arms anew.
     pub fn interrupt<K: Kernel>(
         &mut self,
         page: &ThreadPage,
@@ -134,16 +138,12 @@ impl ThreadPmu {
         if self.running != Running::Active || self.overflows.paused() || !self.overflows.any() {
             return None;
         }
-        let now = self.sums_now(cpu).ok()?;
-        if !self.overflows.due(&now) {
-            return None;
-        }
         let probe = cost::Probe::start(self.cost_slot, cpu);
         self.suspend(page, cpu);
         let signal = self.overflows.pause();
         cpu.stats.overflows.add(u64::from(signal.is_some()));
         self.resume(page, cpu);
-        if let Some(instructions) = probe.finish(cpu) {
+        if let (Some(_), Some(instructions)) = (signal, probe.finish(cpu)) {
             cpu.stats.interrupt_calls.add(1);
             cpu.stats.interrupt_instructions.add(instructions);
         }

@@ -399,6 +399,20 @@ fn an_overflow_before_its_interrupt_is_told_at_the_next_resumption() {
 }
 
 #[test]
+fn an_interrupt_that_comes_early_arms_anew() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.control(&sampling(1_000)).unwrap();
+    thread.execute(990);
+    machine.take_hypercalls();
+    assert_eq!(interrupt(&machine, &thread, 0), None);
+    assert_eq!(machine.take_hypercalls(), [(0, OP_LOAD)]);
+    thread.execute(10);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+    assert_eq!(machine.take_hypercalls(), [], "paused counters need not be stopped");
+}
+
+#[test]
 fn a_new_control_forgets_a_pause_and_a_stop_keeps_the_sums() {
     let machine = Machine::new();
     let thread = machine.thread();
