@@ -49,6 +49,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// Installs headers, libraries, pkg-config file and `perfex` below `prefix`.
 pub fn install(prefix: &Path) -> Result<()> {
     apt::install(&["gcc", "libc6-dev", "binutils"], "linking the C library")?;
+    let _lock = cache::lock("papi-shim")?;
     let built = guest::dynamic("papi-shim")?;
     let lib = prefix.join("lib");
     for dir in ["include", "lib/pkgconfig", "bin"] {
