@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What samples, and switches of threads that sample, cost the driver and the module.
 
+use std::sync::Barrier;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
@@ -17,10 +18,8 @@ use crate::sampled;
 /// Sampled periods.
 const SAMPLES: u64 = 1_000;
 const PERIOD: u64 = 10_007;
-/// Times that each of two threads lets the other execute.
-const YIELDS: u64 = 1_000;
-/// Fewer switches give no mean; the scheduler does not take every offer.
-const SWITCHES_MIN: u64 = 100;
+/// Times that two threads wait for each other.
+const TURNS: u64 = 500;
 /// Too long to overflow while two threads switch.
 const LONG_PERIOD: u64 = 1 << 30;
 
@@ -102,13 +101,14 @@ fn samples(report: &mut Report, xen: &Xen, cpu: usize) -> Result<()> {
 /// Two threads that take turns on one CPU.
 fn switches(report: &mut Report, xen: &Xen, cpu: usize) -> Result<()> {
     let from = Mark::take(xen)?;
+    let turn = &Barrier::new(2);
     thread::scope(|scope| {
-        let threads = [(); 2].map(|()| scope.spawn(move || takes_turns(cpu)));
+        let threads = [(); 2].map(|()| scope.spawn(move || takes_turns(cpu, turn)));
         threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
     })?;
     let to = Mark::take(xen)?;
     let each = to.module.growth(&from.module, "switches_in")?;
-    ensure!(each >= SWITCHES_MIN, "only {each} switches");
+    ensure!(each >= TURNS, "only {each} switches");
     let passed = Passed { from, to, each };
     report.set("hypercalls_per_sampling_switch", passed.module("hypercalls")?);
     let load = |field| passed.hook(HOOK_LOAD, field);
@@ -120,12 +120,12 @@ fn switches(report: &mut Report, xen: &Xen, cpu: usize) -> Result<()> {
     Ok(())
 }
 
-fn takes_turns(cpu: usize) -> Result<()> {
+fn takes_turns(cpu: usize, turn: &Barrier) -> Result<()> {
     run_on(SELF, &[cpu])?;
     let mut session = sampled::open()?;
     Shape::new(0, LONG_PERIOD).start(&mut session)?;
-    for _ in 0..YIELDS {
-        thread::yield_now();
+    for _ in 0..TURNS {
+        turn.wait();
     }
     Ok(session.stop()?)
 }

@@ -86,7 +86,9 @@ fn sample(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> 
     let pending = pending::run(cpus, options.yields())?;
     report.pending(&pending, &merged, &ModuleStats::read()?)?;
     report.elsewhere();
-    cost::run(report, xen, cpus)
+    let measured = cost::run(report, xen, cpus);
+    report.check("costs are measured", measured);
+    Ok(())
 }
 
 impl Options {
