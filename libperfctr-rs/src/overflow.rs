@@ -121,8 +121,9 @@ thread_local! {
     static RESUMER: Cell<Option<Resumer>> = const { Cell::new(None) };
 }
 
-pub(crate) fn set_resumer(resumer: Resumer) {
-    RESUMER.set(Some(resumer));
+/// The calling thread's session samples, or is gone.
+pub(crate) fn set_resumer(resumer: Option<Resumer>) {
+    RESUMER.set(resumer);
 }
 
 /// Has `handler` called with each overflow that raises `signal` in any thread of this process;

@@ -13,7 +13,7 @@ use shared_abi::{Config, CounterConfig, CounterWidth, Errno, PmuCaps, ThreadPage
 use crate::error::Error;
 use crate::event::{Event, place};
 use crate::map::Pages;
-use crate::overflow::Resumer;
+use crate::overflow::{self, Resumer};
 use crate::session::{Description, Provider, Taken};
 use crate::sys::Device;
 
@@ -151,6 +151,8 @@ impl Drop for Paravirt {
         // parent's counters alone.  There is no one to tell of an error, and nothing to be done.
         if !self.pages.forked() {
             drop(self.device.unlink());
+            // A signal that is still pending has nothing to let go on.
+            overflow::set_resumer(None);
         }
     }
 }

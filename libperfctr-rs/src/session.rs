@@ -176,7 +176,7 @@ impl Session {
         };
         match &mut self.backend {
             Backend::Paravirt(paravirt) => {
-                overflow::set_resumer(paravirt.resumer());
+                overflow::set_resumer(Some(paravirt.resumer()));
                 // A negative number is as invalid as any that is too high.
                 paravirt.start(events, signal.cast_unsigned())
             }
