@@ -100,6 +100,10 @@ mod switch {
         NotRegisteredAgain,
         /// A destroyed vCPU's page stays pinned.
         FrameStaysPinned,
+        /// An overflow that is seen when its vCPU is switched out is never told.
+        OverflowOfOthersDropped,
+        /// The local APIC's entry is unmasked only for an overflow of the present vCPU.
+        InterruptStaysMasked,
     }
 
     std::thread_local! {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The rules: what everybody reads is the truth.
 
+use guest_kmod::overflow::Signal;
 use shared_abi::Errno;
 use shared_abi::ioctl::Control;
 use shared_abi::limits::{MAX_COUNTERS, MAX_SLOTS};
@@ -47,9 +48,37 @@ impl Machine {
             Ok(snapshot) => {
                 let moment = self.moment(Some(thread), vcpu);
                 let looks = Looks { counter: [moment; MAX_SLOTS], tsc: self.vcpu_tsc(vcpu) };
+                self.check_overflow(thread, vcpu, &looks);
                 self.check_values(thread, snapshot.tsc, &counts, &looks, "a read now");
             }
             Err(error) => self.check_read_error(thread, error),
+        }
+    }
+
+    /// An overflow that a thread has not been told of is on its way to it.
+    fn check_overflow(&self, thread: usize, vcpu: usize, looks: &Looks) {
+        let vcpu = &self.vcpus[vcpu];
+        let truth = self.threads[thread].truth.borrow();
+        let on_its_way = self.cpus[self.here.get()].pmu.interrupts() || vcpu.virq.get();
+        // The host may put overflows off.
+        let throttled = unheard(|| vcpu.page.throttled.load(Relaxed)) > 0;
+        if truth.due(looks) != 0 && !truth.is_paused() && !on_its_way && !throttled {
+            self.fail(format!("thread {thread}: an overflow is lost"));
+        }
+    }
+
+    /// A thread is told of exactly those counters that have overflowed, once.
+    pub fn check_signal(&self, thread: usize, signal: Option<Signal>) {
+        let own = &self.threads[thread];
+        let truth = own.truth.borrow();
+        let failed = unheard(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
+        if self.domains[own.domain].kind != Kind::Good || self.is_gone() || failed {
+            return;
+        }
+        let told = signal.map_or(0, |signal| signal.counters);
+        if told != truth.untold() {
+            let untold = truth.untold();
+            self.fail(format!("thread {thread} is told of overflows {told:#b}, not {untold:#b}"));
         }
     }
 
@@ -93,6 +122,10 @@ impl Machine {
         let own = &self.threads[thread];
         let domain = &self.domains[own.domain];
         if domain.kind != Kind::Good || self.is_gone() || errno == Errno::NODEV {
+            return;
+        }
+        // While an overflow pauses the counters, only the kernel gives numbers.
+        if errno == Errno::PERM && own.truth.borrow().is_paused() {
             return;
         }
         if errno != Errno::PERM || own.started.get() == Some(domain.forbidden.get()) {

@@ -105,7 +105,7 @@ fn cpu(shape: &Shape, driver: &Driver, host: usize, rng: &mut Rng) -> Cpu {
         tsc_offset: rng.next(),
         time: Cell::new(0),
         tsc_seen: Cell::new(None),
-        may_write: Cell::new(false),
+        may_program: Cell::new(false),
     }
 }
 
@@ -123,6 +123,7 @@ fn vcpu(domain: usize, id: u32) -> Vcpu {
         current: Cell::new(None),
         busy: Cell::new(false),
         online: Cell::new(false),
+        virq: Cell::new(false),
         stop_asked: Cell::new(false),
         user: Cell::default(),
         kernel: Cell::default(),
@@ -148,6 +149,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         changing: Cell::new(false),
         started: Cell::new(None),
         failures: Cell::new(0),
+        signal: Cell::new(None),
         published: RefCell::default(),
         claims: RefCell::default(),
     }

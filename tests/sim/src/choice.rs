@@ -17,6 +17,10 @@ pub enum Action {
     Schedule(Option<usize>),
     /// The guest kernel is interrupted, and goes on.
     Tick,
+    /// The PMU interrupts this physical CPU.
+    Pmi,
+    /// The guest kernel takes the virtual interrupt of an overflow.
+    Virq,
     /// It stops its counters if nobody counts.
     StopIdle,
     /// It takes the vCPU offline.
@@ -154,6 +158,10 @@ impl Machine {
     fn vcpu_options(&self, options: &mut Options) {
         let weight = self.shape.weights.vcpu.max(1);
         let cpu = &self.cpus[self.here.get()];
+        // It may come late, but not forever.
+        if cpu.pmu.interrupts() {
+            options.push((60, Action::Pmi));
+        }
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let domain = &self.domains[vcpu.domain];
             let here = domain.alive.get() && domain.host.get() == cpu.host;
@@ -186,6 +194,9 @@ impl Machine {
         if !idle {
             options.push((weights.thread.max(1), Action::Schedule(None)));
             options.push((weights.tick, Action::Tick));
+        }
+        if vcpu.virq.get() {
+            options.push((60, Action::Virq));
         }
         if vcpu.stop_asked.get() {
             options.push((20, Action::StopIdle));

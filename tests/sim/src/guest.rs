@@ -6,6 +6,7 @@ use std::rc::Rc;
 use guest_kmod::hal::Kernel;
 use guest_kmod::handshake::{caps, handshake};
 use guest_kmod::ioctl::check_create;
+use guest_kmod::overflow::Signal;
 use guest_kmod::{Cpu, ThreadPmu};
 use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Sums};
 use shared_abi::read::Counters;
@@ -75,6 +76,13 @@ impl Machine {
                 let job = move || machine.switch_vcpu(next);
                 self.agents[here].fiber.borrow_mut().start(Box::new(job));
             }
+            Action::Pmi => {
+                let here = self.here.get();
+                self.cpus[here].switching.set(true);
+                let machine = Rc::clone(self);
+                let job = move || machine.take_pmi();
+                self.agents[here].fiber.borrow_mut().start(Box::new(job));
+            }
             Action::Policy(domain) => self.change_policy(domain),
             Action::Suspend(domain) => self.domains[domain].suspending.set(true),
             Action::Restore(domain) => self.restore(domain),
@@ -83,6 +91,7 @@ impl Machine {
             Action::Garbage(domain) => self.write_garbage(domain),
             Action::Schedule(_)
             | Action::Tick
+            | Action::Virq
             | Action::StopIdle
             | Action::Offline
             | Action::Online => {
@@ -113,6 +122,7 @@ impl Machine {
                 let counting = &self.domains[vcpu.domain].counting;
                 self.on(index, |cpu| cpu.stop_if_idle(counting));
             }
+            Action::Virq => self.take_virq(index),
             Action::Offline => {
                 self.switch_thread(index, None);
                 vcpu.online.set(false);
@@ -203,11 +213,62 @@ impl Machine {
         }
         vcpu.current.set(next);
         let Some(next) = next else { return };
-        self.on_thread(index, next, |pmu, cpu| {
+        let signal = self.on_thread(index, next, |pmu, cpu| {
             let page = &self.threads[next].page;
             if kernel { pmu.switch_in_measured(page, cpu) } else { pmu.switch_in(page, cpu) }
         });
+        self.told(index, next, signal.flatten());
         self.resumed(index, next);
+    }
+
+    /// The kernel of a vCPU takes the virtual interrupt of an overflow.
+    fn take_virq(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        vcpu.virq.set(false);
+        let thread = vcpu.current.get();
+        let signal = thread.and_then(|thread| {
+            let page = &self.threads[thread].page;
+            self.on_thread(index, thread, |pmu, cpu| pmu.interrupt(page, cpu)).flatten()
+        });
+        if let Some(thread) = thread {
+            let interrupted = vcpu.sampling.borrow().has_published();
+            if interrupted {
+                self.suspended(index, thread);
+                self.published(index, thread);
+            }
+            self.told(index, thread, signal);
+            if interrupted {
+                self.resumed(index, thread);
+            }
+        }
+        self.on(index, |cpu| cpu.count_interrupt(signal.is_some()));
+    }
+
+    /// A thread is told of an overflow, or not, when it might have been.
+    fn told(&self, vcpu: usize, thread: usize, signal: Option<Signal>) {
+        self.check_signal(thread, signal);
+        if signal.is_some() {
+            let own = &self.threads[thread];
+            own.signal.set(signal);
+            own.truth.borrow_mut().pause(&self.moment(Some(thread), vcpu));
+        }
+    }
+
+    /// `IOC_RESUME`.
+    pub fn go_on(&self, thread: usize) {
+        let own = &self.threads[thread];
+        self.in_kernel(|vcpu| {
+            let result = self.on_thread(vcpu, thread, |pmu, cpu| pmu.go_on(&own.page, cpu));
+            own.signal.set(None);
+            if result == Some(Ok(())) {
+                self.suspended(vcpu, thread);
+                self.published(vcpu, thread);
+                own.truth.borrow_mut().go_on(&self.moment(Some(thread), vcpu));
+                self.resumed(vcpu, thread);
+            } else if own.truth.borrow().is_paused() && !self.is_gone() {
+                self.fail(format!("thread {thread} may not go on"));
+            }
+        });
     }
 
     /// The truth about a thread follows its suspension on a vCPU.

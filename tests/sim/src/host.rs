@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use hv_driver::hypercall::{Request, decode};
+use hv_driver::msr;
 use hv_driver::vcpu::GuestMode;
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -36,13 +37,19 @@ impl Counters for Hardware<'_> {
 
 impl hv_driver::Pmu for Hardware<'_> {
     fn rdmsr(&self, register: u32) -> u64 {
-        unimplemented!("the driver reads MSR {register:#x}")
+        self.0.step(Step::Rdmsr(register));
+        if register != msr::IA32_PERF_GLOBAL_STATUS {
+            self.0.fail(format!("MSR {register:#x} is read"));
+        }
+        self.0.cpus[self.0.here.get()].pmu.status()
     }
 
     fn wrmsr(&self, register: u32, value: u64) {
         self.0.step(Step::Wrmsr(register, value));
         let cpu = &self.0.cpus[self.0.here.get()];
-        if !cpu.may_write.get() {
+        let starts_or_stops =
+            matches!(register, msr::IA32_PERF_GLOBAL_CTRL | msr::IA32_PERF_GLOBAL_OVF_CTRL);
+        if !cpu.may_program.get() && !starts_or_stops {
             self.0.fail(format!("MSR {register:#x} is written where only reading is allowed"));
         }
         if let Err(what) = cpu.pmu.wrmsr(register, value) {
@@ -56,14 +63,15 @@ fn mode(kernel: bool) -> GuestMode {
 }
 
 impl Machine {
-    /// Runs `entry` in the hypervisor, which may write MSRs or not.
-    fn in_hypervisor<R>(&self, may_write: bool, entry: impl FnOnce() -> R) -> R {
+    /// Runs `entry` in the hypervisor, which may or may not program counters; starting, stopping
+    /// and acknowledging sampling ones is always allowed.
+    fn in_hypervisor<R>(&self, may_program: bool, entry: impl FnOnce() -> R) -> R {
         self.at_level(Level::Hypervisor, || {
             let cpu = &self.cpus[self.here.get()];
-            cpu.may_write.set(may_write);
+            cpu.may_program.set(may_program);
             cpu.tsc_seen.set(None);
             let result = entry();
-            cpu.may_write.set(false);
+            cpu.may_program.set(false);
             result
         })
     }
@@ -72,8 +80,9 @@ impl Machine {
     pub fn switch_vcpu(&self, next: Option<usize>) {
         self.step(Step::Note("switch"));
         let cpu = &self.cpus[self.here.get()];
-        if let Some(late) = cpu.lazy.take() {
+        if let Some(late) = cpu.lazy.get() {
             self.switch_from(late);
+            cpu.lazy.set(None);
         }
         if let Some(prev) = cpu.current.take() {
             // Xen keeps the idle vCPU's predecessor loaded, but its counters stop here.
@@ -107,7 +116,7 @@ impl Machine {
     fn switch_to(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let here = self.here.get();
-        self.in_hypervisor(true, || {
+        let notify = self.in_hypervisor(true, || {
             let pcpu = &mut self.cpus[here].core.borrow_mut();
             match &mut *vcpu.registered.borrow_mut() {
                 Some((core, page)) => core.switch_to(
@@ -125,6 +134,42 @@ impl Machine {
                 }
             }
         });
+        self.notify(index, planted!(OverflowOfOthersDropped, notify, false));
+    }
+
+    /// Sends a vCPU the virtual interrupt.
+    fn notify(&self, vcpu: usize, notify: bool) {
+        let virq = &self.vcpus[vcpu].virq;
+        virq.set(virq.get() || notify);
+    }
+
+    /// The PMU interrupts this CPU, in the hypervisor's own agent.
+    pub fn take_pmi(&self) {
+        let cpu = &self.cpus[self.here.get()];
+        cpu.pmu.take_interrupt();
+        let current = cpu.current.get();
+        let notify = self.in_hypervisor(false, || {
+            let pcpu = &mut cpu.core.borrow_mut();
+            let mut registered = current.map(|vcpu| self.vcpus[vcpu].registered.borrow_mut());
+            match registered.as_mut().and_then(|registered| registered.as_mut()) {
+                Some((core, page)) => {
+                    let page = &self.vcpus[*page].page;
+                    core.interrupt(&self.driver, pcpu, &Hardware(self), page)
+                }
+                None => {
+                    pcpu.acknowledge(&Hardware(self), &self.driver.caps);
+                    false
+                }
+            }
+        });
+        if let Some(current) = current {
+            self.notify(current, notify);
+        }
+        // The local APIC has masked the entry.
+        if planted!(InterruptStaysMasked, true, notify) {
+            cpu.pmu.unmask_interrupt();
+        }
+        cpu.switching.set(false);
     }
 
     /// A vCPU's clock starts when the hypervisor last looked, or now if it did not.
@@ -147,17 +192,21 @@ impl Machine {
         if self.is_gone() {
             return;
         }
-        let vcpu = &self.vcpus[self.vcpu_here()];
-        self.in_hypervisor(false, || {
+        let index = self.vcpu_here();
+        let vcpu = &self.vcpus[index];
+        let notify = self.in_hypervisor(false, || {
             vcpu.kernel_mode.set(kernel);
             if planted!(ToggleIgnored, true, false)
                 && let Some((core, page)) = &mut *vcpu.registered.borrow_mut()
             {
                 let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
                 let page = &self.vcpus[*page].page;
-                core.toggle(&self.driver, pcpu, &Hardware(self), page, mode(kernel));
+                core.toggle(&self.driver, pcpu, &Hardware(self), page, mode(kernel))
+            } else {
+                false
             }
         });
+        self.notify(index, notify);
     }
 
     /// The hypercall of the vCPU that executes.

@@ -10,6 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use guest_kmod::overflow::Signal;
 use hv_driver::{Driver, Pcpu};
 use shared_abi::limits::{MAX_SLOTS, PAGE_BYTES};
 use shared_abi::sync::simulated::{Access, set_hook};
@@ -41,7 +42,8 @@ pub struct Cpu {
     pub core: RefCell<Pcpu>,
     pub pmu: Pmu,
     pub current: Cell<Option<usize>>,
-    /// The hypervisor is switching to another vCPU.
+    /// The hypervisor has interrupted what executes here, to switch to another vCPU or because of
+    /// an overflow.
     pub switching: Cell<bool>,
     /// A vCPU whose fold is overdue; see the planted bug.
     pub lazy: Cell<Option<usize>>,
@@ -50,8 +52,8 @@ pub struct Cpu {
     pub time: Cell<u64>,
     /// The last TSC value that the hypervisor was given.
     pub tsc_seen: Cell<Option<u64>>,
-    /// The hypervisor may write MSRs now.
-    pub may_write: Cell<bool>,
+    /// The hypervisor may program counters now.
+    pub may_program: Cell<bool>,
 }
 
 /// A virtual CPU.
@@ -73,6 +75,8 @@ pub struct Vcpu {
     /// Its kernel has interrupted the thread.
     pub busy: Cell<bool>,
     pub online: Cell<bool>,
+    /// The virtual interrupt of an overflow waits.
+    pub virq: Cell<bool>,
     /// It is to stop its counters if nobody counts.
     pub stop_asked: Cell<bool>,
     pub user: Cell<Events>,
@@ -117,6 +121,8 @@ pub struct Thread {
     pub started: Cell<Option<u64>>,
     /// How often its counters have failed.
     pub failures: Cell<u64>,
+    /// It has been told of an overflow.
+    pub signal: Cell<Option<Signal>>,
     /// Values that were published while it was suspended.
     pub published: RefCell<Vec<Vec<u64>>>,
     /// What others have read meanwhile, to be checked when the books are closed.
@@ -404,7 +410,7 @@ impl Machine {
                     self.touch(page, access == Access::Store);
                 }
             }
-            Step::Rdpmc(_) | Step::Rdtsc => self.touch(cpu, false),
+            Step::Rdpmc(_) | Step::Rdtsc | Step::Rdmsr(_) => self.touch(cpu, false),
             Step::Wrmsr(..) | Step::Hypercall(_) | Step::Note(_) => self.touch(cpu, true),
         }
     }

@@ -33,8 +33,8 @@ pub const OWNER_HOST: Owners = 1 << 62;
 /// An event select that is set before the driver comes: instructions in all rings but ring 0.
 const FIRMWARE: u64 = EVENT_CODES[0] | EVNTSEL_USR | EVNTSEL_EN;
 
-/// Ring 0, pin control, interrupt and any-thread: never in a guest's selector.
-const BEYOND_GUEST: u64 = EVNTSEL_OS | EVNTSEL_PC | EVNTSEL_INT | EVNTSEL_ANY;
+/// Ring 0, pin control and any-thread: never in a guest's selector.
+const BEYOND_GUEST: u64 = EVNTSEL_OS | EVNTSEL_PC | EVNTSEL_ANY;
 
 /// The ring that executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub enum Ring {
 /// The event of kind `code` counted by general counters, if there is such a kind.
 pub fn event_of(evntsel: u64) -> Option<usize> {
     // Edges, inversion and counter masks make other events of these, which do not occur here.
-    let known = EVNTSEL_EVENT_MASK | EVNTSEL_RINGS | EVNTSEL_EN;
+    let known = EVNTSEL_EVENT_MASK | EVNTSEL_RINGS | EVNTSEL_EN | EVNTSEL_INT;
     let code = evntsel & EVNTSEL_EVENT_MASK;
     EVENT_CODES.iter().position(|&c| c == code).filter(|_| evntsel & !known == 0)
 }
@@ -75,6 +75,14 @@ pub struct Pmu {
     /// Slots that count in each ring, and what.
     in_ring: [Cell<u32>; 2],
     event: [Cell<usize>; MAX_SLOTS],
+    /// Slots that interrupt when they overflow.
+    interrupting: Cell<u32>,
+    /// Slots that have overflowed: IA32_PERF_GLOBAL_STATUS.
+    overflowed: Cell<u32>,
+    /// The local APIC has an interrupt to deliver.
+    interrupt: Cell<bool>,
+    /// Its entry is masked, as it is from the moment of an interrupt until it is written again.
+    masked: Cell<bool>,
 }
 
 impl Pmu {
@@ -94,6 +102,10 @@ impl Pmu {
             owners: std::array::from_fn(|_| Cell::new(OWNER_UNKNOWN)),
             in_ring: Default::default(),
             event: Default::default(),
+            interrupting: Cell::new(0),
+            overflowed: Cell::new(0),
+            interrupt: Cell::new(false),
+            masked: Cell::new(false),
         };
         pmu.rewire();
         pmu
@@ -115,10 +127,41 @@ impl Pmu {
         for slot in slots_of(self.in_ring[ring as usize].get()) {
             let index = slot.index();
             let counter = &self.counter[index];
-            let sum = counter.get().wrapping_add(events[self.event[index].get()]);
-            counter.set(sum & self.caps.width(slot).mask());
+            let (sum, carry) = counter.get().overflowing_add(events[self.event[index].get()]);
+            let mask = self.caps.width(slot).mask();
+            counter.set(sum & mask);
+            if carry || sum & !mask != 0 {
+                self.overflow(slot);
+            }
             self.owners[index].set(self.owners[index].get() | owner);
         }
+    }
+
+    fn overflow(&self, slot: PhysSlot) {
+        self.overflowed.set(self.overflowed.get() | slot.bit());
+        if self.interrupting.get() & slot.bit() != 0 && !self.masked.replace(true) {
+            self.interrupt.set(true);
+        }
+    }
+
+    /// Whether an interrupt waits to be taken.
+    pub fn interrupts(&self) -> bool {
+        self.interrupt.get()
+    }
+
+    /// The interrupt is taken.
+    pub fn take_interrupt(&self) {
+        self.interrupt.set(false);
+    }
+
+    /// The local APIC's entry is written.
+    pub fn unmask_interrupt(&self) {
+        self.masked.set(false);
+    }
+
+    /// IA32_PERF_GLOBAL_STATUS.
+    pub fn status(&self) -> u64 {
+        msr::global_enable(self.overflowed.get())
     }
 
     /// Writes a register.
@@ -126,12 +169,19 @@ impl Pmu {
     /// # Errors
     ///
     /// What is wrong with this write: the driver writes only its own registers, selectors only if
-    /// they change and never with bits that reach beyond the guest, counters only to clear them.
+    /// they change and never with bits that reach beyond the guest, counters only to clear them or
+    /// if they interrupt.
     pub fn wrmsr(&self, register: u32, value: u64) -> Result<(), String> {
         let amd = self.caps.vendor == VENDOR_AMD;
         let evntsel = if amd { msr::AMD_PERFEVTSEL0 } else { msr::IA32_PERFEVTSEL0 };
         let index = register.wrapping_sub(evntsel) as usize;
         let held = match register {
+            msr::IA32_PERF_GLOBAL_OVF_CTRL if !amd => {
+                let cleared = |slot: &PhysSlot| msr::global_enable(slot.bit()) & value != 0;
+                let bits = slots_of(self.caps.slots()).filter(cleared).map(PhysSlot::bit);
+                self.overflowed.set(bits.fold(self.overflowed.get(), |all, bit| all & !bit));
+                return Ok(());
+            }
             msr::IA32_FIXED_CTR_CTRL if !amd => &self.fixed_ctrl,
             msr::IA32_PERF_GLOBAL_CTRL if !amd => &self.global_ctrl,
             _ if index < self.caps.general as usize => {
@@ -141,7 +191,7 @@ impl Pmu {
                 }
                 &self.evntsel[index]
             }
-            _ => return self.clear(register, value),
+            _ => return self.write_counter(register, value),
         };
         // The first owner clears every selector, not knowing what it held.
         if held.replace(value) == value && value != 0 {
@@ -151,20 +201,24 @@ impl Pmu {
         Ok(())
     }
 
-    fn clear(&self, register: u32, value: u64) -> Result<(), String> {
+    fn write_counter(&self, register: u32, value: u64) -> Result<(), String> {
         let slot = slots_of(self.caps.slots())
             .find(|&slot| msr::counter(&self.caps, slot) == register)
             .ok_or_else(|| format!("MSR {register:#x} is not the driver's"))?;
-        if value != 0 {
+        if value != 0 && self.interrupting.get() & slot.bit() == 0 {
             return Err(format!("counter {} is written with {value:#x}", slot.index()));
         }
-        self.counter[slot.index()].set(0);
+        // SDM volume 3, 20.2.6: a general counter takes 32 bits and extends their sign.
+        let general = slot.fixed_number().is_none();
+        let value = if general { value as i32 as u64 } else { value };
+        self.counter[slot.index()].set(value & self.caps.width(slot).mask());
         self.owners[slot.index()].set(0);
         Ok(())
     }
 
     fn rewire(&self) {
         let mut in_ring = [0; 2];
+        let mut interrupting = 0;
         for slot in slots_of(self.caps.slots()) {
             let global = self.global_ctrl.get() & msr::global_enable(slot.bit()) != 0;
             let (evntsel, rings) = match slot.fixed_number() {
@@ -180,6 +234,11 @@ impl Pmu {
                         | (self.fixed_ctrl.get() >> (4 * n + 1) & 1) * EVNTSEL_USR,
                 ),
             };
+            let interrupts = match slot.fixed_number() {
+                None => evntsel & EVNTSEL_INT != 0,
+                Some(n) => self.fixed_ctrl.get() >> (4 * n + 3) & 1 != 0,
+            };
+            interrupting |= if interrupts { slot.bit() } else { 0 };
             let enabled = global || self.caps.vendor == VENDOR_AMD;
             let Some(event) = event_of_slot(slot, evntsel & !EVNTSEL_RINGS) else { continue };
             if !enabled {
@@ -193,6 +252,7 @@ impl Pmu {
                 in_ring[Ring::Three as usize] |= slot.bit();
             }
         }
+        self.interrupting.set(interrupting);
         self.in_ring[0].set(in_ring[0]);
         self.in_ring[1].set(in_ring[1]);
     }

@@ -262,6 +262,7 @@ fn small(cpus: usize, domains: &[(usize, usize)]) -> Shape {
             .collect(),
         cpuid: plain_intel_cpuid(),
         cost: false,
+        overflows_max: u64::MAX,
         weights: Weights { cpu: 1, vcpu: 1, thread: 1, ..Weights::default() },
         period: 1,
         noisy: false,

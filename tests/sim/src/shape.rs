@@ -9,9 +9,6 @@ use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use crate::pmu::EVENT_CODES;
 use crate::rng::Rng;
 
-/// Overflows are rarely put off.
-const RATE: Rate = Rate { window_tsc: 1000, overflows_max: 50 };
-
 /// What a domain is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -92,6 +89,8 @@ pub struct Shape {
     pub cpuid: Cpuid,
     /// The driver measures itself.
     pub cost: bool,
+    /// Overflows that a vCPU may have in a thousand ticks.
+    pub overflows_max: u64,
     /// Frequencies.
     pub weights: Weights,
     /// Steps between two things that are done to the machine, on average.
@@ -121,6 +120,7 @@ impl Shape {
             domains: domains(rng),
             cpuid,
             cost: several && rng.one_in(4),
+            overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },
             weights: Weights {
                 cpu: 10,
                 vcpu: rng.below(30),
@@ -141,7 +141,8 @@ impl Shape {
 
     /// The driver's settings.
     pub fn driver(&self) -> Driver {
-        Driver::new(&self.cpuid, self.cost, RATE).expect("the machine's PMU is usable")
+        let rate = Rate { window_tsc: 1000, overflows_max: self.overflows_max };
+        Driver::new(&self.cpuid, self.cost, rate).expect("the machine's PMU is usable")
     }
 }
 

@@ -4,9 +4,10 @@
 use std::rc::Rc;
 
 use guest_kmod::publish::published;
+use shared_abi::config::{MODE_COUNTING, MODE_SAMPLING};
 use shared_abi::hypercall::{HvLoad, OP_STATS};
 use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC, Control, Sums};
-use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::limits::{MAX_COUNTERS, PERIOD_EVENTS_MIN};
 use shared_abi::read::{Counters, read_thread};
 use shared_abi::slot::slots_of;
 use shared_abi::{CounterConfig, PhysSlot, VcpuPage};
@@ -89,6 +90,10 @@ impl Machine {
     fn do_anything(self: &Rc<Self>, thread: usize) -> bool {
         let rng = &mut Rng::new(self.threads[thread].rng.borrow_mut().next());
         let kind = self.domains[self.threads[thread].domain].kind;
+        if self.threads[thread].signal.get().is_some() && rng.one_in(2) {
+            self.go_on(thread);
+            return true;
+        }
         match rng.below(if kind == Kind::Stranger { 30 } else { 100 }) {
             0..30 => self.work(rng),
             30..70 => self.read(thread),
@@ -168,11 +173,17 @@ impl Machine {
             let event = if rng.one_in(4) { rng.index(EVENTS) } else { slot.index() % EVENTS };
             let selector =
                 if fixed { rings | evntsel(0, 0) & !0xffff } else { evntsel(event, rings) };
+            let samples = caps.version >= 2 && rng.one_in(4);
             control.counter[index] = CounterConfig {
                 slot: slot.index() as u32,
                 evntsel: selector,
+                mode: if samples { MODE_SAMPLING } else { MODE_COUNTING },
+                period: if samples { PERIOD_EVENTS_MIN + rng.below(20_000) } else { 0 },
                 ..CounterConfig::default()
             };
+            if samples {
+                control.signal = SIGNAL;
+            }
             control.counters += 1;
         }
         if rng.one_in(2) {
@@ -195,6 +206,9 @@ impl Machine {
         self.in_kernel(|_| self.hypercall(op, &mut bytes[..length]).is_ok());
     }
 }
+
+/// The signal that threads ask for.
+const SIGNAL: u32 = 29;
 
 /// A control block of random bits, most of them 0.
 fn garbage_control(rng: &mut Rng) -> Control {

@@ -23,6 +23,8 @@ pub enum Step {
     Rdpmc(u32),
     /// RDTSC.
     Rdtsc,
+    /// RDMSR.
+    Rdmsr(u32),
     /// WRMSR.
     Wrmsr(u32, u64),
     /// A hypercall.
@@ -93,6 +95,7 @@ pub fn print(machine: &Machine, step: Step) {
         Step::Page(address, Access::Store) => format!("store {}", place(machine, address)),
         Step::Rdpmc(index) => format!("rdpmc {index:#x}"),
         Step::Rdtsc => "rdtsc".into(),
+        Step::Rdmsr(register) => format!("rdmsr {register:#x}"),
         Step::Wrmsr(register, value) => format!("wrmsr {register:#x} = {value:#x}"),
         Step::Hypercall(op) => format!("hypercall {}", operation(op)),
         Step::Note(note) => note.into(),

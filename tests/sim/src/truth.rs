@@ -93,6 +93,10 @@ struct Counter {
     event: Option<usize>,
     rings: u64,
     start: u64,
+    /// Events between two overflows; 0 if it does not sample.
+    period: u64,
+    /// The value at which it overflows next.
+    next: u64,
 }
 
 impl Counter {
@@ -123,6 +127,11 @@ pub struct Truth {
     tsc_start: u64,
     active: bool,
     stopped: bool,
+    /// Paused by an overflow.
+    paused: bool,
+    /// Counters that have overflowed and of which the thread has not been told, or not let them
+    /// go on.
+    pending: u32,
 }
 
 impl Truth {
@@ -136,6 +145,8 @@ impl Truth {
             tsc_start: 0,
             active: false,
             stopped: true,
+            paused: false,
+            pending: 0,
         }
     }
 
@@ -152,7 +163,7 @@ impl Truth {
     /// The value of virtual counter `index` when somebody looked like this.
     pub fn counter(&self, index: usize, looks: &Looks) -> u64 {
         let counter = &self.counters[index];
-        let running = !self.stopped && (self.active || counter.follows_thread());
+        let running = !self.stopped && !self.paused && (self.active || counter.follows_thread());
         let interval = if running {
             counter.ledger(&looks.counter[counter.slot.index()]).wrapping_sub(counter.start)
         } else {
@@ -199,6 +210,7 @@ impl Truth {
             return;
         }
         self.tsc_sum = self.tsc(looks);
+        self.notice(looks);
         for index in 0..self.counters.len() {
             if !self.counters[index].follows_thread() {
                 self.sums[index] = self.counter(index, looks);
@@ -214,7 +226,59 @@ impl Truth {
             self.sums[index] = self.counter(index, &looks);
         }
         self.stopped = true;
+        self.paused = false;
+        self.pending = 0;
         self.tsc = false;
+    }
+
+    /// The counters that have overflowed when somebody looked like this.
+    pub fn due(&self, looks: &Looks) -> u32 {
+        let past = |index: &usize| {
+            let (value, next) = (self.counter(*index, looks), self.counters[*index].next);
+            self.counters[*index].period != 0 && value.wrapping_sub(next) as i64 >= 0
+        };
+        (0..self.counters.len()).filter(past).fold(self.pending, |all, index| all | 1 << index)
+    }
+
+    fn notice(&mut self, looks: &Looks) {
+        self.pending = self.due(looks);
+        for index in 0..self.counters.len() {
+            let value = self.counter(index, looks);
+            let counter = &mut self.counters[index];
+            let late = value.wrapping_sub(counter.next);
+            if counter.period != 0 && late as i64 >= 0 {
+                let periods = late / counter.period + 1;
+                counter.next = counter.next.wrapping_add(periods.wrapping_mul(counter.period));
+            }
+        }
+    }
+
+    /// Counters of which the thread is to be told.
+    pub fn untold(&self) -> u32 {
+        if self.paused { 0 } else { self.pending }
+    }
+
+    /// Whether an overflow has paused the counters.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// The thread is told of an overflow, which pauses its counters.
+    pub fn pause(&mut self, now: &Moment) {
+        let looks = Looks { counter: [*now; MAX_SLOTS], tsc: 0 };
+        for index in 0..self.counters.len() {
+            self.sums[index] = self.counter(index, &looks);
+        }
+        self.paused = true;
+    }
+
+    /// It lets them go on.
+    pub fn go_on(&mut self, now: &Moment) {
+        self.paused = false;
+        self.pending = 0;
+        for counter in &mut self.counters {
+            counter.start = counter.ledger(now);
+        }
     }
 
     /// A control that counts something has succeeded at `now`; `failed` if there were no numbers.
@@ -235,13 +299,16 @@ impl Truth {
         let listed = &control.counter[..control.counters as usize];
         self.counters = listed
             .iter()
-            .map(|counter| {
+            .zip(self.sums)
+            .map(|(counter, sum)| {
                 let slot = PhysSlot::new(counter.slot).expect("the kernel has accepted it");
                 let mut truth = Counter {
                     slot,
                     event: event_of_slot(slot, counter.evntsel),
                     rings: counter.evntsel & EVNTSEL_RINGS,
                     start: 0,
+                    period: counter.period,
+                    next: sum.wrapping_add(counter.period),
                 };
                 truth.start = truth.ledger(now);
                 truth
