@@ -2,6 +2,7 @@
 //! One command line for building, checking and testing perfctr: `cargo xtask --help`.
 
 mod apt;
+mod bench;
 mod cache;
 mod check;
 mod checkobj;
@@ -44,6 +45,8 @@ enum Verb {
     Setup,
     /// Run the main job: every reading of competing threads against the truth.
     Demo(demo::Args),
+    /// Measure what a read costs, beside its peers.
+    Bench,
     /// Run a command in the testbed's guest.
     Vm(vm_verb::Args),
     /// Run every test.
@@ -76,6 +79,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Setup => setup()?,
         Verb::Demo(args) => return demo::run(&args),
+        Verb::Bench => bench::run()?,
         Verb::Vm(args) => return vm_verb::run(args),
         Verb::Test(args) => return testing::run(&args),
         Verb::Check => check::run()?,

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What one read of a thread's counters costs, in instructions of user and kernel mode together.
+//!
+//! Runs in the testbed, once under Xen and once on plain Linux; `cargo xtask bench` puts both
+//! results into one table.  The counts come from the counters themselves, so they do not depend on
+//! how busy the machine is.
+#![expect(unsafe_code, reason = "perf_event_open is a system call without a safe interface")]
+
+use std::fs::File;
+use std::hint::black_box;
+use std::io::Read;
+use std::os::fd::FromRawFd;
+
+use anyhow::{Result, ensure};
+use perf_event_open_sys::{bindings, perf_event_open};
+use perfctr::raw::Device;
+use perfctr::{Event, Provider, Session};
+use shared_abi::ioctl::Create;
+use shared_abi::version::ABI_MAJOR;
+
+/// Reads in a row, to divide by.
+const READS: u64 = 10_000;
+
+fn main() -> Result<()> {
+    let mut session = Session::open()?;
+    let provider = session.description().provider;
+    ensure!(provider != Provider::Tsc, "there are no counters here");
+    // The first counts this very program in both modes; the others are there to be read.
+    let others = [Event::BRANCHES.user(), Event::raw(0xc0).user(), Event::CYCLES.user()];
+    session.start(&[Event::INSTRUCTIONS, others[0], others[1], others[2]])?;
+    let name = match provider {
+        Provider::Paravirt => "libperfctr",
+        _ => "perf_event, rdpmc",
+    };
+    report(&format!("{name}, 1 counter"), per_read(&session, || session.read::<1>().map(drop))?);
+    report(&format!("{name}, 4 counters"), per_read(&session, || session.read::<4>().map(drop))?);
+    if provider == Provider::Paravirt {
+        let device = Device::open()?;
+        device.open_existing(&Create { abi_major: ABI_MAJOR.into(), ..Create::default() })?;
+        let read = || {
+            device.sums().map(|sums| {
+                black_box(sums);
+            })
+        };
+        report("ioctl of /dev/perfctr, all counters", per_read(&session, read)?);
+    } else {
+        let mut event = &perf_event()?;
+        let mut count = [0; 8];
+        let read = || event.read_exact(&mut count);
+        report("perf_event, read(2), 1 counter", per_read(&session, read)?);
+    }
+    Ok(())
+}
+
+/// Instructions per call of `read`, beside an empty loop's.
+fn per_read<E>(session: &Session, mut read: impl FnMut() -> Result<(), E>) -> Result<f64>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    let before = session.read::<1>()?;
+    for n in 0..READS {
+        black_box(n);
+        read()?;
+    }
+    let with = session.read::<1>()? - before;
+    let before = session.read::<1>()?;
+    for n in 0..READS {
+        black_box(n);
+    }
+    let without = session.read::<1>()? - before;
+    Ok((with.counts[0] - without.counts[0]) as f64 / READS as f64)
+}
+
+fn report(name: &str, instructions: f64) {
+    println!("{name:<40}{instructions:>10.1}");
+}
+
+/// An event that counts this thread's instructions.
+fn perf_event() -> Result<File> {
+    let mut attributes = bindings::perf_event_attr {
+        type_: bindings::PERF_TYPE_HARDWARE,
+        size: size_of::<bindings::perf_event_attr>() as u32,
+        config: bindings::PERF_COUNT_HW_INSTRUCTIONS.into(),
+        ..Default::default()
+    };
+    // SAFETY: the attributes are writable and say how large they are.
+    let descriptor = unsafe { perf_event_open(&mut attributes, 0, -1, -1, 0) };
+    ensure!(descriptor >= 0, std::io::Error::last_os_error());
+    // SAFETY: a new descriptor, which nobody else owns.
+    Ok(unsafe { File::from_raw_fd(descriptor) })
+}
