@@ -341,7 +341,7 @@ impl Vcpu {
                 own.sum = phys_star(own.sum, own.start, own.mask, raw);
                 if self.armed & slot.bit() != 0 && own.overflowed(raw) {
                     self.armed &= !slot.bit();
-                    self.notify = true;
+                    self.notify = planted!(OverflowNotSeen, true, self.notify);
                     self.overflows = self.overflows.wrapping_add(1);
                     self.window_overflows += 1;
                 }
@@ -403,7 +403,7 @@ impl Vcpu {
     fn hold(&mut self, pmu: &impl Pmu) {
         for slot in slots_of(self.config.sampling()) {
             if let Some(own) = self.slots.get_mut(slot.index()) {
-                own.held = pmu.rdpmc(slot.rdpmc());
+                own.held = planted!(HeldAtLoadOnly, pmu.rdpmc(slot.rdpmc()), own.held);
             }
         }
     }

@@ -104,6 +104,12 @@ mod switch {
         OverflowOfOthersDropped,
         /// The local APIC's entry is unmasked only for an overflow of the present vCPU.
         InterruptStaysMasked,
+        /// The driver does not tell the guest what it has seen.
+        OverflowNotSeen,
+        /// A sampling counter starts its period again whenever its vCPU is switched in.
+        HeldAtLoadOnly,
+        /// A thread is told again of an overflow after it has let its counters go on.
+        OverflowToldTwice,
     }
 
     std::thread_local! {
