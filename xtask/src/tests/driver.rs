@@ -5,6 +5,7 @@ use std::fs;
 
 use anyhow::{Result, bail, ensure};
 
+use crate::guest;
 use crate::testing::{Report, all};
 use crate::vm::{self, Spec, Status};
 use crate::xen::Flavour;
@@ -43,6 +44,22 @@ pub fn refusals(report: &mut Report) -> Result<()> {
 /// How threads, processes, CPUs and the module begin and end.
 pub fn lifecycle(report: &mut Report) -> Result<()> {
     report.program(Spec::new("pv", ["/work/lifecycle"])?, "lifecycle")
+}
+
+/// The demo's first half: readings of competing threads against the truth.
+pub fn counting(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("pv", ["/work/first-light"])?;
+    if let Some(xen) = &mut spec.topology.xen {
+        xen.args.push_str(" perfctr=cost");
+    }
+    spec.module_args = "cost=1".to_owned();
+    spec.files.push((guest::programs("vm-tests")?.join("first-light"), "/work/first-light".into()));
+    let outcome = vm::run(&spec)?;
+    report.test("every reading of competing threads is exact", || {
+        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+        Ok(())
+    });
+    Ok(())
 }
 
 fn with_xen_args(args: &str) -> Result<Spec> {
