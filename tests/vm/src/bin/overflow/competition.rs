@@ -126,7 +126,7 @@ fn sample(
         movable.lock().expect("no thread panics").push(gettid());
     }
     let mut rng = Rng::new(options.seed, id as u64);
-    let constants = Constants::find(&mut session)?;
+    let constants = Constants::find(&mut session, 5_000)?;
     log.constants = constants;
     let calibrated = sampled::skids();
     gate.wait();

@@ -98,15 +98,16 @@ pub struct Constants {
 }
 
 impl Constants {
-    /// Measures those of the calling thread, which depend on where its memory comes from.
-    pub fn find(session: &mut Session) -> Result<Self> {
+    /// Measures those of the calling thread, which depend on where its memory comes from; so many
+    /// iterations have an overflow at least.
+    pub fn find(session: &mut Session, iterations: u64) -> Result<Self> {
         let shape = Shape::new(0, 1_000);
         // Once without looking, since the first start has no counters before to forget.
         round(session, &shape, Region { first: 1, second: 1 })?;
         let silent = round(session, &shape, Region { first: 50, second: 50 })?;
         ensure!(silent.told.signals == 0, "an overflow before the first period's end: {silent:?}");
         let once = silent.beyond();
-        let sampled = round(session, &shape, Region { first: 5_000, second: 50 })?;
+        let sampled = round(session, &shape, Region { first: iterations, second: 50 })?;
         let signals = sampled.told.signals;
         let each = |n: usize| {
             sampled.beyond()[n].wrapping_sub(once[n]).checked_div(signals).context("no overflow")

@@ -80,7 +80,7 @@ pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<
 fn storms(cpu: usize) -> Result<Seen> {
     run_on(SELF, &[cpu])?;
     let mut session = sampled::open()?;
-    let constants = Constants::find(&mut session)?;
+    let constants = Constants::find(&mut session, ITERATIONS)?;
     let mut seen = Seen::default();
     for _ in 0..ROUNDS {
         let region = Region { first: ITERATIONS, second: ITERATIONS };
