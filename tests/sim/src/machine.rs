@@ -167,7 +167,7 @@ pub struct Agent {
 }
 
 /// A rule is broken.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The step after which it was seen.
     pub step: u64,

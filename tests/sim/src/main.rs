@@ -162,10 +162,12 @@ mod cli {
         for &bug in Bug::ALL {
             let hunt = hunt(bug, HUNT_SEEDS, steps);
             let name = format!("{bug:?}");
+            all_found &= hunt.replays;
             match hunt.found {
                 Some((seed, outcome)) => {
                     let (step, what) =
                         outcome.violation.map_or_else(Default::default, |v| (v.step, v.what));
+                    let what = if hunt.replays { &what } else { "DOES NOT REPLAY" };
                     println!("{name:<28}{seed:>6}{step:>10}{:>12}  {what}", hunt.steps);
                 }
                 None => {

@@ -228,11 +228,11 @@ impl Pmu {
                     (evntsel, if enabled { evntsel & EVNTSEL_RINGS } else { 0 })
                 }
                 // SDM volume 3, 20.2.2: bit 0 of the nibble is ring 0, bit 1 the others.
-                Some(n) => (
-                    0,
-                    (self.fixed_ctrl.get() >> (4 * n) & 1) * EVNTSEL_OS
-                        | (self.fixed_ctrl.get() >> (4 * n + 1) & 1) * EVNTSEL_USR,
-                ),
+                Some(n) => {
+                    let bits = self.fixed_ctrl.get() >> (4 * n);
+                    let ring_0 = if bits & 1 != 0 { EVNTSEL_OS } else { 0 };
+                    (0, ring_0 | if bits & 2 != 0 { EVNTSEL_USR } else { 0 })
+                }
             };
             let interrupts = match slot.fixed_number() {
                 None => evntsel & EVNTSEL_INT != 0,

@@ -169,17 +169,21 @@ pub struct Hunt {
     pub steps: u64,
     /// The seed that found it, and how.
     pub found: Option<(u64, Outcome)>,
+    /// Whether its decisions, made again, broke the same rule after the same step.
+    pub replays: bool,
 }
 
 /// Looks for a planted bug in at most `seeds` seeds of `steps` steps.
 pub fn hunt(bug: Bug, seeds: u64, steps: u64) -> Hunt {
     Bug::switch(Some(bug));
     let mut runner = Runner::default();
-    let mut hunt = Hunt { bug, steps: 0, found: None };
+    let mut hunt = Hunt { bug, steps: 0, found: None, replays: false };
     for seed in 0..seeds {
         let outcome = runner.seed(seed, steps, false);
         hunt.steps += outcome.steps;
         if outcome.violation.is_some() {
+            let again = runner.replay(seed, &outcome.decisions, steps, false);
+            hunt.replays = again.violation == outcome.violation;
             hunt.found = Some((seed, outcome));
             break;
         }
