@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The shortest period on all vCPUs at once, with a driver that allows only few overflows.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
@@ -37,10 +38,15 @@ pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<
         let stats = xen.stats().context("the hypervisor gives no statistics")?;
         Ok(stats.hook[HOOK_INTERRUPT].calls)
     };
-    let (before, first) = (ModuleStats::read()?, interrupts()?);
-    let start = Instant::now();
-    let all = thread::scope(|scope| -> Result<Seen> {
-        let threads: Vec<_> = cpus.iter().map(|&cpu| scope.spawn(move || storms(cpu))).collect();
+    let gate = &Barrier::new(cpus.len() + 1);
+    let (before, first, start, all) = thread::scope(|scope| -> Result<_> {
+        let threads: Vec<_> =
+            cpus.iter().map(|&cpu| scope.spawn(move || storms(cpu, gate))).collect();
+        // All have found their constants, which takes overflows, too.
+        gate.wait();
+        let (before, first) = (ModuleStats::read()?, interrupts()?);
+        let start = Instant::now();
+        gate.wait();
         let mut all = Seen::default();
         for thread in threads {
             let seen = thread.join().expect("no thread panics")?;
@@ -50,7 +56,7 @@ pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<
             all.merged += seen.merged;
             all.extra += seen.extra;
         }
-        Ok(all)
+        Ok((before, first, start, all))
     })?;
     let milliseconds = start.elapsed().as_millis() as u64;
     let (after, taken) = (ModuleStats::read()?, interrupts()? - first);
@@ -77,10 +83,20 @@ pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<
     Ok(())
 }
 
-fn storms(cpu: usize) -> Result<Seen> {
+fn storms(cpu: usize, gate: &Barrier) -> Result<Seen> {
+    storm(cpu, gate).inspect_err(|error| {
+        // The others would wait for this thread.
+        eprintln!("CPU {cpu}: {error:#}");
+        std::process::exit(1);
+    })
+}
+
+fn storm(cpu: usize, gate: &Barrier) -> Result<Seen> {
     run_on(SELF, &[cpu])?;
     let mut session = sampled::open()?;
     let constants = Constants::find(&mut session, ITERATIONS)?;
+    gate.wait();
+    gate.wait();
     let mut seen = Seen::default();
     for _ in 0..ROUNDS {
         let region = Region { first: ITERATIONS, second: ITERATIONS };
