@@ -12,9 +12,10 @@ PATH=./ctests:$PATH
 LD_LIBRARY_PATH=/work/papi/lib
 # The dynamic linker's work is not the program's.
 LD_BIND_NOW=1
-# A vCPU that spins takes the time of the one it waits for.
+# A vCPU that spins takes the time of the one it waits for, and there are two processors.
 OMP_WAIT_POLICY=passive
-export PATH LD_LIBRARY_PATH LD_BIND_NOW OMP_WAIT_POLICY
+OMP_NUM_THREADS=2
+export PATH LD_LIBRARY_PATH LD_BIND_NOW OMP_WAIT_POLICY OMP_NUM_THREADS
 
 while [ "$load" -gt 0 ]; do
 	while :; do :; done &
