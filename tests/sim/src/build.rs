@@ -149,6 +149,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         changing: Cell::new(false),
         started: Cell::new(None),
         failures: Cell::new(0),
+        failures_before: Cell::new(0),
         signal: Cell::new(None),
         published: RefCell::default(),
         claims: RefCell::default(),

@@ -354,7 +354,7 @@ impl Machine {
                 if control.counters == 0 && control.flags & CONTROL_TSC == 0 {
                     own.truth.borrow_mut().stop(&now);
                 } else {
-                    let failed = failed || own.failures.get() != failures;
+                    let failed = failed || own.failures_before.get() != failures;
                     own.truth.borrow_mut().control(control, &now, failed);
                     let undisturbed = allowed && domain.forbidden.get() == forbidden;
                     own.started.set(undisturbed.then_some(forbidden));

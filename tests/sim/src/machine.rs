@@ -121,6 +121,8 @@ pub struct Thread {
     pub started: Cell<Option<u64>>,
     /// How often its counters have failed.
     pub failures: Cell<u64>,
+    /// How often they had when they were last configured.
+    pub failures_before: Cell<u64>,
     /// It has been told of an overflow.
     pub signal: Cell<Option<Signal>>,
     /// Values that were published while it was suspended.
@@ -376,10 +378,11 @@ impl Machine {
     fn note_publication(&self, address: usize) {
         let vcpu = &self.vcpus[self.vcpu_here()];
         vcpu.sampling.borrow_mut().publish();
-        if let Some(thread) = vcpu.current.get().map(|thread| &self.threads[thread])
-            && address == core::ptr::from_ref(&thread.page.error).addr()
-        {
+        let Some(thread) = vcpu.current.get().map(|thread| &self.threads[thread]) else { return };
+        if address == (&raw const thread.page.error).addr() {
             thread.failures.set(thread.failures.get() + 1);
+        } else if address == (&raw const thread.page.counters).addr() {
+            thread.failures_before.set(thread.failures.get());
         }
     }
 
