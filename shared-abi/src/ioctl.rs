@@ -22,9 +22,9 @@
 //! something to count.  Threads cannot be given counters while CPUs count (`EBUSY`), nor the other
 //! way round.
 //!
-//! A thread may be operated by itself, and by its tracer while it is stopped (`ptrace(2)`).  What the
-//! tracer asks for is judged at once, and takes effect before the thread executes anything of its
-//! own.
+//! A thread may be operated by itself, and by its tracer while it is stopped (`ptrace(2)`).  What
+//! the tracer asks for is judged at once, and takes effect before the thread executes anything of
+//! its own.
 //!
 //! The mapping is `1 + Info::vcpus` pages at offset 0, shared and read-only (else `EPERM`): the
 //! thread's page, then each vCPU's.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Bugs planted on purpose, each of which the simulator must find.
 //!
-//! [`planted!`](crate::planted) marks the place of each.  It is its correct expression in every
+//! [`planted!`](crate::planted!) marks the place of each.  It is its correct expression in every
 //! build except the simulator's (`--cfg sim`), where one bug at a time can be switched on.
 
 /// Expands to `$good`; in the simulator to `$bad` while bug `$bug` is switched on.

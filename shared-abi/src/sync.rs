@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The atomics of the shared pages: `core`'s; loom's when its model checker runs the protocol;
-//! [`simulated`] ones, whose every access is a point of preemption, in the simulator.
+//! `simulated` ones, whose every access is a point of preemption, in the simulator.
 
 #[cfg(sim)]
 pub mod simulated;

@@ -12,8 +12,8 @@ use shared_abi::ioctl::Create;
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::version::ABI_MAJOR;
 
-/// The signal of all overflows here: one that harms nobody who does not handle it, as a program that
-/// is executed while it is pending.
+/// The signal of all overflows here: one that harms nobody who does not handle it, as a program
+/// that is executed while it is pending.
 pub const SIGNAL: i32 = libc::SIGURG;
 
 /// Distances between an overflow and its signal that are told apart, unit: events.
@@ -64,7 +64,14 @@ thread_local! {
             device: Cell::new(None),
             periods: Cell::new([0; MAX_COUNTERS]),
             passed: Cell::new([0; MAX_COUNTERS]),
-            told: Cell::new(Told { signals: 0, overflows: 0, lost: 0, extra: 0, unread: 0, last: 0 }),
+            told: Cell::new(Told {
+                signals: 0,
+                overflows: 0,
+                lost: 0,
+                extra: 0,
+                unread: 0,
+                last: 0,
+            }),
             skids: [const { Cell::new(0) }; SKIDS],
         }
     };
