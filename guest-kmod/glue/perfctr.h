@@ -90,6 +90,7 @@ struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread);
 void perfctr_thread_put(struct perfctr_thread *thread);
 
 /* remote.c */
+bool perfctr_remote_is_leaving(struct perfctr_thread *thread);
 struct task_struct *perfctr_remote_task(u32 tid);
 int perfctr_remote_link(struct perfctr_thread *thread,
 			struct task_struct *task);

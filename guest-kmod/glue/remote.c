@@ -24,6 +24,23 @@ static bool perfctr_is_tracee(struct task_struct *task)
 	return is_tracee;
 }
 
+/*
+ * Whether the caller's tracee is stopped but still on its way out of its vCPU:
+ * the scheduler has told the tracer before it calls the module.
+ */
+bool perfctr_remote_is_leaving(struct perfctr_thread *thread)
+{
+	struct task_struct *task;
+	bool is_leaving;
+
+	rcu_read_lock();
+	task = READ_ONCE(thread->task);
+	is_leaving = task && perfctr_is_tracee(task) &&
+		     READ_ONCE(thread->page->state) & PERFCTR_THREAD_ACTIVE;
+	rcu_read_unlock();
+	return is_leaving;
+}
+
 /* The tracee with this number, with a reference. */
 struct task_struct *perfctr_remote_task(u32 tid)
 {

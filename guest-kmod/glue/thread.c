@@ -197,14 +197,19 @@ static int perfctr_read_own(struct perfctr_thread *thread,
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums)
 {
+	bool is_leaving;
 	int err;
 
 	if (smp_load_acquire(&thread->task) == current)
 		return perfctr_read_own(thread, sums);
 	do {
 		cond_resched();
+		is_leaving = perfctr_remote_is_leaving(thread);
+		/* Sums that are published from now on are the last ones. */
+		smp_rmb();
 		err = perfctr_core_read_published(perfctr_core_of(thread), sums);
-	} while (err == -EBUSY && !fatal_signal_pending(current));
+	} while ((err == -EBUSY || is_leaving) &&
+		 !fatal_signal_pending(current));
 	return err;
 }
 
