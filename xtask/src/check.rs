@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Result, bail, ensure};
 
 use crate::sh;
-use crate::{checkobj, tidy, toolchain, xen};
+use crate::{checkobj, sim, tidy, toolchain, xen};
 
 /// One check with its name.
 type Check = (&'static str, fn() -> Result<()>);
@@ -16,6 +16,10 @@ const CHECKS: &[Check] = &[
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lints", || {
         cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
+    }),
+    ("lints of the simulator", || {
+        let mut clippy = sim::cargo_with_cfg("sim");
+        sh::run(clippy.args(["clippy", "--quiet", "--package", "sim", "--", "-D", "warnings"]))
     }),
     ("documentation", || cargo(&["doc", "--quiet", "--workspace", "--no-deps"])),
     ("generated header", header),

@@ -58,7 +58,7 @@ fn simulator() -> Command {
 }
 
 /// A `cargo` that builds with `--cfg NAME`, apart from other builds and optimised.
-fn cargo_with_cfg(name: &str) -> Command {
+pub fn cargo_with_cfg(name: &str) -> Command {
     let mut cargo = toolchain::cargo();
     cargo
         .current_dir(sh::project())
