@@ -24,18 +24,19 @@ pub fn threads(threads: &[Pid], cpus: &[usize], seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Moves a random vCPU to a random physical CPU every 1 to 5 ms, and lets all go in the end.
-pub fn vcpus(xen: &Xen, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
-    let mut rng = Rng::new(seed, STREAM_VCPUS);
+/// Moves a random vCPU of a domain to a random physical CPU every 1 to 5 ms, and lets all go in the
+/// end.
+pub fn vcpus(xen: &Xen, domain: u16, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
+    let mut rng = Rng::new(seed, STREAM_VCPUS + u64::from(domain));
     while !stop.load(Ordering::Relaxed) {
         let vcpu = *rng.pick(cpus) as u32;
-        if let Err(error) = xen.set_affinity(vcpu, 1 << rng.between(0, pcpus.into())) {
-            eprintln!("vCPU {vcpu} cannot be moved: {error}");
+        if let Err(error) = xen.set_affinity(domain, vcpu, 1 << rng.between(0, pcpus.into())) {
+            eprintln!("domain {domain}: vCPU {vcpu} cannot be moved: {error}");
             return;
         }
         sleep(Duration::from_micros(rng.between(1000, 5000)));
     }
     for &vcpu in cpus {
-        let _ = xen.set_affinity(vcpu as u32, (1 << pcpus) - 1);
+        let _ = xen.set_affinity(domain, vcpu as u32, (1 << pcpus) - 1);
     }
 }

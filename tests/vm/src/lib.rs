@@ -6,6 +6,7 @@
 //! and what the sides say about themselves ([`stats`]).
 
 pub mod disturb;
+pub mod histogram;
 pub mod map;
 pub mod module;
 pub mod raw;

@@ -9,12 +9,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use shared_abi::hypercall::{HYPERCALL_NUMBER, HvStats, OP_STATS};
+use shared_abi::hypercall::{HYPERCALL_NUMBER, HvDomain, HvStats, OP_DOMAIN, OP_STATS};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::raw::{Argument, Refusal};
 
 const PRIVCMD_PATH: &str = "/dev/xen/privcmd";
+
+/// The number of the domain that may make these hypercalls.
+pub const CONTROL_DOMAIN: u16 = 0;
 
 /// `_IOC(_IOC_NONE, 'P', 0, sizeof(struct privcmd_hypercall))`.
 const IOCTL_PRIVCMD_HYPERCALL: u64 = (48 << 16) | (0x50 << 8);
@@ -91,19 +94,19 @@ impl Xen {
         File::options().read(true).write(true).open(PRIVCMD_PATH).map(Self)
     }
 
-    /// Lets a vCPU of the control domain run on the physical CPUs in the mask `pcpus` only.
+    /// Lets a vCPU of a domain run on the physical CPUs in the mask `pcpus` only.
     ///
     /// # Errors
     ///
-    /// There is no such vCPU, or none of the CPUs is online.
-    pub fn set_affinity(&self, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
+    /// `ESRCH` there is no such domain, `EINVAL` no such vCPU, or none of the CPUs is online.
+    pub fn set_affinity(&self, domain: u16, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
         let mut map = pcpus;
         // A new map may be read back; the soft one is not asked for.
         let hard = Bitmap { address: &raw mut map as u64, bits: u64::BITS, padding: 0 };
         let mut command = SetVcpuAffinity {
             command: DOMCTL_SETVCPUAFFINITY,
             interface_version: DOMCTL_INTERFACE_VERSION,
-            domain: 0,
+            domain,
             padding: [0; 3],
             vcpu,
             flags: VCPUAFFINITY_HARD,
@@ -139,6 +142,16 @@ impl Xen {
     ) -> Result<(), Refusal> {
         let address = argument.address();
         self.call(HYPERCALL_NUMBER.into(), [op.into(), address, length.into(), 0, 0])
+    }
+
+    /// Allows a domain to count, or forbids it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such domain.
+    pub fn allow(&self, domain: u16, enabled: bool) -> Result<(), Refusal> {
+        let mut argument = HvDomain { domid: domain.into(), enabled: enabled.into() };
+        self.perfctr_op(OP_DOMAIN, Argument::of(&mut argument), size_of::<HvDomain>() as u32)
     }
 
     /// What the driver has done since boot.

@@ -7,7 +7,6 @@
 //! threads are pinned and some are moved between vCPUs, and the vCPUs are moved between physical
 //! CPUs.
 
-mod histogram;
 mod report;
 mod time;
 mod worker;
@@ -25,7 +24,7 @@ use shared_abi::hypercall::HvStats;
 use vm_tests::disturb;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::xen::Xen;
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use report::Report;
 use time::VcpuTimes;
@@ -126,7 +125,9 @@ fn run(
         let movable = tids.lock().expect("no worker panics").clone();
         let stop = &stop;
         scope.spawn(move || disturb::threads(&movable, cpus, options.seed, stop));
-        scope.spawn(move || disturb::vcpus(xen, cpus, options.pcpus, options.seed, stop));
+        scope.spawn(move || {
+            disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop)
+        });
         let marks = phases(&gate, || Marks::take(xen, session, cpus)).unwrap_or_else(|error| {
             eprintln!("{error:#}");
             // The workers wait at the gate.

@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use shared_abi::hypercall::{
     HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvHookStats, HvStats,
 };
+use vm_tests::histogram::{Histogram, Verdict};
 
-use crate::histogram::{Histogram, Verdict};
 use crate::time::TimeCheck;
 use crate::worker::{Inside, Log, Series};
 use crate::{Marks, Options};

@@ -8,11 +8,11 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::unistd::{Pid, gettid};
 use perfctr::{Event, PhysSlot, Provider, Reading, Session};
 use shared_abi::sync::Ordering::Relaxed;
+use vm_tests::histogram::Histogram;
 use vm_tests::region::{FreshPages, Region, measure, measure_read};
 use vm_tests::rng::Rng;
 use vm_tests::threads::{SELF, run_on};
 
-use crate::histogram::Histogram;
 use crate::time::{Elapsed, ThreadTime};
 
 /// What a thread is to do.

@@ -13,7 +13,7 @@ use vm_tests::region::Region;
 use vm_tests::rng::Rng;
 use vm_tests::threads::{SELF, run_on};
 use vm_tests::witness::Witness;
-use vm_tests::xen::Xen;
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::round::{Constants, Overflows, Shape, round};
 use crate::sampled::{self, SKIDS};
@@ -75,7 +75,9 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
             let threads = movable.lock().expect("no thread panics").clone();
             disturb::threads(&threads, cpus, options.seed, stop);
         });
-        scope.spawn(move || disturb::vcpus(xen, cpus, options.pcpus, options.seed, stop));
+        scope.spawn(move || {
+            disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop)
+        });
         let logs = samplers.into_iter().map(|sampler| sampler.join().expect("no thread panics"));
         let logs: Vec<_> = logs.collect();
         done.store(true, Ordering::Relaxed);
