@@ -23,8 +23,9 @@ while [ "$load" -gt 0 ]; do
 done
 for test in "$@"; do
 	tries=1
-	# It attaches without waiting until its child has stopped, and skips itself if that was too soon.
-	[ "$test" = attach2 ] && tries=5
+	# They attach without waiting until their child has stopped, and skip themselves if that was too
+	# soon.
+	case $test in attach2 | attach3) tries=5 ;; esac
 	# It takes hours unless it is asked to be quiet; then it skips itself.
 	quiet=
 	[ "$test" = timer_overflow ] && quiet=TESTS_QUIET
