@@ -63,6 +63,10 @@ pub struct Topology {
     pub memory_mib: u64,
     /// The guest kernel's arguments.
     pub linux: String,
+    /// Whether time advances by instructions, 1 ns each, with one host thread for all CPUs; so
+    /// that costs repeat themselves, however busy the build machine is.
+    #[serde(default)]
+    pub deterministic: bool,
     /// The hypervisor, if there is one.
     pub xen: Option<Hypervisor>,
 }
@@ -230,7 +234,12 @@ fn prepare(spec: &Spec, dir: &Path) -> Result<Child> {
     let memory_mib = spec.topology.memory_mib + 3 * (layer.len() as u64 >> 20);
     // However this process ends, the machine does not outlive it.
     let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
-    qemu.arg(emulator).args(["-accel", "tcg,thread=multi", "-nodefaults"]);
+    let threads = if spec.topology.deterministic {
+        ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"].as_slice()
+    } else {
+        &["-accel", "tcg,thread=multi"]
+    };
+    qemu.arg(emulator).args(threads).arg("-nodefaults");
     qemu.args(["-display", "none", "-no-reboot", "-nic", "none"])
         .args(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"])
         .args(["-cpu", &spec.topology.cpu])

@@ -38,6 +38,12 @@ void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, 
 PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val);
 PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val);
 PMUAccess pmu_rdpmc(CPUX86State *env, uint32_t index, uint64_t *val);
+/*
+ * With the property pmu-tally all that happens is counted beside the counters, to be read by RDPMC
+ * with indices of its own at any CPL: so software can measure from within what the whole machine
+ * does, without a counter and without asking whoever owns the PMU. False for any other index.
+ */
+bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val);
 
 /* Brings the counters up to date, raises overflows, and grants new budgets. */
 void pmu_sync(CPUX86State *env);

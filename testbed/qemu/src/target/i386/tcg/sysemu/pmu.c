@@ -22,6 +22,7 @@
 #define COUNTERS         (GENERAL_COUNTERS + FIXED_COUNTERS)
 #define FIXED_BIT        32 /* the first fixed counter's bit in the global registers */
 #define RDPMC_FIXED      (1u << 30)
+#define RDPMC_TALLY      0x74616c79 /* the first one */
 
 #define K7_EVNTSEL0      0xc0010000
 #define K7_PERFCTR0      0xc0010004
@@ -179,6 +180,7 @@ static void deliver_interrupt(CPUX86State *env)
     bool locked = qemu_mutex_iothread_locked();
     uint32_t can_do_io = cs->can_do_io;
 
+    env->pmu_tally.interrupts++;
     if (!apic) {
         return;
     }
@@ -204,6 +206,7 @@ static void fold(CPUX86State *env)
         retired[class] = env->pmu_granted[class] - (env->pmu_meter[class] >> 32);
         branched[class] = (uint32_t)env->pmu_meter[class];
         env->pmu_granted[class] -= retired[class];
+        env->pmu_tally.insns[class] += retired[class];
         env->pmu_meter[class] -= branched[class];
         computed[class] = env->pmu_arithmetic[class];
         env->pmu_arithmetic[class] = 0;
@@ -243,7 +246,7 @@ static void grant(CPUX86State *env)
 {
     int here = pmu_class(env->hflags);
     int64_t budget[2] = { INT32_MAX, INT32_MAX };
-    bool metered = false;
+    bool metered = env_archcpu(env)->has_pmu_tally;
 
     for (int i = 0; i < COUNTERS; i++) {
         PMUCounter c = counter(env, i);
@@ -414,6 +417,7 @@ PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val)
         return PMU_NOT_MINE;
     }
     sync_before_insn(env);
+    env->pmu_tally.msr_reads++;
     *val = *reg;
     return PMU_DONE;
 }
@@ -430,6 +434,7 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
         return PMU_FAULT;
     }
     fold(env);
+    env->pmu_tally.msr_writes++;
     if (reg == &env->msr_global_ovf_ctrl) {
         env->msr_global_status &= ~val;
     } else if (msr >= MSR_P6_PERFCTR0 && msr < MSR_P6_PERFCTR0 + GENERAL_COUNTERS) {
@@ -455,6 +460,27 @@ PMUAccess pmu_rdpmc(CPUX86State *env, uint32_t index, uint64_t *val)
         return is_intel(env) || is_amd(env) ? PMU_FAULT : PMU_NOT_MINE;
     }
     sync_before_insn(env);
+    env->pmu_tally.pmc_reads++;
     *val = *reg;
     return PMU_DONE;
+}
+
+bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
+{
+    uint32_t n = index - RDPMC_TALLY;
+
+    if (!env_archcpu(env)->has_pmu_tally || n >= 7) {
+        return false;
+    }
+    sync_before_insn(env);
+    *val = (const uint64_t[]) {
+        env->pmu_tally.insns[0],
+        env->pmu_tally.insns[1],
+        env->pmu_tally.entries,
+        env->pmu_tally.interrupts,
+        env->pmu_tally.msr_reads,
+        env->pmu_tally.msr_writes,
+        env->pmu_tally.pmc_reads,
+    }[n];
+    return true;
 }

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a sample costs, and what counters cost a thread switch: everything that the machine does
+//! for it in the guest and in the hypervisor, whosever code it is.
+//!
+//! Runs in the testbed on one CPU, with libperfctr under Xen, with perf events under Xen's own
+//! virtual PMU, and with perf events on plain Linux; `cargo xtask bench` makes one table of it.
+//! The emulator counts, so nothing that is measured has to measure itself.
+
+mod stack;
+mod tally;
+
+use std::io::{Read, Write, pipe};
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::resource::{UsageWho, getrusage};
+use vm_tests::region::Region;
+
+use stack::Stack;
+use tally::Tally;
+
+const PERIOD: u64 = 100_003;
+const SAMPLES: u64 = 500;
+/// Too long to overflow.
+const NEVER: u64 = 1 << 30;
+/// Times that two threads wait for each other.
+const TURNS: u64 = 500;
+
+fn main() -> Result<()> {
+    check_tally()?;
+    print!("{:<42}{:>9}", "", "told/due");
+    Tally::NAMES.iter().for_each(|name| print!("{name:>9}"));
+    println!();
+    if Path::new("/dev/perfctr").exists() {
+        let told = sample("libperfctr, a signal for each", stack::perfctr)?;
+        ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
+        switch("libperfctr", stack::perfctr)?;
+    } else {
+        // The kernel would slow the sampling down if it takes too much of an emulated CPU's time.
+        std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
+        sample("perf_event, a signal for each", stack::perf_signals)?;
+        sample("perf_event, records in memory", stack::perf_records)?;
+        switch("perf_event", stack::perf_signals)?;
+    }
+    Ok(())
+}
+
+/// The emulator counts this program's instructions to the last one.
+fn check_tally() -> Result<()> {
+    let instructions = |iterations| {
+        let region = Region { first: iterations, second: iterations };
+        let spent = || {
+            let before = Tally::read();
+            region.execute(&mut 0);
+            (Tally::read() - before).outside_ring0() - region.instructions()
+        };
+        // Of some attempts most are not interrupted.
+        (0..10).map(|_| spent()).min()
+    };
+    ensure!(instructions(1) == instructions(10_000), "the tally of instructions is not exact");
+    Ok(())
+}
+
+/// What a sample costs beyond counting; gives how many samples came.
+fn sample(name: &str, stack: Stack) -> Result<u64> {
+    // Half a period more than the samples take; an iteration is two instructions.
+    let half = (2 * SAMPLES + 1) * PERIOD / 8;
+    let region = Region { first: half, second: half };
+    let execute = |period| -> Result<(Tally, u64)> {
+        let mut grown = Tally::default();
+        let told = stack(period, &mut || {
+            let before = Tally::read();
+            region.execute(&mut 0);
+            grown = Tally::read() - before;
+        })?;
+        Ok((grown, told))
+    };
+    // The first time, memory and code are not there yet.
+    execute(PERIOD).with_context(|| name.to_owned())?;
+    let (without, none) = execute(NEVER)?;
+    let (with, told) = execute(PERIOD)?;
+    ensure!(none == 0, "{name}: {none} samples of a period that has not passed");
+    ensure!(told >= SAMPLES, "{name}: {told} samples, {SAMPLES} expected");
+    let name = format!("a sample: {name}");
+    print(&name, &format!("{told}/{SAMPLES}"), &with.per(told), &without.per(told));
+    Ok(told)
+}
+
+/// What a switch between two threads costs beyond one of threads without counters.
+fn switch(name: &str, stack: Stack) -> Result<()> {
+    let (without, plain) = take_turns(stack::nothing, 0)?;
+    for (what, period) in [("counting", 0), ("sampling", NEVER)] {
+        let (with, switches) = take_turns(stack, period)?;
+        let name = format!("a switch: {name}, {what}");
+        print(&name, "", &with.per(switches), &without.per(plain));
+    }
+    Ok(())
+}
+
+/// Two threads take turns; gives what the machine did, and how many switches that were.
+fn take_turns(stack: Stack, period: u64) -> Result<(Tally, u64)> {
+    let ((mut ball, mut away), (mut back, mut home)) = (pipe()?, pipe()?);
+    thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            stack(period, &mut || {
+                for _ in 0..=TURNS {
+                    ball.read_exact(&mut [0]).expect("the first thread writes");
+                    home.write_all(&[0]).expect("the first thread reads");
+                }
+            })
+        });
+        let (mut grown, mut switches) = (Tally::default(), 0);
+        stack(period, &mut || {
+            let mut turns = |turns| {
+                for _ in 0..turns {
+                    away.write_all(&[0]).expect("the other thread reads");
+                    back.read_exact(&mut [0]).expect("the other thread writes");
+                }
+            };
+            // From then on the other thread counts, too.
+            turns(1);
+            let first = context_switches();
+            let before = Tally::read();
+            turns(TURNS);
+            grown = Tally::read() - before;
+            switches = context_switches() - first;
+        })?;
+        other.join().expect("no thread panics")?;
+        ensure!(switches >= TURNS, "only {switches} switches");
+        Ok((grown, switches))
+    })
+}
+
+/// Of all threads of this process so far.
+fn context_switches() -> u64 {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process knows its usage");
+    let switches = usage.voluntary_context_switches() + usage.involuntary_context_switches();
+    switches.unsigned_abs()
+}
+
+/// One line of the table: how much more one is than the other.
+fn print(name: &str, told: &str, with: &[f64; Tally::NUMBERS], without: &[f64; Tally::NUMBERS]) {
+    print!("{name:<42}{told:>9}");
+    for (with, without) in with.iter().zip(without) {
+        // A sum with 0.0 is never printed as -0.0.
+        print!("{:>9.1}", ((with - without) * 10.0).round() / 10.0 + 0.0);
+    }
+    println!();
+}

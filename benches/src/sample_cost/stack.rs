@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Ways of counting and sampling a thread's own instructions in user mode.
+#![expect(unsafe_code, reason = "perf_event_open and its kin have no safe interface")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI32, AtomicU64};
+
+use anyhow::{Context, Result, ensure};
+use memmap2::MmapRaw;
+use perf_event_open_sys::{bindings, ioctls, perf_event_open};
+use perfctr::{Event, Provider, Session};
+
+/// Executes a program while the calling thread counts its instructions; gives how often it was
+/// told of an overflow.  With a period of 0 it only counts.
+pub type Stack = fn(period: u64, program: &mut dyn FnMut()) -> Result<u64>;
+
+/// The signal of all overflows: nobody else sends it.
+const SIGNAL: libc::c_int = libc::SIGURG;
+
+/// Signals that came.
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+/// Nobody counts.
+pub fn nothing(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    program();
+    Ok(0)
+}
+
+/// libperfctr: each overflow is a signal, after which the counter goes on.
+pub fn perfctr(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    perfctr::overflow::set_handler(SIGNAL, |_| {
+        SIGNALS.fetch_add(1, Relaxed);
+    })?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    let before = SIGNALS.load(Relaxed);
+    session.start_sampling(&[Event::INSTRUCTIONS.user().every(period)], SIGNAL)?;
+    program();
+    session.stop()?;
+    Ok(SIGNALS.load(Relaxed) - before)
+}
+
+/// perf_event: each overflow is a signal, after which the counter goes on.
+pub fn perf_signals(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    /// The event that the handler lets go on.
+    static EVENT: AtomicI32 = AtomicI32::new(-1);
+    extern "C" fn go_on(_: libc::c_int) {
+        SIGNALS.fetch_add(1, Relaxed);
+        // SAFETY: the event is open while its signals come.
+        unsafe { ioctls::REFRESH(EVENT.load(Relaxed), 1) };
+    }
+    let event = open(period)?;
+    let before = SIGNALS.load(Relaxed);
+    if period > 0 {
+        signal_overflows(&event, go_on)?;
+        EVENT.store(event.as_raw_fd(), Relaxed);
+        // SAFETY: an open event; it stops at its first overflow.
+        check(unsafe { ioctls::REFRESH(event.as_raw_fd(), 1) })?;
+    } else {
+        // SAFETY: an open event.
+        check(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
+    }
+    program();
+    // SAFETY: an open event.
+    check(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })?;
+    Ok(SIGNALS.load(Relaxed) - before)
+}
+
+/// perf_event: the kernel writes a record of each overflow into memory.
+pub fn perf_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    const PAGE: usize = 4096;
+    /// Of all records, which are one header and one instruction pointer each.
+    const BUFFER: usize = 16 * PAGE;
+    let event = open(period)?;
+    let pages = memmap2::MmapOptions::new().len(PAGE + BUFFER).map_raw(&event)?;
+    // SAFETY: an open event.
+    check(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
+    program();
+    // SAFETY: an open event.
+    check(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })?;
+    count_records(&pages, PAGE)
+}
+
+/// Samples in an event's buffer, which has not been full.
+fn count_records(pages: &MmapRaw, page: usize) -> Result<u64> {
+    let control = pages.as_ptr().cast::<bindings::perf_event_mmap_page>();
+    // SAFETY: the first page has this form; the event is disabled, so nobody writes.
+    let head = unsafe { (*control).data_head } as usize;
+    ensure!(head < pages.len() - page, "the buffer was too small for {head} bytes of records");
+    let (mut at, mut samples) = (0, 0);
+    while at < head {
+        // SAFETY: records begin with headers, are aligned like them, and end before `head`.
+        let header =
+            unsafe { pages.as_ptr().add(page + at).cast::<bindings::perf_event_header>().read() };
+        ensure!(header.size > 0, "a record without a size");
+        at += usize::from(header.size);
+        samples += u64::from(header.type_ == bindings::PERF_RECORD_SAMPLE);
+    }
+    Ok(samples)
+}
+
+/// Instructions of the calling thread in user mode, disabled.
+fn open(period: u64) -> Result<File> {
+    let mut attributes = bindings::perf_event_attr {
+        type_: bindings::PERF_TYPE_HARDWARE,
+        size: size_of::<bindings::perf_event_attr>() as u32,
+        config: bindings::PERF_COUNT_HW_INSTRUCTIONS.into(),
+        sample_type: bindings::PERF_SAMPLE_IP.into(),
+        ..Default::default()
+    };
+    attributes.__bindgen_anon_1.sample_period = period;
+    attributes.__bindgen_anon_2.wakeup_events = u32::from(period > 0);
+    attributes.set_disabled(1);
+    attributes.set_exclude_kernel(1);
+    attributes.set_exclude_hv(1);
+    // SAFETY: the attributes are writable and say how large they are.
+    let descriptor = unsafe { perf_event_open(&mut attributes, 0, -1, -1, 0) };
+    check(descriptor).context("cannot open a perf event")?;
+    // SAFETY: a new descriptor, which nobody else owns.
+    Ok(unsafe { File::from_raw_fd(descriptor) })
+}
+
+/// Overflows of the event become signals of the calling thread.
+fn signal_overflows(event: &File, handler: extern "C" fn(libc::c_int)) -> Result<()> {
+    let descriptor = event.as_raw_fd();
+    // SAFETY: an all-zero action is valid; the handler does what one may; the arguments are those
+    // that fcntl(2) asks for.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        check(libc::sigaction(SIGNAL, &action, std::ptr::null_mut()))?;
+        let owner = [F_OWNER_TID, libc::gettid()];
+        check(libc::fcntl(descriptor, F_SETOWN_EX, owner.as_ptr()))?;
+        check(libc::fcntl(descriptor, F_SETSIG, SIGNAL))?;
+        check(libc::fcntl(descriptor, libc::F_SETFL, libc::O_ASYNC))?;
+    }
+    Ok(())
+}
+
+/// Of Linux's `fcntl.h`.
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN_EX: libc::c_int = 15;
+const F_OWNER_TID: libc::c_int = 0;
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

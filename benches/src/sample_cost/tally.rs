@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the whole machine does, as its emulator counts it.
+#![expect(unsafe_code, reason = "RDPMC is an instruction without a safe interface")]
+
+use std::arch::asm;
+use std::ops::Sub;
+
+/// RDPMC's index of the first number (`testbed/qemu`, property `pmu-tally`).
+const FIRST: u32 = 0x7461_6c79;
+
+/// Everything up to a moment, or between two: instructions in ring 0, which is the hypervisor's if
+/// there is one and otherwise the kernel's, and in all other rings; entries into ring 0 (system
+/// calls, hypercalls, faults, interrupts); interrupts that counters raised; reads and writes of the
+/// PMU's registers; counters read by RDPMC.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally([u64; Self::NUMBERS]);
+
+impl Tally {
+    /// What each number counts.
+    pub const NAMES: [&str; Self::NUMBERS] =
+        ["ring 0", "ring 3", "entries", "PMIs", "RDMSR", "WRMSR", "RDPMC"];
+    pub const NUMBERS: usize = 7;
+
+    /// Everything up to now.  On a machine without a tally it ends the program with a fault.
+    pub fn read() -> Self {
+        Self(std::array::from_fn(|n| rdpmc(FIRST + n as u32)))
+    }
+
+    /// Instructions in other rings than 0.
+    pub fn outside_ring0(&self) -> u64 {
+        self.0[1]
+    }
+
+    /// A share of it.
+    pub fn per(&self, times: u64) -> [f64; Self::NUMBERS] {
+        self.0.map(|number| number as f64 / times as f64)
+    }
+}
+
+impl Sub for Tally {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self(std::array::from_fn(|n| self.0[n] - earlier.0[n]))
+    }
+}
+
+fn rdpmc(index: u32) -> u64 {
+    let (low, high): (u64, u64);
+    // SAFETY: it changes nothing but these registers, or faults.
+    unsafe {
+        asm!("rdpmc", in("ecx") index, out("rax") low, out("rdx") high,
+            options(nostack, nomem, preserves_flags));
+    }
+    high << 32 | low
+}
