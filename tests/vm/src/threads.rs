@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Where threads run.
 
+use std::fs;
+use std::io;
+use std::thread;
+use std::time::Duration;
+
 use nix::Result;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -29,4 +34,21 @@ pub fn run_on(thread: Pid, cpus: &[usize]) -> Result<()> {
         set.set(cpu)?;
     }
     sched_setaffinity(thread, &set)
+}
+
+/// Takes each CPU away and gives it back, so many times.
+///
+/// # Errors
+///
+/// The kernel's: a CPU that cannot go, or is not there.
+pub fn take_away_and_give_back(cpus: &[usize], rounds: u32) -> io::Result<()> {
+    for _ in 0..rounds {
+        for cpu in cpus {
+            let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+            fs::write(&online, "0")?;
+            thread::sleep(Duration::from_millis(10));
+            fs::write(&online, "1")?;
+        }
+    }
+    Ok(())
 }

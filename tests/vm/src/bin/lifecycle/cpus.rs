@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! CPUs come and go while threads count.
 
-use std::fs;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use vm_tests::threads::cpus;
+use anyhow::{Result, ensure};
+use vm_tests::threads::{cpus, take_away_and_give_back};
 use vm_tests::witness::Witness;
 
 use crate::ends::{exact, threads, until_threads};
 
 /// Threads for each CPU.
 const THREADS_PER_CPU: usize = 2;
-
-fn set_online(cpu: usize, online: bool) -> Result<()> {
-    let path = PathBuf::from(format!("/sys/devices/system/cpu/cpu{cpu}/online"));
-    fs::write(&path, if online { "1" } else { "0" })
-        .with_context(|| format!("cannot write {}", path.display()))
-}
 
 /// Takes every CPU but the first away and gives it back, `rounds` times, while threads count.
 pub fn come_and_go(rounds: u32) -> Result<()> {
@@ -42,24 +33,13 @@ pub fn come_and_go(rounds: u32) -> Result<()> {
                 })
             })
             .collect();
-        let plugged = plug(&cpus[1..], rounds);
+        let plugged = take_away_and_give_back(&cpus[1..], rounds);
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
             let checks = worker.join().expect("workers do not panic")?;
             ensure!(checks > 0, "a thread has checked nothing");
         }
-        plugged
+        Ok(plugged?)
     })?;
     until_threads(before)
-}
-
-fn plug(cpus: &[usize], rounds: u32) -> Result<()> {
-    for _ in 0..rounds {
-        for &cpu in cpus {
-            set_online(cpu, false)?;
-            thread::sleep(Duration::from_millis(10));
-            set_online(cpu, true)?;
-        }
-    }
-    Ok(())
 }

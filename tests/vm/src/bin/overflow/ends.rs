@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Ends in the middle of sampling: of threads, programs and processes, and of the module.
+//! Ends in the middle of sampling: of threads, programs and processes, of the module, of CPUs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use perfctr::Session;
 use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::stats::ModuleStats;
+use vm_tests::threads::{SELF, cpus, run_on, take_away_and_give_back};
 
 use crate::competition::end_while_sampling;
 use crate::round::{Shape, round};
@@ -31,6 +33,7 @@ pub const TESTS: &[Test] = &[
     ("exit while sampling leaves nothing", || child_leaves_nothing(Child::Exit)),
     ("kill while sampling leaves nothing", kill_leaves_nothing),
     ("the module stays while a thread samples", module_stays),
+    ("CPUs come and go while threads sample", cpus_come_and_go),
 ];
 
 /// What a child process does while it samples.
@@ -143,4 +146,31 @@ fn module_goes() -> Result<()> {
     module::load()?;
     let mut session = sampled::open()?;
     all_is_well(&mut session)
+}
+
+/// Each CPU goes and comes back under the threads that sample there, and tells overflows after that.
+fn cpus_come_and_go() -> Result<()> {
+    let cpus = cpus()?;
+    ensure!(cpus.len() > 1, "there is only one CPU");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let sampling = || -> Result<()> {
+            let mut session = sampled::open()?;
+            while !done.load(Ordering::Relaxed) {
+                all_is_well(&mut session)?;
+            }
+            Ok(())
+        };
+        let threads: Vec<_> = cpus.iter().map(|_| scope.spawn(sampling)).collect();
+        let gone = take_away_and_give_back(&cpus[1..], 2);
+        done.store(true, Ordering::Relaxed);
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))?;
+        Ok::<_, anyhow::Error>(gone?)
+    })?;
+    let mut session = sampled::open()?;
+    for &cpu in &cpus {
+        run_on(SELF, &[cpu])?;
+        all_is_well(&mut session).with_context(|| format!("on CPU {cpu}"))?;
+    }
+    Ok(run_on(SELF, &cpus)?)
 }
