@@ -30,37 +30,66 @@ static void information(int fd)
 	events = perfctr_cpu_event_set(info.cpu_type);
 	CHECK(events != NULL && events->cpu_type == info.cpu_type);
 	CHECK(events->nevents > 0 && strlen(events->events[0].name) > 1);
-	CHECK(perfctr_cpu_event_set(PERFCTR_X86_GENERIC) == NULL);
 
 	CHECK(perfctr_abi_check_fd(fd) == 0);
 	REFUSED(EPROTO, _perfctr_abi_check_fd(fd, 0x06020501) == -1);
+	REFUSED(EPROTO, _perfctr_abi_check_fd(fd, 0x05020601) == -1);
 	CHECK(_perfctr_abi_check_fd(fd, PERFCTR_ABI_VERSION + 1) == 0);
 }
 
-static void refusals(int fd)
+/* A descriptor that is closed, or of something else: every function gives this error. */
+static void refused(int error, int fd)
 {
+	struct vperfctr_control control = counting(0);
 	struct perfctr_sum_ctrs sums;
-	struct vperfctr_control control;
 	struct perfctr_info info;
-	int null = open("/dev/null", O_RDONLY);
 
-	CHECK(null >= 0);
-	REFUSED(EBADF, perfctr_info(-1, &info) == -1);
-	REFUSED(EINVAL, perfctr_info(fd, NULL) == -1);
-	REFUSED(ENOTTY, perfctr_info(null, &info) == -1);
-	REFUSED(ENOTTY, perfctr_cpus_info(null) == NULL);
-	REFUSED(ENOTTY, perfctr_abi_check_fd(null) == -1);
-	REFUSED(EINVAL, perfctr_get_info(NULL) == -1);
-	/* The descriptor of a thread without counters. */
+	REFUSED(error, _vperfctr_control(fd, &control) == -1);
+	REFUSED(error, _vperfctr_read_control(fd, &control) == -1);
+	REFUSED(error, _vperfctr_read_sum(fd, &sums) == -1);
+	REFUSED(error, perfctr_abi_check_fd(fd) == -1);
+	REFUSED(error, perfctr_info(fd, &info) == -1);
+	REFUSED(error, perfctr_cpus_info(fd) == NULL);
+}
+
+/* The descriptor of a thread without counters. */
+static void bad_arguments(int fd)
+{
+	struct vperfctr_control control = counting(0);
+	struct perfctr_sum_ctrs sums;
+
+	REFUSED(EINVAL, _vperfctr_control(fd, &control) == -1);
 	REFUSED(EINVAL, _vperfctr_read_sum(fd, &sums) == -1);
 	REFUSED(EINVAL, _vperfctr_read_control(fd, &control) == -1);
 	REFUSED(EINVAL, _vperfctr_control(fd, NULL) == -1);
+	REFUSED(EINVAL, _vperfctr_read_sum(fd, NULL) == -1);
+	REFUSED(EINVAL, _vperfctr_read_control(fd, NULL) == -1);
+	REFUSED(EINVAL, perfctr_info(fd, NULL) == -1);
+	REFUSED(EINVAL, perfctr_get_info(NULL) == -1);
+}
+
+/* Nothing to describe. */
+static void descriptions(void)
+{
+	struct perfctr_cpus_info none = { NULL, NULL };
+	struct perfctr_cpu_control control = counting(0).cpu_control;
+	struct perfctr_info info;
+
 	perfctr_info_print(NULL);
 	perfctr_cpus_info_print(NULL);
+	perfctr_cpus_info_print(&none);
 	perfctr_cpu_control_print(NULL);
+	control.nractrs = control.nrictrs = 0xffffffff;
+	perfctr_cpu_control_print(&control);
+	/* A version without an end, and a type that there is not. */
+	memset(&info, 0xff, sizeof(info));
+	perfctr_info_print(&info);
+	CHECK(perfctr_info_nrctrs(&info) == 0);
+	CHECK(!strcmp(perfctr_info_cpu_name(&info), "?"));
 	CHECK(perfctr_info_nrctrs(NULL) == 0);
 	CHECK(!strcmp(perfctr_info_cpu_name(NULL), "?"));
-	close(null);
+	CHECK(perfctr_cpu_event_set(info.cpu_type) == NULL);
+	CHECK(perfctr_cpu_event_set(PERFCTR_X86_GENERIC) == NULL);
 }
 
 int main(void)
@@ -68,12 +97,19 @@ int main(void)
 	struct vperfctr_control control = counting(0);
 	struct vperfctr_control read;
 	struct perfctr_sum_ctrs sums;
-	int none, fd;
+	int none, null, fd;
 
 	none = _vperfctr_open(0);
 	CHECK(none >= 0 && fcntl(none, F_GETFD) == FD_CLOEXEC);
 	information(none);
-	refusals(none);
+	bad_arguments(none);
+	descriptions();
+	null = open("/dev/null", O_RDONLY);
+	CHECK(null >= 0);
+	refused(ENOTTY, null);
+	close(null);
+	refused(EBADF, null);
+	refused(EBADF, -1);
 
 	fd = _vperfctr_open(1);
 	CHECK(fd >= 0);

@@ -30,15 +30,79 @@ static unsigned long long count_of(const struct gperfctr *global)
 	return state.sum.pmc[0];
 }
 
-int main(void)
+/* Null and closed handles. */
+static void refused(struct gperfctr *none)
 {
 	struct gperfctr_cpu_control control;
 	struct gperfctr_cpu_state state;
+	struct perfctr_info info;
+
+	memset(&control, 0, sizeof(control));
+	memset(&state, 0, sizeof(state));
+	REFUSED(EINVAL, gperfctr_control(none, &control) == -1);
+	REFUSED(EINVAL, gperfctr_start(none, 0) == -1);
+	REFUSED(EINVAL, gperfctr_read(none, &state) == -1);
+	REFUSED(EINVAL, gperfctr_stop(none) == -1);
+	REFUSED(EINVAL, gperfctr_info(none, &info) == -1);
+	REFUSED(EINVAL, gperfctr_cpus_info(none) == NULL);
+	gperfctr_close(none);
+}
+
+/* While nothing counts. */
+static void bad_arguments(struct gperfctr *global)
+{
+	struct gperfctr_cpu_control control, bad;
+	struct gperfctr_cpu_state state;
+
+	memset(&control, 0, sizeof(control));
+	control.cpu = CPU;
+	control.cpu_control = counting(0).cpu_control;
+#define REFUSED_CONTROL(error, change) \
+	(bad = control, bad.change, \
+	 REFUSED(error, gperfctr_control(global, &bad) == -1))
+	REFUSED_CONTROL(EINVAL, cpu = 4096);
+	REFUSED_CONTROL(EPERM, cpu_control.nrictrs = 1);
+	REFUSED_CONTROL(EINVAL, cpu_control.nractrs = 19);
+	REFUSED_CONTROL(EINVAL, cpu_control.pmc_map[0] = 99);
+	REFUSED_CONTROL(EINVAL, cpu_control.evntsel[0] = INSTRUCTIONS | INTERRUPT);
+	REFUSED_CONTROL(EPERM, cpu_control.evntsel[0] = INSTRUCTIONS | 0x200000);
+	REFUSED(EINVAL, gperfctr_control(global, NULL) == -1);
+	REFUSED(EINVAL, gperfctr_read(global, NULL) == -1);
+	REFUSED(EINVAL, gperfctr_info(global, NULL) == -1);
+	REFUSED(EINVAL, gperfctr_start(global, 9999) == -1);
+	state.cpu = 4096;
+	REFUSED(EINVAL, gperfctr_read(global, &state) == -1);
+}
+
+/* Without the right to observe the whole system. */
+static void unprivileged(void)
+{
+	struct gperfctr_cpu_control control;
+	struct gperfctr_cpu_state state;
+	struct gperfctr *global;
+
+	CHECK(setuid(65534) == 0);
+	global = gperfctr_open();
+	CHECK(global != NULL);
+	memset(&control, 0, sizeof(control));
+	control.cpu_control = counting(0).cpu_control;
+	state.cpu = CPU;
+	REFUSED(EPERM, gperfctr_control(global, &control) == -1);
+	REFUSED(EPERM, gperfctr_start(global, 0) == -1);
+	REFUSED(EPERM, gperfctr_read(global, &state) == -1);
+	REFUSED(EPERM, gperfctr_stop(global) == -1);
+	gperfctr_close(global);
+}
+
+int main(void)
+{
+	struct gperfctr_cpu_control control;
 	struct perfctr_info info;
 	struct perfctr_cpus_info *cpus;
 	struct gperfctr *global = gperfctr_open();
 	unsigned long long before, after;
 
+	refused(NULL);
 	CHECK(global != NULL);
 	CHECK(gperfctr_info(global, &info) == 0 && info.cpu_khz > 0);
 	cpus = gperfctr_cpus_info(global);
@@ -52,7 +116,6 @@ int main(void)
 	CHECK(gperfctr_start(global, 0) == 1);
 	REFUSED(EBUSY, gperfctr_start(global, 0) == -1);
 	REFUSED(EBUSY, gperfctr_control(global, &control) == -1);
-	REFUSED(EINVAL, gperfctr_start(global, 9999) == -1);
 	REFUSED(EBUSY, vperfctr_open() == NULL);
 
 	move_to(CPU);
@@ -67,27 +130,13 @@ int main(void)
 	CHECK(count_of(global) == before);
 	CHECK(gperfctr_stop(global) == 0);
 
-	control.cpu = 4096;
-	REFUSED(EINVAL, gperfctr_control(global, &control) == -1);
-	state.cpu = 4096;
-	REFUSED(EINVAL, gperfctr_read(global, &state) == -1);
-	control.cpu = CPU;
-	control.cpu_control.nrictrs = 1;
-	REFUSED(EPERM, gperfctr_control(global, &control) == -1);
-	REFUSED(EINVAL, gperfctr_control(NULL, &control) == -1);
-	REFUSED(EINVAL, gperfctr_read(global, NULL) == -1);
+	bad_arguments(global);
 	memset(&control.cpu_control, 0, sizeof(control.cpu_control));
 	CHECK(gperfctr_control(global, &control) == 0);
 	CHECK(gperfctr_start(global, 0) == 0);
 
 	gperfctr_close(global);
-	REFUSED(EINVAL, gperfctr_stop(global) == -1);
-	CHECK(setuid(65534) == 0);
-	global = gperfctr_open();
-	CHECK(global != NULL);
-	control.cpu_control = counting(0).cpu_control;
-	REFUSED(EPERM, gperfctr_control(global, &control) == -1);
-	REFUSED(EPERM, gperfctr_start(global, 0) == -1);
-	gperfctr_close(global);
+	refused(global);
+	unprivileged();
 	return 0;
 }
