@@ -22,6 +22,7 @@ pub(crate) fn to_io(errno: Errno) -> io::Error {
     io::Error::from_raw_os_error(errno.0)
 }
 
+#[cold]
 pub(crate) fn set(errno: Errno) {
     // SAFETY: the C library gives the calling thread's own variable.
     unsafe { *libc::__errno_location() = errno.0 }

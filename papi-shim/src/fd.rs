@@ -44,9 +44,8 @@ pub(crate) fn info(device: &Device) -> Result<Info, Errno> {
     Ok(cpu::info(&errno::from(device.info())?))
 }
 
-/// Sets the counters; a refusal leaves them stopped, as perfctr does.
-pub(crate) fn set(device: &Device, from: &VperfctrControl) -> Result<(), Errno> {
-    let vendor = errno::from(device.info())?.vendor;
+/// Sets the counters of a CPU of this vendor; a refusal leaves them stopped, as perfctr does.
+pub(crate) fn set(device: &Device, vendor: u32, from: &VperfctrControl) -> Result<(), Errno> {
     let result = control::of_thread(vendor, from)
         .and_then(|control| errno::from(device.control(&control)))
         .map_err(|error| if error == Errno::OPNOTSUPP { Errno::PERM } else { error });
@@ -132,7 +131,10 @@ pub extern "C" fn _vperfctr_open(creat: c_int) -> c_int {
 pub unsafe extern "C" fn _vperfctr_control(fd: c_int, from: *const VperfctrControl) -> c_int {
     // SAFETY: as the caller says.
     let (device, from) = unsafe { (borrow(fd), errno::take(from)) };
-    errno::status(device.and_then(|device| set(&device, &from?)))
+    errno::status(device.and_then(|device| {
+        let vendor = errno::from(device.info())?.vendor;
+        set(&device, vendor, &from?)
+    }))
 }
 
 /// See `libperfctr.h`.

@@ -57,8 +57,8 @@ impl<T> Handle<T> {
         if !handle.is_open.load(Ordering::Acquire) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: an open handle's content does not change until it is closed.
-        unsafe { &*handle.content.get() }.as_ref().ok_or(Errno::INVAL)
+        // SAFETY: an open handle has content, which does not change until it is closed.
+        Ok(unsafe { (*handle.content.get()).as_ref().unwrap_unchecked() })
     }
 
     /// Ends the handle and drops its content; without effect on null and on closed ones.

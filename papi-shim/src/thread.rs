@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `vperfctr_*`: the calling thread's counters.
 
+use std::arch::asm;
 use std::ffi::c_int;
 
 use perfctr::raw::{Device, Pages};
-use shared_abi::ioctl::Control;
+use shared_abi::ioctl::{CONTROL_TSC, Control, Info};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_PAUSED, THREAD_TSC};
 use shared_abi::{Errno, ThreadPage};
 use zerocopy::FromZeros;
 
-use crate::abi::{CpusInfo, Info, OPEN_CREAT_EXCL, SumCtrs, VperfctrControl};
+use crate::abi::{self, CpusInfo, OPEN_CREAT_EXCL, SumCtrs, VperfctrControl};
 use crate::handle::{Handle, Pool};
 use crate::{errno, fd};
 
@@ -22,9 +23,10 @@ use crate::{errno, fd};
 #[derive(Debug)]
 pub struct Thread {
     pub(crate) device: Device,
+    vendor: u32,
     pages: Pages,
-    /// The thread that may read directly; none for another thread's counters.
-    reader: Option<libc::pthread_t>,
+    /// The [`this_thread`] that may read directly; 0, which is none, for another thread's counters.
+    reader: usize,
     /// The other thread's id, or 0.
     pub(crate) tid: u32,
 }
@@ -34,52 +36,70 @@ pub type Vperfctr = Handle<Thread>;
 
 pub(crate) static POOL: Pool<Thread> = Pool::new(Vec::new());
 
-fn this_thread() -> libc::pthread_t {
-    // SAFETY: has no preconditions.
-    unsafe { libc::pthread_self() }
+/// The calling thread's pointer: what `pthread_self` gives, without a call on the way of each read.
+#[inline(always)]
+fn this_thread() -> usize {
+    let pointer;
+    // SAFETY: a thread pointer leads to a word with its own value (ELF Handling For Thread-Local
+    // Storage, 3.4.6).
+    unsafe {
+        asm!("mov {}, fs:[0]", out(reg) pointer, options(pure, readonly, nostack, preserves_flags));
+    }
+    pointer
 }
 
 impl Thread {
     pub(crate) fn create(tid: u32) -> Result<Self, Errno> {
         let device = fd::open_device()?;
+        let info = errno::from(device.info())?;
         errno::from(device.create(&fd::thread(tid)))?;
-        Self::new(device, tid)
+        // Without a handle nobody could end them.
+        let pages = Self::pages(&device, &info).inspect_err(|_| drop(device.unlink()))?;
+        let reader = if tid == 0 { this_thread() } else { 0 };
+        Ok(Self { device, vendor: info.vendor, pages, reader, tid })
     }
 
     fn open_existing() -> Result<Self, Errno> {
         let device = fd::open_device()?;
+        let info = errno::from(device.info())?;
         errno::from(device.open_existing(&fd::thread(0)))?;
-        Self::new(device, 0)
+        let pages = Self::pages(&device, &info)?;
+        Ok(Self { device, vendor: info.vendor, pages, reader: this_thread(), tid: 0 })
     }
 
-    fn new(device: Device, tid: u32) -> Result<Self, Errno> {
-        let vcpus = errno::from(device.info())?.vcpus;
-        let pages = Pages::new(&device, vcpus).map_err(|_| Errno::NOMEM)?;
-        let reader = (tid == 0).then(this_thread);
-        Ok(Self { device, pages, reader, tid })
+    fn pages(device: &Device, info: &Info) -> Result<Pages, Errno> {
+        Pages::new(device, info.vcpus).map_err(|_| Errno::NOMEM)
     }
 
-    /// Reads without a system call, if the TSC is on and this is the calling thread's.  Gives the
-    /// TSC and writes the counters in use.
+    /// Reads the TSC and the counters in use without a system call, if the TSC is on and this is
+    /// the calling thread's.
     #[inline(always)]
-    fn read_direct(&self, pmc: &mut [u64; MAX_COUNTERS]) -> Option<u64> {
+    fn read_direct(&self, sums: &mut SumCtrs) -> Option<()> {
         const RUNNING: u32 = THREAD_ACTIVE | THREAD_TSC;
         let page = self.own_page()?;
         if page.state.load(Relaxed) & RUNNING != RUNNING {
             return None;
         }
-        let counts = pmc.get_mut(..page.counters.load(Relaxed) as usize)?;
-        self.pages.read(counts).ok().map(|snapshot| snapshot.tsc)
+        let counts = sums.pmc.get_mut(..page.counters.load(Relaxed) as usize)?;
+        sums.tsc = self.pages.read(counts).ok()?.tsc;
+        Some(())
     }
 
     /// The calling thread's sums, read in the cheapest way there is.
+    #[inline(always)]
     fn read(&self, sums: &mut SumCtrs) -> Result<(), Errno> {
-        if let Some(tsc) = self.read_direct(&mut sums.pmc) {
-            sums.tsc = tsc;
-            return Ok(());
+        match self.read_direct(sums) {
+            Some(()) => Ok(()),
+            None => self.read_otherwise(sums),
         }
+    }
+
+    /// What could not be read directly.  While an overflow has paused the counters, only the TSC
+    /// is given.
+    #[cold]
+    #[inline(never)]
+    fn read_otherwise(&self, sums: &mut SumCtrs) -> Result<(), Errno> {
         let asked = fd::sums(&self.device)?;
-        // While an overflow has paused the counters, only the TSC is given.
         if self.own_page().is_some_and(|page| page.state.load(Relaxed) & THREAD_PAUSED != 0) {
             sums.tsc = asked.tsc;
         } else {
@@ -91,12 +111,11 @@ impl Thread {
     /// Reads for a function that cannot fail: all counters, even paused ones.
     fn read_or_zeros(&self) -> SumCtrs {
         let mut sums = SumCtrs::new_zeroed();
-        match self.read_direct(&mut sums.pmc) {
-            Some(tsc) => sums.tsc = tsc,
-            None => match fd::sums(&self.device) {
+        if self.read_direct(&mut sums).is_none() {
+            match fd::sums(&self.device) {
                 Ok(asked) => sums = asked,
                 Err(error) => errno::set(error),
-            },
+            }
         }
         sums
     }
@@ -104,7 +123,7 @@ impl Thread {
     /// The page, if this is the thread that it describes.
     #[inline(always)]
     fn own_page(&self) -> Option<&ThreadPage> {
-        self.pages.thread_page().filter(|_| self.reader == Some(this_thread()))
+        self.pages.thread_page().filter(|_| self.reader == this_thread())
     }
 
     /// Whether anything is counted.
@@ -113,7 +132,7 @@ impl Thread {
             return Ok(page.state.load(Relaxed) & THREAD_ACTIVE != 0);
         }
         let control = errno::from(self.device.read_control())?;
-        Ok(control.flags & shared_abi::ioctl::CONTROL_TSC != 0 || control.counters != 0)
+        Ok(control.flags & CONTROL_TSC != 0 || control.counters != 0)
     }
 
     /// Stops everything; sums stay.
@@ -170,7 +189,7 @@ pub extern "C" fn vperfctr_open_mode(mode: u32) -> *mut Vperfctr {
 ///
 /// `handle` is null or a handle; `to` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_info(handle: *const Vperfctr, to: *mut Info) -> c_int {
+pub unsafe extern "C" fn vperfctr_info(handle: *const Vperfctr, to: *mut abi::Info) -> c_int {
     // SAFETY: as the caller says.
     let result = unsafe { Handle::get(handle) }.and_then(|thread| {
         // SAFETY: as the caller says.
@@ -271,7 +290,7 @@ pub unsafe extern "C" fn vperfctr_control(
 ) -> c_int {
     // SAFETY: as the caller says.
     let (thread, from) = unsafe { (Handle::get(handle), errno::take(from)) };
-    errno::status(thread.and_then(|thread| fd::set(&thread.device, &from?)))
+    errno::status(thread.and_then(|thread| fd::set(&thread.device, thread.vendor, &from?)))
 }
 
 /// See `libperfctr.h`.
