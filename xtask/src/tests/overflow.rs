@@ -13,10 +13,11 @@ use crate::{apt, cache, guest, sh};
 /// to exceed one.  What is put off comes all the same, later.
 const STORM_RATE: &str = "0";
 
-/// Three boots: with the driver's usual rate, with a low one, and to profile.
+/// Four boots: with the driver's usual rate, with one vCPU, with a low rate, and to profile.
 pub fn run(report: &mut Report) -> Result<()> {
     let both = "/work/overflow --ends; ended=$?; /work/overflow && exit $ended";
     report.program(spec("cost", ["sh", "-c", both])?, "overflow")?;
+    report.program(one_vcpu()?, "overflow")?;
     let storm = ["/work/overflow", "--storm", STORM_RATE];
     report.program(spec(&format!("cost,rate={STORM_RATE}"), storm)?, "overflow")?;
     profiler(report)
@@ -28,6 +29,17 @@ fn spec<const N: usize>(options: &str, command: [&str; N]) -> Result<Spec> {
         xen.args.push_str(&format!(" perfctr={options}"));
     }
     spec.module_args = "cost=1".to_owned();
+    Ok(spec)
+}
+
+/// Without another vCPU, the kernel never waits with interrupts disabled.
+fn one_vcpu() -> Result<Spec> {
+    let mut spec = spec("on", ["/work/overflow", "--pending", "--rounds", "20"])?;
+    spec.topology.cpus = 1;
+    spec.topology.deterministic = true;
+    if let Some(xen) = &mut spec.topology.xen {
+        xen.args.push_str(" dom0_max_vcpus=1");
+    }
     Ok(spec)
 }
 

@@ -41,6 +41,9 @@ struct Options {
     /// Only raise a storm of overflows: the driver allows so many per vCPU and ms.
     #[arg(long)]
     storm: Option<u64>,
+    /// Only test overflows in the middle of thread switches.
+    #[arg(long)]
+    pending: bool,
     /// Only test ends in the middle of sampling.
     #[arg(long)]
     ends: bool,
@@ -62,6 +65,8 @@ fn main() -> Result<ExitCode> {
         for (name, test) in ends::TESTS {
             report.check(name, test());
         }
+    } else if options.pending {
+        pending(&mut report, &options, &cpus)?;
     } else if let Some(rate) = options.storm {
         storm::run(&mut report, &xen, &cpus, rate)?;
     } else {
@@ -79,16 +84,22 @@ fn sample(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> 
     let session = sampled::open()?;
     let before = ModuleStats::read()?;
     let outcome = competition::run(options, cpus, xen)?;
-    let merged = ModuleStats::read()?;
-    report.competition(&outcome, merged.growth(&before, "overflows_merged")?);
+    let after = ModuleStats::read()?;
+    report.competition(&outcome, after.growth(&before, "overflows_merged")?);
+    pending(report, options, cpus)?;
     report.throttled(&session, cpus);
     drop(session);
-    let pending = pending::run(cpus, options.yields())?;
-    report.pending(&pending, &merged, &ModuleStats::read()?)?;
     report.elsewhere();
     let measured = cost::run(report, xen, cpus);
     report.check("costs are measured", measured);
     Ok(())
+}
+
+/// Samples in the middle of switches.
+fn pending(report: &mut Report, options: &Options, cpus: &[usize]) -> Result<()> {
+    let before = ModuleStats::read()?;
+    let outcomes = pending::run(cpus, options.yields())?;
+    report.pending(&outcomes, cpus.len(), &before, &ModuleStats::read()?)
 }
 
 impl Options {

@@ -100,10 +100,11 @@ impl Report {
         self.demand("the allowed rate is not reached", throttled == 0, why);
     }
 
-    /// Overflows that came too late for their interrupt.
+    /// Overflows that came too late for their interrupt, on so many vCPUs.
     pub fn pending(
         &mut self,
         outcomes: &[pending::Outcome],
+        vcpus: usize,
         before: &ModuleStats,
         after: &ModuleStats,
     ) -> Result<()> {
@@ -111,8 +112,8 @@ impl Report {
         self.set("imode_pending_delivered", delivered);
         self.set("imode_stray_interrupts", after.growth(before, "interrupts_stray")?);
         self.demand("late overflows are delivered", delivered > 0, "there were none");
-        // Periods that pass while the kernel has disabled interrupts are told as one, and what
-        // passes while it stops the counters is told nobody.
+        // Periods that pass while the kernel has disabled interrupts and waits for another vCPU
+        // are told as one, and what passes while it stops the counters is told nobody.
         let merged = after.growth(before, "overflows_merged")?;
         let lost: u64 = outcomes.iter().map(|outcome| outcome.told.lost).sum();
         let right = outcomes.iter().all(|outcome| {
@@ -126,6 +127,10 @@ impl Report {
             right && lost == merged,
             why,
         );
+        if vcpus == 1 {
+            let why = format!("{merged} merged");
+            self.demand("without another vCPU every late overflow is told", merged == 0, why);
+        }
         Ok(())
     }
 
