@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
-use super::UPSTREAM;
+use super::{Papi, compile};
 use crate::cache::{self, Key};
-use crate::sh::{self, cmd};
 use crate::vm::{self, Spec, Status};
 use crate::{apt, shim};
 
@@ -16,37 +15,19 @@ use crate::{apt, shim};
 const PACKAGES: &[&str] = &["libpapi7.0", "libpfm4"];
 
 /// Prints a table: instructions in user mode, and in user and kernel mode together.
-pub fn print(prefix: &Path, papi: &Path) -> Result<()> {
-    let dir = cache::root()?.join("papi-cost");
-    fs::create_dir_all(&dir)?;
-    let library = prefix.join("lib");
-    let include = apt::source("papi", UPSTREAM)?.join("src");
-    let (with_papi, with_perfctr) = (dir.join("cost-papi"), dir.join("cost-perfctr"));
-    compile(
-        &with_papi,
-        &include,
-        &papi.join("lib/libpapi.so.7.0"),
-        &[&library, &papi.join("lib")],
-    )?;
-    compile(&with_perfctr, &prefix.join("include"), &library.join("libperfctr.so"), &[])?;
+pub fn print(papi: &Papi) -> Result<()> {
+    let with_papi = papi.compile("cost")?;
+    let with_perfctr = with_papi.with_file_name("cost-perfctr");
+    let (include, lib) = (papi.prefix.join("include"), papi.prefix.join("lib"));
+    let library = lib.join("libperfctr.so");
+    compile("cost.c", &["-DPERFCTR"], &include, &library, &[], &with_perfctr)?;
 
-    let ours = papi.join("lib");
-    let soname = library.join(shim::SONAME);
+    let ours = papi.built.join("lib");
+    let soname = lib.join(shim::SONAME);
     println!("instructions for one reading           user    user and kernel");
     measure("perfctr on Xen", "pv", &with_perfctr, &[&soname])?;
     measure("perfctr on Xen", "pv", &with_papi, &[&ours, &soname])?;
     measure("perf_event on Linux alone", "native", &with_papi, &[&debian()?])
-}
-
-fn compile(program: &Path, include: &Path, library: &Path, needed: &[&Path]) -> Result<()> {
-    let source = sh::project().join("papi-shim/papi/cost.c");
-    let mut gcc = cmd("gcc", ["-O2", "-Wall", "-Werror"]);
-    if program.ends_with("cost-perfctr") {
-        gcc.arg("-DPERFCTR");
-    }
-    gcc.arg("-I").arg(include).arg("-o").arg(program).arg(source).arg(library);
-    gcc.env("LD_LIBRARY_PATH", std::env::join_paths(needed)?);
-    sh::output(&mut gcc).map(drop)
 }
 
 /// The directory with the libraries of Debian's PAPI.

@@ -3,6 +3,7 @@
 
 mod driver;
 mod overflow;
+mod papi;
 mod pmu;
 mod shim;
 mod testbed;
@@ -20,4 +21,5 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "lifecycle", run: driver::lifecycle },
     Suite { name: "overflow", run: overflow::run },
     Suite { name: "shim", run: shim::run },
+    Suite { name: "papi", run: papi::run },
 ];

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Threads that sample with PAPI, each at a threshold of its own, know beforehand how many overflows
+ * they will see and what they will have counted in the end.  Neither may be off by one.
+ *
+ * What PAPI itself executes while the counters count is found out first: between starting and
+ * reading, after each overflow's handler, and for each attempt of a reading that was disturbed.
+ * The handler is not counted: an overflow pauses the counters.
+ */
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "papi.h"
+
+#define READINGS 50000
+#define RUNS 20
+/* More than any thread counts. */
+#define NEVER 1000000000
+
+/* Primes, so that overflows fall everywhere. */
+static const int thresholds[] = {
+	10007, 20011, 50021, 100003, 200003, 300007, 500009, 1000003
+};
+#define THREADS (int)(sizeof(thresholds) / sizeof(thresholds[0]))
+/* What each thread executes, at least. */
+#define INSTRUCTIONS 20000000
+
+/* Instructions, which overflow, and branches, which do not.  PAPI_BR_INS is of branches executed. */
+enum { INS, BR, EVENTS };
+static const char *const names[] = { "PAPI_TOT_INS", "BRANCH_INSTRUCTIONS_RETIRED" };
+
+/* What is executed beside the loop. */
+static struct {
+	long long run[EVENTS], overflow[EVENTS], retry[EVENTS];
+} cost;
+
+struct worker {
+	pthread_t thread;
+	unsigned long id;
+	int set, threshold;
+	long rounds;
+	long long count[EVENTS];
+	/* By the signal handler. */
+	volatile long overflows, strays;
+};
+
+static __thread struct worker *self;
+static struct worker workers[THREADS];
+static volatile long homeless;
+
+static void check(int is_good, const char *what)
+{
+	if (!is_good) {
+		fprintf(stderr, "%s failed\n", what);
+		exit(1);
+	}
+}
+
+static void on_overflow(int set, void *address, long long vector, void *context)
+{
+	int event = -1, events = 1;
+
+	(void)address;
+	(void)context;
+	if (!self) {
+		homeless++;
+	} else if (set != self->set || PAPI_thread_id() != self->id ||
+		   PAPI_get_overflow_event_index(set, vector, &event, &events) != PAPI_OK ||
+		   events != 1 || event != INS) {
+		self->strays++;
+	} else {
+		self->overflows++;
+	}
+}
+
+/* Executes 2 * rounds instructions, of which rounds are branches. */
+static void run(struct worker *worker, long rounds)
+{
+	worker->overflows = worker->strays = 0;
+	check(PAPI_start(worker->set) == PAPI_OK, "PAPI_start");
+	__asm__ volatile("1: dec %0\n\tjnz 1b" : "+r"(rounds) : : "cc");
+	check(PAPI_stop(worker->set, worker->count) == PAPI_OK, "PAPI_stop");
+}
+
+static void begin(struct worker *worker, int threshold)
+{
+	self = worker;
+	worker->id = PAPI_thread_id();
+	worker->threshold = threshold;
+	worker->set = PAPI_NULL;
+	check(PAPI_create_eventset(&worker->set) == PAPI_OK, "PAPI_create_eventset");
+	check(PAPI_add_named_event(worker->set, names[INS]) == PAPI_OK, names[INS]);
+	check(PAPI_add_named_event(worker->set, names[BR]) == PAPI_OK, names[BR]);
+	check(PAPI_overflow(worker->set, PAPI_TOT_INS, threshold, 0, on_overflow) == PAPI_OK,
+	      "PAPI_overflow");
+}
+
+static void end(struct worker *worker)
+{
+	check(PAPI_overflow(worker->set, PAPI_TOT_INS, 0, 0, on_overflow) == PAPI_OK,
+	      "PAPI_overflow");
+	check(PAPI_cleanup_eventset(worker->set) == PAPI_OK, "PAPI_cleanup_eventset");
+	check(PAPI_destroy_eventset(&worker->set) == PAPI_OK, "PAPI_destroy_eventset");
+}
+
+/* PAPI's perfctr component asks for an overflow one event before the threshold. */
+static long period(int threshold)
+{
+	return threshold - 1;
+}
+
+/* Readings one after the other cost the same, but for those that were disturbed. */
+static void find_cost_of_retry(void)
+{
+	static long long reading[READINGS][EVENTS];
+	struct worker worker;
+	long long least[EVENTS], extra;
+	int i, e;
+
+	begin(&worker, NEVER);
+	check(PAPI_start(worker.set) == PAPI_OK, "PAPI_start");
+	for (i = 0; i < READINGS; i++)
+		PAPI_read(worker.set, reading[i]);
+	check(PAPI_stop(worker.set, NULL) == PAPI_OK, "PAPI_stop");
+	end(&worker);
+	for (e = 0; e < EVENTS; e++) {
+		least[e] = reading[1][e] - reading[0][e];
+		for (i = 2; i < READINGS; i++)
+			if (reading[i][e] - reading[i - 1][e] < least[e])
+				least[e] = reading[i][e] - reading[i - 1][e];
+		for (i = 1; i < READINGS; i++) {
+			extra = reading[i][e] - reading[i - 1][e] - least[e];
+			if (extra && (!cost.retry[e] || extra < cost.retry[e]))
+				cost.retry[e] = extra;
+		}
+		for (i = 1; i < READINGS; i++) {
+			extra = reading[i][e] - reading[i - 1][e] - least[e];
+			check(!extra || extra % cost.retry[e] == 0, "a reading's constant cost");
+		}
+	}
+	printf("PAPI_read: %lld instructions, and %lld for each retry\n", least[INS],
+	       cost.retry[INS]);
+}
+
+/* The least of several runs has had no retry. */
+static void least_count(struct worker *worker, long rounds, long overflows, long long *least)
+{
+	int i, e;
+
+	for (i = 0; i < RUNS; i++) {
+		run(worker, rounds);
+		check(worker->overflows == overflows && !worker->strays, "counting overflows");
+		for (e = 0; e < EVENTS; e++)
+			if (!i || worker->count[e] < least[e])
+				least[e] = worker->count[e];
+	}
+}
+
+static void find_costs(void)
+{
+	const int threshold = 100001, overflows = 10;
+	const long rounds = (overflows * period(threshold) + period(threshold) / 2) / 2;
+	struct worker worker;
+	long long least[EVENTS];
+	int e;
+
+	find_cost_of_retry();
+	begin(&worker, threshold);
+	least_count(&worker, 1000, 0, cost.run);
+	cost.run[INS] -= 2 * 1000;
+	cost.run[BR] -= 1000;
+	least_count(&worker, rounds, overflows, least);
+	end(&worker);
+	least[INS] -= 2 * rounds + cost.run[INS];
+	least[BR] -= rounds + cost.run[BR];
+	for (e = 0; e < EVENTS; e++) {
+		check(least[e] % overflows == 0, "an overflow's constant cost");
+		cost.overflow[e] = least[e] / overflows;
+	}
+	printf("start and stop: %lld instructions; each overflow: %lld\n", cost.run[INS],
+	       cost.overflow[INS]);
+}
+
+static long expected(const struct worker *worker)
+{
+	return INSTRUCTIONS / period(worker->threshold) + 1;
+}
+
+static void *work(void *argument)
+{
+	struct worker *worker = (struct worker *)argument;
+	long events;
+
+	check(PAPI_register_thread() == PAPI_OK, "PAPI_register_thread");
+	begin(worker, worker->threshold);
+	/* Stops between two overflows, so that the last is neither just missed nor just caught. */
+	events = expected(worker) * period(worker->threshold) + period(worker->threshold) / 2;
+	worker->rounds =
+		(events - cost.run[INS] - expected(worker) * cost.overflow[INS]) / 2;
+	run(worker, worker->rounds);
+	end(worker);
+	check(PAPI_unregister_thread() == PAPI_OK, "PAPI_unregister_thread");
+	return NULL;
+}
+
+/* Whether the rest is some retries of the last reading, of which there are not many. */
+static int is_retries(long long rest, int event)
+{
+	if (rest == 0)
+		return 1;
+	return cost.retry[event] && rest % cost.retry[event] == 0 &&
+	       rest / cost.retry[event] > 0 && rest / cost.retry[event] <= 5;
+}
+
+static int is_exact(const struct worker *worker)
+{
+	long long loop[EVENTS] = { 2 * worker->rounds, worker->rounds };
+	long long rest;
+	int e, good;
+
+	good = worker->overflows == expected(worker) && !worker->strays &&
+	       worker->count[INS] / period(worker->threshold) == worker->overflows;
+	printf("threshold %d: %ld overflows of %ld, %ld elsewhere\n", worker->threshold,
+	       worker->overflows, expected(worker), worker->strays);
+	for (e = 0; e < EVENTS; e++) {
+		rest = worker->count[e] - loop[e] - cost.run[e] -
+		       worker->overflows * cost.overflow[e];
+		printf("    %s: %lld, which is %lld too many\n", names[e], worker->count[e], rest);
+		good = good && is_retries(rest, e);
+	}
+	return good;
+}
+
+int main(void)
+{
+	int i, good = 1;
+
+	check(PAPI_library_init(PAPI_VER_CURRENT) == PAPI_VER_CURRENT, "PAPI_library_init");
+	check(PAPI_thread_init((unsigned long (*)(void))pthread_self) == PAPI_OK,
+	      "PAPI_thread_init");
+	find_costs();
+	for (i = 0; i < THREADS; i++) {
+		workers[i].threshold = thresholds[i];
+		check(pthread_create(&workers[i].thread, NULL, work, &workers[i]) == 0,
+		      "pthread_create");
+	}
+	for (i = 0; i < THREADS; i++) {
+		check(pthread_join(workers[i].thread, NULL) == 0, "pthread_join");
+		good &= is_exact(&workers[i]);
+	}
+	good &= homeless == 0;
+	printf("%s\n", good ? "PASSED" : "FAILED");
+	return !good;
+}
