@@ -20,7 +20,7 @@ union argument {
 bool perfctr_allowed(const struct domain *d)
 {
     if ( d->arch.perfctr_policy == PERFCTR_POLICY_DEFAULT )
-        return is_control_domain(d);
+        return perfctr_all || is_control_domain(d);
     return d->arch.perfctr_policy == PERFCTR_POLICY_ALLOW;
 }
 

@@ -15,6 +15,7 @@
 
 bool __read_mostly perfctr_on;
 struct perfctr_driver __read_mostly perfctr_driver;
+bool __read_mostly perfctr_all;
 
 static bool __initdata opt_perfctr;
 static bool __initdata opt_cost;
@@ -29,6 +30,8 @@ static int __init parse_one(const char *s, const char *end)
         opt_perfctr = true;
     else if ( val == 0 )
         opt_perfctr = false;
+    else if ( !cmdline_strcmp(s, "all") )
+        opt_perfctr = perfctr_all = true;
     else if ( !cmdline_strcmp(s, "cost") )
         opt_perfctr = opt_cost = true;
     else if ( !strncmp(s, "rate=", 5) )
@@ -39,7 +42,7 @@ static int __init parse_one(const char *s, const char *end)
     return 0;
 }
 
-/* perfctr[=<bool>][,cost][,rate=<overflows per ms>] */
+/* perfctr[=<bool>][,all][,cost][,rate=<overflows per ms>] */
 static int __init cf_check parse_perfctr(const char *s)
 {
     int rc = 0;

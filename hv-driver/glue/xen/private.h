@@ -20,7 +20,11 @@ extern struct perfctr_driver perfctr_driver;
 /* This physical CPU's state.  Interrupts are disabled. */
 struct perfctr_pcpu *perfctr_this_pcpu(void);
 
-/* d->arch.perfctr_policy: by default only the control domain may count. */
+/*
+ * d->arch.perfctr_policy: by default only the control domain may count,
+ * unless the boot option lets all.
+ */
+extern bool perfctr_all;
 #define PERFCTR_POLICY_DEFAULT 0
 #define PERFCTR_POLICY_ALLOW   1
 #define PERFCTR_POLICY_FORBID  2
