@@ -78,8 +78,31 @@ pub const BOOT_MODULES: &[&str] = &[
 ];
 
 /// Loaded as well on Xen: hypercalls and event channels for user programs.
-pub const XEN_MODULES: &[&str] =
-    &["drivers/xen/xen-privcmd.ko", "drivers/xen/xen-evtchn.ko", "drivers/xen/xenfs/xenfs.ko"];
+pub const XEN_MODULES: &[&str] = &[
+    "drivers/xen/xen-privcmd.ko",
+    "drivers/xen/xen-evtchn.ko",
+    "drivers/xen/xen-gntdev.ko",
+    "drivers/xen/xenfs/xenfs.ko",
+];
+
+/// Debian's tools that create further domains, with those libraries that only they need.
+const TOOLSTACK: &[&str] = &[
+    "libxencall1",
+    "libxendevicemodel1",
+    "libxenevtchn1",
+    "libxenforeignmemory1",
+    "libxengnttab1",
+    "libxenhypfs1",
+    "libxenmisc4.17",
+    "libxenstore4",
+    "libxentoolcore1",
+    "libxentoollog1",
+    "libyajl2",
+    "xen-utils-4.17",
+];
+
+/// What the tools need for other kinds of domains only.
+const TOOLSTACK_LEFT_OUT: &[&str] = &["usr/lib/xen-4.17/boot", "usr/lib/xen-4.17/lib", "usr/share"];
 
 /// The archive with the userland and the kernel's modules for `kernel`.
 pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
@@ -111,6 +134,22 @@ pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
         Ok(())
     })?;
     Ok(dir.join("rootfs.cpio"))
+}
+
+/// The directory tree of Xen's tools, to be laid over the userland.
+pub fn toolstack() -> Result<PathBuf> {
+    let key = Key::new("toolstack 1").text(&TOOLSTACK.join(" "));
+    let key = key.text(&TOOLSTACK_LEFT_OUT.join(" "));
+    let dir = cache::artefact("toolstack", key, |dir| {
+        let tree = dir.join("tree");
+        fs::create_dir_all(&tree)?;
+        apt::unpack(&apt::fetch(TOOLSTACK, false, dir)?, &tree)?;
+        for path in TOOLSTACK_LEFT_OUT {
+            remove(&tree.join(path))?;
+        }
+        Ok(fs::remove_dir_all(dir.join("debs"))?)
+    })?;
+    Ok(dir.join("tree"))
 }
 
 /// The package in a file called `NAME_VERSION_ARCHITECTURE.deb`.

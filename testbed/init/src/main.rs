@@ -48,6 +48,7 @@ fn serve() -> Result<()> {
     for module in transport {
         system::load_module(module)?;
     }
+    system::mount_xenfs()?;
     let ports = Ports::find()?;
     let mut control = ports.open("control")?;
     let report = match run(&ports, &tested, &mut control) {

@@ -32,9 +32,6 @@ pub fn mount_all() -> Result<()> {
         mount(Some(kind), target, Some(kind), MsFlags::empty(), Some(options))
             .with_context(|| format!("mounting {target}"))?;
     }
-    if fs::metadata("/proc/xen").is_ok() {
-        mount(Some("xenfs"), "/proc/xen", Some("xenfs"), MsFlags::empty(), None::<&str>).ok();
-    }
     for (link, target) in [("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0")]
         .into_iter()
         .chain([("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")])
@@ -42,6 +39,15 @@ pub fn mount_all() -> Result<()> {
         std::os::unix::fs::symlink(target, format!("/dev/{link}")).ok();
     }
     nix::unistd::sethostname("testbed").context("host name")
+}
+
+/// Mounts what Xen's tools use, on Xen; its module must be loaded.
+pub fn mount_xenfs() -> Result<()> {
+    if fs::metadata("/proc/xen").is_err() {
+        return Ok(());
+    }
+    mount(Some("xenfs"), "/proc/xen", Some("xenfs"), MsFlags::empty(), None::<&str>)
+        .context("mounting /proc/xen")
 }
 
 /// Loads a module given as "PATH [PARAMETER...]".

@@ -6,6 +6,7 @@ mod overflow;
 mod papi;
 mod pmu;
 mod shim;
+mod tenants;
 mod testbed;
 
 use crate::testing::Suite;
@@ -20,6 +21,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "refusals", run: driver::refusals },
     Suite { name: "lifecycle", run: driver::lifecycle },
     Suite { name: "overflow", run: overflow::run },
+    Suite { name: "tenants", run: tenants::run },
     Suite { name: "shim", run: shim::run },
     Suite { name: "papi", run: papi::run },
 ];

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Two domains on the same physical CPUs: the control domain and a tenant that it creates.
+//!
+//! This program is both: in the control domain it uses Debian's Xen tools and judges, and it is the
+//! first and only program of the tenant, where it counts, spins or storms.
+
+mod control;
+mod counting;
+mod storm;
+mod tenant;
+mod toolstack;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+/// Counts in two domains at once.
+#[derive(Debug, Parser)]
+enum Role {
+    /// Creates tenants and judges what they and this domain count.
+    Control(control::Options),
+    #[command(flatten)]
+    Tenant(tenant::Role),
+}
+
+fn main() -> Result<ExitCode> {
+    match Role::parse() {
+        Role::Control(options) => control::run(&options),
+        Role::Tenant(role) => tenant::run(&role),
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What is left to the control domain of a physical CPU that it shares with a tenant's storm.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use perfctr::rdpmc::Hardware;
+use perfctr::{Event, Provider, Session};
+use shared_abi::PhysSlot;
+use shared_abi::hypercall::HOOK_INTERRUPT;
+use shared_abi::read::Counters;
+use shared_abi::sync::Ordering::Relaxed;
+use vm_tests::histogram::Histogram;
+use vm_tests::region::{Region, measure};
+use vm_tests::tally::Tally;
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+
+use crate::control::{Host, gone};
+use crate::toolstack::{Tenant, Tsc};
+
+/// vCPUs of the storming tenant.
+const VCPUS: u32 = 2;
+/// The physical CPU that both domains share, as a mask, and that of the control domain's others.
+const SHARED_PCPU: u64 = 1 << 1;
+const OTHER_PCPU: u64 = 1 << 0;
+
+/// How long the control domain's progress is measured beside a quiet tenant, and beside a storm.
+const MEASURED: Duration = Duration::from_secs(4);
+/// The tenant is quiet for longer, since measuring starts late.
+const QUIET: Duration = Duration::from_secs(8);
+
+/// A measured region: short enough that most are not preempted.
+const REGION: Region = Region { first: 50_000, second: 50_000 };
+
+/// What the driver may execute for one interrupt, unit: instructions.
+const INTERRUPT_INSTRUCTIONS_MAX: u64 = 400;
+/// How much more Xen may execute in this domain's time: its timers go by time and not by the
+/// thread's instructions, so an emulator that is slow for a while has it execute more.
+const XEN_GROWTH_MAX: u64 = 3;
+/// Half of what one of three vCPUs gets of a CPU on average, since a few seconds are not many turns
+/// of a scheduler.  Unit: percent.
+const SHARE_MIN: u64 = 16;
+
+/// What the driver has seen of a storm.
+#[derive(Clone, Copy, Debug)]
+struct Weather {
+    milliseconds: u64,
+    interrupts: u64,
+    /// For all interrupts.
+    instructions: u64,
+}
+
+/// What a thread has got done on the shared CPU.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    /// By Xen's account of the vCPU.
+    running_ns: u64,
+    waiting_ns: u64,
+    error_count: u64,
+    /// Regions in which the vCPU was not switched, and Xen's own instructions in their middle.
+    whole: u64,
+    xen_instructions: u64,
+}
+
+impl Progress {
+    /// Of the time in which the vCPU had something to do, unit: percent.
+    fn share(&self) -> u64 {
+        self.running_ns * 100 / (self.running_ns + self.waiting_ns).max(1)
+    }
+
+    /// What Xen executed in the middle of the thread's regions, unit: instructions per million of
+    /// the thread's own.
+    fn xen_per_million(&self) -> u64 {
+        self.xen_instructions * 1_000_000 / (self.whole * REGION.instructions()).max(1)
+    }
+}
+
+/// A storm beside this domain, and its end in the middle; the driver allows `rate` overflows per
+/// vCPU and ms.
+pub fn run(tally: &mut Tally, host: &Host, rate: u64) -> Result<()> {
+    let xen = &host.xen;
+    let cpus = cpus()?;
+    let (&victim, others) = cpus.split_last().context("there is no CPU")?;
+    xen.set_affinity(CONTROL_DOMAIN, victim as u32, SHARED_PCPU)?;
+    for &cpu in others {
+        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, OTHER_PCPU)?;
+    }
+    let role = format!("storm {}", QUIET.as_millis());
+    let mut tenant = Tenant::create("storm", VCPUS as usize, Tsc::Native, &role)?;
+    for vcpu in 0..VCPUS {
+        xen.set_affinity(tenant.domain, vcpu, SHARED_PCPU)?;
+    }
+    host.invite(&tenant)?;
+    let said = tenant.hear()?;
+    ensure!(said == "quiet", "the tenant says {said}");
+    let quiet = progress(xen, victim)?;
+    let said = tenant.hear()?;
+    ensure!(said == "storm", "the tenant says {said}");
+    let (before, start) = (xen.stats()?.hook[HOOK_INTERRUPT], Instant::now());
+    let storm = progress(xen, victim)?;
+    let after = xen.stats()?.hook[HOOK_INTERRUPT];
+    let weather = Weather {
+        milliseconds: start.elapsed().as_millis() as u64,
+        interrupts: after.calls - before.calls,
+        instructions: after.instructions - before.instructions,
+    };
+    let domain = tenant.domain;
+    tenant.destroy()?;
+    tally.check("a tenant that ends in its storm leaves nothing", gone(xen, domain));
+    judge(tally, &quiet, &storm, &weather, rate);
+    for &cpu in &cpus {
+        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, SHARED_PCPU | OTHER_PCPU)?;
+    }
+    run_on(SELF, &cpus)?;
+    Ok(())
+}
+
+/// Measures regions on one vCPU for a while.
+fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
+    run_on(SELF, &[cpu])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    let caps = session.description().caps.context("the provider does not say what there is")?;
+    // The driver has taken the last general counter for its own instructions.
+    let xen_counter = PhysSlot::general(caps.general).context("there is no such counter")?;
+    let xen_instructions = || Hardware.rdpmc(xen_counter.rdpmc());
+    let page = session.vcpu_page(cpu as u32).context("the vCPU has no page")?;
+    let (mut progress, mut histogram) = (Progress::default(), Histogram::default());
+    let mut store = 0;
+    let (runstate, start) = (xen.runstate(cpu as u32)?, Instant::now());
+    while start.elapsed() < MEASURED {
+        let (switches, before) = (page.switches.load(Relaxed), xen_instructions());
+        let reading = measure::<1>(&session, REGION, &mut store)?;
+        let (after, switches_now) = (xen_instructions(), page.switches.load(Relaxed));
+        histogram.add(reading.retries, reading.counts[0], REGION.instructions());
+        if switches == switches_now {
+            progress.whole += 1;
+            progress.xen_instructions += after.wrapping_sub(before);
+        }
+    }
+    let now = xen.runstate(cpu as u32)?;
+    progress.running_ns = now.running_ns - runstate.running_ns;
+    progress.waiting_ns = now.runnable_ns - runstate.runnable_ns;
+    progress.error_count = histogram.judge().context("every reading was disturbed")?.error_count;
+    Ok(progress)
+}
+
+/// The storm's interrupts, what they cost, and what is left to this domain.
+fn judge(tally: &mut Tally, quiet: &Progress, storm: &Progress, weather: &Weather, rate: u64) {
+    let &Weather { milliseconds, interrupts, instructions } = weather;
+    println!("beside a quiet tenant: {quiet:?}");
+    println!("beside a storm: {storm:?}");
+    println!("the storm: {weather:?}");
+    // In a window of a ms a vCPU may end one that it was allowed in the window before.
+    let bound = u64::from(VCPUS) * (rate + 1) * (milliseconds + 1);
+    let why = format!("{interrupts} interrupts, {bound} allowed");
+    let within = 0 < interrupts && interrupts <= bound;
+    tally.check("a tenant's storm keeps to the allowed rate", demand(within, why));
+    let each = instructions / interrupts.max(1);
+    let why = format!("{each} instructions, {INTERRUPT_INSTRUCTIONS_MAX} allowed");
+    let within = each <= INTERRUPT_INSTRUCTIONS_MAX;
+    tally.check("an interrupt costs the hypervisor little", demand(within, why));
+    let errors = quiet.error_count + storm.error_count;
+    let why = format!("{errors} counts are off");
+    tally.check("counts beside a tenant's storm are exact", demand(errors == 0, why));
+    let (before, during) = (quiet.xen_per_million(), storm.xen_per_million());
+    let why = format!("{during} instructions of Xen in a million of the thread's, {before} before");
+    let within = during <= XEN_GROWTH_MAX * before;
+    tally.check("a tenant's storm does not work in this domain's time", demand(within, why));
+    let why = format!("{} %, {} % beside a quiet tenant", storm.share(), quiet.share());
+    let within = storm.share() >= SHARE_MIN;
+    tally.check("a tenant's storm leaves this domain its share of the CPU", demand(within, why));
+}
+
+fn demand(holds: bool, otherwise: String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise) }
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The first and only program of a tenant, which talks to the control domain on its console.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use perfctr::overflow::set_handler;
+use perfctr::rdpmc::Hardware;
+use perfctr::{Event, Provider, Session};
+use serde_json::{Value, json};
+use shared_abi::limits::PERIOD_EVENTS_MIN;
+use shared_abi::read::Counters;
+use vm_tests::module;
+use vm_tests::region::Region;
+use vm_tests::threads::{SELF, cpus, run_on};
+
+use crate::counting;
+use crate::toolstack::MARK;
+
+/// Until the control domain counts, too.
+const START_LATE: Duration = Duration::from_secs(1);
+
+/// What the control domain wants of a tenant.
+#[derive(Debug, Subcommand)]
+pub enum Role {
+    /// Counts beside the control domain.
+    Count {
+        /// Regions that each thread measures.
+        regions: u64,
+    },
+    /// Executes on all vCPUs, for some time without sampling, then with the shortest period.
+    Storm {
+        /// How long nothing is sampled.
+        quiet_ms: u64,
+    },
+    /// Tries to count although nobody wants it to.
+    Intrude,
+    /// Reads a counter without asking anybody.
+    Rdpmc,
+}
+
+/// Does it, and switches the domain off.
+pub fn run(role: &Role) -> Result<ExitCode> {
+    if let Role::Rdpmc = role {
+        println!("{}", Hardware.rdpmc(0));
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Err(error) = mount_all().and_then(|()| act(role)) {
+        say(&json!({ "error": format!("{error:#}") }));
+    }
+    // The console takes what was said before this returns from the hypervisor.
+    reboot(RebootMode::RB_POWER_OFF)?;
+    unreachable!("the domain is off")
+}
+
+fn say(what: &Value) {
+    println!("{MARK}{what}");
+}
+
+fn mount_all() -> Result<()> {
+    for (kind, target) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
+        fs::create_dir_all(target)?;
+        mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).context(target)?;
+    }
+    Ok(())
+}
+
+fn act(role: &Role) -> Result<()> {
+    match *role {
+        Role::Count { regions } => {
+            module::load()?;
+            say(&json!("ready"));
+            thread::sleep(START_LATE);
+            for places in [counting::APART, counting::CROSSED] {
+                say(&counting::run(places[1], 2, |measured| measured < regions)?);
+            }
+            Ok(())
+        }
+        Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
+        Role::Intrude => intrude(),
+        Role::Rdpmc => unreachable!("it needs no system"),
+    }
+}
+
+/// Says how the module and the CPU refuse.
+fn intrude() -> Result<()> {
+    let refusal = module::load().err().map(|error| format!("{error:#}"));
+    let child = Command::new("/proc/self/exe").arg("rdpmc").status()?;
+    say(&json!({ "module": refusal, "signal": child.signal() }));
+    Ok(())
+}
+
+/// Raises a storm that ends with the domain.
+fn storm(quiet: Duration) -> Result<()> {
+    module::load()?;
+    set_handler(libc::SIGURG, |_| {})?;
+    let start = Instant::now();
+    say(&json!("quiet"));
+    let threads: Vec<_> = cpus()?
+        .into_iter()
+        .map(|cpu| thread::spawn(move || spin_then_sample(cpu, start, quiet)))
+        .collect();
+    // Only those end that have failed.
+    threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
+}
+
+fn spin_then_sample(cpu: usize, start: Instant, quiet: Duration) -> Result<()> {
+    run_on(SELF, &[cpu])?;
+    let spin = || Region { first: 100_000, second: 100_000 }.execute(&mut 0);
+    while start.elapsed() < quiet {
+        spin();
+    }
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    let instructions = Event::INSTRUCTIONS.user().every(PERIOD_EVENTS_MIN);
+    session.start_sampling(&[instructions], libc::SIGURG)?;
+    if cpu == 0 {
+        say(&json!("storm"));
+    }
+    loop {
+        spin();
+    }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Debian's Xen tools, used as an administrator uses them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+/// Where Debian's package `xen-utils-4.17` has its programs.
+const TOOLS: &str = "/usr/lib/xen-4.17/bin";
+/// Directories that the packages' installation would have made.
+const DIRECTORIES: [&str; 6] = [
+    "/var/lib/xen",
+    "/var/lib/xenstored",
+    "/var/log/xen",
+    CONSOLES,
+    "/var/run/xen",
+    "/var/run/xenstored",
+];
+/// Where the console daemon writes what each domain says.
+const CONSOLES: &str = "/var/log/xen/console";
+const STORE_SOCKET: &str = "/var/run/xenstored/socket";
+
+/// The tenant's kernel, and its memory's first contents.
+const KERNEL: &str = "/work/vmlinux";
+const INITRAMFS: &str = "/work/tenant.cpio";
+
+/// Arguments of the tenant's kernel; what follows goes to its first program.
+const ARGUMENTS: &str =
+    "console=hvc0 quiet panic=-1 oops=panic nmi_watchdog=0 sysctl.kernel.watchdog_thresh=60 --";
+
+/// What a tenant's program says to the control domain starts with this, on a line of its own.
+pub const MARK: &str = "tenant: ";
+
+/// How long a tenant may take to boot and to say what it has to; emulation is slow.
+const PATIENCE: Duration = Duration::from_secs(200);
+const POLL: Duration = Duration::from_millis(20);
+
+/// Starts what the tools need.
+pub fn start() -> Result<()> {
+    for directory in DIRECTORIES {
+        fs::create_dir_all(directory).with_context(|| directory.to_owned())?;
+    }
+    tool("xenstored", &[])?;
+    wait_for(|| Ok(Path::new(STORE_SOCKET).exists().then_some(()))).context("xenstored")?;
+    tool("xen-init-dom0", &[])?;
+    tool("xenconsoled", &["--log=guest", &format!("--log-dir={CONSOLES}")])
+}
+
+/// Runs one of the tools to its end, or until it has become a daemon.
+fn tool(name: &str, arguments: &[&str]) -> Result<()> {
+    // A daemon keeps its standard error, so that must not be a pipe of which the end is awaited.
+    let log = format!("/var/log/xen/{name}");
+    let log = || fs::File::options().create(true).append(true).open(&log);
+    let program = Path::new(TOOLS).join(name);
+    let status = Command::new(&program).args(arguments).stdout(log()?).stderr(log()?).status();
+    let status = status.with_context(|| program.display().to_string())?;
+    let said = || fs::read_to_string(format!("/var/log/xen/{name}")).unwrap_or_default();
+    ensure!(status.success(), "{name} {}: {status}\n{}", arguments.join(" "), said());
+    Ok(())
+}
+
+/// Waits until there is something.
+fn wait_for<T>(mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        ensure!(start.elapsed() < PATIENCE, "nothing after {} s", PATIENCE.as_secs());
+        sleep(POLL);
+    }
+}
+
+/// How a tenant gets to know the time-stamp counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tsc {
+    /// By the instruction.
+    Native,
+    /// From Xen, which makes the instruction fault.
+    Emulated,
+}
+
+/// An unprivileged domain.
+#[derive(Debug)]
+pub struct Tenant {
+    name: String,
+    /// Xen's number of it.
+    pub domain: u16,
+    /// Lines that it has said and that were heard.
+    heard: usize,
+}
+
+impl Tenant {
+    /// Creates a domain whose program has this role.  It is paused.
+    pub fn create(name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
+        let tsc_mode = match tsc {
+            Tsc::Native => "native",
+            Tsc::Emulated => "always_emulate",
+        };
+        let config = format!("/run/{name}.cfg");
+        let text = format!(
+            "name = \"{name}\"\nkernel = \"{KERNEL}\"\nramdisk = \"{INITRAMFS}\"\n\
+             extra = \"{ARGUMENTS} {role}\"\nmemory = 256\nvcpus = {vcpus}\n\
+             tsc_mode = \"{tsc_mode}\"\n"
+        );
+        fs::write(&config, text)?;
+        // Nobody waits for its end to destroy it: that is done here.
+        tool("xl", &["create", "-q", "-e", "-p", &config])?;
+        let number = Command::new(Path::new(TOOLS).join("xl")).args(["domid", name]).output()?;
+        let domain = String::from_utf8_lossy(&number.stdout).trim().parse().context("xl domid")?;
+        Ok(Self { name: name.to_owned(), domain, heard: 0 })
+    }
+
+    /// Lets it go on.
+    pub fn unpause(&self) -> Result<()> {
+        tool("xl", &["unpause", &self.name])
+    }
+
+    /// Waits for the next thing that its program says.
+    pub fn hear(&mut self) -> Result<Value> {
+        let console = self.console();
+        let text = || fs::read_to_string(&console).unwrap_or_default();
+        let line = wait_for(|| {
+            let text = text();
+            // A line without its end is still being written.
+            let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            let mut said = whole.filter_map(|line| line.trim_end().strip_prefix(MARK));
+            if let Some(crash) = text.find("Kernel panic") {
+                bail!("it has crashed: {}", &text[crash..]);
+            }
+            Ok(said.nth(self.heard).map(str::to_owned))
+        });
+        self.heard += 1;
+        line.and_then(|line| serde_json::from_str(&line).with_context(|| line.clone()))
+            .with_context(|| format!("{} has said:\n{}", self.name, text()))
+    }
+
+    /// Takes everything from it, whatever it is doing.
+    pub fn destroy(self) -> Result<()> {
+        tool("xl", &["destroy", &self.name])
+    }
+
+    fn console(&self) -> PathBuf {
+        Path::new(CONSOLES).join(format!("guest-{}.log", self.name))
+    }
+}
