@@ -38,7 +38,7 @@ const RUNS_KEPT: usize = 40;
 
 /// Every topology's kernel arguments: a crash ends the machine, and a busy build machine, on which
 /// an emulated CPU may stand still for long, is not taken for a lockup.
-const LINUX_ARGS: &str = "panic=-1 oops=panic quiet sysctl.kernel.watchdog_thresh=60";
+const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
 
 /// What the console says when the guest or the hypervisor is beyond help.
 const CRASHES: &[&str] = &[
