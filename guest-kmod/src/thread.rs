@@ -266,10 +266,10 @@ impl ThreadPmu {
     #[inline(always)]
     fn load<K: Kernel>(&self, cpu: &mut Cpu<'_, K>) -> Result<(), Errno> {
         if self.overflows.paused() {
-            return cpu.load(&Config::default());
+            return cpu.load_beside(&Config::default());
         }
         if !self.overflows.any() {
-            return cpu.load(&self.config);
+            return cpu.load_beside(&self.config);
         }
         let mut config = self.config;
         for (index, &slot) in self.order.slots().iter().enumerate() {
@@ -277,7 +277,7 @@ impl ThreadPmu {
                 config.set_period(slot, events);
             }
         }
-        cpu.load(&config)
+        cpu.load_beside(&config)
     }
 
     fn start_anew(&mut self, page: &ThreadPage, request: &Request) {

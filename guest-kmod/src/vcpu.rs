@@ -126,21 +126,47 @@ impl<K: Kernel> Cpu<'_, K> {
         self.vcpu.loaded = Config::default();
     }
 
-    /// Has `config` counted.  No hypercall if all of it is counted already.
+    /// Has `config` counted, and nothing else.  No hypercall if all of it is counted already.
     ///
     /// # Errors
     ///
     /// Why no page is registered, and those of the hypercall.  What was loaded stays loaded.
-    #[inline(always)]
     pub(crate) fn load(&mut self, config: &Config) -> Result<(), Errno> {
-        self.vcpu.registered?;
-        // What was loaded is gone if the host has forbidden the domain meanwhile.
-        let flags = self.page.flags.load(Relaxed);
-        let direct = planted!(RevocationIgnored, flags & VCPU_DIRECT != 0, true);
-        // A distance to an overflow is new each time.
-        if direct && config.sampling() == 0 && self.vcpu.loaded.includes(config) {
+        if self.counts(config)? { Ok(()) } else { self.replace(config) }
+    }
+
+    /// Has `config` counted beside what is loaded, if both fit, so that threads whose counters do
+    /// not clash need no hypercall the next time.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    pub(crate) fn load_beside(&mut self, config: &Config) -> Result<(), Errno> {
+        if self.counts(config)? {
             return Ok(());
         }
+        match self.vcpu.loaded.beside(config) {
+            Some(both) if self.is_direct() => self.replace(&both),
+            _ => self.replace(config),
+        }
+    }
+
+    /// Whether all of `config` is counted.
+    #[inline(always)]
+    fn counts(&self, config: &Config) -> Result<bool, Errno> {
+        self.vcpu.registered?;
+        // A distance to an overflow is new each time.
+        Ok(self.is_direct() && config.sampling() == 0 && self.vcpu.loaded.includes(config))
+    }
+
+    /// Whether what was loaded is not gone because the host has forbidden the domain meanwhile.
+    #[inline(always)]
+    fn is_direct(&self) -> bool {
+        planted!(RevocationIgnored, self.page.flags.load(Relaxed) & VCPU_DIRECT != 0, true)
+    }
+
+    fn replace(&mut self, config: &Config) -> Result<(), Errno> {
         self.stats.hypercalls.add(1);
         self.stats.loads.add(1);
         hypercall::load(self.kernel, config)?;

@@ -14,6 +14,7 @@ use crate::caps::{PmuCaps, VENDOR_AMD};
 use crate::error::Errno;
 use crate::layout::layout;
 use crate::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};
+use crate::planted;
 use crate::slot::{PhysSlot, slots_of};
 
 /// Event number and unit mask.
@@ -209,6 +210,25 @@ impl Config {
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
     }
 
+    /// What both count, side by side; `None` if they want the same counter for different events, or
+    /// if one of them interrupts.
+    pub fn beside(&self, other: &Config) -> Option<Config> {
+        if self.sampling | other.sampling != 0 {
+            return None;
+        }
+        let mut both = *self;
+        for slot in slots_of(other.slots) {
+            let evntsel = both.evntsel.get_mut(slot.index())?;
+            if both.slots & slot.bit() == 0 {
+                *evntsel = other.evntsel(slot);
+            } else if *evntsel != other.evntsel(slot) {
+                planted!(ClashOverlooked, return None, ());
+            }
+        }
+        both.slots |= other.slots;
+        Some(both)
+    }
+
     /// The configuration as it crosses a boundary; gives the number of counters.
     pub fn encode(&self, counters: &mut [CounterConfig; MAX_SLOTS]) -> u32 {
         let mut used = 0;
@@ -325,6 +345,19 @@ mod tests {
         let kernel = Config::new(&caps(), &[counter(0, INSTRUCTIONS_USER | EVNTSEL_OS)]).unwrap();
         assert!(both.includes(&one) && both.includes(&Config::default()));
         assert!(!one.includes(&both) && !both.includes(&elsewhere) && !both.includes(&kernel));
+    }
+
+    #[test]
+    fn configurations_fit_beside_each_other_or_clash() {
+        let of = |counters: &[CounterConfig]| Config::new(&caps(), counters).unwrap();
+        let (a, b) = (counter(0, INSTRUCTIONS_USER), counter(17, EVNTSEL_USR | EVNTSEL_EN));
+        let c = counter(2, 0xc4 | EVNTSEL_USR | EVNTSEL_EN);
+        assert_eq!(of(&[a, b]).beside(&of(&[c, b])), Some(of(&[a, b, c])));
+        assert_eq!(Config::default().beside(&of(&[a])), Some(of(&[a])));
+        let clash = counter(0, INSTRUCTIONS_USER | EVNTSEL_OS);
+        assert_eq!(of(&[a, b]).beside(&of(&[c, clash])), None);
+        let sampling = of(&[CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..c }]);
+        assert_eq!((of(&[a]).beside(&sampling), sampling.beside(&of(&[a]))), (None, None));
     }
 
     #[test]

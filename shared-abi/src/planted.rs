@@ -110,6 +110,8 @@ mod switch {
         HeldAtLoadOnly,
         /// A thread is told again of an overflow after it has let its counters go on.
         OverflowToldTwice,
+        /// Configurations that want the same counter for different events are joined.
+        ClashOverlooked,
     }
 
     std::thread_local! {

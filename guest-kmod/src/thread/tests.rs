@@ -100,6 +100,36 @@ fn an_included_configuration_needs_no_hypercall() {
 }
 
 #[test]
+fn configurations_that_fit_beside_each_other_are_loaded_once() {
+    let machine = Machine::new();
+    let (one, two) = (machine.thread(), machine.thread());
+    one.start(&[counter(0, INSTRUCTIONS)]);
+    one.switch_out();
+    two.start(&[counter(1, BRANCHES)]);
+    two.execute(10);
+    two.switch_out();
+    one.switch_in(0);
+    assert_eq!(machine.take_hypercalls(), vec![(0, OP_LOAD); 3]);
+    for _ in 0..10 {
+        one.execute(20);
+        one.switch_out();
+        two.switch_in(0);
+        two.execute(10);
+        two.switch_out();
+        one.switch_in(0);
+    }
+    assert_eq!(machine.take_hypercalls(), []);
+    assert_eq!((counts(&one), counts(&two)), ([200], [11]));
+    one.switch_out();
+    two.switch_in(0);
+    // What is asked for by its thread is loaded alone, and what clashes takes the place of all.
+    two.start(&[counter(0, BRANCHES)]);
+    two.switch_out();
+    one.switch_in(0);
+    assert_eq!(machine.take_hypercalls(), vec![(0, OP_LOAD); 2]);
+}
+
+#[test]
 fn the_order_of_counters_is_the_threads_own() {
     let machine = Machine::new();
     let (one, two) = (machine.thread(), machine.thread());
