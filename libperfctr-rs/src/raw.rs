@@ -5,4 +5,4 @@
 //! ioctl, [`Pages`] a bound descriptor's mapping.
 
 pub use crate::map::Pages;
-pub use crate::sys::Device;
+pub use crate::sys::{Device, Generation};

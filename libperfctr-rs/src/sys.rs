@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// How often this process's ancestors have forked since the library was first used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Generation(u64);
+pub struct Generation(u64);
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
@@ -32,7 +32,11 @@ impl Generation {
     ///
     /// A child made by a bare `clone` or `vfork` is not seen; it faults when it reads, because the
     /// kernel does not copy the mapping to it either.
-    pub(crate) fn watch() -> io::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// What the C library says.
+    pub fn watch() -> io::Result<()> {
         static WATCH: Once = Once::new();
         let mut error = 0;
         WATCH.call_once(|| {
@@ -42,8 +46,9 @@ impl Generation {
         if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
     }
 
+    /// The calling process's.
     #[inline(always)]
-    pub(crate) fn current() -> Self {
+    pub fn current() -> Self {
         // ATOMICS: see `count_fork`.
         Self(FORKS.load(Ordering::Relaxed))
     }

@@ -5,6 +5,7 @@
 //! for the next one, so that it can always be asked whether it is open.
 
 use std::cell::UnsafeCell;
+use std::hint::unreachable_unchecked;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,8 +58,12 @@ impl<T> Handle<T> {
         if !handle.is_open.load(Ordering::Acquire) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: an open handle has content, which does not change until it is closed.
-        Ok(unsafe { (*handle.content.get()).as_ref().unwrap_unchecked() })
+        // SAFETY: the content of an open handle does not change until it is closed.
+        match unsafe { &*handle.content.get() } {
+            Some(content) => Ok(content),
+            // SAFETY: an open handle has content.
+            None => unsafe { unreachable_unchecked() },
+        }
     }
 
     /// Ends the handle and drops its content; without effect on null and on closed ones.

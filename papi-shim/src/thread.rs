@@ -3,9 +3,11 @@
 
 use std::arch::asm;
 use std::ffi::c_int;
+use std::io;
+use std::sync::OnceLock;
 
-use perfctr::raw::{Device, Pages};
-use shared_abi::ioctl::{CONTROL_TSC, Control, Info};
+use perfctr::raw::{Device, Generation, Pages};
+use shared_abi::ioctl::{CONTROL_TSC, Control, Create};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_PAUSED, THREAD_TSC};
@@ -24,9 +26,13 @@ use crate::{errno, fd};
 pub struct Thread {
     pub(crate) device: Device,
     vendor: u32,
-    pages: Pages,
+    vcpus: u32,
+    /// Mapped when they are first needed, since many threads never count anything.
+    pages: OnceLock<Pages>,
     /// The [`this_thread`] that may read directly; 0, which is none, for another thread's counters.
     reader: usize,
+    /// That of the reader's process.
+    generation: Generation,
     /// The other thread's id, or 0.
     pub(crate) tid: u32,
 }
@@ -50,25 +56,58 @@ fn this_thread() -> usize {
 
 impl Thread {
     pub(crate) fn create(tid: u32) -> Result<Self, Errno> {
-        let device = fd::open_device()?;
-        let info = errno::from(device.info())?;
-        errno::from(device.create(&fd::thread(tid)))?;
-        // Without a handle nobody could end them.
-        let pages = Self::pages(&device, &info).inspect_err(|_| drop(device.unlink()))?;
-        let reader = if tid == 0 { this_thread() } else { 0 };
-        Ok(Self { device, vendor: info.vendor, pages, reader, tid })
+        Self::new(tid, Device::create)
     }
 
     fn open_existing() -> Result<Self, Errno> {
-        let device = fd::open_device()?;
-        let info = errno::from(device.info())?;
-        errno::from(device.open_existing(&fd::thread(0)))?;
-        let pages = Self::pages(&device, &info)?;
-        Ok(Self { device, vendor: info.vendor, pages, reader: this_thread(), tid: 0 })
+        Self::new(0, Device::open_existing)
     }
 
-    fn pages(device: &Device, info: &Info) -> Result<Pages, Errno> {
-        Pages::new(device, info.vcpus).map_err(|_| Errno::NOMEM)
+    fn new(tid: u32, bind: fn(&Device, &Create) -> io::Result<()>) -> Result<Self, Errno> {
+        errno::from(Generation::watch())?;
+        let device = fd::open_device()?;
+        let info = errno::from(device.info())?;
+        errno::from(bind(&device, &fd::thread(tid)))?;
+        Ok(Self {
+            device,
+            vendor: info.vendor,
+            vcpus: info.vcpus,
+            pages: OnceLock::new(),
+            reader: if tid == 0 { this_thread() } else { 0 },
+            generation: Generation::current(),
+            tid,
+        })
+    }
+
+    /// The pages, if this is the thread that they describe.
+    #[inline(always)]
+    fn own_pages(&self) -> Option<&Pages> {
+        self.pages.get().or_else(|| self.map()).filter(|_| self.reader == this_thread())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn map(&self) -> Option<&Pages> {
+        if self.reader != this_thread() || self.generation != Generation::current() {
+            return None;
+        }
+        // If that fails, the kernel is asked instead.
+        let pages = Pages::new(&self.device, self.vcpus).ok()?;
+        Some(self.pages.get_or_init(|| pages))
+    }
+
+    /// The page, if this is the thread that it describes.
+    #[inline(always)]
+    fn own_page(&self) -> Option<&ThreadPage> {
+        self.own_pages()?.thread_page()
+    }
+
+    fn control(&self, from: &VperfctrControl) -> Result<(), Errno> {
+        if from.cpu_control.nractrs != 0 || from.cpu_control.nrictrs != 0 {
+            // Mapping the pages is not to be counted.
+            self.own_pages();
+        }
+        fd::set(&self.device, self.vendor, from)
     }
 
     /// Reads the TSC and the counters in use without a system call, if the TSC is on and this is
@@ -76,12 +115,13 @@ impl Thread {
     #[inline(always)]
     fn read_direct(&self, sums: &mut SumCtrs) -> Option<()> {
         const RUNNING: u32 = THREAD_ACTIVE | THREAD_TSC;
-        let page = self.own_page()?;
+        let pages = self.own_pages()?;
+        let page = pages.thread_page()?;
         if page.state.load(Relaxed) & RUNNING != RUNNING {
             return None;
         }
         let counts = sums.pmc.get_mut(..page.counters.load(Relaxed) as usize)?;
-        sums.tsc = self.pages.read(counts).ok()?.tsc;
+        sums.tsc = pages.read(counts).ok()?.tsc;
         Some(())
     }
 
@@ -118,12 +158,6 @@ impl Thread {
             }
         }
         sums
-    }
-
-    /// The page, if this is the thread that it describes.
-    #[inline(always)]
-    fn own_page(&self) -> Option<&ThreadPage> {
-        self.pages.thread_page().filter(|_| self.reader == this_thread())
     }
 
     /// Whether anything is counted.
@@ -290,7 +324,7 @@ pub unsafe extern "C" fn vperfctr_control(
 ) -> c_int {
     // SAFETY: as the caller says.
     let (thread, from) = unsafe { (Handle::get(handle), errno::take(from)) };
-    errno::status(thread.and_then(|thread| fd::set(&thread.device, thread.vendor, &from?)))
+    errno::status(thread.and_then(|thread| thread.control(&from?)))
 }
 
 /// See `libperfctr.h`.
