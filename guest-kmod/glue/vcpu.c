@@ -11,6 +11,7 @@
 #include <linux/syscore_ops.h>
 #include <linux/workqueue.h>
 #include <xen/page.h>
+#include <xen/xen-ops.h>
 
 #include "perfctr.h"
 
@@ -71,7 +72,7 @@ static int perfctr_cpu_down(unsigned int cpu)
 	return 0;
 }
 
-/* Only the boot CPU is online now; the others went through hotplug. */
+/* Only the boot CPU is online while a machine sleeps: the others are unplugged. */
 static int perfctr_suspend(void)
 {
 	return perfctr_vcpu_offline(smp_processor_id());
@@ -85,6 +86,31 @@ static void perfctr_resume(void)
 static struct syscore_ops perfctr_syscore_ops = {
 	.suspend = perfctr_suspend,
 	.resume = perfctr_resume,
+};
+
+static void perfctr_vcpu_restore(void *unused)
+{
+	unsigned int cpu = smp_processor_id();
+
+	perfctr_global_offline(cpu);
+	/* Refused if the domain is a new one, which has no page yet. */
+	perfctr_core_vcpu_unregister(perfctr_cpus[cpu].core);
+	perfctr_vcpu_online(cpu);
+}
+
+/*
+ * A domain that is saved keeps all its CPUs.  No thread has been resumed yet,
+ * so no sum depends on what the old pages said.
+ */
+static int perfctr_restored(struct notifier_block *unused, unsigned long event,
+			    void *data)
+{
+	on_each_cpu(perfctr_vcpu_restore, NULL, true);
+	return NOTIFY_OK;
+}
+
+static struct notifier_block perfctr_restore_notifier = {
+	.notifier_call = perfctr_restored,
 };
 
 static void perfctr_stop_vcpu(void *unused)
@@ -153,12 +179,14 @@ int perfctr_vcpus_init(void)
 	}
 	perfctr_cpuhp_state = err;
 	register_syscore_ops(&perfctr_syscore_ops);
+	xen_resume_notifier_register(&perfctr_restore_notifier);
 	return 0;
 }
 
 void perfctr_vcpus_exit(void)
 {
 	cancel_delayed_work_sync(&perfctr_stop_work);
+	xen_resume_notifier_unregister(&perfctr_restore_notifier);
 	unregister_syscore_ops(&perfctr_syscore_ops);
 	cpuhp_remove_state(perfctr_cpuhp_state);
 	perfctr_free_vcpus();
