@@ -104,6 +104,27 @@ const TOOLSTACK: &[&str] = &[
 /// What the tools need for other kinds of domains only.
 const TOOLSTACK_LEFT_OUT: &[&str] = &["usr/lib/xen-4.17/boot", "usr/lib/xen-4.17/lib", "usr/share"];
 
+/// Linux's `perf`, with those libraries that only it needs.
+const PERF: &[&str] = &[
+    "libbabeltrace1",
+    "libcap2",
+    "libdw1",
+    "libelf1",
+    "libexpat1",
+    "libglib2.0-0",
+    "libnuma1",
+    "libopencsd1",
+    "libperl5.36",
+    "libpython3.11",
+    "libslang2",
+    "libunwind8",
+    "libuuid1",
+    "linux-perf",
+];
+
+/// Its libraries' own libraries and documents.
+const PERF_LEFT_OUT: &[&str] = &["usr/lib/x86_64-linux-gnu/perl", "usr/share"];
+
 /// The archive with the userland and the kernel's modules for `kernel`.
 pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
     let key = Key::new("rootfs 1").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
@@ -138,14 +159,27 @@ pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
 
 /// The directory tree of Xen's tools, to be laid over the userland.
 pub fn toolstack() -> Result<PathBuf> {
-    let key = Key::new("toolstack 1").text(&TOOLSTACK.join(" "));
-    let key = key.text(&TOOLSTACK_LEFT_OUT.join(" "));
-    let dir = cache::artefact("toolstack", key, |dir| {
+    tree("toolstack", TOOLSTACK, TOOLSTACK_LEFT_OUT)
+}
+
+/// The directory tree of Linux's `perf`, to be laid over the userland.
+pub fn perf() -> Result<PathBuf> {
+    tree("perf", PERF, PERF_LEFT_OUT)
+}
+
+/// What is in these packages, but for some paths.
+fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
+    let key = Key::new("tree 2").text(&packages.join(" ")).text(&left_out.join(" "));
+    let dir = cache::artefact(name, key, |dir| {
         let tree = dir.join("tree");
-        fs::create_dir_all(&tree)?;
-        apt::unpack(&apt::fetch(TOOLSTACK, false, dir)?, &tree)?;
-        for path in TOOLSTACK_LEFT_OUT {
+        merged_usr(&tree)?;
+        apt::unpack(&apt::fetch(packages, false, dir)?, &tree)?;
+        for path in left_out {
             remove(&tree.join(path))?;
+        }
+        // The userland has these links, and nothing may take their place.
+        for link in MERGED {
+            fs::remove_file(tree.join(link))?;
         }
         Ok(fs::remove_dir_all(dir.join("debs"))?)
     })?;
@@ -159,8 +193,10 @@ fn package_of(deb: &Path) -> &str {
 }
 
 /// The links of a Debian system whose `/bin` and `/lib` have moved below `/usr`.
+const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
+
 fn merged_usr(tree: &Path) -> Result<()> {
-    for name in ["bin", "sbin", "lib", "lib64"] {
+    for name in MERGED {
         fs::create_dir_all(tree.join("usr").join(name))?;
         symlink(format!("usr/{name}"), tree.join(name))?;
     }
