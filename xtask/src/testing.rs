@@ -128,6 +128,7 @@ fn vm_suites(filter: &str) -> Report {
         if let Err(error) = (suite.run)(&mut report) {
             report.record("the suite as a whole", Err(error), start.elapsed().as_secs_f64());
         }
+        println!("  {:.0} s", start.elapsed().as_secs_f64());
     }
     report
 }
