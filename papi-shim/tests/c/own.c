@@ -2,10 +2,48 @@
 /* vperfctr_*: the calling thread's counters. */
 
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "check.h"
 
 #define ROUNDS 1000000ul
+
+/* A child inherits the handle, but neither the counters nor their pages. */
+static void inherited(struct vperfctr *self)
+{
+	struct vperfctr_control control = counting(0);
+	struct perfctr_sum_ctrs sums;
+	int status;
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		CHECK(vperfctr_read_ctrs(self, &sums) == 0);
+		CHECK(vperfctr_read_tsc(self) >= sums.tsc);
+		CHECK(vperfctr_is_running(self) == 1);
+		REFUSED(ESRCH, vperfctr_control(self, &control) == -1);
+		REFUSED(ESRCH, vperfctr_open_mode(0) == NULL);
+		vperfctr_close(self);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+/* No counters, but time. */
+static void time_only(struct vperfctr *self)
+{
+	struct vperfctr_control control;
+	struct perfctr_sum_ctrs sums;
+	unsigned long long tsc;
+
+	memset(&control, 0, sizeof(control));
+	control.cpu_control.tsc_on = 1;
+	CHECK(vperfctr_control(self, &control) == 0);
+	inherited(self);
+	tsc = vperfctr_read_tsc(self);
+	CHECK(vperfctr_read_ctrs(self, &sums) == 0);
+	CHECK(tsc != 0 && sums.tsc > tsc && vperfctr_read_pmc(self, 0) == 0);
+}
 
 static void reads_agree(struct vperfctr *self)
 {
@@ -149,7 +187,9 @@ int main(void)
 	REFUSED(ESRCH, vperfctr_open_mode(0) == NULL);
 	self = vperfctr_open();
 	CHECK(self != NULL);
+	time_only(self);
 	reads_agree(self);
+	inherited(self);
 	sums_survive(self);
 	bad_controls(self);
 	bad_arguments(self);
