@@ -68,6 +68,11 @@ const GROUPS: &[(&str, &str)] = &[
          child_overflow exec_overflow fork_overflow system_overflow system_child_overflow",
     ),
     (
+        "general",
+        "cmpinfo code2name destroy disable_component dmem_info eventname exeinfo failed_events \
+         get_event_component hwinfo profile_force_software realtime serial_hl_ll_comb virttime",
+    ),
+    (
         "not in the component",
         "attach_cpu attach_cpu_validate attach_cpu_sys_validate data_range earprofile inherit \
          p4_lst_ins zero_shmem timer_overflow",
