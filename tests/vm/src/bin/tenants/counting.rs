@@ -59,6 +59,8 @@ struct Log {
     branches: Histogram,
     /// The largest value in any counter that the domain does not use.
     residue_max: u64,
+    /// Why it could not go on.
+    refusal: Option<String>,
 }
 
 /// Counts on `places` as long as `go_on`, which is asked by each thread with the number of regions
@@ -89,6 +91,7 @@ pub fn run(places: Places, seed: u64, go_on: impl Fn(u64) -> bool + Sync) -> Res
             all.instructions.merge(&log.instructions);
             all.branches.merge(&log.branches);
             all.residue_max = all.residue_max.max(log.residue_max);
+            all.refusal = all.refusal.or(log.refusal);
         }
         Ok(all)
     })?;
@@ -104,8 +107,10 @@ pub fn run(places: Places, seed: u64, go_on: impl Fn(u64) -> bool + Sync) -> Res
         "error_count": instructions.error_count + branches.error_count,
         "error_max": instructions.error_max.max(branches.error_max),
         "residue_max": log.residue_max,
-        "vcpu_switches": switches_now - switches,
-        "vcpu_migrations": migrations_now - migrations,
+        "refusal": log.refusal,
+        // They start anew when the domain is restored.
+        "vcpu_switches": switches_now.saturating_sub(switches),
+        "vcpu_migrations": migrations_now.saturating_sub(migrations),
     }))
 }
 
@@ -146,7 +151,13 @@ fn count(places: Places, mut rng: Rng, go_on: impl Fn(u64) -> bool) -> Result<Lo
         // Mostly short ones, whose readings are close together; some that a switch is likely to hit.
         let iterations = *rng.pick(&[40, 40, 10_000, 200_000]);
         let region = Region::random(&mut rng, iterations);
-        let reading = measure::<2>(&session, region, &mut store)?;
+        let reading = match measure::<2>(&session, region, &mut store) {
+            Ok(reading) => reading,
+            Err(error) => {
+                log.refusal = Some(error.to_string());
+                break;
+            }
+        };
         let [instructions, branches] = reading.counts;
         log.instructions.add(reading.retries, instructions, region.instructions());
         log.branches.add(reading.retries, branches, region.branches());

@@ -27,6 +27,8 @@ use crate::toolstack::MARK;
 /// Until the control domain counts, too.
 const START_LATE: Duration = Duration::from_secs(1);
 
+const BETWEEN_TRIALS: Duration = Duration::from_millis(500);
+
 /// What the control domain wants of a tenant.
 #[derive(Debug, Subcommand)]
 pub enum Role {
@@ -40,8 +42,6 @@ pub enum Role {
         /// How long nothing is sampled.
         quiet_ms: u64,
     },
-    /// Tries to count although nobody wants it to.
-    Intrude,
     /// Reads a counter without asking anybody.
     Rdpmc,
 }
@@ -75,7 +75,7 @@ fn mount_all() -> Result<()> {
 fn act(role: &Role) -> Result<()> {
     match *role {
         Role::Count { regions } => {
-            module::load()?;
+            load()?;
             say(&json!("ready"));
             thread::sleep(START_LATE);
             for places in [counting::APART, counting::CROSSED] {
@@ -84,16 +84,18 @@ fn act(role: &Role) -> Result<()> {
             Ok(())
         }
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
-        Role::Intrude => intrude(),
         Role::Rdpmc => unreachable!("it needs no system"),
     }
 }
 
-/// Says how the module and the CPU refuse.
-fn intrude() -> Result<()> {
-    let refusal = module::load().err().map(|error| format!("{error:#}"));
+/// Loads the module.  Says how it and the CPU refuse, if they do, and waits until they do not.
+fn load() -> Result<()> {
+    let Err(refusal) = module::load() else { return Ok(()) };
     let child = Command::new("/proc/self/exe").arg("rdpmc").status()?;
-    say(&json!({ "module": refusal, "signal": child.signal() }));
+    say(&json!({ "module": format!("{refusal:#}"), "signal": child.signal() }));
+    while module::load().is_err() {
+        thread::sleep(BETWEEN_TRIALS);
+    }
     Ok(())
 }
 

@@ -2,12 +2,12 @@
 //! Debian's Xen tools, used as an administrator uses them.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 /// Where Debian's package `xen-utils-4.17` has its programs.
@@ -76,6 +76,12 @@ fn wait_for<T>(mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     }
 }
 
+/// Xen's number of a domain.
+fn number(name: &str) -> Result<u16> {
+    let said = Command::new(Path::new(TOOLS).join("xl")).args(["domid", name]).output()?;
+    String::from_utf8_lossy(&said.stdout).trim().parse().context("xl domid")
+}
+
 /// How a tenant gets to know the time-stamp counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tsc {
@@ -111,9 +117,7 @@ impl Tenant {
         fs::write(&config, text)?;
         // Nobody waits for its end to destroy it: that is done here.
         tool("xl", &["create", "-q", "-e", "-p", &config])?;
-        let number = Command::new(Path::new(TOOLS).join("xl")).args(["domid", name]).output()?;
-        let domain = String::from_utf8_lossy(&number.stdout).trim().parse().context("xl domid")?;
-        Ok(Self { name: name.to_owned(), domain, heard: 0 })
+        Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0 })
     }
 
     /// Lets it go on.
@@ -123,21 +127,41 @@ impl Tenant {
 
     /// Waits for the next thing that its program says.
     pub fn hear(&mut self) -> Result<Value> {
-        let console = self.console();
-        let text = || fs::read_to_string(&console).unwrap_or_default();
         let line = wait_for(|| {
-            let text = text();
-            // A line without its end is still being written.
-            let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-            let mut said = whole.filter_map(|line| line.trim_end().strip_prefix(MARK));
-            if let Some(crash) = text.find("Kernel panic") {
-                bail!("it has crashed: {}", &text[crash..]);
-            }
-            Ok(said.nth(self.heard).map(str::to_owned))
+            let text = self.console();
+            let crash = text.find("Kernel panic");
+            ensure!(crash.is_none(), "it has crashed");
+            Ok(said(&text).nth(self.heard).map(str::to_owned))
         });
         self.heard += 1;
-        line.and_then(|line| serde_json::from_str(&line).with_context(|| line.clone()))
-            .with_context(|| format!("{} has said:\n{}", self.name, text()))
+        line.and_then(|line| serde_json::from_str(&line).context(line))
+            .with_context(|| format!("{} has said:\n{}", self.name, self.console()))
+    }
+
+    /// Whether its program has said nothing that was not heard.
+    pub fn is_silent(&self) -> bool {
+        said(&self.console()).nth(self.heard).is_none()
+    }
+
+    /// Writes it to a file and lets it go on.
+    pub fn checkpoint(&self) -> Result<()> {
+        let file = self.image();
+        tool("xl", &["save", "-c", &self.name, &file])?;
+        Ok(fs::remove_file(file)?)
+    }
+
+    /// Writes it to a file, which ends it, and makes a domain of the file.  That is paused.
+    pub fn save_and_restore(&mut self) -> Result<()> {
+        let file = self.image();
+        tool("xl", &["save", &self.name, &file])?;
+        tool("xl", &["restore", "-e", "-p", &file])?;
+        fs::remove_file(file)?;
+        self.domain = number(&self.name)?;
+        Ok(())
+    }
+
+    fn image(&self) -> String {
+        format!("/run/{}.saved", self.name)
     }
 
     /// Takes everything from it, whatever it is doing.
@@ -145,7 +169,16 @@ impl Tenant {
         tool("xl", &["destroy", &self.name])
     }
 
-    fn console(&self) -> PathBuf {
-        Path::new(CONSOLES).join(format!("guest-{}.log", self.name))
+    /// All that was written to its console.
+    fn console(&self) -> String {
+        let path = Path::new(CONSOLES).join(format!("guest-{}.log", self.name));
+        fs::read_to_string(path).unwrap_or_default()
     }
+}
+
+/// What a program says in the text of its domain's console.
+fn said(console: &str) -> impl Iterator<Item = &str> {
+    // A line without its end is still being written.
+    let whole = console.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    whole.filter_map(|line| line.trim_end().strip_prefix(MARK))
 }
