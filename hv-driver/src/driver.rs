@@ -15,6 +15,8 @@ pub struct Driver {
     pub cost: Option<PhysSlot>,
     /// How often a vCPU may be interrupted.
     pub rate: Rate,
+    /// Slots that count if their selectors say so: the guests' and the driver's own.
+    enabled: u32,
 }
 
 /// How often a vCPU may be interrupted by overflows.
@@ -46,13 +48,14 @@ impl Driver {
             caps.general -= 1;
             cost = PhysSlot::general(caps.general);
         }
-        Ok(Self { caps, cost, rate })
+        let enabled = caps.slots() | cost.map_or(0, PhysSlot::bit);
+        Ok(Self { caps, cost, rate, enabled })
     }
 
     /// IA32_PERF_GLOBAL_CTRL with every counter enabled but those in `stopped`.
     #[inline(always)]
     pub fn enable_except(&self, stopped: u32) -> u64 {
-        msr::global_enable((self.caps.slots() | self.cost.map_or(0, PhysSlot::bit)) & !stopped)
+        msr::global_enable(self.enabled & !stopped)
     }
 
     /// RDPMC's index of the counter of the driver's own instructions.

@@ -21,7 +21,7 @@ pub mod hal;
 pub mod hypercall;
 pub mod msr;
 pub mod pcpu;
-pub mod publish;
+pub(crate) mod publish;
 pub mod stats;
 pub mod vcpu;
 

@@ -18,8 +18,8 @@ pub type DomainSerial = u64;
 pub struct Pcpu {
     /// What the selectors hold; `None` before the first use, when they may hold anything.
     selectors: Option<Selectors>,
-    /// What IA32_PERF_GLOBAL_CTRL holds.
-    enabled: u64,
+    /// Slots that IA32_PERF_GLOBAL_CTRL stops.
+    stopped: u32,
     /// Slots that may have counted since they were last cleared.
     dirty: u32,
     /// The only domain whose events the dirty counters hold.
@@ -31,7 +31,7 @@ pub struct Pcpu {
 impl Pcpu {
     /// A CPU that the driver has not touched.
     pub const fn new() -> Self {
-        Self { selectors: None, enabled: 0, dirty: 0, owner: 0, stats: Stats::new() }
+        Self { selectors: None, stopped: 0, dirty: 0, owner: 0, stats: Stats::new() }
     }
 
     /// A vCPU without a page runs here now: whatever counts holds its events, too.
@@ -76,9 +76,9 @@ impl Pcpu {
             pmu.wrmsr(evntsel, msr::EVNTSEL_OWN_INSTRUCTIONS);
         }
         if caps.version >= 2 {
-            self.enabled = driver.enable_except(0);
-            pmu.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, self.enabled);
+            pmu.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, driver.enable_except(0));
         }
+        self.stopped = 0;
         self.selectors = Some(Selectors::NONE);
         self.dirty = caps.slots();
         self.owner = 0;
@@ -114,13 +114,13 @@ impl Pcpu {
     /// Stops the slots in `stopped` and lets all others count if their selectors say so.
     ///
     /// Only sampling slots are ever stopped like this, so that they keep their distance to the
-    /// overflow; it costs one register write, if anything changes.
+    /// overflow; it costs one register write, if anything changes.  A PMU without the register
+    /// cannot sample, see [`Config::new`](shared_abi::Config::new).
     #[inline(always)]
     pub fn enable_except(&mut self, pmu: &impl Pmu, driver: &Driver, stopped: u32) {
-        let wanted = driver.enable_except(stopped);
-        if self.enabled != wanted && driver.caps.version >= 2 {
-            pmu.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, wanted);
-            self.enabled = wanted;
+        if self.stopped != stopped {
+            pmu.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, driver.enable_except(stopped));
+            self.stopped = stopped;
         }
     }
 

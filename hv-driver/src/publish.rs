@@ -4,27 +4,37 @@
 //! The page belongs to a guest that may write to it at any time.  It is output: nothing is ever
 //! read back from it, not even the sequence word, of which [`Vcpu`] keeps its own count.
 
-use shared_abi::VcpuPage;
-use shared_abi::slot::slots_of;
+use shared_abi::seq::WriteGuard;
+use shared_abi::slot::{ALL_SLOTS, slots_of};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED, VCPU_TSC};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR, VCPU_PAGE_MAGIC};
+use shared_abi::{PhysSlot, VcpuPage};
 
-use crate::vcpu::Vcpu;
+use crate::vcpu::{Slot, Vcpu};
 
 /// Fills a page that the guest has just registered.
-pub fn register(page: &VcpuPage, vcpu: &mut Vcpu) {
+pub(crate) fn register(page: &VcpuPage, vcpu: &mut Vcpu) {
     page.magic.store(VCPU_PAGE_MAGIC, Relaxed);
     page.abi.store(u32::from(ABI_MAJOR) | u32::from(ABI_MINOR) << 16, Relaxed);
     page.size_bytes.store(core::mem::offset_of!(VcpuPage, reserved_tail) as u32, Relaxed);
     page.vcpu_id.store(vcpu.id, Relaxed);
-    state(page, vcpu, u32::MAX);
+    let _writing = begin(page, vcpu);
+    state(page, vcpu);
+    for (n, own) in slots_of(ALL_SLOTS).zip(&vcpu.slots) {
+        slot(page, n, own, false);
+    }
 }
 
-/// Publishes the vCPU's state and the slots in `changed`.
+/// Begins a write, which ends when the guard is dropped.
 #[inline(always)]
-pub fn state(page: &VcpuPage, vcpu: &mut Vcpu, changed: u32) {
-    let _guard = page.seq.write(&mut vcpu.page_writes);
+pub(crate) fn begin<'page>(page: &'page VcpuPage, vcpu: &mut Vcpu) -> WriteGuard<'page> {
+    page.seq.write(&mut vcpu.page_writes)
+}
+
+/// Publishes everything but the slots, as part of a write.
+#[inline(always)]
+pub(crate) fn state(page: &VcpuPage, vcpu: &Vcpu) {
     let direct = if vcpu.revoked { 0 } else { VCPU_DIRECT | VCPU_TSC };
     page.flags.store(VCPU_REGISTERED | direct, Relaxed);
     page.loaded.store(vcpu.config.slots(), Relaxed);
@@ -35,32 +45,20 @@ pub fn state(page: &VcpuPage, vcpu: &mut Vcpu, changed: u32) {
     page.migrations.store(vcpu.migrations, Relaxed);
     page.overflows.store(vcpu.overflows, Relaxed);
     page.throttled.store(vcpu.throttled, Relaxed);
-    slots(page, vcpu, changed);
 }
 
-/// Publishes only the slots in `changed`.
+/// Publishes a slot that is running or not, as part of a write.
 #[inline(always)]
-pub fn counters(page: &VcpuPage, vcpu: &mut Vcpu, changed: u32) {
-    let _guard = page.seq.write(&mut vcpu.page_writes);
-    slots(page, vcpu, changed);
-}
-
-#[inline(always)]
-fn slots(page: &VcpuPage, vcpu: &Vcpu, changed: u32) {
-    for slot in slots_of(changed) {
-        if let (Some(published), Some(own)) =
-            (page.slots.get(slot.index()), vcpu.slots.get(slot.index()))
-        {
-            let mask = if vcpu.running & slot.bit() != 0 { own.mask } else { 0 };
-            published.sum.store(own.sum, Relaxed);
-            published.start.store(own.start, Relaxed);
-            published.mask.store(mask, Relaxed);
-        }
+pub(crate) fn slot(page: &VcpuPage, slot: PhysSlot, own: &Slot, running: bool) {
+    if let Some(published) = page.slots.get(slot.index()) {
+        published.sum.store(own.sum, Relaxed);
+        published.start.store(own.start, Relaxed);
+        published.mask.store(if running { own.mask } else { 0 }, Relaxed);
     }
 }
 
 /// Says that the page means nothing any more.
-pub fn unregister(page: &VcpuPage, vcpu: &mut Vcpu) {
-    let _guard = page.seq.write(&mut vcpu.page_writes);
+pub(crate) fn unregister(page: &VcpuPage, vcpu: &mut Vcpu) {
+    let _writing = begin(page, vcpu);
     page.flags.store(0, Relaxed);
 }

@@ -195,17 +195,17 @@ impl Vcpu {
         config: &Config,
     ) {
         Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_LOAD, |pcpu, pmu| {
-            let changed = self.config.slots() | config.slots();
-            self.fold(pmu, self.running);
+            let _writing = publish::begin(page, self);
+            self.fold(pmu, page, self.running);
             self.configure(config);
             planted!(SumsResetAtLoad, (), self.slots.iter_mut().for_each(|own| own.sum = 0));
             self.arm(driver, pmu);
             pcpu.program(pmu, &driver.caps, &self.selectors);
             self.restore(driver, pmu);
-            self.run(pmu, GuestMode::Kernel);
+            self.run(pmu, page, GuestMode::Kernel);
             pcpu.enable_except(pmu, driver, self.stopped());
             self.generation += 1;
-            publish::state(page, self, changed);
+            publish::state(page, self);
         });
     }
 
@@ -220,19 +220,20 @@ impl Vcpu {
         page: &VcpuPage,
     ) {
         Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_SWITCH_FROM, |pcpu, pmu| {
-            let changed = planted!(
+            let _writing = publish::begin(page, self);
+            let running = planted!(
                 StateReadFromPage,
                 self.running,
                 page.loaded.load(shared_abi::sync::Ordering::Relaxed)
             );
-            self.fold(pmu, changed);
+            self.fold(pmu, page, running);
             if self.config.sampling() != 0 {
                 pcpu.enable_except(pmu, driver, self.stopped());
                 self.hold(pmu);
             }
             self.tsc_sum = phys_star(self.tsc_sum, self.tsc_start, TSC_MASK, pmu.rdtsc());
             self.executing = false;
-            publish::state(page, self, changed);
+            publish::state(page, self);
         });
     }
 
@@ -250,6 +251,7 @@ impl Vcpu {
         allowed: bool,
     ) -> bool {
         Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_SWITCH_TO, |pcpu, pmu| {
+            let _writing = publish::begin(page, self);
             pcpu.admit(pmu, driver, self.domain);
             if !allowed {
                 // Readers find direct reading invalid until the guest loads again.
@@ -266,11 +268,11 @@ impl Vcpu {
             self.last_cpu = cpu;
             self.executing = true;
             self.tsc_start = planted!(ClockNotRestarted, pmu.rdtsc(), self.tsc_start);
-            self.run(pmu, mode);
+            self.run(pmu, page, mode);
             if self.config.slots() != 0 {
                 pcpu.enable_except(pmu, driver, self.stopped());
             }
-            publish::state(page, self, self.running);
+            publish::state(page, self);
         });
         self.take_notify()
     }
@@ -290,16 +292,16 @@ impl Vcpu {
             return false;
         }
         Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_TOGGLE, |pcpu, pmu| {
+            let _writing = publish::begin(page, self);
             planted!(
                 ModeNotFolded,
-                self.fold(pmu, self.running & self.gated),
+                self.fold(pmu, page, self.running & self.gated),
                 self.running &= !self.gated
             );
-            self.run(pmu, mode);
+            self.run(pmu, page, mode);
             if self.config.sampling() & self.gated != 0 {
                 pcpu.enable_except(pmu, driver, self.stopped());
             }
-            publish::counters(page, self, self.gated);
         });
         self.take_notify()
     }
@@ -314,11 +316,12 @@ impl Vcpu {
         page: &VcpuPage,
     ) -> bool {
         Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_INTERRUPT, |pcpu, pmu| {
+            let _writing = publish::begin(page, self);
             pcpu.acknowledge(pmu, &driver.caps);
-            let changed = self.running & self.config.sampling();
-            self.fold(pmu, changed);
-            self.start(pmu, changed);
-            publish::state(page, self, changed);
+            let sampling = self.running & self.config.sampling();
+            self.fold(pmu, page, sampling);
+            self.start(pmu, page, sampling);
+            publish::state(page, self);
         });
         self.take_notify()
     }
@@ -332,13 +335,14 @@ impl Vcpu {
         self.armed &= config.sampling();
     }
 
-    /// Folds and stops the slots in `mask`, which are running.
+    /// Folds, stops and publishes the slots in `mask`, which are running.
     #[inline(always)]
-    fn fold(&mut self, pmu: &impl Pmu, mask: u32) {
+    fn fold(&mut self, pmu: &impl Pmu, page: &VcpuPage, mask: u32) {
         for slot in slots_of(mask) {
             if let Some(own) = self.slots.get_mut(slot.index()) {
                 let raw = pmu.rdpmc(slot.rdpmc());
                 own.sum = phys_star(own.sum, own.start, own.mask, raw);
+                publish::slot(page, slot, own, false);
                 if self.armed & slot.bit() != 0 && own.overflowed(raw) {
                     self.armed &= !slot.bit();
                     self.notify = planted!(OverflowNotSeen, true, self.notify);
@@ -352,20 +356,21 @@ impl Vcpu {
 
     /// Starts every slot that counts in `mode` and is not running.
     #[inline(always)]
-    fn run(&mut self, pmu: &impl Pmu, mode: GuestMode) {
+    fn run(&mut self, pmu: &impl Pmu, page: &VcpuPage, mode: GuestMode) {
         let wanted = match mode {
             GuestMode::User => self.counts_user,
             GuestMode::Kernel => self.counts_kernel,
         };
-        self.start(pmu, wanted & !self.running);
+        self.start(pmu, page, wanted & !self.running);
     }
 
-    /// Starts the slots in `mask`, which are not running.
+    /// Starts and publishes the slots in `mask`, which are not running.
     #[inline(always)]
-    fn start(&mut self, pmu: &impl Pmu, mask: u32) {
+    fn start(&mut self, pmu: &impl Pmu, page: &VcpuPage, mask: u32) {
         for slot in slots_of(mask) {
             if let Some(own) = self.slots.get_mut(slot.index()) {
                 own.start = pmu.rdpmc(slot.rdpmc());
+                publish::slot(page, slot, own, true);
             }
         }
         self.running |= mask;
