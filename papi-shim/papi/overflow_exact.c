@@ -26,8 +26,9 @@ static const int thresholds[] = {
 /* What each thread executes, at least. */
 #define INSTRUCTIONS 20000000
 
-/* Instructions, which overflow, and branches, which do not.  PAPI_BR_INS is of branches executed. */
+/* Instructions, which overflow, and branches, which do not. */
 enum { INS, BR, EVENTS };
+/* PAPI_BR_INS would be of branches executed. */
 static const char *const names[] = { "PAPI_TOT_INS", "BRANCH_INSTRUCTIONS_RETIRED" };
 
 /* What is executed beside the loop. */
