@@ -6,7 +6,7 @@
 //! * [`Pcpu`] knows what a physical CPU's selectors hold, and whose events its counters.
 //! * [`Driver`] is what all CPUs share: the capabilities.
 //! * [`hypercall`] decodes and validates what a guest asks for.
-//! * [`publish`] is the only writer of a vCPU's page; nothing here ever reads that page.
+//! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
 //! * [`hal::Pmu`] is the hardware; [`msr`] names its registers; [`caps`] reads CPUID.
 //!
 //! The crate is `no_std`, free of unsafe code and does not know its hypervisor: `ffi/` binds it to
