@@ -148,7 +148,7 @@ fn module_goes() -> Result<()> {
     all_is_well(&mut session)
 }
 
-/// Each CPU goes and comes back under the threads that sample there, and tells overflows after that.
+/// Each CPU goes and comes back under the threads that sample there, and then tells overflows.
 fn cpus_come_and_go() -> Result<()> {
     let cpus = cpus()?;
     ensure!(cpus.len() > 1, "there is only one CPU");
