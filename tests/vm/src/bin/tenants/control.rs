@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::cpus;
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
-use crate::counting::{self, Places};
+use crate::counting::{self, Domain};
 use crate::storm;
 use crate::toolstack::{self, Tenant, Tsc};
 
@@ -23,13 +23,13 @@ const PCPUS: u32 = 2;
 /// vCPUs of a tenant.
 const VCPUS: usize = 2;
 /// Regions that each of the tenant's threads measures.
-const REGIONS: u64 = 1_500;
+const REGIONS: u64 = 2_000;
 /// Until a tenant that has begun to count is in the middle of it.
 const AMID: Duration = Duration::from_secs(2);
-
-/// Whose counts are judged.
-const CONTROL: &str = "control domain";
-const TENANT: &str = "tenant";
+/// How long it may take until the domains have taken turns on a CPU.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Changes of domains, of which some are certainly to this one and on the CPU looked at.
+const TURNS: u64 = 4;
 
 /// What to do.
 #[derive(Debug, clap::Args)]
@@ -49,11 +49,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let mut tally = Tally::default();
     if options.all {
         storm::run(&mut tally, &host, options.rate)?;
-        together(&mut tally, &host)?;
+        together(&mut tally, &host, Past::Unknown)?;
     } else {
-        refusals(&mut tally, &host)?;
-        restored(&mut tally, &host)?;
-        together(&mut tally, &host)?;
+        together(&mut tally, &host, Past::None)?;
+        emulated(&mut tally, &host)?;
+        vicissitudes(&mut tally, &host)?;
         storm::run(&mut tally, &host, options.rate)?;
     }
     Ok(tally.finish())
@@ -77,25 +77,37 @@ impl Host {
     }
 }
 
-/// Tenants that must not count: one that cannot, and one that the host allows only for a while.
-fn refusals(tally: &mut Tally, host: &Host) -> Result<()> {
+/// A tenant that cannot count.
+fn emulated(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create("emulated", VCPUS, Tsc::Emulated, "count 1")?;
     host.invite(&tenant)?;
     refused(tally, "a tenant whose TSC is emulated", &mut tenant, "EOPNOTSUPP")?;
-    tenant.destroy()?;
-    let mut tenant = Tenant::create("outlaw", VCPUS, Tsc::Native, &format!("count {}", u64::MAX))?;
+    tenant.destroy()
+}
+
+/// A tenant that must not count at first, then counts while it is saved to a file, goes on, is saved
+/// again and restored, and finally must not count any more.
+fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
+    let role = format!("count {}", u64::MAX);
+    let mut tenant = Tenant::create("traveller", VCPUS, Tsc::Native, &role)?;
     tenant.unpause()?;
     refused(tally, "a tenant that nobody has allowed to count", &mut tenant, "EPERM")?;
     host.xen.allow(tenant.domain, true)?;
     begins(&mut tenant)?;
     sleep(AMID);
+    tenant.checkpoint()?;
+    tenant.save_and_restore()?;
+    host.invite(&tenant)?;
+    sleep(AMID);
+    // It would say if a reading had been refused.
+    tally.check("a tenant that is restored counts on", equal(tenant.is_silent(), true));
     host.xen.allow(tenant.domain, false)?;
     let seen = tenant.hear()?;
-    println!("a tenant that was forbidden to count: {seen:#}");
+    println!("a tenant that was restored, then forbidden to count: {seen:#}");
+    let exact = equal(&seen["error_max"], &json!(0));
+    tally.check("counts of a tenant that was restored, then forbidden to count, are exact", exact);
     let refusal = seen["refusal"].is_string();
     tally.check("a tenant that is forbidden to count is told so", equal(refusal, true));
-    let exact = equal(&seen["error_max"], &json!(0));
-    tally.check("a tenant that is forbidden to count gets no wrong number", exact);
     tenant.destroy()
 }
 
@@ -110,32 +122,54 @@ fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str) -> 
     Ok(())
 }
 
-/// A tenant that is saved to a file twice while it counts: once it goes on, once it is restored.
-fn restored(tally: &mut Tally, host: &Host) -> Result<()> {
-    let mut tenant = counting("traveller", host, 4 * REGIONS)?;
-    sleep(AMID);
-    tenant.checkpoint()?;
-    tenant.save_and_restore()?;
-    tally.check("a tenant is saved while it counts", equal(tenant.is_silent(), true));
-    host.invite(&tenant)?;
-    let seen = tenant.hear()?;
-    println!("a tenant that was restored: {seen:#}");
-    exact(tally, "a restored tenant", &seen);
-    tenant.destroy()
-}
-
-/// A tenant whose threads each measure so many regions twice, and begin now.
-fn counting(name: &str, host: &Host, regions: u64) -> Result<Tenant> {
-    let mut tenant = Tenant::create(name, VCPUS, Tsc::Native, &format!("count {regions}"))?;
-    host.invite(&tenant)?;
-    begins(&mut tenant)?;
-    Ok(tenant)
-}
-
 /// Waits until a tenant begins to count.
 fn begins(tenant: &mut Tenant) -> Result<()> {
     let said = tenant.hear()?;
     ensure!(said == "ready", "the tenant says {said}");
+    Ok(())
+}
+
+/// What was counted on this machine before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Past {
+    /// Nothing.
+    None,
+    /// Something, so that a domain may find events of its own where it does not expect any: those
+    /// that it had before its vCPUs were told what to count.
+    Unknown,
+}
+
+/// Both domains count, while their vCPUs are moved between the same physical CPUs.
+fn together(tally: &mut Tally, host: &Host, past: Past) -> Result<()> {
+    let mut tenant = Tenant::create("count", VCPUS, Tsc::Native, &format!("count {REGIONS}"))?;
+    host.invite(&tenant)?;
+    begins(&mut tenant)?;
+    let clears = host.xen.stats()?.residue_clears;
+    for (how, places) in [("apart", counting::APART), ("crossed", counting::CROSSED)] {
+        let control = Domain::new(places[0])?;
+        let residue = past == Past::None && how == "apart";
+        if residue {
+            take_turns(&host.xen, tenant.domain)?;
+        }
+        let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
+        for (whose, seen) in [("control domain", ours), ("tenant", theirs)] {
+            println!("{whose}, counters {how}: {seen:#}");
+            let name = format!("{whose}, counters {how}");
+            exact(tally, &name, &seen);
+            let hard = |key: &str| seen[key].as_u64().is_some_and(|times| times > 0);
+            let hard = ["regions", "vcpu_switches", "vcpu_migrations"].into_iter().all(hard);
+            tally.check(&format!("{name}: vCPUs were preempted and moved"), equal(hard, true));
+            if residue {
+                let name = format!("{name}: no counter holds what the other domain did");
+                tally.check(&name, equal(&seen["residue_max"], &json!(0)));
+            }
+        }
+    }
+    let clears = host.xen.stats()?.residue_clears - clears;
+    println!("counters were cleared {clears} times");
+    let domain = tenant.domain;
+    tenant.destroy()?;
+    tally.check("a tenant that counted leaves nothing", gone(&host.xen, domain));
     Ok(())
 }
 
@@ -145,50 +179,42 @@ fn exact(tally: &mut Tally, whose: &str, seen: &Value) {
     tally.check(&format!("{whose}: no reading is refused"), completed);
 }
 
-/// Both domains count, while their vCPUs are moved between the same physical CPUs.
-fn together(tally: &mut Tally, host: &Host) -> Result<()> {
-    let mut tenant = counting("count", host, REGIONS)?;
-    let clears = host.xen.stats()?.residue_clears;
-    for (how, places) in [("apart", counting::APART), ("crossed", counting::CROSSED)] {
-        let (ours, theirs) = beside(&host.xen, places[0], &mut tenant)?;
-        for (whose, seen) in [(CONTROL, ours), (TENANT, theirs)] {
-            println!("{whose}, counters {how}: {seen:#}");
-            let name = format!("{whose}, counters {how}");
-            exact(tally, &name, &seen);
-            // A counter of the control domain's first set may count on during the second.
-            if whose == TENANT || how == "apart" {
-                tally.check(
-                    &format!("{name}: no counter holds what the other domain did"),
-                    equal(&seen["residue_max"], &json!(0)),
-                );
-            }
-            let hard = |key: &str| seen[key].as_u64().is_some_and(|times| times > 0);
-            let hard = ["regions", "vcpu_switches", "vcpu_migrations"].into_iter().all(hard);
-            tally.check(&format!("{name}: vCPUs were preempted and moved"), equal(hard, true));
+/// Waits until this domain, whose vCPUs all count now, has followed the tenant on every physical
+/// CPU.  Until then a counter may hold what the one that was first left the other to count: events
+/// of the other's own.
+fn take_turns(xen: &Xen, tenant: u16) -> Result<()> {
+    for vcpu in 0..VCPUS as u32 {
+        xen.set_affinity(tenant, vcpu, 1 << (vcpu % PCPUS))?;
+    }
+    for pcpu in 0..PCPUS {
+        for cpu in cpus()? {
+            xen.set_affinity(CONTROL_DOMAIN, cpu as u32, 1 << pcpu)?;
+        }
+        let clears = xen.stats()?.residue_clears;
+        let start = Instant::now();
+        while xen.stats()?.residue_clears < clears + TURNS {
+            ensure!(start.elapsed() < PATIENCE, "the tenant does not execute");
+            sleep(Duration::from_millis(1));
         }
     }
-    let clears = host.xen.stats()?.residue_clears - clears;
-    println!("counters were cleared {clears} times");
-    tally.check("counters were cleared between the domains", equal(clears > 0, true));
-    let domain = tenant.domain;
-    tenant.destroy()?;
-    tally.check("a tenant that counted leaves nothing", gone(&host.xen, domain));
     Ok(())
 }
 
 /// Counts until the tenant says what it has seen; gives what this domain and the tenant have.
-fn beside(xen: &Xen, places: Places, tenant: &mut Tenant) -> Result<(Value, Value)> {
+fn beside(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value, Value)> {
     let cpus = &cpus()?;
     let tenant_cpus = &Vec::from_iter(0..VCPUS);
     let (domain, stop) = (tenant.domain, &AtomicBool::new(false));
-    let go_on = move |_| !stop.load(Ordering::Relaxed);
     thread::scope(|scope| {
-        let ours = scope.spawn(move || counting::run(places, 1, go_on));
         scope.spawn(move || disturb::vcpus(xen, CONTROL_DOMAIN, cpus, PCPUS, 1, stop));
         scope.spawn(move || disturb::vcpus(xen, domain, tenant_cpus, PCPUS, 1, stop));
-        let theirs = tenant.hear();
-        stop.store(true, Ordering::Relaxed);
-        let ours = ours.join().expect("no thread panics");
+        let theirs = scope.spawn(move || {
+            let said = tenant.hear();
+            stop.store(true, Ordering::Relaxed);
+            said
+        });
+        let ours = control.count(1, |_| !stop.load(Ordering::Relaxed));
+        let theirs = theirs.join().expect("no thread panics");
         Ok((ours?, theirs?))
     })
 }

@@ -17,7 +17,7 @@ use vm_tests::disturb;
 use vm_tests::histogram::Histogram;
 use vm_tests::region::{Region, measure};
 use vm_tests::rng::Rng;
-use vm_tests::threads::cpus;
+use vm_tests::threads::{SELF, cpus, run_on};
 
 /// The physical counters of a domain's threads: one of instructions, one of branches.
 #[derive(Clone, Copy, Debug)]
@@ -44,13 +44,14 @@ pub const CROSSED: [Places; 2] = [
     Places { instructions: general(0), branches: general(1) },
 ];
 
+impl Places {
+    const fn events(self) -> [Event; 2] {
+        [Event::INSTRUCTIONS.user().on(self.instructions), Event::BRANCHES.user().on(self.branches)]
+    }
+}
+
 /// Threads for each of the domain's vCPUs.
 const THREADS_PER_VCPU: usize = 2;
-
-/// Regions before a thread looks at counters that its domain does not use.  They may hold events of
-/// the domain's own from before its vCPUs were told what to count, until the other domain has
-/// executed on the same physical CPU.
-const WARM_UP: u64 = 500;
 
 /// What a domain's threads have seen.
 #[derive(Debug, Default)]
@@ -63,66 +64,96 @@ struct Log {
     refusal: Option<String>,
 }
 
-/// Counts on `places` as long as `go_on`, which is asked by each thread with the number of regions
-/// that it has measured, says so.
-///
-/// The result is for a machine of the testbed to send to another one.
-pub fn run(places: Places, seed: u64, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
-    let cpus = &cpus()?;
-    let session = Session::open_with(Provider::Paravirt)?;
-    let (switches, migrations) = moves(&session, cpus)?;
-    let count = cpus.len() * THREADS_PER_VCPU;
-    let gate = &Barrier::new(count + 1);
-    let (stop, movable) = (&AtomicBool::new(false), &Mutex::new(Vec::new()));
-    let go_on = &go_on;
-    let log = thread::scope(|scope| -> Result<Log> {
-        let threads: Vec<_> = (0..count as u64)
-            .map(|id| scope.spawn(move || thread(places, Rng::new(seed, id), gate, movable, go_on)))
-            .collect();
-        gate.wait();
-        let pids: Vec<Pid> = movable.lock().expect("no thread panics").clone();
-        scope.spawn(move || disturb::threads(&pids, cpus, seed, stop));
-        let logs = threads.into_iter().map(|thread| thread.join().expect("no thread panics"));
-        let logs: Vec<_> = logs.collect();
-        stop.store(true, Ordering::Relaxed);
-        let mut all = Log::default();
-        for log in logs {
-            let log = log?;
-            all.instructions.merge(&log.instructions);
-            all.branches.merge(&log.branches);
-            all.residue_max = all.residue_max.max(log.residue_max);
-            all.refusal = all.refusal.or(log.refusal);
-        }
-        Ok(all)
-    })?;
-    let (switches_now, migrations_now) = moves(&session, cpus)?;
-    let [instructions, branches] =
-        [&log.instructions, &log.branches].map(|histogram| histogram.judge());
-    let instructions = instructions.context("every reading was disturbed")?;
-    let branches = branches.context("every reading was disturbed")?;
-    Ok(json!({
-        "regions": log.instructions.readings(),
-        "instr_total": instructions.truth,
-        "retries": log.instructions.retries(),
-        "error_count": instructions.error_count + branches.error_count,
-        "error_max": instructions.error_max.max(branches.error_max),
-        "residue_max": log.residue_max,
-        "refusal": log.refusal,
-        // They start anew when the domain is restored.
-        "vcpu_switches": switches_now.saturating_sub(switches),
-        "vcpu_migrations": migrations_now.saturating_sub(migrations),
-    }))
+impl Log {
+    fn merge(&mut self, other: Self) {
+        self.instructions.merge(&other.instructions);
+        self.branches.merge(&other.branches);
+        self.residue_max = self.residue_max.max(other.residue_max);
+        self.refusal = self.refusal.take().or(other.refusal);
+    }
 }
 
-/// How often the domain's vCPUs were switched in, and how often elsewhere than before.
-fn moves(session: &Session, cpus: &[usize]) -> Result<(u64, u64)> {
-    let mut sums = (0, 0);
-    for &cpu in cpus {
-        let page = session.vcpu_page(cpu as u32).context("a vCPU has no page")?;
-        sums.0 += page.switches.load(Relaxed);
-        sums.1 += page.migrations.load(Relaxed);
+/// A domain whose vCPUs all have the same counters loaded, whatever its threads do.
+#[derive(Debug)]
+pub struct Domain {
+    places: Places,
+    cpus: Vec<usize>,
+    session: Session,
+}
+
+impl Domain {
+    /// Loads them.
+    pub fn new(places: Places) -> Result<Self> {
+        let cpus = cpus()?;
+        let mut session = Session::open_with(Provider::Paravirt)?;
+        session.start(&places.events())?;
+        for &cpu in &cpus {
+            run_on(SELF, &[cpu])?;
+        }
+        run_on(SELF, &cpus)?;
+        Ok(Self { places, cpus, session })
     }
-    Ok(sums)
+
+    /// Counts as long as `go_on`, which is asked by each thread with the number of regions that it
+    /// has measured, says so.
+    ///
+    /// The result is for a machine of the testbed to send to another one.
+    pub fn count(&self, seed: u64, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
+        let (switches, migrations) = self.moves()?;
+        let log = self.compete(seed, &go_on)?;
+        let (switches_now, migrations_now) = self.moves()?;
+        let [instructions, branches] =
+            [&log.instructions, &log.branches].map(|histogram| histogram.judge());
+        let instructions = instructions.context("every reading was disturbed")?;
+        let branches = branches.context("every reading was disturbed")?;
+        Ok(json!({
+            "regions": log.instructions.readings(),
+            "instr_total": instructions.truth,
+            "retries": log.instructions.retries(),
+            "error_count": instructions.error_count + branches.error_count,
+            "error_max": instructions.error_max.max(branches.error_max),
+            "residue_max": log.residue_max,
+            "refusal": log.refusal,
+            // They start anew when the domain is restored.
+            "vcpu_switches": switches_now.saturating_sub(switches),
+            "vcpu_migrations": migrations_now.saturating_sub(migrations),
+        }))
+    }
+
+    /// How often the vCPUs were switched in, and how often elsewhere than before.
+    fn moves(&self) -> Result<(u64, u64)> {
+        let mut sums = (0, 0);
+        for &cpu in &self.cpus {
+            let page = self.session.vcpu_page(cpu as u32).context("a vCPU has no page")?;
+            sums.0 += page.switches.load(Relaxed);
+            sums.1 += page.migrations.load(Relaxed);
+        }
+        Ok(sums)
+    }
+
+    /// Lets threads count, and moves them between the vCPUs.
+    fn compete(&self, seed: u64, go_on: &(impl Fn(u64) -> bool + Sync)) -> Result<Log> {
+        let (cpus, places) = (&self.cpus, self.places);
+        let count = cpus.len() * THREADS_PER_VCPU;
+        let gate = &Barrier::new(count + 1);
+        let (stop, movable) = (&AtomicBool::new(false), &Mutex::new(Vec::new()));
+        let logs: Vec<_> = thread::scope(|scope| {
+            let thread = |id| move || thread(places, Rng::new(seed, id), gate, movable, go_on);
+            let threads: Vec<_> = (0..count as u64).map(|id| scope.spawn(thread(id))).collect();
+            gate.wait();
+            let pids: Vec<Pid> = movable.lock().expect("no thread panics").clone();
+            scope.spawn(move || disturb::threads(&pids, cpus, seed, stop));
+            let logs = threads.into_iter().map(|thread| thread.join().expect("no thread panics"));
+            let logs = logs.collect();
+            stop.store(true, Ordering::Relaxed);
+            logs
+        });
+        let mut all = Log::default();
+        for log in logs {
+            all.merge(log?);
+        }
+        Ok(all)
+    }
 }
 
 fn thread(
@@ -139,10 +170,7 @@ fn thread(
 
 fn count(places: Places, mut rng: Rng, go_on: impl Fn(u64) -> bool) -> Result<Log> {
     let mut session = Session::open_with(Provider::Paravirt)?;
-    session.start(&[
-        Event::INSTRUCTIONS.user().on(places.instructions),
-        Event::BRANCHES.user().on(places.branches),
-    ])?;
+    session.start(&places.events())?;
     let caps = session.description().caps.context("the provider does not say what there is")?;
     let unused = caps.slots() & !places.instructions.bit() & !places.branches.bit();
     let mut log = Log::default();
@@ -161,7 +189,7 @@ fn count(places: Places, mut rng: Rng, go_on: impl Fn(u64) -> bool) -> Result<Lo
         let [instructions, branches] = reading.counts;
         log.instructions.add(reading.retries, instructions, region.instructions());
         log.branches.add(reading.retries, branches, region.branches());
-        for slot in slots_of(if regions < WARM_UP { 0 } else { unused }) {
+        for slot in slots_of(unused) {
             log.residue_max = log.residue_max.max(Hardware.rdpmc(slot.rdpmc()));
         }
         regions += 1;

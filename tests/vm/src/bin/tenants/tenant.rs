@@ -21,12 +21,10 @@ use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
 
-use crate::counting;
+use crate::counting::{self, Domain};
 use crate::toolstack::MARK;
 
-/// Until the control domain counts, too.
-const START_LATE: Duration = Duration::from_secs(1);
-
+/// Between trials to load the module.
 const BETWEEN_TRIALS: Duration = Duration::from_millis(500);
 
 /// What the control domain wants of a tenant.
@@ -76,11 +74,13 @@ fn act(role: &Role) -> Result<()> {
     match *role {
         Role::Count { regions } => {
             load()?;
+            let [apart, crossed] = [counting::APART, counting::CROSSED].map(|places| places[1]);
+            let go_on = |measured| measured < regions;
+            let domain = Domain::new(apart)?;
             say(&json!("ready"));
-            thread::sleep(START_LATE);
-            for places in [counting::APART, counting::CROSSED] {
-                say(&counting::run(places[1], 2, |measured| measured < regions)?);
-            }
+            say(&domain.count(2, go_on)?);
+            drop(domain);
+            say(&Domain::new(crossed)?.count(2, go_on)?);
             Ok(())
         }
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
