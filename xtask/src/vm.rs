@@ -235,7 +235,7 @@ fn prepare(spec: &Spec, dir: &Path) -> Result<Child> {
     // However this process ends, the machine does not outlive it.
     let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
     let threads = if spec.topology.deterministic {
-        ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"].as_slice()
+        ["-accel", "tcg,thread=single", "-icount", "shift=3,sleep=off"].as_slice()
     } else {
         &["-accel", "tcg,thread=multi"]
     };

@@ -15,5 +15,6 @@ pub mod rng;
 pub mod stats;
 pub mod tally;
 pub mod threads;
+pub mod time;
 pub mod witness;
 pub mod xen;

@@ -46,6 +46,14 @@ pub fn lifecycle(report: &mut Report) -> Result<()> {
     report.program(Spec::new("pv", ["/work/lifecycle"])?, "lifecycle")
 }
 
+/// Times of threads and vCPUs, where the emulator's host takes no time away.
+pub fn clock(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("pv", ["/work/clock"])?;
+    spec.topology.cpus = 1;
+    spec.topology.deterministic = true;
+    report.program(spec, "clock")
+}
+
 /// The demo's first half: readings of competing threads against the truth.
 pub fn counting(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/first-light"])?;

@@ -18,6 +18,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "pmu", run: pmu::run },
     Suite { name: "driver-absent", run: driver::absent },
     Suite { name: "counting", run: driver::counting },
+    Suite { name: "clock", run: driver::clock },
     Suite { name: "refusals", run: driver::refusals },
     Suite { name: "lifecycle", run: driver::lifecycle },
     Suite { name: "overflow", run: overflow::run },

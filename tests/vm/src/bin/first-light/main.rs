@@ -8,7 +8,6 @@
 //! CPUs.
 
 mod report;
-mod time;
 mod worker;
 
 use std::path::PathBuf;
@@ -27,7 +26,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use report::Report;
-use time::VcpuTimes;
+use vm_tests::time::VcpuTimes;
 use worker::{Log, Plan};
 
 /// Compares readings with the truth under competition and migration.

@@ -13,9 +13,9 @@ use shared_abi::hypercall::{
 };
 use vm_tests::histogram::{Histogram, Verdict};
 
-use crate::time::TimeCheck;
 use crate::worker::{Inside, Log, Series};
 use crate::{Marks, Options};
+use vm_tests::time::TimeCheck;
 
 /// What the run has shown.
 pub struct Report {
@@ -221,51 +221,36 @@ impl Report {
         Ok(())
     }
 
-    /// Logical TSCs against the accounts of Linux and Xen.
+    /// Logical TSCs beside the accounts of Linux and Xen.
     ///
-    /// Linux charges a thread also for the time that its vCPU waits for a physical CPU (Debian's
-    /// kernel has no steal clock), which our counter excludes: the difference cannot be more than
-    /// what Xen says all vCPUs have waited.
+    /// How close they are says more about the emulator's host than about us; the program `clock`
+    /// judges them on a machine without one.
     fn times(&mut self, logs: &[Log], [before, between, after]: &[Marks; 3], tsc_khz: u32) {
         let vcpus = between.vcpus.since(&before.vcpus);
         let waiting_ns: u64 = vcpus.iter().map(|vcpu| vcpu.waiting_ns).sum();
         let vcpus_tsc: u64 = vcpus.iter().map(|vcpu| vcpu.running.max_tsc).sum();
-        let mut threads = TimeCheck::NONE;
+        let (mut threads, mut running) = (TimeCheck::default(), TimeCheck::default());
         for log in logs {
             threads.add(&log.elapsed, tsc_khz, log.equal_switches, waiting_ns);
         }
-        let mut running = TimeCheck::NONE;
         for vcpu in after.vcpus.since(&before.vcpus) {
             running.add(&vcpu.running, tsc_khz, vcpu.switches, 0);
         }
         self.set("tsc_khz", u64::from(tsc_khz));
         self.set("vcpus_waiting_ns", waiting_ns);
         self.set("vcpus_tsc", vcpus_tsc);
+        self.set("vcpus_clock_ns", running.clock_ns);
+        self.set("vcpu_tsc_excess_ns", running.worst_ns);
         self.set("threads_tsc", threads.min_tsc);
-        self.time_check("thread", &threads, waiting_ns);
-        self.time_check("vcpu", &running, 0);
+        self.set("threads_clock_ns", threads.clock_ns);
+        self.set("thread_tsc_excess_ns", threads.worst_ns);
         // Every tick of a thread is one of a vCPU's.
         let threads_tsc = threads.min_tsc;
         self.demand(
-            threads_tsc <= vcpus_tsc,
+            0 < threads_tsc && threads_tsc <= vcpus_tsc,
             format_args!("threads counted {threads_tsc} ticks in {vcpus_tsc} ticks of vCPUs"),
         );
         self.demand(waiting_ns > 0, "no vCPU ever waited: a hard case did not occur");
-    }
-
-    fn time_check(&mut self, who: &str, check: &TimeCheck, other_ns: u64) {
-        let TimeCheck { worst_ns, excess_ns, clock_ns, .. } = *check;
-        self.set(&format!("{who}_tsc_excess_ns"), worst_ns);
-        self.set(&format!("{who}s_tsc_excess_ns"), excess_ns);
-        self.set(&format!("{who}s_clock_ns"), clock_ns);
-        self.demand(
-            check.each_within,
-            format_args!("the TSC of a {who} is {worst_ns} ns off its account"),
-        );
-        self.demand(
-            check.all_within(other_ns),
-            format_args!("the TSCs of all {who}s are {excess_ns} ns off their {clock_ns} ns"),
-        );
     }
 
     /// Prints the table of truth against reading, and everything else that is known.

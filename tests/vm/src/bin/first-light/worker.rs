@@ -13,7 +13,7 @@ use vm_tests::region::{FreshPages, Region, measure, measure_read};
 use vm_tests::rng::Rng;
 use vm_tests::threads::{SELF, run_on};
 
-use crate::time::{Elapsed, ThreadTime};
+use vm_tests::time::{Elapsed, ThreadTime};
 
 /// What a thread is to do.
 pub struct Plan<'a> {

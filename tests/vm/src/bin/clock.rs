@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The logical time-stamp counters of threads and vCPUs must be what Linux and Xen account.
+//!
+//! For a machine whose time is made of the instructions that it executes: elsewhere the accounts
+//! differ by whatever time the emulator's host takes away in the middle of a switch.
+
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+
+use anyhow::{Context, Result};
+use perfctr::{Event, Provider, Session};
+use vm_tests::region::Region;
+use vm_tests::tally::Tally;
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::time::{Elapsed, ThreadTime, TimeCheck, VcpuTimes};
+use vm_tests::xen::Xen;
+
+const THREADS: usize = 6;
+/// What each thread executes before it gives its CPU away, and how often.
+const REGION: Region = Region { first: 100_000, second: 100_000 };
+const TURNS: usize = 20;
+/// Fewer switches show nothing.
+const SWITCHES_MIN: u64 = 10;
+
+fn main() -> Result<ExitCode> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let cpus = cpus()?;
+    let session = Session::open_with(Provider::Paravirt)?;
+    let mut tally = Tally::default();
+    let crowded = compete(&xen, &session, &cpus, &cpus)?;
+    judge(&mut tally, "threads on vCPUs that wait for each other", &crowded.threads);
+    judge(&mut tally, "vCPUs that wait for each other", &crowded.vcpus);
+    let alone = compete(&xen, &session, &cpus, &cpus[..1])?;
+    judge(&mut tally, "threads on one vCPU", &alone.threads);
+    Ok(tally.finish())
+}
+
+/// How far threads and vCPUs were off, and how often they were switched in.
+struct Outcome {
+    threads: (TimeCheck, u64),
+    vcpus: (TimeCheck, u64),
+}
+
+/// Lets threads compete for some of the CPUs.
+fn compete(xen: &Xen, session: &Session, all: &[usize], some: &[usize]) -> Result<Outcome> {
+    let before = VcpuTimes::take(xen, session, all)?;
+    run_on(SELF, some)?;
+    let logs = thread::scope(|scope| -> Result<Vec<_>> {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(take_turns)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
+    })?;
+    let vcpus = VcpuTimes::take(xen, session, all)?.since(&before);
+    // Linux charges a thread also for the time that its vCPU waits for a physical CPU (Debian's
+    // kernel has no steal clock), which our counter excludes.
+    let waiting_ns = vcpus.iter().map(|vcpu| vcpu.waiting_ns).sum();
+    println!("vCPUs waited {waiting_ns} ns");
+    let tsc_khz = session.description().tsc_khz;
+    let mut outcome = Outcome { threads: Default::default(), vcpus: Default::default() };
+    for (elapsed, switches) in &logs {
+        outcome.threads.0.add(elapsed, tsc_khz, *switches, waiting_ns);
+        outcome.threads.1 += switches;
+    }
+    for vcpu in &vcpus {
+        outcome.vcpus.0.add(&vcpu.running, tsc_khz, vcpu.switches, 0);
+        outcome.vcpus.1 += vcpu.switches;
+    }
+    Ok(outcome)
+}
+
+/// Executes for a while, among others; gives the time that it took and how often it was resumed.
+fn take_turns() -> Result<(Elapsed, u64)> {
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    let switches = || -> Result<u64> {
+        Ok(session.thread_page().context("this is no forked child")?.switches.load(Relaxed))
+    };
+    let (start, first) = (ThreadTime::take(&session)?, switches()?);
+    for _ in 0..TURNS {
+        REGION.execute(&mut 0);
+        thread::yield_now();
+    }
+    Ok((ThreadTime::take(&session)?.since(&start), switches()? - first))
+}
+
+fn judge(tally: &mut Tally, whose: &str, (check, switches): &(TimeCheck, u64)) {
+    println!("{whose}: {switches} switches, {check:?}");
+    let outcome = if *switches < SWITCHES_MIN {
+        Err(format!("only {switches} switches"))
+    } else if check.is_off {
+        Err(format!("off by up to {} ns", check.worst_ns))
+    } else {
+        Ok(())
+    };
+    tally.check(&format!("the TSCs of {whose} are what is accounted"), outcome);
+}
