@@ -85,8 +85,8 @@ fn emulated(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.destroy()
 }
 
-/// A tenant that must not count at first, then counts while it is saved to a file, goes on, is saved
-/// again and restored, and finally must not count any more.
+/// A tenant that must not count at first, then counts while it is saved to a file, goes on, is
+/// saved again and restored, and finally must not count any more.
 fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     let role = format!("count {}", u64::MAX);
     let mut tenant = Tenant::create("traveller", VCPUS, Tsc::Native, &role)?;

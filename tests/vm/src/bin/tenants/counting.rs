@@ -176,7 +176,7 @@ fn count(places: Places, mut rng: Rng, go_on: impl Fn(u64) -> bool) -> Result<Lo
     let mut log = Log::default();
     let (mut store, mut regions) = (0, 0);
     while go_on(regions) {
-        // Mostly short ones, whose readings are close together; some that a switch is likely to hit.
+        // Mostly short ones, whose readings are close together; some are long enough for a switch.
         let iterations = *rng.pick(&[40, 40, 10_000, 200_000]);
         let region = Region::random(&mut rng, iterations);
         let reading = match measure::<2>(&session, region, &mut store) {
