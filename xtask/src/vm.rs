@@ -235,6 +235,7 @@ fn prepare(spec: &Spec, dir: &Path) -> Result<Child> {
     // However this process ends, the machine does not outlive it.
     let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
     let threads = if spec.topology.deterministic {
+        // An instruction takes 2^3 ns, so that timers come no more often than on a real machine.
         ["-accel", "tcg,thread=single", "-icount", "shift=3,sleep=off"].as_slice()
     } else {
         &["-accel", "tcg,thread=multi"]
