@@ -102,6 +102,7 @@ static const PMUEvent *intel_event(uint32_t select)
     case 0x00c0:
         return &instructions;
     case 0x00c4:
+    case 0x7f88: /* BR_INST_EXEC.ANY of Nehalem; nothing is executed that does not retire */
         return &branches;
     case 0x0410: /* FP_COMP_OPS_EXE.SSE_FP of Nehalem */
         return &arithmetic;
