@@ -141,7 +141,7 @@ impl VcpuTimes {
 ///
 /// A scheduler takes the time once, at the start of a switch; our samples are taken further down
 /// the same path.  What lies between is charged to one of the two by the scheduler and to the other
-/// by us: some 2,500 instructions, of 8 ns each.
+/// by us: some 2,500 instructions, of 8 ns each.  Twice as many may.
 const SKEW_NS_PER_SWITCH: u64 = 40_000;
 
 /// How far several threads or vCPUs are off.
