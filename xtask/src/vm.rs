@@ -199,7 +199,24 @@ impl Outcome {
 }
 
 /// Boots, runs and ends. An error means that the run could not be prepared.
+///
+/// Of some hundred boots one stands still before the guest has come to its first program; that is
+/// said, and tried once more.
 pub fn run(spec: &Spec) -> Result<Outcome> {
+    let outcome = attempt(spec)?;
+    if outcome.status != never_up() {
+        return Ok(outcome);
+    }
+    let log = outcome.console.display();
+    eprintln!("  the guest was not up after {BOOT_TIMEOUT:?}; once more; console log: {log}");
+    attempt(spec)
+}
+
+fn never_up() -> Status {
+    Status::Failed(format!("the guest was not up after {BOOT_TIMEOUT:?}"))
+}
+
+fn attempt(spec: &Spec) -> Result<Outcome> {
     let dir = run_dir()?;
     let machine = prepare(spec, &dir)?;
     let mut watch = Watch::new(spec, &dir)?;
@@ -388,10 +405,7 @@ impl Watch {
         let running = self.start.elapsed().saturating_sub(self.boot_time.unwrap_or_default());
         Ok(match self.boot_time {
             Some(_) if running > self.timeout => Some(Status::TimedOut(self.timeout)),
-            None if running > BOOT_TIMEOUT => {
-                let limit = BOOT_TIMEOUT.as_secs();
-                Some(Status::Failed(format!("the guest was not up after {limit} s")))
-            }
+            None if running > BOOT_TIMEOUT => Some(never_up()),
             _ => None,
         })
     }
