@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// The module's counters, one `key value` pair per line.
 pub const PATH: &str = "/sys/kernel/debug/perfctr/stats";
@@ -52,6 +54,30 @@ impl ModuleStats {
     pub fn growth(&self, earlier: &Self, key: &str) -> Result<u64> {
         Ok(self.get(key)?.wrapping_sub(earlier.get(key)?))
     }
+}
+
+/// Threads that have counters, by the module's account.
+///
+/// # Errors
+///
+/// As [`ModuleStats::read`].
+pub fn threads() -> Result<u64> {
+    ModuleStats::read()?.get("threads")
+}
+
+/// Waits, at most two seconds, until the module says that so many threads have counters.
+///
+/// # Errors
+///
+/// It says something else, or nothing.
+pub fn until_threads(expected: u64) -> Result<()> {
+    for _ in 0..200 {
+        if threads()? == expected {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    bail!("{} threads have counters, {expected} expected", threads()?)
 }
 
 #[cfg(test)]

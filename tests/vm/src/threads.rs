@@ -36,6 +36,14 @@ pub fn run_on(thread: Pid, cpus: &[usize]) -> Result<()> {
     sched_setaffinity(thread, &set)
 }
 
+/// What a thread gives.  If it has failed the program ends, since others would wait for it.
+pub fn or_exit<T>(thread: usize, result: anyhow::Result<T>) -> T {
+    result.unwrap_or_else(|error| {
+        eprintln!("thread {thread}: {error:#}");
+        std::process::exit(1)
+    })
+}
+
 /// Takes each CPU away and gives it back, so many times.
 ///
 /// # Errors

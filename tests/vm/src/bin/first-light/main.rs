@@ -22,7 +22,7 @@ use perfctr::{Provider, Session};
 use shared_abi::hypercall::HvStats;
 use vm_tests::disturb;
 use vm_tests::stats::ModuleStats;
-use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::threads::{SELF, cpus, or_exit, run_on};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use report::Report;
@@ -111,13 +111,9 @@ fn run(
                 gate: &gate,
                 movable: &tids,
             };
-            scope.spawn(move || match worker::run(&plan) {
-                Ok(log) => logs.lock().expect("no worker panics").push(log),
-                // The others wait at the gate for this thread: end the program.
-                Err(error) => {
-                    eprintln!("thread {id}: {error:#}");
-                    std::process::exit(1);
-                }
+            scope.spawn(move || {
+                let log = or_exit(id, worker::run(&plan));
+                logs.lock().expect("no worker panics").push(log);
             });
         }
         gate.wait();

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Result, ensure};
+use vm_tests::stats::{threads, until_threads};
 use vm_tests::threads::{cpus, take_away_and_give_back};
 use vm_tests::witness::Witness;
 
-use crate::ends::{exact, threads, until_threads};
+use crate::ends::exact;
 
 /// Threads for each CPU.
 const THREADS_PER_CPU: usize = 2;

@@ -2,14 +2,13 @@
 //! How one thread's counters end.
 
 use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use perfctr::{Event, Provider, Session};
 use shared_abi::ioctl::{CONTROL_TSC, Control, Create, IOC_CONTROL, IOC_CREATE, IOC_READ, Sums};
 use shared_abi::version::ABI_MAJOR;
 use vm_tests::raw::{Argument, ioctl, open_device};
-use vm_tests::stats::ModuleStats;
+use vm_tests::stats::{threads, until_threads};
 use vm_tests::witness::Witness;
 
 /// A named test.
@@ -24,22 +23,6 @@ pub const TESTS: &[Test] = &[
     ("closing the descriptor does not stop", closing_does_not_stop),
     ("sums outlive their thread", sums_outlive_their_thread),
 ];
-
-/// Threads that have counters, by the module's account.
-pub fn threads() -> Result<u64> {
-    ModuleStats::read()?.get("threads")
-}
-
-/// Waits, at most two seconds, until the module says that so many threads have counters.
-pub fn until_threads(expected: u64) -> Result<()> {
-    for _ in 0..200 {
-        if threads()? == expected {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    bail!("{} threads have counters, {expected} expected", threads()?)
-}
 
 /// The check of a witness.
 pub fn exact(witness: &Witness) -> Result<()> {

@@ -12,9 +12,10 @@ use clap::ValueEnum;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use perfctr::{Error, Event, Provider, Session};
+use vm_tests::stats::{threads, until_threads};
 use vm_tests::witness::Witness;
 
-use crate::ends::{Test, exact, threads, until_threads};
+use crate::ends::{Test, exact};
 
 /// The tests of this module.
 pub const TESTS: &[Test] = &[

@@ -10,9 +10,10 @@ use nix::errno::Errno;
 use perfctr::Error;
 use vm_tests::module;
 use vm_tests::rng::Rng;
+use vm_tests::stats::until_threads;
 use vm_tests::witness::Witness;
 
-use crate::ends::{exact, until_threads};
+use crate::ends::exact;
 
 /// Threads that open and close sessions meanwhile.
 const THREADS: u64 = 4;

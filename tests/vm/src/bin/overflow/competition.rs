@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use nix::unistd::{Pid, gettid};
 use vm_tests::region::Region;
 use vm_tests::rng::Rng;
-use vm_tests::threads::{SELF, run_on};
+use vm_tests::threads::{SELF, or_exit, run_on};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
@@ -57,7 +57,7 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
     let (done, stop, movable, gate) = (&done, &stop, &movable, &gate);
     thread::scope(|scope| {
         let samplers: Vec<_> = (0..PERIODS.len())
-            .map(|id| scope.spawn(move || sampler(id, options, cpus, gate, movable)))
+            .map(|id| scope.spawn(move || or_exit(id, sample(id, options, cpus, gate, movable))))
             .collect();
         let mut others = Vec::new();
         for _ in 0..BYSTANDERS {
@@ -85,22 +85,7 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
         let complaints = others.filter_map(Result::err).map(|error| format!("{error:#}"));
         let complaints = complaints.collect();
         stop.store(true, Ordering::Relaxed);
-        Ok(Outcome { logs: logs.into_iter().collect::<Result<_>>()?, complaints })
-    })
-}
-
-fn sampler(
-    id: usize,
-    options: &Options,
-    cpus: &[usize],
-    gate: &Barrier,
-    movable: &Mutex<Vec<Pid>>,
-) -> Result<Log> {
-    let log = sample(id, options, cpus, gate, movable);
-    // The others would wait for this thread.
-    log.with_context(|| format!("thread {id}")).inspect_err(|error| {
-        eprintln!("{error:#}");
-        std::process::exit(1);
+        Ok(Outcome { logs, complaints })
     })
 }
 

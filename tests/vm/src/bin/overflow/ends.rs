@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use nix::errno::Errno;
 use perfctr::Session;
 use vm_tests::module;
 use vm_tests::region::Region;
-use vm_tests::stats::ModuleStats;
+use vm_tests::stats::until_threads;
 use vm_tests::threads::{SELF, cpus, run_on, take_away_and_give_back};
 
 use crate::competition::end_while_sampling;
@@ -75,18 +75,6 @@ impl Child {
             }
         }
     }
-}
-
-/// Waits, at most two seconds, until the module says that so many threads have counters.
-fn until_threads(expected: u64) -> Result<()> {
-    let threads = || ModuleStats::read()?.get("threads");
-    for _ in 0..200 {
-        if threads()? == expected {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    bail!("{} threads have counters, {expected} expected", threads()?)
 }
 
 /// Samples, and finds every overflow.
