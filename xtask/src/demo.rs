@@ -3,7 +3,7 @@
 //!
 //! A real Xen with the driver, a Debian guest with the module, and two programs whose threads
 //! measure and sample regions of known length while everything moves under them. The programs
-//! themselves compare every reading, and every overflow, with the truth; see `first-light` and
+//! themselves compare every reading, and every overflow, with the truth; see `counting` and
 //! `overflow` in `tests/vm/src/bin`.
 
 use std::fs;
@@ -18,7 +18,7 @@ use crate::vm::{self, Spec, Status};
 use crate::{cache, guest};
 
 /// The programs in the guest: one counts, one samples. Each leaves a report of its name.
-const PROGRAMS: [&str; 2] = ["first-light", "overflow"];
+const PROGRAMS: [&str; 2] = ["counting", "overflow"];
 /// How long it may run: emulation on a busy machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(900);
 
@@ -95,7 +95,7 @@ mod tests {
         let out = std::env::temp_dir().join(format!("xtask-demo-{}", std::process::id()));
         fs::create_dir_all(&out).unwrap();
         let write = |name: &str, text: &str| fs::write(out.join(name), text).unwrap();
-        write("first-light.json", r#"{"ok": true, "threads": 8}"#);
+        write("counting.json", r#"{"ok": true, "threads": 8}"#);
         write("overflow.json", r#"{"imode_ok": false, "imode_lost": 1}"#);
         let all: Map<String, Value> = serde_json::from_str(&merged(&out).unwrap()).unwrap();
         assert_eq!((&all["ok"], &all["threads"]), (&false.into(), &8.into()));

@@ -56,12 +56,12 @@ pub fn clock(report: &mut Report) -> Result<()> {
 
 /// The demo's first half: readings of competing threads against the truth.
 pub fn counting(report: &mut Report) -> Result<()> {
-    let mut spec = Spec::new("pv", ["/work/first-light"])?;
+    let mut spec = Spec::new("pv", ["/work/counting"])?;
     if let Some(xen) = &mut spec.topology.xen {
         xen.args.push_str(" perfctr=cost");
     }
     spec.module_args = "cost=1".to_owned();
-    spec.files.push((guest::programs("vm-tests")?.join("first-light"), "/work/first-light".into()));
+    spec.files.push((guest::programs("vm-tests")?.join("counting"), "/work/counting".into()));
     let outcome = vm::run(&spec)?;
     report.test("every reading of competing threads is exact", || {
         ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
