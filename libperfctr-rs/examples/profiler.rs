@@ -6,7 +6,8 @@
 //! LD_PRELOAD=target/release/examples/libprofiler.so bzip2 -k file
 //! ```
 //!
-//! It samples the thread that starts the program, every `PROFILER_PERIOD` instructions (100003
+//! It samples by a handler of its own, since its samples are read by whichever thread ends the
+//! program; one that reads its own takes a `Ring`.  It samples the thread that starts the program, every `PROFILER_PERIOD` instructions (100003
 //! unless given), and prints at the program's end which functions the samples hit.
 #![expect(unsafe_code, reason = "the loader calls functions that are listed in sections")]
 
@@ -75,7 +76,8 @@ extern "C" fn start() {
 }
 
 fn sample() -> Result<(), Box<dyn std::error::Error>> {
-    set_handler(SIGNAL, record)?;
+    // SAFETY: `record` stores to atomics, and makes one system call.
+    unsafe { set_handler(SIGNAL, record)? };
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start_sampling(&[Event::INSTRUCTIONS.user().every(period())], SIGNAL)?;
     // It lasts as long as the program.

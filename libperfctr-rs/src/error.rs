@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What can go wrong.
 
+use std::fmt::{self, Write};
 use std::io;
 
 use shared_abi::limits::READ_ATTEMPTS_MAX;
@@ -8,18 +9,22 @@ use shared_abi::read::ReadError;
 use shared_abi::{ConfigError, Errno};
 
 use crate::event::Event;
+use crate::provider::refusal::Refusal;
 
 /// Why there is no session or no reading.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no such device: the kernel module is not loaded.
-    #[error("no counters: cannot open {path}: {source}")]
-    NoDevice {
-        /// The device's path.
-        path: &'static str,
-        /// What opening it gave.
-        source: io::Error,
+    /// A provider gives no counters.
+    #[error("no counters: {0}")]
+    Refused(Refusal),
+    /// Nobody gives counters.
+    #[error("no counters for {event}{}", Listed(.tried))]
+    NoCounters {
+        /// The first event that was asked for.
+        event: Event,
+        /// What each provider has answered.
+        tried: Vec<Refusal>,
     },
     /// The kernel module speaks another version of the interface.
     #[error("interface version {found} found, {expected} expected")]
@@ -73,6 +78,18 @@ pub enum Error {
     },
 }
 
+/// Answers, each on a line of its own.
+struct Listed<'a>(&'a [Refusal]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|refusal| {
+            f.write_char('\n')?;
+            refusal.fmt(f)
+        })
+    }
+}
+
 impl From<ConfigError> for Error {
     fn from(error: ConfigError) -> Self {
         Self::Invalid(error)
@@ -80,6 +97,16 @@ impl From<ConfigError> for Error {
 }
 
 impl Error {
+    /// What [`EventNotAvailable`](Self::EventNotAvailable) says of this event.
+    pub(crate) fn unavailable(event: Event, reason: &'static str) -> Self {
+        Self::EventNotAvailable { event, reason }
+    }
+
+    /// The kernel refused this operation.
+    pub(crate) fn kernel(operation: &'static str) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Kernel { operation, source }
+    }
+
     /// The error of a direct read for which asking the kernel is of no use.
     pub(crate) fn from_read(error: ReadError) -> Self {
         match error {

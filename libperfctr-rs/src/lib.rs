@@ -2,19 +2,20 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod claim;
 mod error;
 mod event;
 mod map;
-mod native;
 pub mod overflow;
-mod paravirt;
+mod provider;
 pub mod raw;
 pub mod rdpmc;
 mod session;
 mod sys;
-mod tsc;
 
 pub use error::Error;
 pub use event::Event;
-pub use session::{Description, Provider, Reading, Session};
+pub use provider::refusal::{Cause, Refusal};
+pub use provider::types::{Description, Provider};
+pub use session::{Reading, Session};
 pub use shared_abi::{CounterWidth, PhysSlot, PmuCaps};

@@ -3,50 +3,17 @@
 
 use std::marker::PhantomData;
 use std::ops::Sub;
+use std::os::fd::AsRawFd;
 
-use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
+use shared_abi::{ThreadPage, VcpuPage};
 
+use crate::claim::Claim;
 use crate::error::Error;
 use crate::event::Event;
-use crate::native::Native;
 use crate::overflow::{self, Resumer};
-use crate::paravirt::Paravirt;
-use crate::tsc::TscOnly;
-
-/// Who provides the counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Provider {
-    /// Hypervisor and guest kernel together, through `/dev/perfctr`.
-    Paravirt,
-    /// Linux alone, through `perf_event_open(2)`.  Right on bare metal, and in a virtual machine
-    /// whose hypervisor emulates a PMU.  The kernel chooses the counters.
-    Native,
-    /// Nobody: there is only the time-stamp counter, which goes on while the thread does not.
-    Tsc,
-}
-
-/// What can be counted here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Description {
-    /// Who counts.
-    pub provider: Provider,
-    /// The counters that there are; `None` if the provider does not say.
-    pub caps: Option<PmuCaps>,
-    /// Pages of virtual CPUs; 0 if the provider has none.
-    pub vcpus: u32,
-    /// CPUID leaf 1, EAX: family, model and stepping.
-    pub cpu_signature: u32,
-    /// Frequency in kHz of what readings give as TSC; 0 if unknown.  [`Provider::Native`] gives ns.
-    pub tsc_khz: u32,
-}
-
-/// What a provider gives besides the counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
-    pub(crate) tsc: u64,
-    pub(crate) retries: u32,
-    pub(crate) direct: bool,
-}
+use crate::provider::Backend;
+use crate::provider::refusal::Refusal;
+use crate::provider::types::{Description, Provider, Taken};
 
 /// One consistent snapshot of a thread's counters.
 ///
@@ -79,18 +46,11 @@ impl<const N: usize> Sub for Reading<N> {
     }
 }
 
-/// A session's provider.
-#[derive(Debug)]
-enum Backend {
-    Paravirt(Paravirt),
-    Native(Native),
-    Tsc(TscOnly),
-}
-
 /// The calling thread's counters.
 ///
-/// There is at most one session per thread.  Dropping it stops the counters.  It stays with its
-/// thread, since the pages and counters that it reads are those of whoever executes the read:
+/// There is at most one session per thread, whoever provides it.  Dropping it stops the counters.
+/// It stays with its thread, since the pages and counters that it reads are those of whoever
+/// executes the read:
 ///
 /// ```compile_fail,E0277
 /// let session = perfctr::Session::open().unwrap();
@@ -99,6 +59,8 @@ enum Backend {
 #[derive(Debug)]
 pub struct Session {
     backend: Backend,
+    refusals: Vec<Refusal>,
+    claim: Claim,
     /// Neither `Send` nor `Sync`.
     thread: PhantomData<*const ()>,
 }
@@ -107,56 +69,60 @@ impl Session {
     /// Opens the calling thread's counters at the best provider that there is: in the order of
     /// [`Provider`].  Nothing is counted yet.
     ///
+    /// That a provider has no counters is no error here: [`refusals`](Self::refusals) says what
+    /// each of them has answered, and so does [`start`](Self::start) where nobody has any.
+    ///
     /// # Errors
     ///
-    /// [`Error::Version`], [`Error::AlreadyOpen`], or what the kernel says.  That a provider is not
-    /// there is none.
+    /// [`Error::Version`], [`Error::AlreadyOpen`], or what the kernel says.
     pub fn open() -> Result<Self, Error> {
-        match Self::open_with(Provider::Paravirt) {
-            Err(Error::NoDevice { .. }) => {}
-            result => return result,
-        }
-        Self::open_with(Provider::Native).or_else(|_| Self::open_with(Provider::Tsc))
+        let claim = Claim::take()?;
+        let (backend, refusals) = Backend::open()?;
+        Ok(Self { backend, refusals, claim, thread: PhantomData })
     }
 
     /// Opens the calling thread's counters at this provider.
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Self::open), and [`Error::NoDevice`].
+    /// Those of [`open`](Self::open), and [`Error::Refused`].
     pub fn open_with(provider: Provider) -> Result<Self, Error> {
-        let backend = match provider {
-            Provider::Paravirt => Backend::Paravirt(Paravirt::open()?),
-            Provider::Native => Backend::Native(Native::open()?),
-            Provider::Tsc => Backend::Tsc(TscOnly::open()),
-        };
-        Ok(Self { backend, thread: PhantomData })
+        let claim = Claim::take()?;
+        let backend = Backend::open_with(provider)?;
+        Ok(Self { backend, refusals: Vec::new(), claim, thread: PhantomData })
     }
 
     /// What can be counted here.
     pub fn description(&self) -> &Description {
-        match &self.backend {
-            Backend::Paravirt(paravirt) => paravirt.description(),
-            Backend::Native(native) => native.description(),
-            Backend::Tsc(tsc) => tsc.description(),
-        }
+        self.backend.description()
+    }
+
+    /// The answers of the providers that [`open`](Self::open) has asked before it found this one:
+    ///
+    /// ```
+    /// # fn main() -> Result<(), perfctr::Error> {
+    /// let session = perfctr::Session::open()?;
+    /// for refusal in session.refusals() {
+    ///     eprintln!("{refusal}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn refusals(&self) -> &[Refusal] {
+        &self.refusals
     }
 
     /// Counts these events and the TSC from 0, in place of what was counted before.
     ///
     /// # Errors
     ///
-    /// [`Error::TooManyCounters`], [`Error::EventNotAvailable`] and [`Error::Invalid`] change
-    /// nothing; nor does a refusal of the kernel.
+    /// [`Error::NoCounters`], [`Error::TooManyCounters`], [`Error::EventNotAvailable`] and
+    /// [`Error::Invalid`] change nothing; nor does a refusal of the kernel.
     pub fn start(&mut self, events: &[Event]) -> Result<(), Error> {
-        if let Some(event) = events.iter().find(|event| event.samples()) {
-            return Err(event.unavailable("it samples, and no signal is given"));
+        if let Some(&event) = events.iter().find(|event| event.samples()) {
+            return Err(Error::unavailable(event, "it samples, and no signal is given"));
         }
-        match &mut self.backend {
-            Backend::Paravirt(paravirt) => paravirt.start(events, 0),
-            Backend::Native(native) => native.start(events),
-            Backend::Tsc(tsc) => tsc.start(events),
-        }
+        self.start_all(events, 0)
     }
 
     /// As [`start`](Self::start), and overflows of the events that [sample](Event::every) raise
@@ -171,28 +137,38 @@ impl Session {
     /// Those of [`start`](Self::start); [`Error::EventNotAvailable`] also if the provider does not
     /// sample: only [`Provider::Paravirt`] does.
     pub fn start_sampling(&mut self, events: &[Event], signal: libc::c_int) -> Result<(), Error> {
-        let Some(sampling) = events.iter().find(|event| event.samples()) else {
+        if !events.iter().any(|event| event.samples()) {
             return self.start(events);
-        };
-        match &mut self.backend {
-            Backend::Paravirt(paravirt) => {
-                overflow::set_resumer(Some(paravirt.resumer()));
-                // A negative number is as invalid as any that is too high.
-                paravirt.start(events, signal.cast_unsigned())
+        }
+        if let Some(paravirt) = self.backend.paravirt() {
+            overflow::go_on_by(Some(paravirt.device().as_raw_fd()));
+        }
+        // A negative number is as invalid as any that is too high.
+        self.start_all(events, signal.cast_unsigned())
+    }
+
+    fn start_all(&mut self, events: &[Event], signal: u32) -> Result<(), Error> {
+        match (events.first(), self.description().provider) {
+            (Some(&event), Provider::Tsc) => {
+                Err(Error::NoCounters { event, tried: self.refusals.clone() })
             }
-            Backend::Native(_) | Backend::Tsc(_) => {
-                Err(sampling.unavailable("this provider does not sample"))
-            }
+            _ => self.backend.start(events, signal),
         }
     }
 
     /// What lets this thread's counters go on after an overflow; `None` with other providers than
     /// [`Provider::Paravirt`].
-    pub fn resumer(&self) -> Option<Resumer> {
-        match &self.backend {
-            Backend::Paravirt(paravirt) => Some(paravirt.resumer()),
-            Backend::Native(_) | Backend::Tsc(_) => None,
-        }
+    ///
+    /// It cannot outlive the session, whose descriptor it uses:
+    ///
+    /// ```compile_fail,E0505
+    /// let session = perfctr::Session::open().unwrap();
+    /// let resumer = session.resumer().unwrap();
+    /// drop(session);
+    /// resumer.resume();
+    /// ```
+    pub fn resumer(&self) -> Option<Resumer<'_>> {
+        self.backend.paravirt().map(|paravirt| Resumer::new(paravirt.device()))
     }
 
     /// Stops counting.  Counts stay and can be read.
@@ -201,11 +177,7 @@ impl Session {
     ///
     /// What the kernel says.
     pub fn stop(&mut self) -> Result<(), Error> {
-        match &mut self.backend {
-            Backend::Paravirt(paravirt) => paravirt.stop(),
-            Backend::Native(native) => native.stop(),
-            Backend::Tsc(_) => Ok(()),
-        }
+        self.backend.stop()
     }
 
     /// Goes on counting after [`stop`](Self::stop) where the counters stopped.  The TSC may start
@@ -215,11 +187,7 @@ impl Session {
     ///
     /// What the kernel says.
     pub fn resume(&mut self) -> Result<(), Error> {
-        match &mut self.backend {
-            Backend::Paravirt(paravirt) => paravirt.resume(),
-            Backend::Native(native) => native.resume(),
-            Backend::Tsc(_) => Ok(()),
-        }
+        self.backend.resume()
     }
 
     /// Reads the TSC and the first `N` counters at once.
@@ -231,27 +199,15 @@ impl Session {
     #[inline(always)]
     pub fn read<const N: usize>(&self) -> Result<Reading<N>, Error> {
         let mut counts = [0; N];
-        let Taken { tsc, retries, direct } = self.read_into(&mut counts)?;
+        let Taken { tsc, retries, direct } = self.backend.read(&mut counts)?;
         Ok(Reading { tsc, counts, retries, direct })
-    }
-
-    #[inline(always)]
-    fn read_into(&self, counts: &mut [u64]) -> Result<Taken, Error> {
-        match &self.backend {
-            Backend::Paravirt(paravirt) => paravirt.read(counts),
-            Backend::Native(native) => native.read(counts),
-            Backend::Tsc(tsc) => tsc.read(counts),
-        }
     }
 
     /// The page that the guest kernel publishes for this thread, for diagnosis.
     ///
     /// `None` in a forked child, and with other providers than [`Provider::Paravirt`].
     pub fn thread_page(&self) -> Option<&ThreadPage> {
-        match &self.backend {
-            Backend::Paravirt(paravirt) => paravirt.thread_page(),
-            Backend::Native(_) | Backend::Tsc(_) => None,
-        }
+        self.backend.paravirt()?.thread_page()
     }
 
     /// The page that the hypervisor publishes for vCPU `n`, for diagnosis.
@@ -259,16 +215,17 @@ impl Session {
     /// `None` in a forked child, with other providers than [`Provider::Paravirt`], or if there is
     /// no such vCPU.
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
-        match &self.backend {
-            Backend::Paravirt(paravirt) => paravirt.vcpu_page(n),
-            Backend::Native(_) | Backend::Tsc(_) => None,
-        }
+        self.backend.paravirt()?.vcpu_page(n)
     }
 }
 
-/// CPUID leaf 1, EAX (SDM volume 2, CPUID).
-pub(crate) fn cpu_signature() -> u32 {
-    std::arch::x86_64::__cpuid(1).eax
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A signal that is still pending has nothing to let go on.
+        if !self.claim.forked() {
+            overflow::go_on_by(None);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -281,5 +238,35 @@ mod tests {
         let later = Reading { tsc: 25, counts: [4], retries: 1, direct: true };
         let difference = Reading { tsc: 15, counts: [5], retries: 1, direct: true };
         assert_eq!(later - earlier, difference);
+    }
+
+    #[test]
+    fn a_thread_has_one_session_whoever_provides_it() {
+        let session = Session::open_with(Provider::Tsc).unwrap();
+        for second in [Session::open(), Session::open_with(Provider::Tsc)] {
+            assert!(matches!(second, Err(Error::AlreadyOpen)));
+        }
+        let elsewhere = std::thread::spawn(|| Session::open_with(Provider::Tsc).is_ok());
+        assert!(elsewhere.join().unwrap());
+        drop(session);
+        assert!(Session::open_with(Provider::Tsc).is_ok());
+    }
+
+    #[test]
+    fn where_nobody_counts_a_start_says_what_everybody_answered() {
+        use crate::provider::refusal::Cause;
+        let mut session = Session::open_with(Provider::Tsc).unwrap();
+        for (provider, cause, errno) in [
+            (Provider::Paravirt, Cause::NoModule, libc::ENOENT),
+            (Provider::Native, Cause::Paranoid(3), libc::EACCES),
+        ] {
+            session.refusals.push(Refusal { provider, cause, errno });
+        }
+        let error = session.start(&[Event::BRANCHES.user()]).unwrap_err().to_string();
+        let lines: Vec<&str> = error.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (3, "no counters for branches:u"));
+        assert!(lines[1].starts_with("paravirt: the kernel module is not loaded; `modprobe"));
+        assert!(lines[2].starts_with("native: kernel.perf_event_paranoid is 3; `sysctl"));
+        session.start(&[]).unwrap();
     }
 }

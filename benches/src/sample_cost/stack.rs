@@ -31,9 +31,11 @@ pub fn nothing(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
 
 /// libperfctr: each overflow is a signal, after which the counter goes on.
 pub fn perfctr(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
-    perfctr::overflow::set_handler(SIGNAL, |_| {
+    let count = |_: &_| {
         SIGNALS.fetch_add(1, Relaxed);
-    })?;
+    };
+    // SAFETY: the handler uses nothing but an atomic.
+    unsafe { perfctr::overflow::set_handler(SIGNAL, count)? };
     let mut session = Session::open_with(Provider::Paravirt)?;
     let before = SIGNALS.load(Relaxed);
     session.start_sampling(&[Event::INSTRUCTIONS.user().every(period)], SIGNAL)?;

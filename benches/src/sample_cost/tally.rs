@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What the whole machine does, as its emulator counts it.
-#![expect(unsafe_code, reason = "RDPMC is an instruction without a safe interface")]
 
-use std::arch::asm;
 use std::ops::Sub;
+
+use perfctr::rdpmc::Hardware;
+use shared_abi::read::Counters;
 
 /// RDPMC's index of the first number (`testbed/qemu`, property `pmu-tally`).
 const FIRST: u32 = 0x7461_6c79;
@@ -23,7 +24,7 @@ impl Tally {
 
     /// Everything up to now.  On a machine without a tally it ends the program with a fault.
     pub fn read() -> Self {
-        Self(std::array::from_fn(|n| rdpmc(FIRST + n as u32)))
+        Self(std::array::from_fn(|n| Hardware.rdpmc(FIRST + n as u32)))
     }
 
     /// Instructions in other rings than 0.
@@ -43,14 +44,4 @@ impl Sub for Tally {
     fn sub(self, earlier: Self) -> Self {
         Self(std::array::from_fn(|n| self.0[n] - earlier.0[n]))
     }
-}
-
-fn rdpmc(index: u32) -> u64 {
-    let (low, high): (u64, u64);
-    // SAFETY: it changes nothing but these registers, or faults.
-    unsafe {
-        asm!("rdpmc", in("ecx") index, out("rax") low, out("rdx") high,
-            options(nostack, nomem, preserves_flags));
-    }
-    high << 32 | low
 }

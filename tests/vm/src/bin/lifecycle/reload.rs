@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
-use perfctr::Error;
+use perfctr::{Cause, Error};
 use vm_tests::module;
 use vm_tests::rng::Rng;
 use vm_tests::stats::until_threads;
@@ -71,7 +71,7 @@ fn open_and_close(id: u64, stop: &AtomicBool, sessions: &AtomicU64) -> Result<()
                 sessions.fetch_add(1, Ordering::Relaxed);
             }
             // The module is not there just now.
-            Err(Error::NoDevice { .. }) => {}
+            Err(Error::Refused(refusal)) if refusal.cause == Cause::NoModule => {}
             Err(error) => return Err(error.into()),
         }
         thread::sleep(Duration::from_millis(rng.between(PAUSE_MS.start, PAUSE_MS.end)));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What a thread that samples itself is told, beside what it has counted.
+#![expect(unsafe_code, reason = "a signal handler has a contract")]
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +80,8 @@ thread_local! {
 
 /// From now on every thread's overflows are noted.
 pub fn handle() -> Result<()> {
-    set_handler(SIGNAL, note).context("cannot handle the signal")
+    // SAFETY: `note` makes a system call and stores to cells that are there already.
+    unsafe { set_handler(SIGNAL, note) }.context("cannot handle the signal")
 }
 
 /// Signals that came to a wrong thread.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
-use perfctr::overflow::set_handler;
+use perfctr::overflow::Ring;
 use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
 use serde_json::{Value, json};
@@ -102,7 +102,6 @@ fn load() -> Result<()> {
 /// Raises a storm that ends with the domain.
 fn storm(quiet: Duration) -> Result<()> {
     module::load()?;
-    set_handler(libc::SIGURG, |_| {})?;
     let start = Instant::now();
     say(&json!("quiet"));
     let threads: Vec<_> = cpus()?
@@ -119,6 +118,8 @@ fn spin_then_sample(cpu: usize, start: Instant, quiet: Duration) -> Result<()> {
     while start.elapsed() < quiet {
         spin();
     }
+    // Nobody wants to know of the samples, but their signals have to be handled.
+    let _ring = Ring::new(libc::SIGURG, 0)?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     let instructions = Event::INSTRUCTIONS.user().every(PERIOD_EVENTS_MIN);
     session.start_sampling(&[instructions], libc::SIGURG)?;

@@ -16,8 +16,10 @@ use crate::error::Error;
 use crate::event::{Event, What};
 use crate::map::PerfPage;
 use crate::rdpmc::Hardware;
-use crate::session::{Description, Provider, Taken, cpu_signature};
 use crate::sys::{Generation, PerfEvent};
+
+use super::refusal::Refusal;
+use super::types::{Description, Provider, Taken, cpu_signature};
 
 /// The kernel converts the time-stamp counter to ns for us.
 const NS_KHZ: u32 = 1_000_000;
@@ -43,8 +45,12 @@ pub(crate) struct Native {
 
 impl Native {
     pub(crate) fn open() -> Result<Self, Error> {
-        Generation::watch().map_err(refused("watch for forks"))?;
-        let leader = open_leader().map_err(refused("open a perf event"))?;
+        Generation::watch().map_err(Error::kernel("watch for forks"))?;
+        let refused = |error| Error::Refused(Refusal::at_perf(&error));
+        // Linux counts time without a PMU as well; it is there if it counts instructions.
+        let mut instructions = attributes(&Event::INSTRUCTIONS.user())?;
+        PerfEvent::open(&mut instructions, None).map_err(refused)?;
+        let leader = open_leader().map_err(refused)?;
         let description = Description {
             provider: Provider::Native,
             caps: None,
@@ -66,15 +72,14 @@ impl Native {
             let available = MAX_COUNTERS;
             return Err(Error::TooManyCounters { asked: events.len(), available });
         }
-        let leader = open_leader().map_err(refused("open a perf event"))?;
+        let leader = open_leader().map_err(Error::kernel("open a perf event"))?;
         let open = |event: &Event| {
             let counting = Counting::open(&mut attributes(event)?, Some(&leader.event));
             counting.map_err(|source| match source.kind() {
                 ErrorKind::NotFound | ErrorKind::InvalidInput | ErrorKind::Unsupported => {
-                    let reason = "the kernel's PMU driver does not know it";
-                    Error::EventNotAvailable { event: *event, reason }
+                    Error::unavailable(*event, "the kernel's PMU driver does not know it")
                 }
-                _ => refused("open a perf event")(source),
+                _ => Error::kernel("open a perf event")(source),
             })
         };
         let events = events.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -85,14 +90,14 @@ impl Native {
 
     pub(crate) fn stop(&mut self) -> Result<(), Error> {
         self.check_forked()?;
-        self.leader.event.disable_group().map_err(refused("disable perf events"))?;
+        self.leader.event.disable_group().map_err(Error::kernel("disable perf events"))?;
         self.running = false;
         Ok(())
     }
 
     pub(crate) fn resume(&mut self) -> Result<(), Error> {
         self.check_forked()?;
-        self.leader.event.enable_group().map_err(refused("enable perf events"))?;
+        self.leader.event.enable_group().map_err(Error::kernel("enable perf events"))?;
         self.running = true;
         Ok(())
     }
@@ -145,10 +150,10 @@ impl Native {
     fn read_otherwise(&self, counts: &mut [u64]) -> Result<Taken, Error> {
         // Number of events, time enabled, the leader's count, the events' counts.
         let mut words = [0; 3 + MAX_COUNTERS];
-        let read = self.leader.event.read(&mut words).map_err(refused("read perf events"))?;
+        let read = self.leader.event.read(&mut words).map_err(Error::kernel("read perf events"))?;
         if read != 3 + self.events.len() {
             // What perf says of a pinned group that does not fit the counters.
-            return Err(refused("count all events at once")(ErrorKind::ResourceBusy.into()));
+            return Err(Error::kernel("count all events at once")(ErrorKind::ResourceBusy.into()));
         }
         counts.copy_from_slice(&words[3..3 + counts.len()]);
         Ok(Taken { tsc: words[1], retries: 0, direct: false })
@@ -164,10 +169,6 @@ impl Counting {
         let page = PerfPage::new(&event)?;
         Ok(Self { event, page })
     }
-}
-
-fn refused(operation: &'static str) -> impl Fn(IoError) -> Error {
-    move |source| Error::Kernel { operation, source }
 }
 
 fn open_leader() -> Result<Counting, IoError> {
@@ -195,8 +196,7 @@ fn attributes(event: &Event) -> Result<bindings::perf_event_attr, Error> {
         What::Raw(select) => (bindings::PERF_TYPE_RAW, select),
     };
     if event.slot.is_some() {
-        let reason = "the kernel chooses the counters";
-        return Err(Error::EventNotAvailable { event: *event, reason });
+        return Err(Error::unavailable(*event, "the kernel chooses the counters"));
     }
     let mut attributes = bindings::perf_event_attr {
         type_,
@@ -224,25 +224,5 @@ mod tests {
         assert_eq!((both.exclude_user(), both.exclude_kernel()), (0, 0));
         let placed = Event::CYCLES.on(shared_abi::PhysSlot::general(0).unwrap());
         assert!(matches!(attributes(&placed), Err(Error::EventNotAvailable { .. })));
-    }
-
-    #[test]
-    fn time_is_the_threads_own() {
-        let mut native = match Native::open() {
-            Ok(native) => native,
-            Err(error) => {
-                println!("not run: needs perf events: {error}");
-                return;
-            }
-        };
-        native.start(&[]).unwrap();
-        let before = native.read(&mut []).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        let after = native.read(&mut []).unwrap();
-        let slept = 50 * u64::from(native.description().tsc_khz);
-        assert!(after.tsc > before.tsc && after.tsc - before.tsc < slept / 2);
-        native.stop().unwrap();
-        let (stopped, later) = (native.read(&mut []).unwrap(), native.read(&mut []).unwrap());
-        assert!(stopped.tsc >= after.tsc && stopped == later);
     }
 }

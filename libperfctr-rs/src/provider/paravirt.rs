@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counters virtualised by hypervisor and guest kernel, through `/dev/perfctr`.
 
-use std::io;
-
 use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_TSC, Control, Create, Info};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::ReadError;
@@ -11,11 +9,13 @@ use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, CounterWidth, Errno, PmuCaps, ThreadPage, VcpuPage};
 
 use crate::error::Error;
-use crate::event::{Event, place};
+use crate::event::Event;
 use crate::map::Pages;
-use crate::overflow::{self, Resumer};
-use crate::session::{Description, Provider, Taken};
 use crate::sys::Device;
+
+use super::place::place;
+use super::refusal::Refusal;
+use super::types::{Description, Provider, Taken};
 
 /// The calling thread's entry at the device.
 #[derive(Debug)]
@@ -31,9 +31,9 @@ pub(crate) struct Paravirt {
 
 impl Paravirt {
     pub(crate) fn open() -> Result<Self, Error> {
-        let device =
-            Device::open().map_err(|source| Error::NoDevice { path: Device::PATH, source })?;
-        let info = device.info().map_err(kernel("ask what the counters can do"))?;
+        let device = Device::open().map_err(|error| Error::Refused(Refusal::at_device(&error)))?;
+        let refused = |error| Error::Refused(Refusal::at_module(&error));
+        let info = device.info().map_err(refused)?;
         let (description, caps) = describe(&info)?;
         let create = Create {
             abi_major: ABI_MAJOR.into(),
@@ -42,7 +42,10 @@ impl Paravirt {
         };
         device.create(&create).map_err(|error| match error.raw_os_error() {
             Some(code) if code == Errno::EXIST.0 => Error::AlreadyOpen,
-            _ => kernel("create counters")(error),
+            Some(code) if code == Errno::PROTO.0 => {
+                Error::Version { found: info.abi_major, expected: ABI_MAJOR.into() }
+            }
+            _ => refused(error),
         })?;
         // From here on the counters are unlinked again if something fails.
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
@@ -78,9 +81,8 @@ impl Paravirt {
         self.set(CONTROL_CLOEXEC, &[], 0, 0)
     }
 
-    /// What lets counters go on after an overflow.
-    pub(crate) fn resumer(&self) -> Resumer {
-        Resumer::new(&self.device)
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     fn set(
@@ -104,7 +106,7 @@ impl Paravirt {
             return Err(Error::TooManyCounters { asked: counters.len(), available: MAX_COUNTERS });
         };
         places.copy_from_slice(counters);
-        self.device.control(&control).map_err(kernel("set the counters"))
+        self.device.control(&control).map_err(Error::kernel("set the counters"))
     }
 
     #[inline(always)]
@@ -129,7 +131,7 @@ impl Paravirt {
         if error != ReadError::NotDirect {
             return Err(Error::from_read(error));
         }
-        let sums = self.device.sums().map_err(kernel("read the counters"))?;
+        let sums = self.device.sums().map_err(Error::kernel("read the counters"))?;
         for (count, sum) in counts.iter_mut().zip(sums.counter) {
             *count = sum;
         }
@@ -151,14 +153,8 @@ impl Drop for Paravirt {
         // parent's counters alone.  There is no one to tell of an error, and nothing to be done.
         if !self.pages.forked() {
             drop(self.device.unlink());
-            // A signal that is still pending has nothing to let go on.
-            overflow::set_resumer(None);
         }
     }
-}
-
-fn kernel(operation: &'static str) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Kernel { operation, source }
 }
 
 /// Checks what the device says of itself.

@@ -6,7 +6,8 @@ use shared_abi::read::Counters;
 use crate::error::Error;
 use crate::event::Event;
 use crate::rdpmc::Hardware;
-use crate::session::{Description, Provider, Taken, cpu_signature};
+
+use super::types::{Description, Provider, Taken, cpu_signature};
 
 /// Reads the TSC as it is.
 #[derive(Debug)]
@@ -33,8 +34,7 @@ impl TscOnly {
 
     pub(crate) fn start(&mut self, events: &[Event]) -> Result<(), Error> {
         if let Some(&event) = events.first() {
-            let reason = "nobody provides counters";
-            return Err(Error::EventNotAvailable { event, reason });
+            return Err(Error::unavailable(event, "nobody provides counters"));
         }
         self.start = Hardware.rdtsc();
         Ok(())

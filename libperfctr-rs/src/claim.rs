@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A thread's only session.
+
+use std::cell::Cell;
+
+use crate::error::Error;
+use crate::sys::Generation;
+
+thread_local! {
+    /// The process in which this thread has a session.  A forked child inherits the word, and may
+    /// open a session of its own beside the one that it inherits and cannot use.
+    static CLAIMED: Cell<Option<Generation>> = const { Cell::new(None) };
+}
+
+/// What the calling thread's session holds as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Claim(Generation);
+
+impl Claim {
+    /// # Errors
+    ///
+    /// [`Error::AlreadyOpen`].
+    pub(crate) fn take() -> Result<Self, Error> {
+        Generation::watch().map_err(Error::kernel("watch for forks"))?;
+        let now = Generation::current();
+        if CLAIMED.get() == Some(now) {
+            return Err(Error::AlreadyOpen);
+        }
+        CLAIMED.set(Some(now));
+        Ok(Self(now))
+    }
+
+    /// Whether this process was forked from the one of the claim.
+    #[inline(always)]
+    pub(crate) fn forked(&self) -> bool {
+        self.0 != Generation::current()
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if CLAIMED.get() == Some(self.0) {
+            CLAIMED.set(None);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Functions that signal handlers call.
+#![expect(unsafe_code, reason = "signal handlers are C functions with C arguments")]
+
+use std::io;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::{Overflow, Sample, go_on};
+
+/// What [`set_handler`] gives every sample to.
+pub type Handler = fn(&Sample);
+
+/// Signals of Linux on x86.
+const SIGNALS: usize = 65;
+
+/// The handler of each signal: null, or a [`Handler`].
+static HANDLERS: [AtomicPtr<()>; SIGNALS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS];
+
+/// Has `handler` called with each overflow that raises `signal` in any thread of this process;
+/// counters go on when it returns.
+///
+/// System calls that an overflow interrupts are restarted, and other arrivals of the signal are
+/// ignored.
+///
+/// ```compile_fail,E0133
+/// perfctr::overflow::set_handler(libc::SIGPROF, |sample| println!("{:#x}", sample.ip));
+/// ```
+///
+/// # Safety
+///
+/// `handler` runs in a signal handler, at any instruction of the thread that samples.  It does
+/// nothing but what is async-signal-safe (`signal-safety(7)`): it may use atomics, memory that is
+/// there already and thread-local variables that need no initialisation, but not allocate, lock or
+/// print, and must not panic.
+///
+/// # Errors
+///
+/// The kernel's: there is no such signal, or it cannot be handled.
+pub unsafe fn set_handler(signal: libc::c_int, handler: Handler) -> io::Result<()> {
+    let place = usize::try_from(signal).ok().and_then(|signal| HANDLERS.get(signal));
+    let place = place.ok_or(io::Error::from_raw_os_error(libc::EINVAL))?;
+    // ATOMICS: with Release, a thread that is signalled sees what the function relies on.
+    place.store(handler as *mut (), Ordering::Release);
+    // SAFETY: all-zero is a valid `sigaction`, and `dispatch` has the signature that SA_SIGINFO
+    // asks for.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = dispatch as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        if libc::sigaction(signal, &action, std::ptr::null_mut()) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn dispatch(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes both to a handler that was set with SA_SIGINFO.
+    let (info, context) = unsafe { (&*info, &*context.cast::<libc::ucontext_t>()) };
+    let Some(overflow) = Overflow::from_siginfo(info) else { return };
+    // ATOMICS: see `set_handler`.
+    let handler = HANDLERS[signal as usize].load(Ordering::Acquire);
+    // SAFETY: `set_handler` has put a `Handler` there before it made this the signal's handler.
+    let handler: Handler = unsafe { std::mem::transmute(handler) };
+    let ip = context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
+    handler(&Sample { overflow, ip });
+    // A handler that has stopped the counters leaves nothing to go on.
+    let _ = go_on();
+}

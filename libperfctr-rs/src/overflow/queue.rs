@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Overflows that wait until the program asks for them.
+#![expect(unsafe_code, reason = "signal sets and descriptors are C's")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::Overflow;
+
+/// Receives the calling thread's overflows where it looks for them.
+///
+/// The signal is blocked and waits in the kernel.  Its counters stay paused until the thread has
+/// [taken](Self::take) the overflow and [resumed](Resumer::resume).
+#[derive(Debug)]
+pub struct Queue(OwnedFd);
+
+impl Queue {
+    /// Blocks `signal` in the calling thread and receives it by a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn new(signal: libc::c_int) -> io::Result<Self> {
+        // SAFETY: the set is writable, and is initialised before it is used.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            if libc::sigaddset(&mut set, signal) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let error = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+            if error != 0 {
+                return Err(io::Error::from_raw_os_error(error));
+            }
+            let descriptor = libc::signalfd(-1, &set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC);
+            if descriptor < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(Self(OwnedFd::from_raw_fd(descriptor)))
+        }
+    }
+
+    /// The next overflow, if there has been one.  Other arrivals of the signal are dropped.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn take(&self) -> io::Result<Option<Overflow>> {
+        loop {
+            let mut info = [0_u64; size_of::<libc::signalfd_siginfo>() / size_of::<u64>()];
+            let bytes = size_of_val(&info);
+            // SAFETY: so many bytes are writable.
+            let read = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), bytes) };
+            if read < 0 {
+                let error = io::Error::last_os_error();
+                return match error.kind() {
+                    io::ErrorKind::WouldBlock => Ok(None),
+                    _ => Err(error),
+                };
+            }
+            // SAFETY: every bit pattern is a `signalfd_siginfo`, which is as large and aligned.
+            let info = unsafe { &*info.as_ptr().cast::<libc::signalfd_siginfo>() };
+            if let Some(overflow) = Overflow::from_signalfd(info) {
+                return Ok(Some(overflow));
+            }
+        }
+    }
+}
+
+impl AsFd for Queue {
+    /// Readable while an overflow waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Signals that come as the kernel module sends them.
+
+use super::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Sends the calling thread what the kernel module sends.
+fn overflow(signal: libc::c_int, code: i32, counters: u32) {
+    // Signal number, error number, code, padding, then the word that holds the counters.
+    let mut info = [0_i32; 32];
+    (info[0], info[2], info[4]) = (signal, code, counters as i32);
+    // SAFETY: the kernel reads as many bytes as its structure has, 128.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_rt_tgsigqueueinfo,
+            libc::getpid(),
+            libc::gettid(),
+            signal,
+            info.as_ptr(),
+        )
+    };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn a_handler_gets_overflows_and_nothing_else() {
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+    fn note(sample: &Sample) {
+        SEEN.fetch_add(usize::from(sample.ip == 0) * 1_000, Ordering::Relaxed);
+        SEEN.fetch_add(1 + sample.overflow.counters as usize, Ordering::Relaxed);
+    }
+    // SAFETY: `note` uses nothing but an atomic.
+    unsafe { set_handler(libc::SIGUSR1, note).unwrap() };
+    overflow(libc::SIGUSR1, SIGNAL_CODE, 0b101);
+    assert_eq!(SEEN.load(Ordering::Relaxed), 6);
+    overflow(libc::SIGUSR1, libc::SI_QUEUE, 0b101);
+    assert_eq!(SEEN.load(Ordering::Relaxed), 6);
+    for signal in [libc::SIGKILL, -1] {
+        // SAFETY: as above.
+        assert!(unsafe { set_handler(signal, note) }.is_err());
+    }
+}
+
+#[test]
+fn a_queue_holds_overflows_until_they_are_taken() {
+    let queue = Queue::new(libc::SIGUSR2).unwrap();
+    assert_eq!(queue.take().unwrap(), None);
+    overflow(libc::SIGUSR2, libc::SI_QUEUE, 1);
+    assert_eq!(queue.take().unwrap(), None);
+    overflow(libc::SIGUSR2, SIGNAL_CODE, 0b110);
+    let counters: Vec<_> = queue.take().unwrap().unwrap().counters().collect();
+    assert_eq!(counters, [1, 2]);
+}
+
+#[test]
+fn resuming_nothing_is_an_error_and_leaves_errno() {
+    // SAFETY: the calling thread's `errno`.
+    let errno = unsafe { &mut *libc::__errno_location() };
+    *errno = 42;
+    assert_eq!(go_on().unwrap_err().raw_os_error(), Some(libc::EBADF));
+    assert_eq!(*errno, 42);
+}
+
+#[test]
+fn a_ring_notes_samples_until_it_is_full() {
+    let ring = Ring::new(libc::SIGRTMIN(), 2).unwrap();
+    assert_eq!(ring.take(), None);
+    for counters in 1..=3 {
+        overflow(libc::SIGRTMIN(), SIGNAL_CODE, counters);
+    }
+    assert_eq!(ring.lost(), 1);
+    overflow(libc::SIGRTMIN(), libc::SI_QUEUE, 7);
+    for counters in 1..=2 {
+        let sample = ring.take().unwrap();
+        assert!(sample.overflow.counters == counters && sample.ip != 0);
+    }
+    assert_eq!((ring.take(), ring.lost()), (None, 1));
+    overflow(libc::SIGRTMIN(), SIGNAL_CODE, 4);
+    assert_eq!(ring.take().map(|sample| sample.overflow.counters), Some(4));
+}
+
+#[test]
+fn a_thread_has_one_ring_and_signals_outlive_it() {
+    let ring = Ring::new(libc::SIGRTMAX(), 0).unwrap();
+    let second = Ring::new(libc::SIGRTMAX(), 1).unwrap_err();
+    assert_eq!(second.raw_os_error(), Some(libc::EEXIST));
+    overflow(libc::SIGRTMAX(), SIGNAL_CODE, 1);
+    assert_eq!((ring.take(), ring.lost()), (None, 1));
+    drop(ring);
+    overflow(libc::SIGRTMAX(), SIGNAL_CODE, 1);
+    assert!(Ring::new(libc::SIGRTMAX(), 1).is_ok());
+}

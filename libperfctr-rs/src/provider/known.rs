@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Events that are known to be right on this CPU.
+
+use std::arch::x86_64::{__cpuid, __get_cpuid_max};
+
+use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
+
+use crate::error::Error;
+use crate::event::Event;
+
+/// Event number and unit mask of Intel's architectural events, by their bits in CPUID leaf 0AH, EBX
+/// (SDM volume 3, table 20-1).
+const ARCHITECTURAL: [u64; 7] = [0x003c, 0x00c0, 0x013c, 0x4f2e, 0x412e, 0x00c4, 0x00c5];
+
+/// AMD's events that have kept their numbers since family 0FH: cycles, then retired instructions,
+/// micro-operations, branches, mispredicted branches and taken branches (Processor Programming
+/// References, "core performance monitor counters").
+const SINCE_K8: [u64; 6] = [0x76, 0xc0, 0xc1, 0xc2, 0xc3, 0xc4];
+
+const LEAF_PMU: u32 = 0xa;
+
+/// What a CPU is known to count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    /// `VENDOR_*`, or 0.
+    vendor: u32,
+    /// One bit per architectural event that is not there.
+    missing: u32,
+}
+
+impl Known {
+    /// What the CPU that executes this says.
+    fn here() -> Self {
+        let name = __cpuid(0);
+        let vendor = match [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).concat().as_slice()
+        {
+            b"GenuineIntel" => VENDOR_INTEL,
+            b"AuthenticAMD" | b"HygonGenuine" => VENDOR_AMD,
+            _ => 0,
+        };
+        let (max, _) = __get_cpuid_max(0);
+        let leaf = if max < LEAF_PMU { (0, 0) } else { pair(LEAF_PMU) };
+        Self { vendor, missing: missing(leaf.0, leaf.1) }
+    }
+
+    /// Whether this event is one.
+    fn has(self, event: &Event) -> bool {
+        let select = event.select(self.vendor);
+        let is = |known: &u64| select == Some(*known);
+        match self.vendor {
+            VENDOR_INTEL => {
+                let bit = ARCHITECTURAL.iter().position(is);
+                bit.is_some_and(|bit| self.missing >> bit & 1 == 0)
+            }
+            VENDOR_AMD => SINCE_K8.iter().any(is),
+            _ => false,
+        }
+    }
+}
+
+/// EAX and EBX of a leaf.
+fn pair(leaf: u32) -> (u32, u32) {
+    let registers = __cpuid(leaf);
+    (registers.eax, registers.ebx)
+}
+
+/// The architectural events that are not there, by the leaf's EAX and EBX.  A hypervisor that hides
+/// the leaf from its guests (version 0) says nothing about them.
+fn missing(eax: u32, ebx: u32) -> u32 {
+    let (version, listed) = (eax & 0xff, eax >> 24);
+    if version == 0 { 0 } else { ebx | u32::MAX.checked_shl(listed).unwrap_or(0) }
+}
+
+/// Refuses the first event that is not known to be right on this CPU.
+pub(crate) fn check(events: &[Event]) -> Result<(), Error> {
+    let known = Known::here();
+    match events.iter().find(|event| event.verified && !known.has(event)) {
+        None => Ok(()),
+        Some(&event) => {
+            let reason = "it is not known to be right on this CPU; Event::unverified counts it \
+                          all the same";
+            Err(Error::unavailable(event, reason))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nehalem's leaf: version 3, 7 events.
+    const EAX: u32 = 7 << 24 | 48 << 16 | 4 << 8 | 3;
+
+    #[test]
+    fn announced_events_are_known() {
+        let cpu = Known { vendor: VENDOR_INTEL, missing: missing(EAX, 0) };
+        for event in [Event::INSTRUCTIONS, Event::CYCLES.user(), Event::BRANCHES.kernel()] {
+            assert!(cpu.has(&event), "{event}");
+        }
+        assert!(cpu.has(&Event::raw(0x4f2e)));
+        for unknown in [0x0151, 0x01c0, 0x00c0 | 1 << 24, 0x0] {
+            assert!(!cpu.has(&Event::raw(unknown)), "{unknown:#x}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_is_missing_is_not_known_by_name_either() {
+        let cpu = Known { vendor: VENDOR_INTEL, missing: missing(EAX, 1 << 5) };
+        assert!(!cpu.has(&Event::BRANCHES) && !cpu.has(&Event::raw(0xc4)));
+        assert!(cpu.has(&Event::INSTRUCTIONS));
+        // Only so many bits of EBX have a meaning.
+        let few = Known { vendor: VENDOR_INTEL, missing: missing(EAX & 0xff_ffff | 2 << 24, 0) };
+        assert!(few.has(&Event::INSTRUCTIONS) && !few.has(&Event::BRANCHES));
+    }
+
+    #[test]
+    fn amd_and_hidden_leaves_have_their_events() {
+        let amd = Known { vendor: VENDOR_AMD, missing: 0 };
+        assert!(amd.has(&Event::BRANCHES) && amd.has(&Event::raw(0xc3)));
+        assert!(!amd.has(&Event::raw(0x3c)));
+        assert_eq!(missing(0, 0), 0);
+        assert!(!Known { vendor: 0, missing: 0 }.has(&Event::CYCLES));
+    }
+}

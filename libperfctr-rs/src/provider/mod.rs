@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Who provides counters: one type for all of them.
+
+mod known;
+mod native;
+mod paravirt;
+mod place;
+pub(crate) mod refusal;
+mod tsc;
+pub(crate) mod types;
+
+use self::native::Native;
+use self::paravirt::Paravirt;
+use self::refusal::Refusal;
+use self::tsc::TscOnly;
+use self::types::{Description, Provider, Taken};
+use crate::error::Error;
+use crate::event::Event;
+
+/// A thread's counters at one of the providers.
+#[derive(Debug)]
+pub(crate) enum Backend {
+    Paravirt(Paravirt),
+    Native(Native),
+    Tsc(TscOnly),
+}
+
+impl Backend {
+    /// At the first provider that has counters, with the answers of those before it.
+    pub(crate) fn open() -> Result<(Self, Vec<Refusal>), Error> {
+        let mut refusals = Vec::new();
+        for provider in [Provider::Paravirt, Provider::Native] {
+            match Self::open_with(provider) {
+                Err(Error::Refused(refusal)) => refusals.push(refusal),
+                result => return result.map(|backend| (backend, refusals)),
+            }
+        }
+        Ok((Self::Tsc(TscOnly::open()), refusals))
+    }
+
+    pub(crate) fn open_with(provider: Provider) -> Result<Self, Error> {
+        Ok(match provider {
+            Provider::Paravirt => Self::Paravirt(Paravirt::open()?),
+            Provider::Native => Self::Native(Native::open()?),
+            Provider::Tsc => Self::Tsc(TscOnly::open()),
+        })
+    }
+
+    pub(crate) fn description(&self) -> &Description {
+        match self {
+            Self::Paravirt(paravirt) => paravirt.description(),
+            Self::Native(native) => native.description(),
+            Self::Tsc(tsc) => tsc.description(),
+        }
+    }
+
+    /// Counts `events` from 0; overflows of those that sample raise `signal`, which is 0 if none
+    /// does.
+    pub(crate) fn start(&mut self, events: &[Event], signal: u32) -> Result<(), Error> {
+        known::check(events)?;
+        let sampling = events.iter().find(|event| event.samples());
+        match (self, sampling) {
+            (Self::Paravirt(paravirt), _) => paravirt.start(events, signal),
+            (Self::Native(_) | Self::Tsc(_), Some(&event)) => {
+                Err(Error::unavailable(event, "this provider does not sample"))
+            }
+            (Self::Native(native), None) => native.start(events),
+            (Self::Tsc(tsc), None) => tsc.start(events),
+        }
+    }
+
+    pub(crate) fn stop(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Paravirt(paravirt) => paravirt.stop(),
+            Self::Native(native) => native.stop(),
+            Self::Tsc(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn resume(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Paravirt(paravirt) => paravirt.resume(),
+            Self::Native(native) => native.resume(),
+            Self::Tsc(_) => Ok(()),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
+        match self {
+            Self::Paravirt(paravirt) => paravirt.read(counts),
+            Self::Native(native) => native.read(counts),
+            Self::Tsc(tsc) => tsc.read(counts),
+        }
+    }
+
+    pub(crate) fn paravirt(&self) -> Option<&Paravirt> {
+        match self {
+            Self::Paravirt(paravirt) => Some(paravirt),
+            Self::Native(_) | Self::Tsc(_) => None,
+        }
+    }
+}

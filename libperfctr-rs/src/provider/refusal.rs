@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Why a provider gives no counters, and what can be done about it.
+
+use std::{fmt, fs, io};
+
+use super::types::Provider;
+
+/// A provider's answer to somebody who wanted counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Who was asked.
+    pub provider: Provider,
+    /// Why there are none.
+    pub cause: Cause,
+    /// The error number that the kernel gave.
+    pub errno: i32,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { provider, cause, errno } = self;
+        write!(f, "{provider}: {cause} [{}]", io::Error::from_raw_os_error(*errno))
+    }
+}
+
+/// Why a provider gives no counters.  Displayed, it also says what to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// This is no guest of Xen, so the kernel module has nothing to work with.
+    NoXen,
+    /// A guest of Xen without the kernel module.
+    NoModule,
+    /// The device's mode keeps the caller out.
+    DeviceAccess,
+    /// The hypervisor has no driver.
+    NoDriver,
+    /// The hypervisor's driver is off.
+    DriverOff,
+    /// The host does not let this domain count.
+    Forbidden,
+    /// The driver does not serve this kind of domain.
+    DomainKind,
+    /// Whole CPUs are being counted, which excludes threads.
+    CpusCounted,
+    /// There is no PMU, or the kernel has no driver for it.
+    NoPmu,
+    /// `perf_event_paranoid` has this value, which keeps the caller out.
+    Paranoid(i32),
+    /// A seccomp filter keeps `perf_event_open` from the caller.
+    Seccomp,
+    /// The kernel's security module keeps `perf_event_open` from the caller.
+    SecurityModule,
+    /// The kernel was built without perf events, or a filter says so.
+    NoPerfEvents,
+    /// Something that the error number says.
+    Other,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoXen => "this machine is no guest of Xen; nothing is to be done",
+            Self::NoModule => {
+                "the kernel module is not loaded; `modprobe perfctr` loads it, or says in the \
+                 kernel's log whether the hypervisor has no driver, has it off, or does not let \
+                 this domain count"
+            }
+            Self::DeviceAccess => {
+                "the caller may not open /dev/perfctr; the administrator grants it by the \
+                 device's group"
+            }
+            Self::NoDriver => "this Xen has no perfctr driver; the host needs one that has",
+            Self::DriverOff => {
+                "the hypervisor's driver is off; `xl dmesg` on the host says why, and the option \
+                 perfctr on Xen's command line turns it on"
+            }
+            Self::Forbidden => {
+                "the host does not let this domain count; its administrator does so for all \
+                 domains by perfctr=all on Xen's command line"
+            }
+            Self::DomainKind => {
+                "the driver does not serve this kind of domain; 64-bit PV guests with \
+                 tsc_mode=\"native\" are served"
+            }
+            Self::CpusCounted => "whole CPUs are being counted; threads can count when that ends",
+            Self::NoPmu => {
+                "the kernel knows no PMU here; in a virtual machine the host has to offer one"
+            }
+            Self::Paranoid(level) => {
+                return write!(
+                    f,
+                    "kernel.perf_event_paranoid is {level}; `sysctl kernel.perf_event_paranoid=2` \
+                     or CAP_PERFMON lets the caller count"
+                );
+            }
+            Self::Seccomp => {
+                "a seccomp filter forbids perf_event_open; the container's profile has to allow it"
+            }
+            Self::SecurityModule => {
+                "a security module forbids perf_event_open; its policy has to allow it"
+            }
+            Self::NoPerfEvents => {
+                "the kernel has no perf events (CONFIG_PERF_EVENTS), or a filter hides them"
+            }
+            Self::Other => "the kernel refused",
+        })
+    }
+}
+
+/// What decides between causes that share an error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Surroundings {
+    xen: bool,
+    seccomp: bool,
+    paranoid: Option<i32>,
+}
+
+impl Surroundings {
+    fn here() -> Self {
+        let text = |path| fs::read_to_string(path).unwrap_or_default();
+        let status = text("/proc/self/status");
+        let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+        Self {
+            xen: text("/sys/hypervisor/type").trim() == "xen",
+            seccomp: seccomp.is_some_and(|mode| mode.trim() != "0"),
+            paranoid: text("/proc/sys/kernel/perf_event_paranoid").trim().parse().ok(),
+        }
+    }
+
+    /// Of opening the device.
+    fn cause_at_device(self, errno: i32) -> Cause {
+        match errno {
+            libc::ENOENT | libc::ENXIO | libc::ENODEV if self.xen => Cause::NoModule,
+            libc::ENOENT | libc::ENXIO | libc::ENODEV => Cause::NoXen,
+            libc::EACCES | libc::EPERM => Cause::DeviceAccess,
+            _ => Cause::Other,
+        }
+    }
+
+    /// Of a request to the module, which passes on what the hypervisor says.
+    fn cause_at_module(errno: i32) -> Cause {
+        match errno {
+            libc::ENOSYS => Cause::NoDriver,
+            libc::ENODEV => Cause::DriverOff,
+            libc::EPERM | libc::EACCES => Cause::Forbidden,
+            libc::EOPNOTSUPP => Cause::DomainKind,
+            libc::EBUSY => Cause::CpusCounted,
+            _ => Cause::Other,
+        }
+    }
+
+    /// Of opening a perf event of user mode, which no level of `perf_event_paranoid` up to 2
+    /// refuses (`perf_event_open(2)`; Debian has added 3).
+    fn cause_at_perf(self, errno: i32) -> Cause {
+        match (errno, self.paranoid) {
+            (libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV, _) => Cause::NoPmu,
+            (libc::EACCES, Some(level)) if level > 2 => Cause::Paranoid(level),
+            (libc::EACCES | libc::EPERM, _) if self.seccomp => Cause::Seccomp,
+            (libc::EACCES | libc::EPERM, _) => Cause::SecurityModule,
+            (libc::ENOSYS, _) => Cause::NoPerfEvents,
+            _ => Cause::Other,
+        }
+    }
+}
+
+impl Refusal {
+    fn new(provider: Provider, error: &io::Error, cause: impl FnOnce(i32) -> Cause) -> Self {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        Self { provider, cause: cause(errno), errno }
+    }
+
+    /// The device could not be opened.
+    pub(crate) fn at_device(error: &io::Error) -> Self {
+        let surroundings = Surroundings::here();
+        Self::new(Provider::Paravirt, error, |errno| surroundings.cause_at_device(errno))
+    }
+
+    /// The module did not give the thread counters.
+    pub(crate) fn at_module(error: &io::Error) -> Self {
+        Self::new(Provider::Paravirt, error, Surroundings::cause_at_module)
+    }
+
+    /// No perf event could be opened.
+    pub(crate) fn at_perf(error: &io::Error) -> Self {
+        let surroundings = Surroundings::here();
+        Self::new(Provider::Native, error, |errno| surroundings.cause_at_perf(errno))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BARE: Surroundings = Surroundings { xen: false, seccomp: false, paranoid: Some(2) };
+
+    #[test]
+    fn each_answer_of_the_device_has_its_cause() {
+        let guest = Surroundings { xen: true, ..BARE };
+        assert_eq!(BARE.cause_at_device(libc::ENOENT), Cause::NoXen);
+        assert_eq!(guest.cause_at_device(libc::ENOENT), Cause::NoModule);
+        assert_eq!(guest.cause_at_device(libc::ENXIO), Cause::NoModule);
+        assert_eq!(guest.cause_at_device(libc::EACCES), Cause::DeviceAccess);
+        assert_eq!(guest.cause_at_device(libc::EMFILE), Cause::Other);
+        for (errno, cause) in [
+            (libc::ENOSYS, Cause::NoDriver),
+            (libc::ENODEV, Cause::DriverOff),
+            (libc::EPERM, Cause::Forbidden),
+            (libc::EOPNOTSUPP, Cause::DomainKind),
+            (libc::EBUSY, Cause::CpusCounted),
+            (libc::ENOMEM, Cause::Other),
+        ] {
+            assert_eq!(Surroundings::cause_at_module(errno), cause);
+        }
+    }
+
+    #[test]
+    fn each_answer_of_perf_has_its_cause() {
+        let filtered = Surroundings { seccomp: true, ..BARE };
+        let paranoid = Surroundings { paranoid: Some(3), ..BARE };
+        for (surroundings, errno, cause) in [
+            (BARE, libc::ENOENT, Cause::NoPmu),
+            (BARE, libc::EOPNOTSUPP, Cause::NoPmu),
+            (paranoid, libc::EACCES, Cause::Paranoid(3)),
+            (filtered, libc::EPERM, Cause::Seccomp),
+            (filtered, libc::EACCES, Cause::Seccomp),
+            (BARE, libc::EACCES, Cause::SecurityModule),
+            (BARE, libc::ENOSYS, Cause::NoPerfEvents),
+            (filtered, libc::EMFILE, Cause::Other),
+        ] {
+            assert_eq!(surroundings.cause_at_perf(errno), cause, "{errno}");
+        }
+    }
+
+    #[test]
+    fn every_cause_has_words_of_its_own_and_says_what_to_do() {
+        let causes = [
+            Cause::NoXen,
+            Cause::NoModule,
+            Cause::DeviceAccess,
+            Cause::NoDriver,
+            Cause::DriverOff,
+            Cause::Forbidden,
+            Cause::DomainKind,
+            Cause::CpusCounted,
+            Cause::NoPmu,
+            Cause::Paranoid(4),
+            Cause::Seccomp,
+            Cause::SecurityModule,
+            Cause::NoPerfEvents,
+        ];
+        let words: std::collections::BTreeSet<_> = causes.map(|c| c.to_string()).into();
+        assert_eq!(words.len(), causes.len());
+        let refusal =
+            Refusal { provider: Provider::Native, cause: Cause::Paranoid(4), errno: libc::EACCES };
+        assert_eq!(
+            refusal.to_string(),
+            "native: kernel.perf_event_paranoid is 4; `sysctl kernel.perf_event_paranoid=2` or \
+             CAP_PERFMON lets the caller count [Permission denied (os error 13)]"
+        );
+    }
+}
