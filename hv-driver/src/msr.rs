@@ -6,7 +6,7 @@
 use shared_abi::caps::VENDOR_AMD;
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL, MAX_SLOTS};
-use shared_abi::slot::slots_of;
+use shared_abi::slot::{ALL_SLOTS, slots_of};
 use shared_abi::{Config, PhysSlot, PmuCaps, planted};
 
 /// IA32_PMC0: general counter 0.
@@ -107,6 +107,16 @@ impl Selectors {
             }
         }
         selectors
+    }
+
+    /// Slots that interrupt when they overflow.
+    pub fn interrupting(&self) -> u32 {
+        slots_of(ALL_SLOTS)
+            .filter(|slot| match slot.fixed_number() {
+                Some(n) => self.fixed_ctrl >> (FIXED_BITS * n) & FIXED_PMI != 0,
+                None => self.evntsel.get(slot.index()).is_some_and(|e| e & EVNTSEL_INT != 0),
+            })
+            .fold(0, |mask, slot| mask | slot.bit())
     }
 }
 

@@ -108,6 +108,15 @@ impl Pcpu {
         }
         if changed {
             self.dirty |= self.counting();
+            Self::forget_overflows(pmu, caps, wanted.interrupting());
+        }
+    }
+
+    /// Acknowledges what these slots did while they did not interrupt: a counter that wrapped left
+    /// its status bit set, which would gate the interrupt of its next overflow.
+    fn forget_overflows(pmu: &impl Pmu, caps: &PmuCaps, slots: u32) {
+        if planted!(StaleOverflowGates, slots, 0) != 0 && caps.version >= 2 {
+            pmu.wrmsr(msr::IA32_PERF_GLOBAL_OVF_CTRL, msr::global_enable(slots & caps.slots()));
         }
     }
 

@@ -108,6 +108,8 @@ mod switch {
         OverflowNotSeen,
         /// A sampling counter starts its period again whenever its vCPU is switched in.
         HeldAtLoadOnly,
+        /// An overflow that nobody acknowledged gates the next one's interrupt.
+        StaleOverflowGates,
         /// A thread is told again of an overflow after it has let its counters go on.
         OverflowToldTwice,
         /// Configurations that want the same counter for different events are joined.

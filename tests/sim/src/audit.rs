@@ -2,15 +2,17 @@
 //! The rules: what everybody reads is the truth.
 
 use guest_kmod::overflow::Signal;
-use shared_abi::Errno;
+use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::Control;
-use shared_abi::limits::{MAX_COUNTERS, MAX_SLOTS};
+use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{Counters, ReadError, read_thread};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::THREAD_FAILED;
-use shared_abi::{Config, PhysSlot};
+use shared_abi::{CounterConfig, Errno};
 
 use crate::machine::{Claim, Level, Machine, unheard};
+use crate::model::{ATTEMPTS, GENERAL, Model, PERIOD_MAX, PERIOD_MIN, SLOTS, Vendor};
+use crate::pmu::{EN, OS, USR};
 use crate::shape::Kind;
 use crate::truth::Looks;
 
@@ -19,13 +21,41 @@ struct Now<'a>(&'a Machine);
 
 impl Counters for Now<'_> {
     fn rdpmc(&self, index: u32) -> u64 {
-        let pmu = &self.0.cpus[self.0.here.get()].pmu;
-        PhysSlot::from_rdpmc(index).map_or(0, |slot| pmu.counter(slot))
+        self.0.cpus[self.0.here.get()].pmu.rdpmc(index).map_or(0, |(_, value)| value)
     }
 
     fn rdtsc(&self) -> u64 {
         self.0.tsc()
     }
+}
+
+/// One counter of a control.
+fn is_valid_counter(model: &Model, counter: &CounterConfig) -> bool {
+    let select = counter.evntsel;
+    let fixed = counter.slot as usize >= GENERAL;
+    let period = match counter.mode {
+        0 => counter.period == 0,
+        1 => model.samples() && (PERIOD_MIN..=PERIOD_MAX).contains(&counter.period),
+        _ => false,
+    };
+    // Event number, unit mask, rings, edge, enable, inversion and counter mask.
+    let allowed = match (fixed, model.vendor) {
+        (true, _) => USR | OS | EN,
+        (false, Vendor::Intel) => 0xffc7_ffff,
+        (false, Vendor::Amd) => 0xf_ffc7_ffff,
+    };
+    // What all of a processor's cores do.
+    let elsewhere = match model.vendor {
+        Vendor::Intel => matches!(select & 0xff, 0xb7 | 0xbb),
+        Vendor::Amd => select & 0xe0 == 0xe0,
+    };
+    model.counters().any(|exists| exists == counter.slot as usize)
+        && period
+        && counter.reserved == 0
+        && select & !allowed == 0
+        && select & EN != 0
+        && select & (USR | OS) != 0
+        && (fixed || !elsewhere)
 }
 
 impl Machine {
@@ -47,22 +77,25 @@ impl Machine {
         match result {
             Ok(snapshot) => {
                 let moment = self.moment(Some(thread), vcpu);
-                let looks = Looks { counter: [moment; MAX_SLOTS], tsc: self.vcpu_tsc(vcpu) };
+                let looks = Looks { counter: [moment; SLOTS], tsc: self.vcpu_tsc(vcpu) };
                 self.check_overflow(thread, vcpu, &looks);
                 self.check_values(thread, snapshot.tsc, &counts, &looks, "a read now");
             }
-            Err(error) => self.check_read_error(thread, error),
+            Err(error) => self.check_read_error(thread, error, 0),
         }
     }
 
     /// An overflow that a thread has not been told of is on its way to it.
-    fn check_overflow(&self, thread: usize, vcpu: usize, looks: &Looks) {
-        let vcpu = &self.vcpus[vcpu];
+    fn check_overflow(&self, thread: usize, index: usize, looks: &Looks) {
+        let vcpu = &self.vcpus[index];
         let truth = self.threads[thread].truth.borrow();
         let on_its_way = self.cpus[self.here.get()].pmu.interrupts() || vcpu.virq.get();
-        // The host may put overflows off.
-        let throttled = unheard(|| vcpu.page.throttled.load(Relaxed)) > 0;
-        if truth.due(looks) != 0 && !truth.is_paused() && !on_its_way && !throttled {
+        // The host may put overflows off, but not further than a million events.
+        let events = self.events_of(index);
+        let put_off = vcpu.put_off.get().is_some_and(|since| {
+            since.iter().zip(&events).any(|(since, now)| now - since < 1 << 20)
+        });
+        if truth.due(looks) != 0 && !truth.is_paused() && !on_its_way && !put_off {
             self.fail(format!("thread {thread}: an overflow is lost"));
         }
     }
@@ -105,14 +138,19 @@ impl Machine {
         }
     }
 
-    /// A direct read fails only for a reason.
-    pub fn check_read_error(&self, thread: usize, error: ReadError) {
+    /// A direct read fails only for a reason; pages that it read were written so often meanwhile.
+    pub fn check_read_error(&self, thread: usize, error: ReadError, disturbances: u64) {
         match error {
             ReadError::NotDirect => self.check_failure(thread, Errno::PERM),
             ReadError::NotLoaded(errno) => self.check_failure(thread, Errno(-errno)),
             ReadError::Malformed => self.check_failure(thread, Errno::INVAL),
             // Somebody who is interrupted all the time is told so.
-            ReadError::Disturbed => (),
+            ReadError::Disturbed => {
+                let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
+                if good && disturbances < ATTEMPTS && !self.is_gone() {
+                    self.fail(format!("thread {thread} gives up after {disturbances}"));
+                }
+            }
         }
     }
 
@@ -121,32 +159,94 @@ impl Machine {
     pub fn check_failure(&self, thread: usize, errno: Errno) {
         let own = &self.threads[thread];
         let domain = &self.domains[own.domain];
-        if domain.kind != Kind::Good || self.is_gone() || errno == Errno::NODEV {
+        if domain.kind != Kind::Good || self.is_gone() {
             return;
         }
         // While an overflow pauses the counters, only the kernel gives numbers.
         if errno == Errno::PERM && own.truth.borrow().is_paused() {
             return;
         }
-        if errno != Errno::PERM || own.started.get() == Some(domain.forbidden.get()) {
+        let disturbed = errno == Errno::NODEV && (self.has_failed(thread) || self.was_disturbed());
+        let forbidden = errno == Errno::PERM && own.started.get() != Some(domain.forbidden.get());
+        if !disturbed && !forbidden {
             self.fail(format!("thread {thread} has no numbers: {errno:?}"));
+        }
+    }
+
+    /// A kernel has published that there are no numbers.  That its sample was disturbed is true
+    /// only if it was.
+    pub fn check_published_failure(&self, vcpu: usize, thread: usize) {
+        let own = &self.threads[thread];
+        let errno = unheard(|| own.page.error.load(Relaxed));
+        let good = self.domains[own.domain].kind == Kind::Good && !self.is_gone();
+        if good && errno == Errno::NODEV.to_return() && !self.was_disturbed() {
+            self.fail(format!("vCPU {vcpu} gives thread {thread} up without a reason"));
+        }
+    }
+
+    /// Whether the sample of the kernel that executes here was disturbed in every attempt.
+    fn was_disturbed(&self) -> bool {
+        let vcpu = &self.vcpus[self.vcpu_here()];
+        vcpu.disturbances.get() - vcpu.undisturbed.get() >= ATTEMPTS
+    }
+
+    fn has_failed(&self, thread: usize) -> bool {
+        unheard(|| self.threads[thread].page.state.load(Relaxed)) & THREAD_FAILED != 0
+    }
+
+    /// Whether a control asks for what the interface allows, by its documentation.
+    fn is_valid(&self, control: &Control) -> bool {
+        let model = self.guests_model();
+        let used = control.counters as usize;
+        let Some(counters) = control.counter.get(..used) else { return false };
+        let twice = |n: usize| counters[..n].iter().any(|c| c.slot == counters[n].slot);
+        let samples = counters.iter().any(|counter| counter.mode == 1);
+        let signals = if samples { 1..=64 } else { 0..=0 };
+        counters.iter().all(|counter| is_valid_counter(&model, counter))
+            && !(0..used).any(twice)
+            && signals.contains(&control.signal)
+            && control.flags & !0b111 == 0
+            && control.preserve >> used == 0
+    }
+
+    /// Nothing but what is valid is accepted.
+    pub fn check_control(&self, thread: usize, control: &Control) {
+        let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
+        if good && !self.is_valid(control) && !self.is_gone() {
+            self.fail(format!("thread {thread}: an invalid control is accepted"));
         }
     }
 
     /// A control is refused for what it asks, or because the host forbids it.
     pub fn check_control_error(&self, thread: usize, control: &Control, errno: Errno) {
-        let own = &self.threads[thread];
-        let domain = &self.domains[own.domain];
-        let counters = control.counter.get(..control.counters as usize);
-        let caps = self.driver.caps;
-        let valid = counters.is_some_and(|counters| Config::new(&caps, counters).is_ok());
+        let domain = &self.domains[self.threads[thread].domain];
         let host = domain.forbidden.get() > 0 && errno == Errno::PERM;
-        let garbage = control.preserve >> control.counters.min(31) != 0
-            || control.flags >> 3 != 0
-            || control.signal != 0;
-        let failed = unheard(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
-        if valid && !garbage && !host && !failed && domain.kind == Kind::Good && !self.is_gone() {
+        let reason = host || self.has_failed(thread) || !self.is_valid(control);
+        if !reason && domain.kind == Kind::Good && !self.is_gone() {
             self.fail(format!("thread {thread}: a valid control is refused: {errno:?}"));
+        }
+    }
+
+    /// What the handshake says of the PMU is what the model is.
+    pub fn check_handshake(&self, answer: &HvQuery) {
+        let model = self.guests_model();
+        let fixed_width = if model.fixed > 0 { model.fixed_width } else { answer.fixed_width };
+        let told = [answer.general, answer.fixed, answer.general_width, answer.fixed_width];
+        let truth = [model.general, model.fixed, model.general_width, fixed_width];
+        if told != truth {
+            self.fail(format!("the handshake says {told:?}, not {truth:?}"));
+        }
+        if answer.features & 2 != u32::from(self.shape.cost) << 1 {
+            self.fail(format!("the handshake's features are {:#x}", answer.features));
+        }
+    }
+
+    /// A page says whose it is.
+    pub fn check_identity(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        let id = unheard(|| vcpu.page.vcpu_id.load(Relaxed));
+        if id != vcpu.id && self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone() {
+            self.fail(format!("the page of vCPU {} is called {id}'s", vcpu.id));
         }
     }
 

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use hv_driver::{Driver, Pcpu};
+use hv_driver::Pcpu;
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::choice::Chooser;
@@ -26,7 +26,7 @@ pub fn build(
 ) -> Machine {
     let mut rng = Rng::new(shape.seed ^ 0x5eed);
     let driver = shape.driver();
-    let cpus = shape.cpus.iter().map(|&host| cpu(shape, &driver, host, &mut rng)).collect();
+    let cpus = shape.cpus.iter().map(|&host| cpu(shape, host, &mut rng)).collect();
     let (mut vcpus, mut threads, mut domains) = (Vec::new(), Vec::new(), Vec::new());
     for (index, domain) in shape.domains.iter().enumerate() {
         let (first_vcpu, first_thread) = (vcpus.len(), threads.len());
@@ -88,13 +88,12 @@ fn agents(machine: &Machine, fibers: &mut Vec<Fiber>) -> Vec<Agent> {
         .collect()
 }
 
-fn cpu(shape: &Shape, driver: &Driver, host: usize, rng: &mut Rng) -> Cpu {
-    let caps = shape.cpuid.pmu().expect("the machine's PMU is usable");
+fn cpu(shape: &Shape, host: usize, rng: &mut Rng) -> Cpu {
     Cpu {
         host,
         core: RefCell::new(Pcpu::new()),
         // Counters wrap soon, or change their sign, or hold anything.
-        pmu: Pmu::new(caps, driver, || match rng.below(4) {
+        pmu: Pmu::new(shape.model, shape.cost, || match rng.below(4) {
             0 => rng.next(),
             1 => (1 << 63 | 1 << 47 | 1 << 39 | 1 << 35 | 1 << 31) - rng.below(2000),
             _ => rng.below(2000).wrapping_neg(),
@@ -104,6 +103,10 @@ fn cpu(shape: &Shape, driver: &Driver, host: usize, rng: &mut Rng) -> Cpu {
         lazy: Cell::new(None),
         tsc_offset: rng.next(),
         time: Cell::new(0),
+        host_events: Cell::default(),
+        taken: Cell::new(false),
+        cost_seen: Cell::new(None),
+        slice: Cell::new(0),
         tsc_seen: Cell::new(None),
         may_program: Cell::new(false),
     }
@@ -131,6 +134,10 @@ fn vcpu(domain: usize, id: u32) -> Vcpu {
         tsc_sum: Cell::new(0),
         tsc_start: Cell::new(None),
         sampling: RefCell::default(),
+        disturbances: Cell::new(0),
+        undisturbed: Cell::new(0),
+        sampled: Cell::default(),
+        put_off: Cell::new(None),
     }
 }
 
@@ -148,6 +155,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         looks: RefCell::default(),
         changing: Cell::new(false),
         started: Cell::new(None),
+        changes: Cell::new(0),
         failures: Cell::new(0),
         failures_before: Cell::new(0),
         signal: Cell::new(None),

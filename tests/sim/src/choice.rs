@@ -13,6 +13,8 @@ pub enum Action {
     Cpu(usize),
     /// The hypervisor switches to this vCPU, or to none.
     Switch(Option<usize>),
+    /// It switches to this vCPU, whose segments cannot be loaded, so that its kernel is called.
+    SwitchFailing(usize),
     /// The guest kernel is interrupted and switches to this thread, or to none.
     Schedule(Option<usize>),
     /// The guest kernel is interrupted, and goes on.
@@ -168,6 +170,10 @@ impl Machine {
             let late = self.cpus.iter().any(|cpu| cpu.lazy.get() == Some(index));
             if here && vcpu.on.get().is_none() && !late {
                 options.push((weight, Action::Switch(Some(index))));
+                let in_user = !vcpu.kernel_mode.get() && vcpu.current.get().is_some();
+                if in_user && !vcpu.busy.get() {
+                    options.push((self.shape.weights.failsafe, Action::SwitchFailing(index)));
+                }
             }
         }
         if cpu.current.get().is_some() {

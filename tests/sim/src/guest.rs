@@ -8,12 +8,12 @@ use guest_kmod::handshake::{caps, handshake};
 use guest_kmod::ioctl::check_create;
 use guest_kmod::overflow::Signal;
 use guest_kmod::{Cpu, ThreadPmu};
+use shared_abi::Errno;
 use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Sums};
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
 use shared_abi::version::ABI_MAJOR;
-use shared_abi::{Errno, PhysSlot};
 
 use crate::choice::Action;
 use crate::host::GFN_BASE;
@@ -34,10 +34,13 @@ impl Counters for Linux<'_> {
             return 0;
         }
         let vcpu = &machine.vcpus[machine.vcpu_here()];
-        let Some(slot) = PhysSlot::from_rdpmc(index) else { return 0 };
+        let Some((counter, value)) = machine.cpus[machine.here.get()].pmu.rdpmc(index) else {
+            machine.fail(format!("the module faults: RDPMC {index:#x}"));
+            return 0;
+        };
         let moment = machine.moment(vcpu.current.get(), machine.vcpu_here());
-        vcpu.sampling.borrow_mut().counter(slot, moment);
-        machine.cpus[machine.here.get()].pmu.counter(slot)
+        vcpu.sampling.borrow_mut().counter(counter, moment);
+        value
     }
 
     fn rdtsc(&self) -> u64 {
@@ -66,14 +69,20 @@ impl Machine {
         }
         match action {
             Action::Cpu(cpu) => self.here.set(cpu),
-            Action::Switch(next) => {
+            Action::Switch(_) | Action::SwitchFailing(_) => {
+                let failsafe = matches!(action, Action::SwitchFailing(_));
+                let next = match action {
+                    Action::Switch(next) => next,
+                    Action::SwitchFailing(next) => Some(next),
+                    _ => None,
+                };
                 let here = self.here.get();
                 self.cpus[here].switching.set(true);
                 if let Some(next) = next {
                     self.vcpus[next].on.set(Some(here));
                 }
                 let machine = Rc::clone(self);
-                let job = move || machine.switch_vcpu(next);
+                let job = move || machine.switch_vcpu(next, failsafe);
                 self.agents[here].fiber.borrow_mut().start(Box::new(job));
             }
             Action::Pmi => {
@@ -110,9 +119,9 @@ impl Machine {
     }
 
     /// The kernel of a vCPU interrupts what executes there.
-    fn interrupt(self: Rc<Self>, index: usize, work: Action) {
+    pub fn interrupt(self: Rc<Self>, index: usize, work: Action) {
         let vcpu = &self.vcpus[index];
-        if vcpu.current.get().is_some() {
+        if vcpu.current.get().is_some() && !vcpu.kernel_mode.get() {
             self.toggle(true);
         }
         match work {
@@ -144,12 +153,18 @@ impl Machine {
         let domain = &self.domains[vcpu.domain];
         if domain.caps.get().is_none() {
             match handshake(&Linux(self)) {
-                Ok(answer) => domain.caps.set(caps(&answer)),
+                Ok(answer) => {
+                    self.check_handshake(&answer);
+                    domain.caps.set(caps(&answer));
+                }
                 Err(errno) => return self.check_refusal(vcpu.domain, "the handshake", errno),
             }
         }
         match self.on(index, |cpu| cpu.register(GFN_BASE + index as u64)) {
-            Ok(()) => vcpu.online.set(true),
+            Ok(()) => {
+                vcpu.online.set(true);
+                self.check_identity(index);
+            }
             Err(errno) => self.check_refusal(vcpu.domain, "to register", errno),
         }
     }
@@ -167,6 +182,7 @@ impl Machine {
     fn on<R>(&self, index: usize, run: impl FnOnce(&mut Cpu<'_, Linux<'_>>) -> R) -> R {
         let vcpu = &self.vcpus[index];
         vcpu.sampling.borrow_mut().restart();
+        vcpu.undisturbed.set(vcpu.disturbances.get());
         self.touch(Object::Module(index), true);
         run(&mut Cpu {
             number: vcpu.id,
@@ -188,8 +204,13 @@ impl Machine {
         let pmu = pmu.as_mut()?;
         self.check_claims(thread);
         self.threads[thread].changing.set(true);
+        self.threads[thread].changes.set(self.threads[thread].changes.get() + 1);
         self.touch(Object::Thread(thread), true);
+        let failures = self.threads[thread].failures.get();
         let result = self.on(vcpu, |cpu| run(pmu, cpu));
+        if self.threads[thread].failures.get() != failures {
+            self.check_published_failure(vcpu, thread);
+        }
         self.threads[thread].changing.set(false);
         Some(result)
     }
@@ -260,7 +281,9 @@ impl Machine {
         self.in_kernel(|vcpu| {
             let result = self.on_thread(vcpu, thread, |pmu, cpu| pmu.go_on(&own.page, cpu));
             own.signal.set(None);
-            if result == Some(Ok(())) {
+            if result == Some(Ok(())) && !own.truth.borrow().is_paused() {
+                self.fail(format!("thread {thread} goes on though nothing has paused it"));
+            } else if result == Some(Ok(())) {
                 self.suspended(vcpu, thread);
                 self.published(vcpu, thread);
                 own.truth.borrow_mut().go_on(&self.moment(Some(thread), vcpu));
@@ -363,8 +386,10 @@ impl Machine {
             }
             self.resumed(vcpu, thread);
             self.ask_to_stop(own.domain);
-            if let Some(Err(errno)) = result {
-                self.check_control_error(thread, control, errno);
+            match result {
+                Some(Err(errno)) => self.check_control_error(thread, control, errno),
+                Some(Ok(())) => self.check_control(thread, control),
+                None => (),
             }
         });
     }

@@ -4,14 +4,16 @@
 use std::rc::Rc;
 
 use hv_driver::hypercall::{Request, decode};
-use hv_driver::msr;
 use hv_driver::vcpu::GuestMode;
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
-use shared_abi::slot::slots_of;
-use shared_abi::{Config, Errno, PhysSlot, planted};
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::{Config, Errno, planted};
 
-use crate::machine::{Level, Machine};
+use crate::choice::Action;
+use crate::machine::{Level, Machine, Vcpu, unheard};
+use crate::model::SLOTS;
+use crate::pmu::{Events, OS, USR};
 use crate::trace::Step;
 
 /// Guest frame number of a vCPU's page, by the vCPU's place in the machine.
@@ -23,8 +25,15 @@ struct Hardware<'a>(&'a Machine);
 impl Counters for Hardware<'_> {
     fn rdpmc(&self, index: u32) -> u64 {
         self.0.step(Step::Rdpmc(index));
-        let slot = PhysSlot::from_rdpmc(index).expect("the driver reads counters that exist");
-        self.0.cpus[self.0.here.get()].pmu.counter(slot)
+        let cpu = &self.0.cpus[self.0.here.get()];
+        let Some((counter, value)) = cpu.pmu.rdpmc(index) else {
+            self.0.fail(format!("the driver faults: RDPMC {index:#x}"));
+            return 0;
+        };
+        if cpu.pmu.cost() == Some(counter) {
+            self.0.check_cost(counter, value);
+        }
+        value
     }
 
     fn rdtsc(&self) -> u64 {
@@ -38,17 +47,18 @@ impl Counters for Hardware<'_> {
 impl hv_driver::Pmu for Hardware<'_> {
     fn rdmsr(&self, register: u32) -> u64 {
         self.0.step(Step::Rdmsr(register));
-        if register != msr::IA32_PERF_GLOBAL_STATUS {
-            self.0.fail(format!("MSR {register:#x} is read"));
-        }
-        self.0.cpus[self.0.here.get()].pmu.status()
+        self.0.cpus[self.0.here.get()].pmu.rdmsr(register).unwrap_or_else(|what| {
+            self.0.fail(what);
+            0
+        })
     }
 
     fn wrmsr(&self, register: u32, value: u64) {
         self.0.step(Step::Wrmsr(register, value));
         let cpu = &self.0.cpus[self.0.here.get()];
-        let starts_or_stops =
-            matches!(register, msr::IA32_PERF_GLOBAL_CTRL | msr::IA32_PERF_GLOBAL_OVF_CTRL);
+        cpu.taken.set(true);
+        // GLOBAL_CTRL and GLOBAL_OVF_CTRL.
+        let starts_or_stops = matches!(register, 0x38f | 0x390);
         if !cpu.may_program.get() && !starts_or_stops {
             self.0.fail(format!("MSR {register:#x} is written where only reading is allowed"));
         }
@@ -62,7 +72,66 @@ fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
 
+/// The counters that a hypercall asks to interrupt, and in which rings, if it changes that.
+fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
+    let mut rings = [0; SLOTS];
+    match op {
+        // Unregister, stop.
+        2 | 4 => Some(rings),
+        // Load: a header of 8 bytes, then 32 for each counter: slot, mode and event select.
+        3 => {
+            let word = |at: &[u8]| u64::from_le_bytes(at.try_into().expect("8 bytes"));
+            for counter in bytes.get(8..).unwrap_or_default().chunks_exact(32) {
+                let (head, select) = (word(&counter[..8]), word(&counter[8..16]));
+                if let Some(rings) = rings.get_mut(head as u32 as usize)
+                    && head >> 32 == 1
+                {
+                    *rings = select & (USR | OS);
+                }
+            }
+            Some(rings)
+        }
+        _ => None,
+    }
+}
+
 impl Machine {
+    /// How often the driver says that it has put an overflow off.
+    fn throttled(&self, vcpu: usize) -> u64 {
+        unheard(|| self.vcpus[vcpu].page.throttled.load(Relaxed))
+    }
+
+    /// A load may put the next overflow off if there were many.
+    fn note_put_off(&self, index: usize, before: u64) {
+        let vcpu = &self.vcpus[index];
+        let put_off = self.throttled(index) != before;
+        let overflows = unheard(|| vcpu.page.overflows.load(Relaxed));
+        let good = self.domains[vcpu.domain].kind == crate::shape::Kind::Good;
+        if put_off && good && overflows < self.shape.overflows_max {
+            self.fail(format!("an overflow is put off after {overflows}"));
+        }
+        vcpu.put_off.set(put_off.then(|| self.events_of(index)));
+    }
+
+    /// Events of a vCPU, ever.
+    pub fn events_of(&self, index: usize) -> Events {
+        let (user, kernel) = (self.vcpus[index].user.get(), self.vcpus[index].kernel.get());
+        std::array::from_fn(|kind| user[kind].wrapping_add(kernel[kind]))
+    }
+
+    /// What the driver's own counter holds is what has been executed in ring 0.
+    fn check_cost(&self, counter: usize, value: u64) {
+        let cpu = &self.cpus[self.here.get()];
+        let now = (value, cpu.host_events.get()[0]);
+        // Until it has taken the PMU over, it holds anything.
+        if let Some(before) = cpu.cost_seen.replace(cpu.taken.get().then_some(now)) {
+            let (told, truth) = (now.0.wrapping_sub(before.0), now.1.wrapping_sub(before.1));
+            if (told ^ truth) & self.shape.model.mask(counter) != 0 {
+                self.fail(format!("{truth} instructions in ring 0 cost {told}"));
+            }
+        }
+    }
+
     /// Runs `entry` in the hypervisor, which may or may not program counters; starting, stopping
     /// and acknowledging sampling ones is always allowed.
     fn in_hypervisor<R>(&self, may_program: bool, entry: impl FnOnce() -> R) -> R {
@@ -70,6 +139,7 @@ impl Machine {
             let cpu = &self.cpus[self.here.get()];
             cpu.may_program.set(may_program);
             cpu.tsc_seen.set(None);
+            cpu.cost_seen.set(cpu.cost_seen.get().filter(|_| cpu.taken.get()));
             let result = entry();
             cpu.may_program.set(false);
             result
@@ -77,7 +147,9 @@ impl Machine {
     }
 
     /// Switches this CPU to `next`, in the hypervisor's own agent.
-    pub fn switch_vcpu(&self, next: Option<usize>) {
+    ///
+    /// If `failsafe`, the incoming vCPU's segments cannot be loaded, so its kernel is called.
+    pub fn switch_vcpu(self: &Rc<Self>, next: Option<usize>, failsafe: bool) {
         self.step(Step::Note("switch"));
         let cpu = &self.cpus[self.here.get()];
         if let Some(late) = cpu.lazy.get() {
@@ -95,7 +167,11 @@ impl Machine {
             self.check_sums(prev);
             self.vcpus[prev].on.set(None);
         }
+        cpu.slice.set(0);
         if let Some(next) = next {
+            if failsafe {
+                self.call_failsafe(next);
+            }
             self.switch_to(next);
             self.clock_starts(next);
             cpu.current.set(Some(next));
@@ -113,9 +189,25 @@ impl Machine {
         });
     }
 
+    /// The mode of a vCPU that does not execute yet changes: its kernel is to be called.
+    fn call_failsafe(self: &Rc<Self>, index: usize) {
+        let vcpu = &self.vcpus[index];
+        vcpu.kernel_mode.set(true);
+        let notify = self.in_hypervisor(false, || self.toggle_core(vcpu, true));
+        self.notify(index, notify);
+        vcpu.busy.set(true);
+        let machine = Rc::clone(self);
+        let job = move || machine.interrupt(index, Action::Tick);
+        self.agents[self.kernel_agent(index)].fiber.borrow_mut().start(Box::new(job));
+    }
+
     fn switch_to(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let here = self.here.get();
+        vcpu.disturbances.set(vcpu.disturbances.get() + 1);
+        if !self.domains[vcpu.domain].allowed.get() {
+            vcpu.sampled.set([0; SLOTS]);
+        }
         let notify = self.in_hypervisor(true, || {
             let pcpu = &mut self.cpus[here].core.borrow_mut();
             match &mut *vcpu.registered.borrow_mut() {
@@ -148,6 +240,9 @@ impl Machine {
         let cpu = &self.cpus[self.here.get()];
         cpu.pmu.take_interrupt();
         let current = cpu.current.get();
+        if let Some(vcpu) = current.map(|current| &self.vcpus[current]) {
+            vcpu.disturbances.set(vcpu.disturbances.get() + 1);
+        }
         let notify = self.in_hypervisor(false, || {
             let pcpu = &mut cpu.core.borrow_mut();
             let mut registered = current.map(|vcpu| self.vcpus[vcpu].registered.borrow_mut());
@@ -196,17 +291,17 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let notify = self.in_hypervisor(false, || {
             vcpu.kernel_mode.set(kernel);
-            if planted!(ToggleIgnored, true, false)
-                && let Some((core, page)) = &mut *vcpu.registered.borrow_mut()
-            {
-                let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
-                let page = &self.vcpus[*page].page;
-                core.toggle(&self.driver, pcpu, &Hardware(self), page, mode(kernel))
-            } else {
-                false
-            }
+            vcpu.disturbances.set(vcpu.disturbances.get() + 1);
+            planted!(ToggleIgnored, true, false) && self.toggle_core(vcpu, kernel)
         });
         self.notify(index, notify);
+    }
+
+    fn toggle_core(&self, vcpu: &Vcpu, kernel: bool) -> bool {
+        let Some((core, page)) = &mut *vcpu.registered.borrow_mut() else { return false };
+        let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
+        let page = &self.vcpus[*page].page;
+        core.toggle(&self.driver, pcpu, &Hardware(self), page, mode(kernel))
     }
 
     /// The hypercall of the vCPU that executes.
@@ -216,12 +311,19 @@ impl Machine {
             return Err(Errno::NODEV);
         }
         let index = self.vcpu_here();
+        let asked = sampled(op, bytes);
+        let throttled = self.throttled(index);
         let result = self.in_hypervisor(true, || {
             let allowed = self.domains[self.vcpus[index].domain].allowed.get();
             self.cpus[self.here.get()].core.borrow_mut().stats.hypercall();
             let request = decode(&self.driver, op, bytes, allowed)?;
             self.serve(index, request)
         });
+        if let (Ok(()), Some(asked)) = (result, asked) {
+            self.vcpus[index].sampled.set(asked);
+            self.cpus[self.here.get()].slice.set(0);
+            self.note_put_off(index, throttled);
+        }
         self.check_residue();
         self.check_sums(index);
         result
@@ -363,11 +465,13 @@ impl Machine {
         if vcpu.registered.borrow().is_none() {
             return;
         }
-        for slot in slots_of(self.driver.caps.slots()) {
-            let strangers = cpu.pmu.owners(slot) & !(1 << vcpu.domain);
+        for counter in self.shape.model.counters().filter(|&c| cpu.pmu.cost() != Some(c)) {
+            let strangers = cpu.pmu.owners(counter) & !(1 << vcpu.domain);
             if strangers != 0 {
-                let (slot, domain) = (slot.index(), vcpu.domain);
-                self.fail(format!("domain {domain} can read events of {strangers:#x} in {slot}"));
+                let domain = vcpu.domain;
+                self.fail(format!(
+                    "domain {domain} can read events of {strangers:#x} in {counter}"
+                ));
             }
         }
     }

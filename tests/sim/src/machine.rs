@@ -18,7 +18,8 @@ use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 
 use crate::choice::{Action, Chooser};
 use crate::fiber::{Fiber, pause};
-use crate::pmu::{EVENTS, Events, OWNER_HOST, Pmu, Ring};
+use crate::model::SLOTS;
+use crate::pmu::{EVENTS, Events, OS, OWNER_HOST, Pmu, Ring, USR, bits};
 use crate::rng::Rng;
 use crate::search::{Marks, Object};
 use crate::shape::{Kind, Shape};
@@ -50,6 +51,14 @@ pub struct Cpu {
     pub tsc_offset: u64,
     /// Steps made here, idle ones too.
     pub time: Cell<u64>,
+    /// Events in ring 0, ever.
+    pub host_events: Cell<Events>,
+    /// The driver has written a register.
+    pub taken: Cell<bool>,
+    /// What the driver's own counter held last, and how many instructions there had been.
+    pub cost_seen: Cell<Option<(u64, u64)>>,
+    /// Events since counters were last folded.
+    pub slice: Cell<u64>,
     /// The last TSC value that the hypervisor was given.
     pub tsc_seen: Cell<Option<u64>>,
     /// The hypervisor may program counters now.
@@ -87,6 +96,14 @@ pub struct Vcpu {
     /// TSC value at which it began to run.
     pub tsc_start: Cell<Option<u64>>,
     pub sampling: RefCell<Sampling>,
+    /// How often the hypervisor may have written its page.
+    pub disturbances: Cell<u64>,
+    /// How often it had when the kernel was last entered.
+    pub undisturbed: Cell<u64>,
+    /// Rings in which each counter that its guest has loaded may interrupt it.
+    pub sampled: Cell<[u64; SLOTS]>,
+    /// Events that it had when its next overflow was put off.
+    pub put_off: Cell<Option<Events>>,
 }
 
 /// Where a thread is in its life.
@@ -119,6 +136,8 @@ pub struct Thread {
     /// How often its domain had been forbidden when its counters were last started; `None` if it
     /// was forbidden then.
     pub started: Cell<Option<u64>>,
+    /// How often its page may have been written.
+    pub changes: Cell<u64>,
     /// How often its counters have failed.
     pub failures: Cell<u64>,
     /// How often they had when they were last configured.
@@ -447,14 +466,15 @@ impl Machine {
     /// The present agent executes something that causes `events`.
     pub fn retire(&self, events: &Events) {
         let cpu = &self.cpus[self.here.get()];
-        let (Some(level), Some(vcpu)) = (self.level(), cpu.current.get()) else {
+        let level = self.level();
+        let vcpu = cpu.current.get().filter(|_| !matches!(level, None | Some(Level::Hypervisor)));
+        let Some(vcpu) = vcpu.map(|vcpu| &self.vcpus[vcpu]) else {
+            cpu.host_events.set(add(cpu.host_events.get(), events));
             return cpu.pmu.retire(Ring::Zero, events, OWNER_HOST);
         };
-        let vcpu = &self.vcpus[vcpu];
         match level {
-            Level::Hypervisor => return cpu.pmu.retire(Ring::Zero, events, OWNER_HOST),
-            Level::Kernel => vcpu.kernel.set(add(vcpu.kernel.get(), events)),
-            Level::User => {
+            Some(Level::Kernel) => vcpu.kernel.set(add(vcpu.kernel.get(), events)),
+            _ => {
                 vcpu.user.set(add(vcpu.user.get(), events));
                 if let Some(thread) = vcpu.current.get() {
                     let thread = &self.threads[thread];
@@ -462,7 +482,20 @@ impl Machine {
                 }
             }
         }
+        let ring = if level == Some(Level::Kernel) { OS } else { USR };
+        self.check_strangers(cpu, vcpu, ring);
+        cpu.slice.set(cpu.slice.get() + events.iter().max().unwrap_or(&0));
         cpu.pmu.retire(Ring::Three, events, 1 << vcpu.domain);
+    }
+
+    /// No counter that can interrupt counts while a stranger executes: a vCPU, or a mode of one,
+    /// that has not asked for it.
+    fn check_strangers(&self, cpu: &Cpu, vcpu: &Vcpu, ring: u64) {
+        let asked = vcpu.sampled.get();
+        if let Some(counter) = bits(cpu.pmu.sampling()).find(|&c| asked[c] & ring == 0) {
+            let domain = vcpu.domain;
+            self.fail(format!("counter {counter} can interrupt stranger domain {domain}"));
+        }
     }
 
     /// The time-stamp counter of the CPU whose turn it is.

@@ -11,12 +11,12 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use shared_abi::CounterConfig;
-use shared_abi::config::EVNTSEL_USR;
 
 use crate::choice::{Action, Chooser};
 use crate::machine::{Life, Machine, Violation};
+use crate::pmu::USR;
 use crate::run::Runner;
-use crate::shape::{DomainShape, Kind, Op, Program, Shape, Weights, evntsel, plain_intel_cpuid};
+use crate::shape::{DomainShape, Kind, Op, PLAIN, Program, Shape, Weights, evntsel};
 
 /// States that need not be explored again, with the preemptions that were left.
 type Visited = HashSet<(u64, u32)>;
@@ -247,7 +247,7 @@ pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
 
 /// Threads of such a machine start a counter, execute and read it once.
 fn small(cpus: usize, domains: &[(usize, usize)]) -> Shape {
-    let counter = CounterConfig { evntsel: evntsel(0, EVNTSEL_USR), ..CounterConfig::default() };
+    let counter = CounterConfig { evntsel: evntsel(0, USR), ..CounterConfig::default() };
     Shape {
         cpus: vec![0; cpus],
         domains: domains
@@ -260,11 +260,12 @@ fn small(cpus: usize, domains: &[(usize, usize)]) -> Shape {
                 spare: false,
             })
             .collect(),
-        cpuid: plain_intel_cpuid(),
+        model: PLAIN,
         cost: false,
         overflows_max: u64::MAX,
         weights: Weights { cpu: 1, vcpu: 1, thread: 1, ..Weights::default() },
         period: 1,
+        leaps: false,
         noisy: false,
         program: Program::Fixed(vec![Op::Start(counter), Op::Work, Op::Read]),
         seed: 0,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What a machine consists of, and how often things happen to it.
 
+use hv_driver::Driver;
 use hv_driver::driver::Rate;
-use hv_driver::{Cpuid, Driver};
 use shared_abi::CounterConfig;
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 
-use crate::pmu::EVENT_CODES;
+use crate::model::{Model, Vendor};
+use crate::pmu::{EN, EVENT_CODES, OS, USR};
 use crate::rng::Rng;
 
 /// What a domain is like.
@@ -74,6 +74,8 @@ pub struct Weights {
     pub restore: u64,
     /// A domain is destroyed.
     pub destroy: u64,
+    /// A vCPU is switched in whose segments cannot be loaded, so its kernel is called instead.
+    pub failsafe: u64,
     /// A hostile kernel writes to its pages.
     pub garbage: u64,
 }
@@ -85,8 +87,8 @@ pub struct Shape {
     pub cpus: Vec<usize>,
     /// The domains; all start on host 0.
     pub domains: Vec<DomainShape>,
-    /// What CPUID says.
-    pub cpuid: Cpuid,
+    /// Its processors.
+    pub model: Model,
     /// The driver measures itself.
     pub cost: bool,
     /// Overflows that a vCPU may have in a thousand ticks.
@@ -95,6 +97,8 @@ pub struct Shape {
     pub weights: Weights,
     /// Steps between two things that are done to the machine, on average.
     pub period: u64,
+    /// Whether threads now and then execute a billion instructions at once.
+    pub leaps: bool,
     /// Whether every step is an instruction that counts; otherwise only work is.
     pub noisy: bool,
     /// What threads do.
@@ -112,13 +116,12 @@ impl Shape {
         if restores {
             cpus.extend(vec![1; 1 + rng.index(2)]);
         }
-        let amd = rng.one_in(4);
-        let cpuid = if amd { amd_cpuid() } else { intel_cpuid(rng) };
-        let several = cpuid.pmu().is_ok_and(|caps| caps.general > 1);
+        let model = if rng.one_in(4) { Model::AMD } else { intel(rng) };
+        let several = model.general > 1;
         Self {
             cpus,
             domains: domains(rng),
-            cpuid,
+            model,
             cost: several && rng.one_in(4),
             overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },
             weights: Weights {
@@ -130,9 +133,11 @@ impl Shape {
                 policy: if rng.one_in(3) { 1 } else { 0 },
                 restore: if restores { 4 } else { 0 },
                 destroy: if rng.one_in(4) { 1 } else { 0 },
+                failsafe: rng.below(3),
                 garbage: 5,
             },
             period: [2, 5, 10, 20, 50, 100, 200][rng.index(7)],
+            leaps: rng.one_in(3),
             noisy: !rng.one_in(4),
             program: Program::Random,
             seed,
@@ -142,7 +147,7 @@ impl Shape {
     /// The driver's settings.
     pub fn driver(&self) -> Driver {
         let rate = Rate { window_tsc: 1000, overflows_max: self.overflows_max };
-        Driver::new(&self.cpuid, self.cost, rate).expect("the machine's PMU is usable")
+        Driver::new(&self.model.cpuid(), self.cost, rate).expect("the machine's PMU is usable")
     }
 }
 
@@ -167,36 +172,33 @@ fn domains(rng: &mut Rng) -> Vec<DomainShape> {
 }
 
 /// Two general counters of 48 bits.
-pub fn plain_intel_cpuid() -> Cpuid {
-    Cpuid { perfmon: [3 | 2 << 8 | 48 << 16, 0, 0, 0], ..intel_cpuid(&mut Rng::new(0)) }
-}
+pub const PLAIN: Model = Model {
+    vendor: Vendor::Intel,
+    version: 3,
+    general: 2,
+    fixed: 0,
+    general_width: 48,
+    fixed_width: 48,
+};
 
-/// Leaf 0xA as in the SDM, volume 2, CPUID.
-fn intel_cpuid(rng: &mut Rng) -> Cpuid {
+fn intel(rng: &mut Rng) -> Model {
     let widths = [32, 36, 40, 48, 64];
-    let (general, fixed) = (1 + rng.below(4) as u32, rng.below(4) as u32);
-    let (general_bits, fixed_bits) = (widths[rng.index(5)], widths[rng.index(5)]);
-    Cpuid {
-        vendor: ["Genu", "ineI", "ntel"].map(word),
-        signature: 0x106a0,
-        perfmon: [3 | general << 8 | general_bits << 16, 0, 0, fixed | fixed_bits << 5],
+    Model {
+        vendor: Vendor::Intel,
+        version: 2 + rng.below(2) as u32,
+        general: 1 + rng.below(4) as u32,
+        fixed: rng.below(4) as u32,
+        general_width: widths[rng.index(5)],
+        fixed_width: widths[rng.index(5)],
     }
-}
-
-fn amd_cpuid() -> Cpuid {
-    Cpuid { vendor: ["Auth", "enti", "cAMD"].map(word), signature: 0x10_0f00, perfmon: [0; 4] }
-}
-
-fn word(text: &str) -> u32 {
-    u32::from_le_bytes(text.as_bytes().try_into().expect("four letters"))
 }
 
 /// An event select of a kind of event that occurs.
 pub fn evntsel(event: usize, rings: u64) -> u64 {
-    EVENT_CODES[event] | rings | EVNTSEL_EN
+    EVENT_CODES[event] | rings | EN
 }
 
 /// Rings, user mode most often.
 pub fn random_rings(rng: &mut Rng) -> u64 {
-    [EVNTSEL_USR, EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_RINGS][rng.index(4)]
+    [USR, USR, OS, USR | OS][rng.index(4)]
 }

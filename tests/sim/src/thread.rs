@@ -4,16 +4,15 @@
 use std::rc::Rc;
 
 use guest_kmod::publish::published;
-use shared_abi::config::{MODE_COUNTING, MODE_SAMPLING};
 use shared_abi::hypercall::{HvLoad, OP_STATS};
 use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC, Control, Sums};
-use shared_abi::limits::{MAX_COUNTERS, PERIOD_EVENTS_MIN};
+use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{Counters, read_thread};
-use shared_abi::slot::slots_of;
-use shared_abi::{CounterConfig, PhysSlot, VcpuPage};
+use shared_abi::{CounterConfig, VcpuPage};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::machine::{Claim, Life, Machine};
+use crate::model::{GENERAL, Model, PERIOD_MAX, PERIOD_MIN};
 use crate::pmu::EVENTS;
 use crate::rng::Rng;
 use crate::shape::{Kind, Op, Program, evntsel, random_rings};
@@ -29,17 +28,22 @@ impl Counters for User<'_> {
     fn rdpmc(&self, index: u32) -> u64 {
         let machine = self.machine;
         machine.step(Step::Rdpmc(index));
-        let Some(slot) = PhysSlot::from_rdpmc(index).filter(|_| !machine.is_gone()) else {
+        if machine.is_gone() {
             return 0;
-        };
+        }
         let vcpu = machine.vcpu_here();
         let good = machine.domains[machine.threads[self.thread].domain].kind == Kind::Good;
-        if good && machine.vcpus[vcpu].registered.borrow().is_none() {
-            machine.fail(format!("thread {} faults: RDPMC is not allowed", self.thread));
-        }
+        let allowed = machine.vcpus[vcpu].registered.borrow().is_some();
+        let read = machine.cpus[machine.here.get()].pmu.rdpmc(index).filter(|_| allowed);
+        let Some((counter, value)) = read else {
+            if good {
+                machine.fail(format!("thread {} faults: RDPMC {index:#x}", self.thread));
+            }
+            return 0;
+        };
         let looks = &mut *machine.threads[self.thread].looks.borrow_mut();
-        looks.counter[slot.index()] = machine.moment(Some(self.thread), vcpu);
-        machine.cpus[machine.here.get()].pmu.counter(slot)
+        looks.counter[counter] = machine.moment(Some(self.thread), vcpu);
+        value
     }
 
     fn rdtsc(&self) -> u64 {
@@ -101,7 +105,8 @@ impl Machine {
             80..82 => self.control(thread, &Control::default()),
             82..90 => self.read_by_kernel(thread),
             90..95 => self.read_other(thread, rng),
-            95..97 => self.control(thread, &garbage_control(rng)),
+            95 => self.control(thread, &garbage_control(rng)),
+            96 => self.control(thread, &self.nearly_valid_control(rng)),
             97..99 if kind == Kind::Hostile => self.attack(rng),
             99 => return !rng.one_in(4),
             _ => self.work(rng),
@@ -116,6 +121,17 @@ impl Machine {
             let most = 1 << rng.below(if self.shape.noisy { 16 } else { 8 });
             let events: [u64; EVENTS] = std::array::from_fn(|_| rng.below(most));
             self.retire(&events);
+            self.leap(rng);
+        }
+    }
+
+    /// A billion instructions at once, as long as the narrowest counter does not wrap between two
+    /// folds, nor come round to its sign after an overflow.
+    fn leap(&self, rng: &mut Rng) {
+        let events = [rng.below(1 << 30); EVENTS];
+        let slice = self.cpus[self.here.get()].slice.get();
+        if self.shape.leaps && rng.one_in(4) && slice + events[0] < 1 << 30 {
+            self.retire(&events);
         }
     }
 
@@ -126,14 +142,25 @@ impl Machine {
         let mut counts = [0; MAX_COUNTERS];
         let vcpus = |number| self.vcpu_page(own.domain, number);
         let hw = User { machine: self, thread };
+        let before = self.disturbances(thread);
         let result = read_thread(&own.page, vcpus, &hw, &mut counts[..used]);
         match result {
             Ok(snapshot) => {
                 let looks = own.looks.borrow().clone();
                 self.check_values(thread, snapshot.tsc, &counts, &looks, "its own read");
             }
-            Err(error) => self.check_read_error(thread, error),
+            Err(error) => {
+                let disturbances = self.disturbances(thread) - before;
+                self.check_read_error(thread, error, disturbances);
+            }
         }
+    }
+
+    /// How often a page that the thread reads may have been written.
+    fn disturbances(&self, thread: usize) -> u64 {
+        let own = &self.threads[thread];
+        let vcpus = &self.vcpus[self.domains[own.domain].vcpus.clone()];
+        own.changes.get() + vcpus.iter().map(|vcpu| vcpu.disturbances.get()).sum::<u64>()
     }
 
     /// Reads what is published of any thread of its domain.
@@ -159,8 +186,8 @@ impl Machine {
 
     /// Some counters in any order, few enough kinds that threads often agree.
     fn random_control(&self, rng: &mut Rng) -> Control {
-        let caps = self.driver.caps;
-        let mut slots: Vec<PhysSlot> = slots_of(caps.slots()).collect();
+        let model = self.guests_model();
+        let mut slots: Vec<usize> = model.counters().collect();
         let mut control = Control {
             flags: [0, CONTROL_TSC, CONTROL_TSC, CONTROL_TSC | CONTROL_KEEP_TSC][rng.index(4)],
             preserve: 0,
@@ -169,16 +196,16 @@ impl Machine {
         for index in 0..1 + rng.index(slots.len().min(3)) {
             let slot = slots.swap_remove(rng.index(slots.len()));
             let rings = random_rings(rng);
-            let fixed = slot.fixed_number().is_some();
-            let event = if rng.one_in(4) { rng.index(EVENTS) } else { slot.index() % EVENTS };
+            let fixed = slot >= GENERAL;
+            let event = if rng.one_in(4) { rng.index(EVENTS) } else { slot % EVENTS };
             let selector =
                 if fixed { rings | evntsel(0, 0) & !0xffff } else { evntsel(event, rings) };
-            let samples = caps.version >= 2 && rng.one_in(4);
+            let samples = model.samples() && rng.one_in(4);
             control.counter[index] = CounterConfig {
-                slot: slot.index() as u32,
+                slot: slot as u32,
                 evntsel: selector,
-                mode: if samples { MODE_SAMPLING } else { MODE_COUNTING },
-                period: if samples { PERIOD_EVENTS_MIN + rng.below(20_000) } else { 0 },
+                mode: u32::from(samples),
+                period: if samples { self.random_period(rng) } else { 0 },
                 ..CounterConfig::default()
             };
             if samples {
@@ -188,6 +215,39 @@ impl Machine {
         }
         if rng.one_in(2) {
             control.preserve = rng.below(1 << control.counters) as u32;
+        }
+        control
+    }
+
+    /// What the model has left for guests.
+    pub fn guests_model(&self) -> Model {
+        let model = self.shape.model;
+        Model { general: model.general - u32::from(self.shape.cost), ..model }
+    }
+
+    /// Short ones most often; long ones, up to the longest, where there are leaps.
+    fn random_period(&self, rng: &mut Rng) -> u64 {
+        match rng.below(if self.shape.leaps { 4 } else { 16 }) {
+            0 => PERIOD_MAX - rng.below(2),
+            1 => PERIOD_MIN + rng.below(PERIOD_MAX - PERIOD_MIN),
+            2 => PERIOD_MIN,
+            _ => PERIOD_MIN + rng.below(20_000),
+        }
+    }
+
+    /// A control that is wrong in one way, or right but for that.
+    fn nearly_valid_control(&self, rng: &mut Rng) -> Control {
+        let mut control = self.random_control(rng);
+        let counter = &mut control.counter[0];
+        match rng.below(8) {
+            0 => counter.period = [0, PERIOD_MIN - 1, PERIOD_MAX + 1, (1 << 32) - 1][rng.index(4)],
+            1 => counter.slot = [3, 4, 15, 16, 19, 23, 24][rng.index(7)],
+            2 => counter.evntsel ^= 1 << rng.below(64),
+            3 => counter.mode ^= 1,
+            4 => counter.reserved = 1,
+            5 => control.signal = [0, 1, 64, 65][rng.index(4)],
+            6 => control.preserve |= 1 << control.counters,
+            _ => control.flags |= 1 << rng.below(4),
         }
         control
     }

@@ -4,12 +4,11 @@
 //! They are kept by the machine as events occur, never by looking at a counter or a page, and
 //! are 64 bits wide.
 
-use shared_abi::PhysSlot;
-use shared_abi::config::{EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC, Control};
-use shared_abi::limits::{MAX_COUNTERS, MAX_SLOTS};
+use shared_abi::limits::MAX_COUNTERS;
 
-use crate::pmu::{Events, event_of_slot};
+use crate::model::SLOTS;
+use crate::pmu::{Events, OS, USR, event_of_counter};
 
 /// The ledgers of one moment, as far as one thread on one vCPU is concerned.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,8 +24,8 @@ pub struct Moment {
 /// The moments at which somebody looked at counters and clock, latest ones only.
 #[derive(Clone, Debug, Default)]
 pub struct Looks {
-    /// By slot.
-    pub counter: [Moment; MAX_SLOTS],
+    /// By physical counter.
+    pub counter: [Moment; SLOTS],
     /// TSC ticks for which the vCPU had run.
     pub tsc: u64,
 }
@@ -43,8 +42,8 @@ pub struct Sampling {
 
 impl Sampling {
     /// A counter was read.
-    pub fn counter(&mut self, slot: PhysSlot, moment: Moment) {
-        self.latest.counter[slot.index()] = moment;
+    pub fn counter(&mut self, counter: usize, moment: Moment) {
+        self.latest.counter[counter] = moment;
     }
 
     /// The clock was read, which every sample does first.
@@ -89,7 +88,7 @@ impl Sampling {
 /// One virtual counter's truth.
 #[derive(Clone, Copy, Debug)]
 struct Counter {
-    slot: PhysSlot,
+    physical: usize,
     event: Option<usize>,
     rings: u64,
     start: u64,
@@ -104,8 +103,8 @@ impl Counter {
     fn ledger(&self, moment: &Moment) -> u64 {
         let Some(event) = self.event else { return 0 };
         match self.rings {
-            EVNTSEL_USR => moment.thread_user[event],
-            EVNTSEL_OS => moment.vcpu_kernel[event],
+            USR => moment.thread_user[event],
+            OS => moment.vcpu_kernel[event],
             _ => moment.vcpu_user[event].wrapping_add(moment.vcpu_kernel[event]),
         }
     }
@@ -113,7 +112,7 @@ impl Counter {
     /// User-mode events are the thread's own whatever its kernel does.  What counts in the kernel,
     /// too, is charged to the thread between the kernel's looks at the counter.
     fn follows_thread(&self) -> bool {
-        self.rings == EVNTSEL_USR
+        self.rings == USR
     }
 }
 
@@ -165,7 +164,7 @@ impl Truth {
         let counter = &self.counters[index];
         let running = !self.stopped && !self.paused && (self.active || counter.follows_thread());
         let interval = if running {
-            counter.ledger(&looks.counter[counter.slot.index()]).wrapping_sub(counter.start)
+            counter.ledger(&looks.counter[counter.physical]).wrapping_sub(counter.start)
         } else {
             0
         };
@@ -186,7 +185,7 @@ impl Truth {
 
     /// What is published while its counters are suspended: time, then all counters.
     pub fn published(&self, now: &Moment) -> Vec<u64> {
-        let looks = Looks { counter: [*now; MAX_SLOTS], tsc: 0 };
+        let looks = Looks { counter: [*now; SLOTS], tsc: 0 };
         let mut values = vec![0; 1 + MAX_COUNTERS];
         values[0] = self.tsc_sum;
         for index in 0..self.counters.len() {
@@ -200,7 +199,7 @@ impl Truth {
         self.active = true;
         self.tsc_start = looks.tsc;
         for counter in self.counters.iter_mut().filter(|counter| !counter.follows_thread()) {
-            counter.start = counter.ledger(&looks.counter[counter.slot.index()]);
+            counter.start = counter.ledger(&looks.counter[counter.physical]);
         }
     }
 
@@ -221,7 +220,7 @@ impl Truth {
 
     /// Its counters are stopped; `now` is the present moment.
     pub fn stop(&mut self, now: &Moment) {
-        let looks = Looks { counter: [*now; MAX_SLOTS], tsc: 0 };
+        let looks = Looks { counter: [*now; SLOTS], tsc: 0 };
         for index in 0..self.counters.len() {
             self.sums[index] = self.counter(index, &looks);
         }
@@ -265,7 +264,7 @@ impl Truth {
 
     /// The thread is told of an overflow, which pauses its counters.
     pub fn pause(&mut self, now: &Moment) {
-        let looks = Looks { counter: [*now; MAX_SLOTS], tsc: 0 };
+        let looks = Looks { counter: [*now; SLOTS], tsc: 0 };
         for index in 0..self.counters.len() {
             self.sums[index] = self.counter(index, &looks);
         }
@@ -301,11 +300,11 @@ impl Truth {
             .iter()
             .zip(self.sums)
             .map(|(counter, sum)| {
-                let slot = PhysSlot::new(counter.slot).expect("the kernel has accepted it");
+                let physical = counter.slot as usize;
                 let mut truth = Counter {
-                    slot,
-                    event: event_of_slot(slot, counter.evntsel),
-                    rings: counter.evntsel & EVNTSEL_RINGS,
+                    physical,
+                    event: event_of_counter(physical, counter.evntsel),
+                    rings: counter.evntsel & (USR | OS),
                     start: 0,
                     period: counter.period,
                     next: sum.wrapping_add(counter.period),

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the simulated processor is, in numbers taken from the vendors' manuals alone.
+//!
+//! Intel: SDM volume 3, 20.2 and volume 4, table 2-2.  AMD: APM volume 2, 13.2.1 and appendix A.
+//! Nothing here is shared with the cores, so a wrong number in them meets a right one here.
+
+use hv_driver::Cpuid;
+
+/// General counters that a page has room for; fixed ones have the indices behind them.
+pub const GENERAL: usize = 16;
+/// Counters that a page has room for.
+pub const SLOTS: usize = 24;
+
+/// Longest distance to an overflow: 31 bits, because a write of 32 bits extends their sign.
+pub const PERIOD_MAX: u64 = 0x7fff_ffff;
+/// Shortest period that a thread may ask for.
+pub const PERIOD_MIN: u64 = 1_000;
+/// Attempts of a read before it gives up.
+pub const ATTEMPTS: u64 = 100;
+
+/// Who made the processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vendor {
+    /// Architectural performance monitoring.
+    Intel,
+    /// Four counters of the K7 kind.
+    Amd,
+}
+
+/// A processor's counters.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    /// Who made it.
+    pub vendor: Vendor,
+    /// Version of architectural performance monitoring; 0 on AMD.
+    pub version: u32,
+    /// General counters.
+    pub general: u32,
+    /// Fixed counters.
+    pub fixed: u32,
+    /// Unit: bits.
+    pub general_width: u32,
+    /// Unit: bits.
+    pub fixed_width: u32,
+}
+
+/// What a register is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Register {
+    /// The event select of this general counter.
+    Select(usize),
+    /// This counter.
+    Counter(usize),
+    /// IA32_FIXED_CTR_CTRL.
+    FixedCtrl,
+    /// IA32_PERF_GLOBAL_STATUS, which is only read.
+    GlobalStatus,
+    /// IA32_PERF_GLOBAL_CTRL.
+    GlobalCtrl,
+    /// IA32_PERF_GLOBAL_OVF_CTRL.
+    GlobalOvfCtrl,
+}
+
+impl Model {
+    /// A family 10h processor.
+    pub const AMD: Self = Self {
+        vendor: Vendor::Amd,
+        version: 0,
+        general: 4,
+        fixed: 0,
+        general_width: 48,
+        fixed_width: 48,
+    };
+
+    /// What its CPUID says.
+    pub fn cpuid(&self) -> Cpuid {
+        match self.vendor {
+            Vendor::Amd => Cpuid {
+                vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
+                signature: 0x0010_0f00,
+                perfmon: [0; 4],
+            },
+            Vendor::Intel => Cpuid {
+                vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
+                signature: 0x0001_06a0,
+                perfmon: [
+                    self.version | self.general << 8 | self.general_width << 16,
+                    0,
+                    0,
+                    self.fixed | self.fixed_width << 5,
+                ],
+            },
+        }
+    }
+
+    /// Whether counters can interrupt and be stopped all at once.
+    pub fn samples(&self) -> bool {
+        self.vendor == Vendor::Intel && self.version >= 2
+    }
+
+    /// The counters that exist, by their indices in a page.
+    pub fn counters(&self) -> impl Iterator<Item = usize> + use<> {
+        (0..self.general as usize).chain(GENERAL..GENERAL + self.fixed as usize)
+    }
+
+    /// One bit per counter, as in the global registers.
+    pub fn global_bits(&self) -> u64 {
+        ((1 << self.general) - 1) | ((1 << self.fixed) - 1) << 32
+    }
+
+    /// Every bit that a counter has.
+    pub fn mask(&self, counter: usize) -> u64 {
+        let width = if counter < GENERAL { self.general_width } else { self.fixed_width };
+        u64::MAX >> (64 - width)
+    }
+
+    /// The counter that RDPMC reads; `None` if the instruction faults.
+    pub fn rdpmc(&self, index: u32) -> Option<usize> {
+        let (fixed, number) = (index >> 30 == 1, index & 0x3fff_ffff);
+        match fixed {
+            true => (number < self.fixed).then_some(GENERAL + number as usize),
+            false => (index < self.general).then_some(index as usize),
+        }
+    }
+
+    /// The register with this number; `None` if accesses to it fault.
+    pub fn register(&self, number: u32) -> Option<Register> {
+        let offset = |base: u32, count: u32| {
+            number.checked_sub(base).filter(|&n| n < count).map(|n| n as usize)
+        };
+        match self.vendor {
+            Vendor::Amd => offset(0xc001_0000, 4)
+                .map(Register::Select)
+                .or(offset(0xc001_0004, 4).map(Register::Counter)),
+            Vendor::Intel => match number {
+                0x38d => Some(Register::FixedCtrl),
+                0x38e => Some(Register::GlobalStatus),
+                0x38f => Some(Register::GlobalCtrl),
+                0x390 => Some(Register::GlobalOvfCtrl),
+                _ => offset(0x186, self.general)
+                    .map(Register::Select)
+                    .or(offset(0xc1, self.general).map(Register::Counter))
+                    .or(offset(0x309, self.fixed).map(|n| Register::Counter(GENERAL + n))),
+            },
+        }
+    }
+
+    /// The bits of a register that fault if they are written as 1.
+    pub fn reserved(&self, register: Register) -> u64 {
+        match (self.vendor, register) {
+            // Bits 63 to 42, 39 to 36 and 21 of an event select of AMD's.
+            (Vendor::Amd, Register::Select(_)) => 0xffff_fcf0_0020_0000,
+            (Vendor::Amd, _) => 0xffff_0000_0000_0000,
+            // AnyThread came with version 3.
+            (_, Register::Select(_)) if self.version < 3 => 0xffff_ffff_0020_0000,
+            (_, Register::Select(_)) => 0xffff_ffff_0000_0000,
+            // The upper half is ignored, and the lower one's sign extended.
+            (_, Register::Counter(counter)) if counter < GENERAL => 0,
+            (_, Register::Counter(counter)) => !self.mask(counter),
+            (_, Register::FixedCtrl) => {
+                let each: u64 = if self.version < 3 { 0b1011 } else { 0b1111 };
+                (0..self.fixed).fold(u64::MAX, |bits, n| bits & !(each << (4 * n)))
+            }
+            (_, Register::GlobalStatus) => u64::MAX,
+            (_, Register::GlobalCtrl) => !self.global_bits(),
+            // OvfBuffer and CondChgd can be cleared, too.
+            (_, Register::GlobalOvfCtrl) => !(self.global_bits() | 0b11 << 62),
+        }
+    }
+}
