@@ -16,5 +16,6 @@ pub mod stats;
 pub mod tally;
 pub mod threads;
 pub mod time;
+pub mod volume;
 pub mod witness;
 pub mod xen;

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The project's own programs for the guest: its init, test programs, the kernel module.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use crate::artefacts::kernel::{self, Kernel};
+use crate::artefacts::rustobj;
+use crate::tools::cache::{self, Key};
+use crate::tools::overlay;
+use crate::tools::sh::{self, cmd};
+use crate::tools::toolchain;
+
+/// User programs are linked statically, so that they do not depend on this machine's C library.
+const USER_TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The guest's first program.
+pub fn init() -> Result<PathBuf> {
+    Ok(programs("testbed-init")?.join("testbed-init"))
+}
+
+/// Builds every program of a package for the guest; returns the directory with them.
+pub fn programs(package: &str) -> Result<PathBuf> {
+    build(&["--package", package], "target/guest", "-C target-feature=+crt-static")
+}
+
+/// Builds a package with its shared libraries, for any machine with this one's C library.
+pub fn dynamic(package: &str) -> Result<PathBuf> {
+    build(&["--package", package], "target/dynamic", "")
+}
+
+/// Builds an example that is a shared library; returns its path.
+pub fn library_example(package: &str, name: &str) -> Result<PathBuf> {
+    let built = build(&["--package", package, "--example", name], "target/dynamic", "")?;
+    Ok(built.join(format!("examples/lib{name}.so")))
+}
+
+fn build(what: &[&str], target_dir: &str, flags: &str) -> Result<PathBuf> {
+    crate::tools::apt::install(&["gcc", "libc6-dev"], "linking programs for the guest")?;
+    let target_dir = sh::project().join(target_dir);
+    let mut cargo = toolchain::cargo();
+    cargo
+        .args(["build", "--quiet", "--release"])
+        .args(what)
+        .args(["--target", USER_TARGET, "--target-dir"])
+        .arg(&target_dir)
+        .env("RUSTFLAGS", flags)
+        .current_dir(sh::project());
+    sh::run(&mut cargo)?;
+    Ok(target_dir.join(USER_TARGET).join("release"))
+}
+
+/// The kernel module, built by the kernel's own rules from the C glue and the Rust object.
+pub fn module(kernel: &Kernel) -> Result<PathBuf> {
+    let glue = sh::project().join("guest-kmod/glue");
+    ensure!(
+        cache::files(&glue)?.iter().any(|f| f.0 == "Kbuild"),
+        "{} has no Kbuild",
+        glue.display()
+    );
+    let object = fs::read(rustobj::module()?)?;
+    let mut files = overlay::read(&glue, "")?;
+    files.extend(overlay::read(&sh::project().join("shared-abi/include"), "")?);
+    files.insert("perfctr_core.o".into(), object);
+    // Kbuild wants to know how an object was made; this one was made elsewhere.
+    files.insert(".perfctr_core.o.cmd".into(), Vec::new());
+    let mut key = Key::new("module 1").text(&kernel.release);
+    for (name, content) in &files {
+        key = key.text(name).bytes(content);
+    }
+    let dir = cache::artefact("module", key, |dir| {
+        let headers = kernel::headers(kernel)?;
+        for (name, content) in &files {
+            fs::write(dir.join(name), content)?;
+        }
+        let mut make = cmd("make", ["-C"]);
+        make.arg(headers).arg(format!("M={}", dir.display())).arg("modules");
+        sh::logged(&mut make, &cache::log("module")?)
+    })?;
+    Ok(dir.join("perfctr.ko"))
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The emulator: Debian's QEMU source package with the project's PMU model.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::tools::apt;
+use crate::tools::cache::{self, Key};
+use crate::tools::overlay::{self, Files};
+use crate::tools::sh::{self, cmd};
+
+/// The version of Debian 12, which the patch is made for.
+const UPSTREAM: &str = "7.2";
+
+const PACKAGES: &[&str] = &[
+    "build-essential",
+    "ninja-build",
+    "meson",
+    "python3",
+    "pkg-config",
+    "patch",
+    "libglib2.0-dev",
+    "libpixman-1-dev",
+    "zlib1g-dev",
+    "libfdt-dev",
+];
+
+/// Firmware, which Debian's source does not contain.
+const FIRMWARE: &[&str] = &["seabios", "qemu-system-data"];
+
+const CONFIGURE: &[&str] = &[
+    "--target-list=x86_64-softmmu",
+    "--without-default-features",
+    "--enable-tcg",
+    "--enable-fdt=system",
+    "--disable-docs",
+    "--disable-debug-info",
+];
+
+/// The emulator's binary.
+pub fn qemu() -> Result<PathBuf> {
+    apt::install(FIRMWARE, "QEMU's firmware")?;
+    let source = apt::source("qemu", UPSTREAM)?;
+    let ours = sh::project().join("testbed/qemu");
+    let key = Key::new("qemu 1")
+        .text(&source.to_string_lossy())
+        .text(&CONFIGURE.join(" "))
+        .path(&ours.join("src"))?
+        .path(&ours.join("hooks.patch"))?;
+    let dir = cache::artefact("qemu", key, |dir| {
+        apt::install(PACKAGES, "building QEMU")?;
+        let binary = build(&source, &ours)?;
+        fs::copy(binary, dir.join("qemu-system-x86_64"))?;
+        Ok(())
+    })?;
+    Ok(dir.join("qemu-system-x86_64"))
+}
+
+fn build(source: &Path, ours: &Path) -> Result<PathBuf> {
+    let work = cache::root()?.join("work/qemu");
+    let log = cache::log("qemu")?;
+    let mut files = overlay::read(&ours.join("src"), "")?;
+    files.extend(patched(source, &ours.join("hooks.patch"), &cache::root()?.join("work"))?);
+    overlay::apply(source, &work.join("tree"), &files)?;
+    let build = work.join("build");
+    if !build.join("build.ninja").exists() {
+        fs::create_dir_all(&build)?;
+        let mut configure = cmd("../tree/configure", CONFIGURE);
+        sh::logged(configure.current_dir(&build), &log)?;
+    }
+    let mut ninja = cmd("ninja", [&sh::jobs(), "qemu-system-x86_64"]);
+    sh::logged(ninja.current_dir(&build), &log)?;
+    Ok(build.join("qemu-system-x86_64"))
+}
+
+/// The files that `patch` changes, as they are after it.
+fn patched(source: &Path, patch: &Path, work: &Path) -> Result<Files> {
+    let scratch = work.join("qemu-patched");
+    if scratch.exists() {
+        fs::remove_dir_all(&scratch)?;
+    }
+    fs::create_dir_all(&scratch)?;
+    if !patch.exists() {
+        return Ok(Files::new());
+    }
+    let text = fs::read_to_string(patch)?;
+    let names = text.lines().filter_map(|line| {
+        let name = line.strip_prefix("+++ b/")?;
+        Some(name.split('\t').next().unwrap_or(name))
+    });
+    for name in names {
+        let copy = scratch.join(name);
+        fs::create_dir_all(copy.parent().context("a patched file has a directory")?)?;
+        if source.join(name).exists() {
+            fs::copy(source.join(name), copy)?;
+        }
+    }
+    let mut apply = cmd("patch", ["-p1", "--no-backup-if-mismatch", "-i"]);
+    sh::output(apply.arg(patch).current_dir(&scratch))?;
+    overlay::read(&scratch, "")
+}

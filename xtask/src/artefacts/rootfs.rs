@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The guest's root file system: a small Debian userland in an initramfs.
+//!
+//! Packages are unpacked, not configured; the few things that their scripts would have done and
+//! that programs rely on are done here. The archive stays uncompressed: reading it is cheaper in
+//! an emulated machine than decompressing it.
+
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::artefacts::kernel::Kernel;
+use crate::tools::apt;
+use crate::tools::cache::{self, Key};
+use crate::tools::cpio::Archive;
+
+/// What is in the guest beside the libraries that these need.
+const PACKAGES: &[&str] = &[
+    "base-files",
+    "base-passwd",
+    "bash",
+    "coreutils",
+    "dash",
+    "debianutils",
+    "diffutils",
+    "file",
+    "findutils",
+    "gawk",
+    "grep",
+    "gzip",
+    "hostname",
+    "kmod",
+    "less",
+    "libc-bin",
+    "libc6",
+    "libgcc-s1",
+    "libstdc++6",
+    "mount",
+    "ncurses-base",
+    "procps",
+    "psmisc",
+    "sed",
+    "strace",
+    "tar",
+    "util-linux",
+];
+
+/// What these depend on formally and no program in the guest needs.
+const PACKAGES_LEFT_OUT: &[&str] =
+    &["debconf", "dpkg", "libdb5.3", "libperl5.36", "perl", "perl-base", "perl-modules-5.36"];
+
+/// Not needed to run programs, and large.
+const PATHS_LEFT_OUT: &[&str] = &[
+    "usr/share/bash-completion",
+    "usr/share/bug",
+    "usr/share/common-licenses",
+    "usr/share/doc",
+    "usr/share/i18n",
+    "usr/share/info",
+    "usr/share/lintian",
+    "usr/share/locale",
+    "usr/share/man",
+    "usr/share/zoneinfo",
+];
+
+/// Kernel modules that the guest's init loads, in the order of their dependencies.
+pub const BOOT_MODULES: &[&str] = &[
+    "drivers/virtio/virtio_ring.ko",
+    "drivers/virtio/virtio.ko",
+    "drivers/virtio/virtio_pci_modern_dev.ko",
+    "drivers/virtio/virtio_pci_legacy_dev.ko",
+    "drivers/virtio/virtio_pci.ko",
+    "drivers/char/virtio_console.ko",
+    "arch/x86/kernel/msr.ko",
+];
+
+/// Loaded as well on Xen: hypercalls and event channels for user programs.
+pub const XEN_MODULES: &[&str] = &[
+    "drivers/xen/xen-privcmd.ko",
+    "drivers/xen/xen-evtchn.ko",
+    "drivers/xen/xen-gntdev.ko",
+    "drivers/xen/xenfs/xenfs.ko",
+];
+
+/// Debian's tools that create further domains, with those libraries that only they need.
+const TOOLSTACK: &[&str] = &[
+    "libxencall1",
+    "libxendevicemodel1",
+    "libxenevtchn1",
+    "libxenforeignmemory1",
+    "libxengnttab1",
+    "libxenhypfs1",
+    "libxenmisc4.17",
+    "libxenstore4",
+    "libxentoolcore1",
+    "libxentoollog1",
+    "libyajl2",
+    "xen-utils-4.17",
+];
+
+/// What the tools need for other kinds of domains only.
+const TOOLSTACK_LEFT_OUT: &[&str] = &["usr/lib/xen-4.17/boot", "usr/lib/xen-4.17/lib", "usr/share"];
+
+/// Linux's `perf`, with those libraries that only it needs.
+const PERF: &[&str] = &[
+    "libbabeltrace1",
+    "libcap2",
+    "libdw1",
+    "libelf1",
+    "libexpat1",
+    "libglib2.0-0",
+    "libnuma1",
+    "libopencsd1",
+    "libperl5.36",
+    "libpython3.11",
+    "libslang2",
+    "libunwind8",
+    "libuuid1",
+    "linux-perf",
+];
+
+/// Its libraries' own libraries and documents.
+const PERF_LEFT_OUT: &[&str] = &["usr/lib/x86_64-linux-gnu/perl", "usr/share"];
+
+/// The archive with the userland and the kernel's modules for `kernel`.
+pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
+    let key = Key::new("rootfs 1").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
+    let key = key.text(&PACKAGES_LEFT_OUT.join(" "));
+    let key = key.text(&kernel.release).text(&BOOT_MODULES.join(" "));
+    let key = key.text(&XEN_MODULES.join(" "));
+    let dir = cache::artefact("rootfs", key, |dir| {
+        let mut debs = apt::fetch(PACKAGES, true, dir)?;
+        debs.retain(|deb| !PACKAGES_LEFT_OUT.contains(&package_of(deb)));
+        let tree = dir.join("tree");
+        merged_usr(&tree)?;
+        apt::unpack(&debs, &tree)?;
+        configure(&tree)?;
+        for path in PATHS_LEFT_OUT {
+            remove(&tree.join(path))?;
+        }
+        let out = BufWriter::new(File::create(dir.join("rootfs.cpio"))?);
+        let mut archive = Archive::new(out);
+        archive.tree("", &tree)?;
+        for module in BOOT_MODULES.iter().chain(XEN_MODULES) {
+            let content = fs::read(kernel.modules.join(module)).context(*module)?;
+            let name = format!("lib/modules/{}/kernel/{module}", kernel.release);
+            archive.file(&format!("usr/{name}"), 0o644, &content)?;
+        }
+        archive.finish()?;
+        fs::remove_dir_all(dir.join("debs"))?;
+        fs::remove_dir_all(tree)?;
+        Ok(())
+    })?;
+    Ok(dir.join("rootfs.cpio"))
+}
+
+/// The directory tree of Xen's tools, to be laid over the userland.
+pub fn toolstack() -> Result<PathBuf> {
+    tree("toolstack", TOOLSTACK, TOOLSTACK_LEFT_OUT)
+}
+
+/// The directory tree of Linux's `perf`, to be laid over the userland.
+pub fn perf() -> Result<PathBuf> {
+    tree("perf", PERF, PERF_LEFT_OUT)
+}
+
+/// What is in these packages, but for some paths.
+fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
+    let key = Key::new("tree 2").text(&packages.join(" ")).text(&left_out.join(" "));
+    let dir = cache::artefact(name, key, |dir| {
+        let tree = dir.join("tree");
+        merged_usr(&tree)?;
+        apt::unpack(&apt::fetch(packages, false, dir)?, &tree)?;
+        for path in left_out {
+            remove(&tree.join(path))?;
+        }
+        // The userland has these links, and nothing may take their place.
+        for link in MERGED {
+            fs::remove_file(tree.join(link))?;
+        }
+        Ok(fs::remove_dir_all(dir.join("debs"))?)
+    })?;
+    Ok(dir.join("tree"))
+}
+
+/// The package in a file called `NAME_VERSION_ARCHITECTURE.deb`.
+fn package_of(deb: &Path) -> &str {
+    let name = deb.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.split('_').next().unwrap_or_default()
+}
+
+/// The links of a Debian system whose `/bin` and `/lib` have moved below `/usr`.
+const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
+
+fn merged_usr(tree: &Path) -> Result<()> {
+    for name in MERGED {
+        fs::create_dir_all(tree.join("usr").join(name))?;
+        symlink(format!("usr/{name}"), tree.join(name))?;
+    }
+    Ok(())
+}
+
+/// What the packages' installation scripts would have left behind.
+fn configure(tree: &Path) -> Result<()> {
+    let etc = tree.join("etc");
+    let base = tree.join("usr/share/base-passwd");
+    fs::copy(base.join("passwd.master"), etc.join("passwd"))?;
+    fs::copy(base.join("group.master"), etc.join("group"))?;
+    fs::write(etc.join("hostname"), "testbed\n")?;
+    fs::write(etc.join("hosts"), "127.0.0.1 localhost testbed\n")?;
+    fs::write(etc.join("nsswitch.conf"), "passwd: files\ngroup: files\nhosts: files\n")?;
+    link_if_absent("gawk", &tree.join("usr/bin/awk"))?;
+    link_if_absent("dash", &tree.join("usr/bin/sh"))?;
+    for dir in ["proc", "sys", "dev", "run", "tmp", "root", "work", "out"] {
+        fs::create_dir_all(tree.join(dir))?;
+    }
+    Ok(())
+}
+
+fn link_if_absent(target: &str, link: &Path) -> Result<()> {
+    if fs::symlink_metadata(link).is_err() {
+        symlink(target, link)?;
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        fs::remove_dir_all(path)?;
+    } else if path.exists() {
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}

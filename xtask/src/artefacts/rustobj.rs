@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The Rust parts of the hypervisor driver and of the kernel module, each as one object file that
+//! the other project's own build links.
+//!
+//! Cargo builds a static library for the bare-metal target. Its one object of the boundary crate,
+//! which has inlined everything, is taken out, what no entry refers to is dropped, and every symbol
+//! but the entries is made local. What remains undefined is what C has to provide.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::tools::sh::{self, cmd};
+use crate::tools::toolchain::{self, BARE_TARGET};
+
+/// Entries that C calls start with this.
+pub const ENTRY_PREFIX: &str = "perfctr_core_";
+
+/// What both objects are compiled with.
+const FLAGS: &[&str] = &[
+    "-Cno-redzone=yes",
+    "-Cforce-unwind-tables=no",
+    // An indirect jump would need the speculation barriers of the program it is linked into.
+    "-Cjump-tables=no",
+    // Call `memcpy` itself and not through a table of addresses, which neither Xen nor a Linux
+    // module has. Link-time optimisation would take over the core library's choice to do so;
+    // inlining across crates makes up for it.
+    "-Zplt=yes",
+    "-Zcross-crate-inline-threshold=always",
+];
+
+/// How the code will be addressed where it is linked.
+#[derive(Clone, Copy)]
+enum Placement {
+    /// Anywhere: Xen does not lie in the top 2 GiB.
+    PositionIndependent,
+    /// The top 2 GiB of the address space: Linux modules, which must not have a GOT.
+    Kernel,
+}
+
+/// The hypervisor's object file.
+pub fn hypervisor() -> Result<PathBuf> {
+    object("hv-driver-ffi", Placement::PositionIndependent)
+}
+
+/// The kernel module's object file.
+pub fn module() -> Result<PathBuf> {
+    object("guest-kmod-ffi", Placement::Kernel)
+}
+
+fn object(package: &str, placement: Placement) -> Result<PathBuf> {
+    let _lock = crate::tools::cache::lock(package)?;
+    let target_dir = sh::project().join("target/bare").join(package);
+    let library = build(package, placement, &target_dir)?;
+    let work = target_dir.join("object");
+    if work.exists() {
+        fs::remove_dir_all(&work)?;
+    }
+    fs::create_dir_all(&work)?;
+    sh::output(cmd("ar", ["x"]).arg(&library).current_dir(&work))?;
+    let whole = crate_object(&work, &package.replace('-', "_"))?;
+    let object = work.join("perfctr_core.o");
+    reduce(&whole, &object)?;
+    Ok(object)
+}
+
+fn build(package: &str, placement: Placement, target_dir: &Path) -> Result<PathBuf> {
+    let model = match placement {
+        Placement::PositionIndependent => "pic",
+        Placement::Kernel => "static",
+    };
+    let mut cargo = toolchain::cargo_for_bare_metal()?;
+    cargo
+        .args(["build", "--quiet", "--release", "--package", package])
+        .args(["--target", BARE_TARGET, "--target-dir"])
+        .arg(target_dir)
+        .env("RUSTFLAGS", format!("-Crelocation-model={model} {}", FLAGS.join(" ")))
+        // Some of the flags are not stable yet.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
+        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
+        .current_dir(sh::project());
+    sh::run(&mut cargo)?;
+    let library = format!("lib{}.a", package.replace('-', "_"));
+    Ok(target_dir.join(BARE_TARGET).join("release").join(library))
+}
+
+/// The member of the unpacked library with the crate's own code.
+fn crate_object(dir: &Path, crate_name: &str) -> Result<PathBuf> {
+    let mut found: Vec<PathBuf> = Vec::new();
+    for (name, path) in crate::tools::cache::files(dir)? {
+        if name.starts_with(crate_name) && name.ends_with(".o") {
+            found.push(path);
+        }
+    }
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        n => bail!("{n} objects of {crate_name} in the library, expected one"),
+    }
+}
+
+/// Keeps the entries and what they need; sections that only a debugger or an unwinder wants go.
+fn reduce(whole: &Path, object: &Path) -> Result<()> {
+    let symbols = sh::output(cmd("nm", ["--defined-only", "-g", "-j"]).arg(whole))?;
+    let entries: Vec<&str> = symbols.lines().filter(|s| s.starts_with(ENTRY_PREFIX)).collect();
+    ensure!(!entries.is_empty(), "{} has no symbol {ENTRY_PREFIX}*", whole.display());
+    let linked = object.with_extension("linked.o");
+    let mut ld = Command::new("ld");
+    ld.args(["-r", "--gc-sections", "-o"]).arg(&linked);
+    for entry in &entries {
+        ld.args(["-u", entry]);
+    }
+    sh::output(ld.arg(whole)).context("linking the Rust object")?;
+    let mut objcopy = cmd("objcopy", ["--strip-debug", "-w"]);
+    objcopy.arg(format!("--keep-global-symbol={ENTRY_PREFIX}*"));
+    for section in [".eh_frame", ".rela.eh_frame", ".comment", ".llvmbc", ".llvmcmd"] {
+        objcopy.args(["-R", section]);
+    }
+    sh::output(objcopy.arg(&linked).arg(object))?;
+    fs::remove_file(linked)?;
+    Ok(())
+}

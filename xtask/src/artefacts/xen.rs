@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The hypervisor: Debian's Xen source package, as it is or with the driver inside.
+//!
+//! The driver's C files are put into a directory of their own, the Rust part comes as one object
+//! beside them, and the places that call them are inserted by anchors (see [`crate::tools::hooks`]).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::artefacts::rustobj;
+use crate::tools::apt;
+use crate::tools::cache::{self, Key};
+use crate::tools::hooks;
+use crate::tools::overlay::{self, Files};
+use crate::tools::sh::{self, cmd};
+
+/// The version of Debian 12.
+const UPSTREAM: &str = "4.17";
+
+const PACKAGES: &[&str] = &["build-essential", "bison", "flex", "python3", "bc"];
+
+/// Where the driver lives in Xen's tree.
+const DRIVER_DIR: &str = "xen/arch/x86/perfctr";
+/// The file of the glue directory that describes the insertions.
+const HOOKS: &str = "hooks.toml";
+
+/// Which build of Xen.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Flavour {
+    /// As Debian ships it.
+    Stock,
+    /// With the driver.
+    Perfctr,
+}
+
+/// The bootable hypervisor.
+pub fn xen(flavour: Flavour) -> Result<PathBuf> {
+    let source = apt::source("xen", UPSTREAM)?;
+    let (name, files) = match flavour {
+        Flavour::Stock => ("xen-stock", Files::new()),
+        Flavour::Perfctr => ("xen-perfctr", driver(&source)?),
+    };
+    let mut key = Key::new("xen 1").text(&source.to_string_lossy());
+    for (path, content) in &files {
+        key = key.text(path).bytes(content);
+    }
+    let dir = cache::artefact(name, key, |dir| {
+        apt::install(PACKAGES, "building Xen")?;
+        let work = cache::root()?.join("work").join(name);
+        overlay::apply(&source, &work, &files)?;
+        let mut make = cmd("make", ["-C", "xen", &sh::jobs(), "debug=n"]);
+        sh::logged(make.current_dir(&work), &cache::log(name)?)?;
+        for file in ["xen", "xen-syms"] {
+            fs::copy(work.join("xen").join(file), dir.join(file)).with_context(|| file)?;
+        }
+        Ok(())
+    })?;
+    Ok(dir.join("xen"))
+}
+
+/// What the project changes in Xen's source, as a patch.
+pub fn patch() -> Result<String> {
+    let source = apt::source("xen", UPSTREAM)?;
+    let mut files = glue()?;
+    files.extend(hooks::apply(&source, &glue_dir().join(HOOKS))?);
+    let scratch = cache::root()?.join("work");
+    fs::create_dir_all(&scratch)?;
+    overlay::diff(&source, &files, &scratch)
+}
+
+fn glue_dir() -> PathBuf {
+    sh::project().join("hv-driver/glue/xen")
+}
+
+/// Every file of Xen's tree that the driver adds or changes.
+fn driver(source: &Path) -> Result<Files> {
+    let mut files = glue()?;
+    files.insert(format!("{DRIVER_DIR}/perfctr_core.o"), fs::read(rustobj::hypervisor()?)?);
+    files.extend(hooks::apply(source, &glue_dir().join(HOOKS))?);
+    Ok(files)
+}
+
+fn glue() -> Result<Files> {
+    let mut files = overlay::read(&glue_dir(), DRIVER_DIR)?;
+    files.remove(&format!("{DRIVER_DIR}/{HOOKS}"));
+    let header = sh::project().join("shared-abi/include");
+    files.extend(overlay::read(&header, DRIVER_DIR)?);
+    Ok(files)
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The emulator with its command line, started on one run's files.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use super::initramfs;
+use super::profile::Topology;
+use super::spec::Spec;
+use crate::artefacts::{kernel, qemu, rootfs, xen};
+use crate::tools::sh::cmd;
+
+/// Every topology's kernel arguments: a crash ends the machine, and a busy build machine, on which
+/// an emulated CPU may stand still for long, is not taken for a lockup.
+const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
+
+/// The guest's virtio ports, each of which becomes a file of the run's directory.
+pub const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
+/// The emulator's monitor, a socket in the run's directory.
+pub const MONITOR: &str = "monitor";
+
+/// Builds or finds every part, writes the initramfs and starts the emulator.
+pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
+    let emulator = qemu::qemu()?;
+    let kernel = kernel::kernel()?;
+    let layer = initramfs::layer(spec, &kernel)?;
+    let mut initrd = File::create(dir.join("initrd"))?;
+    let mut base = File::open(rootfs::rootfs(&kernel)?)?;
+    std::io::copy(&mut base, &mut initrd)?;
+    initrd.write_all(&layer)?;
+    symlink(&kernel.image, dir.join("vmlinux"))?;
+
+    // However this process ends, the machine does not outlive it.
+    let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
+    qemu.arg(emulator);
+    machine(&mut qemu, &spec.topology, layer.len() as u64 >> 20);
+    software(&mut qemu, &spec.topology, dir)?;
+    let log = File::create(dir.join("qemu.log"))?;
+    qemu.current_dir(dir).stdout(log.try_clone()?).stderr(log).stdin(Stdio::null());
+    qemu.spawn().context("cannot start QEMU")
+}
+
+/// Removes what only the running machine needs.
+pub fn clean(dir: &Path) {
+    for file in ["initrd", "vmlinux", "xen", "control", MONITOR] {
+        fs::remove_file(dir.join(file)).ok();
+    }
+}
+
+/// The hardware, with room for files of this size.
+fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
+    let threads = if topology.deterministic {
+        // An instruction takes 2^3 ns, so that timers come no more often than on a real machine.
+        ["-accel", "tcg,thread=single", "-icount", "shift=3,sleep=off"].as_slice()
+    } else {
+        &["-accel", "tcg,thread=multi"]
+    };
+    // The copied files are in memory twice while they are unpacked, and Xen moves the archive.
+    let memory_mib = topology.memory_mib + 3 * files_mib;
+    qemu.args(threads)
+        .arg("-nodefaults")
+        .args(["-display", "none", "-no-reboot", "-nic", "none"])
+        .args(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"])
+        .args(["-cpu", &topology.cpu])
+        .args(["-smp", &topology.cpus.to_string()])
+        .args(["-m", &format!("{memory_mib}M")])
+        .args(["-serial", "file:console"])
+        .args(["-monitor", &format!("unix:{MONITOR},server=on,wait=off")])
+        // A PV guest's memory is not contiguous for a device: its driver has to ask the kernel for
+        // DMA addresses, which it does only for a device behind an IOMMU.
+        .args(["-device", "virtio-serial-pci,iommu_platform=on,disable-legacy=on"]);
+    for port in PORTS {
+        qemu.args(["-chardev", &format!("file,id={port},path={port}")])
+            .args(["-device", &format!("virtserialport,chardev={port},name={port}")]);
+    }
+}
+
+/// What is booted.
+fn software(qemu: &mut Command, topology: &Topology, dir: &Path) -> Result<()> {
+    let linux = format!("{} {LINUX_ARGS}", topology.linux);
+    match &topology.xen {
+        Some(hypervisor) => {
+            symlink(xen::xen(hypervisor.flavour)?, dir.join("xen"))?;
+            let args = format!("console=com1 com1=115200,8n1 noreboot {}", hypervisor.args);
+            // A comma separates the boot modules unless it is doubled.
+            let modules = format!("vmlinux {},initrd", linux.replace(',', ",,"));
+            qemu.args(["-kernel", "xen", "-append", &args, "-initrd", &modules]);
+        }
+        None => {
+            qemu.args(["-kernel", "vmlinux", "-append", &linux, "-initrd", "initrd"]);
+        }
+    }
+    Ok(())
+}

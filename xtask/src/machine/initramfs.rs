@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The part of the initramfs that belongs to one run; `testbed/init` reads it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::BufWriter;
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::{Context, Result};
+
+use super::spec::Spec;
+use crate::artefacts::guest;
+use crate::artefacts::kernel::Kernel;
+use crate::artefacts::rootfs::{BOOT_MODULES, XEN_MODULES};
+use crate::tools::cpio::Archive;
+
+/// Every command's environment.
+const ENVIRONMENT: [&str; 4] = [
+    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:.",
+    "HOME=/root",
+    "TERM=dumb",
+    "LANG=C.UTF-8",
+];
+
+/// An archive to be unpacked over the guest's root file system.
+pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
+    let mut archive = Archive::new(BufWriter::new(Vec::new()));
+    archive.file("init", 0o755, &fs::read(guest::init()?)?)?;
+    let xen_modules = if spec.topology.xen.is_some() { XEN_MODULES } else { &[] };
+    let mut modules: Vec<String> = BOOT_MODULES
+        .iter()
+        .chain(xen_modules)
+        .map(|module| format!("/lib/modules/{}/kernel/{module}", kernel.release))
+        .collect();
+    if spec.module {
+        let module = guest::module(kernel)?;
+        archive.file("usr/lib/perfctr/perfctr.ko", 0o644, &fs::read(module)?)?;
+        modules.push(format!("/lib/perfctr/perfctr.ko {}", spec.module_args));
+    }
+    for dir in &spec.copy {
+        archive.tree("work", dir)?;
+    }
+    for (path, name) in &spec.files {
+        let name = name.trim_start_matches('/');
+        if path.is_dir() {
+            archive.tree(name, path)?;
+        } else {
+            let content = fs::read(path).with_context(|| path.display().to_string())?;
+            archive.file(name, 0o755, &content)?;
+        }
+    }
+    let mut environment: Vec<OsString> = ENVIRONMENT.map(OsString::from).into();
+    environment.extend_from_slice(&spec.environment);
+    archive.file("etc/testbed/modules", 0o644, modules.join("\n").as_bytes())?;
+    archive.file("etc/testbed/argv", 0o644, &nul_ended(&spec.command))?;
+    archive.file("etc/testbed/environment", 0o644, &nul_ended(&environment))?;
+    Ok(archive.finish()?.into_inner()?)
+}
+
+fn nul_ended(words: &[OsString]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.as_bytes().iter().copied().chain([0])).collect()
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Boots the testbed, runs one command in the guest and returns how it ended.
+//!
+//! The guest's init (`testbed/init`) writes to virtio ports which the emulator stores as files in
+//! the run's directory; this side follows those files. The console is kept as a log, watched for
+//! crashes, and the whole machine is ended at the first of: the command's end, a crash, a timeout.
+
+mod emulator;
+mod initramfs;
+mod outcome;
+mod profile;
+mod runs;
+mod spec;
+mod watch;
+
+use anyhow::Result;
+
+pub use self::outcome::{Failure, Outcome, Status};
+pub use self::runs::{Boots, boots};
+pub use self::spec::Spec;
+
+/// Boots, runs and ends. An error means that the run could not be prepared.
+///
+/// Of some hundred boots one stands still before the guest has come to its first program, of
+/// unmodified parts, too. It is tried once more; both are counted, and what the first left is kept.
+pub fn run(spec: &Spec) -> Result<Outcome> {
+    let outcome = attempt(spec)?;
+    let Status::Failed(Failure::NeverUp(_)) = &outcome.status else {
+        return Ok(outcome);
+    };
+    let kept = runs::keep(&outcome)?;
+    eprintln!(
+        "  the guest did not come up; booting once more; what is known of the first: {}",
+        kept.display()
+    );
+    attempt(spec)
+}
+
+fn attempt(spec: &Spec) -> Result<Outcome> {
+    let dir = runs::directory()?;
+    let machine = emulator::start(spec, &dir)?;
+    let outcome = watch::until_end(spec, &dir, machine)?;
+    emulator::clean(&dir);
+    if let Some(out) = &spec.out {
+        runs::unpack_out(&dir, out)?;
+    }
+    runs::count(&outcome);
+    Ok(outcome)
+}

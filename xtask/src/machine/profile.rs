@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a machine is made of, as the files in `xtask/profiles` describe it.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::artefacts::xen::Flavour;
+use crate::tools::{cache, sh};
+
+/// A machine, described by a file in `xtask/profiles`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// Number of physical CPUs.
+    pub cpus: u32,
+    /// The CPU model with its properties, in QEMU's words.
+    pub cpu: String,
+    /// Memory in MiB, to which room for the copied files is added.
+    pub memory_mib: u64,
+    /// The guest kernel's arguments.
+    pub linux: String,
+    /// Whether time advances by instructions, 1 ns each, with one host thread for all CPUs; so
+    /// that costs repeat themselves, however busy the build machine is.
+    #[serde(default)]
+    pub deterministic: bool,
+    /// The hypervisor, if there is one.
+    pub xen: Option<Hypervisor>,
+}
+
+/// The hypervisor of a topology.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hypervisor {
+    /// Which build of it.
+    pub flavour: Flavour,
+    /// Its arguments beside those of the console.
+    pub args: String,
+}
+
+impl Hypervisor {
+    /// Adds arguments. Of an option that is given twice, the last counts.
+    pub fn add(&mut self, args: &str) {
+        self.args.push(' ');
+        self.args.push_str(args);
+    }
+
+    /// Makes it Debian's own, with these arguments only.
+    pub fn stock(&mut self, args: &str) {
+        self.flavour = Flavour::Stock;
+        self.args = args.to_owned();
+    }
+}
+
+impl Topology {
+    /// Reads the profile called `name`.
+    pub fn named(name: &str) -> Result<Self> {
+        let dir = sh::project().join("xtask/profiles");
+        let path = dir.join(format!("{name}.toml"));
+        if !path.exists() {
+            let known = cache::files(&dir)?;
+            let known: Vec<_> =
+                known.iter().map(|(file, _)| file.trim_end_matches(".toml")).collect();
+            bail!("no topology {name}; there are: {}", known.join(", "));
+        }
+        toml::from_str(&fs::read_to_string(&path)?).with_context(|| path.display().to_string())
+    }
+}

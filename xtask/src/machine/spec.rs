@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What is wanted of one run.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::profile::{Hypervisor, Topology};
+use crate::artefacts::guest;
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The machine.
+    pub topology: Topology,
+    /// Whether to load our kernel module before the command.
+    pub module: bool,
+    /// Parameters for our kernel module.
+    pub module_args: String,
+    /// Directories whose contents are put into `/work`, later ones over earlier ones.
+    pub copy: Vec<PathBuf>,
+    /// Further files or directories: (path here, path in the guest).
+    pub files: Vec<(PathBuf, String)>,
+    /// Where to unpack what the command leaves in the guest's `/out`.
+    pub out: Option<PathBuf>,
+    /// How long the command may run.
+    pub timeout: Duration,
+    /// Whether to show the command's output while it runs.
+    pub stream: bool,
+    /// Variables of the command's environment beside the usual ones: `NAME=value`.
+    pub environment: Vec<OsString>,
+    /// The program, found through PATH or relative to `/work`, and its arguments.
+    pub command: Vec<OsString>,
+}
+
+impl Spec {
+    /// A run of `command` on the topology called `name`, with the module, output not shown.
+    pub fn new<S: Into<OsString>>(
+        name: &str,
+        command: impl IntoIterator<Item = S>,
+    ) -> Result<Self> {
+        Ok(Self {
+            topology: Topology::named(name)?,
+            module: true,
+            module_args: String::new(),
+            copy: Vec::new(),
+            files: Vec::new(),
+            out: None,
+            timeout: Duration::from_secs(300),
+            stream: false,
+            environment: Vec::new(),
+            command: command.into_iter().map(Into::into).collect(),
+        })
+    }
+
+    /// The hypervisor; an error on a topology that has none.
+    pub fn hypervisor(&mut self) -> Result<&mut Hypervisor> {
+        self.topology.xen.as_mut().context("this topology has no hypervisor")
+    }
+
+    /// With the driver's options, as in Xen's argument `perfctr=OPTIONS`.
+    pub fn driver(mut self, options: &str) -> Result<Self> {
+        self.hypervisor()?.add(&format!("perfctr={options}"));
+        Ok(self)
+    }
+
+    /// With driver and module counting what they execute themselves.
+    pub fn with_cost(mut self) -> Result<Self> {
+        self.module_args = "cost=1".to_owned();
+        self.driver("cost")
+    }
+
+    /// With one CPU whose time is made of its instructions.
+    pub fn deterministic(mut self) -> Self {
+        self.topology.cpus = 1;
+        self.topology.deterministic = true;
+        self
+    }
+
+    /// Without our module, on an unmodified hypervisor if there is one.
+    pub fn stock(mut self, xen_args: &str) -> Self {
+        self.module = false;
+        if let Some(xen) = &mut self.topology.xen {
+            xen.stock(xen_args);
+        }
+        self
+    }
+
+    /// Puts a program of one of the project's packages into `/work`.
+    pub fn add_program(&mut self, package: &str, program: &str) -> Result<()> {
+        let path = guest::programs(package)?.join(program);
+        self.files.push((path, format!("/work/{program}")));
+        Ok(())
+    }
+}

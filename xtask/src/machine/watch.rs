@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Follows a running machine to its end.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::emulator::MONITOR;
+use super::outcome::{Failure, Outcome, Status};
+use super::spec::Spec;
+
+/// From power-on until the guest's init reports, at most; generous for busy build machines.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
+/// A boot whose console is silent for so long, ...
+const BOOT_SILENCE: Duration = Duration::from_secs(60);
+/// ... while the emulator has used more time of the host's CPUs than any boot needs ...
+const BOOT_BUSY: Duration = Duration::from_secs(60);
+/// ... or has used hardly any, does not come up.
+const BOOT_IDLE: Duration = Duration::from_secs(3);
+/// From the report of the command's end until the emulator has ended by itself.
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the console may go on after a crash, so that its trace is complete.
+const CRASH_TRACE: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_millis(10);
+
+/// What the console says when the guest or the hypervisor is beyond help.
+const CRASHES: &[&str] = &[
+    "Kernel panic",
+    "Oops:",
+    "BUG:",
+    "Panic on CPU",
+    "Xen BUG at",
+    "Domain 0 crashed",
+    "Hardware Dom0 crashed",
+    "Hardware Dom0 watchdog rebooted",
+    "Initial PV mapping failed",
+];
+
+/// What is asked of the emulator's monitor about a machine that does not come up. The registers
+/// come twice: what differs between the two is still moving.
+const QUESTIONS: &str = "info status\ninfo registers -a\ninfo lapic 0\ninfo lapic 1\ninfo pic\n\
+                         info irq\ninfo registers -a\n";
+
+/// Waits for the end of the machine whose files are in `dir`, and makes sure of it.
+pub fn until_end(spec: &Spec, dir: &Path, machine: Child) -> Result<Outcome> {
+    let mut watch = Watch::new(spec, dir, machine)?;
+    let status = watch.until_end()?;
+    Ok(Outcome {
+        status,
+        stdout: watch.stdout.all,
+        stderr: watch.stderr.all,
+        console: dir.join("console"),
+        boot_time: watch.boot_time,
+    })
+}
+
+struct Watch {
+    dir: PathBuf,
+    machine: Child,
+    console: Follow,
+    control: Follow,
+    stdout: Follow,
+    stderr: Follow,
+    timeout: Duration,
+    stream: bool,
+    start: Instant,
+    boot_time: Option<Duration>,
+    /// When the console last had news, and what the emulator had used until then.
+    last_news: (Instant, Duration),
+}
+
+impl Watch {
+    fn new(spec: &Spec, dir: &Path, machine: Child) -> Result<Self> {
+        let follow = |name: &str| Follow::new(&dir.join(name));
+        Ok(Self {
+            dir: dir.to_owned(),
+            machine,
+            console: follow("console")?,
+            control: follow("control")?,
+            stdout: follow("stdout")?,
+            stderr: follow("stderr")?,
+            timeout: spec.timeout,
+            stream: spec.stream,
+            start: Instant::now(),
+            boot_time: None,
+            last_news: (Instant::now(), Duration::ZERO),
+        })
+    }
+
+    /// Waits for the machine's end and makes sure of it.
+    fn until_end(&mut self) -> Result<Status> {
+        let status = loop {
+            let ended = self.machine.try_wait()?;
+            if let Some(status) = self.poll()? {
+                break status;
+            }
+            if let Some(code) = ended {
+                break Status::Failed(Failure::EmulatorEnded(code.to_string()));
+            }
+            thread::sleep(POLL);
+        };
+        if let Status::Failed(Failure::NeverUp(_)) = status {
+            // What is found out does not change how the run has ended.
+            ask_monitor(&self.dir).ok();
+        }
+        let reported = matches!(status, Status::Exited(_) | Status::Signaled(_));
+        let patience = if reported { POWER_OFF_TIMEOUT } else { CRASH_TRACE };
+        let end = Instant::now() + patience;
+        while self.machine.try_wait()?.is_none() && Instant::now() < end {
+            thread::sleep(POLL);
+        }
+        self.machine.kill().ok();
+        self.machine.wait()?;
+        self.collect()?;
+        Ok(status)
+    }
+
+    /// Takes in what is new; returns a status if the run has ended.
+    fn poll(&mut self) -> Result<Option<Status>> {
+        let news = self.collect()?;
+        let control = String::from_utf8_lossy(&self.control.all).into_owned();
+        if self.boot_time.is_none() && control.contains("ready\n") {
+            self.boot_time = Some(self.start.elapsed());
+        }
+        if let Some(status) = end_in(&control)? {
+            return Ok(Some(status));
+        }
+        if news && let Some(crash) = crash_in(&String::from_utf8_lossy(&self.console.all)) {
+            return Ok(Some(Status::Failed(Failure::Crashed(crash))));
+        }
+        let running = self.start.elapsed().saturating_sub(self.boot_time.unwrap_or_default());
+        if self.boot_time.is_some() {
+            return Ok((running > self.timeout).then_some(Status::TimedOut(self.timeout)));
+        }
+        let is_over = self.stands_still(news) || running > BOOT_TIMEOUT;
+        Ok(is_over.then_some(Status::Failed(Failure::NeverUp(running))))
+    }
+
+    /// Whether a machine that is not up will not come up.
+    fn stands_still(&mut self, news: bool) -> bool {
+        if news {
+            self.last_news = (Instant::now(), cpu_time(self.machine.id()));
+        }
+        let (since, used) = self.last_news;
+        is_hopeless(since.elapsed(), || cpu_time(self.machine.id()).saturating_sub(used))
+    }
+
+    /// Reads what the machine has written; true if the console has news.
+    fn collect(&mut self) -> Result<bool> {
+        self.control.news()?;
+        let stdout = self.stdout.news()?;
+        if self.stream && !stdout.is_empty() {
+            std::io::stdout().write_all(stdout)?;
+            std::io::stdout().flush()?;
+        }
+        let stderr = self.stderr.news()?;
+        if self.stream && !stderr.is_empty() {
+            std::io::stderr().write_all(stderr)?;
+        }
+        Ok(!self.console.news()?.is_empty())
+    }
+}
+
+/// The end that the guest's init has reported, if it has.
+fn end_in(control: &str) -> Result<Option<Status>> {
+    let messages = control.rsplit_once('\n').map_or("", |(complete, _)| complete);
+    for message in messages.lines() {
+        match message.split_once(' ') {
+            Some(("exit", status)) => return Ok(Some(Status::Exited(status.parse()?))),
+            Some(("signal", signal)) => return Ok(Some(Status::Signaled(signal.parse()?))),
+            Some(("error", reason)) => {
+                return Ok(Some(Status::Failed(Failure::NotStarted(reason.to_owned()))));
+            }
+            None if message == "ready" => {}
+            _ => bail!("the guest's init sent `{message}`, which is no message"),
+        }
+    }
+    Ok(None)
+}
+
+/// The first line of the console that tells of a crash.
+fn crash_in(console: &str) -> Option<String> {
+    let crash = console.lines().find(|line| CRASHES.iter().any(|pattern| line.contains(pattern)));
+    crash.map(|line| line.trim().to_owned())
+}
+
+/// Whether a boot that has been silent for a time, and used time of the CPUs in it, is one that
+/// stands still; on a busy machine a boot may only be slow.
+fn is_hopeless(silent: Duration, used: impl Fn() -> Duration) -> bool {
+    silent > BOOT_SILENCE && !(BOOT_IDLE..=BOOT_BUSY).contains(&used())
+}
+
+/// What a process has used of the CPUs so far; 0 once it has ended.
+fn cpu_time(process: u32) -> Duration {
+    /// Linux counts in these for programs (`USER_HZ`).
+    const TICK: Duration = Duration::from_millis(10);
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything; user and system time are fields 14 and 15.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks: u32 = fields.skip(11).take(2).filter_map(|field| field.parse::<u32>().ok()).sum();
+    TICK * ticks
+}
+
+/// Leaves what the emulator knows of its machine in the file `machine-state` of the run.
+fn ask_monitor(dir: &Path) -> Result<()> {
+    let mut monitor = UnixStream::connect(dir.join(MONITOR))?;
+    monitor.write_all(QUESTIONS.as_bytes())?;
+    monitor.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let mut answers = Vec::new();
+    // Ends by the time limit: the monitor waits for more questions.
+    monitor.read_to_end(&mut answers).ok();
+    Ok(fs::write(dir.join("machine-state"), answers)?)
+}
+
+/// A file that another program is writing.
+struct Follow {
+    file: File,
+    all: Vec<u8>,
+}
+
+impl Follow {
+    /// Follows `path`; creates it so that the order of the two programs does not matter.
+    fn new(path: &Path) -> Result<Self> {
+        File::options().create(true).append(true).open(path)?;
+        Ok(Self { file: File::open(path)?, all: Vec::new() })
+    }
+
+    /// What was written since the last call.
+    fn news(&mut self) -> Result<&[u8]> {
+        let known = self.all.len();
+        self.file.read_to_end(&mut self.all)?;
+        Ok(&self.all[known..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_crash_is_known() {
+        for line in [
+            "[    3.1] Kernel panic - not syncing: sysrq triggered crash",
+            "(XEN) Hardware Dom0 crashed: rebooting machine in 5 seconds.",
+            "(XEN) Panic on CPU 1:",
+        ] {
+            let console = format!("(XEN) Dom0 has maximum 4 VCPUs\n{line}\nmore\n");
+            assert_eq!(crash_in(&console).as_deref(), Some(line));
+        }
+        assert_eq!(crash_in("(XEN) Hardware Dom0 halted: halting machine\n"), None);
+    }
+
+    #[test]
+    fn a_silent_boot_is_hopeless_where_it_is_idle_or_has_had_its_time() {
+        let second = Duration::from_secs(1);
+        assert!(!is_hopeless(59 * second, || Duration::ZERO));
+        assert!(is_hopeless(61 * second, || second));
+        assert!(!is_hopeless(200 * second, || 30 * second), "a busy build machine");
+        assert!(is_hopeless(61 * second, || 61 * second));
+    }
+
+    #[test]
+    fn the_end_is_what_init_reports() {
+        assert_eq!(end_in("ready\n").unwrap(), None);
+        assert_eq!(end_in("ready\nexit 7").unwrap(), None, "the line is not complete");
+        assert_eq!(end_in("ready\nexit 7\n").unwrap(), Some(Status::Exited(7)));
+        assert_eq!(end_in("ready\nsignal 9\n").unwrap(), Some(Status::Signaled(9)));
+        let failed = Status::Failed(Failure::NotStarted("no command".into()));
+        assert_eq!(end_in("error no command\n").unwrap(), Some(failed));
+        assert!(end_in("what\n").is_err());
+    }
+
+    #[test]
+    fn this_process_has_used_some_time() {
+        let start = Instant::now();
+        while cpu_time(std::process::id()).is_zero() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The module with and without a driver beneath it, and the programs that test both in the guest.
+
+use std::fs;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::artefacts::xen::Flavour;
+use crate::machine::{self, Failure, Spec, Status};
+use crate::suites::report::{Report, all};
+
+/// Where there is no driver, the module refuses to load, and the console says why.
+pub fn absent(report: &mut Report) -> Result<()> {
+    report.test("the module refuses a machine without Xen", || {
+        refuses(&Spec::new("native", ["true"])?, "ENODEV", "found no Xen")
+    });
+    report.test("the module refuses an unmodified Xen", || {
+        let mut spec = Spec::new("pv", ["true"])?;
+        spec.hypervisor()?.flavour = Flavour::Stock;
+        refuses(&spec, "ENOSYS", "found a Xen without perfctr")
+    });
+    report.test("the module refuses Xen booted without perfctr", || {
+        refuses(&with_xen_args("dom0_max_vcpus=4")?, "ENODEV", "found a Xen with perfctr off")
+    });
+    report.test("the driver refuses beside vpmu", || {
+        let spec = with_xen_args("dom0_max_vcpus=4 perfctr vpmu=on")?;
+        refuses(&spec, "ENODEV", "perfctr: off: option vpmu is on")
+    });
+    report.test("the driver refuses beside the NMI watchdog", || {
+        let spec = with_xen_args("dom0_max_vcpus=4 perfctr watchdog")?;
+        refuses(&spec, "ENODEV", "perfctr: off: the NMI watchdog uses a counter")
+    });
+    Ok(())
+}
+
+/// Requests that must be refused.
+pub fn refusals(report: &mut Report) -> Result<()> {
+    report.program(Spec::new("pv", ["/work/refusals"])?, "refusals")
+}
+
+/// How threads, processes, CPUs and the module begin and end.
+pub fn lifecycle(report: &mut Report) -> Result<()> {
+    report.program(Spec::new("pv", ["/work/lifecycle"])?, "lifecycle")
+}
+
+/// Times of threads and vCPUs, where the emulator's host takes no time away.
+pub fn clock(report: &mut Report) -> Result<()> {
+    report.program(Spec::new("pv", ["/work/clock"])?.deterministic(), "clock")
+}
+
+/// The demo's first half: readings of competing threads against the truth.
+pub fn counting(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("pv", ["/work/counting"])?.with_cost()?;
+    spec.add_program("vm-tests", "counting")?;
+    let outcome = machine::run(&spec)?;
+    report.test("every reading of competing threads is exact", || {
+        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+        Ok(())
+    });
+    Ok(())
+}
+
+fn with_xen_args(args: &str) -> Result<Spec> {
+    let mut spec = Spec::new("pv", ["true"])?;
+    spec.hypervisor()?.args = args.to_owned();
+    Ok(spec)
+}
+
+/// Loading the module must fail with `errno`, and the console must say `reason`.
+fn refuses(spec: &Spec, errno: &str, reason: &str) -> Result<()> {
+    let outcome = machine::run(spec)?;
+    let Status::Failed(Failure::NotStarted(reason_of_init)) = &outcome.status else {
+        bail!("the module was loaded: {}", all(&outcome));
+    };
+    ensure!(reason_of_init.contains("loading"), "{}", all(&outcome));
+    ensure!(reason_of_init.contains(errno), "{}", all(&outcome));
+    let console = fs::read(&outcome.console)?;
+    let console = String::from_utf8_lossy(&console);
+    ensure!(console.contains(reason), "the console does not say `{reason}`\n{console}");
+    Ok(())
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What is tested. A new suite is a function in a file here and a line in [`SUITES`].
+//!
+//! A VM suite boots as few machines as it can and reports any number of tests. Where it runs a
+//! program of `tests/vm`, both have one name.
+
+mod driver;
+mod model;
+mod overflow;
+pub mod papi;
+mod pmu;
+pub mod report;
+mod shim;
+mod tenants;
+mod testbed;
+
+pub use self::model::simulator_command as simulator;
+use self::report::Suite;
+use self::report::Tier::{Model, Vm};
+
+/// Every suite, in the order in which they run: what is quick, and what later ones rely on, comes
+/// first.
+pub const SUITES: &[Suite] = &[
+    Suite { name: "check", tier: Model, run: model::check },
+    Suite { name: "unit", tier: Model, run: model::unit },
+    Suite { name: "simulator", tier: Model, run: model::simulator },
+    Suite { name: "loom", tier: Model, run: model::loom },
+    Suite { name: "fuzz", tier: Model, run: model::fuzz },
+    Suite { name: "testbed-native", tier: Vm, run: testbed::native },
+    Suite { name: "testbed-xen", tier: Vm, run: testbed::xen },
+    Suite { name: "pmu", tier: Vm, run: pmu::run },
+    Suite { name: "driver-absent", tier: Vm, run: driver::absent },
+    Suite { name: "counting", tier: Vm, run: driver::counting },
+    Suite { name: "clock", tier: Vm, run: driver::clock },
+    Suite { name: "refusals", tier: Vm, run: driver::refusals },
+    Suite { name: "lifecycle", tier: Vm, run: driver::lifecycle },
+    Suite { name: "overflow", tier: Vm, run: overflow::run },
+    Suite { name: "tenants", tier: Vm, run: tenants::run },
+    Suite { name: "shim", tier: Vm, run: shim::run },
+    Suite { name: "papi", tier: Vm, run: papi::suite },
+];

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The model tier: checks, the workspace's own tests, simulator, model checker and fuzz targets.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use super::report::Report;
+use crate::checks;
+use crate::tools::{sh, toolchain};
+
+/// Every check, each as a test.
+pub fn check(report: &mut Report) -> Result<()> {
+    for (name, check) in checks::CHECKS {
+        report.test(name, check);
+    }
+    Ok(())
+}
+
+/// The workspace's own tests, run by cargo; their results are counted from what it prints.
+pub fn unit(report: &mut Report) -> Result<()> {
+    let mut cargo = toolchain::cargo();
+    cargo.args(["test", "--workspace", "--no-fail-fast"]).current_dir(sh::project());
+    cargo.envs([report.volume.variable()]);
+    let out = cargo.stderr(Stdio::inherit()).output().context("cargo test")?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    print!("{text}");
+    for line in text.lines() {
+        let Some(result) = line.strip_prefix("test ") else { continue };
+        if let Some(name) = result.strip_suffix(" ... FAILED") {
+            report.record(name, Err(anyhow!("see above")), Duration::ZERO);
+        } else if result.ends_with(" ... ok") {
+            report.passed += 1;
+        }
+    }
+    ensure!(out.status.success() || !report.failed.is_empty(), "cargo test: {}", out.status);
+    Ok(())
+}
+
+/// The simulator of hosts and guests around the real cores.
+pub fn simulator(report: &mut Report) -> Result<()> {
+    let mut simulator = simulator_command();
+    simulator.arg("--all").envs([report.volume.variable()]);
+    let mut said = String::new();
+    report.test("every planted bug, 1,000 seeds and small machines exhaustively", || {
+        let out = simulator.stderr(Stdio::inherit()).output().context("the simulator")?;
+        said = String::from_utf8_lossy(&out.stdout).into_owned();
+        print!("{said}");
+        ensure!(out.status.success(), "{}", out.status);
+        Ok(())
+    });
+    report.note(format!("{} simulated steps beside those of planted bugs", steps(&said)));
+    Ok(())
+}
+
+/// The simulator, ready for its options.
+pub fn simulator_command() -> Command {
+    let mut cargo = toolchain::cargo_with_cfg("sim");
+    cargo.args(["run", "--release", "--quiet", "--package", "sim", "--"]);
+    cargo
+}
+
+/// The sum of all numbers before the word `steps` in what the simulator printed.
+fn steps(said: &str) -> u64 {
+    let before_word = |line: &str| {
+        let (before, _) = line.split_once(" steps")?;
+        before.rsplit(' ').next()?.parse::<u64>().ok()
+    };
+    said.lines().filter_map(before_word).sum()
+}
+
+/// The sequence protocol in every order of its memory accesses that the checker knows.
+pub fn loom(report: &mut Report) -> Result<()> {
+    report.test("the sequence protocol under loom", || {
+        let mut loom = toolchain::cargo_with_cfg("loom");
+        // A short test does not earn link-time optimisation.
+        loom.env("CARGO_PROFILE_RELEASE_LTO", "false");
+        loom.args(["test", "--release", "--quiet", "--package", "shared-abi"]);
+        sh::run(loom.args(["--test", "loom_seq"]))
+    });
+    Ok(())
+}
+
+/// Hostile bytes and pages.
+pub fn fuzz(report: &mut Report) -> Result<()> {
+    let variable = report.volume.variable();
+    report.test("fuzz targets", || {
+        let mut fuzz = toolchain::cargo();
+        fuzz.args(["run", "--release", "--quiet", "--package", "fuzz"]);
+        sh::run(fuzz.envs([variable]).current_dir(sh::project()))
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_what_the_simulator_says() {
+        let said = "105 steps of 11 seeds, 8 readings compared; 38 steps a second\n\
+                    planted bug   seed   at step   all steps  found as\n\
+                    2 threads on 1 CPU: 318 states, 49 runs, 20 steps in 9.6 s\n";
+        assert_eq!(steps(said), 125);
+    }
+}

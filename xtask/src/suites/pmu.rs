@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The PMU model on its own: Linux and its `perf` accept it and its counts are exact, without our
+//! other code.
+
+use anyhow::{Result, ensure};
+
+use crate::artefacts::rootfs;
+use crate::machine::{self, Spec, Status};
+use crate::suites::report::{Report, all};
+use crate::tools::sh::{self, cmd};
+use crate::tools::{apt, cache};
+
+/// What `perf stat` has to say of `loop.S`, each of several times.
+const PERF_LINES: [&str; 2] = ["2000004,,instructions:u,", "1000001,,branches:u,"];
+const PERF_RUNS: usize = 5;
+
+/// Two boots of the bare machine.
+pub fn run(report: &mut Report) -> Result<()> {
+    check(report)?;
+    perf(report)
+}
+
+/// The check that belongs to the model.
+fn check(report: &mut Report) -> Result<()> {
+    apt::install(&["gcc", "libc6-dev"], "the check of the PMU model")?;
+    let source = sh::project().join("testbed/qemu/check");
+    let program = cache::root()?.join("work/pmu-check");
+    let mut gcc = cmd("gcc", ["-O2", "-static", "-o"]);
+    gcc.arg(&program).args([source.join("pmu-check.c"), source.join("bodies.S")]);
+    sh::output(&mut gcc)?;
+    let mut spec = Spec::new("native", ["/work/pmu-check"])?.stock("");
+    spec.files.push((program, "/work/pmu-check".into()));
+    let outcome = machine::run(&spec)?;
+    report.test("every count is exact", || {
+        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Debian's own `perf`.
+fn perf(report: &mut Report) -> Result<()> {
+    let program = cache::root()?.join("work/loop");
+    let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-o"]);
+    gcc.arg(&program).arg(sh::project().join("testbed/qemu/check/loop.S"));
+    sh::output(&mut gcc)?;
+    let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
+    let script = format!("for run in $(seq {PERF_RUNS}); do {stat}; done");
+    let mut spec = Spec::new("native", ["sh", "-c", &script])?.stock("");
+    spec.files.push((program, "/work/loop".into()));
+    spec.files.push((rootfs::perf()?, "/".into()));
+    let outcome = machine::run(&spec)?;
+    report.test("perf stat counts exactly", || {
+        let said = String::from_utf8_lossy(&outcome.stderr);
+        for line in PERF_LINES {
+            let times = said.lines().filter(|said| said.starts_with(line)).count();
+            ensure!(times == PERF_RUNS, "{times} x {line}, not {PERF_RUNS}: {}", all(&outcome));
+        }
+        Ok(())
+    });
+    Ok(())
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The C library with perfctr's interface, used by C and C++ programs that know nothing but its
+//! installed headers.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::artefacts::shim;
+use crate::machine::{self, Spec};
+use crate::suites::report::{Report, all};
+use crate::tools::{apt, cache, sh};
+
+const WARNINGS: &[&str] = &["-Wall", "-Wextra", "-pedantic", "-Werror", "-O2"];
+
+/// Both languages, with the ending of their programs' names.
+const LANGUAGES: &[(&str, &str, &str)] = &[("gcc", "c", ""), ("g++", "c++", "-cpp")];
+
+/// Compiles every program in both languages, against both libraries, and runs all in the guest.
+pub fn run(report: &mut Report) -> Result<()> {
+    apt::install(&["gcc", "g++", "libc6-dev"], "compiling the C library's tests")?;
+    let dir = cache::root()?.join("shim-tests");
+    if dir.exists() {
+        fs::remove_dir_all(&dir)?;
+    }
+    let prefix = dir.join("prefix");
+    let programs = dir.join("work");
+    let out = dir.join("out");
+    fs::create_dir_all(&prefix)?;
+    fs::create_dir_all(&programs)?;
+    shim::install(&prefix)?;
+    let mut names = Vec::new();
+    for (file, path) in cache::files(&sh::project().join("papi-shim/tests/c"))? {
+        let Some(name) = file.strip_suffix(".c") else { continue };
+        for (compiler, language, ending) in LANGUAGES {
+            let program = format!("{name}{ending}");
+            report.test(&format!("{name}.c compiles as {language}"), || {
+                compile(compiler, language, &path, &prefix, &programs.join(&program))
+            });
+            names.push(program);
+        }
+    }
+    let mut spec = Spec::new("pv", ["/work/all.sh"])?;
+    spec.files.push((sh::project().join("papi-shim/tests/all.sh"), "/work/all.sh".into()));
+    spec.files.push((prefix.join("lib").join(shim::SONAME), format!("/usr/lib/{}", shim::SONAME)));
+    spec.files.push((prefix.join("bin/perfex"), "/usr/bin/perfex".into()));
+    spec.copy.push(programs);
+    spec.out = Some(out.clone());
+    let outcome = machine::run(&spec)?;
+    names.push("perfex".to_owned());
+    for name in names {
+        report.test(&name, || {
+            let log = out.join(&name);
+            let text = fs::read_to_string(log).with_context(|| all(&outcome))?;
+            ensure!(text.ends_with("exit status 0\n"), "{text}");
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// The C++ programs are linked to the archive, the C programs to the shared library.
+fn compile(
+    compiler: &str,
+    language: &str,
+    source: &Path,
+    prefix: &Path,
+    program: &Path,
+) -> Result<()> {
+    let mut command = sh::cmd(compiler, WARNINGS);
+    command.args(["-x", language]).arg(source).args(["-x", "none", "-o"]).arg(program);
+    command.arg("-I").arg(prefix.join("include"));
+    if language == "c" {
+        command.arg("-L").arg(prefix.join("lib")).arg("-lperfctr");
+    } else {
+        command.arg(prefix.join("lib/libperfctr.a"));
+    }
+    sh::output(command.arg("-pthread")).map(drop)
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The testbed itself: what a command does in the guest is what the caller sees, and every way of
+//! failing is reported as what it is.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use sha2::{Digest, Sha256};
+
+use crate::machine::{self, Failure, Outcome, Spec, Status};
+use crate::suites::report::{Report, all};
+use crate::tools::cache;
+
+/// The content that a command is asked to pass through: every byte value, and too much for any
+/// buffer on the way.
+fn binary() -> Vec<u8> {
+    (0..4_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+/// A shell command on a topology, without our module.
+fn shell(topology: &str, script: &str) -> Result<Spec> {
+    Ok(Spec::new(topology, ["sh", "-c", script])?.stock("dom0_max_vcpus=4"))
+}
+
+fn expect(outcome: &Outcome, status: &Status) -> Result<()> {
+    ensure!(outcome.status == *status, "expected {status:?}, found {}", all(outcome));
+    Ok(())
+}
+
+/// Linux without a hypervisor.
+pub fn native(report: &mut Report) -> Result<()> {
+    report.test("status 0", || {
+        expect(&machine::run(&shell("native", "exit 0")?)?, &Status::Exited(0))
+    });
+    copies_both_ways(report, "native")?;
+    report.test("a command that does not exist is reported", || {
+        let spec = Spec::new("native", ["/no/such/program"])?.stock("");
+        let outcome = machine::run(&spec)?;
+        let Status::Failed(Failure::NotStarted(reason)) = &outcome.status else {
+            anyhow::bail!("expected a failure, found {}", all(&outcome));
+        };
+        ensure!(reason.contains("/no/such/program"), "{reason}");
+        Ok(())
+    });
+    report.test("a command that hangs is ended", || {
+        let mut spec = shell("native", "echo before; exec sleep 1000")?;
+        spec.timeout = Duration::from_secs(3);
+        let outcome = machine::run(&spec)?;
+        expect(&outcome, &Status::TimedOut(spec.timeout))?;
+        ensure!(outcome.stdout == b"before\n", "{}", all(&outcome));
+        ensure!(outcome.explain().is_some_and(|text| text.contains("still ran after 3 s")));
+        Ok(())
+    });
+    report.test("what the command leaves running does not hold it up", || {
+        let outcome = machine::run(&shell("native", "sleep 1000 & exit 7")?)?;
+        expect(&outcome, &Status::Exited(7))
+    });
+    report.test("a kernel's panic is reported at once", || panics("native"));
+    Ok(())
+}
+
+/// Debian as the control domain of an unmodified Xen.
+pub fn xen(report: &mut Report) -> Result<()> {
+    report.test("four vCPUs under Xen, status 1", || {
+        let outcome = machine::run(&shell("pv", "cat /sys/hypervisor/type; nproc; exit 1")?)?;
+        expect(&outcome, &Status::Exited(1))?;
+        ensure!(outcome.stdout == b"xen\n4\n", "{}", all(&outcome));
+        Ok(())
+    });
+    copies_both_ways(report, "pv")?;
+    report.test("a signal is told from a status", || {
+        expect(&machine::run(&shell("pv", "kill -9 $$")?)?, &Status::Signaled(9))
+    });
+    report.test("a kernel's panic is reported at once", || panics("pv"));
+    report.test("a control domain that dies early is reported at once", dies_early);
+    Ok(())
+}
+
+/// On a CPU with SMEP, the paravirtualised kernel dies before it has a console.
+fn dies_early() -> Result<()> {
+    let mut spec = shell("pv", "exit 0")?;
+    spec.topology.cpu.push_str(",+smep");
+    let outcome = machine::run(&spec)?;
+    let Status::Failed(Failure::Crashed(line)) = &outcome.status else {
+        anyhow::bail!("expected a crash, found {}", all(&outcome));
+    };
+    ensure!(line.contains("Hardware Dom0 crashed"), "{line}");
+    Ok(())
+}
+
+/// One boot: files go in, output streams stay apart and whole, the status and `/out` come back.
+fn copies_both_ways(report: &mut Report, topology: &str) -> Result<()> {
+    let dir = cache::root()?.join("work/copies");
+    let (one, two, out) = (dir.join("one"), dir.join("two"), dir.join("out"));
+    if dir.exists() {
+        fs::remove_dir_all(&dir)?;
+    }
+    fs::create_dir_all(one.join("sub"))?;
+    fs::create_dir_all(&two)?;
+    let content = binary();
+    fs::write(one.join("sub/data"), &content)?;
+    fs::write(one.join("name"), "first")?;
+    fs::write(two.join("name"), "second")?;
+    let script = "cat sub/data; cat name >&2; sha256sum < sub/data > /out/sum; exit 42";
+    let mut spec = shell(topology, script)?;
+    spec.copy = vec![one, two];
+    spec.out = Some(out.clone());
+    let outcome = machine::run(&spec)?;
+
+    report.test("status 42", || expect(&outcome, &Status::Exited(42)));
+    report.test("binary output is whole", || {
+        let length = outcome.stdout.len();
+        ensure!(outcome.stdout == content, "{length} bytes, different from what was copied in");
+        Ok(())
+    });
+    report.test("later copies win, standard error stays apart", || {
+        ensure!(outcome.stderr == b"second", "{:?}", String::from_utf8_lossy(&outcome.stderr));
+        Ok(())
+    });
+    report.test("what is left in /out comes back", || {
+        let sum = fs::read_to_string(out.join("sum")).context("no file sum")?;
+        let expected: String =
+            Sha256::digest(&content).iter().map(|b| format!("{b:02x}")).collect();
+        ensure!(sum.starts_with(&expected), "{sum}");
+        Ok(())
+    });
+    Ok(())
+}
+
+fn panics(topology: &str) -> Result<()> {
+    let spec = shell(topology, "echo c > /proc/sysrq-trigger; sleep 1000")?;
+    let start = Instant::now();
+    let outcome = machine::run(&spec)?;
+    let after_boot = start.elapsed().saturating_sub(outcome.boot_time.unwrap_or_default());
+    let Status::Failed(Failure::Crashed(_)) = &outcome.status else {
+        anyhow::bail!("expected a crash, found {}", all(&outcome));
+    };
+    ensure!(after_boot < Duration::from_secs(60), "reported only after {after_boot:?}");
+    let console = fs::read_to_string(&outcome.console)?;
+    ensure!(console.contains("sysrq"), "the console log does not say who crashed it");
+    Ok(())
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Finding a Rust compiler for the bare-metal target.
+//!
+//! The compiler in use may have the target installed, or rustup may install it. Where rustup's
+//! server cannot be reached, Debian's `rustc-web` builds the core library from `rust-web-src`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::tools::sh::{self, cmd};
+use crate::tools::{apt, cache};
+
+/// The target of code that runs without an operating system.
+pub const BARE_TARGET: &str = "x86_64-unknown-none";
+
+/// How long rustup may take; a server that cannot be reached lets it hang. In seconds.
+const RUSTUP_TIMEOUT: &str = "10";
+
+/// A `cargo` command whose compiler can build for [`BARE_TARGET`].
+pub fn cargo_for_bare_metal() -> Result<Command> {
+    let rustup_failed = cache::root()?.join("rustup-unreachable");
+    if has_target()? || (!rustup_failed.exists() && add_target()) {
+        return Ok(cargo());
+    }
+    fs::write(rustup_failed, "")?;
+    apt::install(
+        &["rustc-web", "rust-web-src"],
+        "the bare-metal core library, as rustup's server cannot be reached",
+    )?;
+    if !Path::new("/usr/bin/rustc").exists() {
+        bail!("rustc-web did not install /usr/bin/rustc");
+    }
+    let mut cargo = cargo();
+    cargo
+        .env("RUSTC", "/usr/bin/rustc")
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_UNSTABLE_BUILD_STD", "core,compiler_builtins");
+    Ok(cargo)
+}
+
+/// The `cargo` that started us, without what it set for us.
+pub fn cargo() -> Command {
+    let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut cargo = cmd(&program, [""; 0]);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
+/// A `cargo` that builds with `--cfg NAME`, apart from other builds and optimised.
+pub fn cargo_with_cfg(name: &str) -> Command {
+    let mut cargo = cargo();
+    cargo
+        .current_dir(sh::project())
+        .env("CARGO_TARGET_DIR", sh::project().join("target").join(name))
+        .env("RUSTFLAGS", format!("--cfg {name}"));
+    cargo
+}
+
+fn has_target() -> Result<bool> {
+    let sysroot = sh::output(&mut rustc(["--print", "sysroot"]))?;
+    Ok(Path::new(sysroot.trim()).join("lib/rustlib").join(BARE_TARGET).exists())
+}
+
+fn add_target() -> bool {
+    let args = [RUSTUP_TIMEOUT, "rustup", "target", "add", BARE_TARGET];
+    cmd("timeout", args).current_dir(sh::project()).status().is_ok_and(|s| s.success())
+}
+
+fn rustc<const N: usize>(args: [&str; N]) -> Command {
+    let mut rustc = cmd("rustc", args);
+    rustc.current_dir(sh::project());
+    rustc
+}

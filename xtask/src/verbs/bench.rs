@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `cargo xtask bench`: what reads, samples and switches cost, beside their peers, on the same
+//! emulated PMU.
+
+use anyhow::{Context, Result, bail};
+
+use crate::machine::{self, Spec, Status};
+
+/// The machines that are compared.
+#[derive(Clone, Copy)]
+enum Machine {
+    /// Xen with the driver, Linux with the module.
+    Perfctr,
+    /// Unmodified Xen with its own virtual PMU, Linux with perf events.
+    Vpmu,
+    /// Linux with perf events.
+    Native,
+}
+
+/// Runs the benchmarks on all machines and prints a table of each.
+pub fn run() -> Result<()> {
+    println!("{:<40}{:>10}", "one read", "instructions");
+    for machine in [Machine::Perfctr, Machine::Native] {
+        print!("{}", output(machine.spec("read-cost")?)?);
+    }
+    for (machine, name) in [
+        (Machine::Perfctr, "Xen with perfctr, ring 0 is the hypervisor's"),
+        (Machine::Vpmu, "Xen with vpmu, ring 0 is the hypervisor's"),
+        (Machine::Native, "no hypervisor, ring 0 is the kernel's"),
+    ] {
+        let mut spec = machine.spec("sample-cost")?.deterministic();
+        spec.topology.cpu.push_str(",pmu-tally=on");
+        if !matches!(machine, Machine::Native) {
+            spec.hypervisor()?.add("dom0_max_vcpus=1");
+        }
+        print!("\n{name}\n{}", output(spec)?);
+    }
+    Ok(())
+}
+
+impl Machine {
+    /// A run of this program on it.
+    fn spec(self, program: &str) -> Result<Spec> {
+        let topology = if matches!(self, Self::Native) { "native" } else { "pv" };
+        let spec = Spec::new(topology, [format!("/work/{program}")])?;
+        let mut spec = match self {
+            Self::Perfctr => spec,
+            Self::Vpmu | Self::Native => spec.stock("vpmu=on"),
+        };
+        spec.add_program("benches", program)?;
+        Ok(spec)
+    }
+}
+
+/// What the program printed.
+fn output(spec: Spec) -> Result<String> {
+    let outcome = machine::run(&spec)?;
+    if outcome.status != Status::Exited(0) {
+        let reason = outcome.explain().unwrap_or_default();
+        bail!("{}{reason}", String::from_utf8_lossy(&outcome.stderr));
+    }
+    String::from_utf8(outcome.stdout).context("the program printed something else than text")
+}

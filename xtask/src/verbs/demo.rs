@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `cargo xtask demo`: the main job, on the testbed.
+//!
+//! A real Xen with the driver, a Debian guest with the module, and two programs whose threads
+//! measure and sample regions of known length while everything moves under them. The programs
+//! themselves compare every reading, and every overflow, with the truth; see `counting` and
+//! `overflow` in `tests/vm/src/bin`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value};
+
+use crate::machine::{self, Spec, Status};
+use crate::tools::cache;
+
+/// The programs in the guest: one counts, one samples. Each leaves a report of its name.
+const PROGRAMS: [&str; 2] = ["counting", "overflow"];
+/// How long it may run: emulation on a busy machine is slow.
+const TIMEOUT: Duration = Duration::from_secs(900);
+
+/// Boots Xen with the driver and a guest with the module, lets competing threads read their own
+/// counters and sample themselves, and prints the tables of truth against reading and of periods
+/// against overflows. Fails if anything is off.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Write the results as JSON, too.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Start of all random sequences.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let out = cache::root()?.join("demo");
+    if out.exists() {
+        fs::remove_dir_all(&out)?;
+    }
+    let mut spec = spec(args.seed)?;
+    spec.out = Some(out.clone());
+    spec.stream = true;
+    let outcome = machine::run(&spec)?;
+    if let Some(reason) = outcome.explain() {
+        eprintln!("xtask demo: {reason}");
+    }
+    if let Some(report) = &args.report {
+        fs::write(report, merged(&out)?)
+            .with_context(|| format!("cannot write the report {}", report.display()))?;
+    }
+    Ok(if outcome.status == Status::Exited(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The programs' reports as one flat JSON object.
+fn merged(out: &Path) -> Result<String> {
+    let mut all = Map::new();
+    for program in PROGRAMS {
+        let path = out.join(format!("{program}.json"));
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("{program} has left no report {}", path.display()))?;
+        all.extend(serde_json::from_str::<Map<String, Value>>(&text)?);
+    }
+    let ok = ["ok", "imode_ok"].iter().all(|key| all.get(*key) == Some(&Value::Bool(true)));
+    all.insert("ok".to_owned(), ok.into());
+    Ok(serde_json::to_string_pretty(&all)? + "\n")
+}
+
+/// The demo's run: driver and module count their own instructions as well.
+fn spec(seed: u64) -> Result<Spec> {
+    // Both programs run, whatever the first one finds.
+    let run = |program| format!("/work/{program} --report /out/{program}.json --seed {seed}");
+    let [counting, sampling] = PROGRAMS.map(run);
+    let script = format!("{counting}; counted=$?; echo; {sampling} && exit $counted");
+    let mut spec = Spec::new("pv", ["sh", "-c", &script])?.with_cost()?;
+    for program in PROGRAMS {
+        spec.add_program("vm-tests", program)?;
+    }
+    spec.timeout = TIMEOUT;
+    Ok(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_become_one_and_both_have_to_be_good() {
+        let out = std::env::temp_dir().join(format!("xtask-demo-{}", std::process::id()));
+        fs::create_dir_all(&out).unwrap();
+        let write = |name: &str, text: &str| fs::write(out.join(name), text).unwrap();
+        write("counting.json", r#"{"ok": true, "threads": 8}"#);
+        write("overflow.json", r#"{"imode_ok": false, "imode_lost": 1}"#);
+        let all: Map<String, Value> = serde_json::from_str(&merged(&out).unwrap()).unwrap();
+        assert_eq!((&all["ok"], &all["threads"]), (&false.into(), &8.into()));
+        assert_eq!(all["imode_lost"], 1);
+        fs::remove_file(out.join("overflow.json")).unwrap();
+        assert!(merged(&out).unwrap_err().to_string().contains("overflow has left no report"));
+        fs::remove_dir_all(out).unwrap();
+    }
+}

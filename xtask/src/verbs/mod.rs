@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The command line: each verb is a file.
+
+mod bench;
+mod check;
+mod demo;
+mod papi_shim;
+mod setup;
+mod sim;
+mod test;
+mod vm;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::artefacts::xen;
+use crate::checks;
+use crate::suites::papi;
+
+/// The command line.
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Builds, checks and tests perfctr")]
+pub struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Install and build everything that the other verbs need.
+    Setup,
+    /// Run the main job: every reading of competing threads against the truth.
+    Demo(demo::Args),
+    /// Measure what a read costs, beside its peers.
+    Bench,
+    /// Run a command in the testbed's guest.
+    Vm(vm::Args),
+    /// Run every test.
+    Test(test::Args),
+    /// Check format, lints, house rules, documentation, generated files and the Rust objects.
+    Check,
+    /// Check the Rust objects that are linked into Xen and into the kernel module.
+    CheckObj,
+    /// Run PAPI's own tests on the C library with perfctr's interface.
+    Papi(papi::Args),
+    /// Build and install the C library with perfctr's interface.
+    PapiShim(papi_shim::Args),
+    /// Run the simulator of hosts and guests around the real cores.
+    Sim(sim::Args),
+    /// Print what the project changes in Xen's source, as a patch.
+    XenPatch,
+}
+
+impl Cli {
+    /// Does what was asked for.
+    pub fn run(self) -> Result<ExitCode> {
+        match self.verb {
+            Verb::Setup => setup::run()?,
+            Verb::Demo(args) => return demo::run(&args),
+            Verb::Bench => bench::run()?,
+            Verb::Vm(args) => return vm::run(args),
+            Verb::Test(args) => return test::run(&args),
+            Verb::Check => check::run()?,
+            Verb::CheckObj => checks::objects()?,
+            Verb::Papi(args) => return papi::run(&args),
+            Verb::PapiShim(args) => return papi_shim::run(&args),
+            Verb::Sim(args) => return sim::run(&args),
+            Verb::XenPatch => print!("{}", xen::patch()?),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

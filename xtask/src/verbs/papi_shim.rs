@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `cargo xtask papi-shim`: the C library for this machine.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::artefacts::shim;
+
+/// Works on the C library with perfctr's interface.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// Build it and install it below PREFIX.
+    Install {
+        /// Such as /usr/local.
+        prefix: PathBuf,
+    },
+}
+
+/// Runs the verb.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let Verb::Install { prefix } = &args.verb;
+    fs::create_dir_all(prefix)?;
+    shim::install(&prefix.canonicalize()?)?;
+    println!("installed in {}", prefix.display());
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `cargo xtask sim`: the simulator with its own options.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::suites;
+
+/// Runs the simulator of hosts and guests; see `cargo xtask sim -- --help`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The simulator's own options.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    options: Vec<String>,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut simulator = suites::simulator();
+    let status = simulator.args(&args.options).status().context("the simulator")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

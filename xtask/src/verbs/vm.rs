@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `cargo xtask vm`: anybody's program in the testbed's guest.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::artefacts::shim;
+use crate::artefacts::xen::Flavour;
+use crate::machine::{self, Spec};
+use crate::tools::cache;
+
+/// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
+///
+/// The perfctr module is loaded and the C library libperfctr.so.6 is where programs look for it.
+/// The status is 128 + N if signal N ended CMD, 124 if it ran too long, 125 if the machine or the
+/// module failed. CMD reads nothing from standard input. What it changes in the guest is lost, but
+/// for what it leaves in /out (see --out).
+#[derive(clap::Args)]
+pub struct Args {
+    /// A machine described in xtask/profiles.
+    #[arg(long, default_value = "pv")]
+    topology: String,
+    /// Copy the contents of a directory into the guest's /work; later ones win over earlier ones.
+    #[arg(long, value_name = "DIR")]
+    copy: Vec<PathBuf>,
+    /// Copy what CMD leaves in the guest's /out into a directory here.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Seconds that CMD may run.
+    #[arg(long, default_value_t = 300, value_name = "S")]
+    timeout: u64,
+    /// The hypervisor to boot instead of the topology's own.
+    #[arg(long)]
+    xen: Option<Flavour>,
+    /// Further arguments for the hypervisor.
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    xen_args: String,
+    /// Further arguments for the guest's kernel.
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    linux_args: String,
+    /// Do not load the perfctr module.
+    #[arg(long)]
+    no_module: bool,
+    /// Say how long booting took and where the console's log is.
+    #[arg(long, short)]
+    verbose: bool,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Runs the verb.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut spec = Spec::new(&args.topology, args.command)?;
+    spec.module = !args.no_module;
+    spec.copy = args.copy;
+    spec.out = args.out;
+    spec.timeout = Duration::from_secs(args.timeout);
+    spec.stream = true;
+    spec.topology.linux = format!("{} {}", spec.topology.linux, args.linux_args);
+    if !args.xen_args.is_empty() {
+        spec.hypervisor()?.add(&args.xen_args);
+    }
+    if let Some(flavour) = args.xen {
+        spec.hypervisor()?.flavour = flavour;
+    }
+    if spec.module {
+        spec.files.extend(library()?);
+    }
+    let outcome = machine::run(&spec)?;
+    if let Some(reason) = outcome.explain() {
+        eprintln!("xtask vm: {reason}");
+    }
+    if args.verbose {
+        let seconds = outcome.boot_time.map_or(f64::NAN, |time| time.as_secs_f64());
+        eprintln!("xtask vm: booted in {seconds:.1} s; console: {}", outcome.console.display());
+    }
+    Ok(ExitCode::from(u8::try_from(outcome.status.code()).unwrap_or(u8::MAX)))
+}
+
+/// The C library and its command, where programs in the guest find them.
+fn library() -> Result<Vec<(PathBuf, String)>> {
+    let _lock = cache::lock("guest-library")?;
+    let prefix = cache::root()?.join("guest-library");
+    fs::create_dir_all(&prefix)?;
+    shim::install(&prefix)?;
+    Ok(vec![
+        (prefix.join("lib").join(shim::SONAME), format!("/usr/lib/{}", shim::SONAME)),
+        (prefix.join("bin/perfex"), "/usr/bin/perfex".to_owned()),
+    ])
+}
