@@ -2,7 +2,8 @@
 //! The C view of this crate.
 //!
 //! `include/perfctr_abi.h` is this module's output, committed so that a build of the hypervisor
-//! or of the kernel module needs no Rust for it.  Structures carry assertions of their size and
+//! or of the kernel module needs no Rust for it;
+//! `cargo xtask headers` writes it.  Structures carry assertions of their size and
 //! of every offset, so the compilers of both confirm the layout that Rust asserts.
 
 use core::fmt::{self, Write};
@@ -39,24 +40,24 @@ const CONSTANTS: &[(&str, u64)] = constants! {
     }
 };
 
-const STRUCTS: &[Struct] = &[
-    vcpu_page::VcpuSlot::LAYOUT,
-    vcpu_page::VcpuPage::LAYOUT,
-    thread_page::ThreadSlot::LAYOUT,
-    thread_page::ThreadPage::LAYOUT,
-    config::CounterConfig::LAYOUT,
-    hypercall::HvQuery::LAYOUT,
-    hypercall::HvRegister::LAYOUT,
-    hypercall::HvLoad::LAYOUT,
-    hypercall::HvDomain::LAYOUT,
-    hypercall::HvHookStats::LAYOUT,
-    hypercall::HvStats::LAYOUT,
-    ioctl::Info::LAYOUT,
-    ioctl::Create::LAYOUT,
-    ioctl::Control::LAYOUT,
-    ioctl::Sums::LAYOUT,
-    ioctl::CpuState::LAYOUT,
-];
+macro_rules! types {
+    ($($module:ident :: { $($name:ident),+ $(,)? })+) => {
+        const STRUCTS: &[Struct] = &[$($($module::$name::LAYOUT),+),+];
+
+        /// Names of the shared structures: Rust's, and C's.
+        pub const TYPES: &[(&str, &str)] =
+            &[$($((stringify!($name), $module::$name::LAYOUT.name)),+),+];
+    };
+}
+
+// In the order in which C needs them.
+types! {
+    vcpu_page::{VcpuSlot, VcpuPage}
+    thread_page::{ThreadSlot, ThreadPage}
+    config::{CounterConfig}
+    hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats}
+    ioctl::{Info, Create, Control, Sums, CpuState}
+}
 
 const HEAD: &str = "\
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */

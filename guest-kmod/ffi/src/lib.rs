@@ -247,27 +247,58 @@ fn pack(signal: Option<Signal>) -> u64 {
     signal.map_or(0, |signal| u64::from(signal.number) << 32 | u64::from(signal.counters))
 }
 
-macro_rules! switches {
-    ($($entry:ident => $method:ident $(, $pack:ident -> $result:ty)?;)+) => {$(
-        /// The thread is switched in or out.
-        ///
-        /// # Safety
-        ///
-        /// As the crate's documentation says.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $entry(thread: &ThreadObject, vcpu: &VcpuObject) $(-> $result)? {
-            // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
-            let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-            $($pack)?(pmu.$method(page, &mut cpu))
-        }
-    )+};
+/// The thread is switched in; gives a signal, see `pack`.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_switch_in(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
+    // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    pack(pmu.switch_in(page, &mut cpu))
 }
 
-switches! {
-    perfctr_core_switch_in => switch_in, pack -> u64;
-    perfctr_core_switch_out => switch_out;
-    perfctr_core_switch_in_measured => switch_in_measured, pack -> u64;
-    perfctr_core_switch_out_measured => switch_out_measured;
+/// The thread is switched out.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_switch_out(thread: &ThreadObject, vcpu: &VcpuObject) {
+    // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    pmu.switch_out(page, &mut cpu);
+}
+
+/// The thread is switched in, and what that costs is counted.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_switch_in_measured(
+    thread: &ThreadObject,
+    vcpu: &VcpuObject,
+) -> u64 {
+    // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    pack(pmu.switch_in_measured(page, &mut cpu))
+}
+
+/// The thread is switched out, and what that costs is counted.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_switch_out_measured(
+    thread: &ThreadObject,
+    vcpu: &VcpuObject,
+) {
+    // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    pmu.switch_out_measured(page, &mut cpu);
 }
 
 /// The virtual interrupt of an overflow came while `thread`, if it has counters, executes; see

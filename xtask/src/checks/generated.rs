@@ -1,40 +1,66 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The C headers that are generated from Rust and committed; both must agree.
+//! The C headers that are generated from Rust and committed, so that the C parts build without
+//! Rust: the shared ABI, and for each boundary crate its entries, what it calls, and its
+//! structures.
 
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
+use cbindgen::{Builder, Config, DocumentationLength, ExportConfig, Language, Style};
 
-use crate::tools::{sh, toolchain};
+use crate::tools::sh;
 
-/// The header, and the package and example that print it.
-const HEADERS: &[(&str, &str, &str)] =
-    &[("shared-abi/include/perfctr_abi.h", "shared-abi", "c_header")];
+/// A boundary crate and its header.
+struct Boundary {
+    /// The Rust files, the one with the entries first.
+    sources: &'static [&'static str],
+    header: &'static str,
+    /// Rust's names of the types that cross the boundary, and C's.
+    names: &'static [(&'static str, &'static str)],
+}
 
-/// Generates every header and compares it with the committed one.
-pub fn check() -> Result<()> {
-    for (header, package, example) in HEADERS {
-        let mut generator = toolchain::cargo();
-        generator
-            .args(["run", "--quiet", "--package", package, "--example", example])
-            .current_dir(sh::project());
-        let again = format!("cargo run -p {package} --example {example} > {header}");
-        agrees(&sh::project().join(header), &sh::output(&mut generator)?, &again)?;
+const BOUNDARIES: &[Boundary] = &[Boundary {
+    sources: &["guest-kmod/ffi/src/lib.rs"],
+    header: "guest-kmod/glue/perfctr_core.h",
+    names: &[("VcpuObject", "perfctr_core_vcpu"), ("ThreadObject", "perfctr_core_thread")],
+}];
+
+/// The header of the shared ABI.
+const ABI: &str = "shared-abi/include/perfctr_abi.h";
+
+/// A generated header: its path, and what it should hold.
+type Header = (&'static str, String);
+
+/// Writes every header anew.
+pub fn write() -> Result<()> {
+    let root = sh::project();
+    for (path, text) in generate(&root)? {
+        fs::write(root.join(path), text).context(path)?;
     }
     Ok(())
 }
 
-/// Compares the committed header with what is generated; `again` is how to write it.
-fn agrees(header: &Path, generated: &str, again: &str) -> Result<()> {
-    let committed = fs::read_to_string(header).with_context(|| header.display().to_string())?;
-    let Some(line) = first_difference(&committed, generated) else { return Ok(()) };
-    ensure!(
-        committed == generated,
-        "{}:{line} differs from what is generated; write it again with\n  {again}",
-        header.display()
-    );
+/// Fails if a header differs from what Rust says.
+pub fn check() -> Result<()> {
+    let stale = stale(&sh::project())?;
+    if !stale.is_empty() {
+        bail!("not what Rust says: {}; `cargo xtask headers` writes them anew", stale.join(", "));
+    }
     Ok(())
+}
+
+/// The headers in the project at `root` that differ from what its Rust says, each with the first
+/// line that does.
+fn stale(root: &Path) -> Result<Vec<String>> {
+    let mut stale = Vec::new();
+    for (path, text) in generate(root)? {
+        let committed = fs::read_to_string(root.join(path)).context(path)?;
+        if let Some(line) = first_difference(&committed, &text) {
+            stale.push(format!("{path}:{line}"));
+        }
+    }
+    Ok(stale)
 }
 
 /// The number of the first line that differs.
@@ -46,20 +72,99 @@ fn first_difference(one: &str, other: &str) -> Option<usize> {
     Some(same + 1)
 }
 
+fn generate(root: &Path) -> Result<Vec<Header>> {
+    let mut headers = vec![(ABI, abi()?)];
+    for boundary in BOUNDARIES {
+        headers.push((boundary.header, boundary.generate(root)?));
+    }
+    Ok(headers)
+}
+
+fn abi() -> Result<String> {
+    let mut text = String::new();
+    shared_abi::c_header::write(&mut text)?;
+    Ok(text)
+}
+
+impl Boundary {
+    fn generate(&self, root: &Path) -> Result<String> {
+        let mut builder = Builder::new().with_config(self.config());
+        for source in self.sources {
+            builder = builder.with_src(root.join(source));
+        }
+        let bindings = builder.generate().with_context(|| self.header)?;
+        let mut text = Vec::new();
+        bindings.write(&mut text);
+        let text = String::from_utf8(text).context(self.header)?;
+        // Links are for rustdoc, and kernel-doc has a syntax of its own.
+        Ok(text.replace("[`", "").replace("`]", "").replace("/**\n", "/*\n"))
+    }
+
+    fn config(&self) -> Config {
+        let own = self.names.iter().map(|&(rust, c)| (rust.into(), c.into()));
+        // Declared by the other header, so the generator does not know that it is a structure.
+        let shared = shared_abi::c_header::TYPES.iter();
+        let shared = shared.map(|&(rust, c)| (rust.into(), format!("struct {c}")));
+        Config {
+            language: Language::C,
+            style: Style::Tag,
+            header: Some(format!(
+                "/* SPDX-License-Identifier: MIT OR GPL-2.0-only */\n\
+                 /* Generated from {} by cargo xtask headers. */",
+                self.sources.join(", ")
+            )),
+            include_guard: Some("PERFCTR_CORE_H".into()),
+            includes: vec!["perfctr_abi.h".into()],
+            no_includes: true,
+            usize_is_size_t: true,
+            documentation_length: DocumentationLength::Short,
+            export: ExportConfig { rename: own.chain(shared).collect(), ..ExportConfig::default() },
+            ..Config::default()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The headers that are stale in a copy of the project in which `old` is `new` in one file,
+    /// with the text of the line that is named.
+    fn stale_after(file: &str, old: &str, new: &str) -> Vec<(String, String)> {
+        let copy = std::env::temp_dir().join(format!("perfctr-headers-{}", std::process::id()));
+        let sources = BOUNDARIES.iter().flat_map(|b| b.sources.iter().chain([&b.header]));
+        for path in sources.chain([&ABI]) {
+            let mut text = fs::read_to_string(sh::project().join(path)).unwrap();
+            if *path == file {
+                assert!(text.contains(old), "{path} has no {old}");
+                text = text.replacen(old, new, 1);
+            }
+            fs::create_dir_all(copy.join(path).parent().unwrap()).unwrap();
+            fs::write(copy.join(path), text).unwrap();
+        }
+        let stale = stale(&copy).unwrap().into_iter().map(|fault| {
+            let (path, line) = fault.split_once(':').unwrap();
+            let text = fs::read_to_string(copy.join(path)).unwrap();
+            let line = text.lines().nth(line.parse::<usize>().unwrap() - 1).unwrap();
+            (path.to_owned(), line.to_owned())
+        });
+        let stale = stale.collect();
+        fs::remove_dir_all(copy).unwrap();
+        stale
+    }
+
     #[test]
-    fn a_size_that_drifts_is_found_in_its_line() {
-        let path = sh::project().join("shared-abi/include/perfctr_abi.h");
-        let committed = fs::read_to_string(&path).unwrap();
-        assert!(agrees(&path, &committed, "").is_ok());
-        let (at, _) = committed.match_indices("4096").next().unwrap();
-        let drifted = format!("{}8192{}", &committed[..at], &committed[at + 4..]);
-        let line = committed[..at].lines().count();
-        let error = agrees(&path, &drifted, "make it").unwrap_err().to_string();
-        assert!(error.contains(&format!("perfctr_abi.h:{line} differs")), "{error}");
-        assert!(error.ends_with("make it"), "{error}");
+    fn a_drift_on_either_side_is_found_in_its_line() {
+        let (guest, header) = ("guest-kmod/ffi/src/lib.rs", "guest-kmod/glue/perfctr_core.h");
+        assert!(stale_after(guest, "", "").is_empty());
+        for (file, old, new, path, line) in [
+            (guest, "gfn: u64", "gfn: u32", header, "uint64_t gfn"),
+            (header, "uint64_t gfn", "uint32_t gfn", header, "uint32_t gfn"),
+            (ABI, "perfctr_vcpu_slot) == 32", "perfctr_vcpu_slot) == 40", ABI, "== 40"),
+        ] {
+            let found = stale_after(file, old, new);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].0 == path && found[0].1.contains(line), "{found:?}");
+        }
     }
 }

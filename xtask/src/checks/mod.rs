@@ -7,6 +7,7 @@ mod tidy;
 
 use anyhow::Result;
 
+pub use self::generated::write as write_headers;
 pub use self::objects::check as objects;
 use crate::artefacts::xen;
 use crate::tools::{sh, toolchain};
@@ -26,7 +27,7 @@ pub const CHECKS: &[Check] = &[
         sh::run(clippy.args(["clippy", "--quiet", "--package", "sim", "--", "-D", "warnings"]))
     }),
     ("documentation", || cargo(&["doc", "--quiet", "--workspace", "--no-deps"])),
-    ("generated header", generated::check),
+    ("generated headers", generated::check),
     ("Rust objects", objects::check),
     ("insertions into Xen", || xen::patch().map(drop)),
 ];

@@ -41,6 +41,8 @@ enum Verb {
     Test(test::Args),
     /// Check format, lints, house rules, documentation, generated files and the Rust objects.
     Check,
+    /// Write the C headers that are generated from Rust.
+    Headers,
     /// Check the Rust objects that are linked into Xen and into the kernel module.
     CheckObj,
     /// Run PAPI's own tests on the C library with perfctr's interface.
@@ -63,6 +65,7 @@ impl Cli {
             Verb::Vm(args) => return vm::run(args),
             Verb::Test(args) => return test::run(&args),
             Verb::Check => check::run()?,
+            Verb::Headers => checks::write_headers()?,
             Verb::CheckObj => checks::objects()?,
             Verb::Papi(args) => return papi::run(&args),
             Verb::PapiShim(args) => return papi_shim::run(&args),
