@@ -3,7 +3,7 @@
 
 use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
-use shared_abi::{CounterWidth, Errno, PmuCaps};
+use shared_abi::{Errno, PmuCaps};
 
 use crate::hal::Kernel;
 use crate::hypercall;
@@ -30,16 +30,9 @@ pub fn handshake(kernel: &impl Kernel) -> Result<HvQuery, Errno> {
     Ok(answer)
 }
 
-/// The capabilities in a hypervisor's answer; `None` if a width is impossible.
+/// The capabilities in a hypervisor's answer; `None` if they are impossible.
 pub fn caps(answer: &HvQuery) -> Option<PmuCaps> {
-    Some(PmuCaps {
-        vendor: answer.vendor,
-        version: answer.version,
-        general: answer.general,
-        fixed: answer.fixed,
-        general_width: CounterWidth::new(answer.general_width)?,
-        fixed_width: CounterWidth::new(answer.fixed_width)?,
-    })
+    PmuCaps::from_wire(&answer.caps)
 }
 
 #[cfg(test)]
@@ -71,10 +64,10 @@ mod tests {
         let machine = Machine::new();
         machine.answer.borrow_mut().features = 0;
         assert_eq!(answer_of(&machine).unwrap_err(), Errno::PERM);
-        machine.answer.borrow_mut().general_width = 65;
+        machine.answer.borrow_mut().caps.general_width = 65;
         assert_eq!(answer_of(&machine).unwrap_err(), Errno::PROTO);
-        machine.answer.borrow_mut().general_width = 48;
-        machine.answer.borrow_mut().abi_major = 2;
+        machine.answer.borrow_mut().caps.general_width = 48;
+        machine.answer.borrow_mut().abi_major += 1;
         assert_eq!(answer_of(&machine).unwrap_err(), Errno::PROTO);
     }
 }

@@ -2,7 +2,9 @@
 //! Validation of what user programs pass.
 
 use shared_abi::config::MODE_SAMPLING;
-use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Create};
+use shared_abi::ioctl::{
+    CONTROL_CLOEXEC, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Create, MODULE_FEATURES,
+};
 use shared_abi::limits::{MAX_COUNTERS, PERIOD_EVENTS_MIN};
 use shared_abi::version::ABI_MAJOR;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
@@ -16,12 +18,14 @@ const SIGNAL_MAX: u32 = 64;
 ///
 /// # Errors
 ///
-/// `PROTO` another ABI major, `INVAL` a reserved field.
+/// `PROTO` another ABI major, `INVAL` a reserved field, `OPNOTSUPP` a feature that is not there.
 pub fn check_create(create: &Create) -> Result<(), Errno> {
     if create.abi_major != u32::from(ABI_MAJOR) {
         Err(Errno::PROTO)
-    } else if create.reserved != 0 {
+    } else if create.reserved != [0; 2] {
         Err(Errno::INVAL)
+    } else if create.features & !MODULE_FEATURES != 0 {
+        Err(Errno::OPNOTSUPP)
     } else {
         Ok(())
     }
@@ -86,6 +90,7 @@ impl Request {
         let counters = control.counter.get(..control.counters as usize).ok_or(Errno::INVAL)?;
         if control.flags & !(CONTROL_TSC | CONTROL_CLOEXEC | CONTROL_KEEP_TSC) != 0
             || control.preserve >> control.counters != 0
+            || control.reserved != [0; 2]
         {
             return Err(Errno::INVAL);
         }
@@ -128,7 +133,9 @@ mod tests {
         let create = Create { abi_major: u32::from(ABI_MAJOR), ..Create::default() };
         assert_eq!(check_create(&create), Ok(()));
         assert_eq!(check_create(&Create { tid: 8, ..create }), Ok(()));
-        assert_eq!(check_create(&Create { reserved: 1, ..create }), Err(Errno::INVAL));
-        assert_eq!(check_create(&Create { abi_major: 2, ..create }), Err(Errno::PROTO));
+        assert_eq!(check_create(&Create { reserved: [0, 1], ..create }), Err(Errno::INVAL));
+        let newer = Create { features: 1 << 31, ..create };
+        assert_eq!(check_create(&newer), Err(Errno::OPNOTSUPP));
+        assert_eq!(check_create(&Create { abi_major: 1, ..create }), Err(Errno::PROTO));
     }
 }

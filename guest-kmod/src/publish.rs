@@ -8,7 +8,7 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{
     THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_PAUSED, THREAD_TSC,
 };
-use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
+use shared_abi::version::{ABI_WORD, THREAD_PAGE_MAGIC};
 use shared_abi::{Errno, PhysSlot, ThreadPage, planted};
 
 /// The writer of one page.
@@ -24,8 +24,8 @@ impl Publisher {
     pub(crate) fn create(&mut self, page: &ThreadPage, tid: u32) {
         let _guard = page.seq.write(&mut self.writes);
         page.magic.store(THREAD_PAGE_MAGIC, Relaxed);
-        page.abi.store(u32::from(ABI_MINOR) << 16 | u32::from(ABI_MAJOR), Relaxed);
-        page.size_bytes.store(size_of::<ThreadPage>() as u32, Relaxed);
+        page.abi.store(ABI_WORD, Relaxed);
+        page.size_bytes.store(ThreadPage::USED_BYTES, Relaxed);
         page.tid.store(tid, Relaxed);
     }
 

@@ -7,7 +7,7 @@ extern crate std;
 use core::cell::{Cell, RefCell};
 use std::vec::Vec;
 
-use shared_abi::caps::VENDOR_INTEL;
+use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::hypercall::{
     FEATURE_ENABLED, HvQuery, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
@@ -20,7 +20,7 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
 use shared_abi::version::ABI_MAJOR;
 use shared_abi::{
-    Config, CounterConfig, CounterWidth, Errno, PhysSlot, PmuCaps, ThreadPage, VcpuPage,
+    Config, CounterConfig, CounterWidth, Errno, PhysSlot, PmuCaps, ThreadPage, VcpuPage, WireCaps,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -70,6 +70,7 @@ impl Machine {
         PmuCaps {
             vendor: VENDOR_INTEL,
             version: 3,
+            features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
             general: 4,
             fixed: 3,
             general_width: width,
@@ -85,12 +86,7 @@ impl Machine {
             counting: Counting::new(),
             answer: RefCell::new(HvQuery {
                 abi_major: u32::from(ABI_MAJOR),
-                vendor: caps.vendor,
-                version: caps.version,
-                general: caps.general,
-                fixed: caps.fixed,
-                general_width: WIDTH_BITS,
-                fixed_width: WIDTH_BITS,
+                caps: WireCaps::from(&caps),
                 features: FEATURE_ENABLED,
                 ..HvQuery::default()
             }),

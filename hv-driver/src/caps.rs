@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Which counters this CPU has, from CPUID.
 
-use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
+use shared_abi::caps::{
+    CAPS_EVENT_12BIT, CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_AMD, VENDOR_INTEL,
+};
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::{CounterWidth, PmuCaps};
 
@@ -74,7 +76,15 @@ impl Cpuid {
         let general_width = width((eax >> 16) & 0xff)?;
         let fixed = (edx & 0x1f).min(MAX_FIXED as u32);
         let fixed_width = if fixed > 0 { width((edx >> 5) & 0xff)? } else { general_width };
-        Ok(PmuCaps { vendor: VENDOR_INTEL, version, general, fixed, general_width, fixed_width })
+        Ok(PmuCaps {
+            vendor: VENDOR_INTEL,
+            version,
+            features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
+            general,
+            fixed,
+            general_width,
+            fixed_width,
+        })
     }
 
     /// APM volume 2, 13.2.1: four counters of 48 bits since family 10h.
@@ -88,6 +98,7 @@ impl Cpuid {
         Ok(PmuCaps {
             vendor: VENDOR_AMD,
             version: 0,
+            features: CAPS_EVENT_12BIT,
             general: 4,
             fixed: 0,
             general_width: width,

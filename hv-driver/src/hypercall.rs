@@ -8,7 +8,7 @@ use shared_abi::hypercall::{
     OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
-use shared_abi::{Config, CounterConfig, Errno};
+use shared_abi::{Config, CounterConfig, Errno, WireCaps};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::Driver;
@@ -68,7 +68,7 @@ pub fn decode(
         OP_DOMAIN => {
             let argument = HvDomain::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             match argument.enabled {
-                0 | 1 => {
+                0 | 1 if argument.reserved == 0 => {
                     Ok(Request::Domain { domid: argument.domid, enabled: argument.enabled == 1 })
                 }
                 _ => Err(Errno::INVAL),
@@ -86,20 +86,14 @@ fn query(driver: &Driver, bytes: &mut [u8], domain_enabled: bool) -> Result<Requ
     if guest.abi_major != u32::from(ABI_MAJOR) {
         return Err(Errno::PROTO);
     }
-    let caps = &driver.caps;
     let enabled = if domain_enabled { FEATURE_ENABLED } else { 0 };
     let cost = if driver.cost.is_some() { FEATURE_COST } else { 0 };
     let answer = HvQuery {
         abi_major: u32::from(ABI_MAJOR),
         abi_minor: u32::from(ABI_MINOR),
-        vendor: caps.vendor,
-        version: caps.version,
-        general: caps.general,
-        fixed: caps.fixed,
-        general_width: caps.general_width.bits(),
-        fixed_width: caps.fixed_width.bits(),
         features: enabled | cost,
-        reserved: 0,
+        caps: WireCaps::from(&driver.caps),
+        ..HvQuery::default()
     };
     answer.write_to(bytes).map_err(|_| Errno::INVAL)?;
     Ok(Request::Query)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! One physical CPU: what its selectors hold, and whose events its counters.
 
+use shared_abi::caps::CAPS_GLOBAL_INTEL;
 use shared_abi::config::EVNTSEL_EN;
 use shared_abi::slot::{ALL_SLOTS, slots_of};
 use shared_abi::{PhysSlot, PmuCaps, planted};
@@ -75,7 +76,7 @@ impl Pcpu {
         if let Some(evntsel) = driver.cost.and_then(|slot| msr::evntsel(caps, slot)) {
             pmu.wrmsr(evntsel, msr::EVNTSEL_OWN_INSTRUCTIONS);
         }
-        if caps.version >= 2 {
+        if caps.can(CAPS_GLOBAL_INTEL) {
             pmu.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, driver.enable_except(0));
         }
         self.stopped = 0;
@@ -135,7 +136,7 @@ impl Pcpu {
 
     /// Acknowledges every overflow, so that the next one interrupts again.
     pub fn acknowledge(&self, pmu: &impl Pmu, caps: &PmuCaps) {
-        if caps.version >= 2 {
+        if caps.can(CAPS_GLOBAL_INTEL) {
             let status = pmu.rdmsr(msr::IA32_PERF_GLOBAL_STATUS);
             pmu.wrmsr(msr::IA32_PERF_GLOBAL_OVF_CTRL, status);
         }

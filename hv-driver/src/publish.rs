@@ -8,7 +8,7 @@ use shared_abi::seq::WriteGuard;
 use shared_abi::slot::{ALL_SLOTS, slots_of};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED, VCPU_TSC};
-use shared_abi::version::{ABI_MAJOR, ABI_MINOR, VCPU_PAGE_MAGIC};
+use shared_abi::version::{ABI_WORD, VCPU_PAGE_MAGIC};
 use shared_abi::{PhysSlot, VcpuPage};
 
 use crate::vcpu::{Slot, Vcpu};
@@ -16,8 +16,8 @@ use crate::vcpu::{Slot, Vcpu};
 /// Fills a page that the guest has just registered.
 pub(crate) fn register(page: &VcpuPage, vcpu: &mut Vcpu) {
     page.magic.store(VCPU_PAGE_MAGIC, Relaxed);
-    page.abi.store(u32::from(ABI_MAJOR) | u32::from(ABI_MINOR) << 16, Relaxed);
-    page.size_bytes.store(core::mem::offset_of!(VcpuPage, reserved_tail) as u32, Relaxed);
+    page.abi.store(ABI_WORD, Relaxed);
+    page.size_bytes.store(VcpuPage::USED_BYTES, Relaxed);
     page.vcpu_id.store(vcpu.id, Relaxed);
     let _writing = begin(page, vcpu);
     state(page, vcpu);

@@ -20,7 +20,14 @@ impl Stats {
     pub const fn new() -> Self {
         const NONE: HvHookStats =
             HvHookStats { calls: 0, instructions: 0, pmc_reads: 0, msr_reads: 0, msr_writes: 0 };
-        Self { sum: HvStats { hook: [NONE; HOOKS], hypercalls: 0, residue_clears: 0 } }
+        Self {
+            sum: HvStats {
+                hook: [NONE; HOOKS],
+                hypercalls: 0,
+                residue_clears: 0,
+                reserved: [0; 5],
+            },
+        }
     }
 
     pub(crate) fn residue_cleared(&mut self) {

@@ -19,7 +19,8 @@ use shared_abi::hypercall::{
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
-use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage};
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
 use zerocopy::{FromZeros, IntoBytes};
 
 const USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
@@ -459,11 +460,11 @@ mod requests {
 
     #[test]
     fn the_handshake_answers_and_refuses() {
-        let mut query = HvQuery { abi_major: 1, abi_minor: 7, ..HvQuery::default() };
+        let mut query = HvQuery { abi_major: ABI_MAJOR.into(), abi_minor: 7, ..HvQuery::default() };
         assert_eq!(decode(&driver(), OP_QUERY, query.as_mut_bytes(), true), Ok(Request::Query));
-        assert_eq!((query.abi_major, query.abi_minor), (1, 0));
-        assert_eq!((query.general, query.fixed, query.general_width), (4, 3, 48));
-        query.abi_major = 2;
+        assert_eq!((query.abi_major, query.abi_minor), (ABI_MAJOR.into(), ABI_MINOR.into()));
+        assert_eq!(query.caps, WireCaps::from(&driver().caps));
+        query.abi_major += 1;
         assert_eq!(refused(OP_QUERY, query.as_bytes()), Errno::PROTO);
         assert_eq!(refused(OP_QUERY, &query.as_bytes()[1..]), Errno::INVAL);
     }
@@ -508,9 +509,9 @@ mod requests {
         let bad = HvRegister { reserved: 1, ..register };
         assert_eq!(refused(OP_REGISTER, bad.as_bytes()), Errno::INVAL);
         assert_eq!(refused(OP_REGISTER, &[]), Errno::INVAL);
-        assert_eq!(refused(OP_DOMAIN, [1u32, 2].as_bytes()), Errno::INVAL);
+        assert_eq!(refused(OP_DOMAIN, [1u32, 2, 0, 0].as_bytes()), Errno::INVAL);
         assert_eq!(
-            decode(&driver(), OP_DOMAIN, &mut [5u32, 1].as_bytes().to_vec(), true),
+            decode(&driver(), OP_DOMAIN, &mut [5u32, 1, 0, 0].as_bytes().to_vec(), true),
             Ok(Request::Domain { domid: 5, enabled: true })
         );
         for op in [OP_UNREGISTER, OP_STOP] {

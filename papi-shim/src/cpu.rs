@@ -9,7 +9,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
+use shared_abi::caps::{CAPS_SAMPLING, VENDOR_AMD, VENDOR_INTEL};
 use shared_abi::ioctl;
 use zerocopy::FromZeros;
 
@@ -83,13 +83,12 @@ pub(crate) fn info(from: &ioctl::Info) -> Info {
     info.abi_version = ABI_VERSION;
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     info.driver_version[..version.len()].copy_from_slice(version);
-    info.cpu_type = cpu_type(from.vendor, from.cpu_signature);
+    info.cpu_type = cpu_type(from.caps.vendor, from.cpu_signature);
     info.cpu_features = FEATURE_RDTSC;
-    if from.general != 0 {
+    if from.caps.general != 0 {
         info.cpu_features |= FEATURE_RDPMC;
     }
-    // An overflow is stopped and restarted through a register that version 2 has added.
-    if from.version >= 2 {
+    if from.caps.features & CAPS_SAMPLING != 0 {
         info.cpu_features |= FEATURE_PCINT;
     }
     info.cpu_khz = from.tsc_khz;

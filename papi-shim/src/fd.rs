@@ -132,7 +132,7 @@ pub unsafe extern "C" fn _vperfctr_control(fd: c_int, from: *const VperfctrContr
     // SAFETY: as the caller says.
     let (device, from) = unsafe { (borrow(fd), errno::take(from)) };
     errno::status(device.and_then(|device| {
-        let vendor = errno::from(device.info())?.vendor;
+        let vendor = errno::from(device.info())?.caps.vendor;
         set(&device, vendor, &from?)
     }))
 }

@@ -24,7 +24,7 @@ fn set(device: &Device, from: &GperfctrCpuControl) -> Result<c_int, Errno> {
     if from.cpu_control.nrictrs != 0 {
         return Err(Errno::PERM);
     }
-    let vendor = errno::from(device.info())?.vendor;
+    let vendor = errno::from(device.info())?.caps.vendor;
     let control = control::to_device(vendor, &from.cpu_control, 0, 0)?;
     errno::from(device.cpu_control(&CpuState { cpu: from.cpu, control, ..CpuState::default() }))
 }

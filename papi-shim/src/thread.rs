@@ -70,7 +70,7 @@ impl Thread {
         errno::from(bind(&device, &fd::thread(tid)))?;
         Ok(Self {
             device,
-            vendor: info.vendor,
+            vendor: info.caps.vendor,
             vcpus: info.vcpus,
             pages: OnceLock::new(),
             reader: if tid == 0 { this_thread() } else { 0 },

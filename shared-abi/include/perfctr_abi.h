@@ -23,8 +23,9 @@ typedef int32_t __s32;
 #define PERFCTR_ASSERT(condition) _Static_assert(condition, #condition)
 #endif
 
-#define PERFCTR_ABI_MAJOR 0x1
+#define PERFCTR_ABI_MAJOR 0x2
 #define PERFCTR_ABI_MINOR 0x0
+#define PERFCTR_ABI_WORD 0x2
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -43,6 +44,14 @@ typedef int32_t __s32;
 #define PERFCTR_THREAD_TSC 0x4
 #define PERFCTR_THREAD_FAILED 0x8
 #define PERFCTR_THREAD_PAUSED 0x10
+#define PERFCTR_VENDOR_INTEL 0x1
+#define PERFCTR_VENDOR_AMD 0x2
+#define PERFCTR_CAPS_GLOBAL_INTEL 0x1
+#define PERFCTR_CAPS_GLOBAL_AMD 0x2
+#define PERFCTR_CAPS_SAMPLING 0x4
+#define PERFCTR_CAPS_FULL_WIDTH 0x8
+#define PERFCTR_CAPS_GUEST_ONLY 0x10
+#define PERFCTR_CAPS_EVENT_12BIT 0x20
 #define PERFCTR_MODE_COUNTING 0x0
 #define PERFCTR_MODE_SAMPLING 0x1
 #define PERFCTR_EVNTSEL_USR 0x10000
@@ -66,22 +75,23 @@ typedef int32_t __s32;
 #define PERFCTR_HOOK_INTERRUPT 0x4
 #define PERFCTR_HOOKS 0x5
 #define PERFCTR_VIRQ_NUMBER 0x14
-#define PERFCTR_IOC_INFO 0x8030d040
-#define PERFCTR_IOC_CREATE 0x4010d041
-#define PERFCTR_IOC_OPEN 0x4010d042
-#define PERFCTR_IOC_CONTROL 0x4250d043
+#define PERFCTR_IOC_INFO 0x8060d040
+#define PERFCTR_IOC_CREATE 0x4020d041
+#define PERFCTR_IOC_OPEN 0x4020d042
+#define PERFCTR_IOC_CONTROL 0x4260d043
 #define PERFCTR_IOC_READ 0x8098d044
-#define PERFCTR_IOC_READ_CONTROL 0x8250d045
+#define PERFCTR_IOC_READ_CONTROL 0x8260d045
 #define PERFCTR_IOC_UNLINK 0xd046
 #define PERFCTR_IOC_RESUME 0xd047
 #define PERFCTR_SIGNAL_CODE 0x50
 #define PERFCTR_CONTROL_TSC 0x1
 #define PERFCTR_CONTROL_CLOEXEC 0x2
 #define PERFCTR_CONTROL_KEEP_TSC 0x4
-#define PERFCTR_IOC_CPU_CONTROL 0x42f0d050
+#define PERFCTR_IOC_CPU_CONTROL 0x4300d050
 #define PERFCTR_IOC_CPU_START 0xd051
 #define PERFCTR_IOC_CPU_STOP 0xd052
-#define PERFCTR_IOC_CPU_READ 0xc2f0d053
+#define PERFCTR_IOC_CPU_READ 0xc300d053
+#define PERFCTR_MODULE_FEATURES 0x0
 
 struct perfctr_vcpu_slot {
 	__u64 sum;
@@ -183,6 +193,26 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_head) == 72);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, slots) == 128);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_tail) == 704);
 
+struct perfctr_caps {
+	__u32 vendor;
+	__u32 version;
+	__u32 features;
+	__u32 general;
+	__u32 fixed;
+	__u32 general_width;
+	__u32 fixed_width;
+	__u32 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_caps) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_caps, vendor) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_caps, version) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_caps, features) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_caps, general) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_caps, fixed) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_caps, general_width) == 20);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_caps, fixed_width) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_caps, reserved) == 28);
+
 struct perfctr_counter_config {
 	__u32 slot;
 	__u32 mode;
@@ -200,26 +230,18 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_counter_config, reserved) == 24);
 struct perfctr_hv_query {
 	__u32 abi_major;
 	__u32 abi_minor;
-	__u32 vendor;
-	__u32 version;
-	__u32 general;
-	__u32 fixed;
-	__u32 general_width;
-	__u32 fixed_width;
 	__u32 features;
 	__u32 reserved;
+	struct perfctr_caps caps;
+	__u64 reserved_tail[2];
 };
-PERFCTR_ASSERT(sizeof(struct perfctr_hv_query) == 40);
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_query) == 64);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, abi_major) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, abi_minor) == 4);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, vendor) == 8);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, version) == 12);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, general) == 16);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, fixed) == 20);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, general_width) == 24);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, fixed_width) == 28);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, features) == 32);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, reserved) == 36);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, features) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, reserved) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, caps) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, reserved_tail) == 48);
 
 struct perfctr_hv_register {
 	__u64 gfn;
@@ -242,10 +264,12 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_load, counter) == 8);
 struct perfctr_hv_domain {
 	__u32 domid;
 	__u32 enabled;
+	__u64 reserved;
 };
-PERFCTR_ASSERT(sizeof(struct perfctr_hv_domain) == 8);
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_domain) == 16);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, domid) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, enabled) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_domain, reserved) == 8);
 
 struct perfctr_hv_hook_stats {
 	__u64 calls;
@@ -265,51 +289,49 @@ struct perfctr_hv_stats {
 	struct perfctr_hv_hook_stats hook[5];
 	__u64 hypercalls;
 	__u64 residue_clears;
+	__u64 reserved[5];
 };
-PERFCTR_ASSERT(sizeof(struct perfctr_hv_stats) == 216);
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_stats) == 256);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hook) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hypercalls) == 200);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, residue_clears) == 208);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, reserved) == 216);
 
 struct perfctr_info_arg {
 	__u32 abi_major;
 	__u32 abi_minor;
-	__u32 vendor;
-	__u32 version;
-	__u32 general;
-	__u32 fixed;
-	__u32 general_width;
-	__u32 fixed_width;
+	__u32 features;
+	__u32 reserved;
+	struct perfctr_caps caps;
 	__u32 vcpus;
 	__u32 cpu_signature;
 	__u32 tsc_khz;
-	__u32 reserved;
+	__u32 reserved_tail[9];
 };
-PERFCTR_ASSERT(sizeof(struct perfctr_info_arg) == 48);
+PERFCTR_ASSERT(sizeof(struct perfctr_info_arg) == 96);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, abi_major) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, abi_minor) == 4);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, vendor) == 8);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, version) == 12);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, general) == 16);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, fixed) == 20);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, general_width) == 24);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, fixed_width) == 28);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, vcpus) == 32);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, cpu_signature) == 36);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, tsc_khz) == 40);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, reserved) == 44);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, features) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, reserved) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, caps) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, vcpus) == 48);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, cpu_signature) == 52);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, tsc_khz) == 56);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_info_arg, reserved_tail) == 60);
 
 struct perfctr_create {
 	__u32 abi_major;
 	__u32 abi_minor;
 	__u32 tid;
-	__u32 reserved;
+	__u32 features;
+	__u64 reserved[2];
 };
-PERFCTR_ASSERT(sizeof(struct perfctr_create) == 16);
+PERFCTR_ASSERT(sizeof(struct perfctr_create) == 32);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, abi_major) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, abi_minor) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, tid) == 8);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, reserved) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, features) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_create, reserved) == 16);
 
 struct perfctr_control_arg {
 	__u32 flags;
@@ -317,13 +339,15 @@ struct perfctr_control_arg {
 	__u32 preserve;
 	__u32 signal;
 	struct perfctr_counter_config counter[18];
+	__u64 reserved[2];
 };
-PERFCTR_ASSERT(sizeof(struct perfctr_control_arg) == 592);
+PERFCTR_ASSERT(sizeof(struct perfctr_control_arg) == 608);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, flags) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, counters) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, preserve) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, signal) == 12);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, counter) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_control_arg, reserved) == 592);
 
 struct perfctr_sums {
 	__u64 tsc;
@@ -339,10 +363,10 @@ struct perfctr_cpu_state_arg {
 	struct perfctr_control_arg control;
 	struct perfctr_sums sums;
 };
-PERFCTR_ASSERT(sizeof(struct perfctr_cpu_state_arg) == 752);
+PERFCTR_ASSERT(sizeof(struct perfctr_cpu_state_arg) == 768);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, cpu) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, reserved) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, control) == 8);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, sums) == 600);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, sums) == 616);
 
 #endif /* PERFCTR_ABI_H */

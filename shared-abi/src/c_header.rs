@@ -9,7 +9,7 @@
 use core::fmt::{self, Write};
 
 use crate::layout::Struct;
-use crate::{config, hypercall, ioctl, limits, thread_page, vcpu_page, version};
+use crate::{caps, config, hypercall, ioctl, limits, thread_page, vcpu_page, version};
 
 const PREFIX: &str = "PERFCTR_";
 
@@ -20,13 +20,17 @@ macro_rules! constants {
 }
 
 const CONSTANTS: &[(&str, u64)] = constants! {
-    version::{ABI_MAJOR, ABI_MINOR, VCPU_PAGE_MAGIC, THREAD_PAGE_MAGIC}
+    version::{ABI_MAJOR, ABI_MINOR, ABI_WORD, VCPU_PAGE_MAGIC, THREAD_PAGE_MAGIC}
     limits::{
         MAX_COUNTERS, MAX_GENERAL, MAX_FIXED, MAX_SLOTS, MAX_VCPUS, READ_ATTEMPTS_MAX,
         PERIOD_EVENTS_MIN, PERIOD_EVENTS_MAX,
     }
     vcpu_page::{VCPU_REGISTERED, VCPU_DIRECT, VCPU_TSC}
     thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_TSC, THREAD_FAILED, THREAD_PAUSED}
+    caps::{
+        VENDOR_INTEL, VENDOR_AMD, CAPS_GLOBAL_INTEL, CAPS_GLOBAL_AMD, CAPS_SAMPLING,
+        CAPS_FULL_WIDTH, CAPS_GUEST_ONLY, CAPS_EVENT_12BIT,
+    }
     config::{MODE_COUNTING, MODE_SAMPLING, EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_EDGE, EVNTSEL_EN}
     hypercall::{
         HYPERCALL_NUMBER, OP_QUERY, OP_REGISTER, OP_UNREGISTER, OP_LOAD, OP_STOP, OP_DOMAIN,
@@ -36,7 +40,7 @@ const CONSTANTS: &[(&str, u64)] = constants! {
     ioctl::{
         IOC_INFO, IOC_CREATE, IOC_OPEN, IOC_CONTROL, IOC_READ, IOC_READ_CONTROL, IOC_UNLINK,
         IOC_RESUME, SIGNAL_CODE, CONTROL_TSC, CONTROL_CLOEXEC, CONTROL_KEEP_TSC, IOC_CPU_CONTROL,
-        IOC_CPU_START, IOC_CPU_STOP, IOC_CPU_READ,
+        IOC_CPU_START, IOC_CPU_STOP, IOC_CPU_READ, MODULE_FEATURES,
     }
 };
 
@@ -54,6 +58,7 @@ macro_rules! types {
 types! {
     vcpu_page::{VcpuSlot, VcpuPage}
     thread_page::{ThreadSlot, ThreadPage}
+    caps::{WireCaps}
     config::{CounterConfig}
     hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats}
     ioctl::{Info, Create, Control, Sums, CpuState}

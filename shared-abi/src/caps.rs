@@ -1,33 +1,130 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the PMU can do, as the hypervisor tells it to guests.
+//! What the PMU can do, as the hypervisor tells it to guests and their kernels to threads.
+//!
+//! Whoever wants to know whether something is possible asks for its feature, never for a vendor
+//! or a version.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::count::CounterWidth;
+use crate::layout::layout;
 use crate::limits::{MAX_FIXED, MAX_GENERAL};
 use crate::slot::PhysSlot;
 
-/// [`PmuCaps::vendor`]: Intel architectural performance monitoring.
+/// [`PmuCaps::vendor`]: Intel's event numbers.
 pub const VENDOR_INTEL: u32 = 1;
-/// [`PmuCaps::vendor`]: AMD, four counters of the K7 kind or more.
+/// [`PmuCaps::vendor`]: AMD's event numbers.
 pub const VENDOR_AMD: u32 = 2;
 
-/// Number and width of the counters that guests may use.
+/// [`PmuCaps::features`]: one register enables counters, IA32_PERF_GLOBAL_CTRL (SDM volume 3,
+/// 20.2.2).
+pub const CAPS_GLOBAL_INTEL: u32 = 1 << 0;
+/// [`PmuCaps::features`]: one register enables counters, PerfCntrGlobalCtl (APM volume 2, 13.2.1).
+pub const CAPS_GLOBAL_AMD: u32 = 1 << 1;
+/// [`PmuCaps::features`]: counters can sample (i-mode).
+pub const CAPS_SAMPLING: u32 = 1 << 2;
+/// [`PmuCaps::features`]: counters can be written in their full width (SDM volume 3, 20.2.8).
+pub const CAPS_FULL_WIDTH: u32 = 1 << 3;
+/// [`PmuCaps::features`]: event selects can be limited to guests (APM volume 2, 13.2.1).
+pub const CAPS_GUEST_ONLY: u32 = 1 << 4;
+/// [`PmuCaps::features`]: event numbers have 12 bits (APM volume 2, 13.2.1).
+pub const CAPS_EVENT_12BIT: u32 = 1 << 5;
+
+/// Number, width and features of the counters that guests may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmuCaps {
-    /// `VENDOR_*`.
+    /// `VENDOR_*`: whose event numbers.
     pub vendor: u32,
-    /// Version of Intel's architectural performance monitoring; 0 on AMD.
+    /// Version of Intel's architectural performance monitoring, for people; 0 on AMD.
     pub version: u32,
+    /// `CAPS_*` bits.
+    pub features: u32,
     /// General counters.
     pub general: u32,
     /// Fixed counters.
     pub fixed: u32,
     /// Width of the general counters.
     pub general_width: CounterWidth,
-    /// Width of the fixed counters.
+    /// Width of the fixed counters; that of the general ones if there are none.
     pub fixed_width: CounterWidth,
 }
 
+/// [`PmuCaps`] as they cross a boundary.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct WireCaps {
+    /// `VENDOR_*`.
+    pub vendor: u32,
+    /// Version of Intel's architectural performance monitoring; 0 on AMD.
+    pub version: u32,
+    /// `CAPS_*` bits; a reader ignores those that it does not know.
+    pub features: u32,
+    /// General counters.
+    pub general: u32,
+    /// Fixed counters.
+    pub fixed: u32,
+    /// Unit: bits.
+    pub general_width: u32,
+    /// Unit: bits; 0 if there are no fixed counters.
+    pub fixed_width: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+layout!(WireCaps, "perfctr_caps", 32, {
+    0 vendor: "__u32",
+    4 version: "__u32",
+    8 features: "__u32",
+    12 general: "__u32",
+    16 fixed: "__u32",
+    20 general_width: "__u32",
+    24 fixed_width: "__u32",
+    28 reserved: "__u32",
+});
+
+impl From<&PmuCaps> for WireCaps {
+    fn from(caps: &PmuCaps) -> Self {
+        Self {
+            vendor: caps.vendor,
+            version: caps.version,
+            features: caps.features,
+            general: caps.general,
+            fixed: caps.fixed,
+            general_width: caps.general_width.bits(),
+            fixed_width: if caps.fixed > 0 { caps.fixed_width.bits() } else { 0 },
+            reserved: 0,
+        }
+    }
+}
+
 impl PmuCaps {
+    /// What another privilege level says; `None` if no PMU is like that.
+    pub fn from_wire(wire: &WireCaps) -> Option<Self> {
+        if wire.general as usize > MAX_GENERAL || wire.fixed as usize > MAX_FIXED {
+            return None;
+        }
+        let general_width = CounterWidth::new(wire.general_width)?;
+        let fixed_width =
+            if wire.fixed > 0 { CounterWidth::new(wire.fixed_width)? } else { general_width };
+        Some(Self {
+            vendor: wire.vendor,
+            version: wire.version,
+            features: wire.features,
+            general: wire.general,
+            fixed: wire.fixed,
+            general_width,
+            fixed_width,
+        })
+    }
+
+    /// Whether all of `features`, `CAPS_*` bits, are there.
+    #[inline(always)]
+    pub const fn can(&self, features: u32) -> bool {
+        self.features & features == features
+    }
+
     /// Whether this PMU has the counter.
     pub const fn has(&self, slot: PhysSlot) -> bool {
         match slot.fixed_number() {
@@ -52,5 +149,51 @@ impl PmuCaps {
             index += 1;
         }
         mask
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIRE: WireCaps = WireCaps {
+        vendor: VENDOR_INTEL,
+        version: 3,
+        features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING | 1 << 31,
+        general: 4,
+        fixed: 3,
+        general_width: 48,
+        fixed_width: 40,
+        reserved: 0,
+    };
+
+    #[test]
+    fn they_cross_a_boundary_unchanged() {
+        let caps = PmuCaps::from_wire(&WIRE).unwrap();
+        assert_eq!(WireCaps::from(&caps), WIRE);
+        assert!(caps.can(CAPS_GLOBAL_INTEL | CAPS_SAMPLING) && !caps.can(CAPS_GLOBAL_AMD));
+        assert_eq!((caps.general_width.bits(), caps.fixed_width.bits()), (48, 40));
+    }
+
+    #[test]
+    fn without_fixed_counters_their_width_means_nothing() {
+        let none = WireCaps { fixed: 0, fixed_width: 0, ..WIRE };
+        let caps = PmuCaps::from_wire(&none).unwrap();
+        assert_eq!(caps.fixed_width, caps.general_width);
+        assert_eq!(WireCaps::from(&caps), none);
+        assert_eq!(PmuCaps::from_wire(&WireCaps { fixed_width: 9, ..none }), Some(caps));
+    }
+
+    #[test]
+    fn impossible_ones_are_refused() {
+        for wire in [
+            WireCaps { fixed_width: 0, ..WIRE },
+            WireCaps { general_width: 31, ..WIRE },
+            WireCaps { fixed_width: 65, ..WIRE },
+            WireCaps { general: MAX_GENERAL as u32 + 1, ..WIRE },
+            WireCaps { fixed: MAX_FIXED as u32 + 1, ..WIRE },
+        ] {
+            assert_eq!(PmuCaps::from_wire(&wire), None, "{wire:?}");
+        }
     }
 }

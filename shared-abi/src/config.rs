@@ -10,7 +10,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::caps::{PmuCaps, VENDOR_AMD};
+use crate::caps::{CAPS_EVENT_12BIT, CAPS_SAMPLING, PmuCaps};
 use crate::error::Errno;
 use crate::layout::layout;
 use crate::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};
@@ -248,12 +248,11 @@ impl Config {
 
 fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), ConfigError> {
     let evntsel = counter.evntsel;
-    let amd = caps.vendor == VENDOR_AMD;
+    let amd = caps.can(CAPS_EVENT_12BIT);
     let defined = GUEST | if amd { EVNTSEL_AMD_EVENT_HIGH } else { 0 };
     let periods = match counter.mode {
         MODE_COUNTING => 0..=0,
-        // An overflow is stopped and restarted through the global control register.
-        MODE_SAMPLING if caps.version >= 2 => 1..=PERIOD_EVENTS_MAX,
+        MODE_SAMPLING if caps.can(CAPS_SAMPLING) => 1..=PERIOD_EVENTS_MAX,
         _ => return Err(ConfigError::BadMode),
     };
     if !periods.contains(&counter.period) {
@@ -297,7 +296,7 @@ fn outside_core(amd: bool, evntsel: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::caps::VENDOR_INTEL;
+    use crate::caps::{CAPS_GLOBAL_INTEL, VENDOR_AMD, VENDOR_INTEL};
     use crate::count::CounterWidth;
 
     const INSTRUCTIONS_USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
@@ -307,6 +306,7 @@ mod tests {
         PmuCaps {
             vendor: VENDOR_INTEL,
             version: 3,
+            features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
             general: 4,
             fixed: 3,
             general_width: width,
@@ -417,13 +417,13 @@ mod tests {
         let mut wire = [CounterConfig::default(); MAX_SLOTS];
         let used = config.encode(&mut wire) as usize;
         assert_eq!(Config::new(&caps(), &wire[..used]), Ok(config));
-        let amd = PmuCaps { vendor: VENDOR_AMD, version: 0, fixed: 0, ..caps() };
+        let amd = PmuCaps { features: CAPS_EVENT_12BIT, ..caps() };
         assert_eq!(Config::new(&amd, &[with(1_000)]), Err(ConfigError::BadMode));
     }
 
     #[test]
     fn amd_has_wider_event_numbers_and_a_northbridge() {
-        let caps = PmuCaps { vendor: VENDOR_AMD, version: 0, fixed: 0, ..caps() };
+        let caps = PmuCaps { vendor: VENDOR_AMD, features: CAPS_EVENT_12BIT, ..caps() };
         let user = EVNTSEL_USR | EVNTSEL_EN;
         assert!(Config::new(&caps, &[counter(0, 0x1 << 32 | 0xc0 | user)]).is_ok());
         assert_eq!(

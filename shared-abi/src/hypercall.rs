@@ -19,6 +19,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::caps::WireCaps;
 use crate::config::CounterConfig;
 use crate::layout::layout;
 use crate::limits::MAX_SLOTS;
@@ -61,35 +62,23 @@ pub struct HvQuery {
     pub abi_major: u32,
     /// In: the guest's minor.  Out: the hypervisor's.
     pub abi_minor: u32,
-    /// Out: see [`PmuCaps::vendor`](crate::PmuCaps::vendor).
-    pub vendor: u32,
-    /// Out: version of architectural performance monitoring.
-    pub version: u32,
-    /// Out: general counters.
-    pub general: u32,
-    /// Out: fixed counters.
-    pub fixed: u32,
-    /// Out, unit: bits.
-    pub general_width: u32,
-    /// Out, unit: bits.
-    pub fixed_width: u32,
     /// Out: `FEATURE_*` bits.
     pub features: u32,
     /// 0.
     pub reserved: u32,
+    /// Out: what the PMU can do.
+    pub caps: WireCaps,
+    /// 0.
+    pub reserved_tail: [u64; 2],
 }
 
-layout!(HvQuery, "perfctr_hv_query", 40, {
+layout!(HvQuery, "perfctr_hv_query", 64, {
     0 abi_major: "__u32",
     4 abi_minor: "__u32",
-    8 vendor: "__u32",
-    12 version: "__u32",
-    16 general: "__u32",
-    20 fixed: "__u32",
-    24 general_width: "__u32",
-    28 fixed_width: "__u32",
-    32 features: "__u32",
-    36 reserved: "__u32",
+    8 features: "__u32",
+    12 reserved: "__u32",
+    16 caps: "struct perfctr_caps",
+    48 reserved_tail: "__u64" [2],
 });
 
 /// Argument of [`OP_REGISTER`].
@@ -140,11 +129,14 @@ pub struct HvDomain {
     pub domid: u32,
     /// 1 to allow, 0 to forbid.  A domain that is forbidden stops counting at its next switch.
     pub enabled: u32,
+    /// 0.
+    pub reserved: u64,
 }
 
-layout!(HvDomain, "perfctr_hv_domain", 8, {
+layout!(HvDomain, "perfctr_hv_domain", 16, {
     0 domid: "__u32",
     4 enabled: "__u32",
+    8 reserved: "__u64",
 });
 
 /// Index in [`HvStats::hook`]: an enrolled vCPU was switched out.
@@ -198,10 +190,13 @@ pub struct HvStats {
     pub hypercalls: u64,
     /// Times that counters were cleared because another domain had run.
     pub residue_clears: u64,
+    /// 0.
+    pub reserved: [u64; 5],
 }
 
-layout!(HvStats, "perfctr_hv_stats", 216, {
+layout!(HvStats, "perfctr_hv_stats", 256, {
     0 hook: "struct perfctr_hv_hook_stats" [HOOKS],
     200 hypercalls: "__u64",
     208 residue_clears: "__u64",
+    216 reserved: "__u64" [5],
 });

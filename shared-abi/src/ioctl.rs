@@ -6,8 +6,8 @@
 //! | ioctl | argument | errors besides `EFAULT` |
 //! |---|---|---|
 //! | [`IOC_INFO`] | [`Info`], out | - |
-//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ESRCH` a thread that may not be operated, `EBUSY` |
-//! | [`IOC_OPEN`] | [`Create`] | `EPROTO`, `ESRCH` the thread has none, `EEXIST`, `EINVAL` |
+//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EOPNOTSUPP` a feature that the module lacks, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ESRCH` a thread that may not be operated, `EBUSY` |
+//! | [`IOC_OPEN`] | [`Create`] | `EPROTO`, `EOPNOTSUPP`, `ESRCH` the thread has none, `EEXIST`, `EINVAL` |
 //! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` unlinked, or of a thread that may not be operated |
 //! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |
 //! | [`IOC_READ_CONTROL`] | [`Control`], out | `EINVAL` not bound |
@@ -31,6 +31,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::caps::WireCaps;
 use crate::config::CounterConfig;
 use crate::layout::layout;
 use crate::limits::MAX_COUNTERS;
@@ -78,6 +79,9 @@ pub const IOC_CPU_READ: u32 = ioc(READ | WRITE, 0x53, size_of::<CpuState>());
 /// order of [`Control::counter`], that has overflowed.
 pub const SIGNAL_CODE: i32 = b'P' as i32;
 
+/// [`Info::features`] of this version.
+pub const MODULE_FEATURES: u32 = 0;
+
 /// Result of [`IOC_INFO`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -86,18 +90,12 @@ pub struct Info {
     pub abi_major: u32,
     /// The module's minor.
     pub abi_minor: u32,
-    /// See [`PmuCaps::vendor`](crate::PmuCaps::vendor).
-    pub vendor: u32,
-    /// Version of architectural performance monitoring.
-    pub version: u32,
-    /// General counters.
-    pub general: u32,
-    /// Fixed counters.
-    pub fixed: u32,
-    /// Unit: bits.
-    pub general_width: u32,
-    /// Unit: bits.
-    pub fixed_width: u32,
+    /// [`MODULE_FEATURES`]: what the module can do beyond the first version of its major.
+    pub features: u32,
+    /// 0.
+    pub reserved: u32,
+    /// What the PMU can do.
+    pub caps: WireCaps,
     /// Pages of vCPUs in the mapping.
     pub vcpus: u32,
     /// CPUID leaf 1, EAX: family, model and stepping.
@@ -105,22 +103,19 @@ pub struct Info {
     /// Frequency of the time-stamp counter.
     pub tsc_khz: u32,
     /// 0.
-    pub reserved: u32,
+    pub reserved_tail: [u32; 9],
 }
 
-layout!(Info, "perfctr_info_arg", 48, {
+layout!(Info, "perfctr_info_arg", 96, {
     0 abi_major: "__u32",
     4 abi_minor: "__u32",
-    8 vendor: "__u32",
-    12 version: "__u32",
-    16 general: "__u32",
-    20 fixed: "__u32",
-    24 general_width: "__u32",
-    28 fixed_width: "__u32",
-    32 vcpus: "__u32",
-    36 cpu_signature: "__u32",
-    40 tsc_khz: "__u32",
-    44 reserved: "__u32",
+    8 features: "__u32",
+    12 reserved: "__u32",
+    16 caps: "struct perfctr_caps",
+    48 vcpus: "__u32",
+    52 cpu_signature: "__u32",
+    56 tsc_khz: "__u32",
+    60 reserved_tail: "__u32" [9],
 });
 
 /// Argument of [`IOC_CREATE`] and [`IOC_OPEN`].
@@ -133,15 +128,18 @@ pub struct Create {
     pub abi_minor: u32,
     /// The thread; 0 for the caller.
     pub tid: u32,
+    /// What the caller relies on: bits of [`Info::features`].
+    pub features: u32,
     /// 0.
-    pub reserved: u32,
+    pub reserved: [u64; 2],
 }
 
-layout!(Create, "perfctr_create", 16, {
+layout!(Create, "perfctr_create", 32, {
     0 abi_major: "__u32",
     4 abi_minor: "__u32",
     8 tid: "__u32",
-    12 reserved: "__u32",
+    12 features: "__u32",
+    16 reserved: "__u64" [2],
 });
 
 /// [`Control::flags`]: count the time-stamp counter.
@@ -174,14 +172,17 @@ pub struct Control {
     pub signal: u32,
     /// The counters, in the order in which their sums are given.
     pub counter: [CounterConfig; MAX_COUNTERS],
+    /// 0.
+    pub reserved: [u64; 2],
 }
 
-layout!(Control, "perfctr_control_arg", 592, {
+layout!(Control, "perfctr_control_arg", 608, {
     0 flags: "__u32",
     4 counters: "__u32",
     8 preserve: "__u32",
     12 signal: "__u32",
     16 counter: "struct perfctr_counter_config" [MAX_COUNTERS],
+    592 reserved: "__u64" [2],
 });
 
 /// Result of [`IOC_READ`].
@@ -215,9 +216,9 @@ pub struct CpuState {
     pub sums: Sums,
 }
 
-layout!(CpuState, "perfctr_cpu_state_arg", 752, {
+layout!(CpuState, "perfctr_cpu_state_arg", 768, {
     0 cpu: "__u32",
     4 reserved: "__u32",
     8 control: "struct perfctr_control_arg",
-    600 sums: "struct perfctr_sums",
+    616 sums: "struct perfctr_sums",
 });

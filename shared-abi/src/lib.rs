@@ -35,7 +35,7 @@ pub mod thread_page;
 pub mod vcpu_page;
 pub mod version;
 
-pub use caps::PmuCaps;
+pub use caps::{PmuCaps, WireCaps};
 pub use config::{Config, ConfigError, CounterConfig};
 pub use count::CounterWidth;
 pub use error::Errno;

@@ -50,7 +50,7 @@ layout!(ThreadSlot, "perfctr_thread_slot", 32, {
 pub struct ThreadPage {
     /// W: guest kernel at creation.  [`THREAD_PAGE_MAGIC`](crate::version::THREAD_PAGE_MAGIC).
     pub magic: AtomicU32,
-    /// W: guest kernel at creation.  Major in the low half, minor in the high half.
+    /// W: guest kernel at creation.  [`ABI_WORD`](crate::version::ABI_WORD).
     pub abi: AtomicU32,
     /// W: guest kernel at creation, unit: bytes of the page that have a meaning.
     pub size_bytes: AtomicU32,
@@ -100,6 +100,11 @@ layout!(ThreadPage, "perfctr_thread_page", PAGE_BYTES, {
     128 slots: "struct perfctr_thread_slot" [MAX_COUNTERS],
     704 reserved_tail: "__u64" [424],
 });
+
+impl ThreadPage {
+    /// Bytes of the page that have a meaning.
+    pub const USED_BYTES: u32 = core::mem::offset_of!(Self, reserved_tail) as u32;
+}
 
 impl Default for ThreadPage {
     /// A page of zeroes: no thread.

@@ -25,7 +25,9 @@ pub struct VcpuSlot {
     /// W: hypervisor, R: guest, unit: events.  Counted while the vCPU ran, up to the last fold.
     /// Never goes backwards while the page is registered.
     pub sum: AtomicU64,
-    /// W: hypervisor, R: guest, unit: raw counter value.  The hardware counter at the last load.
+    /// W: hypervisor, R: guest, unit: raw counter value.  What the hardware counter held when it
+    /// last began to run: when the configuration was loaded, the vCPU was switched in, the guest
+    /// entered a mode in which it counts, or after an overflow's interrupt.
     pub start: AtomicU64,
     /// W: hypervisor, R: guest.  All bits of the counter's width while it is running for the ring
     /// that executes; 0 while it is not, which makes the formula yield `sum`.
@@ -47,7 +49,7 @@ layout!(VcpuSlot, "perfctr_vcpu_slot", 32, {
 pub struct VcpuPage {
     /// W: hypervisor at registration.  [`VCPU_PAGE_MAGIC`](crate::version::VCPU_PAGE_MAGIC).
     pub magic: AtomicU32,
-    /// W: hypervisor at registration.  Major in the low half, minor in the high half.
+    /// W: hypervisor at registration.  [`ABI_WORD`](crate::version::ABI_WORD).
     pub abi: AtomicU32,
     /// W: hypervisor at registration, unit: bytes of the page that have a meaning.
     pub size_bytes: AtomicU32,
@@ -61,7 +63,8 @@ pub struct VcpuPage {
     pub loaded: AtomicU32,
     /// W: hypervisor, unit: TSC ticks.  Time this vCPU has run, up to the last fold.
     pub tsc_sum: AtomicU64,
-    /// W: hypervisor, unit: TSC value as the guest reads it.  Sampled at the last load.
+    /// W: hypervisor, unit: TSC value as the guest reads it.  Sampled when the vCPU was
+    /// last switched in, or its page registered.
     pub tsc_start: AtomicU64,
     /// W: hypervisor.  How often a configuration was programmed by hypercall.
     pub generation: AtomicU64,
@@ -100,6 +103,11 @@ layout!(VcpuPage, "perfctr_vcpu_page", PAGE_BYTES, {
     128 slots: "struct perfctr_vcpu_slot" [MAX_SLOTS],
     896 reserved_tail: "__u64" [400],
 });
+
+impl VcpuPage {
+    /// Bytes of the page that have a meaning.
+    pub const USED_BYTES: u32 = core::mem::offset_of!(Self, reserved_tail) as u32;
+}
 
 impl Default for VcpuPage {
     /// A page of zeroes: not registered.

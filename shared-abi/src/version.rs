@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The version handshake.
+//! The version handshake; its rules are in `docs/ABI.md`.
 //!
 //! Both pages and every opening call carry a major and a minor number.  Sides with different
-//! majors refuse each other with [`Errno::PROTO`](crate::Errno::PROTO); a minor only adds.
+//! majors refuse each other with [`Errno::PROTO`](crate::Errno::PROTO); a minor only adds, and
+//! each addition that the other side must know of has a feature bit.
 
 /// Incompatible changes.
 ///
 /// | major | change |
 /// |---|---|
 /// | 1 | first version |
-pub const ABI_MAJOR: u16 = 1;
+/// | 2 | capabilities have one form and a features word; structures have room to grow |
+pub const ABI_MAJOR: u16 = 2;
 
 /// Compatible additions within [`ABI_MAJOR`].
 ///
 /// | major.minor | addition |
 /// |---|---|
-/// | 1.0 | accumulating (a-mode) counters |
+/// | 1.0 | accumulating (a-mode) counters; then, before any release and under the same number, sampling ones, tracers, and whole CPUs |
+/// | 2.0 | - |
 pub const ABI_MINOR: u16 = 0;
+
+/// Both in one word, as pages carry them: the major in the low half.
+pub const ABI_WORD: u32 = ABI_MAJOR as u32 | (ABI_MINOR as u32) << 16;
 
 /// First word of a [`VcpuPage`](crate::VcpuPage): `"PcVc"` in memory order.
 pub const VCPU_PAGE_MAGIC: u32 = u32::from_le_bytes(*b"PcVc");

@@ -67,9 +67,12 @@ mod tests {
     use shared_abi::config::{EVNTSEL_OS, EVNTSEL_USR};
 
     fn caps() -> PmuCaps {
+        use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING};
+
         let width = CounterWidth::new(48).unwrap();
         PmuCaps {
             vendor: VENDOR_INTEL,
+            features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
             version: 2,
             general: 2,
             fixed: 3,

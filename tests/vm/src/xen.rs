@@ -150,7 +150,7 @@ impl Xen {
     ///
     /// There is no such domain.
     pub fn allow(&self, domain: u16, enabled: bool) -> Result<(), Refusal> {
-        let mut argument = HvDomain { domid: domain.into(), enabled: enabled.into() };
+        let mut argument = HvDomain { domid: domain.into(), enabled: enabled.into(), reserved: 0 };
         self.perfctr_op(OP_DOMAIN, Argument::of(&mut argument), size_of::<HvDomain>() as u32)
     }
 

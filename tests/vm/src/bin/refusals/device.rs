@@ -20,8 +20,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::Bench;
 use crate::configs::{self, VALID};
 
-const CREATE: Create =
-    Create { abi_major: ABI_MAJOR as u32, abi_minor: ABI_MINOR as u32, tid: 0, reserved: 0 };
+const CREATE: Create = Create {
+    abi_major: ABI_MAJOR as u32,
+    abi_minor: ABI_MINOR as u32,
+    tid: 0,
+    features: 0,
+    reserved: [0; 2],
+};
 
 /// The thread id of no thread of ours.
 const INIT: u32 = 1;
@@ -81,7 +86,10 @@ fn binding(bench: &mut Bench, bound: &File) -> Result<()> {
             tell(&free, request, major)
         });
         bench.refused(&format!("{name} with a reserved field"), Refusal::EINVAL, || {
-            tell(&free, request, Create { reserved: 1, ..CREATE })
+            tell(&free, request, Create { reserved: [1, 0], ..CREATE })
+        });
+        bench.refused(&format!("{name} with a feature of the future"), Refusal::EOPNOTSUPP, || {
+            tell(&free, request, Create { features: 1 << 31, ..CREATE })
         });
         bench.refused(&format!("{name} for another thread"), Refusal::ESRCH, || {
             tell(&free, request, Create { tid: INIT, ..CREATE })

@@ -67,12 +67,12 @@ fn arguments(bench: &mut Bench, xen: &Xen) {
     bench.refused("reserved field of a registration", Refusal::EINVAL, || {
         call(xen, OP_REGISTER, HvRegister { reserved: 1, ..register }, size_of::<HvRegister>())
     });
-    let domain = HvDomain { domid: NO_DOMAIN, enabled: 1 };
+    let domain = HvDomain { domid: NO_DOMAIN, enabled: 1, reserved: 0 };
     bench.refused("allowing no domain", Refusal::ESRCH, || {
         call(xen, OP_DOMAIN, domain, size_of::<HvDomain>())
     });
     bench.refused("allowing a domain twice over", Refusal::EINVAL, || {
-        call(xen, OP_DOMAIN, HvDomain { domid: 0, enabled: 2 }, size_of::<HvDomain>())
+        call(xen, OP_DOMAIN, HvDomain { domid: 0, enabled: 2, reserved: 0 }, size_of::<HvDomain>())
     });
 }
 
