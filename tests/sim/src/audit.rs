@@ -230,8 +230,9 @@ impl Machine {
     /// What the handshake says of the PMU is what the model is.
     pub fn check_handshake(&self, answer: &HvQuery) {
         let model = self.guests_model();
-        let fixed_width = if model.fixed > 0 { model.fixed_width } else { answer.fixed_width };
-        let told = [answer.general, answer.fixed, answer.general_width, answer.fixed_width];
+        let fixed_width = if model.fixed > 0 { model.fixed_width } else { 0 };
+        let caps = &answer.caps;
+        let told = [caps.general, caps.fixed, caps.general_width, caps.fixed_width];
         let truth = [model.general, model.fixed, model.general_width, fixed_width];
         if told != truth {
             self.fail(format!("the handshake says {told:?}, not {truth:?}"));
