@@ -43,6 +43,21 @@ pub enum Action {
     Garbage(usize),
 }
 
+impl Action {
+    /// A number that tells what a guest's kernel is to do.
+    pub fn code(self) -> u64 {
+        match self {
+            Self::Schedule(next) => 16 + next.map_or(0, |next| 1 + next as u64),
+            Self::Tick => 1,
+            Self::Virq => 2,
+            Self::StopIdle => 3,
+            Self::Offline => 4,
+            Self::Online => 5,
+            _ => 0,
+        }
+    }
+}
+
 /// A decision: the step before which it was made, and what it was made with.
 pub type Decision = (u64, u64);
 

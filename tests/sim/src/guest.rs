@@ -81,6 +81,7 @@ impl Machine {
                 if let Some(next) = next {
                     self.vcpus[next].on.set(Some(here));
                 }
+                self.begin(here, 1 + next.map_or(0, |next| 1 + next as u64));
                 let machine = Rc::clone(self);
                 let job = move || machine.switch_vcpu(next, failsafe);
                 self.agents[here].fiber.borrow_mut().start(Box::new(job));
@@ -88,6 +89,7 @@ impl Machine {
             Action::Pmi => {
                 let here = self.here.get();
                 self.cpus[here].switching.set(true);
+                self.begin(here, 0);
                 let machine = Rc::clone(self);
                 let job = move || machine.take_pmi();
                 self.agents[here].fiber.borrow_mut().start(Box::new(job));
@@ -110,6 +112,7 @@ impl Machine {
                     self.threads[next].life.set(Life::Current);
                     self.threads[next].on.set(Some(vcpu));
                 }
+                self.begin(self.kernel_agent(vcpu), action.code());
                 let machine = Rc::clone(self);
                 let job = move || machine.interrupt(vcpu, action);
                 let agent = &self.agents[self.kernel_agent(vcpu)];

@@ -134,12 +134,13 @@ mod cli {
 
     fn exhaustive(preemptions: Option<u32>) -> bool {
         let mut passed = true;
-        for scope in scopes() {
+        for scope in scopes(false) {
             let start = Instant::now();
             let result = search(&scope, preemptions);
             println!(
-                "{}: {} states, {} runs, {} steps in {:.1} s",
+                "{}, {} preemptions: {} states, {} runs, {} steps in {:.1} s",
                 scope.name,
+                preemptions.unwrap_or(scope.preemptions),
                 result.states,
                 result.runs,
                 result.steps,

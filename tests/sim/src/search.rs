@@ -1,5 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Trying everything: every interleaving of a small machine with a bounded number of preemptions.
+//! Every interleaving of a small machine with a bounded number of preemptions.
+//!
+//! What is covered: each order in which one program per thread, a few operations long, can execute
+//! on a few CPUs, if the hypervisor, the guest's scheduler and the choice of the physical CPU that
+//! goes on next interrupt what executes at most as often as a scope says.  An overflow's interrupt,
+//! and the guest's virtual one, come as soon as they can, or after a preemption that comes first.
+//! What is not: more preemptions, longer programs, other configurations, domains that come, go,
+//! move or are forbidden; seeds (`run`) and the guided search (`guided`) only sample those.  States
+//! are told apart by a 64-bit number: that two of some millions are confused is improbable, not
+//! impossible.
 //!
 //! A machine cannot be copied in the middle of a core's function, so each branch is reached by
 //! running from the start again.  Two runs that order all accesses to the same object alike are in
@@ -14,6 +23,7 @@ use shared_abi::CounterConfig;
 
 use crate::choice::{Action, Chooser};
 use crate::machine::{Life, Machine, Violation};
+use crate::model::PERIOD_MIN;
 use crate::pmu::USR;
 use crate::run::Runner;
 use crate::shape::{DomainShape, Kind, Op, PLAIN, Program, Shape, Weights, evntsel};
@@ -36,11 +46,15 @@ impl Path {
     /// What happens before the next step.
     pub fn choose(&mut self, machine: &Machine, forced: bool) -> Option<Action> {
         let ready = machine.vcpus.iter().all(|vcpu| vcpu.online.get());
-        if !forced && (self.preemptions_left == 0 || !ready) {
+        let all = forced || self.preemptions_left > 0 && ready;
+        if !all && !machine.has_interrupt() {
             return None;
         }
         let mut options: Vec<Action> =
             machine.options().into_iter().map(|option| option.1).collect();
+        if !all {
+            options.retain(|&action| comes_by_itself(action));
+        }
         if forced {
             // Threads begin when all vCPUs are there.
             let early = |action| !ready && matches!(action, Action::Schedule(_));
@@ -51,12 +65,18 @@ impl Path {
                 options.retain(begins);
             }
         }
-        // One more choice than options: to go on.
-        let branches = (options.len() + usize::from(!forced)) as u32;
+        // One more choice than options: to go on, unless there is an interrupt to take.
+        let due = options.iter().any(|&action| comes_by_itself(action));
+        if due && !forced {
+            options.sort_by_key(|&action| !comes_by_itself(action));
+        }
+        let goes_on = !forced && !due;
+        let branches = (options.len() + usize::from(goes_on)) as u32;
         let chosen = self.branch(machine, branches)?;
-        let index = if forced { Some(chosen) } else { chosen.checked_sub(1) };
+        let index = if goes_on { chosen.checked_sub(1) } else { Some(chosen) };
         let action = options.get(index? as usize).copied();
-        self.preemptions_left -= u32::from(!forced && action.is_some());
+        let preempts = action.is_some_and(|action| !comes_by_itself(action));
+        self.preemptions_left -= u32::from(!forced && preempts);
         action
     }
 
@@ -94,7 +114,19 @@ impl Path {
     }
 }
 
+/// Interrupts are not preemptions: they come, sooner or later.
+const fn comes_by_itself(action: Action) -> bool {
+    matches!(action, Action::Pmi | Action::Virq)
+}
+
 impl Machine {
+    /// Whether an interrupt waits for the CPU whose turn it is, or for its vCPU.
+    fn has_interrupt(&self) -> bool {
+        let cpu = &self.cpus[self.here.get()];
+        let virq = cpu.current.get().is_some_and(|vcpu| self.vcpus[vcpu].virq.get());
+        virq || cpu.pmu.interrupts()
+    }
+
     /// Whether the action brings an idle physical CPU nearer to the end of the machine's work.
     fn is_progress(&self, action: Action) -> bool {
         match action {
@@ -110,7 +142,7 @@ impl Machine {
                 let waiting = self.domains[vcpu.domain].threads.clone().any(ready);
                 vcpu.busy.get() || vcpu.current.get().is_some() || !vcpu.online.get() || waiting
             }
-            Action::Schedule(Some(_)) | Action::Online => true,
+            Action::Schedule(Some(_)) | Action::Online | Action::Pmi | Action::Virq => true,
             _ => false,
         }
     }
@@ -178,6 +210,13 @@ impl Marks {
 }
 
 impl Machine {
+    /// An agent begins a job, which tells its later states from those of other jobs.
+    pub fn begin(&self, agent: usize, job: u64) {
+        if let Some(own) = self.marks.agents.borrow_mut().get_mut(agent) {
+            *own = mix(*own, job);
+        }
+    }
+
     /// The present agent reads an object, or changes it.
     pub fn touch(&self, object: Object, changes: bool) {
         let mut agents = self.marks.agents.borrow_mut();
@@ -203,7 +242,7 @@ pub struct Scope {
     pub name: &'static str,
     shape: Shape,
     /// Preemptions in each interleaving.
-    preemptions: u32,
+    pub preemptions: u32,
 }
 
 /// What a search has found.
@@ -245,9 +284,8 @@ pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
     }
 }
 
-/// Threads of such a machine start a counter, execute and read it once.
-fn small(cpus: usize, domains: &[(usize, usize)]) -> Shape {
-    let counter = CounterConfig { evntsel: evntsel(0, USR), ..CounterConfig::default() };
+/// A machine whose threads run a program, which counts its instructions and time.
+fn small(cpus: usize, domains: &[(usize, usize)], program: Vec<Op>) -> Shape {
     Shape {
         cpus: vec![0; cpus],
         domains: domains
@@ -267,19 +305,42 @@ fn small(cpus: usize, domains: &[(usize, usize)]) -> Shape {
         period: 1,
         leaps: false,
         noisy: false,
-        program: Program::Fixed(vec![Op::Start(counter), Op::Work, Op::Read]),
+        program: Program::Fixed(program),
         seed: 0,
     }
 }
 
-/// The machines that are searched.
-pub fn scopes() -> Vec<Scope> {
-    let scope =
-        |name, cpus, domains, preemptions| Scope { name, shape: small(cpus, domains), preemptions };
+/// Start a counter, execute and read it once.
+fn counts() -> Vec<Op> {
+    let counter = CounterConfig { evntsel: evntsel(0, USR), ..CounterConfig::default() };
+    vec![Op::Start(counter), Op::Execute(100), Op::Read]
+}
+
+/// Start one that overflows when it is read, let it go on, and read it again.
+fn samples() -> Vec<Op> {
+    let counter = CounterConfig {
+        evntsel: evntsel(0, USR),
+        mode: 1,
+        period: PERIOD_MIN,
+        ..CounterConfig::default()
+    };
+    vec![Op::Start(counter), Op::Execute(PERIOD_MIN), Op::Read, Op::GoOn, Op::Read]
+}
+
+/// The machines that are searched; further than an ordinary test has time for if `far`.
+pub fn scopes(far: bool) -> Vec<Scope> {
+    let scope = |name, cpus, domains: &[_], program: fn() -> _, near, further| Scope {
+        name,
+        shape: small(cpus, domains, program()),
+        preemptions: if far { further } else { near },
+    };
     vec![
-        scope("2 threads on 1 vCPU on 1 CPU", 1, &[(1, 2)][..], 2),
-        scope("2 domains of 1 vCPU and 1 thread on 1 CPU", 1, &[(1, 1), (1, 1)], 1),
-        scope("2 threads on 2 vCPUs on 2 CPUs", 2, &[(2, 2)], 1),
-        scope("2 domains of 1 vCPU and 1 thread on 2 CPUs", 2, &[(1, 1), (1, 1)], 2),
+        scope("2 threads on 1 vCPU on 1 CPU", 1, &[(1, 2)], counts, 2, 3),
+        scope("2 domains of 1 thread on 1 CPU", 1, &[(1, 1), (1, 1)], counts, 2, 3),
+        scope("2 threads on 2 vCPUs on 2 CPUs", 2, &[(2, 2)], counts, 1, 2),
+        scope("2 domains of 1 thread on 2 CPUs", 2, &[(1, 1), (1, 1)], counts, 2, 2),
+        scope("2 sampling threads on 1 vCPU on 1 CPU", 1, &[(1, 2)], samples, 2, 2),
+        scope("2 domains of 1 sampling thread on 1 CPU", 1, &[(1, 1), (1, 1)], samples, 2, 2),
+        scope("1 sampling thread on 2 vCPUs on 2 CPUs", 2, &[(2, 1)], samples, 1, 2),
     ]
 }

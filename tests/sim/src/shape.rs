@@ -49,10 +49,12 @@ pub enum Program {
 pub enum Op {
     /// Start counting this one, and time.
     Start(CounterConfig),
-    /// Execute.
-    Work,
+    /// Execute that many instructions.
+    Execute(u64),
     /// Read the counters.
     Read,
+    /// Let them go on if an overflow has paused them.
+    GoOn,
 }
 
 /// Relative frequencies of what is done to the machine.

@@ -83,10 +83,21 @@ impl Machine {
             Op::Start(counter) => {
                 let mut control = Control { flags: CONTROL_TSC, counters: 1, ..Control::default() };
                 control.counter[0] = counter;
+                control.signal = if counter.mode == 1 { SIGNAL } else { 0 };
                 self.control(thread, &control);
             }
-            Op::Work => self.work(&mut Rng::new(thread as u64)),
+            Op::Execute(instructions) => {
+                self.step(Step::Note("work"));
+                if !self.is_gone() {
+                    self.retire(&[instructions, 0, 0, 0]);
+                }
+            }
             Op::Read => self.read(thread),
+            Op::GoOn => {
+                if self.threads[thread].signal.get().is_some() {
+                    self.go_on(thread);
+                }
+            }
         }
     }
 
