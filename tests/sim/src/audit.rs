@@ -207,6 +207,7 @@ impl Machine {
             && signals.contains(&control.signal)
             && control.flags & !0b111 == 0
             && control.preserve >> used == 0
+            && control.reserved == [0; 2]
     }
 
     /// Nothing but what is valid is accepted.
