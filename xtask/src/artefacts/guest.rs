@@ -63,9 +63,7 @@ pub fn module(kernel: &Kernel) -> Result<PathBuf> {
     let object = fs::read(rustobj::module()?)?;
     let mut files = overlay::read(&glue, "")?;
     files.extend(overlay::read(&sh::project().join("shared-abi/include"), "")?);
-    files.insert("perfctr_core.o".into(), object);
-    // Kbuild wants to know how an object was made; this one was made elsewhere.
-    files.insert(".perfctr_core.o.cmd".into(), Vec::new());
+    files.insert("perfctr_core.o_shipped".into(), object);
     let mut key = Key::new("module 1").text(&kernel.release);
     for (name, content) in &files {
         key = key.text(name).bytes(content);

@@ -24,6 +24,8 @@ const FLAGS: &[&str] = &[
     "-Cforce-unwind-tables=no",
     // An indirect jump would need the speculation barriers of the program it is linked into.
     "-Cjump-tables=no",
+    // A return goes through the surroundings' thunk, as those of their C code do.
+    "-Zfunction-return=thunk-extern",
     // Call `memcpy` itself and not through a table of addresses, which neither Xen nor a Linux
     // module has. Link-time optimisation would take over the core library's choice to do so;
     // inlining across crates makes up for it.

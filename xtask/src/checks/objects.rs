@@ -2,21 +2,22 @@
 //! Whether the Rust objects keep the promises that their surroundings rely on.
 //!
 //! They are linked into a hypervisor and a kernel: they may call only what the glue provides,
-//! cannot panic, do not touch vector registers, jump only to fixed places, and need no table of
-//! addresses.
+//! cannot panic, do not touch vector registers, jump only to fixed places, return only through
+//! their surroundings' thunk, and need no table of addresses.
 
 use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use crate::artefacts::rustobj;
+use crate::artefacts::{guest, kernel, rustobj};
 use crate::tools::sh::{self, cmd};
 
 /// Functions that C provides to the Rust code start with this.
 const GLUE_PREFIX: &str = "perfctr_glue_";
 
-/// What the compiler calls on its own, and Xen and Linux provide.
-const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove"];
+/// What the compiler calls on its own, and Xen and Linux provide; the last one in place of every
+/// return, so that what guards returns on this CPU is in one place.
+const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove", "__x86_return_thunk"];
 
 /// Checks both objects; the error lists every broken promise.
 pub fn check() -> Result<()> {
@@ -31,6 +32,43 @@ pub fn check() -> Result<()> {
         bail!("the Rust objects break their promises:\n  {}", faults.join("\n  "));
     }
     Ok(())
+}
+
+/// Checks what the kernel's own tool has made of the module's objects, the Rust one among them.
+pub fn check_module() -> Result<()> {
+    let module = guest::module(&kernel::kernel()?)?;
+    let sections = sh::output(cmd("readelf", ["-SW"]).arg(&module))?;
+    let code = sh::output(cmd("objdump", ["-dr", "--no-show-raw-insn"]).arg(&module))?;
+    let faults = module_faults(&sections, &code);
+    if !faults.is_empty() {
+        bail!("{}:\n  {}", module.display(), faults.join("\n  "));
+    }
+    Ok(())
+}
+
+/// A section of returns that the kernel patches has to list each of them, and its unwinder needs
+/// data.
+fn module_faults(sections: &str, code: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    // An entry of the list is a displacement of 32 bits.
+    let listed = section_size(sections, ".return_sites").unwrap_or_default() / 4;
+    let returns = code.lines().filter(|line| line.contains("__x86_return_thunk")).count();
+    if listed != returns {
+        faults.push(format!("{returns} returns, but the kernel is told of {listed}"));
+    }
+    if section_size(sections, ".orc_unwind").unwrap_or_default() == 0 {
+        faults.push("no data for the kernel's unwinder".to_owned());
+    }
+    faults
+}
+
+/// The size of a section in the table that `readelf -SW` prints: name, type, address, offset, size.
+fn section_size(sections: &str, name: &str) -> Option<usize> {
+    let words = |line: &'_ str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    sections.lines().map(words).find_map(|words| {
+        let at = words.iter().position(|word| word == name)?;
+        usize::from_str_radix(words.get(at + 4)?, 16).ok()
+    })
 }
 
 fn faults_of(object: &Path) -> Result<Vec<String>> {
@@ -75,6 +113,9 @@ fn code_faults(disassembly: &str) -> Vec<String> {
         if ["%xmm", "%ymm", "%zmm", "%mm", "%st"].iter().any(|reg| instruction.contains(reg)) {
             faults.push(format!("vector or floating-point register in {function}: {instruction}"));
         }
+        if mnemonic.starts_with("ret") {
+            faults.push(format!("return past the thunk in {function}"));
+        }
         if mnemonic.starts_with("ud2") {
             faults.push(format!("deliberate fault in {function}"));
         }
@@ -107,6 +148,26 @@ mod tests {
         let faults = code_faults(bad);
         assert_eq!(faults.len(), 3, "{faults:?}");
         assert!(faults.iter().all(|fault| fault.contains("bad")));
+    }
+
+    #[test]
+    fn a_return_goes_through_the_thunk() {
+        assert!(code_faults("0 <f>:\n 0:\tjmp    5 <f+0x5>\n").is_empty());
+        for bare in ["ret", "ret    $0x8", "retq"] {
+            let faults = code_faults(&format!("0 <f>:\n 0:\t{bare}\n"));
+            assert_eq!(faults, ["return past the thunk in f"]);
+        }
+    }
+
+    #[test]
+    fn returns_that_the_kernel_is_not_told_of_are_found() {
+        let sections = "  [81] .return_sites PROGBITS 0000 009c28 000008 00 A 0 0 1\n\
+                          [83] .orc_unwind PROGBITS 0000 009de4 00147c 00 A 0 0 1\n";
+        let code = "jmp 5\n 1: R_X86_64_PLT32 __x86_return_thunk-0x4\n";
+        assert!(module_faults(sections, &code.repeat(2)).is_empty());
+        let faults = module_faults(sections, &code.repeat(3));
+        assert_eq!(faults, ["3 returns, but the kernel is told of 2"]);
+        assert_eq!(module_faults("", "").len(), 1);
     }
 
     #[test]
