@@ -7,8 +7,9 @@
 //! ```
 //!
 //! It samples by a handler of its own, since its samples are read by whichever thread ends the
-//! program; one that reads its own takes a `Ring`.  It samples the thread that starts the program, every `PROFILER_PERIOD` instructions (100003
-//! unless given), and prints at the program's end which functions the samples hit.
+//! program; one that reads its own takes a `Ring`.  It samples the thread that starts the program,
+//! every `PROFILER_PERIOD` instructions (100003 unless given), and prints at the program's end
+//! which functions the samples hit.
 #![expect(unsafe_code, reason = "the loader calls functions that are listed in sections")]
 
 use std::collections::BTreeMap;

@@ -43,8 +43,8 @@ impl Event {
     /// An event by its select word (SDM volume 3, 20.2.1.1; APM volume 2, 13.2.1): event number,
     /// unit mask, edge, inversion and counter mask.
     ///
-    /// The word's ring and enable bits are the library's to set.  A session refuses an event that is
-    /// not known to be right on its CPU, unless it is [`unverified`](Self::unverified).
+    /// The word's ring and enable bits are the library's to set.  A session refuses an event that
+    /// is not known to be right on its CPU, unless it is [`unverified`](Self::unverified).
     pub const fn raw(select: u64) -> Self {
         Self::new(What::Raw(select & !(EVNTSEL_RINGS | EVNTSEL_EN)))
     }
@@ -83,8 +83,8 @@ impl Event {
     /// Counts whatever the PMU takes the event for: nobody here knows whether this CPU has it.
     ///
     /// Known are Intel's architectural events that CPUID announces, and those of AMD's that every
-    /// family since 0FH counts.  An event that the CPU does not have usually counts nothing, without
-    /// a word; take the CPU's own manual, and compare with something known.
+    /// family since 0FH counts.  An event that the CPU does not have usually counts nothing,
+    /// without a word; take the CPU's own manual, and compare with something known.
     pub const fn unverified(self) -> Self {
         Self { verified: false, ..self }
     }

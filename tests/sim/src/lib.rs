@@ -7,7 +7,8 @@
 //!
 //! * `machine` is who executes, one step at a time; `fiber` gives each a stack.
 //! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
-//! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what happens next.
+//! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what
+//!   happens next.
 //! * `run` runs seeds, replays and minimises; `search` tries everything in a small machine.
 //!
 //! The cores announce their accesses only in builds with `--cfg sim`, so this crate is empty in

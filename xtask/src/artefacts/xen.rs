@@ -2,7 +2,8 @@
 //! The hypervisor: Debian's Xen source package, as it is or with the driver inside.
 //!
 //! The driver's C files are put into a directory of their own, the Rust part comes as one object
-//! beside them, and the places that call them are inserted by anchors (see [`crate::tools::hooks`]).
+//! beside them, and the places that call them are inserted by anchors (see
+//! [`crate::tools::hooks`]).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -12,25 +12,52 @@ pub use self::objects::check as objects;
 use crate::artefacts::xen;
 use crate::tools::{sh, toolchain};
 
-/// One check with its name.
-type Check = (&'static str, fn() -> Result<()>);
+/// One of the things that have to hold.
+pub struct Check {
+    /// Its name.
+    pub name: &'static str,
+    /// How often one wants to wait for it.
+    pub pace: Pace,
+    /// Looks at it.
+    pub run: fn() -> Result<()>,
+}
+
+/// How long a check takes where little has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Seconds: before every commit.
+    Quick,
+    /// Minutes, if much is to be compiled.
+    Slow,
+}
+
+use Pace::{Quick, Slow};
 
 /// Every check; the quick ones come first.
 pub const CHECKS: &[Check] = &[
-    ("house rules", tidy::check),
-    ("format", || cargo(&["fmt", "--all", "--check"])),
-    ("lints", || {
-        cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
-    }),
-    ("lints of the simulator", || {
-        let mut clippy = toolchain::cargo_with_cfg("sim");
-        sh::run(clippy.args(["clippy", "--quiet", "--package", "sim", "--", "-D", "warnings"]))
-    }),
-    ("documentation", || cargo(&["doc", "--quiet", "--workspace", "--no-deps"])),
-    ("generated headers", generated::check),
-    ("Rust objects", objects::check),
-    ("insertions into Xen", || xen::patch().map(drop)),
+    Check { name: "house rules", pace: Quick, run: tidy::check },
+    Check { name: "format", pace: Quick, run: || cargo(&["fmt", "--all", "--check"]) },
+    Check { name: "generated headers", pace: Quick, run: generated::check },
+    Check { name: "lints", pace: Slow, run: lints },
+    Check { name: "lints of the simulator", pace: Slow, run: simulator_lints },
+    Check {
+        name: "documentation",
+        pace: Slow,
+        run: || cargo(&["doc", "--quiet", "--workspace", "--no-deps"]),
+    },
+    Check { name: "Rust objects", pace: Slow, run: objects::check },
+    Check { name: "kernel module", pace: Slow, run: objects::check_module },
+    Check { name: "insertions into Xen", pace: Slow, run: || xen::patch().map(drop) },
 ];
+
+fn lints() -> Result<()> {
+    cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
+}
+
+fn simulator_lints() -> Result<()> {
+    let mut clippy = toolchain::cargo_with_cfg("sim");
+    sh::run(clippy.args(["clippy", "--quiet", "--package", "sim", "--", "-D", "warnings"]))
+}
 
 fn cargo(args: &[&str]) -> Result<()> {
     let mut cargo = toolchain::cargo();

@@ -3,22 +3,43 @@
 
 use anyhow::{Result, bail};
 
-use crate::checks::CHECKS;
+use crate::checks::{CHECKS, Check, Pace};
 
-/// Runs every check, and fails if any of them does.
-pub fn run() -> Result<()> {
+/// Checks format, lints, house rules, documentation, generated files, objects and insertions.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only what takes seconds: house rules, format, the generated headers.
+    #[arg(long)]
+    quick: bool,
+    /// Only checks whose name contains this text.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+}
+
+/// Runs every check that is asked for, and fails if any of them does.
+pub fn run(args: &Args) -> Result<()> {
+    let is_wanted = |check: &&Check| {
+        check.name.contains(&args.only) && (!args.quick || check.pace == Pace::Quick)
+    };
+    let wanted: Vec<&Check> = CHECKS.iter().filter(is_wanted).collect();
+    if wanted.is_empty() {
+        bail!(
+            "no such check; there are: {}",
+            CHECKS.iter().map(|check| check.name).collect::<Vec<_>>().join(", ")
+        );
+    }
     let mut failed = Vec::new();
-    for (name, check) in CHECKS {
-        match check() {
-            Ok(()) => println!("ok      {name}"),
+    for check in &wanted {
+        match (check.run)() {
+            Ok(()) => println!("ok      {}", check.name),
             Err(error) => {
-                println!("FAILED  {name}: {error:#}");
-                failed.push(*name);
+                println!("FAILED  {}: {error:#}", check.name);
+                failed.push(check.name);
             }
         }
     }
     if !failed.is_empty() {
-        bail!("{} of {} checks failed: {}", failed.len(), CHECKS.len(), failed.join(", "));
+        bail!("{} of {} checks failed: {}", failed.len(), wanted.len(), failed.join(", "));
     }
     Ok(())
 }

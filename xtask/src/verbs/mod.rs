@@ -4,6 +4,7 @@
 mod bench;
 mod check;
 mod demo;
+mod hook;
 mod papi_shim;
 mod setup;
 mod sim;
@@ -40,11 +41,13 @@ enum Verb {
     /// Run every test.
     Test(test::Args),
     /// Check format, lints, house rules, documentation, generated files and the Rust objects.
-    Check,
+    Check(check::Args),
     /// Write the C headers that are generated from Rust.
     Headers,
     /// Check the Rust objects that are linked into Xen and into the kernel module.
     CheckObj,
+    /// Let git run the quick checks before each commit.
+    Hook,
     /// Run PAPI's own tests on the C library with perfctr's interface.
     Papi(papi::Args),
     /// Build and install the C library with perfctr's interface.
@@ -64,9 +67,10 @@ impl Cli {
             Verb::Bench => bench::run()?,
             Verb::Vm(args) => return vm::run(args),
             Verb::Test(args) => return test::run(&args),
-            Verb::Check => check::run()?,
+            Verb::Check(args) => check::run(&args)?,
             Verb::Headers => checks::write_headers()?,
             Verb::CheckObj => checks::objects()?,
+            Verb::Hook => hook::run()?,
             Verb::Papi(args) => return papi::run(&args),
             Verb::PapiShim(args) => return papi_shim::run(&args),
             Verb::Sim(args) => return sim::run(&args),

@@ -1,79 +1,103 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! House rules that no other tool knows: licence line, line length, leftovers.
+//! House rules that no other tool knows. What they allow, and every exception with its reason, is
+//! in `xtask/tidy.toml`.
 
+mod code;
+mod crates;
+mod docs;
+mod functions;
+mod lines;
+
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
 
 use crate::tools::sh::{self, cmd};
 
-/// First-line comment of every source file, without the comment's own marks.
-const LICENCE: &str = "SPDX-License-Identifier: MIT OR GPL-2.0-only";
+/// What the rules allow.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Allowed {
+    /// Files with unsafe code, each with its reason.
+    #[serde(rename = "unsafe")]
+    unsafe_files: BTreeMap<String, String>,
+    /// Functions that are longer than others may be, as `FILE: NAME`, each with its reason.
+    long_functions: BTreeMap<String, String>,
+    /// What each crate depends on.
+    crates: BTreeMap<String, crates::Dependencies>,
+    /// The folders of `xtask/src`, from the top, which may use those after them.
+    floors: Vec<String>,
+}
 
-/// The widest line, in characters.
-const COLUMNS: usize = 100;
+/// The project's files, as git knows them or would add them.
+struct Tree {
+    root: PathBuf,
+    names: Vec<String>,
+}
 
-/// Kinds of files that the rules are for. Text and data are left to their authors.
-const SOURCES: &[&str] = &["rs", "c", "h", "S", "sh"];
-
-/// Checks every source file that git knows or would add.
-pub fn check() -> Result<()> {
-    let root = sh::project();
-    let list = ["ls-files", "--cached", "--others", "--exclude-standard"];
-    let files = sh::output(cmd("git", list).current_dir(&root))?;
-    let mut faults = Vec::new();
-    for name in files.lines() {
-        let path = root.join(name);
-        let kind = Path::new(name).extension().and_then(|e| e.to_str()).unwrap_or_default();
-        if !SOURCES.contains(&kind) || !path.exists() {
-            continue;
-        }
-        let text = fs::read_to_string(&path)?;
-        faults.extend(faults_of(&text).into_iter().map(|fault| format!("{name}{fault}")));
+impl Tree {
+    fn new(root: PathBuf) -> Result<Self> {
+        let list = ["ls-files", "--cached", "--others", "--exclude-standard"];
+        let text = sh::output(cmd("git", list).current_dir(&root))?;
+        let names = text.lines().map(str::to_owned).filter(|name| root.join(name).exists());
+        Ok(Self { names: names.collect(), root })
     }
+
+    /// The files with one of these endings, and what is in them.
+    fn files(&self, kinds: &[&str]) -> Result<Vec<(&str, String)>> {
+        let mut files = Vec::new();
+        for name in self.names.iter().filter(|name| kinds.contains(&kind(name))) {
+            let text = fs::read_to_string(self.root.join(name)).with_context(|| name.clone())?;
+            files.push((name.as_str(), text));
+        }
+        Ok(files)
+    }
+}
+
+/// What a file's name ends with.
+fn kind(name: &str) -> &str {
+    Path::new(name).extension().and_then(|kind| kind.to_str()).unwrap_or_default()
+}
+
+/// Checks every rule; the error lists every fault.
+pub fn check() -> Result<()> {
+    let tree = Tree::new(sh::project())?;
+    let allowed = fs::read_to_string(tree.root.join("xtask/tidy.toml"))?;
+    let allowed: Allowed = toml::from_str(&allowed).context("xtask/tidy.toml")?;
+    let mut faults = Vec::new();
+    faults.extend(lines::faults(&tree)?);
+    faults.extend(functions::faults(&tree, &allowed.long_functions)?);
+    faults.extend(code::faults(&tree, &allowed.unsafe_files, &allowed.floors)?);
+    faults.extend(crates::faults(&tree, &allowed.crates)?);
+    faults.extend(docs::faults(&tree)?);
     if !faults.is_empty() {
         bail!("house rules:\n  {}", faults.join("\n  "));
     }
     Ok(())
 }
 
-fn faults_of(text: &str) -> Vec<String> {
-    let mut faults = Vec::new();
-    let first = text.lines().find(|line| !line.starts_with("#!")).unwrap_or_default();
-    if !first.contains(LICENCE) {
-        faults.push(": no licence line".to_owned());
+#[cfg(test)]
+impl Tree {
+    /// A directory with these files, in which a test plants faults.
+    fn planted(name: &str, files: &[(&str, &str)]) -> Self {
+        let root = std::env::temp_dir().join(format!("xtask-tidy-{name}-{}", std::process::id()));
+        for (name, text) in files {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Self { root, names: files.iter().map(|(name, _)| (*name).to_owned()).collect() }
     }
-    // Written in two parts so that this file passes.
-    let leftovers = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX")];
-    for (number, line) in (1..).zip(text.lines()) {
-        // A row of a table in a comment cannot be broken.
-        let is_row = line.starts_with("//! |");
-        if line.chars().count() > COLUMNS && !is_row {
-            faults.push(format!(":{number}: more than {COLUMNS} columns"));
-        }
-        if line.trim_end() != line {
-            faults.push(format!(":{number}: white space at the end"));
-        }
-        if let Some(word) = leftovers.iter().find(|word| line.contains(**word)) {
-            faults.push(format!(":{number}: {word}"));
-        }
-    }
-    faults
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_rule_finds_its_fault() {
-        let good = format!("// {LICENCE}\nfn main() {{}}\n");
-        assert!(faults_of(&good).is_empty());
-        assert_eq!(faults_of("fn main() {}\n"), [": no licence line"]);
-        let wide = format!("{good}{}\n", "x".repeat(COLUMNS + 1));
-        assert_eq!(faults_of(&wide), [":3: more than 100 columns"]);
-        assert!(faults_of(&format!("{good}//! |{}\n", "x".repeat(COLUMNS))).is_empty());
-        assert_eq!(faults_of(&format!("{good}x \n")), [":3: white space at the end"]);
+impl Drop for Tree {
+    fn drop(&mut self) {
+        if self.root.starts_with(std::env::temp_dir()) {
+            fs::remove_dir_all(&self.root).ok();
+        }
     }
 }

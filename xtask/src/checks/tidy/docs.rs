@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Documents: links lead somewhere, and what tables of files and folders say is what there is.
+//!
+//! A table whose first heading is "file of `DIR/`" names, in its first column, every Rust and C
+//! file of that directory; "folder of `DIR/`" every folder. `lib.rs`, `main.rs`, `mod.rs` and
+//! headers may be left out, and further files may be named.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::Result;
+
+use super::{Tree, kind};
+
+pub fn faults(tree: &Tree) -> Result<Vec<String>> {
+    let mut faults = Vec::new();
+    for (name, text) in tree.files(&["md"])? {
+        let dir = Path::new(name).parent().unwrap_or(Path::new(""));
+        faults.extend(link_faults(tree, name, dir, &text)?);
+        faults.extend(table_faults(tree, name, dir, &text));
+    }
+    Ok(faults)
+}
+
+/// Relative links must name something that git knows, and a heading if they do.
+fn link_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Result<Vec<String>> {
+    let mut faults = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for link in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if path.is_empty() { name.into() } else { normal(&dir.join(path)) };
+            if !exists(tree, &target) {
+                faults.push(format!("{name}:{number}: the link {link} leads nowhere"));
+            } else if !heading.is_empty() && !has_heading(tree, &target, heading)? {
+                faults.push(format!("{name}:{number}: {link} has no such heading"));
+            }
+        }
+    }
+    Ok(faults)
+}
+
+/// Without `.` and `..`.
+fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => drop(normal.pop()),
+            Component::CurDir => {}
+            other => normal.push(other),
+        }
+    }
+    normal
+}
+
+/// Whether git knows a file of this name, or one below it.
+fn exists(tree: &Tree, path: &Path) -> bool {
+    tree.names.iter().any(|name| Path::new(name).starts_with(path))
+}
+
+/// Whether the document has a heading with this anchor: lower case, hyphens for spaces.
+fn has_heading(tree: &Tree, path: &Path, anchor: &str) -> Result<bool> {
+    let text = std::fs::read_to_string(tree.root.join(path))?;
+    let anchor_of = |heading: &str| -> String {
+        let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+        heading.trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
+    };
+    Ok(text
+        .lines()
+        .filter(|line| line.starts_with('#'))
+        .any(|line| anchor_of(line.trim_start_matches('#')) == anchor))
+}
+
+/// Compares each table of files or folders with what there is.
+fn table_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut lines = (1..).zip(text.lines()).peekable();
+    while let Some((number, line)) = lines.next() {
+        let Some(heading) = first_cell(line) else { continue };
+        let mut entries = BTreeSet::new();
+        while let Some((_, row)) = lines.next_if(|(_, row)| row.starts_with('|')) {
+            entries.extend(first_cell(row).into_iter().flat_map(quoted));
+        }
+        let what = heading.split(' ').next().unwrap_or_default();
+        if what != "file" && what != "folder" {
+            continue;
+        }
+        let Some(folder) = quoted(heading).pop() else {
+            faults.push(format!("{name}:{number}: `{heading}` does not say of which folder"));
+            continue;
+        };
+        let folder = normal(&dir.join(folder));
+        let (needed, known) = inventory(tree, &folder, what == "folder");
+        for missing in needed.difference(&entries) {
+            faults.push(format!("{name}:{number}: the table does not name {missing}"));
+        }
+        for entry in entries.iter().filter(|entry| !known.contains(*entry)) {
+            if !exists(tree, &normal(&folder.join(entry))) {
+                faults
+                    .push(format!("{name}:{number}: the table names {entry}, which is not there"));
+            }
+        }
+    }
+    faults
+}
+
+/// What a table of this folder must name, and what it may name.
+fn inventory(tree: &Tree, folder: &Path, folders: bool) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut needed, mut known) = (BTreeSet::new(), BTreeSet::new());
+    for name in &tree.names {
+        let Ok(inside) = Path::new(name).strip_prefix(folder) else { continue };
+        let inside = inside.to_string_lossy().into_owned();
+        if let Some((sub, _)) = inside.split_once('/') {
+            let sub = format!("{sub}/");
+            if folders && !sub.starts_with('.') {
+                needed.insert(sub.clone());
+            }
+            known.insert(sub);
+        } else {
+            let is_plain = ["lib.rs", "main.rs", "mod.rs"].contains(&inside.as_str());
+            if !folders && ["rs", "c"].contains(&kind(&inside)) && !is_plain {
+                needed.insert(inside.clone());
+            }
+            known.insert(inside);
+        }
+    }
+    (needed, known)
+}
+
+/// The first cell of a table's row.
+fn first_cell(line: &str) -> Option<&str> {
+    line.strip_prefix('|')?.split('|').next().map(str::trim)
+}
+
+/// What stands between backticks.
+fn quoted(cell: &str) -> Vec<String> {
+    cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_leads_somewhere() {
+        let text = "[a](src) [b](../d.md#the-end) [c](none.md) [d](../d.md#start) [e](http://x)\n";
+        let tree = Tree::planted(
+            "links",
+            &[("a/README.md", text), ("a/src/x.rs", ""), ("d.md", "# The end\n")],
+        );
+        assert_eq!(
+            faults(&tree).unwrap(),
+            [
+                "a/README.md:1: the link none.md leads nowhere",
+                "a/README.md:1: ../d.md#start has no such heading"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_table_names_what_there_is() {
+        let text = "| file of `src/` | what |\n|---|---|\n| `a.rs`, `gone.rs` | x |\n\n\
+                    | folder of `./` | what |\n|---|---|\n| `other/` | x |\n\n\
+                    | file | what |\n|---|---|\n| `a.rs` | x |\n";
+        let tree = Tree::planted(
+            "tables",
+            &[("README.md", text), ("src/a.rs", ""), ("src/b.rs", ""), ("src/mod.rs", "")],
+        );
+        assert_eq!(
+            faults(&tree).unwrap(),
+            [
+                "README.md:1: the table does not name b.rs",
+                "README.md:1: the table names gone.rs, which is not there",
+                "README.md:5: the table does not name src/",
+                "README.md:5: the table names other/, which is not there",
+                "README.md:9: `file` does not say of which folder",
+            ]
+        );
+    }
+}
