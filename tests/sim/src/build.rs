@@ -8,6 +8,7 @@ use hv_driver::Pcpu;
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::choice::Chooser;
+use crate::coverage::Coverage;
 use crate::fiber::Fiber;
 use crate::machine::{Agent, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
 use crate::pmu::Pmu;
@@ -48,6 +49,8 @@ pub fn build(
     }
     let objects = shape.cpus.len() + 2 * vcpus.len() + threads.len();
     let marks = Marks::new(&chooser, objects, objects);
+    let guided = matches!(chooser, Chooser::Guided { .. });
+    let coverage = Coverage::new(guided, objects);
     let mut machine = Machine {
         shape: shape.clone(),
         driver,
@@ -66,6 +69,8 @@ pub fn build(
         violation: RefCell::new(None),
         serials: Cell::new(0),
         readings: Cell::new(0),
+        tally: Cell::default(),
+        coverage,
         marks,
         trace,
     };

@@ -44,7 +44,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// A number that tells what a guest's kernel is to do.
+    /// A number that tells kinds of actions apart, and what a guest's kernel is to do.
     pub fn code(self) -> u64 {
         match self {
             Self::Schedule(next) => 16 + next.map_or(0, |next| 1 + next as u64),
@@ -53,7 +53,16 @@ impl Action {
             Self::StopIdle => 3,
             Self::Offline => 4,
             Self::Online => 5,
-            _ => 0,
+            Self::Cpu(_) => 6,
+            Self::Switch(_) => 7,
+            Self::SwitchFailing(_) => 8,
+            Self::Pmi => 9,
+            Self::Policy(_) => 10,
+            Self::Suspend(_) => 11,
+            Self::Restore(_) => 12,
+            Self::Destroy(_) => 13,
+            Self::Create(_) => 14,
+            Self::Garbage(_) => 15,
         }
     }
 }
@@ -80,6 +89,21 @@ pub enum Chooser {
         log: Vec<Decision>,
         /// The next one.
         next: usize,
+    },
+    /// As it was decided before, then by a seed.
+    Guided {
+        /// Decisions to repeat, earliest first.
+        log: Vec<Decision>,
+        /// The next one.
+        next: usize,
+        /// The source of later ones.
+        rng: Rng,
+        /// Steps until the next one.
+        left: u64,
+        /// Steps between two, on average.
+        period: u64,
+        /// What was decided.
+        made: Vec<Decision>,
     },
     /// As a search wants it, which tries everything.
     Search(Path),
@@ -120,6 +144,26 @@ impl Chooser {
                     }
                     _ => forced.then_some(0),
                 }
+            }
+            Self::Guided { log, next, rng, left, period, made } => {
+                let number = match log.get(*next) {
+                    Some(&(when, number)) if when <= step => {
+                        *next += 1;
+                        number
+                    }
+                    Some(_) if !forced => return None,
+                    Some(_) => rng.next(),
+                    None => {
+                        *left -= 1;
+                        if *left > 0 && !forced {
+                            return None;
+                        }
+                        *left = 1 + rng.below(2 * *period);
+                        rng.next()
+                    }
+                };
+                made.push((step, number));
+                Some(number)
             }
             Self::Search(_) => None,
         }

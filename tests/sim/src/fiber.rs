@@ -15,11 +15,11 @@ thread_local! {
     static INBOX: Cell<Option<Job>> = const { Cell::new(None) };
 }
 
-/// A stack on which one job after another runs.
+/// A stack on which one job after another runs; it exists from the first one on.
 pub struct Fiber {
     job: Option<Job>,
     /// Yields whether the job is finished.
-    coroutine: Generator<'static, (), bool>,
+    coroutine: Option<Generator<'static, (), bool>>,
     busy: bool,
 }
 
@@ -31,14 +31,7 @@ fn pass(finished: bool) {
 impl Fiber {
     /// A stack without a job.
     pub fn new() -> Self {
-        let coroutine = Gn::new_opt(STACK_WORDS, || {
-            while let Some(job) = INBOX.take() {
-                job();
-                pass(true);
-            }
-            true
-        });
-        Self { job: None, coroutine, busy: false }
+        Self { job: None, coroutine: None, busy: false }
     }
 
     /// Gives it a job, which runs when it is resumed.
@@ -57,7 +50,16 @@ impl Fiber {
     pub fn resume(&mut self) {
         assert!(self.busy, "only a fiber with a job can run");
         INBOX.set(self.job.take());
-        if self.coroutine.resume() != Some(false) {
+        let coroutine = self.coroutine.get_or_insert_with(|| {
+            Gn::new_opt(STACK_WORDS, || {
+                while let Some(job) = INBOX.take() {
+                    job();
+                    pass(true);
+                }
+                true
+            })
+        });
+        if coroutine.resume() != Some(false) {
             self.busy = false;
         }
     }
@@ -73,8 +75,8 @@ impl Drop for Fiber {
     fn drop(&mut self) {
         // Without a job it returns from its loop.  One in the middle of a job cannot be unwound,
         // so its stack is lost; the machine lets every job finish first.
-        if !self.busy {
-            self.coroutine.resume();
+        if let Some(coroutine) = self.coroutine.as_mut().filter(|_| !self.busy) {
+            coroutine.resume();
         }
     }
 }

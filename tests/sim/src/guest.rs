@@ -67,6 +67,7 @@ impl Machine {
         if self.trace {
             crate::trace::print_action(self, action);
         }
+        self.coverage.happens(action);
         match action {
             Action::Cpu(cpu) => self.here.set(cpu),
             Action::Switch(_) | Action::SwitchFailing(_) => {

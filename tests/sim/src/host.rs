@@ -406,7 +406,7 @@ impl Machine {
         }
     }
 
-    fn new_serial(&self) -> u64 {
+    pub fn new_serial(&self) -> u64 {
         self.serials.set(self.serials.get() + 1);
         self.serials.get()
     }

@@ -9,7 +9,8 @@
 //! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
 //! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what
 //!   happens next.
-//! * `run` runs seeds, replays and minimises; `search` tries everything in a small machine.
+//! * `run` runs seeds, replays and minimises; `guided` looks for what is new, by `coverage`;
+//!   `search` tries every interleaving of small machines; `growth` counts what operations cost.
 //!
 //! The cores announce their accesses only in builds with `--cfg sim`, so this crate is empty in
 //! any other: `cargo xtask sim` builds it.
@@ -18,8 +19,11 @@
 mod audit;
 mod build;
 mod choice;
+mod coverage;
 mod fiber;
+pub mod growth;
 mod guest;
+pub mod guided;
 mod host;
 mod machine;
 mod model;

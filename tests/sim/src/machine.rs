@@ -17,7 +17,9 @@ use shared_abi::sync::simulated::{Access, set_hook};
 use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 
 use crate::choice::{Action, Chooser};
+use crate::coverage::Coverage;
 use crate::fiber::{Fiber, pause};
+use crate::growth::Tally;
 use crate::model::SLOTS;
 use crate::pmu::{EVENTS, Events, OS, OWNER_HOST, Pmu, Ring, USR, bits};
 use crate::rng::Rng;
@@ -218,6 +220,8 @@ pub struct Machine {
     pub violation: RefCell<Option<Violation>>,
     pub serials: Cell<u64>,
     pub readings: Cell<u64>,
+    pub tally: Cell<Tally>,
+    pub coverage: Coverage,
     pub marks: Marks,
     pub trace: bool,
 }
@@ -273,6 +277,23 @@ impl Machine {
             fibers.push(agent.fiber.take());
         }
         machine
+    }
+
+    /// A machine in which nothing happens by itself, whose accesses are counted.
+    pub fn at_rest(shape: &Shape) -> Rc<Self> {
+        set_hook(on_access);
+        let chooser = crate::growth::chooser();
+        let machine =
+            Rc::new(crate::build::build(shape, chooser, u64::MAX, false, &mut Vec::new()));
+        CURRENT.set(Some(Rc::clone(&machine)));
+        LISTENING.set(true);
+        machine
+    }
+
+    /// Nothing is counted any more.
+    pub fn finish_at_rest(&self) {
+        LISTENING.set(false);
+        CURRENT.set(None);
     }
 
     /// Lets agents take turns.
@@ -443,14 +464,17 @@ impl Machine {
             return;
         }
         self.count_step();
+        self.tally.set(self.tally.get().count(step));
         if self.shape.noisy {
             self.retire(&ONE_STEP);
         }
         if self.trace {
             crate::trace::print(self, step);
         }
-        if let Chooser::Search(_) = &*self.chooser.borrow() {
-            self.touch_by(step);
+        match &*self.chooser.borrow() {
+            Chooser::Search(_) => self.touch_by(step),
+            Chooser::Guided { .. } => self.cover(step),
+            _ => (),
         }
         self.audit_here();
         if self.over.get() {

@@ -19,6 +19,8 @@ mod cli {
 
     use clap::Parser;
     use shared_abi::planted::Bug;
+    use sim::growth::{OPERATIONS, SIZES, measure};
+    use sim::guided::guided;
     use sim::run::{Runner, campaign, hunt, name_seed_in_panics};
     use sim::search::{scopes, search};
 
@@ -43,9 +45,19 @@ mod cli {
         /// Replay a failing seed with as few events as possible, and print it.
         #[arg(long)]
         minimise: bool,
-        /// What belongs to an ordinary test: 1,100 seeds, --bugs and --exhaustive.
+        /// What belongs to a test: seeds, a guided search, --bugs, --exhaustive and --growth; a
+        /// billion steps of it if the environment has PERFCTR_VOLUME=long.
         #[arg(long)]
         all: bool,
+        /// Make so many steps in runs that lead to something new.
+        #[arg(long)]
+        guided: Option<u64>,
+        /// Let --guided begin every run anew, for comparison.
+        #[arg(long)]
+        blind: bool,
+        /// Count what each operation costs on small and large machines.
+        #[arg(long)]
+        growth: bool,
         /// Find every planted bug.
         #[arg(long)]
         bugs: bool,
@@ -77,24 +89,103 @@ mod cli {
             all()
         } else if options.bugs {
             bugs(options.steps)
+        } else if let Some(steps) = options.guided {
+            search_new(options.seed, steps, options.threads, options.blind).0
+        } else if options.growth {
+            growth()
         } else if options.exhaustive {
-            exhaustive(options.preemptions)
+            exhaustive(options.preemptions, false).0
         } else if options.trace || options.minimise {
             one(&options)
         } else {
-            seeds(&options)
+            seeds(&options).0
         };
         if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
+    /// How much is run: seeds, steps of the guided search, and whether to search further.
+    struct Volume {
+        seeds: u64,
+        guided: u64,
+        far: bool,
+    }
+
+    const USUAL: Volume = Volume { seeds: 1_100, guided: 5_000_000, far: false };
+    const LONG: Volume = Volume { seeds: 80_000, guided: 300_000_000, far: true };
+
     /// Searches on one thread while another runs seeds and looks for the planted bugs.
     fn all() -> bool {
-        std::thread::scope(|scope| {
-            let searched = scope.spawn(|| exhaustive(None));
-            let ordinary = Options::parse_from(["sim", "--seeds", "1100", "--threads", "1"]);
-            let passed = seeds(&ordinary) & bugs(ordinary.steps);
-            searched.join().is_ok_and(|searched| searched && passed)
-        })
+        let long = std::env::var("PERFCTR_VOLUME").is_ok_and(|volume| volume == "long");
+        let volume = if long { LONG } else { USUAL };
+        let threads = if long { 2 } else { 1 };
+        let (passed, steps) = std::thread::scope(|scope| {
+            let searched = scope.spawn(|| exhaustive(None, volume.far));
+            let ordinary = Options { seeds: volume.seeds, threads, ..Options::parse_from(["sim"]) };
+            let (ran, steps) = seeds(&ordinary);
+            let (guided, more) = search_new(0, volume.guided, threads, false);
+            let found = bugs(ordinary.steps);
+            let (searched, most) = searched.join().unwrap_or_default();
+            (ran && guided && found && searched, steps + more + most)
+        });
+        let passed = growth() && passed;
+        println!("all in all, beside those of planted bugs: {steps}");
+        passed
+    }
+
+    /// Runs that are led by what is new.
+    fn search_new(first: u64, steps: u64, threads: usize, blind: bool) -> (bool, u64) {
+        let start = Instant::now();
+        let result = guided(first, steps, threads, blind);
+        println!(
+            "{} steps of {} {} runs, {} readings compared, {} features, {} violations in {:.1} s",
+            result.steps,
+            result.runs,
+            if blind { "blind" } else { "guided" },
+            result.readings,
+            result.features,
+            result.violations.len(),
+            start.elapsed().as_secs_f64(),
+        );
+        for (seed, decisions, violation) in &result.violations {
+            println!("machine of seed {seed}, after step {}: {}", violation.step, violation.what);
+            let mut runner = Runner::default();
+            let found = runner.replay(*seed, decisions, violation.step + 1, false);
+            let least = runner.minimise(*seed, &found);
+            runner.replay(*seed, &least.decisions, violation.step + 1, true);
+        }
+        (result.violations.is_empty(), result.steps)
+    }
+
+    /// A table of what each operation costs, equal for all sizes.
+    fn growth() -> bool {
+        println!(
+            "accesses to pages, RDPMC, RDTSC, RDMSR and WRMSR, hypercalls\n\
+             domains vCPUs threads  {}",
+            OPERATIONS.map(|name| format!("{name:<24}")).concat().trim_end(),
+        );
+        let mut first = None;
+        let mut passed = true;
+        for size in SIZES {
+            let tallies = match measure(size) {
+                Ok(tallies) => tallies,
+                Err(what) => {
+                    println!("{size:?}: {what}");
+                    passed = false;
+                    continue;
+                }
+            };
+            let cell = |t: sim::growth::Tally| {
+                let cost = [t.accesses, t.rdpmc, t.rdtsc, t.msr, t.hypercalls];
+                format!("{:<24}", cost.map(|n| format!("{n:<4}")).concat())
+            };
+            let row = tallies.map(cell).concat();
+            let equal = *first.get_or_insert(tallies) == tallies;
+            let verdict = if equal { "" } else { "  NOT EQUAL" };
+            let (domains, vcpus, threads) = (size.domains, size.vcpus, size.threads);
+            println!("{domains:>7} {vcpus:>5} {threads:>7}  {}{verdict}", row.trim_end());
+            passed &= equal;
+        }
+        passed
     }
 
     fn one(options: &Options) -> bool {
@@ -114,7 +205,7 @@ mod cli {
         outcome.violation.is_none()
     }
 
-    fn seeds(options: &Options) -> bool {
+    fn seeds(options: &Options) -> (bool, u64) {
         let start = Instant::now();
         let result = campaign(options.seed, options.seeds, options.steps, options.threads);
         let seconds = start.elapsed().as_secs_f64();
@@ -129,12 +220,12 @@ mod cli {
             result.violations.len(),
             result.steps as f64 / seconds,
         );
-        result.violations.is_empty()
+        (result.violations.is_empty(), result.steps)
     }
 
-    fn exhaustive(preemptions: Option<u32>) -> bool {
-        let mut passed = true;
-        for scope in scopes(false) {
+    fn exhaustive(preemptions: Option<u32>, far: bool) -> (bool, u64) {
+        let (mut passed, mut steps) = (true, 0);
+        for scope in scopes(far) {
             let start = Instant::now();
             let result = search(&scope, preemptions);
             println!(
@@ -146,12 +237,13 @@ mod cli {
                 result.steps,
                 start.elapsed().as_secs_f64(),
             );
+            steps += result.steps;
             if let Some(violation) = result.violation {
                 println!("after step {}: {}", violation.step, violation.what);
                 passed = false;
             }
         }
-        passed
+        (passed, steps)
     }
 
     fn bugs(steps: u64) -> bool {

@@ -29,11 +29,11 @@ pub const EN: u64 = 1 << 22;
 const EVENT: u64 = 0xffff;
 
 /// A set of domains, and of what is none, whose events a counter holds.
-pub type Owners = u64;
+pub type Owners = u128;
 /// The firmware, or whoever used the counters before.
-pub const OWNER_UNKNOWN: Owners = 1 << 63;
+pub const OWNER_UNKNOWN: Owners = 1 << 127;
 /// The hypervisor.
-pub const OWNER_HOST: Owners = 1 << 62;
+pub const OWNER_HOST: Owners = 1 << 126;
 
 /// An event select that is set before the driver comes: instructions in all rings but ring 0.
 const FIRMWARE: u64 = EVENT_CODES[0] | USR | EN;

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use shared_abi::planted::Bug;
 
 use crate::choice::{Chooser, Decision};
+use crate::coverage::Coverage;
 use crate::fiber::Fiber;
 use crate::machine::{Machine, Violation};
+use crate::rng::Rng;
 use crate::search::{Choices, Path};
 use crate::shape::Shape;
 
@@ -66,6 +68,26 @@ impl Runner {
         self.run(&shape, chooser, steps, trace)
     }
 
+    /// Runs it with decisions made before, and then by others; gives what was covered, too.
+    pub(crate) fn guided(
+        &mut self,
+        seed: u64,
+        log: Vec<Decision>,
+        rng: Rng,
+        steps: u64,
+    ) -> (Outcome, Coverage) {
+        let shape = Shape::random(seed);
+        let chooser = crate::guided::chooser(log, rng, shape.period);
+        let machine = Machine::run(&shape, chooser, steps, false, &mut self.fibers);
+        let decisions = match &mut *machine.chooser.borrow_mut() {
+            Chooser::Guided { made, .. } => std::mem::take(made),
+            _ => Vec::new(),
+        };
+        let outcome = Outcome::of(&machine, decisions);
+        let coverage = Rc::into_inner(machine).expect("every job has ended").coverage;
+        (outcome, coverage)
+    }
+
     /// Runs it with decisions made before.
     pub fn replay(&mut self, seed: u64, log: &[Decision], steps: u64, trace: bool) -> Outcome {
         self.run(&Shape::random(seed), Chooser::replay(log.to_vec()), steps, trace)
@@ -108,7 +130,7 @@ impl Runner {
         let machine = Machine::run(shape, chooser, steps, trace, &mut self.fibers);
         let decisions = match &*machine.chooser.borrow() {
             Chooser::Random { log, .. } | Chooser::Replay { log, .. } => log.clone(),
-            Chooser::Search(_) => Vec::new(),
+            Chooser::Guided { .. } | Chooser::Search(_) => Vec::new(),
         };
         assert_eq!(Rc::strong_count(&machine), 1, "every job has ended");
         Outcome::of(&machine, decisions)
@@ -126,6 +148,19 @@ pub struct Campaign {
     pub readings: u64,
     /// Seeds that broke a rule, lowest first.
     pub violations: Vec<(u64, Violation)>,
+}
+
+/// What each of some threads made of its share.
+pub(crate) fn shares<R: Send>(threads: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let workers: Vec<_> =
+            (0..threads).map(|worker| scope.spawn(move || work(worker))).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, R>| {
+            worker.join().expect("a worker does not panic")
+        };
+        workers.into_iter().map(join).collect()
+    })
 }
 
 /// Runs `count` seeds from `first` on, `steps` steps each, on `threads` threads.
@@ -146,16 +181,12 @@ pub fn campaign(first: u64, count: u64, steps: u64, threads: usize) -> Campaign 
         }
     };
     let mut total = Campaign::default();
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        for worker in workers {
-            let part = worker.join().expect("a worker does not panic");
-            total.seeds += part.seeds;
-            total.steps += part.steps;
-            total.readings += part.readings;
-            total.violations.extend(part.violations);
-        }
-    });
+    for part in shares(threads, |_| work()) {
+        total.seeds += part.seeds;
+        total.steps += part.steps;
+        total.readings += part.readings;
+        total.violations.extend(part.violations);
+    }
     total.violations.sort_by_key(|violation| violation.0);
     total
 }

@@ -26,7 +26,7 @@ use crate::machine::{Life, Machine, Violation};
 use crate::model::PERIOD_MIN;
 use crate::pmu::USR;
 use crate::run::Runner;
-use crate::shape::{DomainShape, Kind, Op, PLAIN, Program, Shape, Weights, evntsel};
+use crate::shape::{DomainShape, Kind, Op, Program, Shape, evntsel, quiet};
 
 /// States that need not be explored again, with the preemptions that were left.
 type Visited = HashSet<(u64, u32)>;
@@ -287,7 +287,6 @@ pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
 /// A machine whose threads run a program, which counts its instructions and time.
 fn small(cpus: usize, domains: &[(usize, usize)], program: Vec<Op>) -> Shape {
     Shape {
-        cpus: vec![0; cpus],
         domains: domains
             .iter()
             .map(|&(vcpus, threads)| DomainShape {
@@ -298,15 +297,8 @@ fn small(cpus: usize, domains: &[(usize, usize)], program: Vec<Op>) -> Shape {
                 spare: false,
             })
             .collect(),
-        model: PLAIN,
-        cost: false,
-        overflows_max: u64::MAX,
-        weights: Weights { cpu: 1, vcpu: 1, thread: 1, ..Weights::default() },
-        period: 1,
-        leaps: false,
-        noisy: false,
         program: Program::Fixed(program),
-        seed: 0,
+        ..quiet(cpus)
     }
 }
 
@@ -335,12 +327,12 @@ pub fn scopes(far: bool) -> Vec<Scope> {
         preemptions: if far { further } else { near },
     };
     vec![
-        scope("2 threads on 1 vCPU on 1 CPU", 1, &[(1, 2)], counts, 2, 3),
-        scope("2 domains of 1 thread on 1 CPU", 1, &[(1, 1), (1, 1)], counts, 2, 3),
+        scope("2 threads on 1 vCPU on 1 CPU", 1, &[(1, 2)], counts, 2, 2),
+        scope("2 domains of 1 thread on 1 CPU", 1, &[(1, 1), (1, 1)], counts, 1, 2),
         scope("2 threads on 2 vCPUs on 2 CPUs", 2, &[(2, 2)], counts, 1, 2),
-        scope("2 domains of 1 thread on 2 CPUs", 2, &[(1, 1), (1, 1)], counts, 2, 2),
+        scope("2 domains of 1 thread on 2 CPUs", 2, &[(1, 1), (1, 1)], counts, 1, 2),
         scope("2 sampling threads on 1 vCPU on 1 CPU", 1, &[(1, 2)], samples, 2, 2),
-        scope("2 domains of 1 sampling thread on 1 CPU", 1, &[(1, 1), (1, 1)], samples, 2, 2),
+        scope("2 domains of 1 sampling thread on 1 CPU", 1, &[(1, 1), (1, 1)], samples, 1, 2),
         scope("1 sampling thread on 2 vCPUs on 2 CPUs", 2, &[(2, 1)], samples, 1, 2),
     ]
 }

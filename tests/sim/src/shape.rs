@@ -183,6 +183,23 @@ pub const PLAIN: Model = Model {
     fixed_width: 48,
 };
 
+/// A machine without domains, in which only work counts.
+pub fn quiet(cpus: usize) -> Shape {
+    Shape {
+        cpus: vec![0; cpus],
+        domains: Vec::new(),
+        model: PLAIN,
+        cost: false,
+        overflows_max: u64::MAX,
+        weights: Weights { cpu: 1, vcpu: 1, thread: 1, ..Weights::default() },
+        period: 1,
+        leaps: false,
+        noisy: false,
+        program: Program::Random,
+        seed: 0,
+    }
+}
+
 fn intel(rng: &mut Rng) -> Model {
     let widths = [32, 36, 40, 48, 64];
     Model {

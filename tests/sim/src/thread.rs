@@ -147,7 +147,7 @@ impl Machine {
     }
 
     /// Reads its counters without a system call.
-    fn read(&self, thread: usize) {
+    pub fn read(&self, thread: usize) {
         let own = &self.threads[thread];
         let used = own.truth.borrow().used();
         let mut counts = [0; MAX_COUNTERS];
