@@ -16,7 +16,7 @@ mod watch;
 use anyhow::Result;
 
 pub use self::outcome::{Failure, Outcome, Status};
-pub use self::runs::{Boots, boots};
+pub use self::runs::{Boots, Repeat, boots, repeated};
 pub use self::spec::Spec;
 
 /// Boots, runs and ends. An error means that the run could not be prepared.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The directories of past runs, and how many runs there were.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -23,8 +24,23 @@ pub struct Boots {
     pub count: u32,
     /// Time until their guests were ready.
     pub time: Duration,
-    /// What the boots that were repeated have left.
-    pub repeated: Vec<PathBuf>,
+    /// What was done again, with what the first time left.
+    pub repeated: Vec<Repeat>,
+}
+
+/// Something that was done again.
+#[derive(Clone, Debug)]
+pub struct Repeat {
+    /// What.
+    pub what: String,
+    /// What is known of the first time.
+    pub log: PathBuf,
+}
+
+impl fmt::Display for Repeat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} was repeated; the first time: {}", self.what, self.log.display())
+    }
 }
 
 impl Boots {
@@ -63,8 +79,13 @@ pub fn keep(outcome: &Outcome) -> Result<PathBuf> {
     prune(&kept)?;
     let kept = kept.join(name);
     fs::rename(dir, &kept)?;
-    with_boots(|boots| boots.repeated.push(kept.clone()));
+    repeated("a boot that did not come up".to_owned(), kept.clone());
     Ok(kept)
+}
+
+/// Remembers that something was done again, for the summary.
+pub fn repeated(what: String, log: PathBuf) {
+    with_boots(|boots| boots.repeated.push(Repeat { what, log }));
 }
 
 fn with_boots<T>(use_them: impl FnOnce(&mut Boots) -> T) -> T {

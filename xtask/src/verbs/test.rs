@@ -6,6 +6,7 @@
 //! in silence.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -60,36 +61,46 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let reports: Vec<Report> =
         wanted.into_iter().map(|suite| Report::of(suite, args.volume())).collect();
     let failed = reports.iter().any(|report| !report.failed.is_empty());
-    print!("{}", summary(&reports));
+    print!("\n{}", summary(&reports));
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// A table of the suites, what they have to say, and the totals.
+/// A table of the suites, what they have to say, and the totals. `booting` is the part of the
+/// seconds that went by until guests were up.
 fn summary(reports: &[Report]) -> String {
-    let mut text =
-        format!("\n{:<18}{:>7}{:>8}{:>7}{:>10}\n", "suite", "passed", "failed", "boots", "seconds");
-    let (mut passed, mut failed, mut boots, mut seconds) = (0, 0, 0, 0.0);
+    let mut text = String::new();
+    let mut row = |suite: &str, cells: [String; 5]| {
+        let [passed, failed, boots, booting, seconds] = cells;
+        text += &format!("{suite:<18}{passed:>7}{failed:>8}{boots:>7}{booting:>9}{seconds:>10}\n");
+    };
+    row("suite", ["passed", "failed", "boots", "booting", "seconds"].map(str::to_owned));
+    let cells = |[passed, failed, boots]: [u32; 3], booting: Duration, time: Duration| {
+        let whole = |time: Duration| format!("{:.0}", time.as_secs_f64());
+        let [passed, failed, boots] = [passed, failed, boots].map(|count| count.to_string());
+        [passed, failed, boots, whole(booting), whole(time)]
+    };
+    let (mut passed, mut failed, mut boots) = (0, 0, 0);
+    let (mut booting, mut time) = (Duration::ZERO, Duration::ZERO);
     for report in reports {
-        let (failures, time) = (report.failed.len(), report.time.as_secs_f64());
-        let (suite, ok, booted) = (report.suite, report.passed, report.boots.count);
-        text += &format!("{suite:<18}{ok:>7}{failures:>8}{booted:>7}{time:>10.0}\n");
-        passed += ok;
-        failed += failures;
-        boots += booted;
-        seconds += time;
+        let counts = [report.passed, report.failed.len() as u32, report.boots.count];
+        row(report.suite, cells(counts, report.boots.time, report.time));
+        passed += report.passed;
+        failed += report.failed.len() as u32;
+        boots += report.boots.count;
+        booting += report.boots.time;
+        time += report.time;
     }
-    text += &format!("{:<18}{passed:>7}{failed:>8}{boots:>7}{seconds:>10.0}\n", "total");
+    row("total", cells([passed, failed, boots], booting, time));
     for note in reports.iter().flat_map(|report| &report.notes) {
         text += &format!("{note}\n");
     }
     for report in reports {
-        for log in &report.boots.repeated {
-            let log = log.display();
-            text += &format!("repeated: {}: a boot that never came up: {log}\n", report.suite);
+        for repeat in &report.boots.repeated {
+            text += &format!("{}: {repeat}\n", report.suite);
         }
     }
     let repeated: usize = reports.iter().map(|report| report.boots.repeated.len()).sum();
-    text += &format!("{repeated} of {boots} boots repeated\n");
+    text += &format!("{repeated} repeated\n");
     for name in reports.iter().flat_map(|report| &report.failed) {
         text += &format!("failed: {name}\n");
     }
@@ -98,10 +109,8 @@ fn summary(reports: &[Report]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::machine::Boots;
+    use crate::machine::{Boots, Repeat};
 
     #[test]
     fn the_summary_hides_nothing() {
@@ -117,21 +126,25 @@ mod tests {
             passed: 1,
             failed: vec!["slow: a name".into()],
             time: Duration::from_secs(90),
-            boots: Boots { count: 4, repeated: vec!["/logs/1".into()], ..Boots::default() },
+            boots: Boots {
+                count: 4,
+                time: Duration::from_secs(40),
+                repeated: vec![Repeat { what: "a boot".into(), log: "/logs/1".into() }],
+            },
             ..Report::default()
         };
         let text = summary(&[quick, slow]);
-        let lines: Vec<&str> = text.lines().skip(1).collect();
+        let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines,
             [
-                "suite              passed  failed  boots   seconds",
-                "quick                   3       0      0         2",
-                "slow                    1       1      4        90",
-                "total                   4       1      4        92",
+                "suite              passed  failed  boots  booting   seconds",
+                "quick                   3       0      0        0         2",
+                "slow                    1       1      4       40        90",
+                "total                   4       1      4       40        92",
                 "quick: 125 simulated steps",
-                "repeated: slow: a boot that never came up: /logs/1",
-                "1 of 4 boots repeated",
+                "slow: a boot was repeated; the first time: /logs/1",
+                "1 repeated",
                 "failed: slow: a name",
                 "4 passed, 1 failed",
             ]

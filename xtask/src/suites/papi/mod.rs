@@ -136,6 +136,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (passed, failed, skipped) =
         (report.passed.len(), report.failed.len(), report.skipped.len());
     let out = out()?;
+    for repeat in machine::boots().repeated {
+        println!("{repeat}");
+    }
     println!("{passed} passed, {failed} failed, {skipped} skipped; output: {}", out.display());
     if let Some(file) = &args.report {
         fs::write(file, serde_json::to_string_pretty(&report)?)
@@ -202,6 +205,11 @@ impl Papi {
             fs::remove_dir_all(&out)?;
         }
         let outcome = machine::run(&self.spec(group == EXACT, tests, &out)?)?;
+        for (name, log) in cache::files(&out)? {
+            if let Some((test, _)) = name.rsplit_once(".log.") {
+                machine::repeated(format!("PAPI's {test}"), log);
+            }
+        }
         let mut verdicts: Vec<_> = tests.iter().map(|test| (*test, verdict(test, &out))).collect();
         if outcome.status != Status::Exited(0) {
             let reason = outcome.explain().unwrap_or_else(|| format!("{:?}", outcome.status));
