@@ -3,14 +3,15 @@
 
 use shared_abi::{PhysSlot, PmuCaps};
 
-use crate::caps::{Cpuid, Refusal};
-use crate::msr;
+use crate::pmu::{self, Cpuid, Refusal, Registers};
 
 /// The driver's settings, fixed at boot.
 #[derive(Clone, Copy, Debug)]
 pub struct Driver {
     /// The counters that guests may use.
     pub caps: PmuCaps,
+    /// Where the registers are.
+    pub registers: Registers,
     /// The general counter that counts the driver's own instructions, taken from the guests.
     pub cost: Option<PhysSlot>,
     /// How often a vCPU may be interrupted.
@@ -29,19 +30,29 @@ pub struct Rate {
     pub overflows_max: u64,
 }
 
+/// What the host's administrator has asked for.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Settings {
+    /// How often a vCPU may be interrupted.
+    pub rate: Rate,
+    /// The last general counter measures the driver itself.
+    ///
+    /// A guest with a page can then read how many instructions the hypervisor executes, so it is
+    /// for tests.
+    pub measure_cost: bool,
+}
+
 impl Driver {
     /// Decides at boot.
     ///
-    /// With `measure_cost` the last general counter measures the driver itself; a guest with a
-    /// page can then read how many instructions the hypervisor executes, so it is for tests.
-    ///
     /// # Errors
     ///
-    /// The PMU is not usable, or `measure_cost` would leave the guests no general counter.
-    pub fn new(cpuid: &Cpuid, measure_cost: bool, rate: Rate) -> Result<Self, Refusal> {
-        let mut caps = cpuid.pmu()?;
+    /// The PMU is not usable, or measuring the cost would leave the guests no general counter.
+    pub fn new(cpuid: &Cpuid, settings: &Settings) -> Result<Self, Refusal> {
+        let (mut caps, registers) = cpuid.pmu()?;
         let mut cost = None;
-        if measure_cost {
+        if settings.measure_cost {
             if caps.general < 2 {
                 return Err(Refusal::NoCounters);
             }
@@ -49,13 +60,13 @@ impl Driver {
             cost = PhysSlot::general(caps.general);
         }
         let enabled = caps.slots() | cost.map_or(0, PhysSlot::bit);
-        Ok(Self { caps, cost, rate, enabled })
+        Ok(Self { caps, registers, cost, rate: settings.rate, enabled })
     }
 
-    /// IA32_PERF_GLOBAL_CTRL with every counter enabled but those in `stopped`.
+    /// The global enable bits of every counter but those in `stopped`.
     #[inline(always)]
     pub fn enable_except(&self, stopped: u32) -> u64 {
-        msr::global_enable(self.enabled & !stopped)
+        pmu::global_bits(self.enabled & !stopped)
     }
 
     /// RDPMC's index of the counter of the driver's own instructions.

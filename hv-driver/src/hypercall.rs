@@ -1,23 +1,160 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Decoding and validation of hypercall arguments.
+//! What a guest is given of what it asks for by hypercall.
 //!
-//! The glue copies the caller's bytes once; everything here works on that copy.
+//! The hypervisor copies the caller's bytes once, between [`admit`], which asks who calls, and
+//! [`serve`], which asks for what; everything here works on that copy.
 
 use shared_abi::hypercall::{
-    FEATURE_COST, FEATURE_ENABLED, HvDomain, HvLoad, HvQuery, HvRegister, OP_DOMAIN, OP_LOAD,
-    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    FEATURE_COST, FEATURE_ENABLED, HvDomain, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN,
+    OP_LOAD, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
-use shared_abi::{Config, CounterConfig, Errno, WireCaps};
-use zerocopy::{FromBytes, IntoBytes};
+use shared_abi::{Config, CounterConfig, Errno, VcpuPage, WireCaps};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::driver::Driver;
+use crate::guest::Guest;
+use crate::hal::Pmu;
+use crate::pcpu::Cpu;
+use crate::vcpu::Vcpu;
+
+/// Bytes of the largest argument.
+pub const ARGUMENT_BYTES_MAX: usize = size_of::<HvLoad>();
+
+/// What an operation is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// The caller itself.
+    Use,
+    /// The whole host.
+    Control,
+}
+
+/// The vCPU that makes a hypercall, and what the hypervisor does for it.
+pub trait Caller {
+    /// The PMU of the CPU that executes this.
+    type Pmu: Pmu;
+
+    /// Whether the hypervisor's security policy lets the caller do this at all.
+    ///
+    /// # Errors
+    ///
+    /// The error number to return.
+    fn permits(&self, right: Right) -> Result<(), Errno>;
+    /// Whether the host lets the caller's domain count.
+    fn is_allowed(&self) -> bool;
+    /// The kind of guest, if it can be given counters.
+    fn guest(&self) -> Option<Guest>;
+    /// Runs `work` with interrupts disabled.
+    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, Self::Pmu>) -> R) -> R;
+    /// Runs `work` with interrupts disabled, on the caller's state and page; `None` if it has none.
+    /// The last argument is [`is_allowed`](Self::is_allowed) while nobody can change it.
+    fn on_vcpu<R>(
+        &mut self,
+        work: impl FnOnce(&mut Cpu<'_, Self::Pmu>, &mut Vcpu, &VcpuPage, bool) -> R,
+    ) -> Option<R>;
+    /// Pins the page with this frame number, and calls [`Vcpu::register`].
+    ///
+    /// # Errors
+    ///
+    /// `INVAL` not a writable page of the guest, `NOMEM`.
+    fn register(&mut self, gfn: u64, guest: &Guest) -> Result<(), Errno>;
+    /// Unpins the caller's page and forgets its state.
+    fn forget(&mut self);
+    /// Allows or forbids a domain.
+    ///
+    /// # Errors
+    ///
+    /// `SRCH` no such domain.
+    fn set_policy(&mut self, domid: u16, allowed: bool) -> Result<(), Errno>;
+    /// Adds up what the driver has done on all physical CPUs.
+    fn add_stats(&mut self, total: &mut HvStats);
+}
+
+/// Whether the caller may make this hypercall at all, before its argument of `length` bytes is
+/// looked at.
+///
+/// # Errors
+///
+/// The error number to return.
+pub fn admit(caller: &mut impl Caller, op: u32, length: usize) -> Result<(), Errno> {
+    caller.on_cpu(|cpu| cpu.pcpu.stats.hypercall());
+    let right = match op {
+        OP_QUERY | OP_REGISTER | OP_UNREGISTER | OP_LOAD | OP_STOP => Right::Use,
+        OP_DOMAIN | OP_STATS => Right::Control,
+        _ => return Err(Errno::INVAL),
+    };
+    caller.permits(right)?;
+    if length > ARGUMENT_BYTES_MAX { Err(Errno::INVAL) } else { Ok(()) }
+}
+
+/// Serves operation `op` with the argument `bytes`, all of which the caller passed.  Gives whether
+/// they are to be copied back.
+///
+/// # Errors
+///
+/// The error number to return; `bytes` are unchanged then, and nothing has happened.
+pub fn serve(
+    driver: &Driver,
+    caller: &mut impl Caller,
+    op: u32,
+    bytes: &mut [u8],
+) -> Result<bool, Errno> {
+    match decode(driver, op, bytes)? {
+        Request::Query => {
+            answer(driver, caller.is_allowed(), bytes)?;
+            return Ok(true);
+        }
+        Request::Register { gfn } => register(caller, gfn)?,
+        Request::Unregister => {
+            caller.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page)).ok_or(Errno::NXIO)?;
+            caller.forget();
+        }
+        Request::Load(config) => load(caller, &config)?,
+        Request::Stop => {
+            caller.on_vcpu(|cpu, vcpu, page, _| vcpu.stop(cpu, page)).ok_or(Errno::NXIO)?;
+        }
+        Request::Domain { domid, allowed } => {
+            let domid = u16::try_from(domid).map_err(|_| Errno::SRCH)?;
+            caller.set_policy(domid, allowed)?;
+        }
+        Request::Stats => {
+            let mut total = HvStats::new_zeroed();
+            caller.add_stats(&mut total);
+            total.write_to(bytes).map_err(|_| Errno::INVAL)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn register(caller: &mut impl Caller, gfn: u64) -> Result<(), Errno> {
+    let guest = caller.guest().ok_or(Errno::OPNOTSUPP)?;
+    if !caller.is_allowed() {
+        return Err(Errno::PERM);
+    }
+    if caller.on_vcpu(|_, _, _, _| ()).is_some() {
+        return Err(Errno::EXIST);
+    }
+    caller.register(gfn, &guest)
+}
+
+fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
+    let loaded = caller.on_vcpu(|cpu, vcpu, page, allowed| {
+        if !allowed {
+            return Err(Errno::PERM);
+        }
+        vcpu.load(cpu, page, config);
+        Ok(())
+    });
+    loaded.ok_or(Errno::NXIO)?
+}
 
 /// A well-formed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "there is no heap to put a configuration on")]
 pub enum Request {
-    /// The handshake; the answer is in the argument now.
+    /// The handshake.
     Query,
     /// Register the page with this guest frame number.
     Register {
@@ -35,7 +172,7 @@ pub enum Request {
         /// The domain's number.
         domid: u32,
         /// Whether it may count.
-        enabled: bool,
+        allowed: bool,
     },
     /// Fill the argument with the statistics.
     Stats,
@@ -45,15 +182,10 @@ pub enum Request {
 ///
 /// # Errors
 ///
-/// The error number to return; `bytes` are unchanged then.
-pub fn decode(
-    driver: &Driver,
-    op: u32,
-    bytes: &mut [u8],
-    domain_enabled: bool,
-) -> Result<Request, Errno> {
+/// The error number to return.
+pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> {
     match op {
-        OP_QUERY => query(driver, bytes, domain_enabled),
+        OP_QUERY => query(bytes),
         OP_REGISTER => {
             let argument = HvRegister::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             if argument.reserved != 0 {
@@ -64,29 +196,28 @@ pub fn decode(
         OP_UNREGISTER | OP_STOP if !bytes.is_empty() => Err(Errno::INVAL),
         OP_UNREGISTER => Ok(Request::Unregister),
         OP_STOP => Ok(Request::Stop),
-        OP_LOAD => load(driver, bytes),
+        OP_LOAD => decode_load(driver, bytes),
         OP_DOMAIN => {
             let argument = HvDomain::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             match argument.enabled {
                 0 | 1 if argument.reserved == 0 => {
-                    Ok(Request::Domain { domid: argument.domid, enabled: argument.enabled == 1 })
+                    Ok(Request::Domain { domid: argument.domid, allowed: argument.enabled == 1 })
                 }
                 _ => Err(Errno::INVAL),
             }
         }
-        OP_STATS if bytes.len() == size_of::<shared_abi::hypercall::HvStats>() => {
-            Ok(Request::Stats)
-        }
+        OP_STATS if bytes.len() == size_of::<HvStats>() => Ok(Request::Stats),
         _ => Err(Errno::INVAL),
     }
 }
 
-fn query(driver: &Driver, bytes: &mut [u8], domain_enabled: bool) -> Result<Request, Errno> {
+fn query(bytes: &[u8]) -> Result<Request, Errno> {
     let guest = HvQuery::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
-    if guest.abi_major != u32::from(ABI_MAJOR) {
-        return Err(Errno::PROTO);
-    }
-    let enabled = if domain_enabled { FEATURE_ENABLED } else { 0 };
+    if guest.abi_major == u32::from(ABI_MAJOR) { Ok(Request::Query) } else { Err(Errno::PROTO) }
+}
+
+fn answer(driver: &Driver, allowed: bool, bytes: &mut [u8]) -> Result<(), Errno> {
+    let enabled = if allowed { FEATURE_ENABLED } else { 0 };
     let cost = if driver.cost.is_some() { FEATURE_COST } else { 0 };
     let answer = HvQuery {
         abi_major: u32::from(ABI_MAJOR),
@@ -95,11 +226,10 @@ fn query(driver: &Driver, bytes: &mut [u8], domain_enabled: bool) -> Result<Requ
         caps: WireCaps::from(&driver.caps),
         ..HvQuery::default()
     };
-    answer.write_to(bytes).map_err(|_| Errno::INVAL)?;
-    Ok(Request::Query)
+    answer.write_to(bytes).map_err(|_| Errno::INVAL)
 }
 
-fn load(driver: &Driver, bytes: &[u8]) -> Result<Request, Errno> {
+fn decode_load(driver: &Driver, bytes: &[u8]) -> Result<Request, Errno> {
     let (&header, rest) = <[u32; 2]>::ref_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
     let [counters, reserved] = header;
     if reserved != 0 || bytes.len() != HvLoad::bytes(counters as usize) {

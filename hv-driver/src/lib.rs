@@ -2,12 +2,15 @@
 //! The hypervisor's side of perfctr: what it does when a virtual CPU is switched in or out, goes
 //! between guest user and guest kernel mode, or asks for a configuration.
 //!
-//! * [`Vcpu`] holds a virtual CPU's sums and configuration, and is the state machine.
-//! * [`Pcpu`] knows what a physical CPU's selectors hold, and whose events its counters.
-//! * [`Driver`] is what all CPUs share: the capabilities.
-//! * [`hypercall`] decodes and validates what a guest asks for.
+//! * [`Vcpu`] holds a virtual CPU's sums and configuration, and is the state machine; its sampling
+//!   counters are in `sampling`, what kind of guest it belongs to in [`guest`].
+//! * [`Cpu`] is the physical CPU that executes; [`Pcpu`] knows what its selectors hold, and whose
+//!   events its counters.
+//! * [`Driver`] is what all CPUs share: capabilities, registers, settings.
+//! * [`hypercall`] decides what a guest is given of what it asks for.
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
-//! * [`hal::Pmu`] is the hardware; [`msr`] names its registers; [`caps`] reads CPUID.
+//! * [`hal::Pmu`] is the hardware; [`pmu`] knows which there is and where its registers are;
+//!   [`selectors`] what they select.
 //!
 //! The crate is `no_std`, free of unsafe code and does not know its hypervisor: `ffi/` binds it to
 //! C, `glue/` to Xen.
@@ -15,19 +18,22 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-pub mod caps;
 pub mod driver;
+pub mod guest;
 pub mod hal;
 pub mod hypercall;
-pub mod msr;
 pub mod pcpu;
+pub mod pmu;
 pub(crate) mod publish;
+pub(crate) mod sampling;
+pub mod selectors;
 pub mod stats;
 pub mod vcpu;
 
-pub use caps::{Cpuid, Refusal};
-pub use driver::{Driver, Rate};
+pub use driver::{Driver, Rate, Settings};
+pub use guest::Guest;
 pub use hal::Pmu;
-pub use pcpu::Pcpu;
+pub use pcpu::{Cpu, Pcpu};
+pub use pmu::{Cpuid, Refusal};
 pub use stats::Stats;
-pub use vcpu::Vcpu;
+pub use vcpu::{Registration, Vcpu};

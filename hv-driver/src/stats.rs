@@ -7,7 +7,6 @@ use shared_abi::hypercall::{HOOKS, HvHookStats, HvStats};
 use shared_abi::read::Counters;
 
 use crate::hal::Pmu;
-use crate::pcpu::Pcpu;
 
 /// Counts of one physical CPU.
 #[derive(Clone, Copy, Debug)]
@@ -39,27 +38,14 @@ impl Stats {
         self.sum.hypercalls += 1;
     }
 
-    /// Runs `entry`, which is of kind `hook` (`HOOK_*`), and counts it and what it does.
-    ///
-    /// `cost` is RDPMC's index of the counter of the hypervisor's own instructions, if there is
-    /// one.
-    pub fn measure<P: Pmu>(
-        pcpu: &mut Pcpu,
-        pmu: &P,
-        cost: Option<u32>,
-        hook: usize,
-        entry: impl FnOnce(&mut Pcpu, &Metered<'_, P>),
-    ) {
-        let metered = Metered::new(pmu);
-        let before = cost.map_or(0, |index| pmu.rdpmc(index));
-        entry(pcpu, &metered);
-        let after = cost.map_or(0, |index| pmu.rdpmc(index));
-        if let Some(stats) = pcpu.stats.sum.hook.get_mut(hook) {
+    /// An entry of kind `hook` (`HOOK_*`) has executed `instructions`, and accessed the PMU.
+    pub(crate) fn entered<P>(&mut self, hook: usize, instructions: u64, accesses: &Metered<'_, P>) {
+        if let Some(stats) = self.sum.hook.get_mut(hook) {
             stats.calls += 1;
-            stats.instructions += after.wrapping_sub(before);
-            stats.pmc_reads += metered.pmc_reads.get();
-            stats.msr_reads += metered.msr_reads.get();
-            stats.msr_writes += metered.msr_writes.get();
+            stats.instructions += instructions;
+            stats.pmc_reads += accesses.pmc_reads.get();
+            stats.msr_reads += accesses.msr_reads.get();
+            stats.msr_writes += accesses.msr_writes.get();
         }
     }
 

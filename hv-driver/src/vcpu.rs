@@ -5,11 +5,6 @@
 //! is *running*: `start` is what the hardware held when it began to run.  It is *folded*
 //! (`sum += now - start`) when the vCPU is switched out, when the guest leaves the mode, and when
 //! the configuration changes.  A counter that only accumulates (a-mode) is never written.
-//!
-//! A *sampling* counter (i-mode) is preset so that it overflows after its period, stopped while it
-//! is not running, and kept across switches of the vCPU.  That it has overflowed is seen in its
-//! value whenever it is folded, so an interrupt that comes late, when another vCPU executes
-//! already, adds nothing: the virtual interrupt goes to the vCPU whose counter it was.
 
 use shared_abi::config::{EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::count::{TSC_MASK, phys_star};
@@ -21,36 +16,14 @@ use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, VcpuPage, planted};
 
-use crate::driver::Driver;
+use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
-use crate::msr::{self, Selectors};
-use crate::pcpu::{DomainSerial, Pcpu};
-use crate::publish;
-use crate::stats::Stats;
+use crate::pcpu::{Cpu, DomainSerial};
+use crate::publish::{self, Publisher, Share, State};
+use crate::sampling::Sampling;
+use crate::selectors::Selectors;
 
-/// One counter's share of the two-level formula.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Slot {
-    pub(crate) sum: u64,
-    pub(crate) start: u64,
-    /// The counter's width, as a mask.
-    pub(crate) mask: u64,
-    /// What a sampling counter held when the vCPU was switched out.
-    held: u64,
-}
-
-impl Slot {
-    /// Whether a counter that was preset to overflow has done so.
-    const fn overflowed(&self, raw: u64) -> bool {
-        let sign = self.mask & !(self.mask >> 1);
-        raw & sign == 0
-    }
-}
-
-/// How far the next overflow is put off when a vCPU has had too many, unit: events.
-const PUT_OFF_EVENTS: u64 = 1 << 20;
-
-/// Which of a PV guest's modes executes.
+/// Which of the guest's modes executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestMode {
     /// The guest's user mode.
@@ -59,230 +32,198 @@ pub enum GuestMode {
     Kernel,
 }
 
-impl GuestMode {
-    const fn ring_bit(self) -> u64 {
-        match self {
-            Self::User => EVNTSEL_USR,
-            Self::Kernel => EVNTSEL_OS,
-        }
-    }
+/// Who registers a page.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration {
+    /// The vCPU's number in its domain.
+    pub id: u32,
+    /// Its domain.
+    pub domain: DomainSerial,
+    /// The kind of guest.
+    pub guest: Guest,
+    /// The host allows the domain to count.
+    pub allowed: bool,
 }
 
 /// A vCPU with a registered page.
 #[derive(Debug)]
 pub struct Vcpu {
-    pub(crate) id: u32,
     domain: DomainSerial,
-    /// The host has forbidden this domain to count since the last load.
-    pub(crate) revoked: bool,
-    pub(crate) config: Config,
+    rings: Rings,
+    gate: Gate,
+    clock: Clock,
+    config: Config,
     selectors: Selectors,
     /// Slots of the configuration that count in user mode, and in kernel mode.
     counts_user: u32,
     counts_kernel: u32,
-    /// Slots that count in one of the two only.
+    /// Slots that count in one of the two only, and must be folded when it ends.
     gated: u32,
     /// Slots that count at this moment.
-    pub(crate) running: u32,
-    /// Sampling slots that have not overflowed since they were preset.
-    armed: u32,
-    /// An overflow was seen and the guest has not been told.
-    notify: bool,
-    /// Start of the window in which overflows are counted against the allowed rate.
-    window_tsc: u64,
-    window_overflows: u64,
-    pub(crate) overflows: u64,
-    pub(crate) throttled: u64,
-    pub(crate) slots: [Slot; MAX_SLOTS],
-    pub(crate) tsc_sum: u64,
-    pub(crate) tsc_start: u64,
-    pub(crate) generation: u64,
-    pub(crate) switches: u64,
-    pub(crate) migrations: u64,
-    /// Writes to the page so far; see [`Seq::write`](shared_abi::seq::Seq::write).
-    pub(crate) page_writes: u64,
+    running: u32,
+    sampling: Sampling,
+    shares: [Share; MAX_SLOTS],
+    state: State,
+    publisher: Publisher,
     /// The physical CPU that it was last switched in on.
     last_cpu: u32,
     executing: bool,
 }
 
 impl Vcpu {
-    /// The calling vCPU registers `page`; it executes on physical CPU `cpu`, in its kernel.
-    pub fn register(
-        driver: &Driver,
-        pcpu: &mut Pcpu,
-        pmu: &impl Pmu,
-        page: &VcpuPage,
-        id: u32,
-        domain: DomainSerial,
-        cpu: u32,
-    ) -> Self {
-        let mut slots = [Slot::default(); MAX_SLOTS];
-        for slot in slots_of(driver.caps.slots()) {
-            if let Some(own) = slots.get_mut(slot.index()) {
-                own.mask = driver.caps.width(slot).mask();
+    /// The calling vCPU registers `page`, in its kernel.
+    pub fn register<P: Pmu>(cpu: &mut Cpu<'_, P>, page: &VcpuPage, who: &Registration) -> Self {
+        let caps = &cpu.driver.caps;
+        let mut shares = [Share::default(); MAX_SLOTS];
+        for slot in slots_of(caps.slots()) {
+            if let Some(share) = shares.get_mut(slot.index()) {
+                share.mask = caps.width(slot).mask();
             }
         }
-        let mut vcpu = Self {
-            id,
-            domain,
-            revoked: false,
+        let state = State {
+            direct: who.allowed,
+            loaded: 0,
+            tsc_sum: 0,
+            tsc_start: who.guest.clock.guest(cpu.pmu.rdtsc()),
+            generation: 0,
+            switches: 0,
+            migrations: 0,
+            overflows: 0,
+            throttled: 0,
+        };
+        let mut publisher = Publisher::default();
+        let gate = Gate::new(caps, who.guest.rings);
+        cpu.admit(who.domain);
+        publisher.register(page, who.id, &state, &shares);
+        Self {
+            domain: who.domain,
+            rings: who.guest.rings,
+            gate,
+            clock: who.guest.clock,
             config: Config::default(),
             selectors: Selectors::NONE,
             counts_user: 0,
             counts_kernel: 0,
             gated: 0,
             running: 0,
-            armed: 0,
-            notify: false,
-            window_tsc: 0,
-            window_overflows: 0,
-            overflows: 0,
-            throttled: 0,
-            slots,
-            tsc_sum: 0,
-            tsc_start: pmu.rdtsc(),
-            generation: 0,
-            switches: 0,
-            migrations: 0,
-            page_writes: 0,
-            last_cpu: cpu,
+            sampling: Sampling::NONE,
+            shares,
+            state,
+            publisher,
+            last_cpu: cpu.number,
             executing: true,
-        };
-        pcpu.admit(pmu, driver, domain);
-        publish::register(page, &mut vcpu);
-        vcpu
+        }
     }
 
     /// The calling vCPU takes its page back.
-    pub fn unregister(
-        &mut self,
-        driver: &Driver,
-        pcpu: &mut Pcpu,
-        pmu: &impl Pmu,
-        page: &VcpuPage,
-    ) {
-        self.stop(driver, pcpu, pmu, page);
-        publish::unregister(page, self);
+    pub fn unregister<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
+        self.stop(cpu, page);
+        self.publisher.unregister(page);
     }
 
     /// The calling vCPU, in its kernel, wants `config` programmed in place of the present one.
     ///
     /// The caller has checked that the host allows its domain to count.
-    pub fn load(
-        &mut self,
-        driver: &Driver,
-        pcpu: &mut Pcpu,
-        pmu: &impl Pmu,
-        page: &VcpuPage,
-        config: &Config,
-    ) {
-        self.revoked = false;
-        self.replace(driver, pcpu, pmu, page, config);
+    pub fn load<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, config: &Config) {
+        self.state.direct = true;
+        self.replace(cpu, page, config, GuestMode::Kernel);
     }
 
     /// The calling vCPU, in its kernel, wants nothing counted.  Sums stay.
-    pub fn stop(&mut self, driver: &Driver, pcpu: &mut Pcpu, pmu: &impl Pmu, page: &VcpuPage) {
-        self.replace(driver, pcpu, pmu, page, &Config::default());
+    pub fn stop<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
+        self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
     }
 
-    fn replace(
+    fn replace<P: Pmu>(
         &mut self,
-        driver: &Driver,
-        pcpu: &mut Pcpu,
-        pmu: &impl Pmu,
+        cpu: &mut Cpu<'_, P>,
         page: &VcpuPage,
         config: &Config,
+        mode: GuestMode,
     ) {
-        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_LOAD, |pcpu, pmu| {
-            let _writing = publish::begin(page, self);
-            self.fold(pmu, page, self.running);
+        cpu.enter(HOOK_LOAD, |cpu| {
+            let _writing = self.publisher.begin(page);
+            self.fold(cpu.pmu, page, self.running);
             self.configure(config);
-            planted!(SumsResetAtLoad, (), self.slots.iter_mut().for_each(|own| own.sum = 0));
-            self.arm(driver, pmu);
-            pcpu.program(pmu, &driver.caps, &self.selectors);
-            self.restore(driver, pmu);
-            self.run(pmu, page, GuestMode::Kernel);
-            pcpu.enable_except(pmu, driver, self.stopped());
-            self.generation += 1;
-            publish::state(page, self);
+            planted!(SumsResetAtLoad, (), self.shares.iter_mut().for_each(|own| own.sum = 0));
+            self.arm(cpu);
+            cpu.program(&self.selectors);
+            self.sampling.restore(cpu);
+            self.run(cpu.pmu, page, mode);
+            cpu.enable_except(self.stopped());
+            self.state.generation += 1;
+            publish::state(page, &self.state);
         });
     }
 
     /// It stops executing on this physical CPU.
     ///
     /// An overflow that is seen here is told when it is switched in again.
-    pub fn switch_from(
-        &mut self,
-        driver: &Driver,
-        pcpu: &mut Pcpu,
-        pmu: &impl Pmu,
-        page: &VcpuPage,
-    ) {
-        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_SWITCH_FROM, |pcpu, pmu| {
-            let _writing = publish::begin(page, self);
+    pub fn switch_from<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
+        cpu.enter(HOOK_SWITCH_FROM, |cpu| {
+            let _writing = self.publisher.begin(page);
             let running = planted!(
                 StateReadFromPage,
                 self.running,
                 page.loaded.load(shared_abi::sync::Ordering::Relaxed)
             );
-            self.fold(pmu, page, running);
-            if self.config.sampling() != 0 {
-                pcpu.enable_except(pmu, driver, self.stopped());
-                self.hold(pmu);
+            self.fold(cpu.pmu, page, running);
+            if self.sampling.slots() != 0 {
+                cpu.enable_except(self.stopped());
+                self.sampling.hold(cpu.pmu);
             }
-            self.tsc_sum = phys_star(self.tsc_sum, self.tsc_start, TSC_MASK, pmu.rdtsc());
+            let now = self.clock.guest(cpu.pmu.rdtsc());
+            let State { tsc_sum, tsc_start, .. } = self.state;
+            self.state.tsc_sum = phys_star(tsc_sum, tsc_start, TSC_MASK, now);
             self.executing = false;
-            publish::state(page, self);
+            publish::state(page, &self.state);
         });
     }
 
-    /// It starts to execute on physical CPU `cpu`, in `mode`; the host does or does not allow its
+    /// It starts to execute on this physical CPU, in `mode`; the host does or does not allow its
     /// domain to count.  Gives whether to send the guest the virtual interrupt.
-    #[expect(clippy::too_many_arguments, reason = "the hypervisor's state comes in pieces")]
-    pub fn switch_to(
+    pub fn switch_to<P: Pmu>(
         &mut self,
-        driver: &Driver,
-        pcpu: &mut Pcpu,
-        pmu: &impl Pmu,
+        cpu: &mut Cpu<'_, P>,
         page: &VcpuPage,
-        cpu: u32,
         mode: GuestMode,
         allowed: bool,
     ) -> bool {
-        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_SWITCH_TO, |pcpu, pmu| {
-            let _writing = publish::begin(page, self);
-            pcpu.admit(pmu, driver, self.domain);
+        cpu.enter(HOOK_SWITCH_TO, |cpu| {
+            let _writing = self.publisher.begin(page);
+            cpu.admit(self.domain);
             if !allowed {
                 // Readers find direct reading invalid until the guest loads again.
-                self.revoked = true;
+                self.state.direct = false;
                 self.configure(&Config::default());
             }
-            let moved = planted!(SelectorsWrittenOnceOnly, true, cpu != self.last_cpu);
-            if self.config.slots() != 0 && moved {
-                pcpu.program(pmu, &driver.caps, &self.selectors);
-                self.restore(driver, pmu);
+            let moved = cpu.number != self.last_cpu;
+            if self.config.slots() != 0 && planted!(SelectorsWrittenOnceOnly, true, moved) {
+                cpu.program(&self.selectors);
+                self.sampling.restore(cpu);
             }
-            self.switches += 1;
-            self.migrations += u64::from(cpu != self.last_cpu);
-            self.last_cpu = cpu;
+            self.state.switches += 1;
+            self.state.migrations += u64::from(moved);
+            self.last_cpu = cpu.number;
             self.executing = true;
-            self.tsc_start = planted!(ClockNotRestarted, pmu.rdtsc(), self.tsc_start);
-            self.run(pmu, page, mode);
+            self.state.tsc_start = planted!(
+                ClockNotRestarted,
+                self.clock.guest(cpu.pmu.rdtsc()),
+                self.state.tsc_start
+            );
+            self.run(cpu.pmu, page, mode);
             if self.config.slots() != 0 {
-                pcpu.enable_except(pmu, driver, self.stopped());
+                cpu.enable_except(self.stopped());
             }
-            publish::state(page, self);
+            publish::state(page, &self.state);
         });
-        self.take_notify()
+        self.sampling.take_notify()
     }
 
     /// The guest enters `mode` from the other one.  Gives whether to send it the virtual interrupt.
-    pub fn toggle(
+    pub fn toggle<P: Pmu>(
         &mut self,
-        driver: &Driver,
-        pcpu: &mut Pcpu,
-        pmu: &impl Pmu,
+        cpu: &mut Cpu<'_, P>,
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {
@@ -291,64 +232,57 @@ impl Vcpu {
         if self.gated == 0 || !self.executing {
             return false;
         }
-        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_TOGGLE, |pcpu, pmu| {
-            let _writing = publish::begin(page, self);
+        cpu.enter(HOOK_TOGGLE, |cpu| {
+            let _writing = self.publisher.begin(page);
             planted!(
                 ModeNotFolded,
-                self.fold(pmu, page, self.running & self.gated),
+                self.fold(cpu.pmu, page, self.running & self.gated),
                 self.running &= !self.gated
             );
-            self.run(pmu, page, mode);
-            if self.config.sampling() & self.gated != 0 {
-                pcpu.enable_except(pmu, driver, self.stopped());
+            self.run(cpu.pmu, page, mode);
+            if self.sampling.slots() & self.gated != 0 {
+                cpu.enable_except(self.stopped());
             }
         });
-        self.take_notify()
+        self.sampling.take_notify()
     }
 
     /// The PMU has interrupted while this vCPU executes.  Gives whether to send the guest the
     /// virtual interrupt: not if the overflow was another vCPU's, or has been seen already.
-    pub fn interrupt(
-        &mut self,
-        driver: &Driver,
-        pcpu: &mut Pcpu,
-        pmu: &impl Pmu,
-        page: &VcpuPage,
-    ) -> bool {
-        Stats::measure(pcpu, pmu, driver.cost_rdpmc(), HOOK_INTERRUPT, |pcpu, pmu| {
-            let _writing = publish::begin(page, self);
-            pcpu.acknowledge(pmu, &driver.caps);
-            let sampling = self.running & self.config.sampling();
-            self.fold(pmu, page, sampling);
-            self.start(pmu, page, sampling);
-            publish::state(page, self);
+    pub fn interrupt<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
+        cpu.enter(HOOK_INTERRUPT, |cpu| {
+            let _writing = self.publisher.begin(page);
+            cpu.acknowledge();
+            let sampling = self.running & self.sampling.slots();
+            self.fold(cpu.pmu, page, sampling);
+            self.start(cpu.pmu, page, sampling);
+            publish::state(page, &self.state);
         });
-        self.take_notify()
+        self.sampling.take_notify()
     }
 
     fn configure(&mut self, config: &Config) {
         self.config = *config;
-        self.selectors = Selectors::of_pv(config);
-        self.counts_user = config.slots_in_ring(GuestMode::User.ring_bit());
-        self.counts_kernel = config.slots_in_ring(GuestMode::Kernel.ring_bit());
+        self.selectors = Selectors::new(config, self.rings, self.gate);
+        (self.counts_user, self.counts_kernel) = match self.rings {
+            Rings::Folded => (config.slots_in_ring(EVNTSEL_USR), config.slots_in_ring(EVNTSEL_OS)),
+            Rings::Hardware => (config.slots(), config.slots()),
+        };
         self.gated = self.counts_user ^ self.counts_kernel;
-        self.armed &= config.sampling();
+        self.sampling.configure(config.sampling());
+        self.state.loaded = config.slots();
     }
 
     /// Folds, stops and publishes the slots in `mask`, which are running.
     #[inline(always)]
     fn fold(&mut self, pmu: &impl Pmu, page: &VcpuPage, mask: u32) {
         for slot in slots_of(mask) {
-            if let Some(own) = self.slots.get_mut(slot.index()) {
+            if let Some(own) = self.shares.get_mut(slot.index()) {
                 let raw = pmu.rdpmc(slot.rdpmc());
                 own.sum = phys_star(own.sum, own.start, own.mask, raw);
                 publish::slot(page, slot, own, false);
-                if self.armed & slot.bit() != 0 && own.overflowed(raw) {
-                    self.armed &= !slot.bit();
-                    self.notify = planted!(OverflowNotSeen, true, self.notify);
-                    self.overflows = self.overflows.wrapping_add(1);
-                    self.window_overflows += 1;
-                }
+                let overflowed = self.sampling.notice(slot, own, raw);
+                self.state.overflows = self.state.overflows.wrapping_add(u64::from(overflowed));
             }
         }
         self.running &= planted!(FoldedTwice, !mask, u32::MAX);
@@ -368,7 +302,7 @@ impl Vcpu {
     #[inline(always)]
     fn start(&mut self, pmu: &impl Pmu, page: &VcpuPage, mask: u32) {
         for slot in slots_of(mask) {
-            if let Some(own) = self.slots.get_mut(slot.index()) {
+            if let Some(own) = self.shares.get_mut(slot.index()) {
                 own.start = pmu.rdpmc(slot.rdpmc());
                 publish::slot(page, slot, own, true);
             }
@@ -379,50 +313,16 @@ impl Vcpu {
     /// Sampling slots that must not count now, or they would overflow in somebody else's time.
     #[inline(always)]
     const fn stopped(&self) -> u32 {
-        self.config.sampling() & !self.running
+        self.sampling.slots() & !self.running
     }
 
-    /// Decides where the sampling counters are to start, so that they overflow after their period.
-    fn arm(&mut self, driver: &Driver, pmu: &impl Pmu) {
-        self.armed = self.config.sampling();
-        if self.armed == 0 {
+    /// Presets the sampling counters, if there are any.
+    fn arm<P: Pmu>(&mut self, cpu: &Cpu<'_, P>) {
+        if self.sampling.slots() == 0 {
             return;
         }
-        let now = pmu.rdtsc();
-        if now.wrapping_sub(self.window_tsc) >= driver.rate.window_tsc {
-            self.window_tsc = now;
-            self.window_overflows = 0;
-        }
-        let too_many = self.window_overflows >= driver.rate.overflows_max;
-        self.throttled = self.throttled.wrapping_add(u64::from(too_many));
-        for slot in slots_of(self.armed) {
-            let period = self.config.period(slot);
-            let distance = if too_many { period.max(PUT_OFF_EVENTS) } else { period };
-            if let Some(own) = self.slots.get_mut(slot.index()) {
-                own.held = distance.wrapping_neg() & own.mask;
-            }
-        }
-    }
-
-    /// Remembers what the sampling counters hold.
-    fn hold(&mut self, pmu: &impl Pmu) {
-        for slot in slots_of(self.config.sampling()) {
-            if let Some(own) = self.slots.get_mut(slot.index()) {
-                own.held = planted!(HeldAtLoadOnly, pmu.rdpmc(slot.rdpmc()), own.held);
-            }
-        }
-    }
-
-    /// Lets the sampling counters hold that again.
-    fn restore(&mut self, driver: &Driver, pmu: &impl Pmu) {
-        for slot in slots_of(self.config.sampling()) {
-            if let Some(own) = self.slots.get(slot.index()) {
-                pmu.wrmsr(msr::counter(&driver.caps, slot), own.held);
-            }
-        }
-    }
-
-    fn take_notify(&mut self) -> bool {
-        core::mem::take(&mut self.notify)
+        let (now, rate) = (cpu.pmu.rdtsc(), &cpu.driver.rate);
+        let put_off = self.sampling.arm(now, rate, &self.config, &self.shares);
+        self.state.throttled = self.state.throttled.wrapping_add(u64::from(put_off));
     }
 }

@@ -4,17 +4,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use hv_driver::hypercall::{Request, decode};
-use hv_driver::msr::{
-    IA32_FIXED_CTR_CTRL, IA32_PERF_GLOBAL_CTRL, IA32_PERF_GLOBAL_OVF_CTRL, IA32_PERF_GLOBAL_STATUS,
-    IA32_PERFEVTSEL0, IA32_PMC0,
-};
+use hv_driver::guest::{Clock, Rings};
+use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Right, admit, serve};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
-use hv_driver::{Cpuid, Driver, Pcpu, Pmu, Rate, Vcpu};
+use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Pmu, Rate, Registration, Settings, Vcpu};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::hypercall::{
-    HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD,
-    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvQuery, HvRegister,
+    HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
 use shared_abi::sync::Ordering::Relaxed;
@@ -26,6 +23,13 @@ use zerocopy::{FromZeros, IntoBytes};
 const USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
 const BOTH: u64 = USER | EVNTSEL_OS;
 const KERNEL: u64 = 0xc0 | EVNTSEL_OS | EVNTSEL_EN;
+
+const IA32_PMC0: u32 = 0x0c1;
+const IA32_PERFEVTSEL0: u32 = 0x186;
+const IA32_FIXED_CTR_CTRL: u32 = 0x38d;
+const IA32_PERF_GLOBAL_STATUS: u32 = 0x38e;
+const IA32_PERF_GLOBAL_CTRL: u32 = 0x38f;
+const IA32_PERF_GLOBAL_OVF_CTRL: u32 = 0x390;
 
 /// Counters and TSC are moved by the test; register writes are recorded.
 #[derive(Default)]
@@ -84,14 +88,15 @@ fn driver() -> Driver {
 }
 
 /// On a Nehalem, measuring its own cost or not.
-fn driver_that(measures_cost: bool) -> Driver {
+fn driver_that(measure_cost: bool) -> Driver {
     let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
     let cpuid = Cpuid {
         vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
         signature: 0x106a3,
         perfmon: [0x0730_0403, 0, 0, 0x603],
+        ..Cpuid::default()
     };
-    Driver::new(&cpuid, measures_cost, RATE).unwrap()
+    Driver::new(&cpuid, &Settings { rate: RATE, measure_cost }).unwrap()
 }
 
 const RATE: Rate = Rate { window_tsc: 1_000_000, overflows_max: 3 };
@@ -113,34 +118,60 @@ struct Machine {
     vcpu: Vcpu,
 }
 
+/// Vcpu 1 of a domain of 64-bit PV guests.
+fn pv_of(domain: u64) -> Registration {
+    Registration { id: 1, domain, guest: Guest::pv(), allowed: true }
+}
+
 impl Machine {
     fn new() -> Self {
-        let (driver, pmu, mut pcpu, page) =
-            (driver(), FakePmu::default(), Pcpu::new(), VcpuPage::default());
-        let vcpu = Vcpu::register(&driver, &mut pcpu, &pmu, &page, 3, 1, 0);
+        Self::with(driver(), Guest::pv())
+    }
+
+    fn with(driver: Driver, guest: Guest) -> Self {
+        let (pmu, mut pcpu, page) = (FakePmu::default(), Pcpu::new(), VcpuPage::default());
+        let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 };
+        let vcpu = Vcpu::register(cpu, &page, &Registration { guest, ..pv_of(1) });
         Self { driver, pmu, pcpu, page, vcpu }
     }
 
+    fn cpu(&mut self) -> Cpu<'_, FakePmu> {
+        Cpu { driver: &self.driver, pcpu: &mut self.pcpu, pmu: &self.pmu, number: 0 }
+    }
+
+    /// Runs `work` on physical CPU `number` with the vCPU.
+    fn on<R>(
+        &mut self,
+        number: u32,
+        work: impl FnOnce(&mut Vcpu, &mut Cpu<'_, FakePmu>, &VcpuPage) -> R,
+    ) -> R {
+        let Self { driver, pmu, pcpu, page, vcpu } = self;
+        work(vcpu, &mut Cpu { driver, pcpu, pmu, number }, page)
+    }
+
     fn load(&mut self, counters: &[CounterConfig]) {
-        let config = config(counters);
-        self.vcpu.load(&self.driver, &mut self.pcpu, &self.pmu, &self.page, &config);
+        let config = Config::new(&self.driver.caps, counters).unwrap();
+        self.on(0, |vcpu, cpu, page| vcpu.load(cpu, page, &config));
+    }
+
+    fn stop(&mut self) {
+        self.on(0, |vcpu, cpu, page| vcpu.stop(cpu, page));
     }
 
     fn toggle(&mut self, mode: GuestMode) -> bool {
-        self.vcpu.toggle(&self.driver, &mut self.pcpu, &self.pmu, &self.page, mode)
+        self.on(0, |vcpu, cpu, page| vcpu.toggle(cpu, page, mode))
     }
 
     fn interrupt(&mut self) -> bool {
-        self.vcpu.interrupt(&self.driver, &mut self.pcpu, &self.pmu, &self.page)
+        self.on(0, |vcpu, cpu, page| vcpu.interrupt(cpu, page))
     }
 
     fn switch_from(&mut self) {
-        self.vcpu.switch_from(&self.driver, &mut self.pcpu, &self.pmu, &self.page);
+        self.on(0, |vcpu, cpu, page| vcpu.switch_from(cpu, page));
     }
 
     fn switch_to(&mut self, cpu: u32, mode: GuestMode, allowed: bool) -> bool {
-        let (driver, pcpu, pmu) = (&self.driver, &mut self.pcpu, &self.pmu);
-        self.vcpu.switch_to(driver, pcpu, pmu, &self.page, cpu, mode, allowed)
+        self.on(cpu, |vcpu, cpu, page| vcpu.switch_to(cpu, page, mode, allowed))
     }
 
     /// `Phys*` of the TSC and of general counters 0 to 2, through the page alone.
@@ -233,7 +264,7 @@ fn another_domains_events_are_cleared_before_anyone_can_read_them() {
     m.toggle(User);
     m.pmu.retire(50);
     m.switch_from();
-    m.pcpu.run_stranger();
+    m.cpu().run_stranger();
     m.pmu.retire(999);
     m.pmu.take_writes();
     m.switch_to(0, User, true);
@@ -246,10 +277,10 @@ fn another_domains_events_are_cleared_before_anyone_can_read_them() {
     // A vCPU of a second domain must not see this one's, nor the other way round.
     let page = VcpuPage::default();
     m.switch_from();
-    let mut other = Vcpu::register(&m.driver, &mut m.pcpu, &m.pmu, &page, 0, 2, 0);
+    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(2));
     assert_eq!(m.pmu.rdpmc(0), 0);
     m.pmu.retire(77);
-    other.switch_from(&m.driver, &mut m.pcpu, &m.pmu, &page);
+    other.switch_from(&mut m.cpu(), &page);
     m.switch_to(0, User, true);
     assert_eq!(m.pmu.rdpmc(0), 0);
     assert_eq!(m.sample().1[0], 52);
@@ -261,10 +292,10 @@ fn two_domains_with_different_events_each_get_their_own() {
     m.load(&[counter(0, BOTH)]);
     m.switch_from();
     let page = VcpuPage::default();
-    let mut other = Vcpu::register(&m.driver, &mut m.pcpu, &m.pmu, &page, 0, 2, 0);
+    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(2));
     let branches = config(&[counter(0, 0xc4 | EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN)]);
-    other.load(&m.driver, &mut m.pcpu, &m.pmu, &page, &branches);
-    other.switch_from(&m.driver, &mut m.pcpu, &m.pmu, &page);
+    other.load(&mut m.cpu(), &page, &branches);
+    other.switch_from(&mut m.cpu(), &page);
     m.pmu.take_writes();
     m.switch_to(0, Kernel, true);
     assert!(m.pmu.take_writes().contains(&(IA32_PERFEVTSEL0, USER)));
@@ -292,12 +323,12 @@ fn stop_keeps_sums_and_unregister_ends_the_page() {
     let mut m = Machine::new();
     m.load(&[counter(0, BOTH)]);
     m.pmu.retire(9);
-    m.vcpu.stop(&m.driver, &mut m.pcpu, &m.pmu, &m.page);
+    m.stop();
     m.pmu.retire(9);
     assert_eq!(m.sample().1[0], 9);
     assert_eq!(m.page.loaded.load(Relaxed), 0);
     assert_eq!(m.page.flags.load(Relaxed) & VCPU_REGISTERED, VCPU_REGISTERED);
-    m.vcpu.unregister(&m.driver, &mut m.pcpu, &m.pmu, &m.page);
+    m.on(0, |vcpu, cpu, page| vcpu.unregister(cpu, page));
     assert_eq!(m.page.flags.load(Relaxed), 0);
 }
 
@@ -394,9 +425,9 @@ mod overflows {
         // The vCPU is switched out before the interrupt is taken; another one gets the interrupt.
         m.switch_from();
         let page = VcpuPage::default();
-        let mut other = Vcpu::register(&m.driver, &mut m.pcpu, &m.pmu, &page, 1, 1, 0);
-        assert!(!other.interrupt(&m.driver, &mut m.pcpu, &m.pmu, &page));
-        other.switch_from(&m.driver, &mut m.pcpu, &m.pmu, &page);
+        let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(1));
+        assert!(!other.interrupt(&mut m.cpu(), &page));
+        other.switch_from(&mut m.cpu(), &page);
         assert!(m.switch_to(0, User, true), "told when it is back");
         assert!(!m.interrupt());
         assert_eq!(m.sample().1[0], 1_003);
@@ -434,10 +465,59 @@ mod overflows {
     fn stop_lets_the_counter_count_for_others_again() {
         let mut m = loaded(&[sampling(0, USER, 1_000)]);
         m.toggle(Kernel);
-        m.vcpu.stop(&m.driver, &mut m.pcpu, &m.pmu, &m.page);
+        m.stop();
         m.load(&[counter(0, BOTH)]);
         m.pmu.retire(5);
         assert_eq!(m.sample().1[0], 5);
+    }
+}
+
+mod guests {
+    use super::*;
+
+    const KERNEL_FIXED: u64 = EVNTSEL_OS | EVNTSEL_EN;
+
+    #[test]
+    fn with_rings_of_its_own_the_hardware_tells_them_apart() {
+        let mut m = Machine::with(driver(), Guest { rings: Rings::Hardware, ..Guest::pv() });
+        m.load(&[counter(0, KERNEL), counter(1, USER), counter(17, KERNEL_FIXED)]);
+        let writes = m.pmu.take_writes();
+        assert!(writes.contains(&(IA32_PERFEVTSEL0, KERNEL)));
+        assert!(writes.contains(&(IA32_PERFEVTSEL0 + 1, USER)));
+        assert!(writes.contains(&(IA32_FIXED_CTR_CTRL, 0x10)));
+        // Nothing is folded when it changes its mode: the counter goes on.
+        m.pmu.retire(5);
+        assert!(!m.toggle(User));
+        m.pmu.retire(7);
+        assert_eq!(m.sample().1[1], 12);
+    }
+
+    #[test]
+    fn selectors_are_limited_to_guests_where_the_hardware_can() {
+        let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
+        let cpuid = Cpuid {
+            vendor: [spelled(b"Auth"), spelled(b"enti"), spelled(b"cAMD")],
+            signature: 0x0080_0f12,
+            extended: 1 << 2,
+            ..Cpuid::default()
+        };
+        let driver = || Driver::new(&cpuid, &Settings { rate: RATE, measure_cost: false }).unwrap();
+        let mut m = Machine::with(driver(), Guest { rings: Rings::Hardware, ..Guest::pv() });
+        m.load(&[counter(0, BOTH)]);
+        assert!(m.pmu.take_writes().contains(&(0xc001_0000, BOTH | 1 << 40)));
+        let mut m = Machine::with(driver(), Guest::pv());
+        m.load(&[counter(0, BOTH)]);
+        assert!(m.pmu.take_writes().contains(&(0xc001_0000, USER)));
+    }
+
+    #[test]
+    fn time_is_told_in_the_guests_own() {
+        let clock = Clock { offset: 1_000, scale: 1 << 31, fraction_bits: 32, reserved: 0 };
+        let mut m = Machine::with(driver(), Guest { clock, ..Guest::pv() });
+        assert_eq!(m.page.tsc_start.load(Relaxed), 1_000);
+        m.pmu.retire(50);
+        m.switch_from();
+        assert_eq!(m.page.tsc_sum.load(Relaxed), 50, "half of 100 ticks of the host");
     }
 }
 
@@ -451,19 +531,99 @@ mod requests {
         load.as_bytes()[..HvLoad::bytes(counters.len())].to_vec()
     }
 
-    fn refused(op: u32, bytes: &[u8]) -> Errno {
+    /// A domain that calls, with everything that the hypervisor was asked to do.
+    struct Domain {
+        machine: Machine,
+        registered: bool,
+        allowed: bool,
+        control: bool,
+        supported: bool,
+        done: Vec<String>,
+    }
+
+    impl Domain {
+        fn new() -> Self {
+            Self {
+                machine: Machine::new(),
+                registered: true,
+                allowed: true,
+                control: true,
+                supported: true,
+                done: Vec::new(),
+            }
+        }
+
+        /// The hypercall: what it returns, and whether the argument is copied back.
+        fn call(&mut self, op: u32, bytes: &mut [u8]) -> Result<bool, Errno> {
+            admit(self, op, bytes.len())?;
+            serve(&driver(), self, op, bytes)
+        }
+    }
+
+    impl Caller for Domain {
+        type Pmu = FakePmu;
+
+        fn permits(&self, right: Right) -> Result<(), Errno> {
+            if right == Right::Control && !self.control { Err(Errno::PERM) } else { Ok(()) }
+        }
+        fn is_allowed(&self) -> bool {
+            self.allowed
+        }
+        fn guest(&self) -> Option<Guest> {
+            self.supported.then_some(Guest::pv())
+        }
+        fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, FakePmu>) -> R) -> R {
+            work(&mut self.machine.cpu())
+        }
+        fn on_vcpu<R>(
+            &mut self,
+            work: impl FnOnce(&mut Cpu<'_, FakePmu>, &mut Vcpu, &VcpuPage, bool) -> R,
+        ) -> Option<R> {
+            let allowed = self.allowed;
+            let work = |vcpu: &mut Vcpu, cpu: &mut Cpu<'_, FakePmu>, page: &VcpuPage| {
+                work(cpu, vcpu, page, allowed)
+            };
+            self.registered.then(|| self.machine.on(0, work))
+        }
+        fn register(&mut self, gfn: u64, _: &Guest) -> Result<(), Errno> {
+            self.registered = true;
+            self.done.push(format!("register {gfn:#x}"));
+            Ok(())
+        }
+        fn forget(&mut self) {
+            self.registered = false;
+        }
+        fn set_policy(&mut self, domid: u16, allowed: bool) -> Result<(), Errno> {
+            self.done.push(format!("policy {domid} {allowed}"));
+            Ok(())
+        }
+        fn add_stats(&mut self, total: &mut HvStats) {
+            self.machine.pcpu.stats.add_to(total);
+        }
+    }
+
+    fn refused_by(domain: &mut Domain, op: u32, bytes: &[u8]) -> Errno {
         let mut copy = bytes.to_vec();
-        let errno = decode(&driver(), op, &mut copy, true).unwrap_err();
+        let errno = domain.call(op, &mut copy).unwrap_err();
         assert_eq!(copy, bytes, "a refused argument is unchanged");
+        assert!(domain.done.is_empty(), "{:?}", domain.done);
         errno
+    }
+
+    fn refused(op: u32, bytes: &[u8]) -> Errno {
+        refused_by(&mut Domain::new(), op, bytes)
     }
 
     #[test]
     fn the_handshake_answers_and_refuses() {
         let mut query = HvQuery { abi_major: ABI_MAJOR.into(), abi_minor: 7, ..HvQuery::default() };
-        assert_eq!(decode(&driver(), OP_QUERY, query.as_mut_bytes(), true), Ok(Request::Query));
+        assert_eq!(Domain::new().call(OP_QUERY, query.as_mut_bytes()), Ok(true));
         assert_eq!((query.abi_major, query.abi_minor), (ABI_MAJOR.into(), ABI_MINOR.into()));
         assert_eq!(query.caps, WireCaps::from(&driver().caps));
+        assert_eq!(query.features, FEATURE_ENABLED);
+        let mut forbidden = Domain { allowed: false, ..Domain::new() };
+        assert_eq!(forbidden.call(OP_QUERY, query.as_mut_bytes()), Ok(true));
+        assert_eq!(query.features, 0);
         query.abi_major += 1;
         assert_eq!(refused(OP_QUERY, query.as_bytes()), Errno::PROTO);
         assert_eq!(refused(OP_QUERY, &query.as_bytes()[1..]), Errno::INVAL);
@@ -473,10 +633,9 @@ mod requests {
     fn a_load_is_exactly_as_long_as_it_says() {
         let counters = [counter(0, USER), counter(16, EVNTSEL_USR | EVNTSEL_EN)];
         let mut bytes = load_bytes(&counters);
-        assert_eq!(
-            decode(&driver(), OP_LOAD, &mut bytes, true),
-            Ok(Request::Load(config(&counters)))
-        );
+        let mut domain = Domain::new();
+        assert_eq!(domain.call(OP_LOAD, &mut bytes), Ok(false));
+        assert_eq!(domain.machine.page.loaded.load(Relaxed), 1 | 1 << 16);
         for length in 0..bytes.len() {
             assert_eq!(refused(OP_LOAD, &bytes[..length]), Errno::INVAL);
         }
@@ -502,23 +661,64 @@ mod requests {
     #[test]
     fn the_others_have_fixed_arguments() {
         let register = HvRegister { gfn: 0x1234, reserved: 0 };
-        assert_eq!(
-            decode(&driver(), OP_REGISTER, &mut register.as_bytes().to_vec(), true),
-            Ok(Request::Register { gfn: 0x1234 })
-        );
+        let mut domain = Domain { registered: false, ..Domain::new() };
+        assert_eq!(domain.call(OP_REGISTER, &mut register.as_bytes().to_vec()), Ok(false));
+        assert_eq!(domain.done, ["register 0x1234"]);
         let bad = HvRegister { reserved: 1, ..register };
         assert_eq!(refused(OP_REGISTER, bad.as_bytes()), Errno::INVAL);
         assert_eq!(refused(OP_REGISTER, &[]), Errno::INVAL);
-        assert_eq!(refused(OP_DOMAIN, [1u32, 2, 0, 0].as_bytes()), Errno::INVAL);
-        assert_eq!(
-            decode(&driver(), OP_DOMAIN, &mut [5u32, 1, 0, 0].as_bytes().to_vec(), true),
-            Ok(Request::Domain { domid: 5, enabled: true })
-        );
+        for bad in [[1u32, 2, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]] {
+            assert_eq!(refused(OP_DOMAIN, bad.as_bytes()), Errno::INVAL);
+        }
+        let mut domain = Domain::new();
+        assert_eq!(domain.call(OP_DOMAIN, [5u32, 1, 0, 0].as_mut_bytes()), Ok(false));
+        assert_eq!(domain.done, ["policy 5 true"]);
         for op in [OP_UNREGISTER, OP_STOP] {
             assert_eq!(refused(op, &[0]), Errno::INVAL);
         }
         assert_eq!(refused(OP_STATS, &[0; 8]), Errno::INVAL);
+        assert_eq!(refused(OP_LOAD, &vec![0; ARGUMENT_BYTES_MAX + 1]), Errno::INVAL);
         assert_eq!(refused(7, &[]), Errno::INVAL);
         assert_eq!(refused(u32::MAX, &[]), Errno::INVAL);
+    }
+
+    #[test]
+    fn what_the_caller_is_decides_what_it_gets() {
+        let register = HvRegister::default();
+        let mut unregistered = Domain { registered: false, ..Domain::new() };
+        let load = load_bytes(&[counter(0, USER)]);
+        for (op, bytes) in [(OP_UNREGISTER, &[][..]), (OP_STOP, &[]), (OP_LOAD, &load)] {
+            assert_eq!(refused_by(&mut unregistered, op, bytes), Errno::NXIO);
+        }
+        assert_eq!(refused(OP_REGISTER, register.as_bytes()), Errno::EXIST);
+        let mut forbidden = Domain { allowed: false, ..Domain::new() };
+        for (op, bytes) in [(OP_REGISTER, register.as_bytes()), (OP_LOAD, &load)] {
+            assert_eq!(refused_by(&mut forbidden, op, bytes), Errno::PERM);
+        }
+        assert_eq!(forbidden.call(OP_STOP, &mut []), Ok(false));
+        let mut other = Domain { supported: false, registered: false, ..Domain::new() };
+        assert_eq!(refused_by(&mut other, OP_REGISTER, register.as_bytes()), Errno::OPNOTSUPP);
+    }
+
+    #[test]
+    fn who_may_not_is_told_so_before_the_argument_is_looked_at() {
+        let mut tenant = Domain { control: false, ..Domain::new() };
+        for (op, bytes) in [(OP_DOMAIN, &[1; 3][..]), (OP_STATS, &[]), (OP_DOMAIN, &[9; 900])] {
+            assert_eq!(refused_by(&mut tenant, op, bytes), Errno::PERM);
+        }
+    }
+
+    #[test]
+    fn a_domains_number_is_not_truncated() {
+        assert_eq!(refused(OP_DOMAIN, [0x1_0000u32, 1, 0, 0].as_bytes()), Errno::SRCH);
+    }
+
+    #[test]
+    fn statistics_are_copied_back() {
+        let mut stats = HvStats::default();
+        let mut domain = Domain::new();
+        assert_eq!(domain.call(OP_LOAD, &mut load_bytes(&[counter(0, USER)])), Ok(false));
+        assert_eq!(domain.call(OP_STATS, stats.as_mut_bytes()), Ok(true));
+        assert_eq!((stats.hypercalls, stats.hook[HOOK_LOAD].calls), (2, 1));
     }
 }

@@ -1,42 +1,80 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! [`hv_driver`] as C functions named `perfctr_core_*`; `glue/xen/core.h` declares them.
+//! [`hv_driver`] as C functions named `perfctr_core_*`, and the functions named `perfctr_glue_*`
+//! that it needs of C; `cargo xtask headers` declares both for C.
 //!
-//! The glue owns all memory.  It hands in storage of the sizes that `core.h` states, aligned to 8
-//! bytes, and calls with interrupts disabled on the physical CPU whose `pcpu` it passes, so every
-//! reference made here is the only one while it lives.  Pages are shared with a guest that may
-//! write to them; they consist of atomics.
+//! The glue owns all memory.  It hands in storage of the sizes stated here, aligned to 8 bytes, and
+//! calls with interrupts disabled on the physical CPU whose object it passes, so every reference
+//! made here is the only one while it lives.  Pages are shared with a guest that may write to them;
+//! they consist of atomics.
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C: raw pointers come in, symbols go out")]
 
-use core::mem::MaybeUninit;
+use core::ffi::{c_int, c_void};
 
-use hv_driver::hypercall::{self, Request};
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Cpuid, Driver, Pcpu, Rate, Vcpu};
+use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Registration, Settings, Vcpu};
 use shared_abi::hypercall::HvStats;
-use shared_abi::{Config, VcpuPage};
+use shared_abi::{Errno, VcpuPage};
 
+mod call;
 mod x86;
 
 use x86::X86Pmu;
 
-/// Bytes of storage that `core.h` reserves.
-const DRIVER_BYTES: usize = 64;
-const PCPU_BYTES: usize = 576;
-const VCPU_BYTES: usize = 1792;
-const CONFIG_BYTES: usize = 320;
+/// Bytes of storage of the driver.
+pub const DRIVER_BYTES: usize = 128;
+/// Bytes of storage of a physical CPU.
+pub const CPU_BYTES: usize = 640;
+/// Bytes of storage of a vCPU with a page.
+pub const VCPU_BYTES: usize = 1920;
+/// Bytes of the largest argument of a hypercall.
+pub const ARGUMENT_BYTES: usize = 776;
 
 const _: () = {
     assert!(size_of::<Driver>() <= DRIVER_BYTES && align_of::<Driver>() <= 8);
-    assert!(size_of::<Pcpu>() <= PCPU_BYTES && align_of::<Pcpu>() <= 8);
-    assert!(size_of::<Vcpu>() <= VCPU_BYTES && align_of::<Vcpu>() <= 8);
-    assert!(size_of::<Config>() <= CONFIG_BYTES && align_of::<Config>() <= 8);
+    assert!(size_of::<CpuObject>() <= CPU_BYTES && align_of::<CpuObject>() <= 8);
+    assert!(size_of::<VcpuObject>() <= VCPU_BYTES && align_of::<VcpuObject>() <= 8);
+    assert!(ARGUMENT_BYTES == hv_driver::hypercall::ARGUMENT_BYTES_MAX);
 };
+
+/// A physical CPU as C holds it.
+pub struct CpuObject {
+    driver: *const Driver,
+    number: u32,
+    pcpu: Pcpu,
+}
+
+/// A vCPU with a page as C holds it.
+pub struct VcpuObject {
+    page: *const VcpuPage,
+    vcpu: Vcpu,
+}
+
+impl CpuObject {
+    #[inline(always)]
+    fn cpu(&mut self) -> Cpu<'_, X86Pmu> {
+        Cpu {
+            // SAFETY: the driver's storage is static.
+            driver: unsafe { &*self.driver },
+            pcpu: &mut self.pcpu,
+            pmu: &X86Pmu,
+            number: self.number,
+        }
+    }
+}
+
+impl VcpuObject {
+    #[inline(always)]
+    fn parts(&mut self) -> (&mut Vcpu, &VcpuPage) {
+        // SAFETY: the page stays mapped while it is registered.
+        (&mut self.vcpu, unsafe { &*self.page })
+    }
+}
 
 /// Why the driver is off, for the console.
 #[repr(C)]
 #[derive(Debug)]
-pub struct CRefusal {
+pub struct Why {
     /// What was expected, not NUL-terminated.
     expected: *const u8,
     expected_bytes: u32,
@@ -44,283 +82,185 @@ pub struct CRefusal {
     found: u32,
 }
 
-/// A decoded request; see `core.h`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct CRequest {
-    kind: u32,
-    domid: u32,
-    enabled: u32,
-    reserved: u32,
-    gfn: u64,
-    config: MaybeUninit<Config>,
-}
-
-const REQUEST_QUERY: u32 = 0;
-const REQUEST_REGISTER: u32 = 1;
-const REQUEST_UNREGISTER: u32 = 2;
-const REQUEST_LOAD: u32 = 3;
-const REQUEST_STOP: u32 = 4;
-const REQUEST_DOMAIN: u32 = 5;
-const REQUEST_STATS: u32 = 6;
-
 fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
 
-/// Decides whether this CPU is usable; gives 0 or -1.
+/// Decides whether this CPU is usable; gives 0, or -1 and why not.
 ///
 /// # Safety
 ///
-/// `driver` is storage for a [`Driver`]; `cpuid`, `rate` and `refusal` are valid.
+/// `driver` is storage of `DRIVER_BYTES` bytes, `why` of one structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_init(
-    driver: &mut MaybeUninit<Driver>,
+    driver: *mut Driver,
     cpuid: &Cpuid,
-    measure_cost: bool,
-    rate: &Rate,
-    refusal: &mut CRefusal,
-) -> i32 {
-    match Driver::new(cpuid, measure_cost, *rate) {
+    settings: &Settings,
+    why: *mut Why,
+) -> c_int {
+    match Driver::new(cpuid, settings) {
         Ok(ready) => {
-            driver.write(ready);
+            // SAFETY: the caller gives storage of this size.
+            unsafe { driver.write(ready) };
             0
         }
-        Err(why) => {
-            let (expected, found) = why.describe();
-            refusal.expected = expected.as_ptr();
-            refusal.expected_bytes = expected.len() as u32;
-            refusal.found = found;
+        Err(refusal) => {
+            let (expected, found) = refusal.describe();
+            let expected_bytes = expected.len() as u32;
+            let expected = expected.as_ptr();
+            // SAFETY: as above.
+            unsafe { why.write(Why { expected, expected_bytes, found }) };
             -1
         }
     }
 }
 
-/// Prepares a physical CPU's storage.
+/// Prepares the storage of physical CPU `number`, whose registers may hold anything.
 ///
 /// # Safety
 ///
-/// `pcpu` is storage for a [`Pcpu`].
+/// `cpu` is storage of `CPU_BYTES` bytes; `driver` is initialised and never freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_pcpu_init(pcpu: &mut MaybeUninit<Pcpu>) {
-    pcpu.write(Pcpu::new());
+pub unsafe extern "C" fn perfctr_core_cpu_init(
+    cpu: *mut CpuObject,
+    driver: *const Driver,
+    number: u32,
+) {
+    // SAFETY: the caller gives storage of this size.
+    unsafe { cpu.write(CpuObject { driver, number, pcpu: Pcpu::new() }) }
 }
 
-/// See [`Pcpu::run_stranger`].
+/// The calling vCPU, `id` of `domain`, registers `page`; see [`Vcpu::register`].
 ///
 /// # Safety
 ///
-/// `pcpu` is this CPU's, prepared.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_run_stranger(pcpu: &mut Pcpu) {
-    pcpu.run_stranger();
-}
-
-/// See [`Vcpu::register`].
-///
-/// # Safety
-///
-/// `vcpu` is storage for a [`Vcpu`], `page` a mapped page; the others are prepared.
+/// `vcpu` is storage of `VCPU_BYTES` bytes; `page` stays mapped until it is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_register(
-    driver: &Driver,
-    pcpu: &mut Pcpu,
-    vcpu: &mut MaybeUninit<Vcpu>,
-    page: &VcpuPage,
+    cpu: &mut CpuObject,
+    vcpu: *mut VcpuObject,
+    page: *const VcpuPage,
+    guest: &Guest,
     id: u32,
     domain: u64,
-    cpu: u32,
+    allowed: bool,
 ) {
-    vcpu.write(Vcpu::register(driver, pcpu, &X86Pmu, page, id, domain, cpu));
+    let who = Registration { id, domain, guest: *guest, allowed };
+    // SAFETY: the caller passes a mapped page.
+    let registered = Vcpu::register(&mut cpu.cpu(), unsafe { &*page }, &who);
+    // SAFETY: the caller gives storage of this size.
+    unsafe { vcpu.write(VcpuObject { page, vcpu: registered }) }
 }
 
-/// See [`Vcpu::unregister`].
-///
-/// # Safety
-///
-/// `vcpu` is registered with `page` and executes on this CPU, whose `pcpu` this is.
+/// A vCPU without a page is switched in.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_unregister(
-    driver: &Driver,
-    pcpu: &mut Pcpu,
-    vcpu: &mut Vcpu,
-    page: &VcpuPage,
-) {
-    vcpu.unregister(driver, pcpu, &X86Pmu, page);
-}
-
-/// See [`Vcpu::load`].
-///
-/// # Safety
-///
-/// As for [`perfctr_core_unregister`]; `request` was decoded as a load.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_load(
-    driver: &Driver,
-    pcpu: &mut Pcpu,
-    vcpu: &mut Vcpu,
-    page: &VcpuPage,
-    request: &CRequest,
-) {
-    // SAFETY: `perfctr_core_decode` initialised the configuration of a load.
-    let config = unsafe { request.config.assume_init_ref() };
-    vcpu.load(driver, pcpu, &X86Pmu, page, config);
-}
-
-/// See [`Vcpu::stop`].
-///
-/// # Safety
-///
-/// As for [`perfctr_core_unregister`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_stop(
-    driver: &Driver,
-    pcpu: &mut Pcpu,
-    vcpu: &mut Vcpu,
-    page: &VcpuPage,
-) {
-    vcpu.stop(driver, pcpu, &X86Pmu, page);
+pub extern "C" fn perfctr_core_run_stranger(cpu: &mut CpuObject) {
+    cpu.cpu().run_stranger();
 }
 
 /// See [`Vcpu::switch_from`].
-///
-/// # Safety
-///
-/// As for [`perfctr_core_unregister`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_switch_from(
-    driver: &Driver,
-    pcpu: &mut Pcpu,
-    vcpu: &mut Vcpu,
-    page: &VcpuPage,
-) {
-    vcpu.switch_from(driver, pcpu, &X86Pmu, page);
+pub extern "C" fn perfctr_core_switch_from(cpu: &mut CpuObject, vcpu: &mut VcpuObject) {
+    let (vcpu, page) = vcpu.parts();
+    vcpu.switch_from(&mut cpu.cpu(), page);
 }
 
-/// See [`Vcpu::switch_to`].
-///
-/// # Safety
-///
-/// As for [`perfctr_core_unregister`].
+/// See [`Vcpu::switch_to`]; gives whether to send the guest the virtual interrupt.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_switch_to(
-    driver: &Driver,
-    pcpu: &mut Pcpu,
-    vcpu: &mut Vcpu,
-    page: &VcpuPage,
-    cpu: u32,
+pub extern "C" fn perfctr_core_switch_to(
+    cpu: &mut CpuObject,
+    vcpu: &mut VcpuObject,
     kernel: bool,
     allowed: bool,
 ) -> bool {
-    vcpu.switch_to(driver, pcpu, &X86Pmu, page, cpu, mode(kernel), allowed)
+    let (vcpu, page) = vcpu.parts();
+    vcpu.switch_to(&mut cpu.cpu(), page, mode(kernel), allowed)
 }
 
-/// See [`Vcpu::toggle`].
-///
-/// # Safety
-///
-/// As for [`perfctr_core_unregister`].
+/// See [`Vcpu::toggle`]; gives whether to send the guest the virtual interrupt.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_toggle(
-    driver: &Driver,
-    pcpu: &mut Pcpu,
-    vcpu: &mut Vcpu,
-    page: &VcpuPage,
+pub extern "C" fn perfctr_core_toggle(
+    cpu: &mut CpuObject,
+    vcpu: &mut VcpuObject,
     kernel: bool,
 ) -> bool {
-    vcpu.toggle(driver, pcpu, &X86Pmu, page, mode(kernel))
+    let (vcpu, page) = vcpu.parts();
+    vcpu.toggle(&mut cpu.cpu(), page, mode(kernel))
 }
 
-/// See [`Vcpu::interrupt`].
+/// The PMU has interrupted while `vcpu` executes, which is null if it has no page.
 ///
-/// # Safety
-///
-/// As for [`perfctr_core_unregister`].
+/// Gives whether to send it the virtual interrupt.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_interrupt(
-    driver: &Driver,
-    pcpu: &mut Pcpu,
-    vcpu: &mut Vcpu,
-    page: &VcpuPage,
+pub extern "C" fn perfctr_core_interrupt(
+    cpu: &mut CpuObject,
+    vcpu: Option<&mut VcpuObject>,
 ) -> bool {
-    vcpu.interrupt(driver, pcpu, &X86Pmu, page)
+    let mut cpu = cpu.cpu();
+    let Some(vcpu) = vcpu else {
+        cpu.acknowledge();
+        return false;
+    };
+    let (vcpu, page) = vcpu.parts();
+    vcpu.interrupt(&mut cpu, page)
 }
 
-/// See [`Pcpu::acknowledge`].
+/// Adds this CPU's statistics to `total`.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_add_stats(cpu: &CpuObject, total: &mut HvStats) {
+    cpu.pcpu.stats.add_to(total);
+}
+
+/// Serves a hypercall; gives 0 or a negative error number.
+///
+/// `caller` is passed to the copying functions.
 ///
 /// # Safety
 ///
-/// `pcpu` is this CPU's, prepared.
+/// `argument` is storage of `ARGUMENT_BYTES` bytes, aligned to 8.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_acknowledge(driver: &Driver, pcpu: &Pcpu) {
-    pcpu.acknowledge(&X86Pmu, &driver.caps);
-}
-
-/// Counts a hypercall and decodes it; gives 0 or a negative error number.
-///
-/// # Safety
-///
-/// `bytes` points to `length` bytes that nobody else can reach, aligned to 8.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_decode(
+pub unsafe extern "C" fn perfctr_core_hypercall(
     driver: &Driver,
+    caller: *mut c_void,
     op: u32,
-    bytes: *mut u8,
+    argument: *mut c_void,
     length: u32,
-    domain_enabled: bool,
-    decoded: &mut CRequest,
-) -> i32 {
+) -> c_int {
     // SAFETY: the caller's promise.
-    let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, length as usize) };
-    match hypercall::decode(driver, op, bytes, domain_enabled) {
-        Ok(request) => {
-            encode(&request, decoded);
-            0
-        }
+    match unsafe { call::hypercall(driver, caller, op, argument, length) } {
+        Ok(()) => 0,
         Err(errno) => errno.to_return(),
     }
 }
 
-fn encode(request: &Request, decoded: &mut CRequest) {
-    decoded.kind = match request {
-        Request::Query => REQUEST_QUERY,
-        Request::Register { gfn } => {
-            decoded.gfn = *gfn;
-            REQUEST_REGISTER
-        }
-        Request::Unregister => REQUEST_UNREGISTER,
-        Request::Load(config) => {
-            decoded.config.write(*config);
-            REQUEST_LOAD
-        }
-        Request::Stop => REQUEST_STOP,
-        Request::Domain { domid, enabled } => {
-            decoded.domid = *domid;
-            decoded.enabled = u32::from(*enabled);
-            REQUEST_DOMAIN
-        }
-        Request::Stats => REQUEST_STATS,
-    };
+#[expect(improper_ctypes, reason = "C knows these objects by their address only")]
+unsafe extern "C" {
+    /// Copies the hypercall's argument in; gives 0 or a negative error number.
+    fn perfctr_glue_copy_in(caller: *mut c_void, to: *mut c_void, length: u32) -> c_int;
+    /// Copies the hypercall's argument back; gives 0 or a negative error number.
+    fn perfctr_glue_copy_out(caller: *mut c_void, from: *const c_void, length: u32) -> c_int;
+    /// Whether the security policy lets the current domain use, or control, counters: 0 or an error.
+    fn perfctr_glue_permits(control: bool) -> c_int;
+    /// Whether the host lets the current domain count.
+    fn perfctr_glue_allowed() -> bool;
+    /// The kind of the current domain; false if it can have no counters.
+    fn perfctr_glue_guest(guest: *mut Guest) -> bool;
+    /// This physical CPU's object.  Interrupts are disabled.
+    fn perfctr_glue_cpu() -> *mut CpuObject;
+    /// The current vCPU's object, or null.  Interrupts are disabled.
+    fn perfctr_glue_vcpu() -> *mut VcpuObject;
+    /// Pins the frame and registers it for the current vCPU; gives 0 or a negative error number.
+    fn perfctr_glue_register(gfn: u64, guest: *const Guest) -> c_int;
+    /// Unpins the current vCPU's page and frees its object.
+    fn perfctr_glue_forget();
+    /// Allows or forbids a domain; gives 0 or a negative error number.
+    fn perfctr_glue_set_policy(domid: u16, allowed: bool) -> c_int;
+    /// Calls `perfctr_core_add_stats` for every physical CPU, one after another.
+    fn perfctr_glue_add_stats(total: *mut HvStats);
 }
 
-/// Counts a hypercall made on this CPU.
-///
-/// # Safety
-///
-/// `pcpu` is this CPU's, prepared.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_count_hypercall(pcpu: &mut Pcpu) {
-    pcpu.stats.hypercall();
-}
-
-/// Adds this CPU's statistics to `total`.
-///
-/// # Safety
-///
-/// `pcpu` is this CPU's, prepared.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_add_stats(pcpu: &Pcpu, total: &mut HvStats) {
-    pcpu.stats.add_to(total);
+fn from_return(value: c_int) -> Result<(), Errno> {
+    if value == 0 { Ok(()) } else { Err(Errno(value.wrapping_neg())) }
 }
 
 #[cfg(target_os = "none")]

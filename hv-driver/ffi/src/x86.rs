@@ -59,3 +59,20 @@ impl Pmu for X86Pmu {
         }
     }
 }
+
+/// The interrupt flag of RFLAGS.
+const RFLAGS_IF: u64 = 1 << 9;
+
+/// Runs `work` with interrupts disabled.
+#[inline(always)]
+pub(crate) fn without_interrupts<R>(work: impl FnOnce() -> R) -> R {
+    let flags: u64;
+    // SAFETY: disabling interrupts in ring 0 has no other effect.
+    unsafe { asm!("pushfq", "pop {}", "cli", out(reg) flags) };
+    let result = work();
+    if flags & RFLAGS_IF != 0 {
+        // SAFETY: they were enabled before.
+        unsafe { asm!("sti") };
+    }
+    result
+}

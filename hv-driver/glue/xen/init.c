@@ -6,16 +6,13 @@
 #include <xen/param.h>
 #include <xen/xenoprof.h>
 #include <asm/apic.h>
+#include <asm/msr.h>
 #include <asm/nmi.h>
 #include <asm/processor.h>
 #include <asm/time.h>
 #include <asm/vpmu.h>
 
 #include "private.h"
-
-bool __read_mostly perfctr_on;
-struct perfctr_driver __read_mostly perfctr_driver;
-bool __read_mostly perfctr_all;
 
 static bool __initdata opt_perfctr;
 static bool __initdata opt_cost;
@@ -59,6 +56,14 @@ static int __init cf_check parse_perfctr(const char *s)
 }
 custom_param("perfctr", parse_perfctr);
 
+/* A register that perhaps does not exist. */
+static uint64_t __init read_msr(unsigned int msr)
+{
+    uint64_t value;
+
+    return rdmsr_safe(msr, value) ? 0 : value;
+}
+
 static void __init read_cpuid(struct perfctr_cpuid *cpuid)
 {
     unsigned int leaf, eax, ebx, ecx, edx;
@@ -66,9 +71,20 @@ static void __init read_cpuid(struct perfctr_cpuid *cpuid)
     cpuid(0, &leaf, &cpuid->vendor[0], &cpuid->vendor[2], &cpuid->vendor[1]);
     cpuid(1, &eax, &ebx, &ecx, &edx);
     cpuid->signature = eax;
+    cpuid->features = edx;
+    if ( leaf >= 7 )
+    {
+        cpuid_count(7, 0, &eax, &ebx, &ecx, &edx);
+        cpuid->structured = edx;
+    }
     if ( leaf >= 0xa )
         cpuid(0xa, &cpuid->perfmon[0], &cpuid->perfmon[1],
               &cpuid->perfmon[2], &cpuid->perfmon[3]);
+    if ( cpuid_eax(0x80000000) >= 0x80000001 )
+        cpuid->extended = cpuid_ecx(0x80000001);
+    cpuid->misc_enable = read_msr(MSR_IA32_MISC_ENABLE);
+    cpuid->perf_capabilities = read_msr(MSR_IA32_PERF_CAPABILITIES);
+    cpuid->tsx_force_abort = read_msr(MSR_TSX_FORCE_ABORT);
 }
 
 /* Who else drives the PMU, or NULL. */
@@ -86,11 +102,11 @@ static const char *__init other_owner(void)
 static int __init cf_check perfctr_init(void)
 {
     struct perfctr_cpuid cpuid = {};
-    struct perfctr_rate rate = {
-        .window_tsc = cpu_khz,
-        .overflows_max = opt_rate,
+    struct perfctr_settings settings = {
+        .rate = { .window_tsc = cpu_khz, .overflows_max = opt_rate },
+        .measure_cost = opt_cost,
     };
-    struct perfctr_refusal refusal;
+    struct perfctr_why why;
     const char *owner;
 
     if ( !opt_perfctr )
@@ -104,11 +120,10 @@ static int __init cf_check perfctr_init(void)
     }
 
     read_cpuid(&cpuid);
-    if ( perfctr_core_init(&perfctr_driver, &cpuid, opt_cost, &rate,
-                           &refusal) )
+    if ( perfctr_core_init(perfctr_driver(), &cpuid, &settings, &why) )
     {
         printk(XENLOG_ERR "perfctr: off: expected %.*s, found %#x\n",
-               refusal.expected_bytes, refusal.expected, refusal.found);
+               why.expected_bytes, (const char *)why.expected, why.found);
         release_pmu_ownership(PMU_OWNER_HVM);
         return 0;
     }

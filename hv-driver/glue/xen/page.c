@@ -4,8 +4,6 @@
 #include <xen/domain_page.h>
 #include <xen/mm.h>
 #include <asm/p2m.h>
-#include <asm/pv/domain.h>
-#include <asm/system.h>
 
 #include "private.h"
 
@@ -54,31 +52,18 @@ static void unmap(void *mapping)
     put_page_and_type(mfn_to_page(mfn));
 }
 
-/* The TSC that the guest reads must be the one that the core samples. */
-static bool supported(const struct domain *d)
+int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
+                          const struct perfctr_guest *guest)
 {
-    return is_pv_64bit_domain(d) && !d->arch.vtsc;
-}
-
-/* v is current. */
-int perfctr_page_register(struct vcpu *v, uint64_t gfn)
-{
-    struct perfctr_vcpu *p;
+    struct domain *d = curr->domain;
+    struct perfctr_vcpu *p = xzalloc(struct perfctr_vcpu);
     void *mapping;
     int rc;
 
-    if ( !supported(v->domain) )
-        return -EOPNOTSUPP;
-    if ( !perfctr_allowed(v->domain) )
-        return -EPERM;
-    if ( v->arch.perfctr )
-        return -EEXIST;
-
-    p = xzalloc(struct perfctr_vcpu);
     if ( !p )
         return -ENOMEM;
 
-    rc = map(v->domain, gfn, &mapping);
+    rc = map(d, gfn, &mapping);
     if ( rc )
     {
         xfree(p);
@@ -87,34 +72,28 @@ int perfctr_page_register(struct vcpu *v, uint64_t gfn)
     p->page = mapping;
 
     local_irq_disable();
-    perfctr_core_register(&perfctr_driver, perfctr_this_pcpu(), &p->core,
-                          p->page, v->vcpu_id, domain_serial(v->domain),
-                          smp_processor_id());
-    v->arch.perfctr = p;
-    write_cr4(pv_make_cr4(v));
+    perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p), p->page,
+                          guest, curr->vcpu_id, domain_serial(d),
+                          perfctr_allowed(d));
+    curr->arch.perfctr = p;
+    perfctr_pv_update_pce(curr);
     local_irq_enable();
 
     return 0;
 }
 
-/* v is current. */
-int perfctr_page_unregister(struct vcpu *v)
+/* The core has stopped curr's counters. */
+void perfctr_page_forget(struct vcpu *curr)
 {
-    struct perfctr_vcpu *p = v->arch.perfctr;
-
-    if ( !p )
-        return -ENXIO;
+    struct perfctr_vcpu *p = curr->arch.perfctr;
 
     local_irq_disable();
-    perfctr_core_unregister(&perfctr_driver, perfctr_this_pcpu(), &p->core,
-                            p->page);
-    v->arch.perfctr = NULL;
-    write_cr4(pv_make_cr4(v));
+    curr->arch.perfctr = NULL;
+    perfctr_pv_update_pce(curr);
     local_irq_enable();
 
     unmap(p->page);
     xfree(p);
-    return 0;
 }
 
 void perfctr_vcpu_destroy(struct vcpu *v)

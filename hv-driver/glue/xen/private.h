@@ -1,36 +1,43 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What the files here share.  Each calls only those above it: cpu, policy, pv,
+ * page, switch and hypercall.
+ */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
 
-#include <xen/percpu.h>
-
-#include "core.h"
+#include "perfctr_core.h"
 #include "perfctr.h"
 
 /* A vCPU with a registered page; reached by v->arch.perfctr. */
 struct perfctr_vcpu {
     struct perfctr_vcpu_page *page; /* Xen's mapping, pinned */
-    struct perfctr_core_vcpu core;
+    uint64_t core[PERFCTR_VCPU_BYTES / sizeof(uint64_t)];
 };
 
-/* Set once at boot; nothing else here happens while it is false. */
+static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
+{
+    return (struct perfctr_core_vcpu *)p->core;
+}
+
+/* cpu.c: set once at boot; nothing else here happens while it is false. */
 extern bool perfctr_on;
-extern struct perfctr_driver perfctr_driver;
+struct perfctr_core_driver *perfctr_driver(void);
+struct perfctr_core_cpu *perfctr_this_cpu(void);
+void perfctr_unmask_interrupt(void);
 
-/* This physical CPU's state.  Interrupts are disabled. */
-struct perfctr_pcpu *perfctr_this_pcpu(void);
-
-/*
- * d->arch.perfctr_policy: by default only the control domain may count,
- * unless the boot option lets all.
- */
+/* policy.c: the control domain may count, others by option or hypercall. */
 extern bool perfctr_all;
-#define PERFCTR_POLICY_DEFAULT 0
-#define PERFCTR_POLICY_ALLOW   1
-#define PERFCTR_POLICY_FORBID  2
 bool perfctr_allowed(const struct domain *d);
 
-int perfctr_page_register(struct vcpu *v, uint64_t gfn);
-int perfctr_page_unregister(struct vcpu *v);
+/* pv.c */
+bool perfctr_pv_guest(const struct domain *d, struct perfctr_guest *guest);
+bool perfctr_pv_in_kernel(const struct vcpu *v);
+void perfctr_pv_update_pce(struct vcpu *curr);
+
+/* page.c */
+int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
+                          const struct perfctr_guest *guest);
+void perfctr_page_forget(struct vcpu *curr);
 
 #endif /* PERFCTR_PRIVATE_H */

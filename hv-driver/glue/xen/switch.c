@@ -1,44 +1,14 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The hooks in context switch, PV mode switch and the PMU's interrupt. */
+/* The hooks in context switch, mode switch and the PMU's interrupt. */
 
 #include <xen/event.h>
-#include <xen/percpu.h>
 #include <xen/sched.h>
 
-#include <asm/apic.h>
-#include <irq_vectors.h>
-
 #include "private.h"
-
-struct pcpu_slot {
-    bool ready;
-    struct perfctr_pcpu state;
-};
-
-/* Cleared when a CPU goes online again, whose registers are then unknown. */
-static DEFINE_PER_CPU(struct pcpu_slot, pcpu_slot);
-
-struct perfctr_pcpu *perfctr_this_pcpu(void)
-{
-    struct pcpu_slot *slot = &this_cpu(pcpu_slot);
-
-    if ( !slot->ready )
-    {
-        perfctr_core_pcpu_init(&slot->state);
-        apic_write(APIC_LVTPC, PMU_APIC_VECTOR);
-        slot->ready = true;
-    }
-    return &slot->state;
-}
 
 static void notify(struct vcpu *v)
 {
     send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
-}
-
-static bool in_kernel(const struct vcpu *v)
-{
-    return v->arch.flags & TF_kernel_mode;
 }
 
 void perfctr_switch_from(struct vcpu *v)
@@ -50,8 +20,7 @@ void perfctr_switch_from(struct vcpu *v)
         return;
 
     local_irq_save(flags);
-    perfctr_core_switch_from(&perfctr_driver, perfctr_this_pcpu(),
-                             &p->core, p->page);
+    perfctr_core_switch_from(perfctr_this_cpu(), perfctr_core_of(p));
     local_irq_restore(flags);
 }
 
@@ -66,10 +35,9 @@ void perfctr_switch_to(struct vcpu *v)
 
     local_irq_save(flags);
     if ( !p )
-        perfctr_core_run_stranger(perfctr_this_pcpu());
-    else if ( perfctr_core_switch_to(&perfctr_driver, perfctr_this_pcpu(),
-                                     &p->core, p->page, smp_processor_id(),
-                                     in_kernel(v),
+        perfctr_core_run_stranger(perfctr_this_cpu());
+    else if ( perfctr_core_switch_to(perfctr_this_cpu(), perfctr_core_of(p),
+                                     perfctr_pv_in_kernel(v),
                                      perfctr_allowed(v->domain)) )
         notify(v);
     local_irq_restore(flags);
@@ -84,8 +52,8 @@ void perfctr_toggle(struct vcpu *v)
         return;
 
     local_irq_save(flags);
-    if ( perfctr_core_toggle(&perfctr_driver, perfctr_this_pcpu(),
-                             &p->core, p->page, in_kernel(v)) )
+    if ( perfctr_core_toggle(perfctr_this_cpu(), perfctr_core_of(p),
+                             perfctr_pv_in_kernel(v)) )
         notify(v);
     local_irq_restore(flags);
 }
@@ -99,17 +67,9 @@ void perfctr_interrupt(void)
     if ( !perfctr_on )
         return;
 
-    if ( !p )
-        perfctr_core_acknowledge(&perfctr_driver, perfctr_this_pcpu());
-    else if ( perfctr_core_interrupt(&perfctr_driver, perfctr_this_pcpu(),
-                                     &p->core, p->page) )
+    if ( perfctr_core_interrupt(perfctr_this_cpu(),
+                                p ? perfctr_core_of(p) : NULL) )
         notify(curr);
 
-    /* The local APIC masks the entry when it delivers. */
-    apic_write(APIC_LVTPC, PMU_APIC_VECTOR);
-}
-
-bool perfctr_pce(const struct vcpu *v)
-{
-    return v->arch.perfctr;
+    perfctr_unmask_interrupt();
 }

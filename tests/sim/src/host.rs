@@ -3,15 +3,17 @@
 
 use std::rc::Rc;
 
-use hv_driver::hypercall::{Request, decode};
+use hv_driver::hypercall::{Caller, Right, admit, serve};
 use hv_driver::vcpu::GuestMode;
+use hv_driver::{Cpu, Guest, Registration};
+use shared_abi::hypercall::HvStats;
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
-use shared_abi::{Config, Errno, planted};
+use shared_abi::{Errno, VcpuPage, planted};
 
 use crate::choice::Action;
-use crate::machine::{Level, Machine, Vcpu, unheard};
+use crate::machine::{Domain, Level, Machine, Vcpu, unheard};
 use crate::model::SLOTS;
 use crate::pmu::{Events, OS, USR};
 use crate::trace::Step;
@@ -146,6 +148,17 @@ impl Machine {
         })
     }
 
+    /// Runs `work` on this physical CPU's state.
+    fn on_cpu<'a, R>(&'a self, work: impl FnOnce(&mut Cpu<'_, Hardware<'a>>) -> R) -> R {
+        let number = self.here.get();
+        work(&mut Cpu {
+            driver: &self.driver,
+            pcpu: &mut self.cpus[number].core.borrow_mut(),
+            pmu: &Hardware(self),
+            number: number as u32,
+        })
+    }
+
     /// Switches this CPU to `next`, in the hypervisor's own agent.
     ///
     /// If `failsafe`, the incoming vCPU's segments cannot be loaded, so its kernel is called.
@@ -183,8 +196,7 @@ impl Machine {
     fn switch_from(&self, vcpu: usize) {
         self.in_hypervisor(false, || {
             if let Some((core, page)) = &mut *self.vcpus[vcpu].registered.borrow_mut() {
-                let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
-                core.switch_from(&self.driver, pcpu, &Hardware(self), &self.vcpus[*page].page);
+                self.on_cpu(|cpu| core.switch_from(cpu, &self.vcpus[*page].page));
             }
         });
     }
@@ -203,27 +215,20 @@ impl Machine {
 
     fn switch_to(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        let here = self.here.get();
         vcpu.disturbances.set(vcpu.disturbances.get() + 1);
         if !self.domains[vcpu.domain].allowed.get() {
             vcpu.sampled.set([0; SLOTS]);
         }
-        let notify = self.in_hypervisor(true, || {
-            let pcpu = &mut self.cpus[here].core.borrow_mut();
-            match &mut *vcpu.registered.borrow_mut() {
-                Some((core, page)) => core.switch_to(
-                    &self.driver,
-                    pcpu,
-                    &Hardware(self),
-                    &self.vcpus[*page].page,
-                    here as u32,
-                    mode(vcpu.kernel_mode.get()),
-                    self.domains[vcpu.domain].allowed.get(),
-                ),
-                None => {
-                    pcpu.run_stranger();
-                    false
-                }
+        let notify = self.in_hypervisor(true, || match &mut *vcpu.registered.borrow_mut() {
+            Some((core, page)) => {
+                let mode = mode(vcpu.kernel_mode.get());
+                let allowed = self.domains[vcpu.domain].allowed.get();
+                let page = &self.vcpus[*page].page;
+                self.on_cpu(|cpu| core.switch_to(cpu, page, mode, allowed))
+            }
+            None => {
+                self.on_cpu(|cpu| cpu.run_stranger());
+                false
             }
         });
         self.notify(index, planted!(OverflowOfOthersDropped, notify, false));
@@ -244,15 +249,14 @@ impl Machine {
             vcpu.disturbances.set(vcpu.disturbances.get() + 1);
         }
         let notify = self.in_hypervisor(false, || {
-            let pcpu = &mut cpu.core.borrow_mut();
             let mut registered = current.map(|vcpu| self.vcpus[vcpu].registered.borrow_mut());
             match registered.as_mut().and_then(|registered| registered.as_mut()) {
                 Some((core, page)) => {
                     let page = &self.vcpus[*page].page;
-                    core.interrupt(&self.driver, pcpu, &Hardware(self), page)
+                    self.on_cpu(|cpu| core.interrupt(cpu, page))
                 }
                 None => {
-                    pcpu.acknowledge(&Hardware(self), &self.driver.caps);
+                    self.on_cpu(|cpu| cpu.acknowledge());
                     false
                 }
             }
@@ -299,9 +303,7 @@ impl Machine {
 
     fn toggle_core(&self, vcpu: &Vcpu, kernel: bool) -> bool {
         let Some((core, page)) = &mut *vcpu.registered.borrow_mut() else { return false };
-        let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
-        let page = &self.vcpus[*page].page;
-        core.toggle(&self.driver, pcpu, &Hardware(self), page, mode(kernel))
+        self.on_cpu(|cpu| core.toggle(cpu, &self.vcpus[*page].page, mode(kernel)))
     }
 
     /// The hypercall of the vCPU that executes.
@@ -314,10 +316,9 @@ impl Machine {
         let asked = sampled(op, bytes);
         let throttled = self.throttled(index);
         let result = self.in_hypervisor(true, || {
-            let allowed = self.domains[self.vcpus[index].domain].allowed.get();
-            self.cpus[self.here.get()].core.borrow_mut().stats.hypercall();
-            let request = decode(&self.driver, op, bytes, allowed)?;
-            self.serve(index, request)
+            let caller = &mut Hypercall { machine: self, index };
+            admit(caller, op, bytes.len())?;
+            serve(&self.driver, caller, op, bytes).map(drop)
         });
         if let (Ok(()), Some(asked)) = (result, asked) {
             self.vcpus[index].sampled.set(asked);
@@ -327,75 +328,6 @@ impl Machine {
         self.check_residue();
         self.check_sums(index);
         result
-    }
-
-    fn serve(&self, index: usize, request: Request) -> Result<(), Errno> {
-        match request {
-            Request::Query => Ok(()),
-            Request::Register { gfn } => self.register(index, gfn),
-            Request::Unregister => self.unregister(index),
-            Request::Load(config) => self.load(index, &config),
-            Request::Stop => {
-                let registered = &mut *self.vcpus[index].registered.borrow_mut();
-                let (core, page) = registered.as_mut().ok_or(Errno::NXIO)?;
-                let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
-                core.stop(&self.driver, pcpu, &Hardware(self), &self.vcpus[*page].page);
-                Ok(())
-            }
-            // No domain here is the control domain.
-            Request::Domain { .. } | Request::Stats => Err(Errno::PERM),
-        }
-    }
-
-    fn load(&self, index: usize, config: &Config) -> Result<(), Errno> {
-        let vcpu = &self.vcpus[index];
-        let registered = &mut *vcpu.registered.borrow_mut();
-        let (core, page) = registered.as_mut().ok_or(Errno::NXIO)?;
-        if !self.domains[vcpu.domain].allowed.get() {
-            return Err(Errno::PERM);
-        }
-        let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
-        core.load(&self.driver, pcpu, &Hardware(self), &self.vcpus[*page].page, config);
-        Ok(())
-    }
-
-    fn register(&self, index: usize, gfn: u64) -> Result<(), Errno> {
-        let vcpu = &self.vcpus[index];
-        let domain = &self.domains[vcpu.domain];
-        if !domain.allowed.get() {
-            return Err(Errno::PERM);
-        }
-        if vcpu.registered.borrow().is_some() {
-            return Err(Errno::EXIST);
-        }
-        let page = gfn.checked_sub(GFN_BASE).map(|page| page as usize);
-        let page = page.filter(|page| domain.vcpus.contains(page)).ok_or(Errno::INVAL)?;
-        self.vcpus[page].pins.set(self.vcpus[page].pins.get() + 1);
-        let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
-        let core = hv_driver::Vcpu::register(
-            &self.driver,
-            pcpu,
-            &Hardware(self),
-            &self.vcpus[page].page,
-            vcpu.id,
-            domain.serial.get(),
-            self.here.get() as u32,
-        );
-        *vcpu.registered.borrow_mut() = Some((core, page));
-        // What the hypervisor counts from now on starts at 0.
-        vcpu.tsc_sum.set(0);
-        vcpu.sums.set([0; MAX_SLOTS]);
-        self.clock_starts(index);
-        Ok(())
-    }
-
-    fn unregister(&self, index: usize) -> Result<(), Errno> {
-        let registered = self.vcpus[index].registered.take();
-        let (mut core, page) = registered.ok_or(Errno::NXIO)?;
-        let pcpu = &mut self.cpus[self.here.get()].core.borrow_mut();
-        core.unregister(&self.driver, pcpu, &Hardware(self), &self.vcpus[page].page);
-        self.vcpus[page].pins.set(self.vcpus[page].pins.get() - 1);
-        Ok(())
     }
 
     /// The vCPU does not execute again under this hypervisor.
@@ -494,6 +426,93 @@ impl Machine {
             if vcpu.pins.get() as usize != self.vcpus.iter().filter(holds).count() {
                 self.fail(format!("page {index} is pinned {} times", vcpu.pins.get()));
             }
+        }
+    }
+}
+
+/// The vCPU that executes, in a hypercall.
+struct Hypercall<'a> {
+    machine: &'a Machine,
+    index: usize,
+}
+
+impl Hypercall<'_> {
+    fn vcpu(&self) -> &Vcpu {
+        &self.machine.vcpus[self.index]
+    }
+
+    fn domain(&self) -> &Domain {
+        &self.machine.domains[self.vcpu().domain]
+    }
+}
+
+impl<'a> Caller for Hypercall<'a> {
+    type Pmu = Hardware<'a>;
+
+    fn permits(&self, right: Right) -> Result<(), Errno> {
+        // No domain here is the control domain.
+        if right == Right::Control { Err(Errno::PERM) } else { Ok(()) }
+    }
+
+    fn is_allowed(&self) -> bool {
+        self.domain().allowed.get()
+    }
+
+    fn guest(&self) -> Option<Guest> {
+        Some(Guest::pv())
+    }
+
+    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, Hardware<'a>>) -> R) -> R {
+        self.machine.on_cpu(work)
+    }
+
+    fn on_vcpu<R>(
+        &mut self,
+        work: impl FnOnce(&mut Cpu<'_, Hardware<'a>>, &mut hv_driver::Vcpu, &VcpuPage, bool) -> R,
+    ) -> Option<R> {
+        let allowed = self.is_allowed();
+        let registered = &mut *self.vcpu().registered.borrow_mut();
+        let (core, page) = registered.as_mut()?;
+        let page = &self.machine.vcpus[*page].page;
+        Some(self.machine.on_cpu(|cpu| work(cpu, core, page, allowed)))
+    }
+
+    fn register(&mut self, gfn: u64, guest: &Guest) -> Result<(), Errno> {
+        let (machine, vcpu, domain) = (self.machine, self.vcpu(), self.domain());
+        let page = gfn.checked_sub(GFN_BASE).map(|page| page as usize);
+        let page = page.filter(|page| domain.vcpus.contains(page)).ok_or(Errno::INVAL)?;
+        let pins = &machine.vcpus[page].pins;
+        pins.set(pins.get() + 1);
+        let who = Registration {
+            id: vcpu.id,
+            domain: domain.serial.get(),
+            guest: *guest,
+            allowed: self.is_allowed(),
+        };
+        let page_of = &machine.vcpus[page].page;
+        let core = machine.on_cpu(|cpu| hv_driver::Vcpu::register(cpu, page_of, &who));
+        *vcpu.registered.borrow_mut() = Some((core, page));
+        // What the hypervisor counts from now on starts at 0.
+        vcpu.tsc_sum.set(0);
+        vcpu.sums.set([0; MAX_SLOTS]);
+        machine.clock_starts(self.index);
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        if let Some((_, page)) = self.vcpu().registered.take() {
+            let pins = &self.machine.vcpus[page].pins;
+            pins.set(pins.get() - 1);
+        }
+    }
+
+    fn set_policy(&mut self, _: u16, _: bool) -> Result<(), Errno> {
+        Err(Errno::SRCH)
+    }
+
+    fn add_stats(&mut self, total: &mut HvStats) {
+        for cpu in &self.machine.cpus {
+            cpu.core.borrow().stats.add_to(total);
         }
     }
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What a machine consists of, and how often things happen to it.
 
-use hv_driver::Driver;
-use hv_driver::driver::Rate;
+use hv_driver::{Driver, Rate, Settings};
 use shared_abi::CounterConfig;
 
 use crate::model::{Model, Vendor};
@@ -149,7 +148,8 @@ impl Shape {
     /// The driver's settings.
     pub fn driver(&self) -> Driver {
         let rate = Rate { window_tsc: 1000, overflows_max: self.overflows_max };
-        Driver::new(&self.model.cpuid(), self.cost, rate).expect("the machine's PMU is usable")
+        Driver::new(&self.model.cpuid(), &Settings { rate, measure_cost: self.cost })
+            .expect("the machine's PMU is usable")
     }
 }
 

@@ -25,8 +25,8 @@ const PACKAGES: &[&str] = &["build-essential", "bison", "flex", "python3", "bc"]
 
 /// Where the driver lives in Xen's tree.
 const DRIVER_DIR: &str = "xen/arch/x86/perfctr";
-/// The file of the glue directory that describes the insertions.
-const HOOKS: &str = "hooks.toml";
+/// The files of the glue directory that describe the insertions into each release.
+const HOOKS: &str = "hooks";
 
 /// Which build of Xen.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, clap::ValueEnum)]
@@ -67,7 +67,7 @@ pub fn xen(flavour: Flavour) -> Result<PathBuf> {
 pub fn patch() -> Result<String> {
     let source = apt::source("xen", UPSTREAM)?;
     let mut files = glue()?;
-    files.extend(hooks::apply(&source, &glue_dir().join(HOOKS))?);
+    files.extend(hooks::apply(&source, &hooks_file())?);
     let scratch = cache::root()?.join("work");
     fs::create_dir_all(&scratch)?;
     overlay::diff(&source, &files, &scratch)
@@ -77,17 +77,21 @@ fn glue_dir() -> PathBuf {
     sh::project().join("hv-driver/glue/xen")
 }
 
+fn hooks_file() -> PathBuf {
+    glue_dir().join(HOOKS).join(format!("xen-{UPSTREAM}.toml"))
+}
+
 /// Every file of Xen's tree that the driver adds or changes.
 fn driver(source: &Path) -> Result<Files> {
     let mut files = glue()?;
     files.insert(format!("{DRIVER_DIR}/perfctr_core.o"), fs::read(rustobj::hypervisor()?)?);
-    files.extend(hooks::apply(source, &glue_dir().join(HOOKS))?);
+    files.extend(hooks::apply(source, &hooks_file())?);
     Ok(files)
 }
 
 fn glue() -> Result<Files> {
     let mut files = overlay::read(&glue_dir(), DRIVER_DIR)?;
-    files.remove(&format!("{DRIVER_DIR}/{HOOKS}"));
+    files.retain(|name, _| !name.starts_with(&format!("{DRIVER_DIR}/{HOOKS}/")));
     let header = sh::project().join("shared-abi/include");
     files.extend(overlay::read(&header, DRIVER_DIR)?);
     Ok(files)

@@ -7,7 +7,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use cbindgen::{Builder, Config, DocumentationLength, ExportConfig, Language, Style};
+use cbindgen::{
+    Builder, Config, DocumentationLength, EnumConfig, ExportConfig, Language, RenameRule, Style,
+};
 
 use crate::tools::sh;
 
@@ -20,11 +22,38 @@ struct Boundary {
     names: &'static [(&'static str, &'static str)],
 }
 
-const BOUNDARIES: &[Boundary] = &[Boundary {
-    sources: &["guest-kmod/ffi/src/lib.rs"],
-    header: "guest-kmod/glue/perfctr_core.h",
-    names: &[("VcpuObject", "perfctr_core_vcpu"), ("ThreadObject", "perfctr_core_thread")],
-}];
+const BOUNDARIES: &[Boundary] = &[
+    Boundary {
+        sources: &[
+            "hv-driver/ffi/src/lib.rs",
+            "hv-driver/src/driver.rs",
+            "hv-driver/src/guest.rs",
+            "hv-driver/src/pmu/mod.rs",
+        ],
+        header: "hv-driver/glue/xen/perfctr_core.h",
+        names: &[
+            ("Driver", "perfctr_core_driver"),
+            ("CpuObject", "perfctr_core_cpu"),
+            ("VcpuObject", "perfctr_core_vcpu"),
+            ("Why", "perfctr_why"),
+            ("Cpuid", "perfctr_cpuid"),
+            ("Rate", "perfctr_rate"),
+            ("Settings", "perfctr_settings"),
+            ("Guest", "perfctr_guest"),
+            ("Rings", "perfctr_rings"),
+            ("Clock", "perfctr_clock"),
+            ("DRIVER_BYTES", "PERFCTR_DRIVER_BYTES"),
+            ("CPU_BYTES", "PERFCTR_CPU_BYTES"),
+            ("VCPU_BYTES", "PERFCTR_VCPU_BYTES"),
+            ("ARGUMENT_BYTES", "PERFCTR_ARGUMENT_BYTES"),
+        ],
+    },
+    Boundary {
+        sources: &["guest-kmod/ffi/src/lib.rs"],
+        header: "guest-kmod/glue/perfctr_core.h",
+        names: &[("VcpuObject", "perfctr_core_vcpu"), ("ThreadObject", "perfctr_core_thread")],
+    },
+];
 
 /// The header of the shared ABI.
 const ABI: &str = "shared-abi/include/perfctr_abi.h";
@@ -111,12 +140,16 @@ impl Boundary {
             header: Some(format!(
                 "/* SPDX-License-Identifier: MIT OR GPL-2.0-only */\n\
                  /* Generated from {} by cargo xtask headers. */",
-                self.sources.join(", ")
+                self.sources[0]
             )),
             include_guard: Some("PERFCTR_CORE_H".into()),
             includes: vec!["perfctr_abi.h".into()],
             no_includes: true,
             usize_is_size_t: true,
+            enumeration: EnumConfig {
+                rename_variants: RenameRule::QualifiedScreamingSnakeCase,
+                ..EnumConfig::default()
+            },
             documentation_length: DocumentationLength::Short,
             export: ExportConfig { rename: own.chain(shared).collect(), ..ExportConfig::default() },
             ..Config::default()
@@ -156,10 +189,12 @@ mod tests {
     #[test]
     fn a_drift_on_either_side_is_found_in_its_line() {
         let (guest, header) = ("guest-kmod/ffi/src/lib.rs", "guest-kmod/glue/perfctr_core.h");
+        let (hypervisor, core) = ("hv-driver/ffi/src/lib.rs", "hv-driver/glue/xen/perfctr_core.h");
         assert!(stale_after(guest, "", "").is_empty());
         for (file, old, new, path, line) in [
             (guest, "gfn: u64", "gfn: u32", header, "uint64_t gfn"),
             (header, "uint64_t gfn", "uint32_t gfn", header, "uint32_t gfn"),
+            (hypervisor, "VCPU_BYTES: usize = 1920", "VCPU_BYTES: usize = 1928", core, "1920"),
             (ABI, "perfctr_vcpu_slot) == 32", "perfctr_vcpu_slot) == 40", ABI, "== 40"),
         ] {
             let found = stale_after(file, old, new);

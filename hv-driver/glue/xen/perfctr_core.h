@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* Generated from hv-driver/ffi/src/lib.rs by cargo xtask headers. */
+
+#ifndef PERFCTR_CORE_H
+#define PERFCTR_CORE_H
+
+#include "perfctr_abi.h"
+
+/*
+ * Bytes of storage of the driver.
+ */
+#define PERFCTR_DRIVER_BYTES 128
+
+/*
+ * Bytes of storage of a physical CPU.
+ */
+#define PERFCTR_CPU_BYTES 640
+
+/*
+ * Bytes of storage of a vCPU with a page.
+ */
+#define PERFCTR_VCPU_BYTES 1920
+
+/*
+ * Bytes of the largest argument of a hypercall.
+ */
+#define PERFCTR_ARGUMENT_BYTES 776
+
+/*
+ * How the guest's kernel mode and user mode are told apart.
+ */
+enum perfctr_rings
+#if __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // __STDC_VERSION__ >= 202311L
+ {
+  /*
+   * By the driver: both execute in ring 3 (64-bit PV), and counters are folded at each change.
+   */
+  PERFCTR_RINGS_FOLDED = 0,
+  /*
+   * By the hardware: the guest has its own rings (HVM, PVH, KVM).
+   */
+  PERFCTR_RINGS_HARDWARE = 1,
+};
+#if __STDC_VERSION__ >= 202311L
+typedef enum perfctr_rings perfctr_rings;
+#else
+typedef uint32_t perfctr_rings;
+#endif // __STDC_VERSION__ >= 202311L
+
+/*
+ * A physical CPU as C holds it.
+ */
+struct perfctr_core_cpu;
+
+/*
+ * The driver's settings, fixed at boot.
+ */
+struct perfctr_core_driver;
+
+/*
+ * A vCPU with a page as C holds it.
+ */
+struct perfctr_core_vcpu;
+
+/*
+ * What the glue reads of a CPU.
+ */
+struct perfctr_cpuid {
+  /*
+   * Leaf 0: EBX, EDX, ECX, which spell the vendor.
+   */
+  uint32_t vendor[3];
+  /*
+   * Leaf 1, EAX: family, model and stepping.
+   */
+  uint32_t signature;
+  /*
+   * Leaf 0xA: EAX, EBX, ECX, EDX; zeroes if there is no such leaf.
+   */
+  uint32_t perfmon[4];
+  /*
+   * Leaf 1, EDX.
+   */
+  uint32_t features;
+  /*
+   * Leaf 7, EDX; 0 if there is no such leaf.
+   */
+  uint32_t structured;
+  /*
+   * Leaf 0x80000001, ECX.
+   */
+  uint32_t extended;
+  /*
+   * 0.
+   */
+  uint32_t reserved;
+  /*
+   * IA32_MISC_ENABLE; 0 if there is no such register.
+   */
+  uint64_t misc_enable;
+  /*
+   * IA32_PERF_CAPABILITIES; 0 if there is no such register.
+   */
+  uint64_t perf_capabilities;
+  /*
+   * TSX_FORCE_ABORT; 0 if there is no such register.
+   */
+  uint64_t tsx_force_abort;
+};
+
+/*
+ * How often a vCPU may be interrupted by overflows.
+ */
+struct perfctr_rate {
+  /*
+   * Length of a window, unit: TSC ticks.
+   */
+  uint64_t window_tsc;
+  /*
+   * Overflows per window, after which the next ones are put off.
+   */
+  uint64_t overflows_max;
+};
+
+/*
+ * What the host's administrator has asked for.
+ */
+struct perfctr_settings {
+  /*
+   * How often a vCPU may be interrupted.
+   */
+  struct perfctr_rate rate;
+  /*
+   * The last general counter measures the driver itself.
+   */
+  bool measure_cost;
+};
+
+/*
+ * Why the driver is off, for the console.
+ */
+struct perfctr_why {
+  /*
+   * What was expected, not NUL-terminated.
+   */
+  const uint8_t *expected;
+  uint32_t expected_bytes;
+  /*
+   * What was found.
+   */
+  uint32_t found;
+};
+
+/*
+ * The guest's time-stamp counter: `offset + (scale * host >> fraction_bits)`.
+ */
+struct perfctr_clock {
+  /*
+   * Unit: ticks of the guest's counter.
+   */
+  uint64_t offset;
+  /*
+   * Fixed-point number; 0 if the guest's counter has the host's frequency.
+   */
+  uint64_t scale;
+  /*
+   * Unit: bits.
+   */
+  uint32_t fraction_bits;
+  /*
+   * 0.
+   */
+  uint32_t reserved;
+};
+
+/*
+ * A kind of guest.
+ */
+struct perfctr_guest {
+  /*
+   * How its modes are told apart.
+   */
+  perfctr_rings rings;
+  /*
+   * 0.
+   */
+  uint32_t reserved;
+  /*
+   * Its time-stamp counter.
+   */
+  struct perfctr_clock clock;
+};
+
+/*
+ * Decides whether this CPU is usable; gives 0, or -1 and why not.
+ */
+int perfctr_core_init(struct perfctr_core_driver *driver,
+                      const struct perfctr_cpuid *cpuid,
+                      const struct perfctr_settings *settings,
+                      struct perfctr_why *why);
+
+/*
+ * Prepares the storage of physical CPU `number`, whose registers may hold anything.
+ */
+void perfctr_core_cpu_init(struct perfctr_core_cpu *cpu,
+                           const struct perfctr_core_driver *driver,
+                           uint32_t number);
+
+/*
+ * The calling vCPU, `id` of `domain`, registers `page`; see Vcpu::register.
+ */
+void perfctr_core_register(struct perfctr_core_cpu *cpu,
+                           struct perfctr_core_vcpu *vcpu,
+                           const struct perfctr_vcpu_page *page,
+                           const struct perfctr_guest *guest,
+                           uint32_t id,
+                           uint64_t domain,
+                           bool allowed);
+
+/*
+ * A vCPU without a page is switched in.
+ */
+void perfctr_core_run_stranger(struct perfctr_core_cpu *cpu);
+
+/*
+ * See Vcpu::switch_from.
+ */
+void perfctr_core_switch_from(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+
+/*
+ * See Vcpu::switch_to; gives whether to send the guest the virtual interrupt.
+ */
+bool perfctr_core_switch_to(struct perfctr_core_cpu *cpu,
+                            struct perfctr_core_vcpu *vcpu,
+                            bool kernel,
+                            bool allowed);
+
+/*
+ * See Vcpu::toggle; gives whether to send the guest the virtual interrupt.
+ */
+bool perfctr_core_toggle(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu, bool kernel);
+
+/*
+ * The PMU has interrupted while `vcpu` executes, which is null if it has no page.
+ */
+bool perfctr_core_interrupt(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+
+/*
+ * Adds this CPU's statistics to `total`.
+ */
+void perfctr_core_add_stats(const struct perfctr_core_cpu *cpu, struct perfctr_hv_stats *total);
+
+/*
+ * Serves a hypercall; gives 0 or a negative error number.
+ */
+int perfctr_core_hypercall(const struct perfctr_core_driver *driver,
+                           void *caller,
+                           uint32_t op,
+                           void *argument,
+                           uint32_t length);
+
+/*
+ * Copies the hypercall's argument in; gives 0 or a negative error number.
+ */
+extern int perfctr_glue_copy_in(void *caller, void *to, uint32_t length);
+
+/*
+ * Copies the hypercall's argument back; gives 0 or a negative error number.
+ */
+extern int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length);
+
+/*
+ * Whether the security policy lets the current domain use, or control, counters: 0 or an error.
+ */
+extern int perfctr_glue_permits(bool control);
+
+/*
+ * Whether the host lets the current domain count.
+ */
+extern bool perfctr_glue_allowed(void);
+
+/*
+ * The kind of the current domain; false if it can have no counters.
+ */
+extern bool perfctr_glue_guest(struct perfctr_guest *guest);
+
+/*
+ * This physical CPU's object.  Interrupts are disabled.
+ */
+extern struct perfctr_core_cpu *perfctr_glue_cpu(void);
+
+/*
+ * The current vCPU's object, or null.  Interrupts are disabled.
+ */
+extern struct perfctr_core_vcpu *perfctr_glue_vcpu(void);
+
+/*
+ * Pins the frame and registers it for the current vCPU; gives 0 or a negative error number.
+ */
+extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest);
+
+/*
+ * Unpins the current vCPU's page and frees its object.
+ */
+extern void perfctr_glue_forget(void);
+
+/*
+ * Allows or forbids a domain; gives 0 or a negative error number.
+ */
+extern int perfctr_glue_set_policy(uint16_t domid, bool allowed);
+
+/*
+ * Calls `perfctr_core_add_stats` for every physical CPU, one after another.
+ */
+extern void perfctr_glue_add_stats(struct perfctr_hv_stats *total);
+
+#endif  /* PERFCTR_CORE_H */

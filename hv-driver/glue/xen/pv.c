@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What 64-bit PV guests need: both of their modes execute in ring 3, RDPMC is
+ * allowed there by CR4, and they read the host's time-stamp counter.
+ */
+
+#include <xen/sched.h>
+
+#include <asm/pv/domain.h>
+#include <asm/system.h>
+
+#include "private.h"
+
+bool perfctr_pv_guest(const struct domain *d, struct perfctr_guest *guest)
+{
+    const struct perfctr_guest pv = { .rings = PERFCTR_RINGS_FOLDED };
+
+    /* The TSC that the guest reads must be the one that the core samples. */
+    if ( !is_pv_64bit_domain(d) || d->arch.vtsc )
+        return false;
+
+    *guest = pv;
+    return true;
+}
+
+bool perfctr_pv_in_kernel(const struct vcpu *v)
+{
+    return v->arch.flags & TF_kernel_mode;
+}
+
+bool perfctr_pce(const struct vcpu *v)
+{
+    return v->arch.perfctr;
+}
+
+/* curr has got its page, or lost it. */
+void perfctr_pv_update_pce(struct vcpu *curr)
+{
+    write_cr4(pv_make_cr4(curr));
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What kind of guest a vCPU belongs to, as far as its counters go; chosen at registration.
+
+use shared_abi::PmuCaps;
+use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
+
+/// How the guest's kernel mode and user mode are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Rings {
+    /// By the driver: both execute in ring 3 (64-bit PV), and counters are folded at each change.
+    Folded = 0,
+    /// By the hardware: the guest has its own rings (HVM, PVH, KVM).
+    Hardware = 1,
+}
+
+/// The guest's time-stamp counter: `offset + (scale * host >> fraction_bits)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Clock {
+    /// Unit: ticks of the guest's counter.
+    pub offset: u64,
+    /// Fixed-point number; 0 if the guest's counter has the host's frequency.
+    pub scale: u64,
+    /// Unit: bits.
+    pub fraction_bits: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+impl Clock {
+    /// The guest reads the host's counter.
+    pub const fn native() -> Self {
+        Self { offset: 0, scale: 0, fraction_bits: 0, reserved: 0 }
+    }
+
+    /// What the guest reads when the host's counter is `host`.
+    #[inline(always)]
+    pub const fn guest(&self, host: u64) -> u64 {
+        let scaled = if self.scale == 0 { host } else { self.scaled(host) };
+        scaled.wrapping_add(self.offset)
+    }
+
+    const fn scaled(&self, host: u64) -> u64 {
+        let product = host as u128 * self.scale as u128;
+        product.wrapping_shr(self.fraction_bits) as u64
+    }
+}
+
+/// What starts and stops the counters of a configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// One register enables counters, whatever their selectors say.
+    Global,
+    /// Each selector's own enable bit.
+    Selectors,
+    /// Each selector is limited to guests.
+    GuestOnly,
+}
+
+impl Gate {
+    /// The one for such a guest on such a PMU.
+    pub const fn new(caps: &PmuCaps, rings: Rings) -> Self {
+        match rings {
+            Rings::Hardware if caps.can(CAPS_GUEST_ONLY) => Self::GuestOnly,
+            _ if caps.can(CAPS_GLOBAL_INTEL) => Self::Global,
+            _ => Self::Selectors,
+        }
+    }
+}
+
+/// A kind of guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Guest {
+    /// How its modes are told apart.
+    pub rings: Rings,
+    /// 0.
+    pub reserved: u32,
+    /// Its time-stamp counter.
+    pub clock: Clock,
+}
+
+impl Guest {
+    /// A 64-bit PV guest that reads the host's time-stamp counter.
+    pub const fn pv() -> Self {
+        Self { rings: Rings::Folded, reserved: 0, clock: Clock::native() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guests_clock_is_scaled_and_then_moved() {
+        assert_eq!(Clock::native().guest(12_345), 12_345);
+        let slower = Clock { offset: 7, scale: 1 << 47, fraction_bits: 48, reserved: 0 };
+        assert_eq!(slower.guest(1_000), 507);
+        assert_eq!(slower.guest(u64::MAX), u64::MAX / 2 + 7);
+        let earlier = Clock { offset: 100_u64.wrapping_neg(), ..Clock::native() };
+        assert_eq!(earlier.guest(40), 60_u64.wrapping_neg());
+    }
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Which PMU this CPU has: what it can do, and where its registers are.
+//!
+//! One file for each vendor; nobody else asks whose CPU it is.
+
+mod amd;
+mod intel;
+
+use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
+use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
+
+/// What the glue reads of a CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Cpuid {
+    /// Leaf 0: EBX, EDX, ECX, which spell the vendor.
+    pub vendor: [u32; 3],
+    /// Leaf 1, EAX: family, model and stepping.
+    pub signature: u32,
+    /// Leaf 0xA: EAX, EBX, ECX, EDX; zeroes if there is no such leaf.
+    pub perfmon: [u32; 4],
+    /// Leaf 1, EDX.
+    pub features: u32,
+    /// Leaf 7, EDX; 0 if there is no such leaf.
+    pub structured: u32,
+    /// Leaf 0x80000001, ECX.
+    pub extended: u32,
+    /// 0.
+    pub reserved: u32,
+    /// IA32_MISC_ENABLE; 0 if there is no such register.
+    pub misc_enable: u64,
+    /// IA32_PERF_CAPABILITIES; 0 if there is no such register.
+    pub perf_capabilities: u64,
+    /// TSX_FORCE_ABORT; 0 if there is no such register.
+    pub tsx_force_abort: u64,
+}
+
+/// Why the PMU cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Neither Intel nor AMD.
+    Vendor([u32; 3]),
+    /// Architectural performance monitoring older than 2, which has no global control.
+    Version(u32),
+    /// No general counters.
+    NoCounters,
+    /// A counter width outside 32 to 64 bits.
+    Width(u32),
+    /// An AMD family without counters that this driver knows.
+    Family(u32),
+}
+
+impl Refusal {
+    /// What was expected, and what was found; the console shows both.
+    pub const fn describe(&self) -> (&'static str, u32) {
+        match *self {
+            Self::Vendor([first, ..]) => ("CPU vendor Intel or AMD", first),
+            Self::Version(version) => ("architectural performance monitoring 2 or later", version),
+            Self::NoCounters => ("at least 1 general counter left for guests", 0),
+            Self::Width(bits) => ("counters of 32 to 64 bits", bits),
+            Self::Family(family) => ("AMD family 0x10 or later", family),
+        }
+    }
+}
+
+/// A register for each of several counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bank {
+    first: u32,
+    stride: u32,
+}
+
+impl Bank {
+    const fn of(self, n: u32) -> u32 {
+        self.first + n * self.stride
+    }
+}
+
+/// The registers of the fixed counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    counters: Bank,
+    /// Selects for all of them, in the layout of IA32_FIXED_CTR_CTRL.
+    pub ctrl: u32,
+}
+
+/// The registers of all counters together, each with a bit for every counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Global {
+    /// Enables counters.
+    pub ctrl: u32,
+    /// Says which have overflowed.
+    pub status: u32,
+    /// Clears bits of `status`.
+    pub acknowledge: u32,
+}
+
+/// Where a PMU's registers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registers {
+    evntsel: Bank,
+    counters: Bank,
+    /// The fixed counters', if there are any.
+    pub fixed: Option<Fixed>,
+    /// Those of all counters, if there are any.
+    pub global: Option<Global>,
+    /// Lets counters write records to memory; whoever takes the PMU over clears it.
+    pub pebs_enable: Option<u32>,
+}
+
+impl Registers {
+    /// The counter's event-select register; `None` for fixed counters, which share one.
+    pub const fn evntsel(&self, slot: PhysSlot) -> Option<u32> {
+        match slot.fixed_number() {
+            Some(_) => None,
+            None => Some(self.evntsel.of(slot.index() as u32)),
+        }
+    }
+
+    /// The counter itself.
+    pub const fn counter(&self, slot: PhysSlot) -> u32 {
+        match (slot.fixed_number(), self.fixed) {
+            (Some(n), Some(fixed)) => fixed.counters.of(n),
+            _ => self.counters.of(slot.index() as u32),
+        }
+    }
+}
+
+/// The bits of these slots in the registers of all counters: fixed ones from bit 32.
+pub const fn global_bits(slots: u32) -> u64 {
+    let fixed = slots >> MAX_GENERAL;
+    let general = slots & !(u32::MAX << MAX_GENERAL);
+    general as u64 | (fixed as u64) << 32
+}
+
+impl Cpuid {
+    /// The PMU, or why it cannot be used.
+    ///
+    /// # Errors
+    ///
+    /// What is missing.
+    pub fn pmu(&self) -> Result<(PmuCaps, Registers), Refusal> {
+        match self.vendor {
+            intel::VENDOR => intel::pmu(self),
+            amd::VENDOR => amd::pmu(self),
+            other => Err(Refusal::Vendor(other)),
+        }
+    }
+
+    /// Family and model as the manuals number them (SDM volume 2, CPUID; APM volume 3, appendix E).
+    const fn family_and_model(&self) -> (u32, u32) {
+        let (base, extended) = ((self.signature >> 8) & 0xf, (self.signature >> 20) & 0xff);
+        let family = if base == 0xf { base + extended } else { base };
+        let model = (self.signature >> 4) & 0xf | (self.signature >> 12) & 0xf0;
+        (family, model)
+    }
+}
+
+const fn vendor(spelled: &[u8; 12]) -> [u32; 3] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = *spelled;
+    [
+        u32::from_le_bytes([a, b, c, d]),
+        u32::from_le_bytes([e, f, g, h]),
+        u32::from_le_bytes([i, j, k, l]),
+    ]
+}
+
+fn width(bits: u32) -> Result<CounterWidth, Refusal> {
+    CounterWidth::new(bits).ok_or(Refusal::Width(bits))
+}
+
+const _: () = assert!(MAX_FIXED <= 32 && MAX_GENERAL <= 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_vendors_are_refused_by_name() {
+        let cpuid = Cpuid { vendor: [1, 2, 3], ..Cpuid::default() };
+        assert_eq!(cpuid.pmu(), Err(Refusal::Vendor([1, 2, 3])));
+    }
+
+    #[test]
+    fn general_counters_come_first_in_global_registers() {
+        assert_eq!(global_bits(0xf | 7 << 16), 0x7_0000_000f);
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A vCPU's sampling counters (i-mode).
+//!
+//! They are preset so that they overflow after their period, stopped while they are not running,
+//! and kept across switches of the vCPU.  That one has overflowed is seen in its value whenever it
+//! is folded, so an interrupt that comes late, when another vCPU executes already, adds nothing:
+//! the virtual interrupt goes to the vCPU whose counter it was.
+
+use shared_abi::limits::MAX_SLOTS;
+use shared_abi::slot::slots_of;
+use shared_abi::{Config, PhysSlot, planted};
+
+use crate::driver::Rate;
+use crate::hal::Pmu;
+use crate::pcpu::Cpu;
+use crate::publish::Share;
+
+/// How far the next overflow is put off when a vCPU has had too many, unit: events.
+const PUT_OFF_EVENTS: u64 = 1 << 20;
+
+/// The sampling counters of a vCPU.
+#[derive(Debug)]
+pub(crate) struct Sampling {
+    slots: u32,
+    /// Those that have not overflowed since they were preset.
+    armed: u32,
+    /// An overflow was seen and the guest has not been told.
+    notify: bool,
+    /// Start of the window in which overflows are counted against the allowed rate.
+    window_tsc: u64,
+    window_overflows: u64,
+    /// What they held when the vCPU was switched out.
+    held: [u64; MAX_SLOTS],
+}
+
+impl Sampling {
+    pub(crate) const NONE: Self = Self {
+        slots: 0,
+        armed: 0,
+        notify: false,
+        window_tsc: 0,
+        window_overflows: 0,
+        held: [0; MAX_SLOTS],
+    };
+
+    /// One bit per sampling slot.
+    #[inline(always)]
+    pub(crate) const fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// These slots sample from now on.
+    pub(crate) fn configure(&mut self, slots: u32) {
+        self.slots = slots;
+        self.armed &= slots;
+    }
+
+    /// Decides where the counters are to start, so that they overflow after their period.  Gives
+    /// whether that was put off.
+    pub(crate) fn arm(
+        &mut self,
+        now: u64,
+        rate: &Rate,
+        config: &Config,
+        shares: &[Share; MAX_SLOTS],
+    ) -> bool {
+        self.armed = self.slots;
+        if now.wrapping_sub(self.window_tsc) >= rate.window_tsc {
+            self.window_tsc = now;
+            self.window_overflows = 0;
+        }
+        let too_many = self.window_overflows >= rate.overflows_max;
+        for slot in slots_of(self.armed) {
+            let period = config.period(slot);
+            let distance = if too_many { period.max(PUT_OFF_EVENTS) } else { period };
+            let mask = shares.get(slot.index()).map_or(0, |share| share.mask);
+            if let Some(held) = self.held.get_mut(slot.index()) {
+                *held = distance.wrapping_neg() & mask;
+            }
+        }
+        too_many
+    }
+
+    /// A counter was found to hold `raw`.  Gives whether it has overflowed since it was preset and
+    /// this was not seen before.
+    #[inline(always)]
+    pub(crate) fn notice(&mut self, slot: PhysSlot, share: &Share, raw: u64) -> bool {
+        let sign = share.mask & !(share.mask >> 1);
+        if self.armed & slot.bit() == 0 || raw & sign != 0 {
+            return false;
+        }
+        self.armed &= !slot.bit();
+        self.notify = planted!(OverflowNotSeen, true, self.notify);
+        self.window_overflows += 1;
+        true
+    }
+
+    /// Remembers what the counters hold.
+    pub(crate) fn hold(&mut self, pmu: &impl Pmu) {
+        for slot in slots_of(self.slots) {
+            if let Some(held) = self.held.get_mut(slot.index()) {
+                *held = planted!(HeldAtLoadOnly, pmu.rdpmc(slot.rdpmc()), *held);
+            }
+        }
+    }
+
+    /// Lets the counters hold that again.
+    pub(crate) fn restore<P: Pmu>(&self, cpu: &Cpu<'_, P>) {
+        for slot in slots_of(self.slots) {
+            if let Some(&held) = self.held.get(slot.index()) {
+                cpu.pmu.wrmsr(cpu.driver.registers.counter(slot), held);
+            }
+        }
+    }
+
+    /// Whether the guest is to be told of an overflow, once.
+    #[inline(always)]
+    pub(crate) fn take_notify(&mut self) -> bool {
+        core::mem::take(&mut self.notify)
+    }
+}

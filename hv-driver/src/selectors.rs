@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the selector registers of a physical CPU hold.
+
+use shared_abi::config::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::limits::{MAX_FIXED, MAX_SLOTS};
+use shared_abi::slot::{ALL_SLOTS, slots_of};
+use shared_abi::{Config, PhysSlot, planted};
+
+use crate::guest::{Gate, Rings};
+
+/// Event select that counts the hypervisor's own instructions: event C0H in ring 0.
+pub const EVNTSEL_OWN_INSTRUCTIONS: u64 = 0xc0 | EVNTSEL_OS | EVNTSEL_EN;
+
+/// Count only while a guest executes, after VMRUN (APM volume 2, 13.2.1).
+pub const EVNTSEL_GUEST_ONLY: u64 = 1 << 40;
+
+/// IA32_FIXED_CTR_CTRL, for counter 0: count in ring 0 (SDM volume 3, 20.2.2).
+const FIXED_OS: u64 = 1 << 0;
+
+/// IA32_FIXED_CTR_CTRL, for counter 0: count in rings 1 to 3.
+const FIXED_USR: u64 = 1 << 1;
+
+/// IA32_FIXED_CTR_CTRL, for counter 0: interrupt on overflow.
+const FIXED_PMI: u64 = 1 << 3;
+
+/// Bits per fixed counter in IA32_FIXED_CTR_CTRL.
+const FIXED_BITS: u32 = 4;
+
+/// What a physical CPU's selector registers hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Selectors {
+    /// Event select of each general counter; fixed counters' elements are 0.
+    pub evntsel: [u64; MAX_SLOTS],
+    /// IA32_FIXED_CTR_CTRL.
+    pub fixed_ctrl: u64,
+}
+
+impl Selectors {
+    /// No counter counts.
+    pub const NONE: Self = Self { evntsel: [0; MAX_SLOTS], fixed_ctrl: 0 };
+
+    /// Selectors that count a guest's configuration.
+    ///
+    /// With [`Rings::Folded`] no counter ever has the OS bit in hardware: in ring 0 the hypervisor
+    /// alone executes, and which of the guest's modes a counter counts in is decided when the guest
+    /// changes its mode.
+    pub fn new(config: &Config, rings: Rings, gate: Gate) -> Self {
+        let mut selectors = Self::NONE;
+        for slot in slots_of(config.slots()) {
+            let sampling = config.sampling() & slot.bit() != 0;
+            let asked = config.evntsel(slot) & EVNTSEL_RINGS;
+            let rings = match rings {
+                Rings::Folded => planted!(GuestRingsProgrammed, EVNTSEL_USR, asked | EVNTSEL_USR),
+                Rings::Hardware => asked,
+            };
+            match slot.fixed_number() {
+                Some(n) => {
+                    selectors.fixed_ctrl |= fixed_select(rings, sampling) << (FIXED_BITS * n)
+                }
+                None => {
+                    let interrupt = if sampling { EVNTSEL_INT } else { 0 };
+                    let gate = if gate == Gate::GuestOnly { EVNTSEL_GUEST_ONLY } else { 0 };
+                    if let Some(evntsel) = selectors.evntsel.get_mut(slot.index()) {
+                        *evntsel = config.evntsel(slot) & !EVNTSEL_RINGS | rings | interrupt | gate;
+                    }
+                }
+            }
+        }
+        selectors
+    }
+
+    /// Slots that interrupt when they overflow.
+    pub fn interrupting(&self) -> u32 {
+        self.slots_with(FIXED_PMI, EVNTSEL_INT)
+    }
+
+    /// Slots that count in some ring.
+    pub fn counting(&self) -> u32 {
+        self.slots_with(FIXED_OS | FIXED_USR, EVNTSEL_EN)
+    }
+
+    /// Slots whose select has one of these bits.
+    fn slots_with(&self, fixed: u64, general: u64) -> u32 {
+        slots_of(ALL_SLOTS)
+            .filter(|slot| match slot.fixed_number() {
+                Some(n) => self.fixed_ctrl >> (FIXED_BITS * n) & fixed != 0,
+                None => self.evntsel.get(slot.index()).is_some_and(|e| e & general != 0),
+            })
+            .fold(0, |mask, slot: PhysSlot| mask | slot.bit())
+    }
+}
+
+const fn fixed_select(rings: u64, sampling: bool) -> u64 {
+    (if rings & EVNTSEL_OS != 0 { FIXED_OS } else { 0 })
+        | (if rings & EVNTSEL_USR != 0 { FIXED_USR } else { 0 })
+        | (if sampling { FIXED_PMI } else { 0 })
+}
+
+const _: () = assert!(MAX_FIXED as u32 * FIXED_BITS <= 64);
