@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What has to hold before anything is committed, short of running the tests.
 
+mod c_style;
 mod generated;
 mod objects;
 mod tidy;
@@ -37,6 +38,7 @@ use Pace::{Quick, Slow};
 pub const CHECKS: &[Check] = &[
     Check { name: "house rules", pace: Quick, run: tidy::check },
     Check { name: "format", pace: Quick, run: || cargo(&["fmt", "--all", "--check"]) },
+    Check { name: "layout of C", pace: Quick, run: c_style::check },
     Check { name: "generated headers", pace: Quick, run: generated::check },
     Check { name: "lints", pace: Slow, run: lints },
     Check { name: "lints of the simulator", pace: Slow, run: simulator_lints },

@@ -16,7 +16,9 @@ mod watch;
 use anyhow::Result;
 
 pub use self::outcome::{Failure, Outcome, Status};
-pub use self::runs::{Boots, Repeat, boots, repeated};
+#[cfg(test)]
+pub use self::runs::Repeat;
+pub use self::runs::{Boots, boots, repeated};
 pub use self::spec::Spec;
 
 /// Boots, runs and ends. An error means that the run could not be prepared.

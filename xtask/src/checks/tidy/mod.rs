@@ -33,21 +33,27 @@ struct Allowed {
 }
 
 /// The project's files, as git knows them or would add them.
-struct Tree {
+pub struct Tree {
     root: PathBuf,
     names: Vec<String>,
 }
 
 impl Tree {
-    fn new(root: PathBuf) -> Result<Self> {
+    /// All files of the project at `root`.
+    pub fn new(root: PathBuf) -> Result<Self> {
         let list = ["ls-files", "--cached", "--others", "--exclude-standard"];
         let text = sh::output(cmd("git", list).current_dir(&root))?;
         let names = text.lines().map(str::to_owned).filter(|name| root.join(name).exists());
         Ok(Self { names: names.collect(), root })
     }
 
+    /// A file's place.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
     /// The files with one of these endings, and what is in them.
-    fn files(&self, kinds: &[&str]) -> Result<Vec<(&str, String)>> {
+    pub fn files(&self, kinds: &[&str]) -> Result<Vec<(&str, String)>> {
         let mut files = Vec::new();
         for name in self.names.iter().filter(|name| kinds.contains(&kind(name))) {
             let text = fs::read_to_string(self.root.join(name)).with_context(|| name.clone())?;
