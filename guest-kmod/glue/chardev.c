@@ -84,8 +84,7 @@ static struct perfctr_thread *perfctr_claim(struct task_struct *task)
 }
 
 /* By the thread itself at once; another thread does it when it goes on. */
-static int perfctr_link(struct perfctr_thread *thread,
-			struct task_struct *task)
+static int perfctr_link(struct perfctr_thread *thread, struct task_struct *task)
 {
 	if (task != current)
 		return perfctr_remote_link(thread, task);
@@ -187,7 +186,8 @@ static long perfctr_read_control(struct perfctr_thread *thread,
 
 	mutex_lock(&thread->lock);
 	control = thread->asked & PERFCTR_ASKED_CONTROL ?
-			  thread->asked_control : thread->control;
+			  thread->asked_control :
+			  thread->control;
 	mutex_unlock(&thread->lock);
 	return copy_to_user(argument, &control, sizeof(control)) ? -EFAULT : 0;
 }

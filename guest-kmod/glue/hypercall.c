@@ -24,6 +24,7 @@ u64 perfctr_glue_rdpmc(u32 index)
 	u32 low = 0, high = 0;
 
 	asm volatile("1: rdpmc\n2:\n" _ASM_EXTABLE(1b, 2b)
-		     : "+a" (low), "+d" (high) : "c" (index));
+		     : "+a"(low), "+d"(high)
+		     : "c"(index));
 	return (u64)high << 32 | low;
 }

@@ -32,8 +32,8 @@ static irqreturn_t perfctr_overflow(int irq, void *unused)
 {
 	struct perfctr_thread *thread = perfctr_thread_current();
 
-	perfctr_signal(perfctr_core_interrupt(thread ? perfctr_core_of(thread) : NULL,
-					      perfctr_this_vcpu()));
+	perfctr_signal(perfctr_core_interrupt(
+		thread ? perfctr_core_of(thread) : NULL, perfctr_this_vcpu()));
 	return IRQ_HANDLED;
 }
 

@@ -126,7 +126,8 @@ static int perfctr_remote(struct perfctr_thread *thread,
 	if (!err && control) {
 		/* What the control before would have reset stays reset. */
 		u32 keep = thread->asked & PERFCTR_ASKED_CONTROL ?
-				   thread->asked_control.preserve : ~0u;
+				   thread->asked_control.preserve :
+				   ~0u;
 
 		thread->asked |= PERFCTR_ASKED_CONTROL;
 		thread->asked_control = *control;
@@ -136,8 +137,7 @@ static int perfctr_remote(struct perfctr_thread *thread,
 	return err;
 }
 
-int perfctr_remote_link(struct perfctr_thread *thread,
-			struct task_struct *task)
+int perfctr_remote_link(struct perfctr_thread *thread, struct task_struct *task)
 {
 	return perfctr_remote(thread, task, PERFCTR_ASKED_LINK, NULL);
 }

@@ -10,8 +10,8 @@
 
 static struct perfctr_core_thread *perfctr_of(struct preempt_notifier *notifier)
 {
-	return perfctr_core_of(container_of(notifier, struct perfctr_thread,
-					    notifier));
+	return perfctr_core_of(
+		container_of(notifier, struct perfctr_thread, notifier));
 }
 
 static void perfctr_in(struct preempt_notifier *notifier, int cpu)

@@ -56,8 +56,7 @@ int perfctr_thread_claim(struct perfctr_thread *thread,
 	else if (!atomic_inc_unless_negative(&perfctr_threads))
 		err = -EBUSY;
 	else
-		hash_add(perfctr_claims, &thread->claim,
-			 (unsigned long)owner);
+		hash_add(perfctr_claims, &thread->claim, (unsigned long)owner);
 	spin_unlock(&perfctr_claims_lock);
 	return err;
 }
@@ -207,7 +206,8 @@ int perfctr_thread_read(struct perfctr_thread *thread,
 		is_leaving = perfctr_remote_is_leaving(thread);
 		/* Sums that are published from now on are the last ones. */
 		smp_rmb();
-		err = perfctr_core_read_published(perfctr_core_of(thread), sums);
+		err = perfctr_core_read_published(perfctr_core_of(thread),
+						  sums);
 	} while ((err == -EBUSY || is_leaving) &&
 		 !fatal_signal_pending(current));
 	return err;

@@ -30,7 +30,8 @@ static int perfctr_vcpu_online(unsigned int cpu)
 	err = perfctr_core_vcpu_register(vcpu->core, virt_to_gfn(vcpu->page));
 	local_irq_restore(flags);
 	if (err)
-		pr_err("CPU %u: cannot register its page: error %d\n", cpu, err);
+		pr_err("CPU %u: cannot register its page: error %d\n", cpu,
+		       err);
 	return err;
 }
 
@@ -59,7 +60,8 @@ static int perfctr_vcpu_offline(unsigned int cpu)
 	if (err) {
 		/* The hypervisor may still write there: never reuse it. */
 		get_page(virt_to_page(vcpu->page));
-		pr_err("CPU %u: cannot take back its page: error %d\n", cpu, err);
+		pr_err("CPU %u: cannot take back its page: error %d\n", cpu,
+		       err);
 	}
 	/* Going offline cannot be refused. */
 	return 0;

@@ -22,7 +22,8 @@ static void information(int fd)
 	perfctr_info_print(&info);
 
 	cpus = perfctr_cpus_info(fd);
-	CHECK(cpus != NULL && cpus->cpus->nrwords == cpus->cpus_forbidden->nrwords);
+	CHECK(cpus != NULL &&
+	      cpus->cpus->nrwords == cpus->cpus_forbidden->nrwords);
 	CHECK(cpus->cpus->mask[0] & 1 && cpus->cpus_forbidden->mask[0] == 0);
 	perfctr_cpus_info_print(cpus);
 	free(cpus);
@@ -124,6 +125,7 @@ int main(void)
 	close(fd);
 	/* The counters are still there. */
 	fd = _vperfctr_open(0);
-	CHECK(fd >= 0 && _vperfctr_read_sum(fd, &sums) == 0 && sums.pmc[0] > 2000);
+	CHECK(fd >= 0 && _vperfctr_read_sum(fd, &sums) == 0 &&
+	      sums.pmc[0] > 2000);
 	return 0;
 }

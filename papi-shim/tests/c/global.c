@@ -58,14 +58,16 @@ static void bad_arguments(struct gperfctr *global)
 	control.cpu = CPU;
 	control.cpu_control = counting(0).cpu_control;
 #define REFUSED_CONTROL(error, change) \
-	(bad = control, bad.change, \
+	(bad = control, bad.change,    \
 	 REFUSED(error, gperfctr_control(global, &bad) == -1))
 	REFUSED_CONTROL(EINVAL, cpu = 4096);
 	REFUSED_CONTROL(EPERM, cpu_control.nrictrs = 1);
 	REFUSED_CONTROL(EINVAL, cpu_control.nractrs = 19);
 	REFUSED_CONTROL(EINVAL, cpu_control.pmc_map[0] = 99);
-	REFUSED_CONTROL(EINVAL, cpu_control.evntsel[0] = INSTRUCTIONS | INTERRUPT);
-	REFUSED_CONTROL(EPERM, cpu_control.evntsel[0] = INSTRUCTIONS | 0x200000);
+	REFUSED_CONTROL(EINVAL,
+			cpu_control.evntsel[0] = INSTRUCTIONS | INTERRUPT);
+	REFUSED_CONTROL(EPERM,
+			cpu_control.evntsel[0] = INSTRUCTIONS | 0x200000);
 	REFUSED(EINVAL, gperfctr_control(global, NULL) == -1);
 	REFUSED(EINVAL, gperfctr_read(global, NULL) == -1);
 	REFUSED(EINVAL, gperfctr_info(global, NULL) == -1);

@@ -58,7 +58,8 @@ int main(void)
 	CHECK(vperfctr_stop(self) == 0);
 	CHECK(signals == SIGNALS);
 	CHECK(vperfctr_read_ctrs(self, &sums) == 0);
-	CHECK(sums.pmc[0] / PERIOD == SIGNALS && sums.pmc[1] / PERIOD == SIGNALS);
+	CHECK(sums.pmc[0] / PERIOD == SIGNALS &&
+	      sums.pmc[1] / PERIOD == SIGNALS);
 	REFUSED(EPERM, vperfctr_iresume(self) == -1);
 
 	control.cpu_control.ireset[1] = 0;

@@ -124,9 +124,9 @@ static void bad_controls(struct vperfctr *self)
 	struct vperfctr_control good = counting(0);
 	struct vperfctr_control bad;
 
-#define REFUSED_CONTROL(error, change) \
-	(bad = good, bad.cpu_control.change, \
-	 CHECK(vperfctr_control(self, &good) == 0), \
+#define REFUSED_CONTROL(error, change)                       \
+	(bad = good, bad.cpu_control.change,                 \
+	 CHECK(vperfctr_control(self, &good) == 0),          \
 	 REFUSED(error, vperfctr_control(self, &bad) == -1), \
 	 CHECK(vperfctr_is_running(self) == 0))
 	REFUSED_CONTROL(EINVAL, nractrs = 19);

@@ -124,7 +124,8 @@ int main(void)
 	int status;
 	pid_t pid;
 
-	may_stop = (volatile int *)mmap(NULL, sizeof(*may_stop), PROT_READ | PROT_WRITE,
+	may_stop = (volatile int *)mmap(NULL, sizeof(*may_stop),
+					PROT_READ | PROT_WRITE,
 					MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(may_stop != MAP_FAILED);
 	pid = fork();
