@@ -21,7 +21,7 @@ const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
 
 /// The guest's virtio ports, each of which becomes a file of the run's directory.
 pub const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
-/// The emulator's monitor, a socket in the run's directory.
+/// The emulator's monitor (QMP), a socket in the run's directory.
 pub const MONITOR: &str = "monitor";
 
 /// Builds or finds every part, writes the initramfs and starts the emulator.
@@ -70,7 +70,7 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
         .args(["-smp", &topology.cpus.to_string()])
         .args(["-m", &format!("{memory_mib}M")])
         .args(["-serial", "file:console"])
-        .args(["-monitor", &format!("unix:{MONITOR},server=on,wait=off")])
+        .args(["-qmp", &format!("unix:{MONITOR},server=on,wait=off")])
         // A PV guest's memory is not contiguous for a device: its driver has to ask the kernel for
         // DMA addresses, which it does only for a device behind an IOMMU.
         .args(["-device", "virtio-serial-pci,iommu_platform=on,disable-legacy=on"]);

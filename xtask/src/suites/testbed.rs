@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::machine::{self, Failure, Outcome, Spec, Status};
-use crate::suites::report::{Report, all};
+use crate::suites::report::{Report, Volume, all};
 use crate::tools::cache;
 
 /// The content that a command is asked to pass through: every byte value, and too much for any
@@ -57,6 +57,9 @@ pub fn native(report: &mut Report) -> Result<()> {
         expect(&outcome, &Status::Exited(7))
     });
     report.test("a kernel's panic is reported at once", || panics("native"));
+    if report.volume == Volume::Long {
+        report.test("a boot that stands still is given up and counted", stands_still);
+    }
     Ok(())
 }
 
@@ -125,6 +128,24 @@ fn copies_both_ways(report: &mut Report, topology: &str) -> Result<()> {
         ensure!(sum.starts_with(&expected), "{sum}");
         Ok(())
     });
+    Ok(())
+}
+
+/// The first program waits for input, for ever. Two attempts of a minute each.
+fn stands_still() -> Result<()> {
+    let mut spec = shell("native", "exit 0")?;
+    spec.topology.linux.push_str(" rdinit=/bin/cat");
+    let before = machine::boots();
+    let start = Instant::now();
+    let outcome = machine::run(&spec)?;
+    let Status::Failed(Failure::NeverUp(_)) = &outcome.status else {
+        anyhow::bail!("expected that it never comes up, found {}", all(&outcome));
+    };
+    ensure!(start.elapsed() < Duration::from_secs(400), "took {:?}", start.elapsed());
+    let boots = machine::boots().since(&before);
+    ensure!(boots.count == 2 && boots.repeated.len() == 1, "{boots:?}");
+    let state = fs::read_to_string(boots.repeated[0].log.join("machine-state"))?;
+    ensure!(state.matches("RIP=").count() >= 2, "{state}");
     Ok(())
 }
 
