@@ -239,7 +239,8 @@ unsafe extern "C" {
     fn perfctr_glue_copy_in(caller: *mut c_void, to: *mut c_void, length: u32) -> c_int;
     /// Copies the hypercall's argument back; gives 0 or a negative error number.
     fn perfctr_glue_copy_out(caller: *mut c_void, from: *const c_void, length: u32) -> c_int;
-    /// Whether the security policy lets the current domain use, or control, counters: 0 or an error.
+    /// Whether the security policy lets the current domain use, or control, counters: 0 or an
+    /// error.
     fn perfctr_glue_permits(control: bool) -> c_int;
     /// Whether the host lets the current domain count.
     fn perfctr_glue_allowed() -> bool;

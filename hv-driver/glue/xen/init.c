@@ -44,7 +44,7 @@ static int __init cf_check parse_perfctr(const char *s)
 {
     int rc = 0;
 
-    for ( ; ; )
+    for ( ;; )
     {
         const char *end = strchr(s, ',') ?: strchr(s, '\0');
 
@@ -78,8 +78,8 @@ static void __init read_cpuid(struct perfctr_cpuid *cpuid)
         cpuid->structured = edx;
     }
     if ( leaf >= 0xa )
-        cpuid(0xa, &cpuid->perfmon[0], &cpuid->perfmon[1],
-              &cpuid->perfmon[2], &cpuid->perfmon[3]);
+        cpuid(0xa, &cpuid->perfmon[0], &cpuid->perfmon[1], &cpuid->perfmon[2],
+              &cpuid->perfmon[3]);
     if ( cpuid_eax(0x80000000) >= 0x80000001 )
         cpuid->extended = cpuid_ecx(0x80000001);
     cpuid->misc_enable = read_msr(MSR_IA32_MISC_ENABLE);

@@ -272,7 +272,7 @@ extern int perfctr_glue_copy_in(void *caller, void *to, uint32_t length);
 extern int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length);
 
 /*
- * Whether the security policy lets the current domain use, or control, counters: 0 or an error.
+ * Whether the security policy lets the current domain use, or control, counters: 0 or an
  */
 extern int perfctr_glue_permits(bool control);
 

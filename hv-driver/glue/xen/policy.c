@@ -10,8 +10,8 @@ bool __read_mostly perfctr_all;
 
 /* d->arch.perfctr_policy */
 #define POLICY_DEFAULT 0
-#define POLICY_ALLOW   1
-#define POLICY_FORBID  2
+#define POLICY_ALLOW 1
+#define POLICY_FORBID 2
 
 bool perfctr_allowed(const struct domain *d)
 {

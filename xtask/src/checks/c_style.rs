@@ -12,7 +12,7 @@ use crate::tools::sh::{self, cmd};
 
 /// Where the C that is checked lies. QEMU's style cannot be expressed for `testbed/qemu`: its
 /// tables are aligned by hand.
-const FOLDERS: &[&str] = &["guest-kmod/glue/", "papi-shim/tests/c/"];
+const FOLDERS: &[&str] = &["guest-kmod/glue/", "hv-driver/glue/", "papi-shim/tests/c/"];
 
 /// What a file says in its first lines if a program has written it.
 const GENERATED: &str = "Generated from";

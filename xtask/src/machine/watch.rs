@@ -16,8 +16,8 @@ use super::emulator::MONITOR;
 use super::outcome::{Failure, Outcome, Status};
 use super::spec::Spec;
 
-/// From power-on until the guest's init reports, at most: on a machine that twenty others want, too,
-/// a boot of half a minute takes ten.
+/// From power-on until the guest's init reports, at most: on a machine that twenty others want,
+/// too, a boot of half a minute takes ten.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
 /// A boot whose console is silent for so long, ...
 const BOOT_SILENCE: Duration = Duration::from_secs(60);
