@@ -4,13 +4,25 @@
 #include <linux/capability.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
+#include <linux/pid.h>
 #include <linux/sched.h>
 #include <linux/sched/task.h>
+#include <linux/security.h>
 #include <linux/uaccess.h>
 #include <asm/processor.h>
 #include <asm/tsc.h>
 
 #include "perfctr.h"
+
+static int perfctr_paranoid = 2;
+module_param_named(paranoid, perfctr_paranoid, int, 0644);
+MODULE_PARM_DESC(paranoid,
+		 "as perf_event_paranoid: 2 no kernel-mode counts, 3 nothing");
+
+static bool perfctr_is_locked_down(void)
+{
+	return security_locked_down(LOCKDOWN_PERF);
+}
 
 static int perfctr_open(struct inode *inode, struct file *file)
 {
@@ -18,13 +30,14 @@ static int perfctr_open(struct inode *inode, struct file *file)
 	return nonseekable_open(inode, file);
 }
 
-/* The thread goes on counting. */
+/* A thread goes on counting; whole CPUs do not. */
 static int perfctr_release(struct inode *inode, struct file *file)
 {
 	struct perfctr_thread *thread = file->private_data;
 
 	if (thread)
 		perfctr_thread_put(thread);
+	perfctr_whole_close(file);
 	return 0;
 }
 
@@ -52,59 +65,20 @@ static struct task_struct *perfctr_named(void __user *argument)
 	if (copy_from_user(&create, argument, sizeof(create)))
 		return ERR_PTR(-EFAULT);
 	err = perfctr_core_check_create(&create);
-	if (err)
-		return ERR_PTR(err);
-	if (create.tid == 0 || create.tid == task_pid_vnr(current))
-		return get_task_struct(current);
-	return perfctr_remote_task(create.tid);
+	return err ? ERR_PTR(err) : perfctr_find_task(create.tid);
 }
 
-/* Binds the descriptor, which takes over the caller's reference. */
-static long perfctr_bind(struct file *file, struct perfctr_thread *thread)
-{
-	if (!cmpxchg(&file->private_data, NULL, thread))
-		return 0;
-	perfctr_thread_put(thread);
-	return -EEXIST;
-}
-
-/* Claimed, with the caller's reference. */
-static struct perfctr_thread *perfctr_claim(struct task_struct *task)
-{
-	struct perfctr_thread *thread = perfctr_thread_alloc(task_pid_nr(task));
-	int err;
-
-	if (!thread)
-		return ERR_PTR(-ENOMEM);
-	err = perfctr_thread_claim(thread, task);
-	if (!err)
-		return thread;
-	perfctr_thread_put(thread);
-	return ERR_PTR(err);
-}
-
-/* By the thread itself at once; another thread does it when it goes on. */
-static int perfctr_link(struct perfctr_thread *thread, struct task_struct *task)
-{
-	if (task != current)
-		return perfctr_remote_link(thread, task);
-	perfctr_thread_link(thread);
-	return 0;
-}
-
+/* A thread's number is the one that it has in its own namespace. */
 static long perfctr_create_for(struct file *file, struct task_struct *task)
 {
-	struct perfctr_thread *thread = perfctr_claim(task);
+	struct pid_namespace *namespace = ns_of_pid(task_pid(task));
+	struct perfctr_thread *thread;
 	long err;
 
-	if (IS_ERR(thread))
-		return PTR_ERR(thread);
-	perfctr_thread_get(thread);
-	err = perfctr_bind(file, thread);
-	if (!err)
-		err = perfctr_link(thread, task);
-	if (err)
-		perfctr_thread_disclaim(thread);
+	thread = perfctr_thread_alloc(task_pid_nr_ns(task, namespace));
+	if (!thread)
+		return -ENOMEM;
+	err = perfctr_thread_link(thread, task, file);
 	perfctr_thread_put(thread);
 	return err;
 }
@@ -130,42 +104,26 @@ static long perfctr_open_existing(struct file *file, void __user *argument)
 		return PTR_ERR(task);
 	thread = perfctr_thread_find(task);
 	put_task_struct(task);
-	return thread ? perfctr_bind(file, thread) : -ESRCH;
+	if (!thread)
+		return -ESRCH;
+	/* The descriptor takes over the reference. */
+	if (!cmpxchg(&file->private_data, NULL, thread))
+		return 0;
+	perfctr_thread_put(thread);
+	return -EEXIST;
 }
 
 static long perfctr_control(struct perfctr_thread *thread,
 			    void __user *argument)
 {
 	struct perfctr_control_arg control;
-	struct task_struct *owner;
 	long err;
 
 	if (copy_from_user(&control, argument, sizeof(control)))
 		return -EFAULT;
-	owner = perfctr_thread_owner(thread);
-	if (!owner)
-		return -ESRCH;
-	if (owner == current)
-		err = perfctr_thread_control(thread, &control);
-	else
-		err = perfctr_remote_control(thread, owner, &control);
-	put_task_struct(owner);
-	return err;
-}
-
-static long perfctr_go_on(struct perfctr_thread *thread)
-{
-	struct task_struct *owner = perfctr_thread_owner(thread);
-	long err;
-
-	if (!owner)
-		return -ESRCH;
-	if (owner == current)
-		err = perfctr_thread_go_on(thread);
-	else
-		err = perfctr_remote_go_on(thread, owner);
-	put_task_struct(owner);
-	return err;
+	err = perfctr_core_may_count(perfctr_paranoid, perfmon_capable(),
+				     perfctr_is_locked_down(), &control);
+	return err ? err : perfctr_thread_control(thread, &control);
 }
 
 static long perfctr_read_sums(struct perfctr_thread *thread,
@@ -185,35 +143,18 @@ static long perfctr_read_control(struct perfctr_thread *thread,
 	struct perfctr_control_arg control;
 
 	mutex_lock(&thread->lock);
-	control = thread->asked & PERFCTR_ASKED_CONTROL ?
-			  thread->asked_control :
-			  thread->control;
+	control = thread->control;
 	mutex_unlock(&thread->lock);
 	return copy_to_user(argument, &control, sizeof(control)) ? -EFAULT : 0;
 }
 
-static long perfctr_unlink(struct perfctr_thread *thread)
-{
-	struct task_struct *owner = perfctr_thread_owner(thread);
-	long err = 0;
-
-	if (!owner)
-		return 0;
-	if (owner == current)
-		perfctr_thread_unlink(thread);
-	else
-		err = perfctr_remote_unlink(thread, owner);
-	put_task_struct(owner);
-	return err;
-}
-
-static long perfctr_cpu_control(void __user *argument)
+static long perfctr_cpu_control(struct file *file, void __user *argument)
 {
 	struct perfctr_cpu_state_arg state;
 
 	if (copy_from_user(&state, argument, sizeof(state)))
 		return -EFAULT;
-	return perfctr_global_control(&state);
+	return perfctr_whole_control(file, &state);
 }
 
 static long perfctr_cpu_read(void __user *argument)
@@ -223,23 +164,30 @@ static long perfctr_cpu_read(void __user *argument)
 
 	if (copy_from_user(&state, argument, sizeof(state)))
 		return -EFAULT;
-	err = perfctr_global_read(&state);
+	err = perfctr_core_check_cpu_read(&state);
+	if (err)
+		return err;
+	err = perfctr_whole_read(&state);
 	if (err)
 		return err;
 	return copy_to_user(argument, &state, sizeof(state)) ? -EFAULT : 0;
 }
 
-static long perfctr_cpu_ioctl(unsigned int command, void __user *argument)
+static long perfctr_cpu_ioctl(struct file *file, unsigned int command,
+			      void __user *argument)
 {
-	if (!perfmon_capable())
-		return -EPERM;
+	long err = perfctr_core_may_count_cpus(perfmon_capable(),
+					       perfctr_is_locked_down());
+
+	if (err)
+		return err;
 	switch (command) {
 	case PERFCTR_IOC_CPU_CONTROL:
-		return perfctr_cpu_control(argument);
+		return perfctr_cpu_control(file, argument);
 	case PERFCTR_IOC_CPU_START:
-		return perfctr_global_start();
+		return perfctr_whole_start(file);
 	case PERFCTR_IOC_CPU_STOP:
-		return perfctr_global_stop();
+		return perfctr_whole_stop(file);
 	default:
 		return perfctr_cpu_read(argument);
 	}
@@ -260,9 +208,26 @@ static long perfctr_bound_ioctl(struct file *file, unsigned int command,
 	case PERFCTR_IOC_READ_CONTROL:
 		return perfctr_read_control(thread, argument);
 	case PERFCTR_IOC_RESUME:
-		return perfctr_go_on(thread);
+		return perfctr_thread_go_on(thread);
 	default:
-		return perfctr_unlink(thread);
+		return perfctr_thread_unlink(thread);
+	}
+}
+
+/* A descriptor that may only be read changes nothing. */
+static bool perfctr_is_reading(unsigned int command)
+{
+	switch (command) {
+	case PERFCTR_IOC_CREATE:
+	case PERFCTR_IOC_CONTROL:
+	case PERFCTR_IOC_RESUME:
+	case PERFCTR_IOC_UNLINK:
+	case PERFCTR_IOC_CPU_CONTROL:
+	case PERFCTR_IOC_CPU_START:
+	case PERFCTR_IOC_CPU_STOP:
+		return false;
+	default:
+		return true;
 	}
 }
 
@@ -271,6 +236,8 @@ static long perfctr_ioctl(struct file *file, unsigned int command,
 {
 	void __user *argument = (void __user *)address;
 
+	if (!(file->f_mode & FMODE_WRITE) && !perfctr_is_reading(command))
+		return -EBADF;
 	switch (command) {
 	case PERFCTR_IOC_INFO:
 		return perfctr_info(argument);
@@ -288,7 +255,7 @@ static long perfctr_ioctl(struct file *file, unsigned int command,
 	case PERFCTR_IOC_CPU_START:
 	case PERFCTR_IOC_CPU_STOP:
 	case PERFCTR_IOC_CPU_READ:
-		return perfctr_cpu_ioctl(command, argument);
+		return perfctr_cpu_ioctl(file, command, argument);
 	default:
 		return -ENOTTY;
 	}
@@ -299,15 +266,16 @@ static const struct file_operations perfctr_fops = {
 	.open = perfctr_open,
 	.release = perfctr_release,
 	.unlocked_ioctl = perfctr_ioctl,
+	.compat_ioctl = compat_ptr_ioctl,
 	.mmap = perfctr_mmap,
 	.llseek = no_llseek,
 };
 
-/* Anybody may look at their own threads. */
+/* The administrator's, who may give it to a group: udev/60-perfctr.rules. */
 static struct miscdevice perfctr_device = {
 	.minor = MISC_DYNAMIC_MINOR,
 	.name = "perfctr",
-	.mode = 0644,
+	.mode = 0600,
 	.fops = &perfctr_fops,
 };
 

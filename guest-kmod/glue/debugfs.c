@@ -24,8 +24,7 @@ static int stats_show(struct seq_file *file, void *unused)
 	const char *name;
 	u32 index;
 
-	/* Negative while whole CPUs count. */
-	seq_printf(file, "threads %d\n", max(atomic_read(&perfctr_threads), 0));
+	seq_printf(file, "threads %u\n", perfctr_threads());
 	for (index = 0;; index++) {
 		name = perfctr_core_stat_name(perfctr_cpus[0].core, index);
 		if (!name)

@@ -5,16 +5,8 @@
 
 #include <linux/module.h>
 #include <linux/preempt.h>
-#include <linux/rcupdate.h>
-#include <xen/xen.h>
 
 #include "perfctr.h"
-
-struct perfctr_hv_query perfctr_query;
-
-bool perfctr_cost;
-module_param_named(cost, perfctr_cost, bool, 0444);
-MODULE_PARM_DESC(cost, "count the instructions that thread switches cost");
 
 static const char *perfctr_found(int err)
 {
@@ -37,7 +29,7 @@ static int perfctr_handshake(void)
 	int err = -ENODEV;
 	const char *found = "no Xen";
 
-	if (xen_domain()) {
+	if (perfctr_platform_exists()) {
 		err = perfctr_core_handshake(&perfctr_query);
 		found = perfctr_found(err);
 	}
@@ -57,14 +49,18 @@ static int __init perfctr_init(void)
 
 	if (err)
 		return err;
-	err = perfctr_vcpus_init();
+	err = perfctr_cpus_init();
 	if (err)
 		return err;
+	err = perfctr_vcpus_init();
+	if (err)
+		goto undo_cpus;
+	perfctr_sched_init();
 	preempt_notifier_inc();
 	err = perfctr_task_init();
 	if (err)
 		goto undo_vcpus;
-	err = perfctr_global_init();
+	err = perfctr_whole_init();
 	if (err)
 		goto undo_task;
 	perfctr_debugfs_init();
@@ -72,12 +68,14 @@ static int __init perfctr_init(void)
 	if (!err)
 		return 0;
 	perfctr_debugfs_exit();
-	perfctr_global_exit();
+	perfctr_whole_exit();
 undo_task:
 	perfctr_task_exit();
 undo_vcpus:
 	preempt_notifier_dec();
 	perfctr_vcpus_exit();
+undo_cpus:
+	perfctr_cpus_exit();
 	return err;
 }
 
@@ -85,12 +83,11 @@ static void __exit perfctr_exit(void)
 {
 	perfctr_chardev_exit();
 	perfctr_debugfs_exit();
-	perfctr_global_exit();
+	perfctr_whole_exit();
 	perfctr_task_exit();
-	/* A tracee may still be on its last steps in this module. */
-	synchronize_rcu_tasks();
 	preempt_notifier_dec();
 	perfctr_vcpus_exit();
+	perfctr_cpus_exit();
 }
 
 module_init(perfctr_init);

@@ -1,126 +1,134 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What the files of the module know of each other.  Each calls only those
+ * that come before it here.
+ */
 #ifndef PERFCTR_H
 #define PERFCTR_H
 
-#include <linux/atomic.h>
 #include <linux/fs.h>
+#include <linux/interrupt.h>
 #include <linux/irqflags.h>
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
+#include <linux/notifier.h>
 #include <linux/preempt.h>
-#include <linux/task_work.h>
 #include <linux/smp.h>
+#include <linux/spinlock.h>
 
 #include "perfctr_core.h"
+
+#ifdef CONFIG_PREEMPT_RT
+#error "not tested with PREEMPT_RT, whose interrupts and locks are others"
+#endif
 
 /* One possible CPU. */
 struct perfctr_cpu {
 	struct perfctr_vcpu_page *page;
 	struct perfctr_core_vcpu *core;
+	/* While it counts as a whole; changed on that CPU only. */
+	struct perfctr_core_thread *whole;
 	int irq;
 };
 
-/* What a tracer has asked for. */
-#define PERFCTR_ASKED_LINK 1
-#define PERFCTR_ASKED_CONTROL 2
-#define PERFCTR_ASKED_GO_ON 4
-#define PERFCTR_ASKED_UNLINK 8
-
 /*
- * One thread's counters.  A reference is held by the thread while it is
- * linked, by each descriptor that is bound, and by what a tracer has asked for.
+ * One thread's counters, or what counts for a whole CPU.  A reference is held
+ * by the thread while it is linked, and by each descriptor that is bound.
  */
 struct perfctr_thread {
 	struct preempt_notifier notifier;
 	struct kref kref;
-	/* From creation to unlinking, which is before the owner's end. */
-	struct hlist_node claim;
-	struct task_struct *owner;
-	/* Who is linked; NULL before and after. */
+	/* While linked, by the lock of the links: whose counters these are. */
+	struct hlist_node link;
 	struct task_struct *task;
+	/* Whoever created them may observe the whole system. */
+	bool privileged;
 	struct perfctr_thread_page *page;
-	/* Protects all below but the core's. */
+	/* Protects the last control that was accepted. */
 	struct mutex lock;
-	/* The last one that was accepted. */
 	struct perfctr_control_arg control;
-	/* What a tracer has asked for and the thread has not done yet. */
-	struct callback_head work;
-	unsigned int asked;
-	struct perfctr_control_arg asked_control;
 	/* struct perfctr_core_thread */
 	u64 core[];
 };
 
-/* module.c */
-extern struct perfctr_hv_query perfctr_query;
-extern bool perfctr_cost;
+/* platform/: what the hypervisor gives. */
+bool perfctr_platform_exists(void);
+u64 perfctr_platform_gfn(void *page);
+int perfctr_platform_bind(unsigned int cpu, irq_handler_t handler);
+void perfctr_platform_unbind(unsigned int cpu, int irq);
+void perfctr_platform_restored_register(struct notifier_block *notifier);
+void perfctr_platform_restored_unregister(struct notifier_block *notifier);
 
-/* vcpu.c */
+/* cpu.c: the possible CPUs. */
 extern struct perfctr_cpu *perfctr_cpus;
+int perfctr_cpus_init(void);
+void perfctr_cpus_exit(void);
+
+/* sched.c: switches of threads, and signals to them. */
+extern struct preempt_ops perfctr_preempt_ops;
+void perfctr_sched_init(void);
+struct perfctr_thread *perfctr_thread_current(void);
+void perfctr_signal(struct perfctr_thread *thread, u64 signal);
+
+/* overflow.c: the interrupt of an overflow. */
+int perfctr_overflow_bind(unsigned int cpu);
+void perfctr_overflow_unbind(unsigned int cpu);
+
+/* vcpu.c: vCPUs and their pages. */
+extern struct perfctr_hv_query perfctr_query;
 int perfctr_vcpus_init(void);
 void perfctr_vcpus_exit(void);
 void perfctr_stop_if_idle(void);
 
-/* overflow.c */
-int perfctr_overflow_bind(unsigned int cpu);
-void perfctr_overflow_unbind(unsigned int cpu);
-void perfctr_signal(u64 signal);
+/* hold.c: a thread that stands still. */
+struct perfctr_hold {
+	struct task_struct *task;
+	/* NULL if the thread is asleep. */
+	struct perfctr_core_vcpu *vcpu;
+	unsigned long flags;
+};
+int perfctr_hold(struct perfctr_hold *hold, struct task_struct *task);
+void perfctr_let_go(struct perfctr_hold *hold);
+void perfctr_await_switch_out(struct task_struct *task);
+struct task_struct *perfctr_find_task(u32 tid);
 
-/* sched.c */
-struct preempt_ops *perfctr_preempt_ops(void);
-
-/* thread.c */
-extern atomic_t perfctr_threads;
-struct perfctr_thread *perfctr_thread_current(void);
+/* thread.c: a thread's counters. */
+extern raw_spinlock_t perfctr_links_lock;
 struct perfctr_thread *perfctr_thread_alloc(u32 tid);
-int perfctr_thread_claim(struct perfctr_thread *thread,
-			 struct task_struct *owner);
-void perfctr_thread_disclaim(struct perfctr_thread *thread);
-struct task_struct *perfctr_thread_owner(struct perfctr_thread *thread);
-struct perfctr_thread *perfctr_thread_find(struct task_struct *owner);
-void perfctr_thread_link(struct perfctr_thread *thread);
-void perfctr_thread_unlink(struct perfctr_thread *thread);
+struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread);
+void perfctr_thread_put(struct perfctr_thread *thread);
+struct perfctr_thread *perfctr_thread_find(struct task_struct *task);
+int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
+			struct file *file);
+int perfctr_thread_unlink(struct perfctr_thread *thread);
 int perfctr_thread_control(struct perfctr_thread *thread,
 			   const struct perfctr_control_arg *control);
 int perfctr_thread_go_on(struct perfctr_thread *thread);
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
-struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread);
-void perfctr_thread_put(struct perfctr_thread *thread);
+u32 perfctr_threads(void);
 
-/* remote.c */
-bool perfctr_remote_is_leaving(struct perfctr_thread *thread);
-struct task_struct *perfctr_remote_task(u32 tid);
-int perfctr_remote_link(struct perfctr_thread *thread,
-			struct task_struct *task);
-int perfctr_remote_control(struct perfctr_thread *thread,
-			   struct task_struct *task,
-			   const struct perfctr_control_arg *control);
-int perfctr_remote_go_on(struct perfctr_thread *thread,
-			 struct task_struct *task);
-int perfctr_remote_unlink(struct perfctr_thread *thread,
-			  struct task_struct *task);
-
-/* global.c */
-int perfctr_global_control(const struct perfctr_cpu_state_arg *state);
-int perfctr_global_start(void);
-int perfctr_global_stop(void);
-int perfctr_global_read(struct perfctr_cpu_state_arg *state);
-void perfctr_global_offline(unsigned int cpu);
-int perfctr_global_init(void);
-void perfctr_global_exit(void);
-
-/* task.c */
+/* task.c: exec and exit. */
 int perfctr_task_init(void);
 void perfctr_task_exit(void);
+
+/* whole.c: counting on whole CPUs. */
+int perfctr_whole_control(struct file *file,
+			  const struct perfctr_cpu_state_arg *state);
+int perfctr_whole_start(struct file *file);
+int perfctr_whole_stop(struct file *file);
+int perfctr_whole_read(struct perfctr_cpu_state_arg *state);
+void perfctr_whole_close(struct file *file);
+int perfctr_whole_init(void);
+void perfctr_whole_exit(void);
+
+/* mmap.c */
+int perfctr_mmap(struct file *file, struct vm_area_struct *vma);
 
 /* chardev.c */
 int perfctr_chardev_init(void);
 void perfctr_chardev_exit(void);
-
-/* mmap.c */
-int perfctr_mmap(struct file *file, struct vm_area_struct *vma);
 
 /* debugfs.c */
 void perfctr_debugfs_init(void);

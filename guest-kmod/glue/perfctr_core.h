@@ -26,6 +26,11 @@ extern uint64_t perfctr_glue_rdpmc(uint32_t index);
 int perfctr_core_handshake(struct perfctr_hv_query *answer);
 
 /*
+ * Asks again; see handshake_again.
+ */
+int perfctr_core_handshake_again(const struct perfctr_hv_query *before);
+
+/*
  * Bytes of a vCPU object.
  */
 size_t perfctr_core_vcpu_bytes(void);
@@ -41,6 +46,11 @@ void perfctr_core_vcpu_init(struct perfctr_core_vcpu *memory,
  * Registers the vCPU's page, which is frame `gfn`; see Cpu::register.
  */
 int perfctr_core_vcpu_register(const struct perfctr_core_vcpu *vcpu, uint64_t gfn);
+
+/*
+ * No thread may count on the vCPU, for the reason of this negative error number; see
+ */
+void perfctr_core_vcpu_refuse(const struct perfctr_core_vcpu *vcpu, int error);
 
 /*
  * Takes the vCPU's page back; see Cpu::unregister.
@@ -71,12 +81,6 @@ uint64_t perfctr_core_stat(const struct perfctr_core_vcpu *vcpu, uint32_t index)
  * See check_create.
  */
 int perfctr_core_check_create(const struct perfctr_create *create);
-
-/*
- * See check_control.  `query` is the answer of the handshake.
- */
-int perfctr_core_check_control(const struct perfctr_hv_query *query,
-                               const struct perfctr_control_arg *control);
 
 /*
  * Bytes of a thread object.
@@ -121,13 +125,19 @@ uint64_t perfctr_core_interrupt(const struct perfctr_core_thread *thread,
                                 const struct perfctr_core_vcpu *vcpu);
 
 /*
- * `IOC_RESUME`; see ThreadPmu::go_on.
+ * A signal could not be sent; see ThreadPmu::signal_lost.
+ */
+void perfctr_core_signal_lost(const struct perfctr_core_thread *thread,
+                              const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * `IOC_RESUME`; see ThreadPmu::go_on.  Without a vCPU the thread is asleep and stays so.
  */
 int perfctr_core_go_on(const struct perfctr_core_thread *thread,
                        const struct perfctr_core_vcpu *vcpu);
 
 /*
- * `IOC_CONTROL`; see ThreadPmu::control.  `query` is the answer of the handshake.
+ * `IOC_CONTROL`; see ThreadPmu::control.  Without a vCPU the thread is asleep and stays so.
  */
 int perfctr_core_control(const struct perfctr_core_thread *thread,
                          const struct perfctr_core_vcpu *vcpu,
@@ -135,10 +145,104 @@ int perfctr_core_control(const struct perfctr_core_thread *thread,
                          const struct perfctr_control_arg *control);
 
 /*
- * Stops the thread's counters; see ThreadPmu::stop.
+ * Stops the thread's counters; see ThreadPmu::stop.  Without a vCPU the thread is asleep and
  */
 void perfctr_core_stop(const struct perfctr_core_thread *thread,
                        const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * The CPU starts to count as a whole, with the counters of `whole`; see Cpu::start_whole.
+ */
+int perfctr_core_start_whole(const struct perfctr_core_thread *whole,
+                             const struct perfctr_core_thread *thread,
+                             const struct perfctr_core_vcpu *vcpu,
+                             const struct perfctr_hv_query *query,
+                             const struct perfctr_control_arg *control);
+
+/*
+ * The CPU stops counting as a whole; see Cpu::stop_whole.
+ */
+void perfctr_core_stop_whole(const struct perfctr_core_thread *whole,
+                             const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * See check_cpu_read.
+ */
+int perfctr_core_check_cpu_read(const struct perfctr_cpu_state_arg *state);
+
+/*
+ * See check_cpu_control; 1 if it counts anything.
+ */
+int perfctr_core_check_cpu_control(const struct perfctr_hv_query *query,
+                                   const struct perfctr_cpu_state_arg *state);
+
+/*
+ * See may_count.
+ */
+int perfctr_core_may_count(int paranoid,
+                           bool perfmon,
+                           bool locked_down,
+                           const struct perfctr_control_arg *control);
+
+/*
+ * See may_count_cpus.
+ */
+int perfctr_core_may_count_cpus(bool perfmon, bool locked_down);
+
+/*
+ * See ends_at_exec.
+ */
+bool perfctr_core_ends_at_exec(const struct perfctr_control_arg *control, bool guarded);
+
+/*
+ * See Admission::thread_begins.
+ */
+int perfctr_core_thread_begins(bool privileged);
+
+/*
+ * See Admission::thread_ends.
+ */
+void perfctr_core_thread_ends(bool privileged);
+
+/*
+ * Threads that have counters.
+ */
+uint32_t perfctr_core_threads(void);
+
+/*
+ * See Admission::cpus_set.
+ */
+int perfctr_core_cpus_set(uint64_t by);
+
+/*
+ * See Admission::cpus_start.
+ */
+int perfctr_core_cpus_start(uint64_t by);
+
+/*
+ * Whether CPUs are this descriptor's.
+ */
+bool perfctr_core_cpus_owned(uint64_t descriptor);
+
+/*
+ * Whether CPUs count.
+ */
+bool perfctr_core_cpus_count(void);
+
+/*
+ * See Admission::cpus_may_stop.
+ */
+int perfctr_core_cpus_may_stop(uint64_t by);
+
+/*
+ * CPUs have stopped.
+ */
+void perfctr_core_cpus_stopped(void);
+
+/*
+ * A descriptor is closed, after its CPUs have stopped.
+ */
+void perfctr_core_closed(uint64_t descriptor);
 
 /*
  * `IOC_READ` by the thread itself; see ThreadPmu::read.

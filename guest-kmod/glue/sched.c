@@ -4,64 +4,123 @@
  * run queue locked, in with interrupts enabled and preemption disabled.
  */
 
+#include <linux/jump_label.h>
+#include <linux/module.h>
 #include <linux/sched.h>
+#include <linux/sched/signal.h>
 
 #include "perfctr.h"
 
-static struct perfctr_core_thread *perfctr_of(struct preempt_notifier *notifier)
+/* How many pending signals to look at for one. */
+#define PERFCTR_QUEUE_LOOK 16
+
+static bool perfctr_cost;
+module_param_named(cost, perfctr_cost, bool, 0444);
+MODULE_PARM_DESC(cost, "count the instructions that thread switches cost");
+
+static DEFINE_STATIC_KEY_FALSE(perfctr_measures);
+
+static struct perfctr_thread *perfctr_of(struct preempt_notifier *notifier)
 {
-	return perfctr_core_of(
-		container_of(notifier, struct perfctr_thread, notifier));
+	return container_of(notifier, struct perfctr_thread, notifier);
+}
+
+/*
+ * Whether the calling thread will be told what was sent to it.  A standard
+ * signal is dropped if another one of its number is pending; what was queued
+ * just now is at the end of the list, or nearly.
+ */
+static bool perfctr_is_queued(int number)
+{
+	int left = PERFCTR_QUEUE_LOOK;
+	struct sigqueue *entry;
+	unsigned long flags;
+	bool is_queued = false;
+
+	spin_lock_irqsave(&current->sighand->siglock, flags);
+	list_for_each_entry_reverse(entry, &current->pending.list, list)
+	{
+		is_queued = entry->info.si_signo == number &&
+			    entry->info.si_code == PERFCTR_SIGNAL_CODE;
+		if (is_queued || !--left)
+			break;
+	}
+	spin_unlock_irqrestore(&current->sighand->siglock, flags);
+	return is_queued;
+}
+
+/*
+ * To the calling thread; the word behind si_code holds the counters.  Nobody
+ * would let the counters go on if the signal is lost, so they do at once.
+ */
+void perfctr_signal(struct perfctr_thread *thread, u64 signal)
+{
+	struct kernel_siginfo info;
+	unsigned long flags;
+
+	clear_siginfo(&info);
+	info.si_signo = signal >> 32;
+	info.si_code = PERFCTR_SIGNAL_CODE;
+	info.si_pid = (u32)signal;
+	if (!send_sig_info(info.si_signo, &info, current) &&
+	    (info.si_signo >= SIGRTMIN || perfctr_is_queued(info.si_signo)))
+		return;
+	local_irq_save(flags);
+	perfctr_core_signal_lost(perfctr_core_of(thread), perfctr_this_vcpu());
+	local_irq_restore(flags);
 }
 
 static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 {
-	unsigned long flags;
+	struct perfctr_thread *thread = perfctr_of(notifier);
+	struct perfctr_core_thread *core = perfctr_core_of(thread);
+	struct perfctr_core_vcpu *vcpu = perfctr_cpus[cpu].core;
 	u64 signal;
 
-	local_irq_save(flags);
-	signal = perfctr_core_switch_in(perfctr_of(notifier),
-					perfctr_cpus[cpu].core);
-	local_irq_restore(flags);
-	perfctr_signal(signal);
+	local_irq_disable();
+	if (static_branch_unlikely(&perfctr_measures))
+		signal = perfctr_core_switch_in_measured(core, vcpu);
+	else
+		signal = perfctr_core_switch_in(core, vcpu);
+	local_irq_enable();
+	if (signal)
+		perfctr_signal(thread, signal);
 }
 
 static void perfctr_out(struct preempt_notifier *notifier,
 			struct task_struct *next)
 {
-	perfctr_core_switch_out(perfctr_of(notifier), perfctr_this_vcpu());
+	struct perfctr_core_thread *core =
+		perfctr_core_of(perfctr_of(notifier));
+
+	if (static_branch_unlikely(&perfctr_measures))
+		perfctr_core_switch_out_measured(core, perfctr_this_vcpu());
+	else
+		perfctr_core_switch_out(core, perfctr_this_vcpu());
 }
 
-static void perfctr_in_measured(struct preempt_notifier *notifier, int cpu)
-{
-	unsigned long flags;
-	u64 signal;
-
-	local_irq_save(flags);
-	signal = perfctr_core_switch_in_measured(perfctr_of(notifier),
-						 perfctr_cpus[cpu].core);
-	local_irq_restore(flags);
-	perfctr_signal(signal);
-}
-
-static void perfctr_out_measured(struct preempt_notifier *notifier,
-				 struct task_struct *next)
-{
-	perfctr_core_switch_out_measured(perfctr_of(notifier),
-					 perfctr_this_vcpu());
-}
-
-static struct preempt_ops perfctr_ops = {
+struct preempt_ops perfctr_preempt_ops = {
 	.sched_in = perfctr_in,
 	.sched_out = perfctr_out,
 };
 
-static struct preempt_ops perfctr_ops_measured = {
-	.sched_in = perfctr_in_measured,
-	.sched_out = perfctr_out_measured,
-};
-
-struct preempt_ops *perfctr_preempt_ops(void)
+void perfctr_sched_init(void)
 {
-	return perfctr_cost ? &perfctr_ops_measured : &perfctr_ops;
+	if (perfctr_cost)
+		static_branch_enable(&perfctr_measures);
+}
+
+/*
+ * The list changes only while its thread stands still, so the thread itself
+ * may walk it.
+ */
+struct perfctr_thread *perfctr_thread_current(void)
+{
+	struct preempt_notifier *notifier;
+
+	hlist_for_each_entry(notifier, &current->preempt_notifiers, link) {
+		if (notifier->ops == &perfctr_preempt_ops)
+			return perfctr_of(notifier);
+	}
+	return NULL;
 }

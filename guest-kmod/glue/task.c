@@ -7,17 +7,29 @@
 
 #include <linux/binfmts.h>
 #include <linux/sched.h>
+#include <linux/sched/coredump.h>
+#include <linux/sched/mm.h>
 #include <linux/string.h>
 #include <linux/tracepoint.h>
 
 #include "perfctr.h"
+
+/*
+ * Whether the new program has rights that its observers lack, or may not be
+ * read by them; in both cases perf events end as well.
+ */
+static bool perfctr_is_guarded(const struct linux_binprm *bprm)
+{
+	return bprm->secureexec || get_dumpable(current->mm) != SUID_DUMP_USER;
+}
 
 static void perfctr_on_exec(void *unused, struct task_struct *task,
 			    pid_t old_pid, struct linux_binprm *bprm)
 {
 	struct perfctr_thread *thread = perfctr_thread_current();
 
-	if (thread && thread->control.flags & PERFCTR_CONTROL_CLOEXEC)
+	if (thread && perfctr_core_ends_at_exec(&thread->control,
+						perfctr_is_guarded(bprm)))
 		perfctr_thread_unlink(thread);
 }
 

@@ -1,65 +1,93 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* vCPUs: their pages, CPU hotplug, and suspension of the domain. */
+/* vCPUs: registering their pages, CPU hotplug, and suspension of the domain. */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/cpuhotplug.h>
-#include <linux/gfp.h>
 #include <linux/jiffies.h>
 #include <linux/mm.h>
-#include <linux/slab.h>
 #include <linux/syscore_ops.h>
 #include <linux/workqueue.h>
-#include <xen/page.h>
-#include <xen/xen-ops.h>
 
 #include "perfctr.h"
 
 #define PERFCTR_STOP_DELAY_MS 100
 
-struct perfctr_cpu *perfctr_cpus;
-static enum cpuhp_state perfctr_cpuhp_state;
+struct perfctr_hv_query perfctr_query;
 
-static int perfctr_vcpu_online(unsigned int cpu)
+static enum cpuhp_state perfctr_cpuhp_state;
+static bool perfctr_is_loaded;
+/* Why the host that the domain was restored on cannot count, or 0. */
+static int perfctr_restored_error;
+
+/* On that CPU: threads are told this reason why they do not count there. */
+static int perfctr_vcpu_refuse(unsigned int cpu, int err)
 {
-	struct perfctr_cpu *vcpu = &perfctr_cpus[cpu];
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_core_vcpu_refuse(perfctr_cpus[cpu].core, err);
+	local_irq_restore(flags);
+	pr_err("CPU %u: nothing can be counted there: error %d\n", cpu, err);
+	return err;
+}
+
+/* On that CPU. */
+static int perfctr_vcpu_register(unsigned int number)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[number];
+	unsigned long flags;
+	int err = perfctr_restored_error;
+
+	if (!err) {
+		local_irq_save(flags);
+		err = perfctr_core_vcpu_register(
+			cpu->core, perfctr_platform_gfn(cpu->page));
+		local_irq_restore(flags);
+	}
+	return err ? perfctr_vcpu_refuse(number, err) : 0;
+}
+
+static int perfctr_vcpu_unregister(unsigned int number)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[number];
 	unsigned long flags;
 	int err;
 
 	local_irq_save(flags);
-	err = perfctr_core_vcpu_register(vcpu->core, virt_to_gfn(vcpu->page));
+	if (cpu->whole)
+		perfctr_core_stop_whole(cpu->whole, cpu->core);
+	cpu->whole = NULL;
+	err = perfctr_core_vcpu_unregister(cpu->core);
 	local_irq_restore(flags);
-	if (err)
-		pr_err("CPU %u: cannot register its page: error %d\n", cpu,
-		       err);
 	return err;
 }
 
-static int perfctr_cpu_up(unsigned int cpu)
+/*
+ * A CPU is of use without counters, so it comes online whatever is refused.
+ * The module is not: it is not loaded then.
+ */
+static int perfctr_vcpu_online(unsigned int cpu)
 {
 	int err = perfctr_overflow_bind(cpu);
 
-	if (err)
-		return err;
-	err = perfctr_vcpu_online(cpu);
-	if (err)
-		perfctr_overflow_unbind(cpu);
-	return err;
+	if (err) {
+		perfctr_vcpu_refuse(cpu, err);
+	} else {
+		err = perfctr_vcpu_register(cpu);
+		if (err)
+			perfctr_overflow_unbind(cpu);
+	}
+	return perfctr_is_loaded ? 0 : err;
 }
 
 static int perfctr_vcpu_offline(unsigned int cpu)
 {
-	struct perfctr_cpu *vcpu = &perfctr_cpus[cpu];
-	unsigned long flags;
-	int err;
+	int err = perfctr_vcpu_unregister(cpu);
 
-	local_irq_save(flags);
-	perfctr_global_offline(cpu);
-	err = perfctr_core_vcpu_unregister(vcpu->core);
-	local_irq_restore(flags);
 	if (err) {
 		/* The hypervisor may still write there: never reuse it. */
-		get_page(virt_to_page(vcpu->page));
+		get_page(virt_to_page(perfctr_cpus[cpu].page));
 		pr_err("CPU %u: cannot take back its page: error %d\n", cpu,
 		       err);
 	}
@@ -75,43 +103,46 @@ static int perfctr_cpu_down(unsigned int cpu)
 }
 
 /* Only the boot CPU is online while a machine sleeps: the others are unplugged. */
-static int perfctr_suspend(void)
+static int perfctr_sleep(void)
 {
 	return perfctr_vcpu_offline(smp_processor_id());
 }
 
-static void perfctr_resume(void)
+static void perfctr_wake(void)
 {
-	perfctr_vcpu_online(smp_processor_id());
+	perfctr_vcpu_register(smp_processor_id());
 }
 
 static struct syscore_ops perfctr_syscore_ops = {
-	.suspend = perfctr_suspend,
-	.resume = perfctr_resume,
+	.suspend = perfctr_sleep,
+	.resume = perfctr_wake,
 };
 
 static void perfctr_vcpu_restore(void *unused)
 {
 	unsigned int cpu = smp_processor_id();
 
-	perfctr_global_offline(cpu);
 	/* Refused if the domain is a new one, which has no page yet. */
-	perfctr_core_vcpu_unregister(perfctr_cpus[cpu].core);
-	perfctr_vcpu_online(cpu);
+	perfctr_vcpu_unregister(cpu);
+	perfctr_vcpu_register(cpu);
 }
 
 /*
  * A domain that is saved keeps all its CPUs.  No thread has been resumed yet,
- * so no sum depends on what the old pages said.
+ * so no sum depends on what the old pages said.  The host may be another one.
  */
 static int perfctr_restored(struct notifier_block *unused, unsigned long event,
 			    void *data)
 {
+	perfctr_restored_error = perfctr_core_handshake_again(&perfctr_query);
+	if (perfctr_restored_error)
+		pr_err("this host cannot count what the one before did: error %d\n",
+		       perfctr_restored_error);
 	on_each_cpu(perfctr_vcpu_restore, NULL, true);
 	return NOTIFY_OK;
 }
 
-static struct notifier_block perfctr_restore_notifier = {
+static struct notifier_block perfctr_restored_notifier = {
 	.notifier_call = perfctr_restored,
 };
 
@@ -139,57 +170,24 @@ void perfctr_stop_if_idle(void)
 				      msecs_to_jiffies(PERFCTR_STOP_DELAY_MS));
 }
 
-static int perfctr_alloc_vcpu(unsigned int cpu)
-{
-	struct perfctr_cpu *vcpu = &perfctr_cpus[cpu];
-
-	vcpu->page = (void *)get_zeroed_page(GFP_KERNEL);
-	vcpu->core = kzalloc(perfctr_core_vcpu_bytes(), GFP_KERNEL);
-	if (!vcpu->page || !vcpu->core)
-		return -ENOMEM;
-	perfctr_core_vcpu_init(vcpu->core, cpu, vcpu->page);
-	return 0;
-}
-
-static void perfctr_free_vcpus(void)
-{
-	unsigned int cpu;
-
-	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
-		free_page((unsigned long)perfctr_cpus[cpu].page);
-		kfree(perfctr_cpus[cpu].core);
-	}
-	kfree(perfctr_cpus);
-}
-
 int perfctr_vcpus_init(void)
 {
-	unsigned int cpu;
-	int err = 0;
+	int err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "perfctr:online",
+				    perfctr_vcpu_online, perfctr_cpu_down);
 
-	perfctr_cpus = kcalloc(nr_cpu_ids, sizeof(*perfctr_cpus), GFP_KERNEL);
-	if (!perfctr_cpus)
-		return -ENOMEM;
-	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
-		err = perfctr_alloc_vcpu(cpu);
-	if (!err)
-		err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "perfctr:online",
-					perfctr_cpu_up, perfctr_cpu_down);
-	if (err < 0) {
-		perfctr_free_vcpus();
+	if (err < 0)
 		return err;
-	}
 	perfctr_cpuhp_state = err;
+	perfctr_is_loaded = true;
 	register_syscore_ops(&perfctr_syscore_ops);
-	xen_resume_notifier_register(&perfctr_restore_notifier);
+	perfctr_platform_restored_register(&perfctr_restored_notifier);
 	return 0;
 }
 
 void perfctr_vcpus_exit(void)
 {
 	cancel_delayed_work_sync(&perfctr_stop_work);
-	xen_resume_notifier_unregister(&perfctr_restore_notifier);
+	perfctr_platform_restored_unregister(&perfctr_restored_notifier);
 	unregister_syscore_ops(&perfctr_syscore_ops);
 	cpuhp_remove_state(perfctr_cpuhp_state);
-	perfctr_free_vcpus();
 }

@@ -30,6 +30,16 @@ pub fn handshake(kernel: &impl Kernel) -> Result<HvQuery, Errno> {
     Ok(answer)
 }
 
+/// Asks again after the domain was restored, perhaps on another host.
+///
+/// # Errors
+///
+/// As [`handshake`]; `OPNOTSUPP` the counters are not those of `before`.
+pub fn handshake_again(kernel: &impl Kernel, before: &HvQuery) -> Result<(), Errno> {
+    let now = handshake(kernel)?;
+    if caps(&now) == caps(before) { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+}
+
 /// The capabilities in a hypervisor's answer; `None` if they are impossible.
 pub fn caps(answer: &HvQuery) -> Option<PmuCaps> {
     PmuCaps::from_wire(&answer.caps)
@@ -48,6 +58,20 @@ mod tests {
     fn a_matching_hypervisor_is_accepted() {
         let machine = Machine::new();
         assert_eq!(caps(&answer_of(&machine).unwrap()), Some(Machine::caps()));
+    }
+
+    #[test]
+    fn a_restored_domain_finds_the_same_counters_or_an_error() {
+        let machine = Machine::new();
+        let before = answer_of(&machine).unwrap();
+        let again = || handshake_again(&machine.kernel(0), &before);
+        assert_eq!(again(), Ok(()));
+        machine.answer.borrow_mut().abi_minor += 1;
+        assert_eq!(again(), Ok(()), "a minor only adds");
+        machine.answer.borrow_mut().caps.general += 1;
+        assert_eq!(again(), Err(Errno::OPNOTSUPP));
+        machine.refuse(Some(Errno::NODEV));
+        assert_eq!(again(), Err(Errno::NODEV));
     }
 
     #[test]

@@ -17,13 +17,16 @@ pub mod handshake;
 mod hypercall;
 pub mod ioctl;
 pub mod overflow;
+pub mod policy;
 pub mod publish;
 pub mod stats;
 #[cfg(test)]
 mod testing;
 pub mod thread;
 pub mod vcpu;
+pub mod whole;
 
 pub use stats::Stats;
 pub use thread::ThreadPmu;
 pub use vcpu::{Counting, Cpu, Vcpu};
+pub use whole::Admission;

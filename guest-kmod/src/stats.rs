@@ -69,6 +69,8 @@ stats! {
     overflows_pending = c"overflows_pending",
     /// Overflows that were told together with the one before of the same counter.
     overflows_merged = c"overflows_merged",
+    /// Overflows of which no signal could be sent; the counters went on at once.
+    signals_lost = c"signals_lost",
     /// Switches in whose cost was measured.
     switch_in_calls = c"switch_in_calls",
     /// Instructions spent in them.

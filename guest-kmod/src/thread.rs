@@ -175,6 +175,22 @@ impl ThreadPmu {
         Ok(())
     }
 
+    /// The thread could not be told of an overflow: its counters go on, to be told of the next.
+    pub fn signal_lost<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+        cpu.stats.signals_lost.add(1);
+        // Not paused only if it has stopped them meanwhile.
+        let _ = self.go_on(page, cpu);
+    }
+
+    /// [`go_on`](Self::go_on) by the tracer of a thread that is asleep.
+    ///
+    /// # Errors
+    ///
+    /// `PERM` they are not paused.
+    pub fn go_on_asleep(&mut self) -> Result<(), Errno> {
+        if self.overflows.go_on() { Ok(()) } else { Err(Errno::PERM) }
+    }
+
     /// [`switch_out`](Self::switch_out), counting what it costs.
     pub fn switch_out_measured<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
         if self.running != Running::Active {
@@ -209,17 +225,36 @@ impl ThreadPmu {
         }
         // Sums are folded before the load, which ends the old configuration.
         self.suspend(page, cpu);
-        let keeps = request.preserve != 0 || request.keep_tsc;
-        if let (Some(errno), true) = (self.failure, keeps) {
-            return Err(errno);
-        }
+        self.check_kept(&request)?;
         let loaded = cpu.load(&request.config);
         if loaded.is_ok() {
-            counting.moved(self.running != Running::Stopped, true);
-            self.start_anew(page, &request);
+            self.start_anew(page, counting, &request);
         }
         self.resume(page, cpu);
         loaded
+    }
+
+    /// `IOC_CONTROL` by the tracer of a thread that is asleep.  It is loaded when the thread goes
+    /// on; if the hypervisor refuses it then, there are no numbers but that reason.
+    ///
+    /// # Errors
+    ///
+    /// As [`control`](Self::control), but for those of the hypervisor.
+    pub fn control_asleep(
+        &mut self,
+        page: &ThreadPage,
+        counting: &Counting,
+        caps: &PmuCaps,
+        control: &Control,
+    ) -> Result<(), Errno> {
+        let request = Request::new(caps, control)?;
+        if !request.counts() {
+            self.stop_asleep(page, counting);
+            return Ok(());
+        }
+        self.check_kept(&request)?;
+        self.start_anew(page, counting, &request);
+        Ok(())
     }
 
     /// Stops counting: by an empty `IOC_CONTROL`, by `IOC_UNLINK`, and at the thread's end.
@@ -230,12 +265,25 @@ impl ThreadPmu {
         counting: &Counting,
     ) {
         self.suspend(page, cpu);
+        self.stop_asleep(page, counting);
+    }
+
+    /// [`stop`](Self::stop) by the tracer of a thread that is asleep.
+    pub fn stop_asleep(&mut self, page: &ThreadPage, counting: &Counting) {
         counting.moved(self.running != Running::Stopped, false);
         self.running = Running::Stopped;
         self.overflows = Overflows::NONE;
         self.tsc = false;
         if self.failure.is_none() {
             self.publisher.configured(page, self.order.slots(), self.tsc, &self.sums);
+        }
+    }
+
+    /// Whole CPUs begin to count while the thread executes on `cpu`: it has no numbers from now on.
+    pub(crate) fn give_way<K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) {
+        if self.running == Running::Active {
+            self.suspend(page, cpu);
+            self.fail(page, Errno::BUSY);
         }
     }
 
@@ -280,7 +328,17 @@ impl ThreadPmu {
         cpu.load_beside(&config)
     }
 
-    fn start_anew(&mut self, page: &ThreadPage, request: &Request) {
+    /// Sums of counters that have failed cannot be kept.
+    fn check_kept(&self, request: &Request) -> Result<(), Errno> {
+        let keeps = request.preserve != 0 || request.keep_tsc;
+        match self.failure {
+            Some(errno) if keeps => Err(errno),
+            _ => Ok(()),
+        }
+    }
+
+    fn start_anew(&mut self, page: &ThreadPage, counting: &Counting, request: &Request) {
+        counting.moved(self.running != Running::Stopped, true);
         let had_tsc = self.tsc && self.failure.is_none();
         if !(had_tsc && request.tsc || request.keep_tsc) {
             self.sums.tsc = 0;

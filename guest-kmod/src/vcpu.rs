@@ -14,15 +14,19 @@ use crate::stats::Stats;
 /// What the module knows of a vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
-    /// Why the hypervisor does not publish here; `NXIO` while the vCPU is offline.
-    registered: Result<(), Errno>,
+    /// Whether the hypervisor publishes here.
+    registered: bool,
+    /// Why no thread may count here: why there is no page, which is `NXIO` while the vCPU is
+    /// offline, or `BUSY` while the CPU counts as a whole.
+    gate: Result<(), Errno>,
     /// What the hypervisor was last told to program.
     loaded: Config,
 }
 
 impl Vcpu {
     fn new(registered: Result<(), Errno>) -> Self {
-        Self { registered, loaded: Config::default() }
+        let loaded = Config::default();
+        Self { registered: registered.is_ok(), gate: registered, loaded }
     }
 
     /// The event select that was last loaded for this slot; 0 if it counts nothing.
@@ -92,8 +96,13 @@ impl<K: Kernel> Cpu<'_, K> {
         self.stats.registers.add(1);
         let registered = hypercall::register(self.kernel, gfn);
         let loaded = planted!(LoadedAcrossRegistration, Config::default(), self.vcpu.loaded);
-        *self.vcpu = Vcpu { registered, loaded };
+        *self.vcpu = Vcpu { loaded, ..Vcpu::new(registered) };
         registered
+    }
+
+    /// No thread may count here, for this reason, until a page is registered.
+    pub fn refuse(&mut self, errno: Errno) {
+        *self.vcpu = Vcpu::new(Err(errno));
     }
 
     /// Takes the page back.  Without effect if it is not registered.
@@ -102,7 +111,7 @@ impl<K: Kernel> Cpu<'_, K> {
     ///
     /// Those of the hypercall; the hypervisor still has the page then.
     pub fn unregister(&mut self) -> Result<(), Errno> {
-        if self.vcpu.registered.is_err() {
+        if !self.vcpu.registered {
             return Ok(());
         }
         self.stats.hypercalls.add(1);
@@ -130,7 +139,7 @@ impl<K: Kernel> Cpu<'_, K> {
     ///
     /// # Errors
     ///
-    /// Why no page is registered, and those of the hypercall.  What was loaded stays loaded.
+    /// Why no thread may count here, and those of the hypercall.  What was loaded stays loaded.
     pub(crate) fn load(&mut self, config: &Config) -> Result<(), Errno> {
         if self.counts(config)? { Ok(()) } else { self.replace(config) }
     }
@@ -152,10 +161,17 @@ impl<K: Kernel> Cpu<'_, K> {
         }
     }
 
+    /// No thread may count here from now on, or again.
+    pub(crate) fn close_gate(&mut self, closed: bool) {
+        if self.vcpu.registered {
+            self.vcpu.gate = if closed { Err(Errno::BUSY) } else { Ok(()) };
+        }
+    }
+
     /// Whether all of `config` is counted.
     #[inline(always)]
     fn counts(&self, config: &Config) -> Result<bool, Errno> {
-        self.vcpu.registered?;
+        self.vcpu.gate?;
         // A distance to an overflow is new each time.
         Ok(self.is_direct() && config.sampling() == 0 && self.vcpu.loaded.includes(config))
     }

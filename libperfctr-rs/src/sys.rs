@@ -67,7 +67,7 @@ impl Device {
     pub const PATH: &str = DEVICE_PATH;
 
     pub fn open() -> io::Result<Self> {
-        File::open(Self::PATH).map(Self)
+        File::options().read(true).write(true).open(Self::PATH).map(Self)
     }
 
     pub fn info(&self) -> io::Result<Info> {

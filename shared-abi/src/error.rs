@@ -31,6 +31,8 @@ errnos! {
     PERM = 1, "EPERM";
     /// No such domain or thread, or the thread's counters are unlinked.
     SRCH = 3, "ESRCH";
+    /// The caller lacks a right that this needs: of kernel-mode counts, say.
+    ACCES = 13, "EACCES";
     /// The argument lies outside the caller's memory.
     FAULT = 14, "EFAULT";
     /// Taken: another configuration operation is under way.

@@ -4,7 +4,8 @@
 //! C owns all memory: it allocates what [`perfctr_core_vcpu_bytes`] and
 //! [`perfctr_core_thread_bytes`] say, zeroed and aligned to 8 bytes, and frees it when nothing can
 //! call with it any more.  Functions that take a vCPU are called on that vCPU with interrupts
-//! disabled.  Functions that take a thread are called by that thread, or while it is switched.
+//! disabled.  Functions that take a thread are called by that thread, or while it is switched, or
+//! while it is asleep and cannot be woken; what counts for a whole CPU is operated on that CPU.
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C")]
 
@@ -12,13 +13,15 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int, c_void};
 
 use guest_kmod::hal::Kernel;
-use guest_kmod::handshake::{caps, handshake};
-use guest_kmod::ioctl::{check_control, check_create};
+use guest_kmod::handshake::{caps, handshake, handshake_again};
+use guest_kmod::ioctl::check_create;
 use guest_kmod::overflow::Signal;
+use guest_kmod::policy::{Caller, ends_at_exec, may_count, may_count_cpus};
 use guest_kmod::publish::published;
-use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
+use guest_kmod::whole::{check_cpu_control, check_cpu_read};
+use guest_kmod::{Admission, Counting, Cpu, Stats, ThreadPmu, Vcpu};
 use shared_abi::hypercall::HvQuery;
-use shared_abi::ioctl::{Control, Create, Sums};
+use shared_abi::ioctl::{Control, CpuState, Create, Sums};
 use shared_abi::read::Counters;
 use shared_abi::{Errno, ThreadPage, VcpuPage};
 
@@ -78,6 +81,13 @@ pub struct ThreadObject {
 
 const _: () = assert!(align_of::<VcpuObject>() <= 8 && align_of::<ThreadObject>() <= 8);
 
+/// What C protects with a lock of its own.
+struct Locked<T>(UnsafeCell<T>);
+
+// SAFETY: every function that takes what is inside has the condition that C holds its lock.
+unsafe impl<T: Send> Sync for Locked<T> {}
+
+static ADMISSION: Locked<Admission> = Locked(UnsafeCell::new(Admission::new()));
 static COUNTING: Counting = Counting::new();
 static LINUX: Linux = Linux;
 
@@ -128,6 +138,12 @@ pub extern "C" fn perfctr_core_handshake(answer: &mut HvQuery) -> c_int {
     to_return(handshake(&LINUX).map(|query| *answer = query))
 }
 
+/// Asks again; see [`handshake_again`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_handshake_again(before: &HvQuery) -> c_int {
+    to_return(handshake_again(&LINUX, before))
+}
+
 /// Bytes of a vCPU object.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_bytes() -> usize {
@@ -164,6 +180,18 @@ pub unsafe extern "C" fn perfctr_core_vcpu_init(
 pub unsafe extern "C" fn perfctr_core_vcpu_register(vcpu: &VcpuObject, gfn: u64) -> c_int {
     // SAFETY: on this vCPU, interrupts disabled.
     to_return(unsafe { vcpu.cpu() }.register(gfn))
+}
+
+/// No thread may count on the vCPU, for the reason of this negative error number; see
+/// [`Cpu::refuse`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_vcpu_refuse(vcpu: &VcpuObject, error: c_int) {
+    // SAFETY: on this vCPU, interrupts disabled.
+    unsafe { vcpu.cpu() }.refuse(Errno(error.wrapping_neg()));
 }
 
 /// Takes the vCPU's page back; see [`Cpu::unregister`].
@@ -210,13 +238,6 @@ pub extern "C" fn perfctr_core_stat(vcpu: &VcpuObject, index: u32) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_check_create(create: &Create) -> c_int {
     to_return(check_create(create))
-}
-
-/// See [`check_control`].  `query` is the answer of the handshake.
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_check_control(query: &HvQuery, control: &Control) -> c_int {
-    let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
-    to_return(check_control(&caps, control))
 }
 
 /// Bytes of a thread object.
@@ -323,19 +344,39 @@ pub unsafe extern "C" fn perfctr_core_interrupt(
     pack(signal)
 }
 
-/// `IOC_RESUME`; see [`ThreadPmu::go_on`].
+/// A signal could not be sent; see [`ThreadPmu::signal_lost`].
 ///
 /// # Safety
 ///
 /// As the crate's documentation says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_go_on(thread: &ThreadObject, vcpu: &VcpuObject) -> c_int {
+pub unsafe extern "C" fn perfctr_core_signal_lost(thread: &ThreadObject, vcpu: &VcpuObject) {
     // SAFETY: this thread, on this vCPU, interrupts disabled.
     let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-    to_return(pmu.go_on(page, &mut cpu))
+    pmu.signal_lost(page, &mut cpu);
 }
 
-/// `IOC_CONTROL`; see [`ThreadPmu::control`].  `query` is the answer of the handshake.
+/// `IOC_RESUME`; see [`ThreadPmu::go_on`].  Without a vCPU the thread is asleep and stays so.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_go_on(
+    thread: &ThreadObject,
+    vcpu: Option<&VcpuObject>,
+) -> c_int {
+    // SAFETY: this thread, or its tracer while it is asleep.
+    let (pmu, page) = unsafe { thread.pmu() };
+    to_return(match vcpu {
+        // SAFETY: on this vCPU, interrupts disabled.
+        Some(vcpu) => pmu.go_on(page, &mut unsafe { vcpu.cpu() }),
+        None => pmu.go_on_asleep(),
+    })
+}
+
+/// `IOC_CONTROL`; see [`ThreadPmu::control`].  Without a vCPU the thread is asleep and stays so.
+/// `query` is the answer of the handshake.
 ///
 /// # Safety
 ///
@@ -343,26 +384,231 @@ pub unsafe extern "C" fn perfctr_core_go_on(thread: &ThreadObject, vcpu: &VcpuOb
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_control(
     thread: &ThreadObject,
-    vcpu: &VcpuObject,
+    vcpu: Option<&VcpuObject>,
     query: &HvQuery,
     control: &Control,
 ) -> c_int {
     let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
-    // SAFETY: this thread, on this vCPU, interrupts disabled.
-    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-    to_return(pmu.control(page, &mut cpu, &COUNTING, &caps, control))
+    // SAFETY: this thread, or its tracer while it is asleep.
+    let (pmu, page) = unsafe { thread.pmu() };
+    to_return(match vcpu {
+        Some(vcpu) => {
+            // SAFETY: on this vCPU, interrupts disabled.
+            let mut cpu = unsafe { vcpu.cpu() };
+            pmu.control(page, &mut cpu, &COUNTING, &caps, control)
+        }
+        None => pmu.control_asleep(page, &COUNTING, &caps, control),
+    })
 }
 
-/// Stops the thread's counters; see [`ThreadPmu::stop`].
+/// Stops the thread's counters; see [`ThreadPmu::stop`].  Without a vCPU the thread is asleep and
+/// stays so.
 ///
 /// # Safety
 ///
 /// As the crate's documentation says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_stop(thread: &ThreadObject, vcpu: &VcpuObject) {
-    // SAFETY: this thread, on this vCPU, interrupts disabled.
-    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-    pmu.stop(page, &mut cpu, &COUNTING);
+pub unsafe extern "C" fn perfctr_core_stop(thread: &ThreadObject, vcpu: Option<&VcpuObject>) {
+    // SAFETY: this thread, or its tracer while it is asleep.
+    let (pmu, page) = unsafe { thread.pmu() };
+    match vcpu {
+        // SAFETY: on this vCPU, interrupts disabled.
+        Some(vcpu) => pmu.stop(page, &mut unsafe { vcpu.cpu() }, &COUNTING),
+        None => pmu.stop_asleep(page, &COUNTING),
+    }
+}
+
+/// The CPU starts to count as a whole, with the counters of `whole`; see [`Cpu::start_whole`].
+/// `thread` is what executes here, if it has counters.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_start_whole(
+    whole: &ThreadObject,
+    thread: Option<&ThreadObject>,
+    vcpu: &VcpuObject,
+    query: &HvQuery,
+    control: &Control,
+) -> c_int {
+    let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
+    // SAFETY: on this vCPU, whose the counters are, interrupts disabled.
+    let (whole, mut cpu) = unsafe { (whole.pmu(), vcpu.cpu()) };
+    // SAFETY: this thread.
+    let thread = thread.map(|thread| unsafe { thread.pmu() });
+    to_return(cpu.start_whole(whole, thread, &COUNTING, &caps, control))
+}
+
+/// The CPU stops counting as a whole; see [`Cpu::stop_whole`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_stop_whole(whole: &ThreadObject, vcpu: &VcpuObject) {
+    // SAFETY: on this vCPU, whose the counters are, interrupts disabled.
+    let (whole, mut cpu) = unsafe { (whole.pmu(), vcpu.cpu()) };
+    cpu.stop_whole(whole, &COUNTING);
+}
+
+/// See [`check_cpu_read`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_check_cpu_read(state: &CpuState) -> c_int {
+    to_return(check_cpu_read(state))
+}
+
+/// See [`check_cpu_control`]; 1 if it counts anything.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_check_cpu_control(query: &HvQuery, state: &CpuState) -> c_int {
+    let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
+    match check_cpu_control(&caps, state) {
+        Ok(counts) => c_int::from(counts),
+        Err(errno) => errno.to_return(),
+    }
+}
+
+/// See [`may_count`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_may_count(
+    paranoid: c_int,
+    perfmon: bool,
+    locked_down: bool,
+    control: &Control,
+) -> c_int {
+    to_return(may_count(paranoid, Caller { perfmon, locked_down }, control))
+}
+
+/// See [`may_count_cpus`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_may_count_cpus(perfmon: bool, locked_down: bool) -> c_int {
+    to_return(may_count_cpus(Caller { perfmon, locked_down }))
+}
+
+/// See [`ends_at_exec`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_ends_at_exec(control: &Control, guarded: bool) -> bool {
+    ends_at_exec(control, guarded)
+}
+
+/// Who has the counters.
+///
+/// # Safety
+///
+/// C holds its lock of the admission until the result is dropped.
+unsafe fn admission() -> &'static mut Admission {
+    // SAFETY: nobody else has it while the lock is held.
+    unsafe { &mut *ADMISSION.0.get() }
+}
+
+/// See [`Admission::thread_begins`].
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_thread_begins(privileged: bool) -> c_int {
+    // SAFETY: C holds the lock.
+    to_return(unsafe { admission() }.thread_begins(privileged))
+}
+
+/// See [`Admission::thread_ends`].
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_thread_ends(privileged: bool) {
+    // SAFETY: C holds the lock.
+    unsafe { admission() }.thread_ends(privileged);
+}
+
+/// Threads that have counters.
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_threads() -> u32 {
+    // SAFETY: C holds the lock.
+    unsafe { admission() }.threads()
+}
+
+/// See [`Admission::cpus_set`].
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_cpus_set(by: u64) -> c_int {
+    // SAFETY: C holds the lock.
+    to_return(unsafe { admission() }.cpus_set(by))
+}
+
+/// See [`Admission::cpus_start`].
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_cpus_start(by: u64) -> c_int {
+    // SAFETY: C holds the lock.
+    to_return(unsafe { admission() }.cpus_start(by))
+}
+
+/// Whether CPUs are this descriptor's.
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_cpus_owned(descriptor: u64) -> bool {
+    // SAFETY: C holds the lock.
+    unsafe { admission() }.owns(descriptor)
+}
+
+/// Whether CPUs count.
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_cpus_count() -> bool {
+    // SAFETY: C holds the lock.
+    unsafe { admission() }.cpus_count()
+}
+
+/// See [`Admission::cpus_may_stop`].
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_cpus_may_stop(by: u64) -> c_int {
+    // SAFETY: C holds the lock.
+    to_return(unsafe { admission() }.cpus_may_stop(by))
+}
+
+/// CPUs have stopped.
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_cpus_stopped() {
+    // SAFETY: C holds the lock.
+    unsafe { admission() }.cpus_stopped();
+}
+
+/// A descriptor is closed, after its CPUs have stopped.
+///
+/// # Safety
+///
+/// C holds its lock of the admission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_closed(descriptor: u64) {
+    // SAFETY: C holds the lock.
+    unsafe { admission() }.closed(descriptor);
 }
 
 /// `IOC_READ` by the thread itself; see [`ThreadPmu::read`].

@@ -429,6 +429,80 @@ fn an_overflow_before_its_interrupt_is_told_at_the_next_resumption() {
 }
 
 #[test]
+fn a_lost_signal_ends_nothing() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.control(&sampling(1_000)).unwrap();
+    for round in 1..=3 {
+        thread.execute(1_000);
+        assert!(interrupt(&machine, &thread, 0).is_some());
+        machine.on(0, |cpu| thread.pmu.borrow_mut().signal_lost(&thread.page, cpu));
+        assert_eq!(thread.read().unwrap().counter[0], 1_000 * round);
+    }
+    assert_eq!(machine.stats(0).signals_lost.get(), 3);
+    assert_eq!(go_on(&machine, &thread, 0), Err(Errno::PERM));
+}
+
+#[test]
+fn a_tracer_operates_a_thread_that_is_asleep() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let (caps, counting) = (Machine::caps(), &machine.counting);
+    let ask = |control: &Control| {
+        let mut pmu = thread.pmu.borrow_mut();
+        pmu.control_asleep(&thread.page, counting, &caps, control)
+    };
+    thread.switch_out();
+    ask(&control(&[counter(0, INSTRUCTIONS)])).unwrap();
+    assert!(machine.take_hypercalls().is_empty() && !counting.is_idle());
+    machine.execute(0, 99, 0);
+    thread.switch_in(0);
+    thread.execute(30);
+    assert_eq!(counts(&thread), [30]);
+    thread.switch_out();
+    let kept = Control { preserve: 1, ..control(&[counter(1, INSTRUCTIONS)]) };
+    ask(&kept).unwrap();
+    assert_eq!(ask(&control(&[counter(99, INSTRUCTIONS)])), Err(Errno::INVAL));
+    thread.switch_in(1);
+    thread.execute(5);
+    assert_eq!(counts(&thread), [35]);
+    thread.switch_out();
+    thread.pmu.borrow_mut().stop_asleep(&thread.page, counting);
+    thread.switch_in(0);
+    thread.execute(7);
+    assert_eq!((counts(&thread), counting.is_idle()), ([35], true));
+}
+
+#[test]
+fn what_the_hypervisor_refuses_a_tracer_is_told_in_place_of_numbers() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.switch_out();
+    let control = control(&[counter(0, INSTRUCTIONS)]);
+    let (caps, counting) = (Machine::caps(), &machine.counting);
+    thread.pmu.borrow_mut().control_asleep(&thread.page, counting, &caps, &control).unwrap();
+    machine.refuse(Some(Errno::PERM));
+    thread.switch_in(0);
+    assert_eq!(thread.read(), Err(Errno::PERM));
+    assert_eq!(thread.read_direct::<1>(), Err(ReadError::NotLoaded(-1)));
+}
+
+#[test]
+fn a_tracer_lets_paused_counters_go_on() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.control(&sampling(1_000)).unwrap();
+    thread.execute(1_000);
+    assert!(interrupt(&machine, &thread, 0).is_some());
+    thread.switch_out();
+    assert_eq!(thread.pmu.borrow_mut().go_on_asleep(), Ok(()));
+    assert_eq!(thread.pmu.borrow_mut().go_on_asleep(), Err(Errno::PERM));
+    thread.switch_in(0);
+    thread.execute(10);
+    assert_eq!(counts(&thread), [1_010]);
+}
+
+#[test]
 fn an_interrupt_that_comes_early_arms_anew() {
     let machine = Machine::new();
     let thread = machine.thread();

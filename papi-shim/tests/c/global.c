@@ -81,11 +81,11 @@ static void unprivileged(void)
 {
 	struct gperfctr_cpu_control control;
 	struct gperfctr_cpu_state state;
-	struct gperfctr *global;
+	struct gperfctr *global = gperfctr_open();
 
-	CHECK(setuid(65534) == 0);
-	global = gperfctr_open();
 	CHECK(global != NULL);
+	CHECK(setuid(65534) == 0);
+	REFUSED(EACCES, gperfctr_open() == NULL);
 	memset(&control, 0, sizeof(control));
 	control.cpu_control = counting(0).cpu_control;
 	state.cpu = CPU;

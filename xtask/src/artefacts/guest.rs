@@ -71,7 +71,9 @@ pub fn module(kernel: &Kernel) -> Result<PathBuf> {
     let dir = cache::artefact("module", key, |dir| {
         let headers = kernel::headers(kernel)?;
         for (name, content) in &files {
-            fs::write(dir.join(name), content)?;
+            let path = dir.join(name);
+            fs::create_dir_all(path.parent().unwrap_or(dir))?;
+            fs::write(path, content)?;
         }
         let mut make = cmd("make", ["-C"]);
         make.arg(headers).arg(format!("M={}", dir.display())).arg("modules");

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* The possible CPUs: memory, and the instruction that reads a counter. */
+
+#include <linux/gfp.h>
+#include <linux/slab.h>
+#include <asm/asm.h>
+
+#include "perfctr.h"
+
+struct perfctr_cpu *perfctr_cpus;
+
+/*
+ * A fault gives 0: the host may take the right to read counters away between
+ * the caller's look at the page and the instruction.
+ */
+u64 perfctr_glue_rdpmc(u32 index)
+{
+	u32 low = 0, high = 0;
+
+	asm volatile("1: rdpmc\n2:\n" _ASM_EXTABLE(1b, 2b)
+		     : "+a"(low), "+d"(high)
+		     : "c"(index));
+	return (u64)high << 32 | low;
+}
+
+static int perfctr_alloc_cpu(unsigned int number)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[number];
+
+	cpu->page = (void *)get_zeroed_page(GFP_KERNEL);
+	cpu->core = kzalloc(perfctr_core_vcpu_bytes(), GFP_KERNEL);
+	if (!cpu->page || !cpu->core)
+		return -ENOMEM;
+	perfctr_core_vcpu_init(cpu->core, number, cpu->page);
+	return 0;
+}
+
+int perfctr_cpus_init(void)
+{
+	unsigned int cpu;
+	int err = 0;
+
+	perfctr_cpus = kcalloc(nr_cpu_ids, sizeof(*perfctr_cpus), GFP_KERNEL);
+	if (!perfctr_cpus)
+		return -ENOMEM;
+	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
+		err = perfctr_alloc_cpu(cpu);
+	if (err)
+		perfctr_cpus_exit();
+	return err;
+}
+
+void perfctr_cpus_exit(void)
+{
+	unsigned int cpu;
+
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
+		free_page((unsigned long)perfctr_cpus[cpu].page);
+		kfree(perfctr_cpus[cpu].core);
+	}
+	kfree(perfctr_cpus);
+}

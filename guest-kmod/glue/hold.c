@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * A thread's counters are operated while it stands still: by the thread itself
+ * with interrupts disabled, or by its tracer while it is stopped.
+ *
+ * A stopped thread can be woken at any time, by SIGKILL say.  Waking takes the
+ * thread's pi_lock, so whoever holds that and has seen the thread asleep, off
+ * its run queue and off its CPU, keeps it there.
+ */
+
+#include <linux/pid.h>
+#include <linux/ptrace.h>
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/task.h>
+
+#include "perfctr.h"
+
+/* Whether the caller traces the thread and it is stopped. */
+static bool perfctr_is_stopped_tracee(struct task_struct *task)
+{
+	bool is_tracee;
+
+	rcu_read_lock();
+	is_tracee = ptrace_parent(task) == current && task_is_traced(task);
+	rcu_read_unlock();
+	return is_tracee;
+}
+
+/* After the switch out of its CPU, and what that has called of this module. */
+static bool perfctr_is_asleep(struct task_struct *task)
+{
+	return READ_ONCE(task->__state) & __TASK_TRACED &&
+	       !READ_ONCE(task->on_rq) && !smp_load_acquire(&task->on_cpu);
+}
+
+/* With the thread's pi_lock; it may be on its way out of its CPU for a moment. */
+static int perfctr_pin(struct task_struct *task, unsigned long *flags)
+{
+	for (;;) {
+		raw_spin_lock_irqsave(&task->pi_lock, *flags);
+		if (!perfctr_is_stopped_tracee(task))
+			break;
+		if (perfctr_is_asleep(task))
+			return 0;
+		raw_spin_unlock_irqrestore(&task->pi_lock, *flags);
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		if (READ_ONCE(task->on_cpu))
+			cond_resched();
+		else
+			schedule_timeout_killable(1);
+	}
+	raw_spin_unlock_irqrestore(&task->pi_lock, *flags);
+	return -ESRCH;
+}
+
+/* Of the calling thread, or a stopped tracee of it. */
+int perfctr_hold(struct perfctr_hold *hold, struct task_struct *task)
+{
+	hold->task = task;
+	hold->vcpu = NULL;
+	if (task != current)
+		return perfctr_pin(task, &hold->flags);
+	local_irq_save(hold->flags);
+	hold->vcpu = perfctr_this_vcpu();
+	return 0;
+}
+
+void perfctr_let_go(struct perfctr_hold *hold)
+{
+	if (hold->vcpu)
+		local_irq_restore(hold->flags);
+	else
+		raw_spin_unlock_irqrestore(&hold->task->pi_lock, hold->flags);
+}
+
+/*
+ * A tracer is told of its tracee's stop before the tracee has left its CPU;
+ * what is published after that are its sums up to the stop.
+ */
+void perfctr_await_switch_out(struct task_struct *task)
+{
+	struct perfctr_hold hold;
+
+	if (task != current && !perfctr_hold(&hold, task))
+		perfctr_let_go(&hold);
+}
+
+/* The calling thread, or its stopped tracee, by number; with a reference. */
+struct task_struct *perfctr_find_task(u32 tid)
+{
+	struct task_struct *task;
+	struct pid *pid;
+
+	if (tid == 0 || tid == task_pid_vnr(current))
+		return get_task_struct(current);
+	pid = find_get_pid(tid);
+	task = get_pid_task(pid, PIDTYPE_PID);
+	put_pid(pid);
+	if (!task)
+		return ERR_PTR(-ESRCH);
+	if (perfctr_is_stopped_tracee(task))
+		return task;
+	put_task_struct(task);
+	return ERR_PTR(-ESRCH);
+}
