@@ -2,7 +2,7 @@
 /*
  * Performance monitoring unit of the emulated processor: registers, counters, overflow.
  *
- * Intel: architectural performance monitoring version 3 (SDM volume 3, chapter "Performance
+ * Intel: architectural performance monitoring version 2 or 3 (SDM volume 3, chapter "Performance
  * Monitoring"). AMD: the four K7-style counters (APM volume 2, "Performance Monitoring Counters").
  * The registers live in the fields that CPUX86State has for them anyway, so they migrate.
  */
@@ -30,6 +30,7 @@
 #define EVNTSEL_USR      (1u << 16)
 #define EVNTSEL_OS       (1u << 17)
 #define EVNTSEL_INT      (1u << 20)
+#define EVNTSEL_ANY      (1u << 21)
 #define EVNTSEL_EN       (1u << 22)
 #define EVNTSEL_CMASK    0xff000000u
 #define EVNTSEL_EVENT    0x0000ffffull /* event and unit mask */
@@ -38,6 +39,7 @@
 #define FIXED_OS         1
 #define FIXED_USR        2
 #define FIXED_PMI        8
+#define FIXED_ANY        0x444 /* of all fixed counters */
 
 #define GLOBAL_COUNTERS  (((1ull << FIXED_COUNTERS) - 1) << FIXED_BIT | \
                           ((1ull << GENERAL_COUNTERS) - 1))
@@ -90,6 +92,12 @@ static bool is_amd(CPUX86State *env)
 static uint64_t width_mask(CPUX86State *env)
 {
     return MAKE_64BIT_MASK(0, env_archcpu(env)->pmu_width);
+}
+
+/* Version 3 brought the bits that count for all threads of a core. */
+static bool has_any_thread(CPUX86State *env)
+{
+    return env_archcpu(env)->pmu_version >= 3;
 }
 
 static const PMUEvent *intel_event(uint32_t select)
@@ -339,6 +347,10 @@ void helper_pmu_expired(CPUX86State *env, uint64_t cost)
 
 bool pmu_realize(X86CPU *cpu, Error **errp)
 {
+    if (cpu->pmu_version < 2 || cpu->pmu_version > 3) {
+        error_setg(errp, "pmu-version has to be 2 or 3");
+        return false;
+    }
     if (cpu->pmu_width < 32 || cpu->pmu_width > 48) {
         error_setg(errp, "pmu-width has to be from 32 to 48");
         return false;
@@ -364,7 +376,7 @@ uint64_t pmu_misc_enable(X86CPU *cpu)
 void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
 {
     if (is_intel(&cpu->env)) {
-        *eax = 7u << 24 | cpu->pmu_width << 16 | GENERAL_COUNTERS << 8 | 3;
+        *eax = 7u << 24 | cpu->pmu_width << 16 | GENERAL_COUNTERS << 8 | cpu->pmu_version;
         *ebx = NO_CACHE_EVENTS | NO_BRANCH_MISSES;
         *ecx = 0;
         *edx = cpu->pmu_width << 5 | FIXED_COUNTERS;
@@ -377,7 +389,7 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
     if (is_intel(env)) {
         switch (msr) {
         case MSR_P6_EVNTSEL0 ... MSR_P6_EVNTSEL0 + GENERAL_COUNTERS - 1:
-            *writable = UINT32_MAX;
+            *writable = UINT32_MAX & ~(has_any_thread(env) ? 0 : EVNTSEL_ANY);
             return &env->msr_gp_evtsel[msr - MSR_P6_EVNTSEL0];
         case MSR_P6_PERFCTR0 ... MSR_P6_PERFCTR0 + GENERAL_COUNTERS - 1:
             *writable = UINT64_MAX;
@@ -386,7 +398,8 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
             *writable = width_mask(env);
             return &env->msr_fixed_counters[msr - MSR_CORE_PERF_FIXED_CTR0];
         case MSR_CORE_PERF_FIXED_CTR_CTRL:
-            *writable = MAKE_64BIT_MASK(0, 4 * FIXED_COUNTERS);
+            *writable = MAKE_64BIT_MASK(0, 4 * FIXED_COUNTERS) &
+                        ~(has_any_thread(env) ? 0ull : FIXED_ANY);
             return &env->msr_fixed_ctr_ctrl;
         case MSR_CORE_PERF_GLOBAL_CTRL:
             *writable = GLOBAL_COUNTERS;
