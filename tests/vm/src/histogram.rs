@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::expected::Apart;
+
 /// How often readings were by which amount more than the truth, after how many retries.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
@@ -12,21 +14,50 @@ pub struct Histogram {
     truth: u64,
 }
 
-/// What all readings have in common, and how far they are from that.
+/// How far readings are from what was predicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// What a reading without a retry adds to the truth.
-    pub constant: i64,
-    /// What each retry adds; `None` if there was none.
+    /// What most readings without a retry add to the truth; `None` if all were retried.
+    pub constant: Option<i64>,
+    /// What each retry adds in most readings; `None` if there was none.
     pub per_retry: Option<i64>,
-    /// Largest distance from truth + constant + retries x per_retry.
+    /// Largest distance from what was predicted.
     pub error_max: u64,
     /// Readings with a distance.
     pub error_count: u64,
     /// Sum of what was true.
     pub truth: u64,
-    /// Sum of what was read, less the constants.
+    /// Sum of what was read, less what the reads themselves count.
     pub reading: u64,
+}
+
+/// What reads themselves count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prediction {
+    /// A reading without a retry adds this to the truth.
+    pub constant: u64,
+    /// And each retry this.
+    pub per_retry: u64,
+}
+
+impl Prediction {
+    /// Of instructions.
+    pub const fn instructions(apart: &Apart) -> Self {
+        let Apart { once, per_retry } = apart;
+        Self { constant: once.instructions, per_retry: per_retry.instructions }
+    }
+
+    /// Of branches.
+    pub const fn branches(apart: &Apart) -> Self {
+        let Apart { once, per_retry } = apart;
+        Self { constant: once.branches, per_retry: per_retry.branches }
+    }
+
+    /// Of the testbed's cycles.
+    pub const fn cycles(apart: &Apart) -> Self {
+        let Apart { once, per_retry } = apart;
+        Self { constant: once.cycles(), per_retry: per_retry.cycles() }
+    }
 }
 
 impl Histogram {
@@ -62,13 +93,16 @@ impl Histogram {
         same.max_by_key(|(_, count)| **count).map(|(key, _)| *key)
     }
 
-    /// Derives both constants from the data, each from the most typical readings, and holds all
-    /// readings to them.  `None` if no reading went without a retry.
-    pub fn judge(&self) -> Option<Verdict> {
-        let (_, constant) = self.typical(|retries| retries == 0)?;
+    /// Holds all readings to what was predicted.  `None` if there is no reading.
+    pub fn judge(&self, predicted: Prediction) -> Option<Verdict> {
+        if self.readings.is_empty() {
+            return None;
+        }
+        let constant = self.typical(|retries| retries == 0).map(|(_, distance)| distance);
+        let without_retries = constant.unwrap_or(predicted.constant as i64);
         let per_retry = self
             .typical(|retries| retries > 0)
-            .map(|(retries, distance)| (distance - constant) / i64::from(retries));
+            .map(|(retries, distance)| (distance - without_retries) / i64::from(retries));
         let mut verdict = Verdict {
             constant,
             per_retry,
@@ -78,7 +112,8 @@ impl Histogram {
             reading: self.truth,
         };
         for ((retries, distance), count) in &self.readings {
-            let error = distance - constant - per_retry.unwrap_or(0) * i64::from(*retries);
+            let own = predicted.constant + predicted.per_retry * u64::from(*retries);
+            let error = distance - own as i64;
             if error != 0 {
                 verdict.error_max = verdict.error_max.max(error.unsigned_abs());
                 verdict.error_count += count;
@@ -112,23 +147,42 @@ mod tests {
         histogram
     }
 
+    const PREDICTED: Prediction = Prediction { constant: 30, per_retry: 21 };
+
     #[test]
-    fn constants_are_found_and_hold() {
-        let verdict = histogram(&[(0, 30, 5), (1, 51, 2), (3, 93, 1)]).judge().unwrap();
-        assert_eq!((verdict.constant, verdict.per_retry), (30, Some(21)));
+    fn readings_that_are_as_predicted_are_no_error() {
+        let verdict = histogram(&[(0, 30, 5), (1, 51, 2), (3, 93, 1)]).judge(PREDICTED).unwrap();
+        assert_eq!((verdict.constant, verdict.per_retry), (Some(30), Some(21)));
         assert_eq!((verdict.error_max, verdict.error_count), (0, 0));
         assert_eq!((verdict.truth, verdict.reading), (8000, 8000));
     }
 
     #[test]
     fn whatever_is_off_is_an_error() {
-        let verdict = histogram(&[(0, 30, 5), (0, 33, 2), (1, 51, 1), (2, 70, 1)]).judge().unwrap();
+        let readings = histogram(&[(0, 30, 5), (0, 33, 2), (1, 51, 1), (2, 70, 1)]);
+        let verdict = readings.judge(PREDICTED).unwrap();
         assert_eq!((verdict.error_max, verdict.error_count), (3, 3));
         assert_eq!(verdict.reading, 9000 + 3 + 3 - 2);
     }
 
     #[test]
-    fn retries_alone_prove_nothing() {
-        assert_eq!(histogram(&[(1, 51, 2)]).judge(), None);
+    fn a_fixed_amount_is_an_error() {
+        let verdict = histogram(&[(0, 1_030, 5), (1, 1_051, 2)]).judge(PREDICTED).unwrap();
+        assert_eq!((verdict.constant, verdict.per_retry), (Some(1_030), Some(21)));
+        assert_eq!((verdict.error_max, verdict.error_count), (1_000, 7));
+    }
+
+    #[test]
+    fn a_fixed_amount_for_each_retry_is_an_error() {
+        let verdict = histogram(&[(0, 30, 5), (1, 5_051, 2)]).judge(PREDICTED).unwrap();
+        assert_eq!((verdict.constant, verdict.per_retry), (Some(30), Some(5_021)));
+        assert_eq!((verdict.error_max, verdict.error_count), (5_000, 2));
+    }
+
+    #[test]
+    fn retries_alone_are_judged_and_nothing_is_not() {
+        let verdict = histogram(&[(1, 51, 2)]).judge(PREDICTED).unwrap();
+        assert_eq!((verdict.constant, verdict.per_retry, verdict.error_max), (None, Some(21), 0));
+        assert_eq!(histogram(&[]).judge(PREDICTED), None);
     }
 }

@@ -5,7 +5,9 @@
 //! known number of instructions ([`region`]), requests that must be refused ([`raw`], [`xen`]),
 //! and what the sides say about themselves ([`stats`]).
 
+pub mod bodies;
 pub mod disturb;
+pub mod expected;
 pub mod histogram;
 pub mod map;
 pub mod module;
@@ -13,6 +15,7 @@ pub mod raw;
 pub mod region;
 pub mod rng;
 pub mod stats;
+pub mod step;
 pub mod tally;
 pub mod threads;
 pub mod time;

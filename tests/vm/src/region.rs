@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Code with a known number of instructions, between two readings.
+//! Code with a known number of instructions, between two readings and from a start to a stop.
 #![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
 
 use std::arch::asm;
+use std::sync::Mutex;
 
+use perfctr::rdpmc::Hardware;
 use perfctr::{Error, Reading, Session};
+use shared_abi::read::{ReadError, Snapshot, read_thread};
 
+use crate::bodies::Body;
+use crate::expected::Apart;
 use crate::rng::Rng;
+use crate::step::Executed;
 
 /// Two loops with one store between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +43,11 @@ impl Region {
     /// Branches that the region retires, taken or not.
     pub const fn branches(self) -> u64 {
         self.first + self.second
+    }
+
+    /// Both.
+    pub const fn executed(self) -> Executed {
+        Executed { instructions: self.instructions(), branches: self.branches() }
     }
 
     /// Executes the region.
@@ -79,6 +90,96 @@ pub fn measure<const N: usize>(
     Ok(closing - opening)
 }
 
+/// What [`measure`] of two counters counts beside the region; stepped once in a process.
+///
+/// # Errors
+///
+/// The process cannot be stepped.
+pub fn apart() -> anyhow::Result<Apart> {
+    const SHORT: Region = Region { first: 1, second: 1 };
+    static APART: Mutex<Option<Apart>> = Mutex::new(None);
+    let mut known = APART.lock().expect("nobody panics");
+    if known.is_none() {
+        let difference = |session: &Session| measure::<2>(session, SHORT, &mut 0);
+        *known = Some(Apart::of_all(SHORT.executed(), difference)?);
+    }
+    Ok(known.expect("it was just found"))
+}
+
+/// As [`measure`], with a body of assembly in place of the region.
+///
+/// # Errors
+///
+/// Those of [`Session::read`].
+#[inline(never)]
+pub fn measure_body<const N: usize>(
+    session: &Session,
+    body: &Body,
+    memory: &mut [u8],
+) -> Result<Reading<N>, Error> {
+    let opening = read::<N>(session)?;
+    body.execute(memory);
+    let closing = read::<N>(session)?;
+    Ok(closing - opening)
+}
+
+/// As [`measure`], with reads that store what they have read where they are told to, as soon as
+/// they have it: for `fresh` that has not been touched yet, a read that is disturbed by a fault in
+/// its middle.
+///
+/// # Errors
+///
+/// The pages cannot be read directly.
+#[inline(never)]
+pub fn measure_into<const N: usize>(
+    session: &Session,
+    region: Region,
+    store: &mut u8,
+    fresh: &mut [u64; N],
+) -> Result<Reading<N>, ReadError> {
+    let mut warm = [0; N];
+    let opening = read_into(session, &mut warm)?;
+    region.execute(store);
+    let closing = read_into(session, fresh)?;
+    Ok(Reading {
+        tsc: closing.tsc - opening.tsc,
+        counts: std::array::from_fn(|n| fresh[n].wrapping_sub(warm[n])),
+        retries: closing.retries,
+        direct: true,
+    })
+}
+
+/// The one copy of the read that stores.
+#[inline(never)]
+fn read_into<const N: usize>(
+    session: &Session,
+    counts: &mut [u64; N],
+) -> Result<Snapshot, ReadError> {
+    let thread = session.thread_page().ok_or(ReadError::NotDirect)?;
+    read_thread(thread, |n| session.vcpu_page(n), &Hardware, counts)
+}
+
+/// Goes on counting, executes all regions, each after a read, and stops; gives the reads' retries.
+///
+/// # Errors
+///
+/// The session's.
+#[inline(never)]
+pub fn total<const N: usize>(
+    session: &mut Session,
+    regions: &[Region],
+    store: &mut u8,
+) -> Result<u32, Error> {
+    session.resume()?;
+    let mut retries = 0;
+    for region in regions {
+        retries += read::<N>(session)?.retries;
+        region.execute(store);
+    }
+    session.stop()?;
+    Ok(retries)
+}
+
 /// The one copy of the read.
 #[inline(never)]
 fn read<const N: usize>(session: &Session) -> Result<Reading<N>, Error> {
@@ -119,18 +220,38 @@ impl FreshPages {
         Ok(Self { memory: memory::Memory::new(Self::PAGES)?, next: 0 })
     }
 
-    /// A byte whose next access faults.
+    /// Some pages whose next accesses fault.
     ///
     /// # Errors
     ///
     /// The kernel does not take pages back.
-    pub fn byte(&mut self) -> nix::Result<&mut u8> {
-        if self.next == Self::PAGES {
+    pub fn take(&mut self, pages: usize) -> nix::Result<&mut [u8]> {
+        if self.next + pages > Self::PAGES {
             self.memory.forget()?;
             self.next = 0;
         }
-        self.next += 1;
-        Ok(self.memory.page(self.next - 1))
+        self.next += pages;
+        Ok(self.memory.pages(self.next - pages, pages))
+    }
+
+    /// A byte whose next access faults.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`take`](Self::take).
+    pub fn byte(&mut self) -> nix::Result<&mut u8> {
+        Ok(&mut self.take(1)?[0])
+    }
+
+    /// A place for counts, whose next access faults.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`take`](Self::take).
+    pub fn counts<const N: usize>(&mut self) -> nix::Result<&mut [u64; N]> {
+        let counts = self.take(1)?.as_mut_ptr().cast::<[u64; N]>();
+        // SAFETY: a page is aligned and has room for more; the borrow is that of the page.
+        Ok(unsafe { &mut *counts })
     }
 }
 
@@ -139,6 +260,7 @@ mod memory {
     use std::ffi::c_void;
     use std::num::NonZeroUsize;
     use std::ptr::NonNull;
+    use std::slice;
 
     use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
     use shared_abi::limits::PAGE_BYTES;
@@ -171,10 +293,13 @@ mod memory {
             unsafe { madvise(self.start, self.bytes.get(), advise) }
         }
 
-        pub(super) fn page(&mut self, n: usize) -> &mut u8 {
-            assert!(n < self.bytes.get() / PAGE_BYTES);
+        pub(super) fn pages(&mut self, first: usize, pages: usize) -> &mut [u8] {
+            assert!((first + pages) * PAGE_BYTES <= self.bytes.get());
             // SAFETY: inside the mapping, which nobody else refers to.
-            unsafe { self.start.cast::<u8>().add(n * PAGE_BYTES).as_mut() }
+            unsafe {
+                let start = self.start.cast::<u8>().add(first * PAGE_BYTES);
+                slice::from_raw_parts_mut(start.as_ptr(), pages * PAGE_BYTES)
+            }
         }
     }
 

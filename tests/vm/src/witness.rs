@@ -3,7 +3,7 @@
 
 use perfctr::{Error, Event, Provider, Reading, Session};
 
-use crate::region::{Region, measure};
+use crate::region::{self, Region, measure};
 use crate::tally::equal;
 
 const REGION: Region = Region { first: 100, second: 50 };
@@ -15,21 +15,20 @@ const ATTEMPTS: usize = 100;
 #[derive(Debug)]
 pub struct Witness {
     session: Session,
-    constant: [u64; 2],
+    expected: [u64; 2],
 }
 
 impl Witness {
-    /// Opens a session and finds out what two reads around a region cost.
+    /// Opens a session.
     ///
     /// # Errors
     ///
-    /// Those of the library.
-    pub fn new() -> Result<Self, Error> {
+    /// Those of the library and of [`region::apart`].
+    pub fn new() -> anyhow::Result<Self> {
+        let expected = REGION.executed().plus(region::apart()?.once);
         let mut session = Session::open_with(Provider::Paravirt)?;
         session.start(&[Event::INSTRUCTIONS.user(), Event::BRANCHES.user()])?;
-        let mut witness = Self { session, constant: [0; 2] };
-        witness.constant = witness.undisturbed()?.counts;
-        Ok(witness)
+        Ok(Self { session, expected: [expected.instructions, expected.branches] })
     }
 
     /// The session.
@@ -44,7 +43,7 @@ impl Witness {
     /// What is wrong.
     pub fn unchanged(&self) -> Result<(), String> {
         let reading = self.undisturbed().map_err(|error| error.to_string())?;
-        equal(reading.counts, self.constant)?;
+        equal(reading.counts, self.expected)?;
         equal(reading.direct, true)
     }
 
@@ -54,12 +53,7 @@ impl Witness {
         for _ in 0..ATTEMPTS {
             let reading = measure::<2>(&self.session, REGION, &mut store)?;
             if reading.retries == 0 {
-                let [instructions, branches] = reading.counts;
-                let counts = [
-                    instructions.wrapping_sub(REGION.instructions()),
-                    branches.wrapping_sub(REGION.branches()),
-                ];
-                return Ok(Reading { counts, ..reading });
+                return Ok(reading);
             }
         }
         Err(Error::Disturbed)

@@ -7,6 +7,7 @@
 //! threads are pinned and some are moved between vCPUs, and the vCPUs are moved between physical
 //! CPUs.
 
+mod predicted;
 mod report;
 mod worker;
 
@@ -20,11 +21,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use perfctr::{Provider, Session};
 use shared_abi::hypercall::HvStats;
+use vm_tests::bodies::step_over_invalid;
 use vm_tests::disturb;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, or_exit, run_on};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
+use predicted::Predicted;
 use report::Report;
 use vm_tests::time::VcpuTimes;
 use worker::{Log, Plan};
@@ -76,12 +79,14 @@ fn main() -> Result<ExitCode> {
     let options = Options::parse();
     ensure!(options.threads >= 2, "at least two threads are needed to compete");
     let xen = Xen::open().context("this is not Xen's control domain")?;
+    step_over_invalid()?;
+    let predicted = Predicted::find().context("reads cannot be stepped")?;
     let cpus = cpus()?;
     let session = Session::open_with(Provider::Paravirt)?;
     let logs = Mutex::new(Vec::new());
-    let marks = run(&options, &cpus, &xen, &session, &logs);
+    let marks = run(&options, &cpus, &xen, &session, &logs, &predicted);
     let logs = logs.into_inner()?;
-    let report = Report::new(&options, session.description(), &logs, &marks)?;
+    let report = Report::new(&options, &predicted, session.description(), &logs, &marks)?;
     report.print();
     if let Some(path) = &options.report {
         report.write(path)?;
@@ -96,6 +101,7 @@ fn run(
     xen: &Xen,
     session: &Session,
     logs: &Mutex<Vec<Log>>,
+    predicted: &Predicted,
 ) -> [Marks; 3] {
     let gate = Barrier::new(options.threads + 1);
     let stop = AtomicBool::new(false);
@@ -110,6 +116,7 @@ fn run(
                 cpus,
                 gate: &gate,
                 movable: &tids,
+                totals: predicted.totals,
             };
             scope.spawn(move || {
                 let log = or_exit(id, worker::run(&plan));

@@ -11,11 +11,47 @@ use serde_json::{Map, Value};
 use shared_abi::hypercall::{
     HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvHookStats, HvStats,
 };
-use vm_tests::histogram::{Histogram, Verdict};
-
-use crate::worker::{Inside, Log, Series};
-use crate::{Marks, Options};
+use vm_tests::expected::Apart;
+use vm_tests::histogram::{Histogram, Prediction, Verdict};
+use vm_tests::step::Executed;
 use vm_tests::time::TimeCheck;
+
+use crate::predicted::Predicted;
+use crate::worker::{Inside, Kinds, Log, Series};
+use crate::{Marks, Options};
+
+/// An event, and how to judge its counts.
+struct CountedEvent {
+    name: &'static str,
+    histogram: fn(&Series) -> &Histogram,
+    predict: fn(&Apart) -> Prediction,
+}
+
+const EVENTS: [CountedEvent; 3] = [
+    CountedEvent {
+        name: "instr",
+        histogram: |series| &series.instructions,
+        predict: Prediction::instructions,
+    },
+    CountedEvent {
+        name: "branch",
+        histogram: |series| &series.branches,
+        predict: Prediction::branches,
+    },
+    CountedEvent { name: "cycle", histogram: |series| &series.cycles, predict: Prediction::cycles },
+];
+
+impl CountedEvent {
+    /// Of the counter that is looked at.
+    fn of_reads_4<'a>(&self, predicted: &'a Predicted) -> &'a Apart {
+        let (first, third) = &predicted.reads_4;
+        if self.name == "instr" { first } else { third }
+    }
+}
+
+/// How often hard cases have to occur.
+const RETRIES_MIN: u64 = 100;
+const HARD_CASES_MIN: u64 = 100;
 
 /// What the run has shown.
 pub struct Report {
@@ -31,6 +67,7 @@ pub struct Report {
 impl Report {
     pub fn new(
         options: &Options,
+        predicted: &Predicted,
         description: &Description,
         logs: &[Log],
         marks: &[Marks; 3],
@@ -47,7 +84,8 @@ impl Report {
         report.set("seed", options.seed);
         let mut all = Log::default();
         logs.iter().for_each(|log| all.merge(log));
-        report.exactness(&all);
+        EVENTS.iter().for_each(|event| report.exactness(event, predicted, &all));
+        report.reads(predicted, &all);
         report.disturbances(&all, marks)?;
         report.hypercalls(marks)?;
         report.costs(marks)?;
@@ -73,76 +111,94 @@ impl Report {
         }
     }
 
-    /// Sets a number that has to be more than 0, or a hard case did not occur.
-    fn occurred(&mut self, key: &str, times: u64) {
+    /// Sets a number that has to be so high at least, or a hard case did not occur often enough.
+    fn occurred(&mut self, key: &str, times: u64, min: u64) {
         self.set(key, times);
-        self.demand(times > 0, format_args!("{key} is 0: a hard case did not occur"));
+        self.demand(times >= min, format_args!("{key} is {times}, {min} are wanted at least"));
     }
 
     /// Readings against the truth.
-    fn exactness(&mut self, log: &Log) {
-        for (event, of) in [
-            ("instr", (|series| &series.instructions) as fn(&Series) -> &Histogram),
-            ("branch", |series| &series.branches),
+    fn exactness(&mut self, event: &CountedEvent, predicted: &Predicted, log: &Log) {
+        let mut all = log.equal.clone();
+        all.merge(&log.mixed);
+        // From start to stop nothing but retries is to be predicted beside what is true.
+        let totals = Apart { once: Executed::default(), ..predicted.regions };
+        let regions = self.judge(event, "all regions", &all.plain, &predicted.regions);
+        let kinds = |kinds: &Kinds| kinds.plain.clone();
+        let mut errors = (0, 0);
+        for (name, series, apart) in [
+            ("regions, equal configurations", &kinds(&log.equal), &predicted.regions),
+            ("regions, mixed configurations", &kinds(&log.mixed), &predicted.regions),
+            ("regions with system calls", &all.system_calls, &predicted.bodies),
+            ("regions with REP instructions", &all.strings, &predicted.bodies),
+            ("regions with signals", &all.signals, &predicted.bodies),
+            ("reads with a fault in their middle", &all.faulting_reads, &predicted.faulting_reads),
+            ("adjoining reads of 1 counter", &log.reads_1, &predicted.reads_1),
+            ("adjoining reads of 4 counters", &log.reads_4, event.of_reads_4(predicted)),
         ] {
-            let mut regions = of(&log.equal).clone();
-            regions.merge(of(&log.mixed));
-            let mut errors = (0, 0);
-            for (name, histogram) in [
-                ("regions, equal configurations", of(&log.equal)),
-                ("regions, mixed configurations", of(&log.mixed)),
-                // Both together have the same constants.
-                ("all regions", &regions),
-                ("adjoining reads of 1 counter", of(&log.reads_1)),
-                ("adjoining reads of 4 counters", of(&log.reads_4)),
-            ] {
-                let Some(verdict) = self.judge(event, name, histogram) else { continue };
-                errors.0 = errors.0.max(verdict.error_max);
-                errors.1 += verdict.error_count;
+            // Of adjoining reads only some counters are looked at.
+            if (event.histogram)(series).readings() == 0 && name.starts_with("adjoining") {
+                continue;
             }
-            self.set(&format!("{event}_error_max"), errors.0);
-            self.set(&format!("{event}_error_count"), errors.1);
-            if let Some(verdict) = regions.judge() {
-                self.set(&format!("{event}_constant"), verdict.constant);
-                self.set(&format!("{event}_per_retry"), verdict.per_retry);
-            }
+            let Some(verdict) = self.judge(event, name, series, apart) else { continue };
+            errors = (errors.0.max(verdict.error_max), errors.1 + verdict.error_count);
         }
-        for (counters, reads) in [(1, &log.reads_1), (4, &log.reads_4)] {
+        let name = event.name;
+        self.set(&format!("{name}_error_max"), errors.0);
+        self.set(&format!("{name}_error_count"), errors.1);
+        let expected = (event.predict)(&predicted.regions);
+        self.set(&format!("{name}_constant_expected"), expected.constant);
+        self.set(&format!("{name}_per_retry_expected"), expected.per_retry);
+        self.set(&format!("{name}_constant"), regions.as_ref().and_then(|r| r.constant));
+        self.set(&format!("{name}_per_retry"), regions.as_ref().and_then(|r| r.per_retry));
+        let total = self.judge(event, "threads from start to stop", &log.totals, &totals);
+        self.set(&format!("{name}_total_error_max"), total.map(|total| total.error_max));
+    }
+
+    /// What reads cost, and how they went.
+    fn reads(&mut self, predicted: &Predicted, log: &Log) {
+        for (counters, apart) in [(1, &predicted.reads_1), (4, &predicted.reads_4.0)] {
             // Two adjoining reads are exactly one read apart.
-            let cost = reads.instructions.judge().map(|verdict| verdict.constant);
-            self.set(&format!("read_instr_{counters}"), cost);
+            self.set(&format!("read_instr_{counters}"), apart.once.instructions);
         }
         self.set("regions", log.regions);
         self.set("read_pairs", log.reads_1.instructions.readings() * 2);
-        self.occurred("read_retries", log.retries);
+        self.occurred("read_retries", log.retries, RETRIES_MIN);
         self.set("indirect_reads", log.indirect);
         self.demand(log.indirect == 0, "a read needed a system call");
     }
 
     /// Judges one series of readings and adds it to the table.
-    fn judge(&mut self, event: &str, name: &str, histogram: &Histogram) -> Option<Verdict> {
-        if histogram.readings() == 0 {
-            return None;
-        }
-        let Some(verdict) = histogram.judge() else {
-            self.complaints.push(format!("{name}: every reading was retried"));
+    fn judge(
+        &mut self,
+        event: &CountedEvent,
+        name: &str,
+        series: &Series,
+        apart: &Apart,
+    ) -> Option<Verdict> {
+        let (histogram, event_name) = ((event.histogram)(series), event.name);
+        let Some(verdict) = histogram.judge((event.predict)(apart)) else {
+            self.complaints.push(format!("{event_name}, {name}: there is no reading"));
             return None;
         };
-        let per_retry = verdict.per_retry.map_or("-".to_owned(), |each| each.to_string());
+        let or_none = |number: Option<i64>| number.map_or("-".to_owned(), |n| n.to_string());
         self.table.push(format!(
-            "{event:<7}{name:<31}{:>9}{:>8}{:>15}{:>15}{:>9}{per_retry:>10}{:>7}{:>9}",
+            "{event_name:<7}{name:<35}{:>9}{:>8}{:>15}{:>15}{:>9}{:>10}{:>7}{:>9}",
             histogram.readings(),
             histogram.retries(),
             verdict.truth,
             verdict.reading,
-            verdict.constant,
+            or_none(verdict.constant),
+            or_none(verdict.per_retry),
             verdict.error_count,
             verdict.error_max,
         ));
         if verdict.error_max != 0 {
             let count = verdict.error_count;
-            self.complaints.push(format!("{count} {event} readings of {name} are off the truth"));
-            self.details.push(format!("{event}, {name}:\n{}", histogram.describe(20)));
+            let predicted = (event.predict)(apart);
+            self.complaints.push(format!("{count} {event_name} readings of {name} are off"));
+            let described = histogram.describe(20);
+            self.details.push(format!("{event_name}, {name}: {predicted:?}\n{described}"));
         }
         Some(verdict)
     }
@@ -150,15 +206,23 @@ impl Report {
     /// The hard cases.
     fn disturbances(&mut self, log: &Log, [before, _, after]: &[Marks; 3]) -> Result<()> {
         let vcpus = after.vcpus.since(&before.vcpus);
-        self.occurred("vcpu_switches", vcpus.iter().map(|vcpu| vcpu.switches).sum());
-        self.occurred("vcpu_migrations", vcpus.iter().map(|vcpu| vcpu.migrations).sum());
-        self.occurred("thread_switches", log.switches);
-        self.occurred("thread_migrations", log.migrations);
+        self.occurred(
+            "vcpu_switches",
+            vcpus.iter().map(|vcpu| vcpu.switches).sum(),
+            HARD_CASES_MIN,
+        );
+        self.occurred(
+            "vcpu_migrations",
+            vcpus.iter().map(|vcpu| vcpu.migrations).sum(),
+            HARD_CASES_MIN,
+        );
+        self.occurred("thread_switches", log.switches, HARD_CASES_MIN);
+        self.occurred("thread_migrations", log.migrations, HARD_CASES_MIN);
         let Inside { fault, ticks, switch, migration } = log.inside;
-        self.occurred("regions_with_page_fault", fault);
-        self.occurred("regions_with_ticks", ticks);
-        self.occurred("regions_with_thread_switch", switch);
-        self.occurred("regions_with_thread_migration", migration);
+        self.occurred("regions_with_page_fault", fault, HARD_CASES_MIN);
+        self.occurred("regions_with_ticks", ticks, HARD_CASES_MIN);
+        self.occurred("regions_with_thread_switch", switch, HARD_CASES_MIN);
+        self.occurred("regions_with_thread_migration", migration, HARD_CASES_MIN);
         self.set("page_faults", log.faults);
         let faults = log.faults;
         self.demand(
@@ -174,7 +238,7 @@ impl Report {
         let mixed = after.module.growth(&between.module, "hypercalls")?;
         self.set("hypercalls", equal + mixed);
         self.set("hypercalls_equal", equal);
-        self.occurred("hypercalls_mixed", mixed);
+        self.occurred("hypercalls_mixed", mixed, HARD_CASES_MIN);
         self.demand(equal == 0, format_args!("{equal} hypercalls for equal configurations"));
         let loads = |from: &Marks, to: &Marks| {
             to.hypervisor.hook[HOOK_LOAD].calls - from.hypervisor.hook[HOOK_LOAD].calls
@@ -256,7 +320,7 @@ impl Report {
     /// Prints the table of truth against reading, and everything else that is known.
     pub fn print(&self) {
         println!(
-            "{:<38}{:>9}{:>8}{:>15}{:>15}{:>9}{:>10}{:>7}{:>9}",
+            "{:<42}{:>9}{:>8}{:>15}{:>15}{:>9}{:>10}{:>7}{:>9}",
             "counts in user mode",
             "readings",
             "retries",

@@ -3,17 +3,25 @@
 
 use std::sync::{Barrier, Mutex};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::unistd::{Pid, gettid};
+use perfctr::raw::Device;
 use perfctr::{Event, PhysSlot, Provider, Reading, Session};
+use shared_abi::ioctl::Create;
 use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::version::ABI_MAJOR;
+use vm_tests::bodies::{Body, Does};
 use vm_tests::histogram::Histogram;
-use vm_tests::region::{FreshPages, Region, measure, measure_read};
+use vm_tests::region::{
+    FreshPages, Region, measure, measure_body, measure_into, measure_read, total,
+};
 use vm_tests::rng::Rng;
+use vm_tests::step::Executed;
 use vm_tests::threads::{SELF, run_on};
-
 use vm_tests::time::{Elapsed, ThreadTime};
+
+use crate::predicted::Totals;
 
 /// What a thread is to do.
 pub struct Plan<'a> {
@@ -28,6 +36,8 @@ pub struct Plan<'a> {
     pub gate: &'a Barrier,
     /// The threads that may be moved.
     pub movable: &'a Mutex<Vec<Pid>>,
+    /// What is executed from start to stop beside regions.
+    pub totals: Totals,
 }
 
 /// What readings of one kind were, beside the truth.
@@ -35,12 +45,51 @@ pub struct Plan<'a> {
 pub struct Series {
     pub instructions: Histogram,
     pub branches: Histogram,
+    pub cycles: Histogram,
 }
 
 impl Series {
-    fn merge(&mut self, other: &Self) {
+    pub fn merge(&mut self, other: &Self) {
         self.instructions.merge(&other.instructions);
         self.branches.merge(&other.branches);
+        self.cycles.merge(&other.cycles);
+    }
+
+    /// Adds the counters of a reading, whose events `configuration` names.
+    fn add(&mut self, configuration: &Configuration, reading: &Reading<4>, truth: Executed) {
+        for (&count, (_, counts)) in reading.counts.iter().zip(configuration) {
+            let (histogram, truth) = match counts {
+                Counts::Instructions => (&mut self.instructions, truth.instructions),
+                Counts::Branches => (&mut self.branches, truth.branches),
+                Counts::Cycles => (&mut self.cycles, truth.cycles()),
+            };
+            histogram.add(reading.retries, count, truth);
+        }
+    }
+}
+
+/// Readings of regions, by what happens in them.
+#[derive(Clone, Debug, Default)]
+pub struct Kinds {
+    /// Nothing that the code asks for but a page fault in some.
+    pub plain: Series,
+    /// System calls.
+    pub system_calls: Series,
+    /// REP instructions.
+    pub strings: Series,
+    /// Signals.
+    pub signals: Series,
+    /// A page fault between two RDPMCs of the later read.
+    pub faulting_reads: Series,
+}
+
+impl Kinds {
+    pub fn merge(&mut self, other: &Self) {
+        self.plain.merge(&other.plain);
+        self.system_calls.merge(&other.system_calls);
+        self.strings.merge(&other.strings);
+        self.signals.merge(&other.signals);
+        self.faulting_reads.merge(&other.faulting_reads);
     }
 }
 
@@ -48,9 +97,11 @@ impl Series {
 #[derive(Debug, Default)]
 pub struct Log {
     /// Regions of the phase with equal configurations.
-    pub equal: Series,
+    pub equal: Kinds,
     /// Regions of the phase with mixed configurations.
-    pub mixed: Series,
+    pub mixed: Kinds,
+    /// What was counted from a start to a stop, with retries of all reads.
+    pub totals: Series,
     /// Pairs of reads of one counter.
     pub reads_1: Series,
     /// Pairs of reads of four counters.
@@ -78,6 +129,7 @@ impl Log {
     pub fn merge(&mut self, other: &Self) {
         self.equal.merge(&other.equal);
         self.mixed.merge(&other.mixed);
+        self.totals.merge(&other.totals);
         self.reads_1.merge(&other.reads_1);
         self.reads_4.merge(&other.reads_4);
         self.regions += other.regions;
@@ -117,51 +169,53 @@ const fn general(n: u32) -> PhysSlot {
     PhysSlot::general(n).expect("every page has two general counters")
 }
 
-/// What a counter should have counted.
+/// What a counter counts.
 #[derive(Clone, Copy)]
-enum Truth {
+enum Counts {
     Instructions,
     Branches,
-    /// Nobody knows.
-    None,
+    Cycles,
 }
 
-/// The events of a thread, and the truth about each.
-type Configuration = [(Event, Truth); 4];
+/// The events of a thread.
+type Configuration = [(Event, Counts); 4];
 
 const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
 const BRANCHES: Event = Event::BRANCHES.user();
-const CYCLES: (Event, Truth) = (Event::CYCLES.user(), Truth::None);
+const CYCLES: (Event, Counts) = (Event::CYCLES.user(), Counts::Cycles);
 
 /// The configuration of the first phase.
 const EQUAL: Configuration = [
-    (INSTRUCTIONS, Truth::Instructions),
-    (INSTRUCTIONS.on(general(0)), Truth::Instructions),
-    (BRANCHES.on(general(1)), Truth::Branches),
+    (INSTRUCTIONS, Counts::Instructions),
+    (INSTRUCTIONS.on(general(0)), Counts::Instructions),
+    (BRANCHES.on(general(1)), Counts::Branches),
     CYCLES,
 ];
 
 /// The configurations of the second phase, which cannot be loaded together.
 const MIXED: [Configuration; 3] = [
     [
-        (INSTRUCTIONS.on(general(0)), Truth::Instructions),
-        (BRANCHES.on(general(1)), Truth::Branches),
-        (INSTRUCTIONS, Truth::Instructions),
+        (INSTRUCTIONS.on(general(0)), Counts::Instructions),
+        (BRANCHES.on(general(1)), Counts::Branches),
+        (INSTRUCTIONS, Counts::Instructions),
         CYCLES,
     ],
     [
-        (BRANCHES.on(general(0)), Truth::Branches),
+        (BRANCHES.on(general(0)), Counts::Branches),
         CYCLES,
-        (INSTRUCTIONS.on(general(1)), Truth::Instructions),
-        (INSTRUCTIONS, Truth::Instructions),
+        (INSTRUCTIONS.on(general(1)), Counts::Instructions),
+        (INSTRUCTIONS, Counts::Instructions),
     ],
     [
         CYCLES,
-        (INSTRUCTIONS, Truth::Instructions),
-        (BRANCHES.on(general(0)), Truth::Branches),
-        (BRANCHES.on(general(1)), Truth::Branches),
+        (INSTRUCTIONS, Counts::Instructions),
+        (BRANCHES.on(general(0)), Counts::Branches),
+        (BRANCHES.on(general(1)), Counts::Branches),
     ],
 ];
+
+/// How often each thread counts from a start to a stop.
+const TOTALS: u64 = 3;
 
 /// Debian's kernels tick 250 times a second, so a region of this length has several in it.
 const TICKS_MS: u64 = 12;
@@ -226,7 +280,7 @@ struct Worker {
 
 impl Worker {
     fn equal_phase(&mut self, session: &Session, plan: &Plan<'_>) -> Result<()> {
-        let mut equal = Series::default();
+        let mut equal = Kinds::default();
         self.regions(session, plan, &EQUAL, &mut equal)?;
         self.log.equal = equal;
         for _ in 0..plan.reads {
@@ -249,9 +303,39 @@ impl Worker {
     fn mixed_phase(&mut self, session: &mut Session, plan: &Plan<'_>) -> Result<()> {
         let configuration = &MIXED[plan.id % MIXED.len()];
         session.start(&configuration.map(|(event, _)| event))?;
-        let mut mixed = Series::default();
+        let mut mixed = Kinds::default();
         self.regions(session, plan, configuration, &mut mixed)?;
         self.log.mixed = mixed;
+        session.stop()?;
+        for _ in 0..TOTALS {
+            self.total(session, plan, configuration)?;
+        }
+        Ok(())
+    }
+
+    /// Counts many regions, from a start to a stop.
+    fn total(
+        &mut self,
+        session: &mut Session,
+        plan: &Plan<'_>,
+        configuration: &Configuration,
+    ) -> Result<()> {
+        let regions: Vec<_> = (0..plan.regions / TOTALS)
+            .map(|n| self.random_region(n, plan.regions / TOTALS))
+            .collect();
+        // What the kernel says is compared with what the library reads.
+        let device = Device::open()?;
+        device.open_existing(&Create { abi_major: ABI_MAJOR.into(), ..Create::default() })?;
+        let before = device.sums()?;
+        let retries = total::<4>(session, &regions, self.pages.byte()?)?;
+        let mut reading = session.read::<4>()?;
+        reading.retries = retries;
+        for (count, before) in reading.counts.iter_mut().zip(before.counter) {
+            *count = count.wrapping_sub(before);
+        }
+        let executed = regions.iter().map(|region| region.executed());
+        let truth = executed.fold(plan.totals.of(regions.len()), Executed::plus);
+        self.log.totals.add(configuration, &reading, truth);
         Ok(())
     }
 
@@ -260,40 +344,71 @@ impl Worker {
         session: &Session,
         plan: &Plan<'_>,
         configuration: &Configuration,
-        series: &mut Series,
+        kinds: &mut Kinds,
     ) -> Result<()> {
         for n in 0..plan.regions {
-            let (region, reading) = self.region(session, n, plan.regions)?;
-            for (count, (_, truth)) in reading.counts.into_iter().zip(configuration) {
-                let (histogram, truth) = match truth {
-                    Truth::Instructions => (&mut series.instructions, region.instructions()),
-                    Truth::Branches => (&mut series.branches, region.branches()),
-                    Truth::None => continue,
-                };
-                histogram.add(reading.retries, count, truth);
-            }
+            let region = self.random_region(n, plan.regions);
+            self.region(session, region, configuration, kinds)?;
         }
         Ok(())
     }
 
-    /// Measures the `n`th of `regions` random regions, and notes what happened in its middle.
-    fn region(&mut self, session: &Session, n: u64, regions: u64) -> Result<(Region, Reading<4>)> {
-        // Mostly short ones, whose readings are close together and so often retried; some that a
-        // switch is likely to hit; eight that outlast several ticks.
+    /// Mostly a short one, whose readings are close together and so often retried; some that a
+    /// switch is likely to hit; eight that outlast several ticks.
+    fn random_region(&mut self, n: u64, regions: u64) -> Region {
         let iterations = match self.rng.between(0, 10) {
             _ if n.is_multiple_of((regions / 8).max(1)) => 4_000_000,
             0..=5 => 40,
             6..=8 => 10_000,
             _ => 200_000,
         };
-        let region = Region::random(&mut self.rng, iterations);
+        Region::random(&mut self.rng, iterations)
+    }
+
+    /// Measures a region, or something that goes through the kernel, and notes what happened in
+    /// its middle.
+    fn region(
+        &mut self,
+        session: &Session,
+        region: Region,
+        configuration: &Configuration,
+        kinds: &mut Kinds,
+    ) -> Result<()> {
         let page = session.thread_page().context("the process was forked")?;
         let moved = || (page.switches.load(Relaxed), page.migrations.load(Relaxed));
-        let fault = self.rng.between(0, 10) == 0;
-        let store = if fault { self.pages.byte()? } else { &mut self.warm };
+        let kind = self.rng.between(0, 20);
+        let fault = kind < 2;
         let before = moved();
-        let reading = measure(session, region, store)?;
+        let (reading, truth, series) = match kind {
+            0..=1 => {
+                let reading = measure(session, region, self.pages.byte()?)?;
+                (reading, region.executed(), &mut kinds.plain)
+            }
+            2 => {
+                let mut warm = 0;
+                let counts = self.pages.counts::<4>()?;
+                let reading = measure_into(session, region, &mut warm, counts);
+                let reading = reading.map_err(|error| anyhow::anyhow!("{error:?}"))?;
+                ensure!(reading.retries > 0, "a page fault in a read's middle went unnoticed");
+                (reading, region.executed(), &mut kinds.faulting_reads)
+            }
+            3..=5 => {
+                let (does, rounds, series) = match kind {
+                    3 => (Does::SystemCall, 20, &mut kinds.system_calls),
+                    4 => (Does::Strings, 60, &mut kinds.strings),
+                    _ => (Does::Signal, 5, &mut kinds.signals),
+                };
+                let body = Body::new(does, self.rng.between(1, rounds));
+                let reading = measure_body(session, &body, self.pages.take(2)?)?;
+                (reading, body.executed(), series)
+            }
+            _ => {
+                let reading = measure(session, region, &mut self.warm)?;
+                (reading, region.executed(), &mut kinds.plain)
+            }
+        };
         let after = moved();
+        series.add(configuration, &reading, truth);
         self.log.regions += 1;
         self.note(&reading);
         self.log.inside.add(&Inside {
@@ -302,6 +417,6 @@ impl Worker {
             switch: u64::from(before.0 != after.0),
             migration: u64::from(before.1 != after.1),
         });
-        Ok((region, reading))
+        Ok(())
     }
 }

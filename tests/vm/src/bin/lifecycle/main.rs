@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
+use vm_tests::region;
 use vm_tests::tally::Tally;
 
 /// Tests how sessions begin and end.
@@ -36,6 +37,8 @@ fn main() -> Result<ExitCode> {
     if let Some(child) = options.child {
         return Ok(child.run());
     }
+    // A process without other threads is stepped.
+    region::apart()?;
     let mut tally = Tally::default();
     // First, since the sessions that later tests forget keep the module.
     tally.check("module in use", outcome(reload::in_use()));

@@ -70,9 +70,11 @@ fn open_and_close(id: u64, stop: &AtomicBool, sessions: &AtomicU64) -> Result<()
                 exact(&witness)?;
                 sessions.fetch_add(1, Ordering::Relaxed);
             }
-            // The module is not there just now.
-            Err(Error::Refused(refusal)) if refusal.cause == Cause::NoModule => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => match error.downcast_ref() {
+                // The module is not there just now.
+                Some(Error::Refused(refusal)) if refusal.cause == Cause::NoModule => {}
+                _ => return Err(error),
+            },
         }
         thread::sleep(Duration::from_millis(rng.between(PAUSE_MS.start, PAUSE_MS.end)));
     }

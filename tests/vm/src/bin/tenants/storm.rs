@@ -10,8 +10,8 @@ use shared_abi::PhysSlot;
 use shared_abi::hypercall::HOOK_INTERRUPT;
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
-use vm_tests::histogram::Histogram;
-use vm_tests::region::{Region, measure};
+use vm_tests::histogram::{Histogram, Prediction};
+use vm_tests::region::{self, Region, measure};
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
@@ -118,9 +118,10 @@ pub fn run(tally: &mut Tally, host: &Host, rate: u64) -> Result<()> {
 
 /// Measures regions on one vCPU for a while.
 fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
+    let apart = region::apart()?;
     run_on(SELF, &[cpu])?;
     let mut session = Session::open_with(Provider::Paravirt)?;
-    session.start(&[Event::INSTRUCTIONS.user()])?;
+    session.start(&[Event::INSTRUCTIONS.user(), Event::BRANCHES.user()])?;
     let caps = session.description().caps.context("the provider does not say what there is")?;
     // The driver has taken the last general counter for its own instructions.
     let xen_counter = PhysSlot::general(caps.general).context("there is no such counter")?;
@@ -131,7 +132,7 @@ fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
     let (runstate, start) = (xen.runstate(cpu as u32)?, Instant::now());
     while start.elapsed() < MEASURED {
         let (switches, before) = (page.switches.load(Relaxed), xen_instructions());
-        let reading = measure::<1>(&session, REGION, &mut store)?;
+        let reading = measure::<2>(&session, REGION, &mut store)?;
         let (after, switches_now) = (xen_instructions(), page.switches.load(Relaxed));
         histogram.add(reading.retries, reading.counts[0], REGION.instructions());
         if switches == switches_now {
@@ -142,7 +143,8 @@ fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
     let now = xen.runstate(cpu as u32)?;
     progress.running_ns = now.running_ns - runstate.running_ns;
     progress.waiting_ns = now.runnable_ns - runstate.runnable_ns;
-    progress.error_count = histogram.judge().context("every reading was disturbed")?.error_count;
+    let verdict = histogram.judge(Prediction::instructions(&apart));
+    progress.error_count = verdict.context("there is no reading")?.error_count;
     Ok(progress)
 }
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What everything that the workers read has to be apart from the truth, known from the machine
+//! code.
+
+use anyhow::{Result, ensure};
+use perfctr::Session;
+use vm_tests::bodies::{Body, Does};
+use vm_tests::expected::{Apart, Stepped};
+use vm_tests::region::{Region, measure, measure_body, measure_into, measure_read, total};
+use vm_tests::step::Executed;
+
+/// The shortest region.
+const SHORT: Region = Region { first: 1, second: 1 };
+const NOTHING: Executed = Executed { instructions: 0, branches: 0 };
+
+/// Of every kind of reading.
+#[derive(Clone, Copy, Debug)]
+pub struct Predicted {
+    pub regions: Apart,
+    pub bodies: Apart,
+    pub faulting_reads: Apart,
+    /// Of the first of one counter.
+    pub reads_1: Apart,
+    /// Of the first and of the third of four.
+    pub reads_4: (Apart, Apart),
+    pub totals: Totals,
+}
+
+/// What is executed from a start to a stop beside regions, and beside retries.
+#[derive(Clone, Copy, Debug)]
+pub struct Totals {
+    once: Executed,
+    per_region: Executed,
+}
+
+impl Totals {
+    /// With so many regions.
+    pub fn of(&self, regions: usize) -> Executed {
+        self.once.plus(self.per_region.times(regions as u64))
+    }
+
+    /// Steps one, two and three regions.
+    fn find() -> Result<Self> {
+        let stepped = |regions: usize| -> Result<Executed> {
+            let body = |session: &mut Session| {
+                total::<4>(session, &vec![SHORT; regions], &mut 0).map(drop)
+            };
+            let trace = Stepped::new()?.trace(4, body, None)?;
+            Ok(trace.from_start_to_stop(4 * regions)?.less(SHORT.executed().times(regions as u64)))
+        };
+        let [one, two, three] = [stepped(1)?, stepped(2)?, stepped(3)?];
+        let per_region = two.less(one);
+        ensure!(three.less(two) == per_region, "{one:?}, {two:?}, {three:?} are not linear");
+        Ok(Self { once: one.less(per_region), per_region })
+    }
+}
+
+impl Predicted {
+    /// Steps through all that the workers do.
+    pub fn find() -> Result<Self> {
+        let regions =
+            Apart::of_all::<4>(SHORT.executed(), |session| measure(session, SHORT, &mut 0))?;
+        let bodies = Apart::of_all::<4>(NOTHING, |session| {
+            measure_body(session, &Body::new(Does::Nothing, 1), &mut [0; 2 * 4096])
+        })?;
+        let faulting_reads = Apart::of_all::<4>(SHORT.executed(), |session| {
+            Ok(measure_into(session, SHORT, &mut 0, &mut [0; 4]).expect("copies can be read"))
+        })?;
+        let [reads_1] = Apart::of::<1>(NOTHING, measure_read)?;
+        let [first, _, third, _] = Apart::of::<4>(NOTHING, measure_read)?;
+        let totals = Totals::find()?;
+        Ok(Self { regions, bodies, faulting_reads, reads_1, reads_4: (first, third), totals })
+    }
+}

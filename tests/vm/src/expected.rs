@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What readings are apart beside what is measured: what a read itself executes, known from its
+//! machine code.
+//!
+//! A child process is single-stepped through the very code that measures.  Its counters' pages are
+//! replaced by copies that nobody writes, or stepping would disturb every read; to make a read
+//! start over, the copy's sequence word is changed in its middle.
+#![expect(unsafe_code, reason = "mappings are pointers")]
+
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
+use perfctr::{Error, Event, Provider, Reading, Session};
+use shared_abi::limits::{MAX_VCPUS, PAGE_BYTES};
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::sync::{AtomicU64, Ordering, fence};
+use shared_abi::{ThreadPage, VcpuPage};
+
+use crate::step::{Executed, Kind, Trace};
+
+/// How much two readings are apart beside what is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Apart {
+    /// Without a retry of the later one.
+    pub once: Executed,
+    /// For each of its retries.
+    pub per_retry: Executed,
+}
+
+impl Apart {
+    /// Of each of the `N` counters in the difference of two readings that `difference` gives, when
+    /// it measures `region`.
+    ///
+    /// # Errors
+    ///
+    /// The thread has counters already, or cannot be stepped.
+    pub fn of<const N: usize>(
+        region: Executed,
+        difference: fn(&Session) -> Result<Reading<N>, Error>,
+    ) -> Result<[Self; N]> {
+        let undisturbed =
+            Stepped::new()?.trace(N, |session| difference(session).map(drop), None)?;
+        // The first RDPMC of the later read.
+        let disturbed =
+            Stepped::new()?.trace(N, |session| difference(session).map(drop), Some(N))?;
+        let (straight, retried) = (undisturbed.places(Kind::Rdpmc), disturbed.places(Kind::Rdpmc));
+        ensure!(
+            (straight.len(), retried.len()) == (2 * N, 3 * N),
+            "{} and {} RDPMCs in two reads of {N} counters",
+            straight.len(),
+            retried.len()
+        );
+        Ok(std::array::from_fn(|n| {
+            let once = undisturbed.between(straight[n], straight[N + n]).less(region);
+            let retry = disturbed.between(retried[N + n], retried[2 * N + n]);
+            Self { once, per_retry: retry }
+        }))
+    }
+
+    /// As [`of`](Self::of), where all counters are apart by the same.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`of`](Self::of), or they are not.
+    pub fn of_all<const N: usize>(
+        region: Executed,
+        difference: fn(&Session) -> Result<Reading<N>, Error>,
+    ) -> Result<Self> {
+        let all = Self::of(region, difference)?;
+        let first = *all.first().context("no counter")?;
+        ensure!(all.iter().all(|apart| *apart == first), "counters are not apart alike: {all:?}");
+        Ok(first)
+    }
+}
+
+/// A child process to be stepped, and the pages that it reads instead of its counters'.
+#[derive(Debug)]
+pub struct Stepped {
+    pages: NonNull<c_void>,
+}
+
+/// What a stepped child counts; nobody looks at it.
+const EVENTS: [Event; 4] = [
+    Event::INSTRUCTIONS.user(),
+    Event::BRANCHES.user(),
+    Event::CYCLES.user(),
+    Event::BRANCHES.user(),
+];
+
+/// The most pages that there can be.
+const BYTES: NonZeroUsize = NonZeroUsize::new((1 + MAX_VCPUS) * PAGE_BYTES).unwrap();
+const WORDS_PER_PAGE: usize = PAGE_BYTES / size_of::<AtomicU64>();
+
+impl Stepped {
+    /// Gets memory for the pages.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn new() -> Result<Self> {
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let pages = unsafe { mmap_anonymous(None, BYTES, access, MapFlags::MAP_SHARED)? };
+        Ok(Self { pages })
+    }
+
+    /// Steps `body` in a child that counts with so many counters; the read that executes the RDPMC
+    /// of this number starts over.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Trace::of`].
+    pub fn trace(
+        &self,
+        counters: usize,
+        body: impl FnOnce(&mut Session) -> Result<(), Error>,
+        disturb: Option<usize>,
+    ) -> Result<Trace> {
+        let prepare = || {
+            let mut session = Session::open_with(Provider::Paravirt)?;
+            session.start(&EVENTS[..counters])?;
+            self.replace(&session)?;
+            Ok(session)
+        };
+        let body = |mut session: Session| {
+            body(&mut session)?;
+            // Its pages are no longer the device's.
+            std::mem::forget(session);
+            Ok(())
+        };
+        Trace::of(prepare, body, |rdpmc| {
+            if disturb == Some(rdpmc) {
+                // The writer of a page leaves an even number.
+                self.word(SEQ_OFFSET).fetch_add(2, Relaxed);
+            }
+        })
+    }
+
+    /// Lets the session read copies of its pages.
+    fn replace(&self, session: &Session) -> Result<()> {
+        let thread: *const ThreadPage =
+            session.thread_page().context("a new session has a page")?;
+        let pages = 1 + session.description().vcpus as usize;
+        loop {
+            let stamp = self.stamps(session)?;
+            for word in 0..pages * WORDS_PER_PAGE {
+                // SAFETY: the device's pages lie one after the other, and consist of atomics.
+                let original = unsafe { &*thread.cast::<AtomicU64>().add(word) };
+                self.word(word * size_of::<AtomicU64>()).store(original.load(Relaxed), Relaxed);
+            }
+            // ATOMICS: what was copied is not newer than the stamps are.
+            fence(Ordering::Acquire);
+            if self.stamps(session)? == stamp {
+                break;
+            }
+        }
+        let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
+        let target = NonNull::new(thread.cast_mut().cast());
+        // SAFETY: the target is the device's mapping, to which no reference is alive; the source is
+        // this process's own view of the copies, which it uses no more.
+        unsafe { mremap(self.pages, pages * PAGE_BYTES, pages * PAGE_BYTES, flags, target)? };
+        Ok(())
+    }
+
+    /// What changes whenever the page of the thread or that of its vCPU does.
+    fn stamps(&self, session: &Session) -> Result<impl PartialEq + use<>> {
+        let thread = session.thread_page().context("a new session has a page")?;
+        let vcpu = thread.vcpu.load(Relaxed);
+        let page: &VcpuPage = session.vcpu_page(vcpu).context("a vCPU has no page")?;
+        Ok((thread.seq.stamp(), vcpu, page.seq.stamp()))
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset < BYTES.get() && offset.is_multiple_of(size_of::<AtomicU64>()));
+        // SAFETY: inside the mapping, which lives as long as this process.
+        unsafe { &*self.pages.as_ptr().cast::<u8>().add(offset).cast::<AtomicU64>() }
+    }
+}
+
+impl Drop for Stepped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no reference into it is alive.
+        let result = unsafe { munmap(self.pages, BYTES.get()) };
+        debug_assert!(result.is_ok());
+    }
+}
+
+/// Of the thread page's sequence word.
+const SEQ_OFFSET: usize = std::mem::offset_of!(ThreadPage, seq);

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What code executes, known from its machine code: each instruction of a child process, one by
+//! one.
+//!
+//! RDPMCs and system calls are the marks in such a trace.  Between two of them lie as many
+//! instructions as a counter that is read at both, or that counts from one to the other, has to
+//! count.
+#![expect(unsafe_code, reason = "a forked child must not return")]
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, raise};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+
+/// What is told apart in a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// RDPMC.
+    Rdpmc,
+    /// SYSCALL, which is a branch as well.
+    SystemCall,
+    /// Any other branch, taken or not.
+    Branch,
+    /// Anything else.
+    Other,
+}
+
+impl Kind {
+    /// Of the instruction that starts with these bytes (SDM volume 2, appendix A).
+    fn of(code: [u8; 8]) -> Self {
+        let is_prefix = |byte: u8| {
+            let legacy = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
+            legacy.contains(&byte) || (0x40..=0x4f).contains(&byte)
+        };
+        let start = code.iter().position(|&byte| !is_prefix(byte)).unwrap_or(0);
+        let next = code.get(start + 1).copied().unwrap_or_default();
+        match code[start] {
+            0x0f => match next {
+                0x05 => Self::SystemCall,
+                0x33 => Self::Rdpmc,
+                0x80..=0x8f => Self::Branch,
+                _ => Self::Other,
+            },
+            0x70..=0x7f | 0xc2 | 0xc3 | 0xe0..=0xe3 | 0xe8 | 0xe9 | 0xeb => Self::Branch,
+            // CALL and JMP through a register or memory.
+            0xff if (2..=5).contains(&(next >> 3 & 7)) => Self::Branch,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A number of instructions, and how many of them are branches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Executed {
+    /// Retired instructions.
+    pub instructions: u64,
+    /// Retired branches.
+    pub branches: u64,
+}
+
+impl Executed {
+    /// Cycles of the testbed's made-up core: 2 for an instruction, 4 more for a branch.
+    pub const fn cycles(self) -> u64 {
+        2 * self.instructions + 4 * self.branches
+    }
+
+    /// So much more.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            instructions: self.instructions + other.instructions,
+            branches: self.branches + other.branches,
+        }
+    }
+
+    /// So much less, which must not be more than there is.
+    #[must_use]
+    pub const fn less(self, other: Self) -> Self {
+        Self {
+            instructions: self.instructions - other.instructions,
+            branches: self.branches - other.branches,
+        }
+    }
+
+    /// So many times as much.
+    #[must_use]
+    pub const fn times(self, times: u64) -> Self {
+        Self { instructions: self.instructions * times, branches: self.branches * times }
+    }
+}
+
+/// All that a child process has executed.
+#[derive(Debug, Default)]
+pub struct Trace(Vec<Kind>);
+
+impl Trace {
+    /// Forks, single-steps `body` in the child after it has done `prepare`, and calls `at_rdpmc`
+    /// before each of the child's RDPMCs, with how many there were before.
+    ///
+    /// # Errors
+    ///
+    /// The child ends otherwise than by getting to the end of `body`.
+    pub fn of<T>(
+        prepare: impl FnOnce() -> Result<T>,
+        body: impl FnOnce(T) -> Result<()>,
+        at_rdpmc: impl FnMut(usize),
+    ) -> Result<Self> {
+        // SAFETY: the child does what a thread of this process could do; of other threads it
+        // needs nothing, as the C library takes care of its own locks.
+        match unsafe { fork()? } {
+            ForkResult::Child => {
+                let stepped = || -> Result<()> {
+                    ptrace::traceme()?;
+                    let prepared = prepare()?;
+                    raise(Signal::SIGSTOP)?;
+                    body(prepared)
+                };
+                let status = match stepped() {
+                    Ok(()) => 0,
+                    Err(error) => {
+                        eprintln!("a stepped process: {error:#}");
+                        1
+                    }
+                };
+                // SAFETY: it ends the child, and nothing that the parent has begun.
+                unsafe { libc::_exit(status) }
+            }
+            ForkResult::Parent { child } => Self::record(child, at_rdpmc),
+        }
+    }
+
+    fn record(child: Pid, mut at_rdpmc: impl FnMut(usize)) -> Result<Self> {
+        let stopped = waitpid(child, None)?;
+        ensure!(matches!(stopped, WaitStatus::Stopped(_, Signal::SIGSTOP)), "{stopped:?}");
+        let (mut trace, mut last, mut rdpmcs) = (Self::default(), 0, 0);
+        loop {
+            let address = ptrace::getregs(child)?.rip;
+            // An iteration of a REP is no instruction of its own.
+            if address != last {
+                let code = ptrace::read(child, address as ptrace::AddressType)?;
+                let kind = Kind::of(code.to_le_bytes());
+                if kind == Kind::Rdpmc {
+                    at_rdpmc(rdpmcs);
+                    rdpmcs += 1;
+                }
+                trace.0.push(kind);
+            }
+            last = address;
+            ptrace::step(child, None)?;
+            match waitpid(child, None)? {
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => {}
+                WaitStatus::Exited(_, 0) => return Ok(trace),
+                otherwise => anyhow::bail!("a stepped process: {otherwise:?}"),
+            }
+        }
+    }
+
+    /// Instructions executed.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing was executed, which cannot be.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Where the instructions of a kind are.
+    pub fn places(&self, kind: Kind) -> Vec<usize> {
+        (0..self.0.len()).filter(|&place| self.0[place] == kind).collect()
+    }
+
+    /// What was executed from one place to another, the one at `to` not included.
+    pub fn between(&self, from: usize, to: usize) -> Executed {
+        let kinds = &self.0[from..to];
+        let is_branch = |kind: &&Kind| matches!(kind, Kind::Branch | Kind::SystemCall);
+        Executed {
+            instructions: kinds.len() as u64,
+            branches: kinds.iter().filter(is_branch).count() as u64,
+        }
+    }
+
+    /// What was executed between the system call before the first RDPMC and the next one after the
+    /// `rdpmcs`th, that one included: all that a counter counts that one starts and the other stops.
+    ///
+    /// # Errors
+    ///
+    /// There are no such calls.
+    pub fn from_start_to_stop(&self, rdpmcs: usize) -> Result<Executed> {
+        let (calls, reads) = (self.places(Kind::SystemCall), self.places(Kind::Rdpmc));
+        let (first, last) = (reads.first(), rdpmcs.checked_sub(1).and_then(|n| reads.get(n)));
+        let (first, last) = first.zip(last).context("there are not so many RDPMCs")?;
+        let start = calls.iter().rfind(|&call| call < first).context("nothing starts")?;
+        let stop = calls.iter().find(|&call| call > last).context("nothing stops")?;
+        Ok(self.between(start + 1, stop + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::Region;
+
+    fn trace(region: Region) -> Trace {
+        let body = |()| {
+            region.execute(&mut 0);
+            Ok(())
+        };
+        Trace::of(|| Ok(()), body, |_| ()).unwrap()
+    }
+
+    #[test]
+    fn instructions_and_branches_are_those_of_the_machine_code() {
+        let (short, long) = (Region { first: 1, second: 2 }, Region { first: 30, second: 7 });
+        let whole = |region| {
+            let trace = trace(region);
+            trace.between(0, trace.len())
+        };
+        let truth = |of: fn(Region) -> u64| of(long) - of(short);
+        let more = whole(long).less(whole(short));
+        assert_eq!(more.instructions, truth(Region::instructions));
+        assert_eq!(more.branches, truth(Region::branches));
+        assert_eq!(more.cycles(), 2 * more.instructions + 4 * more.branches);
+    }
+
+    #[test]
+    fn a_child_that_fails_is_an_error() {
+        let failed = Trace::of(|| Ok(()), |()| anyhow::bail!("as it should"), |_| ());
+        assert!(failed.is_err());
+    }
+
+    #[test]
+    fn kinds_are_told_apart_behind_prefixes() {
+        let kind = |bytes: &[u8]| {
+            let mut code = [0x90; 8];
+            code[..bytes.len()].copy_from_slice(bytes);
+            Kind::of(code)
+        };
+        assert_eq!(kind(&[0x0f, 0x33]), Kind::Rdpmc);
+        assert_eq!(kind(&[0x0f, 0x05]), Kind::SystemCall);
+        for branch in [
+            &[0x75, 0xfd][..],
+            &[0x0f, 0x85],
+            &[0xf2, 0xe9],
+            &[0xf3, 0xc3],
+            &[0x3e, 0xff, 0xe0],
+            &[0x41, 0xff, 0xd4],
+            &[0xff, 0x15],
+            &[0xe8],
+        ] {
+            assert_eq!(kind(branch), Kind::Branch, "{branch:x?}");
+        }
+        // ENDBR64, DEC and PUSH by the same opcode, SETNZ, LFENCE.
+        for other in [
+            &[0xf3, 0x0f, 0x1e, 0xfa][..],
+            &[0x48, 0xff, 0xc8],
+            &[0xff, 0x30],
+            &[0x0f, 0x95, 0xc0],
+            &[0x0f, 0xae, 0xe8],
+        ] {
+            assert_eq!(kind(other), Kind::Other, "{other:x?}");
+        }
+    }
+}
