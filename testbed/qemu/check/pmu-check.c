@@ -402,11 +402,31 @@ static void check_msrs(void)
     printf("msr: done\n");
 }
 
+/* Whether the instruction that starts with these bytes is a branch; the bodies have no prefixes. */
+static bool is_branch(unsigned long code)
+{
+    unsigned char first = code, second = code >> 8;
+
+    switch (first) {
+    case 0x0f:
+        return second == 0x05 || (second & 0xf0) == 0x80; /* SYSCALL, Jcc */
+    case 0xff:
+        return (second >> 3 & 7) >= 2 && (second >> 3 & 7) <= 5; /* CALL and JMP, indirect */
+    case 0x70 ... 0x7f: case 0xc3: case 0xe8: case 0xe9: case 0xeb:
+        return true;
+    case 0x41: /* REX for CALL *%r12 */
+        return second == 0xff && (code >> 19 & 7) >= 2 && (code >> 19 & 7) <= 5;
+    default:
+        return false;
+    }
+}
+
 /* The steps that a body takes; an iteration of a REP is none, and a signal neither. */
 static void step(unsigned b)
 {
-    long steps = 0, rounds = bodies[b].rounds_stepped;
+    long steps = 0, branches = 0, rounds = bodies[b].rounds_stepped;
     uintptr_t last = 0;
+    bool branch = false;
     int status;
     pid_t pid = fork();
 
@@ -420,7 +440,7 @@ static void step(unsigned b)
     waitpid(pid, &status, 0);
     for (int inside = 0, sig = 0;;) {
         struct user_regs_struct regs;
-        bool entering_handler = sig;
+        bool entering_handler = sig, executed;
 
         if (ptrace(PTRACE_SINGLESTEP, pid, 0, sig)) {
             die("PTRACE_SINGLESTEP");
@@ -431,13 +451,17 @@ static void step(unsigned b)
         }
         ptrace(PTRACE_GETREGS, pid, 0, &regs);
         sig = WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
-        steps += inside && !sig && !entering_handler && regs.rip != last;
+        executed = inside && !sig && !entering_handler && regs.rip != last;
+        steps += executed;
+        branches += executed && branch;
+        branch = is_branch(ptrace(PTRACE_PEEKTEXT, pid, regs.rip, 0));
         inside = (inside || regs.rip == (uintptr_t)measured_first)
                  && regs.rip != (uintptr_t)measured_end;
         last = regs.rip;
     }
     expect("steps", bodies[b].name, steps, INSNS(b, rounds));
-    printf("%s: %ld steps\n", bodies[b].name, steps);
+    expect("branches stepped", bodies[b].name, branches, BRANCHES(b, rounds));
+    printf("%s: %ld steps, %ld branches\n", bodies[b].name, steps, branches);
 }
 
 static void check_guest(void)

@@ -2,6 +2,8 @@
 //! The PMU model on its own: Linux and its `perf` accept it and its counts are exact, without our
 //! other code.
 
+use std::process::Command;
+
 use anyhow::{Result, ensure};
 
 use crate::artefacts::rootfs;
@@ -14,7 +16,7 @@ use crate::tools::{apt, cache};
 const PERF_LINES: [&str; 2] = ["2000004,,instructions:u,", "1000001,,branches:u,"];
 const PERF_RUNS: usize = 5;
 
-/// Two boots of the bare machine.
+/// Two boots of the bare machine, and a check of what they expect.
 pub fn run(report: &mut Report) -> Result<()> {
     check(report)?;
     perf(report)
@@ -28,6 +30,11 @@ fn check(report: &mut Report) -> Result<()> {
     let mut gcc = cmd("gcc", ["-O2", "-static", "-o"]);
     gcc.arg(&program).args([source.join("pmu-check.c"), source.join("bodies.S")]);
     sh::output(&mut gcc)?;
+    report.test("the numbers expected are those of single-stepping", || {
+        let stepped = Command::new(&program).arg("--step").output()?;
+        ensure!(stepped.status.success(), "{}", String::from_utf8_lossy(&stepped.stdout));
+        Ok(())
+    });
     let mut spec = Spec::new("native", ["/work/pmu-check"])?.stock("");
     spec.files.push((program, "/work/pmu-check".into()));
     let outcome = machine::run(&spec)?;
