@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use vm_tests::disturb;
+use vm_tests::region;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::cpus;
 use vm_tests::xen::Xen;
@@ -58,6 +59,8 @@ fn main() -> Result<ExitCode> {
         return child.run();
     }
     let xen = Xen::open().context("this is not Xen's control domain")?;
+    // A process without other threads is stepped.
+    region::apart()?;
     let cpus = cpus()?;
     sampled::handle()?;
     let mut report = Report::default();
