@@ -182,7 +182,8 @@ impl Trace {
     }
 
     /// What was executed between the system call before the first RDPMC and the next one after the
-    /// `rdpmcs`th, that one included: all that a counter counts that one starts and the other stops.
+    /// `rdpmcs`th, that one included: all that a counter counts which the one starts and the other
+    /// stops.
     ///
     /// # Errors
     ///
