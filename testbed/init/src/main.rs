@@ -11,8 +11,9 @@
 //!
 //! It listens on virtio ports, found by name: `stdout` and `stderr` of the command, `out` with a
 //! tar archive of `/out`, and `control` with one message per line: `ready` before the command
-//! starts, then one of `exit STATUS`, `signal NUMBER` or `error REASON`. That message is the last
-//! thing sent, so that everything else has arrived before it.
+//! starts, then one of `exit STATUS`, `signal NUMBER`, `refused ERRNO` (a module under test was not
+//! loaded) or `error REASON`. That message is the last thing sent, so that everything else has
+//! arrived before it.
 
 mod ports;
 mod system;
@@ -29,6 +30,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use ports::Ports;
+use system::Refused;
 
 /// What the host prepared.
 const CONFIG: &str = "/etc/testbed";
@@ -55,7 +57,10 @@ fn serve() -> Result<()> {
         Ok(WaitStatus::Exited(_, status)) => format!("exit {status}"),
         Ok(WaitStatus::Signaled(_, signal, _)) => format!("signal {}", signal as i32),
         Ok(other) => format!("error unexpected wait status {other:?}"),
-        Err(error) => format!("error {error:#}").replace('\n', " "),
+        Err(error) => match error.downcast_ref::<Refused>() {
+            Some(Refused(errno)) => format!("refused {errno:?}"),
+            None => format!("error {error:#}").replace('\n', " "),
+        },
     };
     writeln!(control, "{report}").context("control")
 }

@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::fs::{self, File};
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
@@ -55,8 +56,21 @@ pub fn load_module(line: &str) -> Result<()> {
     let (path, parameters) = line.split_once(' ').unwrap_or((line, ""));
     let file = File::open(path).with_context(|| path.to_owned())?;
     finit_module(file, &CString::new(parameters)?, ModuleInitFlags::empty())
+        .map_err(Refused)
         .with_context(|| format!("loading {path}"))
 }
+
+/// The kernel does not load a module.
+#[derive(Debug)]
+pub struct Refused(pub Errno);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Refused {}
 
 /// Kills every process but this one.
 pub fn kill_all() {

@@ -27,7 +27,9 @@ pub enum Failure {
     NeverUp(Duration),
     /// The console told of a crash, in this line.
     Crashed(String),
-    /// The guest could not load the module or start the command, for this reason.
+    /// The kernel did not load our module, with this error: `ENODEV` or the like.
+    Refused(String),
+    /// The guest could not start the command, for this reason.
     NotStarted(String),
     /// The emulator ended first, with this status.
     EmulatorEnded(String),
@@ -40,6 +42,7 @@ impl fmt::Display for Failure {
                 write!(f, "the guest had not come up after {} s", time.as_secs())
             }
             Self::Crashed(line) => write!(f, "the machine crashed: {line}"),
+            Self::Refused(errno) => write!(f, "the kernel refused the module: {errno}"),
             Self::NotStarted(reason) => write!(f, "{reason}"),
             Self::EmulatorEnded(status) => {
                 write!(f, "the emulator ended before the command ({status})")

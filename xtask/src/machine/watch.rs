@@ -178,6 +178,9 @@ fn end_in(control: &str) -> Result<Option<Status>> {
         match message.split_once(' ') {
             Some(("exit", status)) => return Ok(Some(Status::Exited(status.parse()?))),
             Some(("signal", signal)) => return Ok(Some(Status::Signaled(signal.parse()?))),
+            Some(("refused", errno)) => {
+                return Ok(Some(Status::Failed(Failure::Refused(errno.to_owned()))));
+            }
             Some(("error", reason)) => {
                 return Ok(Some(Status::Failed(Failure::NotStarted(reason.to_owned()))));
             }
@@ -297,6 +300,8 @@ mod tests {
         assert_eq!(end_in("ready\nexit 7").unwrap(), None, "the line is not complete");
         assert_eq!(end_in("ready\nexit 7\n").unwrap(), Some(Status::Exited(7)));
         assert_eq!(end_in("ready\nsignal 9\n").unwrap(), Some(Status::Signaled(9)));
+        let refused = Status::Failed(Failure::Refused("ENODEV".into()));
+        assert_eq!(end_in("ready\nrefused ENODEV\n").unwrap(), Some(refused));
         let failed = Status::Failed(Failure::NotStarted("no command".into()));
         assert_eq!(end_in("error no command\n").unwrap(), Some(failed));
         assert!(end_in("what\n").is_err());
