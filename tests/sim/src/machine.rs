@@ -408,9 +408,21 @@ impl Machine {
         if level == Some(Level::Hypervisor) && access == Access::Load {
             self.fail("the hypervisor reads a shared page".into());
         }
+        if access == Access::Store && level != Some(Level::Hypervisor) {
+            self.check_store(level, address);
+        }
         self.step(Step::Page(address, access));
         if level == Some(Level::Kernel) && access == Access::Store && !self.is_gone() {
             self.note_publication(address);
+        }
+    }
+
+    /// Nobody stores to a page that is another's to write: what the crate says about store buffers
+    /// relies on it.
+    fn check_store(&self, level: Option<Level>, address: usize) {
+        let own = matches!(self.page_at(address), Some(Object::Thread(_)));
+        if level != Some(Level::Kernel) || !own {
+            self.fail(format!("{level:?} stores to a page that it must only read"));
         }
     }
 
