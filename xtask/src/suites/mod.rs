@@ -6,6 +6,7 @@
 
 mod driver;
 mod model;
+pub mod mutants;
 mod overflow;
 pub mod papi;
 mod pmu;
@@ -24,6 +25,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "check", tier: Model, run: model::check },
     Suite { name: "unit", tier: Model, run: model::unit },
     Suite { name: "simulator", tier: Model, run: model::simulator },
+    Suite { name: "mutants", tier: Model, run: mutants::suite },
     Suite { name: "loom", tier: Model, run: model::loom },
     Suite { name: "fuzz", tier: Model, run: model::fuzz },
     Suite { name: "testbed-native", tier: Vm, run: testbed::native },

@@ -5,6 +5,7 @@ mod bench;
 mod check;
 mod demo;
 mod hook;
+mod mutants;
 mod papi_shim;
 mod setup;
 mod sim;
@@ -54,6 +55,8 @@ enum Verb {
     PapiShim(papi_shim::Args),
     /// Run the simulator of hosts and guests around the real cores.
     Sim(sim::Args),
+    /// Put small faults into the cores, and see that tests notice.
+    Mutants(mutants::Args),
     /// Print what the project changes in Xen's source, as a patch.
     XenPatch,
 }
@@ -74,6 +77,7 @@ impl Cli {
             Verb::Papi(args) => return papi::run(&args),
             Verb::PapiShim(args) => return papi_shim::run(&args),
             Verb::Sim(args) => return sim::run(&args),
+            Verb::Mutants(args) => mutants::run(&args)?,
             Verb::XenPatch => print!("{}", xen::patch()?),
         }
         Ok(ExitCode::SUCCESS)
