@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Programs of users who mean harm: to the kernel, to the administrator, to each other.
+//!
+//! Each says what must hold whatever they do: the kernel lives, numbers are right or refused, and
+//! nothing is left behind.
+
+mod device;
+mod ptrace;
+mod shared;
+mod tracee;
+mod user;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use clap::{Parser, Subcommand};
+use vm_tests::module;
+use vm_tests::tally::Tally;
+
+/// Tests what hostile users can do.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Only checks of this kind.
+    #[arg(long)]
+    only: Option<String>,
+    /// What to do as a program that a test executes.
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+/// A program that a test executes.
+#[derive(Clone, Debug, Subcommand)]
+enum Role {
+    /// Does what a tracee does when it goes on.
+    Act {
+        /// What.
+        act: tracee::Act,
+        /// The descriptor of its counters.
+        device: i32,
+        /// Another one.
+        spare: i32,
+    },
+}
+
+/// A kind of checks.
+type Check = (&'static str, fn(&mut Tally) -> Result<()>);
+
+const CHECKS: &[Check] = &[("ptrace", ptrace::run)];
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    if let Some(Role::Act { act, device, spare }) = options.role {
+        tracee::act_as_program(act, device, spare);
+    }
+    let mut tally = Tally::default();
+    for (name, check) in CHECKS {
+        if options.only.as_deref().is_none_or(|only| only == *name) {
+            check(&mut tally)?;
+            tally.check(&format!("{name}: nothing is left behind"), nothing_left());
+        }
+    }
+    Ok(tally.finish())
+}
+
+/// The kernel has complained of nothing, and the module can be unloaded.
+fn nothing_left() -> Result<(), String> {
+    unload().map_err(|error| format!("{error:#}"))
+}
+
+fn unload() -> Result<()> {
+    let log = std::process::Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&log.stdout).into_owned();
+    let complaint = log.lines().find(|line| ["BUG:", "WARNING:", "Oops"].iter().any(|bad| line.contains(bad)));
+    ensure!(complaint.is_none(), "the kernel complains: {complaint:?}");
+    module::unload_when_idle()?;
+    module::load()
+}

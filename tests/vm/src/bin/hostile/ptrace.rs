@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Every kind of stop, whatever a tracer asks of the module there, whatever the tracee does then.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Write, pipe};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use shared_abi::ioctl::Sums;
+use vm_tests::raw::{Refusal, open_device};
+use vm_tests::stats::until_threads;
+use vm_tests::tally::Tally;
+
+use crate::device::{self, USER, counting};
+use crate::shared;
+use crate::tracee::{AT_ACT, AT_START, AT_STOP, Act, Plan, STOPS, Stop};
+use crate::user::{Child, NOBODY, admit, as_user, wait_until};
+
+/// What a tracer asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Create,
+    Control,
+    Resume,
+    Unlink,
+}
+
+/// What a tracer asks for at one stop, if the tracee has no counters, and if it has.
+const WISHES: [(bool, &[Wish]); 10] = [
+    (false, &[Wish::Create]),
+    (false, &[Wish::Create, Wish::Control]),
+    (false, &[Wish::Create, Wish::Control, Wish::Resume]),
+    (false, &[Wish::Create, Wish::Control, Wish::Unlink]),
+    (false, &[Wish::Create, Wish::Unlink]),
+    (true, &[Wish::Control]),
+    (true, &[Wish::Unlink]),
+    (true, &[Wish::Resume]),
+    (true, &[Wish::Control, Wish::Unlink]),
+    (true, &[Wish::Unlink, Wish::Control]),
+];
+
+/// The tracee's work, in loops of two instructions, if it counts to its end.
+const SHORT: u64 = 1_000;
+const LONG: u64 = 6_000;
+
+/// One case.
+#[derive(Clone, Copy)]
+struct Case {
+    stop: Stop,
+    act: Act,
+    owned: bool,
+    wishes: &'static [Wish],
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stop, act, owned, wishes } = self;
+        write!(f, "stop {stop:?}, owned {owned}, tracer {wishes:?}, tracee {act:?}")
+    }
+}
+
+/// One check for each kind of stop.
+pub fn run(tally: &mut Tally) -> Result<()> {
+    admit(0o660)?;
+    for stop in STOPS {
+        println!("stops: {stop:?}");
+        std::io::stdout().flush()?;
+        let outcome = as_user(NOBODY, || {
+            for case in cases(stop) {
+                case.check().with_context(|| case.to_string())?;
+            }
+            Ok(())
+        });
+        let outcome = outcome.and_then(|()| until_threads(0));
+        let name = format!("whatever a tracer asks at {stop:?} stops");
+        tally.check(&name, outcome.map_err(|error| format!("{error:#}")));
+    }
+    Ok(())
+}
+
+fn cases(stop: Stop) -> impl Iterator<Item = Case> {
+    let wishes = WISHES.iter().flat_map(move |&(owned, wishes)| {
+        Act::value_variants().iter().map(move |&act| Case { stop, act, owned, wishes })
+    });
+    // A thread or a process that is new has nothing of its own yet, and no more has an ended one.
+    wishes.filter(|case| {
+        !(case.owned && matches!(case.stop, Stop::NewChild | Stop::NewThread))
+            && !(case.stop == Stop::End && case.act != Act::Nothing)
+    })
+}
+
+impl Case {
+    /// Whether the tracee may count the work at its end, if that can be said.
+    fn counts(&self) -> &'static [bool] {
+        let ended = matches!(self.act, Act::Exec | Act::Exit | Act::Kill);
+        if ended || matches!(self.stop, Stop::Exec | Stop::End) {
+            return &[];
+        }
+        if self.wishes.contains(&Wish::Unlink) {
+            return &[false];
+        }
+        let competes = matches!(self.act, Act::Control | Act::Unlink);
+        if competes && matches!(self.stop, Stop::Entry | Stop::Seccomp) {
+            // Its system call had begun: before what the tracer asks for, or after.
+            return &[false, true];
+        }
+        let controlled = self.owned || self.wishes.contains(&Wish::Control);
+        match self.act {
+            Act::Unlink => &[false],
+            Act::Control => &[true],
+            _ if controlled => &[true],
+            _ => &[false],
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let short = self.run(SHORT)?;
+        let counts = self.counts();
+        if counts.is_empty() {
+            return Ok(());
+        }
+        let long = self.run(LONG)?;
+        let counted = long.counter[0].wrapping_sub(short.counter[0]);
+        let may = |&counts| counted == if counts { 2 * (LONG - SHORT) } else { 0 };
+        ensure!(counts.iter().any(may), "{counted} instructions counted, expected {counts:?}");
+        Ok(())
+    }
+
+    /// Runs it to its end; gives the tracee's sums.
+    fn run(&self, iterations: u64) -> Result<Sums> {
+        let tracee = Tracee::start(self, iterations, open_device)?;
+        let stopped = tracee.until(self.stop)?;
+        for &wish in self.wishes {
+            let answer = ask(&tracee.device, wish, stopped.as_raw() as u32);
+            ensure!(self.may_answer(wish, answer), "{wish:?} gives {answer:?}");
+        }
+        if self.act == Act::Kill {
+            kill(tracee.child.pid, Signal::SIGKILL)?;
+        } else {
+            ptrace::cont(stopped, None)?;
+        }
+        drain()?;
+        let sums = device::read(&tracee.device).or_else(|errno| match errno {
+            // Nobody came to have counters.
+            Refusal::EINVAL | Refusal::ESRCH => Ok(Sums::default()),
+            _ => Err(errno),
+        })?;
+        plausible(&sums)?;
+        Ok(sums)
+    }
+
+    /// Errors that say what is true.
+    fn may_answer(&self, wish: Wish, answer: Result<(), Refusal>) -> bool {
+        match answer {
+            Ok(()) => true,
+            // It has ended, or what it had was unlinked.
+            Err(Refusal::ESRCH) => self.stop == Stop::End || wish == Wish::Control && self.owned,
+            // Nothing has paused it.
+            Err(Refusal::EPERM) => wish == Wish::Resume,
+            Err(_) => false,
+        }
+    }
+}
+
+fn ask(device: &File, wish: Wish, target: u32) -> Result<(), Refusal> {
+    match wish {
+        Wish::Create => device::create(device, target),
+        Wish::Control => device::control(device, counting(&[USER])),
+        Wish::Resume => device::resume(device),
+        Wish::Unlink => device::unlink(device),
+    }
+}
+
+/// A count of something else is larger by far: a tracee executes some ten thousand instructions.
+fn plausible(sums: &Sums) -> Result<()> {
+    const INSTRUCTIONS_MAX: u64 = 20_000_000;
+    const TICKS_MAX: u64 = 100_000_000_000;
+    ensure!(sums.counter[0] < INSTRUCTIONS_MAX && sums.tsc < TICKS_MAX, "garbage sums: {sums:?}");
+    Ok(())
+}
+
+/// A traced process, with the descriptor that it shares with its tracer.
+struct Tracee {
+    child: Child,
+    device: File,
+    start: File,
+    at: &'static AtomicU64,
+}
+
+impl Tracee {
+    fn start(case: &Case, iterations: u64, open: fn() -> io::Result<File>) -> Result<Self> {
+        let device = inherited(open()?)?;
+        let spare = inherited(open()?)?;
+        let (reader, writer) = pipe()?;
+        let [reader, start] = [OwnedFd::from(reader), OwnedFd::from(writer)].map(File::from);
+        let at = &shared::words()?[0];
+        let (stop, act, owned) = (case.stop, case.act, case.owned);
+        let child = Child::fork(|| {
+            let [device, spare] = [device.try_clone()?, spare].map(inherited);
+            let (device, spare) = (device?, spare?);
+            Plan { stop, act, owned, iterations, device, spare, start: reader, at }.run()
+        })?;
+        ptrace::seize(child.pid, options(stop)).context("cannot trace")?;
+        Ok(Self { child, device, start, at })
+    }
+
+    fn at(&self) -> u64 {
+        self.at.load(SeqCst)
+    }
+
+    /// Lets the tracee come to the stop; gives who has stopped.
+    fn until(&self, stop: Stop) -> Result<Pid> {
+        if matches!(stop, Stop::Entry | Stop::Exit) {
+            // From its start on, its system calls stop it.
+            ptrace::interrupt(self.child.pid)?;
+        }
+        (&self.start).write_all(&[0])?;
+        if stop == Stop::Interrupt {
+            self.interrupt_in_wait()?;
+        }
+        let mut calls = 0;
+        loop {
+            let status = waitpid(None, Some(WaitPidFlag::__WALL))?;
+            let pid = status.pid().context("nobody has stopped")?;
+            let main = pid == self.child.pid;
+            let is_there = match (status, stop) {
+                (WaitStatus::PtraceSyscall(_), Stop::Entry) => self.at() == AT_ACT,
+                (WaitStatus::PtraceSyscall(_), Stop::Exit) if self.at() == AT_STOP => {
+                    calls += 1;
+                    calls == 2
+                }
+                (WaitStatus::PtraceEvent(_, _, event), _) => self.is_event(main, event, stop),
+                (WaitStatus::Stopped(_, Signal::SIGURG), Stop::Signal) => true,
+                (WaitStatus::Exited(..) | WaitStatus::Signaled(..), _) if main => {
+                    bail!("ended before it stopped: {status:?}, at {}", self.at());
+                }
+                (WaitStatus::Exited(..) | WaitStatus::Signaled(..), _) => continue,
+                _ => false,
+            };
+            if is_there {
+                return Ok(pid);
+            }
+            if main && matches!(stop, Stop::Entry | Stop::Exit) {
+                ptrace::syscall(pid, None)?;
+            } else {
+                // Only a signal that is delivered stops the whole process.
+                ptrace::cont(pid, match status {
+                    WaitStatus::Stopped(_, Signal::SIGSTOP) => Some(Signal::SIGSTOP),
+                    _ => None,
+                })?;
+            }
+        }
+    }
+
+    fn is_event(&self, main: bool, event: i32, stop: Stop) -> bool {
+        let wanted = match stop {
+            Stop::Fork => libc::PTRACE_EVENT_FORK,
+            Stop::Clone => libc::PTRACE_EVENT_CLONE,
+            Stop::Exec => libc::PTRACE_EVENT_EXEC,
+            Stop::End => libc::PTRACE_EVENT_EXIT,
+            Stop::Seccomp => libc::PTRACE_EVENT_SECCOMP,
+            Stop::Group | Stop::Interrupt | Stop::NewChild | Stop::NewThread => {
+                libc::PTRACE_EVENT_STOP
+            }
+            Stop::Entry | Stop::Exit | Stop::Signal => return false,
+        };
+        let new = matches!(stop, Stop::NewChild | Stop::NewThread);
+        event == wanted && main != new && (stop != Stop::Seccomp || self.at() == AT_ACT)
+    }
+
+    /// Interrupts it when it waits.
+    fn interrupt_in_wait(&self) -> Result<()> {
+        let stat = format!("/proc/{}/stat", self.child.pid);
+        let waits = || {
+            let stat = fs::read_to_string(&stat).unwrap_or_default();
+            self.at() == AT_STOP && stat.contains(") S ")
+        };
+        wait_until(waits, "the tracee to wait")?;
+        ptrace::interrupt(self.child.pid)?;
+        (&self.start).write_all(&[0])?;
+        Ok(())
+    }
+}
+
+/// Leaves the descriptor open for a program that is executed.
+fn inherited(file: File) -> Result<File> {
+    fcntl(file.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
+    Ok(file)
+}
+
+fn options(stop: Stop) -> Options {
+    let what = match stop {
+        Stop::Fork | Stop::NewChild => Options::PTRACE_O_TRACEFORK,
+        Stop::Clone | Stop::NewThread => Options::PTRACE_O_TRACECLONE,
+        Stop::Exec => Options::PTRACE_O_TRACEEXEC,
+        Stop::End => Options::PTRACE_O_TRACEEXIT,
+        Stop::Seccomp => Options::PTRACE_O_TRACESECCOMP,
+        _ => Options::empty(),
+    };
+    what | Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL
+}
+
+/// Lets everybody go on to the end.
+fn drain() -> Result<()> {
+    loop {
+        match waitpid(None, Some(WaitPidFlag::__WALL)) {
+            Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) => {}
+            Ok(status) => {
+                let pid = status.pid().context("nobody has stopped")?;
+                match ptrace::cont(pid, None) {
+                    // It was killed meanwhile.
+                    Ok(()) | Err(Errno::ESRCH) => {}
+                    Err(error) => return Err(error).context("cannot go on"),
+                }
+            }
+            Err(Errno::ECHILD) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+const _: () = assert!(AT_START < AT_STOP && AT_STOP < AT_ACT);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With a device that refuses everything, which is enough to stop and to go on.
+    #[test]
+    fn every_stop_is_reached() {
+        for stop in STOPS {
+            for case in cases(stop).filter(|case| !case.owned && case.wishes.len() == 1) {
+                let tracee = Tracee::start(&case, SHORT, || File::open("/dev/null")).unwrap();
+                let stopped = tracee.until(stop).context(case.to_string()).unwrap();
+                ptrace::cont(stopped, None).unwrap();
+                drain().unwrap();
+                let at = tracee.at();
+                let ends = matches!(stop, Stop::Exec | Stop::End);
+                assert_eq!(at, if ends { AT_STOP } else { AT_ACT }, "{case}");
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Processes of other users, and how they are given the device.
+#![expect(unsafe_code, reason = "fork, and prctl")]
+
+use std::fs::{self, Permissions};
+use std::io::{PipeReader, Read, Write, pipe};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Gid, Pid, Uid, fork, setgroups, setresgid, setresuid};
+use shared_abi::ioctl::DEVICE_PATH;
+
+/// A user, with the group that an administrator gives the device to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
+    uid: u32,
+    gid: u32,
+}
+
+/// The group that may use the device.
+const GROUP: u32 = 65534;
+
+/// User nobody, who may use the device.
+pub const NOBODY: User = User { uid: 65534, gid: GROUP };
+/// Another user who may use the device.
+pub const SOMEBODY: User = User { uid: 4242, gid: GROUP };
+/// A user who may not.
+pub const STRANGER: User = User { uid: 4343, gid: 4343 };
+
+/// Gives the device to the group, as an administrator does who lets its users count.
+pub fn admit(mode: u32) -> Result<()> {
+    chown(DEVICE_PATH, Some(0), Some(GROUP)).context(DEVICE_PATH)?;
+    fs::set_permissions(DEVICE_PATH, Permissions::from_mode(mode)).context(DEVICE_PATH)
+}
+
+/// Makes the calling process one of this user, whom its like may trace.
+pub fn become_user(user: User) -> Result<()> {
+    setgroups(&[])?;
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    setresgid(gid, gid, gid)?;
+    setresuid(uid, uid, uid)?;
+    // SAFETY: only sets a flag of this process.
+    ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
+    Ok(())
+}
+
+/// A forked process, which says what went wrong.
+#[derive(Debug)]
+pub struct Child {
+    /// Its number.
+    pub pid: Pid,
+    said: PipeReader,
+}
+
+impl Child {
+    /// Forks; the child does `act` and ends.
+    pub fn fork(act: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let (said, mut saying) = pipe()?;
+        // SAFETY: no other thread of this program runs now, so the child may do anything.
+        match unsafe { fork()? } {
+            ForkResult::Child => {
+                drop(said);
+                let code = match act() {
+                    Ok(()) => 0,
+                    Err(error) => {
+                        write!(saying, "{error:#}").ok();
+                        1
+                    }
+                };
+                // SAFETY: ends the process at once, as one that shares buffers must.
+                unsafe { libc::_exit(code) }
+            }
+            ForkResult::Parent { child } => Ok(Self { pid: child, said }),
+        }
+    }
+
+    /// Waits for its end, and gives what it said went wrong.
+    pub fn join(mut self) -> Result<()> {
+        let status = waitpid(self.pid, None)?;
+        let mut why = String::new();
+        self.said.read_to_string(&mut why)?;
+        match status {
+            WaitStatus::Exited(_, 0) => Ok(()),
+            WaitStatus::Exited(_, 1) if !why.is_empty() => bail!(why),
+            status => bail!("the process ended otherwise: {status:?} {why}"),
+        }
+    }
+
+    /// Kills it, and waits for its end.
+    pub fn kill(self) -> Result<()> {
+        kill(self.pid, Signal::SIGKILL)?;
+        waitpid(self.pid, None)?;
+        Ok(())
+    }
+}
+
+/// Does something as another user, to its end.
+pub fn as_user(user: User, act: impl FnOnce() -> Result<()>) -> Result<()> {
+    Child::fork(|| {
+        become_user(user)?;
+        act()
+    })?
+    .join()
+}
+
+/// Waits, at most five seconds.
+pub fn wait_until(mut holds: impl FnMut() -> bool, what: &str) -> Result<()> {
+    for _ in 0..5000 {
+        if holds() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bail!("waited for {what} in vain")
+}
