@@ -7,8 +7,8 @@ use std::io;
 use shared_abi::CounterConfig;
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::ioctl::{
-    CONTROL_TSC, Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_OPEN, IOC_READ,
-    IOC_RESUME, IOC_UNLINK, Sums,
+    CONTROL_TSC, Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_READ, IOC_RESUME,
+    IOC_UNLINK, Sums,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use vm_tests::raw::{Argument, Refusal, ioctl};
@@ -23,8 +23,7 @@ pub const USER: CounterConfig = CounterConfig {
 };
 
 /// Retired instructions of kernel mode.
-pub const KERNEL: CounterConfig =
-    CounterConfig { evntsel: 0xc0 | EVNTSEL_OS | EVNTSEL_EN, ..USER };
+pub const KERNEL: CounterConfig = CounterConfig { evntsel: 0xc0 | EVNTSEL_OS | EVNTSEL_EN, ..USER };
 
 /// Counts these and the TSC; goes on after exec.
 pub fn counting(counters: &[CounterConfig]) -> Control {
@@ -52,11 +51,6 @@ fn named(tid: u32) -> Create {
 /// `IOC_CREATE`; 0 is the calling thread.
 pub fn create(device: &File, tid: u32) -> Result<(), Refusal> {
     ioctl(device, IOC_CREATE, Argument::of(&mut named(tid)))
-}
-
-/// `IOC_OPEN`; 0 is the calling thread.
-pub fn open_existing(device: &File, tid: u32) -> Result<(), Refusal> {
-    ioctl(device, IOC_OPEN, Argument::of(&mut named(tid)))
 }
 
 /// `IOC_CONTROL`.

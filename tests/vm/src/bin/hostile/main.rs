@@ -4,11 +4,16 @@
 //! Each says what must hold whatever they do: the kernel lives, numbers are right or refused, and
 //! nothing is left behind.
 
+mod abi;
 mod device;
+mod policy;
+mod programs;
 mod ptrace;
 mod shared;
+mod signals;
 mod tracee;
 mod user;
+mod whole;
 
 use std::process::ExitCode;
 
@@ -40,17 +45,34 @@ enum Role {
         /// Another one.
         spare: i32,
     },
+    /// Works, as a program with more rights than who executes it.
+    Work,
+    /// Reads all counters without leave.
+    Rdpmc,
 }
 
 /// A kind of checks.
 type Check = (&'static str, fn(&mut Tally) -> Result<()>);
 
-const CHECKS: &[Check] = &[("ptrace", ptrace::run)];
+const CHECKS: &[Check] = &[
+    ("policy", policy::run),
+    ("programs", programs::run),
+    ("signals", signals::run),
+    ("whole", whole::run),
+    ("abi", abi::run),
+    ("ptrace", ptrace::run),
+];
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
-    if let Some(Role::Act { act, device, spare }) = options.role {
-        tracee::act_as_program(act, device, spare);
+    match options.role {
+        Some(Role::Act { act, device, spare }) => tracee::act_as_program(act, device, spare),
+        Some(Role::Work) => programs::work(),
+        Some(Role::Rdpmc) => {
+            policy::say_counters();
+            return Ok(ExitCode::SUCCESS);
+        }
+        None => {}
     }
     let mut tally = Tally::default();
     for (name, check) in CHECKS {
@@ -70,7 +92,8 @@ fn nothing_left() -> Result<(), String> {
 fn unload() -> Result<()> {
     let log = std::process::Command::new("dmesg").output()?;
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
-    let complaint = log.lines().find(|line| ["BUG:", "WARNING:", "Oops"].iter().any(|bad| line.contains(bad)));
+    let complaint =
+        log.lines().find(|line| ["BUG:", "WARNING:", "Oops"].iter().any(|bad| line.contains(bad)));
     ensure!(complaint.is_none(), "the kernel complains: {complaint:?}");
     module::unload_when_idle()?;
     module::load()

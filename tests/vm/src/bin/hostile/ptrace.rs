@@ -241,6 +241,8 @@ impl Tracee {
                 }
                 (WaitStatus::PtraceEvent(_, _, event), _) => self.is_event(main, event, stop),
                 (WaitStatus::Stopped(_, Signal::SIGURG), Stop::Signal) => true,
+                // What has forked a child ends, perhaps before that has stopped.
+                (WaitStatus::Exited(..) | WaitStatus::Signaled(..), Stop::NewChild) => continue,
                 (WaitStatus::Exited(..) | WaitStatus::Signaled(..), _) if main => {
                     bail!("ended before it stopped: {status:?}, at {}", self.at());
                 }
@@ -254,10 +256,13 @@ impl Tracee {
                 ptrace::syscall(pid, None)?;
             } else {
                 // Only a signal that is delivered stops the whole process.
-                ptrace::cont(pid, match status {
-                    WaitStatus::Stopped(_, Signal::SIGSTOP) => Some(Signal::SIGSTOP),
-                    _ => None,
-                })?;
+                ptrace::cont(
+                    pid,
+                    match status {
+                        WaitStatus::Stopped(_, Signal::SIGSTOP) => Some(Signal::SIGSTOP),
+                        _ => None,
+                    },
+                )?;
             }
         }
     }

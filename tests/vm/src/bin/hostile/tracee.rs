@@ -253,16 +253,8 @@ pub fn act_as_program(act: Act, device: i32, spare: i32) -> ! {
     let [device, spare] = [device, spare].map(|file| unsafe { File::from_raw_fd(file) });
     let start = spare.try_clone().expect("a descriptor that was open");
     let at = Box::leak(Box::new(AtomicU64::new(AT_START)));
-    let plan = Plan {
-        stop: Stop::Entry,
-        act,
-        owned: false,
-        iterations: 1000,
-        device,
-        spare,
-        start,
-        at,
-    };
+    let plan =
+        Plan { stop: Stop::Entry, act, owned: false, iterations: 1000, device, spare, start, at };
     plan.act_and_work()
 }
 

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Callers of another kind: 32-bit ones, those in a namespace, those whose creation has failed.
+#![expect(unsafe_code, reason = "the 32-bit system call, and a mapping")]
+
+use std::arch::asm;
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::fd::AsRawFd;
+
+use anyhow::{Context, Result, ensure};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::gettid;
+use shared_abi::ThreadPage;
+use shared_abi::ioctl::{
+    Control, Create, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_READ, IOC_READ_CONTROL, IOC_UNLINK,
+    Info, Sums,
+};
+use shared_abi::limits::PAGE_BYTES;
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::version::ABI_MAJOR;
+use vm_tests::raw::{Argument, Refusal, ioctl, open_device};
+use vm_tests::region::Region;
+use vm_tests::stats::until_threads;
+use vm_tests::tally::{Tally, equal};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::device::{self, USER, counting};
+use crate::user::{Child, NOBODY, admit, as_user};
+
+const WORK: Region = Region { first: 100_000, second: 1 };
+/// Creations that a race may let fail, and how many must.
+const RACES: u32 = 400;
+
+/// All checks.
+pub fn run(tally: &mut Tally) -> Result<()> {
+    admit(0o660)?;
+    let checks: [(&str, Result<()>); 3] = [
+        ("a 32-bit caller counts as a 64-bit one", as_user(NOBODY, narrow)),
+        ("a thread's page names it as its namespace does", Child::fork(in_namespace)?.join()),
+        ("a creation that failed leaves the descriptor free", as_user(NOBODY, failed_creation)),
+    ];
+    for (name, outcome) in checks {
+        let outcome = outcome.and_then(|()| until_threads(0));
+        tally.check(name, outcome.map_err(|error| format!("{error:#}")));
+    }
+    Ok(())
+}
+
+/// Memory that 32 bits can address.
+fn low_memory() -> Result<usize> {
+    let bytes = NonZeroUsize::new(PAGE_BYTES).context("a page is not empty")?;
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let kind = MapFlags::MAP_PRIVATE | MapFlags::MAP_32BIT | MapFlags::MAP_POPULATE;
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    Ok(unsafe { mmap_anonymous(None, bytes, access, kind)? }.as_ptr() as usize)
+}
+
+/// An ioctl as a 32-bit program makes it.
+fn narrow_ioctl<T: IntoBytes + FromBytes + Immutable>(
+    device: &File,
+    memory: usize,
+    request: u32,
+    argument: &mut T,
+) -> Result<(), Refusal> {
+    const IOCTL: i32 = 54;
+    let result: i32;
+    // SAFETY: the memory is a page of ours that nobody refers to, and holds the argument, as the
+    // request's number says.  The gate changes no register but these.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            argument.as_bytes().as_ptr(),
+            memory as *mut u8,
+            size_of::<T>(),
+        );
+        asm!(
+            "xchg rbx, {device}",
+            "int 0x80",
+            "xchg rbx, {device}",
+            device = inout(reg) u64::from(device.as_raw_fd() as u32) => _,
+            inout("eax") IOCTL => result,
+            in("ecx") request,
+            in("edx") memory as u32,
+            out("r8") _, out("r9") _, out("r10") _, out("r11") _,
+        );
+        std::ptr::copy_nonoverlapping(
+            memory as *const u8,
+            argument.as_mut_bytes().as_mut_ptr(),
+            size_of::<T>(),
+        );
+    }
+    if result < 0 { Err(Refusal::from_raw(-result)) } else { Ok(()) }
+}
+
+fn narrow() -> Result<()> {
+    let (device, memory) = (open_device()?, low_memory()?);
+    let (mut narrow, mut wide) = (Info::default(), Info::default());
+    narrow_ioctl(&device, memory, IOC_INFO, &mut narrow).context("information")?;
+    ioctl(&device, IOC_INFO, Argument::of(&mut wide))?;
+    equal(narrow.as_bytes(), wide.as_bytes()).map_err(anyhow::Error::msg)?;
+    let mut create = Create { abi_major: ABI_MAJOR.into(), ..Create::default() };
+    narrow_ioctl(&device, memory, IOC_CREATE, &mut create).context("creation")?;
+    narrow_ioctl(&device, memory, IOC_CONTROL, &mut counting(&[USER])).context("control")?;
+    let mut kept = Control::default();
+    narrow_ioctl(&device, memory, IOC_READ_CONTROL, &mut kept).context("read of the control")?;
+    equal(kept.as_bytes(), counting(&[USER]).as_bytes()).map_err(anyhow::Error::msg)?;
+    let (mut before, mut after) = (Sums::default(), Sums::default());
+    narrow_ioctl(&device, memory, IOC_READ, &mut before).context("read")?;
+    WORK.execute(&mut 0);
+    narrow_ioctl(&device, memory, IOC_READ, &mut after).context("read")?;
+    let (counted, executed) = (after.counter[0] - before.counter[0], WORK.instructions());
+    ensure!(
+        (executed..executed + 500).contains(&counted),
+        "{counted} counted, {executed} executed"
+    );
+    narrow_ioctl(&device, memory, IOC_UNLINK, &mut [0_u8; 0]).context("unlinking")
+}
+
+/// A new namespace, whose first process sees itself as number 1.
+fn in_namespace() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWPID)?;
+    Child::fork(|| {
+        let device = open_device()?;
+        device::create(&device, 0).context("cannot create")?;
+        let mut info = Info::default();
+        ioctl(&device, IOC_INFO, Argument::of(&mut info))?;
+        let bytes = PAGE_BYTES * (1 + info.vcpus as usize);
+        let bytes = NonZeroUsize::new(bytes).context("pages are not empty")?;
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let start =
+            unsafe { mmap(None, bytes, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, &device, 0)? };
+        // SAFETY: the first page is the thread's, and nobody unmaps it.
+        let page: &ThreadPage = unsafe { start.cast().as_ref() };
+        equal(page.tid.load(Relaxed), gettid().as_raw() as u32).map_err(anyhow::Error::msg)
+    })?
+    .join()
+}
+
+/// Creates for a tracee that is killed meanwhile; sometimes that fails when half is done.
+fn failed_creation() -> Result<()> {
+    let mut failed = 0;
+    for race in 0..RACES {
+        let device = open_device()?;
+        let tracee = Child::fork(|| {
+            loop {
+                nix::unistd::pause();
+            }
+        })?;
+        let pid = tracee.pid;
+        ptrace::seize(pid, Options::PTRACE_O_EXITKILL)?;
+        ptrace::interrupt(pid)?;
+        nix::sys::wait::waitpid(pid, None)?;
+        let killer = Child::fork(|| {
+            for _ in 0..race * 40 {
+                std::hint::spin_loop();
+            }
+            Ok(kill(pid, Signal::SIGKILL)?)
+        })?;
+        let created = device::create(&device, pid.as_raw() as u32);
+        killer.join()?;
+        nix::sys::wait::waitpid(pid, None)?;
+        if created.is_err() {
+            failed += 1;
+            device::create(&device, 0).context("after a creation that failed")?;
+            device::unlink(&device)?;
+        }
+    }
+    ensure!(failed > 0, "no creation of {RACES} has failed");
+    Ok(())
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Who may count what, and what one user sees of another.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use perfctr::rdpmc::Hardware;
+use perfctr::{Event, Provider, Session};
+use shared_abi::CounterConfig;
+use shared_abi::ioctl::DEVICE_PATH;
+use shared_abi::limits::MAX_SLOTS;
+use shared_abi::read::Counters;
+use vm_tests::module;
+use vm_tests::raw::{Refusal, open_device};
+use vm_tests::region::Region;
+use vm_tests::stats::until_threads;
+use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, cpus, run_on};
+
+use crate::device::{self, KERNEL, USER, counting};
+use crate::shared;
+use crate::user::{Child, NOBODY, SOMEBODY, STRANGER, admit, as_user};
+
+/// What one user executes and another shall not see.
+const SECRET: Region = Region { first: 5_000_000, second: 1 };
+/// What a look costs the looker at most.
+const LOOK_MAX: u64 = 1_000_000;
+
+/// All checks.
+pub fn run(tally: &mut Tally) -> Result<()> {
+    module::unload_when_idle()?;
+    module::load()?;
+    let mut check = |name: &str, outcome: Result<()>| {
+        let outcome = outcome.and_then(|()| until_threads(0));
+        tally.check(name, outcome.map_err(|error| format!("{error:#}")));
+    };
+    check("the device is the administrator's", mode());
+    admit(0o660)?;
+    check("who is not in the group cannot open the device", as_user(STRANGER, stranger));
+    admit(0o664)?;
+    check("who may only read cannot control", as_user(STRANGER, read_only));
+    admit(0o660)?;
+    let refusals: [(&str, fn() -> Result<()>); 3] = [
+        ("counts of the kernel need CAP_PERFMON", kernel_counts),
+        ("counts of the kernel need CAP_PERFMON beside others", kernel_beside_user),
+        ("whole CPUs need CAP_PERFMON", whole_cpus),
+    ];
+    for (name, act) in refusals {
+        check(name, as_user(NOBODY, act));
+    }
+    for look in &LOOKS {
+        check(&format!("another user's thread is not seen {}", look.how), unseen(look));
+    }
+    Ok(())
+}
+
+/// What a request answers.
+fn answers(outcome: Result<(), Refusal>, expected: &[Refusal]) -> Result<()> {
+    match outcome {
+        Err(errno) if expected.contains(&errno) => Ok(()),
+        answer => bail!("{answer:?} instead of {expected:?}"),
+    }
+}
+
+fn mode() -> Result<()> {
+    let device = fs::metadata(DEVICE_PATH)?;
+    let found = (device.mode() & 0o777, device.uid());
+    equal(found, (0o600, 0)).map_err(anyhow::Error::msg)
+}
+
+fn stranger() -> Result<()> {
+    let errno = device::open_read_only().err().and_then(|error| error.raw_os_error());
+    equal(errno, Some(libc::EACCES)).map_err(anyhow::Error::msg)
+}
+
+fn read_only() -> Result<()> {
+    let device = device::open_read_only().context("cannot open for reading")?;
+    answers(device::create(&device, 0), &[Refusal::EBADF])?;
+    // Nor with counters that a descriptor which may write has made.
+    answers(device::control(&device, counting(&[USER])), &[Refusal::EBADF])?;
+    answers(device::unlink(&device), &[Refusal::EBADF])
+}
+
+fn control(counters: &[CounterConfig]) -> Result<Result<(), Refusal>> {
+    let device = open_device()?;
+    device::create(&device, 0).context("cannot create")?;
+    device::control(&device, counting(&[USER])).context("cannot count user mode")?;
+    Ok(device::control(&device, counting(counters)))
+}
+
+fn kernel_counts() -> Result<()> {
+    answers(control(&[KERNEL])?, &[Refusal::EACCES])
+}
+
+fn kernel_beside_user() -> Result<()> {
+    let both = CounterConfig { evntsel: USER.evntsel | KERNEL.evntsel, ..USER };
+    answers(control(&[CounterConfig { slot: 1, ..USER }, both])?, &[Refusal::EACCES])
+}
+
+fn whole_cpus() -> Result<()> {
+    answers(crate::whole::start(&open_device()?, &[]), &[Refusal::EACCES, Refusal::EPERM])
+}
+
+/// A way to look at counters.
+struct Look {
+    how: &'static str,
+    /// Whether the looker has counters of its own.
+    own: bool,
+    /// Gives numbers, each of which might move with another's events.
+    numbers: fn(Option<&Session>) -> Result<Vec<u64>>,
+}
+
+const LOOKS: [Look; 3] = [
+    Look { how: "by RDPMC without counters", own: false, numbers: |_| raw_rdpmc() },
+    Look { how: "by RDPMC beside own counters", own: true, numbers: |_| Ok(rdpmc_all()) },
+    Look { how: "in the pages of vCPUs", own: true, numbers: pages },
+];
+
+/// Physical counters of the testbed's PMU, general and fixed.
+const RDPMC: [u32; 7] = [0, 1, 2, 3, 1 << 30, 1 << 30 | 1, 1 << 30 | 2];
+
+fn rdpmc_all() -> Vec<u64> {
+    RDPMC.iter().map(|&counter| Hardware.rdpmc(counter)).collect()
+}
+
+/// This program, again: RDPMC ends it if it may not read.
+fn raw_rdpmc() -> Result<Vec<u64>> {
+    let output = Command::new("/proc/self/exe").arg("rdpmc").output()?;
+    if output.status.signal() == Some(libc::SIGSEGV) {
+        return Ok(Vec::new());
+    }
+    ensure!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout)?;
+    text.split_whitespace().map(|word| Ok(word.parse()?)).collect()
+}
+
+/// What the program `rdpmc` does.
+pub fn say_counters() {
+    let all: Vec<_> = rdpmc_all().iter().map(u64::to_string).collect();
+    println!("{}", all.join(" "));
+}
+
+/// A session that counts something else.
+fn own_session() -> Result<Session> {
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::BRANCHES.user()])?;
+    Ok(session)
+}
+
+fn pages(session: Option<&Session>) -> Result<Vec<u64>> {
+    let session = session.context("there are pages with a session only")?;
+    let page = session.vcpu_page(cpus()?[0] as u32).context("the vCPU has no page")?;
+    Ok((0..MAX_SLOTS).map(|slot| page.slots[slot].sum.load(Relaxed)).collect())
+}
+
+/// What a user sees while another one executes the secret, on the same vCPU.
+fn unseen(look: &Look) -> Result<()> {
+    let words = shared::words()?;
+    let cpu = *cpus()?.first().context("there is no CPU")?;
+    let victim = Child::fork(|| {
+        crate::user::become_user(SOMEBODY)?;
+        victim(cpu, words)
+    })?;
+    let outcome = as_user(NOBODY, || {
+        run_on(SELF, &[cpu])?;
+        let session = look.own.then(own_session).transpose()?;
+        words[0].store(1, SeqCst);
+        while words[1].load(SeqCst) == 0 {
+            sleep(Duration::from_millis(1));
+        }
+        let before = (look.numbers)(session.as_ref())?;
+        words[0].store(2, SeqCst);
+        while words[1].load(SeqCst) < 2 {
+            sleep(Duration::from_millis(1));
+        }
+        let after = (look.numbers)(session.as_ref())?;
+        let seen = |(before, after): (&u64, &u64)| after.wrapping_sub(*before) << 16 >> 16;
+        let moved: Vec<_> = before.iter().zip(&after).map(seen).collect();
+        let least = moved.iter().find(|&&moved| LOOK_MAX < moved && moved < 1 << 40);
+        ensure!(least.is_none(), "{least:?} events of another user are seen: {moved:?}");
+        Ok(())
+    });
+    victim.kill()?;
+    outcome
+}
+
+/// Counts, and executes the secret when told so.
+fn victim(cpu: usize, words: &[AtomicU64]) -> Result<()> {
+    run_on(SELF, &[cpu])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    for step in 1..=2 {
+        while words[0].load(SeqCst) < step {
+            sleep(Duration::from_millis(1));
+        }
+        if step == 2 {
+            SECRET.execute(&mut 0);
+        }
+        words[1].store(step, SeqCst);
+    }
+    loop {
+        sleep(Duration::from_secs(1));
+    }
+}

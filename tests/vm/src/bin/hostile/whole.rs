@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counting on whole CPUs belongs to somebody.
+
+use std::fs::File;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use shared_abi::CounterConfig;
+use shared_abi::ioctl::{CpuState, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP};
+use vm_tests::raw::{Argument, Refusal, ioctl, open_device};
+use vm_tests::stats::until_threads;
+use vm_tests::tally::{Tally, equal};
+use vm_tests::witness::Witness;
+
+use crate::device::{self, USER, counting};
+use crate::shared;
+use crate::user::{Child, NOBODY, admit, as_user, become_user, wait_until};
+
+/// Sets what CPU 0 counts, and starts.  The first answer that is no number of CPUs ends it.
+pub fn start(device: &File, counters: &[CounterConfig]) -> Result<(), Refusal> {
+    let mut state = CpuState { control: counting(counters), ..CpuState::default() };
+    ioctl(device, IOC_CPU_CONTROL, Argument::of(&mut state))?;
+    ioctl(device, IOC_CPU_START, Argument::Null)
+}
+
+/// All checks.
+pub fn run(tally: &mut Tally) -> Result<()> {
+    admit(0o660)?;
+    let checks: [(&str, fn() -> Result<()>); 4] = [
+        ("whole CPUs stop with who has started them", stops_with_owner),
+        ("whole CPUs stop when their descriptor is closed", stops_with_descriptor),
+        ("a sleeping thread does not keep whole CPUs from counting", sleeper),
+        ("reserved fields of a CPU's control are refused", reserved),
+    ];
+    for (name, check) in checks {
+        let outcome = check().and_then(|()| until_threads(0));
+        // What a failed check has left does not fail the others.
+        ioctl(&open_device()?, IOC_CPU_STOP, Argument::Null).ok();
+        tally.check(name, outcome.map_err(|error| format!("{error:#}")));
+    }
+    Ok(())
+}
+
+/// A user can count, and exactly.
+fn users_count() -> Result<()> {
+    as_user(NOBODY, || Witness::new()?.unchanged().map_err(anyhow::Error::msg))
+}
+
+fn stops_with_owner() -> Result<()> {
+    let words = shared::words()?;
+    let owner = Child::fork(|| {
+        start(&open_device()?, &[USER]).context("cannot start")?;
+        words[0].store(1, SeqCst);
+        loop {
+            sleep(Duration::from_secs(1));
+        }
+    })?;
+    wait_until(|| words[0].load(SeqCst) == 1, "CPUs to count")?;
+    owner.kill()?;
+    users_count()
+}
+
+fn stops_with_descriptor() -> Result<()> {
+    let device = open_device()?;
+    start(&device, &[USER]).context("cannot start")?;
+    drop(device);
+    users_count()
+}
+
+fn sleeper() -> Result<()> {
+    let words = shared::words()?;
+    let sleeper = Child::fork(|| {
+        become_user(NOBODY)?;
+        let device = open_device()?;
+        device::create(&device, 0)?;
+        device::control(&device, counting(&[USER]))?;
+        words[0].store(1, SeqCst);
+        loop {
+            sleep(Duration::from_secs(1));
+        }
+    })?;
+    let outcome = wait_until(|| words[0].load(SeqCst) == 1, "a thread to count").and_then(|()| {
+        let device = open_device()?;
+        start(&device, &[USER]).context("the administrator cannot start")?;
+        let mut state = CpuState::default();
+        ioctl(&device, IOC_CPU_READ, Argument::of(&mut state)).context("cannot read")?;
+        ensure!(state.sums.tsc > 0, "CPU 0 counts nothing");
+        ioctl(&device, IOC_CPU_STOP, Argument::Null).context("cannot stop")?;
+        Ok(())
+    });
+    sleeper.kill()?;
+    outcome
+}
+
+fn reserved() -> Result<()> {
+    let device = open_device()?;
+    let good = CpuState { control: counting(&[USER]), ..CpuState::default() };
+    for mut bad in [CpuState { reserved: 1, ..good }] {
+        let set = ioctl(&device, IOC_CPU_CONTROL, Argument::of(&mut bad));
+        equal(set, Err(Refusal::EINVAL)).map_err(anyhow::Error::msg)?;
+        let read = ioctl(&device, IOC_CPU_READ, Argument::of(&mut bad));
+        equal(read, Err(Refusal::EINVAL)).map_err(anyhow::Error::msg)?;
+    }
+    Ok(())
+}
