@@ -24,6 +24,8 @@ const IOCTL_PRIVCMD_HYPERCALL: u64 = (48 << 16) | (0x50 << 8);
 
 const HYPERVISOR_VCPU_OP: u64 = 24;
 const HYPERVISOR_DOMCTL: u64 = 36;
+const HYPERVISOR_HYPFS_OP: u64 = 42;
+const HYPFS_OP_READ: u64 = 1;
 const VCPUOP_GET_RUNSTATE_INFO: u64 = 4;
 const DOMCTL_SETVCPUAFFINITY: u32 = 9;
 const DOMCTL_INTERFACE_VERSION: u32 = 0x15;
@@ -78,6 +80,18 @@ pub struct Runstate {
     pub blocked_ns: u64,
     /// Unit: ns.  Paused, or not up.
     pub offline_ns: u64,
+}
+
+/// `struct xen_hypfs_direntry`, and a number behind it.
+#[derive(Debug, Default, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+struct HypfsEntry {
+    kind: u8,
+    encoding: u8,
+    padding: u16,
+    content_bytes: u32,
+    write_bytes_max: u32,
+    content: u32,
 }
 
 /// The way to the hypervisor.
@@ -163,6 +177,21 @@ impl Xen {
         let mut stats = HvStats::default();
         self.perfctr_op(OP_STATS, Argument::of(&mut stats), size_of::<HvStats>() as u32)?;
         Ok(stats)
+    }
+
+    /// A numeric parameter in Xen's own file system.
+    ///
+    /// # Errors
+    ///
+    /// There is none.
+    pub fn parameter(&self, path: &str) -> Result<u32, Refusal> {
+        let path = format!("{path}\0");
+        let mut entry = HypfsEntry::default();
+        let length = size_of::<HypfsEntry>() as u64;
+        let (place, bytes) = (path.as_ptr() as u64, path.len() as u64);
+        let arguments = [HYPFS_OP_READ, place, bytes, &raw mut entry as u64, length];
+        self.call(HYPERVISOR_HYPFS_OP, arguments)?;
+        Ok(entry.content)
     }
 
     /// The hypervisor finds only memory that is mapped now; callers pass what they have just

@@ -28,7 +28,7 @@ use vm_tests::tally::{Tally, equal};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::device::{self, USER, counting};
-use crate::user::{Child, NOBODY, admit, as_user};
+use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 const WORK: Region = Region { first: 100_000, second: 1 };
 /// Creations that a race may let fail, and how many must.

@@ -9,10 +9,8 @@ mod device;
 mod policy;
 mod programs;
 mod ptrace;
-mod shared;
 mod signals;
 mod tracee;
-mod user;
 mod whole;
 
 use std::process::ExitCode;

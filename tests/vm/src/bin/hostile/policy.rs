@@ -25,8 +25,8 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
 
 use crate::device::{self, KERNEL, USER, counting};
-use crate::shared;
-use crate::user::{Child, NOBODY, SOMEBODY, STRANGER, admit, as_user};
+use vm_tests::shared;
+use vm_tests::users::{Child, NOBODY, SOMEBODY, STRANGER, admit, as_user, become_user};
 
 /// What one user executes and another shall not see.
 const SECRET: Region = Region { first: 5_000_000, second: 1 };
@@ -165,7 +165,7 @@ fn unseen(look: &Look) -> Result<()> {
     let words = shared::words()?;
     let cpu = *cpus()?.first().context("there is no CPU")?;
     let victim = Child::fork(|| {
-        crate::user::become_user(SOMEBODY)?;
+        become_user(SOMEBODY)?;
         victim(cpu, words)
     })?;
     let outcome = as_user(NOBODY, || {

@@ -20,7 +20,7 @@ use vm_tests::stats::until_threads;
 use vm_tests::tally::Tally;
 
 use crate::device::{self, USER, counting, sampling};
-use crate::user::{Child, NOBODY, admit, as_user};
+use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 /// What a program executes in its own name.
 const SECRET: Region = Region { first: 3_000_000, second: 1 };

@@ -22,9 +22,9 @@ use vm_tests::stats::until_threads;
 use vm_tests::tally::Tally;
 
 use crate::device::{self, USER, counting};
-use crate::shared;
 use crate::tracee::{AT_ACT, AT_START, AT_STOP, Act, Plan, STOPS, Stop};
-use crate::user::{Child, NOBODY, admit, as_user, wait_until};
+use vm_tests::shared;
+use vm_tests::users::{Child, NOBODY, admit, as_user, wait_until};
 
 /// What a tracer asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use vm_tests::stats::until_threads;
 use vm_tests::tally::Tally;
 
 use crate::device::{self, sampling};
-use crate::user::{NOBODY, admit, as_user};
+use vm_tests::users::{NOBODY, admit, as_user};
 
 const PERIOD: u64 = 50_000;
 const WORK: Region = Region { first: 500_000, second: 1 };

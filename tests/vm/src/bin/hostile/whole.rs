@@ -15,8 +15,8 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::witness::Witness;
 
 use crate::device::{self, USER, counting};
-use crate::shared;
-use crate::user::{Child, NOBODY, admit, as_user, become_user, wait_until};
+use vm_tests::shared;
+use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, wait_until};
 
 /// Sets what CPU 0 counts, and starts.  The first answer that is no number of CPUs ends it.
 pub fn start(device: &File, counters: &[CounterConfig]) -> Result<(), Refusal> {

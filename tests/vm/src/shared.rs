@@ -12,6 +12,10 @@ use shared_abi::limits::PAGE_BYTES;
 const WORDS: usize = PAGE_BYTES / size_of::<u64>();
 
 /// Words that this process and those that it forks share, for as long as it lives.
+///
+/// # Errors
+///
+/// There is no memory.
 pub fn words() -> nix::Result<&'static [AtomicU64; WORDS]> {
     let bytes = NonZeroUsize::new(PAGE_BYTES).expect("a page is not empty");
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;

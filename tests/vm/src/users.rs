@@ -31,12 +31,20 @@ pub const SOMEBODY: User = User { uid: 4242, gid: GROUP };
 pub const STRANGER: User = User { uid: 4343, gid: 4343 };
 
 /// Gives the device to the group, as an administrator does who lets its users count.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn admit(mode: u32) -> Result<()> {
     chown(DEVICE_PATH, Some(0), Some(GROUP)).context(DEVICE_PATH)?;
     fs::set_permissions(DEVICE_PATH, Permissions::from_mode(mode)).context(DEVICE_PATH)
 }
 
 /// Makes the calling process one of this user, whom its like may trace.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn become_user(user: User) -> Result<()> {
     setgroups(&[])?;
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
@@ -57,6 +65,10 @@ pub struct Child {
 
 impl Child {
     /// Forks; the child does `act` and ends.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
     pub fn fork(act: impl FnOnce() -> Result<()>) -> Result<Self> {
         let (said, mut saying) = pipe()?;
         // SAFETY: no other thread of this program runs now, so the child may do anything.
@@ -78,6 +90,10 @@ impl Child {
     }
 
     /// Waits for its end, and gives what it said went wrong.
+    ///
+    /// # Errors
+    ///
+    /// What it said, or how else it ended.
     pub fn join(mut self) -> Result<()> {
         let status = waitpid(self.pid, None)?;
         let mut why = String::new();
@@ -90,6 +106,10 @@ impl Child {
     }
 
     /// Kills it, and waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// It has been waited for already.
     pub fn kill(self) -> Result<()> {
         kill(self.pid, Signal::SIGKILL)?;
         waitpid(self.pid, None)?;
@@ -98,6 +118,10 @@ impl Child {
 }
 
 /// Does something as another user, to its end.
+///
+/// # Errors
+///
+/// What went wrong there.
 pub fn as_user(user: User, act: impl FnOnce() -> Result<()>) -> Result<()> {
     Child::fork(|| {
         become_user(user)?;
@@ -107,6 +131,10 @@ pub fn as_user(user: User, act: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 /// Waits, at most five seconds.
+///
+/// # Errors
+///
+/// It was in vain.
 pub fn wait_until(mut holds: impl FnMut() -> bool, what: &str) -> Result<()> {
     for _ in 0..5000 {
         if holds() {

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A guest kernel's requests: hypercalls, from any of its vCPUs.
+//!
+//! The module has registered the vCPUs' pages, and what the requests do to them is the guest's own
+//! harm. So nobody counts in this domain meanwhile, and the module is loaded again now and then.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use anyhow::{Context, Result};
+use shared_abi::hypercall::{
+    HvDomain, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER,
+    OP_STATS, OP_STOP, OP_UNREGISTER,
+};
+use shared_abi::limits::MAX_SLOTS;
+use shared_abi::version::ABI_MAJOR;
+use vm_tests::module;
+use vm_tests::raw::Argument;
+use vm_tests::region::Region;
+use vm_tests::threads::{SELF, run_on};
+use vm_tests::xen::Xen;
+use zerocopy::IntoBytes;
+
+use crate::reader::Reader;
+
+const REQUESTS_MAX: usize = 40;
+
+/// Longer than every argument.
+const ARGUMENT_BYTES: usize = 2048;
+
+/// Frames beyond all memory, or nobody's: one of the guest's own would be written to.
+const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u64::MAX >> 12];
+
+const REQUESTS: [u32; 10] = [
+    OP_LOAD,
+    OP_LOAD,
+    OP_LOAD,
+    OP_LOAD,
+    OP_STOP,
+    OP_QUERY,
+    OP_DOMAIN,
+    OP_STATS,
+    OP_REGISTER,
+    u32::MAX,
+];
+
+/// Some vCPU may have no page any more.
+static UNREGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// Makes an input's hypercalls.
+pub fn run(input: &[u8]) -> Result<()> {
+    let xen = Xen::open()?;
+    let mut input = Reader::new(input);
+    for _ in 0..REQUESTS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        match input.below(8) {
+            0 => run_on(SELF, &[input.below(4)])?,
+            1 => Region { first: 1 + input.number() % 50_000, second: 1 }.execute(&mut 0),
+            2 if input.byte() < 40 => {
+                xen.perfctr_op(OP_UNREGISTER, Argument::Null, 0).ok();
+                UNREGISTERED.store(true, Relaxed);
+            }
+            _ => request(&xen, &mut input),
+        }
+    }
+    Ok(())
+}
+
+/// A hypercall that is mostly valid.  Refusals are what is expected.
+fn request(xen: &Xen, input: &mut Reader<'_>) {
+    let mut op = input.pick(&REQUESTS);
+    if op == u32::MAX {
+        op = input.number() as u32;
+    }
+    if op == OP_UNREGISTER {
+        UNREGISTERED.store(true, Relaxed);
+    }
+    let mut bytes = [0_u8; ARGUMENT_BYTES];
+    let mut length = argument(op, input, &mut bytes);
+    if op != OP_REGISTER {
+        input.disturb(&mut bytes[..length]);
+    }
+    if input.byte() < 30 {
+        length = input.number() as usize;
+    }
+    let argument = match input.byte() {
+        0..10 => Argument::Null,
+        10..20 => Argument::Hypervisor,
+        20..30 => Argument::NonCanonical,
+        _ => Argument::Bytes(&mut bytes),
+    };
+    xen.perfctr_op(op, argument, length as u32).ok();
+    if op == OP_DOMAIN {
+        // The others of this domain go on.
+        xen.allow(vm_tests::xen::CONTROL_DOMAIN, true).ok();
+    }
+}
+
+/// Writes an argument; gives its length.
+fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
+    let mut put = |argument: &[u8]| {
+        bytes[..argument.len()].copy_from_slice(argument);
+        argument.len()
+    };
+    match op {
+        OP_QUERY => put(HvQuery { abi_major: ABI_MAJOR.into(), ..HvQuery::default() }.as_bytes()),
+        OP_REGISTER => put(HvRegister { gfn: input.pick(&FRAMES), reserved: 0 }.as_bytes()),
+        OP_DOMAIN => {
+            let domid = input.pick(&[0, 0, 1, 2, 0x7ff0, 0x1_0000, u32::MAX]);
+            put(HvDomain { domid, enabled: input.below(3) as u32 }.as_bytes())
+        }
+        OP_STATS => put(HvStats::default().as_bytes()),
+        OP_LOAD => {
+            let used = input.below(6);
+            let mut load = HvLoad { counters: used as u32, ..HvLoad::default() };
+            for counter in &mut load.counter[..used.min(MAX_SLOTS)] {
+                *counter = input.counter();
+            }
+            put(&load.as_bytes()[..HvLoad::bytes(used)])
+        }
+        _ => put(&input.word().to_le_bytes()[..input.below(2) * 8]),
+    }
+}
+
+/// Between inputs: every vCPU has a page again.
+pub fn repair() -> Result<()> {
+    if UNREGISTERED.swap(false, Relaxed) { reload() } else { Ok(()) }
+}
+
+/// Loads the module again, so that what is loaded and what it believes are the same.
+pub fn reload() -> Result<()> {
+    module::unload_when_idle().context("cannot unload the module")?;
+    module::load()
+}
