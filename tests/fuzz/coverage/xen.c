@@ -27,5 +27,5 @@ void __sanitizer_cov_trace_pc(void)
 
     if ( place < CODE_BYTES / CALL_BYTES && !test_bit(place, reached) &&
          !test_and_set_bit(place, reached) )
-        arch_fetch_and_add(&perfctr_coverage, 1);
+        (void)arch_fetch_and_add(&perfctr_coverage, 1);
 }

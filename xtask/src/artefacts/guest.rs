@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use crate::artefacts::kernel::{self, Kernel};
-use crate::artefacts::rustobj;
+use crate::artefacts::rustobj::{self, Purpose};
 use crate::tools::cache::{self, Key};
 use crate::tools::overlay;
 use crate::tools::sh::{self, cmd};
@@ -53,17 +53,23 @@ fn build(what: &[&str], target_dir: &str, flags: &str) -> Result<PathBuf> {
 }
 
 /// The kernel module, built by the kernel's own rules from the C glue and the Rust object.
-pub fn module(kernel: &Kernel) -> Result<PathBuf> {
+pub fn module(kernel: &Kernel, purpose: Purpose) -> Result<PathBuf> {
     let glue = sh::project().join("guest-kmod/glue");
     ensure!(
         cache::files(&glue)?.iter().any(|f| f.0 == "Kbuild"),
         "{} has no Kbuild",
         glue.display()
     );
-    let object = fs::read(rustobj::module()?)?;
+    let object = fs::read(rustobj::module(purpose)?)?;
     let mut files = overlay::read(&glue, "")?;
     files.extend(overlay::read(&sh::project().join("shared-abi/include"), "")?);
     files.insert("perfctr_core.o_shipped".into(), object);
+    if purpose == Purpose::Fuzzing {
+        let fuzzing = sh::project().join("tests/fuzz/coverage");
+        files.insert("coverage.c".into(), fs::read(fuzzing.join("linux.c"))?);
+        let kbuild = files.entry("Kbuild".into()).or_default();
+        kbuild.extend(fs::read(fuzzing.join("linux.kbuild"))?);
+    }
     let mut key = Key::new("module 1").text(&kernel.release);
     for (name, content) in &files {
         key = key.text(name).bytes(content);

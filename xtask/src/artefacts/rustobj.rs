@@ -33,6 +33,22 @@ const FLAGS: &[&str] = &[
     "-Zcross-crate-inline-threshold=always",
 ];
 
+/// What code is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be used.
+    Use,
+    /// To be fuzzed: it says which of its basic blocks are executed.
+    Fuzzing,
+}
+
+/// What has every basic block call `__sanitizer_cov_trace_pc`.
+const COVERAGE_FLAGS: &[&str] = &[
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=3",
+    "-Cllvm-args=-sanitizer-coverage-trace-pc",
+];
+
 /// How the code will be addressed where it is linked.
 #[derive(Clone, Copy)]
 enum Placement {
@@ -43,19 +59,25 @@ enum Placement {
 }
 
 /// The hypervisor's object file.
-pub fn hypervisor() -> Result<PathBuf> {
-    object("hv-driver-ffi", Placement::PositionIndependent)
+pub fn hypervisor(purpose: Purpose) -> Result<PathBuf> {
+    object("hv-driver-ffi", Placement::PositionIndependent, purpose)
 }
 
 /// The kernel module's object file.
-pub fn module() -> Result<PathBuf> {
-    object("guest-kmod-ffi", Placement::Kernel)
+pub fn module(purpose: Purpose) -> Result<PathBuf> {
+    object("guest-kmod-ffi", Placement::Kernel, purpose)
 }
 
-fn object(package: &str, placement: Placement) -> Result<PathBuf> {
+fn object(package: &str, placement: Placement, purpose: Purpose) -> Result<PathBuf> {
     let _lock = crate::tools::cache::lock(package)?;
-    let target_dir = sh::project().join("target/bare").join(package);
-    let library = build(package, placement, &target_dir)?;
+    let mut flags = FLAGS.to_vec();
+    let mut dir = package.to_owned();
+    if purpose == Purpose::Fuzzing {
+        flags.extend(COVERAGE_FLAGS);
+        dir.push_str("-fuzzing");
+    }
+    let target_dir = sh::project().join("target/bare").join(dir);
+    let library = build(package, placement, &flags, &target_dir)?;
     let work = target_dir.join("object");
     if work.exists() {
         fs::remove_dir_all(&work)?;
@@ -68,7 +90,12 @@ fn object(package: &str, placement: Placement) -> Result<PathBuf> {
     Ok(object)
 }
 
-fn build(package: &str, placement: Placement, target_dir: &Path) -> Result<PathBuf> {
+fn build(
+    package: &str,
+    placement: Placement,
+    flags: &[&str],
+    target_dir: &Path,
+) -> Result<PathBuf> {
     let model = match placement {
         Placement::PositionIndependent => "pic",
         Placement::Kernel => "static",
@@ -78,7 +105,7 @@ fn build(package: &str, placement: Placement, target_dir: &Path) -> Result<PathB
         .args(["build", "--quiet", "--release", "--package", package])
         .args(["--target", BARE_TARGET, "--target-dir"])
         .arg(target_dir)
-        .env("RUSTFLAGS", format!("-Crelocation-model={model} {}", FLAGS.join(" ")))
+        .env("RUSTFLAGS", format!("-Crelocation-model={model} {}", flags.join(" ")))
         // Some of the flags are not stable yet.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_PROFILE_RELEASE_LTO", "off")

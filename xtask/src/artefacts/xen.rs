@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::artefacts::rustobj;
+use crate::artefacts::rustobj::{self, Purpose};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::hooks;
@@ -36,6 +36,15 @@ pub enum Flavour {
     Stock,
     /// With the driver.
     Perfctr,
+    /// With the driver as it is fuzzed, which says what of it is executed; and so does the module.
+    Fuzzing,
+}
+
+impl Flavour {
+    /// What the project's code in it is built for.
+    pub fn purpose(self) -> Purpose {
+        if self == Self::Fuzzing { Purpose::Fuzzing } else { Purpose::Use }
+    }
 }
 
 /// The bootable hypervisor.
@@ -43,7 +52,8 @@ pub fn xen(flavour: Flavour) -> Result<PathBuf> {
     let source = apt::source("xen", UPSTREAM)?;
     let (name, files) = match flavour {
         Flavour::Stock => ("xen-stock", Files::new()),
-        Flavour::Perfctr => ("xen-perfctr", driver(&source)?),
+        Flavour::Perfctr => ("xen-perfctr", driver(&source, Purpose::Use)?),
+        Flavour::Fuzzing => ("xen-fuzzing", driver(&source, Purpose::Fuzzing)?),
     };
     let mut key = Key::new("xen 1").text(&source.to_string_lossy());
     for (path, content) in &files {
@@ -82,10 +92,16 @@ fn hooks_file() -> PathBuf {
 }
 
 /// Every file of Xen's tree that the driver adds or changes.
-fn driver(source: &Path) -> Result<Files> {
+fn driver(source: &Path, purpose: Purpose) -> Result<Files> {
     let mut files = glue()?;
-    files.insert(format!("{DRIVER_DIR}/perfctr_core.o"), fs::read(rustobj::hypervisor()?)?);
+    files.insert(format!("{DRIVER_DIR}/perfctr_core.o"), fs::read(rustobj::hypervisor(purpose)?)?);
     files.extend(hooks::apply(source, &hooks_file())?);
+    if purpose == Purpose::Fuzzing {
+        let fuzzing = sh::project().join("tests/fuzz/coverage");
+        files.insert(format!("{DRIVER_DIR}/coverage.c"), fs::read(fuzzing.join("xen.c"))?);
+        let makefile = files.entry(format!("{DRIVER_DIR}/Makefile")).or_default();
+        makefile.extend(fs::read(fuzzing.join("xen.mk"))?);
+    }
     Ok(files)
 }
 

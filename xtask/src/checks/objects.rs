@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
+use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{guest, kernel, rustobj};
 use crate::tools::sh::{self, cmd};
 
@@ -22,9 +23,10 @@ const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove", "__x8
 /// Checks both objects; the error lists every broken promise.
 pub fn check() -> Result<()> {
     let mut faults = Vec::new();
-    for (name, object) in
-        [("hypervisor", rustobj::hypervisor()?), ("kernel module", rustobj::module()?)]
-    {
+    for (name, object) in [
+        ("hypervisor", rustobj::hypervisor(Purpose::Use)?),
+        ("kernel module", rustobj::module(Purpose::Use)?),
+    ] {
         let found = faults_of(&object)?;
         faults.extend(found.into_iter().map(|fault| format!("{name}: {fault}")));
     }

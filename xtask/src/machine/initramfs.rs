@@ -33,7 +33,7 @@ pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
         .map(|module| format!("/lib/modules/{}/kernel/{module}", kernel.release))
         .collect();
     if spec.module {
-        let module = guest::module(kernel)?;
+        let module = guest::module(kernel, spec.purpose())?;
         archive.file("usr/lib/perfctr/perfctr.ko", 0o644, &fs::read(module)?)?;
         modules.push(format!("/lib/perfctr/perfctr.ko {}", spec.module_args));
     }

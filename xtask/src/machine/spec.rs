@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 
 use super::profile::{Hypervisor, Topology};
 use crate::artefacts::guest;
+use crate::artefacts::rustobj::Purpose;
 
 /// One run.
 #[derive(Clone, Debug)]
@@ -53,6 +54,11 @@ impl Spec {
             environment: Vec::new(),
             command: command.into_iter().map(Into::into).collect(),
         })
+    }
+
+    /// What the project's code in the machine is built for.
+    pub fn purpose(&self) -> Purpose {
+        self.topology.xen.as_ref().map_or(Purpose::Use, |xen| xen.flavour.purpose())
     }
 
     /// The hypervisor; an error on a topology that has none.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::artefacts::kernel::{self, Kernel};
+use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{guest, rootfs};
 use crate::machine::Spec;
 use crate::suites::report::Report;
@@ -42,7 +43,11 @@ fn initramfs(kernel: &Kernel) -> Result<PathBuf> {
     let mut archive = Archive::new(BufWriter::new(fs::File::create(&path)?));
     let program = guest::programs("vm-tests")?.join("tenants");
     archive.file("init", 0o755, &fs::read(program)?)?;
-    archive.file("lib/perfctr/perfctr.ko", 0o644, &fs::read(guest::module(kernel)?)?)?;
+    archive.file(
+        "lib/perfctr/perfctr.ko",
+        0o644,
+        &fs::read(guest::module(kernel, Purpose::Use)?)?,
+    )?;
     archive.finish()?;
     Ok(path)
 }

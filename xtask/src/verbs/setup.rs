@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 
+use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{guest, kernel, qemu, rootfs, xen};
 use crate::tools::cache;
 
@@ -14,7 +15,7 @@ pub fn run() -> Result<()> {
     guest::init()?;
     xen::xen(xen::Flavour::Stock)?;
     xen::xen(xen::Flavour::Perfctr)?;
-    guest::module(&kernel)?;
+    guest::module(&kernel, Purpose::Use)?;
     println!("ready; artefacts are in {}", cache::root()?.display());
     Ok(())
 }
