@@ -49,6 +49,9 @@ enum Role {
     Rdpmc,
 }
 
+/// A named test.
+type Test = (&'static str, fn() -> Result<()>);
+
 /// A kind of checks.
 type Check = (&'static str, fn(&mut Tally) -> Result<()>);
 

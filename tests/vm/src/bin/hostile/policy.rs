@@ -24,6 +24,7 @@ use vm_tests::stats::until_threads;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
 
+use crate::Test;
 use crate::device::{self, KERNEL, USER, counting};
 use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, SOMEBODY, STRANGER, admit, as_user, become_user};
@@ -47,12 +48,12 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o664)?;
     check("who may only read cannot control", as_user(STRANGER, read_only));
     admit(0o660)?;
-    let refusals: [(&str, fn() -> Result<()>); 3] = [
+    let refusals: &[Test] = &[
         ("counts of the kernel need CAP_PERFMON", kernel_counts),
         ("counts of the kernel need CAP_PERFMON beside others", kernel_beside_user),
         ("whole CPUs need CAP_PERFMON", whole_cpus),
     ];
-    for (name, act) in refusals {
+    for &(name, act) in refusals {
         check(name, as_user(NOBODY, act));
     }
     for look in &LOOKS {

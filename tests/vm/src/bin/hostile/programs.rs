@@ -19,6 +19,7 @@ use vm_tests::region::Region;
 use vm_tests::stats::until_threads;
 use vm_tests::tally::Tally;
 
+use crate::Test;
 use crate::device::{self, USER, counting, sampling};
 use vm_tests::users::{Child, NOBODY, admit, as_user};
 
@@ -53,14 +54,14 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         fs::copy("/proc/self/exe", image.path)?;
         fs::set_permissions(image.path, Permissions::from_mode(image.mode))?;
     }
-    let checks: [(&str, fn() -> Result<()>); 4] = [
+    let checks: &[Test] = &[
         ("a kept descriptor tells nothing of a set-uid program", || kept(SET_UID)),
         ("a kept descriptor tells nothing of an unreadable program", || kept(UNREADABLE)),
         ("a set-uid program gets no signal of who executed it", no_signal),
         ("what a tracer asked for at execve is not done in a set-uid program", asked_at_execve),
     ];
     for (name, check) in checks {
-        let outcome = as_user(NOBODY, check).and_then(|()| until_threads(0));
+        let outcome = as_user(NOBODY, *check).and_then(|()| until_threads(0));
         tally.check(name, outcome.map_err(|error| format!("{error:#}")));
     }
     Ok(())

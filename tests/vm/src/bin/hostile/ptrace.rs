@@ -92,10 +92,11 @@ fn cases(stop: Stop) -> impl Iterator<Item = Case> {
     let wishes = WISHES.iter().flat_map(move |&(owned, wishes)| {
         Act::value_variants().iter().map(move |&act| Case { stop, act, owned, wishes })
     });
-    // A thread or a process that is new has nothing of its own yet, and no more has an ended one.
-    wishes.filter(|case| {
-        !(case.owned && matches!(case.stop, Stop::NewChild | Stop::NewThread))
-            && !(case.stop == Stop::End && case.act != Act::Nothing)
+    wishes.filter(|case| match case.stop {
+        // Who is new has no counters yet.
+        Stop::NewChild | Stop::NewThread => !case.owned,
+        Stop::End => case.act == Act::Nothing,
+        _ => true,
     })
 }
 

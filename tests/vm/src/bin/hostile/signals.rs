@@ -16,6 +16,7 @@ use vm_tests::region::Region;
 use vm_tests::stats::until_threads;
 use vm_tests::tally::Tally;
 
+use crate::Test;
 use crate::device::{self, sampling};
 use vm_tests::users::{NOBODY, admit, as_user};
 
@@ -25,12 +26,12 @@ const WORK: Region = Region { first: 500_000, second: 1 };
 /// All checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
-    let checks: [(&str, fn() -> Result<()>); 2] = [
+    let checks: &[Test] = &[
         ("counting goes on when no signal may be queued", no_signal_may_be_queued),
         ("counting goes on when the same signal is pending", the_same_is_pending),
     ];
     for (name, check) in checks {
-        let outcome = as_user(NOBODY, check).and_then(|()| until_threads(0));
+        let outcome = as_user(NOBODY, *check).and_then(|()| until_threads(0));
         tally.check(name, outcome.map_err(|error| format!("{error:#}")));
     }
     Ok(())

@@ -14,6 +14,7 @@ use vm_tests::stats::until_threads;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::witness::Witness;
 
+use crate::Test;
 use crate::device::{self, USER, counting};
 use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, wait_until};
@@ -28,7 +29,7 @@ pub fn start(device: &File, counters: &[CounterConfig]) -> Result<(), Refusal> {
 /// All checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
-    let checks: [(&str, fn() -> Result<()>); 4] = [
+    let checks: &[Test] = &[
         ("whole CPUs stop with who has started them", stops_with_owner),
         ("whole CPUs stop when their descriptor is closed", stops_with_descriptor),
         ("a sleeping thread does not keep whole CPUs from counting", sleeper),
@@ -96,12 +97,11 @@ fn sleeper() -> Result<()> {
 
 fn reserved() -> Result<()> {
     let device = open_device()?;
-    let good = CpuState { control: counting(&[USER]), ..CpuState::default() };
-    for mut bad in [CpuState { reserved: 1, ..good }] {
-        let set = ioctl(&device, IOC_CPU_CONTROL, Argument::of(&mut bad));
-        equal(set, Err(Refusal::EINVAL)).map_err(anyhow::Error::msg)?;
-        let read = ioctl(&device, IOC_CPU_READ, Argument::of(&mut bad));
-        equal(read, Err(Refusal::EINVAL)).map_err(anyhow::Error::msg)?;
+    let control = counting(&[USER]);
+    let mut bad = CpuState { reserved: 1, control, ..CpuState::default() };
+    for request in [IOC_CPU_CONTROL, IOC_CPU_READ] {
+        let answer = ioctl(&device, request, Argument::of(&mut bad));
+        equal(answer, Err(Refusal::EINVAL)).map_err(anyhow::Error::msg)?;
     }
     Ok(())
 }

@@ -67,7 +67,7 @@ fn main() -> Result<ExitCode> {
         Target::Nothing => return Ok(ExitCode::SUCCESS),
     };
     if let Ok(tried) = &outcome {
-        println!("{:?}: {tried:?}", options.target);
+        tried.print();
     }
     let mut tally = Tally::default();
     let name = format!("a hostile {:?} does no harm", options.target).to_lowercase();
@@ -79,13 +79,21 @@ fn main() -> Result<ExitCode> {
 const REPAIR_EVERY: u64 = 16;
 
 /// What was tried, and what that reached.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Tried {
     given: usize,
     mutations: u64,
     kept: u64,
     reached_by_corpus: u32,
     reached: u32,
+}
+
+impl Tried {
+    fn print(&self) {
+        let Self { given, mutations, kept, reached_by_corpus, reached } = self;
+        println!("{given} inputs of the corpus reach {reached_by_corpus} places");
+        println!("{mutations} mutations reach {reached}; {kept} have reached something new");
+    }
 }
 
 fn user(options: &Options) -> Result<Tried> {
