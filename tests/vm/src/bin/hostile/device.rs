@@ -45,7 +45,7 @@ pub fn open_read_only() -> io::Result<File> {
 }
 
 fn named(tid: u32) -> Create {
-    Create { abi_major: ABI_MAJOR.into(), abi_minor: ABI_MINOR.into(), tid, reserved: 0 }
+    Create { abi_major: ABI_MAJOR.into(), abi_minor: ABI_MINOR.into(), tid, ..Create::default() }
 }
 
 /// `IOC_CREATE`; 0 is the calling thread.

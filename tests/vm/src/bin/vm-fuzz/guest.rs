@@ -109,7 +109,8 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
         OP_REGISTER => put(HvRegister { gfn: input.pick(&FRAMES), reserved: 0 }.as_bytes()),
         OP_DOMAIN => {
             let domid = input.pick(&[0, 0, 1, 2, 0x7ff0, 0x1_0000, u32::MAX]);
-            put(HvDomain { domid, enabled: input.below(3) as u32 }.as_bytes())
+            let enabled = input.below(3) as u32;
+            put(HvDomain { domid, enabled, ..HvDomain::default() }.as_bytes())
         }
         OP_STATS => put(HvStats::default().as_bytes()),
         OP_LOAD => {
