@@ -38,7 +38,7 @@ pub fn check() -> Result<()> {
 
 /// Checks what the kernel's own tool has made of the module's objects, the Rust one among them.
 pub fn check_module() -> Result<()> {
-    let module = guest::module(&kernel::kernel()?)?;
+    let module = guest::module(&kernel::kernel()?, Purpose::Use)?;
     let sections = sh::output(cmd("readelf", ["-SW"]).arg(&module))?;
     let code = sh::output(cmd("objdump", ["-dr", "--no-show-raw-insn"]).arg(&module))?;
     let faults = module_faults(&sections, &code);
