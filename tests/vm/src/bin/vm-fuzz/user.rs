@@ -13,7 +13,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::ptrace::{self, Options};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, alarm, fork, getpid, gettid, setpgid};
 use shared_abi::ioctl::{
     Control, CpuState, Create, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START,
@@ -69,9 +69,12 @@ pub fn run(input: &[u8]) -> Result<()> {
         Hostile::default().act(&mut Reader::new(input));
         Ok(())
     })?;
-    // However it ends is right.
-    waitpid(child.pid, None)?;
+    // However it ends is right, and an overflow's signal may have stopped it.
+    let status = waitpid(child.pid, Some(WaitPidFlag::WUNTRACED))?;
     kill(Pid::from_raw(-child.pid.as_raw()), Signal::SIGKILL).ok();
+    if let WaitStatus::Stopped(..) = status {
+        waitpid(child.pid, None)?;
+    }
     Ok(())
 }
 
