@@ -70,7 +70,7 @@ fn counts_on(device: &File) -> Result<()> {
     WORK.execute(&mut 0);
     let counted = device::read(device)?.counter[0] - before;
     let executed = WORK.instructions();
-    // What a handler executes before it lets the counters go on is not counted, and the rest of it is.
+    // What a handler executes before it lets the counters go on is not counted.
     let whole = executed <= counted && counted < executed + executed / 10;
     ensure!(whole, "{counted} instructions counted, {executed} executed");
     Ok(())
