@@ -10,8 +10,9 @@ use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Pmu, Rate, Registration, Settings, Vcpu};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::hypercall::{
-    FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvQuery, HvRegister,
-    HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvQuery,
+    HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
+    OP_UNREGISTER,
 };
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
 use shared_abi::sync::Ordering::Relaxed;
@@ -624,6 +625,9 @@ mod requests {
         let mut forbidden = Domain { allowed: false, ..Domain::new() };
         assert_eq!(forbidden.call(OP_QUERY, query.as_mut_bytes()), Ok(true));
         assert_eq!(query.features, 0);
+        let measured = &mut Domain::new();
+        assert_eq!(serve(&driver_that(true), measured, OP_QUERY, query.as_mut_bytes()), Ok(true));
+        assert_eq!(query.features, FEATURE_ENABLED | FEATURE_COST);
         query.abi_major += 1;
         assert_eq!(refused(OP_QUERY, query.as_bytes()), Errno::PROTO);
         assert_eq!(refused(OP_QUERY, &query.as_bytes()[1..]), Errno::INVAL);

@@ -542,3 +542,13 @@ fn sampling_needs_a_signal_and_a_fair_period() {
     assert_eq!(thread.control(&sampling(999)), Err(Errno::INVAL));
     assert_eq!(thread.control(&sampling(1_000)), Ok(()));
 }
+
+#[test]
+fn a_vcpu_that_may_not_count_any_more_says_so() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    machine.revoke(0);
+    assert_eq!(thread.read(), Err(Errno::PERM));
+    assert_eq!(thread.read_direct::<1>(), Err(ReadError::NotDirect));
+}
