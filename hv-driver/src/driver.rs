@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What all CPUs of the host share.
 
+use shared_abi::caps::CAPS_ALL_EVENTS;
 use shared_abi::{PhysSlot, PmuCaps};
 
 use crate::pmu::{self, Cpuid, Refusal, Registers};
@@ -41,6 +42,8 @@ pub struct Settings {
     /// A guest with a page can then read how many instructions the hypervisor executes, so it is
     /// for tests.
     pub measure_cost: bool,
+    /// Guests may count every event that is not known to harm others.
+    pub all_events: bool,
 }
 
 impl Driver {
@@ -51,6 +54,9 @@ impl Driver {
     /// The PMU is not usable, or measuring the cost would leave the guests no general counter.
     pub fn new(cpuid: &Cpuid, settings: &Settings) -> Result<Self, Refusal> {
         let (mut caps, registers) = cpuid.pmu()?;
+        if settings.all_events {
+            caps.features |= CAPS_ALL_EVENTS;
+        }
         let mut cost = None;
         if settings.measure_cost {
             if caps.general < 2 {

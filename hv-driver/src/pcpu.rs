@@ -61,9 +61,20 @@ impl<P: Pmu> Cpu<'_, P> {
     }
 
     /// Acknowledges every overflow, so that the next one interrupts again.
+    ///
+    /// Some family 6 CPUs interrupt without end if they are acknowledged while the counter holds
+    /// exactly 0.  So it gets 1; nobody has begun to count from what it holds.
     pub fn acknowledge(&self) {
         if let Some(global) = &self.driver.registers.global {
             let status = self.pmu.rdmsr(global.status);
+            let interrupting = |slot: &PhysSlot| {
+                self.pcpu.selectors.as_ref().is_some_and(|held| held.interrupts(*slot))
+            };
+            for slot in slots_of(pmu::slots_of_global(status)).filter(interrupting) {
+                if planted!(AcknowledgedAtZero, self.pmu.rdpmc(slot.rdpmc()), 1) == 0 {
+                    self.pmu.wrmsr(self.driver.registers.counter(slot), 1);
+                }
+            }
             self.pmu.wrmsr(global.acknowledge, status);
         }
     }
@@ -116,6 +127,9 @@ impl<P: Pmu> Cpu<'_, P> {
         if let Some(fixed) = &registers.fixed {
             self.pmu.wrmsr(fixed.ctrl, 0);
         }
+        if let Some(pebs_enable) = registers.pebs_enable {
+            self.pmu.wrmsr(pebs_enable, 0);
+        }
         if let Some(evntsel) = cost.and_then(|slot| registers.evntsel(slot)) {
             self.pmu.wrmsr(evntsel, EVNTSEL_OWN_INSTRUCTIONS);
         }
@@ -128,8 +142,9 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.owner = 0;
     }
 
-    /// Programs the selectors, writing those registers that hold something else.
-    pub(crate) fn program(&mut self, wanted: &Selectors) {
+    /// Programs the selectors, writing those registers that hold something else, and then lets
+    /// `preset` write the counters that interrupt.
+    pub(crate) fn program(&mut self, wanted: &Selectors, preset: impl FnOnce(&Self)) {
         let Some(held) = &mut self.pcpu.selectors else { return };
         let registers = &self.driver.registers;
         let mut changed = false;
@@ -153,6 +168,7 @@ impl<P: Pmu> Cpu<'_, P> {
             held.fixed_ctrl = wanted.fixed_ctrl;
             changed = true;
         }
+        preset(self);
         if changed {
             self.pcpu.dirty |= self.counting();
             self.forget_overflows(wanted.interrupting());

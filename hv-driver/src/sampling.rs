@@ -99,7 +99,8 @@ impl Sampling {
     pub(crate) fn hold(&mut self, pmu: &impl Pmu) {
         for slot in slots_of(self.slots) {
             if let Some(held) = self.held.get_mut(slot.index()) {
-                *held = planted!(HeldAtLoadOnly, pmu.rdpmc(slot.rdpmc()), *held);
+                // Never 0, see `Cpu::acknowledge`; once it has overflowed it may hold anything.
+                *held = planted!(HeldAtLoadOnly, pmu.rdpmc(slot.rdpmc()).max(1), *held);
             }
         }
     }

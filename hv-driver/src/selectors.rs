@@ -74,6 +74,11 @@ impl Selectors {
         self.slots_with(FIXED_PMI, EVNTSEL_INT)
     }
 
+    /// Whether a slot interrupts when it overflows.
+    pub fn interrupts(&self, slot: PhysSlot) -> bool {
+        self.has(slot, FIXED_PMI, EVNTSEL_INT)
+    }
+
     /// Slots that count in some ring.
     pub fn counting(&self) -> u32 {
         self.slots_with(FIXED_OS | FIXED_USR, EVNTSEL_EN)
@@ -82,11 +87,15 @@ impl Selectors {
     /// Slots whose select has one of these bits.
     fn slots_with(&self, fixed: u64, general: u64) -> u32 {
         slots_of(ALL_SLOTS)
-            .filter(|slot| match slot.fixed_number() {
-                Some(n) => self.fixed_ctrl >> (FIXED_BITS * n) & fixed != 0,
-                None => self.evntsel.get(slot.index()).is_some_and(|e| e & general != 0),
-            })
-            .fold(0, |mask, slot: PhysSlot| mask | slot.bit())
+            .filter(|&slot| self.has(slot, fixed, general))
+            .fold(0, |mask, slot| mask | slot.bit())
+    }
+
+    fn has(&self, slot: PhysSlot, fixed: u64, general: u64) -> bool {
+        match slot.fixed_number() {
+            Some(n) => self.fixed_ctrl >> (FIXED_BITS * n) & fixed != 0,
+            None => self.evntsel.get(slot.index()).is_some_and(|e| e & general != 0),
+        }
     }
 }
 

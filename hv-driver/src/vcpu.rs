@@ -134,6 +134,15 @@ impl Vcpu {
         self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
     }
 
+    /// The host forbids its domain to count.  Nothing counts from now on, and readers find direct
+    /// reading invalid until the guest loads again.
+    pub fn revoke<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
+        if self.state.direct {
+            self.state.direct = false;
+            self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
+        }
+    }
+
     fn replace<P: Pmu>(
         &mut self,
         cpu: &mut Cpu<'_, P>,
@@ -147,8 +156,7 @@ impl Vcpu {
             self.configure(config);
             planted!(SumsResetAtLoad, (), self.shares.iter_mut().for_each(|own| own.sum = 0));
             self.arm(cpu);
-            cpu.program(&self.selectors);
-            self.sampling.restore(cpu);
+            cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             self.run(cpu.pmu, page, mode);
             cpu.enable_except(self.stopped());
             self.state.generation += 1;
@@ -199,8 +207,7 @@ impl Vcpu {
             }
             let moved = cpu.number != self.last_cpu;
             if self.config.slots() != 0 && planted!(SelectorsWrittenOnceOnly, true, moved) {
-                cpu.program(&self.selectors);
-                self.sampling.restore(cpu);
+                cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             }
             self.state.switches += 1;
             self.state.migrations += u64::from(moved);
@@ -252,9 +259,9 @@ impl Vcpu {
     pub fn interrupt<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
         cpu.enter(HOOK_INTERRUPT, |cpu| {
             let _writing = self.publisher.begin(page);
-            cpu.acknowledge();
             let sampling = self.running & self.sampling.slots();
             self.fold(cpu.pmu, page, sampling);
+            cpu.acknowledge();
             self.start(cpu.pmu, page, sampling);
             publish::state(page, &self.state);
         });

@@ -90,15 +90,20 @@ fn driver() -> Driver {
 
 /// On a Nehalem, measuring its own cost or not.
 fn driver_that(measure_cost: bool) -> Driver {
+    Driver::new(&nehalem(), &Settings { measure_cost, ..SETTINGS }).unwrap()
+}
+
+fn nehalem() -> Cpuid {
     let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
-    let cpuid = Cpuid {
+    Cpuid {
         vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
         signature: 0x106a3,
         perfmon: [0x0730_0403, 0, 0, 0x603],
         ..Cpuid::default()
-    };
-    Driver::new(&cpuid, &Settings { rate: RATE, measure_cost }).unwrap()
+    }
 }
+
+const SETTINGS: Settings = Settings { rate: RATE, measure_cost: false, all_events: false };
 
 const RATE: Rate = Rate { window_tsc: 1_000_000, overflows_max: 3 };
 
@@ -320,6 +325,33 @@ fn a_forbidden_domain_reads_errors_until_it_loads_again() {
 }
 
 #[test]
+fn revoking_takes_effect_on_a_vcpu_that_never_switches() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, BOTH)]);
+    m.pmu.retire(9);
+    m.pmu.take_writes();
+    m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page));
+    assert_eq!(m.pmu.take_writes(), [(IA32_PERFEVTSEL0, 0)]);
+    let slots = [PhysSlot::general(0).unwrap()];
+    assert_eq!(sample_vcpu(&m.page, &m.pmu, &slots), Err(ReadError::NotDirect));
+    assert_eq!((m.page.loaded.load(Relaxed), m.page.slots[0].sum.load(Relaxed)), (0, 9));
+    m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page));
+    assert_eq!(m.page.generation.load(Relaxed), 2, "once");
+    m.load(&[counter(0, BOTH)]);
+    m.pmu.retire(4);
+    assert_eq!(m.sample().1[0], 13);
+}
+
+#[test]
+fn whoever_takes_the_pmu_over_clears_pebs() {
+    let cpuid = Cpuid { features: 1 << 21, ..nehalem() };
+    let driver = Driver::new(&cpuid, &SETTINGS).unwrap();
+    let m = Machine::with(driver, Guest::pv());
+    assert!(m.pmu.take_writes().contains(&(0x3f1, 0)));
+    assert!(!Machine::new().pmu.take_writes().iter().any(|write| write.0 == 0x3f1));
+}
+
+#[test]
 fn stop_keeps_sums_and_unregister_ends_the_page() {
     let mut m = Machine::new();
     m.load(&[counter(0, BOTH)]);
@@ -462,6 +494,26 @@ mod overflows {
         assert_eq!(m.sample().1[0], 5_000);
     }
 
+    /// Some family 6 CPUs interrupt without end if an overflow is acknowledged while the counter
+    /// holds exactly 0.
+    #[test]
+    fn no_overflow_is_acknowledged_with_the_counter_at_0() {
+        let mut m = loaded(&[sampling(0, USER, 1_000), counter(1, USER)]);
+        m.pmu.retire(1_000);
+        m.pmu.take_writes();
+        assert!(m.interrupt());
+        let writes: Vec<u32> = m.pmu.take_writes().iter().map(|&(msr, _)| msr).collect();
+        assert_eq!(writes, [IA32_PMC0, IA32_PERF_GLOBAL_OVF_CTRL]);
+        assert_ne!(m.pmu.rdpmc(0), 0);
+        m.pmu.retire(7);
+        assert_eq!(m.sample().1, [1_007, 1_007, 0], "and nothing is counted for it");
+        // Nor is it brought back to 0 when the vCPU is switched in.
+        m.pmu.counters.borrow_mut().insert(0, 0);
+        m.switch_from();
+        m.switch_to(0, User, true);
+        assert_ne!(m.pmu.rdpmc(0), 0);
+    }
+
     #[test]
     fn stop_lets_the_counter_count_for_others_again() {
         let mut m = loaded(&[sampling(0, USER, 1_000)]);
@@ -502,7 +554,7 @@ mod guests {
             extended: 1 << 2,
             ..Cpuid::default()
         };
-        let driver = || Driver::new(&cpuid, &Settings { rate: RATE, measure_cost: false }).unwrap();
+        let driver = || Driver::new(&cpuid, &SETTINGS).unwrap();
         let mut m = Machine::with(driver(), Guest { rings: Rings::Hardware, ..Guest::pv() });
         m.load(&[counter(0, BOTH)]);
         assert!(m.pmu.take_writes().contains(&(0xc001_0000, BOTH | 1 << 40)));

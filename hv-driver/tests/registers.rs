@@ -68,7 +68,8 @@ impl Machine {
             ..Cpuid::default()
         };
         let rate = Rate { window_tsc: 1_000, overflows_max: 100 };
-        let driver = Driver::new(&cpuid, &Settings { rate, measure_cost }).unwrap();
+        let driver =
+            Driver::new(&cpuid, &Settings { rate, measure_cost, all_events: false }).unwrap();
         let (registers, mut pcpu, page) = (Registers::default(), Pcpu::new(), VcpuPage::default());
         let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &registers, number: 0 };
         let registration = Registration { id: 3, domain: 1, guest: Guest::pv(), allowed: true };

@@ -29,6 +29,13 @@ pub const CAPS_FULL_WIDTH: u32 = 1 << 3;
 pub const CAPS_GUEST_ONLY: u32 = 1 << 4;
 /// [`PmuCaps::features`]: event numbers have 12 bits (APM volume 2, 13.2.1).
 pub const CAPS_EVENT_12BIT: u32 = 1 << 5;
+/// [`PmuCaps::features`]: the host lets guests count events that are not known to count only their
+/// own logical processor, see [`events`](crate::events).
+pub const CAPS_ALL_EVENTS: u32 = 1 << 6;
+/// [`PmuCaps::features`]: some events may change the counters of a sibling.
+pub const CAPS_SIBLING_ERRATUM: u32 = 1 << 7;
+/// [`PmuCaps::features`]: unit masks can ask for other cores and for the bus.
+pub const CAPS_SHARED_MASKS: u32 = 1 << 8;
 
 /// Number, width and features of the counters that guests may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::caps::{CAPS_EVENT_12BIT, CAPS_SAMPLING, PmuCaps};
 use crate::error::Errno;
+use crate::events;
 use crate::layout::layout;
 use crate::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};
 use crate::planted;
@@ -97,12 +98,14 @@ pub enum ConfigError {
     BadPeriod,
     /// A reserved field or an undefined event-select bit is not 0.
     Reserved,
-    /// An event-select bit, or an event that counts outside the core, is not the guest's.
+    /// An event-select bit is not the guest's.
     Privileged,
     /// The enable bit is clear.
     Disabled,
     /// Neither ring is asked for.
     NoRing,
+    /// An event that the host does not let guests count.
+    Event,
     /// A fixed counter with an event, edge, inversion or counter mask.
     FixedEvent,
 }
@@ -111,7 +114,7 @@ impl ConfigError {
     /// The error number at the boundary.
     pub const fn errno(self) -> Errno {
         match self {
-            Self::Privileged => Errno::PERM,
+            Self::Privileged | Self::Event => Errno::PERM,
             Self::BadMode => Errno::OPNOTSUPP,
             Self::TooMany
             | Self::BadSlot
@@ -144,7 +147,7 @@ impl Config {
         }
         let mut config = Self::default();
         for counter in counters {
-            let slot = PhysSlot::new(counter.slot).ok_or(ConfigError::BadSlot)?;
+            let slot = PhysSlot::from_guest(counter.slot).ok_or(ConfigError::BadSlot)?;
             if !caps.has(slot) {
                 return Err(ConfigError::BadSlot);
             }
@@ -248,8 +251,8 @@ impl Config {
 
 fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), ConfigError> {
     let evntsel = counter.evntsel;
-    let amd = caps.can(CAPS_EVENT_12BIT);
-    let defined = GUEST | if amd { EVNTSEL_AMD_EVENT_HIGH } else { 0 };
+    let event_12bit = caps.can(CAPS_EVENT_12BIT);
+    let defined = GUEST | if event_12bit { EVNTSEL_AMD_EVENT_HIGH } else { 0 };
     let periods = match counter.mode {
         MODE_COUNTING => 0..=0,
         MODE_SAMPLING if caps.can(CAPS_SAMPLING) => 1..=PERIOD_EVENTS_MAX,
@@ -273,30 +276,17 @@ fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), 
         } else {
             Ok(())
         }
-    } else if outside_core(amd, evntsel) {
-        Err(ConfigError::Privileged)
+    } else if !events::is_allowed(caps, evntsel) {
+        Err(ConfigError::Event)
     } else {
         Ok(())
-    }
-}
-
-/// Events that count what other cores, and so other tenants, do.
-fn outside_core(amd: bool, evntsel: u64) -> bool {
-    let event = (evntsel & 0xff) | ((evntsel & EVNTSEL_AMD_EVENT_HIGH) >> 24);
-    if amd {
-        // Northbridge events have bits 7:5 of the event number set (APM volume 2, 13.2.1).
-        event & 0xe0 == 0xe0
-    } else {
-        // OFFCORE_RESPONSE_0 and _1 (SDM volume 3, chapter 20): qualified by an MSR that all
-        // logical processors of a core share.
-        matches!(event, 0xb7 | 0xbb)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::caps::{CAPS_GLOBAL_INTEL, VENDOR_AMD, VENDOR_INTEL};
+    use crate::caps::{CAPS_ALL_EVENTS, CAPS_GLOBAL_INTEL, VENDOR_AMD, VENDOR_INTEL};
     use crate::count::CounterWidth;
 
     const INSTRUCTIONS_USER: u64 = 0xc0 | EVNTSEL_USR | EVNTSEL_EN;
@@ -386,10 +376,7 @@ mod tests {
         assert_eq!(refusal(&[counter(0, INSTRUCTIONS_USER & !EVNTSEL_EN)]), ConfigError::Disabled);
         assert_eq!(refusal(&[counter(0, 0xc0 | EVNTSEL_EN)]), ConfigError::NoRing);
         assert_eq!(refusal(&[counter(16, INSTRUCTIONS_USER)]), ConfigError::FixedEvent);
-        assert_eq!(
-            refusal(&[counter(0, 0x1b7 | EVNTSEL_USR | EVNTSEL_EN)]),
-            ConfigError::Privileged
-        );
+        assert_eq!(refusal(&[counter(0, 0x1b7 | EVNTSEL_USR | EVNTSEL_EN)]), ConfigError::Event);
         assert_eq!(refusal(&[CounterConfig { mode: 2, ..good }]), ConfigError::BadMode);
         assert_eq!(refusal(&[CounterConfig { period: 1, ..good }]), ConfigError::BadPeriod);
         assert_eq!(refusal(&[CounterConfig { reserved: 1, ..good }]), ConfigError::Reserved);
@@ -398,6 +385,27 @@ mod tests {
             assert_eq!(refusal(&[counter(slot, INSTRUCTIONS_USER)]), ConfigError::BadSlot);
         }
         assert_eq!(refusal(&[good; MAX_SLOTS + 1]), ConfigError::TooMany);
+    }
+
+    #[test]
+    fn events_that_may_count_others_need_the_hosts_consent() {
+        let user = EVNTSEL_USR | EVNTSEL_EN;
+        // L2 requests, loads that retire, bus transactions, and an event that has no name.
+        for event in [0x4f_24, 0x81_d0, 0x20_6f, 0xff_ff] {
+            let asked = [counter(0, event | user)];
+            assert_eq!(Config::new(&caps(), &asked).err(), Some(ConfigError::Event), "{event:#x}");
+        }
+        for event in [0x3c, 0x1_3c, 0xc0, 0x41_2e, 0x4f_2e, 0xc4, 0xc5] {
+            assert!(Config::new(&caps(), &[counter(0, event | user)]).is_ok(), "{event:#x}");
+        }
+    }
+
+    #[test]
+    fn no_consent_reaches_registers_that_siblings_share() {
+        for event in [0xb7, 0xbb, 0x1_2a, 0x1_2b] {
+            let asked = [counter(0, event | EVNTSEL_USR | EVNTSEL_EN)];
+            assert_eq!(Config::new(&caps(), &asked).err(), Some(ConfigError::Event), "{event:#x}");
+        }
     }
 
     #[test]
@@ -423,12 +431,13 @@ mod tests {
 
     #[test]
     fn amd_has_wider_event_numbers_and_a_northbridge() {
-        let caps = PmuCaps { vendor: VENDOR_AMD, features: CAPS_EVENT_12BIT, ..caps() };
+        let caps =
+            PmuCaps { vendor: VENDOR_AMD, features: CAPS_EVENT_12BIT | CAPS_ALL_EVENTS, ..caps() };
         let user = EVNTSEL_USR | EVNTSEL_EN;
         assert!(Config::new(&caps, &[counter(0, 0x1 << 32 | 0xc0 | user)]).is_ok());
         assert_eq!(
             Config::new(&caps, &[counter(0, 0x4 << 32 | 0xe0 | user)]),
-            Err(ConfigError::Privileged)
+            Err(ConfigError::Event)
         );
         assert_eq!(Config::new(&caps, &[counter(0, 1 << 36 | user)]), Err(ConfigError::Reserved));
     }

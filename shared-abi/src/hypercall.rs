@@ -127,7 +127,7 @@ impl HvLoad {
 pub struct HvDomain {
     /// The domain's number.
     pub domid: u32,
-    /// 1 to allow, 0 to forbid.  A domain that is forbidden stops counting at its next switch.
+    /// 1 to allow, 0 to forbid.  A domain that is forbidden stops counting at once.
     pub enabled: u32,
     /// 0.
     pub reserved: u64,

@@ -22,6 +22,7 @@ pub mod caps;
 pub mod config;
 pub mod count;
 pub mod error;
+pub mod events;
 pub mod hypercall;
 pub mod ioctl;
 mod layout;

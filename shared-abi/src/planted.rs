@@ -110,6 +110,8 @@ mod switch {
         HeldAtLoadOnly,
         /// An overflow that nobody acknowledged gates the next one's interrupt.
         StaleOverflowGates,
+        /// An overflow is acknowledged while its counter holds 0.
+        AcknowledgedAtZero,
         /// A thread is told again of an overflow after it has let its counters go on.
         OverflowToldTwice,
         /// Configurations that want the same counter for different events are joined.

@@ -19,6 +19,12 @@ impl PhysSlot {
         if (index as usize) < MAX_SLOTS { Some(Self(index as u8)) } else { None }
     }
 
+    /// As [`new`](Self::new), for a number from another privilege level: a processor that guesses
+    /// the check's outcome wrong goes on with slot 0, not with the caller's choice of address.
+    pub fn from_guest(index: u32) -> Option<Self> {
+        Self::new(index).map(|_| Self(masked(index, MAX_SLOTS as u32) as u8))
+    }
+
     /// General counter `n`.
     pub const fn general(n: u32) -> Option<Self> {
         if (n as usize) < MAX_GENERAL { Some(Self(n as u8)) } else { None }
@@ -62,6 +68,15 @@ impl PhysSlot {
     }
 }
 
+/// `index` if it is below `bound`, else 0, by arithmetic that nobody predicts; `bound` is at most
+/// 2^31.
+fn masked(index: u32, bound: u32) -> u32 {
+    // The compiler must not know that the check was made, or it would leave this out.
+    let index = core::hint::black_box(index);
+    let below = (u64::from(index).wrapping_sub(u64::from(bound)) as i64 >> 63) as u32;
+    index & below
+}
+
 /// The slots whose bits are set in `mask`, lowest first.
 pub fn slots_of(mask: u32) -> impl Iterator<Item = PhysSlot> {
     let mut rest = mask & ALL_SLOTS;
@@ -89,6 +104,13 @@ mod tests {
         assert_eq!(PhysSlot::from_rdpmc(16), None);
         assert_eq!(PhysSlot::from_rdpmc(RDPMC_FIXED + 8), None);
         assert_eq!(PhysSlot::from_rdpmc(0x8000_0000), None);
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_becomes_slot_0() {
+        assert_eq!([0, 23, 24, 1 << 31, u32::MAX].map(|i| masked(i, 24)), [0, 23, 0, 0, 0]);
+        assert_eq!(PhysSlot::from_guest(23), PhysSlot::new(23));
+        assert_eq!(PhysSlot::from_guest(24), None);
     }
 
     #[test]

@@ -188,6 +188,13 @@ pub extern "C" fn perfctr_core_toggle(
     vcpu.toggle(&mut cpu.cpu(), page, mode(kernel))
 }
 
+/// The host forbids the domain of the vCPU that is current here; see [`Vcpu::revoke`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_revoke(cpu: &mut CpuObject, vcpu: &mut VcpuObject) {
+    let (vcpu, page) = vcpu.parts();
+    vcpu.revoke(&mut cpu.cpu(), page);
+}
+
 /// The PMU has interrupted while `vcpu` executes, which is null if it has no page.
 ///
 /// Gives whether to send it the virtual interrupt.

@@ -16,6 +16,7 @@
 
 static bool __initdata opt_perfctr;
 static bool __initdata opt_cost;
+static bool __initdata opt_all_events;
 /* Overflows that a vCPU may have in each millisecond. */
 static unsigned int __initdata opt_rate = 50;
 
@@ -31,15 +32,20 @@ static int __init parse_one(const char *s, const char *end)
         opt_perfctr = perfctr_all = true;
     else if ( !cmdline_strcmp(s, "cost") )
         opt_perfctr = opt_cost = true;
+    else if ( !cmdline_strcmp(s, "events=all") )
+        opt_perfctr = opt_all_events = true;
     else if ( !strncmp(s, "rate=", 5) )
+    {
+        opt_perfctr = true;
         opt_rate = simple_strtoul(s + 5, &s, 0);
+    }
     else
         return -EINVAL;
 
     return 0;
 }
 
-/* perfctr[=<bool>][,all][,cost][,rate=<overflows per ms>] */
+/* perfctr[=<bool>][,all][,cost][,events=all][,rate=<overflows per ms>] */
 static int __init cf_check parse_perfctr(const char *s)
 {
     int rc = 0;
@@ -105,6 +111,7 @@ static int __init cf_check perfctr_init(void)
     struct perfctr_settings settings = {
         .rate = { .window_tsc = cpu_khz, .overflows_max = opt_rate },
         .measure_cost = opt_cost,
+        .all_events = opt_all_events,
     };
     struct perfctr_why why;
     const char *owner;

@@ -136,6 +136,10 @@ struct perfctr_settings {
    * The last general counter measures the driver itself.
    */
   bool measure_cost;
+  /*
+   * Guests may count every event that is not known to harm others.
+   */
+  bool all_events;
 };
 
 /*
@@ -241,6 +245,11 @@ bool perfctr_core_switch_to(struct perfctr_core_cpu *cpu,
  * See Vcpu::toggle; gives whether to send the guest the virtual interrupt.
  */
 bool perfctr_core_toggle(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu, bool kernel);
+
+/*
+ * The host forbids the domain of the vCPU that is current here; see Vcpu::revoke.
+ */
+void perfctr_core_revoke(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
  * The PMU has interrupted while `vcpu` executes, which is null if it has no page.

@@ -3,6 +3,9 @@
 
 #include <xen/rcupdate.h>
 #include <xen/sched.h>
+#include <xen/smp.h>
+#include <xsm/xsm.h>
+#include <public/pmu.h>
 
 #include "private.h"
 
@@ -22,14 +25,31 @@ bool perfctr_allowed(const struct domain *d)
     return policy == POLICY_ALLOW;
 }
 
+/* The security module's rights are those of xenpmu_op. */
 int perfctr_glue_permits(bool control)
 {
-    return control && !is_control_domain(current->domain) ? -EPERM : 0;
+    struct domain *currd = current->domain;
+
+    if ( control && !is_control_domain(currd) )
+        return -EPERM;
+
+    return xsm_pmu_op(XSM_OTHER, currd,
+                      control ? XENPMU_mode_set : XENPMU_init);
 }
 
 bool perfctr_glue_allowed(void)
 {
     return perfctr_allowed(current->domain);
+}
+
+/* A vCPU that executes may not be switched for a long time. */
+static void cf_check revoke_here(void *data)
+{
+    struct vcpu *curr = current;
+    struct perfctr_vcpu *p = curr->arch.perfctr;
+
+    if ( p && curr->domain == data && !perfctr_allowed(curr->domain) )
+        perfctr_core_revoke(perfctr_this_cpu(), perfctr_core_of(p));
 }
 
 int perfctr_glue_set_policy(uint16_t domid, bool allowed)
@@ -41,6 +61,9 @@ int perfctr_glue_set_policy(uint16_t domid, bool allowed)
 
     ACCESS_ONCE(d->arch.perfctr_policy) = allowed ? POLICY_ALLOW
                                                   : POLICY_FORBID;
+    /* Whoever loads meanwhile has seen the old policy before this arrives. */
+    if ( !allowed )
+        on_each_cpu(revoke_here, d, 1);
     rcu_unlock_domain(d);
     return 0;
 }

@@ -2,7 +2,10 @@
 //! Intel's architectural performance monitoring.  Registers: SDM volume 4, table 2-2.
 
 use shared_abi::PmuCaps;
-use shared_abi::caps::{CAPS_FULL_WIDTH, CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
+use shared_abi::caps::{
+    CAPS_FULL_WIDTH, CAPS_GLOBAL_INTEL, CAPS_SAMPLING, CAPS_SHARED_MASKS, CAPS_SIBLING_ERRATUM,
+    VENDOR_INTEL,
+};
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 
 use super::{Bank, Cpuid, Fixed, Global, Refusal, Registers, vendor, width};
@@ -22,6 +25,17 @@ const REGISTERS: Registers = Registers {
 /// IA32_PERF_CAPABILITIES: IA32_A_PMCx take full-width writes (SDM volume 3, 20.2.8).
 const PERF_CAPABILITIES_FW_WRITE: u64 = 1 << 13;
 
+/// IA32_PEBS_ENABLE.
+const IA32_PEBS_ENABLE: u32 = 0x3f1;
+/// IA32_MISC_ENABLE: processor event-based sampling is not there.
+const MISC_ENABLE_NO_PEBS: u64 = 1 << 12;
+/// CPUID leaf 1, EDX: debug store.
+const FEATURES_DEBUG_STORE: u32 = 1 << 21;
+/// CPUID leaf 7, EDX: there is a register TSX_FORCE_ABORT.
+const STRUCTURED_TSX_FORCE_ABORT: u32 = 1 << 13;
+/// TSX_FORCE_ABORT: transactions abort, and the counter is free.
+const RTM_FORCE_ABORT: u64 = 1 << 0;
+
 /// SDM volume 2, CPUID leaf 0AH, and volume 3, 20.2.
 pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
     let [eax, _, _, edx] = cpuid.perfmon;
@@ -29,7 +43,7 @@ pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
     if version < 2 {
         return Err(Refusal::Version(version));
     }
-    let general = ((eax >> 8) & 0xff).min(MAX_GENERAL as u32);
+    let general = ((eax >> 8) & 0xff).min(MAX_GENERAL as u32).min(free_of_tsx(cpuid));
     if general == 0 {
         return Err(Refusal::NoCounters);
     }
@@ -40,13 +54,45 @@ pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
     let caps = PmuCaps {
         vendor: VENDOR_INTEL,
         version,
-        features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING | if full_width { CAPS_FULL_WIDTH } else { 0 },
+        features: CAPS_GLOBAL_INTEL
+            | CAPS_SAMPLING
+            | if full_width { CAPS_FULL_WIDTH } else { 0 }
+            | of_model(cpuid),
         general,
         fixed,
         general_width,
         fixed_width,
     };
-    Ok((caps, Registers { fixed: REGISTERS.fixed.filter(|_| fixed > 0), ..REGISTERS }))
+    let registers = Registers {
+        fixed: REGISTERS.fixed.filter(|_| fixed > 0),
+        pebs_enable: has_pebs(cpuid).then_some(IA32_PEBS_ENABLE),
+        ..REGISTERS
+    };
+    Ok((caps, registers))
+}
+
+/// Counters below the one that belongs to the microcode while transactions are not aborted by
+/// force ("Performance Monitoring Impact of Intel Transactional Synchronization Extension Memory
+/// Ordering Issue", document 604224).
+const fn free_of_tsx(cpuid: &Cpuid) -> u32 {
+    let taken = cpuid.structured & STRUCTURED_TSX_FORCE_ABORT != 0
+        && cpuid.tsx_force_abort & RTM_FORCE_ABORT == 0;
+    if taken { 3 } else { u32::MAX }
+}
+
+/// SDM volume 3, 20.3.1.1.1, and volume 4, IA32_MISC_ENABLE.
+const fn has_pebs(cpuid: &Cpuid) -> bool {
+    cpuid.features & FEATURES_DEBUG_STORE != 0 && cpuid.misc_enable & MISC_ENABLE_NO_PEBS == 0
+}
+
+/// What is known of single models' events.
+const fn of_model(cpuid: &Cpuid) -> u32 {
+    match cpuid.family_and_model() {
+        (6, 0x0f | 0x16 | 0x17 | 0x1d) => CAPS_SHARED_MASKS,
+        // Sandy Bridge, Ivy Bridge, Haswell.
+        (6, 0x2a | 0x2d | 0x3a | 0x3e | 0x3c | 0x3f | 0x45 | 0x46) => CAPS_SIBLING_ERRATUM,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
@@ -92,6 +138,45 @@ mod tests {
         assert!(!without_fixed.0.can(CAPS_FULL_WIDTH));
         let wide = Cpuid { perf_capabilities: 1 << 13, ..NEHALEM }.pmu().unwrap();
         assert!(wide.0.can(CAPS_FULL_WIDTH | CAPS_GLOBAL_INTEL | CAPS_SAMPLING));
+    }
+
+    #[test]
+    fn models_whose_events_reach_beyond_their_core_are_known() {
+        let features = |signature| Cpuid { signature, ..NEHALEM }.pmu().unwrap().0.features;
+        for (signature, beyond) in [
+            (0x106a3, 0),
+            (0x206a7, CAPS_SIBLING_ERRATUM),
+            (0x306c3, CAPS_SIBLING_ERRATUM),
+            (0x306d4, 0),
+            (0x6f7, CAPS_SHARED_MASKS),
+            (0x1067a, CAPS_SHARED_MASKS),
+        ] {
+            let asked = CAPS_SIBLING_ERRATUM | CAPS_SHARED_MASKS;
+            assert_eq!(features(signature) & asked, beyond, "{signature:#x}");
+        }
+    }
+
+    #[test]
+    fn the_counter_that_the_tsx_workaround_takes_is_nobodys() {
+        let general = |structured, tsx_force_abort| {
+            let cpuid = Cpuid { structured, tsx_force_abort, ..NEHALEM };
+            cpuid.pmu().unwrap().0.general
+        };
+        // CPUID leaf 7, EDX bit 13: there is a register TSX_FORCE_ABORT.
+        assert_eq!((general(1 << 13, 0), general(1 << 13, 1), general(0, 0)), (3, 4, 4));
+    }
+
+    #[test]
+    fn taking_over_clears_pebs_where_it_is() {
+        let pebs = |features, misc_enable| {
+            let cpuid = Cpuid { features, misc_enable, ..NEHALEM };
+            cpuid.pmu().unwrap().1.pebs_enable
+        };
+        // CPUID leaf 1, EDX bit 21: a debug store; IA32_MISC_ENABLE bit 12: but no PEBS.
+        assert_eq!(
+            (pebs(1 << 21, 0), pebs(1 << 21, 1 << 12), pebs(0, 0)),
+            (Some(0x3f1), None, None)
+        );
     }
 
     #[test]

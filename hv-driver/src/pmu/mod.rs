@@ -133,6 +133,12 @@ pub const fn global_bits(slots: u32) -> u64 {
     general as u64 | (fixed as u64) << 32
 }
 
+/// The slots of these bits.
+pub const fn slots_of_global(bits: u64) -> u32 {
+    let (general, fixed) = (bits as u32, (bits >> 32) as u32);
+    general & !(u32::MAX << MAX_GENERAL) | fixed << MAX_GENERAL
+}
+
 impl Cpuid {
     /// The PMU, or why it cannot be used.
     ///
@@ -184,5 +190,6 @@ mod tests {
     #[test]
     fn general_counters_come_first_in_global_registers() {
         assert_eq!(global_bits(0xf | 7 << 16), 0x7_0000_000f);
+        assert_eq!(slots_of_global(0x7_0000_000f | 1 << 62), 0xf | 7 << 16);
     }
 }

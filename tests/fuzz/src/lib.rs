@@ -39,7 +39,8 @@ fn driver() -> Driver {
         ..Cpuid::default()
     };
     let rate = Rate { window_tsc: 1_000_000, overflows_max: 50 };
-    Driver::new(&cpuid, &Settings { rate, measure_cost: false }).expect("a usable PMU")
+    Driver::new(&cpuid, &Settings { rate, measure_cost: false, all_events: true })
+        .expect("a usable PMU")
 }
 
 /// A guest makes any hypercall: an operation and its argument.

@@ -61,7 +61,9 @@ impl hv_driver::Pmu for Hardware<'_> {
         cpu.taken.set(true);
         // GLOBAL_CTRL and GLOBAL_OVF_CTRL.
         let starts_or_stops = matches!(register, 0x38f | 0x390);
-        if !cpu.may_program.get() && !starts_or_stops {
+        // An overflowed counter is moved away from 0.
+        let moves_on = value == 1;
+        if !cpu.may_program.get() && !starts_or_stops && !moves_on {
             self.0.fail(format!("MSR {register:#x} is written where only reading is allowed"));
         }
         if let Err(what) = cpu.pmu.wrmsr(register, value) {

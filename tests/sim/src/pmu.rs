@@ -224,6 +224,15 @@ impl Pmu {
         let held = match register {
             Register::GlobalStatus => return Err("GLOBAL_STATUS is written".into()),
             Register::GlobalOvfCtrl => {
+                // Some family 6 CPUs interrupt again at once then, without end.
+                let loops = |&counter: &usize| {
+                    value & self.status.get() & global_bit(counter) != 0
+                        && self.interrupting.get() & 1 << counter != 0
+                        && self.counter[counter].get() == 0
+                };
+                if let Some(counter) = self.model.counters().find(loops) {
+                    return Err(format!("counter {counter} is acknowledged at 0"));
+                }
                 self.status.set(self.status.get() & !value);
                 return Ok(());
             }

@@ -148,8 +148,11 @@ impl Shape {
     /// The driver's settings.
     pub fn driver(&self) -> Driver {
         let rate = Rate { window_tsc: 1000, overflows_max: self.overflows_max };
-        Driver::new(&self.model.cpuid(), &Settings { rate, measure_cost: self.cost })
-            .expect("the machine's PMU is usable")
+        Driver::new(
+            &self.model.cpuid(),
+            &Settings { rate, measure_cost: self.cost, all_events: true },
+        )
+        .expect("the machine's PMU is usable")
     }
 }
 

@@ -50,6 +50,9 @@ fn measure(what: &str, topology: &str, program: &Path, libraries: &[&Path]) -> R
         "echo -1 >/proc/sys/kernel/perf_event_paranoid; LD_LIBRARY_PATH=/work/lib /work/cost";
     let mut spec = Spec::new(topology, ["sh", "-c", script])?;
     spec.module = topology == "pv";
+    if spec.module {
+        spec = spec.driver("events=all")?;
+    }
     spec.files.push((program.to_owned(), "/work/cost".into()));
     for library in libraries {
         let name = library.file_name().unwrap_or_default().to_string_lossy();

@@ -225,7 +225,8 @@ impl Papi {
         if is_exact {
             command.insert(0, "/work/disturb");
         }
-        let mut spec = Spec::new("pv", command)?;
+        // Of events that are not architectural, PAPI knows some.
+        let mut spec = Spec::new("pv", command)?.driver("events=all")?;
         spec.files.push((sh::project().join("papi-shim/papi/run.sh"), "/work/run.sh".into()));
         spec.files.push((self.built.clone(), "/work/papi".into()));
         for library in [self.prefix.join("lib").join(shim::SONAME), system_library("libgomp.so.1")?]

@@ -18,6 +18,9 @@ pub const VALID: CounterConfig = CounterConfig {
     reserved: 0,
 };
 
+/// Enabled, in user mode.
+const USER: u64 = EVNTSEL_USR | EVNTSEL_EN;
+
 /// A configuration that is refused, and why.
 pub struct BadConfig {
     pub name: &'static str,
@@ -57,6 +60,8 @@ pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
         one("the enable bit clear", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_EN)),
         one("no ring", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_USR)),
         one("an event outside the core", Refusal::EPERM, select(VALID.evntsel & !0xff | 0xb7)),
+        one("an event that not every host allows", Refusal::EPERM, select(0x4f24 | USER)),
+        one("an event that no host allows", Refusal::EPERM, select(0x12a | USER)),
         one("an event on a fixed counter", Refusal::EINVAL, fixed(VALID.evntsel)),
         one(
             "an edge on a fixed counter",

@@ -71,6 +71,10 @@ fn arguments(bench: &mut Bench, xen: &Xen) {
     bench.refused("allowing no domain", Refusal::ESRCH, || {
         call(xen, OP_DOMAIN, domain, size_of::<HvDomain>())
     });
+    bench.refused("forbidding a domain whose number has 17 bits", Refusal::ESRCH, || {
+        let domain = HvDomain { domid: 0x1_0000, enabled: 0, reserved: 0 };
+        call(xen, OP_DOMAIN, domain, size_of::<HvDomain>())
+    });
     bench.refused("allowing a domain twice over", Refusal::EINVAL, || {
         call(xen, OP_DOMAIN, HvDomain { domid: 0, enabled: 2, reserved: 0 }, size_of::<HvDomain>())
     });
