@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Documents: links lead somewhere, and what tables of files and folders say is what there is.
+//! Documents: links lead somewhere, paths in the text are there, and what tables of files and
+//! folders say is what there is.
 //!
 //! A table whose first heading is "file of `DIR/`" names, in its first column, every Rust and C
 //! file of that directory; "folder of `DIR/`" every folder. `lib.rs`, `main.rs`, `mod.rs` and
@@ -18,6 +19,9 @@ pub fn faults(tree: &Tree) -> Result<Vec<String>> {
         let dir = Path::new(name).parent().unwrap_or(Path::new(""));
         faults.extend(link_faults(tree, name, dir, &text)?);
         faults.extend(table_faults(tree, name, dir, &text));
+        if !is_history(name) {
+            faults.extend(path_faults(tree, name, &text));
+        }
     }
     Ok(faults)
 }
@@ -40,6 +44,29 @@ fn link_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Result<Vec<St
         }
     }
     Ok(faults)
+}
+
+/// Documents that tell what was, and may name what is gone.
+fn is_history(name: &str) -> bool {
+    name.starts_with("docs/adr/") || name == "CHANGELOG.md"
+}
+
+/// What is set as code and starts with one of the project's folders is one of its files or folders.
+fn path_faults(tree: &Tree, name: &str, text: &str) -> Vec<String> {
+    let folders: BTreeSet<&str> =
+        tree.names.iter().filter_map(|name| Some(name.split_once('/')?.0)).collect();
+    let mut faults = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for path in quoted(line) {
+            let starts_in = path.split_once('/').is_some_and(|(top, _)| folders.contains(top));
+            // Neither a command nor a pattern.
+            let is_plain = !path.contains([' ', '*', '{', '<', '$']) && !path.contains("NAME");
+            if starts_in && is_plain && !exists(tree, Path::new(&path)) {
+                faults.push(format!("{name}:{number}: there is no {path}"));
+            }
+        }
+    }
+    faults
 }
 
 /// Without `.` and `..`.
@@ -157,6 +184,14 @@ mod tests {
                 "a/README.md:1: ../d.md#start has no such heading"
             ]
         );
+    }
+
+    #[test]
+    fn a_path_in_the_text_is_there() {
+        let text = "`src/a.rs`, `src/b.rs`, `src/bin/NAME.rs`, `src/*.c`, `usr/lib` and `src/`.\n";
+        let files = [("README.md", text), ("docs/adr/1.md", text), ("src/a.rs", "")];
+        let tree = Tree::planted("paths", &files);
+        assert_eq!(faults(&tree).unwrap(), ["README.md:1: there is no src/b.rs"]);
     }
 
     #[test]
