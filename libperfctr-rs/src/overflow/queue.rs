@@ -10,7 +10,7 @@ use super::Overflow;
 /// Receives the calling thread's overflows where it looks for them.
 ///
 /// The signal is blocked and waits in the kernel.  Its counters stay paused until the thread has
-/// [taken](Self::take) the overflow and [resumed](Resumer::resume).
+/// [taken](Self::take) the overflow and [resumed](super::Resumer::resume).
 #[derive(Debug)]
 pub struct Queue(OwnedFd);
 

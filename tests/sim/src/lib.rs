@@ -16,9 +16,10 @@
 //! x86 that leaves nothing out.  A processor there delays its stores, in order, behind its own
 //! later loads, and reorders nothing else; that is seen only if two processors each store to one
 //! place and then load the other's.  Of these pages the hypervisor loads none, threads store to
-//! none, and a guest's kernel stores only to threads' pages, which the hypervisor never looks at: `machine`
-//! fails if one of this is not so.  So late stores are as good as a writer that comes later, which
-//! is tried.  Weaker orders of the sequence protocol are loom's (`shared-abi/tests/loom_seq.rs`).
+//! none, and a guest's kernel stores only to threads' pages, which the hypervisor never looks at:
+//! `machine` fails if one of this is not so.  So late stores are as good as a writer that comes
+//! later, which is tried.  Weaker orders of the sequence protocol are loom's
+//! (`shared-abi/tests/loom_seq.rs`).
 //!
 //! The cores announce their accesses only in builds with `--cfg sim`, so this crate is empty in
 //! any other: `cargo xtask sim` builds it.
