@@ -71,10 +71,10 @@ impl Event {
     /// Samples as well: whenever the count reaches a multiple of `period` the counter overflows and
     /// the thread gets a signal, see [`overflow`](crate::overflow).
     ///
-    /// Unit: events, from [`PERIOD_EVENTS_MIN`] to [`PERIOD_EVENTS_MAX`]; others are refused when
-    /// the counters are started, and 0 asks for none.
+    /// Unit: events, up to [`PERIOD_EVENTS_MAX`]; longer ones are refused when the counters are
+    /// started, and 0 asks for none.  The host limits how often a thread is told: of shorter periods
+    /// many pass between two signals, and the counts stay exact.
     ///
-    /// [`PERIOD_EVENTS_MIN`]: shared_abi::limits::PERIOD_EVENTS_MIN
     /// [`PERIOD_EVENTS_MAX`]: shared_abi::limits::PERIOD_EVENTS_MAX
     pub const fn every(self, period: u64) -> Self {
         Self { period, ..self }

@@ -19,9 +19,6 @@ pub const MAX_SLOTS: usize = MAX_GENERAL + MAX_FIXED;
 /// Virtual CPUs of one guest that the guest's module accepts.
 pub const MAX_VCPUS: usize = 512;
 
-/// Shortest period of a sampling counter that a thread may ask for, unit: events.
-pub const PERIOD_EVENTS_MIN: u64 = 1_000;
-
 /// Longest distance to an overflow, unit: events.  A counter is preset through a register that
 /// takes 32 bits and extends their sign (SDM volume 3, 20.2.6).
 pub const PERIOD_EVENTS_MAX: u64 = (1 << 31) - 1;

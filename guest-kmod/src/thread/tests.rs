@@ -532,15 +532,27 @@ fn a_new_control_forgets_a_pause_and_a_stop_keeps_the_sums() {
 }
 
 #[test]
-fn sampling_needs_a_signal_and_a_fair_period() {
+fn sampling_needs_a_signal_and_a_period() {
     let machine = Machine::new();
     let thread = machine.thread();
     for signal in [0, 65] {
         let control = Control { signal, ..sampling(1_000) };
         assert_eq!(thread.control(&control), Err(Errno::INVAL));
     }
-    assert_eq!(thread.control(&sampling(999)), Err(Errno::INVAL));
-    assert_eq!(thread.control(&sampling(1_000)), Ok(()));
+    assert_eq!(thread.control(&sampling(0)), Err(Errno::INVAL));
+    assert_eq!(thread.control(&sampling(1)), Ok(()));
+}
+
+#[test]
+fn short_periods_that_pass_untold_are_merged() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.control(&sampling(25)).unwrap();
+    thread.execute(1_010);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+    go_on(&machine, &thread, 0).unwrap();
+    assert_eq!(machine.stats(0).overflows_merged.get(), 39);
+    assert_eq!(thread.read().unwrap().counter[0], 1_010);
 }
 
 #[test]

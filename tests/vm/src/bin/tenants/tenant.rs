@@ -15,7 +15,6 @@ use perfctr::overflow::Ring;
 use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
 use serde_json::{Value, json};
-use shared_abi::limits::PERIOD_EVENTS_MIN;
 use shared_abi::read::Counters;
 use vm_tests::module;
 use vm_tests::region::Region;
@@ -23,6 +22,9 @@ use vm_tests::threads::{SELF, cpus, run_on};
 
 use crate::counting::{self, Domain};
 use crate::toolstack::MARK;
+
+/// What the storm samples, unit: instructions.
+const STORM_PERIOD: u64 = 1_000;
 
 /// Between trials to load the module.
 const BETWEEN_TRIALS: Duration = Duration::from_millis(500);
@@ -121,7 +123,7 @@ fn spin_then_sample(cpu: usize, start: Instant, quiet: Duration) -> Result<()> {
     // Nobody wants to know of the samples, but their signals have to be handled.
     let _ring = Ring::new(libc::SIGURG, 0)?;
     let mut session = Session::open_with(Provider::Paravirt)?;
-    let instructions = Event::INSTRUCTIONS.user().every(PERIOD_EVENTS_MIN);
+    let instructions = Event::INSTRUCTIONS.user().every(STORM_PERIOD);
     session.start_sampling(&[instructions], libc::SIGURG)?;
     if cpu == 0 {
         say(&json!("storm"));
