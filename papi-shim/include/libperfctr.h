@@ -3,8 +3,9 @@
  * Hardware performance counters, with the interface of perfctr 2.6's library.
  *
  * Functions that return an int return 0, or -1 with errno set; functions that
- * return a pointer return NULL with errno set.  Null pointers and handles that
- * are closed are refused with EINVAL.
+ * return a pointer return NULL with errno set.  Null pointers, closed handles
+ * and whatever else is no open handle of the right kind are refused with EINVAL.
+ * A handle must not be closed while another thread is in a call with it.
  */
 #ifndef LIBPERFCTR_H
 #define LIBPERFCTR_H

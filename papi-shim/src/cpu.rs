@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Kinds of CPU: what a machine is called, and what that says about it.
 //!
-//! PAPI drives a CPU by perfctr's type and by its own tables, which end at Westmere and Family 10h.
-//! A newer CPU is therefore reported as the nearest type that has the same registers:
-//! architectural Intel CPUs as Nehalem, AMD's with K7's counters as Family 10h.  The architectural
-//! events have the same numbers on all of those; other events of the older CPU do not count what
-//! their names say.
+//! Programs choose event numbers by the type, and PAPI's tables end at Westmere and Family 10h.  A
+//! CPU that perfctr does not know is a generic one, for which nobody has numbers: those of another
+//! CPU would count something else than their names say, without a word.
+//!
+//! Who knows better tells PAPI's libpfm to take the CPU for an older one, by the environment
+//! variable `LIBPFM_FORCE_PMU`; then this library does so as well.
 
+use std::env;
 use std::ffi::{CStr, c_char};
 
 use shared_abi::caps::{CAPS_SAMPLING, VENDOR_AMD, VENDOR_INTEL};
@@ -67,13 +69,27 @@ fn cpu_type(vendor: u32, signature: u32) -> u32 {
         (VENDOR_INTEL, 6, 15 | 22 | 23 | 29) => INTEL_CORE2,
         (VENDOR_INTEL, 6, 28) => INTEL_ATOM,
         (VENDOR_INTEL, 6, 14) => INTEL_CORE,
+        (VENDOR_INTEL, 6, 26 | 30 | 46) => INTEL_NHLM,
         (VENDOR_INTEL, 6, 37 | 44) => INTEL_WSTMR,
-        (VENDOR_INTEL, _, _) => INTEL_NHLM,
+        (VENDOR_INTEL, 6, 42 | 45) => INTEL_SNB,
         (VENDOR_AMD, 6, _) => AMD_K7,
         (VENDOR_AMD, 15, _) if model > 5 || model >= 4 && stepping >= 8 => AMD_K8C,
         (VENDOR_AMD, 15, _) => AMD_K8,
-        (VENDOR_AMD, _, _) => AMD_FAM10H,
+        (VENDOR_AMD, 16 | 17, _) => AMD_FAM10H,
         _ => GENERIC,
+    }
+}
+
+/// The type that `LIBPFM_FORCE_PMU` asks for, given the numbers of libpfm 3's PMUs.
+fn forced(vendor: u32, wish: &str) -> Option<u32> {
+    // A number, and for AMD's the family, model and stepping to assume.
+    let number = wish.split(',').next().and_then(|number| number.trim().parse().ok());
+    match (vendor, number?) {
+        (VENDOR_INTEL, 36) => Some(INTEL_CORE2),
+        (VENDOR_INTEL, 40) => Some(INTEL_NHLM),
+        (VENDOR_INTEL, 41) => Some(INTEL_WSTMR),
+        (VENDOR_AMD, 16) => Some(AMD_FAM10H),
+        _ => None,
     }
 }
 
@@ -83,7 +99,10 @@ pub(crate) fn info(from: &ioctl::Info) -> Info {
     info.abi_version = ABI_VERSION;
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     info.driver_version[..version.len()].copy_from_slice(version);
-    info.cpu_type = cpu_type(from.caps.vendor, from.cpu_signature);
+    let wish = env::var("LIBPFM_FORCE_PMU").ok();
+    info.cpu_type = wish
+        .and_then(|wish| forced(from.caps.vendor, &wish))
+        .unwrap_or_else(|| cpu_type(from.caps.vendor, from.cpu_signature));
     info.cpu_features = FEATURE_RDTSC;
     if from.caps.general != 0 {
         info.cpu_features |= FEATURE_RDPMC;
@@ -120,25 +139,15 @@ pub(crate) fn name(cpu_type: u32) -> &'static CStr {
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `info` is null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_info_nrctrs(info: *const Info) -> u32 {
-    // SAFETY: as the caller says.
-    unsafe { info.as_ref() }.map_or(0, |info| nrctrs(info.cpu_type))
+pub extern "C" fn perfctr_info_nrctrs(info: Option<&Info>) -> u32 {
+    info.map_or(0, |info| nrctrs(info.cpu_type))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `info` is null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_info_cpu_name(info: *const Info) -> *const c_char {
-    // SAFETY: as the caller says.
-    unsafe { info.as_ref() }.map_or(c"?", |info| name(info.cpu_type)).as_ptr()
+pub extern "C" fn perfctr_info_cpu_name(info: Option<&Info>) -> *const c_char {
+    info.map_or(c"?", |info| name(info.cpu_type)).as_ptr()
 }
 
 #[cfg(test)]
@@ -152,16 +161,27 @@ mod tests {
             (VENDOR_INTEL, 0x206c1, INTEL_WSTMR),
             (VENDOR_INTEL, 0x6f7, INTEL_CORE2),
             (VENDOR_INTEL, 0x106c2, INTEL_ATOM),
-            // Sandy Bridge and Ice Lake: nothing of its kind is newer in PAPI than Nehalem.
-            (VENDOR_INTEL, 0x206a7, INTEL_NHLM),
-            (VENDOR_INTEL, 0x606a6, INTEL_NHLM),
+            (VENDOR_INTEL, 0x206a7, INTEL_SNB),
+            // Ivy Bridge, Ice Lake, Zen: nobody has numbers for them.
+            (VENDOR_INTEL, 0x306a9, GENERIC),
+            (VENDOR_INTEL, 0x606a6, GENERIC),
             (VENDOR_AMD, 0x100f42, AMD_FAM10H),
             (VENDOR_AMD, 0xf51, AMD_K8),
             (VENDOR_AMD, 0xf5a, AMD_K8C),
-            (VENDOR_AMD, 0x830f10, AMD_FAM10H),
+            (VENDOR_AMD, 0x830f10, GENERIC),
             (0, 0x663, GENERIC),
         ] {
             assert_eq!(cpu_type(vendor, signature), expected, "{signature:#x}");
+        }
+    }
+
+    #[test]
+    fn a_type_can_be_forced_within_its_vendor() {
+        assert_eq!(forced(VENDOR_INTEL, "40"), Some(INTEL_NHLM));
+        assert_eq!(forced(VENDOR_INTEL, "41"), Some(INTEL_WSTMR));
+        assert_eq!(forced(VENDOR_AMD, "16,16,2,3"), Some(AMD_FAM10H));
+        for (vendor, wish) in [(VENDOR_AMD, "40"), (VENDOR_INTEL, "16"), (VENDOR_INTEL, "x")] {
+            assert_eq!(forced(vendor, wish), None, "{wish}");
         }
     }
 

@@ -3,9 +3,12 @@
 
 use std::ffi::c_int;
 use std::io;
+use std::mem::MaybeUninit;
 use std::ptr;
 
 use shared_abi::Errno;
+
+use crate::handle::{Handle, Held};
 
 /// What a system call said.
 pub(crate) fn of(error: &io::Error) -> Errno {
@@ -49,26 +52,24 @@ pub(crate) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     })
 }
 
-/// Gives a value to C through a pointer that must not be null.
-///
-/// # Safety
-///
-/// `place` is null or can be written.
-pub(crate) unsafe fn give<T>(place: *mut T, value: Result<T, Errno>) -> Result<(), Errno> {
-    if place.is_null() {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: not null, so the caller says that it can be written.
-    unsafe { place.write(value?) };
+/// A handle, or null with `errno` set.
+pub(crate) fn handle<T: Held>(result: Result<T, Errno>) -> Handle<T> {
+    result.and_then(Handle::open).unwrap_or_else(|errno| {
+        set(errno);
+        Handle::NULL
+    })
+}
+
+/// Where C wants a value: a pointer that may be null, to memory that need not hold anything yet.
+pub type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
+
+/// Gives a value to C.
+pub(crate) fn give<T>(place: Out<'_, T>, value: Result<T, Errno>) -> Result<(), Errno> {
+    place.ok_or(Errno::INVAL)?.write(value?);
     Ok(())
 }
 
 /// Takes a value from C.
-///
-/// # Safety
-///
-/// `place` is null or points to a valid value.
-pub(crate) unsafe fn take<T: Copy>(place: *const T) -> Result<T, Errno> {
-    // SAFETY: as the caller says.
-    unsafe { place.as_ref() }.copied().ok_or(Errno::INVAL)
+pub(crate) fn take<T: Copy>(place: Option<&T>) -> Result<T, Errno> {
+    place.copied().ok_or(Errno::INVAL)
 }

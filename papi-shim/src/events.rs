@@ -28,7 +28,7 @@ impl Event {
     }
 
     fn strings(&self) -> (&CStr, &CStr) {
-        // SAFETY: as above; both are strings.
+        // SAFETY: `events!` makes both pointers of C strings.
         unsafe { (CStr::from_ptr(self.name), CStr::from_ptr(self.description)) }
     }
 }
@@ -65,9 +65,9 @@ pub struct EventSet {
 
 // SAFETY: all of these are constants whose pointers lead to constants.
 unsafe impl Sync for Event {}
-// SAFETY: as above.
+// SAFETY: a unit mask is a constant, and its description a string literal.
 unsafe impl Sync for UnitMask {}
-// SAFETY: as above.
+// SAFETY: a set is a constant, whose prefix is a literal and whose events are a static.
 unsafe impl Sync for EventSet {}
 
 const _: () = {
@@ -162,13 +162,14 @@ pub(crate) fn text(cpu_type: u32) -> String {
     events.iter().map(line).collect()
 }
 
-static SETS: [EventSet; 6] = [
+static SETS: [EventSet; 7] = [
     set(cpu::AMD_K8, c"K8_", AMD),
     set(cpu::AMD_K8C, c"K8_", AMD),
     set(cpu::INTEL_CORE2, c"ARCH_", ARCHITECTURAL),
     set(cpu::AMD_FAM10H, c"K8_", AMD),
     set(cpu::INTEL_NHLM, c"ARCH_", ARCHITECTURAL),
     set(cpu::INTEL_WSTMR, c"ARCH_", ARCHITECTURAL),
+    set(cpu::INTEL_SNB, c"ARCH_", ARCHITECTURAL),
 ];
 
 /// See `libperfctr.h`.

@@ -12,6 +12,7 @@ use shared_abi::ioctl::Create;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 
 use crate::abi::{ABI_MAJORS, ABI_VERSION, CpuMask, CpusInfo, Info, SumCtrs, VperfctrControl};
+use crate::errno::Out;
 use crate::{control, cpu, errno};
 
 /// Where the kernel lists the CPUs that are online.
@@ -19,15 +20,12 @@ const ONLINE: &str = "/sys/devices/system/cpu/online";
 const WORD_BITS: u32 = u32::BITS;
 
 /// A descriptor that stays C's.
-///
-/// # Safety
-///
-/// Nobody closes `fd` while the result lives.
-unsafe fn borrow(fd: c_int) -> Result<ManuallyDrop<Device>, Errno> {
+fn borrow(fd: c_int) -> Result<ManuallyDrop<Device>, Errno> {
     if fd < 0 {
         return Err(Errno(libc::EBADF));
     }
-    // SAFETY: a number that is no open descriptor makes each ioctl fail, and nothing is dropped.
+    // SAFETY: nothing closes the descriptor, since the result is not dropped; a number that is none
+    // any more makes the kernel refuse each request.
     Ok(ManuallyDrop::new(Device::from(unsafe { OwnedFd::from_raw_fd(fd) })))
 }
 
@@ -123,48 +121,30 @@ pub extern "C" fn _vperfctr_open(creat: c_int) -> c_int {
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `from` is null or valid; nobody closes `fd` meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _vperfctr_control(fd: c_int, from: *const VperfctrControl) -> c_int {
-    // SAFETY: as the caller says.
-    let (device, from) = unsafe { (borrow(fd), errno::take(from)) };
-    errno::status(device.and_then(|device| {
+pub extern "C" fn _vperfctr_control(fd: c_int, from: Option<&VperfctrControl>) -> c_int {
+    errno::status(borrow(fd).and_then(|device| {
         let vendor = errno::from(device.info())?.caps.vendor;
-        set(&device, vendor, &from?)
+        set(&device, vendor, &errno::take(from)?)
     }))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `to` is null or can be written; nobody closes `fd` meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _vperfctr_read_control(fd: c_int, to: *mut VperfctrControl) -> c_int {
-    // SAFETY: as the caller says.
-    errno::status(unsafe { errno::give(to, borrow(fd).and_then(|device| read_control(&device))) })
+pub extern "C" fn _vperfctr_read_control(fd: c_int, to: Out<'_, VperfctrControl>) -> c_int {
+    errno::status(errno::give(to, borrow(fd).and_then(|device| read_control(&device))))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `to` is null or can be written; nobody closes `fd` meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _vperfctr_read_sum(fd: c_int, to: *mut SumCtrs) -> c_int {
-    // SAFETY: as the caller says.
-    errno::status(unsafe { errno::give(to, borrow(fd).and_then(|device| sums(&device))) })
+pub extern "C" fn _vperfctr_read_sum(fd: c_int, to: Out<'_, SumCtrs>) -> c_int {
+    errno::status(errno::give(to, borrow(fd).and_then(|device| sums(&device))))
 }
 
 /// See `libperfctr.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn _perfctr_abi_check_fd(fd: c_int, user_abi: u32) -> c_int {
-    // SAFETY: the descriptor is not closed by this thread meanwhile, and another one that does so
-    // makes the ioctl fail.
-    let asked = unsafe { borrow(fd) }.and_then(|device| info(&device));
+    let asked = borrow(fd).and_then(|device| info(&device));
     errno::status(asked.and_then(|info| {
         if (info.abi_version ^ user_abi) & ABI_MAJORS == 0 {
             return Ok(());
@@ -177,36 +157,21 @@ pub extern "C" fn _perfctr_abi_check_fd(fd: c_int, user_abi: u32) -> c_int {
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `to` is null or can be written; nobody closes `fd` meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_info(fd: c_int, to: *mut Info) -> c_int {
-    // SAFETY: as the caller says.
-    errno::status(unsafe { errno::give(to, borrow(fd).and_then(|device| info(&device))) })
+pub extern "C" fn perfctr_info(fd: c_int, to: Out<'_, Info>) -> c_int {
+    errno::status(errno::give(to, borrow(fd).and_then(|device| info(&device))))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `to` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_get_info(to: *mut Info) -> c_int {
-    // SAFETY: as the caller says.
-    errno::status(unsafe { errno::give(to, open_device().and_then(|device| info(&device))) })
+pub extern "C" fn perfctr_get_info(to: Out<'_, Info>) -> c_int {
+    errno::status(errno::give(to, open_device().and_then(|device| info(&device))))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// Nobody closes `fd` meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_cpus_info(fd: c_int) -> *mut CpusInfo {
-    // SAFETY: as the caller says.
-    errno::pointer(unsafe { borrow(fd) }.and_then(|device| cpus_info(&device)))
+pub extern "C" fn perfctr_cpus_info(fd: c_int) -> *mut CpusInfo {
+    errno::pointer(borrow(fd).and_then(|device| cpus_info(&device)))
 }
 
 #[cfg(test)]
@@ -223,11 +188,8 @@ mod tests {
     #[test]
     fn a_descriptor_that_is_none_is_refused() {
         assert_eq!(_perfctr_abi_check_fd(-1, ABI_VERSION), -1);
-        // SAFETY: null pointers are allowed.
-        unsafe {
-            assert_eq!(perfctr_info(0, std::ptr::null_mut()), -1);
-            assert_eq!(_vperfctr_control(-1, std::ptr::null()), -1);
-            assert!(perfctr_cpus_info(-1).is_null());
-        }
+        assert_eq!(perfctr_info(0, None), -1);
+        assert_eq!(_vperfctr_control(-1, None), -1);
+        assert!(perfctr_cpus_info(-1).is_null());
     }
 }

@@ -1,86 +1,179 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Handles, which C holds as pointers to opaque structures.
+//! Handles, which C holds as pointers to structures that it knows nothing of.
 //!
-//! A program may pass a handle that it has closed.  The memory of a closed handle is therefore kept
-//! for the next one, so that it can always be asked whether it is open.
+//! They lead nowhere: a handle is a place in a table and the number of its use.  So whatever C
+//! passes can be judged, and a handle that was closed never names what is opened at its place
+//! later.  Looking one up takes no lock, since overflow handlers do it.
 
 use std::cell::UnsafeCell;
-use std::hint::unreachable_unchecked;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use shared_abi::Errno;
 
-/// What a handle points to.
-#[derive(Debug)]
-pub struct Handle<T> {
-    is_open: AtomicBool,
-    content: UnsafeCell<Option<T>>,
+/// A handle's bits: the place, the number of its use, and the kind of handle, which makes it an
+/// address that no x86 processor accepts.
+const PLACE_BITS: u32 = 20;
+const USE_BITS: u32 = 28;
+const PLACES: usize = 1 << PLACE_BITS;
+const LAST_USE: usize = (1 << USE_BITS) - 1;
+
+/// Places come by the block.
+const BLOCK: usize = 1 << 10;
+
+/// At a place without a handle: the bits of the only place that is never given.
+const CLOSED: usize = usize::MAX;
+
+/// What handles name.
+pub(crate) trait Held: Sized + 'static {
+    /// Where all of its kind are.
+    const TABLE: &Table<Self>;
 }
 
-// SAFETY: the content is only replaced while the handle is closed or by whoever closes it, and
-// callers of `close` promise that nobody uses the handle meanwhile.
-unsafe impl<T: Send + Sync> Sync for Handle<T> {}
+/// `struct vperfctr *` and its like.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Handle<T> {
+    bits: usize,
+    kind: PhantomData<fn() -> T>,
+}
 
-/// Closed handles.
-pub(crate) type Pool<T> = Mutex<Vec<&'static Handle<T>>>;
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
 
-impl<T> Handle<T> {
-    /// A handle with this content, valid until [`close`](Self::close).
-    pub(crate) fn open(pool: &'static Pool<T>, content: T) -> *mut Self {
-        let reused = pool.lock().ok().and_then(|mut closed| closed.pop());
-        let handle = reused.unwrap_or_else(|| {
-            Box::leak(Box::new(Self {
-                is_open: AtomicBool::new(false),
-                content: UnsafeCell::new(None),
-            }))
-        });
-        // SAFETY: the handle is closed and in no pool, so nobody else looks at its content.
-        unsafe { *handle.content.get() = Some(content) };
-        handle.is_open.store(true, Ordering::Release);
-        (&raw const *handle).cast_mut()
+impl<T> Copy for Handle<T> {}
+
+impl<T> PartialEq for Handle<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.bits == other.bits
+    }
+}
+
+/// The content of all handles of a kind.
+pub(crate) struct Table<T: 'static> {
+    kind: u16,
+    blocks: [AtomicPtr<[Place<T>; BLOCK]>; PLACES / BLOCK],
+    free: Mutex<Free>,
+}
+
+struct Place<T> {
+    /// The bits of the handle that is open here.
+    open: AtomicUsize,
+    content: UnsafeCell<MaybeUninit<T>>,
+}
+
+/// Handles to be given next.
+struct Free {
+    /// At places that had some before, with their next use.
+    again: Vec<usize>,
+    /// Places that have had any.
+    used: usize,
+}
+
+// SAFETY: the content of a place is written before its handle is given and taken out after its
+// handle has been withdrawn, each by the one thread that does that; in between it is shared.
+unsafe impl<T: Send + Sync> Sync for Table<T> {}
+
+impl<T> Table<T> {
+    /// Of no handles.  Two kinds must not be alike, and `kind` has its two highest bits differ.
+    pub(crate) const fn new(kind: u16) -> Self {
+        assert!(kind >> 15 != kind >> 14 & 1, "an address of that kind could be valid");
+        Self {
+            kind,
+            blocks: [const { AtomicPtr::new(ptr::null_mut()) }; PLACES / BLOCK],
+            free: Mutex::new(Free { again: Vec::new(), used: 0 }),
+        }
     }
 
-    /// What the handle stands for.
+    /// The place that a handle names, if there is one.
+    #[inline(always)]
+    fn place(&self, bits: usize) -> Option<&Place<T>> {
+        let number = bits % PLACES;
+        let block = self.blocks[number / BLOCK].load(Ordering::Acquire);
+        // SAFETY: a block is published when it is complete, and lives for ever.
+        unsafe { block.as_ref() }.map(|block| &block[number % BLOCK])
+    }
+
+    /// A handle that was never given before.
+    fn new_bits(&self) -> Option<usize> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bits) = free.again.pop() {
+            return Some(bits);
+        }
+        let number = free.used;
+        if number == CLOSED % PLACES {
+            return None;
+        }
+        free.used += 1;
+        let block = &self.blocks[number / BLOCK];
+        if block.load(Ordering::Relaxed).is_null() {
+            let place =
+                |_| Place { open: CLOSED.into(), content: UnsafeCell::new(MaybeUninit::uninit()) };
+            let places = Box::new(std::array::from_fn(place));
+            block.store(Box::into_raw(places), Ordering::Release);
+        }
+        Some(usize::from(self.kind) << (PLACE_BITS + USE_BITS) | number)
+    }
+}
+
+impl<T: Held> Handle<T> {
+    const fn new(bits: usize) -> Self {
+        Self { bits, kind: PhantomData }
+    }
+
+    /// The null pointer.
+    pub(crate) const NULL: Self = Self::new(0);
+
+    /// A handle with this content, valid until [`close`](Self::close).
     ///
     /// # Errors
     ///
-    /// `INVAL` a null pointer or a closed handle.
-    ///
-    /// # Safety
-    ///
-    /// `handle` is null or came from [`open`](Self::open), and is not closed while the result
-    /// lives.
-    #[inline(always)]
-    pub(crate) unsafe fn get<'a>(handle: *const Self) -> Result<&'a T, Errno> {
-        // SAFETY: the memory of a handle is never freed.
-        let handle = unsafe { handle.as_ref() }.ok_or(Errno::INVAL)?;
-        if !handle.is_open.load(Ordering::Acquire) {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the content of an open handle does not change until it is closed.
-        match unsafe { &*handle.content.get() } {
-            Some(content) => Ok(content),
-            // SAFETY: an open handle has content.
-            None => unsafe { unreachable_unchecked() },
-        }
+    /// `MFILE` there are too many.
+    pub(crate) fn open(content: T) -> Result<Self, Errno> {
+        let bits = T::TABLE.new_bits().ok_or(Errno(libc::EMFILE))?;
+        let place = T::TABLE.place(bits).ok_or(Errno::INVAL)?;
+        // SAFETY: the place has no handle and is in no list, so nobody else looks at its content.
+        unsafe { (*place.content.get()).write(content) };
+        place.open.store(bits, Ordering::Release);
+        Ok(Self::new(bits))
     }
 
-    /// Ends the handle and drops its content; without effect on null and on closed ones.
+    /// Does something with what the handle names.
     ///
-    /// # Safety
+    /// # Errors
     ///
-    /// `handle` is null or came from [`open`](Self::open), and nobody else uses it.
-    pub(crate) unsafe fn close(pool: &'static Pool<T>, handle: *mut Self) {
-        // SAFETY: the memory of a handle is never freed.
-        let Some(handle) = (unsafe { handle.cast_const().as_ref() }) else { return };
-        if !handle.is_open.swap(false, Ordering::AcqRel) {
+    /// `INVAL` a null pointer, a closed handle, or anything else that is no open handle of this
+    /// kind; or that of `act`.
+    #[inline(always)]
+    pub(crate) fn with<R>(self, act: impl FnOnce(&T) -> Result<R, Errno>) -> Result<R, Errno> {
+        let place = T::TABLE.place(self.bits).ok_or(Errno::INVAL)?;
+        if place.open.load(Ordering::Acquire) != self.bits {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: an open handle's content is there and does not change.  That C closes no handle
+        // in the middle of another call with it is the one thing that the header asks.
+        act(unsafe { (*place.content.get()).assume_init_ref() })
+    }
+
+    /// Ends the handle and drops its content; without effect on what is no open handle.
+    pub(crate) fn close(self) {
+        let Some(place) = T::TABLE.place(self.bits) else { return };
+        let withdrawn = (Ordering::AcqRel, Ordering::Relaxed);
+        if place.open.compare_exchange(self.bits, CLOSED, withdrawn.0, withdrawn.1).is_err() {
             return;
         }
-        // SAFETY: nobody else uses the handle, and it is in no pool yet.
-        unsafe { *handle.content.get() = None };
-        if let Ok(mut closed) = pool.lock() {
-            closed.push(handle);
+        // SAFETY: this thread has withdrawn the handle, so the content is there and its own.
+        drop(unsafe { (*place.content.get()).assume_init_read() });
+        // A place whose uses are all used up stays empty.
+        if (self.bits / PLACES) & LAST_USE != LAST_USE {
+            let mut free = T::TABLE.free.lock().unwrap_or_else(PoisonError::into_inner);
+            free.again.push(self.bits + PLACES);
         }
     }
 }
@@ -89,19 +182,60 @@ impl<T> Handle<T> {
 mod tests {
     use super::*;
 
+    struct Number(u32);
+
+    impl Held for Number {
+        const TABLE: &Table<Self> = {
+            static TABLE: Table<Number> = Table::new(0x4e75);
+            &TABLE
+        };
+    }
+
+    fn content(handle: Handle<Number>) -> Result<u32, Errno> {
+        handle.with(|number| Ok(number.0))
+    }
+
     #[test]
-    fn a_closed_handle_is_refused_and_its_memory_used_again() {
-        static POOL: Pool<u32> = Pool::new(Vec::new());
-        let first = Handle::open(&POOL, 7);
-        // SAFETY: the handle is used by this thread only.
-        unsafe {
-            assert_eq!(Handle::get(first), Ok(&7));
-            Handle::close(&POOL, first);
-            assert_eq!(Handle::get(first), Err(Errno::INVAL));
-            Handle::close(&POOL, first);
-            assert_eq!(Handle::open(&POOL, 8), first);
-            assert_eq!(Handle::get(first), Ok(&8));
-            assert_eq!(Handle::<u32>::get(std::ptr::null()), Err(Errno::INVAL));
+    fn a_closed_handle_stays_closed_when_its_place_is_used_again() {
+        let first = Handle::open(Number(7)).unwrap();
+        assert_eq!(content(first), Ok(7));
+        first.close();
+        assert_eq!(content(first), Err(Errno::INVAL));
+        first.close();
+        let second = Handle::open(Number(8)).unwrap();
+        assert_eq!((content(first), content(second)), (Err(Errno::INVAL), Ok(8)));
+        first.close();
+        assert_eq!(content(second), Ok(8));
+    }
+
+    #[test]
+    fn what_is_no_handle_is_refused() {
+        let open = Handle::open(Number(9)).unwrap();
+        let local = 0_u64;
+        let pointer = (&raw const local).addr();
+        for bits in [0, 1, pointer, CLOSED, CLOSED >> 1, open.bits + 1, open.bits ^ 1 << 62] {
+            assert_eq!(content(Handle::new(bits)), Err(Errno::INVAL), "{bits:#x}");
+            Handle::<Number>::new(bits).close();
         }
+        assert_eq!((content(open), content(Handle::NULL)), (Ok(9), Err(Errno::INVAL)));
+    }
+
+    #[test]
+    fn a_place_is_left_when_its_uses_are_used_up() {
+        let handle = Handle::open(Number(1)).unwrap();
+        let last = Handle::<Number>::new(handle.bits | LAST_USE << PLACE_BITS);
+        let place = Number::TABLE.place(last.bits).unwrap();
+        place.open.store(last.bits, Ordering::Relaxed);
+        last.close();
+        let next = Handle::open(Number(2)).unwrap();
+        assert_ne!(next.bits % PLACES, last.bits % PLACES);
+    }
+
+    #[test]
+    fn many_are_open_at_once() {
+        let all: Vec<_> = (0..3_000).map(|n| Handle::open(Number(n)).unwrap()).collect();
+        assert!((0..).zip(&all).all(|(n, handle)| content(*handle) == Ok(n)));
+        all.iter().for_each(|handle| handle.close());
+        assert!(all.iter().all(|handle| content(*handle).is_err()));
     }
 }

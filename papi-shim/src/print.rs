@@ -103,28 +103,18 @@ unsafe fn words<'a>(mask: *const CpuMask) -> &'a [u32] {
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `info` is null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_info_print(info: *const Info) {
-    // SAFETY: as the caller says.
-    if let Some(info) = unsafe { info.as_ref() } {
+pub extern "C" fn perfctr_info_print(info: Option<&Info>) {
+    if let Some(info) = info {
         print(&info_text(info));
     }
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `info` is null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_cpus_info_print(info: *const CpusInfo) {
-    // SAFETY: as the caller says.
-    let Some(info) = (unsafe { info.as_ref() }) else { return };
-    // SAFETY: as the caller says.
+pub extern "C" fn perfctr_cpus_info_print(info: Option<&CpusInfo>) {
+    let Some(info) = info else { return };
+    // SAFETY: both masks are null, or part of the block that `perfctr_cpus_info` has made.
     let (cpus, forbidden) = unsafe { (words(info.cpus), words(info.cpus_forbidden)) };
     let mut text = String::new();
     line(&mut text, "cpus", &mask_text(cpus));
@@ -133,14 +123,9 @@ pub unsafe extern "C" fn perfctr_cpus_info_print(info: *const CpusInfo) {
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `control` is null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_cpu_control_print(control: *const CpuControl) {
-    // SAFETY: as the caller says.
-    if let Some(control) = unsafe { control.as_ref() } {
+pub extern "C" fn perfctr_cpu_control_print(control: Option<&CpuControl>) {
+    if let Some(control) = control {
         print(&control_text(control));
     }
 }

@@ -15,7 +15,8 @@ use shared_abi::{Errno, ThreadPage};
 use zerocopy::FromZeros;
 
 use crate::abi::{self, CpusInfo, OPEN_CREAT_EXCL, SumCtrs, VperfctrControl};
-use crate::handle::{Handle, Pool};
+use crate::errno::Out;
+use crate::handle::{Handle, Held, Table};
 use crate::{errno, fd};
 
 /// One thread's counters, its own or another's.
@@ -37,10 +38,15 @@ pub struct Thread {
     pub(crate) tid: u32,
 }
 
-/// `struct vperfctr`.
+/// `struct vperfctr *`.
 pub type Vperfctr = Handle<Thread>;
 
-pub(crate) static POOL: Pool<Thread> = Pool::new(Vec::new());
+impl Held for Thread {
+    const TABLE: &Table<Self> = {
+        static TABLE: Table<Thread> = Table::new(0x7670);
+        &TABLE
+    };
+}
 
 /// The calling thread's pointer: what `pthread_self` gives, without a call on the way of each read.
 #[inline(always)]
@@ -175,211 +181,124 @@ impl Thread {
     }
 
     /// Asks the kernel for sums and control, if there is a place for them.
-    ///
-    /// # Safety
-    ///
-    /// The pointers are null or can be written.
-    pub(crate) unsafe fn read_state(
+    fn read_state(
         &self,
-        sums: *mut SumCtrs,
-        control: *mut VperfctrControl,
+        sums: Out<'_, SumCtrs>,
+        control: Out<'_, VperfctrControl>,
     ) -> Result<(), Errno> {
-        if !sums.is_null() {
-            // SAFETY: as the caller says.
-            unsafe { sums.write(fd::sums(&self.device)?) };
+        if let Some(sums) = sums {
+            sums.write(fd::sums(&self.device)?);
         }
-        if !control.is_null() {
-            // SAFETY: as the caller says.
-            unsafe { control.write(fd::read_control(&self.device)?) };
+        if let Some(control) = control {
+            control.write(fd::read_control(&self.device)?);
         }
         Ok(())
     }
 }
 
-fn open_mode(mode: u32) -> Result<*mut Vperfctr, Errno> {
-    let thread = match mode {
-        OPEN_CREAT_EXCL => Thread::create(0)?,
-        0 => Thread::open_existing()?,
-        _ => return Err(Errno::INVAL),
-    };
-    Ok(Handle::open(&POOL, thread))
-}
-
-/// See `libperfctr.h`.
-#[unsafe(no_mangle)]
-pub extern "C" fn vperfctr_open() -> *mut Vperfctr {
-    errno::pointer(open_mode(OPEN_CREAT_EXCL))
-}
-
-/// See `libperfctr.h`.
-#[unsafe(no_mangle)]
-pub extern "C" fn vperfctr_open_mode(mode: u32) -> *mut Vperfctr {
-    errno::pointer(open_mode(mode))
-}
-
-/// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle; `to` is null or can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_info(handle: *const Vperfctr, to: *mut abi::Info) -> c_int {
-    // SAFETY: as the caller says.
-    let result = unsafe { Handle::get(handle) }.and_then(|thread| {
-        // SAFETY: as the caller says.
-        unsafe { errno::give(to, fd::info(&thread.device)) }
-    });
-    errno::status(result)
-}
-
-/// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_cpus_info(handle: *const Vperfctr) -> *mut CpusInfo {
-    // SAFETY: as the caller says.
-    errno::pointer(unsafe { Handle::get(handle) }.and_then(|thread| fd::cpus_info(&thread.device)))
-}
-
-/// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_read_tsc(handle: *const Vperfctr) -> u64 {
-    // SAFETY: as the caller says.
-    match unsafe { Handle::get(handle) } {
-        Ok(thread) => thread.read_or_zeros().tsc,
-        Err(error) => {
-            errno::set(error);
-            0
-        }
+fn open_mode(mode: u32) -> Result<Thread, Errno> {
+    match mode {
+        OPEN_CREAT_EXCL => Thread::create(0),
+        0 => Thread::open_existing(),
+        _ => Err(Errno::INVAL),
     }
 }
 
-/// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_read_pmc(handle: *const Vperfctr, index: u32) -> u64 {
-    // SAFETY: as the caller says.
-    let thread = unsafe { Handle::get(handle) };
-    let place = (index as usize) < MAX_COUNTERS;
-    match thread {
-        Ok(thread) if place => thread.read_or_zeros().pmc[index as usize],
-        Ok(_) => {
-            errno::set(Errno::INVAL);
-            0
-        }
-        Err(error) => {
-            errno::set(error);
-            0
-        }
-    }
+/// The value, or 0 with `errno` set.
+fn value(result: Result<u64, Errno>) -> u64 {
+    result.unwrap_or_else(|errno| {
+        errno::set(errno);
+        0
+    })
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle; `to` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_read_ctrs(handle: *const Vperfctr, to: *mut SumCtrs) -> c_int {
-    // SAFETY: as the caller says; C leaves any bits there, all of which are valid.
-    let (thread, sums) = unsafe { (Handle::get(handle), to.as_mut()) };
-    errno::status(thread.and_then(|thread| thread.read(sums.ok_or(Errno::INVAL)?)))
+pub extern "C" fn vperfctr_open() -> Vperfctr {
+    errno::handle(open_mode(OPEN_CREAT_EXCL))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle; the others are null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_read_state(
-    handle: *const Vperfctr,
-    sums: *mut SumCtrs,
-    control: *mut VperfctrControl,
+pub extern "C" fn vperfctr_open_mode(mode: u32) -> Vperfctr {
+    errno::handle(open_mode(mode))
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vperfctr_info(handle: Vperfctr, to: Out<'_, abi::Info>) -> c_int {
+    errno::status(handle.with(|thread| errno::give(to, fd::info(&thread.device))))
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vperfctr_cpus_info(handle: Vperfctr) -> *mut CpusInfo {
+    errno::pointer(handle.with(|thread| fd::cpus_info(&thread.device)))
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vperfctr_read_tsc(handle: Vperfctr) -> u64 {
+    value(handle.with(|thread| Ok(thread.read_or_zeros().tsc)))
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vperfctr_read_pmc(handle: Vperfctr, index: u32) -> u64 {
+    value(handle.with(|thread| {
+        let index = Some(index as usize).filter(|index| *index < MAX_COUNTERS);
+        index.map(|index| thread.read_or_zeros().pmc[index]).ok_or(Errno::INVAL)
+    }))
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vperfctr_read_ctrs(handle: Vperfctr, to: Option<&mut SumCtrs>) -> c_int {
+    errno::status(handle.with(|thread| thread.read(to.ok_or(Errno::INVAL)?)))
+}
+
+/// See `libperfctr.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vperfctr_read_state(
+    handle: Vperfctr,
+    sums: Out<'_, SumCtrs>,
+    control: Out<'_, VperfctrControl>,
 ) -> c_int {
-    // SAFETY: as the caller says.
-    let thread = unsafe { Handle::get(handle) };
-    // SAFETY: as the caller says.
-    errno::status(thread.and_then(|thread| unsafe { thread.read_state(sums, control) }))
+    errno::status(handle.with(|thread| thread.read_state(sums, control)))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle; `from` is null or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_control(
-    handle: *const Vperfctr,
-    from: *mut VperfctrControl,
-) -> c_int {
-    // SAFETY: as the caller says.
-    let (thread, from) = unsafe { (Handle::get(handle), errno::take(from)) };
-    errno::status(thread.and_then(|thread| thread.control(&from?)))
+pub extern "C" fn vperfctr_control(handle: Vperfctr, from: Option<&VperfctrControl>) -> c_int {
+    errno::status(handle.with(|thread| thread.control(&errno::take(from)?)))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_stop(handle: *const Vperfctr) -> c_int {
-    // SAFETY: as the caller says.
-    errno::status(unsafe { Handle::get(handle) }.and_then(Thread::stop))
+pub extern "C" fn vperfctr_stop(handle: Vperfctr) -> c_int {
+    errno::status(handle.with(Thread::stop))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_is_running(handle: *const Vperfctr) -> c_int {
-    // SAFETY: as the caller says.
-    errno::number(unsafe { Handle::get(handle) }.and_then(Thread::is_running).map(c_int::from))
+pub extern "C" fn vperfctr_is_running(handle: Vperfctr) -> c_int {
+    errno::number(handle.with(|thread| thread.is_running().map(c_int::from)))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_iresume(handle: *const Vperfctr) -> c_int {
-    // SAFETY: as the caller says.
-    let thread = unsafe { Handle::get(handle) };
-    errno::status(thread.and_then(|thread| errno::from(thread.device.resume())))
+pub extern "C" fn vperfctr_iresume(handle: Vperfctr) -> c_int {
+    errno::status(handle.with(|thread| errno::from(thread.device.resume())))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_unlink(handle: *const Vperfctr) -> c_int {
-    // SAFETY: as the caller says.
-    let thread = unsafe { Handle::get(handle) };
-    errno::status(thread.and_then(|thread| errno::from(thread.device.unlink())))
+pub extern "C" fn vperfctr_unlink(handle: Vperfctr) -> c_int {
+    errno::status(handle.with(|thread| errno::from(thread.device.unlink())))
 }
 
 /// See `libperfctr.h`.
-///
-/// # Safety
-///
-/// `handle` is null or a handle, which nobody else uses.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vperfctr_close(handle: *mut Vperfctr) {
-    // SAFETY: as the caller says.
-    unsafe { Handle::close(&POOL, handle) };
+pub extern "C" fn vperfctr_close(handle: Vperfctr) {
+    handle.close();
 }

@@ -176,6 +176,38 @@ static void *stranger(void *handle)
 	return NULL;
 }
 
+/* Pointers that never were handles, and handles of another kind. */
+static void wild(struct vperfctr *self)
+{
+	struct gperfctr *all = gperfctr_open();
+	unsigned long local[64];
+
+	memset(local, 0xff, sizeof(local));
+	CHECK(all != NULL);
+	refused((struct vperfctr *)local);
+	refused((struct vperfctr *)1);
+	refused((struct vperfctr *)(~0ul));
+	refused((struct vperfctr *)((unsigned long)self ^ 1));
+	refused((struct vperfctr *)((unsigned long)self ^ 0x100000));
+	refused((struct vperfctr *)all);
+	REFUSED(EINVAL, gperfctr_stop((struct gperfctr *)self) == -1);
+	gperfctr_close((struct gperfctr *)self);
+	gperfctr_close(all);
+	CHECK(vperfctr_is_running(self) == 1);
+}
+
+/* What a stale handle would name if its place were taken over as it is. */
+static void *opens_its_own(void *stale)
+{
+	struct vperfctr *own = vperfctr_open();
+
+	CHECK(own != NULL && own != (struct vperfctr *)stale);
+	refused((struct vperfctr *)stale);
+	CHECK(vperfctr_unlink(own) == 0);
+	vperfctr_close(own);
+	return NULL;
+}
+
 int main(void)
 {
 	struct vperfctr *self, *again;
@@ -195,6 +227,7 @@ int main(void)
 	bad_arguments(self);
 
 	CHECK(vperfctr_control(self, &control) == 0);
+	wild(self);
 	CHECK(pthread_create(&thread, NULL, stranger, self) == 0);
 	CHECK(pthread_join(thread, NULL) == 0);
 
@@ -210,6 +243,8 @@ int main(void)
 	REFUSED(ESRCH, vperfctr_control(self, &control) == -1);
 	vperfctr_close(self);
 	refused(self);
+	CHECK(pthread_create(&thread, NULL, opens_its_own, self) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
 	/* A new state at once, while an old handle is still open. */
 	self = vperfctr_open();
 	CHECK(self != NULL);
