@@ -10,6 +10,7 @@ pub mod mutants;
 mod overflow;
 pub mod papi;
 mod pmu;
+mod providers;
 pub mod report;
 mod shim;
 mod tenants;
@@ -31,6 +32,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "testbed-native", tier: Vm, run: testbed::native },
     Suite { name: "testbed-xen", tier: Vm, run: testbed::xen },
     Suite { name: "pmu", tier: Vm, run: pmu::run },
+    Suite { name: "providers", tier: Vm, run: providers::run },
     Suite { name: "driver-absent", tier: Vm, run: driver::absent },
     Suite { name: "counting", tier: Vm, run: driver::counting },
     Suite { name: "clock", tier: Vm, run: driver::clock },
