@@ -31,13 +31,33 @@ const NOISE: &[&str] = &[
     "system without the particular feature",
 ];
 
-/// Tests whose every PAPI_TOT_INS is a multiple of the first number and a rest of at most the
-/// second: what PAPI itself executes between starting the counters and reading them. In `zero` that
-/// includes calling the loop of a million instructions 200 times, in `zero_fork` two forks.
-const EXACT: &[(&str, u64, u64)] =
-    &[("zero", 1_000_000, 1_400), ("zero_pthreads", 5_000_000, 400), ("zero_fork", 5_000_000, 700)];
+/// What the tests that cannot pass end with: PAPI has found them failed.
+const FAILED: &str = "exit status 1";
+
+/// A test whose every `PAPI_TOT_INS` is known.
+struct Exact {
+    test: &'static str,
+    /// What its processes and threads execute, in `UNIT`s, in ascending order; one of these.
+    executed: &'static [&'static [u64]],
+    /// What PAPI itself executes between starting the counters and reading them: at least one
+    /// instruction, and at most so many.
+    rest: u64,
+}
+
+/// Half a million iterations of PAPI's loop, of 10 instructions each.
+const UNIT: u64 = 5_000_000;
+
+const EXACT: &[Exact] = &[
+    // The rest includes calling a loop of a million instructions 200 times.
+    Exact { test: "zero", executed: &[&[40]], rest: 1_400 },
+    // The first thread reads how often to loop from a variable that PAPI's test sets again.
+    Exact { test: "zero_pthreads", executed: &[&[1, 2, 4, 8, 16], &[1, 1, 4, 8, 16]], rest: 400 },
+    // The rest includes two forks.
+    Exact { test: "zero_fork", executed: &[&[2, 4, 8]], rest: 700 },
+];
 
 /// How one test ended.
+#[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Passed,
     /// By PAPI itself.
@@ -50,60 +70,135 @@ pub enum Verdict {
 /// Reads how a test ended from what it has printed.
 pub fn verdict(test: &str, out: &Path) -> Verdict {
     let bytes = fs::read(out.join(format!("{test}.log"))).unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes).into_owned();
+    judge(test, &String::from_utf8_lossy(&bytes))
+}
+
+/// Status and text must say the same: a test that was ended by a signal or by its time-out has
+/// neither passed, nor skipped itself, nor failed as expected, whatever it printed before.
+fn judge(test: &str, text: &str) -> Verdict {
     let is_news = |line: &&str| !line.trim().is_empty() && !NOISE.iter().any(|n| line.contains(n));
     let lines: Vec<&str> = text.lines().filter(is_news).collect();
     let Some((status, output)) = lines.split_last() else {
         return Verdict::Failed("did not run".to_owned());
     };
     let said = |word: &str| output.iter().any(|line| line.contains(word));
-    let end = || output.iter().rev().take(3).rev().map(|line| line.trim()).collect::<Vec<_>>();
-    if *status == "exit status 0" && said("SKIPPED") {
-        return Verdict::Skipped(end().join("; "));
+    let end = output.iter().rev().take(3).rev().map(|line| line.trim()).collect::<Vec<_>>();
+    let end = end.join("; ");
+    if *status == "exit status 0" && !said("FAILED") {
+        if said("SKIPPED") {
+            return Verdict::Skipped(end);
+        }
+        if said("PASSED") {
+            return inexact(test, output).map_or(Verdict::Passed, Verdict::Failed);
+        }
     }
-    if *status == "exit status 0" && said("PASSED") && !said("FAILED") {
-        return match inexact(test, output) {
-            Some(reason) => Verdict::Failed(reason),
-            None => Verdict::Passed,
-        };
-    }
-    match CANNOT_PASS.iter().find(|(name, sign, _)| *name == test && said(sign)) {
+    let known = CANNOT_PASS.iter().find(|(name, sign, _)| *name == test && said(sign));
+    match known.filter(|_| *status == FAILED && said("FAILED")) {
         Some((_, _, why)) => Verdict::CannotPass((*why).to_owned()),
-        None => Verdict::Failed(format!("{}; {status}", end().join("; "))),
+        None => Verdict::Failed(format!("{end}; {status}")),
     }
 }
 
 /// Why the counts of a test are not what they must be.
 fn inexact(test: &str, output: &[&str]) -> Option<String> {
-    let (_, unit, rest) = EXACT.iter().find(|(name, ..)| *name == test)?;
-    let counts: Vec<u64> = output
-        .iter()
-        .filter_map(|line| line.split_once("PAPI_TOT_INS :"))
-        .filter_map(|(_, count)| count.trim().parse().ok())
-        .collect();
-    let off: Vec<&u64> = counts.iter().filter(|count| *count % unit > *rest).collect();
-    if counts.is_empty() {
-        Some("printed no PAPI_TOT_INS".to_owned())
-    } else if off.is_empty() {
-        None
-    } else {
-        Some(format!("PAPI_TOT_INS is not a multiple of {unit} and at most {rest}: {off:?}"))
+    let exact = EXACT.iter().find(|exact| exact.test == test)?;
+    let said = output.iter().filter_map(|line| line.split_once("PAPI_TOT_INS :"));
+    let counts: Result<Vec<u64>, _> = said.map(|(_, count)| count.trim().parse()).collect();
+    let Ok(mut counts) = counts else {
+        return Some("a PAPI_TOT_INS is no number".to_owned());
+    };
+    counts.sort_unstable();
+    let is = |count: &u64, units: &u64| {
+        count.checked_sub(units * UNIT).is_some_and(|rest| (1..=exact.rest).contains(&rest))
+    };
+    let fits = |units: &&[u64]| {
+        units.len() == counts.len() && counts.iter().zip(*units).all(|(count, n)| is(count, n))
+    };
+    if exact.executed.iter().any(|units| fits(&units)) {
+        return None;
     }
+    let Exact { executed, rest, .. } = exact;
+    Some(format!("PAPI_TOT_INS: {counts:?}, not {executed:?} x {UNIT} and 1 to {rest} each"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn counts(counts: &[u64]) -> String {
+        let line = |count: &u64| format!("Thread 0x1 PAPI_TOT_INS : \t{count}\n");
+        counts.iter().map(line).collect::<String>() + "PASSED\n"
+    }
+
+    fn is_failed(verdict: &Verdict) -> bool {
+        matches!(verdict, Verdict::Failed(_))
+    }
+
+    fn with_status(output: &str, status: u32) -> String {
+        format!("{output}exit status {status}\n")
+    }
+
     #[test]
-    fn counts_are_multiples_and_a_small_rest() {
-        let line = |count: u64| format!("Thread 0x1 PAPI_TOT_INS : \t{count}");
-        let good = [line(5_000_310), line(40_000_400)];
-        let good: Vec<&str> = good.iter().map(String::as_str).collect();
-        assert_eq!(inexact("zero_pthreads", &good), None);
-        let off = line(9_999_999);
-        assert!(inexact("zero_pthreads", &[&off]).is_some_and(|why| why.contains("9999999")));
-        assert!(inexact("zero_pthreads", &[]).is_some());
-        assert_eq!(inexact("first", &[]), None);
+    fn counts_are_those_of_the_test() {
+        let judge = |all: &[u64]| judge("zero_fork", &with_status(&counts(all), 0));
+        assert_eq!(judge(&[40_000_400, 10_000_001, 20_000_700]), Verdict::Passed);
+        for wrong in [
+            &[0, 20_000_400, 40_000_400][..],
+            &[0, 0, 0],
+            &[10_000_400, 20_000_400],
+            &[10_000_400, 20_000_400, 40_000_400, 5_000_400],
+            // A whole loop is missing.
+            &[10_000_400, 20_000_400, 35_000_400],
+            &[10_000_400, 20_000_400, 39_999_999],
+            &[10_000_400, 20_000_400, 40_000_000],
+            &[10_000_400, 20_000_400, 40_000_701],
+            &[],
+        ] {
+            assert!(is_failed(&judge(wrong)), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_thread_may_loop_as_often_as_the_last() {
+        let judge = |first| {
+            let all = [5_000_310, first, 20_000_310, 40_000_310, 80_000_310];
+            judge("zero_pthreads", &with_status(&counts(&all), 0))
+        };
+        assert_eq!(judge(10_000_310), Verdict::Passed);
+        assert_eq!(judge(5_000_310), Verdict::Passed);
+        assert!(is_failed(&judge(15_000_310)));
+        let not_a_number = "PAPI_TOT_INS : -1\nPASSED\nexit status 0\n";
+        assert!(is_failed(&super::judge("zero", not_a_number)));
+    }
+
+    #[test]
+    fn status_and_text_go_together() {
+        assert_eq!(judge("first", "PASSED\nexit status 0\n"), Verdict::Passed);
+        let skipped = judge("first", "no such event\nSKIPPED\nexit status 0\n");
+        assert_eq!(skipped, Verdict::Skipped("no such event; SKIPPED".to_owned()));
+        for failed in [
+            "",
+            "exit status 0\n",
+            "PASSED\nexit status 139\n",
+            "PASSED\nexit status 124\n",
+            "PASSED\nFAILED\nexit status 0\n",
+            "SKIPPED\nFAILED\nexit status 0\n",
+            "SKIPPED\nexit status 1\n",
+            "FAILED\nexit status 1\n",
+        ] {
+            assert!(is_failed(&judge("first", failed)), "{failed}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_pass_fails_in_its_own_way_only() {
+        let said = "Using 11 events\nFAILED!!!\n";
+        let cannot = |status| judge("sdsc-mpx", &with_status(said, status));
+        assert!(matches!(cannot(1), Verdict::CannotPass(_)));
+        for status in [0, 124, 137, 139] {
+            assert!(is_failed(&cannot(status)), "{status}");
+        }
+        assert!(is_failed(&judge("sdsc-mpx", "Using 11 events\nexit status 1\n")));
+        assert!(is_failed(&judge("sdsc-mpx", "FAILED!!!\nexit status 1\n")));
     }
 }
