@@ -3,7 +3,8 @@
 
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{
-    CONTROL_CLOEXEC, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Create, MODULE_FEATURES,
+    CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Create,
+    MODULE_FEATURES,
 };
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::version::ABI_MAJOR;
@@ -81,6 +82,7 @@ pub(crate) struct Request {
     pub(crate) order: Order,
     pub(crate) tsc: bool,
     pub(crate) keep_tsc: bool,
+    pub(crate) keep_period: bool,
     pub(crate) preserve: u32,
     pub(crate) overflows: Overflows,
 }
@@ -88,7 +90,8 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(caps: &PmuCaps, control: &Control) -> Result<Self, Errno> {
         let counters = control.counter.get(..control.counters as usize).ok_or(Errno::INVAL)?;
-        if control.flags & !(CONTROL_TSC | CONTROL_CLOEXEC | CONTROL_KEEP_TSC) != 0
+        const FLAGS: u32 = CONTROL_TSC | CONTROL_CLOEXEC | CONTROL_KEEP_TSC | CONTROL_KEEP_PERIOD;
+        if control.flags & !FLAGS != 0
             || control.preserve >> control.counters != 0
             || control.reserved != [0; 2]
         {
@@ -102,9 +105,10 @@ impl Request {
         }
         let tsc = control.flags & CONTROL_TSC != 0;
         let keep_tsc = control.flags & CONTROL_KEEP_TSC != 0;
+        let keep_period = control.flags & CONTROL_KEEP_PERIOD != 0;
         let overflows = Overflows::new(control);
         let preserve = control.preserve;
-        Ok(Self { config, order, tsc, keep_tsc, preserve, overflows })
+        Ok(Self { config, order, tsc, keep_tsc, keep_period, preserve, overflows })
     }
 
     /// Whether anything is to be counted.

@@ -68,6 +68,30 @@ impl Overflows {
         }
     }
 
+    /// Periods go on that were left at the counts `stopped` of the same counters.
+    pub(crate) fn go_on_from(&mut self, before: &Self, stopped: &Sums, sums: &Sums) {
+        let left =
+            before.next.iter().zip(&stopped.counter).map(|(next, sum)| next.wrapping_sub(*sum));
+        for ((next, left), sum) in self.next.iter_mut().zip(left).zip(&sums.counter) {
+            *next = sum.wrapping_add(left);
+        }
+        self.pending = before.pending;
+        self.merged = before.merged;
+    }
+
+    /// Whether the same counters sample with the same periods.
+    pub(crate) fn like(&self, other: &Self) -> bool {
+        self.sampling == other.sampling
+            && self.period.iter().zip(&other.period).all(|(one, two)| one == two)
+    }
+
+    /// The counters stop.  What the thread has not been told of yet is told when they go on.
+    pub(crate) fn stop(&mut self) {
+        if core::mem::take(&mut self.paused) {
+            self.pending = 0;
+        }
+    }
+
     #[inline(always)]
     pub(crate) const fn any(&self) -> bool {
         self.sampling != 0

@@ -272,7 +272,7 @@ impl ThreadPmu {
     pub fn stop_asleep(&mut self, page: &ThreadPage, counting: &Counting) {
         counting.moved(self.running != Running::Stopped, false);
         self.running = Running::Stopped;
-        self.overflows = Overflows::NONE;
+        self.overflows.stop();
         self.tsc = false;
         if self.failure.is_none() {
             self.publisher.configured(page, self.order.slots(), self.tsc, &self.sums);
@@ -337,8 +337,28 @@ impl ThreadPmu {
         }
     }
 
+    /// Of the counters that `request` asks for; the sums were `stopped` when they were set last.
+    fn begin_periods(&mut self, request: &Request, stopped: &Sums) {
+        let before = core::mem::replace(&mut self.overflows, request.overflows);
+        if request.keep_period && self.failure.is_none() && self.counts_the_same(request, &before) {
+            self.overflows.go_on_from(&before, stopped, &self.sums);
+        } else {
+            self.overflows.begin(&self.sums);
+        }
+    }
+
+    /// Whether `request` asks for the very counters that were set last, which sampled as `before`.
+    fn counts_the_same(&self, request: &Request, before: &Overflows) -> bool {
+        let (one, two) = (self.order.slots(), request.order.slots());
+        one.len() == two.len()
+            && one.iter().zip(two).all(|(one, two)| one.index() == two.index())
+            && self.config.includes(&request.config)
+            && request.overflows.like(before)
+    }
+
     fn start_anew(&mut self, page: &ThreadPage, counting: &Counting, request: &Request) {
         counting.moved(self.running != Running::Stopped, true);
+        let stopped = self.sums;
         let had_tsc = self.tsc && self.failure.is_none();
         if !(had_tsc && request.tsc || request.keep_tsc) {
             self.sums.tsc = 0;
@@ -348,8 +368,7 @@ impl ThreadPmu {
                 *sum = 0;
             }
         }
-        self.overflows = request.overflows;
-        self.overflows.begin(&self.sums);
+        self.begin_periods(request, &stopped);
         self.failure = None;
         self.order = planted!(
             OrderOfFirst,

@@ -6,7 +6,9 @@
 
 use shared_abi::caps::VENDOR_AMD;
 use shared_abi::config::{EVNTSEL_INT, MODE_COUNTING, MODE_SAMPLING};
-use shared_abi::ioctl::{self, CONTROL_KEEP_TSC, CONTROL_TSC, Control};
+use shared_abi::ioctl::{
+    self, CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control, FEATURE_KEEP_PERIOD,
+};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::{CounterConfig, Errno, PhysSlot};
 use zerocopy::FromZeros;
@@ -79,10 +81,15 @@ fn counter(vendor: u32, from: &CpuControl, n: usize) -> Result<CounterConfig, Er
 /// # Errors
 ///
 /// `INVAL`.
-pub(crate) fn of_thread(vendor: u32, from: &VperfctrControl) -> Result<Control, Errno> {
-    let mut control = to_device(vendor, &from.cpu_control, from.preserve, from.flags)?;
+pub(crate) fn of_thread(info: &ioctl::Info, from: &VperfctrControl) -> Result<Control, Errno> {
+    let mut control = to_device(info.caps.vendor, &from.cpu_control, from.preserve, from.flags)?;
     if from.cpu_control.nrictrs != 0 {
         control.signal = u32::try_from(from.si_signo).map_err(|_| Errno::INVAL)?;
+        if info.features & FEATURE_KEEP_PERIOD != 0 {
+            // Profilers stop and start the same control around each fork.  Whole periods each time
+            // would leave programs that fork often without a sample.
+            control.flags |= CONTROL_KEEP_PERIOD;
+        }
     }
     Ok(control)
 }
@@ -126,6 +133,12 @@ mod tests {
 
     const INSTRUCTIONS: u32 = 0x0041_00c0;
 
+    fn info(vendor: u32) -> ioctl::Info {
+        let mut info = ioctl::Info { features: FEATURE_KEEP_PERIOD, ..ioctl::Info::default() };
+        info.caps.vendor = vendor;
+        info
+    }
+
     fn one_of_each() -> VperfctrControl {
         let mut control = VperfctrControl::new_zeroed();
         let cpu = &mut control.cpu_control;
@@ -141,7 +154,7 @@ mod tests {
     #[test]
     fn a_control_comes_back_as_it_was() {
         let control = one_of_each();
-        let device = of_thread(VENDOR_INTEL, &control).unwrap();
+        let device = of_thread(&info(VENDOR_INTEL), &control).unwrap();
         assert_eq!((device.counters, device.signal, device.preserve), (2, 27, 0));
         assert_eq!((device.counter[1].mode, device.counter[1].period), (MODE_SAMPLING, 999_999));
         let back = thread_from_device(&device);
@@ -157,7 +170,7 @@ mod tests {
         let refused = |change: fn(&mut VperfctrControl)| {
             let mut control = one_of_each();
             change(&mut control);
-            assert_eq!(of_thread(VENDOR_INTEL, &control).unwrap_err(), Errno::INVAL);
+            assert_eq!(of_thread(&info(VENDOR_INTEL), &control).unwrap_err(), Errno::INVAL);
         };
         refused(|control| control.cpu_control.nractrs = 18);
         refused(|control| control.cpu_control.nractrs = u32::MAX);
@@ -177,9 +190,14 @@ mod tests {
         control.cpu_control.evntsel_high = [!0; MAX_COUNTERS];
         control.preserve = !0;
         control.flags = !0;
-        let device = of_thread(VENDOR_INTEL, &control).unwrap();
+        let device = of_thread(&info(VENDOR_INTEL), &control).unwrap();
         assert_eq!(device.preserve, 0b11);
-        assert_eq!(device.flags, CONTROL_TSC | CONTROL_KEEP_TSC | ioctl::CONTROL_CLOEXEC);
+        let keeps = CONTROL_KEEP_TSC | CONTROL_KEEP_PERIOD;
+        assert_eq!(device.flags, CONTROL_TSC | keeps | ioctl::CONTROL_CLOEXEC);
+        let older = ioctl::Info { features: 0, ..info(VENDOR_INTEL) };
+        let device = of_thread(&older, &control).unwrap();
+        assert_eq!(device.flags & CONTROL_KEEP_PERIOD, 0);
+        let device = of_thread(&info(VENDOR_INTEL), &control).unwrap();
         assert_eq!(device.counter[0].evntsel, u64::from(INSTRUCTIONS));
     }
 
@@ -187,9 +205,9 @@ mod tests {
     fn amd_has_event_bits_in_the_high_word() {
         let mut control = one_of_each();
         control.cpu_control.evntsel_high[0] = 0x304;
-        let device = of_thread(VENDOR_AMD, &control).unwrap();
+        let device = of_thread(&info(VENDOR_AMD), &control).unwrap();
         assert_eq!(device.counter[0].evntsel >> 32, 4);
         control.cpu_control.evntsel_high[0] = 0x10;
-        assert_eq!(of_thread(VENDOR_AMD, &control).unwrap_err(), Errno::INVAL);
+        assert_eq!(of_thread(&info(VENDOR_AMD), &control).unwrap_err(), Errno::INVAL);
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
 use perfctr::raw::Device;
 use shared_abi::Errno;
-use shared_abi::ioctl::Create;
+use shared_abi::ioctl::{self, Create};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 
 use crate::abi::{ABI_MAJORS, ABI_VERSION, CpuMask, CpusInfo, Info, SumCtrs, VperfctrControl};
@@ -42,9 +42,13 @@ pub(crate) fn info(device: &Device) -> Result<Info, Errno> {
     Ok(cpu::info(&errno::from(device.info())?))
 }
 
-/// Sets the counters of a CPU of this vendor; a refusal leaves them stopped, as perfctr does.
-pub(crate) fn set(device: &Device, vendor: u32, from: &VperfctrControl) -> Result<(), Errno> {
-    let result = control::of_thread(vendor, from)
+/// Sets the counters; a refusal leaves them stopped, as perfctr does.
+pub(crate) fn set(
+    device: &Device,
+    info: &ioctl::Info,
+    from: &VperfctrControl,
+) -> Result<(), Errno> {
+    let result = control::of_thread(info, from)
         .and_then(|control| errno::from(device.control(&control)))
         .map_err(|error| if error == Errno::OPNOTSUPP { Errno::PERM } else { error });
     if result.is_err() {
@@ -124,8 +128,8 @@ pub extern "C" fn _vperfctr_open(creat: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn _vperfctr_control(fd: c_int, from: Option<&VperfctrControl>) -> c_int {
     errno::status(borrow(fd).and_then(|device| {
-        let vendor = errno::from(device.info())?.caps.vendor;
-        set(&device, vendor, &errno::take(from)?)
+        let info = errno::from(device.info())?;
+        set(&device, &info, &errno::take(from)?)
     }))
 }
 

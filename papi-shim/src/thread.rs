@@ -7,7 +7,7 @@ use std::io;
 use std::sync::OnceLock;
 
 use perfctr::raw::{Device, Generation, Pages};
-use shared_abi::ioctl::{CONTROL_TSC, Control, Create};
+use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Info};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_PAUSED, THREAD_TSC};
@@ -26,8 +26,7 @@ use crate::{errno, fd};
 #[derive(Debug)]
 pub struct Thread {
     pub(crate) device: Device,
-    vendor: u32,
-    vcpus: u32,
+    info: Info,
     /// Mapped when they are first needed, since many threads never count anything.
     pages: OnceLock<Pages>,
     /// The [`this_thread`] that may read directly; 0, which is none, for another thread's counters.
@@ -76,8 +75,7 @@ impl Thread {
         errno::from(bind(&device, &fd::thread(tid)))?;
         Ok(Self {
             device,
-            vendor: info.caps.vendor,
-            vcpus: info.vcpus,
+            info,
             pages: OnceLock::new(),
             reader: if tid == 0 { this_thread() } else { 0 },
             generation: Generation::current(),
@@ -98,7 +96,7 @@ impl Thread {
             return None;
         }
         // If that fails, the kernel is asked instead.
-        let pages = Pages::new(&self.device, self.vcpus).ok()?;
+        let pages = Pages::new(&self.device, self.info.vcpus).ok()?;
         Some(self.pages.get_or_init(|| pages))
     }
 
@@ -113,7 +111,7 @@ impl Thread {
             // Mapping the pages is not to be counted.
             self.own_pages();
         }
-        fd::set(&self.device, self.vendor, from)
+        fd::set(&self.device, &self.info, from)
     }
 
     /// Reads the TSC and the counters in use without a system call, if the TSC is on and this is

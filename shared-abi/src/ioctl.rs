@@ -80,7 +80,10 @@ pub const IOC_CPU_READ: u32 = ioc(READ | WRITE, 0x53, size_of::<CpuState>());
 pub const SIGNAL_CODE: i32 = b'P' as i32;
 
 /// [`Info::features`] of this version.
-pub const MODULE_FEATURES: u32 = 0;
+pub const MODULE_FEATURES: u32 = FEATURE_KEEP_PERIOD;
+
+/// [`Info::features`]: the module knows [`CONTROL_KEEP_PERIOD`].
+pub const FEATURE_KEEP_PERIOD: u32 = 1 << 0;
 
 /// Result of [`IOC_INFO`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -150,6 +153,10 @@ pub const CONTROL_CLOEXEC: u32 = 1 << 1;
 /// [`Control::flags`]: keep the TSC's sum.
 pub const CONTROL_KEEP_TSC: u32 = 1 << 2;
 
+/// [`Control::flags`]: if these very counters were set last, in this order and with these periods,
+/// go on with what was left of each period, instead of beginning whole ones.
+pub const CONTROL_KEEP_PERIOD: u32 = 1 << 3;
+
 /// Argument of [`IOC_CONTROL`].
 ///
 /// Sums of counters whose bit in `preserve` is clear start from 0, and so does the TSC's unless it
@@ -157,8 +164,9 @@ pub const CONTROL_KEEP_TSC: u32 = 1 << 2;
 /// sums stay.
 ///
 /// A sampling counter overflows whenever its count since this call reaches a multiple of its
-/// period.  At an overflow all counters pause, the TSC goes on, and the thread gets the signal;
-/// [`IOC_RESUME`] lets them go on.  Nothing is counted in between.
+/// period; with [`CONTROL_KEEP_PERIOD`], its count since the call that began the period.  At an
+/// overflow all counters pause, the TSC goes on, and the thread gets the signal; [`IOC_RESUME`]
+/// lets them go on.  Nothing is counted in between.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Control {

@@ -18,7 +18,7 @@ pub const ABI_MAJOR: u16 = 2;
 /// | major.minor | addition |
 /// |---|---|
 /// | 1.0 | accumulating (a-mode) counters; then, before any release and under the same number, sampling ones, tracers, and whole CPUs |
-/// | 2.0 | - |
+/// | 2.0 | what is left of a period can be kept, see [`FEATURE_KEEP_PERIOD`](crate::ioctl::FEATURE_KEEP_PERIOD) |
 pub const ABI_MINOR: u16 = 0;
 
 /// Both in one word, as pages carry them: the major in the low half.

@@ -7,7 +7,7 @@ use std::vec;
 use shared_abi::CounterConfig;
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{OP_LOAD, OP_STOP};
-use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC};
+use shared_abi::ioctl::{CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC};
 use shared_abi::limits::READ_ATTEMPTS_MAX;
 use shared_abi::read::ReadError;
 use shared_abi::sync::Ordering::Relaxed;
@@ -201,7 +201,7 @@ fn a_refused_control_changes_nothing() {
     thread.execute(30);
     let good = control(&[counter(1, BRANCHES)]);
     let refused = [
-        (Errno::INVAL, Control { flags: 1 << 3, ..good }),
+        (Errno::INVAL, Control { flags: 1 << 4, ..good }),
         (Errno::INVAL, Control { signal: 1, ..good }),
         (Errno::INVAL, Control { preserve: 0b10, ..good }),
         (Errno::INVAL, Control { counters: 19, ..good }),
@@ -563,4 +563,46 @@ fn a_vcpu_that_may_not_count_any_more_says_so() {
     machine.revoke(0);
     assert_eq!(thread.read(), Err(Errno::PERM));
     assert_eq!(thread.read_direct::<1>(), Err(ReadError::NotDirect));
+}
+
+#[test]
+fn what_is_left_of_a_period_can_be_kept_across_a_stop() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let keep = |period| Control { flags: CONTROL_KEEP_PERIOD, ..sampling(period) };
+    // Short stretches that add up to a period, whatever the sums start from.
+    for _ in 0..3 {
+        thread.control(&keep(1_000)).unwrap();
+        thread.execute(300);
+        assert_eq!(interrupt(&machine, &thread, 0), None);
+        thread.stop();
+        thread.execute(5_000);
+    }
+    thread.control(&keep(1_000)).unwrap();
+    thread.execute(100);
+    assert_eq!(thread.read().unwrap().counter[0], 100);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+    // A stop while the counters are paused is the end of that overflow, not of the next period.
+    thread.stop();
+    thread.control(&keep(1_000)).unwrap();
+    thread.execute(999);
+    assert_eq!(interrupt(&machine, &thread, 0), None);
+    thread.execute(1);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+}
+
+#[test]
+fn other_controls_begin_whole_periods() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let keep = |period| Control { flags: CONTROL_KEEP_PERIOD, ..sampling(period) };
+    for next in [sampling(1_000), keep(1_001)] {
+        thread.control(&keep(1_000)).unwrap();
+        thread.execute(600);
+        thread.stop();
+        thread.control(&next).unwrap();
+        thread.execute(999);
+        assert_eq!(interrupt(&machine, &thread, 0), None);
+        thread.stop();
+    }
 }

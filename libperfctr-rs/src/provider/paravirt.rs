@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counters virtualised by hypervisor and guest kernel, through `/dev/perfctr`.
 
-use shared_abi::ioctl::{CONTROL_CLOEXEC, CONTROL_TSC, Control, Create, Info};
+use shared_abi::ioctl::{
+    CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_TSC, Control, Create, FEATURE_KEEP_PERIOD, Info,
+};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::ReadError;
 use shared_abi::sync::Ordering::Relaxed;
@@ -27,6 +29,8 @@ pub(crate) struct Paravirt {
     /// What was started last, and its signal if any of it samples.
     counters: Vec<CounterConfig>,
     signal: u32,
+    /// Whether the module knows how.
+    keeps_periods: bool,
 }
 
 impl Paravirt {
@@ -49,7 +53,9 @@ impl Paravirt {
         })?;
         // From here on the counters are unlinked again if something fails.
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
-        let paravirt = Self { device, pages, description, caps, counters: Vec::new(), signal: 0 };
+        let keeps_periods = info.features & FEATURE_KEEP_PERIOD != 0;
+        let (counters, signal) = (Vec::new(), 0);
+        let paravirt = Self { device, pages, description, caps, counters, signal, keeps_periods };
         match paravirt.thread_page() {
             Some(page) if page.magic.load(Relaxed) == THREAD_PAGE_MAGIC => Ok(paravirt),
             _ => Err(Error::Malformed("thread page")),
@@ -70,10 +76,11 @@ impl Paravirt {
         Ok(())
     }
 
-    /// Counts the same events again, from where their sums are.
+    /// Counts the same events again, from where their sums and periods are.
     pub(crate) fn resume(&self) -> Result<(), Error> {
         let all = (1 << self.counters.len()) - 1;
-        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &self.counters, all, self.signal)
+        let keep = if self.keeps_periods { CONTROL_KEEP_PERIOD } else { 0 };
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC | keep, &self.counters, all, self.signal)
     }
 
     /// Stops counting; sums stay readable.

@@ -7,6 +7,7 @@
 #define PERIOD 100000
 #define SIGNALS 20
 #define SHORT_PERIOD 25
+#define STRETCHES 50
 #define ROUNDS 1000000
 
 static struct vperfctr *self;
@@ -75,10 +76,37 @@ static void short_period(void)
 	work(ROUNDS);
 	CHECK(vperfctr_stop(self) == 0);
 	CHECK(vperfctr_read_ctrs(self, &sums) == 0);
-	printf("%d signals, %llu periods\n", signals, sums.pmc[1] / SHORT_PERIOD);
+	printf("%d signals, %llu periods\n", signals,
+	       sums.pmc[1] / SHORT_PERIOD);
 	CHECK(signals > 0 && sums.pmc[1] >= 2 * ROUNDS);
 	CHECK(sums.pmc[0] == sums.pmc[1]);
 	CHECK((unsigned long long)signals <= sums.pmc[1] / SHORT_PERIOD);
+}
+
+/*
+ * As a profiler around each fork: stretches that are shorter than a period add
+ * up to periods.
+ */
+static void short_stretches(void)
+{
+	struct vperfctr_control control = counting(PERIOD);
+	struct perfctr_sum_ctrs sums;
+	unsigned long long total = 0;
+	int i;
+
+	handle(count_and_go_on);
+	signals = 0;
+	control.si_signo = SIGIO;
+	for (i = 0; i < STRETCHES; i++) {
+		CHECK(vperfctr_control(self, &control) == 0);
+		work(PERIOD / 8);
+		CHECK(vperfctr_stop(self) == 0);
+		CHECK(vperfctr_read_ctrs(self, &sums) == 0);
+		CHECK(sums.pmc[0] >= PERIOD / 4 && sums.pmc[0] < PERIOD);
+		total += sums.pmc[0];
+	}
+	printf("%d signals, %llu periods\n", signals, total / PERIOD);
+	CHECK(signals > 0 && (unsigned long long)signals == total / PERIOD);
 }
 
 int main(void)
@@ -113,6 +141,7 @@ int main(void)
 	control.cpu_control.evntsel[1] = INSTRUCTIONS;
 	REFUSED(EINVAL, vperfctr_control(self, &control) == -1);
 	short_period();
+	short_stretches();
 	CHECK(vperfctr_unlink(self) == 0);
 	vperfctr_close(self);
 	return 0;

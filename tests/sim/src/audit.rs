@@ -205,7 +205,7 @@ impl Machine {
         counters.iter().all(|counter| is_valid_counter(&model, counter))
             && !(0..used).any(twice)
             && signals.contains(&control.signal)
-            && control.flags & !0b111 == 0
+            && control.flags & !0b1111 == 0
             && control.preserve >> used == 0
             && control.reserved == [0; 2]
     }

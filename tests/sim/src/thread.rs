@@ -258,7 +258,7 @@ impl Machine {
             4 => counter.reserved = 1,
             5 => control.signal = [0, 1, 64, 65][rng.index(4)],
             6 => control.preserve |= 1 << control.counters,
-            _ => control.flags |= 1 << rng.below(4),
+            _ => control.flags |= [1, 2, 4, 16][rng.index(4)],
         }
         control
     }

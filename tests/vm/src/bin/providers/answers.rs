@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use perfctr::raw::Device;
 use perfctr::{Cause, Error, Event, Provider, Session};
 use shared_abi::CounterConfig;
@@ -140,8 +140,8 @@ fn cpus_counted() -> Result<()> {
     device.cpu_start().context("a CPU's start")?;
     let refused = Session::open_with(Provider::Paravirt);
     device.cpu_stop()?;
-    let busy = |error: &Error| matches!(error, Error::Refused(refusal) if refusal.cause == Cause::CpusCounted);
-    ensure!(refused.as_ref().err().is_some_and(busy), "{refused:?}");
+    let Err(Error::Refused(refusal)) = &refused else { bail!("{refused:?}") };
+    ensure!(refusal.cause == Cause::CpusCounted, "{refusal}");
     Session::open_with(Provider::Paravirt)?;
     Ok(())
 }
