@@ -117,8 +117,8 @@ impl Request {
     }
 }
 
-/// A signal if and only if a counter samples.  No period is too short: the hypervisor puts off what
-/// exceeds its rate, and the periods that pass meanwhile are merged.
+/// A signal if and only if a counter samples.  No period is too short: overflows are merged that
+/// would not let the thread get on, or exceed the hypervisor's rate.
 fn check_sampling(control: &Control, counters: &[CounterConfig]) -> Result<(), Errno> {
     let samples = counters.iter().any(|counter| counter.mode == MODE_SAMPLING);
     let signals = if samples { 1..=SIGNAL_MAX } else { 0..=0 };

@@ -11,6 +11,11 @@ use shared_abi::ioctl::{Control, Sums};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::planted;
 
+/// A counter whose period is shorter interrupts at the first multiple of it that is so many events
+/// away, and the overflows before that are merged.  Else the next one would come before the thread
+/// is out of its signal handler, and it would never get on.
+const EVENTS_BETWEEN_MIN: u64 = 1_000;
+
 /// What the thread is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
@@ -108,6 +113,18 @@ impl Overflows {
         Some(next.wrapping_sub(*sums.counter.get(index)?))
     }
 
+    /// Events until counter `index` is to interrupt, if it samples.
+    pub(crate) fn armed(&self, index: usize, sums: &Sums) -> Option<u64> {
+        let distance = self.distance(index, sums)?;
+        let period = *self.period.get(index)?;
+        if period >= EVENTS_BETWEEN_MIN {
+            return Some(distance);
+        }
+        let early = EVENTS_BETWEEN_MIN.saturating_sub(distance);
+        let more = early.checked_add(period)?.checked_sub(1)?.checked_div(period)?;
+        Some(distance.wrapping_add(more.wrapping_mul(period)))
+    }
+
     /// Notes which counters have overflowed at these counts.
     #[inline(always)]
     pub(crate) fn notice(&mut self, sums: &Sums) {
@@ -202,5 +219,18 @@ mod tests {
         assert_eq!(overflows.pause().map(|signal| signal.counters), Some(1));
         assert_eq!(overflows.take_merged(), 2);
         assert_eq!(overflows.distance(0, &sums(&[3_400])), Some(500));
+    }
+
+    #[test]
+    fn short_periods_leave_the_thread_room_between_signals() {
+        let mut overflows = sampling(&[25, 999, 1_000, 0]);
+        overflows.begin(&sums(&[0; 4]));
+        let armed = |counts: &[u64]| {
+            let counts = sums(counts);
+            [0, 1, 2, 3].map(|index| overflows.armed(index, &counts))
+        };
+        assert_eq!(armed(&[0; 4]), [Some(1_000), Some(1_998), Some(1_000), None]);
+        // At multiples, however much of a period is left.
+        assert_eq!(armed(&[10, 1, 990, 0]), [Some(1_015), Some(1_997), Some(10), None]);
     }
 }

@@ -321,7 +321,7 @@ impl ThreadPmu {
         }
         let mut config = self.config;
         for (index, &slot) in self.order.slots().iter().enumerate() {
-            if let Some(events) = self.overflows.distance(index, &self.sums) {
+            if let Some(events) = self.overflows.armed(index, &self.sums) {
                 config.set_period(slot, events);
             }
         }

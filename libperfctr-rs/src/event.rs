@@ -72,8 +72,8 @@ impl Event {
     /// the thread gets a signal, see [`overflow`](crate::overflow).
     ///
     /// Unit: events, up to [`PERIOD_EVENTS_MAX`]; longer ones are refused when the counters are
-    /// started, and 0 asks for none.  The host limits how often a thread is told: of very short
-    /// periods many pass between two signals, and the counts stay exact.
+    /// started, and 0 asks for none.  Of periods below 1,000 several pass between two signals, so
+    /// that the thread gets on, and more where the host allows fewer signals; counts stay exact.
     ///
     /// [`PERIOD_EVENTS_MAX`]: shared_abi::limits::PERIOD_EVENTS_MAX
     pub const fn every(self, period: u64) -> Self {
