@@ -117,7 +117,8 @@ impl Session {
     /// # Errors
     ///
     /// [`Error::NoCounters`], [`Error::TooManyCounters`], [`Error::EventNotAvailable`] and
-    /// [`Error::Invalid`] change nothing; nor does a refusal of the kernel.
+    /// [`Error::Invalid`] change nothing; nor does a refusal of the kernel, which is
+    /// [`Error::Refused`] if it is about who asks.
     pub fn start(&mut self, events: &[Event]) -> Result<(), Error> {
         if let Some(&event) = events.iter().find(|event| event.samples()) {
             return Err(Error::unavailable(event, "it samples, and no signal is given"));

@@ -113,7 +113,10 @@ impl Paravirt {
             return Err(Error::TooManyCounters { asked: counters.len(), available: MAX_COUNTERS });
         };
         places.copy_from_slice(counters);
-        self.device.control(&control).map_err(Error::kernel("set the counters"))
+        self.device.control(&control).map_err(|error| match error.raw_os_error() {
+            Some(libc::EACCES) => Error::Refused(Refusal::at_module(&error)),
+            _ => Error::kernel("set the counters")(error),
+        })
     }
 
     #[inline(always)]

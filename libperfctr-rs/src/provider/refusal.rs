@@ -43,6 +43,8 @@ pub enum Cause {
     DomainKind,
     /// Whole CPUs are being counted, which excludes threads.
     CpusCounted,
+    /// The module's parameter `paranoid`, or lockdown, keeps such counts from the caller.
+    ModulePolicy,
     /// There is no PMU, or the kernel has no driver for it.
     NoPmu,
     /// `perf_event_paranoid` has this value, which keeps the caller out.
@@ -84,6 +86,10 @@ impl fmt::Display for Cause {
                  tsc_mode=\"native\" are served"
             }
             Self::CpusCounted => "whole CPUs are being counted; threads can count when that ends",
+            Self::ModulePolicy => {
+                "the module's parameter paranoid keeps this count from the caller, as may \
+                 lockdown; CAP_PERFMON or a lower value lets the caller count"
+            }
             Self::NoPmu => {
                 "the kernel knows no PMU here; in a virtual machine the host has to offer one"
             }
@@ -143,7 +149,8 @@ impl Surroundings {
         match errno {
             libc::ENOSYS => Cause::NoDriver,
             libc::ENODEV => Cause::DriverOff,
-            libc::EPERM | libc::EACCES => Cause::Forbidden,
+            libc::EPERM => Cause::Forbidden,
+            libc::EACCES => Cause::ModulePolicy,
             libc::EOPNOTSUPP => Cause::DomainKind,
             libc::EBUSY => Cause::CpusCounted,
             _ => Cause::Other,
@@ -206,6 +213,7 @@ mod tests {
             (libc::ENOSYS, Cause::NoDriver),
             (libc::ENODEV, Cause::DriverOff),
             (libc::EPERM, Cause::Forbidden),
+            (libc::EACCES, Cause::ModulePolicy),
             (libc::EOPNOTSUPP, Cause::DomainKind),
             (libc::EBUSY, Cause::CpusCounted),
             (libc::ENOMEM, Cause::Other),
@@ -243,6 +251,7 @@ mod tests {
             Cause::Forbidden,
             Cause::DomainKind,
             Cause::CpusCounted,
+            Cause::ModulePolicy,
             Cause::NoPmu,
             Cause::Paranoid(4),
             Cause::Seccomp,
