@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A very short period on all vCPUs at once, with a driver that allows only few overflows.
+//! A short period on all vCPUs at once, with a driver that allows only few overflows.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,8 +16,8 @@ use crate::report::{Report, throttled};
 use crate::round::{Constants, Shape, round};
 use crate::sampled;
 
-/// What programs that were written for perfctr ask for, unit: instructions.
-const PERIOD: u64 = 25;
+/// The shortest period of which every overflow is to be told, unit: instructions.
+const PERIOD: u64 = 1_000;
 
 /// Regions of each thread, and iterations of each.
 const ROUNDS: u64 = 3;
