@@ -112,6 +112,8 @@ mod switch {
         StaleOverflowGates,
         /// An overflow is acknowledged while its counter holds 0.
         AcknowledgedAtZero,
+        /// A vCPU that executes goes on counting after its domain was forbidden.
+        RevokedAtSwitchOnly,
         /// A thread is told again of an overflow after it has let its counters go on.
         OverflowToldTwice,
         /// Configurations that want the same counter for different events are joined.

@@ -106,6 +106,7 @@ fn cpu(shape: &Shape, host: usize, rng: &mut Rng) -> Cpu {
         current: Cell::new(None),
         switching: Cell::new(false),
         lazy: Cell::new(None),
+        revocation: Cell::new(false),
         tsc_offset: rng.next(),
         time: Cell::new(0),
         host_events: Cell::default(),

@@ -21,6 +21,8 @@ pub enum Action {
     Tick,
     /// The PMU interrupts this physical CPU.
     Pmi,
+    /// The host's inter-processor interrupt comes: a domain is forbidden.
+    Revoke,
     /// The guest kernel takes the virtual interrupt of an overflow.
     Virq,
     /// It stops its counters if nobody counts.
@@ -63,6 +65,7 @@ impl Action {
             Self::Destroy(_) => 13,
             Self::Create(_) => 14,
             Self::Garbage(_) => 15,
+            Self::Revoke => 16,
         }
     }
 }
@@ -222,6 +225,9 @@ impl Machine {
         // It may come late, but not forever.
         if cpu.pmu.interrupts() {
             options.push((60, Action::Pmi));
+        }
+        if cpu.revocation.get() {
+            options.push((60, Action::Revoke));
         }
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let domain = &self.domains[vcpu.domain];

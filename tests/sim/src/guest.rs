@@ -95,6 +95,14 @@ impl Machine {
                 let job = move || machine.take_pmi();
                 self.agents[here].fiber.borrow_mut().start(Box::new(job));
             }
+            Action::Revoke => {
+                let here = self.here.get();
+                self.cpus[here].switching.set(true);
+                self.begin(here, 0);
+                let machine = Rc::clone(self);
+                let job = move || machine.take_revocation();
+                self.agents[here].fiber.borrow_mut().start(Box::new(job));
+            }
             Action::Policy(domain) => self.change_policy(domain),
             Action::Suspend(domain) => self.domains[domain].suspending.set(true),
             Action::Restore(domain) => self.restore(domain),

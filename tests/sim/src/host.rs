@@ -389,6 +389,39 @@ impl Machine {
         let domain = &self.domains[index];
         if domain.allowed.replace(!domain.allowed.get()) {
             domain.forbidden.set(domain.forbidden.get() + 1);
+            for cpu in &self.cpus {
+                let current = cpu.current.get().map(|vcpu| self.vcpus[vcpu].domain);
+                cpu.revocation.set(cpu.revocation.get() || current == Some(index));
+            }
+        }
+    }
+
+    /// This CPU is told that a domain has been forbidden, in the hypervisor's own agent.
+    pub fn take_revocation(&self) {
+        let cpu = &self.cpus[self.here.get()];
+        cpu.revocation.set(false);
+        if let Some(index) = cpu.current.get() {
+            self.revoke(&self.vcpus[index]);
+        }
+        cpu.switching.set(false);
+    }
+
+    fn revoke(&self, vcpu: &Vcpu) {
+        let domain = &self.domains[vcpu.domain];
+        if domain.allowed.get() {
+            return;
+        }
+        vcpu.disturbances.set(vcpu.disturbances.get() + 1);
+        vcpu.sampled.set([0; SLOTS]);
+        let registered = &mut *vcpu.registered.borrow_mut();
+        let Some((core, page)) = registered.as_mut() else { return };
+        let page = &self.vcpus[*page].page;
+        self.in_hypervisor(true, || {
+            self.on_cpu(|cpu| planted!(RevokedAtSwitchOnly, core.revoke(cpu, page), ()));
+        });
+        let direct = unheard(|| page.flags.load(Relaxed)) & 2 != 0;
+        if direct && domain.kind == crate::shape::Kind::Good && !self.is_gone() {
+            self.fail(format!("vCPU {} of a forbidden domain reads directly", vcpu.id));
         }
     }
 

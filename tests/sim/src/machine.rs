@@ -50,6 +50,8 @@ pub struct Cpu {
     pub switching: Cell<bool>,
     /// A vCPU whose fold is overdue; see the planted bug.
     pub lazy: Cell<Option<usize>>,
+    /// The host has forbidden a domain and interrupts this CPU to say so.
+    pub revocation: Cell<bool>,
     pub tsc_offset: u64,
     /// Steps made here, idle ones too.
     pub time: Cell<u64>,

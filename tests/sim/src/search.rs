@@ -116,7 +116,7 @@ impl Path {
 
 /// Interrupts are not preemptions: they come, sooner or later.
 const fn comes_by_itself(action: Action) -> bool {
-    matches!(action, Action::Pmi | Action::Virq)
+    matches!(action, Action::Pmi | Action::Revoke | Action::Virq)
 }
 
 impl Machine {
@@ -124,7 +124,7 @@ impl Machine {
     fn has_interrupt(&self) -> bool {
         let cpu = &self.cpus[self.here.get()];
         let virq = cpu.current.get().is_some_and(|vcpu| self.vcpus[vcpu].virq.get());
-        virq || cpu.pmu.interrupts()
+        virq || cpu.pmu.interrupts() || cpu.revocation.get()
     }
 
     /// Whether the action brings an idle physical CPU nearer to the end of the machine's work.
@@ -142,7 +142,11 @@ impl Machine {
                 let waiting = self.domains[vcpu.domain].threads.clone().any(ready);
                 vcpu.busy.get() || vcpu.current.get().is_some() || !vcpu.online.get() || waiting
             }
-            Action::Schedule(Some(_)) | Action::Online | Action::Pmi | Action::Virq => true,
+            Action::Schedule(Some(_))
+            | Action::Online
+            | Action::Pmi
+            | Action::Revoke
+            | Action::Virq => true,
             _ => false,
         }
     }
