@@ -19,12 +19,13 @@ use super::spec::Spec;
 /// From power-on until the guest's init reports, at most: on a machine that twenty others want,
 /// too, a boot of half a minute takes ten.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
-/// A boot whose console is silent for so long, ...
+/// A boot whose console is silent for so long, while the emulator uses hardly any time of the host's
+/// CPUs ...
 const BOOT_SILENCE: Duration = Duration::from_secs(60);
-/// ... while the emulator has used more time of the host's CPUs than any boot needs ...
-const BOOT_BUSY: Duration = Duration::from_secs(90);
-/// ... or has used hardly any, does not come up.
 const BOOT_IDLE: Duration = Duration::from_secs(3);
+/// ... or whose emulator has used more of it since the last news than any boot needs, does not come
+/// up.
+const BOOT_BUSY: Duration = Duration::from_secs(90);
 /// From the report of the command's end until the emulator has ended by itself.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the console may go on after a crash, so that its trace is complete.
@@ -75,8 +76,7 @@ struct Watch {
     stream: bool,
     start: Instant,
     boot_time: Option<Duration>,
-    /// When the console last had news, and what the emulator had used until then.
-    last_news: (Instant, Duration),
+    progress: Progress,
 }
 
 impl Watch {
@@ -93,7 +93,7 @@ impl Watch {
             stream: spec.stream,
             start: Instant::now(),
             boot_time: None,
-            last_news: (Instant::now(), Duration::ZERO),
+            progress: Progress::default(),
         })
     }
 
@@ -142,17 +142,9 @@ impl Watch {
         if self.boot_time.is_some() {
             return Ok((running > self.timeout).then_some(Status::TimedOut(self.timeout)));
         }
-        let is_over = self.stands_still(news) || running > BOOT_TIMEOUT;
+        let used = cpu_time(self.machine.id());
+        let is_over = self.progress.has_ended(running, used, news) || running > BOOT_TIMEOUT;
         Ok(is_over.then_some(Status::Failed(Failure::NeverUp(running))))
-    }
-
-    /// Whether a machine that is not up will not come up.
-    fn stands_still(&mut self, news: bool) -> bool {
-        if news {
-            self.last_news = (Instant::now(), cpu_time(self.machine.id()));
-        }
-        let (since, used) = self.last_news;
-        is_hopeless(since.elapsed(), || cpu_time(self.machine.id()).saturating_sub(used))
     }
 
     /// Reads what the machine has written; true if the console has news.
@@ -197,10 +189,31 @@ fn crash_in(console: &str) -> Option<String> {
     crash.map(|line| line.trim().to_owned())
 }
 
-/// Whether a boot that has been silent for a time, and used time of the CPUs in it, is one that
-/// stands still; on a busy machine a boot may only be slow.
-fn is_hopeless(silent: Duration, used: impl Fn() -> Duration) -> bool {
-    silent > BOOT_SILENCE && !(BOOT_IDLE..=BOOT_BUSY).contains(&used())
+/// Whether a boot gets on. Times are since the start; on a busy machine a boot may only be slow, so
+/// what counts is what the emulator has used of the host's CPUs.
+#[derive(Default)]
+struct Progress {
+    /// What had been used when the console last had news.
+    used_at_news: Duration,
+    /// When a time of silence began to be judged, and what had been used by then.
+    window: (Duration, Duration),
+}
+
+impl Progress {
+    /// Whether a boot will not get on any more.
+    fn has_ended(&mut self, now: Duration, used: Duration, news: bool) -> bool {
+        if news {
+            self.used_at_news = used;
+            self.window = (now, used);
+        }
+        let (since, used_before) = self.window;
+        if now.saturating_sub(since) < BOOT_SILENCE {
+            return false;
+        }
+        self.window = (now, used);
+        let is_idle = used.saturating_sub(used_before) < BOOT_IDLE;
+        is_idle || used.saturating_sub(self.used_at_news) > BOOT_BUSY
+    }
 }
 
 /// What a process has used of the CPUs so far; 0 once it has ended.
@@ -286,12 +299,21 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_boot_is_hopeless_where_it_is_idle_or_has_had_its_time() {
-        let second = Duration::from_secs(1);
-        assert!(!is_hopeless(59 * second, || Duration::ZERO));
-        assert!(is_hopeless(61 * second, || second));
-        assert!(!is_hopeless(200 * second, || 30 * second), "a busy build machine");
-        assert!(is_hopeless(61 * second, || 91 * second));
+    fn a_silent_boot_has_ended_where_it_is_idle_or_has_had_its_time() {
+        // Which of these moments, every 10 s, is the first at which a boot has ended that uses so
+        // many milliseconds of the CPUs in a second.
+        let ended = |using: fn(u64) -> u64| {
+            let (mut progress, mut used) = (Progress::default(), 0);
+            (0..90).map(|n| n * 10).find(|now| {
+                used += 10 * using(*now);
+                let (now, used) = (Duration::from_secs(*now), Duration::from_millis(used));
+                progress.has_ended(now, used, now.is_zero())
+            })
+        };
+        assert_eq!(ended(|_| 20), Some(60), "idle from the start");
+        assert_eq!(ended(|now| if now < 30 { 1000 } else { 20 }), Some(120), "idle after a time");
+        assert_eq!(ended(|_| 2000), Some(60), "spinning");
+        assert_eq!(ended(|_| 100), None, "slow on a busy build machine");
     }
 
     #[test]
