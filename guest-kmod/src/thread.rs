@@ -188,7 +188,11 @@ impl ThreadPmu {
     ///
     /// `PERM` they are not paused.
     pub fn go_on_asleep(&mut self) -> Result<(), Errno> {
-        if self.overflows.go_on() { Ok(()) } else { Err(Errno::PERM) }
+        if planted!(TraceeStaysPaused, self.overflows.go_on(), self.overflows.paused()) {
+            Ok(())
+        } else {
+            Err(Errno::PERM)
+        }
     }
 
     /// [`switch_out`](Self::switch_out), counting what it costs.
@@ -252,7 +256,7 @@ impl ThreadPmu {
             self.stop_asleep(page, counting);
             return Ok(());
         }
-        self.check_kept(&request)?;
+        planted!(TracerKeepsFailed, self.check_kept(&request)?, ());
         self.start_anew(page, counting, &request);
         Ok(())
     }

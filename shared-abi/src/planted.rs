@@ -116,6 +116,10 @@ mod switch {
         RevokedAtSwitchOnly,
         /// A thread is told again of an overflow after it has let its counters go on.
         OverflowToldTwice,
+        /// A tracer may keep sums of counters that have failed.
+        TracerKeepsFailed,
+        /// A tracer's tracee stays paused though it was told to go on.
+        TraceeStaysPaused,
         /// Configurations that want the same counter for different events are joined.
         ClashOverlooked,
     }

@@ -162,6 +162,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         changing: Cell::new(false),
         started: Cell::new(None),
         changes: Cell::new(0),
+        traced: Cell::new(0),
         failures: Cell::new(0),
         failures_before: Cell::new(0),
         signal: Cell::new(None),

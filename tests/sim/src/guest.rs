@@ -22,6 +22,7 @@ use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
 use crate::trace::Step;
+use crate::truth::Moment;
 
 /// The kernel of the vCPU that executes.
 pub struct Linux<'a>(&'a Machine);
@@ -404,6 +405,75 @@ impl Machine {
                 None => (),
             }
         });
+    }
+
+    /// `IOC_CONTROL` by the tracer of a thread that is asleep, or `IOC_RESUME` without a control.
+    pub fn operate_asleep(&self, thread: usize, control: Option<Control>) {
+        let own = &self.threads[thread];
+        let domain = &self.domains[own.domain];
+        let Some(caps) = domain.caps.get() else { return };
+        self.in_kernel(|vcpu| {
+            if own.life.get() != Life::Ready || own.pmu.borrow().is_none() {
+                return;
+            }
+            own.life.set(Life::Held);
+            own.traced.set(own.traced.get() + 1);
+            self.check_claims(thread);
+            own.changing.set(true);
+            let failed = self.state(thread) & THREAD_FAILED != 0;
+            match control {
+                Some(control) => {
+                    let result = own.pmu.borrow_mut().as_mut().map(|pmu| {
+                        pmu.control_asleep(&own.page, &domain.counting, &caps, &control)
+                    });
+                    let now = self.moment(Some(thread), vcpu);
+                    self.controlled_asleep(thread, &control, result, &now, failed);
+                    self.published(vcpu, thread);
+                }
+                None => self.go_on_asleep(thread, vcpu),
+            }
+            own.changing.set(false);
+            own.life.set(Life::Ready);
+            self.ask_to_stop(own.domain);
+        });
+    }
+
+    /// The truth about a thread follows what its tracer did.
+    fn controlled_asleep(
+        &self,
+        thread: usize,
+        control: &Control,
+        result: Option<Result<(), Errno>>,
+        now: &Moment,
+        failed: bool,
+    ) {
+        let own = &self.threads[thread];
+        let domain = &self.domains[own.domain];
+        match result {
+            Some(Ok(())) if control.counters == 0 && control.flags & CONTROL_TSC == 0 => {
+                own.truth.borrow_mut().stop(now);
+            }
+            Some(Ok(())) => {
+                own.truth.borrow_mut().control(control, now, failed);
+                own.started.set(domain.allowed.get().then_some(domain.forbidden.get()));
+                self.check_control(thread, control);
+            }
+            Some(Err(errno)) => self.check_control_error(thread, control, errno),
+            None => (),
+        }
+    }
+
+    fn go_on_asleep(&self, thread: usize, vcpu: usize) {
+        let own = &self.threads[thread];
+        let result = own.pmu.borrow_mut().as_mut().map(|pmu| pmu.go_on_asleep());
+        let paused = own.truth.borrow().is_paused();
+        let good = self.domains[own.domain].kind == Kind::Good && !self.is_gone();
+        if good && result.is_some_and(|result| result.is_ok() != paused) {
+            self.fail(format!("thread {thread}, paused: {paused}, goes on by {result:?}"));
+        }
+        if paused {
+            own.truth.borrow_mut().go_on(&self.moment(Some(thread), vcpu));
+        }
     }
 
     /// When nobody counts any more every vCPU stops its counters, soon.

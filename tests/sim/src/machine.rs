@@ -119,6 +119,8 @@ pub enum Life {
     Ready,
     /// Current on a vCPU.
     Current,
+    /// Wants to execute, and cannot while its tracer operates its counters.
+    Held,
     /// Has ended.
     Ended,
 }
@@ -142,6 +144,8 @@ pub struct Thread {
     pub started: Cell<Option<u64>>,
     /// How often its page may have been written.
     pub changes: Cell<u64>,
+    /// How often a tracer has had its counters.
+    pub traced: Cell<u64>,
     /// How often its counters have failed.
     pub failures: Cell<u64>,
     /// How often they had when they were last configured.

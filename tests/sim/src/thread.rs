@@ -109,13 +109,18 @@ impl Machine {
             self.go_on(thread);
             return true;
         }
+        if self.paused_beside(thread).is_some() && rng.one_in(8) {
+            self.trace(thread, rng);
+            return true;
+        }
         match rng.below(if kind == Kind::Stranger { 30 } else { 100 }) {
             0..30 => self.work(rng),
             30..70 => self.read(thread),
             70..80 => self.control(thread, &self.random_control(rng)),
             80..82 => self.control(thread, &Control::default()),
             82..90 => self.read_by_kernel(thread),
-            90..95 => self.read_other(thread, rng),
+            90..93 => self.read_other(thread, rng),
+            93..95 => self.trace(thread, rng),
             95 => self.control(thread, &garbage_control(rng)),
             96 => self.control(thread, &self.nearly_valid_control(rng)),
             97..99 if kind == Kind::Hostile => self.attack(rng),
@@ -150,12 +155,15 @@ impl Machine {
     pub fn read(&self, thread: usize) {
         let own = &self.threads[thread];
         let used = own.truth.borrow().used();
+        let traced = own.traced.get();
         let mut counts = [0; MAX_COUNTERS];
         let vcpus = |number| self.vcpu_page(own.domain, number);
         let hw = User { machine: self, thread };
         let before = self.disturbances(thread);
         let result = read_thread(&own.page, vcpus, &hw, &mut counts[..used]);
         match result {
+            // It asked for the counters that it had before.
+            _ if own.traced.get() != traced => (),
             Ok(snapshot) => {
                 let looks = own.looks.borrow().clone();
                 self.check_values(thread, snapshot.tsc, &counts, &looks, "its own read");
@@ -192,6 +200,32 @@ impl Machine {
             } else {
                 self.check_claim(other, &claim);
             }
+        }
+    }
+
+    /// Another thread of its domain, asleep, whose counters an overflow has paused.
+    fn paused_beside(&self, thread: usize) -> Option<usize> {
+        let mut others = self.domains[self.threads[thread].domain].threads.clone();
+        others.find(|&other| {
+            let own = &self.threads[other];
+            other != thread && own.life.get() == Life::Ready && own.truth.borrow().is_paused()
+        })
+    }
+
+    /// Operates the counters of another thread of its domain, which is asleep and stays so.
+    fn trace(&self, thread: usize, rng: &mut Rng) {
+        let threads = self.domains[self.threads[thread].domain].threads.clone();
+        let any = threads.start + rng.index(threads.len());
+        let paused = self.paused_beside(thread);
+        let other = paused.filter(|_| !rng.one_in(4)).unwrap_or(any);
+        let control = match rng.below(8) {
+            0 => Control::default(),
+            1 => self.nearly_valid_control(rng),
+            _ => self.random_control(rng),
+        };
+        if other != thread {
+            let goes_on = rng.one_in(if paused.is_some() { 2 } else { 8 });
+            self.operate_asleep(other, (!goes_on).then_some(control));
         }
     }
 
