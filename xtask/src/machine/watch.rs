@@ -19,8 +19,8 @@ use super::spec::Spec;
 /// From power-on until the guest's init reports, at most: on a machine that twenty others want,
 /// too, a boot of half a minute takes ten.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
-/// A boot whose console is silent for so long, while the emulator uses hardly any time of the host's
-/// CPUs ...
+/// A boot whose console is silent for so long, while the emulator uses hardly any time of the
+/// host's CPUs ...
 const BOOT_SILENCE: Duration = Duration::from_secs(60);
 const BOOT_IDLE: Duration = Duration::from_secs(3);
 /// ... or whose emulator has used more of it since the last news than any boot needs, does not come
