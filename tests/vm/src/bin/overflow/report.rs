@@ -81,7 +81,10 @@ impl Report {
         self.set("imode_count_errors", errors);
         self.set("imode_count_error_max", error_max);
         self.set("imode_instr_per_signal", per_signal[0]);
-        self.set("imode_skid_max", (0..SKIDS).rev().find(|&n| skids(n)));
+        let skid_max = (0..SKIDS).rev().find(|&n| skids(n));
+        self.set("imode_skid_max", skid_max);
+        let why = format!("{skid_max:?} events");
+        self.demand("every overflow is told without skid", skid_max == Some(0), why);
         let why = format!("{all:?}");
         self.demand("every period has its overflow, in its own thread", all.right(), why);
         let why = format!("{errors} counts are off, by up to {error_max}");
