@@ -45,7 +45,6 @@ pub const BARE: &[Test] = &[("a machine without a PMU is named", || {
 pub const GUEST: &[Test] = &[
     ("an absent module is named", absent_module),
     ("a device that may not be opened is named", device_access),
-    ("counts that the module keeps from the caller are named", kernel_counts),
     ("whole CPUs that count are named", cpus_counted),
     ("a thread has one session in a guest", one_session),
     ("events that are not known are refused in a guest", unknown_event),
@@ -67,9 +66,6 @@ pub fn print(filter: Option<u16>) -> Result<()> {
     println!("counts: {}", session.description().provider);
     if let Err(error @ Error::NoCounters { .. }) = session.start(&[Event::INSTRUCTIONS.user()]) {
         println!("start: {error}");
-    }
-    if let Err(error @ Error::Refused(_)) = session.start(&[Event::INSTRUCTIONS.kernel()]) {
-        println!("kernel: {error}");
     }
     Ok(())
 }
@@ -131,16 +127,6 @@ fn device_access() -> Result<()> {
     let mode = fs::metadata(Device::PATH)?.permissions();
     fs::set_permissions(Device::PATH, Permissions::from_mode(0o600))?;
     let result = expect(&[], NOBODY, &["paravirt: the caller may not open /dev/perfctr", TSC_IS]);
-    fs::set_permissions(Device::PATH, mode)?;
-    result
-}
-
-/// A user who may open the device, but not count the kernel.
-fn kernel_counts() -> Result<()> {
-    let mode = fs::metadata(Device::PATH)?.permissions();
-    fs::set_permissions(Device::PATH, Permissions::from_mode(0o666))?;
-    let text = "kernel: no counters: paravirt: the module's parameter paranoid";
-    let result = expect(&[], NOBODY, &["counts: paravirt", text]);
     fs::set_permissions(Device::PATH, mode)?;
     result
 }
