@@ -606,3 +606,15 @@ fn other_controls_begin_whole_periods() {
         thread.stop();
     }
 }
+
+#[test]
+fn a_stop_forgets_a_pause() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.control(&sampling(1_000)).unwrap();
+    thread.execute(1_000);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+    thread.stop();
+    assert_eq!(go_on(&machine, &thread, 0), Err(Errno::PERM));
+    assert_eq!(thread.read().unwrap().counter[0], 1_000);
+}
