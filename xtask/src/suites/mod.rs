@@ -5,6 +5,7 @@
 //! program of `tests/vm`, both have one name.
 
 mod driver;
+mod hostile;
 mod model;
 pub mod mutants;
 mod overflow;
@@ -38,6 +39,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "clock", tier: Vm, run: driver::clock },
     Suite { name: "refusals", tier: Vm, run: driver::refusals },
     Suite { name: "lifecycle", tier: Vm, run: driver::lifecycle },
+    Suite { name: "hostile", tier: Vm, run: hostile::run },
     Suite { name: "overflow", tier: Vm, run: overflow::run },
     Suite { name: "tenants", tier: Vm, run: tenants::run },
     Suite { name: "shim", tier: Vm, run: shim::run },

@@ -23,9 +23,9 @@ use vm_tests::tally::Tally;
 /// Tests what hostile users can do.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only checks of this kind.
-    #[arg(long)]
-    only: Option<String>,
+    /// Only checks of these kinds.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
     /// What to do as a program that a test executes.
     #[command(subcommand)]
     role: Option<Role>,
@@ -57,6 +57,7 @@ type Check = (&'static str, fn(&mut Tally) -> Result<()>);
 
 const CHECKS: &[Check] = &[
     ("policy", policy::run),
+    ("users", policy::users),
     ("programs", programs::run),
     ("signals", signals::run),
     ("whole", whole::run),
@@ -77,7 +78,7 @@ fn main() -> Result<ExitCode> {
     }
     let mut tally = Tally::default();
     for (name, check) in CHECKS {
-        if options.only.as_deref().is_none_or(|only| only == *name) {
+        if options.only.is_empty() || options.only.iter().any(|only| only == name) {
             check(&mut tally)?;
             tally.check(&format!("{name}: nothing is left behind"), nothing_left());
         }

@@ -34,7 +34,7 @@ const SECRET: Region = Region { first: 5_000_000, second: 1 };
 /// What a look costs the looker at most.
 const LOOK_MAX: u64 = 1_000_000;
 
-/// All checks.
+/// Who may count what.
 pub fn run(tally: &mut Tally) -> Result<()> {
     module::unload_when_idle()?;
     module::load()?;
@@ -56,8 +56,16 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     for &(name, act) in refusals {
         check(name, as_user(NOBODY, act));
     }
+    Ok(())
+}
+
+/// What one user sees of another.
+pub fn users(tally: &mut Tally) -> Result<()> {
+    admit(0o660)?;
     for look in &LOOKS {
-        check(&format!("another user's thread is not seen {}", look.how), unseen(look));
+        let outcome = unseen(look).and_then(|()| until_threads(0));
+        let name = format!("another user's thread is not seen {}", look.how);
+        tally.check(&name, outcome.map_err(|error| format!("{error:#}")));
     }
     Ok(())
 }
