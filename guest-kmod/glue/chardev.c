@@ -75,7 +75,8 @@ static long perfctr_create_for(struct file *file, struct task_struct *task)
 	struct perfctr_thread *thread;
 	long err;
 
-	thread = perfctr_thread_alloc(task_pid_nr_ns(task, namespace));
+	thread = perfctr_thread_alloc(task_pid_nr_ns(task, namespace),
+				      task_euid(task));
 	if (!thread)
 		return -ENOMEM;
 	err = perfctr_thread_link(thread, task, file);

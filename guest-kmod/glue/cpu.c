@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The possible CPUs: memory, and the instruction that reads a counter. */
+/* The possible CPUs, and the instruction that reads a counter. */
 
 #include <linux/gfp.h>
 #include <linux/slab.h>
@@ -8,6 +8,9 @@
 #include "perfctr.h"
 
 struct perfctr_cpu *perfctr_cpus;
+
+/* A page of zeroes, for a vCPU of which none was ever registered. */
+static struct perfctr_vcpu_page *perfctr_nobody;
 
 /*
  * A fault gives 0: the host may take the right to read counters away between
@@ -27,11 +30,10 @@ static int perfctr_alloc_cpu(unsigned int number)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[number];
 
-	cpu->page = (void *)get_zeroed_page(GFP_KERNEL);
 	cpu->core = kzalloc(perfctr_core_vcpu_bytes(), GFP_KERNEL);
-	if (!cpu->page || !cpu->core)
+	if (!cpu->core)
 		return -ENOMEM;
-	perfctr_core_vcpu_init(cpu->core, number, cpu->page);
+	perfctr_core_vcpu_init(cpu->core, number, perfctr_nobody);
 	return 0;
 }
 
@@ -41,8 +43,9 @@ int perfctr_cpus_init(void)
 	int err = 0;
 
 	perfctr_cpus = kcalloc(nr_cpu_ids, sizeof(*perfctr_cpus), GFP_KERNEL);
-	if (!perfctr_cpus)
-		return -ENOMEM;
+	perfctr_nobody = (void *)get_zeroed_page(GFP_KERNEL);
+	if (!perfctr_cpus || !perfctr_nobody)
+		err = -ENOMEM;
 	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
 		err = perfctr_alloc_cpu(cpu);
 	if (err)
@@ -54,9 +57,8 @@ void perfctr_cpus_exit(void)
 {
 	unsigned int cpu;
 
-	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
-		free_page((unsigned long)perfctr_cpus[cpu].page);
+	for (cpu = 0; perfctr_cpus && cpu < nr_cpu_ids; cpu++)
 		kfree(perfctr_cpus[cpu].core);
-	}
 	kfree(perfctr_cpus);
+	free_page((unsigned long)perfctr_nobody);
 }

@@ -35,6 +35,6 @@ int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
 	vma->vm_flags |= VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP;
 	err = perfctr_insert(vma, 0, thread->page);
 	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
-		err = perfctr_insert(vma, 1 + cpu, perfctr_cpus[cpu].page);
+		err = perfctr_insert(vma, 1 + cpu, thread->user->page[cpu]);
 	return err;
 }

@@ -52,9 +52,12 @@ static int __init perfctr_init(void)
 	err = perfctr_cpus_init();
 	if (err)
 		return err;
-	err = perfctr_vcpus_init();
+	err = perfctr_users_init();
 	if (err)
 		goto undo_cpus;
+	err = perfctr_vcpus_init();
+	if (err)
+		goto undo_users;
 	perfctr_sched_init();
 	preempt_notifier_inc();
 	err = perfctr_task_init();
@@ -74,6 +77,8 @@ undo_task:
 undo_vcpus:
 	preempt_notifier_dec();
 	perfctr_vcpus_exit();
+undo_users:
+	perfctr_users_exit();
 undo_cpus:
 	perfctr_cpus_exit();
 	return err;
@@ -87,6 +92,7 @@ static void __exit perfctr_exit(void)
 	perfctr_task_exit();
 	preempt_notifier_dec();
 	perfctr_vcpus_exit();
+	perfctr_users_exit();
 	perfctr_cpus_exit();
 }
 

@@ -16,6 +16,7 @@
 #include <linux/preempt.h>
 #include <linux/smp.h>
 #include <linux/spinlock.h>
+#include <linux/uidgid.h>
 
 #include "perfctr_core.h"
 
@@ -23,11 +24,25 @@
 #error "not tested with PREEMPT_RT, whose interrupts and locks are others"
 #endif
 
-/* One possible CPU. */
+/* What the threads of one user see of vCPUs. */
+struct perfctr_user {
+	struct list_head list;
+	kuid_t uid;
+	/* The number by which the hypervisor tells it from others. */
+	u32 observer;
+	/* Of threads' counters. */
+	atomic_t count;
+	/* By CPU. */
+	struct perfctr_vcpu_page *page[];
+};
+
+/* One possible CPU; changed on that CPU only, with interrupts disabled. */
 struct perfctr_cpu {
-	struct perfctr_vcpu_page *page;
 	struct perfctr_core_vcpu *core;
-	/* While it counts as a whole; changed on that CPU only. */
+	/* Whose page is registered, or NULL. */
+	struct perfctr_user *user;
+	bool online;
+	/* While it counts as a whole. */
 	struct perfctr_core_thread *whole;
 	int irq;
 };
@@ -42,8 +57,12 @@ struct perfctr_thread {
 	/* While linked, by the lock of the links: whose counters these are. */
 	struct hlist_node link;
 	struct task_struct *task;
+	/* Whose thread it was when it got them. */
+	struct perfctr_user *user;
 	/* Whoever created them may observe the whole system. */
 	bool privileged;
+	/* Anything is to be counted. */
+	bool counts;
 	struct perfctr_thread_page *page;
 	/* Protects the last control that was accepted. */
 	struct mutex lock;
@@ -65,11 +84,21 @@ extern struct perfctr_cpu *perfctr_cpus;
 int perfctr_cpus_init(void);
 void perfctr_cpus_exit(void);
 
+/* user.c: users and their pages. */
+extern struct perfctr_user *perfctr_root;
+int perfctr_users_init(void);
+void perfctr_users_exit(void);
+struct perfctr_user *perfctr_user_get(kuid_t uid);
+void perfctr_user_put(struct perfctr_user *user);
+int perfctr_user_show(unsigned int number, struct perfctr_user *user);
+void perfctr_user_hide(struct perfctr_cpu *cpu);
+
 /* sched.c: switches of threads, and signals to them. */
 extern struct preempt_ops perfctr_preempt_ops;
 void perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_current(void);
 void perfctr_signal(struct perfctr_thread *thread, u64 signal);
+void perfctr_switch(struct task_struct *next);
 
 /* overflow.c: the interrupt of an overflow. */
 int perfctr_overflow_bind(unsigned int cpu);
@@ -95,7 +124,7 @@ struct task_struct *perfctr_find_task(u32 tid);
 
 /* thread.c: a thread's counters. */
 extern raw_spinlock_t perfctr_links_lock;
-struct perfctr_thread *perfctr_thread_alloc(u32 tid);
+struct perfctr_thread *perfctr_thread_alloc(u32 tid, kuid_t uid);
 struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread);
 void perfctr_thread_put(struct perfctr_thread *thread);
 struct perfctr_thread *perfctr_thread_find(struct task_struct *task);

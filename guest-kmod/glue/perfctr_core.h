@@ -36,16 +36,19 @@ int perfctr_core_handshake_again(const struct perfctr_hv_query *before);
 size_t perfctr_core_vcpu_bytes(void);
 
 /*
- * Makes a vCPU object of memory.
+ * Makes a vCPU object of memory, with a page that is not registered.
  */
 void perfctr_core_vcpu_init(struct perfctr_core_vcpu *memory,
                             uint32_t number,
                             const struct perfctr_vcpu_page *page);
 
 /*
- * Registers the vCPU's page, which is frame `gfn`; see Cpu::register.
+ * Registers a page of the vCPU, which is frame `gfn`, for `observer` to read; see
  */
-int perfctr_core_vcpu_register(const struct perfctr_core_vcpu *vcpu, uint64_t gfn);
+int perfctr_core_vcpu_register(const struct perfctr_core_vcpu *vcpu,
+                               const struct perfctr_vcpu_page *page,
+                               uint64_t gfn,
+                               uint32_t observer);
 
 /*
  * No thread may count on the vCPU, for the reason of this negative error number; see
@@ -123,6 +126,11 @@ void perfctr_core_switch_out_measured(const struct perfctr_core_thread *thread,
  */
 uint64_t perfctr_core_interrupt(const struct perfctr_core_thread *thread,
                                 const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * Whether anything is to be counted of the thread; see ThreadPmu::counts.
+ */
+bool perfctr_core_counts(const struct perfctr_core_thread *thread);
 
 /*
  * A signal could not be sent; see ThreadPmu::signal_lost.

@@ -4,6 +4,7 @@
  * run queue locked, in with interrupts enabled and preemption disabled.
  */
 
+#include <linux/cred.h>
 #include <linux/jump_label.h>
 #include <linux/module.h>
 #include <linux/sched.h>
@@ -78,6 +79,8 @@ static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 	u64 signal;
 
 	local_irq_disable();
+	if (unlikely(perfctr_cpus[cpu].user != thread->user) && thread->counts)
+		perfctr_user_show(cpu, thread->user);
 	if (static_branch_unlikely(&perfctr_measures))
 		signal = perfctr_core_switch_in_measured(core, vcpu);
 	else
@@ -123,4 +126,22 @@ struct perfctr_thread *perfctr_thread_current(void)
 			return perfctr_of(notifier);
 	}
 	return NULL;
+}
+
+/*
+ * The calling thread leaves its CPU to this one, before its own counters are
+ * suspended.  What was registered counts no event of another user's.
+ */
+void perfctr_switch(struct task_struct *next)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	struct perfctr_thread *thread;
+
+	if (!cpu->user || !next->mm || cpu->whole ||
+	    uid_eq(__task_cred(next)->euid, cpu->user->uid))
+		return;
+	thread = perfctr_thread_current();
+	if (thread)
+		perfctr_core_switch_out(perfctr_core_of(thread), cpu->core);
+	perfctr_user_hide(cpu);
 }

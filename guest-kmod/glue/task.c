@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Exec and exit, through the scheduler's tracepoints: both call on the thread
- * itself, exec before the new program's first instruction, exit before the
- * descriptors are closed.
+ * Exec, exit and switches, through the scheduler's tracepoints: they call on
+ * the thread itself, exec before the new program's first instruction, exit
+ * before the descriptors are closed, a switch with interrupts disabled.
  */
 
 #include <linux/binfmts.h>
@@ -41,6 +41,13 @@ static void perfctr_on_exit(void *unused, struct task_struct *task)
 		perfctr_thread_unlink(thread);
 }
 
+static void perfctr_on_switch(void *unused, bool preempt,
+			      struct task_struct *prev,
+			      struct task_struct *next, unsigned int state)
+{
+	perfctr_switch(next);
+}
+
 static struct perfctr_probe {
 	const char *name;
 	void *function;
@@ -48,6 +55,7 @@ static struct perfctr_probe {
 } perfctr_probes[] = {
 	{ "sched_process_exec", perfctr_on_exec },
 	{ "sched_process_exit", perfctr_on_exit },
+	{ "sched_switch", perfctr_on_switch },
 };
 
 /* Tracepoints are not exported by name. */
@@ -73,24 +81,30 @@ static int perfctr_probe(struct perfctr_probe *probe)
 					 NULL);
 }
 
-int perfctr_task_init(void)
+/* Returns when no probe runs any more. */
+static void perfctr_unprobe_first(unsigned int probes)
 {
-	int err = perfctr_probe(&perfctr_probes[0]);
-
-	if (err)
-		return err;
-	err = perfctr_probe(&perfctr_probes[1]);
-	if (err) {
-		perfctr_unprobe(&perfctr_probes[0]);
-		tracepoint_synchronize_unregister();
-	}
-	return err;
+	while (probes--)
+		perfctr_unprobe(&perfctr_probes[probes]);
+	tracepoint_synchronize_unregister();
 }
 
-/* Returns when no probe runs any more. */
+int perfctr_task_init(void)
+{
+	unsigned int i;
+	int err;
+
+	for (i = 0; i < ARRAY_SIZE(perfctr_probes); i++) {
+		err = perfctr_probe(&perfctr_probes[i]);
+		if (err) {
+			perfctr_unprobe_first(i);
+			return err;
+		}
+	}
+	return 0;
+}
+
 void perfctr_task_exit(void)
 {
-	perfctr_unprobe(&perfctr_probes[0]);
-	perfctr_unprobe(&perfctr_probes[1]);
-	tracepoint_synchronize_unregister();
+	perfctr_unprobe_first(ARRAY_SIZE(perfctr_probes));
 }

@@ -18,8 +18,16 @@
 DEFINE_RAW_SPINLOCK(perfctr_links_lock);
 static DEFINE_HASHTABLE(perfctr_links, 8);
 
+static void perfctr_thread_free(struct perfctr_thread *thread)
+{
+	if (thread->user)
+		perfctr_user_put(thread->user);
+	free_page((unsigned long)thread->page);
+	kfree(thread);
+}
+
 /* Not linked; with one reference, the caller's. */
-struct perfctr_thread *perfctr_thread_alloc(u32 tid)
+struct perfctr_thread *perfctr_thread_alloc(u32 tid, kuid_t uid)
 {
 	struct perfctr_thread *thread;
 
@@ -28,8 +36,9 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid)
 	if (!thread)
 		return NULL;
 	thread->page = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
-	if (!thread->page) {
-		kfree(thread);
+	thread->user = perfctr_user_get(uid);
+	if (!thread->page || !thread->user) {
+		perfctr_thread_free(thread);
 		return NULL;
 	}
 	kref_init(&thread->kref);
@@ -45,18 +54,14 @@ struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread)
 	return thread;
 }
 
-static void perfctr_thread_free(struct kref *kref)
+static void perfctr_thread_release(struct kref *kref)
 {
-	struct perfctr_thread *thread =
-		container_of(kref, struct perfctr_thread, kref);
-
-	free_page((unsigned long)thread->page);
-	kfree(thread);
+	perfctr_thread_free(container_of(kref, struct perfctr_thread, kref));
 }
 
 void perfctr_thread_put(struct perfctr_thread *thread)
 {
-	kref_put(&thread->kref, perfctr_thread_free);
+	kref_put(&thread->kref, perfctr_thread_release);
 }
 
 /* With the lock held. */
@@ -210,6 +215,16 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	return 0;
 }
 
+/* A thread that does not count yet may find another user's page registered. */
+static void perfctr_show_own(struct perfctr_thread *thread,
+			     const struct perfctr_hold *hold)
+{
+	unsigned int cpu = smp_processor_id();
+
+	if (hold->vcpu && perfctr_cpus[cpu].user != thread->user)
+		perfctr_user_show(cpu, thread->user);
+}
+
 int perfctr_thread_control(struct perfctr_thread *thread,
 			   const struct perfctr_control_arg *control)
 {
@@ -219,8 +234,10 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 	mutex_lock(&thread->lock);
 	err = perfctr_thread_hold(thread, &hold);
 	if (!err) {
+		perfctr_show_own(thread, &hold);
 		err = perfctr_core_control(perfctr_core_of(thread), hold.vcpu,
 					   &perfctr_query, control);
+		thread->counts = perfctr_core_counts(perfctr_core_of(thread));
 		perfctr_thread_let_go(&hold);
 	}
 	if (!err) {

@@ -41,8 +41,9 @@ static int perfctr_vcpu_register(unsigned int number)
 
 	if (!err) {
 		local_irq_save(flags);
-		err = perfctr_core_vcpu_register(
-			cpu->core, perfctr_platform_gfn(cpu->page));
+		cpu->online = true;
+		err = perfctr_user_show(number, perfctr_root);
+		cpu->online = !err;
 		local_irq_restore(flags);
 	}
 	return err ? perfctr_vcpu_refuse(number, err) : 0;
@@ -58,7 +59,10 @@ static int perfctr_vcpu_unregister(unsigned int number)
 	if (cpu->whole)
 		perfctr_core_stop_whole(cpu->whole, cpu->core);
 	cpu->whole = NULL;
+	cpu->online = false;
 	err = perfctr_core_vcpu_unregister(cpu->core);
+	if (!err)
+		cpu->user = NULL;
 	local_irq_restore(flags);
 	return err;
 }
@@ -87,7 +91,7 @@ static int perfctr_vcpu_offline(unsigned int cpu)
 
 	if (err) {
 		/* The hypervisor may still write there: never reuse it. */
-		get_page(virt_to_page(perfctr_cpus[cpu].page));
+		get_page(virt_to_page(perfctr_cpus[cpu].user->page[cpu]));
 		pr_err("CPU %u: cannot take back its page: error %d\n", cpu,
 		       err);
 	}
@@ -124,6 +128,7 @@ static void perfctr_vcpu_restore(void *unused)
 
 	/* Refused if the domain is a new one, which has no page yet. */
 	perfctr_vcpu_unregister(cpu);
+	perfctr_cpus[cpu].user = NULL;
 	perfctr_vcpu_register(cpu);
 }
 

@@ -32,10 +32,16 @@ static void perfctr_whole_start_here(void *argument)
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
 	struct perfctr_core_thread *whole = perfctr_core_of(call->counters);
 	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_core_thread *core = thread ? perfctr_core_of(thread) :
+						    NULL;
 
-	call->err = perfctr_core_start_whole(
-		whole, thread ? perfctr_core_of(thread) : NULL, cpu->core,
-		&perfctr_query, &call->counters->control);
+	if (core)
+		perfctr_core_switch_out(core, cpu->core);
+	if (cpu->user != perfctr_root)
+		perfctr_user_show(smp_processor_id(), perfctr_root);
+	call->err = perfctr_core_start_whole(whole, core, cpu->core,
+					     &perfctr_query,
+					     &call->counters->control);
 	if (!call->err)
 		cpu->whole = whole;
 }
@@ -111,7 +117,7 @@ static int perfctr_whole_set(struct file *file,
 	int err;
 
 	if (!counters) {
-		counters = perfctr_thread_alloc(0);
+		counters = perfctr_thread_alloc(0, GLOBAL_ROOT_UID);
 		if (!counters)
 			return -ENOMEM;
 		whole->counters = counters;

@@ -13,8 +13,8 @@ pub(crate) fn query(kernel: &impl Kernel, query: &mut HvQuery) -> Result<(), Err
     kernel.hypercall(OP_QUERY, query.as_mut_bytes())
 }
 
-pub(crate) fn register(kernel: &impl Kernel, gfn: u64) -> Result<(), Errno> {
-    kernel.hypercall(OP_REGISTER, HvRegister { gfn, reserved: 0 }.as_mut_bytes())
+pub(crate) fn register(kernel: &impl Kernel, gfn: u64, observer: u32) -> Result<(), Errno> {
+    kernel.hypercall(OP_REGISTER, HvRegister { gfn, observer, reserved: 0 }.as_mut_bytes())
 }
 
 pub(crate) fn unregister(kernel: &impl Kernel) -> Result<(), Errno> {

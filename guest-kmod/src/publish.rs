@@ -2,8 +2,7 @@
 //! The only writer of thread pages.
 
 use shared_abi::ioctl::Sums;
-use shared_abi::limits::READ_ATTEMPTS_MAX;
-use shared_abi::read::VcpuSample;
+use shared_abi::read::{ReadError, VcpuSample, read_published};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{
     THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_PAUSED, THREAD_TSC,
@@ -107,18 +106,10 @@ impl Publisher {
 /// `BUSY` the page was being written during every attempt: ask again.  The reason if there are no
 /// numbers.
 pub fn published(page: &ThreadPage) -> Result<Sums, Errno> {
-    for _ in 0..READ_ATTEMPTS_MAX {
-        let stamp = page.seq.stamp();
-        let failed = page.state.load(Relaxed) & THREAD_FAILED != 0;
-        let error = page.error.load(Relaxed);
-        let used = page.counters.load(Relaxed) as usize;
-        let mut sums = Sums { tsc: page.tsc_sum.load(Relaxed), ..Sums::default() };
-        for (sum, slot) in sums.counter.iter_mut().zip(&page.slots).take(used) {
-            *sum = slot.sum.load(Relaxed);
-        }
-        if page.seq.still(stamp) {
-            return if failed { Err(Errno(error.wrapping_neg())) } else { Ok(sums) };
-        }
+    let mut sums = Sums::default();
+    match read_published(page, &mut sums.counter) {
+        Ok(tsc) => Ok(Sums { tsc, ..sums }),
+        Err(ReadError::NotLoaded(error)) => Err(Errno(error.wrapping_neg())),
+        Err(_) => Err(Errno::BUSY),
     }
-    Err(Errno::BUSY)
 }

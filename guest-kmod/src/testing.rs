@@ -103,7 +103,7 @@ impl Machine {
         for vcpu in 0..VCPUS {
             // Counters hold something, and wrap soon.
             machine.vcpus[vcpu].raw.borrow_mut().fill((1 << WIDTH_BITS) - 100);
-            machine.on(vcpu, |cpu| cpu.register(1)).unwrap();
+            machine.on(vcpu, |cpu| cpu.register(1, 0)).unwrap();
         }
         machine.take_hypercalls();
         machine

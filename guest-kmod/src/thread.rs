@@ -208,6 +208,11 @@ impl ThreadPmu {
         }
     }
 
+    /// Whether anything is to be counted.
+    pub fn counts(&self) -> bool {
+        self.running != Running::Stopped
+    }
+
     /// `IOC_CONTROL` by the thread itself.
     ///
     /// # Errors
@@ -285,8 +290,8 @@ impl ThreadPmu {
 
     /// Whole CPUs begin to count while the thread executes on `cpu`: it has no numbers from now on.
     pub(crate) fn give_way<K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) {
-        if self.running == Running::Active {
-            self.suspend(page, cpu);
+        self.suspend(page, cpu);
+        if self.running == Running::Suspended {
             self.fail(page, Errno::BUSY);
         }
     }

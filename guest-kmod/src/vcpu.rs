@@ -86,15 +86,16 @@ pub struct Cpu<'a, K> {
 }
 
 impl<K: Kernel> Cpu<'_, K> {
-    /// Has the hypervisor publish this vCPU's counters in its page, which is frame `gfn`.
+    /// Has the hypervisor publish this vCPU's counters in its page, which is frame `gfn`, for
+    /// `observer` to read.
     ///
     /// # Errors
     ///
     /// Those of the hypercall.
-    pub fn register(&mut self, gfn: u64) -> Result<(), Errno> {
+    pub fn register(&mut self, gfn: u64, observer: u32) -> Result<(), Errno> {
         self.stats.hypercalls.add(1);
         self.stats.registers.add(1);
-        let registered = hypercall::register(self.kernel, gfn);
+        let registered = hypercall::register(self.kernel, gfn, observer);
         let loaded = planted!(LoadedAcrossRegistration, Config::default(), self.vcpu.loaded);
         *self.vcpu = Vcpu { loaded, ..Vcpu::new(registered) };
         registered

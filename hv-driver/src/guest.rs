@@ -75,8 +75,8 @@ impl Gate {
 pub struct Guest {
     /// How its modes are told apart.
     pub rings: Rings,
-    /// 0.
-    pub reserved: u32,
+    /// Who may read its page and counters, by a number of the guest's own.
+    pub observer: u32,
     /// Its time-stamp counter.
     pub clock: Clock,
 }
@@ -84,7 +84,7 @@ pub struct Guest {
 impl Guest {
     /// A 64-bit PV guest that reads the host's time-stamp counter.
     pub const fn pv() -> Self {
-        Self { rings: Rings::Folded, reserved: 0, clock: Clock::native() }
+        Self { rings: Rings::Folded, observer: 0, clock: Clock::native() }
     }
 }
 

@@ -105,7 +105,7 @@ pub fn serve(
             answer(driver, caller.is_allowed(), bytes)?;
             return Ok(true);
         }
-        Request::Register { gfn } => register(caller, gfn)?,
+        Request::Register { gfn, observer } => register(caller, gfn, observer)?,
         Request::Unregister => {
             caller.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page)).ok_or(Errno::NXIO)?;
             caller.forget();
@@ -128,8 +128,8 @@ pub fn serve(
     Ok(false)
 }
 
-fn register(caller: &mut impl Caller, gfn: u64) -> Result<(), Errno> {
-    let guest = caller.guest().ok_or(Errno::OPNOTSUPP)?;
+fn register(caller: &mut impl Caller, gfn: u64, observer: u32) -> Result<(), Errno> {
+    let guest = Guest { observer, ..caller.guest().ok_or(Errno::OPNOTSUPP)? };
     if !caller.is_allowed() {
         return Err(Errno::PERM);
     }
@@ -160,6 +160,8 @@ pub enum Request {
     Register {
         /// Guest frame number.
         gfn: u64,
+        /// Who may read it.
+        observer: u32,
     },
     /// Forget the page.
     Unregister,
@@ -191,7 +193,7 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
             if argument.reserved != 0 {
                 return Err(Errno::INVAL);
             }
-            Ok(Request::Register { gfn: argument.gfn })
+            Ok(Request::Register { gfn: argument.gfn, observer: argument.observer })
         }
         OP_UNREGISTER | OP_STOP if !bytes.is_empty() => Err(Errno::INVAL),
         OP_UNREGISTER => Ok(Request::Unregister),

@@ -13,6 +13,18 @@ use crate::stats::{Metered, Stats};
 /// A domain, numbered by the driver and never reused; 0 stands for every domain without pages.
 pub type DomainSerial = u64;
 
+/// Whose events counters hold: who else could read them must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) domain: DomainSerial,
+    /// See [`HvRegister`](shared_abi::hypercall::HvRegister).
+    pub(crate) observer: u32,
+}
+
+impl Owner {
+    const STRANGER: Self = Self { domain: 0, observer: 0 };
+}
+
 /// State of a physical CPU's PMU.
 #[derive(Debug)]
 pub struct Pcpu {
@@ -22,8 +34,8 @@ pub struct Pcpu {
     stopped: u32,
     /// Slots that may have counted since they were last cleared.
     dirty: u32,
-    /// The only domain whose events the dirty counters hold.
-    owner: DomainSerial,
+    /// The only one whose events the dirty counters hold.
+    owner: Owner,
     /// What was done here.
     pub stats: Stats,
 }
@@ -31,7 +43,7 @@ pub struct Pcpu {
 impl Pcpu {
     /// A CPU that the driver has not touched.
     pub const fn new() -> Self {
-        Self { selectors: None, stopped: 0, dirty: 0, owner: 0, stats: Stats::new() }
+        Self { selectors: None, stopped: 0, dirty: 0, owner: Owner::STRANGER, stats: Stats::new() }
     }
 }
 
@@ -57,7 +69,7 @@ pub struct Cpu<'a, P> {
 impl<P: Pmu> Cpu<'_, P> {
     /// A vCPU without a page runs here now: whatever counts holds its events, too.
     pub fn run_stranger(&mut self) {
-        self.pcpu.owner = planted!(StrangerForgotten, 0, self.pcpu.owner);
+        self.pcpu.owner = planted!(StrangerForgotten, Owner::STRANGER, self.pcpu.owner);
     }
 
     /// Acknowledges every overflow, so that the next one interrupts again.
@@ -94,16 +106,16 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.stats.entered(hook, after.wrapping_sub(before), &metered);
     }
 
-    /// Makes the counters fit for `domain`: no event of another domain is left in them.
+    /// Makes the counters fit for `owner`: no event of another one is left in them.
     ///
     /// A vCPU with a page can execute RDPMC for every counter, so this must precede its return to
     /// the guest.  It costs a register write per counter that was in use, and only after another
-    /// domain has run here.
-    pub(crate) fn admit(&mut self, domain: DomainSerial) {
+    /// one has run here.
+    pub(crate) fn admit(&mut self, owner: Owner) {
         if self.pcpu.selectors.is_none() {
             self.take_over();
         }
-        if self.pcpu.owner == domain {
+        if self.pcpu.owner == owner {
             return;
         }
         if planted!(ResidueNotCleared, self.pcpu.dirty, 0) != 0 {
@@ -113,7 +125,7 @@ impl<P: Pmu> Cpu<'_, P> {
             self.pcpu.stats.residue_cleared();
             self.pcpu.dirty = self.counting();
         }
-        self.pcpu.owner = domain;
+        self.pcpu.owner = owner;
     }
 
     /// Puts every register of the PMU into a known state.
@@ -139,7 +151,7 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.stopped = 0;
         self.pcpu.selectors = Some(Selectors::NONE);
         self.pcpu.dirty = caps.slots();
-        self.pcpu.owner = 0;
+        self.pcpu.owner = Owner::STRANGER;
     }
 
     /// Programs the selectors, writing those registers that hold something else, and then lets

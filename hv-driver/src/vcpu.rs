@@ -18,7 +18,7 @@ use shared_abi::{Config, VcpuPage, planted};
 
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
-use crate::pcpu::{Cpu, DomainSerial};
+use crate::pcpu::{Cpu, DomainSerial, Owner};
 use crate::publish::{self, Publisher, Share, State};
 use crate::sampling::Sampling;
 use crate::selectors::Selectors;
@@ -48,7 +48,7 @@ pub struct Registration {
 /// A vCPU with a registered page.
 #[derive(Debug)]
 pub struct Vcpu {
-    domain: DomainSerial,
+    owner: Owner,
     rings: Rings,
     gate: Gate,
     clock: Clock,
@@ -93,10 +93,11 @@ impl Vcpu {
         };
         let mut publisher = Publisher::default();
         let gate = Gate::new(caps, who.guest.rings);
-        cpu.admit(who.domain);
+        let owner = Owner { domain: who.domain, observer: who.guest.observer };
+        cpu.admit(owner);
         publisher.register(page, who.id, &state, &shares);
         Self {
-            domain: who.domain,
+            owner,
             rings: who.guest.rings,
             gate,
             clock: who.guest.clock,
@@ -199,7 +200,7 @@ impl Vcpu {
     ) -> bool {
         cpu.enter(HOOK_SWITCH_TO, |cpu| {
             let _writing = self.publisher.begin(page);
-            cpu.admit(self.domain);
+            cpu.admit(self.owner);
             if !allowed {
                 // Readers find direct reading invalid until the guest loads again.
                 self.state.direct = false;

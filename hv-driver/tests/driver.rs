@@ -264,6 +264,21 @@ fn no_guest_counter_counts_in_ring_0() {
 }
 
 #[test]
+fn another_observers_events_are_cleared_as_another_domains_are() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER)]);
+    m.toggle(User);
+    m.pmu.retire(50);
+    m.on(0, |vcpu, cpu, page| vcpu.unregister(cpu, page));
+    for (observer, left) in [(0, 50), (7, 0)] {
+        let guest = Guest { observer, ..Guest::pv() };
+        let page = VcpuPage::default();
+        Vcpu::register(&mut m.cpu(), &page, &Registration { guest, ..pv_of(1) });
+        assert_eq!(m.pmu.rdpmc(0), left, "observer {observer}");
+    }
+}
+
+#[test]
 fn another_domains_events_are_cleared_before_anyone_can_read_them() {
     let mut m = Machine::new();
     m.load(&[counter(0, USER)]);
@@ -716,7 +731,7 @@ mod requests {
 
     #[test]
     fn the_others_have_fixed_arguments() {
-        let register = HvRegister { gfn: 0x1234, reserved: 0 };
+        let register = HvRegister { gfn: 0x1234, observer: 7, reserved: 0 };
         let mut domain = Domain { registered: false, ..Domain::new() };
         assert_eq!(domain.call(OP_REGISTER, &mut register.as_bytes().to_vec()), Ok(false));
         assert_eq!(domain.done, ["register 0x1234"]);

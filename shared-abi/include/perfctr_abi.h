@@ -249,11 +249,13 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, reserved_tail) == 48);
 
 struct perfctr_hv_register {
 	__u64 gfn;
-	__u64 reserved;
+	__u32 observer;
+	__u32 reserved;
 };
 PERFCTR_ASSERT(sizeof(struct perfctr_hv_register) == 16);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_register, gfn) == 0);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_register, reserved) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_register, observer) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_register, reserved) == 12);
 
 struct perfctr_hv_load {
 	__u32 counters;

@@ -87,13 +87,17 @@ layout!(HvQuery, "perfctr_hv_query", 64, {
 pub struct HvRegister {
     /// Guest frame number of the page; a PV guest's frames are machine frames.
     pub gfn: u64,
+    /// Who may read the page and the counters of this vCPU: any number of the guest's choice.  What
+    /// the counters hold of another observer is cleared before.
+    pub observer: u32,
     /// 0.
-    pub reserved: u64,
+    pub reserved: u32,
 }
 
 layout!(HvRegister, "perfctr_hv_register", 16, {
     0 gfn: "__u64",
-    8 reserved: "__u64",
+    8 observer: "__u32",
+    12 reserved: "__u32",
 });
 
 /// Argument of [`OP_LOAD`]: the first `counters` elements of the array are passed.

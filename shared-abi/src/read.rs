@@ -136,10 +136,33 @@ fn read_sums(thread: &ThreadPage, state: u32, counts: &mut [u64]) -> Result<u64,
     if counts.len() > thread.counters.load(Relaxed) as usize {
         return Err(ReadError::Malformed);
     }
+    Ok(copy_sums(thread, counts))
+}
+
+/// Gives the TSC's sum.
+fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
         *count = slot.sum.load(Relaxed);
     }
-    Ok(thread.tsc_sum.load(Relaxed))
+    thread.tsc_sum.load(Relaxed)
+}
+
+/// Reads what was last published of any thread: its counters, of which `counts` keeps those in use,
+/// and its TSC.
+pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
+    for _ in 0..READ_ATTEMPTS_MAX {
+        let stamp = thread.seq.stamp();
+        let failed = thread.state.load(Relaxed) & THREAD_FAILED != 0;
+        let error = thread.error.load(Relaxed);
+        let used = (thread.counters.load(Relaxed) as usize).min(counts.len());
+        let (used, unused) = counts.split_at_mut_checked(used).unwrap_or_default();
+        unused.fill(0);
+        let tsc = copy_sums(thread, used);
+        if thread.seq.still(stamp) {
+            return if failed { Err(ReadError::NotLoaded(error)) } else { Ok(tsc) };
+        }
+    }
+    Err(ReadError::Disturbed)
 }
 
 #[inline(always)]

@@ -9,7 +9,7 @@
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C")]
 
-use core::cell::UnsafeCell;
+use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
 
 use guest_kmod::hal::Kernel;
@@ -68,7 +68,8 @@ impl Kernel for Linux {
 /// A vCPU as C holds it.
 pub struct VcpuObject {
     number: u32,
-    page: *const VcpuPage,
+    /// The one that was registered last.
+    page: Cell<*const VcpuPage>,
     stats: Stats,
     vcpu: UnsafeCell<Vcpu>,
 }
@@ -100,7 +101,7 @@ impl VcpuObject {
         Cpu {
             number: self.number,
             // SAFETY: the page outlives the object.
-            page: unsafe { &*self.page },
+            page: unsafe { &*self.page.get() },
             // SAFETY: only code on this vCPU with interrupts disabled takes this reference.
             vcpu: unsafe { &mut *self.vcpu.get() },
             stats: &self.stats,
@@ -150,7 +151,7 @@ pub extern "C" fn perfctr_core_vcpu_bytes() -> usize {
     size_of::<VcpuObject>()
 }
 
-/// Makes a vCPU object of memory.
+/// Makes a vCPU object of memory, with a page that is not registered.
 ///
 /// # Safety
 ///
@@ -163,7 +164,7 @@ pub unsafe extern "C" fn perfctr_core_vcpu_init(
 ) {
     let object = VcpuObject {
         number,
-        page,
+        page: Cell::new(page),
         stats: Stats::default(),
         vcpu: UnsafeCell::new(Vcpu::default()),
     };
@@ -171,15 +172,22 @@ pub unsafe extern "C" fn perfctr_core_vcpu_init(
     unsafe { memory.write(object) }
 }
 
-/// Registers the vCPU's page, which is frame `gfn`; see [`Cpu::register`].
+/// Registers a page of the vCPU, which is frame `gfn`, for `observer` to read; see
+/// [`Cpu::register`].
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// As the crate's documentation says; no other page is registered, and this one outlives the vCPU.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_vcpu_register(vcpu: &VcpuObject, gfn: u64) -> c_int {
+pub unsafe extern "C" fn perfctr_core_vcpu_register(
+    vcpu: &VcpuObject,
+    page: *const VcpuPage,
+    gfn: u64,
+    observer: u32,
+) -> c_int {
+    vcpu.page.set(page);
     // SAFETY: on this vCPU, interrupts disabled.
-    to_return(unsafe { vcpu.cpu() }.register(gfn))
+    to_return(unsafe { vcpu.cpu() }.register(gfn, observer))
 }
 
 /// No thread may count on the vCPU, for the reason of this negative error number; see
@@ -342,6 +350,17 @@ pub unsafe extern "C" fn perfctr_core_interrupt(
     });
     cpu.count_interrupt(signal.is_some());
     pack(signal)
+}
+
+/// Whether anything is to be counted of the thread; see [`ThreadPmu::counts`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_counts(thread: &ThreadObject) -> bool {
+    // SAFETY: this thread, or its tracer while it is asleep.
+    unsafe { thread.pmu() }.0.counts()
 }
 
 /// A signal could not be sent; see [`ThreadPmu::signal_lost`].

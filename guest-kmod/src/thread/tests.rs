@@ -293,7 +293,7 @@ fn a_vcpu_whose_registration_was_refused_fails_its_threads() {
     thread.switch_out();
     machine.on(1, |cpu| cpu.unregister()).unwrap();
     machine.refuse(Some(Errno::NOMEM));
-    machine.on(1, |cpu| cpu.register(1)).unwrap_err();
+    machine.on(1, |cpu| cpu.register(1, 0)).unwrap_err();
     machine.refuse(None);
     thread.switch_in(1);
     thread.switch_out();

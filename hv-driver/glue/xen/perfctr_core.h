@@ -188,9 +188,9 @@ struct perfctr_guest {
    */
   perfctr_rings rings;
   /*
-   * 0.
+   * Who may read its page and counters, by a number of the guest's own.
    */
-  uint32_t reserved;
+  uint32_t observer;
   /*
    * Its time-stamp counter.
    */

@@ -98,7 +98,7 @@ pub fn ioctl(data: &[u8]) {
     let (mut vcpu, stats, counting) = (Vcpu::default(), Stats::default(), Counting::new());
     let mut cpu =
         Cpu { number: 0, page: &vcpu_page, vcpu: &mut vcpu, stats: &stats, kernel: &kernel };
-    cpu.register(1).expect("a well-formed registration");
+    cpu.register(1, 0).expect("a well-formed registration");
     let mut thread = ThreadPmu::new(&page, 1);
     for block in data.chunks(size_of::<Control>()) {
         let mut control = Control::default();

@@ -173,7 +173,7 @@ impl Machine {
                 Err(errno) => return self.check_refusal(vcpu.domain, "the handshake", errno),
             }
         }
-        match self.on(index, |cpu| cpu.register(GFN_BASE + index as u64)) {
+        match self.on(index, |cpu| cpu.register(GFN_BASE + index as u64, 0)) {
             Ok(()) => {
                 vcpu.online.set(true);
                 self.check_identity(index);

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! CPUs come and go while threads count.
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use perfctr::Error;
 use vm_tests::stats::{threads, until_threads};
-use vm_tests::threads::{cpus, take_away_and_give_back};
+use vm_tests::threads::{SELF, cpus, run_on, take_away_and_give_back};
 use vm_tests::witness::Witness;
+use vm_tests::xen::Xen;
 
-use crate::ends::exact;
+use crate::ends::{elsewhere, exact};
+
+/// The calling domain, which is the control domain.
+const OWN: u16 = 0;
 
 /// Threads for each CPU.
 const THREADS_PER_CPU: usize = 2;
@@ -41,6 +47,36 @@ pub fn come_and_go(rounds: u32) -> Result<()> {
             ensure!(checks > 0, "a thread has checked nothing");
         }
         Ok(plugged?)
+    })?;
+    until_threads(before)
+}
+
+/// A CPU comes online while the hypervisor refuses to publish its counters; threads are told so
+/// there, and count where it comes online again.
+pub fn come_online_without_counters() -> Result<()> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let cpu = *cpus()?.last().context("there is no CPU")?;
+    let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    let before = threads()?;
+    fs::write(&online, "0")?;
+    xen.allow(OWN, false)?;
+    let came = fs::write(&online, "1");
+    let refused = elsewhere(|| -> Result<_> {
+        run_on(SELF, &[cpu])?;
+        Ok(Witness::new().err().and_then(|error| error.downcast::<Error>().ok()))
+    });
+    xen.allow(OWN, true)?;
+    came.context("the CPU does not come online")?;
+    let refused = refused?;
+    ensure!(
+        matches!(refused, Some(Error::Kernel { .. } | Error::NotLoaded(_))),
+        "a thread there is told {refused:?}"
+    );
+    fs::write(&online, "0")?;
+    fs::write(&online, "1")?;
+    elsewhere(|| -> Result<()> {
+        run_on(SELF, &[cpu])?;
+        exact(&Witness::new()?)
     })?;
     until_threads(before)
 }

@@ -48,6 +48,10 @@ fn main() -> Result<ExitCode> {
     }
     tally.check("many sessions", outcome(ends::many_sessions(options.cycles)));
     tally.check("CPUs come and go", outcome(cpus::come_and_go(options.hotplugs)));
+    tally.check(
+        "a CPU comes online whatever the hypervisor answers",
+        outcome(cpus::come_online_without_counters()),
+    );
     Ok(tally.finish())
 }
 

@@ -106,7 +106,9 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
     };
     match op {
         OP_QUERY => put(HvQuery { abi_major: ABI_MAJOR.into(), ..HvQuery::default() }.as_bytes()),
-        OP_REGISTER => put(HvRegister { gfn: input.pick(&FRAMES), reserved: 0 }.as_bytes()),
+        OP_REGISTER => {
+            put(HvRegister { gfn: input.pick(&FRAMES), ..HvRegister::default() }.as_bytes())
+        }
         OP_DOMAIN => {
             let domid = input.pick(&[0, 0, 1, 2, 0x7ff0, 0x1_0000, u32::MAX]);
             let enabled = input.below(3) as u32;

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Users, and what each sees of vCPUs: a page of its own for each.  The page of
+ * one user at a time is registered with a vCPU, and that vCPU counts only
+ * while nothing of other users executes there.
+ */
+
+#include <linux/gfp.h>
+#include <linux/list.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/slab.h>
+#include <linux/smp.h>
+
+#include "perfctr.h"
+
+/* Root, for whom CPUs count as a whole too. */
+struct perfctr_user *perfctr_root;
+
+static LIST_HEAD(perfctr_users);
+/* Protects the list, and whose each of its elements is. */
+static DEFINE_MUTEX(perfctr_users_lock);
+
+/* On that CPU, with interrupts disabled. */
+void perfctr_user_hide(struct perfctr_cpu *cpu)
+{
+	if (cpu->user && !perfctr_core_vcpu_unregister(cpu->core))
+		cpu->user = NULL;
+}
+
+/* On that CPU, with interrupts disabled; a refusal is told its threads. */
+int perfctr_user_show(unsigned int number, struct perfctr_user *user)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[number];
+	struct perfctr_vcpu_page *page = user->page[number];
+	int err;
+
+	if (!cpu->online)
+		return -ENXIO;
+	if (cpu->whole)
+		return -EBUSY;
+	perfctr_user_hide(cpu);
+	err = perfctr_core_vcpu_register(
+		cpu->core, page, perfctr_platform_gfn(page), user->observer);
+	if (!err)
+		cpu->user = user;
+	return err;
+}
+
+static void perfctr_user_hide_here(void *user)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+
+	if (cpu->user == user)
+		perfctr_user_hide(cpu);
+}
+
+static void perfctr_user_free(struct perfctr_user *user)
+{
+	unsigned int cpu;
+
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
+		free_page((unsigned long)user->page[cpu]);
+	kfree(user);
+}
+
+static struct perfctr_user *perfctr_user_alloc(void)
+{
+	struct perfctr_user *user;
+	unsigned int cpu;
+
+	user = kzalloc(struct_size(user, page, nr_cpu_ids), GFP_KERNEL_ACCOUNT);
+	if (!user)
+		return NULL;
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
+		user->page[cpu] = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+		if (!user->page[cpu]) {
+			perfctr_user_free(user);
+			return NULL;
+		}
+	}
+	list_add(&user->list, &perfctr_users);
+	return user;
+}
+
+/* What nobody uses any more: no thread has it, and nobody has it mapped. */
+static struct perfctr_user *perfctr_user_recycle(void)
+{
+	struct perfctr_user *user;
+	unsigned int cpu;
+
+	list_for_each_entry(user, &perfctr_users, list) {
+		if (atomic_read(&user->count))
+			continue;
+		on_each_cpu(perfctr_user_hide_here, user, true);
+		for (cpu = 0; cpu < nr_cpu_ids; cpu++)
+			memset(user->page[cpu], 0, PAGE_SIZE);
+		return user;
+	}
+	return NULL;
+}
+
+static struct perfctr_user *perfctr_user_find(kuid_t uid)
+{
+	static u32 observers;
+	struct perfctr_user *user;
+
+	list_for_each_entry(user, &perfctr_users, list) {
+		if (uid_eq(user->uid, uid))
+			return user;
+	}
+	user = perfctr_user_recycle();
+	if (!user)
+		user = perfctr_user_alloc();
+	if (user) {
+		user->uid = uid;
+		user->observer = ++observers;
+	}
+	return user;
+}
+
+/* To be put; NULL if there is no memory. */
+struct perfctr_user *perfctr_user_get(kuid_t uid)
+{
+	struct perfctr_user *user;
+
+	mutex_lock(&perfctr_users_lock);
+	user = perfctr_user_find(uid);
+	if (user)
+		atomic_inc(&user->count);
+	mutex_unlock(&perfctr_users_lock);
+	return user;
+}
+
+void perfctr_user_put(struct perfctr_user *user)
+{
+	atomic_dec(&user->count);
+}
+
+int perfctr_users_init(void)
+{
+	perfctr_root = perfctr_user_get(GLOBAL_ROOT_UID);
+	return perfctr_root ? 0 : -ENOMEM;
+}
+
+/* Nothing is registered any more. */
+void perfctr_users_exit(void)
+{
+	struct perfctr_user *user, *next;
+
+	list_for_each_entry_safe(user, next, &perfctr_users, list)
+		perfctr_user_free(user);
+}
