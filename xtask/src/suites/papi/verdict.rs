@@ -114,7 +114,7 @@ fn inexact(test: &str, output: &[&str]) -> Option<String> {
     let fits = |units: &&[u64]| {
         units.len() == counts.len() && counts.iter().zip(*units).all(|(count, n)| is(count, n))
     };
-    if exact.executed.iter().any(|units| fits(units)) {
+    if exact.executed.iter().any(fits) {
         return None;
     }
     let Exact { executed, rest, .. } = exact;
