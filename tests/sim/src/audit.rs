@@ -11,7 +11,7 @@ use shared_abi::thread_page::THREAD_FAILED;
 use shared_abi::{CounterConfig, Errno};
 
 use crate::machine::{Claim, Level, Machine, unheard};
-use crate::model::{ATTEMPTS, GENERAL, Model, PERIOD_MAX, PERIOD_MIN, SLOTS, Vendor};
+use crate::model::{ATTEMPTS, GENERAL, Model, PERIOD_MAX, SLOTS, Vendor};
 use crate::pmu::{EN, OS, USR};
 use crate::shape::Kind;
 use crate::truth::Looks;
@@ -35,7 +35,7 @@ fn is_valid_counter(model: &Model, counter: &CounterConfig) -> bool {
     let fixed = counter.slot as usize >= GENERAL;
     let period = match counter.mode {
         0 => counter.period == 0,
-        1 => model.samples() && (PERIOD_MIN..=PERIOD_MAX).contains(&counter.period),
+        1 => model.samples() && (1..=PERIOD_MAX).contains(&counter.period),
         _ => false,
     };
     // Event number, unit mask, rings, edge, enable, inversion and counter mask.
