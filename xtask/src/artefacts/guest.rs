@@ -21,35 +21,40 @@ pub fn init() -> Result<PathBuf> {
     Ok(programs("testbed-init")?.join("testbed-init"))
 }
 
+/// The package whose programs are measured, and so optimised as a user's are.
+const MEASURED: &str = "benches";
+
 /// Builds every program of a package for the guest; returns the directory with them.
 pub fn programs(package: &str) -> Result<PathBuf> {
-    build(&["--package", package], "target/guest", "-C target-feature=+crt-static")
+    let profile = if package == MEASURED { "release" } else { "guest" };
+    build(profile, &["--package", package], "target/guest", "-C target-feature=+crt-static")
 }
 
 /// Builds a package with its shared libraries, for any machine with this one's C library.
 pub fn dynamic(package: &str) -> Result<PathBuf> {
-    build(&["--package", package], "target/dynamic", "")
+    build("release", &["--package", package], "target/dynamic", "")
 }
 
 /// Builds an example that is a shared library; returns its path.
 pub fn library_example(package: &str, name: &str) -> Result<PathBuf> {
-    let built = build(&["--package", package, "--example", name], "target/dynamic", "")?;
+    let what = ["--package", package, "--example", name];
+    let built = build("release", &what, "target/dynamic", "")?;
     Ok(built.join(format!("examples/lib{name}.so")))
 }
 
-fn build(what: &[&str], target_dir: &str, flags: &str) -> Result<PathBuf> {
+fn build(profile: &str, what: &[&str], target_dir: &str, flags: &str) -> Result<PathBuf> {
     crate::tools::apt::install(&["gcc", "libc6-dev"], "linking programs for the guest")?;
     let target_dir = sh::project().join(target_dir);
     let mut cargo = toolchain::cargo();
     cargo
-        .args(["build", "--quiet", "--release"])
+        .args(["build", "--quiet", "--profile", profile])
         .args(what)
         .args(["--target", USER_TARGET, "--target-dir"])
         .arg(&target_dir)
         .env("RUSTFLAGS", flags)
         .current_dir(sh::project());
     sh::run(&mut cargo)?;
-    Ok(target_dir.join(USER_TARGET).join("release"))
+    Ok(target_dir.join(USER_TARGET).join(profile))
 }
 
 /// The kernel module, built by the kernel's own rules from the C glue and the Rust object.
