@@ -80,10 +80,10 @@ pub fn xen(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// On a CPU with SMEP, the paravirtualised kernel dies before it has a console.
+/// On a CPU with SMAP and SMEP, the paravirtualised kernel dies before it has a console.
 fn dies_early() -> Result<()> {
-    let mut spec = shell("pv", "exit 0")?;
-    spec.topology.cpu.push_str(",+smep");
+    let mut spec = shell("pv-amd", "exit 0")?;
+    spec.topology.cpu = spec.topology.cpu.replace(",-smap,-smep", "");
     let outcome = machine::run(&spec)?;
     let Status::Failed(Failure::Crashed(line)) = &outcome.status else {
         anyhow::bail!("expected a crash, found {}", all(&outcome));
