@@ -39,6 +39,16 @@ impl Elapsed {
         }
     }
 
+    /// Both together.
+    #[must_use]
+    pub const fn and(&self, other: &Self) -> Self {
+        Self {
+            min_tsc: self.min_tsc + other.min_tsc,
+            max_tsc: self.max_tsc + other.max_tsc,
+            clock_ns: self.clock_ns + other.clock_ns,
+        }
+    }
+
     /// How much more our counter counted than the clock, as far as the bounds prove it.
     pub fn excess_ns(&self, tsc_khz: u32) -> i64 {
         let ns = |tsc: u64| (u128::from(tsc) * 1_000_000 / u128::from(tsc_khz)) as i64;
@@ -186,6 +196,20 @@ mod tests {
         assert_eq!(elapsed.excess_ns(2_000_000), 0);
         assert_eq!(Elapsed { clock_ns: 850, ..elapsed }.excess_ns(2_000_000), 50);
         assert_eq!(Elapsed { clock_ns: 1_150, ..elapsed }.excess_ns(2_000_000), -50);
+    }
+
+    #[test]
+    fn a_thread_whose_clock_stands_still_is_off() {
+        // Two threads of one vCPU executed for 10 ms each, while the vCPU waited for 60 ms.
+        let right = Elapsed { min_tsc: 10_000_000, max_tsc: 10_000_000, clock_ns: 40_000_000 };
+        let frozen = Elapsed { min_tsc: 0, max_tsc: 0, ..right };
+        let is_off = |both: Elapsed| {
+            let mut check = TimeCheck::default();
+            check.add(&both, 1_000_000, 50, 60_000_000);
+            check.is_off
+        };
+        assert!(!is_off(right.and(&right)));
+        assert!(is_off(right.and(&frozen)));
     }
 
     #[test]

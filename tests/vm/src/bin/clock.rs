@@ -16,7 +16,8 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::time::{Elapsed, ThreadTime, TimeCheck, VcpuTimes};
 use vm_tests::xen::Xen;
 
-const THREADS: usize = 6;
+/// Threads of each vCPU.
+const THREADS: usize = 2;
 /// What each thread executes before it gives its CPU away, and how often.
 const REGION: Region = Region { first: 100_000, second: 100_000 };
 const TURNS: usize = 20;
@@ -42,23 +43,27 @@ struct Outcome {
     vcpus: (TimeCheck, u64),
 }
 
-/// Lets threads compete for some of the CPUs.
+/// Lets threads compete for some of the CPUs, each for its own.
 fn compete(xen: &Xen, session: &Session, all: &[usize], some: &[usize]) -> Result<Outcome> {
     let before = VcpuTimes::take(xen, session, all)?;
     run_on(SELF, some)?;
-    let logs = thread::scope(|scope| -> Result<Vec<_>> {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(take_turns)).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
+    let logs = thread::scope(|scope| -> Result<Vec<Vec<_>>> {
+        let spawn = |&cpu: &usize| [(); THREADS].map(|()| scope.spawn(move || take_turns(cpu)));
+        let threads: Vec<_> = some.iter().map(spawn).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("no panic");
+        threads.into_iter().map(|of_one| of_one.into_iter().map(join).collect()).collect()
     })?;
     let vcpus = VcpuTimes::take(xen, session, all)?.since(&before);
-    // Linux charges a thread also for the time that its vCPU waits for a physical CPU (Debian's
-    // kernel has no steal clock), which our counter excludes.
-    let waiting_ns = vcpus.iter().map(|vcpu| vcpu.waiting_ns).sum();
-    println!("vCPUs waited {waiting_ns} ns");
     let tsc_khz = session.description().tsc_khz;
     let mut outcome = Outcome { threads: Default::default(), vcpus: Default::default() };
-    for (elapsed, switches) in &logs {
-        outcome.threads.0.add(elapsed, tsc_khz, *switches, waiting_ns);
+    for (cpu, threads) in some.iter().zip(logs) {
+        // Linux charges a thread also for the time that its vCPU waits for a physical CPU (Debian's
+        // kernel has no steal clock), which our counter excludes: its own vCPU, and not others.
+        let vcpu = &vcpus[all.iter().position(|one| one == cpu).context("it is one of all")?];
+        let elapsed = threads.iter().fold(Elapsed::default(), |sum, one| sum.and(&one.0));
+        let switches: u64 = threads.iter().map(|one| one.1).sum();
+        println!("vCPU {cpu} waited {} ns; its threads: {elapsed:?}", vcpu.waiting_ns);
+        outcome.threads.0.add(&elapsed, tsc_khz, switches, vcpu.waiting_ns);
         outcome.threads.1 += switches;
     }
     for vcpu in &vcpus {
@@ -69,7 +74,8 @@ fn compete(xen: &Xen, session: &Session, all: &[usize], some: &[usize]) -> Resul
 }
 
 /// Executes for a while, among others; gives the time that it took and how often it was resumed.
-fn take_turns() -> Result<(Elapsed, u64)> {
+fn take_turns(cpu: usize) -> Result<(Elapsed, u64)> {
+    run_on(SELF, &[cpu])?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::INSTRUCTIONS.user()])?;
     let switches = || -> Result<u64> {
