@@ -43,9 +43,14 @@ pub fn lifecycle(report: &mut Report) -> Result<()> {
     report.program(Spec::new("pv", ["/work/lifecycle"])?, "lifecycle")
 }
 
-/// Times of threads and vCPUs, where the emulator's host takes no time away.
+/// Times of threads and vCPUs, where the emulator's host takes no time away; and counts of kernel
+/// mode, beside those of the emulator.
 pub fn clock(report: &mut Report) -> Result<()> {
-    report.program(Spec::new("pv", ["/work/clock"])?.deterministic(), "clock")
+    let both = "/work/clock; clock=$?; /work/kernel && exit $clock";
+    let mut spec = Spec::new("pv", ["sh", "-c", both])?.deterministic();
+    spec.topology.cpu.push_str(",pmu-tally=on");
+    spec.add_program("vm-tests", "kernel")?;
+    report.program(spec, "clock")
 }
 
 /// The demo's first half: readings of competing threads against the truth.
