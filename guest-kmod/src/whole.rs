@@ -6,7 +6,7 @@
 //! gives the reason `BUSY` to threads that come to it all the same.
 
 use shared_abi::ioctl::{Control, CpuState};
-use shared_abi::{Errno, PmuCaps, ThreadPage};
+use shared_abi::{Errno, PmuCaps, ThreadPage, planted};
 
 use crate::hal::Kernel;
 use crate::ioctl::Request;
@@ -45,11 +45,12 @@ impl Admission {
     ///
     /// `BUSY` whole CPUs count.
     pub fn thread_begins(&mut self, privileged: bool) -> Result<(), Errno> {
-        if self.started {
+        if planted!(ThreadBesideWholes, self.started, false) {
             return Err(Errno::BUSY);
         }
         self.threads = self.threads.saturating_add(1);
-        self.privileged = self.privileged.saturating_add(u32::from(privileged));
+        let keeps_out = planted!(SleeperKeepsWholesOut, privileged, true);
+        self.privileged = self.privileged.saturating_add(u32::from(keeps_out));
         Ok(())
     }
 
@@ -79,7 +80,7 @@ impl Admission {
     /// `BUSY` they have started, are another descriptor's, or privileged threads have counters.
     pub fn cpus_start(&mut self, by: Owner) -> Result<(), Errno> {
         self.cpus_set(by)?;
-        if self.privileged > 0 {
+        if planted!(WholeBesideThreads, self.privileged > 0, false) {
             return Err(Errno::BUSY);
         }
         self.started = true;
@@ -114,7 +115,7 @@ impl Admission {
     /// A descriptor is closed, after its CPUs have stopped.
     pub fn closed(&mut self, descriptor: Owner) {
         if self.owner == Some(descriptor) {
-            self.owner = None;
+            self.owner = planted!(OwnerOutlivesDescriptor, None, self.owner);
         }
     }
 }
@@ -161,7 +162,7 @@ impl<K: Kernel> Cpu<'_, K> {
         }
         let (pmu, page) = whole;
         pmu.control(page, self, counting, caps, control)?;
-        self.close_gate(true);
+        self.close_gate(planted!(GateLeftOpen, true, false));
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use shared_abi::hypercall::{
     OP_LOAD, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
-use shared_abi::{Config, CounterConfig, Errno, VcpuPage, WireCaps};
+use shared_abi::{Config, CounterConfig, Errno, VcpuPage, WireCaps, planted};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::driver::Driver;
@@ -84,7 +84,7 @@ pub fn admit(caller: &mut impl Caller, op: u32, length: usize) -> Result<(), Err
         OP_DOMAIN | OP_STATS => Right::Control,
         _ => return Err(Errno::INVAL),
     };
-    caller.permits(right)?;
+    planted!(PermissionNotAsked, caller.permits(right), Ok(()))?;
     if length > ARGUMENT_BYTES_MAX { Err(Errno::INVAL) } else { Ok(()) }
 }
 

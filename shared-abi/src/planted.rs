@@ -122,6 +122,20 @@ mod switch {
         TraceeStaysPaused,
         /// Configurations that want the same counter for different events are joined.
         ClashOverlooked,
+        /// CPUs remain those of a descriptor that is closed.
+        OwnerOutlivesDescriptor,
+        /// CPUs start though privileged threads have counters.
+        WholeBesideThreads,
+        /// Threads get counters though CPUs count.
+        ThreadBesideWholes,
+        /// A thread without privileges keeps CPUs from starting.
+        SleeperKeepsWholesOut,
+        /// Threads may count on a CPU that counts as a whole.
+        GateLeftOpen,
+        /// What a CPU has counted since it started is lost when it goes offline.
+        WholeLostOffline,
+        /// The hypervisor serves whoever calls.
+        PermissionNotAsked,
     }
 
     std::thread_local! {

@@ -75,6 +75,11 @@ impl Machine {
         let vcpus = |number| self.vcpu_page(own.domain, number);
         let result = unheard(|| read_thread(&own.page, vcpus, &Now(self), &mut counts[..used]));
         match result {
+            Ok(_) if self.vcpus[vcpu].whole.counts.get() => {
+                self.fail(format!(
+                    "thread {thread} counts on vCPU {vcpu}, which counts as a whole"
+                ));
+            }
             Ok(snapshot) => {
                 let moment = self.moment(Some(thread), vcpu);
                 let looks = Looks { counter: [moment; SLOTS], tsc: self.vcpu_tsc(vcpu) };
@@ -168,7 +173,7 @@ impl Machine {
         }
         let disturbed = errno == Errno::NODEV && (self.has_failed(thread) || self.was_disturbed());
         let forbidden = errno == Errno::PERM && own.started.get() != Some(domain.forbidden.get());
-        if !disturbed && !forbidden {
+        if !disturbed && !forbidden && !self.gave_way(thread, errno) {
             self.fail(format!("thread {thread} has no numbers: {errno:?}"));
         }
     }
@@ -185,9 +190,16 @@ impl Machine {
     }
 
     /// Whether the sample of the kernel that executes here was disturbed in every attempt.
-    fn was_disturbed(&self) -> bool {
+    pub fn was_disturbed(&self) -> bool {
         let vcpu = &self.vcpus[self.vcpu_here()];
         vcpu.disturbances.get() - vcpu.undisturbed.get() >= ATTEMPTS
+    }
+
+    /// Whether whole CPUs count, or have since the thread started its counters.
+    fn gave_way(&self, thread: usize, errno: Errno) -> bool {
+        let own = &self.threads[thread];
+        let books = &self.domains[own.domain].books;
+        errno == Errno::BUSY && (books.count() || own.wholes.get() != books.times.get())
     }
 
     fn has_failed(&self, thread: usize) -> bool {
@@ -222,7 +234,8 @@ impl Machine {
     pub fn check_control_error(&self, thread: usize, control: &Control, errno: Errno) {
         let domain = &self.domains[self.threads[thread].domain];
         let host = domain.forbidden.get() > 0 && errno == Errno::PERM;
-        let reason = host || self.has_failed(thread) || !self.is_valid(control);
+        let busy = self.gave_way(thread, errno);
+        let reason = host || busy || self.has_failed(thread) || !self.is_valid(control);
         if !reason && domain.kind == Kind::Good && !self.is_gone() {
             self.fail(format!("thread {thread}: a valid control is refused: {errno:?}"));
         }

@@ -16,6 +16,7 @@ use crate::rng::Rng;
 use crate::search::Marks;
 use crate::shape::{Kind, Shape};
 use crate::truth::Truth;
+use crate::whole::{Books, Whole};
 
 /// A machine of this shape.
 pub fn build(
@@ -45,6 +46,7 @@ pub fn build(
             counting: guest_kmod::Counting::new(),
             caps: Cell::new(None),
             suspending: Cell::new(false),
+            books: Books::default(),
         });
     }
     let objects = shape.cpus.len() + 2 * vcpus.len() + threads.len();
@@ -144,6 +146,7 @@ fn vcpu(domain: usize, id: u32) -> Vcpu {
         undisturbed: Cell::new(0),
         sampled: Cell::default(),
         put_off: Cell::new(None),
+        whole: Whole::new(),
     }
 }
 
@@ -166,6 +169,9 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         failures: Cell::new(0),
         failures_before: Cell::new(0),
         signal: Cell::new(None),
+        admin: Cell::new(false),
+        admitted: Cell::new(false),
+        wholes: Cell::new(0),
         published: RefCell::default(),
         claims: RefCell::default(),
     }

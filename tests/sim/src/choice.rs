@@ -27,6 +27,8 @@ pub enum Action {
     Virq,
     /// It stops its counters if nobody counts.
     StopIdle,
+    /// It is interrupted to start or stop counting as a whole.
+    Whole,
     /// It takes the vCPU offline.
     Offline,
     /// It takes the vCPU online.
@@ -66,6 +68,7 @@ impl Action {
             Self::Create(_) => 14,
             Self::Garbage(_) => 15,
             Self::Revoke => 16,
+            Self::Whole => 17,
         }
     }
 }
@@ -272,7 +275,11 @@ impl Machine {
         if vcpu.stop_asked.get() {
             options.push((20, Action::StopIdle));
         }
-        if vcpu.online.get() && domain.kind != Kind::Stranger {
+        let asked = vcpu.whole.asked.get().is_some();
+        if asked {
+            options.push((60, Action::Whole));
+        }
+        if vcpu.online.get() && !asked && domain.kind != Kind::Stranger {
             options.push((weights.hotplug, Action::Offline));
         }
     }

@@ -159,7 +159,7 @@ impl Bench<'_> {
             for thread in domain.threads.clone() {
                 self.0.threads[thread].life.set(Life::Ready);
                 self.interrupt(domain.vcpus.start, Action::Schedule(Some(thread)));
-                self.user(thread, |machine| machine.create_counters(thread));
+                self.user(thread, |machine| _ = machine.create_counters(thread));
                 self.user(thread, |machine| machine.control(thread, &counting(0)));
             }
         }

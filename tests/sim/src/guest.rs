@@ -114,6 +114,7 @@ impl Machine {
             | Action::Tick
             | Action::Virq
             | Action::StopIdle
+            | Action::Whole
             | Action::Offline
             | Action::Online => {
                 let vcpu = self.vcpu_here();
@@ -145,8 +146,10 @@ impl Machine {
                 self.on(index, |cpu| cpu.stop_if_idle(counting));
             }
             Action::Virq => self.take_virq(index),
+            Action::Whole => self.take_whole(index),
             Action::Offline => {
                 self.switch_thread(index, None);
+                self.whole_goes_offline(index);
                 vcpu.online.set(false);
                 if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
                     self.check_refusal(vcpu.domain, "to take a page back", errno);
@@ -192,7 +195,7 @@ impl Machine {
     }
 
     /// Runs the module's core on a vCPU.
-    fn on<R>(&self, index: usize, run: impl FnOnce(&mut Cpu<'_, Linux<'_>>) -> R) -> R {
+    pub fn on<R>(&self, index: usize, run: impl FnOnce(&mut Cpu<'_, Linux<'_>>) -> R) -> R {
         let vcpu = &self.vcpus[index];
         vcpu.sampling.borrow_mut().restart();
         vcpu.undisturbed.set(vcpu.disturbances.get());
@@ -308,13 +311,13 @@ impl Machine {
     }
 
     /// The truth about a thread follows its suspension on a vCPU.
-    fn suspended(&self, vcpu: usize, thread: usize) {
+    pub fn suspended(&self, vcpu: usize, thread: usize) {
         let truth = &mut self.threads[thread].truth.borrow_mut();
         truth.suspend(self.vcpus[vcpu].sampling.borrow().first());
     }
 
     /// The truth about a thread that is suspended is published.
-    fn published(&self, vcpu: usize, thread: usize) {
+    pub fn published(&self, vcpu: usize, thread: usize) {
         let own = &self.threads[thread];
         let now = self.moment(Some(thread), vcpu);
         own.published.borrow_mut().push(own.truth.borrow().published(&now));
@@ -352,19 +355,24 @@ impl Machine {
         Some(result)
     }
 
-    /// `IOC_CREATE`.
-    pub fn create_counters(&self, thread: usize) {
+    /// `IOC_CREATE`; whether it succeeded.
+    pub fn create_counters(&self, thread: usize) -> bool {
         let own = &self.threads[thread];
         let create = Create { abi_major: u32::from(ABI_MAJOR), ..Create::default() };
         self.in_kernel(|vcpu| {
             if let Err(errno) = check_create(&create) {
                 self.fail(format!("refused to create counters: {errno:?}"));
             }
+            if self.admit_thread(thread).is_err() {
+                return false;
+            }
             own.changing.set(true);
             *own.pmu.borrow_mut() = Some(ThreadPmu::new(&own.page, own.tid));
             self.published(vcpu, thread);
             own.changing.set(false);
-        });
+            true
+        })
+        .unwrap_or(false)
     }
 
     /// `IOC_CONTROL`.
@@ -394,6 +402,7 @@ impl Machine {
                     own.truth.borrow_mut().control(control, &now, failed);
                     let undisturbed = allowed && domain.forbidden.get() == forbidden;
                     own.started.set(undisturbed.then_some(forbidden));
+                    own.wholes.set(domain.books.times_before());
                 }
                 self.published(vcpu, thread);
             }
@@ -456,6 +465,7 @@ impl Machine {
             Some(Ok(())) => {
                 own.truth.borrow_mut().control(control, now, failed);
                 own.started.set(domain.allowed.get().then_some(domain.forbidden.get()));
+                own.wholes.set(domain.books.times_before());
                 self.check_control(thread, control);
             }
             Some(Err(errno)) => self.check_control_error(thread, control, errno),
@@ -477,7 +487,7 @@ impl Machine {
     }
 
     /// When nobody counts any more every vCPU stops its counters, soon.
-    fn ask_to_stop(&self, domain: usize) {
+    pub fn ask_to_stop(&self, domain: usize) {
         let domain = &self.domains[domain];
         if domain.counting.is_idle() {
             for vcpu in domain.vcpus.clone() {
@@ -516,6 +526,7 @@ impl Machine {
             self.suspended(vcpu, thread);
             own.truth.borrow_mut().stop(&self.moment(Some(thread), vcpu));
             self.published(vcpu, thread);
+            self.dismiss_thread(thread, vcpu);
             self.ask_to_stop(own.domain);
             own.on.set(None);
             own.life.set(Life::Ended);

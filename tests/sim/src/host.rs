@@ -6,7 +6,7 @@ use std::rc::Rc;
 use hv_driver::hypercall::{Caller, Right, admit, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Guest, Registration};
-use shared_abi::hypercall::HvStats;
+use shared_abi::hypercall::{HvStats, OP_DOMAIN, OP_STATS};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
@@ -322,6 +322,12 @@ impl Machine {
             admit(caller, op, bytes.len())?;
             serve(&self.driver, caller, op, bytes).map(drop)
         });
+        let reserved = matches!(op, OP_DOMAIN | OP_STATS);
+        if reserved && result != Err(Errno::PERM) && !self.is_gone() {
+            self.fail(format!(
+                "vCPU {index} makes the control domain's hypercall {op}: {result:?}"
+            ));
+        }
         if let (Ok(()), Some(asked)) = (result, asked) {
             self.vcpus[index].sampled.set(asked);
             self.cpus[self.here.get()].slice.set(0);

@@ -7,6 +7,7 @@
 //!
 //! * `machine` is who executes, one step at a time; `fiber` gives each a stack.
 //! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
+//! * `whole` is counting on whole CPUs.
 //! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what
 //!   happens next.
 //! * `run` runs seeds, replays and minimises; `guided` looks for what is new, by `coverage`;
@@ -44,3 +45,4 @@ mod shape;
 mod thread;
 mod trace;
 mod truth;
+mod whole;

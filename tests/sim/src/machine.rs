@@ -27,6 +27,7 @@ use crate::search::{Marks, Object};
 use crate::shape::{Kind, Shape};
 use crate::trace::Step;
 use crate::truth::{Looks, Moment, Sampling, Truth};
+use crate::whole::{Books, Whole};
 
 /// What an agent's present code may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +109,8 @@ pub struct Vcpu {
     pub sampled: Cell<[u64; SLOTS]>,
     /// Events that it had when its next overflow was put off.
     pub put_off: Cell<Option<Events>>,
+    /// What counts for it as a whole.
+    pub whole: Whole,
 }
 
 /// Where a thread is in its life.
@@ -152,6 +155,12 @@ pub struct Thread {
     pub failures_before: Cell<u64>,
     /// It has been told of an overflow.
     pub signal: Cell<Option<Signal>>,
+    /// It may observe the whole system.
+    pub admin: Cell<bool>,
+    /// It has been given counters.
+    pub admitted: Cell<bool>,
+    /// How often whole CPUs had started when its counters were last started.
+    pub wholes: Cell<u64>,
     /// Values that were published while it was suspended.
     pub published: RefCell<Vec<Vec<u64>>>,
     /// What others have read meanwhile, to be checked when the books are closed.
@@ -182,6 +191,8 @@ pub struct Domain {
     pub caps: Cell<Option<PmuCaps>>,
     /// It is asked to suspend itself, to be saved.
     pub suspending: Cell<bool>,
+    /// Who may count on whole CPUs.
+    pub books: Books,
 }
 
 /// An agent's place on the list of agents: physical CPUs' hypervisors first, then vCPUs' kernels,
@@ -426,7 +437,7 @@ impl Machine {
     /// Nobody stores to a page that is another's to write: what the crate says about store buffers
     /// relies on it.
     fn check_store(&self, level: Option<Level>, address: usize) {
-        let own = matches!(self.page_at(address), Some(Object::Thread(_)));
+        let own = matches!(self.page_at(address), Some(Object::Thread(_) | Object::Module(_)));
         if level != Some(Level::Kernel) || !own {
             self.fail(format!("{level:?} stores to a page that it must only read"));
         }
@@ -449,7 +460,9 @@ impl Machine {
         let lies_in = |page: usize| (page..page + PAGE_BYTES).contains(&address);
         let vcpu = self.vcpus.iter().position(|vcpu| lies_in((&raw const vcpu.page).addr()));
         let thread = self.threads.iter().position(|t| lies_in((&raw const t.page).addr()));
-        vcpu.map(Object::VcpuPage).or(thread.map(Object::Thread))
+        let whole = || self.vcpus.iter().position(|v| lies_in((&raw const v.whole.page).addr()));
+        let vcpu = vcpu.map(Object::VcpuPage);
+        vcpu.or(thread.map(Object::Thread)).or_else(|| whole().map(Object::Module))
     }
 
     fn count_step(&self) {

@@ -102,6 +102,8 @@ pub struct Shape {
     pub leaps: bool,
     /// Whether every step is an instruction that counts; otherwise only work is.
     pub noisy: bool,
+    /// Administrators count on whole CPUs.
+    pub wholes: bool,
     /// What threads do.
     pub program: Program,
     /// Bits of a domain's seeds.
@@ -140,6 +142,8 @@ impl Shape {
             period: [2, 5, 10, 20, 50, 100, 200][rng.index(7)],
             leaps: rng.one_in(3),
             noisy: !rng.one_in(4),
+            // A saved domain's CPUs would have to start anew.
+            wholes: !restores && Rng::new(seed ^ 0x0e11).one_in(3),
             program: Program::Random,
             seed,
         }
@@ -198,6 +202,7 @@ pub fn quiet(cpus: usize) -> Shape {
         period: 1,
         leaps: false,
         noisy: false,
+        wholes: false,
         program: Program::Random,
         seed: 0,
     }

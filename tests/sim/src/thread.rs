@@ -68,7 +68,9 @@ impl Machine {
     /// A thread's whole life.
     pub fn live(self: Rc<Self>, thread: usize) {
         let domain = &self.domains[self.threads[thread].domain];
-        if domain.kind != Kind::Stranger {
+        if self.shape.wholes && domain.kind == Kind::Good {
+            self.begin_beside_wholes(thread);
+        } else if domain.kind != Kind::Stranger {
             self.create_counters(thread);
         }
         match &self.shape.program {
@@ -76,6 +78,19 @@ impl Machine {
             Program::Fixed(ops) => ops.iter().for_each(|&op| self.do_op(thread, op)),
         }
         self.exit(thread);
+    }
+
+    /// A thread, of an administrator or not, that has counters of its own or only counts on whole
+    /// CPUs.  While they count it has to wait.
+    fn begin_beside_wholes(&self, thread: usize) {
+        let own = &self.threads[thread];
+        let rng = &mut Rng::new(own.rng.borrow_mut().next());
+        own.admin.set(rng.one_in(3));
+        if !own.admin.get() || rng.one_in(6) {
+            while !self.create_counters(thread) && !self.is_gone() {
+                self.work(rng);
+            }
+        }
     }
 
     fn do_op(&self, thread: usize, op: Op) {
@@ -105,6 +120,21 @@ impl Machine {
     fn do_anything(self: &Rc<Self>, thread: usize) -> bool {
         let rng = &mut Rng::new(self.threads[thread].rng.borrow_mut().next());
         let kind = self.domains[self.threads[thread].domain].kind;
+        if self.shape.wholes && kind == Kind::Good {
+            let own = &self.threads[thread];
+            if own.pmu.borrow().is_none() {
+                match rng.below(32) {
+                    0..16 => self.operate_wholes(thread, rng),
+                    16 => return false,
+                    _ => self.work(rng),
+                }
+                return true;
+            }
+            if rng.one_in(16) {
+                self.operate_wholes(thread, rng);
+                return true;
+            }
+        }
         if self.threads[thread].signal.get().is_some() && rng.one_in(2) {
             self.go_on(thread);
             return true;
@@ -230,7 +260,7 @@ impl Machine {
     }
 
     /// Some counters in any order, few enough kinds that threads often agree.
-    fn random_control(&self, rng: &mut Rng) -> Control {
+    pub fn random_control(&self, rng: &mut Rng) -> Control {
         let model = self.guests_model();
         let mut slots: Vec<usize> = model.counters().collect();
         let mut control = Control {
