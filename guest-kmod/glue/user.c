@@ -83,6 +83,17 @@ static struct perfctr_user *perfctr_user_alloc(void)
 	return user;
 }
 
+/* Whether it is still registered somewhere, as the hypervisor refused to let it go. */
+static bool perfctr_user_is_shown(const struct perfctr_user *user)
+{
+	unsigned int cpu;
+
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
+		if (READ_ONCE(perfctr_cpus[cpu].user) == user)
+			return true;
+	return false;
+}
+
 /* What nobody uses any more: no thread has it, and nobody has it mapped. */
 static struct perfctr_user *perfctr_user_recycle(void)
 {
@@ -93,6 +104,8 @@ static struct perfctr_user *perfctr_user_recycle(void)
 		if (atomic_read(&user->count))
 			continue;
 		on_each_cpu(perfctr_user_hide_here, user, true);
+		if (perfctr_user_is_shown(user))
+			continue;
 		for (cpu = 0; cpu < nr_cpu_ids; cpu++)
 			memset(user->page[cpu], 0, PAGE_SIZE);
 		return user;

@@ -2,10 +2,11 @@
 //! Loading and unloading the guest's module.
 
 use std::fs::File;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
 
@@ -44,4 +45,19 @@ pub fn unload_when_idle() -> Result<(), Errno> {
         }
     }
     unload()
+}
+
+/// The kernel has complained of nothing, and the module can be loaded anew.
+///
+/// # Errors
+///
+/// What the kernel complains of, or those of [`unload`] and [`load`].
+pub fn reload_unharmed() -> Result<()> {
+    let log = Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&log.stdout).into_owned();
+    let complaint =
+        log.lines().find(|line| ["BUG:", "WARNING:", "Oops"].iter().any(|bad| line.contains(bad)));
+    ensure!(complaint.is_none(), "the kernel complains: {complaint:?}");
+    unload_when_idle().context("cannot unload the module")?;
+    load()
 }

@@ -8,6 +8,6 @@ use crate::suites::report::Report;
 
 /// What they may, what they keep of other programs, and what ends with them.
 pub fn run(report: &mut Report) -> Result<()> {
-    let checks = "policy,programs,signals,whole";
+    let checks = "policy,programs,signals,users,whole";
     report.program(Spec::new("pv", ["/work/hostile", "--only", checks])?, "hostile")
 }

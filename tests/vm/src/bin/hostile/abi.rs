@@ -25,6 +25,7 @@ use vm_tests::raw::{Argument, Refusal, ioctl, open_device};
 use vm_tests::region::Region;
 use vm_tests::stats::until_threads;
 use vm_tests::tally::{Tally, equal};
+use vm_tests::volume::pick;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::Test;
@@ -32,9 +33,8 @@ use crate::device::{self, USER, counting};
 use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 const WORK: Region = Region { first: 100_000, second: 1 };
-/// Creations that a race may let fail, and after how many failed ones it is enough.
+/// Creations that a race may let fail.
 const RACES: u32 = 400;
-const FAILED_ENOUGH: u32 = 20;
 
 /// All checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
@@ -168,7 +168,7 @@ fn failed_creation() -> Result<()> {
             device::create(&device, 0).context("after a creation that failed")?;
             device::unlink(&device)?;
         }
-        if failed == FAILED_ENOUGH {
+        if failed == pick(5, 20) {
             break;
         }
     }
