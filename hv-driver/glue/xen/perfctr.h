@@ -18,6 +18,12 @@ void perfctr_interrupt(void);
 /* Whether the vCPU's user mode may execute RDPMC. */
 bool perfctr_pce(const struct vcpu *v);
 
+/*
+ * Whether RDPMC has to exit from the vCPU, which the CPU virtualises, and to
+ * raise #GP.
+ */
+bool perfctr_intercept_rdpmc(const struct vcpu *v);
+
 /* The vCPU does not execute again. */
 void perfctr_vcpu_destroy(struct vcpu *v);
 

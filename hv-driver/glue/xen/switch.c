@@ -73,3 +73,12 @@ void perfctr_interrupt(void)
 
     perfctr_unmask_interrupt();
 }
+
+/*
+ * PV guests are kept off by CR4.PCE. These own their CR4, and at CPL 0 it does
+ * not matter: whatever the counters hold, which is other guests' events.
+ */
+bool perfctr_intercept_rdpmc(const struct vcpu *v)
+{
+    return perfctr_on && !v->arch.perfctr;
+}

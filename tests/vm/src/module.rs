@@ -19,7 +19,16 @@ pub const PATH: &str = "/lib/perfctr/perfctr.ko";
 ///
 /// There is no such file, or the module's refusal.
 pub fn load() -> Result<()> {
-    let file = File::open(PATH).with_context(|| format!("cannot open {PATH}"))?;
+    load_file(PATH)
+}
+
+/// Loads any module.
+///
+/// # Errors
+///
+/// There is no such file, or the module's refusal.
+pub fn load_file(path: &str) -> Result<()> {
+    let file = File::open(path).with_context(|| format!("cannot open {path}"))?;
     finit_module(&file, c"", ModuleInitFlags::empty()).context("cannot load the module")
 }
 

@@ -16,6 +16,9 @@ use crate::raw::{Argument, Refusal};
 
 const PRIVCMD_PATH: &str = "/dev/xen/privcmd";
 
+/// Where Debian's package `xen-utils-4.17` has its programs.
+pub const TOOLS: &str = "/usr/lib/xen-4.17/bin";
+
 /// The number of the domain that may make these hypercalls.
 pub const CONTROL_DOMAIN: u16 = 0;
 

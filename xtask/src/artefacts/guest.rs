@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::rustobj::{self, Purpose};
 use crate::tools::cache::{self, Key};
-use crate::tools::overlay;
+use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 use crate::tools::toolchain;
 
@@ -75,20 +75,30 @@ pub fn module(kernel: &Kernel, purpose: Purpose) -> Result<PathBuf> {
         let kbuild = files.entry("Kbuild".into()).or_default();
         kbuild.extend(fs::read(fuzzing.join("linux.kbuild"))?);
     }
+    Ok(kbuild(kernel, "module", &files)?.join("perfctr.ko"))
+}
+
+/// The test programs' own kernel module, which tells what a guest's kernel reads from the counters.
+pub fn peek_module(kernel: &Kernel) -> Result<PathBuf> {
+    let files = overlay::read(&sh::project().join("tests/vm/kmod"), "")?;
+    Ok(kbuild(kernel, "peek", &files)?.join("peek.ko"))
+}
+
+/// Builds a module from `files`, of which one is its Kbuild; gives the directory with it.
+fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
     let mut key = Key::new("module 1").text(&kernel.release);
-    for (name, content) in &files {
+    for (name, content) in files {
         key = key.text(name).bytes(content);
     }
-    let dir = cache::artefact("module", key, |dir| {
+    cache::artefact(name, key, |dir| {
         let headers = kernel::headers(kernel)?;
-        for (name, content) in &files {
+        for (name, content) in files {
             let path = dir.join(name);
             fs::create_dir_all(path.parent().unwrap_or(dir))?;
             fs::write(path, content)?;
         }
         let mut make = cmd("make", ["-C"]);
         make.arg(headers).arg(format!("M={}", dir.display())).arg("modules");
-        sh::logged(&mut make, &cache::log("module")?)
-    })?;
-    Ok(dir.join("perfctr.ko"))
+        sh::logged(&mut make, &cache::log(name)?)
+    })
 }

@@ -35,6 +35,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "pmu", tier: Vm, run: pmu::run },
     Suite { name: "providers", tier: Vm, run: providers::run },
     Suite { name: "driver-absent", tier: Vm, run: driver::absent },
+    Suite { name: "pcpus", tier: Vm, run: overflow::pcpus },
     Suite { name: "counting", tier: Vm, run: driver::counting },
     Suite { name: "clock", tier: Vm, run: driver::clock },
     Suite { name: "refusals", tier: Vm, run: driver::refusals },
@@ -42,6 +43,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "hostile", tier: Vm, run: hostile::run },
     Suite { name: "overflow", tier: Vm, run: overflow::run },
     Suite { name: "tenants", tier: Vm, run: tenants::run },
+    Suite { name: "amd", tier: Vm, run: tenants::amd },
     Suite { name: "shim", tier: Vm, run: shim::run },
     Suite { name: "papi", tier: Vm, run: papi::suite },
 ];

@@ -43,9 +43,7 @@ pub struct Options {
 
 /// Creates tenants and judges.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let xen = Xen::open().context("this is not Xen's control domain")?;
-    toolstack::start()?;
-    let host = Host { xen, all: options.all };
+    let host = Host::open(options.all)?;
     let mut tally = Tally::default();
     if options.all {
         storm::run(&mut tally, &host, options.rate)?;
@@ -68,6 +66,13 @@ pub struct Host {
 }
 
 impl Host {
+    /// Starts the tools; `all` domains may count, or only those that are allowed to.
+    pub fn open(all: bool) -> Result<Self> {
+        let xen = Xen::open().context("this is not Xen's control domain")?;
+        toolstack::start()?;
+        Ok(Self { xen, all })
+    }
+
     /// Lets a tenant count and go on.
     pub fn invite(&self, tenant: &Tenant) -> Result<()> {
         if !self.all {
@@ -112,7 +117,7 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
 }
 
 /// The module says why, and the CPU does not let the tenant read counters.
-fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str) -> Result<()> {
+pub fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str) -> Result<()> {
     let said = tenant.hear()?;
     let right = said["module"].as_str().is_some_and(|refusal| refusal.contains(errno));
     let outcome = if right { Ok(()) } else { Err(said.to_string()) };
@@ -131,7 +136,7 @@ fn begins(tenant: &mut Tenant) -> Result<()> {
 
 /// What was counted on this machine before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Past {
+pub enum Past {
     /// Nothing.
     None,
     /// Something, so that a domain may find events of its own where it does not expect any: those
@@ -140,7 +145,7 @@ enum Past {
 }
 
 /// Both domains count, while their vCPUs are moved between the same physical CPUs.
-fn together(tally: &mut Tally, host: &Host, past: Past) -> Result<()> {
+pub fn together(tally: &mut Tally, host: &Host, past: Past) -> Result<()> {
     let mut tenant = Tenant::create("count", VCPUS, Tsc::Native, &format!("count {REGIONS}"))?;
     host.invite(&tenant)?;
     begins(&mut tenant)?;
@@ -173,7 +178,8 @@ fn together(tally: &mut Tally, host: &Host, past: Past) -> Result<()> {
     Ok(())
 }
 
-fn exact(tally: &mut Tally, whose: &str, seen: &Value) {
+/// What a domain has counted equals the truth, and it could always read.
+pub fn exact(tally: &mut Tally, whose: &str, seen: &Value) {
     tally.check(&format!("{whose}: counts are exact"), equal(&seen["error_max"], &json!(0)));
     let completed = equal(&seen["refusal"], &Value::Null);
     tally.check(&format!("{whose}: no reading is refused"), completed);
@@ -201,7 +207,7 @@ fn take_turns(xen: &Xen, tenant: u16) -> Result<()> {
 }
 
 /// Counts until the tenant says what it has seen; gives what this domain and the tenant have.
-fn beside(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value, Value)> {
+pub fn beside(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value, Value)> {
     let cpus = &cpus()?;
     let tenant_cpus = &Vec::from_iter(0..VCPUS);
     let (domain, stop) = (tenant.domain, &AtomicBool::new(false));

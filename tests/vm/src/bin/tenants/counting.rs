@@ -10,6 +10,7 @@ use nix::unistd::{Pid, gettid};
 use perfctr::rdpmc::Hardware;
 use perfctr::{Event, PhysSlot, Provider, Session};
 use serde_json::{Value, json};
+use shared_abi::PmuCaps;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::sync::Ordering::Relaxed;
@@ -32,6 +33,8 @@ const fn general(n: u32) -> PhysSlot {
 }
 
 const FIXED_INSTRUCTIONS: PhysSlot = PhysSlot::fixed(0).expect("every page has fixed counters");
+/// What takes its place on a CPU without fixed counters.
+const LAST_GENERAL: PhysSlot = PhysSlot::general(3).expect("every page has four general counters");
 
 /// Of the control domain and of the tenant: no counter in common.
 pub const APART: [Places; 2] = [
@@ -46,6 +49,12 @@ pub const CROSSED: [Places; 2] = [
 ];
 
 impl Places {
+    /// The same, or the nearest that this CPU has.
+    fn on(self, caps: &PmuCaps) -> Self {
+        let there = caps.has(self.instructions);
+        Self { instructions: if there { self.instructions } else { LAST_GENERAL }, ..self }
+    }
+
     const fn events(self) -> [Event; 2] {
         [Event::INSTRUCTIONS.user().on(self.instructions), Event::BRANCHES.user().on(self.branches)]
     }
@@ -89,6 +98,8 @@ impl Domain {
         let cpus = cpus()?;
         let apart = region::apart()?;
         let mut session = Session::open_with(Provider::Paravirt)?;
+        let caps = session.description().caps.context("the provider does not say what there is")?;
+        let places = places.on(&caps);
         session.start(&places.events())?;
         for &cpu in &cpus {
             run_on(SELF, &[cpu])?;

@@ -6,6 +6,7 @@
 
 mod control;
 mod counting;
+mod peek;
 mod storm;
 mod tenant;
 mod toolstack;
@@ -20,6 +21,8 @@ use clap::Parser;
 enum Role {
     /// Creates tenants and judges what they and this domain count.
     Control(control::Options),
+    /// Creates a PVH tenant that may not count beside a PV one that does.
+    Pvh,
     #[command(flatten)]
     Tenant(tenant::Role),
 }
@@ -27,6 +30,7 @@ enum Role {
 fn main() -> Result<ExitCode> {
     match Role::parse() {
         Role::Control(options) => control::run(&options),
+        Role::Pvh => peek::control(),
         Role::Tenant(role) => tenant::run(&role),
     }
 }

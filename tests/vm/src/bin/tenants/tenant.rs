@@ -21,6 +21,7 @@ use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
 
 use crate::counting::{self, Domain};
+use crate::peek;
 use crate::toolstack::MARK;
 
 /// What the storm samples, unit: instructions.
@@ -44,6 +45,8 @@ pub enum Role {
     },
     /// Reads a counter without asking anybody.
     Rdpmc,
+    /// Reads all that its kernel can, without asking anybody, again and again.
+    Peek,
 }
 
 /// Does it, and switches the domain off.
@@ -60,7 +63,8 @@ pub fn run(role: &Role) -> Result<ExitCode> {
     unreachable!("the domain is off")
 }
 
-fn say(what: &Value) {
+/// Tells the control domain.
+pub fn say(what: &Value) {
     println!("{MARK}{what}");
 }
 
@@ -86,19 +90,26 @@ fn act(role: &Role) -> Result<()> {
             Ok(())
         }
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
+        Role::Peek => peek::tenant(),
         Role::Rdpmc => unreachable!("it needs no system"),
     }
 }
 
 /// Loads the module.  Says how it and the CPU refuse, if they do, and waits until they do not.
 fn load() -> Result<()> {
-    let Err(refusal) = module::load() else { return Ok(()) };
-    let child = Command::new("/proc/self/exe").arg("rdpmc").status()?;
-    say(&json!({ "module": format!("{refusal:#}"), "signal": child.signal() }));
+    let Some(refusal) = refusal()? else { return Ok(()) };
+    say(&refusal);
     while module::load().is_err() {
         thread::sleep(BETWEEN_TRIALS);
     }
     Ok(())
+}
+
+/// Tries to load the module.  Gives how it and the CPU refuse, if they do.
+pub fn refusal() -> Result<Option<Value>> {
+    let Err(refusal) = module::load() else { return Ok(None) };
+    let child = Command::new("/proc/self/exe").arg("rdpmc").status()?;
+    Ok(Some(json!({ "module": format!("{refusal:#}"), "signal": child.signal() })))
 }
 
 /// Raises a storm that ends with the domain.

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use vm_tests::xen::TOOLS;
 
-/// Where Debian's package `xen-utils-4.17` has its programs.
-const TOOLS: &str = "/usr/lib/xen-4.17/bin";
 /// Directories that the packages' installation would have made.
 const DIRECTORIES: [&str; 6] = [
     "/var/lib/xen",
@@ -91,6 +90,15 @@ pub enum Tsc {
     Emulated,
 }
 
+/// How a tenant is virtualised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// By its own kernel, in ring 3.
+    Pv,
+    /// By the CPU, without a device model.
+    Pvh,
+}
+
 /// An unprivileged domain.
 #[derive(Debug)]
 pub struct Tenant {
@@ -104,13 +112,23 @@ pub struct Tenant {
 impl Tenant {
     /// Creates a domain whose program has this role.  It is paused.
     pub fn create(name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
+        Self::create_kind(Kind::Pv, name, vcpus, tsc, role)
+    }
+
+    /// The same for any kind of domain.
+    pub fn create_kind(kind: Kind, name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
+        let kind = match kind {
+            Kind::Pv => "pv",
+            Kind::Pvh => "pvh",
+        };
         let tsc_mode = match tsc {
             Tsc::Native => "native",
             Tsc::Emulated => "always_emulate",
         };
         let config = format!("/run/{name}.cfg");
         let text = format!(
-            "name = \"{name}\"\nkernel = \"{KERNEL}\"\nramdisk = \"{INITRAMFS}\"\n\
+            "name = \"{name}\"\ntype = \"{kind}\"\nkernel = \"{KERNEL}\"\n\
+             ramdisk = \"{INITRAMFS}\"\n\
              extra = \"{ARGUMENTS} {role}\"\nmemory = 256\nvcpus = {vcpus}\n\
              tsc_mode = \"{tsc_mode}\"\n"
         );

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A PVH tenant, which may not count, whose kernel reads all counters beside domains that do.
+//!
+//! No CR4 of the hypervisor's stands between such a kernel and RDPMC, as it does for a PV one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vm_tests::module;
+use vm_tests::tally::{Tally, equal};
+
+use crate::control::{Host, Past, beside, exact, refused, together};
+use crate::counting::{CROSSED, Domain};
+use crate::tenant::{refusal, say};
+use crate::toolstack::{Kind, Tenant, Tsc};
+
+/// The module that reads, in the tenant.
+const MODULE: &str = "/lib/perfctr/peek.ko";
+/// What it offers.
+const PARAMETERS: &str = "/sys/module/peek/parameters";
+/// How often the tenant looks until it says what it has seen, and how long it waits in between.
+const LOOKS: u64 = 200;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+
+/// The control domain's part: everybody may count, as far as the driver can let them.
+pub fn control() -> Result<ExitCode> {
+    let host = Host::open(true)?;
+    let mut tally = Tally::default();
+    let mut peeker = Tenant::create_kind(Kind::Pvh, "peeker", 1, Tsc::Native, "peek")?;
+    host.invite(&peeker)?;
+    refused(&mut tally, "a PVH tenant", &mut peeker, "EOPNOTSUPP")?;
+    let clears = host.xen.stats()?.residue_clears;
+    let (ours, theirs) = beside(&host.xen, &Domain::new(CROSSED[0])?, &mut peeker)?;
+    println!("control domain beside a PVH tenant: {ours:#}");
+    exact(&mut tally, "control domain beside a PVH tenant", &ours);
+    blind(&mut tally, "the control domain", &theirs);
+    let clears = host.xen.stats()?.residue_clears - clears;
+    println!("counters were cleared {clears} times");
+    tally.check(
+        "the PVH tenant's vCPU took turns with the control domain's",
+        equal(clears > 0, true),
+    );
+    together(&mut tally, &host, Past::Unknown)?;
+    // One look at least was begun while both counted.
+    while !peeker.is_silent() {
+        blind(&mut tally, "the control domain and a PV tenant", &peeker.hear()?);
+    }
+    peeker.destroy()?;
+    Ok(tally.finish())
+}
+
+/// What the tenant has seen beside `whom`: faults, and nothing that changes.
+fn blind(tally: &mut Tally, whom: &str, seen: &Value) {
+    println!("a PVH tenant beside {whom}: {seen:#}");
+    let name = format!("a PVH tenant's kernel beside {whom}");
+    let [reads, faults] = ["reads", "faults"].map(|key| seen["rdpmc"][key].as_u64());
+    tally.check(&format!("{name}: each RDPMC faults"), equal(faults, reads));
+    for how in ["rdpmc", "rdmsr"] {
+        let unmoved = equal(&seen[how]["moved"], &json!({}));
+        tally.check(&format!("{name}: no value of {how} moves"), unmoved);
+    }
+}
+
+/// The tenant's part.
+pub fn tenant() -> Result<()> {
+    let refusal = refusal()?.context("the module serves a PVH tenant: look here again")?;
+    say(&refusal);
+    module::load_file(MODULE)?;
+    loop {
+        let [mut rdpmc, mut rdmsr] = [Seen::default(), Seen::default()];
+        for _ in 0..LOOKS {
+            rdpmc.look("rdpmc")?;
+            rdmsr.look("rdmsr")?;
+            sleep(BETWEEN_LOOKS);
+        }
+        say(&json!({ "rdpmc": rdpmc.to_json(), "rdmsr": rdmsr.to_json() }));
+    }
+}
+
+/// What one of the instructions has given.
+#[derive(Debug, Default)]
+struct Seen {
+    reads: u64,
+    faults: u64,
+    /// The last value, by the number of the counter or register.
+    values: BTreeMap<String, u64>,
+    /// How much those have grown that were seen to change.
+    moved: BTreeMap<String, u64>,
+}
+
+impl Seen {
+    /// Has the kernel execute it for every counter or register.
+    fn look(&mut self, how: &str) -> Result<()> {
+        let text = fs::read_to_string(format!("{PARAMETERS}/{how}")).context("reading counters")?;
+        for line in text.lines() {
+            let (number, value) = line.split_once(' ').context("a line of two words")?;
+            self.reads += 1;
+            if value == "fault" {
+                self.faults += 1;
+            } else {
+                self.note(number, value.parse()?);
+            }
+        }
+        ensure!(self.reads > 0, "the module reads nothing");
+        Ok(())
+    }
+
+    fn note(&mut self, number: &str, value: u64) {
+        let last = self.values.insert(number.to_owned(), value).unwrap_or(value);
+        if last != value {
+            *self.moved.entry(number.to_owned()).or_default() += value.saturating_sub(last);
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({ "reads": self.reads, "faults": self.faults, "moved": self.moved })
+    }
+}
