@@ -46,9 +46,12 @@ pub fn control() -> Result<ExitCode> {
         equal(clears > 0, true),
     );
     together(&mut tally, &host, Past::Unknown)?;
-    // One look at least was begun while both counted.
-    while !peeker.is_silent() {
+    // It has looked all the while.
+    loop {
         blind(&mut tally, "the control domain and a PV tenant", &peeker.hear()?);
+        if peeker.is_silent() {
+            break;
+        }
     }
     peeker.destroy()?;
     Ok(tally.finish())
