@@ -35,7 +35,6 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "pmu", tier: Vm, run: pmu::run },
     Suite { name: "providers", tier: Vm, run: providers::run },
     Suite { name: "driver-absent", tier: Vm, run: driver::absent },
-    Suite { name: "pcpus", tier: Vm, run: overflow::pcpus },
     Suite { name: "counting", tier: Vm, run: driver::counting },
     Suite { name: "clock", tier: Vm, run: driver::clock },
     Suite { name: "refusals", tier: Vm, run: driver::refusals },

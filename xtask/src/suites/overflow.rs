@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 
-use crate::artefacts::{guest, rootfs};
+use crate::artefacts::guest;
 use crate::machine::{self, Spec};
 use crate::suites::report::{Report, all};
 use crate::tools::{apt, cache, sh};
@@ -27,13 +27,6 @@ fn spec<const N: usize>(options: &str, command: [&str; N]) -> Result<Spec> {
     let mut spec = Spec::new("pv", command)?.driver(options)?;
     spec.module_args = "cost=1".to_owned();
     Ok(spec)
-}
-
-/// A physical CPU goes and comes back under competing threads that sample. One boot.
-pub fn pcpus(report: &mut Report) -> Result<()> {
-    let mut spec = Spec::new("pv", ["/work/overflow", "--hotplug"])?;
-    spec.files.push((rootfs::toolstack()?, "/".into()));
-    report.program(spec, "overflow")
 }
 
 /// More overflows than the driver allows, on all vCPUs.
