@@ -39,7 +39,7 @@ static struct {
 struct worker {
 	pthread_t thread;
 	unsigned long id;
-	int set, plain, threshold;
+	int set, threshold;
 	long rounds;
 	long long count[EVENTS];
 	/* By the signal handler. */
@@ -75,13 +75,28 @@ static void on_overflow(int set, void *address, long long vector, void *context)
 	}
 }
 
+static void set_threshold(struct worker *worker, int threshold)
+{
+	check(PAPI_overflow(worker->set, PAPI_TOT_INS, 0, 0, on_overflow) == PAPI_OK,
+	      "PAPI_overflow");
+	check(PAPI_overflow(worker->set, PAPI_TOT_INS, threshold, 0, on_overflow) == PAPI_OK,
+	      "PAPI_overflow");
+}
+
+/* What is left of a period goes on at the next start, unless another one was asked for since. */
+static void forget_period(struct worker *worker)
+{
+	set_threshold(worker, NEVER);
+	check(PAPI_start(worker->set) == PAPI_OK, "PAPI_start");
+	check(PAPI_stop(worker->set, NULL) == PAPI_OK, "PAPI_stop");
+	set_threshold(worker, worker->threshold);
+}
+
 /* Executes 2 * rounds instructions, of which rounds are branches. */
 static void run(struct worker *worker, long rounds)
 {
+	forget_period(worker);
 	worker->overflows = worker->strays = 0;
-	/* What was left of the last run's period goes on, unless something else was counted since. */
-	check(PAPI_start(worker->plain) == PAPI_OK, "PAPI_start");
-	check(PAPI_stop(worker->plain, NULL) == PAPI_OK, "PAPI_stop");
 	check(PAPI_start(worker->set) == PAPI_OK, "PAPI_start");
 	__asm__ volatile("1: dec %0\n\tjnz 1b" : "+r"(rounds) : : "cc");
 	check(PAPI_stop(worker->set, worker->count) == PAPI_OK, "PAPI_stop");
@@ -93,9 +108,6 @@ static void begin(struct worker *worker, int threshold)
 	worker->id = PAPI_thread_id();
 	worker->threshold = threshold;
 	worker->set = PAPI_NULL;
-	worker->plain = PAPI_NULL;
-	check(PAPI_create_eventset(&worker->plain) == PAPI_OK, "PAPI_create_eventset");
-	check(PAPI_add_named_event(worker->plain, names[BR]) == PAPI_OK, names[BR]);
 	check(PAPI_create_eventset(&worker->set) == PAPI_OK, "PAPI_create_eventset");
 	check(PAPI_add_named_event(worker->set, names[INS]) == PAPI_OK, names[INS]);
 	check(PAPI_add_named_event(worker->set, names[BR]) == PAPI_OK, names[BR]);
@@ -109,8 +121,6 @@ static void end(struct worker *worker)
 	      "PAPI_overflow");
 	check(PAPI_cleanup_eventset(worker->set) == PAPI_OK, "PAPI_cleanup_eventset");
 	check(PAPI_destroy_eventset(&worker->set) == PAPI_OK, "PAPI_destroy_eventset");
-	check(PAPI_cleanup_eventset(worker->plain) == PAPI_OK, "PAPI_cleanup_eventset");
-	check(PAPI_destroy_eventset(&worker->plain) == PAPI_OK, "PAPI_destroy_eventset");
 }
 
 /* PAPI's perfctr component asks for an overflow one event before the threshold. */
