@@ -14,13 +14,13 @@ use nix::unistd::Pid;
 const STREAM_THREADS: u64 = 1 << 32;
 const STREAM_VCPUS: u64 = 2 << 32;
 
-/// Moves a random one of `threads` to a random CPU every 0.5 to 3 ms.
+/// Moves a random one of `threads` to a random CPU every 0.25 to 1.5 ms.
 pub fn threads(threads: &[Pid], cpus: &[usize], seed: u64, stop: &AtomicBool) {
     let mut rng = Rng::new(seed, STREAM_THREADS);
     while !stop.load(Ordering::Relaxed) {
         // A thread that has ended meanwhile does not matter.
         let _ = run_on(*rng.pick(threads), &[*rng.pick(cpus)]);
-        sleep(Duration::from_micros(rng.between(500, 3000)));
+        sleep(Duration::from_micros(rng.between(250, 1500)));
     }
 }
 
