@@ -30,7 +30,7 @@ use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 use predicted::Predicted;
 use report::Report;
 use vm_tests::time::VcpuTimes;
-use worker::{Log, Plan};
+use worker::{HardCases, Log, Plan};
 
 /// Compares readings with the truth under competition and migration.
 #[derive(Debug, Parser)]
@@ -38,7 +38,7 @@ struct Options {
     /// Threads that measure.
     #[arg(long, default_value_t = 8)]
     threads: usize,
-    /// Measured regions per thread and phase.
+    /// Measured regions per thread and phase, more in the second if hard cases are rare.
     #[arg(long, default_value_t = 1500)]
     regions: u64,
     /// Pairs of adjoining reads per thread, of 1 and of 4 counters.
@@ -106,11 +106,13 @@ fn run(
     let gate = Barrier::new(options.threads + 1);
     let stop = AtomicBool::new(false);
     let tids = Mutex::new(Vec::new());
+    let hard_cases = HardCases::default();
     thread::scope(|scope| {
         for id in 0..options.threads {
             let plan = Plan {
                 id,
                 regions: options.regions,
+                hard_cases: &hard_cases,
                 reads: options.reads,
                 seed: options.seed,
                 cpus,

@@ -17,7 +17,7 @@ use vm_tests::step::Executed;
 use vm_tests::time::TimeCheck;
 
 use crate::predicted::Predicted;
-use crate::worker::{Inside, Kinds, Log, Series};
+use crate::worker::{HARD_CASES_MIN, Inside, Kinds, Log, Series};
 use crate::{Marks, Options};
 
 /// An event, and how to judge its counts.
@@ -56,9 +56,8 @@ const COST_TOGGLE: f64 = 182.0;
 const COST_THREAD_SWITCH: f64 = 666.0;
 const COST_BAND: f64 = 2.0;
 
-/// How often hard cases have to occur.
+/// How often reads have to be retried.
 const RETRIES_MIN: u64 = 100;
-const HARD_CASES_MIN: u64 = 100;
 
 /// What the run has shown.
 pub struct Report {

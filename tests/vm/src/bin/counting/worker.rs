@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What each of the competing threads does.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Barrier, Mutex};
 
 use anyhow::{Context, Result, ensure};
@@ -26,8 +27,10 @@ use crate::predicted::Totals;
 /// What a thread is to do.
 pub struct Plan<'a> {
     pub id: usize,
-    /// Measured regions per phase.
+    /// Measured regions per phase.  The second has more if hard cases are rare on this machine.
     pub regions: u64,
+    /// What happened in the middle of all threads' regions so far.
+    pub hard_cases: &'a HardCases,
     /// Pairs of adjoining reads.
     pub reads: u64,
     pub seed: u64,
@@ -155,6 +158,33 @@ pub struct Inside {
     pub migration: u64,
 }
 
+/// How often each hard case has to occur in the middle of regions.
+pub const HARD_CASES_MIN: u64 = 100;
+
+/// How often hard cases have occurred in all threads.
+#[derive(Debug, Default)]
+pub struct HardCases {
+    fault: AtomicU64,
+    ticks: AtomicU64,
+    switch: AtomicU64,
+    migration: AtomicU64,
+}
+
+impl HardCases {
+    fn add(&self, inside: &Inside) {
+        self.fault.fetch_add(inside.fault, Relaxed);
+        self.ticks.fetch_add(inside.ticks, Relaxed);
+        self.switch.fetch_add(inside.switch, Relaxed);
+        self.migration.fetch_add(inside.migration, Relaxed);
+    }
+
+    fn are_enough(&self) -> bool {
+        [&self.fault, &self.ticks, &self.switch, &self.migration]
+            .iter()
+            .all(|times| times.load(Relaxed) >= HARD_CASES_MIN)
+    }
+}
+
 impl Inside {
     pub fn add(&mut self, other: &Self) {
         self.fault += other.fault;
@@ -217,8 +247,18 @@ const MIXED: [Configuration; 3] = [
 /// How often each thread counts from a start to a stop.
 const TOTALS: u64 = 3;
 
+/// How many times its regions the second phase may take until hard cases were seen often enough.
+const REGIONS_FACTOR_MAX: u64 = 10;
+
 /// Debian's kernels tick 250 times a second, so a region of this length has several in it.
 const TICKS_MS: u64 = 12;
+
+/// Any kind of region that does nothing special.
+const PLAIN: u64 = u64::MAX;
+
+/// How long regions are at first that are to outlast several ticks, and at most.
+const LONG_ITERATIONS: u64 = 4_000_000;
+const LONG_ITERATIONS_MAX: u64 = 64 * LONG_ITERATIONS;
 
 /// Measures in both phases.
 pub fn run(plan: &Plan<'_>) -> Result<Log> {
@@ -238,6 +278,7 @@ pub fn run(plan: &Plan<'_>) -> Result<Log> {
         rng: Rng::new(plan.seed, plan.id as u64),
         pages: FreshPages::new()?,
         warm: 0,
+        long: LONG_ITERATIONS,
         ticks_tsc: TICKS_MS * u64::from(session.description().tsc_khz),
         log: Log::default(),
     };
@@ -274,6 +315,8 @@ struct Worker {
     pages: FreshPages,
     /// Where regions without a page fault store.
     warm: u8,
+    /// Iterations of a region that is to outlast several ticks.
+    long: u64,
     ticks_tsc: u64,
     log: Log,
 }
@@ -281,7 +324,9 @@ struct Worker {
 impl Worker {
     fn equal_phase(&mut self, session: &Session, plan: &Plan<'_>) -> Result<()> {
         let mut equal = Kinds::default();
-        self.regions(session, plan, &EQUAL, &mut equal)?;
+        for n in 0..plan.regions {
+            self.region(session, n, plan, &EQUAL, &mut equal)?;
+        }
         self.log.equal = equal;
         for _ in 0..plan.reads {
             let reading = measure_read::<1>(session)?;
@@ -304,7 +349,12 @@ impl Worker {
         let configuration = &MIXED[plan.id % MIXED.len()];
         session.start(&configuration.map(|(event, _)| event))?;
         let mut mixed = Kinds::default();
-        self.regions(session, plan, configuration, &mut mixed)?;
+        for n in 0..plan.regions * REGIONS_FACTOR_MAX {
+            if n >= plan.regions && plan.hard_cases.are_enough() {
+                break;
+            }
+            self.region(session, n, plan, configuration, &mut mixed)?;
+        }
         self.log.mixed = mixed;
         session.stop()?;
         for _ in 0..TOTALS {
@@ -339,25 +389,11 @@ impl Worker {
         Ok(())
     }
 
-    fn regions(
-        &mut self,
-        session: &Session,
-        plan: &Plan<'_>,
-        configuration: &Configuration,
-        kinds: &mut Kinds,
-    ) -> Result<()> {
-        for n in 0..plan.regions {
-            let region = self.random_region(n, plan.regions);
-            self.region(session, region, configuration, kinds)?;
-        }
-        Ok(())
-    }
-
     /// Mostly a short one, whose readings are close together and so often retried; some that a
     /// switch is likely to hit; eight that outlast several ticks.
     fn random_region(&mut self, n: u64, regions: u64) -> Region {
         let iterations = match self.rng.between(0, 10) {
-            _ if n.is_multiple_of((regions / 8).max(1)) => 4_000_000,
+            _ if is_long(n, regions) => self.long,
             0..=5 => 40,
             6..=8 => 10_000,
             _ => 200_000,
@@ -370,13 +406,16 @@ impl Worker {
     fn region(
         &mut self,
         session: &Session,
-        region: Region,
+        n: u64,
+        plan: &Plan<'_>,
         configuration: &Configuration,
         kinds: &mut Kinds,
     ) -> Result<()> {
         let page = session.thread_page().context("the process was forked")?;
         let moved = || (page.switches.load(Relaxed), page.migrations.load(Relaxed));
-        let kind = self.rng.between(0, 20);
+        let region = self.random_region(n, plan.regions);
+        let long = is_long(n, plan.regions);
+        let kind = if long { PLAIN } else { self.rng.between(0, 20) };
         let fault = kind < 2;
         let before = moved();
         let (reading, truth, series) = match kind {
@@ -411,12 +450,22 @@ impl Worker {
         series.add(configuration, &reading, truth);
         self.log.regions += 1;
         self.note(&reading);
-        self.log.inside.add(&Inside {
+        let inside = Inside {
             fault: u64::from(fault),
             ticks: u64::from(reading.tsc > self.ticks_tsc),
             switch: u64::from(before.0 != after.0),
             migration: u64::from(before.1 != after.1),
-        });
+        };
+        if long && inside.ticks == 0 {
+            self.long = (self.long * 2).min(LONG_ITERATIONS_MAX);
+        }
+        self.log.inside.add(&inside);
+        plan.hard_cases.add(&inside);
         Ok(())
     }
+}
+
+/// Whether the `n`th of so many regions is to outlast several ticks.
+fn is_long(n: u64, regions: u64) -> bool {
+    n.is_multiple_of((regions / 8).max(1))
 }
