@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Hypercalls of the control domain, through `/dev/xen/privcmd`.
 //!
-//! Numbers and layouts are those of Xen 4.17's public headers `xen.h`, `vcpu.h` and `domctl.h`,
-//! and of Linux's `xen/privcmd.h`.
+//! Numbers and layouts are those of Xen 4.17's public headers `xen.h`, `vcpu.h`, `domctl.h` and
+//! `xenoprof.h`, and of Linux's `xen/privcmd.h`.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fs::File;
@@ -26,10 +26,12 @@ pub const CONTROL_DOMAIN: u16 = 0;
 const IOCTL_PRIVCMD_HYPERCALL: u64 = (48 << 16) | (0x50 << 8);
 
 const HYPERVISOR_VCPU_OP: u64 = 24;
+const HYPERVISOR_XENOPROF_OP: u64 = 31;
 const HYPERVISOR_DOMCTL: u64 = 36;
 const HYPERVISOR_HYPFS_OP: u64 = 42;
 const HYPFS_OP_READ: u64 = 1;
 const VCPUOP_GET_RUNSTATE_INFO: u64 = 4;
+const XENOPROF_GET_BUFFER: u64 = 14;
 const DOMCTL_SETVCPUAFFINITY: u32 = 9;
 const DOMCTL_INTERFACE_VERSION: u32 = 0x15;
 const VCPUAFFINITY_HARD: u32 = 1;
@@ -144,6 +146,18 @@ impl Xen {
         let arguments = [VCPUOP_GET_RUNSTATE_INFO, vcpu.into(), &raw mut info as u64, 0, 0];
         self.call(HYPERVISOR_VCPU_OP, arguments)?;
         Ok(info)
+    }
+
+    /// Asks for the buffer of Xen's own profiler, which is how that one takes the counters.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` somebody else has them.
+    pub fn xenoprof_get_buffer(&self) -> Result<(), Refusal> {
+        // `struct xenoprof_get_buffer`.
+        let mut argument = [0_u64; 3];
+        let address = argument.as_mut_ptr() as u64;
+        self.call(HYPERVISOR_XENOPROF_OP, [XENOPROF_GET_BUFFER, address, 0, 0, 0])
     }
 
     /// The driver's own hypercall, with any operation and any argument.

@@ -52,6 +52,7 @@ fn arguments(bench: &mut Bench, xen: &Xen) {
             xen.perfctr_op(op, Argument::Null, 0)
         });
     }
+    bench.refused("xenoprof beside the driver", Refusal::EBUSY, || xen.xenoprof_get_buffer());
     let query = HvQuery {
         abi_major: u32::from(ABI_MAJOR) + 1,
         abi_minor: ABI_MINOR.into(),
