@@ -145,6 +145,12 @@ int perfctr_core_go_on(const struct perfctr_core_thread *thread,
                        const struct perfctr_core_vcpu *vcpu);
 
 /*
+ * What to send the thread after an ioctl; see ThreadPmu::tell and `pack`.
+ */
+uint64_t perfctr_core_tell(const struct perfctr_core_thread *thread,
+                           const struct perfctr_core_vcpu *vcpu);
+
+/*
  * `IOC_CONTROL`; see ThreadPmu::control.  Without a vCPU the thread is asleep and stays so.
  */
 int perfctr_core_control(const struct perfctr_core_thread *thread,

@@ -229,6 +229,7 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 			   const struct perfctr_control_arg *control)
 {
 	struct perfctr_hold hold;
+	u64 signal = 0;
 	int err;
 
 	mutex_lock(&thread->lock);
@@ -238,8 +239,13 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 		err = perfctr_core_control(perfctr_core_of(thread), hold.vcpu,
 					   &perfctr_query, control);
 		thread->counts = perfctr_core_counts(perfctr_core_of(thread));
+		if (hold.vcpu)
+			signal = perfctr_core_tell(perfctr_core_of(thread),
+						   hold.vcpu);
 		perfctr_thread_let_go(&hold);
 	}
+	if (signal)
+		perfctr_signal(thread, signal);
 	if (!err) {
 		thread->control = *control;
 		thread->control.preserve = 0;

@@ -80,7 +80,7 @@ impl Overflows {
         for ((next, left), sum) in self.next.iter_mut().zip(left).zip(&sums.counter) {
             *next = sum.wrapping_add(left);
         }
-        self.pending = before.pending;
+        self.pending = planted!(PendingForgotten, before.pending, 0);
         self.merged = before.merged;
     }
 
@@ -105,6 +105,12 @@ impl Overflows {
     #[inline(always)]
     pub(crate) const fn paused(&self) -> bool {
         self.paused
+    }
+
+    /// Whether there is anything that the thread has not been told of.
+    #[inline(always)]
+    pub(crate) const fn pending(&self) -> bool {
+        self.pending != 0 && !self.paused
     }
 
     /// Events from these counts to counter `index`'s next overflow, if it samples.
@@ -149,8 +155,9 @@ impl Overflows {
     }
 
     /// Pauses the counters if one has overflowed; gives what to tell the thread.
+    #[inline(always)]
     pub(crate) fn pause(&mut self) -> Option<Signal> {
-        if self.pending == 0 || self.paused {
+        if !self.pending() {
             return None;
         }
         self.paused = true;
@@ -159,8 +166,11 @@ impl Overflows {
 
     /// Lets the counters go on; false if they were not paused.
     pub(crate) fn go_on(&mut self) -> bool {
-        self.pending = planted!(OverflowToldTwice, 0, self.pending);
-        core::mem::take(&mut self.paused)
+        let paused = core::mem::take(&mut self.paused);
+        if paused {
+            self.pending = planted!(OverflowToldTwice, 0, self.pending);
+        }
+        paused
     }
 
     /// Overflows that were not told one by one.
@@ -209,6 +219,15 @@ mod tests {
         assert!(overflows.go_on() && !overflows.go_on());
         // What was too many of the first period counts for the second.
         assert_eq!(overflows.distance(1, &sums(&[0, 1_072])), Some(998));
+    }
+
+    #[test]
+    fn what_is_not_paused_yet_cannot_go_on() {
+        let mut overflows = sampling(&[1_000]);
+        overflows.begin(&sums(&[0]));
+        overflows.notice(&sums(&[1_001]));
+        assert!(!overflows.go_on(), "the thread has not been told");
+        assert_eq!(overflows.pause().map(|signal| signal.counters), Some(1));
     }
 
     #[test]

@@ -150,6 +150,16 @@ impl ThreadPmu {
         signal
     }
 
+    /// What to send the thread at the end of an ioctl, if an overflow of which it has not been told
+    /// was noticed there, or before its counters were stopped.
+    pub fn tell<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> Option<Signal> {
+        if planted!(ToldAtNextSwitch, self.overflows.pending(), false) {
+            self.interrupt(page, cpu)
+        } else {
+            None
+        }
+    }
+
     /// `IOC_RESUME` by the thread itself: counters that an overflow has paused go on.
     ///
     /// # Errors
@@ -348,8 +358,10 @@ impl ThreadPmu {
 
     /// Of the counters that `request` asks for; the sums were `stopped` when they were set last.
     fn begin_periods(&mut self, request: &Request, stopped: &Sums) {
-        let before = core::mem::replace(&mut self.overflows, request.overflows);
-        if request.keep_period && self.failure.is_none() && self.counts_the_same(request, &before) {
+        let mut before = core::mem::replace(&mut self.overflows, request.overflows);
+        before.stop();
+        let keeps = planted!(PeriodBegunAnew, request.keep_period, false);
+        if keeps && self.failure.is_none() && self.counts_the_same(request, &before) {
             self.overflows.go_on_from(&before, stopped, &self.sums);
         } else {
             self.overflows.begin(&self.sums);

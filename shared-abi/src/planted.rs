@@ -116,6 +116,12 @@ mod switch {
         RevokedAtSwitchOnly,
         /// A thread is told again of an overflow after it has let its counters go on.
         OverflowToldTwice,
+        /// A whole period begins though what was left of one is to be kept.
+        PeriodBegunAnew,
+        /// An overflow of which the thread has not been told is forgotten when it stops.
+        PendingForgotten,
+        /// A thread that starts its counters is told of an overflow when it is next switched in.
+        ToldAtNextSwitch,
         /// A tracer may keep sums of counters that have failed.
         TracerKeepsFailed,
         /// A tracer's tracee stays paused though it was told to go on.
@@ -146,6 +152,11 @@ mod switch {
         /// Switches one bug, or none, on for this thread of the simulator.
         pub fn switch(bug: Option<Self>) {
             ON.set(bug);
+        }
+
+        /// The one that is switched on.
+        pub fn switched_on() -> Option<Self> {
+            ON.get()
         }
 
         /// Whether it is switched on.

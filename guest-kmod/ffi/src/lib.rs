@@ -394,6 +394,18 @@ pub unsafe extern "C" fn perfctr_core_go_on(
     })
 }
 
+/// What to send the thread after an ioctl; see [`ThreadPmu::tell`] and `pack`.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_tell(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
+    // SAFETY: this thread, on this vCPU, interrupts disabled.
+    let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    pack(pmu.tell(page, &mut cpu))
+}
+
 /// `IOC_CONTROL`; see [`ThreadPmu::control`].  Without a vCPU the thread is asleep and stays so.
 /// `query` is the answer of the handshake.
 ///

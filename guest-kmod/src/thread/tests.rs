@@ -618,3 +618,39 @@ fn a_stop_forgets_a_pause() {
     assert_eq!(go_on(&machine, &thread, 0), Err(Errno::PERM));
     assert_eq!(thread.read().unwrap().counter[0], 1_000);
 }
+
+fn tell(machine: &Machine, thread: &TestThread<'_>) -> Option<Signal> {
+    machine.on(0, |cpu| thread.pmu.borrow_mut().tell(&thread.page, cpu))
+}
+
+#[test]
+fn an_overflow_that_a_control_finds_is_told_after_it() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let keep = Control { flags: CONTROL_KEEP_PERIOD, ..sampling(1_000) };
+    thread.control(&keep).unwrap();
+    assert_eq!(tell(&machine, &thread), None);
+    thread.execute(1_100);
+    thread.stop();
+    assert_eq!(tell(&machine, &thread), None, "it does not count");
+    thread.control(&keep).unwrap();
+    assert_eq!(tell(&machine, &thread), TOLD);
+    assert_eq!(tell(&machine, &thread), None, "once");
+    // What it has been told of is not told again by a start without a stop.
+    thread.control(&keep).unwrap();
+    assert_eq!(tell(&machine, &thread), None);
+    thread.execute(900);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+}
+
+#[test]
+fn a_tracer_cannot_let_go_on_what_is_not_paused_yet() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.control(&sampling(1_000)).unwrap();
+    thread.execute(1_100);
+    thread.switch_out();
+    assert_eq!(thread.pmu.borrow_mut().go_on_asleep(), Err(Errno::PERM));
+    let signal = machine.on(0, |cpu| thread.pmu.borrow_mut().switch_in(&thread.page, cpu));
+    assert_eq!(signal, TOLD, "the overflow is still to be told");
+}

@@ -100,7 +100,7 @@ impl Machine {
         let put_off = vcpu.put_off.get().is_some_and(|since| {
             since.iter().zip(&events).any(|(since, now)| now - since < 1 << 20)
         });
-        if truth.due(looks) != 0 && !truth.is_paused() && !on_its_way && !put_off {
+        if truth.overdue(looks) != 0 && !truth.is_paused() && !on_its_way && !put_off {
             self.fail(format!("thread {thread}: an overflow is lost"));
         }
     }
@@ -202,7 +202,7 @@ impl Machine {
         errno == Errno::BUSY && (books.count() || own.wholes.get() != books.times.get())
     }
 
-    fn has_failed(&self, thread: usize) -> bool {
+    pub fn has_failed(&self, thread: usize) -> bool {
         unheard(|| self.threads[thread].page.state.load(Relaxed)) & THREAD_FAILED != 0
     }
 

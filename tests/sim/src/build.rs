@@ -168,6 +168,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         traced: Cell::new(0),
         failures: Cell::new(0),
         failures_before: Cell::new(0),
+        asked: Cell::new(None),
         signal: Cell::new(None),
         admin: Cell::new(false),
         admitted: Cell::new(false),

@@ -42,7 +42,8 @@ impl Coverage {
 
     /// Something happens to the machine.
     pub fn happens(&self, action: Action) {
-        self.between.set(self.between.get() * 31 + action.code() + 1);
+        let before = self.between.get();
+        self.between.set(before.wrapping_mul(31).wrapping_add(action.code() + 1));
     }
 
     /// Adds these features to `all`; gives how many were new.
@@ -89,7 +90,9 @@ impl Machine {
                 7 << 16 | u64::from(register & 0xffff) << 1 | u64::from(value == 0)
             }
             Step::Hypercall(op) => 8 << 16 | u64::from(op),
-            Step::Note(note) => 9 << 16 | note.bytes().fold(0, |all, b| all * 7 + u64::from(b)),
+            Step::Note(note) => {
+                9 << 16 | note.bytes().fold(0, |all: u64, b| all.wrapping_mul(7) + u64::from(b))
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use shared_abi::ioctl::{CONTROL_TSC, Control};
 
 use crate::choice::{Action, Chooser};
 use crate::machine::{AgentId, Life, Machine};
-use crate::model::PERIOD_MIN;
+use crate::model::PERIOD_TOLD;
 use crate::pmu::USR;
 use crate::shape::{DomainShape, Kind, Shape, evntsel, quiet};
 use crate::trace::Step;
@@ -179,9 +179,9 @@ impl Bench<'_> {
         self.interrupt(there, Action::Schedule(Some(one)));
         self.interrupt(there, Action::Schedule(None));
         let migration = self.costs(|| self.interrupt(there, Action::Schedule(Some(other))));
-        self.user(other, |machine| machine.control(other, &counting(PERIOD_MIN)));
+        self.user(other, |machine| machine.control(other, &counting(PERIOD_TOLD)));
         let overflow = self.costs(|| {
-            self.user(other, |machine| machine.retire(&[PERIOD_MIN, 0, 0, 0]));
+            self.user(other, |machine| machine.retire(&[PERIOD_TOLD, 0, 0, 0]));
             self.0.cpus[0].switching.set(true);
             self.acting(0, || self.0.take_pmi());
             self.interrupt(there, Action::Virq);

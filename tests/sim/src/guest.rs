@@ -268,17 +268,22 @@ impl Machine {
             self.on_thread(index, thread, |pmu, cpu| pmu.interrupt(page, cpu)).flatten()
         });
         if let Some(thread) = thread {
-            let interrupted = vcpu.sampling.borrow().has_published();
-            if interrupted {
-                self.suspended(index, thread);
-                self.published(index, thread);
-            }
-            self.told(index, thread, signal);
-            if interrupted {
-                self.resumed(index, thread);
-            }
+            self.interrupted(index, thread, signal);
         }
         self.on(index, |cpu| cpu.count_interrupt(signal.is_some()));
+    }
+
+    /// The truth about a thread follows what may have told it of an overflow.
+    fn interrupted(&self, index: usize, thread: usize, signal: Option<Signal>) {
+        let interrupted = self.vcpus[index].sampling.borrow().has_published();
+        if interrupted {
+            self.suspended(index, thread);
+            self.published(index, thread);
+        }
+        self.told(index, thread, signal);
+        if interrupted {
+            self.resumed(index, thread);
+        }
     }
 
     /// A thread is told of an overflow, or not, when it might have been.
@@ -388,9 +393,10 @@ impl Machine {
             let result = self.on_thread(vcpu, thread, |pmu, cpu| {
                 pmu.control(&own.page, cpu, &domain.counting, &caps, control)
             });
-            self.suspended(vcpu, thread);
             // What asks for nonsense is refused before anything is suspended.
-            if result == Some(Ok(())) || self.vcpus[vcpu].sampling.borrow().has_published() {
+            let done = result == Some(Ok(())) || self.vcpus[vcpu].sampling.borrow().has_published();
+            if done {
+                self.suspended(vcpu, thread);
                 self.published(vcpu, thread);
             }
             if result == Some(Ok(())) {
@@ -400,19 +406,24 @@ impl Machine {
                 } else {
                     let failed = failed || own.failures_before.get() != failures;
                     own.truth.borrow_mut().control(control, &now, failed);
+                    own.asked.set(Some(*control).filter(|control| control.counters > 0));
                     let undisturbed = allowed && domain.forbidden.get() == forbidden;
                     own.started.set(undisturbed.then_some(forbidden));
                     own.wholes.set(domain.books.times_before());
                 }
                 self.published(vcpu, thread);
             }
-            self.resumed(vcpu, thread);
+            if done {
+                self.resumed(vcpu, thread);
+            }
             self.ask_to_stop(own.domain);
             match result {
                 Some(Err(errno)) => self.check_control_error(thread, control, errno),
                 Some(Ok(())) => self.check_control(thread, control),
                 None => (),
             }
+            let signal = self.on_thread(vcpu, thread, |pmu, cpu| pmu.tell(&own.page, cpu));
+            self.interrupted(vcpu, thread, signal.flatten());
         });
     }
 
@@ -464,6 +475,7 @@ impl Machine {
             }
             Some(Ok(())) => {
                 own.truth.borrow_mut().control(control, now, failed);
+                own.asked.set(Some(*control).filter(|control| control.counters > 0));
                 own.started.set(domain.allowed.get().then_some(domain.forbidden.get()));
                 own.wholes.set(domain.books.times_before());
                 self.check_control(thread, control);

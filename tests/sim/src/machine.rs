@@ -12,6 +12,7 @@ use std::rc::Rc;
 
 use guest_kmod::overflow::Signal;
 use hv_driver::{Driver, Pcpu};
+use shared_abi::ioctl::Control;
 use shared_abi::limits::{MAX_SLOTS, PAGE_BYTES};
 use shared_abi::sync::simulated::{Access, set_hook};
 use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
@@ -153,6 +154,8 @@ pub struct Thread {
     pub failures: Cell<u64>,
     /// How often they had when they were last configured.
     pub failures_before: Cell<u64>,
+    /// What it was asked to count last, if anything.
+    pub asked: Cell<Option<Control>>,
     /// It has been told of an overflow.
     pub signal: Cell<Option<Signal>>,
     /// It may observe the whole system.

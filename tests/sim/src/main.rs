@@ -68,7 +68,7 @@ mod cli {
         #[arg(long)]
         preemptions: Option<u32>,
         /// Plant this bug.
-        #[arg(long)]
+        #[arg(long, conflicts_with_all = ["all", "bugs", "growth"])]
         plant: Option<String>,
         /// Threads.
         #[arg(long, default_value_t = 2)]

@@ -13,8 +13,8 @@ pub const SLOTS: usize = 24;
 
 /// Longest distance to an overflow: 31 bits, because a write of 32 bits extends their sign.
 pub const PERIOD_MAX: u64 = 0x7fff_ffff;
-/// Shortest period of those that threads ask for here; any but 0 is allowed.
-pub const PERIOD_MIN: u64 = 1_000;
+/// Shortest period of which each overflow is told by itself; any but 0 is allowed.
+pub const PERIOD_TOLD: u64 = 1_000;
 /// Attempts of a read before it gives up.
 pub const ATTEMPTS: u64 = 100;
 

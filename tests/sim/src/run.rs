@@ -153,9 +153,14 @@ pub struct Campaign {
 /// What each of some threads made of its share.
 pub(crate) fn shares<R: Send>(threads: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
-        let work = &work;
-        let workers: Vec<_> =
-            (0..threads).map(|worker| scope.spawn(move || work(worker))).collect();
+        let (work, bug) = (&work, Bug::switched_on());
+        let one = |worker| {
+            scope.spawn(move || {
+                Bug::switch(bug);
+                work(worker)
+            })
+        };
+        let workers: Vec<_> = (0..threads).map(one).collect();
         let join = |worker: std::thread::ScopedJoinHandle<'_, R>| {
             worker.join().expect("a worker does not panic")
         };

@@ -23,7 +23,7 @@ use shared_abi::CounterConfig;
 
 use crate::choice::{Action, Chooser};
 use crate::machine::{Life, Machine, Violation};
-use crate::model::PERIOD_MIN;
+use crate::model::PERIOD_TOLD;
 use crate::pmu::USR;
 use crate::run::Runner;
 use crate::shape::{DomainShape, Kind, Op, Program, Shape, evntsel, quiet};
@@ -317,10 +317,10 @@ fn samples() -> Vec<Op> {
     let counter = CounterConfig {
         evntsel: evntsel(0, USR),
         mode: 1,
-        period: PERIOD_MIN,
+        period: PERIOD_TOLD,
         ..CounterConfig::default()
     };
-    vec![Op::Start(counter), Op::Execute(PERIOD_MIN), Op::Read, Op::GoOn, Op::Read]
+    vec![Op::Start(counter), Op::Execute(PERIOD_TOLD), Op::Read, Op::GoOn, Op::Read]
 }
 
 /// The machines that are searched; further than an ordinary test has time for if `far`.

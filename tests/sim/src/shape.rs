@@ -121,6 +121,8 @@ impl Shape {
         }
         let model = if rng.one_in(4) { Model::AMD } else { intel(rng) };
         let several = model.general > 1;
+        // A saved domain's CPUs would have to start anew.
+        let wholes = !restores && Rng::new(seed ^ 0x0e11).one_in(3);
         Self {
             cpus,
             domains: domains(rng),
@@ -132,7 +134,7 @@ impl Shape {
                 vcpu: rng.below(30),
                 thread: rng.below(30),
                 tick: rng.below(10),
-                hotplug: if rng.one_in(2) { 1 } else { 0 },
+                hotplug: if rng.one_in(2) { 1 + 3 * u64::from(wholes) } else { 0 },
                 policy: if rng.one_in(3) { 1 } else { 0 },
                 restore: if restores { 4 } else { 0 },
                 destroy: if rng.one_in(4) { 1 } else { 0 },
@@ -142,8 +144,7 @@ impl Shape {
             period: [2, 5, 10, 20, 50, 100, 200][rng.index(7)],
             leaps: rng.one_in(3),
             noisy: !rng.one_in(4),
-            // A saved domain's CPUs would have to start anew.
-            wholes: !restores && Rng::new(seed ^ 0x0e11).one_in(3),
+            wholes,
             program: Program::Random,
             seed,
         }

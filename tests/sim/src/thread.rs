@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use guest_kmod::publish::published;
 use shared_abi::hypercall::{HvLoad, OP_STATS};
-use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC, Control, Sums};
+use shared_abi::ioctl::{CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{Counters, read_thread};
 use shared_abi::{CounterConfig, VcpuPage};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::machine::{Claim, Life, Machine};
-use crate::model::{GENERAL, Model, PERIOD_MAX, PERIOD_MIN};
+use crate::model::{GENERAL, Model, PERIOD_MAX, PERIOD_TOLD};
 use crate::pmu::EVENTS;
 use crate::rng::Rng;
 use crate::shape::{Kind, Op, Program, evntsel, random_rings};
@@ -135,18 +135,18 @@ impl Machine {
                 return true;
             }
         }
-        if self.threads[thread].signal.get().is_some() && rng.one_in(2) {
+        if self.threads[thread].signal.get().is_some() && rng.one_in(4) {
             self.go_on(thread);
             return true;
         }
-        if self.paused_beside(thread).is_some() && rng.one_in(8) {
+        if self.halted_beside(thread).is_some() && rng.one_in(6) {
             self.trace(thread, rng);
             return true;
         }
         match rng.below(if kind == Kind::Stranger { 30 } else { 100 }) {
             0..30 => self.work(rng),
             30..70 => self.read(thread),
-            70..80 => self.control(thread, &self.random_control(rng)),
+            70..80 => self.control(thread, &self.any_control(thread, rng)),
             80..82 => self.control(thread, &Control::default()),
             82..90 => self.read_by_kernel(thread),
             90..93 => self.read_other(thread, rng),
@@ -233,12 +233,14 @@ impl Machine {
         }
     }
 
-    /// Another thread of its domain, asleep, whose counters an overflow has paused.
-    fn paused_beside(&self, thread: usize) -> Option<usize> {
+    /// Another thread of its domain, asleep, whose counters an overflow has paused or that failed.
+    fn halted_beside(&self, thread: usize) -> Option<usize> {
         let mut others = self.domains[self.threads[thread].domain].threads.clone();
         others.find(|&other| {
             let own = &self.threads[other];
-            other != thread && own.life.get() == Life::Ready && own.truth.borrow().is_paused()
+            other != thread
+                && own.life.get() == Life::Ready
+                && (own.truth.borrow().is_paused() || self.has_failed(other))
         })
     }
 
@@ -246,17 +248,32 @@ impl Machine {
     fn trace(&self, thread: usize, rng: &mut Rng) {
         let threads = self.domains[self.threads[thread].domain].threads.clone();
         let any = threads.start + rng.index(threads.len());
-        let paused = self.paused_beside(thread);
-        let other = paused.filter(|_| !rng.one_in(4)).unwrap_or(any);
+        let halted = self.halted_beside(thread);
+        let other = halted.filter(|_| !rng.one_in(4)).unwrap_or(any);
         let control = match rng.below(8) {
             0 => Control::default(),
             1 => self.nearly_valid_control(rng),
-            _ => self.random_control(rng),
+            _ => self.any_control(other, rng),
         };
         if other != thread {
-            let goes_on = rng.one_in(if paused.is_some() { 2 } else { 8 });
+            let goes_on = rng.one_in(if halted.is_some() { 2 } else { 8 });
             self.operate_asleep(other, (!goes_on).then_some(control));
         }
+    }
+
+    /// What the thread has asked for last, to go on with what is left of its periods, or anything.
+    fn any_control(&self, thread: usize, rng: &mut Rng) -> Control {
+        let last = self.threads[thread].asked.get().filter(|_| rng.one_in(3));
+        let Some(mut control) = last else { return self.random_control(rng) };
+        control.flags |= CONTROL_KEEP_PERIOD;
+        control.preserve = rng.below(1 << control.counters) as u32;
+        if rng.one_in(4) && control.counters > 1 {
+            control.counter.swap(0, 1);
+        } else if rng.one_in(4) {
+            let counter = &mut control.counter[rng.index(control.counters as usize)];
+            counter.period += u64::from(counter.mode == 1 && counter.period < PERIOD_MAX);
+        }
+        control
     }
 
     /// Some counters in any order, few enough kinds that threads often agree.
@@ -302,11 +319,12 @@ impl Machine {
 
     /// Short ones most often; long ones, up to the longest, where there are leaps.
     fn random_period(&self, rng: &mut Rng) -> u64 {
-        match rng.below(if self.shape.leaps { 4 } else { 16 }) {
+        match rng.below(if self.shape.leaps { 5 } else { 16 }) {
             0 => PERIOD_MAX - rng.below(2),
-            1 => PERIOD_MIN + rng.below(PERIOD_MAX - PERIOD_MIN),
-            2 => PERIOD_MIN,
-            _ => PERIOD_MIN + rng.below(20_000),
+            1 => PERIOD_TOLD + rng.below(PERIOD_MAX - PERIOD_TOLD),
+            2 => PERIOD_TOLD,
+            3 => [1, 25, PERIOD_TOLD - 1][rng.index(3)],
+            _ => PERIOD_TOLD + rng.below(20_000),
         }
     }
 
@@ -315,14 +333,14 @@ impl Machine {
         let mut control = self.random_control(rng);
         let counter = &mut control.counter[0];
         match rng.below(8) {
-            0 => counter.period = [0, PERIOD_MIN - 1, PERIOD_MAX + 1, (1 << 32) - 1][rng.index(4)],
+            0 => counter.period = [0, PERIOD_TOLD - 1, PERIOD_MAX + 1, (1 << 32) - 1][rng.index(4)],
             1 => counter.slot = [3, 4, 15, 16, 19, 23, 24][rng.index(7)],
             2 => counter.evntsel ^= 1 << rng.below(64),
             3 => counter.mode ^= 1,
             4 => counter.reserved = 1,
             5 => control.signal = [0, 1, 64, 65][rng.index(4)],
             6 => control.preserve |= 1 << control.counters,
-            _ => control.flags |= [1, 2, 4, 16][rng.index(4)],
+            _ => control.flags |= 1 << rng.below(6),
         }
         control
     }

@@ -4,10 +4,11 @@
 //! They are kept by the machine as events occur, never by looking at a counter or a page, and
 //! are 64 bits wide.
 
-use shared_abi::ioctl::{CONTROL_KEEP_TSC, CONTROL_TSC, Control};
+use shared_abi::CounterConfig;
+use shared_abi::ioctl::{CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control};
 use shared_abi::limits::MAX_COUNTERS;
 
-use crate::model::SLOTS;
+use crate::model::{PERIOD_TOLD, SLOTS};
 use crate::pmu::{Events, OS, USR, event_of_counter};
 
 /// The ledgers of one moment, as far as one thread on one vCPU is concerned.
@@ -88,6 +89,8 @@ impl Sampling {
 /// One virtual counter's truth.
 #[derive(Clone, Copy, Debug)]
 struct Counter {
+    /// What was asked for.
+    asked: CounterConfig,
     physical: usize,
     event: Option<usize>,
     rings: u64,
@@ -225,16 +228,33 @@ impl Truth {
             self.sums[index] = self.counter(index, &looks);
         }
         self.stopped = true;
-        self.paused = false;
-        self.pending = 0;
+        // What it was told is done with.
+        if std::mem::take(&mut self.paused) {
+            self.pending = 0;
+        }
         self.tsc = false;
     }
 
     /// The counters that have overflowed when somebody looked like this.
-    pub fn due(&self, looks: &Looks) -> u32 {
+    fn due(&self, looks: &Looks) -> u32 {
+        self.past(looks, |_| 0)
+    }
+
+    /// Those that must be on the way to be told.  Several overflows of a short period are told at
+    /// once.
+    pub fn overdue(&self, looks: &Looks) -> u32 {
+        self.past(looks, |period| match period {
+            PERIOD_TOLD.. => 0,
+            _ => (PERIOD_TOLD - 1).next_multiple_of(period),
+        })
+    }
+
+    /// The counters that have overflowed, by more events than a period allows.
+    fn past(&self, looks: &Looks, late: impl Fn(u64) -> u64) -> u32 {
         let past = |index: &usize| {
-            let (value, next) = (self.counter(*index, looks), self.counters[*index].next);
-            self.counters[*index].period != 0 && value.wrapping_sub(next) as i64 >= 0
+            let Counter { period, next, .. } = self.counters[*index];
+            let over = self.counter(*index, looks).wrapping_sub(next) as i64;
+            period != 0 && over >= late(period) as i64
         };
         (0..self.counters.len()).filter(past).fold(self.pending, |all, index| all | 1 << index)
     }
@@ -254,7 +274,7 @@ impl Truth {
 
     /// Counters of which the thread is to be told.
     pub fn untold(&self) -> u32 {
-        if self.paused { 0 } else { self.pending }
+        if self.paused || self.stopped { 0 } else { self.pending }
     }
 
     /// Whether an overflow has paused the counters.
@@ -280,11 +300,24 @@ impl Truth {
         }
     }
 
+    /// Whether these very counters were asked for last.
+    fn asked_for(&self, listed: &[CounterConfig]) -> bool {
+        let same = |(one, two): (&Counter, &CounterConfig)| one.asked == *two;
+        self.counters.len() == listed.len() && self.counters.iter().zip(listed).all(same)
+    }
+
     /// A control that counts something has succeeded at `now`; `failed` if there were no numbers.
     pub fn control(&mut self, control: &Control, now: &Moment, failed: bool) {
         let tsc = control.flags & CONTROL_TSC != 0;
         let had_tsc = self.tsc && !failed;
         self.stop(now);
+        let listed = &control.counter[..control.counters as usize];
+        let keeps = control.flags & CONTROL_KEEP_PERIOD != 0 && !failed && self.asked_for(listed);
+        let left: Vec<u64> =
+            self.counters.iter().zip(self.sums).map(|(c, sum)| c.next.wrapping_sub(sum)).collect();
+        if !keeps {
+            self.pending = 0;
+        }
         if !(tsc && had_tsc) && control.flags & CONTROL_KEEP_TSC == 0 {
             self.tsc_sum = 0;
         }
@@ -295,19 +328,21 @@ impl Truth {
         }
         self.tsc = tsc;
         self.stopped = false;
-        let listed = &control.counter[..control.counters as usize];
         self.counters = listed
             .iter()
             .zip(self.sums)
-            .map(|(counter, sum)| {
+            .enumerate()
+            .map(|(index, (counter, sum))| {
                 let physical = counter.slot as usize;
+                let ahead = if keeps { left[index] } else { counter.period };
                 let mut truth = Counter {
+                    asked: *counter,
                     physical,
                     event: event_of_counter(physical, counter.evntsel),
                     rings: counter.evntsel & (USR | OS),
                     start: 0,
                     period: counter.period,
-                    next: sum.wrapping_add(counter.period),
+                    next: sum.wrapping_add(ahead),
                 };
                 truth.start = truth.ledger(now);
                 truth

@@ -62,7 +62,7 @@ pub fn simulator(report: &mut Report) -> Result<()> {
 /// The simulator, ready for its options.
 pub fn simulator_command() -> Command {
     let mut cargo = toolchain::cargo_with_cfg("sim");
-    cargo.args(["run", "--release", "--quiet", "--package", "sim", "--"]);
+    cargo.args(["run", "--profile", "simulator", "--quiet", "--package", "sim", "--"]);
     cargo
 }
 
