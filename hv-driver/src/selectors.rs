@@ -106,3 +106,50 @@ const fn fixed_select(rings: u64, sampling: bool) -> u64 {
 }
 
 const _: () = assert!(MAX_FIXED as u32 * FIXED_BITS <= 64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pmu::Cpuid;
+    use shared_abi::CounterConfig;
+
+    #[test]
+    fn the_hypervisor_counts_its_own_instructions() {
+        // SDM volume 3, figure 20-1: event C0H, OS in bit 17, enable in bit 22.
+        assert_eq!(EVNTSEL_OWN_INSTRUCTIONS, 0x0042_00c0);
+    }
+
+    #[test]
+    fn selectors_say_which_slots_count_and_interrupt() {
+        let nehalem = Cpuid {
+            vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
+            signature: 0x106a3,
+            perfmon: [0x0730_0403, 0, 0, 0x603],
+            ..Cpuid::default()
+        };
+        let (caps, _) = nehalem.pmu().unwrap();
+        let counter = |slot, mode, select| CounterConfig {
+            slot,
+            mode,
+            period: 1_000 * u64::from(mode),
+            evntsel: select,
+            ..CounterConfig::default()
+        };
+        let listed = [
+            counter(1, 0, 0x43_00c0),
+            counter(2, 1, 0x41_00c4),
+            counter(16, 0, 0x42_0000),
+            counter(18, 1, 0x41_0000),
+        ];
+        let config = shared_abi::Config::new(&caps, &listed).unwrap();
+        let selectors = Selectors::new(&config, Rings::Hardware, Gate::Global);
+        // A nibble for each fixed counter: ring 0 in bit 0, others in bit 1, interrupt in bit 3.
+        assert_eq!(selectors.fixed_ctrl, 0xa01);
+        assert_eq!(selectors.evntsel[..4], [0, 0x43_00c0, 0x51_00c4, 0]);
+        assert_eq!(selectors.counting(), 0b110 | 0b101 << 16);
+        assert_eq!(selectors.interrupting(), 0b100 | 0b100 << 16);
+        let slots = [1, 2, 16, 17, 18].map(|index| PhysSlot::new(index).unwrap());
+        assert_eq!(slots.map(|slot| selectors.interrupts(slot)), [false, true, false, false, true]);
+        assert_eq!(Selectors::NONE.counting(), 0);
+    }
+}

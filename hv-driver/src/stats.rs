@@ -107,3 +107,48 @@ impl<P: Pmu> Pmu for Metered<'_, P> {
         self.pmu.wrmsr(msr, value);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Counters for Nothing {
+        fn rdpmc(&self, index: u32) -> u64 {
+            u64::from(index) + 1
+        }
+        fn rdtsc(&self) -> u64 {
+            7
+        }
+    }
+
+    impl Pmu for Nothing {
+        fn rdmsr(&self, msr: u32) -> u64 {
+            u64::from(msr) + 2
+        }
+        fn wrmsr(&self, _: u32, _: u64) {}
+    }
+
+    #[test]
+    fn everything_is_counted_and_added_up() {
+        let mut stats = Stats::default();
+        for round in 1..3 {
+            let metered = Metered::new(&Nothing);
+            assert_eq!((metered.rdpmc(4), metered.rdtsc(), metered.rdmsr(5)), (5, 7, 7));
+            (0..2).for_each(|_| _ = metered.rdmsr(5));
+            (0..5).for_each(|_| metered.wrmsr(6, 0));
+            stats.entered(1, 100 * round, &metered);
+            stats.hypercall();
+            stats.residue_cleared();
+        }
+        stats.entered(HOOKS, 1, &Metered::new(&Nothing));
+        let mut total = HvStats::default();
+        (0..3).for_each(|_| stats.add_to(&mut total));
+        let hook = total.hook[1];
+        let accesses = [hook.pmc_reads, hook.msr_reads, hook.msr_writes];
+        assert_eq!((hook.calls, hook.instructions, accesses), (6, 900, [6, 18, 30]));
+        assert_eq!((total.hypercalls, total.residue_clears), (6, 6));
+        assert_eq!(total.hook[0].calls, 0);
+    }
+}

@@ -254,6 +254,28 @@ fn a_switch_with_the_same_configuration_writes_no_register() {
 }
 
 #[test]
+fn a_vcpu_that_counts_nothing_is_switched_without_a_register() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER)]);
+    m.stop();
+    m.switch_from();
+    m.pmu.take_writes();
+    m.switch_to(0, User, true);
+    assert_eq!(m.pmu.take_writes(), []);
+}
+
+#[test]
+fn what_counts_in_both_modes_is_not_folded_between_them() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, BOTH)]);
+    let before = m.page.slots[0].start.load(Relaxed);
+    m.pmu.retire(5);
+    m.toggle(User);
+    m.pmu.retire(6);
+    assert_eq!((m.page.slots[0].start.load(Relaxed), m.sample().1), (before, [11, 0, 0]));
+}
+
+#[test]
 fn no_guest_counter_counts_in_ring_0() {
     let mut m = Machine::new();
     m.load(&[counter(0, KERNEL), counter(1, BOTH), counter(17, EVNTSEL_OS | EVNTSEL_EN)]);
@@ -529,6 +551,31 @@ mod overflows {
         assert_ne!(m.pmu.rdpmc(0), 0);
     }
 
+    /// The status says that counter 0 has overflowed, too: it wrapped, and does not interrupt.
+    #[test]
+    fn a_counter_that_does_not_interrupt_is_left_alone_at_0() {
+        let mut m = loaded(&[counter(0, USER), sampling(1, USER, 1_000)]);
+        m.pmu.counters.borrow_mut().insert(0, 0);
+        m.pmu.take_writes();
+        assert!(!m.interrupt());
+        assert_eq!(m.pmu.take_writes(), [(IA32_PERF_GLOBAL_OVF_CTRL, 0x1)]);
+        assert_eq!(m.pmu.rdpmc(0), 0);
+    }
+
+    /// A counter that counts before it is folded, and is not folded, must not be counted twice.
+    #[test]
+    fn an_interrupt_folds_what_samples_and_runs_and_nothing_else() {
+        let mut m =
+            loaded(&[sampling(0, USER, 1_000), counter(1, BOTH), sampling(2, KERNEL, 1_000)]);
+        m.pmu.retire(10);
+        let started = |m: &Machine| [0, 1, 2].map(|n: usize| m.page.slots[n].start.load(Relaxed));
+        let before = started(&m);
+        m.interrupt();
+        let after = started(&m);
+        assert_eq!((after[0].wrapping_sub(before[0]), after[1]), (10, before[1]));
+        assert_eq!(m.sample().1, [10, 10, 0]);
+    }
+
     #[test]
     fn stop_lets_the_counter_count_for_others_again() {
         let mut m = loaded(&[sampling(0, USER, 1_000)]);
@@ -653,9 +700,9 @@ mod requests {
             };
             self.registered.then(|| self.machine.on(0, work))
         }
-        fn register(&mut self, gfn: u64, _: &Guest) -> Result<(), Errno> {
+        fn register(&mut self, gfn: u64, guest: &Guest) -> Result<(), Errno> {
             self.registered = true;
-            self.done.push(format!("register {gfn:#x}"));
+            self.done.push(format!("register {gfn:#x} for {}", guest.observer));
             Ok(())
         }
         fn forget(&mut self) {
@@ -734,7 +781,7 @@ mod requests {
         let register = HvRegister { gfn: 0x1234, observer: 7, reserved: 0 };
         let mut domain = Domain { registered: false, ..Domain::new() };
         assert_eq!(domain.call(OP_REGISTER, &mut register.as_bytes().to_vec()), Ok(false));
-        assert_eq!(domain.done, ["register 0x1234"]);
+        assert_eq!(domain.done, ["register 0x1234 for 7"]);
         let bad = HvRegister { reserved: 1, ..register };
         assert_eq!(refused(OP_REGISTER, bad.as_bytes()), Errno::INVAL);
         assert_eq!(refused(OP_REGISTER, &[]), Errno::INVAL);
@@ -749,6 +796,10 @@ mod requests {
         }
         assert_eq!(refused(OP_STATS, &[0; 8]), Errno::INVAL);
         assert_eq!(refused(OP_LOAD, &vec![0; ARGUMENT_BYTES_MAX + 1]), Errno::INVAL);
+        let length = |bytes| admit(&mut Domain::new(), OP_LOAD, bytes);
+        assert_eq!(length(ARGUMENT_BYTES_MAX), Ok(()));
+        assert_eq!(length(ARGUMENT_BYTES_MAX + 1), Err(Errno::INVAL));
+        assert_eq!(length(usize::MAX), Err(Errno::INVAL));
         assert_eq!(refused(7, &[]), Errno::INVAL);
         assert_eq!(refused(u32::MAX, &[]), Errno::INVAL);
     }

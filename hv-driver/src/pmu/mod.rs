@@ -188,6 +188,20 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_says_what_was_expected_and_what_was_found() {
+        for (refusal, expected, found) in [
+            (Refusal::Vendor([9, 2, 3]), "Intel or AMD", 9),
+            (Refusal::Version(8), "monitoring 2", 8),
+            (Refusal::NoCounters, "general counter", 0),
+            (Refusal::Width(70), "32 to 64 bits", 70),
+            (Refusal::Family(6), "family 0x10", 6),
+        ] {
+            let (text, number) = refusal.describe();
+            assert!(text.contains(expected) && number == found, "{text}, {number}");
+        }
+    }
+
+    #[test]
     fn general_counters_come_first_in_global_registers() {
         assert_eq!(global_bits(0xf | 7 << 16), 0x7_0000_000f);
         assert_eq!(slots_of_global(0x7_0000_000f | 1 << 62), 0xf | 7 << 16);
