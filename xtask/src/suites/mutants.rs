@@ -2,10 +2,10 @@
 //! Whether the tests of the model tier notice small faults: cargo-mutants puts one after another
 //! into the two cores and the shared ABI.
 //!
-//! Each mutant meets its own package's tests first, which take a second, and what survives them the
-//! simulator's, which take several.  What was noticed is kept in `target/mutants` for as long as the
-//! package's code stays what it is, so a run that was ended goes on, and one after more tests were
-//! written tries the survivors only.  Remove the directory to begin anew.
+//! Each mutant meets its own package's tests first, which take a second, and what survives them
+//! meets the simulator's, which take several.  What was noticed is kept in `target/mutants` for as
+//! long as the package's code stays what it is, so a run that was ended goes on, and one after more
+//! tests were written tries the survivors only.  Remove the directory to begin anew.
 
 use std::collections::BTreeSet;
 use std::fs;
