@@ -7,6 +7,7 @@
 mod control;
 mod counting;
 mod peek;
+mod registers;
 mod storm;
 mod tenant;
 mod toolstack;

@@ -16,6 +16,7 @@ use vm_tests::tally::{Tally, equal};
 
 use crate::control::{Host, Past, beside, exact, refused, together};
 use crate::counting::{CROSSED, Domain};
+use crate::registers;
 use crate::tenant::{refusal, say};
 use crate::toolstack::{Kind, Tenant, Tsc};
 
@@ -34,6 +35,7 @@ pub fn control() -> Result<ExitCode> {
     let mut peeker = Tenant::create_kind(Kind::Pvh, "peeker", 1, Tsc::Native, "peek")?;
     host.invite(&peeker)?;
     refused(&mut tally, "a PVH tenant", &mut peeker, "EOPNOTSUPP")?;
+    registers::check(&mut tally, "a PVH tenant");
     let clears = host.xen.stats()?.residue_clears;
     let (ours, theirs) = beside(&host.xen, &Domain::new(CROSSED[0])?, &mut peeker)?;
     println!("control domain beside a PVH tenant: {ours:#}");

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Threads' vector registers stay what they are while other threads and a tenant use theirs.
+//!
+//! That is the emulator's business and Xen's, but where it does not hold no test means anything:
+//! memory is copied through these registers.
+#![expect(unsafe_code, reason = "only assembly keeps a value in a register")]
+
+use std::arch::asm;
+use std::ops::Range;
+use std::thread;
+
+use vm_tests::tally::{Tally, equal};
+
+/// More threads than vCPUs, so that they are switched.
+const THREADS: u64 = 6;
+/// How often each of them looks.
+const LOOKS: u64 = 400;
+/// How long a value stays in its registers: about a millisecond, so that some are switched there.
+const ITERATIONS: u64 = 300_000;
+
+/// Looks beside whatever else runs.
+pub fn check(tally: &mut Tally, beside: &str) {
+    let changed = thread::scope(|scope| {
+        let look = |id: u64| scope.spawn(move || changed(id << 32..(id << 32) + LOOKS));
+        let threads: Vec<_> = (1..=THREADS).map(look).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).sum::<u64>()
+    });
+    tally.check(&format!("no register of a thread changes beside {beside}"), equal(changed, 0));
+}
+
+/// How many of these values do not stay.
+fn changed(values: Range<u64>) -> u64 {
+    values.map(|value| u64::from(kept(value) != [value; 2])).sum()
+}
+
+/// What becomes of a value in two registers.
+fn kept(value: u64) -> [u64; 2] {
+    let (mut first, mut last): (u64, u64);
+    // SAFETY: registers only.
+    unsafe {
+        asm!(
+            "movq xmm0, {value}",
+            "movq xmm15, {value}",
+            "2: dec {n}",
+            "jnz 2b",
+            "movq {first}, xmm0",
+            "movq {last}, xmm15",
+            value = in(reg) value,
+            n = inout(reg) ITERATIONS => _,
+            first = out(reg) first,
+            last = out(reg) last,
+            out("xmm0") _,
+            out("xmm15") _,
+            options(nomem, nostack),
+        );
+    }
+    [first, last]
+}
