@@ -4,6 +4,7 @@
 mod bench;
 mod check;
 mod demo;
+mod figures;
 mod hook;
 mod mutants;
 mod papi_shim;
@@ -37,6 +38,8 @@ enum Verb {
     Demo(demo::Args),
     /// Measure what a read costs, beside its peers.
     Bench,
+    /// Compare what the README says of costs with what is measured.
+    Figures(figures::Args),
     /// Run a command in the testbed's guest.
     Vm(vm::Args),
     /// Run every test.
@@ -68,6 +71,7 @@ impl Cli {
             Verb::Setup => setup::run()?,
             Verb::Demo(args) => return demo::run(&args),
             Verb::Bench => bench::run()?,
+            Verb::Figures(args) => figures::run(&args)?,
             Verb::Vm(args) => return vm::run(args),
             Verb::Test(args) => return test::run(&args),
             Verb::Check(args) => check::run(&args)?,
