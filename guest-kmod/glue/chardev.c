@@ -84,6 +84,7 @@ static long perfctr_create_for(struct file *file, struct task_struct *task)
 	return err;
 }
 
+/* The host may have forbidden the domain meanwhile, or be another one. */
 static long perfctr_create(struct file *file, void __user *argument)
 {
 	struct task_struct *task = perfctr_named(argument);
@@ -91,7 +92,9 @@ static long perfctr_create(struct file *file, void __user *argument)
 
 	if (IS_ERR(task))
 		return PTR_ERR(task);
-	err = perfctr_create_for(file, task);
+	err = perfctr_core_handshake_again(&perfctr_query);
+	if (!err)
+		err = perfctr_create_for(file, task);
 	put_task_struct(task);
 	return err;
 }

@@ -126,7 +126,7 @@ static void perfctr_vcpu_restore(void *unused)
 {
 	unsigned int cpu = smp_processor_id();
 
-	/* Refused if the domain is a new one, which has no page yet. */
+	/* Whatever the host answers: the old pages are nobody's. */
 	perfctr_vcpu_unregister(cpu);
 	perfctr_cpus[cpu].user = NULL;
 	perfctr_vcpu_register(cpu);

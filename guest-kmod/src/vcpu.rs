@@ -110,14 +110,19 @@ impl<K: Kernel> Cpu<'_, K> {
     ///
     /// # Errors
     ///
-    /// Those of the hypercall; the hypervisor still has the page then.
+    /// Those of the hypercall but `NXIO`; the hypervisor still has the page then.
     pub fn unregister(&mut self) -> Result<(), Errno> {
         if !self.vcpu.registered {
             return Ok(());
         }
         self.stats.hypercalls.add(1);
         self.stats.unregisters.add(1);
-        hypercall::unregister(self.kernel)?;
+        match hypercall::unregister(self.kernel) {
+            // What it has not got it does not write to: it is another one since a restoration, or
+            // somebody else in this kernel has taken the page back.
+            Ok(()) | Err(Errno::NXIO) => {}
+            Err(errno) => return Err(errno),
+        }
         *self.vcpu = Vcpu::default();
         Ok(())
     }

@@ -286,6 +286,18 @@ fn a_vcpu_without_a_page_counts_nothing_and_loses_nothing() {
 }
 
 #[test]
+fn a_page_that_the_hypervisor_has_not_got_is_taken_back() {
+    let machine = Machine::new();
+    machine.refuse(Some(Errno::NODEV));
+    assert_eq!(machine.on(0, |cpu| cpu.unregister()), Err(Errno::NODEV), "it may have it");
+    machine.refuse(Some(Errno::NXIO));
+    assert_eq!(machine.on(0, |cpu| cpu.unregister()), Ok(()));
+    machine.take_hypercalls();
+    assert_eq!(machine.on(0, |cpu| cpu.unregister()), Ok(()));
+    assert_eq!(machine.take_hypercalls(), []);
+}
+
+#[test]
 fn a_vcpu_whose_registration_was_refused_fails_its_threads() {
     let machine = Machine::new();
     let thread = machine.thread();

@@ -56,14 +56,23 @@ pub fn unload_when_idle() -> Result<(), Errno> {
     unload()
 }
 
+/// What the kernel has said since boot.
+///
+/// # Errors
+///
+/// There is no program `dmesg`.
+pub fn log() -> Result<String> {
+    let said = Command::new("dmesg").output().context("dmesg")?;
+    Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+}
+
 /// The kernel has complained of nothing, and the module can be loaded anew.
 ///
 /// # Errors
 ///
 /// What the kernel complains of, or those of [`unload`] and [`load`].
 pub fn reload_unharmed() -> Result<()> {
-    let log = Command::new("dmesg").output()?;
-    let log = String::from_utf8_lossy(&log.stdout).into_owned();
+    let log = log()?;
     let complaint =
         log.lines().find(|line| ["BUG:", "WARNING:", "Oops"].iter().any(|bad| line.contains(bad)));
     ensure!(complaint.is_none(), "the kernel complains: {complaint:?}");

@@ -4,14 +4,18 @@
 
 use std::arch::asm;
 use std::fs::File;
+use std::hint::spin_loop;
 use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
 use nix::unistd::gettid;
 use shared_abi::ThreadPage;
 use shared_abi::ioctl::{
@@ -30,11 +34,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::Test;
 use crate::device::{self, USER, counting};
+use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 const WORK: Region = Region { first: 100_000, second: 1 };
-/// Creations that a race may let fail.
+/// Creations that a race may let fail, and how much later each begins.  Unit: turns of a loop.
 const RACES: u32 = 400;
+const DELAY: u32 = 100;
 
 /// All checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
@@ -140,38 +146,52 @@ fn in_namespace() -> Result<()> {
     .join()
 }
 
-/// Creates for a tracee that is killed meanwhile; sometimes that fails when half is done.
+/// Creates for a tracee that is killed meanwhile, earlier and earlier.
 fn failed_creation() -> Result<()> {
-    let mut failed = 0;
+    let (enough, mut failed) = (pick(5, 20), 0);
+    let killing = &shared::words()?[0];
     for race in 0..RACES {
         let device = open_device()?;
-        let tracee = Child::fork(|| {
-            loop {
-                nix::unistd::pause();
-            }
-        })?;
-        let pid = tracee.pid;
-        ptrace::seize(pid, Options::PTRACE_O_EXITKILL)?;
-        ptrace::interrupt(pid)?;
-        nix::sys::wait::waitpid(pid, None)?;
-        let killer = Child::fork(|| {
-            for _ in 0..race * 40 {
-                std::hint::spin_loop();
-            }
-            Ok(kill(pid, Signal::SIGKILL)?)
-        })?;
-        let created = device::create(&device, pid.as_raw() as u32);
-        killer.join()?;
-        nix::sys::wait::waitpid(pid, None)?;
-        if created.is_err() {
+        if creation_is_late(&device, killing, race * DELAY)? {
             failed += 1;
             device::create(&device, 0).context("after a creation that failed")?;
             device::unlink(&device)?;
         }
-        if failed == pick(5, 20) {
-            break;
+        if failed == enough {
+            return Ok(());
         }
     }
-    ensure!(failed > 0, "no creation of {RACES} has failed");
-    Ok(())
+    bail!("only {failed} creations of {RACES} have failed")
+}
+
+/// Whether a creation failed that began so much later than the end of its thread.
+fn creation_is_late(device: &File, killing: &AtomicU64, delay: u32) -> Result<bool> {
+    killing.store(0, SeqCst);
+    let tracee = Child::fork(|| {
+        loop {
+            nix::unistd::pause();
+        }
+    })?;
+    let pid = tracee.pid;
+    ptrace::seize(pid, Options::PTRACE_O_EXITKILL)?;
+    ptrace::interrupt(pid)?;
+    waitpid(pid, None)?;
+    let killer = Child::fork(|| {
+        killing.store(1, SeqCst);
+        Ok(kill(pid, Signal::SIGKILL)?)
+    })?;
+    while killing.load(SeqCst) == 0 {
+        spin_loop();
+    }
+    for _ in 0..delay {
+        spin_loop();
+    }
+    let created = device::create(device, pid.as_raw() as u32);
+    killer.join()?;
+    waitpid(pid, None)?;
+    match created {
+        Ok(()) => Ok(false),
+        Err(Refusal::ESRCH) => Ok(true),
+        Err(errno) => bail!("a creation for a thread that ends gives {errno:?}"),
+    }
 }

@@ -14,10 +14,12 @@ mod tracee;
 mod whole;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use vm_tests::module;
+use vm_tests::region;
 use vm_tests::tally::Tally;
 
 /// Tests what hostile users can do.
@@ -76,13 +78,22 @@ fn main() -> Result<ExitCode> {
         }
         None => {}
     }
+    let wanted = |name| options.only.is_empty() || options.only.iter().any(|only| only == name);
+    // Found out once, which takes long, before processes fork that need it.
+    region::apart()?;
     let mut tally = Tally::default();
-    for (name, check) in CHECKS {
-        if options.only.is_empty() || options.only.iter().any(|only| only == name) {
+    for &(name, check) in CHECKS {
+        if wanted(name) {
+            let start = Instant::now();
             check(&mut tally)?;
             let left = module::reload_unharmed().map_err(|error| format!("{error:#}"));
             tally.check(&format!("{name}: nothing is left behind"), left);
+            println!("{name} took {:.1} s", start.elapsed().as_secs_f64());
         }
+    }
+    // After this no module can be loaded any more.
+    if wanted("lockdown") {
+        policy::lockdown(&mut tally)?;
     }
     Ok(tally.finish())
 }

@@ -11,8 +11,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
 use perfctr::rdpmc::Hardware;
-use perfctr::{Event, Provider, Session};
+use perfctr::{Cause, Error, Event, Provider, Session};
 use shared_abi::CounterConfig;
 use shared_abi::ioctl::DEVICE_PATH;
 use shared_abi::limits::MAX_SLOTS;
@@ -23,6 +25,7 @@ use vm_tests::region::Region;
 use vm_tests::stats::until_threads;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::witness::Witness;
 
 use crate::Test;
 use crate::device::{self, KERNEL, USER, counting};
@@ -33,6 +36,9 @@ use vm_tests::users::{Child, NOBODY, SOMEBODY, STRANGER, admit, as_user, become_
 const SECRET: Region = Region { first: 5_000_000, second: 1 };
 /// What a look costs the looker at most.
 const LOOK_MAX: u64 = 1_000_000;
+
+/// The module's parameter.
+const PARANOID: &str = "/sys/module/perfctr/parameters/paranoid";
 
 /// Who may count what.
 pub fn run(tally: &mut Tally) -> Result<()> {
@@ -56,7 +62,78 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     for &(name, act) in refusals {
         check(name, as_user(NOBODY, act));
     }
+    check("a session says that counts of the kernel are not the caller's", named_refusal());
+    check("the parameter paranoid is honoured at each level", paranoid());
     Ok(())
+}
+
+/// What a kernel that is locked down tells, even to its administrator.  Until the machine is off.
+pub fn lockdown(tally: &mut Tally) -> Result<()> {
+    admit(0o660)?;
+    lock_down()?;
+    let checks: &[Test] = &[
+        ("a kernel that is locked down is counted by nobody", || {
+            Child::fork(|| answers(control(&[KERNEL])?, &[Refusal::EACCES]))?.join()
+        }),
+        ("a kernel that is locked down lets nobody count whole CPUs", || {
+            answers(crate::whole::start(&open_device()?, &[]), &[Refusal::EACCES])
+        }),
+        ("a kernel that is locked down lets a user count its own threads", || {
+            as_user(NOBODY, || Witness::new()?.unchanged().map_err(anyhow::Error::msg))
+        }),
+    ];
+    for (name, check) in checks {
+        let outcome = check().and_then(|()| until_threads(0));
+        tally.check(name, outcome.map_err(|error| format!("{error:#}")));
+    }
+    Ok(())
+}
+
+/// Nothing of the kernel itself can be read any more (`kernel_lockdown(7)`).
+fn lock_down() -> Result<()> {
+    const FOLDER: &str = "/sys/kernel/security";
+    let kind = Some("securityfs");
+    match mount(kind, FOLDER, kind, MsFlags::empty(), None::<&str>) {
+        Ok(()) | Err(Errno::EBUSY) => {}
+        Err(errno) => return Err(errno).context(FOLDER),
+    }
+    fs::write(format!("{FOLDER}/lockdown"), "confidentiality").context("lockdown")
+}
+
+/// The library's words for it; user mode can be counted with the same session.
+fn named_refusal() -> Result<()> {
+    as_user(NOBODY, || {
+        let mut session = Session::open_with(Provider::Paravirt)?;
+        let started = session.start(&[Event::INSTRUCTIONS.kernel()]);
+        let Err(Error::Refused(refusal)) = &started else { bail!("{started:?}") };
+        equal(refusal.cause, Cause::ModulePolicy).map_err(anyhow::Error::msg)?;
+        Ok(session.start(&[Event::INSTRUCTIONS.user()])?)
+    })
+}
+
+/// What users and the administrator may count at each level: (level, user mode, kernel mode).
+const LEVELS: [(&str, bool, bool); 4] =
+    [("-1", true, true), ("1", true, true), ("2", true, false), ("3", false, false)];
+
+fn paranoid() -> Result<()> {
+    let before = fs::read_to_string(PARANOID).context(PARANOID)?;
+    let outcome = LEVELS.iter().try_for_each(|&(level, user, kernel)| {
+        fs::write(PARANOID, level)?;
+        as_user(NOBODY, || may(USER, user).and_then(|()| may(KERNEL, kernel)))
+            .and_then(|()| may(KERNEL, true).context("the administrator"))
+            .with_context(|| format!("level {level}"))
+    });
+    fs::write(PARANOID, before)?;
+    outcome
+}
+
+/// Whether the caller may count this.
+fn may(counter: CounterConfig, allowed: bool) -> Result<()> {
+    let device = open_device()?;
+    device::create(&device, 0).context("cannot create")?;
+    let outcome = device::control(&device, counting(&[counter]));
+    device::unlink(&device)?;
+    equal(outcome, if allowed { Ok(()) } else { Err(Refusal::EACCES) }).map_err(anyhow::Error::msg)
 }
 
 /// What one user sees of another.

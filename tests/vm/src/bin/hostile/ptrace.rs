@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write, pipe};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -15,7 +16,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, alarm};
 use shared_abi::ioctl::Sums;
 use vm_tests::raw::{Refusal, open_device};
 use vm_tests::stats::until_threads;
@@ -54,6 +55,12 @@ const WISHES: [(bool, &[Wish]); 10] = [
 const SHORT: u64 = 1_000;
 const LONG: u64 = 6_000;
 
+/// One in so many cases is usually tried, which leaves each pair of a stop, wishes and an act.
+const SHARE: usize = 10;
+
+/// How long all cases of one kind may take, in s; one that waits for ever ends so.
+const PATIENCE_S: u32 = 300;
+
 /// One case.
 #[derive(Clone, Copy)]
 struct Case {
@@ -74,9 +81,8 @@ impl fmt::Display for Case {
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     for stop in STOPS {
-        println!("stops: {stop:?}");
-        std::io::stdout().flush()?;
         let outcome = as_user(NOBODY, || {
+            alarm::set(PATIENCE_S);
             for case in cases(stop) {
                 case.check().with_context(|| case.to_string())?;
             }
@@ -89,16 +95,21 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
+/// Some of all, see [`SHARE`]; the long tier has all.
 fn cases(stop: Stop) -> impl Iterator<Item = Case> {
-    let wishes = WISHES.iter().flat_map(move |&(owned, wishes)| {
-        Act::value_variants().iter().map(move |&act| Case { stop, act, owned, wishes })
+    let place = STOPS.iter().position(|&other| other == stop).unwrap_or_default();
+    let wishes = WISHES.iter().zip(place..).flat_map(move |(&(owned, wishes), place)| {
+        let acts = Act::value_variants().iter().zip(place..);
+        acts.map(move |(&act, place)| (Case { stop, act, owned, wishes }, place))
     });
-    wishes.filter(|case| match case.stop {
-        // Who is new has no counters yet.
-        Stop::NewChild | Stop::NewThread => !case.owned,
-        Stop::End => case.act == Act::Nothing,
-        _ => true,
-    })
+    wishes
+        .filter(|(case, place)| match case.stop {
+            Stop::End => case.act == Act::Nothing,
+            // Who is new has no counters yet.
+            Stop::NewChild | Stop::NewThread if case.owned => false,
+            _ => place.is_multiple_of(pick(SHARE, 1)),
+        })
+        .map(|(case, _)| case)
 }
 
 impl Case {
@@ -148,7 +159,7 @@ impl Case {
             ensure!(self.may_answer(wish, answer), "{wish:?} gives {answer:?}");
         }
         if self.act == Act::Kill {
-            kill(tracee.child.pid, Signal::SIGKILL)?;
+            kill(stopped, Signal::SIGKILL)?;
         } else {
             ptrace::cont(stopped, None)?;
         }
@@ -200,13 +211,18 @@ struct Tracee {
     at: &'static AtomicU64,
 }
 
+/// Where the tracee is, of which there is one at a time.
+static AT: LazyLock<&AtomicU64> =
+    LazyLock::new(|| &shared::words().expect("there is memory for a page")[0]);
+
 impl Tracee {
     fn start(case: &Case, iterations: u64, open: fn() -> io::Result<File>) -> Result<Self> {
         let device = inherited(open()?)?;
         let spare = inherited(open()?)?;
         let (reader, writer) = pipe()?;
         let [reader, start] = [OwnedFd::from(reader), OwnedFd::from(writer)].map(File::from);
-        let at = &shared::words()?[0];
+        let at = *AT;
+        at.store(AT_START, SeqCst);
         let (stop, act, owned) = (case.stop, case.act, case.owned);
         let child = Child::fork(|| {
             let [device, spare] = [device.try_clone()?, spare].map(inherited);
@@ -231,6 +247,16 @@ impl Tracee {
         if stop == Stop::Interrupt {
             self.interrupt_in_wait()?;
         }
+        let stopped = self.next(stop)?;
+        if stop == Stop::Interrupt {
+            // What it waits for comes while it is stopped, so it always waits again.
+            (&self.start).write_all(&[0])?;
+        }
+        Ok(stopped)
+    }
+
+    /// Lets it go on to the stop.
+    fn next(&self, stop: Stop) -> Result<Pid> {
         let mut calls = 0;
         loop {
             let status = waitpid(None, Some(WaitPidFlag::__WALL))?;
@@ -294,9 +320,7 @@ impl Tracee {
             self.at() == AT_STOP && stat.contains(") S ")
         };
         wait_until(waits, "the tracee to wait")?;
-        ptrace::interrupt(self.child.pid)?;
-        (&self.start).write_all(&[0])?;
-        Ok(())
+        Ok(ptrace::interrupt(self.child.pid)?)
     }
 }
 
