@@ -257,11 +257,31 @@ fn a_switch_with_the_same_configuration_writes_no_register() {
 fn a_vcpu_that_counts_nothing_is_switched_without_a_register() {
     let mut m = Machine::new();
     m.load(&[counter(0, USER)]);
-    m.stop();
     m.switch_from();
+    let page = VcpuPage::default();
+    let mut idle = Vcpu::register(&mut m.cpu(), &page, &pv_of(1));
+    idle.switch_from(&mut m.cpu(), &page);
     m.pmu.take_writes();
-    m.switch_to(0, User, true);
+    idle.switch_to(&mut m.cpu(), &page, User, true);
     assert_eq!(m.pmu.take_writes(), []);
+}
+
+/// A vCPU of the same domain has let every counter count meanwhile.
+#[test]
+fn what_samples_in_the_other_mode_stands_still_after_a_switch() {
+    let mut m = Machine::new();
+    let sampling = CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..counter(0, USER) };
+    m.load(&[sampling]);
+    m.switch_from();
+    let page = VcpuPage::default();
+    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(1));
+    let config = config(&[counter(1, BOTH)]);
+    other.load(&mut m.cpu(), &page, &config);
+    other.switch_from(&mut m.cpu(), &page);
+    m.switch_to(0, Kernel, true);
+    assert_eq!(*m.pmu.enabled.borrow() & 1, 0, "it is stopped");
+    m.toggle(User);
+    assert_eq!(*m.pmu.enabled.borrow() & 1, 1);
 }
 
 #[test]

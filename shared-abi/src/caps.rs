@@ -192,6 +192,13 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_has_every_slot() {
+        let wire = WireCaps { general: MAX_GENERAL as u32, fixed: MAX_FIXED as u32, ..WIRE };
+        assert_eq!(PmuCaps::from_wire(&wire).unwrap().slots(), 0x00ff_ffff);
+        assert_eq!(PmuCaps::from_wire(&WIRE).unwrap().slots(), 0x0007_000f);
+    }
+
+    #[test]
     fn impossible_ones_are_refused() {
         for wire in [
             WireCaps { fixed_width: 0, ..WIRE },

@@ -313,6 +313,34 @@ mod tests {
     }
 
     #[test]
+    fn event_selects_have_the_manuals_bits() {
+        // SDM volume 3, figure 20-1: all that a guest may set, and what it may not.
+        assert!(
+            Config::new(&caps(), &[counter(0, 0xffc7_00c0)]).is_ok_and(|config| {
+                config.evntsel(PhysSlot::general(0).unwrap()) == 0xffc7_00c0
+            })
+        );
+        for privileged in [1 << 19, 1 << 20, 1 << 21] {
+            assert_eq!(refusal(&[counter(0, 0x41_00c0 | privileged)]), ConfigError::Privileged);
+        }
+        for reserved in [1 << 32, 1 << 35, 1 << 36, 1 << 63] {
+            assert_eq!(refusal(&[counter(0, 0x41_00c0 | reserved)]), ConfigError::Reserved);
+        }
+    }
+
+    #[test]
+    fn only_what_samples_has_a_period() {
+        let sampling =
+            CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..counter(2, INSTRUCTIONS_USER) };
+        let mut config = Config::new(&caps(), &[counter(0, INSTRUCTIONS_USER), sampling]).unwrap();
+        assert_eq!(config.sampling(), 0b100);
+        let slots = [0, 2].map(|n| PhysSlot::general(n).unwrap());
+        slots.iter().for_each(|&slot| config.set_period(slot, 7));
+        assert_eq!(slots.map(|slot| config.period(slot)), [0, 7]);
+        assert_eq!(config.beside(&config), None, "both sample");
+    }
+
+    #[test]
     fn order_does_not_matter() {
         let one = counter(1, INSTRUCTIONS_USER);
         let two = counter(16, EVNTSEL_OS | EVNTSEL_EN);

@@ -3,7 +3,7 @@
 //! into the two cores and the shared ABI.
 //!
 //! Each mutant meets its own package's tests first, which take a second, and what survives them
-//! meets the simulator's, which take several.  What was noticed is kept in `target/mutants` for as
+//! meets the simulator's, which take several.  What was noticed is kept in `target/mutation` for as
 //! long as the package's code stays what it is, so a run that was ended goes on, and one after more
 //! tests were written tries the survivors only.  Remove the directory to begin anew.
 
@@ -39,20 +39,21 @@ const EQUIVALENT: &str = "tests/mutants.txt";
 pub fn suite(report: &mut Report) -> Result<()> {
     report.test("every survivor on the list has a reason", || equivalent().map(drop));
     if report.volume == Volume::Long {
-        report.test("no other mutant survives", || try_all(&[]));
+        report.test("no other mutant survives", || try_all(None, &[]));
     }
     Ok(())
 }
 
-/// Tries every mutant that `options` of cargo-mutants leave, and demands that none survives that is
-/// not on the list.
-pub fn try_all(options: &[String]) -> Result<()> {
+/// Tries every mutant, of one package or all, that `options` of cargo-mutants leave, and demands
+/// that none survives that is not on the list.
+pub fn try_all(only: Option<&str>, options: &[String]) -> Result<()> {
     let known = equivalent()?;
     let mut survivors = BTreeSet::new();
-    for package in MUTATED {
+    ensure!(only.is_none_or(|only| MUTATED.contains(&only)), "packages: {}", MUTATED.join(", "));
+    for package in MUTATED.into_iter().filter(|&package| only.is_none_or(|only| only == package)) {
         survivors.extend(survivors_of(package, options, &known)?);
     }
-    if options.is_empty() {
+    if only.is_none() && options.is_empty() {
         for mutant in known.difference(&survivors) {
             println!("on the list, but noticed or gone: {mutant}");
         }
@@ -112,7 +113,7 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     fn run(&self, options: &[String]) -> Result<Tried> {
-        let root = sh::project().join("target").join("mutants");
+        let root = sh::project().join("target").join("mutation");
         let output = root.join(self.package).join(self.name);
         self.forget_if_stale(&output)?;
         let mut mutants = Command::new(tool()?);

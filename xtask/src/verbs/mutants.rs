@@ -8,6 +8,9 @@ use crate::suites::mutants;
 /// Puts one small fault after another into the cores and runs the model tier's tests.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Only those of this package.
+    #[arg(long)]
+    package: Option<String>,
     /// Options of cargo-mutants that choose among mutants, such as `--file` or `--shard 0/8`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     options: Vec<String>,
@@ -15,5 +18,5 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<()> {
-    mutants::try_all(&args.options)
+    mutants::try_all(args.package.as_deref(), &args.options)
 }
