@@ -337,6 +337,19 @@ fn another_domains_events_are_cleared_before_anyone_can_read_them() {
     m.pmu.retire(2);
     assert_eq!(m.sample().1[0], 52);
 
+    // Whichever counter was in use.
+    m.load(&[counter(2, USER)]);
+    m.pmu.retire(5);
+    m.switch_from();
+    m.cpu().run_stranger();
+    m.switch_to(0, User, true);
+    m.pmu.retire(5);
+    m.cpu().run_stranger();
+    m.switch_from();
+    m.switch_to(0, User, true);
+    assert_eq!(m.pmu.rdpmc(2), 0);
+    m.load(&[counter(0, USER)]);
+
     // A vCPU of a second domain must not see this one's, nor the other way round.
     let page = VcpuPage::default();
     m.switch_from();
@@ -594,6 +607,17 @@ mod overflows {
         let after = started(&m);
         assert_eq!((after[0].wrapping_sub(before[0]), after[1]), (10, before[1]));
         assert_eq!(m.sample().1, [10, 10, 0]);
+    }
+
+    #[test]
+    fn a_counter_that_samples_no_more_overflows_no_more() {
+        let mut m = loaded(&[sampling(0, USER, 1_000)]);
+        m.pmu.counters.borrow_mut().insert(0, 1 << 47);
+        m.load(&[counter(0, USER)]);
+        m.toggle(User);
+        m.pmu.counters.borrow_mut().insert(0, 7);
+        assert!(!m.toggle(Kernel));
+        assert_eq!(m.page.overflows.load(Relaxed), 0);
     }
 
     #[test]
