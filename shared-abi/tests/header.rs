@@ -2,7 +2,8 @@
 //! The numbers that others were built with.
 #![cfg(not(loom))]
 
-use shared_abi::c_header;
+use shared_abi::hypercall::HvLoad;
+use shared_abi::{Errno, c_header};
 
 /// No number of the interface changes unless the header that C is built with does.
 #[test]
@@ -14,4 +15,16 @@ fn the_interface_is_what_the_header_says() {
         assert_eq!(now, before, "line {}", line + 1);
     }
     assert_eq!(text.lines().count(), committed.lines().count());
+}
+
+#[test]
+fn errors_are_the_systems() {
+    assert_eq!([Errno::PERM, Errno::NODEV, Errno::INVAL].map(Errno::to_return), [-1, -19, -22]);
+    assert_eq!(format!("{:?}", Errno::OPNOTSUPP), "EOPNOTSUPP");
+}
+
+/// A header of two words, then 32 bytes for each counter.
+#[test]
+fn a_load_is_as_long_as_what_it_lists() {
+    assert_eq!([0, 1, 2, 24].map(HvLoad::bytes), [8, 40, 72, 776]);
 }

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What readers see while both pages change, and of threads that do not execute.
+#![cfg(not(loom))]
+
+use std::cell::{Cell, RefCell};
+
+use shared_abi::read::{Counters, ReadError, Snapshot, read_published, read_thread, sample_vcpu};
+use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED};
+use shared_abi::vcpu_page::VCPU_DIRECT;
+use shared_abi::{PhysSlot, ThreadPage, VcpuPage};
+
+/// Each RDPMC calls back.
+struct Disturbing<F: Fn()>(F);
+
+impl<F: Fn()> Counters for Disturbing<F> {
+    fn rdpmc(&self, _: u32) -> u64 {
+        (self.0)();
+        7
+    }
+    fn rdtsc(&self) -> u64 {
+        0
+    }
+}
+
+fn running() -> (ThreadPage, VcpuPage) {
+    let (thread, vcpu) = (ThreadPage::default(), VcpuPage::default());
+    thread.state.store(THREAD_ACTIVE | THREAD_DIRECT, Relaxed);
+    thread.counters.store(1, Relaxed);
+    vcpu.flags.store(VCPU_DIRECT, Relaxed);
+    vcpu.slots[0].mask.store(u64::MAX, Relaxed);
+    (thread, vcpu)
+}
+
+/// Both words change by the same number.
+#[test]
+fn a_switch_of_thread_and_vcpu_at_once_is_noticed() {
+    let (thread, vcpu) = running();
+    let (reads, writes) = (Cell::new(0), RefCell::new([0; 2]));
+    let hw = Disturbing(|| {
+        reads.set(reads.get() + 1);
+        if reads.get() == 1 {
+            let [one, two] = &mut *writes.borrow_mut();
+            drop(thread.seq.write(one));
+            drop(vcpu.seq.write(two));
+        }
+    });
+    let mut counts = [0];
+    let snapshot = read_thread(&thread, |_| Some(&vcpu), &hw, &mut counts);
+    assert_eq!((snapshot, counts), (Ok(Snapshot { tsc: 0, retries: 1 }), [7]));
+}
+
+#[test]
+fn a_sample_says_how_often_it_was_disturbed() {
+    let (_, vcpu) = running();
+    let (reads, writes) = (Cell::new(0), RefCell::new(0));
+    let hw = Disturbing(|| {
+        reads.set(reads.get() + 1);
+        if reads.get() < 4 {
+            drop(vcpu.seq.write(&mut writes.borrow_mut()));
+        }
+    });
+    let sample = sample_vcpu(&vcpu, &hw, &[PhysSlot::general(0).unwrap()]).unwrap();
+    assert_eq!((sample.retries, sample.counter[0]), (3, 7));
+    vcpu.flags.store(0, Relaxed);
+    assert_eq!(sample_vcpu(&vcpu, &hw, &[]), Err(ReadError::NotDirect));
+}
+
+#[test]
+fn what_is_published_is_read_as_it_was() {
+    let thread = ThreadPage::default();
+    thread.counters.store(2, Relaxed);
+    thread.tsc_sum.store(50, Relaxed);
+    for (slot, sum) in thread.slots.iter().zip([10, 20, 30]) {
+        slot.sum.store(sum, Relaxed);
+    }
+    let mut counts = [9; 4];
+    assert_eq!(read_published(&thread, &mut counts), Ok(50));
+    assert_eq!(counts, [10, 20, 0, 0], "what is not in use is 0");
+    let mut one = [9];
+    assert_eq!((read_published(&thread, &mut one), one), (Ok(50), [10]));
+    thread.state.store(THREAD_FAILED | THREAD_ACTIVE, Relaxed);
+    thread.error.store(-1, Relaxed);
+    assert_eq!(read_published(&thread, &mut counts), Err(ReadError::NotLoaded(-1)));
+    let writing = thread.seq.write(&mut 0);
+    assert_eq!(read_published(&thread, &mut counts), Err(ReadError::Disturbed));
+    drop(writing);
+    thread.state.store(THREAD_ACTIVE, Relaxed);
+    assert_eq!(read_published(&thread, &mut counts), Ok(50));
+}
