@@ -17,6 +17,8 @@ pub struct Driver {
     pub cost: Option<PhysSlot>,
     /// How often a vCPU may be interrupted.
     pub rate: Rate,
+    /// The boot CPU's, to which every CPU is compared.
+    pub boot: Cpuid,
     /// Slots that count if their selectors say so: the guests' and the driver's own.
     enabled: u32,
 }
@@ -66,7 +68,7 @@ impl Driver {
             cost = PhysSlot::general(caps.general);
         }
         let enabled = caps.slots() | cost.map_or(0, PhysSlot::bit);
-        Ok(Self { caps, registers, cost, rate: settings.rate, enabled })
+        Ok(Self { caps, registers, cost, rate: settings.rate, boot: *cpuid, enabled })
     }
 
     /// The global enable bits of every counter but those in `stopped`.

@@ -10,3 +10,11 @@ pub trait Pmu: Counters {
     /// WRMSR.
     fn wrmsr(&self, msr: u32, value: u64);
 }
+
+/// The same PMU before it is known which of its registers are there.
+pub trait Probe {
+    /// RDMSR; `None` if it faults.
+    fn try_rdmsr(&self, msr: u32) -> Option<u64>;
+    /// WRMSR; whether it does not fault.
+    fn try_wrmsr(&self, msr: u32, value: u64) -> bool;
+}

@@ -144,6 +144,9 @@ fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
         if !allowed {
             return Err(Errno::PERM);
         }
+        if !cpu.pcpu.counts() {
+            return Err(Errno::NODEV);
+        }
         vcpu.load(cpu, page, config);
         Ok(())
     });

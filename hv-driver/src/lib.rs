@@ -10,7 +10,7 @@
 //! * [`hypercall`] decides what a guest is given of what it asks for.
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
 //! * [`hal::Pmu`] is the hardware; [`pmu`] knows which there is and where its registers are;
-//!   [`selectors`] what they select.
+//!   [`selectors`] what they select; `probe` tries each register before anybody relies on it.
 //!
 //! The crate is `no_std`, free of unsafe code and does not know its hypervisor: `ffi/` binds it to
 //! C, `glue/` to Xen.
@@ -24,6 +24,7 @@ pub mod hal;
 pub mod hypercall;
 pub mod pcpu;
 pub mod pmu;
+pub(crate) mod probe;
 pub(crate) mod publish;
 pub(crate) mod sampling;
 pub mod selectors;
@@ -32,7 +33,7 @@ pub mod vcpu;
 
 pub use driver::{Driver, Rate, Settings};
 pub use guest::Guest;
-pub use hal::Pmu;
+pub use hal::{Pmu, Probe};
 pub use pcpu::{Cpu, Pcpu};
 pub use pmu::{Cpuid, Refusal};
 pub use stats::Stats;

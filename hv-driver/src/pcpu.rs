@@ -5,8 +5,9 @@ use shared_abi::slot::slots_of;
 use shared_abi::{PhysSlot, planted};
 
 use crate::driver::Driver;
-use crate::hal::Pmu;
-use crate::pmu;
+use crate::hal::{Pmu, Probe};
+use crate::pmu::{self, Cpuid, Refusal};
+use crate::probe::probe;
 use crate::selectors::{EVNTSEL_OWN_INSTRUCTIONS, Selectors};
 use crate::stats::{Metered, Stats};
 
@@ -28,8 +29,10 @@ impl Owner {
 /// State of a physical CPU's PMU.
 #[derive(Debug)]
 pub struct Pcpu {
-    /// What the selectors hold; `None` before the first use, when they may hold anything.
+    /// What the selectors hold; `None` while the PMU is not the driver's, and no register touched.
     selectors: Option<Selectors>,
+    /// What the register that enables counters held before.
+    global_ctrl: u64,
     /// Slots that are stopped whatever their selectors say.
     stopped: u32,
     /// Slots that may have counted since they were last cleared.
@@ -43,7 +46,19 @@ pub struct Pcpu {
 impl Pcpu {
     /// A CPU that the driver has not touched.
     pub const fn new() -> Self {
-        Self { selectors: None, stopped: 0, dirty: 0, owner: Owner::STRANGER, stats: Stats::new() }
+        Self {
+            selectors: None,
+            global_ctrl: 0,
+            stopped: 0,
+            dirty: 0,
+            owner: Owner::STRANGER,
+            stats: Stats::new(),
+        }
+    }
+
+    /// Whether its PMU is the driver's; otherwise nothing counts here.
+    pub const fn counts(&self) -> bool {
+        self.selectors.is_some()
     }
 }
 
@@ -67,6 +82,35 @@ pub struct Cpu<'a, P> {
 }
 
 impl<P: Pmu> Cpu<'_, P> {
+    /// The CPU comes up, for the first time or again, and says of itself `cpuid`; its registers may
+    /// hold anything.
+    ///
+    /// # Errors
+    ///
+    /// In what it is not like the boot CPU: nothing will count here.
+    pub fn come_up(&mut self, cpuid: &Cpuid) -> Result<(), Refusal>
+    where
+        P: Probe,
+    {
+        self.pcpu.selectors = None;
+        // First, so that whatever counts there is stopped.
+        let found = probe(cpuid, self.pmu)?;
+        self.driver.boot.agrees(cpuid)?;
+        self.pcpu.global_ctrl = found;
+        self.take_over();
+        Ok(())
+    }
+
+    /// The CPU goes down, or is given back: it is left as it came up, except that nothing counts.
+    pub fn go_down(&mut self) {
+        if self.pcpu.selectors.take().is_some() {
+            self.stop_all();
+            if let Some(global) = &self.driver.registers.global {
+                self.pmu.wrmsr(global.ctrl, self.pcpu.global_ctrl);
+            }
+        }
+    }
+
     /// A vCPU without a page runs here now: whatever counts holds its events, too.
     pub fn run_stranger(&mut self) {
         self.pcpu.owner = planted!(StrangerForgotten, Owner::STRANGER, self.pcpu.owner);
@@ -77,11 +121,9 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Some family 6 CPUs interrupt without end if they are acknowledged while the counter holds
     /// exactly 0.  So it gets 1; nobody has begun to count from what it holds.
     pub fn acknowledge(&self) {
-        if let Some(global) = &self.driver.registers.global {
+        if let (Some(global), Some(held)) = (&self.driver.registers.global, &self.pcpu.selectors) {
             let status = self.pmu.rdmsr(global.status);
-            let interrupting = |slot: &PhysSlot| {
-                self.pcpu.selectors.as_ref().is_some_and(|held| held.interrupts(*slot))
-            };
+            let interrupting = |slot: &PhysSlot| held.interrupts(*slot);
             for slot in slots_of(pmu::slots_of_global(status)).filter(interrupting) {
                 if planted!(AcknowledgedAtZero, self.pmu.rdpmc(slot.rdpmc()), 1) == 0 {
                     self.pmu.wrmsr(self.driver.registers.counter(slot), 1);
@@ -94,7 +136,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Runs `entry`, which is of kind `hook` (`HOOK_*`), and counts it and what it does.
     pub(crate) fn enter(&mut self, hook: usize, entry: impl FnOnce(&mut Cpu<'_, Metered<'_, P>>)) {
         let metered = Metered::new(self.pmu);
-        let cost = self.driver.cost_rdpmc();
+        let cost = self.driver.cost_rdpmc().filter(|_| self.pcpu.counts());
         let before = cost.map_or(0, |index| self.pmu.rdpmc(index));
         entry(&mut Cpu {
             driver: self.driver,
@@ -112,9 +154,6 @@ impl<P: Pmu> Cpu<'_, P> {
     /// the guest.  It costs a register write per counter that was in use, and only after another
     /// one has run here.
     pub(crate) fn admit(&mut self, owner: Owner) {
-        if self.pcpu.selectors.is_none() {
-            self.take_over();
-        }
         if self.pcpu.owner == owner {
             return;
         }
@@ -131,14 +170,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Puts every register of the PMU into a known state.
     fn take_over(&mut self) {
         let Driver { caps, registers, cost, .. } = self.driver;
-        for slot in slots_of(caps.slots()) {
-            if let Some(evntsel) = registers.evntsel(slot) {
-                self.pmu.wrmsr(evntsel, 0);
-            }
-        }
-        if let Some(fixed) = &registers.fixed {
-            self.pmu.wrmsr(fixed.ctrl, 0);
-        }
+        self.stop_all();
         if let Some(pebs_enable) = registers.pebs_enable {
             self.pmu.wrmsr(pebs_enable, 0);
         }
@@ -152,6 +184,19 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.selectors = Some(Selectors::NONE);
         self.pcpu.dirty = caps.slots();
         self.pcpu.owner = Owner::STRANGER;
+    }
+
+    /// Nothing is selected any more, neither for guests nor for the driver.
+    fn stop_all(&self) {
+        let Driver { caps, registers, cost, .. } = self.driver;
+        for slot in slots_of(caps.slots()).chain(*cost) {
+            if let Some(evntsel) = registers.evntsel(slot) {
+                self.pmu.wrmsr(evntsel, 0);
+            }
+        }
+        if let Some(fixed) = &registers.fixed {
+            self.pmu.wrmsr(fixed.ctrl, 0);
+        }
     }
 
     /// Programs the selectors, writing those registers that hold something else, and then lets

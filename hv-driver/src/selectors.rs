@@ -18,13 +18,13 @@ pub const EVNTSEL_GUEST_ONLY: u64 = 1 << 40;
 const FIXED_OS: u64 = 1 << 0;
 
 /// IA32_FIXED_CTR_CTRL, for counter 0: count in rings 1 to 3.
-const FIXED_USR: u64 = 1 << 1;
+pub(crate) const FIXED_USR: u64 = 1 << 1;
 
 /// IA32_FIXED_CTR_CTRL, for counter 0: interrupt on overflow.
 const FIXED_PMI: u64 = 1 << 3;
 
 /// Bits per fixed counter in IA32_FIXED_CTR_CTRL.
-const FIXED_BITS: u32 = 4;
+pub(crate) const FIXED_BITS: u32 = 4;
 
 /// What a physical CPU's selector registers hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

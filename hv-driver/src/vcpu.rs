@@ -124,7 +124,7 @@ impl Vcpu {
 
     /// The calling vCPU, in its kernel, wants `config` programmed in place of the present one.
     ///
-    /// The caller has checked that the host allows its domain to count.
+    /// The caller has checked that the host allows its domain to count, and that the CPU counts.
     pub fn load<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, config: &Config) {
         self.state.direct = true;
         self.replace(cpu, page, config, GuestMode::Kernel);
@@ -201,7 +201,7 @@ impl Vcpu {
         cpu.enter(HOOK_SWITCH_TO, |cpu| {
             let _writing = self.publisher.begin(page);
             cpu.admit(self.owner);
-            if !allowed {
+            if !allowed || !cpu.pcpu.counts() {
                 // Readers find direct reading invalid until the guest loads again.
                 self.state.direct = false;
                 self.configure(&Config::default());

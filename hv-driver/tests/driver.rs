@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use hv_driver::guest::{Clock, Rings};
 use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Right, admit, serve};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
-use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Pmu, Rate, Registration, Settings, Vcpu};
+use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::hypercall::{
     FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvQuery,
@@ -39,6 +39,8 @@ struct FakePmu {
     enabled: RefCell<u64>,
     tsc: RefCell<u64>,
     writes: RefCell<Vec<(u32, u64)>>,
+    /// What was written while it was probed.
+    probed: RefCell<BTreeMap<u32, u64>>,
 }
 
 impl FakePmu {
@@ -82,6 +84,23 @@ impl Pmu for FakePmu {
             *self.enabled.borrow_mut() = value;
         }
     }
+}
+
+impl Probe for FakePmu {
+    fn try_rdmsr(&self, msr: u32) -> Option<u64> {
+        Some(self.probed.borrow().get(&msr).copied().unwrap_or(0))
+    }
+    fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
+        self.probed.borrow_mut().insert(msr, value);
+        true
+    }
+}
+
+/// A physical CPU like the boot CPU has come up.
+fn come_up(driver: &Driver, pmu: &FakePmu) -> Pcpu {
+    let mut pcpu = Pcpu::new();
+    Cpu { driver, pcpu: &mut pcpu, pmu, number: 0 }.come_up(&driver.boot).unwrap();
+    pcpu
 }
 
 fn driver() -> Driver {
@@ -135,7 +154,8 @@ impl Machine {
     }
 
     fn with(driver: Driver, guest: Guest) -> Self {
-        let (pmu, mut pcpu, page) = (FakePmu::default(), Pcpu::new(), VcpuPage::default());
+        let (pmu, page) = (FakePmu::default(), VcpuPage::default());
+        let mut pcpu = come_up(&driver, &pmu);
         let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 };
         let vcpu = Vcpu::register(cpu, &page, &Registration { guest, ..pv_of(1) });
         Self { driver, pmu, pcpu, page, vcpu }
@@ -413,6 +433,52 @@ fn revoking_takes_effect_on_a_vcpu_that_never_switches() {
 }
 
 #[test]
+fn a_vcpu_counts_on_after_its_physical_cpu_was_down() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, BOTH)]);
+    m.pmu.retire(5);
+    m.switch_from();
+    m.cpu().go_down();
+    m.pmu.counters.borrow_mut().insert(0, 0x1234);
+    m.pcpu = come_up(&m.driver, &m.pmu);
+    m.pmu.take_writes();
+    m.switch_to(0, Kernel, true);
+    assert!(m.pmu.take_writes().contains(&(IA32_PERFEVTSEL0, USER)));
+    m.pmu.retire(7);
+    assert_eq!(m.sample().1[0], 12);
+}
+
+#[test]
+fn nothing_counts_on_a_physical_cpu_that_differs() {
+    let mut m = Machine::with(driver_that(true), Guest::pv());
+    m.load(&[counter(0, BOTH)]);
+    m.switch_from();
+    m.pmu.take_writes();
+    let usual = std::mem::take(&mut m.pcpu);
+    m.switch_to(1, User, true);
+    assert_eq!(m.page.flags.load(Relaxed) & VCPU_DIRECT, 0);
+    let slots = [PhysSlot::general(0).unwrap()];
+    assert_eq!(sample_vcpu(&m.page, &m.pmu, &slots), Err(ReadError::NotDirect));
+    m.toggle(Kernel);
+    m.interrupt();
+    m.on(1, |_, cpu, _| cpu.acknowledge());
+    m.stop();
+    m.on(1, |vcpu, cpu, page| vcpu.revoke(cpu, page));
+    m.cpu().run_stranger();
+    m.switch_from();
+    let newcomer = VcpuPage::default();
+    Vcpu::register(&mut m.cpu(), &newcomer, &pv_of(2)).unregister(&mut m.cpu(), &newcomer);
+    m.cpu().go_down();
+    assert_eq!(m.pmu.take_writes(), [], "no register is touched");
+    m.pcpu = usual;
+    m.switch_to(0, Kernel, true);
+    assert_eq!(m.page.flags.load(Relaxed) & VCPU_DIRECT, 0, "until the guest loads again");
+    m.load(&[counter(0, BOTH)]);
+    m.pmu.retire(7);
+    assert_eq!(m.sample().1[0], 7);
+}
+
+#[test]
 fn whoever_takes_the_pmu_over_clears_pebs() {
     let cpuid = Cpuid { features: 1 << 21, ..nehalem() };
     let driver = Driver::new(&cpuid, &SETTINGS).unwrap();
@@ -511,7 +577,7 @@ mod overflows {
         m.pmu.retire(600);
         m.switch_from();
         m.pmu.retire(100_000);
-        m.pcpu = Pcpu::new();
+        m.pcpu = come_up(&m.driver, &m.pmu);
         m.pmu.counters.borrow_mut().insert(0, 0x1234);
         assert!(!m.switch_to(1, Kernel, true));
         m.pmu.retire(399);

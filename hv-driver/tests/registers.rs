@@ -2,12 +2,13 @@
 //! Which registers the driver writes, and with what, in the manuals' numbers.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 
 use hv_driver::driver::Settings;
 use hv_driver::guest::Guest;
 use hv_driver::pcpu::Cpu;
 use hv_driver::vcpu::{GuestMode, Registration};
-use hv_driver::{Cpuid, Driver, Pcpu, Pmu, Rate, Vcpu};
+use hv_driver::{Cpuid, Driver, Pcpu, Pmu, Probe, Rate, Vcpu};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
@@ -28,6 +29,7 @@ struct Registers {
     status: Cell<u64>,
     counter: Cell<u64>,
     writes: RefCell<Vec<(u32, u64)>>,
+    probed: RefCell<BTreeMap<u32, u64>>,
 }
 
 impl Counters for Registers {
@@ -46,6 +48,17 @@ impl Pmu for Registers {
     }
     fn wrmsr(&self, msr: u32, value: u64) {
         self.writes.borrow_mut().push((msr, value));
+    }
+}
+
+/// What is written while it is probed is not the driver's.
+impl Probe for Registers {
+    fn try_rdmsr(&self, msr: u32) -> Option<u64> {
+        Some(self.probed.borrow().get(&msr).copied().unwrap_or(0))
+    }
+    fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
+        self.probed.borrow_mut().insert(msr, value);
+        true
     }
 }
 
@@ -72,6 +85,7 @@ impl Machine {
             Driver::new(&cpuid, &Settings { rate, measure_cost, all_events: false }).unwrap();
         let (registers, mut pcpu, page) = (Registers::default(), Pcpu::new(), VcpuPage::default());
         let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &registers, number: 0 };
+        cpu.come_up(&cpuid).unwrap();
         let registration = Registration { id: 3, domain: 1, guest: Guest::pv(), allowed: true };
         let vcpu = Vcpu::register(cpu, &page, &registration);
         Self { driver, registers, pcpu, page, vcpu }

@@ -140,6 +140,8 @@ mod switch {
         GateLeftOpen,
         /// What a CPU has counted since it started is lost when it goes offline.
         WholeLostOffline,
+        /// A physical CPU that was down is thought to hold what it held before.
+        TakenForUnchanged,
         /// The hypervisor serves whoever calls.
         PermissionNotAsked,
     }

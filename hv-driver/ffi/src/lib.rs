@@ -12,7 +12,7 @@
 use core::ffi::{c_int, c_void};
 
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Registration, Settings, Vcpu};
+use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Refusal, Registration, Settings, Vcpu};
 use shared_abi::hypercall::HvStats;
 use shared_abi::{Errno, VcpuPage};
 
@@ -22,9 +22,9 @@ mod x86;
 use x86::X86Pmu;
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 128;
+pub const DRIVER_BYTES: usize = 208;
 /// Bytes of storage of a physical CPU.
-pub const CPU_BYTES: usize = 640;
+pub const CPU_BYTES: usize = 648;
 /// Bytes of storage of a vCPU with a page.
 pub const VCPU_BYTES: usize = 1920;
 /// Bytes of the largest argument of a hypercall.
@@ -71,7 +71,7 @@ impl VcpuObject {
     }
 }
 
-/// Why the driver is off, for the console.
+/// Why the driver is off, or nothing counts on a physical CPU; for the console.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Why {
@@ -104,30 +104,58 @@ pub unsafe extern "C" fn perfctr_core_init(
             unsafe { driver.write(ready) };
             0
         }
-        Err(refusal) => {
-            let (expected, found) = refusal.describe();
-            let expected_bytes = expected.len() as u32;
-            let expected = expected.as_ptr();
-            // SAFETY: as above.
-            unsafe { why.write(Why { expected, expected_bytes, found }) };
-            -1
-        }
+        // SAFETY: as above.
+        Err(refusal) => unsafe { refused(refusal, why) },
     }
 }
 
-/// Prepares the storage of physical CPU `number`, whose registers may hold anything.
+/// Gives -1, and says why.
 ///
 /// # Safety
 ///
-/// `cpu` is storage of `CPU_BYTES` bytes; `driver` is initialised and never freed.
+/// `why` is storage of one structure.
+unsafe fn refused(refusal: Refusal, why: *mut Why) -> c_int {
+    let (expected, found) = refusal.describe();
+    let expected_bytes = expected.len() as u32;
+    // SAFETY: the caller's promise.
+    unsafe { why.write(Why { expected: expected.as_ptr(), expected_bytes, found }) };
+    -1
+}
+
+/// Physical CPU `number`, which executes this, has come up, and its registers may hold anything.
+/// Prepares its storage; gives 0, or -1 and why nothing will count here.
+///
+/// `cpuid` is null for the boot CPU when it comes back: it has not become another one.
+///
+/// # Safety
+///
+/// `cpu` is storage of `CPU_BYTES` bytes, `why` of one structure; `driver` is initialised and never
+/// freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_cpu_init(
+pub unsafe extern "C" fn perfctr_core_cpu_up(
     cpu: *mut CpuObject,
     driver: *const Driver,
     number: u32,
-) {
-    // SAFETY: the caller gives storage of this size.
-    unsafe { cpu.write(CpuObject { driver, number, pcpu: Pcpu::new() }) }
+    cpuid: Option<&Cpuid>,
+    why: *mut Why,
+) -> c_int {
+    // SAFETY: the caller gives storage of this size, to nobody else.
+    let cpu = unsafe {
+        cpu.write(CpuObject { driver, number, pcpu: Pcpu::new() });
+        &mut *cpu
+    };
+    let cpu = &mut cpu.cpu();
+    match cpu.come_up(cpuid.unwrap_or(&cpu.driver.boot)) {
+        Ok(()) => 0,
+        // SAFETY: as above.
+        Err(refusal) => unsafe { refused(refusal, why) },
+    }
+}
+
+/// The physical CPU that executes this goes down, or is given back.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_cpu_down(cpu: &mut CpuObject) {
+    cpu.cpu().go_down();
 }
 
 /// The calling vCPU, `id` of `domain`, registers `page`; see [`Vcpu::register`].
@@ -242,6 +270,10 @@ pub unsafe extern "C" fn perfctr_core_hypercall(
 
 #[expect(improper_ctypes, reason = "C knows these objects by their address only")]
 unsafe extern "C" {
+    /// RDMSR of a register that perhaps does not exist; whether it did not fault.
+    fn perfctr_glue_try_rdmsr(msr: u32, value: *mut u64) -> bool;
+    /// WRMSR of a register that perhaps does not exist; whether it did not fault.
+    fn perfctr_glue_try_wrmsr(msr: u32, value: u64) -> bool;
     /// Copies the hypercall's argument in; gives 0 or a negative error number.
     fn perfctr_glue_copy_in(caller: *mut c_void, to: *mut c_void, length: u32) -> c_int;
     /// Copies the hypercall's argument back; gives 0 or a negative error number.

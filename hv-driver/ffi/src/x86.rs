@@ -3,8 +3,10 @@
 
 use core::arch::asm;
 
-use hv_driver::Pmu;
+use hv_driver::{Pmu, Probe};
 use shared_abi::read::Counters;
+
+use crate::{perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
 
 /// The PMU of the CPU that executes this, in ring 0.
 #[derive(Debug)]
@@ -57,6 +59,19 @@ impl Pmu for X86Pmu {
             asm!("wrmsr", in("ecx") msr, in("eax") value as u32, in("edx") (value >> 32) as u32,
                  options(nostack, preserves_flags));
         }
+    }
+}
+
+impl Probe for X86Pmu {
+    fn try_rdmsr(&self, msr: u32) -> Option<u64> {
+        let mut value = 0;
+        // SAFETY: C catches the fault, and writes only to `value`.
+        unsafe { perfctr_glue_try_rdmsr(msr, &raw mut value) }.then_some(value)
+    }
+
+    fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
+        // SAFETY: C catches the fault; the core names only PMU registers, as for `wrmsr`.
+        unsafe { perfctr_glue_try_wrmsr(msr, value) }
     }
 }
 

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* The driver's state of the host and of each physical CPU. */
 
+#include <xen/cpu.h>
+#include <xen/init.h>
+#include <xen/lib.h>
 #include <xen/percpu.h>
 #include <xen/smp.h>
+#include <xen/spinlock.h>
 
+#include <asm/acpi.h>
 #include <asm/apic.h>
 #include <irq_vectors.h>
 
@@ -20,26 +25,130 @@ struct perfctr_core_driver *perfctr_driver(void)
 }
 
 struct cpu_slot {
-    bool ready;
+    /*
+     * The system's resets when this CPU last came up.  Each loses all registers,
+     * also those of the boot CPU, of which nobody is notified.
+     */
+    uint32_t resets;
     uint64_t core[PERFCTR_CPU_BYTES / sizeof(uint64_t)];
 };
 
-/* Cleared when a CPU goes online again, whose registers are then unknown. */
+/* Kept for a CPU that is parked, and cleared for others, when they go down. */
 static DEFINE_PER_CPU(struct cpu_slot, cpu_slot);
 
+/* What was done on CPUs that have gone. */
+static DEFINE_SPINLOCK(departed_lock);
+static struct perfctr_hv_stats departed;
+
+static struct perfctr_core_cpu *core_of(struct cpu_slot *slot)
+{
+    return (struct perfctr_core_cpu *)slot->core;
+}
+
 /* Interrupts are disabled. */
+static void keep_stats(struct cpu_slot *slot)
+{
+    spin_lock(&departed_lock);
+    perfctr_core_add_stats(core_of(slot), &departed);
+    spin_unlock(&departed_lock);
+}
+
+void perfctr_departed_stats(struct perfctr_hv_stats *stats)
+{
+    unsigned long flags;
+
+    spin_lock_irqsave(&departed_lock, flags);
+    *stats = departed;
+    spin_unlock_irqrestore(&departed_lock, flags);
+}
+
+/*
+ * This CPU's registers may hold anything.  Interrupts are disabled.  cpuid is
+ * NULL where a guest's may be in force: on the boot CPU when it comes back.
+ */
+static bool come_up(struct cpu_slot *slot, const struct perfctr_cpuid *cpuid)
+{
+    struct perfctr_why why;
+
+    if ( !cpuid )
+        keep_stats(slot);
+    slot->resets = system_reset_counter;
+
+    if ( perfctr_core_cpu_up(core_of(slot), perfctr_driver(),
+                             smp_processor_id(), cpuid, &why) )
+    {
+        printk(XENLOG_ERR
+               "perfctr: CPU %u cannot count: expected %.*s, found %#x\n",
+               smp_processor_id(), why.expected_bytes,
+               (const char *)why.expected, why.found);
+        return false;
+    }
+
+    perfctr_unmask_interrupt();
+    return true;
+}
+
+/* For the first time, or again. */
+static bool come_up_anew(void)
+{
+    struct perfctr_cpuid cpuid;
+
+    perfctr_read_cpuid(&cpuid);
+    return come_up(&this_cpu(cpu_slot), &cpuid);
+}
+
+static void go_down(void)
+{
+    struct cpu_slot *slot = &this_cpu(cpu_slot);
+
+    apic_write(APIC_LVTPC, PMU_APIC_VECTOR | APIC_LVT_MASKED);
+    perfctr_core_cpu_down(core_of(slot));
+    keep_stats(slot);
+}
+
 struct perfctr_core_cpu *perfctr_this_cpu(void)
 {
     struct cpu_slot *slot = &this_cpu(cpu_slot);
-    struct perfctr_core_cpu *cpu = (struct perfctr_core_cpu *)slot->core;
 
-    if ( !slot->ready )
-    {
-        perfctr_core_cpu_init(cpu, perfctr_driver(), smp_processor_id());
-        perfctr_unmask_interrupt();
-        slot->ready = true;
-    }
-    return cpu;
+    if ( unlikely(slot->resets != system_reset_counter) )
+        come_up(slot, NULL);
+    return core_of(slot);
+}
+
+/* On the CPU itself, with interrupts disabled. */
+static int cf_check notified(struct notifier_block *block, unsigned long action,
+                             void *cpu)
+{
+    if ( action == CPU_STARTING )
+        come_up_anew();
+    else if ( action == CPU_DYING )
+        go_down();
+    return NOTIFY_DONE;
+}
+
+static struct notifier_block notifier = { .notifier_call = notified };
+
+static void __init cf_check take_this(void *all)
+{
+    if ( !come_up_anew() )
+        *(bool *)all = false;
+}
+
+static void __init cf_check give_back(void *unused)
+{
+    go_down();
+}
+
+bool __init perfctr_take_cpus(void)
+{
+    bool all = true;
+
+    on_each_cpu(take_this, &all, 1);
+    if ( all )
+        register_cpu_notifier(&notifier);
+    else
+        on_each_cpu(give_back, NULL, 1);
+    return all;
 }
 
 /* The local APIC masks the entry when it delivers. */

@@ -74,6 +74,7 @@ void perfctr_glue_add_stats(struct perfctr_hv_stats *total)
 {
     struct sum sum = { .stats = total };
 
+    perfctr_departed_stats(total);
     spin_lock_init(&sum.lock);
     on_each_cpu(add_stats, &sum, 1);
 }

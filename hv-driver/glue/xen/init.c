@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The boot option, and what this CPU offers. */
+/* The boot option. */
 
 #include <xen/init.h>
 #include <xen/lib.h>
 #include <xen/param.h>
 #include <xen/xenoprof.h>
 #include <asm/apic.h>
-#include <asm/msr.h>
 #include <asm/nmi.h>
-#include <asm/processor.h>
 #include <asm/time.h>
 #include <asm/vpmu.h>
 
@@ -62,37 +60,6 @@ static int __init cf_check parse_perfctr(const char *s)
 }
 custom_param("perfctr", parse_perfctr);
 
-/* A register that perhaps does not exist. */
-static uint64_t __init read_msr(unsigned int msr)
-{
-    uint64_t value;
-
-    return rdmsr_safe(msr, value) ? 0 : value;
-}
-
-static void __init read_cpuid(struct perfctr_cpuid *cpuid)
-{
-    unsigned int leaf, eax, ebx, ecx, edx;
-
-    cpuid(0, &leaf, &cpuid->vendor[0], &cpuid->vendor[2], &cpuid->vendor[1]);
-    cpuid(1, &eax, &ebx, &ecx, &edx);
-    cpuid->signature = eax;
-    cpuid->features = edx;
-    if ( leaf >= 7 )
-    {
-        cpuid_count(7, 0, &eax, &ebx, &ecx, &edx);
-        cpuid->structured = edx;
-    }
-    if ( leaf >= 0xa )
-        cpuid(0xa, &cpuid->perfmon[0], &cpuid->perfmon[1], &cpuid->perfmon[2],
-              &cpuid->perfmon[3]);
-    if ( cpuid_eax(0x80000000) >= 0x80000001 )
-        cpuid->extended = cpuid_ecx(0x80000001);
-    cpuid->misc_enable = read_msr(MSR_IA32_MISC_ENABLE);
-    cpuid->perf_capabilities = read_msr(MSR_IA32_PERF_CAPABILITIES);
-    cpuid->tsx_force_abort = read_msr(MSR_TSX_FORCE_ABORT);
-}
-
 /* Who else drives the PMU, or NULL. */
 static const char *__init other_owner(void)
 {
@@ -107,7 +74,7 @@ static const char *__init other_owner(void)
 
 static int __init cf_check perfctr_init(void)
 {
-    struct perfctr_cpuid cpuid = {};
+    struct perfctr_cpuid cpuid;
     struct perfctr_settings settings = {
         .rate = { .window_tsc = cpu_khz, .overflows_max = opt_rate },
         .measure_cost = opt_cost,
@@ -126,11 +93,18 @@ static int __init cf_check perfctr_init(void)
         return 0;
     }
 
-    read_cpuid(&cpuid);
+    perfctr_read_cpuid(&cpuid);
     if ( perfctr_core_init(perfctr_driver(), &cpuid, &settings, &why) )
     {
         printk(XENLOG_ERR "perfctr: off: expected %.*s, found %#x\n",
                why.expected_bytes, (const char *)why.expected, why.found);
+        release_pmu_ownership(PMU_OWNER_HVM);
+        return 0;
+    }
+
+    if ( !perfctr_take_cpus() )
+    {
+        printk(XENLOG_ERR "perfctr: off: not every CPU can count\n");
         release_pmu_ownership(PMU_OWNER_HVM);
         return 0;
     }

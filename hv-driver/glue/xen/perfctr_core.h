@@ -9,12 +9,12 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 128
+#define PERFCTR_DRIVER_BYTES 208
 
 /*
  * Bytes of storage of a physical CPU.
  */
-#define PERFCTR_CPU_BYTES 640
+#define PERFCTR_CPU_BYTES 648
 
 /*
  * Bytes of storage of a vCPU with a page.
@@ -93,9 +93,9 @@ struct perfctr_cpuid {
    */
   uint32_t extended;
   /*
-   * 0.
+   * Leaf 0x1A, EAX: the kind of core in a CPU that has several; 0 if there is no such leaf.
    */
-  uint32_t reserved;
+  uint32_t core_type;
   /*
    * IA32_MISC_ENABLE; 0 if there is no such register.
    */
@@ -143,7 +143,7 @@ struct perfctr_settings {
 };
 
 /*
- * Why the driver is off, for the console.
+ * Why the driver is off, or nothing counts on a physical CPU; for the console.
  */
 struct perfctr_why {
   /*
@@ -206,11 +206,18 @@ int perfctr_core_init(struct perfctr_core_driver *driver,
                       struct perfctr_why *why);
 
 /*
- * Prepares the storage of physical CPU `number`, whose registers may hold anything.
+ * Physical CPU `number`, which executes this, has come up, and its registers may hold anything.
  */
-void perfctr_core_cpu_init(struct perfctr_core_cpu *cpu,
-                           const struct perfctr_core_driver *driver,
-                           uint32_t number);
+int perfctr_core_cpu_up(struct perfctr_core_cpu *cpu,
+                        const struct perfctr_core_driver *driver,
+                        uint32_t number,
+                        const struct perfctr_cpuid *cpuid,
+                        struct perfctr_why *why);
+
+/*
+ * The physical CPU that executes this goes down, or is given back.
+ */
+void perfctr_core_cpu_down(struct perfctr_core_cpu *cpu);
 
 /*
  * The calling vCPU, `id` of `domain`, registers `page`; see Vcpu::register.
@@ -269,6 +276,16 @@ int perfctr_core_hypercall(const struct perfctr_core_driver *driver,
                            uint32_t op,
                            void *argument,
                            uint32_t length);
+
+/*
+ * RDMSR of a register that perhaps does not exist; whether it did not fault.
+ */
+extern bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value);
+
+/*
+ * WRMSR of a register that perhaps does not exist; whether it did not fault.
+ */
+extern bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value);
 
 /*
  * Copies the hypercall's argument in; gives 0 or a negative error number.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What the files here share.  Each calls only those above it: cpu, policy, pv,
- * page, switch and hypercall.
+ * What the files here share.  Each calls only those above it: probe, cpu,
+ * policy, pv, page, switch and hypercall.
  */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
@@ -20,10 +20,17 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
     return (struct perfctr_core_vcpu *)p->core;
 }
 
+/* probe.c */
+void perfctr_read_cpuid(struct perfctr_cpuid *cpuid);
+
 /* cpu.c: set once at boot; nothing else here happens while it is false. */
 extern bool perfctr_on;
 struct perfctr_core_driver *perfctr_driver(void);
+/* Takes over every CPU that is up, and from then on those that come up. */
+bool perfctr_take_cpus(void);
+/* Interrupts are disabled. */
 struct perfctr_core_cpu *perfctr_this_cpu(void);
+void perfctr_departed_stats(struct perfctr_hv_stats *stats);
 void perfctr_unmask_interrupt(void);
 
 /* policy.c: the control domain may count, others by option or hypercall. */

@@ -107,7 +107,7 @@ mod tests {
         features: 0,
         structured: 0,
         extended: 0,
-        reserved: 0,
+        core_type: 0,
         misc_enable: 0,
         perf_capabilities: 0,
         tsx_force_abort: 0,

@@ -25,8 +25,8 @@ pub struct Cpuid {
     pub structured: u32,
     /// Leaf 0x80000001, ECX.
     pub extended: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Leaf 0x1A, EAX: the kind of core in a CPU that has several; 0 if there is no such leaf.
+    pub core_type: u32,
     /// IA32_MISC_ENABLE; 0 if there is no such register.
     pub misc_enable: u64,
     /// IA32_PERF_CAPABILITIES; 0 if there is no such register.
@@ -48,6 +48,12 @@ pub enum Refusal {
     Width(u32),
     /// An AMD family without counters that this driver knows.
     Family(u32),
+    /// Another model, by leaf 1 of CPUID, than the boot CPU's.
+    Model(u32),
+    /// Other counters, by leaf 0xA of CPUID, than the boot CPU's.
+    Counters(u32),
+    /// A register that is not there, or does not keep what is written to it.
+    Register(u32),
 }
 
 impl Refusal {
@@ -59,6 +65,9 @@ impl Refusal {
             Self::NoCounters => ("at least 1 general counter left for guests", 0),
             Self::Width(bits) => ("counters of 32 to 64 bits", bits),
             Self::Family(family) => ("AMD family 0x10 or later", family),
+            Self::Model(signature) => ("the model of CPU 0", signature),
+            Self::Counters(perfmon) => ("the counters of CPU 0", perfmon),
+            Self::Register(msr) => ("registers that keep what is written to them", msr),
         }
     }
 }
@@ -151,6 +160,22 @@ impl Cpuid {
             amd::VENDOR => amd::pmu(self),
             other => Err(Refusal::Vendor(other)),
         }
+    }
+
+    /// Whether CPUs with `other` have the same events and counters.
+    ///
+    /// # Errors
+    ///
+    /// What differs.
+    pub fn agrees(&self, other: &Self) -> Result<(), Refusal> {
+        let model = |cpuid: &Self| (cpuid.vendor, cpuid.family_and_model(), cpuid.core_type);
+        if model(self) != model(other) {
+            return Err(Refusal::Model(other.signature));
+        }
+        if self.perfmon != other.perfmon || self.pmu()? != other.pmu()? {
+            return Err(Refusal::Counters(other.perfmon[0]));
+        }
+        Ok(())
     }
 
     /// Family and model as the manuals number them (SDM volume 2, CPUID; APM volume 3, appendix E).

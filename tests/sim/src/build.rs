@@ -178,8 +178,10 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
     }
 }
 
-/// Starts the domains that exist from the beginning.
+/// Takes over all physical CPUs, while nothing else happens, and starts the domains that exist from
+/// the beginning.
 pub fn start(machine: &Rc<Machine>) {
+    machine.come_up_all();
     for (index, domain) in machine.shape.domains.iter().enumerate() {
         if !domain.spare {
             machine.create(index);

@@ -23,6 +23,8 @@ pub enum Action {
     Pmi,
     /// The host's inter-processor interrupt comes: a domain is forbidden.
     Revoke,
+    /// This physical CPU, which is idle, goes down and comes back.
+    Replug,
     /// The guest kernel takes the virtual interrupt of an overflow.
     Virq,
     /// It stops its counters if nobody counts.
@@ -69,6 +71,7 @@ impl Action {
             Self::Garbage(_) => 15,
             Self::Revoke => 16,
             Self::Whole => 17,
+            Self::Replug => 18,
         }
     }
 }
@@ -246,6 +249,8 @@ impl Machine {
         }
         if cpu.current.get().is_some() {
             options.push((weight, Action::Switch(None)));
+        } else if cpu.lazy.get().is_none() {
+            options.push((self.shape.weights.replug, Action::Replug));
         }
     }
 

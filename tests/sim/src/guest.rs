@@ -88,22 +88,9 @@ impl Machine {
                 let job = move || machine.switch_vcpu(next, failsafe);
                 self.agents[here].fiber.borrow_mut().start(Box::new(job));
             }
-            Action::Pmi => {
-                let here = self.here.get();
-                self.cpus[here].switching.set(true);
-                self.begin(here, 0);
-                let machine = Rc::clone(self);
-                let job = move || machine.take_pmi();
-                self.agents[here].fiber.borrow_mut().start(Box::new(job));
-            }
-            Action::Revoke => {
-                let here = self.here.get();
-                self.cpus[here].switching.set(true);
-                self.begin(here, 0);
-                let machine = Rc::clone(self);
-                let job = move || machine.take_revocation();
-                self.agents[here].fiber.borrow_mut().start(Box::new(job));
-            }
+            Action::Pmi => self.interrupt_host(Self::take_pmi),
+            Action::Revoke => self.interrupt_host(Self::take_revocation),
+            Action::Replug => self.interrupt_host(Self::replug),
             Action::Policy(domain) => self.change_policy(domain),
             Action::Suspend(domain) => self.domains[domain].suspending.set(true),
             Action::Restore(domain) => self.restore(domain),
@@ -130,6 +117,15 @@ impl Machine {
                 agent.fiber.borrow_mut().start(Box::new(job));
             }
         }
+    }
+
+    /// The hypervisor interrupts what executes on this physical CPU, to do `work`.
+    fn interrupt_host(self: &Rc<Self>, work: fn(&Self)) {
+        let here = self.here.get();
+        self.cpus[here].switching.set(true);
+        self.begin(here, 0);
+        let machine = Rc::clone(self);
+        self.agents[here].fiber.borrow_mut().start(Box::new(move || work(&machine)));
     }
 
     /// The kernel of a vCPU interrupts what executes there.

@@ -72,6 +72,17 @@ impl hv_driver::Pmu for Hardware<'_> {
     }
 }
 
+/// Nothing else happens on a physical CPU that is not up yet.
+impl hv_driver::Probe for Hardware<'_> {
+    fn try_rdmsr(&self, register: u32) -> Option<u64> {
+        self.0.cpus[self.0.here.get()].pmu.try_rdmsr(register)
+    }
+
+    fn try_wrmsr(&self, register: u32, value: u64) -> bool {
+        self.0.cpus[self.0.here.get()].pmu.try_wrmsr(register, value)
+    }
+}
+
 fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
@@ -159,6 +170,35 @@ impl Machine {
             pmu: &Hardware(self),
             number: number as u32,
         })
+    }
+
+    /// The CPU whose turn it is has come up.
+    pub fn come_up(&self) {
+        let came =
+            self.in_hypervisor(true, || self.on_cpu(|cpu| cpu.come_up(&self.shape.model.cpuid())));
+        if let Err(refusal) = came {
+            self.fail(format!("a physical CPU is refused: {refusal:?}"));
+        }
+        self.cpus[self.here.get()].pmu.unmask_interrupt();
+    }
+
+    /// The idle CPU whose turn it is goes down and comes back, in the hypervisor's own agent; its
+    /// registers forget what they held.
+    pub fn replug(&self) {
+        let cpu = &self.cpus[self.here.get()];
+        planted!(TakenForUnchanged, self.go_down(), ());
+        cpu.pmu.reset();
+        cpu.taken.set(false);
+        cpu.cost_seen.set(None);
+        planted!(TakenForUnchanged, self.come_up(), ());
+        cpu.switching.set(false);
+    }
+
+    fn go_down(&self) {
+        self.in_hypervisor(true, || self.on_cpu(|cpu| cpu.go_down()));
+        if self.cpus[self.here.get()].pmu.counts() {
+            self.fail("a physical CPU goes down and goes on counting".into());
+        }
     }
 
     /// Switches this CPU to `next`, in the hypervisor's own agent.

@@ -306,6 +306,7 @@ impl Machine {
         let machine =
             Rc::new(crate::build::build(shape, chooser, u64::MAX, false, &mut Vec::new()));
         CURRENT.set(Some(Rc::clone(&machine)));
+        machine.come_up_all();
         LISTENING.set(true);
         machine
     }
@@ -314,6 +315,17 @@ impl Machine {
     pub fn finish_at_rest(&self) {
         LISTENING.set(false);
         CURRENT.set(None);
+    }
+
+    /// All physical CPUs come up, one after the other; nobody else does anything yet.
+    pub fn come_up_all(&self) {
+        self.over.set(true);
+        for cpu in 0..self.cpus.len() {
+            self.here.set(cpu);
+            self.come_up();
+        }
+        self.here.set(0);
+        self.over.set(self.violation.borrow().is_some());
     }
 
     /// Lets agents take turns.

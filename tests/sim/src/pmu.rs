@@ -108,6 +108,21 @@ fn global_bit(counter: usize) -> u64 {
 }
 
 impl Pmu {
+    /// The CPU was without power: registers hold what they do after a reset, and nobody's events.
+    pub fn reset(&self) {
+        for register in self.select.iter().chain([&self.fixed_ctrl, &self.global_ctrl]) {
+            register.set(0);
+        }
+        self.status.set(0);
+        for (counter, owners) in self.counter.iter().zip(&self.owners) {
+            counter.set(0);
+            owners.set(0);
+        }
+        self.interrupt.set(false);
+        self.masked.set(true);
+        self.rewire();
+    }
+
     /// A PMU whose counters and status bits hold `residue`; if `measures_cost`, its last general
     /// counter is the driver's own.
     pub fn new(model: Model, measures_cost: bool, mut residue: impl FnMut() -> u64) -> Self {
@@ -177,6 +192,11 @@ impl Pmu {
         }
     }
 
+    /// Whether any counter counts in any ring.
+    pub fn counts(&self) -> bool {
+        self.in_ring.iter().any(|ring| ring.get() != 0)
+    }
+
     /// Whether an interrupt waits to be taken.
     pub fn interrupts(&self) -> bool {
         self.interrupt.get()
@@ -190,6 +210,38 @@ impl Pmu {
     /// The local APIC's entry is written.
     pub fn unmask_interrupt(&self) {
         self.masked.set(false);
+    }
+
+    /// The register behind a number, if accesses to it do not fault.
+    fn held(&self, number: u32) -> Option<&Cell<u64>> {
+        Some(match self.model.register(number)? {
+            Register::GlobalStatus | Register::GlobalOvfCtrl => &self.status,
+            Register::Counter(counter) => &self.counter[counter],
+            Register::FixedCtrl => &self.fixed_ctrl,
+            Register::GlobalCtrl => &self.global_ctrl,
+            Register::Select(index) => &self.select[index],
+        })
+    }
+
+    /// RDMSR of any register; `None` if it faults.
+    pub fn try_rdmsr(&self, number: u32) -> Option<u64> {
+        self.held(number).map(Cell::get)
+    }
+
+    /// WRMSR of any register, with anything; whether it does not fault.
+    pub fn try_wrmsr(&self, number: u32, value: u64) -> bool {
+        let Some((register, held)) = self.model.register(number).zip(self.held(number)) else {
+            return false;
+        };
+        let good = value & self.model.reserved(register) == 0;
+        match register {
+            _ if !good => return false,
+            Register::GlobalOvfCtrl => held.set(held.get() & !value),
+            Register::Counter(counter) => self.set_counter(counter, value),
+            _ => held.set(value),
+        }
+        self.rewire();
+        true
     }
 
     /// RDMSR.
@@ -259,12 +311,16 @@ impl Pmu {
         if value != 0 && self.interrupting.get() & 1 << counter == 0 {
             return Err(format!("counter {counter} is written with {value:#x}"));
         }
+        self.set_counter(counter, value);
+        Ok(())
+    }
+
+    fn set_counter(&self, counter: usize, value: u64) {
         // SDM volume 3, 20.2.6: a general counter takes 32 bits and extends their sign.
         let short = counter < GENERAL && self.model.vendor == Vendor::Intel;
         let value = if short { value as i32 as u64 } else { value };
         self.counter[counter].set(value & self.model.mask(counter));
         self.owners[counter].set(0);
-        Ok(())
     }
 
     /// What a counter's selector says: event select word, rings and whether it interrupts.

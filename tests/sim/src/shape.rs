@@ -79,6 +79,8 @@ pub struct Weights {
     pub failsafe: u64,
     /// A hostile kernel writes to its pages.
     pub garbage: u64,
+    /// An idle physical CPU goes down and comes back.
+    pub replug: u64,
 }
 
 /// A machine.
@@ -140,6 +142,7 @@ impl Shape {
                 destroy: if rng.one_in(4) { 1 } else { 0 },
                 failsafe: rng.below(3),
                 garbage: 5,
+                replug: if Rng::new(seed ^ 0x9106).one_in(3) { 1 } else { 0 },
             },
             period: [2, 5, 10, 20, 50, 100, 200][rng.index(7)],
             leaps: rng.one_in(3),

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The scheduler's worst moods: moves threads between vCPUs and vCPUs between physical CPUs.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use crate::rng::Rng;
 use crate::threads::run_on;
-use crate::xen::Xen;
+use crate::xen::{CONTROL_DOMAIN, TOOLS, Xen};
+use anyhow::ensure;
 use nix::unistd::Pid;
 
 /// Streams of random numbers that no worker uses.
@@ -39,4 +42,49 @@ pub fn vcpus(xen: &Xen, domain: u16, cpus: &[usize], pcpus: u32, seed: u64, stop
     for &vcpu in cpus {
         let _ = xen.set_affinity(domain, vcpu as u32, (1 << pcpus) - 1);
     }
+}
+
+/// How long a physical CPU is away, and how long it is back before it goes again.
+const AWAY: Duration = Duration::from_millis(50);
+const BACK: Duration = Duration::from_millis(400);
+
+/// Takes the last of the machine's `pcpus` physical CPUs away and gives it back, again and again,
+/// and moves this domain's vCPUs meanwhile.  Gives how often it was back.
+///
+/// # Errors
+///
+/// Debian's tool fails.
+pub fn pcpus(
+    xen: &Xen,
+    cpus: &[usize],
+    pcpus: u32,
+    seed: u64,
+    stop: &AtomicBool,
+) -> anyhow::Result<u64> {
+    let mut rounds = 0;
+    while !stop.load(Ordering::Relaxed) {
+        hotplug("cpu-offline", pcpus - 1)?;
+        sleep(AWAY);
+        hotplug("cpu-online", pcpus - 1)?;
+        rounds += 1;
+        let enough = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| vcpus(xen, CONTROL_DOMAIN, cpus, pcpus, seed + rounds, &enough));
+            sleep(BACK);
+            enough.store(true, Ordering::Relaxed);
+        });
+    }
+    Ok(rounds)
+}
+
+/// Debian's tool for physical CPUs, which knows `cpu-online` and `cpu-offline`.
+///
+/// # Errors
+///
+/// It fails, with what it has said.
+pub fn hotplug(command: &str, pcpu: u32) -> anyhow::Result<()> {
+    let tool = Path::new(TOOLS).join("xen-hptool");
+    let said = Command::new(tool).args([command, &pcpu.to_string()]).output()?;
+    ensure!(said.status.success(), "{command}: {}", String::from_utf8_lossy(&said.stderr));
+    Ok(())
 }

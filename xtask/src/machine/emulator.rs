@@ -67,7 +67,7 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
         .args(["-display", "none", "-no-reboot", "-nic", "none"])
         .args(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"])
         .args(["-cpu", &topology.cpu])
-        .args(["-smp", &topology.cpus.to_string()])
+        .args(smp(topology))
         .args(["-m", &format!("{memory_mib}M")])
         .args(["-serial", "file:console"])
         .args(["-qmp", &format!("unix:{MONITOR},server=on,wait=off")])
@@ -78,6 +78,22 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
         qemu.args(["-chardev", &format!("file,id={port},path={port}")])
             .args(["-device", &format!("virtserialport,chardev={port},name={port}")]);
     }
+}
+
+/// The arguments for the number of CPUs, and for the last one if it differs.
+fn smp(topology: &Topology) -> Vec<String> {
+    let cpus = topology.cpus;
+    let Some(properties) = &topology.last_cpu else {
+        return vec!["-smp".into(), cpus.to_string()];
+    };
+    let model = topology.cpu.split(',').next().unwrap_or_default();
+    let place = format!("socket-id={},core-id=0,thread-id=0", cpus - 1);
+    vec![
+        "-smp".into(),
+        format!("{},maxcpus={cpus},sockets={cpus},cores=1,threads=1", cpus - 1),
+        "-device".into(),
+        format!("{model}-x86_64-cpu,{place},{properties}"),
+    ]
 }
 
 /// What is booted.

@@ -17,6 +17,8 @@ pub struct Topology {
     pub cpus: u32,
     /// The CPU model with its properties, in QEMU's words.
     pub cpu: String,
+    /// The properties in which the last CPU differs, in QEMU's words; none by default.
+    pub last_cpu: Option<String>,
     /// Memory in MiB, to which room for the copied files is added.
     pub memory_mib: u64,
     /// The guest kernel's arguments.

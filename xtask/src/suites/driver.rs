@@ -72,7 +72,7 @@ fn with_xen_args(args: &str) -> Result<Spec> {
 }
 
 /// Loading the module must fail with `errno`, and the console must say `reason`.
-fn refuses(spec: &Spec, errno: &str, reason: &str) -> Result<()> {
+pub fn refuses(spec: &Spec, errno: &str, reason: &str) -> Result<()> {
     let outcome = machine::run(spec)?;
     let expected = Status::Failed(Failure::Refused(errno.to_owned()));
     ensure!(outcome.status == expected, "expected {expected:?}: {}", all(&outcome));

@@ -10,6 +10,7 @@ mod model;
 pub mod mutants;
 mod overflow;
 pub mod papi;
+mod pcpus;
 mod pmu;
 mod providers;
 pub mod report;
@@ -35,6 +36,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "pmu", tier: Vm, run: pmu::run },
     Suite { name: "providers", tier: Vm, run: providers::run },
     Suite { name: "driver-absent", tier: Vm, run: driver::absent },
+    Suite { name: "pcpus", tier: Vm, run: pcpus::run },
     Suite { name: "counting", tier: Vm, run: driver::counting },
     Suite { name: "clock", tier: Vm, run: driver::clock },
     Suite { name: "refusals", tier: Vm, run: driver::refusals },

@@ -47,6 +47,8 @@ pub struct Outcome {
     pub logs: Vec<Log>,
     /// What threads that do not sample have found wrong.
     pub complaints: Vec<String>,
+    /// How often a physical CPU has come back.
+    pub returns: u64,
 }
 
 /// Runs the competition.
@@ -75,9 +77,7 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
             let threads = movable.lock().expect("no thread panics").clone();
             disturb::threads(&threads, cpus, options.seed, stop);
         });
-        scope.spawn(move || {
-            disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop)
-        });
+        let disturber = scope.spawn(move || disturb(options, cpus, xen, stop));
         let logs = samplers.into_iter().map(|sampler| sampler.join().expect("no thread panics"));
         let logs: Vec<_> = logs.collect();
         done.store(true, Ordering::Relaxed);
@@ -85,8 +85,18 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
         let complaints = others.filter_map(Result::err).map(|error| format!("{error:#}"));
         let complaints = complaints.collect();
         stop.store(true, Ordering::Relaxed);
-        Ok(Outcome { logs, complaints })
+        let returns = disturber.join().expect("no thread panics")?;
+        Ok(Outcome { logs, complaints, returns })
     })
+}
+
+/// Moves vCPUs; gives how often a physical CPU has come back.
+fn disturb(options: &Options, cpus: &[usize], xen: &Xen, stop: &AtomicBool) -> Result<u64> {
+    if options.hotplug {
+        return disturb::pcpus(xen, cpus, options.pcpus, options.seed, stop);
+    }
+    disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop);
+    Ok(0)
 }
 
 fn sample(

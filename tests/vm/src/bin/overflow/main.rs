@@ -42,6 +42,9 @@ struct Options {
     /// Only raise a storm of overflows: the driver allows so many per vCPU and ms.
     #[arg(long)]
     storm: Option<u64>,
+    /// Only sample under competition, while a physical CPU goes and comes back.
+    #[arg(long)]
+    hotplug: bool,
     /// Only test overflows in the middle of thread switches.
     #[arg(long)]
     pending: bool,
@@ -70,6 +73,13 @@ fn main() -> Result<ExitCode> {
         }
     } else if options.pending {
         pending(&mut report, &options, &cpus)?;
+    } else if options.hotplug {
+        let session = sampled::open()?;
+        let returns = compete(&mut report, &options, &xen, &cpus)?;
+        report.set("pcpu_returns", returns);
+        report.demand("a physical CPU came back several times", returns >= 3, returns);
+        report.throttled(&session, &cpus);
+        report.elsewhere();
     } else if let Some(rate) = options.storm {
         storm::run(&mut report, &xen, &cpus, rate)?;
     } else {
@@ -85,10 +95,7 @@ fn main() -> Result<ExitCode> {
 /// Samples under competition, in the middle of switches, and alone.
 fn sample(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> Result<()> {
     let session = sampled::open()?;
-    let before = ModuleStats::read()?;
-    let outcome = competition::run(options, cpus, xen)?;
-    let after = ModuleStats::read()?;
-    report.competition(&outcome, after.growth(&before, "overflows_merged")?);
+    compete(report, options, xen, cpus)?;
     pending(report, options, cpus)?;
     report.throttled(&session, cpus);
     drop(session);
@@ -96,6 +103,15 @@ fn sample(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> 
     let measured = cost::run(report, xen, cpus);
     report.check("costs are measured", measured);
     Ok(())
+}
+
+/// Samples under competition; gives how often a physical CPU has come back.
+fn compete(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> Result<u64> {
+    let before = ModuleStats::read()?;
+    let outcome = competition::run(options, cpus, xen)?;
+    let after = ModuleStats::read()?;
+    report.competition(&outcome, after.growth(&before, "overflows_merged")?);
+    Ok(outcome.returns)
 }
 
 /// Samples in the middle of switches.

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* What a physical CPU says of itself, and registers that perhaps do not exist. */
+
+#include <xen/lib.h>
+
+#include <asm/msr.h>
+#include <asm/processor.h>
+
+#include "private.h"
+
+bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value)
+{
+    return !rdmsr_safe(msr, *value);
+}
+
+bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value)
+{
+    return !wrmsr_safe(msr, value);
+}
+
+static uint64_t read_msr(unsigned int msr)
+{
+    uint64_t value;
+
+    return rdmsr_safe(msr, value) ? 0 : value;
+}
+
+void perfctr_read_cpuid(struct perfctr_cpuid *cpuid)
+{
+    unsigned int leaf, eax, ebx, ecx, edx;
+
+    memset(cpuid, 0, sizeof(*cpuid));
+    cpuid(0, &leaf, &cpuid->vendor[0], &cpuid->vendor[2], &cpuid->vendor[1]);
+    cpuid(1, &eax, &ebx, &ecx, &edx);
+    cpuid->signature = eax;
+    cpuid->features = edx;
+    if ( leaf >= 7 )
+    {
+        cpuid_count(7, 0, &eax, &ebx, &ecx, &edx);
+        cpuid->structured = edx;
+    }
+    if ( leaf >= 0xa )
+        cpuid(0xa, &cpuid->perfmon[0], &cpuid->perfmon[1], &cpuid->perfmon[2],
+              &cpuid->perfmon[3]);
+    if ( leaf >= 0x1a )
+        cpuid->core_type = cpuid_eax(0x1a);
+    if ( cpuid_eax(0x80000000) >= 0x80000001 )
+        cpuid->extended = cpuid_ecx(0x80000001);
+    cpuid->misc_enable = read_msr(MSR_IA32_MISC_ENABLE);
+    cpuid->perf_capabilities = read_msr(MSR_IA32_PERF_CAPABILITIES);
+    cpuid->tsx_force_abort = read_msr(MSR_TSX_FORCE_ABORT);
+}

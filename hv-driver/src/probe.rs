@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Whether a physical CPU's registers are what its CPUID promises.
+//!
+//! The driver's hooks access them without a way back from a fault, which would be the end of the
+//! hypervisor at a time that a guest chooses.  So every register is tried first, once for each time
+//! that a CPU comes up, where a fault is caught.
+
+use shared_abi::PmuCaps;
+use shared_abi::slot::slots_of;
+
+use crate::hal::Probe;
+use crate::pmu::{Cpuid, Refusal, Registers, global_bits};
+use crate::selectors::{FIXED_BITS, FIXED_USR};
+
+/// What a counter is asked to keep: a write of 32 bits extends bit 31.
+const PATTERN: u64 = 0x5a69_3c78;
+/// What an event select is asked to keep: instructions in no ring, and not enabled.
+const STOPPED: u64 = 0xc0;
+
+/// Tries all registers of the CPU that executes this and says of itself `cpuid`.  All its counters
+/// are stopped and cleared afterwards.  Gives what the register that enables them held, if any.
+///
+/// # Errors
+///
+/// There is no usable PMU, or the first register that is not as it should be.
+pub(crate) fn probe(cpuid: &Cpuid, pmu: &impl Probe) -> Result<u64, Refusal> {
+    let (caps, registers) = cpuid.pmu()?;
+    let Some(global) = &registers.global else {
+        selects_and_counters(&caps, &registers, pmu)?;
+        return Ok(0);
+    };
+    let found = pmu.try_rdmsr(global.ctrl).ok_or(Refusal::Register(global.ctrl))?;
+    keeps(pmu, global.ctrl, &[0])?;
+    selects_and_counters(&caps, &registers, pmu)?;
+    let all = global_bits(caps.slots());
+    keeps(pmu, global.ctrl, &[all, found])?;
+    pmu.try_rdmsr(global.status).ok_or(Refusal::Register(global.status))?;
+    demand(pmu.try_wrmsr(global.acknowledge, all), global.acknowledge)?;
+    Ok(found)
+}
+
+fn selects_and_counters(
+    caps: &PmuCaps,
+    registers: &Registers,
+    pmu: &impl Probe,
+) -> Result<(), Refusal> {
+    for slot in slots_of(caps.slots()) {
+        if let Some(evntsel) = registers.evntsel(slot) {
+            keeps(pmu, evntsel, &[STOPPED, 0])?;
+        }
+    }
+    if let Some(fixed) = &registers.fixed {
+        // The register that enables all counters holds 0.
+        let user = (0..caps.fixed).fold(0, |ctrl, n| ctrl | FIXED_USR << (FIXED_BITS * n));
+        keeps(pmu, fixed.ctrl, &[user, 0])?;
+    }
+    if let Some(pebs_enable) = registers.pebs_enable {
+        keeps(pmu, pebs_enable, &[0])?;
+    }
+    slots_of(caps.slots()).try_for_each(|slot| keeps(pmu, registers.counter(slot), &[PATTERN, 0]))
+}
+
+/// Each of `values` can be written and is then read.
+fn keeps(pmu: &impl Probe, msr: u32, values: &[u64]) -> Result<(), Refusal> {
+    let kept = |&value| pmu.try_wrmsr(msr, value) && pmu.try_rdmsr(msr) == Some(value);
+    demand(values.iter().all(kept), msr)
+}
+
+fn demand(good: bool, msr: u32) -> Result<(), Refusal> {
+    if good { Ok(()) } else { Err(Refusal::Register(msr)) }
+}

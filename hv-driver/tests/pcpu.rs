@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Physical CPUs that come up, differ, and go down.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use hv_driver::{Cpu, Cpuid, Driver, Pcpu, Pmu, Probe, Rate, Refusal, Settings};
+use shared_abi::read::Counters;
+
+const NEHALEM: Cpuid = Cpuid {
+    vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
+    signature: 0x106a3,
+    perfmon: [0x0730_0403, 0x44, 0, 0x603],
+    // A debug store.
+    features: 1 << 21,
+    structured: 0,
+    extended: 0,
+    core_type: 0,
+    misc_enable: 0,
+    perf_capabilities: 0,
+    tsx_force_abort: 0,
+};
+const ZEN: Cpuid = Cpuid {
+    vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
+    signature: 0x0080_0f12,
+    perfmon: [0; 4],
+    features: 0,
+    ..NEHALEM
+};
+
+const GLOBAL_CTRL: u32 = 0x38f;
+const GLOBAL_STATUS: u32 = 0x38e;
+const GLOBAL_OVF_CTRL: u32 = 0x390;
+/// What the firmware has left in IA32_PERF_GLOBAL_CTRL.
+const FOUND: u64 = 0xf;
+
+/// Registers made of memory.
+#[derive(Default)]
+struct Memory {
+    held: RefCell<BTreeMap<u32, u64>>,
+    /// The one that faults.
+    faults: Option<u32>,
+    /// The one that takes every write and keeps none.
+    forgets: Option<u32>,
+}
+
+impl Memory {
+    /// As the firmware leaves it: a counter runs.
+    fn new() -> Self {
+        let memory = Self::default();
+        let running = [(GLOBAL_CTRL, FOUND), (0x186, 0x41_00c0), (0xc001_0000, 0x41_00c0)];
+        memory.held.borrow_mut().extend(running);
+        memory
+    }
+
+    fn held(&self, msr: u32) -> u64 {
+        self.held.borrow().get(&msr).copied().unwrap_or(0)
+    }
+}
+
+impl Probe for Memory {
+    fn try_rdmsr(&self, msr: u32) -> Option<u64> {
+        let held = *self.held.borrow_mut().entry(msr).or_default();
+        (self.faults != Some(msr)).then_some(held)
+    }
+    fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
+        let kept = if self.forgets == Some(msr) { 0 } else { value };
+        self.held.borrow_mut().insert(msr, kept);
+        self.faults != Some(msr)
+    }
+}
+
+impl Counters for Memory {
+    fn rdpmc(&self, _: u32) -> u64 {
+        0
+    }
+    fn rdtsc(&self) -> u64 {
+        0
+    }
+}
+
+impl Pmu for Memory {
+    fn rdmsr(&self, msr: u32) -> u64 {
+        self.try_rdmsr(msr).expect("the driver's own accesses do not fault")
+    }
+    fn wrmsr(&self, msr: u32, value: u64) {
+        assert!(self.try_wrmsr(msr, value), "the driver's own accesses do not fault: {msr:#x}");
+    }
+}
+
+fn driver(boot: &Cpuid, measure_cost: bool) -> Driver {
+    let rate = Rate { window_tsc: 1, overflows_max: 1 };
+    Driver::new(boot, &Settings { rate, measure_cost, all_events: false }).unwrap()
+}
+
+fn come_up(driver: &Driver, pcpu: &mut Pcpu, cpuid: &Cpuid, pmu: &Memory) -> Result<(), Refusal> {
+    Cpu { driver, pcpu, pmu, number: 0 }.come_up(cpuid)
+}
+
+#[test]
+fn a_cpu_like_the_boot_cpu_counts_and_is_left_as_it_was() {
+    for (boot, measure_cost) in [(NEHALEM, false), (NEHALEM, true), (ZEN, false), (ZEN, true)] {
+        let (driver, mut pcpu, pmu) = (driver(&boot, measure_cost), Pcpu::new(), Memory::new());
+        let stepping = Cpuid { signature: boot.signature ^ 1, ..boot };
+        assert_eq!(come_up(&driver, &mut pcpu, &stepping, &pmu), Ok(()));
+        assert!(pcpu.counts());
+        let own = driver.cost.and_then(|slot| driver.registers.evntsel(slot));
+        assert_eq!(own.map(|msr| pmu.held(msr)), measure_cost.then_some(0x42_00c0));
+        Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 }.go_down();
+        assert!(!pcpu.counts());
+        assert_eq!(pmu.held(GLOBAL_CTRL), FOUND, "as it was found");
+        let kept = |msr: &u32| ![GLOBAL_CTRL, GLOBAL_OVF_CTRL].contains(msr);
+        for msr in registers(&boot).into_iter().filter(kept) {
+            assert_eq!(pmu.held(msr), 0, "{msr:#x}");
+        }
+    }
+}
+
+#[test]
+fn what_counts_before_is_stopped_on_a_cpu_that_is_refused_too() {
+    let (driver, mut pcpu, pmu) = (driver(&NEHALEM, false), Pcpu::new(), Memory::new());
+    let narrower = Cpuid { perfmon: [0x0728_0403, 0x44, 0, 0x503], ..NEHALEM };
+    let refusal = come_up(&driver, &mut pcpu, &narrower, &pmu);
+    assert_eq!(refusal, Err(Refusal::Counters(0x0728_0403)));
+    assert!(!pcpu.counts());
+    assert_eq!((pmu.held(0x186), pmu.held(GLOBAL_CTRL)), (0, FOUND));
+}
+
+#[test]
+fn another_cpu_is_refused_by_name() {
+    let check =
+        |cpuid: Cpuid| come_up(&driver(&NEHALEM, false), &mut Pcpu::new(), &cpuid, &Memory::new());
+    let westmere = Cpuid { signature: 0x206c1, ..NEHALEM };
+    assert_eq!(check(westmere), Err(Refusal::Model(0x206c1)));
+    let smaller_core = Cpuid { core_type: 0x2000_0001, ..NEHALEM };
+    assert_eq!(check(smaller_core), Err(Refusal::Model(0x106a3)));
+    assert_eq!(check(ZEN), Err(Refusal::Model(0x0080_0f12)));
+    let fewer_fixed = Cpuid { perfmon: [0x0730_0403, 0x44, 0, 0x602], ..NEHALEM };
+    assert_eq!(check(fewer_fixed), Err(Refusal::Counters(0x0730_0403)));
+    // The same counters, and something else that the driver relies on.
+    let without_pebs = Cpuid { features: 0, ..NEHALEM };
+    assert_eq!(check(without_pebs), Err(Refusal::Counters(0x0730_0403)));
+    assert_eq!(Refusal::Counters(1).describe(), ("the counters of CPU 0", 1));
+    assert_eq!(Refusal::Model(2).describe(), ("the model of CPU 0", 2));
+}
+
+#[test]
+fn a_cpu_without_a_known_pmu_is_not_touched() {
+    let pmu = Memory::default();
+    let none = Cpuid { perfmon: [0; 4], ..NEHALEM };
+    let refusal = come_up(&driver(&NEHALEM, false), &mut Pcpu::new(), &none, &pmu);
+    assert_eq!(refusal, Err(Refusal::Version(0)));
+    assert!(pmu.held.borrow().is_empty());
+}
+
+/// Every register that the driver uses.
+fn registers(boot: &Cpuid) -> Vec<u32> {
+    let global = [GLOBAL_CTRL, GLOBAL_STATUS, GLOBAL_OVF_CTRL, 0x38d, 0x3f1];
+    match boot.vendor {
+        vendor if vendor == ZEN.vendor => (0xc001_0000..0xc001_0008).collect(),
+        _ => (0x186..0x18a).chain(0xc1..0xc5).chain(0x309..0x30c).chain(global).collect(),
+    }
+}
+
+#[test]
+fn each_register_must_be_there() {
+    for boot in [NEHALEM, ZEN] {
+        for msr in registers(&boot) {
+            let pmu = Memory { faults: Some(msr), ..Memory::new() };
+            let mut pcpu = Pcpu::new();
+            let refusal = come_up(&driver(&boot, false), &mut pcpu, &boot, &pmu);
+            assert_eq!(refusal, Err(Refusal::Register(msr)));
+            assert!(!pcpu.counts());
+        }
+    }
+    let text = "registers that keep what is written to them";
+    assert_eq!(Refusal::Register(0xc1).describe(), (text, 0xc1));
+}
+
+#[test]
+fn each_register_must_keep_what_is_written() {
+    for boot in [NEHALEM, ZEN] {
+        for msr in registers(&boot) {
+            let pmu = Memory { forgets: Some(msr), ..Memory::new() };
+            let refusal = come_up(&driver(&boot, false), &mut Pcpu::new(), &boot, &pmu);
+            // Status bits are not written, their acknowledgement is not read, and PEBS stays off.
+            let kept = ![GLOBAL_STATUS, GLOBAL_OVF_CTRL, 0x3f1].contains(&msr);
+            assert_eq!(refusal, if kept { Err(Refusal::Register(msr)) } else { Ok(()) });
+        }
+    }
+}
+
+#[test]
+fn a_cpu_that_comes_back_has_forgotten_everything() {
+    let (driver, mut pcpu, pmu) = (driver(&NEHALEM, false), Pcpu::new(), Memory::new());
+    for _ in 0..2 {
+        come_up(&driver, &mut pcpu, &NEHALEM, &pmu).unwrap();
+        assert_eq!(pmu.held(GLOBAL_CTRL), 0x7_0000_000f);
+        assert_eq!(pmu.held(0x186), 0, "the firmware's counter");
+        pmu.held.replace(Memory::new().held.into_inner());
+    }
+    pmu.held.borrow_mut().insert(0xc1, 5);
+    let pmu = Memory { faults: Some(0xc1), ..pmu };
+    let refusal = come_up(&driver, &mut pcpu, &NEHALEM, &pmu);
+    assert_eq!((refusal, pcpu.counts()), (Err(Refusal::Register(0xc1)), false));
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A physical CPU without counters comes up in a machine that counts: whoever executes there is
+//! told that nothing is counted, and whoever does not, notices nothing.
+//!
+//! The machine has three physical CPUs, of which the last has no counters and is still down.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use vm_tests::disturb::hotplug;
+use vm_tests::region;
+use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::witness::Witness;
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+
+/// The vCPU that is moved; others stay.
+const MOVED: usize = 1;
+/// The physical CPU without counters, and all others as a mask.
+const UNFIT: u32 = 2;
+const FIT: u64 = 0b11;
+/// How long it may take until the vCPU has been moved.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn main() -> Result<ExitCode> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    // A process without other threads is stepped.
+    region::apart()?;
+    for cpu in cpus()? {
+        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, FIT)?;
+    }
+    hotplug("cpu-online", UNFIT)?;
+    let (mut tally, stop) = (Tally::default(), AtomicBool::new(false));
+    let beside = thread::scope(|scope| -> Result<_> {
+        let beside = scope.spawn(|| beside(&stop));
+        let done = away(&xen, &mut tally);
+        stop.store(true, Ordering::Relaxed);
+        let beside = beside.join().expect("it does not panic");
+        done?;
+        Ok(beside)
+    })?;
+    let beside = beside.map_err(|error| format!("{error:#}"));
+    println!("readings beside: {beside:?}");
+    tally.check("threads elsewhere go on counting exactly", beside.map(drop));
+    hotplug("cpu-offline", UNFIT)?;
+    Ok(tally.finish())
+}
+
+/// Counts on another vCPU until `stop`; gives how often it was exact.
+fn beside(stop: &AtomicBool) -> Result<u64> {
+    run_on(SELF, &[0])?;
+    let witness = Witness::new()?;
+    let mut exact = 0;
+    while !stop.load(Ordering::Relaxed) || exact == 0 {
+        witness.unchanged().map_err(anyhow::Error::msg)?;
+        exact += 1;
+    }
+    Ok(exact)
+}
+
+/// Counts on a vCPU that goes to the physical CPU without counters and comes back.
+fn away(xen: &Xen, tally: &mut Tally) -> Result<()> {
+    run_on(SELF, &[MOVED])?;
+    let witness = Witness::new()?;
+    tally.check("threads count before", witness.unchanged());
+    xen.set_affinity(CONTROL_DOMAIN, MOVED as u32, 1 << UNFIT)?;
+    let told = until(|| witness.unchanged().err());
+    println!("on a physical CPU without counters: {told:?}");
+    let told = names(told.as_deref(), "EPERM");
+    tally.check("a physical CPU without counters gives no numbers", told);
+    drop(witness);
+    let told = Witness::new().err().map(|error| format!("{error:#}"));
+    println!("a new session there: {told:?}");
+    tally.check("nor to a new session", names(told.as_deref(), "No such device"));
+    xen.set_affinity(CONTROL_DOMAIN, MOVED as u32, FIT)?;
+    let again = until(|| Witness::new().ok());
+    let again = again.map_or(Err("it does not".into()), |witness| witness.unchanged());
+    tally.check("a new session elsewhere counts exactly", again);
+    Ok(())
+}
+
+/// What `look` finds at last, if anything.
+fn until<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        sleep(Duration::from_millis(1));
+    }
+    None
+}
+
+/// `Ok` if an error was told and says this.
+fn names(told: Option<&str>, what: &str) -> Result<(), String> {
+    equal(told.is_some_and(|told| told.contains(what)), true)
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Physical CPUs that differ, and physical CPUs that go and come back.
+
+use anyhow::Result;
+
+use super::driver::refuses;
+use crate::artefacts::rootfs;
+use crate::machine::Spec;
+use crate::suites::report::Report;
+
+/// What the console says of CPUID's leaf 0xA with 40 bits in place of 48, and of AMD's first event
+/// select where there is none.
+const COUNTERS: &str =
+    "perfctr: CPU 1 cannot count: expected the counters of CPU 0, found 0x7280403";
+const REGISTERS: &str = "perfctr: CPU 1 cannot count: expected registers that keep what is written \
+                         to them, found 0xc0010000";
+
+/// Three boots: the last CPU differs in what CPUID says; in what its registers do; and comes up
+/// late, beside one that goes and comes back.
+pub fn run(report: &mut Report) -> Result<()> {
+    report.test("the driver refuses a machine with a CPU that has other counters", || {
+        let mut spec = Spec::new("pv", ["true"])?;
+        spec.topology.last_cpu = Some("pmu-width=40".into());
+        refuses(&spec, "ENODEV", COUNTERS)
+    });
+    report.test("the driver refuses a machine with a CPU whose counters do not work", || {
+        let mut spec = Spec::new("pv-amd", ["true"])?;
+        spec.topology.last_cpu = Some("pmu=off".into());
+        refuses(&spec, "ENODEV", REGISTERS)
+    });
+    let both = "/work/pcpus; pcpus=$?; /work/overflow --hotplug && exit $pcpus";
+    let mut spec = Spec::new("pv", ["sh", "-c", both])?;
+    spec.topology.cpus = 3;
+    spec.topology.last_cpu = Some("pmu=off".into());
+    spec.hypervisor()?.add("maxcpus=2");
+    spec.files.push((rootfs::toolstack()?, "/".into()));
+    spec.add_program("vm-tests", "overflow")?;
+    report.program(spec, "pcpus")
+}
