@@ -17,14 +17,19 @@ use nix::unistd::Pid;
 const STREAM_THREADS: u64 = 1 << 32;
 const STREAM_VCPUS: u64 = 2 << 32;
 
-/// Moves a random one of `threads` to a random CPU every 0.25 to 1.5 ms.
+/// Moves one after another, until it is stopped.
 pub fn threads(threads: &[Pid], cpus: &[usize], seed: u64, stop: &AtomicBool) {
     let mut rng = Rng::new(seed, STREAM_THREADS);
     while !stop.load(Ordering::Relaxed) {
-        // A thread that has ended meanwhile does not matter.
-        let _ = run_on(*rng.pick(threads), &[*rng.pick(cpus)]);
-        sleep(Duration::from_micros(rng.between(250, 1500)));
+        one_thread(threads, cpus, &mut rng);
     }
+}
+
+/// Moves a random one of `threads` to a random CPU, and waits for 0.25 to 1.5 ms.
+pub fn one_thread(threads: &[Pid], cpus: &[usize], rng: &mut Rng) {
+    // A thread that has ended meanwhile does not matter.
+    let _ = run_on(*rng.pick(threads), &[*rng.pick(cpus)]);
+    sleep(Duration::from_micros(rng.between(250, 1500)));
 }
 
 /// Moves a random vCPU of a domain to a random physical CPU every 1 to 5 ms, and lets all go in the

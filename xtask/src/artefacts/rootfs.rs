@@ -125,6 +125,27 @@ const PERF: &[&str] = &[
 /// Its libraries' own libraries and documents.
 const PERF_LEFT_OUT: &[&str] = &["usr/lib/x86_64-linux-gnu/perl", "usr/share"];
 
+/// Programs to be counted, with those libraries that only they need.
+const PROGRAMS: &[&str] = &[
+    "bzip2",
+    "cpp-12",
+    "libbz2-1.0",
+    "libgmp10",
+    "libisl23",
+    "liblzma5",
+    "libmpc3",
+    "libmpfr6",
+    "libreadline8",
+    "libsqlite3-0",
+    "libzstd1",
+    "sqlite3",
+    "xz-utils",
+    "zlib1g",
+];
+
+/// Documents.
+const PROGRAMS_LEFT_OUT: &[&str] = &["usr/share"];
+
 /// The archive with the userland and the kernel's modules for `kernel`.
 pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
     let key = Key::new("rootfs 1").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
@@ -165,6 +186,11 @@ pub fn toolstack() -> Result<PathBuf> {
 /// The directory tree of Linux's `perf`, to be laid over the userland.
 pub fn perf() -> Result<PathBuf> {
     tree("perf", PERF, PERF_LEFT_OUT)
+}
+
+/// The directory tree of programs to be counted, to be laid over the userland.
+pub fn programs() -> Result<PathBuf> {
+    tree("programs", PROGRAMS, PROGRAMS_LEFT_OUT)
 }
 
 /// What is in these packages, but for some paths.

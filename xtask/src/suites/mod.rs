@@ -12,6 +12,7 @@ mod overflow;
 pub mod papi;
 mod pcpus;
 mod pmu;
+mod programs;
 mod providers;
 pub mod report;
 mod shim;
@@ -43,6 +44,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "lifecycle", tier: Vm, run: driver::lifecycle },
     Suite { name: "hostile", tier: Vm, run: hostile::run },
     Suite { name: "overflow", tier: Vm, run: overflow::run },
+    Suite { name: "programs", tier: Vm, run: programs::run },
     Suite { name: "tenants", tier: Vm, run: tenants::run },
     Suite { name: "amd", tier: Vm, run: tenants::amd },
     Suite { name: "shim", tier: Vm, run: shim::run },

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counts whole programs that nobody here wrote, from their first instruction to their last, and
+//! prints how many instructions and branches each executed in user mode.
+//!
+//! On the bare machine Linux' perf counts them one after the other; under Xen the module does, all
+//! at once and several times, while they are moved between vCPUs and these between physical CPUs.
+//! Both have to print the same.
+#![expect(unsafe_code, reason = "perf_event_open and what is done between fork and exec")]
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use nix::sys::personality::{self, Persona};
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+use perf_event_open_sys::{bindings, perf_event_open};
+use perfctr::raw::Device;
+use perfctr::{Provider, Session};
+use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR};
+use shared_abi::ioctl::{Control, Create};
+use shared_abi::version::ABI_MAJOR;
+use vm_tests::disturb;
+use vm_tests::rng::Rng;
+use vm_tests::stats::ModuleStats;
+use vm_tests::threads::{SELF, cpus, or_exit, run_on};
+use vm_tests::time::{VcpuElapsed, VcpuTimes};
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+
+/// What makes programs execute the same again.
+const ENVIRONMENT: [(&str, &str); 1] = [("LC_ALL", "C")];
+
+/// Of the testbed.
+const PCPUS: u32 = 2;
+const SEED: u64 = 1;
+/// How often each disturbance has to occur in a storm, and how long to wait for it.
+const DISTURBANCES_MIN: u64 = 200;
+const ROUNDS_MAX: usize = 20;
+
+/// Counts programs.
+#[derive(Debug, Parser)]
+struct Options {
+    /// A command on each line: a program and its arguments, with blanks in between.
+    commands: PathBuf,
+    /// Count with the module, all at once, so many times at least, and move everything meanwhile.
+    #[arg(long)]
+    storm: Option<usize>,
+}
+
+/// Programs that are being counted.
+#[derive(Default)]
+struct Running(Mutex<Vec<Pid>>);
+
+impl Running {
+    fn add(&self, pid: Pid) {
+        self.0.lock().expect("nobody panics").push(pid);
+    }
+
+    fn remove(&self, pid: Pid) {
+        self.0.lock().expect("nobody panics").retain(|other| *other != pid);
+    }
+}
+
+/// What vCPUs and threads have gone through by now.
+type Moment = (VcpuTimes, ModuleStats);
+
+/// Events of a program's thread.
+trait Counter {
+    /// How often instructions and branches occurred.
+    fn counts(self) -> Result<[u64; 2]>;
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    // Until the kernel has randomness the C library's allocator makes up its own.
+    File::open("/dev/random")?.read_exact(&mut [0])?;
+    let text = fs::read_to_string(&options.commands)?;
+    let commands: Vec<&str> = text.lines().collect();
+    match options.storm {
+        Some(times) => storm(&commands, times)?,
+        None => {
+            for command in commands {
+                say(command, count(command, Perf::attach, &Running::default())?);
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn say(command: &str, [instructions, branches]: [u64; 2]) {
+    println!("{instructions:>12} {branches:>12} {command}");
+}
+
+/// Runs all at once, so many times and until they were disturbed often enough.
+fn storm(commands: &[&str], times: usize) -> Result<()> {
+    let xen = &Xen::open().context("this is not Xen's control domain")?;
+    let cpus = &cpus()?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[])?;
+    let look = || -> Result<Moment> {
+        let vcpus = VcpuTimes::take(xen, &session, cpus)?;
+        run_on(SELF, cpus)?;
+        Ok((vcpus, ModuleStats::read()?))
+    };
+    let (stop, running, before) = (&AtomicBool::new(false), &Running::default(), look()?);
+    thread::scope(|scope| {
+        scope.spawn(move || disturb::vcpus(xen, CONTROL_DOMAIN, cpus, PCPUS, SEED, stop));
+        scope.spawn(move || move_all(running, cpus, stop));
+        let one = move |command| or_exit(0, count(command, Attached::attach, running));
+        for round in 1.. {
+            let threads: Vec<_> =
+                commands.iter().map(|&command| scope.spawn(move || one(command))).collect();
+            for (command, thread) in commands.iter().zip(threads) {
+                say(command, thread.join().expect("no thread panics"));
+            }
+            let seen = or_exit(0, look().and_then(|now| Disturbances::between(&before, &now)));
+            if round >= times && (seen.are_enough() || round == ROUNDS_MAX) {
+                eprintln!("{seen:?}");
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    Ok(())
+}
+
+/// What programs suffer in a storm.
+#[derive(Debug)]
+struct Disturbances {
+    /// Of the threads that count.
+    thread_switches: u64,
+    vcpu_switches: u64,
+    vcpu_migrations: u64,
+}
+
+impl Disturbances {
+    fn between(before: &Moment, after: &Moment) -> Result<Self> {
+        let vcpus = after.0.since(&before.0);
+        let sum = |part: fn(&VcpuElapsed) -> u64| vcpus.iter().map(part).sum();
+        Ok(Self {
+            thread_switches: after.1.growth(&before.1, "switches_in")?,
+            vcpu_switches: sum(|vcpu| vcpu.switches),
+            vcpu_migrations: sum(|vcpu| vcpu.migrations),
+        })
+    }
+
+    fn are_enough(&self) -> bool {
+        let all = [self.thread_switches, self.vcpu_switches, self.vcpu_migrations];
+        all.into_iter().all(|times| times >= DISTURBANCES_MIN)
+    }
+}
+
+/// Moves what is running between CPUs.
+fn move_all(running: &Running, cpus: &[usize], stop: &AtomicBool) {
+    let mut rng = Rng::new(SEED, 0);
+    while !stop.load(Ordering::Relaxed) {
+        let pids = running.0.lock().expect("nobody panics").clone();
+        if pids.is_empty() {
+            thread::sleep(Duration::from_millis(1));
+        } else {
+            disturb::one_thread(&pids, cpus, &mut rng);
+        }
+    }
+}
+
+/// Runs a program, and counts from its first instruction, before which it is stopped.
+fn count<C: Counter>(
+    command: &str,
+    attach: fn(Pid) -> Result<C>,
+    running: &Running,
+) -> Result<[u64; 2]> {
+    let mut words = command.split(' ');
+    let mut child = Command::new(words.next().context("an empty line")?);
+    child.args(words).env_clear().envs(ENVIRONMENT).current_dir("/work");
+    child.stdin(Stdio::null()).stdout(Stdio::null());
+    let prepare = || {
+        personality::set(Persona::ADDR_NO_RANDOMIZE)?;
+        Ok(ptrace::traceme()?)
+    };
+    // SAFETY: two system calls.
+    let child = unsafe { child.pre_exec(prepare) }.spawn().with_context(|| command.to_owned())?;
+    let pid = Pid::from_raw(child.id() as i32);
+    let stopped = waitpid(pid, None)?;
+    ensure!(matches!(stopped, WaitStatus::Stopped(_, Signal::SIGTRAP)), "{stopped:?}");
+    let counter = attach(pid)?;
+    ptrace::detach(pid, None)?;
+    running.add(pid);
+    let ended = waitpid(pid, None)?;
+    running.remove(pid);
+    ensure!(matches!(ended, WaitStatus::Exited(_, 0)), "{command}: {ended:?}");
+    counter.counts()
+}
+
+/// Counters of Linux' own.
+struct Perf([File; 2]);
+
+impl Perf {
+    fn attach(pid: Pid) -> Result<Self> {
+        let open = |event: u32, group: i32| -> Result<File> {
+            let mut attributes = bindings::perf_event_attr {
+                type_: bindings::PERF_TYPE_HARDWARE,
+                size: size_of::<bindings::perf_event_attr>() as u32,
+                config: event.into(),
+                ..Default::default()
+            };
+            attributes.set_exclude_kernel(1);
+            // SAFETY: the attributes are writable and say how large they are.
+            let descriptor =
+                unsafe { perf_event_open(&raw mut attributes, pid.as_raw(), -1, group, 0) };
+            ensure!(descriptor >= 0, std::io::Error::last_os_error());
+            // SAFETY: a new descriptor, which nobody else owns.
+            Ok(unsafe { File::from_raw_fd(descriptor) })
+        };
+        let instructions = open(bindings::PERF_COUNT_HW_INSTRUCTIONS, -1)?;
+        let leader = instructions.as_raw_fd();
+        let branches = open(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS, leader)?;
+        Ok(Self([instructions, branches]))
+    }
+}
+
+impl Counter for Perf {
+    fn counts(mut self) -> Result<[u64; 2]> {
+        let mut counts = [0; 2];
+        for (count, event) in counts.iter_mut().zip(&mut self.0) {
+            let mut bytes = [0; 8];
+            event.read_exact(&mut bytes)?;
+            *count = u64::from_ne_bytes(bytes);
+        }
+        Ok(counts)
+    }
+}
+
+/// The module's.
+struct Attached(Device);
+
+impl Attached {
+    fn attach(pid: Pid) -> Result<Self> {
+        let device = Device::open()?;
+        let tid = pid.as_raw() as u32;
+        device.create(&Create { abi_major: ABI_MAJOR.into(), tid, ..Create::default() })?;
+        let mut control = Control { counters: 2, ..Control::default() };
+        for (slot, (counter, event)) in control.counter.iter_mut().zip([0xc0, 0xc4]).enumerate() {
+            counter.slot = slot as u32;
+            counter.evntsel = event | EVNTSEL_USR | EVNTSEL_EN;
+        }
+        device.control(&control)?;
+        Ok(Self(device))
+    }
+}
+
+impl Counter for Attached {
+    fn counts(self) -> Result<[u64; 2]> {
+        let sums = self.0.sums()?;
+        Ok([sums.counter[0], sums.counter[1]])
+    }
+}

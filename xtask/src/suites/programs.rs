@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Programs of Debian's, whose instructions in user mode repeat: counted alone on the bare machine
+//! by Linux' perf, and under Xen by the module, all at once, while everything is moved.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::artefacts::rootfs;
+use crate::machine::{self, Spec, Status};
+use crate::suites::report::{Report, all};
+use crate::tools::cache;
+
+/// Short ones of different kinds.
+const COMMANDS: &str = "\
+/usr/bin/gzip -9nc words
+/usr/bin/bzip2 -c words
+/usr/bin/xz -0c -T1 words
+/usr/bin/sqlite3 -batch :memory: -init query.sql
+/usr/lib/gcc/x86_64-linux-gnu/12/cc1 -quiet -frandom-seed=0 -O2 -o /dev/null program.i
+";
+const QUERY: &str = "\
+create table t(a integer primary key, b text);
+with recursive n(i) as (select 1 union all select i + 1 from n where i < 3000)
+insert into t select i, hex(i * 2654435761) from n;
+create index u on t(b);
+select sum(a), count(distinct substr(b, 1, 3)) from t where b > '4';
+";
+const C: &str = "\
+int collatz(unsigned long n) { int steps = 0; \
+while (n != 1) { n = n % 2 ? 3 * n + 1 : n / 2; steps++; } return steps; }
+int sum(const int *v, int n) { int s = 0; for (int i = 0; i < n; i++) s += v[i] * i; return s; }
+void sort(int *v, int n) { for (int i = 1; i < n; i++) { int x = v[i], j = i; \
+for (; j && v[j - 1] > x; j--) v[j] = v[j - 1]; v[j] = x; } }
+";
+/// How often each runs in the storm.
+const TIMES: usize = 3;
+
+/// Two boots.
+pub fn run(report: &mut Report) -> Result<()> {
+    let dir = cache::root()?.join("work/programs");
+    fs::create_dir_all(&dir)?;
+    let words: Vec<u8> = (0..20_000_u32)
+        .flat_map(|n| format!("{:x} ", n.wrapping_mul(2_654_435_761) >> 12 & 0xff0f).into_bytes())
+        .collect();
+    fs::write(dir.join("words"), words)?;
+    let files = [("commands", COMMANDS), ("query.sql", QUERY)];
+    for (name, text) in files.into_iter().chain([("program.i", C)]) {
+        fs::write(dir.join(name), text)?;
+    }
+    let alone = counted("native", "", &dir)?;
+    let stormed = counted("pv", &format!(" --storm {TIMES}"), &dir)?;
+    for command in COMMANDS.lines() {
+        let name = Path::new(command.split(' ').next().unwrap_or_default());
+        let name = name.file_name().context("a command without a name")?.to_string_lossy();
+        let (truth, counts) = (&alone[command], &stormed[command]);
+        let times = counts.len();
+        report.note(format!("{name}: {truth:?} instructions and branches, {times} times"));
+        report.test(&format!("{name} is counted to the instruction"), || {
+            ensure!(truth.len() == 1 && counts.len() >= TIMES, "{truth:?}, {counts:?}");
+            ensure!(counts.iter().all(|count| *count == truth[0]), "{truth:?}, not {counts:?}");
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// All counts of each command.
+fn counted(topology: &str, options: &str, dir: &Path) -> Result<BTreeMap<String, Vec<[u64; 2]>>> {
+    let script = format!("/work/programs /work/commands{options}");
+    let mut spec = Spec::new(topology, ["sh", "-c", &script])?;
+    spec.module = topology == "pv";
+    // What the kernel lends to programs as code depends on the machine's clocks.
+    spec.topology.linux.push_str(" vdso=0");
+    spec.copy.push(dir.to_owned());
+    spec.files.push((rootfs::programs()?, "/".into()));
+    spec.add_program("vm-tests", "programs")?;
+    let outcome = machine::run(&spec)?;
+    ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+    let mut counts = BTreeMap::<_, Vec<_>>::new();
+    for line in String::from_utf8_lossy(&outcome.stdout).lines() {
+        let mut words = line.trim_start().splitn(2, ' ');
+        let mut number = || -> Result<u64> { Ok(words.next().context("no number")?.parse()?) };
+        let instructions = number()?;
+        let rest = words.next().unwrap_or_default().trim_start();
+        let (branches, command) = rest.split_once(' ').context("no command")?;
+        counts.entry(command.to_owned()).or_default().push([instructions, branches.parse()?]);
+    }
+    Ok(counts)
+}
