@@ -18,6 +18,7 @@ pub mod report;
 mod shim;
 mod tenants;
 mod testbed;
+mod vm_fuzz;
 
 pub use self::model::simulator_command as simulator;
 use self::report::Suite;
@@ -43,6 +44,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "refusals", tier: Vm, run: driver::refusals },
     Suite { name: "lifecycle", tier: Vm, run: driver::lifecycle },
     Suite { name: "hostile", tier: Vm, run: hostile::run },
+    Suite { name: "vm-fuzz", tier: Vm, run: vm_fuzz::run },
     Suite { name: "overflow", tier: Vm, run: overflow::run },
     Suite { name: "programs", tier: Vm, run: programs::run },
     Suite { name: "tenants", tier: Vm, run: tenants::run },

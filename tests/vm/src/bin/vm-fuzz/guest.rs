@@ -7,7 +7,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use shared_abi::hypercall::{
     HvDomain, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER,
     OP_STATS, OP_STOP, OP_UNREGISTER,
@@ -17,10 +17,11 @@ use shared_abi::version::ABI_MAJOR;
 use vm_tests::module;
 use vm_tests::raw::Argument;
 use vm_tests::region::Region;
-use vm_tests::threads::{SELF, run_on};
+use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::xen::Xen;
 use zerocopy::IntoBytes;
 
+use crate::calls;
 use crate::reader::Reader;
 
 const REQUESTS_MAX: usize = 40;
@@ -47,25 +48,39 @@ const REQUESTS: [u32; 10] = [
 /// Some vCPU may have no page any more.
 static UNREGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// Makes an input's hypercalls.
-pub fn run(input: &[u8]) -> Result<()> {
-    let xen = Xen::open()?;
-    let mut input = Reader::new(input);
-    for _ in 0..REQUESTS_MAX {
-        if input.is_empty() {
-            break;
-        }
-        match input.below(8) {
-            0 => run_on(SELF, &[input.below(4)])?,
-            1 => Region { first: 1 + input.number() % 50_000, second: 1 }.execute(&mut 0),
-            2 if input.byte() < 40 => {
-                xen.perfctr_op(OP_UNREGISTER, Argument::Null, 0).ok();
-                UNREGISTERED.store(true, Relaxed);
-            }
-            _ => request(&xen, &mut input),
-        }
+/// A guest kernel.
+#[derive(Debug)]
+pub struct Guest {
+    xen: Xen,
+    cpus: Vec<usize>,
+}
+
+impl Guest {
+    /// This domain's.
+    pub fn new() -> Result<Self> {
+        Ok(Self { xen: Xen::open()?, cpus: cpus()? })
     }
-    Ok(())
+
+    /// Makes an input's hypercalls.
+    pub fn run(&self, input: &[u8]) -> Result<()> {
+        let mut input = Reader::new(input);
+        for _ in 0..REQUESTS_MAX {
+            if input.is_empty() {
+                break;
+            }
+            match input.below(8) {
+                0 => run_on(SELF, &[input.pick(&self.cpus)])?,
+                1 => Region { first: 1 + input.number() % 50_000, second: 1 }.execute(&mut 0),
+                2 if input.byte() < 40 => {
+                    calls::count();
+                    self.xen.perfctr_op(OP_UNREGISTER, Argument::Null, 0).ok();
+                    UNREGISTERED.store(true, Relaxed);
+                }
+                _ => request(&self.xen, &mut input),
+            }
+        }
+        Ok(run_on(SELF, &self.cpus)?)
+    }
 }
 
 /// A hypercall that is mostly valid.  Refusals are what is expected.
@@ -91,6 +106,7 @@ fn request(xen: &Xen, input: &mut Reader<'_>) {
         20..30 => Argument::NonCanonical,
         _ => Argument::Bytes(&mut bytes),
     };
+    calls::count();
     xen.perfctr_op(op, argument, length as u32).ok();
     if op == OP_DOMAIN {
         // The others of this domain go on.
@@ -127,13 +143,14 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
     }
 }
 
-/// Between inputs: every vCPU has a page again.
-pub fn repair() -> Result<()> {
-    if UNREGISTERED.swap(false, Relaxed) { reload() } else { Ok(()) }
-}
+/// Inputs after which what they have broken of their own is mended.
+const REPAIR_EVERY: u64 = 16;
 
-/// Loads the module again, so that what is loaded and what it believes are the same.
-pub fn reload() -> Result<()> {
-    module::unload_when_idle().context("cannot unload the module")?;
-    module::load()
+/// Between inputs: now and then every vCPU has a page again.
+pub fn repair_at_times(number: u64) -> Result<()> {
+    if number.is_multiple_of(REPAIR_EVERY) && UNREGISTERED.swap(false, Relaxed) {
+        module::unload_when_idle()?;
+        module::load()?;
+    }
+    Ok(())
 }

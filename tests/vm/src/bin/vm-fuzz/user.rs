@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -14,7 +14,7 @@ use nix::sys::ptrace::{self, Options};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, alarm, fork, getpid, gettid, setpgid};
+use nix::unistd::{ForkResult, Pid, fork, getpid, gettid, setpgid};
 use shared_abi::ioctl::{
     Control, CpuState, Create, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START,
     IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL, IOC_RESUME, IOC_TYPE,
@@ -29,13 +29,14 @@ use vm_tests::threads::{SELF, run_on};
 use vm_tests::users::{self, Child, NOBODY, become_user};
 use zerocopy::IntoBytes;
 
+use crate::calls;
 use crate::reader::Reader;
 
 /// What an input may do at most.
 const REQUESTS_MAX: usize = 40;
 const DEPTH_MAX: u32 = 2;
-/// How long an input may take, in s; one that waits for itself ends so.
-const PATIENCE_S: u32 = 2;
+/// How long an input may take; one that waits for itself ends so.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The largest argument whose size an ioctl's number can say.
 const ARGUMENT_BYTES: usize = 1 << 14;
@@ -65,14 +66,23 @@ pub fn run(input: &[u8]) -> Result<()> {
     let child = Child::fork(|| {
         setpgid(SELF, SELF)?;
         become_user(NOBODY)?;
-        alarm::set(PATIENCE_S);
         Hostile::default().act(&mut Reader::new(input));
         Ok(())
     })?;
     // However it ends is right, and an overflow's signal may have stopped it.
-    let status = waitpid(child.pid, Some(WaitPidFlag::WUNTRACED))?;
+    let start = Instant::now();
+    let look = Some(WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG);
+    let mut status = waitpid(child.pid, look)?;
+    while status == WaitStatus::StillAlive && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+        status = waitpid(child.pid, look)?;
+    }
+    // Its whole group, or it alone if it has not come that far.
     kill(Pid::from_raw(-child.pid.as_raw()), Signal::SIGKILL).ok();
-    if let WaitStatus::Stopped(..) = status {
+    if let WaitStatus::StillAlive = status {
+        kill(child.pid, Signal::SIGKILL)?;
+    }
+    if let WaitStatus::Stopped(..) | WaitStatus::StillAlive = status {
         waitpid(child.pid, None)?;
     }
     Ok(())
@@ -127,6 +137,7 @@ impl Hostile {
             12..16 => Argument::NonCanonical,
             _ => Argument::Bytes(&mut bytes),
         };
+        calls::count();
         ioctl(device, request, argument).ok();
     }
 
@@ -168,6 +179,7 @@ impl Hostile {
             executable: input.byte() > 230,
             private: input.byte() > 230,
         };
+        calls::count();
         self.mappings.extend(map(device, &request).ok());
     }
 

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The fuzzer of the real module and the real driver, which say what of them it reaches.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+
+use crate::artefacts::rustobj::Purpose;
+use crate::artefacts::xen::Flavour;
+use crate::artefacts::{guest, kernel, xen};
+use crate::machine::Spec;
+use crate::suites::report::Report;
+use crate::tools::sh::{self, cmd};
+
+/// What every place of a build for fuzzing calls.
+const REACHED: &str = "__sanitizer_cov_trace_pc";
+
+/// One boot: a hostile user, then a hostile guest kernel.
+pub fn run(report: &mut Report) -> Result<()> {
+    let calls = report.volume.pick("1000", "20000");
+    let module = guest::module(&kernel::kernel()?, Purpose::Fuzzing)?;
+    let driver = xen::xen(Flavour::Fuzzing)?.with_file_name("xen-syms");
+    let [module, driver] = [places(&module)?.to_string(), places(&driver)?.to_string()];
+    let command = ["/work/vm-fuzz", "fuzz", "--calls", calls, "--places", &module, &driver];
+    let mut spec = Spec::new("pv", command)?;
+    spec.hypervisor()?.flavour = Flavour::Fuzzing;
+    spec.timeout *= report.volume.pick(2, 12);
+    spec.files.push((sh::project().join("tests/fuzz/corpus"), "/work/corpus".into()));
+    report.program(spec, "vm-fuzz")
+}
+
+/// Places that are counted when they are reached: calls, or relocations of what is not linked.
+fn places(program: &Path) -> Result<usize> {
+    let code = sh::output(cmd("objdump", ["-dr", "--no-show-raw-insn"]).arg(program))?;
+    let (mut section, mut places) = ("", 0);
+    for line in code.lines() {
+        section = line.strip_prefix("Disassembly of section ").unwrap_or(section);
+        let is_call = line.contains("R_X86_64_PLT32") || line.contains("call ");
+        // What is executed once, when the module is loaded, is not looked at.
+        if is_call && line.contains(REACHED) && section != ".init.text:" {
+            places += 1;
+        }
+    }
+    ensure!(places > 0, "{} is not built for fuzzing", program.display());
+    Ok(places)
+}
