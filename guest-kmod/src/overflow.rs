@@ -134,10 +134,8 @@ impl Overflows {
     /// Notes which counters have overflowed at these counts.
     #[inline(always)]
     pub(crate) fn notice(&mut self, sums: &Sums) {
-        if !self.any() {
-            return;
-        }
-        for index in 0..MAX_COUNTERS {
+        // Every switch of a thread that samples comes here.
+        for index in counters_of(self.sampling) {
             let Some(distance) = self.distance(index, sums).filter(|&distance| is_past(distance))
             else {
                 continue;
@@ -177,6 +175,16 @@ impl Overflows {
     pub(crate) fn take_merged(&mut self) -> u64 {
         core::mem::take(&mut self.merged)
     }
+}
+
+/// The counters whose bits are set.
+#[inline(always)]
+fn counters_of(mut mask: u32) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let lowest = mask.trailing_zeros();
+        mask &= mask.wrapping_sub(1);
+        (lowest < u32::BITS).then_some(lowest as usize)
+    })
 }
 
 /// Whether a distance is one into the past.
