@@ -4,7 +4,6 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/module.h>
-#include <linux/preempt.h>
 
 #include "perfctr.h"
 
@@ -59,7 +58,6 @@ static int __init perfctr_init(void)
 	if (err)
 		goto undo_users;
 	perfctr_sched_init();
-	preempt_notifier_inc();
 	err = perfctr_task_init();
 	if (err)
 		goto undo_vcpus;
@@ -75,7 +73,6 @@ static int __init perfctr_init(void)
 undo_task:
 	perfctr_task_exit();
 undo_vcpus:
-	preempt_notifier_dec();
 	perfctr_vcpus_exit();
 undo_users:
 	perfctr_users_exit();
@@ -90,8 +87,8 @@ static void __exit perfctr_exit(void)
 	perfctr_debugfs_exit();
 	perfctr_whole_exit();
 	perfctr_task_exit();
-	preempt_notifier_dec();
 	perfctr_vcpus_exit();
+	perfctr_watch_exit();
 	perfctr_users_exit();
 	perfctr_cpus_exit();
 }

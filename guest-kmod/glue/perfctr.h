@@ -91,14 +91,18 @@ void perfctr_users_exit(void);
 struct perfctr_user *perfctr_user_get(kuid_t uid);
 void perfctr_user_put(struct perfctr_user *user);
 int perfctr_user_show(unsigned int number, struct perfctr_user *user);
-void perfctr_user_hide(struct perfctr_cpu *cpu);
+int perfctr_user_hide(struct perfctr_cpu *cpu);
+bool perfctr_users_shown(void);
 
 /* sched.c: switches of threads, and signals to them. */
 extern struct preempt_ops perfctr_preempt_ops;
 void perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_current(void);
+struct perfctr_thread *perfctr_suspend_current(void);
+void perfctr_resume_current(void);
 void perfctr_signal(struct perfctr_thread *thread, u64 signal);
-void perfctr_switch(struct task_struct *next);
+void perfctr_on_switch(void *unused, bool preempt, struct task_struct *prev,
+		       struct task_struct *next, unsigned int state);
 
 /* overflow.c: the interrupt of an overflow. */
 int perfctr_overflow_bind(unsigned int cpu);
@@ -108,7 +112,22 @@ void perfctr_overflow_unbind(unsigned int cpu);
 extern struct perfctr_hv_query perfctr_query;
 int perfctr_vcpus_init(void);
 void perfctr_vcpus_exit(void);
+
+/* probe.c: tracepoints. */
+struct perfctr_probe {
+	const char *name;
+	void *function;
+	struct tracepoint *tracepoint;
+};
+int perfctr_probe(struct perfctr_probe *probe);
+void perfctr_unprobe(struct perfctr_probe *probe);
+void perfctr_probes_end(void);
+
+/* watch.c: whether switches are watched. */
+int perfctr_watch(void);
+void perfctr_unwatch(void);
 void perfctr_stop_if_idle(void);
+void perfctr_watch_exit(void);
 
 /* hold.c: a thread that stands still. */
 struct perfctr_hold {

@@ -71,20 +71,26 @@ void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 	local_irq_restore(flags);
 }
 
+/* On that CPU, with interrupts disabled; gives a signal. */
+static inline u64 perfctr_resume(struct perfctr_thread *thread, int number)
+{
+	struct perfctr_core_thread *core = perfctr_core_of(thread);
+	const struct perfctr_cpu *cpu = &perfctr_cpus[number];
+
+	if (unlikely(cpu->user != thread->user) && thread->counts)
+		perfctr_user_show(number, thread->user);
+	if (static_branch_unlikely(&perfctr_measures))
+		return perfctr_core_switch_in_measured(core, cpu->core);
+	return perfctr_core_switch_in(core, cpu->core);
+}
+
 static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 {
 	struct perfctr_thread *thread = perfctr_of(notifier);
-	struct perfctr_core_thread *core = perfctr_core_of(thread);
-	struct perfctr_core_vcpu *vcpu = perfctr_cpus[cpu].core;
 	u64 signal;
 
 	local_irq_disable();
-	if (unlikely(perfctr_cpus[cpu].user != thread->user) && thread->counts)
-		perfctr_user_show(cpu, thread->user);
-	if (static_branch_unlikely(&perfctr_measures))
-		signal = perfctr_core_switch_in_measured(core, vcpu);
-	else
-		signal = perfctr_core_switch_in(core, vcpu);
+	signal = perfctr_resume(thread, cpu);
 	local_irq_enable();
 	if (signal)
 		perfctr_signal(thread, signal);
@@ -128,20 +134,44 @@ struct perfctr_thread *perfctr_thread_current(void)
 	return NULL;
 }
 
+/* With interrupts disabled: the calling thread's counters, if it has any. */
+struct perfctr_thread *perfctr_suspend_current(void)
+{
+	struct perfctr_thread *thread = perfctr_thread_current();
+
+	if (thread)
+		perfctr_core_switch_out(perfctr_core_of(thread),
+					perfctr_this_vcpu());
+	return thread;
+}
+
+/* With interrupts disabled. */
+void perfctr_resume_current(void)
+{
+	struct perfctr_thread *thread = perfctr_thread_current();
+	u64 signal = 0;
+
+	if (thread)
+		signal = perfctr_resume(thread, smp_processor_id());
+	if (signal)
+		perfctr_signal(thread, signal);
+}
+
 /*
- * The calling thread leaves its CPU to this one, before its own counters are
- * suspended.  What was registered counts no event of another user's.
+ * A probe: prev leaves its CPU to next, before its own counters are suspended.
+ * What was registered counts no event of another user's.
  */
-void perfctr_switch(struct task_struct *next)
+void perfctr_on_switch(void *unused, bool preempt, struct task_struct *prev,
+		       struct task_struct *next, unsigned int state)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
-	struct perfctr_thread *thread;
+	const struct perfctr_user *user = cpu->user;
 
-	if (!cpu->user || !next->mm || cpu->whole ||
-	    uid_eq(__task_cred(next)->euid, cpu->user->uid))
+	/* First what every switch of a user's own threads finds. */
+	if (!user || likely(uid_eq(__task_cred(next)->euid, user->uid)))
 		return;
-	thread = perfctr_thread_current();
-	if (thread)
-		perfctr_core_switch_out(perfctr_core_of(thread), cpu->core);
+	if (!next->mm || cpu->whole)
+		return;
+	perfctr_suspend_current();
 	perfctr_user_hide(cpu);
 }

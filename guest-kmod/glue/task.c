@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Exec, exit and switches, through the scheduler's tracepoints: they call on
- * the thread itself, exec before the new program's first instruction, exit
- * before the descriptors are closed, a switch with interrupts disabled.
+ * Exec and exit, through the scheduler's tracepoints: they call on the thread
+ * itself, exec before the new program's first instruction, exit before the
+ * descriptors are closed.
  */
 
 #include <linux/binfmts.h>
 #include <linux/sched.h>
 #include <linux/sched/coredump.h>
 #include <linux/sched/mm.h>
-#include <linux/string.h>
-#include <linux/tracepoint.h>
 
 #include "perfctr.h"
 
@@ -41,52 +39,17 @@ static void perfctr_on_exit(void *unused, struct task_struct *task)
 		perfctr_thread_unlink(thread);
 }
 
-static void perfctr_on_switch(void *unused, bool preempt,
-			      struct task_struct *prev,
-			      struct task_struct *next, unsigned int state)
-{
-	perfctr_switch(next);
-}
-
-static struct perfctr_probe {
-	const char *name;
-	void *function;
-	struct tracepoint *tracepoint;
-} perfctr_probes[] = {
+static struct perfctr_probe perfctr_probes[] = {
 	{ "sched_process_exec", perfctr_on_exec },
 	{ "sched_process_exit", perfctr_on_exit },
-	{ "sched_switch", perfctr_on_switch },
 };
-
-/* Tracepoints are not exported by name. */
-static void perfctr_find(struct tracepoint *tracepoint, void *probe_pointer)
-{
-	struct perfctr_probe *probe = probe_pointer;
-
-	if (!strcmp(tracepoint->name, probe->name))
-		probe->tracepoint = tracepoint;
-}
-
-static void perfctr_unprobe(struct perfctr_probe *probe)
-{
-	tracepoint_probe_unregister(probe->tracepoint, probe->function, NULL);
-}
-
-static int perfctr_probe(struct perfctr_probe *probe)
-{
-	for_each_kernel_tracepoint(perfctr_find, probe);
-	if (!probe->tracepoint)
-		return -ENOENT;
-	return tracepoint_probe_register(probe->tracepoint, probe->function,
-					 NULL);
-}
 
 /* Returns when no probe runs any more. */
 static void perfctr_unprobe_first(unsigned int probes)
 {
 	while (probes--)
 		perfctr_unprobe(&perfctr_probes[probes]);
-	tracepoint_synchronize_unregister();
+	perfctr_probes_end();
 }
 
 int perfctr_task_init(void)

@@ -139,14 +139,12 @@ static int perfctr_try_link(struct perfctr_thread *thread,
  * Makes these the counters of a thread and of a descriptor, each with a
  * reference.  The module stays, since the scheduler calls into it.
  */
-int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
-			struct file *file)
+static int perfctr_link_watched(struct perfctr_thread *thread,
+				struct task_struct *task, struct file *file)
 {
 	struct perfctr_hold hold;
-	int err;
+	int err = perfctr_hold(&hold, task);
 
-	thread->privileged = perfmon_capable();
-	err = perfctr_hold(&hold, task);
 	if (err)
 		return err;
 	raw_spin_lock(&perfctr_links_lock);
@@ -164,6 +162,20 @@ int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 	return err;
 }
 
+int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
+			struct file *file)
+{
+	int err = perfctr_watch();
+
+	if (err)
+		return err;
+	thread->privileged = perfmon_capable();
+	err = perfctr_link_watched(thread, task, file);
+	if (err)
+		perfctr_unwatch();
+	return err;
+}
+
 /*
  * Holds the thread whose counters these are, with a reference.  They stay
  * linked meanwhile, since only the thread itself or its tracer unlinks them.
@@ -171,9 +183,12 @@ int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 static int perfctr_thread_hold(struct perfctr_thread *thread,
 			       struct perfctr_hold *hold)
 {
-	struct task_struct *task = perfctr_task_of(thread);
+	struct task_struct *task;
 	int err;
 
+	if (READ_ONCE(thread->task) == current)
+		return perfctr_hold(hold, get_task_struct(current));
+	task = perfctr_task_of(thread);
 	if (!task)
 		return -ESRCH;
 	err = perfctr_hold(hold, task);
@@ -210,6 +225,7 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	smp_store_release(&thread->task, NULL);
 	raw_spin_unlock(&perfctr_links_lock);
 	perfctr_thread_let_go(&hold);
+	perfctr_unwatch();
 	perfctr_thread_put(thread);
 	module_put(THIS_MODULE);
 	return 0;

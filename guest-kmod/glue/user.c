@@ -22,10 +22,15 @@ static LIST_HEAD(perfctr_users);
 static DEFINE_MUTEX(perfctr_users_lock);
 
 /* On that CPU, with interrupts disabled. */
-void perfctr_user_hide(struct perfctr_cpu *cpu)
+int perfctr_user_hide(struct perfctr_cpu *cpu)
 {
-	if (cpu->user && !perfctr_core_vcpu_unregister(cpu->core))
+	int err = 0;
+
+	if (cpu->user)
+		err = perfctr_core_vcpu_unregister(cpu->core);
+	if (!err)
 		cpu->user = NULL;
+	return err;
 }
 
 /* On that CPU, with interrupts disabled; a refusal is told its threads. */
@@ -90,6 +95,17 @@ static bool perfctr_user_is_shown(const struct perfctr_user *user)
 
 	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
 		if (READ_ONCE(perfctr_cpus[cpu].user) == user)
+			return true;
+	return false;
+}
+
+/* Whether anybody's page is registered anywhere. */
+bool perfctr_users_shown(void)
+{
+	unsigned int cpu;
+
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
+		if (READ_ONCE(perfctr_cpus[cpu].user))
 			return true;
 	return false;
 }

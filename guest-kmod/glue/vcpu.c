@@ -4,14 +4,10 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/cpuhotplug.h>
-#include <linux/jiffies.h>
 #include <linux/mm.h>
 #include <linux/syscore_ops.h>
-#include <linux/workqueue.h>
 
 #include "perfctr.h"
-
-#define PERFCTR_STOP_DELAY_MS 100
 
 struct perfctr_hv_query perfctr_query;
 
@@ -32,7 +28,10 @@ static int perfctr_vcpu_refuse(unsigned int cpu, int err)
 	return err;
 }
 
-/* On that CPU. */
+/*
+ * On that CPU.  Registers a page on trial: whose is needed is registered when
+ * somebody counts.
+ */
 static int perfctr_vcpu_register(unsigned int number)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[number];
@@ -43,6 +42,8 @@ static int perfctr_vcpu_register(unsigned int number)
 		local_irq_save(flags);
 		cpu->online = true;
 		err = perfctr_user_show(number, perfctr_root);
+		if (!err)
+			err = perfctr_user_hide(cpu);
 		cpu->online = !err;
 		local_irq_restore(flags);
 	}
@@ -106,15 +107,20 @@ static int perfctr_cpu_down(unsigned int cpu)
 	return 0;
 }
 
-/* Only the boot CPU is online while a machine sleeps: the others are unplugged. */
+/*
+ * Only the boot CPU is online while a machine sleeps: the others are unplugged.
+ * Whoever puts it to sleep may be counting.
+ */
 static int perfctr_sleep(void)
 {
+	perfctr_suspend_current();
 	return perfctr_vcpu_offline(smp_processor_id());
 }
 
 static void perfctr_wake(void)
 {
 	perfctr_vcpu_register(smp_processor_id());
+	perfctr_resume_current();
 }
 
 static struct syscore_ops perfctr_syscore_ops = {
@@ -151,30 +157,6 @@ static struct notifier_block perfctr_restored_notifier = {
 	.notifier_call = perfctr_restored,
 };
 
-static void perfctr_stop_vcpu(void *unused)
-{
-	perfctr_core_vcpu_stop_if_idle(perfctr_this_vcpu());
-}
-
-static void perfctr_stop_vcpus(struct work_struct *unused)
-{
-	if (perfctr_core_is_idle())
-		on_each_cpu(perfctr_stop_vcpu, NULL, true);
-}
-
-static DECLARE_DELAYED_WORK(perfctr_stop_work, perfctr_stop_vcpus);
-
-/*
- * After a while, since programs that stop often start again soon: they find
- * their configuration loaded, and no CPU is interrupted.
- */
-void perfctr_stop_if_idle(void)
-{
-	if (perfctr_core_is_idle())
-		schedule_delayed_work(&perfctr_stop_work,
-				      msecs_to_jiffies(PERFCTR_STOP_DELAY_MS));
-}
-
 int perfctr_vcpus_init(void)
 {
 	int err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "perfctr:online",
@@ -191,7 +173,6 @@ int perfctr_vcpus_init(void)
 
 void perfctr_vcpus_exit(void)
 {
-	cancel_delayed_work_sync(&perfctr_stop_work);
 	perfctr_platform_restored_unregister(&perfctr_restored_notifier);
 	unregister_syscore_ops(&perfctr_syscore_ops);
 	cpuhp_remove_state(perfctr_cpuhp_state);

@@ -31,12 +31,10 @@ static void perfctr_whole_start_here(void *argument)
 	struct perfctr_whole_call *call = argument;
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
 	struct perfctr_core_thread *whole = perfctr_core_of(call->counters);
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_thread *thread = perfctr_suspend_current();
 	struct perfctr_core_thread *core = thread ? perfctr_core_of(thread) :
 						    NULL;
 
-	if (core)
-		perfctr_core_switch_out(core, cpu->core);
 	if (cpu->user != perfctr_root)
 		perfctr_user_show(smp_processor_id(), perfctr_root);
 	call->err = perfctr_core_start_whole(whole, core, cpu->core,
@@ -149,6 +147,7 @@ int perfctr_whole_control(struct file *file,
 	return err;
 }
 
+/* They were watched. */
 static void perfctr_whole_stop_all(void)
 {
 	unsigned long flags;
@@ -158,7 +157,7 @@ static void perfctr_whole_stop_all(void)
 	raw_spin_lock_irqsave(&perfctr_links_lock, flags);
 	perfctr_core_cpus_stopped();
 	raw_spin_unlock_irqrestore(&perfctr_links_lock, flags);
-	perfctr_stop_if_idle();
+	perfctr_unwatch();
 }
 
 static int perfctr_whole_start_all(void)
@@ -179,6 +178,20 @@ static int perfctr_whole_start_all(void)
 	return err;
 }
 
+/* Those that count already are refused. */
+static int perfctr_whole_start_watched(struct file *file)
+{
+	int err = perfctr_watch();
+
+	if (err)
+		return err;
+	err = perfctr_admitted(perfctr_core_cpus_start, file);
+	if (!err)
+		return perfctr_whole_start_all();
+	perfctr_unwatch();
+	return err;
+}
+
 int perfctr_whole_start(struct file *file)
 {
 	int count, err = 0;
@@ -186,9 +199,7 @@ int perfctr_whole_start(struct file *file)
 	mutex_lock(&perfctr_whole_lock);
 	count = perfctr_whole_count();
 	if (count || perfctr_wholes_count())
-		err = perfctr_admitted(perfctr_core_cpus_start, file);
-	if (!err && count)
-		err = perfctr_whole_start_all();
+		err = perfctr_whole_start_watched(file);
 	mutex_unlock(&perfctr_whole_lock);
 	return err ? err : count;
 }

@@ -9,6 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
+use perfctr::{Event, Provider, Session};
+
+use crate::threads::{SELF, cpus, run_on};
 
 /// Where the test VM keeps the module.
 pub const PATH: &str = "/lib/perfctr/perfctr.ko";
@@ -30,6 +33,25 @@ pub fn load() -> Result<()> {
 pub fn load_file(path: &str) -> Result<()> {
     let file = File::open(path).with_context(|| format!("cannot open {path}"))?;
     finit_module(&file, c"", ModuleInitFlags::empty()).context("cannot load the module")
+}
+
+/// Has the module register the page of every vCPU, until the result is dropped: for programs that
+/// make hypercalls of their own.
+///
+/// # Errors
+///
+/// Those of the session, and of moving the calling thread.
+pub fn register_pages() -> Result<Session> {
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    let cpus = cpus()?;
+    for &cpu in &cpus {
+        run_on(SELF, &[cpu])?;
+    }
+    // What has stopped is loaded nowhere, and keeps its pages.
+    session.stop()?;
+    run_on(SELF, &cpus)?;
+    Ok(session)
 }
 
 /// Unloads the module, unless it is in use.

@@ -40,6 +40,11 @@ const LOOK_MAX: u64 = 1_000_000;
 /// The module's parameter.
 const PARANOID: &str = "/sys/module/perfctr/parameters/paranoid";
 
+/// How often a user comes and goes.
+const COMINGS: u32 = 10;
+/// Longer than the module waits before it ends what nobody uses.
+const AWAY: Duration = Duration::from_millis(250);
+
 /// Who may count what.
 pub fn run(tally: &mut Tally) -> Result<()> {
     module::unload_when_idle()?;
@@ -144,6 +149,9 @@ pub fn users(tally: &mut Tally) -> Result<()> {
         let name = format!("another user's thread is not seen {}", look.how);
         tally.check(&name, outcome.map_err(|error| format!("{error:#}")));
     }
+    let outcome = unseen_as_counters_come_and_go().and_then(|()| until_threads(0));
+    let name = "another user's thread is not seen as its counters come and go";
+    tally.check(name, outcome.map_err(|error| format!("{error:#}")));
     Ok(())
 }
 
@@ -266,15 +274,56 @@ fn unseen(look: &Look) -> Result<()> {
         while words[1].load(SeqCst) < 2 {
             sleep(Duration::from_millis(1));
         }
-        let after = (look.numbers)(session.as_ref())?;
-        let seen = |(before, after): (&u64, &u64)| after.wrapping_sub(*before) << 16 >> 16;
-        let moved: Vec<_> = before.iter().zip(&after).map(seen).collect();
-        let least = moved.iter().find(|&&moved| LOOK_MAX < moved && moved < 1 << 40);
-        ensure!(least.is_none(), "{least:?} events of another user are seen: {moved:?}");
-        Ok(())
+        check_unmoved(&before, &(look.numbers)(session.as_ref())?)
     });
     victim.kill()?;
     outcome
+}
+
+/// Between two looks, or none if the looker may not read.
+fn check_unmoved(before: &[u64], after: &[u64]) -> Result<()> {
+    let seen = |(before, after): (&u64, &u64)| after.wrapping_sub(*before) << 16 >> 16;
+    let moved: Vec<_> = before.iter().zip(after).map(seen).collect();
+    let least = moved.iter().find(|&&moved| LOOK_MAX < moved && moved < 1 << 40);
+    ensure!(least.is_none(), "{least:?} events of another user are seen: {moved:?}");
+    Ok(())
+}
+
+/// What a user sees all the time, without counters, while another one on the same CPU begins to
+/// count and ends: nobody else does, so the module begins to watch switches, and ends.
+fn unseen_as_counters_come_and_go() -> Result<()> {
+    let words = shared::words()?;
+    let cpu = *cpus()?.first().context("there is no CPU")?;
+    let victim = Child::fork(|| {
+        become_user(SOMEBODY)?;
+        let outcome = come_and_go(cpu);
+        words[0].store(1, SeqCst);
+        outcome
+    })?;
+    let seen = as_user(NOBODY, || {
+        run_on(SELF, &[cpu])?;
+        let mut before = raw_rdpmc()?;
+        while words[0].load(SeqCst) == 0 {
+            let now = raw_rdpmc()?;
+            check_unmoved(&before, &now)?;
+            before = now;
+        }
+        Ok(())
+    });
+    victim.join().and(seen)
+}
+
+/// Counts the secret, and stays away until the module watches no more; several times.
+fn come_and_go(cpu: usize) -> Result<()> {
+    run_on(SELF, &[cpu])?;
+    for _ in 0..COMINGS {
+        let mut session = Session::open_with(Provider::Paravirt)?;
+        session.start(&[Event::INSTRUCTIONS.user()])?;
+        SECRET.execute(&mut 0);
+        drop(session);
+        sleep(AWAY);
+    }
+    Ok(())
 }
 
 /// Counts, and executes the secret when told so.

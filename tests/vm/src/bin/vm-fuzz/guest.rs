@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! A guest kernel's requests: hypercalls, from any of its vCPUs.
 //!
-//! The module has registered the vCPUs' pages, and what the requests do to them is the guest's own
-//! harm. So nobody counts in this domain meanwhile, and the module is loaded again now and then.
+//! The module is made to register the vCPUs' pages, and what the requests do to them is the
+//! guest's own harm. So nobody counts in this domain meanwhile, and the module is loaded again now
+//! and then.
 
+use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
+use perfctr::Session;
 use shared_abi::hypercall::{
     HvDomain, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER,
     OP_STATS, OP_STOP, OP_UNREGISTER,
@@ -25,6 +28,9 @@ use crate::calls;
 use crate::reader::Reader;
 
 const REQUESTS_MAX: usize = 40;
+
+/// Inputs after which what they have broken of their own is mended.
+const REPAIR_EVERY: u64 = 16;
 
 /// Longer than every argument.
 const ARGUMENT_BYTES: usize = 2048;
@@ -53,12 +59,26 @@ static UNREGISTERED: AtomicBool = AtomicBool::new(false);
 pub struct Guest {
     xen: Xen,
     cpus: Vec<usize>,
+    /// Why the vCPUs have pages.
+    pages: RefCell<Option<Session>>,
 }
 
 impl Guest {
     /// This domain's.
     pub fn new() -> Result<Self> {
-        Ok(Self { xen: Xen::open()?, cpus: cpus()? })
+        let pages = RefCell::new(Some(module::register_pages()?));
+        Ok(Self { xen: Xen::open()?, cpus: cpus()?, pages })
+    }
+
+    /// Between inputs: now and then every vCPU has a page again.
+    pub fn repair_at_times(&self, number: u64) -> Result<()> {
+        if number.is_multiple_of(REPAIR_EVERY) && UNREGISTERED.swap(false, Relaxed) {
+            drop(self.pages.take());
+            module::unload_when_idle()?;
+            module::load()?;
+            self.pages.replace(Some(module::register_pages()?));
+        }
+        Ok(())
     }
 
     /// Makes an input's hypercalls.
@@ -141,16 +161,4 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
         }
         _ => put(&input.word().to_le_bytes()[..input.below(2) * 8]),
     }
-}
-
-/// Inputs after which what they have broken of their own is mended.
-const REPAIR_EVERY: u64 = 16;
-
-/// Between inputs: now and then every vCPU has a page again.
-pub fn repair_at_times(number: u64) -> Result<()> {
-    if number.is_multiple_of(REPAIR_EVERY) && UNREGISTERED.swap(false, Relaxed) {
-        module::unload_when_idle()?;
-        module::load()?;
-    }
-    Ok(())
 }

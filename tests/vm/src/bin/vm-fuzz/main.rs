@@ -129,9 +129,10 @@ fn user(options: &Options) -> Result<Tried> {
 fn guest(options: &Options) -> Result<Tried> {
     let guest = guest::Guest::new()?;
     let mut tried = fuzz(options, "guest", &Coverage::open(true), |input, number| {
-        guest::repair_at_times(number)?;
+        guest.repair_at_times(number)?;
         guest.run(input)
     })?;
+    drop(guest);
     module::reload_unharmed()?;
     // Whoever counts afterwards does so exactly.
     tried.checks = Neighbours::start()?.judge()?;

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* Tracepoints, which are not exported by name. */
+
+#include <linux/string.h>
+#include <linux/tracepoint.h>
+
+#include "perfctr.h"
+
+static void perfctr_find(struct tracepoint *tracepoint, void *probe_pointer)
+{
+	struct perfctr_probe *probe = probe_pointer;
+
+	if (!strcmp(tracepoint->name, probe->name))
+		probe->tracepoint = tracepoint;
+}
+
+int perfctr_probe(struct perfctr_probe *probe)
+{
+	if (!probe->tracepoint)
+		for_each_kernel_tracepoint(perfctr_find, probe);
+	if (!probe->tracepoint)
+		return -ENOENT;
+	return tracepoint_probe_register(probe->tracepoint, probe->function,
+					 NULL);
+}
+
+/* It may still run somewhere, until perfctr_probes_end(). */
+void perfctr_unprobe(struct perfctr_probe *probe)
+{
+	tracepoint_probe_unregister(probe->tracepoint, probe->function, NULL);
+}
+
+/* Returns when no probe that was taken away runs any more. */
+void perfctr_probes_end(void)
+{
+	tracepoint_synchronize_unregister();
+}
