@@ -11,11 +11,13 @@ mod tally;
 
 use std::io::{Read, Write, pipe};
 use std::path::Path;
-use std::thread;
+use std::thread::{self, sleep};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
 use vm_tests::region::Region;
+use vm_tests::{module, users};
 
 use stack::Stack;
 use tally::Tally;
@@ -24,8 +26,12 @@ const PERIOD: u64 = 100_003;
 const SAMPLES: u64 = 500;
 /// Too long to overflow.
 const NEVER: u64 = 1 << 30;
-/// Times that two threads wait for each other.
-const TURNS: u64 = 500;
+/// Times that two threads wait for each other; so many that what happens once does not matter.
+const TURNS: u64 = 4_000;
+/// Times that they do before that.
+const FIRST_TURNS: u64 = 100;
+/// After that the module has stopped what nobody uses.
+const IDLE: Duration = Duration::from_millis(300);
 
 fn main() -> Result<()> {
     check_tally()?;
@@ -36,6 +42,9 @@ fn main() -> Result<()> {
         let told = sample("libperfctr, a signal for each", stack::perfctr)?;
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
         switch("libperfctr", stack::perfctr)?;
+        switch_bystanders()?;
+        switch_users()?;
+        switch_beside_module()?;
     } else {
         // The kernel would slow the sampling down if it takes too much of an emulated CPU's time.
         std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
@@ -87,31 +96,84 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     Ok(told)
 }
 
-/// What a switch between two threads costs beyond one of threads without counters.
+/// What a switch between two threads costs beyond one of threads without counters, when nobody has
+/// counters.
 fn switch(name: &str, stack: Stack) -> Result<()> {
-    let (without, plain) = take_turns(stack::nothing, 0)?;
+    let (without, plain) = take_idle_turns([stack::nothing; 2])?;
     for (what, period) in [("counting", 0), ("sampling", NEVER)] {
-        let (with, switches) = take_turns(stack, period)?;
+        let (with, switches) = take_turns([stack; 2], period)?;
         let name = format!("a switch: {name}, {what}");
         print(&name, "", &with.per(switches), &without.per(plain));
     }
     Ok(())
 }
 
+/// What a switch between threads without counters costs while their user's third thread counts,
+/// and while it has counters that are stopped.
+fn switch_bystanders() -> Result<()> {
+    let (without, plain) = take_idle_turns([stack::nothing; 2])?;
+    for (what, stack) in [("counts", stack::perfctr as Stack), ("has stopped", stack::stopped)] {
+        let (mut with, mut switches) = (Tally::default(), 0);
+        stack(0, &mut || {
+            // Whoever counts says so until it sleeps.
+            sleep(IDLE);
+            (with, switches) = thread::scope(|scope| {
+                let turns = scope.spawn(|| take_turns([stack::nothing; 2], 0));
+                turns.join().expect("no thread panics")
+            })
+            .expect("two threads can take turns");
+        })?;
+        let name = format!("a switch: none, a third thread {what}");
+        print(&name, "", &with.per(switches), &without.per(plain));
+    }
+    Ok(())
+}
+
+/// What a switch between threads of two users costs beyond one of such threads when nobody has
+/// counters.
+fn switch_users() -> Result<()> {
+    users::admit(0o666)?;
+    let (without, plain) = take_idle_turns([stack::nothing, stack::nothing_of_another])?;
+    for (what, other) in
+        [("both", stack::perfctr_of_another as Stack), ("one", stack::nothing_of_another)]
+    {
+        let (with, switches) = take_turns([stack::perfctr, other], 0)?;
+        let name = format!("a switch: two users, {what} counting");
+        print(&name, "", &with.per(switches), &without.per(plain));
+    }
+    Ok(())
+}
+
+/// What a switch costs when nobody has counters, beyond one in a kernel without the module.
+fn switch_beside_module() -> Result<()> {
+    let (with, switches) = take_idle_turns([stack::nothing; 2])?;
+    module::unload_when_idle()?;
+    let (without, plain) = take_idle_turns([stack::nothing; 2])?;
+    module::load()?;
+    print("a switch: the module, nobody counts", "", &with.per(switches), &without.per(plain));
+    Ok(())
+}
+
+/// [`take_turns`] when nobody has had counters for a while.
+fn take_idle_turns(stacks: [Stack; 2]) -> Result<(Tally, u64)> {
+    sleep(IDLE);
+    take_turns(stacks, 0)
+}
+
 /// Two threads take turns; gives what the machine did, and how many switches that were.
-fn take_turns(stack: Stack, period: u64) -> Result<(Tally, u64)> {
+fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<(Tally, u64)> {
     let ((mut ball, mut away), (mut back, mut home)) = (pipe()?, pipe()?);
     thread::scope(|scope| {
         let other = scope.spawn(move || {
-            stack(period, &mut || {
-                for _ in 0..=TURNS {
+            there(period, &mut || {
+                for _ in 0..FIRST_TURNS + TURNS {
                     ball.read_exact(&mut [0]).expect("the first thread writes");
                     home.write_all(&[0]).expect("the first thread reads");
                 }
             })
         });
         let (mut grown, mut switches) = (Tally::default(), 0);
-        stack(period, &mut || {
+        here(period, &mut || {
             let mut turns = |turns| {
                 for _ in 0..turns {
                     away.write_all(&[0]).expect("the other thread reads");
@@ -119,7 +181,7 @@ fn take_turns(stack: Stack, period: u64) -> Result<(Tally, u64)> {
                 }
             };
             // From then on the other thread counts, too.
-            turns(1);
+            turns(FIRST_TURNS);
             let first = context_switches();
             let before = Tally::read();
             turns(TURNS);

@@ -44,6 +44,36 @@ pub fn perfctr(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(SIGNALS.load(Relaxed) - before)
 }
 
+/// libperfctr: the counters are stopped, and still the thread's.
+pub fn stopped(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    session.stop()?;
+    program();
+    Ok(0)
+}
+
+/// Nobody counts, and the calling thread is another user's from now on.
+pub fn nothing_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    become_another()?;
+    nothing(period, program)
+}
+
+/// [`perfctr`], and the calling thread is another user's from now on.
+pub fn perfctr_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    become_another()?;
+    perfctr(period, program)
+}
+
+/// The calling thread alone: the C library's function changes all threads.
+fn become_another() -> Result<()> {
+    const USER: libc::c_long = 4242;
+    const SAME: libc::c_long = -1;
+    // SAFETY: changes the thread's effective user and nothing in memory.
+    let result = unsafe { libc::syscall(libc::SYS_setresuid, SAME, USER, SAME) };
+    Ok(check(result as libc::c_int)?)
+}
+
 /// perf_event: each overflow is a signal, after which the counter goes on.
 pub fn perf_signals(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     /// The event that the handler lets go on.

@@ -3,11 +3,12 @@
 //! emulated PMU.
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 
 use crate::machine::{self, Spec, Status};
 
 /// The machines that are compared.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Machine {
     /// Xen with the driver, Linux with the module.
     Perfctr,
@@ -17,17 +18,29 @@ enum Machine {
     Native,
 }
 
-/// Runs the benchmarks on all machines and prints a table of each.
-pub fn run() -> Result<()> {
+/// Measures what a read, a sample and a switch cost, beside perf events.
+#[derive(clap::Args)]
+pub struct Args {
+    /// On this machine only.
+    #[arg(long, value_name = "MACHINE")]
+    only: Option<Machine>,
+}
+
+/// Runs the benchmarks and prints a table of each.
+pub fn run(args: &Args) -> Result<()> {
+    let wanted = |machine: &Machine| args.only.is_none_or(|only| only == *machine);
     println!("{:<40}{:>10}", "one read", "instructions");
-    for machine in [Machine::Perfctr, Machine::Native] {
+    for machine in [Machine::Perfctr, Machine::Native].into_iter().filter(wanted) {
         print!("{}", output(machine.spec("read-cost")?)?);
     }
     for (machine, name) in [
         (Machine::Perfctr, "Xen with perfctr, ring 0 is the hypervisor's"),
         (Machine::Vpmu, "Xen with vpmu, ring 0 is the hypervisor's"),
         (Machine::Native, "no hypervisor, ring 0 is the kernel's"),
-    ] {
+    ]
+    .into_iter()
+    .filter(|(machine, _)| wanted(machine))
+    {
         let mut spec = machine.spec("sample-cost")?.deterministic();
         spec.topology.cpu.push_str(",pmu-tally=on");
         if !matches!(machine, Machine::Native) {

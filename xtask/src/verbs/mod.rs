@@ -37,7 +37,7 @@ enum Verb {
     /// Run the main job: every reading of competing threads against the truth.
     Demo(demo::Args),
     /// Measure what a read costs, beside its peers.
-    Bench,
+    Bench(bench::Args),
     /// Compare what the README says of costs with what is measured.
     Figures(figures::Args),
     /// Run a command in the testbed's guest.
@@ -70,7 +70,7 @@ impl Cli {
         match self.verb {
             Verb::Setup => setup::run()?,
             Verb::Demo(args) => return demo::run(&args),
-            Verb::Bench => bench::run()?,
+            Verb::Bench(args) => bench::run(&args)?,
             Verb::Figures(args) => figures::run(&args)?,
             Verb::Vm(args) => return vm::run(args),
             Verb::Test(args) => return test::run(&args),
