@@ -2,6 +2,7 @@
 //! Events.
 
 use std::fmt;
+use std::str::FromStr;
 
 use shared_abi::PhysSlot;
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
@@ -29,8 +30,21 @@ pub(crate) enum What {
     Instructions,
     Cycles,
     Branches,
+    BranchMisses,
+    CacheReferences,
+    CacheMisses,
     Raw(u64),
 }
+
+/// What [`Event`]s are called, the name that they are printed with first.
+const NAMES: [(What, &[&str]); 6] = [
+    (What::Instructions, &["instructions"]),
+    (What::Cycles, &["cycles", "cpu-cycles"]),
+    (What::Branches, &["branches", "branch-instructions"]),
+    (What::BranchMisses, &["branch-misses"]),
+    (What::CacheReferences, &["cache-references"]),
+    (What::CacheMisses, &["cache-misses"]),
+];
 
 impl Event {
     /// Instructions retired.
@@ -39,6 +53,17 @@ impl Event {
     pub const CYCLES: Self = Self::new(What::Cycles);
     /// Branch instructions retired, taken or not.
     pub const BRANCHES: Self = Self::new(What::Branches);
+    /// Branch instructions retired that were mispredicted.
+    pub const BRANCH_MISSES: Self = Self::new(What::BranchMisses);
+    /// References to the last-level cache (Intel's architectural event).
+    pub const CACHE_REFERENCES: Self = Self::new(What::CacheReferences);
+    /// Misses of the last-level cache (Intel's architectural event).
+    pub const CACHE_MISSES: Self = Self::new(What::CacheMisses);
+
+    /// Every event that has a name, in both modes.
+    pub fn named() -> impl Iterator<Item = Self> {
+        NAMES.iter().map(|&(what, _)| Self::new(what))
+    }
 
     /// An event by its select word (SDM volume 3, 20.2.1.1; APM volume 2, 13.2.1): event number,
     /// unit mask, edge, inversion and counter mask.
@@ -99,7 +124,7 @@ impl Event {
         match self.what {
             What::Instructions => PhysSlot::fixed(0),
             What::Cycles => PhysSlot::fixed(1),
-            What::Branches | What::Raw(_) => None,
+            _ => None,
         }
     }
 
@@ -113,6 +138,10 @@ impl Event {
             (What::Cycles, VENDOR_AMD) => Some(0x76),
             (What::Branches, VENDOR_INTEL) => Some(0xc4),
             (What::Branches, VENDOR_AMD) => Some(0xc2),
+            (What::BranchMisses, VENDOR_INTEL) => Some(0xc5),
+            (What::BranchMisses, VENDOR_AMD) => Some(0xc3),
+            (What::CacheReferences, VENDOR_INTEL) => Some(0x4f2e),
+            (What::CacheMisses, VENDOR_INTEL) => Some(0x412e),
             _ => None,
         }
     }
@@ -120,11 +149,10 @@ impl Event {
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.what {
-            What::Instructions => f.write_str("instructions")?,
-            What::Cycles => f.write_str("cycles")?,
-            What::Branches => f.write_str("branches")?,
-            What::Raw(select) => write!(f, "{select:#x}")?,
+        match (self.what, NAMES.iter().find(|(what, _)| *what == self.what)) {
+            (What::Raw(select), _) => write!(f, "r{select:x}")?,
+            (_, Some((_, names))) => f.write_str(names[0])?,
+            (_, None) => f.write_str("event without a name")?,
         }
         match self.rings {
             EVNTSEL_USR => f.write_str(":u")?,
@@ -132,5 +160,75 @@ impl fmt::Display for Event {
             _ => {}
         }
         if self.verified { Ok(()) } else { f.write_str(" (unverified)") }
+    }
+}
+
+/// Why a text names no event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseEventError {
+    /// There is no event of this name.
+    #[error("{}", unknown(.0))]
+    Name(String),
+    /// What follows the colon is neither `u`, `k` nor both.
+    #[error("unknown modifier `{0}`; known are u (user mode), k (kernel mode) and uk")]
+    Modifier(String),
+}
+
+fn unknown(name: &str) -> String {
+    let names: Vec<&str> = NAMES.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+    format!("unknown event `{name}`; known are {}, and r with a select word", names.join(", "))
+}
+
+/// As perf's users write events: `instructions`, `cycles:u`, `r4f2e:k`.
+///
+/// ```
+/// use perfctr::Event;
+///
+/// assert_eq!("cpu-cycles:u".parse(), Ok(Event::CYCLES.user()));
+/// let error = "cycels".parse::<Event>().unwrap_err();
+/// assert!(error.to_string().starts_with("unknown event `cycels`; known are instructions,"));
+/// ```
+impl FromStr for Event {
+    type Err = ParseEventError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, modifier) = text.split_once(':').unwrap_or((text, "uk"));
+        let raw = || u64::from_str_radix(name.strip_prefix('r')?, 16).ok().map(Self::raw);
+        let named = NAMES.iter().find(|(_, names)| names.contains(&name));
+        let event = named.map(|&(what, _)| Self::new(what)).or_else(raw);
+        let event = event.ok_or_else(|| ParseEventError::Name(name.to_owned()))?;
+        match modifier {
+            "u" => Ok(event.user()),
+            "k" => Ok(event.kernel()),
+            "uk" | "ku" => Ok(event),
+            other => Err(ParseEventError::Modifier(other.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_can_be_read() {
+        let raw = Event::raw(0x0151);
+        for event in Event::named().chain([raw]) {
+            for event in [event, event.user(), event.kernel()] {
+                assert_eq!(event.to_string().parse(), Ok(event));
+            }
+        }
+        assert_eq!("branch-instructions:ku".parse(), Ok(Event::BRANCHES));
+    }
+
+    #[test]
+    fn what_is_no_event_is_refused_by_name() {
+        for name in ["", "r", "rxyz", "Instructions", "instructions "] {
+            assert_eq!(name.parse::<Event>(), Err(ParseEventError::Name(name.to_owned())));
+        }
+        for modifier in ["", "p", "uu", "u:k"] {
+            let error = format!("cycles:{modifier}").parse::<Event>().unwrap_err();
+            assert_eq!(error, ParseEventError::Modifier(modifier.to_owned()));
+        }
     }
 }

@@ -14,8 +14,9 @@ mod session;
 mod sys;
 
 pub use error::Error;
-pub use event::Event;
+pub use event::{Event, ParseEventError};
 pub use provider::refusal::{Cause, Refusal};
 pub use provider::types::{Description, Provider};
 pub use session::{Reading, Session};
+pub use shared_abi::caps::CAPS_SAMPLING;
 pub use shared_abi::{CounterWidth, PhysSlot, PmuCaps};

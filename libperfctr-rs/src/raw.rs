@@ -5,4 +5,6 @@
 //! ioctl, [`Pages`] a bound descriptor's mapping.
 
 pub use crate::map::Pages;
-pub use crate::sys::{Device, Generation};
+pub use crate::provider::native::of_program;
+pub use crate::provider::paravirt::counting;
+pub use crate::sys::{Device, Generation, PerfCount, PerfEvent};

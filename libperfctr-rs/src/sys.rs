@@ -163,20 +163,55 @@ impl AsRawFd for Device {
     }
 }
 
-/// An open perf event of the calling thread; see Linux's `perf_event_open(2)`.
+/// An open perf event; see Linux's `perf_event_open(2)`.
 #[derive(Debug)]
-pub(crate) struct PerfEvent(File);
+pub struct PerfEvent(File);
+
+/// What a perf event has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerfCount {
+    /// Unit: events.
+    pub count: u64,
+    /// How long it was to count.  Unit: ns of all threads together.
+    pub enabled_ns: u64,
+    /// How long it did, which is less if there were not enough counters.
+    pub running_ns: u64,
+}
 
 impl PerfEvent {
-    /// Opens an event, in the group of `leader` if there is one.
+    /// Opens an event of the calling thread, in the group of `leader` if there is one.
     pub(crate) fn open(
+        attributes: &mut perf::bindings::perf_event_attr,
+        leader: Option<&Self>,
+    ) -> io::Result<Self> {
+        Self::open_for(0, attributes, leader)
+    }
+
+    /// Opens an event that process `pid` counts from its next exec on, with all threads and
+    /// processes that it starts.
+    pub(crate) fn open_for_program(
+        pid: libc::pid_t,
+        attributes: &mut perf::bindings::perf_event_attr,
+    ) -> io::Result<Self> {
+        attributes.read_format = u64::from(
+            perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED
+                | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING,
+        );
+        attributes.set_disabled(1);
+        attributes.set_enable_on_exec(1);
+        attributes.set_inherit(1);
+        Self::open_for(pid, attributes, None)
+    }
+
+    fn open_for(
+        pid: libc::pid_t,
         attributes: &mut perf::bindings::perf_event_attr,
         leader: Option<&Self>,
     ) -> io::Result<Self> {
         let group = leader.map_or(-1, AsRawFd::as_raw_fd);
         let flags = perf::bindings::PERF_FLAG_FD_CLOEXEC.into();
         // SAFETY: the attributes are writable and say how large they are.
-        let descriptor = unsafe { perf::perf_event_open(attributes, 0, -1, group, flags) };
+        let descriptor = unsafe { perf::perf_event_open(attributes, pid, -1, group, flags) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -196,6 +231,20 @@ impl PerfEvent {
         // SAFETY: these requests take a number and no pointer.
         let result = unsafe { request(self.as_raw_fd(), perf::bindings::PERF_IOC_FLAG_GROUP) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// What an event of [`of_program`](crate::raw::of_program) has counted until now.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn counted(&self) -> io::Result<PerfCount> {
+        let mut words = [0; 3];
+        if self.read(&mut words)? != words.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let [count, enabled_ns, running_ns] = words;
+        Ok(PerfCount { count, enabled_ns, running_ns })
     }
 
     /// Reads what the event's format promises; gives the number of words.

@@ -2,8 +2,8 @@
 //! Who provides counters: one type for all of them.
 
 mod known;
-mod native;
-mod paravirt;
+pub(crate) mod native;
+pub(crate) mod paravirt;
 mod place;
 pub(crate) mod refusal;
 mod tsc;

@@ -18,6 +18,7 @@ use crate::map::PerfPage;
 use crate::rdpmc::Hardware;
 use crate::sys::{Generation, PerfEvent};
 
+use super::known;
 use super::refusal::Refusal;
 use super::types::{Description, Provider, Taken, cpu_signature};
 
@@ -75,12 +76,7 @@ impl Native {
         let leader = open_leader().map_err(Error::kernel("open a perf event"))?;
         let open = |event: &Event| {
             let counting = Counting::open(&mut attributes(event)?, Some(&leader.event));
-            counting.map_err(|source| match source.kind() {
-                ErrorKind::NotFound | ErrorKind::InvalidInput | ErrorKind::Unsupported => {
-                    Error::unavailable(*event, "the kernel's PMU driver does not know it")
-                }
-                _ => Error::kernel("open a perf event")(source),
-            })
+            counting.map_err(|source| unopened(event, source))
         };
         let events = events.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         // The group before ends when its last descriptor is closed, here.
@@ -171,6 +167,31 @@ impl Counting {
     }
 }
 
+/// An event that process `pid` counts from its next exec on, with all threads and processes that it
+/// starts.  The kernel may let events take turns if there are not enough counters; see
+/// [`PerfCount::running_ns`](crate::raw::PerfCount).
+///
+/// # Errors
+///
+/// [`Error::EventNotAvailable`], or what the kernel says.
+pub fn of_program(event: &Event, pid: u32) -> Result<PerfEvent, Error> {
+    known::check(std::slice::from_ref(event))?;
+    let pid = libc::pid_t::try_from(pid)
+        .map_err(|_| Error::kernel("open a perf event")(IoError::from_raw_os_error(libc::ESRCH)))?;
+    PerfEvent::open_for_program(pid, &mut attributes(event)?)
+        .map_err(|source| unopened(event, source))
+}
+
+/// Why there is no perf event.
+fn unopened(event: &Event, source: IoError) -> Error {
+    match source.kind() {
+        ErrorKind::NotFound | ErrorKind::InvalidInput | ErrorKind::Unsupported => {
+            Error::unavailable(*event, "the kernel's PMU driver does not know it")
+        }
+        _ => Error::kernel("open a perf event")(source),
+    }
+}
+
 fn open_leader() -> Result<Counting, IoError> {
     let mut attributes = bindings::perf_event_attr {
         type_: bindings::PERF_TYPE_SOFTWARE,
@@ -193,6 +214,9 @@ fn attributes(event: &Event) -> Result<bindings::perf_event_attr, Error> {
         What::Instructions => (hardware, u64::from(bindings::PERF_COUNT_HW_INSTRUCTIONS)),
         What::Cycles => (hardware, u64::from(bindings::PERF_COUNT_HW_CPU_CYCLES)),
         What::Branches => (hardware, u64::from(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS)),
+        What::BranchMisses => (hardware, u64::from(bindings::PERF_COUNT_HW_BRANCH_MISSES)),
+        What::CacheReferences => (hardware, u64::from(bindings::PERF_COUNT_HW_CACHE_REFERENCES)),
+        What::CacheMisses => (hardware, u64::from(bindings::PERF_COUNT_HW_CACHE_MISSES)),
         What::Raw(select) => (bindings::PERF_TYPE_RAW, select),
     };
     if event.slot.is_some() {

@@ -15,6 +15,7 @@ use crate::event::Event;
 use crate::map::Pages;
 use crate::sys::Device;
 
+use super::known;
 use super::place::place;
 use super::refusal::Refusal;
 use super::types::{Description, Provider, Taken};
@@ -102,17 +103,7 @@ impl Paravirt {
         if self.pages.forked() {
             return Err(Error::Forked);
         }
-        let mut control = Control {
-            flags,
-            counters: counters.len() as u32,
-            preserve,
-            signal,
-            ..Control::default()
-        };
-        let Some(places) = control.counter.get_mut(..counters.len()) else {
-            return Err(Error::TooManyCounters { asked: counters.len(), available: MAX_COUNTERS });
-        };
-        places.copy_from_slice(counters);
+        let control = Control { preserve, signal, ..control(flags, counters)? };
         self.device.control(&control).map_err(|error| match error.raw_os_error() {
             Some(libc::EACCES) => Error::Refused(Refusal::at_module(&error)),
             _ => Error::kernel("set the counters")(error),
@@ -165,6 +156,30 @@ impl Drop for Paravirt {
             drop(self.device.unlink());
         }
     }
+}
+
+/// The control that counts `events`, and the TSC, from 0.
+///
+/// # Errors
+///
+/// As of [`Session::start`](crate::Session::start), but for those of the kernel.
+pub fn counting(caps: &PmuCaps, events: &[Event], flags: u32) -> Result<Control, Error> {
+    known::check(events)?;
+    if let Some(&event) = events.iter().find(|event| event.samples()) {
+        return Err(Error::unavailable(event, "it samples, and there is no signal"));
+    }
+    let counters = place(caps, events)?;
+    Config::new(caps, &counters)?;
+    control(flags | CONTROL_TSC, &counters)
+}
+
+fn control(flags: u32, counters: &[CounterConfig]) -> Result<Control, Error> {
+    let mut control = Control { flags, counters: counters.len() as u32, ..Control::default() };
+    let Some(places) = control.counter.get_mut(..counters.len()) else {
+        return Err(Error::TooManyCounters { asked: counters.len(), available: MAX_COUNTERS });
+    };
+    places.copy_from_slice(counters);
+    Ok(control)
 }
 
 /// Checks what the device says of itself.

@@ -7,6 +7,9 @@
 //! count.
 #![expect(unsafe_code, reason = "a forked child must not return")]
 
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, raise};
@@ -126,13 +129,27 @@ impl Trace {
                 // SAFETY: it ends the child, and nothing that the parent has begun.
                 unsafe { libc::_exit(status) }
             }
-            ForkResult::Parent { child } => Self::record(child, at_rdpmc),
+            ForkResult::Parent { child } => {
+                await_stop(child, Signal::SIGSTOP)?;
+                Self::record(child, at_rdpmc)
+            }
         }
     }
 
+    /// Single-steps a program from its first instruction to its end.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be executed, or fails.
+    pub fn of_program(command: &mut Command) -> Result<Self> {
+        // SAFETY: the closure makes one system call.
+        unsafe { command.pre_exec(|| Ok(ptrace::traceme()?)) };
+        let child = Pid::from_raw(command.spawn()?.id().cast_signed());
+        await_stop(child, Signal::SIGTRAP)?;
+        Self::record(child, |_| ())
+    }
+
     fn record(child: Pid, mut at_rdpmc: impl FnMut(usize)) -> Result<Self> {
-        let stopped = waitpid(child, None)?;
-        ensure!(matches!(stopped, WaitStatus::Stopped(_, Signal::SIGSTOP)), "{stopped:?}");
         let (mut trace, mut last, mut rdpmcs) = (Self::default(), 0, 0);
         loop {
             let address = ptrace::getregs(child)?.rip;
@@ -196,6 +213,12 @@ impl Trace {
         let stop = calls.iter().find(|&call| call > last).context("nothing stops")?;
         Ok(self.between(start + 1, stop + 1))
     }
+}
+
+fn await_stop(child: Pid, signal: Signal) -> Result<()> {
+    let stopped = waitpid(child, None)?;
+    ensure!(stopped == WaitStatus::Stopped(child, signal), "{stopped:?}");
+    Ok(())
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod programs;
 mod providers;
 pub mod report;
 mod shim;
+mod stat;
 mod tenants;
 mod testbed;
 mod vm_fuzz;
@@ -49,6 +50,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "programs", tier: Vm, run: programs::run },
     Suite { name: "tenants", tier: Vm, run: tenants::run },
     Suite { name: "amd", tier: Vm, run: tenants::amd },
+    Suite { name: "stat", tier: Vm, run: stat::run },
     Suite { name: "shim", tier: Vm, run: shim::run },
     Suite { name: "papi", tier: Vm, run: papi::suite },
 ];

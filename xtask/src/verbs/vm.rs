@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::artefacts::guest;
 use crate::artefacts::shim;
 use crate::artefacts::xen::Flavour;
 use crate::machine::{self, Spec};
@@ -16,7 +17,8 @@ use crate::tools::cache;
 
 /// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
 ///
-/// The perfctr module is loaded and the C library libperfctr.so.6 is where programs look for it.
+/// The perfctr module is loaded; the command perfctr and the C library libperfctr.so.6 are where
+/// programs look for them.
 /// The status is 128 + N if signal N ended CMD, 124 if it ran too long, 125 if the machine or the
 /// module failed. CMD reads nothing from standard input. What it changes in the guest is lost, but
 /// for what it leaves in /out (see --out).
@@ -69,6 +71,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(flavour) = args.xen {
         spec.hypervisor()?.flavour = flavour;
     }
+    spec.files.push((guest::programs("cli")?.join("perfctr"), "/usr/bin/perfctr".to_owned()));
     if spec.module {
         spec.files.extend(library()?);
     }

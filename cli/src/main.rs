@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr`: what can be counted here, and what programs do.
+
+mod info;
+mod stat;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// perfctr's own failures end with this status, as those of `env` and `timeout` do.
+const FAILURE: u8 = 125;
+
+/// Exact hardware performance counters, in virtual machines too.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Says who provides counters here, why nobody better does, and what the machine has.
+    Info(info::Options),
+    /// Lists the events that have names, and which of them can be counted here.
+    List,
+    /// Runs a program and says what it counted, with all threads and processes that it started.
+    Stat(stat::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Options::parse().verb {
+        Verb::Info(options) => info::run(&options),
+        Verb::List => info::list(),
+        Verb::Stat(options) => stat::run(&options),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("perfctr: {error:#}");
+        ExitCode::from(FAILURE)
+    })
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the command `perfctr stat` says of programs whose counts are known.
+
+mod command;
+mod subject;
+
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result};
+use nix::sys::personality::{self, Persona};
+use vm_tests::disturb;
+use vm_tests::step::{Executed, Trace};
+use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::cpus;
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+
+use command::{Stat, stat};
+
+/// Runs of one program, which all have to count the same.
+const RUNS: u32 = 20;
+/// A program without a library, threads or children (`alone.S`).
+const ALONE: &str = "/work/alone";
+/// What becomes of the machine meanwhile.
+const PCPUS: u32 = 2;
+const SEED: u64 = 1;
+
+fn main() -> Result<ExitCode> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("subject", lengths)) = arguments.split_first().map(|(name, rest)| (&**name, rest))
+    {
+        subject::run(lengths)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let provider = arguments.first().context("who provides counters here?")?;
+    // The same addresses each time, and so the same instructions.
+    personality::set(personality::get()? | Persona::ADDR_NO_RANDOMIZE)?;
+    let mut tally = Tally::default();
+    let truth = stepped()?;
+    println!("by its machine code: {truth:?}");
+    alone(&mut tally, provider, truth, "")?;
+    if provider == "paravirt" {
+        disturbed(|| {
+            alone(&mut tally, provider, truth, " while vCPUs and threads are moved")?;
+            everything_that_it_starts(&mut tally)
+        })?;
+    }
+    ends(&mut tally)?;
+    Ok(tally.finish())
+}
+
+/// What that program executes.
+fn stepped() -> Result<Executed> {
+    let trace = Trace::of_program(&mut Command::new(ALONE)).context(ALONE)?;
+    Ok(trace.between(0, trace.len()))
+}
+
+/// Every run counts what the machine code says.
+fn alone(tally: &mut Tally, provider: &str, truth: Executed, how: &str) -> Result<()> {
+    let runs = RUNS.to_string();
+    let Stat { document, .. } = stat(&["-r", &runs], &[ALONE.to_owned()])?;
+    tally.check(&format!("{provider} provides counts{how}"), {
+        equal(document["provider"].as_str(), Some(provider))
+    });
+    let expected = vec![[truth.instructions, truth.branches]; RUNS as usize];
+    tally.check(
+        &format!("{provider}: each of {RUNS} runs of a program counts what it executes{how}"),
+        { equal(command::counts(&document)?, expected) },
+    );
+    Ok(())
+}
+
+/// The host and the guest move everything about, and other threads want the CPUs.
+fn disturbed(body: impl FnOnce() -> Result<()>) -> Result<()> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let (cpus, stop) = (cpus()?, AtomicBool::new(false));
+    thread::scope(|scope| {
+        let (xen, cpus, stop) = (&xen, &cpus, &stop);
+        scope.spawn(move || disturb::vcpus(xen, CONTROL_DOMAIN, cpus, PCPUS, SEED, stop));
+        for _ in cpus {
+            scope.spawn(|| while !stop.load(Ordering::Relaxed) {});
+        }
+        let result = body();
+        stop.store(true, Ordering::Relaxed);
+        result
+    })
+}
+
+/// Two runs of a program with threads and children, which are apart by what the lengths of their
+/// work say, each thread and child for itself.
+fn everything_that_it_starts(tally: &mut Tally) -> Result<()> {
+    let runs = subject::TREES
+        .iter()
+        .map(|tree| stat(&["--per-thread"], &subject::words(tree)?))
+        .collect::<Result<Vec<_>>>()?;
+    let threads =
+        runs.iter().map(|run| command::threads(&run.document)).collect::<Result<Vec<_>>>()?;
+    // The first one waits for the others, how often is not known.
+    let apart: Vec<Vec<i64>> = threads[0].iter().zip(&threads[1]).skip(1).map(difference).collect();
+    let [short, long] = subject::TREES.map(|tree| subject::work(&tree[1..]));
+    let truth = |(short, long): (Executed, Executed)| {
+        difference((
+            &vec![short.instructions, short.branches],
+            &vec![long.instructions, long.branches],
+        ))
+    };
+    let expected: Vec<Vec<i64>> = short.into_iter().zip(long).map(truth).collect();
+    tally.check("each thread and process that a program starts counts what it executes", {
+        equal(apart, expected)
+    });
+    for (run, threads) in runs.iter().zip(&threads) {
+        let sums = [0, 1].map(|n| threads.iter().map(|counts| counts[n]).sum::<u64>());
+        tally.check("the whole program is the sum of its threads", {
+            equal(command::counts(&run.document)?, vec![sums])
+        });
+    }
+    Ok(())
+}
+
+fn difference((one, two): (&Vec<u64>, &Vec<u64>)) -> Vec<i64> {
+    one.iter().zip(two).map(|(one, two)| two.wrapping_sub(*one).cast_signed()).collect()
+}
+
+/// How programs end is how `perfctr stat` ends, and what cannot be executed is named.
+fn ends(tally: &mut Tally) -> Result<()> {
+    let stopped = "(sleep 0.1; kill -CONT $$) & kill -STOP $$; wait; exit 3";
+    for (name, script, status) in [
+        ("the program's exit status is perfctr's", "exit 7", 7),
+        ("a program that a signal ends gives 128 and the signal", "kill -USR1 $$", 138),
+        ("a program that is stopped and continued goes on", stopped, 3),
+    ] {
+        let words = ["/bin/sh", "-c", script].map(str::to_owned);
+        tally.check(name, equal(stat(&[], &words)?.status, Some(status)));
+    }
+    let absent = command::run(&[], &["/nowhere".to_owned()])?;
+    let said = String::from_utf8_lossy(&absent.stderr).into_owned();
+    tally.check("what cannot be executed is named", {
+        equal((absent.status.code(), said.contains("/nowhere: No such file")), (Some(125), true))
+    });
+    Ok(())
+}
