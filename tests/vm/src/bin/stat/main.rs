@@ -66,7 +66,7 @@ fn alone(tally: &mut Tally, provider: &str, truth: Executed, how: &str) -> Resul
     let expected = vec![[truth.instructions, truth.branches]; RUNS as usize];
     tally.check(
         &format!("{provider}: each of {RUNS} runs of a program counts what it executes{how}"),
-        { equal(command::counts(&document)?, expected) },
+        equal(command::counts(&document)?, expected),
     );
     Ok(())
 }
