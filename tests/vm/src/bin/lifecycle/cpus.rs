@@ -69,7 +69,7 @@ pub fn come_online_without_counters() -> Result<()> {
     came.context("the CPU does not come online")?;
     let refused = refused?;
     ensure!(
-        matches!(refused, Some(Error::Kernel { .. } | Error::NotLoaded(_))),
+        matches!(refused, Some(Error::Kernel { .. } | Error::NotLoaded(_) | Error::Refused(_))),
         "a thread there is told {refused:?}"
     );
     fs::write(&online, "0")?;
