@@ -59,7 +59,7 @@ pub fn nothing_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64>
     nothing(period, program)
 }
 
-/// [`perfctr`], and the calling thread is another user's from now on.
+/// [`perfctr()`], and the calling thread is another user's from now on.
 pub fn perfctr_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     become_another()?;
     perfctr(period, program)
