@@ -27,7 +27,9 @@ const SWITCHES_MIN: u64 = 10;
 fn main() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let cpus = cpus()?;
-    let session = Session::open_with(Provider::Paravirt)?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    // A vCPU has a page while threads that count come to it.
+    session.start(&[])?;
     let mut tally = Tally::default();
     let crowded = compete(&xen, &session, &cpus, &cpus)?;
     judge(&mut tally, "threads on vCPUs that wait for each other", &crowded.threads);
