@@ -17,7 +17,9 @@
 
 #include "perfctr.h"
 
-#define PERFCTR_IDLE_DELAY_MS 100
+/* Until counters stop that nobody reads, and until switches go unwatched. */
+#define PERFCTR_STOP_DELAY_MS 100
+#define PERFCTR_UNWATCH_DELAY_MS 10000
 
 /* Protects whether switches are watched. */
 static DEFINE_MUTEX(perfctr_watch_lock);
@@ -61,39 +63,51 @@ int perfctr_watch(void)
 	return err;
 }
 
-static void perfctr_idle_here(void *unused)
+static void perfctr_stop_here(void *unused)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	perfctr_core_vcpu_stop_if_idle(perfctr_this_vcpu());
+}
 
-	perfctr_core_vcpu_stop_if_idle(cpu->core);
+static void perfctr_stop(struct work_struct *unused)
+{
+	if (perfctr_core_is_idle())
+		on_each_cpu(perfctr_stop_here, NULL, true);
+}
+
+static void perfctr_hide_here(void *unused)
+{
 	if (!atomic_read(&perfctr_watchers))
-		perfctr_user_hide(cpu);
+		perfctr_user_hide(&perfctr_cpus[smp_processor_id()]);
 }
 
 static void perfctr_idle(struct work_struct *unused)
 {
-	if (!perfctr_core_is_idle())
-		return;
 	mutex_lock(&perfctr_watch_lock);
-	on_each_cpu(perfctr_idle_here, NULL, true);
-	/* What the hypervisor refuses to let go stays watched. */
-	if (perfctr_is_watching && !atomic_read(&perfctr_watchers) &&
-	    !perfctr_users_shown())
-		perfctr_watch_end();
+	if (perfctr_is_watching && !atomic_read(&perfctr_watchers)) {
+		on_each_cpu(perfctr_hide_here, NULL, true);
+		/* What the hypervisor refuses to let go stays watched. */
+		if (!atomic_read(&perfctr_watchers) && !perfctr_users_shown())
+			perfctr_watch_end();
+	}
 	mutex_unlock(&perfctr_watch_lock);
 }
 
+static DECLARE_DELAYED_WORK(perfctr_stop_work, perfctr_stop);
 static DECLARE_DELAYED_WORK(perfctr_idle_work, perfctr_idle);
 
 /*
  * After a while, since programs that stop often start again soon: they find
- * their configuration loaded, and no CPU is interrupted.
+ * their configuration loaded, and no CPU is interrupted.  The end of the watch
+ * has code patched on all CPUs, so it waits for longer.
  */
 void perfctr_stop_if_idle(void)
 {
-	if (perfctr_core_is_idle())
-		schedule_delayed_work(&perfctr_idle_work,
-				      msecs_to_jiffies(PERFCTR_IDLE_DELAY_MS));
+	if (!perfctr_core_is_idle())
+		return;
+	schedule_delayed_work(&perfctr_stop_work,
+			      msecs_to_jiffies(PERFCTR_STOP_DELAY_MS));
+	schedule_delayed_work(&perfctr_idle_work,
+			      msecs_to_jiffies(PERFCTR_UNWATCH_DELAY_MS));
 }
 
 /* Does not sleep. */
@@ -106,6 +120,7 @@ void perfctr_unwatch(void)
 /* There are no watchers and no online vCPUs any more. */
 void perfctr_watch_exit(void)
 {
+	cancel_delayed_work_sync(&perfctr_stop_work);
 	cancel_delayed_work_sync(&perfctr_idle_work);
 	if (perfctr_is_watching)
 		perfctr_watch_end();
