@@ -135,8 +135,8 @@ impl PmuCaps {
     /// Whether this PMU has the counter.
     pub const fn has(&self, slot: PhysSlot) -> bool {
         match slot.fixed_number() {
-            Some(n) => n < self.fixed && (n as usize) < MAX_FIXED,
-            None => (slot.index() as u32) < self.general && slot.index() < MAX_GENERAL,
+            Some(n) => n < self.fixed,
+            None => (slot.index() as u32) < self.general,
         }
     }
 

@@ -230,7 +230,8 @@ pub fn sample_vcpu_into(
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use core::cell::{Cell, RefCell};
 
