@@ -93,7 +93,9 @@ mod tests {
         assert_eq!(slot_in(&[counter(16, EVNTSEL_USR | EVNTSEL_EN)]), Some(16));
         assert_eq!(slot_in(&[counter(16, EVNTSEL_OS | EVNTSEL_EN)]), None);
         assert_eq!(slot_in(&[counter(17, EVNTSEL_USR | EVNTSEL_EN)]), None);
-        assert_eq!(slot_in(&[counter(0, INSTRUCTIONS | 1 << 24)]), None);
+        for qualifier in [EVNTSEL_EDGE, EVNTSEL_INV, 1 << 24, 1 << 31] {
+            assert_eq!(slot_in(&[counter(0, INSTRUCTIONS | qualifier)]), None, "{qualifier:#x}");
+        }
         let sampling =
             CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..counter(0, INSTRUCTIONS) };
         assert_eq!(slot_in(&[sampling]), None);
@@ -116,5 +118,31 @@ mod tests {
         };
         assert_eq!(measure(|_| ()), Some(25));
         assert_eq!(measure(|machine| machine.preempt_vcpu(0)), None);
+    }
+
+    #[test]
+    fn what_counts_something_else_meanwhile_measures_nothing() {
+        let machine = Machine::new();
+        let slot = PhysSlot::general(0);
+        let load = |event| Config::new(&Machine::caps(), &[counter(0, event)]).unwrap();
+        machine.on(0, |cpu| {
+            cpu.load(&load(INSTRUCTIONS)).unwrap();
+            let probe = Probe::start(slot, cpu);
+            cpu.load(&load(BRANCHES)).unwrap();
+            assert_eq!(probe.finish(cpu), None);
+        });
+    }
+
+    #[test]
+    fn where_nothing_may_be_read_nothing_is_measured() {
+        let machine = Machine::new();
+        let thread = machine.thread();
+        thread.start(&[counter(0, INSTRUCTIONS)]);
+        let measure = || machine.on(0, |cpu| Probe::start(PhysSlot::general(0), cpu).finish(cpu));
+        assert_eq!(measure(), Some(0));
+        machine.revoke(0);
+        assert_eq!(measure(), None);
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        assert_eq!(measure(), None);
     }
 }

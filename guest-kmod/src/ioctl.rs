@@ -128,6 +128,7 @@ fn check_sampling(control: &Control, counters: &[CounterConfig]) -> Result<(), E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{INSTRUCTIONS, Machine, control, counter};
 
     #[test]
     fn only_this_major() {
@@ -138,5 +139,16 @@ mod tests {
         let newer = Create { features: 1 << 31, ..create };
         assert_eq!(check_create(&newer), Err(Errno::OPNOTSUPP));
         assert_eq!(check_create(&Create { abi_major: 1, ..create }), Err(Errno::PROTO));
+    }
+
+    #[test]
+    fn a_control_is_judged_before_it_is_carried_out() {
+        let caps = Machine::caps();
+        let good = control(&[counter(0, INSTRUCTIONS)]);
+        assert_eq!(check_control(&caps, &good), Ok(()));
+        let reserved = Control { reserved: [0, 1], ..good };
+        assert_eq!(check_control(&caps, &reserved), Err(Errno::INVAL));
+        let privileged = control(&[counter(0, INSTRUCTIONS | 1 << 20)]);
+        assert_eq!(check_control(&caps, &privileged), Err(Errno::PERM));
     }
 }

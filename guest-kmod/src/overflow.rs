@@ -189,7 +189,7 @@ fn counters_of(mut mask: u32) -> impl Iterator<Item = usize> {
 
 /// Whether a distance is one into the past.
 const fn is_past(distance: u64) -> bool {
-    distance == 0 || distance as i64 <= 0
+    distance as i64 <= 0
 }
 
 #[cfg(test)]
@@ -246,6 +246,18 @@ mod tests {
         assert_eq!(overflows.pause().map(|signal| signal.counters), Some(1));
         assert_eq!(overflows.take_merged(), 2);
         assert_eq!(overflows.distance(0, &sums(&[3_400])), Some(500));
+    }
+
+    #[test]
+    fn each_counter_has_its_own_pending_overflow() {
+        let mut overflows = sampling(&[1_000, 1_000]);
+        overflows.begin(&sums(&[0, 0]));
+        overflows.notice(&sums(&[0, 1_000]));
+        overflows.notice(&sums(&[1_000, 1_000]));
+        assert_eq!(overflows.take_merged(), 0, "the first of each");
+        overflows.notice(&sums(&[1_000, 2_000]));
+        assert_eq!(overflows.take_merged(), 1);
+        assert_eq!(overflows.pause().map(|signal| signal.counters), Some(0b11));
     }
 
     #[test]

@@ -65,11 +65,15 @@ mod tests {
     fn levels_are_those_of_perf_events() {
         let user = control(&[counter(0, INSTRUCTIONS)]);
         let kernel = control(&[counter(0, INSTRUCTIONS), counter(1, INSTRUCTIONS | EVNTSEL_OS)]);
+        let twice = control(&[0, 1].map(|slot| counter(slot, EVNTSEL_OS)));
         for (paranoid, user_allowed, kernel_allowed) in
             [(-1, true, true), (1, true, true), (2, true, false), (3, false, false)]
         {
             assert_eq!(may_count(paranoid, NOBODY, &user).is_ok(), user_allowed, "{paranoid}");
-            assert_eq!(may_count(paranoid, NOBODY, &kernel).is_ok(), kernel_allowed, "{paranoid}");
+            for control in [&kernel, &twice] {
+                let asked = may_count(paranoid, NOBODY, control);
+                assert_eq!(asked.is_ok(), kernel_allowed, "{paranoid}");
+            }
             assert_eq!(may_count(paranoid, ADMIN, &kernel), Ok(()));
         }
     }

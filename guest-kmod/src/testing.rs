@@ -67,6 +67,8 @@ pub(crate) struct Machine {
     refusal: Cell<Option<Errno>>,
     /// How many more RDPMC of a kernel are hit by a vCPU switch.
     pub(crate) disturbances: Cell<u32>,
+    /// What a kernel's look at its counters executes, in a ring that they count.
+    pub(crate) instructions_per_sample: Cell<u64>,
     hypercalls: RefCell<Vec<(usize, u32)>>,
 }
 
@@ -98,6 +100,7 @@ impl Machine {
             }),
             refusal: Cell::new(None),
             disturbances: Cell::new(0),
+            instructions_per_sample: Cell::new(0),
             hypercalls: RefCell::default(),
         };
         for vcpu in 0..VCPUS {
@@ -195,6 +198,11 @@ impl Machine {
         self.vcpus[vcpu].page.flags.store(VCPU_REGISTERED, Relaxed);
     }
 
+    /// One bit for each slot that the vCPU counts with.
+    pub(crate) fn programmed(&self, vcpu: usize) -> u32 {
+        self.vcpus[vcpu].programmed.borrow().slots()
+    }
+
     fn program(&self, vcpu: usize, config: Config) {
         self.switch_vcpu(vcpu, true);
         let fake = &self.vcpus[vcpu];
@@ -231,6 +239,7 @@ impl Counters for FakeKernel<'_> {
     }
 
     fn rdtsc(&self) -> u64 {
+        self.machine.execute(self.vcpu, self.machine.instructions_per_sample.get(), 0);
         self.machine.vcpus[self.vcpu].tsc.get()
     }
 }
@@ -243,7 +252,13 @@ impl Kernel for FakeKernel<'_> {
         }
         let page = &self.machine.vcpus[self.vcpu].page;
         match op {
-            OP_QUERY => argument.copy_from_slice(self.machine.answer.borrow().as_bytes()),
+            OP_QUERY => {
+                let asked = HvQuery::read_from_bytes(argument).unwrap();
+                if asked.abi_major != u32::from(ABI_MAJOR) {
+                    return Err(Errno::PROTO);
+                }
+                argument.copy_from_slice(self.machine.answer.borrow().as_bytes());
+            }
             OP_REGISTER => page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed),
             OP_UNREGISTER => page.flags.store(0, Relaxed),
             OP_LOAD => {

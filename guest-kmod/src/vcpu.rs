@@ -215,7 +215,6 @@ const fn errno(error: ReadError) -> Errno {
     match error {
         // A registered vCPU may count unless the host has forbidden its domain meanwhile.
         ReadError::NotDirect => Errno::PERM,
-        ReadError::NotLoaded(errno) => Errno(-errno),
-        ReadError::Malformed | ReadError::Disturbed => Errno::NODEV,
+        ReadError::NotLoaded(_) | ReadError::Malformed | ReadError::Disturbed => Errno::NODEV,
     }
 }

@@ -197,8 +197,11 @@ mod tests {
         assert_eq!(admission.thread_begins(true), Err(Errno::BUSY));
         assert_eq!(admission.thread_begins(false), Err(Errno::BUSY));
         admission.cpus_stopped();
-        admission.thread_begins(false).unwrap();
-        assert_eq!(admission.threads(), 1);
+        assert_eq!(admission.threads(), 0);
+        for threads in 1..=2 {
+            admission.thread_begins(false).unwrap();
+            assert_eq!(admission.threads(), threads);
+        }
     }
 
     #[test]
@@ -208,12 +211,16 @@ mod tests {
         admission.cpus_start(ONE).unwrap();
         admission.thread_ends(false);
         assert!(admission.cpus_count());
+        admission.cpus_stopped();
+        assert!(!admission.cpus_count());
     }
 
     #[test]
     fn cpus_are_one_descriptors_until_it_is_closed() {
         let mut admission = Admission::new();
+        assert!(!admission.owns(ONE));
         admission.cpus_set(ONE).unwrap();
+        assert!(admission.owns(ONE) && !admission.owns(OTHER));
         assert_eq!(admission.cpus_set(OTHER), Err(Errno::BUSY));
         assert_eq!(admission.cpus_start(OTHER), Err(Errno::BUSY));
         admission.cpus_start(ONE).unwrap();

@@ -666,3 +666,142 @@ fn a_tracer_cannot_let_go_on_what_is_not_paused_yet() {
     let signal = machine.on(0, |cpu| thread.pmu.borrow_mut().switch_in(&thread.page, cpu));
     assert_eq!(signal, TOLD, "the overflow is still to be told");
 }
+
+#[test]
+fn a_page_says_what_it_is_and_whose() {
+    let page = ThreadPage::default();
+    ThreadPmu::new(&page, 4_711);
+    // Words of the interface's header, in the order of the page.
+    let head = [&page.magic, &page.abi, &page.size_bytes, &page.state].map(|w| w.load(Relaxed));
+    assert_eq!(head, [u32::from_le_bytes(*b"PcTh"), 2, 704, 0]);
+    assert_eq!(page.tid.load(Relaxed), 4_711);
+}
+
+#[test]
+fn only_threads_that_want_something_counted_are_switched() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    assert!(!thread.pmu.borrow().counts());
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    assert!(thread.pmu.borrow().counts());
+    thread.stop();
+    assert!(!thread.pmu.borrow().counts());
+}
+
+#[test]
+fn a_measured_switch_is_a_switch_that_says_what_it_cost() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let switch_out = || {
+        machine.on(0, |cpu| thread.pmu.borrow_mut().switch_out_measured(&thread.page, cpu));
+    };
+    let switch_in =
+        || machine.on(0, |cpu| thread.pmu.borrow_mut().switch_in_measured(&thread.page, cpu));
+    let costs = || {
+        let stats = machine.stats(0);
+        let (out, back) = (&stats.switch_out_instructions, &stats.switch_in_instructions);
+        [&stats.switch_out_calls, out, &stats.switch_in_calls, back].map(|count| count.get())
+    };
+    switch_out();
+    assert_eq!((switch_in(), costs()), (None, [0; 4]), "nothing counts");
+    thread.control(&sampling_beside(2, INSTRUCTIONS)).unwrap();
+    thread.execute(1_003);
+    machine.instructions_per_sample.set(40);
+    switch_out();
+    machine.execute(0, 5_000, 0);
+    assert_eq!(switch_in(), TOLD);
+    assert_eq!(costs(), [1, 40, 1, 40]);
+    switch_out();
+    assert_eq!(switch_in(), None);
+    assert_eq!(costs(), [2, 80, 2, 80]);
+    assert_eq!(machine.stats(0).switches_in.get(), 2);
+    assert_eq!(machine.stats(0).switches_out.get(), 2);
+}
+
+/// A sampling counter, and another that counts `event` in slot `slot`.
+fn sampling_beside(slot: u32, event: u64) -> Control {
+    let mut control = sampling(1_000);
+    control.counter[1] = counter(slot, event);
+    control
+}
+
+#[test]
+fn an_interrupt_that_is_nobodys_leaves_a_thread_alone() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    let untouched = |machine: &Machine| {
+        let stamp = thread.page.seq.stamp();
+        assert_eq!(interrupt(machine, &thread, 0), None);
+        thread.page.seq.still(stamp)
+    };
+    assert!(untouched(&machine), "nothing samples");
+    thread.control(&sampling(1_000)).unwrap();
+    assert!(!untouched(&machine), "it arms anew");
+    thread.execute(1_000);
+    assert_eq!(interrupt(&machine, &thread, 0), TOLD);
+    assert!(untouched(&machine), "paused");
+}
+
+#[test]
+fn periods_are_not_kept_across_another_event_or_another_order() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let both = |events: [u64; 2]| {
+        let mut control = Control { flags: CONTROL_KEEP_PERIOD, ..sampling(1_000) };
+        for (slot, event) in events.into_iter().enumerate() {
+            control.counter[slot] =
+                CounterConfig { evntsel: event, slot: slot as u32, ..control.counter[0] };
+        }
+        control
+    };
+    let before = both([INSTRUCTIONS, BRANCHES]);
+    let mut swapped = before;
+    swapped.counter.swap(0, 1);
+    let fewer = Control { counters: 1, ..before };
+    for next in [both([INSTRUCTIONS, INSTRUCTIONS]), swapped, fewer] {
+        thread.control(&before).unwrap();
+        thread.execute(600);
+        thread.stop();
+        thread.control(&next).unwrap();
+        thread.execute(999);
+        assert_eq!(interrupt(&machine, &thread, 0), None);
+        thread.execute(1);
+        assert!(interrupt(&machine, &thread, 0).is_some());
+        thread.stop();
+    }
+}
+
+#[test]
+fn nothing_that_the_host_has_taken_away_is_asked_for_beside_others() {
+    let machine = Machine::new();
+    let (one, two) = (machine.thread(), machine.thread());
+    one.start(&[counter(0, INSTRUCTIONS)]);
+    one.switch_out();
+    two.start(&[counter(1, BRANCHES)]);
+    two.switch_out();
+    one.switch_in(0);
+    one.switch_out();
+    machine.revoke(0);
+    two.switch_in(0);
+    assert_eq!(machine.programmed(0), 0b10);
+}
+
+#[test]
+fn a_vcpu_that_is_refused_counts_for_nobody() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.start(&[counter(0, INSTRUCTIONS)]);
+    thread.switch_out();
+    machine.on(1, |cpu| cpu.refuse(Errno::OPNOTSUPP));
+    thread.switch_in(1);
+    assert_eq!(thread.read(), Err(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn interrupts_are_counted_by_whom_they_were_for() {
+    let machine = Machine::new();
+    machine.on(0, |cpu| [true, false, true].map(|told| cpu.count_interrupt(told)));
+    let stats = machine.stats(0);
+    assert_eq!((stats.interrupts.get(), stats.interrupts_stray.get()), (3, 1));
+}

@@ -2,12 +2,12 @@
 //! Whether the tests of the model tier notice small faults: cargo-mutants puts one after another
 //! into the two cores and the shared ABI.
 //!
-//! Each mutant meets its own package's tests first, which take a second, and what survives them
-//! meets the simulator's, which take several.  What was noticed is kept in `target/mutation` for as
-//! long as the package's code stays what it is, so a run that was ended goes on, and one after more
-//! tests were written tries the survivors only.  Remove the directory to begin anew.
+//! Each mutant meets the tests first that are built most quickly, and only what survives them
+//! meets the next ones, the simulator's at last.  What was noticed is kept in `target/mutation` for
+//! as long as the package's code stays what it is, so a run that was ended goes on, and one after
+//! more tests were written tries the survivors only.  Remove the directory to begin anew.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,8 +21,12 @@ use crate::tools::{cache, sh, toolchain};
 const TOOL: &str = "cargo-mutants";
 const TOOL_VERSION: &str = "27.1.0";
 
-/// What is mutated.
-const MUTATED: [&str; 3] = ["shared-abi", "hv-driver", "guest-kmod"];
+/// What is mutated, and which tests a mutant meets one after another.
+const MUTATED: [(&str, &[Tests]); 3] = [
+    ("shared-abi", &[Tests::Unit, Tests::Package, Tests::Simulator]),
+    ("hv-driver", &[Tests::Package, Tests::Simulator]),
+    ("guest-kmod", &[Tests::Unit, Tests::Simulator]),
+];
 
 /// What only builds for tests have, and what writes the C headers, which `check` compares.
 const EXCLUDED: [&str; 4] = [
@@ -44,56 +48,84 @@ pub fn suite(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Kinds of mutants, whatever their place, and how many of each there are.
+type Kinds = BTreeMap<String, usize>;
+
 /// Tries every mutant, of one package or all, that `options` of cargo-mutants leave, and demands
 /// that none survives that is not on the list.
 pub fn try_all(only: Option<&str>, options: &[String]) -> Result<()> {
     let known = equivalent()?;
-    let mut survivors = BTreeSet::new();
-    ensure!(only.is_none_or(|only| MUTATED.contains(&only)), "packages: {}", MUTATED.join(", "));
-    for package in MUTATED.into_iter().filter(|&package| only.is_none_or(|only| only == package)) {
-        survivors.extend(survivors_of(package, options, &known)?);
+    let mut survivors = Kinds::new();
+    let chosen: Vec<_> =
+        MUTATED.into_iter().filter(|(name, _)| only.is_none_or(|only| only == *name)).collect();
+    ensure!(!chosen.is_empty(), "packages: {}", MUTATED.map(|(name, _)| name).join(", "));
+    for (package, tests) in chosen {
+        survivors.extend(survivors_of(package, tests, options, &known)?);
     }
     if only.is_none() && options.is_empty() {
-        for mutant in known.difference(&survivors) {
-            println!("on the list, but noticed or gone: {mutant}");
+        for (kind, listed) in &known {
+            let left = survivors.get(kind).copied().unwrap_or(0);
+            if left < *listed {
+                println!("{listed} on the list, {left} of them survive: {kind}");
+            }
         }
     }
-    let unknown: Vec<&str> = survivors.difference(&known).map(String::as_str).collect();
-    println!("{} kinds of mutants survive, {} not on the list", survivors.len(), unknown.len());
+    let is_unknown = |(kind, count): &(&String, &usize)| *count > known.get(*kind).unwrap_or(&0);
+    let unknown: Vec<String> =
+        survivors.iter().filter(is_unknown).map(|(kind, count)| line(kind, *count)).collect();
+    let all: usize = survivors.values().sum();
+    println!("{all} mutants survive; {} kinds of them are not on the list", unknown.len());
     ensure!(unknown.is_empty(), "survivors not in {EQUIVALENT}:\n{}", unknown.join("\n"));
     Ok(())
 }
 
-/// What survives of a package, whatever its place.
+/// What survives of a package.
 fn survivors_of(
     package: &str,
+    stages: &[Tests],
     options: &[String],
-    known: &BTreeSet<String>,
-) -> Result<BTreeSet<String>> {
-    let own = Stage { package, name: "own", sim: false };
-    let alone = own.run(options)?;
-    let open: Vec<String> = alone
-        .missed
-        .iter()
-        .filter(|mutant| !known.contains(&without_place(mutant)))
-        .cloned()
-        .collect();
-    let pick = |mutant: &String| ["--re".to_owned(), format!("^{}$", literally(mutant))];
-    let picked: Vec<String> = open.iter().flat_map(pick).collect();
-    let simulator = Stage { package, name: "sim", sim: true };
-    let mut last = if open.is_empty() { Tried::default() } else { simulator.run(&picked)? };
-    // The tool picks every deletion of a field, whatever it is asked for.
-    last.missed.retain(|mutant| open.contains(mutant));
-    println!(
-        "{package}: {} mutants; {} survive its own tests, {} of them are listed, {} survive the \
-         simulator",
-        alone.all,
-        alone.missed.len(),
-        alone.missed.len() - open.len(),
-        last.missed.len(),
-    );
-    let listed = alone.missed.iter().filter(|mutant| !open.contains(mutant));
-    Ok(listed.chain(&last.missed).map(|mutant| without_place(mutant)).collect())
+    known: &Kinds,
+) -> Result<Kinds> {
+    let (mut open, mut listed) = (Vec::new(), Vec::new());
+    let mut options = options.to_vec();
+    for (place, &tests) in stages.iter().enumerate() {
+        let stage = Stage { package, tests };
+        let mut tried = stage.run(&options)?;
+        if place > 0 {
+            // The tool picks every deletion of a field, whatever it is asked for.
+            tried.missed.retain(|mutant| open.contains(mutant));
+        }
+        let missed = tried.missed.len();
+        let kinds = kinds(&tried.missed);
+        let is_listed = |mutant: &String| {
+            let kind = without_place(mutant);
+            known.get(&kind).is_some_and(|listed| kinds[&kind] <= *listed)
+        };
+        let (equivalent, left) = tried.missed.into_iter().partition(is_listed);
+        open = left;
+        println!(
+            "{package}: {} mutants meet {}; {missed} survive, {} of them are listed",
+            if place == 0 { tried.all } else { options.len() / 2 },
+            tests.name(),
+            missed - open.len(),
+        );
+        listed.extend::<Vec<String>>(equivalent);
+        if open.is_empty() {
+            break;
+        }
+        let pick = |mutant: &String| ["--re".to_owned(), format!("^{}$", literally(mutant))];
+        options = open.iter().flat_map(pick).collect();
+    }
+    listed.append(&mut open);
+    Ok(kinds(&listed))
+}
+
+fn kinds(mutants: &[String]) -> Kinds {
+    let mut kinds = Kinds::new();
+    for mutant in mutants {
+        *kinds.entry(without_place(mutant)).or_default() += 1;
+    }
+    kinds
 }
 
 /// What came of the mutants of a package.
@@ -105,28 +137,59 @@ struct Tried {
     missed: Vec<String>,
 }
 
+/// Whose tests a mutant meets.
+#[derive(Clone, Copy)]
+enum Tests {
+    /// Those in the package's own files.
+    Unit,
+    /// All of the package's.
+    Package,
+    /// The simulator's.
+    Simulator,
+}
+
+impl Tests {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Unit => "unit tests",
+            Self::Package => "their package's tests",
+            Self::Simulator => "the simulator",
+        }
+    }
+
+    /// Of the folder in which it is kept what came of them.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Unit => "unit",
+            Self::Package => "package",
+            Self::Simulator => "sim",
+        }
+    }
+}
+
 /// The mutants of a package under some tests.
 struct Stage<'a> {
     package: &'a str,
-    name: &'a str,
-    /// Under the simulator's tests, not the package's own.
-    sim: bool,
+    tests: Tests,
 }
 
 impl Stage<'_> {
     fn run(&self, options: &[String]) -> Result<Tried> {
         let root = sh::project().join("target").join("mutation");
-        let output = root.join(self.package).join(self.name);
+        let output = root.join(self.package).join(self.tests.folder());
         self.forget_if_stale(&output)?;
         let mut mutants = Command::new(tool()?);
         mutants.arg("mutants").current_dir(sh::project());
         mutants.args(["--no-shuffle", "--iterate", "--profile", "mutants", "--colors", "never"]);
         mutants.arg("--output").arg(&output).args(["--package", self.package]);
         // Documentation's tests take longer than all others.
-        mutants.args(["--cargo-test-arg=--lib", "--cargo-test-arg=--tests"]);
+        mutants.arg("--cargo-arg=--lib");
+        if !matches!(self.tests, Tests::Unit) {
+            mutants.arg("--cargo-arg=--tests");
+        }
         mutants.args(EXCLUDED.iter().flat_map(|file| ["--exclude", file]));
         // One that hangs is one that is noticed; times are in seconds.
-        if self.sim {
+        if matches!(self.tests, Tests::Simulator) {
             mutants.env("RUSTFLAGS", "--cfg sim").env("CARGO_TARGET_DIR", root.join("build-sim"));
             mutants.args(["--test-package", "sim", "--timeout", "300"]);
         } else {
@@ -208,21 +271,32 @@ fn without_place(mutant: &str) -> String {
     }
 }
 
-fn equivalent() -> Result<BTreeSet<String>> {
+fn equivalent() -> Result<Kinds> {
     let text = fs::read_to_string(sh::project().join(EQUIVALENT)).context(EQUIVALENT)?;
     listed(&text)
 }
 
+/// A kind of mutants on the list: `N x KIND`, or `KIND` if there is one.
+fn line(kind: &str, count: usize) -> String {
+    if count == 1 { kind.to_owned() } else { format!("{count} x {kind}") }
+}
+
 /// Paragraphs: lines that start with `# ` are the reason for the mutants below them.
-fn listed(text: &str) -> Result<BTreeSet<String>> {
-    let mut mutants = BTreeSet::new();
+fn listed(text: &str) -> Result<Kinds> {
+    let mut mutants = Kinds::new();
     let mut has_reason = false;
     for line in text.lines() {
         match line {
             "" => has_reason = false,
             _ if line.starts_with("# ") => has_reason = true,
             _ if !has_reason => bail!("no reason is given for: {line}"),
-            _ => drop(mutants.insert(line.to_owned())),
+            _ => {
+                let counted = line.split_once(" x ");
+                let (count, kind) = counted
+                    .and_then(|(count, kind)| Some((count.parse().ok()?, kind)))
+                    .unwrap_or((1, line));
+                ensure!(mutants.insert(kind.to_owned(), count).is_none(), "twice: {kind}");
+            }
         }
     }
     Ok(mutants)
@@ -249,8 +323,14 @@ mod tests {
     #[test]
     fn each_listed_mutant_has_a_reason() {
         let text = "# The same,\n# in other words.\na.rs: replace | with ^ in b\n";
-        assert_eq!(listed(text).unwrap().len(), 1);
+        assert_eq!(listed(text).unwrap(), kinds(&["a.rs:1:2: replace | with ^ in b".to_owned()]));
         assert!(listed(&format!("{text}\na.rs: replace + with - in b\n")).is_err());
         assert!(listed("a.rs: replace + with - in b\n").is_err());
+        let twice = listed("# The same.\n2 x a.rs: replace | with ^ in b\n").unwrap();
+        assert_eq!(
+            twice.into_iter().map(|(kind, count)| line(&kind, count)).collect::<Vec<_>>(),
+            ["2 x a.rs: replace | with ^ in b"]
+        );
+        assert!(listed(&format!("{text}{text}")).is_err());
     }
 }
