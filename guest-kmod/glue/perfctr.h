@@ -92,7 +92,7 @@ struct perfctr_user *perfctr_user_get(kuid_t uid);
 void perfctr_user_put(struct perfctr_user *user);
 int perfctr_user_show(unsigned int number, struct perfctr_user *user);
 int perfctr_user_hide(struct perfctr_cpu *cpu);
-bool perfctr_users_shown(void);
+bool perfctr_user_is_shown(const struct perfctr_user *user);
 
 /* sched.c: switches of threads, and signals to them. */
 extern struct preempt_ops perfctr_preempt_ops;

@@ -186,6 +186,7 @@ static int perfctr_thread_hold(struct perfctr_thread *thread,
 	struct task_struct *task;
 	int err;
 
+	/* Nobody else unlinks them while the thread itself is here. */
 	if (READ_ONCE(thread->task) == current)
 		return perfctr_hold(hold, get_task_struct(current));
 	task = perfctr_task_of(thread);

@@ -88,25 +88,20 @@ static struct perfctr_user *perfctr_user_alloc(void)
 	return user;
 }
 
-/* Whether it is still registered somewhere, as the hypervisor refused to let it go. */
-static bool perfctr_user_is_shown(const struct perfctr_user *user)
+/*
+ * Whether a page of this user, or of anybody if it is NULL, is registered
+ * somewhere: the hypervisor may refuse to let it go.
+ */
+bool perfctr_user_is_shown(const struct perfctr_user *user)
 {
+	const struct perfctr_user *shown;
 	unsigned int cpu;
 
-	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
-		if (READ_ONCE(perfctr_cpus[cpu].user) == user)
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
+		shown = READ_ONCE(perfctr_cpus[cpu].user);
+		if (shown && (!user || shown == user))
 			return true;
-	return false;
-}
-
-/* Whether anybody's page is registered anywhere. */
-bool perfctr_users_shown(void)
-{
-	unsigned int cpu;
-
-	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
-		if (READ_ONCE(perfctr_cpus[cpu].user))
-			return true;
+	}
 	return false;
 }
 

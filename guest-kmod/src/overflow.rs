@@ -10,6 +10,7 @@ use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::planted;
+use shared_abi::slot::bits_of;
 
 /// A counter whose period is shorter interrupts at the first multiple of it that is so many events
 /// away, and the overflows before that are merged.  Else the next one would come before the thread
@@ -135,7 +136,7 @@ impl Overflows {
     #[inline(always)]
     pub(crate) fn notice(&mut self, sums: &Sums) {
         // Every switch of a thread that samples comes here.
-        for index in counters_of(self.sampling) {
+        for index in bits_of(self.sampling).map(|bit| bit as usize) {
             let Some(distance) = self.distance(index, sums).filter(|&distance| is_past(distance))
             else {
                 continue;
@@ -175,16 +176,6 @@ impl Overflows {
     pub(crate) fn take_merged(&mut self) -> u64 {
         core::mem::take(&mut self.merged)
     }
-}
-
-/// The counters whose bits are set.
-#[inline(always)]
-fn counters_of(mut mask: u32) -> impl Iterator<Item = usize> {
-    core::iter::from_fn(move || {
-        let lowest = mask.trailing_zeros();
-        mask &= mask.wrapping_sub(1);
-        (lowest < u32::BITS).then_some(lowest as usize)
-    })
 }
 
 /// Whether a distance is one into the past.

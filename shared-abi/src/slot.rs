@@ -78,12 +78,18 @@ fn masked(index: u32, bound: u32) -> u32 {
 }
 
 /// The slots whose bits are set in `mask`, lowest first.
+#[inline(always)]
 pub fn slots_of(mask: u32) -> impl Iterator<Item = PhysSlot> {
-    let mut rest = mask & ALL_SLOTS;
+    bits_of(mask & ALL_SLOTS).filter_map(PhysSlot::new)
+}
+
+/// The numbers of the bits that are set in `mask`, lowest first.
+#[inline(always)]
+pub fn bits_of(mut mask: u32) -> impl Iterator<Item = u32> {
     core::iter::from_fn(move || {
-        let lowest = rest.trailing_zeros();
-        rest &= rest.wrapping_sub(1);
-        PhysSlot::new(lowest)
+        let lowest = mask.trailing_zeros();
+        mask &= mask.wrapping_sub(1);
+        (lowest < u32::BITS).then_some(lowest)
     })
 }
 

@@ -22,7 +22,7 @@ static uint64_t read_msr(unsigned int msr)
 {
     uint64_t value;
 
-    return rdmsr_safe(msr, value) ? 0 : value;
+    return perfctr_glue_try_rdmsr(msr, &value) ? value : 0;
 }
 
 void perfctr_read_cpuid(struct perfctr_cpuid *cpuid)
