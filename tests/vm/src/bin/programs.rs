@@ -118,20 +118,22 @@ fn storm(commands: &[&str], times: usize) -> Result<()> {
         scope.spawn(move || disturb::vcpus(xen, CONTROL_DOMAIN, cpus, PCPUS, SEED, stop));
         scope.spawn(move || move_all(running, cpus, stop));
         let one = move |command| or_exit(0, count(command, Attached::attach, running));
-        for round in 1.. {
+        for round in 1..=times.max(ROUNDS_MAX) {
             let threads: Vec<_> =
                 commands.iter().map(|&command| scope.spawn(move || one(command))).collect();
             for (command, thread) in commands.iter().zip(threads) {
                 say(command, thread.join().expect("no thread panics"));
             }
             let seen = or_exit(0, look().and_then(|now| Disturbances::between(&before, &now)));
-            if round >= times && (seen.are_enough() || round == ROUNDS_MAX) {
+            if round >= times && seen.are_enough() {
                 eprintln!("{seen:?}");
                 break;
             }
         }
         stop.store(true, Ordering::Relaxed);
     });
+    let seen = Disturbances::between(&before, &look()?)?;
+    ensure!(seen.are_enough(), "{DISTURBANCES_MIN} of each are wanted: {seen:?}");
     Ok(())
 }
 
