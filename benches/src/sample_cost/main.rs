@@ -30,8 +30,8 @@ const NEVER: u64 = 1 << 30;
 const TURNS: u64 = 4_000;
 /// Times that they do before that.
 const FIRST_TURNS: u64 = 100;
-/// After that the module has stopped what nobody uses.
-const IDLE: Duration = Duration::from_millis(300);
+/// After that the module has ended what nobody uses.
+const IDLE: Duration = module::UNWATCHED_AFTER;
 
 fn main() -> Result<()> {
     check_tally()?;

@@ -25,6 +25,7 @@ use vm_tests::region::Region;
 use vm_tests::stats::until_threads;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::volume::pick;
 use vm_tests::witness::Witness;
 
 use crate::Test;
@@ -40,10 +41,14 @@ const LOOK_MAX: u64 = 1_000_000;
 /// The module's parameter.
 const PARANOID: &str = "/sys/module/perfctr/parameters/paranoid";
 
-/// How often a user comes and goes.
+/// How often a user comes and goes while switches are watched, and how often they go unwatched in
+/// between.
 const COMINGS: u32 = 10;
-/// Longer than the module waits before it ends what nobody uses.
+const ENDS: u32 = 2;
+/// How long a user stays away: until counters have stopped, or longer than the module waits before
+/// it watches switches no more.
 const AWAY: Duration = Duration::from_millis(250);
+const LONG_AWAY: Duration = module::UNWATCHED_AFTER;
 
 /// Who may count what.
 pub fn run(tally: &mut Tally) -> Result<()> {
@@ -313,15 +318,16 @@ fn unseen_as_counters_come_and_go() -> Result<()> {
     victim.join().and(seen)
 }
 
-/// Counts the secret, and stays away until the module watches no more; several times.
+/// Counts the secret, and stays away; several times.
 fn come_and_go(cpu: usize) -> Result<()> {
     run_on(SELF, &[cpu])?;
-    for _ in 0..COMINGS {
+    let ends = pick(ENDS, COMINGS);
+    for coming in 0..COMINGS {
         let mut session = Session::open_with(Provider::Paravirt)?;
         session.start(&[Event::INSTRUCTIONS.user()])?;
         SECRET.execute(&mut 0);
         drop(session);
-        sleep(AWAY);
+        sleep(if coming < ends { LONG_AWAY } else { AWAY });
     }
     Ok(())
 }
