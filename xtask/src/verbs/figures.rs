@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readmes_own_figures_are_right() {
+    fn figures_agree_with_a_print_of_themselves() {
         let readme = readme();
         assert_eq!(compare(&readme, &measured(&printed(&readme))).unwrap(), [""; 0]);
     }

@@ -51,9 +51,9 @@ impl CountedEvent {
 
 /// What the sides execute, as README.md says it ("What it costs"), unit: instructions; and which
 /// factor a measurement may be away from that.
-const COST_VCPU_SWITCH: f64 = 355.0;
-const COST_TOGGLE: f64 = 182.0;
-const COST_THREAD_SWITCH: f64 = 666.0;
+const COST_VCPU_SWITCH: f64 = 340.0;
+const COST_TOGGLE: f64 = 200.0;
+const COST_THREAD_SWITCH: f64 = 680.0;
 const COST_BAND: f64 = 2.0;
 
 /// How often reads have to be retried.
