@@ -23,6 +23,8 @@ const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
 pub const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
 /// The emulator's monitor (QMP), a socket in the run's directory.
 pub const MONITOR: &str = "monitor";
+/// The serial line, another; what the machine says there is in the file `console`.
+pub const SERIAL: &str = "serial";
 
 /// Builds or finds every part, writes the initramfs and starts the emulator.
 pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
@@ -47,7 +49,7 @@ pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
 
 /// Removes what only the running machine needs.
 pub fn clean(dir: &Path) {
-    for file in ["initrd", "vmlinux", "xen", "control", MONITOR] {
+    for file in ["initrd", "vmlinux", "xen", "control", MONITOR, SERIAL] {
         fs::remove_file(dir.join(file)).ok();
     }
 }
@@ -69,7 +71,11 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
         .args(["-cpu", &topology.cpu])
         .args(smp(topology))
         .args(["-m", &format!("{memory_mib}M")])
-        .args(["-serial", "file:console"])
+        .args([
+            "-chardev",
+            &format!("socket,id=com1,path={SERIAL},server=on,wait=off,logfile=console"),
+        ])
+        .args(["-serial", "chardev:com1"])
         .args(["-qmp", &format!("unix:{MONITOR},server=on,wait=off")])
         // A PV guest's memory is not contiguous for a device: its driver has to ask the kernel for
         // DMA addresses, which it does only for a device behind an IOMMU.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::emulator::MONITOR;
+use super::emulator::{MONITOR, SERIAL};
 use super::outcome::{Failure, Outcome, Status};
 use super::spec::Spec;
 
@@ -45,11 +45,13 @@ const CRASHES: &[&str] = &[
     "Initial PV mapping failed",
 ];
 
-/// What is asked of the emulator's monitor about a machine that does not come up, and how often:
-/// what differs between the answers is still moving.
+/// What is asked of the emulator's monitor about a machine that does not come up or to an end, and
+/// how often: what differs between the answers is still moving.
 const QUESTIONS: &[&str] =
     &["info status", "info registers -a", "info lapic 0", "info lapic 1", "info pic", "info irq"];
 const ASKED: usize = 3;
+/// What has Xen take the serial line's input (CTRL-A three times) and its keys for debugging.
+const XEN_KEYS: &str = "\x01\x01\x01rqe0r";
 const ASKED_EVERY: Duration = Duration::from_secs(2);
 
 /// Waits for the end of the machine whose files are in `dir`, and makes sure of it.
@@ -109,9 +111,10 @@ impl Watch {
             }
             thread::sleep(POLL);
         };
-        if let Status::Failed(Failure::NeverUp(_)) = status {
+        if let Status::TimedOut(_) | Status::Failed(Failure::NeverUp(_)) = status {
             // What is found out does not change how the run has ended.
             ask_monitor(&self.dir).ok();
+            ask_xen(&self.dir).ok();
         }
         let reported = matches!(status, Status::Exited(_) | Status::Signaled(_));
         let patience = if reported { POWER_OFF_TIMEOUT } else { CRASH_TRACE };
@@ -255,6 +258,17 @@ fn ask_monitor(dir: &Path) -> Result<()> {
             let answer = ask(&command)?;
             writeln!(log, "{question}\n{}", answer.as_str().unwrap_or_default())?;
         }
+        thread::sleep(ASKED_EVERY);
+    }
+    Ok(())
+}
+
+/// Has Xen, where there is one, say on the console what it knows of its scheduler, domains, event
+/// channels and CPUs.
+fn ask_xen(dir: &Path) -> Result<()> {
+    let mut serial = UnixStream::connect(dir.join(SERIAL))?;
+    for key in XEN_KEYS.bytes() {
+        serial.write_all(&[key])?;
         thread::sleep(ASKED_EVERY);
     }
     Ok(())
