@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
 use perfctr::raw::Device;
 use perfctr::{Cause, Error, Event, Provider, Session};
 use shared_abi::CounterConfig;
@@ -48,6 +49,15 @@ pub const GUEST: &[Test] = &[
     ("whole CPUs that count are named", cpus_counted),
     ("a thread has one session in a guest", one_session),
     ("events that are not known are refused in a guest", unknown_event),
+];
+
+pub const OFF: &[Test] = &[
+    ("the module refuses a driver that is off", refused_module),
+    ("who finds no module is told where it says why", || {
+        let paravirt = "paravirt: the kernel module is not loaded; `modprobe perfctr` loads it, or \
+                        says in the kernel's log whether the hypervisor has no driver, has it off";
+        expect(&[], 0, &[paravirt, TSC_IS])
+    }),
 ];
 
 const NATIVE_IS: &str = "counts: native";
@@ -121,6 +131,15 @@ fn absent_module() -> Result<()> {
     let result = expect(&[], 0, &["paravirt: the kernel module is not loaded; `modprobe", TSC_IS]);
     module::load()?;
     result
+}
+
+fn refused_module() -> Result<()> {
+    let error = module::load().err().context("the module is loaded")?;
+    let errno = error.downcast_ref::<Errno>();
+    ensure!(errno == Some(&Errno::ENODEV), "{error:#}");
+    let log = module::log()?;
+    ensure!(log.contains("found a Xen with perfctr off; xl dmesg says why"), "{log}");
+    Ok(())
 }
 
 fn device_access() -> Result<()> {

@@ -26,6 +26,8 @@ enum Place {
     Bare,
     /// A guest of Xen with the driver, and the module loaded.
     Guest,
+    /// A guest of Xen whose driver is off, so that the module is not loaded.
+    Off,
     /// Prints what the providers answer here; for the others.
     Answer {
         /// Has `perf_event_open` fail with this error number first.
@@ -39,6 +41,7 @@ fn main() -> Result<ExitCode> {
         Place::Native => [native::TESTS, answers::NATIVE].concat(),
         Place::Bare => answers::BARE.to_vec(),
         Place::Guest => answers::GUEST.to_vec(),
+        Place::Off => answers::OFF.to_vec(),
         Place::Answer { filter } => {
             answers::print(filter)?;
             return Ok(ExitCode::SUCCESS);

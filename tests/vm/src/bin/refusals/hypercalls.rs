@@ -150,7 +150,9 @@ fn loads(bench: &mut Bench, xen: &Xen) {
 pub fn refuse_without_page(tally: &mut Tally, xen: &Xen) -> Result<()> {
     module::unload_when_idle().context("cannot unload the module")?;
     let size = size_of::<HvRegister>();
-    for (name, gfn) in [("the largest number", u64::MAX), ("beyond all memory", 1 << 40)] {
+    let frames =
+        [("the largest number", u64::MAX), ("beyond all memory", 1 << 40), ("not its own", 1)];
+    for (name, gfn) in frames {
         let outcome = call(xen, OP_REGISTER, HvRegister { gfn, ..HvRegister::default() }, size);
         let name = format!("page whose frame is {name} gives EINVAL");
         tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
