@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The scheduler's worst moods: moves threads between vCPUs and vCPUs between physical CPUs.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use crate::rng::Rng;
 use crate::threads::run_on;
 use crate::xen::{CONTROL_DOMAIN, TOOLS, Xen};
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use nix::unistd::Pid;
 
 /// Streams of random numbers that no worker uses.
@@ -53,33 +54,52 @@ pub fn vcpus(xen: &Xen, domain: u16, cpus: &[usize], pcpus: u32, seed: u64, stop
 const AWAY: Duration = Duration::from_millis(50);
 const BACK: Duration = Duration::from_millis(400);
 
+/// How often physical CPUs came back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Returns {
+    /// The last one, which was offline.
+    pub last: u64,
+    /// All of them, from suspend to RAM, while whoever is disturbed still went on.
+    pub all: u64,
+}
+
 /// Takes the last of the machine's `pcpus` physical CPUs away and gives it back, again and again,
-/// and moves this domain's vCPUs meanwhile.  Gives how often it was back.
+/// moves this domain's vCPUs meanwhile, and once suspends the machine to RAM.
 ///
 /// # Errors
 ///
-/// Debian's tool fails.
+/// Debian's tool fails, or the kernel does not suspend.
 pub fn pcpus(
     xen: &Xen,
     cpus: &[usize],
     pcpus: u32,
     seed: u64,
     stop: &AtomicBool,
-) -> anyhow::Result<u64> {
-    let mut rounds = 0;
+) -> anyhow::Result<Returns> {
+    let mut returns = Returns::default();
     while !stop.load(Ordering::Relaxed) {
         hotplug("cpu-offline", pcpus - 1)?;
         sleep(AWAY);
         hotplug("cpu-online", pcpus - 1)?;
-        rounds += 1;
+        returns.last += 1;
+        if returns.last == 1 {
+            suspend_to_ram()?;
+            returns.all += u64::from(!stop.load(Ordering::Relaxed));
+        }
         let enough = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| vcpus(xen, CONTROL_DOMAIN, cpus, pcpus, seed + rounds, &enough));
+            scope.spawn(|| vcpus(xen, CONTROL_DOMAIN, cpus, pcpus, seed + returns.last, &enough));
             sleep(BACK);
             enough.store(true, Ordering::Relaxed);
         });
     }
-    Ok(rounds)
+    Ok(returns)
+}
+
+/// Suspends the machine to RAM, and returns when it is awake again: who runs the emulator wakes it.
+fn suspend_to_ram() -> anyhow::Result<()> {
+    fs::write("/sys/power/mem_sleep", "deep").context("there is no suspend to RAM")?;
+    fs::write("/sys/power/state", "mem").context("the kernel does not suspend")
 }
 
 /// Debian's tool for physical CPUs, which knows `cpu-online` and `cpu-offline`.

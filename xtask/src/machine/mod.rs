@@ -7,6 +7,7 @@
 
 mod emulator;
 mod initramfs;
+mod monitor;
 mod outcome;
 mod profile;
 mod runs;

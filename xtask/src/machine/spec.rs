@@ -30,6 +30,8 @@ pub struct Spec {
     pub timeout: Duration,
     /// Whether to show the command's output while it runs.
     pub stream: bool,
+    /// Whether the machine may suspend itself to RAM: it is woken then.
+    pub wake: bool,
     /// Variables of the command's environment beside the usual ones: `NAME=value`.
     pub environment: Vec<OsString>,
     /// The program, found through PATH or relative to `/work`, and its arguments.
@@ -51,6 +53,7 @@ impl Spec {
             out: None,
             timeout: Duration::from_secs(300),
             stream: false,
+            wake: false,
             environment: Vec::new(),
             command: command.into_iter().map(Into::into).collect(),
         })

@@ -2,17 +2,18 @@
 //! Follows a running machine to its end.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
-use serde_json::{Value, json};
+use anyhow::{Result, bail};
+use serde_json::json;
 
-use super::emulator::{MONITOR, SERIAL};
+use super::emulator::SERIAL;
+use super::monitor::Monitor;
 use super::outcome::{Failure, Outcome, Status};
 use super::spec::Spec;
 
@@ -76,6 +77,9 @@ struct Watch {
     stderr: Follow,
     timeout: Duration,
     stream: bool,
+    wake: bool,
+    /// When it was last made sure of that.
+    awake_at: Instant,
     start: Instant,
     boot_time: Option<Duration>,
     progress: Progress,
@@ -93,6 +97,8 @@ impl Watch {
             stderr: follow("stderr")?,
             timeout: spec.timeout,
             stream: spec.stream,
+            wake: spec.wake,
+            awake_at: Instant::now(),
             start: Instant::now(),
             boot_time: None,
             progress: Progress::default(),
@@ -143,11 +149,21 @@ impl Watch {
         }
         let running = self.start.elapsed().saturating_sub(self.boot_time.unwrap_or_default());
         if self.boot_time.is_some() {
+            self.wake();
             return Ok((running > self.timeout).then_some(Status::TimedOut(self.timeout)));
         }
         let used = cpu_time(self.machine.id());
         let is_over = self.progress.has_ended(running, used, news) || running > BOOT_TIMEOUT;
         Ok(is_over.then_some(Status::Failed(Failure::NeverUp(running))))
+    }
+
+    /// Wakes a machine that may suspend itself, if it has.
+    fn wake(&mut self) {
+        if self.wake && self.awake_at.elapsed() >= ASKED_EVERY {
+            self.awake_at = Instant::now();
+            // One that has just ended does not answer; one that does not wake exceeds its time.
+            wake(&self.dir).ok();
+        }
     }
 
     /// Reads what the machine has written; true if the console has news.
@@ -232,30 +248,12 @@ fn cpu_time(process: u32) -> Duration {
 
 /// Leaves what the emulator knows of its machine in the file `machine-state` of the run.
 fn ask_monitor(dir: &Path) -> Result<()> {
-    let stream = UnixStream::connect(dir.join(MONITOR))?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let mut answers = BufReader::new(stream.try_clone()?);
-    let mut ask = |question: &Value| -> Result<Value> {
-        writeln!(&stream, "{question}")?;
-        loop {
-            let mut line = String::new();
-            ensure!(answers.read_line(&mut line)? > 0, "the monitor has closed");
-            let answer: Value = serde_json::from_str(&line)?;
-            // Greetings and events come in between.
-            if let Some(result) = answer.get("return") {
-                return Ok(result.clone());
-            }
-        }
-    };
-    ask(&json!({ "execute": "qmp_capabilities" }))?;
+    let mut monitor = Monitor::open(dir)?;
     let mut log = File::create(dir.join("machine-state"))?;
     for _ in 0..ASKED {
         for question in QUESTIONS {
-            let command = json!({
-                "execute": "human-monitor-command",
-                "arguments": { "command-line": question },
-            });
-            let answer = ask(&command)?;
+            let answer =
+                monitor.ask("human-monitor-command", &json!({ "command-line": question }))?;
             writeln!(log, "{question}\n{}", answer.as_str().unwrap_or_default())?;
         }
         thread::sleep(ASKED_EVERY);
@@ -270,6 +268,15 @@ fn ask_xen(dir: &Path) -> Result<()> {
     for key in XEN_KEYS.bytes() {
         serial.write_all(&[key])?;
         thread::sleep(ASKED_EVERY);
+    }
+    Ok(())
+}
+
+/// Wakes the machine if it has suspended itself.
+fn wake(dir: &Path) -> Result<()> {
+    let mut monitor = Monitor::open(dir)?;
+    if monitor.ask("query-status", &json!({}))?["status"] == "suspended" {
+        monitor.ask("system_wakeup", &json!({}))?;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ const REGISTERS: &str = "perfctr: CPU 1 cannot count: expected registers that ke
                          to them, found 0xc0010000";
 
 /// Three boots: the last CPU differs in what CPUID says; in what its registers do; and comes up
-/// late, beside one that goes and comes back.
+/// late, beside one that goes and comes back; that machine is suspended to RAM, too.
 pub fn run(report: &mut Report) -> Result<()> {
     report.test("the driver refuses a machine with a CPU that has other counters", || {
         let mut spec = Spec::new("pv", ["true"])?;
@@ -30,6 +30,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     });
     let both = "/work/pcpus; pcpus=$?; /work/overflow --hotplug && exit $pcpus";
     let mut spec = Spec::new("pv", ["sh", "-c", both])?;
+    spec.wake = true;
     spec.topology.cpus = 3;
     spec.topology.last_cpu = Some("pmu=off".into());
     spec.hypervisor()?.add("maxcpus=2");

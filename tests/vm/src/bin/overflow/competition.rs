@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::unistd::{Pid, gettid};
+use vm_tests::disturb::Returns;
 use vm_tests::region::Region;
 use vm_tests::rng::Rng;
 use vm_tests::threads::{SELF, or_exit, run_on};
@@ -47,8 +48,8 @@ pub struct Outcome {
     pub logs: Vec<Log>,
     /// What threads that do not sample have found wrong.
     pub complaints: Vec<String>,
-    /// How often a physical CPU has come back.
-    pub returns: u64,
+    /// How often physical CPUs have come back.
+    pub returns: Returns,
 }
 
 /// Runs the competition.
@@ -90,13 +91,13 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
     })
 }
 
-/// Moves vCPUs; gives how often a physical CPU has come back.
-fn disturb(options: &Options, cpus: &[usize], xen: &Xen, stop: &AtomicBool) -> Result<u64> {
+/// Moves vCPUs; gives how often physical CPUs have come back.
+fn disturb(options: &Options, cpus: &[usize], xen: &Xen, stop: &AtomicBool) -> Result<Returns> {
     if options.hotplug {
         return disturb::pcpus(xen, cpus, options.pcpus, options.seed, stop);
     }
     disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop);
-    Ok(0)
+    Ok(Returns::default())
 }
 
 fn sample(

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use vm_tests::disturb;
+use vm_tests::disturb::{self, Returns};
 use vm_tests::region;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::cpus;
@@ -42,7 +42,7 @@ struct Options {
     /// Only raise a storm of overflows: the driver allows so many per vCPU and ms.
     #[arg(long)]
     storm: Option<u64>,
-    /// Only sample under competition, while a physical CPU goes and comes back.
+    /// Only sample under competition, while a physical CPU goes and comes back, and all do.
     #[arg(long)]
     hotplug: bool,
     /// Only test overflows in the middle of thread switches.
@@ -76,8 +76,11 @@ fn main() -> Result<ExitCode> {
     } else if options.hotplug {
         let session = sampled::open()?;
         let returns = compete(&mut report, &options, &xen, &cpus)?;
-        report.set("pcpu_returns", returns);
-        report.demand("a physical CPU came back several times", returns >= 3, returns);
+        report.set("pcpu_returns", returns.last);
+        report.set("resumes", returns.all);
+        let why = format!("{returns:?}");
+        report.demand("a physical CPU came back several times", returns.last >= 3, &why);
+        report.demand("the machine was suspended to RAM meanwhile", returns.all >= 1, &why);
         report.throttled(&session, &cpus);
         report.elsewhere();
     } else if let Some(rate) = options.storm {
@@ -105,8 +108,8 @@ fn sample(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> 
     Ok(())
 }
 
-/// Samples under competition; gives how often a physical CPU has come back.
-fn compete(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> Result<u64> {
+/// Samples under competition; gives how often physical CPUs have come back.
+fn compete(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> Result<Returns> {
     let before = ModuleStats::read()?;
     let outcome = competition::run(options, cpus, xen)?;
     let after = ModuleStats::read()?;
