@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The module with and without a driver beneath it, and the programs that test both in the guest.
 
-use std::fs;
-
 use anyhow::{Result, ensure};
 
 use crate::artefacts::xen::Flavour;
 use crate::artefacts::{guest, kernel};
 use crate::machine::{self, Failure, Spec, Status};
-use crate::suites::report::{Report, all};
+use crate::suites::report::{Report, all, says};
 
 /// Where there is no driver, the module refuses to load, and the console says why.
 pub fn absent(report: &mut Report) -> Result<()> {
@@ -47,9 +45,13 @@ pub fn refusals(report: &mut Report) -> Result<()> {
     report.program(Spec::new("pv", ["/work/refusals"])?, "refusals")
 }
 
-/// How threads, processes, CPUs and the module begin and end.
+/// How threads, processes, CPUs and the module begin and end, with one option of the driver's.
 pub fn lifecycle(report: &mut Report) -> Result<()> {
-    report.program(Spec::new("pv", ["/work/lifecycle"])?, "lifecycle")
+    let mut spec = Spec::new("pv", ["/work/lifecycle"])?;
+    spec.hypervisor()?.args = "dom0_max_vcpus=4 sched=credit perfctr=rate=50".to_owned();
+    let outcome = report.program_outcome(spec, "lifecycle")?;
+    report.test("perfctr=rate=50 alone means on", || says(&outcome, "perfctr: on, ABI"));
+    Ok(())
 }
 
 /// Times of threads and vCPUs, where the emulator's host takes no time away; and counts of kernel
@@ -85,8 +87,5 @@ pub fn refuses(spec: &Spec, errno: &str, reason: &str) -> Result<()> {
     let outcome = machine::run(spec)?;
     let expected = Status::Failed(Failure::Refused(errno.to_owned()));
     ensure!(outcome.status == expected, "expected {expected:?}: {}", all(&outcome));
-    let console = fs::read(&outcome.console)?;
-    let console = String::from_utf8_lossy(&console);
-    ensure!(console.contains(reason), "the console does not say `{reason}`\n{console}");
-    Ok(())
+    says(&outcome, reason)
 }

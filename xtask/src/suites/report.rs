@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Suites, and what came of their tests.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -122,7 +123,12 @@ impl Report {
     /// Boots `spec`, runs `program` of the package `vm-tests` in the guest, and takes over its
     /// results: every line `ok NAME` and `FAILED NAME...` of its standard output is a test, every
     /// line `note TEXT` is for the summary.
-    pub fn program(&mut self, mut spec: Spec, program: &str) -> Result<()> {
+    pub fn program(&mut self, spec: Spec, program: &str) -> Result<()> {
+        self.program_outcome(spec, program).map(drop)
+    }
+
+    /// The same; gives the run, for further tests.
+    pub fn program_outcome(&mut self, mut spec: Spec, program: &str) -> Result<Outcome> {
         spec.add_program("vm-tests", program)?;
         let (name, value) = self.volume.variable();
         spec.environment.push(format!("{name}={value}").into());
@@ -142,8 +148,16 @@ impl Report {
         let reported = self.failed.len() > failed;
         ensure!(reported || self.passed > passed, "no test ran\n{}", all(&outcome));
         ensure!(reported || outcome.status == Status::Exited(0), "{}", all(&outcome));
-        Ok(())
+        Ok(outcome)
     }
+}
+
+/// The console of a run says this.
+pub fn says(outcome: &Outcome, what: &str) -> Result<()> {
+    let console = fs::read(&outcome.console)?;
+    let console = String::from_utf8_lossy(&console);
+    ensure!(console.contains(what), "the console does not say `{what}`\n{console}");
+    Ok(())
 }
 
 /// Everything about a run that helps to understand why it failed.

@@ -5,6 +5,7 @@
 
 mod cpus;
 mod ends;
+mod forbidden;
 mod processes;
 mod reload;
 
@@ -27,6 +28,9 @@ struct Options {
     /// Times to take every CPU away and give it back.
     #[arg(long, default_value_t = 5)]
     hotplugs: u32,
+    /// Times to forbid this domain to count.
+    #[arg(long, default_value_t = 20)]
+    revocations: u32,
     /// Times to unload and load the module.
     #[arg(long, default_value_t = 20)]
     reloads: u32,
@@ -51,6 +55,10 @@ fn main() -> Result<ExitCode> {
     tally.check(
         "a CPU comes online whatever the hypervisor answers",
         outcome(cpus::come_online_without_counters()),
+    );
+    tally.check(
+        "a domain that is forbidden reads nothing from then on",
+        outcome(forbidden::forbidden_at_once(options.revocations)),
     );
     Ok(tally.finish())
 }

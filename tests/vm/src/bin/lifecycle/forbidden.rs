@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The host forbids a domain to count while its threads count and never ask the kernel.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use vm_tests::stats::{threads, until_threads};
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::witness::Witness;
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+
+use crate::ends::{elsewhere, exact};
+
+/// How long it may take until every reader has begun.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// When the hypercall has returned no thread reads numbers any more, on whichever vCPU it spins.
+pub fn forbidden_at_once(rounds: u32) -> Result<()> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let before = threads()?;
+    for _ in 0..rounds {
+        let told = forbid(&xen);
+        xen.allow(CONTROL_DOMAIN, true)?;
+        for told in told? {
+            // By the page, or by the kernel, which is asked where the page cannot tell.
+            let is_named = told.contains("EPERM") || told.contains("Operation not permitted");
+            ensure!(is_named, "a thread is told {told}");
+        }
+        elsewhere(|| exact(&Witness::new()?)).context("after the domain is allowed again")?;
+    }
+    until_threads(before)
+}
+
+/// Forbids this domain while a thread reads on each vCPU but one; gives what those are told.
+fn forbid(xen: &Xen) -> Result<Vec<String>> {
+    let cpus = cpus()?;
+    let (own, others) = cpus.split_first().context("there is no CPU")?;
+    let (begun, forbidden) = (&AtomicUsize::new(0), &AtomicBool::new(false));
+    thread::scope(|scope| {
+        let readers: Vec<_> = others
+            .iter()
+            .map(|&cpu| scope.spawn(move || read_until_refused(cpu, begun, forbidden)))
+            .collect();
+        run_on(SELF, &[*own])?;
+        let start = Instant::now();
+        while begun.load(SeqCst) < others.len() && start.elapsed() < PATIENCE {
+            thread::yield_now();
+        }
+        let done = xen.allow(CONTROL_DOMAIN, false);
+        forbidden.store(true, SeqCst);
+        let told = readers.into_iter().map(|reader| reader.join().expect("no thread panics"));
+        let told = told.collect();
+        run_on(SELF, &cpus)?;
+        done?;
+        told
+    })
+}
+
+/// Reads, again and again; gives the error that ends it.
+fn read_until_refused(cpu: usize, begun: &AtomicUsize, forbidden: &AtomicBool) -> Result<String> {
+    run_on(SELF, &[cpu])?;
+    let witness = Witness::new();
+    begun.fetch_add(1, SeqCst);
+    let witness = witness?;
+    loop {
+        let too_late = forbidden.load(SeqCst);
+        match witness.session().read::<2>() {
+            Ok(reading) if too_late => bail!("it still reads {reading:?}"),
+            Ok(_) => (),
+            Err(error) => return Ok(format!("{error:?}")),
+        }
+    }
+}
