@@ -34,10 +34,10 @@ pub fn handshake(kernel: &impl Kernel) -> Result<HvQuery, Errno> {
 ///
 /// # Errors
 ///
-/// As [`handshake`]; `OPNOTSUPP` the counters are not those of `before`.
+/// As [`handshake`]; `STALE` the counters are not those of `before`.
 pub fn handshake_again(kernel: &impl Kernel, before: &HvQuery) -> Result<(), Errno> {
     let now = handshake(kernel)?;
-    if caps(&now) == caps(before) { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+    if caps(&now) == caps(before) { Ok(()) } else { Err(Errno::STALE) }
 }
 
 /// The capabilities in a hypervisor's answer; `None` if they are impossible.
@@ -69,7 +69,7 @@ mod tests {
         machine.answer.borrow_mut().abi_minor += 1;
         assert_eq!(again(), Ok(()), "a minor only adds");
         machine.answer.borrow_mut().caps.general += 1;
-        assert_eq!(again(), Err(Errno::OPNOTSUPP));
+        assert_eq!(again(), Err(Errno::STALE));
         machine.refuse(Some(Errno::NODEV));
         assert_eq!(again(), Err(Errno::NODEV));
     }

@@ -49,6 +49,8 @@ errnos! {
     PROTO = 71, "EPROTO";
     /// Valid, but not for this kind of guest or on this machine.
     OPNOTSUPP = 95, "EOPNOTSUPP";
+    /// The host has other counters than the one before, on which the module was loaded.
+    STALE = 116, "ESTALE";
     /// Out of memory.
     NOMEM = 12, "ENOMEM";
     /// The vCPU has no page registered.

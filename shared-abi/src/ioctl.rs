@@ -6,7 +6,7 @@
 //! | ioctl | argument | errors besides `EFAULT` |
 //! |---|---|---|
 //! | [`IOC_INFO`] | [`Info`], out | - |
-//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EOPNOTSUPP` a feature that the module lacks, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ESRCH` a thread that may not be operated, `EBUSY` whole CPUs count; `EPERM` the host does not let the domain count, `ENODEV`, `ENOSYS`, `EOPNOTSUPP` it is another host |
+//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EOPNOTSUPP` a feature that the module lacks, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ESRCH` a thread that may not be operated, `EBUSY` whole CPUs count; `EPERM` the host does not let the domain count, `ENODEV`, `ENOSYS`, `EOPNOTSUPP` nor does the one where it was restored, `ESTALE` that has other counters |
 //! | [`IOC_OPEN`] | [`Create`] | `EPROTO`, `EOPNOTSUPP`, `ESRCH` the thread has none, `EEXIST`, `EINVAL` |
 //! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` unlinked, or of a thread that may not be operated |
 //! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |

@@ -41,6 +41,8 @@ pub enum Cause {
     Forbidden,
     /// The driver does not serve this kind of domain.
     DomainKind,
+    /// The domain was restored on a host whose counters are not those that the module knows.
+    OtherCounters,
     /// Whole CPUs are being counted, which excludes threads.
     CpusCounted,
     /// The module's parameter `paranoid`, or lockdown, keeps such counts from the caller.
@@ -84,6 +86,10 @@ impl fmt::Display for Cause {
             Self::DomainKind => {
                 "the driver does not serve this kind of domain; 64-bit PV guests with \
                  tsc_mode=\"native\" are served"
+            }
+            Self::OtherCounters => {
+                "this host has other counters than the one before, where the kernel module was \
+                 loaded; `modprobe -r perfctr` and `modprobe perfctr` take them"
             }
             Self::CpusCounted => "whole CPUs are being counted; threads can count when that ends",
             Self::ModulePolicy => {
@@ -152,6 +158,7 @@ impl Surroundings {
             libc::EPERM => Cause::Forbidden,
             libc::EACCES => Cause::ModulePolicy,
             libc::EOPNOTSUPP => Cause::DomainKind,
+            libc::ESTALE => Cause::OtherCounters,
             libc::EBUSY => Cause::CpusCounted,
             _ => Cause::Other,
         }
@@ -215,6 +222,7 @@ mod tests {
             (libc::EPERM, Cause::Forbidden),
             (libc::EACCES, Cause::ModulePolicy),
             (libc::EOPNOTSUPP, Cause::DomainKind),
+            (libc::ESTALE, Cause::OtherCounters),
             (libc::EBUSY, Cause::CpusCounted),
             (libc::ENOMEM, Cause::Other),
         ] {
@@ -250,6 +258,7 @@ mod tests {
             Cause::DriverOff,
             Cause::Forbidden,
             Cause::DomainKind,
+            Cause::OtherCounters,
             Cause::CpusCounted,
             Cause::ModulePolicy,
             Cause::NoPmu,
