@@ -93,6 +93,16 @@ impl Executed {
     }
 }
 
+/// How a step has ended.
+#[derive(Clone, Copy)]
+enum Step {
+    Executed,
+    /// Not executed: a signal was handled first.
+    Interrupted,
+    /// The child has.
+    Ended,
+}
+
 /// All that a child process has executed.
 #[derive(Debug, Default)]
 pub struct Trace(Vec<Kind>);
@@ -154,7 +164,8 @@ impl Trace {
         loop {
             let address = ptrace::getregs(child)?.rip;
             // An iteration of a REP is no instruction of its own.
-            if address != last {
+            let is_new = address != last;
+            if is_new {
                 let code = ptrace::read(child, address as ptrace::AddressType)?;
                 let kind = Kind::of(code.to_le_bytes());
                 if kind == Kind::Rdpmc {
@@ -164,10 +175,30 @@ impl Trace {
                 trace.0.push(kind);
             }
             last = address;
-            ptrace::step(child, None)?;
+            match Self::step(child, address)? {
+                Step::Executed => {}
+                // It is executed when the handler returns.
+                Step::Interrupted if is_new => drop(trace.0.pop()),
+                Step::Interrupted => {}
+                Step::Ended => return Ok(trace),
+            }
+        }
+    }
+
+    /// Lets the child execute the instruction at `address`, or enter a signal's handler before it.
+    fn step(child: Pid, address: u64) -> Result<Step> {
+        let (mut step, mut signal) = (Step::Executed, None);
+        loop {
+            ptrace::step(child, signal)?;
             match waitpid(child, None)? {
-                WaitStatus::Stopped(_, Signal::SIGTRAP) => {}
-                WaitStatus::Exited(_, 0) => return Ok(trace),
+                WaitStatus::Stopped(_, Signal::SIGTRAP) => return Ok(step),
+                WaitStatus::Stopped(_, other) => {
+                    signal = Some(other);
+                    if ptrace::getregs(child)?.rip == address {
+                        step = Step::Interrupted;
+                    }
+                }
+                WaitStatus::Exited(_, 0) => return Ok(Step::Ended),
                 otherwise => anyhow::bail!("a stepped process: {otherwise:?}"),
             }
         }
@@ -225,6 +256,7 @@ fn await_stop(child: Pid, signal: Signal) -> Result<()> {
 mod tests {
     use super::*;
     use crate::region::Region;
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, sigaction};
 
     fn trace(region: Region) -> Trace {
         let body = |()| {
@@ -246,6 +278,28 @@ mod tests {
         assert_eq!(more.instructions, truth(Region::instructions));
         assert_eq!(more.branches, truth(Region::branches));
         assert_eq!(more.cycles(), 2 * more.instructions + 4 * more.branches);
+    }
+
+    #[test]
+    fn a_handler_is_stepped_and_takes_nothing_from_what_it_interrupts() {
+        extern "C" fn ignore(_: i32) {}
+        let action = SigAction::new(SigHandler::Handler(ignore), SaFlags::empty(), SigSet::empty());
+        // SAFETY: the handler does nothing.
+        unsafe { sigaction(Signal::SIGURG, &action) }.unwrap();
+        let whole = |signal: Option<Signal>| {
+            let body = |()| {
+                if let Some(signal) = signal {
+                    raise(signal)?;
+                }
+                Region { first: 3, second: 3 }.execute(&mut 0);
+                Ok(())
+            };
+            Trace::of(|| Ok(()), body, |_| ()).unwrap().places(Kind::SystemCall).len()
+        };
+        // The end of the process is one.
+        assert_eq!(whole(None), 1);
+        // The handler's return is a system call, too; a signal without a handler has none.
+        assert_eq!(whole(Some(Signal::SIGURG)), whole(Some(Signal::SIGWINCH)) + 1);
     }
 
     #[test]

@@ -34,7 +34,6 @@ const MAYFLIES: usize = 40;
 #[derive(Clone, Debug)]
 pub struct Log {
     pub period: u64,
-    pub constants: Constants,
     pub overflows: Overflows,
     /// Rounds whose counts are off, and by how much at most.
     pub errors: u64,
@@ -45,6 +44,8 @@ pub struct Log {
 /// What the competition has shown.
 #[derive(Debug, Default)]
 pub struct Outcome {
+    /// What is counted beside regions in every thread.
+    pub constants: Constants,
     pub logs: Vec<Log>,
     /// What threads that do not sample have found wrong.
     pub complaints: Vec<String>,
@@ -54,13 +55,17 @@ pub struct Outcome {
 
 /// Runs the competition.
 pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
+    let constants = Constants::find()?;
     let gate = Barrier::new(PERIODS.len());
     let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let movable = Mutex::new(Vec::new());
     let (done, stop, movable, gate) = (&done, &stop, &movable, &gate);
     thread::scope(|scope| {
         let samplers: Vec<_> = (0..PERIODS.len())
-            .map(|id| scope.spawn(move || or_exit(id, sample(id, options, cpus, gate, movable))))
+            .map(|id| {
+                let sample = move || sample(id, options, cpus, constants, gate, movable);
+                scope.spawn(move || or_exit(id, sample()))
+            })
             .collect();
         let mut others = Vec::new();
         for _ in 0..BYSTANDERS {
@@ -87,7 +92,7 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
         let complaints = complaints.collect();
         stop.store(true, Ordering::Relaxed);
         let returns = disturber.join().expect("no thread panics")?;
-        Ok(Outcome { logs, complaints, returns })
+        Ok(Outcome { constants, logs, complaints, returns })
     })
 }
 
@@ -104,29 +109,21 @@ fn sample(
     id: usize,
     options: &Options,
     cpus: &[usize],
+    constants: Constants,
     gate: &Barrier,
     movable: &Mutex<Vec<Pid>>,
 ) -> Result<Log> {
-    let mut session = sampled::open()?;
+    let mut session = Constants::open()?;
     let period = PERIODS[id];
     let shape = Shape::new(id, period);
-    let mut log = Log {
-        period,
-        constants: Constants::default(),
-        overflows: Overflows::default(),
-        errors: 0,
-        error_max: 0,
-        skids: [0; SKIDS],
-    };
+    let mut log =
+        Log { period, overflows: Overflows::default(), errors: 0, error_max: 0, skids: [0; SKIDS] };
     if id.is_multiple_of(2) {
         run_on(SELF, &[cpus[id / 2 % cpus.len()]])?;
     } else {
         movable.lock().expect("no thread panics").push(gettid());
     }
     let mut rng = Rng::new(options.seed, id as u64);
-    let constants = Constants::find(&mut session, 5_000)?;
-    log.constants = constants;
-    let calibrated = sampled::skids();
     gate.wait();
     for _ in 0..options.rounds {
         // Long enough for some periods and for some switches, and not for ever.
@@ -141,7 +138,6 @@ fn sample(
         }
     }
     log.skids = sampled::skids();
-    log.skids.iter_mut().zip(calibrated).for_each(|(skids, before)| *skids -= before);
     Ok(log)
 }
 

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Regions of known length in threads that sample themselves.
 
-use anyhow::{Context, Result, ensure};
+use std::mem::forget;
+use std::thread;
+
+use anyhow::{Result, bail};
 use perfctr::{Event, PhysSlot, Session};
 use vm_tests::region::Region;
+use vm_tests::step::{Executed, Kind, Trace};
 
 use crate::sampled::{self, SIGNAL, Told};
 
@@ -78,17 +82,22 @@ pub struct Round {
 }
 
 /// Counts one region from start to stop.
-#[inline(never)]
 pub fn round(session: &mut Session, shape: &Shape, region: Region) -> Result<Round> {
-    let mut store = 0;
-    shape.start(session)?;
-    region.execute(&mut store);
-    session.stop()?;
+    count(session, shape, region)?;
     let told = sampled::told();
     Ok(Round { region, shape: *shape, counts: session.read::<3>()?.counts, told })
 }
 
-/// What is counted beside a region, by instructions and by branches.
+/// The one copy of the code that counts.
+#[inline(never)]
+fn count(session: &mut Session, shape: &Shape, region: Region) -> Result<()> {
+    let mut store = 0;
+    shape.start(session)?;
+    region.execute(&mut store);
+    Ok(session.stop()?)
+}
+
+/// What is counted beside a region, known from the machine code: instructions and branches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Constants {
     /// From the start to the region and from there to the stop.
@@ -98,35 +107,54 @@ pub struct Constants {
 }
 
 impl Constants {
-    /// Measures those of the calling thread, which depend on where its memory comes from; so many
-    /// iterations have an overflow at least.
-    pub fn find(session: &mut Session, iterations: u64) -> Result<Self> {
-        let shape = Shape::new(0, 1_000);
-        // Once without looking, since the first start has no counters before to forget.
-        round(session, &shape, Region { first: 1, second: 1 })?;
-        let silent = round(session, &shape, Region { first: 50, second: 50 })?;
-        ensure!(silent.told.signals == 0, "an overflow before the first period's end: {silent:?}");
-        let once = silent.beyond();
-        let sampled = round(session, &shape, Region { first: iterations, second: 50 })?;
-        let signals = sampled.told.signals;
-        let each = |n: usize| {
-            sampled.beyond()[n].wrapping_sub(once[n]).checked_div(signals).context("no overflow")
+    /// Those of every thread but the first: what is executed depends on where memory comes from.
+    /// To be called while there are no others, since stepping takes long beside them.
+    pub fn find() -> Result<Self> {
+        thread::scope(|scope| scope.spawn(Self::of_this_thread).join().expect("it does not panic"))
+    }
+
+    /// Opens a session of a thread whose rounds will be like those stepped: the first start has no
+    /// counters before to forget.
+    pub fn open() -> Result<Session> {
+        let mut session = sampled::open()?;
+        count(&mut session, &Self::SHAPE, Self::SILENT)?;
+        Ok(session)
+    }
+
+    fn of_this_thread() -> Result<Self> {
+        let once = {
+            let trace = Self::step(Self::SILENT)?;
+            let calls = trace.places(Kind::SystemCall);
+            let [start, stop, _exit] = calls[..] else { bail!("{} calls in a round", calls.len()) };
+            trace.between(start + 1, stop + 1).less(Self::SILENT.executed())
         };
-        let constants = Self { once, per_signal: [each(0)?, each(1)?] };
-        ensure!(sampled.errors(&constants) == [0; 3], "{constants:?} do not explain {sampled:?}");
-        Ok(constants)
+        let trace = Self::step(Self::SAMPLED)?;
+        let calls = trace.places(Kind::SystemCall);
+        let [_start, _look, go_on, return_, _stop, _exit] = calls[..] else {
+            bail!("{} calls in a round with a signal", calls.len())
+        };
+        let per_signal = trace.between(go_on + 1, return_ + 1);
+        let both = |of: Executed| [of.instructions, of.branches];
+        Ok(Self { once: both(once), per_signal: both(per_signal) })
+    }
+
+    const SHAPE: Shape = Shape::new(0, 1_000);
+    /// Shorter than a period, and longer than one and shorter than two.
+    const SILENT: Region = Region { first: 50, second: 50 };
+    const SAMPLED: Region = Region { first: 600, second: 50 };
+
+    /// Steps a second round in a child of this thread.
+    fn step(region: Region) -> Result<Trace> {
+        let body = |mut session: Session| {
+            let counted = count(&mut session, &Self::SHAPE, region);
+            forget(session);
+            counted
+        };
+        Trace::of(Self::open, body, |_| ())
     }
 }
 
 impl Round {
-    /// How much more the thread counted than the region has.
-    fn beyond(&self) -> [u64; 2] {
-        [
-            self.counts[self.shape.sampling].wrapping_sub(self.region.instructions()),
-            self.counts[self.shape.branches].wrapping_sub(self.region.branches()),
-        ]
-    }
-
     /// How far the sampling counter, the one beside it, and that of branches are from the truth.
     pub fn errors(&self, constants: &Constants) -> [u64; 3] {
         let Shape { sampling, beside, branches, .. } = self.shape;

@@ -35,6 +35,7 @@ struct Seen {
 
 /// Raises the storm; the driver allows `rate` overflows per vCPU and ms.
 pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<()> {
+    let constants = Constants::find()?;
     let session = sampled::open()?;
     let interrupts = |cpu: usize| -> Result<u64> {
         let page = session.vcpu_page(cpu as u32).context("the vCPU has no page")?;
@@ -48,9 +49,10 @@ pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<
     };
     let gate = &Barrier::new(cpus.len() + 1);
     let (before, first, all) = thread::scope(|scope| -> Result<_> {
-        let threads: Vec<_> =
-            cpus.iter().map(|&cpu| scope.spawn(move || or_exit(cpu, storm(cpu, gate)))).collect();
-        // All have found their constants, which takes overflows, too.
+        let threads: Vec<_> = cpus
+            .iter()
+            .map(|&cpu| scope.spawn(move || or_exit(cpu, storm(cpu, constants, gate))))
+            .collect();
         gate.wait();
         let (before, first) = (ModuleStats::read()?, look()?);
         gate.wait();
@@ -96,10 +98,9 @@ pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<
     Ok(())
 }
 
-fn storm(cpu: usize, gate: &Barrier) -> Result<Seen> {
+fn storm(cpu: usize, constants: Constants, gate: &Barrier) -> Result<Seen> {
     run_on(SELF, &[cpu])?;
-    let mut session = sampled::open()?;
-    let constants = Constants::find(&mut session, ITERATIONS)?;
+    let mut session = Constants::open()?;
     gate.wait();
     gate.wait();
     let mut seen = Seen::default();
