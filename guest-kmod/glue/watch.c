@@ -86,7 +86,8 @@ static void perfctr_idle(struct work_struct *unused)
 	if (perfctr_is_watching && !atomic_read(&perfctr_watchers)) {
 		on_each_cpu(perfctr_hide_here, NULL, true);
 		/* What the hypervisor refuses to let go stays watched. */
-		if (!atomic_read(&perfctr_watchers) && !perfctr_user_is_shown(NULL))
+		if (!atomic_read(&perfctr_watchers) &&
+		    !perfctr_user_is_shown(NULL))
 			perfctr_watch_end();
 	}
 	mutex_unlock(&perfctr_watch_lock);
