@@ -20,6 +20,7 @@ pub mod step;
 pub mod tally;
 pub mod threads;
 pub mod time;
+pub mod toolstack;
 pub mod users;
 pub mod volume;
 pub mod witness;

@@ -17,7 +17,7 @@ use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::counting::{self, Domain};
 use crate::storm;
-use crate::toolstack::{self, Tenant, Tsc};
+use vm_tests::toolstack::{self, Tenant, Tsc};
 
 /// Physical CPUs that both domains share.
 const PCPUS: u32 = 2;
@@ -27,6 +27,8 @@ const VCPUS: usize = 2;
 const REGIONS: u64 = 4_000;
 /// Until a tenant that has begun to count is in the middle of it.
 const AMID: Duration = Duration::from_secs(2);
+/// What the library says of a host that does not let a domain count.
+const FORBIDDEN: &str = "the host does not let this domain count; its administrator does so";
 /// How long it may take until the domains have taken turns on a CPU.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Changes of domains, of which some are certainly to this one and on the CPU looked at.
@@ -96,30 +98,56 @@ fn emulated(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.destroy()
 }
 
-/// A tenant that must not count at first, then counts while it is saved to a file, goes on, is
-/// saved again and restored, and finally must not count any more.
+/// A tenant that must not count at first, then counts while its vCPUs are suspended, it is saved to
+/// a file, goes on, is saved again and restored, and again, but must not count there; finally it
+/// must not any more.
 fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
-    let role = format!("count {}", u64::MAX);
-    let mut tenant = Tenant::create("traveller", VCPUS, Tsc::Native, &role)?;
+    let mut tenant = Tenant::create("traveller", VCPUS, Tsc::Native, "travel")?;
     tenant.unpause()?;
     refused(tally, "a tenant that nobody has allowed to count", &mut tenant, "EPERM")?;
     host.xen.allow(tenant.domain, true)?;
     begins(&mut tenant)?;
     sleep(AMID);
+    tenant.pause()?;
+    sleep(AMID);
+    tenant.unpause()?;
     tenant.checkpoint()?;
     tenant.save_and_restore()?;
     host.invite(&tenant)?;
     sleep(AMID);
     // It would say if a reading had been refused.
     tally.check("a tenant that is restored counts on", equal(tenant.is_silent(), true));
+    // To the host it is another domain, which nobody has allowed to count.
+    tenant.save_and_restore()?;
+    tenant.unpause()?;
+    ends(tally, "a tenant that is restored where it may not count", &mut tenant)?;
+    refused(tally, "a tenant that was restored where it may not count", &mut tenant, "EPERM")?;
+    host.xen.allow(tenant.domain, true)?;
+    begins(&mut tenant)?;
+    sleep(AMID);
     host.xen.allow(tenant.domain, false)?;
-    let seen = tenant.hear()?;
-    println!("a tenant that was restored, then forbidden to count: {seen:#}");
-    let exact = equal(&seen["error_max"], &json!(0));
-    tally.check("counts of a tenant that was restored, then forbidden to count, are exact", exact);
-    let refusal = seen["refusal"].is_string();
-    tally.check("a tenant that is forbidden to count is told so", equal(refusal, true));
+    ends(tally, "a tenant that is forbidden to count", &mut tenant)?;
     tenant.destroy()
+}
+
+/// It could read no numbers any more, but why; what it had read was exact.
+fn ends(tally: &mut Tally, whose: &str, tenant: &mut Tenant) -> Result<()> {
+    let seen = tenant.hear()?;
+    println!("{whose}: {seen:#}");
+    let exact = equal(&seen["error_max"], &json!(0));
+    tally.check(&format!("{whose}: counts until then are exact"), exact);
+    // The thread's page says so, or the module when it is asked.
+    let refusal = says(&seen["refusal"], &["EPERM", "Operation not permitted"]);
+    tally.check(&format!("{whose} is told so in place of numbers"), refusal);
+    let answer = says(&tenant.hear()?, &[FORBIDDEN]);
+    tally.check(&format!("{whose} is told so when it opens a session"), answer);
+    Ok(())
+}
+
+/// One of these is in what is said.
+fn says(said: &Value, words: &[&str]) -> Result<(), String> {
+    let text = said.as_str().unwrap_or_default();
+    if words.iter().any(|word| text.contains(word)) { Ok(()) } else { Err(said.to_string()) }
 }
 
 /// The module says why, and the CPU does not let the tenant read counters.

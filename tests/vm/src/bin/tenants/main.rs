@@ -10,7 +10,6 @@ mod peek;
 mod registers;
 mod storm;
 mod tenant;
-mod toolstack;
 
 use std::process::ExitCode;
 

@@ -13,12 +13,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vm_tests::module;
 use vm_tests::tally::{Tally, equal};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, say};
 
 use crate::control::{Host, Past, beside, exact, refused, together};
 use crate::counting::{CROSSED, Domain};
 use crate::registers;
-use crate::tenant::{refusal, say};
-use crate::toolstack::{Kind, Tenant, Tsc};
+use crate::tenant::refusal;
 
 /// The module that reads, in the tenant.
 const MODULE: &str = "/lib/perfctr/peek.ko";

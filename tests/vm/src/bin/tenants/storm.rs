@@ -17,7 +17,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::control::{Host, gone};
-use crate::toolstack::{Tenant, Tsc};
+use vm_tests::toolstack::{Tenant, Tsc};
 
 /// vCPUs of the storming tenant.
 const VCPUS: u32 = 2;

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The first and only program of a tenant, which talks to the control domain on its console.
 
-use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Subcommand;
-use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use perfctr::overflow::Ring;
 use perfctr::rdpmc::Hardware;
@@ -19,10 +17,10 @@ use shared_abi::read::Counters;
 use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::toolstack::{mount_all, say};
 
 use crate::counting::{self, Domain};
 use crate::peek;
-use crate::toolstack::MARK;
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -38,6 +36,8 @@ pub enum Role {
         /// Regions that each thread measures.
         regions: u64,
     },
+    /// Counts on whatever host it finds itself, until a reading is refused; again and again.
+    Travel,
     /// Executes on all vCPUs, for some time without sampling, then with the shortest period.
     Storm {
         /// How long nothing is sampled.
@@ -63,19 +63,6 @@ pub fn run(role: &Role) -> Result<ExitCode> {
     unreachable!("the domain is off")
 }
 
-/// Tells the control domain.
-pub fn say(what: &Value) {
-    println!("{MARK}{what}");
-}
-
-fn mount_all() -> Result<()> {
-    for (kind, target) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
-        fs::create_dir_all(target)?;
-        mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).context(target)?;
-    }
-    Ok(())
-}
-
 fn act(role: &Role) -> Result<()> {
     match *role {
         Role::Count { regions } => {
@@ -89,10 +76,27 @@ fn act(role: &Role) -> Result<()> {
             say(&Domain::new(crossed)?.count(2, go_on)?);
             Ok(())
         }
+        Role::Travel => loop {
+            travel()?;
+        },
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
         Role::Peek => peek::tenant(),
         Role::Rdpmc => unreachable!("it needs no system"),
     }
+}
+
+/// Counts where the host lets it, until it does not; says why a session finds that it does not.
+fn travel() -> Result<()> {
+    load()?;
+    let domain = Domain::new(counting::APART[1])?;
+    say(&json!("ready"));
+    say(&domain.count(2, |_| true)?);
+    drop(domain);
+    say(&match Session::open_with(Provider::Paravirt) {
+        Ok(_) => json!("a session"),
+        Err(error) => json!(error.to_string()),
+    });
+    Ok(module::unload_when_idle()?)
 }
 
 /// Loads the module.  Says how it and the CPU refuse, if they do, and waits until they do not.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Debian's Xen tools, used as an administrator uses them.
+//! Debian's Xen tools, used as an administrator uses them, and what a tenant does that they create.
 
 use std::fs;
 use std::path::Path;
@@ -7,9 +7,10 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::xen::TOOLS;
 use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
 use serde_json::Value;
-use vm_tests::xen::TOOLS;
 
 /// Directories that the packages' installation would have made.
 const DIRECTORIES: [&str; 6] = [
@@ -33,13 +34,17 @@ const ARGUMENTS: &str =
     "console=hvc0 quiet panic=-1 oops=panic nmi_watchdog=0 sysctl.kernel.watchdog_thresh=60 --";
 
 /// What a tenant's program says to the control domain starts with this, on a line of its own.
-pub const MARK: &str = "tenant: ";
+const MARK: &str = "tenant: ";
 
 /// How long a tenant may take to boot and to say what it has to; emulation is slow.
 const PATIENCE: Duration = Duration::from_secs(200);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Starts what the tools need.
+///
+/// # Errors
+///
+/// Why a tool failed.
 pub fn start() -> Result<()> {
     for directory in DIRECTORIES {
         fs::create_dir_all(directory).with_context(|| directory.to_owned())?;
@@ -111,11 +116,19 @@ pub struct Tenant {
 
 impl Tenant {
     /// Creates a domain whose program has this role.  It is paused.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
     pub fn create(name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
         Self::create_kind(Kind::Pv, name, vcpus, tsc, role)
     }
 
     /// The same for any kind of domain.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
     pub fn create_kind(kind: Kind, name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
         let kind = match kind {
             Kind::Pv => "pv",
@@ -138,12 +151,29 @@ impl Tenant {
         Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0 })
     }
 
+    /// Takes all its vCPUs from their CPUs, until it is let go on.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
+    pub fn pause(&self) -> Result<()> {
+        tool("xl", &["pause", &self.name])
+    }
+
     /// Lets it go on.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
     pub fn unpause(&self) -> Result<()> {
         tool("xl", &["unpause", &self.name])
     }
 
     /// Waits for the next thing that its program says.
+    ///
+    /// # Errors
+    ///
+    /// It has crashed, or says nothing for a long time.
     pub fn hear(&mut self) -> Result<Value> {
         let line = wait_for(|| {
             let text = self.console();
@@ -162,6 +192,10 @@ impl Tenant {
     }
 
     /// Writes it to a file and lets it go on.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
     pub fn checkpoint(&self) -> Result<()> {
         let file = self.image();
         tool("xl", &["save", "-c", &self.name, &file])?;
@@ -169,6 +203,10 @@ impl Tenant {
     }
 
     /// Writes it to a file, which ends it, and makes a domain of the file.  That is paused.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
     pub fn save_and_restore(&mut self) -> Result<()> {
         let file = self.image();
         tool("xl", &["save", &self.name, &file])?;
@@ -183,6 +221,10 @@ impl Tenant {
     }
 
     /// Takes everything from it, whatever it is doing.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
     pub fn destroy(self) -> Result<()> {
         tool("xl", &["destroy", &self.name])
     }
@@ -199,4 +241,22 @@ fn said(console: &str) -> impl Iterator<Item = &str> {
     // A line without its end is still being written.
     let whole = console.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole.filter_map(|line| line.trim_end().strip_prefix(MARK))
+}
+
+/// Mounts the kernel's file systems, in a tenant whose first program this is.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn mount_all() -> Result<()> {
+    for (kind, target) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
+        fs::create_dir_all(target)?;
+        mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).context(target)?;
+    }
+    Ok(())
+}
+
+/// Tells the control domain, which hears it: for a tenant.
+pub fn say(what: &Value) {
+    println!("{MARK}{what}");
 }
