@@ -19,6 +19,7 @@ const COMMANDS: &str = "\
 /usr/bin/bzip2 -c words
 /usr/bin/xz -0c -T1 words
 /usr/bin/sqlite3 -batch :memory: -init query.sql
+/usr/bin/python3.11 -s -S -B words.py
 /usr/lib/gcc/x86_64-linux-gnu/12/cc1 -quiet -frandom-seed=0 -O2 -o /dev/null program.i
 ";
 const QUERY: &str = "\
@@ -27,6 +28,13 @@ with recursive n(i) as (select 1 union all select i + 1 from n where i < 3000)
 insert into t select i, hex(i * 2654435761) from n;
 create index u on t(b);
 select sum(a), count(distinct substr(b, 1, 3)) from t where b > '4';
+";
+const PYTHON: &str = "\
+words = {}
+for n in range(2000):
+    word = 'w%x' % (n * 2654435761 % 4093)
+    words[word] = words.get(word, 0) + 1
+print(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:10])
 ";
 const C: &str = "\
 int collatz(unsigned long n) { int steps = 0; \
@@ -46,8 +54,9 @@ pub fn run(report: &mut Report) -> Result<()> {
         .flat_map(|n| format!("{:x} ", n.wrapping_mul(2_654_435_761) >> 12 & 0xff0f).into_bytes())
         .collect();
     fs::write(dir.join("words"), words)?;
-    let files = [("commands", COMMANDS), ("query.sql", QUERY)];
-    for (name, text) in files.into_iter().chain([("program.i", C)]) {
+    for (name, text) in
+        [("commands", COMMANDS), ("query.sql", QUERY), ("words.py", PYTHON), ("program.i", C)]
+    {
         fs::write(dir.join(name), text)?;
     }
     let alone = counted("native", "", &dir)?;
