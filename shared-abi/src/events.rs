@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn the_hosts_consent_lets_everything_in_that_does_no_harm() {
         let all = caps(VENDOR_INTEL, CAPS_ALL_EVENTS);
-        for event in [0x4f_24, 0x81_d0, 0xc0_6f, 0x7f_88] {
+        for event in [0x4f_24, 0x81_d0, 0xcf_2e, 0xc0_6f, 0x7f_88] {
             assert!(is_allowed(&all, event) && !is_allowed(&caps(VENDOR_INTEL, 0), event));
         }
         for event in [0x01_b7, 0x01_bb, 0x01_2a, 0x01_2b] {

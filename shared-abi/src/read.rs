@@ -335,6 +335,9 @@ mod tests {
         let snapshot = read_thread(&thread, |_| Some(&vcpu), &hw, &mut counts);
         assert_eq!(snapshot, Ok(Snapshot { tsc: 1_000, retries: 0 }));
         assert_eq!(counts, [50]);
+        let read = |counts: &mut [u64]| read_thread(&thread, |_| Some(&vcpu), &hw, counts);
+        assert_eq!(read(&mut []), snapshot);
+        assert_eq!(read(&mut [0; 2]), Err(ReadError::Malformed), "it has one counter");
     }
 
     #[test]
