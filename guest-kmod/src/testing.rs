@@ -198,9 +198,9 @@ impl Machine {
         self.vcpus[vcpu].page.flags.store(VCPU_REGISTERED, Relaxed);
     }
 
-    /// One bit for each slot that the vCPU counts with.
-    pub(crate) fn programmed(&self, vcpu: usize) -> u32 {
-        self.vcpus[vcpu].programmed.borrow().slots()
+    /// What the hypervisor was last told to count on a vCPU.
+    pub(crate) fn programmed(&self, vcpu: usize) -> Config {
+        *self.vcpus[vcpu].programmed.borrow()
     }
 
     fn program(&self, vcpu: usize, config: Config) {

@@ -227,6 +227,7 @@ mod tests {
         assert_eq!(admission.cpus_may_stop(OTHER), Err(Errno::BUSY));
         assert_eq!(admission.cpus_set(ONE), Err(Errno::BUSY), "while they count");
         admission.closed(OTHER);
+        assert!(admission.owns(ONE));
         assert_eq!(admission.cpus_may_stop(ONE), Ok(()));
         admission.cpus_stopped();
         admission.closed(ONE);

@@ -726,6 +726,21 @@ fn sampling_beside(slot: u32, event: u64) -> Control {
 }
 
 #[test]
+fn what_is_left_of_a_period_is_loaded_wherever_the_thread_goes_on() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    let slot = PhysSlot::general(0).unwrap();
+    thread.control(&sampling(1_000)).unwrap();
+    assert_eq!(machine.programmed(0).period(slot), 1_000);
+    for (vcpu, left) in [(1, 600), (0, 200)] {
+        thread.execute(400);
+        thread.switch_out();
+        thread.switch_in(vcpu);
+        assert_eq!(machine.programmed(vcpu).period(slot), left);
+    }
+}
+
+#[test]
 fn an_interrupt_that_is_nobodys_leaves_a_thread_alone() {
     let machine = Machine::new();
     let thread = machine.thread();
@@ -784,7 +799,7 @@ fn nothing_that_the_host_has_taken_away_is_asked_for_beside_others() {
     one.switch_out();
     machine.revoke(0);
     two.switch_in(0);
-    assert_eq!(machine.programmed(0), 0b10);
+    assert_eq!(machine.programmed(0).slots(), 0b10);
 }
 
 #[test]
