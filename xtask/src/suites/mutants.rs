@@ -207,7 +207,7 @@ impl Stage<'_> {
     fn forget_if_stale(&self, output: &Path) -> Result<()> {
         let mut code = String::from(TOOL_VERSION);
         for (name, file) in cache::files(&sh::project().join(self.package).join("src"))? {
-            if !name.ends_with("tests.rs") {
+            if !name.ends_with("tests.rs") && !name.ends_with("testing.rs") {
                 let text = fs::read_to_string(&file)?;
                 code.push_str(text.split("#[cfg(test)]").next().unwrap_or_default());
             }
