@@ -7,6 +7,7 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -49,28 +50,30 @@ impl Child {
     /// Lets it execute the program.
     pub fn go(mut self) -> io::Result<Started> {
         self.leave.write_all(&[1])?;
-        Ok(Started { failure: self.failure })
+        Ok(Started { at: Instant::now(), failure: self.failure })
     }
 }
 
 /// The child has leave.
 #[derive(Debug)]
 pub struct Started {
+    at: Instant,
     failure: PipeReader,
 }
 
 impl Started {
-    /// Whether it executes the program; asked when it has done so, or has ended.
+    /// The time since then, asked when the program has ended.
     ///
     /// # Errors
     ///
-    /// Why not.
-    pub fn check(mut self) -> io::Result<()> {
+    /// Why it was not executed.
+    pub fn ended(mut self) -> io::Result<Duration> {
+        let elapsed = self.at.elapsed();
         let mut errno = [0; 4];
         match self.failure.read_exact(&mut errno) {
             Ok(()) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
             // The program's start has closed the other end.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(elapsed),
             Err(error) => Err(error),
         }
     }

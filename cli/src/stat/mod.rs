@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -75,6 +75,7 @@ struct Thread {
 struct Run {
     /// The program's exit status, 128 and the signal if one ended it.
     status: u8,
+    /// From the program's start on.
     elapsed: Duration,
     counts: Vec<Count>,
     /// Of each thread, if the provider tells.
@@ -100,7 +101,6 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn once(options: &Options, here: &Here) -> Result<Run> {
-    let start = Instant::now();
     let run = match (here.description.provider, here.description.caps) {
         (Provider::Paravirt, Some(caps)) => {
             let control = perfctr::raw::counting(&caps, &options.event, 0)?;
@@ -116,6 +116,5 @@ fn once(options: &Options, here: &Here) -> Result<Run> {
         _ => native::run(&options.command, &options.event),
     };
     let program = options.command[0].display();
-    let run = run.with_context(|| program.to_string())?;
-    Ok(Run { elapsed: start.elapsed(), ..run })
+    run.with_context(|| program.to_string())
 }

@@ -2,7 +2,6 @@
 //! Through `perf_event_open(2)`, whose events are handed down to threads and children.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use perfctr::raw::{PerfCount, PerfEvent, of_program};
@@ -26,11 +25,11 @@ pub fn run(command: &[OsString], events: &[Event]) -> Result<Run> {
             status = code;
         }
     }
-    started.check()?;
+    let elapsed = started.ended()?;
     let counts = opened.iter().map(|event| Ok(estimate(event.counted()?)));
     Ok(Run {
         status,
-        elapsed: Duration::ZERO,
+        elapsed,
         counts: counts.collect::<Result<_>>()?,
         threads: Vec::new(),
         unobserved: 0,

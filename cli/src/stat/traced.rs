@@ -33,12 +33,12 @@ pub fn run(command: &[OsString], control: &Control, tsc_khz: u32) -> Result<Run>
     };
     let started = child.go()?;
     let status = tracer.follow(first)?;
-    started.check()?;
+    let elapsed = started.ended()?;
     let counters = control.counters as usize;
     let sum = |n: usize| tracer.ended.iter().map(|thread| thread.counts[n]).sum();
     let counts = (0..counters).map(|n| Count { value: sum(n), share: 1.0 }).collect();
     let Tracer { ended: threads, unobserved, .. } = tracer;
-    Ok(Run { status, elapsed: Duration::ZERO, counts, threads, unobserved })
+    Ok(Run { status, elapsed, counts, threads, unobserved })
 }
 
 struct Tracer<'a> {

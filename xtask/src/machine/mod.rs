@@ -24,8 +24,9 @@ pub use self::spec::Spec;
 
 /// Boots, runs and ends. An error means that the run could not be prepared.
 ///
-/// Of some hundred boots one stands still before the guest has come to its first program, of
-/// unmodified parts, too. It is tried once more; both are counted, and what the first left is kept.
+/// A boot that stands still before the guest has come to its first program is tried once more: what
+/// had one of a hundred do so is mended (testbed/qemu), and none should. Both are counted, and what
+/// the first left is kept.
 pub fn run(spec: &Spec) -> Result<Outcome> {
     let outcome = attempt(spec)?;
     let Status::Failed(Failure::NeverUp(_)) = &outcome.status else {
