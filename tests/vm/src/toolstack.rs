@@ -25,8 +25,9 @@ const DIRECTORIES: [&str; 6] = [
 const CONSOLES: &str = "/var/log/xen/console";
 const STORE_SOCKET: &str = "/var/run/xenstored/socket";
 
-/// The tenant's kernel, and its memory's first contents.
+/// A tenant's kernel, one that needs no more, and the memory's first contents for the first.
 const KERNEL: &str = "/work/vmlinux";
+const KERNEL_32: &str = "/work/guest32";
 const INITRAMFS: &str = "/work/tenant.cpio";
 
 /// Arguments of the tenant's kernel; what follows goes to its first program.
@@ -102,6 +103,8 @@ pub enum Kind {
     Pv,
     /// By the CPU, without a device model.
     Pvh,
+    /// The same, with a 32-bit kernel that has only one role.
+    Pvh32,
 }
 
 /// An unprivileged domain.
@@ -130,9 +133,13 @@ impl Tenant {
     ///
     /// Why the tool failed.
     pub fn create_kind(kind: Kind, name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
-        let kind = match kind {
-            Kind::Pv => "pv",
-            Kind::Pvh => "pvh",
+        let linux = format!(
+            "kernel = \"{KERNEL}\"\nramdisk = \"{INITRAMFS}\"\nextra = \"{ARGUMENTS} {role}\"\n"
+        );
+        let (kind, kernel) = match kind {
+            Kind::Pv => ("pv", linux),
+            Kind::Pvh => ("pvh", linux),
+            Kind::Pvh32 => ("pvh", format!("kernel = \"{KERNEL_32}\"\n")),
         };
         let tsc_mode = match tsc {
             Tsc::Native => "native",
@@ -140,9 +147,7 @@ impl Tenant {
         };
         let config = format!("/run/{name}.cfg");
         let text = format!(
-            "name = \"{name}\"\ntype = \"{kind}\"\nkernel = \"{KERNEL}\"\n\
-             ramdisk = \"{INITRAMFS}\"\n\
-             extra = \"{ARGUMENTS} {role}\"\nmemory = 256\nvcpus = {vcpus}\n\
+            "name = \"{name}\"\ntype = \"{kind}\"\n{kernel}memory = 256\nvcpus = {vcpus}\n\
              tsc_mode = \"{tsc_mode}\"\n"
         );
         fs::write(&config, text)?;

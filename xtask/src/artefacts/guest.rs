@@ -84,6 +84,23 @@ pub fn peek_module(kernel: &Kernel) -> Result<PathBuf> {
     Ok(kbuild(kernel, "peek", &files)?.join("peek.ko"))
 }
 
+/// A 32-bit kernel, which is all that its domain executes.
+pub fn kernel_32() -> Result<PathBuf> {
+    let (source, include) = ("tests/vm/guest32/guest32.c", "shared-abi/include");
+    let [source, include] = [source, include].map(|path| sh::project().join(path));
+    let key = Key::new("guest32 1").path(&source)?.path(&include)?;
+    let dir = cache::artefact("guest32", key, |dir| {
+        crate::tools::apt::install(&["gcc", "libc6-dev"], "building a 32-bit kernel")?;
+        let mut gcc = cmd("gcc", ["-m32", "-ffreestanding", "-nostdlib", "-static", "-no-pie"]);
+        gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-fno-pie", "-fno-stack-protector"]);
+        gcc.args(["-mgeneral-regs-only", "-Wl,-Ttext-segment=0x100000,-e,start"]);
+        // The kernel's types are the same for both widths.
+        gcc.args(["-isystem", "/usr/include/x86_64-linux-gnu", "-I"]).arg(&include);
+        sh::output(gcc.arg("-o").arg(dir.join("guest32")).arg(&source)).map(drop)
+    })?;
+    Ok(dir.join("guest32"))
+}
+
 /// Builds a module from `files`, of which one is its Kbuild; gives the directory with it.
 fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
     let mut key = Key::new("module 1").text(&kernel.release);

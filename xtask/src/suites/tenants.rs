@@ -24,11 +24,13 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.program(spec("pv", "cost,all,rate=0", &all)?, "tenants")
 }
 
-/// An AMD CPU: the control domain counts beside a PVH tenant, also with a PV one. One boot.
+/// An AMD CPU: the control domain counts beside a PVH tenant, also with a PV one; and a 32-bit
+/// tenant asks whether it can. One boot.
 pub fn amd(report: &mut Report) -> Result<()> {
     let mut spec = spec("pv-amd", "all", &["/work/tenants", "pvh"])?;
     // Two tenants at once.
     spec.topology.memory_mib += 512;
+    spec.files.push((guest::kernel_32()?, "/work/guest32".into()));
     report.program(spec, "tenants")
 }
 

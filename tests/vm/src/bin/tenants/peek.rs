@@ -32,6 +32,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 pub fn control() -> Result<ExitCode> {
     let host = Host::open(true)?;
     let mut tally = Tally::default();
+    narrow(&mut tally, &host)?;
     let mut peeker = Tenant::create_kind(Kind::Pvh, "peeker", 1, Tsc::Native, "peek")?;
     host.invite(&peeker)?;
     refused(&mut tally, "a PVH tenant", &mut peeker, "EOPNOTSUPP")?;
@@ -57,6 +58,15 @@ pub fn control() -> Result<ExitCode> {
     }
     peeker.destroy()?;
     Ok(tally.finish())
+}
+
+/// A 32-bit kernel may ask the driver, and is refused as a 64-bit one is that cannot count.
+fn narrow(tally: &mut Tally, host: &Host) -> Result<()> {
+    let mut tenant = Tenant::create_kind(Kind::Pvh32, "narrow", 1, Tsc::Native, "")?;
+    host.invite(&tenant)?;
+    let answers = json!({ "query": 0, "register": -libc::EOPNOTSUPP });
+    tally.check("a 32-bit PVH tenant gets EOPNOTSUPP", equal(tenant.hear()?, answers));
+    tenant.destroy()
 }
 
 /// What the tenant has seen beside `whom`: faults, and nothing that changes.
