@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Loading and unloading the guest's module.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::process::Command;
 use std::thread::sleep;
@@ -25,17 +26,17 @@ pub const UNWATCHED_AFTER: Duration = Duration::from_secs(11);
 ///
 /// There is no such file, or the module's refusal.
 pub fn load() -> Result<()> {
-    load_file(PATH)
+    load_file(PATH, c"")
 }
 
-/// Loads any module.
+/// Loads any module, with these parameters.
 ///
 /// # Errors
 ///
 /// There is no such file, or the module's refusal.
-pub fn load_file(path: &str) -> Result<()> {
+pub fn load_file(path: &str, parameters: &CStr) -> Result<()> {
     let file = File::open(path).with_context(|| format!("cannot open {path}"))?;
-    finit_module(&file, c"", ModuleInitFlags::empty()).context("cannot load the module")
+    finit_module(&file, parameters, ModuleInitFlags::empty()).context("cannot load the module")
 }
 
 /// Has the module register the page of every vCPU, until the result is dropped: for programs that

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::artefacts::kernel::{self, Kernel};
-use crate::artefacts::rustobj::Purpose;
-use crate::artefacts::{guest, rootfs};
+use crate::artefacts::{guest, kernel, rootfs};
 use crate::machine::Spec;
 use crate::suites::report::Report;
 use crate::tools::cache;
@@ -37,28 +35,34 @@ pub fn amd(report: &mut Report) -> Result<()> {
 /// A topology, the driver's options, and the command.
 fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;
-    // That leaves room for a tenant.
-    spec.hypervisor()?.add("dom0_mem=1024M,max:1024M");
     spec.timeout = Duration::from_secs(600);
-    let kernel = kernel::kernel()?;
-    spec.files.push((rootfs::toolstack()?, "/".into()));
-    spec.files.push((kernel.image.clone(), "/work/vmlinux".into()));
-    spec.files.push((initramfs(&kernel)?, "/work/tenant.cpio".into()));
+    let peek = guest::peek_module(&kernel::kernel()?)?;
+    add_tenant(&mut spec, "tenants", &[("lib/perfctr/peek.ko".into(), peek)])?;
     Ok(spec)
 }
 
-/// All that the tenant has: one program, and the module.
-fn initramfs(kernel: &Kernel) -> Result<PathBuf> {
-    let path = cache::root()?.join("work/tenant.cpio");
+/// Adds what creates tenants: tools, a kernel, and all that a tenant has: one program of
+/// `vm-tests`, the module, and further files, each (path in the tenant, path here).
+pub(super) fn add_tenant(
+    spec: &mut Spec,
+    program: &str,
+    further: &[(String, PathBuf)],
+) -> Result<()> {
+    // That leaves room for a tenant.
+    spec.hypervisor()?.add("dom0_mem=1024M,max:1024M");
+    let kernel = kernel::kernel()?;
+    let module = guest::module(&kernel, spec.purpose())?;
+    let path = cache::root()?.join(format!("work/{program}.cpio"));
     let mut archive = Archive::new(BufWriter::new(fs::File::create(&path)?));
-    let program = guest::programs("vm-tests")?.join("tenants");
+    let program = guest::programs("vm-tests")?.join(program);
     archive.file("init", 0o755, &fs::read(program)?)?;
-    archive.file(
-        "lib/perfctr/perfctr.ko",
-        0o644,
-        &fs::read(guest::module(kernel, Purpose::Use)?)?,
-    )?;
-    archive.file("lib/perfctr/peek.ko", 0o644, &fs::read(guest::peek_module(kernel)?)?)?;
+    archive.file("lib/perfctr/perfctr.ko", 0o644, &fs::read(module)?)?;
+    for (name, file) in further {
+        archive.file(name, 0o644, &fs::read(file)?)?;
+    }
     archive.finish()?;
-    Ok(path)
+    spec.files.push((rootfs::toolstack()?, "/".into()));
+    spec.files.push((kernel.image, "/work/vmlinux".into()));
+    spec.files.push((path, "/work/tenant.cpio".into()));
+    Ok(())
 }

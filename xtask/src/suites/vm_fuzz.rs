@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The fuzzer of the real module and the real driver, which say what of them it reaches.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
@@ -10,12 +11,14 @@ use crate::artefacts::xen::Flavour;
 use crate::artefacts::{guest, kernel, xen};
 use crate::machine::Spec;
 use crate::suites::report::Report;
+use crate::suites::tenants;
 use crate::tools::sh::{self, cmd};
 
 /// What every place of a build for fuzzing calls.
 const REACHED: &str = "__sanitizer_cov_trace_pc";
+const CORPUS: &str = "tests/fuzz/corpus";
 
-/// One boot: a hostile user, then a hostile guest kernel.
+/// One boot: a hostile user, a hostile guest kernel, and one in a domain of its own.
 pub fn run(report: &mut Report) -> Result<()> {
     let calls = report.volume.pick("1000", "20000");
     let module = guest::module(&kernel::kernel()?, Purpose::Fuzzing)?;
@@ -24,9 +27,22 @@ pub fn run(report: &mut Report) -> Result<()> {
     let command = ["/work/vm-fuzz", "fuzz", "--calls", calls, "--places", &module, &driver];
     let mut spec = Spec::new("pv", command)?;
     spec.hypervisor()?.flavour = Flavour::Fuzzing;
-    spec.timeout *= report.volume.pick(2, 12);
-    spec.files.push((sh::project().join("tests/fuzz/corpus"), "/work/corpus".into()));
+    spec.timeout *= report.volume.pick(3, 16);
+    tenants::add_tenant(&mut spec, "vm-fuzz", &for_tenant()?)?;
+    spec.files.push((sh::project().join(CORPUS), "/work/corpus".into()));
     report.program(spec, "vm-fuzz")
+}
+
+/// What a tenant makes hypercalls with, and what it mutates.
+fn for_tenant() -> Result<Vec<(String, PathBuf)>> {
+    let privcmd = kernel::kernel()?.modules.join("drivers/xen/xen-privcmd.ko");
+    let mut files = vec![("lib/perfctr/xen-privcmd.ko".to_owned(), privcmd)];
+    for entry in fs::read_dir(sh::project().join(CORPUS).join("guest"))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        files.push((format!("corpus/guest/{name}"), path.clone()));
+    }
+    Ok(files)
 }
 
 /// Places that are counted when they are reached: calls, or relocations of what is not linked.

@@ -85,7 +85,7 @@ fn blind(tally: &mut Tally, whom: &str, seen: &Value) {
 pub fn tenant() -> Result<()> {
     let refusal = refusal()?.context("the module serves a PVH tenant: look here again")?;
     say(&refusal);
-    module::load_file(MODULE)?;
+    module::load_file(MODULE, c"")?;
     loop {
         let [mut rdpmc, mut rdmsr] = [Seen::default(), Seen::default()];
         for _ in 0..LOOKS {

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A hostile guest kernel in a domain of its own, beside the control domain, whose programs count.
+//!
+//! The tenant cannot see what it reaches of the driver, so its inputs are mutations of the corpus
+//! only.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::reboot::{RebootMode, reboot};
+use serde_json::{Value, json};
+use shared_abi::hypercall::OP_DOMAIN;
+use vm_tests::module;
+use vm_tests::raw::{Argument, Refusal};
+use vm_tests::toolstack::{self, Tenant, Tsc, mount_all, say};
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+
+use crate::coverage::Coverage;
+use crate::guest::Guest;
+use crate::neighbours::Neighbours;
+use crate::{Options, Tried, calls, mutate_from, read_corpus};
+
+const VCPUS: usize = 2;
+/// What its first contents hold.
+const CORPUS: &str = "/corpus/guest";
+/// Inputs after which it says how far it is, so that a slow machine is not taken for a silent one.
+const NEWS_EVERY: u64 = 16;
+const PRIVCMD: &str = "/lib/perfctr/xen-privcmd.ko";
+
+/// The control domain's part.
+pub fn beside(options: &Options) -> Result<Tried> {
+    toolstack::start()?;
+    let xen = Xen::open()?;
+    let neighbours = Neighbours::start()?;
+    // Fewer calls: it shares the CPUs with those who count.
+    let role = format!("inside {} {}", options.calls / 2, options.seed);
+    let mut tenant = Tenant::create("hostile", VCPUS, Tsc::Native, &role)?;
+    xen.allow(tenant.domain, true)?;
+    tenant.unpause()?;
+    let said = loop {
+        let said = tenant.hear()?;
+        if said.get("made").is_none() {
+            break said;
+        }
+    };
+    let number = |key: &str| said[key].as_u64().with_context(|| format!("the tenant says {said}"));
+    let (calls, mutations) = (number("calls")?, number("mutations")?);
+    let checks = neighbours.judge()?;
+    tenant.destroy()?;
+    module::reload_unharmed()?;
+    let reached = Coverage::open(true).reached()?;
+    Ok(Tried { calls, mutations, checks, reached })
+}
+
+/// The tenant's part, which ends with it.
+pub fn inside(calls: u64, seed: u64) -> Result<ExitCode> {
+    let said = mount_all().and_then(|()| fuzz(calls, seed));
+    say(&said.unwrap_or_else(|error| json!({ "error": format!("{error:#}") })));
+    // The console takes what was said before this returns from the hypervisor.
+    reboot(RebootMode::RB_POWER_OFF)?;
+    unreachable!("the domain is off")
+}
+
+/// Who counts is not this domain's to decide, which it is told before its argument is looked at.
+fn may_not_decide(xen: &Xen) -> Result<()> {
+    let forbid = xen.allow(CONTROL_DOMAIN, false);
+    let nowhere = xen.perfctr_op(OP_DOMAIN, Argument::NonCanonical, 0);
+    ensure!([forbid, nowhere] == [Err(Refusal::EPERM); 2], "{forbid:?}, {nowhere:?}");
+    Ok(())
+}
+
+fn fuzz(calls: u64, seed: u64) -> Result<Value> {
+    // Without this it lets nobody make hypercalls in a domain that is not the control domain.
+    module::load_file(PRIVCMD, c"unrestricted=1")?;
+    module::load()?;
+    let corpus = read_corpus(Path::new(CORPUS))?;
+    let guest = Guest::new()?;
+    may_not_decide(&Xen::open()?)?;
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut mutations = 0_u64;
+    while calls::made() < calls {
+        guest.repair_at_times(mutations)?;
+        if mutations.is_multiple_of(NEWS_EVERY) {
+            say(&json!({ "made": calls::made() }));
+        }
+        guest.run(&mutate_from(&mut rng, &corpus))?;
+        mutations += 1;
+    }
+    drop(guest);
+    // What is loaded and what the module believes are the same again, and it can be taken back.
+    module::unload_when_idle()?;
+    module::load()?;
+    Ok(json!({ "calls": calls::made(), "mutations": mutations }))
+}
