@@ -42,6 +42,8 @@ struct Memory {
     faults: Option<u32>,
     /// The one that takes every write and keeps none.
     forgets: Option<u32>,
+    /// Bits of one that stay 0.
+    stuck: Option<(u32, u64)>,
 }
 
 impl Memory {
@@ -64,7 +66,8 @@ impl Probe for Memory {
         (self.faults != Some(msr)).then_some(held)
     }
     fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
-        let kept = if self.forgets == Some(msr) { 0 } else { value };
+        let stuck = self.stuck.filter(|stuck| stuck.0 == msr).map_or(0, |stuck| stuck.1);
+        let kept = if self.forgets == Some(msr) { 0 } else { value & !stuck };
         self.held.borrow_mut().insert(msr, kept);
         self.faults != Some(msr)
     }
@@ -95,6 +98,18 @@ fn driver(boot: &Cpuid, measure_cost: bool) -> Driver {
 
 fn come_up(driver: &Driver, pcpu: &mut Pcpu, cpuid: &Cpuid, pmu: &Memory) -> Result<(), Refusal> {
     Cpu { driver, pcpu, pmu, number: 0 }.come_up(cpuid)
+}
+
+/// Bit 4n + 1 of IA32_FIXED_CTR_CTRL has fixed counter n count in user mode (SDM volume 3, 20.2.2).
+#[test]
+fn each_fixed_counter_can_be_switched_on() {
+    const FIXED_CTR_CTRL: u32 = 0x38d;
+    for user in [0x2, 0x20, 0x200] {
+        let (driver, mut pcpu) = (driver(&NEHALEM, false), Pcpu::new());
+        let pmu = Memory { stuck: Some((FIXED_CTR_CTRL, user)), ..Memory::new() };
+        let found = come_up(&driver, &mut pcpu, &NEHALEM, &pmu);
+        assert_eq!(found, Err(Refusal::Register(FIXED_CTR_CTRL)), "{user:#x}");
+    }
 }
 
 #[test]
