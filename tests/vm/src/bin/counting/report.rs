@@ -17,7 +17,7 @@ use vm_tests::step::Executed;
 use vm_tests::time::TimeCheck;
 
 use crate::predicted::Predicted;
-use crate::worker::{HARD_CASES_MIN, Inside, Kinds, Log, Series};
+use crate::worker::{CASES, HARD_CASES_MIN, Kinds, Log, Series};
 use crate::{Marks, Options};
 
 /// An event, and how to judge its counts.
@@ -231,11 +231,10 @@ impl Report {
         );
         self.occurred("thread_switches", log.switches, HARD_CASES_MIN);
         self.occurred("thread_migrations", log.migrations, HARD_CASES_MIN);
-        let Inside { fault, ticks, switch, migration } = log.inside;
-        self.occurred("regions_with_page_fault", fault, HARD_CASES_MIN);
-        self.occurred("regions_with_ticks", ticks, HARD_CASES_MIN);
-        self.occurred("regions_with_thread_switch", switch, HARD_CASES_MIN);
-        self.occurred("regions_with_thread_migration", migration, HARD_CASES_MIN);
+        for (case, times) in CASES.into_iter().zip(log.inside) {
+            self.occurred(&format!("regions_with_{case}"), times, HARD_CASES_MIN);
+        }
+        let [fault, ..] = log.inside;
         self.set("page_faults", log.faults);
         let faults = log.faults;
         self.demand(

@@ -136,7 +136,7 @@ impl Log {
         self.reads_1.merge(&other.reads_1);
         self.reads_4.merge(&other.reads_4);
         self.regions += other.regions;
-        self.inside.add(&other.inside);
+        add(&mut self.inside, &other.inside);
         self.retries += other.retries;
         self.indirect += other.indirect;
         self.faults += other.faults;
@@ -145,52 +145,61 @@ impl Log {
     }
 }
 
-/// Regions in whose middle something happened.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Inside {
-    /// A page fault.
-    pub fault: u64,
-    /// Several timer ticks, judged by the time that the thread executed.
-    pub ticks: u64,
-    /// The thread was preempted.
-    pub switch: u64,
-    /// The thread was moved to another vCPU.
-    pub migration: u64,
-}
+/// What may happen in the middle of a region: a page fault; several timer ticks, judged by the time
+/// that the thread executed; the thread is preempted, or moved to another vCPU; the vCPU on which
+/// it stays is preempted, or moved to another physical CPU.
+pub const CASES: [&str; 6] =
+    ["page_fault", "ticks", "thread_switch", "thread_migration", "vcpu_switch", "vcpu_migration"];
+
+/// In how many regions each of [`CASES`] happened.
+pub type Inside = [u64; CASES.len()];
 
 /// How often each hard case has to occur in the middle of regions.
 pub const HARD_CASES_MIN: u64 = 100;
 
 /// How often hard cases have occurred in all threads.
 #[derive(Debug, Default)]
-pub struct HardCases {
-    fault: AtomicU64,
-    ticks: AtomicU64,
-    switch: AtomicU64,
-    migration: AtomicU64,
-}
+pub struct HardCases([AtomicU64; CASES.len()]);
 
 impl HardCases {
     fn add(&self, inside: &Inside) {
-        self.fault.fetch_add(inside.fault, Relaxed);
-        self.ticks.fetch_add(inside.ticks, Relaxed);
-        self.switch.fetch_add(inside.switch, Relaxed);
-        self.migration.fetch_add(inside.migration, Relaxed);
+        for (sum, &times) in self.0.iter().zip(inside) {
+            sum.fetch_add(times, Relaxed);
+        }
     }
 
     fn are_enough(&self) -> bool {
-        [&self.fault, &self.ticks, &self.switch, &self.migration]
-            .iter()
-            .all(|times| times.load(Relaxed) >= HARD_CASES_MIN)
+        self.0.iter().all(|times| times.load(Relaxed) >= HARD_CASES_MIN)
     }
 }
 
-impl Inside {
-    pub fn add(&mut self, other: &Self) {
-        self.fault += other.fault;
-        self.ticks += other.ticks;
-        self.switch += other.switch;
-        self.migration += other.migration;
+fn add(sums: &mut Inside, more: &Inside) {
+    for (sum, times) in sums.iter_mut().zip(more) {
+        *sum += times;
+    }
+}
+
+/// How often a thread was switched in and moved so far, and the vCPU that it is on.
+struct Moves {
+    thread: [u64; 2],
+    vcpu: [u64; 2],
+}
+
+impl Moves {
+    fn now(session: &Session) -> Result<Self> {
+        let thread = session.thread_page().context("the process was forked")?;
+        let vcpu = session.vcpu_page(thread.vcpu.load(Relaxed)).context("it has no page")?;
+        Ok(Self {
+            thread: [thread.switches.load(Relaxed), thread.migrations.load(Relaxed)],
+            vcpu: [vcpu.switches.load(Relaxed), vcpu.migrations.load(Relaxed)],
+        })
+    }
+
+    /// The last four of [`CASES`].
+    fn since(&self, before: &Self) -> [bool; 4] {
+        let [switch, migration] = [0, 1].map(|n| self.thread[n] != before.thread[n]);
+        let vcpu = [0, 1].map(|n| !migration && self.vcpu[n] != before.vcpu[n]);
+        [switch, migration, vcpu[0], vcpu[1]]
     }
 }
 
@@ -411,13 +420,11 @@ impl Worker {
         configuration: &Configuration,
         kinds: &mut Kinds,
     ) -> Result<()> {
-        let page = session.thread_page().context("the process was forked")?;
-        let moved = || (page.switches.load(Relaxed), page.migrations.load(Relaxed));
         let region = self.random_region(n, plan.regions);
         let long = is_long(n, plan.regions);
         let kind = if long { PLAIN } else { self.rng.between(0, 20) };
         let fault = kind < 2;
-        let before = moved();
+        let before = Moves::now(session)?;
         let (reading, truth, series) = match kind {
             0..=1 => {
                 let reading = measure(session, region, self.pages.byte()?)?;
@@ -446,20 +453,18 @@ impl Worker {
                 (reading, region.executed(), &mut kinds.plain)
             }
         };
-        let after = moved();
+        let moved = Moves::now(session)?.since(&before);
         series.add(configuration, &reading, truth);
         self.log.regions += 1;
         self.note(&reading);
-        let inside = Inside {
-            fault: u64::from(fault),
-            ticks: u64::from(reading.tsc > self.ticks_tsc),
-            switch: u64::from(before.0 != after.0),
-            migration: u64::from(before.1 != after.1),
-        };
-        if long && inside.ticks == 0 {
+        let ticks = reading.tsc > self.ticks_tsc;
+        let [switch, migration, vcpu_switch, vcpu_migration] = moved;
+        let inside = [fault, ticks, switch, migration, vcpu_switch, vcpu_migration];
+        let inside = inside.map(u64::from);
+        if long && !ticks {
             self.long = (self.long * 2).min(LONG_ITERATIONS_MAX);
         }
-        self.log.inside.add(&inside);
+        add(&mut self.log.inside, &inside);
         plan.hard_cases.add(&inside);
         Ok(())
     }
