@@ -25,7 +25,7 @@ const LONG_PERIOD: u64 = 1 << 30;
 
 /// What an overflow costs the driver, as docs/caveats.md says it, unit: instructions; and which
 /// factor a measurement may be away from that.
-const INTERRUPT_INSTRUCTIONS: f64 = 150.0;
+const INTERRUPT_INSTRUCTIONS: f64 = 220.0;
 const COST_BAND: f64 = 1.5;
 
 /// What the sides have counted up to a moment.
