@@ -213,7 +213,9 @@ mod tests {
         let open = Handle::open(Number(9)).unwrap();
         let local = 0_u64;
         let pointer = (&raw const local).addr();
-        for bits in [0, 1, pointer, CLOSED, CLOSED >> 1, open.bits + 1, open.bits ^ 1 << 62] {
+        // Not the next place's: another test may have opened that.
+        let later = open.bits + (1 << PLACE_BITS);
+        for bits in [0, 1, pointer, CLOSED, CLOSED >> 1, later, open.bits ^ 1 << 62] {
             assert_eq!(content(Handle::new(bits)), Err(Errno::INVAL), "{bits:#x}");
             Handle::<Number>::new(bits).close();
         }
