@@ -14,13 +14,19 @@ use crate::step::Executed;
 global_asm!(
     ".text",
     ".globl vm_tests_nothing, vm_tests_system_calls, vm_tests_strings, vm_tests_signals",
+    ".globl vm_tests_yields",
     ".globl vm_tests_step_over",
     "vm_tests_nothing:",
     "ret",
+    "vm_tests_yields:",
+    "mov r8d, 24", // sched_yield
+    "jmp 1f",
     "vm_tests_system_calls:",
-    "push rbx",
+    "mov r8d, 39", // getpid
+    "jmp 1f",
+    "1: push rbx",
     "mov rbx, rdi",
-    "2: mov eax, 39", // getpid
+    "2: mov eax, r8d",
     "syscall",
     "dec rbx",
     "jnz 2b",
@@ -54,6 +60,7 @@ global_asm!(
 unsafe extern "C" {
     fn vm_tests_nothing(rounds: u64, memory: *mut u8);
     fn vm_tests_system_calls(rounds: u64, memory: *mut u8);
+    fn vm_tests_yields(rounds: u64, memory: *mut u8);
     fn vm_tests_strings(rounds: u64, memory: *mut u8);
     fn vm_tests_signals(rounds: u64, memory: *mut u8);
     fn vm_tests_step_over(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
@@ -66,6 +73,8 @@ pub enum Does {
     Nothing,
     /// A system call.
     SystemCall,
+    /// A system call that lets another thread go on.
+    Yield,
     /// REP STOSB and REPE SCASB, across a page's edge.
     Strings,
     /// An invalid instruction, handled by [`step_over_invalid`].
@@ -90,6 +99,7 @@ impl Body {
         let code = match does {
             Does::Nothing => vm_tests_nothing,
             Does::SystemCall => vm_tests_system_calls,
+            Does::Yield => vm_tests_yields,
             Does::Strings => vm_tests_strings,
             Does::Signal => vm_tests_signals,
         };
@@ -97,18 +107,16 @@ impl Body {
     }
 
     /// What it executes in user mode, without the RET at its end.
-    pub const fn executed(self) -> Executed {
-        let (instructions, each, branches_each) = match self.does {
-            Does::Nothing => (0, 0, 0),
-            Does::SystemCall => (3, 4, 2),
-            Does::Strings => (3, 8, 1),
+    pub fn executed(self) -> Executed {
+        let (once, each) = match self.does {
+            Does::Nothing => ((0, 0), (0, 0)),
+            Does::SystemCall | Does::Yield => ((5, 1), (4, 2)),
+            Does::Strings => ((3, 0), (8, 1)),
             // Of each round the handler and the C library's way back from it are four.
-            Does::Signal => (0, 6, 3),
+            Does::Signal => ((0, 0), (6, 3)),
         };
-        Executed {
-            instructions: instructions + each * self.rounds,
-            branches: branches_each * self.rounds,
-        }
+        let executed = |(instructions, branches)| Executed { instructions, branches };
+        executed(once).plus(executed(each).times(self.rounds))
     }
 
     /// Executes it; strings are in the middle of `memory`, which has two pages.
@@ -152,7 +160,7 @@ mod tests {
             let all = trace.len();
             (trace.between(0, all), trace.places(Kind::SystemCall).len())
         };
-        for does in [Does::SystemCall, Does::Strings] {
+        for does in [Does::SystemCall, Does::Yield, Does::Strings] {
             let ((few, _), (many, _)) = (trace(does, 3), trace(does, 11));
             let expected = Body::new(does, 11).executed().less(Body::new(does, 3).executed());
             assert_eq!(many.less(few), expected, "{does:?}");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Hypercalls of the control domain, through `/dev/xen/privcmd`.
 //!
-//! Numbers and layouts are those of Xen 4.17's public headers `xen.h`, `vcpu.h`, `domctl.h` and
-//! `xenoprof.h`, and of Linux's `xen/privcmd.h`.
+//! Numbers and layouts are those of Xen 4.17's public headers `xen.h`, `vcpu.h`, `domctl.h`,
+//! `sysctl.h` and `xenoprof.h`, and of Linux's `xen/privcmd.h`.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fs::File;
@@ -27,6 +27,7 @@ const IOCTL_PRIVCMD_HYPERCALL: u64 = (48 << 16) | (0x50 << 8);
 
 const HYPERVISOR_VCPU_OP: u64 = 24;
 const HYPERVISOR_XENOPROF_OP: u64 = 31;
+const HYPERVISOR_SYSCTL: u64 = 35;
 const HYPERVISOR_DOMCTL: u64 = 36;
 const HYPERVISOR_HYPFS_OP: u64 = 42;
 const HYPFS_OP_READ: u64 = 1;
@@ -35,6 +36,11 @@ const XENOPROF_GET_BUFFER: u64 = 14;
 const DOMCTL_SETVCPUAFFINITY: u32 = 9;
 const DOMCTL_INTERFACE_VERSION: u32 = 0x15;
 const VCPUAFFINITY_HARD: u32 = 1;
+const SYSCTL_SCHEDULER_OP: u32 = 19;
+const SYSCTL_INTERFACE_VERSION: u32 = 0x15;
+const SCHEDULER_CREDIT: u32 = 5;
+const SCHEDOP_PUTINFO: u32 = 0;
+const SCHEDOP_GETINFO: u32 = 1;
 
 /// `struct privcmd_hypercall`.
 #[repr(C)]
@@ -69,6 +75,35 @@ struct SetVcpuAffinity {
 }
 
 const _: () = assert!(size_of::<SetVcpuAffinity>() == 16 + 128);
+
+/// `struct xen_sysctl_credit_schedule`: how long a vCPU executes that others wait for.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+pub struct TimeSlices {
+    /// Unit: ms.
+    pub slice_ms: u32,
+    /// How long at least, whoever wakes.  Unit: us.
+    pub ratelimit_us: u32,
+    /// How long a vCPU is left where it has executed.  Unit: us.
+    pub migration_delay_us: u32,
+}
+
+/// `struct xen_sysctl` with its member for the credit scheduler of the first CPU pool.
+#[derive(Debug, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+struct SchedulerOp {
+    command: u32,
+    interface_version: u32,
+    pool: u32,
+    scheduler: u32,
+    operation: u32,
+    padding: u32,
+    slices: TimeSlices,
+    /// The union of all commands is 128 bytes.
+    rest: [u32; 25],
+}
+
+const _: () = assert!(size_of::<SchedulerOp>() == 8 + 128);
 
 /// `struct vcpu_runstate_info`: how long a vCPU has been in which state.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
@@ -134,6 +169,39 @@ impl Xen {
             rest: [0; 11],
         };
         self.call(HYPERVISOR_DOMCTL, [&raw mut command as u64, 0, 0, 0, 0])
+    }
+
+    /// The credit scheduler's time slices.
+    ///
+    /// # Errors
+    ///
+    /// There is another scheduler.
+    pub fn time_slices(&self) -> Result<TimeSlices, Refusal> {
+        self.schedule(SCHEDOP_GETINFO, TimeSlices::default())
+    }
+
+    /// Gives the credit scheduler others.
+    ///
+    /// # Errors
+    ///
+    /// They are out of range, or there is another scheduler.
+    pub fn set_time_slices(&self, slices: TimeSlices) -> Result<(), Refusal> {
+        self.schedule(SCHEDOP_PUTINFO, slices).map(drop)
+    }
+
+    fn schedule(&self, operation: u32, slices: TimeSlices) -> Result<TimeSlices, Refusal> {
+        let mut command = SchedulerOp {
+            command: SYSCTL_SCHEDULER_OP,
+            interface_version: SYSCTL_INTERFACE_VERSION,
+            pool: 0,
+            scheduler: SCHEDULER_CREDIT,
+            operation,
+            padding: 0,
+            slices,
+            rest: [0; 25],
+        };
+        self.call(HYPERVISOR_SYSCTL, [&raw mut command as u64, 0, 0, 0, 0])?;
+        Ok(command.slices)
     }
 
     /// What a vCPU of the calling domain has done with its time.

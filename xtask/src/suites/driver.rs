@@ -68,6 +68,8 @@ pub fn clock(report: &mut Report) -> Result<()> {
 pub fn counting(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/counting"])?.with_cost()?;
     spec.add_program("vm-tests", "counting")?;
+    // It goes on until it has seen enough.
+    spec.timeout *= 3;
     let outcome = machine::run(&spec)?;
     report.test("every reading of competing threads is exact", || {
         ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));

@@ -5,11 +5,12 @@
 //! Two phases.  In the first all threads have *equal* configurations, so no hypercall is needed; in
 //! the second *mixed* ones, which need the same counters for different events.  In both some
 //! threads are pinned and some are moved between vCPUs, and the vCPUs are moved between physical
-//! CPUs.
+//! CPUs.  After them, threads that do nothing but switch, on vCPUs that are preempted meanwhile.
 
 mod predicted;
 mod report;
 mod worker;
+mod yielding;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -86,7 +87,9 @@ fn main() -> Result<ExitCode> {
     let logs = Mutex::new(Vec::new());
     let marks = run(&options, &cpus, &xen, &session, &logs, &predicted);
     let logs = logs.into_inner()?;
-    let report = Report::new(&options, &predicted, session.description(), &logs, &marks)?;
+    let yielding = yielding::run(&xen, &cpus)?;
+    let description = session.description();
+    let report = Report::new(&options, &predicted, description, &logs, &marks, &yielding)?;
     report.print();
     if let Some(path) = &options.report {
         report.write(path)?;

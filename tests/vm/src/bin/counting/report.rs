@@ -18,7 +18,7 @@ use vm_tests::time::TimeCheck;
 
 use crate::predicted::Predicted;
 use crate::worker::{CASES, HARD_CASES_MIN, Kinds, Log, Series};
-use crate::{Marks, Options};
+use crate::{Marks, Options, yielding};
 
 /// An event, and how to judge its counts.
 struct CountedEvent {
@@ -77,6 +77,7 @@ impl Report {
         description: &Description,
         logs: &[Log],
         marks: &[Marks; 3],
+        yielding: &yielding::Outcome,
     ) -> Result<Self> {
         let mut report = Self {
             values: Map::new(),
@@ -96,9 +97,21 @@ impl Report {
         report.hypercalls(marks)?;
         report.costs(marks)?;
         report.times(logs, marks, description.tsc_khz);
+        report.yielding(predicted, yielding);
         let ok = report.complaints.is_empty();
         report.set("ok", ok);
         Ok(report)
+    }
+
+    /// Threads that switch in the middle of regions.
+    fn yielding(&mut self, predicted: &Predicted, outcome: &yielding::Outcome) {
+        self.occurred("guest_read_retries", outcome.retries, yielding::RETRIES);
+        for event in &EVENTS {
+            let name = "regions with thread switches";
+            let verdict = self.judge(event, name, &outcome.series, &predicted.bodies);
+            let error_max = verdict.map(|verdict| verdict.error_max);
+            self.set(&format!("{}_yielding_error_max", event.name), error_max);
+        }
     }
 
     /// Whether nothing is wrong.
@@ -293,7 +306,6 @@ impl Report {
             guest += per(instructions, calls);
         }
         self.cost("guest_instr_per_thread_switch", guest, COST_THREAD_SWITCH);
-        self.set("guest_read_retries", module("read_retries")?);
         Ok(())
     }
 

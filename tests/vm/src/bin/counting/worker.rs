@@ -59,7 +59,7 @@ impl Series {
     }
 
     /// Adds the counters of a reading, whose events `configuration` names.
-    fn add(&mut self, configuration: &Configuration, reading: &Reading<4>, truth: Executed) {
+    pub fn add(&mut self, configuration: &Configuration, reading: &Reading<4>, truth: Executed) {
         for (&count, (_, counts)) in reading.counts.iter().zip(configuration) {
             let (histogram, truth) = match counts {
                 Counts::Instructions => (&mut self.instructions, truth.instructions),
@@ -210,21 +210,21 @@ const fn general(n: u32) -> PhysSlot {
 
 /// What a counter counts.
 #[derive(Clone, Copy)]
-enum Counts {
+pub enum Counts {
     Instructions,
     Branches,
     Cycles,
 }
 
 /// The events of a thread.
-type Configuration = [(Event, Counts); 4];
+pub type Configuration = [(Event, Counts); 4];
 
 const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
 const BRANCHES: Event = Event::BRANCHES.user();
 const CYCLES: (Event, Counts) = (Event::CYCLES.user(), Counts::Cycles);
 
 /// The configuration of the first phase.
-const EQUAL: Configuration = [
+pub const EQUAL: Configuration = [
     (INSTRUCTIONS, Counts::Instructions),
     (INSTRUCTIONS.on(general(0)), Counts::Instructions),
     (BRANCHES.on(general(1)), Counts::Branches),

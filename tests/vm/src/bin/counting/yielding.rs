@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Threads that switch all the time, on vCPUs that are preempted all the time, so that many are in
+//! the middle of the guest's kernel sampling their counters.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use perfctr::{Provider, Session};
+use vm_tests::bodies::{Body, Does};
+use vm_tests::region::{FreshPages, measure_body};
+use vm_tests::stats::ModuleStats;
+use vm_tests::threads::{SELF, or_exit, run_on};
+use vm_tests::xen::{TimeSlices, Xen};
+
+use crate::worker::{EQUAL, Series};
+
+/// Samples to be disturbed, and how long that may take on a busy machine.
+pub const RETRIES: u64 = 200;
+const PATIENCE: Duration = Duration::from_secs(240);
+/// Threads of each vCPU that switch.
+const THREADS: usize = 2;
+/// How often each yields its CPU in the middle of a region.
+const YIELDS: u64 = 20;
+/// Between two looks at what was disturbed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What the threads have read, and how often the module's sampling started over.
+pub struct Outcome {
+    pub series: Series,
+    pub retries: u64,
+}
+
+/// Xen takes each vCPU from its physical CPU as often as it can, since others wait for it.
+pub fn run(xen: &Xen, cpus: &[usize]) -> Result<Outcome> {
+    let before = xen.time_slices()?;
+    xen.set_time_slices(TimeSlices { slice_ms: 1, ratelimit_us: 100, ..before })?;
+    let retries = || ModuleStats::read()?.get("read_retries");
+    let (first, start, done) = (retries()?, Instant::now(), &AtomicBool::new(false));
+    let outcome = thread::scope(|scope| -> Result<Outcome> {
+        let switches = |&cpu: &usize| {
+            [(); THREADS].map(|()| scope.spawn(move || or_exit(cpu, switches(cpu, done))))
+        };
+        let threads: Vec<_> = cpus.iter().flat_map(switches).collect();
+        let mut retried = 0;
+        while retried < RETRIES && start.elapsed() < PATIENCE {
+            thread::sleep(LOOK);
+            retried = retries()? - first;
+        }
+        done.store(true, Ordering::Relaxed);
+        let mut series = Series::default();
+        threads.into_iter().for_each(|thread| series.merge(&thread.join().expect("no panic")));
+        Ok(Outcome { series, retries: retried })
+    })?;
+    xen.set_time_slices(before)?;
+    eprintln!("{} retries in {:?}", outcome.retries, start.elapsed());
+    Ok(outcome)
+}
+
+/// Measures regions in which the thread yields its CPU.
+fn switches(cpu: usize, done: &AtomicBool) -> Result<Series> {
+    run_on(SELF, &[cpu])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&EQUAL.map(|(event, _)| event))?;
+    let (mut series, mut pages) = (Series::default(), FreshPages::new()?);
+    let body = Body::new(Does::Yield, YIELDS);
+    while !done.load(Ordering::Relaxed) {
+        let reading = measure_body(&session, &body, pages.take(2)?).context("cannot read")?;
+        series.add(&EQUAL, &reading, body.executed());
+    }
+    Ok(series)
+}
