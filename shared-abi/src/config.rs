@@ -44,6 +44,9 @@ pub const EVNTSEL_AMD_EVENT_HIGH: u64 = 0xf << 32;
 /// Both ring bits.
 pub const EVNTSEL_RINGS: u64 = EVNTSEL_USR | EVNTSEL_OS;
 
+/// The event and its unit mask.
+const EVENT: u64 = EVNTSEL_EVENT_MASK | EVNTSEL_AMD_EVENT_HIGH;
+
 /// Bits that reach beyond the guest's own rings and thread.
 const PRIVILEGED: u64 = EVNTSEL_PC | EVNTSEL_INT | EVNTSEL_ANY;
 
@@ -276,7 +279,7 @@ fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), 
         } else {
             Ok(())
         }
-    } else if !events::is_allowed(caps, evntsel) {
+    } else if !events::is_allowed(caps, evntsel & EVENT) {
         Err(ConfigError::Event)
     } else {
         Ok(())

@@ -8,7 +8,6 @@
 use crate::caps::{
     CAPS_ALL_EVENTS, CAPS_SHARED_MASKS, CAPS_SIBLING_ERRATUM, PmuCaps, VENDOR_AMD, VENDOR_INTEL,
 };
-use crate::config::{EVNTSEL_AMD_EVENT_HIGH, EVNTSEL_EVENT_MASK};
 
 /// Intel's architectural events: unit mask and event number (SDM volume 3, table 20-1), and
 /// conditional branches, BR_INST_RETIRED.CONDITIONAL.  All are of the logical processor.
@@ -19,9 +18,8 @@ const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0
 /// (Processor Programming References, "core performance monitor counters").
 const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 
-/// Whether a general counter may count this.
-pub(crate) fn is_allowed(caps: &PmuCaps, evntsel: u64) -> bool {
-    let event = evntsel & (EVNTSEL_EVENT_MASK | EVNTSEL_AMD_EVENT_HIGH);
+/// Whether a general counter may count this, as an event select has it.
+pub(crate) fn is_allowed(caps: &PmuCaps, event: u64) -> bool {
     let (known, harmful) = match caps.vendor {
         VENDOR_INTEL => (INTEL.contains(&event), intel_harms(caps, event)),
         VENDOR_AMD => (AMD.contains(&event), amd_harms(event)),
