@@ -40,12 +40,16 @@ struct Exact {
     /// What its processes and threads execute, in `UNIT`s, in ascending order; one of these.
     executed: &'static [&'static [u64]],
     /// What PAPI itself executes between starting the counters and reading them: at least one
-    /// instruction, and at most so many.
+    /// instruction, and at most so many and [`DISTURBED`].
     rest: u64,
 }
 
 /// Half a million iterations of PAPI's loop, of 10 instructions each.
 const UNIT: u64 = 5_000_000;
+
+/// Instructions that are executed again where a thread is switched in the middle of a read: one pass
+/// of a read of four counters is 138 (the demo's `instr_per_retry`), and two are allowed for.
+const DISTURBED: u64 = 2 * 138;
 
 const EXACT: &[Exact] = &[
     // The rest includes calling a loop of a million instructions 200 times.
@@ -108,8 +112,9 @@ fn inexact(test: &str, output: &[&str]) -> Option<String> {
         return Some("a PAPI_TOT_INS is no number".to_owned());
     };
     counts.sort_unstable();
+    let rests = 1..=exact.rest + DISTURBED;
     let is = |count: &u64, units: &u64| {
-        count.checked_sub(units * UNIT).is_some_and(|rest| (1..=exact.rest).contains(&rest))
+        count.checked_sub(units * UNIT).is_some_and(|rest| rests.contains(&rest))
     };
     let fits = |units: &&[u64]| {
         units.len() == counts.len() && counts.iter().zip(*units).all(|(count, n)| is(count, n))
@@ -117,8 +122,8 @@ fn inexact(test: &str, output: &[&str]) -> Option<String> {
     if exact.executed.iter().any(fits) {
         return None;
     }
-    let Exact { executed, rest, .. } = exact;
-    Some(format!("PAPI_TOT_INS: {counts:?}, not {executed:?} x {UNIT} and 1 to {rest} each"))
+    let executed = exact.executed;
+    Some(format!("PAPI_TOT_INS: {counts:?}, not {executed:?} x {UNIT} and {rests:?} each"))
 }
 
 #[cfg(test)]
@@ -141,7 +146,7 @@ mod tests {
     #[test]
     fn counts_are_those_of_the_test() {
         let judge = |all: &[u64]| judge("zero_fork", &with_status(&counts(all), 0));
-        assert_eq!(judge(&[40_000_400, 10_000_001, 20_000_700]), Verdict::Passed);
+        assert_eq!(judge(&[40_000_400, 10_000_001, 20_000_976]), Verdict::Passed);
         for wrong in [
             &[0, 20_000_400, 40_000_400][..],
             &[0, 0, 0],
@@ -151,7 +156,7 @@ mod tests {
             &[10_000_400, 20_000_400, 35_000_400],
             &[10_000_400, 20_000_400, 39_999_999],
             &[10_000_400, 20_000_400, 40_000_000],
-            &[10_000_400, 20_000_400, 40_000_701],
+            &[10_000_400, 20_000_400, 40_000_977],
             &[],
         ] {
             assert!(is_failed(&judge(wrong)), "{wrong:?}");
