@@ -47,7 +47,7 @@ struct Exact {
 /// Half a million iterations of PAPI's loop, of 10 instructions each.
 const UNIT: u64 = 5_000_000;
 
-/// Instructions that are executed again where a thread is switched in the middle of a read: one pass
+/// Instructions that are executed again where a thread is switched in the middle of a read: a pass
 /// of a read of four counters is 138 (the demo's `instr_per_retry`), and two are allowed for.
 const DISTURBED: u64 = 2 * 138;
 
