@@ -55,7 +55,7 @@ pub struct Outcome {
 
 /// Runs the competition.
 pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
-    let constants = Constants::find()?;
+    let constants = &Constants::find()?;
     let gate = Barrier::new(PERIODS.len());
     let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let movable = Mutex::new(Vec::new());
@@ -92,7 +92,7 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
         let complaints = complaints.collect();
         stop.store(true, Ordering::Relaxed);
         let returns = disturber.join().expect("no thread panics")?;
-        Ok(Outcome { constants, logs, complaints, returns })
+        Ok(Outcome { constants: constants.clone(), logs, complaints, returns })
     })
 }
 
@@ -109,7 +109,7 @@ fn sample(
     id: usize,
     options: &Options,
     cpus: &[usize],
-    constants: Constants,
+    constants: &Constants,
     gate: &Barrier,
     movable: &Mutex<Vec<Pid>>,
 ) -> Result<Log> {
@@ -129,12 +129,12 @@ fn sample(
         // Long enough for some periods and for some switches, and not for ever.
         let instructions = (period * 2_000).min(2_000_000).max(period * 4);
         let round = round(&mut session, &shape, Region::random(&mut rng, instructions))?;
-        let error = round.errors(&constants).into_iter().max().unwrap_or_default();
+        let error = round.errors(constants).into_iter().max().unwrap_or_default();
         log.errors += u64::from(error > 0);
         log.error_max = log.error_max.max(error);
         log.overflows.add(&round.overflows());
         if error > 0 || !round.overflows().right() {
-            eprintln!("{round:?}: {:?}", round.errors(&constants));
+            eprintln!("{round:?}: {:?}", round.errors(constants));
         }
     }
     log.skids = sampled::skids();

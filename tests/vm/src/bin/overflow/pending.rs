@@ -42,7 +42,7 @@ pub fn run(cpus: &[usize], yields: u64) -> Result<Vec<Outcome>> {
 fn switches(cpu: usize, yields: u64) -> Result<Outcome> {
     run_on(SELF, &[cpu])?;
     let mut session = sampled::open()?;
-    sampled::expect(&[PERIOD]);
+    sampled::expect(&[PERIOD], 0);
     session
         .start_sampling(&[Event::INSTRUCTIONS.every(PERIOD), Event::INSTRUCTIONS], SIGNAL)
         .context("cannot sample in the kernel")?;

@@ -79,7 +79,7 @@ impl Report {
         self.set("imode_merged", merged);
         self.set("imode_count_errors", errors);
         self.set("imode_count_error_max", error_max);
-        self.set("imode_instr_per_signal", outcome.constants.per_signal[0]);
+        self.set("imode_instr_per_signal", outcome.constants.per_signal()[0]);
         let skid_max = (0..SKIDS).rev().find(|&n| skids(n));
         self.set("imode_skid_max", skid_max);
         let why = format!("{skid_max:?} events");

@@ -4,12 +4,12 @@
 use std::mem::forget;
 use std::thread;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use perfctr::{Event, PhysSlot, Session};
 use vm_tests::region::Region;
 use vm_tests::step::{Executed, Kind, Trace};
 
-use crate::sampled::{self, SIGNAL, Told};
+use crate::sampled::{self, SIGNAL, Told, WAY_MAX};
 
 const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
 const BRANCHES: Event = Event::BRANCHES.user();
@@ -67,7 +67,7 @@ impl Shape {
 
     /// Starts counting and sampling from 0.
     pub fn start(&self, session: &mut Session) -> Result<()> {
-        sampled::expect(&self.periods);
+        sampled::expect(&self.periods, self.sampling);
         Ok(session.start_sampling(&self.events, SIGNAL)?)
     }
 }
@@ -98,12 +98,13 @@ fn count(session: &mut Session, shape: &Shape, region: Region) -> Result<()> {
 }
 
 /// What is counted beside a region, known from the machine code: instructions and branches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Constants {
     /// From the start to the region and from there to the stop.
-    pub once: [u64; 2],
-    /// After each signal, from where the counters go on to where the thread does.
-    pub per_signal: [u64; 2],
+    once: [u64; 2],
+    /// After each signal, in the first so many instructions of the way from where the counters go
+    /// on to where the thread does.
+    way: Vec<[u64; 2]>,
 }
 
 impl Constants {
@@ -133,9 +134,29 @@ impl Constants {
         let [_start, _look, go_on, return_, _stop, _exit] = calls[..] else {
             bail!("{} calls in a round with a signal", calls.len())
         };
-        let per_signal = trace.between(go_on + 1, return_ + 1);
         let both = |of: Executed| [of.instructions, of.branches];
-        Ok(Self { once: both(once), per_signal: both(per_signal) })
+        let way = (go_on + 1..=return_ + 1).map(|to| both(trace.between(go_on + 1, to)));
+        let way: Vec<_> = way.collect();
+        ensure!(way.len() <= WAY_MAX, "{} instructions after a signal", way.len() - 1);
+        Ok(Self { once: both(once), way })
+    }
+
+    /// After each signal after which no other comes on the way.
+    pub fn per_signal(&self) -> [u64; 2] {
+        *self.way.last().expect("a way has an end")
+    }
+
+    /// After so many signals, of which some came on the way from the one before.  What was left of
+    /// that way was executed with the counters paused.
+    fn after_signals(&self, signals: u64, on_the_way: &[u64; WAY_MAX]) -> [u64; 2] {
+        let whole = self.per_signal();
+        let mut all = whole.map(|each| each * signals);
+        for (done, times) in self.way.iter().zip(on_the_way) {
+            for (kind, all) in all.iter_mut().enumerate() {
+                *all -= (whole[kind] - done[kind]) * times;
+            }
+        }
+        all
     }
 
     const SHAPE: Shape = Shape::new(0, 1_000);
@@ -160,9 +181,10 @@ impl Round {
         let Shape { sampling, beside, branches, .. } = self.shape;
         // After a signal in the stop itself nothing is counted any more.
         let signals = self.told.signals
-            - u64::from(self.told.signals > 0 && self.told.last == self.counts[0]);
+            - u64::from(self.told.signals > 0 && self.told.last == self.counts[sampling]);
+        let after_signals = constants.after_signals(signals, &self.told.after);
         let off = |counter: usize, truth: u64, kind: usize| {
-            let expected = truth + constants.once[kind] + signals * constants.per_signal[kind];
+            let expected = truth + constants.once[kind] + after_signals[kind];
             self.counts[counter].abs_diff(expected)
         };
         [

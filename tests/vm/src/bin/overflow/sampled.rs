@@ -20,6 +20,10 @@ pub const SIGNAL: i32 = libc::SIGURG;
 /// Distances between an overflow and its signal that are told apart, unit: events.
 pub const SKIDS: usize = 256;
 
+/// Longest way from where the counters go on after a signal to where the thread does, unit:
+/// instructions.
+pub const WAY_MAX: usize = 32;
+
 /// Signals that threads got which do not sample, or which none of their counters explains.
 static ELSEWHERE: AtomicU64 = AtomicU64::new(0);
 
@@ -29,6 +33,8 @@ struct Seen {
     device: Cell<Option<&'static Device>>,
     /// Periods of the counters, 0 for those that do not sample; all 0 while the thread does not.
     periods: Cell<[u64; MAX_COUNTERS]>,
+    /// The counter of instructions.
+    instructions: Cell<usize>,
     /// Periods that had passed at the last signal.
     passed: Cell<[u64; MAX_COUNTERS]>,
     told: Cell<Told>,
@@ -48,8 +54,11 @@ pub struct Told {
     pub extra: u64,
     /// Signals at which the counters could not be read.
     pub unread: u64,
-    /// What the first counter had counted at the last signal.
+    /// Instructions at the last signal.
     pub last: u64,
+    /// How often a signal came so few instructions after the one before: its overflow was on the
+    /// way from where the counters went on, and paused them there.
+    pub after: [u64; WAY_MAX],
 }
 
 impl Told {
@@ -64,6 +73,7 @@ thread_local! {
         Seen {
             device: Cell::new(None),
             periods: Cell::new([0; MAX_COUNTERS]),
+            instructions: Cell::new(0),
             passed: Cell::new([0; MAX_COUNTERS]),
             told: Cell::new(Told {
                 signals: 0,
@@ -72,6 +82,7 @@ thread_local! {
                 extra: 0,
                 unread: 0,
                 last: 0,
+                after: [0; WAY_MAX],
             }),
             skids: [const { Cell::new(0) }; SKIDS],
         }
@@ -100,14 +111,15 @@ pub fn open() -> Result<Session> {
     Ok(session)
 }
 
-/// The calling thread will sample with these periods.
-pub fn expect(periods: &[u64]) {
+/// The calling thread will sample with these periods, and count instructions with this counter.
+pub fn expect(periods: &[u64], instructions: usize) {
     SEEN.with(|seen| {
         let mut all = [0; MAX_COUNTERS];
         all[..periods.len()].copy_from_slice(periods);
         seen.told.set(Told::default());
         seen.passed.set([0; MAX_COUNTERS]);
         seen.periods.set(all);
+        seen.instructions.set(instructions);
     });
 }
 
@@ -143,7 +155,12 @@ impl Seen {
             self.told.set(told);
             return false;
         };
-        told.last = sums.counter[0];
+        let now = sums.counter[self.instructions.get()];
+        let way = usize::try_from(now.wrapping_sub(told.last)).unwrap_or(WAY_MAX);
+        if let Some(times) = told.after.get_mut(way) {
+            *times += 1;
+        }
+        told.last = now;
         let mut own = true;
         for (n, &count) in sums.counter.iter().enumerate() {
             let overflowed = sample.overflow.contains(n);

@@ -35,7 +35,7 @@ struct Seen {
 
 /// Raises the storm; the driver allows `rate` overflows per vCPU and ms.
 pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<()> {
-    let constants = Constants::find()?;
+    let constants = &Constants::find()?;
     let session = sampled::open()?;
     let interrupts = |cpu: usize| -> Result<u64> {
         let page = session.vcpu_page(cpu as u32).context("the vCPU has no page")?;
@@ -98,7 +98,7 @@ pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<
     Ok(())
 }
 
-fn storm(cpu: usize, constants: Constants, gate: &Barrier) -> Result<Seen> {
+fn storm(cpu: usize, constants: &Constants, gate: &Barrier) -> Result<Seen> {
     run_on(SELF, &[cpu])?;
     let mut session = Constants::open()?;
     gate.wait();
@@ -107,7 +107,7 @@ fn storm(cpu: usize, constants: Constants, gate: &Barrier) -> Result<Seen> {
     for _ in 0..ROUNDS {
         let region = Region { first: ITERATIONS, second: ITERATIONS };
         let round = round(&mut session, &Shape::new(0, PERIOD), region)?;
-        let error = round.errors(&constants).into_iter().max().unwrap_or_default();
+        let error = round.errors(constants).into_iter().max().unwrap_or_default();
         seen.error_max = seen.error_max.max(error);
         let overflows = round.overflows();
         seen.expected += overflows.expected;
