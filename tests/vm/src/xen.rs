@@ -7,14 +7,21 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::AsRawFd;
+use std::sync::{Mutex, PoisonError};
 
+use memmap2::{MmapMut, MmapOptions};
 use shared_abi::hypercall::{HYPERCALL_NUMBER, HvDomain, HvStats, OP_DOMAIN, OP_STATS};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::raw::{Argument, Refusal};
 
 const PRIVCMD_PATH: &str = "/dev/xen/privcmd";
+
+/// Memory that the kernel does not move.  Xen finds only what is mapped when it looks.
+const MEMORY_PATH: &str = "/dev/xen/hypercall";
+const MEMORY_BYTES: usize = 4096;
 
 /// Where Debian's package `xen-utils-4.17` has its programs.
 pub const TOOLS: &str = "/usr/lib/xen-4.17/bin";
@@ -76,6 +83,14 @@ struct SetVcpuAffinity {
 
 const _: () = assert!(size_of::<SetVcpuAffinity>() == 16 + 128);
 
+/// That, and the map that it names.
+#[derive(Debug, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+struct SetVcpuAffinityTo {
+    command: SetVcpuAffinity,
+    pcpus: u64,
+}
+
 /// `struct xen_sysctl_credit_schedule`: how long a vCPU executes that others wait for.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
@@ -134,18 +149,33 @@ struct HypfsEntry {
     content: u32,
 }
 
+/// A name in Xen's own file system, and what is read there.
+#[derive(Debug, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+struct HypfsRead {
+    path: [u8; 48],
+    entry: HypfsEntry,
+}
+
 /// The way to the hypervisor.
 #[derive(Debug)]
-pub struct Xen(File);
+pub struct Xen {
+    privcmd: File,
+    memory: Mutex<MmapMut>,
+}
 
 impl Xen {
-    /// Opens `/dev/xen/privcmd`.
+    /// Opens `/dev/xen/privcmd` and `/dev/xen/hypercall`.
     ///
     /// # Errors
     ///
     /// This is not Xen's control domain.
     pub fn open() -> io::Result<Self> {
-        File::options().read(true).write(true).open(PRIVCMD_PATH).map(Self)
+        let open = |path| File::options().read(true).write(true).open(path);
+        let privcmd = open(PRIVCMD_PATH)?;
+        // SAFETY: the device gives each who maps it pages of their own.
+        let memory = unsafe { MmapOptions::new().len(MEMORY_BYTES).map_mut(&open(MEMORY_PATH)?)? };
+        Ok(Self { privcmd, memory: Mutex::new(memory) })
     }
 
     /// Lets a vCPU of a domain run on the physical CPUs in the mask `pcpus` only.
@@ -154,21 +184,24 @@ impl Xen {
     ///
     /// `ESRCH` there is no such domain, `EINVAL` no such vCPU, or none of the CPUs is online.
     pub fn set_affinity(&self, domain: u16, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
-        let mut map = pcpus;
-        // A new map may be read back; the soft one is not asked for.
-        let hard = Bitmap { address: &raw mut map as u64, bits: u64::BITS, padding: 0 };
-        let mut command = SetVcpuAffinity {
-            command: DOMCTL_SETVCPUAFFINITY,
-            interface_version: DOMCTL_INTERFACE_VERSION,
-            domain,
-            padding: [0; 3],
-            vcpu,
-            flags: VCPUAFFINITY_HARD,
-            hard,
-            soft: Bitmap::default(),
-            rest: [0; 11],
+        let mut to = SetVcpuAffinityTo {
+            command: SetVcpuAffinity {
+                command: DOMCTL_SETVCPUAFFINITY,
+                interface_version: DOMCTL_INTERFACE_VERSION,
+                domain,
+                padding: [0; 3],
+                vcpu,
+                flags: VCPUAFFINITY_HARD,
+                hard: Bitmap { address: 0, bits: u64::BITS, padding: 0 },
+                soft: Bitmap::default(),
+                rest: [0; 11],
+            },
+            pcpus,
         };
-        self.call(HYPERVISOR_DOMCTL, [&raw mut command as u64, 0, 0, 0, 0])
+        self.call_with(&mut to, |to, address| {
+            to.command.hard.address = address + offset_of!(SetVcpuAffinityTo, pcpus) as u64;
+            (HYPERVISOR_DOMCTL, [address, 0, 0, 0, 0])
+        })
     }
 
     /// The credit scheduler's time slices.
@@ -200,7 +233,7 @@ impl Xen {
             slices,
             rest: [0; 25],
         };
-        self.call(HYPERVISOR_SYSCTL, [&raw mut command as u64, 0, 0, 0, 0])?;
+        self.call_with(&mut command, |_, address| (HYPERVISOR_SYSCTL, [address, 0, 0, 0, 0]))?;
         Ok(command.slices)
     }
 
@@ -211,8 +244,9 @@ impl Xen {
     /// There is no such vCPU.
     pub fn runstate(&self, vcpu: u32) -> Result<Runstate, Refusal> {
         let mut info = Runstate::default();
-        let arguments = [VCPUOP_GET_RUNSTATE_INFO, vcpu.into(), &raw mut info as u64, 0, 0];
-        self.call(HYPERVISOR_VCPU_OP, arguments)?;
+        self.call_with(&mut info, |_, address| {
+            (HYPERVISOR_VCPU_OP, [VCPUOP_GET_RUNSTATE_INFO, vcpu.into(), address, 0, 0])
+        })?;
         Ok(info)
     }
 
@@ -224,8 +258,9 @@ impl Xen {
     pub fn xenoprof_get_buffer(&self) -> Result<(), Refusal> {
         // `struct xenoprof_get_buffer`.
         let mut argument = [0_u64; 3];
-        let address = argument.as_mut_ptr() as u64;
-        self.call(HYPERVISOR_XENOPROF_OP, [XENOPROF_GET_BUFFER, address, 0, 0, 0])
+        self.call_with(&mut argument, |_, address| {
+            (HYPERVISOR_XENOPROF_OP, [XENOPROF_GET_BUFFER, address, 0, 0, 0])
+        })
     }
 
     /// The driver's own hypercall, with any operation and any argument.
@@ -239,8 +274,11 @@ impl Xen {
         mut argument: Argument<'_>,
         length: u32,
     ) -> Result<(), Refusal> {
-        let address = argument.address();
-        self.call(HYPERCALL_NUMBER.into(), [op.into(), address, length.into(), 0, 0])
+        let call = |address| (HYPERCALL_NUMBER.into(), [op.into(), address, length.into(), 0, 0]);
+        match argument {
+            Argument::Bytes(bytes) => self.call_with(bytes, |_, address| call(address)),
+            _ => self.call(call(argument.address())),
+        }
     }
 
     /// Allows a domain to count, or forbids it.
@@ -270,23 +308,43 @@ impl Xen {
     ///
     /// There is none.
     pub fn parameter(&self, path: &str) -> Result<u32, Refusal> {
-        let path = format!("{path}\0");
-        let mut entry = HypfsEntry::default();
-        let length = size_of::<HypfsEntry>() as u64;
-        let (place, bytes) = (path.as_ptr() as u64, path.len() as u64);
-        let arguments = [HYPFS_OP_READ, place, bytes, &raw mut entry as u64, length];
-        self.call(HYPERVISOR_HYPFS_OP, arguments)?;
-        Ok(entry.content)
+        let mut read = HypfsRead { path: [0; 48], entry: HypfsEntry::default() };
+        // With the 0 behind it.
+        let bytes = path.len() + 1;
+        assert!(bytes <= read.path.len(), "{path} is too long");
+        read.path[..path.len()].copy_from_slice(path.as_bytes());
+        self.call_with(&mut read, |_, address| {
+            let (entry, length) = (offset_of!(HypfsRead, entry), size_of::<HypfsEntry>());
+            let arguments =
+                [HYPFS_OP_READ, address, bytes as u64, address + entry as u64, length as u64];
+            (HYPERVISOR_HYPFS_OP, arguments)
+        })?;
+        Ok(read.entry.content)
     }
 
-    /// The hypervisor finds only memory that is mapped now; callers pass what they have just
-    /// written, and the guest has no swap.
-    fn call(&self, number: u64, arguments: [u64; 5]) -> Result<(), Refusal> {
+    /// Makes a hypercall with a copy of `value` in memory where Xen finds it, whose address `call`
+    /// is given.
+    fn call_with<T: IntoBytes + FromBytes + Immutable + ?Sized>(
+        &self,
+        value: &mut T,
+        call: impl FnOnce(&mut T, u64) -> (u64, [u64; 5]),
+    ) -> Result<(), Refusal> {
+        // Who has panicked has left nothing here that matters.
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let call = call(value, memory.as_ptr() as u64);
+        let copy = &mut memory[..size_of_val(value)];
+        copy.copy_from_slice(value.as_bytes());
+        let result = self.call(call);
+        value.as_mut_bytes().copy_from_slice(copy);
+        result
+    }
+
+    fn call(&self, (number, arguments): (u64, [u64; 5])) -> Result<(), Refusal> {
         let mut hypercall = Hypercall { number, arguments };
-        // SAFETY: the callers above pass memory of theirs that is as large as the operation needs,
+        let privcmd = self.privcmd.as_raw_fd();
+        // SAFETY: the callers above pass memory of ours that is as large as the operation needs,
         // or addresses that are nobody's.
-        let result =
-            unsafe { libc::ioctl(self.0.as_raw_fd(), IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
+        let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
         Refusal::result(result).map(drop)
     }
 }
