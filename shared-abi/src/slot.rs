@@ -80,7 +80,8 @@ fn masked(index: u32, bound: u32) -> u32 {
 /// The slots whose bits are set in `mask`, lowest first.
 #[inline(always)]
 pub fn slots_of(mask: u32) -> impl Iterator<Item = PhysSlot> {
-    bits_of(mask & ALL_SLOTS).filter_map(PhysSlot::new)
+    // One comparison ends the list and bounds what is indexed by it.
+    bits_of(mask & ALL_SLOTS).map_while(PhysSlot::new)
 }
 
 /// The numbers of the bits that are set in `mask`, lowest first.
