@@ -3,6 +3,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -256,8 +257,9 @@ const MIXED: [Configuration; 3] = [
 /// How often each thread counts from a start to a stop.
 const TOTALS: u64 = 3;
 
-/// How many times its regions the second phase may take until hard cases were seen often enough.
-const REGIONS_FACTOR_MAX: u64 = 10;
+/// How long the second phase may go on until hard cases were seen often enough: a quick machine
+/// has measured its regions before many have occurred.
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Debian's kernels tick 250 times a second, so a region of this length has several in it.
 const TICKS_MS: u64 = 12;
@@ -358,11 +360,11 @@ impl Worker {
         let configuration = &MIXED[plan.id % MIXED.len()];
         session.start(&configuration.map(|(event, _)| event))?;
         let mut mixed = Kinds::default();
-        for n in 0..plan.regions * REGIONS_FACTOR_MAX {
-            if n >= plan.regions && plan.hard_cases.are_enough() {
-                break;
-            }
+        let (mut n, start) = (0, Instant::now());
+        let is_enough = || plan.hard_cases.are_enough() || start.elapsed() > PATIENCE;
+        while n < plan.regions || !is_enough() {
             self.region(session, n, plan, configuration, &mut mixed)?;
+            n += 1;
         }
         self.log.mixed = mixed;
         session.stop()?;
