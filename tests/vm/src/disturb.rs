@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
+use anyhow::{Context, ensure};
+use nix::unistd::Pid;
+
 use crate::rng::Rng;
 use crate::threads::run_on;
 use crate::xen::{CONTROL_DOMAIN, TOOLS, Xen};
-use anyhow::{Context, ensure};
-use nix::unistd::Pid;
 
 /// Streams of random numbers that no worker uses.
 const STREAM_THREADS: u64 = 1 << 32;

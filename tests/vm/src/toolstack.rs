@@ -7,10 +7,11 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::xen::TOOLS;
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use serde_json::Value;
+
+use crate::xen::TOOLS;
 
 /// Directories that the packages' installation would have made.
 const DIRECTORIES: [&str; 6] = [

@@ -95,6 +95,7 @@ fn survivors_of(
             // The tool picks every deletion of a field, whatever it is asked for.
             tried.missed.retain(|mutant| open.contains(mutant));
         }
+        let met = if place == 0 { tried.all } else { open.len() };
         let missed = tried.missed.len();
         let kinds = kinds(&tried.missed);
         let is_listed = |mutant: &String| {
@@ -104,8 +105,7 @@ fn survivors_of(
         let (equivalent, left) = tried.missed.into_iter().partition(is_listed);
         open = left;
         println!(
-            "{package}: {} mutants meet {}; {missed} survive, {} of them are listed",
-            if place == 0 { tried.all } else { options.len() / 2 },
+            "{package}: {met} mutants meet {}; {missed} survive, {} of them are listed",
             tests.name(),
             missed - open.len(),
         );

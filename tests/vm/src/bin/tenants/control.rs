@@ -13,11 +13,11 @@ use vm_tests::raw::Refusal;
 use vm_tests::region;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::cpus;
+use vm_tests::toolstack::{self, Tenant, Tsc};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::counting::{self, Domain};
 use crate::storm;
-use vm_tests::toolstack::{self, Tenant, Tsc};
 
 /// Physical CPUs that both domains share.
 const PCPUS: u32 = 2;

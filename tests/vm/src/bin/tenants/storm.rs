@@ -14,10 +14,10 @@ use vm_tests::histogram::{Histogram, Prediction};
 use vm_tests::region::{self, Region, measure};
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::toolstack::{Tenant, Tsc};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::control::{Host, gone};
-use vm_tests::toolstack::{Tenant, Tsc};
 
 /// vCPUs of the storming tenant.
 const VCPUS: u32 = 2;
