@@ -47,11 +47,10 @@ struct Exact {
 /// Half a million iterations of PAPI's loop, of 10 instructions each.
 const UNIT: u64 = 5_000_000;
 
-/// Instructions that are executed again where a thread is switched in the middle of a read: one
-/// pass of `vperfctr_read_ctrs` is 61 and 24 for each counter, as its machine code shows.  That is
-/// 109 for the two of these tests: 5,000,409 was seen beside 5,000,300.  Two passes are allowed
-/// for, and some for another compiler.
-const DISTURBED: u64 = 2 * 138;
+/// Instructions that are executed again where a thread is switched in the middle of a read: a pass
+/// of `vperfctr_read_ctrs` is 61 and 24 for each counter, of which these tests have two, as its
+/// machine code shows; 5,000,409 was seen beside 5,000,300.  Two passes are allowed for.
+const DISTURBED: u64 = 2 * (61 + 2 * 24);
 
 const EXACT: &[Exact] = &[
     // The rest includes calling a loop of a million instructions 200 times.
@@ -148,7 +147,7 @@ mod tests {
     #[test]
     fn counts_are_those_of_the_test() {
         let judge = |all: &[u64]| judge("zero_fork", &with_status(&counts(all), 0));
-        assert_eq!(judge(&[40_000_400, 10_000_001, 20_000_976]), Verdict::Passed);
+        assert_eq!(judge(&[40_000_400, 10_000_001, 20_000_918]), Verdict::Passed);
         for wrong in [
             &[0, 20_000_400, 40_000_400][..],
             &[0, 0, 0],
@@ -158,7 +157,7 @@ mod tests {
             &[10_000_400, 20_000_400, 35_000_400],
             &[10_000_400, 20_000_400, 39_999_999],
             &[10_000_400, 20_000_400, 40_000_000],
-            &[10_000_400, 20_000_400, 40_000_977],
+            &[10_000_400, 20_000_400, 40_000_919],
             &[],
         ] {
             assert!(is_failed(&judge(wrong)), "{wrong:?}");
