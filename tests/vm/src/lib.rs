@@ -4,6 +4,9 @@
 //! They judge the library, the module and the hypervisor from outside: regions of code with a
 //! known number of instructions ([`region`]), requests that must be refused ([`raw`], [`xen`]),
 //! and what the sides say about themselves ([`stats`]).
+//!
+//! Two things beside them execute where no program does: `kmod`, a module that tries to read
+//! counters in a tenant's kernel, and `guest32`, a 32-bit kernel that is all of its domain.
 
 pub mod bodies;
 pub mod disturb;

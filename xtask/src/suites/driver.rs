@@ -20,11 +20,11 @@ pub fn absent(report: &mut Report) -> Result<()> {
     });
     report.program(driver_off()?, "providers")?;
     report.test("the driver refuses beside vpmu", || {
-        let spec = with_xen_args("dom0_max_vcpus=4 perfctr vpmu=on")?;
+        let spec = with_xen_args("dom0_max_vcpus=4 perfctr vpmu=on", &["true"])?;
         refuses(&spec, "ENODEV", "perfctr: off: option vpmu is on")
     });
     report.test("the driver refuses beside the NMI watchdog", || {
-        let spec = with_xen_args("dom0_max_vcpus=4 perfctr watchdog")?;
+        let spec = with_xen_args("dom0_max_vcpus=4 perfctr watchdog", &["true"])?;
         refuses(&spec, "ENODEV", "perfctr: off: the NMI watchdog uses a counter")
     });
     Ok(())
@@ -32,9 +32,8 @@ pub fn absent(report: &mut Report) -> Result<()> {
 
 /// Xen booted without perfctr: what the module says there, and sessions.
 fn driver_off() -> Result<Spec> {
-    let mut spec = with_xen_args("dom0_max_vcpus=4")?;
+    let mut spec = with_xen_args("dom0_max_vcpus=4", &["/work/providers", "off"])?;
     spec.module = false;
-    spec.command = ["/work/providers", "off"].map(Into::into).to_vec();
     let module = guest::module(&kernel::kernel()?, spec.purpose())?;
     spec.files.push((module, "/usr/lib/perfctr/perfctr.ko".into()));
     Ok(spec)
@@ -47,8 +46,8 @@ pub fn refusals(report: &mut Report) -> Result<()> {
 
 /// How threads, processes, CPUs and the module begin and end, with one option of the driver's.
 pub fn lifecycle(report: &mut Report) -> Result<()> {
-    let mut spec = Spec::new("pv", ["/work/lifecycle"])?;
-    spec.hypervisor()?.args = "dom0_max_vcpus=4 sched=credit perfctr=rate=50".to_owned();
+    let args = "dom0_max_vcpus=4 sched=credit perfctr=rate=50";
+    let spec = with_xen_args(args, &["/work/lifecycle"])?;
     let outcome = report.program_outcome(spec, "lifecycle")?;
     report.test("perfctr=rate=50 alone means on", || says(&outcome, "perfctr: on, ABI"));
     Ok(())
@@ -78,8 +77,9 @@ pub fn counting(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn with_xen_args(args: &str) -> Result<Spec> {
-    let mut spec = Spec::new("pv", ["true"])?;
+/// With these arguments of Xen's in place of the profile's.
+fn with_xen_args(args: &str, command: &[&str]) -> Result<Spec> {
+    let mut spec = Spec::new("pv", command)?;
     spec.hypervisor()?.args = args.to_owned();
     Ok(spec)
 }

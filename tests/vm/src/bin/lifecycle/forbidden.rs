@@ -48,12 +48,15 @@ fn forbid(xen: &Xen) -> Result<Vec<String>> {
         while begun.load(SeqCst) < others.len() && start.elapsed() < PATIENCE {
             thread::yield_now();
         }
+        let began = begun.load(SeqCst);
+        // This ends them all, whoever has begun.
         let done = xen.allow(CONTROL_DOMAIN, false);
         forbidden.store(true, SeqCst);
         let told = readers.into_iter().map(|reader| reader.join().expect("no thread panics"));
         let told = told.collect();
         run_on(SELF, &cpus)?;
         done?;
+        ensure!(began == others.len(), "{began} of {} have begun to read", others.len());
         told
     })
 }

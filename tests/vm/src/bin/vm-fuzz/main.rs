@@ -71,14 +71,14 @@ struct Target {
     fuzz: fn(&Options) -> Result<Tried>,
     /// Of which code the places are: see [`Options::places`].
     side: usize,
-    /// Percent of them that must be reached; 0 where others have reached as much.
-    least: u32,
+    /// Percent of them that must be reached; `None` where others have reached as much.
+    least: Option<u32>,
 }
 
 const TARGETS: [Target; 3] = [
-    Target { name: "user", fuzz: user, side: 0, least: 30 },
-    Target { name: "guest kernel", fuzz: guest, side: 1, least: 40 },
-    Target { name: "domain", fuzz: tenant::beside, side: 1, least: 0 },
+    Target { name: "user", fuzz: user, side: 0, least: Some(30) },
+    Target { name: "guest kernel", fuzz: guest, side: 1, least: Some(40) },
+    Target { name: "domain", fuzz: tenant::beside, side: 1, least: None },
 ];
 
 fn main() -> Result<ExitCode> {
@@ -105,11 +105,11 @@ fn judge(tally: &mut Tally, target: &Target, places: u32, tried: Result<Tried>) 
     }
     let harm = tried.map(drop).map_err(|error| format!("{error:#}"));
     tally.check(&format!("a hostile {name} does no harm"), harm);
-    if places > 0 && target.least > 0 {
-        let outcome = (reached * 100 >= places * target.least)
+    if let Some(least) = target.least.filter(|_| places > 0) {
+        let outcome = (reached * 100 >= places * least)
             .then_some(())
             .ok_or_else(|| format!("{reached} of {places} places"));
-        tally.check(&format!("a hostile {name} reaches {} % of the code", target.least), outcome);
+        tally.check(&format!("a hostile {name} reaches {least} % of the code"), outcome);
     }
 }
 
