@@ -80,7 +80,7 @@ static void perfctr_hide_here(void *unused)
 		perfctr_user_hide(&perfctr_cpus[smp_processor_id()]);
 }
 
-static void perfctr_idle(struct work_struct *unused)
+static void perfctr_watch_end_if_idle(struct work_struct *unused)
 {
 	mutex_lock(&perfctr_watch_lock);
 	if (perfctr_is_watching && !atomic_read(&perfctr_watchers)) {
@@ -94,7 +94,7 @@ static void perfctr_idle(struct work_struct *unused)
 }
 
 static DECLARE_DELAYED_WORK(perfctr_stop_work, perfctr_stop);
-static DECLARE_DELAYED_WORK(perfctr_idle_work, perfctr_idle);
+static DECLARE_DELAYED_WORK(perfctr_unwatch_work, perfctr_watch_end_if_idle);
 
 /*
  * After a while, since programs that stop often start again soon: they find
@@ -107,7 +107,7 @@ void perfctr_stop_if_idle(void)
 		return;
 	schedule_delayed_work(&perfctr_stop_work,
 			      msecs_to_jiffies(PERFCTR_STOP_DELAY_MS));
-	schedule_delayed_work(&perfctr_idle_work,
+	schedule_delayed_work(&perfctr_unwatch_work,
 			      msecs_to_jiffies(PERFCTR_UNWATCH_DELAY_MS));
 }
 
@@ -122,7 +122,7 @@ void perfctr_unwatch(void)
 void perfctr_watch_exit(void)
 {
 	cancel_delayed_work_sync(&perfctr_stop_work);
-	cancel_delayed_work_sync(&perfctr_idle_work);
+	cancel_delayed_work_sync(&perfctr_unwatch_work);
 	if (perfctr_is_watching)
 		perfctr_watch_end();
 	perfctr_probes_end();
