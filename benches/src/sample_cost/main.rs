@@ -12,7 +12,6 @@ mod tally;
 use std::io::{Read, Write, pipe};
 use std::path::Path;
 use std::thread::{self, sleep};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -30,8 +29,6 @@ const NEVER: u64 = 1 << 30;
 const TURNS: u64 = 4_000;
 /// Times that they do before that.
 const FIRST_TURNS: u64 = 100;
-/// After that the module has ended what nobody uses.
-const IDLE: Duration = module::UNWATCHED_AFTER;
 
 fn main() -> Result<()> {
     check_tally()?;
@@ -116,7 +113,7 @@ fn switch_bystanders() -> Result<()> {
         let (mut with, mut switches) = (Tally::default(), 0);
         stack(0, &mut || {
             // Whoever counts says so until it sleeps.
-            sleep(IDLE);
+            sleep(module::UNWATCHED_AFTER);
             (with, switches) = thread::scope(|scope| {
                 let turns = scope.spawn(|| take_turns([stack::nothing; 2], 0));
                 turns.join().expect("no thread panics")
@@ -156,7 +153,7 @@ fn switch_beside_module() -> Result<()> {
 
 /// [`take_turns`] when nobody has had counters for a while.
 fn take_idle_turns(stacks: [Stack; 2]) -> Result<(Tally, u64)> {
-    sleep(IDLE);
+    sleep(module::UNWATCHED_AFTER);
     take_turns(stacks, 0)
 }
 
