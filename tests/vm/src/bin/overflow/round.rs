@@ -108,6 +108,11 @@ pub struct Constants {
 }
 
 impl Constants {
+    const SHAPE: Shape = Shape::new(0, 1_000);
+    /// What is stepped: shorter than a period, and longer than one and shorter than two.
+    const SILENT: Region = Region { first: 50, second: 50 };
+    const SAMPLED: Region = Region { first: 600, second: 50 };
+
     /// Those of every thread but the first: what is executed depends on where memory comes from.
     /// To be called while there are no others, since stepping takes long beside them.
     pub fn find() -> Result<Self> {
@@ -158,11 +163,6 @@ impl Constants {
         }
         all
     }
-
-    const SHAPE: Shape = Shape::new(0, 1_000);
-    /// Shorter than a period, and longer than one and shorter than two.
-    const SILENT: Region = Region { first: 50, second: 50 };
-    const SAMPLED: Region = Region { first: 600, second: 50 };
 
     /// Steps a second round in a child of this thread.
     fn step(region: Region) -> Result<Trace> {
