@@ -23,6 +23,7 @@ global_asm!(
     "jmp 1f",
     "vm_tests_system_calls:",
     "mov r8d, 39", // getpid
+    // Not needed, but both are the same for the counters then.
     "jmp 1f",
     "1: push rbx",
     "mov rbx, rdi",

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
@@ -55,17 +55,17 @@ pub fn vcpus(xen: &Xen, domain: u16, cpus: &[usize], pcpus: u32, seed: u64, stop
 const AWAY: Duration = Duration::from_millis(50);
 const BACK: Duration = Duration::from_millis(400);
 
-/// How often physical CPUs came back.
-#[derive(Clone, Copy, Debug, Default)]
+/// How often physical CPUs came back so far.
+#[derive(Debug, Default)]
 pub struct Returns {
     /// The last one, which was offline.
-    pub last: u64,
+    pub last: AtomicU64,
     /// All of them, from suspend to RAM, while whoever is disturbed still went on.
-    pub all: u64,
+    pub all: AtomicU64,
 }
 
 /// Takes the last of the machine's `pcpus` physical CPUs away and gives it back, again and again,
-/// moves this domain's vCPUs meanwhile, and once suspends the machine to RAM.
+/// moves this domain's vCPUs meanwhile, and once suspends the machine to RAM; counts in `returns`.
 ///
 /// # Errors
 ///
@@ -76,25 +76,26 @@ pub fn pcpus(
     pcpus: u32,
     seed: u64,
     stop: &AtomicBool,
-) -> anyhow::Result<Returns> {
-    let mut returns = Returns::default();
+    returns: &Returns,
+) -> anyhow::Result<()> {
+    let mut seed = seed;
     while !stop.load(Ordering::Relaxed) {
         hotplug("cpu-offline", pcpus - 1)?;
         sleep(AWAY);
         hotplug("cpu-online", pcpus - 1)?;
-        returns.last += 1;
-        if returns.last == 1 {
+        if returns.last.fetch_add(1, Ordering::Relaxed) == 0 {
             suspend_to_ram()?;
-            returns.all += u64::from(!stop.load(Ordering::Relaxed));
+            returns.all.fetch_add(u64::from(!stop.load(Ordering::Relaxed)), Ordering::Relaxed);
         }
+        seed += 1;
         let enough = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| vcpus(xen, CONTROL_DOMAIN, cpus, pcpus, seed + returns.last, &enough));
+            scope.spawn(|| vcpus(xen, CONTROL_DOMAIN, cpus, pcpus, seed, &enough));
             sleep(BACK);
             enough.store(true, Ordering::Relaxed);
         });
     }
-    Ok(returns)
+    Ok(())
 }
 
 /// Suspends the machine to RAM, and returns when it is awake again: who runs the emulator wakes it.

@@ -17,7 +17,8 @@ use crate::threads::{SELF, cpus, run_on};
 /// Where the test VM keeps the module.
 pub const PATH: &str = "/lib/perfctr/perfctr.ko";
 
-/// The module watches switches no more when nobody has had counters for so long, and a little.
+/// The module watches switches no more when nobody has had counters for so long: its
+/// `PERFCTR_UNWATCH_DELAY_MS` (`guest-kmod/glue/watch.c`), and a little.
 pub const UNWATCHED_AFTER: Duration = Duration::from_secs(11);
 
 /// Loads the module.

@@ -2,10 +2,10 @@
 //! Many threads at once: some sample, some only count, some do neither, some end in the middle.
 
 use std::mem::forget;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::unistd::{Pid, gettid};
@@ -29,6 +29,12 @@ const BYSTANDERS: usize = 2;
 
 /// Threads that end while they sample.
 const MAYFLIES: usize = 40;
+
+/// How often a physical CPU has to come back, and all have from suspend to RAM; and how long the
+/// threads that sample go on until then, on a machine that is quick or busy.
+pub const RETURNS_MIN: u64 = 3;
+pub const RESUMES_MIN: u64 = 1;
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a sampling thread has seen.
 #[derive(Clone, Debug)]
@@ -60,10 +66,13 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
     let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let movable = Mutex::new(Vec::new());
     let (done, stop, movable, gate) = (&done, &stop, &movable, &gate);
-    thread::scope(|scope| {
+    let (returns, start) = (Returns::default(), Instant::now());
+    let is_enough = || !options.hotplug || are_enough(&returns) || start.elapsed() > PATIENCE;
+    let go_on = &|rounds| rounds < options.rounds || !is_enough();
+    let (logs, complaints) = thread::scope(|scope| -> Result<_> {
         let samplers: Vec<_> = (0..PERIODS.len())
             .map(|id| {
-                let sample = move || sample(id, options, cpus, constants, gate, movable);
+                let sample = move || sample(id, options, cpus, constants, gate, movable, go_on);
                 scope.spawn(move || or_exit(id, sample()))
             })
             .collect();
@@ -83,7 +92,7 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
             let threads = movable.lock().expect("no thread panics").clone();
             disturb::threads(&threads, cpus, options.seed, stop);
         });
-        let disturber = scope.spawn(move || disturb(options, cpus, xen, stop));
+        let disturber = scope.spawn(|| disturb(options, cpus, xen, stop, &returns));
         let logs = samplers.into_iter().map(|sampler| sampler.join().expect("no thread panics"));
         let logs: Vec<_> = logs.collect();
         done.store(true, Ordering::Relaxed);
@@ -91,18 +100,30 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
         let complaints = others.filter_map(Result::err).map(|error| format!("{error:#}"));
         let complaints = complaints.collect();
         stop.store(true, Ordering::Relaxed);
-        let returns = disturber.join().expect("no thread panics")?;
-        Ok(Outcome { constants: constants.clone(), logs, complaints, returns })
-    })
+        disturber.join().expect("no thread panics")?;
+        Ok((logs, complaints))
+    })?;
+    Ok(Outcome { constants: constants.clone(), logs, complaints, returns })
 }
 
-/// Moves vCPUs; gives how often physical CPUs have come back.
-fn disturb(options: &Options, cpus: &[usize], xen: &Xen, stop: &AtomicBool) -> Result<Returns> {
+fn are_enough(returns: &Returns) -> bool {
+    let at_least = |times: &AtomicU64, least| times.load(Ordering::Relaxed) >= least;
+    at_least(&returns.last, RETURNS_MIN) && at_least(&returns.all, RESUMES_MIN)
+}
+
+/// Moves vCPUs, and has physical CPUs go and come back if that is asked for.
+fn disturb(
+    options: &Options,
+    cpus: &[usize],
+    xen: &Xen,
+    stop: &AtomicBool,
+    returns: &Returns,
+) -> Result<()> {
     if options.hotplug {
-        return disturb::pcpus(xen, cpus, options.pcpus, options.seed, stop);
+        return disturb::pcpus(xen, cpus, options.pcpus, options.seed, stop, returns);
     }
     disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop);
-    Ok(Returns::default())
+    Ok(())
 }
 
 fn sample(
@@ -112,6 +133,7 @@ fn sample(
     constants: &Constants,
     gate: &Barrier,
     movable: &Mutex<Vec<Pid>>,
+    go_on: &impl Fn(u64) -> bool,
 ) -> Result<Log> {
     let mut session = Constants::open()?;
     let period = PERIODS[id];
@@ -125,7 +147,7 @@ fn sample(
     }
     let mut rng = Rng::new(options.seed, id as u64);
     gate.wait();
-    for _ in 0..options.rounds {
+    for _ in (0..).take_while(|&rounds| go_on(rounds)) {
         // Long enough for some periods and for some switches, and not for ever.
         let instructions = (period * 2_000).min(2_000_000).max(period * 4);
         let round = round(&mut session, &shape, Region::random(&mut rng, instructions))?;
