@@ -2,6 +2,10 @@
 //! `perfctr`: what can be counted here, and what programs do.
 
 mod info;
+mod profile;
+mod program;
+mod record;
+mod report;
 mod stat;
 
 use std::process::ExitCode;
@@ -25,6 +29,10 @@ enum Verb {
     Info(info::Options),
     /// Lists the events that have names, and which of them can be counted here.
     List,
+    /// Runs a program and notes where it is whenever so many events have occurred.
+    Record(record::Options),
+    /// Says of what was recorded how much happened where.
+    Report(report::Options),
     /// Runs a program and says what it counted, with all threads and processes that it started.
     Stat(stat::Options),
 }
@@ -33,6 +41,8 @@ fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Info(options) => info::run(&options),
         Verb::List => info::list(),
+        Verb::Record(options) => record::run(&options),
+        Verb::Report(options) => report::run(&options),
         Verb::Stat(options) => stat::run(&options),
     };
     result.unwrap_or_else(|error| {

@@ -163,6 +163,22 @@ impl AsRawFd for Device {
     }
 }
 
+/// What an event that is not in a group gives when it is read.
+const WITH_TIMES: u64 = (perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED
+    | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING) as u64;
+
+/// Who gets a descriptor's signals, see `fcntl(2)`: Linux's names and numbers.
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN_EX: libc::c_int = 15;
+const F_OWNER_TID: libc::c_int = 0;
+
+/// Linux's `struct f_owner_ex`.
+#[repr(C)]
+struct OwnerEx {
+    kind: libc::c_int,
+    id: libc::pid_t,
+}
+
 /// An open perf event; see Linux's `perf_event_open(2)`.
 #[derive(Debug)]
 pub struct PerfEvent(File);
@@ -193,14 +209,35 @@ impl PerfEvent {
         pid: libc::pid_t,
         attributes: &mut perf::bindings::perf_event_attr,
     ) -> io::Result<Self> {
-        attributes.read_format = u64::from(
-            perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED
-                | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING,
-        );
+        attributes.read_format = WITH_TIMES;
         attributes.set_disabled(1);
         attributes.set_enable_on_exec(1);
         attributes.set_inherit(1);
         Self::open_for(pid, attributes, None)
+    }
+
+    /// Opens an event of thread `tid` that stops at each overflow, of which `signal` tells the
+    /// thread.
+    pub(crate) fn open_to_sample(
+        tid: libc::pid_t,
+        attributes: &mut perf::bindings::perf_event_attr,
+        signal: libc::c_int,
+    ) -> io::Result<Self> {
+        attributes.read_format = WITH_TIMES;
+        attributes.set_disabled(1);
+        attributes.set_pinned(1);
+        let event = Self::open_for(tid, attributes, None)?;
+        let owner = OwnerEx { kind: F_OWNER_TID, id: tid };
+        // SAFETY: the owner is readable; the other requests take numbers.
+        let results = unsafe {
+            let (fd, flags) = (event.as_raw_fd(), libc::O_ASYNC | libc::O_NONBLOCK);
+            [
+                libc::fcntl(fd, F_SETOWN_EX, &raw const owner),
+                libc::fcntl(fd, F_SETSIG, signal),
+                libc::fcntl(fd, libc::F_SETFL, flags),
+            ]
+        };
+        if results == [0; 3] { Ok(event) } else { Err(io::Error::last_os_error()) }
     }
 
     fn open_for(
@@ -233,7 +270,19 @@ impl PerfEvent {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// What an event of [`of_program`](crate::raw::of_program) has counted until now.
+    /// Lets an event of [`of_thread`](crate::raw::of_thread) count until its next overflow.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn go_on(&self) -> io::Result<()> {
+        // SAFETY: this request takes a number and no pointer.
+        let result = unsafe { perf::ioctls::REFRESH(self.as_raw_fd(), 1) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// What an event of [`of_program`](crate::raw::of_program) or
+    /// [`of_thread`](crate::raw::of_thread) has counted until now.
     ///
     /// # Errors
     ///

@@ -4,24 +4,20 @@
 //! Counting begins with the program's first instruction: nothing of this program, and nothing of
 //! what happens between `fork` and `exec`, is in the counts.
 
-mod child;
 mod native;
 mod output;
-mod ptrace;
 mod traced;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use perfctr::{Event, Provider};
-use signal_hook::consts::{SIGINT, SIGQUIT};
 
 use crate::info::Here;
+use crate::program;
 
 /// What to count.
 #[derive(Debug, Args)]
@@ -87,11 +83,7 @@ struct Run {
 /// `perfctr stat`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let here = Here::find()?;
-    // What interrupts the program must not keep its counts from being printed.  Handlers, unlike
-    // ignored signals, are not handed down to the program.
-    for signal in [SIGINT, SIGQUIT] {
-        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
-    }
+    program::outlive_interrupts()?;
     let mut runs = Vec::new();
     for _ in 0..options.repeat {
         runs.push(once(options, &here)?);

@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use perfctr::raw::{PerfCount, PerfEvent, of_program};
 use perfctr::{Error, Event};
 
-use super::child::Child;
-use super::ptrace::{self, Change};
 use super::{Count, Run};
+use crate::program::child::Child;
+use crate::program::ptrace::{self, Change};
 
 /// Runs the program.
 pub fn run(command: &[OsString], events: &[Event]) -> Result<Run> {

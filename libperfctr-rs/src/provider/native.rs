@@ -176,10 +176,30 @@ impl Counting {
 /// [`Error::EventNotAvailable`], or what the kernel says.
 pub fn of_program(event: &Event, pid: u32) -> Result<PerfEvent, Error> {
     known::check(std::slice::from_ref(event))?;
-    let pid = libc::pid_t::try_from(pid)
-        .map_err(|_| Error::kernel("open a perf event")(IoError::from_raw_os_error(libc::ESRCH)))?;
-    PerfEvent::open_for_program(pid, &mut attributes(event)?)
+    PerfEvent::open_for_program(self::pid(pid)?, &mut attributes(event)?)
         .map_err(|source| unopened(event, source))
+}
+
+/// An event of thread `tid` that samples: at each overflow it stops counting and the thread gets
+/// `signal`, until [`PerfEvent::go_on`] is called, which also starts it.
+///
+/// # Errors
+///
+/// [`Error::EventNotAvailable`], or what the kernel says.
+pub fn of_thread(event: &Event, tid: u32, signal: libc::c_int) -> Result<PerfEvent, Error> {
+    known::check(std::slice::from_ref(event))?;
+    if !event.samples() {
+        return Err(Error::unavailable(*event, "no period is given"));
+    }
+    let mut attributes = attributes(event)?;
+    attributes.__bindgen_anon_1.sample_period = event.period;
+    PerfEvent::open_to_sample(pid(tid)?, &mut attributes, signal)
+        .map_err(|source| unopened(event, source))
+}
+
+fn pid(number: u32) -> Result<libc::pid_t, Error> {
+    let absent = |_| Error::kernel("open a perf event")(IoError::from_raw_os_error(libc::ESRCH));
+    libc::pid_t::try_from(number).map_err(absent)
 }
 
 /// Why there is no perf event.

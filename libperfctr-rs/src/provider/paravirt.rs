@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counters virtualised by hypervisor and guest kernel, through `/dev/perfctr`.
 
+use shared_abi::caps::CAPS_SAMPLING;
 use shared_abi::ioctl::{
     CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_TSC, Control, Create, FEATURE_KEEP_PERIOD, Info,
 };
@@ -164,10 +165,37 @@ impl Drop for Paravirt {
 ///
 /// As of [`Session::start`](crate::Session::start), but for those of the kernel.
 pub fn counting(caps: &PmuCaps, events: &[Event], flags: u32) -> Result<Control, Error> {
-    known::check(events)?;
     if let Some(&event) = events.iter().find(|event| event.samples()) {
         return Err(Error::unavailable(event, "it samples, and there is no signal"));
     }
+    placed(caps, events, flags)
+}
+
+/// As [`counting`], and overflows of the events that sample raise `signal`.
+///
+/// # Errors
+///
+/// Those of [`counting`]; [`Error::EventNotAvailable`] if this PMU's counters do not interrupt, or
+/// none of the events samples.
+pub fn sampling(
+    caps: &PmuCaps,
+    events: &[Event],
+    flags: u32,
+    signal: libc::c_int,
+) -> Result<Control, Error> {
+    let event = *events.first().ok_or(Error::Malformed("list of events"))?;
+    if !events.iter().any(|event| event.samples()) {
+        return Err(Error::unavailable(event, "no period is given"));
+    }
+    if !caps.can(CAPS_SAMPLING) {
+        return Err(Error::unavailable(event, "this machine's counters do not interrupt"));
+    }
+    // A negative number is as invalid as any that is too high.
+    Ok(Control { signal: signal.cast_unsigned(), ..placed(caps, events, flags)? })
+}
+
+fn placed(caps: &PmuCaps, events: &[Event], flags: u32) -> Result<Control, Error> {
+    known::check(events)?;
     let counters = place(caps, events)?;
     Config::new(caps, &counters)?;
     control(flags | CONTROL_TSC, &counters)
@@ -233,6 +261,19 @@ mod tests {
     fn another_major_is_refused_with_both_numbers() {
         let error = describe(&Info { abi_major: 7, ..info() }).unwrap_err();
         assert_eq!(error.to_string(), format!("interface version 7 found, {ABI_MAJOR} expected"));
+    }
+
+    #[test]
+    fn what_samples_has_a_period_a_signal_and_a_pmu_that_interrupts() {
+        let caps = describe(&info()).unwrap().1;
+        let event = Event::INSTRUCTIONS.user();
+        let said = |caps, event| sampling(caps, &[event], 0, 16).unwrap_err().to_string();
+        assert!(said(&caps, event).ends_with("no period is given"));
+        assert!(said(&caps, event.every(5_000)).ends_with("counters do not interrupt"));
+        let caps = PmuCaps { features: caps.features | CAPS_SAMPLING, ..caps };
+        let control = sampling(&caps, &[event.every(5_000)], 0, 16).unwrap();
+        assert_eq!((control.signal, control.counter[0].period), (16, 5_000));
+        assert!(counting(&caps, &[event.every(5_000)], 0).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 pub mod guest;
 pub mod kernel;
+pub mod pprof;
 pub mod qemu;
 pub mod rootfs;
 pub mod rustobj;

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The command `perfctr`, where the hypervisor helps and where Linux counts alone.
 
-use anyhow::Result;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
+use anyhow::{Result, ensure};
+
+use crate::artefacts::pprof;
 use crate::machine::Spec;
 use crate::suites::report::Report;
 use crate::tools::apt;
@@ -11,10 +17,20 @@ use crate::tools::sh::{self, cmd};
 
 /// Two boots.
 pub fn run(report: &mut Report) -> Result<()> {
-    let mut native = spec("native", "native")?;
-    native.module = false;
-    report.program(native, "stat")?;
-    report.program(spec("pv", "paravirt")?, "stat")
+    for (topology, provider) in [("native", "native"), ("pv", "paravirt")] {
+        let mut spec = spec(topology, provider)?;
+        spec.module = provider == "paravirt";
+        let out = cache::root()?.join("work/stat-out").join(provider);
+        if out.exists() {
+            fs::remove_dir_all(&out)?;
+        }
+        spec.out = Some(out.clone());
+        report.program(spec, "stat")?;
+        report.test(&format!("pprof reads what was recorded with {provider}"), || {
+            read_by_pprof(&out)
+        });
+    }
+    Ok(())
 }
 
 fn spec(topology: &str, provider: &str) -> Result<Spec> {
@@ -25,5 +41,36 @@ fn spec(topology: &str, provider: &str) -> Result<Spec> {
     let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-no-pie", "-o"]);
     sh::output(gcc.arg(&alone).arg(sh::project().join("tests/vm/src/bin/stat/alone.S")))?;
     spec.files.push((alone, "/work/alone".to_owned()));
+    apt::install(&["xz-utils", "liblzma5"], "a program with threads to record")?;
+    for file in ["/usr/bin/xz", "/usr/lib/x86_64-linux-gnu/liblzma.so.5"] {
+        spec.files.push((fs::canonicalize(file)?, file.into()));
+    }
     Ok(spec)
+}
+
+/// Go's pprof finds the same functions with as many samples as our own text.
+fn read_by_pprof(out: &Path) -> Result<()> {
+    let mut pprof = Command::new(pprof::pprof()?);
+    pprof
+        .args(["-top", "-noinlines", "-nodecount=1000", "-sample_index=samples"])
+        .arg(out.join("report.pprof"));
+    let read = sh::output(&mut pprof)?;
+    let (theirs, ours) = (flat(&read), flat(&fs::read_to_string(out.join("report.txt"))?));
+    ensure!(!ours.is_empty() && theirs == ours, "{theirs:?} read, {ours:?} written\n{read}");
+    Ok(())
+}
+
+/// Functions and their own samples, of a table whose first column they are and whose last one the
+/// functions; those that only call others have none.
+fn flat(table: &str) -> BTreeMap<String, u64> {
+    let heading = |line: &&str| line.ends_with("cum%") || line.ends_with("symbol");
+    let mut functions = BTreeMap::new();
+    for line in table.lines().skip_while(|line| !heading(line)).skip(1) {
+        let mut words = line.split_whitespace();
+        let samples = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        if let (Some(function), 1..) = (words.last(), samples) {
+            *functions.entry(function.to_owned()).or_default() += samples;
+        }
+    }
+    functions
 }

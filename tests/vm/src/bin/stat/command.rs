@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 /// The command.
-const PERFCTR: &str = "/work/perfctr";
+pub const PERFCTR: &str = "/work/perfctr";
 /// Where it writes.
 const RESULT: &str = "/tmp/stat.json";
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the command `perfctr stat` says of programs whose counts are known.
+//! What the commands `perfctr stat` and `perfctr record` say of programs that are known.
 
 mod command;
+mod record;
+mod sampled;
 mod subject;
 
 use std::process::{Command, ExitCode};
@@ -28,12 +30,20 @@ const SEED: u64 = 1;
 
 fn main() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(("subject", lengths)) = arguments.split_first().map(|(name, rest)| (&**name, rest))
-    {
-        subject::run(lengths)?;
-        return Ok(ExitCode::SUCCESS);
+    let (name, rest) = arguments.split_first().context("who provides counters here?")?;
+    match &**name {
+        "subject" => subject::run(rest).map(|()| ExitCode::SUCCESS),
+        "sampled" => sampled::run().map(|()| ExitCode::SUCCESS),
+        "sampled-child" => {
+            sampled::child();
+            Ok(ExitCode::SUCCESS)
+        }
+        provider => judge(provider),
     }
-    let provider = arguments.first().context("who provides counters here?")?;
+}
+
+/// All checks where this is who provides counters.
+fn judge(provider: &str) -> Result<ExitCode> {
     // The same addresses each time, and so the same instructions.
     personality::set(personality::get()? | Persona::ADDR_NO_RANDOMIZE)?;
     let mut tally = Tally::default();
@@ -47,6 +57,7 @@ fn main() -> Result<ExitCode> {
         })?;
     }
     ends(&mut tally)?;
+    record::run(&mut tally)?;
     Ok(tally.finish())
 }
 

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "system calls")]
 
 use std::io;
+use std::mem;
 use std::ptr;
 
 use libc::{c_int, c_uint, c_void, pid_t};
@@ -83,11 +84,39 @@ fn change(pid: pid_t, status: c_int) -> io::Result<Change> {
 fn message(pid: pid_t) -> io::Result<pid_t> {
     let mut message: libc::c_ulong = 0;
     // SAFETY: the kernel writes a long.
-    check(unsafe {
-        let nothing = ptr::null_mut::<c_void>();
-        libc::ptrace(libc::PTRACE_GETEVENTMSG, pid, nothing, &raw mut message)
-    })?;
+    unsafe { fetch(libc::PTRACE_GETEVENTMSG, pid, &raw mut message)? };
     Ok(message as pid_t)
+}
+
+/// The information of the signal that a tracee is about to get.
+pub fn signal_information(pid: pid_t) -> io::Result<libc::siginfo_t> {
+    // SAFETY: all-zero is a valid `siginfo_t`, and the kernel writes one.
+    unsafe {
+        let mut information = mem::zeroed();
+        fetch(libc::PTRACE_GETSIGINFO, pid, &raw mut information)?;
+        Ok(information)
+    }
+}
+
+/// A stopped tracee's registers.
+pub fn registers(pid: pid_t) -> io::Result<libc::user_regs_struct> {
+    // SAFETY: all-zero is a valid `user_regs_struct`, and the kernel writes one.
+    unsafe {
+        let mut registers = mem::zeroed();
+        fetch(libc::PTRACE_GETREGS, pid, &raw mut registers)?;
+        Ok(registers)
+    }
+}
+
+/// A request that writes a `T`.
+///
+/// # Safety
+///
+/// `T` is what this request writes.
+unsafe fn fetch<T>(request: c_uint, pid: pid_t, data: *mut T) -> io::Result<()> {
+    let nothing = ptr::null_mut::<c_void>();
+    // SAFETY: as the caller says; the address is not used.
+    check(unsafe { libc::ptrace(request, pid, nothing, data) })
 }
 
 /// A request whose data is a number.  That the tracee has been killed meanwhile is no error: its

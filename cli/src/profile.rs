@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What `perfctr record` writes and `perfctr report` reads: one JSON document.
+//!
+//! Frames are addresses as their files state them, so that nothing but those files is needed to
+//! name them; equal stacks of a thread are one entry.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+/// What a profile says that it is.
+const FORMAT: &str = "perfctr profile";
+/// The version that is written, and the only one that is read.
+const VERSION: u32 = 1;
+
+/// A stack's frames, at most.
+pub const DEPTH_MAX: usize = 512;
+
+/// A program's samples.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    format: String,
+    version: u32,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Who counted.
+    pub provider: String,
+    /// What was counted.
+    pub event: String,
+    /// Events between two samples.
+    pub period: u64,
+    /// Whether stacks have callers.
+    pub call_graph: bool,
+    /// Threads and programs that could not be observed.
+    pub unobserved: u32,
+    /// Files that code was executed from.
+    pub modules: Vec<Module>,
+    /// Places in them.
+    pub frames: Vec<Frame>,
+    /// All threads, in the order in which they began.
+    pub threads: Vec<Thread>,
+    /// Where they were.
+    pub stacks: Vec<Stack>,
+}
+
+/// A file, or what the kernel calls such a place: `[vdso]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Module {
+    pub path: String,
+    /// The linker's identification of a file's contents, in hexadecimal digits.
+    pub build_id: Option<String>,
+}
+
+/// A place in a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Frame {
+    /// Index of the module; memory without a file has none.
+    pub module: Option<u32>,
+    /// As the file states addresses; the process's own if there is no file.
+    pub address: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Thread {
+    /// The thread's number.
+    pub tid: u32,
+    /// Its process's.
+    pub pid: u32,
+    pub name: String,
+    /// Unit: events, from its start to its end.
+    pub count: u64,
+}
+
+/// Where a thread was, and how often.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stack {
+    /// Index of the thread.
+    pub thread: u32,
+    /// Periods that ended there.
+    pub samples: u64,
+    /// Indices of frames, the innermost first, at least one.
+    pub frames: Vec<u32>,
+}
+
+/// What is looked at first.
+#[derive(Deserialize)]
+struct Header {
+    format: Option<String>,
+    version: Option<u64>,
+}
+
+impl Profile {
+    /// Without samples.
+    pub fn new(command: Vec<String>, provider: String, event: String, period: u64) -> Self {
+        Self {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            command,
+            provider,
+            event,
+            period,
+            call_graph: false,
+            unobserved: 0,
+            modules: Vec::new(),
+            frames: Vec::new(),
+            threads: Vec::new(),
+            stacks: Vec::new(),
+        }
+    }
+
+    /// All samples.
+    pub fn samples(&self) -> u64 {
+        self.stacks.iter().map(|stack| stack.samples).sum()
+    }
+
+    /// Periods that threads have ended of which there is no sample.
+    pub fn missed(&self) -> u64 {
+        let ended: u64 = self.threads.iter().map(|thread| thread.count / self.period).sum();
+        ended.saturating_sub(self.samples())
+    }
+
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let file = File::create(path).and_then(|file| {
+            let mut file = BufWriter::new(file);
+            serde_json::to_writer(&mut file, self)?;
+            file.flush()
+        });
+        file.with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Reads a profile that may be anything.
+    pub fn read(path: &Path) -> Result<Self> {
+        let bytes = fs::read(path);
+        bytes.map_err(Into::into).and_then(|bytes| Self::parse(&bytes)).with_context(|| {
+            format!("cannot read {}, which `perfctr record` writes", path.display())
+        })
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self> {
+        let header = serde_json::from_slice::<Header>(bytes);
+        let Header { format, version } = header.context("this is no JSON document")?;
+        match (format.as_deref(), version) {
+            (Some(FORMAT), Some(version)) if version == u64::from(VERSION) => {}
+            (Some(FORMAT), Some(version)) => {
+                bail!("version {version} of the format found, {VERSION} expected")
+            }
+            (Some(FORMAT), None) => bail!("no version of the format found, {VERSION} expected"),
+            (found, _) => bail!("format {:?} found, {FORMAT:?} expected", found.unwrap_or("")),
+        }
+        let profile: Self = serde_json::from_slice(bytes).context("malformed profile")?;
+        profile.check().context("malformed profile")?;
+        Ok(profile)
+    }
+
+    /// Every index leads somewhere, and nothing overflows.
+    fn check(&self) -> Result<()> {
+        ensure!(self.period > 0, "period 0 found, at least 1 expected");
+        for (n, Frame { module, .. }) in self.frames.iter().enumerate() {
+            let Some(module) = module else { continue };
+            in_range("module", *module, self.modules.len())
+                .with_context(|| format!("frame {n}"))?;
+        }
+        for (n, Stack { thread, frames, .. }) in self.stacks.iter().enumerate() {
+            let place = || format!("stack {n}");
+            in_range("thread", *thread, self.threads.len()).with_context(place)?;
+            let depth = frames.len();
+            ensure!(
+                (1..=DEPTH_MAX).contains(&depth),
+                "stack {n}: {depth} frames found, 1 to {DEPTH_MAX} expected"
+            );
+            for frame in frames {
+                in_range("frame", *frame, self.frames.len()).with_context(place)?;
+            }
+        }
+        let samples = self.stacks.iter().map(|stack| stack.samples);
+        let samples = samples.chain(self.threads.iter().map(|thread| thread.count));
+        let sum = samples.map(u128::from).sum::<u128>() * u128::from(self.period);
+        ensure!(i64::try_from(sum).is_ok(), "{sum} events found, {} at most expected", i64::MAX);
+        Ok(())
+    }
+}
+
+fn in_range(what: &str, index: u32, length: usize) -> Result<()> {
+    ensure!((index as usize) < length, "{what} {index} of {length} found");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn profile() -> Profile {
+        let mut profile = Profile::new(vec!["a".into()], "native".into(), "cycles:u".into(), 10);
+        profile.modules.push(Module { path: "/a".into(), build_id: None });
+        profile.frames.push(Frame { module: Some(0), address: 16 });
+        profile.frames.push(Frame { module: None, address: 32 });
+        profile.threads.push(Thread { tid: 2, pid: 1, name: "b".into(), count: 59 });
+        profile.stacks.push(Stack { thread: 0, samples: 3, frames: vec![0, 1] });
+        profile
+    }
+
+    fn read(text: &str) -> String {
+        format!("{:#}", Profile::parse(text.as_bytes()).unwrap_err())
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let text = serde_json::to_vec(&profile()).unwrap();
+        assert_eq!(Profile::parse(&text).unwrap(), profile());
+        assert_eq!((profile().samples(), profile().missed()), (3, 2));
+    }
+
+    #[test]
+    fn something_else_is_refused_by_what_it_is() {
+        assert!(read("\u{7f}ELF").starts_with("this is no JSON document: "));
+        assert_eq!(read("{}"), "format \"\" found, \"perfctr profile\" expected");
+        assert_eq!(read(r#"{"format":"x"}"#), "format \"x\" found, \"perfctr profile\" expected");
+        let header = r#"{"format":"perfctr profile","version":2}"#;
+        assert_eq!(read(header), "version 2 of the format found, 1 expected");
+        let header = r#"{"format":"perfctr profile","version":1}"#;
+        assert!(read(header).starts_with("malformed profile: missing field"));
+    }
+
+    #[test]
+    fn what_leads_nowhere_is_refused() {
+        type Spoil = fn(&mut Profile);
+        let cases: [(Spoil, &str); 6] = [
+            (|p| p.period = 0, "period 0 found, at least 1 expected"),
+            (|p| p.frames[0].module = Some(1), "frame 0: module 1 of 1 found"),
+            (|p| p.stacks[0].thread = 7, "stack 0: thread 7 of 1 found"),
+            (|p| p.stacks[0].frames[1] = 2, "stack 0: frame 2 of 2 found"),
+            (|p| p.stacks[0].frames.clear(), "stack 0: 0 frames found, 1 to 512 expected"),
+            (|p| p.stacks[0].samples = u64::MAX, "events found, 9223372036854775807 at most"),
+        ];
+        for (spoil, said) in cases {
+            let mut profile = profile();
+            spoil(&mut profile);
+            let error = read(&serde_json::to_string(&profile).unwrap());
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

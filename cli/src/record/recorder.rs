@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What is done at each overflow.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs;
+use std::hash::Hash;
+use std::io;
+
+use anyhow::{Context, Result};
+use libc::{c_int, pid_t};
+
+use super::counter::{Counter, SIGNAL, Source};
+use super::space::{Files, Space};
+use crate::profile::{Frame, Profile, Stack, Thread};
+use crate::program::tracer::Observer;
+use crate::program::{name, ptrace};
+
+/// Notes samples.
+pub struct Recorder {
+    source: Source,
+    profile: Profile,
+    files: Files,
+    /// Of each process.
+    spaces: HashMap<u32, Space>,
+    frames: Index<Frame>,
+    /// How often a thread was where; its index first.
+    stacks: HashMap<(u32, Vec<u32>), u64>,
+}
+
+/// A thread that is sampled.
+pub struct Sampled {
+    counter: Counter,
+    /// Index of the thread.
+    thread: u32,
+    /// Periods that have ended.
+    periods: u64,
+}
+
+impl Recorder {
+    pub fn new(source: Source, profile: Profile) -> Self {
+        let (files, spaces) = (Files::default(), HashMap::new());
+        let (frames, stacks) = (Index::default(), HashMap::new());
+        Self { source, profile, files, spaces, frames, stacks }
+    }
+
+    /// All that was noted.
+    pub fn finish(mut self, unobserved: u32) -> Profile {
+        let stack = |((thread, frames), samples)| Stack { thread, samples, frames };
+        let mut stacks: Vec<Stack> = self.stacks.into_iter().map(stack).collect();
+        stacks.sort_by(|a, b| (a.thread, &a.frames).cmp(&(b.thread, &b.frames)));
+        (self.profile.unobserved, self.profile.stacks) = (unobserved, stacks);
+        (self.profile.modules, self.profile.frames) = (self.files.modules(), self.frames.items);
+        self.profile
+    }
+
+    /// Notes where a stopped thread is.
+    fn note(&mut self, pid: pid_t, sampled: &mut Sampled) -> Result<()> {
+        let periods = sampled.counter.count()? / self.profile.period;
+        let samples = periods.saturating_sub(sampled.periods);
+        sampled.periods = periods;
+        let thread = &mut self.profile.threads[sampled.thread as usize];
+        thread.name = name(pid);
+        let process = thread.pid;
+        let Some(registers) = unless_killed(ptrace::registers(pid))? else { return Ok(()) };
+        let space = match self.spaces.entry(process) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => match unless_killed(Space::of(process))? {
+                Some(space) => entry.insert(space),
+                None => return Ok(()),
+            },
+        };
+        let stack = space.stack(&mut self.files, &registers, self.profile.call_graph);
+        let frames: Vec<u32> = stack.into_iter().map(|frame| self.frames.of(frame)).collect();
+        if samples > 0 {
+            *self.stacks.entry((sampled.thread, frames)).or_default() += samples;
+        }
+        Ok(())
+    }
+}
+
+impl Observer for Recorder {
+    type Given = Sampled;
+
+    fn give(&mut self, pid: pid_t) -> Result<Option<Sampled>> {
+        let Some(counter) = self.source.give(pid)? else { return Ok(None) };
+        let tid = pid.cast_unsigned();
+        let process = process(pid).unwrap_or(tid);
+        let thread = self.profile.threads.len() as u32;
+        self.profile.threads.push(Thread { tid, pid: process, name: name(pid), count: 0 });
+        Ok(Some(Sampled { counter, thread, periods: 0 }))
+    }
+
+    fn keeps(&mut self, pid: pid_t, sampled: &mut Sampled) -> Result<bool> {
+        let thread = &mut self.profile.threads[sampled.thread as usize];
+        self.spaces.remove(&thread.pid);
+        // It has its process's number now.
+        (thread.tid, thread.name) = (pid.cast_unsigned(), name(pid));
+        sampled.counter.stays(pid)
+    }
+
+    fn signal(&mut self, pid: pid_t, sampled: &mut Sampled, signal: c_int) -> Result<c_int> {
+        if signal != SIGNAL {
+            return Ok(signal);
+        }
+        match unless_killed(ptrace::signal_information(pid))? {
+            Some(information) if sampled.counter.raised(&information) => {
+                self.note(pid, sampled)?;
+                unless_killed(sampled.counter.go_on()).context("cannot let a counter go on")?;
+                Ok(0)
+            }
+            _ => Ok(signal),
+        }
+    }
+
+    fn ended(&mut self, pid: pid_t, sampled: Sampled) -> Result<()> {
+        self.spaces.remove(&pid.cast_unsigned());
+        self.profile.threads[sampled.thread as usize].count = sampled.counter.count()?;
+        Ok(())
+    }
+}
+
+/// The process of a thread, `proc_pid_status(5)`.
+fn process(pid: pid_t) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
+/// A tracee may be killed at any time; its end will be told.
+fn unless_killed<T>(result: io::Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Items that are each kept once.
+struct Index<T> {
+    items: Vec<T>,
+    places: HashMap<T, u32>,
+}
+
+impl<T> Default for Index<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), places: HashMap::new() }
+    }
+}
+
+impl<T: Copy + Eq + Hash> Index<T> {
+    fn of(&mut self, item: T) -> u32 {
+        *self.places.entry(item).or_insert_with(|| {
+            self.items.push(item);
+            self.items.len() as u32 - 1
+        })
+    }
+}

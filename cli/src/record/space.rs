@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A process's memory: what its addresses belong to, and who called whom there.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+use framehop::{ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Unwinder};
+use libc::user_regs_struct;
+use object::elf::PF_X;
+use object::{Object, ObjectSection, ObjectSegment, ReadCache, SegmentFlags};
+use shared_abi::limits::PAGE_BYTES;
+
+use crate::profile::{DEPTH_MAX, Frame, Module};
+
+/// What is read of a stack at once.  Unit: bytes.
+const STACK_BYTES: usize = 32 << 10;
+
+/// A section's contents.
+type Data = Arc<[u8]>;
+
+/// One process's.
+pub struct Space {
+    process: u32,
+    memory: File,
+    maps: Vec<Map>,
+    unwinder: UnwinderX86_64<Data>,
+    cache: CacheX86_64<MayAllocateDuringUnwind>,
+}
+
+/// Memory that may be executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Map {
+    addresses: Range<u64>,
+    /// Where it begins in the file.
+    offset: u64,
+    /// The file, or what the kernel calls it; empty if it is nothing.
+    path: String,
+}
+
+impl Space {
+    /// # Errors
+    ///
+    /// The kernel's: `ENOENT` or `ESRCH` the process is no more.
+    pub fn of(process: u32) -> io::Result<Self> {
+        let memory = File::open(format!("/proc/{process}/mem"))?;
+        let (maps, unwinder) = (Vec::new(), UnwinderX86_64::new());
+        Ok(Self { process, memory, maps, unwinder, cache: CacheX86_64::new() })
+    }
+
+    /// Where a stopped thread is, and then its callers if they are wanted, the innermost first.
+    pub fn stack(
+        &mut self,
+        files: &mut Files,
+        registers: &user_regs_struct,
+        callers: bool,
+    ) -> Vec<Frame> {
+        let ip = registers.rip;
+        if self.map(ip).is_none() {
+            self.look(files);
+        }
+        let mut addresses = vec![ip];
+        if callers {
+            self.unwind(registers, &mut addresses);
+            // Something was loaded since.
+            if addresses.iter().any(|&address| self.map(address).is_none()) && self.look(files) {
+                addresses.truncate(1);
+                self.unwind(registers, &mut addresses);
+            }
+        }
+        addresses.into_iter().map(|address| self.frame(files, address)).collect()
+    }
+
+    /// Adds the addresses of the calls.
+    fn unwind(&mut self, registers: &user_regs_struct, addresses: &mut Vec<u64>) {
+        let user_regs_struct { rip, rsp, rbp, .. } = *registers;
+        let mut near = vec![0; STACK_BYTES];
+        let length = self.memory.read_at(&mut near, rsp).unwrap_or(0);
+        near.truncate(length);
+        let mut read = |address: u64| {
+            let offset = usize::try_from(address.wrapping_sub(rsp)).map_err(drop)?;
+            let mut word = [0; 8];
+            match offset.checked_add(word.len()).and_then(|end| near.get(offset..end)) {
+                Some(bytes) => word.copy_from_slice(bytes),
+                None => self.memory.read_exact_at(&mut word, address).map_err(drop)?,
+            }
+            Ok(u64::from_le_bytes(word))
+        };
+        let registers = UnwindRegsX86_64::new(rip, rsp, rbp);
+        let mut frames = self.unwinder.iter_frames(rip, registers, &mut self.cache, &mut read);
+        // The first one is the thread's own.  Where nothing is known any more is the end.
+        let _ = frames.next();
+        while let Ok(Some(frame)) = frames.next() {
+            // The outermost callers are left out.
+            if addresses.len() >= DEPTH_MAX {
+                break;
+            }
+            addresses.push(frame.address_for_lookup());
+        }
+    }
+
+    fn map(&self, address: u64) -> Option<&Map> {
+        self.maps.iter().find(|map| map.addresses.contains(&address))
+    }
+
+    /// Looks what is mapped now; whether anything has changed.
+    fn look(&mut self, files: &mut Files) -> bool {
+        let text = fs::read_to_string(format!("/proc/{}/maps", self.process));
+        let maps: Vec<Map> = text.unwrap_or_default().lines().filter_map(Map::parse).collect();
+        if maps.is_empty() || maps == self.maps {
+            return false;
+        }
+        // The program itself comes first.
+        if let Ok(path) = fs::read_link(format!("/proc/{}/exe", self.process)) {
+            files.of(&path.to_string_lossy());
+        }
+        self.unwinder = UnwinderX86_64::new();
+        for map in &maps {
+            let file = files.of(&map.path);
+            if let Some(address) = file.address(map.offset) {
+                self.unwinder.add_module(framehop::Module::new(
+                    map.path.clone(),
+                    map.addresses.clone(),
+                    map.addresses.start.wrapping_sub(address),
+                    file.sections.clone(),
+                ));
+            }
+        }
+        self.maps = maps;
+        true
+    }
+
+    fn frame(&self, files: &mut Files, address: u64) -> Frame {
+        let Some(map) = self.map(address).filter(|map| !map.path.is_empty()) else {
+            return Frame { module: None, address };
+        };
+        let file = files.of(&map.path);
+        let offset = address - map.addresses.start + map.offset;
+        // What is no file begins where it is mapped.
+        Frame { module: Some(file.index), address: file.address(offset).unwrap_or(offset) }
+    }
+}
+
+impl Map {
+    /// Of a line of `/proc/PID/maps`, if it may be executed; see `proc_pid_maps(5)`.
+    fn parse(line: &str) -> Option<Self> {
+        let (head, path) = line.split_at_checked(line.find(['/', '[']).unwrap_or(line.len()))?;
+        let mut fields = head.split_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let executable = fields.next()?.contains('x');
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let (addresses, offset) = (number(start)?..number(end)?, number(fields.next()?)?);
+        executable.then(|| Self { addresses, offset, path: path.to_owned() })
+    }
+}
+
+/// The files that all processes have mapped.
+#[derive(Default)]
+pub struct Files(HashMap<String, Mapped>);
+
+/// What has to be known of a file while it is mapped.
+struct Mapped {
+    index: u32,
+    build_id: Option<String>,
+    /// Of its code: where in the file, in whole pages, and the address of offset 0 as the file
+    /// states addresses.
+    segments: Vec<(Range<u64>, u64)>,
+    sections: ExplicitModuleSectionInfo<Data>,
+}
+
+impl Files {
+    fn of(&mut self, path: &str) -> &Mapped {
+        let index = self.0.len() as u32;
+        self.0.entry(path.to_owned()).or_insert_with(|| Mapped::open(path, index))
+    }
+
+    /// All of them, in the order of their indices.
+    pub fn modules(self) -> Vec<Module> {
+        let mut files: Vec<_> = self.0.into_iter().collect();
+        files.sort_by_key(|(_, file)| file.index);
+        let module = |(path, file): (String, Mapped)| Module { path, build_id: file.build_id };
+        files.into_iter().map(module).collect()
+    }
+}
+
+impl Mapped {
+    /// What cannot be read has no segments.
+    fn open(path: &str, index: u32) -> Self {
+        let (segments, sections) = (Vec::new(), ExplicitModuleSectionInfo::default());
+        let mut mapped = Self { index, build_id: None, segments, sections };
+        let Ok(file) = File::open(path) else { return mapped };
+        let cache = ReadCache::new(file);
+        let Ok(file) = object::File::parse(&cache) else { return mapped };
+        mapped.build_id = build_id(&file);
+        let executable =
+            |flags| matches!(flags, SegmentFlags::Elf { p_flags } if p_flags & PF_X != 0);
+        for segment in file.segments().filter(|segment| executable(segment.flags())) {
+            let (offset, size) = segment.file_range();
+            let pages = offset & !(PAGE_BYTES as u64 - 1)..offset.saturating_add(size);
+            mapped.segments.push((pages, segment.address().wrapping_sub(offset)));
+        }
+        let range = |name| {
+            let section = file.section_by_name(name)?;
+            Some(section.address()..section.address().checked_add(section.size())?)
+        };
+        let data = |name| Some(file.section_by_name(name)?.data().ok()?.into());
+        mapped.sections = ExplicitModuleSectionInfo {
+            text_svma: range(".text"),
+            got_svma: range(".got"),
+            eh_frame_svma: range(".eh_frame"),
+            eh_frame: data(".eh_frame"),
+            eh_frame_hdr_svma: range(".eh_frame_hdr"),
+            eh_frame_hdr: data(".eh_frame_hdr"),
+            ..ExplicitModuleSectionInfo::default()
+        };
+        mapped
+    }
+
+    /// What the file calls the address of its byte at this offset.
+    fn address(&self, offset: u64) -> Option<u64> {
+        let (_, base) = self.segments.iter().find(|(pages, _)| pages.contains(&offset))?;
+        Some(base.wrapping_add(offset))
+    }
+}
+
+/// A file's build identification in hexadecimal digits.
+pub fn build_id<'data>(file: &impl Object<'data>) -> Option<String> {
+    let bytes = file.build_id().ok()??;
+    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_maps_are_taken_apart() {
+        let line = "55d0-55e0 r-xp 00002000 08:01 42    /opt/a b (deleted)";
+        let map =
+            Map { addresses: 0x55d0..0x55e0, offset: 0x2000, path: "/opt/a b (deleted)".into() };
+        assert_eq!(Map::parse(line), Some(map));
+        assert_eq!(Map::parse("7ff0-7ff1 r-xp 00000000 00:00 0   [vdso]").unwrap().path, "[vdso]");
+        assert_eq!(Map::parse("7ff0-7ff1 rwxp 00000000 00:00 0 ").unwrap().path, "");
+        for line in ["55d0-55e0 r--p 00002000 08:01 42 /a", "", "x-y r-xp 0 0 0", "1 r-xp 0"] {
+            assert_eq!(Map::parse(line), None);
+        }
+    }
+
+    #[test]
+    fn this_very_program_is_taken_apart() {
+        let path = std::env::current_exe().unwrap();
+        let mapped = Mapped::open(path.to_str().unwrap(), 3);
+        assert!(mapped.sections.eh_frame.is_some() && !mapped.segments.is_empty());
+        assert_eq!(mapped.address(u64::MAX), None);
+        let mut space = Space::of(std::process::id()).unwrap();
+        let mut files = Files::default();
+        assert!(space.look(&mut files) && !space.look(&mut files));
+        let here = this_very_program_is_taken_apart as *const () as u64;
+        let frame = space.frame(&mut files, here);
+        let modules = files.modules();
+        let module = &modules[frame.module.unwrap() as usize];
+        assert_eq!(module.path, path.to_str().unwrap());
+        let loader = addr2line::Loader::new(&path).unwrap();
+        let symbol = loader.find_symbol(frame.address).unwrap();
+        assert!(symbol.contains("this_very_program_is_taken_apart"), "{symbol}");
+    }
+}

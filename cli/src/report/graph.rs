@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Who called whom: the samples of each function with those of all that it called.
+
+use std::collections::BTreeMap;
+
+use super::symbols::Named;
+use super::table::percent;
+use super::{functions, thread};
+use crate::profile::Profile;
+
+/// Calls with a smaller share of all samples are left out.  Unit: per mille.
+const SHARE_MIN: u64 = 5;
+
+/// A function, reached by one way.
+#[derive(Default)]
+struct Node<'a> {
+    samples: u64,
+    calls: BTreeMap<&'a str, Node<'a>>,
+}
+
+/// A tree of calls for each thread.
+pub fn tree(profile: &Profile, names: &[Named]) -> String {
+    let mut threads = BTreeMap::<u32, Node<'_>>::new();
+    for stack in &profile.stacks {
+        let mut node = threads.entry(stack.thread).or_default();
+        node.samples += stack.samples;
+        for function in functions(names, stack) {
+            node = node.calls.entry(function).or_default();
+            node.samples += stack.samples;
+        }
+    }
+    let all = profile.samples();
+    let mut text = format!("\n{:>10} {:>7}  called\n", "samples", "%");
+    for (index, node) in &threads {
+        let stack = profile.stacks.iter().find(|stack| stack.thread == *index);
+        let name = stack.map_or_else(String::new, |stack| thread(profile, stack));
+        node.print(&name, 0, all, &mut text);
+    }
+    text
+}
+
+impl Node<'_> {
+    fn print(&self, name: &str, depth: usize, all: u64, text: &mut String) {
+        if self.samples * 1_000 < all * SHARE_MIN {
+            return;
+        }
+        let (percent, indent) = (percent(self.samples, all), 2 * depth);
+        *text += &format!("{:>10} {percent:>7}  {:indent$}{name}\n", self.samples, "");
+        let mut calls: Vec<_> = self.calls.iter().collect();
+        calls.sort_by_key(|(_, node)| std::cmp::Reverse(node.samples));
+        for (name, node) in calls {
+            node.print(name, depth + 1, all, text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::profile;
+    use super::*;
+
+    #[test]
+    fn a_function_has_the_samples_of_what_it_calls() {
+        let (profile, names) = profile();
+        let expected = "
+   samples       %  called
+         3   50.00  7 one
+         3   50.00    main
+         3   50.00      f
+         3   50.00        g;<inlined>
+         3   50.00  8 two
+         2   33.33    f
+         1   16.67    main
+         1   16.67      f
+         1   16.67        g;<inlined>
+";
+        assert_eq!(tree(&profile, &names), expected);
+    }
+}

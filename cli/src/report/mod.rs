@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr report`: what was recorded, for people and for programs.
+
+mod graph;
+mod pprof;
+mod symbols;
+mod table;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+
+use self::symbols::Named;
+use crate::profile::{Profile, Stack};
+
+/// What to say.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// What `perfctr record` has written.
+    #[arg(short, long, default_value = "perfctr.data")]
+    input: PathBuf,
+    /// What the samples are told apart by, separated by commas.
+    #[arg(short, long, value_enum, value_delimiter = ',', default_value = "symbol")]
+    sort: Vec<Key>,
+    /// Says who called whom, too; needs a profile that was recorded with callers.
+    #[arg(short = 'g', long)]
+    call_graph: bool,
+    /// For whom.
+    #[arg(short, long, value_enum, default_value = "text")]
+    format: Format,
+    /// Where to write it in place of the standard output.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+}
+
+/// Columns of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Key {
+    /// The thread's number and name.
+    Thread,
+    /// The file that the code is in.
+    Module,
+    /// The function.
+    Symbol,
+    /// The line of source, where debugging information tells.
+    Line,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table, for people.
+    Text,
+    /// A line for each stack, as tools for flame graphs read them.
+    Folded,
+    /// An SVG picture, for browsers.
+    FlameGraph,
+    /// What `go tool pprof` and others read.
+    Pprof,
+}
+
+/// `perfctr report`.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let profile = Profile::read(&options.input)?;
+    ensure!(
+        !options.call_graph || profile.call_graph,
+        "{} has no callers: `perfctr record -g` notes them",
+        options.input.display()
+    );
+    let names = symbols::name(&profile, |text| eprintln!("perfctr: {text}"));
+    let bytes = match options.format {
+        Format::Text => {
+            let graph = options.call_graph.then(|| graph::tree(&profile, &names));
+            let table = table::table(&profile, &names, &options.sort);
+            (table + &graph.unwrap_or_default()).into_bytes()
+        }
+        Format::Folded => folded(&profile, &names).into_bytes(),
+        Format::FlameGraph => flame_graph(&profile, &names)?,
+        Format::Pprof => pprof::encode(&profile, &names),
+    };
+    match &options.output {
+        Some(path) => {
+            fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        None => match io::stdout().write_all(&bytes) {
+            // Who reads has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            result => result?,
+        },
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The thread of a stack.
+fn thread(profile: &Profile, stack: &Stack) -> String {
+    let thread = &profile.threads[stack.thread as usize];
+    format!("{} {}", thread.tid, thread.name)
+}
+
+/// The functions of a stack, the outermost first, inlined ones included.
+fn functions<'a>(names: &'a [Named], stack: &'a Stack) -> impl Iterator<Item = &'a str> {
+    let outermost_first = stack.frames.iter().rev();
+    let places = outermost_first.flat_map(|&frame| names[frame as usize].places.iter().rev());
+    places.map(|place| place.function.as_str())
+}
+
+/// A line for each stack: thread and functions, the outermost first, and the number of samples.
+fn folded(profile: &Profile, names: &[Named]) -> String {
+    let line = |stack: &Stack| {
+        let words = functions(names, stack).map(str::to_owned);
+        let words = [thread(profile, stack)].into_iter().chain(words);
+        // What separates them may not be in them.
+        let words: Vec<String> = words.map(|word| word.replace([';', '\n'], ":")).collect();
+        format!("{} {}\n", words.join(";"), stack.samples)
+    };
+    let mut lines: Vec<String> = profile.stacks.iter().map(line).collect();
+    lines.sort_unstable();
+    lines.concat()
+}
+
+fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
+    ensure!(!profile.stacks.is_empty(), "there are no samples to draw");
+    let mut options = inferno::flamegraph::Options::default();
+    options.title = profile.command.join(" ");
+    options.subtitle = Some(summary(profile));
+    let (text, mut picture) = (folded(profile, names), Vec::new());
+    inferno::flamegraph::from_lines(&mut options, text.lines(), &mut picture)?;
+    Ok(picture)
+}
+
+/// What the samples are.
+fn summary(profile: &Profile) -> String {
+    let Profile { period, event, provider, threads, .. } = profile;
+    let samples = profile.samples();
+    let threads = threads.len();
+    format!("{samples} samples of {threads} threads, one every {period} {event}, from {provider}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::symbols::Place;
+    use super::*;
+    use crate::profile::{Frame, Module, Thread};
+
+    /// Two threads in `f`, once in what was inlined there; `main` calls it.
+    pub fn profile() -> (Profile, Vec<Named>) {
+        let words = vec!["./a".to_owned(), "b".to_owned()];
+        let mut profile = Profile::new(words, "native".into(), "instructions:u".into(), 100);
+        profile.call_graph = true;
+        profile.modules.push(Module { path: "/bin/a".into(), build_id: Some("cd".into()) });
+        for address in [0x10, 0x20, 0x30] {
+            profile.frames.push(Frame { module: Some(0), address });
+        }
+        for (tid, name) in [(7, "one"), (8, "two")] {
+            profile.threads.push(Thread { tid, pid: 7, name: name.into(), count: 450 });
+        }
+        for (thread, samples, frames) in [(0, 3, vec![0, 2]), (1, 1, vec![0, 2]), (1, 2, vec![1])] {
+            profile.stacks.push(Stack { thread, samples, frames });
+        }
+        let place = |function: &str, line| Place {
+            function: function.into(),
+            file: Some("a.c".into()),
+            line,
+        };
+        let named = |places| Named { module: "a".into(), places };
+        let names = vec![
+            named(vec![place("g;<inlined>", 3), place("f", 5)]),
+            named(vec![Place { function: "f".into(), file: None, line: 0 }]),
+            named(vec![place("main", 9)]),
+        ];
+        (profile, names)
+    }
+
+    #[test]
+    fn stacks_are_folded_from_the_outermost_on() {
+        let (profile, names) = profile();
+        assert_eq!(
+            folded(&profile, &names),
+            "7 one;main;f;g:<inlined> 3\n8 two;f 2\n8 two;main;f;g:<inlined> 1\n"
+        );
+    }
+
+    #[test]
+    fn the_flame_graph_is_a_picture_of_the_functions() {
+        let (profile, names) = profile();
+        let text = String::from_utf8(flame_graph(&profile, &names).unwrap()).unwrap();
+        for part in ["<svg", "./a b", "6 samples of 2 threads", "g:&lt;inlined&gt; (3 samples"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+}

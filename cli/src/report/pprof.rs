@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! pprof's format: the messages of its `proto/profile.proto`, as far as they are used here.
+
+use std::collections::HashMap;
+
+use prost::Message;
+
+use super::symbols::Named;
+use crate::profile;
+
+#[derive(Clone, PartialEq, Message)]
+struct Profile {
+    #[prost(message, repeated, tag = "1")]
+    sample_type: Vec<ValueType>,
+    #[prost(message, repeated, tag = "2")]
+    sample: Vec<Sample>,
+    #[prost(message, repeated, tag = "3")]
+    mapping: Vec<Mapping>,
+    #[prost(message, repeated, tag = "4")]
+    location: Vec<Location>,
+    #[prost(message, repeated, tag = "5")]
+    function: Vec<Function>,
+    #[prost(string, repeated, tag = "6")]
+    string_table: Vec<String>,
+    #[prost(message, optional, tag = "11")]
+    period_type: Option<ValueType>,
+    #[prost(int64, tag = "12")]
+    period: i64,
+}
+
+/// Numbers called `type` and `unit` are indices into the table of strings, here and below.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct ValueType {
+    #[prost(int64, tag = "1")]
+    r#type: i64,
+    #[prost(int64, tag = "2")]
+    unit: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Sample {
+    #[prost(uint64, repeated, tag = "1")]
+    location_id: Vec<u64>,
+    #[prost(int64, repeated, tag = "2")]
+    value: Vec<i64>,
+    #[prost(message, repeated, tag = "3")]
+    label: Vec<Label>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Label {
+    #[prost(int64, tag = "1")]
+    key: i64,
+    #[prost(int64, tag = "2")]
+    str: i64,
+    #[prost(int64, tag = "3")]
+    num: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Mapping {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(int64, tag = "5")]
+    filename: i64,
+    #[prost(int64, tag = "6")]
+    build_id: i64,
+    #[prost(bool, tag = "7")]
+    has_functions: bool,
+    #[prost(bool, tag = "8")]
+    has_filenames: bool,
+    #[prost(bool, tag = "9")]
+    has_line_numbers: bool,
+    #[prost(bool, tag = "10")]
+    has_inline_frames: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Location {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(uint64, tag = "2")]
+    mapping_id: u64,
+    #[prost(uint64, tag = "3")]
+    address: u64,
+    #[prost(message, repeated, tag = "4")]
+    line: Vec<Line>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Line {
+    #[prost(uint64, tag = "1")]
+    function_id: u64,
+    #[prost(int64, tag = "2")]
+    line: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Function {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(int64, tag = "2")]
+    name: i64,
+    #[prost(int64, tag = "4")]
+    filename: i64,
+}
+
+/// Each string once; the first one is empty.
+struct Strings {
+    table: Vec<String>,
+    places: HashMap<String, i64>,
+}
+
+impl Strings {
+    fn new() -> Self {
+        let mut strings = Self { table: Vec::new(), places: HashMap::new() };
+        strings.of("");
+        strings
+    }
+
+    fn of(&mut self, text: &str) -> i64 {
+        if let Some(&place) = self.places.get(text) {
+            return place;
+        }
+        let place = self.table.len() as i64;
+        self.table.push(text.to_owned());
+        self.places.insert(text.to_owned(), place);
+        place
+    }
+}
+
+/// The whole document; readers take it without compression, too.
+pub fn encode(profile: &profile::Profile, names: &[Named]) -> Vec<u8> {
+    let mut strings = Strings::new();
+    let samples = ValueType { r#type: strings.of("samples"), unit: strings.of("count") };
+    let events = ValueType { r#type: strings.of(&profile.event), unit: samples.unit };
+    let mapping = mappings(profile, &mut strings);
+    let (location, function) = locations(profile, names, &mut strings);
+    let [tid, pid, thread] = ["tid", "pid", "thread"].map(|key| strings.of(key));
+    let sample = |stack: &profile::Stack| {
+        let of = &profile.threads[stack.thread as usize];
+        Sample {
+            location_id: stack.frames.iter().map(|&frame| u64::from(frame) + 1).collect(),
+            value: [stack.samples, stack.samples * profile.period].map(|n| n as i64).to_vec(),
+            label: vec![
+                Label { key: thread, str: strings.of(&of.name), num: 0 },
+                Label { key: tid, str: 0, num: of.tid.into() },
+                Label { key: pid, str: 0, num: of.pid.into() },
+            ],
+        }
+    };
+    let sample = profile.stacks.iter().map(sample).collect();
+    let document = Profile {
+        sample_type: vec![samples, events],
+        sample,
+        mapping,
+        location,
+        function,
+        string_table: strings.table,
+        period_type: Some(events),
+        period: profile.period as i64,
+    };
+    document.encode_to_vec()
+}
+
+fn mappings(profile: &profile::Profile, strings: &mut Strings) -> Vec<Mapping> {
+    let mapping = |(id, module): (u64, &profile::Module)| Mapping {
+        id,
+        filename: strings.of(&module.path),
+        build_id: strings.of(module.build_id.as_deref().unwrap_or_default()),
+        // Nothing is left for the reader to find out.
+        has_functions: true,
+        has_filenames: true,
+        has_line_numbers: true,
+        has_inline_frames: true,
+    };
+    (1..).zip(&profile.modules).map(mapping).collect()
+}
+
+/// One for each frame, and the functions that they are in.
+fn locations(
+    profile: &profile::Profile,
+    names: &[Named],
+    strings: &mut Strings,
+) -> (Vec<Location>, Vec<Function>) {
+    let mut functions: Vec<Function> = Vec::new();
+    let mut places = HashMap::new();
+    let mut function = |name: i64, filename: i64| {
+        *places.entry((name, filename)).or_insert_with(|| {
+            let id = functions.len() as u64 + 1;
+            functions.push(Function { id, name, filename });
+            id
+        })
+    };
+    let mut locations = Vec::new();
+    for ((id, frame), named) in (1..).zip(&profile.frames).zip(names) {
+        let line = named.places.iter().map(|place| {
+            let filename = strings.of(place.file.as_deref().unwrap_or_default());
+            let function_id = function(strings.of(&place.function), filename);
+            Line { function_id, line: place.line.into() }
+        });
+        locations.push(Location {
+            id,
+            mapping_id: frame.module.map_or(0, |module| u64::from(module) + 1),
+            address: frame.address,
+            line: line.collect(),
+        });
+    }
+    (locations, functions)
+}

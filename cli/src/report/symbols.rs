@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What addresses are called.
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use addr2line::{Loader, demangle_auto};
+use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
+use object::{Object, ObjectSection};
+
+use crate::profile::{Frame, Module, Profile};
+use crate::record::build_id;
+
+/// Where distributions put what was taken out of their files.
+const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
+
+/// A function at one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub function: String,
+    /// The source file, if it is known.
+    pub file: Option<String>,
+    /// 0 if it is not known.
+    pub line: u32,
+}
+
+/// What a frame is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The file's name without its directory.
+    pub module: String,
+    /// The function, and before it those that were inlined there, the innermost first.
+    pub places: Vec<Place>,
+}
+
+impl Named {
+    /// The function that has code of its own.
+    pub fn symbol(&self) -> &str {
+        self.places.last().map_or("", |place| &place.function)
+    }
+
+    /// The line whose code was executed, or as much as is known of it.
+    pub fn line(&self) -> String {
+        let known =
+            self.places.first().and_then(|place| Some((place.file.as_deref()?, place.line)));
+        known.map_or_else(|| self.symbol().to_owned(), |(file, line)| format!("{file}:{line}"))
+    }
+}
+
+/// Names each frame of a profile; says to `warn` which files are not what they were.
+pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
+    let sources: Vec<Source> = profile
+        .modules
+        .iter()
+        .map(|module| {
+            Source::open(module).unwrap_or_else(|why| {
+                warn(&format!("{}: {why}; its functions stay without names", module.path));
+                Source::unknown(module)
+            })
+        })
+        .collect();
+    let name = |frame: &Frame| match frame.module {
+        Some(module) => sources[module as usize].name(frame.address),
+        None => Named {
+            module: "[anonymous]".to_owned(),
+            places: vec![Place::unknown(format!("{:#x}", frame.address))],
+        },
+    };
+    profile.frames.iter().map(name).collect()
+}
+
+impl Place {
+    fn unknown(function: String) -> Self {
+        Self { function, file: None, line: 0 }
+    }
+}
+
+/// One file's names.
+struct Source {
+    short: String,
+    /// What was taken out of the file, if that is there, and the file.
+    loaders: Vec<Loader>,
+    /// The functions that the file describes to unwinders: all, even in one without names.
+    functions: Vec<Range<u64>>,
+}
+
+impl Source {
+    fn unknown(module: &Module) -> Self {
+        let short = Path::new(&module.path).file_name();
+        let short = short.map_or(module.path.clone(), |name| name.to_string_lossy().into_owned());
+        Self { short, loaders: Vec::new(), functions: Vec::new() }
+    }
+
+    fn open(module: &Module) -> Result<Self, String> {
+        let mut source = Self::unknown(module);
+        if !module.path.starts_with('/') {
+            return Ok(source);
+        }
+        let bytes = fs::read(&module.path).map_err(|error| error.to_string())?;
+        let file = object::File::parse(&*bytes).map_err(|error| error.to_string())?;
+        let found = build_id(&file);
+        if found != module.build_id {
+            let [found, expected] =
+                [&found, &module.build_id].map(|id| id.as_deref().unwrap_or("none"));
+            return Err(format!("build-id {found} found, {expected} expected"));
+        }
+        let debug = module.build_id.as_deref().and_then(debug_file).into_iter();
+        let paths = debug.chain([PathBuf::from(&module.path)]);
+        source.loaders = paths.filter_map(|path| Loader::new(path).ok()).collect();
+        source.functions = unwound(&file).unwrap_or_default();
+        Ok(source)
+    }
+
+    fn name(&self, address: u64) -> Named {
+        let mut places = self.loaders.iter().find_map(|l| places(l, address)).unwrap_or_default();
+        let symbol = self.loaders.iter().find_map(|loader| loader.find_symbol(address));
+        let symbol = symbol.map(|name| demangle_auto(name.into(), None).into_owned());
+        match (places.last_mut(), symbol) {
+            (Some(outermost), Some(symbol)) => outermost.function = symbol,
+            (Some(_), None) => {}
+            (None, symbol) => {
+                places.push(Place::unknown(symbol.unwrap_or_else(|| self.by_address(address))));
+            }
+        }
+        Named { module: self.short.clone(), places }
+    }
+
+    /// A function without a name is where it begins.
+    fn by_address(&self, address: u64) -> String {
+        let after = self.functions.partition_point(|function| function.start <= address);
+        let before = after.checked_sub(1).map(|n| &self.functions[n]);
+        match before.filter(|function| function.contains(&address)) {
+            Some(function) => format!("{}+{:#x}", self.short, function.start),
+            None => format!("[{}]", self.short),
+        }
+    }
+}
+
+/// What the debugging information says, if there is any.
+fn places(loader: &Loader, address: u64) -> Option<Vec<Place>> {
+    let mut frames = loader.find_frames(address).ok()?;
+    let mut places = Vec::new();
+    while let Ok(Some(frame)) = frames.next() {
+        let Some(function) = frame.function else { continue };
+        let function = function.demangle().map(|name| name.into_owned()).ok()?;
+        let location = frame.location.as_ref();
+        let file = location.and_then(|location| location.file).map(str::to_owned);
+        let line = location.and_then(|location| location.line).unwrap_or(0);
+        places.push(Place { function, file, line });
+    }
+    (!places.is_empty()).then_some(places)
+}
+
+fn debug_file(build_id: &str) -> Option<PathBuf> {
+    let (directory, name) = build_id.split_at_checked(2)?;
+    let path = Path::new(DEBUG_FILES).join(directory).join(format!("{name}.debug"));
+    path.exists().then_some(path)
+}
+
+/// Every function in the file's unwind table, by address.
+fn unwound(file: &object::File<'_>) -> Option<Vec<Range<u64>>> {
+    let section = file.section_by_name(".eh_frame")?;
+    let table = EhFrame::new(section.data().ok()?, LittleEndian);
+    let bases = BaseAddresses::default().set_eh_frame(section.address());
+    let mut entries = table.entries(&bases);
+    let mut functions = Vec::new();
+    while let Ok(Some(entry)) = entries.next() {
+        if let CieOrFde::Fde(partial) = entry {
+            let fde = partial.parse(EhFrame::cie_from_offset).ok()?;
+            let start = fde.initial_address();
+            functions.push(start..start.saturating_add(fde.len()));
+        }
+    }
+    functions.sort_by_key(|function| function.start);
+    Some(functions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn this() -> Module {
+        let path = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
+        let bytes = fs::read(&path).unwrap();
+        Module { build_id: build_id(&object::File::parse(&*bytes).unwrap()), path }
+    }
+
+    #[test]
+    fn a_function_of_this_program_has_its_name_and_line() {
+        let (source, bytes) = (Source::open(&this()).unwrap(), fs::read(this().path).unwrap());
+        let file = object::File::parse(&*bytes).unwrap();
+        let symbols = file.symbol_map();
+        let of = |symbol: &&object::SymbolMapName<'_>| symbol.name().contains("symbols5tests4this");
+        let address = symbols.symbols().iter().find(of).unwrap().address();
+        let named = source.name(address);
+        assert_eq!(named.symbol(), "perfctr::report::symbols::tests::this");
+        assert!(named.line().contains("report/symbols.rs:"), "{}", named.line());
+        assert!(source.functions.iter().any(|function| function.contains(&address)));
+        assert!(source.by_address(address).ends_with(&format!("+{address:#x}")));
+    }
+
+    #[test]
+    fn another_file_of_the_same_name_is_refused() {
+        let module = Module { build_id: Some("aa".into()), ..this() };
+        let error = Source::open(&module).err().unwrap();
+        assert!(error.ends_with("found, aa expected"), "{error}");
+        let absent = Module { path: "/nowhere".into(), build_id: None };
+        assert!(Source::open(&absent).err().unwrap().starts_with("No such file"));
+    }
+}

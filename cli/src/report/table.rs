@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The table of `perfctr report`.
+
+use std::collections::BTreeMap;
+
+use super::symbols::Named;
+use super::{Key, summary, thread};
+use crate::profile::{Profile, Stack};
+
+/// Where the program was: what the innermost frame of each sample is called.
+pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
+    let mut rows = BTreeMap::<Vec<String>, u64>::new();
+    for stack in &profile.stacks {
+        let row = keys.iter().map(|key| cell(profile, names, stack, *key)).collect();
+        *rows.entry(row).or_default() += stack.samples;
+    }
+    let mut rows: Vec<_> = rows.into_iter().collect();
+    rows.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
+    let heading: Vec<String> = keys.iter().map(|key| format!("{key:?}").to_lowercase()).collect();
+    let cells = || rows.iter().map(|(row, _)| row).chain([&heading]);
+    let width = |n: usize| cells().map(|row| row[n].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..keys.len()).map(width).collect();
+    let line = |samples: &str, percent: &str, row: &[String]| {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
+        let cells: Vec<String> = cells.collect();
+        format!("{samples:>10} {percent:>7}  {}", cells.join("  ")).trim_end().to_owned() + "\n"
+    };
+    let mut text = format!("{}\n", summary(profile));
+    let missed = profile.missed();
+    if missed > 0 {
+        text += &format!("{missed} more were missed\n");
+    }
+    if profile.unobserved > 0 {
+        text += &format!("{} threads or programs could not be observed\n", profile.unobserved);
+    }
+    text += &line("samples", "%", &heading);
+    let all = profile.samples();
+    for (row, samples) in &rows {
+        text += &line(&samples.to_string(), &percent(*samples, all), row);
+    }
+    text
+}
+
+fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key) -> String {
+    // A stack has a frame at least.
+    let named = &names[stack.frames[0] as usize];
+    match key {
+        Key::Thread => thread(profile, stack),
+        Key::Module => named.module.clone(),
+        Key::Symbol => named.symbol().to_owned(),
+        Key::Line => named.line(),
+    }
+}
+
+/// A share of all samples.
+pub fn percent(samples: u64, all: u64) -> String {
+    format!("{:.2}", 100.0 * samples as f64 / all.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::profile;
+    use super::*;
+
+    #[test]
+    fn samples_are_told_apart_by_what_is_asked_for() {
+        let (profile, names) = profile();
+        let table = |keys: &[Key]| table(&profile, &names, keys);
+        let heading = "6 samples of 2 threads, one every 100 instructions:u, from native\n\
+                       2 more were missed\n";
+        assert_eq!(
+            table(&[Key::Symbol]),
+            format!("{heading}   samples       %  symbol\n         6  100.00  f\n")
+        );
+        let rows = "   samples       %  thread  line\n         3   50.00  7 one   a.c:3\n         \
+                    2   33.33  8 two   f\n         1   16.67  8 two   a.c:3\n";
+        assert_eq!(table(&[Key::Thread, Key::Line]), format!("{heading}{rows}"));
+    }
+}

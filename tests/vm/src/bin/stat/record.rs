@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What `perfctr record` and `perfctr report` say of programs of which it is known how long they
+//! are where.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use vm_tests::tally::{Tally, equal};
+
+use crate::command::{PERFCTR, counts, stat};
+use crate::sampled::{CALLER, CHILD, FUNCTIONS, THREADS, region};
+use crate::subject;
+
+/// Events between two samples.
+const PERIOD: u64 = 100_003;
+const EVENT: &str = "instructions:u";
+/// What is recorded.
+const PROFILE: &str = "/tmp/perfctr.data";
+/// For tools on the machine outside: what is reported, as they read it and as text.
+const OUT: [(&str, &str); 4] = [
+    ("text", "/out/report.txt"),
+    ("folded", "/out/report.folded"),
+    ("flame-graph", "/out/report.svg"),
+    ("pprof", "/out/report.pprof"),
+];
+/// Debian's program with threads, and what it compresses.
+const XZ: [&str; 6] = ["/usr/bin/xz", "-0", "-kf", "-T2", "--block-size=100000", INPUT];
+const INPUT: &str = "/tmp/input";
+const INPUT_BYTES: u32 = 600_000;
+
+pub fn run(tally: &mut Tally) -> Result<()> {
+    let program = subject::words(&["sampled"])?;
+    record(&["-g"], &program)?;
+    let rows = rows("thread,symbol")?;
+    for (thread, lengths) in THREADS.iter().chain([&CHILD]) {
+        for (function, length) in FUNCTIONS.iter().zip(lengths) {
+            let found = rows.iter().filter(|row| row.thread == *thread && row.name == *function);
+            let samples: Vec<u64> = found.map(|row| row.samples).collect();
+            let periods = region(*length).instructions() as f64 / PERIOD as f64;
+            let is_right = |&samples: &u64| (samples as f64 - periods).abs() <= 1.0;
+            tally.check(&format!("{thread} has a sample for every period in {function}"), {
+                let right = samples.len() == 1 && samples.iter().all(is_right);
+                right.then_some(()).ok_or(format!("{samples:?} found, {periods:.2} expected"))
+            });
+        }
+    }
+    callers(tally)?;
+    for (format, path) in OUT {
+        report(&["-f", format, "-s", "symbol", "-o", path])?;
+    }
+    third_party(tally)?;
+    refused(tally)
+}
+
+/// Every stack of a function leads through its callers to where its thread began.
+fn callers(tally: &mut Tally) -> Result<()> {
+    let folded = report(&["-f", "folded"])?;
+    for function in FUNCTIONS {
+        let inner = format!(";{CALLER};{function};");
+        let of_function = |line: &&str| line.contains(&format!(";{function};"));
+        let begins = |line: &str| line.contains(";clone3;") || line.contains(";main;");
+        let stacks: Vec<&str> = folded.lines().filter(of_function).collect();
+        let lost: Vec<_> =
+            stacks.iter().filter(|line| !line.contains(&inner) || !begins(line)).collect();
+        tally.check(&format!("every stack of {function} has all callers"), {
+            let right = lost.is_empty() && stacks.len() > THREADS.len();
+            right.then_some(()).ok_or(format!("of {} stacks these not: {lost:?}", stacks.len()))
+        });
+    }
+    Ok(())
+}
+
+/// A program of Debian's, stripped, whose threads share its work as they like.
+fn third_party(tally: &mut Tally) -> Result<()> {
+    let words =
+        (0..INPUT_BYTES / 8).map(|n| format!("{:07x} ", n.wrapping_mul(2_654_435_761) >> 5));
+    fs::write(INPUT, words.collect::<String>())?;
+    let program = XZ.map(str::to_owned);
+    let counted = counts(&stat(&[], &program)?.document)?[0][0];
+    record(&[], &program)?;
+    let profile: serde_json::Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
+    let threads = profile["threads"].as_array().context("no threads")?;
+    let periods = threads.iter().map(|thread| Some(thread["count"].as_u64()? / PERIOD));
+    let periods = periods.collect::<Option<Vec<u64>>>().context("a thread without a count")?;
+    let rows = rows("thread")?;
+    let mut samples: Vec<u64> = rows.iter().map(|row| row.samples).collect();
+    samples.resize(threads.len(), 0);
+    let sorted = |numbers: &[u64]| {
+        let mut numbers = numbers.to_vec();
+        numbers.sort_unstable();
+        numbers
+    };
+    let (samples, expected) = (sorted(&samples), sorted(&periods));
+    tally.check("each thread of xz has a sample for every period", {
+        let right = samples.iter().zip(&expected).all(|(one, other)| one.abs_diff(*other) <= 1);
+        right.then_some(()).ok_or(format!("{samples:?} found, {expected:?} expected"))
+    });
+    // How often its threads wait for each other is not known.
+    let (all, counted) = (periods.iter().sum::<u64>() as f64, counted as f64 / PERIOD as f64);
+    tally.check("xz has as many samples as perfctr stat counts periods", {
+        let right = threads.len() >= 3 && (all / counted - 1.0).abs() < 0.05;
+        right.then_some(()).ok_or(format!("{all} of {} found, {counted:.1}", threads.len()))
+    });
+    let rows = self::rows("module,symbol")?;
+    tally.check("xz is in functions of its library, which have no names", {
+        let hot = rows.first().map(|row| (&*row.thread, row.name.starts_with("liblzma.so")));
+        equal(hot.map(|(_, library)| library), Some(true))
+    });
+    Ok(())
+}
+
+/// What cannot be done is said, and nothing is written.
+fn refused(tally: &mut Tally) -> Result<()> {
+    fs::write("/tmp/nonsense", "{\"format\":\"perfctr profile\",\"version\":7}")?;
+    for (name, options, said) in [
+        (
+            "an event of the kernel",
+            ["record", "-e", "cycles", "true"],
+            "cycles:u in place of cycles",
+        ),
+        ("a short period", ["record", "-c", "999", "true"], "1000.."),
+        ("an unknown event", ["record", "-e", "cycels:u", "true"], "unknown event `cycels`"),
+        ("an absent program", ["record", "-o", "/tmp/none", "/nowhere"], "/nowhere: No such file"),
+        (
+            "another version",
+            ["report", "-i", "/tmp/nonsense", "-g"],
+            "version 7 of the format found, 1",
+        ),
+        ("an absent profile", ["report", "-i", "/tmp/none", "-g"], "/tmp/none"),
+        ("no callers", ["report", "-i", PROFILE, "-g"], "`perfctr record -g` notes them"),
+    ] {
+        let output = Command::new(PERFCTR).args(options).output().context(PERFCTR)?;
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        tally.check(&format!("{name} is refused"), {
+            let right = !output.status.success() && words.contains(said);
+            right.then_some(()).ok_or(format!("{:?}: {words}", output.status))
+        });
+    }
+    Ok(())
+}
+
+fn record(options: &[&str], program: &[String]) -> Result<()> {
+    let period = PERIOD.to_string();
+    let mut command = Command::new(PERFCTR);
+    command.args(["record", "-e", EVENT, "-c", &period, "-o", PROFILE]).args(options);
+    succeeded(command.arg("--").args(program)).map(drop)
+}
+
+fn report(options: &[&str]) -> Result<String> {
+    let mut command = Command::new(PERFCTR);
+    let output = succeeded(command.args(["report", "-i", PROFILE]).args(options))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn succeeded(command: &mut Command) -> Result<Output> {
+    let output = command.output().context(PERFCTR)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    Ok(output)
+}
+
+/// A line of the table.
+struct Row {
+    samples: u64,
+    /// The thread's name, or whatever stands there.
+    thread: String,
+    /// The last column.
+    name: String,
+}
+
+/// The table that is sorted by these keys.
+fn rows(keys: &str) -> Result<Vec<Row>> {
+    let table = report(&["-s", keys])?;
+    let mut lines = table.lines().skip_while(|line| !line.trim_start().starts_with("samples "));
+    ensure!(lines.next().is_some(), "no table: {table}");
+    let row = |line: &str| -> Option<Row> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let thread = words.get(3).or(words.get(2))?.to_string();
+        Some(Row { samples: words[0].parse().ok()?, thread, name: words.last()?.to_string() })
+    };
+    lines.map(|line| row(line).with_context(|| line.to_owned())).collect()
+}
