@@ -14,6 +14,7 @@ use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
 use serde_json::{Value, json};
 use shared_abi::read::Counters;
+use vm_tests::bodies::read_0_in_place_of_faults;
 use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
@@ -76,9 +77,12 @@ fn act(role: &Role) -> Result<()> {
             say(&Domain::new(crossed)?.count(2, go_on)?);
             Ok(())
         }
-        Role::Travel => loop {
-            travel()?;
-        },
+        Role::Travel => {
+            read_0_in_place_of_faults()?;
+            loop {
+                travel()?;
+            }
+        }
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
         Role::Peek => peek::tenant(),
         Role::Rdpmc => unreachable!("it needs no system"),
