@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use shared_abi::hypercall::HOOK_LOAD;
 use vm_tests::disturb;
 use vm_tests::raw::Refusal;
 use vm_tests::region;
@@ -29,7 +30,7 @@ const REGIONS: u64 = 4_000;
 const AMID: Duration = Duration::from_secs(2);
 /// What the library says of a host that does not let a domain count.
 const FORBIDDEN: &str = "the host does not let this domain count; its administrator does so";
-/// How long it may take until the domains have taken turns on a CPU.
+/// How long it may take until the domains have taken turns on a CPU, or a restored one goes on.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Changes of domains, of which some are certainly to this one and on the CPU looked at.
 const TURNS: u64 = 4;
@@ -113,7 +114,7 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.unpause()?;
     tenant.checkpoint()?;
     tenant.save_and_restore()?;
-    host.invite(&tenant)?;
+    goes_on(host, &tenant)?;
     sleep(AMID);
     // It would say if a reading had been refused.
     tally.check("a tenant that is restored counts on", equal(tenant.is_silent(), true));
@@ -128,6 +129,18 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     host.xen.allow(tenant.domain, false)?;
     ends(tally, "a tenant that is forbidden to count", &mut tenant)?;
     tenant.destroy()
+}
+
+/// Lets a restored tenant go on, until its vCPUs have told the driver anew what to count.
+fn goes_on(host: &Host, tenant: &Tenant) -> Result<()> {
+    let loads = || Ok::<_, Refusal>(host.xen.stats()?.hook[HOOK_LOAD].calls);
+    let (before, start) = (loads()?, Instant::now());
+    host.invite(tenant)?;
+    while loads()? < before + VCPUS as u64 {
+        ensure!(start.elapsed() < PATIENCE, "the restored tenant loads nothing");
+        sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// It could read no numbers any more, but why; what it had read was exact.
