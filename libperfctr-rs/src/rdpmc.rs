@@ -20,10 +20,16 @@ use core::arch::asm;
 
 use shared_abi::read::Counters;
 
+mod faults;
+
+pub use faults::survive_faults;
+pub(crate) use faults::survived;
+
 /// The counters of the CPU that executes this.
 ///
 /// RDPMC faults, which ends the process, unless CR4.PCE is set; whoever reads with this has been
-/// told so by a page with [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set.
+/// told so by a page with [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set.  With
+/// [`survive_faults`] it gives 0 instead.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware;
 

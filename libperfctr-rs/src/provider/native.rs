@@ -15,7 +15,7 @@ use shared_abi::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
 use crate::error::Error;
 use crate::event::{Event, What};
 use crate::map::PerfPage;
-use crate::rdpmc::Hardware;
+use crate::rdpmc::{Hardware, survived};
 use crate::sys::{Generation, PerfEvent};
 
 use super::known;
@@ -134,10 +134,11 @@ impl Native {
         Err(Error::Disturbed)
     }
 
+    /// A page stays as it was where an administrator forbids RDPMC, so faults count as changes.
     #[inline(always)]
     fn stamp(&self, events: &[Counting]) -> u64 {
         let words = events.iter().map(|counting| counting.page.lock());
-        words.fold(self.leader.page.lock(), u64::wrapping_add)
+        words.fold(self.leader.page.lock() + 2 * survived(), u64::wrapping_add)
     }
 
     /// Asks the kernel for the counts.

@@ -15,7 +15,7 @@ global_asm!(
     ".text",
     ".globl vm_tests_nothing, vm_tests_system_calls, vm_tests_strings, vm_tests_signals",
     ".globl vm_tests_yields",
-    ".globl vm_tests_step_over, vm_tests_read_0",
+    ".globl vm_tests_step_over",
     "vm_tests_nothing:",
     "ret",
     "vm_tests_yields:",
@@ -56,14 +56,6 @@ global_asm!(
     "vm_tests_step_over:",
     "add qword ptr [rdx + 168], 2", // The saved RIP in the third argument, a ucontext.
     "ret",
-    "vm_tests_read_0:",
-    "mov rax, [rdx + 168]",
-    "cmp word ptr [rax], 0x330f", // RDPMC; whatever else faults ends the process.
-    "jne 1f",
-    "mov qword ptr [rdx + 136], 0", // The saved RDX and RAX.
-    "mov qword ptr [rdx + 144], 0",
-    "jmp vm_tests_step_over",
-    "1: ud2",
 );
 
 unsafe extern "C" {
@@ -73,7 +65,6 @@ unsafe extern "C" {
     fn vm_tests_strings(rounds: u64, memory: *mut u8);
     fn vm_tests_signals(rounds: u64, memory: *mut u8);
     fn vm_tests_step_over(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
-    fn vm_tests_read_0(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
 }
 
 /// What a body does again and again.
@@ -144,37 +135,18 @@ impl Body {
 ///
 /// The kernel's.
 pub fn step_over_invalid() -> io::Result<()> {
-    handle(libc::SIGILL, vm_tests_step_over)
-}
-
-/// From now on RDPMC reads 0 where it faults: the process may be between its look at a page and its
-/// RDPMC when it loses its counters.
-///
-/// # Errors
-///
-/// The kernel's.
-pub fn read_0_in_place_of_faults() -> io::Result<()> {
-    handle(libc::SIGSEGV, vm_tests_read_0)
-}
-
-type Handler = unsafe extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
-
-fn handle(signal: i32, handler: Handler) -> io::Result<()> {
-    // SAFETY: the handlers above change nothing but where, and with what, their thread goes on.
+    // SAFETY: the handler changes nothing but where its thread goes on.
     let result = unsafe {
         let mut action: libc::sigaction = zeroed();
-        action.sa_sigaction = handler as *const () as usize;
+        action.sa_sigaction = vm_tests_step_over as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO;
-        libc::sigaction(signal, &raw const action, null_mut())
+        libc::sigaction(libc::SIGILL, &raw const action, null_mut())
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
 mod tests {
-    use perfctr::rdpmc::Hardware;
-    use shared_abi::read::Counters;
-
     use super::*;
     use crate::step::{Kind, Trace};
 
@@ -194,11 +166,5 @@ mod tests {
             let expected = Body::new(does, 11).executed().less(Body::new(does, 3).executed());
             assert_eq!(many.less(few), expected, "{does:?}");
         }
-    }
-    #[test]
-    fn rdpmc_reads_0_where_it_faults() {
-        read_0_in_place_of_faults().unwrap();
-        // No CPU has this counter.
-        assert_eq!(Hardware.rdpmc(0x3fff_ffff), 0);
     }
 }

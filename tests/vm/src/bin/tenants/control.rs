@@ -152,6 +152,8 @@ fn ends(tally: &mut Tally, whose: &str, tenant: &mut Tenant) -> Result<()> {
     // The thread's page says so, or the module when it is asked.
     let refusal = says(&seen["refusal"], &["EPERM", "Operation not permitted"]);
     tally.check(&format!("{whose} is told so in place of numbers"), refusal);
+    let held = equal(&seen["held"], &json!("Err(NotLoaded(-1))"));
+    tally.check(&format!("{whose} is told so where it was stopped before RDPMC"), held);
     let answer = says(&tenant.hear()?, &[FORBIDDEN]);
     tally.check(&format!("{whose} is told so when it opens a session"), answer);
     Ok(())

@@ -6,6 +6,7 @@
 
 mod control;
 mod counting;
+mod held;
 mod peek;
 mod registers;
 mod storm;

@@ -10,18 +10,17 @@ use anyhow::Result;
 use clap::Subcommand;
 use nix::sys::reboot::{RebootMode, reboot};
 use perfctr::overflow::Ring;
-use perfctr::rdpmc::Hardware;
+use perfctr::rdpmc::{Hardware, survive_faults};
 use perfctr::{Event, Provider, Session};
 use serde_json::{Value, json};
 use shared_abi::read::Counters;
-use vm_tests::bodies::read_0_in_place_of_faults;
 use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{mount_all, say};
 
 use crate::counting::{self, Domain};
-use crate::peek;
+use crate::{held, peek};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -78,7 +77,7 @@ fn act(role: &Role) -> Result<()> {
             Ok(())
         }
         Role::Travel => {
-            read_0_in_place_of_faults()?;
+            survive_faults()?;
             loop {
                 travel()?;
             }
@@ -93,8 +92,11 @@ fn act(role: &Role) -> Result<()> {
 fn travel() -> Result<()> {
     load()?;
     let domain = Domain::new(counting::APART[1])?;
+    let held = held::reader()?;
     say(&json!("ready"));
-    say(&domain.count(2, |_| true)?);
+    let mut seen = domain.count(2, |_| true)?;
+    seen["held"] = held.join().expect("no thread panics")?.into();
+    say(&seen);
     drop(domain);
     say(&match Session::open_with(Provider::Paravirt) {
         Ok(_) => json!("a session"),

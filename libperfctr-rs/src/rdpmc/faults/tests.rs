@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Each in a child process, since the action is the process's and most of them end it.
+
+use super::*;
+use std::arch::asm;
+
+use shared_abi::read::Counters;
+
+use crate::rdpmc::Hardware;
+
+/// A counter that no CPU has, so that RDPMC faults whether CR4.PCE is set or not.
+const ABSENT: u32 = 0x0fff_ffff;
+/// What a child ends with in which all was as it should be, and what a handler ends it with.
+const FINE: Ended = Ended::Exited(0);
+const HANDLED: Ended = Ended::Exited(42);
+const KILLED: Ended = Ended::Signalled(libc::SIGSEGV);
+/// An address at which nothing can be.
+const NOWHERE: usize = 8;
+
+#[derive(Debug, PartialEq, Eq)]
+enum Ended {
+    Exited(i32),
+    Signalled(i32),
+}
+
+/// How a child ends that finds `previous` as SIGSEGV's action, survives faults if `survives`, and
+/// does this; its end is [`FINE`] if that gives true.
+fn child(previous: libc::sigaction, survives: bool, body: fn() -> bool) -> Ended {
+    // SAFETY: the child calls nothing but async-signal-safe functions, and those that glibc keeps
+    // usable in the child of a threaded process: it allocates and starts threads.  This module's
+    // lock is taken in children alone.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is readable: no core is dumped.  Nothing here waits long.
+        let limited = unsafe {
+            libc::alarm(60);
+            libc::setrlimit(libc::RLIMIT_CORE, &limit) == 0
+        };
+        let set = exchange(Some(&previous)).is_ok();
+        let fine = limited && set && (!survives || survive_faults().is_ok()) && body();
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    if libc::WIFSIGNALED(status) {
+        Ended::Signalled(libc::WTERMSIG(status))
+    } else {
+        Ended::Exited(libc::WEXITSTATUS(status))
+    }
+}
+
+fn action(handler: usize, flags: libc::c_int) -> libc::sigaction {
+    // SAFETY: all-zero is a valid `sigaction`.
+    libc::sigaction { sa_sigaction: handler, sa_flags: flags, ..unsafe { zeroed() } }
+}
+
+fn default() -> libc::sigaction {
+    action(libc::SIG_DFL, 0)
+}
+
+fn informed(handler: Informed, flags: libc::c_int) -> libc::sigaction {
+    action(handler as *const () as usize, libc::SA_SIGINFO | flags)
+}
+
+fn rdpmc_is_0() -> bool {
+    Hardware.rdpmc(ABSENT) == 0
+}
+
+/// Faults with an address.
+fn touch_nothing() -> bool {
+    // SAFETY: faults.
+    unsafe { asm!("mov {0}, [{0}]", inout(reg) NOWHERE => _) };
+    false
+}
+
+/// Raises #GP, as RDPMC does.
+fn halt() -> bool {
+    // SAFETY: faults.
+    unsafe { asm!("hlt") };
+    false
+}
+
+fn send() -> bool {
+    // SAFETY: has no pointers.
+    unsafe { libc::raise(libc::SIGSEGV) == 0 }
+}
+
+/// Ends the process with `HANDLED` if what came is right.
+fn end(right: bool) {
+    // SAFETY: ends the child at once.
+    unsafe { libc::_exit(if right { 42 } else { 1 }) }
+}
+
+extern "C" fn expects_address(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes it.
+    end(signal == libc::SIGSEGV && unsafe { (*info).si_addr() } as usize == NOWHERE);
+}
+
+extern "C" fn expects_halt(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes it; the instruction that faulted is readable.
+    let byte = unsafe {
+        let context = &*context.cast::<libc::ucontext_t>();
+        *(context.uc_mcontext.gregs[libc::REG_RIP as usize] as *const u8)
+    };
+    end(byte == 0xf4);
+}
+
+extern "C" fn expects_nowhere(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes it.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    end(context.uc_mcontext.gregs[libc::REG_RSP as usize] != 0);
+}
+
+extern "C" fn expects_signal(signal: libc::c_int) {
+    end(signal == libc::SIGSEGV);
+}
+
+/// Lets the instruction be executed again.
+extern "C" fn returns(_: libc::c_int) {}
+
+#[test]
+fn without_it_rdpmc_ends_the_process() {
+    assert_eq!(child(default(), false, rdpmc_is_0), KILLED);
+}
+
+#[test]
+fn rdpmc_gives_0_and_goes_on() {
+    let body = || {
+        // SAFETY: the calling thread's `errno`.
+        let errno = unsafe { &mut *libc::__errno_location() };
+        *errno = 42;
+        rdpmc_is_0() && rdpmc_is_0() && survived() == 2 && *errno == 42
+    };
+    assert_eq!(child(default(), true, body), FINE);
+}
+
+#[test]
+fn a_second_call_changes_nothing() {
+    let body = || survive_faults().is_ok() && rdpmc_is_0() && touch_nothing();
+    assert_eq!(child(informed(expects_address, 0), true, body), HANDLED);
+}
+
+#[test]
+fn all_threads_may_ask_and_survive() {
+    let body = || {
+        let trial = || survive_faults().is_ok() && rdpmc_is_0();
+        let threads: [_; 4] = std::array::from_fn(|_| std::thread::spawn(trial));
+        threads.into_iter().all(|thread| thread.join().is_ok_and(|fine| fine)) && survived() == 4
+    };
+    assert_eq!(child(default(), false, body), FINE);
+}
+
+#[test]
+fn the_default_still_ends_the_process() {
+    for action in [default(), action(libc::SIG_IGN, 0), exchange(None).unwrap()] {
+        for body in [|| rdpmc_is_0() && touch_nothing(), halt] {
+            assert_eq!(child(action, true, body), KILLED);
+        }
+    }
+    assert_eq!(child(default(), true, || rdpmc_is_0() && send()), KILLED);
+}
+
+#[test]
+fn what_is_sent_is_still_ignored() {
+    let body = || send() && rdpmc_is_0() && send();
+    assert_eq!(child(action(libc::SIG_IGN, 0), true, body), FINE);
+}
+
+#[test]
+fn a_handler_before_gets_what_is_not_rdpmc() {
+    let simple = action(expects_signal as *const () as usize, 0);
+    for body in [|| rdpmc_is_0() && touch_nothing(), halt, send] {
+        assert_eq!(child(simple, true, body), HANDLED);
+    }
+    let address = informed(expects_address, libc::SA_NODEFER);
+    assert_eq!(child(address, true, || rdpmc_is_0() && touch_nothing()), HANDLED);
+    assert_eq!(child(informed(expects_halt, 0), true, halt), HANDLED);
+}
+
+#[test]
+fn a_handler_before_learns_of_a_jump_to_nowhere() {
+    let body = || {
+        // SAFETY: faults: no address that is not canonical can be executed.
+        unsafe { asm!("call {}", in(reg) 1_u64 << 63 | 1) };
+        false
+    };
+    assert_eq!(child(informed(expects_nowhere, 0), true, body), HANDLED);
+}
+
+#[test]
+fn a_handler_for_once_is_called_once() {
+    let once = action(returns as *const () as usize, libc::SA_RESETHAND);
+    assert_eq!(child(once, true, || rdpmc_is_0() && touch_nothing()), KILLED);
+    let twice = || send() && send();
+    assert_eq!(child(action(once.sa_sigaction, 0), true, twice), FINE);
+    assert_eq!(child(once, true, twice), KILLED);
+}
