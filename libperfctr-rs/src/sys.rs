@@ -209,11 +209,20 @@ impl PerfEvent {
         pid: libc::pid_t,
         attributes: &mut perf::bindings::perf_event_attr,
     ) -> io::Result<Self> {
-        attributes.read_format = WITH_TIMES;
         attributes.set_disabled(1);
         attributes.set_enable_on_exec(1);
+        Self::open_for_running(pid, attributes)
+    }
+
+    /// Opens an event that thread `tid` counts from now on, with all threads and processes that it
+    /// starts from now on.
+    pub(crate) fn open_for_running(
+        tid: libc::pid_t,
+        attributes: &mut perf::bindings::perf_event_attr,
+    ) -> io::Result<Self> {
+        attributes.read_format = WITH_TIMES;
         attributes.set_inherit(1);
-        Self::open_for(pid, attributes, None)
+        Self::open_for(tid, attributes, None)
     }
 
     /// Opens an event of thread `tid` that stops at each overflow, of which `signal` tells the
@@ -281,8 +290,7 @@ impl PerfEvent {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// What an event of [`of_program`](crate::raw::of_program) or
-    /// [`of_thread`](crate::raw::of_thread) has counted until now.
+    /// What an event of [`raw`](crate::raw) has counted until now.
     ///
     /// # Errors
     ///

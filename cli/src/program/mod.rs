@@ -1,26 +1,87 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs that are observed from their first instruction on, with all that they start.
+//! Programs that are observed, with all that they start.
 
 pub mod child;
 pub mod device;
 pub mod ptrace;
 pub mod tracer;
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use libc::pid_t;
-use signal_hook::consts::{SIGINT, SIGQUIT};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// What interrupts the program must not keep its observer from telling of it.
-pub fn outlive_interrupts() -> io::Result<()> {
-    // Handlers, unlike ignored signals, are not handed down to the program.
-    for signal in [SIGINT, SIGQUIT] {
-        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+/// What is observed.
+#[derive(Clone, Copy, Debug)]
+pub enum Target<'a> {
+    /// A program from its first instruction to the end of all that it starts.
+    Program(&'a [OsString]),
+    /// A process that runs already, from now on: until this program ends, if there is one, until
+    /// the caller interrupts, or to its own end.
+    Process(pid_t, &'a [OsString]),
+}
+
+/// What the caller has signalled.
+#[derive(Clone, Debug, Default)]
+pub struct Signals {
+    interrupted: Arc<AtomicBool>,
+    alarmed: Arc<AtomicBool>,
+}
+
+/// How often it is looked whether the caller has interrupted, at least.
+pub const LOOK: Duration = Duration::from_millis(10);
+
+impl Signals {
+    /// What interrupts a program must not keep its observer from telling of it.  Handlers, unlike
+    /// ignored signals, are not handed down to the program.
+    pub fn handle(target: Target<'_>, interval: Option<Duration>) -> io::Result<Self> {
+        let signals = Self::default();
+        for signal in [SIGINT, SIGQUIT] {
+            signal_hook::flag::register(signal, signals.interrupted.clone())?;
+        }
+        let foreign = matches!(target, Target::Process(..));
+        if foreign {
+            // The process must not keep what it was given.
+            for signal in [SIGTERM, SIGHUP] {
+                signal_hook::flag::register(signal, signals.interrupted.clone())?;
+            }
+        }
+        if let Some(interval) = interval.or(foreign.then_some(LOOK)) {
+            signal_hook::flag::register(SIGALRM, signals.alarmed.clone())?;
+            ptrace::alarm_every(interval)?;
+        }
+        Ok(signals)
     }
-    Ok(())
+
+    /// Whether the caller wants an end.
+    pub fn interrupted(&self) -> bool {
+        self.interrupted.load(Relaxed)
+    }
+
+    /// Whether an interval has ended since this was asked before.
+    pub fn alarmed(&self) -> bool {
+        self.alarmed.swap(false, Relaxed)
+    }
+}
+
+/// The threads of a process.
+pub fn threads(pid: pid_t) -> io::Result<Vec<pid_t>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
+    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    Ok(entries.filter_map(number).collect())
+}
+
+/// A line of the thread's `/proc/PID/status`, see `proc_pid_status(5)`.
+pub fn status(pid: pid_t, key: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mut lines = status.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(found, _)| *found == key).map(|(_, value)| value.trim().to_owned())
 }
 
 /// The thread's name; empty if it has been killed.

@@ -5,6 +5,7 @@
 use std::io;
 use std::mem;
 use std::ptr;
+use std::time::Duration;
 
 use libc::{c_int, c_uint, c_void, pid_t};
 
@@ -15,7 +16,7 @@ pub enum Change {
     Ended(u8),
     /// It has executed a program; this is what its number was before.
     Executed(pid_t),
-    /// It is new, or has been let go on after a stop.
+    /// It is new, has been interrupted, or has been let go on after a stop.
     Began,
     /// It has started another one, which will be told of for itself.
     Started,
@@ -25,14 +26,41 @@ pub enum Change {
     Signal(c_int),
 }
 
-/// Follows this process and all threads and processes that it starts.  They end with the tracer.
-pub fn seize(pid: pid_t) -> io::Result<()> {
-    let options = libc::PTRACE_O_TRACECLONE
+/// Whose a tracee is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bond {
+    /// The tracer has started it, and it ends with the tracer.
+    Own,
+    /// It goes on when the tracer ends.
+    Foreign,
+}
+
+/// Follows this thread and all threads and processes that it starts.
+///
+/// # Errors
+///
+/// The kernel's: `EPERM` it is not the caller's to trace, or has a tracer; `ESRCH` there is none.
+pub fn seize(pid: pid_t, bond: Bond) -> io::Result<()> {
+    let mut options = libc::PTRACE_O_TRACECLONE
         | libc::PTRACE_O_TRACEFORK
         | libc::PTRACE_O_TRACEVFORK
-        | libc::PTRACE_O_TRACEEXEC
-        | libc::PTRACE_O_EXITKILL;
-    request(libc::PTRACE_SEIZE, pid, options as usize)
+        | libc::PTRACE_O_TRACEEXEC;
+    if bond == Bond::Own {
+        options |= libc::PTRACE_O_EXITKILL;
+    }
+    let nothing = ptr::null_mut::<c_void>();
+    // SAFETY: the address is not used, and the data is a number.
+    check(unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, nothing, options as usize) })
+}
+
+/// Stops a tracee that runs, which is told as [`Change::Began`].
+pub fn interrupt(pid: pid_t) -> io::Result<()> {
+    request(libc::PTRACE_INTERRUPT, pid, 0)
+}
+
+/// Lets a stopped tracee go for good, with this signal or with none (0).
+pub fn detach(pid: pid_t, signal: c_int) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, pid, signal as usize)
 }
 
 /// Lets a tracee go on, with this signal or with none (0).
@@ -45,21 +73,49 @@ pub fn leave_stopped(pid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_LISTEN, pid, 0)
 }
 
-/// Waits for the next change of any tracee; `None` if there is none left.
-pub fn wait() -> io::Result<Option<(pid_t, Change)>> {
+/// What [`wait`] has waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// Something has become of this tracee or child.
+    Changed(pid_t, Change),
+    /// A signal has been handled.
+    Interrupted,
+    /// There is neither tracee nor child left.
+    Nobody,
+}
+
+/// Waits for the next change of any tracee or child, or for a signal.
+pub fn wait() -> io::Result<Waited> {
     let mut status = 0;
-    loop {
-        // SAFETY: `status` is writable.
-        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
-        if pid >= 0 {
-            return Ok(Some((pid, change(pid, status)?)));
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::ECHILD) => return Ok(None),
-            Some(libc::EINTR) => {}
-            _ => return Err(error),
-        }
+    // SAFETY: `status` is writable.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
+    if pid >= 0 {
+        return Ok(Waited::Changed(pid, change(pid, status)?));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ECHILD) => Ok(Waited::Nobody),
+        Some(libc::EINTR) => Ok(Waited::Interrupted),
+        _ => Err(error),
+    }
+}
+
+/// Has [`wait`] interrupted by SIGALRM, which has a handler, at such intervals.
+pub fn alarm_every(interval: Duration) -> io::Result<()> {
+    let part = libc::timeval {
+        tv_sec: interval.as_secs() as libc::time_t,
+        tv_usec: interval.subsec_micros().into(),
+    };
+    let timer = libc::itimerval { it_interval: part, it_value: part };
+    // SAFETY: all-zero is a valid `sigaction`; what is pointed to is readable or writable, as it
+    // has to be, and what was there before is not asked for.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        check(libc::sigaction(libc::SIGALRM, ptr::null(), &raw mut action).into())?;
+        // Else the wait would be begun again.
+        action.sa_flags &= !libc::SA_RESTART;
+        check(libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()).into())?;
+        check(libc::setitimer(libc::ITIMER_REAL, &raw const timer, ptr::null_mut()).into())
     }
 }
 

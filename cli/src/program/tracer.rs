@@ -2,15 +2,17 @@
 //! Follows a program with all threads and processes that it starts: each is stopped before it
 //! executes its first instruction, and whenever it is about to get a signal.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
-use std::time::Duration;
+use std::io;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use libc::{c_int, pid_t};
 
-use super::child::Child;
-use super::ptrace::{self, Change};
+use super::child::{Child, Started};
+use super::ptrace::{self, Bond, Change, Waited};
+use super::{Signals, Target, status, threads};
 
 /// What is done with a program's threads.
 pub trait Observer {
@@ -28,8 +30,13 @@ pub trait Observer {
         Ok(signal)
     }
 
-    /// The thread is no more.
+    /// The thread is no more, or is stopped and will not be observed any more.
     fn ended(&mut self, pid: pid_t, given: Self::Given) -> Result<()>;
+
+    /// An interval has ended; every thread has been stopped since it began, or sleeps.
+    fn interval(&mut self, _: &HashMap<pid_t, Self::Given>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What is known of every program.
@@ -43,62 +50,187 @@ pub struct Followed {
     pub unobserved: u32,
 }
 
-/// Runs the program until all that it started have ended.
-pub fn run(command: &[OsString], observer: &mut impl Observer) -> Result<Followed> {
-    let child = Child::new(command)?;
-    let first = child.pid();
-    ptrace::seize(first).context("the program cannot be traced")?;
-    let mut tracer = Tracer { observer, waits: Some(first), given: HashMap::new(), unobserved: 0 };
-    let started = child.go()?;
-    let status = tracer.follow(first)?;
-    let elapsed = started.ended()?;
-    Ok(Followed { status, elapsed, unobserved: tracer.unobserved })
+/// Observes the target to its end.
+pub fn run(
+    target: Target<'_>,
+    observer: &mut impl Observer,
+    signals: &Signals,
+) -> Result<Followed> {
+    let tracer = Tracer {
+        observer,
+        signals,
+        waits: None,
+        given: HashMap::new(),
+        asked: HashSet::new(),
+        foreign: false,
+        attaching: false,
+        leaving: false,
+        unobserved: 0,
+    };
+    match target {
+        Target::Program(command) => tracer.run(command),
+        Target::Process(pid, command) => tracer.attach(pid, command),
+    }
 }
 
 struct Tracer<'a, O: Observer> {
     observer: &'a mut O,
+    signals: &'a Signals,
     /// The first process until it executes the program: nothing of that is the program's.
     waits: Option<pid_t>,
     given: HashMap<pid_t, O::Given>,
+    /// Threads that have been interrupted and not stopped yet.
+    asked: HashSet<pid_t>,
+    /// The process ran before.
+    foreign: bool,
+    /// Its threads are being given what they get.
+    attaching: bool,
+    /// Threads are let go as they stop.
+    leaving: bool,
     unobserved: u32,
 }
 
 impl<O: Observer> Tracer<'_, O> {
-    /// Until all have ended; gives the first one's exit status.
-    fn follow(&mut self, first: pid_t) -> Result<u8> {
-        let mut status = 0;
-        while let Some((pid, change)) = ptrace::wait().context("cannot wait for the program")? {
-            let mut signal = 0;
-            match change {
-                Change::Ended(code) => {
-                    self.end(pid)?;
-                    if pid == first {
-                        status = code;
+    fn run(mut self, command: &[OsString]) -> Result<Followed> {
+        let child = Child::new(command)?;
+        let first = child.pid();
+        ptrace::seize(first, Bond::Own).context("the program cannot be traced")?;
+        self.waits = Some(first);
+        let started = child.go()?;
+        let status = self.follow(Some(first), |_| false)?;
+        Ok(Followed { status, elapsed: started.ended()?, unobserved: self.unobserved })
+    }
+
+    fn attach(mut self, pid: pid_t, command: &[OsString]) -> Result<Followed> {
+        (self.foreign, self.attaching) = (true, true);
+        let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
+        self.seize_all(pid).with_context(|| format!("process {pid} cannot be traced"))?;
+        self.follow(None, |tracer| tracer.asked.is_empty())?;
+        self.attaching = false;
+        let (first, start) = (child.as_ref().map(Child::pid), Instant::now());
+        let started = child.map(Child::go).transpose()?;
+        let status = self.follow(first, |tracer| tracer.given.is_empty())?;
+        let elapsed = started.map_or_else(|| Ok(start.elapsed()), Started::ended)?;
+        Ok(Followed { status, elapsed, unobserved: self.unobserved })
+    }
+
+    /// All threads that there are; those that they start meanwhile are traced already.
+    fn seize_all(&mut self, pid: pid_t) -> io::Result<()> {
+        loop {
+            let new = threads(pid)?.into_iter().filter(|thread| !self.asked.contains(thread));
+            let new: Vec<pid_t> = new.collect();
+            let mut seized = 0;
+            for thread in new {
+                match ptrace::seize(thread, Bond::Foreign) {
+                    Ok(()) => {
+                        ptrace::interrupt(thread)?;
+                        self.asked.insert(thread);
+                        seized += 1;
                     }
-                    continue;
+                    // It has ended meanwhile, or is traced since another one has started it.
+                    Err(error)
+                        if !self.asked.is_empty()
+                            && matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EPERM)) => {}
+                    Err(error) => return Err(error),
                 }
-                Change::Stopped => {
-                    ptrace::leave_stopped(pid)?;
-                    continue;
-                }
-                Change::Signal(number) => {
-                    signal = match self.given.get_mut(&pid) {
-                        Some(given) => self.observer.signal(pid, given, number)?,
-                        None => number,
-                    };
-                }
-                Change::Executed(before) => self.executed(pid, before)?,
-                Change::Began => self.begin(pid)?,
-                Change::Started => {}
             }
-            ptrace::go_on(pid, signal)?;
+            if seized == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Until all have ended, or `done`; gives the exit status of `first`.
+    fn follow(&mut self, first: Option<pid_t>, done: impl Fn(&Self) -> bool) -> Result<u8> {
+        let mut status = 0;
+        while !done(self) {
+            match ptrace::wait().context("cannot wait for the program")? {
+                Waited::Nobody => break,
+                Waited::Interrupted => {
+                    if self.foreign && self.signals.interrupted() {
+                        self.leave()?;
+                    } else if self.signals.alarmed() {
+                        self.tick()?;
+                    }
+                }
+                Waited::Changed(pid, Change::Ended(code)) => {
+                    self.end(pid)?;
+                    self.stopped(pid)?;
+                    if Some(pid) == first {
+                        status = code;
+                        if self.foreign {
+                            self.leave()?;
+                        }
+                    }
+                }
+                Waited::Changed(pid, change) => self.changed(pid, change)?,
+            }
         }
         Ok(status)
     }
 
+    /// A tracee has stopped.
+    fn changed(&mut self, pid: pid_t, change: Change) -> Result<()> {
+        let mut signal = 0;
+        match change {
+            Change::Signal(number) => {
+                signal = match self.given.get_mut(&pid) {
+                    Some(given) => self.observer.signal(pid, given, number)?,
+                    None => number,
+                };
+            }
+            Change::Executed(before) => self.executed(pid, before)?,
+            Change::Began | Change::Stopped => self.begin(pid)?,
+            Change::Ended(_) | Change::Started => {}
+        }
+        self.stopped(pid)?;
+        if self.leaving {
+            self.end(pid)?;
+            ptrace::detach(pid, signal)?;
+        } else if change == Change::Stopped {
+            ptrace::leave_stopped(pid)?;
+        } else {
+            ptrace::go_on(pid, signal)?;
+        }
+        Ok(())
+    }
+
+    /// A thread that was interrupted need not be waited for any more.
+    fn stopped(&mut self, pid: pid_t) -> Result<()> {
+        let last = self.asked.remove(&pid) && self.asked.is_empty();
+        if last && !self.attaching && !self.leaving {
+            self.observer.interval(&self.given)?;
+        }
+        Ok(())
+    }
+
+    /// An interval has ended.  The counts of threads that do not run are known.
+    fn tick(&mut self) -> Result<()> {
+        if self.attaching || self.leaving || !self.asked.is_empty() {
+            return Ok(());
+        }
+        let runs =
+            |pid: &&pid_t| status(**pid, "State").is_some_and(|state| state.starts_with('R'));
+        for &pid in self.given.keys().filter(runs) {
+            ptrace::interrupt(pid)?;
+            self.asked.insert(pid);
+        }
+        if self.asked.is_empty() { self.observer.interval(&self.given) } else { Ok(()) }
+    }
+
+    /// Lets everybody go.
+    fn leave(&mut self) -> Result<()> {
+        if !std::mem::replace(&mut self.leaving, true) {
+            for &pid in self.given.keys() {
+                ptrace::interrupt(pid)?;
+            }
+        }
+        Ok(())
+    }
+
     /// A thread that is new is given something now; one that has been stopped was before.
     fn begin(&mut self, pid: pid_t) -> Result<()> {
-        if self.waits != Some(pid) && !self.given.contains_key(&pid) {
+        if self.waits != Some(pid) && !self.leaving && !self.given.contains_key(&pid) {
             self.give(pid)?;
         }
         Ok(())
@@ -113,6 +245,7 @@ impl<O: Observer> Tracer<'_, O> {
             if let Some(given) = self.given.remove(&before) {
                 self.given.insert(pid, given);
             }
+            self.stopped(before)?;
         }
         let keeps = match self.given.get_mut(&pid) {
             Some(given) => self.observer.keeps(pid, given)?,

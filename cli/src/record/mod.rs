@@ -25,6 +25,7 @@ use self::recorder::Recorder;
 use crate::info::Here;
 use crate::profile::Profile;
 use crate::program::tracer::{self, Followed};
+use crate::program::{Signals, Target};
 
 /// What to note, and when.
 #[derive(Debug, Args)]
@@ -59,14 +60,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let user = event.user();
     ensure!(*event == user, "programs are sampled in user mode: {user} in place of {event}");
     let here = Here::find()?;
-    crate::program::outlive_interrupts()?;
+    let target = Target::Program(command);
+    let signals = Signals::handle(target, None)?;
     let words = command.iter().map(|word| word.display().to_string()).collect();
     let provider = here.description.provider.to_string();
     let mut profile = Profile::new(words, provider, event.to_string(), *period);
     profile.call_graph = *call_graph;
     let source = Source::new(&here, event.every(*period))?;
     let mut recorder = Recorder::new(source, profile);
-    let followed = tracer::run(command, &mut recorder);
+    let followed = tracer::run(target, &mut recorder, &signals);
     let Followed { status, unobserved, .. } =
         followed.with_context(|| command[0].display().to_string())?;
     let profile = recorder.finish(unobserved);

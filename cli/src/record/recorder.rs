@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fs;
 use std::hash::Hash;
 use std::io;
 
@@ -14,7 +13,7 @@ use super::counter::{Counter, SIGNAL, Source};
 use super::space::{Files, Space};
 use crate::profile::{Frame, Profile, Stack, Thread};
 use crate::program::tracer::Observer;
-use crate::program::{name, ptrace};
+use crate::program::{name, ptrace, status};
 
 /// Notes samples.
 pub struct Recorder {
@@ -85,7 +84,7 @@ impl Observer for Recorder {
     fn give(&mut self, pid: pid_t) -> Result<Option<Sampled>> {
         let Some(counter) = self.source.give(pid)? else { return Ok(None) };
         let tid = pid.cast_unsigned();
-        let process = process(pid).unwrap_or(tid);
+        let process = status(pid, "Tgid").and_then(|text| text.parse().ok()).unwrap_or(tid);
         let thread = self.profile.threads.len() as u32;
         self.profile.threads.push(Thread { tid, pid: process, name: name(pid), count: 0 });
         Ok(Some(Sampled { counter, thread, periods: 0 }))
@@ -118,12 +117,6 @@ impl Observer for Recorder {
         self.profile.threads[sampled.thread as usize].count = sampled.counter.count()?;
         Ok(())
     }
-}
-
-/// The process of a thread, `proc_pid_status(5)`.
-fn process(pid: pid_t) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 /// A tracee may be killed at any time; its end will be told.

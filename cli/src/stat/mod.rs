@@ -4,6 +4,7 @@
 //! Counting begins with the program's first instruction: nothing of this program, and nothing of
 //! what happens between `fork` and `exec`, is in the counts.
 
+mod metric;
 mod native;
 mod output;
 mod traced;
@@ -16,8 +17,9 @@ use anyhow::{Context, Result};
 use clap::Args;
 use perfctr::{Event, Provider};
 
+use self::output::Output;
 use crate::info::Here;
-use crate::program;
+use crate::program::{Signals, Target};
 
 /// What to count.
 #[derive(Debug, Args)]
@@ -36,15 +38,46 @@ pub struct Options {
     /// Counts of each thread, too.
     #[arg(long)]
     per_thread: bool,
+    /// Counts a process that runs already: until CMD ends, if there is one, until an interrupt,
+    /// or to its own end.
+    #[arg(short, long, conflicts_with = "repeat", value_parser = clap::value_parser!(i32).range(1..))]
+    pid: Option<i32>,
+    /// Prints the counts of every so many milliseconds, too.
+    #[arg(
+        short = 'I',
+        long,
+        value_name = "MS",
+        conflicts_with_all = ["repeat", "json"],
+        value_parser = clap::value_parser!(u64).range(10..)
+    )]
+    interval: Option<u64>,
     /// Prints JSON.
     #[arg(long)]
     json: bool,
+    /// Prints what `perf stat -x,` does: value, unit, event, spread in percent if there are several
+    /// runs, ns that it was counted, percent of the time, metric and its unit.
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
     /// Where to write the counts in place of the standard error.
     #[arg(short, long)]
     output: Option<std::path::PathBuf>,
     /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(
+        value_name = "CMD",
+        required_unless_present = "pid",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
     command: Vec<OsString>,
+}
+
+impl Options {
+    fn target(&self) -> Target<'_> {
+        match self.pid {
+            Some(pid) => Target::Process(pid, &self.command),
+            None => Target::Program(&self.command),
+        }
+    }
 }
 
 /// How often an event occurred.
@@ -73,6 +106,8 @@ struct Run {
     status: u8,
     /// From the program's start on.
     elapsed: Duration,
+    /// That threads have executed, all together.
+    time: Duration,
     counts: Vec<Count>,
     /// Of each thread, if the provider tells.
     threads: Vec<Thread>,
@@ -83,20 +118,23 @@ struct Run {
 /// `perfctr stat`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let here = Here::find()?;
-    program::outlive_interrupts()?;
+    let interval = options.interval.map(Duration::from_millis);
+    let signals = Signals::handle(options.target(), interval)?;
+    let mut output = Output::open(options, &here)?;
     let mut runs = Vec::new();
     for _ in 0..options.repeat {
-        runs.push(once(options, &here)?);
+        runs.push(once(options, &here, &signals, &mut output)?);
     }
-    output::write(options, &here, &runs)?;
+    output.summary(&runs)?;
     Ok(ExitCode::from(runs.last().map_or(0, |run| run.status)))
 }
 
-fn once(options: &Options, here: &Here) -> Result<Run> {
+fn once(options: &Options, here: &Here, signals: &Signals, output: &mut Output<'_>) -> Result<Run> {
+    let (target, mut intervals) = (options.target(), output.intervals());
     let run = match (here.description.provider, here.description.caps) {
         (Provider::Paravirt, Some(caps)) => {
             let control = perfctr::raw::counting(&caps, &options.event, 0)?;
-            traced::run(&options.command, &control, here.description.tsc_khz)
+            traced::run(target, &control, here.description.tsc_khz, signals, intervals.as_mut())
         }
         (Provider::Tsc, _) => Err(here.nobody(options.event[0]).into()),
         _ if options.per_thread => {
@@ -105,8 +143,14 @@ fn once(options: &Options, here: &Here) -> Result<Run> {
                 here.description.provider
             )
         }
-        _ => native::run(&options.command, &options.event),
+        _ => native::run(target, &options.event, signals, intervals.as_mut()),
     };
-    let program = options.command[0].display();
-    run.with_context(|| program.to_string())
+    let run = run.with_context(|| match options.command.first() {
+        Some(program) => program.display().to_string(),
+        None => "cannot count".to_owned(),
+    })?;
+    if let Some(intervals) = &mut intervals {
+        intervals.print(&run.counts)?;
+    }
+    Ok(run)
 }

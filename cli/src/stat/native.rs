@@ -2,38 +2,134 @@
 //! Through `perf_event_open(2)`, whose events are handed down to threads and children.
 
 use std::ffi::OsString;
+use std::io;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use perfctr::raw::{PerfCount, PerfEvent, of_program};
+use libc::pid_t;
+use perfctr::raw::{PerfCount, PerfEvent, of_program, of_running};
 use perfctr::{Error, Event};
 
+use super::output::Intervals;
 use super::{Count, Run};
-use crate::program::child::Child;
-use crate::program::ptrace::{self, Change};
+use crate::program::child::{Child, Started};
+use crate::program::ptrace::{self, Change, Waited};
+use crate::program::{LOOK, Signals, Target, status, threads};
 
-/// Runs the program.
-pub fn run(command: &[OsString], events: &[Event]) -> Result<Run> {
-    let child = Child::new(command)?;
-    let first = child.pid();
-    let open = |event: &Event| of_program(event, first.cast_unsigned());
-    let opened = events.iter().map(open).collect::<Result<Vec<PerfEvent>, Error>>()?;
-    let started = child.go()?;
-    let mut status = 0;
-    // Nothing is traced: only the first process's end is told.
-    while let Some((pid, change)) = ptrace::wait().context("cannot wait for the program")? {
-        if let (true, Change::Ended(code)) = (pid == first, change) {
-            status = code;
-        }
-    }
-    let elapsed = started.ended()?;
-    let counts = opened.iter().map(|event| Ok(estimate(event.counted()?)));
+/// Observes the target.
+pub fn run(
+    target: Target<'_>,
+    events: &[Event],
+    signals: &Signals,
+    intervals: Option<&mut Intervals<'_>>,
+) -> Result<Run> {
+    let mut counting = Counting { signals, intervals, opened: Vec::new() };
+    let (status, elapsed) = match target {
+        Target::Program(command) => counting.program(command, events)?,
+        Target::Process(pid, command) => counting.process(pid, command, events)?,
+    };
+    let sums = counting.sums()?;
+    let time = sums.first().map_or(0, |sum| sum.enabled_ns);
     Ok(Run {
         status,
         elapsed,
-        counts: counts.collect::<Result<_>>()?,
+        time: Duration::from_nanos(time),
+        counts: sums.into_iter().map(estimate).collect(),
         threads: Vec::new(),
         unobserved: 0,
     })
+}
+
+struct Counting<'a, 'b> {
+    signals: &'a Signals,
+    intervals: Option<&'a mut Intervals<'b>>,
+    /// Every event, of each thread that it was opened for.
+    opened: Vec<Vec<PerfEvent>>,
+}
+
+impl Counting<'_, '_> {
+    fn program(&mut self, command: &[OsString], events: &[Event]) -> Result<(u8, Duration)> {
+        let child = Child::new(command)?;
+        let first = child.pid();
+        let open = |event: &Event| Ok(vec![of_program(event, first.cast_unsigned())?]);
+        self.opened = events.iter().map(open).collect::<Result<_, Error>>()?;
+        let started = child.go()?;
+        let mut status = 0;
+        // Nothing is traced: only the first process's end is told.
+        loop {
+            match ptrace::wait().context("cannot wait for the program")? {
+                Waited::Nobody => return Ok((status, started.ended()?)),
+                Waited::Changed(pid, Change::Ended(code)) if pid == first => status = code,
+                Waited::Changed(..) => {}
+                Waited::Interrupted => self.tick()?,
+            }
+        }
+    }
+
+    fn process(
+        &mut self,
+        pid: pid_t,
+        command: &[OsString],
+        events: &[Event],
+    ) -> Result<(u8, Duration)> {
+        let threads = threads(pid).with_context(|| format!("process {pid}"))?;
+        let of = |event: &Event| {
+            let open = |thread: &pid_t| of_running(event, thread.cast_unsigned());
+            threads.iter().map(open).collect::<Result<Vec<_>, Error>>()
+        };
+        let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
+        self.opened = events.iter().map(of).collect::<Result<_, Error>>()?;
+        let (first, start) = (child.as_ref().map(Child::pid), Instant::now());
+        let started = child.map(Child::go).transpose()?;
+        let mut status = 0;
+        while !self.signals.interrupted() && lives(pid) {
+            let Some(first) = first else {
+                // Whatever is signalled ends the wait.
+                std::thread::sleep(LOOK);
+                self.tick()?;
+                continue;
+            };
+            match ptrace::wait().context("cannot wait for the program")? {
+                Waited::Nobody => break,
+                Waited::Changed(ended, Change::Ended(code)) if ended == first => {
+                    status = code;
+                    break;
+                }
+                Waited::Changed(..) => {}
+                Waited::Interrupted => self.tick()?,
+            }
+        }
+        let elapsed = started.map_or_else(|| Ok(start.elapsed()), Started::ended)?;
+        Ok((status, elapsed))
+    }
+
+    /// Each event's, of all threads.
+    fn sums(&self) -> io::Result<Vec<PerfCount>> {
+        let sum = |events: &Vec<PerfEvent>| {
+            events.iter().try_fold(PerfCount::default(), |sum, event| {
+                let PerfCount { count, enabled_ns, running_ns } = event.counted()?;
+                Ok(PerfCount {
+                    count: sum.count + count,
+                    enabled_ns: sum.enabled_ns + enabled_ns,
+                    running_ns: sum.running_ns + running_ns,
+                })
+            })
+        };
+        self.opened.iter().map(sum).collect()
+    }
+
+    fn tick(&mut self) -> Result<()> {
+        if !self.signals.alarmed() || self.intervals.is_none() {
+            return Ok(());
+        }
+        let counts: Vec<Count> = self.sums()?.into_iter().map(estimate).collect();
+        self.intervals.as_mut().map_or(Ok(()), |intervals| intervals.print(&counts))
+    }
+}
+
+/// Whether the process is still there, and no zombie.
+fn lives(pid: pid_t) -> bool {
+    status(pid, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
 }
 
 /// What the event would have counted if it had been counted all the time.

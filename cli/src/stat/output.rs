@@ -3,12 +3,14 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use perfctr::Event;
 use serde::Serialize;
 
-use super::{Options, Run};
+use super::metric::{self, Metric};
+use super::{Count, Options, Run};
 use crate::info::Here;
 
 /// One event over all runs.
@@ -20,19 +22,25 @@ struct Summary {
     max: u64,
     /// The least part of the time for which it was counted in any run; estimated if less than 1.
     share: f64,
+    metric: Option<Metric>,
 }
 
 impl Summary {
-    fn of(n: usize, event: &Event, runs: &[Run]) -> Self {
-        let counts = || runs.iter().map(|run| run.counts[n]);
-        let values = || counts().map(|count| count.value);
-        Self {
+    /// Of each event.
+    fn all(events: &[Event], runs: &[Run]) -> Vec<Self> {
+        let time = runs.iter().map(|run| run.time).sum::<Duration>() / runs.len().max(1) as u32;
+        let values = |n: usize| runs.iter().map(move |run| run.counts[n].value);
+        let mean = |n| values(n).map(|value| value as f64).sum::<f64>() / runs.len() as f64;
+        let means: Vec<_> = events.iter().enumerate().map(|(n, &event)| (event, mean(n))).collect();
+        let summary = |(n, &(event, mean)): (usize, &(Event, f64))| Self {
             event: event.to_string(),
-            mean: values().map(|value| value as f64).sum::<f64>() / runs.len() as f64,
-            min: values().min().unwrap_or(0),
-            max: values().max().unwrap_or(0),
-            share: counts().map(|count| count.share).fold(1.0, f64::min),
-        }
+            mean,
+            min: values(n).min().unwrap_or(0),
+            max: values(n).max().unwrap_or(0),
+            share: runs.iter().map(|run| run.counts[n].share).fold(1.0, f64::min),
+            metric: metric::of(n, &means, time),
+        };
+        means.iter().enumerate().map(summary).collect()
     }
 }
 
@@ -49,6 +57,7 @@ struct Document<'a> {
 struct RunDocument {
     status: u8,
     elapsed_ns: u64,
+    time_ns: u64,
     counts: Vec<u64>,
     unobserved: u32,
     threads: Vec<ThreadDocument>,
@@ -73,6 +82,7 @@ impl RunDocument {
         Self {
             status: run.status,
             elapsed_ns: run.elapsed.as_nanos() as u64,
+            time_ns: run.time.as_nanos() as u64,
             counts: run.counts.iter().map(|count| count.value).collect(),
             unobserved: run.unobserved,
             threads: threads.collect(),
@@ -80,52 +90,144 @@ impl RunDocument {
     }
 }
 
-/// Writes what the runs counted to where `options` say.
-pub fn write(options: &Options, here: &Here, runs: &[Run]) -> Result<()> {
-    let summaries = options.event.iter().enumerate();
-    let summaries: Vec<_> = summaries.map(|(n, event)| Summary::of(n, event, runs)).collect();
-    let text = if options.json {
-        let words = options.command.iter().map(|word| word.display().to_string());
-        let document = Document {
-            command: words.collect(),
-            provider: here.description.provider.to_string(),
-            events: &summaries,
-            runs: runs.iter().map(|run| RunDocument::of(run, options.per_thread)).collect(),
+/// Where everything is written.
+pub struct Output<'a> {
+    options: &'a Options,
+    provider: String,
+    sink: Box<dyn Write>,
+}
+
+impl<'a> Output<'a> {
+    pub fn open(options: &'a Options, here: &Here) -> Result<Self> {
+        let sink: Box<dyn Write> = match &options.output {
+            Some(path) => {
+                let file = File::create(path);
+                Box::new(file.with_context(|| format!("cannot write {}", path.display()))?)
+            }
+            None => Box::new(io::stderr()),
         };
-        serde_json::to_string_pretty(&document)? + "\n"
-    } else {
-        table(options, here, &summaries, runs)
-    };
-    match &options.output {
-        Some(path) => {
-            let file = File::create(path);
-            file.and_then(|mut file| file.write_all(text.as_bytes()))
-                .with_context(|| format!("cannot write {}", path.display()))
-        }
-        None => Ok(io::stderr().write_all(text.as_bytes())?),
+        Ok(Self { options, provider: here.description.provider.to_string(), sink })
+    }
+
+    /// What prints the counts of intervals, if that is asked for.
+    pub fn intervals(&mut self) -> Option<Intervals<'_>> {
+        self.options.interval.map(|_| Intervals {
+            options: self.options,
+            sink: &mut *self.sink,
+            start: Instant::now(),
+            before: vec![0; self.options.event.len()],
+        })
+    }
+
+    /// Writes what the runs counted.
+    pub fn summary(&mut self, runs: &[Run]) -> Result<()> {
+        let options = self.options;
+        let summaries = Summary::all(&options.event, runs);
+        let text = if options.json {
+            let words = options.command.iter().map(|word| word.display().to_string());
+            let document = Document {
+                command: words.collect(),
+                provider: self.provider.clone(),
+                events: &summaries,
+                runs: runs.iter().map(|run| RunDocument::of(run, options.per_thread)).collect(),
+            };
+            serde_json::to_string_pretty(&document)? + "\n"
+        } else if options.csv {
+            csv(options, &summaries, runs)
+        } else {
+            table(options, &self.provider, &summaries, runs)
+        };
+        Ok(self.sink.write_all(text.as_bytes())?)
     }
 }
 
-fn table(options: &Options, here: &Here, summaries: &[Summary], runs: &[Run]) -> String {
-    let provider = here.description.provider;
+/// Prints what was counted since it did before.
+pub struct Intervals<'a> {
+    options: &'a Options,
+    sink: &'a mut dyn Write,
+    start: Instant,
+    /// Of each event.
+    before: Vec<u64>,
+}
+
+impl Intervals<'_> {
+    pub fn print(&mut self, counts: &[Count]) -> Result<()> {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let events = self.options.event.iter().zip(counts).zip(&mut self.before);
+        let line = |((event, count), before): ((&Event, &Count), &mut u64)| {
+            // Estimates may fall.
+            let value = count.value.saturating_sub(*before);
+            *before = (*before).max(count.value);
+            if self.options.csv {
+                format!("{seconds:.9},{value},,{event},,{:.2},,\n", count.share * 100.0)
+            } else {
+                format!("{seconds:>15.6} {:>20}  {event}\n", grouped(value))
+            }
+        };
+        let text: String = events.map(line).collect();
+        Ok(self.sink.write_all(text.as_bytes())?)
+    }
+}
+
+/// As perf's `-x,`; where perf has no field there is none.
+fn csv(options: &Options, summaries: &[Summary], runs: &[Run]) -> String {
+    let line = |of: &str, value: &str, summary: &Summary, spread: Option<f64>, ns: u128| {
+        let Summary { event, share, metric, .. } = summary;
+        let spread = spread.map_or_else(String::new, |spread| format!("{spread:.2}%,"));
+        let metric =
+            metric.map_or_else(|| ",".to_owned(), |m| format!("{:.2},{}", m.value, m.unit));
+        format!("{of}{value},,{event},{spread}{ns},{:.2},{metric}\n", share * 100.0)
+    };
+    let ns = runs.iter().map(|run| run.time.as_nanos()).sum::<u128>() / runs.len().max(1) as u128;
+    let mut text = String::new();
+    for (n, summary) in summaries.iter().enumerate() {
+        let spread = (runs.len() > 1).then(|| spread(n, summary.mean, runs));
+        let value = summary.mean.round().to_string();
+        text += &line("", &value, summary, spread, ns);
+    }
+    if options.per_thread {
+        for thread in runs.last().into_iter().flat_map(|run| &run.threads) {
+            let of = format!("{}-{},", thread.name.replace(',', ":"), thread.pid);
+            for (count, summary) in thread.counts.iter().zip(summaries) {
+                let summary = Summary { metric: None, ..summary.clone() };
+                text += &line(&of, &count.to_string(), &summary, None, thread.time.as_nanos());
+            }
+        }
+    }
+    text
+}
+
+/// How far the mean of several runs may be off: its standard error.  Unit: % of the mean.
+fn spread(n: usize, mean: f64, runs: &[Run]) -> f64 {
+    let squares = runs.iter().map(|run| (run.counts[n].value as f64 - mean).powi(2)).sum::<f64>();
+    let times = runs.len() as f64;
+    let error = (squares / (times - 1.0) / times).sqrt();
+    if mean > 0.0 { 100.0 * error / mean } else { 0.0 }
+}
+
+fn table(options: &Options, provider: &str, summaries: &[Summary], runs: &[Run]) -> String {
     let mut lines = vec![String::new()];
     for summary in summaries {
         let mut line =
             format!("{:>20}  {:<20}", grouped(summary.mean.round() as u64), summary.event);
+        if let Some(Metric { value, unit }) = summary.metric {
+            line += &format!(" # {value:>8.2} {unit:<20}");
+        }
         if runs.len() > 1 {
-            line += &format!("{} to {}", grouped(summary.min), grouped(summary.max));
+            line += &format!(" {} to {}", grouped(summary.min), grouped(summary.max));
         }
         if summary.share < 1.0 {
             line += &format!(" estimated: counted {:.1} % of the time", summary.share * 100.0);
         }
         lines.push(line.trim_end().to_owned());
     }
-    if let Some(ratio) = per_cycle(summaries) {
-        lines.push(format!("{ratio:>20.2}  instructions per cycle"));
-    }
-    let seconds = runs.iter().map(|run| run.elapsed.as_secs_f64()).sum::<f64>() / runs.len() as f64;
+    let mean = |of: fn(&Run) -> Duration| {
+        runs.iter().map(|run| of(run).as_secs_f64()).sum::<f64>() / runs.len() as f64
+    };
     let times = if runs.len() > 1 { format!(", {} runs", runs.len()) } else { String::new() };
-    lines.push(format!("{seconds:>20.6}  seconds{times}; provider {provider}"));
+    let (elapsed, busy) = (mean(|run| run.elapsed), mean(|run| run.time));
+    lines.push(format!("{elapsed:>20.6}  seconds elapsed{times}; provider {provider}"));
+    lines.push(format!("{busy:>20.6}  seconds executed"));
     if options.per_thread {
         lines.extend(runs.last().into_iter().flat_map(per_thread));
     }
@@ -144,16 +246,6 @@ fn per_thread(run: &Run) -> impl Iterator<Item = String> {
     })
 }
 
-/// Instructions per cycle, where both were counted in the same mode.
-fn per_cycle(summaries: &[Summary]) -> Option<f64> {
-    let mean = |name: &str| {
-        let mut all = summaries.iter().filter(|summary| summary.event.starts_with(name));
-        all.next().map(|summary| (summary.event.trim_start_matches(name), summary.mean))
-    };
-    let ((mode, instructions), (other, cycles)) = (mean("instructions")?, mean("cycles")?);
-    (mode == other && cycles > 0.0).then(|| instructions / cycles)
-}
-
 /// A number with a comma between thousands.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -164,16 +256,33 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Count;
+    use super::super::Thread;
     use super::*;
-    use std::time::Duration;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(words: &[&str]) -> Options {
+        Command::parse_from(["stat"].iter().chain(words)).options
+    }
 
     fn run(values: [u64; 2]) -> Run {
+        let thread = |pid, counts: [u64; 2]| Thread {
+            pid,
+            name: "a,b".into(),
+            counts: counts.to_vec(),
+            time: Duration::from_micros(1),
+        };
         Run {
             status: 0,
             elapsed: Duration::from_millis(5),
+            time: Duration::from_micros(4),
             counts: values.map(|value| Count { value, share: 1.0 }).to_vec(),
-            threads: Vec::new(),
+            threads: vec![thread(7, [1, 2])],
             unobserved: 0,
         }
     }
@@ -189,11 +298,58 @@ mod tests {
     #[test]
     fn runs_are_summed_up() {
         let runs = [run([10, 4]), run([12, 4])];
-        let summaries = [Event::INSTRUCTIONS.user(), Event::CYCLES.user()];
-        let summaries: Vec<_> =
-            summaries.iter().enumerate().map(|(n, event)| Summary::of(n, event, &runs)).collect();
+        let events = [Event::INSTRUCTIONS.user(), Event::CYCLES.user()];
+        let summaries = Summary::all(&events, &runs);
         assert_eq!((summaries[0].mean, summaries[0].min, summaries[0].max), (11.0, 10, 12));
-        assert_eq!(per_cycle(&summaries), Some(2.75));
-        assert_eq!(per_cycle(&summaries[..1]), None);
+        let metric = Metric { value: 2.75, unit: "insn per cycle" };
+        assert_eq!(summaries[0].metric, Some(metric));
+        assert_eq!(Summary::all(&events[..1], &runs)[0].metric, None);
+    }
+
+    #[test]
+    fn programs_that_read_perfs_csv_read_ours() {
+        let options = options(&["--csv", "--per-thread", "-e", "instructions:u,cycles:u", "a"]);
+        let text = |runs: &[Run]| csv(&options, &Summary::all(&options.event, runs), runs);
+        assert_eq!(
+            text(&[run([10, 4])]),
+            "10,,instructions:u,4000,100.00,2.50,insn per cycle\n\
+             4,,cycles:u,4000,100.00,0.00,GHz\n\
+             a:b-7,1,,instructions:u,1000,100.00,,\n\
+             a:b-7,2,,cycles:u,1000,100.00,,\n"
+        );
+        let several = text(&[run([10, 4]), run([12, 4])]);
+        assert!(several.starts_with("11,,instructions:u,9.09%,4000,100.00,2.75,insn per cycle\n"));
+    }
+
+    #[test]
+    fn intervals_are_apart_by_what_was_counted_between() {
+        let options = options(&["--csv", "-I", "10", "-e", "branches:u", "a"]);
+        let mut text = Vec::new();
+        let (start, before) = (Instant::now(), vec![0]);
+        let mut intervals = Intervals { options: &options, sink: &mut text, start, before };
+        for value in [7, 7, 19] {
+            intervals.print(&[Count { value, share: 1.0 }]).unwrap();
+        }
+        let text = String::from_utf8(text).unwrap();
+        let rest = |line: &str| line.split_once(',').map(|(_, rest)| rest.to_owned());
+        let lines: Vec<_> = text.lines().filter_map(rest).collect();
+        assert_eq!(lines, [7, 0, 12].map(|n| format!("{n},,branches:u,,100.00,,")));
+    }
+
+    #[test]
+    fn what_excludes_each_other_is_refused() {
+        let refused =
+            |words: &[&str]| Command::try_parse_from(["stat"].iter().chain(words)).is_err();
+        for words in [
+            &["-p", "1", "-r", "2"][..],
+            &["-I", "100", "--json", "a"],
+            &["-I", "9", "a"],
+            &["-p", "0"],
+            &["--csv", "--json", "a"],
+            &[],
+        ] {
+            assert!(refused(words), "{words:?}");
+        }
+        assert!(!refused(&["-p", "1", "-I", "10", "--", "sleep", "1"]));
     }
 }

@@ -181,6 +181,18 @@ pub fn of_program(event: &Event, pid: u32) -> Result<PerfEvent, Error> {
         .map_err(|source| unopened(event, source))
 }
 
+/// An event that thread `tid` counts from now on, with all threads and processes that it starts
+/// from now on; otherwise as [`of_program`].
+///
+/// # Errors
+///
+/// Those of [`of_program`].
+pub fn of_running(event: &Event, tid: u32) -> Result<PerfEvent, Error> {
+    known::check(std::slice::from_ref(event))?;
+    PerfEvent::open_for_running(pid(tid)?, &mut attributes(event)?)
+        .map_err(|source| unopened(event, source))
+}
+
 /// An event of thread `tid` that samples: at each overflow it stops counting and the thread gets
 /// `signal`, until [`PerfEvent::go_on`] is called, which also starts it.
 ///

@@ -6,6 +6,7 @@ mod check;
 mod demo;
 mod figures;
 mod hook;
+mod install;
 mod mutants;
 mod papi_shim;
 mod setup;
@@ -56,6 +57,8 @@ enum Verb {
     Papi(papi::Args),
     /// Build and install the C library with perfctr's interface.
     PapiShim(papi_shim::Args),
+    /// Build and install the command `perfctr` with its man pages and completions.
+    Install(install::Args),
     /// Run the simulator of hosts and guests around the real cores.
     Sim(sim::Args),
     /// Put small faults into the cores, and see that tests notice.
@@ -80,6 +83,7 @@ impl Cli {
             Verb::Hook => hook::run()?,
             Verb::Papi(args) => return papi::run(&args),
             Verb::PapiShim(args) => return papi_shim::run(&args),
+            Verb::Install(args) => install::run(&args)?,
             Verb::Sim(args) => return sim::run(&args),
             Verb::Mutants(args) => mutants::run(&args)?,
             Verb::XenPatch => print!("{}", xen::patch()?),

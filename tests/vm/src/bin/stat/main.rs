@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What the commands `perfctr stat` and `perfctr record` say of programs that are known.
 
+mod attached;
 mod command;
 mod record;
 mod sampled;
@@ -38,6 +39,11 @@ fn main() -> Result<ExitCode> {
             sampled::child();
             Ok(ExitCode::SUCCESS)
         }
+        "worker" => attached::worker().map(|()| ExitCode::SUCCESS),
+        "order" => {
+            let [pid, order] = rest else { anyhow::bail!("no process, or no order") };
+            attached::order(pid, order).map(|()| ExitCode::SUCCESS)
+        }
         provider => judge(provider),
     }
 }
@@ -53,11 +59,17 @@ fn judge(provider: &str) -> Result<ExitCode> {
     if provider == "paravirt" {
         disturbed(|| {
             alone(&mut tally, provider, truth, " while vCPUs and threads are moved")?;
-            everything_that_it_starts(&mut tally)
+            everything_that_it_starts(&mut tally)?;
+            attached::exact(&mut tally)?;
+            record::functions(&mut tally)
         })?;
+    } else {
+        attached::exact(&mut tally)?;
+        record::functions(&mut tally)?;
     }
+    attached::intervals(&mut tally)?;
     ends(&mut tally)?;
-    record::run(&mut tally)?;
+    record::others(&mut tally)?;
     Ok(tally.finish())
 }
 

@@ -29,7 +29,8 @@ const XZ: [&str; 6] = ["/usr/bin/xz", "-0", "-kf", "-T2", "--block-size=100000",
 const INPUT: &str = "/tmp/input";
 const INPUT_BYTES: u32 = 600_000;
 
-pub fn run(tally: &mut Tally) -> Result<()> {
+/// Functions of known lengths.
+pub fn functions(tally: &mut Tally) -> Result<()> {
     let program = subject::words(&["sampled"])?;
     record(&["-g"], &program)?;
     let rows = rows("thread,symbol")?;
@@ -49,6 +50,11 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     for (format, path) in OUT {
         report(&["-f", format, "-s", "symbol", "-o", path])?;
     }
+    Ok(())
+}
+
+/// A program of somebody else's, and what is refused.
+pub fn others(tally: &mut Tally) -> Result<()> {
     third_party(tally)?;
     refused(tally)
 }

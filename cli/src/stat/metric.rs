@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What counts mean beside each other, in the words of perf's users.
+
+use std::time::Duration;
+
+use perfctr::Event;
+use serde::Serialize;
+
+/// One number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Metric {
+    pub value: f64,
+    pub unit: &'static str,
+}
+
+/// Of the `n`th event, where these were counted together while threads executed for so long.
+///
+/// A ratio is of counts in the same mode.
+pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> {
+    let (event, value) = *counted.get(n)?;
+    let same = |of: Event| {
+        let is = |other: &Event| *other == in_mode(of, event);
+        let found = counted.iter().find(|(other, _)| is(other));
+        found.map(|(_, count)| *count).filter(|count| *count > 0.0)
+    };
+    let is = |of: Event| event == in_mode(of, event);
+    let metric = |value: f64, unit| value.is_finite().then_some(Metric { value, unit });
+    let seconds = time.as_secs_f64();
+    if is(Event::INSTRUCTIONS) {
+        metric(value / same(Event::CYCLES)?, "insn per cycle")
+    } else if is(Event::BRANCH_MISSES) {
+        metric(100.0 * value / same(Event::BRANCHES)?, "% of all branches")
+    } else if is(Event::CACHE_MISSES) {
+        metric(100.0 * value / same(Event::CACHE_REFERENCES)?, "% of all cache refs")
+    } else if is(Event::CYCLES) {
+        metric(value / seconds / 1e9, "GHz")
+    } else {
+        metric(value / seconds / 1e6, "M/sec")
+    }
+}
+
+/// `event` in the mode of `other`.
+fn in_mode(event: Event, other: Event) -> Event {
+    if other == other.user() {
+        event.user()
+    } else if other == other.kernel() {
+        event.kernel()
+    } else {
+        event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_of_the_same_mode_and_rates_of_the_time() {
+        let counted = [
+            (Event::INSTRUCTIONS.user(), 30.0),
+            (Event::CYCLES.user(), 15.0),
+            (Event::INSTRUCTIONS.kernel(), 8.0),
+            (Event::BRANCHES, 2e6),
+            (Event::BRANCH_MISSES, 1e5),
+            (Event::CACHE_MISSES, 5.0),
+            (Event::raw(0x1c5).user(), 1e6),
+        ];
+        let of = |n| of(n, &counted, Duration::from_millis(500)).map(|m| (m.value, m.unit));
+        assert_eq!(of(0), Some((2.0, "insn per cycle")));
+        assert_eq!(of(1), Some((15.0 / 5e8, "GHz")));
+        assert_eq!(of(2), None, "the kernel's cycles were not counted");
+        assert_eq!(of(3), Some((4.0, "M/sec")));
+        assert_eq!(of(4), Some((5.0, "% of all branches")));
+        assert_eq!(of(5), None, "references were not counted");
+        assert_eq!(of(6), Some((2.0, "M/sec")));
+        assert_eq!(super::of(3, &counted, Duration::ZERO), None);
+    }
+}

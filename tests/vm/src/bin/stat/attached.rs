@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What `perfctr stat` says of a process that runs already, and of intervals.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write, pipe};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use vm_tests::region::Region;
+use vm_tests::tally::{Tally, equal};
+
+use crate::command::{PERFCTR, counts, stat};
+use crate::subject;
+
+/// Orders, in as many digits each time.
+const ORDERS: [&str; 2] = ["400000", "910000"];
+/// One that takes many intervals, and one that a new thread does.
+const LONG: &str = "50000000";
+const THREAD: &str = "3000000";
+/// Where intervals are written.
+const RESULT: &str = "/tmp/intervals";
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const fn region(length: u64) -> Region {
+    Region { first: length, second: 1 }
+}
+
+/// A process that does what it is told: each order in both of its threads, one after the other, or
+/// in a new thread.
+pub fn worker() -> Result<()> {
+    let (orders, mut order) = pipe()?;
+    let (answers, mut answer) = pipe()?;
+    thread::spawn(move || -> Result<()> {
+        for line in BufReader::new(orders).lines() {
+            region(line?.parse()?).execute(&mut 0);
+            answer.write_all(b"done\n")?;
+        }
+        Ok(())
+    });
+    let mut answers = BufReader::new(answers);
+    let mut line = String::new();
+    for text in std::io::stdin().lock().lines() {
+        let text = text?;
+        if let Some(length) = text.strip_prefix("thread ") {
+            let region = region(length.parse()?);
+            let done = thread::spawn(move || region.execute(&mut 0)).join();
+            ensure!(done.is_ok(), "a thread has ended early");
+        } else {
+            region(text.parse()?).execute(&mut 0);
+            order.write_all(format!("{text}\n").as_bytes())?;
+            line.clear();
+            answers.read_line(&mut line)?;
+        }
+        std::io::stdout().write_all(b"done\n")?;
+    }
+    Ok(())
+}
+
+/// Has the worker do this, and waits until it is done.
+pub fn order(pid: &str, text: &str) -> Result<()> {
+    writeln!(File::options().write(true).open(format!("/proc/{pid}/fd/0"))?, "{text}")?;
+    let mut answer = String::new();
+    BufReader::new(File::open(format!("/proc/{pid}/fd/1"))?).read_line(&mut answer)?;
+    ensure!(answer == "done\n", "the worker says {answer:?}");
+    Ok(())
+}
+
+struct Worker(Child);
+
+impl Worker {
+    fn start() -> Result<Self> {
+        let mut command = Command::new(subject::path()?);
+        command.arg("worker").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let worker = Self(command.spawn()?);
+        // What happens only once happens now.
+        for order in [ORDERS[0], ORDERS[1]] {
+            self::order(&worker.pid(), order)?;
+        }
+        Ok(worker)
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+
+    /// Counts what it does for this order.
+    fn counted(&self, order: &str) -> Result<[u64; 2]> {
+        let program = subject::words(&["order", &self.pid(), order])?;
+        Ok(counts(&stat(&["-p", &self.pid()], &program)?.document)?[0])
+    }
+
+    /// It ends as it would have.
+    fn finish(mut self) -> Result<()> {
+        drop(self.0.stdin.take());
+        let status = self.0.wait()?;
+        ensure!(status.success(), "the worker has ended by {status}");
+        Ok(())
+    }
+}
+
+/// Two orders are apart by their lengths, in the threads that there were.
+pub fn exact(tally: &mut Tally) -> Result<()> {
+    let worker = Worker::start()?;
+    let [short, long] = [worker.counted(ORDERS[0])?, worker.counted(ORDERS[1])?];
+    let lengths = ORDERS.map(|order| order.parse::<u64>().unwrap_or_default());
+    let apart = 2 * (lengths[1] - lengths[0]);
+    tally.check("a process that runs already counts what its threads execute", {
+        equal([0, 1].map(|n| long[n].wrapping_sub(short[n])), [2 * apart, apart])
+    });
+    let length: u64 = THREAD.parse()?;
+    let [instructions, _] = worker.counted(&format!("thread {THREAD}"))?;
+    tally.check("so does a thread that it starts then", {
+        let known = region(length).instructions();
+        let right = (known..known + known / 10).contains(&instructions);
+        right.then_some(()).ok_or(format!("{instructions} found, {known} and little more expected"))
+    });
+    tally.check("it goes on when it is not counted any more", {
+        worker.finish().map_err(|error| error.to_string())
+    });
+    Ok(())
+}
+
+/// Intervals sum up to the whole, until an interrupt, the process's end, or the program's.
+pub fn intervals(tally: &mut Tally) -> Result<()> {
+    let worker = Worker::start()?;
+    let pid = worker.pid();
+    let mut perfctr = watch(&["-p", &pid])?;
+    order(&pid, LONG)?;
+    kill(Pid::from_raw(perfctr.id() as i32), Signal::SIGINT)?;
+    sum_up(tally, &mut perfctr, "a process until an interrupt", 2 * instructions(LONG)?)?;
+    let mut perfctr = watch(&["-p", &pid])?;
+    order(&pid, ORDERS[0])?;
+    worker.finish()?;
+    sum_up(tally, &mut perfctr, "a process to its end", 2 * instructions(ORDERS[0])?)?;
+    let program = subject::words(&["subject", LONG])?;
+    let words: Vec<&str> = ["--"].into_iter().chain(program.iter().map(String::as_str)).collect();
+    let mut perfctr = watch(&words)?;
+    sum_up(tally, &mut perfctr, "a program", instructions(LONG)?)?;
+    let absent = Command::new(PERFCTR).args(["stat", "-p", "4194304"]).output()?;
+    let said = String::from_utf8_lossy(&absent.stderr).into_owned();
+    tally.check("a process that is not there is named", {
+        let right = absent.status.code() == Some(125) && said.contains("process 4194304");
+        right.then_some(()).ok_or(said)
+    });
+    Ok(())
+}
+
+fn instructions(order: &str) -> Result<u64> {
+    Ok(region(order.parse()?).instructions())
+}
+
+/// Starts `perfctr stat`, and waits until it has printed an interval.
+fn watch(options: &[&str]) -> Result<Child> {
+    fs::remove_file(RESULT).or_else(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })?;
+    let mut command = Command::new(PERFCTR);
+    command.args(["stat", "--csv", "-I", "10", "-o", RESULT, "-e", "instructions:u,branches:u"]);
+    let mut child = command.args(options).spawn().context(PERFCTR)?;
+    let start = Instant::now();
+    while !fs::read_to_string(RESULT).is_ok_and(|text| text.contains('\n')) {
+        if start.elapsed() > PATIENCE || child.try_wait()?.is_some() {
+            child.kill()?;
+            bail!("perfctr stat prints no intervals");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(child)
+}
+
+/// The first event's intervals sum up to what was counted in all, which is so much at least.
+fn sum_up(tally: &mut Tally, perfctr: &mut Child, what: &str, least: u64) -> Result<()> {
+    let status = perfctr.wait()?;
+    let text = fs::read_to_string(RESULT)?;
+    let (mut parts, mut whole) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        let fields: Vec<&str> = line.split(',').collect();
+        match fields[..] {
+            [_, value, "", "instructions:u", _, _, _, _] => parts.push(value.parse::<u64>()?),
+            [value, "", "instructions:u", _, _, _, _] => whole.push(value.parse::<u64>()?),
+            _ => {}
+        }
+    }
+    tally.check(&format!("intervals of {what} sum up to the whole"), {
+        let sum: u64 = parts.iter().sum();
+        let right = status.success() && whole == [sum] && parts.len() > 1 && sum >= least;
+        right.then_some(()).ok_or(format!("{status}, {parts:?} and {whole:?}, {least} at least"))
+    });
+    Ok(())
+}
