@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `perfctr`: what can be counted here, and what programs do.
 
+mod generate;
 mod info;
 mod profile;
 mod program;
@@ -10,14 +11,14 @@ mod stat;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// perfctr's own failures end with this status, as those of `env` and `timeout` do.
 const FAILURE: u8 = 125;
 
 /// Exact hardware performance counters, in virtual machines too.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "perfctr", version, arg_required_else_help = true)]
 struct Options {
     #[command(subcommand)]
     verb: Verb,
@@ -25,6 +26,9 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Writes man pages and completions, for who installs it.
+    #[command(hide = true)]
+    Generate(generate::Options),
     /// Says who provides counters here, why nobody better does, and what the machine has.
     Info(info::Options),
     /// Lists the events that have names, and which of them can be counted here.
@@ -39,6 +43,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     let result = match Options::parse().verb {
+        Verb::Generate(options) => generate::run(&options, Options::command()),
         Verb::Info(options) => info::run(&options),
         Verb::List => info::list(),
         Verb::Record(options) => record::run(&options),

@@ -126,7 +126,7 @@ fn refused(tally: &mut Tally) -> Result<()> {
             "cycles:u in place of cycles",
         ),
         ("a short period", ["record", "-c", "999", "true"], "1000.."),
-        ("an unknown event", ["record", "-e", "cycels:u", "true"], "unknown event `cycels`"),
+        ("an unknown event", ["record", "-e", "cycels:u", "true"], "did you mean `cycles`"),
         ("an absent program", ["record", "-o", "/tmp/none", "/nowhere"], "/nowhere: No such file"),
         (
             "another version",
