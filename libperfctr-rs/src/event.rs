@@ -175,8 +175,28 @@ pub enum ParseEventError {
 }
 
 fn unknown(name: &str) -> String {
-    let names: Vec<&str> = NAMES.iter().flat_map(|(_, names)| names.iter().copied()).collect();
-    format!("unknown event `{name}`; known are {}, and r with a select word", names.join(", "))
+    let names = || NAMES.iter().flat_map(|(_, names)| names.iter().copied());
+    let suggestion = match similar(name, names()) {
+        Some(similar) => format!("; did you mean `{similar}`?"),
+        None => String::new(),
+    };
+    let known: Vec<&str> = names().collect();
+    format!(
+        "unknown event `{name}`{suggestion}; known are {}, and r with a select word",
+        known.join(", ")
+    )
+}
+
+/// How alike two names are at least of which one is taken for the other; 1 means equal.
+const SIMILAR_MIN: f64 = 0.8;
+
+/// The name that is most like this one, if any is.
+fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (name, plain) = (name.to_lowercase(), |c| if c == '_' { '-' } else { c });
+    let name: String = name.trim().chars().map(plain).collect();
+    let scored = names.map(|other| (strsim::jaro_winkler(&name, other), other));
+    let best = scored.max_by(|(one, _), (other, _)| one.total_cmp(other));
+    best.filter(|(score, _)| *score >= SIMILAR_MIN).map(|(_, name)| name)
 }
 
 /// As perf's users write events: `instructions`, `cycles:u`, `r4f2e:k`.
@@ -186,7 +206,7 @@ fn unknown(name: &str) -> String {
 ///
 /// assert_eq!("cpu-cycles:u".parse(), Ok(Event::CYCLES.user()));
 /// let error = "cycels".parse::<Event>().unwrap_err();
-/// assert!(error.to_string().starts_with("unknown event `cycels`; known are instructions,"));
+/// assert!(error.to_string().starts_with("unknown event `cycels`; did you mean `cycles`?"));
 /// ```
 impl FromStr for Event {
     type Err = ParseEventError;
@@ -219,6 +239,27 @@ mod tests {
             }
         }
         assert_eq!("branch-instructions:ku".parse(), Ok(Event::BRANCHES));
+    }
+
+    #[test]
+    fn the_name_that_was_meant_is_suggested() {
+        for (name, meant) in [
+            ("instrutions", "instructions"),
+            ("Instructions", "instructions"),
+            ("instruction", "instructions"),
+            ("cpu_cycles", "cpu-cycles"),
+            ("branch-miss", "branch-misses"),
+            ("brnaches", "branches"),
+            ("cache-mises", "cache-misses"),
+            ("cache-refs", "cache-references"),
+        ] {
+            let said = name.parse::<Event>().unwrap_err().to_string();
+            assert!(said.contains(&format!("; did you mean `{meant}`?; known are")), "{said}");
+        }
+        for name in ["", "r", "tlb", "page-faults", "L1-dcache-loads"] {
+            let said = name.parse::<Event>().unwrap_err().to_string();
+            assert!(!said.contains("did you mean"), "{said}");
+        }
     }
 
     #[test]
