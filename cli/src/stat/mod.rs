@@ -40,7 +40,12 @@ pub struct Options {
     per_thread: bool,
     /// Counts a process that runs already: until CMD ends, if there is one, until an interrupt,
     /// or to its own end.
-    #[arg(short, long, conflicts_with = "repeat", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(
+        short,
+        long,
+        conflicts_with = "repeat",
+        value_parser = clap::value_parser!(i32).range(1..)
+    )]
     pid: Option<i32>,
     /// Prints the counts of every so many milliseconds, too.
     #[arg(

@@ -61,7 +61,8 @@ pub fn worker() -> Result<()> {
     Ok(())
 }
 
-/// Has the worker do this, and waits until it is done.
+/// Has the worker do this, and waits until it is done and all its threads wait for more: what they
+/// execute on their way there is part of it.
 pub fn order(pid: &str, text: &str) -> Result<()> {
     // In one piece, since the worker executes more for two.
     let mut input = File::options().write(true).open(format!("/proc/{pid}/fd/0"))?;
@@ -69,7 +70,23 @@ pub fn order(pid: &str, text: &str) -> Result<()> {
     let mut answer = String::new();
     BufReader::new(File::open(format!("/proc/{pid}/fd/1"))?).read_line(&mut answer)?;
     ensure!(answer == "done\n", "the worker says {answer:?}");
+    let start = Instant::now();
+    while !sleeps(pid)? {
+        ensure!(start.elapsed() < PATIENCE, "the worker does not come to rest");
+        thread::sleep(Duration::from_millis(1));
+    }
     Ok(())
+}
+
+/// Whether all threads of a process sleep.
+fn sleeps(pid: &str) -> Result<bool> {
+    let mut sleep = true;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may have ended since.
+        let Ok(status) = fs::read_to_string(thread?.path().join("status")) else { continue };
+        sleep &= status.lines().any(|line| line.starts_with("State:\tS"));
+    }
+    Ok(sleep)
 }
 
 struct Worker(Child);
