@@ -210,9 +210,10 @@ fn table(options: &Options, provider: &str, summaries: &[Summary], runs: &[Run])
     for summary in summaries {
         let mut line =
             format!("{:>20}  {:<20}", grouped(summary.mean.round() as u64), summary.event);
-        if let Some(Metric { value, unit }) = summary.metric {
-            line += &format!(" # {value:>8.2} {unit:<20}");
-        }
+        line += &match summary.metric {
+            Some(Metric { value, unit }) => format!(" # {value:>8.2} {unit:<20}"),
+            None => " ".repeat(" # ".len() + 8 + " ".len() + 20),
+        };
         if runs.len() > 1 {
             line += &format!(" {} to {}", grouped(summary.min), grouped(summary.max));
         }
