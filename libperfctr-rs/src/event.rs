@@ -5,8 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use shared_abi::PhysSlot;
-use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::events::Generic;
 
 /// What a counter counts, in which rings, and on which physical counter.
 ///
@@ -27,38 +27,33 @@ pub struct Event {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    Instructions,
-    Cycles,
-    Branches,
-    BranchMisses,
-    CacheReferences,
-    CacheMisses,
+    Generic(Generic),
     Raw(u64),
 }
 
 /// What [`Event`]s are called, the name that they are printed with first.
 const NAMES: [(What, &[&str]); 6] = [
-    (What::Instructions, &["instructions"]),
-    (What::Cycles, &["cycles", "cpu-cycles"]),
-    (What::Branches, &["branches", "branch-instructions"]),
-    (What::BranchMisses, &["branch-misses"]),
-    (What::CacheReferences, &["cache-references"]),
-    (What::CacheMisses, &["cache-misses"]),
+    (What::Generic(Generic::Instructions), &["instructions"]),
+    (What::Generic(Generic::Cycles), &["cycles", "cpu-cycles"]),
+    (What::Generic(Generic::Branches), &["branches", "branch-instructions"]),
+    (What::Generic(Generic::BranchMisses), &["branch-misses"]),
+    (What::Generic(Generic::CacheReferences), &["cache-references"]),
+    (What::Generic(Generic::CacheMisses), &["cache-misses"]),
 ];
 
 impl Event {
     /// Instructions retired.
-    pub const INSTRUCTIONS: Self = Self::new(What::Instructions);
+    pub const INSTRUCTIONS: Self = Self::new(What::Generic(Generic::Instructions));
     /// Core clock cycles while not halted.
-    pub const CYCLES: Self = Self::new(What::Cycles);
+    pub const CYCLES: Self = Self::new(What::Generic(Generic::Cycles));
     /// Branch instructions retired, taken or not.
-    pub const BRANCHES: Self = Self::new(What::Branches);
+    pub const BRANCHES: Self = Self::new(What::Generic(Generic::Branches));
     /// Branch instructions retired that were mispredicted.
-    pub const BRANCH_MISSES: Self = Self::new(What::BranchMisses);
+    pub const BRANCH_MISSES: Self = Self::new(What::Generic(Generic::BranchMisses));
     /// References to the last-level cache (Intel's architectural event).
-    pub const CACHE_REFERENCES: Self = Self::new(What::CacheReferences);
+    pub const CACHE_REFERENCES: Self = Self::new(What::Generic(Generic::CacheReferences));
     /// Misses of the last-level cache (Intel's architectural event).
-    pub const CACHE_MISSES: Self = Self::new(What::CacheMisses);
+    pub const CACHE_MISSES: Self = Self::new(What::Generic(Generic::CacheMisses));
 
     /// Every event that has a name, in both modes.
     pub fn named() -> impl Iterator<Item = Self> {
@@ -119,30 +114,19 @@ impl Event {
         self.period != 0
     }
 
-    /// The fixed counter that counts this event (SDM volume 3, table 20-2).
+    /// The fixed counter that counts this event.
     pub(crate) fn fixed(self) -> Option<PhysSlot> {
         match self.what {
-            What::Instructions => PhysSlot::fixed(0),
-            What::Cycles => PhysSlot::fixed(1),
-            _ => None,
+            What::Generic(generic) => generic.fixed(),
+            What::Raw(_) => None,
         }
     }
 
-    /// The event's number and unit mask for a general counter (SDM volume 3, table 20-1; AMD's
-    /// Processor Programming References, "core performance monitor counters").
+    /// The event's number and unit mask for a general counter.
     pub(crate) fn select(self, vendor: u32) -> Option<u64> {
-        match (self.what, vendor) {
-            (What::Raw(select), _) => Some(select),
-            (What::Instructions, VENDOR_INTEL | VENDOR_AMD) => Some(0xc0),
-            (What::Cycles, VENDOR_INTEL) => Some(0x3c),
-            (What::Cycles, VENDOR_AMD) => Some(0x76),
-            (What::Branches, VENDOR_INTEL) => Some(0xc4),
-            (What::Branches, VENDOR_AMD) => Some(0xc2),
-            (What::BranchMisses, VENDOR_INTEL) => Some(0xc5),
-            (What::BranchMisses, VENDOR_AMD) => Some(0xc3),
-            (What::CacheReferences, VENDOR_INTEL) => Some(0x4f2e),
-            (What::CacheMisses, VENDOR_INTEL) => Some(0x412e),
-            _ => None,
+        match self.what {
+            What::Generic(generic) => generic.select(vendor),
+            What::Raw(select) => Some(select),
         }
     }
 }

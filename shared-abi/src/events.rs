@@ -8,6 +8,7 @@
 use crate::caps::{
     CAPS_ALL_EVENTS, CAPS_SHARED_MASKS, CAPS_SIBLING_ERRATUM, PmuCaps, VENDOR_AMD, VENDOR_INTEL,
 };
+use crate::slot::PhysSlot;
 
 /// Intel's architectural events: unit mask and event number (SDM volume 3, table 20-1), and
 /// conditional branches, BR_INST_RETIRED.CONDITIONAL.  All are of the logical processor.
@@ -17,6 +18,80 @@ const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0
 /// unit mask: cycles, instructions, branches and those mispredicted, taken, taken and mispredicted
 /// (Processor Programming References, "core performance monitor counters").
 const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
+
+/// Events that CPUs of every vendor count, by one number or another.  The values are Linux's
+/// (`PERF_COUNT_HW_*` of `linux/perf_event.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Generic {
+    /// Core clock cycles while not halted.
+    Cycles = 0,
+    /// Instructions retired.
+    Instructions = 1,
+    /// References to the last-level cache.
+    CacheReferences = 2,
+    /// Misses of the last-level cache.
+    CacheMisses = 3,
+    /// Branch instructions retired, taken or not.
+    Branches = 4,
+    /// Branch instructions retired that were mispredicted.
+    BranchMisses = 5,
+    /// Cycles of the bus, or of another clock that does not follow the core's.
+    BusCycles = 6,
+    /// Cycles while not halted of a clock with the frequency of the TSC.
+    ReferenceCycles = 9,
+}
+
+impl Generic {
+    const ALL: [Self; 8] = [
+        Self::Cycles,
+        Self::Instructions,
+        Self::CacheReferences,
+        Self::CacheMisses,
+        Self::Branches,
+        Self::BranchMisses,
+        Self::BusCycles,
+        Self::ReferenceCycles,
+    ];
+
+    /// Linux's number of the event.
+    pub const fn perf(self) -> u64 {
+        self as u64
+    }
+
+    /// The event of Linux's number.
+    pub fn from_perf(number: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|event| event.perf() == number)
+    }
+
+    /// The event's number and unit mask for a general counter (SDM volume 3, table 20-1; AMD's
+    /// Processor Programming References, "core performance monitor counters").
+    pub const fn select(self, vendor: u32) -> Option<u64> {
+        match (self, vendor) {
+            (Self::Instructions, VENDOR_INTEL | VENDOR_AMD) => Some(0xc0),
+            (Self::Cycles, VENDOR_INTEL) => Some(0x3c),
+            (Self::Cycles, VENDOR_AMD) => Some(0x76),
+            (Self::Branches, VENDOR_INTEL) => Some(0xc4),
+            (Self::Branches, VENDOR_AMD) => Some(0xc2),
+            (Self::BranchMisses, VENDOR_INTEL) => Some(0xc5),
+            (Self::BranchMisses, VENDOR_AMD) => Some(0xc3),
+            (Self::CacheReferences, VENDOR_INTEL) => Some(0x4f2e),
+            (Self::CacheMisses, VENDOR_INTEL) => Some(0x412e),
+            (Self::BusCycles, VENDOR_INTEL) => Some(0x013c),
+            _ => None,
+        }
+    }
+
+    /// The fixed counter that counts this event (SDM volume 3, table 20-2).
+    pub const fn fixed(self) -> Option<PhysSlot> {
+        match self {
+            Self::Instructions => PhysSlot::fixed(0),
+            Self::Cycles => PhysSlot::fixed(1),
+            Self::ReferenceCycles => PhysSlot::fixed(2),
+            _ => None,
+        }
+    }
+}
 
 /// Whether a general counter may count this, as an event select has it.
 pub(crate) fn is_allowed(caps: &PmuCaps, event: u64) -> bool {

@@ -242,14 +242,8 @@ fn open_leader() -> Result<Counting, IoError> {
 }
 
 fn attributes(event: &Event) -> Result<bindings::perf_event_attr, Error> {
-    let hardware = bindings::PERF_TYPE_HARDWARE;
     let (type_, config) = match event.what {
-        What::Instructions => (hardware, u64::from(bindings::PERF_COUNT_HW_INSTRUCTIONS)),
-        What::Cycles => (hardware, u64::from(bindings::PERF_COUNT_HW_CPU_CYCLES)),
-        What::Branches => (hardware, u64::from(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS)),
-        What::BranchMisses => (hardware, u64::from(bindings::PERF_COUNT_HW_BRANCH_MISSES)),
-        What::CacheReferences => (hardware, u64::from(bindings::PERF_COUNT_HW_CACHE_REFERENCES)),
-        What::CacheMisses => (hardware, u64::from(bindings::PERF_COUNT_HW_CACHE_MISSES)),
+        What::Generic(generic) => (bindings::PERF_TYPE_HARDWARE, generic.perf()),
         What::Raw(select) => (bindings::PERF_TYPE_RAW, select),
     };
     if event.slot.is_some() {
