@@ -49,13 +49,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    pub(crate) const EMPTY: Self = Self {
-        slots: [match PhysSlot::new(0) {
-            Some(slot) => slot,
-            None => panic!("a page has a first slot"),
-        }; MAX_COUNTERS],
-        used: 0,
-    };
+    pub(crate) const EMPTY: Self = Self { slots: [PhysSlot::FIRST; MAX_COUNTERS], used: 0 };
 
     #[inline(always)]
     pub(crate) fn slots(&self) -> &[PhysSlot] {

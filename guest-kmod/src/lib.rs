@@ -12,6 +12,7 @@
 #![deny(missing_docs)]
 
 pub mod cost;
+pub mod events;
 pub mod hal;
 pub mod handshake;
 mod hypercall;

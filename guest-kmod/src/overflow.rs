@@ -123,13 +123,7 @@ impl Overflows {
     /// Events until counter `index` is to interrupt, if it samples.
     pub(crate) fn armed(&self, index: usize, sums: &Sums) -> Option<u64> {
         let distance = self.distance(index, sums)?;
-        let period = *self.period.get(index)?;
-        if period >= EVENTS_BETWEEN_MIN {
-            return Some(distance);
-        }
-        let early = EVENTS_BETWEEN_MIN.saturating_sub(distance);
-        let more = early.checked_add(period)?.checked_sub(1)?.checked_div(period)?;
-        Some(distance.wrapping_add(more.wrapping_mul(period)))
+        Some(apart(distance, *self.period.get(index)?))
     }
 
     /// Notes which counters have overflowed at these counts.
@@ -176,6 +170,15 @@ impl Overflows {
     pub(crate) fn take_merged(&mut self) -> u64 {
         core::mem::take(&mut self.merged)
     }
+}
+
+/// The distance at which to interrupt for an overflow at `distance`, or for a later one.
+pub(crate) const fn apart(distance: u64, period: u64) -> u64 {
+    if period >= EVENTS_BETWEEN_MIN || period == 0 {
+        return distance;
+    }
+    let more = EVENTS_BETWEEN_MIN.saturating_sub(distance).div_ceil(period);
+    distance.wrapping_add(more.wrapping_mul(period))
 }
 
 /// Whether a distance is one into the past.

@@ -8,7 +8,7 @@ use core::cell::{Cell, RefCell};
 use std::vec::Vec;
 
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR};
+use shared_abi::config::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::hypercall::{
     FEATURE_ENABLED, HvQuery, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
 };
@@ -151,7 +151,7 @@ impl Machine {
         let config = fake.programmed.borrow();
         let mask = Self::caps().general_width.mask();
         for slot in slots_of(config.slots()) {
-            let events = match config.evntsel(slot) {
+            let events = match config.evntsel(slot) & !EVNTSEL_CMASK {
                 INSTRUCTIONS => instructions,
                 BRANCHES => branches,
                 other => panic!("the machine does not know event {other:#x}"),

@@ -150,6 +150,23 @@ impl ThreadPmu {
         signal
     }
 
+    /// What is loaded for the thread while it executes.
+    pub fn loaded(&self) -> Option<&Config> {
+        (self.running == Running::Active && !self.overflows.paused()).then_some(&self.config)
+    }
+
+    /// Has everything loaded again, since perf's events beside it have changed.  Gives whether the
+    /// thread was found to have overflowed meanwhile, see [`tell`](Self::tell).
+    pub fn load_again<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> bool {
+        if self.running != Running::Active {
+            return false;
+        }
+        self.suspend(page, cpu);
+        cpu.forget_loaded();
+        self.resume(page, cpu);
+        self.overflows.pending()
+    }
+
     /// What to send the thread at the end of an ioctl, if an overflow of which it has not been told
     /// was noticed there, or before its counters were stopped.
     pub fn tell<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> Option<Signal> {

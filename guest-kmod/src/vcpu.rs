@@ -7,6 +7,7 @@ use shared_abi::read::{ReadError, VcpuSample, sample_vcpu_into};
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, Errno, PhysSlot, VcpuPage, planted};
 
+use crate::events::Events;
 use crate::hal::Kernel;
 use crate::hypercall;
 use crate::stats::Stats;
@@ -21,12 +22,21 @@ pub struct Vcpu {
     gate: Result<(), Errno>,
     /// What the hypervisor was last told to program.
     loaded: Config,
+    /// Those of perf.
+    pub(crate) events: Events,
 }
 
 impl Vcpu {
-    fn new(registered: Result<(), Errno>) -> Self {
-        let loaded = Config::default();
-        Self { registered: registered.is_ok(), gate: registered, loaded }
+    /// There is a page now that counts nothing yet, or there is none for this reason.
+    fn set_page(&mut self, registered: Result<(), Errno>) {
+        self.registered = registered.is_ok();
+        self.gate = registered;
+        self.loaded = planted!(LoadedAcrossRegistration, Config::default(), self.loaded);
+    }
+
+    /// What the hypervisor was last told to program.
+    pub(crate) fn loaded(&self) -> Config {
+        self.loaded
     }
 
     /// The event select that was last loaded for this slot; 0 if it counts nothing.
@@ -39,7 +49,12 @@ impl Vcpu {
 impl Default for Vcpu {
     /// Offline.
     fn default() -> Self {
-        Self::new(Err(Errno::NXIO))
+        Self {
+            registered: false,
+            gate: Err(Errno::NXIO),
+            loaded: Config::default(),
+            events: Events::default(),
+        }
     }
 }
 
@@ -96,14 +111,16 @@ impl<K: Kernel> Cpu<'_, K> {
         self.stats.hypercalls.add(1);
         self.stats.registers.add(1);
         let registered = hypercall::register(self.kernel, gfn, observer);
-        let loaded = planted!(LoadedAcrossRegistration, Config::default(), self.vcpu.loaded);
-        *self.vcpu = Vcpu { loaded, ..Vcpu::new(registered) };
+        self.vcpu.set_page(registered);
+        if registered.is_ok() && !self.vcpu.events.none() {
+            self.load_events();
+        }
         registered
     }
 
     /// No thread may count here, for this reason, until a page is registered.
     pub fn refuse(&mut self, errno: Errno) {
-        *self.vcpu = Vcpu::new(Err(errno));
+        self.vcpu.set_page(Err(errno));
     }
 
     /// Takes the page back.  Without effect if it is not registered.
@@ -115,6 +132,7 @@ impl<K: Kernel> Cpu<'_, K> {
         if !self.vcpu.registered {
             return Ok(());
         }
+        self.fold_events();
         self.stats.hypercalls.add(1);
         self.stats.unregisters.add(1);
         match hypercall::unregister(self.kernel) {
@@ -123,13 +141,14 @@ impl<K: Kernel> Cpu<'_, K> {
             Ok(()) | Err(Errno::NXIO) => {}
             Err(errno) => return Err(errno),
         }
-        *self.vcpu = Vcpu::default();
+        self.vcpu.set_page(Err(Errno::NXIO));
         Ok(())
     }
 
     /// Stops this vCPU's counters if any run and nobody counts.
     pub fn stop_if_idle(&mut self, counting: &Counting) {
         if self.vcpu.loaded.slots() == 0
+            || !self.vcpu.events.none()
             || !planted!(StoppedWhileCounting, counting.is_idle(), true)
         {
             return;
@@ -188,7 +207,32 @@ impl<K: Kernel> Cpu<'_, K> {
         planted!(RevocationIgnored, self.page.flags.load(Relaxed) & VCPU_DIRECT != 0, true)
     }
 
-    fn replace(&mut self, config: &Config) -> Result<(), Errno> {
+    /// Why nothing may be loaded here.
+    pub(crate) fn may_load(&self) -> Result<(), Errno> {
+        self.vcpu.gate
+    }
+
+    /// Forgets what is loaded, so that the next load is a hypercall.
+    pub(crate) fn forget_loaded(&mut self) {
+        self.vcpu.loaded = Config::default();
+    }
+
+    /// Has `config` and perf's events counted, and nothing else.
+    pub(crate) fn replace(&mut self, config: &Config) -> Result<(), Errno> {
+        if self.vcpu.events.none() {
+            return self.program(config);
+        }
+        self.fold_events();
+        let loaded = self.vcpu.events.beside(config).and_then(|(joined, slots)| {
+            self.program(&joined)?;
+            self.vcpu.events.loaded_on(&slots);
+            Ok(())
+        });
+        self.revive_events();
+        loaded
+    }
+
+    fn program(&mut self, config: &Config) -> Result<(), Errno> {
         self.stats.hypercalls.add(1);
         self.stats.loads.add(1);
         hypercall::load(self.kernel, config)?;

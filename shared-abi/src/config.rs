@@ -219,9 +219,14 @@ impl Config {
     /// What both count, side by side; `None` if they want the same counter for different events, or
     /// if one of them interrupts.
     pub fn beside(&self, other: &Config) -> Option<Config> {
-        if self.sampling | other.sampling != 0 {
-            return None;
-        }
+        if self.sampling | other.sampling == 0 { self.joined(other) } else { None }
+    }
+
+    /// What both count, side by side; `None` if they want the same counter for different events.
+    ///
+    /// A counter interrupts if it does in one of them, and if it does in both, after the shorter
+    /// distance.
+    pub fn joined(&self, other: &Config) -> Option<Config> {
         let mut both = *self;
         for slot in slots_of(other.slots) {
             let evntsel = both.evntsel.get_mut(slot.index())?;
@@ -232,7 +237,38 @@ impl Config {
             }
         }
         both.slots |= other.slots;
+        both.sampling |= other.sampling;
+        for slot in slots_of(other.sampling) {
+            let (one, two) = (self.period(slot), other.period(slot));
+            both.set_period(slot, if one == 0 { two } else { one.min(two) });
+        }
         Some(both)
+    }
+
+    /// Without these slots, and without interrupts.
+    #[must_use]
+    pub fn only_counting_without(&self, slots: u32) -> Config {
+        let mut less = Self { slots: self.slots & !slots, ..Self::default() };
+        for slot in slots_of(less.slots) {
+            if let Some(evntsel) = less.evntsel.get_mut(slot.index()) {
+                *evntsel = self.evntsel(slot);
+            }
+        }
+        less
+    }
+
+    /// One counter, which interrupts after so many events if at all.  The caller takes it from what
+    /// was valid.
+    pub fn one(slot: PhysSlot, evntsel: u64, distance: Option<u64>) -> Config {
+        let mut one = Self { slots: slot.bit(), ..Self::default() };
+        if let Some(own) = one.evntsel.get_mut(slot.index()) {
+            *own = evntsel;
+        }
+        if let Some(events) = distance {
+            one.sampling = slot.bit();
+            one.set_period(slot, events);
+        }
+        one
     }
 
     /// The configuration as it crosses a boundary; gives the number of counters.

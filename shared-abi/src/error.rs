@@ -31,6 +31,10 @@ errnos! {
     PERM = 1, "EPERM";
     /// No such domain or thread, or the thread's counters are unlinked.
     SRCH = 3, "ESRCH";
+    /// No such event.
+    NOENT = 2, "ENOENT";
+    /// Not now: all counters that could do it are held.
+    AGAIN = 11, "EAGAIN";
     /// The caller lacks a right that this needs: of kernel-mode counts, say.
     ACCES = 13, "EACCES";
     /// The argument lies outside the caller's memory.

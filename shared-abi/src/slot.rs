@@ -14,6 +14,9 @@ pub const RDPMC_FIXED: u32 = 1 << 30;
 pub struct PhysSlot(u8);
 
 impl PhysSlot {
+    /// The first general counter's, which every page has.
+    pub const FIRST: Self = Self(0);
+
     /// `None` if a page has no such slot.
     pub const fn new(index: u32) -> Option<Self> {
         if (index as usize) < MAX_SLOTS { Some(Self(index as u8)) } else { None }
