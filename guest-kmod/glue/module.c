@@ -66,8 +66,10 @@ static int __init perfctr_init(void)
 		goto undo_task;
 	perfctr_debugfs_init();
 	err = perfctr_chardev_init();
-	if (!err)
+	if (!err) {
+		perfctr_pmu_init();
 		return 0;
+	}
 	perfctr_debugfs_exit();
 	perfctr_whole_exit();
 undo_task:
@@ -83,6 +85,7 @@ undo_cpus:
 
 static void __exit perfctr_exit(void)
 {
+	perfctr_pmu_exit();
 	perfctr_chardev_exit();
 	perfctr_debugfs_exit();
 	perfctr_whole_exit();

@@ -12,6 +12,7 @@ static irqreturn_t perfctr_overflow(int irq, void *unused)
 					perfctr_this_vcpu());
 	if (signal)
 		perfctr_signal(thread, signal);
+	perfctr_events_overflow();
 	return IRQ_HANDLED;
 }
 

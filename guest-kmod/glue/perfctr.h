@@ -41,6 +41,13 @@ struct perfctr_cpu {
 	struct perfctr_core_vcpu *core;
 	/* Whose page is registered, or NULL. */
 	struct perfctr_user *user;
+	/* While one is: whose threads may execute. */
+	kuid_t uid;
+	/* perf's events that count whoever executes. */
+	unsigned int wide;
+	/* By what number the hypervisor knows for whom perf's page is shown. */
+	u32 perf_observer;
+	kuid_t perf_uid;
 	bool online;
 	/* While it counts as a whole. */
 	struct perfctr_core_thread *whole;
@@ -86,6 +93,7 @@ void perfctr_cpus_exit(void);
 
 /* user.c: users and their pages. */
 extern struct perfctr_user *perfctr_root;
+extern struct perfctr_user *perfctr_perf;
 int perfctr_users_init(void);
 void perfctr_users_exit(void);
 struct perfctr_user *perfctr_user_get(kuid_t uid);
@@ -101,8 +109,20 @@ struct perfctr_thread *perfctr_thread_current(void);
 struct perfctr_thread *perfctr_suspend_current(void);
 void perfctr_resume_current(void);
 void perfctr_signal(struct perfctr_thread *thread, u64 signal);
+void perfctr_tell_current(void);
 void perfctr_on_switch(void *unused, bool preempt, struct task_struct *prev,
 		       struct task_struct *next, unsigned int state);
+
+/* event.c: perf's events on this CPU. */
+struct perf_event;
+void perfctr_events_enable(void);
+void perfctr_events_disable(void);
+int perfctr_event_add(struct perf_event *event, int flags);
+void perfctr_event_remove(struct perf_event *event, int flags);
+void perfctr_event_start(struct perf_event *event, int flags);
+void perfctr_event_stop(struct perf_event *event, int flags);
+void perfctr_event_read(struct perf_event *event);
+void perfctr_events_overflow(void);
 
 /* overflow.c: the interrupt of an overflow. */
 int perfctr_overflow_bind(unsigned int cpu);
@@ -170,6 +190,10 @@ int perfctr_whole_read(struct perfctr_cpu_state_arg *state);
 void perfctr_whole_close(struct file *file);
 int perfctr_whole_init(void);
 void perfctr_whole_exit(void);
+
+/* perf.c: the PMU of Linux's perf. */
+void perfctr_pmu_init(void);
+void perfctr_pmu_exit(void);
 
 /* mmap.c */
 int perfctr_mmap(struct file *file, struct vm_area_struct *vma);

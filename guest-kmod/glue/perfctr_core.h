@@ -16,6 +16,42 @@ struct perfctr_core_thread;
  */
 struct perfctr_core_vcpu;
 
+/*
+ * An event that can be counted, and by which counters.
+ */
+struct perfctr_wanted {
+  /*
+   * Event select for a general counter.
+   */
+  uint64_t general;
+  /*
+   * Event select for a fixed counter.
+   */
+  uint64_t fixed;
+  /*
+   * One bit per counter that counts it.
+   */
+  uint32_t slots;
+  /*
+   * It interrupts after a period.
+   */
+  uint32_t samples;
+};
+
+/*
+ * What perf is told of an event.
+ */
+struct perfctr_progress {
+  /*
+   * Counted since perf was last told.
+   */
+  uint64_t count;
+  /*
+   * Events to the next overflow, if it samples; below 1 if it has overflowed.
+   */
+  int64_t left;
+};
+
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 
 extern uint64_t perfctr_glue_rdpmc(uint32_t index);
@@ -270,5 +306,141 @@ int perfctr_core_read(const struct perfctr_core_thread *thread,
  */
 int perfctr_core_read_published(const struct perfctr_core_thread *thread,
                                 struct perfctr_sums *sums);
+
+/*
+ * What an event of perf's needs; see Wanted::new.
+ */
+int perfctr_core_event_wanted(const struct perfctr_hv_query *query,
+                              uint32_t kind,
+                              uint64_t config,
+                              uint64_t rings,
+                              bool samples,
+                              struct perfctr_wanted *out);
+
+/*
+ * An event comes, while `thread` executes if it has counters; gives its number.  See
+ */
+int perfctr_core_event_add(const struct perfctr_core_vcpu *vcpu,
+                           const struct perfctr_wanted *wanted,
+                           const struct perfctr_core_thread *thread);
+
+/*
+ * An event goes.
+ */
+void perfctr_core_event_remove(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+
+/*
+ * An event is to count; see Cpu::start_event(guest_kmod::Cpu::start_event).
+ */
+void perfctr_core_event_start(const struct perfctr_core_vcpu *vcpu,
+                              uint32_t index,
+                              uint64_t period,
+                              int64_t left);
+
+/*
+ * An event is not to count.
+ */
+void perfctr_core_event_stop(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+
+/*
+ * What an event has counted since this was last asked.
+ */
+void perfctr_core_event_progress(const struct perfctr_core_vcpu *vcpu,
+                                 uint32_t index,
+                                 struct perfctr_progress *out);
+
+/*
+ * One bit per event that has overflowed.
+ */
+uint32_t perfctr_core_events_overflowed(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * How many periods have passed of an event that has overflowed; another one begins.
+ */
+uint64_t perfctr_core_event_next_period(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+
+/*
+ * perf disables its PMU.
+ */
+void perfctr_core_events_disable(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * perf enables its PMU, while `thread` executes if it has counters.  Gives whether the thread is
+ */
+bool perfctr_core_events_enable(const struct perfctr_core_vcpu *vcpu,
+                                const struct perfctr_core_thread *thread);
+
+/*
+ * What events have counted since they were last folded is lost: the page is not this host's.
+ */
+void perfctr_core_events_lost(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * What an event of perf's needs; see Wanted::new.
+ */
+int perfctr_core_event_wanted(const struct perfctr_hv_query *query,
+                              uint32_t kind,
+                              uint64_t config,
+                              uint64_t rings,
+                              bool samples,
+                              struct perfctr_wanted *out);
+
+/*
+ * An event comes, while `thread` executes if it has counters; gives its number.  See
+ */
+int perfctr_core_event_add(const struct perfctr_core_vcpu *vcpu,
+                           const struct perfctr_wanted *wanted,
+                           const struct perfctr_core_thread *thread);
+
+/*
+ * An event goes.
+ */
+void perfctr_core_event_remove(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+
+/*
+ * An event is to count; see Cpu::start_event(guest_kmod::Cpu::start_event).
+ */
+void perfctr_core_event_start(const struct perfctr_core_vcpu *vcpu,
+                              uint32_t index,
+                              uint64_t period,
+                              int64_t left);
+
+/*
+ * An event is not to count.
+ */
+void perfctr_core_event_stop(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+
+/*
+ * What an event has counted since this was last asked.
+ */
+void perfctr_core_event_progress(const struct perfctr_core_vcpu *vcpu,
+                                 uint32_t index,
+                                 struct perfctr_progress *out);
+
+/*
+ * One bit per event that has overflowed.
+ */
+uint32_t perfctr_core_events_overflowed(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * How many periods have passed of an event that has overflowed; another one begins.
+ */
+uint64_t perfctr_core_event_next_period(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+
+/*
+ * perf disables its PMU.
+ */
+void perfctr_core_events_disable(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * perf enables its PMU, while `thread` executes if it has counters.  Gives whether the thread is
+ */
+bool perfctr_core_events_enable(const struct perfctr_core_vcpu *vcpu,
+                                const struct perfctr_core_thread *thread);
+
+/*
+ * What events have counted since they were last folded is lost: the page is not this host's.
+ */
+void perfctr_core_events_lost(const struct perfctr_core_vcpu *vcpu);
 
 #endif  /* PERFCTR_CORE_H */

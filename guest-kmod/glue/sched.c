@@ -71,6 +71,19 @@ void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 	local_irq_restore(flags);
 }
 
+/* With interrupts disabled: an overflow that was noticed on the way. */
+void perfctr_tell_current(void)
+{
+	struct perfctr_thread *thread = perfctr_thread_current();
+	u64 signal = 0;
+
+	if (thread)
+		signal = perfctr_core_tell(perfctr_core_of(thread),
+					   perfctr_this_vcpu());
+	if (signal)
+		perfctr_signal(thread, signal);
+}
+
 /* On that CPU, with interrupts disabled; gives a signal. */
 static inline u64 perfctr_resume(struct perfctr_thread *thread, int number)
 {
@@ -165,13 +178,17 @@ void perfctr_on_switch(void *unused, bool preempt, struct task_struct *prev,
 		       struct task_struct *next, unsigned int state)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
-	const struct perfctr_user *user = cpu->user;
 
 	/* First what every switch of a user's own threads finds. */
-	if (!user || likely(uid_eq(__task_cred(next)->euid, user->uid)))
+	if (!cpu->user || likely(uid_eq(__task_cred(next)->euid, cpu->uid)))
 		return;
 	if (!next->mm || cpu->whole)
 		return;
+	if (cpu->wide && cpu->user == perfctr_perf)
+		return;
 	perfctr_suspend_current();
-	perfctr_user_hide(cpu);
+	if (cpu->wide)
+		perfctr_user_show(smp_processor_id(), perfctr_perf);
+	else
+		perfctr_user_hide(cpu);
 }

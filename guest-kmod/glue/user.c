@@ -17,6 +17,11 @@
 /* Root, for whom CPUs count as a whole too. */
 struct perfctr_user *perfctr_root;
 
+/* Nobody's, for perf's events where no thread of their user has counters. */
+struct perfctr_user *perfctr_perf;
+
+static atomic_t perfctr_observers;
+
 static LIST_HEAD(perfctr_users);
 /* Protects the list, and whose each of its elements is. */
 static DEFINE_MUTEX(perfctr_users_lock);
@@ -33,6 +38,21 @@ int perfctr_user_hide(struct perfctr_cpu *cpu)
 	return err;
 }
 
+/*
+ * Whoever executes can read counters while a page is registered, so perf's own
+ * is shown for one user at a time, unless CPUs count whoever executes.
+ */
+static u32 perfctr_observer(struct perfctr_cpu *cpu,
+			    const struct perfctr_user *user)
+{
+	if (user != perfctr_perf)
+		return user->observer;
+	if (!cpu->perf_observer || !uid_eq(cpu->perf_uid, current_euid()))
+		cpu->perf_observer = atomic_inc_return(&perfctr_observers);
+	cpu->perf_uid = current_euid();
+	return cpu->perf_observer;
+}
+
 /* On that CPU, with interrupts disabled; a refusal is told its threads. */
 int perfctr_user_show(unsigned int number, struct perfctr_user *user)
 {
@@ -45,10 +65,13 @@ int perfctr_user_show(unsigned int number, struct perfctr_user *user)
 	if (cpu->whole)
 		return -EBUSY;
 	perfctr_user_hide(cpu);
-	err = perfctr_core_vcpu_register(
-		cpu->core, page, perfctr_platform_gfn(page), user->observer);
-	if (!err)
+	err = perfctr_core_vcpu_register(cpu->core, page,
+					 perfctr_platform_gfn(page),
+					 perfctr_observer(cpu, user));
+	if (!err) {
 		cpu->user = user;
+		cpu->uid = user == perfctr_perf ? cpu->perf_uid : user->uid;
+	}
 	return err;
 }
 
@@ -126,7 +149,6 @@ static struct perfctr_user *perfctr_user_recycle(void)
 
 static struct perfctr_user *perfctr_user_find(kuid_t uid)
 {
-	static u32 observers;
 	struct perfctr_user *user;
 
 	list_for_each_entry(user, &perfctr_users, list) {
@@ -138,7 +160,7 @@ static struct perfctr_user *perfctr_user_find(kuid_t uid)
 		user = perfctr_user_alloc();
 	if (user) {
 		user->uid = uid;
-		user->observer = ++observers;
+		user->observer = atomic_inc_return(&perfctr_observers);
 	}
 	return user;
 }
@@ -164,7 +186,11 @@ void perfctr_user_put(struct perfctr_user *user)
 int perfctr_users_init(void)
 {
 	perfctr_root = perfctr_user_get(GLOBAL_ROOT_UID);
-	return perfctr_root ? 0 : -ENOMEM;
+	perfctr_perf = perfctr_user_get(INVALID_UID);
+	if (perfctr_root && perfctr_perf)
+		return 0;
+	perfctr_users_exit();
+	return -ENOMEM;
 }
 
 /* Nothing is registered any more. */

@@ -9,6 +9,8 @@
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C")]
 
+mod events;
+
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
 

@@ -49,9 +49,18 @@ const BOUNDARIES: &[Boundary] = &[
         ],
     },
     Boundary {
-        sources: &["guest-kmod/ffi/src/lib.rs"],
+        sources: &[
+            "guest-kmod/ffi/src/lib.rs",
+            "guest-kmod/ffi/src/events.rs",
+            "guest-kmod/src/events.rs",
+        ],
         header: "guest-kmod/glue/perfctr_core.h",
-        names: &[("VcpuObject", "perfctr_core_vcpu"), ("ThreadObject", "perfctr_core_thread")],
+        names: &[
+            ("VcpuObject", "perfctr_core_vcpu"),
+            ("ThreadObject", "perfctr_core_thread"),
+            ("Wanted", "perfctr_wanted"),
+            ("Progress", "perfctr_progress"),
+        ],
     },
 ];
 

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * perf's events on this CPU: all with interrupts disabled.  perf adds an event
+ * where its task executes, or where its CPU is, and removes it again; what it
+ * counts and where is the core's to decide (src/events.rs).
+ */
+
+#include <linux/bitops.h>
+#include <linux/cred.h>
+#include <linux/irq_work.h>
+#include <linux/percpu.h>
+#include <linux/perf_event.h>
+#include <linux/sched/task_stack.h>
+#include <asm/irq_regs.h>
+#include <asm/local64.h>
+
+#include "perfctr.h"
+
+/* By the core's number of the event. */
+static DEFINE_PER_CPU(struct perf_event *[32], perfctr_events);
+
+static void perfctr_tell_here(struct irq_work *unused)
+{
+	perfctr_tell_current();
+}
+
+static DEFINE_PER_CPU(struct irq_work, perfctr_tell_work) =
+	IRQ_WORK_INIT_HARD(perfctr_tell_here);
+
+static struct perfctr_core_thread *perfctr_core_current(void)
+{
+	struct perfctr_thread *thread = perfctr_thread_current();
+
+	return thread ? perfctr_core_of(thread) : NULL;
+}
+
+/* perf holds locks here in which no signal may be sent. */
+void perfctr_events_enable(void)
+{
+	if (perfctr_core_events_enable(perfctr_this_vcpu(),
+				       perfctr_core_current()))
+		irq_work_queue(this_cpu_ptr(&perfctr_tell_work));
+}
+
+void perfctr_events_disable(void)
+{
+	perfctr_core_events_disable(perfctr_this_vcpu());
+}
+
+/*
+ * The registers of the thread where its event has overflowed.  One that counts
+ * user mode only did so before the kernel was entered.
+ */
+static struct pt_regs *perfctr_event_regs(struct perf_event *event,
+					  struct pt_regs *now)
+{
+	if (now && (user_mode(now) || !event->attr.exclude_kernel))
+		return now;
+	return current->flags & PF_KTHREAD ? NULL : task_pt_regs(current);
+}
+
+/* perf's limit of overflows was reached: it disables the event. */
+static void perfctr_event_last(struct perf_event *event)
+{
+	event->pending_kill = POLL_HUP;
+	event->pending_disable = 1;
+	irq_work_queue(&event->pending_irq);
+}
+
+/* As perf does for PMUs of its own; it exports none of this. */
+static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
+				 u64 periods)
+{
+	const struct perf_event *owner = event->parent ?: event;
+	struct perf_sample_data data;
+	int limit = atomic_read(&event->event_limit);
+
+	event->hw.last_period = event->hw.sample_period * periods;
+	perf_sample_data_init(&data, 0, event->hw.last_period);
+	event->pending_kill = POLL_IN;
+	if (limit && atomic_dec_and_test(&event->event_limit)) {
+		perfctr_event_last(event);
+		perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx);
+		event->hw.state |= PERF_HES_STOPPED;
+	}
+	event->overflow_handler(event, &data, regs);
+	/* Who asked for a signal asked for those of inherited events too. */
+	if (owner->fasync && event->pending_kill) {
+		event->pending_wakeup = 1;
+		irq_work_queue(&event->pending_irq);
+	}
+}
+
+static void perfctr_event_tell(struct perf_event *event, struct pt_regs *now)
+{
+	struct pt_regs *regs = perfctr_event_regs(event, now);
+	u64 periods = perfctr_core_event_next_period(perfctr_this_vcpu(),
+						     event->hw.idx);
+
+	if (regs && periods)
+		perfctr_event_sample(event, regs, periods);
+}
+
+/* The progress since the last time is perf's from now on. */
+void perfctr_event_read(struct perf_event *event)
+{
+	struct perfctr_progress progress;
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_core_event_progress(perfctr_this_vcpu(), event->hw.idx,
+				    &progress);
+	local64_add(progress.count, &event->count);
+	if (is_sampling_event(event))
+		local64_set(&event->hw.period_left, progress.left);
+	perf_event_update_userpage(event);
+	local_irq_restore(flags);
+}
+
+/* A period that has begun goes on, unless perf has set another one. */
+void perfctr_event_start(struct perf_event *event, int flags)
+{
+	s64 left = local64_read(&event->hw.period_left);
+	s64 period = event->hw.sample_period;
+
+	if (left <= 0 || left > period)
+		left = period;
+	event->hw.state = 0;
+	perfctr_core_event_start(perfctr_this_vcpu(), event->hw.idx, period,
+				 left);
+}
+
+/* An overflow that no interrupt has told of yet is told here. */
+void perfctr_event_stop(struct perf_event *event, int flags)
+{
+	if (!(event->hw.state & PERF_HES_STOPPED)) {
+		perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx);
+		event->hw.state |= PERF_HES_STOPPED;
+	}
+	if (!(flags & PERF_EF_UPDATE) || event->hw.state & PERF_HES_UPTODATE)
+		return;
+	perfctr_event_read(event);
+	if (is_sampling_event(event) &&
+	    local64_read(&event->hw.period_left) <= 0) {
+		perfctr_event_tell(event, NULL);
+		perfctr_event_read(event);
+	}
+	event->hw.state |= PERF_HES_UPTODATE;
+}
+
+static bool perfctr_event_is_wide(const struct perf_event *event)
+{
+	return !(event->attach_state & PERF_ATTACH_TASK);
+}
+
+/*
+ * A page where the event's counter may show: the thread's user's, or perf's own,
+ * which nobody maps.
+ */
+static void perfctr_event_show(unsigned int number, bool is_wide)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[number];
+	struct perfctr_thread *thread = perfctr_thread_current();
+
+	if (cpu->user &&
+	    (is_wide || cpu->wide || uid_eq(cpu->uid, current_euid())))
+		return;
+	/* Its counters may be running. */
+	if (thread && thread->user == cpu->user)
+		return;
+	/* Where it is refused, so is the event. */
+	perfctr_user_show(number, perfctr_perf);
+}
+
+int perfctr_event_add(struct perf_event *event, int flags)
+{
+	unsigned int number = smp_processor_id();
+	struct perfctr_cpu *cpu = &perfctr_cpus[number];
+	bool is_wide = perfctr_event_is_wide(event);
+	struct perfctr_wanted wanted = {
+		.general = event->hw.config,
+		.fixed = event->hw.config_base,
+		.slots = event->hw.event_base,
+		.samples = is_sampling_event(event),
+	};
+	int index;
+
+	perfctr_event_show(number, is_wide);
+	index = perfctr_core_event_add(cpu->core, &wanted,
+				       perfctr_core_current());
+	if (index < 0)
+		return index;
+	cpu->wide += is_wide;
+	event->hw.idx = index;
+	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+	*this_cpu_ptr(&perfctr_events[index]) = event;
+	if (flags & PERF_EF_START)
+		perfctr_event_start(event, PERF_EF_RELOAD);
+	return 0;
+}
+
+void perfctr_event_remove(struct perf_event *event, int flags)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+
+	perfctr_event_stop(event, PERF_EF_UPDATE);
+	perfctr_core_event_remove(cpu->core, event->hw.idx);
+	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
+	event->hw.idx = -1;
+	cpu->wide -= perfctr_event_is_wide(event);
+	/* What was shown to nobody in particular is not for who is here now. */
+	if (cpu->user == perfctr_perf && !cpu->wide &&
+	    !uid_eq(cpu->uid, current_euid()))
+		perfctr_user_hide(cpu);
+}
+
+/* The interrupt of an overflow came. */
+void perfctr_events_overflow(void)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	unsigned long overflowed = perfctr_core_events_overflowed(cpu->core);
+	struct pt_regs *regs = get_irq_regs();
+	struct perf_event *event;
+	unsigned int index;
+
+	for_each_set_bit(index, &overflowed, 32)
+	{
+		event = *this_cpu_ptr(&perfctr_events[index]);
+		perfctr_event_read(event);
+		perfctr_event_tell(event, regs);
+	}
+	perfctr_events_enable();
+}

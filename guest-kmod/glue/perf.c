@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * The PMU of Linux's perf.  A guest of Xen has no other one for hardware
+ * events, so this is "cpu", which perf's generic and raw events go to.
+ */
+
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/device.h>
+#include <linux/math64.h>
+#include <linux/module.h>
+#include <linux/perf_event.h>
+
+#include "perfctr.h"
+
+/* How many events a second are expected until perf knows better. */
+#define PERFCTR_EVENTS_EXPECTED 1000000000ULL
+
+static void perfctr_pmu_enable(struct pmu *unused)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_events_enable();
+	local_irq_restore(flags);
+}
+
+static void perfctr_pmu_disable(struct pmu *unused)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_events_disable();
+	local_irq_restore(flags);
+}
+
+static void perfctr_pmu_destroy(struct perf_event *unused)
+{
+	perfctr_unwatch();
+}
+
+/* What counts something else than the guest's two modes is not offered. */
+static int perfctr_pmu_check(const struct perf_event_attr *attr)
+{
+	if (attr->type != PERF_TYPE_HARDWARE && attr->type != PERF_TYPE_RAW)
+		return -ENOENT;
+	if (attr->exclude_host || attr->exclude_idle)
+		return -EINVAL;
+	if (attr->precise_ip || attr->sigtrap || attr->config1 ||
+	    attr->config2 || attr->sample_type & PERF_SAMPLE_BRANCH_STACK)
+		return -EOPNOTSUPP;
+	return 0;
+}
+
+static int perfctr_pmu_wanted(struct perf_event *event)
+{
+	const struct perf_event_attr *attr = &event->attr;
+	struct perfctr_wanted wanted;
+	u64 rings = 0;
+	int err;
+
+	if (!attr->exclude_user)
+		rings |= PERFCTR_EVNTSEL_USR;
+	if (!attr->exclude_kernel)
+		rings |= PERFCTR_EVNTSEL_OS;
+	err = perfctr_core_event_wanted(&perfctr_query, attr->type,
+					attr->config, rings,
+					is_sampling_event(event), &wanted);
+	if (err)
+		return err;
+	event->hw.config = wanted.general;
+	event->hw.config_base = wanted.fixed;
+	event->hw.event_base = wanted.slots;
+	event->hw.idx = -1;
+	return 0;
+}
+
+/* perf itself would begin with one event, and a storm. */
+static void perfctr_pmu_first_period(struct perf_event *event)
+{
+	u64 period =
+		div64_u64(PERFCTR_EVENTS_EXPECTED, event->attr.sample_freq);
+
+	event->hw.sample_period = max_t(u64, period, 1);
+	event->hw.last_period = event->hw.sample_period;
+	local64_set(&event->hw.period_left, event->hw.sample_period);
+}
+
+static int perfctr_pmu_event_init(struct perf_event *event)
+{
+	int err = perfctr_pmu_check(&event->attr);
+
+	if (!err)
+		err = perfctr_pmu_wanted(event);
+	if (!err)
+		err = perfctr_watch();
+	if (err)
+		return err;
+	event->destroy = perfctr_pmu_destroy;
+	if (event->attr.freq && event->attr.sample_freq)
+		perfctr_pmu_first_period(event);
+	return 0;
+}
+
+PMU_FORMAT_ATTR(event, "config:0-7");
+PMU_FORMAT_ATTR(umask, "config:8-15");
+PMU_FORMAT_ATTR(edge, "config:18");
+PMU_FORMAT_ATTR(inv, "config:23");
+PMU_FORMAT_ATTR(cmask, "config:24-31");
+
+static struct attribute *perfctr_format_attrs[] = {
+	&format_attr_event.attr, &format_attr_umask.attr,
+	&format_attr_edge.attr,	 &format_attr_inv.attr,
+	&format_attr_cmask.attr, NULL,
+};
+
+static const struct attribute_group perfctr_format_group = {
+	.name = "format",
+	.attrs = perfctr_format_attrs,
+};
+
+static ssize_t max_precise_show(struct device *dev,
+				struct device_attribute *attr, char *page)
+{
+	return sysfs_emit(page, "0\n");
+}
+
+static ssize_t pmu_name_show(struct device *dev, struct device_attribute *attr,
+			     char *page)
+{
+	return sysfs_emit(page, "perfctr\n");
+}
+
+static DEVICE_ATTR_RO(max_precise);
+static DEVICE_ATTR_RO(pmu_name);
+
+static struct attribute *perfctr_caps_attrs[] = {
+	&dev_attr_max_precise.attr,
+	&dev_attr_pmu_name.attr,
+	NULL,
+};
+
+static const struct attribute_group perfctr_caps_group = {
+	.name = "caps",
+	.attrs = perfctr_caps_attrs,
+};
+
+static const struct attribute_group *perfctr_pmu_groups[] = {
+	&perfctr_format_group,
+	&perfctr_caps_group,
+	NULL,
+};
+
+static struct pmu perfctr_pmu = {
+	.module = THIS_MODULE,
+	.attr_groups = perfctr_pmu_groups,
+	.task_ctx_nr = perf_hw_context,
+	.pmu_enable = perfctr_pmu_enable,
+	.pmu_disable = perfctr_pmu_disable,
+	.event_init = perfctr_pmu_event_init,
+	.add = perfctr_event_add,
+	.del = perfctr_event_remove,
+	.start = perfctr_event_start,
+	.stop = perfctr_event_stop,
+	.read = perfctr_event_read,
+};
+
+static bool perfctr_pmu_is_registered;
+
+/* Somebody else may have perf's hardware events; threads count all the same. */
+void perfctr_pmu_init(void)
+{
+	int err = perf_pmu_register(&perfctr_pmu, "cpu", PERF_TYPE_RAW);
+
+	perfctr_pmu_is_registered = !err;
+	if (err)
+		pr_warn("perf has hardware events already, or takes none: error %d\n",
+			err);
+}
+
+void perfctr_pmu_exit(void)
+{
+	if (perfctr_pmu_is_registered)
+		perf_pmu_unregister(&perfctr_pmu);
+}
