@@ -14,6 +14,7 @@ pub mod expected;
 pub mod histogram;
 pub mod map;
 pub mod module;
+pub mod perf;
 pub mod raw;
 pub mod region;
 pub mod rng;

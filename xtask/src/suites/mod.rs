@@ -11,6 +11,7 @@ pub mod mutants;
 mod overflow;
 pub mod papi;
 mod pcpus;
+mod perf;
 mod pmu;
 mod programs;
 mod providers;
@@ -51,6 +52,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "tenants", tier: Vm, run: tenants::run },
     Suite { name: "amd", tier: Vm, run: tenants::amd },
     Suite { name: "stat", tier: Vm, run: stat::run },
+    Suite { name: "perf", tier: Vm, run: perf::run },
     Suite { name: "shim", tier: Vm, run: shim::run },
     Suite { name: "papi", tier: Vm, run: papi::suite },
 ];

@@ -2,6 +2,7 @@
 //! The PMU model on its own: Linux and its `perf` accept it and its counts are exact, without our
 //! other code.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -45,16 +46,21 @@ fn check(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Debian's own `perf`.
-fn perf(report: &mut Report) -> Result<()> {
+/// A program of so many instructions.
+pub fn known() -> Result<PathBuf> {
     let program = cache::root()?.join("work/loop");
     let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-o"]);
     gcc.arg(&program).arg(sh::project().join("testbed/qemu/check/loop.S"));
     sh::output(&mut gcc)?;
+    Ok(program)
+}
+
+/// Debian's own `perf`.
+fn perf(report: &mut Report) -> Result<()> {
     let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
     let script = format!("for run in $(seq {PERF_RUNS}); do {stat}; done");
     let mut spec = Spec::new("native", ["sh", "-c", &script])?.stock("");
-    spec.files.push((program, "/work/loop".into()));
+    spec.files.push((known()?, "/work/loop".into()));
     spec.files.push((rootfs::perf()?, "/".into()));
     let outcome = machine::run(&spec)?;
     report.test("perf stat counts exactly", || {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -36,16 +36,21 @@ pub fn run(report: &mut Report) -> Result<()> {
 fn spec(topology: &str, provider: &str) -> Result<Spec> {
     let mut spec = Spec::new(topology, ["/work/stat", provider])?;
     spec.add_program("cli", "perfctr")?;
-    apt::install(&["gcc"], "assembling a program without a library")?;
-    let alone = cache::root()?.join("work/stat-alone");
-    let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-no-pie", "-o"]);
-    sh::output(gcc.arg(&alone).arg(sh::project().join("tests/vm/src/bin/stat/alone.S")))?;
-    spec.files.push((alone, "/work/alone".to_owned()));
+    spec.files.push((alone()?, "/work/alone".to_owned()));
     apt::install(&["xz-utils", "liblzma5"], "a program with threads to record")?;
     for file in ["/usr/bin/xz", "/usr/lib/x86_64-linux-gnu/liblzma.so.5"] {
         spec.files.push((fs::canonicalize(file)?, file.into()));
     }
     Ok(spec)
+}
+
+/// A program short enough to be stepped.
+pub fn alone() -> Result<PathBuf> {
+    apt::install(&["gcc"], "assembling a program without a library")?;
+    let alone = cache::root()?.join("work/stat-alone");
+    let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-no-pie", "-o"]);
+    sh::output(gcc.arg(&alone).arg(sh::project().join("tests/vm/src/bin/stat/alone.S")))?;
+    Ok(alone)
 }
 
 /// Go's pprof finds the same functions with as many samples as our own text.

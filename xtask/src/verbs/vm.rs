@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::artefacts::guest;
+use crate::artefacts::rootfs;
 use crate::artefacts::shim;
 use crate::artefacts::xen::Flavour;
 use crate::machine::{self, Spec};
@@ -18,7 +19,7 @@ use crate::tools::cache;
 /// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
 ///
 /// The perfctr module is loaded; the command perfctr and the C library libperfctr.so.6 are where
-/// programs look for them.
+/// programs look for them, and so is Debian's perf if CMD speaks of it.
 /// The status is 128 + N if signal N ended CMD, 124 if it ran too long, 125 if the machine or the
 /// module failed. CMD reads nothing from standard input. What it changes in the guest is lost, but
 /// for what it leaves in /out (see --out).
@@ -58,7 +59,12 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<ExitCode> {
+    let perf = args.command.iter().any(|word| word.to_string_lossy().contains("perf "))
+        || args.command[0] == "perf";
     let mut spec = Spec::new(&args.topology, args.command)?;
+    if perf {
+        spec.files.push((rootfs::perf()?, "/".into()));
+    }
     spec.module = !args.no_module;
     spec.copy = args.copy;
     spec.out = args.out;

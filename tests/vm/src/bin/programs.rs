@@ -5,11 +5,10 @@
 //! On the bare machine Linux' perf counts them one after the other; under Xen the module does, all
 //! at once and several times, while they are moved between vCPUs and these between physical CPUs.
 //! Both have to print the same.
-#![expect(unsafe_code, reason = "perf_event_open and what is done between fork and exec")]
+#![expect(unsafe_code, reason = "what is done between fork and exec")]
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -26,13 +25,14 @@ use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use perf_event_open_sys::{bindings, perf_event_open};
+use perf_event_open_sys::bindings;
 use perfctr::raw::Device;
 use perfctr::{Provider, Session};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::ioctl::{Control, Create};
 use shared_abi::version::ABI_MAJOR;
 use vm_tests::disturb;
+use vm_tests::perf::{Event, Whose, generic};
 use vm_tests::rng::Rng;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, or_exit, run_on};
@@ -218,41 +218,22 @@ fn count<C: Counter>(
 }
 
 /// Counters of Linux' own.
-struct Perf([File; 2]);
+struct Perf([Event; 2]);
 
 impl Perf {
     fn attach(pid: Pid) -> Result<Self> {
-        let open = |event: u32, group: i32| -> Result<File> {
-            let mut attributes = bindings::perf_event_attr {
-                type_: bindings::PERF_TYPE_HARDWARE,
-                size: size_of::<bindings::perf_event_attr>() as u32,
-                config: event.into(),
-                ..Default::default()
-            };
-            attributes.set_exclude_kernel(1);
-            // SAFETY: the attributes are writable and say how large they are.
-            let descriptor =
-                unsafe { perf_event_open(&raw mut attributes, pid.as_raw(), -1, group, 0) };
-            ensure!(descriptor >= 0, std::io::Error::last_os_error());
-            // SAFETY: a new descriptor, which nobody else owns.
-            Ok(unsafe { File::from_raw_fd(descriptor) })
-        };
-        let instructions = open(bindings::PERF_COUNT_HW_INSTRUCTIONS, -1)?;
-        let leader = instructions.as_raw_fd();
-        let branches = open(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS, leader)?;
+        let instructions = generic(bindings::PERF_COUNT_HW_INSTRUCTIONS);
+        let instructions = Event::open(instructions, Whose::Thread(pid), None)?;
+        let branches = generic(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS);
+        let branches = Event::open(branches, Whose::Thread(pid), Some(&instructions))?;
         Ok(Self([instructions, branches]))
     }
 }
 
 impl Counter for Perf {
-    fn counts(mut self) -> Result<[u64; 2]> {
-        let mut counts = [0; 2];
-        for (count, event) in counts.iter_mut().zip(&mut self.0) {
-            let mut bytes = [0; 8];
-            event.read_exact(&mut bytes)?;
-            *count = u64::from_ne_bytes(bytes);
-        }
-        Ok(counts)
+    fn counts(self) -> Result<[u64; 2]> {
+        let [instructions, branches] = self.0;
+        Ok([instructions.count()?, branches.count()?])
     }
 }
 

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Linux's perf on the module's PMU: counts and samples against the truth, while threads are moved
+//! between vCPUs and these between physical CPUs.
+
+mod counted;
+mod refused;
+mod sampled;
+mod tool;
+mod wide;
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use nix::unistd::gettid;
+use shared_abi::hypercall::HOOK_SWITCH_TO;
+use vm_tests::disturb;
+use vm_tests::tally::Tally;
+use vm_tests::threads::cpus;
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+
+/// Of the testbed.
+const PCPUS: u32 = 2;
+const SEED: u64 = 1;
+
+/// How often vCPUs have to be switched in at least while they are disturbed.
+const SWITCHES_MIN: u64 = 100;
+
+/// How often something is done at most for that.
+const ROUNDS_MAX: u32 = 20;
+
+/// The machine.
+pub struct Machine {
+    xen: Xen,
+    /// Its vCPUs' numbers.
+    pub cpus: Vec<usize>,
+}
+
+impl Machine {
+    fn open() -> Result<Self> {
+        Ok(Self { xen: Xen::open().context("this is not Xen's control domain")?, cpus: cpus()? })
+    }
+
+    /// How often the hypervisor's driver has switched vCPUs in that count.
+    fn switches(&self) -> Result<u64> {
+        Ok(self.xen.stats()?.hook[HOOK_SWITCH_TO].calls)
+    }
+
+    /// Does something while vCPUs are moved, again and again until they were often enough.
+    pub fn disturbed(&self, mut once: impl FnMut() -> Result<()>) -> Result<()> {
+        let enough = self.switches()? + SWITCHES_MIN;
+        let stop = &AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                disturb::vcpus(&self.xen, CONTROL_DOMAIN, &self.cpus, PCPUS, SEED, stop);
+            });
+            let mut go_on = || -> Result<()> {
+                for _ in 0..ROUNDS_MAX {
+                    once()?;
+                    if self.switches()? >= enough {
+                        return Ok(());
+                    }
+                }
+                bail!("fewer than {SWITCHES_MIN} switches of vCPUs in {ROUNDS_MAX} rounds")
+            };
+            let result = go_on();
+            stop.store(true, Ordering::Relaxed);
+            result
+        })
+    }
+
+    /// Moves threads between vCPUs while `all` of them do something.
+    pub fn scattered(
+        &self,
+        threads: usize,
+        each: impl Fn(usize) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let (movable, stop) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+        let (gate, each) = (Barrier::new(threads + 1), &each);
+        thread::scope(|scope| {
+            let start = |id| {
+                let (movable, gate) = (&movable, &gate);
+                scope.spawn(move || {
+                    movable.lock().expect("no thread panics").push(gettid());
+                    gate.wait();
+                    each(id)
+                })
+            };
+            let all: Vec<_> = (0..threads).map(start).collect();
+            gate.wait();
+            let movable = movable.lock().expect("no thread panics").clone();
+            let mover = scope.spawn(|| disturb::threads(&{ movable }, &self.cpus, SEED, &stop));
+            let results = all.into_iter().map(|thread| thread.join().expect("no thread panics"));
+            let result = results.collect();
+            stop.store(true, Ordering::Relaxed);
+            mover.join().expect("no thread panics");
+            result
+        })
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let machine = Machine::open()?;
+    let mut tally = Tally::default();
+    let mut test = |name: &str, test: fn(&Machine) -> Result<()>| {
+        tally.check(name, test(&machine).map_err(|error| format!("{error:#}")));
+    };
+    test("events that cannot be right are refused", refused::all);
+    test("threads count exactly", counted::threads);
+    test("threads with counters of their own count exactly beside", counted::beside);
+    test("events take turns, and say so", counted::in_turns);
+    test("CPUs count what threads do", wide::equal_to_threads);
+    test("every period is a sample, in its own thread", sampled::threads);
+    test("a limit of overflows is kept", sampled::limited);
+    test("perf stat counts the same each time", tool::stat);
+    test("perf record tells where every period has ended", tool::record);
+    test("perf record finds its own frequency, and callers", tool::frequency);
+    Ok(tally.finish())
+}

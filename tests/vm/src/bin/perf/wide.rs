@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What CPUs count together is what all threads do.
+
+use std::hint::black_box;
+
+use anyhow::{Result, ensure};
+use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
+use vm_tests::perf::{Event, Whose, generic};
+use vm_tests::region::Region;
+use vm_tests::rng::Rng;
+use vm_tests::threads::{SELF, run_on};
+
+use crate::{Machine, SEED};
+
+const THREADS: usize = 8;
+const ROUNDS: usize = 50;
+const ITERATIONS: u64 = 400_000;
+
+/// The CPUs' events, and one that this thread and all its children share.
+struct Both {
+    cpus: Vec<Event>,
+    threads: Event,
+}
+
+impl Both {
+    fn open(machine: &Machine) -> Result<Self> {
+        let instructions = || generic(PERF_COUNT_HW_INSTRUCTIONS);
+        let open = |&cpu: &usize| Event::open(instructions(), Whose::Cpu(cpu), None);
+        let cpus = machine.cpus.iter().map(open).collect::<Result<_, _>>()?;
+        let mut inherited = instructions();
+        inherited.set_inherit(1);
+        Ok(Self { cpus, threads: Event::open(inherited, Whose::Thread(SELF), None)? })
+    }
+
+    /// What the CPUs have counted more than the threads.
+    #[inline(never)]
+    fn more(&self) -> Result<u64> {
+        let mut cpus = 0;
+        for cpu in &self.cpus {
+            cpus += cpu.count()?;
+        }
+        Ok(cpus - self.threads.count()?)
+    }
+}
+
+/// Nobody else executes in user mode: whoever has started this waits for it.
+pub fn equal_to_threads(machine: &Machine) -> Result<()> {
+    run_on(SELF, &machine.cpus[..1])?;
+    let both = Both::open(machine)?;
+    // What this thread executes between reading its own CPU and reading itself is the same each
+    // time, once memory was touched.
+    let [_, nothing] = [(); 2].map(|()| {
+        let before = both.more();
+        Ok::<_, anyhow::Error>(both.more()?.wrapping_sub(before?))
+    });
+    let nothing = nothing?;
+    ensure!(nothing == 0, "{nothing} instructions from one reading to the next");
+    let before = both.more()?;
+    machine.disturbed(|| {
+        machine.scattered(THREADS, |id| {
+            let mut rng = Rng::new(SEED, id as u64);
+            for _ in 0..ROUNDS {
+                Region::random(&mut rng, ITERATIONS).execute(&mut black_box(0));
+                std::thread::yield_now();
+            }
+            Ok(())
+        })
+    })?;
+    let more = both.more()?.wrapping_sub(before).cast_signed();
+    ensure!(more == 0, "the CPUs have counted {more} instructions more");
+    Ok(run_on(SELF, &machine.cpus)?)
+}
