@@ -9,7 +9,10 @@
 #include <linux/device.h>
 #include <linux/math64.h>
 #include <linux/module.h>
+#include <linux/mutex.h>
 #include <linux/perf_event.h>
+#include <linux/sched/signal.h>
+#include <linux/workqueue.h>
 
 #include "perfctr.h"
 
@@ -34,8 +37,59 @@ static void perfctr_pmu_disable(struct pmu *unused)
 	local_irq_restore(flags);
 }
 
+/*
+ * A task that ever had an event keeps perf's context of it, which names the
+ * PMU, until it ends: so long the module has to stay.
+ */
+#define PERFCTR_CONTEXTS_LOOK_MS 500
+
+static DEFINE_MUTEX(perfctr_contexts_lock);
+static bool perfctr_contexts_hold;
+static struct pmu perfctr_pmu;
+
+static bool perfctr_contexts_exist(void)
+{
+	const struct perf_event_context *context;
+	struct task_struct *process, *task;
+	bool exist = false;
+
+	rcu_read_lock();
+	for_each_process_thread(process, task)
+	{
+		context = READ_ONCE(task->perf_event_ctxp[perf_hw_context]);
+		exist |= context && context->pmu == &perfctr_pmu;
+	}
+	rcu_read_unlock();
+	return exist;
+}
+
+static void perfctr_contexts_look(struct work_struct *work)
+{
+	mutex_lock(&perfctr_contexts_lock);
+	if (perfctr_contexts_exist()) {
+		schedule_delayed_work(
+			to_delayed_work(work),
+			msecs_to_jiffies(PERFCTR_CONTEXTS_LOOK_MS));
+	} else {
+		perfctr_contexts_hold = false;
+		module_put(THIS_MODULE);
+	}
+	mutex_unlock(&perfctr_contexts_lock);
+}
+
+static DECLARE_DELAYED_WORK(perfctr_contexts_work, perfctr_contexts_look);
+
+/* An event goes: its task's context may stay. */
 static void perfctr_pmu_destroy(struct perf_event *unused)
 {
+	mutex_lock(&perfctr_contexts_lock);
+	if (!perfctr_contexts_hold) {
+		perfctr_contexts_hold = true;
+		/* perf holds it too, until the event is gone. */
+		__module_get(THIS_MODULE);
+		schedule_delayed_work(&perfctr_contexts_work, 0);
+	}
+	mutex_unlock(&perfctr_contexts_lock);
 	perfctr_unwatch();
 }
 
@@ -155,6 +209,8 @@ static struct pmu perfctr_pmu = {
 	.module = THIS_MODULE,
 	.attr_groups = perfctr_pmu_groups,
 	.task_ctx_nr = perf_hw_context,
+	/* Or perf would not take it a second time, after the module was away. */
+	.capabilities = PERF_PMU_CAP_HETEROGENEOUS_CPUS,
 	.pmu_enable = perfctr_pmu_enable,
 	.pmu_disable = perfctr_pmu_disable,
 	.event_init = perfctr_pmu_event_init,
@@ -180,6 +236,7 @@ void perfctr_pmu_init(void)
 
 void perfctr_pmu_exit(void)
 {
+	cancel_delayed_work_sync(&perfctr_contexts_work);
 	if (perfctr_pmu_is_registered)
 		perf_pmu_unregister(&perfctr_pmu);
 }
