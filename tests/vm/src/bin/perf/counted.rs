@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Threads that count with perf's events.
 
-use std::thread::yield_now;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, sleep, yield_now};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_INSTRUCTIONS,
 };
+use vm_tests::module;
 use vm_tests::perf::{Event, Whose, generic, raw};
 use vm_tests::region::Region;
 use vm_tests::rng::Rng;
 use vm_tests::step::{Executed, Kind, Trace};
-use vm_tests::threads::SELF;
+use vm_tests::threads::{SELF, take_away_and_give_back};
+use vm_tests::users::Child;
 use vm_tests::witness::Witness;
 
 use crate::{Machine, SEED};
@@ -19,6 +24,9 @@ use crate::{Machine, SEED};
 const THREADS: usize = 8;
 const ROUNDS: usize = 50;
 const ITERATIONS: u64 = 400_000;
+
+/// The module looks for contexts of perf's more often.
+const LOOK: Duration = Duration::from_millis(1_500);
 
 /// Instructions and branches of the calling thread, as a group.
 struct Group {
@@ -85,6 +93,54 @@ pub fn threads(machine: &Machine) -> Result<()> {
     machine.disturbed(|| machine.scattered(THREADS, |id| regions(id, constant, || Ok(()))))
 }
 
+/// CPUs are unplugged, and plugged in again, below threads and below events of their own.
+pub fn hotplug(machine: &Machine) -> Result<()> {
+    const ROUNDS: u32 = 3;
+    let constant = Group::constant()?;
+    let done = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        let unplugs = scope.spawn(move || {
+            let unplugged = take_away_and_give_back(&machine.cpus[1..], ROUNDS);
+            done.store(true, Relaxed);
+            unplugged
+        });
+        let each = |id: usize| {
+            while !done.load(Relaxed) {
+                regions(id, constant, || Ok(()))?;
+            }
+            Ok(())
+        };
+        let counted = machine.scattered(THREADS, each);
+        unplugs.join().expect("no thread panics").context("a CPU cannot be unplugged")?;
+        counted
+    })
+}
+
+/// An event holds the module, and so does whoever had one; then it goes, and comes again.
+pub fn unload(_: &Machine) -> Result<()> {
+    let open = || Event::open(generic(PERF_COUNT_HW_INSTRUCTIONS), Whose::Thread(SELF), None);
+    let counts = || -> Result<()> {
+        let event = open()?;
+        let before = event.count()?;
+        ensure!(event.count()? > before, "the event counts nothing");
+        let refused = module::unload().err();
+        ensure!(refused == Some(Errno::EAGAIN), "{refused:?} while an event counts");
+        drop(event);
+        sleep(LOOK);
+        let refused = module::unload().err();
+        ensure!(refused == Some(Errno::EAGAIN), "{refused:?} while its thread has a context");
+        Ok(())
+    };
+    for _ in 0..2 {
+        Child::fork(counts)?.join()?;
+        module::unload_when_idle()?;
+        let refused = open().err();
+        ensure!(refused == Some(Errno::ENOENT), "{refused:?} without the module");
+        module::load()?;
+    }
+    module::reload_unharmed()
+}
+
 /// Both kinds at once, and a CPU's event with another select word beside.
 pub fn beside(machine: &Machine) -> Result<()> {
     let constant = Group::constant()?;
@@ -116,16 +172,17 @@ pub fn in_turns(_: &Machine) -> Result<()> {
         attributes.read_format = ENABLED_AND_RUNNING;
         attributes
     });
+    let begin = Instant::now();
     let events = attributes.map(|attributes| Event::open(attributes, Whose::Thread(SELF), None));
     let events: Vec<_> = events.collect::<Result<_, _>>()?;
     let times = || -> Result<Vec<[u64; 3]>> { events.iter().map(|one| Ok(one.read()?)).collect() };
     while times()?.iter().any(|[_, _, running]| *running == 0) {
         Region { first: ITERATIONS, second: ITERATIONS }.execute(&mut 0);
     }
-    let times = times()?;
+    events.iter().try_for_each(Event::disable)?;
+    let (times, longest) = (times()?, begin.elapsed().as_nanos() as u64);
     let (enabled, running): (Vec<_>, Vec<_>) = times.iter().map(|one| (one[1], one[2])).unzip();
     let all: u64 = running.iter().sum();
-    let longest = *enabled.iter().max().context("there are events")?;
     ensure!(running.iter().zip(&enabled).all(|(running, enabled)| running < enabled), "{times:?}");
     ensure!(all <= GENERAL * longest, "{all} ns of {longest}: {times:?}");
     Ok(())

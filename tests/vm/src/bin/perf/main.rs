@@ -53,7 +53,7 @@ impl Machine {
         let enough = self.switches()? + SWITCHES_MIN;
         let stop = &AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let disturber = scope.spawn(|| {
                 disturb::vcpus(&self.xen, CONTROL_DOMAIN, &self.cpus, PCPUS, SEED, stop);
             });
             let mut go_on = || -> Result<()> {
@@ -67,6 +67,8 @@ impl Machine {
             };
             let result = go_on();
             stop.store(true, Ordering::Relaxed);
+            // The scope waits for what it does, and not for the thread's end.
+            disturber.join().expect("no thread panics");
             result
         })
     }
@@ -107,11 +109,15 @@ fn main() -> Result<ExitCode> {
     let mut test = |name: &str, test: fn(&Machine) -> Result<()>| {
         tally.check(name, test(&machine).map_err(|error| format!("{error:#}")));
     };
+    // First: perf's contexts of this process would hold the module.
+    test("the module stays while perf counts, and goes with who counted", counted::unload);
     test("events that cannot be right are refused", refused::all);
     test("threads count exactly", counted::threads);
     test("threads with counters of their own count exactly beside", counted::beside);
     test("events take turns, and say so", counted::in_turns);
     test("CPUs count what threads do", wide::equal_to_threads);
+    test("CPUs count what users do who count themselves", wide::equal_to_users);
+    test("threads count exactly while CPUs come and go", counted::hotplug);
     test("every period is a sample, in its own thread", sampled::threads);
     test("a limit of overflows is kept", sampled::limited);
     test("perf stat counts the same each time", tool::stat);

@@ -2,19 +2,27 @@
 //! What CPUs count together is what all threads do.
 
 use std::hint::black_box;
+use std::thread::yield_now;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use vm_tests::perf::{Event, Whose, generic};
 use vm_tests::region::Region;
 use vm_tests::rng::Rng;
+use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, run_on};
+use vm_tests::users::{Child, NOBODY, SOMEBODY, User, admit, become_user};
+use vm_tests::witness::Witness;
 
 use crate::{Machine, SEED};
 
 const THREADS: usize = 8;
 const ROUNDS: usize = 50;
 const ITERATIONS: u64 = 400_000;
+
+/// How often each user gives the CPU away, and how often pages have to be exchanged for that.
+const TURNS: u32 = 500;
+const EXCHANGES_MIN: u64 = 100;
 
 /// The CPUs' events, and one that this thread and all its children share.
 struct Both {
@@ -44,7 +52,7 @@ impl Both {
 }
 
 /// Nobody else executes in user mode: whoever has started this waits for it.
-pub fn equal_to_threads(machine: &Machine) -> Result<()> {
+fn equal(machine: &Machine, act: impl FnOnce() -> Result<()>) -> Result<()> {
     run_on(SELF, &machine.cpus[..1])?;
     let both = Both::open(machine)?;
     // What this thread executes between reading its own CPU and reading itself is the same each
@@ -56,17 +64,49 @@ pub fn equal_to_threads(machine: &Machine) -> Result<()> {
     let nothing = nothing?;
     ensure!(nothing == 0, "{nothing} instructions from one reading to the next");
     let before = both.more()?;
-    machine.disturbed(|| {
-        machine.scattered(THREADS, |id| {
-            let mut rng = Rng::new(SEED, id as u64);
-            for _ in 0..ROUNDS {
-                Region::random(&mut rng, ITERATIONS).execute(&mut black_box(0));
-                std::thread::yield_now();
-            }
-            Ok(())
-        })
-    })?;
+    act()?;
     let more = both.more()?.wrapping_sub(before).cast_signed();
     ensure!(more == 0, "the CPUs have counted {more} instructions more");
     Ok(run_on(SELF, &machine.cpus)?)
+}
+
+pub fn equal_to_threads(machine: &Machine) -> Result<()> {
+    equal(machine, || {
+        machine.disturbed(|| {
+            machine.scattered(THREADS, |id| {
+                let mut rng = Rng::new(SEED, id as u64);
+                for _ in 0..ROUNDS {
+                    Region::random(&mut rng, ITERATIONS).execute(&mut black_box(0));
+                    yield_now();
+                }
+                Ok(())
+            })
+        })
+    })
+}
+
+/// Two users count on one CPU, each in pages of its own, which are exchanged below the CPU's event.
+pub fn equal_to_users(machine: &Machine) -> Result<()> {
+    admit(0o660)?;
+    let cpu = *machine.cpus.last().context("there is no CPU")?;
+    let before = ModuleStats::read()?;
+    equal(machine, || {
+        let count = |user: User| {
+            Child::fork(move || {
+                become_user(user)?;
+                run_on(SELF, &[cpu])?;
+                let witness = Witness::new()?;
+                for _ in 0..TURNS {
+                    witness.unchanged().map_err(anyhow::Error::msg)?;
+                    yield_now();
+                }
+                Ok(())
+            })
+        };
+        let users = [NOBODY, SOMEBODY].map(count);
+        users.into_iter().try_for_each(|user| user?.join())
+    })?;
+    let registers = ModuleStats::read()?.growth(&before, "registers")?;
+    ensure!(registers >= EXCHANGES_MIN, "pages were exchanged {registers} times only");
+    Ok(())
 }
