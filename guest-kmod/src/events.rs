@@ -361,7 +361,7 @@ impl<K: Kernel> Cpu<'_, K> {
         let overflowed = all.filter(|(_, held)| {
             held.is_some_and(|held| held.started && held.wanted.samples != 0 && held.left <= 0)
         });
-        overflowed.fold(0, |bits, (index, _)| bits | 1 << index)
+        overflowed.map(|(index, _)| 1 << index).sum()
     }
 
     /// The event that has overflowed is to do so again.  Gives how many of its periods have passed.
@@ -590,6 +590,94 @@ mod tests {
         thread.execute(100);
         assert_eq!([0, 1].map(|n| machine.progress(0, n).count), [100, 100]);
         assert_eq!(thread.read().unwrap().counter[..2], [500, 50]);
+    }
+
+    #[test]
+    fn what_cannot_interrupt_is_not_sampled() {
+        let mut caps = Machine::caps();
+        caps.features = 0;
+        let new = |samples| Wanted::new(&caps, TYPE_RAW, 0xc0, USER, samples);
+        assert_eq!(new(true), Err(Errno::OPNOTSUPP));
+        assert!(new(false).is_ok());
+    }
+
+    /// A thread has left this loaded.
+    fn left_behind(machine: &Machine, counters: &[CounterConfig]) {
+        let thread = machine.thread();
+        thread.start(counters);
+        thread.stop();
+        machine.take_hypercalls();
+    }
+
+    #[test]
+    fn what_counts_it_already_is_taken() {
+        let machine = Machine::new();
+        left_behind(&machine, &[counter(1, INSTRUCTIONS)]);
+        machine.schedule(0, &[(wanted(0xc0, false), 0)]);
+        assert_eq!(machine.take_hypercalls(), []);
+        machine.execute(0, 10, 1);
+        assert_eq!(machine.progress(0, 0).count, 10);
+    }
+
+    #[test]
+    fn what_nobody_needs_makes_room() {
+        let machine = Machine::new();
+        left_behind(&machine, &[0, 1, 2, 3].map(|slot| counter(slot, BRANCHES)));
+        machine.schedule(0, &[(wanted(0xc0, false), 0), (wanted(0xc0 | 1 << 24, false), 0)]);
+        machine.execute(0, 10, 1);
+        assert_eq!([0, 1].map(|n| machine.progress(0, n).count), [10, 10]);
+        assert_eq!(machine.programmed(0).slots(), 0b1111, "the others stay");
+    }
+
+    #[test]
+    fn what_could_not_be_loaded_counts_nothing() {
+        let machine = Machine::new();
+        left_behind(&machine, &[0, 1, 2, 3].map(|slot| counter(slot, BRANCHES)));
+        machine.refuse(Some(Errno::PERM));
+        machine.schedule(0, &[(wanted(0xc0, false), 0)]);
+        machine.execute(0, 1_000, 100);
+        assert_eq!(machine.progress(0, 0).count, 0);
+    }
+
+    #[test]
+    fn a_thread_that_begins_does_not_enable_perf() {
+        let machine = Machine::new();
+        machine.schedule(0, &[(wanted(0xc0, false), 0)]);
+        machine.on(0, |cpu| cpu.disable_events());
+        let thread = machine.thread();
+        thread.start(&[counter(0, BRANCHES)]);
+        thread.execute(1_000);
+        assert_eq!(machine.progress(0, 0).count, 0);
+    }
+
+    #[test]
+    fn another_hosts_page_adds_nothing() {
+        let machine = Machine::new();
+        machine.schedule(0, &[(wanted(0xc0, false), 0)]);
+        machine.execute(0, 1_000, 0);
+        machine.on(0, |cpu| {
+            cpu.lose_events();
+            cpu.unregister().unwrap();
+            cpu.register(2, 7).unwrap();
+        });
+        machine.execute(0, 50, 0);
+        assert_eq!(machine.progress(0, 0).count, 50);
+    }
+
+    #[test]
+    fn an_interrupt_concerns_only_what_samples() {
+        let machine = Machine::new();
+        machine.schedule(0, &[(wanted(0xc0, false), 0)]);
+        machine.take_hypercalls();
+        machine.on(0, |cpu| {
+            assert_eq!(cpu.overflowed_events(), 0);
+            cpu.enable_events(None);
+        });
+        assert_eq!(machine.take_hypercalls(), []);
+        let two = [(wanted(0xc4, true), 1_000), (wanted(0xc0 | 1 << 24, true), 1_000)];
+        assert_eq!(machine.schedule(0, &two), [Ok(1), Ok(2)]);
+        machine.execute(0, 1_000, 1_000);
+        machine.on(0, |cpu| assert_eq!(cpu.overflowed_events(), 0b110));
     }
 
     #[test]
