@@ -18,6 +18,9 @@ use perf_event_open_sys::{ioctls, perf_event_open};
 use shared_abi::limits::PAGE_BYTES;
 use zerocopy::IntoBytes;
 
+/// perf's own policy: what users without `CAP_PERFMON` may count.
+pub const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+
 /// Pages of a ring, beside the one that describes it.
 const RING_PAGES: usize = 64;
 

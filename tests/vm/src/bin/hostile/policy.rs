@@ -41,9 +41,6 @@ const SECRET: Region = Region { first: 5_000_000, second: 1 };
 /// What a look costs the looker at most.
 const LOOK_MAX: u64 = 1_000_000;
 
-/// perf's own policy.
-const PERF_PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
-
 /// The module's parameter.
 const PARANOID: &str = "/sys/module/perfctr/parameters/paranoid";
 
@@ -156,7 +153,7 @@ fn may(counter: CounterConfig, allowed: bool) -> Result<()> {
 pub fn users(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     // What perf's own policy lets a user do; Debian's kernel begins with less.
-    fs::write(PERF_PARANOID, "2").context(PERF_PARANOID)?;
+    fs::write(perf::PARANOID, "2").context(perf::PARANOID)?;
     for (whose, counts) in VICTIMS {
         for look in &LOOKS {
             let outcome = unseen(look, counts).and_then(|()| until_threads(0));

@@ -2,7 +2,7 @@
 //! An unprivileged user's requests: ioctls, mappings, processes, tracing, signals.
 #![expect(unsafe_code, reason = "fork, and the end of a process")]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -15,6 +15,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, gettid, setpgid};
+use perf_event_open_sys::bindings::perf_event_attr;
 use shared_abi::ioctl::{
     Control, CpuState, Create, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START,
     IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL, IOC_RESUME, IOC_TYPE,
@@ -23,6 +24,7 @@ use shared_abi::ioctl::{
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::version::ABI_MAJOR;
 use vm_tests::map::{MapRequest, Mapping, map};
+use vm_tests::perf::{self, Event, Whose, generic, raw};
 use vm_tests::raw::{Argument, ioctl, open_device};
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, run_on};
@@ -56,8 +58,9 @@ const REQUESTS: [u32; 12] = [
     IOC_TYPE << 8,
 ];
 
-/// The user may use the device.
+/// The user may use the device, and count with perf.
 pub fn admit() -> Result<()> {
+    fs::write(perf::PARANOID, "2")?;
     users::admit(0o660)
 }
 
@@ -95,6 +98,7 @@ struct Hostile {
     mappings: Vec<Mapping>,
     tracee: Option<Pid>,
     depth: u32,
+    events: Vec<Event>,
 }
 
 impl Hostile {
@@ -104,7 +108,7 @@ impl Hostile {
                 return;
             }
             // Refusals are what is expected.
-            match input.below(16) {
+            match input.below(20) {
                 0..2 => self.files[input.below(3)] = open_device().ok(),
                 2 => self.files[input.below(3)] = None,
                 3..8 => self.request(input),
@@ -115,8 +119,34 @@ impl Hostile {
                 12 => self.resume_tracee(input),
                 13 => signals(input),
                 14 => self.elsewhere(input),
-                _ => work(input),
+                15 => work(input),
+                _ => self.perf(input),
             }
+        }
+    }
+
+    /// Something with perf's events.
+    fn perf(&mut self, input: &mut Reader<'_>) {
+        calls::count();
+        let opened = self.events.last();
+        match input.below(8) {
+            0..3 => {
+                // Of no other process: perf gives the first one a context for the asking, even in
+                // vain, and that would hold the module to the machine's end (docs/soundness.md).
+                let whose = match input.below(8) {
+                    0 => Whose::Cpu(input.number() as usize % 8),
+                    1..4 => Whose::Thread(self.tracee.unwrap_or(SELF)),
+                    _ => Whose::Thread(SELF),
+                };
+                let leader = opened.filter(|_| input.byte() < 100);
+                let event = Event::open(attributes(input), whose, leader);
+                self.events.extend(event);
+            }
+            3 => drop(opened.map(Event::enable)),
+            4 => drop(opened.map(Event::disable)),
+            5 => drop(opened.map(|event| event.refresh(input.below(4)))),
+            6 => drop(opened.map(Event::count)),
+            _ => drop(self.events.pop()),
         }
     }
 
@@ -291,6 +321,25 @@ fn signals(input: &mut Reader<'_>) {
         2 => drop(kill(getpid(), signal)),
         _ => drop(setrlimit(Resource::RLIMIT_SIGPENDING, 0, 0)),
     }
+}
+
+/// What perf is to count, mostly valid.
+fn attributes(input: &mut Reader<'_>) -> perf_event_attr {
+    let mut attributes = match input.below(4) {
+        0 => raw(input.pick(&[0xc0, 0xc4, 0x3c, 0xc0 | 1 << 24])),
+        1 => raw(input.word()),
+        _ => generic(input.below(10) as u32),
+    };
+    attributes.set_disabled((input.byte() < 60).into());
+    attributes.set_inherit((input.byte() < 60).into());
+    attributes.set_exclude_kernel((input.byte() < 230).into());
+    attributes.set_exclude_user((input.byte() < 20).into());
+    attributes.set_pinned((input.byte() < 30).into());
+    if input.byte() < 128 {
+        attributes.set_freq((input.byte() < 100).into());
+        attributes.__bindgen_anon_1.sample_period = input.number();
+    }
+    attributes
 }
 
 fn work(input: &mut Reader<'_>) {
