@@ -190,6 +190,7 @@ int perfctr_event_add(struct perf_event *event, int flags)
 				       perfctr_core_current());
 	if (index < 0)
 		return index;
+	cpu->events++;
 	cpu->wide += is_wide;
 	event->hw.idx = index;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
@@ -207,6 +208,7 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 	perfctr_core_event_remove(cpu->core, event->hw.idx);
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
+	cpu->events--;
 	cpu->wide -= perfctr_event_is_wide(event);
 	/* What was shown to nobody in particular is not for who is here now. */
 	if (cpu->user == perfctr_perf && !cpu->wide &&
@@ -218,11 +220,15 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 void perfctr_events_overflow(void)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
-	unsigned long overflowed = perfctr_core_events_overflowed(cpu->core);
 	struct pt_regs *regs = get_irq_regs();
 	struct perf_event *event;
+	unsigned long overflowed;
 	unsigned int index;
 
+	/* Threads that sample themselves shall not pay for others. */
+	if (!cpu->events)
+		return;
+	overflowed = perfctr_core_events_overflowed(cpu->core);
 	for_each_set_bit(index, &overflowed, 32)
 	{
 		event = *this_cpu_ptr(&perfctr_events[index]);

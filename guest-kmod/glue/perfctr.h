@@ -43,7 +43,8 @@ struct perfctr_cpu {
 	struct perfctr_user *user;
 	/* While one is: whose threads may execute. */
 	kuid_t uid;
-	/* perf's events that count whoever executes. */
+	/* perf's events that are here, and those that count whoever executes. */
+	unsigned int events;
 	unsigned int wide;
 	/* By what number the hypervisor knows for whom perf's page is shown. */
 	u32 perf_observer;
