@@ -620,6 +620,14 @@ mod tests {
     }
 
     #[test]
+    fn a_free_counter_is_taken_rather_than_one_in_use() {
+        let machine = Machine::new();
+        left_behind(&machine, &[counter(3, BRANCHES)]);
+        machine.schedule(0, &[(wanted(0xc0, false), 0)]);
+        assert_eq!(machine.programmed(0).slots(), 0b1100);
+    }
+
+    #[test]
     fn what_nobody_needs_makes_room() {
         let machine = Machine::new();
         left_behind(&machine, &[0, 1, 2, 3].map(|slot| counter(slot, BRANCHES)));
