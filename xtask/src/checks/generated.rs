@@ -49,11 +49,8 @@ const BOUNDARIES: &[Boundary] = &[
         ],
     },
     Boundary {
-        sources: &[
-            "guest-kmod/ffi/src/lib.rs",
-            "guest-kmod/ffi/src/events.rs",
-            "guest-kmod/src/events.rs",
-        ],
+        // The entries' own modules are found from there.
+        sources: &["guest-kmod/ffi/src/lib.rs", "guest-kmod/src/events.rs"],
         header: "guest-kmod/glue/perfctr_core.h",
         names: &[
             ("VcpuObject", "perfctr_core_vcpu"),
