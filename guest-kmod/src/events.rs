@@ -110,7 +110,7 @@ struct Held {
     started: bool,
     /// What perf has not been told of.
     count: u64,
-    /// Its counter's `Phys*` when it went live.
+    /// Its counter's `Phys*` when it went live or was last advanced.
     start: u64,
     /// Events between overflows, if it samples.
     period: u64,
@@ -126,8 +126,10 @@ impl Held {
         Config::one(slot, self.wanted.evntsel(slot), distance)
     }
 
-    /// So much was counted.
-    fn advance(&mut self, more: u64) {
+    /// Its counter's `Phys*` is `now`.
+    fn advance(&mut self, now: u64) {
+        let more = now.wrapping_sub(self.start);
+        self.start = now;
         self.count = self.count.wrapping_add(more);
         self.left = self.left.wrapping_sub_unsigned(more);
     }
@@ -300,8 +302,7 @@ impl<K: Kernel> Cpu<'_, K> {
     /// What an event has counted since this was last asked.
     pub fn progress_of_event(&mut self, index: u32) -> Progress {
         if self.vcpu.events.live {
-            self.fold_events();
-            self.revive_events();
+            self.vcpu.events.live = self.sample_events(Held::advance);
         }
         let Some(held) = self.vcpu.events.at(index as usize) else {
             return Progress::default();
@@ -377,35 +378,33 @@ impl<K: Kernel> Cpu<'_, K> {
         passed
     }
 
-    /// Events are not live from now on.  Gives whether they were.
-    pub(crate) fn fold_events(&mut self) -> bool {
-        if !core::mem::take(&mut self.vcpu.events.live) {
-            return false;
+    /// Events are not live from now on.
+    pub(crate) fn fold_events(&mut self) {
+        if core::mem::take(&mut self.vcpu.events.live) {
+            self.sample_events(Held::advance);
         }
-        let (slots, used) = self.vcpu.events.sampled();
-        let mut now = VcpuSample::default();
-        if self.sample(slots.get(..used).unwrap_or_default(), &mut now).is_ok() {
-            for (held, now) in self.vcpu.events.started().zip(&now.counter) {
-                held.advance(now.wrapping_sub(held.start));
-            }
-        }
-        true
     }
 
     /// Events are live again, if perf's PMU is enabled and what they need is loaded.
     pub(crate) fn revive_events(&mut self) {
         let events = &self.vcpu.events;
-        if !events.enabled || events.changed || events.none() {
-            return;
+        if events.enabled && !events.changed && !events.none() {
+            self.vcpu.events.live = self.sample_events(|held, now| held.start = now);
         }
+    }
+
+    /// Shows each event that is started its counter's `Phys*`, all of one moment; false if they
+    /// cannot be read.
+    fn sample_events(&mut self, show: fn(&mut Held, u64)) -> bool {
         let (slots, used) = self.vcpu.events.sampled();
         let mut now = VcpuSample::default();
-        if self.sample(slots.get(..used).unwrap_or_default(), &mut now).is_ok() {
-            for (held, now) in self.vcpu.events.started().zip(&now.counter) {
-                held.start = *now;
-            }
-            self.vcpu.events.live = true;
+        if self.sample(slots.get(..used).unwrap_or_default(), &mut now).is_err() {
+            return false;
         }
+        for (held, now) in self.vcpu.events.started().zip(&now.counter) {
+            show(held, *now);
+        }
+        true
     }
 }
 
