@@ -395,7 +395,7 @@ impl<K: Kernel> Cpu<'_, K> {
 
     /// Shows each event that is started its counter's `Phys*`, all of one moment; false if they
     /// cannot be read.
-    fn sample_events(&mut self, show: fn(&mut Held, u64)) -> bool {
+    fn sample_events(&mut self, show: impl Fn(&mut Held, u64)) -> bool {
         let (slots, used) = self.vcpu.events.sampled();
         let mut now = VcpuSample::default();
         if self.sample(slots.get(..used).unwrap_or_default(), &mut now).is_err() {
