@@ -84,6 +84,12 @@ pub fn peek_module(kernel: &Kernel) -> Result<PathBuf> {
     Ok(kbuild(kernel, "peek", &files)?.join("peek.ko"))
 }
 
+/// The module that checks the PMU model in and around an SVM guest.
+pub fn svm_check(kernel: &Kernel) -> Result<PathBuf> {
+    let files = overlay::read(&sh::project().join("testbed/qemu/check/svm"), "")?;
+    Ok(kbuild(kernel, "svm-check", &files)?.join("svm-check.ko"))
+}
+
 /// A 32-bit kernel, which is all that its domain executes.
 pub fn kernel_32() -> Result<PathBuf> {
     let (source, include) = ("tests/vm/guest32/guest32.c", "shared-abi/include");

@@ -2,12 +2,12 @@
 //! The PMU model on its own: Linux and its `perf` accept it and its counts are exact, without our
 //! other code.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::artefacts::rootfs;
+use crate::artefacts::{guest, kernel, rootfs};
 use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, all};
 use crate::tools::sh::{self, cmd};
@@ -17,30 +17,63 @@ use crate::tools::{apt, cache};
 const PERF_LINES: [&str; 2] = ["2000004,,instructions:u,", "1000001,,branches:u,"];
 const PERF_RUNS: usize = 5;
 
-/// Two boots of the bare machine, and a check of what they expect.
+/// AMD's latest generation, with SVM.
+const AMD: &str = "EPYC,+svm,+npt,+perfctr-core,perfmon-v2=on,pmu=on";
+
+/// Three boots of the bare machine, one of them with an AMD CPU, and a check of what they expect.
 pub fn run(report: &mut Report) -> Result<()> {
-    check(report)?;
+    let program = check_program()?;
+    check(report, &program)?;
+    check_amd(report, program)?;
     perf(report)
 }
 
-/// The check that belongs to the model.
-fn check(report: &mut Report) -> Result<()> {
+/// Builds the check that belongs to the model, to run on any Linux.
+fn check_program() -> Result<PathBuf> {
     apt::install(&["gcc", "libc6-dev"], "the check of the PMU model")?;
     let source = sh::project().join("testbed/qemu/check");
     let program = cache::root()?.join("work/pmu-check");
     let mut gcc = cmd("gcc", ["-O2", "-static", "-o"]);
     gcc.arg(&program).args([source.join("pmu-check.c"), source.join("bodies.S")]);
     sh::output(&mut gcc)?;
+    Ok(program)
+}
+
+/// The check, on Intel's model.
+fn check(report: &mut Report, program: &Path) -> Result<()> {
     report.test("the numbers expected are those of single-stepping", || {
-        let stepped = Command::new(&program).arg("--step").output()?;
+        let stepped = Command::new(program).arg("--step").output()?;
         ensure!(stepped.status.success(), "{}", String::from_utf8_lossy(&stepped.stdout));
         Ok(())
     });
     let mut spec = Spec::new("native", ["/work/pmu-check"])?.stock("");
-    spec.files.push((program, "/work/pmu-check".into()));
+    spec.files.push((program.to_owned(), "/work/pmu-check".into()));
     let outcome = machine::run(&spec)?;
     report.test("every count is exact", || {
         ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+        Ok(())
+    });
+    Ok(())
+}
+
+/// The same on an AMD CPU, and what its counters do in and around an SVM guest.
+fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
+    let script = "/work/pmu-check; status=$?
+        insmod /work/svm-check.ko && cat /sys/module/svm_check/parameters/report && exit $status";
+    let mut spec = Spec::new("native", ["sh", "-c", script])?.stock("");
+    spec.topology.cpu = AMD.into();
+    spec.files.push((program, "/work/pmu-check".into()));
+    spec.files.push((guest::svm_check(&kernel::kernel()?)?, "/work/svm-check.ko".into()));
+    let outcome = machine::run(&spec)?;
+    report.test("every count is exact on an AMD CPU", || {
+        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+        Ok(())
+    });
+    report.test("the counters know SVM guests from their host", || {
+        let said = String::from_utf8_lossy(&outcome.stdout);
+        let verdict = said.lines().find(|line| line.starts_with("svm-check:"));
+        let passed = verdict.is_some_and(|line| line.ends_with(" checks, 0 FAILED"));
+        ensure!(passed, "{}", all(&outcome));
         Ok(())
     });
     Ok(())

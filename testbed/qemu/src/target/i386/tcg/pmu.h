@@ -34,6 +34,8 @@ void pmu_reset(X86CPU *cpu);
 uint64_t pmu_misc_enable(X86CPU *cpu);
 /* CPUID leaf 0xA; leaves the registers alone if there is no architectural PMU. */
 void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
+/* CPUID leaf 0x80000022, AMD's version 2; all zeroes without it. */
+void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx);
 
 PMUAccess pmu_rdmsr(CPUX86State *env, uint32_t msr, uint64_t *val);
 PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val);
@@ -47,7 +49,10 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val);
 
 /* Brings the counters up to date, raises overflows, and grants new budgets. */
 void pmu_sync(CPUX86State *env);
-/* To be called when the counters have been replaced: nothing was retired since. */
+/*
+ * Grants new budgets when the counters, or what decides whether they count, have been replaced:
+ * nothing was retired since the last pmu_sync().
+ */
 void pmu_load(CPUX86State *env);
 /* Gives back what a block did not execute of its last insns_left instructions. */
 void pmu_unwind(CPUState *cs, const struct TranslationBlock *tb, int insns_left);
@@ -70,6 +75,11 @@ static inline uint64_t pmu_misc_enable(X86CPU *cpu)
 
 static inline void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx,
                                     uint32_t *edx)
+{
+}
+
+static inline void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx,
+                                uint32_t *edx)
 {
 }
 

@@ -3,7 +3,8 @@
  * Performance monitoring unit of the emulated processor: registers, counters, overflow.
  *
  * Intel: architectural performance monitoring version 2 or 3 (SDM volume 3, chapter "Performance
- * Monitoring"). AMD: the four K7-style counters (APM volume 2, "Performance Monitoring Counters").
+ * Monitoring"). AMD: the four K7-style counters, the six of the core extension, and version 2 with
+ * its global registers (APM volume 2, "Performance Monitoring Counters").
  * The registers live in the fields that CPUX86State has for them anyway, so they migrate.
  */
 
@@ -17,15 +18,24 @@
 #include "sysemu/tcg.h"
 #include "hw/i386/apic.h"
 
-#define GENERAL_COUNTERS 4
+#define INTEL_COUNTERS   4 /* general ones */
+#define K7_COUNTERS      4
+#define CORE_COUNTERS    6 /* of AMD's core extension */
+#define MAX_GENERAL      CORE_COUNTERS
 #define FIXED_COUNTERS   3
-#define COUNTERS         (GENERAL_COUNTERS + FIXED_COUNTERS)
+#define COUNTERS         (MAX_GENERAL + FIXED_COUNTERS)
 #define FIXED_BIT        32 /* the first fixed counter's bit in the global registers */
 #define RDPMC_FIXED      (1u << 30)
 #define RDPMC_TALLY      0x74616c79 /* the first one */
 
 #define K7_EVNTSEL0      0xc0010000
 #define K7_PERFCTR0      0xc0010004
+#define CORE_EVNTSEL0    0xc0010200 /* selectors and counters take turns */
+#define V2_STATUS        0xc0000300
+#define V2_CONTROL       0xc0000301
+#define V2_STATUS_CLEAR  0xc0000302
+#define V2_STATUS_SET    0xc0000303
+#define V2_CPUID         0x80000022
 
 #define EVNTSEL_USR      (1u << 16)
 #define EVNTSEL_OS       (1u << 17)
@@ -35,6 +45,8 @@
 #define EVNTSEL_CMASK    0xff000000u
 #define EVNTSEL_EVENT    0x0000ffffull /* event and unit mask */
 #define K7_EVENT_HIGH    0xf00000000ull
+#define K7_GUEST_ONLY    (1ull << 40)
+#define K7_HOST_ONLY     (1ull << 41)
 
 #define FIXED_OS         1
 #define FIXED_USR        2
@@ -42,7 +54,7 @@
 #define FIXED_ANY        0x444 /* of all fixed counters */
 
 #define GLOBAL_COUNTERS  (((1ull << FIXED_COUNTERS) - 1) << FIXED_BIT | \
-                          ((1ull << GENERAL_COUNTERS) - 1))
+                          ((1ull << INTEL_COUNTERS) - 1))
 #define GLOBAL_CLEARABLE (GLOBAL_COUNTERS | 3ull << 62)
 
 /* CPUID.0AH:EBX: these architectural events do not exist here. */
@@ -89,6 +101,29 @@ static bool is_amd(CPUX86State *env)
     return tcg_enabled() && env_archcpu(env)->enable_pmu && IS_AMD_CPU(env);
 }
 
+/* AMD's core extension. */
+static bool has_core_counters(CPUX86State *env)
+{
+    return is_amd(env) && (env->features[FEAT_8000_0001_ECX] & CPUID_EXT3_PERFCORE);
+}
+
+/* AMD's version 2. */
+static bool is_v2(CPUX86State *env)
+{
+    return is_amd(env) && env_archcpu(env)->has_perfmon_v2;
+}
+
+/* Global control and status. */
+static bool has_globals(CPUX86State *env)
+{
+    return is_intel(env) || is_v2(env);
+}
+
+static uint32_t general_counters(CPUX86State *env)
+{
+    return is_intel(env) ? INTEL_COUNTERS : has_core_counters(env) ? CORE_COUNTERS : K7_COUNTERS;
+}
+
 static uint64_t width_mask(CPUX86State *env)
 {
     return MAKE_64BIT_MASK(0, env_archcpu(env)->pmu_width);
@@ -133,6 +168,18 @@ static const PMUEvent *amd_event(uint64_t select)
     }
 }
 
+/* Whether AMD's counter with this selector counts in the present world, guest or host. */
+static bool counts_in_world(CPUX86State *env, uint64_t select)
+{
+    uint64_t worlds = select & (K7_GUEST_ONLY | K7_HOST_ONLY);
+
+    if (!worlds) {
+        return true;
+    }
+    return (env->efer & MSR_EFER_SVME)
+           && (worlds & (env->hflags & HF_GUEST_MASK ? K7_GUEST_ONLY : K7_HOST_ONLY));
+}
+
 static PMUCounter general_counter(CPUX86State *env, int i)
 {
     uint64_t select = env->msr_gp_evtsel[i];
@@ -144,8 +191,11 @@ static PMUCounter general_counter(CPUX86State *env, int i)
     };
     bool enabled = select & EVNTSEL_EN;
 
-    if (is_intel(env)) {
+    if (has_globals(env)) {
         enabled &= env->msr_global_ctrl >> c.status_bit;
+    }
+    if (is_amd(env)) {
+        enabled &= counts_in_world(env, select);
     }
     /* A threshold compares events per cycle, and there are no real cycles. */
     if (enabled && !(select & EVNTSEL_CMASK)) {
@@ -173,8 +223,7 @@ static PMUCounter fixed_counter(CPUX86State *env, int i)
 
 static PMUCounter counter(CPUX86State *env, int i)
 {
-    return i < GENERAL_COUNTERS ? general_counter(env, i)
-                                : fixed_counter(env, i - GENERAL_COUNTERS);
+    return i < MAX_GENERAL ? general_counter(env, i) : fixed_counter(env, i - MAX_GENERAL);
 }
 
 static bool is_counting(const PMUCounter *c)
@@ -235,7 +284,7 @@ static void fold(CPUX86State *env)
         }
         if (*c.value & ~width_mask(env)) {
             *c.value &= width_mask(env);
-            if (is_intel(env)) {
+            if (has_globals(env)) {
                 env->msr_global_status |= 1ull << c.status_bit;
             }
             interrupt |= c.interrupts;
@@ -347,6 +396,8 @@ void helper_pmu_expired(CPUX86State *env, uint64_t cost)
 
 bool pmu_realize(X86CPU *cpu, Error **errp)
 {
+    CPUX86State *env = &cpu->env;
+
     if (cpu->pmu_version < 2 || cpu->pmu_version > 3) {
         error_setg(errp, "pmu-version has to be 2 or 3");
         return false;
@@ -355,6 +406,16 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
         error_setg(errp, "pmu-width has to be from 32 to 48");
         return false;
     }
+    if (tcg_enabled() && !cpu->enable_pmu) {
+        env->features[FEAT_8000_0001_ECX] &= ~CPUID_EXT3_PERFCORE;
+    }
+    if (cpu->has_perfmon_v2) {
+        if (!has_core_counters(env)) {
+            error_setg(errp, "perfmon-v2 needs an AMD processor with pmu and perfctr-core");
+            return false;
+        }
+        env->cpuid_xlevel = MAX(env->cpuid_xlevel, V2_CPUID);
+    }
     return true;
 }
 
@@ -362,8 +423,8 @@ void pmu_reset(X86CPU *cpu)
 {
     CPUX86State *env = &cpu->env;
 
-    if (is_intel(env)) {
-        env->msr_global_ctrl = (1ull << GENERAL_COUNTERS) - 1;
+    if (has_globals(env)) {
+        env->msr_global_ctrl = (1ull << general_counters(env)) - 1;
     }
     pmu_load(env);
 }
@@ -376,11 +437,49 @@ uint64_t pmu_misc_enable(X86CPU *cpu)
 void pmu_cpuid_leaf_a(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
 {
     if (is_intel(&cpu->env)) {
-        *eax = 7u << 24 | cpu->pmu_width << 16 | GENERAL_COUNTERS << 8 | cpu->pmu_version;
+        *eax = 7u << 24 | cpu->pmu_width << 16 | INTEL_COUNTERS << 8 | cpu->pmu_version;
         *ebx = NO_CACHE_EVENTS | NO_BRANCH_MISSES;
         *ecx = 0;
         *edx = cpu->pmu_width << 5 | FIXED_COUNTERS;
     }
+}
+
+void pmu_cpuid_v2(X86CPU *cpu, uint32_t *eax, uint32_t *ebx, uint32_t *ecx, uint32_t *edx)
+{
+    *eax = is_v2(&cpu->env);
+    *ebx = is_v2(&cpu->env) ? CORE_COUNTERS : 0;
+    *ecx = *edx = 0;
+}
+
+/* The same for AMD as below. */
+static uint64_t *find_amd_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
+{
+    uint32_t n = msr - CORE_EVNTSEL0;
+
+    *writable = UINT64_MAX;
+    if (msr >= K7_EVNTSEL0 && msr < K7_EVNTSEL0 + K7_COUNTERS) {
+        return &env->msr_gp_evtsel[msr - K7_EVNTSEL0];
+    }
+    if (msr >= K7_PERFCTR0 && msr < K7_PERFCTR0 + K7_COUNTERS) {
+        return &env->msr_gp_counters[msr - K7_PERFCTR0];
+    }
+    if (has_core_counters(env) && n < 2 * CORE_COUNTERS) {
+        return n % 2 ? &env->msr_gp_counters[n / 2] : &env->msr_gp_evtsel[n / 2];
+    }
+    if (is_v2(env)) {
+        *writable = (1ull << CORE_COUNTERS) - 1;
+        switch (msr) {
+        case V2_STATUS:
+            *writable = 0;
+            return &env->msr_global_status;
+        case V2_CONTROL:
+            return &env->msr_global_ctrl;
+        case V2_STATUS_CLEAR:
+        case V2_STATUS_SET:
+            return &env->msr_global_ovf_ctrl;
+        }
+    }
+    return NULL;
 }
 
 /* Where a register is kept, and which bits of it software may set; NULL if there is no such. */
@@ -388,10 +487,10 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
 {
     if (is_intel(env)) {
         switch (msr) {
-        case MSR_P6_EVNTSEL0 ... MSR_P6_EVNTSEL0 + GENERAL_COUNTERS - 1:
+        case MSR_P6_EVNTSEL0 ... MSR_P6_EVNTSEL0 + INTEL_COUNTERS - 1:
             *writable = UINT32_MAX & ~(has_any_thread(env) ? 0 : EVNTSEL_ANY);
             return &env->msr_gp_evtsel[msr - MSR_P6_EVNTSEL0];
-        case MSR_P6_PERFCTR0 ... MSR_P6_PERFCTR0 + GENERAL_COUNTERS - 1:
+        case MSR_P6_PERFCTR0 ... MSR_P6_PERFCTR0 + INTEL_COUNTERS - 1:
             *writable = UINT64_MAX;
             return &env->msr_gp_counters[msr - MSR_P6_PERFCTR0];
         case MSR_CORE_PERF_FIXED_CTR0 ... MSR_CORE_PERF_FIXED_CTR0 + FIXED_COUNTERS - 1:
@@ -412,13 +511,7 @@ static uint64_t *find_msr(CPUX86State *env, uint32_t msr, uint64_t *writable)
             return &env->msr_global_ovf_ctrl;
         }
     } else if (is_amd(env)) {
-        *writable = UINT64_MAX;
-        switch (msr) {
-        case K7_EVNTSEL0 ... K7_EVNTSEL0 + GENERAL_COUNTERS - 1:
-            return &env->msr_gp_evtsel[msr - K7_EVNTSEL0];
-        case K7_PERFCTR0 ... K7_PERFCTR0 + GENERAL_COUNTERS - 1:
-            return &env->msr_gp_counters[msr - K7_PERFCTR0];
-        }
+        return find_amd_msr(env, msr, writable);
     }
     return NULL;
 }
@@ -451,10 +544,9 @@ PMUAccess pmu_wrmsr(CPUX86State *env, uint32_t msr, uint64_t val)
     env->pmu_tally.msr_writes++;
     if (reg == &env->msr_global_ovf_ctrl) {
         env->msr_global_status &= ~val;
-    } else if (msr >= MSR_P6_PERFCTR0 && msr < MSR_P6_PERFCTR0 + GENERAL_COUNTERS) {
-        *reg = sextract64(val, 0, 32) & width_mask(env);
-    } else if (msr >= K7_PERFCTR0 && msr < K7_PERFCTR0 + GENERAL_COUNTERS) {
-        *reg = val & width_mask(env);
+        env->msr_global_status |= msr == V2_STATUS_SET ? val : 0;
+    } else if (reg >= env->msr_gp_counters && reg < env->msr_gp_counters + MAX_GENERAL) {
+        *reg = (is_intel(env) ? sextract64(val, 0, 32) : val) & width_mask(env);
     } else {
         *reg = val;
     }
@@ -466,7 +558,7 @@ PMUAccess pmu_rdpmc(CPUX86State *env, uint32_t index, uint64_t *val)
 {
     uint64_t *reg;
 
-    if (index < GENERAL_COUNTERS && (is_intel(env) || is_amd(env))) {
+    if ((is_intel(env) || is_amd(env)) && index < general_counters(env)) {
         reg = &env->msr_gp_counters[index];
     } else if (index - RDPMC_FIXED < FIXED_COUNTERS && is_intel(env)) {
         reg = &env->msr_fixed_counters[index - RDPMC_FIXED];
@@ -483,7 +575,7 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
 {
     uint32_t n = index - RDPMC_TALLY;
 
-    if (!env_archcpu(env)->has_pmu_tally || n >= 7) {
+    if (!env_archcpu(env)->has_pmu_tally || n >= 8) {
         return false;
     }
     sync_before_insn(env);
@@ -495,6 +587,7 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
         env->pmu_tally.msr_reads,
         env->pmu_tally.msr_writes,
         env->pmu_tally.pmc_reads,
+        env->pmu_tally.exits,
     }[n];
     return true;
 }

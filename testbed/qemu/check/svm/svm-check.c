@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * Checks what the performance monitoring unit of an AMD CPU does in and around
+ * an SVM guest. The guest is a few instructions in this module, executed at
+ * CPL 0 in the kernel's own address space, so that every number can be told by
+ * reading it. Perf must have no event at this time.
+ *
+ * Loading it runs the checks; /sys/module/svm_check/parameters/report says how
+ * they ended.
+ */
+
+#include <linux/gfp.h>
+#include <linux/module.h>
+#include <linux/moduleparam.h>
+#include <linux/sysfs.h>
+#include <asm/cpufeature.h>
+#include <asm/desc.h>
+#include <asm/msr.h>
+#include <asm/nmi.h>
+#include <asm/special_insns.h>
+#include <asm/svm.h>
+#include <asm/trapnr.h>
+
+#define SELECTOR0 0xc0010000
+#define COUNTER0 0xc0010004
+#define CORE_SELECTOR5 0xc001020a
+#define CORE_COUNTER0 0xc0010201
+#define CORE_COUNTER5 0xc001020b
+#define V2_STATUS 0xc0000300
+#define V2_CONTROL 0xc0000301
+#define V2_STATUS_CLEAR 0xc0000302
+#define V2_STATUS_SET 0xc0000303
+
+#define INSTRUCTIONS 0xc0ull
+#define BRANCHES 0xc2ull
+#define USR BIT_ULL(16)
+#define OS BIT_ULL(17)
+#define INT BIT_ULL(20)
+#define ENABLE BIT_ULL(22)
+#define GUEST_ONLY BIT_ULL(40)
+#define HOST_ONLY BIT_ULL(41)
+#define MASK GENMASK_ULL(47, 0)
+
+#define ROUNDS 1000
+/* svm_check_loop: a MOV, and a DEC and a JNZ for each round. */
+#define LOOP_INSTRUCTIONS (1 + 2 * ROUNDS)
+/* Selectors and counters of the first four are in MSRs 2 x 8192 and more. */
+#define PERMISSION(msr) ((16384 + (msr) - SELECTOR0) * 2)
+
+asm(".pushsection .text\n"
+    "svm_check_loop: mov $" __stringify(ROUNDS) ", %ecx\n"
+    "1: dec %ecx\n"
+    "jnz 1b\n"
+    "svm_check_end: vmmcall\n"
+    "svm_check_rdpmc: xor %ecx, %ecx\n"
+    "svm_check_rdpmc_at: rdpmc\n"
+    "vmmcall\n"
+    "svm_check_rdmsr: mov $0xc0010004, %ecx\n"
+    "svm_check_rdmsr_at: rdmsr\n"
+    "vmmcall\n"
+    "svm_check_wrmsr: mov $0xc0010004, %ecx\n"
+    "mov $77, %eax\n"
+    "xor %edx, %edx\n"
+    "svm_check_wrmsr_at: wrmsr\n"
+    "vmmcall\n"
+    ".popsection\n");
+extern char svm_check_loop[], svm_check_end[], svm_check_rdpmc[], svm_check_rdpmc_at[];
+extern char svm_check_rdmsr[], svm_check_rdmsr_at[], svm_check_wrmsr[], svm_check_wrmsr_at[];
+
+static struct vmcb *vmcb;
+static void *host_save, *io_permissions, *msr_permissions;
+static u64 guest_rcx, guest_rdx;
+static int checks, failures, nmis;
+static char report[2048];
+
+static void expect(const char *what, u64 found, u64 wanted)
+{
+	size_t used = strlen(report);
+
+	checks++;
+	if (found == wanted)
+		return;
+	failures++;
+	scnprintf(report + used, sizeof(report) - used,
+		  "FAIL %s: got %llu, expected %llu\n", what, found, wanted);
+}
+
+/* Intel's manuals and AMD's call them attributes: type, S, DPL, P, AVL, L, D, G. */
+static void set_segment(struct vmcb_seg *segment, u16 selector, u16 attributes)
+{
+	segment->selector = selector;
+	segment->attrib = attributes;
+	segment->limit = ~0u;
+	segment->base = 0;
+}
+
+/* A guest that starts with this instruction, and no interrupts. */
+static void set_guest(void *entry, u64 flags)
+{
+	struct vmcb_save_area *save = &vmcb->save;
+	struct desc_ptr gdt, idt;
+
+	memset(vmcb, 0, PAGE_SIZE);
+	vmcb->control.intercepts[INTERCEPT_WORD3] = BIT(INTERCEPT_NMI - 96) |
+						    BIT(INTERCEPT_MSR_PROT - 96);
+	vmcb->control.intercepts[INTERCEPT_WORD4] = BIT(INTERCEPT_VMRUN - 128) |
+						    BIT(INTERCEPT_VMMCALL - 128);
+	vmcb->control.intercepts[INTERCEPT_EXCEPTION] = BIT(X86_TRAP_DB);
+	vmcb->control.iopm_base_pa = __pa(io_permissions);
+	vmcb->control.msrpm_base_pa = __pa(msr_permissions);
+	vmcb->control.asid = 1;
+	set_segment(&save->cs, __KERNEL_CS, 0xa9b);
+	set_segment(&save->ss, __KERNEL_DS, 0xc93);
+	set_segment(&save->ds, __KERNEL_DS, 0xc93);
+	set_segment(&save->es, __KERNEL_DS, 0xc93);
+	native_store_gdt(&gdt);
+	store_idt(&idt);
+	save->gdtr.base = gdt.address;
+	save->gdtr.limit = gdt.size;
+	save->idtr.base = idt.address;
+	save->idtr.limit = idt.size;
+	save->cr0 = read_cr0();
+	save->cr3 = __read_cr3();
+	save->cr4 = __read_cr4();
+	save->dr6 = 0xffff0ff0;
+	save->dr7 = 0x400;
+	rdmsrl(MSR_EFER, save->efer);
+	save->rflags = X86_EFLAGS_FIXED | flags;
+	save->rip = (u64)entry;
+}
+
+/* Executes it up to its next exit, and says which. */
+static u64 enter_guest(void)
+{
+	asm volatile("clgi\n\tvmrun\n\tstgi\n\t"
+		     : "+c" (guest_rcx), "+d" (guest_rdx)
+		     : "a" (__pa(vmcb))
+		     : "cc", "memory");
+	return vmcb->control.exit_code;
+}
+
+static u64 run(void *entry)
+{
+	set_guest(entry, 0);
+	return enter_guest();
+}
+
+static u64 counter(u32 msr)
+{
+	u64 value;
+
+	rdmsrl(msr, value);
+	return value;
+}
+
+/* What a counter counts while the loop is executed in the guest. */
+static u64 count_loop(u64 selector)
+{
+	wrmsrl(COUNTER0, 0);
+	wrmsrl(SELECTOR0, selector | ENABLE);
+	run(svm_check_loop);
+	wrmsrl(SELECTOR0, 0);
+	return counter(COUNTER0);
+}
+
+static void check_worlds(void)
+{
+	u64 guest = count_loop(INSTRUCTIONS | OS | GUEST_ONLY);
+	u64 host = count_loop(INSTRUCTIONS | OS | HOST_ONLY);
+	u64 steps = 0;
+
+	expect("guest-only, instructions", guest, LOOP_INSTRUCTIONS);
+	expect("guest-only, branches", count_loop(BRANCHES | OS | GUEST_ONLY), ROUNDS);
+	expect("guest-only, another ring", count_loop(INSTRUCTIONS | USR | GUEST_ONLY), 0);
+	expect("both bits", count_loop(INSTRUCTIONS | OS | GUEST_ONLY | HOST_ONLY), guest + host);
+	expect("no bit", count_loop(INSTRUCTIONS | OS), guest + host);
+
+	set_guest(svm_check_loop, X86_EFLAGS_TF);
+	while (enter_guest() == SVM_EXIT_EXCP_BASE + X86_TRAP_DB)
+		steps++;
+	expect("single steps", steps, LOOP_INSTRUCTIONS);
+	expect("single steps end", vmcb->save.rip, (u64)svm_check_end);
+}
+
+static void check_intercepts(void)
+{
+	u8 *permission = (u8 *)msr_permissions + PERMISSION(COUNTER0) / 8;
+
+	wrmsrl(COUNTER0, 0);
+	wrmsrl(SELECTOR0, INSTRUCTIONS | OS | GUEST_ONLY | ENABLE);
+	expect("RDPMC", run(svm_check_rdpmc), SVM_EXIT_VMMCALL);
+	expect("RDPMC's value", vmcb->save.rax, 1);
+	set_guest(svm_check_rdpmc, 0);
+	vmcb->control.intercepts[INTERCEPT_WORD3] |= BIT(INTERCEPT_RDPMC - 96);
+	expect("RDPMC intercepted", enter_guest(), SVM_EXIT_RDPMC);
+	expect("RDPMC intercepted, at", vmcb->save.rip, (u64)svm_check_rdpmc_at);
+	/* The XOR, the RDPMC, and now the XOR again; neither VMMCALL nor an RDPMC that exits. */
+	expect("RDPMC intercepted, counted", counter(COUNTER0), 3);
+	wrmsrl(SELECTOR0, 0);
+
+	wrmsrl(COUNTER0, 12345);
+	expect("RDMSR", run(svm_check_rdmsr), SVM_EXIT_VMMCALL);
+	expect("RDMSR's value", vmcb->save.rax, 12345);
+	*permission = 1 << PERMISSION(COUNTER0) % 8;
+	expect("RDMSR intercepted", run(svm_check_rdmsr), SVM_EXIT_MSR);
+	expect("RDMSR intercepted, at", vmcb->save.rip, (u64)svm_check_rdmsr_at);
+	expect("RDMSR intercepted, as", vmcb->control.exit_info_1, 0);
+	expect("WRMSR", run(svm_check_wrmsr), SVM_EXIT_VMMCALL);
+	expect("WRMSR's value", counter(COUNTER0), 77);
+	*permission = 2 << PERMISSION(COUNTER0) % 8;
+	wrmsrl(COUNTER0, 12345);
+	expect("WRMSR intercepted", run(svm_check_wrmsr), SVM_EXIT_MSR);
+	expect("WRMSR intercepted, at", vmcb->save.rip, (u64)svm_check_wrmsr_at);
+	expect("WRMSR intercepted, as", vmcb->control.exit_info_1, 1);
+	expect("WRMSR intercepted, value", counter(COUNTER0), 12345);
+	*permission = 0;
+}
+
+static int on_nmi(unsigned int type, struct pt_regs *regs)
+{
+	nmis++;
+	return NMI_HANDLED;
+}
+
+/* The interrupt comes between two instructions of the guest, and leaves it. Perf has set LVTPC. */
+static void check_overflow(void)
+{
+	wrmsrl(COUNTER0, -500 & MASK);
+	wrmsrl(SELECTOR0, INSTRUCTIONS | OS | INT | GUEST_ONLY | ENABLE);
+	expect("overflow", run(svm_check_loop), SVM_EXIT_NMI);
+	wrmsrl(SELECTOR0, 0);
+	expect("overflow, counter", counter(COUNTER0), 0);
+	/* After the MOV and 249 rounds and a DEC. */
+	expect("overflow, round", guest_rcx, ROUNDS - 250);
+	expect("overflow, interrupts of the host", nmis, 1);
+}
+
+static void check_without_svm(void)
+{
+	wrmsrl(COUNTER0, 0);
+	wrmsrl(SELECTOR0, INSTRUCTIONS | OS | HOST_ONLY | ENABLE);
+	wrmsrl(SELECTOR0, 0);
+	expect("host-only without SVM", counter(COUNTER0), 0);
+}
+
+static void check_core_counters(void)
+{
+	u64 value;
+
+	if (!boot_cpu_has(X86_FEATURE_PERFCTR_CORE))
+		return;
+	wrmsrl(COUNTER0, 4711);
+	expect("counter 0 by its other name", counter(CORE_COUNTER0), 4711);
+	wrmsrl(CORE_COUNTER5, 0);
+	wrmsrl(CORE_SELECTOR5, INSTRUCTIONS | OS | GUEST_ONLY | ENABLE);
+	run(svm_check_loop);
+	wrmsrl(CORE_SELECTOR5, 0);
+	expect("counter 5", counter(CORE_COUNTER5), LOOP_INSTRUCTIONS);
+	rdpmcl(5, value);
+	expect("counter 5 by RDPMC", value, LOOP_INSTRUCTIONS);
+}
+
+static bool has_v2(void)
+{
+	return cpuid_eax(0x80000000) >= 0x80000022 && cpuid_eax(0x80000022) & 1;
+}
+
+static void check_v2(void)
+{
+	if (!has_v2())
+		return;
+	expect("counters of version 2", cpuid_ebx(0x80000022) & 0xf, 6);
+	expect("global control, reserved", wrmsrl_safe(V2_CONTROL, BIT(6)) != 0, 1);
+	expect("global status is read-only", wrmsrl_safe(V2_STATUS, 0) != 0, 1);
+	wrmsrl(V2_CONTROL, 0);
+	expect("stopped globally", count_loop(INSTRUCTIONS | OS), 0);
+	wrmsrl(V2_CONTROL, 1);
+	expect("started globally", count_loop(INSTRUCTIONS | OS | GUEST_ONLY), LOOP_INSTRUCTIONS);
+	wrmsrl(V2_STATUS_CLEAR, 0x3f);
+	expect("status cleared", counter(V2_STATUS), 0);
+	wrmsrl(V2_STATUS_SET, 0x21);
+	wrmsrl(V2_STATUS_CLEAR, 0x20);
+	expect("status set, then cleared in part", counter(V2_STATUS), 1);
+	wrmsrl(V2_STATUS_CLEAR, 1);
+	wrmsrl(COUNTER0, -2 & MASK);
+	wrmsrl(SELECTOR0, INSTRUCTIONS | OS | GUEST_ONLY | ENABLE);
+	run(svm_check_loop);
+	wrmsrl(SELECTOR0, 0);
+	expect("status of an overflow", counter(V2_STATUS), 1);
+	wrmsrl(V2_STATUS_CLEAR, 1);
+	wrmsrl(V2_CONTROL, 0);
+}
+
+static void check(void)
+{
+	u64 efer;
+
+	rdmsrl(MSR_EFER, efer);
+	if (has_v2())
+		wrmsrl(V2_CONTROL, 0x3f);
+	check_without_svm();
+	wrmsrl(MSR_EFER, efer | EFER_SVME);
+	wrmsrl(MSR_VM_HSAVE_PA, __pa(host_save));
+	check_worlds();
+	check_intercepts();
+	check_overflow();
+	check_core_counters();
+	check_v2();
+	wrmsrl(MSR_VM_HSAVE_PA, 0);
+	wrmsrl(MSR_EFER, efer);
+}
+
+static void *pages(unsigned int order)
+{
+	return (void *)__get_free_pages(GFP_KERNEL | __GFP_ZERO, order);
+}
+
+static int __init svm_check_init(void)
+{
+	size_t used;
+
+	vmcb = pages(0);
+	host_save = pages(0);
+	msr_permissions = pages(1);
+	io_permissions = pages(2);
+	if (!boot_cpu_has(X86_FEATURE_SVM) || !vmcb || !host_save || !msr_permissions ||
+	    !io_permissions)
+		return -ENODEV;
+	if (register_nmi_handler(NMI_LOCAL, on_nmi, 0, "svm-check"))
+		return -EBUSY;
+	/* What the host executes in between is the same each time. */
+	local_irq_disable();
+	check();
+	local_irq_enable();
+	unregister_nmi_handler(NMI_LOCAL, "svm-check");
+	used = strlen(report);
+	scnprintf(report + used, sizeof(report) - used, "svm-check: %d checks, %d FAILED\n",
+		  checks, failures);
+	return 0;
+}
+module_init(svm_check_init);
+
+static int get_report(char *buffer, const struct kernel_param *param)
+{
+	return sysfs_emit(buffer, "%s", report);
+}
+
+static const struct kernel_param_ops report_ops = { .get = get_report };
+module_param_cb(report, &report_ops, NULL, 0400);
+
+MODULE_LICENSE("Dual MIT/GPL");
+MODULE_DESCRIPTION("the performance monitoring unit and SVM guests");
