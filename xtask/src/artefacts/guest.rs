@@ -57,8 +57,13 @@ fn build(profile: &str, what: &[&str], target_dir: &str, flags: &str) -> Result<
     Ok(target_dir.join(USER_TARGET).join(profile))
 }
 
-/// The kernel module, built by the kernel's own rules from the C glue and the Rust object.
+/// The kernel module, built by the kernel's own rules.
 pub fn module(kernel: &Kernel, purpose: Purpose) -> Result<PathBuf> {
+    Ok(kbuild(kernel, "module", &module_sources(purpose)?)?.join("perfctr.ko"))
+}
+
+/// All that the kernel's rules need to build the module: the C glue and the Rust object.
+pub fn module_sources(purpose: Purpose) -> Result<Files> {
     let glue = sh::project().join("guest-kmod/glue");
     ensure!(
         cache::files(&glue)?.iter().any(|f| f.0 == "Kbuild"),
@@ -75,7 +80,7 @@ pub fn module(kernel: &Kernel, purpose: Purpose) -> Result<PathBuf> {
         let kbuild = files.entry("Kbuild".into()).or_default();
         kbuild.extend(fs::read(fuzzing.join("linux.kbuild"))?);
     }
-    Ok(kbuild(kernel, "module", &files)?.join("perfctr.ko"))
+    Ok(files)
 }
 
 /// The test programs' own kernel module, which tells what a guest's kernel reads from the counters.

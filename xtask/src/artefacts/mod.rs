@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What is built or fetched before a machine can boot or a check can look at it.
 
+pub mod command;
 pub mod guest;
 pub mod kernel;
+pub mod packages;
 pub mod pprof;
 pub mod qemu;
 pub mod rootfs;

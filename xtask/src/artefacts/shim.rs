@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
@@ -14,8 +14,8 @@ use crate::artefacts::guest;
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
-/// The name of perfctr's own library, of which this one is the continuation.
-const SHARED: &str = "libperfctr.so.6.2.6.42";
+/// The version of perfctr's own library, of which this one is the continuation.
+const VERSION: &str = "2.6.42";
 /// The name that programs ask for.
 pub const SONAME: &str = "libperfctr.so.6";
 /// The archive's only member.
@@ -23,28 +23,35 @@ const MEMBER: &str = "libperfctr_all.o";
 
 /// Installs headers, libraries, pkg-config file and `perfex` below `prefix`.
 pub fn install(prefix: &Path) -> Result<()> {
+    let shared = stage(prefix, prefix, "lib")?;
+    sh::output(cmd("strip", ["--strip-unneeded"]).arg(shared)).map(drop)
+}
+
+/// Puts below `tree` what is going to be used below `prefix`, with libraries in its directory `lib`
+/// and nothing stripped. Gives the shared library.
+pub fn stage(tree: &Path, prefix: &Path, lib: &str) -> Result<PathBuf> {
     apt::install(&["gcc", "libc6-dev", "binutils"], "linking the C library")?;
     let _lock = cache::lock("papi-shim")?;
     let built = guest::dynamic("papi-shim")?;
-    let lib = prefix.join("lib");
-    for dir in ["include", "lib/pkgconfig", "bin"] {
-        fs::create_dir_all(prefix.join(dir))?;
+    let libraries = tree.join(lib);
+    for dir in [libraries.join("pkgconfig"), tree.join("bin")] {
+        fs::create_dir_all(dir)?;
     }
     for (name, path) in cache::files(&sh::project().join("papi-shim/include"))? {
-        let place = prefix.join("include").join(name);
-        fs::create_dir_all(place.parent().unwrap_or(prefix))?;
+        let place = tree.join("include").join(name);
+        fs::create_dir_all(place.parent().unwrap_or(tree))?;
         fs::copy(path, place)?;
     }
-    let shared = lib.join(SHARED);
+    let shared = format!("{SONAME}.{VERSION}");
+    link(&shared, &libraries.join(SONAME))?;
+    link(SONAME, &libraries.join("libperfctr.so"))?;
+    let shared = libraries.join(shared);
     replace(&built.join("libperfctr_c.so"), &shared)?;
-    sh::output(cmd("strip", ["--strip-unneeded"]).arg(&shared))?;
     check_exports(cmd("nm", ["-D", "--defined-only", "-j"]).arg(&shared))?;
-    link(SHARED, &lib.join(SONAME))?;
-    link(SONAME, &lib.join("libperfctr.so"))?;
-    archive(&built.join("libperfctr_c.a"), &lib.join("libperfctr.a"))?;
-    replace(&built.join("perfex"), &prefix.join("bin/perfex"))?;
-    fs::write(lib.join("pkgconfig/perfctr.pc"), pkg_config(prefix))?;
-    Ok(())
+    archive(&built.join("libperfctr_c.a"), &libraries.join("libperfctr.a"))?;
+    replace(&built.join("perfex"), &tree.join("bin/perfex"))?;
+    fs::write(libraries.join("pkgconfig/perfctr.pc"), pkg_config(prefix, lib))?;
+    Ok(shared)
 }
 
 /// Copies a file, whose old version may be in use.
@@ -64,7 +71,7 @@ fn link(target: &str, name: &Path) -> Result<()> {
 }
 
 /// The reviewed list of what the library gives to programs.
-fn exports() -> Result<Vec<String>> {
+pub fn exports() -> Result<Vec<String>> {
     let text = fs::read_to_string(sh::project().join("papi-shim/exports.txt"))?;
     Ok(text.lines().map(str::to_owned).collect())
 }
@@ -107,17 +114,18 @@ fn archive(built: &Path, archive: &Path) -> Result<()> {
     check_exports(cmd("nm", ["--defined-only", "-g", "-j"]).arg(archive))
 }
 
-fn pkg_config(prefix: &Path) -> String {
+/// The version is perfctr's, which is what programs that look for perfctr ask for.
+fn pkg_config(prefix: &Path, lib: &str) -> String {
     format!(
         "prefix={}\n\
-         libdir=${{prefix}}/lib\n\
+         libdir=${{prefix}}/{lib}\n\
          includedir=${{prefix}}/include\n\n\
          Name: perfctr\n\
          Description: Hardware performance counters with perfctr's interface\n\
-         Version: {}\n\
+         Version: {VERSION}\n\
          Libs: -L${{libdir}} -lperfctr\n\
+         Libs.private: -lpthread -lm -ldl\n\
          Cflags: -I${{includedir}}\n",
         prefix.display(),
-        env!("CARGO_PKG_VERSION"),
     )
 }

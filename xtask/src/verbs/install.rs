@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `cargo xtask install`: the command `perfctr` for this machine.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::artefacts::guest;
-use crate::tools::cache;
-use crate::tools::sh::{self, cmd};
+use crate::artefacts::command;
 
 /// Builds the command `perfctr` and installs it with its man pages and completions.
 #[derive(clap::Args)]
@@ -17,42 +14,9 @@ pub struct Args {
     prefix: PathBuf,
 }
 
-/// Where shells look for completions of `perfctr`, and what each file is called that clap writes.
-const COMPLETIONS: [(&str, &str); 3] = [
-    ("perfctr.bash", "share/bash-completion/completions/perfctr"),
-    ("_perfctr", "share/zsh/site-functions/_perfctr"),
-    ("perfctr.fish", "share/fish/vendor_completions.d/perfctr.fish"),
-];
-
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<()> {
-    let prefix = &args.prefix;
-    install(&guest::dynamic("cli")?.join("perfctr"), &prefix.join("bin/perfctr"))?;
-    // What the command says of itself is written nowhere else.
-    let generated = cache::root()?.join("work/generated");
-    if generated.exists() {
-        fs::remove_dir_all(&generated)?;
-    }
-    let program = prefix.join("bin/perfctr").canonicalize()?;
-    sh::output(cmd(&program.to_string_lossy(), ["generate"]).arg(&generated))?;
-    for (name, path) in cache::files(&generated.join("man1"))? {
-        install(&path, &prefix.join("share/man/man1").join(name))?;
-    }
-    for (from, to) in COMPLETIONS {
-        install(&generated.join("completions").join(from), &prefix.join(to))?;
-    }
-    println!("installed in {}", prefix.display());
-    Ok(())
-}
-
-/// Copies a file, whose old version may be in use.
-fn install(from: &Path, to: &Path) -> Result<()> {
-    if let Some(directory) = to.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    if to.exists() {
-        fs::remove_file(to)?;
-    }
-    fs::copy(from, to)?;
+    command::install(&args.prefix)?;
+    println!("installed in {}", args.prefix.display());
     Ok(())
 }

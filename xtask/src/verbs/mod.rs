@@ -4,6 +4,7 @@
 mod bench;
 mod check;
 mod demo;
+mod dist;
 mod figures;
 mod hook;
 mod install;
@@ -59,6 +60,8 @@ enum Verb {
     PapiShim(papi_shim::Args),
     /// Build and install the command `perfctr` with its man pages and completions.
     Install(install::Args),
+    /// Build Debian packages.
+    Dist(dist::Args),
     /// Run the simulator of hosts and guests around the real cores.
     Sim(sim::Args),
     /// Put small faults into the cores, and see that tests notice.
@@ -84,6 +87,7 @@ impl Cli {
             Verb::Papi(args) => return papi::run(&args),
             Verb::PapiShim(args) => return papi_shim::run(&args),
             Verb::Install(args) => install::run(&args)?,
+            Verb::Dist(args) => dist::run(&args)?,
             Verb::Sim(args) => return sim::run(&args),
             Verb::Mutants(args) => mutants::run(&args)?,
             Verb::XenPatch => print!("{}", xen::patch()?),

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The project's Debian packages.
+//!
+//! What is in them is built and staged here. What becomes of it is said in `packaging/debian`, and
+//! done by debhelper: which package has what, dependencies, what is run when they are installed.
+
+mod changelog;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::artefacts::rustobj::Purpose;
+use crate::artefacts::{command, guest, shim};
+use crate::tools::sh::{self, cmd};
+use crate::tools::{apt, cache, toolchain};
+
+/// The project's version, which is its packages'.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What builds packages; `packaging/debian/control` names what they need of it.
+const TOOLS: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", "help2man"];
+
+/// Where Debian has libraries for this machine, below `/usr`.
+const LIB: &str = "lib/x86_64-linux-gnu";
+
+/// What the module's device is given to the group by.
+const UDEV_RULES: &str = "guest-kmod/udev/60-perfctr.rules";
+
+/// What has the module loaded at boot.
+const MODULES_LOAD: &str = "guest-kmod/modules-load/perfctr.conf";
+
+/// What a build has left in its directory.
+pub struct Built {
+    /// The packages.
+    pub debs: Vec<PathBuf>,
+    /// What describes them all.
+    pub changes: PathBuf,
+}
+
+/// Builds every package of this source tree into `dir`, as `version`.
+pub fn build(version: &str, dir: &Path) -> Result<Built> {
+    apt::install(TOOLS, "building packages")?;
+    fs::create_dir_all(dir)?;
+    let _lock = cache::lock("dist")?;
+    let work = cache::root()?.join("work/dist");
+    if work.exists() {
+        fs::remove_dir_all(&work)?;
+    }
+    let tree = work.join(format!("perfctr-{version}"));
+    stage(&tree.join("stage"), version)?;
+    debian(&tree.join("debian"), version)?;
+    sh::step("packages", || {
+        // Each tool is there; whether by that name is not dpkg's business on other systems.
+        let mut build = cmd("dpkg-buildpackage", ["-b", "-us", "-uc", "-d"]);
+        sh::logged(build.current_dir(&tree), &cache::log("dist")?)
+    })?;
+    let mut built = Built { debs: Vec::new(), changes: PathBuf::new() };
+    for entry in fs::read_dir(&work)? {
+        let from = entry?.path();
+        if from.is_dir() {
+            continue;
+        }
+        let to = dir.join(from.file_name().context("a file has a name")?);
+        fs::copy(&from, &to)?;
+        match to.extension().and_then(|kind| kind.to_str()) {
+            Some("deb") => built.debs.push(to),
+            Some("changes") => built.changes = to,
+            _ => {}
+        }
+    }
+    built.debs.sort();
+    Ok(built)
+}
+
+/// What lintian says of the packages: each tag that no override of theirs explains.
+pub fn lint(built: &Built) -> Result<Vec<String>> {
+    apt::install(&["lintian"], "looking at packages")?;
+    let mut lintian = cmd("lintian", ["--display-info", "--pedantic", "--tag-display-limit", "0"]);
+    // It refuses to be root without being told that it may.
+    let out = lintian.args(["--fail-on", "none", "--allow-root"]).arg(&built.changes).output()?;
+    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+    ensure!(out.status.success() && errors.is_empty(), "lintian: {}\n{errors}", out.status);
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    Ok(said.lines().filter(|line| !line.starts_with("N:")).map(str::to_owned).collect())
+}
+
+/// Puts all that packages have into `stage`, where it will be below `/`.
+fn stage(stage: &Path, version: &str) -> Result<()> {
+    let usr = stage.join("usr");
+    command::install(&usr)?;
+    shim::stage(&usr, Path::new("/usr"), LIB)?;
+    let module = usr.join(format!("src/perfctr-{version}"));
+    for (name, content) in guest::module_sources(Purpose::Use)? {
+        write(&module.join(name), &content)?;
+    }
+    let at_boot = fs::read(sh::project().join(MODULES_LOAD))?;
+    write(&usr.join("lib/modules-load.d/perfctr.conf"), &at_boot)?;
+    fs::write(stage.join("crates.txt"), crates()?)?;
+    Ok(())
+}
+
+/// The folder `debian`: the project's, and what of it is written elsewhere.
+fn debian(dir: &Path, version: &str) -> Result<()> {
+    let project = sh::project();
+    let ours = project.join("packaging/debian");
+    for (name, from) in cache::files(&ours)? {
+        let to = dir.join(name);
+        fs::create_dir_all(to.parent().unwrap_or(dir))?;
+        // With its permissions: one of them is executed.
+        fs::copy(from, to)?;
+    }
+    fs::copy(project.join(UDEV_RULES), dir.join("perfctr.udev"))?;
+    let changes = fs::read_to_string(project.join("CHANGELOG.md"))?;
+    let control = fs::read_to_string(ours.join("control"))?;
+    let maintainer = control.lines().find_map(|line| line.strip_prefix("Maintainer: "));
+    let maintainer = maintainer.context("packaging/debian/control has no maintainer")?;
+    let date = sh::output(cmd("git", ["log", "-1", "--format=%aD"]).current_dir(&project))?;
+    let changelog = changelog::debian(&changes, version, maintainer, date.trim())?;
+    fs::write(dir.join("changelog"), changelog)?;
+    let mut symbols =
+        format!("{} libperfctr6 #MINVER#\n* Build-Depends-Package: libperfctr-dev\n", shim::SONAME);
+    for symbol in shim::exports()? {
+        symbols += &format!(" {symbol}@Base {VERSION}\n");
+    }
+    fs::write(dir.join("libperfctr6.symbols"), symbols)?;
+    Ok(())
+}
+
+/// The crates of others that are linked into programs and library, with their licences.
+fn crates() -> Result<String> {
+    let mut tree = toolchain::cargo();
+    tree.args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none"])
+        .args(["--no-dedupe", "--format", "{p}: {l}", "--package", "cli", "--package", "papi-shim"])
+        .current_dir(sh::project());
+    let text = sh::output(&mut tree)?;
+    // Our own are said to lie in a directory.
+    let crates: BTreeSet<&str> =
+        text.lines().filter(|line| !line.is_empty() && !line.contains(" (/")).collect();
+    ensure!(!crates.is_empty(), "cargo tree names no crate\n{text}");
+    let crates = crates.into_iter().collect::<Vec<_>>().join("\n");
+    Ok(format!("Rust crates of others that are linked into these packages:\n\n{crates}\n"))
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<()> {
+    fs::create_dir_all(path.parent().context("a file lies in a directory")?)?;
+    Ok(fs::write(path, content)?)
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `cargo xtask dist`: Debian packages of this source tree.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use crate::artefacts::packages;
+
+/// Builds Debian packages, and prints their names, their sizes and what lintian says of them.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where they are put.
+    #[arg(default_value = "target/dist")]
+    dir: PathBuf,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args) -> Result<()> {
+    let built = packages::build(packages::VERSION, &args.dir)?;
+    for deb in &built.debs {
+        println!("{:>9}  {}", fs::metadata(deb)?.len(), deb.display());
+    }
+    let tags = packages::lint(&built)?;
+    ensure!(tags.is_empty(), "lintian:\n{}", tags.join("\n"));
+    println!("lintian: nothing that packaging/debian does not explain");
+    Ok(())
+}
