@@ -4,8 +4,8 @@
  * they will see and what they will have counted in the end.  Neither may be off by one.
  *
  * What PAPI itself executes while the counters count is found out first: between starting and
- * reading, after each overflow's handler, and for each attempt of a reading that was disturbed.
- * The handler is not counted: an overflow pauses the counters.
+ * reading, for each overflow, and for each attempt of a reading that was disturbed.  The handler
+ * is not counted, because an overflow pauses the counters; on perf's events the first does not.
  */
 
 #include <pthread.h>
@@ -33,7 +33,7 @@ static const char *const names[] = { "PAPI_TOT_INS", "BRANCH_INSTRUCTIONS_RETIRE
 
 /* What is executed beside the loop. */
 static struct {
-	long long run[EVENTS], overflow[EVENTS], retry[EVENTS];
+	long long run[EVENTS], first[EVENTS], overflow[EVENTS], retry[EVENTS];
 } cost;
 
 struct worker {
@@ -124,9 +124,19 @@ static void end(struct worker *worker)
 }
 
 /* PAPI's perfctr component asks for an overflow one event before the threshold. */
+static int is_early;
+
 static long period(int threshold)
 {
-	return threshold - 1;
+	return threshold - is_early;
+}
+
+/* What is executed for so many overflows. */
+static long long overhead(long overflows, int event)
+{
+	if (!overflows)
+		return 0;
+	return cost.first[event] + (overflows - 1) * cost.overflow[event];
 }
 
 /* Readings one after the other cost the same, but for those that were disturbed. */
@@ -176,29 +186,44 @@ static void least_count(struct worker *worker, long rounds, long overflows, long
 	}
 }
 
-static void find_costs(void)
+/* Gives what is executed beside the loop and beside what is known already. */
+static void find_rest(struct worker *worker, long overflows, long long *rest)
 {
-	const int threshold = 100001, overflows = 10;
-	const long rounds = (overflows * period(threshold) + period(threshold) / 2) / 2;
-	struct worker worker;
+	const int each = period(worker->threshold);
+	const long rounds = overflows ? (overflows * each + each / 2) / 2 : 1000;
+	const long long loop[EVENTS] = { 2 * rounds, rounds };
 	long long least[EVENTS];
 	int e;
 
+	least_count(worker, rounds, overflows, least);
+	for (e = 0; e < EVENTS; e++)
+		rest[e] = least[e] - loop[e] - cost.run[e] - overhead(overflows, e);
+}
+
+/* In a thread, too: the C library knows of programs that have one only. */
+static void *find_costs(void *unused)
+{
+	const int more = 9;
+	struct worker worker;
+	long long rest[EVENTS];
+	int e;
+
+	(void)unused;
+	check(PAPI_register_thread() == PAPI_OK, "PAPI_register_thread");
 	find_cost_of_retry();
-	begin(&worker, threshold);
-	least_count(&worker, 1000, 0, cost.run);
-	cost.run[INS] -= 2 * 1000;
-	cost.run[BR] -= 1000;
-	least_count(&worker, rounds, overflows, least);
+	begin(&worker, 100001);
+	find_rest(&worker, 0, cost.run);
+	find_rest(&worker, 1, cost.first);
+	find_rest(&worker, 1 + more, rest);
 	end(&worker);
-	least[INS] -= 2 * rounds + cost.run[INS];
-	least[BR] -= rounds + cost.run[BR];
 	for (e = 0; e < EVENTS; e++) {
-		check(least[e] % overflows == 0, "an overflow's constant cost");
-		cost.overflow[e] = least[e] / overflows;
+		check(rest[e] % more == 0, "an overflow's constant cost");
+		cost.overflow[e] = rest[e] / more;
 	}
-	printf("start and stop: %lld instructions; each overflow: %lld\n", cost.run[INS],
-	       cost.overflow[INS]);
+	printf("start and stop: %lld instructions; first overflow: %lld; each other: %lld\n",
+	       cost.run[INS], cost.first[INS], cost.overflow[INS]);
+	check(PAPI_unregister_thread() == PAPI_OK, "PAPI_unregister_thread");
+	return NULL;
 }
 
 static long expected(const struct worker *worker)
@@ -215,8 +240,7 @@ static void *work(void *argument)
 	begin(worker, worker->threshold);
 	/* Stops between two overflows, so that the last is neither just missed nor just caught. */
 	events = expected(worker) * period(worker->threshold) + period(worker->threshold) / 2;
-	worker->rounds =
-		(events - cost.run[INS] - expected(worker) * cost.overflow[INS]) / 2;
+	worker->rounds = (events - cost.run[INS] - overhead(expected(worker), INS)) / 2;
 	run(worker, worker->rounds);
 	end(worker);
 	check(PAPI_unregister_thread() == PAPI_OK, "PAPI_unregister_thread");
@@ -244,7 +268,7 @@ static int is_exact(const struct worker *worker)
 	       worker->overflows, expected(worker), worker->strays);
 	for (e = 0; e < EVENTS; e++) {
 		rest = worker->count[e] - loop[e] - cost.run[e] -
-		       worker->overflows * cost.overflow[e];
+		       overhead(worker->overflows, e);
 		printf("    %s: %lld, which is %lld too many\n", names[e], worker->count[e], rest);
 		good = good && is_retries(rest, e);
 	}
@@ -253,12 +277,15 @@ static int is_exact(const struct worker *worker)
 
 int main(void)
 {
+	pthread_t thread;
 	int i, good = 1;
 
 	check(PAPI_library_init(PAPI_VER_CURRENT) == PAPI_VER_CURRENT, "PAPI_library_init");
 	check(PAPI_thread_init((unsigned long (*)(void))pthread_self) == PAPI_OK,
 	      "PAPI_thread_init");
-	find_costs();
+	is_early = PAPI_get_component_index("perf_event") < 0;
+	check(pthread_create(&thread, NULL, find_costs, NULL) == 0, "pthread_create");
+	check(pthread_join(thread, NULL) == 0, "pthread_join");
 	for (i = 0; i < THREADS; i++) {
 		workers[i].threshold = thresholds[i];
 		check(pthread_create(&workers[i].thread, NULL, work, &workers[i]) == 0,

@@ -2,7 +2,8 @@
 //! Debian packages and source packages by name.
 //!
 //! A private apt configuration is derived from the machine's own entries for its Debian release,
-//! with `deb-src` added. Nothing under `/etc/apt` changes and no mirror is named here.
+//! with `deb-src` added. Nothing under `/etc/apt` changes and no mirror is named here. A mirror of
+//! the release has later ones, too; their sources are asked for where the release's are too old.
 //!
 //! A mirror's index is sometimes newer than its pool. Where a file is missing, the same is asked of
 //! the release without its update suites, whose files do not disappear.
@@ -10,7 +11,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,13 +22,45 @@ use crate::tools::sh::{self, cmd};
 /// How old the package lists may be before they are fetched again.
 const LISTS_FRESH: Duration = Duration::from_secs(24 * 3600);
 
-/// Which suites of the release to look at.
+/// What follows Debian 12.
+const LATER: &[&str] = &["trixie", "forky", "sid"];
+
+/// Which suites to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Suites {
     /// The release with its updates and security suites.
     All,
     /// The release as it was published.
     Release,
+    /// Sources of later releases.
+    Later,
+}
+
+impl Suites {
+    fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Release => "release",
+            Self::Later => "later",
+        }
+    }
+
+    /// The types of entries.
+    fn types(self) -> &'static [&'static str] {
+        if self == Self::Later { &["deb-src"] } else { &["deb", "deb-src"] }
+    }
+
+    /// What to ask a mirror for that the machine asks for `suite`, with the release's name.
+    fn of<'a>(self, suite: &'a str, codename: &str) -> Vec<&'a str> {
+        let is_release = suite == codename;
+        let is_update = suite.starts_with(&format!("{codename}-"));
+        match self {
+            Self::Later if is_release => LATER.to_vec(),
+            Self::All if is_release || is_update => vec![suite],
+            Self::Release if is_release => vec![suite],
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// Installs those of `packages` that are missing.
@@ -55,25 +88,65 @@ pub fn source(name: &str, upstream: &str) -> Result<PathBuf> {
     let key = Key::new("source 1").text(name).text(upstream);
     let dir = cache::artefact(&format!("source-{name}"), key, |dir| {
         install(&["dpkg-dev", "xz-utils"], "unpacking sources")?;
-        let versions = source_versions(name, upstream)?;
-        let log = cache::log(&format!("source-{name}"))?;
-        let fetched = versions.iter().find(|version| {
-            let mut command = apt("apt-get", Suites::All).expect("the lists were read above");
-            command.args(["source", "--download-only", &format!("{name}={version}")]);
-            sh::logged(command.current_dir(dir), &log).is_ok()
-        });
-        ensure!(
-            fetched.is_some(),
-            "no source of {name} could be fetched; tried {}\n{}",
-            versions.join(", "),
-            sh::tail(&log)
-        );
-        let dsc = cache::files(dir)?.into_iter().find(|(file, _)| file.ends_with(".dsc"));
-        let (dsc, _) = dsc.context("apt-get source fetched no .dsc file")?;
-        let mut unpack = cmd("dpkg-source", ["--no-check", "-x", &dsc, "tree"]);
-        sh::logged(unpack.current_dir(dir), &log)
+        let versions = source_versions(name, upstream, Suites::All)?;
+        let dsc = fetch_source(name, &versions, Suites::All, &[], dir, ".dsc")?;
+        let mut unpack = cmd("dpkg-source", ["--no-check", "-x"]);
+        unpack.arg(dsc).arg("tree").current_dir(dir);
+        sh::logged(&mut unpack, &cache::log(&format!("source-{name}"))?)
     })?;
     Ok(dir.join("tree"))
+}
+
+/// The directory with the sources of `name` as its authors have released them, without Debian's
+/// changes, from a later release: the newest that can be had of those whose version starts with one
+/// of `upstream`.
+pub fn unpatched(name: &str, upstream: &[&str]) -> Result<PathBuf> {
+    let key = Key::new("unpatched 1").text(name).text(&upstream.join(" "));
+    let dir = cache::artefact(&format!("unpatched-{name}"), key, |dir| {
+        install(&["xz-utils"], "unpacking sources")?;
+        let mut versions = Vec::new();
+        for upstream in upstream {
+            versions.extend(source_versions(name, upstream, Suites::Later)?);
+        }
+        let only = ["--tar-only"];
+        let archive = fetch_source(name, &versions, Suites::Later, &only, dir, ".orig.tar.")?;
+        let tree = dir.join("tree");
+        fs::create_dir_all(&tree)?;
+        let mut tar = cmd("tar", ["-x", "--no-same-owner", "--strip-components=1", "-f"]);
+        sh::output(tar.arg(archive).arg("-C").arg(tree)).map(drop)
+    })?;
+    Ok(dir.join("tree"))
+}
+
+/// Fetches the first of these versions of a source package that can be had; returns the file whose
+/// name has `part`.
+fn fetch_source(
+    name: &str,
+    versions: &[String],
+    suites: Suites,
+    options: &[&str],
+    dir: &Path,
+    part: &str,
+) -> Result<PathBuf> {
+    let log = cache::log(&format!("source-{name}"))?;
+    let mut is_fetched = false;
+    for version in versions {
+        let mut command = apt("apt-get", suites)?;
+        command.args(["source", "--download-only"]).args(options);
+        command.arg(format!("{name}={version}")).current_dir(dir);
+        is_fetched = sh::logged(&mut command, &log).is_ok();
+        if is_fetched {
+            break;
+        }
+    }
+    ensure!(
+        is_fetched,
+        "no source of {name} could be fetched; tried {}\n{}",
+        versions.join(", "),
+        sh::tail(&log)
+    );
+    let found = cache::files(dir)?.into_iter().find(|(file, _)| file.contains(part));
+    found.map(|(_, path)| path).with_context(|| format!("apt-get source fetched no {part}"))
 }
 
 /// The packages that `name` depends on directly.
@@ -132,8 +205,8 @@ fn installed(package: &str) -> bool {
 }
 
 /// The versions of a source package, newest first.
-fn source_versions(name: &str, upstream: &str) -> Result<Vec<String>> {
-    let text = sh::output(apt("apt-cache", Suites::All)?.args(["showsrc", "--only-source", name]))?;
+fn source_versions(name: &str, upstream: &str, suites: Suites) -> Result<Vec<String>> {
+    let text = sh::output(apt("apt-cache", suites)?.args(["showsrc", "--only-source", name]))?;
     let mut versions: Vec<String> = text
         .lines()
         .filter_map(|line| line.strip_prefix("Version: "))
@@ -163,23 +236,19 @@ fn with_fallback(mut attempt: impl FnMut(Suites) -> Result<()>) -> Result<()> {
 
 /// A command of the apt family that uses the private configuration.
 fn apt(program: &str, suites: Suites) -> Result<Command> {
-    static CONFIG: OnceLock<PathBuf> = OnceLock::new();
-    let base = match CONFIG.get() {
-        Some(base) => base,
-        None => {
-            let base = prepare()?;
-            CONFIG.get_or_init(|| base)
-        }
-    };
-    Ok(cmd(program, options(base, suites)))
+    static PREPARED: Mutex<Vec<Suites>> = Mutex::new(Vec::new());
+    let base = cache::root()?.join("apt");
+    // A panic elsewhere leaves the list whole.
+    let mut prepared = PREPARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !prepared.contains(&suites) {
+        prepare(&base, suites)?;
+        prepared.push(suites);
+    }
+    Ok(cmd(program, options(&base, suites)))
 }
 
 fn options(base: &Path, suites: Suites) -> Vec<String> {
-    let base = base.display();
-    let suites = match suites {
-        Suites::All => "all",
-        Suites::Release => "release",
-    };
+    let (base, suites) = (base.display(), suites.name());
     [
         "Dir::Etc::SourceList=/dev/null".to_owned(),
         format!("Dir::Etc::SourceParts={base}/{suites}"),
@@ -211,32 +280,26 @@ fn as_root(command: &Command) -> Result<Command> {
 }
 
 /// Writes the private sources and fetches the package lists if they are old.
-fn prepare() -> Result<PathBuf> {
+fn prepare(base: &Path, suites: Suites) -> Result<()> {
     let _lock = cache::lock("apt-lists")?;
-    let base = cache::root()?.join("apt");
+    let name = suites.name();
+    let parts = base.join(name);
+    fs::create_dir_all(&parts)?;
     fs::create_dir_all(base.join("cache/archives/partial"))?;
-    let codename = codename()?;
-    for (suites, name) in [(Suites::All, "all"), (Suites::Release, "release")] {
-        let parts = base.join(name);
-        fs::create_dir_all(&parts)?;
-        fs::create_dir_all(base.join(format!("lists-{name}/partial")))?;
-        let (lines, stanzas) = private_sources(&codename, suites)?;
-        fs::write(parts.join("lines.list"), lines)?;
-        fs::write(parts.join("stanzas.sources"), stanzas)?;
-    }
-    let stamp = base.join("updated");
+    fs::create_dir_all(base.join(format!("lists-{name}/partial")))?;
+    let (lines, stanzas) = private_sources(&codename()?, suites)?;
+    fs::write(parts.join("lines.list"), lines)?;
+    fs::write(parts.join("stanzas.sources"), stanzas)?;
+    let stamp = base.join(format!("updated-{name}"));
     let age = stamp.metadata().and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
     if age.is_none_or(|age| age > LISTS_FRESH) {
         let log = cache::log("apt-update")?;
-        sh::step("package lists", || {
-            for suites in [Suites::All, Suites::Release] {
-                sh::logged(cmd("apt-get", options(&base, suites)).arg("update"), &log)?;
-            }
-            Ok(())
+        sh::step(&format!("package lists ({name})"), || {
+            sh::logged(cmd("apt-get", options(base, suites)).arg("update"), &log)
         })?;
         fs::write(&stamp, "")?;
     }
-    Ok(base)
+    Ok(())
 }
 
 fn codename() -> Result<String> {
@@ -245,11 +308,8 @@ fn codename() -> Result<String> {
     Ok(name.context("/etc/os-release has no VERSION_CODENAME")?.trim_matches('"').to_owned())
 }
 
-/// The machine's entries for its release, in both formats of apt, with sources added.
+/// The machine's entries for its release, in both formats of apt, made into entries for `suites`.
 fn private_sources(codename: &str, suites: Suites) -> Result<(String, String)> {
-    let wanted = |suite: &str| {
-        suite == codename || suites == Suites::All && suite.starts_with(&format!("{codename}-"))
-    };
     let mut lines = String::new();
     let mut stanzas = String::new();
     let mut sources = vec![PathBuf::from("/etc/apt/sources.list")];
@@ -257,8 +317,8 @@ fn private_sources(codename: &str, suites: Suites) -> Result<(String, String)> {
     for file in sources.iter().filter(|file| file.exists()) {
         let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
         match extension(file) {
-            "list" => lines += &one_line_sources(&text, wanted),
-            "sources" => stanzas += &deb822_sources(&text, wanted),
+            "list" => lines += &one_line_sources(&text, codename, suites),
+            "sources" => stanzas += &deb822_sources(&text, codename, suites),
             _ => {}
         }
     }
@@ -269,28 +329,30 @@ fn private_sources(codename: &str, suites: Suites) -> Result<(String, String)> {
     Ok((lines, stanzas))
 }
 
-/// `deb [options] URI SUITE COMPONENT...` entries, each as a `deb` and a `deb-src` line.
-fn one_line_sources(text: &str, wanted: impl Fn(&str) -> bool) -> String {
+/// `deb [options] URI SUITE COMPONENT...` entries, each as one of every wanted type and suite.
+fn one_line_sources(text: &str, codename: &str, suites: Suites) -> String {
     let mut result = String::new();
     for line in text.lines() {
         let Some(rest) = line.trim().strip_prefix("deb ") else { continue };
         let rest = rest.trim();
         let options_end = if rest.starts_with('[') { rest.find(']') } else { None };
-        let plain = options_end.map_or(rest, |end| &rest[end + 1..]);
+        let (options, plain) = rest.split_at(options_end.map_or(0, |end| end + 1));
         let words: Vec<&str> = plain.split_whitespace().collect();
-        let is_wanted = words.len() >= 3
-            && !words[0].starts_with("cdrom:")
-            && wanted(words[1])
-            && words[2..].contains(&"main");
-        if is_wanted {
-            result += &format!("deb {rest}\ndeb-src {rest}\n");
+        if words.len() < 3 || words[0].starts_with("cdrom:") || !words[2..].contains(&"main") {
+            continue;
+        }
+        for suite in suites.of(words[1], codename) {
+            let words = [&[options, words[0], suite], &words[2..]].concat().join(" ");
+            for kind in suites.types() {
+                result += &format!("{kind} {}\n", words.trim_start());
+            }
         }
     }
     result
 }
 
-/// Stanzas of `Field: value` lines, with both types and only the wanted suites.
-fn deb822_sources(text: &str, wanted: impl Fn(&str) -> bool) -> String {
+/// Stanzas of `Field: value` lines, with the wanted types and suites.
+fn deb822_sources(text: &str, codename: &str, wanted: Suites) -> String {
     let mut result = String::new();
     let uncommented: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     for stanza in uncommented.split(|line| line.trim().is_empty()) {
@@ -301,7 +363,7 @@ fn deb822_sources(text: &str, wanted: impl Fn(&str) -> bool) -> String {
             })
         };
         let suites: Vec<&str> = field("Suites").map_or(Vec::new(), |value| {
-            value.split_whitespace().filter(|suite| wanted(suite)).collect()
+            value.split_whitespace().flat_map(|suite| wanted.of(suite, codename)).collect()
         });
         let has_main =
             field("Components").is_some_and(|v| v.split_whitespace().any(|c| c == "main"));
@@ -309,7 +371,8 @@ fn deb822_sources(text: &str, wanted: impl Fn(&str) -> bool) -> String {
         if suites.is_empty() || !has_main || !is_binary || field("Enabled") == Some("no") {
             continue;
         }
-        result += &format!("Types: deb deb-src\nSuites: {}\n", suites.join(" "));
+        let (types, suites) = (wanted.types().join(" "), suites.join(" "));
+        result += &format!("Types: {types}\nSuites: {suites}\n");
         for line in stanza {
             let key = line.split(':').next().unwrap_or_default().to_ascii_lowercase();
             if key != "types" && key != "suites" {
@@ -325,31 +388,46 @@ fn deb822_sources(text: &str, wanted: impl Fn(&str) -> bool) -> String {
 mod tests {
     use super::*;
 
-    fn bookworm(suite: &str) -> bool {
-        suite == "bookworm" || suite.starts_with("bookworm-")
-    }
+    const LINES: &str = "# deb http://m/debian bookworm main\n\
+                         deb [signed-by=/k] http://m/debian bookworm main contrib\n\
+                         deb http://m/security bookworm-security main\n\
+                         deb http://other/apt tool-bookworm main\n\
+                         deb cdrom:[Debian]/ bookworm main\n";
+    const STANZAS: &str = "Types: deb\nURIs: http://m/debian\nSuites: bookworm trixie\n\
+                           Components: main\nSigned-By: /k\n\n\
+                           Types: deb\nURIs: http://n/\nSuites: nodistro\nComponents: main\n";
 
     #[test]
     fn one_line_entries_get_a_source_line() {
-        let text = "# deb http://m/debian bookworm main\n\
-                    deb [signed-by=/k] http://m/debian bookworm main contrib\n\
-                    deb http://other/apt tool-bookworm main\n\
-                    deb cdrom:[Debian]/ bookworm main\n";
         assert_eq!(
-            one_line_sources(text, bookworm),
+            one_line_sources(LINES, "bookworm", Suites::Release),
             "deb [signed-by=/k] http://m/debian bookworm main contrib\n\
              deb-src [signed-by=/k] http://m/debian bookworm main contrib\n"
         );
+        let all = one_line_sources(LINES, "bookworm", Suites::All);
+        assert!(all.ends_with("deb-src http://m/security bookworm-security main\n"), "{all}");
     }
 
     #[test]
     fn deb822_entries_keep_their_key_and_lose_other_suites() {
-        let text = "Types: deb\nURIs: http://m/debian\nSuites: bookworm trixie\n\
-                    Components: main\nSigned-By: /k\n\n\
-                    Types: deb\nURIs: http://n/\nSuites: nodistro\nComponents: main\n";
         assert_eq!(
-            deb822_sources(text, bookworm),
+            deb822_sources(STANZAS, "bookworm", Suites::All),
             "Types: deb deb-src\nSuites: bookworm\nURIs: http://m/debian\n\
+             Components: main\nSigned-By: /k\n\n"
+        );
+    }
+
+    #[test]
+    fn a_mirror_of_the_release_is_asked_for_sources_of_later_ones() {
+        assert_eq!(
+            one_line_sources(LINES, "bookworm", Suites::Later),
+            "deb-src [signed-by=/k] http://m/debian trixie main contrib\n\
+             deb-src [signed-by=/k] http://m/debian forky main contrib\n\
+             deb-src [signed-by=/k] http://m/debian sid main contrib\n"
+        );
+        assert_eq!(
+            deb822_sources(STANZAS, "bookworm", Suites::Later),
+            "Types: deb-src\nSuites: trixie forky sid\nURIs: http://m/debian\n\
              Components: main\nSigned-By: /k\n\n"
         );
     }

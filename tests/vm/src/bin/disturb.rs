@@ -9,10 +9,10 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use perfctr::{Provider, Session};
+use perfctr::{Event, Provider, Session};
 use shared_abi::sync::Ordering::Relaxed;
 use vm_tests::disturb;
-use vm_tests::threads::cpus;
+use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 /// Runs a program on vCPUs that do not stay where they are.
@@ -33,8 +33,8 @@ fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let cpus = cpus()?;
-    // Of its counters nothing is used but the pages that are mapped with them.
-    let session = Session::open_with(Provider::Paravirt)?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    show(&mut session, &cpus)?;
     let before = host_did(&session, &cpus)?;
     let stop = AtomicBool::new(false);
     let status = thread::scope(|scope| {
@@ -53,6 +53,16 @@ fn main() -> Result<ExitCode> {
     println!("the host switched vCPUs in {switches} times, {migrations} of them elsewhere");
     let is_good = status.success() && switches > 0 && migrations > 0;
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Registers this user's pages on every vCPU, whatever the program counts with.  They stay, and
+/// that is what they are wanted for.
+fn show(session: &mut Session, cpus: &[usize]) -> Result<()> {
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    for &cpu in cpus {
+        run_on(SELF, &[cpu])?;
+    }
+    Ok(run_on(SELF, cpus)?)
 }
 
 /// How often all vCPUs were switched in, and how often on another physical CPU than before.

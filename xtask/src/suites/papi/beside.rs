@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! PAPI on perf's events: the bare machine's verdicts beside the guest's.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use serde::Serialize;
+
+use super::boot::Place;
+use super::build::{Component, Papi};
+use super::verdict::Verdict;
+use super::{EXACT, Group, groups};
+use crate::suites::report::Report;
+
+/// What takes seconds, and shows each way of counting: exact counts of threads and forks, and exact
+/// overflows by signals with an owner; profiles, multiplexing, attaching, inheriting, whole CPUs.
+const SMALL: Group = (EXACT, "zero zero_pthreads zero_fork overflow_exact");
+
+/// What came of one test.
+#[derive(Debug, Serialize)]
+struct Row {
+    test: String,
+    native: Verdict,
+    guest: Verdict,
+}
+
+impl Row {
+    /// What passes on the bare machine passes in the guest; of some tests, that is not enough.
+    fn check(&self) -> Result<()> {
+        let is_small = SMALL.1.split_whitespace().any(|test| test == self.test);
+        if is_small || self.native == Verdict::Passed { self.guest.passed() } else { Ok(()) }
+    }
+}
+
+/// What came of each test on both machines; and what of a machine that came to no good end.
+#[derive(Debug, Default, Serialize)]
+pub struct Beside {
+    rows: Vec<Row>,
+    failures: Vec<String>,
+}
+
+impl Beside {
+    /// Runs tests on both machines, one boot each, and prints what came of them.
+    pub fn run(&mut self, papi: &Papi, group: &str, tests: &[&str]) -> Result<()> {
+        let native = papi.run(Place::Native, group, tests)?;
+        let guest = papi.run(Place::Guest, group, tests)?;
+        for (name, verdict) in native[tests.len()..].iter().chain(&guest[tests.len()..]) {
+            println!("{name}: {}", verdict.reason());
+            self.failures.push(format!("{name}: {}", verdict.reason()));
+        }
+        println!("{group:<26}native      guest");
+        for ((test, native), (_, guest)) in native.into_iter().zip(guest).take(tests.len()) {
+            let reason = if guest.reason().is_empty() { native.reason() } else { guest.reason() };
+            println!("  {test:<24}{:<12}{:<12}{reason}", native.word(), guest.word());
+            self.rows.push(Row { test: test.to_owned(), native, guest });
+        }
+        Ok(())
+    }
+
+    /// Whether everything that passes on the bare machine passes in the guest.
+    pub fn is_good(&self) -> bool {
+        self.failures.is_empty() && self.rows.iter().all(|row| row.check().is_ok())
+    }
+
+    fn count(&self, is: impl Fn(&Verdict) -> bool) -> [usize; 2] {
+        let of = |side: fn(&Row) -> &Verdict| self.rows.iter().filter(|row| is(side(row))).count();
+        [of(|row| &row.native), of(|row| &row.guest)]
+    }
+}
+
+/// As tables for a document: how many there are, and what does not pass.
+impl fmt::Display for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n| PAPI's tests | native | guest |\n|---|---:|---:|")?;
+        let passed = self.count(|verdict| *verdict == Verdict::Passed);
+        let skipped = self.count(|verdict| matches!(verdict, Verdict::Skipped(_)));
+        let failed = self.count(|verdict| matches!(verdict, Verdict::Failed(_)));
+        for (word, [native, guest]) in
+            [("passed", passed), ("skipped themselves", skipped), ("failed", failed)]
+        {
+            writeln!(f, "| {word} | {native} | {guest} |")?;
+        }
+        writeln!(f, "\n| does not pass | native | guest | because |\n|---|---|---|---|")?;
+        for row in &self.rows {
+            let reason = [&row.guest, &row.native].map(Verdict::reason);
+            if let Some(reason) = reason.into_iter().find(|reason| !reason.is_empty()) {
+                let (native, guest) = (row.native.word(), row.guest.word());
+                let reason = reason.replace('|', "/");
+                writeln!(f, "| `{}` | {native} | {guest} | {reason} |", row.test)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A few tests, or all.
+pub fn suite(report: &mut Report) -> Result<()> {
+    let papi = Papi::new(Component::PerfEvent)?;
+    let mut beside = Beside::default();
+    let all: Vec<&Group> = groups(papi.component).collect();
+    for (group, tests) in report.volume.pick(vec![&SMALL], all) {
+        beside.run(&papi, group, &tests.split_whitespace().collect::<Vec<_>>())?;
+    }
+    for failure in &beside.failures {
+        report.record(failure, Err(anyhow!("a machine came to no good end")), Duration::ZERO);
+    }
+    for row in &beside.rows {
+        report.test(&row.test, || row.check());
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! PAPI's tests in one boot.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::build::{Component, Papi};
+use super::verdict::{self, Verdict};
+use crate::machine::{self, Spec, Status};
+use crate::tools::{cache, sh};
+
+/// How long one test may run: some compute for minutes, and emulation on a busy machine is slow.
+/// In seconds.
+const TEST_SECONDS: u64 = 3_000;
+/// How long all tests of a group may run.
+const GROUP_TIMEOUT: Duration = Duration::from_secs(7_200);
+
+/// Programs that want the CPUs as much as the test does, in groups whose counts must be exact: host
+/// and guest then preempt and migrate what is counted.
+const LOAD: &str = "6";
+
+/// The group whose counts must be exact under load, and while vCPUs are moved.
+pub const EXACT: &str = "exact under load";
+/// The test in it that is not PAPI's: `papi-shim/papi/overflow_exact.c`.
+const OVERFLOW_EXACT: &str = "overflow_exact";
+
+/// Where tests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the guest on Xen, with our module.
+    Guest,
+    /// On Linux without a hypervisor, on the same machine.
+    Native,
+}
+
+impl Place {
+    /// The topology, which is also a word for it.
+    pub fn topology(self) -> &'static str {
+        match self {
+            Self::Guest => "pv",
+            Self::Native => "native",
+        }
+    }
+}
+
+/// Where the tests' outputs are kept.
+pub fn out(component: Component) -> Result<PathBuf> {
+    Ok(cache::root()?.join("papi-out").join(component.name()))
+}
+
+impl Papi {
+    /// Runs tests in one boot: what came of each, and of the group if it failed as a whole.
+    pub fn run<'a>(
+        &self,
+        place: Place,
+        group: &'a str,
+        tests: &[&'a str],
+    ) -> Result<Vec<(&'a str, Verdict)>> {
+        let out = out(self.component)?.join(place.topology()).join(group.replace(' ', "-"));
+        if out.exists() {
+            fs::remove_dir_all(&out)?;
+        }
+        let is_disturbed = place == Place::Guest && group == EXACT;
+        let outcome = machine::run(&self.spec(place, is_disturbed, tests, &out)?)?;
+        for (name, log) in cache::files(&out)? {
+            if let Some((test, _)) = name.rsplit_once(".log.") {
+                machine::repeated(format!("PAPI's {test}"), log);
+            }
+        }
+        let of = |test: &&'a str| (*test, verdict::verdict(self.component, test, &out));
+        let mut verdicts: Vec<_> = tests.iter().map(of).collect();
+        if outcome.status != Status::Exited(0) {
+            let reason = outcome.explain().unwrap_or_else(|| format!("{:?}", outcome.status));
+            verdicts.push((group, Verdict::Failed(reason)));
+        }
+        Ok(verdicts)
+    }
+
+    fn spec(&self, place: Place, is_disturbed: bool, tests: &[&str], out: &Path) -> Result<Spec> {
+        let seconds = TEST_SECONDS.to_string();
+        let mut command = vec!["/work/run.sh", &seconds, if is_disturbed { LOAD } else { "0" }];
+        command.extend(tests);
+        if is_disturbed {
+            command.insert(0, "/work/disturb");
+        }
+        let mut spec = Spec::new(place.topology(), command)?;
+        spec.module = place == Place::Guest;
+        if place == Place::Guest {
+            // Of events that are not architectural, PAPI knows some.
+            spec = spec.driver("events=all")?;
+        }
+        spec.files.push((sh::project().join("papi-shim/papi/run.sh"), "/work/run.sh".into()));
+        spec.files.push((self.built.join("ctests"), "/work/papi/ctests".into()));
+        for library in self.libraries()? {
+            let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let place = if library.is_dir() { String::new() } else { format!("/{name}") };
+            spec.files.push((library, format!("/work/papi/lib{place}")));
+        }
+        if is_disturbed {
+            spec.add_program("vm-tests", "disturb")?;
+        }
+        if tests.contains(&OVERFLOW_EXACT) {
+            let program = self.compile(OVERFLOW_EXACT)?;
+            spec.files.push((program, format!("/work/papi/ctests/{OVERFLOW_EXACT}")));
+        }
+        spec.stream = true;
+        spec.out = Some(out.to_owned());
+        spec.timeout = GROUP_TIMEOUT;
+        Ok(spec)
+    }
+}

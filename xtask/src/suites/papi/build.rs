@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! PAPI as it is built: which version, and on what it counts.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+use crate::artefacts::shim;
+use crate::tools::cache::{self, Key};
+use crate::tools::sh::{self, cmd};
+use crate::tools::{apt, hooks, overlay};
+
+const PACKAGES: &[&str] = &["build-essential", "libc6-dev"];
+
+/// The version of Debian 12, the last of Debian's with a component for perfctr.
+const PERFCTR: &str = "7.0.0";
+/// Those without it, of which the newest is taken that a later Debian has.
+const PERF_EVENT: &[&str] = &["7.2.", "7.1."];
+
+/// What PAPI counts with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Component {
+    /// The C library with perfctr's interface.
+    Perfctr,
+    /// Linux's perf.
+    #[value(name = "perf_event")]
+    PerfEvent,
+}
+
+impl Component {
+    /// As PAPI calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Perfctr => "perfctr",
+            Self::PerfEvent => "perf_event",
+        }
+    }
+
+    fn source(self) -> Result<PathBuf> {
+        match self {
+            Self::Perfctr => apt::source("papi", PERFCTR),
+            Self::PerfEvent => apt::unpatched("papi", PERF_EVENT),
+        }
+    }
+
+    fn artefact(self) -> &'static str {
+        match self {
+            Self::Perfctr => "papi",
+            Self::PerfEvent => "papi-perf",
+        }
+    }
+
+    /// What is inserted into its source.
+    fn changes(self) -> Option<PathBuf> {
+        (self == Self::Perfctr).then(|| sh::project().join("papi-shim/papi/hooks.toml"))
+    }
+
+    /// The folder of the library with the CPUs' events.
+    fn events(self) -> &'static str {
+        match self {
+            Self::Perfctr => "libpfm-3.y/lib",
+            Self::PerfEvent => "libpfm4/lib",
+        }
+    }
+
+    /// The folders of its tests.
+    fn tests(self) -> &'static [&'static str] {
+        match self {
+            Self::Perfctr => &["ctests"],
+            Self::PerfEvent => &["ctests", "components/perf_event/tests"],
+        }
+    }
+
+    fn configuration(self, prefix: &Path) -> Vec<String> {
+        let words: &[&str] = match self {
+            Self::Perfctr => &["--with-perfctr"],
+            Self::PerfEvent => &["--with-static-lib=no", "--with-libsde=no"],
+        };
+        let mut options = vec!["--with-shlib-tools".to_owned()];
+        options.extend(words.iter().copied().map(str::to_owned));
+        if self == Self::Perfctr {
+            options.push(format!("--with-perfctr-prefix={}", prefix.display()));
+        }
+        options
+    }
+
+    /// What is made, one after the other.
+    fn targets(self) -> &'static [&'static [&'static str]] {
+        match self {
+            // PAPI's own last step copies libraries with a command that no shell understands.
+            Self::Perfctr => &[&["POST_BUILD="]],
+            // It does not say that it needs the library with the events first.
+            Self::PerfEvent => {
+                &[&["-C", "libpfm4", "lib"], &["ctests"], &["-C", "components/perf_event/tests"]]
+            }
+        }
+    }
+}
+
+/// A PAPI that is built.
+pub struct Papi {
+    pub component: Component,
+    /// Where the C library is installed.
+    pub prefix: PathBuf,
+    /// PAPI's libraries in `lib`, its headers in `include` and its tests in `ctests`.
+    pub built: PathBuf,
+}
+
+impl Papi {
+    /// Builds it.
+    pub fn new(component: Component) -> Result<Self> {
+        let prefix = cache::root()?.join("papi-shim");
+        if component == Component::Perfctr {
+            fs::create_dir_all(&prefix)?;
+            shim::install(&prefix)?;
+        }
+        let built = build(component, &prefix)?;
+        Ok(Self { component, prefix, built })
+    }
+
+    /// The libraries that its programs need, as directories or files.
+    pub fn libraries(&self) -> Result<Vec<PathBuf>> {
+        let mut libraries = vec![self.built.join("lib"), system_library("libgomp.so.1")?];
+        if self.component == Component::Perfctr {
+            libraries.push(self.prefix.join("lib").join(shim::SONAME));
+        }
+        Ok(libraries)
+    }
+
+    /// Compiles a program of ours that uses PAPI.
+    pub fn compile(&self, name: &str) -> Result<PathBuf> {
+        let program = cache::root()?.join("papi-own").join(self.component.name()).join(name);
+        let libraries = cache::files(&self.built.join("lib"))?;
+        let library = libraries.into_iter().find(|(name, _)| name.starts_with("libpapi.so."));
+        let (_, library) = library.context("PAPI's build left no library")?;
+        let needed = [self.prefix.join("lib"), self.built.join("lib")];
+        let include = self.built.join("include");
+        compile(&format!("{name}.c"), &[], &include, &library, &needed, &program)?;
+        Ok(program)
+    }
+}
+
+/// Compiles a program of `papi-shim/papi`. `needed` are the directories of what its library needs.
+pub fn compile(
+    source: &str,
+    flags: &[&str],
+    include: &Path,
+    library: &Path,
+    needed: &[PathBuf],
+    program: &Path,
+) -> Result<()> {
+    fs::create_dir_all(program.parent().unwrap_or(program))?;
+    let mut gcc = cmd("gcc", ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    gcc.args(flags).arg("-I").arg(include).arg("-o").arg(program);
+    gcc.arg(sh::project().join("papi-shim/papi").join(source)).arg(library);
+    gcc.env("LD_LIBRARY_PATH", std::env::join_paths(needed)?);
+    sh::output(&mut gcc).map(drop)
+}
+
+/// The directory with what runs, and the headers.
+fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
+    let source = component.source()?;
+    let (name, changes) = (component.artefact(), component.changes());
+    let mut key = Key::new("papi 2").text(&source.to_string_lossy());
+    if let Some(changes) = &changes {
+        key = key.path(changes)?.path(&prefix.join("include"))?;
+        key = key.path(&sh::project().join("papi-shim/exports.txt"))?;
+    }
+    cache::artefact(name, key, |dir| {
+        apt::install(PACKAGES, "building PAPI")?;
+        let work = cache::root()?.join("work").join(name);
+        if work.exists() {
+            fs::remove_dir_all(&work)?;
+        }
+        let files = match &changes {
+            Some(changes) => hooks::apply(&source, changes)?,
+            None => overlay::Files::new(),
+        };
+        overlay::apply(&source, &work, &files)?;
+        let src = work.join("src");
+        let log = cache::log(name)?;
+        let mut configure = cmd("./configure", component.configuration(prefix));
+        sh::logged(configure.current_dir(&src), &log)?;
+        for words in component.targets() {
+            let mut make = cmd("make", [&sh::jobs()]);
+            // The linker looks there for what PAPI's own library needs.
+            let libraries = [prefix.join("lib"), src.join(component.events())];
+            make.args(*words).env("LD_LIBRARY_PATH", std::env::join_paths(libraries)?);
+            sh::logged(make.current_dir(&src), &log)?;
+        }
+        take(component, &src, dir)
+    })
+}
+
+/// Copies what runs, and the headers, out of PAPI's build tree.
+fn take(component: Component, src: &Path, dir: &Path) -> Result<()> {
+    // A library is found by the name of its interface, which is a link.
+    let is_library = |path: &Path, name: &str| path.is_symlink() && name.contains(".so.");
+    let is_program = |path: &Path, name: &str| {
+        let mode = path.metadata().map_or(0, |data| data.permissions().mode());
+        path.is_file() && !name.contains('.') && mode & 0o111 != 0
+    };
+    let is_header = |_: &Path, name: &str| name.starts_with("papi") && name.ends_with(".h");
+    copy(src, &dir.join("include"), is_header)?;
+    for folder in [".", component.events()] {
+        copy(&src.join(folder), &dir.join("lib"), is_library)?;
+    }
+    for folder in component.tests() {
+        copy(&src.join(folder), &dir.join("ctests"), is_program)?;
+    }
+    Ok(())
+}
+
+/// Copies those files of a directory that `is_wanted` by path and name.
+fn copy(from: &Path, to: &Path, is_wanted: impl Fn(&Path, &str) -> bool) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if is_wanted(&path, &name) {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// A library that the compiler's run-time support consists of.
+fn system_library(name: &str) -> Result<PathBuf> {
+    let path = sh::output(&mut cmd("gcc", [&format!("-print-file-name={name}")]))?;
+    Path::new(path.trim()).canonicalize().map(|path| path.with_file_name(name)).context("libgomp")
+}
