@@ -7,15 +7,20 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 
-use super::boot::Place;
+use super::boot::{DISTURBED, Place};
 use super::build::{Component, Papi};
 use super::verdict::Verdict;
-use super::{EXACT, Group, groups};
+use super::{Group, groups};
 use crate::suites::report::Report;
 
-/// What takes seconds, and shows each way of counting: exact counts of threads and forks, and exact
-/// overflows by signals with an owner; profiles, multiplexing, attaching, inheriting, whole CPUs.
-const SMALL: Group = (EXACT, "zero zero_pthreads zero_fork overflow_exact");
+/// What takes seconds, and shows each way of counting: exact counts and overflows of threads; events
+/// with two signals, profiles, events in turns, other processes, children, CPUs, modes.
+const SMALL: Group = (
+    DISTURBED,
+    "zero zero_pthreads overflow_exact overflow_single_event overflow_twoevents profile sprofile \
+     max_multiplex multiplex2 zero_attach attach2 inherit attach_cpu exec_overflow \
+     perf_event_user_kernel",
+);
 
 /// What came of one test.
 #[derive(Debug, Serialize)]

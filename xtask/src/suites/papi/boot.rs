@@ -2,7 +2,7 @@
 //! PAPI's tests in one boot.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -18,12 +18,14 @@ const TEST_SECONDS: u64 = 3_000;
 /// How long all tests of a group may run.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(7_200);
 
-/// Programs that want the CPUs as much as the test does, in groups whose counts must be exact: host
-/// and guest then preempt and migrate what is counted.
+/// Programs that want the CPUs as much as the test does: host and guest then preempt and migrate
+/// what is counted.
 const LOAD: &str = "6";
 
 /// The group whose counts must be exact under load, and while vCPUs are moved.
 pub const EXACT: &str = "exact under load";
+/// A group that runs while vCPUs are moved.
+pub const DISTURBED: &str = "while vCPUs are moved";
 /// The test in it that is not PAPI's: `papi-shim/papi/overflow_exact.c`.
 const OVERFLOW_EXACT: &str = "overflow_exact";
 
@@ -63,8 +65,14 @@ impl Papi {
         if out.exists() {
             fs::remove_dir_all(&out)?;
         }
-        let is_disturbed = place == Place::Guest && group == EXACT;
-        let outcome = machine::run(&self.spec(place, is_disturbed, tests, &out)?)?;
+        let load = if place == Place::Guest && group == EXACT { LOAD } else { "0" };
+        let mut spec = self.spec(place, load, tests)?;
+        if place == Place::Guest && [EXACT, DISTURBED].contains(&group) {
+            spec.command.insert(0, "/work/disturb".into());
+            spec.add_program("vm-tests", "disturb")?;
+        }
+        spec.out = Some(out.clone());
+        let outcome = machine::run(&spec)?;
         for (name, log) in cache::files(&out)? {
             if let Some((test, _)) = name.rsplit_once(".log.") {
                 machine::repeated(format!("PAPI's {test}"), log);
@@ -79,13 +87,10 @@ impl Papi {
         Ok(verdicts)
     }
 
-    fn spec(&self, place: Place, is_disturbed: bool, tests: &[&str], out: &Path) -> Result<Spec> {
+    fn spec(&self, place: Place, load: &str, tests: &[&str]) -> Result<Spec> {
         let seconds = TEST_SECONDS.to_string();
-        let mut command = vec!["/work/run.sh", &seconds, if is_disturbed { LOAD } else { "0" }];
+        let mut command = vec!["/work/run.sh", &seconds, load];
         command.extend(tests);
-        if is_disturbed {
-            command.insert(0, "/work/disturb");
-        }
         let mut spec = Spec::new(place.topology(), command)?;
         spec.module = place == Place::Guest;
         if place == Place::Guest {
@@ -99,15 +104,11 @@ impl Papi {
             let place = if library.is_dir() { String::new() } else { format!("/{name}") };
             spec.files.push((library, format!("/work/papi/lib{place}")));
         }
-        if is_disturbed {
-            spec.add_program("vm-tests", "disturb")?;
-        }
         if tests.contains(&OVERFLOW_EXACT) {
             let program = self.compile(OVERFLOW_EXACT)?;
             spec.files.push((program, format!("/work/papi/ctests/{OVERFLOW_EXACT}")));
         }
         spec.stream = true;
-        spec.out = Some(out.to_owned());
         spec.timeout = GROUP_TIMEOUT;
         Ok(spec)
     }
