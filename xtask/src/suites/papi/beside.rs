@@ -54,10 +54,10 @@ impl Beside {
             println!("{name}: {}", verdict.reason());
             self.failures.push(format!("{name}: {}", verdict.reason()));
         }
-        println!("{group:<26}native      guest");
+        println!("{group:<32}native      guest");
         for ((test, native), (_, guest)) in native.into_iter().zip(guest).take(tests.len()) {
             let reason = if guest.reason().is_empty() { native.reason() } else { guest.reason() };
-            println!("  {test:<24}{:<12}{:<12}{reason}", native.word(), guest.word());
+            println!("  {test:<30}{:<12}{:<12}{reason}", native.word(), guest.word());
             self.rows.push(Row { test: test.to_owned(), native, guest });
         }
         Ok(())

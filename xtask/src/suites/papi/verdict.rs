@@ -126,12 +126,11 @@ fn judge(component: Component, test: &str, text: &str) -> Verdict {
     let Some((status, output)) = lines.split_last() else {
         return Verdict::Failed("did not run".to_owned());
     };
-    let said = |word: &str| output.iter().any(|line| line.contains(word));
-    let end = output.iter().rev().take(3).rev().map(|line| line.trim()).collect::<Vec<_>>();
-    let end = end.join("; ");
+    let where_said = |word: &str| output.iter().rposition(|line| line.contains(word));
+    let said = |word: &str| where_said(word).is_some();
     if *status == "exit status 0" && !said("FAILED") {
-        if said("SKIPPED") {
-            return Verdict::Skipped(end);
+        if let Some(line) = where_said("SKIPPED") {
+            return Verdict::Skipped(end(&output[..=line]));
         }
         if said("PASSED") {
             let inexact = inexact(component, test, output);
@@ -142,8 +141,14 @@ fn judge(component: Component, test: &str, text: &str) -> Verdict {
     let known = CANNOT_PASS.iter().find(|(name, sign, _)| *name == test && said(sign));
     match known.filter(|_| is_expected) {
         Some((_, _, why)) => Verdict::CannotPass((*why).to_owned()),
-        None => Verdict::Failed(format!("{end}; {status}")),
+        None => Verdict::Failed(format!("{}; {status}", end(output))),
     }
+}
+
+/// The last three of these lines.
+fn end(lines: &[&str]) -> String {
+    let words = |line: &&str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    lines[lines.len().saturating_sub(3)..].iter().map(words).collect::<Vec<_>>().join("; ")
 }
 
 /// Why the counts of a test are not what they must be.
@@ -237,6 +242,8 @@ mod tests {
         assert_eq!(judge(Perfctr, "first", "PASSED\nexit status 0\n"), Verdict::Passed);
         let skipped = judge(Perfctr, "first", "no such event\nSKIPPED\nexit status 0\n");
         assert_eq!(skipped, Verdict::Skipped("no such event; SKIPPED".to_owned()));
+        let child = judge(Perfctr, "first", "no event\nSKIPPED\nPASSED\nexit status 0\n");
+        assert_eq!(child, Verdict::Skipped("no event; SKIPPED".to_owned()));
         for failed in [
             "",
             "exit status 0\n",
