@@ -10,7 +10,7 @@
 //! when the vCPU's page is taken back.  Folding and going live again loses nothing that user mode
 //! does, since both happen in the kernel.
 
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::config::{EVNTSEL_EN, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::VcpuSample;
@@ -45,7 +45,7 @@ pub struct Wanted {
 
 impl Wanted {
     /// What perf asks for: an event of the generic ones or by its select word, in the rings
-    /// `EVNTSEL_USR` and `EVNTSEL_OS`.
+    /// `EVNTSEL_USR` and `EVNTSEL_OS`. One in neither ring counts nothing, as on perf's own PMUs.
     ///
     /// # Errors
     ///
@@ -66,29 +66,32 @@ impl Wanted {
             TYPE_RAW => return Err(Errno::INVAL),
             _ => return Err(Errno::NOENT),
         };
-        let rings = rings & (EVNTSEL_USR | EVNTSEL_OS) | EVNTSEL_EN;
-        let mut wanted = Self { fixed: rings, samples: samples.into(), ..Self::default() };
+        let rings = rings & EVNTSEL_RINGS | EVNTSEL_EN;
+        let general = select.map_or(0, |select| select | rings);
+        let mut wanted = Self { general, fixed: rings, slots: 0, samples: samples.into() };
+        let by_fixed = fixed.filter(|&slot| caps.has(slot));
+        let general = slots_of(caps.slots()).filter(|slot| slot.fixed_number().is_none());
         let mut refusal = Errno::NOENT;
-        let mut count_by = |slot: PhysSlot, evntsel: u64| {
+        for slot in by_fixed.into_iter().chain(general.filter(|_| select.is_some())) {
+            let evntsel = wanted.evntsel(slot);
             let counter = CounterConfig { slot: slot.index() as u32, evntsel, ..sampling(samples) };
             match Config::new(caps, &[counter]) {
                 Ok(_) => wanted.slots |= slot.bit(),
                 Err(error) => refusal = error.errno(),
             }
-        };
-        if let Some(slot) = fixed.filter(|&slot| caps.has(slot)) {
-            count_by(slot, rings);
-        }
-        if let Some(select) = select {
-            let general = slots_of(caps.slots()).filter(|slot| slot.fixed_number().is_none());
-            general.for_each(|slot| count_by(slot, select | rings));
-            wanted.general = select | rings;
         }
         if wanted.slots == 0 { Err(refusal) } else { Ok(wanted) }
     }
 
+    /// Whether it counts in any ring.
+    const fn counts(&self) -> bool {
+        self.fixed & EVNTSEL_RINGS != 0
+    }
+
+    /// What its counter is loaded with; if that is not to count, something that a counter may be.
     const fn evntsel(&self, slot: PhysSlot) -> u64 {
-        if slot.fixed_number().is_some() { self.fixed } else { self.general }
+        let evntsel = if slot.fixed_number().is_some() { self.fixed } else { self.general };
+        if self.counts() { evntsel } else { evntsel | EVNTSEL_USR }
     }
 }
 
@@ -285,9 +288,9 @@ impl<K: Kernel> Cpu<'_, K> {
         self.fold_events();
         let events = &mut self.vcpu.events;
         if let Some(held) = events.at(index as usize) {
-            held.started = true;
+            held.started = held.wanted.counts();
             (held.period, held.left) = (period, left);
-            events.changed |= held.wanted.samples != 0;
+            events.changed |= held.started && held.wanted.samples != 0;
         }
     }
 
@@ -414,7 +417,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
-    use shared_abi::config::MODE_SAMPLING;
+    use shared_abi::config::{EVNTSEL_OS, MODE_SAMPLING};
     use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_UNREGISTER};
     use std::vec::Vec;
 
@@ -461,8 +464,25 @@ mod tests {
         assert_eq!(new(TYPE_RAW, 0x01_b7), Err(Errno::PERM), "another core's");
         assert_eq!(new(TYPE_RAW, 0xc0 | EVNTSEL_OS), Err(Errno::INVAL), "rings are perf's to say");
         assert_eq!(new(TYPE_RAW, 0xc0 | 1 << 40), Err(Errno::INVAL));
-        let nowhere = Wanted::new(&caps, TYPE_RAW, 0xc0, 0, false);
-        assert_eq!(nowhere, Err(Errno::INVAL), "neither ring");
+        assert_eq!(Wanted::new(&caps, TYPE_RAW, 0x01_b7, 0, false), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn an_event_in_neither_ring_counts_nothing() {
+        let machine = Machine::new();
+        for samples in [false, true] {
+            let nowhere = Wanted::new(&Machine::caps(), TYPE_RAW, 0xc0, 0, samples).unwrap();
+            let of = [(nowhere, 100), (wanted(0xc4, false), 0)];
+            assert_eq!(machine.schedule(0, &of), [Ok(0), Ok(1)]);
+            machine.execute(0, 1_000, 100);
+            assert_eq!(machine.progress(0, 0), Progress { count: 0, left: 100 });
+            assert_eq!(machine.progress(0, 1).count, 100, "the other one does");
+            machine.on(0, |cpu| {
+                assert_eq!(cpu.overflowed_events(), 0);
+                cpu.disable_events();
+                (cpu.remove_event(0), cpu.remove_event(1))
+            });
+        }
     }
 
     #[test]
