@@ -17,9 +17,8 @@ use crate::suites::report::Report;
 /// with two signals, profiles, events in turns, other processes, children, CPUs, modes.
 const SMALL: Group = (
     DISTURBED,
-    "zero zero_pthreads overflow_exact overflow_single_event overflow_twoevents profile sprofile \
-     max_multiplex multiplex2 zero_attach attach2 inherit attach_cpu exec_overflow \
-     perf_event_user_kernel",
+    "zero zero_pthreads overflow_exact overflow_single_event overflow_twoevents profile \
+     max_multiplex zero_attach attach2 inherit attach_cpu exec_overflow perf_event_user_kernel",
 );
 
 /// What came of one test.
