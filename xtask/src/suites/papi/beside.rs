@@ -13,8 +13,8 @@ use super::verdict::Verdict;
 use super::{Group, groups};
 use crate::suites::report::Report;
 
-/// What takes seconds, and shows each way of counting: exact counts and overflows of threads; events
-/// with two signals, profiles, events in turns, other processes, children, CPUs, modes.
+/// What takes seconds, and shows each way of counting: exact counts and overflows of threads, two
+/// events that overflow, profiles, events in turns, other processes, children, CPUs, modes.
 const SMALL: Group = (
     DISTURBED,
     "zero zero_pthreads overflow_exact overflow_single_event overflow_twoevents profile \
