@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* A program of 2,000,004 instructions, of which 1,000,001 are branches: the system call is one. */
+/*
+ * A program of 2 * ITERATIONS + 4 instructions, of which ITERATIONS + 1 are branches: the system
+ * call is one.
+ */
 	.globl	_start
 _start:
-	mov	$1000000, %ecx
+	mov	$ITERATIONS, %ecx
 1:	dec	%ecx
 	jnz	1b
 	mov	$60, %eax	/* exit */

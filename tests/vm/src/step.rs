@@ -8,7 +8,7 @@
 #![expect(unsafe_code, reason = "a forked child must not return")]
 
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::ptrace;
@@ -152,11 +152,7 @@ impl Trace {
     ///
     /// It cannot be executed, or fails.
     pub fn of_program(command: &mut Command) -> Result<Self> {
-        // SAFETY: the closure makes one system call.
-        unsafe { command.pre_exec(|| Ok(ptrace::traceme()?)) };
-        let child = Pid::from_raw(command.spawn()?.id().cast_signed());
-        await_stop(child, Signal::SIGTRAP)?;
-        Self::record(child, |_| ())
+        Self::record(Held::start(command)?.pid(), |_| ())
     }
 
     fn record(child: Pid, mut at_rdpmc: impl FnMut(usize)) -> Result<Self> {
@@ -243,6 +239,43 @@ impl Trace {
         let start = calls.iter().rfind(|&call| call < first).context("nothing starts")?;
         let stop = calls.iter().find(|&call| call > last).context("nothing stops")?;
         Ok(self.between(start + 1, stop + 1))
+    }
+}
+
+/// A program that is stopped before its first instruction, until the thread that has started it
+/// lets it go.
+#[derive(Debug)]
+pub struct Held(Child);
+
+impl Held {
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be executed.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        // SAFETY: the closure makes one system call.
+        unsafe { command.pre_exec(|| Ok(ptrace::traceme()?)) };
+        let held = Self(command.spawn()?);
+        await_stop(held.pid(), Signal::SIGTRAP)?;
+        Ok(held)
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id().cast_signed())
+    }
+
+    /// Lets it execute, to its end.
+    ///
+    /// # Errors
+    ///
+    /// It fails.
+    pub fn run(mut self) -> Result<()> {
+        ptrace::detach(self.pid(), None)?;
+        let status = self.0.wait()?;
+        ensure!(status.success(), "a program that was let go: {status}");
+        Ok(())
     }
 }
 

@@ -125,6 +125,29 @@ const PERF: &[&str] = &[
 /// Its libraries' own libraries and documents.
 const PERF_LEFT_OUT: &[&str] = &["usr/lib/x86_64-linux-gnu/perl", "usr/share"];
 
+/// Other programs on perf's events, with those libraries that `perf` does not need: a language for
+/// eBPF, which brings a compiler.
+const CLIENTS: &[&str] = &[
+    "bpftrace",
+    "libbpf1",
+    "libbpfcc",
+    "libbsd0",
+    "libbz2-1.0",
+    "libclang1-14",
+    "libedit2",
+    "libffi8",
+    "libicu72",
+    "libllvm14",
+    "liblzma5",
+    "libmd0",
+    "libxml2",
+    "libz3-4",
+    "zlib1g",
+];
+
+/// Documents, and what is written in that language.
+const CLIENTS_LEFT_OUT: &[&str] = &["usr/share", "usr/sbin", "etc"];
+
 /// Programs to be counted, with those libraries that only they need.
 const PROGRAMS: &[&str] = &[
     "bzip2",
@@ -189,6 +212,11 @@ pub fn toolstack() -> Result<PathBuf> {
 /// The directory tree of Linux's `perf`, to be laid over the userland.
 pub fn perf() -> Result<PathBuf> {
     tree("perf", PERF, PERF_LEFT_OUT)
+}
+
+/// The directory tree of other programs on perf's events, to be laid over that of `perf`.
+pub fn clients() -> Result<PathBuf> {
+    tree("clients", CLIENTS, CLIENTS_LEFT_OUT)
 }
 
 /// The directory tree of programs to be counted, to be laid over the userland.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Linux's perf in the guest, whose hardware events the module counts.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use crate::artefacts::rootfs;
@@ -8,11 +10,18 @@ use crate::machine::Spec;
 use crate::suites::report::Report;
 use crate::suites::{pmu, stat};
 
+/// Iterations of a loop that takes a while.
+const LONG: u32 = 50_000_000;
+
 /// One boot.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/perf"])?;
-    spec.files.push((rootfs::perf()?, "/".into()));
-    spec.files.push((pmu::known()?, "/work/loop".into()));
+    spec.files.extend([rootfs::perf()?, rootfs::clients()?].map(|tree| (tree, "/".into())));
+    for (iterations, name) in [(pmu::ITERATIONS, "loop"), (LONG, "long")] {
+        spec.files.push((pmu::known(iterations)?, format!("/work/{name}")));
+    }
     spec.files.push((stat::alone()?, "/work/alone".into()));
+    // perf starts dozens of times, which takes minutes where the machine is busy.
+    spec.timeout = Duration::from_secs(900);
     report.program(spec, "perf")
 }

@@ -13,7 +13,8 @@ use crate::suites::report::{Report, all};
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
-/// What `perf stat` has to say of `loop.S`, each of several times.
+/// Of `loop.S`, and what `perf stat` has to say of it, each of several times.
+pub const ITERATIONS: u32 = 1_000_000;
 const PERF_LINES: [&str; 2] = ["2000004,,instructions:u,", "1000001,,branches:u,"];
 const PERF_RUNS: usize = 5;
 
@@ -79,12 +80,12 @@ fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// A program of so many instructions.
-pub fn known() -> Result<PathBuf> {
-    let program = cache::root()?.join("work/loop");
+/// A program of two instructions for each iteration, and four more.
+pub fn known(iterations: u32) -> Result<PathBuf> {
+    let program = cache::root()?.join(format!("work/loop-{iterations}"));
     let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-o"]);
-    gcc.arg(&program).arg(sh::project().join("testbed/qemu/check/loop.S"));
-    sh::output(&mut gcc)?;
+    gcc.arg(&program).arg(format!("-DITERATIONS={iterations}"));
+    sh::output(gcc.arg(sh::project().join("testbed/qemu/check/loop.S")))?;
     Ok(program)
 }
 
@@ -93,7 +94,7 @@ fn perf(report: &mut Report) -> Result<()> {
     let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
     let script = format!("for run in $(seq {PERF_RUNS}); do {stat}; done");
     let mut spec = Spec::new("native", ["sh", "-c", &script])?.stock("");
-    spec.files.push((known()?, "/work/loop".into()));
+    spec.files.push((known(ITERATIONS)?, "/work/loop".into()));
     spec.files.push((rootfs::perf()?, "/".into()));
     let outcome = machine::run(&spec)?;
     report.test("perf stat counts exactly", || {

@@ -2,9 +2,13 @@
 //! Linux's perf on the module's PMU: counts and samples against the truth, while threads are moved
 //! between vCPUs and these between physical CPUs.
 
+mod bpf;
+mod cgroup;
 mod counted;
+mod record;
 mod refused;
 mod sampled;
+mod stat;
 mod tool;
 mod wide;
 
@@ -120,8 +124,21 @@ fn main() -> Result<ExitCode> {
     test("threads count exactly while CPUs come and go", counted::hotplug);
     test("every period is a sample, in its own thread", sampled::threads);
     test("a limit of overflows is kept", sampled::limited);
-    test("perf stat counts the same each time", tool::stat);
-    test("perf record tells where every period has ended", tool::record);
-    test("perf record finds its own frequency, and callers", tool::frequency);
+    test("perf stat counts the same each time", stat::exact);
+    test("perf stat -r has no spread", stat::repeated);
+    test("perf stat -I tells all in its intervals", stat::intervals);
+    test("perf stat counts groups as a whole", stat::groups);
+    test("perf stat tells how long events had their turns", stat::in_turns);
+    test("perf stat -p and --per-thread count from the first instruction on", stat::attached);
+    test("perf stat -a counts where the program is", stat::everywhere);
+    test("perf stat counts what each cgroup executes", cgroup::each);
+    test("CPUs and processes count the same of perf bench", cgroup::inherited);
+    test("perf record tells where every period has ended", record::exact);
+    test("perf record -p tells of another process", record::attached);
+    test("perf record -a tells of all, or of a cgroup", record::everywhere);
+    test("perf record finds its own frequency, and callers", record::frequency);
+    test("perf report has all in one function", record::reported);
+    test("perf top has the busy function on top", record::top);
+    test("bpftrace executes at each overflow", bpf::samples);
     Ok(tally.finish())
 }

@@ -1,118 +1,141 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Debian's `perf`.
+//! Debian's `perf`, and programs of which all is known.
 
-use std::fs;
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use vm_tests::step::{Executed, Trace};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::os::unix::process::ExitStatusExt;
+use vm_tests::step::{Executed, Held, Trace};
 
-use crate::Machine;
+/// A program of some steps.
+pub const STEPPED: &str = "/work/alone";
+/// Programs whose machine code is known, see `loop.S`: a short and a long one.
+pub const LOOP: &str = "/work/loop";
+pub const LOOP_EXECUTED: Executed = Executed { instructions: 2_000_004, branches: 1_000_001 };
+pub const LONG: &str = "/work/long";
+pub const LONG_EXECUTED: Executed = Executed { instructions: 100_000_004, branches: 50_000_001 };
 
-/// A program of some steps, and one whose machine code is known: see `loop.S`.
-const STEPPED: &str = "/work/alone";
-const LOOP: &str = "/work/loop";
-const LOOP_INSTRUCTIONS: u64 = 2_000_004;
-/// Bytes of its first instruction, and of the next.
-const LOOP_FIRST: u64 = 5;
-const LOOP_SECOND: u64 = 2;
+/// What both are counted by.
+pub const EVENTS: &str = "instructions:u,branches:u";
 
-const RUNS: usize = 20;
-/// How often perf may end without having counted anything, its own software events included.  It
-/// does so once in some dozens of runs, where the machine is slow and vCPUs are moved.
-const UNTOLD_MAX: usize = 5;
-const PERIOD: u64 = 100_003;
-const DATA: &str = "/tmp/perf.data";
+/// What [`STEPPED`] executes.
+pub fn stepped() -> Result<Executed> {
+    let trace = Trace::of_program(&mut Command::new(STEPPED))?;
+    Ok(trace.between(0, trace.len()))
+}
 
 /// What perf prints.
-fn perf(arguments: &[&str]) -> Result<String> {
+pub fn perf(arguments: &[&str]) -> Result<String> {
     let out = Command::new("perf").args(arguments).output().context("there is no perf")?;
     let said = String::from_utf8_lossy(&out.stderr);
     ensure!(out.status.success(), "perf {}: {said}", arguments.join(" "));
     Ok(String::from_utf8_lossy(&out.stdout).into_owned() + &said)
 }
 
-/// What a program has executed; `None` if perf has not even counted the time that it took.
-fn count(program: &str) -> Result<Option<Executed>> {
-    let said = perf(&["stat", "-x,", "-e", "instructions:u,branches:u,task-clock", program])?;
-    let of = |event: &str| -> Result<Option<u64>> {
-        let is_it = |line: &&str| line.contains(event);
-        let line = said.lines().find(is_it).with_context(|| said.clone())?;
-        let (count, _) = line.split_once(',').context("a count")?;
-        // The time has a fraction.
-        let whole = count.split_once('.').map_or(count, |(whole, _)| whole);
-        if whole == "<not counted>" {
-            return Ok(None);
+/// A perf that counts from when it is told to until it is told to end.
+pub struct Told {
+    perf: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Told {
+    /// Starts a subcommand; whatever is counted counts when this returns.
+    pub fn start(subcommand: &str, arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new("perf");
+        command.args([subcommand, "-D", "-1", "--control", "fd:0,1"]).args(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut perf = command.spawn().context("there is no perf")?;
+        let mut answers = BufReader::new(perf.stdout.take().context("a pipe")?);
+        let mut answer = String::new();
+        perf.stdin.as_mut().context("a pipe")?.write_all(b"enable\n")?;
+        answers.read_line(&mut answer)?;
+        let mut told = Self { perf, answers };
+        if !answer.contains("ack") {
+            anyhow::bail!("perf {subcommand} {arguments:?}: {answer} {}", told.end_of_output()?);
         }
-        whole.parse().map(Some).with_context(|| line.to_owned())
-    };
-    let counts = (of("instructions:u")?, of("branches:u")?, of("task-clock")?);
-    match counts {
-        (Some(instructions), Some(branches), _) => Ok(Some(Executed { instructions, branches })),
-        (None, None, None) => Ok(None),
-        _ => anyhow::bail!("{said}"),
+        Ok(told)
+    }
+
+    /// Ends it; gives what it has said.
+    pub fn end(mut self) -> Result<String> {
+        kill(Pid::from_raw(self.perf.id().cast_signed()), Signal::SIGINT)?;
+        self.end_of_output()
+    }
+
+    fn end_of_output(&mut self) -> Result<String> {
+        let mut said = String::new();
+        let stderr = self.perf.stderr.take().context("a pipe")?;
+        std::io::Read::read_to_string(&mut BufReader::new(stderr), &mut said)?;
+        std::io::Read::read_to_string(&mut self.answers, &mut said)?;
+        let status = self.perf.wait()?;
+        let interrupted = |status: ExitStatus| status.signal() == Some(Signal::SIGINT as i32);
+        ensure!(status.success() || interrupted(status), "perf: {status} {said}");
+        Ok(said)
     }
 }
 
-pub fn stat(machine: &Machine) -> Result<()> {
-    let trace = Trace::of_program(&mut Command::new(STEPPED))?;
-    let stepped = trace.between(0, trace.len());
-    let (mut counted, mut untold) = (0, 0);
-    machine.disturbed(|| {
-        let enough = counted + RUNS;
-        while counted < enough {
-            let Some(counts) = count(STEPPED)? else {
-                untold += 1;
-                ensure!(untold <= UNTOLD_MAX, "perf has told nothing {untold} times");
-                continue;
-            };
-            ensure!(counts == stepped, "run {counted}: {counts:?}, not {stepped:?}");
-            counted += 1;
-        }
-        Ok(())
-    })?;
-    println!("perf stat has counted {counted} times, and {untold} times not even the time");
-    Ok(())
+/// Counts or samples programs from their first instruction to their end; gives what perf has said.
+pub fn told(subcommand: &str, arguments: &[&str], programs: Vec<Held>) -> Result<String> {
+    let told = Told::start(subcommand, arguments)?;
+    programs.into_iter().try_for_each(Held::run)?;
+    told.end()
 }
 
-/// Where each period of the loop ends: the next instruction to be executed.
-fn ends(entry: u64) -> Vec<String> {
-    let first = entry + LOOP_FIRST;
-    // After the first instruction, the two of the loop in turn.
-    let after = |executed: u64| first + if executed % 2 == 1 { 0 } else { LOOP_SECOND };
-    let periods = 1..=LOOP_INSTRUCTIONS / PERIOD;
-    periods.map(|n| format!("{PERIOD} {:x}", after(n * PERIOD))).collect()
+/// Several processes, as perf's option `-p` takes them.
+pub fn pids(programs: &[Held]) -> String {
+    programs.iter().map(|one| one.pid().to_string()).collect::<Vec<_>>().join(",")
 }
 
-pub fn record(machine: &Machine) -> Result<()> {
-    let file = fs::read(LOOP)?;
-    // `e_entry` of an ELF file.
-    let entry = file.get(24..32).context("no ELF file")?;
-    let expected = ends(u64::from_le_bytes(entry.try_into()?));
-    let period = PERIOD.to_string();
-    machine.disturbed(|| {
-        perf(&["record", "-c", &period, "-e", "instructions:u", "-o", DATA, LOOP])?;
-        let script = perf(&["script", "-i", DATA, "-F", "period,ip"])?;
-        let told: Vec<String> = script.lines().map(words).filter(|line| !line.is_empty()).collect();
-        ensure!(told == expected, "{told:?} told, {expected:?} expected");
-        let raw = perf(&["script", "-i", DATA, "--show-lost-events", "-F", "comm"])?;
-        ensure!(!raw.contains("LOST"), "{raw}");
-        Ok(())
-    })
+/// Starts programs that wait.
+pub fn held(programs: &[&str]) -> Result<Vec<Held>> {
+    programs.iter().map(|program| Held::start(&mut Command::new(program))).collect()
 }
 
-fn words(line: &str) -> String {
-    line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")
+/// A line of `perf stat -x,`.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// What stands before the count: the time, the CPU or the thread, if it was asked for.
+    pub of: String,
+    /// `None` if it was not counted.
+    pub count: Option<u64>,
+    pub event: String,
+    /// What stands after the event: the cgroup or the spread, if there is one, how long it was
+    /// counted, in ns, and that as a share, in percent.
+    pub more: Vec<String>,
 }
 
-pub fn frequency(_: &Machine) -> Result<()> {
-    let shell = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
-    perf(&["record", "-F", "999", "-g", "-o", DATA, "sh", "-c", shell])?;
-    let samples = perf(&["script", "-i", DATA, "-F", "ip"])?;
-    // A sample is its place, and its callers' below it.
-    let stacks: Vec<_> = samples.split("\n\n").filter(|one| !one.trim().is_empty()).collect();
-    let called = stacks.iter().filter(|stack| stack.lines().count() > 1).count();
-    ensure!(stacks.len() >= 20, "{} samples: {samples}", stacks.len());
-    ensure!(called >= 10, "{called} of {} have callers", stacks.len());
-    Ok(())
+/// What `perf stat -x,` has said, with so many columns before the count.
+pub fn rows(said: &str, before: usize) -> Vec<Row> {
+    let row = |line: &str| {
+        let words: Vec<&str> = line.split(',').map(str::trim).collect();
+        let [of @ .., count, unit, event] = words.get(..before + 3)? else { return None };
+        // The time has a fraction.
+        let whole = count.split_once('.').map_or(*count, |(whole, _)| whole);
+        let count = whole.parse().ok();
+        (count.is_some() || whole.starts_with("<not "))
+            .then(|| Row {
+                of: of.join(","),
+                count,
+                event: (*event).to_owned(),
+                more: words[before + 3..].iter().map(|&word| word.to_owned()).collect(),
+            })
+            .filter(|_| unit.len() < 8)
+    };
+    said.lines().filter_map(row).collect()
+}
+
+/// What the rows of an event have counted together.
+pub fn sum(rows: &[Row], event: &str) -> Result<u64> {
+    let counts = rows.iter().filter(|row| row.event == event).map(|row| row.count);
+    let sum: Option<u64> = counts.sum();
+    sum.filter(|&sum| sum > 0).with_context(|| format!("{event} was not counted: {rows:?}"))
+}
+
+/// What the rows have counted together by [`EVENTS`].
+pub fn executed(rows: &[Row]) -> Result<Executed> {
+    let [instructions, branches] = ["instructions:u", "branches:u"].map(|event| sum(rows, event));
+    Ok(Executed { instructions: instructions?, branches: branches? })
 }

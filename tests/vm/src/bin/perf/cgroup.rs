@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Groups of processes, of which CPUs count what they execute.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
+use nix::unistd::Pid;
+use vm_tests::step::Held;
+
+use crate::Machine;
+use crate::stat::equal;
+use crate::tool::{
+    EVENTS, LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, Row, Told, executed, held, rows,
+};
+
+/// Where they are, and where those are enabled that are below.
+const ROOT: &str = "/sys/fs/cgroup";
+const ENABLE: &str = "cgroup.subtree_control";
+
+/// A group, which is removed in the end.
+pub struct Cgroup {
+    pub name: &'static str,
+    dir: PathBuf,
+}
+
+impl Cgroup {
+    pub fn new(name: &'static str) -> Result<Self> {
+        let root = Path::new(ROOT);
+        if !root.join(ENABLE).exists() {
+            mount(Some("none"), root, Some("cgroup2"), MsFlags::empty(), None::<&str>)?;
+            // perf's controller has no name here: it comes when any is enabled.
+            fs::write(root.join(ENABLE), "+pids")?;
+        }
+        let dir = root.join(name);
+        fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+        Ok(Self { name, dir })
+    }
+
+    /// A process is in it from now on, and whatever it starts.
+    pub fn add(&self, process: Pid) -> Result<()> {
+        Ok(fs::write(self.dir.join("cgroup.procs"), process.to_string())?)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // It stays, empty, if a process that has ended was not waited for.
+        fs::remove_dir(&self.dir).ok();
+    }
+}
+
+/// `-G` and `--for-each-cgroup`: each group's programs are counted, and nothing else.
+pub fn each(machine: &Machine) -> Result<()> {
+    let groups = [Cgroup::new("one")?, Cgroup::new("two")?];
+    let names = "one,two";
+    let [instructions, branches] = ["instructions:u", "branches:u"];
+    let twice = [instructions, instructions, branches, branches].join(",");
+    let by_event = ["-x,", "-a", "-e", &twice, "-G", "one,two,one,two"];
+    let by_group = ["-x,", "-a", "-e", EVENTS, "--for-each-cgroup", names];
+    for options in [&by_event[..], &by_group] {
+        machine.disturbed(|| {
+            let programs = held(&[LOOP, LONG, LOOP])?;
+            for (group, program) in groups.iter().zip(&programs) {
+                group.add(program.pid())?;
+            }
+            let told = rows(&crate::tool::told("stat", options, programs)?, 0);
+            for (group, truth) in groups.iter().zip([LOOP_EXECUTED, LONG_EXECUTED]) {
+                equal(executed(&of_group(&told, group))?, truth, &told)?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn of_group(rows: &[Row], group: &Cgroup) -> Vec<Row> {
+    rows.iter().filter(|row| row.more.first().is_some_and(|of| of == group.name)).cloned().collect()
+}
+
+/// What CPUs have counted of a group in which perf's own benchmark starts dozens of processes is
+/// what an event has counted that these inherit.
+pub fn inherited(machine: &Machine) -> Result<()> {
+    let group = Cgroup::new("bench")?;
+    let bench = ["bench", "sched", "messaging", "-g", "1", "-l", "1"];
+    machine.disturbed(|| {
+        let program = Held::start(Command::new("perf").args(bench))?;
+        group.add(program.pid())?;
+        let options = ["-x,", "-a", "-e", EVENTS, "--for-each-cgroup", group.name];
+        let cpus = Told::start("stat", &options)?;
+        let pid = program.pid().to_string();
+        let processes = Told::start("stat", &["-x,", "-e", EVENTS, "-p", &pid])?;
+        program.run()?;
+        let [processes, cpus] = [processes.end()?, cpus.end()?].map(|said| rows(&said, 0));
+        let (inherited, on_cpus) = (executed(&processes)?, executed(&of_group(&cpus, &group))?);
+        ensure!(inherited == on_cpus, "{inherited:?} of processes, {on_cpus:?} of CPUs");
+        Ok(())
+    })
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perf record`, and what reads its samples: `perf script`, `perf report` and `perf top`.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use vm_tests::threads::run_on;
+
+use crate::Machine;
+use crate::cgroup::Cgroup;
+use crate::tool::{LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, held, perf, pids, told};
+
+/// Bytes of the loop's first instruction, and of the next.
+const LOOP_FIRST: u64 = 5;
+const LOOP_SECOND: u64 = 2;
+
+const PERIOD: u64 = 100_003;
+const DATA: &str = "/tmp/perf.data";
+
+/// What is sampled, and where the samples go.
+const OPTIONS: [&str; 6] = ["-c", "100003", "-e", "instructions:u", "-o", DATA];
+
+/// Where each period of the loop ends, in such a thread: the next instruction to be executed.
+fn ends(thread: &str) -> Result<Vec<String>> {
+    let file = fs::read(LOOP)?;
+    // `e_entry` of an ELF file.
+    let entry = file.get(24..32).context("no ELF file")?;
+    let first = u64::from_le_bytes(entry.try_into()?) + LOOP_FIRST;
+    // After the first instruction, the two of the loop in turn.
+    let after = |executed: u64| first + if executed % 2 == 1 { 0 } else { LOOP_SECOND };
+    let periods = 1..=LOOP_EXECUTED.instructions / PERIOD;
+    Ok(periods.map(|n| format!("{thread} {PERIOD} {:x}", after(n * PERIOD))).collect())
+}
+
+/// The samples, each with its thread, its period and its place; none was lost.
+fn samples() -> Result<Vec<String>> {
+    let raw = perf(&["script", "-i", DATA, "--show-lost-events", "-F", "comm"])?;
+    ensure!(!raw.contains("LOST"), "{raw}");
+    let script = perf(&["script", "-i", DATA, "-F", "comm,tid,period,ip"])?;
+    let words = |line: &str| line.split_whitespace().take(4).collect::<Vec<_>>().join(" ");
+    Ok(script.lines().map(words).filter(|line| !line.is_empty()).collect())
+}
+
+/// The same without the threads' numbers.
+fn unnumbered(samples: &[String]) -> Vec<String> {
+    let without = |sample: &String| {
+        let words: Vec<_> = sample.split(' ').collect();
+        [&words[..1], &words[2..]].concat().join(" ")
+    };
+    samples.iter().map(without).collect()
+}
+
+pub fn exact(machine: &Machine) -> Result<()> {
+    let expected = ends("loop")?;
+    machine.disturbed(|| {
+        perf(&[&["record"], &OPTIONS[..], &[LOOP]].concat())?;
+        let told = unnumbered(&samples()?);
+        ensure!(told == expected, "{told:?} told, {expected:?} expected");
+        Ok(())
+    })
+}
+
+/// `-p`
+pub fn attached(machine: &Machine) -> Result<()> {
+    machine.disturbed(|| {
+        let programs = held(&[LOOP])?;
+        let pid = pids(&programs);
+        told("record", &[&OPTIONS[..], &["-p", &pid]].concat(), programs)?;
+        let (told, expected) = (samples()?, ends(&format!("loop {pid}"))?);
+        ensure!(told == expected, "{told:?} told, {expected:?} expected");
+        Ok(())
+    })
+}
+
+/// `-a`, of all programs and of those of a cgroup.
+pub fn everywhere(machine: &Machine) -> Result<()> {
+    perf(&[&["record", "-a"], &OPTIONS[..], &[LONG]].concat())?;
+    let samples_of =
+        |of: &str| samples().map(|all| all.iter().filter(|s| s.starts_with(of)).count());
+    let seen = samples_of("long ")? as u64;
+    // The CPUs' periods begin before, and go on after, whatever CPUs it has visited.
+    let expected = LONG_EXECUTED.instructions / PERIOD;
+    let edges = machine.cpus.len() as u64;
+    ensure!(seen.abs_diff(expected) <= edges, "{seen} samples of {expected}");
+    // One CPU's event of a group with one program has nothing else to count.
+    let group = Cgroup::new("sampled")?;
+    let cpu = *machine.cpus.last().context("there is no CPU")?;
+    let programs = held(&[LOOP])?;
+    let pid = programs[0].pid();
+    group.add(pid)?;
+    run_on(pid, &[cpu])?;
+    told("record", &[&["-a"], &OPTIONS[..], &["-G", group.name]].concat(), programs)?;
+    let (told, expected) = (samples()?, ends(&format!("loop {pid}"))?);
+    ensure!(told == expected, "{told:?} told, {expected:?} expected");
+    Ok(())
+}
+
+/// `perf report`: all of them in the program's one function.
+pub fn reported(_: &Machine) -> Result<()> {
+    perf(&[&["record"], &OPTIONS[..], &[LOOP]].concat())?;
+    let report = perf(&["report", "--stdio", "-i", DATA])?;
+    let lines: Vec<_> = report.lines().filter(|line| line.contains('%')).collect();
+    let words = lines.first().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    ensure!(words == Some(vec!["100.00%", "loop", "loop", "[.]", "_start"]), "{report}");
+    ensure!(lines.len() == 1, "{report}");
+    Ok(())
+}
+
+/// `perf top`: a function that is busy is on top.
+pub fn top(_: &Machine) -> Result<()> {
+    /// Screens are a second apart.
+    const SCREENS_MAX: usize = 60;
+    let mut top = Command::new("perf");
+    top.args(["top", "--stdio", "-d", "1", "-e", "instructions:u"]);
+    // Its end waits for keys, which do not come.
+    let mut top = top.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("no perf")?;
+    let lines = BufReader::new(top.stdout.take().context("a pipe")?).lines();
+    let done = &AtomicBool::new(false);
+    let (mut screens, mut shown) = (0, Vec::new());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) && Command::new(LONG).status().is_ok_and(|s| s.success()) {}
+        });
+        for line in lines.map_while(Result::ok) {
+            let is_heading = line.contains("PerfTop:");
+            screens += usize::from(is_heading);
+            if is_heading {
+                shown.clear();
+            } else if line.contains('%') && shown.is_empty() {
+                shown = line.split_whitespace().skip(1).map(str::to_owned).collect();
+            }
+            if shown == ["long", "[.]", "_start"] || screens > SCREENS_MAX {
+                break;
+            }
+        }
+        done.store(true, Relaxed);
+    });
+    top.kill()?;
+    top.wait()?;
+    ensure!(shown == ["long", "[.]", "_start"], "{shown:?} is on top after {screens} screens");
+    Ok(())
+}
+
+pub fn frequency(_: &Machine) -> Result<()> {
+    let shell = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
+    perf(&["record", "-F", "999", "-g", "-o", DATA, "sh", "-c", shell])?;
+    let samples = perf(&["script", "-i", DATA, "-F", "ip"])?;
+    // A sample is its place, and its callers' below it.
+    let stacks: Vec<_> = samples.split("\n\n").filter(|one| !one.trim().is_empty()).collect();
+    let called = stacks.iter().filter(|stack| stack.lines().count() > 1).count();
+    ensure!(stacks.len() >= 20, "{} samples: {samples}", stacks.len());
+    ensure!(called >= 10, "{called} of {} have callers", stacks.len());
+    Ok(())
+}

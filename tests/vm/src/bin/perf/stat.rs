@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perf stat`, in all its ways of counting.
+
+use anyhow::{Context, Result, ensure};
+use vm_tests::step::Executed;
+
+use crate::Machine;
+use crate::tool::{
+    EVENTS, LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, Row, STEPPED, executed, held, perf, pids,
+    rows, stepped, told,
+};
+
+const RUNS: usize = 20;
+/// How often perf may end without having counted anything, its own software events included.  It
+/// does so once in some dozens of runs, where the machine is slow and vCPUs are moved.
+const UNTOLD_MAX: usize = 5;
+
+/// What [`STEPPED`] has executed; `None` if perf has not even counted the time that it took.
+fn count() -> Result<Option<Executed>> {
+    let events = format!("{EVENTS},task-clock");
+    let said = perf(&["stat", "-x,", "-e", &events, STEPPED])?;
+    let rows = rows(&said, 0);
+    ensure!(rows.len() == 3, "{said}");
+    if rows.iter().all(|row| row.count.is_none()) {
+        return Ok(None);
+    }
+    executed(&rows).map(Some)
+}
+
+pub fn exact(machine: &Machine) -> Result<()> {
+    let stepped = stepped()?;
+    let (mut counted, mut untold) = (0, 0);
+    machine.disturbed(|| {
+        let enough = counted + RUNS;
+        while counted < enough {
+            let Some(counts) = count()? else {
+                untold += 1;
+                ensure!(untold <= UNTOLD_MAX, "perf has told nothing {untold} times");
+                continue;
+            };
+            ensure!(counts == stepped, "run {counted}: {counts:?}, not {stepped:?}");
+            counted += 1;
+        }
+        Ok(())
+    })?;
+    println!("perf stat has counted {counted} times, and {untold} times not even the time");
+    Ok(())
+}
+
+/// `-r`: the mean of some runs, and their spread.
+pub fn repeated(_: &Machine) -> Result<()> {
+    let rows = rows(&perf(&["stat", "-x,", "-r", "5", "-e", EVENTS, LOOP])?, 0);
+    let spread: Vec<_> = rows.iter().filter_map(|row| row.more.first()).collect();
+    ensure!(spread == ["0.00%"; 2], "{rows:?}");
+    equal(executed(&rows)?, LOOP_EXECUTED, &rows)
+}
+
+/// `-I`: what is counted in each interval is all that is counted.
+pub fn intervals(_: &Machine) -> Result<()> {
+    let rows = rows(&perf(&["stat", "-x,", "-I", "20", "-e", EVENTS, LONG])?, 1);
+    ensure!(rows.len() >= 4, "there is but one interval: {rows:?}");
+    equal(executed(&rows)?, LONG_EXECUTED, &rows)
+}
+
+/// Events that are counted together or not at all.
+pub fn groups(_: &Machine) -> Result<()> {
+    let counted = rows(&perf(&["stat", "-x,", "-e", &format!("{{{EVENTS}}}"), LOOP])?, 0);
+    equal(executed(&counted)?, LOOP_EXECUTED, &counted)?;
+    ensure!(counted.iter().all(|row| row.more == counted[0].more), "{counted:?}");
+    let many = format!("{{{}}}", different(6));
+    let uncounted = rows(&perf(&["stat", "-x,", "-e", &many, LOOP])?, 0);
+    ensure!(uncounted.len() == 6, "{uncounted:?}");
+    ensure!(uncounted.iter().all(|row| row.count.is_none()), "{uncounted:?}");
+    Ok(())
+}
+
+/// So many events that only general counters count, of which the testbed has four.
+fn different(events: u64) -> String {
+    // Their counter masks make them different.
+    let event = |n: u64| format!("r{:x}:u", 0xc0 | n << 24);
+    (0..events).map(event).collect::<Vec<_>>().join(",")
+}
+
+/// More events than counters: each is told for which share of the time it was counted, and its
+/// count as if it had been counted all the time.
+pub fn in_turns(_: &Machine) -> Result<()> {
+    const EVENTS: u64 = 8;
+    const GENERAL: f64 = 4.0;
+    let rows = rows(&perf(&["stat", "-x,", "-e", &different(EVENTS), LONG])?, 0);
+    let share = |row: &Row| row.more.get(1)?.parse::<f64>().ok();
+    let shares: Option<Vec<f64>> = rows.iter().map(share).collect();
+    let shares = shares.with_context(|| format!("{rows:?}"))?;
+    ensure!(shares.len() == EVENTS as usize, "{rows:?}");
+    ensure!(shares.iter().all(|&share| (0.0..100.0).contains(&share)), "{rows:?}");
+    let all: f64 = shares.iter().sum();
+    ensure!(all <= GENERAL * 100.0 + 8.0, "{all} % of 4 counters: {rows:?}");
+    Ok(())
+}
+
+/// `-p`, for processes together and for each (`--per-thread`).
+pub fn attached(machine: &Machine) -> Result<()> {
+    machine.disturbed(|| {
+        let programs = held(&[LOOP, LONG])?;
+        let pids = pids(&programs);
+        let all = rows(&told("stat", &["-x,", "-e", EVENTS, "-p", &pids], programs)?, 0);
+        equal(executed(&all)?, LOOP_EXECUTED.plus(LONG_EXECUTED), &all)
+    })?;
+    let programs = held(&[LOOP, LONG])?;
+    let pids = pids(&programs);
+    let options = ["-x,", "-e", EVENTS, "--per-thread", "-p", &pids];
+    let each = rows(&told("stat", &options, programs)?, 1);
+    for (name, truth) in [("loop-", LOOP_EXECUTED), ("long-", LONG_EXECUTED)] {
+        let of = each.iter().filter(|row| row.of.starts_with(name)).cloned();
+        equal(executed(&of.collect::<Vec<_>>())?, truth, &each)?;
+    }
+    Ok(())
+}
+
+/// `-a`: the CPU on which the program is has counted it, the others have not.
+pub fn everywhere(machine: &Machine) -> Result<()> {
+    let cpu = *machine.cpus.last().context("there is no CPU")?;
+    let program = ["taskset", "-c", &cpu.to_string(), LONG];
+    let options = ["stat", "-x,", "-a", "-A", "-e", "instructions:u"];
+    let rows = rows(&perf(&[&options[..], &program].concat())?, 1);
+    ensure!(rows.len() == machine.cpus.len(), "{rows:?}");
+    let truth = LONG_EXECUTED.instructions;
+    for row in &rows {
+        let count = row.count.with_context(|| format!("{rows:?}"))?;
+        // All else that executes in user mode meanwhile is perf and this program, which wait.
+        let least = if row.of == format!("CPU{cpu}") { truth } else { 0 };
+        ensure!((least..least + truth / 10).contains(&count), "{rows:?}");
+    }
+    Ok(())
+}
+
+pub fn equal(counted: Executed, truth: Executed, rows: &[Row]) -> Result<()> {
+    ensure!(counted == truth, "{counted:?} counted, {truth:?} executed: {rows:?}");
+    Ok(())
+}
