@@ -12,6 +12,7 @@ mod overflow;
 pub mod papi;
 mod pcpus;
 mod perf;
+mod perf_test;
 mod pmu;
 mod programs;
 mod providers;

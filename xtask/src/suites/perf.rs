@@ -7,13 +7,13 @@ use anyhow::Result;
 
 use crate::artefacts::rootfs;
 use crate::machine::Spec;
-use crate::suites::report::Report;
-use crate::suites::{pmu, stat};
+use crate::suites::report::{Report, Volume};
+use crate::suites::{perf_test, pmu, stat};
 
 /// Iterations of a loop that takes a while.
 const LONG: u32 = 50_000_000;
 
-/// One boot.
+/// One boot, and two more for perf's own tests in the long tier.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/perf"])?;
     spec.files.extend([rootfs::perf()?, rootfs::clients()?].map(|tree| (tree, "/".into())));
@@ -23,5 +23,6 @@ pub fn run(report: &mut Report) -> Result<()> {
     spec.files.push((stat::alone()?, "/work/alone".into()));
     // perf starts dozens of times, which takes minutes where the machine is busy.
     spec.timeout = Duration::from_secs(900);
-    report.program(spec, "perf")
+    report.program(spec, "perf")?;
+    if report.volume == Volume::Long { perf_test::run(report) } else { Ok(()) }
 }
