@@ -126,7 +126,7 @@ const PERF: &[&str] = &[
 const PERF_LEFT_OUT: &[&str] = &["usr/lib/x86_64-linux-gnu/perl", "usr/share"];
 
 /// Other programs on perf's events, with those libraries that `perf` does not need: a language for
-/// eBPF, which brings a compiler.
+/// eBPF, which brings a compiler, and an exporter of metrics, which needs a network.
 const CLIENTS: &[&str] = &[
     "bpftrace",
     "libbpf1",
@@ -142,11 +142,13 @@ const CLIENTS: &[&str] = &[
     "libmd0",
     "libxml2",
     "libz3-4",
+    "net-tools",
+    "prometheus-node-exporter",
     "zlib1g",
 ];
 
-/// Documents, and what is written in that language.
-const CLIENTS_LEFT_OUT: &[&str] = &["usr/share", "usr/sbin", "etc"];
+/// Documents, and files of services.
+const CLIENTS_LEFT_OUT: &[&str] = &["usr/share", "etc", "var"];
 
 /// Programs to be counted, with those libraries that only they need.
 const PROGRAMS: &[&str] = &[

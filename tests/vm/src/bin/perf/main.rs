@@ -5,6 +5,7 @@
 mod bpf;
 mod cgroup;
 mod counted;
+mod exporter;
 mod record;
 mod refused;
 mod sampled;
@@ -140,5 +141,6 @@ fn main() -> Result<ExitCode> {
     test("perf report has all in one function", record::reported);
     test("perf top has the busy function on top", record::top);
     test("bpftrace executes at each overflow", bpf::samples);
+    test("prometheus-node-exporter exports what is counted", exporter::agrees);
     Ok(tally.finish())
 }
