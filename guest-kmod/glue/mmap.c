@@ -12,6 +12,22 @@ static int perfctr_insert(struct vm_area_struct *vma, unsigned int index,
 			      virt_to_page(page));
 }
 
+/* A part of a mapping that was cut is a mapping. */
+static void perfctr_vm_open(struct vm_area_struct *vma)
+{
+	perfctr_pce_allow(vma->vm_mm);
+}
+
+static void perfctr_vm_close(struct vm_area_struct *vma)
+{
+	perfctr_pce_forbid(vma->vm_mm);
+}
+
+static const struct vm_operations_struct perfctr_vm_ops = {
+	.open = perfctr_vm_open,
+	.close = perfctr_vm_close,
+};
+
 /* VM_SHARED is cleared for descriptors that cannot write; VM_MAYSHARE stays. */
 static bool perfctr_may_map(struct vm_area_struct *vma)
 {
@@ -36,5 +52,9 @@ int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
 	err = perfctr_insert(vma, 0, thread->page);
 	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
 		err = perfctr_insert(vma, 1 + cpu, thread->user->page[cpu]);
-	return err;
+	if (err)
+		return err;
+	vma->vm_ops = &perfctr_vm_ops;
+	perfctr_vm_open(vma);
+	return 0;
 }

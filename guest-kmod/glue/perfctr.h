@@ -81,6 +81,8 @@ struct perfctr_thread {
 
 /* platform/: what the hypervisor gives. */
 bool perfctr_platform_exists(void);
+/* Whether the kernel says who may execute RDPMC, and not its hypervisor. */
+bool perfctr_platform_owns_cr4(void);
 u64 perfctr_platform_gfn(void *page);
 int perfctr_platform_bind(unsigned int cpu, irq_handler_t handler);
 void perfctr_platform_unbind(unsigned int cpu, int irq);
@@ -195,6 +197,10 @@ void perfctr_whole_exit(void);
 /* perf.c: the PMU of Linux's perf. */
 void perfctr_pmu_init(void);
 void perfctr_pmu_exit(void);
+
+/* pce.c: processes that may execute RDPMC. */
+void perfctr_pce_allow(struct mm_struct *mm);
+void perfctr_pce_forbid(struct mm_struct *mm);
 
 /* mmap.c */
 int perfctr_mmap(struct file *file, struct vm_area_struct *vma);

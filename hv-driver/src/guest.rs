@@ -82,6 +82,16 @@ pub struct Guest {
 }
 
 impl Guest {
+    /// Whether its counters can stand still while the hypervisor executes.
+    ///
+    /// With [`Rings::Folded`] they do since nobody selects ring 0.
+    pub const fn can_count(&self, caps: &PmuCaps) -> bool {
+        match self.rings {
+            Rings::Folded => true,
+            Rings::Hardware => caps.can(CAPS_GUEST_ONLY),
+        }
+    }
+
     /// A 64-bit PV guest that reads the host's time-stamp counter.
     pub const fn pv() -> Self {
         Self { rings: Rings::Folded, observer: 0, clock: Clock::native() }

@@ -105,7 +105,7 @@ pub fn serve(
             answer(driver, caller.is_allowed(), bytes)?;
             return Ok(true);
         }
-        Request::Register { gfn, observer } => register(caller, gfn, observer)?,
+        Request::Register { gfn, observer } => register(driver, caller, gfn, observer)?,
         Request::Unregister => {
             caller.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page)).ok_or(Errno::NXIO)?;
             caller.forget();
@@ -128,8 +128,14 @@ pub fn serve(
     Ok(false)
 }
 
-fn register(caller: &mut impl Caller, gfn: u64, observer: u32) -> Result<(), Errno> {
-    let guest = Guest { observer, ..caller.guest().ok_or(Errno::OPNOTSUPP)? };
+fn register(
+    driver: &Driver,
+    caller: &mut impl Caller,
+    gfn: u64,
+    observer: u32,
+) -> Result<(), Errno> {
+    let kind = caller.guest().filter(|guest| guest.can_count(&driver.caps));
+    let guest = Guest { observer, ..kind.ok_or(Errno::OPNOTSUPP)? };
     if !caller.is_allowed() {
         return Err(Errno::PERM);
     }

@@ -228,6 +228,12 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
+    /// What the guest, which does not execute, will read of its time-stamp counter: it and its host
+    /// may have moved that since the vCPU was last switched in.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = clock;
+    }
+
     /// The guest enters `mode` from the other one.  Gives whether to send it the virtual interrupt.
     pub fn toggle<P: Pmu>(
         &mut self,

@@ -717,8 +717,7 @@ mod guests {
         assert_eq!(m.sample().1[1], 12);
     }
 
-    #[test]
-    fn selectors_are_limited_to_guests_where_the_hardware_can() {
+    pub fn amd_with_svm() -> Driver {
         let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
         let cpuid = Cpuid {
             vendor: [spelled(b"Auth"), spelled(b"enti"), spelled(b"cAMD")],
@@ -726,7 +725,12 @@ mod guests {
             extended: 1 << 2,
             ..Cpuid::default()
         };
-        let driver = || Driver::new(&cpuid, &SETTINGS).unwrap();
+        Driver::new(&cpuid, &SETTINGS).unwrap()
+    }
+
+    #[test]
+    fn selectors_are_limited_to_guests_where_the_hardware_can() {
+        let driver = amd_with_svm;
         let mut m = Machine::with(driver(), Guest { rings: Rings::Hardware, ..Guest::pv() });
         m.load(&[counter(0, BOTH)]);
         assert!(m.pmu.take_writes().contains(&(0xc001_0000, BOTH | 1 << 40)));
@@ -743,6 +747,20 @@ mod guests {
         m.pmu.retire(50);
         m.switch_from();
         assert_eq!(m.page.tsc_sum.load(Relaxed), 50, "half of 100 ticks of the host");
+    }
+
+    #[test]
+    fn a_guest_that_sets_its_time_loses_none() {
+        let clock = Clock { offset: 1_000, ..Clock::native() };
+        let mut m = Machine::with(driver(), Guest { clock, ..Guest::pv() });
+        m.pmu.retire(50);
+        m.switch_from();
+        m.on(0, |vcpu, _, _| vcpu.set_clock(Clock { offset: 7, ..clock }));
+        m.switch_to(0, Kernel, true);
+        assert_eq!(m.page.tsc_start.load(Relaxed), 107);
+        m.pmu.retire(50);
+        m.switch_from();
+        assert_eq!(m.page.tsc_sum.load(Relaxed), 200);
     }
 }
 
@@ -762,7 +780,7 @@ mod requests {
         registered: bool,
         allowed: bool,
         control: bool,
-        supported: bool,
+        guest: Option<Guest>,
         done: Vec<String>,
     }
 
@@ -773,7 +791,7 @@ mod requests {
                 registered: true,
                 allowed: true,
                 control: true,
-                supported: true,
+                guest: Some(Guest::pv()),
                 done: Vec::new(),
             }
         }
@@ -795,7 +813,7 @@ mod requests {
             self.allowed
         }
         fn guest(&self) -> Option<Guest> {
-            self.supported.then_some(Guest::pv())
+            self.guest
         }
         fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, FakePmu>) -> R) -> R {
             work(&mut self.machine.cpu())
@@ -928,8 +946,19 @@ mod requests {
             assert_eq!(refused_by(&mut forbidden, op, bytes), Errno::PERM);
         }
         assert_eq!(forbidden.call(OP_STOP, &mut []), Ok(false));
-        let mut other = Domain { supported: false, registered: false, ..Domain::new() };
+        let mut other = Domain { guest: None, registered: false, ..Domain::new() };
         assert_eq!(refused_by(&mut other, OP_REGISTER, register.as_bytes()), Errno::OPNOTSUPP);
+    }
+
+    #[test]
+    fn a_guest_with_rings_of_its_own_counts_only_where_the_hypervisor_would_not_be_counted() {
+        let guest = Some(Guest { rings: Rings::Hardware, ..Guest::pv() });
+        let register = HvRegister { gfn: 7, observer: 3, reserved: 0 };
+        let mut domain = Domain { guest, registered: false, ..Domain::new() };
+        assert_eq!(refused_by(&mut domain, OP_REGISTER, register.as_bytes()), Errno::OPNOTSUPP);
+        let (driver, bytes) = (guests::amd_with_svm(), &mut register.as_bytes().to_vec());
+        assert_eq!(serve(&driver, &mut domain, OP_REGISTER, bytes), Ok(false));
+        assert_eq!(domain.done, ["register 0x7 for 3"]);
     }
 
     #[test]

@@ -20,6 +20,11 @@ bool perfctr_platform_exists(void)
 	return xen_domain();
 }
 
+bool perfctr_platform_owns_cr4(void)
+{
+	return !xen_pv_domain();
+}
+
 int perfctr_glue_hypercall(u32 op, void *argument, u32 length)
 {
 	return _hypercall3(int, arch_5, op, argument, length);

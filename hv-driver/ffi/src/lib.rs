@@ -11,6 +11,7 @@
 
 use core::ffi::{c_int, c_void};
 
+use hv_driver::guest::Clock;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Refusal, Registration, Settings, Vcpu};
 use shared_abi::hypercall::HvStats;
@@ -191,6 +192,12 @@ pub extern "C" fn perfctr_core_run_stranger(cpu: &mut CpuObject) {
 pub extern "C" fn perfctr_core_switch_from(cpu: &mut CpuObject, vcpu: &mut VcpuObject) {
     let (vcpu, page) = vcpu.parts();
     vcpu.switch_from(&mut cpu.cpu(), page);
+}
+
+/// See [`Vcpu::set_clock`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_set_clock(vcpu: &mut VcpuObject, clock: &Clock) {
+    vcpu.vcpu.set_clock(*clock);
 }
 
 /// See [`Vcpu::switch_to`]; gives whether to send the guest the virtual interrupt.

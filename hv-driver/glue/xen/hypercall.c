@@ -30,7 +30,8 @@ int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length)
 
 bool perfctr_glue_guest(struct perfctr_guest *guest)
 {
-    return perfctr_pv_guest(current->domain, guest);
+    return is_hvm_vcpu(current) ? perfctr_hvm_guest(current, guest)
+                                : perfctr_pv_guest(current->domain, guest);
 }
 
 struct perfctr_core_cpu *perfctr_glue_cpu(void)

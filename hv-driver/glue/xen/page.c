@@ -4,6 +4,7 @@
 #include <xen/domain_page.h>
 #include <xen/mm.h>
 #include <asm/p2m.h>
+#include <asm/paging.h>
 
 #include "private.h"
 
@@ -21,18 +22,34 @@ static uint64_t domain_serial(struct domain *d)
     return d->arch.perfctr_serial;
 }
 
+/*
+ * Nothing but the guest's own memory that it may write to itself: a foreign
+ * domain's page has a type of its own, and a read-only one may be written to
+ * as far as types go.  Whatever the guest does to the frame later, the page
+ * stays what it is until it is let go.
+ */
+static struct page_info *get_writable(struct domain *d, uint64_t gfn)
+{
+    p2m_type_t type;
+    struct page_info *page = get_page_from_gfn(d, gfn, &type, P2M_UNSHARE);
+
+    if ( !page )
+        return NULL;
+
+    if ( (type == p2m_ram_rw || type == p2m_ram_logdirty) &&
+         get_page_type(page, PGT_writable_page) )
+        return page;
+
+    put_page(page);
+    return NULL;
+}
+
 static int map(struct domain *d, uint64_t gfn, void **mapping)
 {
-    struct page_info *page = get_page_from_gfn(d, gfn, NULL, P2M_UNSHARE);
+    struct page_info *page = get_writable(d, gfn);
 
     if ( !page )
         return -EINVAL;
-
-    if ( !get_page_type(page, PGT_writable_page) )
-    {
-        put_page(page);
-        return -EINVAL;
-    }
 
     *mapping = __map_domain_page_global(page);
     if ( !*mapping )
@@ -50,6 +67,15 @@ static void unmap(void *mapping)
 
     unmap_domain_page_global(mapping);
     put_page_and_type(mfn_to_page(mfn));
+}
+
+/* curr has got its page, or lost it. */
+static void update_rdpmc(struct vcpu *curr)
+{
+    if ( is_hvm_vcpu(curr) )
+        perfctr_hvm_update_intercept(curr);
+    else
+        perfctr_pv_update_pce(curr);
 }
 
 int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
@@ -76,7 +102,7 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
                           guest, curr->vcpu_id, domain_serial(d),
                           perfctr_allowed(d));
     curr->arch.perfctr = p;
-    perfctr_pv_update_pce(curr);
+    update_rdpmc(curr);
     local_irq_enable();
 
     return 0;
@@ -89,11 +115,20 @@ void perfctr_page_forget(struct vcpu *curr)
 
     local_irq_disable();
     curr->arch.perfctr = NULL;
-    perfctr_pv_update_pce(curr);
+    update_rdpmc(curr);
     local_irq_enable();
 
     unmap(p->page);
     xfree(p);
+}
+
+/* What is copied from a guest that executes has to be copied again. */
+void perfctr_page_written(struct vcpu *v)
+{
+    struct perfctr_vcpu *p = v->arch.perfctr;
+
+    if ( unlikely(paging_mode_log_dirty(v->domain)) )
+        paging_mark_dirty(v->domain, domain_page_map_to_mfn(p->page));
 }
 
 void perfctr_vcpu_destroy(struct vcpu *v)
@@ -106,4 +141,18 @@ void perfctr_vcpu_destroy(struct vcpu *v)
     v->arch.perfctr = NULL;
     unmap(p->page);
     xfree(p);
+}
+
+/* Its vCPUs are paused, and what was their pages is the new kernel's. */
+void perfctr_domain_reset(struct domain *d)
+{
+    struct vcpu *v;
+
+    for_each_vcpu(d, v)
+    {
+        if ( !v->arch.perfctr )
+            continue;
+        perfctr_vcpu_destroy(v);
+        perfctr_hvm_update_intercept(v);
+    }
 }

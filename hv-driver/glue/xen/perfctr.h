@@ -24,6 +24,9 @@ bool perfctr_pce(const struct vcpu *v);
  */
 bool perfctr_intercept_rdpmc(const struct vcpu *v);
 
+/* An HVM or PVH domain begins anew, with the memory that it has. */
+void perfctr_domain_reset(struct domain *d);
+
 /* The vCPU does not execute again. */
 void perfctr_vcpu_destroy(struct vcpu *v);
 

@@ -241,6 +241,11 @@ void perfctr_core_run_stranger(struct perfctr_core_cpu *cpu);
 void perfctr_core_switch_from(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
+ * See Vcpu::set_clock.
+ */
+void perfctr_core_set_clock(struct perfctr_core_vcpu *vcpu, const struct perfctr_clock *clock);
+
+/*
  * See Vcpu::switch_to; gives whether to send the guest the virtual interrupt.
  */
 bool perfctr_core_switch_to(struct perfctr_core_cpu *cpu,

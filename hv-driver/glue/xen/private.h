@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * What the files here share.  Each calls only those above it: probe, cpu,
- * policy, pv, page, switch and hypercall.
+ * policy, pv, hvm, page, switch and hypercall.
  */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
@@ -42,9 +42,16 @@ bool perfctr_pv_guest(const struct domain *d, struct perfctr_guest *guest);
 bool perfctr_pv_in_kernel(const struct vcpu *v);
 void perfctr_pv_update_pce(struct vcpu *curr);
 
+/* hvm.c */
+bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
+void perfctr_hvm_update_clock(const struct vcpu *v);
+void perfctr_hvm_update_intercept(struct vcpu *v);
+
 /* page.c */
 int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
                           const struct perfctr_guest *guest);
 void perfctr_page_forget(struct vcpu *curr);
+/* Interrupts are enabled. */
+void perfctr_page_written(struct vcpu *v);
 
 #endif /* PERFCTR_PRIVATE_H */

@@ -22,6 +22,18 @@ void perfctr_switch_from(struct vcpu *v)
     local_irq_save(flags);
     perfctr_core_switch_from(perfctr_this_cpu(), perfctr_core_of(p));
     local_irq_restore(flags);
+    perfctr_page_written(v);
+}
+
+/* Interrupts are disabled. */
+static void switch_to(struct vcpu *v, struct perfctr_vcpu *p)
+{
+    if ( is_hvm_vcpu(v) )
+        perfctr_hvm_update_clock(v);
+    if ( perfctr_core_switch_to(perfctr_this_cpu(), perfctr_core_of(p),
+                                perfctr_pv_in_kernel(v),
+                                perfctr_allowed(v->domain)) )
+        notify(v);
 }
 
 void perfctr_switch_to(struct vcpu *v)
@@ -34,12 +46,10 @@ void perfctr_switch_to(struct vcpu *v)
         return;
 
     local_irq_save(flags);
-    if ( !p )
+    if ( p )
+        switch_to(v, p);
+    else
         perfctr_core_run_stranger(perfctr_this_cpu());
-    else if ( perfctr_core_switch_to(perfctr_this_cpu(), perfctr_core_of(p),
-                                     perfctr_pv_in_kernel(v),
-                                     perfctr_allowed(v->domain)) )
-        notify(v);
     local_irq_restore(flags);
 }
 
@@ -72,13 +82,4 @@ void perfctr_interrupt(void)
         notify(curr);
 
     perfctr_unmask_interrupt();
-}
-
-/*
- * PV guests are kept off by CR4.PCE. These own their CR4, and at CPL 0 it does
- * not matter: whatever the counters hold, which is other guests' events.
- */
-bool perfctr_intercept_rdpmc(const struct vcpu *v)
-{
-    return perfctr_on && !v->arch.perfctr;
 }

@@ -157,11 +157,17 @@ impl Stepped {
                 break;
             }
         }
+        let bytes = NonZeroUsize::new(pages * PAGE_BYTES).context("there are pages")?;
         let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
-        let target = NonNull::new(thread.cast_mut().cast());
-        // SAFETY: the target is the device's mapping, to which no reference is alive; the source is
-        // this process's own view of the copies, which it uses no more.
-        unsafe { mremap(self.pages, pages * PAGE_BYTES, pages * PAGE_BYTES, flags, target)? };
+        let device = NonNull::new(thread.cast_mut().cast()).context("a page has an address")?;
+        // SAFETY: a new mapping, whose place is then the device's, to which no reference is alive:
+        // who has none of its pages may not execute RDPMC.  The copies take the place that the
+        // device's had; this process uses its own view of them no more.
+        unsafe {
+            let aside = mmap_anonymous(None, bytes, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE)?;
+            mremap(device, bytes.get(), bytes.get(), flags, Some(aside))?;
+            mremap(self.pages, bytes.get(), bytes.get(), flags, Some(device))?;
+        }
         Ok(())
     }
 

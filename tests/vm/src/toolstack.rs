@@ -108,6 +108,17 @@ pub enum Kind {
     Pvh32,
 }
 
+impl Kind {
+    /// For people.
+    pub const fn described(self) -> &'static str {
+        match self {
+            Self::Pv => "tenant",
+            Self::Pvh => "PVH tenant",
+            Self::Pvh32 => "32-bit PVH tenant",
+        }
+    }
+}
+
 /// An unprivileged domain.
 #[derive(Debug)]
 pub struct Tenant {

@@ -19,7 +19,7 @@ mod providers;
 pub mod report;
 mod shim;
 mod stat;
-mod tenants;
+pub mod tenants;
 mod testbed;
 mod vm_fuzz;
 

@@ -15,12 +15,31 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use crate::machine::{self, Spec, Status};
+use crate::suites::tenants;
 use crate::tools::cache;
 
-/// The programs in the guest: one counts, one samples. Each leaves a report of its name.
-const PROGRAMS: [&str; 2] = ["counting", "overflow"];
+/// The programs in the control domain, each of which leaves a report of its name, and what has to
+/// be true in them.
+struct Programs {
+    names: &'static [&'static str],
+    verdicts: &'static [&'static str],
+}
+
+/// One counts, one samples.
+const PV: Programs = Programs { names: &["counting", "overflow"], verdicts: &["ok", "imode_ok"] };
+/// It creates a tenant and counts in both domains.
+const PVH: Programs = Programs { names: &["tenants"], verdicts: &["ok"] };
 /// How long it may run: emulation on a busy machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(900);
+
+/// Who counts in the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    /// The control domain, paravirtualised, on an Intel CPU.
+    Pv,
+    /// A PVH tenant, and the control domain beside it, on an AMD CPU.
+    Pvh,
+}
 
 /// Boots Xen with the driver and a guest with the module, lets competing threads read their own
 /// counters and sample themselves, and prints the tables of truth against reading and of periods
@@ -30,7 +49,10 @@ pub struct Args {
     /// Write the results as JSON, too.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Start of all random sequences.
+    /// Who counts.
+    #[arg(long, value_enum, default_value_t = Kind::Pv)]
+    topology: Kind,
+    /// Start of all random sequences, of the topology pv.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -41,7 +63,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if out.exists() {
         fs::remove_dir_all(&out)?;
     }
-    let mut spec = spec(args.seed)?;
+    let (mut spec, programs) = match args.topology {
+        Kind::Pv => (spec(args.seed)?, &PV),
+        Kind::Pvh => (pvh_spec()?, &PVH),
+    };
     spec.out = Some(out.clone());
     spec.stream = true;
     let outcome = machine::run(&spec)?;
@@ -49,22 +74,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("xtask demo: {reason}");
     }
     if let Some(report) = &args.report {
-        fs::write(report, merged(&out)?)
+        fs::write(report, merged(&out, programs)?)
             .with_context(|| format!("cannot write the report {}", report.display()))?;
     }
     Ok(if outcome.status == Status::Exited(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The programs' reports as one flat JSON object.
-fn merged(out: &Path) -> Result<String> {
+fn merged(out: &Path, programs: &Programs) -> Result<String> {
     let mut all = Map::new();
-    for program in PROGRAMS {
+    for program in programs.names {
         let path = out.join(format!("{program}.json"));
         let text = fs::read_to_string(&path)
             .with_context(|| format!("{program} has left no report {}", path.display()))?;
         all.extend(serde_json::from_str::<Map<String, Value>>(&text)?);
     }
-    let ok = ["ok", "imode_ok"].iter().all(|key| all.get(*key) == Some(&Value::Bool(true)));
+    let ok = programs.verdicts.iter().all(|key| all.get(*key) == Some(&Value::Bool(true)));
     all.insert("ok".to_owned(), ok.into());
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
@@ -73,12 +98,21 @@ fn merged(out: &Path) -> Result<String> {
 fn spec(seed: u64) -> Result<Spec> {
     // Both programs run, whatever the first one finds.
     let run = |program| format!("/work/{program} --report /out/{program}.json --seed {seed}");
-    let [counting, sampling] = PROGRAMS.map(run);
+    let [counting, sampling] = ["counting", "overflow"].map(run);
     let script = format!("{counting}; counted=$?; echo; {sampling} && exit $counted");
     let mut spec = Spec::new("pv", ["sh", "-c", &script])?.with_cost()?;
-    for program in PROGRAMS {
+    for program in PV.names {
         spec.add_program("vm-tests", program)?;
     }
+    spec.timeout = TIMEOUT;
+    Ok(spec)
+}
+
+/// The run of a PVH tenant.
+fn pvh_spec() -> Result<Spec> {
+    let command = ["/work/tenants", "pvh-demo", "--report", "/out/tenants.json"];
+    let mut spec = tenants::spec("pvh", "1", &command)?;
+    spec.add_program("vm-tests", "tenants")?;
     spec.timeout = TIMEOUT;
     Ok(spec)
 }
@@ -94,11 +128,11 @@ mod tests {
         let write = |name: &str, text: &str| fs::write(out.join(name), text).unwrap();
         write("counting.json", r#"{"ok": true, "threads": 8}"#);
         write("overflow.json", r#"{"imode_ok": false, "imode_lost": 1}"#);
-        let all: Map<String, Value> = serde_json::from_str(&merged(&out).unwrap()).unwrap();
+        let all: Map<String, Value> = serde_json::from_str(&merged(&out, &PV).unwrap()).unwrap();
         assert_eq!((&all["ok"], &all["threads"]), (&false.into(), &8.into()));
         assert_eq!(all["imode_lost"], 1);
         fs::remove_file(out.join("overflow.json")).unwrap();
-        assert!(merged(&out).unwrap_err().to_string().contains("overflow has left no report"));
+        assert!(merged(&out, &PV).unwrap_err().to_string().contains("overflow has left no report"));
         fs::remove_dir_all(out).unwrap();
     }
 }

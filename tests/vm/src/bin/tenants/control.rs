@@ -14,7 +14,7 @@ use vm_tests::raw::Refusal;
 use vm_tests::region;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::cpus;
-use vm_tests::toolstack::{self, Tenant, Tsc};
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::counting::{self, Domain};
@@ -23,7 +23,7 @@ use crate::storm;
 /// Physical CPUs that both domains share.
 const PCPUS: u32 = 2;
 /// vCPUs of a tenant.
-const VCPUS: usize = 2;
+pub const VCPUS: usize = 2;
 /// Regions that each of the tenant's threads measures.
 const REGIONS: u64 = 4_000;
 /// Until a tenant that has begun to count is in the middle of it.
@@ -54,9 +54,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let mut tally = Tally::default();
     if options.all {
         storm::run(&mut tally, &host, options.rate)?;
-        together(&mut tally, &host, Past::Unknown)?;
+        together(&mut tally, &host, Kind::Pv, Past::Unknown)?;
     } else {
-        together(&mut tally, &host, Past::None)?;
+        together(&mut tally, &host, Kind::Pv, Past::None)?;
         emulated(&mut tally, &host)?;
         vicissitudes(&mut tally, &host)?;
         storm::run(&mut tally, &host, options.rate)?;
@@ -177,7 +177,7 @@ pub fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str)
 }
 
 /// Waits until a tenant begins to count.
-fn begins(tenant: &mut Tenant) -> Result<()> {
+pub fn begins(tenant: &mut Tenant) -> Result<()> {
     let said = tenant.hear()?;
     ensure!(said == "ready", "the tenant says {said}");
     Ok(())
@@ -194,8 +194,9 @@ pub enum Past {
 }
 
 /// Both domains count, while their vCPUs are moved between the same physical CPUs.
-pub fn together(tally: &mut Tally, host: &Host, past: Past) -> Result<()> {
-    let mut tenant = Tenant::create("count", VCPUS, Tsc::Native, &format!("count {REGIONS}"))?;
+pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Result<()> {
+    let role = format!("count {REGIONS}");
+    let mut tenant = Tenant::create_kind(kind, "count", VCPUS, Tsc::Native, &role)?;
     host.invite(&tenant)?;
     begins(&mut tenant)?;
     let clears = host.xen.stats()?.residue_clears;
@@ -206,7 +207,7 @@ pub fn together(tally: &mut Tally, host: &Host, past: Past) -> Result<()> {
             take_turns(&host.xen, tenant.domain)?;
         }
         let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
-        for (whose, seen) in [("control domain", ours), ("tenant", theirs)] {
+        for (whose, seen) in [("control domain", ours), (kind.described(), theirs)] {
             println!("{whose}, counters {how}: {seen:#}");
             let name = format!("{whose}, counters {how}");
             exact(tally, &name, &seen);
@@ -223,7 +224,8 @@ pub fn together(tally: &mut Tally, host: &Host, past: Past) -> Result<()> {
     println!("counters were cleared {clears} times");
     let domain = tenant.domain;
     tenant.destroy()?;
-    tally.check("a tenant that counted leaves nothing", gone(&host.xen, domain));
+    let name = format!("a {} that counted leaves nothing", kind.described());
+    tally.check(&name, gone(&host.xen, domain));
     Ok(())
 }
 

@@ -108,6 +108,11 @@ impl Domain {
         Ok(Self { places, cpus, session, apart })
     }
 
+    /// The counters that it has loaded.
+    pub const fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// Counts as long as `go_on`, which is asked by each thread with the number of regions that it
     /// has measured, says so.
     ///

@@ -6,6 +6,7 @@
 
 mod control;
 mod counting;
+mod demo;
 mod held;
 mod peek;
 mod registers;
@@ -22,8 +23,10 @@ use clap::Parser;
 enum Role {
     /// Creates tenants and judges what they and this domain count.
     Control(control::Options),
-    /// Creates a PVH tenant that may not count beside a PV one that does.
+    /// Creates a PVH tenant that may not count, beside a PV one and a PVH one that do.
     Pvh,
+    /// Creates a PVH tenant and counts beside it.
+    PvhDemo(demo::Options),
     #[command(flatten)]
     Tenant(tenant::Role),
 }
@@ -32,6 +35,7 @@ fn main() -> Result<ExitCode> {
     match Role::parse() {
         Role::Control(options) => control::run(&options),
         Role::Pvh => peek::control(),
+        Role::PvhDemo(options) => demo::control(&options),
         Role::Tenant(role) => tenant::run(&role),
     }
 }

@@ -28,14 +28,14 @@ const PARAMETERS: &str = "/sys/module/peek/parameters";
 const LOOKS: u64 = 200;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
-/// The control domain's part: everybody may count, as far as the driver can let them.
+/// The control domain's part: those tenants may count that it allows to.
 pub fn control() -> Result<ExitCode> {
-    let host = Host::open(true)?;
+    let host = Host::open(false)?;
     let mut tally = Tally::default();
     narrow(&mut tally, &host)?;
     let mut peeker = Tenant::create_kind(Kind::Pvh, "peeker", 1, Tsc::Native, "peek")?;
-    host.invite(&peeker)?;
-    refused(&mut tally, "a PVH tenant", &mut peeker, "EOPNOTSUPP")?;
+    peeker.unpause()?;
+    refused(&mut tally, "a PVH tenant that nobody has allowed to count", &mut peeker, "EPERM")?;
     registers::check(&mut tally, "a PVH tenant");
     let clears = host.xen.stats()?.residue_clears;
     let (ours, theirs) = beside(&host.xen, &Domain::new(CROSSED[0])?, &mut peeker)?;
@@ -48,12 +48,14 @@ pub fn control() -> Result<ExitCode> {
         "the PVH tenant's vCPU took turns with the control domain's",
         equal(clears > 0, true),
     );
-    together(&mut tally, &host, Past::Unknown)?;
-    // It has looked all the while.
-    loop {
-        blind(&mut tally, "the control domain and a PV tenant", &peeker.hear()?);
-        if peeker.is_silent() {
-            break;
+    for (kind, whom) in [(Kind::Pv, "a PV tenant"), (Kind::Pvh, "another PVH tenant")] {
+        together(&mut tally, &host, kind, Past::Unknown)?;
+        // It has looked all the while.
+        loop {
+            blind(&mut tally, &format!("the control domain and {whom}"), &peeker.hear()?);
+            if peeker.is_silent() {
+                break;
+            }
         }
     }
     peeker.destroy()?;
@@ -83,7 +85,7 @@ fn blind(tally: &mut Tally, whom: &str, seen: &Value) {
 
 /// The tenant's part.
 pub fn tenant() -> Result<()> {
-    let refusal = refusal()?.context("the module serves a PVH tenant: look here again")?;
+    let refusal = refusal()?.context("this domain may count")?;
     say(&refusal);
     module::load_file(MODULE, c"")?;
     loop {

@@ -20,7 +20,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{mount_all, say};
 
 use crate::counting::{self, Domain};
-use crate::{held, peek};
+use crate::{demo, held, peek};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -33,6 +33,11 @@ const BETWEEN_TRIALS: Duration = Duration::from_millis(500);
 pub enum Role {
     /// Counts beside the control domain.
     Count {
+        /// Regions that each thread measures.
+        regions: u64,
+    },
+    /// Says what it is, and counts beside the control domain.
+    Demo {
         /// Regions that each thread measures.
         regions: u64,
     },
@@ -65,17 +70,11 @@ pub fn run(role: &Role) -> Result<ExitCode> {
 
 fn act(role: &Role) -> Result<()> {
     match *role {
-        Role::Count { regions } => {
-            load()?;
-            let [apart, crossed] = [counting::APART, counting::CROSSED].map(|places| places[1]);
-            let go_on = |measured| measured < regions;
-            let domain = Domain::new(apart)?;
-            say(&json!("ready"));
-            say(&domain.count(2, go_on)?);
-            drop(domain);
-            say(&Domain::new(crossed)?.count(2, go_on)?);
+        Role::Count { regions } => count(regions, |_| Ok(())),
+        Role::Demo { regions } => count(regions, |domain| {
+            say(&demo::describe(domain)?);
             Ok(())
-        }
+        }),
         Role::Travel => {
             survive_faults()?;
             loop {
@@ -86,6 +85,20 @@ fn act(role: &Role) -> Result<()> {
         Role::Peek => peek::tenant(),
         Role::Rdpmc => unreachable!("it needs no system"),
     }
+}
+
+/// Counts with the tenant's counters of each choice, after it has done this.
+fn count(regions: u64, first: impl FnOnce(&Domain) -> Result<()>) -> Result<()> {
+    load()?;
+    let [apart, crossed] = [counting::APART, counting::CROSSED].map(|places| places[1]);
+    let go_on = |measured| measured < regions;
+    let domain = Domain::new(apart)?;
+    first(&domain)?;
+    say(&json!("ready"));
+    say(&domain.count(2, go_on)?);
+    drop(domain);
+    say(&Domain::new(crossed)?.count(2, go_on)?);
+    Ok(())
 }
 
 /// Counts where the host lets it, until it does not; says why a session finds that it does not.

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What HVM and PVH guests need: they have rings and a time-stamp counter of
+ * their own, and RDPMC exits unless the vCPU has a page.
+ */
+
+#include <xen/sched.h>
+
+#include <asm/hvm/hvm.h>
+#include <asm/hvm/nestedhvm.h>
+#include <asm/hvm/svm/vmcb.h>
+#include <asm/paging.h>
+
+#include "private.h"
+
+static struct perfctr_clock clock_of(const struct vcpu *v)
+{
+    struct perfctr_clock clock = {
+        .offset = v->arch.hvm.cache_tsc_offset,
+    };
+    uint64_t ratio = hvm_tsc_scaling_ratio(v->domain);
+
+    if ( hvm_tsc_scaling_supported && ratio != hvm_default_tsc_scaling_ratio )
+    {
+        clock.scale = ratio;
+        clock.fraction_bits = hvm_funcs.tsc_scaling.ratio_frac_bits;
+    }
+
+    return clock;
+}
+
+/*
+ * Of SVM's guests, those with nested paging, so that no page of theirs is a
+ * page table of Xen's; and none that run guests of their own, whose RDPMC would
+ * not exit either.
+ */
+bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest)
+{
+    const struct domain *d = curr->domain;
+    const struct perfctr_guest hvm = {
+        .rings = PERFCTR_RINGS_HARDWARE,
+        .clock = clock_of(curr),
+    };
+
+    if ( !cpu_has_svm || !paging_mode_hap(d) || nestedhvm_enabled(d) ||
+         d->arch.vtsc || curr->hcall_compat )
+        return false;
+
+    *guest = hvm;
+    return true;
+}
+
+/* v is about to be switched in. */
+void perfctr_hvm_update_clock(const struct vcpu *v)
+{
+    struct perfctr_clock clock = clock_of(v);
+
+    perfctr_core_set_clock(perfctr_core_of(v->arch.perfctr), &clock);
+}
+
+/*
+ * PV guests are kept off by CR4.PCE. These own their CR4, and at CPL 0 it does
+ * not matter: whatever the counters hold, which is other guests' events.
+ */
+bool perfctr_intercept_rdpmc(const struct vcpu *v)
+{
+    return perfctr_on && !v->arch.perfctr;
+}
+
+/* v, which is current or does not execute, has got its page, or lost it. */
+void perfctr_hvm_update_intercept(struct vcpu *v)
+{
+    struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
+    uint32_t intercepts = vmcb_get_general1_intercepts(vmcb);
+
+    if ( perfctr_intercept_rdpmc(v) )
+        intercepts |= GENERAL1_INTERCEPT_RDPMC;
+    else
+        intercepts &= ~GENERAL1_INTERCEPT_RDPMC;
+    vmcb_set_general1_intercepts(vmcb, intercepts);
+}

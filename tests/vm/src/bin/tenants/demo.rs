@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The demo of a kind of tenant: it and the control domain count, while everything moves.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use perfctr::Session;
+use perfctr::rdpmc::Hardware;
+use serde_json::{Map, Value, json};
+use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
+use shared_abi::read::Counters;
+use vm_tests::tally::{Tally, equal};
+use vm_tests::toolstack::{Kind, Tenant, Tsc};
+
+use crate::control::{Host, VCPUS, begins, beside, exact};
+use crate::counting::{self, Domain};
+
+/// Regions that each of the tenant's threads measures, with each of two choices of counters.
+const REGIONS: u64 = 6_000;
+/// RDPMC's index of how often a guest was left (`testbed/qemu`, property `pmu-tally`).
+const EXITS: u32 = 0x7461_6c79 + 7;
+/// Reads that are looked at together, and how often: interrupts leave the guest, too, but not in
+/// most of so short times.
+const READS: u64 = 100;
+const TIMES: usize = 101;
+
+/// What to do.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Where to write the results as JSON.
+    #[arg(long)]
+    report: Option<PathBuf>,
+}
+
+/// The control domain's part: creates the tenant and judges.
+pub fn control(options: &Options) -> Result<ExitCode> {
+    let host = Host::open(false)?;
+    let mut tally = Tally::default();
+    let role = format!("demo {REGIONS}");
+    let mut tenant = Tenant::create_kind(Kind::Pvh, "demo", VCPUS, Tsc::Native, &role)?;
+    host.invite(&tenant)?;
+    let mut report = about(&mut tally, tenant.hear()?)?;
+    begins(&mut tenant)?;
+    println!(
+        "{:<32}{:>9}{:>9}{:>15}{:>8}{:>9}",
+        "counts in user mode", "regions", "retries", "instructions", "errors", "largest"
+    );
+    let mut sums = Map::new();
+    for (how, places) in [("apart", counting::APART), ("crossed", counting::CROSSED)] {
+        let control = Domain::new(places[0])?;
+        let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
+        for (whose, seen) in [("tenant", theirs), ("control domain", ours)] {
+            let name = format!("{whose}, counters {how}");
+            println!(
+                "{name:<32}{:>9}{:>9}{:>15}{:>8}{:>9}",
+                seen["regions"],
+                seen["retries"],
+                seen["instr_total"],
+                seen["error_count"],
+                seen["error_max"]
+            );
+            exact(&mut tally, &name, &seen);
+            add(&mut sums, whose, &seen);
+        }
+    }
+    tenant.destroy()?;
+    occurred(&mut tally, &sums);
+    report.extend(sums);
+    let code = tally.finish();
+    report.insert("ok".into(), (code == ExitCode::SUCCESS).into());
+    if let Some(path) = &options.report {
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        fs::write(path, text).with_context(|| path.display().to_string())?;
+    }
+    for (key, value) in &report {
+        println!("{key:<32}{:>16}", value.to_string());
+    }
+    Ok(code)
+}
+
+/// What the tenant says of itself, as part of the report.
+fn about(tally: &mut Tally, said: Value) -> Result<Map<String, Value>> {
+    let Value::Object(report) = said else { anyhow::bail!("the tenant says {said}") };
+    tally.check("the tenant is a PVH guest", equal(&report["guest_kind"], &json!("PVH")));
+    tally
+        .check("a read does not leave the guest", equal(&report["hv_exits_per_read"], &json!(0.0)));
+    Ok(report)
+}
+
+/// Adds what a domain has seen to the report.
+fn add(sums: &mut Map<String, Value>, whose: &str, seen: &Value) {
+    let prefix = if whose == "tenant" { "" } else { "control_" };
+    for key in ["regions", "retries", "instr_total", "vcpu_switches", "vcpu_migrations"] {
+        let sum = sums.entry(format!("{prefix}{key}")).or_insert(json!(0));
+        *sum = (sum.as_u64().unwrap_or(0) + seen[key].as_u64().unwrap_or(0)).into();
+    }
+    let errors = sums.entry("errors").or_insert(json!(0));
+    *errors = (errors.as_u64().unwrap_or(0) + seen["error_count"].as_u64().unwrap_or(0)).into();
+}
+
+/// What must have happened meanwhile.
+fn occurred(tally: &mut Tally, sums: &Map<String, Value>) {
+    for key in ["retries", "vcpu_switches", "vcpu_migrations"] {
+        let some = sums[key].as_u64().is_some_and(|times| times > 0);
+        tally.check(&format!("{key} occurred"), equal(some, true));
+    }
+}
+
+/// The tenant's part: what it is, and what it costs it to read.
+pub fn describe(domain: &Domain) -> Result<Value> {
+    let session = domain.session();
+    let caps = session.description().caps.context("the provider does not say what there is")?;
+    let vendor = match caps.vendor {
+        VENDOR_INTEL => "Intel",
+        VENDOR_AMD => "AMD",
+        other => anyhow::bail!("vendor {other}"),
+    };
+    let kind = fs::read_to_string("/sys/hypervisor/guest_type")?;
+    Ok(json!({
+        "guest_kind": kind.trim(),
+        "vendor": vendor,
+        "vcpus": session.description().vcpus,
+        "hv_exits_per_read": exits_per_read(session)?,
+    }))
+}
+
+/// The median over times that are short enough to be undisturbed.
+fn exits_per_read(session: &Session) -> Result<f64> {
+    let mut seen = Vec::with_capacity(TIMES);
+    for _ in 0..TIMES {
+        let before = Hardware.rdpmc(EXITS);
+        for _ in 0..READS {
+            session.read::<2>()?;
+        }
+        // The number is the physical CPU's, which may have changed.
+        seen.push(Hardware.rdpmc(EXITS).wrapping_sub(before) as i64);
+    }
+    seen.sort_unstable();
+    let median = seen.get(TIMES / 2).copied().context("nothing was read")?;
+    ensure!(Hardware.rdpmc(EXITS) > 0, "the emulator does not count exits");
+    Ok(median as f64 / READS as f64)
+}
