@@ -2,7 +2,7 @@
 //! What kind of guest a vCPU belongs to, as far as its counters go; chosen at registration.
 
 use shared_abi::PmuCaps;
-use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
+use shared_abi::caps::{CAPS_GLOBAL_AMD, CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
 
 /// How the guest's kernel mode and user mode are told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Gate {
     pub const fn new(caps: &PmuCaps, rings: Rings) -> Self {
         match rings {
             Rings::Hardware if caps.can(CAPS_GUEST_ONLY) => Self::GuestOnly,
-            _ if caps.can(CAPS_GLOBAL_INTEL) => Self::Global,
+            _ if caps.can(CAPS_GLOBAL_INTEL) || caps.can(CAPS_GLOBAL_AMD) => Self::Global,
             _ => Self::Selectors,
         }
     }

@@ -11,6 +11,7 @@ const NEHALEM: Cpuid = Cpuid {
     vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
     signature: 0x106a3,
     perfmon: [0x0730_0403, 0x44, 0, 0x603],
+    perfmon_amd: [0; 2],
     // A debug store.
     features: 1 << 21,
     structured: 0,

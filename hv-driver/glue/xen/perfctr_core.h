@@ -81,6 +81,10 @@ struct perfctr_cpuid {
    */
   uint32_t perfmon[4];
   /*
+   * Leaf 0x80000022: EAX, EBX; zeroes if there is no such leaf.
+   */
+  uint32_t perfmon_amd[2];
+  /*
    * Leaf 1, EDX.
    */
   uint32_t features;

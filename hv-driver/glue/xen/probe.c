@@ -27,7 +27,7 @@ static uint64_t read_msr(unsigned int msr)
 
 void perfctr_read_cpuid(struct perfctr_cpuid *cpuid)
 {
-    unsigned int leaf, eax, ebx, ecx, edx;
+    unsigned int leaf, extended, eax, ebx, ecx, edx;
 
     memset(cpuid, 0, sizeof(*cpuid));
     cpuid(0, &leaf, &cpuid->vendor[0], &cpuid->vendor[2], &cpuid->vendor[1]);
@@ -44,8 +44,12 @@ void perfctr_read_cpuid(struct perfctr_cpuid *cpuid)
               &cpuid->perfmon[3]);
     if ( leaf >= 0x1a )
         cpuid->core_type = cpuid_eax(0x1a);
-    if ( cpuid_eax(0x80000000) >= 0x80000001 )
+    extended = cpuid_eax(0x80000000);
+    if ( extended >= 0x80000001 )
         cpuid->extended = cpuid_ecx(0x80000001);
+    if ( extended >= 0x80000022 )
+        cpuid(0x80000022, &cpuid->perfmon_amd[0], &cpuid->perfmon_amd[1], &ecx,
+              &edx);
     cpuid->misc_enable = read_msr(MSR_IA32_MISC_ENABLE);
     cpuid->perf_capabilities = read_msr(MSR_IA32_PERF_CAPABILITIES);
     cpuid->tsx_force_abort = read_msr(MSR_TSX_FORCE_ABORT);

@@ -1,43 +1,78 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! AMD's counters of the K7 kind.  APM volume 2, 13.2.1 and appendix A.
+//! AMD's counters: of the K7 kind, of the core extension, and of version 2.  APM volume 2, 13.2.1
+//! and appendix A; volume 3, appendix E.
 
 use shared_abi::PmuCaps;
-use shared_abi::caps::{CAPS_EVENT_12BIT, CAPS_GUEST_ONLY, VENDOR_AMD};
+use shared_abi::caps::{
+    CAPS_EVENT_12BIT, CAPS_GLOBAL_AMD, CAPS_GUEST_ONLY, CAPS_SAMPLING, VENDOR_AMD,
+};
+use shared_abi::limits::MAX_GENERAL;
 
-use super::{Bank, Cpuid, Refusal, Registers, vendor, width};
+use super::{Bank, Cpuid, Global, Refusal, Registers, vendor, width};
 
 pub(super) const VENDOR: [u32; 3] = vendor(b"AuthenticAMD");
 
 /// PerfEvtSel0 and PerfCtr0.
-const REGISTERS: Registers = Registers {
+const K7: Registers = Registers {
     evntsel: Bank { first: 0xc001_0000, stride: 1 },
     counters: Bank { first: 0xc001_0004, stride: 1 },
     fixed: None,
     global: None,
     pebs_enable: None,
 };
+/// Of K7's kind.
+const K7_COUNTERS: u32 = 4;
+
+/// PERF_CTL0 and PERF_CTR0, which take turns.
+const CORE: Registers = Registers {
+    evntsel: Bank { first: 0xc001_0200, stride: 2 },
+    counters: Bank { first: 0xc001_0201, stride: 2 },
+    ..K7
+};
+/// Of the core extension.
+const CORE_COUNTERS: u32 = 6;
+
+/// PerfCntrGlobalCtl, PerfCntrGlobalStatus and PerfCntrGlobalStatusClr.
+const GLOBAL: Global = Global { ctrl: 0xc000_0301, status: 0xc000_0300, acknowledge: 0xc000_0302 };
 
 /// CPUID leaf 0x80000001, ECX: SVM, and with it event selects for guests only.
 const EXTENDED_SVM: u32 = 1 << 2;
+/// CPUID leaf 0x80000001, ECX: the core extension.
+const EXTENDED_PERFCTR_CORE: u32 = 1 << 23;
+/// CPUID leaf 0x80000022, EAX: version 2.
+const PERFMON_V2: u32 = 1 << 0;
 
-/// APM volume 2, 13.2.1: four counters of 48 bits since family 10h.
+/// Four counters since family 10h, six with the core extension, and with version 2 as many as it
+/// says; all of 48 bits.
 pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
     let (family, _) = cpuid.family_and_model();
     if family < 0x10 {
         return Err(Refusal::Family(family));
     }
+    let has = |feature| cpuid.extended & feature != 0;
+    let (general, registers, control) = match cpuid.perfmon_amd {
+        [eax, ebx] if has(EXTENDED_PERFCTR_CORE) && eax & PERFMON_V2 != 0 => {
+            let registers = Registers { global: Some(GLOBAL), ..CORE };
+            ((ebx & 0xf).min(MAX_GENERAL as u32), registers, CAPS_GLOBAL_AMD | CAPS_SAMPLING)
+        }
+        _ if has(EXTENDED_PERFCTR_CORE) => (CORE_COUNTERS, CORE, 0),
+        _ => (K7_COUNTERS, K7, 0),
+    };
+    if general == 0 {
+        return Err(Refusal::NoCounters);
+    }
     let width = width(48)?;
-    let guest_only = cpuid.extended & EXTENDED_SVM != 0;
+    let guest_only = if has(EXTENDED_SVM) { CAPS_GUEST_ONLY } else { 0 };
     let caps = PmuCaps {
         vendor: VENDOR_AMD,
         version: 0,
-        features: CAPS_EVENT_12BIT | if guest_only { CAPS_GUEST_ONLY } else { 0 },
-        general: 4,
+        features: CAPS_EVENT_12BIT | control | guest_only,
+        general,
         fixed: 0,
         general_width: width,
         fixed_width: width,
     };
-    Ok((caps, REGISTERS))
+    Ok((caps, registers))
 }
 
 #[cfg(test)]
@@ -45,22 +80,59 @@ mod tests {
     use super::*;
     use shared_abi::PhysSlot;
 
+    const FAMILY_10H: Cpuid = Cpuid {
+        vendor: VENDOR,
+        signature: 0x0010_0f42,
+        perfmon: [0; 4],
+        perfmon_amd: [0; 2],
+        features: 0,
+        structured: 0,
+        extended: 0,
+        core_type: 0,
+        misc_enable: 0,
+        perf_capabilities: 0,
+        tsx_force_abort: 0,
+    };
+
+    /// Event select and counter of the last of so many.
+    fn last(registers: &Registers, counters: u32) -> (Option<u32>, u32) {
+        let slot = PhysSlot::general(counters - 1).unwrap();
+        (registers.evntsel(slot), registers.counter(slot))
+    }
+
     #[test]
     fn family_10h() {
-        let cpuid = Cpuid { vendor: VENDOR, signature: 0x0010_0f42, ..Cpuid::default() };
-        let (caps, registers) = cpuid.pmu().unwrap();
+        let (caps, registers) = FAMILY_10H.pmu().unwrap();
         assert_eq!((caps.vendor, caps.general, caps.fixed), (VENDOR_AMD, 4, 0));
-        assert!(!caps.can(CAPS_GUEST_ONLY));
-        let slot = PhysSlot::general(3).unwrap();
-        assert_eq!(registers.counter(slot), 0xc001_0007);
-        assert_eq!(registers.evntsel(slot), Some(0xc001_0003));
-        let svm = Cpuid { extended: 1 << 2, ..cpuid };
+        assert!(!caps.can(CAPS_GUEST_ONLY) && !caps.can(CAPS_SAMPLING));
+        assert_eq!(last(&registers, 4), (Some(0xc001_0003), 0xc001_0007));
+        let svm = Cpuid { extended: 1 << 2, ..FAMILY_10H };
         assert!(svm.pmu().unwrap().0.can(CAPS_GUEST_ONLY));
     }
 
     #[test]
+    fn the_core_extension_has_six() {
+        let (caps, registers) = Cpuid { extended: 1 << 23, ..FAMILY_10H }.pmu().unwrap();
+        assert_eq!((caps.general, registers.global), (6, None));
+        assert!(!caps.can(CAPS_SAMPLING));
+        assert_eq!(last(&registers, 6), (Some(0xc001_020a), 0xc001_020b));
+    }
+
+    #[test]
+    fn version_2_has_global_registers_and_says_how_many_counters() {
+        let v2 = |counters| Cpuid { extended: 1 << 23, perfmon_amd: [1, counters], ..FAMILY_10H };
+        let (caps, registers) = v2(0x36).pmu().unwrap();
+        assert_eq!((caps.general, registers.global), (6, Some(GLOBAL)));
+        assert!(caps.can(CAPS_GLOBAL_AMD | CAPS_SAMPLING));
+        assert_eq!(last(&registers, 6), (Some(0xc001_020a), 0xc001_020b));
+        assert_eq!(v2(0x30).pmu(), Err(Refusal::NoCounters));
+        let without_core = Cpuid { extended: 0, ..v2(6) };
+        assert_eq!(without_core.pmu().unwrap().0.general, 4);
+    }
+
+    #[test]
     fn older_families_are_refused_by_name() {
-        let k8 = Cpuid { vendor: VENDOR, signature: 0xf4a, ..Cpuid::default() };
+        let k8 = Cpuid { signature: 0xf4a, ..FAMILY_10H };
         assert_eq!(k8.pmu(), Err(Refusal::Family(0xf)));
     }
 }

@@ -19,6 +19,8 @@ pub struct Cpuid {
     pub signature: u32,
     /// Leaf 0xA: EAX, EBX, ECX, EDX; zeroes if there is no such leaf.
     pub perfmon: [u32; 4],
+    /// Leaf 0x80000022: EAX, EBX; zeroes if there is no such leaf.
+    pub perfmon_amd: [u32; 2],
     /// Leaf 1, EDX.
     pub features: u32,
     /// Leaf 7, EDX; 0 if there is no such leaf.
@@ -172,7 +174,8 @@ impl Cpuid {
         if model(self) != model(other) {
             return Err(Refusal::Model(other.signature));
         }
-        if self.perfmon != other.perfmon || self.pmu()? != other.pmu()? {
+        let counters = |cpuid: &Self| (cpuid.perfmon, cpuid.perfmon_amd);
+        if counters(self) != counters(other) || self.pmu()? != other.pmu()? {
             return Err(Refusal::Counters(other.perfmon[0]));
         }
         Ok(())

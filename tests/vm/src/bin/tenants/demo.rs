@@ -53,14 +53,9 @@ pub fn control(options: &Options) -> Result<ExitCode> {
         let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
         for (whose, seen) in [("tenant", theirs), ("control domain", ours)] {
             let name = format!("{whose}, counters {how}");
-            println!(
-                "{name:<32}{:>9}{:>9}{:>15}{:>8}{:>9}",
-                seen["regions"],
-                seen["retries"],
-                seen["instr_total"],
-                seen["error_count"],
-                seen["error_max"]
-            );
+            let keys = ["regions", "retries", "instr_total", "error_count", "error_max"];
+            let [regions, retries, total, count, max] = keys.map(|key| seen[key].to_string());
+            println!("{name:<32}{regions:>9}{retries:>9}{total:>15}{count:>8}{max:>9}");
             exact(&mut tally, &name, &seen);
             add(&mut sums, whose, &seen);
         }
