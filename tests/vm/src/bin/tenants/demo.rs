@@ -19,6 +19,8 @@ use crate::counting::{self, Domain};
 
 /// Regions that each of the tenant's threads measures, with each of two choices of counters.
 const REGIONS: u64 = 6_000;
+/// Of all threads of the tenant.
+const OVERFLOWS_MIN: u64 = 4_000;
 /// RDPMC's index of how often a guest was left (`testbed/qemu`, property `pmu-tally`).
 const EXITS: u32 = 0x7461_6c79 + 7;
 /// Reads that are looked at together, and how often: interrupts leave the guest, too, but not in
@@ -60,8 +62,12 @@ pub fn control(options: &Options) -> Result<ExitCode> {
             add(&mut sums, whose, &seen);
         }
     }
+    let control = Domain::new(counting::CROSSED[0])?;
+    let (ours, sampled) = beside(&host.xen, &control, &mut tenant)?;
+    exact(&mut tally, "control domain beside a tenant that samples", &ours);
     tenant.destroy()?;
     occurred(&mut tally, &sums);
+    overflows(&mut tally, &mut report, &sampled);
     report.extend(sums);
     let code = tally.finish();
     report.insert("ok".into(), (code == ExitCode::SUCCESS).into());
@@ -93,6 +99,18 @@ fn add(sums: &mut Map<String, Value>, whose: &str, seen: &Value) {
     }
     let errors = sums.entry("errors").or_insert(json!(0));
     *errors = (errors.as_u64().unwrap_or(0) + seen["error_count"].as_u64().unwrap_or(0)).into();
+}
+
+/// What the tenant's threads were told of their periods.
+fn overflows(tally: &mut Tally, report: &mut Map<String, Value>, sampled: &Value) {
+    for (key, value) in sampled.as_object().into_iter().flatten() {
+        report.insert(key.clone(), value.clone());
+    }
+    let many = sampled["imode_overflows"].as_u64().is_some_and(|told| told >= OVERFLOWS_MIN);
+    tally.check(&format!("{OVERFLOWS_MIN} overflows and more were told"), equal(many, true));
+    for key in ["imode_lost", "imode_extra"] {
+        tally.check(&format!("{key} is 0"), equal(&sampled[key], &json!(0)));
+    }
 }
 
 /// What must have happened meanwhile.

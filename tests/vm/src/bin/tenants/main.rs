@@ -10,6 +10,7 @@ mod demo;
 mod held;
 mod peek;
 mod registers;
+mod samples;
 mod storm;
 mod tenant;
 

@@ -20,7 +20,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{mount_all, say};
 
 use crate::counting::{self, Domain};
-use crate::{demo, held, peek};
+use crate::{demo, held, peek, samples};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -36,7 +36,7 @@ pub enum Role {
         /// Regions that each thread measures.
         regions: u64,
     },
-    /// Says what it is, and counts beside the control domain.
+    /// Says what it is, counts, and samples beside the control domain.
     Demo {
         /// Regions that each thread measures.
         regions: u64,
@@ -71,10 +71,14 @@ pub fn run(role: &Role) -> Result<ExitCode> {
 fn act(role: &Role) -> Result<()> {
     match *role {
         Role::Count { regions } => count(regions, |_| Ok(())),
-        Role::Demo { regions } => count(regions, |domain| {
-            say(&demo::describe(domain)?);
+        Role::Demo { regions } => {
+            count(regions, |domain| {
+                say(&demo::describe(domain)?);
+                Ok(())
+            })?;
+            say(&samples::take()?);
             Ok(())
-        }),
+        }
         Role::Travel => {
             survive_faults()?;
             loop {
