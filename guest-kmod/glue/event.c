@@ -47,16 +47,49 @@ void perfctr_events_disable(void)
 	perfctr_core_events_disable(perfctr_this_vcpu());
 }
 
+static struct pt_regs *perfctr_user_regs(void)
+{
+	return current->flags & PF_KTHREAD ? NULL : task_pt_regs(current);
+}
+
 /*
- * The registers of the thread where its event has overflowed.  One that counts
- * user mode only did so before the kernel was entered.
+ * The kernel where it had interrupts disabled, as one of perf's own PMUs gives
+ * it that has no registers: perf finds the callers that are still there from
+ * the stack pointer.
+ */
+static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
+					   struct pt_regs *at)
+{
+	memset(at, 0, sizeof(*at));
+	at->ip = place->ip;
+	at->sp = place->sp;
+	at->flags = place->flags & ~X86_EFLAGS_FIXED;
+	at->cs = __KERNEL_CS;
+	at->ss = __KERNEL_DS;
+	return at;
+}
+
+/*
+ * The registers of the thread where its event has overflowed: the hypervisor
+ * knows better than where the interrupt was taken.  What counts user mode only
+ * did so before the kernel was entered.
  */
 static struct pt_regs *perfctr_event_regs(struct perf_event *event,
-					  struct pt_regs *now)
+					  struct pt_regs *now,
+					  struct pt_regs *at)
 {
-	if (now && (user_mode(now) || !event->attr.exclude_kernel))
+	struct perfctr_hv_place place;
+
+	if (event->attr.exclude_kernel)
+		return now && user_mode(now) ? now : perfctr_user_regs();
+	perfctr_core_event_place(perfctr_this_vcpu(), event->hw.idx, &place);
+	if (place.mode == PERFCTR_PLACE_USER)
+		return perfctr_user_regs();
+	if (place.mode == PERFCTR_PLACE_NONE)
+		return now ?: perfctr_user_regs();
+	if (now && now->ip == place.ip && now->sp == place.sp)
 		return now;
-	return current->flags & PF_KTHREAD ? NULL : task_pt_regs(current);
+	return perfctr_kernel_regs(&place, at);
 }
 
 /* perf's limit of overflows was reached: it disables the event. */
@@ -93,7 +126,7 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 
 static void perfctr_event_tell(struct perf_event *event, struct pt_regs *now)
 {
-	struct pt_regs *regs = perfctr_event_regs(event, now);
+	struct pt_regs at, *regs = perfctr_event_regs(event, now, &at);
 	u64 periods = perfctr_core_event_next_period(perfctr_this_vcpu(),
 						     event->hw.idx);
 

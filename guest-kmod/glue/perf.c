@@ -103,6 +103,9 @@ static int perfctr_pmu_check(const struct perf_event_attr *attr)
 	if (attr->precise_ip || attr->sigtrap || attr->config1 ||
 	    attr->config2 || attr->sample_type & PERF_SAMPLE_BRANCH_STACK)
 		return -EOPNOTSUPP;
+	/* Of where the kernel was, only some registers are known. */
+	if (attr->sample_type & PERF_SAMPLE_REGS_INTR && !attr->exclude_kernel)
+		return -EOPNOTSUPP;
 	return 0;
 }
 

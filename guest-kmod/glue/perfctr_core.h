@@ -360,6 +360,13 @@ uint32_t perfctr_core_events_overflowed(const struct perfctr_core_vcpu *vcpu);
 uint64_t perfctr_core_event_next_period(const struct perfctr_core_vcpu *vcpu, uint32_t index);
 
 /*
+ * Where an event has overflowed; see Cpu::place_of_event(guest_kmod::Cpu::place_of_event).
+ */
+void perfctr_core_event_place(const struct perfctr_core_vcpu *vcpu,
+                              uint32_t index,
+                              struct perfctr_hv_place *out);
+
+/*
  * perf disables its PMU.
  */
 void perfctr_core_events_disable(const struct perfctr_core_vcpu *vcpu);

@@ -12,12 +12,14 @@
 
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
+use shared_abi::hypercall::HvPlace;
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::VcpuSample;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps, ThreadPage};
 
 use crate::hal::Kernel;
+use crate::hypercall;
 use crate::overflow::apart;
 use crate::thread::ThreadPmu;
 use crate::vcpu::Cpu;
@@ -381,6 +383,16 @@ impl<K: Kernel> Cpu<'_, K> {
         passed
     }
 
+    /// Where an event has overflowed, once; [`PLACE_NONE`](shared_abi::hypercall::PLACE_NONE) if
+    /// the hypervisor does not know.
+    pub fn place_of_event(&mut self, index: u32) -> HvPlace {
+        let Some(held) = self.vcpu.events.at(index as usize) else {
+            return HvPlace::default();
+        };
+        self.stats.hypercalls.add(1);
+        hypercall::place(self.kernel, held.slot).unwrap_or_default()
+    }
+
     /// Events are not live from now on.
     pub(crate) fn fold_events(&mut self) {
         if core::mem::take(&mut self.vcpu.events.live) {
@@ -418,7 +430,7 @@ mod tests {
     use super::*;
     use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
     use shared_abi::config::{EVNTSEL_OS, MODE_SAMPLING};
-    use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_UNREGISTER};
+    use shared_abi::hypercall::{OP_LOAD, OP_PLACE, OP_REGISTER, OP_UNREGISTER, PLACE_KERNEL};
     use std::vec::Vec;
 
     const USER: u64 = EVNTSEL_USR;
@@ -705,6 +717,22 @@ mod tests {
         assert_eq!(machine.schedule(0, &two), [Ok(1), Ok(2)]);
         machine.execute(0, 1_000, 1_000);
         machine.on(0, |cpu| assert_eq!(cpu.overflowed_events(), 0b110));
+    }
+
+    #[test]
+    fn an_events_place_is_that_of_its_counter() {
+        let machine = Machine::new();
+        machine.place.set(HvPlace { mode: PLACE_KERNEL, ip: 0x1000, ..HvPlace::default() });
+        assert_eq!(machine.schedule(0, &[(wanted(0xc0, true), 5_000)]), [Ok(0)]);
+        machine.take_hypercalls();
+        let place = machine.on(0, |cpu| cpu.place_of_event(0));
+        let expected = HvPlace { slot: 3, mode: PLACE_KERNEL, ip: 0x1000, ..HvPlace::default() };
+        assert_eq!(place, expected);
+        assert_eq!(machine.take_hypercalls(), [(0, OP_PLACE)]);
+        machine.on(0, |cpu| assert_eq!(cpu.place_of_event(1), HvPlace::default(), "no event"));
+        assert_eq!(machine.take_hypercalls(), []);
+        machine.refuse(Some(Errno::INVAL));
+        machine.on(0, |cpu| assert_eq!(cpu.place_of_event(0), HvPlace::default(), "no such call"));
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! The hypercall's operations, typed.
 
 use shared_abi::hypercall::{
-    HvLoad, HvQuery, HvRegister, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    HvLoad, HvPlace, HvQuery, HvRegister, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STOP,
+    OP_UNREGISTER,
 };
-use shared_abi::{Config, Errno};
+use shared_abi::{Config, Errno, PhysSlot};
 use zerocopy::IntoBytes;
 
 use crate::hal::Kernel;
@@ -33,4 +34,10 @@ pub(crate) fn load(kernel: &impl Kernel, config: &Config) -> Result<(), Errno> {
 
 pub(crate) fn stop(kernel: &impl Kernel) -> Result<(), Errno> {
     kernel.hypercall(OP_STOP, &mut [])
+}
+
+pub(crate) fn place(kernel: &impl Kernel, slot: PhysSlot) -> Result<HvPlace, Errno> {
+    let mut place = HvPlace { slot: slot.index() as u32, ..HvPlace::default() };
+    kernel.hypercall(OP_PLACE, place.as_mut_bytes())?;
+    Ok(place)
 }

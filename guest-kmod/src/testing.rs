@@ -10,7 +10,8 @@ use std::vec::Vec;
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::config::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::hypercall::{
-    FEATURE_ENABLED, HvQuery, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STOP, OP_UNREGISTER,
+    FEATURE_ENABLED, HvPlace, HvQuery, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STOP,
+    OP_UNREGISTER,
 };
 use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_SLOTS;
@@ -70,6 +71,8 @@ pub(crate) struct Machine {
     /// What a kernel's look at its counters executes, in a ring that they count.
     pub(crate) instructions_per_sample: Cell<u64>,
     hypercalls: RefCell<Vec<(usize, u32)>>,
+    /// Where every counter has overflowed, but for its slot.
+    pub(crate) place: Cell<HvPlace>,
 }
 
 impl Machine {
@@ -102,6 +105,7 @@ impl Machine {
             disturbances: Cell::new(0),
             instructions_per_sample: Cell::new(0),
             hypercalls: RefCell::default(),
+            place: Cell::default(),
         };
         for vcpu in 0..VCPUS {
             // Counters hold something, and wrap soon.
@@ -268,6 +272,7 @@ impl Kernel for FakeKernel<'_> {
                 self.machine.program(self.vcpu, config);
             }
             OP_STOP => self.machine.program(self.vcpu, Config::default()),
+            OP_PLACE => argument[4..].copy_from_slice(&self.machine.place.get().as_bytes()[4..]),
             _ => return Err(Errno::INVAL),
         }
         Ok(())

@@ -5,11 +5,11 @@
 //! [`serve`], which asks for what; everything here works on that copy.
 
 use shared_abi::hypercall::{
-    FEATURE_COST, FEATURE_ENABLED, HvDomain, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN,
-    OP_LOAD, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    FEATURE_COST, FEATURE_ENABLED, HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats,
+    OP_DOMAIN, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
-use shared_abi::{Config, CounterConfig, Errno, VcpuPage, WireCaps, planted};
+use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps, planted};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::driver::Driver;
@@ -80,7 +80,7 @@ pub trait Caller {
 pub fn admit(caller: &mut impl Caller, op: u32, length: usize) -> Result<(), Errno> {
     caller.on_cpu(|cpu| cpu.pcpu.stats.hypercall());
     let right = match op {
-        OP_QUERY | OP_REGISTER | OP_UNREGISTER | OP_LOAD | OP_STOP => Right::Use,
+        OP_QUERY | OP_REGISTER | OP_UNREGISTER | OP_LOAD | OP_STOP | OP_PLACE => Right::Use,
         OP_DOMAIN | OP_STATS => Right::Control,
         _ => return Err(Errno::INVAL),
     };
@@ -113,6 +113,11 @@ pub fn serve(
         Request::Load(config) => load(caller, &config)?,
         Request::Stop => {
             caller.on_vcpu(|cpu, vcpu, page, _| vcpu.stop(cpu, page)).ok_or(Errno::NXIO)?;
+        }
+        Request::Place(slot) => {
+            let place = caller.on_vcpu(|_, vcpu, _, _| vcpu.take_place(slot)).ok_or(Errno::NXIO)?;
+            place.write_to(bytes).map_err(|_| Errno::INVAL)?;
+            return Ok(true);
         }
         Request::Domain { domid, allowed } => {
             let domid = u16::try_from(domid).map_err(|_| Errno::SRCH)?;
@@ -178,6 +183,8 @@ pub enum Request {
     Load(Config),
     /// Program nothing.
     Stop,
+    /// Say where this counter has overflowed.
+    Place(PhysSlot),
     /// Allow or forbid a domain.
     Domain {
         /// The domain's number.
@@ -208,6 +215,10 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
         OP_UNREGISTER => Ok(Request::Unregister),
         OP_STOP => Ok(Request::Stop),
         OP_LOAD => decode_load(driver, bytes),
+        OP_PLACE => {
+            let argument = HvPlace::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+            PhysSlot::from_guest(argument.slot).map(Request::Place).ok_or(Errno::INVAL)
+        }
         OP_DOMAIN => {
             let argument = HvDomain::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             match argument.enabled {

@@ -6,6 +6,7 @@
 //! is folded, so an interrupt that comes late, when another vCPU executes already, adds nothing:
 //! the virtual interrupt goes to the vCPU whose counter it was.
 
+use shared_abi::hypercall::HvPlace;
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot, planted};
@@ -31,6 +32,10 @@ pub(crate) struct Sampling {
     window_overflows: u64,
     /// What they held when the vCPU was switched out.
     held: [u64; MAX_SLOTS],
+    /// Those that have overflowed where nobody has said yet, and those of which it is known.
+    unplaced: u32,
+    placed: u32,
+    places: [HvPlace; MAX_SLOTS],
 }
 
 impl Sampling {
@@ -41,6 +46,9 @@ impl Sampling {
         window_tsc: 0,
         window_overflows: 0,
         held: [0; MAX_SLOTS],
+        unplaced: 0,
+        placed: 0,
+        places: [HvPlace { slot: 0, mode: 0, ip: 0, sp: 0, flags: 0 }; MAX_SLOTS],
     };
 
     /// One bit per sampling slot.
@@ -53,6 +61,7 @@ impl Sampling {
     pub(crate) fn configure(&mut self, slots: u32) {
         self.slots = slots;
         self.armed &= slots;
+        (self.unplaced, self.placed) = (0, 0);
     }
 
     /// Decides where the counters are to start, so that they overflow after their period.  Gives
@@ -90,6 +99,7 @@ impl Sampling {
             return false;
         }
         self.armed &= !slot.bit();
+        self.unplaced |= slot.bit();
         self.notify = planted!(OverflowNotSeen, true, self.notify);
         self.window_overflows += 1;
         true
@@ -118,5 +128,31 @@ impl Sampling {
     #[inline(always)]
     pub(crate) fn take_notify(&mut self) -> bool {
         core::mem::take(&mut self.notify)
+    }
+
+    /// Whether counters have overflowed and nobody has said where.
+    #[inline(always)]
+    pub(crate) const fn want_place(&self) -> bool {
+        self.unplaced != 0
+    }
+
+    /// What has just overflowed did so here.
+    pub(crate) fn place(&mut self, place: &HvPlace) {
+        for slot in slots_of(self.unplaced) {
+            if let Some(known) = self.places.get_mut(slot.index()) {
+                *known = HvPlace { slot: slot.index() as u32, ..*place };
+            }
+        }
+        self.placed |= core::mem::take(&mut self.unplaced);
+    }
+
+    /// Where the counter has overflowed, if that is known, once.
+    pub(crate) fn take_place(&mut self, slot: PhysSlot) -> HvPlace {
+        let nowhere = HvPlace { slot: slot.index() as u32, ..HvPlace::default() };
+        if self.placed & slot.bit() == 0 {
+            return nowhere;
+        }
+        self.placed &= !slot.bit();
+        self.places.get(slot.index()).copied().unwrap_or(nowhere)
     }
 }

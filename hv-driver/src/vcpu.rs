@@ -9,12 +9,12 @@
 use shared_abi::config::{EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::count::{TSC_MASK, phys_star};
 use shared_abi::hypercall::{
-    HOOK_INTERRUPT, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
+    HOOK_INTERRUPT, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvPlace,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
-use shared_abi::{Config, VcpuPage, planted};
+use shared_abi::{Config, PhysSlot, VcpuPage, planted};
 
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
@@ -167,8 +167,9 @@ impl Vcpu {
 
     /// It stops executing on this physical CPU.
     ///
-    /// An overflow that is seen here is told when it is switched in again.
-    pub fn switch_from<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
+    /// An overflow that is seen here is told when it is switched in again.  Gives whether there was
+    /// one, see [`overflowed_at`](Self::overflowed_at).
+    pub fn switch_from<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
         cpu.enter(HOOK_SWITCH_FROM, |cpu| {
             let _writing = self.publisher.begin(page);
             let running = planted!(
@@ -187,6 +188,7 @@ impl Vcpu {
             self.executing = false;
             publish::state(page, &self.state);
         });
+        self.sampling.want_place()
     }
 
     /// It starts to execute on this physical CPU, in `mode`; the host does or does not allow its
@@ -273,6 +275,17 @@ impl Vcpu {
             publish::state(page, &self.state);
         });
         self.sampling.take_notify()
+    }
+
+    /// What was seen to overflow since this was last called did so here.  To be called at once,
+    /// when it is seen.
+    pub fn overflowed_at(&mut self, place: &HvPlace) {
+        self.sampling.place(place);
+    }
+
+    /// Where a counter has overflowed, if it has since it was loaded, and nobody has asked.
+    pub fn take_place(&mut self, slot: PhysSlot) -> HvPlace {
+        self.sampling.take_place(slot)
     }
 
     fn configure(&mut self, config: &Config) {

@@ -10,10 +10,11 @@ use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::hypercall::{
-    FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvQuery,
-    HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
-    OP_UNREGISTER,
+    FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvPlace,
+    HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS,
+    OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
+use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
@@ -192,8 +193,9 @@ impl Machine {
         self.on(0, |vcpu, cpu, page| vcpu.interrupt(cpu, page))
     }
 
-    fn switch_from(&mut self) {
-        self.on(0, |vcpu, cpu, page| vcpu.switch_from(cpu, page));
+    /// Gives whether an overflow was seen.
+    fn switch_from(&mut self) -> bool {
+        self.on(0, |vcpu, cpu, page| vcpu.switch_from(cpu, page))
     }
 
     fn switch_to(&mut self, cpu: u32, mode: GuestMode, allowed: bool) -> bool {
@@ -610,6 +612,62 @@ mod overflows {
         assert!(!m.interrupt());
     }
 
+    fn at(ip: u64) -> HvPlace {
+        HvPlace { slot: 99, mode: PLACE_KERNEL, ip, sp: ip + 1, flags: 0x246 }
+    }
+
+    fn place_of(m: &mut Machine, n: u32) -> (u32, u64) {
+        let place = m.vcpu.take_place(PhysSlot::general(n).unwrap());
+        assert_eq!(place.slot, n);
+        (place.mode, place.ip)
+    }
+
+    const NOWHERE: (u32, u64) = (PLACE_NONE, 0);
+
+    #[test]
+    fn each_counters_place_is_told_once() {
+        let mut m = loaded(&[sampling(0, USER, 1_000), sampling(1, USER, 2_000)]);
+        m.pmu.retire(1_000);
+        assert_eq!(place_of(&mut m, 0), NOWHERE, "nobody has seen it");
+        assert!(m.interrupt());
+        m.vcpu.overflowed_at(&at(0x1000));
+        m.pmu.retire(1_000);
+        assert!(m.toggle(Kernel), "the other one");
+        m.vcpu.overflowed_at(&at(0x2000));
+        assert_eq!(place_of(&mut m, 0), (PLACE_KERNEL, 0x1000));
+        assert_eq!(place_of(&mut m, 1), (PLACE_KERNEL, 0x2000));
+        assert_eq!([0, 1].map(|n| place_of(&mut m, n)), [NOWHERE; 2]);
+    }
+
+    #[test]
+    fn an_overflow_that_a_switch_finds_was_where_the_vcpu_stopped() {
+        let mut m = loaded(&[sampling(0, USER, 1_000)]);
+        assert!(!m.switch_from());
+        m.switch_to(0, User, true);
+        m.pmu.retire(1_000);
+        assert!(m.switch_from());
+        m.vcpu.overflowed_at(&at(0x1000));
+        assert!(m.switch_to(0, User, true));
+        assert!(!m.switch_from(), "known already");
+        assert_eq!(place_of(&mut m, 0), (PLACE_KERNEL, 0x1000));
+    }
+
+    #[test]
+    fn what_is_loaded_anew_has_not_overflowed_anywhere() {
+        let mut m = loaded(&[sampling(0, USER, 1_000)]);
+        m.pmu.retire(1_000);
+        assert!(m.interrupt());
+        m.vcpu.overflowed_at(&at(0x1000));
+        m.load(&[sampling(0, USER, 1_000)]);
+        assert_eq!(place_of(&mut m, 0), NOWHERE);
+        m.toggle(User);
+        m.pmu.retire(1_000);
+        // The load finds it.
+        m.load(&[sampling(0, USER, 1_000)]);
+        m.vcpu.overflowed_at(&at(0x2000));
+        assert_eq!(place_of(&mut m, 0), NOWHERE);
+    }
+
     #[test]
     fn too_many_overflows_are_put_off_and_reported() {
         let mut m = loaded(&[]);
@@ -928,7 +986,14 @@ mod requests {
         assert_eq!(length(ARGUMENT_BYTES_MAX), Ok(()));
         assert_eq!(length(ARGUMENT_BYTES_MAX + 1), Err(Errno::INVAL));
         assert_eq!(length(usize::MAX), Err(Errno::INVAL));
-        assert_eq!(refused(7, &[]), Errno::INVAL);
+        for slot in [MAX_SLOTS as u32, u32::MAX] {
+            assert_eq!(
+                refused(OP_PLACE, HvPlace { slot, ..HvPlace::default() }.as_bytes()),
+                Errno::INVAL
+            );
+        }
+        assert_eq!(refused(OP_PLACE, &[0; 8]), Errno::INVAL);
+        assert_eq!(refused(8, &[]), Errno::INVAL);
         assert_eq!(refused(u32::MAX, &[]), Errno::INVAL);
     }
 
@@ -937,7 +1002,11 @@ mod requests {
         let register = HvRegister::default();
         let mut unregistered = Domain { registered: false, ..Domain::new() };
         let load = load_bytes(&[counter(0, USER)]);
-        for (op, bytes) in [(OP_UNREGISTER, &[][..]), (OP_STOP, &[]), (OP_LOAD, &load)] {
+        let place = HvPlace::default();
+        let place = place.as_bytes();
+        let operations =
+            [(OP_UNREGISTER, &[][..]), (OP_STOP, &[]), (OP_LOAD, &load), (OP_PLACE, place)];
+        for (op, bytes) in operations {
             assert_eq!(refused_by(&mut unregistered, op, bytes), Errno::NXIO);
         }
         assert_eq!(refused(OP_REGISTER, register.as_bytes()), Errno::EXIST);
@@ -959,6 +1028,14 @@ mod requests {
         let (driver, bytes) = (guests::amd_with_svm(), &mut register.as_bytes().to_vec());
         assert_eq!(serve(&driver, &mut domain, OP_REGISTER, bytes), Ok(false));
         assert_eq!(domain.done, ["register 0x7 for 3"]);
+    }
+
+    #[test]
+    fn a_place_is_copied_back() {
+        let mut domain = Domain::new();
+        let mut place = HvPlace { slot: 3, mode: 7, ip: 7, sp: 7, flags: 7 };
+        assert_eq!(domain.call(OP_PLACE, place.as_mut_bytes()), Ok(true));
+        assert_eq!(place, HvPlace { slot: 3, ..HvPlace::default() });
     }
 
     #[test]

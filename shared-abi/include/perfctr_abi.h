@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0x0
-#define PERFCTR_ABI_WORD 0x2
+#define PERFCTR_ABI_MINOR 0x1
+#define PERFCTR_ABI_WORD 0x10002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -68,6 +68,10 @@ typedef int32_t __s32;
 #define PERFCTR_OP_STOP 0x4
 #define PERFCTR_OP_DOMAIN 0x5
 #define PERFCTR_OP_STATS 0x6
+#define PERFCTR_OP_PLACE 0x7
+#define PERFCTR_PLACE_NONE 0x0
+#define PERFCTR_PLACE_USER 0x1
+#define PERFCTR_PLACE_KERNEL 0x2
 #define PERFCTR_FEATURE_ENABLED 0x1
 #define PERFCTR_FEATURE_COST 0x2
 #define PERFCTR_HOOK_SWITCH_FROM 0x0
@@ -302,6 +306,20 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hook) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, hypercalls) == 200);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, residue_clears) == 208);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_stats, reserved) == 216);
+
+struct perfctr_hv_place {
+	__u32 slot;
+	__u32 mode;
+	__u64 ip;
+	__u64 sp;
+	__u64 flags;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_place) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, slot) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, mode) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, ip) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, sp) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, flags) == 24);
 
 struct perfctr_info_arg {
 	__u32 abi_major;

@@ -35,8 +35,9 @@ const CONSTANTS: &[(&str, u64)] = constants! {
     config::{MODE_COUNTING, MODE_SAMPLING, EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_EDGE, EVNTSEL_EN}
     hypercall::{
         HYPERCALL_NUMBER, OP_QUERY, OP_REGISTER, OP_UNREGISTER, OP_LOAD, OP_STOP, OP_DOMAIN,
-        OP_STATS, FEATURE_ENABLED, FEATURE_COST, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
-        HOOK_LOAD, HOOK_INTERRUPT, HOOKS, VIRQ_NUMBER,
+        OP_STATS, OP_PLACE, PLACE_NONE, PLACE_USER, PLACE_KERNEL, FEATURE_ENABLED, FEATURE_COST,
+        HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HOOK_LOAD, HOOK_INTERRUPT, HOOKS,
+        VIRQ_NUMBER,
     }
     ioctl::{
         IOC_INFO, IOC_CREATE, IOC_OPEN, IOC_CONTROL, IOC_READ, IOC_READ_CONTROL, IOC_UNLINK,
@@ -62,7 +63,7 @@ types! {
     thread_page::{ThreadSlot, ThreadPage}
     caps::{WireCaps}
     config::{CounterConfig}
-    hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats}
+    hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats, HvPlace}
     ioctl::{Info, Create, Control, Sums, CpuState}
 }
 

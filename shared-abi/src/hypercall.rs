@@ -14,6 +14,7 @@
 //! | [`OP_STOP`] | none | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
 //! | [`OP_STATS`] | [`HvStats`], out | the control domain | `EPERM` |
+//! | [`OP_PLACE`] | [`HvPlace`], in and out | any vCPU, for itself | `ENXIO` no page |
 //!
 //! With the driver off every operation returns `ENODEV`; a hypervisor without it, `ENOSYS`.
 
@@ -41,6 +42,10 @@ pub const OP_STOP: u32 = 4;
 pub const OP_DOMAIN: u32 = 5;
 /// What the driver has done, and what it cost.
 pub const OP_STATS: u32 = 6;
+/// Where the calling vCPU was when one of its counters overflowed.
+///
+/// Not in its page, which user mode may read: addresses of the kernel are its secret.
+pub const OP_PLACE: u32 = 7;
 
 /// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen does not use on x86.
 ///
@@ -141,6 +146,43 @@ layout!(HvDomain, "perfctr_hv_domain", 16, {
     0 domid: "__u32",
     4 enabled: "__u32",
     8 reserved: "__u64",
+});
+
+/// [`HvPlace::mode`]: not known; the counter has not overflowed since it was loaded, or was asked
+/// for already.
+pub const PLACE_NONE: u32 = 0;
+/// [`HvPlace::mode`]: in the guest's user mode.
+pub const PLACE_USER: u32 = 1;
+/// [`HvPlace::mode`]: in the guest's kernel.
+pub const PLACE_KERNEL: u32 = 2;
+
+/// Argument of [`OP_PLACE`].
+///
+/// The registers are those when the overflow was seen: with its interrupt, or when the guest was
+/// about to leave the mode in which it was counted, or its physical CPU.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvPlace {
+    /// In: the counter's slot.
+    pub slot: u32,
+    /// Out: `PLACE_*`; without one the rest is 0.
+    pub mode: u32,
+    /// Out: RIP, the next instruction.
+    pub ip: u64,
+    /// Out: RSP.
+    pub sp: u64,
+    /// Out: RFLAGS.
+    pub flags: u64,
+}
+
+layout!(HvPlace, "perfctr_hv_place", 32, {
+    0 slot: "__u32",
+    4 mode: "__u32",
+    8 ip: "__u64",
+    16 sp: "__u64",
+    24 flags: "__u64",
 });
 
 /// Index in [`HvStats::hook`]: an enrolled vCPU was switched out.

@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use guest_kmod::events::{Progress, Wanted};
 use guest_kmod::handshake::caps;
 use shared_abi::Errno;
-use shared_abi::hypercall::HvQuery;
+use shared_abi::hypercall::{HvPlace, HvQuery};
 
 use crate::{ThreadObject, VcpuObject};
 
@@ -125,6 +125,21 @@ pub unsafe extern "C" fn perfctr_core_events_overflowed(vcpu: &VcpuObject) -> u3
 pub unsafe extern "C" fn perfctr_core_event_next_period(vcpu: &VcpuObject, index: u32) -> u64 {
     // SAFETY: on this vCPU, interrupts disabled.
     unsafe { vcpu.cpu() }.next_period_of_event(index)
+}
+
+/// Where an event has overflowed; see [`Cpu::place_of_event`](guest_kmod::Cpu::place_of_event).
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_event_place(
+    vcpu: &VcpuObject,
+    index: u32,
+    out: &mut HvPlace,
+) {
+    // SAFETY: on this vCPU, interrupts disabled.
+    *out = unsafe { vcpu.cpu() }.place_of_event(index);
 }
 
 /// perf disables its PMU.

@@ -14,7 +14,7 @@ use core::ffi::{c_int, c_void};
 use hv_driver::guest::Clock;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Refusal, Registration, Settings, Vcpu};
-use shared_abi::hypercall::HvStats;
+use shared_abi::hypercall::{HvPlace, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
 mod call;
@@ -27,7 +27,7 @@ pub const DRIVER_BYTES: usize = 208;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 648;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 1920;
+pub const VCPU_BYTES: usize = 2696;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
@@ -187,11 +187,17 @@ pub extern "C" fn perfctr_core_run_stranger(cpu: &mut CpuObject) {
     cpu.cpu().run_stranger();
 }
 
-/// See [`Vcpu::switch_from`].
+/// See [`Vcpu::switch_from`]; gives whether to call [`perfctr_core_overflowed_at`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_switch_from(cpu: &mut CpuObject, vcpu: &mut VcpuObject) {
+pub extern "C" fn perfctr_core_switch_from(cpu: &mut CpuObject, vcpu: &mut VcpuObject) -> bool {
     let (vcpu, page) = vcpu.parts();
-    vcpu.switch_from(&mut cpu.cpu(), page);
+    vcpu.switch_from(&mut cpu.cpu(), page)
+}
+
+/// See [`Vcpu::overflowed_at`].  To be called where the guest is sent the virtual interrupt, too.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_overflowed_at(vcpu: &mut VcpuObject, place: &HvPlace) {
+    vcpu.vcpu.overflowed_at(place);
 }
 
 /// See [`Vcpu::set_clock`].

@@ -19,7 +19,7 @@
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 1920
+#define PERFCTR_VCPU_BYTES 2696
 
 /*
  * Bytes of the largest argument of a hypercall.
@@ -240,9 +240,15 @@ void perfctr_core_register(struct perfctr_core_cpu *cpu,
 void perfctr_core_run_stranger(struct perfctr_core_cpu *cpu);
 
 /*
- * See Vcpu::switch_from.
+ * See Vcpu::switch_from; gives whether to call perfctr_core_overflowed_at.
  */
-void perfctr_core_switch_from(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+bool perfctr_core_switch_from(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+
+/*
+ * See Vcpu::overflowed_at.  To be called where the guest is sent the virtual interrupt, too.
+ */
+void perfctr_core_overflowed_at(struct perfctr_core_vcpu *vcpu,
+                                const struct perfctr_hv_place *place);
 
 /*
  * See Vcpu::set_clock.

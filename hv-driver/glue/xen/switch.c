@@ -6,6 +6,26 @@
 
 #include "private.h"
 
+/*
+ * The guest's registers are still those of where curr's counter overflowed. Of
+ * an HVM guest's they are not yet: the interrupt is taken before its exit is.
+ */
+static void overflowed_here(struct vcpu *curr, bool in_kernel)
+{
+    const struct cpu_user_regs *regs = guest_cpu_user_regs();
+    const struct perfctr_hv_place place = {
+        .mode = in_kernel ? PERFCTR_PLACE_KERNEL : PERFCTR_PLACE_USER,
+        .ip = regs->rip,
+        .sp = regs->rsp,
+        .flags = regs->rflags,
+    };
+
+    if ( is_hvm_vcpu(curr) )
+        return;
+
+    perfctr_core_overflowed_at(perfctr_core_of(curr->arch.perfctr), &place);
+}
+
 static void notify(struct vcpu *v)
 {
     send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
@@ -20,7 +40,8 @@ void perfctr_switch_from(struct vcpu *v)
         return;
 
     local_irq_save(flags);
-    perfctr_core_switch_from(perfctr_this_cpu(), perfctr_core_of(p));
+    if ( perfctr_core_switch_from(perfctr_this_cpu(), perfctr_core_of(p)) )
+        overflowed_here(v, perfctr_pv_in_kernel(v));
     local_irq_restore(flags);
     perfctr_page_written(v);
 }
@@ -64,7 +85,11 @@ void perfctr_toggle(struct vcpu *v)
     local_irq_save(flags);
     if ( perfctr_core_toggle(perfctr_this_cpu(), perfctr_core_of(p),
                              perfctr_pv_in_kernel(v)) )
+    {
+        /* In the mode that it leaves. */
+        overflowed_here(v, !perfctr_pv_in_kernel(v));
         notify(v);
+    }
     local_irq_restore(flags);
 }
 
@@ -79,7 +104,10 @@ void perfctr_interrupt(void)
 
     if ( perfctr_core_interrupt(perfctr_this_cpu(),
                                 p ? perfctr_core_of(p) : NULL) )
+    {
+        overflowed_here(curr, perfctr_pv_in_kernel(curr));
         notify(curr);
+    }
 
     perfctr_unmask_interrupt();
 }

@@ -16,6 +16,7 @@ const LONG: u32 = 50_000_000;
 /// One boot, and two more for perf's own tests in the long tier.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/perf"])?;
+    spec.topology.cpu.push_str(",pmu-tally=on");
     spec.files.extend([rootfs::perf()?, rootfs::clients()?].map(|tree| (tree, "/".into())));
     for (iterations, name) in [(pmu::ITERATIONS, "loop"), (LONG, "long")] {
         spec.files.push((pmu::known(iterations)?, format!("/work/{name}")));

@@ -6,6 +6,7 @@ mod bpf;
 mod cgroup;
 mod counted;
 mod exporter;
+mod place;
 mod record;
 mod refused;
 mod sampled;
@@ -125,6 +126,10 @@ fn main() -> Result<ExitCode> {
     test("threads count exactly while CPUs come and go", counted::hotplug);
     test("every period is a sample, in its own thread", sampled::threads);
     test("a limit of overflows is kept", sampled::limited);
+    test(
+        "samples of the kernel are where it was, also with interrupts disabled",
+        place::of_the_kernel,
+    );
     test("perf stat counts the same each time", stat::exact);
     test("perf stat -r has no spread", stat::repeated);
     test("perf stat -I tells all in its intervals", stat::intervals);

@@ -4,8 +4,8 @@
 use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
 use shared_abi::hypercall::{
-    HvDomain, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER,
-    OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE,
+    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -47,7 +47,7 @@ pub fn refuse(bench: &mut Bench, xen: &Xen) {
 }
 
 fn arguments(bench: &mut Bench, xen: &Xen) {
-    for op in [7, 255, u32::MAX] {
+    for op in [8, 255, u32::MAX] {
         bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
             xen.perfctr_op(op, Argument::Null, 0)
         });
@@ -68,6 +68,10 @@ fn arguments(bench: &mut Bench, xen: &Xen) {
     bench.refused("reserved field of a registration", Refusal::EINVAL, || {
         call(xen, OP_REGISTER, HvRegister { reserved: 1, ..register }, size_of::<HvRegister>())
     });
+    bench.refused("place of a counter that no page has", Refusal::EINVAL, || {
+        let place = HvPlace { slot: MAX_SLOTS as u32, ..HvPlace::default() };
+        call(xen, OP_PLACE, place, size_of::<HvPlace>())
+    });
     let domain = HvDomain { domid: NO_DOMAIN, enabled: 1, reserved: 0 };
     bench.refused("allowing no domain", Refusal::ESRCH, || {
         call(xen, OP_DOMAIN, domain, size_of::<HvDomain>())
@@ -87,6 +91,7 @@ fn lengths(bench: &mut Bench, xen: &Xen) {
         ("registration", OP_REGISTER, size_of::<HvRegister>()),
         ("domain", OP_DOMAIN, size_of::<HvDomain>()),
         ("statistics", OP_STATS, size_of::<HvStats>()),
+        ("place", OP_PLACE, size_of::<HvPlace>()),
         ("load", OP_LOAD, HvLoad::bytes(1)),
         ("unregistration", OP_UNREGISTER, 0),
         ("stop", OP_STOP, 0),
@@ -122,6 +127,7 @@ fn pointers(bench: &mut Bench, xen: &Xen) {
         ("registration", OP_REGISTER, size_of::<HvRegister>()),
         ("domain", OP_DOMAIN, size_of::<HvDomain>()),
         ("statistics", OP_STATS, size_of::<HvStats>()),
+        ("place", OP_PLACE, size_of::<HvPlace>()),
         ("load", OP_LOAD, HvLoad::bytes(1)),
     ];
     for (name, op, size) in sizes {
@@ -161,6 +167,8 @@ pub fn refuse_without_page(tally: &mut Tally, xen: &Xen) -> Result<()> {
     tally.check("unregistration without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
     let outcome = xen.perfctr_op(OP_STOP, Argument::Null, 0);
     tally.check("stop without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
+    let outcome = call(xen, OP_PLACE, HvPlace::default(), size_of::<HvPlace>());
+    tally.check("place without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
     let outcome = call(xen, OP_LOAD, load(&[VALID]), HvLoad::bytes(1));
     tally.check("load without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
     module::load()

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::Result;
 use perfctr::Session;
 use shared_abi::hypercall::{
-    HvDomain, HvLoad, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_QUERY, OP_REGISTER,
-    OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE,
+    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::ABI_MAJOR;
@@ -38,7 +38,7 @@ const ARGUMENT_BYTES: usize = 2048;
 /// Frames beyond all memory, or nobody's: one of the guest's own would be written to.
 const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u64::MAX >> 12];
 
-const REQUESTS: [u32; 10] = [
+const REQUESTS: [u32; 11] = [
     OP_LOAD,
     OP_LOAD,
     OP_LOAD,
@@ -48,6 +48,7 @@ const REQUESTS: [u32; 10] = [
     OP_DOMAIN,
     OP_STATS,
     OP_REGISTER,
+    OP_PLACE,
     u32::MAX,
 ];
 
@@ -151,6 +152,10 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
             put(HvDomain { domid, enabled, ..HvDomain::default() }.as_bytes())
         }
         OP_STATS => put(HvStats::default().as_bytes()),
+        OP_PLACE => {
+            let slot = input.below(2 * MAX_SLOTS) as u32;
+            put(HvPlace { slot, ..HvPlace::default() }.as_bytes())
+        }
         OP_LOAD => {
             let used = input.below(6);
             let mut load = HvLoad { counters: used as u32, ..HvLoad::default() };

@@ -239,6 +239,8 @@ static void deliver_interrupt(CPUX86State *env)
     uint32_t can_do_io = cs->can_do_io;
 
     env->pmu_tally.interrupts++;
+    env->pmu_tally.place = 0;
+    env->pmu_tally.place_pending = pmu_class(env->hflags) != 0;
     if (!apic) {
         return;
     }
@@ -575,7 +577,7 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
 {
     uint32_t n = index - RDPMC_TALLY;
 
-    if (!env_archcpu(env)->has_pmu_tally || n >= 8) {
+    if (!env_archcpu(env)->has_pmu_tally || n >= 9) {
         return false;
     }
     sync_before_insn(env);
@@ -588,6 +590,7 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
         env->pmu_tally.msr_writes,
         env->pmu_tally.pmc_reads,
         env->pmu_tally.exits,
+        env->pmu_tally.place,
     }[n];
     return true;
 }
