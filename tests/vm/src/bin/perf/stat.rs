@@ -11,39 +11,39 @@ use crate::tool::{
 };
 
 const RUNS: usize = 20;
-/// How often perf may end without having counted anything, its own software events included.  It
-/// does so once in some dozens of runs, where the machine is slow and vCPUs are moved.
-const UNTOLD_MAX: usize = 5;
 
-/// What [`STEPPED`] has executed; `None` if perf has not even counted the time that it took.
-fn count() -> Result<Option<Executed>> {
-    let events = format!("{EVENTS},task-clock");
-    let said = perf(&["stat", "-x,", "-e", &events, STEPPED])?;
-    let rows = rows(&said, 0);
-    ensure!(rows.len() == 3, "{said}");
-    if rows.iter().all(|row| row.count.is_none()) {
-        return Ok(None);
-    }
-    executed(&rows).map(Some)
+/// What [`STEPPED`] has executed, and whether perf says so: it says "not counted" of events that
+/// have counted for no time at all.
+fn count() -> Result<(Executed, bool)> {
+    let said = perf(&["stat", "-v", "-e", &format!("{EVENTS},task-clock"), STEPPED])?;
+    // Of each event, in this form only where perf is verbose: count, time enabled, time running.
+    let of = |event: &str| -> Result<[u64; 3]> {
+        let line = said.lines().find_map(|line| line.strip_prefix(event)?.strip_prefix(": "));
+        let numbers = line.with_context(|| said.clone())?.split_whitespace().map(str::parse);
+        let numbers = numbers.collect::<Result<Vec<u64>, _>>().with_context(|| said.clone())?;
+        numbers.try_into().map_err(|_| anyhow::anyhow!(said.clone()))
+    };
+    let [instructions, enabled, running] = of("instructions:u")?;
+    let [branches, ..] = of("branches:u")?;
+    ensure!(enabled == running, "it has taken turns: {said}");
+    let told = !said.contains("<not counted>");
+    ensure!(told || enabled == 0, "{said}");
+    Ok((Executed { instructions, branches }, told))
 }
 
 pub fn exact(machine: &Machine) -> Result<()> {
     let stepped = stepped()?;
     let (mut counted, mut untold) = (0, 0);
     machine.disturbed(|| {
-        let enough = counted + RUNS;
-        while counted < enough {
-            let Some(counts) = count()? else {
-                untold += 1;
-                ensure!(untold <= UNTOLD_MAX, "perf has told nothing {untold} times");
-                continue;
-            };
+        for _ in 0..RUNS {
+            let (counts, told) = count()?;
             ensure!(counts == stepped, "run {counted}: {counts:?}, not {stepped:?}");
             counted += 1;
+            untold += u32::from(!told);
         }
         Ok(())
     })?;
-    println!("perf stat has counted {counted} times, and {untold} times not even the time");
+    println!("perf stat has counted {counted} times, of which it says {untold} took no time");
     Ok(())
 }
 
