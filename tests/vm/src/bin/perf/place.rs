@@ -35,7 +35,7 @@ const MASKED: [&str; 6] = [
     "put_prev_entity",
     "yield_task_fair",
 ];
-const MASKED_MIN: u64 = 30;
+const MASKED_MIN: u64 = 50;
 
 /// The kernel's functions, by address.
 struct Symbols(BTreeMap<u64, String>);
@@ -63,6 +63,8 @@ fn sample(period: u64) -> Result<[u64; 2]> {
     instructions.set_exclude_user(1);
     instructions.set_disabled(1);
     let mut sampling = Sampling::open(instructions, period, Whose::Thread(SELF))?;
+    // The ring's first page is there from now on.
+    sampling.records();
     sampling.event.refresh(1)?;
     for _ in 0..period {
         yield_now();
