@@ -56,5 +56,5 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "perf", tier: Vm, run: perf::run },
     Suite { name: "shim", tier: Vm, run: shim::run },
     Suite { name: "papi", tier: Vm, run: papi::suite },
-    Suite { name: "papi-perf", tier: Vm, run: papi::perf },
+    Suite { name: "papi-events", tier: Vm, run: papi::perf },
 ];
