@@ -2,6 +2,7 @@
 //! What is built or fetched before a machine can boot or a check can look at it.
 
 pub mod command;
+pub mod debian;
 pub mod guest;
 pub mod kernel;
 pub mod packages;

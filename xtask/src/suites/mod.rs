@@ -9,6 +9,7 @@ mod hostile;
 mod model;
 pub mod mutants;
 mod overflow;
+mod packages;
 pub mod papi;
 mod pcpus;
 mod perf;
@@ -55,6 +56,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "stat", tier: Vm, run: stat::run },
     Suite { name: "perf", tier: Vm, run: perf::run },
     Suite { name: "shim", tier: Vm, run: shim::run },
+    Suite { name: "packages", tier: Vm, run: packages::run },
     Suite { name: "papi", tier: Vm, run: papi::suite },
     Suite { name: "papi-events", tier: Vm, run: papi::perf },
 ];

@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
@@ -76,7 +76,7 @@ pub fn install(packages: &[&str], why: &str) -> Result<()> {
             let mut args = vec!["install", "-y", "--no-install-recommends"];
             args.extend(&missing);
             let apt = apt("apt-get", suites)?;
-            let mut command = as_root(&apt)?;
+            let mut command = sh::root_command(&apt)?;
             command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
             sh::logged(&mut command, &log)
         })
@@ -157,6 +157,33 @@ pub fn depends(name: &str) -> Result<Vec<String>> {
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
         .map(str::to_owned)
         .collect())
+}
+
+/// The packages whose names start with `prefix`.
+pub fn names(prefix: &str) -> Result<Vec<String>> {
+    let text = sh::output(apt("apt-cache", Suites::All)?.args(["pkgnames", prefix]))?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// Makes a system of `packages`, what is essential, and apt, as an archive. The shell's command
+/// `hook` is given the system's directory when all is installed.
+pub fn system(packages: &[&str], hook: &str, archive: &Path) -> Result<()> {
+    install(&["mmdebstrap"], "making a Debian system")?;
+    let log = cache::log("system")?;
+    let base = cache::root()?.join("apt");
+    with_fallback(|suites| {
+        prepare(&base, suites)?;
+        let mut make = cmd("mmdebstrap", ["--variant=apt", "--dpkgopt=force-unsafe-io"]);
+        make.arg("--dpkgopt=path-exclude=/usr/share/locale/*");
+        make.arg(format!("--include={}", packages.join(",")));
+        make.arg(format!("--customize-hook={hook}")).arg(codename()?).arg(archive);
+        for (_, sources) in cache::files(&base.join(suites.name()))? {
+            if sources.metadata()?.len() > 0 {
+                make.arg(sources);
+            }
+        }
+        sh::logged(&mut sh::root_command(&make)?, &log)
+    })
 }
 
 /// Fetches packages into `dir`, without installing them; with `closure`, everything that they
@@ -263,20 +290,6 @@ fn options(base: &Path, suites: Suites) -> Vec<String> {
     .into_iter()
     .flat_map(|option| ["-o".to_owned(), option])
     .collect()
-}
-
-fn as_root(command: &Command) -> Result<Command> {
-    if sh::output(&mut cmd("id", ["-u"]))?.trim() == "0" {
-        let mut same = Command::new(command.get_program());
-        same.args(command.get_args());
-        return Ok(same);
-    }
-    if cmd("sudo", ["--version"]).output().is_err() {
-        bail!("packages must be installed: run this once as root, or install sudo");
-    }
-    let mut sudo = Command::new("sudo");
-    sudo.arg(command.get_program()).args(command.get_args());
-    Ok(sudo)
 }
 
 /// Writes the private sources and fetches the package lists if they are old.

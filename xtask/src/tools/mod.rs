@@ -3,6 +3,7 @@
 
 pub mod apt;
 pub mod cache;
+pub mod chroot;
 pub mod cpio;
 pub mod hooks;
 pub mod overlay;

@@ -76,6 +76,27 @@ pub fn tail(log: &Path) -> String {
     lines[first..].iter().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
 }
 
+/// The same command, as root.
+pub fn root_command(command: &Command) -> Result<Command> {
+    let is_root = output(&mut cmd("id", ["-u"]))?.trim() == "0";
+    if !is_root && cmd("sudo", ["--version"]).output().is_err() {
+        bail!("{} needs root: be root, or install sudo", show(command));
+    }
+    let mut root = cmd("sudo", [""; 0]);
+    if is_root {
+        root = cmd(&command.get_program().to_string_lossy(), [""; 0]);
+    } else {
+        root.arg(command.get_program());
+    }
+    root.args(command.get_args());
+    Ok(root)
+}
+
+/// Runs a command as root and returns what it wrote to its standard output.
+pub fn as_root(command: &mut Command) -> Result<String> {
+    output(&mut root_command(command)?)
+}
+
 /// Number of processors to build with.
 pub fn jobs() -> String {
     format!("-j{}", std::thread::available_parallelism().map_or(1, |n| n.get()))

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::packages;
 
@@ -18,12 +18,13 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<()> {
-    let built = packages::build(packages::VERSION, &args.dir)?;
+    let built = packages::build(packages::VERSION)?;
+    fs::create_dir_all(&args.dir)?;
     for deb in &built.debs {
-        println!("{:>9}  {}", fs::metadata(deb)?.len(), deb.display());
+        let place = args.dir.join(deb.file_name().context("a package has a name")?);
+        println!("{:>9}  {}", fs::copy(deb, &place)?, place.display());
     }
-    let tags = packages::lint(&built)?;
-    ensure!(tags.is_empty(), "lintian:\n{}", tags.join("\n"));
+    ensure!(built.tags.is_empty(), "lintian:\n{}", built.tags.join("\n"));
     println!("lintian: nothing that packaging/debian does not explain");
     Ok(())
 }

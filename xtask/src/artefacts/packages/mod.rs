@@ -14,8 +14,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{command, guest, shim};
+use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
-use crate::tools::{apt, cache, toolchain};
+use crate::tools::{apt, toolchain};
 
 /// The project's version, which is its packages'.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -32,18 +33,16 @@ const UDEV_RULES: &str = "guest-kmod/udev/60-perfctr.rules";
 /// What has the module loaded at boot.
 const MODULES_LOAD: &str = "guest-kmod/modules-load/perfctr.conf";
 
-/// What a build has left in its directory.
+/// Packages that are built.
 pub struct Built {
-    /// The packages.
+    /// Their files.
     pub debs: Vec<PathBuf>,
-    /// What describes them all.
-    pub changes: PathBuf,
+    /// Each tag of lintian's that no override explains.
+    pub tags: Vec<String>,
 }
 
-/// Builds every package of this source tree into `dir`, as `version`.
-pub fn build(version: &str, dir: &Path) -> Result<Built> {
-    apt::install(TOOLS, "building packages")?;
-    fs::create_dir_all(dir)?;
+/// Builds every package of this source tree, as `version`.
+pub fn build(version: &str) -> Result<Built> {
     let _lock = cache::lock("dist")?;
     let work = cache::root()?.join("work/dist");
     if work.exists() {
@@ -52,39 +51,36 @@ pub fn build(version: &str, dir: &Path) -> Result<Built> {
     let tree = work.join(format!("perfctr-{version}"));
     stage(&tree.join("stage"), version)?;
     debian(&tree.join("debian"), version)?;
-    sh::step("packages", || {
-        // Each tool is there; whether by that name is not dpkg's business on other systems.
-        let mut build = cmd("dpkg-buildpackage", ["-b", "-us", "-uc", "-d"]);
-        sh::logged(build.current_dir(&tree), &cache::log("dist")?)
+    let key = Key::new("packages 1").text(version).path(&tree)?;
+    let dir = cache::artefact("packages", key, |dir| {
+        apt::install(TOOLS, "building packages")?;
+        let mut build = cmd("dpkg-buildpackage", ["-b", "-us", "-uc"]);
+        sh::logged(build.current_dir(&tree), &cache::log("packages")?)?;
+        for entry in fs::read_dir(&work)? {
+            let from = entry?.path();
+            if from.is_file() {
+                fs::copy(&from, dir.join(from.file_name().context("a file has a name")?))?;
+            }
+        }
+        let changes = dir.join(format!("perfctr_{version}_amd64.changes"));
+        Ok(fs::write(dir.join("lintian"), lint(&changes)?)?)
     })?;
-    let mut built = Built { debs: Vec::new(), changes: PathBuf::new() };
-    for entry in fs::read_dir(&work)? {
-        let from = entry?.path();
-        if from.is_dir() {
-            continue;
-        }
-        let to = dir.join(from.file_name().context("a file has a name")?);
-        fs::copy(&from, &to)?;
-        match to.extension().and_then(|kind| kind.to_str()) {
-            Some("deb") => built.debs.push(to),
-            Some("changes") => built.changes = to,
-            _ => {}
-        }
-    }
-    built.debs.sort();
-    Ok(built)
+    let mut debs: Vec<PathBuf> = cache::files(&dir)?.into_iter().map(|(_, path)| path).collect();
+    debs.retain(|path| path.extension().is_some_and(|kind| kind == "deb"));
+    let said = fs::read_to_string(dir.join("lintian"))?;
+    let tags = said.lines().filter(|line| !line.starts_with("N:")).map(str::to_owned).collect();
+    Ok(Built { debs, tags })
 }
 
-/// What lintian says of the packages: each tag that no override of theirs explains.
-pub fn lint(built: &Built) -> Result<Vec<String>> {
+/// What lintian says of the packages.
+fn lint(changes: &Path) -> Result<String> {
     apt::install(&["lintian"], "looking at packages")?;
     let mut lintian = cmd("lintian", ["--display-info", "--pedantic", "--tag-display-limit", "0"]);
     // It refuses to be root without being told that it may.
-    let out = lintian.args(["--fail-on", "none", "--allow-root"]).arg(&built.changes).output()?;
+    let out = lintian.args(["--fail-on", "none", "--allow-root"]).arg(changes).output()?;
     let errors = String::from_utf8_lossy(&out.stderr).into_owned();
     ensure!(out.status.success() && errors.is_empty(), "lintian: {}\n{errors}", out.status);
-    let said = String::from_utf8_lossy(&out.stdout).into_owned();
-    Ok(said.lines().filter(|line| !line.starts_with("N:")).map(str::to_owned).collect())
+    Ok(String::from_utf8(out.stdout)?)
 }
 
 /// Puts all that packages have into `stage`, where it will be below `/`.
@@ -117,7 +113,8 @@ fn debian(dir: &Path, version: &str) -> Result<()> {
     let control = fs::read_to_string(ours.join("control"))?;
     let maintainer = control.lines().find_map(|line| line.strip_prefix("Maintainer: "));
     let maintainer = maintainer.context("packaging/debian/control has no maintainer")?;
-    let date = sh::output(cmd("git", ["log", "-1", "--format=%aD"]).current_dir(&project))?;
+    let mut date = cmd("git", ["log", "-1", "--format=%aD", "--", "CHANGELOG.md"]);
+    let date = sh::output(date.current_dir(&project))?;
     let changelog = changelog::debian(&changes, version, maintainer, date.trim())?;
     fs::write(dir.join("changelog"), changelog)?;
     let mut symbols =

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The Debian packages, in a whole Debian system: installed, used, upgraded and purged.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+
+use crate::artefacts::debian::{self, System};
+use crate::artefacts::kernel;
+use crate::artefacts::packages::{self, Built};
+use crate::suites::report::Report;
+use crate::tools::cache;
+use crate::tools::chroot::Chroot;
+use crate::tools::sh;
+
+/// A version that is higher than the project's.
+const NEXT: &str = "99.0";
+
+/// All packages, in the order of their names.
+const PACKAGES: &str = "libperfctr-dev libperfctr6 perfctr perfctr-dkms";
+
+const INSTALL: &str = "apt-get install -y --no-install-recommends -o Dpkg::Use-Pty=0";
+
+/// What they install, beside documents and the module's sources.
+const FILES: &[&str] = &[
+    "/lib/udev/rules.d/60-perfctr.rules",
+    "/usr/bin/perfctr",
+    "/usr/bin/perfex",
+    "/usr/include/libperfctr.h",
+    "/usr/include/linux/perfctr.h",
+    "/usr/include/perfctr_event_codes.h",
+    "/usr/include/x86_64-linux-gnu/asm/perfctr.h",
+    "/usr/lib/modules-load.d/perfctr.conf",
+    "/usr/lib/sysusers.d/perfctr.conf",
+    "/usr/lib/x86_64-linux-gnu/libperfctr.a",
+    "/usr/lib/x86_64-linux-gnu/libperfctr.so",
+    "/usr/lib/x86_64-linux-gnu/libperfctr.so.6",
+    "/usr/lib/x86_64-linux-gnu/libperfctr.so.6.2.6.42",
+    "/usr/lib/x86_64-linux-gnu/pkgconfig/perfctr.pc",
+    "/usr/share/bash-completion/completions/perfctr",
+    "/usr/share/fish/vendor_completions.d/perfctr.fish",
+    "/usr/share/man/man1/perfctr-info.1.gz",
+    "/usr/share/man/man1/perfctr-list.1.gz",
+    "/usr/share/man/man1/perfctr-record.1.gz",
+    "/usr/share/man/man1/perfctr-report.1.gz",
+    "/usr/share/man/man1/perfctr-stat.1.gz",
+    "/usr/share/man/man1/perfctr.1.gz",
+    "/usr/share/man/man1/perfex.1.gz",
+    "/usr/share/zsh/vendor-completions/_perfctr",
+];
+
+/// A C program that asks for counters, of which a machine without the module has none.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <libperfctr.h>
+int main(void)
+{
+	struct vperfctr *counters = vperfctr_open();
+	perror("perfctr");
+	return counters != NULL;
+}
+"#;
+
+/// One system, from the first installation to the last purge.
+pub fn run(report: &mut Report) -> Result<()> {
+    let kernel = kernel::kernel()?;
+    let system = debian::system(&kernel)?;
+    let work = cache::root()?.join("work/packages");
+    let _lock = cache::lock("packages-test")?;
+    let [now, next] = [packages::VERSION, NEXT].map(packages::build);
+    let (now, next) = (now?, next?);
+    report.test("lintian finds nothing that is not explained", || unexplained(&now));
+    let debian = Chroot::unpack(&system.archive, &work)?;
+    let before = inventory(&debian)?;
+    report.test("apt installs all, where DKMS builds the module without Rust", || {
+        debian.run("! command -v rustc cargo")?;
+        debian.put(&now.debs, "debs")?;
+        debian.run(&format!("{INSTALL} /debs/*.deb"))?;
+        modules(&debian, packages::VERSION, &[&kernel.release])
+    });
+    report.test("files are where they belong", || files(&debian));
+    report.test("C programs find headers and libraries", || programs(&debian, &work));
+    report.test("a second kernel gets its module", || {
+        debian.put(&system.other_headers, "debs")?;
+        debian.run(&format!("{INSTALL} /debs/*.deb"))?;
+        modules(&debian, packages::VERSION, &[&kernel.release, &system.other_kernel])
+    });
+    report.test("an upgrade replaces each module", || {
+        debian.put(&next.debs, "debs")?;
+        debian.run(&format!("{INSTALL} /debs/*.deb"))?;
+        modules(&debian, NEXT, &[&kernel.release, &system.other_kernel])?;
+        debian.run(&format!("! test -e /usr/src/perfctr-{}", packages::VERSION)).map(drop)
+    });
+    report.test("purged, nothing is left", || purged(&debian, &system, &before));
+    debian.remove()
+}
+
+fn unexplained(built: &Built) -> Result<()> {
+    ensure!(built.tags.is_empty(), "{}", built.tags.join("\n"));
+    Ok(())
+}
+
+/// DKMS has this version installed for these kernels, and no other one for any.
+fn modules(debian: &Chroot, version: &str, releases: &[&str]) -> Result<()> {
+    let status = debian.run("dkms status")?;
+    let mut expected: Vec<String> = releases
+        .iter()
+        .map(|release| format!("perfctr/{version}, {release}, x86_64: installed"))
+        .collect();
+    let mut found: Vec<&str> = status.lines().collect();
+    expected.sort_unstable();
+    found.sort_unstable();
+    ensure!(found == expected, "{expected:?} expected of dkms\n{status}");
+    for release in releases {
+        let module = format!("/lib/modules/{release}/updates/dkms/perfctr.ko");
+        let magic = debian.run(&format!("modinfo -F vermagic {module}"))?;
+        ensure!(magic.starts_with(&format!("{release} ")), "{module} is for {magic}");
+    }
+    Ok(())
+}
+
+fn files(debian: &Chroot) -> Result<()> {
+    let list = format!(
+        "dpkg -L {PACKAGES} | while read f; do test ! -f \"$f\" || echo \"$f\"; done | sort -u"
+    );
+    let all = debian.run(&list)?;
+    let known = |file: &&str| !["/usr/share/doc/", "/usr/src/"].iter().any(|d| file.starts_with(d));
+    let kept = |file: &&str| known(file) && !file.starts_with("/usr/share/lintian/");
+    let found: Vec<&str> = all.lines().filter(kept).collect();
+    ensure!(found == FILES, "{FILES:#?} expected, found {found:#?}");
+    debian.run("dpkg --verify; getent group perfctr; ldconfig -p | grep -q libperfctr.so.6")?;
+    let version = debian.run("perfctr --version; perfex -h")?;
+    ensure!(version.starts_with(&format!("perfctr {}\n", packages::VERSION)), "{version}");
+    let rules = fs::read(sh::project().join("guest-kmod/udev/60-perfctr.rules"))?;
+    ensure!(fs::read(debian.path(FILES[0]))? == rules, "{} differs", FILES[0]);
+    Ok(())
+}
+
+/// Shared and static, by what pkg-config says; both find no device here.
+fn programs(debian: &Chroot, work: &std::path::Path) -> Result<()> {
+    let source = work.with_extension("c");
+    fs::write(&source, PROGRAM)?;
+    debian.put(&[&source], "program")?;
+    let version = debian.run("pkg-config --modversion perfctr")?;
+    ensure!(version == "2.6.42\n", "the version of perfctr's interface is {version}");
+    for link in ["", "-static"] {
+        let kind = link.replace('-', "--");
+        debian.run(&format!(
+            "cd program; gcc -Wall -Werror {link} -o program packages.c \
+             $(pkg-config {kind} --cflags --libs perfctr)"
+        ))?;
+        let said = debian.run("program/program")?;
+        ensure!(said == "perfctr: No such file or directory\n", "{link}: {said}");
+    }
+    let shared = debian.run("cd program; gcc -o program packages.c -lperfctr; ldd program")?;
+    ensure!(shared.contains("libperfctr.so.6 => /lib/x86_64-linux-gnu/"), "{shared}");
+    Ok(())
+}
+
+/// Every file with its kind, mode and owner, and the content of what describes the system; without
+/// logs and caches, which are apt's and dpkg's.
+fn inventory(debian: &Chroot) -> Result<String> {
+    debian.run(
+        "find / -xdev \\( -path /proc -o -path /sys -o -path /tmp -o -path /debs -o -path /program \
+         -o -path /var/cache -o -path /var/log -o -path /var/lib/apt -o -name '*-old' \
+         -o -path '/etc/*-' \\) -prune -o -printf '%p %y %m %u %g %l\\n' | LC_ALL=C sort; \
+         find /etc /lib/modules/* -type f ! -name '*-' ! -name ld.so.cache | LC_ALL=C sort | \
+         xargs sha256sum; dkms status; dpkg-query -W",
+    )
+}
+
+/// What differs from before the first installation is the other kernel's alone.
+fn purged(debian: &Chroot, system: &System, before: &str) -> Result<()> {
+    debian.run(&format!("apt-get purge -y -o Dpkg::Use-Pty=0 {PACKAGES}"))?;
+    let other = system.other_kernel.trim_end_matches("-amd64");
+    let after = inventory(debian)?;
+    let lines = |text: &str| -> Vec<String> {
+        text.lines().filter(|line| !line.contains(other)).map(str::to_owned).collect()
+    };
+    let (before, after) = (lines(before), lines(&after));
+    let left: Vec<&String> = after.iter().filter(|line| !before.contains(line)).collect();
+    let lost: Vec<&String> = before.iter().filter(|line| !after.contains(line)).collect();
+    ensure!(left.is_empty() && lost.is_empty(), "left: {left:#?}\nlost: {lost:#?}");
+    let ours = debian.run(
+        "rm -r debs program; find / -xdev \\( -path /proc -o -path '/usr/src/linux-*' \\) -prune \
+         -o -name '*perfctr*' -print",
+    )?;
+    ensure!(ours.is_empty(), "left:\n{ours}");
+    Ok(())
+}
