@@ -19,6 +19,10 @@ use crate::tools::sh::cmd;
 /// an emulated CPU may stand still for long, is not taken for a lockup.
 const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
 
+/// What has a whole system start, without asking anybody anything.
+const SYSTEM_ARGS: &str =
+    "rdinit=/usr/lib/systemd/systemd systemd.firstboot=off systemd.show_status=1";
+
 /// The guest's virtio ports, each of which becomes a file of the run's directory.
 pub const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
 /// The emulator's monitor (QMP), a socket in the run's directory.
@@ -34,14 +38,18 @@ pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
     let mut initrd = File::create(dir.join("initrd"))?;
     let mut base = File::open(rootfs::rootfs(&kernel)?)?;
     std::io::copy(&mut base, &mut initrd)?;
+    let mut files = layer.len() as u64;
+    if let Some(system) = &spec.system {
+        files += std::io::copy(&mut File::open(system)?, &mut initrd)?;
+    }
     initrd.write_all(&layer)?;
     symlink(&kernel.image, dir.join("vmlinux"))?;
 
     // However this process ends, the machine does not outlive it.
     let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
     qemu.arg(emulator);
-    machine(&mut qemu, &spec.topology, layer.len() as u64 >> 20);
-    software(&mut qemu, &spec.topology, dir)?;
+    machine(&mut qemu, &spec.topology, files >> 20);
+    software(&mut qemu, spec, dir)?;
     let log = File::create(dir.join("qemu.log"))?;
     qemu.current_dir(dir).stdout(log.try_clone()?).stderr(log).stdin(Stdio::null());
     qemu.spawn().context("cannot start QEMU")
@@ -103,8 +111,12 @@ fn smp(topology: &Topology) -> Vec<String> {
 }
 
 /// What is booted.
-fn software(qemu: &mut Command, topology: &Topology, dir: &Path) -> Result<()> {
-    let linux = format!("{} {LINUX_ARGS}", topology.linux);
+fn software(qemu: &mut Command, spec: &Spec, dir: &Path) -> Result<()> {
+    let topology = &spec.topology;
+    let mut linux = format!("{} {LINUX_ARGS}", topology.linux);
+    if spec.system.is_some() {
+        linux = format!("{linux} {SYSTEM_ARGS}");
+    }
     match &topology.xen {
         Some(hypervisor) => {
             symlink(xen::xen(hypervisor.flavour)?, dir.join("xen"))?;

@@ -22,10 +22,23 @@ const ENVIRONMENT: [&str; 4] = [
     "LANG=C.UTF-8",
 ];
 
+/// Our init as a service of a whole system's.
+const SERVICE: &str = "[Unit]\nDescription=The testbed's command\n\
+    [Service]\nExecStart=/usr/sbin/testbed-init\nStandardOutput=journal+console\n";
+
 /// An archive to be unpacked over the guest's root file system.
 pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
     let mut archive = Archive::new(BufWriter::new(Vec::new()));
-    archive.file("init", 0o755, &fs::read(guest::init()?)?)?;
+    let init = fs::read(guest::init()?)?;
+    if spec.system.is_some() {
+        archive.file("usr/sbin/testbed-init", 0o755, &init)?;
+        let units = "etc/systemd/system";
+        archive.file(&format!("{units}/testbed.service"), 0o644, SERVICE.as_bytes())?;
+        let wanted = format!("{units}/multi-user.target.wants/testbed.service");
+        archive.symlink(&wanted, b"../testbed.service")?;
+    } else {
+        archive.file("init", 0o755, &init)?;
+    }
     let xen_modules = if spec.topology.xen.is_some() { XEN_MODULES } else { &[] };
     let mut modules: Vec<String> = BOOT_MODULES
         .iter()

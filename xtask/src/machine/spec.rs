@@ -20,6 +20,9 @@ pub struct Spec {
     pub module: bool,
     /// Parameters for our kernel module.
     pub module_args: String,
+    /// A whole system, as an archive for the kernel: its own init is the first program, and ours is
+    /// one of its services.
+    pub system: Option<PathBuf>,
     /// Directories whose contents are put into `/work`, later ones over earlier ones.
     pub copy: Vec<PathBuf>,
     /// Further files or directories: (path here, path in the guest).
@@ -48,6 +51,7 @@ impl Spec {
             topology: Topology::named(name)?,
             module: true,
             module_args: String::new(),
+            system: None,
             copy: Vec::new(),
             files: Vec::new(),
             out: None,

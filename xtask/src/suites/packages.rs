@@ -8,7 +8,9 @@ use anyhow::{Result, ensure};
 use crate::artefacts::debian::{self, System};
 use crate::artefacts::kernel;
 use crate::artefacts::packages::{self, Built};
-use crate::suites::report::Report;
+use crate::machine::{self, Spec, Status};
+use crate::suites::pmu;
+use crate::suites::report::{Report, all};
 use crate::tools::cache;
 use crate::tools::chroot::Chroot;
 use crate::tools::sh;
@@ -80,6 +82,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     });
     report.test("files are where they belong", || files(&debian));
     report.test("C programs find headers and libraries", || programs(&debian, &work));
+    report.test("booted, a user of the group counts exactly, and nobody else", || guest(&debian));
     report.test("a second kernel gets its module", || {
         debian.put(&system.other_headers, "debs")?;
         debian.run(&format!("{INSTALL} /debs/*.deb"))?;
@@ -154,6 +157,40 @@ fn programs(debian: &Chroot, work: &std::path::Path) -> Result<()> {
     }
     let shared = debian.run("cd program; gcc -o program packages.c -lperfctr; ldd program")?;
     ensure!(shared.contains("libperfctr.so.6 => /lib/x86_64-linux-gnu/"), "{shared}");
+    Ok(())
+}
+
+/// What a guest that is this system has to say, with systemd, udev and the module at boot.
+const GUEST: &str = "
+grep -q '^perfctr ' /proc/modules
+systemctl is-active systemd-modules-load systemd-udevd
+udevadm settle
+stat -c '%U %G %a' /dev/perfctr
+stat='perfctr stat --csv -e instructions:u,branches:u -- /work/loop'
+runuser -u counter -- $stat 2>&1
+! runuser -u stranger -- $stat
+";
+
+/// One boot, from what is in the system but the compiler, the headers and documents.
+fn guest(debian: &Chroot) -> Result<()> {
+    debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
+    debian.run(
+        "find . -xdev \\( -path ./proc -o -path ./guest.cpio -o -path ./debs -o -path ./program \
+         -o -path ./usr/src -o -path ./usr/lib/gcc -o -path ./usr/share/doc -o -path ./var/cache \
+         -o -path ./var/lib/apt -o -path ./var/lib/dkms -o -path ./usr/share/man \\) -prune \
+         -o -print0 | cpio -0 -o -H newc --quiet > guest.cpio",
+    )?;
+    let mut spec = Spec::new("pv", ["sh", "-ec", GUEST])?;
+    spec.module = false;
+    spec.system = Some(debian.path("guest.cpio"));
+    spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
+    let outcome = machine::run(&spec)?;
+    debian.run("userdel counter; userdel stranger; rm guest.cpio")?;
+    ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+    let said = String::from_utf8_lossy(&outcome.stdout);
+    for line in ["active\nactive\nroot perfctr 660\n", pmu::PERF_LINES[0], pmu::PERF_LINES[1]] {
+        ensure!(said.contains(line), "`{line}` expected\n{}", all(&outcome));
+    }
     Ok(())
 }
 
