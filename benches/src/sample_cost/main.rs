@@ -2,8 +2,9 @@
 //! What a sample costs, and what counters cost a thread switch: everything that the machine does
 //! for it in the guest and in the hypervisor, whosever code it is.
 //!
-//! Runs in the testbed on one CPU, with libperfctr under Xen, with perf events under Xen's own
-//! virtual PMU, and with perf events on plain Linux; `cargo xtask bench` makes one table of it.
+//! Runs in the testbed on one CPU, with libperfctr and with perf events under Xen, with perf events
+//! under Xen's own virtual PMU, and with perf events on plain Linux; `cargo xtask bench` makes one
+//! table of it.  On two vCPUs it measures switches of these.
 //! The emulator counts, so nothing that is measured has to measure itself.
 
 mod stack;
@@ -16,6 +17,7 @@ use std::thread::{self, sleep};
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
 use vm_tests::region::Region;
+use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::{module, users};
 
 use stack::Stack;
@@ -35,21 +37,28 @@ fn main() -> Result<()> {
     print!("{:<42}{:>9}", "", "told/due");
     Tally::NAMES.iter().for_each(|name| print!("{name:>9}"));
     println!();
-    if Path::new("/dev/perfctr").exists() {
+    // The kernel would slow the sampling down if it takes too much of an emulated CPU's time.
+    std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
+    let module = Path::new("/dev/perfctr").exists();
+    if cpus()?.len() > 1 {
+        if module {
+            switch_vcpus("libperfctr", stack::perfctr)?;
+        }
+        return switch_vcpus("perf_event", stack::perf_signals);
+    }
+    if module {
         let told = sample("libperfctr, a signal for each", stack::perfctr)?;
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
         switch("libperfctr", stack::perfctr)?;
         switch_bystanders()?;
         switch_users()?;
         switch_beside_module()?;
-    } else {
-        // The kernel would slow the sampling down if it takes too much of an emulated CPU's time.
-        std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
-        sample("perf_event, a signal for each", stack::perf_signals)?;
-        sample("perf_event, records in memory", stack::perf_records)?;
-        switch("perf_event", stack::perf_signals)?;
     }
-    Ok(())
+    let signals = sample("perf_event, a signal for each", stack::perf_signals)?;
+    let records = sample("perf_event, records in memory", stack::perf_records)?;
+    ensure!(!module || [signals, records] == [SAMPLES; 2], "{signals} and {records} samples");
+    // Last: the module stays while this program has had an event of perf's.
+    switch("perf_event", stack::perf_signals)
 }
 
 /// The emulator counts this program's instructions to the last one.
@@ -141,6 +150,17 @@ fn switch_users() -> Result<()> {
     Ok(())
 }
 
+/// What a switch of two vCPUs of one CPU costs whose threads count, beyond one when nobody has
+/// counters; each is one of the guest as well, to a vCPU's idle thread or from it.
+fn switch_vcpus(name: &str, stack: Stack) -> Result<()> {
+    let (without, _) = take_idle_turns([stack::nothing; 2])?;
+    let (with, _) = take_turns([stack; 2], 0)?;
+    let name = format!("a switch of vCPUs: {name}, counting");
+    // A turn is two.
+    print(&name, "", &with.per(2 * TURNS), &without.per(2 * TURNS));
+    Ok(())
+}
+
 /// What a switch costs when nobody has counters, beyond one in a kernel without the module.
 fn switch_beside_module() -> Result<()> {
     let (with, switches) = take_idle_turns([stack::nothing; 2])?;
@@ -157,11 +177,15 @@ fn take_idle_turns(stacks: [Stack; 2]) -> Result<(Tally, u64)> {
     take_turns(stacks, 0)
 }
 
-/// Two threads take turns; gives what the machine did, and how many switches that were.
+/// Two threads take turns, each on a CPU of its own if there are two; gives what the machine did,
+/// and how many switches that were.
 fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<(Tally, u64)> {
     let ((mut ball, mut away), (mut back, mut home)) = (pipe()?, pipe()?);
+    let all = cpus()?;
+    let (first, last) = (all.first().copied().unwrap_or(0), all.last().copied().unwrap_or(0));
     thread::scope(|scope| {
         let other = scope.spawn(move || {
+            run_on(SELF, &[last])?;
             there(period, &mut || {
                 for _ in 0..FIRST_TURNS + TURNS {
                     ball.read_exact(&mut [0]).expect("the first thread writes");
@@ -170,6 +194,7 @@ fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<(Tally, u64)> {
             })
         });
         let (mut grown, mut switches) = (Tally::default(), 0);
+        run_on(SELF, &[first])?;
         here(period, &mut || {
             let mut turns = |turns| {
                 for _ in 0..turns {
@@ -186,6 +211,7 @@ fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<(Tally, u64)> {
             switches = context_switches() - first;
         })?;
         other.join().expect("no thread panics")?;
+        run_on(SELF, &all)?;
         ensure!(switches >= TURNS, "only {switches} switches");
         Ok((grown, switches))
     })

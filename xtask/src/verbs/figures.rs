@@ -33,17 +33,42 @@ const VPMU: &str = "Xen with vpmu";
 const NATIVE: &str = "no hypervisor";
 
 /// A row of the README, and the benchmarks' machine and line: that has to begin so.
-const ROWS: [(&str, &str, &str); 13] = [
+const ROWS: [(&str, &str, &str); 24] = [
     ("libperfctr, 1 counter", "", "libperfctr, 1 counter"),
     ("libperfctr, 4 counters", "", "libperfctr, 4 counters"),
     ("ioctl of /dev/perfctr", "", "ioctl of /dev/perfctr"),
     ("perf_event with rdpmc, 1 counter", "", "perf_event, rdpmc, 1 counter"),
     ("perf_event with rdpmc, 4 counters", "", "perf_event, rdpmc, 4 counters"),
     ("perf_event with read(2), 1 counter", "", "perf_event, read(2), 1 counter"),
-    ("a sample: libperfctr", PERFCTR, "a sample: libperfctr, a signal"),
-    ("a sample: perf_event on Xen's vpmu", VPMU, "a sample: perf_event, a signal"),
-    ("a sample: perf_event without a hypervisor", NATIVE, "a sample: perf_event, a signal"),
+    ("a sample with a signal: libperfctr", PERFCTR, "a sample: libperfctr, a signal"),
+    (
+        "a sample with a signal: perf_event on perfctr's PMU",
+        PERFCTR,
+        "a sample: perf_event, a signal",
+    ),
+    ("a sample with a signal: perf_event on Xen's vpmu", VPMU, "a sample: perf_event, a signal"),
+    (
+        "a sample with a signal: perf_event without a hypervisor",
+        NATIVE,
+        "a sample: perf_event, a signal",
+    ),
+    (
+        "a sample in perf's ring: perf_event on perfctr's PMU",
+        PERFCTR,
+        "a sample: perf_event, records",
+    ),
+    ("a sample in perf's ring: perf_event on Xen's vpmu", VPMU, "a sample: perf_event, records"),
+    (
+        "a sample in perf's ring: perf_event without a hypervisor",
+        NATIVE,
+        "a sample: perf_event, records",
+    ),
     ("a switch of threads that count: libperfctr", PERFCTR, "a switch: libperfctr, counting"),
+    (
+        "a switch of threads that count: perf_event on perfctr's PMU",
+        PERFCTR,
+        "a switch: perf_event, counting",
+    ),
     (
         "a switch of threads that count: perf_event on Xen's vpmu",
         VPMU,
@@ -55,6 +80,36 @@ const ROWS: [(&str, &str, &str); 13] = [
         "a switch: perf_event, counting",
     ),
     ("a switch of threads that sample: libperfctr", PERFCTR, "a switch: libperfctr, sampling"),
+    (
+        "a switch of threads that sample: perf_event on perfctr's PMU",
+        PERFCTR,
+        "a switch: perf_event, sampling",
+    ),
+    (
+        "a switch of threads that sample: perf_event on Xen's vpmu",
+        VPMU,
+        "a switch: perf_event, sampling",
+    ),
+    (
+        "a switch of threads that sample: perf_event without a hypervisor",
+        NATIVE,
+        "a switch: perf_event, sampling",
+    ),
+    (
+        "a switch of vCPUs that count: libperfctr",
+        PERFCTR,
+        "a switch of vCPUs: libperfctr, counting",
+    ),
+    (
+        "a switch of vCPUs that count: perf_event on perfctr's PMU",
+        PERFCTR,
+        "a switch of vCPUs: perf_event, counting",
+    ),
+    (
+        "a switch of vCPUs that count: perf_event on Xen's vpmu",
+        VPMU,
+        "a switch of vCPUs: perf_event, counting",
+    ),
 ];
 
 /// Figures by their rows.
