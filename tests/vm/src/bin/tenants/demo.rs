@@ -6,12 +6,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
+use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use perfctr::Session;
 use perfctr::rdpmc::Hardware;
 use serde_json::{Map, Value, json};
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
 use shared_abi::read::Counters;
+use vm_tests::perf::{Event, Record, Sampling, Whose, generic};
+use vm_tests::region::Region;
 use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::SELF;
 use vm_tests::toolstack::{Kind, Tenant, Tsc};
 
 use crate::control::{Host, VCPUS, begins, beside, exact};
@@ -27,6 +31,13 @@ const EXITS: u32 = 0x7461_6c79 + 7;
 /// most of so short times.
 const READS: u64 = 100;
 const TIMES: usize = 101;
+
+/// Which PMU is perf's "cpu".
+const PERF_PMU: &str = "/sys/bus/event_source/devices/cpu/caps/pmu_name";
+/// Regions that perf counts.
+const PERF_REGIONS: u64 = 2_000;
+/// Unit: instructions.
+const PERF_PERIOD: u64 = 100_003;
 
 /// What to do.
 #[derive(Debug, clap::Args)]
@@ -87,6 +98,9 @@ fn about(tally: &mut Tally, said: Value) -> Result<Map<String, Value>> {
     tally.check("the tenant is a PVH guest", equal(&report["guest_kind"], &json!("PVH")));
     tally
         .check("a read does not leave the guest", equal(&report["hv_exits_per_read"], &json!(0.0)));
+    tally.check("perf's PMU is perfctr's", equal(&report["perf_pmu"], &json!("perfctr")));
+    tally.check("perf counts exactly", equal(&report["perf_error_max"], &json!(0)));
+    tally.check("perf tells every period", equal(&report["perf_periods_lost"], &json!(0)));
     Ok(report)
 }
 
@@ -136,7 +150,49 @@ pub fn describe(domain: &Domain) -> Result<Value> {
         "vendor": vendor,
         "vcpus": session.description().vcpus,
         "hv_exits_per_read": exits_per_read(session)?,
+        "perf_pmu": fs::read_to_string(PERF_PMU)?.trim(),
+        "perf_error_max": perf_error_max()?,
+        "perf_periods_lost": perf_periods_lost()?,
     }))
+}
+
+/// By how much perf's counts of regions differ from what these execute more than the shortest, at
+/// most.
+fn perf_error_max() -> Result<u64> {
+    let event = Event::open(generic(PERF_COUNT_HW_INSTRUCTIONS), Whose::Thread(SELF), None)?;
+    let of = |iterations| -> Result<(u64, u64)> {
+        let region = Region { first: iterations, second: 1 };
+        Ok((counted(&event, region)?, region.instructions()))
+    };
+    let (shortest, instructions) = [of(1)?, of(1)?][1];
+    let mut largest = 0;
+    for n in 1..=PERF_REGIONS {
+        let (counted, executed) = of(10 * n)?;
+        largest = (counted - shortest).abs_diff(executed - instructions).max(largest);
+    }
+    Ok(largest)
+}
+
+#[inline(never)]
+fn counted(event: &Event, region: Region) -> Result<u64> {
+    let before = event.count()?;
+    region.execute(&mut 0);
+    Ok(event.count()? - before)
+}
+
+/// How many of the periods that have passed no sample of perf's tells.
+fn perf_periods_lost() -> Result<u64> {
+    let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+    let mut sampling = Sampling::open(instructions, PERF_PERIOD, Whose::Thread(SELF))?;
+    Region { first: 100 * PERF_PERIOD, second: 1 }.execute(&mut 0);
+    sampling.event.disable()?;
+    let told: u64 = sampling.records().iter().map(periods).sum();
+    Ok((sampling.event.count()? / PERF_PERIOD).abs_diff(told))
+}
+
+fn periods(record: &Record) -> u64 {
+    let Record::Sample { period, .. } = record else { return 0 };
+    period / PERF_PERIOD
 }
 
 /// The median over times that are short enough to be undisturbed.
