@@ -127,11 +127,12 @@ pub fn rows(said: &str, before: usize) -> Vec<Row> {
     said.lines().filter_map(row).collect()
 }
 
-/// What the rows of an event have counted together.
+/// What the rows of an event have counted together.  perf says of one in whose time the program did
+/// not execute, as in the first interval, that it was not counted: it adds nothing.
 pub fn sum(rows: &[Row], event: &str) -> Result<u64> {
-    let counts = rows.iter().filter(|row| row.event == event).map(|row| row.count);
-    let sum: Option<u64> = counts.sum();
-    sum.filter(|&sum| sum > 0).with_context(|| format!("{event} was not counted: {rows:?}"))
+    let sum = rows.iter().filter(|row| row.event == event).filter_map(|row| row.count).sum();
+    ensure!(sum > 0, "{event} was not counted: {rows:?}");
+    Ok(sum)
 }
 
 /// What the rows have counted together by [`EVENTS`].
