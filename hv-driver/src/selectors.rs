@@ -125,7 +125,7 @@ mod tests {
             vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
             signature: 0x106a3,
             perfmon: [0x0730_0403, 0, 0, 0x603],
-            ..Cpuid::default()
+            ..Cpuid::NONE
         };
         let (caps, _) = nehalem.pmu().unwrap();
         let counter = |slot, mode, select| CounterConfig {

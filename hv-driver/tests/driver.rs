@@ -119,7 +119,7 @@ fn nehalem() -> Cpuid {
         vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
         signature: 0x106a3,
         perfmon: [0x0730_0403, 0, 0, 0x603],
-        ..Cpuid::default()
+        ..Cpuid::NONE
     }
 }
 
@@ -781,7 +781,7 @@ mod guests {
             vendor: [spelled(b"Auth"), spelled(b"enti"), spelled(b"cAMD")],
             signature: 0x0080_0f12,
             extended: 1 << 2,
-            ..Cpuid::default()
+            ..Cpuid::NONE
         };
         Driver::new(&cpuid, &SETTINGS).unwrap()
     }

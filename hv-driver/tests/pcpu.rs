@@ -11,15 +11,9 @@ const NEHALEM: Cpuid = Cpuid {
     vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
     signature: 0x106a3,
     perfmon: [0x0730_0403, 0x44, 0, 0x603],
-    perfmon_amd: [0; 2],
     // A debug store.
     features: 1 << 21,
-    structured: 0,
-    extended: 0,
-    core_type: 0,
-    misc_enable: 0,
-    perf_capabilities: 0,
-    tsx_force_abort: 0,
+    ..Cpuid::NONE
 };
 const ZEN: Cpuid = Cpuid {
     vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],

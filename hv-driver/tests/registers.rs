@@ -78,7 +78,7 @@ impl Machine {
             vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
             signature: 0x106a3,
             perfmon: [0x0730_0403, 0, 0, 3 | 40 << 5],
-            ..Cpuid::default()
+            ..Cpuid::NONE
         };
         let rate = Rate { window_tsc: 1_000, overflows_max: 100 };
         let driver =

@@ -80,19 +80,7 @@ mod tests {
     use super::*;
     use shared_abi::PhysSlot;
 
-    const FAMILY_10H: Cpuid = Cpuid {
-        vendor: VENDOR,
-        signature: 0x0010_0f42,
-        perfmon: [0; 4],
-        perfmon_amd: [0; 2],
-        features: 0,
-        structured: 0,
-        extended: 0,
-        core_type: 0,
-        misc_enable: 0,
-        perf_capabilities: 0,
-        tsx_force_abort: 0,
-    };
+    const FAMILY_10H: Cpuid = Cpuid { vendor: VENDOR, signature: 0x0010_0f42, ..Cpuid::NONE };
 
     /// Event select and counter of the last of so many.
     fn last(registers: &Registers, counters: u32) -> (Option<u32>, u32) {

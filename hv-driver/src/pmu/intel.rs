@@ -104,14 +104,7 @@ mod tests {
         vendor: VENDOR,
         signature: 0x106a3,
         perfmon: [0x0730_0403, 0x44, 0, 0x603],
-        perfmon_amd: [0; 2],
-        features: 0,
-        structured: 0,
-        extended: 0,
-        core_type: 0,
-        misc_enable: 0,
-        perf_capabilities: 0,
-        tsx_force_abort: 0,
+        ..Cpuid::NONE
     };
 
     #[test]

@@ -10,7 +10,7 @@ use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
 
 /// What the glue reads of a CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Cpuid {
     /// Leaf 0: EBX, EDX, ECX, which spell the vendor.
@@ -35,6 +35,23 @@ pub struct Cpuid {
     pub perf_capabilities: u64,
     /// TSX_FORCE_ABORT; 0 if there is no such register.
     pub tsx_force_abort: u64,
+}
+
+impl Cpuid {
+    /// A CPU that has nothing of it.
+    pub const NONE: Self = Self {
+        vendor: [0; 3],
+        signature: 0,
+        perfmon: [0; 4],
+        perfmon_amd: [0; 2],
+        features: 0,
+        structured: 0,
+        extended: 0,
+        core_type: 0,
+        misc_enable: 0,
+        perf_capabilities: 0,
+        tsx_force_abort: 0,
+    };
 }
 
 /// Why the PMU cannot be used.
@@ -211,7 +228,7 @@ mod tests {
 
     #[test]
     fn other_vendors_are_refused_by_name() {
-        let cpuid = Cpuid { vendor: [1, 2, 3], ..Cpuid::default() };
+        let cpuid = Cpuid { vendor: [1, 2, 3], ..Cpuid::NONE };
         assert_eq!(cpuid.pmu(), Err(Refusal::Vendor([1, 2, 3])));
     }
 

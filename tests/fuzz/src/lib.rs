@@ -36,7 +36,7 @@ fn driver() -> Driver {
         vendor: ["Genu", "ineI", "ntel"].map(word),
         signature: 0x106a0,
         perfmon: [3 | 4 << 8 | 48 << 16, 0, 0, 3 | 48 << 5],
-        ..Cpuid::default()
+        ..Cpuid::NONE
     };
     let rate = Rate { window_tsc: 1_000_000, overflows_max: 50 };
     Driver::new(&cpuid, &Settings { rate, measure_cost: false, all_events: true })

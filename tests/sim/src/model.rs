@@ -78,7 +78,7 @@ impl Model {
             Vendor::Amd => Cpuid {
                 vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
                 signature: 0x0010_0f00,
-                ..Cpuid::default()
+                ..Cpuid::NONE
             },
             Vendor::Intel => Cpuid {
                 vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
@@ -89,7 +89,7 @@ impl Model {
                     0,
                     self.fixed | self.fixed_width << 5,
                 ],
-                ..Cpuid::default()
+                ..Cpuid::NONE
             },
         }
     }
