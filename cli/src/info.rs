@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr info` and `perfctr list`.
+//! `perfctr info`.
 
 use std::process::ExitCode;
 
@@ -38,7 +38,7 @@ impl Here {
     }
 
     /// Why this event cannot be counted here, if it cannot.
-    fn refuses(&self, event: Event) -> Option<Error> {
+    pub fn refuses(&self, event: Event) -> Option<Error> {
         match (self.description.provider, self.description.caps) {
             (Provider::Tsc, _) => Some(self.nobody(event)),
             (Provider::Paravirt, Some(caps)) => counting(&caps, &[event], 0).err(),
@@ -120,24 +120,5 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     } else {
         info.print();
     }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// `perfctr list`.
-pub fn list() -> Result<ExitCode> {
-    let here = Here::find()?;
-    println!("{:<20}{}", "event", format_args!("here ({})", here.description.provider));
-    for event in Event::named() {
-        let text = match here.refuses(event.user()) {
-            None => "yes".to_owned(),
-            Some(Error::EventNotAvailable { reason, .. }) => format!("no: {reason}"),
-            Some(Error::NoCounters { .. }) => "no: nobody provides counters".to_owned(),
-            Some(error) => format!("no: {error}"),
-        };
-        println!("{:<20}{text}", event.to_string());
-    }
-    println!(
-        "\nr and a hexadecimal event select word is any event; :u and :k count one mode only."
-    );
     Ok(ExitCode::SUCCESS)
 }

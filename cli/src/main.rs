@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `perfctr`: what can be counted here, and what programs do.
 
+mod events;
 mod generate;
 mod info;
+mod list;
 mod profile;
 mod program;
 mod record;
@@ -31,8 +33,8 @@ enum Verb {
     Generate(generate::Options),
     /// Says who provides counters here, why nobody better does, and what the machine has.
     Info(info::Options),
-    /// Lists the events that have names, and which of them can be counted here.
-    List,
+    /// Lists events, how they are encoded, and which of them can be counted here.
+    List(list::Options),
     /// Runs a program and notes where it is whenever so many events have occurred.
     Record(record::Options),
     /// Says of what was recorded how much happened where.
@@ -45,10 +47,10 @@ fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Generate(options) => generate::run(&options, Options::command()),
         Verb::Info(options) => info::run(&options),
-        Verb::List => info::list(),
+        Verb::List(options) => list::run(&options),
         Verb::Record(options) => record::run(&options),
         Verb::Report(options) => report::run(&options),
-        Verb::Stat(options) => stat::run(&options),
+        Verb::Stat(options) => stat::run(options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("perfctr: {error:#}");

@@ -14,6 +14,8 @@ mod session;
 mod sys;
 
 pub use error::Error;
+#[cfg(feature = "pfm")]
+pub use event::{Described, catalogue};
 pub use event::{Event, ParseEventError};
 pub use provider::refusal::{Cause, Refusal};
 pub use provider::types::{Description, Provider};

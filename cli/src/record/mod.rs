@@ -33,7 +33,7 @@ pub struct Options {
     /// An event in user mode: `perfctr list` knows their names.
     #[arg(short, long, default_value = "cycles:u")]
     event: Event,
-    /// How many events lie between two samples.
+    /// How many events lie between two samples, if the event itself does not say (`/period=N/`).
     #[arg(short, long, default_value_t = 1_000_003, value_parser = period())]
     count: u64,
     /// Notes the callers, too.
@@ -56,7 +56,9 @@ fn period() -> clap::builder::RangedU64ValueParser {
 
 /// `perfctr record`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let Options { event, count: period, call_graph, output, command } = options;
+    let Options { event, count, call_graph, output, command } = options;
+    let period = &if event.period() == 0 { *count } else { event.period() };
+    ensure!(*period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
     let user = event.user();
     ensure!(*event == user, "programs are sampled in user mode: {user} in place of {event}");
     let here = Here::find()?;

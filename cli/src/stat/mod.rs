@@ -18,6 +18,7 @@ use clap::Args;
 use perfctr::{Event, Provider};
 
 use self::output::Output;
+use crate::events::EventList;
 use crate::info::Here;
 use crate::program::{Signals, Target};
 
@@ -26,11 +27,14 @@ use crate::program::{Signals, Target};
 pub struct Options {
     /// Events, separated by commas: `perfctr list` knows their names.
     #[arg(
-        short,
-        long,
-        value_delimiter = ',',
+        short = 'e',
+        long = "event",
+        value_name = "EVENT",
         default_value = "instructions:u,branches:u,cycles:u"
     )]
+    lists: Vec<EventList>,
+    /// All of them.
+    #[arg(skip)]
     event: Vec<Event>,
     /// Runs the program so many times, and says how far the counts were apart.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -77,6 +81,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// With the events of all lists.
+    fn flattened(mut self) -> Self {
+        self.event = self.lists.iter().flat_map(|list| list.0.clone()).collect();
+        self
+    }
+
     fn target(&self) -> Target<'_> {
         match self.pid {
             Some(pid) => Target::Process(pid, &self.command),
@@ -121,7 +131,8 @@ struct Run {
 }
 
 /// `perfctr stat`.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: Options) -> Result<ExitCode> {
+    let options = &options.flattened();
     let here = Here::find()?;
     let interval = options.interval.map(Duration::from_millis);
     let signals = Signals::handle(options.target(), interval)?;

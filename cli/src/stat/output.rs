@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn options(words: &[&str]) -> Options {
-        Command::parse_from(["stat"].iter().chain(words)).options
+        Command::parse_from(["stat"].iter().chain(words)).options.flattened()
     }
 
     fn run(values: [u64; 2]) -> Run {

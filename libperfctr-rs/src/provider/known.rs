@@ -3,6 +3,7 @@
 
 use std::arch::x86_64::{__cpuid, __get_cpuid_max};
 
+use shared_abi::PhysSlot;
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
 
 use crate::error::Error;
@@ -26,6 +27,8 @@ struct Known {
     vendor: u32,
     /// One bit per architectural event that is not there.
     missing: u32,
+    /// Intel's fixed counters.
+    fixed: u32,
 }
 
 impl Known {
@@ -39,8 +42,11 @@ impl Known {
             _ => 0,
         };
         let (max, _) = __get_cpuid_max(0);
-        let leaf = if max < LEAF_PMU { (0, 0) } else { pair(LEAF_PMU) };
-        Self { vendor, missing: missing(leaf.0, leaf.1) }
+        if max < LEAF_PMU {
+            return Self { vendor, missing: missing(0, 0), fixed: 0 };
+        }
+        let leaf = __cpuid(LEAF_PMU);
+        Self { vendor, missing: missing(leaf.eax, leaf.ebx), fixed: leaf.edx & 0x1f }
     }
 
     /// Whether this event is one.
@@ -48,6 +54,12 @@ impl Known {
         let select = event.select(self.vendor);
         let is = |known: &u64| select == Some(*known);
         match self.vendor {
+            _ if event.name.is_some() => true,
+            // Only its fixed counter counts it.
+            VENDOR_INTEL if select.is_none() => event
+                .fixed()
+                .and_then(PhysSlot::fixed_number)
+                .is_some_and(|number| number < self.fixed),
             VENDOR_INTEL => {
                 let bit = ARCHITECTURAL.iter().position(is);
                 bit.is_some_and(|bit| self.missing >> bit & 1 == 0)
@@ -56,12 +68,6 @@ impl Known {
             _ => false,
         }
     }
-}
-
-/// EAX and EBX of a leaf.
-fn pair(leaf: u32) -> (u32, u32) {
-    let registers = __cpuid(leaf);
-    (registers.eax, registers.ebx)
 }
 
 /// The architectural events that are not there, by the leaf's EAX and EBX.  A hypervisor that hides
@@ -93,7 +99,7 @@ mod tests {
 
     #[test]
     fn announced_events_are_known() {
-        let cpu = Known { vendor: VENDOR_INTEL, missing: missing(EAX, 0) };
+        let cpu = Known { vendor: VENDOR_INTEL, missing: missing(EAX, 0), fixed: 3 };
         for event in [Event::INSTRUCTIONS, Event::CYCLES.user(), Event::BRANCHES.kernel()] {
             assert!(cpu.has(&event), "{event}");
         }
@@ -105,20 +111,25 @@ mod tests {
 
     #[test]
     fn an_event_that_is_missing_is_not_known_by_name_either() {
-        let cpu = Known { vendor: VENDOR_INTEL, missing: missing(EAX, 1 << 5) };
+        let cpu = Known { vendor: VENDOR_INTEL, missing: missing(EAX, 1 << 5), fixed: 2 };
         assert!(!cpu.has(&Event::BRANCHES) && !cpu.has(&Event::raw(0xc4)));
         assert!(cpu.has(&Event::INSTRUCTIONS));
+        assert!(!cpu.has(&Event::REF_CYCLES) && Known { fixed: 3, ..cpu }.has(&Event::REF_CYCLES));
         // Only so many bits of EBX have a meaning.
-        let few = Known { vendor: VENDOR_INTEL, missing: missing(EAX & 0xff_ffff | 2 << 24, 0) };
+        let few = Known {
+            vendor: VENDOR_INTEL,
+            missing: missing(EAX & 0xff_ffff | 2 << 24, 0),
+            fixed: 3,
+        };
         assert!(few.has(&Event::INSTRUCTIONS) && !few.has(&Event::BRANCHES));
     }
 
     #[test]
     fn amd_and_hidden_leaves_have_their_events() {
-        let amd = Known { vendor: VENDOR_AMD, missing: 0 };
+        let amd = Known { vendor: VENDOR_AMD, missing: 0, fixed: 0 };
         assert!(amd.has(&Event::BRANCHES) && amd.has(&Event::raw(0xc3)));
         assert!(!amd.has(&Event::raw(0x3c)));
         assert_eq!(missing(0, 0), 0);
-        assert!(!Known { vendor: 0, missing: 0 }.has(&Event::CYCLES));
+        assert!(!Known { vendor: 0, missing: 0, fixed: 0 }.has(&Event::CYCLES));
     }
 }

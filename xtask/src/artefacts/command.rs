@@ -19,7 +19,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Builds it and installs it with its man pages and completions below `prefix`.
 pub fn install(prefix: &Path) -> Result<()> {
-    replace(&guest::dynamic("cli")?.join("perfctr"), &prefix.join("bin/perfctr"))?;
+    replace(&guest::dynamic("cli", "pfm")?.join("perfctr"), &prefix.join("bin/perfctr"))?;
     // What the command says of itself is written nowhere else.
     let generated = cache::root()?.join("work/generated");
     if generated.exists() {

@@ -30,9 +30,10 @@ pub fn programs(package: &str) -> Result<PathBuf> {
     build(profile, &["--package", package], "target/guest", "-C target-feature=+crt-static")
 }
 
-/// Builds a package with its shared libraries, for any machine with this one's C library.
-pub fn dynamic(package: &str) -> Result<PathBuf> {
-    build("release", &["--package", package], "target/dynamic", "")
+/// Builds a package with its shared libraries and such features, for any machine with this one's C
+/// library.
+pub fn dynamic(package: &str, features: &str) -> Result<PathBuf> {
+    build("release", &["--package", package, "--features", features], "target/dynamic", "")
 }
 
 /// Builds an example that is a shared library; returns its path.

@@ -5,6 +5,7 @@ pub mod command;
 pub mod debian;
 pub mod guest;
 pub mod kernel;
+pub mod libpfm;
 pub mod packages;
 pub mod pprof;
 pub mod qemu;

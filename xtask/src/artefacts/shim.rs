@@ -32,7 +32,7 @@ pub fn install(prefix: &Path) -> Result<()> {
 pub fn stage(tree: &Path, prefix: &Path, lib: &str) -> Result<PathBuf> {
     apt::install(&["gcc", "libc6-dev", "binutils"], "linking the C library")?;
     let _lock = cache::lock("papi-shim")?;
-    let built = guest::dynamic("papi-shim")?;
+    let built = guest::dynamic("papi-shim", "")?;
     let libraries = tree.join(lib);
     for dir in [libraries.join("pkgconfig"), tree.join("bin")] {
         fs::create_dir_all(dir)?;

@@ -5,6 +5,7 @@
 //! program of `tests/vm`, both have one name.
 
 mod driver;
+mod encodings;
 mod hostile;
 mod model;
 pub mod mutants;
@@ -33,6 +34,7 @@ use self::report::Tier::{Model, Vm};
 pub const SUITES: &[Suite] = &[
     Suite { name: "check", tier: Model, run: model::check },
     Suite { name: "unit", tier: Model, run: model::unit },
+    Suite { name: "encodings", tier: Model, run: encodings::run },
     Suite { name: "simulator", tier: Model, run: model::simulator },
     Suite { name: "mutants", tier: Model, run: mutants::suite },
     Suite { name: "loom", tier: Model, run: model::loom },

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Events.
 
-use std::fmt;
-use std::str::FromStr;
+mod parse;
+#[cfg(feature = "pfm")]
+mod pfm;
 
+use std::fmt;
+
+pub use self::parse::ParseEventError;
+#[cfg(feature = "pfm")]
+pub use self::pfm::{Described, catalogue};
 use shared_abi::PhysSlot;
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
@@ -23,6 +29,8 @@ pub struct Event {
     pub(crate) period: u64,
     /// Whether it is counted only where it is known to be right.
     pub(crate) verified: bool,
+    /// What libpfm4 calls it on this CPU, which it knows then.
+    pub(crate) name: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,13 +40,15 @@ pub(crate) enum What {
 }
 
 /// What [`Event`]s are called, the name that they are printed with first.
-const NAMES: [(What, &[&str]); 6] = [
+const NAMES: [(What, &[&str]); 8] = [
     (What::Generic(Generic::Instructions), &["instructions"]),
     (What::Generic(Generic::Cycles), &["cycles", "cpu-cycles"]),
     (What::Generic(Generic::Branches), &["branches", "branch-instructions"]),
     (What::Generic(Generic::BranchMisses), &["branch-misses"]),
     (What::Generic(Generic::CacheReferences), &["cache-references"]),
     (What::Generic(Generic::CacheMisses), &["cache-misses"]),
+    (What::Generic(Generic::BusCycles), &["bus-cycles"]),
+    (What::Generic(Generic::ReferenceCycles), &["ref-cycles"]),
 ];
 
 impl Event {
@@ -55,6 +65,12 @@ impl Event {
     /// Misses of the last-level cache (Intel's architectural event).
     pub const CACHE_MISSES: Self = Self::new(What::Generic(Generic::CacheMisses));
 
+    /// Cycles of the bus while not halted (Intel's architectural event).
+    pub const BUS_CYCLES: Self = Self::new(What::Generic(Generic::BusCycles));
+    /// Cycles while not halted of a clock with the frequency of the TSC (Intel's third fixed
+    /// counter).
+    pub const REF_CYCLES: Self = Self::new(What::Generic(Generic::ReferenceCycles));
+
     /// Every event that has a name, in both modes.
     pub fn named() -> impl Iterator<Item = Self> {
         NAMES.iter().map(|&(what, _)| Self::new(what))
@@ -70,7 +86,7 @@ impl Event {
     }
 
     const fn new(what: What) -> Self {
-        Self { what, rings: EVNTSEL_RINGS, slot: None, period: 0, verified: true }
+        Self { what, rings: EVNTSEL_RINGS, slot: None, period: 0, verified: true, name: None }
     }
 
     /// Counts in user mode only.
@@ -109,6 +125,20 @@ impl Event {
         Self { verified: false, ..self }
     }
 
+    /// Events between two samples; 0 if it does not sample.
+    pub const fn period(self) -> u64 {
+        self.period
+    }
+
+    /// The select word of an event that was given by one, or by libpfm4's name; `None` for events
+    /// whose word depends on the CPU.
+    pub const fn word(self) -> Option<u64> {
+        match self.what {
+            What::Generic(_) => None,
+            What::Raw(select) => Some(select),
+        }
+    }
+
     /// Whether it overflows.
     pub(crate) const fn samples(self) -> bool {
         self.period != 0
@@ -134,7 +164,10 @@ impl Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.what, NAMES.iter().find(|(what, _)| *what == self.what)) {
-            (What::Raw(select), _) => write!(f, "r{select:x}")?,
+            (What::Raw(select), _) => match self.name {
+                Some(name) => f.write_str(name)?,
+                None => write!(f, "r{select:x}")?,
+            },
             (_, Some((_, names))) => f.write_str(names[0])?,
             (_, None) => f.write_str("event without a name")?,
         }
@@ -144,116 +177,5 @@ impl fmt::Display for Event {
             _ => {}
         }
         if self.verified { Ok(()) } else { f.write_str(" (unverified)") }
-    }
-}
-
-/// Why a text names no event.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ParseEventError {
-    /// There is no event of this name.
-    #[error("{}", unknown(.0))]
-    Name(String),
-    /// What follows the colon is neither `u`, `k` nor both.
-    #[error("unknown modifier `{0}`; known are u (user mode), k (kernel mode) and uk")]
-    Modifier(String),
-}
-
-fn unknown(name: &str) -> String {
-    let names = || NAMES.iter().flat_map(|(_, names)| names.iter().copied());
-    let suggestion = match similar(name, names()) {
-        Some(similar) => format!("; did you mean `{similar}`?"),
-        None => String::new(),
-    };
-    let known: Vec<&str> = names().collect();
-    format!(
-        "unknown event `{name}`{suggestion}; known are {}, and r with a select word",
-        known.join(", ")
-    )
-}
-
-/// How alike two names are at least of which one is taken for the other; 1 means equal.
-const SIMILAR_MIN: f64 = 0.8;
-
-/// The name that is most like this one, if any is.
-fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let (name, plain) = (name.to_lowercase(), |c| if c == '_' { '-' } else { c });
-    let name: String = name.trim().chars().map(plain).collect();
-    let scored = names.map(|other| (strsim::jaro_winkler(&name, other), other));
-    let best = scored.max_by(|(one, _), (other, _)| one.total_cmp(other));
-    best.filter(|(score, _)| *score >= SIMILAR_MIN).map(|(_, name)| name)
-}
-
-/// As perf's users write events: `instructions`, `cycles:u`, `r4f2e:k`.
-///
-/// ```
-/// use perfctr::Event;
-///
-/// assert_eq!("cpu-cycles:u".parse(), Ok(Event::CYCLES.user()));
-/// let error = "cycels".parse::<Event>().unwrap_err();
-/// assert!(error.to_string().starts_with("unknown event `cycels`; did you mean `cycles`?"));
-/// ```
-impl FromStr for Event {
-    type Err = ParseEventError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (name, modifier) = text.split_once(':').unwrap_or((text, "uk"));
-        let raw = || u64::from_str_radix(name.strip_prefix('r')?, 16).ok().map(Self::raw);
-        let named = NAMES.iter().find(|(_, names)| names.contains(&name));
-        let event = named.map(|&(what, _)| Self::new(what)).or_else(raw);
-        let event = event.ok_or_else(|| ParseEventError::Name(name.to_owned()))?;
-        match modifier {
-            "u" => Ok(event.user()),
-            "k" => Ok(event.kernel()),
-            "uk" | "ku" => Ok(event),
-            other => Err(ParseEventError::Modifier(other.to_owned())),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_printed_can_be_read() {
-        let raw = Event::raw(0x0151);
-        for event in Event::named().chain([raw]) {
-            for event in [event, event.user(), event.kernel()] {
-                assert_eq!(event.to_string().parse(), Ok(event));
-            }
-        }
-        assert_eq!("branch-instructions:ku".parse(), Ok(Event::BRANCHES));
-    }
-
-    #[test]
-    fn the_name_that_was_meant_is_suggested() {
-        for (name, meant) in [
-            ("instrutions", "instructions"),
-            ("Instructions", "instructions"),
-            ("instruction", "instructions"),
-            ("cpu_cycles", "cpu-cycles"),
-            ("branch-miss", "branch-misses"),
-            ("brnaches", "branches"),
-            ("cache-mises", "cache-misses"),
-            ("cache-refs", "cache-references"),
-        ] {
-            let said = name.parse::<Event>().unwrap_err().to_string();
-            assert!(said.contains(&format!("; did you mean `{meant}`?; known are")), "{said}");
-        }
-        for name in ["", "r", "tlb", "page-faults", "L1-dcache-loads"] {
-            let said = name.parse::<Event>().unwrap_err().to_string();
-            assert!(!said.contains("did you mean"), "{said}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_event_is_refused_by_name() {
-        for name in ["", "r", "rxyz", "Instructions", "instructions "] {
-            assert_eq!(name.parse::<Event>(), Err(ParseEventError::Name(name.to_owned())));
-        }
-        for modifier in ["", "p", "uu", "u:k"] {
-            let error = format!("cycles:{modifier}").parse::<Event>().unwrap_err();
-            assert_eq!(error, ParseEventError::Modifier(modifier.to_owned()));
-        }
     }
 }

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr list`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use perfctr::{Error, Event, ParseEventError};
+use serde::Serialize;
+
+use crate::info::Here;
+
+/// What to list.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// These events, or why there are none of such names, in place of those that every CPU has.
+    #[arg(value_name = "EVENT")]
+    events: Vec<String>,
+    /// This CPU's own events, too: by libpfm4's names, if that is installed.
+    #[arg(short, long, conflicts_with = "events")]
+    all: bool,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// An event, or what somebody takes for one.
+#[derive(Debug, Serialize)]
+struct Listed {
+    name: String,
+    /// Event number, unit mask, edge, inversion and counter mask as an event select has them; none
+    /// of events that have other ones on other CPUs.
+    select: Option<u64>,
+    /// The event that is counted, if its name is another one.
+    event: Option<String>,
+    /// Why it cannot be counted here.
+    refused: Option<String>,
+    description: Option<String>,
+}
+
+impl Listed {
+    fn of(here: &Here, name: String, description: Option<String>) -> Self {
+        match name.parse::<Event>() {
+            Ok(event) => Self {
+                select: event.word(),
+                event: Some(event.to_string()).filter(|event| *event != name),
+                refused: here.refuses(event.user()).map(reason),
+                name,
+                description,
+            },
+            Err(error) => {
+                Self { select: None, event: None, refused: Some(explain(error)), name, description }
+            }
+        }
+    }
+
+    fn print(&self) {
+        let can = match &self.refused {
+            None => "yes".to_owned(),
+            Some(reason) => format!("no: {reason}"),
+        };
+        let select = self.select.map_or_else(String::new, |select| format!("r{select:x}"));
+        println!("{:<40} {select:<12} {can}", self.name);
+        if let Some(description) = &self.description {
+            println!("    {description}");
+        }
+    }
+}
+
+fn reason(error: Error) -> String {
+    match error {
+        Error::EventNotAvailable { reason, .. } => reason.to_owned(),
+        Error::NoCounters { .. } => "nobody provides counters".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+fn explain(error: ParseEventError) -> String {
+    match error {
+        ParseEventError::Encoding { reason, .. } => reason,
+        error => error.to_string(),
+    }
+}
+
+/// `perfctr list`.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let here = Here::find()?;
+    let mut listed: Vec<Listed> = if options.events.is_empty() {
+        Event::named().map(|event| Listed::of(&here, event.to_string(), None)).collect()
+    } else {
+        options.events.iter().map(|name| Listed::of(&here, name.clone(), None)).collect()
+    };
+    if options.all {
+        listed.extend(own_events(&here)?);
+    }
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&listed)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{:<40} {:<12} here ({})", "event", "select", here.description.provider);
+    listed.iter().for_each(Listed::print);
+    if options.events.is_empty() {
+        println!(
+            "\nr and a hexadecimal select word is any event, cpu/event=0xc4,umask=0x1/ the same; \
+             :u and :k count one mode only."
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// This CPU's own, of which there may be a thousand.
+#[cfg(feature = "pfm")]
+fn own_events(here: &Here) -> Result<Vec<Listed>> {
+    let all = perfctr::catalogue();
+    anyhow::ensure!(!all.is_empty(), "libpfm4 is not installed, or does not know this CPU");
+    let listed = |perfctr::Described { name, description }| {
+        Listed::of(here, name, Some(description).filter(|text| !text.is_empty()))
+    };
+    Ok(all.into_iter().map(listed).collect())
+}
+
+#[cfg(not(feature = "pfm"))]
+fn own_events(_: &Here) -> Result<Vec<Listed>> {
+    anyhow::bail!("this perfctr was built without libpfm4 (feature pfm)")
+}

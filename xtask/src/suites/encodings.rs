@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What events' names are taken for, beside libpfm4's own answers.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::Value;
+
+use super::report::Report;
+use crate::artefacts::libpfm::{Libpfm, libpfm};
+use crate::tools::{sh, toolchain};
+
+/// As libpfm4 calls them: of both vendors, old and new.
+const MODELS: [&str; 5] = ["nhm", "hsw", "skl", "spr", "amd64_fam17h_zen2"];
+/// An event select's bits that say how it is counted, not what: rings, pin control, interrupt and
+/// enable (SDM volume 3, figure 20-1).
+const NOT_OF_EVENT: u64 = 0b11 << 16 | 1 << 19 | 1 << 20 | 1 << 22;
+/// What libpfm4 writes for Intel's third fixed counter.
+const REFERENCE_CYCLES: u64 = 0x0300;
+
+/// No boots.
+pub fn run(report: &mut Report) -> Result<()> {
+    let libpfm = libpfm()?;
+    let mut cargo = toolchain::cargo();
+    cargo.args(["build", "--quiet", "--package", "cli", "--features", "pfm"]);
+    sh::run(cargo.current_dir(sh::project()))?;
+    for model in MODELS {
+        let mut said = String::new();
+        report.test(&format!("every event of {model} has libpfm4's encoding"), || {
+            said = compare(&libpfm, model)?;
+            Ok(())
+        });
+        report.note(said);
+    }
+    report.test("a name that was mistyped gets the one of this CPU that was meant", || {
+        let listed = ours(&libpfm, "skl", &["MEM_LOAD_RETIERD:L1_HIT".to_owned()])?;
+        let refused = listed[0]["refused"].as_str().unwrap_or_default();
+        ensure!(refused.contains("did you mean `MEM_LOAD_RETIRED`?"), "{refused}");
+        Ok(())
+    });
+    report.test("every event in the list of this CPU's own can be parsed", || {
+        let mut list = perfctr(&libpfm, "skl");
+        let listed: Vec<Value> =
+            serde_json::from_str(&sh::output(list.args(["list", "--json", "--all"]))?)?;
+        let parsed = listed.iter().filter(|event| event["select"].is_u64()).count();
+        let truth = truth(&libpfm, "skl")?.len();
+        ensure!(parsed > 300 && parsed <= truth, "{parsed} of {truth}");
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Every event of the model; gives how many there were.
+fn compare(libpfm: &Libpfm, model: &str) -> Result<String> {
+    let truth = truth(libpfm, model)?;
+    let names: Vec<String> = truth.keys().cloned().collect();
+    let listed = ours(libpfm, model, &names)?;
+    ensure!(listed.len() == truth.len() && truth.len() > 100, "{} listed", listed.len());
+    let (mut equal, mut refused) = (0, 0);
+    for ((name, words), found) in truth.iter().zip(&listed) {
+        let select = found["select"].as_u64();
+        let fault = || format!("{name}: {words:x?} of libpfm4's, {found}");
+        ensure!(found["name"] == **name, "{}", fault());
+        match words[..] {
+            [word] if word & !NOT_OF_EVENT == REFERENCE_CYCLES => {
+                ensure!(found["event"] == "ref-cycles", "{}", fault());
+                equal += 1;
+            }
+            // A fixed counter's alone, for which no event select stands.
+            [word] if word & 0xff == 0 && word >> 32 == 0 => {
+                ensure!(select.is_none() && found["refused"].is_string(), "{}", fault());
+                refused += 1;
+            }
+            [word] => {
+                ensure!(select == Some(word & !NOT_OF_EVENT), "{}", fault());
+                equal += 1;
+            }
+            _ => {
+                let reason = found["refused"].as_str().unwrap_or_default();
+                ensure!(reason.contains("registers beside the event select"), "{}", fault());
+                refused += 1;
+            }
+        }
+    }
+    Ok(format!("{model}: {equal} encodings equal, {refused} events refused that are more"))
+}
+
+/// What libpfm4's own program says: the words of each event.
+fn truth(libpfm: &Libpfm, model: &str) -> Result<BTreeMap<String, Vec<u64>>> {
+    let mut command = Command::new(&libpfm.showevtinfo);
+    command.args(["-E", "-L", "-O", "none"]).env("LIBPFM_FORCE_PMU", model);
+    let said = sh::output(&mut command)?;
+    let prefix = format!("{model}::");
+    let parse = |line: &str| -> Option<Result<(String, Vec<u64>)>> {
+        let (words, name) = line.rsplit_once('\t')?;
+        let name = name.trim();
+        let word = |word: &str| {
+            let digits = word.trim().strip_prefix("0x").context("a word")?;
+            Ok(u64::from_str_radix(digits, 16)?)
+        };
+        let words = words.split('\t').filter(|word| !word.is_empty()).map(word);
+        name.starts_with(&prefix).then(|| Ok((name.to_owned(), words.collect::<Result<_>>()?)))
+    };
+    said.lines().filter_map(parse).collect()
+}
+
+/// What ours says of each.
+fn ours(libpfm: &Libpfm, model: &str, names: &[String]) -> Result<Vec<Value>> {
+    let mut command = perfctr(libpfm, model);
+    let said = sh::output(command.args(["list", "--json"]).args(names))?;
+    let listed: Value = serde_json::from_str(&said)?;
+    listed.as_array().cloned().ok_or_else(|| anyhow!("no list: {said}"))
+}
+
+/// Ours, which takes this machine for such a model.
+fn perfctr(libpfm: &Libpfm, model: &str) -> Command {
+    let mut command = Command::new(sh::project().join("target/debug/perfctr"));
+    command.env("LD_LIBRARY_PATH", &libpfm.libraries).env("LIBPFM_FORCE_PMU", model);
+    command
+}
