@@ -53,7 +53,8 @@ pub const CHECKS: &[Check] = &[
 ];
 
 fn lints() -> Result<()> {
-    cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
+    let what = ["--workspace", "--all-targets", "--features", "cli/pfm"];
+    cargo(&[&["clippy", "--quiet"], &what[..], &["--", "-D", "warnings"]].concat())
 }
 
 fn simulator_lints() -> Result<()> {
