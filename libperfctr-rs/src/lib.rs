@@ -19,6 +19,6 @@ pub use event::{Described, catalogue};
 pub use event::{Event, ParseEventError};
 pub use provider::refusal::{Cause, Refusal};
 pub use provider::types::{Description, Provider};
-pub use session::{Reading, Session};
+pub use session::{Counts, Reading, Session};
 pub use shared_abi::caps::CAPS_SAMPLING;
 pub use shared_abi::{CounterWidth, PhysSlot, PmuCaps};

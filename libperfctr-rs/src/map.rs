@@ -2,6 +2,7 @@
 //! Pages that the kernel publishes: the device's, and those of perf events.
 #![expect(unsafe_code, reason = "a mapping is a pointer; this gives it a type")]
 
+use std::hint::black_box;
 use std::io;
 use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::AsRawFd;
@@ -11,7 +12,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use shared_abi::limits::{MAX_VCPUS, PAGE_BYTES};
 use shared_abi::read::Counters;
-use shared_abi::read::{ReadError, Snapshot, read_thread};
+use shared_abi::read::{ReadError, Snapshot, read_counts, read_thread};
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::error::Error;
@@ -73,9 +74,22 @@ impl Pages {
     #[inline(always)]
     pub fn read(&self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
         if self.forked() {
-            return Err(ReadError::NotDirect);
+            return Err(no_pages());
         }
         read_thread(self.thread(), |n| self.vcpu(n), &Hardware, counts)
+    }
+
+    /// As [`read`](Self::read), without the TSC.  Gives the failed attempts.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read).
+    #[inline(always)]
+    pub fn counts(&self, counts: &mut [u64]) -> Result<u32, ReadError> {
+        if self.forked() {
+            return Err(no_pages());
+        }
+        read_counts(self.thread(), |n| self.vcpu(n), &Hardware, counts)
     }
 
     /// The calling thread's page.  Not for forked processes, which have no mapping.
@@ -95,6 +109,14 @@ impl Pages {
         // SAFETY: as above; `1 + vcpus` pages are mapped and `n` is less than `vcpus`.
         Some(unsafe { &*self.map.as_ptr().add((1 + n as usize) * PAGE_BYTES).cast::<VcpuPage>() })
     }
+}
+
+/// The answer of a forked child's mapping.  Compilers that know it load it before each read, in
+/// case.
+#[cold]
+#[inline(never)]
+fn no_pages() -> ReadError {
+    black_box(ReadError::NotDirect)
 }
 
 impl Drop for Pages {

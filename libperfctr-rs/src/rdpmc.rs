@@ -14,9 +14,16 @@
 //! comes later is not counted.  Events that are not about retirement, like cycles, stay fuzzy by
 //! some tens of cycles; CPUID in place of LFENCE would not change that and would trap to the
 //! hypervisor.
+//!
+//! # Loads
+//!
+//! Words of pages are loaded by volatile loads, which compilers make operands of the instructions
+//! that use them, and atomic ones they do not.  Whoever writes these pages does so outside of this
+//! program, and x86 loads aligned words whole and in order (SDM volume 3, 10.1.1 and 10.2).
 #![expect(unsafe_code, reason = "RDPMC has no safe form")]
 
 use core::arch::asm;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use shared_abi::read::Counters;
 
@@ -36,34 +43,61 @@ pub struct Hardware;
 impl Counters for Hardware {
     #[inline(always)]
     fn rdpmc(&self, index: u32) -> u64 {
-        let (low, high): (u32, u32);
+        let (low, high): (u64, u64);
         // SAFETY: RDPMC writes EAX and EDX and touches no memory.  That there is no `nomem` keeps
         // the compiler from moving it across the loads of a page.
         unsafe {
             asm!(
                 "rdpmc",
                 in("ecx") index,
-                out("eax") low,
-                out("edx") high,
+                out("rax") low,
+                out("rdx") high,
                 options(nostack, preserves_flags),
             );
         }
-        u64::from(high) << 32 | u64::from(low)
+        high << 32 | low
     }
 
     #[inline(always)]
     fn rdtsc(&self) -> u64 {
-        let (low, high): (u32, u32);
+        let (low, high): (u64, u64);
         // SAFETY: as above; LFENCE has no operands.
         unsafe {
             asm!(
                 "lfence",
                 "rdtsc",
-                out("eax") low,
-                out("edx") high,
+                out("rax") low,
+                out("rdx") high,
                 options(nostack, preserves_flags),
             );
         }
-        u64::from(high) << 32 | u64::from(low)
+        high << 32 | low
+    }
+
+    #[inline(always)]
+    fn fence(&self) {
+        // SAFETY: LFENCE has no operands.
+        unsafe { asm!("lfence", options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    fn load(&self, word: &AtomicU64) -> u64 {
+        // SAFETY: a reference is valid and aligned, and writers are outside of this program.
+        unsafe { word.as_ptr().read_volatile() }
+    }
+
+    #[inline(always)]
+    fn load_half(&self, half: &AtomicU32) -> u32 {
+        // SAFETY: as above.
+        unsafe { half.as_ptr().read_volatile() }
+    }
+
+    #[inline(always)]
+    fn opaque(&self, mut word: u64) -> u64 {
+        // SAFETY: no instruction.
+        unsafe {
+            asm!("/* {} */", inout(reg) word, options(pure, nomem, nostack, preserves_flags))
+        };
+        word
     }
 }

@@ -39,11 +39,40 @@ impl<const N: usize> Sub for Reading<N> {
     fn sub(self, earlier: Self) -> Self {
         Self {
             tsc: self.tsc.wrapping_sub(earlier.tsc),
-            counts: std::array::from_fn(|n| self.counts[n].wrapping_sub(earlier.counts[n])),
+            counts: difference(&self.counts, &earlier.counts),
             retries: self.retries,
             direct: self.direct && earlier.direct,
         }
     }
+}
+
+/// One consistent snapshot of a thread's counters, without the time-stamp counter.
+///
+/// The fields and the difference of two are those of a [`Reading`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts<const N: usize> {
+    /// As [`Reading::counts`].
+    pub counts: [u64; N],
+    /// As [`Reading::retries`].
+    pub retries: u32,
+    /// As [`Reading::direct`].
+    pub direct: bool,
+}
+
+impl<const N: usize> Sub for Counts<N> {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            counts: difference(&self.counts, &earlier.counts),
+            retries: self.retries,
+            direct: self.direct && earlier.direct,
+        }
+    }
+}
+
+fn difference<const N: usize>(later: &[u64; N], earlier: &[u64; N]) -> [u64; N] {
+    std::array::from_fn(|n| later[n].wrapping_sub(earlier[n]))
 }
 
 /// The calling thread's counters.
@@ -202,6 +231,18 @@ impl Session {
         let mut counts = [0; N];
         let Taken { tsc, retries, direct } = self.backend.read(&mut counts)?;
         Ok(Reading { tsc, counts, retries, direct })
+    }
+
+    /// Reads the first `N` counters at once, and not the TSC: the shortest reading that there is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read).
+    #[inline(always)]
+    pub fn counts<const N: usize>(&self) -> Result<Counts<N>, Error> {
+        let mut counts = [0; N];
+        let Taken { retries, direct, .. } = self.backend.counts(&mut counts)?;
+        Ok(Counts { counts, retries, direct })
     }
 
     /// The page that the guest kernel publishes for this thread, for diagnosis.

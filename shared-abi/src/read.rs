@@ -21,15 +21,38 @@ use crate::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
 use crate::planted;
 use crate::slot::PhysSlot;
 use crate::sync::Ordering::Relaxed;
-use crate::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, ThreadPage};
+use crate::sync::{AtomicU32, AtomicU64};
+use crate::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, ThreadPage, ThreadSlot};
 use crate::vcpu_page::{VCPU_DIRECT, VcpuPage, VcpuSlot};
 
-/// The two instructions that read counters.
+/// The instructions that read counters, and pages.
 pub trait Counters {
     /// RDPMC.
     fn rdpmc(&self, index: u32) -> u64;
-    /// RDTSC.
+    /// RDTSC, after all earlier instructions.
     fn rdtsc(&self) -> u64;
+
+    /// Has what is read next wait for all earlier instructions.
+    #[inline(always)]
+    fn fence(&self) {}
+
+    /// A word of a page.
+    #[inline(always)]
+    fn load(&self, word: &AtomicU64) -> u64 {
+        word.load(Relaxed)
+    }
+
+    /// Half a word of a page.
+    #[inline(always)]
+    fn load_half(&self, half: &AtomicU32) -> u32 {
+        half.load(Relaxed)
+    }
+
+    /// The same word, of which the compiler no longer knows anything.
+    #[inline(always)]
+    fn opaque(&self, word: u64) -> u64 {
+        black_box(word)
+    }
 }
 
 /// Why a direct read gives no value.
@@ -61,29 +84,50 @@ pub struct Snapshot {
 #[inline(always)]
 pub fn read_thread<'a>(
     thread: &ThreadPage,
-    vcpus: impl Fn(u32) -> Option<&'a VcpuPage>,
+    vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
     hw: &impl Counters,
     counts: &mut [u64],
 ) -> Result<Snapshot, ReadError> {
+    let mut tsc = 0;
+    let retries = attempt(thread, vcpus, hw, Some(&mut tsc), counts)?;
+    Ok(Snapshot { tsc, retries })
+}
+
+/// As [`read_thread`], without the TSC.  Gives the failed attempts.
+#[inline(always)]
+pub fn read_counts<'a>(
+    thread: &ThreadPage,
+    vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
+    hw: &impl Counters,
+    counts: &mut [u64],
+) -> Result<u32, ReadError> {
+    attempt(thread, vcpus, hw, None, counts)
+}
+
+/// Attempts until one is undisturbed; gives how many failed before.
+#[inline(always)]
+fn attempt<'a>(
+    thread: &ThreadPage,
+    vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
+    hw: &impl Counters,
+    mut tsc: Option<&mut u64>,
+    counts: &mut [u64],
+) -> Result<u32, ReadError> {
     let mut retries = 0;
     loop {
-        let stamp = thread.seq.stamp();
-        let state = thread.state.load(Relaxed);
-        let direct = state & (THREAD_ACTIVE | THREAD_DIRECT) == THREAD_ACTIVE | THREAD_DIRECT;
-        let vcpu = vcpus(planted!(PageOfFirstVcpu, thread.vcpu.load(Relaxed), 0));
-        let (result, vcpu_change) = match vcpu {
-            Some(vcpu) if direct => {
-                let vcpu_stamp = vcpu.seq.stamp();
-                let result = combine(thread, vcpu, hw, counts);
-                (result, planted!(VcpuSeqNotRechecked, vcpu.seq.change(vcpu_stamp), 0))
+        match once(thread, vcpus, hw, tsc.as_deref_mut(), counts) {
+            // One branch on both words: two would make an attempt's cost depend on which has
+            // changed, and compilers split even a joint comparison unless its operand is opaque.
+            Some(change) => {
+                if hw.opaque(change) == 0 {
+                    return Ok(retries);
+                }
             }
-            _ => (read_sums(thread, state, counts), 0),
-        };
-        // One branch on both words: two would make an attempt's cost depend on which has changed,
-        // and compilers split even a joint comparison unless its operand is opaque to them.
-        let thread_change = planted!(ThreadSeqNotRechecked, thread.seq.change(stamp), 0);
-        if black_box(vcpu_change | thread_change) == 0 {
-            return result.map(|tsc| Snapshot { tsc, retries });
+            None => {
+                if let Some(answer) = otherwise(thread, vcpus, tsc.as_deref_mut(), counts) {
+                    return answer.map(|()| retries);
+                }
+            }
         }
         retries += 1;
         if retries >= READ_ATTEMPTS_MAX {
@@ -92,53 +136,106 @@ pub fn read_thread<'a>(
     }
 }
 
-/// One attempt of a running thread.
+/// One attempt of a running thread: 0 if nothing has disturbed it; `None` if the pages do not let
+/// it read directly.
 #[inline(always)]
-fn combine(
+fn once<'a>(
     thread: &ThreadPage,
-    vcpu: &VcpuPage,
+    vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
     hw: &impl Counters,
+    tsc: Option<&mut u64>,
     counts: &mut [u64],
-) -> Result<u64, ReadError> {
-    if vcpu.flags.load(Relaxed) & VCPU_DIRECT == 0 {
-        return Err(ReadError::NotDirect);
+) -> Option<u64> {
+    let stamp = thread.seq.stamp();
+    if !hw.load_half(&thread.state) & (THREAD_ACTIVE | THREAD_DIRECT) != 0 {
+        return None;
     }
-    let tsc = log_thread(
-        thread.tsc_sum.load(Relaxed),
-        thread.tsc_start.load(Relaxed),
-        vcpu_tsc(vcpu, hw),
-    );
-    if counts.len() > thread.counters.load(Relaxed) as usize {
-        return Err(ReadError::Malformed);
+    let vcpu = vcpus(planted!(PageOfFirstVcpu, hw.load_half(&thread.vcpu), 0))?;
+    let vcpu_stamp = vcpu.seq.stamp();
+    if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
+        return None;
+    }
+    if counts.len() > hw.load_half(&thread.counters) as usize {
+        return None;
+    }
+    match tsc {
+        Some(tsc) => {
+            let phys = vcpu_tsc(vcpu, hw);
+            *tsc = log_thread(hw.load(&thread.tsc_sum), hw.load(&thread.tsc_start), phys);
+        }
+        None => hw.fence(),
     }
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
-        let phys = slot.slot.load(Relaxed) as usize;
-        let counter = vcpu.slots.get(phys).ok_or(ReadError::Malformed)?;
-        let raw = hw.rdpmc(slot.rdpmc.load(Relaxed));
-        *count = log_thread(
-            slot.sum.load(Relaxed),
-            slot.start.load(Relaxed),
-            vcpu_counter(counter, raw),
-        );
+        let counter = vcpu.slots.get(hw.load_half(&slot.slot) as usize)?;
+        let phys = vcpu_counter(counter, hw, hw.rdpmc(hw.load_half(&slot.rdpmc)));
+        *count = log_thread(hw.load(&slot.sum), hw.load(&slot.start), phys);
     }
-    Ok(tsc)
+    let vcpu_change =
+        planted!(VcpuSeqNotRechecked, vcpu.seq.change(vcpu_stamp, |word| hw.load(word)), 0);
+    let thread_change =
+        planted!(ThreadSeqNotRechecked, thread.seq.change(stamp, |word| hw.load(word)), 0);
+    Some(vcpu_change | thread_change)
 }
 
-/// One attempt of a thread that is not running, or may not read directly.
-fn read_sums(thread: &ThreadPage, state: u32, counts: &mut [u64]) -> Result<u64, ReadError> {
-    if state & THREAD_FAILED != 0 {
-        return Err(ReadError::NotLoaded(thread.error.load(Relaxed)));
-    }
-    if state & THREAD_ACTIVE != 0 {
-        let direct = state & THREAD_DIRECT != 0;
-        return Err(if direct { ReadError::Malformed } else { ReadError::NotDirect });
-    }
+/// What a thread is told that is not running, or may not read directly; `None` if that has just
+/// changed.
+#[cold]
+#[inline(never)]
+fn otherwise<'a>(
+    thread: &ThreadPage,
+    vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
+    tsc: Option<&mut u64>,
+    counts: &mut [u64],
+) -> Option<Result<(), ReadError>> {
+    let stamp = thread.seq.stamp();
+    let state = thread.state.load(Relaxed);
+    let answer = if state & THREAD_FAILED != 0 {
+        Err(ReadError::NotLoaded(thread.error.load(Relaxed)))
+    } else if state & THREAD_ACTIVE == 0 {
+        sums(thread, tsc, counts)
+    } else if state & THREAD_DIRECT == 0 {
+        Err(ReadError::NotDirect)
+    } else {
+        Err(refusal(thread, vcpus, counts.len())?)
+    };
+    thread.seq.still(stamp).then_some(answer)
+}
+
+/// The sums of a thread that does not count now.
+fn sums(thread: &ThreadPage, tsc: Option<&mut u64>, counts: &mut [u64]) -> Result<(), ReadError> {
     if counts.len() > thread.counters.load(Relaxed) as usize {
         return Err(ReadError::Malformed);
     }
-    Ok(copy_sums(thread, counts))
+    let sum = copy_sums(thread, counts);
+    if let Some(tsc) = tsc {
+        *tsc = sum;
+    }
+    Ok(())
 }
 
+/// Why a thread whose page lets it read directly does not get `asked` counters; `None` if it does
+/// by now.
+fn refusal<'a>(
+    thread: &ThreadPage,
+    vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
+    asked: usize,
+) -> Option<ReadError> {
+    let Some(vcpu) = vcpus(thread.vcpu.load(Relaxed)) else {
+        return Some(ReadError::Malformed);
+    };
+    let stamp = vcpu.seq.stamp();
+    let exists = |slot: &ThreadSlot| (slot.slot.load(Relaxed) as usize) < vcpu.slots.len();
+    let refusal = if vcpu.flags.load(Relaxed) & VCPU_DIRECT == 0 {
+        ReadError::NotDirect
+    } else if asked > thread.counters.load(Relaxed) as usize
+        || !thread.slots.iter().take(asked).all(exists)
+    {
+        ReadError::Malformed
+    } else {
+        return None;
+    };
+    vcpu.seq.still(stamp).then_some(refusal)
+}
 /// Gives the TSC's sum.
 fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
@@ -167,13 +264,14 @@ pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, Re
 
 #[inline(always)]
 fn vcpu_tsc(vcpu: &VcpuPage, hw: &impl Counters) -> u64 {
-    phys_star(vcpu.tsc_sum.load(Relaxed), vcpu.tsc_start.load(Relaxed), TSC_MASK, hw.rdtsc())
+    let raw = hw.rdtsc();
+    phys_star(hw.load(&vcpu.tsc_sum), hw.load(&vcpu.tsc_start), TSC_MASK, raw)
 }
 
 #[inline(always)]
-fn vcpu_counter(counter: &VcpuSlot, raw: u64) -> u64 {
-    let (sum, start) = (counter.sum.load(Relaxed), counter.start.load(Relaxed));
-    let mask = counter.mask.load(Relaxed);
+fn vcpu_counter(counter: &VcpuSlot, hw: &impl Counters, raw: u64) -> u64 {
+    let (sum, start) = (hw.load(&counter.sum), hw.load(&counter.start));
+    let mask = hw.load(&counter.mask);
     phys_star(sum, start, planted!(DifferenceNotModular, mask, mask | !(mask >> 1)), raw)
 }
 
@@ -218,7 +316,7 @@ pub fn sample_vcpu_into(
         sample.tsc = vcpu_tsc(vcpu, hw);
         for (count, slot) in sample.counter.iter_mut().zip(slots) {
             let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
-            *count = vcpu_counter(counter, hw.rdpmc(slot.rdpmc()));
+            *count = vcpu_counter(counter, hw, hw.rdpmc(slot.rdpmc()));
         }
         if planted!(SampleNotRechecked, vcpu.seq.still(stamp), true) {
             return Ok(());

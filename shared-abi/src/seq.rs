@@ -41,15 +41,15 @@ impl Seq {
     /// attempt always costs the same number of instructions.
     #[inline(always)]
     pub fn still(&self, stamp: Stamp) -> bool {
-        self.change(stamp) == 0
+        self.change(stamp, |word| word.load(Ordering::Relaxed)) == 0
     }
 
-    /// 0 if the stamp is [still](Self::still) valid.
+    /// 0 if the stamp is [still](Self::still) valid; `load` loads the word.
     #[inline(always)]
-    pub fn change(&self, stamp: Stamp) -> u64 {
+    pub fn change(&self, stamp: Stamp, load: impl FnOnce(&AtomicU64) -> u64) -> u64 {
         // ATOMICS: data loaded above is loaded before the second look at the word.
         fence(Ordering::Acquire);
-        self.0.load(Ordering::Relaxed) ^ (stamp.0 & !1)
+        load(&self.0) ^ (stamp.0 & !1)
     }
 
     /// Starts a write, which ends when the guard is dropped.  The caller is the only writer.

@@ -103,7 +103,8 @@ fn two_pages_are_read_as_one() {
         let outer = pages[0].seq.stamp();
         let inner = pages[1].seq.stamp();
         let sum = pages[0].words[0].load(Relaxed).wrapping_add(pages[1].words[0].load(Relaxed));
-        let changed = pages[1].seq.change(inner) | pages[0].seq.change(outer);
+        let load = |word: &AtomicU64| word.load(Relaxed);
+        let changed = pages[1].seq.change(inner, load) | pages[0].seq.change(outer, load);
         if changed == 0 {
             assert_eq!(sum, 0);
         }

@@ -121,6 +121,14 @@ impl Paravirt {
         }
     }
 
+    #[inline(always)]
+    pub(crate) fn counts(&self, counts: &mut [u64]) -> Result<Taken, Error> {
+        match self.pages.counts(counts) {
+            Ok(retries) => Ok(Taken { tsc: 0, retries, direct: true }),
+            Err(error) => self.read_otherwise(error, counts),
+        }
+    }
+
     /// What the direct read could not give: an answer of the kernel, or the reason.
     #[cold]
     #[inline(never)]

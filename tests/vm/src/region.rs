@@ -6,7 +6,7 @@ use std::arch::asm;
 use std::sync::Mutex;
 
 use perfctr::rdpmc::Hardware;
-use perfctr::{Error, Reading, Session};
+use perfctr::{Counts, Error, Reading, Session};
 use shared_abi::read::{ReadError, Snapshot, read_thread};
 
 use crate::bodies::Body;
@@ -199,6 +199,19 @@ pub fn measure_read<const N: usize>(session: &Session) -> Result<Reading<N>, Err
     let opening = session.read::<N>()?;
     let closing = session.read::<N>()?;
     Ok(closing - opening)
+}
+
+/// As [`measure_read`], by the reads that leave out the TSC.
+///
+/// # Errors
+///
+/// Those of [`Session::counts`].
+#[inline(never)]
+pub fn measure_counts<const N: usize>(session: &Session) -> Result<Reading<N>, Error> {
+    let opening = session.counts::<N>()?;
+    let closing = session.counts::<N>()?;
+    let Counts { counts, retries, direct } = closing - opening;
+    Ok(Reading { tsc: 0, counts, retries, direct })
 }
 
 /// Memory whose next page the guest has not mapped yet.

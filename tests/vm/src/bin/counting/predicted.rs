@@ -6,7 +6,9 @@ use anyhow::{Result, ensure};
 use perfctr::Session;
 use vm_tests::bodies::{Body, Does};
 use vm_tests::expected::{Apart, Stepped};
-use vm_tests::region::{Region, measure, measure_body, measure_into, measure_read, total};
+use vm_tests::region::{
+    Region, measure, measure_body, measure_counts, measure_into, measure_read, total,
+};
 use vm_tests::step::Executed;
 
 /// The shortest region.
@@ -21,6 +23,8 @@ pub struct Predicted {
     pub faulting_reads: Apart,
     /// Of the first of one counter.
     pub reads_1: Apart,
+    /// The same without the TSC.
+    pub counts_1: Apart,
     /// Of the first and of the third of four.
     pub reads_4: (Apart, Apart),
     pub totals: Totals,
@@ -67,8 +71,10 @@ impl Predicted {
             Ok(measure_into(session, SHORT, &mut 0, &mut [0; 4]).expect("copies can be read"))
         })?;
         let [reads_1] = Apart::of::<1>(NOTHING, measure_read)?;
+        let [counts_1] = Apart::of::<1>(NOTHING, measure_counts)?;
         let [first, _, third, _] = Apart::of::<4>(NOTHING, measure_read)?;
         let totals = Totals::find()?;
-        Ok(Self { regions, bodies, faulting_reads, reads_1, reads_4: (first, third), totals })
+        let reads_4 = (first, third);
+        Ok(Self { regions, bodies, faulting_reads, reads_1, counts_1, reads_4, totals })
     }
 }

@@ -161,6 +161,7 @@ impl Report {
             ("regions with signals", &all.signals, &predicted.bodies),
             ("reads with a fault in their middle", &all.faulting_reads, &predicted.faulting_reads),
             ("adjoining reads of 1 counter", &log.reads_1, &predicted.reads_1),
+            ("adjoining reads without the TSC", &log.counts_1, &predicted.counts_1),
             ("adjoining reads of 4 counters", &log.reads_4, event.of_reads_4(predicted)),
         ] {
             // Of adjoining reads only some counters are looked at.
@@ -184,9 +185,13 @@ impl Report {
 
     /// What reads cost, and how they went.
     fn reads(&mut self, predicted: &Predicted, log: &Log) {
-        for (counters, apart) in [(1, &predicted.reads_1), (4, &predicted.reads_4.0)] {
+        for (what, apart) in [
+            ("1", &predicted.reads_1),
+            ("1_no_tsc", &predicted.counts_1),
+            ("4", &predicted.reads_4.0),
+        ] {
             // Two adjoining reads are exactly one read apart.
-            self.set(&format!("read_instr_{counters}"), apart.once.instructions);
+            self.set(&format!("read_instr_{what}"), apart.once.instructions);
         }
         self.set("regions", log.regions);
         self.set("read_pairs", log.reads_1.instructions.readings() * 2);

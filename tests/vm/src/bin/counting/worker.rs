@@ -16,7 +16,7 @@ use shared_abi::version::ABI_MAJOR;
 use vm_tests::bodies::{Body, Does};
 use vm_tests::histogram::Histogram;
 use vm_tests::region::{
-    FreshPages, Region, measure, measure_body, measure_into, measure_read, total,
+    FreshPages, Region, measure, measure_body, measure_counts, measure_into, measure_read, total,
 };
 use vm_tests::rng::Rng;
 use vm_tests::step::Executed;
@@ -108,6 +108,8 @@ pub struct Log {
     pub totals: Series,
     /// Pairs of reads of one counter.
     pub reads_1: Series,
+    /// The same without the TSC.
+    pub counts_1: Series,
     /// Pairs of reads of four counters.
     pub reads_4: Series,
     /// Regions measured.
@@ -135,6 +137,7 @@ impl Log {
         self.mixed.merge(&other.mixed);
         self.totals.merge(&other.totals);
         self.reads_1.merge(&other.reads_1);
+        self.counts_1.merge(&other.counts_1);
         self.reads_4.merge(&other.reads_4);
         self.regions += other.regions;
         add(&mut self.inside, &other.inside);
@@ -343,6 +346,9 @@ impl Worker {
             let reading = measure_read::<1>(session)?;
             self.note(&reading);
             self.log.reads_1.instructions.add(reading.retries, reading.counts[0], 0);
+            let reading = measure_counts::<1>(session)?;
+            self.note(&reading);
+            self.log.counts_1.instructions.add(reading.retries, reading.counts[0], 0);
             let reading = measure_read::<4>(session)?;
             self.note(&reading);
             self.log.reads_4.instructions.add(reading.retries, reading.counts[0], 0);
