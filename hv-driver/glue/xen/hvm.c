@@ -79,3 +79,18 @@ void perfctr_hvm_update_intercept(struct vcpu *v)
         intercepts &= ~GENERAL1_INTERCEPT_RDPMC;
     vmcb_set_general1_intercepts(vmcb, intercepts);
 }
+
+/*
+ * Where v was when it was last left: the interrupt that leaves a guest is taken
+ * before Xen has copied its registers.
+ */
+void perfctr_hvm_place(const struct vcpu *v, struct perfctr_hv_place *place)
+{
+    const struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
+
+    place->mode = vmcb_get_cpl(vmcb) ? PERFCTR_PLACE_USER
+                                     : PERFCTR_PLACE_KERNEL;
+    place->ip = vmcb->rip;
+    place->sp = vmcb->rsp;
+    place->flags = vmcb->rflags;
+}

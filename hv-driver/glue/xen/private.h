@@ -46,6 +46,7 @@ void perfctr_pv_update_pce(struct vcpu *curr);
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
 void perfctr_hvm_update_clock(const struct vcpu *v);
 void perfctr_hvm_update_intercept(struct vcpu *v);
+void perfctr_hvm_place(const struct vcpu *v, struct perfctr_hv_place *place);
 
 /* page.c */
 int perfctr_page_register(struct vcpu *curr, uint64_t gfn,

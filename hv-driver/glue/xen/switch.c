@@ -6,24 +6,21 @@
 
 #include "private.h"
 
-/*
- * The guest's registers are still those of where curr's counter overflowed. Of
- * an HVM guest's they are not yet: the interrupt is taken before its exit is.
- */
-static void overflowed_here(struct vcpu *curr, bool in_kernel)
+/* The guest's registers are still those of where v's counter overflowed. */
+static void overflowed_here(struct vcpu *v, bool in_kernel)
 {
     const struct cpu_user_regs *regs = guest_cpu_user_regs();
-    const struct perfctr_hv_place place = {
+    struct perfctr_hv_place place = {
         .mode = in_kernel ? PERFCTR_PLACE_KERNEL : PERFCTR_PLACE_USER,
         .ip = regs->rip,
         .sp = regs->rsp,
         .flags = regs->rflags,
     };
 
-    if ( is_hvm_vcpu(curr) )
-        return;
+    if ( is_hvm_vcpu(v) )
+        perfctr_hvm_place(v, &place);
 
-    perfctr_core_overflowed_at(perfctr_core_of(curr->arch.perfctr), &place);
+    perfctr_core_overflowed_at(perfctr_core_of(v->arch.perfctr), &place);
 }
 
 static void notify(struct vcpu *v)

@@ -240,7 +240,7 @@ static void deliver_interrupt(CPUX86State *env)
 
     env->pmu_tally.interrupts++;
     env->pmu_tally.place = 0;
-    env->pmu_tally.place_pending = pmu_class(env->hflags) != 0;
+    env->pmu_tally.place_pending = pmu_class(env->hflags) || (env->hflags & HF_GUEST_MASK);
     if (!apic) {
         return;
     }
