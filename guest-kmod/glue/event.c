@@ -10,6 +10,7 @@
 #include <linux/irq_work.h>
 #include <linux/percpu.h>
 #include <linux/perf_event.h>
+#include <linux/sched/clock.h>
 #include <linux/sched/task_stack.h>
 #include <asm/irq_regs.h>
 #include <asm/local64.h>
@@ -34,12 +35,80 @@ static struct perfctr_core_thread *perfctr_core_current(void)
 	return thread ? perfctr_core_of(thread) : NULL;
 }
 
-/* perf holds locks here in which no signal may be sent. */
-void perfctr_events_enable(void)
+/* Since when an event that is here does not count, or 0; of perf's time. */
+static u64 *perfctr_event_stalled(struct perf_event *event)
 {
+	return &event->hw.extra_reg.config;
+}
+
+/* perf's time of an event that is here: as perf has booked it, or now. */
+static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
+{
+	const struct perf_event_context *ctx = event->ctx;
+	u64 time = ctx->time, booked = ctx->timestamp;
+#ifdef CONFIG_CGROUP_PERF
+	const struct perf_cgroup_info *info;
+
+	if (event->cgrp) {
+		info = this_cpu_ptr(event->cgrp->info);
+		time = info->time;
+		booked = info->timestamp;
+	}
+#endif
+	return is_now ? time + (local_clock() - booked) : time;
+}
+
+/*
+ * perf takes an event that is here for one that counts.  The time in which the
+ * hypervisor lets nothing count is taken back, up to now; what stands still from
+ * now on does so since then.
+ */
+static void perfctr_event_stall(struct perf_event *event, u64 since, u64 now)
+{
+	u64 *stalled = perfctr_event_stalled(event);
+
+	if (*stalled)
+		event->total_time_running -= now - *stalled;
+	if (!perfctr_core_events_stalled(perfctr_this_vcpu()))
+		*stalled = 0;
+	else
+		*stalled = *stalled ? now : since;
+}
+
+/* Whether all that is here counts may have changed. */
+static void perfctr_events_stall(bool is_now)
+{
+	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	bool is_stalled = perfctr_core_events_stalled(cpu->core);
+	struct perf_event *event;
+	unsigned int index;
+	u64 now;
+
+	if (likely(!is_stalled && !cpu->stalled))
+		return;
+	cpu->stalled = is_stalled;
+	for (index = 0; index < ARRAY_SIZE(perfctr_events); index++) {
+		event = *this_cpu_ptr(&perfctr_events[index]);
+		if (!event)
+			continue;
+		now = perfctr_event_time(event, true);
+		perfctr_event_stall(event, is_now ? now : event->tstamp, now);
+	}
+}
+
+static void perfctr_events_go_on(void)
+{
+	/* perf holds locks here in which no signal may be sent. */
 	if (perfctr_core_events_enable(perfctr_this_vcpu(),
 				       perfctr_core_current()))
 		irq_work_queue(this_cpu_ptr(&perfctr_tell_work));
+}
+
+/* What perf has added and what does not count has not done so for any time. */
+void perfctr_events_enable(void)
+{
+	perfctr_events_go_on();
+	perfctr_events_stall(false);
 }
 
 void perfctr_events_disable(void)
@@ -137,6 +206,7 @@ static void perfctr_event_tell(struct perf_event *event, struct pt_regs *now)
 /* The progress since the last time is perf's from now on. */
 void perfctr_event_read(struct perf_event *event)
 {
+	u64 now = perfctr_event_time(event, false);
 	struct perfctr_progress progress;
 	unsigned long flags;
 
@@ -144,6 +214,7 @@ void perfctr_event_read(struct perf_event *event)
 	perfctr_core_event_progress(perfctr_this_vcpu(), event->hw.idx,
 				    &progress);
 	local64_add(progress.count, &event->count);
+	perfctr_event_stall(event, now, now);
 	if (is_sampling_event(event))
 		local64_set(&event->hw.period_left, progress.left);
 	perf_event_update_userpage(event);
@@ -205,6 +276,19 @@ static void perfctr_event_show(unsigned int number, bool is_wide)
 	perfctr_user_show(number, perfctr_perf);
 }
 
+/*
+ * The domain was restored, perhaps where it may not count.  Only events of the
+ * CPU are here: no thread is.
+ */
+void perfctr_events_restored(void)
+{
+	unsigned int number = smp_processor_id();
+
+	if (perfctr_cpus[number].events)
+		perfctr_user_show(number, perfctr_perf);
+	perfctr_events_stall(true);
+}
+
 int perfctr_event_add(struct perf_event *event, int flags)
 {
 	unsigned int number = smp_processor_id();
@@ -236,8 +320,11 @@ int perfctr_event_add(struct perf_event *event, int flags)
 void perfctr_event_remove(struct perf_event *event, int flags)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	u64 now = perfctr_event_time(event, false);
 
 	perfctr_event_stop(event, PERF_EF_UPDATE);
+	perfctr_event_stall(event, now, now);
+	*perfctr_event_stalled(event) = 0;
 	perfctr_core_event_remove(cpu->core, event->hw.idx);
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
@@ -249,7 +336,7 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 		perfctr_user_hide(cpu);
 }
 
-/* The interrupt of an overflow came. */
+/* The interrupt came: of an overflow, or since the host has let, or forbids. */
 void perfctr_events_overflow(void)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
@@ -268,5 +355,6 @@ void perfctr_events_overflow(void)
 		perfctr_event_read(event);
 		perfctr_event_tell(event, regs);
 	}
-	perfctr_events_enable();
+	perfctr_events_go_on();
+	perfctr_events_stall(true);
 }

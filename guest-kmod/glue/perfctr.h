@@ -46,6 +46,8 @@ struct perfctr_cpu {
 	/* perf's events that are here, and those that count whoever executes. */
 	unsigned int events;
 	unsigned int wide;
+	/* They do not count, since the host lets nothing. */
+	bool stalled;
 	/* By what number the hypervisor knows for whom perf's page is shown. */
 	u32 perf_observer;
 	kuid_t perf_uid;
@@ -126,6 +128,7 @@ void perfctr_event_start(struct perf_event *event, int flags);
 void perfctr_event_stop(struct perf_event *event, int flags);
 void perfctr_event_read(struct perf_event *event);
 void perfctr_events_overflow(void);
+void perfctr_events_restored(void);
 
 /* overflow.c: the interrupt of an overflow. */
 int perfctr_overflow_bind(unsigned int cpu);

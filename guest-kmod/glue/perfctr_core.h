@@ -378,8 +378,8 @@ bool perfctr_core_events_enable(const struct perfctr_core_vcpu *vcpu,
                                 const struct perfctr_core_thread *thread);
 
 /*
- * What events have counted since they were last folded is lost: the page is not this host's.
+ * Whether nothing is counted here; see
  */
-void perfctr_core_events_lost(const struct perfctr_core_vcpu *vcpu);
+bool perfctr_core_events_stalled(const struct perfctr_core_vcpu *vcpu);
 
 #endif  /* PERFCTR_CORE_H */

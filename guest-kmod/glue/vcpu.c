@@ -133,10 +133,10 @@ static void perfctr_vcpu_restore(void *unused)
 	unsigned int cpu = smp_processor_id();
 
 	/* Whatever the host answers: the old pages are nobody's. */
-	perfctr_core_events_lost(perfctr_cpus[cpu].core);
 	perfctr_vcpu_unregister(cpu);
 	perfctr_cpus[cpu].user = NULL;
 	perfctr_vcpu_register(cpu);
+	perfctr_events_restored();
 }
 
 /*

@@ -9,6 +9,9 @@
 //! folded whenever that ends: when perf disables its PMU, when something else is to be loaded, and
 //! when the vCPU's page is taken back.  Folding and going live again loses nothing that user mode
 //! does, since both happen in the kernel.
+//!
+//! Events are *stalled* if they are not live although perf's PMU is enabled: the host forbids the
+//! domain to count, or has other counters.  perf is not to take that time for time of counting.
 
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
@@ -158,8 +161,11 @@ pub(crate) struct Events {
     enabled: bool,
     /// Each that is started has a `Phys*` to subtract.
     live: bool,
-    /// Something has come that is not loaded, or a distance has changed.
+    /// Something has come that is not loaded, or a distance has changed, or the host has stopped
+    /// what was.
     changed: bool,
+    /// They were not live when they should have been.
+    stalled: bool,
 }
 
 impl Events {
@@ -182,6 +188,18 @@ impl Events {
     /// Whether something is to be loaded for them.
     fn wait(&self) -> bool {
         self.changed && !self.none()
+    }
+
+    /// Notes whether they count, while perf's PMU is enabled.
+    pub(crate) fn judge(&mut self) {
+        if self.enabled {
+            self.stalled = !self.live && !self.none();
+        }
+    }
+
+    /// They have been sampled to the end: nothing of what is loaded counts any more.
+    fn stop(&mut self) {
+        (self.changed, self.stalled) = (true, true);
     }
 
     fn samples(&self) -> bool {
@@ -307,7 +325,7 @@ impl<K: Kernel> Cpu<'_, K> {
     /// What an event has counted since this was last asked.
     pub fn progress_of_event(&mut self, index: u32) -> Progress {
         if self.vcpu.events.live {
-            self.vcpu.events.live = self.sample_events(Held::advance);
+            self.vcpu.events.live = self.advance_events();
         }
         let Some(held) = self.vcpu.events.at(index as usize) else {
             return Progress::default();
@@ -326,14 +344,20 @@ impl<K: Kernel> Cpu<'_, K> {
     pub fn enable_events(&mut self, thread: Option<(&mut ThreadPmu, &ThreadPage)>) -> bool {
         self.vcpu.events.enabled = true;
         self.revive_events();
-        if !self.vcpu.events.wait() {
-            return false;
+        let mut tell = false;
+        if self.vcpu.events.wait() {
+            tell = thread.is_some_and(|(pmu, page)| pmu.load_again(page, self));
         }
-        let tell = thread.is_some_and(|(pmu, page)| pmu.load_again(page, self));
         if self.vcpu.events.wait() {
             self.load_events();
         }
+        self.vcpu.events.judge();
         tell
+    }
+
+    /// Whether nothing is counted where perf has its PMU enabled and events here.
+    pub fn events_are_stalled(&self) -> bool {
+        self.vcpu.events.stalled
     }
 
     /// Loads what events need, beside nothing that a thread needs.
@@ -347,12 +371,6 @@ impl<K: Kernel> Cpu<'_, K> {
         }
         // Without numbers they do not grow, and the reason comes back with the next load.
         let _ = self.replace(&loaded.only_counting_without(clashing));
-    }
-
-    /// What was counted since events were folded is lost: the vCPU's page is another host's.
-    pub fn lose_events(&mut self) {
-        self.vcpu.events.live = false;
-        self.vcpu.events.changed = true;
     }
 
     /// The interrupt of an overflow came: one bit per event that has overflowed.
@@ -396,30 +414,54 @@ impl<K: Kernel> Cpu<'_, K> {
     /// Events are not live from now on.
     pub(crate) fn fold_events(&mut self) {
         if core::mem::take(&mut self.vcpu.events.live) {
-            self.sample_events(Held::advance);
+            self.advance_events();
         }
     }
 
     /// Events are live again, if perf's PMU is enabled and what they need is loaded.
     pub(crate) fn revive_events(&mut self) {
         let events = &self.vcpu.events;
-        if events.enabled && !events.changed && !events.none() {
-            self.vcpu.events.live = self.sample_events(|held, now| held.start = now);
+        if !events.enabled || events.changed || events.none() {
+            return;
+        }
+        let mut now = VcpuSample::default();
+        if self.sample_events(&mut now) {
+            self.show_events(&now, |held, now| held.start = now);
+            (self.vcpu.events.live, self.vcpu.events.stalled) = (true, false);
+        } else {
+            self.vcpu.events.stop();
         }
     }
 
-    /// Shows each event that is started its counter's `Phys*`, all of one moment; false if they
-    /// cannot be read.
-    fn sample_events(&mut self, show: impl Fn(&mut Held, u64)) -> bool {
-        let (slots, used) = self.vcpu.events.sampled();
+    /// Adds what each event that is started has counted; false if it counts no more, since the host
+    /// has stopped it.
+    fn advance_events(&mut self) -> bool {
         let mut now = VcpuSample::default();
-        if self.sample(slots.get(..used).unwrap_or_default(), &mut now).is_err() {
-            return false;
+        let live = self.sample_events(&mut now);
+        let (slots, used) = self.vcpu.events.sampled();
+        if live || self.sample_stopped(slots.get(..used).unwrap_or_default(), &mut now) {
+            self.show_events(&now, Held::advance);
         }
+        if !live {
+            self.vcpu.events.stop();
+        }
+        live
+    }
+
+    /// `Phys*` of each event that is started, all of one moment; false if they cannot be read.
+    ///
+    /// Not inlined, so that events of the kernel count the same of this each time, and it cancels.
+    #[inline(never)]
+    fn sample_events(&self, now: &mut VcpuSample) -> bool {
+        let (slots, used) = self.vcpu.events.sampled();
+        self.sample(slots.get(..used).unwrap_or_default(), now).is_ok()
+    }
+
+    /// Shows each of these events its own.
+    fn show_events(&mut self, now: &VcpuSample, show: impl Fn(&mut Held, u64)) {
         for (held, now) in self.vcpu.events.started().zip(&now.counter) {
             show(held, *now);
         }
-        true
     }
 }
 
@@ -690,17 +732,56 @@ mod tests {
     }
 
     #[test]
-    fn another_hosts_page_adds_nothing() {
+    fn what_was_counted_before_the_domain_was_saved_stays() {
+        let machine = Machine::new();
+        machine.schedule(0, &[(wanted(0xc0, false), 0)]);
+        machine.execute(0, 1_000, 0);
+        machine.preempt_vcpu(0);
+        machine.on(0, |cpu| {
+            cpu.unregister().unwrap();
+            cpu.register(2, 7).unwrap();
+            assert!(!cpu.events_are_stalled());
+        });
+        machine.execute(0, 50, 0);
+        assert_eq!(machine.progress(0, 0).count, 1_050);
+    }
+
+    #[test]
+    fn events_are_stalled_while_the_host_forbids() {
+        let machine = Machine::new();
+        let stalled = || machine.on(0, |cpu| cpu.events_are_stalled());
+        machine.on(0, |cpu| assert!(!cpu.enable_events(None)));
+        assert!(!stalled(), "there are none");
+        machine.schedule(0, &[(wanted(0xc0, false), 0)]);
+        machine.execute(0, 1_000, 0);
+        assert!(!stalled());
+        machine.revoke(0);
+        machine.refuse(Some(Errno::PERM));
+        // The interrupt says so.
+        machine.on(0, |cpu| assert!(!cpu.enable_events(None)));
+        assert!(stalled());
+        machine.execute(0, 1_000, 0);
+        assert_eq!(machine.progress(0, 0).count, 1_000, "what was counted before");
+        machine.on(0, |cpu| (cpu.disable_events(), assert!(!cpu.enable_events(None))));
+        assert!(stalled(), "also what comes anew");
+        machine.refuse(None);
+        machine.on(0, |cpu| assert!(!cpu.enable_events(None)));
+        assert!(!stalled());
+        machine.execute(0, 7, 0);
+        assert_eq!(machine.progress(0, 0).count, 7);
+    }
+
+    #[test]
+    fn events_are_stalled_where_there_is_no_page() {
         let machine = Machine::new();
         machine.schedule(0, &[(wanted(0xc0, false), 0)]);
         machine.execute(0, 1_000, 0);
         machine.on(0, |cpu| {
-            cpu.lose_events();
             cpu.unregister().unwrap();
-            cpu.register(2, 7).unwrap();
+            cpu.refuse(Errno::STALE);
+            assert!(cpu.events_are_stalled());
         });
-        machine.execute(0, 50, 0);
-        assert_eq!(machine.progress(0, 0).count, 50);
+        assert_eq!(machine.progress(0, 0).count, 1_000);
     }
 
     #[test]

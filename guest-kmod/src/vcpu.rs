@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use shared_abi::read::{ReadError, VcpuSample, sample_vcpu_into};
+use shared_abi::read::{ReadError, VcpuSample, sample_stopped_vcpu, sample_vcpu_into};
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, Errno, PhysSlot, VcpuPage, planted};
 
@@ -115,12 +115,14 @@ impl<K: Kernel> Cpu<'_, K> {
         if registered.is_ok() && !self.vcpu.events.none() {
             self.load_events();
         }
+        self.vcpu.events.judge();
         registered
     }
 
     /// No thread may count here, for this reason, until a page is registered.
     pub fn refuse(&mut self, errno: Errno) {
         self.vcpu.set_page(Err(errno));
+        self.vcpu.events.judge();
     }
 
     /// Takes the page back.  Without effect if it is not registered.
@@ -252,6 +254,11 @@ impl<K: Kernel> Cpu<'_, K> {
         sample_vcpu_into(self.page, self.kernel, slots, now).map_err(errno)?;
         self.stats.read_retries.add(u64::from(now.retries));
         Ok(())
+    }
+
+    /// The same of what has stopped since the host forbids the domain; false if not all is known.
+    pub(crate) fn sample_stopped(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool {
+        !self.is_direct() && sample_stopped_vcpu(self.page, slots, now).is_ok()
     }
 }
 

@@ -51,7 +51,7 @@ pub const OP_PLACE: u32 = 7;
 ///
 /// It only says that some counter of the vCPU has overflowed, perhaps one of a thread that is
 /// suspended by now.  The guest finds out whose by looking at its threads' counts: a counter has
-/// overflowed as often as its period fits into its count.
+/// overflowed as often as its period fits into its count.  [`OP_DOMAIN`] sends it as well.
 pub const VIRQ_NUMBER: u32 = 20;
 
 /// [`HvQuery::features`]: the caller's domain may register and load.

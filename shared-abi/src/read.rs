@@ -328,6 +328,25 @@ pub fn sample_vcpu_into(
     }
 }
 
+/// What a vCPU has counted that may not count any more; [`sample_vcpu_into`] says that it may not.
+pub fn sample_stopped_vcpu(
+    vcpu: &VcpuPage,
+    slots: &[PhysSlot],
+    sample: &mut VcpuSample,
+) -> Result<(), ReadError> {
+    for _ in 0..READ_ATTEMPTS_MAX {
+        let stamp = vcpu.seq.stamp();
+        for (count, slot) in sample.counter.iter_mut().zip(slots) {
+            let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
+            *count = counter.sum.load(Relaxed);
+        }
+        if vcpu.seq.still(stamp) {
+            return Ok(());
+        }
+    }
+    Err(ReadError::Disturbed)
+}
+
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {

@@ -4,7 +4,10 @@
 
 use std::cell::{Cell, RefCell};
 
-use shared_abi::read::{Counters, ReadError, Snapshot, read_published, read_thread, sample_vcpu};
+use shared_abi::read::{
+    Counters, ReadError, Snapshot, VcpuSample, read_published, read_thread, sample_stopped_vcpu,
+    sample_vcpu,
+};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED};
 use shared_abi::vcpu_page::VCPU_DIRECT;
@@ -64,6 +67,24 @@ fn a_sample_says_how_often_it_was_disturbed() {
     assert_eq!((sample.retries, sample.counter[0]), (3, 7));
     vcpu.flags.store(0, Relaxed);
     assert_eq!(sample_vcpu(&vcpu, &hw, &[]), Err(ReadError::NotDirect));
+}
+
+#[test]
+fn what_has_stopped_is_read_without_counters() {
+    let (_, vcpu) = running();
+    let slots = [PhysSlot::general(1).unwrap(), PhysSlot::general(0).unwrap()];
+    let mut sample = VcpuSample::default();
+    vcpu.flags.store(0, Relaxed);
+    for (slot, sum) in vcpu.slots.iter().zip([20, 30]) {
+        slot.sum.store(sum, Relaxed);
+    }
+    assert_eq!(sample_stopped_vcpu(&vcpu, &slots, &mut sample), Ok(()));
+    assert_eq!(sample.counter[..2], [30, 20]);
+    let mut writes = 0;
+    let writing = vcpu.seq.write(&mut writes);
+    let disturbed = sample_stopped_vcpu(&vcpu, &slots, &mut sample);
+    assert_eq!(disturbed, Err(ReadError::Disturbed));
+    drop(writing);
 }
 
 #[test]

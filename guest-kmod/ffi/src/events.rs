@@ -171,13 +171,14 @@ pub unsafe extern "C" fn perfctr_core_events_enable(
     cpu.enable_events(thread)
 }
 
-/// What events have counted since they were last folded is lost: the page is not this host's.
+/// Whether nothing is counted here; see
+/// [`Cpu::events_are_stalled`](guest_kmod::Cpu::events_are_stalled).
 ///
 /// # Safety
 ///
 /// As the crate's documentation says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_events_lost(vcpu: &VcpuObject) {
+pub unsafe extern "C" fn perfctr_core_events_stalled(vcpu: &VcpuObject) -> bool {
     // SAFETY: on this vCPU, interrupts disabled.
-    unsafe { vcpu.cpu() }.lose_events();
+    unsafe { vcpu.cpu() }.events_are_stalled()
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* Who may count, and who says so. */
 
+#include <xen/event.h>
 #include <xen/rcupdate.h>
 #include <xen/sched.h>
 #include <xen/smp.h>
@@ -55,6 +56,7 @@ static void cf_check revoke_here(void *data)
 int perfctr_glue_set_policy(uint16_t domid, bool allowed)
 {
     struct domain *d = rcu_lock_domain_by_id(domid);
+    struct vcpu *v;
 
     if ( !d )
         return -ESRCH;
@@ -64,6 +66,12 @@ int perfctr_glue_set_policy(uint16_t domid, bool allowed)
     /* Whoever loads meanwhile has seen the old policy before this arrives. */
     if ( !allowed )
         on_each_cpu(revoke_here, d, 1);
+    /* Its kernel looks what counts now. */
+    for_each_vcpu(d, v)
+    {
+        if ( v->arch.perfctr )
+            send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
+    }
     rcu_unlock_domain(d);
     return 0;
 }

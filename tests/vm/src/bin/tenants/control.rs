@@ -18,7 +18,7 @@ use vm_tests::toolstack::{self, Kind, Tenant, Tsc};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::counting::{self, Domain};
-use crate::storm;
+use crate::{events, storm};
 
 /// Physical CPUs that both domains share.
 const PCPUS: u32 = 2;
@@ -107,6 +107,7 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.unpause()?;
     refused(tally, "a tenant that nobody has allowed to count", &mut tenant, "EPERM")?;
     host.xen.allow(tenant.domain, true)?;
+    of_perf(tally, host, &mut tenant)?;
     begins(&mut tenant)?;
     sleep(AMID);
     tenant.pause()?;
@@ -129,6 +130,21 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     host.xen.allow(tenant.domain, false)?;
     ends(tally, "a tenant that is forbidden to count", &mut tenant)?;
     tenant.destroy()
+}
+
+/// Its events of perf count while it is saved and restored, then not, and then again.
+fn of_perf(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
+    begins(tenant)?;
+    sleep(AMID);
+    tenant.save_and_restore()?;
+    goes_on(host, tenant)?;
+    sleep(AMID);
+    // It would say if an event had missed anything.
+    tally.check("perf's events count on in a restored tenant", equal(tenant.is_silent(), true));
+    host.xen.allow(tenant.domain, false)?;
+    events::forbidden(tally, tenant)?;
+    host.xen.allow(tenant.domain, true)?;
+    events::allowed(tally, tenant)
 }
 
 /// Lets a restored tenant go on, until its vCPUs have told the driver anew what to count.

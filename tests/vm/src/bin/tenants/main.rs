@@ -7,6 +7,7 @@
 mod control;
 mod counting;
 mod demo;
+mod events;
 mod held;
 mod peek;
 mod registers;

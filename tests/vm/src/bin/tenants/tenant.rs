@@ -20,7 +20,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{mount_all, say};
 
 use crate::counting::{self, Domain};
-use crate::{demo, held, peek, samples};
+use crate::{demo, events, held, peek, samples};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -41,7 +41,8 @@ pub enum Role {
         /// Regions that each thread measures.
         regions: u64,
     },
-    /// Counts on whatever host it finds itself, until a reading is refused; again and again.
+    /// Counts on whatever host it finds itself, until a reading is refused; again and again, and
+    /// with perf's events first.
     Travel,
     /// Executes on all vCPUs, for some time without sampling, then with the shortest period.
     Storm {
@@ -81,6 +82,10 @@ fn act(role: &Role) -> Result<()> {
         }
         Role::Travel => {
             survive_faults()?;
+            load()?;
+            say(&json!("ready"));
+            events::watch()?;
+            module::unload_when_idle()?;
             loop {
                 travel()?;
             }

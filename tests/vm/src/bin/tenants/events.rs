@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! perf's events in a tenant that is saved and restored, and that may not count for a while.
+//!
+//! What perf says has counted all the time has counted everything; what has not, perf says so of.
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
+use serde_json::{Value, json};
+use vm_tests::perf::{Event, Whose, generic};
+use vm_tests::region::Region;
+use vm_tests::tally::Tally;
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::toolstack::{Tenant, say};
+
+/// `PERF_FORMAT_TOTAL_TIME_ENABLED` and `..._RUNNING`.
+const ENABLED_AND_RUNNING: u64 = 3;
+/// It takes a fraction of a second.
+const REGION: Region = Region { first: 10_000_000, second: 1 };
+const SHORTEST: Region = Region { first: 1, second: 1 };
+/// Regions that are counted when the host lets it again, after as many at most.
+const AGAIN: usize = 5;
+const PATIENCE: usize = 1_000;
+
+/// The tenant's part: a CPU's event and a thread's, each on a CPU of its own.
+pub fn watch() -> Result<()> {
+    let cpus = cpus()?;
+    // This one is not in the way of the CPU's event.
+    run_on(SELF, &cpus[1..])?;
+    let (sender, seen) = channel();
+    thread::scope(|scope| {
+        let watchers: Vec<_> = [true, false]
+            .into_iter()
+            .zip(&cpus)
+            .map(|(is_wide, &cpu)| {
+                let sender = sender.clone();
+                scope.spawn(move || one(cpu, is_wide, &sender))
+            })
+            .collect();
+        drop(sender);
+        // What both have seen when it is forbidden, and when it is not any more.
+        let both = || -> Result<Value> {
+            let mut both = [seen.recv()?, seen.recv()?];
+            both.sort_by_key(|one| one["whose"].to_string());
+            Ok(json!(both))
+        };
+        let said = both().and_then(|forbidden| {
+            say(&forbidden);
+            both()
+        });
+        watchers.into_iter().try_for_each(|one| one.join().expect("no thread panics"))?;
+        say(&said?);
+        Ok(run_on(SELF, &cpus)?)
+    })
+}
+
+/// What an event has said of a region: how much it has counted, and of the ns that it was enabled
+/// for how many it has counted.
+#[derive(Debug)]
+struct Said {
+    counted: u64,
+    enabled: u64,
+    running: u64,
+}
+
+#[inline(never)]
+fn count(event: &Event, region: Region) -> Result<Said> {
+    let before: [u64; 3] = event.read()?;
+    region.execute(&mut 0);
+    let after: [u64; 3] = event.read()?;
+    let [counted, enabled, running] = [0, 1, 2].map(|n| after[n].wrapping_sub(before[n]));
+    Ok(Said { counted, enabled, running })
+}
+
+/// Counts until the host forbids it, and when it lets it again.
+fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
+    run_on(SELF, &[cpu])?;
+    let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+    instructions.read_format = ENABLED_AND_RUNNING;
+    let whose = if is_wide { Whose::Cpu(cpu) } else { Whose::Thread(SELF) };
+    let event = Event::open(instructions, whose, None)?;
+    let [_, shortest] = [count(&event, SHORTEST)?, count(&event, SHORTEST)?];
+    let all = shortest.counted + REGION.instructions() - SHORTEST.instructions();
+    let exact = |said: &Said| said.counted == all && said.running == said.enabled;
+    let mut regions = 0;
+    let last = loop {
+        let said = count(&event, REGION)?;
+        if !exact(&said) {
+            break said;
+        }
+        regions += 1;
+    };
+    let still = count(&event, REGION)?;
+    let whose = if is_wide { "CPU" } else { "thread" };
+    let is_part = last.counted < all && last.running < last.enabled;
+    let is_still = still.counted == 0 && still.running == 0 && still.enabled > 0;
+    seen.send(json!({
+        "whose": whose, "regions": regions, "all": all,
+        "last": format!("{last:?}"), "is_part": is_part,
+        "still": format!("{still:?}"), "is_still": is_still,
+    }))?;
+    let mut tries = 0..PATIENCE;
+    let begins = tries.find_map(|_| match count(&event, REGION) {
+        Ok(said) if said.running == 0 => None,
+        said => Some(said),
+    });
+    begins.context("it does not count again")??;
+    for _ in 0..AGAIN {
+        let said = count(&event, REGION)?;
+        ensure!(exact(&said), "{said:?} of {all}, of a {whose}");
+    }
+    seen.send(json!({ "whose": whose }))?;
+    Ok(())
+}
+
+/// The control domain's part, when the tenant was forbidden to count.
+pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
+    for seen in tenant.hear()?.as_array().context("both of them")? {
+        println!("perf's event of a {}: {seen:#}", seen["whose"]);
+        let check = |is| if seen[is] == true { Ok(()) } else { Err(seen.to_string()) };
+        let name = format!("perf's event of a {} that is forbidden", seen["whose"]);
+        tally.check(&format!("{name} says that it has not counted all the time"), check("is_part"));
+        tally.check(&format!("{name} says that it does not count"), check("is_still"));
+    }
+    Ok(())
+}
+
+/// ... and when it may again.
+pub fn allowed(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
+    let said = tenant.hear()?;
+    let right = said.as_array().is_some_and(|both| both.len() == 2);
+    let outcome = if right { Ok(()) } else { Err(said.to_string()) };
+    tally.check("perf's events count exactly again when it is allowed", outcome);
+    Ok(())
+}
