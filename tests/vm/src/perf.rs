@@ -119,6 +119,17 @@ impl Event {
         Errno::result(unsafe { ioctls::DISABLE(self.0.as_raw_fd(), 1) }).map(drop)
     }
 
+    /// It counts from now on, or not, and at once with it those of its group that are enabled.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn lead(&self, counts: bool) -> Result<(), Errno> {
+        let ioctl = if counts { ioctls::ENABLE } else { ioctls::DISABLE };
+        // SAFETY: the descriptor is an event's.
+        Errno::result(unsafe { ioctl(self.0.as_raw_fd(), 0) }).map(drop)
+    }
+
     /// It counts until it has overflowed so many times.
     ///
     /// # Errors

@@ -10,12 +10,15 @@ use nix::errno::Errno;
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_INSTRUCTIONS,
 };
+use perfctr::{Provider, Session};
+use shared_abi::events::Generic;
+use shared_abi::slot::slots_of;
 use vm_tests::module;
 use vm_tests::perf::{Event, Whose, generic, raw};
 use vm_tests::region::Region;
 use vm_tests::rng::Rng;
 use vm_tests::step::{Executed, Kind, Trace};
-use vm_tests::threads::{SELF, take_away_and_give_back};
+use vm_tests::threads::{SELF, run_on, take_away_and_give_back};
 use vm_tests::users::Child;
 use vm_tests::witness::Witness;
 
@@ -24,6 +27,15 @@ use crate::{Machine, SEED};
 const THREADS: usize = 8;
 const ROUNDS: usize = 50;
 const ITERATIONS: u64 = 400_000;
+
+/// `PERF_FORMAT_TOTAL_TIME_ENABLED` and `..._RUNNING`.
+pub const ENABLED_AND_RUNNING: u64 = 3;
+
+/// Regions until every event has had a turn, and has waited for one, at most.
+const TURNS_MAX: u32 = 1_000;
+
+/// How long an event may wait for its turn.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The module looks for contexts of perf's more often.
 const LOOK: Duration = Duration::from_millis(1_500);
@@ -144,7 +156,8 @@ pub fn unload(_: &Machine) -> Result<()> {
 /// Both kinds at once, and a CPU's event with another select word beside.
 pub fn beside(machine: &Machine) -> Result<()> {
     let constant = Group::constant()?;
-    let wide = machine.cpus.iter().map(|&cpu| Event::open(raw(0x3c), Whose::Cpu(cpu), None));
+    let cycles = Generic::Cycles.select(machine.caps.vendor).context("no cycles")?;
+    let wide = machine.cpus.iter().map(|&cpu| Event::open(raw(cycles), Whose::Cpu(cpu), None));
     let wide: Vec<_> = wide.collect::<Result<_, _>>()?;
     let each = |id: usize| {
         if id.is_multiple_of(2) {
@@ -161,11 +174,80 @@ pub fn beside(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
+/// Events of user mode, of the kernel and of both, which begin and end at once.
+pub fn of_both_modes(machine: &Machine) -> Result<()> {
+    let instructions = |user: bool, kernel: bool| {
+        let mut attributes = generic(PERF_COUNT_HW_INSTRUCTIONS);
+        attributes.set_exclude_user(u64::from(!user));
+        attributes.set_exclude_kernel(u64::from(!kernel));
+        attributes
+    };
+    let mut leader = instructions(true, true);
+    leader.set_disabled(1);
+    let both = Event::open(leader, Whose::Thread(SELF), None)?;
+    let member = |attributes| Event::open(attributes, Whose::Thread(SELF), Some(&both));
+    let (user, kernel) = (member(instructions(true, false))?, member(instructions(false, true))?);
+    let mut rng = Rng::new(SEED, 0);
+    let mut before = [0; 3];
+    machine.disturbed(|| {
+        for _ in 0..ROUNDS {
+            both.lead(true)?;
+            Region::random(&mut rng, ITERATIONS).execute(&mut 0);
+            yield_now();
+            both.lead(false)?;
+            let now = [both.count()?, user.count()?, kernel.count()?];
+            ensure!(now[0] == now[1] + now[2], "{now:?} of both, of user mode, of the kernel");
+            let grown = now.iter().zip(before).all(|(now, before)| *now > before);
+            ensure!(grown, "{before:?} before, {now:?} now");
+            before = now;
+        }
+        Ok(())
+    })
+}
+
+/// Counters that count select words.
+fn general(machine: &Machine) -> usize {
+    slots_of(machine.caps.slots()).filter(|slot| slot.fixed_number().is_none()).count()
+}
+
+/// Where counters do not suffice, who comes later is refused, or waits for a turn.
+pub fn without_room(machine: &Machine) -> Result<()> {
+    const REGION: Region = Region { first: ITERATIONS, second: ITERATIONS };
+    run_on(SELF, &machine.cpus[..1])?;
+    // Nobody else counts that.
+    let mut attributes = raw(0xc0 | 1 << 24);
+    attributes.read_format = ENABLED_AND_RUNNING;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    let all = vec![perfctr::Event::BRANCHES.user(); general(machine)];
+    let branches = |session: &Session| -> Result<u64> {
+        let before = session.read::<1>()?;
+        REGION.execute(&mut 0);
+        Ok((session.read::<1>()? - before).counts[0])
+    };
+    session.start(&all)?;
+    let truth = branches(&session)?;
+    let event = Event::open(attributes, Whose::Thread(SELF), None)?;
+    ensure!(branches(&session)? == truth, "the thread's counters miss something");
+    let [_, enabled, running] = event.read()?;
+    ensure!(enabled > 0 && running == 0, "{running} ns of {enabled} without a counter");
+    session.stop()?;
+    let begin = Instant::now();
+    while event.read::<3>()?[2] == 0 {
+        ensure!(begin.elapsed() < PATIENCE, "the event gets no turn");
+        REGION.execute(&mut 0);
+    }
+    let refused = session.start(&all).err().map(|error| error.to_string());
+    let busy = refused.as_ref().is_some_and(|refused| refused.contains("os error 16"));
+    ensure!(busy, "{refused:?} in place of EBUSY");
+    drop(event);
+    session.start(&all)?;
+    ensure!(branches(&session)? == truth, "the thread's counters miss something");
+    Ok(run_on(SELF, &machine.cpus)?)
+}
+
 /// More events than counters: perf says for how long each has counted.
-pub fn in_turns(_: &Machine) -> Result<()> {
-    const ENABLED_AND_RUNNING: u64 = 3;
-    /// Counters that count select words, in the testbed.
-    const GENERAL: u64 = 4;
+pub fn in_turns(machine: &Machine) -> Result<()> {
+    let general = general(machine) as u64;
     let attributes = (0..8).map(|n| {
         // Counter masks make them different, and no event is at most once in a cycle.
         let mut attributes = raw(0xc0 | n << 24);
@@ -176,14 +258,17 @@ pub fn in_turns(_: &Machine) -> Result<()> {
     let events = attributes.map(|attributes| Event::open(attributes, Whose::Thread(SELF), None));
     let events: Vec<_> = events.collect::<Result<_, _>>()?;
     let times = || -> Result<Vec<[u64; 3]>> { events.iter().map(|one| Ok(one.read()?)).collect() };
-    while times()?.iter().any(|[_, _, running]| *running == 0) {
+    let had_turns = |[_, enabled, running]: &[u64; 3]| (1..*enabled).contains(running);
+    for _ in 0..TURNS_MAX {
+        if times()?.iter().all(had_turns) {
+            break;
+        }
         Region { first: ITERATIONS, second: ITERATIONS }.execute(&mut 0);
     }
     events.iter().try_for_each(Event::disable)?;
     let (times, longest) = (times()?, begin.elapsed().as_nanos() as u64);
-    let (enabled, running): (Vec<_>, Vec<_>) = times.iter().map(|one| (one[1], one[2])).unzip();
-    let all: u64 = running.iter().sum();
-    ensure!(running.iter().zip(&enabled).all(|(running, enabled)| running < enabled), "{times:?}");
-    ensure!(all <= GENERAL * longest, "{all} ns of {longest}: {times:?}");
+    let all: u64 = times.iter().map(|one| one[2]).sum();
+    ensure!(times.iter().all(had_turns), "{times:?}");
+    ensure!(all <= general * longest, "{all} ns of {longest}: {times:?}");
     Ok(())
 }

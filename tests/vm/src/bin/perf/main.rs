@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Linux's perf on the module's PMU: counts and samples against the truth, while threads are moved
-//! between vCPUs and these between physical CPUs.
+//! between vCPUs and these between physical CPUs; in the control domain, and in a tenant that it
+//! creates.
 
 mod bpf;
 mod cgroup;
 mod counted;
 mod exporter;
+mod forbidden;
 mod place;
 mod record;
 mod refused;
 mod sampled;
 mod stat;
+mod tenant;
 mod tool;
 mod wide;
 
@@ -20,7 +23,10 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use anyhow::{Context, Result, bail};
+use clap::Parser;
 use nix::unistd::gettid;
+use perfctr::{Provider, Session};
+use shared_abi::PmuCaps;
 use shared_abi::hypercall::HOOK_SWITCH_TO;
 use vm_tests::disturb;
 use vm_tests::tally::Tally;
@@ -39,33 +45,34 @@ const ROUNDS_MAX: u32 = 20;
 
 /// The machine.
 pub struct Machine {
-    xen: Xen,
+    /// The hypervisor, for the control domain: others are disturbed by that one.
+    xen: Option<Xen>,
     /// Its vCPUs' numbers.
     pub cpus: Vec<usize>,
+    /// Its counters.
+    pub caps: PmuCaps,
 }
 
 impl Machine {
-    fn open() -> Result<Self> {
-        Ok(Self { xen: Xen::open().context("this is not Xen's control domain")?, cpus: cpus()? })
-    }
-
-    /// How often the hypervisor's driver has switched vCPUs in that count.
-    fn switches(&self) -> Result<u64> {
-        Ok(self.xen.stats()?.hook[HOOK_SWITCH_TO].calls)
+    fn new(xen: Option<Xen>) -> Result<Self> {
+        let session = Session::open_with(Provider::Paravirt)?;
+        let caps = session.description().caps.context("nobody says what counters there are")?;
+        Ok(Self { xen, cpus: cpus()?, caps })
     }
 
     /// Does something while vCPUs are moved, again and again until they were often enough.
     pub fn disturbed(&self, mut once: impl FnMut() -> Result<()>) -> Result<()> {
-        let enough = self.switches()? + SWITCHES_MIN;
+        let Some(xen) = &self.xen else { return once() };
+        let enough = switches(xen)? + SWITCHES_MIN;
         let stop = &AtomicBool::new(false);
         thread::scope(|scope| {
             let disturber = scope.spawn(|| {
-                disturb::vcpus(&self.xen, CONTROL_DOMAIN, &self.cpus, PCPUS, SEED, stop);
+                disturb::vcpus(xen, CONTROL_DOMAIN, &self.cpus, PCPUS, SEED, stop);
             });
             let mut go_on = || -> Result<()> {
                 for _ in 0..ROUNDS_MAX {
                     once()?;
-                    if self.switches()? >= enough {
+                    if switches(xen)? >= enough {
                         return Ok(());
                     }
                 }
@@ -109,8 +116,33 @@ impl Machine {
     }
 }
 
+/// How often the hypervisor's driver has switched vCPUs in that count.
+fn switches(xen: &Xen) -> Result<u64> {
+    Ok(xen.stats()?.hook[HOOK_SWITCH_TO].calls)
+}
+
+/// Where it counts.
+#[derive(Debug, Parser)]
+enum Role {
+    /// In this domain, which is the control domain.
+    Here,
+    /// In a PVH tenant, which this creates.
+    Pvh,
+    /// In this domain, which is the tenant, as its first program.
+    Tenant,
+}
+
 fn main() -> Result<ExitCode> {
-    let machine = Machine::open()?;
+    match Role::parse() {
+        Role::Here => here(),
+        Role::Pvh => tenant::control(),
+        Role::Tenant => tenant::run(),
+    }
+}
+
+fn here() -> Result<ExitCode> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let machine = Machine::new(Some(xen))?;
     let mut tally = Tally::default();
     let mut test = |name: &str, test: fn(&Machine) -> Result<()>| {
         tally.check(name, test(&machine).map_err(|error| format!("{error:#}")));
@@ -118,10 +150,14 @@ fn main() -> Result<ExitCode> {
     // First: perf's contexts of this process would hold the module.
     test("the module stays while perf counts, and goes with who counted", counted::unload);
     test("events that cannot be right are refused", refused::all);
+    test("users may count what perf's policy says", refused::by_policy);
     test("threads count exactly", counted::threads);
     test("threads with counters of their own count exactly beside", counted::beside);
     test("events take turns, and say so", counted::in_turns);
+    test("who comes where counters do not suffice is refused, or waits", counted::without_room);
+    test("what both modes count is what each counts", counted::of_both_modes);
     test("CPUs count what threads do", wide::equal_to_threads);
+    test("CPUs count what threads do until they are unplugged", wide::equal_until_unplugged);
     test("CPUs count what users do who count themselves", wide::equal_to_users);
     test("threads count exactly while CPUs come and go", counted::hotplug);
     test("every period is a sample, in its own thread", sampled::threads);
@@ -137,6 +173,7 @@ fn main() -> Result<ExitCode> {
     test("perf stat tells how long events had their turns", stat::in_turns);
     test("perf stat -p and --per-thread count from the first instruction on", stat::attached);
     test("perf stat -a counts where the program is", stat::everywhere);
+    test("perf stat says what the host has not let it count", forbidden::not_counted);
     test("perf stat counts what each cgroup executes", cgroup::each);
     test("CPUs and processes count the same of perf bench", cgroup::inherited);
     test("perf record tells where every period has ended", record::exact);

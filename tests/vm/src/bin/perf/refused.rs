@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What the PMU cannot count, or not so.
 
+use std::fs;
+
 use anyhow::{Result, ensure};
 use nix::errno::Errno;
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_INSTRUCTIONS, PERF_COUNT_HW_STALLED_CYCLES_FRONTEND, PERF_TYPE_HW_CACHE,
     perf_event_attr,
 };
-use vm_tests::perf::{Event, Whose, generic, raw};
+use vm_tests::perf::{Event, PARANOID, Whose, generic, raw};
 use vm_tests::threads::SELF;
+use vm_tests::users::{NOBODY, as_user};
 
 use crate::Machine;
 
@@ -43,4 +46,32 @@ pub fn all(_: &Machine) -> Result<()> {
     let (user, none) = (counted.count()?, nowhere.count()?);
     ensure!(user > 0 && none == 0, "in user mode {user}, in neither mode {none}");
     Ok(())
+}
+
+/// What users may count is perf's policy, with Debian's highest level: their own threads in user
+/// mode, in the kernel, and CPUs.
+pub fn by_policy(machine: &Machine) -> Result<()> {
+    let cpu = Whose::Cpu(machine.cpus[0]);
+    let before = fs::read_to_string(PARANOID)?;
+    let levels = [
+        ("3", [false, false, false]),
+        ("2", [true, false, false]),
+        ("1", [true, true, false]),
+        ("0", [true, true, true]),
+    ];
+    let outcome = levels.into_iter().try_for_each(|(level, allowed)| {
+        fs::write(PARANOID, level)?;
+        as_user(NOBODY, || {
+            let user = generic(PERF_COUNT_HW_INSTRUCTIONS);
+            let mut kernel = user;
+            kernel.set_exclude_kernel(0);
+            let asked = [(user, Whose::Thread(SELF)), (kernel, Whose::Thread(SELF)), (user, cpu)];
+            let opened = asked.map(|(event, whose)| Event::open(event, whose, None).err());
+            let expected = allowed.map(|allowed| (!allowed).then_some(Errno::EACCES));
+            ensure!(opened == expected, "{level}: {opened:?}, expected {expected:?}");
+            Ok(())
+        })
+    });
+    fs::write(PARANOID, before)?;
+    outcome
 }

@@ -15,7 +15,9 @@ const RUNS: usize = 20;
 /// What [`STEPPED`] has executed, and whether perf says so: it says "not counted" of events that
 /// have counted for no time at all.
 fn count() -> Result<(Executed, bool)> {
-    let said = perf(&["stat", "-v", "-e", &format!("{EVENTS},task-clock"), STEPPED])?;
+    let events = format!("{EVENTS},task-clock");
+    // If it scales counts, those of no time are 0.
+    let said = perf(&["stat", "-v", "--no-scale", "-e", &events, STEPPED])?;
     // Of each event, in this form only where perf is verbose: count, time enabled, time running.
     let of = |event: &str| -> Result<[u64; 3]> {
         let line = said.lines().find_map(|line| line.strip_prefix(event)?.strip_prefix(": "));
@@ -87,14 +89,19 @@ pub fn in_turns(_: &Machine) -> Result<()> {
     const EVENTS: u64 = 8;
     const GENERAL: f64 = 4.0;
     let rows = rows(&perf(&["stat", "-x,", "-e", &different(EVENTS), LONG])?, 0);
-    let share = |row: &Row| row.more.get(1)?.parse::<f64>().ok();
-    let shares: Option<Vec<f64>> = rows.iter().map(share).collect();
-    let shares = shares.with_context(|| format!("{rows:?}"))?;
+    let shares = shares(&rows)?;
     ensure!(shares.len() == EVENTS as usize, "{rows:?}");
     ensure!(shares.iter().all(|&share| (0.0..100.0).contains(&share)), "{rows:?}");
     let all: f64 = shares.iter().sum();
     ensure!(all <= GENERAL * 100.0 + 8.0, "{all} % of 4 counters: {rows:?}");
     Ok(())
+}
+
+/// For which share of the time each was counted, in percent.
+pub fn shares(rows: &[Row]) -> Result<Vec<f64>> {
+    let share = |row: &Row| row.more.get(1)?.parse::<f64>().ok();
+    let shares: Option<Vec<f64>> = rows.iter().map(share).collect();
+    shares.with_context(|| format!("{rows:?}"))
 }
 
 /// `-p`, for processes together and for each (`--per-thread`).

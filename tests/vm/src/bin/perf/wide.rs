@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What CPUs count together is what all threads do.
 
+use std::fs;
 use std::hint::black_box;
 use std::thread::yield_now;
 
@@ -82,6 +83,30 @@ pub fn equal_to_threads(machine: &Machine) -> Result<()> {
                 Ok(())
             })
         })
+    })
+}
+
+/// One CPU is unplugged below its event, and comes back.
+pub fn equal_until_unplugged(machine: &Machine) -> Result<()> {
+    let cpu = *machine.cpus.last().context("there is no CPU")?;
+    let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    let work = |id: usize| {
+        let mut rng = Rng::new(SEED, id as u64);
+        for round in 0..ROUNDS {
+            Region::random(&mut rng, ITERATIONS).execute(&mut black_box(0));
+            if id == 0 && round == ROUNDS / 2 {
+                fs::write(&online, "0")?;
+            }
+        }
+        Ok(())
+    };
+    let outcome = equal(machine, || machine.scattered(THREADS, work));
+    fs::write(&online, "1")?;
+    outcome?;
+    equal(machine, || {
+        run_on(SELF, &[cpu])?;
+        Region { first: ITERATIONS, second: ITERATIONS }.execute(&mut black_box(0));
+        run_on(SELF, &machine.cpus[..1]).map_err(anyhow::Error::from)
     })
 }
 

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The host lets this domain count nothing for a while.
+
+use anyhow::{Context, Result, ensure};
+use vm_tests::step::Held;
+use vm_tests::xen::CONTROL_DOMAIN;
+
+use crate::Machine;
+use crate::stat::{equal, shares};
+use crate::tool::{EVENTS, LONG, LOOP, LOOP_EXECUTED, Told, executed, held, perf, pids, rows};
+
+/// Does something meanwhile.
+fn forbidden<T>(machine: &Machine, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let xen = machine.xen.as_ref().context("this is not the control domain")?;
+    xen.allow(CONTROL_DOMAIN, false)?;
+    let outcome = act();
+    xen.allow(CONTROL_DOMAIN, true)?;
+    outcome
+}
+
+/// `perf stat` says that it was not counted, or for which share of the time; the rest is exact.
+pub fn not_counted(machine: &Machine) -> Result<()> {
+    let count = ["stat", "-x,", "-e", EVENTS, LOOP];
+    let uncounted = rows(&forbidden(machine, || perf(&count))?, 0);
+    ensure!(uncounted.len() == 2, "{uncounted:?}");
+    ensure!(uncounted.iter().all(|row| row.count.is_none()), "{uncounted:?}");
+    let counted = rows(&perf(&count)?, 0);
+    equal(executed(&counted)?, LOOP_EXECUTED, &counted)?;
+
+    let programs = held(&[LOOP, LONG])?;
+    let pids = pids(&programs);
+    let told = Told::start("stat", &["-x,", "--no-scale", "-e", EVENTS, "-p", &pids])?;
+    let mut programs = programs.into_iter();
+    programs.next().context("the short one")?.run()?;
+    forbidden(machine, || programs.try_for_each(Held::run))?;
+    let partly = rows(&told.end()?, 0);
+    equal(executed(&partly)?, LOOP_EXECUTED, &partly)?;
+    let shares = shares(&partly)?;
+    ensure!(shares.iter().all(|share| (0.0..100.0).contains(share)), "{partly:?}");
+    Ok(())
+}
