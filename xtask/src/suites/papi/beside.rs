@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! PAPI on perf's events: the bare machine's verdicts beside the guest's.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::fs;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::Serialize;
 
 use super::boot::{DISTURBED, Place};
 use super::build::{Component, Papi};
 use super::verdict::Verdict;
 use super::{Group, groups};
-use crate::suites::report::Report;
+use crate::suites::report::{Report, Volume};
+use crate::tools::sh;
 
 /// What takes seconds, and shows each way of counting: exact counts and overflows of threads, two
 /// events that overflow, profiles, events in turns, other processes, children, CPUs, modes.
@@ -20,6 +23,9 @@ const SMALL: Group = (
     "zero zero_pthreads overflow_exact overflow_single_event overflow_twoevents profile \
      max_multiplex zero_attach attach2 inherit attach_cpu exec_overflow perf_event_user_kernel",
 );
+
+/// The head of the document's table.
+const DOCUMENTED: &str = "| does not pass on either | why |\n";
 
 /// What came of one test.
 #[derive(Debug, Serialize)]
@@ -67,6 +73,15 @@ impl Beside {
         self.failures.is_empty() && self.rows.iter().all(|row| row.check().is_ok())
     }
 
+    /// Whether what does not pass is what the document says, and fails on both.
+    fn is_documented(&self) -> Result<()> {
+        let fails = |row: &&Row| row.guest != Verdict::Passed || row.native != Verdict::Passed;
+        let failing = self.rows.iter().filter(fails).map(|row| row.test.clone());
+        let (found, documented) = (failing.collect::<BTreeSet<_>>(), documented()?);
+        ensure!(found == documented, "{found:?} found, {documented:?} documented");
+        Ok(())
+    }
+
     fn count(&self, is: impl Fn(&Verdict) -> bool) -> [usize; 2] {
         let of = |side: fn(&Row) -> &Verdict| self.rows.iter().filter(|row| is(side(row))).count();
         [of(|row| &row.native), of(|row| &row.guest)]
@@ -98,6 +113,15 @@ impl fmt::Display for Beside {
     }
 }
 
+/// What `papi-shim/README.md` says that does not pass on either machine.
+fn documented() -> Result<BTreeSet<String>> {
+    let text = fs::read_to_string(sh::project().join("papi-shim/README.md"))?;
+    let (_, table) = text.split_once(DOCUMENTED).context("papi-shim/README.md has no table")?;
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let tests = rows.filter_map(|row| row.split('|').nth(1));
+    Ok(tests.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect())
+}
+
 /// A few tests, or all.
 pub fn suite(report: &mut Report) -> Result<()> {
     let papi = Papi::new(Component::PerfEvent)?;
@@ -111,6 +135,10 @@ pub fn suite(report: &mut Report) -> Result<()> {
     }
     for row in &beside.rows {
         report.test(&row.test, || row.check());
+    }
+    if report.volume == Volume::Long {
+        println!("{beside}");
+        report.test("papi-shim/README.md says what does not pass", || beside.is_documented());
     }
     Ok(())
 }
