@@ -76,7 +76,7 @@ static long perfctr_create_for(struct file *file, struct task_struct *task)
 	long err;
 
 	thread = perfctr_thread_alloc(task_pid_nr_ns(task, namespace),
-				      task_euid(task));
+				      task_cred_xxx(task, euid));
 	if (!thread)
 		return -ENOMEM;
 	err = perfctr_thread_link(thread, task, file);
@@ -272,7 +272,6 @@ static const struct file_operations perfctr_fops = {
 	.unlocked_ioctl = perfctr_ioctl,
 	.compat_ioctl = compat_ptr_ioctl,
 	.mmap = perfctr_mmap,
-	.llseek = no_llseek,
 };
 
 /* The administrator's, who may give it to a group: udev/60-perfctr.rules. */

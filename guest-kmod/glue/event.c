@@ -45,14 +45,14 @@ static u64 *perfctr_event_stalled(struct perf_event *event)
 static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 {
 	const struct perf_event_context *ctx = event->ctx;
-	u64 time = ctx->time, booked = ctx->timestamp;
+	u64 time = PERFCTR_TIME(ctx), booked = PERFCTR_TIME_BOOKED(ctx);
 #ifdef CONFIG_CGROUP_PERF
 	const struct perf_cgroup_info *info;
 
 	if (event->cgrp) {
 		info = this_cpu_ptr(event->cgrp->info);
-		time = info->time;
-		booked = info->timestamp;
+		time = PERFCTR_TIME(info);
+		booked = PERFCTR_TIME_BOOKED(info);
 	}
 #endif
 	return is_now ? time + (local_clock() - booked) : time;
@@ -165,8 +165,7 @@ static struct pt_regs *perfctr_event_regs(struct perf_event *event,
 static void perfctr_event_last(struct perf_event *event)
 {
 	event->pending_kill = POLL_HUP;
-	event->pending_disable = 1;
-	irq_work_queue(&event->pending_irq);
+	perfctr_event_disable(event);
 }
 
 /* As perf does for PMUs of its own; it exports none of this. */
@@ -179,6 +178,8 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 
 	event->hw.last_period = event->hw.sample_period * periods;
 	perf_sample_data_init(&data, 0, event->hw.last_period);
+	if (!perfctr_event_wants(event, &data, regs))
+		return;
 	event->pending_kill = POLL_IN;
 	if (limit && atomic_dec_and_test(&event->event_limit)) {
 		perfctr_event_last(event);
@@ -189,7 +190,7 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 	/* Who asked for a signal asked for those of inherited events too. */
 	if (owner->fasync && event->pending_kill) {
 		event->pending_wakeup = 1;
-		irq_work_queue(&event->pending_irq);
+		perfctr_event_wake(event);
 	}
 }
 

@@ -30,7 +30,7 @@ static bool perfctr_is_stopped_tracee(struct task_struct *task)
 /* After the switch out of its CPU, and what that has called of this module. */
 static bool perfctr_is_asleep(struct task_struct *task)
 {
-	return READ_ONCE(task->__state) & __TASK_TRACED &&
+	return perfctr_task_state(task) & __TASK_TRACED &&
 	       !READ_ONCE(task->on_rq) && !smp_load_acquire(&task->on_cpu);
 }
 

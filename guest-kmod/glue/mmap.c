@@ -47,8 +47,8 @@ int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
 		return -EINVAL;
 	if (!perfctr_may_map(vma))
 		return -EPERM;
-	vma->vm_flags &= ~(VM_MAYWRITE | VM_MAYEXEC);
-	vma->vm_flags |= VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP;
+	perfctr_vm_flags_mod(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP,
+			     VM_MAYWRITE | VM_MAYEXEC);
 	err = perfctr_insert(vma, 0, thread->page);
 	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
 		err = perfctr_insert(vma, 1 + cpu, thread->user->page[cpu]);

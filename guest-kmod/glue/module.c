@@ -32,6 +32,10 @@ static int perfctr_handshake(void)
 		err = perfctr_core_handshake(&perfctr_query);
 		found = perfctr_found(err);
 	}
+	if (!err && perfctr_platform_owns_cr4() && !PERFCTR_MAY_CHANGE_CR4) {
+		err = -EOPNOTSUPP;
+		found = "a PVH guest whose kernel lends its modules no CR4";
+	}
 	if (!err && nr_cpu_ids > PERFCTR_MAX_VCPUS) {
 		err = -E2BIG;
 		found = "too many vCPUs";

@@ -9,7 +9,6 @@
 #include <linux/mm.h>
 #include <linux/sched.h>
 #include <linux/smp.h>
-#include <asm/tlbflush.h>
 
 #include "perfctr.h"
 
@@ -20,10 +19,7 @@ static void perfctr_pce_here(void *data)
 
 	if (current->active_mm != mm)
 		return;
-	if (atomic_read(&mm->context.perf_rdpmc_allowed))
-		cr4_set_bits_irqsoff(X86_CR4_PCE);
-	else
-		cr4_clear_bits_irqsoff(X86_CR4_PCE);
+	perfctr_set_cr4_pce(atomic_read(&mm->context.perf_rdpmc_allowed));
 }
 
 static void perfctr_pce_changed(struct mm_struct *mm)

@@ -49,16 +49,12 @@ static struct pmu perfctr_pmu;
 
 static bool perfctr_contexts_exist(void)
 {
-	const struct perf_event_context *context;
 	struct task_struct *process, *task;
 	bool exist = false;
 
 	rcu_read_lock();
 	for_each_process_thread(process, task)
-	{
-		context = READ_ONCE(task->perf_event_ctxp[perf_hw_context]);
-		exist |= context && context->pmu == &perfctr_pmu;
-	}
+		exist |= perfctr_context_names(task, &perfctr_pmu);
 	rcu_read_unlock();
 	return exist;
 }
@@ -100,7 +96,7 @@ static int perfctr_pmu_check(const struct perf_event_attr *attr)
 		return -ENOENT;
 	if (attr->exclude_host || attr->exclude_idle)
 		return -EINVAL;
-	if (attr->precise_ip || attr->sigtrap || attr->config1 ||
+	if (attr->precise_ip || perfctr_event_traps(attr) || attr->config1 ||
 	    attr->config2 || attr->sample_type & PERF_SAMPLE_BRANCH_STACK)
 		return -EOPNOTSUPP;
 	/* Of where the kernel was, only some registers are known. */

@@ -18,6 +18,7 @@
 #include <linux/spinlock.h>
 #include <linux/uidgid.h>
 
+#include "compat.h"
 #include "perfctr_core.h"
 
 #ifdef CONFIG_PREEMPT_RT
@@ -88,8 +89,8 @@ bool perfctr_platform_owns_cr4(void);
 u64 perfctr_platform_gfn(void *page);
 int perfctr_platform_bind(unsigned int cpu, irq_handler_t handler);
 void perfctr_platform_unbind(unsigned int cpu, int irq);
-void perfctr_platform_restored_register(struct notifier_block *notifier);
-void perfctr_platform_restored_unregister(struct notifier_block *notifier);
+int perfctr_platform_on_restore(void (*function)(void));
+void perfctr_platform_off_restore(void);
 
 /* cpu.c: the possible CPUs. */
 extern struct perfctr_cpu *perfctr_cpus;
@@ -115,8 +116,7 @@ struct perfctr_thread *perfctr_suspend_current(void);
 void perfctr_resume_current(void);
 void perfctr_signal(struct perfctr_thread *thread, u64 signal);
 void perfctr_tell_current(void);
-void perfctr_on_switch(void *unused, bool preempt, struct task_struct *prev,
-		       struct task_struct *next, unsigned int state);
+void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 
 /* event.c: perf's events on this CPU. */
 struct perf_event;

@@ -174,8 +174,7 @@ void perfctr_resume_current(void)
  * A probe: prev leaves its CPU to next, before its own counters are suspended.
  * What was registered counts no event of another user's.
  */
-void perfctr_on_switch(void *unused, bool preempt, struct task_struct *prev,
-		       struct task_struct *next, unsigned int state)
+void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
 

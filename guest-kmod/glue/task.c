@@ -7,7 +7,6 @@
 
 #include <linux/binfmts.h>
 #include <linux/sched.h>
-#include <linux/sched/coredump.h>
 #include <linux/sched/mm.h>
 
 #include "perfctr.h"
@@ -18,7 +17,7 @@
  */
 static bool perfctr_is_guarded(const struct linux_binprm *bprm)
 {
-	return bprm->secureexec || get_dumpable(current->mm) != SUID_DUMP_USER;
+	return bprm->secureexec || !perfctr_is_dumpable();
 }
 
 static void perfctr_on_exec(void *unused, struct task_struct *task,
@@ -31,7 +30,7 @@ static void perfctr_on_exec(void *unused, struct task_struct *task,
 		perfctr_thread_unlink(thread);
 }
 
-static void perfctr_on_exit(void *unused, struct task_struct *task)
+static void perfctr_on_exit(PERFCTR_EXIT_ARGS)
 {
 	struct perfctr_thread *thread = perfctr_thread_current();
 

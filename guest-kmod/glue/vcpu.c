@@ -111,13 +111,13 @@ static int perfctr_cpu_down(unsigned int cpu)
  * Only the boot CPU is online while a machine sleeps: the others are unplugged.
  * Whoever puts it to sleep may be counting.
  */
-static int perfctr_sleep(void)
+static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 {
 	perfctr_suspend_current();
 	return perfctr_vcpu_offline(smp_processor_id());
 }
 
-static void perfctr_wake(void)
+static void perfctr_wake(PERFCTR_SYSCORE_ARGS)
 {
 	perfctr_vcpu_register(smp_processor_id());
 	perfctr_resume_current();
@@ -126,6 +126,10 @@ static void perfctr_wake(void)
 static struct syscore_ops perfctr_syscore_ops = {
 	.suspend = perfctr_sleep,
 	.resume = perfctr_wake,
+};
+
+static struct syscore perfctr_syscore = {
+	.ops = &perfctr_syscore_ops,
 };
 
 static void perfctr_vcpu_restore(void *unused)
@@ -143,20 +147,14 @@ static void perfctr_vcpu_restore(void *unused)
  * A domain that is saved keeps all its CPUs.  No thread has been resumed yet,
  * so no sum depends on what the old pages said.  The host may be another one.
  */
-static int perfctr_restored(struct notifier_block *unused, unsigned long event,
-			    void *data)
+static void perfctr_restored(void)
 {
 	perfctr_restored_error = perfctr_core_handshake_again(&perfctr_query);
 	if (perfctr_restored_error)
 		pr_err("this host cannot count what the one before did: error %d\n",
 		       perfctr_restored_error);
 	on_each_cpu(perfctr_vcpu_restore, NULL, true);
-	return NOTIFY_OK;
 }
-
-static struct notifier_block perfctr_restored_notifier = {
-	.notifier_call = perfctr_restored,
-};
 
 int perfctr_vcpus_init(void)
 {
@@ -166,15 +164,19 @@ int perfctr_vcpus_init(void)
 	if (err < 0)
 		return err;
 	perfctr_cpuhp_state = err;
+	err = perfctr_platform_on_restore(perfctr_restored);
+	if (err) {
+		cpuhp_remove_state(perfctr_cpuhp_state);
+		return err;
+	}
 	perfctr_is_loaded = true;
-	register_syscore_ops(&perfctr_syscore_ops);
-	perfctr_platform_restored_register(&perfctr_restored_notifier);
+	register_syscore(&perfctr_syscore);
 	return 0;
 }
 
 void perfctr_vcpus_exit(void)
 {
-	perfctr_platform_restored_unregister(&perfctr_restored_notifier);
-	unregister_syscore_ops(&perfctr_syscore_ops);
+	unregister_syscore(&perfctr_syscore);
+	perfctr_platform_off_restore();
 	cpuhp_remove_state(perfctr_cpuhp_state);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* A guest of Xen: hypercalls, interrupts, restoration. */
 
+#include <linux/platform_device.h>
+#include <linux/pm.h>
 #include <asm/xen/hypercall.h>
 #include <xen/events.h>
 #include <xen/interface/xen.h>
 #include <xen/page.h>
-#include <xen/xen-ops.h>
 #include <xen/xen.h>
 
 #include "../perfctr.h"
@@ -48,13 +49,49 @@ void perfctr_platform_unbind(unsigned int cpu, int irq)
 	unbind_from_irqhandler(irq, &perfctr_cpus[cpu]);
 }
 
-/* Called before any thread of the restored domain goes on. */
-void perfctr_platform_restored_register(struct notifier_block *notifier)
+/*
+ * Xen has its guests' devices freeze when a domain is saved, and restore before
+ * any of its threads goes on; a save that was cancelled has them thaw.
+ */
+static void (*perfctr_restore_function)(void);
+
+static int perfctr_restore(struct device *unused)
 {
-	xen_resume_notifier_register(notifier);
+	perfctr_restore_function();
+	return 0;
 }
 
-void perfctr_platform_restored_unregister(struct notifier_block *notifier)
+static const struct dev_pm_ops perfctr_pm_ops = {
+	.restore_noirq = perfctr_restore,
+};
+
+static struct platform_driver perfctr_driver = {
+	.driver = {
+		.name = "perfctr",
+		.pm = &perfctr_pm_ops,
+	},
+};
+
+static struct platform_device *perfctr_device;
+
+int perfctr_platform_on_restore(void (*function)(void))
 {
-	xen_resume_notifier_unregister(notifier);
+	int err;
+
+	perfctr_restore_function = function;
+	err = platform_driver_register(&perfctr_driver);
+	if (err)
+		return err;
+	perfctr_device = platform_device_register_simple(
+		"perfctr", PLATFORM_DEVID_NONE, NULL, 0);
+	err = PTR_ERR_OR_ZERO(perfctr_device);
+	if (err)
+		platform_driver_unregister(&perfctr_driver);
+	return err;
+}
+
+void perfctr_platform_off_restore(void)
+{
+	platform_device_unregister(perfctr_device);
+	platform_driver_unregister(&perfctr_driver);
 }

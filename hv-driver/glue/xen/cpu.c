@@ -10,7 +10,12 @@
 
 #include <asm/acpi.h>
 #include <asm/apic.h>
+/* Up to Xen 4.18, and after. */
+#if __has_include(<irq_vectors.h>)
 #include <irq_vectors.h>
+#else
+#include <asm/irq-vectors.h>
+#endif
 
 #include "private.h"
 

@@ -21,7 +21,7 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
 }
 
 /* probe.c */
-void perfctr_read_cpuid(struct perfctr_cpuid *cpuid);
+void perfctr_read_cpuid(struct perfctr_cpuid *id);
 
 /* cpu.c: set once at boot; nothing else here happens while it is false. */
 extern bool perfctr_on;

@@ -2,13 +2,14 @@
 //! The project's own programs for the guest: its init, test programs, the kernel module.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::rustobj::{self, Purpose};
 use crate::tools::cache::{self, Key};
+use crate::tools::chroot::Chroot;
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 use crate::tools::toolchain;
@@ -120,14 +121,33 @@ fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
         key = key.text(name).bytes(content);
     }
     cache::artefact(name, key, |dir| {
-        let headers = kernel::headers(kernel)?;
         for (name, content) in files {
             let path = dir.join(name);
             fs::create_dir_all(path.parent().unwrap_or(dir))?;
             fs::write(path, content)?;
         }
+        if let Some(system) = &kernel.system {
+            return kbuild_in(system, &kernel.release, dir);
+        }
+        let headers = kernel::headers(kernel)?;
         let mut make = cmd("make", ["-C"]);
         make.arg(headers).arg(format!("M={}", dir.display())).arg("modules");
         sh::logged(&mut make, &cache::log(name)?)
     })
+}
+
+/// The same in another release's system: its headers bring programs that need its C library.
+fn kbuild_in(system: &Path, release: &str, dir: &Path) -> Result<()> {
+    let work = cache::root()?.join("work/kbuild");
+    let _lock = cache::lock("kbuild")?;
+    let debian = Chroot::unpack(system, &work)?;
+    let sources: Vec<PathBuf> = fs::read_dir(dir)?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<std::io::Result<_>>()?;
+    debian.put(&sources, "module")?;
+    debian.run(&format!("make -C /lib/modules/{release}/build M=/module modules"))?;
+    for built in debian.run("ls /module/*.ko")?.lines() {
+        fs::copy(debian.path(built), dir.join(built.trim_start_matches("/module/")))?;
+    }
+    debian.remove()
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The guest's kernel: Debian's image, unmodified and not installed on this machine, and the
-//! headers to build our module against.
+//! headers to build our module against. Kernels of other releases of Debian come with a system of
+//! that release, whose compiler builds modules for them.
 
-use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
@@ -21,6 +22,108 @@ pub struct Kernel {
     pub image: PathBuf,
     /// The directory `/lib/modules/RELEASE/kernel` of its package.
     pub modules: PathBuf,
+    /// The archive of a system with its headers and their compiler, where this machine is not one.
+    pub system: Option<PathBuf>,
+}
+
+impl Kernel {
+    /// One of its modules, by its path below `modules`. What a kernel does not have as a module it
+    /// has built in, or as a part of another one.
+    pub fn module(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let path = self.modules.join(name);
+        let packed = path.with_extension("ko.xz");
+        if path.exists() {
+            return Ok(Some(fs::read(path)?));
+        }
+        if !packed.exists() {
+            return Ok(None);
+        }
+        let out = cmd("xz", ["-dc"]).arg(&packed).output()?;
+        ensure!(out.status.success(), "{}", packed.display());
+        Ok(Some(out.stdout))
+    }
+}
+
+/// How to get a kernel of another release of Debian: a file in `xtask/versions`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Recipe {
+    /// A release of Debian, and what else to ask for; the last of them has the kernel.
+    suites: Vec<String>,
+    /// The release of Xen that is in the same release of Debian, if there are hooks for it.
+    xen: Option<String>,
+}
+
+/// The versions that there are recipes of.
+pub fn versions() -> Result<Vec<String>> {
+    let files = cache::files(&recipes())?;
+    let name = |file: &str| Some(file.strip_prefix("linux-")?.strip_suffix(".toml")?.to_owned());
+    Ok(files.iter().filter_map(|(file, _)| name(file)).collect())
+}
+
+fn recipes() -> PathBuf {
+    sh::project().join("xtask/versions")
+}
+
+/// The release of Xen that Debian has beside this kernel, if it is another than the usual one.
+pub fn xen_beside(version: &str) -> Result<Option<String>> {
+    Ok(recipe(version)?.0.xen)
+}
+
+/// With its text.
+fn recipe(version: &str) -> Result<(Recipe, String)> {
+    let file = recipes().join(format!("linux-{version}.toml"));
+    if !file.exists() {
+        bail!("no Linux {version}; there are: {}", versions()?.join(", "));
+    }
+    let text = fs::read_to_string(&file)?;
+    Ok((toml::from_str(&text).with_context(|| file.display().to_string())?, text))
+}
+
+/// The kernel of this version, or Debian 12's own.
+pub fn of(version: Option<&str>) -> Result<Kernel> {
+    let Some(version) = version else { return kernel() };
+    let (recipe, text) = recipe(version)?;
+    let key = Key::new("linux of another release 1").text(&text);
+    let dir = cache::artefact(&format!("linux-{version}"), key, |dir| foreign(&recipe, dir))?;
+    found(&dir, Some(dir.join(SYSTEM)))
+}
+
+/// The name of the archive of another release's system.
+const SYSTEM: &str = "system.tar.zst";
+
+/// Another release's system with the headers, and the image out of its packages.
+fn foreign(recipe: &Recipe, dir: &Path) -> Result<()> {
+    apt::install(&["xz-utils", "zstd"], "unpacking the kernel")?;
+    let suite = recipe.suites.last().context("a kernel is in a suite")?;
+    let headers = format!("linux-headers-amd64/{suite}");
+    let packages = ["gcc", "libc6-dev", "make", headers.as_str()];
+    // The packages of the image are not installed, which would make an initial RAM disk.
+    let script = format!(
+        "mkdir /image; cd /image; apt-get -o APT::Sandbox::User=root download $(apt-cache depends \
+         --recurse --important linux-image-amd64/{suite} | grep ^linux-)"
+    );
+    let hook = format!("chroot \"$1\" sh -ec '{script}'");
+    let archive = dir.join(SYSTEM);
+    apt::system_of(&recipe.suites, &packages, &hook, &archive)?;
+    let mut tar = cmd("tar", ["-x", "--no-same-owner", "-f"]);
+    sh::output(tar.arg(&archive).arg("-C").arg(dir).arg("./image"))?;
+    let debs: Vec<PathBuf> =
+        cache::files(&dir.join("image"))?.into_iter().map(|(_, path)| path).collect();
+    apt::unpack(&debs, dir)?;
+    fs::remove_dir_all(dir.join("image"))?;
+    let modules = modules_dir(dir);
+    let found = fs::read_dir(&modules)?.next().context("a kernel has modules")??;
+    let release = found.file_name().to_string_lossy().into_owned();
+    let images = [dir.join(format!("boot/vmlinuz-{release}")), found.path().join("vmlinuz")];
+    let image = images.iter().find(|path| path.exists()).context("the packages have no image")?;
+    decompress(image, &dir.join("vmlinux"))?;
+    Ok(fs::write(dir.join("release"), release)?)
+}
+
+fn modules_dir(dir: &Path) -> PathBuf {
+    let merged = dir.join("usr/lib/modules");
+    if merged.exists() { merged } else { dir.join("lib/modules") }
 }
 
 /// Debian's plain amd64 kernel. The smaller cloud flavour lacks `CONFIG_XEN_DOM0`.
@@ -40,11 +143,16 @@ pub fn kernel() -> Result<Kernel> {
         fs::write(dir.join("release"), release)?;
         Ok(())
     })?;
+    found(&dir, None)
+}
+
+fn found(dir: &Path, system: Option<PathBuf>) -> Result<Kernel> {
     let release = fs::read_to_string(dir.join("release"))?;
     Ok(Kernel {
         image: dir.join("vmlinux"),
-        modules: dir.join(format!("lib/modules/{release}/kernel")),
+        modules: modules_dir(dir).join(&release).join("kernel"),
         release,
+        system,
     })
 }
 
@@ -58,12 +166,16 @@ fn decompress(image: &Path, vmlinux: &Path) -> Result<()> {
     };
     let setup_sectors = usize::from(bytes[0x1f1]);
     let start = (setup_sectors + 1) * 512 + word(0x248)?;
-    // The payload ends with the unpacked size, which is not part of the xz stream.
+    // The payload ends with the unpacked size, which is not part of the packed stream.
     let end = start + word(0x24c)? - 4;
     let payload = bytes.get(start..end).context("the boot image has no payload")?;
-    let packed = vmlinux.with_extension("xz");
+    let packed = vmlinux.with_extension("packed");
     fs::write(&packed, payload)?;
-    sh::output(&mut cmd("xz", [OsStr::new("-d"), packed.as_os_str()])).map(drop)
+    let program = if payload.starts_with(b"\xfd7zXZ") { "xz" } else { "zstd" };
+    let mut unpack = cmd(program, ["-dc"]);
+    let status = unpack.arg(&packed).stdout(File::create(vmlinux)?).status()?;
+    ensure!(status.success(), "{program} cannot unpack {}", image.display());
+    Ok(fs::remove_file(packed)?)
 }
 
 /// Installs the headers that match `kernel` and returns their directory.

@@ -10,9 +10,8 @@ use std::io::BufWriter;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use crate::artefacts::kernel::Kernel;
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::cpio::Archive;
@@ -174,12 +173,10 @@ const PROGRAMS: &[&str] = &[
 /// Documents.
 const PROGRAMS_LEFT_OUT: &[&str] = &["usr/share"];
 
-/// The archive with the userland and the kernel's modules for `kernel`.
-pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
-    let key = Key::new("rootfs 1").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
+/// The archive with the userland.
+pub fn rootfs() -> Result<PathBuf> {
+    let key = Key::new("rootfs 2").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
     let key = key.text(&PACKAGES_LEFT_OUT.join(" "));
-    let key = key.text(&kernel.release).text(&BOOT_MODULES.join(" "));
-    let key = key.text(&XEN_MODULES.join(" "));
     let dir = cache::artefact("rootfs", key, |dir| {
         let mut debs = apt::fetch(PACKAGES, true, dir)?;
         debs.retain(|deb| !PACKAGES_LEFT_OUT.contains(&package_of(deb)));
@@ -193,11 +190,6 @@ pub fn rootfs(kernel: &Kernel) -> Result<PathBuf> {
         let out = BufWriter::new(File::create(dir.join("rootfs.cpio"))?);
         let mut archive = Archive::new(out);
         archive.tree("", &tree)?;
-        for module in BOOT_MODULES.iter().chain(XEN_MODULES) {
-            let content = fs::read(kernel.modules.join(module)).context(*module)?;
-            let name = format!("lib/modules/{}/kernel/{module}", kernel.release);
-            archive.file(&format!("usr/{name}"), 0o644, &content)?;
-        }
         archive.finish()?;
         fs::remove_dir_all(dir.join("debs"))?;
         fs::remove_dir_all(tree)?;

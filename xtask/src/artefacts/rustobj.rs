@@ -60,15 +60,30 @@ enum Placement {
 
 /// The hypervisor's object file.
 pub fn hypervisor(purpose: Purpose) -> Result<PathBuf> {
-    object("hv-driver-ffi", Placement::PositionIndependent, purpose)
+    hypervisor_of(&sh::project(), purpose)
 }
 
 /// The kernel module's object file.
 pub fn module(purpose: Purpose) -> Result<PathBuf> {
-    object("guest-kmod-ffi", Placement::Kernel, purpose)
+    module_of(&sh::project(), purpose)
 }
 
-fn object(package: &str, placement: Placement, purpose: Purpose) -> Result<PathBuf> {
+/// The hypervisor's object file, of a copy of the project.
+pub fn hypervisor_of(project: &Path, purpose: Purpose) -> Result<PathBuf> {
+    object(project, "hv-driver-ffi", Placement::PositionIndependent, purpose)
+}
+
+/// The kernel module's object file, of a copy of the project.
+pub fn module_of(project: &Path, purpose: Purpose) -> Result<PathBuf> {
+    object(project, "guest-kmod-ffi", Placement::Kernel, purpose)
+}
+
+fn object(
+    project: &Path,
+    package: &str,
+    placement: Placement,
+    purpose: Purpose,
+) -> Result<PathBuf> {
     let _lock = crate::tools::cache::lock(package)?;
     let mut flags = FLAGS.to_vec();
     let mut dir = package.to_owned();
@@ -76,8 +91,8 @@ fn object(package: &str, placement: Placement, purpose: Purpose) -> Result<PathB
         flags.extend(COVERAGE_FLAGS);
         dir.push_str("-fuzzing");
     }
-    let target_dir = sh::project().join("target/bare").join(dir);
-    let library = build(package, placement, &flags, &target_dir)?;
+    let target_dir = project.join("target/bare").join(dir);
+    let library = build(project, package, placement, &flags, &target_dir)?;
     let work = target_dir.join("object");
     if work.exists() {
         fs::remove_dir_all(&work)?;
@@ -91,6 +106,7 @@ fn object(package: &str, placement: Placement, purpose: Purpose) -> Result<PathB
 }
 
 fn build(
+    project: &Path,
     package: &str,
     placement: Placement,
     flags: &[&str],
@@ -111,7 +127,7 @@ fn build(
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
-        .current_dir(sh::project());
+        .current_dir(project);
     sh::run(&mut cargo)?;
     let library = format!("lib{}.a", package.replace('-', "_"));
     Ok(target_dir.join(BARE_TARGET).join("release").join(library))

@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::artefacts::rustobj::{self, Purpose};
@@ -18,8 +18,8 @@ use crate::tools::hooks;
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 
-/// The version of Debian 12.
-const UPSTREAM: &str = "4.17";
+/// The version of Debian 12, which is the usual one.
+pub const UPSTREAM: &str = "4.17";
 
 const PACKAGES: &[&str] = &["build-essential", "bison", "flex", "python3", "bc"];
 
@@ -47,14 +47,32 @@ impl Flavour {
     }
 }
 
-/// The bootable hypervisor.
-pub fn xen(flavour: Flavour) -> Result<PathBuf> {
-    let source = apt::source("xen", UPSTREAM)?;
+/// The releases whose sources have lines inserted.
+pub fn releases() -> Result<Vec<String>> {
+    let files = cache::files(&glue_dir().join(HOOKS))?;
+    let name = |file: &str| Some(file.strip_prefix("xen-")?.strip_suffix(".toml")?.to_owned());
+    Ok(files.iter().filter_map(|(file, _)| name(file)).collect())
+}
+
+/// A later release's source is that of Xen's authors in Debian's package: what Debian changes is
+/// not in the hypervisor.
+fn source(release: Option<&str>) -> Result<(&str, PathBuf)> {
+    Ok(match release {
+        None | Some(UPSTREAM) => (UPSTREAM, apt::source("xen", UPSTREAM)?),
+        Some(later) => (later, apt::unpatched("xen", &[later])?),
+    })
+}
+
+/// The bootable hypervisor, of the usual release or of another one.
+pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
+    let (version, source) = source(release)?;
     let (name, files) = match flavour {
         Flavour::Stock => ("xen-stock", Files::new()),
-        Flavour::Perfctr => ("xen-perfctr", driver(&source, Purpose::Use)?),
-        Flavour::Fuzzing => ("xen-fuzzing", driver(&source, Purpose::Fuzzing)?),
+        Flavour::Perfctr => ("xen-perfctr", driver(&source, version, Purpose::Use)?),
+        Flavour::Fuzzing => ("xen-fuzzing", driver(&source, version, Purpose::Fuzzing)?),
     };
+    let later = if version == UPSTREAM { String::new() } else { format!("-{version}") };
+    let name = &format!("{name}{later}");
     let mut key = Key::new("xen 1").text(&source.to_string_lossy());
     for (path, content) in &files {
         key = key.text(path).bytes(content);
@@ -73,11 +91,11 @@ pub fn xen(flavour: Flavour) -> Result<PathBuf> {
     Ok(dir.join("xen"))
 }
 
-/// What the project changes in Xen's source, as a patch.
-pub fn patch() -> Result<String> {
-    let source = apt::source("xen", UPSTREAM)?;
+/// What the project changes in the source of a release of Xen, the usual or another, as a patch.
+pub fn patch(release: Option<&str>) -> Result<String> {
+    let (version, source) = source(release)?;
     let mut files = glue()?;
-    files.extend(hooks::apply(&source, &hooks_file())?);
+    files.extend(hooks::apply(&source, &hooks_file(version)?)?);
     let scratch = cache::root()?.join("work");
     fs::create_dir_all(&scratch)?;
     overlay::diff(&source, &files, &scratch)
@@ -87,15 +105,19 @@ fn glue_dir() -> PathBuf {
     sh::project().join("hv-driver/glue/xen")
 }
 
-fn hooks_file() -> PathBuf {
-    glue_dir().join(HOOKS).join(format!("xen-{UPSTREAM}.toml"))
+fn hooks_file(version: &str) -> Result<PathBuf> {
+    let file = glue_dir().join(HOOKS).join(format!("xen-{version}.toml"));
+    if !file.exists() {
+        bail!("no Xen {version}; there are: {}", releases()?.join(", "));
+    }
+    Ok(file)
 }
 
 /// Every file of Xen's tree that the driver adds or changes.
-fn driver(source: &Path, purpose: Purpose) -> Result<Files> {
+fn driver(source: &Path, version: &str, purpose: Purpose) -> Result<Files> {
     let mut files = glue()?;
     files.insert(format!("{DRIVER_DIR}/perfctr_core.o"), fs::read(rustobj::hypervisor(purpose)?)?);
-    files.extend(hooks::apply(source, &hooks_file())?);
+    files.extend(hooks::apply(source, &hooks_file(version)?)?);
     if purpose == Purpose::Fuzzing {
         let fuzzing = sh::project().join("tests/fuzz/coverage");
         files.insert(format!("{DRIVER_DIR}/coverage.c"), fs::read(fuzzing.join("xen.c"))?);

@@ -49,7 +49,7 @@ pub const CHECKS: &[Check] = &[
     },
     Check { name: "Rust objects", pace: Slow, run: objects::check },
     Check { name: "kernel module", pace: Slow, run: objects::check_module },
-    Check { name: "insertions into Xen", pace: Slow, run: || xen::patch().map(drop) },
+    Check { name: "insertions into Xen", pace: Slow, run: || xen::patch(None).map(drop) },
 ];
 
 fn lints() -> Result<()> {

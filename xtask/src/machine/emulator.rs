@@ -33,10 +33,10 @@ pub const SERIAL: &str = "serial";
 /// Builds or finds every part, writes the initramfs and starts the emulator.
 pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
     let emulator = qemu::qemu()?;
-    let kernel = kernel::kernel()?;
+    let kernel = kernel::of(spec.linux.as_deref())?;
     let layer = initramfs::layer(spec, &kernel)?;
     let mut initrd = File::create(dir.join("initrd"))?;
-    let mut base = File::open(rootfs::rootfs(&kernel)?)?;
+    let mut base = File::open(rootfs::rootfs()?)?;
     std::io::copy(&mut base, &mut initrd)?;
     let mut files = layer.len() as u64;
     if let Some(system) = &spec.system {
@@ -119,7 +119,7 @@ fn software(qemu: &mut Command, spec: &Spec, dir: &Path) -> Result<()> {
     }
     match &topology.xen {
         Some(hypervisor) => {
-            symlink(xen::xen(hypervisor.flavour)?, dir.join("xen"))?;
+            symlink(xen::xen(hypervisor.flavour, hypervisor.release.as_deref())?, dir.join("xen"))?;
             let args = format!("console=com1 com1=115200,8n1 noreboot {}", hypervisor.args);
             // A comma separates the boot modules unless it is doubled.
             let modules = format!("vmlinux {},initrd", linux.replace(',', ",,"));

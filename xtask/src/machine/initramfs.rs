@@ -40,11 +40,14 @@ pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
         archive.file("init", 0o755, &init)?;
     }
     let xen_modules = if spec.topology.xen.is_some() { XEN_MODULES } else { &[] };
-    let mut modules: Vec<String> = BOOT_MODULES
-        .iter()
-        .chain(xen_modules)
-        .map(|module| format!("/lib/modules/{}/kernel/{module}", kernel.release))
-        .collect();
+    let mut modules = Vec::new();
+    for module in BOOT_MODULES.iter().chain(xen_modules) {
+        if let Some(content) = kernel.module(module)? {
+            let path = format!("/lib/modules/{}/kernel/{module}", kernel.release);
+            archive.file(&format!("usr{path}"), 0o644, &content)?;
+            modules.push(path);
+        }
+    }
     if spec.module {
         let module = guest::module(kernel, spec.purpose())?;
         archive.file("usr/lib/perfctr/perfctr.ko", 0o644, &fs::read(module)?)?;

@@ -37,6 +37,8 @@ pub struct Topology {
 pub struct Hypervisor {
     /// Which build of it.
     pub flavour: Flavour,
+    /// Its version, if it is not that of this machine's Debian.
+    pub release: Option<String>,
     /// Its arguments beside those of the console.
     pub args: String,
 }

@@ -16,6 +16,8 @@ use crate::artefacts::rustobj::Purpose;
 pub struct Spec {
     /// The machine.
     pub topology: Topology,
+    /// The version of Linux, if it is not that of this machine's Debian.
+    pub linux: Option<String>,
     /// Whether to load our kernel module before the command.
     pub module: bool,
     /// Parameters for our kernel module.
@@ -49,6 +51,7 @@ impl Spec {
     ) -> Result<Self> {
         Ok(Self {
             topology: Topology::named(name)?,
+            linux: None,
             module: true,
             module_args: String::new(),
             system: None,

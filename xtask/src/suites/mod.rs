@@ -23,6 +23,7 @@ mod shim;
 mod stat;
 pub mod tenants;
 mod testbed;
+mod versions;
 mod vm_fuzz;
 
 pub use self::model::simulator_command as simulator;
@@ -59,6 +60,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "perf", tier: Vm, run: perf::run },
     Suite { name: "shim", tier: Vm, run: shim::run },
     Suite { name: "packages", tier: Vm, run: packages::run },
+    Suite { name: "versions", tier: Vm, run: versions::run },
     Suite { name: "papi", tier: Vm, run: papi::suite },
     Suite { name: "papi-events", tier: Vm, run: papi::perf },
 ];

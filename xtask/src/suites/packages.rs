@@ -8,12 +8,14 @@ use anyhow::{Result, ensure};
 use crate::artefacts::debian::{self, System};
 use crate::artefacts::kernel;
 use crate::artefacts::packages::{self, Built};
+use crate::artefacts::rustobj::{self, Purpose};
 use crate::machine::{self, Spec, Status};
 use crate::suites::pmu;
 use crate::suites::report::{Report, Volume, all};
 use crate::tools::cache;
 use crate::tools::chroot::Chroot;
-use crate::tools::sh;
+use crate::tools::sh::{self, cmd};
+use crate::tools::toolchain;
 
 /// A version that is higher than the project's.
 const NEXT: &str = "99.0";
@@ -67,7 +69,30 @@ int main(void)
 pub fn run(report: &mut Report) -> Result<()> {
     let now = packages::build(packages::VERSION)?;
     report.test("lintian finds nothing that is not explained", || unexplained(&now));
-    if report.volume == Volume::Long { system(report, &now) } else { Ok(()) }
+    if report.volume == Volume::Usual {
+        return Ok(());
+    }
+    report.test("a copy of the sources elsewhere gives the same Rust objects", same_objects);
+    report.test("the library's crates can be published", publishable);
+    system(report, &now)
+}
+
+/// Built where nothing was built before, in another directory: byte by byte the same.
+fn same_objects() -> Result<()> {
+    let copy = cache::root()?.join("work/copy");
+    if copy.exists() {
+        fs::remove_dir_all(&copy)?;
+    }
+    fs::create_dir_all(&copy)?;
+    let script = "git ls-files -z | xargs -0 cp --parents -t \"$0\"";
+    sh::output(cmd("sh", ["-ec", script]).arg(&copy).current_dir(sh::project()))?;
+    let here = [rustobj::hypervisor(Purpose::Use)?, rustobj::module(Purpose::Use)?];
+    let there =
+        [rustobj::hypervisor_of(&copy, Purpose::Use)?, rustobj::module_of(&copy, Purpose::Use)?];
+    for (here, there) in here.iter().zip(&there) {
+        ensure!(fs::read(here)? == fs::read(there)?, "{} differs", there.display());
+    }
+    Ok(fs::remove_dir_all(copy)?)
 }
 
 /// One system, from the first installation to the last purge.
@@ -101,6 +126,14 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     });
     report.test("purged, nothing is left", || purged(&debian, &system, &before));
     debian.remove()
+}
+
+/// What cargo would upload compiles, on its own.
+fn publishable() -> Result<()> {
+    let mut cargo = toolchain::cargo();
+    cargo.args(["publish", "--dry-run", "--allow-dirty", "--locked"]);
+    cargo.args(["-p", "shared-abi", "-p", "libperfctr-rs"]).current_dir(sh::project());
+    sh::output(&mut cargo).map(drop)
 }
 
 fn unexplained(built: &Built) -> Result<()> {

@@ -22,7 +22,7 @@ const CORPUS: &str = "tests/fuzz/corpus";
 pub fn run(report: &mut Report) -> Result<()> {
     let calls = report.volume.pick("1000", "20000");
     let module = guest::module(&kernel::kernel()?, Purpose::Fuzzing)?;
-    let driver = xen::xen(Flavour::Fuzzing)?.with_file_name("xen-syms");
+    let driver = xen::xen(Flavour::Fuzzing, None)?.with_file_name("xen-syms");
     let [module, driver] = [places(&module)?.to_string(), places(&driver)?.to_string()];
     let command = ["/work/vm-fuzz", "fuzz", "--calls", calls, "--places", &module, &driver];
     let mut spec = Spec::new("pv", command)?;

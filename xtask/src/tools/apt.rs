@@ -26,7 +26,7 @@ const LISTS_FRESH: Duration = Duration::from_secs(24 * 3600);
 const LATER: &[&str] = &["trixie", "forky", "sid"];
 
 /// Which suites to look at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Suites {
     /// The release with its updates and security suites.
     All,
@@ -34,28 +34,36 @@ enum Suites {
     Release,
     /// Sources of later releases.
     Later,
+    /// These, of another release.
+    Other(Vec<String>),
 }
 
 impl Suites {
-    fn name(self) -> &'static str {
+    fn name(&self) -> String {
         match self {
-            Self::All => "all",
-            Self::Release => "release",
-            Self::Later => "later",
+            Self::All => "all".into(),
+            Self::Release => "release".into(),
+            Self::Later => "later".into(),
+            Self::Other(suites) => suites.join("+"),
         }
     }
 
     /// The types of entries.
-    fn types(self) -> &'static [&'static str] {
-        if self == Self::Later { &["deb-src"] } else { &["deb", "deb-src"] }
+    fn types(&self) -> &'static [&'static str] {
+        match self {
+            Self::Later => &["deb-src"],
+            Self::Other(_) => &["deb"],
+            Self::All | Self::Release => &["deb", "deb-src"],
+        }
     }
 
     /// What to ask a mirror for that the machine asks for `suite`, with the release's name.
-    fn of<'a>(self, suite: &'a str, codename: &str) -> Vec<&'a str> {
+    fn of<'a>(&'a self, suite: &'a str, codename: &str) -> Vec<&'a str> {
         let is_release = suite == codename;
         let is_update = suite.starts_with(&format!("{codename}-"));
         match self {
             Self::Later if is_release => LATER.to_vec(),
+            Self::Other(suites) if is_release => suites.iter().map(String::as_str).collect(),
             Self::All if is_release || is_update => vec![suite],
             Self::Release if is_release => vec![suite],
             _ => Vec::new(),
@@ -88,8 +96,8 @@ pub fn source(name: &str, upstream: &str) -> Result<PathBuf> {
     let key = Key::new("source 1").text(name).text(upstream);
     let dir = cache::artefact(&format!("source-{name}"), key, |dir| {
         install(&["dpkg-dev", "xz-utils"], "unpacking sources")?;
-        let versions = source_versions(name, upstream, Suites::All)?;
-        let dsc = fetch_source(name, &versions, Suites::All, &[], dir, ".dsc")?;
+        let versions = source_versions(name, upstream, &Suites::All)?;
+        let dsc = fetch_source(name, &versions, &Suites::All, &[], dir, ".dsc")?;
         let mut unpack = cmd("dpkg-source", ["--no-check", "-x"]);
         unpack.arg(dsc).arg("tree").current_dir(dir);
         sh::logged(&mut unpack, &cache::log(&format!("source-{name}"))?)
@@ -106,10 +114,10 @@ pub fn unpatched(name: &str, upstream: &[&str]) -> Result<PathBuf> {
         install(&["xz-utils"], "unpacking sources")?;
         let mut versions = Vec::new();
         for upstream in upstream {
-            versions.extend(source_versions(name, upstream, Suites::Later)?);
+            versions.extend(source_versions(name, upstream, &Suites::Later)?);
         }
         let only = ["--tar-only"];
-        let archive = fetch_source(name, &versions, Suites::Later, &only, dir, ".orig.tar.")?;
+        let archive = fetch_source(name, &versions, &Suites::Later, &only, dir, ".orig.tar.")?;
         let tree = dir.join("tree");
         fs::create_dir_all(&tree)?;
         let mut tar = cmd("tar", ["-x", "--no-same-owner", "--strip-components=1", "-f"]);
@@ -123,7 +131,7 @@ pub fn unpatched(name: &str, upstream: &[&str]) -> Result<PathBuf> {
 fn fetch_source(
     name: &str,
     versions: &[String],
-    suites: Suites,
+    suites: &Suites,
     options: &[&str],
     dir: &Path,
     part: &str,
@@ -151,7 +159,7 @@ fn fetch_source(
 
 /// The packages that `name` depends on directly.
 pub fn depends(name: &str) -> Result<Vec<String>> {
-    let text = sh::output(apt("apt-cache", Suites::All)?.args(["depends", name]))?;
+    let text = sh::output(apt("apt-cache", &Suites::All)?.args(["depends", name]))?;
     Ok(text
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
@@ -161,29 +169,43 @@ pub fn depends(name: &str) -> Result<Vec<String>> {
 
 /// The packages whose names start with `prefix`.
 pub fn names(prefix: &str) -> Result<Vec<String>> {
-    let text = sh::output(apt("apt-cache", Suites::All)?.args(["pkgnames", prefix]))?;
+    let text = sh::output(apt("apt-cache", &Suites::All)?.args(["pkgnames", prefix]))?;
     Ok(text.lines().map(str::to_owned).collect())
 }
 
 /// Makes a system of `packages`, what is essential, and apt, as an archive. The shell's command
 /// `hook` is given the system's directory when all is installed.
 pub fn system(packages: &[&str], hook: &str, archive: &Path) -> Result<()> {
-    install(&["mmdebstrap"], "making a Debian system")?;
+    with_fallback(|suites| make_system(&codename()?, suites, packages, hook, archive))
+}
+
+/// The same of another release, which is the first of these suites.
+pub fn system_of(suites: &[String], packages: &[&str], hook: &str, archive: &Path) -> Result<()> {
+    let release = suites.first().context("a system is made of at least one suite")?;
+    make_system(release, &Suites::Other(suites.to_vec()), packages, hook, archive)
+}
+
+fn make_system(
+    release: &str,
+    suites: &Suites,
+    packages: &[&str],
+    hook: &str,
+    archive: &Path,
+) -> Result<()> {
+    install(&["mmdebstrap", "zstd"], "making a Debian system")?;
     let log = cache::log("system")?;
     let base = cache::root()?.join("apt");
-    with_fallback(|suites| {
-        prepare(&base, suites)?;
-        let mut make = cmd("mmdebstrap", ["--variant=apt", "--dpkgopt=force-unsafe-io"]);
-        make.arg("--dpkgopt=path-exclude=/usr/share/locale/*");
-        make.arg(format!("--include={}", packages.join(",")));
-        make.arg(format!("--customize-hook={hook}")).arg(codename()?).arg(archive);
-        for (_, sources) in cache::files(&base.join(suites.name()))? {
-            if sources.metadata()?.len() > 0 {
-                make.arg(sources);
-            }
+    write_sources(&base, suites)?;
+    let mut make = cmd("mmdebstrap", ["--variant=apt", "--dpkgopt=force-unsafe-io"]);
+    make.arg("--dpkgopt=path-exclude=/usr/share/locale/*");
+    make.arg(format!("--include={}", packages.join(",")));
+    make.arg(format!("--customize-hook={hook}")).arg(release).arg(archive);
+    for (_, sources) in cache::files(&base.join(suites.name()))? {
+        if sources.metadata()?.len() > 0 {
+            make.arg(sources);
         }
-        sh::logged(&mut sh::root_command(&make)?, &log)
-    })
+    }
+    sh::logged(&mut sh::root_command(&make)?, &log)
 }
 
 /// Fetches packages into `dir`, without installing them; with `closure`, everything that they
@@ -232,7 +254,7 @@ fn installed(package: &str) -> bool {
 }
 
 /// The versions of a source package, newest first.
-fn source_versions(name: &str, upstream: &str, suites: Suites) -> Result<Vec<String>> {
+fn source_versions(name: &str, upstream: &str, suites: &Suites) -> Result<Vec<String>> {
     let text = sh::output(apt("apt-cache", suites)?.args(["showsrc", "--only-source", name]))?;
     let mut versions: Vec<String> = text
         .lines()
@@ -254,27 +276,27 @@ fn source_versions(name: &str, upstream: &str, suites: Suites) -> Result<Vec<Str
 }
 
 /// Tries all suites first, then the release alone; reports the first failure if both fail.
-fn with_fallback(mut attempt: impl FnMut(Suites) -> Result<()>) -> Result<()> {
-    attempt(Suites::All).or_else(|first| {
+fn with_fallback(mut attempt: impl FnMut(&Suites) -> Result<()>) -> Result<()> {
+    attempt(&Suites::All).or_else(|first| {
         eprintln!("  apt failed; once more without the update suites ...");
-        attempt(Suites::Release).map_err(|_| first)
+        attempt(&Suites::Release).map_err(|_| first)
     })
 }
 
 /// A command of the apt family that uses the private configuration.
-fn apt(program: &str, suites: Suites) -> Result<Command> {
+fn apt(program: &str, suites: &Suites) -> Result<Command> {
     static PREPARED: Mutex<Vec<Suites>> = Mutex::new(Vec::new());
     let base = cache::root()?.join("apt");
     // A panic elsewhere leaves the list whole.
     let mut prepared = PREPARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if !prepared.contains(&suites) {
+    if !prepared.contains(suites) {
         prepare(&base, suites)?;
-        prepared.push(suites);
+        prepared.push(suites.clone());
     }
     Ok(cmd(program, options(&base, suites)))
 }
 
-fn options(base: &Path, suites: Suites) -> Vec<String> {
+fn options(base: &Path, suites: &Suites) -> Vec<String> {
     let (base, suites) = (base.display(), suites.name());
     [
         "Dir::Etc::SourceList=/dev/null".to_owned(),
@@ -293,16 +315,12 @@ fn options(base: &Path, suites: Suites) -> Vec<String> {
 }
 
 /// Writes the private sources and fetches the package lists if they are old.
-fn prepare(base: &Path, suites: Suites) -> Result<()> {
+fn prepare(base: &Path, suites: &Suites) -> Result<()> {
     let _lock = cache::lock("apt-lists")?;
     let name = suites.name();
-    let parts = base.join(name);
-    fs::create_dir_all(&parts)?;
     fs::create_dir_all(base.join("cache/archives/partial"))?;
     fs::create_dir_all(base.join(format!("lists-{name}/partial")))?;
-    let (lines, stanzas) = private_sources(&codename()?, suites)?;
-    fs::write(parts.join("lines.list"), lines)?;
-    fs::write(parts.join("stanzas.sources"), stanzas)?;
+    write_sources(base, suites)?;
     let stamp = base.join(format!("updated-{name}"));
     let age = stamp.metadata().and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
     if age.is_none_or(|age| age > LISTS_FRESH) {
@@ -315,6 +333,14 @@ fn prepare(base: &Path, suites: Suites) -> Result<()> {
     Ok(())
 }
 
+fn write_sources(base: &Path, suites: &Suites) -> Result<()> {
+    let parts = base.join(suites.name());
+    fs::create_dir_all(&parts)?;
+    let (lines, stanzas) = private_sources(&codename()?, suites)?;
+    fs::write(parts.join("lines.list"), lines)?;
+    Ok(fs::write(parts.join("stanzas.sources"), stanzas)?)
+}
+
 fn codename() -> Result<String> {
     let release = fs::read_to_string("/etc/os-release").context("/etc/os-release")?;
     let name = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
@@ -322,7 +348,7 @@ fn codename() -> Result<String> {
 }
 
 /// The machine's entries for its release, in both formats of apt, made into entries for `suites`.
-fn private_sources(codename: &str, suites: Suites) -> Result<(String, String)> {
+fn private_sources(codename: &str, suites: &Suites) -> Result<(String, String)> {
     let mut lines = String::new();
     let mut stanzas = String::new();
     let mut sources = vec![PathBuf::from("/etc/apt/sources.list")];
@@ -343,7 +369,7 @@ fn private_sources(codename: &str, suites: Suites) -> Result<(String, String)> {
 }
 
 /// `deb [options] URI SUITE COMPONENT...` entries, each as one of every wanted type and suite.
-fn one_line_sources(text: &str, codename: &str, suites: Suites) -> String {
+fn one_line_sources(text: &str, codename: &str, suites: &Suites) -> String {
     let mut result = String::new();
     for line in text.lines() {
         let Some(rest) = line.trim().strip_prefix("deb ") else { continue };
@@ -365,7 +391,7 @@ fn one_line_sources(text: &str, codename: &str, suites: Suites) -> String {
 }
 
 /// Stanzas of `Field: value` lines, with the wanted types and suites.
-fn deb822_sources(text: &str, codename: &str, wanted: Suites) -> String {
+fn deb822_sources(text: &str, codename: &str, wanted: &Suites) -> String {
     let mut result = String::new();
     let uncommented: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     for stanza in uncommented.split(|line| line.trim().is_empty()) {
@@ -413,18 +439,18 @@ mod tests {
     #[test]
     fn one_line_entries_get_a_source_line() {
         assert_eq!(
-            one_line_sources(LINES, "bookworm", Suites::Release),
+            one_line_sources(LINES, "bookworm", &Suites::Release),
             "deb [signed-by=/k] http://m/debian bookworm main contrib\n\
              deb-src [signed-by=/k] http://m/debian bookworm main contrib\n"
         );
-        let all = one_line_sources(LINES, "bookworm", Suites::All);
+        let all = one_line_sources(LINES, "bookworm", &Suites::All);
         assert!(all.ends_with("deb-src http://m/security bookworm-security main\n"), "{all}");
     }
 
     #[test]
     fn deb822_entries_keep_their_key_and_lose_other_suites() {
         assert_eq!(
-            deb822_sources(STANZAS, "bookworm", Suites::All),
+            deb822_sources(STANZAS, "bookworm", &Suites::All),
             "Types: deb deb-src\nSuites: bookworm\nURIs: http://m/debian\n\
              Components: main\nSigned-By: /k\n\n"
         );
@@ -433,15 +459,25 @@ mod tests {
     #[test]
     fn a_mirror_of_the_release_is_asked_for_sources_of_later_ones() {
         assert_eq!(
-            one_line_sources(LINES, "bookworm", Suites::Later),
+            one_line_sources(LINES, "bookworm", &Suites::Later),
             "deb-src [signed-by=/k] http://m/debian trixie main contrib\n\
              deb-src [signed-by=/k] http://m/debian forky main contrib\n\
              deb-src [signed-by=/k] http://m/debian sid main contrib\n"
         );
         assert_eq!(
-            deb822_sources(STANZAS, "bookworm", Suites::Later),
+            deb822_sources(STANZAS, "bookworm", &Suites::Later),
             "Types: deb-src\nSuites: trixie forky sid\nURIs: http://m/debian\n\
              Components: main\nSigned-By: /k\n\n"
+        );
+    }
+
+    #[test]
+    fn a_mirror_of_the_release_is_asked_for_another_one() {
+        let other = Suites::Other(vec!["trixie".into(), "trixie-backports".into()]);
+        assert_eq!(
+            one_line_sources(LINES, "bookworm", &other),
+            "deb [signed-by=/k] http://m/debian trixie main contrib\n\
+             deb [signed-by=/k] http://m/debian trixie-backports main contrib\n"
         );
     }
 }

@@ -91,7 +91,8 @@ pub fn files(path: &Path) -> Result<Vec<(String, PathBuf)>> {
 
 /// Returns the artefact `name` for `key`, building it into an empty directory if it is missing.
 pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-    let dir = root()?.join(format!("{name}-{}", key.hex()));
+    let file = format!("{name}-{}", key.hex());
+    let dir = root()?.join(&file);
     if dir.exists() {
         return Ok(dir);
     }
@@ -99,7 +100,8 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     if dir.exists() {
         return Ok(dir);
     }
-    let partial = dir.with_extension("partial");
+    // A name may have a dot, as versions do.
+    let partial = root()?.join(format!("{file}.partial"));
     if partial.exists() {
         fs::remove_dir_all(&partial)?;
     }

@@ -37,7 +37,7 @@ impl Chroot {
         let to = self.path(to);
         sh::as_root(cmd("rm", ["-rf"]).arg(&to))?;
         sh::as_root(cmd("mkdir", ["-p"]).arg(&to))?;
-        let mut copy = cmd("cp", ["-t"]);
+        let mut copy = cmd("cp", ["-r", "-t"]);
         copy.arg(&to);
         for file in files {
             copy.arg(file.as_ref());

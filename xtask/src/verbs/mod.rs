@@ -35,7 +35,11 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// Install and build everything that the other verbs need.
-    Setup,
+    Setup {
+        /// And the other versions of Xen and Linux.
+        #[arg(long)]
+        versions: bool,
+    },
     /// Run the main job: every reading of competing threads against the truth.
     Demo(demo::Args),
     /// Measure what a read costs, beside its peers.
@@ -67,14 +71,17 @@ enum Verb {
     /// Put small faults into the cores, and see that tests notice.
     Mutants(mutants::Args),
     /// Print what the project changes in Xen's source, as a patch.
-    XenPatch,
+    XenPatch {
+        /// The release, such as 4.20, if it is not that of this machine's Debian.
+        release: Option<String>,
+    },
 }
 
 impl Cli {
     /// Does what was asked for.
     pub fn run(self) -> Result<ExitCode> {
         match self.verb {
-            Verb::Setup => setup::run()?,
+            Verb::Setup { versions } => setup::run(versions)?,
             Verb::Demo(args) => return demo::run(&args),
             Verb::Bench(args) => bench::run(&args)?,
             Verb::Figures(args) => figures::run(&args)?,
@@ -90,7 +97,7 @@ impl Cli {
             Verb::Dist(args) => dist::run(&args)?,
             Verb::Sim(args) => return sim::run(&args),
             Verb::Mutants(args) => mutants::run(&args)?,
-            Verb::XenPatch => print!("{}", xen::patch()?),
+            Verb::XenPatch { release } => print!("{}", xen::patch(release.as_deref())?),
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -8,14 +8,22 @@ use crate::artefacts::{guest, kernel, qemu, rootfs, xen};
 use crate::tools::cache;
 
 /// Installs and builds.
-pub fn run() -> Result<()> {
+pub fn run(versions: bool) -> Result<()> {
     qemu::qemu()?;
     let kernel = kernel::kernel()?;
-    rootfs::rootfs(&kernel)?;
+    rootfs::rootfs()?;
     guest::init()?;
-    xen::xen(xen::Flavour::Stock)?;
-    xen::xen(xen::Flavour::Perfctr)?;
+    xen::xen(xen::Flavour::Stock, None)?;
+    xen::xen(xen::Flavour::Perfctr, None)?;
     guest::module(&kernel, Purpose::Use)?;
+    if versions {
+        for release in xen::releases()? {
+            xen::xen(xen::Flavour::Perfctr, Some(&release))?;
+        }
+        for version in kernel::versions()? {
+            guest::module(&kernel::of(Some(&version))?, Purpose::Use)?;
+        }
+    }
     println!("ready; artefacts are in {}", cache::root()?.display());
     Ok(())
 }

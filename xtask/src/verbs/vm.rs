@@ -40,6 +40,12 @@ pub struct Args {
     /// The hypervisor to boot instead of the topology's own.
     #[arg(long)]
     xen: Option<Flavour>,
+    /// The hypervisor's release, such as 4.20, if it is not that of this machine's Debian.
+    #[arg(long, value_name = "RELEASE")]
+    xen_release: Option<String>,
+    /// The kernel's version, such as 6.12, if it is not that of this machine's Debian.
+    #[arg(long, value_name = "VERSION")]
+    linux: Option<String>,
     /// Further arguments for the hypervisor.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     xen_args: String,
@@ -74,6 +80,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if !args.xen_args.is_empty() {
         spec.hypervisor()?.add(&args.xen_args);
     }
+    if args.xen_release.is_some() {
+        spec.hypervisor()?.release = args.xen_release;
+    }
+    spec.linux = args.linux;
     if let Some(flavour) = args.xen {
         spec.hypervisor()?.flavour = flavour;
     }

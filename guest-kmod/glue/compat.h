@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/*
+ * What differs between the kernel's releases, from 5.10 on, and nothing else.
+ * Where there is a choice, older kernels get what the newest have.
+ */
+#ifndef PERFCTR_COMPAT_H
+#define PERFCTR_COMPAT_H
+
+#include <linux/bpf.h>
+#include <linux/filter.h>
+#include <linux/irq_work.h>
+#include <linux/mm.h>
+#include <linux/perf_event.h>
+#include <linux/sched.h>
+#include <linux/sched/coredump.h>
+#include <linux/syscore_ops.h>
+#include <linux/version.h>
+#include <asm/processor.h>
+#include <asm/tlbflush.h>
+
+#if __has_include(<asm/cpuid/api.h>)
+#include <asm/cpuid/api.h>
+#endif
+#if __has_include(<linux/sched/exec_state.h>)
+#include <linux/sched/exec_state.h>
+#endif
+
+/* What the scheduler's tracepoints call a probe with. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 16, 0)
+#define PERFCTR_EXIT_ARGS void *unused, struct task_struct *task, bool is_last
+#else
+#define PERFCTR_EXIT_ARGS void *unused, struct task_struct *task
+#endif
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 18, 0)
+#define PERFCTR_SWITCH_ARGS                                   \
+	void *unused, bool preempt, struct task_struct *prev, \
+		struct task_struct *next, unsigned int prev_state
+#else
+#define PERFCTR_SWITCH_ARGS                                   \
+	void *unused, bool preempt, struct task_struct *prev, \
+		struct task_struct *next
+#endif
+
+/* What the machine's sleep calls back with. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#define PERFCTR_SYSCORE_ARGS void *unused
+#else
+#define PERFCTR_SYSCORE_ARGS void
+
+struct syscore {
+	struct syscore_ops *ops;
+};
+
+static inline void register_syscore(struct syscore *syscore)
+{
+	register_syscore_ops(syscore->ops);
+}
+
+static inline void unregister_syscore(struct syscore *syscore)
+{
+	unregister_syscore_ops(syscore->ops);
+}
+#endif
+
+static inline unsigned int perfctr_task_state(struct task_struct *task)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 14, 0)
+	return READ_ONCE(task->__state);
+#else
+	return READ_ONCE(task->state);
+#endif
+}
+
+/* Whether others of its user may look at what the calling thread executes. */
+static inline bool perfctr_is_dumpable(void)
+{
+#ifdef SUID_DUMP_USER
+	return get_dumpable(current->mm) == SUID_DUMP_USER;
+#else
+	return rcu_access_pointer(current->exec_state)->dumpable ==
+	       TASK_DUMPABLE_OWNER;
+#endif
+}
+
+/*
+ * Whether a module may change CR4.PCE of the CPU that it executes on: from 7.0 on
+ * the kernel lets only KVM.
+ */
+#define PERFCTR_MAY_CHANGE_CR4 (LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0))
+
+/* With interrupts disabled. */
+static inline void perfctr_set_cr4_pce(bool is_allowed)
+{
+#if PERFCTR_MAY_CHANGE_CR4
+	if (is_allowed)
+		cr4_set_bits_irqsoff(X86_CR4_PCE);
+	else
+		cr4_clear_bits_irqsoff(X86_CR4_PCE);
+#endif
+}
+
+static inline void perfctr_vm_flags_mod(struct vm_area_struct *vma,
+					unsigned long set, unsigned long clear)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	vm_flags_mod(vma, set, clear);
+#else
+	vma->vm_flags = (vma->vm_flags | set) & ~clear;
+#endif
+}
+
+#ifndef IRQ_WORK_INIT_HARD
+#define IRQ_WORK_INIT_HARD(function)                                         \
+	{                                                                    \
+		.flags = ATOMIC_INIT(IRQ_WORK_HARD_IRQ), .func = (function), \
+	}
+#endif
+
+/* Before 6.2 a PMU that was unregistered can be registered again only so. */
+#ifndef PERF_PMU_CAP_HETEROGENEOUS_CPUS
+#define PERF_PMU_CAP_HETEROGENEOUS_CPUS 0
+#endif
+
+/* Whether the event wants a signal that no thread may be sent where it counts. */
+static inline bool perfctr_event_traps(const struct perf_event_attr *attr)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 13, 0)
+	return attr->sigtrap;
+#else
+	return false;
+#endif
+}
+
+/*
+ * Whether perf keeps a task's context that names the PMU, although no event is
+ * left: from 6.2 on what names it goes with the last event.  Under RCU.
+ */
+static inline bool perfctr_context_names(struct task_struct *task,
+					 const struct pmu *pmu)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
+	return false;
+#else
+	const struct perf_event_context *context =
+		READ_ONCE(task->perf_event_ctxp[perf_hw_context]);
+
+	return context && context->pmu == pmu;
+#endif
+}
+
+/* perf's time of a context's events or of a cgroup's, and when it was booked. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 0, 0)
+#define PERFCTR_TIME(events) ((events)->time.time)
+#define PERFCTR_TIME_BOOKED(events) ((events)->time.stamp)
+#else
+#define PERFCTR_TIME(events) ((events)->time)
+#define PERFCTR_TIME_BOOKED(events) ((events)->timestamp)
+#endif
+
+/* Has perf wake and signal whoever waits for the event, as soon as it can. */
+static inline void perfctr_event_wake(struct perf_event *event)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
+	irq_work_queue(&event->pending_irq);
+#else
+	irq_work_queue(&event->pending);
+#endif
+}
+
+/* Has perf disable the event, as soon as it can. */
+static inline void perfctr_event_disable(struct perf_event *event)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
+	event->pending_disable = 1;
+	irq_work_queue(&event->pending_disable_irq);
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
+	event->pending_disable = 1;
+	perfctr_event_wake(event);
+#else
+	/* On which CPU. */
+	WRITE_ONCE(event->pending_disable, smp_processor_id());
+	perfctr_event_wake(event);
+#endif
+}
+
+/*
+ * Whether the event's BPF program, if it has one, wants perf to tell of the
+ * sample.  Up to 6.9 the program is the overflow handler's to run.
+ */
+static inline bool perfctr_event_wants(struct perf_event *event,
+				       struct perf_sample_data *data,
+				       struct pt_regs *regs)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0) && \
+	defined(CONFIG_BPF_SYSCALL)
+	struct bpf_perf_event_data_kern context = {
+		.regs = perf_arch_bpf_user_pt_regs(regs),
+		.data = data,
+		.event = event,
+	};
+	const struct bpf_prog *program;
+	bool wants = true;
+
+	rcu_read_lock();
+	program = READ_ONCE(event->prog);
+	if (program)
+		wants = bpf_prog_run(program, &context);
+	rcu_read_unlock();
+	return wants;
+#else
+	return true;
+#endif
+}
+
+#endif /* PERFCTR_COMPAT_H */

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The releases of Xen and the versions of Linux that all of this is for: each pair is booted, and
+//! counts and samples in the control domain.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::artefacts::{kernel, rootfs, xen};
+use crate::machine::{self, Outcome, Spec, Status};
+use crate::suites::pmu;
+use crate::suites::report::{Report, Volume, all};
+use crate::tools::sh;
+
+/// The usual kernel, of the machine's own Debian.
+const USUAL: &str = "6.1";
+
+/// What a pair is asked: a word for the table, what the test's name says, and the command.
+const ASKED: [(&str, &str, &str); 3] = [
+    ("counts", "every reading of competing threads is exact", "/work/counting --regions 300"),
+    ("samples", "every overflow reaches its own thread", "/work/overflow"),
+    (
+        "perf",
+        "perf stat is exact, and perf record has its samples",
+        "perf stat -x, -e instructions:u,branches:u /work/loop 2>&1; \
+         perf record -q -e instructions:u -c 10007 -o /tmp/data /work/loop && \
+         echo \"$(perf script -i /tmp/data -F event | wc -l) samples\"",
+    ),
+];
+
+/// One boot for each pair in the long run; the usual one compares the README with what there is.
+pub fn run(report: &mut Report) -> Result<()> {
+    let pairs = pairs()?;
+    if report.volume == Volume::Usual {
+        report.test("the README's table has every pair", || named(&pairs));
+        return Ok(());
+    }
+    let mut table = HEAD.to_owned();
+    for pair in &pairs {
+        table += &row(pair, &boot(report, pair)?);
+    }
+    println!("{table}");
+    report.test("the README's table is this one", || {
+        ensure!(readme()?.contains(&table), "{table}");
+        Ok(())
+    });
+    Ok(())
+}
+
+/// A release of Xen and a version of Linux.
+type Pair = (String, String);
+
+/// Every kernel on the usual Xen, and on the one that Debian has beside it.
+fn pairs() -> Result<Vec<Pair>> {
+    let mut versions = kernel::versions()?;
+    versions.push(USUAL.to_owned());
+    let mut pairs = Vec::new();
+    for version in sorted(versions) {
+        let beside = if version == USUAL { None } else { kernel::xen_beside(&version)? };
+        pairs.push((xen::UPSTREAM.to_owned(), version.clone()));
+        pairs.extend(beside.map(|release| (release, version)));
+    }
+    Ok(pairs)
+}
+
+/// In the order of their numbers.
+fn sorted(mut versions: Vec<String>) -> Vec<String> {
+    versions.sort_by_key(|version| {
+        version.split('.').map(|part| part.parse().unwrap_or(0)).collect::<Vec<u32>>()
+    });
+    versions
+}
+
+/// Boots a pair; gives what it can, in the table's words.
+fn boot(report: &mut Report, (release, version): &Pair) -> Result<String> {
+    let mut script = String::new();
+    for (word, _, command) in ASKED {
+        script += &format!("echo asked {word}; ({command}); echo status {word} $?\n");
+    }
+    let mut spec = Spec::new("pv", ["sh", "-c", &format!("uname -r; {script}")])?.with_cost()?;
+    spec.linux = (version != USUAL).then(|| version.clone());
+    spec.hypervisor()?.release = Some(release.clone());
+    spec.timeout = Duration::from_secs(900);
+    spec.add_program("vm-tests", "counting")?;
+    spec.add_program("vm-tests", "overflow")?;
+    spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
+    spec.files.push((rootfs::perf()?, "/".into()));
+    let outcome = machine::run(&spec)?;
+    let pair = format!("Xen {release}, Linux {version}");
+    let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
+    report.note(format!("{pair}: {}", said.lines().next().unwrap_or("did not boot")));
+    let mut can = Vec::new();
+    for (word, name, _) in ASKED {
+        let result = answered(&outcome, &said, word);
+        if result.is_ok() {
+            can.push(word);
+        }
+        report.record(&format!("{pair}: {name}"), result, Duration::ZERO);
+    }
+    Ok(if can.is_empty() { "-".to_owned() } else { can.join(", ") })
+}
+
+/// What the machine said to one question.
+fn answered(outcome: &Outcome, said: &str, word: &str) -> Result<()> {
+    ensure!(outcome.status == Status::Exited(0), "{}", all(outcome));
+    let (_, rest) = said.split_once(&format!("asked {word}\n")).context("it was not asked")?;
+    let status = format!("status {word} 0\n");
+    let (answer, _) = rest.split_once(&status).with_context(|| format!("failed: {rest}"))?;
+    if word == "perf" {
+        let samples = format!("{} samples", (2 * pmu::ITERATIONS + 4) / 10_007);
+        for line in [pmu::PERF_LINES[0], pmu::PERF_LINES[1], &samples] {
+            ensure!(answer.contains(line), "`{line}` expected\n{answer}");
+        }
+    }
+    Ok(())
+}
+
+/// The table's.
+const HEAD: &str = "| Xen | Linux | |\n|---|---|---|\n";
+
+fn row((release, version): &Pair, can: &str) -> String {
+    format!("| {release} | {version} | {can} |\n")
+}
+
+fn readme() -> Result<String> {
+    Ok(fs::read_to_string(sh::project().join("README.md"))?)
+}
+
+/// All but what the last column says.
+fn named(pairs: &[Pair]) -> Result<()> {
+    let readme = readme()?;
+    let (_, rows) = readme.split_once(HEAD).context("the README has no such table")?;
+    let rows: Vec<&str> = rows.lines().take_while(|line| line.starts_with('|')).collect();
+    ensure!(rows.len() == pairs.len(), "{} rows expected, found {}", pairs.len(), rows.len());
+    for (found, pair) in rows.iter().zip(pairs) {
+        let expected = row(pair, "");
+        ensure!(found.starts_with(expected.trim_end_matches(" |\n")), "{expected}{found}");
+    }
+    Ok(())
+}
