@@ -7,6 +7,7 @@
 #include <xen/events.h>
 #include <xen/interface/xen.h>
 #include <xen/page.h>
+#include <xen/xen-ops.h>
 #include <xen/xen.h>
 
 #include "../perfctr.h"
@@ -49,12 +50,37 @@ void perfctr_platform_unbind(unsigned int cpu, int irq)
 	unbind_from_irqhandler(irq, &perfctr_cpus[cpu]);
 }
 
-/*
- * Xen has its guests' devices freeze when a domain is saved, and restore before
- * any of its threads goes on; a save that was cancelled has them thaw.
- */
+/* Before any thread of the restored domain goes on. */
 static void (*perfctr_restore_function)(void);
 
+#if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
+static int perfctr_restore(struct notifier_block *unused, unsigned long event,
+			   void *data)
+{
+	perfctr_restore_function();
+	return NOTIFY_OK;
+}
+
+static struct notifier_block perfctr_restore_notifier = {
+	.notifier_call = perfctr_restore,
+};
+
+int perfctr_platform_on_restore(void (*function)(void))
+{
+	perfctr_restore_function = function;
+	xen_resume_notifier_register(&perfctr_restore_notifier);
+	return 0;
+}
+
+void perfctr_platform_off_restore(void)
+{
+	xen_resume_notifier_unregister(&perfctr_restore_notifier);
+}
+#else
+/*
+ * Xen's notifier cannot be taken back there.  Xen has its guests' devices freeze
+ * when a domain is saved, and restore; a save that was cancelled has them thaw.
+ */
 static int perfctr_restore(struct device *unused)
 {
 	perfctr_restore_function();
@@ -95,3 +121,4 @@ void perfctr_platform_off_restore(void)
 	platform_device_unregister(perfctr_device);
 	platform_driver_unregister(&perfctr_driver);
 }
+#endif

@@ -119,7 +119,11 @@ fn software(qemu: &mut Command, spec: &Spec, dir: &Path) -> Result<()> {
     }
     match &topology.xen {
         Some(hypervisor) => {
-            symlink(xen::xen(hypervisor.flavour, hypervisor.release.as_deref())?, dir.join("xen"))?;
+            let image = match &hypervisor.image {
+                Some(image) => image.clone(),
+                None => xen::xen(hypervisor.flavour, hypervisor.release.as_deref())?,
+            };
+            symlink(image, dir.join("xen"))?;
             let args = format!("console=com1 com1=115200,8n1 noreboot {}", hypervisor.args);
             // A comma separates the boot modules unless it is doubled.
             let modules = format!("vmlinux {},initrd", linux.replace(',', ",,"));

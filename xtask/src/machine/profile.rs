@@ -2,6 +2,7 @@
 //! What a machine is made of, as the files in `xtask/profiles` describe it.
 
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -39,6 +40,9 @@ pub struct Hypervisor {
     pub flavour: Flavour,
     /// Its version, if it is not that of this machine's Debian.
     pub release: Option<String>,
+    /// The hypervisor itself, if it is not the one that is built here.
+    #[serde(skip)]
+    pub image: Option<PathBuf>,
     /// Its arguments beside those of the console.
     pub args: String,
 }

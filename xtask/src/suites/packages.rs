@@ -21,12 +21,15 @@ use crate::tools::toolchain;
 const NEXT: &str = "99.0";
 
 /// All packages, in the order of their names.
-const PACKAGES: &str = "libperfctr-dev libperfctr6 perfctr perfctr-dkms";
+const PACKAGES: &str =
+    "libperfctr-dev libperfctr6 perfctr perfctr-dkms xen-hypervisor-4.17-perfctr";
 
 const INSTALL: &str = "apt-get install -y --no-install-recommends -o Dpkg::Use-Pty=0";
 
 /// What they install, beside documents and the module's sources.
 const FILES: &[&str] = &[
+    "/boot/xen-4.17-perfctr.gz",
+    "/etc/default/grub.d/xen-perfctr.cfg",
     "/lib/udev/rules.d/60-perfctr.rules",
     "/usr/bin/perfctr",
     "/usr/bin/perfex",
@@ -173,7 +176,7 @@ fn files(debian: &Chroot) -> Result<()> {
     let version = debian.run("perfctr --version; perfex -h")?;
     ensure!(version.starts_with(&format!("perfctr {}\n", packages::VERSION)), "{version}");
     let rules = fs::read(sh::project().join("guest-kmod/udev/60-perfctr.rules"))?;
-    ensure!(fs::read(debian.path(FILES[0]))? == rules, "{} differs", FILES[0]);
+    ensure!(fs::read(debian.path(FILES[2]))? == rules, "{} differs", FILES[2]);
     Ok(())
 }
 
@@ -220,6 +223,13 @@ fn guest(debian: &Chroot) -> Result<()> {
     )?;
     let mut spec = Spec::new("pv", ["sh", "-ec", GUEST])?;
     spec.module = false;
+    // The host's part is that of the packages, too.
+    let packed = debian.path(packages::HYPERVISOR);
+    let xen = cmd("gzip", ["-dc"]).arg(packed).output()?;
+    ensure!(xen.status.success(), "{} is not packed", packages::HYPERVISOR);
+    let image = cache::root()?.join("work/packages-xen");
+    fs::write(&image, xen.stdout)?;
+    spec.hypervisor()?.image = Some(image);
     spec.system = Some(debian.path("guest.cpio"));
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     let outcome = machine::run(&spec)?;

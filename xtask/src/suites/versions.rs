@@ -18,8 +18,12 @@ const USUAL: &str = "6.1";
 
 /// What a pair is asked: a word for the table, what the test's name says, and the command.
 const ASKED: [(&str, &str, &str); 3] = [
-    ("counts", "every reading of competing threads is exact", "/work/counting --regions 300"),
-    ("samples", "every overflow reaches its own thread", "/work/overflow"),
+    (
+        "counts",
+        "every reading of competing threads is exact",
+        "/work/counting --regions 150 --reads 2000",
+    ),
+    ("samples", "every overflow reaches its own thread", "/work/overflow --rounds 1"),
     (
         "perf",
         "perf stat is exact, and perf record has its samples",

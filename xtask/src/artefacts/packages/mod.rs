@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::rustobj::Purpose;
+use crate::artefacts::xen::{self, Flavour};
 use crate::artefacts::{command, guest, shim};
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
@@ -26,6 +27,9 @@ const TOOLS: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", 
 
 /// Where Debian has libraries for this machine, below `/usr`.
 const LIB: &str = "lib/x86_64-linux-gnu";
+
+/// Where the package has the hypervisor: the boot menu lists what has such a name.
+pub const HYPERVISOR: &str = "boot/xen-4.17-perfctr.gz";
 
 /// What the module's device is given to the group by.
 const UDEV_RULES: &str = "guest-kmod/udev/60-perfctr.rules";
@@ -95,7 +99,18 @@ fn stage(stage: &Path, version: &str) -> Result<()> {
     let at_boot = fs::read(sh::project().join(MODULES_LOAD))?;
     write(&usr.join("lib/modules-load.d/perfctr.conf"), &at_boot)?;
     fs::write(stage.join("crates.txt"), crates()?)?;
-    Ok(())
+    hypervisor(stage)
+}
+
+/// Xen beside Debian's own, the option that switches the driver on, and what was changed.
+fn hypervisor(stage: &Path) -> Result<()> {
+    let mut gzip = cmd("gzip", ["-9nc"]);
+    let out = gzip.arg(xen::xen(Flavour::Perfctr, None)?).output()?;
+    ensure!(out.status.success(), "gzip: {}", out.status);
+    write(&stage.join(HYPERVISOR), &out.stdout)?;
+    let option = fs::read(sh::project().join("packaging/xen/perfctr.cfg"))?;
+    write(&stage.join("etc/default/grub.d/xen-perfctr.cfg"), &option)?;
+    Ok(fs::write(stage.join("xen.patch"), xen::patch(None)?)?)
 }
 
 /// The folder `debian`: the project's, and what of it is written elsewhere.
