@@ -73,12 +73,12 @@ impl Beside {
         self.failures.is_empty() && self.rows.iter().all(|row| row.check().is_ok())
     }
 
-    /// Whether what does not pass is what the document says, and fails on both.
+    /// Whether the document says of everything that does not pass why.
     fn is_documented(&self) -> Result<()> {
         let fails = |row: &&Row| row.guest != Verdict::Passed || row.native != Verdict::Passed;
         let failing = self.rows.iter().filter(fails).map(|row| row.test.clone());
         let (found, documented) = (failing.collect::<BTreeSet<_>>(), documented()?);
-        ensure!(found == documented, "{found:?} found, {documented:?} documented");
+        ensure!(found.is_subset(&documented), "{found:?} found, {documented:?} documented");
         Ok(())
     }
 

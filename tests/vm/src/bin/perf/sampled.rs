@@ -32,7 +32,20 @@ fn work() {
 /// The code of `work`, at most.
 const WORK_BYTES: u64 = 256;
 
+/// Every period has a sample of its own.
 pub fn threads(machine: &Machine) -> Result<()> {
+    let merged = merged(machine)?;
+    ensure!(merged == 0, "{merged} periods have no sample of their own");
+    Ok(())
+}
+
+/// Every period is told, if some in one sample.
+pub fn told(machine: &Machine) -> Result<()> {
+    merged(machine).map(drop)
+}
+
+/// How many periods were told together with others.
+fn merged(machine: &Machine) -> Result<u64> {
     let merged = &AtomicU64::new(0);
     machine.disturbed(|| {
         machine.scattered(PERIODS.len(), |id| {
@@ -43,9 +56,7 @@ pub fn threads(machine: &Machine) -> Result<()> {
             Ok(())
         })
     })?;
-    let merged = merged.load(Relaxed);
-    ensure!(merged == 0, "{merged} periods have no sample of their own");
-    Ok(())
+    Ok(merged.load(Relaxed))
 }
 
 /// Gives how many periods were told together with others.

@@ -35,7 +35,7 @@ const MOVED: &[Test] = &[
     ("CPUs count what threads do", wide::equal_to_threads),
     ("CPUs count what threads do until they are unplugged", wide::equal_until_unplugged),
     ("CPUs count what users do who count themselves", wide::equal_to_users),
-    ("every period is a sample, in its own thread", sampled::threads),
+    ("every period is told, in its own thread", sampled::told),
 ];
 
 /// The control domain's part.
