@@ -2,7 +2,8 @@
 //! Debian's Xen tools, used as an administrator uses them, and what a tenant does that they create.
 
 use std::fs;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -80,6 +81,11 @@ fn wait_for<T>(mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         ensure!(start.elapsed() < PATIENCE, "nothing after {} s", PATIENCE.as_secs());
         sleep(POLL);
     }
+}
+
+/// Where the console's daemon writes, to the end of it, what domains of this name say.
+fn log(name: &str) -> PathBuf {
+    Path::new(CONSOLES).join(format!("guest-{name}.log"))
 }
 
 /// Xen's number of a domain.
@@ -163,6 +169,11 @@ impl Tenant {
              tsc_mode = \"{tsc_mode}\"\n"
         );
         fs::write(&config, text)?;
+        // What another one of this name has said is not its own.
+        match fs::remove_file(log(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => (),
+        }
         // Nobody waits for its end to destroy it: that is done here.
         tool("xl", &["create", "-q", "-e", "-p", &config])?;
         Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0 })
@@ -248,8 +259,7 @@ impl Tenant {
 
     /// All that was written to its console.
     fn console(&self) -> String {
-        let path = Path::new(CONSOLES).join(format!("guest-{}.log", self.name));
-        fs::read_to_string(path).unwrap_or_default()
+        fs::read_to_string(log(&self.name)).unwrap_or_default()
     }
 }
 
