@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `perfctr`: what can be counted here, and what programs do.
 
+mod domains;
 mod events;
+mod export;
 mod generate;
 mod info;
 mod list;
+mod live;
 mod profile;
 mod program;
 mod record;
 mod report;
 mod stat;
+mod top;
 
 use std::process::ExitCode;
 
@@ -28,6 +32,10 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Says on a Xen host which domains may count, and with what.
+    Domains(domains::Options),
+    /// Lets Prometheus and others scrape counts of processes, threads and cgroups.
+    Export(export::Options),
     /// Writes man pages and completions, for who installs it.
     #[command(hide = true)]
     Generate(generate::Options),
@@ -41,16 +49,21 @@ enum Verb {
     Report(report::Options),
     /// Runs a program and says what it counted, with all threads and processes that it started.
     Stat(stat::Options),
+    /// Says live what threads or CPUs count.
+    Top(top::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Options::parse().verb {
+        Verb::Domains(options) => domains::run(&options),
+        Verb::Export(options) => export::run(&options),
         Verb::Generate(options) => generate::run(&options, Options::command()),
         Verb::Info(options) => info::run(&options),
         Verb::List(options) => list::run(&options),
         Verb::Record(options) => record::run(&options),
         Verb::Report(options) => report::run(&options),
         Verb::Stat(options) => stat::run(options),
+        Verb::Top(options) => top::run(&options),
     };
     result.unwrap_or_else(|error| {
         eprintln!("perfctr: {error:#}");

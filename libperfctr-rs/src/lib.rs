@@ -5,6 +5,7 @@
 mod claim;
 mod error;
 mod event;
+pub mod host;
 mod map;
 pub mod overflow;
 mod provider;

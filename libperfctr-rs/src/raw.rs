@@ -5,6 +5,6 @@
 //! ioctl, [`Pages`] a bound descriptor's mapping.
 
 pub use crate::map::Pages;
-pub use crate::provider::native::{of_program, of_running, of_thread};
+pub use crate::provider::native::{of_cpu, of_program, of_running, of_single, of_thread};
 pub use crate::provider::paravirt::{counting, sampling};
 pub use crate::sys::{Device, Generation, PerfCount, PerfEvent};

@@ -203,6 +203,23 @@ impl PerfEvent {
         Self::open_for(0, attributes, leader)
     }
 
+    /// Opens an event of one CPU, whatever executes there; with a group of processes, whose
+    /// directory is open, only what these do.
+    pub(crate) fn open_for_cpu(
+        cpu: u32,
+        cgroup: Option<&File>,
+        attributes: &mut perf::bindings::perf_event_attr,
+    ) -> io::Result<Self> {
+        attributes.read_format = WITH_TIMES;
+        let (whose, flags) = match cgroup {
+            Some(directory) => (directory.as_raw_fd(), perf::bindings::PERF_FLAG_PID_CGROUP),
+            None => (-1, 0),
+        };
+        let cpu =
+            libc::c_int::try_from(cpu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        Self::open_where(whose, cpu, attributes, None, flags)
+    }
+
     /// Opens an event that process `pid` counts from its next exec on, with all threads and
     /// processes that it starts.
     pub(crate) fn open_for_program(
@@ -220,8 +237,16 @@ impl PerfEvent {
         tid: libc::pid_t,
         attributes: &mut perf::bindings::perf_event_attr,
     ) -> io::Result<Self> {
-        attributes.read_format = WITH_TIMES;
         attributes.set_inherit(1);
+        Self::open_for_single(tid, attributes)
+    }
+
+    /// Opens an event that thread `tid` alone counts from now on.
+    pub(crate) fn open_for_single(
+        tid: libc::pid_t,
+        attributes: &mut perf::bindings::perf_event_attr,
+    ) -> io::Result<Self> {
+        attributes.read_format = WITH_TIMES;
         Self::open_for(tid, attributes, None)
     }
 
@@ -254,10 +279,20 @@ impl PerfEvent {
         attributes: &mut perf::bindings::perf_event_attr,
         leader: Option<&Self>,
     ) -> io::Result<Self> {
+        Self::open_where(pid, -1, attributes, leader, 0)
+    }
+
+    fn open_where(
+        pid: libc::pid_t,
+        cpu: libc::c_int,
+        attributes: &mut perf::bindings::perf_event_attr,
+        leader: Option<&Self>,
+        flags: u32,
+    ) -> io::Result<Self> {
         let group = leader.map_or(-1, AsRawFd::as_raw_fd);
-        let flags = perf::bindings::PERF_FLAG_FD_CLOEXEC.into();
+        let flags = (perf::bindings::PERF_FLAG_FD_CLOEXEC | flags).into();
         // SAFETY: the attributes are writable and say how large they are.
-        let descriptor = unsafe { perf::perf_event_open(attributes, pid, -1, group, flags) };
+        let descriptor = unsafe { perf::perf_event_open(attributes, pid, cpu, group, flags) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }

@@ -59,6 +59,15 @@ impl Signals {
         Ok(signals)
     }
 
+    /// Those that ask for an end of what would go on for ever.
+    pub fn to_end() -> io::Result<Self> {
+        let signals = Self::default();
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, signals.interrupted.clone())?;
+        }
+        Ok(signals)
+    }
+
     /// Whether the caller wants an end.
     pub fn interrupted(&self) -> bool {
         self.interrupted.load(Relaxed)

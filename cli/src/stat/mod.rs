@@ -17,6 +17,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use perfctr::{Event, Provider};
 
+pub use self::output::grouped;
+
 use self::output::Output;
 use crate::events::EventList;
 use crate::info::Here;

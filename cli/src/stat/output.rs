@@ -248,7 +248,7 @@ fn per_thread(run: &Run) -> impl Iterator<Item = String> {
 }
 
 /// A number with a comma between thousands.
-fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev();
     let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();

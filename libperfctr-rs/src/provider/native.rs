@@ -6,6 +6,7 @@
 //! words around it, so that the counts belong together.  The group is pinned: it counts all the
 //! time or not at all.
 
+use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
 
 use perf_event_open_sys::bindings;
@@ -190,6 +191,29 @@ pub fn of_program(event: &Event, pid: u32) -> Result<PerfEvent, Error> {
 pub fn of_running(event: &Event, tid: u32) -> Result<PerfEvent, Error> {
     known::check(std::slice::from_ref(event))?;
     PerfEvent::open_for_running(pid(tid)?, &mut attributes(event)?)
+        .map_err(|source| unopened(event, source))
+}
+
+/// An event that thread `tid` alone counts from now on, and nothing that it starts.
+///
+/// # Errors
+///
+/// Those of [`of_program`].
+pub fn of_single(event: &Event, tid: u32) -> Result<PerfEvent, Error> {
+    known::check(std::slice::from_ref(event))?;
+    PerfEvent::open_for_single(pid(tid)?, &mut attributes(event)?)
+        .map_err(|source| unopened(event, source))
+}
+
+/// An event of one CPU, whatever executes there; with a group of processes (a directory of cgroup
+/// v2), only what these do.
+///
+/// # Errors
+///
+/// Those of [`of_program`].
+pub fn of_cpu(event: &Event, cpu: u32, cgroup: Option<&File>) -> Result<PerfEvent, Error> {
+    known::check(std::slice::from_ref(event))?;
+    PerfEvent::open_for_cpu(cpu, cgroup, &mut attributes(event)?)
         .map_err(|source| unopened(event, source))
 }
 

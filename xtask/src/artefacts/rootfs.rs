@@ -173,6 +173,15 @@ const PROGRAMS: &[&str] = &[
 /// Documents.
 const PROGRAMS_LEFT_OUT: &[&str] = &["usr/share"];
 
+/// What brings up a network.
+const NETWORK: &[&str] = &["net-tools"];
+
+/// The server that stores what exporters export.
+const PROMETHEUS: &[&str] = &["prometheus"];
+
+/// Its tool, documents, and files of services.
+const PROMETHEUS_LEFT_OUT: &[&str] = &["usr/bin/promtool", "usr/share", "etc", "var"];
+
 /// The archive with the userland.
 pub fn rootfs() -> Result<PathBuf> {
     let key = Key::new("rootfs 2").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
@@ -216,6 +225,16 @@ pub fn clients() -> Result<PathBuf> {
 /// The directory tree of programs to be counted, to be laid over the userland.
 pub fn programs() -> Result<PathBuf> {
     tree("programs", PROGRAMS, PROGRAMS_LEFT_OUT)
+}
+
+/// The directory tree of what brings up a network, to be laid over the userland.
+pub fn network() -> Result<PathBuf> {
+    tree("network", NETWORK, &["usr/share"])
+}
+
+/// The directory tree of Prometheus, to be laid over the userland.
+pub fn prometheus() -> Result<PathBuf> {
+    tree("prometheus", PROMETHEUS, PROMETHEUS_LEFT_OUT)
 }
 
 /// What is in these packages, but for some paths.

@@ -6,6 +6,7 @@
 
 mod driver;
 mod encodings;
+mod export;
 mod hostile;
 mod model;
 pub mod mutants;

@@ -10,12 +10,13 @@ use anyhow::{Result, ensure};
 
 use crate::artefacts::pprof;
 use crate::machine::Spec;
-use crate::suites::report::Report;
+use crate::suites::export;
+use crate::suites::report::{Report, Volume};
 use crate::tools::apt;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
-/// Two boots.
+/// Two boots, and one more in the long tier.
 pub fn run(report: &mut Report) -> Result<()> {
     for (topology, provider) in [("native", "native"), ("pv", "paravirt")] {
         let mut spec = spec(topology, provider)?;
@@ -30,7 +31,7 @@ pub fn run(report: &mut Report) -> Result<()> {
             read_by_pprof(&out)
         });
     }
-    Ok(())
+    if report.volume == Volume::Long { export::run(report) } else { Ok(()) }
 }
 
 fn spec(topology: &str, provider: &str) -> Result<Spec> {

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr export`: counts of processes, threads and groups of processes, as Prometheus and others
+//! scrape them (OpenMetrics).
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::Args;
+use libc::pid_t;
+use perfctr::Event;
+use perfctr::raw::PerfCount;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::registry::Registry;
+use tiny_http::{Header, Method, Request, Response, Server};
+
+use crate::events::EventList;
+use crate::live::{Counter, Threads};
+use crate::program::Signals;
+
+/// What to export, and where.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Events, separated by commas: `perfctr list` knows their names.
+    #[arg(short, long, default_value = "instructions:u,cycles:u")]
+    event: EventList,
+    /// A process, with its threads, and all that it starts; may be given several times.
+    #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
+    pid: Vec<i32>,
+    /// A group of processes: its directory of cgroup v2; may be given several times.
+    #[arg(short = 'G', long, value_name = "DIRECTORY")]
+    cgroup: Vec<PathBuf>,
+    /// Where to listen; who can reach this can read the counts.
+    #[arg(short, long, default_value = "127.0.0.1:9464")]
+    listen: String,
+    /// Prints what a scrape would get, and ends.
+    #[arg(long, conflicts_with = "listen")]
+    once: bool,
+}
+
+/// What OpenMetrics asks for.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How often it is looked whether the caller has interrupted.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Everything that is counted.
+#[derive(Debug)]
+struct Counted {
+    events: Vec<Event>,
+    processes: Vec<(pid_t, Counter)>,
+    threads: Mutex<Threads>,
+    cgroups: Vec<(PathBuf, Counter)>,
+}
+
+impl Counted {
+    fn open(options: &Options) -> Result<Self> {
+        let events = &options.event.0;
+        let of_process = |&pid: &pid_t| Ok((pid, Counter::of_process(events, pid)?));
+        let of_group = |path: &PathBuf| Ok((path.clone(), Counter::of_cgroup(events, path)?));
+        Ok(Self {
+            events: events.clone(),
+            processes: options.pid.iter().map(of_process).collect::<Result<_>>()?,
+            threads: Mutex::new(Threads::new(events, &options.pid)),
+            cgroups: options.cgroup.iter().map(of_group).collect::<Result<_>>()?,
+        })
+    }
+
+    /// One scrape.
+    fn scrape(&self) -> Result<Scrape> {
+        let mut scrape = Scrape { events: self.events.clone(), ..Scrape::default() };
+        for (pid, counter) in &self.processes {
+            scrape.processes.push((vec![("pid", pid.to_string())], counter.read()?));
+        }
+        if !self.processes.is_empty() {
+            let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+            threads.refresh()?;
+            for (tid, thread) in &threads.live {
+                let labels = vec![
+                    ("pid", thread.pid.to_string()),
+                    ("tid", tid.to_string()),
+                    ("name", thread.name.clone()),
+                ];
+                scrape.threads.push((labels, thread.counter.read()?));
+            }
+        }
+        for (path, counter) in &self.cgroups {
+            scrape.cgroups.push((vec![("cgroup", path.display().to_string())], counter.read()?));
+        }
+        Ok(scrape)
+    }
+}
+
+/// A number of an event: its name, what it is.
+type OfCount = (&'static str, &'static str, fn(&PerfCount) -> f64);
+
+type Labels = Vec<(&'static str, String)>;
+
+/// What was counted when somebody asked.
+#[derive(Debug, Default)]
+struct Scrape {
+    events: Vec<Event>,
+    processes: Vec<(Labels, Vec<PerfCount>)>,
+    threads: Vec<(Labels, Vec<PerfCount>)>,
+    cgroups: Vec<(Labels, Vec<PerfCount>)>,
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, whose, all) in [
+            ("process", "of a process and all that it starts", &self.processes),
+            ("thread", "of a thread", &self.threads),
+            ("cgroup", "of a group of processes", &self.cgroups),
+        ] {
+            self.counts(&mut encoder, name, whose, all)?;
+        }
+        Ok(())
+    }
+}
+
+impl Scrape {
+    /// Counts, and for how long they were to be counted and were: less if events took turns.
+    fn counts(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        whose: &str,
+        all: &[(Labels, Vec<PerfCount>)],
+    ) -> Result<(), fmt::Error> {
+        if all.is_empty() {
+            return Ok(());
+        }
+        let metrics: [OfCount; 3] = [
+            ("events", "Events", |count| count.count as f64),
+            ("enabled_seconds", "Time that events were to be counted", |count| {
+                Duration::from_nanos(count.enabled_ns).as_secs_f64()
+            }),
+            ("counted_seconds", "Time that events were counted", |count| {
+                Duration::from_nanos(count.running_ns).as_secs_f64()
+            }),
+        ];
+        for (what, help, value) in metrics {
+            let (metric, help) = (format!("{name}_{what}"), format!("{help} {whose}"));
+            let mut family =
+                encoder.encode_descriptor(&metric, &help, None, MetricType::Counter)?;
+            for (labels, counts) in all {
+                for (event, count) in self.events.iter().zip(counts) {
+                    let labels = [&labels[..], &[("event", event.to_string())]].concat();
+                    ConstCounter::new(value(count)).encode(family.encode_family(&labels)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// As it is scraped.
+    fn text(self) -> Result<String> {
+        let mut registry = Registry::with_prefix("perfctr");
+        registry.register_collector(Box::new(self));
+        let mut body = String::new();
+        text::encode(&mut body, &registry)?;
+        Ok(body)
+    }
+}
+
+/// `perfctr export`.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let nothing = options.pid.is_empty() && options.cgroup.is_empty();
+    ensure!(!nothing, "nothing to export: --pid or --cgroup says what");
+    let counted = Counted::open(options)?;
+    if options.once {
+        print!("{}", counted.scrape()?.text()?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let signals = Signals::to_end()?;
+    let server = Server::http(&options.listen).map_err(|error| anyhow!(error));
+    let server = server.with_context(|| format!("cannot listen on {}", options.listen))?;
+    eprintln!("perfctr: http://{}/metrics", server.server_addr());
+    while !signals.interrupted() {
+        if let Some(request) = server.recv_timeout(LOOK)? {
+            // Whoever has gone away need not be answered.
+            answer(request, &counted).ok();
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn answer(request: Request, counted: &Counted) -> Result<()> {
+    if *request.method() != Method::Get {
+        return Ok(request.respond(Response::empty(405))?);
+    }
+    if request.url().split('?').next() != Some("/metrics") {
+        return Ok(request.respond(Response::empty(404))?);
+    }
+    match counted.scrape().and_then(Scrape::text) {
+        Ok(body) => {
+            let header = Header::from_bytes("Content-Type", CONTENT_TYPE);
+            let header = header.map_err(|()| anyhow!("no header"))?;
+            Ok(request.respond(Response::from_string(body).with_header(header))?)
+        }
+        Err(error) => {
+            eprintln!("perfctr: {error:#}");
+            Ok(request
+                .respond(Response::from_string(format!("{error:#}\n")).with_status_code(500))?)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_written_as_openmetrics_has_them() {
+        let count =
+            PerfCount { count: 123_456_789_012, enabled_ns: 3_000_000, running_ns: 1_500_000 };
+        let scrape = Scrape {
+            events: vec![Event::INSTRUCTIONS.user()],
+            threads: vec![(vec![("tid", "7".into()), ("name", "a\"b".into())], vec![count])],
+            ..Scrape::default()
+        };
+        let text = scrape.text().unwrap();
+        for line in [
+            "perfctr_thread_events_total{tid=\"7\",name=\"a\\\"b\",event=\"instructions:u\"} \
+             123456789012.0",
+            "perfctr_thread_counted_seconds_total{tid=\"7\",name=\"a\\\"b\",\
+             event=\"instructions:u\"} 0.0015",
+            "# TYPE perfctr_thread_counted_seconds counter",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|found| found == line), "`{line}` is not in\n{text}");
+        }
+        assert!(!text.contains("cgroup"), "{text}");
+    }
+}

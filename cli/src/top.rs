@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr top`: live, what each thread or each CPU counts.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Args;
+use libc::pid_t;
+use perfctr::Event;
+use perfctr::raw::PerfCount;
+use ratatui::crossterm::event::{self, KeyCode, KeyEventKind};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::Stylize;
+use ratatui::text::Line;
+use ratatui::widgets::{Cell, Row as Cells, Table};
+use ratatui::{DefaultTerminal, Frame};
+
+use crate::events::EventList;
+use crate::live::{Counter, Threads, cpus};
+use crate::program::Signals;
+use crate::stat::grouped;
+
+/// What to watch.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Events, separated by commas: `perfctr list` knows their names.
+    #[arg(short, long, default_value = "instructions:u,cycles:u,branches:u")]
+    event: EventList,
+    /// Threads of this process only; may be given several times.
+    #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
+    pid: Vec<i32>,
+    /// Begins with CPUs (in a guest: vCPUs) in place of threads.
+    #[arg(short = 'C', long)]
+    cpus: bool,
+    /// Between two looks.  Unit: ms.
+    #[arg(
+        short,
+        long,
+        value_name = "MS",
+        default_value_t = 1_000,
+        value_parser = clap::value_parser!(u64).range(50..)
+    )]
+    delay: u64,
+    /// Ends after so many looks.
+    #[arg(short = 'n', long, value_name = "N")]
+    looks: Option<u64>,
+    /// Prints all rows as text, one look after another; the default where there is no terminal.
+    #[arg(long)]
+    plain: bool,
+}
+
+/// What is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum View {
+    Threads,
+    Cpus,
+}
+
+/// One thread or CPU, between two looks.
+#[derive(Clone, Debug, PartialEq)]
+struct Row {
+    id: u32,
+    name: String,
+    /// Of each event; estimated where it was not counted all the time.
+    counts: Vec<u64>,
+    estimated: bool,
+    /// Which part of the time it executed.
+    share: f64,
+}
+
+/// Everything that is counted, and what it was at the last look.
+struct Watch {
+    events: Vec<Event>,
+    threads: Threads,
+    cpus: Vec<(u32, Counter)>,
+    before: BTreeMap<(bool, u32), Vec<PerfCount>>,
+    looked: Instant,
+}
+
+impl Watch {
+    fn open(options: &Options) -> Result<Self> {
+        let events = options.event.0.clone();
+        let mut watch = Self {
+            threads: Threads::new(&events, &options.pid),
+            cpus: Vec::new(),
+            events,
+            before: BTreeMap::new(),
+            looked: Instant::now(),
+        };
+        watch.look(if options.cpus { View::Cpus } else { View::Threads })?;
+        Ok(watch)
+    }
+
+    /// What has happened since the last look.
+    fn look(&mut self, view: View) -> Result<Vec<Row>> {
+        let time = self.looked.elapsed();
+        self.looked = Instant::now();
+        let mut rows = match view {
+            View::Threads => self.look_at_threads(time)?,
+            View::Cpus => self.look_at_cpus(time)?,
+        };
+        if view == View::Threads {
+            rows.sort_by(|one, other| other.counts.cmp(&one.counts).then(one.id.cmp(&other.id)));
+        }
+        Ok(rows)
+    }
+
+    fn look_at_threads(&mut self, time: Duration) -> Result<Vec<Row>> {
+        self.threads.refresh()?;
+        let read = |(tid, thread): (&pid_t, &crate::live::Thread)| {
+            Ok((tid.cast_unsigned(), thread.name.clone(), thread.counter.read()?))
+        };
+        let now = self.threads.live.iter().map(read).collect::<Result<Vec<_>>>()?;
+        Ok(self.since(false, now, time))
+    }
+
+    /// They are counted from when they are first looked at.
+    fn look_at_cpus(&mut self, time: Duration) -> Result<Vec<Row>> {
+        if self.cpus.is_empty() {
+            let open = |cpu: u32| Ok((cpu, Counter::of_cpu(&self.events, cpu)?));
+            self.cpus = cpus()?.into_iter().map(open).collect::<Result<_>>()?;
+        }
+        let read =
+            |(cpu, counter): &(u32, Counter)| Ok((*cpu, format!("CPU {cpu}"), counter.read()?));
+        let now = self.cpus.iter().map(read).collect::<Result<Vec<_>>>()?;
+        Ok(self.since(true, now, time))
+    }
+
+    fn since(
+        &mut self,
+        of_cpus: bool,
+        now: Vec<(u32, String, Vec<PerfCount>)>,
+        time: Duration,
+    ) -> Vec<Row> {
+        let mut rows = Vec::new();
+        let mut before = std::mem::take(&mut self.before);
+        for (id, name, counts) in now {
+            if let Some(before) = before.remove(&(of_cpus, id)) {
+                rows.push(row(id, name, &before, &counts, time));
+            }
+            self.before.insert((of_cpus, id), counts);
+        }
+        before.retain(|(other, _), _| *other != of_cpus);
+        self.before.extend(before);
+        rows
+    }
+}
+
+fn row(id: u32, name: String, before: &[PerfCount], now: &[PerfCount], time: Duration) -> Row {
+    let each = before.iter().zip(now).map(|(before, now)| PerfCount {
+        count: now.count.saturating_sub(before.count),
+        enabled_ns: now.enabled_ns.saturating_sub(before.enabled_ns),
+        running_ns: now.running_ns.saturating_sub(before.running_ns),
+    });
+    let each: Vec<PerfCount> = each.collect();
+    let enabled = each.first().map_or(0, |count| count.enabled_ns);
+    Row {
+        id,
+        name,
+        counts: each.iter().map(scaled).collect(),
+        estimated: each.iter().any(|count| count.running_ns != count.enabled_ns),
+        share: Duration::from_nanos(enabled).as_secs_f64() / time.as_secs_f64().max(1e-9),
+    }
+}
+
+/// What would have been counted all the time.
+fn scaled(PerfCount { count, enabled_ns, running_ns }: &PerfCount) -> u64 {
+    match running_ns {
+        0 => 0,
+        _ if running_ns == enabled_ns => *count,
+        _ => (*count as f64 * *enabled_ns as f64 / *running_ns as f64).round() as u64,
+    }
+}
+
+/// `perfctr top`.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let mut watch = Watch::open(options)?;
+    if options.plain || !io::stdout().is_terminal() {
+        return plain(options, &mut watch);
+    }
+    let mut terminal = ratatui::try_init()?;
+    let result = interactive(options, &mut watch, &mut terminal);
+    ratatui::try_restore()?;
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+fn plain(options: &Options, watch: &mut Watch) -> Result<ExitCode> {
+    let signals = Signals::to_end()?;
+    let view = if options.cpus { View::Cpus } else { View::Threads };
+    let mut left = options.looks.unwrap_or(u64::MAX);
+    while left > 0 && !signals.interrupted() {
+        std::thread::sleep(Duration::from_millis(options.delay));
+        let rows = watch.look(view)?;
+        print!("{}", text(&watch.events, &rows));
+        left -= 1;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line for each row, and one that says what the columns are.
+fn text(events: &[Event], rows: &[Row]) -> String {
+    let mut text = format!("{:>8} {:<16} {:>6}", "id", "name", "time");
+    text += &events.iter().map(|event| format!(" {:>20}", event.to_string())).collect::<String>();
+    text += "\n";
+    for row in rows {
+        text += &format!("{:>8} {:<16} {:>5.1}%", row.id, row.name, 100.0 * row.share);
+        text += &row.counts.iter().map(|&n| format!(" {:>20}", grouped(n))).collect::<String>();
+        text += if row.estimated { " estimated\n" } else { "\n" };
+    }
+    text
+}
+
+fn interactive(options: &Options, watch: &mut Watch, terminal: &mut DefaultTerminal) -> Result<()> {
+    let mut view = if options.cpus { View::Cpus } else { View::Threads };
+    let delay = Duration::from_millis(options.delay);
+    let (mut rows, mut looks) = (Vec::new(), 0);
+    loop {
+        terminal.draw(|frame| draw(frame, &watch.events, view, &rows))?;
+        if options.looks == Some(looks) {
+            return Ok(());
+        }
+        let rest = delay.saturating_sub(watch.looked.elapsed());
+        if !event::poll(rest)? {
+            rows = watch.look(view)?;
+            looks += 1;
+            continue;
+        }
+        let event::Event::Key(key) = event::read()? else { continue };
+        match key.code {
+            _ if key.kind != KeyEventKind::Press => {}
+            KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+            KeyCode::Char('c') if key.modifiers.contains(event::KeyModifiers::CONTROL) => {
+                return Ok(());
+            }
+            KeyCode::Char('c') => view = View::Cpus,
+            KeyCode::Char('t') => view = View::Threads,
+            _ => {}
+        }
+    }
+}
+
+fn draw(frame: &mut Frame<'_>, events: &[Event], view: View, rows: &[Row]) {
+    let [table, keys] =
+        Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(frame.area());
+    let numbers = events.iter().map(|event| event.to_string());
+    let first = if view == View::Cpus { "CPU" } else { "thread" };
+    let head = [first.to_owned(), "name".to_owned(), "time".to_owned()].into_iter().chain(numbers);
+    let cells = |row: &Row| {
+        let id = [row.id.to_string(), row.name.clone(), format!("{:.1}%", 100.0 * row.share)];
+        let mark = if row.estimated { "~" } else { "" };
+        let counts = row.counts.iter().map(|&count| format!("{mark}{}", grouped(count)));
+        Cells::new(id.into_iter().chain(counts).map(Cell::from))
+    };
+    let widths = [Constraint::Length(8), Constraint::Length(16), Constraint::Length(7)];
+    let widths = widths.into_iter().chain(events.iter().map(|_| Constraint::Length(20)));
+    let head = Cells::new(head.map(Cell::from)).bold();
+    frame.render_widget(Table::new(rows.iter().map(cells), widths).header(head), table);
+    let what = "q ends, t shows threads, c CPUs; ~ estimated, for lack of counters";
+    frame.render_widget(Line::from(what).dim(), keys);
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    fn count(count: u64, enabled_ns: u64, running_ns: u64) -> PerfCount {
+        PerfCount { count, enabled_ns, running_ns }
+    }
+
+    fn rows() -> Vec<Row> {
+        let time = Duration::from_secs(1);
+        let busy = [count(5_000_000, 1_000, 1_000), count(7_001_234, 500_001_000, 500_001_000)];
+        let turns = [count(10, 1_000, 500), count(510, 1_000_001_000, 500_000_500)];
+        vec![
+            row(7, "busy".into(), &busy[..1], &busy[1..], time),
+            row(8, "turns".into(), &turns[..1], &turns[1..], time),
+        ]
+    }
+
+    #[test]
+    fn a_look_is_what_has_happened_since_the_one_before() {
+        let rows = rows();
+        assert_eq!((rows[0].counts[0], rows[0].estimated), (2_001_234, false));
+        assert!((rows[0].share - 0.5).abs() < 1e-6, "{rows:?}");
+        assert_eq!((rows[1].counts[0], rows[1].estimated), (1_000, true));
+    }
+
+    #[test]
+    fn rows_are_drawn_and_printed() {
+        let events = [Event::INSTRUCTIONS.user()];
+        let mut terminal = Terminal::new(TestBackend::new(70, 6)).unwrap();
+        terminal.draw(|frame| draw(frame, &events, View::Threads, &rows())).unwrap();
+        let screen = terminal.backend().to_string();
+        for text in ["thread", "instructions:u", "busy", "50.0%", "2,001,234", "~1,000", "q ends"] {
+            assert!(screen.contains(text), "`{text}` is not in\n{screen}");
+        }
+        let text = text(&events, &rows());
+        assert!(text.contains("2,001,234\n") && text.contains("1,000 estimated\n"), "{text}");
+    }
+}

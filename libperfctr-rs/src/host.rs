@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The hypervisor, for the host's administrator: which domains may count, and with what.
+//!
+//! Only Xen's control domain may ask.
+#![expect(unsafe_code, reason = "a hypercall's ioctl takes a pointer, and its argument is mapped")]
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, PoisonError};
+
+use memmap2::{MmapMut, MmapOptions};
+use shared_abi::PmuCaps;
+use shared_abi::hypercall::{HYPERCALL_NUMBER, HvDomain, HvQuery, OP_DOMAIN, OP_QUERY};
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::error::Error;
+
+const PRIVCMD: &str = "/dev/xen/privcmd";
+/// Memory that the kernel does not move.  Xen finds only what is mapped when it looks.
+const MEMORY: &str = "/dev/xen/hypercall";
+const MEMORY_BYTES: usize = 4096;
+
+/// `IOCTL_PRIVCMD_HYPERCALL` of Linux's `xen/privcmd.h`.
+const IOCTL_PRIVCMD_HYPERCALL: libc::c_ulong = (48 << 16) | (0x50 << 8);
+
+/// `struct privcmd_hypercall`.
+#[repr(C)]
+struct Hypercall {
+    number: u64,
+    arguments: [u64; 5],
+}
+
+/// The way to the hypervisor's driver.
+#[derive(Debug)]
+pub struct Host {
+    privcmd: File,
+    memory: Mutex<MmapMut>,
+}
+
+impl Host {
+    /// Opens Xen's devices.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`]: this is no domain of Xen, or the caller may not make hypercalls.
+    pub fn open() -> Result<Self, Error> {
+        let open = |path| File::options().read(true).write(true).open(path);
+        let opened = open(PRIVCMD).and_then(|privcmd| {
+            let memory = open(MEMORY)?;
+            // SAFETY: the device gives each who maps it pages of their own.
+            let memory = unsafe { MmapOptions::new().len(MEMORY_BYTES).map_mut(&memory)? };
+            Ok(Self { privcmd, memory: Mutex::new(memory) })
+        });
+        opened.map_err(Error::kernel("ask Xen (as root of its control domain)"))
+    }
+
+    /// The counters that guests may use.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`]: `ENOSYS` there is no driver, `ENODEV` it is off, `EPROTO` it speaks
+    /// another version of the interface.
+    pub fn caps(&self) -> Result<PmuCaps, Error> {
+        let mut query = HvQuery {
+            abi_major: ABI_MAJOR.into(),
+            abi_minor: ABI_MINOR.into(),
+            ..HvQuery::default()
+        };
+        self.call(OP_QUERY, &mut query).map_err(Error::kernel("ask the driver what it has"))?;
+        PmuCaps::from_wire(&query.caps).ok_or(Error::Malformed("capabilities"))
+    }
+
+    /// Lets a domain count, or forbids it; one that is forbidden stops at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`]: `ESRCH` there is no such domain, `EPERM` this is not the control domain,
+    /// and those of [`caps`](Self::caps).
+    pub fn allow(&self, domid: u32, allowed: bool) -> Result<(), Error> {
+        let mut argument = HvDomain { domid, enabled: allowed.into(), reserved: 0 };
+        self.call(OP_DOMAIN, &mut argument).map_err(Error::kernel("change what a domain may do"))
+    }
+
+    /// Makes the driver's hypercall with a copy of `value` in memory where Xen finds it.
+    fn call<T: IntoBytes + FromBytes + Immutable>(&self, op: u32, value: &mut T) -> io::Result<()> {
+        const { assert!(size_of::<T>() <= MEMORY_BYTES) };
+        // Who has panicked has left nothing here that matters.
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let address = memory.as_ptr() as u64;
+        let copy = memory.get_mut(..size_of::<T>()).ok_or(ErrorKind::OutOfMemory)?;
+        copy.copy_from_slice(value.as_bytes());
+        let mut hypercall = Hypercall {
+            number: HYPERCALL_NUMBER.into(),
+            arguments: [op.into(), address, size_of::<T>() as u64, 0, 0],
+        };
+        let privcmd = self.privcmd.as_raw_fd();
+        // SAFETY: the operation reads and writes no more than so many bytes of our mapping.
+        let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        value.as_mut_bytes().copy_from_slice(copy);
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr domains`.
+
+use anyhow::Result;
+use perfctr::{Provider, Session};
+use serde_json::Value;
+use vm_tests::tally::{Tally, equal};
+
+use crate::command::{run, said};
+
+/// Who may count, and what there is to count with.
+pub fn policy(tally: &mut Tally) -> Result<()> {
+    let limits: Value = serde_json::from_str(&said(&["domains", "limits", "--json"])?)?;
+    tally.check("the limits are what guests are told", {
+        let keys = ["general", "fixed", "samples", "all_events"];
+        equal(
+            keys.map(|key| limits[key].to_string()),
+            ["4", "3", "true", "false"].map(String::from),
+        )
+    });
+    said(&["domains", "forbid", "0"])?;
+    let forbidden = Session::open_with(Provider::Paravirt).err().map(|error| error.to_string());
+    said(&["domains", "allow", "0"])?;
+    let allowed = Session::open_with(Provider::Paravirt).is_ok();
+    tally.check("a domain is forbidden to count, and allowed again", {
+        let words = forbidden.unwrap_or_default();
+        let right = words.contains("the host does not let this domain count") && allowed;
+        right.then_some(()).ok_or(format!("{words}; then allowed: {allowed}"))
+    });
+    let absent = run(&["domains", "forbid", "4711"])?;
+    let words = String::from_utf8_lossy(&absent.stderr).into_owned();
+    tally.check("a domain that is not there is named", {
+        let right = absent.status.code() == Some(125) && words.contains("domain 4711");
+        right.then_some(()).ok_or(words)
+    });
+    Ok(())
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr export`, scraped by Debian's Prometheus, and `perfctr top`.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
+use serde_json::Value;
+use vm_tests::region::Region;
+use vm_tests::tally::{Tally, equal};
+
+use crate::command::{PERFCTR, said};
+use crate::worker::Worker;
+
+const EXPORTER: &str = "127.0.0.1:9464";
+pub const PROMETHEUS_PATH: &str = "/usr/bin/prometheus";
+const PROMETHEUS: &str = "127.0.0.1:9090";
+const CONFIGURATION: &str = "/run/prometheus.yml";
+const STORE: &str = "/run/prometheus";
+const CGROUPS: &str = "/sys/fs/cgroup";
+const EVENT: &str = "instructions:u";
+/// Iterations of the worker.
+const ORDERS: [u64; 2] = [400_000, 910_000];
+/// How long anything may take; Prometheus starts slowly where it is emulated.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A server, which ends with this.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().and_then(|()| self.0.wait()).ok();
+    }
+}
+
+impl Server {
+    fn start(command: &mut Command, address: &str) -> Result<Self> {
+        let mut server = Self(command.spawn().with_context(|| format!("{command:?}"))?);
+        let start = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            ensure!(start.elapsed() < PATIENCE, "{command:?} does not listen");
+            let ended = server.0.try_wait()?;
+            ensure!(ended.is_none(), "{command:?}: {ended:?}");
+            sleep(Duration::from_millis(100));
+        }
+        Ok(server)
+    }
+}
+
+/// What a server answers.
+fn get(address: &str, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    Ok(said.split_once("\r\n\r\n").context("no answer")?.1.to_owned())
+}
+
+/// The value of the one metric that starts with this.
+fn value(metrics: &str, start: &str) -> Result<u64> {
+    let mut found = metrics.lines().filter(|line| line.starts_with(start));
+    let (line, more) = (found.next(), found.next());
+    ensure!(more.is_none(), "two of {start} in\n{metrics}");
+    let number = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    // A count is a whole number however it is written.
+    number.map(|number| number as u64).with_context(|| format!("no {start} in\n{metrics}"))
+}
+
+/// What Prometheus has of a metric, which is known to come; it asks every second.
+fn stored(metric: &str, expected: u64) -> Result<Option<u64>> {
+    let start = Instant::now();
+    loop {
+        let query: String = metric.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        // Until it has started it answers in other words.
+        let answer = get(PROMETHEUS, &format!("/api/v1/query?query={query}"))?;
+        let answer: Value = serde_json::from_str(&answer).unwrap_or_default();
+        let text = answer["data"]["result"][0]["value"][1].as_str().map(str::to_owned);
+        let found = text.and_then(|text| text.parse::<f64>().ok()).map(|number| number as u64);
+        if found == Some(expected) || start.elapsed() > PATIENCE {
+            return Ok(found);
+        }
+        sleep(Duration::from_millis(500));
+    }
+}
+
+/// A group of processes with the worker alone.
+fn group(worker: &Worker) -> Result<String> {
+    let control = Path::new(CGROUPS).join("cgroup.subtree_control");
+    if !control.exists() {
+        mount(Some("none"), CGROUPS, Some("cgroup2"), MsFlags::empty(), None::<&str>)?;
+        // perf's controller has no name here: it comes when any is enabled.
+        fs::write(control, "+pids")?;
+    }
+    let directory = Path::new(CGROUPS).join("worker");
+    fs::create_dir(&directory)?;
+    fs::write(directory.join("cgroup.procs"), worker.pid())?;
+    Ok(directory.display().to_string())
+}
+
+/// Everything that is exported is exact, and Prometheus, if it is there, has the same.
+pub fn scraped(tally: &mut Tally, prometheus: bool) -> Result<()> {
+    let up = Command::new("ifconfig").args(["lo", "127.0.0.1", "up"]).status()?;
+    ensure!(up.success(), "there is no network: {up}");
+    let mut worker = Worker::start()?;
+    let (group, pid) = (group(&worker)?, worker.pid());
+    let mut exporter = Command::new(PERFCTR);
+    exporter.args(["export", "-e", EVENT, "-p", &pid, "-G", &group]);
+    let _exporter = Server::start(exporter.args(["-l", EXPORTER]), EXPORTER)?;
+    let stores = prometheus.then(start_prometheus).transpose()?;
+    let names = ["process", "thread", "cgroup"];
+    let look = || -> Result<[u64; 3]> {
+        let metrics = get(EXPORTER, "/metrics")?;
+        let values: Result<Vec<u64>> = names
+            .iter()
+            .map(|name| value(&metrics, &format!("perfctr_{name}_events_total{{")))
+            .collect();
+        values?.try_into().ok().context("three values")
+    };
+    let mut counts = vec![look()?];
+    for order in ORDERS {
+        worker.order(order)?;
+        counts.push(look()?);
+    }
+    let spent = |n: usize, of: usize| counts[n + 1][of].wrapping_sub(counts[n][of]);
+    let lengths = ORDERS.map(|first| Region { first, second: 1 }.instructions());
+    for (of, name) in names.iter().enumerate() {
+        tally.check(&format!("a {name}'s exported instructions are what it executes"), {
+            equal(spent(1, of).wrapping_sub(spent(0, of)), lengths[1] - lengths[0])
+        });
+    }
+    tally.check("a process, its thread and its group are exported alike", {
+        equal([spent(0, 1), spent(0, 2)], [spent(0, 0); 2])
+    });
+    if stores.is_none() {
+        return Ok(());
+    }
+    for (name, count) in names.iter().zip(counts[2]) {
+        let metric = format!("perfctr_{name}_events_total{{event=\"{EVENT}\"}}");
+        tally.check(&format!("Prometheus has the {name}'s"), {
+            equal(stored(&metric, count)?, Some(count))
+        });
+    }
+    let up = stored("up{job=\"perfctr\"}", 1)?;
+    tally.check("Prometheus finds nothing wrong with what it scrapes", equal(up, Some(1)));
+    Ok(())
+}
+
+fn start_prometheus() -> Result<Server> {
+    let text = format!(
+        "global:\n  scrape_interval: 1s\nscrape_configs:\n- job_name: perfctr\n  \
+         scrape_timeout: 1s\n  static_configs:\n  - targets: ['{EXPORTER}']\n"
+    );
+    fs::write(CONFIGURATION, text)?;
+    let mut command = Command::new(PROMETHEUS_PATH);
+    command.arg(format!("--config.file={CONFIGURATION}"));
+    command.arg(format!("--storage.tsdb.path={STORE}"));
+    command.arg(format!("--web.listen-address={PROMETHEUS}"));
+    command.stderr(fs::File::create("/run/prometheus.log")?).stdout(Stdio::null());
+    Server::start(&mut command, PROMETHEUS)
+        .with_context(|| fs::read_to_string("/run/prometheus.log").unwrap_or_default())
+}
+
+/// A thread that does something is on top, and its vCPU is not idle.
+pub fn live(tally: &mut Tally) -> Result<()> {
+    let mut busy = Server(Command::new("/bin/sh").args(["-c", "while :; do :; done"]).spawn()?);
+    let looks = ["top", "--plain", "-e", EVENT, "-d", "500", "-n", "2"];
+    let threads = said(&looks)?;
+    let first = |text: &str| -> Option<(String, u64)> {
+        let lines: Vec<&str> = text.lines().collect();
+        let heading = lines.iter().rposition(|line| line.contains(EVENT))?;
+        let words: Vec<&str> = lines.get(heading + 1)?.split_whitespace().collect();
+        let count = words.last()?.replace(',', "").parse().ok()?;
+        Some((words.first()?.to_string(), count))
+    };
+    let top = first(&threads);
+    println!("{threads}");
+    tally.check("perfctr top has the busy thread first", {
+        let right = top
+            .as_ref()
+            .is_some_and(|(tid, count)| *tid == busy.0.id().to_string() && *count > 1_000_000);
+        right.then_some(()).ok_or(format!("{top:?} in\n{threads}"))
+    });
+    let cpus = said(&[&looks[..], &["--cpus"]].concat())?;
+    println!("{cpus}");
+    let counts = cpus.lines().filter(|line| line.contains(" CPU "));
+    let counts: Vec<u64> = counts
+        .filter_map(|line| line.split_whitespace().last()?.replace(',', "").parse().ok())
+        .collect();
+    tally.check("perfctr top has all vCPUs, and what keeps one busy", {
+        let expected = vm_tests::threads::cpus()?.len() * 2;
+        let right = counts.len() == expected && counts.iter().any(|&count| count > 1_000_000);
+        right.then_some(()).ok_or(cpus)
+    });
+    busy.0.kill()?;
+    Ok(())
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A process that does what it is told, and comes to rest.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use vm_tests::region::Region;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The process: every line is how much to do.
+pub fn run() -> Result<()> {
+    for line in std::io::stdin().lock().lines() {
+        Region { first: line?.parse()?, second: 1 }.execute(&mut 0);
+        std::io::stdout().write_all(b"done\n")?;
+    }
+    Ok(())
+}
+
+/// Its parent's hold of it.
+pub struct Worker {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    pub fn start() -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let mut child =
+            command.arg("worker").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let orders = child.stdin.take().context("no orders")?;
+        let answers = BufReader::new(child.stdout.take().context("no answers")?);
+        let mut worker = Self { child, orders, answers };
+        // What happens only once happens now.
+        for _ in 0..2 {
+            worker.order(100_000)?;
+        }
+        Ok(worker)
+    }
+
+    pub fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Has it done, in as many digits each time; it waits for more then.
+    pub fn order(&mut self, iterations: u64) -> Result<()> {
+        self.orders.write_all(format!("{iterations:09}\n").as_bytes())?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer)?;
+        ensure!(answer == "done\n", "the worker says {answer:?}");
+        let (start, status) = (Instant::now(), format!("/proc/{}/status", self.pid()));
+        while !fs::read_to_string(&status)?.lines().any(|line| line.starts_with("State:\tS")) {
+            ensure!(start.elapsed() < PATIENCE, "the worker does not come to rest");
+            sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).ok();
+    }
+}
