@@ -11,13 +11,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use libc::pid_t;
-use perfctr::raw::{PerfCount, PerfEvent, of_cpu, of_running, of_single};
+use perfctr::raw::{PerfCount, PerfEvent, cpus_in, of_cpu, of_program, of_running, of_single};
 use perfctr::{Error, Event};
 
 use crate::program::{name, threads};
 
 /// Events of one kind, each in as many parts as it was opened.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Counter(Vec<Vec<PerfEvent>>);
 
 impl Counter {
@@ -43,13 +43,22 @@ impl Counter {
         events.iter().map(parts).collect::<Result<_, _>>().map(Self)
     }
 
+    /// Of a process that waits for leave before it executes a program, and of all that it starts.
+    pub fn of_program(events: &[Event], pid: pid_t) -> Result<Self, Error> {
+        Self::open(events, |event| Ok(vec![of_program(event, pid.cast_unsigned())?]))
+    }
+
+    /// Of these threads, and of all threads and processes that they start from now on.
+    pub fn of_threads(events: &[Event], threads: &[pid_t]) -> Result<Self, Error> {
+        Self::open(events, |event| {
+            threads.iter().map(|thread| of_running(event, thread.cast_unsigned())).collect()
+        })
+    }
+
     /// A process's, with all threads and processes that it starts from now on.
     pub fn of_process(events: &[Event], pid: pid_t) -> Result<Self> {
         let threads = threads(pid).with_context(|| format!("process {pid}"))?;
-        let of = |event: &Event| {
-            threads.iter().map(|thread| of_running(event, thread.cast_unsigned())).collect()
-        };
-        Self::open(events, of).with_context(|| format!("process {pid}"))
+        Self::of_threads(events, &threads).with_context(|| format!("process {pid}"))
     }
 
     /// What a group of processes does on all CPUs.
@@ -74,16 +83,7 @@ impl Counter {
 
 /// The CPUs that are online.
 pub fn cpus() -> io::Result<Vec<u32>> {
-    Ok(ranges(&fs::read_to_string("/sys/devices/system/cpu/online")?))
-}
-
-/// Numbers as Linux lists them: `0-3,5`.
-fn ranges(text: &str) -> Vec<u32> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.parse::<u32>().ok()?..=last.parse().ok()?)
-    };
-    text.trim().split(',').filter_map(range).flatten().collect()
+    Ok(cpus_in(&fs::read_to_string("/sys/devices/system/cpu/online")?))
 }
 
 /// A thread that is counted.
@@ -150,16 +150,4 @@ fn processes() -> io::Result<Vec<pid_t>> {
     let entries = fs::read_dir("/proc")?;
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     Ok(entries.filter_map(number).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpus_are_listed_in_ranges() {
-        assert_eq!(ranges("0-3,5\n"), [0, 1, 2, 3, 5]);
-        assert_eq!(ranges("0\n"), [0]);
-        assert!(ranges("\n").is_empty());
-    }
 }

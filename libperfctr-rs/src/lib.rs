@@ -3,6 +3,7 @@
 #![deny(missing_docs)]
 
 mod claim;
+mod cpus;
 mod error;
 mod event;
 pub mod host;

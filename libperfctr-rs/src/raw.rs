@@ -4,6 +4,7 @@
 //! Nothing here decides when a thread's counters end: [`Device`] is a descriptor with a method per
 //! ioctl, [`Pages`] a bound descriptor's mapping.
 
+pub use crate::cpus::cpus_in;
 pub use crate::map::Pages;
 pub use crate::provider::native::{of_cpu, of_program, of_running, of_single, of_thread};
 pub use crate::provider::paravirt::{counting, sampling};

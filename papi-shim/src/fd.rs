@@ -6,7 +6,7 @@ use std::fs;
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
-use perfctr::raw::Device;
+use perfctr::raw::{Device, cpus_in};
 use shared_abi::Errno;
 use shared_abi::ioctl::{self, Create};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -65,18 +65,6 @@ pub(crate) fn sums(device: &Device) -> Result<SumCtrs, Errno> {
 
 pub(crate) fn read_control(device: &Device) -> Result<VperfctrControl, Errno> {
     Ok(control::thread_from_device(&errno::from(device.read_control())?))
-}
-
-/// The CPUs in a list like `0-3,8`.
-fn cpus_in(list: &str) -> Vec<u32> {
-    let mut cpus = Vec::new();
-    for range in list.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
-            cpus.extend(first..=last);
-        }
-    }
-    cpus
 }
 
 /// One block of the C library's memory, which its receiver frees at once.
@@ -181,13 +169,6 @@ pub extern "C" fn perfctr_cpus_info(fd: c_int) -> *mut CpusInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_of_cpus_are_understood() {
-        assert_eq!(cpus_in("0-3,8\n"), [0, 1, 2, 3, 8]);
-        assert_eq!(cpus_in("0\n"), [0]);
-        assert_eq!(cpus_in("\n"), []);
-    }
 
     #[test]
     fn a_descriptor_that_is_none_is_refused() {

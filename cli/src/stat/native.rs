@@ -2,16 +2,16 @@
 //! Through `perf_event_open(2)`, whose events are handed down to threads and children.
 
 use std::ffi::OsString;
-use std::io;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use libc::pid_t;
-use perfctr::raw::{PerfCount, PerfEvent, of_program, of_running};
-use perfctr::{Error, Event};
+use perfctr::Event;
+use perfctr::raw::PerfCount;
 
 use super::output::Intervals;
 use super::{Count, Run};
+use crate::live::Counter;
 use crate::program::child::{Child, Started};
 use crate::program::ptrace::{self, Change, Waited};
 use crate::program::{LOOK, Signals, Target, status, threads};
@@ -23,12 +23,12 @@ pub fn run(
     signals: &Signals,
     intervals: Option<&mut Intervals<'_>>,
 ) -> Result<Run> {
-    let mut counting = Counting { signals, intervals, opened: Vec::new() };
+    let mut counting = Counting { signals, intervals, counter: Counter::default() };
     let (status, elapsed) = match target {
         Target::Program(command) => counting.program(command, events)?,
         Target::Process(pid, command) => counting.process(pid, command, events)?,
     };
-    let sums = counting.sums()?;
+    let sums = counting.counter.read()?;
     let time = sums.first().map_or(0, |sum| sum.enabled_ns);
     Ok(Run {
         status,
@@ -43,16 +43,14 @@ pub fn run(
 struct Counting<'a, 'b> {
     signals: &'a Signals,
     intervals: Option<&'a mut Intervals<'b>>,
-    /// Every event, of each thread that it was opened for.
-    opened: Vec<Vec<PerfEvent>>,
+    counter: Counter,
 }
 
 impl Counting<'_, '_> {
     fn program(&mut self, command: &[OsString], events: &[Event]) -> Result<(u8, Duration)> {
         let child = Child::new(command)?;
         let first = child.pid();
-        let open = |event: &Event| Ok(vec![of_program(event, first.cast_unsigned())?]);
-        self.opened = events.iter().map(open).collect::<Result<_, Error>>()?;
+        self.counter = Counter::of_program(events, first)?;
         let started = child.go()?;
         let mut status = 0;
         // Nothing is traced: only the first process's end is told.
@@ -73,12 +71,8 @@ impl Counting<'_, '_> {
         events: &[Event],
     ) -> Result<(u8, Duration)> {
         let threads = threads(pid).with_context(|| format!("process {pid}"))?;
-        let of = |event: &Event| {
-            let open = |thread: &pid_t| of_running(event, thread.cast_unsigned());
-            threads.iter().map(open).collect::<Result<Vec<_>, Error>>()
-        };
         let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
-        self.opened = events.iter().map(of).collect::<Result<_, Error>>()?;
+        self.counter = Counter::of_threads(events, &threads)?;
         let (first, start) = (child.as_ref().map(Child::pid), Instant::now());
         let started = child.map(Child::go).transpose()?;
         let mut status = 0;
@@ -103,26 +97,11 @@ impl Counting<'_, '_> {
         Ok((status, elapsed))
     }
 
-    /// Each event's, of all threads.
-    fn sums(&self) -> io::Result<Vec<PerfCount>> {
-        let sum = |events: &Vec<PerfEvent>| {
-            events.iter().try_fold(PerfCount::default(), |sum, event| {
-                let PerfCount { count, enabled_ns, running_ns } = event.counted()?;
-                Ok(PerfCount {
-                    count: sum.count + count,
-                    enabled_ns: sum.enabled_ns + enabled_ns,
-                    running_ns: sum.running_ns + running_ns,
-                })
-            })
-        };
-        self.opened.iter().map(sum).collect()
-    }
-
     fn tick(&mut self) -> Result<()> {
         if !self.signals.alarmed() || self.intervals.is_none() {
             return Ok(());
         }
-        let counts: Vec<Count> = self.sums()?.into_iter().map(estimate).collect();
+        let counts: Vec<Count> = self.counter.read()?.into_iter().map(estimate).collect();
         self.intervals.as_mut().map_or(Ok(()), |intervals| intervals.print(&counts))
     }
 }
