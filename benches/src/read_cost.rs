@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     };
     report(&format!("{name}, 1 counter"), per_read(&session, || session.read::<1>().map(drop))?);
     let counts = || session.counts::<1>().map(drop);
-    report(&format!("{name}, 1 counter, no time"), per_read(&session, counts)?);
+    report(&format!("{name} without the TSC, 1 counter"), per_read(&session, counts)?);
     report(&format!("{name}, 4 counters"), per_read(&session, || session.read::<4>().map(drop))?);
     if provider == Provider::Paravirt {
         let device = Device::open()?;

@@ -33,8 +33,9 @@ const VPMU: &str = "Xen with vpmu";
 const NATIVE: &str = "no hypervisor";
 
 /// A row of the README, and the benchmarks' machine and line: that has to begin so.
-const ROWS: [(&str, &str, &str); 24] = [
+const ROWS: [(&str, &str, &str); 25] = [
     ("libperfctr, 1 counter", "", "libperfctr, 1 counter"),
+    ("libperfctr without the TSC, 1 counter", "", "libperfctr without the TSC, 1 counter"),
     ("libperfctr, 4 counters", "", "libperfctr, 4 counters"),
     ("ioctl of /dev/perfctr", "", "ioctl of /dev/perfctr"),
     ("perf_event with rdpmc, 1 counter", "", "perf_event, rdpmc, 1 counter"),
