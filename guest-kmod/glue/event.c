@@ -35,7 +35,10 @@ static struct perfctr_core_thread *perfctr_core_current(void)
 	return thread ? perfctr_core_of(thread) : NULL;
 }
 
-/* Since when an event that is here does not count, or 0; of perf's time. */
+/* perf's time begins at 0. */
+#define PERFCTR_NOT_STALLED U64_MAX
+
+/* Since when an event that is here does not count; of perf's time. */
 static u64 *perfctr_event_stalled(struct perf_event *event)
 {
 	return &event->hw.extra_reg.config;
@@ -66,13 +69,14 @@ static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 static void perfctr_event_stall(struct perf_event *event, u64 since, u64 now)
 {
 	u64 *stalled = perfctr_event_stalled(event);
+	bool was_stalled = *stalled != PERFCTR_NOT_STALLED;
 
-	if (*stalled)
+	if (was_stalled)
 		event->total_time_running -= now - *stalled;
 	if (!perfctr_core_events_stalled(perfctr_this_vcpu()))
-		*stalled = 0;
+		*stalled = PERFCTR_NOT_STALLED;
 	else
-		*stalled = *stalled ? now : since;
+		*stalled = was_stalled ? now : since;
 }
 
 /* Whether all that is here counts may have changed. */
@@ -312,6 +316,7 @@ int perfctr_event_add(struct perf_event *event, int flags)
 	cpu->wide += is_wide;
 	event->hw.idx = index;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+	*perfctr_event_stalled(event) = PERFCTR_NOT_STALLED;
 	*this_cpu_ptr(&perfctr_events[index]) = event;
 	if (flags & PERF_EF_START)
 		perfctr_event_start(event, PERF_EF_RELOAD);
@@ -325,7 +330,6 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 
 	perfctr_event_stop(event, PERF_EF_UPDATE);
 	perfctr_event_stall(event, now, now);
-	*perfctr_event_stalled(event) = 0;
 	perfctr_core_event_remove(cpu->core, event->hw.idx);
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;

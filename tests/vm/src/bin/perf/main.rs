@@ -174,6 +174,7 @@ fn here() -> Result<ExitCode> {
     test("perf stat -p and --per-thread count from the first instruction on", stat::attached);
     test("perf stat -a counts where the program is", stat::everywhere);
     test("perf stat says what the host has not let it count", forbidden::not_counted);
+    test("perf stat says for which share the host has let it count", forbidden::partly_counted);
     test("perf stat counts what each cgroup executes", cgroup::each);
     test("CPUs and processes count the same of perf bench", cgroup::inherited);
     test("perf record tells where every period has ended", record::exact);
