@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Linux's perf in the guest, whose hardware events the module counts.
 
+use std::env;
+use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::artefacts::rootfs;
 use crate::machine::Spec;
 use crate::suites::report::{Report, Volume};
 use crate::suites::{perf_test, pmu, stat, tenants};
+use crate::tools::cache;
 
 /// Iterations of a loop that takes a while.
 const LONG: u32 = 50_000_000;
 
-/// One boot; in the long tier one more, with a PVH tenant, and two for perf's own tests.
+/// Two boots; in the long tier one more, with a PVH tenant, and two for perf's own tests.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/perf", "here"])?;
     spec.topology.cpu.push_str(",pmu-tally=on");
@@ -25,9 +29,40 @@ pub fn run(report: &mut Report) -> Result<()> {
     // perf starts dozens of times, which takes minutes where the machine is busy.
     spec.timeout = Duration::from_secs(900);
     report.program(spec, "perf")?;
+    report.test("cargo xtask vm -- perf stat -- CMD", verb);
     if report.volume == Volume::Long {
         pvh(report)?;
         perf_test::run(report)?;
+    }
+    Ok(())
+}
+
+/// The verb as README shows it, with `perf stat` beside another one that counts what is known.
+fn verb() -> Result<()> {
+    let dir = cache::root()?.join("work/perf-verb");
+    fs::create_dir_all(&dir)?;
+    fs::copy(pmu::known(pmu::ITERATIONS)?, dir.join("loop"))?;
+    let known = "perf stat -x, -e instructions:u,branches:u -- ./loop; echo counted; exit 42";
+    let mut verb = Command::new(env::current_exe()?);
+    verb.arg("vm").arg("--copy").arg(&dir).args(["--", "perf", "stat", "--", "sh", "-c", known]);
+    let ended = verb.output()?;
+
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.code() == Some(42), "{}\n{said}", ended.status);
+    ensure!(ended.stdout == b"counted\n", "{:?}", String::from_utf8_lossy(&ended.stdout));
+    for line in pmu::PERF_LINES {
+        ensure!(said.lines().any(|said| said.starts_with(line)), "no {line}\n{said}");
+    }
+    // The emulated CPU mispredicts nothing.
+    for (event, least) in
+        [("cycles", 1), ("instructions", 2_000_004), ("branches", 1_000_001), ("branch-misses", 0)]
+    {
+        let is_counted = |line: &str| {
+            let mut words = line.split_whitespace();
+            let count = words.next().and_then(|count| count.parse().ok());
+            words.next() == Some(event) && count.is_some_and(|count: u64| count >= least)
+        };
+        ensure!(said.lines().any(is_counted), "{event} not counted\n{said}");
     }
     Ok(())
 }
