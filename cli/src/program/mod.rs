@@ -32,6 +32,8 @@ pub enum Target<'a> {
 pub struct Signals {
     interrupted: Arc<AtomicBool>,
     alarmed: Arc<AtomicBool>,
+    /// Alarms end intervals, and are not only to look at what the caller wants.
+    intervals: bool,
 }
 
 /// How often it is looked whether the caller has interrupted, at least.
@@ -41,7 +43,7 @@ impl Signals {
     /// What interrupts a program must not keep its observer from telling of it.  Handlers, unlike
     /// ignored signals, are not handed down to the program.
     pub fn handle(target: Target<'_>, interval: Option<Duration>) -> io::Result<Self> {
-        let signals = Self::default();
+        let signals = Self { intervals: interval.is_some(), ..Self::default() };
         for signal in [SIGINT, SIGQUIT] {
             signal_hook::flag::register(signal, signals.interrupted.clone())?;
         }
@@ -75,7 +77,7 @@ impl Signals {
 
     /// Whether an interval has ended since this was asked before.
     pub fn alarmed(&self) -> bool {
-        self.alarmed.swap(false, Relaxed)
+        self.intervals && self.alarmed.swap(false, Relaxed)
     }
 }
 

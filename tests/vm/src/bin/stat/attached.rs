@@ -18,6 +18,8 @@ use crate::subject;
 
 /// Orders, in as many digits each time.
 const ORDERS: [&str; 2] = ["400000", "910000"];
+/// How often each is given: nothing but the beginning and the end of counting stops its threads.
+const PAIRS: usize = 5;
 /// One that takes many intervals, and one that a new thread does.
 const LONG: &str = "50000000";
 const THREAD: &str = "3000000";
@@ -125,11 +127,15 @@ impl Worker {
 /// Two orders are apart by their lengths, in the threads that there were.
 pub fn exact(tally: &mut Tally) -> Result<()> {
     let worker = Worker::start()?;
-    let [short, long] = [worker.counted(ORDERS[0])?, worker.counted(ORDERS[1])?];
     let lengths = ORDERS.map(|order| order.parse::<u64>().unwrap_or_default());
     let apart = 2 * (lengths[1] - lengths[0]);
+    let pair = |_| -> Result<[u64; 2]> {
+        let [short, long] = [worker.counted(ORDERS[0])?, worker.counted(ORDERS[1])?];
+        Ok([0, 1].map(|n| long[n].wrapping_sub(short[n])))
+    };
+    let pairs = (0..PAIRS).map(pair).collect::<Result<Vec<_>>>()?;
     tally.check("a process that runs already counts what its threads execute", {
-        equal([0, 1].map(|n| long[n].wrapping_sub(short[n])), [2 * apart, apart])
+        equal(pairs, vec![[2 * apart, apart]; PAIRS])
     });
     let length: u64 = THREAD.parse()?;
     let [instructions, _] = worker.counted(&format!("thread {THREAD}"))?;
