@@ -37,6 +37,8 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 enum Kind {
     /// The control domain, paravirtualised, on an Intel CPU.
     Pv,
+    /// The same on an AMD CPU.
+    AmdPv,
     /// A PVH tenant, and the control domain beside it, on an AMD CPU.
     Pvh,
 }
@@ -52,7 +54,7 @@ pub struct Args {
     /// Who counts.
     #[arg(long, value_enum, default_value_t = Kind::Pv)]
     topology: Kind,
-    /// Start of all random sequences, of the topology pv.
+    /// Start of all random sequences, of the topologies pv and amd-pv.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -64,7 +66,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         fs::remove_dir_all(&out)?;
     }
     let (mut spec, programs) = match args.topology {
-        Kind::Pv => (spec(args.seed)?, &PV),
+        Kind::Pv => (spec("pv", args.seed)?, &PV),
+        Kind::AmdPv => {
+            let mut spec = spec("pv-amd", args.seed)?;
+            // Those that sample.
+            spec.topology.cpu.push_str(",+perfctr-core,perfmon-v2=on");
+            (spec, &PV)
+        }
         Kind::Pvh => (pvh_spec()?, &PVH),
     };
     spec.out = Some(out.clone());
@@ -95,12 +103,12 @@ fn merged(out: &Path, programs: &Programs) -> Result<String> {
 }
 
 /// The demo's run: driver and module count their own instructions as well.
-fn spec(seed: u64) -> Result<Spec> {
+fn spec(topology: &str, seed: u64) -> Result<Spec> {
     // Both programs run, whatever the first one finds.
     let run = |program| format!("/work/{program} --report /out/{program}.json --seed {seed}");
     let [counting, sampling] = ["counting", "overflow"].map(run);
     let script = format!("{counting}; counted=$?; echo; {sampling} && exit $counted");
-    let mut spec = Spec::new("pv", ["sh", "-c", &script])?.with_cost()?;
+    let mut spec = Spec::new(topology, ["sh", "-c", &script])?.with_cost()?;
     for program in PV.names {
         spec.add_program("vm-tests", program)?;
     }

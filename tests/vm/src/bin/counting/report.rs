@@ -12,6 +12,7 @@ use shared_abi::hypercall::{
     HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvHookStats, HvStats,
 };
 use vm_tests::expected::Apart;
+use vm_tests::guest;
 use vm_tests::histogram::{Histogram, Prediction, Verdict};
 use vm_tests::step::Executed;
 use vm_tests::time::TimeCheck;
@@ -86,6 +87,7 @@ impl Report {
             complaints: Vec::new(),
             details: Vec::new(),
         };
+        report.values.extend(guest::describe(description)?);
         report.set("threads", options.threads as u64);
         report.set("vcpus", u64::from(description.vcpus));
         report.set("pcpus", u64::from(options.pcpus));

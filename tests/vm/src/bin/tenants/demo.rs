@@ -10,8 +10,8 @@ use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use perfctr::Session;
 use perfctr::rdpmc::Hardware;
 use serde_json::{Map, Value, json};
-use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
 use shared_abi::read::Counters;
+use vm_tests::guest;
 use vm_tests::perf::{Event, Record, Sampling, Whose, generic};
 use vm_tests::region::Region;
 use vm_tests::tally::{Tally, equal};
@@ -138,22 +138,17 @@ fn occurred(tally: &mut Tally, sums: &Map<String, Value>) {
 /// The tenant's part: what it is, and what it costs it to read.
 pub fn describe(domain: &Domain) -> Result<Value> {
     let session = domain.session();
-    let caps = session.description().caps.context("the provider does not say what there is")?;
-    let vendor = match caps.vendor {
-        VENDOR_INTEL => "Intel",
-        VENDOR_AMD => "AMD",
-        other => anyhow::bail!("vendor {other}"),
-    };
-    let kind = fs::read_to_string("/sys/hypervisor/guest_type")?;
-    Ok(json!({
-        "guest_kind": kind.trim(),
-        "vendor": vendor,
-        "vcpus": session.description().vcpus,
-        "hv_exits_per_read": exits_per_read(session)?,
-        "perf_pmu": fs::read_to_string(PERF_PMU)?.trim(),
-        "perf_error_max": perf_error_max()?,
-        "perf_periods_lost": perf_periods_lost()?,
-    }))
+    let mut said = guest::describe(session.description())?;
+    for (key, value) in [
+        ("vcpus", json!(session.description().vcpus)),
+        ("hv_exits_per_read", exits_per_read(session)?.into()),
+        ("perf_pmu", fs::read_to_string(PERF_PMU)?.trim().into()),
+        ("perf_error_max", perf_error_max()?.into()),
+        ("perf_periods_lost", perf_periods_lost()?.into()),
+    ] {
+        said.insert(key.to_owned(), value);
+    }
+    Ok(said.into())
 }
 
 /// By how much perf's counts of regions differ from what these execute more than the shortest, at

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What this guest is, and whose its PMU.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use perfctr::Description;
+use serde_json::{Map, Value};
+use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
+
+/// What its kernel says of how it is virtualised.
+const KIND: &str = "/sys/hypervisor/guest_type";
+
+/// The part of a report that says it: `guest_kind` (`PV`, `PVH`) and `vendor` (`Intel`, `AMD`).
+///
+/// # Errors
+///
+/// The kernel or the provider does not say it.
+pub fn describe(description: &Description) -> Result<Map<String, Value>> {
+    let caps = description.caps.context("the provider does not say what there is")?;
+    let vendor = match caps.vendor {
+        VENDOR_INTEL => "Intel",
+        VENDOR_AMD => "AMD",
+        other => bail!("vendor {other}"),
+    };
+    let kind = fs::read_to_string(KIND).context(KIND)?;
+    let pairs = [("guest_kind", kind.trim()), ("vendor", vendor)];
+    Ok(pairs.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect())
+}
