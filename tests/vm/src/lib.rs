@@ -16,6 +16,7 @@ pub mod histogram;
 pub mod map;
 pub mod module;
 pub mod perf;
+pub mod programs;
 pub mod raw;
 pub mod region;
 pub mod rng;

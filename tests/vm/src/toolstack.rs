@@ -2,7 +2,7 @@
 //! Debian's Xen tools, used as an administrator uses them, and what a tenant does that they create.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write, stdin};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
@@ -32,9 +32,12 @@ const KERNEL: &str = "/work/vmlinux";
 const KERNEL_32: &str = "/work/guest32";
 const INITRAMFS: &str = "/work/tenant.cpio";
 
-/// Arguments of the tenant's kernel; what follows goes to its first program.
+/// Arguments of the tenant's kernel.
 const ARGUMENTS: &str =
-    "console=hvc0 quiet panic=-1 oops=panic nmi_watchdog=0 sysctl.kernel.watchdog_thresh=60 --";
+    "console=hvc0 quiet panic=-1 oops=panic nmi_watchdog=0 sysctl.kernel.watchdog_thresh=60";
+
+/// A tenant's memory, unless it needs more.
+const MEMORY_MIB: u32 = 256;
 
 /// What a tenant's program says to the control domain starts with this, on a line of its own.
 const MARK: &str = "tenant: ";
@@ -125,6 +128,25 @@ impl Kind {
     }
 }
 
+/// What domain to create.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// How it is virtualised.
+    pub kind: Kind,
+    /// What its administrator calls it.
+    pub name: &'a str,
+    /// How many virtual CPUs it has.
+    pub vcpus: usize,
+    /// How much memory.
+    pub memory_mib: u32,
+    /// How it gets to know the time-stamp counter.
+    pub tsc: Tsc,
+    /// Further arguments of its kernel.
+    pub linux: &'a str,
+    /// What its program does.
+    pub role: &'a str,
+}
+
 /// An unprivileged domain.
 #[derive(Debug)]
 pub struct Tenant {
@@ -151,9 +173,27 @@ impl Tenant {
     ///
     /// Why the tool failed.
     pub fn create_kind(kind: Kind, name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
-        let linux = format!(
-            "kernel = \"{KERNEL}\"\nramdisk = \"{INITRAMFS}\"\nextra = \"{ARGUMENTS} {role}\"\n"
-        );
+        Self::create_wanted(&Wanted {
+            kind,
+            name,
+            vcpus,
+            memory_mib: MEMORY_MIB,
+            tsc,
+            linux: "",
+            role,
+        })
+    }
+
+    /// The same for any domain.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
+    pub fn create_wanted(wanted: &Wanted<'_>) -> Result<Self> {
+        let Wanted { kind, name, vcpus, memory_mib, tsc, linux, role } = *wanted;
+        let arguments = format!("{ARGUMENTS} {linux} -- {role}");
+        let linux =
+            format!("kernel = \"{KERNEL}\"\nramdisk = \"{INITRAMFS}\"\nextra = \"{arguments}\"\n");
         let (kind, kernel) = match kind {
             Kind::Pv => ("pv", linux),
             Kind::Pvh => ("pvh", linux),
@@ -165,7 +205,7 @@ impl Tenant {
         };
         let config = format!("/run/{name}.cfg");
         let text = format!(
-            "name = \"{name}\"\ntype = \"{kind}\"\n{kernel}memory = 256\nvcpus = {vcpus}\n\
+            "name = \"{name}\"\ntype = \"{kind}\"\n{kernel}memory = {memory_mib}\nvcpus = {vcpus}\n\
              tsc_mode = \"{tsc_mode}\"\n"
         );
         fs::write(&config, text)?;
@@ -177,6 +217,19 @@ impl Tenant {
         // Nobody waits for its end to destroy it: that is done here.
         tool("xl", &["create", "-q", "-e", "-p", &config])?;
         Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0 })
+    }
+
+    /// Tells its program something, which reads a line from its console.
+    ///
+    /// # Errors
+    ///
+    /// The console is not there.
+    pub fn tell(&self, what: &Value) -> Result<()> {
+        let key = format!("/local/domain/{}/console/tty", self.domain);
+        let said = Command::new("xenstore-read").arg(key).output().context("xenstore-read")?;
+        let path = String::from_utf8(said.stdout)?;
+        let mut console = fs::File::options().write(true).open(path.trim()).context(path)?;
+        Ok(writeln!(console, "{what}")?)
     }
 
     /// Takes all its vCPUs from their CPUs, until it is let go on.
@@ -286,4 +339,19 @@ pub fn mount_all() -> Result<()> {
 /// Tells the control domain, which hears it: for a tenant.
 pub fn say(what: &Value) {
     println!("{MARK}{what}");
+}
+
+/// What the control domain tells next: for a tenant.
+///
+/// # Errors
+///
+/// The console is not there, or it is no JSON.
+pub fn hear() -> Result<Value> {
+    let mut line = String::new();
+    // The console ends lines in more than one way.
+    while line.trim().is_empty() {
+        line.clear();
+        stdin().read_line(&mut line)?;
+    }
+    serde_json::from_str(line.trim()).context(line)
 }

@@ -98,6 +98,7 @@ const TOOLSTACK: &[&str] = &[
     "libxentoollog1",
     "libyajl2",
     "xen-utils-4.17",
+    "xenstore-utils",
 ];
 
 /// What the tools need for other kinds of domains only.
@@ -170,6 +171,24 @@ const PROGRAMS: &[&str] = &[
     "zlib1g",
 ];
 
+/// What these need, and programs that the userland has, in a tenant that has no more.
+const TENANT: &[&str] = &[
+    "coreutils",
+    "gzip",
+    "libacl1",
+    "libattr1",
+    "libc6",
+    "libgcc-s1",
+    "libpcre2-8-0",
+    "libselinux1",
+    "libssl3",
+    "libstdc++6",
+    "libtinfo6",
+];
+
+/// Documents, and conversions between characters.
+const TENANT_LEFT_OUT: &[&str] = &["usr/share", "usr/lib/x86_64-linux-gnu/gconv"];
+
 /// Documents.
 const PROGRAMS_LEFT_OUT: &[&str] = &["usr/share"];
 
@@ -237,6 +256,11 @@ pub fn prometheus() -> Result<PathBuf> {
     tree("prometheus", PROMETHEUS, PROMETHEUS_LEFT_OUT)
 }
 
+/// The directory tree of what these need in a tenant without a userland, over which they are laid.
+pub fn tenant() -> Result<PathBuf> {
+    tree("tenant", TENANT, TENANT_LEFT_OUT)
+}
+
 /// What is in these packages, but for some paths.
 fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
     let key = Key::new("tree 2").text(&packages.join(" ")).text(&left_out.join(" "));
@@ -263,7 +287,7 @@ fn package_of(deb: &Path) -> &str {
 }
 
 /// The links of a Debian system whose `/bin` and `/lib` have moved below `/usr`.
-const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
+pub const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
 fn merged_usr(tree: &Path) -> Result<()> {
     for name in MERGED {

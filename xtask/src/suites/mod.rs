@@ -4,6 +4,7 @@
 //! A VM suite boots as few machines as it can and reports any number of tests. Where it runs a
 //! program of `tests/vm`, both have one name.
 
+mod domains;
 mod driver;
 mod encodings;
 mod export;
@@ -57,6 +58,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "programs", tier: Vm, run: programs::run },
     Suite { name: "tenants", tier: Vm, run: tenants::run },
     Suite { name: "amd", tier: Vm, run: tenants::amd },
+    Suite { name: "domains", tier: Vm, run: domains::run },
     Suite { name: "stat", tier: Vm, run: stat::run },
     Suite { name: "perf", tier: Vm, run: perf::run },
     Suite { name: "shim", tier: Vm, run: shim::run },

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
@@ -43,30 +43,20 @@ int sum(const int *v, int n) { int s = 0; for (int i = 0; i < n; i++) s += v[i] 
 void sort(int *v, int n) { for (int i = 1; i < n; i++) { int x = v[i], j = i; \
 for (; j && v[j - 1] > x; j--) v[j] = v[j - 1]; v[j] = x; } }
 ";
+/// What is counted of each: instructions, branches and cycles.
+const EVENTS: usize = 3;
 /// How often each runs in the storm.
 const TIMES: usize = 3;
 
 /// Two boots.
 pub fn run(report: &mut Report) -> Result<()> {
-    let dir = cache::root()?.join("work/programs");
-    fs::create_dir_all(&dir)?;
-    let words: Vec<u8> = (0..20_000_u32)
-        .flat_map(|n| format!("{:x} ", n.wrapping_mul(2_654_435_761) >> 12 & 0xff0f).into_bytes())
-        .collect();
-    fs::write(dir.join("words"), words)?;
-    for (name, text) in
-        [("commands", COMMANDS), ("query.sql", QUERY), ("words.py", PYTHON), ("program.i", C)]
-    {
-        fs::write(dir.join(name), text)?;
-    }
-    let alone = counted("native", "", &dir)?;
-    let stormed = counted("pv", &format!(" --storm {TIMES}"), &dir)?;
+    let dir = files(COMMANDS)?;
+    let alone = counted(machine("native", "", &dir)?)?;
+    let stormed = counted(machine("pv", &format!(" --storm {TIMES}"), &dir)?)?;
     for command in COMMANDS.lines() {
-        let name = Path::new(command.split(' ').next().unwrap_or_default());
-        let name = name.file_name().context("a command without a name")?.to_string_lossy();
         let (truth, counts) = (&alone[command], &stormed[command]);
-        let times = counts.len();
-        report.note(format!("{name}: {truth:?} instructions and branches, {times} times"));
+        let (name, times) = (name(command), counts.len());
+        report.note(format!("{name}: {truth:?} instructions, branches and cycles, {times} times"));
         report.test(&format!("{name} is counted to the instruction"), || {
             ensure!(truth.len() == 1 && counts.len() >= TIMES, "{truth:?}, {counts:?}");
             ensure!(counts.iter().all(|count| *count == truth[0]), "{truth:?}, not {counts:?}");
@@ -76,8 +66,30 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// All counts of each command.
-fn counted(topology: &str, options: &str, dir: &Path) -> Result<BTreeMap<String, Vec<[u64; 2]>>> {
+/// What people call a command.
+pub fn name(command: &str) -> &str {
+    let program = command.split(' ').next().unwrap_or_default();
+    program.rsplit('/').next().unwrap_or_default()
+}
+
+/// The directory with these commands and what they work on.
+pub fn files(commands: &str) -> Result<PathBuf> {
+    let dir = cache::root()?.join("work/programs");
+    fs::create_dir_all(&dir)?;
+    let words: Vec<u8> = (0..20_000_u32)
+        .flat_map(|n| format!("{:x} ", n.wrapping_mul(2_654_435_761) >> 12 & 0xff0f).into_bytes())
+        .collect();
+    fs::write(dir.join("words"), words)?;
+    for (name, text) in
+        [("commands", commands), ("query.sql", QUERY), ("words.py", PYTHON), ("program.i", C)]
+    {
+        fs::write(dir.join(name), text)?;
+    }
+    Ok(dir)
+}
+
+/// A machine that counts the commands.
+pub fn machine(topology: &str, options: &str, dir: &Path) -> Result<Spec> {
     let script = format!("/work/programs /work/commands{options}");
     let mut spec = Spec::new(topology, ["sh", "-c", &script])?;
     spec.module = topology == "pv";
@@ -86,16 +98,20 @@ fn counted(topology: &str, options: &str, dir: &Path) -> Result<BTreeMap<String,
     spec.copy.push(dir.to_owned());
     spec.files.push((rootfs::programs()?, "/".into()));
     spec.add_program("vm-tests", "programs")?;
+    Ok(spec)
+}
+
+/// All counts of each command.
+pub fn counted(spec: Spec) -> Result<BTreeMap<String, Vec<[u64; EVENTS]>>> {
     let outcome = machine::run(&spec)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
     let mut counts = BTreeMap::<_, Vec<_>>::new();
     for line in String::from_utf8_lossy(&outcome.stdout).lines() {
-        let mut words = line.trim_start().splitn(2, ' ');
-        let mut number = || -> Result<u64> { Ok(words.next().context("no number")?.parse()?) };
-        let instructions = number()?;
-        let rest = words.next().unwrap_or_default().trim_start();
-        let (branches, command) = rest.split_once(' ').context("no command")?;
-        counts.entry(command.to_owned()).or_default().push([instructions, branches.parse()?]);
+        let words: Vec<&str> = line.splitn(1 + EVENTS, ' ').collect();
+        let (command, numbers) = words.split_last().context("an empty line")?;
+        let numbers: Vec<u64> = numbers.iter().map(|n| n.parse()).collect::<Result<_, _>>()?;
+        let numbers = <[u64; EVENTS]>::try_from(numbers.as_slice()).context("few numbers")?;
+        counts.entry((*command).to_owned()).or_default().push(numbers);
     }
     Ok(counts)
 }

@@ -47,12 +47,12 @@ pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;
     spec.timeout = Duration::from_secs(600);
     let peek = guest::peek_module(&kernel::kernel()?)?;
-    add_tenant(&mut spec, "tenants", &[("lib/perfctr/peek.ko".into(), peek)])?;
+    add_tenant(&mut spec, "tenants", &[("usr/lib/perfctr/peek.ko".into(), peek)])?;
     Ok(spec)
 }
 
 /// Adds what creates tenants: tools, a kernel, and all that a tenant has: one program of
-/// `vm-tests`, the module, and further files, each (path in the tenant, path here).
+/// `vm-tests`, the module, and further files or directories, each (path in the tenant, path here).
 pub(super) fn add_tenant(
     spec: &mut Spec,
     program: &str,
@@ -66,9 +66,16 @@ pub(super) fn add_tenant(
     let mut archive = Archive::new(BufWriter::new(fs::File::create(&path)?));
     let program = guest::programs("vm-tests")?.join(program);
     archive.file("init", 0o755, &fs::read(program)?)?;
-    archive.file("lib/perfctr/perfctr.ko", 0o644, &fs::read(module)?)?;
-    for (name, file) in further {
-        archive.file(name, 0o644, &fs::read(file)?)?;
+    for link in rootfs::MERGED {
+        archive.symlink(link, format!("usr/{link}").as_bytes())?;
+    }
+    archive.file("usr/lib/perfctr/perfctr.ko", 0o644, &fs::read(module)?)?;
+    for (name, path) in further {
+        if path.is_dir() {
+            archive.tree(name, path)?;
+        } else {
+            archive.file(name, 0o644, &fs::read(path)?)?;
+        }
     }
     archive.finish()?;
     spec.files.push((rootfs::toolstack()?, "/".into()));

@@ -1,46 +1,28 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counts whole programs that nobody here wrote, from their first instruction to their last, and
-//! prints how many instructions and branches each executed in user mode.
+//! prints how many instructions, branches and cycles each took in user mode.
 //!
 //! On the bare machine Linux' perf counts them one after the other; under Xen the module does, all
 //! at once and several times, while they are moved between vCPUs and these between physical CPUs.
 //! Both have to print the same.
-#![expect(unsafe_code, reason = "what is done between fork and exec")]
 
-use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::process::CommandExt;
+use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
-use std::sync::Mutex;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use nix::mount::{MsFlags, mount};
-use nix::sys::personality::{self, Persona};
-use nix::sys::ptrace;
-use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::Pid;
-use perf_event_open_sys::bindings;
-use perfctr::raw::Device;
 use perfctr::{Provider, Session};
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR};
-use shared_abi::ioctl::{Control, Create};
-use shared_abi::version::ABI_MAJOR;
 use vm_tests::disturb;
-use vm_tests::perf::{Event, Whose, generic};
+use vm_tests::programs::{self, Attached, EVENTS, Perf, Running, count};
 use vm_tests::rng::Rng;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, or_exit, run_on};
 use vm_tests::time::{VcpuElapsed, VcpuTimes};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
-
-/// What makes programs execute the same again.
-const ENVIRONMENT: [(&str, &str); 2] = [("LC_ALL", "C"), ("PYTHONHASHSEED", "0")];
 
 /// Of the testbed.
 const PCPUS: u32 = 2;
@@ -60,56 +42,29 @@ struct Options {
     storm: Option<usize>,
 }
 
-/// Programs that are being counted.
-#[derive(Default)]
-struct Running(Mutex<Vec<Pid>>);
-
-impl Running {
-    fn add(&self, pid: Pid) {
-        self.0.lock().expect("nobody panics").push(pid);
-    }
-
-    fn remove(&self, pid: Pid) {
-        self.0.lock().expect("nobody panics").retain(|other| *other != pid);
-    }
-}
-
 /// What vCPUs and threads have gone through by now.
 type Moment = (VcpuTimes, ModuleStats);
 
-/// Events of a program's thread.
-trait Counter {
-    /// How often instructions and branches occurred.
-    fn counts(self) -> Result<[u64; 2]>;
-}
-
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
-    // Until the kernel has randomness the C library's allocator makes up its own.
-    File::open("/dev/random")?.read_exact(&mut [0])?;
-    keep_times()?;
+    programs::prepare()?;
     let text = fs::read_to_string(&options.commands)?;
     let commands: Vec<&str> = text.lines().collect();
     match options.storm {
         Some(times) => storm(&commands, times)?,
         None => {
             for command in commands {
-                say(command, count(command, Perf::attach, &Running::default())?);
+                say(command, &count(command, Perf::attach, &Running::default())?);
             }
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// From now on no file's time of access changes.  Python computes it whenever it looks for a
-/// module, in some more instructions when the ns are not 0, as they are until the first access.
-fn keep_times() -> Result<()> {
-    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOATIME;
-    Ok(mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)?)
-}
-
-fn say(command: &str, [instructions, branches]: [u64; 2]) {
-    println!("{instructions:>12} {branches:>12} {command}");
+/// The counts of [`EVENTS`], and of what.
+fn say(command: &str, counts: &[u64]) {
+    let counts: String = counts.iter().map(|count| format!("{count} ")).collect();
+    println!("{counts}{command}");
 }
 
 /// Runs all at once, so many times and until they were disturbed often enough.
@@ -128,13 +83,15 @@ fn storm(commands: &[&str], times: usize) -> Result<()> {
     let seen = thread::scope(|scope| {
         scope.spawn(move || disturb::vcpus(xen, CONTROL_DOMAIN, cpus, PCPUS, SEED, stop));
         scope.spawn(move || move_all(running, cpus, stop));
-        let one = move |command| or_exit(0, count(command, Attached::attach, running));
+        let one = move |command| {
+            or_exit(0, count(command, |pid| Attached::attach(pid, &EVENTS), running))
+        };
         let mut rounds = 0;
         let seen = loop {
             let threads: Vec<_> =
                 commands.iter().map(|&command| scope.spawn(move || one(command))).collect();
             for (command, thread) in commands.iter().zip(threads) {
-                say(command, thread.join().expect("no thread panics"));
+                say(command, &thread.join().expect("no thread panics"));
             }
             rounds += 1;
             let seen = or_exit(0, look().and_then(|now| Disturbances::between(&before, &now)));
@@ -180,84 +137,11 @@ impl Disturbances {
 fn move_all(running: &Running, cpus: &[usize], stop: &AtomicBool) {
     let mut rng = Rng::new(SEED, 0);
     while !stop.load(Ordering::Relaxed) {
-        let pids = running.0.lock().expect("nobody panics").clone();
+        let pids = running.pids();
         if pids.is_empty() {
             thread::sleep(Duration::from_millis(1));
         } else {
             disturb::one_thread(&pids, cpus, &mut rng);
         }
-    }
-}
-
-/// Runs a program, and counts from its first instruction, before which it is stopped.
-fn count<C: Counter>(
-    command: &str,
-    attach: fn(Pid) -> Result<C>,
-    running: &Running,
-) -> Result<[u64; 2]> {
-    let mut words = command.split(' ');
-    let mut child = Command::new(words.next().context("an empty line")?);
-    child.args(words).env_clear().envs(ENVIRONMENT).current_dir("/work");
-    child.stdin(Stdio::null()).stdout(Stdio::null());
-    let prepare = || {
-        personality::set(Persona::ADDR_NO_RANDOMIZE)?;
-        Ok(ptrace::traceme()?)
-    };
-    // SAFETY: two system calls.
-    let child = unsafe { child.pre_exec(prepare) }.spawn().with_context(|| command.to_owned())?;
-    let pid = Pid::from_raw(child.id() as i32);
-    let stopped = waitpid(pid, None)?;
-    ensure!(matches!(stopped, WaitStatus::Stopped(_, Signal::SIGTRAP)), "{stopped:?}");
-    let counter = attach(pid)?;
-    ptrace::detach(pid, None)?;
-    running.add(pid);
-    let ended = waitpid(pid, None)?;
-    running.remove(pid);
-    ensure!(matches!(ended, WaitStatus::Exited(_, 0)), "{command}: {ended:?}");
-    counter.counts()
-}
-
-/// Counters of Linux' own.
-struct Perf([Event; 2]);
-
-impl Perf {
-    fn attach(pid: Pid) -> Result<Self> {
-        let instructions = generic(bindings::PERF_COUNT_HW_INSTRUCTIONS);
-        let instructions = Event::open(instructions, Whose::Thread(pid), None)?;
-        let branches = generic(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS);
-        let branches = Event::open(branches, Whose::Thread(pid), Some(&instructions))?;
-        Ok(Self([instructions, branches]))
-    }
-}
-
-impl Counter for Perf {
-    fn counts(self) -> Result<[u64; 2]> {
-        let [instructions, branches] = self.0;
-        Ok([instructions.count()?, branches.count()?])
-    }
-}
-
-/// The module's.
-struct Attached(Device);
-
-impl Attached {
-    fn attach(pid: Pid) -> Result<Self> {
-        let device = Device::open()?;
-        let tid = pid.as_raw() as u32;
-        device.create(&Create { abi_major: ABI_MAJOR.into(), tid, ..Create::default() })?;
-        let mut control = Control { counters: 2, ..Control::default() };
-        for (slot, (counter, event)) in control.counter.iter_mut().zip([0xc0, 0xc4]).enumerate() {
-            counter.slot = slot as u32;
-            counter.evntsel = event | EVNTSEL_USR | EVNTSEL_EN;
-        }
-        device.control(&control)?;
-        Ok(Self(device))
-    }
-}
-
-impl Counter for Attached {
-    fn counts(self) -> Result<[u64; 2]> {
-        let sums = self.0.sums()?;
-        Ok([sums.counter[0], sums.counter[1]])
     }
 }

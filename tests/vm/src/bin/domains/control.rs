@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The control domain's part.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use shared_abi::hypercall::HOOK_SWITCH_TO;
+use vm_tests::disturb;
+use vm_tests::tally::{Tally, equal};
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc, Wanted};
+use vm_tests::xen::Xen;
+
+/// Of the testbed.
+const PCPUS: u32 = 2;
+/// What each domain counts in user mode, and on which counter: no two alike.
+const EVENTS: [(Kind, [(&str, u32); 2]); 2] = [
+    (Kind::Pv, [("instructions:u", 0), ("branches:u", 1)]),
+    (Kind::Pvh, [("cycles:u", 0), ("instructions:u", 1)]),
+];
+/// Programs reproduce themselves only where the kernel lends them no code of its own.
+const LINUX: &str = "vdso=0";
+
+/// Enough for the programs' packages, twice while they are unpacked.
+const MEMORY_MIB: u32 = 512;
+
+/// A domain that counts, on one vCPU.
+struct Domain {
+    name: String,
+    tenant: Tenant,
+    events: [(&'static str, u32); 2],
+    /// How often its programs were preempted by each other so far.
+    preempted: u64,
+}
+
+/// Creates a domain of each kind, and prints each count of each scene.
+pub fn run(commands: &Path) -> Result<ExitCode> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    toolstack::start()?;
+    let text = fs::read_to_string(commands)?;
+    let commands: Vec<&str> = text.lines().collect();
+    let mut domains = Vec::new();
+    for (kind, events) in EVENTS {
+        domains.push(Domain::create(kind, &format!("{kind:?}-1"), events)?);
+    }
+    for domain in &mut domains {
+        domain.begin()?;
+    }
+    let mut tally = Tally::default();
+    for domain in &mut domains {
+        domain.count("a", false, &commands)?;
+        let before = domain.preempted;
+        domain.count("c", true, &commands)?;
+        let name = format!("{}: programs on one vCPU preempt each other", domain.name);
+        tally.check(&name, equal(domain.preempted > before, true));
+    }
+    for (scene, at_once) in [("b", false), ("d", true)] {
+        let switches = || Ok::<_, anyhow::Error>(xen.stats()?.hook[HOOK_SWITCH_TO].calls);
+        let before = switches()?;
+        side_by_side(&xen, &mut domains, |domain| domain.count(scene, at_once, &commands))?;
+        let name = format!("({scene}): domains preempt each other");
+        tally.check(&name, equal(switches()? > before, true));
+    }
+    for domain in domains {
+        domain.tenant.destroy()?;
+    }
+    Ok(tally.finish())
+}
+
+/// Does it for all at the same time, while their vCPUs are moved between physical CPUs.
+fn side_by_side(
+    xen: &Xen,
+    domains: &mut [Domain],
+    act: impl Fn(&mut Domain) -> Result<()> + Sync,
+) -> Result<()> {
+    let (act, stop) = (&act, &AtomicBool::new(false));
+    thread::scope(|scope| {
+        for domain in domains.iter().map(|domain| domain.tenant.domain) {
+            scope.spawn(move || disturb::vcpus(xen, domain, &[0], PCPUS, 1, stop));
+        }
+        let threads: Vec<_> =
+            domains.iter_mut().map(|domain| scope.spawn(move || act(domain))).collect();
+        let ended: Vec<_> =
+            threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect();
+        stop.store(true, Ordering::Relaxed);
+        ended.into_iter().collect()
+    })
+}
+
+impl Domain {
+    /// Creates one, which boots.
+    fn create(kind: Kind, name: &str, events: [(&'static str, u32); 2]) -> Result<Self> {
+        let tenant = Tenant::create_wanted(&Wanted {
+            kind,
+            name,
+            vcpus: 1,
+            memory_mib: MEMORY_MIB,
+            tsc: Tsc::Native,
+            linux: LINUX,
+            role: "tenant",
+        })?;
+        tenant.unpause()?;
+        Ok(Self { name: name.to_owned(), tenant, events, preempted: 0 })
+    }
+
+    /// Waits until it can count.
+    fn begin(&mut self) -> Result<()> {
+        let said = self.tenant.hear()?;
+        ensure!(said == "ready", "{} says {said}", self.name);
+        Ok(())
+    }
+
+    /// Has it count each of these commands, one after the other or at once.
+    fn count(&mut self, scene: &str, at_once: bool, commands: &[&str]) -> Result<()> {
+        let request = json!({ "at_once": at_once, "commands": commands, "events": self.events });
+        self.tenant.tell(&request)?;
+        let said = self.tenant.hear()?;
+        let counts = said["counts"].as_array().with_context(|| said.to_string())?;
+        ensure!(counts.len() == commands.len(), "{said}");
+        for (command, counts) in commands.iter().zip(counts) {
+            for ((event, _), count) in
+                self.events.iter().zip(counts.as_array().into_iter().flatten())
+            {
+                println!("count {scene} {} {event} {count} {command}", self.name);
+            }
+        }
+        self.preempted = said["preempted"].as_u64().context("it does not say how often")?;
+        Ok(())
+    }
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The part of a domain that counts.
+
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::{Context, Result};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::resource::{UsageWho, getrusage};
+use perfctr::{Event, PhysSlot};
+use serde_json::{Value, json};
+use vm_tests::module;
+use vm_tests::programs::{self, Attached, Running};
+use vm_tests::toolstack::{hear, mount_all, say};
+
+/// Does what it is told, until the domain is destroyed.
+pub fn run() -> Result<ExitCode> {
+    let end = mount_all().and_then(|()| programs::prepare()).and_then(|()| module::load());
+    if let Err(error) = end.and_then(|()| serve()) {
+        say(&json!({ "error": format!("{error:#}") }));
+    }
+    // The console takes what was said before this returns from the hypervisor.
+    reboot(RebootMode::RB_POWER_OFF)?;
+    unreachable!("the domain is off")
+}
+
+fn serve() -> Result<()> {
+    say(&json!("ready"));
+    loop {
+        say(&count(&hear()?)?);
+    }
+}
+
+/// Runs the commands with counters of these events, one after the other or at once.
+fn count(request: &Value) -> Result<Value> {
+    let list = |key: &str| request[key].as_array().with_context(|| format!("no {key}"));
+    let text = |value: &Value| value.as_str().map(str::to_owned).context("no text");
+    let commands: Vec<String> = list("commands")?.iter().map(text).collect::<Result<_>>()?;
+    let events: Vec<Event> = list("events")?.iter().map(event).collect::<Result<_>>()?;
+    let running = &Running::default();
+    let one =
+        |command: &String| programs::count(command, |pid| Attached::attach(pid, &events), running);
+    let counts: Result<Vec<Vec<u64>>> = if request["at_once"] == true {
+        thread::scope(|scope| {
+            let one = &one;
+            let threads: Vec<_> =
+                commands.iter().map(|command| scope.spawn(move || one(command))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
+        })
+    } else {
+        commands.iter().map(one).collect()
+    };
+    let preempted = getrusage(UsageWho::RUSAGE_CHILDREN)?.involuntary_context_switches();
+    Ok(json!({ "counts": counts?, "preempted": preempted }))
+}
+
+/// An event's name, and the number of its counter.
+fn event(pair: &Value) -> Result<Event> {
+    let name = pair[0].as_str().context("an event without a name")?;
+    let number = pair[1].as_u64().context("an event without a counter")?;
+    let slot = PhysSlot::general(number as u32).context("no such counter")?;
+    Ok(name.parse::<Event>()?.on(slot))
+}
