@@ -24,8 +24,10 @@ use crate::perf::{Event, Whose, generic};
 use crate::step::Held;
 
 /// What makes programs execute the same again, also where a hypervisor says something else of the
-/// CPU and its caches, after which the C library chooses how to copy and compare.
-const ENVIRONMENT: [(&str, &str); 3] = [
+/// CPU and its caches, after which the C library chooses how to copy and compare, and how to save
+/// registers while it finds a function at its first call.
+const ENVIRONMENT: [(&str, &str); 4] = [
+    ("LD_BIND_NOW", "1"),
     ("LC_ALL", "C"),
     ("PYTHONHASHSEED", "0"),
     (
