@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! One physical CPU: what its selectors hold, and whose events its counters.
 
+use shared_abi::config::EVNTSEL_EN;
 use shared_abi::slot::slots_of;
 use shared_abi::{PhysSlot, planted};
 
@@ -216,6 +217,9 @@ impl<P: Pmu> Cpu<'_, P> {
                 self.pmu.wrmsr(register, wanted);
                 *held = wanted;
                 changed = true;
+                if registers.global.is_none() {
+                    self.pcpu.stopped &= !slot.map_or(0, PhysSlot::bit);
+                }
             }
         }
         if let Some(fixed) = &registers.fixed
@@ -246,15 +250,32 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Stops the slots in `stopped` and lets all others count if their selectors say so.
     ///
     /// Only sampling slots are ever stopped like this, so that they keep their distance to the
-    /// overflow; it costs one register write, if anything changes.  A PMU without the register
-    /// cannot sample, see [`Config::new`](shared_abi::Config::new).
+    /// overflow; it costs one register write, if anything changes, or one for each slot where there
+    /// is no register for all.
     #[inline(always)]
     pub(crate) fn enable_except(&mut self, stopped: u32) {
-        if let Some(global) = &self.driver.registers.global
-            && self.pcpu.stopped != stopped
-        {
+        if self.pcpu.stopped == stopped {
+            return;
+        }
+        if let Some(global) = &self.driver.registers.global {
             self.pmu.wrmsr(global.ctrl, self.driver.enable_except(stopped));
-            self.pcpu.stopped = stopped;
+        } else {
+            self.enable_singly(stopped);
+        }
+        self.pcpu.stopped = stopped;
+    }
+
+    /// The same, by each selector's own enable bit.
+    fn enable_singly(&self, stopped: u32) {
+        let Some(held) = &self.pcpu.selectors else { return };
+        for slot in slots_of(self.pcpu.stopped ^ stopped) {
+            let selected = held.evntsel.get(slot.index());
+            if let (Some(register), Some(&evntsel)) =
+                (self.driver.registers.evntsel(slot), selected)
+            {
+                let stops = stopped & slot.bit() != 0;
+                self.pmu.wrmsr(register, if stops { evntsel & !EVNTSEL_EN } else { evntsel });
+            }
         }
     }
 

@@ -33,6 +33,9 @@ const IA32_PERF_GLOBAL_STATUS: u32 = 0x38e;
 const IA32_PERF_GLOBAL_CTRL: u32 = 0x38f;
 const IA32_PERF_GLOBAL_OVF_CTRL: u32 = 0x390;
 
+const K7_EVNTSEL0: u32 = 0xc001_0000;
+const K7_PERFCTR0: u32 = 0xc001_0004;
+
 /// Counters and TSC are moved by the test; register writes are recorded.
 #[derive(Default)]
 struct FakePmu {
@@ -83,6 +86,14 @@ impl Pmu for FakePmu {
         }
         if msr == IA32_PERF_GLOBAL_CTRL {
             *self.enabled.borrow_mut() = value;
+        }
+        if let Some(n @ 0..4) = msr.checked_sub(K7_EVNTSEL0) {
+            let bit = 1 << n;
+            let others = *self.enabled.borrow() & !bit;
+            *self.enabled.borrow_mut() = others | if value & EVNTSEL_EN != 0 { bit } else { 0 };
+        }
+        if let Some(n @ 0..4) = msr.checked_sub(K7_PERFCTR0) {
+            self.counters.borrow_mut().insert(n, value & ((1 << 48) - 1));
         }
     }
 }
@@ -571,6 +582,37 @@ mod overflows {
         m.pmu.retire(1);
         assert!(m.interrupt());
         assert_eq!(m.sample().1[0], 1_000);
+    }
+
+    #[test]
+    fn without_a_register_for_all_it_is_stopped_by_its_own_select() {
+        for guest in [Guest::pv(), Guest { rings: Rings::Hardware, ..Guest::pv() }] {
+            let mut m = Machine::with(guests::amd_with_svm(), guest);
+            m.load(&[sampling(0, USER, 1_000), counter(1, USER)]);
+            m.toggle(User);
+            m.pmu.retire(600);
+            m.switch_from();
+            assert_eq!(*m.pmu.enabled.borrow() & 0b11, 0b10, "the other one need not stop");
+            m.pmu.retire(100_000);
+            assert!(!m.switch_to(1, User, true));
+            m.pmu.retire(300);
+            // A configuration that takes the same counter does not inherit that it is stopped.
+            m.switch_from();
+            let page = VcpuPage::default();
+            let other = &mut Vcpu::register(&mut m.cpu(), &page, &pv_of(2));
+            let config = Config::new(&m.driver.caps, &[counter(0, BOTH)]).unwrap();
+            other.load(&mut m.cpu(), &page, &config);
+            m.pmu.retire(50);
+            other.switch_from(&mut m.cpu(), &page);
+            let slot = PhysSlot::general(0).unwrap();
+            assert_eq!(sample_vcpu(&page, &m.pmu, &[slot]).unwrap().counter[0], 50);
+            assert!(!m.switch_to(0, User, true));
+            m.pmu.retire(99);
+            assert!(!m.interrupt());
+            m.pmu.retire(1);
+            assert!(m.interrupt());
+            assert_eq!(m.sample().1[..2], [1_000; 2]);
+        }
     }
 
     #[test]

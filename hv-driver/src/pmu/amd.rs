@@ -53,7 +53,7 @@ pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
     let (general, registers, control) = match cpuid.perfmon_amd {
         [eax, ebx] if has(EXTENDED_PERFCTR_CORE) && eax & PERFMON_V2 != 0 => {
             let registers = Registers { global: Some(GLOBAL), ..CORE };
-            ((ebx & 0xf).min(MAX_GENERAL as u32), registers, CAPS_GLOBAL_AMD | CAPS_SAMPLING)
+            ((ebx & 0xf).min(MAX_GENERAL as u32), registers, CAPS_GLOBAL_AMD)
         }
         _ if has(EXTENDED_PERFCTR_CORE) => (CORE_COUNTERS, CORE, 0),
         _ => (K7_COUNTERS, K7, 0),
@@ -66,7 +66,7 @@ pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
     let caps = PmuCaps {
         vendor: VENDOR_AMD,
         version: 0,
-        features: CAPS_EVENT_12BIT | control | guest_only,
+        features: CAPS_EVENT_12BIT | CAPS_SAMPLING | control | guest_only,
         general,
         fixed: 0,
         general_width: width,
@@ -92,7 +92,8 @@ mod tests {
     fn family_10h() {
         let (caps, registers) = FAMILY_10H.pmu().unwrap();
         assert_eq!((caps.vendor, caps.general, caps.fixed), (VENDOR_AMD, 4, 0));
-        assert!(!caps.can(CAPS_GUEST_ONLY) && !caps.can(CAPS_SAMPLING));
+        assert!(caps.can(CAPS_SAMPLING) && !caps.can(CAPS_GUEST_ONLY));
+        assert!(!caps.can(CAPS_GLOBAL_AMD));
         assert_eq!(last(&registers, 4), (Some(0xc001_0003), 0xc001_0007));
         let svm = Cpuid { extended: 1 << 2, ..FAMILY_10H };
         assert!(svm.pmu().unwrap().0.can(CAPS_GUEST_ONLY));
@@ -102,7 +103,7 @@ mod tests {
     fn the_core_extension_has_six() {
         let (caps, registers) = Cpuid { extended: 1 << 23, ..FAMILY_10H }.pmu().unwrap();
         assert_eq!((caps.general, registers.global), (6, None));
-        assert!(!caps.can(CAPS_SAMPLING));
+        assert!(caps.can(CAPS_SAMPLING));
         assert_eq!(last(&registers, 6), (Some(0xc001_020a), 0xc001_020b));
     }
 

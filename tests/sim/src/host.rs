@@ -59,8 +59,7 @@ impl hv_driver::Pmu for Hardware<'_> {
         self.0.step(Step::Wrmsr(register, value));
         let cpu = &self.0.cpus[self.0.here.get()];
         cpu.taken.set(true);
-        // GLOBAL_CTRL and GLOBAL_OVF_CTRL.
-        let starts_or_stops = matches!(register, 0x38f | 0x390);
+        let starts_or_stops = cpu.pmu.starts_or_stops(register, value);
         // An overflowed counter is moved away from 0.
         let moves_on = value == 1;
         if !cpu.may_program.get() && !starts_or_stops && !moves_on {

@@ -94,9 +94,9 @@ impl Model {
         }
     }
 
-    /// Whether counters can interrupt and be stopped all at once.
+    /// Whether counters can interrupt.
     pub fn samples(&self) -> bool {
-        self.vendor == Vendor::Intel && self.version >= 2
+        self.vendor == Vendor::Amd || self.version >= 2
     }
 
     /// The counters that exist, by their indices in a page.

@@ -98,7 +98,7 @@ pub struct Pmu {
     interrupting: Cell<u32>,
     /// The local APIC has an interrupt to deliver.
     interrupt: Cell<bool>,
-    /// Its entry is masked, as it is from the moment of an interrupt until it is written again.
+    /// Its entry is masked, as Intel's is from an interrupt until it is written again.
     masked: Cell<bool>,
 }
 
@@ -182,13 +182,18 @@ impl Pmu {
         }
     }
 
-    /// Only a status bit that goes from 0 to 1 interrupts: what is not acknowledged gates the next.
+    /// Where there is a status, only a bit of it that goes from 0 to 1 interrupts: what is not
+    /// acknowledged gates the next.
     fn overflow(&self, counter: usize) {
-        let before = self.status.replace(self.status.get() | global_bit(counter));
-        let rises = before & global_bit(counter) == 0;
+        let is_intel = self.model.vendor == Vendor::Intel;
+        let status = if is_intel { global_bit(counter) } else { 0 };
+        let before = self.status.replace(self.status.get() | status);
+        let rises = !is_intel || before & status == 0;
         let interrupts = self.interrupting.get() & 1 << counter != 0;
-        if rises && interrupts && !self.masked.replace(true) {
+        if rises && interrupts && !self.masked.get() {
             self.interrupt.set(true);
+            // AMD's entry stays as it is.
+            self.masked.set(is_intel);
         }
     }
 
@@ -242,6 +247,17 @@ impl Pmu {
         }
         self.rewire();
         true
+    }
+
+    /// Whether a write does nothing but to acknowledge, or to let counters that interrupt count.
+    pub fn starts_or_stops(&self, number: u32, value: u64) -> bool {
+        match self.model.register(number) {
+            Some(Register::GlobalCtrl | Register::GlobalOvfCtrl) => true,
+            Some(Register::Select(index)) => {
+                self.select[index].get() ^ value == EN && value & INT != 0
+            }
+            _ => false,
+        }
     }
 
     /// RDMSR.
