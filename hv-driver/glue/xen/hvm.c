@@ -5,6 +5,7 @@
  */
 
 #include <xen/sched.h>
+#include <xen/tasklet.h>
 
 #include <asm/hvm/hvm.h>
 #include <asm/hvm/nestedhvm.h>
@@ -56,6 +57,19 @@ void perfctr_hvm_update_clock(const struct vcpu *v)
     struct perfctr_clock clock = clock_of(v);
 
     perfctr_core_set_clock(perfctr_core_of(v->arch.perfctr), &clock);
+}
+
+/*
+ * v is about to be switched in. Told of an event with interrupts disabled, Xen
+ * asserts the guest's interrupt later, on the CPU that was told. v may have left
+ * that one before, and takes it along.
+ */
+void perfctr_hvm_bring_interrupt(struct vcpu *v)
+{
+    struct tasklet *asserts = &v->arch.hvm.assert_evtchn_irq_tasklet;
+
+    if ( ACCESS_ONCE(asserts->scheduled_on) >= 0 )
+        tasklet_schedule(asserts);
 }
 
 /*

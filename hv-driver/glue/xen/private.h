@@ -45,6 +45,7 @@ void perfctr_pv_update_pce(struct vcpu *curr);
 /* hvm.c */
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
 void perfctr_hvm_update_clock(const struct vcpu *v);
+void perfctr_hvm_bring_interrupt(struct vcpu *v);
 void perfctr_hvm_update_intercept(struct vcpu *v);
 void perfctr_hvm_place(const struct vcpu *v, struct perfctr_hv_place *place);
 

@@ -47,7 +47,10 @@ void perfctr_switch_from(struct vcpu *v)
 static void switch_to(struct vcpu *v, struct perfctr_vcpu *p)
 {
     if ( is_hvm_vcpu(v) )
+    {
         perfctr_hvm_update_clock(v);
+        perfctr_hvm_bring_interrupt(v);
+    }
     if ( perfctr_core_switch_to(perfctr_this_cpu(), perfctr_core_of(p),
                                 perfctr_pv_in_kernel(v),
                                 perfctr_allowed(v->domain)) )
