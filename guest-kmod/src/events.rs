@@ -268,7 +268,7 @@ impl<K: Kernel> Cpu<'_, K> {
     /// An event comes, with perf's PMU disabled, and does not count yet.  Gives by what number it
     /// is known here.
     ///
-    /// `kept` is what the present thread has loaded.
+    /// `kept` is what the present thread needs loaded.
     ///
     /// # Errors
     ///
@@ -644,13 +644,13 @@ mod tests {
         machine.on(0, |cpu| {
             let mut pmu = thread.pmu.borrow_mut();
             cpu.disable_events();
-            let same = cpu.add_event(&wanted(0xc0, false), pmu.loaded()).unwrap();
+            let same = cpu.add_event(&wanted(0xc0, false), pmu.needs()).unwrap();
             cpu.start_event(same, 0, 0);
             machine.take_hypercalls();
             assert!(!cpu.enable_events(Some((&mut pmu, &thread.page))));
             assert_eq!(machine.take_hypercalls(), [], "the thread's own counter counts it");
             cpu.disable_events();
-            let other = cpu.add_event(&wanted(0xc0 | 1 << 24, false), pmu.loaded()).unwrap();
+            let other = cpu.add_event(&wanted(0xc0 | 1 << 24, false), pmu.needs()).unwrap();
             cpu.start_event(other, 0, 0);
             let tell = cpu.enable_events(Some((&mut pmu, &thread.page)));
             assert!(!tell, "nothing has overflowed");
@@ -663,6 +663,25 @@ mod tests {
         thread.execute(100);
         assert_eq!([0, 1].map(|n| machine.progress(0, n).count), [100, 100]);
         assert_eq!(thread.read().unwrap().counter[..2], [500, 50]);
+    }
+
+    #[test]
+    fn an_event_leaves_room_for_a_thread_that_is_being_switched_in() {
+        let machine = Machine::new();
+        let thread = machine.thread();
+        thread.start(&[0, 1, 2, 3].map(|slot| counter(slot, BRANCHES)));
+        thread.execute(100);
+        thread.switch_out();
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            let thread = thread.pmu.borrow();
+            let added = cpu.add_event(&wanted(0xc0 | 1 << 24, false), thread.needs());
+            assert_eq!(added, Err(Errno::AGAIN));
+            cpu.enable_events(None);
+        });
+        thread.switch_in(0);
+        thread.execute(100);
+        assert_eq!(thread.read().unwrap().counter[..4], [20; 4]);
     }
 
     #[test]

@@ -150,9 +150,11 @@ impl ThreadPmu {
         signal
     }
 
-    /// What is loaded for the thread while it executes.
-    pub fn loaded(&self) -> Option<&Config> {
-        (self.running == Running::Active && !self.overflows.paused()).then_some(&self.config)
+    /// What the thread needs loaded while it executes.  perf adds its events before a thread that
+    /// is switched in has that loaded, and must leave room.
+    pub fn needs(&self) -> Option<&Config> {
+        let counts = self.running != Running::Stopped && self.failure.is_none();
+        (counts && !self.overflows.paused()).then_some(&self.config)
     }
 
     /// Has everything loaded again, since perf's events beside it have changed.  Gives whether the

@@ -45,7 +45,7 @@ pub unsafe extern "C" fn perfctr_core_event_add(
     // SAFETY: on this vCPU, interrupts disabled.
     let mut cpu = unsafe { vcpu.cpu() };
     // SAFETY: this thread.
-    let thread = thread.and_then(|thread| unsafe { thread.pmu() }.0.loaded());
+    let thread = thread.and_then(|thread| unsafe { thread.pmu() }.0.needs());
     match cpu.add_event(wanted, thread) {
         Ok(index) => index as c_int,
         Err(errno) => errno.to_return(),
