@@ -16,6 +16,8 @@ use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
+use crate::threads::{SELF, cpus, run_on};
+
 /// What is told apart in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -115,6 +117,19 @@ impl Trace {
     ///
     /// The child ends otherwise than by getting to the end of `body`.
     pub fn of<T>(
+        prepare: impl FnOnce() -> Result<T>,
+        body: impl FnOnce(T) -> Result<()>,
+        at_rdpmc: impl FnMut(usize),
+    ) -> Result<Self> {
+        let cpus = cpus()?;
+        // A step wakes nobody on another CPU, which takes long in a virtual machine.
+        run_on(SELF, cpus.get(..1).context("there is no CPU")?)?;
+        let trace = Self::of_child(prepare, body, at_rdpmc);
+        run_on(SELF, &cpus)?;
+        trace
+    }
+
+    fn of_child<T>(
         prepare: impl FnOnce() -> Result<T>,
         body: impl FnOnce(T) -> Result<()>,
         at_rdpmc: impl FnMut(usize),
