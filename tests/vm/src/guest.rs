@@ -23,7 +23,20 @@ pub fn describe(description: &Description) -> Result<Map<String, Value>> {
         VENDOR_AMD => "AMD",
         other => bail!("vendor {other}"),
     };
-    let kind = fs::read_to_string(KIND).context(KIND)?;
-    let pairs = [("guest_kind", kind.trim()), ("vendor", vendor)];
+    let kind = kind()?;
+    let pairs = [("guest_kind", kind.as_str()), ("vendor", vendor)];
     Ok(pairs.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect())
+}
+
+/// Whether it is paravirtualised, so that its kernel does not execute in ring 0.
+///
+/// # Errors
+///
+/// The kernel does not say it.
+pub fn is_pv() -> Result<bool> {
+    Ok(kind()? == "PV")
+}
+
+fn kind() -> Result<String> {
+    Ok(fs::read_to_string(KIND).context(KIND)?.trim().to_owned())
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::xen::TOOLS;
 
@@ -141,10 +141,19 @@ pub struct Wanted<'a> {
     pub memory_mib: u32,
     /// How it gets to know the time-stamp counter.
     pub tsc: Tsc,
+    /// Further lines of its configuration.
+    pub config: &'a str,
     /// Further arguments of its kernel.
     pub linux: &'a str,
     /// What its program does.
     pub role: &'a str,
+}
+
+impl<'a> Wanted<'a> {
+    /// A domain with the usual memory, and nothing further.
+    pub const fn usual(kind: Kind, name: &'a str, vcpus: usize, tsc: Tsc, role: &'a str) -> Self {
+        Self { kind, name, vcpus, memory_mib: MEMORY_MIB, tsc, config: "", linux: "", role }
+    }
 }
 
 /// An unprivileged domain.
@@ -173,15 +182,7 @@ impl Tenant {
     ///
     /// Why the tool failed.
     pub fn create_kind(kind: Kind, name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
-        Self::create_wanted(&Wanted {
-            kind,
-            name,
-            vcpus,
-            memory_mib: MEMORY_MIB,
-            tsc,
-            linux: "",
-            role,
-        })
+        Self::create_wanted(&Wanted::usual(kind, name, vcpus, tsc, role))
     }
 
     /// The same for any domain.
@@ -190,7 +191,7 @@ impl Tenant {
     ///
     /// Why the tool failed.
     pub fn create_wanted(wanted: &Wanted<'_>) -> Result<Self> {
-        let Wanted { kind, name, vcpus, memory_mib, tsc, linux, role } = *wanted;
+        let Wanted { kind, name, vcpus, memory_mib, tsc, config: further, linux, role } = *wanted;
         let arguments = format!("{ARGUMENTS} {linux} -- {role}");
         let linux =
             format!("kernel = \"{KERNEL}\"\nramdisk = \"{INITRAMFS}\"\nextra = \"{arguments}\"\n");
@@ -206,7 +207,7 @@ impl Tenant {
         let config = format!("/run/{name}.cfg");
         let text = format!(
             "name = \"{name}\"\ntype = \"{kind}\"\n{kernel}memory = {memory_mib}\nvcpus = {vcpus}\n\
-             tsc_mode = \"{tsc_mode}\"\n"
+             tsc_mode = \"{tsc_mode}\"\n{further}\n"
         );
         fs::write(&config, text)?;
         // What another one of this name has said is not its own.
@@ -230,6 +231,16 @@ impl Tenant {
         let path = String::from_utf8(said.stdout)?;
         let mut console = fs::File::options().write(true).open(path.trim()).context(path)?;
         Ok(writeln!(console, "{what}")?)
+    }
+
+    /// Tells its program to do something, by a name and a text, and hears what it answers.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`tell`](Self::tell) and [`hear`](Self::hear).
+    pub fn ask(&mut self, what: &str, text: &str) -> Result<Value> {
+        self.tell(&json!([what, text]))?;
+        self.hear()
     }
 
     /// Takes all its vCPUs from their CPUs, until it is let go on.
@@ -334,6 +345,16 @@ pub fn mount_all() -> Result<()> {
         mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).context(target)?;
     }
     Ok(())
+}
+
+/// Mounts where the module's statistics are.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn mount_statistics() -> Result<()> {
+    let (kind, target) = ("debugfs", "/sys/kernel/debug");
+    mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).context(target)
 }
 
 /// Tells the control domain, which hears it: for a tenant.

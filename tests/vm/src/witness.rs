@@ -47,6 +47,15 @@ impl Witness {
         equal(reading.direct, true)
     }
 
+    /// As [`unchanged`](Self::unchanged).
+    ///
+    /// # Errors
+    ///
+    /// What is wrong.
+    pub fn exact(&self) -> anyhow::Result<()> {
+        self.unchanged().map_err(anyhow::Error::msg)
+    }
+
     /// Measures the region without a retry, whose cost is another constant.
     fn undisturbed(&self) -> Result<Reading<2>, Error> {
         let mut store = 0;

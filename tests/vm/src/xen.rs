@@ -2,7 +2,7 @@
 //! Hypercalls of the control domain, through `/dev/xen/privcmd`.
 //!
 //! Numbers and layouts are those of Xen 4.17's public headers `xen.h`, `vcpu.h`, `domctl.h`,
-//! `sysctl.h` and `xenoprof.h`, and of Linux's `xen/privcmd.h`.
+//! `sysctl.h`, `hvm/dm_op.h` and `xenoprof.h`, and of Linux's `xen/privcmd.h` and `xen/gntalloc.h`.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fs::File;
@@ -36,6 +36,7 @@ const HYPERVISOR_VCPU_OP: u64 = 24;
 const HYPERVISOR_XENOPROF_OP: u64 = 31;
 const HYPERVISOR_SYSCTL: u64 = 35;
 const HYPERVISOR_DOMCTL: u64 = 36;
+const HYPERVISOR_DM_OP: u64 = 41;
 const HYPERVISOR_HYPFS_OP: u64 = 42;
 const HYPFS_OP_READ: u64 = 1;
 const VCPUOP_GET_RUNSTATE_INFO: u64 = 4;
@@ -45,6 +46,7 @@ const DOMCTL_INTERFACE_VERSION: u32 = 0x15;
 const VCPUAFFINITY_HARD: u32 = 1;
 const SYSCTL_SCHEDULER_OP: u32 = 19;
 const SYSCTL_INTERFACE_VERSION: u32 = 0x15;
+const DMOP_SET_MEM_TYPE: u32 = 12;
 const SCHEDULER_CREDIT: u32 = 5;
 const SCHEDOP_PUTINFO: u32 = 0;
 const SCHEDOP_GETINFO: u32 = 1;
@@ -149,6 +151,35 @@ struct HypfsEntry {
     content: u32,
 }
 
+/// `struct xen_dm_op` with its member for `XEN_DMOP_set_mem_type`, and a `struct xen_dm_op_buf`
+/// that names it.
+#[derive(Debug, IntoBytes, FromBytes, Immutable)]
+#[repr(C)]
+struct SetMemoryType {
+    operation: u32,
+    padding: u32,
+    frames: u32,
+    memory_type: u16,
+    more_padding: u16,
+    first: u64,
+    /// The union of all operations is 32 bytes.
+    rest: [u64; 2],
+    buffer_address: u64,
+    buffer_bytes: u64,
+}
+
+/// `enum hvmmem_type_t`: what a frame of a PVH or HVM domain's is to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum MemoryType {
+    /// Plain memory.
+    Writable = 0,
+    /// Memory that it only reads.
+    ReadOnly = 1,
+    /// Nothing that a page belongs to, for good: accesses are its device model's.
+    DeviceModel = 2,
+}
+
 /// A name in Xen's own file system, and what is read there.
 #[derive(Debug, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
@@ -235,6 +266,35 @@ impl Xen {
         };
         self.call_with(&mut command, |_, address| (HYPERVISOR_SYSCTL, [address, 0, 0, 0, 0]))?;
         Ok(command.slices)
+    }
+
+    /// Makes another type of memory of a frame of a PVH or HVM domain's.
+    ///
+    /// # Errors
+    ///
+    /// There is no such domain, or its frame cannot become that.
+    pub fn set_memory_type(
+        &self,
+        domain: u16,
+        frame: u64,
+        memory_type: MemoryType,
+    ) -> Result<(), Refusal> {
+        let mut set = SetMemoryType {
+            operation: DMOP_SET_MEM_TYPE,
+            padding: 0,
+            frames: 1,
+            memory_type: memory_type as u16,
+            more_padding: 0,
+            first: frame,
+            rest: [0; 2],
+            buffer_address: 0,
+            buffer_bytes: offset_of!(SetMemoryType, buffer_address) as u64,
+        };
+        self.call_with(&mut set, |set, address| {
+            set.buffer_address = address;
+            let buffer = address + offset_of!(SetMemoryType, buffer_address) as u64;
+            (HYPERVISOR_DM_OP, [domain.into(), 1, buffer, 0, 0])
+        })
     }
 
     /// What a vCPU of the calling domain has done with its time.
@@ -346,5 +406,57 @@ impl Xen {
         // or addresses that are nobody's.
         let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
         Refusal::result(result).map(drop)
+    }
+}
+
+/// Linux's device for pages that other domains may map.
+const GNTALLOC_PATH: &str = "/dev/xen/gntalloc";
+/// `_IOC(_IOC_NONE, 'G', 5, sizeof(struct ioctl_gntalloc_alloc_gref))`.
+const IOCTL_GNTALLOC_ALLOC_GREF: u64 = (24 << 16) | (0x47 << 8) | 5;
+const GNTALLOC_FLAG_WRITABLE: u16 = 1;
+
+/// `struct ioctl_gntalloc_alloc_gref`.
+#[derive(Debug)]
+#[repr(C)]
+struct AllocGref {
+    domain: u16,
+    flags: u16,
+    count: u32,
+    index: u64,
+    reference: u32,
+}
+
+const _: () = assert!(size_of::<AllocGref>() == 24);
+
+/// A page of this domain's that another one may map and write to, until it is dropped.
+#[derive(Debug)]
+pub struct Grant {
+    /// Keeps the page.
+    _device: File,
+    reference: u32,
+}
+
+impl Grant {
+    /// Gets a page for this domain.
+    ///
+    /// # Errors
+    ///
+    /// The device is not there, or has none.
+    pub fn new(domain: u16) -> io::Result<Self> {
+        let device = File::options().read(true).write(true).open(GNTALLOC_PATH)?;
+        let mut wanted =
+            AllocGref { domain, flags: GNTALLOC_FLAG_WRITABLE, count: 1, index: 0, reference: 0 };
+        let device_fd = device.as_raw_fd();
+        // SAFETY: the structure is as large as the request's number says.
+        let result = unsafe { libc::ioctl(device_fd, IOCTL_GNTALLOC_ALLOC_GREF, &raw mut wanted) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { _device: device, reference: wanted.reference })
+    }
+
+    /// What the other domain maps it by.
+    pub const fn reference(&self) -> u32 {
+        self.reference
     }
 }

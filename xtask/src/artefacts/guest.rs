@@ -85,10 +85,12 @@ pub fn module_sources(purpose: Purpose) -> Result<Files> {
     Ok(files)
 }
 
-/// The test programs' own kernel module, which tells what a guest's kernel reads from the counters.
-pub fn peek_module(kernel: &Kernel) -> Result<PathBuf> {
-    let files = overlay::read(&sh::project().join("tests/vm/kmod"), "")?;
-    Ok(kbuild(kernel, "peek", &files)?.join("peek.ko"))
+/// The directory with the test programs' own kernel modules: what a guest's kernel reads from the
+/// counters (`peek.ko`), and what it can name as a page (`frames.ko`).
+pub fn test_modules(kernel: &Kernel) -> Result<PathBuf> {
+    let mut files = overlay::read(&sh::project().join("tests/vm/kmod"), "")?;
+    files.extend(overlay::read(&sh::project().join("shared-abi/include"), "")?);
+    kbuild(kernel, "test-modules", &files)
 }
 
 /// The module that checks the PMU model in and around an SVM guest.

@@ -76,10 +76,11 @@ pub const BOOT_MODULES: &[&str] = &[
     "arch/x86/kernel/msr.ko",
 ];
 
-/// Loaded as well on Xen: hypercalls and event channels for user programs.
+/// Loaded as well on Xen: hypercalls, event channels and grants for user programs.
 pub const XEN_MODULES: &[&str] = &[
     "drivers/xen/xen-privcmd.ko",
     "drivers/xen/xen-evtchn.ko",
+    "drivers/xen/xen-gntalloc.ko",
     "drivers/xen/xen-gntdev.ko",
     "drivers/xen/xenfs/xenfs.ko",
 ];

@@ -40,10 +40,12 @@ pub fn amd(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The control domain counts beside a PV tenant and a PVH one, and one that may not
-/// count looks on; and a 32-bit tenant asks whether it can.
+/// The control domain counts beside a PV tenant and a PVH one, and one that may not count looks on;
+/// and a 32-bit tenant asks whether it can. A PVH tenant counts its kernel beside the emulator and
+/// loads its module anew, and one names frames that are no memory of its own.
 fn beside_pvh(report: &mut Report) -> Result<()> {
     let mut spec = spec("pv-amd", "1", &["/work/tenants", "pvh"])?;
+    spec.topology.cpu.push_str(",pmu-tally=on");
     // Two tenants at once.
     spec.topology.memory_mib += 512;
     spec.files.push((guest::kernel_32()?, "/work/guest32".into()));
@@ -54,8 +56,10 @@ fn beside_pvh(report: &mut Report) -> Result<()> {
 pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;
     spec.timeout = Duration::from_secs(600);
-    let peek = guest::peek_module(&kernel::kernel()?)?;
-    add_tenant(&mut spec, "tenants", &[("usr/lib/perfctr/peek.ko".into(), peek)])?;
+    let modules = guest::test_modules(&kernel::kernel()?)?;
+    let modules = ["frames.ko", "peek.ko"]
+        .map(|name| (format!("usr/lib/perfctr/{name}"), modules.join(name)));
+    add_tenant(&mut spec, "tenants", &modules)?;
     Ok(spec)
 }
 

@@ -95,13 +95,9 @@ impl Domain {
     /// Creates one, which boots.
     fn create(kind: Kind, name: &str, events: [(&'static str, u32); 2]) -> Result<Self> {
         let tenant = Tenant::create_wanted(&Wanted {
-            kind,
-            name,
-            vcpus: 1,
             memory_mib: MEMORY_MIB,
-            tsc: Tsc::Native,
             linux: LINUX,
-            role: "tenant",
+            ..Wanted::usual(kind, name, 1, Tsc::Native, "tenant")
         })?;
         tenant.unpause()?;
         Ok(Self { name: name.to_owned(), tenant, events, preempted: 0 })

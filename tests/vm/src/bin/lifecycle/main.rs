@@ -7,13 +7,13 @@ mod cpus;
 mod ends;
 mod forbidden;
 mod processes;
-mod reload;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
 use vm_tests::region;
+use vm_tests::reload;
 use vm_tests::tally::Tally;
 
 /// Tests how sessions begin and end.

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use serde_json::{Value, json};
 use vm_tests::tally::{Tally, equal};
-use vm_tests::toolstack::{self, Kind, Tenant, Tsc, mount_all, say};
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc, mount_all, mount_statistics, say};
 use vm_tests::xen::Xen;
 use vm_tests::{disturb, module};
 
@@ -87,8 +86,7 @@ pub fn run() -> Result<ExitCode> {
 }
 
 fn all() -> Result<()> {
-    // The module's statistics are there.
-    mount(Some("debugfs"), "/sys/kernel/debug", Some("debugfs"), MsFlags::empty(), None::<&str>)?;
+    mount_statistics()?;
     module::load()?;
     let machine = Machine::new(None)?;
     say(&json!("ready"));

@@ -8,7 +8,9 @@ mod control;
 mod counting;
 mod demo;
 mod events;
+mod frames;
 mod held;
+mod inside;
 mod peek;
 mod registers;
 mod samples;
@@ -25,7 +27,8 @@ use clap::Parser;
 enum Role {
     /// Creates tenants and judges what they and this domain count.
     Control(control::Options),
-    /// Creates a PVH tenant that may not count, beside a PV one and a PVH one that do.
+    /// Creates PVH tenants: one that tests itself, one that names frames which are no memory of its
+    /// own, and one that may not count, beside a PV one and a PVH one that do.
     Pvh,
     /// Creates a PVH tenant and counts beside it.
     PvhDemo(demo::Options),

@@ -19,9 +19,10 @@ use crate::control::{Host, Past, beside, exact, refused, together};
 use crate::counting::{CROSSED, Domain};
 use crate::registers;
 use crate::tenant::refusal;
+use crate::{frames, inside};
 
-/// The module that reads, in the tenant.
-const MODULE: &str = "/lib/perfctr/peek.ko";
+/// The module that reads, in a tenant.
+pub const MODULE: &str = "/lib/perfctr/peek.ko";
 /// What it offers.
 const PARAMETERS: &str = "/sys/module/peek/parameters";
 /// How often the tenant looks until it says what it has seen, and how long it waits in between.
@@ -33,6 +34,8 @@ pub fn control() -> Result<ExitCode> {
     let host = Host::open(false)?;
     let mut tally = Tally::default();
     narrow(&mut tally, &host)?;
+    inside::control(&mut tally, &host)?;
+    frames::control(&mut tally, &host)?;
     let mut peeker = Tenant::create_kind(Kind::Pvh, "peeker", 1, Tsc::Native, "peek")?;
     peeker.unpause()?;
     refused(&mut tally, "a PVH tenant that nobody has allowed to count", &mut peeker, "EPERM")?;
@@ -97,6 +100,13 @@ pub fn tenant() -> Result<()> {
         }
         say(&json!({ "rdpmc": rdpmc.to_json(), "rdmsr": rdmsr.to_json() }));
     }
+}
+
+/// Whether RDPMC gives the kernel anything.
+pub fn reads_counters() -> Result<bool> {
+    let mut rdpmc = Seen::default();
+    rdpmc.look("rdpmc")?;
+    Ok(rdpmc.faults < rdpmc.reads)
 }
 
 /// What one of the instructions has given.

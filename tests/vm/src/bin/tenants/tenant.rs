@@ -20,7 +20,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{mount_all, say};
 
 use crate::counting::{self, Domain};
-use crate::{demo, events, held, peek, samples};
+use crate::{demo, events, frames, held, inside, peek, samples};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -40,6 +40,13 @@ pub enum Role {
     Demo {
         /// Regions that each thread measures.
         regions: u64,
+    },
+    /// Names frames as its vCPU's page, as it is told.
+    Frames,
+    /// Tests its kernel's counts, and its module.
+    Inside {
+        /// How often the module is unloaded.
+        reloads: u32,
     },
     /// Counts on whatever host it finds itself, until a reading is refused; again and again, and
     /// with perf's events first.
@@ -90,6 +97,8 @@ fn act(role: &Role) -> Result<()> {
                 travel()?;
             }
         }
+        Role::Frames => frames::tenant(),
+        Role::Inside { reloads } => inside::tenant(reloads),
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
         Role::Peek => peek::tenant(),
         Role::Rdpmc => unreachable!("it needs no system"),

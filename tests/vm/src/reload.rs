@@ -8,12 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use perfctr::{Cause, Error};
-use vm_tests::module;
-use vm_tests::rng::Rng;
-use vm_tests::stats::until_threads;
-use vm_tests::witness::Witness;
 
-use crate::ends::exact;
+use crate::module;
+use crate::rng::Rng;
+use crate::stats::until_threads;
+use crate::witness::Witness;
 
 /// Threads that open and close sessions meanwhile.
 const THREADS: u64 = 4;
@@ -23,14 +22,26 @@ const THREADS: u64 = 4;
 const PAUSE_MS: std::ops::Range<u64> = 100..600;
 
 /// The module cannot be unloaded while a thread counts.
+///
+/// # Errors
+///
+/// It can, or the thread does not count exactly.
 pub fn in_use() -> Result<()> {
     let witness = Witness::new()?;
     let refusal = module::unload();
     ensure!(refusal == Err(Errno::EAGAIN), "unloading gave {refusal:?}");
-    exact(&witness)
+    witness.exact()
 }
 
 /// Unloads and loads the module `rounds` times while threads open and close sessions.
+///
+/// # Errors
+///
+/// It cannot be unloaded or loaded, a thread does not count exactly, or something is left.
+///
+/// # Panics
+///
+/// One of the threads does.
 pub fn comes_and_goes(rounds: u32) -> Result<()> {
     let stop = AtomicBool::new(false);
     let sessions = AtomicU64::new(0);
@@ -67,7 +78,7 @@ fn open_and_close(id: u64, stop: &AtomicBool, sessions: &AtomicU64) -> Result<()
     while !stop.load(Ordering::Relaxed) {
         match Witness::new() {
             Ok(witness) => {
-                exact(&witness)?;
+                witness.exact()?;
                 sessions.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => match error.downcast_ref() {

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a PVH tenant tests by itself: its kernel's counts beside the emulator's, and its module,
+//! which comes and goes.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use vm_tests::tally::{Tally, equal};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, mount_statistics, say};
+use vm_tests::volume::pick;
+use vm_tests::{kernel, module, region, reload};
+
+use crate::control::{Host, VCPUS};
+
+/// The control domain's part.
+pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
+    let role = format!("inside {}", pick(3, 20));
+    let mut tenant = Tenant::create_kind(Kind::Pvh, "inside", VCPUS, Tsc::Native, &role)?;
+    host.invite(&tenant)?;
+    loop {
+        let said = tenant.hear()?;
+        let Some(name) = said["name"].as_str() else {
+            tally.check("a PVH tenant has made its tests", equal(said, json!("done")));
+            return tenant.destroy();
+        };
+        tally.check(&format!("in a PVH tenant {name}"), equal(&said["wrong"], &Value::Null));
+    }
+}
+
+/// The tenant's part, which ends with the domain; its module is unloaded so many times.
+pub fn tenant(reloads: u32) -> Result<()> {
+    mount_statistics()?;
+    module::load()?;
+    // Found out before there are other threads.
+    region::apart()?;
+    for (name, outcome) in kernel::judge()? {
+        tell(&name, outcome);
+    }
+    for (name, outcome) in [
+        ("the module stays while a thread counts", reload::in_use()),
+        ("the module comes and goes while threads count", reload::comes_and_goes(reloads)),
+    ] {
+        tell(name, outcome.map_err(|error| format!("{error:#}")));
+    }
+    for (name, outcome) in kernel::judge()? {
+        tell(&format!("whose module was loaded anew {name}"), outcome);
+    }
+    say(&json!("done"));
+    Ok(())
+}
+
+fn tell(name: &str, outcome: Result<(), String>) {
+    say(&json!({ "name": name, "wrong": outcome.err() }));
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counts of kernel mode are what the emulator itself has executed.
+//!
+//! What the emulator executes (its tally, `testbed/qemu`) less what the program executes, known
+//! from its machine code, is the kernel's; a counter of kernel mode has to say the same, to the
+//! instruction.
+//!
+//! A PV guest's kernel executes outside ring 0, as the program does, and the hypervisor in it.  A
+//! PVH guest's executes in ring 0, as the hypervisor does, but the hypervisor only after an exit,
+//! and the emulator says how many there were.
+
+use anyhow::{Context, Result, ensure};
+use perfctr::rdpmc::Hardware;
+use perfctr::{Error, Event, Provider, Reading, Session};
+use shared_abi::read::Counters;
+use shared_abi::seq::Stamp;
+use shared_abi::sync::Ordering::Relaxed;
+
+use crate::bodies::{Body, Does, step_over_invalid};
+use crate::expected::Stepped;
+use crate::guest;
+use crate::region::FreshPages;
+use crate::step::{Executed, Kind};
+use crate::tally::equal;
+use crate::threads::{SELF, cpus, run_on};
+
+/// RDPMC's indices of the instructions that the emulator executed in ring 0 and outside, and of
+/// exits from guests.
+const RING_0: u32 = 0x7461_6c79;
+const OUTSIDE_RING_0: u32 = RING_0 + 1;
+const EXITS: u32 = RING_0 + 7;
+/// Of the kernel, and of kernel and user together.
+const EVENTS: [Event; 2] = [Event::INSTRUCTIONS.kernel(), Event::INSTRUCTIONS];
+/// Measurements of each kind, and how many must not be disturbed by a switch.
+const MEASUREMENTS: u64 = 400;
+const UNDISTURBED_MIN: u64 = 200;
+
+/// Where the guest's kernel executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ring {
+    /// In ring 0, which an exit leaves to the hypervisor: a PVH or HVM guest.
+    Own,
+    /// Outside, and only the hypervisor in ring 0: a PV guest.
+    Outside,
+}
+
+/// What the emulator has executed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tallies {
+    exits: u64,
+    ring_0: u64,
+    outside: u64,
+}
+
+impl Tallies {
+    fn less(self, other: Self) -> Self {
+        Self {
+            exits: self.exits.wrapping_sub(other.exits),
+            ring_0: self.ring_0.wrapping_sub(other.ring_0),
+            outside: self.outside.wrapping_sub(other.outside),
+        }
+    }
+}
+
+/// One measurement.
+struct Measured {
+    counts: [u64; 2],
+    /// By the emulator.
+    executed: Tallies,
+}
+
+/// The program's own instructions in a measurement, beside the body's.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    /// Between both looks at the emulator.
+    all: u64,
+    /// Of them, those that are not between both readings of the second counter.
+    outside: u64,
+}
+
+/// What comes of each kind of body: a name, and what is wrong, if anything is.
+///
+/// # Errors
+///
+/// Nothing can be measured: this is no testbed, or it was not told to keep its tally.
+pub fn judge() -> Result<Vec<(String, Result<(), String>)>> {
+    step_over_invalid()?;
+    let ring = if guest::is_pv()? { Ring::Outside } else { Ring::Own };
+    let own = Own::find().context("a measurement cannot be stepped")?;
+    let cpus = cpus()?;
+    run_on(SELF, &cpus[..1])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&EVENTS)?;
+    ensure!(Hardware.rdpmc(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
+    let (mut outcomes, mut pages) = (Vec::new(), FreshPages::new()?);
+    for (name, does) in [
+        ("nothing", Does::Nothing),
+        ("system calls", Does::SystemCall),
+        ("page faults and REP instructions", Does::Strings),
+        ("signals", Does::Signal),
+    ] {
+        let outcome = judge_one(ring, &session, own, does, &mut pages)?;
+        outcomes.push((format!("kernel-mode counts of {name} are the emulator's"), outcome));
+    }
+    run_on(SELF, &cpus)?;
+    Ok(outcomes)
+}
+
+/// Measures again and again; what is wrong, if anything is.
+fn judge_one(
+    ring: Ring,
+    session: &Session,
+    own: Own,
+    does: Does,
+    pages: &mut FreshPages,
+) -> Result<Result<(), String>> {
+    let (mut undisturbed, mut all) = (0, 0);
+    for n in 0..MEASUREMENTS {
+        let body = Body::new(does, 1 + n % 8);
+        let Some(measured) = whole(session, &body, pages.take(2)?)? else { continue };
+        let user = own.all + body.executed().instructions;
+        let Tallies { exits, ring_0, outside } = measured.executed;
+        let kernel = match ring {
+            Ring::Own if exits > 0 => continue,
+            Ring::Own => {
+                if let Err(why) = equal(outside, user) {
+                    return Ok(Err(format!("{body:?}: the program's own instructions: {why}")));
+                }
+                ring_0
+            }
+            Ring::Outside => outside - user,
+        };
+        let truth = [kernel, kernel + user - own.outside];
+        if let Err(why) = equal(measured.counts, truth) {
+            return Ok(Err(format!("{body:?}: {why}")));
+        }
+        (undisturbed, all) = (undisturbed + 1, all + kernel);
+    }
+    println!("{does:?}: {undisturbed} measurements, {all} instructions of the kernel");
+    let enough = undisturbed >= UNDISTURBED_MIN && (all > 0 || does == Does::Nothing);
+    Ok(if enough { Ok(()) } else { Err(format!("only {undisturbed} measurements")) })
+}
+
+/// A measurement; `None` if the kernel ran between a look at the emulator and the reading beside
+/// it, or if anything else than this thread's kernel ran in its middle.
+fn whole(session: &Session, body: &Body, memory: &mut [u8]) -> Result<Option<Measured>> {
+    let moment = || -> Result<(Stamp, u64, u64)> {
+        let thread = session.thread_page().context("the process was forked")?;
+        let vcpu = session.vcpu_page(thread.vcpu.load(Relaxed)).context("it has no page")?;
+        Ok((vcpu.seq.stamp(), vcpu.switches.load(Relaxed), thread.switches.load(Relaxed)))
+    };
+    let start = moment()?;
+    let (before, opening) = open(session)?;
+    let opened = moment()?;
+    body.execute(memory);
+    let closed = moment()?;
+    let (closing, after) = close(session)?;
+    let end = moment()?;
+    let alone = (start.1, start.2) == (end.1, end.2);
+    if start.0 != opened.0 || closed.0 != end.0 || !alone {
+        return Ok(None);
+    }
+    ensure!(closing.retries == 0 && opening.retries == 0, "a read was disturbed by nobody");
+    Ok(Some(Measured { counts: (closing - opening).counts, executed: after.less(before) }))
+}
+
+/// Looks at the emulator, at exits first, then reads.
+#[inline(never)]
+fn open(session: &Session) -> Result<(Tallies, Reading<2>), Error> {
+    let exits = Hardware.rdpmc(EXITS);
+    let ring_0 = Hardware.rdpmc(RING_0);
+    let outside = Hardware.rdpmc(OUTSIDE_RING_0);
+    Ok((Tallies { exits, ring_0, outside }, session.read::<2>()?))
+}
+
+/// Reads, then looks at the emulator, at exits last.
+#[inline(never)]
+fn close(session: &Session) -> Result<(Reading<2>, Tallies), Error> {
+    let reading = session.read::<2>()?;
+    let outside = Hardware.rdpmc(OUTSIDE_RING_0);
+    let ring_0 = Hardware.rdpmc(RING_0);
+    let exits = Hardware.rdpmc(EXITS);
+    Ok((reading, Tallies { exits, ring_0, outside }))
+}
+
+impl Own {
+    /// Steps through a measurement of nothing.
+    fn find() -> Result<Self> {
+        let body = |session: &mut Session| {
+            let nothing = Body::new(Does::Nothing, 1);
+            whole(session, &nothing, &mut [0; 2 * 4096]).expect("copies can be read");
+            Ok(())
+        };
+        let trace = Stepped::new()?.trace(2, body, None)?;
+        let rdpmcs = trace.places(Kind::Rdpmc);
+        // Three tallies, two counters; two counters, three tallies.
+        let [_, _, first, _, opened, _, closed, last, _, _] = rdpmcs[..] else {
+            anyhow::bail!("{} RDPMCs in a measurement", rdpmcs.len())
+        };
+        let count = |from, to| -> u64 {
+            let Executed { instructions, .. } = trace.between(from, to);
+            instructions
+        };
+        // What is read last counts both modes.
+        Ok(Self { all: count(first, last), outside: count(first, opened) + count(closed, last) })
+    }
+}
