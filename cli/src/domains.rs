@@ -70,7 +70,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn limits(host: &Host, json: bool) -> Result<()> {
-    let caps = host.caps()?;
+    let caps = host.driver()?.caps;
     let samples = caps.can(CAPS_SAMPLING);
     let all_events = caps.can(CAPS_ALL_EVENTS);
     if json {

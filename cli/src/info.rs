@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `perfctr info`.
 
+use std::fmt::Display;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -8,6 +9,9 @@ use clap::Args;
 use perfctr::raw::counting;
 use perfctr::{Description, Error, Event, Provider, Refusal, Session};
 use serde::Serialize;
+use shared_abi::limits::PERIOD_EVENTS_MAX;
+
+use crate::machine::{Access, Counters, Cpu, Driver, Hypervisor, Module, Policy};
 
 /// What to say.
 #[derive(Debug, Args)]
@@ -52,34 +56,52 @@ impl Here {
 struct Info {
     provider: String,
     refusals: Vec<Refused>,
-    cpu_signature: u32,
-    tsc_khz: u32,
-    vcpus: u32,
+    version: &'static str,
+    hypervisor: Option<Hypervisor>,
+    /// Only of Xen.
+    driver: Option<Driver>,
+    /// Why nothing is known of the driver.
+    driver_unknown: Option<String>,
+    module: Option<Module>,
+    cpu: Cpu,
+    vcpus: Option<u32>,
     counters: Option<Counters>,
+    limits: Option<Limits>,
+    time: Time,
+    policy: Policy,
 }
 
 #[derive(Debug, Serialize)]
 struct Refused {
     provider: String,
-    message: String,
+    reason: String,
+    remedy: &'static str,
     errno: i32,
 }
 
+/// What the provider does at most, where it says so.
 #[derive(Debug, Serialize)]
-struct Counters {
-    general: u32,
-    general_bits: u32,
-    fixed: u32,
-    fixed_bits: u32,
+struct Limits {
+    events_at_once: u32,
     samples: bool,
+    period_max: u64,
+}
+
+/// The clock of readings.
+#[derive(Debug, Serialize)]
+struct Time {
+    unit: &'static str,
+    /// `None` if it is not known.
+    khz: Option<u32>,
 }
 
 impl Info {
     fn of(here: &Here) -> Self {
-        let Description { provider, caps, vcpus, cpu_signature, tsc_khz } = here.description;
+        let Description { provider, caps, vcpus, tsc_khz, .. } = here.description;
         let refused = |refusal: &Refusal| Refused {
             provider: refusal.provider.to_string(),
-            message: refusal.cause.to_string(),
+            reason: refusal.cause.reason(),
+            remedy: refusal.cause.remedy(),
             errno: refusal.errno,
         };
         let counters = caps.map(|caps| Counters {
@@ -87,29 +109,124 @@ impl Info {
             general_bits: caps.general_width.bits(),
             fixed: caps.fixed,
             fixed_bits: caps.fixed_width.bits(),
-            samples: caps.can(perfctr::CAPS_SAMPLING),
         });
-        let refusals = here.refusals.iter().map(refused).collect();
-        Self { provider: provider.to_string(), refusals, cpu_signature, tsc_khz, vcpus, counters }
+        let native = provider == Provider::Native;
+        let hypervisor = Hypervisor::here();
+        let driver = hypervisor.as_ref().filter(|one| one.is_xen()).map(|_| Driver::ask());
+        let (driver, driver_unknown) = match driver {
+            Some(Ok(driver)) => (Some(driver), None),
+            Some(Err(why)) => (None, Some(why)),
+            None => (None, None),
+        };
+        Self {
+            provider: provider.to_string(),
+            refusals: here.refusals.iter().map(refused).collect(),
+            version: env!("CARGO_PKG_VERSION"),
+            hypervisor,
+            driver,
+            driver_unknown,
+            module: Module::here(),
+            cpu: Cpu::here(),
+            vcpus: (vcpus > 0).then_some(vcpus),
+            counters: counters.or_else(|| native.then(Counters::of_cpu).flatten()),
+            limits: caps.map(|caps| Limits {
+                events_at_once: caps.slots().count_ones(),
+                samples: caps.can(perfctr::CAPS_SAMPLING),
+                period_max: PERIOD_EVENTS_MAX,
+            }),
+            time: Time {
+                unit: if native { "ns" } else { "TSC" },
+                khz: (tsc_khz > 0).then_some(tsc_khz),
+            },
+            policy: Policy::here(),
+        }
     }
 
     fn print(&self) {
-        println!("provider     {}", self.provider);
-        for Refused { provider, message, .. } in &self.refusals {
-            println!("not          {provider}: {message}");
+        line("provider", &self.provider);
+        for Refused { provider, reason, remedy, .. } in &self.refusals {
+            line("not", format!("{provider}: {reason}; {remedy}"));
         }
-        println!("CPU          signature {:#x}", self.cpu_signature);
+        line("perfctr", self.version);
+        self.print_host();
+        let Cpu { vendor, family, model, stepping, brand } = &self.cpu;
+        let brand = brand.as_ref().map_or_else(String::new, |brand| format!(" ({brand})"));
+        line("CPU", format!("{vendor} family {family} model {model} stepping {stepping}{brand}"));
+        if let Some(vcpus) = self.vcpus {
+            line("vCPUs", vcpus);
+        }
         match &self.counters {
-            Some(Counters { general, general_bits, fixed, fixed_bits, samples }) => {
-                println!("counters     {general} general of {general_bits} bits");
-                println!("             {fixed} fixed of {fixed_bits} bits");
-                println!("sampling     {}", if *samples { "yes" } else { "no" });
-                println!("vCPUs        {}", self.vcpus);
-                println!("time stamps  {} kHz", self.tsc_khz);
+            Some(Counters { general, general_bits, fixed, fixed_bits }) => {
+                line("counters", format!("{general} general of {general_bits} bits"));
+                line("", format!("{fixed} fixed of {fixed_bits} bits"));
             }
-            None => println!("counters     the provider does not say"),
+            None => line("counters", "not known"),
+        }
+        if let Some(Limits { events_at_once, samples, period_max }) = &self.limits {
+            line("limits", format!("{events_at_once} events at once"));
+            match samples {
+                true => line("", format!("samples, every {period_max} events or more often")),
+                false => line("", "no samples"),
+            }
+        }
+        let khz = self.time.khz.map_or("unknown".to_owned(), |khz| format!("{khz} kHz"));
+        line("time", format!("{}, {khz}", self.time.unit));
+        self.print_policy();
+    }
+
+    /// Everybody who takes part beside this program.
+    fn print_host(&self) {
+        match &self.hypervisor {
+            Some(Hypervisor { name, version, guest }) => {
+                let version = version.as_ref().map_or_else(String::new, |v| format!(" {v}"));
+                let guest = guest.as_ref().map_or_else(String::new, |g| format!(", {g} guest"));
+                line("hypervisor", format!("{name}{version}{guest}"));
+            }
+            None => line("hypervisor", "none"),
+        }
+        match (&self.driver, &self.driver_unknown) {
+            (Some(Driver { abi, allows, all_events }), _) => {
+                let allows = if *allows { "lets" } else { "does not let" };
+                let events =
+                    if *all_events { "all events" } else { "events that count nothing of others" };
+                line("driver", format!("ABI {abi}, {allows} this domain count {events}"));
+            }
+            (None, Some(why)) => line("driver", why),
+            (None, None) => {}
+        }
+        match &self.module {
+            Some(Module { version, abi }) => {
+                let [version, abi] =
+                    [version, abi].map(|text| text.as_deref().unwrap_or("unknown"));
+                line("module", format!("{version}, ABI {abi}"));
+            }
+            None => line("module", "not loaded"),
         }
     }
+
+    fn print_policy(&self) {
+        let Policy { perf_event_paranoid, perf_event_max_sample_rate, paranoid, device, seccomp } =
+            &self.policy;
+        let of = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                line("policy", format!("{name} = {value}"));
+            }
+        };
+        of("kernel.perf_event_paranoid", perf_event_paranoid.map(|n| n.to_string()));
+        of("kernel.perf_event_max_sample_rate", perf_event_max_sample_rate.map(|n| n.to_string()));
+        of("the module's paranoid", paranoid.map(|n| n.to_string()));
+        if let Some(Access { path, mode, uid, gid, opens }) = device {
+            let may = if *opens { "may" } else { "may not" };
+            line("policy", format!("{path} mode {mode}, uid {uid}, gid {gid}: you {may} open it"));
+        }
+        if *seccomp {
+            line("policy", "system calls are filtered by seccomp");
+        }
+    }
+}
+
+fn line(name: &str, text: impl Display) {
+    println!("{name:<12} {text}");
 }
 
 /// `perfctr info`.

@@ -8,6 +8,7 @@ mod generate;
 mod info;
 mod list;
 mod live;
+mod machine;
 mod profile;
 mod program;
 mod record;

@@ -104,3 +104,5 @@ module_init(perfctr_init);
 module_exit(perfctr_exit);
 MODULE_DESCRIPTION("Per-thread hardware performance counters in a Xen guest");
 MODULE_LICENSE("Dual MIT/GPL");
+/* The workspace's, Cargo.toml. */
+MODULE_VERSION("0.1.0");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The hypervisor, for the host's administrator: which domains may count, and with what.
+//! The hypervisor, for administrators: which domains may count, and with what.
 //!
-//! Only Xen's control domain may ask.
+//! Any domain's may ask what its own may; only that of the control domain may change it.
 #![expect(unsafe_code, reason = "a hypercall's ioctl takes a pointer, and its argument is mapped")]
 
 use std::fs::File;
@@ -11,7 +11,9 @@ use std::sync::{Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
 use shared_abi::PmuCaps;
-use shared_abi::hypercall::{HYPERCALL_NUMBER, HvDomain, HvQuery, OP_DOMAIN, OP_QUERY};
+use shared_abi::hypercall::{
+    FEATURE_ENABLED, HYPERCALL_NUMBER, HvDomain, HvQuery, OP_DOMAIN, OP_QUERY,
+};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -30,6 +32,17 @@ const IOCTL_PRIVCMD_HYPERCALL: libc::c_ulong = (48 << 16) | (0x50 << 8);
 struct Hypercall {
     number: u64,
     arguments: [u64; 5],
+}
+
+/// The hypervisor's driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// Major and minor of its interface.
+    pub abi: (u32, u32),
+    /// Whether the calling domain may count.
+    pub allows: bool,
+    /// The counters that guests may use.
+    pub caps: PmuCaps,
 }
 
 /// The way to the hypervisor's driver.
@@ -53,23 +66,27 @@ impl Host {
             let memory = unsafe { MmapOptions::new().len(MEMORY_BYTES).map_mut(&memory)? };
             Ok(Self { privcmd, memory: Mutex::new(memory) })
         });
-        opened.map_err(Error::kernel("ask Xen (as root of its control domain)"))
+        opened.map_err(Error::kernel("ask Xen (as root of one of its domains)"))
     }
 
-    /// The counters that guests may use.
+    /// What the driver says of itself and of the calling domain.
     ///
     /// # Errors
     ///
     /// [`Error::Kernel`]: `ENOSYS` there is no driver, `ENODEV` it is off, `EPROTO` it speaks
     /// another version of the interface.
-    pub fn caps(&self) -> Result<PmuCaps, Error> {
+    pub fn driver(&self) -> Result<Driver, Error> {
         let mut query = HvQuery {
             abi_major: ABI_MAJOR.into(),
             abi_minor: ABI_MINOR.into(),
             ..HvQuery::default()
         };
         self.call(OP_QUERY, &mut query).map_err(Error::kernel("ask the driver what it has"))?;
-        PmuCaps::from_wire(&query.caps).ok_or(Error::Malformed("capabilities"))
+        Ok(Driver {
+            abi: (query.abi_major, query.abi_minor),
+            allows: query.features & FEATURE_ENABLED != 0,
+            caps: PmuCaps::from_wire(&query.caps).ok_or(Error::Malformed("capabilities"))?,
+        })
     }
 
     /// Lets a domain count, or forbids it; one that is forbidden stops at once.
@@ -77,7 +94,7 @@ impl Host {
     /// # Errors
     ///
     /// [`Error::Kernel`]: `ESRCH` there is no such domain, `EPERM` this is not the control domain,
-    /// and those of [`caps`](Self::caps).
+    /// and those of [`driver`](Self::driver).
     pub fn allow(&self, domid: u32, allowed: bool) -> Result<(), Error> {
         let mut argument = HvDomain { domid, enabled: allowed.into(), reserved: 0 };
         self.call(OP_DOMAIN, &mut argument).map_err(Error::kernel("change what a domain may do"))

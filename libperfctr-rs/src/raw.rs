@@ -8,4 +8,5 @@ pub use crate::cpus::cpus_in;
 pub use crate::map::Pages;
 pub use crate::provider::native::{of_cpu, of_program, of_running, of_single, of_thread};
 pub use crate::provider::paravirt::{counting, sampling};
+pub use crate::provider::refusal::Surroundings;
 pub use crate::sys::{Device, Generation, PerfCount, PerfEvent};

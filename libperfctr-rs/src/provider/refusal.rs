@@ -4,6 +4,8 @@
 use std::{fmt, fs, io};
 
 use super::types::Provider;
+use crate::error::Error;
+use crate::host::{Driver, Host};
 
 /// A provider's answer to somebody who wanted counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,73 +65,104 @@ pub enum Cause {
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoXen => "this machine is no guest of Xen; nothing is to be done",
-            Self::NoModule => {
-                "the kernel module is not loaded; `modprobe perfctr` loads it, or says in the \
-                 kernel's log whether the hypervisor has no driver, has it off, or does not let \
-                 this domain count"
-            }
-            Self::DeviceAccess => {
-                "the caller may not open /dev/perfctr; the administrator grants it by the \
-                 device's group"
-            }
-            Self::NoDriver => "this Xen has no perfctr driver; the host needs one that has",
-            Self::DriverOff => {
-                "the hypervisor's driver is off; `xl dmesg` on the host says why, and the option \
-                 perfctr on Xen's command line turns it on"
-            }
-            Self::Forbidden => {
-                "the host does not let this domain count; its administrator does so for all \
-                 domains by perfctr=all on Xen's command line"
-            }
-            Self::DomainKind => {
-                "the driver does not serve this kind of domain; 64-bit PV guests with \
-                 tsc_mode=\"native\" are served"
-            }
-            Self::OtherCounters => {
+        let (reason, remedy) = self.words();
+        write!(f, "{reason}; {remedy}")
+    }
+}
+
+impl Cause {
+    /// Why there are no counters.
+    #[must_use]
+    pub fn reason(self) -> String {
+        self.words().0
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn remedy(self) -> &'static str {
+        self.words().1
+    }
+
+    /// Reason and remedy.
+    fn words(self) -> (String, &'static str) {
+        let (reason, remedy) = match self {
+            Self::NoXen => ("this machine is no guest of Xen", "nothing is to be done"),
+            Self::NoModule => (
+                "the kernel module is not loaded",
+                "`modprobe perfctr` loads it, or says in the kernel's log whether the hypervisor \
+                 has no driver, has it off, or does not let this domain count",
+            ),
+            Self::DeviceAccess => (
+                "the caller may not open /dev/perfctr",
+                "the administrator grants it by the device's group",
+            ),
+            Self::NoDriver => ("this Xen has no perfctr driver", "the host needs one that has"),
+            Self::DriverOff => (
+                "the hypervisor's driver is off",
+                "`xl dmesg` on the host says why, and the option perfctr on Xen's command line \
+                 turns it on",
+            ),
+            Self::Forbidden => (
+                "the host does not let this domain count",
+                "its administrator does so for all domains by perfctr=all on Xen's command line",
+            ),
+            Self::DomainKind => (
+                "the driver does not serve this kind of domain",
+                "64-bit PV guests with tsc_mode=\"native\" are served",
+            ),
+            Self::OtherCounters => (
                 "this host has other counters than the one before, where the kernel module was \
-                 loaded; `modprobe -r perfctr` and `modprobe perfctr` take them"
+                 loaded",
+                "`modprobe -r perfctr` and `modprobe perfctr` take them",
+            ),
+            Self::CpusCounted => {
+                ("whole CPUs are being counted", "threads can count when that ends")
             }
-            Self::CpusCounted => "whole CPUs are being counted; threads can count when that ends",
-            Self::ModulePolicy => {
-                "the module's parameter paranoid keeps this count from the caller, as may \
-                 lockdown; CAP_PERFMON or a lower value lets the caller count"
-            }
+            Self::ModulePolicy => (
+                "the module's parameter paranoid keeps this count from the caller, as may lockdown",
+                "CAP_PERFMON or a lower value lets the caller count",
+            ),
             Self::NoPmu => {
-                "the kernel knows no PMU here; in a virtual machine the host has to offer one"
+                ("the kernel knows no PMU here", "in a virtual machine the host has to offer one")
             }
             Self::Paranoid(level) => {
-                return write!(
-                    f,
-                    "kernel.perf_event_paranoid is {level}; `sysctl kernel.perf_event_paranoid=2` \
-                     or CAP_PERFMON lets the caller count"
+                return (
+                    format!("kernel.perf_event_paranoid is {level}"),
+                    "`sysctl kernel.perf_event_paranoid=2` or CAP_PERFMON lets the caller count",
                 );
             }
-            Self::Seccomp => {
-                "a seccomp filter forbids perf_event_open; the container's profile has to allow it"
-            }
+            Self::Seccomp => (
+                "a seccomp filter forbids perf_event_open",
+                "the container's profile has to allow it",
+            ),
             Self::SecurityModule => {
-                "a security module forbids perf_event_open; its policy has to allow it"
+                ("a security module forbids perf_event_open", "its policy has to allow it")
             }
-            Self::NoPerfEvents => {
-                "the kernel has no perf events (CONFIG_PERF_EVENTS), or a filter hides them"
-            }
-            Self::Other => "the kernel refused",
-        })
+            Self::NoPerfEvents => (
+                "the kernel has no perf events (CONFIG_PERF_EVENTS), or a filter hides them",
+                "a kernel that has them, or another filter, would count",
+            ),
+            Self::Other => ("the kernel refused", "its error number says why"),
+        };
+        (reason.to_owned(), remedy)
     }
 }
 
 /// What decides between causes that share an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Surroundings {
-    xen: bool,
-    seccomp: bool,
-    paranoid: Option<i32>,
+pub struct Surroundings {
+    /// This is a guest of Xen.
+    pub xen: bool,
+    /// The process has a seccomp filter.
+    pub seccomp: bool,
+    /// `kernel.perf_event_paranoid`.
+    pub paranoid: Option<i32>,
 }
 
 impl Surroundings {
-    fn here() -> Self {
+    /// Those of the calling process.
+    #[must_use]
+    pub fn here() -> Self {
         let text = |path| fs::read_to_string(path).unwrap_or_default();
         let status = text("/proc/self/status");
         let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
@@ -187,7 +220,12 @@ impl Refusal {
     /// The device could not be opened.
     pub(crate) fn at_device(error: &io::Error) -> Self {
         let surroundings = Surroundings::here();
-        Self::new(Provider::Paravirt, error, |errno| surroundings.cause_at_device(errno))
+        let refusal =
+            Self::new(Provider::Paravirt, error, |errno| surroundings.cause_at_device(errno));
+        match refusal.cause {
+            Cause::NoModule => at_hypervisor().unwrap_or(refusal),
+            _ => refusal,
+        }
     }
 
     /// The module did not give the thread counters.
@@ -199,6 +237,20 @@ impl Refusal {
     pub(crate) fn at_perf(error: &io::Error) -> Self {
         let surroundings = Surroundings::here();
         Self::new(Provider::Native, error, |errno| surroundings.cause_at_perf(errno))
+    }
+}
+
+/// Why the module could not be loaded either, for those whom the hypervisor answers: root.
+fn at_hypervisor() -> Option<Refusal> {
+    let refusal = |cause, errno| Some(Refusal { provider: Provider::Paravirt, cause, errno });
+    match Host::open().ok()?.driver() {
+        Ok(Driver { allows: false, .. }) => refusal(Cause::Forbidden, libc::EPERM),
+        Err(Error::Kernel { source, .. }) => match source.raw_os_error()? {
+            errno @ libc::ENOSYS => refusal(Cause::NoDriver, errno),
+            errno @ libc::ENODEV => refusal(Cause::DriverOff, errno),
+            _ => None,
+        },
+        _ => None,
     }
 }
 
@@ -267,8 +319,10 @@ mod tests {
             Cause::SecurityModule,
             Cause::NoPerfEvents,
         ];
-        let words: std::collections::BTreeSet<_> = causes.map(|c| c.to_string()).into();
-        assert_eq!(words.len(), causes.len());
+        for words in [causes.map(Cause::reason), causes.map(|cause| cause.remedy().to_owned())] {
+            let distinct: std::collections::BTreeSet<_> = words.into();
+            assert_eq!(distinct.len(), causes.len());
+        }
         let refusal =
             Refusal { provider: Provider::Native, cause: Cause::Paranoid(4), errno: libc::EACCES };
         assert_eq!(

@@ -36,6 +36,7 @@ fn driver_off() -> Result<Spec> {
     spec.module = false;
     let module = guest::module(&kernel::kernel()?, spec.purpose())?;
     spec.files.push((module, "/usr/lib/perfctr/perfctr.ko".into()));
+    spec.add_program("cli", "perfctr")?;
     Ok(spec)
 }
 

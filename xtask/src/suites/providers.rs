@@ -6,7 +6,7 @@ use anyhow::Result;
 use crate::machine::Spec;
 use crate::suites::report::Report;
 
-/// Three boots.
+/// Three boots; a fourth place, where the driver is off, is suite `driver-absent`'s.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut native = spec("native", "native")?;
     native.module = false;
@@ -25,10 +25,13 @@ fn guest() -> Result<Spec> {
     let mut spec = Spec::new("pv", ["sh", "-c", all])?;
     spec.topology.cpu.push_str(",pmu-version=2,pmu-width=32");
     spec.add_program("vm-tests", "wrap")?;
+    spec.add_program("cli", "perfctr")?;
     Ok(spec)
 }
 
 /// A run of the program where there is this to count with.
 fn spec(topology: &str, place: &str) -> Result<Spec> {
-    Spec::new(topology, ["/work/providers", place])
+    let mut spec = Spec::new(topology, ["/work/providers", place])?;
+    spec.add_program("cli", "perfctr")?;
+    Ok(spec)
 }

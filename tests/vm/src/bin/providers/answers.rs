@@ -2,6 +2,7 @@
 //! What providers answer where they have no counters.
 #![expect(unsafe_code, reason = "a filter of system calls is given to prctl(2)")]
 
+use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -11,63 +12,218 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use perfctr::raw::Device;
 use perfctr::{Cause, Error, Event, Provider, Session};
+use serde_json::{Value, json};
 use shared_abi::CounterConfig;
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::ioctl::{Control, CpuState};
-use vm_tests::module;
+use vm_tests::tally::{Tally, equal};
+use vm_tests::{module, perf};
 
-use crate::Test;
+use crate::{Place, Test};
+
+/// A machine on which somebody gets no counters.
+struct Machine {
+    name: &'static str,
+    place: Place,
+    /// Who asks, and whether a filter forbids them perf events by this error number.
+    user: u32,
+    filter: Option<i32>,
+    /// Makes the machine so while the check runs.
+    during: fn(&dyn Fn() -> Result<()>) -> Result<()>,
+    provider: &'static str,
+    reason: &'static str,
+    remedy: &'static str,
+    errno: i32,
+}
+
+/// Six machines, and what library and command say on each.
+const MACHINES: [Machine; 6] = [
+    Machine {
+        name: "no PMU",
+        place: Place::Bare,
+        user: ROOT,
+        filter: None,
+        during: |check| check(),
+        provider: "native",
+        reason: "the kernel knows no PMU here",
+        remedy: "in a virtual machine the host has to offer one",
+        errno: libc::ENOENT,
+    },
+    Machine {
+        name: "perf_event_open forbidden by seccomp",
+        place: Place::Native,
+        user: ROOT,
+        filter: Some(libc::EPERM),
+        during: |check| check(),
+        provider: "native",
+        reason: "a seccomp filter forbids perf_event_open",
+        remedy: "the container's profile has to allow it",
+        errno: libc::EPERM,
+    },
+    Machine {
+        name: "perf_event_paranoid=3 as a plain user",
+        place: Place::Native,
+        user: NOBODY,
+        filter: None,
+        during: |check| paranoid("3", check),
+        provider: "native",
+        reason: "kernel.perf_event_paranoid is 3",
+        remedy: "`sysctl kernel.perf_event_paranoid=2` or CAP_PERFMON lets the caller count",
+        errno: libc::EACCES,
+    },
+    Machine {
+        name: "a device without permission",
+        place: Place::Guest,
+        user: NOBODY,
+        filter: None,
+        during: unpermitted,
+        provider: "paravirt",
+        reason: "the caller may not open /dev/perfctr",
+        remedy: "the administrator grants it by the device's group",
+        errno: libc::EACCES,
+    },
+    Machine {
+        name: "no module",
+        place: Place::Guest,
+        user: ROOT,
+        filter: None,
+        during: without_module,
+        provider: "paravirt",
+        reason: "the kernel module is not loaded",
+        remedy: "`modprobe perfctr` loads it, or says in the kernel's log whether the hypervisor \
+                 has no driver, has it off, or does not let this domain count",
+        errno: libc::ENOENT,
+    },
+    Machine {
+        name: "the driver off",
+        place: Place::Off,
+        user: ROOT,
+        filter: None,
+        during: |check| check(),
+        provider: "paravirt",
+        reason: "the hypervisor's driver is off",
+        remedy: "`xl dmesg` on the host says why, and the option perfctr on Xen's command line \
+                 turns it on",
+        errno: libc::ENODEV,
+    },
+];
+
+impl Machine {
+    fn message(&self) -> String {
+        format!("{}: {}; {}", self.provider, self.reason, self.remedy)
+    }
+
+    fn asker(&self) -> Asker {
+        Asker { user: self.user, filter: self.filter }
+    }
+
+    /// The library's answer is this message, and so is the command's.
+    fn check(&self) -> Result<()> {
+        (self.during)(&|| {
+            let why = std::io::Error::from_raw_os_error(self.errno);
+            expect(self.asker(), &[&format!("{} [{why}]", self.message()), TSC_IS])?;
+            let text = self.asker().perfctr("info")?;
+            let line = format!("{:<12} {}", "not", self.message());
+            ensure!(text.lines().any(|found| found == line), "`{line}` is not in:\n{text}");
+            let info: Value = serde_json::from_str(&self.asker().perfctr("info --json")?)?;
+            ensure!(info["provider"] == "tsc", "{info:#}");
+            let refusals = info["refusals"].as_array().context("no refusals")?;
+            let of = |refusal: &&Value| refusal["provider"] == self.provider;
+            let expected = json!({
+                "provider": self.provider, "reason": self.reason, "remedy": self.remedy,
+                "errno": self.errno,
+            });
+            let found = refusals.iter().find(of);
+            ensure!(found == Some(&expected), "{found:?} found, {expected} expected");
+            Ok(())
+        })
+    }
+}
+
+/// Checks those of the machines that are here, and that no two are told the same.
+pub fn machines(tally: &mut Tally, place: Place) {
+    for machine in MACHINES.iter().filter(|machine| machine.place == place) {
+        let outcome = machine.check().map_err(|error| format!("{error:#}"));
+        tally.check(&format!("{} is named, with its remedy", machine.name), outcome);
+    }
+    let messages: BTreeSet<_> = MACHINES.iter().map(Machine::message).collect();
+    let remedies: BTreeSet<_> = MACHINES.iter().map(|machine| machine.remedy).collect();
+    let all = MACHINES.len();
+    tally.check("the machines' messages are distinct, and so are the remedies", {
+        equal((messages.len(), remedies.len()), (all, all))
+    });
+}
 
 pub const NATIVE: &[Test] = &[
-    ("no Xen is named", || {
-        expect(&[], 0, &["paravirt: this machine is no guest of Xen", NATIVE_IS])
-    }),
-    ("perf_event_paranoid is named", paranoid),
-    ("a seccomp filter is named", || {
-        expect(&["--filter", &libc::EPERM.to_string()], 0, &["native: a seccomp filter", TSC_IS])
+    ("no Xen is named", || expect(SELF, &["paravirt: this machine is no guest of Xen", NATIVE_IS])),
+    ("a user whom perf_event_paranoid lets in counts", || {
+        let nobody = Asker { user: NOBODY, ..SELF };
+        paranoid("2", &|| expect(nobody, &[NATIVE_IS]))
     }),
     ("a kernel without perf events is named", || {
-        expect(
-            &["--filter", &libc::ENOSYS.to_string()],
-            0,
-            &["native: the kernel has no perf events"],
-        )
+        let filtered = Asker { filter: Some(libc::ENOSYS), ..SELF };
+        expect(filtered, &["native: the kernel has no perf events"])
     }),
 ];
 
-pub const BARE: &[Test] = &[("a machine without a PMU is named", || {
-    expect(
-        &[],
-        0,
-        &["paravirt: this machine is no guest", "native: the kernel knows no PMU", TSC_IS],
-    )
-})];
-
 pub const GUEST: &[Test] = &[
-    ("an absent module is named", absent_module),
-    ("a device that may not be opened is named", device_access),
     ("whole CPUs that count are named", cpus_counted),
     ("a thread has one session in a guest", one_session),
     ("events that are not known are refused in a guest", unknown_event),
-];
-
-pub const OFF: &[Test] = &[
-    ("the module refuses a driver that is off", refused_module),
-    ("who finds no module is told where it says why", || {
-        let paravirt = "paravirt: the kernel module is not loaded; `modprobe perfctr` loads it, or \
-                        says in the kernel's log whether the hypervisor has no driver, has it off";
-        expect(&[], 0, &[paravirt, TSC_IS])
+    ("who may not ask the hypervisor is told who knows", || {
+        without_module(&|| {
+            let nobody = Asker { user: NOBODY, ..SELF };
+            expect(nobody, &["paravirt: the kernel module is not loaded; `modprobe", TSC_IS])
+        })
     }),
 ];
 
+pub const OFF: &[Test] = &[("the module refuses a driver that is off", refused_module)];
+
 const NATIVE_IS: &str = "counts: native";
 const TSC_IS: &str = "counts: tsc";
+const ROOT: u32 = 0;
 const NOBODY: u32 = 65_534;
+const PERFCTR: &str = "/work/perfctr";
 
-/// What the process that is asked prints.
-pub fn print(filter: Option<u16>) -> Result<()> {
+/// A process that is asked.
+#[derive(Clone, Copy)]
+struct Asker {
+    user: u32,
+    /// Has `perf_event_open` fail with this error number.
+    filter: Option<i32>,
+}
+
+/// As this process is.
+const SELF: Asker = Asker { user: ROOT, filter: None };
+
+impl Asker {
+    /// What this prints in such a process.
+    fn said(self, words: &[&str]) -> Result<String> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("answer").uid(self.user);
+        if let Some(errno) = self.filter {
+            command.args(["--filter", &errno.to_string()]);
+        }
+        let output = command.args(words).output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{}: {said}{complaint}", output.status);
+        Ok(said)
+    }
+
+    fn perfctr(self, words: &str) -> Result<String> {
+        self.said(&[&["--", PERFCTR], &words.split(' ').collect::<Vec<_>>()[..]].concat())
+    }
+}
+
+/// What the process that is asked prints, if it is not to become this program.
+pub fn print(filter: Option<u16>, program: &[String]) -> Result<()> {
     if let Some(errno) = filter {
         forbid_perf_events(errno)?;
+    }
+    if let Some((program, words)) = program.split_first() {
+        return Err(Command::new(program).args(words).exec()).context(program.clone());
     }
     let mut session = Session::open()?;
     for refusal in session.refusals() {
@@ -80,14 +236,12 @@ pub fn print(filter: Option<u16>) -> Result<()> {
     Ok(())
 }
 
-/// Asks in a process of this user; each text starts a line of the answer.
-fn expect(options: &[&str], user: u32, lines: &[&str]) -> Result<()> {
-    let mut command = Command::new("/proc/self/exe");
-    let output = command.arg("answer").args(options).uid(user).output()?;
-    let said = String::from_utf8_lossy(&output.stdout);
+/// Asks the library; each text starts a line of the answer.
+fn expect(asker: Asker, lines: &[&str]) -> Result<()> {
+    let said = asker.said(&[])?;
     for text in lines {
         let is_said = said.lines().any(|line| line.starts_with(text));
-        ensure!(is_said, "`{text}` is not in:\n{said}{}", String::from_utf8_lossy(&output.stderr));
+        ensure!(is_said, "`{text}` is not in:\n{said}");
     }
     // Who cannot count says why again when it is asked to.
     let counts = !lines.contains(&TSC_IS);
@@ -116,19 +270,19 @@ fn forbid_perf_events(errno: u16) -> Result<()> {
     Ok(())
 }
 
-fn paranoid() -> Result<()> {
-    const LEVEL: &str = "/proc/sys/kernel/perf_event_paranoid";
-    let before = fs::read_to_string(LEVEL)?;
-    fs::write(LEVEL, "3")?;
-    expect(&[], NOBODY, &["native: kernel.perf_event_paranoid is 3; `sysctl", TSC_IS])?;
-    fs::write(LEVEL, "2")?;
-    expect(&[], NOBODY, &[NATIVE_IS])?;
-    Ok(fs::write(LEVEL, before)?)
+/// Does something at this level of `perf_event_paranoid`.
+fn paranoid(level: &str, act: &dyn Fn() -> Result<()>) -> Result<()> {
+    let before = fs::read_to_string(perf::PARANOID)?;
+    fs::write(perf::PARANOID, level)?;
+    let result = act();
+    fs::write(perf::PARANOID, before)?;
+    result
 }
 
-fn absent_module() -> Result<()> {
+/// Does something without the module.
+fn without_module(act: &dyn Fn() -> Result<()>) -> Result<()> {
     module::unload()?;
-    let result = expect(&[], 0, &["paravirt: the kernel module is not loaded; `modprobe", TSC_IS]);
+    let result = act();
     module::load()?;
     result
 }
@@ -142,10 +296,11 @@ fn refused_module() -> Result<()> {
     Ok(())
 }
 
-fn device_access() -> Result<()> {
+/// Does something while the device is root's alone.
+fn unpermitted(act: &dyn Fn() -> Result<()>) -> Result<()> {
     let mode = fs::metadata(Device::PATH)?.permissions();
     fs::set_permissions(Device::PATH, Permissions::from_mode(0o600))?;
-    let result = expect(&[], NOBODY, &["paravirt: the caller may not open /dev/perfctr", TSC_IS]);
+    let result = act();
     fs::set_permissions(Device::PATH, mode)?;
     result
 }

@@ -14,11 +14,27 @@ use vm_tests::tally::Tally;
 #[derive(Debug, Parser)]
 struct Options {
     #[command(subcommand)]
-    place: Place,
+    role: Role,
+}
+
+/// What to do.
+#[derive(Clone, Debug, Subcommand)]
+enum Role {
+    #[command(flatten)]
+    Judge(Place),
+    /// Prints what the providers answer here, or becomes this program; for the others.
+    Answer {
+        /// Has `perf_event_open` fail with this error number first.
+        #[arg(long)]
+        filter: Option<u16>,
+        /// The program and its arguments.
+        #[arg(last = true)]
+        program: Vec<String>,
+    },
 }
 
 /// What there is to count with.
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
 enum Place {
     /// Linux with a PMU, without a hypervisor.
     Native,
@@ -28,26 +44,24 @@ enum Place {
     Guest,
     /// A guest of Xen whose driver is off, so that the module is not loaded.
     Off,
-    /// Prints what the providers answer here; for the others.
-    Answer {
-        /// Has `perf_event_open` fail with this error number first.
-        #[arg(long)]
-        filter: Option<u16>,
-    },
 }
 
 fn main() -> Result<ExitCode> {
-    let tests = match Options::parse().place {
-        Place::Native => [native::TESTS, answers::NATIVE].concat(),
-        Place::Bare => answers::BARE.to_vec(),
-        Place::Guest => answers::GUEST.to_vec(),
-        Place::Off => answers::OFF.to_vec(),
-        Place::Answer { filter } => {
-            answers::print(filter)?;
+    let place = match Options::parse().role {
+        Role::Judge(place) => place,
+        Role::Answer { filter, program } => {
+            answers::print(filter, &program)?;
             return Ok(ExitCode::SUCCESS);
         }
     };
+    let tests = match place {
+        Place::Native => [native::TESTS, answers::NATIVE].concat(),
+        Place::Bare => Vec::new(),
+        Place::Guest => answers::GUEST.to_vec(),
+        Place::Off => answers::OFF.to_vec(),
+    };
     let mut tally = Tally::default();
+    answers::machines(&mut tally, place);
     for (name, test) in tests {
         tally.check(name, test().map_err(|error| format!("{error:#}")));
     }

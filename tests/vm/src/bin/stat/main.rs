@@ -3,6 +3,7 @@
 
 mod attached;
 mod command;
+mod info;
 mod record;
 mod sampled;
 mod subject;
@@ -59,6 +60,7 @@ fn judge(provider: &str) -> Result<ExitCode> {
     let mut tally = Tally::default();
     let truth = stepped()?;
     println!("by its machine code: {truth:?}");
+    info::published(&mut tally, provider)?;
     alone(&mut tally, provider, truth, "")?;
     if provider == "paravirt" {
         disturbed(|| {
