@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `perfctr report`: what was recorded, for people and for programs.
 
+mod firefox;
 mod graph;
 mod pprof;
 mod symbols;
@@ -60,6 +61,8 @@ enum Format {
     FlameGraph,
     /// What `go tool pprof` and others read.
     Pprof,
+    /// What profiler.firefox.com reads.
+    Firefox,
 }
 
 /// `perfctr report`.
@@ -80,6 +83,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Format::Folded => folded(&profile, &names).into_bytes(),
         Format::FlameGraph => flame_graph(&profile, &names)?,
         Format::Pprof => pprof::encode(&profile, &names),
+        Format::Firefox => firefox::encode(&profile, &names)?,
     };
     match &options.output {
         Some(path) => {

@@ -2,10 +2,12 @@
 //! What `perfctr record` and `perfctr report` say of programs of which it is known how long they
 //! are where.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use vm_tests::tally::{Tally, equal};
 
 use crate::command::{PERFCTR, counts, stat};
@@ -18,12 +20,14 @@ const EVENT: &str = "instructions:u";
 /// What is recorded.
 const PROFILE: &str = "/tmp/perfctr.data";
 /// For tools on the machine outside: what is reported, as they read it and as text.
-const OUT: [(&str, &str); 4] = [
+const OUT: [(&str, &str); 5] = [
     ("text", "/out/report.txt"),
     ("folded", "/out/report.folded"),
     ("flame-graph", "/out/report.svg"),
     ("pprof", "/out/report.pprof"),
+    ("firefox", FIREFOX),
 ];
+const FIREFOX: &str = "/out/report.json";
 /// Debian's program with threads, and what it compresses.
 const XZ: [&str; 6] = ["/usr/bin/xz", "-0", "-kf", "-T2", "--block-size=100000", INPUT];
 const INPUT: &str = "/tmp/input";
@@ -50,7 +54,42 @@ pub fn functions(tally: &mut Tally) -> Result<()> {
     for (format, path) in OUT {
         report(&["-f", format, "-s", "symbol", "-o", path])?;
     }
+    let mut folded = BTreeMap::new();
+    for line in report(&["-f", "folded"])?.lines() {
+        let (stack, samples) = line.rsplit_once(' ').context("a line without samples")?;
+        *folded.entry(stack.to_owned()).or_default() += samples.parse::<u64>()?;
+    }
+    tally.check("the Firefox Profiler's format has the same stacks, as often", {
+        equal(firefox()?, folded)
+    });
     Ok(())
+}
+
+/// Samples by thread and functions, the outermost first, as that format's tables have them.
+fn firefox() -> Result<BTreeMap<String, u64>> {
+    let document: Value = serde_json::from_slice(&fs::read(FIREFOX).context(FIREFOX)?)?;
+    let mut samples = BTreeMap::new();
+    for thread in document["threads"].as_array().context("no threads")? {
+        let cell =
+            |table: &str, column: &str, row: u64| thread[table][column][row as usize].as_u64();
+        let name = |stack| {
+            let function = cell("frameTable", "func", cell("stackTable", "frame", stack)?)?;
+            thread["stringArray"][cell("funcTable", "name", function)? as usize].as_str()
+        };
+        let word = |key: &str| thread[key].as_str().with_context(|| format!("no {key}"));
+        for n in 0..thread["samples"]["length"].as_u64().context("no samples")? {
+            let (mut words, mut next) = (Vec::new(), cell("samples", "stack", n));
+            while let Some(stack) = next {
+                words.push(name(stack).context("a frame without a name")?.replace(';', ":"));
+                next = cell("stackTable", "prefix", stack);
+            }
+            words.push(format!("{} {}", word("tid")?, word("name")?));
+            words.reverse();
+            let weight = cell("samples", "weight", n).context("no weight")?;
+            *samples.entry(words.join(";")).or_default() += weight;
+        }
+    }
+    Ok(samples)
 }
 
 /// A program of somebody else's, and what is refused.
@@ -85,7 +124,7 @@ fn third_party(tally: &mut Tally) -> Result<()> {
     let program = XZ.map(str::to_owned);
     let counted = counts(&stat(&[], &program)?.document)?[0][0];
     record(&[], &program)?;
-    let profile: serde_json::Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
+    let profile: Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
     let threads = profile["threads"].as_array().context("no threads")?;
     let periods = threads.iter().map(|thread| Some(thread["count"].as_u64()? / PERIOD));
     let periods = periods.collect::<Option<Vec<u64>>>().context("a thread without a count")?;

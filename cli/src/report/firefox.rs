@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The Firefox Profiler's format: what <https://profiler.firefox.com> reads.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result};
+use fxprof_processed_profile::{
+    CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, Profile as Document,
+    ReferenceTimestamp, SamplingInterval, Timestamp, WeightType,
+};
+
+use super::symbols::Named;
+use super::{functions, summary};
+use crate::profile::Profile;
+
+/// The profiler wants a time of each sample, which profiles do not have: a thread's samples follow
+/// each other, one in each ms.
+const PERIOD_MS: u64 = 1;
+
+/// The whole document, without names of its own to look up.
+pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
+    let title = profile.command.join(" ");
+    let epoch = ReferenceTimestamp::from_millis_since_unix_epoch(0.0);
+    let mut document = Document::new(&title, epoch, SamplingInterval::from_millis(PERIOD_MS));
+    document.set_product(&format!("{title}: {}", summary(profile)));
+    document.set_symbolicated(true);
+    let start = at(0);
+    let (mut processes, mut threads) = (HashMap::new(), Vec::new());
+    for thread in &profile.threads {
+        let process = *processes
+            .entry(thread.pid)
+            .or_insert_with(|| document.add_process(&thread.name, thread.pid, start));
+        let handle = document.add_thread(process, thread.tid, start, thread.tid == thread.pid);
+        document.set_thread_name(handle, &thread.name);
+        document.set_thread_samples_weight_type(handle, WeightType::Samples);
+        threads.push((handle, 0));
+    }
+    for stack in &profile.stacks {
+        let (thread, before) = &mut threads[stack.thread as usize];
+        let frames: Vec<FrameInfo> = functions(names, stack)
+            .map(|function| FrameInfo {
+                frame: Frame::Label(document.intern_string(function)),
+                category_pair: CategoryHandle::OTHER.into(),
+                flags: FrameFlags::empty(),
+            })
+            .collect();
+        let frames = document.intern_stack_frames(*thread, frames.into_iter());
+        let weight = i32::try_from(stack.samples).with_context(|| {
+            format!("{} samples of one stack found, {} at most expected", stack.samples, i32::MAX)
+        })?;
+        document.add_sample(*thread, at(*before), frames, CpuDelta::ZERO, weight);
+        *before += stack.samples;
+    }
+    Ok(serde_json::to_vec(&document)?)
+}
+
+/// When a thread has had so many samples.
+fn at(samples: u64) -> Timestamp {
+    Timestamp::from_millis_since_reference((samples * PERIOD_MS) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::tests::profile;
+    use super::*;
+
+    /// A thread's stacks, the outermost function first, with their weights, as the format's
+    /// description has them: tables whose columns are arrays.
+    fn stacks(thread: &Value) -> Vec<(String, u64)> {
+        let column = |table: &Value, name: &str, row: u64| table[name][row as usize].clone();
+        let strings = &thread["stringArray"];
+        let samples = &thread["samples"];
+        let stack = |n: u64| {
+            let (mut words, mut at) = (Vec::new(), column(samples, "stack", n));
+            while let Some(row) = at.as_u64() {
+                let frame = column(&thread["stackTable"], "frame", row).as_u64().unwrap();
+                let func = column(&thread["frameTable"], "func", frame).as_u64().unwrap();
+                let name = column(&thread["funcTable"], "name", func).as_u64().unwrap();
+                words.push(strings[name as usize].as_str().unwrap().to_owned());
+                at = column(&thread["stackTable"], "prefix", row);
+            }
+            words.reverse();
+            (words.join(" > "), column(samples, "weight", n).as_u64().unwrap())
+        };
+        (0..samples["length"].as_u64().unwrap()).map(stack).collect()
+    }
+
+    #[test]
+    fn threads_have_their_stacks_and_samples() {
+        let (profile, names) = profile();
+        let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
+        let threads = document["threads"].as_array().unwrap();
+        let found: Vec<_> =
+            threads.iter().map(|thread| (thread["tid"].clone(), stacks(thread))).collect();
+        let of = |stacks: &[(&str, u64)]| -> Vec<(String, u64)> {
+            stacks.iter().map(|&(words, samples)| (words.to_owned(), samples)).collect()
+        };
+        let inlined = "main > f > g;<inlined>";
+        assert_eq!(found[0].1, of(&[(inlined, 3)]));
+        assert_eq!(found[1].1, of(&[(inlined, 1), ("f", 2)]));
+        assert_eq!((found[0].0.as_str(), found[1].0.as_str()), (Some("7"), Some("8")));
+        assert_eq!(threads[1]["samples"]["weightType"], "samples");
+        assert_eq!(document["meta"]["symbolicated"], true);
+    }
+
+    #[test]
+    fn more_samples_than_the_format_has_room_for_are_refused() {
+        let (mut profile, names) = profile();
+        profile.stacks[0].samples = 1 << 31;
+        let error = encode(&profile, &names).unwrap_err().to_string();
+        assert_eq!(error, "2147483648 samples of one stack found, 2147483647 at most expected");
+    }
+}
