@@ -20,6 +20,7 @@ mod perf_test;
 mod pmu;
 mod programs;
 mod providers;
+pub mod readme;
 pub mod report;
 mod shim;
 mod stat;

@@ -10,8 +10,8 @@ use anyhow::{Result, ensure};
 
 use crate::artefacts::pprof;
 use crate::machine::Spec;
-use crate::suites::export;
 use crate::suites::report::{Report, Volume};
+use crate::suites::{export, readme};
 use crate::tools::apt;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
@@ -26,7 +26,13 @@ pub fn run(report: &mut Report) -> Result<()> {
             fs::remove_dir_all(&out)?;
         }
         spec.out = Some(out.clone());
+        if provider == "paravirt" {
+            readme::prepare(&mut spec)?;
+        }
         report.program(spec, "stat")?;
+        if provider == "paravirt" {
+            report.test("README begins with what the commands print", || readme::compare(&out));
+        }
         report.test(&format!("pprof reads what was recorded with {provider}"), || {
             read_by_pprof(&out)
         });
@@ -36,8 +42,9 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 fn spec(topology: &str, provider: &str) -> Result<Spec> {
     let mut spec = Spec::new(topology, ["/work/stat", provider])?;
+    spec.timeout *= 2;
     spec.add_program("cli", "perfctr")?;
-    spec.files.push((alone()?, "/work/alone".to_owned()));
+    spec.files.push((assembled("alone.S", &[])?, "/work/alone".to_owned()));
     apt::install(&["xz-utils", "liblzma5"], "a program with threads to record")?;
     for file in ["/usr/bin/xz", "/usr/lib/x86_64-linux-gnu/liblzma.so.5"] {
         spec.files.push((fs::canonicalize(file)?, file.into()));
@@ -45,13 +52,14 @@ fn spec(topology: &str, provider: &str) -> Result<Spec> {
     Ok(spec)
 }
 
-/// A program short enough to be stepped.
-pub fn alone() -> Result<PathBuf> {
+/// A program without a library, of a file beside the suite's own.
+pub fn assembled(source: &str, flags: &[&str]) -> Result<PathBuf> {
     apt::install(&["gcc"], "assembling a program without a library")?;
-    let alone = cache::root()?.join("work/stat-alone");
-    let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-no-pie", "-o"]);
-    sh::output(gcc.arg(&alone).arg(sh::project().join("tests/vm/src/bin/stat/alone.S")))?;
-    Ok(alone)
+    let program = cache::root()?.join("work").join(format!("stat-{source}.elf"));
+    let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-no-pie", "-Wall", "-Wextra", "-Werror"]);
+    gcc.args(flags).arg("-o").arg(&program);
+    sh::output(gcc.arg(sh::project().join("tests/vm/src/bin/stat").join(source)))?;
+    Ok(program)
 }
 
 /// Go's pprof finds the same functions with as many samples as our own text.

@@ -10,6 +10,7 @@ mod hook;
 mod install;
 mod mutants;
 mod papi_shim;
+mod readme;
 mod setup;
 mod sim;
 mod test;
@@ -66,6 +67,8 @@ enum Verb {
     Install(install::Args),
     /// Build Debian packages.
     Dist(dist::Args),
+    /// Run the commands that the README begins with, and write there what they print.
+    Readme,
     /// Run the simulator of hosts and guests around the real cores.
     Sim(sim::Args),
     /// Put small faults into the cores, and see that tests notice.
@@ -95,6 +98,7 @@ impl Cli {
             Verb::PapiShim(args) => return papi_shim::run(&args),
             Verb::Install(args) => install::run(&args)?,
             Verb::Dist(args) => dist::run(&args)?,
+            Verb::Readme => readme::run()?,
             Verb::Sim(args) => return sim::run(&args),
             Verb::Mutants(args) => mutants::run(&args)?,
             Verb::XenPatch { release } => print!("{}", xen::patch(release.as_deref())?),

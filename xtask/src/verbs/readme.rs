@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `cargo xtask readme`: the commands that README.md begins with, as they print.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+
+use crate::machine::{self, Spec, Status};
+use crate::suites::readme;
+use crate::suites::report::all;
+use crate::tools::cache;
+
+/// Writes what README.md begins with; suite `stat` compares it.
+pub fn run() -> Result<()> {
+    let mut spec = Spec::new("pv", ["true"])?;
+    spec.add_program("cli", "perfctr")?;
+    readme::prepare(&mut spec)?;
+    let out = cache::root()?.join("work/readme-out");
+    if out.exists() {
+        fs::remove_dir_all(&out)?;
+    }
+    spec.out = Some(out.clone());
+    let outcome = machine::run(&spec)?;
+    ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+    readme::write(&out)
+}
