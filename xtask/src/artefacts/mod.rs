@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What is built or fetched before a machine can boot or a check can look at it.
 
+pub mod browser;
 pub mod command;
 pub mod debian;
 pub mod guest;

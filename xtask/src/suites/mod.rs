@@ -4,6 +4,7 @@
 //! A VM suite boots as few machines as it can and reports any number of tests. Where it runs a
 //! program of `tests/vm`, both have one name.
 
+mod browser;
 mod domains;
 mod driver;
 mod encodings;

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use crate::artefacts::pprof;
 use crate::machine::Spec;
 use crate::suites::report::{Report, Volume};
-use crate::suites::{export, readme};
+use crate::suites::{browser, export, readme};
 use crate::tools::apt;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
@@ -36,6 +36,11 @@ pub fn run(report: &mut Report) -> Result<()> {
         report.test(&format!("pprof reads what was recorded with {provider}"), || {
             read_by_pprof(&out)
         });
+        if report.volume == Volume::Long {
+            report.test(&format!("Chromium draws what was recorded with {provider}"), || {
+                browser::opens(&out.join("report.svg"))
+            });
+        }
     }
     if report.volume == Volume::Long { export::run(report) } else { Ok(()) }
 }

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Debian's Chromium, in a system of its own.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::tools::apt;
+use crate::tools::cache::{self, Key};
+
+/// With a font, or it would draw no letters.
+const PACKAGES: [&str; 2] = ["chromium", "fonts-dejavu-core"];
+
+/// All files of that system.
+pub fn system() -> Result<PathBuf> {
+    let key = Key::new("browser 1").text(&PACKAGES.join(" "));
+    let dir = cache::artefact("browser", key, |dir| {
+        apt::system(&PACKAGES, "true", &dir.join("root.tar"))
+    })?;
+    Ok(dir.join("root.tar"))
+}
