@@ -14,7 +14,7 @@ use libc::pid_t;
 use perfctr::raw::{PerfCount, PerfEvent, cpus_in, of_cpu, of_program, of_running, of_single};
 use perfctr::{Error, Event};
 
-use crate::program::{name, threads};
+use crate::program::{name, processes, threads};
 
 /// Events of one kind, each in as many parts as it was opened.
 #[derive(Debug, Default)]
@@ -48,17 +48,14 @@ impl Counter {
         Self::open(events, |event| Ok(vec![of_program(event, pid.cast_unsigned())?]))
     }
 
-    /// Of these threads, and of all threads and processes that they start from now on.
-    pub fn of_threads(events: &[Event], threads: &[pid_t]) -> Result<Self, Error> {
-        Self::open(events, |event| {
-            threads.iter().map(|thread| of_running(event, thread.cast_unsigned())).collect()
-        })
-    }
-
     /// A process's, with all threads and processes that it starts from now on.
     pub fn of_process(events: &[Event], pid: pid_t) -> Result<Self> {
-        let threads = threads(pid).with_context(|| format!("process {pid}"))?;
-        Self::of_threads(events, &threads).with_context(|| format!("process {pid}"))
+        let what = || format!("process {pid}");
+        let threads = threads(pid).with_context(what)?;
+        let of = |event: &Event| {
+            threads.iter().map(|thread| of_running(event, thread.cast_unsigned())).collect()
+        };
+        Self::open(events, of).with_context(what)
     }
 
     /// What a group of processes does on all CPUs.
@@ -144,10 +141,4 @@ impl Threads {
             Err(error) => Err(error).with_context(|| format!("thread {tid}")),
         }
     }
-}
-
-fn processes() -> io::Result<Vec<pid_t>> {
-    let entries = fs::read_dir("/proc")?;
-    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
-    Ok(entries.filter_map(number).collect())
 }

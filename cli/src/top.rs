@@ -21,7 +21,7 @@ use ratatui::{DefaultTerminal, Frame};
 use crate::events::EventList;
 use crate::live::{Counter, Threads, cpus};
 use crate::program::Signals;
-use crate::stat::grouped;
+use crate::stat::{Count, estimate, grouped};
 
 /// What to watch.
 #[derive(Debug, Args)]
@@ -157,21 +157,13 @@ fn row(id: u32, name: String, before: &[PerfCount], now: &[PerfCount], time: Dur
     });
     let each: Vec<PerfCount> = each.collect();
     let enabled = each.first().map_or(0, |count| count.enabled_ns);
+    let estimates: Vec<Count> = each.into_iter().map(estimate).collect();
     Row {
         id,
         name,
-        counts: each.iter().map(scaled).collect(),
-        estimated: each.iter().any(|count| count.running_ns != count.enabled_ns),
+        counts: estimates.iter().map(|estimate| estimate.value).collect(),
+        estimated: estimates.iter().any(|estimate| estimate.share < 1.0),
         share: Duration::from_nanos(enabled).as_secs_f64() / time.as_secs_f64().max(1e-9),
-    }
-}
-
-/// What would have been counted all the time.
-fn scaled(PerfCount { count, enabled_ns, running_ns }: &PerfCount) -> u64 {
-    match running_ns {
-        0 => 0,
-        _ if running_ns == enabled_ns => *count,
-        _ => (*count as f64 * *enabled_ns as f64 / *running_ns as f64).round() as u64,
     }
 }
 

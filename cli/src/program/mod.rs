@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use libc::pid_t;
+use libc::{c_int, pid_t};
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 /// What is observed.
@@ -44,15 +44,11 @@ impl Signals {
     /// ignored signals, are not handed down to the program.
     pub fn handle(target: Target<'_>, interval: Option<Duration>) -> io::Result<Self> {
         let signals = Self { intervals: interval.is_some(), ..Self::default() };
-        for signal in [SIGINT, SIGQUIT] {
-            signal_hook::flag::register(signal, signals.interrupted.clone())?;
-        }
+        signals.interrupted_by(&[SIGINT, SIGQUIT])?;
         let foreign = matches!(target, Target::Process(..));
         if foreign {
             // The process must not keep what it was given.
-            for signal in [SIGTERM, SIGHUP] {
-                signal_hook::flag::register(signal, signals.interrupted.clone())?;
-            }
+            signals.interrupted_by(&[SIGTERM, SIGHUP])?;
         }
         if let Some(interval) = interval.or(foreign.then_some(LOOK)) {
             signal_hook::flag::register(SIGALRM, signals.alarmed.clone())?;
@@ -64,10 +60,15 @@ impl Signals {
     /// Those that ask for an end of what would go on for ever.
     pub fn to_end() -> io::Result<Self> {
         let signals = Self::default();
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, signals.interrupted.clone())?;
-        }
+        signals.interrupted_by(&[SIGINT, SIGTERM, SIGHUP])?;
         Ok(signals)
+    }
+
+    fn interrupted_by(&self, numbers: &[c_int]) -> io::Result<()> {
+        for &number in numbers {
+            signal_hook::flag::register(number, self.interrupted.clone())?;
+        }
+        Ok(())
     }
 
     /// Whether the caller wants an end.
@@ -81,9 +82,19 @@ impl Signals {
     }
 }
 
+/// All processes that there are.
+pub fn processes() -> io::Result<Vec<pid_t>> {
+    numbered("/proc")
+}
+
 /// The threads of a process.
 pub fn threads(pid: pid_t) -> io::Result<Vec<pid_t>> {
-    let entries = fs::read_dir(format!("/proc/{pid}/task"))?;
+    numbered(&format!("/proc/{pid}/task"))
+}
+
+/// The entries of a directory that are called by numbers.
+fn numbered(directory: &str) -> io::Result<Vec<pid_t>> {
+    let entries = fs::read_dir(directory)?;
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     Ok(entries.filter_map(number).collect())
 }

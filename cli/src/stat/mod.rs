@@ -17,6 +17,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use perfctr::{Event, Provider};
 
+pub use self::native::estimate;
 pub use self::output::grouped;
 
 use self::output::Output;
@@ -99,11 +100,11 @@ impl Options {
 
 /// How often an event occurred.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Count {
-    value: u64,
+pub struct Count {
+    pub value: u64,
     /// Which part of the time it was counted: less than 1 if there were not enough counters, and
     /// the value is an estimate then.
-    share: f64,
+    pub share: f64,
 }
 
 /// What one thread did.

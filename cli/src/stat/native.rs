@@ -14,7 +14,7 @@ use super::{Count, Run};
 use crate::live::Counter;
 use crate::program::child::{Child, Started};
 use crate::program::ptrace::{self, Change, Waited};
-use crate::program::{LOOK, Signals, Target, status, threads};
+use crate::program::{LOOK, Signals, Target, status};
 
 /// Observes the target.
 pub fn run(
@@ -70,9 +70,8 @@ impl Counting<'_, '_> {
         command: &[OsString],
         events: &[Event],
     ) -> Result<(u8, Duration)> {
-        let threads = threads(pid).with_context(|| format!("process {pid}"))?;
         let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
-        self.counter = Counter::of_threads(events, &threads)?;
+        self.counter = Counter::of_process(events, pid)?;
         let (first, start) = (child.as_ref().map(Child::pid), Instant::now());
         let started = child.map(Child::go).transpose()?;
         let mut status = 0;
@@ -112,7 +111,7 @@ fn lives(pid: pid_t) -> bool {
 }
 
 /// What the event would have counted if it had been counted all the time.
-fn estimate(PerfCount { count, enabled_ns, running_ns }: PerfCount) -> Count {
+pub fn estimate(PerfCount { count, enabled_ns, running_ns }: PerfCount) -> Count {
     if running_ns == enabled_ns {
         return Count { value: count, share: 1.0 };
     }

@@ -90,6 +90,27 @@ pub fn measure<const N: usize>(
     Ok(closing - opening)
 }
 
+/// As [`measure`], in a reading that nothing has disturbed: one that begins again executes, and so
+/// counts, more.
+///
+/// # Errors
+///
+/// Those of [`Session::read`]; [`Error::Disturbed`] if each of many readings began again.
+pub fn measure_undisturbed<const N: usize>(
+    session: &Session,
+    region: Region,
+    store: &mut u8,
+) -> Result<Reading<N>, Error> {
+    const ATTEMPTS: usize = 100;
+    for _ in 0..ATTEMPTS {
+        let reading = measure::<N>(session, region, store)?;
+        if reading.retries == 0 {
+            return Ok(reading);
+        }
+    }
+    Err(Error::Disturbed)
+}
+
 /// What [`measure`] of two counters counts beside the region; stepped once in a process.
 ///
 /// # Errors

@@ -4,14 +4,17 @@
 use std::fs;
 use std::io;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::ensure;
 use nix::Result;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 /// The calling thread.
 pub const SELF: Pid = Pid::from_raw(0);
+/// How long threads may take to come to rest.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The CPUs that the calling thread may run on.
 ///
@@ -34,6 +37,31 @@ pub fn run_on(thread: Pid, cpus: &[usize]) -> Result<()> {
         set.set(cpu)?;
     }
     sched_setaffinity(thread, &set)
+}
+
+/// Waits until all threads of a process sleep: what they execute on their way there belongs to what
+/// they were told to do.
+///
+/// # Errors
+///
+/// They do not come to rest, or there is no such process.
+pub fn wait_for_rest(pid: &str) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while !all_sleep(pid)? {
+        ensure!(start.elapsed() < PATIENCE, "process {pid} does not come to rest");
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn all_sleep(pid: &str) -> anyhow::Result<bool> {
+    let mut sleep = true;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may have ended since.
+        let Ok(status) = fs::read_to_string(thread?.path().join("status")) else { continue };
+        sleep &= status.lines().any(|line| line.starts_with("State:\tS"));
+    }
+    Ok(sleep)
 }
 
 /// What a thread gives.  If it has failed the program ends, since others would wait for it.

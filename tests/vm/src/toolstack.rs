@@ -4,12 +4,13 @@
 use std::fs;
 use std::io::{ErrorKind, Write, stdin};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
 use serde_json::{Value, json};
 
 use crate::xen::TOOLS;
@@ -334,12 +335,22 @@ fn said(console: &str) -> impl Iterator<Item = &str> {
     whole.filter_map(|line| line.trim_end().strip_prefix(MARK))
 }
 
-/// Mounts the kernel's file systems, in a tenant whose first program this is.
+/// A tenant whose first program this is: mounts the kernel's file systems, does this, says why it
+/// failed if it did, and switches the domain off.
 ///
 /// # Errors
 ///
-/// The kernel's.
-pub fn mount_all() -> Result<()> {
+/// The domain cannot be switched off.
+pub fn live(act: impl FnOnce() -> Result<()>) -> Result<ExitCode> {
+    if let Err(error) = mount_all().and_then(|()| act()) {
+        say(&json!({ "error": format!("{error:#}") }));
+    }
+    // The console takes what was said before this returns from the hypervisor.
+    match reboot(RebootMode::RB_POWER_OFF)? {}
+}
+
+/// Mounts the kernel's file systems.
+fn mount_all() -> Result<()> {
     for (kind, target) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         fs::create_dir_all(target)?;
         mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).context(target)?;

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! A session that notices whatever changes its thread's counters.
 
-use perfctr::{Error, Event, Provider, Reading, Session};
+use perfctr::{Event, Provider, Session};
 
-use crate::region::{self, Region, measure};
+use crate::region::{self, Region, measure_undisturbed};
 use crate::tally::equal;
 
 const REGION: Region = Region { first: 100, second: 50 };
-
-/// Tries to get an undisturbed reading.
-const ATTEMPTS: usize = 100;
 
 /// The calling thread counts its instructions and branches.
 #[derive(Debug)]
@@ -42,7 +39,8 @@ impl Witness {
     ///
     /// What is wrong.
     pub fn unchanged(&self) -> Result<(), String> {
-        let reading = self.undisturbed().map_err(|error| error.to_string())?;
+        let reading = measure_undisturbed::<2>(&self.session, REGION, &mut 0);
+        let reading = reading.map_err(|error| error.to_string())?;
         equal(reading.counts, self.expected)?;
         equal(reading.direct, true)
     }
@@ -54,17 +52,5 @@ impl Witness {
     /// What is wrong.
     pub fn exact(&self) -> anyhow::Result<()> {
         self.unchanged().map_err(anyhow::Error::msg)
-    }
-
-    /// Measures the region without a retry, whose cost is another constant.
-    fn undisturbed(&self) -> Result<Reading<2>, Error> {
-        let mut store = 0;
-        for _ in 0..ATTEMPTS {
-            let reading = measure::<2>(&self.session, REGION, &mut store)?;
-            if reading.retries == 0 {
-                return Ok(reading);
-            }
-        }
-        Err(Error::Disturbed)
     }
 }

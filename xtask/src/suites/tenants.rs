@@ -14,9 +14,10 @@ use crate::suites::report::Report;
 use crate::tools::cache;
 use crate::tools::cpio::Archive;
 
-/// AMD's core extension, and version 2 of its counters.
+/// AMD's core extension.
 const CORE: &str = ",+perfctr-core";
-const V2: &str = ",+perfctr-core,perfmon-v2=on";
+/// Version 2 of its counters (PerfMonV2).
+pub const V2: &str = ",+perfctr-core,perfmon-v2=on";
 
 /// Two boots, each with a storm in the tenant: with the driver's usual rate, and with one so low
 /// that emulation is fast enough to exceed it.

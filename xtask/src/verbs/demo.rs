@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Kind::AmdPv => {
             let mut spec = spec("pv-amd", args.seed)?;
             // Those that sample.
-            spec.topology.cpu.push_str(",+perfctr-core,perfmon-v2=on");
+            spec.topology.cpu.push_str(tenants::V2);
             (spec, &PV)
         }
         Kind::Pvh => (pvh_spec()?, &PVH),

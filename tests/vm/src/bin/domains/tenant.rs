@@ -5,23 +5,20 @@ use std::process::ExitCode;
 use std::thread;
 
 use anyhow::{Context, Result};
-use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::resource::{UsageWho, getrusage};
 use perfctr::{Event, PhysSlot};
 use serde_json::{Value, json};
 use vm_tests::module;
 use vm_tests::programs::{self, Attached, Running};
-use vm_tests::toolstack::{hear, mount_all, say};
+use vm_tests::toolstack::{hear, live, say};
 
 /// Does what it is told, until the domain is destroyed.
 pub fn run() -> Result<ExitCode> {
-    let end = mount_all().and_then(|()| programs::prepare()).and_then(|()| module::load());
-    if let Err(error) = end.and_then(|()| serve()) {
-        say(&json!({ "error": format!("{error:#}") }));
-    }
-    // The console takes what was said before this returns from the hypervisor.
-    reboot(RebootMode::RB_POWER_OFF)?;
-    unreachable!("the domain is off")
+    live(|| {
+        programs::prepare()?;
+        module::load()?;
+        serve()
+    })
 }
 
 fn serve() -> Result<()> {

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! A process that does what it is told, and comes to rest.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use vm_tests::region::Region;
-
-const PATIENCE: Duration = Duration::from_secs(60);
+use vm_tests::threads::wait_for_rest;
 
 /// The process: every line is how much to do.
 pub fn run() -> Result<()> {
@@ -53,12 +49,7 @@ impl Worker {
         let mut answer = String::new();
         self.answers.read_line(&mut answer)?;
         ensure!(answer == "done\n", "the worker says {answer:?}");
-        let (start, status) = (Instant::now(), format!("/proc/{}/status", self.pid()));
-        while !fs::read_to_string(&status)?.lines().any(|line| line.starts_with("State:\tS")) {
-            ensure!(start.elapsed() < PATIENCE, "the worker does not come to rest");
-            sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        wait_for_rest(&self.pid())
     }
 }
 

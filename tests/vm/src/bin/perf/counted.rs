@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, sleep, yield_now};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_INSTRUCTIONS,
@@ -15,7 +15,7 @@ use shared_abi::events::Generic;
 use shared_abi::slot::slots_of;
 use vm_tests::module;
 use vm_tests::perf::{Event, Whose, generic, raw};
-use vm_tests::region::Region;
+use vm_tests::region::{Region, measure_undisturbed};
 use vm_tests::rng::Rng;
 use vm_tests::step::{Executed, Kind, Trace};
 use vm_tests::threads::{SELF, run_on, take_away_and_give_back};
@@ -219,17 +219,8 @@ pub fn without_room(machine: &Machine) -> Result<()> {
     attributes.read_format = ENABLED_AND_RUNNING;
     let mut session = Session::open_with(Provider::Paravirt)?;
     let all = vec![perfctr::Event::BRANCHES.user(); general(machine)];
-    // A reading that is disturbed begins again, and what it executes then is counted as well.
     let branches = |session: &Session| -> Result<u64> {
-        for _ in 0..TURNS_MAX {
-            let before = session.read::<1>()?;
-            REGION.execute(&mut 0);
-            let after = session.read::<1>()?;
-            if after.retries == 0 {
-                return Ok((after - before).counts[0]);
-            }
-        }
-        bail!("each reading is disturbed")
+        Ok(measure_undisturbed::<1>(session, REGION, &mut 0)?.counts[0])
     };
     session.start(&all)?;
     let truth = branches(&session)?;

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::reboot::{RebootMode, reboot};
 use serde_json::{Value, json};
 use vm_tests::tally::{Tally, equal};
-use vm_tests::toolstack::{self, Kind, Tenant, Tsc, mount_all, mount_statistics, say};
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc, live, mount_statistics, say};
 use vm_tests::xen::Xen;
 use vm_tests::{disturb, module};
 
@@ -77,12 +76,7 @@ fn hear(tally: &mut Tally, tenant: &mut Tenant, tests: &[Test]) -> Result<()> {
 
 /// The tenant's part, which ends with the domain.
 pub fn run() -> Result<ExitCode> {
-    if let Err(error) = mount_all().and_then(|()| all()) {
-        say(&json!({ "error": format!("{error:#}") }));
-    }
-    // The console takes what was said before this returns from the hypervisor.
-    reboot(RebootMode::RB_POWER_OFF)?;
-    unreachable!("the domain is off")
+    live(all)
 }
 
 fn all() -> Result<()> {

@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use vm_tests::region::Region;
 use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::wait_for_rest;
 
 use crate::command::{PERFCTR, counts, stat};
 use crate::subject;
@@ -63,8 +64,7 @@ pub fn worker() -> Result<()> {
     Ok(())
 }
 
-/// Has the worker do this, and waits until it is done and all its threads wait for more: what they
-/// execute on their way there is part of it.
+/// Has the worker do this, and waits until it is done and all its threads wait for more.
 pub fn order(pid: &str, text: &str) -> Result<()> {
     // In one piece, since the worker executes more for two.
     let mut input = File::options().write(true).open(format!("/proc/{pid}/fd/0"))?;
@@ -72,23 +72,7 @@ pub fn order(pid: &str, text: &str) -> Result<()> {
     let mut answer = String::new();
     BufReader::new(File::open(format!("/proc/{pid}/fd/1"))?).read_line(&mut answer)?;
     ensure!(answer == "done\n", "the worker says {answer:?}");
-    let start = Instant::now();
-    while !sleeps(pid)? {
-        ensure!(start.elapsed() < PATIENCE, "the worker does not come to rest");
-        thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
-}
-
-/// Whether all threads of a process sleep.
-fn sleeps(pid: &str) -> Result<bool> {
-    let mut sleep = true;
-    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may have ended since.
-        let Ok(status) = fs::read_to_string(thread?.path().join("status")) else { continue };
-        sleep &= status.lines().any(|line| line.starts_with("State:\tS"));
-    }
-    Ok(sleep)
+    wait_for_rest(pid)
 }
 
 struct Worker(Child);

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Subcommand;
-use nix::sys::reboot::{RebootMode, reboot};
 use perfctr::overflow::Ring;
 use perfctr::rdpmc::{Hardware, survive_faults};
 use perfctr::{Event, Provider, Session};
@@ -17,7 +16,7 @@ use shared_abi::read::Counters;
 use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{mount_all, say};
+use vm_tests::toolstack::{live, say};
 
 use crate::counting::{self, Domain};
 use crate::{demo, events, frames, held, inside, peek, samples};
@@ -68,12 +67,7 @@ pub fn run(role: &Role) -> Result<ExitCode> {
         println!("{}", Hardware.rdpmc(0));
         return Ok(ExitCode::SUCCESS);
     }
-    if let Err(error) = mount_all().and_then(|()| act(role)) {
-        say(&json!({ "error": format!("{error:#}") }));
-    }
-    // The console takes what was said before this returns from the hypervisor.
-    reboot(RebootMode::RB_POWER_OFF)?;
-    unreachable!("the domain is off")
+    live(|| act(role))
 }
 
 fn act(role: &Role) -> Result<()> {

@@ -8,12 +8,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::reboot::{RebootMode, reboot};
 use serde_json::{Value, json};
 use shared_abi::hypercall::OP_DOMAIN;
 use vm_tests::module;
 use vm_tests::raw::{Argument, Refusal};
-use vm_tests::toolstack::{self, Tenant, Tsc, mount_all, say};
+use vm_tests::toolstack::{self, Tenant, Tsc, live, say};
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::coverage::Coverage;
@@ -55,11 +54,10 @@ pub fn beside(options: &Options) -> Result<Tried> {
 
 /// The tenant's part, which ends with it.
 pub fn inside(calls: u64, seed: u64) -> Result<ExitCode> {
-    let said = mount_all().and_then(|()| fuzz(calls, seed));
-    say(&said.unwrap_or_else(|error| json!({ "error": format!("{error:#}") })));
-    // The console takes what was said before this returns from the hypervisor.
-    reboot(RebootMode::RB_POWER_OFF)?;
-    unreachable!("the domain is off")
+    live(|| {
+        say(&fuzz(calls, seed)?);
+        Ok(())
+    })
 }
 
 /// Who counts is not this domain's to decide, which it is told before its argument is looked at.
