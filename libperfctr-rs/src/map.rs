@@ -79,13 +79,13 @@ impl Pages {
         read_thread(self.thread(), |n| self.vcpu(n), &Hardware, counts)
     }
 
-    /// As [`read`](Self::read), without the TSC.  Gives the failed attempts.
+    /// As [`read`](Self::read), but that the snapshot's TSC has no meaning.
     ///
     /// # Errors
     ///
     /// Those of [`read`](Self::read).
     #[inline(always)]
-    pub fn counts(&self, counts: &mut [u64]) -> Result<u32, ReadError> {
+    pub fn counts(&self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
         if self.forked() {
             return Err(no_pages());
         }

@@ -48,7 +48,7 @@ pub trait Counters {
         half.load(Relaxed)
     }
 
-    /// The same word, of which the compiler no longer knows anything.
+    /// The same word, which the compiler has computed here, and no longer knows anything of.
     #[inline(always)]
     fn opaque(&self, word: u64) -> u64 {
         black_box(word)
@@ -88,44 +88,44 @@ pub fn read_thread<'a>(
     hw: &impl Counters,
     counts: &mut [u64],
 ) -> Result<Snapshot, ReadError> {
-    let mut tsc = 0;
-    let retries = attempt(thread, vcpus, hw, Some(&mut tsc), counts)?;
-    Ok(Snapshot { tsc, retries })
+    attempt::<true>(thread, vcpus, hw, counts)
 }
 
-/// As [`read_thread`], without the TSC.  Gives the failed attempts.
+/// As [`read_thread`], but that the snapshot's TSC has no meaning.
 #[inline(always)]
 pub fn read_counts<'a>(
     thread: &ThreadPage,
     vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
     hw: &impl Counters,
     counts: &mut [u64],
-) -> Result<u32, ReadError> {
-    attempt(thread, vcpus, hw, None, counts)
+) -> Result<Snapshot, ReadError> {
+    attempt::<false>(thread, vcpus, hw, counts)
 }
 
-/// Attempts until one is undisturbed; gives how many failed before.
+/// Attempts until one is undisturbed.
+///
+/// Without the TSC, too, the answer is a whole [`Snapshot`]: compilers pack one of a word's size
+/// into that word, and take it apart again.
 #[inline(always)]
-fn attempt<'a>(
+fn attempt<'a, const TSC: bool>(
     thread: &ThreadPage,
     vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
     hw: &impl Counters,
-    mut tsc: Option<&mut u64>,
     counts: &mut [u64],
-) -> Result<u32, ReadError> {
+) -> Result<Snapshot, ReadError> {
     let mut retries = 0;
     loop {
-        match once(thread, vcpus, hw, tsc.as_deref_mut(), counts) {
+        match once::<TSC>(thread, vcpus, hw, counts) {
             // One branch on both words: two would make an attempt's cost depend on which has
             // changed, and compilers split even a joint comparison unless its operand is opaque.
-            Some(change) => {
+            Some((tsc, change)) => {
                 if hw.opaque(change) == 0 {
-                    return Ok(retries);
+                    return Ok(Snapshot { tsc, retries });
                 }
             }
             None => {
-                if let Some(answer) = otherwise(thread, vcpus, tsc.as_deref_mut(), counts) {
-                    return answer.map(|()| retries);
+                if let Some(answer) = otherwise(thread, vcpus, counts) {
+                    return answer.map(|tsc| Snapshot { tsc, retries });
                 }
             }
         }
@@ -136,18 +136,17 @@ fn attempt<'a>(
     }
 }
 
-/// One attempt of a running thread: 0 if nothing has disturbed it; `None` if the pages do not let
-/// it read directly.
+/// One attempt of a running thread: its TSC, and 0 if nothing has disturbed it; `None` if the pages
+/// do not let it read directly.
 #[inline(always)]
-fn once<'a>(
+fn once<'a, const TSC: bool>(
     thread: &ThreadPage,
     vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
     hw: &impl Counters,
-    tsc: Option<&mut u64>,
     counts: &mut [u64],
-) -> Option<u64> {
+) -> Option<(u64, u64)> {
     let stamp = thread.seq.stamp();
-    if !hw.load_half(&thread.state) & (THREAD_ACTIVE | THREAD_DIRECT) != 0 {
+    if hw.load_half(&thread.state) & THREAD_DIRECT == 0 {
         return None;
     }
     let vcpu = vcpus(planted!(PageOfFirstVcpu, hw.load_half(&thread.vcpu), 0))?;
@@ -158,13 +157,14 @@ fn once<'a>(
     if counts.len() > hw.load_half(&thread.counters) as usize {
         return None;
     }
-    match tsc {
-        Some(tsc) => {
-            let phys = vcpu_tsc(vcpu, hw);
-            *tsc = log_thread(hw.load(&thread.tsc_sum), hw.load(&thread.tsc_start), phys);
-        }
-        None => hw.fence(),
-    }
+    let tsc = if TSC {
+        let phys = vcpu_tsc(vcpu, hw);
+        // Compilers would rather keep its six parts until they know that the attempt succeeds.
+        hw.opaque(log_thread(hw.load(&thread.tsc_sum), hw.load(&thread.tsc_start), phys))
+    } else {
+        hw.fence();
+        0
+    };
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
         let counter = vcpu.slots.get(hw.load_half(&slot.slot) as usize)?;
         let phys = vcpu_counter(counter, hw, hw.rdpmc(hw.load_half(&slot.rdpmc)));
@@ -174,25 +174,24 @@ fn once<'a>(
         planted!(VcpuSeqNotRechecked, vcpu.seq.change(vcpu_stamp, |word| hw.load(word)), 0);
     let thread_change =
         planted!(ThreadSeqNotRechecked, thread.seq.change(stamp, |word| hw.load(word)), 0);
-    Some(vcpu_change | thread_change)
+    Some((tsc, vcpu_change | thread_change))
 }
 
-/// What a thread is told that is not running, or may not read directly; `None` if that has just
-/// changed.
+/// What a thread is told that is not running, its TSC's sum, or that may not read directly; `None`
+/// if that has just changed.
 #[cold]
 #[inline(never)]
 fn otherwise<'a>(
     thread: &ThreadPage,
     vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
-    tsc: Option<&mut u64>,
     counts: &mut [u64],
-) -> Option<Result<(), ReadError>> {
+) -> Option<Result<u64, ReadError>> {
     let stamp = thread.seq.stamp();
     let state = thread.state.load(Relaxed);
     let answer = if state & THREAD_FAILED != 0 {
         Err(ReadError::NotLoaded(thread.error.load(Relaxed)))
     } else if state & THREAD_ACTIVE == 0 {
-        sums(thread, tsc, counts)
+        sums(thread, counts)
     } else if state & THREAD_DIRECT == 0 {
         Err(ReadError::NotDirect)
     } else {
@@ -201,16 +200,12 @@ fn otherwise<'a>(
     thread.seq.still(stamp).then_some(answer)
 }
 
-/// The sums of a thread that does not count now.
-fn sums(thread: &ThreadPage, tsc: Option<&mut u64>, counts: &mut [u64]) -> Result<(), ReadError> {
+/// The sums of a thread that does not count now.  Gives the TSC's.
+fn sums(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     if counts.len() > thread.counters.load(Relaxed) as usize {
         return Err(ReadError::Malformed);
     }
-    let sum = copy_sums(thread, counts);
-    if let Some(tsc) = tsc {
-        *tsc = sum;
-    }
-    Ok(())
+    Ok(copy_sums(thread, counts))
 }
 
 /// Why a thread whose page lets it read directly does not get `asked` counters; `None` if it does

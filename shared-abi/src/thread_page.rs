@@ -8,7 +8,8 @@ use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
 
 /// [`ThreadPage::state`]: the thread is resumed and its counters count; otherwise sums are final.
 pub const THREAD_ACTIVE: u32 = 1 << 0;
-/// [`ThreadPage::state`]: while active, RDPMC and RDTSC may be used; otherwise ask the kernel.
+/// [`ThreadPage::state`]: RDPMC and RDTSC may be used; otherwise, if active, ask the kernel.  Never
+/// without [`THREAD_ACTIVE`], so that readers have one bit to look at.
 pub const THREAD_DIRECT: u32 = 1 << 1;
 /// [`ThreadPage::state`]: the time-stamp counter is counted.
 pub const THREAD_TSC: u32 = 1 << 2;

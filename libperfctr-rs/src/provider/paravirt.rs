@@ -6,7 +6,7 @@ use shared_abi::ioctl::{
     CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_TSC, Control, Create, FEATURE_KEEP_PERIOD, Info,
 };
 use shared_abi::limits::MAX_COUNTERS;
-use shared_abi::read::ReadError;
+use shared_abi::read::{ReadError, Snapshot};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, Errno, PmuCaps, ThreadPage, VcpuPage};
@@ -113,18 +113,22 @@ impl Paravirt {
 
     #[inline(always)]
     pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
-        match self.pages.read(counts) {
-            Ok(snapshot) => {
-                Ok(Taken { tsc: snapshot.tsc, retries: snapshot.retries, direct: true })
-            }
-            Err(error) => self.read_otherwise(error, counts),
-        }
+        self.taken(self.pages.read(counts), counts)
     }
 
     #[inline(always)]
     pub(crate) fn counts(&self, counts: &mut [u64]) -> Result<Taken, Error> {
-        match self.pages.counts(counts) {
-            Ok(retries) => Ok(Taken { tsc: 0, retries, direct: true }),
+        self.taken(self.pages.counts(counts), counts)
+    }
+
+    #[inline(always)]
+    fn taken(
+        &self,
+        snapshot: Result<Snapshot, ReadError>,
+        counts: &mut [u64],
+    ) -> Result<Taken, Error> {
+        match snapshot {
+            Ok(Snapshot { tsc, retries }) => Ok(Taken { tsc, retries, direct: true }),
             Err(error) => self.read_otherwise(error, counts),
         }
     }
