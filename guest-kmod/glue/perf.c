@@ -172,6 +172,65 @@ static const struct attribute_group perfctr_format_group = {
 	.attrs = perfctr_format_attrs,
 };
 
+/* Event and unit mask of one of perf's generic events; 0 if there is none. */
+static u64 perfctr_generic_select(u64 id)
+{
+	struct perfctr_wanted wanted;
+
+	if (perfctr_core_event_wanted(&perfctr_query, PERF_TYPE_HARDWARE, id,
+				      PERFCTR_EVNTSEL_USR, false, &wanted))
+		return 0;
+	return wanted.general & 0xffff;
+}
+
+static ssize_t perfctr_event_show(struct device *dev,
+				  struct device_attribute *attr, char *page)
+{
+	const struct perf_pmu_events_attr *event =
+		container_of(attr, struct perf_pmu_events_attr, attr);
+	u64 select = perfctr_generic_select(event->id);
+
+	return sysfs_emit(page, "event=0x%02llx,umask=0x%02llx\n",
+			  select & 0xff, select >> 8);
+}
+
+#define PERFCTR_EVENT(name_, id_)                                    \
+	{                                                            \
+		.attr = { .attr = { .name = (name_), .mode = 0444 }, \
+			  .show = perfctr_event_show },              \
+		.id = (id_),                                         \
+	}
+
+static struct perf_pmu_events_attr perfctr_events[] = {
+	PERFCTR_EVENT("cpu-cycles", PERF_COUNT_HW_CPU_CYCLES),
+	PERFCTR_EVENT("instructions", PERF_COUNT_HW_INSTRUCTIONS),
+	PERFCTR_EVENT("cache-references", PERF_COUNT_HW_CACHE_REFERENCES),
+	PERFCTR_EVENT("cache-misses", PERF_COUNT_HW_CACHE_MISSES),
+	PERFCTR_EVENT("branch-instructions", PERF_COUNT_HW_BRANCH_INSTRUCTIONS),
+	PERFCTR_EVENT("branch-misses", PERF_COUNT_HW_BRANCH_MISSES),
+	PERFCTR_EVENT("bus-cycles", PERF_COUNT_HW_BUS_CYCLES),
+};
+
+static struct attribute *perfctr_event_attrs[] = {
+	&perfctr_events[0].attr.attr, &perfctr_events[1].attr.attr,
+	&perfctr_events[2].attr.attr, &perfctr_events[3].attr.attr,
+	&perfctr_events[4].attr.attr, &perfctr_events[5].attr.attr,
+	&perfctr_events[6].attr.attr, NULL,
+};
+
+/* What this CPU has, and the host lets this domain count. */
+static umode_t perfctr_event_visible(struct kobject *kobj,
+				     struct attribute *attr, int n)
+{
+	return perfctr_generic_select(perfctr_events[n].id) ? attr->mode : 0;
+}
+
+static const struct attribute_group perfctr_events_group = {
+	.name = "events",
+	.attrs = perfctr_event_attrs,
+	.is_visible = perfctr_event_visible,
+};
+
 static ssize_t max_precise_show(struct device *dev,
 				struct device_attribute *attr, char *page)
 {
@@ -200,6 +259,7 @@ static const struct attribute_group perfctr_caps_group = {
 
 static const struct attribute_group *perfctr_pmu_groups[] = {
 	&perfctr_format_group,
+	&perfctr_events_group,
 	&perfctr_caps_group,
 	NULL,
 };

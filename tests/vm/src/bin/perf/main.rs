@@ -167,6 +167,7 @@ fn here() -> Result<ExitCode> {
         place::of_the_kernel,
     );
     test("perf stat counts the same each time", stat::exact);
+    test("perf stat counts the events that the PMU lists", stat::listed);
     test("perf stat -r has no spread", stat::repeated);
     test("perf stat -I tells all in its intervals", stat::intervals);
     test("perf stat counts groups as a whole", stat::groups);
