@@ -108,7 +108,8 @@ impl Cause {
             ),
             Self::DomainKind => (
                 "the driver does not serve this kind of domain",
-                "64-bit PV guests with tsc_mode=\"native\" are served",
+                "64-bit PV guests with tsc_mode=\"native\" are served, and 64-bit PVH guests on \
+                 AMD's CPUs",
             ),
             Self::OtherCounters => (
                 "this host has other counters than the one before, where the kernel module was \
@@ -330,5 +331,31 @@ mod tests {
             "native: kernel.perf_event_paranoid is 4; `sysctl kernel.perf_event_paranoid=2` or \
              CAP_PERFMON lets the caller count [Permission denied (os error 13)]"
         );
+    }
+
+    #[test]
+    fn the_book_explains_every_cause() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/troubleshooting.md");
+        let page = fs::read_to_string(page).unwrap();
+        for cause in [
+            Cause::NoXen,
+            Cause::NoModule,
+            Cause::DeviceAccess,
+            Cause::NoDriver,
+            Cause::DriverOff,
+            Cause::Forbidden,
+            Cause::DomainKind,
+            Cause::OtherCounters,
+            Cause::CpusCounted,
+            Cause::ModulePolicy,
+            Cause::NoPmu,
+            Cause::Paranoid(3),
+            Cause::Seccomp,
+            Cause::SecurityModule,
+            Cause::NoPerfEvents,
+            Cause::Other,
+        ] {
+            assert!(page.contains(&format!("| {} |", cause.reason())), "{cause}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! A VM suite boots as few machines as it can and reports any number of tests. Where it runs a
 //! program of `tests/vm`, both have one name.
 
+mod book;
 mod browser;
 mod domains;
 mod driver;
@@ -63,6 +64,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "domains", tier: Vm, run: domains::run },
     Suite { name: "stat", tier: Vm, run: stat::run },
     Suite { name: "perf", tier: Vm, run: perf::run },
+    Suite { name: "book", tier: Vm, run: book::run },
     Suite { name: "shim", tier: Vm, run: shim::run },
     Suite { name: "packages", tier: Vm, run: packages::run },
     Suite { name: "versions", tier: Vm, run: versions::run },

@@ -17,6 +17,9 @@ const END: &str = "<!-- until here -->";
 /// Where the picture is.
 const PICTURE: &str = "docs/flame-graph.svg";
 
+/// How the program is compiled: whoever calls is to be seen in its stack.
+pub const FLAGS: [&str; 2] = ["-O2", "-fno-optimize-sibling-calls"];
+
 /// What is typed.
 const COMMANDS: [&str; 3] = [
     "perfctr info",
@@ -33,8 +36,7 @@ const SAMPLES_APART: u64 = 1;
 
 /// Has the machine run the commands before its own.
 pub fn prepare(spec: &mut Spec) -> Result<()> {
-    let flags = ["-O2", "-fno-optimize-sibling-calls"];
-    spec.files.push((assembled("primes.c", &flags)?, "/work/primes".to_owned()));
+    spec.files.push((assembled("primes.c", &FLAGS)?, "/work/primes".to_owned()));
     spec.files.push((script()?, "/work/readme.sh".to_owned()));
     let own = spec.command.iter().map(|word| word.to_string_lossy().into_owned());
     let both = format!("sh /work/readme.sh && {}", own.collect::<Vec<_>>().join(" "));
@@ -120,7 +122,7 @@ fn same_screen(shown: &str, printed: &str) -> Result<()> {
     Ok(())
 }
 
-fn same_line(shown: &str, printed: &str) -> bool {
+pub fn same_line(shown: &str, printed: &str) -> bool {
     let rows = [row(shown), row(printed)];
     if let [Some((shown, one)), Some((printed, other))] = rows {
         return one == other && near(shown, printed);

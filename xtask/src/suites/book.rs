@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The book in `docs/`: its table of contents, and the commands that it shows, each run on the
+//! machine that their block names.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::readme::{self, same_line};
+use super::stat::assembled;
+use crate::artefacts::{rootfs, shim};
+use crate::machine::{self, Spec, Status};
+use crate::suites::report::{Report, Volume, all};
+use crate::tools::{cache, sh};
+
+/// What blocks call a machine, and its topology.
+const PLACES: [(&str, &str); 2] = [("guest", "pv"), ("bare", "native")];
+
+/// A line of a block for any number of lines.
+const ANY: &str = "...";
+
+/// Pages that are no chapters: the table of contents itself.
+const CONTENTS: &str = "SUMMARY.md";
+
+/// A boot for each machine in the long run; the usual one looks at the text.
+pub fn run(report: &mut Report) -> Result<()> {
+    let pages = pages()?;
+    report.test("each page is in the table of contents, and each block has a machine", || {
+        contents(&pages)?;
+        pages.iter().try_for_each(|page| blocks(page).map(drop))
+    });
+    if report.volume == Volume::Usual {
+        return Ok(());
+    }
+    for (place, topology) in PLACES {
+        let mut commands = Vec::new();
+        for page in &pages {
+            commands.extend(blocks(page)?.into_iter().filter(|command| command.place == place));
+        }
+        let out = type_in(place, topology, &commands)?;
+        for (n, command) in commands.iter().enumerate() {
+            let name = format!("{}, {place}: {}", command.page, command.typed);
+            report.test(&name, || command.compare(&out.join(n.to_string())));
+        }
+    }
+    Ok(())
+}
+
+/// A page's name and text.
+type Page = (String, String);
+
+fn pages() -> Result<Vec<Page>> {
+    let mut pages = Vec::new();
+    for entry in fs::read_dir(sh::project().join("docs"))? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        if name.ends_with(".md") {
+            pages.push((name, fs::read_to_string(path)?));
+        }
+    }
+    pages.sort();
+    Ok(pages)
+}
+
+/// That its links lead somewhere is looked at by `check`.
+fn contents(pages: &[Page]) -> Result<()> {
+    let (_, contents) =
+        pages.iter().find(|(name, _)| name == CONTENTS).context("no table of contents")?;
+    for (name, _) in pages {
+        let listed = contents.contains(&format!("]({name})"));
+        ensure!(listed || name == CONTENTS, "{name} is not in docs/{CONTENTS}");
+    }
+    Ok(())
+}
+
+/// One command of a block.
+#[derive(Debug, PartialEq, Eq)]
+struct Command<'a> {
+    page: &'a str,
+    place: &'a str,
+    typed: &'a str,
+    /// What the book says that it prints.
+    shown: Vec<&'a str>,
+}
+
+/// Every command of a page, in the order in which they are typed.
+fn blocks((page, text): &Page) -> Result<Vec<Command<'_>>> {
+    let mut commands: Vec<Command<'_>> = Vec::new();
+    let mut place = None;
+    for line in text.lines() {
+        if let Some(kind) = line.strip_prefix("```") {
+            place = match (place, kind.strip_prefix("console")) {
+                (None, Some(name)) => {
+                    let name = name.trim();
+                    let known = PLACES.iter().any(|(place, _)| *place == name);
+                    ensure!(known, "{page}: `console {name}`, expected one of {PLACES:?}");
+                    Some(name)
+                }
+                _ => None,
+            };
+            continue;
+        }
+        let Some(place) = place else { continue };
+        match (line.strip_prefix("$ "), commands.last_mut()) {
+            (Some(typed), _) => {
+                commands.push(Command { page, place, typed, shown: Vec::new() });
+            }
+            (None, Some(last)) if last.place == place => last.shown.push(line),
+            _ => bail!("{page}: a block begins with `{line}`, expected `$ ` and a command"),
+        }
+    }
+    Ok(commands)
+}
+
+/// Has a machine run the commands, each page's in a directory of its own; gives what it has left.
+fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<PathBuf> {
+    let mut script = "PATH=/work:$PATH\nmkdir -p /out\n".to_owned();
+    for (n, Command { page, typed, .. }) in commands.iter().enumerate() {
+        script += &format!(
+            "mkdir -p /tmp/{page} && cd /tmp/{page} && ln -sf /work/primes .\n\
+             {{ {typed}\n}} > /out/{n} 2>&1 < /dev/null\necho \"status $?\" >> /out/{n}\n"
+        );
+    }
+    let path = cache::root()?.join(format!("work/book-{place}.sh"));
+    fs::write(&path, script)?;
+    let mut spec = Spec::new(topology, ["sh", "/work/book.sh"])?;
+    spec.module = topology == "pv";
+    spec.timeout = Duration::from_secs(900);
+    spec.add_program("cli", "perfctr")?;
+    spec.files.push((path, "/work/book.sh".into()));
+    spec.files.push((assembled("primes.c", &readme::FLAGS)?, "/work/primes".into()));
+    spec.files.push((rootfs::perf()?, "/".into()));
+    let prefix = cache::root()?.join("work/book-shim");
+    shim::install(&prefix)?;
+    spec.files.push((prefix.join("bin/perfex"), "/usr/bin/perfex".into()));
+    let out = cache::root()?.join("work/book-out").join(place);
+    if out.exists() {
+        fs::remove_dir_all(&out)?;
+    }
+    spec.out = Some(out.clone());
+    let outcome = machine::run(&spec)?;
+    ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+    Ok(out)
+}
+
+impl Command<'_> {
+    /// What it has printed into the file is what is shown, and it succeeded.
+    fn compare(&self, printed: &Path) -> Result<()> {
+        let text = fs::read_to_string(printed).with_context(|| printed.display().to_string())?;
+        let said = |lines: &str| format!("{}\n{lines}", self.shown.join("\n"));
+        let ended = text.strip_suffix("status 0\n");
+        let text = ended.with_context(|| format!("it failed:\n{text}"))?;
+        let printed: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let shown: Vec<&str> =
+            self.shown.iter().copied().filter(|line| !line.trim().is_empty()).collect();
+        ensure!(matches(&shown, &printed), "{}", said(text));
+        Ok(())
+    }
+}
+
+/// Line by line, but that some lines stand for any number of them.
+fn matches(shown: &[&str], printed: &[&str]) -> bool {
+    match (shown, printed) {
+        ([], _) => printed.is_empty(),
+        ([ANY, rest @ ..], _) => (0..=printed.len()).any(|n| matches(rest, &printed[n..])),
+        ([one, shown @ ..], [other, printed @ ..]) => {
+            same_line(one, other) && matches(shown, printed)
+        }
+        (_, []) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_commands_and_what_they_print() {
+        let text = "x\n```sh\n$ no\n```\n```console guest\n$ one\nsays\n$ two\n```\n$ text\n";
+        let page = ("page.md".to_owned(), text.to_owned());
+        let command = |typed, shown: &[&'static str]| Command {
+            page: "page.md",
+            place: "guest",
+            typed,
+            shown: shown.to_vec(),
+        };
+        assert_eq!(blocks(&page).unwrap(), [command("one", &["says"]), command("two", &[])]);
+        for text in ["```console\n$ one\n```\n", "```console guest\nsays\n```\n"] {
+            blocks(&("page.md".to_owned(), text.to_owned())).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn dots_stand_for_any_lines_and_nothing_else_does() {
+        let same = |shown: &str, printed: &str| {
+            matches(&shown.lines().collect::<Vec<_>>(), &printed.lines().collect::<Vec<_>>())
+        };
+        assert!(same("", "") && same("...", "") && same("...", "a\nb") && same("a\n...", "a\nb"));
+        assert!(same("...\nb\n...", "a\nb\nc") && same("...\nc", "a\nb\nc"));
+        assert!(!same("", "a") && !same("a", "") && !same("...\nb", "a\nb\nc") && !same("a", "b"));
+    }
+}
