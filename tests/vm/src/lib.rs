@@ -22,6 +22,8 @@ pub mod raw;
 pub mod region;
 pub mod reload;
 pub mod rng;
+pub mod round;
+pub mod sampled;
 pub mod shared;
 pub mod stats;
 pub mod step;

@@ -33,7 +33,7 @@ mod vm_fuzz;
 
 pub use self::model::simulator_command as simulator;
 use self::report::Suite;
-use self::report::Tier::{Model, Vm};
+use self::report::Tier::{Long, Model, Vm};
 
 /// Every suite, in the order in which they run: what is quick, and what later ones rely on, comes
 /// first.
@@ -61,6 +61,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "programs", tier: Vm, run: programs::run },
     Suite { name: "tenants", tier: Vm, run: tenants::run },
     Suite { name: "amd", tier: Vm, run: tenants::amd },
+    Suite { name: "migrate", tier: Long, run: tenants::migrate },
     Suite { name: "domains", tier: Vm, run: domains::run },
     Suite { name: "stat", tier: Vm, run: stat::run },
     Suite { name: "perf", tier: Vm, run: perf::run },

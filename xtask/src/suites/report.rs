@@ -15,6 +15,8 @@ pub enum Tier {
     Model,
     /// The testbed's virtual machine.
     Vm,
+    /// The same, for longer than the usual run may take: in the long tier, or where it is named.
+    Long,
 }
 
 /// How much of the same is run.

@@ -53,6 +53,17 @@ fn beside_pvh(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
+/// One boot: a PVH tenant on an AMD CPU counts and samples while it is restored and migrated; in
+/// the long tier also while it is saved and goes on.
+pub fn migrate(report: &mut Report) -> Result<()> {
+    let mut spec = spec("pv-amd", "all", &["/work/tenants", "migrate"])?;
+    spec.topology.cpu.push_str(V2);
+    // A tenant that is migrated is there twice for a while.
+    spec.topology.memory_mib += 512;
+    spec.timeout = Duration::from_secs(1800);
+    report.program(spec, "tenants")
+}
+
 /// A topology, the driver's options, and the command, which may create tenants.
 pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;

@@ -41,7 +41,8 @@ impl Args {
         let tier = match self.tier {
             Some(Choice::Model) => suite.tier == Tier::Model,
             Some(Choice::Vm) => suite.tier == Tier::Vm,
-            Some(Choice::Long) | None => true,
+            Some(Choice::Long) => true,
+            None => suite.tier != Tier::Long || self.suite.is_some(),
         };
         tier && suite.name.contains(self.suite.as_deref().unwrap_or_default())
     }
@@ -111,6 +112,15 @@ fn summary(reports: &[Report]) -> String {
 mod tests {
     use super::*;
     use crate::machine::{Boots, Repeat};
+
+    #[test]
+    fn what_takes_long_is_run_where_it_is_asked_for() {
+        let slow = Suite { name: "slow", tier: Tier::Long, run: |_| Ok(()) };
+        let wants =
+            |tier, suite: Option<&str>| Args { tier, suite: suite.map(str::to_owned) }.wants(&slow);
+        assert!(wants(Some(Choice::Long), None) && wants(None, Some("slow")));
+        assert!(!wants(None, None) && !wants(Some(Choice::Vm), None));
+    }
 
     #[test]
     fn the_summary_hides_nothing() {

@@ -12,12 +12,12 @@ use nix::unistd::{Pid, gettid};
 use vm_tests::disturb::Returns;
 use vm_tests::region::Region;
 use vm_tests::rng::Rng;
+use vm_tests::round::{Constants, Overflows, Shape, round};
+use vm_tests::sampled::{self, SKIDS};
 use vm_tests::threads::{SELF, or_exit, run_on};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
-use crate::round::{Constants, Overflows, Shape, round};
-use crate::sampled::{self, SKIDS};
 use crate::{Options, disturb};
 
 /// Each sampling thread's period, unit: instructions.

@@ -7,13 +7,13 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 use shared_abi::hypercall::{HOOK_INTERRUPT, HOOK_LOAD, HOOK_TOGGLE, HvHookStats, HvStats};
 use vm_tests::region::Region;
+use vm_tests::round::{Shape, round};
+use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, run_on};
 use vm_tests::xen::Xen;
 
 use crate::report::Report;
-use crate::round::{Shape, round};
-use crate::sampled;
 
 /// Sampled periods.
 const SAMPLES: u64 = 1_000;

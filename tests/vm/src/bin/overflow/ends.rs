@@ -14,12 +14,12 @@ use nix::errno::Errno;
 use perfctr::Session;
 use vm_tests::module;
 use vm_tests::region::Region;
+use vm_tests::round::{Shape, round};
+use vm_tests::sampled;
 use vm_tests::stats::until_threads;
 use vm_tests::threads::{SELF, cpus, run_on, take_away_and_give_back};
 
 use crate::competition::end_while_sampling;
-use crate::round::{Shape, round};
-use crate::sampled;
 
 /// A named test.
 type Test = (&'static str, fn() -> Result<()>);

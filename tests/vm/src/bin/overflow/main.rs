@@ -7,8 +7,6 @@ mod cost;
 mod ends;
 mod pending;
 mod report;
-mod round;
-mod sampled;
 mod storm;
 
 use std::path::PathBuf;
@@ -18,6 +16,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use vm_tests::disturb::{self, Returns};
 use vm_tests::region;
+use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::cpus;
 use vm_tests::xen::Xen;

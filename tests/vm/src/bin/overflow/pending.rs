@@ -13,9 +13,8 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use perfctr::Event;
+use vm_tests::sampled::{self, SIGNAL, Told};
 use vm_tests::threads::{SELF, run_on};
-
-use crate::sampled::{self, SIGNAL, Told};
 
 /// Longer than the way of a signal through the kernel, so that the thread gets on between two, and
 /// than the kernel disables interrupts when it does not have to wait.

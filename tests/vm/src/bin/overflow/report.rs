@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 use perfctr::Session;
 use serde_json::{Map, Value};
 use shared_abi::sync::Ordering::Relaxed;
+use vm_tests::round::Overflows;
+use vm_tests::sampled::{self, SKIDS};
 use vm_tests::stats::ModuleStats;
 
 use crate::competition::{Log, Outcome};
 use crate::pending;
-use crate::round::Overflows;
-use crate::sampled::{self, SKIDS};
 
 /// What the run has shown.
 #[derive(Debug, Default)]

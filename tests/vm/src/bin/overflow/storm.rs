@@ -7,14 +7,14 @@ use std::thread;
 use anyhow::{Context, Result};
 use shared_abi::sync::Ordering::Relaxed;
 use vm_tests::region::Region;
+use vm_tests::round::{Constants, Shape, round};
+use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, or_exit, run_on};
 use vm_tests::time::VcpuTimes;
 use vm_tests::xen::Xen;
 
 use crate::report::{Report, throttled};
-use crate::round::{Constants, Shape, round};
-use crate::sampled;
 
 /// The shortest period of which every overflow is to be told, unit: instructions.
 const PERIOD: u64 = 1_000;

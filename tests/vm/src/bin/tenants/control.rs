@@ -27,7 +27,7 @@ pub const VCPUS: usize = 2;
 /// Regions that each of the tenant's threads measures.
 const REGIONS: u64 = 4_000;
 /// Until a tenant that has begun to count is in the middle of it.
-const AMID: Duration = Duration::from_secs(2);
+pub const AMID: Duration = Duration::from_secs(2);
 /// What the library says of a host that does not let a domain count.
 const FORBIDDEN: &str = "the host does not let this domain count; its administrator does so";
 /// How long it may take until the domains have taken turns on a CPU, or a restored one goes on.
@@ -149,9 +149,15 @@ fn of_perf(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
 
 /// Lets a restored tenant go on, until its vCPUs have told the driver anew what to count.
 fn goes_on(host: &Host, tenant: &Tenant) -> Result<()> {
+    counts_on(host, || host.invite(tenant))
+}
+
+/// Does this, and waits until a tenant's vCPUs, which are all that count, have told the driver
+/// what.
+pub fn counts_on(host: &Host, act: impl FnOnce() -> Result<()>) -> Result<()> {
     let loads = || Ok::<_, Refusal>(host.xen.stats()?.hook[HOOK_LOAD].calls);
     let (before, start) = (loads()?, Instant::now());
-    host.invite(tenant)?;
+    act()?;
     while loads()? < before + VCPUS as u64 {
         ensure!(start.elapsed() < PATIENCE, "the restored tenant loads nothing");
         sleep(Duration::from_millis(10));
@@ -176,7 +182,7 @@ fn ends(tally: &mut Tally, whose: &str, tenant: &mut Tenant) -> Result<()> {
 }
 
 /// One of these is in what is said.
-fn says(said: &Value, words: &[&str]) -> Result<(), String> {
+pub fn says(said: &Value, words: &[&str]) -> Result<(), String> {
     let text = said.as_str().unwrap_or_default();
     if words.iter().any(|word| text.contains(word)) { Ok(()) } else { Err(said.to_string()) }
 }

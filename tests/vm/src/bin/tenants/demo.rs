@@ -117,12 +117,19 @@ fn add(sums: &mut Map<String, Value>, whose: &str, seen: &Value) {
 
 /// What the tenant's threads were told of their periods.
 fn overflows(tally: &mut Tally, report: &mut Map<String, Value>, sampled: &Value) {
-    for (key, value) in sampled.as_object().into_iter().flatten() {
-        report.insert(key.clone(), value.clone());
+    for key in [
+        "imode_regions",
+        "imode_overflows",
+        "imode_lost",
+        "imode_extra",
+        "imode_error_max",
+        "imode_elsewhere",
+    ] {
+        report.insert(key.to_owned(), sampled[key].clone());
     }
     let many = sampled["imode_overflows"].as_u64().is_some_and(|told| told >= OVERFLOWS_MIN);
     tally.check(&format!("{OVERFLOWS_MIN} overflows and more were told"), equal(many, true));
-    for key in ["imode_lost", "imode_extra"] {
+    for key in ["imode_lost", "imode_extra", "imode_error_max", "imode_elsewhere"] {
         tally.check(&format!("{key} is 0"), equal(&sampled[key], &json!(0)));
     }
 }

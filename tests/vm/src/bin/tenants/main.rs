@@ -13,6 +13,7 @@ mod held;
 mod inside;
 mod peek;
 mod registers;
+mod roam;
 mod samples;
 mod storm;
 mod tenant;
@@ -30,6 +31,8 @@ enum Role {
     /// Creates PVH tenants: one that tests itself, one that names frames which are no memory of its
     /// own, and one that may not count, beside a PV one and a PVH one that do.
     Pvh,
+    /// Creates a PVH tenant, and saves, restores and migrates it while it counts.
+    Migrate,
     /// Creates a PVH tenant and counts beside it.
     PvhDemo(demo::Options),
     #[command(flatten)]
@@ -40,6 +43,7 @@ fn main() -> Result<ExitCode> {
     match Role::parse() {
         Role::Control(options) => control::run(&options),
         Role::Pvh => peek::control(),
+        Role::Migrate => roam::control(),
         Role::PvhDemo(options) => demo::control(&options),
         Role::Tenant(role) => tenant::run(&role),
     }

@@ -1,73 +1,99 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A tenant's threads sample themselves: each period that passes is told, and once.
-#![expect(unsafe_code, reason = "a signal handler has a contract")]
+//! A tenant's threads sample themselves: each period that passes is told, and once, and what is
+//! counted beside is exact.
 
-use std::cell::Cell;
 use std::thread;
 
-use anyhow::{Context, Result};
-use perfctr::overflow::{Sample, set_handler};
-use perfctr::{Event, Provider, Session};
+use anyhow::Result;
+use perfctr::Session;
 use serde_json::{Value, json};
 use vm_tests::region::Region;
 use vm_tests::rng::Rng;
+use vm_tests::round::{Constants, Overflows, Shape, round};
+use vm_tests::sampled;
 use vm_tests::threads::cpus;
 
 /// Of the first thread; the others' are longer.
 const PERIOD: u64 = 100_003;
 /// Threads for each vCPU.
 const THREADS_PER_VCPU: usize = 2;
-/// What each thread executes: regions of five million instructions on average.
-const REGIONS: usize = 40;
+/// Of a region: five million instructions on average.
 const ITERATIONS: u64 = 5_000_000;
-/// Looks at numbers that may change meanwhile.
-const LOOKS: usize = 10;
 
-thread_local! {
-    static TOLD: Cell<u64> = const { Cell::new(0) };
+/// What a thread has seen.
+#[derive(Debug, Default)]
+struct Seen {
+    rounds: u64,
+    overflows: Overflows,
+    /// By how much a count was off, at most.
+    error_max: u64,
+    /// Why it could not go on.
+    refusal: Option<String>,
 }
 
-/// The handler.
-fn note(sample: &Sample) {
-    let told = u64::from(sample.overflow.contains(0));
-    TOLD.with(|all| all.set(all.get() + told));
+/// What `take` needs to know, found while there are no other threads.
+pub fn prepare() -> Result<Constants> {
+    sampled::handle()?;
+    Constants::find()
 }
 
-/// What all threads together have been told, beside what has passed.
-pub fn take() -> Result<Value> {
-    // SAFETY: `note` does nothing but to add to a cell that is there already.
-    unsafe { set_handler(libc::SIGURG, note) }.context("cannot handle the signal")?;
-    let threads = cpus()?.len() * THREADS_PER_VCPU;
-    let seen: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads as u64).map(|n| scope.spawn(move || one(n))).collect();
+/// What all threads together have been told, beside what has passed; each goes on as long as
+/// `go_on`, which is asked with the number of regions that it has counted, says so.
+pub fn take(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
+    let (threads, go_on) = (cpus()?.len() * THREADS_PER_VCPU, &go_on);
+    let all: Vec<_> = thread::scope(|scope| {
+        let thread = |number| scope.spawn(move || one(number, constants, go_on));
+        let threads: Vec<_> = (0..threads).map(thread).collect();
         threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
     });
-    let (mut told, mut lost, mut extra) = (0, 0, 0);
-    for seen in seen {
-        let (passed, heard): (u64, u64) = seen?;
-        told += heard;
-        lost += passed.saturating_sub(heard);
-        extra += heard.saturating_sub(passed);
+    let mut sum = Seen::default();
+    for seen in all {
+        let seen = seen?;
+        sum.rounds += seen.rounds;
+        sum.overflows.add(&seen.overflows);
+        sum.error_max = sum.error_max.max(seen.error_max);
+        sum.refusal = sum.refusal.or(seen.refusal);
     }
-    Ok(json!({ "imode_overflows": told, "imode_lost": lost, "imode_extra": extra }))
+    let Overflows { told, lost, extra, unread, .. } = sum.overflows;
+    Ok(json!({
+        "imode_regions": sum.rounds,
+        "imode_overflows": told,
+        "imode_lost": lost,
+        "imode_extra": extra,
+        "imode_error_max": sum.error_max,
+        // They came to a thread that does not sample, or whose counters could not be read.
+        "imode_elsewhere": sampled::elsewhere() + unread,
+        "refusal": sum.refusal,
+    }))
 }
 
-/// The periods of a thread that have passed, and those that it was told of.
-fn one(number: u64) -> Result<(u64, u64)> {
-    let period = PERIOD + 1_000 * number;
-    let mut session = Session::open_with(Provider::Paravirt)?;
-    let instructions = Event::INSTRUCTIONS.user();
-    session.start_sampling(&[instructions.every(period), instructions], libc::SIGURG)?;
-    let mut rng = Rng::new(3, number);
-    for _ in 0..REGIONS {
-        Region::random(&mut rng, ITERATIONS).execute(&mut 0);
-    }
-    for _ in 0..LOOKS {
-        let before = TOLD.get();
-        let [_, count] = session.read::<2>()?.counts;
-        if TOLD.get() == before {
-            return Ok((count / period, before));
+/// A thread with a period of its own.
+fn one(number: usize, constants: &Constants, go_on: impl Fn(u64) -> bool) -> Result<Seen> {
+    let shape = Shape::new(number, PERIOD + 1_000 * number as u64);
+    let mut session = Constants::open()?;
+    let mut rng = Rng::new(3, number as u64);
+    let mut seen = Seen::default();
+    while go_on(seen.rounds) {
+        let region = Region::random(&mut rng, ITERATIONS);
+        if let Err(refusal) = add(&mut seen, &mut session, &shape, region, constants) {
+            seen.refusal = Some(format!("{refusal:#}"));
+            break;
         }
     }
-    anyhow::bail!("overflows do not cease")
+    Ok(seen)
+}
+
+/// Counts a region.
+fn add(
+    seen: &mut Seen,
+    session: &mut Session,
+    shape: &Shape,
+    region: Region,
+    constants: &Constants,
+) -> Result<()> {
+    let round = round(session, shape, region)?;
+    seen.rounds += 1;
+    seen.overflows.add(&round.overflows());
+    seen.error_max = round.errors(constants).into_iter().fold(seen.error_max, u64::max);
+    Ok(())
 }

@@ -19,10 +19,13 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{live, say};
 
 use crate::counting::{self, Domain};
-use crate::{demo, events, frames, held, inside, peek, samples};
+use crate::{demo, events, frames, held, inside, peek, roam, samples};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
+
+/// Regions in each thread that samples.
+const SAMPLED: u64 = 40;
 
 /// Between trials to load the module.
 const BETWEEN_TRIALS: Duration = Duration::from_millis(500);
@@ -50,6 +53,8 @@ pub enum Role {
     /// Counts on whatever host it finds itself, until a reading is refused; again and again, and
     /// with perf's events first.
     Travel,
+    /// Counts and samples whenever it is told to, until it is told to stop.
+    Roam,
     /// Executes on all vCPUs, for some time without sampling, then with the shortest period.
     Storm {
         /// How long nothing is sampled.
@@ -78,7 +83,7 @@ fn act(role: &Role) -> Result<()> {
                 say(&demo::describe(domain)?);
                 Ok(())
             })?;
-            say(&samples::take()?);
+            say(&samples::take(&samples::prepare()?, |measured| measured < SAMPLED)?);
             Ok(())
         }
         Role::Travel => {
@@ -93,6 +98,7 @@ fn act(role: &Role) -> Result<()> {
         }
         Role::Frames => frames::tenant(),
         Role::Inside { reloads } => inside::tenant(reloads),
+        Role::Roam => roam::tenant(),
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
         Role::Peek => peek::tenant(),
         Role::Rdpmc => unreachable!("it needs no system"),

@@ -90,6 +90,10 @@ thread_local! {
 }
 
 /// From now on every thread's overflows are noted.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn handle() -> Result<()> {
     // SAFETY: `note` makes a system call and stores to cells that are there already.
     unsafe { set_handler(SIGNAL, note) }.context("cannot handle the signal")
@@ -103,6 +107,10 @@ pub fn elsewhere() -> u64 {
 /// Opens a session whose overflows can be noted.
 ///
 /// Its descriptor for the handler is never closed, since a signal may come while the thread ends.
+///
+/// # Errors
+///
+/// Those of a session and of the device.
 pub fn open() -> Result<Session> {
     let session = Session::open_with(Provider::Paravirt)?;
     let device = Device::open()?;

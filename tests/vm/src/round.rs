@@ -4,10 +4,10 @@
 use std::mem::forget;
 use std::thread;
 
+use crate::region::Region;
+use crate::step::{Executed, Kind, Trace};
 use anyhow::{Result, bail, ensure};
 use perfctr::{Event, PhysSlot, Session};
-use vm_tests::region::Region;
-use vm_tests::step::{Executed, Kind, Trace};
 
 use crate::sampled::{self, SIGNAL, Told, WAY_MAX};
 
@@ -66,6 +66,10 @@ impl Shape {
     }
 
     /// Starts counting and sampling from 0.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Session::start_sampling`].
     pub fn start(&self, session: &mut Session) -> Result<()> {
         sampled::expect(&self.periods, self.sampling);
         Ok(session.start_sampling(&self.events, SIGNAL)?)
@@ -82,6 +86,10 @@ pub struct Round {
 }
 
 /// Counts one region from start to stop.
+///
+/// # Errors
+///
+/// The session's.
 pub fn round(session: &mut Session, shape: &Shape, region: Region) -> Result<Round> {
     count(session, shape, region)?;
     let told = sampled::told();
@@ -115,12 +123,24 @@ impl Constants {
 
     /// Those of every thread but the first: what is executed depends on where memory comes from.
     /// To be called while there are no others, since stepping takes long beside them.
+    ///
+    /// # Errors
+    ///
+    /// A thread cannot count, or cannot be stepped.
+    ///
+    /// # Panics
+    ///
+    /// The thread that finds them does.
     pub fn find() -> Result<Self> {
         thread::scope(|scope| scope.spawn(Self::of_this_thread).join().expect("it does not panic"))
     }
 
     /// Opens a session of a thread whose rounds will be like those stepped: the first start has no
     /// counters before to forget.
+    ///
+    /// # Errors
+    ///
+    /// The session's.
     pub fn open() -> Result<Session> {
         let mut session = sampled::open()?;
         count(&mut session, &Self::SHAPE, Self::SILENT)?;
@@ -222,10 +242,15 @@ impl Round {
 pub struct Overflows {
     /// How often the periods fit into the counts.
     pub expected: u64,
+    /// Signals.
     pub signals: u64,
+    /// Overflows that they told of.
     pub told: u64,
+    /// Periods that were not told of in their turn.
     pub lost: u64,
+    /// Overflows told of although no period had passed.
     pub extra: u64,
+    /// Signals at which the counters could not be read.
     pub unread: u64,
 }
 
