@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::iter::zip;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +18,7 @@ use crate::tools::sh;
 struct Row {
     /// The test's number, and its name.
     test: String,
-    /// Its verdicts, on Linux alone and in the guest.
+    /// Its verdicts, on Linux alone and in the guest; several of one that differs from run to run.
     verdicts: [String; 2],
     /// Why it does not pass.
     why: String,
@@ -32,9 +33,11 @@ pub fn run(report: &mut Report) -> Result<()> {
     let (alone, guest) = (alone?, guest?);
     for row in &rows {
         report.test(&format!("perf test {}", row.test), || {
-            let found = [&alone, &guest].map(|verdicts| verdicts.get(&row.test).cloned());
-            let documented = row.verdicts.clone().map(Some);
-            ensure!(found == documented, "{found:?} found, {documented:?} documented");
+            let found = [&alone, &guest].map(|verdicts| verdicts.get(&row.test));
+            let agree = zip(found, &row.verdicts).all(|(found, documented)| {
+                found.is_some_and(|found| documented.split(" or ").any(|one| one == found))
+            });
+            ensure!(agree, "{found:?} found, {:?} documented", row.verdicts);
             let passes = row.verdicts.iter().all(|verdict| verdict == "Ok");
             ensure!(passes || !row.why.is_empty(), "nobody says why: {:?}", row.verdicts);
             Ok(())
