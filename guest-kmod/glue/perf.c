@@ -201,7 +201,7 @@ static ssize_t perfctr_event_show(struct device *dev,
 		.id = (id_),                                         \
 	}
 
-static struct perf_pmu_events_attr perfctr_events[] = {
+static struct perf_pmu_events_attr perfctr_generics[] = {
 	PERFCTR_EVENT("cpu-cycles", PERF_COUNT_HW_CPU_CYCLES),
 	PERFCTR_EVENT("instructions", PERF_COUNT_HW_INSTRUCTIONS),
 	PERFCTR_EVENT("cache-references", PERF_COUNT_HW_CACHE_REFERENCES),
@@ -212,17 +212,17 @@ static struct perf_pmu_events_attr perfctr_events[] = {
 };
 
 static struct attribute *perfctr_event_attrs[] = {
-	&perfctr_events[0].attr.attr, &perfctr_events[1].attr.attr,
-	&perfctr_events[2].attr.attr, &perfctr_events[3].attr.attr,
-	&perfctr_events[4].attr.attr, &perfctr_events[5].attr.attr,
-	&perfctr_events[6].attr.attr, NULL,
+	&perfctr_generics[0].attr.attr, &perfctr_generics[1].attr.attr,
+	&perfctr_generics[2].attr.attr, &perfctr_generics[3].attr.attr,
+	&perfctr_generics[4].attr.attr, &perfctr_generics[5].attr.attr,
+	&perfctr_generics[6].attr.attr, NULL,
 };
 
 /* What this CPU has, and the host lets this domain count. */
 static umode_t perfctr_event_visible(struct kobject *kobj,
 				     struct attribute *attr, int n)
 {
-	return perfctr_generic_select(perfctr_events[n].id) ? attr->mode : 0;
+	return perfctr_generic_select(perfctr_generics[n].id) ? attr->mode : 0;
 }
 
 static const struct attribute_group perfctr_events_group = {

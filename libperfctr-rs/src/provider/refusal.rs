@@ -259,6 +259,24 @@ fn at_hypervisor() -> Option<Refusal> {
 mod tests {
     use super::*;
 
+    const CAUSES: [Cause; 16] = [
+        Cause::NoXen,
+        Cause::NoModule,
+        Cause::DeviceAccess,
+        Cause::NoDriver,
+        Cause::DriverOff,
+        Cause::Forbidden,
+        Cause::DomainKind,
+        Cause::OtherCounters,
+        Cause::CpusCounted,
+        Cause::ModulePolicy,
+        Cause::NoPmu,
+        Cause::Paranoid(3),
+        Cause::Seccomp,
+        Cause::SecurityModule,
+        Cause::NoPerfEvents,
+        Cause::Other,
+    ];
     const BARE: Surroundings = Surroundings { xen: false, seccomp: false, paranoid: Some(2) };
 
     #[test]
@@ -303,26 +321,9 @@ mod tests {
 
     #[test]
     fn every_cause_has_words_of_its_own_and_says_what_to_do() {
-        let causes = [
-            Cause::NoXen,
-            Cause::NoModule,
-            Cause::DeviceAccess,
-            Cause::NoDriver,
-            Cause::DriverOff,
-            Cause::Forbidden,
-            Cause::DomainKind,
-            Cause::OtherCounters,
-            Cause::CpusCounted,
-            Cause::ModulePolicy,
-            Cause::NoPmu,
-            Cause::Paranoid(4),
-            Cause::Seccomp,
-            Cause::SecurityModule,
-            Cause::NoPerfEvents,
-        ];
-        for words in [causes.map(Cause::reason), causes.map(|cause| cause.remedy().to_owned())] {
+        for words in [CAUSES.map(Cause::reason), CAUSES.map(|cause| cause.remedy().to_owned())] {
             let distinct: std::collections::BTreeSet<_> = words.into();
-            assert_eq!(distinct.len(), causes.len());
+            assert_eq!(distinct.len(), CAUSES.len());
         }
         let refusal =
             Refusal { provider: Provider::Native, cause: Cause::Paranoid(4), errno: libc::EACCES };
@@ -337,24 +338,7 @@ mod tests {
     fn the_book_explains_every_cause() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/troubleshooting.md");
         let page = fs::read_to_string(page).unwrap();
-        for cause in [
-            Cause::NoXen,
-            Cause::NoModule,
-            Cause::DeviceAccess,
-            Cause::NoDriver,
-            Cause::DriverOff,
-            Cause::Forbidden,
-            Cause::DomainKind,
-            Cause::OtherCounters,
-            Cause::CpusCounted,
-            Cause::ModulePolicy,
-            Cause::NoPmu,
-            Cause::Paranoid(3),
-            Cause::Seccomp,
-            Cause::SecurityModule,
-            Cause::NoPerfEvents,
-            Cause::Other,
-        ] {
+        for cause in CAUSES {
             assert!(page.contains(&format!("| {} |", cause.reason())), "{cause}");
         }
     }

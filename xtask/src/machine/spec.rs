@@ -2,7 +2,8 @@
 //! What is wanted of one run.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -93,6 +94,20 @@ impl Spec {
         self.topology.cpus = 1;
         self.topology.deterministic = true;
         self
+    }
+
+    /// Unpacks what the command leaves in `/out` into this directory, and nothing else: what is there
+    /// from an earlier run goes.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be removed.
+    pub fn keep_out(&mut self, out: &Path) -> Result<()> {
+        if out.exists() {
+            fs::remove_dir_all(out)?;
+        }
+        self.out = Some(out.to_owned());
+        Ok(())
     }
 
     /// Without our module, on an unmodified hypervisor if there is one.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::readme::{self, same_line};
+use super::readme::{self, CLOCKED, same_line};
 use super::stat::assembled;
 use crate::artefacts::{rootfs, shim};
 use crate::machine::{self, Spec, Status};
@@ -136,10 +136,7 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
     shim::install(&prefix)?;
     spec.files.push((prefix.join("bin/perfex"), "/usr/bin/perfex".into()));
     let out = cache::root()?.join("work/book-out").join(place);
-    if out.exists() {
-        fs::remove_dir_all(&out)?;
-    }
-    spec.out = Some(out.clone());
+    spec.keep_out(&out)?;
     let outcome = machine::run(&spec)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
     Ok(out)
@@ -166,7 +163,7 @@ fn matches(shown: &[&str], printed: &[&str]) -> bool {
         ([], _) => printed.is_empty(),
         ([ANY, rest @ ..], _) => (0..=printed.len()).any(|n| matches(rest, &printed[n..])),
         ([one, shown @ ..], [other, printed @ ..]) => {
-            same_line(one, other) && matches(shown, printed)
+            same_line(one, other, &CLOCKED) && matches(shown, printed)
         }
         (_, []) => false,
     }

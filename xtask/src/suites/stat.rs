@@ -22,10 +22,7 @@ pub fn run(report: &mut Report) -> Result<()> {
         let mut spec = spec(topology, provider)?;
         spec.module = provider == "paravirt";
         let out = cache::root()?.join("work/stat-out").join(provider);
-        if out.exists() {
-            fs::remove_dir_all(&out)?;
-        }
-        spec.out = Some(out.clone());
+        spec.keep_out(&out)?;
         if provider == "paravirt" {
             readme::prepare(&mut spec)?;
         }

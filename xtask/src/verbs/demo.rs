@@ -62,9 +62,6 @@ pub struct Args {
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let out = cache::root()?.join("demo");
-    if out.exists() {
-        fs::remove_dir_all(&out)?;
-    }
     let (mut spec, programs) = match args.topology {
         Kind::Pv => (spec("pv", args.seed)?, &PV),
         Kind::AmdPv => {
@@ -75,7 +72,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         Kind::Pvh => (pvh_spec()?, &PVH),
     };
-    spec.out = Some(out.clone());
+    spec.keep_out(&out)?;
     spec.stream = true;
     let outcome = machine::run(&spec)?;
     if let Some(reason) = outcome.explain() {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `cargo xtask readme`: the commands that README.md begins with, as they print.
 
-use std::fs;
-
 use anyhow::{Result, ensure};
 
 use crate::machine::{self, Spec, Status};
@@ -16,10 +14,7 @@ pub fn run() -> Result<()> {
     spec.add_program("cli", "perfctr")?;
     readme::prepare(&mut spec)?;
     let out = cache::root()?.join("work/readme-out");
-    if out.exists() {
-        fs::remove_dir_all(&out)?;
-    }
-    spec.out = Some(out.clone());
+    spec.keep_out(&out)?;
     let outcome = machine::run(&spec)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
     readme::write(&out)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! PAPI's tests in one boot.
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -62,16 +61,13 @@ impl Papi {
         tests: &[&'a str],
     ) -> Result<Vec<(&'a str, Verdict)>> {
         let out = out(self.component)?.join(place.topology()).join(group.replace(' ', "-"));
-        if out.exists() {
-            fs::remove_dir_all(&out)?;
-        }
         let load = if place == Place::Guest && group == EXACT { LOAD } else { "0" };
         let mut spec = self.spec(place, load, tests)?;
         if place == Place::Guest && [EXACT, DISTURBED].contains(&group) {
             spec.command.insert(0, "/work/disturb".into());
             spec.add_program("vm-tests", "disturb")?;
         }
-        spec.out = Some(out.clone());
+        spec.keep_out(&out)?;
         let outcome = machine::run(&spec)?;
         for (name, log) in cache::files(&out)? {
             if let Some((test, _)) = name.rsplit_once(".log.") {

@@ -129,6 +129,7 @@ fn overflows(tally: &mut Tally, report: &mut Map<String, Value>, sampled: &Value
     }
     let many = sampled["imode_overflows"].as_u64().is_some_and(|told| told >= OVERFLOWS_MIN);
     tally.check(&format!("{OVERFLOWS_MIN} overflows and more were told"), equal(many, true));
+    tally.check("samples go on", equal(&sampled["refusal"], &Value::Null));
     for key in ["imode_lost", "imode_extra", "imode_error_max", "imode_elsewhere"] {
         tally.check(&format!("{key} is 0"), equal(&sampled[key], &json!(0)));
     }
