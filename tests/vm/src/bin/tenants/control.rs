@@ -228,6 +228,10 @@ pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Resul
         if residue {
             take_turns(&host.xen, tenant.domain)?;
         }
+        if how == "apart" {
+            tenant.tell(&json!("count"))?;
+            begins(&mut tenant)?;
+        }
         let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
         for (whose, seen) in [("control domain", ours), (kind.described(), theirs)] {
             println!("{whose}, counters {how}: {seen:#}");
@@ -258,9 +262,9 @@ pub fn exact(tally: &mut Tally, whose: &str, seen: &Value) {
     tally.check(&format!("{whose}: no reading is refused"), completed);
 }
 
-/// Waits until this domain, whose vCPUs all count now, has followed the tenant on every physical
-/// CPU.  Until then a counter may hold what the one that was first left the other to count: events
-/// of the other's own.
+/// Waits until this domain, whose vCPUs all count now, has followed the tenant, which executes, on
+/// every physical CPU.  Until then a counter may hold what the one that was first left the other to
+/// count, or what a domain counted there before with other counters: events of its own.
 fn take_turns(xen: &Xen, tenant: u16) -> Result<()> {
     for vcpu in 0..VCPUS as u32 {
         xen.set_affinity(tenant, vcpu, 1 << (vcpu % PCPUS))?;

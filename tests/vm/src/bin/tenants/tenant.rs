@@ -3,10 +3,11 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Subcommand;
 use perfctr::overflow::Ring;
 use perfctr::rdpmc::{Hardware, survive_faults};
@@ -16,13 +17,16 @@ use shared_abi::read::Counters;
 use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{live, say};
+use vm_tests::toolstack::{hear, live, say};
 
 use crate::counting::{self, Domain};
 use crate::{demo, events, frames, held, inside, peek, roam, samples};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
+
+/// What is executed where nobody looks.
+const LONG: Region = Region { first: 100_000, second: 100_000 };
 
 /// Regions in each thread that samples.
 const SAMPLED: u64 = 40;
@@ -33,7 +37,7 @@ const BETWEEN_TRIALS: Duration = Duration::from_millis(500);
 /// What the control domain wants of a tenant.
 #[derive(Debug, Subcommand)]
 pub enum Role {
-    /// Counts beside the control domain.
+    /// Counts beside the control domain, as soon as that says so.
     Count {
         /// Regions that each thread measures.
         regions: u64,
@@ -77,7 +81,7 @@ pub fn run(role: &Role) -> Result<ExitCode> {
 
 fn act(role: &Role) -> Result<()> {
     match *role {
-        Role::Count { regions } => count(regions, |_| Ok(())),
+        Role::Count { regions } => count(regions, |_| execute_until_told()),
         Role::Demo { regions } => {
             count(regions, |domain| {
                 say(&demo::describe(domain)?);
@@ -116,6 +120,30 @@ fn count(regions: u64, first: impl FnOnce(&Domain) -> Result<()>) -> Result<()> 
     say(&domain.count(2, go_on)?);
     drop(domain);
     say(&Domain::new(crossed)?.count(2, go_on)?);
+    Ok(())
+}
+
+/// Executes on all vCPUs, until the control domain says so.
+fn execute_until_told() -> Result<()> {
+    let (cpus, stop) = (cpus()?, &AtomicBool::new(false));
+    thread::scope(|scope| {
+        let execute = |cpu| move || execute_on(cpu, stop);
+        let threads: Vec<_> = cpus.into_iter().map(|cpu| scope.spawn(execute(cpu))).collect();
+        say(&json!("ready"));
+        let asked = hear();
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))?;
+        let asked = asked?;
+        ensure!(asked == "count", "{asked} is asked");
+        Ok(())
+    })
+}
+
+fn execute_on(cpu: usize, stop: &AtomicBool) -> Result<()> {
+    run_on(SELF, &[cpu])?;
+    while !stop.load(Ordering::Relaxed) {
+        LONG.execute(&mut 0);
+    }
     Ok(())
 }
 
@@ -168,9 +196,8 @@ fn storm(quiet: Duration) -> Result<()> {
 
 fn spin_then_sample(cpu: usize, start: Instant, quiet: Duration) -> Result<()> {
     run_on(SELF, &[cpu])?;
-    let spin = || Region { first: 100_000, second: 100_000 }.execute(&mut 0);
     while start.elapsed() < quiet {
-        spin();
+        LONG.execute(&mut 0);
     }
     // Nobody wants to know of the samples, but their signals have to be handled.
     let _ring = Ring::new(libc::SIGURG, 0)?;
@@ -181,6 +208,6 @@ fn spin_then_sample(cpu: usize, start: Instant, quiet: Duration) -> Result<()> {
         say(&json!("storm"));
     }
     loop {
-        spin();
+        LONG.execute(&mut 0);
     }
 }
