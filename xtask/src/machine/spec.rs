@@ -96,8 +96,8 @@ impl Spec {
         self
     }
 
-    /// Unpacks what the command leaves in `/out` into this directory, and nothing else: what is there
-    /// from an earlier run goes.
+    /// Unpacks what the command leaves in `/out` into this directory, and nothing else: what is
+    /// there from an earlier run goes.
     ///
     /// # Errors
     ///
