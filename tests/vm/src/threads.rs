@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::io;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use nix::Result;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, gettid};
 
 /// The calling thread.
 pub const SELF: Pid = Pid::from_raw(0);
@@ -37,6 +38,19 @@ pub fn run_on(thread: Pid, cpus: &[usize]) -> Result<()> {
         set.set(cpu)?;
     }
     sched_setaffinity(thread, &set)
+}
+
+/// Has the calling thread take turns with others of its CPU that do: each yield is a switch, which it
+/// need not be among usual threads (from Linux 6.6 on the next one is who is owed most time).
+///
+/// # Errors
+///
+/// `chrt` is missing, or may not.
+pub fn take_turns() -> anyhow::Result<()> {
+    let thread = gettid().to_string();
+    let said = Command::new("chrt").args(["--fifo", "--pid", "1", &thread]).output()?;
+    ensure!(said.status.success(), "chrt: {}", String::from_utf8_lossy(&said.stderr));
+    Ok(())
 }
 
 /// Waits until all threads of a process sleep: what they execute on their way there belongs to what

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Hypercalls of the control domain, through `/dev/xen/privcmd`.
 //!
-//! Numbers and layouts are those of Xen 4.17's public headers `xen.h`, `vcpu.h`, `domctl.h`,
-//! `sysctl.h`, `hvm/dm_op.h` and `xenoprof.h`, and of Linux's `xen/privcmd.h` and `xen/gntalloc.h`.
+//! Numbers and layouts are those of the public headers of Xen 4.17, and of 4.20 where nothing else
+//! is said: `xen.h`, `vcpu.h`, `domctl.h`, `sysctl.h`, `hvm/dm_op.h` and `xenoprof.h`; and of Linux's
+//! `xen/privcmd.h` and `xen/gntalloc.h`.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 
@@ -42,7 +44,9 @@ const HYPFS_OP_READ: u64 = 1;
 const VCPUOP_GET_RUNSTATE_INFO: u64 = 4;
 const XENOPROF_GET_BUFFER: u64 = 14;
 const DOMCTL_SETVCPUAFFINITY: u32 = 9;
-const DOMCTL_INTERFACE_VERSION: u32 = 0x15;
+/// A release knows one and answers others with `EACCES`, before it looks at the command, whose layout
+/// is the same in all: Xen 4.17's is the first, 4.20's the last.
+const DOMCTL_INTERFACE_VERSIONS: RangeInclusive<u32> = 0x15..=0x17;
 const VCPUAFFINITY_HARD: u32 = 1;
 const SYSCTL_SCHEDULER_OP: u32 = 19;
 const SYSCTL_INTERFACE_VERSION: u32 = 0x15;
@@ -213,12 +217,26 @@ impl Xen {
     ///
     /// # Errors
     ///
-    /// `ESRCH` there is no such domain, `EINVAL` no such vCPU, or none of the CPUs is online.
+    /// `ESRCH` there is no such domain, `EINVAL` no such vCPU, or none of the CPUs is online;
+    /// `EACCES` no interface of these is this Xen's.
     pub fn set_affinity(&self, domain: u16, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
+        DOMCTL_INTERFACE_VERSIONS
+            .map(|version| self.set_affinity_by(version, domain, vcpu, pcpus))
+            .find(|result| *result != Err(Refusal::EACCES))
+            .unwrap_or(Err(Refusal::EACCES))
+    }
+
+    fn set_affinity_by(
+        &self,
+        interface_version: u32,
+        domain: u16,
+        vcpu: u32,
+        pcpus: u64,
+    ) -> Result<(), Refusal> {
         let mut to = SetVcpuAffinityTo {
             command: SetVcpuAffinity {
                 command: DOMCTL_SETVCPUAFFINITY,
-                interface_version: DOMCTL_INTERFACE_VERSION,
+                interface_version,
                 domain,
                 padding: [0; 3],
                 vcpu,

@@ -11,7 +11,7 @@ use perfctr::{Provider, Session};
 use vm_tests::bodies::{Body, Does};
 use vm_tests::region::{FreshPages, measure_body};
 use vm_tests::stats::ModuleStats;
-use vm_tests::threads::{SELF, or_exit, run_on};
+use vm_tests::threads::{SELF, or_exit, run_on, take_turns};
 use vm_tests::xen::{TimeSlices, Xen};
 
 use crate::worker::{EQUAL, Series};
@@ -60,6 +60,7 @@ pub fn run(xen: &Xen, cpus: &[usize]) -> Result<Outcome> {
 /// Measures regions in which the thread yields its CPU.
 fn switches(cpu: usize, done: &AtomicBool) -> Result<Series> {
     run_on(SELF, &[cpu])?;
+    take_turns()?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&EQUAL.map(|(event, _)| event))?;
     let (mut series, mut pages) = (Series::default(), FreshPages::new()?);
