@@ -40,8 +40,8 @@ pub fn run_on(thread: Pid, cpus: &[usize]) -> Result<()> {
     sched_setaffinity(thread, &set)
 }
 
-/// Has the calling thread take turns with others of its CPU that do: each yield is a switch, which it
-/// need not be among usual threads (from Linux 6.6 on the next one is who is owed most time).
+/// Has the calling thread take turns with others of its CPU that do: each yield is a switch, which
+/// it need not be among usual threads (from Linux 6.6 on the next one is who is owed most time).
 ///
 /// # Errors
 ///

@@ -2,7 +2,8 @@
 //! Hypercalls of the control domain, through `/dev/xen/privcmd`.
 //!
 //! Numbers and layouts are those of the public headers of Xen 4.17, and of 4.20 where nothing else
-//! is said: `xen.h`, `vcpu.h`, `domctl.h`, `sysctl.h`, `hvm/dm_op.h` and `xenoprof.h`; and of Linux's
+//! is said: `xen.h`, `vcpu.h`, `domctl.h`, `sysctl.h`, `hvm/dm_op.h` and `xenoprof.h`; and of
+//! Linux's
 //! `xen/privcmd.h` and `xen/gntalloc.h`.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
@@ -44,8 +45,8 @@ const HYPFS_OP_READ: u64 = 1;
 const VCPUOP_GET_RUNSTATE_INFO: u64 = 4;
 const XENOPROF_GET_BUFFER: u64 = 14;
 const DOMCTL_SETVCPUAFFINITY: u32 = 9;
-/// A release knows one and answers others with `EACCES`, before it looks at the command, whose layout
-/// is the same in all: Xen 4.17's is the first, 4.20's the last.
+/// A release knows one and answers others with `EACCES`, before it looks at the command, whose
+/// layout is the same in all: Xen 4.17's is the first, 4.20's the last.
 const DOMCTL_INTERFACE_VERSIONS: RangeInclusive<u32> = 0x15..=0x17;
 const VCPUAFFINITY_HARD: u32 = 1;
 const SYSCTL_SCHEDULER_OP: u32 = 19;
