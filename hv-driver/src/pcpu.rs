@@ -268,7 +268,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// The same, by each selector's own enable bit.
     fn enable_singly(&self, stopped: u32) {
         let Some(held) = &self.pcpu.selectors else { return };
-        for slot in slots_of(self.pcpu.stopped ^ stopped) {
+        for slot in slots_of(planted!(SinglyNotStopped, self.pcpu.stopped ^ stopped, 0)) {
             let selected = held.evntsel.get(slot.index());
             if let (Some(register), Some(&evntsel)) =
                 (self.driver.registers.evntsel(slot), selected)

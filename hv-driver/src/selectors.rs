@@ -51,7 +51,7 @@ impl Selectors {
             let asked = config.evntsel(slot) & EVNTSEL_RINGS;
             let rings = match rings {
                 Rings::Folded => planted!(GuestRingsProgrammed, EVNTSEL_USR, asked | EVNTSEL_USR),
-                Rings::Hardware => asked,
+                Rings::Hardware => planted!(RingsOfPv, asked, EVNTSEL_USR),
             };
             match slot.fixed_number() {
                 Some(n) => {
@@ -59,7 +59,8 @@ impl Selectors {
                 }
                 None => {
                     let interrupt = if sampling { EVNTSEL_INT } else { 0 };
-                    let gate = if gate == Gate::GuestOnly { EVNTSEL_GUEST_ONLY } else { 0 };
+                    let limited = planted!(GateOpenAtExit, gate == Gate::GuestOnly, false);
+                    let gate = if limited { EVNTSEL_GUEST_ONLY } else { 0 };
                     if let Some(evntsel) = selectors.evntsel.get_mut(slot.index()) {
                         *evntsel = config.evntsel(slot) & !EVNTSEL_RINGS | rings | interrupt | gate;
                     }

@@ -182,7 +182,8 @@ impl Vcpu {
                 cpu.enable_except(self.stopped());
                 self.sampling.hold(cpu.pmu);
             }
-            let now = self.clock.guest(cpu.pmu.rdtsc());
+            let now = cpu.pmu.rdtsc();
+            let now = planted!(TscInHostUnits, self.clock.guest(now), now);
             let State { tsc_sum, tsc_start, .. } = self.state;
             self.state.tsc_sum = phys_star(tsc_sum, tsc_start, TSC_MASK, now);
             self.executing = false;

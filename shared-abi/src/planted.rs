@@ -142,6 +142,18 @@ mod switch {
         WholeLostOffline,
         /// A physical CPU that was down is thought to hold what it held before.
         TakenForUnchanged,
+        /// A hardware guest's counters go on counting when it is left for the hypervisor.
+        GateOpenAtExit,
+        /// Kernel counters of a guest with rings of its own are programmed as a PV guest's.
+        RingsOfPv,
+        /// A page's time is in the host's units where the guest's own should be.
+        TscInHostUnits,
+        /// A guest's clock remains what it was when the page was registered.
+        ClockOfRegistration,
+        /// RDPMC does not exit again from a vCPU that has taken its page back.
+        RdpmcNotIntercepted,
+        /// Where no register enables all counters, a sampling one is not stopped by its own.
+        SinglyNotStopped,
         /// The hypervisor serves whoever calls.
         PermissionNotAsked,
     }

@@ -25,7 +25,7 @@ impl Counters for Now<'_> {
     }
 
     fn rdtsc(&self) -> u64 {
-        self.0.tsc()
+        self.0.guest_tsc(self.0.vcpu_here())
     }
 }
 

@@ -10,7 +10,7 @@ use shared_abi::{ThreadPage, VcpuPage};
 use crate::choice::Chooser;
 use crate::coverage::Coverage;
 use crate::fiber::Fiber;
-use crate::machine::{Agent, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
+use crate::machine::{Agent, Clock, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
 use crate::pmu::Pmu;
 use crate::rng::Rng;
 use crate::search::Marks;
@@ -27,12 +27,15 @@ pub fn build(
     fibers: &mut Vec<Fiber>,
 ) -> Machine {
     let mut rng = Rng::new(shape.seed ^ 0x5eed);
+    let mut own = Rng::new(shape.seed ^ 0xc10c);
     let driver = shape.driver();
     let cpus = shape.cpus.iter().map(|&host| cpu(shape, host, &mut rng)).collect();
     let (mut vcpus, mut threads, mut domains) = (Vec::new(), Vec::new(), Vec::new());
     for (index, domain) in shape.domains.iter().enumerate() {
         let (first_vcpu, first_thread) = (vcpus.len(), threads.len());
-        vcpus.extend((0..domain.vcpus).map(|id| vcpu(index, id as u32)));
+        // A guest with rings of its own may have a slower clock, or a faster one.
+        let ratio = if domain.hardware { own_ratio(&mut own) } else { Clock::NATIVE.ratio };
+        vcpus.extend((0..domain.vcpus).map(|id| vcpu(index, id as u32, domain.hardware, ratio)));
         threads.extend((0..domain.threads).map(|id| thread(index, id as u32, rng.next())));
         domains.push(Domain {
             kind: domain.kind,
@@ -40,6 +43,7 @@ pub fn build(
             serial: Cell::new(0),
             vcpus: first_vcpu..vcpus.len(),
             threads: first_thread..threads.len(),
+            hardware: domain.hardware,
             alive: Cell::new(false),
             allowed: Cell::new(domain.kind != Kind::Stranger),
             forbidden: Cell::new(0),
@@ -111,7 +115,7 @@ fn cpu(shape: &Shape, host: usize, rng: &mut Rng) -> Cpu {
         revocation: Cell::new(false),
         tsc_offset: rng.next(),
         time: Cell::new(0),
-        host_events: Cell::default(),
+        ring_0_events: Cell::default(),
         taken: Cell::new(false),
         cost_seen: Cell::new(None),
         slice: Cell::new(0),
@@ -120,7 +124,12 @@ fn cpu(shape: &Shape, host: usize, rng: &mut Rng) -> Cpu {
     }
 }
 
-fn vcpu(domain: usize, id: u32) -> Vcpu {
+fn own_ratio(rng: &mut Rng) -> u64 {
+    const ONE: u64 = Clock::NATIVE.ratio;
+    [ONE, ONE, ONE / 4 * 3, ONE / 2 * 3 + 1][rng.index(4)]
+}
+
+fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
     Vcpu {
         domain,
         id,
@@ -128,6 +137,8 @@ fn vcpu(domain: usize, id: u32) -> Vcpu {
         pins: Cell::new(0),
         registered: RefCell::default(),
         on: Cell::new(None),
+        clock: Cell::new(Clock { ratio, offset: 0 }),
+        rdpmc_exits: Cell::new(hardware),
         kernel_mode: Cell::new(true),
         module: RefCell::default(),
         stats: guest_kmod::Stats::default(),

@@ -95,6 +95,7 @@ pub fn measure(size: Size) -> Result<[Tally; 5], String> {
         threads: size.threads,
         idle: 0,
         spare: false,
+        hardware: false,
     };
     let machine = Machine::at_rest(&shape(vec![domain; size.domains]));
     let tallies = Bench(&machine).run();

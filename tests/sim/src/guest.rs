@@ -52,7 +52,7 @@ impl Counters for Linux<'_> {
         }
         let vcpu = machine.vcpu_here();
         machine.vcpus[vcpu].sampling.borrow_mut().tsc(machine.vcpu_tsc(vcpu));
-        machine.tsc()
+        machine.guest_tsc(vcpu)
     }
 }
 

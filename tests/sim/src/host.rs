@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use hv_driver::guest::Rings;
 use hv_driver::hypercall::{Caller, Right, admit, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Guest, Registration};
@@ -13,7 +14,7 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::{Errno, VcpuPage, planted};
 
 use crate::choice::Action;
-use crate::machine::{Domain, Level, Machine, Vcpu, unheard};
+use crate::machine::{Clock, Domain, Level, Machine, RATIO_BITS, Vcpu, unheard};
 use crate::model::SLOTS;
 use crate::pmu::{Events, OS, USR};
 use crate::trace::Step;
@@ -82,6 +83,13 @@ impl hv_driver::Probe for Hardware<'_> {
     }
 }
 
+/// What the driver is told of a vCPU's time-stamp counter.
+fn clock_of(vcpu: &Vcpu) -> hv_driver::guest::Clock {
+    let Clock { ratio, offset } = vcpu.clock.get();
+    let scale = if ratio == Clock::NATIVE.ratio { 0 } else { ratio };
+    hv_driver::guest::Clock { offset, scale, fraction_bits: RATIO_BITS, reserved: 0 }
+}
+
 fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
@@ -136,7 +144,7 @@ impl Machine {
     /// What the driver's own counter holds is what has been executed in ring 0.
     fn check_cost(&self, counter: usize, value: u64) {
         let cpu = &self.cpus[self.here.get()];
-        let now = (value, cpu.host_events.get()[0]);
+        let now = (value, cpu.ring_0_events.get()[0]);
         // Until it has taken the PMU over, it holds anything.
         if let Some(before) = cpu.cost_seen.replace(cpu.taken.get().then_some(now)) {
             let (told, truth) = (now.0.wrapping_sub(before.0), now.1.wrapping_sub(before.1));
@@ -260,8 +268,12 @@ impl Machine {
         if !self.domains[vcpu.domain].allowed.get() {
             vcpu.sampled.set([0; SLOTS]);
         }
+        self.move_clock(index);
         let notify = self.in_hypervisor(true, || match &mut *vcpu.registered.borrow_mut() {
             Some((core, page)) => {
+                if self.domains[vcpu.domain].hardware {
+                    planted!(ClockOfRegistration, core.set_clock(clock_of(vcpu)), ());
+                }
                 let mode = mode(vcpu.kernel_mode.get());
                 let allowed = self.domains[vcpu.domain].allowed.get();
                 let page = &self.vcpus[*page].page;
@@ -273,6 +285,17 @@ impl Machine {
             }
         });
         self.notify(index, planted!(OverflowOfOthersDropped, notify, false));
+    }
+
+    /// The toolstack, or the guest's kernel when it executed last, has moved the time-stamp counter
+    /// of a vCPU that has one of its own.
+    fn move_clock(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        if self.domains[vcpu.domain].hardware {
+            let Clock { ratio, offset } = vcpu.clock.get();
+            let offset = offset.wrapping_add(self.steps.get().wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            vcpu.clock.set(Clock { ratio, offset });
+        }
     }
 
     /// Sends a vCPU the virtual interrupt.
@@ -322,7 +345,7 @@ impl Machine {
         let seen = self.cpus[self.here.get()].tsc_seen.take();
         let vcpu = &self.vcpus[vcpu];
         if let Some(start) = vcpu.tsc_start.take() {
-            let ticks = seen.unwrap_or_else(|| self.tsc()).wrapping_sub(start);
+            let ticks = vcpu.ticks(start, seen.unwrap_or_else(|| self.tsc()));
             vcpu.tsc_sum.set(vcpu.tsc_sum.get().wrapping_add(ticks));
         }
     }
@@ -334,12 +357,22 @@ impl Machine {
         }
         let index = self.vcpu_here();
         let vcpu = &self.vcpus[index];
+        if self.domains[vcpu.domain].hardware {
+            return self.exit_guest(vcpu, kernel);
+        }
         let notify = self.in_hypervisor(false, || {
             vcpu.kernel_mode.set(kernel);
             vcpu.disturbances.set(vcpu.disturbances.get() + 1);
             planted!(ToggleIgnored, true, false) && self.toggle_core(vcpu, kernel)
         });
         self.notify(index, notify);
+    }
+
+    /// A guest with rings of its own changes between them; the interrupt that it takes, or returns
+    /// from, makes the CPU leave it, and enter it again, for which the driver does nothing.
+    fn exit_guest(&self, vcpu: &Vcpu, kernel: bool) {
+        vcpu.kernel_mode.set(kernel);
+        self.at_level(Level::Hypervisor, || self.step(Step::Note("exit")));
     }
 
     fn toggle_core(&self, vcpu: &Vcpu, kernel: bool) -> bool {
@@ -377,8 +410,13 @@ impl Machine {
         result
     }
 
+    fn is_hardware(&self, vcpu: usize) -> bool {
+        self.domains[self.vcpus[vcpu].domain].hardware
+    }
+
     /// The vCPU does not execute again under this hypervisor.
     fn destroy_vcpu(&self, index: usize) {
+        self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
         if let Some((_, page)) = self.vcpus[index].registered.take() {
             let unpinned = planted!(FrameStaysPinned, 1, 0);
             self.vcpus[page].pins.set(self.vcpus[page].pins.get() - unpinned);
@@ -470,13 +508,21 @@ impl Machine {
         }
     }
 
+    /// Whether RDPMC does not fault on a vCPU: a PV one's CR4.PCE says so, and whether it exits one
+    /// with rings of its own.
+    pub fn may_read(&self, index: usize) -> bool {
+        let vcpu = &self.vcpus[index];
+        match self.domains[vcpu.domain].hardware {
+            true => !vcpu.rdpmc_exits.get(),
+            false => vcpu.registered.borrow().is_some(),
+        }
+    }
+
     /// No counter that the guest here could read holds events of anybody else.
     pub fn check_residue(&self) {
         let cpu = &self.cpus[self.here.get()];
-        let Some(vcpu) = cpu.current.get().map(|vcpu| &self.vcpus[vcpu]) else { return };
-        if vcpu.registered.borrow().is_none() {
-            return;
-        }
+        let Some(vcpu) = cpu.current.get().filter(|&vcpu| self.may_read(vcpu)) else { return };
+        let vcpu = &self.vcpus[vcpu];
         for counter in self.shape.model.counters().filter(|&c| cpu.pmu.cost() != Some(c)) {
             let strangers = cpu.pmu.owners(counter) & !(1 << vcpu.domain);
             if strangers != 0 {
@@ -539,7 +585,10 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn guest(&self) -> Option<Guest> {
-        Some(Guest::pv())
+        Some(match self.domain().hardware {
+            true => Guest { rings: Rings::Hardware, observer: 0, clock: clock_of(self.vcpu()) },
+            false => Guest::pv(),
+        })
     }
 
     fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, Hardware<'a>>) -> R) -> R {
@@ -572,6 +621,7 @@ impl<'a> Caller for Hypercall<'a> {
         let page_of = &machine.vcpus[page].page;
         let core = machine.on_cpu(|cpu| hv_driver::Vcpu::register(cpu, page_of, &who));
         *vcpu.registered.borrow_mut() = Some((core, page));
+        vcpu.rdpmc_exits.set(false);
         // What the hypervisor counts from now on starts at 0.
         vcpu.tsc_sum.set(0);
         vcpu.sums.set([0; MAX_SLOTS]);
@@ -580,6 +630,8 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn forget(&mut self) {
+        let exits = planted!(RdpmcNotIntercepted, self.domain().hardware, false);
+        self.vcpu().rdpmc_exits.set(exits);
         if let Some((_, page)) = self.vcpu().registered.take() {
             let pins = &self.machine.vcpus[page].pins;
             pins.set(pins.get() - 1);

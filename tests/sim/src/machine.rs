@@ -57,8 +57,8 @@ pub struct Cpu {
     pub tsc_offset: u64,
     /// Steps made here, idle ones too.
     pub time: Cell<u64>,
-    /// Events in ring 0, ever.
-    pub host_events: Cell<Events>,
+    /// Events in ring 0, the hypervisor's and that of guests with rings of their own, ever.
+    pub ring_0_events: Cell<Events>,
     /// The driver has written a register.
     pub taken: Cell<bool>,
     /// What the driver's own counter held last, and how many instructions there had been.
@@ -69,6 +69,22 @@ pub struct Cpu {
     pub tsc_seen: Cell<Option<u64>>,
     /// The hypervisor may program counters now.
     pub may_program: Cell<bool>,
+}
+
+/// A guest's time-stamp counter: its ratio to the host's, as a fixed-point number with
+/// [`RATIO_BITS`], and by how much it is ahead then (APM volume 2, 15.30.5 and appendix B).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    pub ratio: u64,
+    pub offset: u64,
+}
+
+/// Bits behind the point of a ratio.
+pub const RATIO_BITS: u32 = 32;
+
+impl Clock {
+    /// The host's own.
+    pub const NATIVE: Self = Self { ratio: 1 << RATIO_BITS, offset: 0 };
 }
 
 /// A virtual CPU.
@@ -82,6 +98,10 @@ pub struct Vcpu {
     /// The hypervisor's state of it, and the vCPU whose page it has registered.
     pub registered: RefCell<Option<(hv_driver::Vcpu, usize)>>,
     pub on: Cell<Option<usize>>,
+    /// What it reads of its physical CPU's time-stamp counter.
+    pub clock: Cell<Clock>,
+    /// RDPMC exits, and faults.
+    pub rdpmc_exits: Cell<bool>,
     pub kernel_mode: Cell<bool>,
     /// The guest module's state of it.
     pub module: RefCell<guest_kmod::Vcpu>,
@@ -112,6 +132,20 @@ pub struct Vcpu {
     pub put_off: Cell<Option<Events>>,
     /// What counts for it as a whole.
     pub whole: Whole,
+}
+
+impl Vcpu {
+    /// What it reads of a time-stamp counter that holds this.
+    pub fn reads(&self, tsc: u64) -> u64 {
+        let Clock { ratio, offset } = self.clock.get();
+        let scaled = (u128::from(tsc) * u128::from(ratio)) >> RATIO_BITS;
+        (scaled as u64).wrapping_add(offset)
+    }
+
+    /// Its own ticks between two values of the physical CPU's.
+    pub fn ticks(&self, start: u64, end: u64) -> u64 {
+        self.reads(end).wrapping_sub(self.reads(start))
+    }
 }
 
 /// Where a thread is in its life.
@@ -185,6 +219,8 @@ pub struct Domain {
     pub serial: Cell<u64>,
     pub vcpus: std::ops::Range<usize>,
     pub threads: std::ops::Range<usize>,
+    /// The CPU virtualises it: it has rings and a time-stamp counter of its own.
+    pub hardware: bool,
     pub alive: Cell<bool>,
     pub allowed: Cell<bool>,
     /// How often the host has forbidden it.
@@ -539,7 +575,7 @@ impl Machine {
         let level = self.level();
         let vcpu = cpu.current.get().filter(|_| !matches!(level, None | Some(Level::Hypervisor)));
         let Some(vcpu) = vcpu.map(|vcpu| &self.vcpus[vcpu]) else {
-            cpu.host_events.set(add(cpu.host_events.get(), events));
+            cpu.ring_0_events.set(add(cpu.ring_0_events.get(), events));
             return cpu.pmu.retire(Ring::Zero, events, OWNER_HOST);
         };
         match level {
@@ -552,17 +588,25 @@ impl Machine {
                 }
             }
         }
-        let ring = if level == Some(Level::Kernel) { OS } else { USR };
-        self.check_strangers(cpu, vcpu, ring);
+        let kernel = level == Some(Level::Kernel);
+        let ring = match (self.domains[vcpu.domain].hardware, kernel) {
+            (false, _) => Ring::Three,
+            (true, true) => Ring::GuestsZero,
+            (true, false) => Ring::GuestsThree,
+        };
+        if ring == Ring::GuestsZero {
+            cpu.ring_0_events.set(add(cpu.ring_0_events.get(), events));
+        }
+        self.check_strangers(cpu, vcpu, ring, if kernel { OS } else { USR });
         cpu.slice.set(cpu.slice.get() + events.iter().max().unwrap_or(&0));
-        cpu.pmu.retire(Ring::Three, events, 1 << vcpu.domain);
+        cpu.pmu.retire(ring, events, 1 << vcpu.domain);
     }
 
     /// No counter that can interrupt counts while a stranger executes: a vCPU, or a mode of one,
     /// that has not asked for it.
-    fn check_strangers(&self, cpu: &Cpu, vcpu: &Vcpu, ring: u64) {
+    fn check_strangers(&self, cpu: &Cpu, vcpu: &Vcpu, ring: Ring, mode: u64) {
         let asked = vcpu.sampled.get();
-        if let Some(counter) = bits(cpu.pmu.sampling()).find(|&c| asked[c] & ring == 0) {
+        if let Some(counter) = bits(cpu.pmu.sampling(ring)).find(|&c| asked[c] & mode == 0) {
             let domain = vcpu.domain;
             self.fail(format!("counter {counter} can interrupt stranger domain {domain}"));
         }
@@ -574,10 +618,15 @@ impl Machine {
         cpu.tsc_offset.wrapping_add(cpu.time.get())
     }
 
-    /// TSC ticks for which a running vCPU has run.
+    /// What a vCPU that executes here reads of it.
+    pub fn guest_tsc(&self, vcpu: usize) -> u64 {
+        self.vcpus[vcpu].reads(self.tsc())
+    }
+
+    /// TSC ticks, of its own, for which a running vCPU has run.
     pub fn vcpu_tsc(&self, vcpu: usize) -> u64 {
         let vcpu = &self.vcpus[vcpu];
-        let running = vcpu.tsc_start.get().map_or(0, |start| self.tsc().wrapping_sub(start));
+        let running = vcpu.tsc_start.get().map_or(0, |start| vcpu.ticks(start, self.tsc()));
         vcpu.tsc_sum.get().wrapping_add(running)
     }
 

@@ -23,7 +23,7 @@ pub const ATTEMPTS: u64 = 100;
 pub enum Vendor {
     /// Architectural performance monitoring.
     Intel,
-    /// Four counters of the K7 kind.
+    /// Counters of the K7 kind, of the core extension, or of version 2.
     Amd,
 }
 
@@ -32,7 +32,8 @@ pub enum Vendor {
 pub struct Model {
     /// Who made it.
     pub vendor: Vendor,
-    /// Version of architectural performance monitoring; 0 on AMD.
+    /// Version of architectural performance monitoring; AMD's: 0 is K7's kind, 1 the core
+    /// extension, 2 PerfMonV2.
     pub version: u32,
     /// General counters.
     pub general: u32,
@@ -53,11 +54,11 @@ pub enum Register {
     Counter(usize),
     /// IA32_FIXED_CTR_CTRL.
     FixedCtrl,
-    /// IA32_PERF_GLOBAL_STATUS, which is only read.
+    /// IA32_PERF_GLOBAL_STATUS, PerfCntrGlobalStatus, which is only read.
     GlobalStatus,
-    /// IA32_PERF_GLOBAL_CTRL.
+    /// IA32_PERF_GLOBAL_CTRL, PerfCntrGlobalCtl.
     GlobalCtrl,
-    /// IA32_PERF_GLOBAL_OVF_CTRL.
+    /// IA32_PERF_GLOBAL_OVF_CTRL, PerfCntrGlobalStatusClr.
     GlobalOvfCtrl,
 }
 
@@ -71,6 +72,10 @@ impl Model {
         general_width: 48,
         fixed_width: 48,
     };
+    /// One with the core extension.
+    pub const AMD_CORE: Self = Self { version: 1, general: 6, ..Self::AMD };
+    /// One with PerfMonV2.
+    pub const AMD_V2: Self = Self { version: 2, ..Self::AMD_CORE };
 
     /// What its CPUID says.
     pub fn cpuid(&self) -> Cpuid {
@@ -78,6 +83,9 @@ impl Model {
             Vendor::Amd => Cpuid {
                 vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
                 signature: 0x0010_0f00,
+                // SVM, and PerfCtrExtCore.
+                extended: 1 << 2 | u32::from(self.version >= 1) << 23,
+                perfmon_amd: if self.version >= 2 { [1, self.general] } else { [0; 2] },
                 ..Cpuid::NONE
             },
             Vendor::Intel => Cpuid {
@@ -92,6 +100,16 @@ impl Model {
                 ..Cpuid::NONE
             },
         }
+    }
+
+    /// Whether one register enables counters, and another says which have overflowed.
+    pub fn has_global(&self) -> bool {
+        self.version >= 2
+    }
+
+    /// Whether a selector can be limited to guests, or to what is none.
+    pub fn tells_guests_apart(&self) -> bool {
+        self.vendor == Vendor::Amd
     }
 
     /// Whether counters can interrupt.
@@ -130,9 +148,19 @@ impl Model {
             number.checked_sub(base).filter(|&n| n < count).map(|n| n as usize)
         };
         match self.vendor {
-            Vendor::Amd => offset(0xc001_0000, 4)
+            Vendor::Amd if self.version == 0 => offset(0xc001_0000, 4)
                 .map(Register::Select)
                 .or(offset(0xc001_0004, 4).map(Register::Counter)),
+            Vendor::Amd => match (number, self.version) {
+                (0xc000_0300, 2) => Some(Register::GlobalStatus),
+                (0xc000_0301, 2) => Some(Register::GlobalCtrl),
+                (0xc000_0302, 2) => Some(Register::GlobalOvfCtrl),
+                // Selectors and counters take turns.
+                _ => offset(0xc001_0200, 2 * self.general).map(|n| match n % 2 {
+                    0 => Register::Select(n / 2),
+                    _ => Register::Counter(n / 2),
+                }),
+            },
             Vendor::Intel => match number {
                 0x38d => Some(Register::FixedCtrl),
                 0x38e => Some(Register::GlobalStatus),
@@ -151,7 +179,11 @@ impl Model {
         match (self.vendor, register) {
             // Bits 63 to 42, 39 to 36 and 21 of an event select of AMD's.
             (Vendor::Amd, Register::Select(_)) => 0xffff_fcf0_0020_0000,
-            (Vendor::Amd, _) => 0xffff_0000_0000_0000,
+            (Vendor::Amd, Register::Counter(_)) => 0xffff_0000_0000_0000,
+            (Vendor::Amd, Register::GlobalStatus) => u64::MAX,
+            (Vendor::Amd, Register::GlobalCtrl) => !self.global_bits(),
+            // Frozen branch records and counters can be cleared, too.
+            (Vendor::Amd, _) => !(self.global_bits() | 0b11 << 58),
             // AnyThread came with version 3.
             (_, Register::Select(_)) if self.version < 3 => 0xffff_ffff_0020_0000,
             (_, Register::Select(_)) => 0xffff_ffff_0000_0000,

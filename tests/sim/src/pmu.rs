@@ -25,6 +25,10 @@ pub const OS: u64 = 1 << 17;
 pub const INT: u64 = 1 << 20;
 /// Event select: enable.
 pub const EN: u64 = 1 << 22;
+/// Event select of AMD's: count only in guests, after VMRUN.
+const GUEST_ONLY: u64 = 1 << 40;
+/// Event select of AMD's: count only elsewhere; in both places if both are set.
+const HOST_ONLY: u64 = 1 << 41;
 /// Event select: event number and unit mask.
 const EVENT: u64 = 0xffff;
 
@@ -38,25 +42,32 @@ pub const OWNER_HOST: Owners = 1 << 126;
 /// An event select that is set before the driver comes: instructions in all rings but ring 0.
 const FIRMWARE: u64 = EVENT_CODES[0] | USR | EN;
 
-/// Ring 0, pin control and any-thread: never in a guest's selector.
-const BEYOND_GUEST: u64 = OS | 1 << 19 | 1 << 21;
+/// Pin control, any-thread and what is no guest: never in a guest's selector.
+const BEYOND_GUEST: u64 = 1 << 19 | 1 << 21 | HOST_ONLY;
 
 /// What counts the hypervisor's own instructions.
 pub const OWN_INSTRUCTIONS: u64 = EVENT_CODES[0] | OS | EN;
 
-/// The ring that executes.
+/// The ring that executes, and whether after VMRUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
     /// The hypervisor's.
     Zero,
     /// A 64-bit PV guest's, kernel and user.
     Three,
+    /// Of a guest with rings of its own, the kernel's.
+    GuestsZero,
+    /// Of such a guest, its users'.
+    GuestsThree,
 }
+
+/// How many there are.
+const RINGS: usize = 4;
 
 /// The event of kind `code` counted by general counters, if there is such a kind.
 pub fn event_of(evntsel: u64) -> Option<usize> {
     // Edges, inversion and counter masks make other events of these, which do not occur here.
-    let known = EVENT | USR | OS | EN | INT;
+    let known = EVENT | USR | OS | EN | INT | GUEST_ONLY | HOST_ONLY;
     let code = evntsel & EVENT;
     EVENT_CODES.iter().position(|&c| c == code).filter(|_| evntsel & !known == 0)
 }
@@ -87,12 +98,12 @@ pub struct Pmu {
     select: [Cell<u64>; GENERAL],
     fixed_ctrl: Cell<u64>,
     global_ctrl: Cell<u64>,
-    /// IA32_PERF_GLOBAL_STATUS.
+    /// IA32_PERF_GLOBAL_STATUS, or AMD's.
     status: Cell<u64>,
     counter: [Cell<u64>; SLOTS],
     owners: [Cell<Owners>; SLOTS],
     /// Counters that count in each ring, and what.
-    in_ring: [Cell<u32>; 2],
+    in_ring: [Cell<u32>; RINGS],
     event: [Cell<usize>; SLOTS],
     /// Counters that interrupt when they overflow.
     interrupting: Cell<u32>,
@@ -162,9 +173,9 @@ impl Pmu {
         self.owners[counter].get()
     }
 
-    /// Counters that could interrupt the guest which executes: they count, and interrupt.
-    pub fn sampling(&self) -> u32 {
-        self.interrupting.get() & self.in_ring[Ring::Three as usize].get()
+    /// Counters that could interrupt what executes in `ring`: they count there, and interrupt.
+    pub fn sampling(&self, ring: Ring) -> u32 {
+        self.interrupting.get() & self.in_ring[ring as usize].get()
     }
 
     /// Events occur in `ring` by the doing of `owner`.
@@ -186,9 +197,10 @@ impl Pmu {
     /// acknowledged gates the next.
     fn overflow(&self, counter: usize) {
         let is_intel = self.model.vendor == Vendor::Intel;
-        let status = if is_intel { global_bit(counter) } else { 0 };
+        let has_status = self.model.has_global();
+        let status = if has_status { global_bit(counter) } else { 0 };
         let before = self.status.replace(self.status.get() | status);
-        let rises = !is_intel || before & status == 0;
+        let rises = !has_status || before & status == 0;
         let interrupts = self.interrupting.get() & 1 << counter != 0;
         if rises && interrupts && !self.masked.get() {
             self.interrupt.set(true);
@@ -298,7 +310,8 @@ impl Pmu {
                         && self.interrupting.get() & 1 << counter != 0
                         && self.counter[counter].get() == 0
                 };
-                if let Some(counter) = self.model.counters().find(loops) {
+                let counters = self.model.counters().filter(|_| self.model.vendor == Vendor::Intel);
+                if let Some(counter) = counters.into_iter().find(loops) {
                     return Err(format!("counter {counter} is acknowledged at 0"));
                 }
                 self.status.set(self.status.get() & !value);
@@ -309,7 +322,9 @@ impl Pmu {
             Register::GlobalCtrl => &self.global_ctrl,
             Register::Select(index) => {
                 let own = self.cost == Some(index) && value == OWN_INSTRUCTIONS;
-                if value & BEYOND_GUEST != 0 && !own {
+                // Ring 0 is the hypervisor's, too.
+                let beyond = BEYOND_GUEST | if value & GUEST_ONLY == 0 { OS } else { 0 };
+                if value & beyond != 0 && !own {
                     return Err(format!("selector {value:#x} counts beyond the guest"));
                 }
                 &self.select[index]
@@ -339,6 +354,16 @@ impl Pmu {
         self.owners[counter].set(0);
     }
 
+    /// Whether a counter counts in guests with rings of their own, and elsewhere.
+    fn places(&self, counter: usize) -> (bool, bool) {
+        let select = self.select.get(counter).map_or(0, Cell::get);
+        match (select & GUEST_ONLY != 0, select & HOST_ONLY != 0) {
+            (true, false) => (true, false),
+            (false, true) => (false, true),
+            _ => (true, true),
+        }
+    }
+
     /// What a counter's selector says: event select word, rings and whether it interrupts.
     fn selected(&self, counter: usize) -> (u64, u64, bool) {
         match counter.checked_sub(GENERAL) {
@@ -358,22 +383,30 @@ impl Pmu {
     }
 
     fn rewire(&self) {
-        let mut in_ring = [0; 2];
+        let mut in_ring = [0; RINGS];
         let mut interrupting = 0;
         for counter in self.model.counters() {
             let (select, rings, interrupts) = self.selected(counter);
             interrupting |= u32::from(interrupts) << counter;
             let enabled = self.global_ctrl.get() & global_bit(counter) != 0;
             let Some(event) = event_of_counter(counter, select) else { continue };
-            if !enabled && self.model.vendor == Vendor::Intel {
+            if !enabled && self.model.has_global() {
                 continue;
             }
             self.event[counter].set(event);
-            in_ring[Ring::Zero as usize] |= u32::from(rings & OS != 0) << counter;
-            in_ring[Ring::Three as usize] |= u32::from(rings & USR != 0) << counter;
+            let (in_guests, elsewhere) = self.places(counter);
+            for (ring, counts) in [
+                (Ring::Zero, elsewhere && rings & OS != 0),
+                (Ring::Three, elsewhere && rings & USR != 0),
+                (Ring::GuestsZero, in_guests && rings & OS != 0),
+                (Ring::GuestsThree, in_guests && rings & USR != 0),
+            ] {
+                in_ring[ring as usize] |= u32::from(counts) << counter;
+            }
         }
         self.interrupting.set(interrupting);
-        self.in_ring[0].set(in_ring[0]);
-        self.in_ring[1].set(in_ring[1]);
+        for (held, counters) in self.in_ring.iter().zip(in_ring) {
+            held.set(counters);
+        }
     }
 }

@@ -299,6 +299,7 @@ fn small(cpus: usize, domains: &[(usize, usize)], program: Vec<Op>) -> Shape {
                 threads,
                 idle: 0,
                 spare: false,
+                hardware: false,
             })
             .collect(),
         program: Program::Fixed(program),

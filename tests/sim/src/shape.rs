@@ -32,6 +32,8 @@ pub struct DomainShape {
     pub idle: usize,
     /// It does not exist from the beginning.
     pub spare: bool,
+    /// The CPU virtualises it: it has rings and a time-stamp counter of its own.
+    pub hardware: bool,
 }
 
 /// What a thread is to do.
@@ -121,13 +123,14 @@ impl Shape {
         if restores {
             cpus.extend(vec![1; 1 + rng.index(2)]);
         }
-        let model = if rng.one_in(4) { Model::AMD } else { intel(rng) };
+        let own = &mut Rng::new(seed ^ 0xa3d0);
+        let model = if rng.one_in(4) { amd(own) } else { intel(rng) };
         let several = model.general > 1;
         // A saved domain's CPUs would have to start anew.
         let wholes = !restores && Rng::new(seed ^ 0x0e11).one_in(3);
         Self {
             cpus,
-            domains: domains(rng),
+            domains: domains(rng, || model.tells_guests_apart() && !own.one_in(3)),
             model,
             cost: several && rng.one_in(4),
             overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },
@@ -164,10 +167,11 @@ impl Shape {
     }
 }
 
-fn domains(rng: &mut Rng) -> Vec<DomainShape> {
+fn domains(rng: &mut Rng, mut hardware: impl FnMut() -> bool) -> Vec<DomainShape> {
     let mut domains = Vec::new();
     let mut add = |kind, vcpus, threads, spare| {
-        domains.push(DomainShape { kind, vcpus, threads: threads + 3, idle: 3, spare });
+        let (threads, hardware) = (threads + 3, hardware());
+        domains.push(DomainShape { kind, vcpus, threads, idle: 3, spare, hardware });
     };
     for _ in 0..1 + rng.index(2) {
         add(Kind::Good, 1 + rng.index(3), 1 + rng.index(4), false);
@@ -210,6 +214,10 @@ pub fn quiet(cpus: usize) -> Shape {
         program: Program::Random,
         seed: 0,
     }
+}
+
+fn amd(rng: &mut Rng) -> Model {
+    [Model::AMD, Model::AMD_CORE, Model::AMD_V2][rng.index(3)]
 }
 
 fn intel(rng: &mut Rng) -> Model {

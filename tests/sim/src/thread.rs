@@ -33,7 +33,7 @@ impl Counters for User<'_> {
         }
         let vcpu = machine.vcpu_here();
         let good = machine.domains[machine.threads[self.thread].domain].kind == Kind::Good;
-        let allowed = machine.vcpus[vcpu].registered.borrow().is_some();
+        let allowed = machine.may_read(vcpu);
         let read = machine.cpus[machine.here.get()].pmu.rdpmc(index).filter(|_| allowed);
         let Some((counter, value)) = read else {
             if good {
@@ -54,7 +54,7 @@ impl Counters for User<'_> {
         }
         let looks = &mut *machine.threads[self.thread].looks.borrow_mut();
         looks.tsc = machine.vcpu_tsc(machine.vcpu_here());
-        machine.tsc()
+        machine.guest_tsc(machine.vcpu_here())
     }
 }
 
