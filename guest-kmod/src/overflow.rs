@@ -37,8 +37,6 @@ pub(crate) struct Overflows {
     next: [u64; MAX_COUNTERS],
     /// Counters that have overflowed since the thread was last told.
     pending: u32,
-    /// Overflows that came before the thread was told of the one before.
-    merged: u64,
     /// The thread has been told, and has not let its counters go on.
     paused: bool,
 }
@@ -50,7 +48,6 @@ impl Overflows {
         period: [0; MAX_COUNTERS],
         next: [0; MAX_COUNTERS],
         pending: 0,
-        merged: 0,
         paused: false,
     };
 
@@ -82,7 +79,6 @@ impl Overflows {
             *next = sum.wrapping_add(left);
         }
         self.pending = planted!(PendingForgotten, before.pending, 0);
-        self.merged = before.merged;
     }
 
     /// Whether the same counters sample with the same periods.
@@ -126,9 +122,12 @@ impl Overflows {
         Some(apart(distance, *self.period.get(index)?))
     }
 
-    /// Notes which counters have overflowed at these counts.
+    /// Notes which counters have overflowed at these counts.  Gives how many overflows will not be
+    /// told by themselves, but together with the one before of the same counter.
     #[inline(always)]
-    pub(crate) fn notice(&mut self, sums: &Sums) {
+    #[must_use]
+    pub(crate) fn notice(&mut self, sums: &Sums) -> u64 {
+        let mut merged = 0_u64;
         // Every switch of a thread that samples comes here.
         for index in bits_of(self.sampling).map(|bit| bit as usize) {
             let Some(distance) = self.distance(index, sums).filter(|&distance| is_past(distance))
@@ -140,11 +139,12 @@ impl Overflows {
             {
                 let more = distance.wrapping_neg().checked_div(period).unwrap_or(0);
                 *next = next.wrapping_add(more.wrapping_add(1).wrapping_mul(period));
-                let merged = more.wrapping_add(u64::from(self.pending >> index & 1));
-                self.merged = self.merged.wrapping_add(merged);
+                merged =
+                    merged.wrapping_add(more).wrapping_add(u64::from(self.pending >> index & 1));
             }
             self.pending |= 1 << index;
         }
+        merged
     }
 
     /// Pauses the counters if one has overflowed; gives what to tell the thread.
@@ -164,11 +164,6 @@ impl Overflows {
             self.pending = planted!(OverflowToldTwice, 0, self.pending);
         }
         paused
-    }
-
-    /// Overflows that were not told one by one.
-    pub(crate) fn take_merged(&mut self) -> u64 {
-        core::mem::take(&mut self.merged)
     }
 }
 
@@ -213,9 +208,9 @@ mod tests {
         overflows.begin(&sums(&[5, 70]));
         assert_eq!(overflows.distance(0, &sums(&[5, 70])), None);
         assert_eq!(overflows.distance(1, &sums(&[5, 70])), Some(1_000));
-        overflows.notice(&sums(&[9_999, 1_069]));
+        assert_eq!(overflows.notice(&sums(&[9_999, 1_069])), 0);
         assert_eq!(overflows.pause(), None);
-        overflows.notice(&sums(&[9_999, 1_072]));
+        assert_eq!(overflows.notice(&sums(&[9_999, 1_072])), 0);
         assert_eq!(overflows.pause(), Some(Signal { number: 27, counters: 0b10 }));
         assert_eq!(overflows.pause(), None, "once");
         assert!(overflows.go_on() && !overflows.go_on());
@@ -227,7 +222,7 @@ mod tests {
     fn what_is_not_paused_yet_cannot_go_on() {
         let mut overflows = sampling(&[1_000]);
         overflows.begin(&sums(&[0]));
-        overflows.notice(&sums(&[1_001]));
+        assert_eq!(overflows.notice(&sums(&[1_001])), 0);
         assert!(!overflows.go_on(), "the thread has not been told");
         assert_eq!(overflows.pause().map(|signal| signal.counters), Some(1));
     }
@@ -236,9 +231,8 @@ mod tests {
     fn overflows_behind_a_pending_one_are_counted() {
         let mut overflows = sampling(&[1_000]);
         overflows.begin(&sums(&[u64::MAX - 99]));
-        overflows.notice(&sums(&[3_500 - 100]));
+        assert_eq!(overflows.notice(&sums(&[3_500 - 100])), 2);
         assert_eq!(overflows.pause().map(|signal| signal.counters), Some(1));
-        assert_eq!(overflows.take_merged(), 2);
         assert_eq!(overflows.distance(0, &sums(&[3_400])), Some(500));
     }
 
@@ -246,11 +240,9 @@ mod tests {
     fn each_counter_has_its_own_pending_overflow() {
         let mut overflows = sampling(&[1_000, 1_000]);
         overflows.begin(&sums(&[0, 0]));
-        overflows.notice(&sums(&[0, 1_000]));
-        overflows.notice(&sums(&[1_000, 1_000]));
-        assert_eq!(overflows.take_merged(), 0, "the first of each");
-        overflows.notice(&sums(&[1_000, 2_000]));
-        assert_eq!(overflows.take_merged(), 1);
+        assert_eq!(overflows.notice(&sums(&[0, 1_000])), 0, "the first of each");
+        assert_eq!(overflows.notice(&sums(&[1_000, 1_000])), 0, "the first of each");
+        assert_eq!(overflows.notice(&sums(&[1_000, 2_000])), 1);
         assert_eq!(overflows.pause().map(|signal| signal.counters), Some(0b11));
     }
 

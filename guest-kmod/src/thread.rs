@@ -195,7 +195,6 @@ impl ThreadPmu {
         let probe = cost::Probe::start(self.cost_slot, cpu);
         self.suspend(page, cpu);
         self.overflows.go_on();
-        cpu.stats.overflows_merged.add(self.overflows.take_merged());
         self.resume(page, cpu);
         if let Some(instructions) = probe.finish(cpu) {
             cpu.stats.go_on_calls.add(1);
@@ -463,7 +462,10 @@ impl ThreadPmu {
         match cpu.sample(live, &mut self.end) {
             Ok(()) => {
                 advance(&mut self.sums, self.tsc, live.len(), &self.start, &self.end);
-                self.overflows.notice(&self.sums);
+                let merged = self.overflows.notice(&self.sums);
+                if merged != 0 {
+                    cpu.stats.overflows_merged.add(merged);
+                }
                 self.publisher.suspended(page, self.order.len(), &self.sums);
             }
             Err(errno) => self.fail(page, errno),

@@ -565,6 +565,10 @@ fn short_periods_that_pass_untold_are_merged() {
     go_on(&machine, &thread, 0).unwrap();
     assert_eq!(machine.stats(0).overflows_merged.get(), 39);
     assert_eq!(thread.read().unwrap().counter[0], 1_010);
+    // The last ones, too, after which the thread does not go on.
+    thread.execute(1_000);
+    thread.control(&Control::default()).unwrap();
+    assert_eq!(machine.stats(0).overflows_merged.get(), 39 + 39);
 }
 
 #[test]
