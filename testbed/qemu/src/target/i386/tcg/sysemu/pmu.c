@@ -267,6 +267,7 @@ static void fold(CPUX86State *env)
         branched[class] = (uint32_t)env->pmu_meter[class];
         env->pmu_granted[class] -= retired[class];
         env->pmu_tally.insns[class] += retired[class];
+        env->pmu_tally.guest_insns += class || !(env->hflags & HF_GUEST_MASK) ? 0 : retired[class];
         env->pmu_meter[class] -= branched[class];
         computed[class] = env->pmu_arithmetic[class];
         env->pmu_arithmetic[class] = 0;
@@ -577,7 +578,7 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
 {
     uint32_t n = index - RDPMC_TALLY;
 
-    if (!env_archcpu(env)->has_pmu_tally || n >= 9) {
+    if (!env_archcpu(env)->has_pmu_tally || n >= 10) {
         return false;
     }
     sync_before_insn(env);
@@ -591,6 +592,7 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
         env->pmu_tally.pmc_reads,
         env->pmu_tally.exits,
         env->pmu_tally.place,
+        env->pmu_tally.guest_insns,
     }[n];
     return true;
 }
