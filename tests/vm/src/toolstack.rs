@@ -28,14 +28,19 @@ const DIRECTORIES: [&str; 6] = [
 const CONSOLES: &str = "/var/log/xen/console";
 const STORE_SOCKET: &str = "/var/run/xenstored/socket";
 
-/// A tenant's kernel, one that needs no more, and the memory's first contents for the first.
+/// A tenant's kernel, the same for firmware, one that needs no more, and the memory's first
+/// contents for the first two.
 const KERNEL: &str = "/work/vmlinux";
+const BOOT_IMAGE: &str = "/work/vmlinuz";
 const KERNEL_32: &str = "/work/guest32";
 const INITRAMFS: &str = "/work/tenant.cpio";
 
 /// Arguments of the tenant's kernel.
 const ARGUMENTS: &str =
     "console=hvc0 quiet panic=-1 oops=panic nmi_watchdog=0 sysctl.kernel.watchdog_thresh=60";
+
+/// A device model without what nobody looks at.
+const HEADLESS: &str = "vga = \"none\"\nvnc = 0\nnographic = 1\nusb = 0\n";
 
 /// A tenant's memory, unless it needs more.
 const MEMORY_MIB: u32 = 256;
@@ -45,6 +50,8 @@ const MARK: &str = "tenant: ";
 
 /// How long a tenant may take to boot and to say what it has to; emulation is slow.
 const PATIENCE: Duration = Duration::from_secs(200);
+/// The same where firmware boots a kernel, which unpacks itself.
+const PATIENCE_WITH_FIRMWARE: Duration = Duration::from_secs(700);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Starts what the tools need.
@@ -75,15 +82,24 @@ fn tool(name: &str, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until there is something.
-fn wait_for<T>(mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+/// Waits until there is something, for the usual time.
+fn wait_for<T>(look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    wait(POLL, PATIENCE, look)
+}
+
+/// Waits until there is something, for which it looks from time to time.
+fn wait<T>(
+    between: Duration,
+    patience: Duration,
+    mut look: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
     let start = Instant::now();
     loop {
         if let Some(found) = look()? {
             return Ok(found);
         }
-        ensure!(start.elapsed() < PATIENCE, "nothing after {} s", PATIENCE.as_secs());
-        sleep(POLL);
+        ensure!(start.elapsed() < patience, "nothing after {} s", patience.as_secs());
+        sleep(between);
     }
 }
 
@@ -114,7 +130,9 @@ pub enum Kind {
     Pv,
     /// By the CPU, without a device model.
     Pvh,
-    /// The same, with a 32-bit kernel that has only one role.
+    /// By the CPU, with a device model and firmware.
+    Hvm,
+    /// As [`Pvh`](Self::Pvh), with a 32-bit kernel that has only one role.
     Pvh32,
 }
 
@@ -124,6 +142,7 @@ impl Kind {
         match self {
             Self::Pv => "tenant",
             Self::Pvh => "PVH tenant",
+            Self::Hvm => "HVM tenant",
             Self::Pvh32 => "32-bit PVH tenant",
         }
     }
@@ -165,6 +184,8 @@ pub struct Tenant {
     pub domain: u16,
     /// Lines that it has said and that were heard.
     heard: usize,
+    /// How long it may take to say the next.
+    patience: Duration,
 }
 
 impl Tenant {
@@ -194,11 +215,14 @@ impl Tenant {
     pub fn create_wanted(wanted: &Wanted<'_>) -> Result<Self> {
         let Wanted { kind, name, vcpus, memory_mib, tsc, config: further, linux, role } = *wanted;
         let arguments = format!("{ARGUMENTS} {linux} -- {role}");
+        let kernel = if kind == Kind::Hvm { BOOT_IMAGE } else { KERNEL };
         let linux =
-            format!("kernel = \"{KERNEL}\"\nramdisk = \"{INITRAMFS}\"\nextra = \"{arguments}\"\n");
+            format!("kernel = \"{kernel}\"\nramdisk = \"{INITRAMFS}\"\nextra = \"{arguments}\"\n");
+        let patience = if kind == Kind::Hvm { PATIENCE_WITH_FIRMWARE } else { PATIENCE };
         let (kind, kernel) = match kind {
             Kind::Pv => ("pv", linux),
             Kind::Pvh => ("pvh", linux),
+            Kind::Hvm => ("hvm", linux + HEADLESS),
             Kind::Pvh32 => ("pvh", format!("kernel = \"{KERNEL_32}\"\n")),
         };
         let tsc_mode = match tsc {
@@ -217,8 +241,11 @@ impl Tenant {
             _ => (),
         }
         // Nobody waits for its end to destroy it: that is done here.
-        tool("xl", &["create", "-q", "-e", "-p", &config])?;
-        Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0 })
+        let created = tool("xl", &["create", "-q", "-e", "-p", &config]);
+        created.with_context(|| {
+            fs::read_to_string(format!("/var/log/xen/qemu-dm-{name}.log")).unwrap_or_default()
+        })?;
+        Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0, patience })
     }
 
     /// Tells its program something, which reads a line from its console.
@@ -272,7 +299,16 @@ impl Tenant {
     ///
     /// It has crashed, or says nothing for a long time.
     pub fn hear(&mut self) -> Result<Value> {
-        let line = wait_for(|| {
+        self.hear_within(POLL, self.patience)
+    }
+
+    /// The same within so long a time, looking only so often: that takes time of the CPUs itself.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`hear`](Self::hear).
+    pub fn hear_within(&mut self, between: Duration, patience: Duration) -> Result<Value> {
+        let line = wait(between, patience, || {
             let text = self.console();
             let crash = text.find("Kernel panic");
             ensure!(crash.is_none(), "it has crashed");
@@ -329,6 +365,33 @@ impl Tenant {
         self.heard = 0;
         self.domain = number(&self.name)?;
         Ok(())
+    }
+
+    /// Has it give memory back, or take it, until it has so much.
+    ///
+    /// # Errors
+    ///
+    /// The tool's, or it does not get there.
+    pub fn set_memory(&self, mib: u32) -> Result<()> {
+        tool("xl", &["mem-set", &self.name, &mib.to_string()])?;
+        wait_for(|| {
+            let xl = Path::new(TOOLS).join("xl");
+            // Name, ID, Mem, VCPUs, State, Time(s).
+            let said =
+                String::from_utf8(Command::new(xl).args(["list", &self.name]).output()?.stdout)?;
+            let now = said.lines().last().and_then(|line| line.split_whitespace().nth(2));
+            Ok((now == Some(&mib.to_string())).then_some(()))
+        })
+        .with_context(|| format!("{mib} MiB"))
+    }
+
+    /// Tells its kernel that it may use so many of its vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// The tool's.
+    pub fn set_vcpus(&self, vcpus: usize) -> Result<()> {
+        tool("xl", &["vcpu-set", &self.name, &vcpus.to_string()])
     }
 
     fn image(&self) -> String {

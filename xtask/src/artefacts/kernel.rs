@@ -20,6 +20,8 @@ pub struct Kernel {
     /// The kernel as an ELF file, which both Xen and QEMU boot. It is what the compressed boot
     /// image contains; unpacking it here is much quicker than in an emulated machine.
     pub image: PathBuf,
+    /// The boot image, which firmware boots.
+    pub boot_image: PathBuf,
     /// The directory `/lib/modules/RELEASE/kernel` of its package.
     pub modules: PathBuf,
     /// The archive of a system with its headers and their compiler, where this machine is not one.
@@ -115,10 +117,16 @@ fn foreign(recipe: &Recipe, dir: &Path) -> Result<()> {
     let modules = modules_dir(dir);
     let found = fs::read_dir(&modules)?.next().context("a kernel has modules")??;
     let release = found.file_name().to_string_lossy().into_owned();
-    let images = [dir.join(format!("boot/vmlinuz-{release}")), found.path().join("vmlinuz")];
-    let image = images.iter().find(|path| path.exists()).context("the packages have no image")?;
-    decompress(image, &dir.join("vmlinux"))?;
+    decompress(&boot_image(dir, &release)?, &dir.join("vmlinux"))?;
     Ok(fs::write(dir.join("release"), release)?)
+}
+
+fn boot_image(dir: &Path, release: &str) -> Result<PathBuf> {
+    let images = [
+        dir.join(format!("boot/vmlinuz-{release}")),
+        modules_dir(dir).join(release).join("vmlinuz"),
+    ];
+    images.into_iter().find(|path| path.exists()).context("the packages have no image")
 }
 
 fn modules_dir(dir: &Path) -> PathBuf {
@@ -139,7 +147,7 @@ pub fn kernel() -> Result<Kernel> {
         apt::unpack(&debs, dir)?;
         fs::remove_dir_all(dir.join("debs"))?;
         let release = image.trim_start_matches("linux-image-");
-        decompress(&dir.join(format!("boot/vmlinuz-{release}")), &dir.join("vmlinux"))?;
+        decompress(&boot_image(dir, release)?, &dir.join("vmlinux"))?;
         fs::write(dir.join("release"), release)?;
         Ok(())
     })?;
@@ -150,6 +158,7 @@ fn found(dir: &Path, system: Option<PathBuf>) -> Result<Kernel> {
     let release = fs::read_to_string(dir.join("release"))?;
     Ok(Kernel {
         image: dir.join("vmlinux"),
+        boot_image: boot_image(dir, &release)?,
         modules: modules_dir(dir).join(&release).join("kernel"),
         release,
         system,

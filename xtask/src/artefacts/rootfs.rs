@@ -105,6 +105,56 @@ const TOOLSTACK: &[&str] = &[
 /// What the tools need for other kinds of domains only.
 const TOOLSTACK_LEFT_OUT: &[&str] = &["usr/lib/xen-4.17/boot", "usr/lib/xen-4.17/lib", "usr/share"];
 
+/// What HVM domains need besides: a device model, firmware and a loader, with those libraries that
+/// only they need.
+const DEVICE_MODEL: &[&str] = &[
+    "libbz2-1.0",
+    "libcap2",
+    "libdw1",
+    "libelf1",
+    "libfdt1",
+    "libffi8",
+    "libglib2.0-0",
+    "libgstreamer-plugins-base1.0-0",
+    "libgstreamer1.0-0",
+    "libjpeg62-turbo",
+    "liblz4-1",
+    "liblzma5",
+    "libmount1",
+    "libopus0",
+    "liborc-0.4-0",
+    "libpcre2-8-0",
+    "libpixman-1-0",
+    "libsasl2-2",
+    "libspice-server1",
+    "libssl3",
+    "libudev1",
+    "libunwind8",
+    "libusb-1.0-0",
+    "qemu-system-data",
+    "qemu-system-xen",
+    "seabios",
+    "xen-utils-4.17",
+    "zlib1g",
+];
+
+/// What the tools have already, documents, and programs of the libraries' own.
+const DEVICE_MODEL_LEFT_OUT: &[&str] = &[
+    "etc",
+    "usr/bin",
+    "usr/lib/xen-4.17/bin",
+    "usr/lib/xen-4.17/lib",
+    "usr/sbin",
+    "usr/share/applications",
+    "usr/share/bug",
+    "usr/share/doc",
+    "usr/share/glib-2.0",
+    "usr/share/icons",
+    "usr/share/lintian",
+    "usr/share/locale",
+    "usr/share/man",
+];
+
 /// Linux's `perf`, with those libraries that only it needs.
 const PERF: &[&str] = &[
     "libbabeltrace1",
@@ -230,6 +280,11 @@ pub fn rootfs() -> Result<PathBuf> {
 /// The directory tree of Xen's tools, to be laid over the userland.
 pub fn toolstack() -> Result<PathBuf> {
     tree("toolstack", TOOLSTACK, TOOLSTACK_LEFT_OUT)
+}
+
+/// The directory tree of a device model for HVM domains, to be laid over that of Xen's tools.
+pub fn device_model() -> Result<PathBuf> {
+    tree("device-model", DEVICE_MODEL, DEVICE_MODEL_LEFT_OUT)
 }
 
 /// The directory tree of Linux's `perf`, to be laid over the userland.

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::BufWriter;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -54,7 +55,8 @@ fn beside_pvh(report: &mut Report) -> Result<()> {
 }
 
 /// One boot: a PVH tenant on an AMD CPU counts and samples while it is restored and migrated; in
-/// the long tier also while it is saved and goes on.
+/// the long tier also a PV one, while they are saved and go on, and while their memory and their
+/// vCPUs become fewer and more.
 pub fn migrate(report: &mut Report) -> Result<()> {
     let mut spec = spec("pv-amd", "all", &["/work/tenants", "migrate"])?;
     spec.topology.cpu.push_str(V2);
@@ -73,6 +75,15 @@ pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
         .map(|name| (format!("usr/lib/perfctr/{name}"), modules.join(name)));
     add_tenant(&mut spec, "tenants", &modules)?;
     Ok(spec)
+}
+
+/// Adds what HVM tenants need beside all that others do.
+pub fn add_device_model(spec: &mut Spec) -> Result<()> {
+    spec.files.push((rootfs::device_model()?, "/".into()));
+    spec.files.push((kernel::kernel()?.boot_image, "/work/vmlinuz".into()));
+    // The device model's, and room for a larger tenant.
+    spec.topology.memory_mib += 256;
+    Ok(())
 }
 
 /// Adds what creates tenants: tools, a kernel, and all that a tenant has: one program of
@@ -98,7 +109,8 @@ pub(super) fn add_tenant(
         if path.is_dir() {
             archive.tree(name, path)?;
         } else {
-            archive.file(name, 0o644, &fs::read(path)?)?;
+            let mode = path.metadata()?.permissions().mode() & 0o777;
+            archive.file(name, mode, &fs::read(path)?)?;
         }
     }
     archive.finish()?;

@@ -28,9 +28,9 @@ struct Programs {
 /// One counts, one samples.
 const PV: Programs = Programs { names: &["counting", "overflow"], verdicts: &["ok", "imode_ok"] };
 /// It creates a tenant and counts in both domains.
-const PVH: Programs = Programs { names: &["tenants"], verdicts: &["ok"] };
+const TENANT: Programs = Programs { names: &["tenants"], verdicts: &["ok"] };
 /// How long it may run: emulation on a busy machine is slow.
-const TIMEOUT: Duration = Duration::from_secs(900);
+const TIMEOUT: Duration = Duration::from_secs(1500);
 
 /// Who counts in the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -41,6 +41,8 @@ enum Kind {
     AmdPv,
     /// A PVH tenant, and the control domain beside it, on an AMD CPU.
     Pvh,
+    /// The same with an HVM tenant.
+    Hvm,
 }
 
 /// Boots Xen with the driver and a guest with the module, lets competing threads read their own
@@ -70,7 +72,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             spec.topology.cpu.push_str(tenants::V2);
             (spec, &PV)
         }
-        Kind::Pvh => (pvh_spec()?, &PVH),
+        Kind::Pvh => (tenant_spec(false)?, &TENANT),
+        Kind::Hvm => (tenant_spec(true)?, &TENANT),
     };
     spec.keep_out(&out)?;
     spec.stream = true;
@@ -113,10 +116,14 @@ fn spec(topology: &str, seed: u64) -> Result<Spec> {
     Ok(spec)
 }
 
-/// The run of a PVH tenant.
-fn pvh_spec() -> Result<Spec> {
-    let command = ["/work/tenants", "pvh-demo", "--report", "/out/tenants.json"];
+/// The run of a PVH tenant, or of an HVM one.
+fn tenant_spec(hvm: bool) -> Result<Spec> {
+    let mut command = vec!["/work/tenants", "tenant-demo", "--report", "/out/tenants.json"];
+    command.extend(hvm.then_some("--hvm"));
     let mut spec = tenants::spec("pvh", "1", &command)?;
+    if hvm {
+        tenants::add_device_model(&mut spec)?;
+    }
     spec.add_program("vm-tests", "tenants")?;
     spec.timeout = TIMEOUT;
     Ok(spec)

@@ -31,10 +31,11 @@ enum Role {
     /// Creates PVH tenants: one that tests itself, one that names frames which are no memory of its
     /// own, and one that may not count, beside a PV one and a PVH one that do.
     Pvh,
-    /// Creates a PVH tenant, and saves, restores and migrates it while it counts.
+    /// Creates a PVH tenant and a PV one, saves, restores and migrates them, and gives them other
+    /// memory and vCPUs, while they count.
     Migrate,
-    /// Creates a PVH tenant and counts beside it.
-    PvhDemo(demo::Options),
+    /// Creates a tenant that the CPU virtualises, and counts beside it.
+    TenantDemo(demo::Options),
     #[command(flatten)]
     Tenant(tenant::Role),
 }
@@ -44,7 +45,7 @@ fn main() -> Result<ExitCode> {
         Role::Control(options) => control::run(&options),
         Role::Pvh => peek::control(),
         Role::Migrate => roam::control(),
-        Role::PvhDemo(options) => demo::control(&options),
+        Role::TenantDemo(options) => demo::control(&options),
         Role::Tenant(role) => tenant::run(&role),
     }
 }
