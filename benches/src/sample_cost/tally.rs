@@ -6,12 +6,15 @@ use std::ops::Sub;
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
 
-/// RDPMC's index of the first number (`testbed/qemu`, property `pmu-tally`).
+/// RDPMC's index of the first number (`testbed/qemu`, property `pmu-tally`), and of that of
+/// instructions in ring 0 of a guest that has one of its own.
 const FIRST: u32 = 0x7461_6c79;
+const GUESTS_RING_0: u32 = FIRST + 9;
 
 /// Everything up to a moment, or between two: instructions in ring 0, which is the hypervisor's if
-/// there is one and otherwise the kernel's, and in all other rings; entries into ring 0 (system
-/// calls, hypercalls, faults, interrupts); interrupts that counters raised; reads and writes of the
+/// there is one and otherwise the kernel's, and elsewhere: in other rings, and in guests with rings
+/// of their own; entries into that ring 0 (system calls, hypercalls, faults, interrupts, exits from
+/// guests); interrupts that counters raised; reads and writes of the
 /// PMU's registers; counters read by RDPMC.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally([u64; Self::NUMBERS]);
@@ -19,15 +22,19 @@ pub struct Tally([u64; Self::NUMBERS]);
 impl Tally {
     /// What each number counts.
     pub const NAMES: [&str; Self::NUMBERS] =
-        ["ring 0", "ring 3", "entries", "PMIs", "RDMSR", "WRMSR", "RDPMC"];
+        ["ring 0", "else", "entries", "PMIs", "RDMSR", "WRMSR", "RDPMC"];
     pub const NUMBERS: usize = 7;
 
     /// Everything up to now.  On a machine without a tally it ends the program with a fault.
     pub fn read() -> Self {
-        Self(std::array::from_fn(|n| Hardware.rdpmc(FIRST + n as u32)))
+        let mut numbers = std::array::from_fn(|n| Hardware.rdpmc(FIRST + n as u32));
+        let guests = Hardware.rdpmc(GUESTS_RING_0);
+        numbers[0] -= guests;
+        numbers[1] += guests;
+        Self(numbers)
     }
 
-    /// Instructions in other rings than 0.
+    /// Instructions elsewhere than in ring 0.
     pub fn outside_ring0(&self) -> u64 {
         self.0[1]
     }

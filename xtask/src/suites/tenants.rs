@@ -66,6 +66,29 @@ pub fn migrate(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
+/// A program of `benches` in a PVH tenant of so many vCPUs, beside a control domain of one that
+/// sleeps; on Xen with the driver, or with its own virtual PMU.
+pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
+    let mut command = vec!["/work/tenants", "bench"];
+    command.extend(vpmu.then_some("--without-module"));
+    let vcpus = vcpus.to_string();
+    let inside = format!("/work/{program}");
+    command.extend([&vcpus, inside.as_str()]);
+    let mut spec = Spec::new("pvh", command)?.deterministic();
+    if vpmu {
+        spec = spec.stock("sched=credit spec-ctrl=eager-fpu vpmu=on");
+    } else {
+        spec = spec.driver("all")?;
+        spec.module = false;
+    }
+    spec.hypervisor()?.add("dom0_max_vcpus=1");
+    spec.timeout = Duration::from_secs(1800);
+    spec.add_program("vm-tests", "tenants")?;
+    let program = (inside, guest::programs("benches")?.join(program));
+    add_tenant(&mut spec, "tenants", &[program])?;
+    Ok(spec)
+}
+
 /// A topology, the driver's options, and the command, which may create tenants.
 pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::machine::{self, Spec, Status};
+use crate::suites::tenants;
 
 /// The machines that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -14,6 +15,10 @@ enum Machine {
     Perfctr,
     /// Unmodified Xen with its own virtual PMU, Linux with perf events.
     Vpmu,
+    /// Xen with the driver, and the module in a PVH guest.
+    Pvh,
+    /// Unmodified Xen with its own virtual PMU, and perf events in a PVH guest.
+    PvhVpmu,
     /// Linux with perf events.
     Native,
 }
@@ -29,44 +34,65 @@ pub struct Args {
 /// Runs the benchmarks and prints a table of each.
 pub fn run(args: &Args) -> Result<()> {
     let wanted = |machine: &Machine| args.only.is_none_or(|only| only == *machine);
-    println!("{:<40}{:>10}", "one read", "instructions");
-    for machine in [Machine::Perfctr, Machine::Native].into_iter().filter(wanted) {
-        print!("{}", output(machine.spec("read-cost")?)?);
+    println!("one read, instructions");
+    for machine in Machine::value_variants().iter().filter(|machine| wanted(machine)) {
+        // In PV guests vpmu lets nobody read directly.
+        if *machine != Machine::Vpmu {
+            for line in output(machine.spec("read-cost", 1)?)?.lines() {
+                println!("{}{line}", machine.prefix());
+            }
+        }
     }
-    for (machine, name) in [
-        (Machine::Perfctr, "Xen with perfctr, ring 0 is the hypervisor's"),
-        (Machine::Vpmu, "Xen with vpmu, ring 0 is the hypervisor's"),
-        (Machine::Native, "no hypervisor, ring 0 is the kernel's"),
-    ]
-    .into_iter()
-    .filter(|(machine, _)| wanted(machine))
-    {
-        print!("\n{name}\n");
+    for machine in Machine::value_variants().iter().filter(|machine| wanted(machine)) {
+        print!("\n{}\n", machine.heading());
         // One CPU for two of them, where there is somebody to share it out.
         let vcpus = if matches!(machine, Machine::Native) { 1..=1 } else { 1..=2 };
         for vcpus in vcpus {
-            let mut spec = machine.spec("sample-cost")?.deterministic();
-            spec.topology.cpu.push_str(",pmu-tally=on");
-            if let Some(xen) = &mut spec.topology.xen {
-                xen.add(&format!("dom0_max_vcpus={vcpus}"));
-            }
-            print!("{}", output(spec)?);
+            print!("{}", output(machine.spec("sample-cost", vcpus)?)?);
         }
     }
     Ok(())
 }
 
 impl Machine {
-    /// A run of this program on it.
-    fn spec(self, program: &str) -> Result<Spec> {
-        let topology = if matches!(self, Self::Native) { "native" } else { "pv" };
-        let spec = Spec::new(topology, [format!("/work/{program}")])?;
-        let mut spec = match self {
-            Self::Perfctr => spec,
-            Self::Vpmu | Self::Native => spec.stock("vpmu=on"),
+    /// A run of this program on it, in a guest of so many vCPUs.
+    fn spec(self, program: &str, vcpus: u32) -> Result<Spec> {
+        let topology = match self {
+            Self::Perfctr | Self::Vpmu => "pv",
+            Self::Native => "native",
+            Self::Pvh => return tenants::bench(program, vcpus, false),
+            Self::PvhVpmu => return tenants::bench(program, vcpus, true),
         };
+        let mut spec = Spec::new(topology, [format!("/work/{program}")])?.deterministic();
+        if self != Self::Perfctr {
+            spec = spec.stock("vpmu=on");
+        }
+        spec.topology.cpu.push_str(",pmu-tally=on");
+        if let Some(xen) = &mut spec.topology.xen {
+            xen.add(&format!("dom0_max_vcpus={vcpus}"));
+        }
         spec.add_program("benches", program)?;
         Ok(spec)
+    }
+
+    /// What its table of samples and switches begins with.
+    const fn heading(self) -> &'static str {
+        match self {
+            Self::Perfctr => "Xen with perfctr, ring 0 is the hypervisor's",
+            Self::Vpmu => "Xen with vpmu, ring 0 is the hypervisor's",
+            Self::Pvh => "PVH with perfctr, ring 0 is the hypervisor's",
+            Self::PvhVpmu => "PVH with vpmu, ring 0 is the hypervisor's",
+            Self::Native => "no hypervisor, ring 0 is the kernel's",
+        }
+    }
+
+    /// What its reads begin with, where programs alone do not tell it apart.
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Pvh => "PVH: ",
+            Self::PvhVpmu => "PVH, vpmu: ",
+            _ => "",
+        }
     }
 }
 

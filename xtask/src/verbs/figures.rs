@@ -30,10 +30,12 @@ const BAND_EVENTS: f64 = 1.0;
 
 const PERFCTR: &str = "Xen with perfctr";
 const VPMU: &str = "Xen with vpmu";
+const PVH: &str = "PVH with perfctr";
+const PVH_VPMU: &str = "PVH with vpmu";
 const NATIVE: &str = "no hypervisor";
 
 /// A row of the README, and the benchmarks' machine and line: that has to begin so.
-const ROWS: [(&str, &str, &str); 25] = [
+const ROWS: [(&str, &str, &str); 39] = [
     ("libperfctr, 1 counter", "", "libperfctr, 1 counter"),
     ("libperfctr without the TSC, 1 counter", "", "libperfctr without the TSC, 1 counter"),
     ("libperfctr, 4 counters", "", "libperfctr, 4 counters"),
@@ -41,6 +43,14 @@ const ROWS: [(&str, &str, &str); 25] = [
     ("perf_event with rdpmc, 1 counter", "", "perf_event, rdpmc, 1 counter"),
     ("perf_event with rdpmc, 4 counters", "", "perf_event, rdpmc, 4 counters"),
     ("perf_event with read(2), 1 counter", "", "perf_event, read(2), 1 counter"),
+    ("in a PVH guest: libperfctr, 1 counter", "", "PVH: libperfctr, 1 counter"),
+    ("in a PVH guest: libperfctr, 4 counters", "", "PVH: libperfctr, 4 counters"),
+    ("in a PVH guest: ioctl of /dev/perfctr", "", "PVH: ioctl of /dev/perfctr"),
+    (
+        "in a PVH guest: perf_event on Xen's vpmu with read(2), 1 counter",
+        "",
+        "PVH, vpmu: perf_event, read(2), 1 counter",
+    ),
     ("a sample with a signal: libperfctr", PERFCTR, "a sample: libperfctr, a signal"),
     (
         "a sample with a signal: perf_event on perfctr's PMU",
@@ -111,6 +121,48 @@ const ROWS: [(&str, &str, &str); 25] = [
         VPMU,
         "a switch of vCPUs: perf_event, counting",
     ),
+    ("PVH, a sample with a signal: libperfctr", PVH, "a sample: libperfctr, a signal"),
+    (
+        "PVH, a sample with a signal: perf_event on perfctr's PMU",
+        PVH,
+        "a sample: perf_event, a signal",
+    ),
+    (
+        "PVH, a sample with a signal: perf_event on Xen's vpmu",
+        PVH_VPMU,
+        "a sample: perf_event, a signal",
+    ),
+    (
+        "PVH, a sample in perf's ring: perf_event on perfctr's PMU",
+        PVH,
+        "a sample: perf_event, records",
+    ),
+    (
+        "PVH, a sample in perf's ring: perf_event on Xen's vpmu",
+        PVH_VPMU,
+        "a sample: perf_event, records",
+    ),
+    ("PVH, a switch of threads that count: libperfctr", PVH, "a switch: libperfctr, counting"),
+    (
+        "PVH, a switch of threads that count: perf_event on perfctr's PMU",
+        PVH,
+        "a switch: perf_event, counting",
+    ),
+    (
+        "PVH, a switch of threads that count: perf_event on Xen's vpmu",
+        PVH_VPMU,
+        "a switch: perf_event, counting",
+    ),
+    (
+        "PVH, a switch of vCPUs that count: libperfctr",
+        PVH,
+        "a switch of vCPUs: libperfctr, counting",
+    ),
+    (
+        "PVH, a switch of vCPUs that count: perf_event on Xen's vpmu",
+        PVH_VPMU,
+        "a switch of vCPUs: perf_event, counting",
+    ),
 ];
 
 /// Figures by their rows.
@@ -176,8 +228,10 @@ fn measured(printed: &str) -> Figures {
     let mut figures = Figures::new();
     let mut machine = "";
     for line in printed.lines() {
-        machine =
-            [PERFCTR, VPMU, NATIVE].into_iter().find(|m| line.starts_with(m)).unwrap_or(machine);
+        machine = [PERFCTR, VPMU, PVH, PVH_VPMU, NATIVE]
+            .into_iter()
+            .find(|m| line.starts_with(m))
+            .unwrap_or(machine);
         let Some((row, ..)) =
             ROWS.iter().find(|(_, of, begin)| *of == machine && line.starts_with(begin))
         else {

@@ -4,6 +4,7 @@
 //! This program is both: in the control domain it uses Debian's Xen tools and judges, and it is the
 //! first and only program of the tenant, where it counts, spins or storms.
 
+mod bench;
 mod control;
 mod counting;
 mod demo;
@@ -36,6 +37,8 @@ enum Role {
     Migrate,
     /// Creates a tenant that the CPU virtualises, and counts beside it.
     TenantDemo(demo::Options),
+    /// Creates a PVH tenant in which a program measures what something costs.
+    Bench(bench::Options),
     #[command(flatten)]
     Tenant(tenant::Role),
 }
@@ -46,6 +49,7 @@ fn main() -> Result<ExitCode> {
         Role::Pvh => peek::control(),
         Role::Migrate => roam::control(),
         Role::TenantDemo(options) => demo::control(&options),
+        Role::Bench(options) => bench::control(&options),
         Role::Tenant(role) => tenant::run(&role),
     }
 }

@@ -2,6 +2,7 @@
 //! The first and only program of a tenant, which talks to the control domain on its console.
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -20,7 +21,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{hear, live, say};
 
 use crate::counting::{self, Domain};
-use crate::{demo, events, frames, held, inside, peek, roam, samples};
+use crate::{bench, demo, events, frames, held, inside, peek, roam, samples};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -64,6 +65,14 @@ pub enum Role {
         /// How long nothing is sampled.
         quiet_ms: u64,
     },
+    /// Executes a program, and says what that has printed.
+    Run {
+        /// Its path.
+        program: PathBuf,
+        /// Without the module.
+        #[arg(long)]
+        without_module: bool,
+    },
     /// Reads a counter without asking anybody.
     Rdpmc,
     /// Reads all that its kernel can, without asking anybody, again and again.
@@ -105,6 +114,7 @@ fn act(role: &Role) -> Result<()> {
         Role::Roam => roam::tenant(),
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
         Role::Peek => peek::tenant(),
+        Role::Run { ref program, without_module } => bench::tenant(program, without_module),
         Role::Rdpmc => unreachable!("it needs no system"),
     }
 }

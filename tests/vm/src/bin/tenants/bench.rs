@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A program that measures what something costs, in a tenant while the control domain sleeps.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use vm_tests::module;
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc, say};
+
+/// Between two looks whether it has ended, which cost something themselves.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
+/// How long it may take.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// What to do.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// How many vCPUs the tenant has.
+    vcpus: usize,
+    /// What it executes.
+    program: PathBuf,
+    /// Without the module.
+    #[arg(long)]
+    without_module: bool,
+}
+
+/// The control domain's part: prints what the program in the tenant has printed.
+pub fn control(options: &Options) -> Result<ExitCode> {
+    toolstack::start()?;
+    let module = if options.without_module { "--without-module" } else { "" };
+    let role = format!("run {} {module}", options.program.display());
+    let mut tenant = Tenant::create_kind(Kind::Pvh, "bench", options.vcpus, Tsc::Native, &role)?;
+    tenant.unpause()?;
+    let said = tenant.hear_within(BETWEEN_LOOKS, PATIENCE)?;
+    let printed = said["printed"].as_str().with_context(|| said.to_string())?;
+    print!("{printed}");
+    tenant.destroy()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The tenant's part.
+pub fn tenant(program: &PathBuf, without_module: bool) -> Result<()> {
+    if !without_module {
+        module::load()?;
+    }
+    let ended = Command::new(program).output().with_context(|| program.display().to_string())?;
+    let complains = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success(), "{}: {}\n{complains}", program.display(), ended.status);
+    say(&json!({ "printed": String::from_utf8(ended.stdout)? }));
+    Ok(())
+}
