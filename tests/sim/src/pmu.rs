@@ -306,12 +306,12 @@ impl Pmu {
             Register::GlobalOvfCtrl => {
                 // Some family 6 CPUs interrupt again at once then, without end.
                 let loops = |&counter: &usize| {
-                    value & self.status.get() & global_bit(counter) != 0
+                    self.model.vendor == Vendor::Intel
+                        && value & self.status.get() & global_bit(counter) != 0
                         && self.interrupting.get() & 1 << counter != 0
                         && self.counter[counter].get() == 0
                 };
-                let counters = self.model.counters().filter(|_| self.model.vendor == Vendor::Intel);
-                if let Some(counter) = counters.into_iter().find(loops) {
+                if let Some(counter) = self.model.counters().find(loops) {
                     return Err(format!("counter {counter} is acknowledged at 0"));
                 }
                 self.status.set(self.status.get() & !value);
