@@ -374,15 +374,26 @@ impl Tenant {
     /// The tool's, or it does not get there.
     pub fn set_memory(&self, mib: u32) -> Result<()> {
         tool("xl", &["mem-set", &self.name, &mib.to_string()])?;
-        wait_for(|| {
-            let xl = Path::new(TOOLS).join("xl");
-            // Name, ID, Mem, VCPUs, State, Time(s).
-            let said =
-                String::from_utf8(Command::new(xl).args(["list", &self.name]).output()?.stdout)?;
-            let now = said.lines().last().and_then(|line| line.split_whitespace().nth(2));
-            Ok((now == Some(&mib.to_string())).then_some(()))
-        })
-        .with_context(|| format!("{mib} MiB"))
+        wait_for(|| Ok((self.listed(Column::Memory)? == mib.to_string()).then_some(())))
+            .with_context(|| format!("{mib} MiB"))
+    }
+
+    /// Waits until it has shut itself down, to be started anew or not.
+    ///
+    /// # Errors
+    ///
+    /// It does not.
+    pub fn shut_down(&self) -> Result<()> {
+        wait_for(|| Ok(self.listed(Column::State)?.contains('s').then_some(())))
+    }
+
+    /// What the tool says of it.
+    fn listed(&self, column: Column) -> Result<String> {
+        let said = Command::new(Path::new(TOOLS).join("xl")).args(["list", &self.name]).output()?;
+        let said = String::from_utf8(said.stdout)?;
+        let line = said.lines().last().context("xl list says nothing")?;
+        let word = line.split_whitespace().nth(column as usize);
+        Ok(word.with_context(|| line.to_owned())?.to_owned())
     }
 
     /// Tells its kernel that it may use so many of its vCPUs.
@@ -411,6 +422,13 @@ impl Tenant {
     fn console(&self) -> String {
         fs::read_to_string(log(&self.name)).unwrap_or_default()
     }
+}
+
+/// Of `xl list`: name, ID, memory, vCPUs, state, time.
+#[derive(Clone, Copy)]
+enum Column {
+    Memory = 2,
+    State = 4,
 }
 
 /// What a program says in the text of its domain's console.

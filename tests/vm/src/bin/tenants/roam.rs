@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
+use nix::sys::reboot::{RebootMode, reboot};
 use perfctr::rdpmc::survive_faults;
 use serde_json::{Value, json};
 use shared_abi::limits::PAGE_BYTES;
@@ -25,7 +26,7 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{Kind, Tenant, Tsc, hear, mount_statistics, say};
 use vm_tests::volume::pick;
 
-use crate::control::{AMID, Host, VCPUS, begins, counts_on, exact, says};
+use crate::control::{AMID, Host, VCPUS, begins, counts_on, exact, gone, says};
 use crate::counting::{self, Domain};
 use crate::samples;
 
@@ -77,6 +78,8 @@ pub fn control() -> Result<ExitCode> {
         let whole = roam(&mut tally, &host, kind, &SCENES[..scenes]);
         let name = format!("a {} goes through all of it", kind.described());
         tally.check(&name, whole.map_err(|error| format!("{error:#}")));
+        let name = format!("a {} that reboots while it counts leaves nothing", kind.described());
+        tally.check(&name, reboots(&host, kind).map_err(|error| format!("{error:#}")));
     }
     Ok(tally.finish())
 }
@@ -97,6 +100,25 @@ fn roam(tally: &mut Tally, host: &Host, kind: Kind, scenes: &[Scene]) -> Result<
     let seen = scene(&mut tenant, |tenant| forbidden(host, tenant));
     told(tally, &whose, &seen.context(whose.clone())?);
     tenant.destroy()
+}
+
+/// It reboots while its threads count and sample: Xen gets all its pages back, those of its vCPUs
+/// as well.
+fn reboots(host: &Host, kind: Kind) -> Result<()> {
+    let mut tenant = Tenant::create_kind(kind, "rebooter", VCPUS, Tsc::Native, "roam")?;
+    host.invite(&tenant)?;
+    begins(&mut tenant)?;
+    begins(&mut tenant)?;
+    counts_on(host, || {
+        tenant.tell(&json!("count"))?;
+        begins(&mut tenant)
+    })?;
+    tenant.tell(&json!("reboot"))?;
+    tenant.shut_down()?;
+    ensure!(tenant.is_silent(), "it says {}", tenant.hear()?);
+    let domain = tenant.domain;
+    tenant.destroy()?;
+    gone(&host.xen, domain).map_err(Error::msg)
 }
 
 /// Has the tenant count while this happens; gives what it has seen.
@@ -205,6 +227,9 @@ fn until_told() -> Result<()> {
         if asked == "stop" {
             return Ok(());
         }
+        if asked == "reboot" {
+            match reboot(RebootMode::RB_AUTOBOOT)? {}
+        }
         ensure!(asked[0] == "vcpus", "{asked} is asked");
         use_vcpus(asked[1].as_str().context("not a number")?.parse()?)?;
         say(&json!("ready"));
@@ -224,7 +249,11 @@ fn use_vcpus(wanted: usize) -> Result<()> {
             let online = format!("{cpu}/online");
             let off = fs::read_to_string(&online).is_ok_and(|text| text.trim() == "0");
             if off && there.len() == wanted {
-                fs::write(&online, "1")?;
+                match fs::write(&online, "1") {
+                    // It is there before the kernel takes it for present.
+                    Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (),
+                    result => result?,
+                }
             }
             used += usize::from(!off);
         }
