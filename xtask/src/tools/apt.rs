@@ -2,8 +2,10 @@
 //! Debian packages and source packages by name.
 //!
 //! A private apt configuration is derived from the machine's own entries for its Debian release,
-//! with `deb-src` added. Nothing under `/etc/apt` changes and no mirror is named here. A mirror of
-//! the release has later ones, too; their sources are asked for where the release's are too old.
+//! with `deb-src` added. Nothing under `/etc/apt` changes and no mirror is named here. A mirror has
+//! all releases: the testbed's packages and sources are those of one, whatever the machine itself
+//! is, and later sources are asked for where these are too old. Only what is installed here is the
+//! machine's own.
 //!
 //! A mirror's index is sometimes newer than its pool. Where a file is missing, the same is asked of
 //! the release without its update suites, whose files do not disappear.
@@ -22,15 +24,21 @@ use crate::tools::sh::{self, cmd};
 /// How old the package lists may be before they are fetched again.
 const LISTS_FRESH: Duration = Duration::from_secs(24 * 3600);
 
-/// What follows Debian 12.
+/// The release that the testbed is made of: Debian 12.
+pub const TESTBED: &str = "bookworm";
+
+/// What follows it.
 const LATER: &[&str] = &["trixie", "forky", "sid"];
 
 /// Which suites to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Suites {
-    /// The release with its updates and security suites.
+    /// The machine's own release with its updates and security suites, where it is not the
+    /// testbed's.
+    Own,
+    /// The testbed's release with its updates and security suites.
     All,
-    /// The release as it was published.
+    /// The testbed's release as it was published.
     Release,
     /// Sources of later releases.
     Later,
@@ -41,6 +49,7 @@ enum Suites {
 impl Suites {
     fn name(&self) -> String {
         match self {
+            Self::Own => "own".into(),
             Self::All => "all".into(),
             Self::Release => "release".into(),
             Self::Later => "later".into(),
@@ -52,20 +61,23 @@ impl Suites {
     fn types(&self) -> &'static [&'static str] {
         match self {
             Self::Later => &["deb-src"],
-            Self::Other(_) => &["deb"],
+            Self::Own | Self::Other(_) => &["deb"],
             Self::All | Self::Release => &["deb", "deb-src"],
         }
     }
 
-    /// What to ask a mirror for that the machine asks for `suite`, with the release's name.
-    fn of<'a>(&'a self, suite: &'a str, codename: &str) -> Vec<&'a str> {
-        let is_release = suite == codename;
-        let is_update = suite.starts_with(&format!("{codename}-"));
-        match self {
-            Self::Later if is_release => LATER.to_vec(),
-            Self::Other(suites) if is_release => suites.iter().map(String::as_str).collect(),
-            Self::All if is_release || is_update => vec![suite],
-            Self::Release if is_release => vec![suite],
+    /// What to ask a mirror for that the machine asks for `suite`, with its release's name.
+    fn of(&self, suite: &str, codename: &str) -> Vec<String> {
+        let Some(kind) = suite.strip_prefix(codename) else { return Vec::new() };
+        let names = |names: &[&str]| names.iter().copied().map(str::to_owned).collect();
+        match (self, kind) {
+            (Self::Later, "") => names(LATER),
+            (Self::Other(suites), "") => suites.clone(),
+            (Self::Release, "") => names(&[TESTBED]),
+            (Self::All, kind) if kind.is_empty() || kind.starts_with('-') => {
+                vec![format!("{TESTBED}{kind}")]
+            }
+            (Self::Own, kind) if kind.is_empty() || kind.starts_with('-') => names(&[suite]),
             _ => Vec::new(),
         }
     }
@@ -79,15 +91,16 @@ pub fn install(packages: &[&str], why: &str) -> Result<()> {
     }
     let _lock = cache::lock("apt-install")?;
     let log = cache::log("apt-install")?;
+    let attempt = |suites: &Suites| {
+        let mut args = vec!["install", "-y", "--no-install-recommends"];
+        args.extend(&missing);
+        let apt = apt("apt-get", suites)?;
+        let mut command = sh::root_command(&apt)?;
+        command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
+        sh::logged(&mut command, &log)
+    };
     sh::step(&format!("Debian packages for {why}: {}", missing.join(" ")), || {
-        with_fallback(|suites| {
-            let mut args = vec!["install", "-y", "--no-install-recommends"];
-            args.extend(&missing);
-            let apt = apt("apt-get", suites)?;
-            let mut command = sh::root_command(&apt)?;
-            command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
-            sh::logged(&mut command, &log)
-        })
+        if is_testbeds()? { with_fallback(attempt) } else { attempt(&Suites::Own) }
     })
 }
 
@@ -176,7 +189,7 @@ pub fn names(prefix: &str) -> Result<Vec<String>> {
 /// Makes a system of `packages`, what is essential, and apt, as an archive. The shell's command
 /// `hook` is given the system's directory when all is installed.
 pub fn system(packages: &[&str], hook: &str, archive: &Path) -> Result<()> {
-    with_fallback(|suites| make_system(&codename()?, suites, packages, hook, archive))
+    with_fallback(|suites| make_system(TESTBED, suites, packages, hook, archive))
 }
 
 /// The same of another release, which is the first of these suites.
@@ -341,6 +354,11 @@ fn write_sources(base: &Path, suites: &Suites) -> Result<()> {
     Ok(fs::write(parts.join("stanzas.sources"), stanzas)?)
 }
 
+/// Whether this machine is of the testbed's release.
+pub fn is_testbeds() -> Result<bool> {
+    Ok(codename()? == TESTBED)
+}
+
 fn codename() -> Result<String> {
     let release = fs::read_to_string("/etc/os-release").context("/etc/os-release")?;
     let name = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
@@ -363,7 +381,7 @@ fn private_sources(codename: &str, suites: &Suites) -> Result<(String, String)> 
     }
     ensure!(
         !(lines.is_empty() && stanzas.is_empty()),
-        "apt has no entry for the component main of {codename}; Debian 12 (bookworm) is expected"
+        "apt has no entry for the component main of {codename}, expected one of a Debian mirror"
     );
     Ok((lines, stanzas))
 }
@@ -381,7 +399,7 @@ fn one_line_sources(text: &str, codename: &str, suites: &Suites) -> String {
             continue;
         }
         for suite in suites.of(words[1], codename) {
-            let words = [&[options, words[0], suite], &words[2..]].concat().join(" ");
+            let words = [&[options, words[0], &suite], &words[2..]].concat().join(" ");
             for kind in suites.types() {
                 result += &format!("{kind} {}\n", words.trim_start());
             }
@@ -401,7 +419,7 @@ fn deb822_sources(text: &str, codename: &str, wanted: &Suites) -> String {
                 key.eq_ignore_ascii_case(name).then(|| value.trim())
             })
         };
-        let suites: Vec<&str> = field("Suites").map_or(Vec::new(), |value| {
+        let suites: Vec<String> = field("Suites").map_or(Vec::new(), |value| {
             value.split_whitespace().flat_map(|suite| wanted.of(suite, codename)).collect()
         });
         let has_main =
@@ -469,6 +487,18 @@ mod tests {
             "Types: deb-src\nSuites: trixie forky sid\nURIs: http://m/debian\n\
              Components: main\nSigned-By: /k\n\n"
         );
+    }
+
+    #[test]
+    fn a_later_machine_has_its_own_packages_and_the_testbeds() {
+        let lines = LINES.replace("bookworm", "trixie");
+        let own = "deb [signed-by=/k] http://m/debian trixie main contrib\n\
+                   deb http://m/security trixie-security main\n";
+        assert_eq!(one_line_sources(&lines, "trixie", &Suites::Own), own);
+        let testbeds = own.replace("trixie", TESTBED);
+        let all = one_line_sources(&lines, "trixie", &Suites::All);
+        let packages: Vec<&str> = all.lines().filter(|line| line.starts_with("deb ")).collect();
+        assert_eq!(packages, testbeds.lines().collect::<Vec<_>>());
     }
 
     #[test]
