@@ -7,6 +7,7 @@ pub mod debian;
 pub mod guest;
 pub mod kernel;
 pub mod libpfm;
+pub mod mdbook;
 pub mod packages;
 pub mod pprof;
 pub mod qemu;

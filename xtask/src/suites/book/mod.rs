@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The book in `docs/`: its table of contents, and the commands that it shows, each run on the
-//! machine that their block names.
+//! The book in `docs/`: its table of contents, the pages that mdBook makes of it, and the commands
+//! that it shows, each run on the machine that their block names.
+
+mod pages;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,6 +36,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     if report.volume == Volume::Usual {
         return Ok(());
     }
+    report.test("mdBook makes pages of it whose links lead somewhere", pages::check);
     for (place, topology) in PLACES {
         let mut commands = Vec::new();
         for page in &pages {
@@ -53,14 +56,11 @@ type Page = (String, String);
 
 fn pages() -> Result<Vec<Page>> {
     let mut pages = Vec::new();
-    for entry in fs::read_dir(sh::project().join("docs"))? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    for (name, path) in cache::files(&sh::project().join("docs"))? {
         if name.ends_with(".md") {
             pages.push((name, fs::read_to_string(path)?));
         }
     }
-    pages.sort();
     Ok(pages)
 }
 

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! mdBook, which makes pages of the book.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::tools::cache::{self, Key};
+use crate::tools::{apt, sh, toolchain};
+
+const VERSION: &str = "0.5.4";
+
+/// The program, without what serves and searches books.
+pub fn mdbook() -> Result<PathBuf> {
+    let dir = cache::artefact("mdbook", Key::new("mdbook 1").text(VERSION), |dir| {
+        apt::install(&["gcc", "libc6-dev"], "building mdBook")?;
+        let mut cargo = toolchain::cargo();
+        cargo.args([
+            "install",
+            "mdbook",
+            "--version",
+            VERSION,
+            "--locked",
+            "--no-default-features",
+        ]);
+        // It is built once, and makes one small book: compiling it is what takes time.
+        cargo.args(["--debug", "--root"]).arg(dir);
+        sh::logged(&mut cargo, &cache::log("mdbook")?)
+    })?;
+    Ok(dir.join("bin/mdbook"))
+}
