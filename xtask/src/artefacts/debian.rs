@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A whole Debian system, as a guest has it, to install packages in: systemd, apt, DKMS and the
-//! headers of the testbed's kernel.
+//! Whole Debian systems, as guests and hosts have them, to install packages in: systemd, apt, DKMS
+//! and the headers of the testbed's kernel.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
@@ -15,42 +15,54 @@ use crate::tools::cache::{self, Key};
 const PACKAGES: &[&str] =
     &["cpio", "dkms", "gcc", "kmod", "libc6-dev", "make", "pkg-config", "systemd-sysv", "udev"];
 
-/// The system.
-pub struct System {
-    /// All its files.
-    pub archive: PathBuf,
-    /// Another kernel's release.
-    pub other_kernel: String,
-    /// The packages with that kernel's headers, which are not installed.
-    pub other_headers: Vec<PathBuf>,
+/// What a host has, too: a boot menu, and Debian's own Xen in it. And its kernel.
+const HOST: &[&str] = &["grub2-common", "xen-hypervisor-4.17-amd64"];
+
+/// All files of a guest's system for `kernel`.
+pub fn guest(kernel: &Kernel) -> Result<PathBuf> {
+    system("debian", kernel, &[])
 }
 
-/// Makes the system for `kernel`.
-pub fn system(kernel: &Kernel) -> Result<System> {
-    let key = Key::new("debian 1").text(&PACKAGES.join(" ")).text(&kernel.release);
-    let dir = cache::artefact("debian", key, |dir| build(kernel, dir))?;
-    let headers = cache::files(&dir.join("debs"))?.into_iter().map(|(_, path)| path);
-    Ok(System {
-        archive: dir.join("root.tar"),
-        other_kernel: fs::read_to_string(dir.join("other-kernel"))?,
-        other_headers: headers
-            .filter(|path| path.extension().is_some_and(|e| e == "deb"))
-            .collect(),
-    })
+/// All files of a host's.
+pub fn host(kernel: &Kernel) -> Result<PathBuf> {
+    let image = format!("linux-image-{}", kernel.release);
+    system("debian-host", kernel, &[HOST, &[&image]].concat())
 }
 
-fn build(kernel: &Kernel, dir: &Path) -> Result<()> {
+fn system(name: &str, kernel: &Kernel, more: &[&str]) -> Result<PathBuf> {
     let headers = headers(&kernel.release);
-    let packages: Vec<&str> = PACKAGES.iter().copied().chain([headers.as_str()]).collect();
+    let packages = [PACKAGES, more, &[&headers]].concat();
+    let key = Key::new("debian 2").text(&packages.join(" "));
     // As where the kernel itself is installed: DKMS would leave these indices behind otherwise.
     let hook = format!("chroot \"$1\" depmod {}", kernel.release);
-    apt::system(&packages, &hook, &dir.join("root.tar"))?;
-    let other = other_kernel(&kernel.release)?;
-    let headers = self::headers(&other);
-    let common = apt::depends(&headers)?.into_iter().find(|name| name.ends_with("-common"));
-    let common = common.with_context(|| format!("{headers} needs no common headers"))?;
-    apt::fetch(&[&headers, &common], false, dir)?;
-    Ok(fs::write(dir.join("other-kernel"), other)?)
+    let dir =
+        cache::artefact(name, key, |dir| apt::system(&packages, &hook, &dir.join("root.tar")))?;
+    Ok(dir.join("root.tar"))
+}
+
+/// Another kernel.
+pub struct Other {
+    /// Its release.
+    pub release: String,
+    /// The packages with its headers.
+    pub headers: Vec<PathBuf>,
+}
+
+/// The newest kernel of the same version as `kernel` that Debian has beside it.
+pub fn other(kernel: &Kernel) -> Result<Other> {
+    let key = Key::new("other kernel 1").text(&kernel.release);
+    let dir = cache::artefact("other-kernel", key, |dir| {
+        let other = other_kernel(&kernel.release)?;
+        let headers = headers(&other);
+        let common = apt::depends(&headers)?.into_iter().find(|name| name.ends_with("-common"));
+        let common = common.with_context(|| format!("{headers} needs no common headers"))?;
+        apt::fetch(&[&headers, &common], false, dir)?;
+        Ok(fs::write(dir.join("release"), other)?)
+    })?;
+    let mut headers: Vec<PathBuf> =
+        cache::files(&dir.join("debs"))?.into_iter().map(|(_, path)| path).collect();
+    headers.retain(|path| path.extension().is_some_and(|kind| kind == "deb"));
+    Ok(Other { release: fs::read_to_string(dir.join("release"))?, headers })
 }
 
 fn headers(release: &str) -> String {

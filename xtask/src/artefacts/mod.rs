@@ -14,4 +14,5 @@ pub mod qemu;
 pub mod rootfs;
 pub mod rustobj;
 pub mod shim;
+pub mod source;
 pub mod xen;

@@ -10,6 +10,7 @@ use anyhow::Result;
 
 pub use self::generated::write as write_headers;
 pub use self::objects::check as objects;
+use crate::artefacts::packages::licences;
 use crate::artefacts::xen;
 use crate::tools::{sh, toolchain};
 
@@ -49,6 +50,7 @@ pub const CHECKS: &[Check] = &[
     },
     Check { name: "Rust objects", pace: Slow, run: objects::check },
     Check { name: "kernel module", pace: Slow, run: objects::check_module },
+    Check { name: "licences of crates", pace: Slow, run: licences::check },
     Check { name: "insertions into Xen", pace: Slow, run: || xen::patch(None).map(drop) },
 ];
 

@@ -2,47 +2,98 @@
 //! A Debian system that is a directory, and commands in it.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 
+use crate::tools::apt;
 use crate::tools::sh::{self, cmd};
 
 /// What every command has for its environment.
 const ENVIRONMENT: [&str; 3] =
     ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8"];
 
+/// The size of a disk; what it does not hold takes no room here.
+const DISK_SIZE: &str = "8G";
+
+/// Mounts a disk on a directory, with devices, where nobody else sees it, and runs a command. The
+/// device's number has two digits: of others GRUB's scripts ask which file they are of. It is given
+/// back when the last command has ended.
+const WITH_DISK: &str = r#"
+n=10
+until losetup "/dev/loop$n" "$1" 2> /dev/null; do n=$((n + 1)); test $n -lt 99; done
+mount "/dev/loop$n" "$2"
+losetup -d "/dev/loop$n"
+mount --rbind /dev "$2/dev"
+shift 2
+"$@"
+"#;
+
 /// A system's directory, whose files are root's.
 pub struct Chroot {
     dir: PathBuf,
+    /// Its file system's image, if it has one of its own.
+    disk: Option<PathBuf>,
 }
 
 impl Chroot {
     /// Unpacks a system from an archive, in place of what was in `dir`.
     pub fn unpack(archive: &Path, dir: &Path) -> Result<Self> {
-        let chroot = Self { dir: dir.to_owned() };
+        let chroot = Self { dir: dir.to_owned(), disk: None };
         chroot.remove()?;
         sh::as_root(cmd("mkdir", ["-p"]).arg(dir))?;
-        let mut tar = cmd("tar", ["-x", "--numeric-owner", "-p", "-f"]);
-        sh::as_root(tar.arg(archive).arg("-C").arg(dir))?;
-        Ok(chroot)
+        chroot.fill(archive)
     }
 
-    /// Where a file of it is.
+    /// The same on a disk of its own, which boot loaders want to see.
+    pub fn on_disk(archive: &Path, dir: &Path) -> Result<Self> {
+        apt::install(&["e2fsprogs"], "a file system for a whole Debian")?;
+        let disk = dir.with_extension("disk");
+        let chroot = Self { dir: dir.to_owned(), disk: Some(disk.clone()) };
+        chroot.remove()?;
+        sh::as_root(cmd("mkdir", ["-p"]).arg(dir.join("dev")))?;
+        sh::as_root(cmd("truncate", ["-s", DISK_SIZE]).arg(&disk))?;
+        let mut format = cmd("mkfs.ext4", ["-q", "-F", "-E", "root_owner=0:0"]);
+        sh::as_root(format.arg("-d").arg(dir).arg(&disk))?;
+        chroot.fill(archive)
+    }
+
+    fn fill(self, archive: &Path) -> Result<Self> {
+        let mut tar = cmd("tar", ["-x", "--numeric-owner", "-p", "-f"]);
+        tar.arg(archive).arg("-C").arg(&self.dir);
+        if self.disk.is_some() {
+            tar.arg("--exclude=./dev/*");
+        }
+        sh::as_root(&mut self.seen_by(tar))?;
+        Ok(self)
+    }
+
+    /// A command of this machine's that sees the system's files.
+    fn seen_by(&self, command: Command) -> Command {
+        let Some(disk) = &self.disk else { return command };
+        let mut with = cmd("unshare", ["--mount", "sh", "-ec", WITH_DISK, "sh"]);
+        with.arg(disk).arg(&self.dir).arg(command.get_program()).args(command.get_args());
+        with
+    }
+
+    /// Copies a file of it to `to`.
+    pub fn get(&self, file: &str, to: &Path) -> Result<()> {
+        let mut copy = cmd("cp", ["--no-preserve=all"]);
+        copy.arg(self.path(file)).arg(to);
+        sh::as_root(&mut self.seen_by(copy)).map(drop)
+    }
+
+    /// Where a file of it is, if it has no disk of its own.
     pub fn path(&self, inside: &str) -> PathBuf {
         self.dir.join(inside.trim_start_matches('/'))
     }
 
     /// Copies files into its directory `to`, which holds nothing else afterwards.
     pub fn put<P: AsRef<Path>>(&self, files: &[P], to: &str) -> Result<()> {
-        let to = self.path(to);
-        sh::as_root(cmd("rm", ["-rf"]).arg(&to))?;
-        sh::as_root(cmd("mkdir", ["-p"]).arg(&to))?;
-        let mut copy = cmd("cp", ["-r", "-t"]);
-        copy.arg(&to);
-        for file in files {
-            copy.arg(file.as_ref());
-        }
-        sh::as_root(&mut copy).map(drop)
+        let script = "to=$0; rm -rf \"$to\"; mkdir -p \"$to\"; cp -r -t \"$to\" \"$@\"";
+        let mut copy = cmd("sh", ["-ec", script]);
+        copy.arg(self.path(to)).args(files.iter().map(AsRef::as_ref));
+        sh::as_root(&mut self.seen_by(copy)).map(drop)
     }
 
     /// Runs a shell's script as root, with processes of its own and without a network, until a
@@ -51,7 +102,7 @@ impl Chroot {
         let mut unshare = cmd("unshare", ["--mount", "--pid", "--fork", "--kill-child", "--net"]);
         unshare.arg("--root").arg(&self.dir).args(["--mount-proc", "env", "-i"]);
         unshare.args(ENVIRONMENT).args(["sh", "-ec", &format!("exec 2>&1; cd /; {script}")]);
-        let out = sh::root_command(&unshare)?.output()?;
+        let out = sh::root_command(&self.seen_by(unshare))?.output()?;
         let said = String::from_utf8_lossy(&out.stdout).into_owned();
         ensure!(out.status.success(), "{script}\n{}\n{said}", out.status);
         Ok(said)
@@ -59,6 +110,7 @@ impl Chroot {
 
     /// Removes it.
     pub fn remove(&self) -> Result<()> {
-        sh::as_root(cmd("rm", ["-rf", "--one-file-system"]).arg(&self.dir)).map(drop)
+        let mut remove = cmd("rm", ["-rf", "--one-file-system"]);
+        sh::as_root(remove.arg(&self.dir).args(&self.disk)).map(drop)
     }
 }

@@ -5,16 +5,23 @@
 //! server cannot be reached, Debian's `rustc-web` builds the core library from `rust-web-src`.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
 /// The target of code that runs without an operating system.
 pub const BARE_TARGET: &str = "x86_64-unknown-none";
+
+/// Where an archive of the sources has the crates, in the project.
+pub const VENDOR: &str = "vendor";
+
+/// Where `rust-web-src` has those that the core library's sources name.
+const CORE_CRATES: &str = "/usr/lib/rustlib/src/rust/library/vendor";
 
 /// How long rustup may take; a server that cannot be reached lets it hang. In seconds.
 const RUSTUP_TIMEOUT: &str = "10";
@@ -33,12 +40,30 @@ pub fn cargo_for_bare_metal() -> Result<Command> {
     if !Path::new("/usr/bin/rustc").exists() {
         bail!("rustc-web did not install /usr/bin/rustc");
     }
+    vendor_core()?;
     let mut cargo = cargo();
     cargo
         .env("RUSTC", "/usr/bin/rustc")
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_UNSTABLE_BUILD_STD", "core,compiler_builtins");
     Ok(cargo)
+}
+
+/// In an archive of the sources, where all crates are in one directory, those that the core
+/// library's sources name have to be there, too.
+fn vendor_core() -> Result<()> {
+    let vendor = sh::project().join(VENDOR);
+    if !vendor.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(CORE_CRATES).context(CORE_CRATES)? {
+        let entry = entry?;
+        let link = vendor.join(entry.file_name());
+        if fs::symlink_metadata(&link).is_err() {
+            symlink(entry.path(), link)?;
+        }
+    }
+    Ok(())
 }
 
 /// The `cargo` that started us, without what it set for us.

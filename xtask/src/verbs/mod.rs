@@ -16,12 +16,13 @@ mod sim;
 mod test;
 mod vm;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::artefacts::xen;
+use crate::artefacts::{source, xen};
 use crate::checks;
 use crate::suites::papi;
 
@@ -67,6 +68,12 @@ enum Verb {
     Install(install::Args),
     /// Build Debian packages.
     Dist(dist::Args),
+    /// Write an archive of the sources with all crates, which is built without a network.
+    Source {
+        /// Where it is put.
+        #[arg(default_value = "target/dist")]
+        dir: PathBuf,
+    },
     /// Run the commands that the README begins with, and write there what they print.
     Readme,
     /// Run the simulator of hosts and guests around the real cores.
@@ -98,6 +105,7 @@ impl Cli {
             Verb::PapiShim(args) => return papi_shim::run(&args),
             Verb::Install(args) => install::run(&args)?,
             Verb::Dist(args) => dist::run(&args)?,
+            Verb::Source { dir } => println!("{}", source::archive(&dir)?.display()),
             Verb::Readme => readme::run()?,
             Verb::Sim(args) => return sim::run(&args),
             Verb::Mutants(args) => mutants::run(&args)?,

@@ -5,8 +5,8 @@
 //! done by debhelper: which package has what, dependencies, what is run when they are installed.
 
 mod changelog;
+pub mod licences;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -15,9 +15,9 @@ use anyhow::{Context, Result, ensure};
 use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::xen::{self, Flavour};
 use crate::artefacts::{command, guest, shim};
+use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
-use crate::tools::{apt, toolchain};
 
 /// The project's version, which is its packages'.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -128,9 +128,10 @@ fn debian(dir: &Path, version: &str) -> Result<()> {
     let control = fs::read_to_string(ours.join("control"))?;
     let maintainer = control.lines().find_map(|line| line.strip_prefix("Maintainer: "));
     let maintainer = maintainer.context("packaging/debian/control has no maintainer")?;
-    let mut date = cmd("git", ["log", "-1", "--format=%aD", "--", "CHANGELOG.md"]);
-    let date = sh::output(date.current_dir(&project))?;
-    let changelog = changelog::debian(&changes, version, maintainer, date.trim())?;
+    let date = |day: &str| {
+        sh::output(&mut cmd("date", ["-u", "-R", "-d", day])).map(|date| date.trim().to_owned())
+    };
+    let changelog = changelog::debian(&changes, version, maintainer, date)?;
     fs::write(dir.join("changelog"), changelog)?;
     let mut symbols =
         format!("{} libperfctr6 #MINVER#\n* Build-Depends-Package: libperfctr-dev\n", shim::SONAME);
@@ -141,19 +142,13 @@ fn debian(dir: &Path, version: &str) -> Result<()> {
     Ok(())
 }
 
-/// The crates of others that are linked into programs and library, with their licences.
+/// The crates of others that are linked into programs, libraries and objects, with their licences.
 fn crates() -> Result<String> {
-    let mut tree = toolchain::cargo();
-    tree.args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none"])
-        .args(["--no-dedupe", "--format", "{p}: {l}", "--package", "cli", "--package", "papi-shim"])
-        .current_dir(sh::project());
-    let text = sh::output(&mut tree)?;
-    // Our own are said to lie in a directory.
-    let crates: BTreeSet<&str> =
-        text.lines().filter(|line| !line.is_empty() && !line.contains(" (/")).collect();
-    ensure!(!crates.is_empty(), "cargo tree names no crate\n{text}");
-    let crates = crates.into_iter().collect::<Vec<_>>().join("\n");
-    Ok(format!("Rust crates of others that are linked into these packages:\n\n{crates}\n"))
+    let mut text = "Rust crates of others that are linked into these packages:\n\n".to_owned();
+    for (name, licence) in licences::all()? {
+        text += &format!("{name}: {licence}\n");
+    }
+    Ok(text)
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<()> {

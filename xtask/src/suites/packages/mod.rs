@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The Debian packages, in a whole Debian system: installed, used, upgraded and purged.
 
+mod host;
+mod release;
+
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
-use crate::artefacts::debian::{self, System};
+use crate::artefacts::debian::{self, Other};
 use crate::artefacts::kernel;
 use crate::artefacts::packages::{self, Built};
-use crate::artefacts::rustobj::{self, Purpose};
 use crate::machine::{self, Spec, Status};
 use crate::suites::pmu;
 use crate::suites::report::{Report, Volume, all};
 use crate::tools::cache;
 use crate::tools::chroot::Chroot;
 use crate::tools::sh::{self, cmd};
-use crate::tools::toolchain;
 
 /// A version that is higher than the project's.
 const NEXT: &str = "99.0";
@@ -74,75 +76,58 @@ int main(void)
 }
 "#;
 
-/// What the packages are made of; in the long run a whole system with them.
+/// What the packages are made of, and a whole system with them; in the long run all that becomes of
+/// them, and a host.
 pub fn run(report: &mut Report) -> Result<()> {
     let now = packages::build(packages::VERSION)?;
     report.test("lintian finds nothing that is not explained", || unexplained(&now));
+    system(report, &now)?;
     if report.volume == Volume::Usual {
         return Ok(());
     }
-    report.test("a copy of the sources elsewhere gives the same Rust objects", same_objects);
-    report.test("the library's crates can be published", publishable);
-    system(report, &now)
-}
-
-/// Built where nothing was built before, in another directory: byte by byte the same.
-fn same_objects() -> Result<()> {
-    let copy = cache::root()?.join("work/copy");
-    if copy.exists() {
-        fs::remove_dir_all(&copy)?;
-    }
-    fs::create_dir_all(&copy)?;
-    let script = "git ls-files -z | xargs -0 cp --parents -t \"$0\"";
-    sh::output(cmd("sh", ["-ec", script]).arg(&copy).current_dir(sh::project()))?;
-    let here = [rustobj::hypervisor(Purpose::Use)?, rustobj::module(Purpose::Use)?];
-    let there =
-        [rustobj::hypervisor_of(&copy, Purpose::Use)?, rustobj::module_of(&copy, Purpose::Use)?];
-    for (here, there) in here.iter().zip(&there) {
-        ensure!(fs::read(here)? == fs::read(there)?, "{} differs", there.display());
-    }
-    Ok(fs::remove_dir_all(copy)?)
+    host::run(report, &now)?;
+    release::run(report)
 }
 
 /// One system, from the first installation to the last purge.
 fn system(report: &mut Report, now: &Built) -> Result<()> {
     let kernel = kernel::kernel()?;
-    let system = debian::system(&kernel)?;
     let work = cache::root()?.join("work/packages");
     let _lock = cache::lock("packages-test")?;
-    let next = packages::build(NEXT)?;
-    let debian = Chroot::unpack(&system.archive, &work)?;
+    let debian = Chroot::unpack(&debian::guest(&kernel)?, &work)?;
     let before = inventory(&debian)?;
     report.test("apt installs all, where DKMS builds the module without Rust", || {
         debian.run("! command -v rustc cargo")?;
-        debian.put(&now.debs, "debs")?;
-        debian.run(&format!("{INSTALL} /debs/*.deb"))?;
+        install(&debian, &now.debs)?;
         modules(&debian, packages::VERSION, &[&kernel.release])
     });
     report.test("files are where they belong", || files(&debian));
     report.test("C programs find headers and libraries", || programs(&debian, &work));
-    report.test("booted, a user of the group counts exactly, and nobody else", || guest(&debian));
-    report.test("a second kernel gets its module", || {
-        debian.put(&system.other_headers, "debs")?;
-        debian.run(&format!("{INSTALL} /debs/*.deb"))?;
-        modules(&debian, packages::VERSION, &[&kernel.release, &system.other_kernel])
+    report.test("booted, a user of the group counts exactly, and nobody else", || {
+        counts(&debian, None)
     });
-    report.test("an upgrade replaces each module", || {
-        debian.put(&next.debs, "debs")?;
-        debian.run(&format!("{INSTALL} /debs/*.deb"))?;
-        modules(&debian, NEXT, &[&kernel.release, &system.other_kernel])?;
-        debian.run(&format!("! test -e /usr/src/perfctr-{}", packages::VERSION)).map(drop)
-    });
-    report.test("purged, nothing is left", || purged(&debian, &system, &before));
+    let mut other = None;
+    if report.volume == Volume::Long {
+        let (next, second) = (packages::build(NEXT)?, debian::other(&kernel)?);
+        report.test("a second kernel gets its module", || {
+            install(&debian, &second.headers)?;
+            modules(&debian, packages::VERSION, &[&kernel.release, &second.release])
+        });
+        report.test("an upgrade replaces each module", || {
+            install(&debian, &next.debs)?;
+            modules(&debian, NEXT, &[&kernel.release, &second.release])?;
+            debian.run(&format!("! test -e /usr/src/perfctr-{}", packages::VERSION)).map(drop)
+        });
+        other = Some(second);
+    }
+    report.test("purged, nothing is left", || purged(&debian, other.as_ref(), &before));
     debian.remove()
 }
 
-/// What cargo would upload compiles, on its own.
-fn publishable() -> Result<()> {
-    let mut cargo = toolchain::cargo();
-    cargo.args(["publish", "--dry-run", "--allow-dirty", "--locked"]);
-    cargo.args(["-p", "shared-abi", "-p", "libperfctr-rs"]).current_dir(sh::project());
-    sh::output(&mut cargo).map(drop)
+/// By apt, without what is only recommended.
+fn install(debian: &Chroot, debs: &[PathBuf]) -> Result<()> {
+    debian.put(debs, "debs")?;
+    debian.run(&format!("{INSTALL} /debs/*.deb")).map(drop)
 }
 
 fn unexplained(built: &Built) -> Result<()> {
@@ -187,7 +172,7 @@ fn files(debian: &Chroot) -> Result<()> {
 }
 
 /// Shared and static, by what pkg-config says; both find no device here.
-fn programs(debian: &Chroot, work: &std::path::Path) -> Result<()> {
+fn programs(debian: &Chroot, work: &Path) -> Result<()> {
     let source = work.with_extension("c");
     fs::write(&source, PROGRAM)?;
     debian.put(&[&source], "program")?;
@@ -218,28 +203,38 @@ runuser -u counter -- $stat 2>&1
 ! runuser -u stranger -- $stat
 ";
 
-/// One boot, from what is in the system but the compiler, the headers and documents.
-fn guest(debian: &Chroot) -> Result<()> {
+/// One boot, from what is in the system but what is large and not needed there. The host's part is
+/// that of the packages, too, with such arguments if they are not the usual ones.
+fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
     debian.run(
         "find . -xdev \\( -path ./proc -o -path ./guest.cpio -o -path ./debs -o -path ./program \
-         -o -path ./usr/src -o -path ./usr/lib/gcc -o -path ./usr/share/doc -o -path ./var/cache \
+         -o -path ./boot -o -path './usr/lib/modules/*/kernel' -o -path ./usr/src \
+         -o -path ./usr/lib/gcc -o -path ./usr/share/doc -o -path ./var/cache \
          -o -path ./var/lib/apt -o -path ./var/lib/dkms -o -path ./usr/share/man \\) -prune \
          -o -print0 | cpio -0 -o -H newc --quiet > guest.cpio",
     )?;
+    let [system, packed, image] = ["packages-guest.cpio", "packages-xen.gz", "packages-xen"]
+        .map(|name| cache::root().map(|root| root.join("work").join(name)));
+    let (system, packed, image) = (system?, packed?, image?);
+    debian.get("guest.cpio", &system)?;
+    debian.get(packages::HYPERVISOR, &packed)?;
+    debian.run("userdel counter; userdel stranger; rm guest.cpio")?;
+    let xen = cmd("gzip", ["-dc"]).arg(&packed).output()?;
+    ensure!(xen.status.success(), "{} is not packed", packages::HYPERVISOR);
+    fs::write(&image, xen.stdout)?;
+
     let mut spec = Spec::new("pv", ["sh", "-ec", GUEST])?;
     spec.module = false;
-    // The host's part is that of the packages, too.
-    let packed = debian.path(packages::HYPERVISOR);
-    let xen = cmd("gzip", ["-dc"]).arg(packed).output()?;
-    ensure!(xen.status.success(), "{} is not packed", packages::HYPERVISOR);
-    let image = cache::root()?.join("work/packages-xen");
-    fs::write(&image, xen.stdout)?;
-    spec.hypervisor()?.image = Some(image);
-    spec.system = Some(debian.path("guest.cpio"));
+    let hypervisor = spec.hypervisor()?;
+    hypervisor.image = Some(image);
+    if let Some(args) = xen_args {
+        args.clone_into(&mut hypervisor.args);
+    }
+    spec.system = Some(system.clone());
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     let outcome = machine::run(&spec)?;
-    debian.run("userdel counter; userdel stranger; rm guest.cpio")?;
+    fs::remove_file(system)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
     let said = String::from_utf8_lossy(&outcome.stdout);
     for line in ["active\nactive\nroot perfctr 660\n", pmu::PERF_LINES[0], pmu::PERF_LINES[1]] {
@@ -260,20 +255,21 @@ fn inventory(debian: &Chroot) -> Result<String> {
     )
 }
 
-/// What differs from before the first installation is the other kernel's alone.
-fn purged(debian: &Chroot, system: &System, before: &str) -> Result<()> {
+/// What differs from before the first installation is the other kernel's alone, if there is one.
+fn purged(debian: &Chroot, other: Option<&Other>, before: &str) -> Result<()> {
     debian.run(&format!("apt-get purge -y -o Dpkg::Use-Pty=0 {PACKAGES}"))?;
-    let other = system.other_kernel.trim_end_matches("-amd64");
+    let other = other.map(|other| other.release.trim_end_matches("-amd64"));
     let after = inventory(debian)?;
     let lines = |text: &str| -> Vec<String> {
-        text.lines().filter(|line| !line.contains(other)).map(str::to_owned).collect()
+        let ours = |line: &&str| other.is_none_or(|other| !line.contains(other));
+        text.lines().filter(ours).map(str::to_owned).collect()
     };
     let (before, after) = (lines(before), lines(&after));
     let left: Vec<&String> = after.iter().filter(|line| !before.contains(line)).collect();
     let lost: Vec<&String> = before.iter().filter(|line| !after.contains(line)).collect();
     ensure!(left.is_empty() && lost.is_empty(), "left: {left:#?}\nlost: {lost:#?}");
     let ours = debian.run(
-        "rm -r debs program; find / -xdev \\( -path /proc -o -path '/usr/src/linux-*' \\) -prune \
+        "rm -rf debs program; find / -xdev \\( -path /proc -o -path '/usr/src/linux-*' \\) -prune \
          -o -name '*perfctr*' -print",
     )?;
     ensure!(ours.is_empty(), "left:\n{ours}");

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The crates of others that are linked into what is distributed, and whether their licences allow
+//! it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::tools::{sh, toolchain};
+
+/// What is distributed: programs, libraries, and the objects for hypervisor and kernel.
+const DISTRIBUTED: [&str; 5] =
+    ["cli", "papi-shim", "libperfctr-rs", "hv-driver-ffi", "guest-kmod-ffi"];
+
+/// SPDX's names of the licences that ask for no more than notices, or for the source of the crate
+/// itself (CDDL-1.0, which excludes the GPL: the command is distributed under MIT).
+const ALLOWED: [&str; 8] =
+    ["0BSD", "Apache-2.0", "BSD-2-Clause", "BSL-1.0", "CDDL-1.0", "MIT", "Unlicense", "Zlib"];
+
+/// Ring 0 is the GPL's: what is linked there has a licence that goes with version 2 of it.
+const IN_RING_0: [&str; 4] = ["0BSD", "BSD-2-Clause", "MIT", "Zlib"];
+
+/// Fails if any crate's licence is none of these.
+pub fn check() -> Result<()> {
+    let rules = [(&DISTRIBUTED[..], &ALLOWED[..]), (&DISTRIBUTED[3..], &IN_RING_0[..])];
+    for (packages, allowed) in rules {
+        for (name, licence) in linked(packages)? {
+            ensure!(
+                is_allowed(&licence, allowed),
+                "{name} has the licence `{licence}`, expected one of {}",
+                allowed.join(", ")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Every crate that is distributed, by name and version, with its licence.
+pub fn all() -> Result<BTreeMap<String, String>> {
+    linked(&DISTRIBUTED)
+}
+
+fn linked(packages: &[&str]) -> Result<BTreeMap<String, String>> {
+    let mut tree = toolchain::cargo();
+    tree.args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none"])
+        .args(["--no-dedupe", "--format", "{p}: {l}"])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .current_dir(sh::project());
+    let text = sh::output(&mut tree)?;
+    let mut crates = BTreeMap::new();
+    // Our own are said to lie in a directory.
+    for line in text.lines().filter(|line| !line.is_empty() && !line.contains(" (/")) {
+        let (name, licence) = line.split_once(": ").with_context(|| format!("`{line}`"))?;
+        crates.insert(name.to_owned(), licence.to_owned());
+    }
+    ensure!(!crates.is_empty(), "cargo tree names no crate\n{text}");
+    Ok(crates)
+}
+
+/// Whether one alternative of an expression consists of what is allowed. A stroke is the older form
+/// of `OR`, and exceptions only give more leave.
+fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
+    let plain = licence.replace('/', " OR ").replace(['(', ')'], "");
+    let known = |part: &str| {
+        let name = part.split(" WITH ").next().unwrap_or_default().trim();
+        allowed.contains(&name)
+    };
+    // AND of alternatives would have to be in parentheses, and is then judged too strictly.
+    plain.split(" OR ").any(|alternative| alternative.split(" AND ").all(known))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_alternative_is_enough() {
+        let allowed = |licence| is_allowed(licence, &ALLOWED);
+        assert!(allowed("MIT") && allowed("GPL-3.0 OR MIT") && allowed("MIT/GPL-3.0"));
+        assert!(allowed("Apache-2.0 WITH LLVM-exception") && allowed("MIT AND Zlib"));
+        assert!(!allowed("") && !allowed("GPL-3.0") && !allowed("MIT AND GPL-3.0"));
+        assert!(!is_allowed("Apache-2.0", &IN_RING_0));
+    }
+}

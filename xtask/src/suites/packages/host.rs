@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A host: Debian on a disk, with a boot menu that lists Debian's own Xen, and ours while it is
+//! installed.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{counts, install, inventory, purged};
+use crate::artefacts::packages::{self, Built};
+use crate::artefacts::{debian, kernel};
+use crate::suites::report::Report;
+use crate::tools::cache;
+use crate::tools::chroot::Chroot;
+
+/// Where the boot menu is.
+const MENU: &str = "/boot/grub/grub.cfg";
+
+/// Debian's own hypervisor, in the menu.
+const DEBIANS: &str = "/boot/xen-4.17-amd64.gz";
+
+/// Arguments that the testbed adds to the menu's: fewer CPUs than the control domain has vCPUs.
+const TESTBED: &str = "dom0_max_vcpus=4 sched=credit";
+
+/// From a host with Debian's Xen to one with ours beside it, and back.
+pub fn run(report: &mut Report, now: &Built) -> Result<()> {
+    let work = cache::root()?.join("work/packages-host");
+    let _lock = cache::lock("packages-test")?;
+    let debian = Chroot::on_disk(&debian::host(&kernel::kernel()?)?, &work)?;
+    debian.run("mkdir -p /boot/grub; update-grub")?;
+    let (before, menu) = (inventory(&debian)?, debian.run(&format!("cat {MENU}"))?);
+    report.test("on a host, Debian's Xen is in the boot menu and ours is not", || {
+        ensure!(entry(&menu, DEBIANS).is_ok() && entry(&menu, &ours()).is_err(), "{menu}");
+        Ok(())
+    });
+    let mut args = None;
+    report.test("installed there, ours is in the menu beside Debian's, with its option", || {
+        install(&debian, &now.debs)?;
+        let menu = debian.run(&format!("grub-script-check {MENU}; cat {MENU}"))?;
+        entry(&menu, DEBIANS)?;
+        args = Some(entry(&menu, &ours())?);
+        Ok(())
+    });
+    report.test("booted as that entry says, a user of the control domain's group counts", || {
+        let args = args.context("there is no entry")?;
+        ensure!(args.split(' ').any(|arg| arg == "perfctr"), "no option perfctr: {args}");
+        counts(&debian, Some(&format!("{TESTBED} {args}")))
+    });
+    report.test("purged there, the menu and all else is as before", || {
+        purged(&debian, None, &before)?;
+        let after = debian.run(&format!("cat {MENU}"))?;
+        ensure!(after == menu, "before:\n{menu}\nafter:\n{after}");
+        Ok(())
+    });
+    debian.remove()
+}
+
+fn ours() -> String {
+    Path::new("/").join(packages::HYPERVISOR).display().to_string()
+}
+
+/// The arguments with which the menu boots a hypervisor, and a kernel after it.
+fn entry(menu: &str, hypervisor: &str) -> Result<String> {
+    let (_, rest) = menu
+        .split_once(&format!("multiboot2\t{hypervisor} placeholder "))
+        .with_context(|| format!("no entry boots {hypervisor}\n{menu}"))?;
+    let (args, rest) = rest.split_once('\n').context("the menu ends there")?;
+    ensure!(rest.lines().any(|line| line.contains("module2\t/boot/vmlinuz-")), "{rest}");
+    // The menu's own variables are for machines without a PS/2 keyboard or a video card.
+    let args: Vec<&str> = args.split_whitespace().filter(|arg| !arg.starts_with("${")).collect();
+    Ok(args.join(" "))
+}
