@@ -104,7 +104,9 @@ impl Chroot {
         unshare.args(ENVIRONMENT).args(["sh", "-ec", &format!("exec 2>&1; cd /; {script}")]);
         let out = sh::root_command(&self.seen_by(unshare))?.output()?;
         let said = String::from_utf8_lossy(&out.stdout).into_owned();
-        ensure!(out.status.success(), "{script}\n{}\n{said}", out.status);
+        // What `unshare` itself has to say.
+        let refused = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "{script}\n{}\n{refused}{said}", out.status);
         Ok(said)
     }
 
