@@ -51,7 +51,7 @@ pub fn mount_xenfs() -> Result<()> {
         .context("mounting /proc/xen")
 }
 
-/// Loads a module given as "PATH [PARAMETER...]", unless a whole system has loaded it for its device.
+/// Loads a module given as "PATH [PARAMETER...]", unless a system has loaded it for its device.
 pub fn load_module(line: &str) -> Result<()> {
     let (path, parameters) = line.split_once(' ').unwrap_or((line, ""));
     let file = File::open(path).with_context(|| path.to_owned())?;

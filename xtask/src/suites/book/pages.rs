@@ -11,7 +11,8 @@ use crate::artefacts::mdbook;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
-/// Of mdBook itself: all chapters on one page, and what a server shows for a page that is not there.
+/// Of mdBook itself: all chapters on one page, and what a server shows for a page that is not
+/// there.
 const OWN: [&str; 2] = ["print.html", "404.html"];
 
 /// Makes the book, and follows each link. The project's own place for it is beside `docs`, so that
