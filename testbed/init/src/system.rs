@@ -51,12 +51,12 @@ pub fn mount_xenfs() -> Result<()> {
         .context("mounting /proc/xen")
 }
 
-/// Loads a module given as "PATH [PARAMETER...]".
+/// Loads a module given as "PATH [PARAMETER...]", unless a system has loaded it for its device.
 pub fn load_module(line: &str) -> Result<()> {
     let (path, parameters) = line.split_once(' ').unwrap_or((line, ""));
     let file = File::open(path).with_context(|| path.to_owned())?;
     finit_module(file, &CString::new(parameters)?, ModuleInitFlags::empty())
-        .map_err(Refused)
+        .or_else(|errno| if errno == Errno::EEXIST { Ok(()) } else { Err(Refused(errno)) })
         .with_context(|| format!("loading {path}"))
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{install, inventory, purged};
+use super::{counts, install, inventory, purged};
 use crate::artefacts::packages::{self, Built};
 use crate::artefacts::{debian, kernel};
 use crate::suites::report::Report;
@@ -19,6 +19,9 @@ const MENU: &str = "/boot/grub/grub.cfg";
 /// Debian's own hypervisor, in the menu.
 const DEBIANS: &str = "/boot/xen-4.17-amd64.gz";
 
+/// Arguments that the testbed adds to the menu's: fewer CPUs than the control domain has vCPUs.
+const TESTBED: &str = "dom0_max_vcpus=4 sched=credit";
+
 /// From a host with Debian's Xen to one with ours beside it, and back.
 pub fn run(report: &mut Report, now: &Built) -> Result<()> {
     let work = cache::root()?.join("work/packages-host");
@@ -30,13 +33,18 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
         ensure!(entry(&menu, DEBIANS).is_ok() && entry(&menu, &ours()).is_err(), "{menu}");
         Ok(())
     });
+    let mut args = None;
     report.test("installed there, ours is in the menu beside Debian's, with its option", || {
         install(&debian, &now.debs)?;
         let menu = debian.run(&format!("grub-script-check {MENU}; cat {MENU}"))?;
         entry(&menu, DEBIANS)?;
-        let args = entry(&menu, &ours())?;
-        ensure!(args.split(' ').any(|arg| arg == "perfctr"), "no option perfctr: {args}");
+        args = Some(entry(&menu, &ours())?);
         Ok(())
+    });
+    report.test("booted as that entry says, a user of the control domain's group counts", || {
+        let args = args.context("there is no entry")?;
+        ensure!(args.split(' ').any(|arg| arg == "perfctr"), "no option perfctr: {args}");
+        counts(&debian, Some(&format!("{TESTBED} {args}")))
     });
     report.test("purged there, the menu and all else is as before", || {
         purged(&debian, None, &before)?;

@@ -103,7 +103,9 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     });
     report.test("files are where they belong", || files(&debian));
     report.test("C programs find headers and libraries", || programs(&debian, &work));
-    report.test("booted, a user of the group counts exactly, and nobody else", || counts(&debian));
+    report.test("booted, a user of the group counts exactly, and nobody else", || {
+        counts(&debian, None)
+    });
     let mut other = None;
     if report.volume == Volume::Long {
         let (next, second) = (packages::build(NEXT)?, debian::other(&kernel)?);
@@ -202,8 +204,8 @@ runuser -u counter -- $stat 2>&1
 ";
 
 /// One boot, from what is in the system but what is large and not needed there. The host's part is
-/// that of the packages, too.
-fn counts(debian: &Chroot) -> Result<()> {
+/// that of the packages, too, with such arguments if they are not the usual ones.
+fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
     debian.run(
         "find . -xdev \\( -path ./proc -o -path ./guest.cpio -o -path ./debs -o -path ./program \
@@ -224,7 +226,11 @@ fn counts(debian: &Chroot) -> Result<()> {
 
     let mut spec = Spec::new("pv", ["sh", "-ec", GUEST])?;
     spec.module = false;
-    spec.hypervisor()?.image = Some(image);
+    let hypervisor = spec.hypervisor()?;
+    hypervisor.image = Some(image);
+    if let Some(args) = xen_args {
+        args.clone_into(&mut hypervisor.args);
+    }
     spec.system = Some(system.clone());
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     let outcome = machine::run(&spec)?;
