@@ -66,7 +66,7 @@ pub trait Caller {
     /// # Errors
     ///
     /// `SRCH` no such domain.
-    fn set_policy(&mut self, domid: u16, allowed: bool) -> Result<(), Errno>;
+    fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno>;
     /// Adds up what the driver has done on all physical CPUs.
     fn add_stats(&mut self, total: &mut HvStats);
 }
@@ -120,7 +120,6 @@ pub fn serve(
             return Ok(true);
         }
         Request::Domain { domid, allowed } => {
-            let domid = u16::try_from(domid).map_err(|_| Errno::SRCH)?;
             caller.set_policy(domid, allowed)?;
         }
         Request::Stats => {

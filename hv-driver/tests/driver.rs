@@ -936,7 +936,7 @@ mod requests {
         fn forget(&mut self) {
             self.registered = false;
         }
-        fn set_policy(&mut self, domid: u16, allowed: bool) -> Result<(), Errno> {
+        fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno> {
             self.done.push(format!("policy {domid} {allowed}"));
             Ok(())
         }

@@ -28,6 +28,10 @@ use crate::limits::MAX_SLOTS;
 /// The hypercall's number: `__HYPERVISOR_arch_5`, which Xen does not use on x86.
 pub const HYPERCALL_NUMBER: u32 = 53;
 
+/// The same of KVM, in RAX; "PCTR" in ASCII, far from those that it has.  The operation is in RBX,
+/// the argument's address in RCX and its length in RDX.
+pub const KVM_HYPERCALL_NUMBER: u32 = 0x5043_5452;
+
 /// Handshake and capabilities.
 pub const OP_QUERY: u32 = 0;
 /// Publish the calling vCPU's counters in a page.

@@ -92,7 +92,7 @@ impl Caller for Current {
         unsafe { perfctr_glue_forget() }
     }
 
-    fn set_policy(&mut self, domid: u16, allowed: bool) -> Result<(), Errno> {
+    fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno> {
         // SAFETY: C checks the number.
         from_return(unsafe { perfctr_glue_set_policy(domid, allowed) })
     }

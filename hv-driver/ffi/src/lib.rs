@@ -307,7 +307,7 @@ unsafe extern "C" {
     /// Unpins the current vCPU's page and frees its object.
     fn perfctr_glue_forget();
     /// Allows or forbids a domain; gives 0 or a negative error number.
-    fn perfctr_glue_set_policy(domid: u16, allowed: bool) -> c_int;
+    fn perfctr_glue_set_policy(domid: u32, allowed: bool) -> c_int;
     /// Calls `perfctr_core_add_stats` for every physical CPU, one after another.
     fn perfctr_glue_add_stats(total: *mut HvStats);
 }

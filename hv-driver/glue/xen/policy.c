@@ -53,11 +53,12 @@ static void cf_check revoke_here(void *data)
         perfctr_core_revoke(perfctr_this_cpu(), perfctr_core_of(p));
 }
 
-int perfctr_glue_set_policy(uint16_t domid, bool allowed)
+int perfctr_glue_set_policy(uint32_t domid, bool allowed)
 {
-    struct domain *d = rcu_lock_domain_by_id(domid);
+    struct domain *d;
     struct vcpu *v;
 
+    d = domid < DOMID_FIRST_RESERVED ? rcu_lock_domain_by_id(domid) : NULL;
     if ( !d )
         return -ESRCH;
 

@@ -638,7 +638,7 @@ impl<'a> Caller for Hypercall<'a> {
         }
     }
 
-    fn set_policy(&mut self, _: u16, _: bool) -> Result<(), Errno> {
+    fn set_policy(&mut self, _: u32, _: bool) -> Result<(), Errno> {
         Err(Errno::SRCH)
     }
 

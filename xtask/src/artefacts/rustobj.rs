@@ -12,6 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 use crate::tools::toolchain::{self, BARE_TARGET};
 
@@ -58,9 +59,32 @@ enum Placement {
     Kernel,
 }
 
+impl Placement {
+    /// The compiler's name of it.
+    const fn model(self) -> &'static str {
+        match self {
+            Self::PositionIndependent => "pic",
+            Self::Kernel => "static",
+        }
+    }
+}
+
 /// The hypervisor's object file.
 pub fn hypervisor(purpose: Purpose) -> Result<PathBuf> {
     hypervisor_of(&sh::project(), purpose)
+}
+
+/// The headers that declare the hypervisor's object for C, below `dir`.
+pub fn hypervisor_headers(dir: &str) -> Result<Files> {
+    let mut files = overlay::read(&sh::project().join("shared-abi/include"), dir)?;
+    let core = fs::read(sh::project().join("hv-driver/glue/perfctr_core.h"))?;
+    files.insert(format!("{dir}/perfctr_core.h"), core);
+    Ok(files)
+}
+
+/// The hypervisor's object file for one that is a part of Linux.
+pub fn kvm() -> Result<PathBuf> {
+    object(&sh::project(), "hv-driver-ffi", Placement::Kernel, Purpose::Use)
 }
 
 /// The kernel module's object file.
@@ -86,7 +110,7 @@ fn object(
 ) -> Result<PathBuf> {
     let _lock = crate::tools::cache::lock(package)?;
     let mut flags = FLAGS.to_vec();
-    let mut dir = package.to_owned();
+    let mut dir = format!("{package}-{}", placement.model());
     if purpose == Purpose::Fuzzing {
         flags.extend(COVERAGE_FLAGS);
         dir.push_str("-fuzzing");
@@ -112,16 +136,12 @@ fn build(
     flags: &[&str],
     target_dir: &Path,
 ) -> Result<PathBuf> {
-    let model = match placement {
-        Placement::PositionIndependent => "pic",
-        Placement::Kernel => "static",
-    };
     let mut cargo = toolchain::cargo_for_bare_metal()?;
     cargo
         .args(["build", "--quiet", "--release", "--package", package])
         .args(["--target", BARE_TARGET, "--target-dir"])
         .arg(target_dir)
-        .env("RUSTFLAGS", format!("-Crelocation-model={model} {}", flags.join(" ")))
+        .env("RUSTFLAGS", format!("-Crelocation-model={} {}", placement.model(), flags.join(" ")))
         // Some of the flags are not stable yet.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_PROFILE_RELEASE_LTO", "off")

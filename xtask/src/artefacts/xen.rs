@@ -130,7 +130,6 @@ fn driver(source: &Path, version: &str, purpose: Purpose) -> Result<Files> {
 fn glue() -> Result<Files> {
     let mut files = overlay::read(&glue_dir(), DRIVER_DIR)?;
     files.retain(|name, _| !name.starts_with(&format!("{DRIVER_DIR}/{HOOKS}/")));
-    let header = sh::project().join("shared-abi/include");
-    files.extend(overlay::read(&header, DRIVER_DIR)?);
+    files.extend(rustobj::hypervisor_headers(DRIVER_DIR)?);
     Ok(files)
 }

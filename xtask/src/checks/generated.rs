@@ -30,7 +30,7 @@ const BOUNDARIES: &[Boundary] = &[
             "hv-driver/src/guest.rs",
             "hv-driver/src/pmu/mod.rs",
         ],
-        header: "hv-driver/glue/xen/perfctr_core.h",
+        header: "hv-driver/glue/perfctr_core.h",
         names: &[
             ("Driver", "perfctr_core_driver"),
             ("CpuObject", "perfctr_core_cpu"),
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_drift_on_either_side_is_found_in_its_line() {
         let (guest, header) = ("guest-kmod/ffi/src/lib.rs", "guest-kmod/glue/perfctr_core.h");
-        let (hypervisor, core) = ("hv-driver/ffi/src/lib.rs", "hv-driver/glue/xen/perfctr_core.h");
+        let (hypervisor, core) = ("hv-driver/ffi/src/lib.rs", "hv-driver/glue/perfctr_core.h");
         assert!(stale_after(guest, "", "").is_empty());
         for (file, old, new, path, line) in [
             (guest, "gfn: u64", "gfn: u32", header, "uint64_t gfn"),

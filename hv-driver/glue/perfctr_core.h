@@ -350,7 +350,7 @@ extern void perfctr_glue_forget(void);
 /*
  * Allows or forbids a domain; gives 0 or a negative error number.
  */
-extern int perfctr_glue_set_policy(uint16_t domid, bool allowed);
+extern int perfctr_glue_set_policy(uint32_t domid, bool allowed);
 
 /*
  * Calls `perfctr_core_add_stats` for every physical CPU, one after another.

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+/* The driver's state of the host and of each physical CPU. */
+
+#define pr_fmt(fmt) "perfctr: " fmt
+
+#include <linux/cpuhotplug.h>
+#include <linux/percpu.h>
+#include <linux/syscore_ops.h>
+#include <asm/apic.h>
+
+#include "private.h"
+
+bool __read_mostly perfctr_on;
+
+struct perfctr_core_driver *perfctr_driver(void)
+{
+	static u64 driver[PERFCTR_DRIVER_BYTES / sizeof(u64)] __read_mostly;
+
+	return (struct perfctr_core_driver *)driver;
+}
+
+struct perfctr_slot {
+	/* What its APIC did with the PMU's interrupt before. */
+	u32 lvtpc;
+	u64 core[PERFCTR_CPU_BYTES / sizeof(u64)];
+};
+
+static DEFINE_PER_CPU(struct perfctr_slot, perfctr_slot);
+
+/* What was done on CPUs that have gone. */
+static DEFINE_SPINLOCK(perfctr_departed_lock);
+static struct perfctr_hv_stats perfctr_departed;
+
+static enum cpuhp_state perfctr_cpuhp_state;
+
+static struct perfctr_core_cpu *core_of(struct perfctr_slot *slot)
+{
+	return (struct perfctr_core_cpu *)slot->core;
+}
+
+struct perfctr_core_cpu *perfctr_this_cpu(void)
+{
+	return core_of(this_cpu_ptr(&perfctr_slot));
+}
+
+/* On the CPU; interrupts are disabled. */
+static int come_up(void)
+{
+	struct perfctr_slot *slot = this_cpu_ptr(&perfctr_slot);
+	unsigned int cpu = smp_processor_id();
+	struct perfctr_cpuid cpuid;
+	struct perfctr_why why;
+
+	perfctr_read_cpuid(&cpuid);
+	if (perfctr_core_cpu_up(core_of(slot), perfctr_driver(), cpu, &cpuid,
+				&why)) {
+		pr_err("CPU %u cannot count: expected %.*s, found %#x\n", cpu,
+		       why.expected_bytes, (const char *)why.expected,
+		       why.found);
+		return -ENODEV;
+	}
+	slot->lvtpc = apic_read(APIC_LVTPC);
+	apic_write(APIC_LVTPC, APIC_DM_NMI);
+	return 0;
+}
+
+static void go_down(void)
+{
+	struct perfctr_slot *slot = this_cpu_ptr(&perfctr_slot);
+
+	apic_write(APIC_LVTPC, slot->lvtpc);
+	perfctr_core_cpu_down(core_of(slot));
+	spin_lock(&perfctr_departed_lock);
+	perfctr_core_add_stats(core_of(slot), &perfctr_departed);
+	spin_unlock(&perfctr_departed_lock);
+}
+
+/*
+ * No vCPU executes on a CPU that comes up before this, nor after it on one that
+ * goes down.  Whatever a CPU says later, the driver stays on.
+ */
+static int perfctr_cpu_online(unsigned int cpu)
+{
+	unsigned long flags;
+	int err;
+
+	local_irq_save(flags);
+	err = come_up();
+	local_irq_restore(flags);
+	return perfctr_on ? 0 : err;
+}
+
+static int perfctr_cpu_offline(unsigned int cpu)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	go_down();
+	local_irq_restore(flags);
+	return 0;
+}
+
+/* The boot CPU, which does not go offline when the machine sleeps. */
+static int perfctr_sleep(void)
+{
+	go_down();
+	return 0;
+}
+
+static void perfctr_wake(void)
+{
+	come_up();
+}
+
+static struct syscore_ops perfctr_syscore_ops = {
+	.suspend = perfctr_sleep,
+	.resume = perfctr_wake,
+};
+
+int perfctr_take_cpus(void)
+{
+	int err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "kvm/perfctr:online",
+				    perfctr_cpu_online, perfctr_cpu_offline);
+
+	if (err < 0)
+		return err;
+	perfctr_cpuhp_state = err;
+	register_syscore_ops(&perfctr_syscore_ops);
+	return 0;
+}
+
+void perfctr_give_cpus_back(void)
+{
+	unregister_syscore_ops(&perfctr_syscore_ops);
+	cpuhp_remove_state(perfctr_cpuhp_state);
+}
+
+struct perfctr_sum {
+	spinlock_t lock;
+	struct perfctr_hv_stats *stats;
+};
+
+static void add_stats(void *data)
+{
+	struct perfctr_sum *sum = data;
+
+	spin_lock(&sum->lock);
+	perfctr_core_add_stats(perfctr_this_cpu(), sum->stats);
+	spin_unlock(&sum->lock);
+}
+
+void perfctr_glue_add_stats(struct perfctr_hv_stats *total)
+{
+	struct perfctr_sum sum = { .stats = total };
+
+	spin_lock_init(&sum.lock);
+	spin_lock_irq(&perfctr_departed_lock);
+	*total = perfctr_departed;
+	spin_unlock_irq(&perfctr_departed_lock);
+	on_each_cpu(add_stats, &sum, 1);
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+/* The hypercall: the core decides, and calls back for what KVM has to do. */
+
+#include <linux/kvm_host.h>
+
+#include "kvm_cache_regs.h"
+#include "x86.h"
+
+#include "private.h"
+
+/* What the copying functions need. */
+struct perfctr_caller {
+	struct kvm_vcpu *vcpu;
+	u64 address;
+};
+
+int perfctr_glue_copy_in(void *caller, void *to, uint32_t length)
+{
+	struct perfctr_caller *from = caller;
+	struct x86_exception unused;
+
+	return kvm_read_guest_virt(from->vcpu, from->address, to, length,
+				   &unused) ?
+		       -EFAULT :
+		       0;
+}
+
+int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length)
+{
+	struct perfctr_caller *to = caller;
+	struct x86_exception unused;
+
+	return kvm_write_guest_virt_system(to->vcpu, to->address, (void *)from,
+					   length, &unused) ?
+		       -EFAULT :
+		       0;
+}
+
+bool perfctr_glue_guest(struct perfctr_guest *guest)
+{
+	return perfctr_guest(kvm_get_running_vcpu(), guest);
+}
+
+struct perfctr_core_cpu *perfctr_glue_cpu(void)
+{
+	return perfctr_this_cpu();
+}
+
+struct perfctr_core_vcpu *perfctr_glue_vcpu(void)
+{
+	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
+
+	return vcpu && vcpu->arch.perfctr ?
+		       perfctr_core_of(vcpu->arch.perfctr) :
+		       NULL;
+}
+
+int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest)
+{
+	return perfctr_page_register(kvm_get_running_vcpu(), gfn, guest);
+}
+
+void perfctr_glue_forget(void)
+{
+	perfctr_page_forget(kvm_get_running_vcpu());
+}
+
+int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)
+{
+	struct perfctr_caller caller = { .vcpu = vcpu, .address = address };
+	u64 argument[PERFCTR_ARGUMENT_BYTES / sizeof(u64)];
+
+	if (!perfctr_on)
+		return -ENODEV;
+	/* Of the guest, and not of a guest of its own. */
+	if (is_guest_mode(vcpu))
+		return -EPERM;
+	return perfctr_core_hypercall(perfctr_driver(), &caller, op, argument,
+				      length);
+}

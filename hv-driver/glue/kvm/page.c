@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+/* Registration of a vCPU's page: pinned while the host may write to it. */
+
+#include <linux/export.h>
+#include <linux/kvm_host.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+
+#include "x86.h"
+
+#include "private.h"
+
+/* Numbers machines, so that one never inherits another one's residue. */
+static u64 serial_of(struct kvm *kvm)
+{
+	static DEFINE_SPINLOCK(lock);
+	static u64 last;
+
+	spin_lock(&lock);
+	if (!kvm->arch.perfctr_serial)
+		kvm->arch.perfctr_serial = ++last;
+	spin_unlock(&lock);
+	return kvm->arch.perfctr_serial;
+}
+
+struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu)
+{
+	struct perfctr_clock clock = { .offset = vcpu->arch.l1_tsc_offset };
+	u64 ratio = vcpu->arch.l1_tsc_scaling_ratio;
+
+	if (ratio != kvm_caps.default_tsc_scaling_ratio) {
+		clock.scale = ratio;
+		clock.fraction_bits = kvm_caps.tsc_scaling_ratio_frac_bits;
+	}
+	return clock;
+}
+
+/* A 64-bit kernel's vCPU, whose time-stamp counter the hardware gives. */
+bool perfctr_guest(const struct kvm_vcpu *vcpu, struct perfctr_guest *guest)
+{
+	const struct perfctr_guest hardware = {
+		.rings = PERFCTR_RINGS_HARDWARE,
+		.clock = perfctr_clock_of(vcpu),
+	};
+
+	if (!is_64_bit_mode((struct kvm_vcpu *)vcpu) ||
+	    vcpu->arch.tsc_catchup || vcpu->arch.tsc_always_catchup ||
+	    vcpu->arch.guest_state_protected)
+		return false;
+	*guest = hardware;
+	return true;
+}
+
+/* Nothing but memory that the guest may write to itself. */
+static int pin(struct kvm *kvm, gfn_t gfn, struct page **page)
+{
+	unsigned long address = gfn_to_hva(kvm, gfn);
+	int pinned;
+
+	if (kvm_is_error_hva(address))
+		return -EINVAL;
+	pinned = pin_user_pages_fast(address, 1, FOLL_WRITE | FOLL_LONGTERM,
+				     page);
+	if (pinned < 0)
+		return pinned == -ENOMEM ? pinned : -EINVAL;
+	return pinned == 1 ? 0 : -EINVAL;
+}
+
+/* The intercept of RDPMC is set anew before the vCPU goes on. */
+static void update_rdpmc(struct kvm_vcpu *vcpu)
+{
+	kvm_make_request(KVM_REQ_MSR_FILTER_CHANGED, vcpu);
+}
+
+int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
+			  const struct perfctr_guest *guest)
+{
+	struct perfctr_vcpu *p = kzalloc(sizeof(*p), GFP_KERNEL_ACCOUNT);
+	int err;
+
+	if (!p)
+		return -ENOMEM;
+	err = pin(vcpu->kvm, gfn, &p->page);
+	if (err) {
+		kfree(p);
+		return err;
+	}
+	p->gfn = gfn;
+
+	local_irq_disable();
+	perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p),
+			      page_address(p->page), guest, vcpu->vcpu_id,
+			      serial_of(vcpu->kvm), perfctr_allowed(vcpu->kvm));
+	vcpu->arch.perfctr = p;
+	local_irq_enable();
+	update_rdpmc(vcpu);
+	return 0;
+}
+
+static void release(struct kvm_vcpu *vcpu)
+{
+	struct perfctr_vcpu *p = vcpu->arch.perfctr;
+
+	local_irq_disable();
+	vcpu->arch.perfctr = NULL;
+	local_irq_enable();
+	unpin_user_pages_dirty_lock(&p->page, 1, true);
+	kfree(p);
+}
+
+/* The core has stopped the vCPU's counters. */
+void perfctr_page_forget(struct kvm_vcpu *vcpu)
+{
+	perfctr_page_written(vcpu);
+	release(vcpu);
+	update_rdpmc(vcpu);
+}
+
+/* What is copied from a guest that executes has to be copied again. */
+void perfctr_page_written(struct kvm_vcpu *vcpu)
+{
+	int idx = srcu_read_lock(&vcpu->kvm->srcu);
+
+	kvm_vcpu_mark_page_dirty(vcpu, vcpu->arch.perfctr->gfn);
+	srcu_read_unlock(&vcpu->kvm->srcu, idx);
+}
+
+void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
+{
+	if (vcpu->arch.perfctr)
+		release(vcpu);
+}
+
+bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)
+{
+	return !vcpu->arch.perfctr;
+}
+EXPORT_SYMBOL_GPL(perfctr_intercept_rdpmc);
