@@ -11,38 +11,39 @@ static const char *perfctr_found(int err)
 {
 	switch (err) {
 	case -ENOSYS:
-		return "a Xen without perfctr";
+		return "without perfctr";
 	case -ENODEV:
-		return "a Xen with perfctr off; xl dmesg says why";
+		return "with perfctr off; its log says why";
 	case -EPROTO:
-		return "a Xen whose perfctr has another ABI";
+		return "whose perfctr has another ABI";
 	case -EPERM:
-		return "a Xen that does not let this domain count";
+		return "that does not let this domain count";
 	default:
-		return "a Xen that does not support this kind of domain";
+		return "that does not support this kind of domain";
 	}
 }
 
 static int perfctr_handshake(void)
 {
 	int err = -ENODEV;
-	const char *found = "no Xen";
+	const char *name = "neither Xen nor KVM", *found = "";
 
-	if (perfctr_platform_exists()) {
+	if (perfctr_platform_find()) {
+		name = perfctr_platform->name;
 		err = perfctr_core_handshake(&perfctr_query);
 		found = perfctr_found(err);
 	}
-	if (!err && perfctr_platform_owns_cr4() && !PERFCTR_MAY_CHANGE_CR4) {
+	if (!err && perfctr_platform->owns_cr4() && !PERFCTR_MAY_CHANGE_CR4) {
 		err = -EOPNOTSUPP;
-		found = "a PVH guest whose kernel lends its modules no CR4";
+		found = "whose guest's kernel lends its modules no CR4";
 	}
 	if (!err && nr_cpu_ids > PERFCTR_MAX_VCPUS) {
 		err = -E2BIG;
-		found = "too many vCPUs";
+		found = "with too many vCPUs";
 	}
 	if (err)
-		pr_err("found %s (error %d), expected Xen booted with perfctr, ABI major %d, at most %d vCPUs\n",
-		       found, err, PERFCTR_ABI_MAJOR, PERFCTR_MAX_VCPUS);
+		pr_err("found %s %s (error %d), expected perfctr on, ABI major %d, at most %d vCPUs\n",
+		       name, found, err, PERFCTR_ABI_MAJOR, PERFCTR_MAX_VCPUS);
 	return err;
 }
 
@@ -102,7 +103,8 @@ static void __exit perfctr_exit(void)
 
 module_init(perfctr_init);
 module_exit(perfctr_exit);
-MODULE_DESCRIPTION("Per-thread hardware performance counters in a Xen guest");
+MODULE_DESCRIPTION(
+	"Per-thread hardware performance counters in a virtual machine");
 MODULE_LICENSE("Dual MIT/GPL");
 /* The workspace's, Cargo.toml. */
 MODULE_VERSION("0.1.0");

@@ -18,7 +18,7 @@ static irqreturn_t perfctr_overflow(int irq, void *unused)
 
 int perfctr_overflow_bind(unsigned int cpu)
 {
-	int irq = perfctr_platform_bind(cpu, perfctr_overflow);
+	int irq = perfctr_platform->bind(cpu, perfctr_overflow);
 
 	perfctr_cpus[cpu].irq = irq;
 	return irq < 0 ? irq : 0;
@@ -28,6 +28,6 @@ int perfctr_overflow_bind(unsigned int cpu)
 void perfctr_overflow_unbind(unsigned int cpu)
 {
 	if (perfctr_cpus[cpu].irq >= 0)
-		perfctr_platform_unbind(cpu, perfctr_cpus[cpu].irq);
+		perfctr_platform->unbind(cpu, perfctr_cpus[cpu].irq);
 	perfctr_cpus[cpu].irq = -1;
 }

@@ -29,7 +29,7 @@ static void perfctr_pce_changed(struct mm_struct *mm)
 
 void perfctr_pce_allow(struct mm_struct *mm)
 {
-	if (!perfctr_platform_owns_cr4())
+	if (!perfctr_platform->owns_cr4())
 		return;
 	if (atomic_inc_return(&mm->context.perf_rdpmc_allowed) == 1)
 		perfctr_pce_changed(mm);
@@ -37,7 +37,7 @@ void perfctr_pce_allow(struct mm_struct *mm)
 
 void perfctr_pce_forbid(struct mm_struct *mm)
 {
-	if (!perfctr_platform_owns_cr4())
+	if (!perfctr_platform->owns_cr4())
 		return;
 	if (atomic_dec_and_test(&mm->context.perf_rdpmc_allowed))
 		perfctr_pce_changed(mm);

@@ -82,15 +82,25 @@ struct perfctr_thread {
 	u64 core[];
 };
 
-/* platform/: what the hypervisor gives. */
-bool perfctr_platform_exists(void);
-/* Whether the kernel says who may execute RDPMC, and not its hypervisor. */
-bool perfctr_platform_owns_cr4(void);
-u64 perfctr_platform_gfn(void *page);
-int perfctr_platform_bind(unsigned int cpu, irq_handler_t handler);
-void perfctr_platform_unbind(unsigned int cpu, int irq);
-int perfctr_platform_on_restore(void (*function)(void));
-void perfctr_platform_off_restore(void);
+/* platform/: what a hypervisor gives. */
+struct perfctr_platform {
+	const char *name;
+	bool (*exists)(void);
+	/* Whether the kernel says who may execute RDPMC, and not its hypervisor. */
+	bool (*owns_cr4)(void);
+	int (*hypercall)(u32 op, void *argument, u32 length);
+	u64 (*gfn)(void *page);
+	/* Called on that CPU; gives a number for the other one, or an error. */
+	int (*bind)(unsigned int cpu, irq_handler_t handler);
+	void (*unbind)(unsigned int cpu, int irq);
+	/* Before any thread of the restored machine goes on. */
+	int (*on_restore)(void (*function)(void));
+	void (*off_restore)(void);
+};
+extern const struct perfctr_platform perfctr_xen, perfctr_kvm;
+/* The one that there is, or NULL; set once. */
+extern const struct perfctr_platform *perfctr_platform;
+bool perfctr_platform_find(void);
 
 /* cpu.c: the possible CPUs. */
 extern struct perfctr_cpu *perfctr_cpus;

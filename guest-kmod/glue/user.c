@@ -66,7 +66,7 @@ int perfctr_user_show(unsigned int number, struct perfctr_user *user)
 		return -EBUSY;
 	perfctr_user_hide(cpu);
 	err = perfctr_core_vcpu_register(cpu->core, page,
-					 perfctr_platform_gfn(page),
+					 perfctr_platform->gfn(page),
 					 perfctr_observer(cpu, user));
 	if (!err) {
 		cpu->user = user;

@@ -164,7 +164,7 @@ int perfctr_vcpus_init(void)
 	if (err < 0)
 		return err;
 	perfctr_cpuhp_state = err;
-	err = perfctr_platform_on_restore(perfctr_restored);
+	err = perfctr_platform->on_restore(perfctr_restored);
 	if (err) {
 		cpuhp_remove_state(perfctr_cpuhp_state);
 		return err;
@@ -177,6 +177,6 @@ int perfctr_vcpus_init(void)
 void perfctr_vcpus_exit(void)
 {
 	unregister_syscore(&perfctr_syscore);
-	perfctr_platform_off_restore();
+	perfctr_platform->off_restore();
 	cpuhp_remove_state(perfctr_cpuhp_state);
 }

@@ -17,35 +17,34 @@ _Static_assert(PERFCTR_HYPERCALL_NUMBER == __HYPERVISOR_arch_5,
 _Static_assert(PERFCTR_VIRQ_NUMBER == VIRQ_ARCH_4,
 	       "the virtual interrupt's number is Xen's VIRQ_ARCH_4");
 
-bool perfctr_platform_exists(void)
+static bool exists(void)
 {
 	return xen_domain();
 }
 
-bool perfctr_platform_owns_cr4(void)
+static bool owns_cr4(void)
 {
 	return !xen_pv_domain();
 }
 
-int perfctr_glue_hypercall(u32 op, void *argument, u32 length)
+static int hypercall(u32 op, void *argument, u32 length)
 {
 	return _hypercall3(int, arch_5, op, argument, length);
 }
 
-u64 perfctr_platform_gfn(void *page)
+static u64 gfn(void *page)
 {
 	return virt_to_gfn(page);
 }
 
-/* Gives the interrupt's number. */
-int perfctr_platform_bind(unsigned int cpu, irq_handler_t handler)
+static int bind(unsigned int cpu, irq_handler_t handler)
 {
 	return bind_virq_to_irqhandler(PERFCTR_VIRQ_NUMBER, cpu, handler,
 				       IRQF_PERCPU | IRQF_NOBALANCING,
 				       "perfctr", &perfctr_cpus[cpu]);
 }
 
-void perfctr_platform_unbind(unsigned int cpu, int irq)
+static void unbind(unsigned int cpu, int irq)
 {
 	unbind_from_irqhandler(irq, &perfctr_cpus[cpu]);
 }
@@ -65,14 +64,14 @@ static struct notifier_block perfctr_restore_notifier = {
 	.notifier_call = perfctr_restore,
 };
 
-int perfctr_platform_on_restore(void (*function)(void))
+static int on_restore(void (*function)(void))
 {
 	perfctr_restore_function = function;
 	xen_resume_notifier_register(&perfctr_restore_notifier);
 	return 0;
 }
 
-void perfctr_platform_off_restore(void)
+static void off_restore(void)
 {
 	xen_resume_notifier_unregister(&perfctr_restore_notifier);
 }
@@ -100,7 +99,7 @@ static struct platform_driver perfctr_driver = {
 
 static struct platform_device *perfctr_device;
 
-int perfctr_platform_on_restore(void (*function)(void))
+static int on_restore(void (*function)(void))
 {
 	int err;
 
@@ -116,9 +115,21 @@ int perfctr_platform_on_restore(void (*function)(void))
 	return err;
 }
 
-void perfctr_platform_off_restore(void)
+static void off_restore(void)
 {
 	platform_device_unregister(perfctr_device);
 	platform_driver_unregister(&perfctr_driver);
 }
 #endif
+
+const struct perfctr_platform perfctr_xen = {
+	.name = "Xen",
+	.exists = exists,
+	.owns_cr4 = owns_cr4,
+	.hypercall = hypercall,
+	.gfn = gfn,
+	.bind = bind,
+	.unbind = unbind,
+	.on_restore = on_restore,
+	.off_restore = off_restore,
+};

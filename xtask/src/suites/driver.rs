@@ -11,12 +11,12 @@ use crate::suites::report::{Report, all, says};
 /// Where there is no driver, the module refuses to load, and the console says why.
 pub fn absent(report: &mut Report) -> Result<()> {
     report.test("the module refuses a machine without Xen", || {
-        refuses(&Spec::new("native", ["true"])?, "ENODEV", "found no Xen")
+        refuses(&Spec::new("native", ["true"])?, "ENODEV", "found neither Xen nor KVM")
     });
     report.test("the module refuses an unmodified Xen", || {
         let mut spec = Spec::new("pv", ["true"])?;
         spec.hypervisor()?.flavour = Flavour::Stock;
-        refuses(&spec, "ENOSYS", "found a Xen without perfctr")
+        refuses(&spec, "ENOSYS", "found Xen without perfctr")
     });
     report.program(driver_off()?, "providers")?;
     report.test("the driver refuses beside vpmu", || {
