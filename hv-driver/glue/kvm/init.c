@@ -14,7 +14,7 @@
 
 #include "private.h"
 
-/* perfctr=<bool>[,all][,cost][,events=all][,rate=<overflows per ms>] */
+/* perfctr=on|off[,all][,cost][,events=all][,rate=<overflows per ms>] */
 static char *perfctr_option = "off";
 module_param_named(perfctr, perfctr_option, charp, 0444);
 
@@ -24,11 +24,17 @@ struct perfctr_options {
 	unsigned int rate;
 };
 
-enum { OPT_ALL, OPT_COST, OPT_EVENTS, OPT_RATE, OPT_OTHER };
+enum { OPT_ON, OPT_OFF, OPT_ALL, OPT_COST, OPT_EVENTS, OPT_RATE, OPT_OTHER };
 
 static const match_table_t perfctr_tokens = {
-	{ OPT_ALL, "all" },	      { OPT_COST, "cost" },
-	{ OPT_EVENTS, "events=all" }, { OPT_RATE, "rate=%u" },
+	{ OPT_ON, "on" },
+	{ OPT_ON, "1" },
+	{ OPT_OFF, "off" },
+	{ OPT_OFF, "0" },
+	{ OPT_ALL, "all" },
+	{ OPT_COST, "cost" },
+	{ OPT_EVENTS, "events=all" },
+	{ OPT_RATE, "rate=%u" },
 	{ OPT_OTHER, NULL },
 };
 
@@ -38,6 +44,11 @@ static int parse_one(char *word, struct perfctr_options *options)
 	int err = 0;
 
 	switch (match_token(word, perfctr_tokens, args)) {
+	case OPT_ON:
+		break;
+	case OPT_OFF:
+		options->on = false;
+		return 0;
 	case OPT_ALL:
 		perfctr_all = true;
 		break;
@@ -51,7 +62,7 @@ static int parse_one(char *word, struct perfctr_options *options)
 		err = match_uint(&args[0], &options->rate);
 		break;
 	default:
-		return kstrtobool(word, &options->on);
+		return -EINVAL;
 	}
 	options->on = true;
 	return err;
@@ -65,7 +76,7 @@ static int parse(struct perfctr_options *options)
 	while (!err && (word = strsep(&rest, ",")))
 		err = parse_one(word, options);
 	if (err)
-		pr_err("off: expected <bool>[,all][,cost][,events=all][,rate=<number>], found %s\n",
+		pr_err("off: expected on|off[,all][,cost][,events=all][,rate=<number>], found %s\n",
 		       perfctr_option);
 	kfree(copy);
 	return err;

@@ -12,12 +12,17 @@
 //! - `argv`: the command and its arguments, each ended by a NUL byte;
 //! - `environment`: variables for the command, `NAME=value`, each ended by a NUL byte.
 //!
+//! With `machine` and `beside`, two more commands, it is the host of a virtual machine: it loads
+//! the modules and runs the first, which starts the machine with another one of this program in it,
+//! and the second beside it. That one talks through this one's ports.
+//!
 //! It listens on virtio ports, found by name: `stdout` and `stderr` of the command, `out` with a
 //! tar archive of `/out`, and `control` with one message per line: `ready` before the command
 //! starts, then one of `exit STATUS`, `signal NUMBER`, `refused ERRNO` (a module under test was not
 //! loaded) or `error REASON`. That message is the last thing sent, so that everything else has
 //! arrived before it.
 
+mod host;
 mod ports;
 mod system;
 
@@ -49,6 +54,9 @@ fn main() {
 
 /// Runs the command and reports; an error here is one that cannot be reported through a port.
 fn serve() -> Result<()> {
+    if fs::exists(format!("{CONFIG}/machine"))? {
+        return host::serve();
+    }
     let modules = fs::read_to_string(format!("{CONFIG}/modules")).unwrap_or_default();
     let (transport, tested): (Vec<&str>, Vec<&str>) =
         modules.lines().partition(|line| line.starts_with("/lib/modules/"));

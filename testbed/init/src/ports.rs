@@ -31,6 +31,11 @@ impl Ports {
         }
     }
 
+    /// Names and device files.
+    pub fn all(&self) -> impl Iterator<Item = (&String, &PathBuf)> {
+        self.0.iter()
+    }
+
     /// Opens a port for writing; the kernel allows one user at a time.
     pub fn open(&self, name: &str) -> Result<File> {
         let path = &self.0[name];

@@ -8,10 +8,13 @@ use perfctr::Description;
 use serde_json::{Map, Value};
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
 
-/// What its kernel says of how it is virtualised.
+/// What its kernel says of how Xen virtualises it.
 const KIND: &str = "/sys/hypervisor/guest_type";
+/// Its clocks, of which one is the hypervisor's.
+const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
-/// The part of a report that says it: `guest_kind` (`PV`, `PVH`) and `vendor` (`Intel`, `AMD`).
+/// The part of a report that says it: `guest_kind` (`PV`, `PVH`, `KVM`) and `vendor`
+/// (`Intel`, `AMD`).
 ///
 /// # Errors
 ///
@@ -38,5 +41,8 @@ pub fn is_pv() -> Result<bool> {
 }
 
 fn kind() -> Result<String> {
+    if fs::read_to_string(CLOCKS).context(CLOCKS)?.contains("kvm-clock") {
+        return Ok("KVM".to_owned());
+    }
     Ok(fs::read_to_string(KIND).context(KIND)?.trim().to_owned())
 }

@@ -6,6 +6,7 @@ pub mod command;
 pub mod debian;
 pub mod guest;
 pub mod kernel;
+pub mod kvm;
 pub mod libpfm;
 pub mod mdbook;
 pub mod packages;

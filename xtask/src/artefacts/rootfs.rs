@@ -246,6 +246,58 @@ const PROGRAMS_LEFT_OUT: &[&str] = &["usr/share"];
 /// What brings up a network.
 const NETWORK: &[&str] = &["net-tools"];
 
+/// What runs a virtual machine on KVM, with those libraries that only it needs. Its firmware is
+/// that of the machine that this runs on.
+const VMM: &[&str] = &[
+    "libaio1",
+    "libbpf1",
+    "libcapstone4",
+    "libdaxctl1",
+    "libelf1",
+    "libfdt1",
+    "libffi8",
+    "libfuse3-3",
+    "libglib2.0-0",
+    "libgmp10",
+    "libgnutls30",
+    "libhogweed6",
+    "libibverbs1",
+    "libidn2-0",
+    "libjpeg62-turbo",
+    "libkmod2",
+    "liblzma5",
+    "libndctl6",
+    "libnettle8",
+    "libnl-3-200",
+    "libnl-route-3-200",
+    "libnuma1",
+    "libp11-kit0",
+    "libpixman-1-0",
+    "libpmem1",
+    "libpng16-16",
+    "librdmacm1",
+    "libsasl2-2",
+    "libseccomp2",
+    "libslirp0",
+    "libtasn1-6",
+    "libudev1",
+    "libunistring2",
+    "liburing2",
+    "libuuid1",
+    "libvdeplug2",
+    "libzstd1",
+    "qemu-system-x86",
+    "zlib1g",
+];
+
+/// Documents, and the same for another kind of machine.
+const VMM_LEFT_OUT: &[&str] = &[
+    "usr/share",
+    "etc",
+    "usr/bin/qemu-system-x86_64-microvm",
+    "usr/lib/x86_64-linux-gnu/libibverbs",
+];
+
 /// The server that stores what exporters export.
 const PROMETHEUS: &[&str] = &["prometheus"];
 
@@ -305,6 +357,11 @@ pub fn programs() -> Result<PathBuf> {
 /// The directory tree of what brings up a network, to be laid over the userland.
 pub fn network() -> Result<PathBuf> {
     tree("network", NETWORK, &["usr/share"])
+}
+
+/// The directory tree of what runs a virtual machine, to be laid over the userland.
+pub fn vmm() -> Result<PathBuf> {
+    tree("vmm", VMM, VMM_LEFT_OUT)
 }
 
 /// The directory tree of Prometheus, to be laid over the userland.

@@ -9,15 +9,15 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::initramfs;
 use super::profile::Topology;
 use super::spec::Spec;
+use super::{host, initramfs};
 use crate::artefacts::{kernel, qemu, rootfs, xen};
 use crate::tools::sh::cmd;
 
 /// Every topology's kernel arguments: a crash ends the machine, and a busy build machine, on which
 /// an emulated CPU may stand still for long, is not taken for a lockup.
-const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
+pub const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
 
 /// What has a whole system start, without asking anybody anything.
 const SYSTEM_ARGS: &str =
@@ -34,7 +34,12 @@ pub const SERIAL: &str = "serial";
 pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
     let emulator = qemu::qemu()?;
     let kernel = kernel::of(spec.linux.as_deref())?;
-    let layer = initramfs::layer(spec, &kernel)?;
+    let mut layer = initramfs::layer(spec, &kernel)?;
+    if let Some(host) = &spec.topology.kvm {
+        let mut guest = fs::read(rootfs::rootfs()?)?;
+        guest.extend(&layer);
+        layer = host::layer(host, spec, &kernel, &guest, layer.len() as u64 >> 20)?;
+    }
     let mut initrd = File::create(dir.join("initrd"))?;
     let mut base = File::open(rootfs::rootfs()?)?;
     std::io::copy(&mut base, &mut initrd)?;
@@ -70,28 +75,38 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
     } else {
         &["-accel", "tcg,thread=multi"]
     };
-    // The copied files are in memory twice while they are unpacked, and Xen moves the archive.
-    let memory_mib = topology.memory_mib + 3 * files_mib;
+    let guest_mib = topology.kvm.as_ref().map_or(0, |host| host.memory_mib);
     qemu.args(threads)
-        .arg("-nodefaults")
-        .args(["-display", "none", "-no-reboot", "-nic", "none"])
-        .args(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"])
-        .args(["-cpu", &topology.cpu])
+        .args(every(&topology.cpu, topology.memory_mib + guest_mib, files_mib, ""))
         .args(smp(topology))
-        .args(["-m", &format!("{memory_mib}M")])
         .args([
             "-chardev",
             &format!("socket,id=com1,path={SERIAL},server=on,wait=off,logfile=console"),
         ])
         .args(["-serial", "chardev:com1"])
-        .args(["-qmp", &format!("unix:{MONITOR},server=on,wait=off")])
+        .args(["-qmp", &format!("unix:{MONITOR},server=on,wait=off")]);
+}
+
+/// What every machine has, the one that runs here as well as its guest: such a CPU, so much memory
+/// beside the room for files of this size, and the ports, which write to files below `ports`.
+pub fn every(cpu: &str, memory_mib: u64, files_mib: u64, ports: &str) -> Vec<String> {
+    // The copied files are in memory twice while they are unpacked, and Xen moves the archive.
+    let memory = format!("{}M", memory_mib + 3 * files_mib);
+    let mut all: Vec<String> = ["-nodefaults", "-display", "none", "-no-reboot", "-nic", "none"]
+        .into_iter()
+        .chain(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"])
+        .chain(["-cpu", cpu, "-m", &memory])
         // A PV guest's memory is not contiguous for a device: its driver has to ask the kernel for
         // DMA addresses, which it does only for a device behind an IOMMU.
-        .args(["-device", "virtio-serial-pci,iommu_platform=on,disable-legacy=on"]);
+        .chain(["-device", "virtio-serial-pci,iommu_platform=on,disable-legacy=on"])
+        .map(str::to_owned)
+        .collect();
     for port in PORTS {
-        qemu.args(["-chardev", &format!("file,id={port},path={port}")])
-            .args(["-device", &format!("virtserialport,chardev={port},name={port}")]);
+        all.extend(["-chardev".to_owned(), format!("file,id={port},path={ports}{port}")]);
+        let device = format!("virtserialport,chardev={port},name={port}");
+        all.extend(["-device".to_owned(), device]);
     }
+    all
 }
 
 /// The arguments for the number of CPUs, and for the last one if it differs.
@@ -110,13 +125,19 @@ fn smp(topology: &Topology) -> Vec<String> {
     ]
 }
 
+/// The kernel's arguments.
+pub fn linux_args(spec: &Spec) -> String {
+    let system = if spec.system.is_some() { SYSTEM_ARGS } else { "" };
+    format!("{} {LINUX_ARGS} {system}", spec.topology.linux)
+}
+
 /// What is booted.
 fn software(qemu: &mut Command, spec: &Spec, dir: &Path) -> Result<()> {
     let topology = &spec.topology;
-    let mut linux = format!("{} {LINUX_ARGS}", topology.linux);
-    if spec.system.is_some() {
-        linux = format!("{linux} {SYSTEM_ARGS}");
-    }
+    let linux = match &topology.kvm {
+        Some(host) => format!("{} {LINUX_ARGS}", host.linux),
+        None => linux_args(spec),
+    };
     match &topology.xen {
         Some(hypervisor) => {
             let image = match &hypervisor.image {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The part of the initramfs that belongs to one run; `testbed/init` reads it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, Result};
@@ -40,14 +40,7 @@ pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
         archive.file("init", 0o755, &init)?;
     }
     let xen_modules = if spec.topology.xen.is_some() { XEN_MODULES } else { &[] };
-    let mut modules = Vec::new();
-    for module in BOOT_MODULES.iter().chain(xen_modules) {
-        if let Some(content) = kernel.module(module)? {
-            let path = format!("/lib/modules/{}/kernel/{module}", kernel.release);
-            archive.file(&format!("usr{path}"), 0o644, &content)?;
-            modules.push(path);
-        }
-    }
+    let mut modules = boot_modules(&mut archive, kernel, xen_modules)?;
     if spec.module {
         let module = guest::module(kernel, spec.purpose())?;
         archive.file("usr/lib/perfctr/perfctr.ko", 0o644, &fs::read(module)?)?;
@@ -73,6 +66,26 @@ pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
     Ok(archive.finish()?.into_inner()?)
 }
 
-fn nul_ended(words: &[OsString]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.as_bytes().iter().copied().chain([0])).collect()
+/// Puts those of the kernel's modules there that every machine needs, and `further` ones; gives
+/// what to load.
+pub fn boot_modules(
+    archive: &mut Archive<impl Write>,
+    kernel: &Kernel,
+    further: &[&str],
+) -> Result<Vec<String>> {
+    let mut modules = Vec::new();
+    for module in BOOT_MODULES.iter().chain(further) {
+        if let Some(content) = kernel.module(module)? {
+            let path = format!("/lib/modules/{}/kernel/{module}", kernel.release);
+            archive.file(&format!("usr{path}"), 0o644, &content)?;
+            modules.push(path);
+        }
+    }
+    Ok(modules)
+}
+
+/// Words as the init reads them.
+pub fn nul_ended(words: &[impl AsRef<OsStr>]) -> Vec<u8> {
+    let bytes = |word| OsStr::as_bytes(word).iter().copied().chain([0]);
+    words.iter().map(AsRef::as_ref).flat_map(bytes).collect()
 }

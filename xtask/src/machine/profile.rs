@@ -30,6 +30,27 @@ pub struct Topology {
     pub deterministic: bool,
     /// The hypervisor, if there is one.
     pub xen: Option<Hypervisor>,
+    /// The host, if the machine is one on which another machine is run.
+    pub kvm: Option<Host>,
+}
+
+/// Linux as the host of a virtual machine; what a topology says beside is the physical machine, and
+/// the guest's kernel.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Number of the guest's virtual CPUs.
+    pub vcpus: u32,
+    /// The guest's CPU, in QEMU's words.
+    pub cpu: String,
+    /// The guest's memory in MiB, to which room for the copied files is added.
+    pub memory_mib: u64,
+    /// The host kernel's arguments.
+    pub linux: String,
+    /// The parameters of KVM's module.
+    pub args: String,
+    /// Whether its administrator lets the guest count.
+    pub allow: bool,
 }
 
 /// The hypervisor of a topology.

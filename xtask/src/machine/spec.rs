@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::profile::{Hypervisor, Topology};
+use super::profile::{Host, Hypervisor, Topology};
 use crate::artefacts::guest;
 use crate::artefacts::rustobj::Purpose;
 
@@ -75,6 +75,11 @@ impl Spec {
     /// The hypervisor; an error on a topology that has none.
     pub fn hypervisor(&mut self) -> Result<&mut Hypervisor> {
         self.topology.xen.as_mut().context("this topology has no hypervisor")
+    }
+
+    /// The host of the virtual machine; an error on a topology that has none.
+    pub fn host(&mut self) -> Result<&mut Host> {
+        self.topology.kvm.as_mut().context("this topology has no host")
     }
 
     /// With the driver's options, as in Xen's argument `perfctr=OPTIONS`.

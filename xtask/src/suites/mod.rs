@@ -11,6 +11,7 @@ mod driver;
 mod encodings;
 mod export;
 mod hostile;
+pub mod kvm;
 mod model;
 pub mod mutants;
 mod overflow;
@@ -62,6 +63,7 @@ pub const SUITES: &[Suite] = &[
     Suite { name: "tenants", tier: Vm, run: tenants::run },
     Suite { name: "amd", tier: Vm, run: tenants::amd },
     Suite { name: "migrate", tier: Long, run: tenants::migrate },
+    Suite { name: "kvm", tier: Long, run: kvm::run },
     Suite { name: "domains", tier: Vm, run: domains::run },
     Suite { name: "stat", tier: Vm, run: stat::run },
     Suite { name: "perf", tier: Vm, run: perf::run },

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use crate::machine::{self, Spec, Status};
-use crate::suites::tenants;
+use crate::suites::{kvm, tenants};
 use crate::tools::cache;
 
 /// The programs in the control domain, each of which leaves a report of its name, and what has to
@@ -27,7 +27,7 @@ struct Programs {
 
 /// One counts, one samples.
 const PV: Programs = Programs { names: &["counting", "overflow"], verdicts: &["ok", "imode_ok"] };
-/// It creates a tenant and counts in both domains.
+/// It counts in a tenant and in the control domain that has created it, or in a guest of KVM.
 const TENANT: Programs = Programs { names: &["tenants"], verdicts: &["ok"] };
 /// How long it may run: emulation on a busy machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(1500);
@@ -43,6 +43,8 @@ enum Kind {
     Pvh,
     /// The same with an HVM tenant.
     Hvm,
+    /// A guest of KVM, on an AMD CPU.
+    Kvm,
 }
 
 /// Boots Xen with the driver and a guest with the module, lets competing threads read their own
@@ -74,6 +76,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         Kind::Pvh => (tenant_spec(false)?, &TENANT),
         Kind::Hvm => (tenant_spec(true)?, &TENANT),
+        Kind::Kvm => (kvm::demo()?, &TENANT),
     };
     spec.keep_out(&out)?;
     spec.stream = true;

@@ -20,6 +20,8 @@ use vm_tests::toolstack::{Kind, Tenant, Tsc};
 
 use crate::control::{Host, VCPUS, begins, beside, exact};
 use crate::counting::{self, Domain};
+use crate::samples;
+use crate::tenant::SAMPLED;
 
 /// Regions that each of the tenant's threads measures, with each of two choices of counters.
 const REGIONS: u64 = 6_000;
@@ -58,40 +60,77 @@ pub fn control(options: &Options) -> Result<ExitCode> {
     let (kind, name) = if options.hvm { (Kind::Hvm, "HVM") } else { (Kind::Pvh, "PVH") };
     let mut tenant = Tenant::create_kind(kind, "demo", VCPUS, Tsc::Native, &role)?;
     host.invite(&tenant)?;
-    let mut report = about(&mut tally, name, tenant.hear()?)?;
+    let report = about(&mut tally, name, tenant.hear()?)?;
     begins(&mut tenant)?;
-    println!(
-        "{:<32}{:>9}{:>9}{:>15}{:>8}{:>9}",
-        "counts in user mode", "regions", "retries", "instructions", "errors", "largest"
-    );
+    head();
     let mut sums = Map::new();
     for (how, places) in [("apart", counting::APART), ("crossed", counting::CROSSED)] {
         let control = Domain::new(places[0])?;
         let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
         for (whose, seen) in [("tenant", theirs), ("control domain", ours)] {
-            let name = format!("{whose}, counters {how}");
-            let keys = ["regions", "retries", "instr_total", "error_count", "error_max"];
-            let [regions, retries, total, count, max] = keys.map(|key| seen[key].to_string());
-            println!("{name:<32}{regions:>9}{retries:>9}{total:>15}{count:>8}{max:>9}");
-            exact(&mut tally, &name, &seen);
-            add(&mut sums, whose, &seen);
+            row(&mut tally, &mut sums, whose, how, &seen);
         }
     }
     let control = Domain::new(counting::CROSSED[0])?;
     let (ours, sampled) = beside(&host.xen, &control, &mut tenant)?;
     exact(&mut tally, "control domain beside a tenant that samples", &ours);
     tenant.destroy()?;
+    finish(tally, options, report, sums, &sampled)
+}
+
+/// The same in a guest whose host lets it count, and moves its vCPUs.
+pub fn alone(options: &Options) -> Result<ExitCode> {
+    let mut tally = Tally::default();
+    let constants = samples::prepare()?;
+    let domain = Domain::new(counting::APART[1])?;
+    let report = about(&mut tally, "KVM", describe(&domain)?)?;
+    drop(domain);
+    head();
+    let mut sums = Map::new();
+    for (how, places) in [("apart", counting::APART), ("crossed", counting::CROSSED)] {
+        let seen = Domain::new(places[1])?.count(2, |measured| measured < REGIONS)?;
+        row(&mut tally, &mut sums, "guest", how, &seen);
+    }
+    let sampled = samples::take(&constants, |measured| measured < SAMPLED)?;
+    finish(tally, options, report, sums, &sampled)
+}
+
+fn head() {
+    println!(
+        "{:<32}{:>9}{:>9}{:>15}{:>8}{:>9}",
+        "counts in user mode", "regions", "retries", "instructions", "errors", "largest"
+    );
+}
+
+/// Prints what a domain has counted, judges it, and adds it up.
+fn row(tally: &mut Tally, sums: &mut Map<String, Value>, whose: &str, how: &str, seen: &Value) {
+    let name = format!("{whose}, counters {how}");
+    let keys = ["regions", "retries", "instr_total", "error_count", "error_max"];
+    let [regions, retries, total, count, max] = keys.map(|key| seen[key].to_string());
+    println!("{name:<32}{regions:>9}{retries:>9}{total:>15}{count:>8}{max:>9}");
+    exact(tally, &name, seen);
+    add(sums, whose, seen);
+}
+
+/// Judges the rest, and writes the report.
+fn finish(
+    mut tally: Tally,
+    options: &Options,
+    mut report: Map<String, Value>,
+    sums: Map<String, Value>,
+    sampled: &Value,
+) -> Result<ExitCode> {
     occurred(&mut tally, &sums);
-    overflows(&mut tally, &mut report, &sampled);
+    overflows(&mut tally, &mut report, sampled);
     report.extend(sums);
     let code = tally.finish();
+    for (key, value) in &report {
+        println!("{key:<32}{:>16}", value.to_string());
+    }
     report.insert("ok".into(), (code == ExitCode::SUCCESS).into());
     if let Some(path) = &options.report {
         let text = serde_json::to_string_pretty(&report)? + "\n";
         fs::write(path, text).with_context(|| path.display().to_string())?;
-    }
-    for (key, value) in &report {
-        println!("{key:<32}{:>16}", value.to_string());
     }
     Ok(code)
 }
@@ -110,7 +149,7 @@ fn about(tally: &mut Tally, kind: &str, said: Value) -> Result<Map<String, Value
 
 /// Adds what a domain has seen to the report.
 fn add(sums: &mut Map<String, Value>, whose: &str, seen: &Value) {
-    let prefix = if whose == "tenant" { "" } else { "control_" };
+    let prefix = if whose == "control domain" { "control_" } else { "" };
     for key in ["regions", "retries", "instr_total", "vcpu_switches", "vcpu_migrations"] {
         let sum = sums.entry(format!("{prefix}{key}")).or_insert(json!(0));
         *sum = (sum.as_u64().unwrap_or(0) + seen[key].as_u64().unwrap_or(0)).into();

@@ -39,6 +39,8 @@ enum Role {
     TenantDemo(demo::Options),
     /// Creates a PVH tenant in which a program measures what something costs.
     Bench(bench::Options),
+    /// Counts in a guest of KVM, where there is nobody beside it to talk to.
+    KvmDemo(demo::Options),
     #[command(flatten)]
     Tenant(tenant::Role),
 }
@@ -50,6 +52,7 @@ fn main() -> Result<ExitCode> {
         Role::Migrate => roam::control(),
         Role::TenantDemo(options) => demo::control(&options),
         Role::Bench(options) => bench::control(&options),
+        Role::KvmDemo(options) => demo::alone(&options),
         Role::Tenant(role) => tenant::run(&role),
     }
 }

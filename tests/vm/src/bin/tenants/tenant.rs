@@ -30,7 +30,7 @@ const STORM_PERIOD: u64 = 1_000;
 const LONG: Region = Region { first: 100_000, second: 100_000 };
 
 /// Regions in each thread that samples.
-const SAMPLED: u64 = 40;
+pub const SAMPLED: u64 = 40;
 
 /// Between trials to load the module.
 const BETWEEN_TRIALS: Duration = Duration::from_millis(500);

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a machine needs that is the host of another one: KVM's modules, the program that runs the
+//! guest, and all that the guest is booted from.
+
+use std::fs;
+use std::io::BufWriter;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::emulator;
+use super::initramfs::{self, nul_ended};
+use super::profile::Host;
+use super::spec::Spec;
+use crate::artefacts::kernel::Kernel;
+use crate::artefacts::{guest, kvm, rootfs};
+use crate::tools::cpio::Archive;
+
+/// Modules of the kernel's that those of KVM need.
+const MODULES: [&str; 2] = ["virt/lib/irqbypass.ko", "drivers/crypto/ccp/ccp.ko"];
+/// Firmware that the guest is booted by, as it is on this machine.
+const FIRMWARE: [&str; 5] = [
+    "/usr/share/seabios/bios-256k.bin",
+    "/usr/share/qemu/kvmvapic.bin",
+    "/usr/share/qemu/linuxboot_dma.bin",
+    "/usr/share/qemu/pvh.bin",
+    "/usr/share/seabios/vgabios-stdvga.bin",
+];
+/// What moves the guest's vCPUs, and competes with them.
+const DISTURBER: &str = "host";
+/// Where the guest's kernel and files are on the host.
+const GUEST: &str = "machine";
+
+/// An archive to be unpacked over the host's root file system. `initrd` is the guest's, of which
+/// `files_mib` MiB are copied files.
+pub fn layer(
+    host: &Host,
+    spec: &Spec,
+    kernel: &Kernel,
+    initrd: &[u8],
+    files_mib: u64,
+) -> Result<Vec<u8>> {
+    let mut archive = Archive::new(BufWriter::new(Vec::new()));
+    archive.tree("", &rootfs::vmm()?)?;
+    archive.file("init", 0o755, &fs::read(guest::init()?)?)?;
+    let mut modules = initramfs::boot_modules(&mut archive, kernel, &MODULES)?;
+    let built = kvm::modules(kernel)?;
+    for (name, args) in kvm::MODULES.into_iter().zip([host.args.as_str(), ""]) {
+        archive.file(&format!("usr/lib/perfctr/{name}"), 0o644, &fs::read(built.join(name))?)?;
+        modules.push(format!("/lib/perfctr/{name} {args}"));
+    }
+    for path in FIRMWARE {
+        let content = fs::read(path).with_context(|| path.to_owned())?;
+        archive.file(path.trim_start_matches('/'), 0o644, &content)?;
+    }
+    let disturber = fs::read(guest::programs("vm-tests")?.join(DISTURBER))?;
+    archive.file(&format!("{GUEST}/{DISTURBER}"), 0o755, &disturber)?;
+    archive.file(&format!("{GUEST}/vmlinux"), 0o644, &fs::read(&kernel.image)?)?;
+    archive.file(&format!("{GUEST}/initrd"), 0o644, initrd)?;
+    archive.file("etc/testbed/modules", 0o644, modules.join("\n").as_bytes())?;
+    let mut beside = vec![format!("/{GUEST}/{DISTURBER}")];
+    beside.extend(host.allow.then(|| "--allow".to_owned()));
+    archive.file("etc/testbed/beside", 0o644, &nul_ended(&beside))?;
+    archive.file("etc/testbed/machine", 0o644, &nul_ended(&command(host, spec, files_mib)))?;
+    Ok(archive.finish()?.into_inner()?)
+}
+
+/// What runs the guest.
+fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
+    let [vmlinux, initrd] = ["vmlinux", "initrd"].map(|file| Path::new("/").join(GUEST).join(file));
+    let [vmlinux, initrd] = [vmlinux, initrd].map(|path| path.display().to_string());
+    let mut argv = vec!["qemu-system-x86_64".to_owned()];
+    // vCPUs' threads have names then, by which the disturber knows them.
+    argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
+    argv.extend(["-machine", "q35,accel=kvm", "-serial", "stdio"].map(str::to_owned));
+    argv.extend(emulator::every(&host.cpu, host.memory_mib, files_mib, "/dev/virtio-ports/"));
+    argv.extend(["-smp".to_owned(), host.vcpus.to_string()]);
+    argv.extend(["-kernel".to_owned(), vmlinux, "-initrd".to_owned(), initrd]);
+    argv.extend(["-append".to_owned(), emulator::linux_args(spec)]);
+    argv
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Guests of KVM with the driver inside, on a host that moves their vCPUs and has other work.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::machine::Spec;
+use crate::suites::driver::refuses;
+use crate::suites::report::Report;
+
+/// What a guest counts and samples; and hosts that let nobody count.
+pub fn run(report: &mut Report) -> Result<()> {
+    report.program(demo()?, "tenants")?;
+    report.test("a guest that nobody has allowed to count gets EPERM", || {
+        let mut spec = Spec::new("kvm", ["true"])?;
+        spec.host()?.allow = false;
+        refuses(&spec, "EPERM", "found KVM that does not let this domain count")
+    });
+    for (what, args, errno, reason) in [
+        ("without its option", "enable_pmu=0", "ENODEV", "found KVM with perfctr off"),
+        (
+            "beside KVM's own virtual PMU",
+            "perfctr=on",
+            "ENODEV",
+            "perfctr: off: KVM's own virtual PMU is on",
+        ),
+        (
+            "with an option that it does not know",
+            "enable_pmu=0 perfctr=on,fast",
+            "ENODEV",
+            "found on,fast",
+        ),
+    ] {
+        report.test(&format!("the driver is off {what}"), || {
+            let mut spec = Spec::new("kvm", ["true"])?;
+            spec.host()?.args = args.to_owned();
+            spec.host()?.allow = false;
+            refuses(&spec, errno, reason)
+        });
+    }
+    Ok(())
+}
+
+/// A guest that counts, samples and judges, and leaves a report.
+pub fn demo() -> Result<Spec> {
+    let command = ["/work/tenants", "kvm-demo", "--report", "/out/tenants.json"];
+    let mut spec = Spec::new("kvm", command)?;
+    spec.add_program("vm-tests", "tenants")?;
+    spec.timeout = Duration::from_secs(900);
+    Ok(spec)
+}
