@@ -42,9 +42,10 @@ static u64 gfn(void *page)
 struct perfctr_line {
 	struct irq_work work;
 	irq_handler_t handler;
-	/* What its page said when it was last interrupted. */
+	/* Its page, and what that said, when it was last interrupted. */
+	const struct perfctr_vcpu_page *page;
 	u64 overflows;
-	u64 generation;
+	u32 flags;
 };
 
 static DEFINE_PER_CPU(struct perfctr_line, perfctr_line);
@@ -59,36 +60,36 @@ static void deliver(struct irq_work *work)
 		line->handler(0, &perfctr_cpus[smp_processor_id()]);
 }
 
-/* Whether the hypervisor has written something into its page since. */
-static bool is_told(struct perfctr_line *line)
+/* Whether the hypervisor has a reason to interrupt, which its page says. */
+static bool has_reason(struct perfctr_line *line)
 {
 	unsigned int number = smp_processor_id();
 	struct perfctr_user *user = READ_ONCE(perfctr_cpus[number].user);
-	u64 overflows, generation;
-	bool told;
+	struct perfctr_line before = *line;
 
 	if (!user)
 		return false;
-	overflows = READ_ONCE(user->page[number]->overflows);
-	generation = READ_ONCE(user->page[number]->generation);
-	told = overflows != line->overflows || generation != line->generation;
-	line->overflows = overflows;
-	line->generation = generation;
-	return told;
+	line->page = user->page[number];
+	line->overflows = READ_ONCE(line->page->overflows);
+	line->flags = READ_ONCE(line->page->flags);
+	return line->page != before.page ||
+	       line->overflows != before.overflows ||
+	       line->flags != before.flags;
 }
 
 /*
  * The interrupted kernel may be doing anything, so the work is done when it
- * next enables interrupts.
+ * next enables interrupts; also at an NMI that is somebody else's, where it
+ * finds nothing.
  */
 static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
 	struct perfctr_line *line = this_cpu_ptr(&perfctr_line);
 
-	if (!line->handler || !is_told(line))
+	if (!line->handler)
 		return NMI_DONE;
 	irq_work_queue(&line->work);
-	return NMI_HANDLED;
+	return has_reason(line) ? NMI_HANDLED : NMI_DONE;
 }
 
 static int bind(unsigned int cpu, irq_handler_t handler)

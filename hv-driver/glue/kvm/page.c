@@ -6,6 +6,7 @@
 #include <linux/mm.h>
 #include <linux/slab.h>
 
+#include "lapic.h"
 #include "x86.h"
 
 #include "private.h"
@@ -35,15 +36,18 @@ struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu)
 	return clock;
 }
 
-/* A 64-bit kernel's vCPU, whose time-stamp counter the hardware gives. */
-bool perfctr_guest(const struct kvm_vcpu *vcpu, struct perfctr_guest *guest)
+/*
+ * A 64-bit kernel's vCPU, whose time-stamp counter the hardware gives, and whose
+ * local APIC is here to interrupt it.
+ */
+bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest)
 {
 	const struct perfctr_guest hardware = {
 		.rings = PERFCTR_RINGS_HARDWARE,
 		.clock = perfctr_clock_of(vcpu),
 	};
 
-	if (!is_64_bit_mode((struct kvm_vcpu *)vcpu) ||
+	if (!is_64_bit_mode(vcpu) || !lapic_in_kernel(vcpu) ||
 	    vcpu->arch.tsc_catchup || vcpu->arch.tsc_always_catchup ||
 	    vcpu->arch.guest_state_protected)
 		return false;

@@ -40,7 +40,7 @@ extern bool perfctr_all;
 bool perfctr_allowed(const struct kvm *kvm);
 
 /* page.c */
-bool perfctr_guest(const struct kvm_vcpu *vcpu, struct perfctr_guest *guest);
+bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest);
 struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu);
 int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 			  const struct perfctr_guest *guest);
