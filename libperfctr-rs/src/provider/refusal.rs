@@ -29,9 +29,9 @@ impl fmt::Display for Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
-    /// This is no guest of Xen, so the kernel module has nothing to work with.
-    NoXen,
-    /// A guest of Xen without the kernel module.
+    /// This is no guest of Xen or KVM, so the kernel module has nothing to work with.
+    NoHypervisor,
+    /// A guest without the kernel module.
     NoModule,
     /// The device's mode keeps the caller out.
     DeviceAccess,
@@ -86,7 +86,9 @@ impl Cause {
     /// Reason and remedy.
     fn words(self) -> (String, &'static str) {
         let (reason, remedy) = match self {
-            Self::NoXen => ("this machine is no guest of Xen", "nothing is to be done"),
+            Self::NoHypervisor => {
+                ("this machine is no guest of Xen or KVM", "nothing is to be done")
+            }
             Self::NoModule => (
                 "the kernel module is not loaded",
                 "`modprobe perfctr` loads it, or says in the kernel's log whether the hypervisor \
@@ -96,20 +98,23 @@ impl Cause {
                 "the caller may not open /dev/perfctr",
                 "the administrator grants it by the device's group",
             ),
-            Self::NoDriver => ("this Xen has no perfctr driver", "the host needs one that has"),
+            Self::NoDriver => {
+                ("this hypervisor has no perfctr driver", "the host needs one that has")
+            }
             Self::DriverOff => (
                 "the hypervisor's driver is off",
-                "`xl dmesg` on the host says why, and the option perfctr on Xen's command line \
-                 turns it on",
+                "the host's `xl dmesg`, or `dmesg` with KVM, says why, and the option perfctr on \
+                 Xen's command line, or of the module kvm, turns it on",
             ),
             Self::Forbidden => (
                 "the host does not let this domain count",
-                "its administrator does so for all domains by perfctr=all on Xen's command line",
+                "its administrator does so for all domains by perfctr=all on Xen's command line, \
+                 or of the module kvm",
             ),
             Self::DomainKind => (
                 "the driver does not serve this kind of domain",
-                "64-bit PV guests with tsc_mode=\"native\" are served, and 64-bit PVH guests on \
-                 AMD's CPUs",
+                "64-bit PV guests with tsc_mode=\"native\" are served, and 64-bit PVH, HVM and \
+                 KVM guests on AMD's CPUs",
             ),
             Self::OtherCounters => (
                 "this host has other counters than the one before, where the kernel module was \
@@ -149,11 +154,14 @@ impl Cause {
     }
 }
 
+/// The kernel's clocks, of which one is KVM's.
+const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+
 /// What decides between causes that share an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Surroundings {
-    /// This is a guest of Xen.
-    pub xen: bool,
+    /// This is a guest of Xen or KVM.
+    pub guest: bool,
     /// The process has a seccomp filter.
     pub seccomp: bool,
     /// `kernel.perf_event_paranoid`.
@@ -168,7 +176,8 @@ impl Surroundings {
         let status = text("/proc/self/status");
         let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
         Self {
-            xen: text("/sys/hypervisor/type").trim() == "xen",
+            guest: text("/sys/hypervisor/type").trim() == "xen"
+                || text(CLOCKS).contains("kvm-clock"),
             seccomp: seccomp.is_some_and(|mode| mode.trim() != "0"),
             paranoid: text("/proc/sys/kernel/perf_event_paranoid").trim().parse().ok(),
         }
@@ -177,8 +186,8 @@ impl Surroundings {
     /// Of opening the device.
     fn cause_at_device(self, errno: i32) -> Cause {
         match errno {
-            libc::ENOENT | libc::ENXIO | libc::ENODEV if self.xen => Cause::NoModule,
-            libc::ENOENT | libc::ENXIO | libc::ENODEV => Cause::NoXen,
+            libc::ENOENT | libc::ENXIO | libc::ENODEV if self.guest => Cause::NoModule,
+            libc::ENOENT | libc::ENXIO | libc::ENODEV => Cause::NoHypervisor,
             libc::EACCES | libc::EPERM => Cause::DeviceAccess,
             _ => Cause::Other,
         }
@@ -260,7 +269,7 @@ mod tests {
     use super::*;
 
     const CAUSES: [Cause; 16] = [
-        Cause::NoXen,
+        Cause::NoHypervisor,
         Cause::NoModule,
         Cause::DeviceAccess,
         Cause::NoDriver,
@@ -277,12 +286,12 @@ mod tests {
         Cause::NoPerfEvents,
         Cause::Other,
     ];
-    const BARE: Surroundings = Surroundings { xen: false, seccomp: false, paranoid: Some(2) };
+    const BARE: Surroundings = Surroundings { guest: false, seccomp: false, paranoid: Some(2) };
 
     #[test]
     fn each_answer_of_the_device_has_its_cause() {
-        let guest = Surroundings { xen: true, ..BARE };
-        assert_eq!(BARE.cause_at_device(libc::ENOENT), Cause::NoXen);
+        let guest = Surroundings { guest: true, ..BARE };
+        assert_eq!(BARE.cause_at_device(libc::ENOENT), Cause::NoHypervisor);
         assert_eq!(guest.cause_at_device(libc::ENOENT), Cause::NoModule);
         assert_eq!(guest.cause_at_device(libc::ENXIO), Cause::NoModule);
         assert_eq!(guest.cause_at_device(libc::EACCES), Cause::DeviceAccess);

@@ -3,15 +3,24 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
-use crate::machine::Spec;
+use crate::machine::{self, Spec};
 use crate::suites::driver::refuses;
-use crate::suites::report::Report;
+use crate::suites::report::{Report, all};
 
 /// What a guest counts and samples; and hosts that let nobody count.
 pub fn run(report: &mut Report) -> Result<()> {
     report.program(demo()?, "tenants")?;
+    report.test("where the module is not loaded the library says so", || {
+        let mut spec = Spec::new("kvm", ["/work/perfctr", "info"])?;
+        spec.module = false;
+        spec.add_program("cli", "perfctr")?;
+        let outcome = machine::run(&spec)?;
+        let said = String::from_utf8_lossy(&outcome.stdout);
+        ensure!(said.contains("paravirt: the kernel module is not loaded"), "{}", all(&outcome));
+        Ok(())
+    });
     report.test("a guest that nobody has allowed to count gets EPERM", || {
         let mut spec = Spec::new("kvm", ["true"])?;
         spec.host()?.allow = false;

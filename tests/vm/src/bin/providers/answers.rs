@@ -102,8 +102,8 @@ const MACHINES: [Machine; 6] = [
         during: |check| check(),
         provider: "paravirt",
         reason: "the hypervisor's driver is off",
-        remedy: "`xl dmesg` on the host says why, and the option perfctr on Xen's command line \
-                 turns it on",
+        remedy: "the host's `xl dmesg`, or `dmesg` with KVM, says why, and the option perfctr on \
+                 Xen's command line, or of the module kvm, turns it on",
         errno: libc::ENODEV,
     },
 ];
@@ -155,7 +155,9 @@ pub fn machines(tally: &mut Tally, place: Place) {
 }
 
 pub const NATIVE: &[Test] = &[
-    ("no Xen is named", || expect(SELF, &["paravirt: this machine is no guest of Xen", NATIVE_IS])),
+    ("no Xen is named", || {
+        expect(SELF, &["paravirt: this machine is no guest of Xen or KVM", NATIVE_IS])
+    }),
     ("a user whom perf_event_paranoid lets in counts", || {
         let nobody = Asker { user: NOBODY, ..SELF };
         paranoid("2", &|| expect(nobody, &[NATIVE_IS]))
