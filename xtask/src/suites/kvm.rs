@@ -7,11 +7,14 @@ use anyhow::{Result, ensure};
 
 use crate::machine::{self, Spec};
 use crate::suites::driver::refuses;
-use crate::suites::report::{Report, all};
+use crate::suites::report::{Report, all, says};
 
 /// What a guest counts and samples; and hosts that let nobody count.
 pub fn run(report: &mut Report) -> Result<()> {
-    report.program(demo()?, "tenants")?;
+    let outcome = report.program_outcome(demo()?, "tenants")?;
+    report.test("perf on the host is told that others have the counters", || {
+        says(&outcome, "the host's perf: EBUSY")
+    });
     report.test("where the module is not loaded the library says so", || {
         let mut spec = Spec::new("kvm", ["/work/perfctr", "info"])?;
         spec.module = false;
@@ -26,26 +29,34 @@ pub fn run(report: &mut Report) -> Result<()> {
         spec.host()?.allow = false;
         refuses(&spec, "EPERM", "found KVM that does not let this domain count")
     });
-    for (what, args, errno, reason) in [
-        ("without its option", "enable_pmu=0", "ENODEV", "found KVM with perfctr off"),
+    for (what, linux, args, reason) in [
+        ("without its option", "", "enable_pmu=0", "found KVM with perfctr off"),
+        (
+            "beside the host's NMI watchdog",
+            " nmi_watchdog=1",
+            "enable_pmu=0 perfctr=on",
+            "perfctr: off: perf, perhaps its NMI watchdog, has counters",
+        ),
         (
             "beside KVM's own virtual PMU",
+            "",
             "perfctr=on",
-            "ENODEV",
             "perfctr: off: KVM's own virtual PMU is on",
         ),
         (
             "with an option that it does not know",
+            "",
             "enable_pmu=0 perfctr=on,fast",
-            "ENODEV",
-            "found on,fast",
+            "perfctr: off: expected on|off[,all]",
         ),
     ] {
         report.test(&format!("the driver is off {what}"), || {
             let mut spec = Spec::new("kvm", ["true"])?;
-            spec.host()?.args = args.to_owned();
-            spec.host()?.allow = false;
-            refuses(&spec, errno, reason)
+            let host = spec.host()?;
+            host.linux.push_str(linux);
+            host.args = args.to_owned();
+            host.allow = false;
+            refuses(&spec, "ENODEV", reason)
         });
     }
     Ok(())

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Parser;
 use nix::unistd::Pid;
+use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use vm_tests::disturb;
+use vm_tests::perf::{Event, Whose, generic};
 use vm_tests::rng::Rng;
-use vm_tests::threads::cpus;
+use vm_tests::threads::{SELF, cpus};
 
 /// Whom the driver lets count: written with the number of the process that has made a machine.
 const ALLOW: &str = "/sys/module/kvm/parameters/perfctr_allow";
@@ -48,6 +50,12 @@ fn main() -> Result<ExitCode> {
     };
     if options.allow {
         fs::write(ALLOW, guest.to_string()).context(ALLOW)?;
+    }
+    // To the console: the guest cannot know.
+    let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+    match Event::open(instructions, Whose::Thread(SELF), None) {
+        Ok(_) => println!("the host's perf: counts"),
+        Err(errno) => println!("the host's perf: {errno:?}"),
     }
     let mut rng = Rng::new(options.seed, options.competitors);
     loop {
