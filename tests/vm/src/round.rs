@@ -214,9 +214,11 @@ impl Round {
         ]
     }
 
-    /// Periods that were passed by without a signal of their own, before the last signal.
+    /// Periods that passed together with one before them.  After the last signal the first that
+    /// passes has none before it, and nobody is told of it when the counters are stopped.
     pub fn merged(&self) -> u64 {
-        self.told.lost
+        let after_last = self.overflows().lost - self.told.lost;
+        self.told.lost + after_last.saturating_sub(1)
     }
 
     /// Overflows of this round beside its periods.
