@@ -50,6 +50,29 @@ pub fn modules(kernel: &Kernel) -> Result<PathBuf> {
     })
 }
 
+/// Puts the modules for Debian 12's kernel into `dir`, and says which kernel that is.
+pub fn write(dir: &Path) -> Result<()> {
+    let kernel = kernel::kernel()?;
+    let built = modules(&kernel)?;
+    fs::create_dir_all(dir)?;
+    for module in MODULES {
+        let place = dir.join(module);
+        println!("{:>9}  {}", fs::copy(built.join(module), &place)?, place.display());
+    }
+    println!("for Linux {}", kernel.release);
+    Ok(())
+}
+
+/// What the project changes in Linux' source, as a patch.
+pub fn patch() -> Result<String> {
+    let source = source(&kernel::kernel()?)?;
+    let mut files = glue()?;
+    files.extend(hooked(&source)?);
+    let scratch = cache::root()?.join("work");
+    fs::create_dir_all(&scratch)?;
+    overlay::diff(&source, &files, &scratch)
+}
+
 /// The kernel's source, ready to build modules for it.
 fn source(kernel: &Kernel) -> Result<PathBuf> {
     let key = Key::new("linux source 1").text(&kernel.release);
@@ -87,12 +110,25 @@ fn prepare(kernel: &Kernel, tree: &Path) -> Result<()> {
 
 /// Every file of Linux' tree that the driver adds or changes.
 fn driver(source: &Path) -> Result<Files> {
-    let glue = sh::project().join("hv-driver/glue/kvm");
-    let mut files = overlay::read(&glue, DRIVER_DIR)?;
+    let mut files = glue()?;
+    files.insert(format!("{DRIVER_DIR}/perfctr_core.o_shipped"), fs::read(rustobj::kvm()?)?);
+    files.extend(hooked(source)?);
+    Ok(files)
+}
+
+fn glue_dir() -> PathBuf {
+    sh::project().join("hv-driver/glue/kvm")
+}
+
+/// The driver's own files, in C.
+fn glue() -> Result<Files> {
+    let mut files = overlay::read(&glue_dir(), DRIVER_DIR)?;
     files.retain(|name, _| !name.starts_with(&format!("{DRIVER_DIR}/{HOOKS}/")));
     files.extend(rustobj::hypervisor_headers(DRIVER_DIR)?);
-    files.insert(format!("{DRIVER_DIR}/perfctr_core.o_shipped"), fs::read(rustobj::kvm()?)?);
-    let hooks = glue.join(HOOKS).join(format!("linux-{UPSTREAM}.toml"));
-    files.extend(hooks::apply(source, &hooks)?);
     Ok(files)
+}
+
+/// Linux' files that call it.
+fn hooked(source: &Path) -> Result<Files> {
+    hooks::apply(source, &glue_dir().join(HOOKS).join(format!("linux-{UPSTREAM}.toml")))
 }

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::artefacts::{source, xen};
+use crate::artefacts::{kvm, source, xen};
 use crate::checks;
 use crate::suites::papi;
 
@@ -80,6 +80,14 @@ enum Verb {
     Sim(sim::Args),
     /// Put small faults into the cores, and see that tests notice.
     Mutants(mutants::Args),
+    /// Build KVM's modules with the driver inside, for Debian 12's kernel.
+    Kvm {
+        /// Where they are put.
+        #[arg(default_value = "target/dist")]
+        dir: PathBuf,
+    },
+    /// Print what the project changes in the source of Linux, as a patch.
+    KvmPatch,
     /// Print what the project changes in Xen's source, as a patch.
     XenPatch {
         /// The release, such as 4.20, if it is not that of this machine's Debian.
@@ -109,6 +117,8 @@ impl Cli {
             Verb::Readme => readme::run()?,
             Verb::Sim(args) => return sim::run(&args),
             Verb::Mutants(args) => mutants::run(&args)?,
+            Verb::Kvm { dir } => kvm::write(&dir)?,
+            Verb::KvmPatch => print!("{}", kvm::patch()?),
             Verb::XenPatch { release } => print!("{}", xen::patch(release.as_deref())?),
         }
         Ok(ExitCode::SUCCESS)
