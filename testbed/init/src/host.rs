@@ -10,22 +10,15 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::ports::Ports;
-use crate::{CONFIG, nul_separated, system};
+use crate::{nul_separated, system};
 
 /// Where programs expect the ports, by their names.
 const PORTS: &str = "/dev/virtio-ports";
 
-/// Runs the machine to its end; says so if it ended in an unexpected way.
-pub fn serve() -> Result<()> {
-    let modules = fs::read_to_string(format!("{CONFIG}/modules"))?;
-    let (transport, tested): (Vec<&str>, Vec<&str>) =
-        modules.lines().partition(|line| line.starts_with("/lib/modules/"));
-    for module in transport {
-        system::load_module(module)?;
-    }
-    let ports = Ports::find()?;
-    let outcome = tested.into_iter().try_for_each(system::load_module).and_then(|()| run(&ports));
-    if let Err(error) = outcome {
+/// Loads KVM and runs the machine to its end; says so if it ended in an unexpected way.
+pub fn serve(ports: &Ports, modules: &[&str]) -> Result<()> {
+    let loaded = modules.iter().try_for_each(|module| system::load_module(module));
+    if let Err(error) = loaded.and_then(|()| run(ports)) {
         let report = format!("error the host: {error:#}").replace('\n', " ");
         writeln!(ports.open("control")?, "{report}").context("control")?;
     }

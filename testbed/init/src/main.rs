@@ -54,9 +54,6 @@ fn main() {
 
 /// Runs the command and reports; an error here is one that cannot be reported through a port.
 fn serve() -> Result<()> {
-    if fs::exists(format!("{CONFIG}/machine"))? {
-        return host::serve();
-    }
     let modules = fs::read_to_string(format!("{CONFIG}/modules")).unwrap_or_default();
     let (transport, tested): (Vec<&str>, Vec<&str>) =
         modules.lines().partition(|line| line.starts_with("/lib/modules/"));
@@ -65,6 +62,9 @@ fn serve() -> Result<()> {
     }
     system::mount_xenfs()?;
     let ports = Ports::find()?;
+    if fs::exists(format!("{CONFIG}/machine"))? {
+        return host::serve(&ports, &tested);
+    }
     let mut control = ports.open("control")?;
     let report = match run(&ports, &tested, &mut control) {
         Ok(WaitStatus::Exited(_, status)) => format!("exit {status}"),

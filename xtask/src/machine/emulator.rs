@@ -17,7 +17,7 @@ use crate::tools::sh::cmd;
 
 /// Every topology's kernel arguments: a crash ends the machine, and a busy build machine, on which
 /// an emulated CPU may stand still for long, is not taken for a lockup.
-pub const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
+const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
 
 /// What has a whole system start, without asking anybody anything.
 const SYSTEM_ARGS: &str =

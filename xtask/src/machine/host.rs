@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::io::BufWriter;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -67,8 +66,7 @@ pub fn layer(
 
 /// What runs the guest.
 fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
-    let [vmlinux, initrd] = ["vmlinux", "initrd"].map(|file| Path::new("/").join(GUEST).join(file));
-    let [vmlinux, initrd] = [vmlinux, initrd].map(|path| path.display().to_string());
+    let [vmlinux, initrd] = ["vmlinux", "initrd"].map(|file| format!("/{GUEST}/{file}"));
     let mut argv = vec!["qemu-system-x86_64".to_owned()];
     // vCPUs' threads have names then, by which the disturber knows them.
     argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
