@@ -44,20 +44,17 @@ const PERF_PERIOD: u64 = 100_003;
 /// What to do.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// An HVM tenant instead of a PVH one.
-    #[arg(long)]
-    hvm: bool,
     /// Where to write the results as JSON.
     #[arg(long)]
     report: Option<PathBuf>,
 }
 
 /// The control domain's part: creates the tenant and judges.
-pub fn control(options: &Options) -> Result<ExitCode> {
+pub fn control(hvm: bool, options: &Options) -> Result<ExitCode> {
     let host = Host::open(false)?;
     let mut tally = Tally::default();
     let role = format!("demo {REGIONS}");
-    let (kind, name) = if options.hvm { (Kind::Hvm, "HVM") } else { (Kind::Pvh, "PVH") };
+    let (kind, name) = if hvm { (Kind::Hvm, "HVM") } else { (Kind::Pvh, "PVH") };
     let mut tenant = Tenant::create_kind(kind, "demo", VCPUS, Tsc::Native, &role)?;
     host.invite(&tenant)?;
     let report = about(&mut tally, name, tenant.hear()?)?;

@@ -36,7 +36,13 @@ enum Role {
     /// memory and vCPUs, while they count.
     Migrate,
     /// Creates a tenant that the CPU virtualises, and counts beside it.
-    TenantDemo(demo::Options),
+    TenantDemo {
+        /// An HVM tenant instead of a PVH one.
+        #[arg(long)]
+        hvm: bool,
+        #[command(flatten)]
+        options: demo::Options,
+    },
     /// Creates a PVH tenant in which a program measures what something costs.
     Bench(bench::Options),
     /// Counts in a guest of KVM, where there is nobody beside it to talk to.
@@ -50,7 +56,7 @@ fn main() -> Result<ExitCode> {
         Role::Control(options) => control::run(&options),
         Role::Pvh => peek::control(),
         Role::Migrate => roam::control(),
-        Role::TenantDemo(options) => demo::control(&options),
+        Role::TenantDemo { hvm, options } => demo::control(hvm, &options),
         Role::Bench(options) => bench::control(&options),
         Role::KvmDemo(options) => demo::alone(&options),
         Role::Tenant(role) => tenant::run(&role),
