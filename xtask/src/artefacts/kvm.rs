@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::artefacts::glue::Glue;
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::rustobj;
 use crate::tools::cache::{self, Key};
@@ -22,9 +23,7 @@ const PACKAGES: &[&str] =
 
 /// Where KVM is in Linux' tree, and the driver in it.
 const KVM: &str = "arch/x86/kvm";
-const DRIVER_DIR: &str = "arch/x86/kvm/perfctr";
-/// The files of the glue directory that describe the insertions into each version.
-const HOOKS: &str = "hooks";
+const GLUE: Glue = Glue { host: "kvm", dir: "arch/x86/kvm/perfctr" };
 
 /// The modules, in the order in which they are loaded.
 pub const MODULES: [&str; 2] = ["kvm.ko", "kvm-amd.ko"];
@@ -65,12 +64,7 @@ pub fn write(dir: &Path) -> Result<()> {
 
 /// What the project changes in Linux' source, as a patch.
 pub fn patch() -> Result<String> {
-    let source = source(&kernel::kernel()?)?;
-    let mut files = glue()?;
-    files.extend(hooked(&source)?);
-    let scratch = cache::root()?.join("work");
-    fs::create_dir_all(&scratch)?;
-    overlay::diff(&source, &files, &scratch)
+    GLUE.patch(&source(&kernel::kernel()?)?, &hooks_file())
 }
 
 /// The kernel's source, ready to build modules for it.
@@ -110,25 +104,12 @@ fn prepare(kernel: &Kernel, tree: &Path) -> Result<()> {
 
 /// Every file of Linux' tree that the driver adds or changes.
 fn driver(source: &Path) -> Result<Files> {
-    let mut files = glue()?;
-    files.insert(format!("{DRIVER_DIR}/perfctr_core.o_shipped"), fs::read(rustobj::kvm()?)?);
-    files.extend(hooked(source)?);
+    let mut files = GLUE.files()?;
+    files.insert(format!("{}/perfctr_core.o_shipped", GLUE.dir), fs::read(rustobj::kvm()?)?);
+    files.extend(hooks::apply(source, &hooks_file())?);
     Ok(files)
 }
 
-fn glue_dir() -> PathBuf {
-    sh::project().join("hv-driver/glue/kvm")
-}
-
-/// The driver's own files, in C.
-fn glue() -> Result<Files> {
-    let mut files = overlay::read(&glue_dir(), DRIVER_DIR)?;
-    files.retain(|name, _| !name.starts_with(&format!("{DRIVER_DIR}/{HOOKS}/")));
-    files.extend(rustobj::hypervisor_headers(DRIVER_DIR)?);
-    Ok(files)
-}
-
-/// Linux' files that call it.
-fn hooked(source: &Path) -> Result<Files> {
-    hooks::apply(source, &glue_dir().join(HOOKS).join(format!("linux-{UPSTREAM}.toml")))
+fn hooks_file() -> PathBuf {
+    GLUE.hooks().join(format!("linux-{UPSTREAM}.toml"))
 }

@@ -12,7 +12,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 use crate::tools::toolchain::{self, BARE_TARGET};
 
@@ -72,14 +71,6 @@ impl Placement {
 /// The hypervisor's object file.
 pub fn hypervisor(purpose: Purpose) -> Result<PathBuf> {
     hypervisor_of(&sh::project(), purpose)
-}
-
-/// The headers that declare the hypervisor's object for C, below `dir`.
-pub fn hypervisor_headers(dir: &str) -> Result<Files> {
-    let mut files = overlay::read(&sh::project().join("shared-abi/include"), dir)?;
-    let core = fs::read(sh::project().join("hv-driver/glue/perfctr_core.h"))?;
-    files.insert(format!("{dir}/perfctr_core.h"), core);
-    Ok(files)
 }
 
 /// The hypervisor's object file for one that is a part of Linux.

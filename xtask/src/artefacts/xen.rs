@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::artefacts::glue::Glue;
 use crate::artefacts::rustobj::{self, Purpose};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
@@ -23,10 +24,7 @@ pub const UPSTREAM: &str = "4.17";
 
 const PACKAGES: &[&str] = &["build-essential", "bison", "flex", "python3", "bc"];
 
-/// Where the driver lives in Xen's tree.
-const DRIVER_DIR: &str = "xen/arch/x86/perfctr";
-/// The files of the glue directory that describe the insertions into each release.
-const HOOKS: &str = "hooks";
+const GLUE: Glue = Glue { host: "xen", dir: "xen/arch/x86/perfctr" };
 
 /// Which build of Xen.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, clap::ValueEnum)]
@@ -49,7 +47,7 @@ impl Flavour {
 
 /// The releases whose sources have lines inserted.
 pub fn releases() -> Result<Vec<String>> {
-    let files = cache::files(&glue_dir().join(HOOKS))?;
+    let files = cache::files(&GLUE.hooks())?;
     let name = |file: &str| Some(file.strip_prefix("xen-")?.strip_suffix(".toml")?.to_owned());
     Ok(files.iter().filter_map(|(file, _)| name(file)).collect())
 }
@@ -94,19 +92,11 @@ pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
 /// What the project changes in the source of a release of Xen, the usual or another, as a patch.
 pub fn patch(release: Option<&str>) -> Result<String> {
     let (version, source) = source(release)?;
-    let mut files = glue()?;
-    files.extend(hooks::apply(&source, &hooks_file(version)?)?);
-    let scratch = cache::root()?.join("work");
-    fs::create_dir_all(&scratch)?;
-    overlay::diff(&source, &files, &scratch)
-}
-
-fn glue_dir() -> PathBuf {
-    sh::project().join("hv-driver/glue/xen")
+    GLUE.patch(&source, &hooks_file(version)?)
 }
 
 fn hooks_file(version: &str) -> Result<PathBuf> {
-    let file = glue_dir().join(HOOKS).join(format!("xen-{version}.toml"));
+    let file = GLUE.hooks().join(format!("xen-{version}.toml"));
     if !file.exists() {
         bail!("no Xen {version}; there are: {}", releases()?.join(", "));
     }
@@ -115,21 +105,14 @@ fn hooks_file(version: &str) -> Result<PathBuf> {
 
 /// Every file of Xen's tree that the driver adds or changes.
 fn driver(source: &Path, version: &str, purpose: Purpose) -> Result<Files> {
-    let mut files = glue()?;
-    files.insert(format!("{DRIVER_DIR}/perfctr_core.o"), fs::read(rustobj::hypervisor(purpose)?)?);
+    let (mut files, dir) = (GLUE.files()?, GLUE.dir);
+    files.insert(format!("{dir}/perfctr_core.o"), fs::read(rustobj::hypervisor(purpose)?)?);
     files.extend(hooks::apply(source, &hooks_file(version)?)?);
     if purpose == Purpose::Fuzzing {
         let fuzzing = sh::project().join("tests/fuzz/coverage");
-        files.insert(format!("{DRIVER_DIR}/coverage.c"), fs::read(fuzzing.join("xen.c"))?);
-        let makefile = files.entry(format!("{DRIVER_DIR}/Makefile")).or_default();
+        files.insert(format!("{dir}/coverage.c"), fs::read(fuzzing.join("xen.c"))?);
+        let makefile = files.entry(format!("{dir}/Makefile")).or_default();
         makefile.extend(fs::read(fuzzing.join("xen.mk"))?);
     }
-    Ok(files)
-}
-
-fn glue() -> Result<Files> {
-    let mut files = overlay::read(&glue_dir(), DRIVER_DIR)?;
-    files.retain(|name, _| !name.starts_with(&format!("{DRIVER_DIR}/{HOOKS}/")));
-    files.extend(rustobj::hypervisor_headers(DRIVER_DIR)?);
     Ok(files)
 }
