@@ -3,8 +3,7 @@
 //!
 //! Numbers and layouts are those of the public headers of Xen 4.17, and of 4.20 where nothing else
 //! is said: `xen.h`, `vcpu.h`, `domctl.h`, `sysctl.h`, `hvm/dm_op.h` and `xenoprof.h`; and of
-//! Linux's
-//! `xen/privcmd.h` and `xen/gntalloc.h`.
+//! Linux's `xen/privcmd.h` and `xen/gntalloc.h`.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fs::File;
