@@ -104,6 +104,9 @@ impl Papi {
             let program = self.compile(OVERFLOW_EXACT)?;
             spec.files.push((program, format!("/work/papi/ctests/{OVERFLOW_EXACT}")));
         }
+        if let Some(library) = self.preloaded()? {
+            spec.files.push((library, "/work/papi/preloaded.so".into()));
+        }
         spec.stream = true;
         spec.timeout = GROUP_TIMEOUT;
         Ok(spec)

@@ -20,6 +20,9 @@ const PERFCTR: &str = "7.0.0";
 /// Those without it, of which the newest is taken that a later Debian has.
 const PERF_EVENT: &[&str] = &["7.2.", "7.1."];
 
+/// What those are preloaded with.
+const BY_NAME: &str = "by_name";
+
 /// What PAPI counts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Component {
@@ -132,13 +135,23 @@ impl Papi {
 
     /// Compiles a program of ours that uses PAPI.
     pub fn compile(&self, name: &str) -> Result<PathBuf> {
+        self.own(name, name, &[])
+    }
+
+    /// Compiles what has this PAPI's threads look up events one at a time, if they must.
+    pub fn preloaded(&self) -> Result<Option<PathBuf>> {
+        let compile = || self.own(BY_NAME, &format!("{BY_NAME}.so"), &["-shared", "-fPIC"]);
+        (self.component == Component::PerfEvent).then(compile).transpose()
+    }
+
+    fn own(&self, source: &str, name: &str, flags: &[&str]) -> Result<PathBuf> {
         let program = cache::root()?.join("papi-own").join(self.component.name()).join(name);
         let libraries = cache::files(&self.built.join("lib"))?;
         let library = libraries.into_iter().find(|(name, _)| name.starts_with("libpapi.so."));
         let (_, library) = library.context("PAPI's build left no library")?;
         let needed = [self.prefix.join("lib"), self.built.join("lib")];
         let include = self.built.join("include");
-        compile(&format!("{name}.c"), &[], &include, &library, &needed, &program)?;
+        compile(&format!("{source}.c"), flags, &include, &library, &needed, &program)?;
         Ok(program)
     }
 }
