@@ -63,9 +63,14 @@ asm(".pushsection .text\n"
     "xor %edx, %edx\n"
     "svm_check_wrmsr_at: wrmsr\n"
     "vmmcall\n"
+    "svm_check_xsetbv: xor %ecx, %ecx\n"
+    "xgetbv\n"
+    "svm_check_xsetbv_at: xsetbv\n"
+    "vmmcall\n"
     ".popsection\n");
 extern char svm_check_loop[], svm_check_end[], svm_check_rdpmc[], svm_check_rdpmc_at[];
 extern char svm_check_rdmsr[], svm_check_rdmsr_at[], svm_check_wrmsr[], svm_check_wrmsr_at[];
+extern char svm_check_xsetbv[], svm_check_xsetbv_at[];
 
 static struct vmcb *vmcb;
 static void *host_save, *io_permissions, *msr_permissions;
@@ -214,6 +219,12 @@ static void check_intercepts(void)
 	expect("WRMSR intercepted, as", vmcb->control.exit_info_1, 1);
 	expect("WRMSR intercepted, value", counter(COUNTER0), 12345);
 	*permission = 0;
+
+	expect("XSETBV", run(svm_check_xsetbv), SVM_EXIT_VMMCALL);
+	set_guest(svm_check_xsetbv, 0);
+	vmcb->control.intercepts[INTERCEPT_WORD4] |= BIT(INTERCEPT_XSETBV - 128);
+	expect("XSETBV intercepted", enter_guest(), SVM_EXIT_XSETBV);
+	expect("XSETBV intercepted, at", vmcb->save.rip, (u64)svm_check_xsetbv_at);
 }
 
 static int on_nmi(unsigned int type, struct pt_regs *regs)

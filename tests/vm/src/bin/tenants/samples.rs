@@ -25,6 +25,8 @@ const ITERATIONS: u64 = 5_000_000;
 struct Seen {
     rounds: u64,
     overflows: Overflows,
+    /// Of those that were lost, the ones that passed together with another.
+    merged: u64,
     /// By how much a count was off, at most.
     error_max: u64,
     /// Why it could not go on.
@@ -51,6 +53,7 @@ pub fn take(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result
         let seen = seen?;
         sum.rounds += seen.rounds;
         sum.overflows.add(&seen.overflows);
+        sum.merged += seen.merged;
         sum.error_max = sum.error_max.max(seen.error_max);
         sum.refusal = sum.refusal.or(seen.refusal);
     }
@@ -59,6 +62,7 @@ pub fn take(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result
         "imode_regions": sum.rounds,
         "imode_overflows": told,
         "imode_lost": lost,
+        "imode_merged": sum.merged,
         "imode_extra": extra,
         "imode_error_max": sum.error_max,
         // They came to a thread that does not sample, or whose counters could not be read.
@@ -94,6 +98,7 @@ fn add(
     let round = round(session, shape, region)?;
     seen.rounds += 1;
     seen.overflows.add(&round.overflows());
+    seen.merged += round.merged();
     seen.error_max = round.errors(constants).into_iter().fold(seen.error_max, u64::max);
     Ok(())
 }
