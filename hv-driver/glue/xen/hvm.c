@@ -4,8 +4,8 @@
  * their own, and RDPMC exits unless the vCPU has a page.
  */
 
+#include <xen/event.h>
 #include <xen/sched.h>
-#include <xen/tasklet.h>
 
 #include <asm/hvm/hvm.h>
 #include <asm/hvm/nestedhvm.h>
@@ -60,16 +60,13 @@ void perfctr_hvm_update_clock(const struct vcpu *v)
 }
 
 /*
- * v is about to be switched in. Told of an event with interrupts disabled, Xen
- * asserts the guest's interrupt later, on the CPU that was told. v may have left
- * that one before, and takes it along.
+ * In a softirq, before a guest goes on. With interrupts disabled, Xen would have
+ * the idle vCPU assert the guest's interrupt: v would be switched out for it, and
+ * others might execute first.
  */
-void perfctr_hvm_bring_interrupt(struct vcpu *v)
+void cf_check perfctr_hvm_tell(void *v)
 {
-    struct tasklet *asserts = &v->arch.hvm.assert_evtchn_irq_tasklet;
-
-    if ( ACCESS_ONCE(asserts->scheduled_on) >= 0 )
-        tasklet_schedule(asserts);
+    send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
 }
 
 /*

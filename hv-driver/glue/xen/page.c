@@ -69,6 +69,13 @@ static void unmap(void *mapping)
     put_page_and_type(mfn_to_page(mfn));
 }
 
+static void release(struct perfctr_vcpu *p)
+{
+    tasklet_kill(&p->tells);
+    unmap(p->page);
+    xfree(p);
+}
+
 /* curr has got its page, or lost it. */
 static void update_rdpmc(struct vcpu *curr)
 {
@@ -96,6 +103,7 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
         return rc;
     }
     p->page = mapping;
+    softirq_tasklet_init(&p->tells, perfctr_hvm_tell, curr);
 
     local_irq_disable();
     perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p), p->page,
@@ -118,8 +126,7 @@ void perfctr_page_forget(struct vcpu *curr)
     update_rdpmc(curr);
     local_irq_enable();
 
-    unmap(p->page);
-    xfree(p);
+    release(p);
 }
 
 /* What is copied from a guest that executes has to be copied again. */
@@ -139,8 +146,7 @@ void perfctr_vcpu_destroy(struct vcpu *v)
         return;
 
     v->arch.perfctr = NULL;
-    unmap(p->page);
-    xfree(p);
+    release(p);
 }
 
 /* Its vCPUs are paused, and what was their pages is the new kernel's. */

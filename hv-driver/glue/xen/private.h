@@ -6,12 +6,15 @@
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
 
+#include <xen/tasklet.h>
+
 #include "perfctr_core.h"
 #include "perfctr.h"
 
 /* A vCPU with a registered page; reached by v->arch.perfctr. */
 struct perfctr_vcpu {
     struct perfctr_vcpu_page *page; /* Xen's mapping, pinned */
+    struct tasklet tells; /* an HVM or PVH guest of an overflow */
     uint64_t core[PERFCTR_VCPU_BYTES / sizeof(uint64_t)];
 };
 
@@ -45,7 +48,7 @@ void perfctr_pv_update_pce(struct vcpu *curr);
 /* hvm.c */
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
 void perfctr_hvm_update_clock(const struct vcpu *v);
-void perfctr_hvm_bring_interrupt(struct vcpu *v);
+void cf_check perfctr_hvm_tell(void *v);
 void perfctr_hvm_update_intercept(struct vcpu *v);
 void perfctr_hvm_place(const struct vcpu *v, struct perfctr_hv_place *place);
 

@@ -23,9 +23,13 @@ static void overflowed_here(struct vcpu *v, bool in_kernel)
     perfctr_core_overflowed_at(perfctr_core_of(v->arch.perfctr), &place);
 }
 
+/* Interrupts are disabled. */
 static void notify(struct vcpu *v)
 {
-    send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
+    if ( is_hvm_vcpu(v) )
+        tasklet_schedule(&v->arch.perfctr->tells);
+    else
+        send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
 }
 
 void perfctr_switch_from(struct vcpu *v)
@@ -47,10 +51,7 @@ void perfctr_switch_from(struct vcpu *v)
 static void switch_to(struct vcpu *v, struct perfctr_vcpu *p)
 {
     if ( is_hvm_vcpu(v) )
-    {
         perfctr_hvm_update_clock(v);
-        perfctr_hvm_bring_interrupt(v);
-    }
     if ( perfctr_core_switch_to(perfctr_this_cpu(), perfctr_core_of(p),
                                 perfctr_pv_in_kernel(v),
                                 perfctr_allowed(v->domain)) )
