@@ -4,6 +4,7 @@
 #define pr_fmt(fmt) "perfctr: " fmt
 
 #include <linux/cpuhotplug.h>
+#include <linux/moduleparam.h>
 #include <linux/percpu.h>
 #include <linux/syscore_ops.h>
 #include <asm/apic.h>
@@ -159,3 +160,23 @@ void perfctr_glue_add_stats(struct perfctr_hv_stats *total)
 	spin_unlock_irq(&perfctr_departed_lock);
 	on_each_cpu(add_stats, &sum, 1);
 }
+
+/* Its numbers, in their order. */
+static int get_stats(char *text, const struct kernel_param *unused)
+{
+	struct perfctr_hv_stats stats;
+	const u64 *number = (const u64 *)&stats;
+	int i, length = 0;
+
+	if (!perfctr_on)
+		return -ENODEV;
+	perfctr_glue_add_stats(&stats);
+	for (i = 0; i < sizeof(stats) / sizeof(*number); i++)
+		length += sysfs_emit_at(text, length, "%llu\n", number[i]);
+	return length;
+}
+
+static const struct kernel_param_ops perfctr_stats_ops = { .get = get_stats };
+
+/* What the driver has done, as OP_STATS gives it to a control domain of Xen's. */
+module_param_cb(perfctr_stats, &perfctr_stats_ops, NULL, 0400);

@@ -11,9 +11,11 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use nix::unistd::Pid;
 
+use crate::host::Host;
+use crate::raw::Refusal;
 use crate::rng::Rng;
 use crate::threads::run_on;
-use crate::xen::{CONTROL_DOMAIN, TOOLS, Xen};
+use crate::xen::{TOOLS, Xen};
 
 /// Streams of random numbers that no worker uses.
 const STREAM_THREADS: u64 = 1 << 32;
@@ -34,20 +36,37 @@ pub fn one_thread(threads: &[Pid], cpus: &[usize], rng: &mut Rng) {
     sleep(Duration::from_micros(rng.between(250, 1500)));
 }
 
-/// Moves a random vCPU of a domain to a random physical CPU every 1 to 5 ms, and lets all go in the
-/// end.
-pub fn vcpus(xen: &Xen, domain: u16, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
-    let mut rng = Rng::new(seed, STREAM_VCPUS + u64::from(domain));
+/// Moves a random vCPU of the calling guest to a random physical CPU every 1 to 5 ms, and lets all go
+/// in the end.
+pub fn vcpus(host: &dyn Host, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
+    let place = |vcpu, pcpus| host.set_affinity(vcpu, pcpus);
+    place_at_random(&place, cpus, pcpus, seed, stop);
+}
+
+/// The same with a domain of Xen's.
+pub fn domain(xen: &Xen, domain: u16, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
+    let place = |vcpu, pcpus| xen.set_affinity(domain, vcpu, pcpus);
+    place_at_random(&place, cpus, pcpus, seed + u64::from(domain), stop);
+}
+
+fn place_at_random(
+    place: &dyn Fn(u32, u64) -> Result<(), Refusal>,
+    cpus: &[usize],
+    pcpus: u32,
+    seed: u64,
+    stop: &AtomicBool,
+) {
+    let mut rng = Rng::new(seed, STREAM_VCPUS);
     while !stop.load(Ordering::Relaxed) {
         let vcpu = *rng.pick(cpus) as u32;
-        if let Err(error) = xen.set_affinity(domain, vcpu, 1 << rng.between(0, pcpus.into())) {
-            eprintln!("domain {domain}: vCPU {vcpu} cannot be moved: {error}");
+        if let Err(error) = place(vcpu, 1 << rng.between(0, pcpus.into())) {
+            eprintln!("vCPU {vcpu} cannot be moved: {error}");
             return;
         }
         sleep(Duration::from_micros(rng.between(1000, 5000)));
     }
     for &vcpu in cpus {
-        let _ = xen.set_affinity(domain, vcpu as u32, (1 << pcpus) - 1);
+        let _ = place(vcpu as u32, (1 << pcpus) - 1);
     }
 }
 
@@ -71,7 +90,7 @@ pub struct Returns {
 ///
 /// Debian's tool fails, or the kernel does not suspend.
 pub fn pcpus(
-    xen: &Xen,
+    host: &dyn Host,
     cpus: &[usize],
     pcpus: u32,
     seed: u64,
@@ -90,7 +109,7 @@ pub fn pcpus(
         seed += 1;
         let enough = AtomicBool::new(false);
         thread::scope(|scope| {
-            scope.spawn(|| vcpus(xen, CONTROL_DOMAIN, cpus, pcpus, seed, &enough));
+            scope.spawn(|| vcpus(host, cpus, pcpus, seed, &enough));
             sleep(BACK);
             enough.store(true, Ordering::Relaxed);
         });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Logical time-stamp counters beside what Linux and Xen account.
+//! Logical time-stamp counters beside what Linux and the host account.
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
@@ -8,8 +8,8 @@ use perfctr::rdpmc::Hardware;
 use shared_abi::read::sample_vcpu;
 use shared_abi::sync::Ordering::Relaxed;
 
+use crate::host::Host;
 use crate::threads::{SELF, run_on};
-use crate::xen::Xen;
 
 /// A clock's value with our counter's values just before and just after it was read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,7 +84,7 @@ impl ThreadTime {
     }
 }
 
-/// For every vCPU its running time by our page beside Xen's account of it, and how often it moved.
+/// For every vCPU its running time by our page beside the host's account of it, and how often it moved.
 pub struct VcpuTimes(Vec<VcpuTime>);
 
 struct VcpuTime {
@@ -113,7 +113,7 @@ impl VcpuTimes {
     /// # Errors
     ///
     /// A vCPU cannot be visited or has no page that can be read.
-    pub fn take(xen: &Xen, session: &Session, cpus: &[usize]) -> Result<Self> {
+    pub fn take(host: &dyn Host, session: &Session, cpus: &[usize]) -> Result<Self> {
         let visit = |&cpu: &usize| {
             run_on(SELF, &[cpu])?;
             let page = session.vcpu_page(cpu as u32).context("the vCPU has no page")?;
@@ -122,7 +122,7 @@ impl VcpuTimes {
                 Err(error) => anyhow::bail!("the vCPU's page cannot be read: {error:?}"),
             };
             let before_tsc = running_tsc()?;
-            let runstate = xen.runstate(cpu as u32)?;
+            let runstate = host.runstate(cpu as u32)?;
             let after_tsc = running_tsc()?;
             Ok(VcpuTime {
                 running: Bracket { before_tsc, clock_ns: runstate.running_ns, after_tsc },

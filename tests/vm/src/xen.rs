@@ -17,6 +17,7 @@ use memmap2::{MmapMut, MmapOptions};
 use shared_abi::hypercall::{HYPERCALL_NUMBER, HvDomain, HvStats, OP_DOMAIN, OP_STATS};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::host::{self, Host};
 use crate::raw::{Argument, Refusal};
 
 const PRIVCMD_PATH: &str = "/dev/xen/privcmd";
@@ -100,13 +101,13 @@ struct SetVcpuAffinityTo {
 /// `struct xen_sysctl_credit_schedule`: how long a vCPU executes that others wait for.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
-pub struct TimeSlices {
+struct TimeSlices {
     /// Unit: ms.
-    pub slice_ms: u32,
+    slice_ms: u32,
     /// How long at least, whoever wakes.  Unit: us.
-    pub ratelimit_us: u32,
+    ratelimit_us: u32,
     /// How long a vCPU is left where it has executed.  Unit: us.
-    pub migration_delay_us: u32,
+    migration_delay_us: u32,
 }
 
 /// `struct xen_sysctl` with its member for the credit scheduler of the first CPU pool.
@@ -129,18 +130,14 @@ const _: () = assert!(size_of::<SchedulerOp>() == 8 + 128);
 /// `struct vcpu_runstate_info`: how long a vCPU has been in which state.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
-pub struct Runstate {
+struct Runstate {
     state: u32,
     padding: u32,
     entry_time_ns: u64,
-    /// Unit: ns.  On a physical CPU.
-    pub running_ns: u64,
-    /// Unit: ns.  Waiting for a physical CPU.
-    pub runnable_ns: u64,
-    /// Unit: ns.  Idle.
-    pub blocked_ns: u64,
-    /// Unit: ns.  Paused, or not up.
-    pub offline_ns: u64,
+    running_ns: u64,
+    runnable_ns: u64,
+    blocked_ns: u64,
+    offline_ns: u64,
 }
 
 /// `struct xen_hypfs_direntry`, and a number behind it.
@@ -197,6 +194,8 @@ struct HypfsRead {
 pub struct Xen {
     privcmd: File,
     memory: Mutex<MmapMut>,
+    /// The scheduler's time slices before they were shortened.
+    usual_slices: Mutex<Option<TimeSlices>>,
 }
 
 impl Xen {
@@ -210,7 +209,7 @@ impl Xen {
         let privcmd = open(PRIVCMD_PATH)?;
         // SAFETY: the device gives each who maps it pages of their own.
         let memory = unsafe { MmapOptions::new().len(MEMORY_BYTES).map_mut(&open(MEMORY_PATH)?)? };
-        Ok(Self { privcmd, memory: Mutex::new(memory) })
+        Ok(Self { privcmd, memory: Mutex::new(memory), usual_slices: Mutex::default() })
     }
 
     /// Lets a vCPU of a domain run on the physical CPUs in the mask `pcpus` only.
@@ -251,24 +250,6 @@ impl Xen {
             to.command.hard.address = address + offset_of!(SetVcpuAffinityTo, pcpus) as u64;
             (HYPERVISOR_DOMCTL, [address, 0, 0, 0, 0])
         })
-    }
-
-    /// The credit scheduler's time slices.
-    ///
-    /// # Errors
-    ///
-    /// There is another scheduler.
-    pub fn time_slices(&self) -> Result<TimeSlices, Refusal> {
-        self.schedule(SCHEDOP_GETINFO, TimeSlices::default())
-    }
-
-    /// Gives the credit scheduler others.
-    ///
-    /// # Errors
-    ///
-    /// They are out of range, or there is another scheduler.
-    pub fn set_time_slices(&self, slices: TimeSlices) -> Result<(), Refusal> {
-        self.schedule(SCHEDOP_PUTINFO, slices).map(drop)
     }
 
     fn schedule(&self, operation: u32, slices: TimeSlices) -> Result<TimeSlices, Refusal> {
@@ -320,12 +301,13 @@ impl Xen {
     /// # Errors
     ///
     /// There is no such vCPU.
-    pub fn runstate(&self, vcpu: u32) -> Result<Runstate, Refusal> {
+    pub fn runstate(&self, vcpu: u32) -> Result<host::Runstate, Refusal> {
         let mut info = Runstate::default();
         self.call_with(&mut info, |_, address| {
             (HYPERVISOR_VCPU_OP, [VCPUOP_GET_RUNSTATE_INFO, vcpu.into(), address, 0, 0])
         })?;
-        Ok(info)
+        let Runstate { running_ns, runnable_ns, .. } = info;
+        Ok(host::Runstate { running_ns, runnable_ns })
     }
 
     /// Asks for the buffer of Xen's own profiler, which is how that one takes the counters.
@@ -424,6 +406,46 @@ impl Xen {
         // or addresses that are nobody's.
         let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
         Refusal::result(result).map(drop)
+    }
+}
+
+/// The control domain is its own host.
+impl Host for Xen {
+    fn set_affinity(&self, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
+        self.set_affinity(CONTROL_DOMAIN, vcpu, pcpus)
+    }
+
+    fn preempt_often(&self, often: bool) -> Result<(), Refusal> {
+        let mut usual = self.usual_slices.lock().unwrap_or_else(PoisonError::into_inner);
+        if often {
+            let before = self.schedule(SCHEDOP_GETINFO, TimeSlices::default())?;
+            let short = TimeSlices { slice_ms: 1, ratelimit_us: 100, ..before };
+            self.schedule(SCHEDOP_PUTINFO, short)?;
+            usual.get_or_insert(before);
+        } else if let Some(before) = usual.take() {
+            self.schedule(SCHEDOP_PUTINFO, before)?;
+        }
+        Ok(())
+    }
+
+    fn runstate(&self, vcpu: u32) -> Result<host::Runstate, Refusal> {
+        self.runstate(vcpu)
+    }
+
+    fn allow(&self, enabled: bool) -> Result<(), Refusal> {
+        self.allow(CONTROL_DOMAIN, enabled)
+    }
+
+    fn stats(&self) -> Result<HvStats, Refusal> {
+        self.stats()
+    }
+
+    fn perfctr_op(&self, op: u32, argument: Argument<'_>, length: u32) -> Result<(), Refusal> {
+        self.perfctr_op(op, argument, length)
+    }
+
+    fn xen(&self) -> Option<&Xen> {
+        Some(self)
     }
 }
 

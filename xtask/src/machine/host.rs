@@ -29,6 +29,8 @@ const FIRMWARE: [&str; 5] = [
 const DISTURBER: &str = "host";
 /// Where the guest's kernel and files are on the host.
 const GUEST: &str = "machine";
+/// Where the guest's tests ask the disturber for something.
+const SOCKET: &str = "/machine/asked";
 
 /// An archive to be unpacked over the host's root file system. `initrd` is the guest's, of which
 /// `files_mib` MiB are copied files.
@@ -57,7 +59,7 @@ pub fn layer(
     archive.file(&format!("{GUEST}/vmlinux"), 0o644, &fs::read(&kernel.image)?)?;
     archive.file(&format!("{GUEST}/initrd"), 0o644, initrd)?;
     archive.file("etc/testbed/modules", 0o644, modules.join("\n").as_bytes())?;
-    let mut beside = vec![format!("/{GUEST}/{DISTURBER}")];
+    let mut beside = vec![format!("/{GUEST}/{DISTURBER}"), format!("--socket={SOCKET}")];
     beside.extend(host.allow.then(|| "--allow".to_owned()));
     archive.file("etc/testbed/beside", 0o644, &nul_ended(&beside))?;
     archive.file("etc/testbed/machine", 0o644, &nul_ended(&command(host, spec, files_mib)))?;
@@ -72,6 +74,9 @@ fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
     argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
     argv.extend(["-machine", "q35,accel=kvm", "-serial", "stdio"].map(str::to_owned));
     argv.extend(emulator::every(&host.cpu, host.memory_mib, files_mib, "/dev/virtio-ports/"));
+    let asked = format!("socket,id=asked,path={SOCKET},server=on,wait=off");
+    argv.extend(["-chardev".to_owned(), asked]);
+    argv.extend(["-device", "virtserialport,chardev=asked,name=host"].map(str::to_owned));
     argv.extend(["-smp".to_owned(), host.vcpus.to_string()]);
     argv.extend(["-kernel".to_owned(), vmlinux, "-initrd".to_owned(), initrd]);
     argv.extend(["-append".to_owned(), emulator::linux_args(spec)]);

@@ -82,9 +82,14 @@ impl Spec {
         self.topology.kvm.as_mut().context("this topology has no host")
     }
 
-    /// With the driver's options, as in Xen's argument `perfctr=OPTIONS`.
+    /// With the driver's options, as in Xen's argument `perfctr=OPTIONS`, or in that of KVM's module.
     pub fn driver(mut self, options: &str) -> Result<Self> {
-        self.hypervisor()?.add(&format!("perfctr={options}"));
+        let argument = format!(" perfctr={options}");
+        match &mut self.topology.kvm {
+            // Of an option that is given twice, the last counts.
+            Some(host) => host.args.push_str(&argument),
+            None => self.hypervisor()?.add(argument.trim_start()),
+        }
         Ok(self)
     }
 
@@ -92,6 +97,15 @@ impl Spec {
     pub fn with_cost(mut self) -> Result<Self> {
         self.module_args = "cost=1".to_owned();
         self.driver("cost")
+    }
+
+    /// With so many virtual CPUs.
+    pub fn vcpus(&mut self, number: u32) -> Result<()> {
+        match &mut self.topology.kvm {
+            Some(host) => host.vcpus = number,
+            None => self.hypervisor()?.add(&format!("dom0_max_vcpus={number}")),
+        }
+        Ok(())
     }
 
     /// With one CPU whose time is made of its instructions.

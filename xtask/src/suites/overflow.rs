@@ -17,30 +17,36 @@ const STORM_RATE: &str = "5";
 /// Four boots: with the driver's usual rate, with one vCPU, with a low rate, and to profile.
 pub fn run(report: &mut Report) -> Result<()> {
     let both = "/work/overflow --ends; ended=$?; /work/overflow && exit $ended";
-    report.program(spec("cost", ["sh", "-c", both])?, "overflow")?;
-    report.program(one_vcpu()?, "overflow")?;
-    report.program(storm()?, "overflow")?;
+    let topology = report.topology;
+    let mut spec = spec(topology, "cost", ["sh", "-c", both])?;
+    spec.timeout *= 2;
+    report.program(spec, "overflow")?;
+    report.program(one_vcpu(topology)?, "overflow")?;
+    report.program(storm(topology)?, "overflow")?;
     profiler(report)
 }
 
-fn spec<const N: usize>(options: &str, command: [&str; N]) -> Result<Spec> {
-    let mut spec = Spec::new("pv", command)?.driver(options)?;
+fn spec<const N: usize>(topology: &str, options: &str, command: [&str; N]) -> Result<Spec> {
+    let mut spec = Spec::new(topology, command)?.driver(options)?;
     spec.module_args = "cost=1".to_owned();
     Ok(spec)
 }
 
 /// More overflows than the driver allows, on all vCPUs.
-fn storm() -> Result<Spec> {
+fn storm(topology: &str) -> Result<Spec> {
     let storm = ["/work/overflow", "--storm", STORM_RATE];
-    Ok(spec(&format!("cost,rate={STORM_RATE}"), storm)?.deterministic())
+    Ok(spec(topology, &format!("cost,rate={STORM_RATE}"), storm)?.deterministic())
 }
 
-/// Without another vCPU, the kernel never waits with interrupts disabled; and on counters as narrow
-/// and old as they may be.
-fn one_vcpu() -> Result<Spec> {
-    let mut spec = spec("on", ["/work/overflow", "--pending", "--rounds", "20"])?.deterministic();
-    spec.hypervisor()?.add("dom0_max_vcpus=1");
-    spec.topology.cpu.push_str(",pmu-version=2,pmu-width=32");
+/// Without another vCPU, the kernel never waits with interrupts disabled; and on Intel's counters as
+/// narrow and old as they may be.
+fn one_vcpu(topology: &str) -> Result<Spec> {
+    let command = ["/work/overflow", "--pending", "--rounds", "20"];
+    let mut spec = spec(topology, "on", command)?.deterministic();
+    spec.vcpus(1)?;
+    if spec.topology.kvm.is_none() {
+        spec.topology.cpu.push_str(",pmu-version=2,pmu-width=32");
+    }
     Ok(spec)
 }
 
@@ -52,7 +58,7 @@ fn profiler(report: &mut Report) -> Result<()> {
     fs::write(dir.join("input"), words())?;
     sh::output(sh::cmd("bzip2", ["-kf"]).arg(dir.join("input")))?;
     let script = "LD_PRELOAD=/work/libprofiler.so bzip2 -dc input.bz2 > /dev/null";
-    let mut spec = spec("on", ["sh", "-c", script])?;
+    let mut spec = spec(report.topology, "on", ["sh", "-c", script])?;
     spec.copy.push(dir);
     let library = guest::library_example("libperfctr-rs", "profiler")?;
     spec.files.push((library, "/work/libprofiler.so".into()));

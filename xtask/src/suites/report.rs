@@ -53,8 +53,36 @@ pub struct Suite {
     pub name: &'static str,
     /// What it needs.
     pub tier: Tier,
+    /// The machine that it is run on, if that is not the usual one: a file in `xtask/profiles`.
+    pub topology: Option<&'static str>,
     /// Runs them. An error counts as one failed test.
     pub run: fn(&mut Report) -> Result<()>,
+}
+
+impl Suite {
+    /// Of the model tier.
+    pub const fn model(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
+        Self { name, tier: Tier::Model, topology: None, run }
+    }
+
+    /// Of the tier that boots machines.
+    pub const fn vm(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
+        Self { name, tier: Tier::Vm, topology: None, run }
+    }
+
+    /// Of the long tier.
+    pub const fn long(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
+        Self { name, tier: Tier::Long, topology: None, run }
+    }
+
+    /// The same on another machine.
+    pub const fn on(
+        topology: &'static str,
+        name: &'static str,
+        run: fn(&mut Report) -> Result<()>,
+    ) -> Self {
+        Self { name, tier: Tier::Long, topology: Some(topology), run }
+    }
 }
 
 /// The tests of one suite that have run so far.
@@ -64,6 +92,8 @@ pub struct Report {
     pub volume: Volume,
     /// The suite's name.
     pub suite: &'static str,
+    /// The machine that it is run on, where it has a choice.
+    pub topology: &'static str,
     /// How many tests passed.
     pub passed: u32,
     /// The names of those that failed.
@@ -80,7 +110,8 @@ impl Report {
     /// Runs a suite.
     pub fn of(suite: &Suite, volume: Volume) -> Self {
         println!("suite {}", suite.name);
-        let mut report = Self { volume, suite: suite.name, ..Self::default() };
+        let topology = suite.topology.unwrap_or("pv");
+        let mut report = Self { volume, suite: suite.name, topology, ..Self::default() };
         let (start, before) = (Instant::now(), machine::boots());
         if let Err(error) = (suite.run)(&mut report) {
             report.record("the suite as a whole", Err(error), start.elapsed());

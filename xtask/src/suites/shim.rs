@@ -41,7 +41,7 @@ pub fn run(report: &mut Report) -> Result<()> {
             names.push(program);
         }
     }
-    let mut spec = Spec::new("pv", ["/work/all.sh"])?.driver("events=all")?;
+    let mut spec = Spec::new(report.topology, ["/work/all.sh"])?.driver("events=all")?;
     spec.files.push((sh::project().join("papi-shim/tests/all.sh"), "/work/all.sh".into()));
     spec.files.push((prefix.join("lib").join(shim::SONAME), format!("/usr/lib/{}", shim::SONAME)));
     spec.files.push((prefix.join("bin/perfex"), "/usr/bin/perfex".into()));

@@ -34,17 +34,28 @@ pub struct Args {
     /// Only suites whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     suite: Option<String>,
+    /// Only suites that are run on this machine, a file in xtask/profiles, in place of the usual one.
+    #[arg(long, value_name = "NAME")]
+    topology: Option<String>,
 }
 
 impl Args {
     fn wants(&self, suite: &Suite) -> bool {
+        let text = self.suite.as_deref().unwrap_or_default();
+        let is_named = match (&self.topology, suite.topology) {
+            (None, None) => !text.is_empty(),
+            // Whoever names a suite wants it on its usual machine.
+            (None, Some(_)) => text == suite.name,
+            (Some(wanted), topology) if topology == Some(wanted) => true,
+            _ => return false,
+        };
         let tier = match self.tier {
             Some(Choice::Model) => suite.tier == Tier::Model,
             Some(Choice::Vm) => suite.tier == Tier::Vm,
             Some(Choice::Long) => true,
-            None => suite.tier != Tier::Long || self.suite.is_some(),
+            None => suite.tier != Tier::Long || is_named,
         };
-        tier && suite.name.contains(self.suite.as_deref().unwrap_or_default())
+        tier && suite.name.contains(text)
     }
 
     fn volume(&self) -> Volume {
@@ -115,11 +126,30 @@ mod tests {
 
     #[test]
     fn what_takes_long_is_run_where_it_is_asked_for() {
-        let slow = Suite { name: "slow", tier: Tier::Long, run: |_| Ok(()) };
-        let wants =
-            |tier, suite: Option<&str>| Args { tier, suite: suite.map(str::to_owned) }.wants(&slow);
+        let slow = Suite::long("slow", |_| Ok(()));
+        let args = |tier, suite: Option<&str>| Args {
+            tier,
+            suite: suite.map(str::to_owned),
+            topology: None,
+        };
+        let wants = |tier, suite| args(tier, suite).wants(&slow);
         assert!(wants(Some(Choice::Long), None) && wants(None, Some("slow")));
         assert!(!wants(None, None) && !wants(Some(Choice::Vm), None));
+    }
+
+    #[test]
+    fn another_machine_is_booted_where_it_is_asked_for() {
+        let usual = Suite::vm("slow", |_| Ok(()));
+        let other = Suite::on("kvm", "slow-kvm", |_| Ok(()));
+        let wanted = |topology: Option<&str>, suite: &str| {
+            let [topology, suite] = [topology, Some(suite)].map(|text| text.map(str::to_owned));
+            let args = Args { tier: None, suite, topology };
+            [args.wants(&usual), args.wants(&other)]
+        };
+        assert_eq!(wanted(None, "slow"), [true, false]);
+        assert_eq!(wanted(None, "slow-kvm"), [false, true]);
+        assert_eq!(wanted(Some("kvm"), "slow"), [false, true]);
+        assert_eq!(wanted(Some("pvh"), "slow"), [false, false]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The logical time-stamp counters of threads and vCPUs must be what Linux and Xen account.
+//! The logical time-stamp counters of threads and vCPUs must be what Linux and the host account.
 //!
 //! For a machine whose time is made of the instructions that it executes: elsewhere the accounts
 //! differ by whatever time the emulator's host takes away in the middle of a switch.
@@ -10,11 +10,11 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use perfctr::{Event, Provider, Session};
+use vm_tests::host::{Host, host};
 use vm_tests::region::Region;
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::time::{Elapsed, ThreadTime, TimeCheck, VcpuTimes};
-use vm_tests::xen::Xen;
 
 /// Threads of each vCPU.
 const THREADS: usize = 2;
@@ -25,16 +25,16 @@ const TURNS: usize = 20;
 const SWITCHES_MIN: u64 = 10;
 
 fn main() -> Result<ExitCode> {
-    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let host = &*host()?;
     let cpus = cpus()?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     // A vCPU has a page while threads that count come to it.
     session.start(&[])?;
     let mut tally = Tally::default();
-    let crowded = compete(&xen, &session, &cpus, &cpus)?;
+    let crowded = compete(host, &session, &cpus, &cpus)?;
     judge(&mut tally, "threads on vCPUs that wait for each other", &crowded.threads);
     judge(&mut tally, "vCPUs that wait for each other", &crowded.vcpus);
-    let alone = compete(&xen, &session, &cpus, &cpus[..1])?;
+    let alone = compete(host, &session, &cpus, &cpus[..1])?;
     judge(&mut tally, "threads on one vCPU", &alone.threads);
     Ok(tally.finish())
 }
@@ -46,8 +46,8 @@ struct Outcome {
 }
 
 /// Lets threads compete for some of the CPUs, each for its own.
-fn compete(xen: &Xen, session: &Session, all: &[usize], some: &[usize]) -> Result<Outcome> {
-    let before = VcpuTimes::take(xen, session, all)?;
+fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) -> Result<Outcome> {
+    let before = VcpuTimes::take(host, session, all)?;
     run_on(SELF, some)?;
     let logs = thread::scope(|scope| -> Result<Vec<Vec<_>>> {
         let spawn = |&cpu: &usize| [(); THREADS].map(|()| scope.spawn(move || take_turns(cpu)));
@@ -55,7 +55,7 @@ fn compete(xen: &Xen, session: &Session, all: &[usize], some: &[usize]) -> Resul
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("no panic");
         threads.into_iter().map(|of_one| of_one.into_iter().map(join).collect()).collect()
     })?;
-    let vcpus = VcpuTimes::take(xen, session, all)?.since(&before);
+    let vcpus = VcpuTimes::take(host, session, all)?.since(&before);
     let tsc_khz = session.description().tsc_khz;
     let mut outcome = Outcome { threads: Default::default(), vcpus: Default::default() };
     for (cpu, threads) in some.iter().zip(logs) {

@@ -12,8 +12,8 @@ use clap::Parser;
 use perfctr::{Event, Provider, Session};
 use shared_abi::sync::Ordering::Relaxed;
 use vm_tests::disturb;
+use vm_tests::host::host;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 /// Runs a program on vCPUs that do not stay where they are.
 #[derive(Debug, Parser)]
@@ -31,17 +31,15 @@ struct Options {
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
-    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let host = host()?;
     let cpus = cpus()?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     show(&mut session, &cpus)?;
     let before = host_did(&session, &cpus)?;
     let stop = AtomicBool::new(false);
     let status = thread::scope(|scope| {
-        let (xen, cpus, stop) = (&xen, &cpus, &stop);
-        scope.spawn(move || {
-            disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop)
-        });
+        let (host, cpus, stop) = (&*host, &cpus, &stop);
+        scope.spawn(move || disturb::vcpus(host, cpus, options.pcpus, options.seed, stop));
         let mut command = Command::new(&options.command[0]);
         let status = command.args(&options.command[1..]).status();
         stop.store(true, Ordering::Relaxed);

@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
 use perfctr::{Provider, Session};
 use vm_tests::disturb;
+use vm_tests::host::host;
 use vm_tests::programs::{self, Attached, EVENTS, Perf, Running, count};
 use vm_tests::rng::Rng;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, or_exit, run_on};
 use vm_tests::time::{VcpuElapsed, VcpuTimes};
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 /// Of the testbed.
 const PCPUS: u32 = 2;
@@ -69,19 +69,19 @@ fn say(command: &str, counts: &[u64]) {
 
 /// Runs all at once, so many times and until they were disturbed often enough.
 fn storm(commands: &[&str], times: usize) -> Result<()> {
-    let xen = &Xen::open().context("this is not Xen's control domain")?;
+    let host = &*host()?;
     let cpus = &cpus()?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[])?;
     let look = || -> Result<Moment> {
-        let vcpus = VcpuTimes::take(xen, &session, cpus)?;
+        let vcpus = VcpuTimes::take(host, &session, cpus)?;
         run_on(SELF, cpus)?;
         Ok((vcpus, ModuleStats::read()?))
     };
     let (stop, running, before) = (&AtomicBool::new(false), &Running::default(), look()?);
     let start = Instant::now();
     let seen = thread::scope(|scope| {
-        scope.spawn(move || disturb::vcpus(xen, CONTROL_DOMAIN, cpus, PCPUS, SEED, stop));
+        scope.spawn(move || disturb::vcpus(host, cpus, PCPUS, SEED, stop));
         scope.spawn(move || move_all(running, cpus, stop));
         let one = move |command| {
             or_exit(0, count(command, |pid| Attached::attach(pid, &EVENTS), running))

@@ -24,9 +24,9 @@ use perfctr::{Provider, Session};
 use shared_abi::hypercall::HvStats;
 use vm_tests::bodies::step_over_invalid;
 use vm_tests::disturb;
+use vm_tests::host::{Host, host};
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, or_exit, run_on};
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use predicted::Predicted;
 use report::Report;
@@ -65,11 +65,11 @@ struct Marks {
 
 impl Marks {
     /// Visits every CPU and comes back.
-    fn take(xen: &Xen, session: &Session, cpus: &[usize]) -> Result<Self> {
-        let vcpus = VcpuTimes::take(xen, session, cpus)?;
+    fn take(host: &dyn Host, session: &Session, cpus: &[usize]) -> Result<Self> {
+        let vcpus = VcpuTimes::take(host, session, cpus)?;
         run_on(SELF, cpus)?;
         Ok(Self {
-            hypervisor: xen.stats().context("the hypervisor gives no statistics")?,
+            hypervisor: host.stats().context("the hypervisor gives no statistics")?,
             module: ModuleStats::read()?,
             vcpus,
         })
@@ -79,15 +79,15 @@ impl Marks {
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     ensure!(options.threads >= 2, "at least two threads are needed to compete");
-    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let host = host()?;
     step_over_invalid()?;
     let predicted = Predicted::find().context("reads cannot be stepped")?;
     let cpus = cpus()?;
     let session = Session::open_with(Provider::Paravirt)?;
     let logs = Mutex::new(Vec::new());
-    let marks = run(&options, &cpus, &xen, &session, &logs, &predicted);
+    let marks = run(&options, &cpus, &*host, &session, &logs, &predicted);
     let logs = logs.into_inner()?;
-    let yielding = yielding::run(&xen, &cpus)?;
+    let yielding = yielding::run(&*host, &cpus)?;
     let description = session.description();
     let report = Report::new(&options, &predicted, description, &logs, &marks, &yielding)?;
     report.print();
@@ -101,7 +101,7 @@ fn main() -> Result<ExitCode> {
 fn run(
     options: &Options,
     cpus: &[usize],
-    xen: &Xen,
+    host: &dyn Host,
     session: &Session,
     logs: &Mutex<Vec<Log>>,
     predicted: &Predicted,
@@ -132,10 +132,8 @@ fn run(
         let movable = tids.lock().expect("no worker panics").clone();
         let stop = &stop;
         scope.spawn(move || disturb::threads(&movable, cpus, options.seed, stop));
-        scope.spawn(move || {
-            disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop)
-        });
-        let marks = phases(&gate, || Marks::take(xen, session, cpus)).unwrap_or_else(|error| {
+        scope.spawn(move || disturb::vcpus(host, cpus, options.pcpus, options.seed, stop));
+        let marks = phases(&gate, || Marks::take(host, session, cpus)).unwrap_or_else(|error| {
             eprintln!("{error:#}");
             // The workers wait at the gate.
             std::process::exit(1)

@@ -302,10 +302,13 @@ impl Report {
             switch.msr_writes == 0.0,
             "the hypervisor wrote MSRs at switches although the configuration did not change",
         );
-        let toggle =
-            Cost::between(&before.hypervisor, &between.hypervisor, &[HOOK_TOGGLE], HOOK_TOGGLE);
-        self.cost("hv_instr_per_toggle", toggle.instructions, COST_TOGGLE);
-        self.set("hv_pmc_reads_per_toggle", toggle.pmc_reads);
+        // The hardware tells the modes of other guests apart.
+        if guest::is_pv()? {
+            let toggle =
+                Cost::between(&before.hypervisor, &between.hypervisor, &[HOOK_TOGGLE], HOOK_TOGGLE);
+            self.cost("hv_instr_per_toggle", toggle.instructions, COST_TOGGLE);
+            self.set("hv_pmc_reads_per_toggle", toggle.pmc_reads);
+        }
         let module = |key: &str| between.module.growth(&before.module, key);
         let mut guest = 0.0;
         for way in ["in", "out"] {
@@ -317,7 +320,7 @@ impl Report {
         Ok(())
     }
 
-    /// Logical TSCs beside the accounts of Linux and Xen.
+    /// Logical TSCs beside the accounts of Linux and the host.
     ///
     /// How close they are says more about the emulator's host than about us; the program `clock`
     /// judges them on a machine without one.

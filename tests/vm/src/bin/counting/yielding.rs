@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use perfctr::{Provider, Session};
 use vm_tests::bodies::{Body, Does};
+use vm_tests::host::Host;
 use vm_tests::region::{FreshPages, measure_body};
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, or_exit, run_on, take_turns};
-use vm_tests::xen::{CONTROL_DOMAIN, TimeSlices, Xen};
 
 use crate::worker::{EQUAL, Series};
 
@@ -32,16 +32,13 @@ pub struct Outcome {
     pub retries: u64,
 }
 
-/// Xen takes each vCPU from its physical CPU as often as it can, since others wait for it: later
+/// The host takes each vCPU from its physical CPU as often as it can, since others wait for it: later
 /// kernels than Linux 6.1 have no more vCPUs in the control domain than there are physical CPUs, so
 /// not all of these may be used.
-pub fn run(xen: &Xen, cpus: &[usize]) -> Result<Outcome> {
-    let place = |pcpus| {
-        cpus.iter().try_for_each(|&cpu| xen.set_affinity(CONTROL_DOMAIN, cpu as u32, pcpus))
-    };
+pub fn run(host: &dyn Host, cpus: &[usize]) -> Result<Outcome> {
+    let place = |pcpus| cpus.iter().try_for_each(|&cpu| host.set_affinity(cpu as u32, pcpus));
     place((1 << (cpus.len() / 2).max(1)) - 1)?;
-    let before = xen.time_slices()?;
-    xen.set_time_slices(TimeSlices { slice_ms: 1, ratelimit_us: 100, ..before })?;
+    host.preempt_often(true)?;
     let retries = || ModuleStats::read()?.get("read_retries");
     let (first, start, done) = (retries()?, Instant::now(), &AtomicBool::new(false));
     let outcome = thread::scope(|scope| {
@@ -59,7 +56,7 @@ pub fn run(xen: &Xen, cpus: &[usize]) -> Result<Outcome> {
         threads.into_iter().for_each(|thread| series.merge(&thread.join().expect("no panic")));
         Outcome { series, retries: retried }
     });
-    xen.set_time_slices(before)?;
+    host.preempt_often(false)?;
     place(u64::MAX)?;
     Ok(outcome)
 }

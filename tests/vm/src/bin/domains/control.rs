@@ -80,7 +80,7 @@ fn side_by_side(
     let (act, stop) = (&act, &AtomicBool::new(false));
     thread::scope(|scope| {
         for domain in domains.iter().map(|domain| domain.tenant.domain) {
-            scope.spawn(move || disturb::vcpus(xen, domain, &[0], PCPUS, 1, stop));
+            scope.spawn(move || disturb::domain(xen, domain, &[0], PCPUS, 1, stop));
         }
         let threads: Vec<_> =
             domains.iter_mut().map(|domain| scope.spawn(move || act(domain))).collect();

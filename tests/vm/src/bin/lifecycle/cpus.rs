@@ -7,15 +7,12 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use perfctr::{Cause, Error, Refusal};
+use vm_tests::host::host;
 use vm_tests::stats::{threads, until_threads};
 use vm_tests::threads::{SELF, cpus, run_on, take_away_and_give_back};
 use vm_tests::witness::Witness;
-use vm_tests::xen::Xen;
 
 use crate::ends::{elsewhere, exact};
-
-/// The calling domain, which is the control domain.
-const OWN: u16 = 0;
 
 /// Threads for each CPU.
 const THREADS_PER_CPU: usize = 2;
@@ -54,18 +51,18 @@ pub fn come_and_go(rounds: u32) -> Result<()> {
 /// A CPU comes online while the hypervisor refuses to publish its counters; threads are told so
 /// there, and count where it comes online again.
 pub fn come_online_without_counters() -> Result<()> {
-    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let host = host()?;
     let cpu = *cpus()?.last().context("there is no CPU")?;
     let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
     let before = threads()?;
     fs::write(&online, "0")?;
-    xen.allow(OWN, false)?;
+    host.allow(false)?;
     let came = fs::write(&online, "1");
     let refused = elsewhere(|| -> Result<_> {
         run_on(SELF, &[cpu])?;
         Ok(Witness::new().err().and_then(|error| error.downcast::<Error>().ok()))
     });
-    xen.allow(OWN, true)?;
+    host.allow(true)?;
     came.context("the CPU does not come online")?;
     let refused = refused?;
     ensure!(

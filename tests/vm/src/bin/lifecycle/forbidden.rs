@@ -6,10 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use vm_tests::host::{Host, host};
 use vm_tests::stats::{threads, until_threads};
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::witness::Witness;
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::ends::{elsewhere, exact};
 
@@ -18,11 +18,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// When the hypercall has returned no thread reads numbers any more, on whichever vCPU it spins.
 pub fn forbidden_at_once(rounds: u32) -> Result<()> {
-    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let host = host()?;
     let before = threads()?;
     for _ in 0..rounds {
-        let told = forbid(&xen);
-        xen.allow(CONTROL_DOMAIN, true)?;
+        let told = forbid(&*host);
+        host.allow(true)?;
         for told in told? {
             // By the page, or by the kernel, which is asked where the page cannot tell.
             let is_named = told.contains("EPERM") || told.contains("Operation not permitted");
@@ -34,7 +34,7 @@ pub fn forbidden_at_once(rounds: u32) -> Result<()> {
 }
 
 /// Forbids this domain while a thread reads on each vCPU but one; gives what those are told.
-fn forbid(xen: &Xen) -> Result<Vec<String>> {
+fn forbid(host: &dyn Host) -> Result<Vec<String>> {
     let cpus = cpus()?;
     let (own, others) = cpus.split_first().context("there is no CPU")?;
     let (begun, forbidden) = (&AtomicUsize::new(0), &AtomicBool::new(false));
@@ -50,7 +50,7 @@ fn forbid(xen: &Xen) -> Result<Vec<String>> {
         }
         let began = begun.load(SeqCst);
         // This ends them all, whoever has begun.
-        let done = xen.allow(CONTROL_DOMAIN, false);
+        let done = host.allow(false);
         forbidden.store(true, SeqCst);
         let told = readers.into_iter().map(|reader| reader.join().expect("no thread panics"));
         let told = told.collect();

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::unistd::{Pid, gettid};
 use vm_tests::disturb::Returns;
+use vm_tests::host::Host;
 use vm_tests::region::Region;
 use vm_tests::rng::Rng;
 use vm_tests::round::{Constants, Overflows, Shape, round};
 use vm_tests::sampled::{self, SKIDS};
 use vm_tests::threads::{SELF, or_exit, run_on};
 use vm_tests::witness::Witness;
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use crate::{Options, disturb};
 
@@ -60,7 +60,7 @@ pub struct Outcome {
 }
 
 /// Runs the competition.
-pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
+pub fn run(options: &Options, cpus: &[usize], host: &dyn Host) -> Result<Outcome> {
     let constants = &Constants::find()?;
     let gate = Barrier::new(PERIODS.len());
     let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -92,7 +92,7 @@ pub fn run(options: &Options, cpus: &[usize], xen: &Xen) -> Result<Outcome> {
             let threads = movable.lock().expect("no thread panics").clone();
             disturb::threads(&threads, cpus, options.seed, stop);
         });
-        let disturber = scope.spawn(|| disturb(options, cpus, xen, stop, &returns));
+        let disturber = scope.spawn(|| disturb(options, cpus, host, stop, &returns));
         let logs = samplers.into_iter().map(|sampler| sampler.join().expect("no thread panics"));
         let logs: Vec<_> = logs.collect();
         done.store(true, Ordering::Relaxed);
@@ -115,14 +115,14 @@ fn are_enough(returns: &Returns) -> bool {
 fn disturb(
     options: &Options,
     cpus: &[usize],
-    xen: &Xen,
+    host: &dyn Host,
     stop: &AtomicBool,
     returns: &Returns,
 ) -> Result<()> {
     if options.hotplug {
-        return disturb::pcpus(xen, cpus, options.pcpus, options.seed, stop, returns);
+        return disturb::pcpus(host, cpus, options.pcpus, options.seed, stop, returns);
     }
-    disturb::vcpus(xen, CONTROL_DOMAIN, cpus, options.pcpus, options.seed, stop);
+    disturb::vcpus(host, cpus, options.pcpus, options.seed, stop);
     Ok(())
 }
 

@@ -6,12 +6,12 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use shared_abi::hypercall::{HOOK_INTERRUPT, HOOK_LOAD, HOOK_TOGGLE, HvHookStats, HvStats};
+use vm_tests::host::Host;
 use vm_tests::region::Region;
 use vm_tests::round::{Shape, round};
 use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, run_on};
-use vm_tests::xen::Xen;
 
 use crate::report::Report;
 
@@ -42,8 +42,8 @@ struct Passed {
 }
 
 impl Mark {
-    fn take(xen: &Xen) -> Result<Self> {
-        let hypervisor = xen.stats().context("the hypervisor gives no statistics")?;
+    fn take(host: &dyn Host) -> Result<Self> {
+        let hypervisor = host.stats().context("the hypervisor gives no statistics")?;
         Ok(Self { hypervisor, module: ModuleStats::read()? })
     }
 }
@@ -71,21 +71,21 @@ impl Passed {
 }
 
 /// Measures both, while this process does nothing else.
-pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize]) -> Result<()> {
-    samples(report, xen, cpus[0])?;
-    switches(report, xen, cpus[0])?;
+pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize]) -> Result<()> {
+    samples(report, host, cpus[0])?;
+    switches(report, host, cpus[0])?;
     run_on(SELF, cpus)?;
     Ok(())
 }
 
-fn samples(report: &mut Report, xen: &Xen, cpu: usize) -> Result<()> {
+fn samples(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     run_on(SELF, &[cpu])?;
     let mut session = sampled::open()?;
     let iterations = SAMPLES * PERIOD / 2;
     let region = Region { first: iterations / 2, second: iterations / 2 };
-    let from = Mark::take(xen)?;
+    let from = Mark::take(host)?;
     let overflows = round(&mut session, &Shape::new(0, PERIOD), region)?.overflows();
-    let to = Mark::take(xen)?;
+    let to = Mark::take(host)?;
     ensure!(overflows.right(), "overflows are not what the counts say: {overflows:?}");
     let passed = Passed { from, to, each: overflows.signals };
     report.set("hv_instr_per_sample", passed.hooks(|hook| hook.instructions));
@@ -107,14 +107,14 @@ fn samples(report: &mut Report, xen: &Xen, cpu: usize) -> Result<()> {
 }
 
 /// Two threads that take turns on one CPU.
-fn switches(report: &mut Report, xen: &Xen, cpu: usize) -> Result<()> {
-    let from = Mark::take(xen)?;
+fn switches(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
+    let from = Mark::take(host)?;
     let turn = &Barrier::new(2);
     thread::scope(|scope| {
         let threads = [(); 2].map(|()| scope.spawn(move || takes_turns(cpu, turn)));
         threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
     })?;
-    let to = Mark::take(xen)?;
+    let to = Mark::take(host)?;
     let each = to.module.growth(&from.module, "switches_in")?;
     ensure!(each >= TURNS, "only {each} switches");
     let passed = Passed { from, to, each };

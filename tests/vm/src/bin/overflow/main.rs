@@ -12,14 +12,14 @@ mod storm;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use vm_tests::disturb::{self, Returns};
+use vm_tests::host::{Host, host};
 use vm_tests::region;
 use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::cpus;
-use vm_tests::xen::Xen;
 
 use competition::{RESUMES_MIN, RETURNS_MIN};
 use report::Report;
@@ -61,7 +61,7 @@ fn main() -> Result<ExitCode> {
     if let Some(child) = options.child {
         return child.run();
     }
-    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let host = &*host()?;
     // A process without other threads is stepped.
     region::apart()?;
     let cpus = cpus()?;
@@ -75,7 +75,7 @@ fn main() -> Result<ExitCode> {
         pending(&mut report, &options, &cpus)?;
     } else if options.hotplug {
         let session = sampled::open()?;
-        let returns = compete(&mut report, &options, &xen, &cpus)?;
+        let returns = compete(&mut report, &options, host, &cpus)?;
         let (last, all) = (returns.last.into_inner(), returns.all.into_inner());
         report.set("pcpu_returns", last);
         report.set("resumes", all);
@@ -84,9 +84,9 @@ fn main() -> Result<ExitCode> {
         report.throttled(&session, &cpus);
         report.elsewhere();
     } else if let Some(rate) = options.storm {
-        storm::run(&mut report, &xen, &cpus, rate)?;
+        storm::run(&mut report, host, &cpus, rate)?;
     } else {
-        sample(&mut report, &options, &xen, &cpus)?;
+        sample(&mut report, &options, host, &cpus)?;
     }
     report.print();
     if let Some(path) = &options.report {
@@ -96,22 +96,27 @@ fn main() -> Result<ExitCode> {
 }
 
 /// Samples under competition, in the middle of switches, and alone.
-fn sample(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> Result<()> {
+fn sample(report: &mut Report, options: &Options, host: &dyn Host, cpus: &[usize]) -> Result<()> {
     let session = sampled::open()?;
-    compete(report, options, xen, cpus)?;
+    compete(report, options, host, cpus)?;
     pending(report, options, cpus)?;
     report.throttled(&session, cpus);
     drop(session);
     report.elsewhere();
-    let measured = cost::run(report, xen, cpus);
+    let measured = cost::run(report, host, cpus);
     report.check("costs are measured", measured);
     Ok(())
 }
 
 /// Samples under competition; gives how often physical CPUs have come back.
-fn compete(report: &mut Report, options: &Options, xen: &Xen, cpus: &[usize]) -> Result<Returns> {
+fn compete(
+    report: &mut Report,
+    options: &Options,
+    host: &dyn Host,
+    cpus: &[usize],
+) -> Result<Returns> {
     let before = ModuleStats::read()?;
-    let outcome = competition::run(options, cpus, xen)?;
+    let outcome = competition::run(options, cpus, host)?;
     let after = ModuleStats::read()?;
     report.competition(&outcome, after.growth(&before, "overflows_merged")?);
     Ok(outcome.returns)

@@ -6,13 +6,13 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use shared_abi::sync::Ordering::Relaxed;
+use vm_tests::host::Host;
 use vm_tests::region::Region;
 use vm_tests::round::{Constants, Shape, round};
 use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, or_exit, run_on};
 use vm_tests::time::VcpuTimes;
-use vm_tests::xen::Xen;
 
 use crate::report::{Report, throttled};
 
@@ -34,7 +34,7 @@ struct Seen {
 }
 
 /// Raises the storm; the driver allows `rate` overflows per vCPU and ms.
-pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<()> {
+pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize], rate: u64) -> Result<()> {
     let constants = &Constants::find()?;
     let session = sampled::open()?;
     let interrupts = |cpu: usize| -> Result<u64> {
@@ -42,7 +42,7 @@ pub fn run(report: &mut Report, xen: &Xen, cpus: &[usize], rate: u64) -> Result<
         Ok(page.overflows.load(Relaxed))
     };
     let look = || -> Result<_> {
-        let times = VcpuTimes::take(xen, &session, cpus)?;
+        let times = VcpuTimes::take(host, &session, cpus)?;
         let overflows = cpus.iter().map(|&cpu| interrupts(cpu)).collect::<Result<Vec<_>>>()?;
         run_on(SELF, cpus)?;
         Ok((times, overflows))

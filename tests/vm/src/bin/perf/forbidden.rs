@@ -3,7 +3,6 @@
 
 use anyhow::{Context, Result, ensure};
 use vm_tests::step::Held;
-use vm_tests::xen::CONTROL_DOMAIN;
 
 use crate::Machine;
 use crate::stat::{equal, shares};
@@ -13,10 +12,10 @@ use crate::tool::{
 
 /// Does something meanwhile.
 fn forbidden<T>(machine: &Machine, act: impl FnOnce() -> Result<T>) -> Result<T> {
-    let xen = machine.xen.as_ref().context("this is not the control domain")?;
-    xen.allow(CONTROL_DOMAIN, false)?;
+    let host = machine.host.as_ref().context("its host is not asked")?;
+    host.allow(false)?;
     let outcome = act();
-    xen.allow(CONTROL_DOMAIN, true)?;
+    host.allow(true)?;
     outcome
 }
 

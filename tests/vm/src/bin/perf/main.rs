@@ -29,9 +29,9 @@ use perfctr::{Provider, Session};
 use shared_abi::PmuCaps;
 use shared_abi::hypercall::HOOK_SWITCH_TO;
 use vm_tests::disturb;
+use vm_tests::host::{Host, host};
 use vm_tests::tally::Tally;
 use vm_tests::threads::cpus;
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 /// Of the testbed.
 const PCPUS: u32 = 2;
@@ -45,8 +45,8 @@ const ROUNDS_MAX: u32 = 20;
 
 /// The machine.
 pub struct Machine {
-    /// The hypervisor, for the control domain: others are disturbed by that one.
-    xen: Option<Xen>,
+    /// Its host; a tenant is disturbed by the control domain.
+    host: Option<Box<dyn Host>>,
     /// Its vCPUs' numbers.
     pub cpus: Vec<usize>,
     /// Its counters.
@@ -54,25 +54,25 @@ pub struct Machine {
 }
 
 impl Machine {
-    fn new(xen: Option<Xen>) -> Result<Self> {
+    fn new(host: Option<Box<dyn Host>>) -> Result<Self> {
         let session = Session::open_with(Provider::Paravirt)?;
         let caps = session.description().caps.context("nobody says what counters there are")?;
-        Ok(Self { xen, cpus: cpus()?, caps })
+        Ok(Self { host, cpus: cpus()?, caps })
     }
 
     /// Does something while vCPUs are moved, again and again until they were often enough.
     pub fn disturbed(&self, mut once: impl FnMut() -> Result<()>) -> Result<()> {
-        let Some(xen) = &self.xen else { return once() };
-        let enough = switches(xen)? + SWITCHES_MIN;
+        let Some(host) = self.host.as_deref() else { return once() };
+        let enough = switches(host)? + SWITCHES_MIN;
         let stop = &AtomicBool::new(false);
         thread::scope(|scope| {
             let disturber = scope.spawn(|| {
-                disturb::vcpus(xen, CONTROL_DOMAIN, &self.cpus, PCPUS, SEED, stop);
+                disturb::vcpus(host, &self.cpus, PCPUS, SEED, stop);
             });
             let mut go_on = || -> Result<()> {
                 for _ in 0..ROUNDS_MAX {
                     once()?;
-                    if switches(xen)? >= enough {
+                    if switches(host)? >= enough {
                         return Ok(());
                     }
                 }
@@ -117,14 +117,14 @@ impl Machine {
 }
 
 /// How often the hypervisor's driver has switched vCPUs in that count.
-fn switches(xen: &Xen) -> Result<u64> {
-    Ok(xen.stats()?.hook[HOOK_SWITCH_TO].calls)
+fn switches(host: &dyn Host) -> Result<u64> {
+    Ok(host.stats()?.hook[HOOK_SWITCH_TO].calls)
 }
 
 /// Where it counts.
 #[derive(Debug, Parser)]
 enum Role {
-    /// In this domain, which is the control domain.
+    /// In this guest, which is Xen's control domain or a machine of KVM's.
     Here,
     /// In a PVH tenant, which this creates.
     Pvh,
@@ -141,8 +141,8 @@ fn main() -> Result<ExitCode> {
 }
 
 fn here() -> Result<ExitCode> {
-    let xen = Xen::open().context("this is not Xen's control domain")?;
-    let machine = Machine::new(Some(xen))?;
+    let host = host()?;
+    let machine = Machine::new(Some(host))?;
     let mut tally = Tally::default();
     let mut test = |name: &str, test: fn(&Machine) -> Result<()>| {
         tally.check(name, test(&machine).map_err(|error| format!("{error:#}")));

@@ -13,7 +13,6 @@ use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
 use vm_tests::perf::{Record, Sampling, Whose, generic};
 use vm_tests::threads::{SELF, run_on};
-use vm_tests::xen::CONTROL_DOMAIN;
 
 use crate::{Machine, PCPUS};
 
@@ -82,8 +81,8 @@ fn sample(period: u64) -> Result<[u64; 2]> {
 pub fn of_the_kernel(machine: &Machine) -> Result<()> {
     let vcpu = *machine.cpus.first().context("no vCPU")?;
     run_on(SELF, &[vcpu])?;
-    let keep = |cpus| match &machine.xen {
-        Some(xen) => xen.set_affinity(CONTROL_DOMAIN, vcpu as u32, cpus),
+    let keep = |cpus| match &machine.host {
+        Some(host) => host.set_affinity(vcpu as u32, cpus),
         None => Ok(()),
     };
     keep(1)?;

@@ -54,7 +54,7 @@ pub fn control() -> Result<ExitCode> {
     let (domain, stop) = (tenant.domain, &AtomicBool::new(false));
     let (xen, vcpus) = (&xen, &Vec::from_iter(0..VCPUS));
     thread::scope(|scope| {
-        scope.spawn(move || disturb::vcpus(xen, domain, vcpus, PCPUS, SEED, stop));
+        scope.spawn(move || disturb::domain(xen, domain, vcpus, PCPUS, SEED, stop));
         let heard = hear(&mut tally, &mut tenant, MOVED);
         stop.store(true, Ordering::Relaxed);
         heard

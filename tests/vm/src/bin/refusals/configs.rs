@@ -3,6 +3,7 @@
 
 use perfctr::{PhysSlot, PmuCaps};
 use shared_abi::CounterConfig;
+use shared_abi::caps::CAPS_EVENT_12BIT;
 use shared_abi::config::{
     EVNTSEL_ANY, EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_PC, EVNTSEL_USR, MODE_SAMPLING,
 };
@@ -38,6 +39,8 @@ pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
         evntsel,
         ..VALID
     };
+    // Above it AMD's event numbers have more bits.
+    let lowest = if caps.can(CAPS_EVENT_12BIT) { 36 } else { 32 };
     let counters = |name, errno, counters| BadConfig { name, errno, counters };
     let one = |name, errno, counter| BadConfig { name, errno, counters: vec![counter] };
     vec![
@@ -55,7 +58,7 @@ pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
         one("the pin control bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_PC)),
         one("the interrupt bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_INT)),
         one("the any-thread bit", Refusal::EPERM, select(VALID.evntsel | EVNTSEL_ANY)),
-        one("reserved bit 32", Refusal::EINVAL, select(VALID.evntsel | 1 << 32)),
+        one("the lowest reserved bit", Refusal::EINVAL, select(VALID.evntsel | 1 << lowest)),
         one("reserved bit 63", Refusal::EINVAL, select(VALID.evntsel | 1 << 63)),
         one("the enable bit clear", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_EN)),
         one("no ring", Refusal::EINVAL, select(VALID.evntsel & !EVNTSEL_USR)),

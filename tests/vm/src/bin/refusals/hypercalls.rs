@@ -9,10 +9,10 @@ use shared_abi::hypercall::{
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use vm_tests::host::Host;
 use vm_tests::module;
 use vm_tests::raw::{Argument, Refusal};
 use vm_tests::tally::{Tally, equal};
-use vm_tests::xen::Xen;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::Bench;
@@ -23,12 +23,12 @@ const NO_DOMAIN: u32 = 0x7000;
 
 /// Calls with `argument`, saying that it is `length` bytes long.
 fn call<T: IntoBytes + FromBytes + Immutable>(
-    xen: &Xen,
+    host: &dyn Host,
     op: u32,
     mut argument: T,
     length: usize,
 ) -> Result<(), Refusal> {
-    xen.perfctr_op(op, Argument::of(&mut argument), length as u32)
+    host.perfctr_op(op, Argument::of(&mut argument), length as u32)
 }
 
 /// [`HvLoad`] with these counters.
@@ -38,54 +38,66 @@ fn load(counters: &[CounterConfig]) -> HvLoad {
     load
 }
 
-/// Requests that are refused whatever the state.
-pub fn refuse(bench: &mut Bench, xen: &Xen) {
-    arguments(bench, xen);
-    lengths(bench, xen);
-    pointers(bench, xen);
-    loads(bench, xen);
+/// How `op` is refused; one on the whole host, before anything else, to all but a control domain.
+fn of(host: &dyn Host, op: u32, errno: Refusal) -> Refusal {
+    let others = matches!(op, OP_DOMAIN | OP_STATS) && host.xen().is_none();
+    if others { Refusal::EPERM } else { errno }
 }
 
-fn arguments(bench: &mut Bench, xen: &Xen) {
+/// Requests that are refused whatever the state.
+pub fn refuse(bench: &mut Bench, host: &dyn Host) {
+    arguments(bench, host);
+    lengths(bench, host);
+    pointers(bench, host);
+    loads(bench, host);
+}
+
+fn arguments(bench: &mut Bench, host: &dyn Host) {
     for op in [8, 255, u32::MAX] {
         bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
-            xen.perfctr_op(op, Argument::Null, 0)
+            host.perfctr_op(op, Argument::Null, 0)
         });
     }
-    bench.refused("xenoprof beside the driver", Refusal::EBUSY, || xen.xenoprof_get_buffer());
+    if let Some(xen) = host.xen() {
+        bench.refused("xenoprof beside the driver", Refusal::EBUSY, || xen.xenoprof_get_buffer());
+    }
     let query = HvQuery {
         abi_major: u32::from(ABI_MAJOR) + 1,
         abi_minor: ABI_MINOR.into(),
         ..HvQuery::default()
     };
     bench.refused("query by another ABI major", Refusal::EPROTO, || {
-        call(xen, OP_QUERY, query, size_of::<HvQuery>())
+        call(host, OP_QUERY, query, size_of::<HvQuery>())
     });
     let register = HvRegister::default();
     bench.refused("second page of a vCPU", Refusal::EEXIST, || {
-        call(xen, OP_REGISTER, register, size_of::<HvRegister>())
+        call(host, OP_REGISTER, register, size_of::<HvRegister>())
     });
     bench.refused("reserved field of a registration", Refusal::EINVAL, || {
-        call(xen, OP_REGISTER, HvRegister { reserved: 1, ..register }, size_of::<HvRegister>())
+        call(host, OP_REGISTER, HvRegister { reserved: 1, ..register }, size_of::<HvRegister>())
     });
     bench.refused("place of a counter that no page has", Refusal::EINVAL, || {
         let place = HvPlace { slot: MAX_SLOTS as u32, ..HvPlace::default() };
-        call(xen, OP_PLACE, place, size_of::<HvPlace>())
+        call(host, OP_PLACE, place, size_of::<HvPlace>())
     });
     let domain = HvDomain { domid: NO_DOMAIN, enabled: 1, reserved: 0 };
-    bench.refused("allowing no domain", Refusal::ESRCH, || {
-        call(xen, OP_DOMAIN, domain, size_of::<HvDomain>())
+    bench.refused("allowing no domain", of(host, OP_DOMAIN, Refusal::ESRCH), || {
+        call(host, OP_DOMAIN, domain, size_of::<HvDomain>())
     });
-    bench.refused("forbidding a domain whose number has 17 bits", Refusal::ESRCH, || {
-        let domain = HvDomain { domid: 0x1_0000, enabled: 0, reserved: 0 };
-        call(xen, OP_DOMAIN, domain, size_of::<HvDomain>())
-    });
-    bench.refused("allowing a domain twice over", Refusal::EINVAL, || {
-        call(xen, OP_DOMAIN, HvDomain { domid: 0, enabled: 2, reserved: 0 }, size_of::<HvDomain>())
+    bench.refused(
+        "forbidding a domain whose number has 17 bits",
+        of(host, OP_DOMAIN, Refusal::ESRCH),
+        || {
+            let domain = HvDomain { domid: 0x1_0000, enabled: 0, reserved: 0 };
+            call(host, OP_DOMAIN, domain, size_of::<HvDomain>())
+        },
+    );
+    bench.refused("allowing a domain twice over", of(host, OP_DOMAIN, Refusal::EINVAL), || {
+        call(host, OP_DOMAIN, HvDomain { domid: 0, enabled: 2, reserved: 0 }, size_of::<HvDomain>())
     });
 }
 
-fn lengths(bench: &mut Bench, xen: &Xen) {
+fn lengths(bench: &mut Bench, host: &dyn Host) {
     let sizes = [
         ("query", OP_QUERY, size_of::<HvQuery>()),
         ("registration", OP_REGISTER, size_of::<HvRegister>()),
@@ -99,8 +111,9 @@ fn lengths(bench: &mut Bench, xen: &Xen) {
     for (name, op, size) in sizes {
         let wrong = [size.wrapping_sub(1), size + 1, 0, 4096, u32::MAX as usize];
         for length in wrong.into_iter().filter(|&length| length != size && length != usize::MAX) {
-            bench.refused(&format!("{name} of {length} bytes"), Refusal::EINVAL, || {
-                call(xen, op, load(&[VALID]), length)
+            let errno = of(host, op, Refusal::EINVAL);
+            bench.refused(&format!("{name} of {length} bytes"), errno, || {
+                call(host, op, load(&[VALID]), length)
             });
         }
     }
@@ -108,20 +121,20 @@ fn lengths(bench: &mut Bench, xen: &Xen) {
     let mut many = [0_u8; HvLoad::bytes(MAX_SLOTS + 1)];
     many[..4].copy_from_slice(&(counters as u32).to_ne_bytes());
     bench.refused("load of more counters than a page has", Refusal::EINVAL, || {
-        call(xen, OP_LOAD, many, HvLoad::bytes(counters))
+        call(host, OP_LOAD, many, HvLoad::bytes(counters))
     });
     bench.refused("load that says it has more counters", Refusal::EINVAL, || {
-        call(xen, OP_LOAD, HvLoad { counters: 2, ..load(&[VALID]) }, HvLoad::bytes(1))
+        call(host, OP_LOAD, HvLoad { counters: 2, ..load(&[VALID]) }, HvLoad::bytes(1))
     });
     bench.refused("load that says it has most counters", Refusal::EINVAL, || {
-        call(xen, OP_LOAD, HvLoad { counters: u32::MAX, ..load(&[VALID]) }, HvLoad::bytes(1))
+        call(host, OP_LOAD, HvLoad { counters: u32::MAX, ..load(&[VALID]) }, HvLoad::bytes(1))
     });
     bench.refused("reserved field of a load", Refusal::EINVAL, || {
-        call(xen, OP_LOAD, HvLoad { reserved: 1, ..load(&[VALID]) }, HvLoad::bytes(1))
+        call(host, OP_LOAD, HvLoad { reserved: 1, ..load(&[VALID]) }, HvLoad::bytes(1))
     });
 }
 
-fn pointers(bench: &mut Bench, xen: &Xen) {
+fn pointers(bench: &mut Bench, host: &dyn Host) {
     let sizes = [
         ("query", OP_QUERY, size_of::<HvQuery>()),
         ("registration", OP_REGISTER, size_of::<HvRegister>()),
@@ -136,40 +149,44 @@ fn pointers(bench: &mut Bench, xen: &Xen) {
             ("the hypervisor's memory", Argument::Hypervisor),
             ("no canonical address", Argument::NonCanonical),
         ] {
-            bench.refused(&format!("{name} at {place}"), Refusal::EFAULT, || {
-                xen.perfctr_op(op, argument, size as u32)
+            let errno = of(host, op, Refusal::EFAULT);
+            bench.refused(&format!("{name} at {place}"), errno, || {
+                host.perfctr_op(op, argument, size as u32)
             });
         }
     }
 }
 
-fn loads(bench: &mut Bench, xen: &Xen) {
+fn loads(bench: &mut Bench, host: &dyn Host) {
     let caps = bench.witness.session().description().caps;
     for bad in caps.iter().flat_map(configs::all) {
         bench.refused(&format!("load with {}", bad.name), bad.errno, || {
-            call(xen, OP_LOAD, load(&bad.counters), HvLoad::bytes(bad.counters.len()))
+            call(host, OP_LOAD, load(&bad.counters), HvLoad::bytes(bad.counters.len()))
         });
     }
 }
 
 /// Requests that are refused because the vCPU has no page: while the module is unloaded.
-pub fn refuse_without_page(tally: &mut Tally, xen: &Xen) -> Result<()> {
+pub fn refuse_without_page(tally: &mut Tally, host: &dyn Host) -> Result<()> {
     module::unload_when_idle().context("cannot unload the module")?;
     let size = size_of::<HvRegister>();
-    let frames =
-        [("the largest number", u64::MAX), ("beyond all memory", 1 << 40), ("not its own", 1)];
-    for (name, gfn) in frames {
-        let outcome = call(xen, OP_REGISTER, HvRegister { gfn, ..HvRegister::default() }, size);
+    let frames = [("the largest number", u64::MAX), ("beyond all memory", 1 << 40)];
+    let others: &[_] = match host.xen() {
+        Some(_) => &[("not its own", 1)],
+        None => &[("its local APIC's", 0xfee00), ("its firmware's, which is read-only", 0xfffff)],
+    };
+    for (name, gfn) in frames.iter().chain(others).copied() {
+        let outcome = call(host, OP_REGISTER, HvRegister { gfn, ..HvRegister::default() }, size);
         let name = format!("page whose frame is {name} gives EINVAL");
         tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
     }
-    let outcome = xen.perfctr_op(OP_UNREGISTER, Argument::Null, 0);
+    let outcome = host.perfctr_op(OP_UNREGISTER, Argument::Null, 0);
     tally.check("unregistration without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
-    let outcome = xen.perfctr_op(OP_STOP, Argument::Null, 0);
+    let outcome = host.perfctr_op(OP_STOP, Argument::Null, 0);
     tally.check("stop without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
-    let outcome = call(xen, OP_PLACE, HvPlace::default(), size_of::<HvPlace>());
+    let outcome = call(host, OP_PLACE, HvPlace::default(), size_of::<HvPlace>());
     tally.check("place without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
-    let outcome = call(xen, OP_LOAD, load(&[VALID]), HvLoad::bytes(1));
+    let outcome = call(host, OP_LOAD, load(&[VALID]), HvLoad::bytes(1));
     tally.check("load without a page gives ENXIO", equal(outcome, Err(Refusal::ENXIO)));
     module::load()
 }

@@ -13,11 +13,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use shared_abi::sync::Ordering::Relaxed;
+use vm_tests::host::host;
 use vm_tests::raw::Refusal;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::witness::Witness;
-use vm_tests::xen::Xen;
 
 /// A thread that counts, on one vCPU, and the list of checks.
 struct Bench {
@@ -55,13 +55,13 @@ impl Bench {
 }
 
 fn main() -> Result<ExitCode> {
-    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let host = &*host()?;
     let mut bench = Bench::new()?;
-    hypercalls::refuse(&mut bench, &xen);
+    hypercalls::refuse(&mut bench, host);
     device::refuse(&mut bench)?;
     let Bench { witness, mut tally, .. } = bench;
     // The module can only be unloaded when nothing counts.
     drop(witness);
-    hypercalls::refuse_without_page(&mut tally, &xen)?;
+    hypercalls::refuse_without_page(&mut tally, host)?;
     Ok(tally.finish())
 }

@@ -17,10 +17,10 @@ use std::thread;
 use anyhow::{Context, Result};
 use nix::sys::personality::{self, Persona};
 use vm_tests::disturb;
+use vm_tests::host::host;
 use vm_tests::step::{Executed, Trace};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::cpus;
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
 use command::{Stat, stat};
 
@@ -102,11 +102,11 @@ fn alone(tally: &mut Tally, provider: &str, truth: Executed, how: &str) -> Resul
 
 /// The host and the guest move everything about, and other threads want the CPUs.
 fn disturbed(body: impl FnOnce() -> Result<()>) -> Result<()> {
-    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let host = host()?;
     let (cpus, stop) = (cpus()?, AtomicBool::new(false));
     thread::scope(|scope| {
-        let (xen, cpus, stop) = (&xen, &cpus, &stop);
-        scope.spawn(move || disturb::vcpus(xen, CONTROL_DOMAIN, cpus, PCPUS, SEED, stop));
+        let (host, cpus, stop) = (&*host, &cpus, &stop);
+        scope.spawn(move || disturb::vcpus(host, cpus, PCPUS, SEED, stop));
         for _ in cpus {
             scope.spawn(|| while !stop.load(Ordering::Relaxed) {});
         }

@@ -289,8 +289,8 @@ pub fn beside(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value
     let tenant_cpus = &Vec::from_iter(0..VCPUS);
     let (domain, stop) = (tenant.domain, &AtomicBool::new(false));
     thread::scope(|scope| {
-        scope.spawn(move || disturb::vcpus(xen, CONTROL_DOMAIN, cpus, PCPUS, 1, stop));
-        scope.spawn(move || disturb::vcpus(xen, domain, tenant_cpus, PCPUS, 1, stop));
+        scope.spawn(move || disturb::domain(xen, CONTROL_DOMAIN, cpus, PCPUS, 1, stop));
+        scope.spawn(move || disturb::domain(xen, domain, tenant_cpus, PCPUS, 1, stop));
         let theirs = scope.spawn(move || {
             let said = tenant.hear();
             stop.store(true, Ordering::Relaxed);

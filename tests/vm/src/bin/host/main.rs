@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! On the host of a KVM guest: lets it count if it is to, moves its vCPUs between the physical
-//! CPUs, and takes these from them, until it has ended.
+//! CPUs, takes these from them, and does what the guest's tests ask for, until it has ended.
+
+mod serve;
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use nix::errno::Errno;
 use nix::unistd::Pid;
 use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use vm_tests::disturb;
@@ -16,8 +21,11 @@ use vm_tests::perf::{Event, Whose, generic};
 use vm_tests::rng::Rng;
 use vm_tests::threads::{SELF, cpus};
 
+use serve::Server;
+
 /// Whom the driver lets count: written with the number of the process that has made a machine.
 const ALLOW: &str = "/sys/module/kvm/parameters/perfctr_allow";
+const FORBID: &str = "/sys/module/kvm/parameters/perfctr_forbid";
 /// After how many moves to look what vCPUs there are.
 const MOVES: u32 = 1000;
 
@@ -30,6 +38,9 @@ struct Options {
     /// Let the guest count.
     #[arg(long)]
     allow: bool,
+    /// Where the guest's port for what it asks has its other end.
+    #[arg(long)]
+    socket: PathBuf,
     /// Start of all random sequences.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -49,7 +60,7 @@ fn main() -> Result<ExitCode> {
         }
     };
     if options.allow {
-        fs::write(ALLOW, guest.to_string()).context(ALLOW)?;
+        allow(guest).context(ALLOW)?;
     }
     // To the console: the guest cannot know.
     let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
@@ -57,16 +68,30 @@ fn main() -> Result<ExitCode> {
         Ok(_) => println!("the host's perf: counts"),
         Err(errno) => println!("the host's perf: {errno:?}"),
     }
+    let guest_moves = &AtomicBool::new(false);
+    let mut server = Server { guest, moves: guest_moves, usual: Vec::new() };
     let mut rng = Rng::new(options.seed, options.competitors);
-    loop {
-        let vcpus = vcpus(guest);
-        if vcpus.is_empty() {
-            return Ok(ExitCode::SUCCESS);
+    thread::scope(|scope| {
+        let served = scope.spawn(move || server.run(&options.socket));
+        while !vcpus(guest).is_empty() && !guest_moves.load(Ordering::Relaxed) {
+            let vcpus = vcpus(guest);
+            for _ in (0..MOVES).take_while(|_| !guest_moves.load(Ordering::Relaxed)) {
+                disturb::one_thread(&vcpus, &cpus, &mut rng);
+            }
         }
-        for _ in 0..MOVES {
-            disturb::one_thread(&vcpus, &cpus, &mut rng);
-        }
-    }
+        served.join().expect("no thread panics")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lets the machines of a process count.
+fn allow(process: Pid) -> Result<(), Errno> {
+    write(ALLOW, &process.to_string())
+}
+
+/// Writes to a file of the kernel's.
+fn write(path: &str, text: &str) -> Result<(), Errno> {
+    fs::write(path, text).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }
 
 /// The process that has the guest's vCPUs, once it has them.
@@ -80,7 +105,8 @@ fn guest() -> Result<Option<Pid>> {
     Ok(None)
 }
 
-/// The threads that QEMU has named after its vCPUs; none of a process that has ended since.
+/// The threads that QEMU has named after its vCPUs, by their numbers; none of a process that has ended
+/// since.
 fn vcpus(process: Pid) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let is_vcpu = |thread: &fs::DirEntry| {
@@ -88,7 +114,10 @@ fn vcpus(process: Pid) -> Vec<Pid> {
         name.starts_with("CPU ") && name.trim_end().ends_with("/KVM")
     };
     let number = |thread: fs::DirEntry| thread.file_name().to_string_lossy().parse().ok();
-    threads.filter(is_vcpu).filter_map(number).map(Pid::from_raw).collect()
+    // They are created one after another.
+    let mut numbers: Vec<i32> = threads.filter(is_vcpu).filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers.into_iter().map(Pid::from_raw).collect()
 }
 
 /// Executes for 1 to 5 ms, and sleeps for 2 to 10, again and again.

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A guest of KVM and the program on its host (`bin/host`), which does what the guest's tests ask
+//! for.
+//!
+//! They talk through a virtio port: a [`Request`] in a line, and in another one `ok` with numbers, or
+//! `error` with an error's number.
+#![expect(unsafe_code, reason = "ioctl takes a pointer")]
+
+use std::fmt::{self, Display};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use anyhow::{Context, bail};
+use shared_abi::hypercall::HvStats;
+use zerocopy::FromBytes;
+
+use crate::host::{Host, Runstate};
+use crate::module;
+use crate::raw::{Argument, Refusal};
+use crate::xen::Xen;
+
+/// The port's name.
+const PORT: &str = "host";
+/// Where the kernel says which device has which name.
+const PORTS: &str = "/sys/class/virtio-ports";
+
+/// The module that makes hypercalls for a program, and its device.
+const CALL_MODULE: &str = "/lib/perfctr/call.ko";
+const CALL_DEVICE: &str = "/dev/perfctr-call";
+/// `_IOC(_IOC_WRITE, 'C', 1, sizeof(struct call))`.
+const IOCTL_CALL: u64 = 1 << 30 | (size_of::<Call>() as u64) << 16 | 0x43 << 8 | 1;
+
+/// The module's `struct call`.
+#[repr(C)]
+struct Call {
+    address: u64,
+    op: u32,
+    length: u32,
+}
+
+/// What a guest asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// [`Host::set_affinity`]; from the first of these on, nobody else moves a vCPU.
+    Place {
+        /// The vCPU.
+        vcpu: u32,
+        /// A mask.
+        pcpus: u64,
+    },
+    /// [`Host::preempt_often`].
+    PreemptOften(bool),
+    /// [`Host::runstate`].
+    Runstate {
+        /// The vCPU.
+        vcpu: u32,
+    },
+    /// [`Host::allow`].
+    Allow(bool),
+    /// [`Host::stats`].
+    Stats,
+}
+
+impl Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Place { vcpu, pcpus } => write!(f, "place {vcpu} {pcpus}"),
+            Self::PreemptOften(often) => write!(f, "preempt {}", u64::from(often)),
+            Self::Runstate { vcpu } => write!(f, "runstate {vcpu}"),
+            Self::Allow(enabled) => write!(f, "allow {}", u64::from(enabled)),
+            Self::Stats => write!(f, "stats"),
+        }
+    }
+}
+
+impl FromStr for Request {
+    type Err = anyhow::Error;
+
+    fn from_str(line: &str) -> anyhow::Result<Self> {
+        let mut words = line.split_whitespace();
+        let name = words.next().context("no request")?;
+        let numbers: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>()?;
+        Ok(match (name, &numbers[..]) {
+            ("place", &[vcpu, pcpus]) => Self::Place { vcpu: vcpu as u32, pcpus },
+            ("preempt", &[often]) => Self::PreemptOften(often == 1),
+            ("runstate", &[vcpu]) => Self::Runstate { vcpu: vcpu as u32 },
+            ("allow", &[enabled]) => Self::Allow(enabled == 1),
+            ("stats", []) => Self::Stats,
+            _ => bail!("no request: {line}"),
+        })
+    }
+}
+
+/// An answer as a line.
+pub fn answer(outcome: Result<Vec<u64>, Refusal>) -> String {
+    match outcome {
+        Ok(numbers) => numbers.iter().fold("ok".to_owned(), |line, n| format!("{line} {n}")),
+        Err(errno) => format!("error {}", errno as i32),
+    }
+}
+
+/// What a line answers; `EPROTO` if it is no answer.
+fn answered(line: &str) -> Result<Vec<u64>, Refusal> {
+    let (how, numbers) = line.split_once(' ').unwrap_or((line, ""));
+    let numbers: Result<Vec<u64>, _> = numbers.split_whitespace().map(str::parse).collect();
+    match (how, numbers.as_deref()) {
+        ("ok", Ok(numbers)) => Ok(numbers.to_vec()),
+        ("error", Ok(&[errno])) => Err(Refusal::from_raw(errno as i32)),
+        _ => Err(Refusal::EPROTO),
+    }
+}
+
+/// The way to the host's program.
+#[derive(Debug)]
+pub struct Kvm {
+    port: Mutex<BufReader<File>>,
+    call: OnceLock<File>,
+}
+
+impl Kvm {
+    /// Opens the port.
+    ///
+    /// # Errors
+    ///
+    /// There is none of that name, or somebody else has it.
+    pub fn open() -> io::Result<Self> {
+        let port = File::options().read(true).write(true).open(port()?)?;
+        Ok(Self { port: Mutex::new(BufReader::new(port)), call: OnceLock::new() })
+    }
+
+    fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
+        // Who has panicked has left nothing here that matters.
+        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = String::new();
+        port.get_mut()
+            .write_all(format!("{request}\n").as_bytes())
+            .and_then(|()| port.read_line(&mut line))
+            .map_err(|error| error.raw_os_error().map_or(Refusal::EIO, Refusal::from_raw))?;
+        answered(line.trim_end())
+    }
+
+    /// The device that makes hypercalls, of a module that is loaded when it is first asked for.
+    fn call(&self) -> Result<&File, Refusal> {
+        if let Some(call) = self.call.get() {
+            return Ok(call);
+        }
+        if !Path::new(CALL_DEVICE).exists() {
+            module::load_file(CALL_MODULE, c"").map_err(|_| Refusal::ENXIO)?;
+        }
+        let device = File::open(CALL_DEVICE).map_err(|_| Refusal::ENXIO)?;
+        Ok(self.call.get_or_init(|| device))
+    }
+}
+
+/// The device of the port.
+fn port() -> io::Result<PathBuf> {
+    for entry in fs::read_dir(PORTS)? {
+        let entry = entry?;
+        if fs::read_to_string(entry.path().join("name"))?.trim() == PORT {
+            return Ok(Path::new("/dev").join(entry.file_name()));
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, format!("no virtio port {PORT}")))
+}
+
+impl Host for Kvm {
+    fn set_affinity(&self, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
+        self.ask(Request::Place { vcpu, pcpus }).map(drop)
+    }
+
+    fn preempt_often(&self, often: bool) -> Result<(), Refusal> {
+        self.ask(Request::PreemptOften(often)).map(drop)
+    }
+
+    fn runstate(&self, vcpu: u32) -> Result<Runstate, Refusal> {
+        match self.ask(Request::Runstate { vcpu })?[..] {
+            [running_ns, runnable_ns] => Ok(Runstate { running_ns, runnable_ns }),
+            _ => Err(Refusal::EPROTO),
+        }
+    }
+
+    fn allow(&self, enabled: bool) -> Result<(), Refusal> {
+        self.ask(Request::Allow(enabled)).map(drop)
+    }
+
+    fn stats(&self) -> Result<HvStats, Refusal> {
+        let numbers = self.ask(Request::Stats)?;
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        HvStats::read_from_bytes(&bytes).map_err(|_| Refusal::EPROTO)
+    }
+
+    fn perfctr_op(&self, op: u32, mut argument: Argument<'_>, length: u32) -> Result<(), Refusal> {
+        let mut call = Call { address: argument.address(), op, length };
+        let device = self.call()?.as_raw_fd();
+        // SAFETY: the structure is as large as the request's number says; the memory that it names
+        // is as large as the operation needs, or nobody's.
+        Refusal::result(unsafe { libc::ioctl(device, IOCTL_CALL, &raw mut call) }).map(drop)
+    }
+
+    fn xen(&self) -> Option<&Xen> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_arrive_as_they_were_sent() {
+        for request in [
+            Request::Place { vcpu: 3, pcpus: 1 << 63 },
+            Request::PreemptOften(true),
+            Request::Runstate { vcpu: 1 },
+            Request::Allow(false),
+            Request::Stats,
+        ] {
+            assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
+        }
+        assert!("place 1".parse::<Request>().is_err());
+    }
+
+    #[test]
+    fn answers_arrive_as_they_were_sent() {
+        for outcome in [Ok(vec![]), Ok(vec![1, u64::MAX]), Err(Refusal::ESRCH)] {
+            assert_eq!(answered(&answer(outcome.clone())), outcome);
+        }
+        assert_eq!(answered(""), Err(Refusal::EPROTO));
+    }
+}
