@@ -6,6 +6,7 @@
 #ifndef PERFCTR_H
 #define PERFCTR_H
 
+#include <linux/cpumask.h>
 #include <linux/fs.h>
 #include <linux/interrupt.h>
 #include <linux/irqflags.h>
@@ -93,8 +94,11 @@ struct perfctr_platform {
 	/* Called on that CPU; gives a number for the other one, or an error. */
 	int (*bind)(unsigned int cpu, irq_handler_t handler);
 	void (*unbind)(unsigned int cpu, int irq);
-	/* Before any thread of the restored machine goes on. */
-	int (*on_restore)(void (*function)(void));
+	/*
+	 * The function is for these CPUs of a machine that was restored, on
+	 * which no thread with counters executes.
+	 */
+	int (*on_restore)(void (*function)(const struct cpumask *cpus));
 	void (*off_restore)(void);
 };
 extern const struct perfctr_platform perfctr_xen, perfctr_kvm;

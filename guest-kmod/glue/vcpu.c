@@ -144,16 +144,16 @@ static void perfctr_vcpu_restore(void *unused)
 }
 
 /*
- * A domain that is saved keeps all its CPUs.  No thread has been resumed yet,
- * so no sum depends on what the old pages said.  The host may be another one.
+ * No thread that counts executes there, so no sum depends on what the old pages
+ * said.  The host may be another one.
  */
-static void perfctr_restored(void)
+static void perfctr_restored(const struct cpumask *cpus)
 {
 	perfctr_restored_error = perfctr_core_handshake_again(&perfctr_query);
 	if (perfctr_restored_error)
 		pr_err("this host cannot count what the one before did: error %d\n",
 		       perfctr_restored_error);
-	on_each_cpu(perfctr_vcpu_restore, NULL, true);
+	on_each_cpu_mask(cpus, perfctr_vcpu_restore, NULL, true);
 }
 
 int perfctr_vcpus_init(void)

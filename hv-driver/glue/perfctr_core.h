@@ -19,7 +19,7 @@
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2696
+#define PERFCTR_VCPU_BYTES 2704
 
 /*
  * Bytes of the largest argument of a hypercall.
@@ -224,15 +224,21 @@ int perfctr_core_cpu_up(struct perfctr_core_cpu *cpu,
 void perfctr_core_cpu_down(struct perfctr_core_cpu *cpu);
 
 /*
- * The calling vCPU, `id` of `domain`, registers `page`; see Vcpu::register.
+ * The calling vCPU, `id` of `domain`, registers `page`, see Vcpu::register, or goes on from what
  */
-void perfctr_core_register(struct perfctr_core_cpu *cpu,
-                           struct perfctr_core_vcpu *vcpu,
-                           const struct perfctr_vcpu_page *page,
-                           const struct perfctr_guest *guest,
-                           uint32_t id,
-                           uint64_t domain,
-                           bool allowed);
+int perfctr_core_register(struct perfctr_core_cpu *cpu,
+                          struct perfctr_core_vcpu *vcpu,
+                          const struct perfctr_vcpu_page *page,
+                          const struct perfctr_guest *guest,
+                          uint32_t id,
+                          uint64_t domain,
+                          bool allowed,
+                          bool goes_on);
+
+/*
+ * See Vcpu::abandon.
+ */
+void perfctr_core_abandon(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
  * A vCPU without a page is switched in.
@@ -338,9 +344,14 @@ extern struct perfctr_core_cpu *perfctr_glue_cpu(void);
 extern struct perfctr_core_vcpu *perfctr_glue_vcpu(void);
 
 /*
- * Pins the frame and registers it for the current vCPU; gives 0 or a negative error number.
+ * A number of the current domain, see `HvQuery::machine`.
  */
-extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest);
+extern uint64_t perfctr_glue_machine(void);
+
+/*
+ * Pins the frame and registers it for the current vCPU, or goes on from what it says; gives 0 or
+ */
+extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest, bool goes_on);
 
 /*
  * Unpins the current vCPU's page and frees its object.

@@ -6,7 +6,8 @@
 
 use shared_abi::hypercall::{
     FEATURE_COST, FEATURE_ENABLED, HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats,
-    OP_DOMAIN, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
+    OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps, planted};
@@ -43,6 +44,8 @@ pub trait Caller {
     fn permits(&self, right: Right) -> Result<(), Errno>;
     /// Whether the host lets the caller's domain count.
     fn is_allowed(&self) -> bool;
+    /// A number of the caller's domain, see [`HvQuery::machine`].
+    fn machine(&self) -> u64;
     /// The kind of guest, if it can be given counters.
     fn guest(&self) -> Option<Guest>;
     /// Runs `work` with interrupts disabled.
@@ -53,12 +56,12 @@ pub trait Caller {
         &mut self,
         work: impl FnOnce(&mut Cpu<'_, Self::Pmu>, &mut Vcpu, &VcpuPage, bool) -> R,
     ) -> Option<R>;
-    /// Pins the page with this frame number, and calls [`Vcpu::register`].
+    /// Pins the page with this frame number, and calls [`Vcpu::register`], or [`Vcpu::go_on`].
     ///
     /// # Errors
     ///
-    /// `INVAL` not a writable page of the guest, `NOMEM`.
-    fn register(&mut self, gfn: u64, guest: &Guest) -> Result<(), Errno>;
+    /// `INVAL` not a writable page of the guest, `NOMEM`, and those of the latter.
+    fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno>;
     /// Unpins the caller's page and forgets its state.
     fn forget(&mut self);
     /// Allows or forbids a domain.
@@ -80,7 +83,9 @@ pub trait Caller {
 pub fn admit(caller: &mut impl Caller, op: u32, length: usize) -> Result<(), Errno> {
     caller.on_cpu(|cpu| cpu.pcpu.stats.hypercall());
     let right = match op {
-        OP_QUERY | OP_REGISTER | OP_UNREGISTER | OP_LOAD | OP_STOP | OP_PLACE => Right::Use,
+        OP_QUERY | OP_REGISTER | OP_UNREGISTER | OP_LOAD | OP_STOP | OP_PLACE | OP_GO_ON => {
+            Right::Use
+        }
         OP_DOMAIN | OP_STATS => Right::Control,
         _ => return Err(Errno::INVAL),
     };
@@ -102,10 +107,12 @@ pub fn serve(
 ) -> Result<bool, Errno> {
     match decode(driver, op, bytes)? {
         Request::Query => {
-            answer(driver, caller.is_allowed(), bytes)?;
+            answer(driver, caller.is_allowed(), caller.machine(), bytes)?;
             return Ok(true);
         }
-        Request::Register { gfn, observer } => register(driver, caller, gfn, observer)?,
+        Request::Register { gfn, observer, goes_on } => {
+            register(driver, caller, gfn, observer, goes_on)?;
+        }
         Request::Unregister => {
             caller.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page)).ok_or(Errno::NXIO)?;
             caller.forget();
@@ -137,6 +144,7 @@ fn register(
     caller: &mut impl Caller,
     gfn: u64,
     observer: u32,
+    goes_on: bool,
 ) -> Result<(), Errno> {
     let kind = caller.guest().filter(|guest| guest.can_count(&driver.caps));
     let guest = Guest { observer, ..kind.ok_or(Errno::OPNOTSUPP)? };
@@ -146,7 +154,7 @@ fn register(
     if caller.on_vcpu(|_, _, _, _| ()).is_some() {
         return Err(Errno::EXIST);
     }
-    caller.register(gfn, &guest)
+    caller.register(gfn, &guest, goes_on)
 }
 
 fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
@@ -175,6 +183,8 @@ pub enum Request {
         gfn: u64,
         /// Who may read it.
         observer: u32,
+        /// What the page says is where to go on from.
+        goes_on: bool,
     },
     /// Forget the page.
     Unregister,
@@ -203,12 +213,13 @@ pub enum Request {
 pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> {
     match op {
         OP_QUERY => query(bytes),
-        OP_REGISTER => {
+        OP_REGISTER | OP_GO_ON => {
             let argument = HvRegister::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             if argument.reserved != 0 {
                 return Err(Errno::INVAL);
             }
-            Ok(Request::Register { gfn: argument.gfn, observer: argument.observer })
+            let HvRegister { gfn, observer, .. } = argument;
+            Ok(Request::Register { gfn, observer, goes_on: op == OP_GO_ON })
         }
         OP_UNREGISTER | OP_STOP if !bytes.is_empty() => Err(Errno::INVAL),
         OP_UNREGISTER => Ok(Request::Unregister),
@@ -237,7 +248,7 @@ fn query(bytes: &[u8]) -> Result<Request, Errno> {
     if guest.abi_major == u32::from(ABI_MAJOR) { Ok(Request::Query) } else { Err(Errno::PROTO) }
 }
 
-fn answer(driver: &Driver, allowed: bool, bytes: &mut [u8]) -> Result<(), Errno> {
+fn answer(driver: &Driver, allowed: bool, machine: u64, bytes: &mut [u8]) -> Result<(), Errno> {
     let enabled = if allowed { FEATURE_ENABLED } else { 0 };
     let cost = if driver.cost.is_some() { FEATURE_COST } else { 0 };
     let answer = HvQuery {
@@ -245,6 +256,7 @@ fn answer(driver: &Driver, allowed: bool, bytes: &mut [u8]) -> Result<(), Errno>
         abi_minor: u32::from(ABI_MINOR),
         features: enabled | cost,
         caps: WireCaps::from(&driver.caps),
+        machine,
         ..HvQuery::default()
     };
     answer.write_to(bytes).map_err(|_| Errno::INVAL)

@@ -2,15 +2,17 @@
 //! The only writer of a vCPU's page.
 //!
 //! The page belongs to a guest that may write to it at any time.  It is output: nothing is ever
-//! read back from it, not even the sequence word, of which [`Publisher`] keeps its own count.
+//! read back from it, not even the sequence word, of which [`Publisher`] keeps its own count.  Only
+//! where a restored guest wants to go on from a page, what it says is taken once, as the guest's word.
 
-use shared_abi::limits::MAX_SLOTS;
+use shared_abi::config::{EVNTSEL_INT, MODE_COUNTING, MODE_SAMPLING};
+use shared_abi::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};
 use shared_abi::seq::WriteGuard;
 use shared_abi::slot::{ALL_SLOTS, slots_of};
 use shared_abi::sync::Ordering::Relaxed;
-use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED, VCPU_TSC};
+use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED, VCPU_TSC};
 use shared_abi::version::{ABI_WORD, VCPU_PAGE_MAGIC};
-use shared_abi::{PhysSlot, VcpuPage};
+use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps, VcpuPage};
 
 /// One counter's share of the two-level formula.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +26,8 @@ pub(crate) struct Share {
 /// What the page says beside the counters; its fields are described there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
+    /// The vCPU executes.
+    pub(crate) executing: bool,
     /// Direct reads are valid: not since the host has forbidden the domain to count.
     pub(crate) direct: bool,
     pub(crate) loaded: u32,
@@ -63,6 +67,11 @@ impl Publisher {
         }
     }
 
+    /// Of a page to which so much was written already.
+    pub(crate) const fn after(writes: u64) -> Self {
+        Self { writes }
+    }
+
     /// Begins a write, which ends when the guard is dropped.
     #[inline(always)]
     pub(crate) fn begin<'page>(&mut self, page: &'page VcpuPage) -> WriteGuard<'page> {
@@ -80,7 +89,8 @@ impl Publisher {
 #[inline(always)]
 pub(crate) fn state(page: &VcpuPage, now: &State) {
     let direct = if now.direct { VCPU_DIRECT | VCPU_TSC } else { 0 };
-    page.flags.store(VCPU_REGISTERED | direct, Relaxed);
+    let executing = if now.executing { VCPU_EXECUTING } else { 0 };
+    page.flags.store(VCPU_REGISTERED | direct | executing, Relaxed);
     page.loaded.store(now.loaded, Relaxed);
     page.tsc_sum.store(now.tsc_sum, Relaxed);
     page.tsc_start.store(now.tsc_start, Relaxed);
@@ -98,5 +108,90 @@ pub(crate) fn slot(page: &VcpuPage, slot: PhysSlot, share: &Share, running: bool
         published.sum.store(share.sum, Relaxed);
         published.start.store(share.start, Relaxed);
         published.mask.store(if running { share.mask } else { 0 }, Relaxed);
+    }
+}
+
+/// Publishes what the configuration selects, as part of a write.
+#[inline(always)]
+pub(crate) fn selected(page: &VcpuPage, config: &Config) {
+    for slot in slots_of(config.slots()) {
+        if let Some(published) = page.slots.get(slot.index()) {
+            let interrupts = config.sampling() & slot.bit() != 0;
+            let bit = if interrupts { EVNTSEL_INT } else { 0 };
+            published.evntsel.store(config.evntsel(slot) | bit, Relaxed);
+        }
+    }
+}
+
+/// Publishes what a slot that interrupts, and does not count now, is to go on from; as part of a
+/// write.
+#[inline(always)]
+pub(crate) fn held(page: &VcpuPage, slot: PhysSlot, raw: u64) {
+    if let Some(published) = page.slots.get(slot.index()) {
+        published.start.store(raw, Relaxed);
+    }
+}
+
+/// What a vCPU has left in its page.
+pub(crate) struct Left {
+    pub(crate) state: State,
+    pub(crate) sums: [u64; MAX_SLOTS],
+    pub(crate) config: Config,
+    pub(crate) writes: u64,
+}
+
+/// Takes what the guest says that is.
+///
+/// # Errors
+///
+/// `INVAL` the page is none, or one whose vCPU executes; those of the configuration.
+pub(crate) fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
+    let flags = page.flags.load(Relaxed);
+    if page.magic.load(Relaxed) != VCPU_PAGE_MAGIC
+        || page.abi.load(Relaxed) != ABI_WORD
+        || flags & (VCPU_REGISTERED | VCPU_EXECUTING) != VCPU_REGISTERED
+    {
+        return Err(Errno::INVAL);
+    }
+    let loaded = page.loaded.load(Relaxed);
+    let mut sums = [0; MAX_SLOTS];
+    let mut counters = [CounterConfig::default(); MAX_SLOTS];
+    let mut used = 0;
+    for (sum, (slot, said)) in sums.iter_mut().zip(slots_of(ALL_SLOTS).zip(&page.slots)) {
+        *sum = said.sum.load(Relaxed);
+        if loaded & slot.bit() != 0
+            && let Some(counter) = counters.get_mut(used)
+        {
+            let (evntsel, held) = (said.evntsel.load(Relaxed), said.start.load(Relaxed));
+            *counter = counter_of(slot, evntsel, held.wrapping_neg() & caps.width(slot).mask());
+            used += 1;
+        }
+    }
+    let config = Config::new(caps, counters.get(..used).unwrap_or_default());
+    let state = State {
+        executing: true,
+        direct: flags & VCPU_DIRECT != 0,
+        loaded: 0,
+        tsc_sum: page.tsc_sum.load(Relaxed),
+        tsc_start: 0,
+        generation: page.generation.load(Relaxed),
+        switches: page.switches.load(Relaxed),
+        migrations: page.migrations.load(Relaxed),
+        overflows: page.overflows.load(Relaxed),
+        throttled: page.throttled.load(Relaxed),
+    };
+    let writes = page.seq.writes();
+    Ok(Left { state, sums, config: config.map_err(|error| error.errno())?, writes })
+}
+
+/// One that has overflowed already interrupts as late as can be: the guest is interrupted anyway.
+fn counter_of(slot: PhysSlot, evntsel: u64, distance: u64) -> CounterConfig {
+    let interrupts = evntsel & EVNTSEL_INT != 0;
+    CounterConfig {
+        slot: slot.index() as u32,
+        mode: if interrupts { MODE_SAMPLING } else { MODE_COUNTING },
+        evntsel: evntsel & !EVNTSEL_INT,
+        period: if interrupts { distance.clamp(1, PERIOD_EVENTS_MAX) } else { 0 },
+        reserved: 0,
     }
 }

@@ -105,12 +105,13 @@ impl Sampling {
         true
     }
 
-    /// Remembers what the counters hold.
-    pub(crate) fn hold(&mut self, pmu: &impl Pmu) {
+    /// Remembers what the counters hold, and lets `each` know.
+    pub(crate) fn hold(&mut self, pmu: &impl Pmu, each: impl Fn(PhysSlot, u64)) {
         for slot in slots_of(self.slots) {
             if let Some(held) = self.held.get_mut(slot.index()) {
                 // Never 0, see `Cpu::acknowledge`; once it has overflowed it may hold anything.
                 *held = planted!(HeldAtLoadOnly, pmu.rdpmc(slot.rdpmc()).max(1), *held);
+                each(slot, *held);
             }
         }
     }

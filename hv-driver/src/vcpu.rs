@@ -14,12 +14,12 @@ use shared_abi::hypercall::{
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
-use shared_abi::{Config, PhysSlot, VcpuPage, planted};
+use shared_abi::{Config, Errno, PhysSlot, VcpuPage, planted};
 
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::{Cpu, DomainSerial, Owner};
-use crate::publish::{self, Publisher, Share, State};
+use crate::publish::{self, Left, Publisher, Share, State};
 use crate::sampling::Sampling;
 use crate::selectors::Selectors;
 
@@ -67,31 +67,65 @@ pub struct Vcpu {
     publisher: Publisher,
     /// The physical CPU that it was last switched in on.
     last_cpu: u32,
-    executing: bool,
 }
 
 impl Vcpu {
     /// The calling vCPU registers `page`, in its kernel.
     pub fn register<P: Pmu>(cpu: &mut Cpu<'_, P>, page: &VcpuPage, who: &Registration) -> Self {
-        let caps = &cpu.driver.caps;
-        let mut shares = [Share::default(); MAX_SLOTS];
-        for slot in slots_of(caps.slots()) {
-            if let Some(share) = shares.get_mut(slot.index()) {
-                share.mask = caps.width(slot).mask();
-            }
-        }
         let state = State {
+            executing: true,
             direct: who.allowed,
             loaded: 0,
             tsc_sum: 0,
-            tsc_start: who.guest.clock.guest(cpu.pmu.rdtsc()),
+            tsc_start: 0,
             generation: 0,
             switches: 0,
             migrations: 0,
             overflows: 0,
             throttled: 0,
         };
-        let mut publisher = Publisher::default();
+        Self::published(cpu, page, who, &state, &[0; MAX_SLOTS], Publisher::default())
+    }
+
+    /// The calling vCPU was restored, and goes on from what another hypervisor has left in `page`:
+    /// with its sums, and counting what it did.
+    ///
+    /// # Errors
+    ///
+    /// `INVAL` there is nothing to go on from, those of the configuration, and `NODEV`.
+    pub fn go_on<P: Pmu>(
+        cpu: &mut Cpu<'_, P>,
+        page: &VcpuPage,
+        who: &Registration,
+    ) -> Result<Self, Errno> {
+        let Left { mut state, sums, config, writes } = publish::left(page, &cpu.driver.caps)?;
+        if !cpu.pcpu.counts() {
+            return Err(Errno::NODEV);
+        }
+        // Who was forbidden before loads anew.
+        state.direct &= who.allowed;
+        let mut own = Self::published(cpu, page, who, &state, &sums, Publisher::after(writes));
+        own.replace(cpu, page, &config, GuestMode::Kernel);
+        Ok(own)
+    }
+
+    fn published<P: Pmu>(
+        cpu: &mut Cpu<'_, P>,
+        page: &VcpuPage,
+        who: &Registration,
+        state: &State,
+        sums: &[u64; MAX_SLOTS],
+        mut publisher: Publisher,
+    ) -> Self {
+        let caps = &cpu.driver.caps;
+        let mut shares = [Share::default(); MAX_SLOTS];
+        for slot in slots_of(caps.slots()) {
+            if let Some((share, &sum)) = shares.get_mut(slot.index()).zip(sums.get(slot.index())) {
+                share.mask = caps.width(slot).mask();
+                share.sum = sum;
+            }
+        }
+        let state = State { tsc_start: who.guest.clock.guest(cpu.pmu.rdtsc()), ..*state };
         let gate = Gate::new(caps, who.guest.rings);
         let owner = Owner { domain: who.domain, observer: who.guest.observer };
         cpu.admit(owner);
@@ -112,7 +146,6 @@ impl Vcpu {
             state,
             publisher,
             last_cpu: cpu.number,
-            executing: true,
         }
     }
 
@@ -120,6 +153,17 @@ impl Vcpu {
     pub fn unregister<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
         self.stop(cpu, page);
         self.publisher.unregister(page);
+    }
+
+    /// The vCPU, which is switched in, gets another state than it has left: what was its page is no
+    /// longer, and is not written to.
+    pub fn abandon<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>) {
+        self.configure(&Config::default());
+        cpu.enter(HOOK_LOAD, |cpu| {
+            cpu.program(&self.selectors, |_| ());
+            cpu.enable_except(0);
+        });
+        cpu.run_stranger();
     }
 
     /// The calling vCPU, in its kernel, wants `config` programmed in place of the present one.
@@ -160,7 +204,8 @@ impl Vcpu {
             cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             self.run(cpu.pmu, page, mode);
             cpu.enable_except(self.stopped());
-            self.state.generation += 1;
+            self.state.generation = self.state.generation.wrapping_add(1);
+            publish::selected(page, &self.config);
             publish::state(page, &self.state);
         });
     }
@@ -180,13 +225,13 @@ impl Vcpu {
             self.fold(cpu.pmu, page, running);
             if self.sampling.slots() != 0 {
                 cpu.enable_except(self.stopped());
-                self.sampling.hold(cpu.pmu);
+                self.sampling.hold(cpu.pmu, |slot, raw| publish::held(page, slot, raw));
             }
             let now = cpu.pmu.rdtsc();
             let now = planted!(TscInHostUnits, self.clock.guest(now), now);
             let State { tsc_sum, tsc_start, .. } = self.state;
             self.state.tsc_sum = phys_star(tsc_sum, tsc_start, TSC_MASK, now);
-            self.executing = false;
+            self.state.executing = false;
             publish::state(page, &self.state);
         });
         self.sampling.want_place()
@@ -213,10 +258,10 @@ impl Vcpu {
             if self.config.slots() != 0 && planted!(SelectorsWrittenOnceOnly, true, moved) {
                 cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             }
-            self.state.switches += 1;
-            self.state.migrations += u64::from(moved);
+            self.state.switches = self.state.switches.wrapping_add(1);
+            self.state.migrations = self.state.migrations.wrapping_add(u64::from(moved));
             self.last_cpu = cpu.number;
-            self.executing = true;
+            self.state.executing = true;
             self.state.tsc_start = planted!(
                 ClockNotRestarted,
                 self.clock.guest(cpu.pmu.rdtsc()),
@@ -246,7 +291,7 @@ impl Vcpu {
     ) -> bool {
         // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
         // `switch_to` learns the final one.
-        if self.gated == 0 || !self.executing {
+        if self.gated == 0 || !self.state.executing {
             return false;
         }
         cpu.enter(HOOK_TOGGLE, |cpu| {

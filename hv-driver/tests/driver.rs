@@ -17,7 +17,7 @@ use shared_abi::hypercall::{
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
 use shared_abi::sync::Ordering::Relaxed;
-use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
+use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
 use zerocopy::{FromZeros, IntoBytes};
@@ -252,6 +252,83 @@ fn a_vcpu_that_does_not_execute_is_not_charged() {
     m.switch_to(1, User, true);
     assert_eq!(m.page.switches.load(Relaxed), 2);
     assert_eq!(m.page.migrations.load(Relaxed), 1);
+}
+
+/// Another hypervisor, with other counts in its counters, has the page that `m`'s vCPU has left.
+fn restored(m: &Machine, allowed: bool) -> (Machine, Result<Vcpu, Errno>) {
+    let mut other = Machine::new();
+    other.pmu.counters.borrow_mut().extend([(0, 12_345), (1, 777), (2, 42)]);
+    *other.pmu.tsc.borrow_mut() = 1 << 40;
+    let vcpu = Vcpu::go_on(&mut other.cpu(), &m.page, &Registration { allowed, ..pv_of(9) });
+    (other, vcpu)
+}
+
+#[test]
+fn a_restored_vcpu_goes_on_from_its_page() {
+    let mut m = Machine::new();
+    let sampling = CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..counter(1, BOTH) };
+    m.load(&[counter(0, BOTH), sampling, counter(2, USER)]);
+    m.pmu.retire(300);
+    let sums = m.sample();
+    m.switch_from();
+    let stamp = m.page.seq.stamp();
+
+    let (mut other, vcpu) = restored(&m, true);
+    let mut vcpu = vcpu.unwrap();
+    assert!(!m.page.seq.still(stamp), "who was reading starts over");
+    std::mem::swap(&mut other.page, &mut m.page);
+    assert_eq!(other.sample(), sums, "nothing is lost or counted twice");
+    assert_eq!(other.page.switches.load(Relaxed), m.page.switches.load(Relaxed));
+    other.pmu.retire(600);
+    assert_eq!(other.sample(), (sums.0 + 1_200, [900, 900, 0]));
+    assert!(!vcpu.interrupt(&mut other.cpu(), &m.page), "100 are left of its period");
+    let (mut m, mut other) = (m, other);
+    std::mem::swap(&mut other.page, &mut m.page);
+    other.pmu.retire(100);
+    assert!(vcpu.interrupt(&mut other.cpu(), &m.page));
+    assert_eq!(m.page.flags.load(Relaxed) & VCPU_EXECUTING, VCPU_EXECUTING);
+}
+
+#[test]
+fn what_a_restored_vcpu_may_not_goes_on_not_at_all() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER)]);
+    assert_eq!(restored(&m, true).1.unwrap_err(), Errno::INVAL, "it executes");
+    m.switch_from();
+    let page = |change: &dyn Fn(&VcpuPage)| {
+        let mut m = Machine::new();
+        m.load(&[counter(0, USER)]);
+        m.switch_from();
+        change(&m.page);
+        restored(&m, true).1.map(|_| ())
+    };
+    assert_eq!(page(&|_| ()), Ok(()));
+    assert_eq!(page(&|page| page.magic.store(0, Relaxed)), Err(Errno::INVAL));
+    assert_eq!(page(&|page| page.abi.store(1, Relaxed)), Err(Errno::INVAL));
+    assert_eq!(page(&|page| page.flags.store(0, Relaxed)), Err(Errno::INVAL));
+    assert_eq!(page(&|page| page.loaded.store(1 << 15, Relaxed)), Err(Errno::INVAL));
+    let selects = |evntsel| move |page: &VcpuPage| page.slots[0].evntsel.store(evntsel, Relaxed);
+    assert_eq!(page(&selects(USER | 1 << 21)), Err(Errno::PERM));
+    assert_eq!(page(&selects(USER & !EVNTSEL_EN)), Err(Errno::INVAL));
+    assert_eq!(page(&|page| page.switches.store(u64::MAX, Relaxed)), Ok(()));
+
+    // Who was forbidden has to load anew.
+    m.switch_to(0, Kernel, false);
+    m.switch_from();
+    let (_, vcpu) = restored(&m, true);
+    assert!(vcpu.is_ok());
+    assert_eq!(m.page.flags.load(Relaxed) & VCPU_DIRECT, 0);
+}
+
+#[test]
+fn what_was_a_page_is_not_written_to() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER)]);
+    let stamp = m.page.seq.stamp();
+    m.pmu.take_writes();
+    m.on(0, |vcpu, cpu, _| vcpu.abandon(cpu));
+    assert!(m.page.seq.still(stamp));
+    assert!(m.pmu.take_writes().contains(&(IA32_PERFEVTSEL0, 0)), "nothing counts any more");
 }
 
 #[test]
@@ -912,6 +989,9 @@ mod requests {
         fn is_allowed(&self) -> bool {
             self.allowed
         }
+        fn machine(&self) -> u64 {
+            7
+        }
         fn guest(&self) -> Option<Guest> {
             self.guest
         }
@@ -928,9 +1008,10 @@ mod requests {
             };
             self.registered.then(|| self.machine.on(0, work))
         }
-        fn register(&mut self, gfn: u64, guest: &Guest) -> Result<(), Errno> {
+        fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
             self.registered = true;
-            self.done.push(format!("register {gfn:#x} for {}", guest.observer));
+            let how = if goes_on { "go on with" } else { "register" };
+            self.done.push(format!("{how} {gfn:#x} for {}", guest.observer));
             Ok(())
         }
         fn forget(&mut self) {
@@ -963,7 +1044,7 @@ mod requests {
         assert_eq!(Domain::new().call(OP_QUERY, query.as_mut_bytes()), Ok(true));
         assert_eq!((query.abi_major, query.abi_minor), (ABI_MAJOR.into(), ABI_MINOR.into()));
         assert_eq!(query.caps, WireCaps::from(&driver().caps));
-        assert_eq!(query.features, FEATURE_ENABLED);
+        assert_eq!((query.features, query.machine), (FEATURE_ENABLED, 7));
         let mut forbidden = Domain { allowed: false, ..Domain::new() };
         assert_eq!(forbidden.call(OP_QUERY, query.as_mut_bytes()), Ok(true));
         assert_eq!(query.features, 0);

@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0x1
-#define PERFCTR_ABI_WORD 0x10002
+#define PERFCTR_ABI_MINOR 0x2
+#define PERFCTR_ABI_WORD 0x20002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -38,6 +38,7 @@ typedef int32_t __s32;
 #define PERFCTR_VCPU_REGISTERED 0x1
 #define PERFCTR_VCPU_DIRECT 0x2
 #define PERFCTR_VCPU_TSC 0x4
+#define PERFCTR_VCPU_EXECUTING 0x8
 #define PERFCTR_THREAD_ACTIVE 0x1
 #define PERFCTR_THREAD_DIRECT 0x2
 #define PERFCTR_THREAD_TSC 0x4
@@ -70,6 +71,7 @@ typedef int32_t __s32;
 #define PERFCTR_OP_DOMAIN 0x5
 #define PERFCTR_OP_STATS 0x6
 #define PERFCTR_OP_PLACE 0x7
+#define PERFCTR_OP_GO_ON 0x8
 #define PERFCTR_PLACE_NONE 0x0
 #define PERFCTR_PLACE_USER 0x1
 #define PERFCTR_PLACE_KERNEL 0x2
@@ -106,13 +108,13 @@ struct perfctr_vcpu_slot {
 	__u64 sum;
 	__u64 start;
 	__u64 mask;
-	__u64 reserved;
+	__u64 evntsel;
 };
 PERFCTR_ASSERT(sizeof(struct perfctr_vcpu_slot) == 32);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, sum) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, start) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, mask) == 16);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, reserved) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_vcpu_slot, evntsel) == 24);
 
 struct perfctr_vcpu_page {
 	__u32 magic;
@@ -242,7 +244,8 @@ struct perfctr_hv_query {
 	__u32 features;
 	__u32 reserved;
 	struct perfctr_caps caps;
-	__u64 reserved_tail[2];
+	__u64 machine;
+	__u64 reserved_tail;
 };
 PERFCTR_ASSERT(sizeof(struct perfctr_hv_query) == 64);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, abi_major) == 0);
@@ -250,7 +253,8 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, abi_minor) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, features) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, reserved) == 12);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, caps) == 16);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, reserved_tail) == 48);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, machine) == 48);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_query, reserved_tail) == 56);
 
 struct perfctr_hv_register {
 	__u64 gfn;

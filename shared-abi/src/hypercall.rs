@@ -15,6 +15,7 @@
 //! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
 //! | [`OP_STATS`] | [`HvStats`], out | the control domain | `EPERM` |
 //! | [`OP_PLACE`] | [`HvPlace`], in and out | any vCPU, for itself | `ENXIO` no page |
+//! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, and those of [`ConfigError`](crate::ConfigError) |
 //!
 //! With the driver off every operation returns `ENODEV`; a hypervisor without it, `ENOSYS`.
 
@@ -51,6 +52,10 @@ pub const OP_STATS: u32 = 6;
 /// Not in its page, which user mode may read: addresses of the kernel are its secret.
 pub const OP_PLACE: u32 = 7;
 
+/// Publish the calling vCPU's counters in a page in which another hypervisor did before the guest was
+/// restored, and count on from there.
+pub const OP_GO_ON: u32 = 8;
+
 /// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen does not use on x86.
 ///
 /// It only says that some counter of the vCPU has overflowed, perhaps one of a thread that is
@@ -77,8 +82,11 @@ pub struct HvQuery {
     pub reserved: u32,
     /// Out: what the PMU can do.
     pub caps: WireCaps,
+    /// Out: a number of the caller's domain, another one after it was restored; 0 if the hypervisor
+    /// has another way to tell that.
+    pub machine: u64,
     /// 0.
-    pub reserved_tail: [u64; 2],
+    pub reserved_tail: u64,
 }
 
 layout!(HvQuery, "perfctr_hv_query", 64, {
@@ -87,7 +95,8 @@ layout!(HvQuery, "perfctr_hv_query", 64, {
     8 features: "__u32",
     12 reserved: "__u32",
     16 caps: "struct perfctr_caps",
-    48 reserved_tail: "__u64" [2],
+    48 machine: "__u64",
+    56 reserved_tail: "__u64",
 });
 
 /// Argument of [`OP_REGISTER`].

@@ -52,6 +52,11 @@ impl Seq {
         load(&self.0) ^ (stamp.0 & !1)
     }
 
+    /// How many writes a writer has made that is none any more, for one that goes on in its place.
+    pub fn writes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed).div_ceil(2)
+    }
+
     /// Starts a write, which ends when the guard is dropped.  The caller is the only writer.
     ///
     /// `writes` is the writer's own count of writes to this page: a writer never reads back what
@@ -93,6 +98,19 @@ mod tests {
     fn a_quiet_page_is_consistent() {
         let seq = Seq::default();
         assert!(seq.still(seq.stamp()));
+    }
+
+    #[test]
+    fn another_writer_goes_on() {
+        let seq = Seq::default();
+        drop(seq.write(&mut 0));
+        drop(seq.write(&mut 1));
+        let before = seq.stamp();
+        let mut writes = seq.writes();
+        assert_eq!(writes, 2);
+        drop(seq.write(&mut writes));
+        assert!(!seq.still(before));
+        assert_eq!(seq.writes(), 3);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! The page that the hypervisor publishes for each virtual CPU.
 //!
 //! It is a guest page, registered by hypercall; the hypervisor only ever writes it.  The guest
-//! kernel and, read-only, the monitored threads read it under its sequence word.
+//! kernel and, read-only, the monitored threads read it under its sequence word.  It says enough for
+//! another hypervisor to go on from there, once, after the guest was restored.
 
 use crate::layout::layout;
 use crate::limits::{MAX_SLOTS, PAGE_BYTES};
@@ -16,6 +17,9 @@ pub const VCPU_DIRECT: u32 = 1 << 1;
 /// [`VcpuPage::flags`]: RDTSC reads the counter that `tsc_start` was sampled from.
 pub const VCPU_TSC: u32 = 1 << 2;
 
+/// [`VcpuPage::flags`]: the vCPU executes; a guest that does not find this was restored since.
+pub const VCPU_EXECUTING: u32 = 1 << 3;
+
 /// One physical counter as this vCPU sees it.
 ///
 /// `Phys* = sum + ((rdpmc - start) & mask)`, see [`count`](crate::count).
@@ -27,20 +31,22 @@ pub struct VcpuSlot {
     pub sum: AtomicU64,
     /// W: hypervisor, R: guest, unit: raw counter value.  What the hardware counter held when it
     /// last began to run: when the configuration was loaded, the vCPU was switched in, the guest
-    /// entered a mode in which it counts, or after an overflow's interrupt.
+    /// entered a mode in which it counts, or after an overflow's interrupt.  Of one that interrupts,
+    /// while the vCPU does not execute: what it is to go on from.
     pub start: AtomicU64,
     /// W: hypervisor, R: guest.  All bits of the counter's width while it is running for the ring
     /// that executes; 0 while it is not, which makes the formula yield `sum`.
     pub mask: AtomicU64,
-    /// W: hypervisor.  0.
-    pub reserved: AtomicU64,
+    /// W: hypervisor.  Event select of a slot in [`VcpuPage::loaded`], with
+    /// [`EVNTSEL_INT`](crate::config::EVNTSEL_INT) if it interrupts.
+    pub evntsel: AtomicU64,
 }
 
 layout!(VcpuSlot, "perfctr_vcpu_slot", 32, {
     0 sum: "__u64",
     8 start: "__u64",
     16 mask: "__u64",
-    24 reserved: "__u64",
+    24 evntsel: "__u64",
 });
 
 /// The page.

@@ -20,7 +20,8 @@ pub const ABI_MAJOR: u16 = 2;
 /// | 1.0 | accumulating (a-mode) counters; then, before any release and under the same number, sampling ones, tracers, and whole CPUs |
 /// | 2.0 | what is left of a period can be kept, see [`FEATURE_KEEP_PERIOD`](crate::ioctl::FEATURE_KEEP_PERIOD) |
 /// | 2.1 | [`OP_PLACE`](crate::hypercall::OP_PLACE); a hypervisor without it answers `EINVAL` |
-pub const ABI_MINOR: u16 = 1;
+/// | 2.2 | [`OP_GO_ON`](crate::hypercall::OP_GO_ON), what it needs in the vCPU page, and [`HvQuery::machine`](crate::hypercall::HvQuery); a hypervisor without it answers `EINVAL`, and 0 |
+pub const ABI_MINOR: u16 = 2;
 
 /// Both in one word, as pages carry them: the major in the low half.
 pub const ABI_WORD: u32 = ABI_MAJOR as u32 | (ABI_MINOR as u32) << 16;

@@ -2,10 +2,16 @@
 /*
  * A guest of KVM: hypercalls, and an NMI by the local APIC's entry for the PMU,
  * since modules cannot have vectors.
+ *
+ * Nobody tells a guest that it was restored, or migrated, in the middle of
+ * anything.  But a driver beneath it sends each vCPU that interrupt before it
+ * executes an instruction, and what a page says then shows that nobody
+ * publishes there any more: see go_on().
  */
 
 #include <linux/irq_work.h>
 #include <linux/percpu.h>
+#include <linux/workqueue.h>
 #include <asm/apic.h>
 #include <asm/hypervisor.h>
 #include <asm/io.h>
@@ -25,23 +31,17 @@ static bool owns_cr4(void)
 	return true;
 }
 
-static int hypercall(u32 op, void *argument, u32 length)
-{
-	long answer = kvm_hypercall3(PERFCTR_KVM_HYPERCALL_NUMBER, op,
-				     (unsigned long)argument, length);
-
-	return answer == -KVM_ENOSYS ? -ENOSYS : answer;
-}
-
-static u64 gfn(void *page)
-{
-	return virt_to_phys(page) >> PAGE_SHIFT;
-}
-
 /* One CPU; changed there only. */
 struct perfctr_line {
 	struct irq_work work;
 	irq_handler_t handler;
+	/* What is looked at anew after it was restored. */
+	struct work_struct look;
+	bool lost;
+	/* Of the machine, on its host. */
+	u64 machine;
+	/* The page that is registered, or was or will be in a moment. */
+	struct perfctr_hv_register wanted;
 	/* Its page, and what that said, when it was last interrupted. */
 	const struct perfctr_vcpu_page *page;
 	u64 overflows;
@@ -50,11 +50,54 @@ struct perfctr_line {
 
 static DEFINE_PER_CPU(struct perfctr_line, perfctr_line);
 
+static void (*perfctr_restore_function)(const struct cpumask *cpus);
+
+static int call(u32 op, void *argument, u32 length)
+{
+	long answer = kvm_hypercall3(PERFCTR_KVM_HYPERCALL_NUMBER, op,
+				     (unsigned long)argument, length);
+
+	return answer == -KVM_ENOSYS ? -ENOSYS : answer;
+}
+
+static int hypercall(u32 op, void *argument, u32 length)
+{
+	int err;
+
+	/* With interrupts disabled. */
+	if (op == PERFCTR_OP_REGISTER)
+		this_cpu_ptr(&perfctr_line)->wanted =
+			*(struct perfctr_hv_register *)argument;
+	barrier();
+	err = call(op, argument, length);
+	barrier();
+	if (op == PERFCTR_OP_UNREGISTER && !err)
+		this_cpu_ptr(&perfctr_line)->wanted.gfn = 0;
+	return err;
+}
+
+static u64 gfn(void *page)
+{
+	return virt_to_phys(page) >> PAGE_SHIFT;
+}
+
+static void look(struct work_struct *work)
+{
+	struct perfctr_line *line =
+		container_of(work, struct perfctr_line, look);
+
+	/* On its CPU, unless that is gone: no thread executes there. */
+	perfctr_restore_function(cpumask_of(raw_smp_processor_id()));
+	line->lost = false;
+}
+
 static void deliver(struct irq_work *work)
 {
 	struct perfctr_line *line =
 		container_of(work, struct perfctr_line, work);
 
+	if (line->lost)
+		schedule_work_on(smp_processor_id(), &line->look);
 	/* It was unbound meanwhile, perhaps. */
 	if (line->handler)
 		line->handler(0, &perfctr_cpus[smp_processor_id()]);
@@ -77,6 +120,85 @@ static bool has_reason(struct perfctr_line *line)
 	       line->flags != before.flags;
 }
 
+/* Whether this is another machine than when that was last asked. */
+static bool moved(struct perfctr_line *line)
+{
+	struct perfctr_hv_query now = {
+		.abi_major = PERFCTR_ABI_MAJOR,
+		.abi_minor = PERFCTR_ABI_MINOR,
+	};
+	u64 before = line->machine;
+
+	line->machine = call(PERFCTR_OP_QUERY, &now, sizeof(now)) ? 0 :
+								    now.machine;
+	return line->machine != before;
+}
+
+/* The page that the hypervisor beneath this one has left; or NULL. */
+static struct perfctr_vcpu_page *left(const struct perfctr_line *line)
+{
+	struct perfctr_vcpu_page *page =
+		phys_to_virt(line->wanted.gfn << PAGE_SHIFT);
+	u32 flags;
+
+	if (!line->wanted.gfn)
+		return NULL;
+	flags = READ_ONCE(page->flags);
+	if (!(flags & PERFCTR_VCPU_REGISTERED) ||
+	    flags & PERFCTR_VCPU_EXECUTING)
+		return NULL;
+	return page;
+}
+
+/* Nobody counts for this CPU any more, as if the host had forbidden it. */
+static void forbid(struct perfctr_vcpu_page *page)
+{
+	u64 seq = READ_ONCE(page->seq);
+
+	WRITE_ONCE(page->seq, seq | 1);
+	smp_wmb();
+	WRITE_ONCE(page->flags, PERFCTR_VCPU_REGISTERED);
+	WRITE_ONCE(page->loaded, 0);
+	smp_wmb();
+	WRITE_ONCE(page->seq, (seq | 1) + 1);
+}
+
+/*
+ * Has the hypervisor that is here now count on from what the page says, before
+ * the interrupted code looks at anything: it finds its counters as they were,
+ * whatever it was about to do.
+ */
+static void go_on(struct perfctr_line *line, struct perfctr_vcpu_page *page)
+{
+	struct perfctr_hv_register wanted = line->wanted;
+	int err = perfctr_core_handshake_again(&perfctr_query);
+
+	moved(line);
+	if (!err)
+		err = call(PERFCTR_OP_GO_ON, &wanted, sizeof(wanted));
+	if (err) {
+		forbid(page);
+		line->lost = true;
+	}
+}
+
+/* Whether it is ours. */
+static bool understood(struct perfctr_line *line)
+{
+	struct perfctr_vcpu_page *page = left(line);
+
+	if (page) {
+		go_on(line, page);
+		return true;
+	}
+	if (has_reason(line))
+		return true;
+	if (!moved(line) && perfctr_cpus[smp_processor_id()].online)
+		return false;
+	line->lost = true;
+	return true;
+}
+
 /*
  * The interrupted kernel may be doing anything, so the work is done when it
  * next enables interrupts; also at an NMI that is somebody else's, where it
@@ -85,11 +207,13 @@ static bool has_reason(struct perfctr_line *line)
 static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
 	struct perfctr_line *line = this_cpu_ptr(&perfctr_line);
+	bool is_ours;
 
 	if (!line->handler)
 		return NMI_DONE;
+	is_ours = understood(line);
 	irq_work_queue(&line->work);
-	return has_reason(line) ? NMI_HANDLED : NMI_DONE;
+	return is_ours ? NMI_HANDLED : NMI_DONE;
 }
 
 static int bind(unsigned int cpu, irq_handler_t handler)
@@ -97,6 +221,8 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	struct perfctr_line *line = per_cpu_ptr(&perfctr_line, cpu);
 
 	init_irq_work(&line->work, deliver);
+	INIT_WORK(&line->look, look);
+	moved(line);
 	line->handler = handler;
 	/* As apic_write() does, which later kernels do not lend. */
 	apic->write(APIC_LVTPC, APIC_DM_NMI);
@@ -110,10 +236,12 @@ static void unbind(unsigned int cpu, int irq)
 	apic->write(APIC_LVTPC, APIC_LVT_MASKED);
 	WRITE_ONCE(line->handler, NULL);
 	irq_work_sync(&line->work);
+	cancel_work_sync(&line->look);
 }
 
-static int on_restore(void (*function)(void))
+static int on_restore(void (*function)(const struct cpumask *cpus))
 {
+	perfctr_restore_function = function;
 	return register_nmi_handler(NMI_LOCAL, perfctr_nmi, 0, "perfctr");
 }
 

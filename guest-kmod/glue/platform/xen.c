@@ -50,13 +50,13 @@ static void unbind(unsigned int cpu, int irq)
 }
 
 /* Before any thread of the restored domain goes on. */
-static void (*perfctr_restore_function)(void);
+static void (*perfctr_restore_function)(const struct cpumask *cpus);
 
 #if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
 static int perfctr_restore(struct notifier_block *unused, unsigned long event,
 			   void *data)
 {
-	perfctr_restore_function();
+	perfctr_restore_function(cpu_online_mask);
 	return NOTIFY_OK;
 }
 
@@ -64,7 +64,7 @@ static struct notifier_block perfctr_restore_notifier = {
 	.notifier_call = perfctr_restore,
 };
 
-static int on_restore(void (*function)(void))
+static int on_restore(void (*function)(const struct cpumask *cpus))
 {
 	perfctr_restore_function = function;
 	xen_resume_notifier_register(&perfctr_restore_notifier);
@@ -82,7 +82,7 @@ static void off_restore(void)
  */
 static int perfctr_restore(struct device *unused)
 {
-	perfctr_restore_function();
+	perfctr_restore_function(cpu_online_mask);
 	return 0;
 }
 
@@ -99,7 +99,7 @@ static struct platform_driver perfctr_driver = {
 
 static struct platform_device *perfctr_device;
 
-static int on_restore(void (*function)(void))
+static int on_restore(void (*function)(const struct cpumask *cpus))
 {
 	int err;
 

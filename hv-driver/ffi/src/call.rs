@@ -13,7 +13,8 @@ use crate::x86::{X86Pmu, without_interrupts};
 use crate::{
     from_return, perfctr_glue_add_stats, perfctr_glue_allowed, perfctr_glue_copy_in,
     perfctr_glue_copy_out, perfctr_glue_cpu, perfctr_glue_forget, perfctr_glue_guest,
-    perfctr_glue_permits, perfctr_glue_register, perfctr_glue_set_policy, perfctr_glue_vcpu,
+    perfctr_glue_machine, perfctr_glue_permits, perfctr_glue_register, perfctr_glue_set_policy,
+    perfctr_glue_vcpu,
 };
 
 /// The vCPU that executes this, in a hypercall.
@@ -56,6 +57,11 @@ impl Caller for Current {
         unsafe { perfctr_glue_allowed() }
     }
 
+    fn machine(&self) -> u64 {
+        // SAFETY: asks only.
+        unsafe { perfctr_glue_machine() }
+    }
+
     fn guest(&self) -> Option<Guest> {
         let mut guest = Guest::pv();
         // SAFETY: C writes a valid structure, or nothing.
@@ -82,9 +88,9 @@ impl Caller for Current {
         })
     }
 
-    fn register(&mut self, gfn: u64, guest: &Guest) -> Result<(), Errno> {
+    fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
         // SAFETY: C checks the number; the structure is read only.
-        from_return(unsafe { perfctr_glue_register(gfn, guest) })
+        from_return(unsafe { perfctr_glue_register(gfn, guest, goes_on) })
     }
 
     fn forget(&mut self) {

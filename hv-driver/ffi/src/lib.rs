@@ -27,7 +27,7 @@ pub const DRIVER_BYTES: usize = 208;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 648;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2696;
+pub const VCPU_BYTES: usize = 2704;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
@@ -159,7 +159,8 @@ pub extern "C" fn perfctr_core_cpu_down(cpu: &mut CpuObject) {
     cpu.cpu().go_down();
 }
 
-/// The calling vCPU, `id` of `domain`, registers `page`; see [`Vcpu::register`].
+/// The calling vCPU, `id` of `domain`, registers `page`, see [`Vcpu::register`], or goes on from what
+/// it says, see [`Vcpu::go_on`]; gives 0 or a negative error number.
 ///
 /// # Safety
 ///
@@ -173,12 +174,28 @@ pub unsafe extern "C" fn perfctr_core_register(
     id: u32,
     domain: u64,
     allowed: bool,
-) {
+    goes_on: bool,
+) -> c_int {
     let who = Registration { id, domain, guest: *guest, allowed };
     // SAFETY: the caller passes a mapped page.
-    let registered = Vcpu::register(&mut cpu.cpu(), unsafe { &*page }, &who);
+    let (cpu, shared) = (&mut cpu.cpu(), unsafe { &*page });
+    let registered = if goes_on {
+        match Vcpu::go_on(cpu, shared, &who) {
+            Ok(own) => own,
+            Err(errno) => return errno.to_return(),
+        }
+    } else {
+        Vcpu::register(cpu, shared, &who)
+    };
     // SAFETY: the caller gives storage of this size.
-    unsafe { vcpu.write(VcpuObject { page, vcpu: registered }) }
+    unsafe { vcpu.write(VcpuObject { page, vcpu: registered }) };
+    0
+}
+
+/// See [`Vcpu::abandon`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_abandon(cpu: &mut CpuObject, vcpu: &mut VcpuObject) {
+    vcpu.vcpu.abandon(&mut cpu.cpu());
 }
 
 /// A vCPU without a page is switched in.
@@ -302,8 +319,11 @@ unsafe extern "C" {
     fn perfctr_glue_cpu() -> *mut CpuObject;
     /// The current vCPU's object, or null.  Interrupts are disabled.
     fn perfctr_glue_vcpu() -> *mut VcpuObject;
-    /// Pins the frame and registers it for the current vCPU; gives 0 or a negative error number.
-    fn perfctr_glue_register(gfn: u64, guest: *const Guest) -> c_int;
+    /// A number of the current domain, see `HvQuery::machine`.
+    fn perfctr_glue_machine() -> u64;
+    /// Pins the frame and registers it for the current vCPU, or goes on from what it says; gives 0 or
+    /// a negative error number.
+    fn perfctr_glue_register(gfn: u64, guest: *const Guest, goes_on: bool) -> c_int;
     /// Unpins the current vCPU's page and frees its object.
     fn perfctr_glue_forget();
     /// Allows or forbids a domain; gives 0 or a negative error number.

@@ -55,9 +55,16 @@ struct perfctr_core_vcpu *perfctr_glue_vcpu(void)
 		       NULL;
 }
 
-int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest)
+uint64_t perfctr_glue_machine(void)
 {
-	return perfctr_page_register(kvm_get_running_vcpu(), gfn, guest);
+	return perfctr_machine(kvm_get_running_vcpu()->kvm);
+}
+
+int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest,
+			  bool goes_on)
+{
+	return perfctr_page_register(kvm_get_running_vcpu(), gfn, guest,
+				     goes_on);
 }
 
 void perfctr_glue_forget(void)

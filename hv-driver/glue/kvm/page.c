@@ -4,6 +4,7 @@
 #include <linux/export.h>
 #include <linux/kvm_host.h>
 #include <linux/mm.h>
+#include <linux/random.h>
 #include <linux/slab.h>
 
 #include "lapic.h"
@@ -18,10 +19,19 @@ static u64 serial_of(struct kvm *kvm)
 	static u64 last;
 
 	spin_lock(&lock);
-	if (!kvm->arch.perfctr_serial)
+	if (!kvm->arch.perfctr_serial) {
 		kvm->arch.perfctr_serial = ++last;
+		kvm->arch.perfctr_machine = get_random_u64() | 1;
+	}
 	spin_unlock(&lock);
 	return kvm->arch.perfctr_serial;
+}
+
+/* The same, as the guest sees it, whatever host it comes from. */
+u64 perfctr_machine(struct kvm *kvm)
+{
+	serial_of(kvm);
+	return kvm->arch.perfctr_machine;
 }
 
 struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu)
@@ -77,7 +87,7 @@ static void update_rdpmc(struct kvm_vcpu *vcpu)
 }
 
 int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
-			  const struct perfctr_guest *guest)
+			  const struct perfctr_guest *guest, bool goes_on)
 {
 	struct perfctr_vcpu *p = kzalloc(sizeof(*p), GFP_KERNEL_ACCOUNT);
 	int err;
@@ -92,11 +102,18 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	p->gfn = gfn;
 
 	local_irq_disable();
-	perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p),
-			      page_address(p->page), guest, vcpu->vcpu_id,
-			      serial_of(vcpu->kvm), perfctr_allowed(vcpu->kvm));
-	vcpu->arch.perfctr = p;
+	err = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p),
+				    page_address(p->page), guest,
+				    vcpu->vcpu_id, serial_of(vcpu->kvm),
+				    perfctr_allowed(vcpu->kvm), goes_on);
+	if (!err)
+		vcpu->arch.perfctr = p;
 	local_irq_enable();
+	if (err) {
+		unpin_user_page(p->page);
+		kfree(p);
+		return err;
+	}
 	update_rdpmc(vcpu);
 	return 0;
 }
@@ -133,6 +150,36 @@ void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
 {
 	if (vcpu->arch.perfctr)
 		release(vcpu);
+}
+
+/*
+ * It is reset, or was restored: what was its page is another kernel's memory,
+ * or says what the guest is to go on from.  Nothing is written there.
+ */
+static void abandon(struct kvm_vcpu *vcpu)
+{
+	local_irq_disable();
+	perfctr_core_abandon(perfctr_this_cpu(),
+			     perfctr_core_of(vcpu->arch.perfctr));
+	local_irq_enable();
+	release(vcpu);
+	update_rdpmc(vcpu);
+}
+
+/*
+ * A guest whose local APIC sends it an NMI for the PMU has our module, or
+ * another use for one: it is told before it executes anything.
+ */
+void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
+{
+	u32 lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC);
+
+	if (!perfctr_on)
+		return;
+	if (vcpu->arch.perfctr)
+		abandon(vcpu);
+	if ((lvtpc & (APIC_LVT_MASKED | APIC_MODE_MASK)) == APIC_DM_NMI)
+		perfctr_notify(vcpu);
 }
 
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)

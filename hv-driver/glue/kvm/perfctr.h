@@ -17,6 +17,9 @@ void perfctr_exit(void);
 void perfctr_vcpu_load(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu);
 
+/* Its local APIC's registers, and so all others, were set from outside. */
+void perfctr_vcpu_restored(struct kvm_vcpu *vcpu);
+
 /* The vCPU does not execute again. */
 void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu);
 

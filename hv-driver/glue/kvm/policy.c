@@ -46,13 +46,29 @@ static void revoke_here(void *kvm)
 	perfctr_notify(vcpu);
 }
 
+/* A guest that was restored where it was not allowed looks again. */
+static void tell(struct kvm *kvm)
+{
+	struct kvm_vcpu *vcpu;
+	unsigned long i;
+
+	kvm_for_each_vcpu(i, vcpu, kvm) {
+		perfctr_notify(vcpu);
+		kvm_vcpu_kick(vcpu);
+	}
+}
+
 static void set_policy(struct kvm *kvm, bool allowed)
 {
+	bool was = perfctr_allowed(kvm);
+
 	WRITE_ONCE(kvm->arch.perfctr_policy,
 		   allowed ? PERFCTR_ALLOW : PERFCTR_FORBID);
 	/* Whoever loads meanwhile has seen the old policy before this arrives. */
 	if (!allowed)
 		on_each_cpu(revoke_here, kvm, 1);
+	else if (!was)
+		tell(kvm);
 }
 
 /* A machine is called by the process that made it. */

@@ -42,8 +42,9 @@ bool perfctr_allowed(const struct kvm *kvm);
 /* page.c */
 bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest);
 struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu);
+u64 perfctr_machine(struct kvm *kvm);
 int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
-			  const struct perfctr_guest *guest);
+			  const struct perfctr_guest *guest, bool goes_on);
 void perfctr_page_forget(struct kvm_vcpu *vcpu);
 void perfctr_page_written(struct kvm_vcpu *vcpu);
 

@@ -46,9 +46,16 @@ struct perfctr_core_vcpu *perfctr_glue_vcpu(void)
     return p ? perfctr_core_of(p) : NULL;
 }
 
-int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest)
+/* Restored domains are told by Xen. */
+uint64_t perfctr_glue_machine(void)
 {
-    return perfctr_page_register(current, gfn, guest);
+    return 0;
+}
+
+int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest,
+                          bool goes_on)
+{
+    return perfctr_page_register(current, gfn, guest, goes_on);
 }
 
 void perfctr_glue_forget(void)

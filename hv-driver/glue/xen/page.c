@@ -86,7 +86,7 @@ static void update_rdpmc(struct vcpu *curr)
 }
 
 int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
-                          const struct perfctr_guest *guest)
+                          const struct perfctr_guest *guest, bool goes_on)
 {
     struct domain *d = curr->domain;
     struct perfctr_vcpu *p = xzalloc(struct perfctr_vcpu);
@@ -106,14 +106,23 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
     softirq_tasklet_init(&p->tells, perfctr_hvm_tell, curr);
 
     local_irq_disable();
-    perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p), p->page,
-                          guest, curr->vcpu_id, domain_serial(d),
-                          perfctr_allowed(d));
-    curr->arch.perfctr = p;
-    update_rdpmc(curr);
+    rc = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p), p->page,
+                               guest, curr->vcpu_id, domain_serial(d),
+                               perfctr_allowed(d), goes_on);
+    if ( !rc )
+    {
+        curr->arch.perfctr = p;
+        update_rdpmc(curr);
+    }
     local_irq_enable();
 
-    return 0;
+    if ( rc )
+    {
+        unmap(p->page);
+        xfree(p);
+    }
+
+    return rc;
 }
 
 /* The core has stopped curr's counters. */

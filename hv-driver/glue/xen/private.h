@@ -54,7 +54,7 @@ void perfctr_hvm_place(const struct vcpu *v, struct perfctr_hv_place *place);
 
 /* page.c */
 int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
-                          const struct perfctr_guest *guest);
+                          const struct perfctr_guest *guest, bool goes_on);
 void perfctr_page_forget(struct vcpu *curr);
 /* Interrupts are enabled. */
 void perfctr_page_written(struct vcpu *v);

@@ -1,39 +1,43 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The host of a virtual machine, whose own first program does what is asked.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::os::fd::AsRawFd;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
-use crate::ports::Ports;
+use crate::ports::{NAMES, Ports};
 use crate::{nul_separated, system};
-
-/// Where programs expect the ports, by their names.
-const PORTS: &str = "/dev/virtio-ports";
 
 /// Loads KVM and runs the machine to its end; says so if it ended in an unexpected way.
 pub fn serve(ports: &Ports, modules: &[&str]) -> Result<()> {
+    let files = NAMES.iter().map(|name| ports.open(name)).collect::<Result<Vec<_>>>()?;
     let loaded = modules.iter().try_for_each(|module| system::load_module(module));
-    if let Err(error) = loaded.and_then(|()| run(ports)) {
+    if let Err(error) = loaded.and_then(|()| run(&files)) {
         let report = format!("error the host: {error:#}").replace('\n', " ");
-        writeln!(ports.open("control")?, "{report}").context("control")?;
+        let control = files.iter().zip(NAMES).find(|(_, name)| *name == "control");
+        writeln!(&mut control.context("control")?.0, "{report}").context("control")?;
     }
     Ok(())
 }
 
-fn run(ports: &Ports) -> Result<()> {
-    fs::create_dir_all(PORTS)?;
-    for (name, device) in ports.all() {
-        symlink(device, Path::new(PORTS).join(name)).with_context(|| name.clone())?;
+/// A port has one user at a time, but whoever runs the machine may hand it over to another one: both
+/// inherit the ports, which are QEMU's `/dev/fdset/0` and so on.
+fn run(ports: &[File]) -> Result<()> {
+    let mut machine = command("machine")?;
+    for (set, port) in ports.iter().enumerate() {
+        fcntl(port, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        machine.args(["-add-fd", &format!("fd={},set={set}", port.as_raw_fd())]);
     }
-    // It ends with the host.
-    command("beside")?.spawn().context("beside")?;
-    let status = command("machine")?.status().context("machine")?;
+    let mut beside = command("beside")?.spawn().context("beside")?;
+    let status = machine.status().context("machine")?;
     ensure!(status.success(), "the machine's program: {status}");
+    // It ends with the last one that runs the machine.
+    let status = beside.wait().context("beside")?;
+    ensure!(status.success(), "the program beside the machine: {status}");
     Ok(())
 }
 

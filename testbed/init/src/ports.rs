@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-const NAMES: [&str; 4] = ["control", "stdout", "stderr", "out"];
+/// The host expects a machine's in this order.
+pub const NAMES: [&str; 4] = ["control", "stdout", "stderr", "out"];
 
 /// How long the host's device may take to announce its ports.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,11 +30,6 @@ impl Ports {
             ensure!(start.elapsed() < PATIENCE, "virtio ports missing, found only {:?}", ports.0);
             thread::sleep(Duration::from_millis(10));
         }
-    }
-
-    /// Names and device files.
-    pub fn all(&self) -> impl Iterator<Item = (&String, &PathBuf)> {
-        self.0.iter()
     }
 
     /// Opens a port for writing; the kernel allows one user at a time.

@@ -584,6 +584,10 @@ impl<'a> Caller for Hypercall<'a> {
         self.domain().allowed.get()
     }
 
+    fn machine(&self) -> u64 {
+        0
+    }
+
     fn guest(&self) -> Option<Guest> {
         Some(match self.domain().hardware {
             true => Guest { rings: Rings::Hardware, observer: 0, clock: clock_of(self.vcpu()) },
@@ -606,7 +610,11 @@ impl<'a> Caller for Hypercall<'a> {
         Some(self.machine.on_cpu(|cpu| work(cpu, core, page, allowed)))
     }
 
-    fn register(&mut self, gfn: u64, guest: &Guest) -> Result<(), Errno> {
+    fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
+        // No domain here is restored.
+        if goes_on {
+            return Err(Errno::INVAL);
+        }
         let (machine, vcpu, domain) = (self.machine, self.vcpu(), self.domain());
         let page = gfn.checked_sub(GFN_BASE).map(|page| page as usize);
         let page = page.filter(|page| domain.vcpus.contains(page)).ok_or(Errno::INVAL)?;

@@ -4,7 +4,7 @@
 use core::mem::offset_of;
 
 use shared_abi::hypercall::{
-    OP_DOMAIN, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::sync::simulated::Access;
 use shared_abi::thread_page::{ThreadPage, ThreadSlot};
@@ -127,6 +127,7 @@ fn operation(op: u32) -> &'static str {
         OP_DOMAIN => "domain",
         OP_STATS => "stats",
         OP_PLACE => "place",
+        OP_GO_ON => "go on",
         _ => "unknown",
     }
 }

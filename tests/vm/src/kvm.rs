@@ -63,6 +63,13 @@ pub enum Request {
     Allow(bool),
     /// [`Host::stats`].
     Stats,
+    /// [`Kvm::move_to_another`].
+    Move {
+        /// While it executes.
+        live: bool,
+        /// It may count there.
+        allowed: bool,
+    },
 }
 
 impl Display for Request {
@@ -73,6 +80,9 @@ impl Display for Request {
             Self::Runstate { vcpu } => write!(f, "runstate {vcpu}"),
             Self::Allow(enabled) => write!(f, "allow {}", u64::from(enabled)),
             Self::Stats => write!(f, "stats"),
+            Self::Move { live, allowed } => {
+                write!(f, "move {} {}", u64::from(live), u64::from(allowed))
+            }
         }
     }
 }
@@ -90,6 +100,7 @@ impl FromStr for Request {
             ("runstate", &[vcpu]) => Self::Runstate { vcpu: vcpu as u32 },
             ("allow", &[enabled]) => Self::Allow(enabled == 1),
             ("stats", []) => Self::Stats,
+            ("move", &[live, allowed]) => Self::Move { live: live == 1, allowed: allowed == 1 },
             _ => bail!("no request: {line}"),
         })
     }
@@ -130,6 +141,16 @@ impl Kvm {
     pub fn open() -> io::Result<Self> {
         let port = File::options().read(true).write(true).open(port()?)?;
         Ok(Self { port: Mutex::new(BufReader::new(port)), call: OnceLock::new() })
+    }
+
+    /// Has another process run this guest: it is migrated while it executes, or else saved and
+    /// restored.  The answer comes where it goes on.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` it cannot be done, and the host's console says why.
+    pub fn move_to_another(&self, live: bool, allowed: bool) -> Result<(), Refusal> {
+        self.ask(Request::Move { live, allowed }).map(drop)
     }
 
     fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
@@ -218,6 +239,7 @@ mod tests {
             Request::Runstate { vcpu: 1 },
             Request::Allow(false),
             Request::Stats,
+            Request::Move { live: true, allowed: false },
         ] {
             assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
         }

@@ -77,7 +77,7 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
     };
     let guest_mib = topology.kvm.as_ref().map_or(0, |host| host.memory_mib);
     qemu.args(threads)
-        .args(every(&topology.cpu, topology.memory_mib + guest_mib, files_mib, ""))
+        .args(every(&topology.cpu, topology.memory_mib + guest_mib, files_mib, |n| PORTS[n].into()))
         .args(smp(topology))
         .args([
             "-chardev",
@@ -88,8 +88,13 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
 }
 
 /// What every machine has, the one that runs here as well as its guest: such a CPU, so much memory
-/// beside the room for files of this size, and the ports, which write to files below `ports`.
-pub fn every(cpu: &str, memory_mib: u64, files_mib: u64, ports: &str) -> Vec<String> {
+/// beside the room for files of this size, and the ports, the nth of which writes to `file(n)`.
+pub fn every(
+    cpu: &str,
+    memory_mib: u64,
+    files_mib: u64,
+    file: impl Fn(usize) -> String,
+) -> Vec<String> {
     // The copied files are in memory twice while they are unpacked, and Xen moves the archive.
     let memory = format!("{}M", memory_mib + 3 * files_mib);
     let mut all: Vec<String> = ["-nodefaults", "-display", "none", "-no-reboot", "-nic", "none"]
@@ -101,8 +106,8 @@ pub fn every(cpu: &str, memory_mib: u64, files_mib: u64, ports: &str) -> Vec<Str
         .chain(["-device", "virtio-serial-pci,iommu_platform=on,disable-legacy=on"])
         .map(str::to_owned)
         .collect();
-    for port in PORTS {
-        all.extend(["-chardev".to_owned(), format!("file,id={port},path={ports}{port}")]);
+    for (n, port) in PORTS.into_iter().enumerate() {
+        all.extend(["-chardev".to_owned(), format!("file,id={port},path={}", file(n))]);
         let device = format!("virtserialport,chardev={port},name={port}");
         all.extend(["-device".to_owned(), device]);
     }

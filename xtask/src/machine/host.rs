@@ -31,6 +31,8 @@ const DISTURBER: &str = "host";
 const GUEST: &str = "machine";
 /// Where the guest's tests ask the disturber for something.
 const SOCKET: &str = "/machine/asked";
+/// The monitor of what runs the guest.
+const MONITOR: &str = "/machine/monitor";
 
 /// An archive to be unpacked over the host's root file system. `initrd` is the guest's, of which
 /// `files_mib` MiB are copied files.
@@ -59,7 +61,11 @@ pub fn layer(
     archive.file(&format!("{GUEST}/vmlinux"), 0o644, &fs::read(&kernel.image)?)?;
     archive.file(&format!("{GUEST}/initrd"), 0o644, initrd)?;
     archive.file("etc/testbed/modules", 0o644, modules.join("\n").as_bytes())?;
-    let mut beside = vec![format!("/{GUEST}/{DISTURBER}"), format!("--socket={SOCKET}")];
+    let mut beside = vec![
+        format!("/{GUEST}/{DISTURBER}"),
+        format!("--socket={SOCKET}"),
+        format!("--monitor={MONITOR}"),
+    ];
     beside.extend(host.allow.then(|| "--allow".to_owned()));
     archive.file("etc/testbed/beside", 0o644, &nul_ended(&beside))?;
     archive.file("etc/testbed/machine", 0o644, &nul_ended(&command(host, spec, files_mib)))?;
@@ -73,7 +79,9 @@ fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
     // vCPUs' threads have names then, by which the disturber knows them.
     argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
     argv.extend(["-machine", "q35,accel=kvm", "-serial", "stdio"].map(str::to_owned));
-    argv.extend(emulator::every(&host.cpu, host.memory_mib, files_mib, "/dev/virtio-ports/"));
+    let port = |n| format!("/dev/fdset/{n}");
+    argv.extend(emulator::every(&host.cpu, host.memory_mib, files_mib, port));
+    argv.extend(["-qmp".to_owned(), format!("unix:{MONITOR},server=on,wait=off")]);
     let asked = format!("socket,id=asked,path={SOCKET},server=on,wait=off");
     argv.extend(["-chardev".to_owned(), asked]);
     argv.extend(["-device", "virtserialport,chardev=asked,name=host"].map(str::to_owned));

@@ -62,6 +62,15 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// A guest that counts and samples while it is saved, restored and migrated.
+pub fn moved(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-roam"])?;
+    // It is there twice for a while.
+    spec.topology.memory_mib += spec.host()?.memory_mib + 512;
+    spec.timeout = Duration::from_secs(900);
+    report.program(spec, "tenants")
+}
+
 /// A guest that counts, samples and judges, and leaves a report.
 pub fn demo() -> Result<Spec> {
     let command = ["/work/tenants", "kvm-demo", "--report", "/out/tenants.json"];

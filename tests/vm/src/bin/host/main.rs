@@ -2,12 +2,12 @@
 //! On the host of a KVM guest: lets it count if it is to, moves its vCPUs between the physical
 //! CPUs, takes these from them, and does what the guest's tests ask for, until it has ended.
 
+mod qmp;
 mod serve;
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,11 +21,13 @@ use vm_tests::perf::{Event, Whose, generic};
 use vm_tests::rng::Rng;
 use vm_tests::threads::{SELF, cpus};
 
-use serve::Server;
+use serve::{Guest, Server};
 
 /// Whom the driver lets count: written with the number of the process that has made a machine.
 const ALLOW: &str = "/sys/module/kvm/parameters/perfctr_allow";
 const FORBID: &str = "/sys/module/kvm/parameters/perfctr_forbid";
+/// Between looks for it.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// After how many moves to look what vCPUs there are.
 const MOVES: u32 = 1000;
 
@@ -40,7 +42,10 @@ struct Options {
     allow: bool,
     /// Where the guest's port for what it asks has its other end.
     #[arg(long)]
-    socket: PathBuf,
+    socket: String,
+    /// Where the monitor of what runs it is.
+    #[arg(long)]
+    monitor: String,
     /// Start of all random sequences.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -53,14 +58,15 @@ fn main() -> Result<ExitCode> {
         let rng = Rng::new(options.seed, number);
         thread::spawn(move || compete(rng));
     }
-    let guest = loop {
-        match guest()? {
-            Some(guest) => break guest,
-            None => thread::sleep(Duration::from_millis(20)),
+    let guest = &Guest::default();
+    while guest.process() == SELF {
+        match process()? {
+            Some(process) => guest.process.store(process.as_raw(), Relaxed),
+            None => thread::sleep(BETWEEN_LOOKS),
         }
-    };
+    }
     if options.allow {
-        allow(guest).context(ALLOW)?;
+        allow(guest.process()).context(ALLOW)?;
     }
     // To the console: the guest cannot know.
     let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
@@ -68,14 +74,18 @@ fn main() -> Result<ExitCode> {
         Ok(_) => println!("the host's perf: counts"),
         Err(errno) => println!("the host's perf: {errno:?}"),
     }
-    let guest_moves = &AtomicBool::new(false);
-    let mut server = Server { guest, moves: guest_moves, usual: Vec::new() };
+    let mut server = Server::new(guest, &options.socket, &options.monitor)?;
     let mut rng = Rng::new(options.seed, options.competitors);
     thread::scope(|scope| {
-        let served = scope.spawn(move || server.run(&options.socket));
-        while !vcpus(guest).is_empty() && !guest_moves.load(Ordering::Relaxed) {
-            let vcpus = vcpus(guest);
-            for _ in (0..MOVES).take_while(|_| !guest_moves.load(Ordering::Relaxed)) {
+        let served = scope.spawn(move || server.run());
+        let go_on = || !guest.ended.load(Relaxed) && !guest.moves.load(Relaxed);
+        while go_on() {
+            let vcpus = vcpus(guest.process());
+            if vcpus.is_empty() {
+                thread::sleep(BETWEEN_LOOKS);
+                continue;
+            }
+            for _ in (0..MOVES).take_while(|_| go_on()) {
                 disturb::one_thread(&vcpus, &cpus, &mut rng);
             }
         }
@@ -95,7 +105,7 @@ fn write(path: &str, text: &str) -> Result<(), Errno> {
 }
 
 /// The process that has the guest's vCPUs, once it has them.
-fn guest() -> Result<Option<Pid>> {
+fn process() -> Result<Option<Pid>> {
     for process in fs::read_dir("/proc")? {
         let number = process?.file_name().to_string_lossy().parse();
         if let Some(pid) = number.ok().map(Pid::from_raw).filter(|pid| !vcpus(*pid).is_empty()) {

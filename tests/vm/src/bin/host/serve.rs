@@ -4,16 +4,18 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use std::thread::sleep;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
 use vm_tests::kvm::{Request, answer};
 use vm_tests::raw::Refusal;
 use vm_tests::threads::run_on;
 
-use crate::{FORBID, allow, vcpus, write};
+use crate::qmp::Monitor;
+use crate::{BETWEEN_LOOKS, FORBID, allow, vcpus, write};
 
 /// What the driver has done, as numbers.
 const STATS: &str = "/sys/module/kvm/parameters/perfctr_stats";
@@ -23,51 +25,106 @@ const SLICES: [(&str, u64); 2] = [
     ("/sys/kernel/debug/sched/min_granularity_ns", 100_000),
     ("/sys/kernel/debug/sched/wakeup_granularity_ns", 0),
 ];
+/// Where a guest is saved, and where one is sent that is migrated.
+const SAVED: &str = "/machine/saved";
+const SENT: &str = "unix:/machine/sent";
 
-/// A guest, and who asks.
-pub struct Server<'a> {
-    pub guest: Pid,
-    /// The guest moves its vCPUs itself from now on.
-    pub moves: &'a AtomicBool,
-    /// The slices before they were shortened.
-    pub usual: Vec<String>,
+/// What the other threads here know of the guest.
+#[derive(Default)]
+pub struct Guest {
+    /// The process that runs it.
+    pub process: AtomicI32,
+    /// It moves its vCPUs itself.
+    pub moves: AtomicBool,
+    pub ended: AtomicBool,
 }
 
-impl Server<'_> {
-    /// Does what is asked through the socket, until the guest ends.
-    pub fn run(&mut self, socket: &Path) -> Result<()> {
-        let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
-        let mut to = stream.try_clone()?;
-        for line in BufReader::new(stream).lines() {
-            let outcome = self.act(line?.parse()?);
-            writeln!(to, "{}", answer(outcome))?;
+impl Guest {
+    pub fn process(&self) -> Pid {
+        Pid::from_raw(self.process.load(Relaxed))
+    }
+}
+
+pub struct Server<'a> {
+    guest: &'a Guest,
+    /// Where the guest's port and its monitor are, for the first process that runs it.
+    socket: &'a str,
+    monitor: &'a str,
+    /// What runs it: the first process' command line, and later processes.
+    command: Vec<String>,
+    later: Vec<Child>,
+    /// The slices before they were shortened.
+    usual: Vec<String>,
+}
+
+impl<'a> Server<'a> {
+    pub fn new(guest: &'a Guest, socket: &'a str, monitor: &'a str) -> Result<Self> {
+        let command = fs::read_to_string(format!("/proc/{}/cmdline", guest.process()))?;
+        let command = command.split_terminator('\0').map(str::to_owned).collect();
+        Ok(Self { guest, socket, monitor, command, later: Vec::new(), usual: Vec::new() })
+    }
+
+    /// Does what is asked, until the guest ends.
+    pub fn run(&mut self) -> Result<()> {
+        let mut port = self.port()?;
+        loop {
+            let mut line = String::new();
+            // Who has ended may have left an answer unread.
+            if port.read_line(&mut line).unwrap_or(0) == 0 {
+                return Ok(());
+            }
+            let outcome = match line.parse()? {
+                Request::Move { live, allowed } => {
+                    let moved = self.move_guest(live, allowed);
+                    port = self.port()?;
+                    moved.map(|()| Vec::new()).map_err(|error| {
+                        eprintln!("the guest is not moved: {error:#}");
+                        Refusal::EIO
+                    })
+                }
+                request => self.act(request),
+            };
+            writeln!(port.get_mut(), "{}", answer(outcome))?;
         }
-        Ok(())
+    }
+
+    fn port(&self) -> Result<BufReader<UnixStream>> {
+        let socket = self.own(self.socket);
+        Ok(BufReader::new(UnixStream::connect(&socket).context(socket)?))
+    }
+
+    /// The socket of the process that runs the guest now.
+    fn own(&self, socket: &str) -> String {
+        match self.later.len() {
+            0 => socket.to_owned(),
+            number => format!("{socket}.{number}"),
+        }
     }
 
     fn act(&mut self, request: Request) -> Result<Vec<u64>, Refusal> {
         match request {
             Request::Place { vcpu, pcpus } => {
-                self.moves.store(true, Ordering::Relaxed);
+                self.guest.moves.store(true, Relaxed);
                 let cpus: Vec<usize> = (0..64).filter(|cpu| pcpus >> cpu & 1 == 1).collect();
                 run_on(self.thread(vcpu)?, &cpus)?;
             }
             Request::PreemptOften(often) => self.preempt_often(often)?,
             Request::Runstate { vcpu } => return self.runstate(vcpu),
-            Request::Allow(true) => allow(self.guest)?,
-            Request::Allow(false) => write(FORBID, &self.guest.to_string())?,
+            Request::Allow(true) => allow(self.guest.process())?,
+            Request::Allow(false) => write(FORBID, &self.guest.process().to_string())?,
             Request::Stats => return numbers(STATS),
+            Request::Move { .. } => return Err(Refusal::EINVAL),
         }
         Ok(Vec::new())
     }
 
     fn thread(&self, vcpu: u32) -> Result<Pid, Refusal> {
-        vcpus(self.guest).get(vcpu as usize).copied().ok_or(Refusal::EINVAL)
+        vcpus(self.guest.process()).get(vcpu as usize).copied().ok_or(Refusal::EINVAL)
     }
 
     /// Time on a CPU and waiting for one, by the scheduler's account of the vCPU's thread.
     fn runstate(&self, vcpu: u32) -> Result<Vec<u64>, Refusal> {
-        let (process, thread) = (self.guest, self.thread(vcpu)?);
+        let (process, thread) = (self.guest.process(), self.thread(vcpu)?);
         let mut times = numbers(&format!("/proc/{process}/task/{thread}/schedstat"))?;
         times.truncate(2);
         Ok(times)
@@ -83,6 +140,52 @@ impl Server<'_> {
             write(path, &ns.to_string())?;
         }
         Ok(())
+    }
+
+    /// Gives the guest to another process, while it executes or by a file.
+    fn move_guest(&mut self, live: bool, allowed: bool) -> Result<()> {
+        let monitor = Monitor::connect(&self.own(self.monitor))?;
+        if live {
+            self.start(SENT, allowed)?;
+            monitor.migrate(SENT)
+        } else {
+            monitor.migrate(&format!("exec:cat > {SAVED}"))?;
+            self.start(&format!("exec:cat {SAVED}"), allowed)?;
+            Ok(())
+        }
+    }
+
+    /// Starts another process that the guest comes to from there, and lets it count or not.
+    fn start(&mut self, from: &str, allowed: bool) -> Result<()> {
+        let number = self.later.len() + 1;
+        let own = |word: &String| {
+            [self.socket, self.monitor]
+                .iter()
+                .fold(word.clone(), |word, path| word.replace(*path, &format!("{path}.{number}")))
+        };
+        let words: Vec<String> = self.command.iter().map(own).collect();
+        let (program, arguments) = words.split_first().context("no command")?;
+        let mut child = Command::new(program).args(arguments).args(["-incoming", from]).spawn()?;
+        let process = Pid::from_raw(child.id().try_into()?);
+        while vcpus(process).is_empty() {
+            ensure!(child.try_wait()?.is_none(), "{program} has ended");
+            sleep(BETWEEN_LOOKS);
+        }
+        if allowed {
+            allow(process)?;
+        }
+        self.later.push(child);
+        self.guest.process.store(process.as_raw(), Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        self.guest.ended.store(true, Relaxed);
+        for child in &mut self.later {
+            child.wait().ok();
+        }
     }
 }
 

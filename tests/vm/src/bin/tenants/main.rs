@@ -47,6 +47,8 @@ enum Role {
     Bench(bench::Options),
     /// Counts in a guest of KVM, where there is nobody beside it to talk to.
     KvmDemo(demo::Options),
+    /// Counts in a guest of KVM that is moved from one process to another.
+    KvmRoam,
     #[command(flatten)]
     Tenant(tenant::Role),
 }
@@ -59,6 +61,7 @@ fn main() -> Result<ExitCode> {
         Role::TenantDemo { hvm, options } => demo::control(hvm, &options),
         Role::Bench(options) => bench::control(&options),
         Role::KvmDemo(options) => demo::alone(&options),
+        Role::KvmRoam => roam::alone(),
         Role::Tenant(role) => tenant::run(&role),
     }
 }

@@ -18,6 +18,8 @@ use nix::sys::reboot::{RebootMode, reboot};
 use perfctr::rdpmc::survive_faults;
 use serde_json::{Value, json};
 use shared_abi::limits::PAGE_BYTES;
+use vm_tests::host::Host as _;
+use vm_tests::kvm::Kvm;
 use vm_tests::module;
 use vm_tests::region;
 use vm_tests::round::Constants;
@@ -181,6 +183,41 @@ fn told(tally: &mut Tally, whose: &str, seen: &Value) {
     tally.check(&format!("{whose}: until then, every period is told, or with others"), enough);
 }
 
+/// In a guest of KVM, whose host moves it from one process to another: it is the tenant, and says
+/// what happens to it.
+pub fn alone() -> Result<ExitCode> {
+    survive_faults()?;
+    region::apart()?;
+    let constants = samples::prepare()?;
+    let kvm = &Kvm::open()?;
+    let mut tally = Tally::default();
+    let moved = |live, allowed| {
+        count(&constants, || {
+            sleep(AMID);
+            kvm.move_to_another(live, allowed)?;
+            Ok(sleep(AMID))
+        })
+    };
+    for (what, live) in [("is saved and restored", false), ("is migrated while it executes", true)]
+    {
+        right(&mut tally, &format!("a guest of KVM that {what}"), &moved(live, true)?);
+    }
+    told(
+        &mut tally,
+        "a guest of KVM that is migrated where it may not count",
+        &moved(true, false)?,
+    );
+    kvm.allow(true)?;
+    let start = Instant::now();
+    while let Err(error) = Domain::new(counting::APART[1]) {
+        ensure!(start.elapsed() < PATIENCE, "a guest that is allowed again: {error:#}");
+        sleep(BETWEEN);
+    }
+    let seen = count(&constants, || Ok(sleep(2 * AMID)))?;
+    right(&mut tally, "a guest of KVM that is allowed again", &seen);
+    Ok(tally.finish())
+}
+
 /// The tenant's part, which ends with the domain.
 pub fn tenant() -> Result<()> {
     survive_faults()?;
@@ -194,12 +231,16 @@ pub fn tenant() -> Result<()> {
     loop {
         let asked = hear()?;
         ensure!(asked == "count", "{asked} is asked");
-        say(&count(&constants)?);
+        let seen = count(&constants, || {
+            say(&json!("ready"));
+            until_told()
+        })?;
+        say(&seen);
     }
 }
 
-/// Counts, samples and writes to memory until it is told to stop.
-fn count(constants: &Constants) -> Result<Value> {
+/// Counts, samples and writes to memory while `act` is done.
+fn count(constants: &Constants, act: impl FnOnce() -> Result<()>) -> Result<Value> {
     let (stop, begun) = (&AtomicBool::new(false), &Barrier::new(2));
     let go_on = |_| !stop.load(Ordering::Relaxed);
     thread::scope(|scope| {
@@ -211,12 +252,11 @@ fn count(constants: &Constants) -> Result<Value> {
         begun.wait();
         let sampling = scope.spawn(move || sample(constants, go_on));
         let writing = scope.spawn(move || dirty(stop));
-        say(&json!("ready"));
-        let asked = until_told();
+        let acted = act();
         stop.store(true, Ordering::Relaxed);
         let [counted, sampled, written] =
             [counting, sampling, writing].map(|thread| thread.join().expect("no thread panics"));
-        asked?;
+        acted?;
         Ok(json!({ "counted": counted?, "sampled": sampled?, "written": written? }))
     })
 }

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The monitor of what runs a guest (QMP).
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+/// Between looks at how far a migration is.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+/// For how long the guest may stand still at the end of its migration, unit: ms; and how much is
+/// copied meanwhile, unit: bytes/s.  Emulation is slow.
+const DOWNTIME_MS: u64 = 2000;
+const BANDWIDTH: u64 = 1 << 30;
+
+pub struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    pub fn connect(path: &str) -> Result<Self> {
+        let mut monitor = Self(BufReader::new(UnixStream::connect(path).context("monitor")?));
+        monitor.message()?;
+        monitor.execute("qmp_capabilities", json!({}))?;
+        Ok(monitor)
+    }
+
+    /// Sends the guest there, and ends.
+    pub fn migrate(mut self, uri: &str) -> Result<()> {
+        let limits = json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": DOWNTIME_MS });
+        self.execute("migrate-set-parameters", limits)?;
+        self.execute("migrate", json!({ "uri": uri }))?;
+        loop {
+            let state = self.execute("query-migrate", json!({}))?;
+            match state["status"].as_str() {
+                Some("completed") => break,
+                Some("failed" | "cancelled") => bail!("the migration: {state}"),
+                _ => sleep(BETWEEN_LOOKS),
+            }
+        }
+        self.execute("quit", json!({})).map(drop)
+    }
+
+    fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
+        let request = json!({ "execute": command, "arguments": arguments });
+        writeln!(self.0.get_mut(), "{request}")?;
+        loop {
+            let message = self.message()?;
+            if let Some(error) = message.get("error") {
+                bail!("{command}: {error}");
+            }
+            if let Some(answer) = message.get("return") {
+                return Ok(answer.clone());
+            }
+            // What has happened meanwhile.
+        }
+    }
+
+    fn message(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        serde_json::from_str(&line).with_context(|| format!("the monitor says {line:?}"))
+    }
+}
