@@ -24,6 +24,7 @@ use perfctr::{Provider, Session};
 use shared_abi::hypercall::HvStats;
 use vm_tests::bodies::step_over_invalid;
 use vm_tests::disturb;
+use vm_tests::guest;
 use vm_tests::host::{Host, host};
 use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, or_exit, run_on};
@@ -106,6 +107,7 @@ fn run(
     logs: &Mutex<Vec<Log>>,
     predicted: &Predicted,
 ) -> [Marks; 3] {
+    let is_pv = or_exit(0, guest::is_pv());
     let gate = Barrier::new(options.threads + 1);
     let stop = AtomicBool::new(false);
     let tids = Mutex::new(Vec::new());
@@ -122,6 +124,7 @@ fn run(
                 gate: &gate,
                 movable: &tids,
                 totals: predicted.totals,
+                is_pv,
             };
             scope.spawn(move || {
                 let log = or_exit(id, worker::run(&plan));
