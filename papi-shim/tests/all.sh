@@ -12,7 +12,7 @@ check() {
 # What perfex counts of a program is what the program executes, and it ends as the program does.
 perfex_counts() {
 	perfex -i | grep -q '^cpu_nrctrs' || return 1
-	perfex -l | grep -q INSTRUCTIONS_RETIRED || return 1
+	perfex -l | grep -q -e INSTRUCTIONS_RETIRED -e RETIRED_INSTRUCTIONS || return 1
 	perfex -e 0x4100c0@1 -e 0x41003c -o /tmp/counts sh -c 'exit 7'
 	[ $? = 7 ] || return 1
 	cat /tmp/counts

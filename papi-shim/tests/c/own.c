@@ -123,6 +123,7 @@ static void bad_controls(struct vperfctr *self)
 {
 	struct vperfctr_control good = counting(0);
 	struct vperfctr_control bad;
+	struct perfctr_info info;
 
 #define REFUSED_CONTROL(error, change)                       \
 	(bad = good, bad.cpu_control.change,                 \
@@ -138,7 +139,9 @@ static void bad_controls(struct vperfctr *self)
 	REFUSED_CONTROL(EINVAL, evntsel[0] = INSTRUCTIONS | INTERRUPT);
 	REFUSED_CONTROL(EPERM, evntsel[0] = INSTRUCTIONS | 0x080000);
 	REFUSED_CONTROL(EPERM, evntsel[0] = INSTRUCTIONS | 0x200000);
-	REFUSED_CONTROL(EINVAL, nhlm.offcore_rsp[0] = 0x800);
+	CHECK(vperfctr_info(self, &info) == 0);
+	if (!strncmp(perfctr_info_cpu_name(&info), "Intel", 5))
+		REFUSED_CONTROL(EINVAL, nhlm.offcore_rsp[0] = 0x800);
 }
 
 static void bad_arguments(struct vperfctr *self)
