@@ -65,7 +65,7 @@ struct perfctr_core_driver;
 struct perfctr_core_vcpu;
 
 /*
- * What the glue reads of a CPU.
+ * What a CPU says of itself.
  */
 struct perfctr_cpuid {
   /*
@@ -200,6 +200,11 @@ struct perfctr_guest {
    */
   struct perfctr_clock clock;
 };
+
+/*
+ * What the physical CPU that executes this says of itself.
+ */
+void perfctr_core_read_cpuid(struct perfctr_cpuid *cpuid);
 
 /*
  * Decides whether this CPU is usable; gives 0, or -1 and why not.

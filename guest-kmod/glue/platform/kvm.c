@@ -60,18 +60,31 @@ static int call(u32 op, void *argument, u32 length)
 	return answer == -KVM_ENOSYS ? -ENOSYS : answer;
 }
 
+/* Whether a page that was there, or was wanted, is there after this. */
+static bool is_kept(u32 op, int err)
+{
+	switch (op) {
+	case PERFCTR_OP_REGISTER:
+		return !err;
+	case PERFCTR_OP_UNREGISTER:
+		return err && err != -ENXIO;
+	default:
+		return true;
+	}
+}
+
+/* Interrupts are disabled where pages come and go. */
 static int hypercall(u32 op, void *argument, u32 length)
 {
 	int err;
 
-	/* With interrupts disabled. */
 	if (op == PERFCTR_OP_REGISTER)
 		this_cpu_ptr(&perfctr_line)->wanted =
 			*(struct perfctr_hv_register *)argument;
 	barrier();
 	err = call(op, argument, length);
 	barrier();
-	if (op == PERFCTR_OP_UNREGISTER && !err)
+	if (!is_kept(op, err))
 		this_cpu_ptr(&perfctr_line)->wanted.gfn = 0;
 	return err;
 }

@@ -87,6 +87,17 @@ fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
 
+/// What the physical CPU that executes this says of itself.
+///
+/// # Safety
+///
+/// `cpuid` is storage of one structure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Cpuid) {
+    // SAFETY: the caller's promise.
+    unsafe { cpuid.write(x86::cpuid()) };
+}
+
 /// Decides whether this CPU is usable; gives 0, or -1 and why not.
 ///
 /// # Safety

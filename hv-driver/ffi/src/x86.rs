@@ -2,8 +2,9 @@
 //! The registers themselves.
 
 use core::arch::asm;
+use core::arch::x86_64::{__cpuid, __cpuid_count};
 
-use hv_driver::{Pmu, Probe};
+use hv_driver::{Cpuid, Pmu, Probe};
 use shared_abi::read::Counters;
 
 use crate::{perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
@@ -73,6 +74,49 @@ impl Probe for X86Pmu {
         // SAFETY: C catches the fault; the core names only PMU registers, as for `wrmsr`.
         unsafe { perfctr_glue_try_wrmsr(msr, value) }
     }
+}
+
+/// Model-specific registers that say what there is (SDM volume 4, 2.1 and 2.17.2).
+const IA32_MISC_ENABLE: u32 = 0x1a0;
+const IA32_PERF_CAPABILITIES: u32 = 0x345;
+const TSX_FORCE_ABORT: u32 = 0x10f;
+
+/// What the CPU that executes this says of itself.
+pub(crate) fn cpuid() -> Cpuid {
+    let (vendor, model) = (__cpuid(0), __cpuid(1));
+    let extended = __cpuid(0x8000_0000).eax;
+    let mut all = Cpuid {
+        vendor: [vendor.ebx, vendor.edx, vendor.ecx],
+        signature: model.eax,
+        features: model.edx,
+        misc_enable: register(IA32_MISC_ENABLE),
+        perf_capabilities: register(IA32_PERF_CAPABILITIES),
+        tsx_force_abort: register(TSX_FORCE_ABORT),
+        ..Cpuid::NONE
+    };
+    if vendor.eax >= 7 {
+        all.structured = __cpuid_count(7, 0).edx;
+    }
+    if vendor.eax >= 0xa {
+        let leaf = __cpuid(0xa);
+        all.perfmon = [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx];
+    }
+    if vendor.eax >= 0x1a {
+        all.core_type = __cpuid(0x1a).eax;
+    }
+    if extended >= 0x8000_0001 {
+        all.extended = __cpuid(0x8000_0001).ecx;
+    }
+    if extended >= 0x8000_0022 {
+        let leaf = __cpuid(0x8000_0022);
+        all.perfmon_amd = [leaf.eax, leaf.ebx];
+    }
+    all
+}
+
+/// 0 if there is no such register.
+fn register(msr: u32) -> u64 {
+    X86Pmu.try_rdmsr(msr).unwrap_or(0)
 }
 
 /// The interrupt flag of RFLAGS.

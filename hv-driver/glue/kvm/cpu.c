@@ -52,7 +52,7 @@ static int come_up(void)
 	struct perfctr_cpuid cpuid;
 	struct perfctr_why why;
 
-	perfctr_read_cpuid(&cpuid);
+	perfctr_core_read_cpuid(&cpuid);
 	if (perfctr_core_cpu_up(core_of(slot), perfctr_driver(), cpu, &cpuid,
 				&why)) {
 		pr_err("CPU %u cannot count: expected %.*s, found %#x\n", cpu,

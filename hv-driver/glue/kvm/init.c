@@ -156,7 +156,7 @@ static int take(const struct perfctr_options *options)
 	struct perfctr_why why;
 	int err;
 
-	perfctr_read_cpuid(&cpuid);
+	perfctr_core_read_cpuid(&cpuid);
 	if (perfctr_core_init(perfctr_driver(), &cpuid, &settings, &why)) {
 		pr_err("off: expected %.*s, found %#x\n", why.expected_bytes,
 		       (const char *)why.expected, why.found);

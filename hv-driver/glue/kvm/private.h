@@ -23,9 +23,6 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
 	return (struct perfctr_core_vcpu *)p->core;
 }
 
-/* probe.c */
-void perfctr_read_cpuid(struct perfctr_cpuid *id);
-
 /* cpu.c: set once; nothing else here happens while it is false. */
 extern bool perfctr_on;
 struct perfctr_core_driver *perfctr_driver(void);

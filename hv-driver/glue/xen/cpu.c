@@ -98,7 +98,7 @@ static bool come_up_anew(void)
 {
     struct perfctr_cpuid cpuid;
 
-    perfctr_read_cpuid(&cpuid);
+    perfctr_core_read_cpuid(&cpuid);
     return come_up(&this_cpu(cpu_slot), &cpuid);
 }
 

@@ -93,7 +93,7 @@ static int __init cf_check perfctr_init(void)
         return 0;
     }
 
-    perfctr_read_cpuid(&cpuid);
+    perfctr_core_read_cpuid(&cpuid);
     if ( perfctr_core_init(perfctr_driver(), &cpuid, &settings, &why) )
     {
         printk(XENLOG_ERR "perfctr: off: expected %.*s, found %#x\n",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What a physical CPU says of itself, and registers that perhaps do not exist. */
+/* Registers that perhaps do not exist. */
 
 #include <xen/lib.h>
 
@@ -16,40 +16,4 @@ bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value)
 bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value)
 {
     return !wrmsr_safe(msr, value);
-}
-
-static uint64_t read_msr(unsigned int msr)
-{
-    uint64_t value;
-
-    return perfctr_glue_try_rdmsr(msr, &value) ? value : 0;
-}
-
-void perfctr_read_cpuid(struct perfctr_cpuid *id)
-{
-    unsigned int leaf, extended, eax, ebx, ecx, edx;
-
-    memset(id, 0, sizeof(*id));
-    cpuid(0, &leaf, &id->vendor[0], &id->vendor[2], &id->vendor[1]);
-    cpuid(1, &eax, &ebx, &ecx, &edx);
-    id->signature = eax;
-    id->features = edx;
-    if ( leaf >= 7 )
-    {
-        cpuid_count(7, 0, &eax, &ebx, &ecx, &edx);
-        id->structured = edx;
-    }
-    if ( leaf >= 0xa )
-        cpuid(0xa, &id->perfmon[0], &id->perfmon[1], &id->perfmon[2],
-              &id->perfmon[3]);
-    if ( leaf >= 0x1a )
-        id->core_type = cpuid_eax(0x1a);
-    extended = cpuid_eax(0x80000000);
-    if ( extended >= 0x80000001 )
-        id->extended = cpuid_ecx(0x80000001);
-    if ( extended >= 0x80000022 )
-        cpuid(0x80000022, &id->perfmon_amd[0], &id->perfmon_amd[1], &ecx, &edx);
-    id->misc_enable = read_msr(MSR_IA32_MISC_ENABLE);
-    id->perf_capabilities = read_msr(MSR_IA32_PERF_CAPABILITIES);
-    id->tsx_force_abort = read_msr(MSR_TSX_FORCE_ABORT);
 }

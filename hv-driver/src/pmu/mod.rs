@@ -9,7 +9,7 @@ mod intel;
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
 
-/// What the glue reads of a CPU.
+/// What a CPU says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Cpuid {

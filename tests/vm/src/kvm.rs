@@ -23,6 +23,9 @@ use crate::module;
 use crate::raw::{Argument, Refusal};
 use crate::xen::Xen;
 
+/// What the kernel of a second guest is told, beside what the first one's is.
+pub const NEIGHBOUR: &str = "neighbour";
+
 /// The port's name.
 const PORT: &str = "host";
 /// Where the kernel says which device has which name.
@@ -70,6 +73,11 @@ pub enum Request {
         /// It may count there.
         allowed: bool,
     },
+    /// [`Kvm::neighbour`].
+    Neighbour {
+        /// It may count.
+        allowed: bool,
+    },
 }
 
 impl Display for Request {
@@ -83,6 +91,7 @@ impl Display for Request {
             Self::Move { live, allowed } => {
                 write!(f, "move {} {}", u64::from(live), u64::from(allowed))
             }
+            Self::Neighbour { allowed } => write!(f, "neighbour {}", u64::from(allowed)),
         }
     }
 }
@@ -101,6 +110,7 @@ impl FromStr for Request {
             ("allow", &[enabled]) => Self::Allow(enabled == 1),
             ("stats", []) => Self::Stats,
             ("move", &[live, allowed]) => Self::Move { live: live == 1, allowed: allowed == 1 },
+            ("neighbour", &[allowed]) => Self::Neighbour { allowed: allowed == 1 },
             _ => bail!("no request: {line}"),
         })
     }
@@ -151,6 +161,16 @@ impl Kvm {
     /// `EIO` it cannot be done, and the host's console says why.
     pub fn move_to_another(&self, live: bool, allowed: bool) -> Result<(), Refusal> {
         self.ask(Request::Move { live, allowed }).map(drop)
+    }
+
+    /// Has a second guest like this one executed beside it, whose kernel is told [`NEIGHBOUR`]; gives
+    /// the numbers that its command has printed, once it has ended well.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` it has not, and the host's console says why.
+    pub fn neighbour(&self, allowed: bool) -> Result<Vec<u64>, Refusal> {
+        self.ask(Request::Neighbour { allowed })
     }
 
     fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
@@ -240,6 +260,7 @@ mod tests {
             Request::Allow(false),
             Request::Stats,
             Request::Move { live: true, allowed: false },
+            Request::Neighbour { allowed: true },
         ] {
             assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
         }

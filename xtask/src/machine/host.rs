@@ -79,7 +79,8 @@ fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
     // vCPUs' threads have names then, by which the disturber knows them.
     argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
     argv.extend(["-machine", "q35,accel=kvm", "-serial", "stdio"].map(str::to_owned));
-    let port = |n| format!("/dev/fdset/{n}");
+    // They cannot be truncated.
+    let port = |n| format!("/dev/fdset/{n},append=on");
     argv.extend(emulator::every(&host.cpu, host.memory_mib, files_mib, port));
     argv.extend(["-qmp".to_owned(), format!("unix:{MONITOR},server=on,wait=off")]);
     let asked = format!("socket,id=asked,path={SOCKET},server=on,wait=off");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use crate::artefacts::{guest, kernel};
 use crate::machine::{self, Spec};
 use crate::suites::driver::refuses;
 use crate::suites::report::{Report, all, says};
@@ -66,6 +67,17 @@ pub fn run(report: &mut Report) -> Result<()> {
 pub fn moved(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-roam"])?;
     // It is there twice for a while.
+    spec.topology.memory_mib += spec.host()?.memory_mib + 512;
+    spec.timeout = Duration::from_secs(900);
+    report.program(spec, "tenants")
+}
+
+/// Two guests on the same physical CPUs, of which one may not count at first.
+pub fn beside(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-side"])?;
+    let module = guest::module(&kernel::kernel()?, spec.purpose())?;
+    spec.module = false;
+    spec.files.push((module, "/usr/lib/perfctr/perfctr.ko".into()));
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
     spec.timeout = Duration::from_secs(900);
     report.program(spec, "tenants")

@@ -10,7 +10,7 @@ use std::thread::sleep;
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
-use vm_tests::kvm::{Request, answer};
+use vm_tests::kvm::{NEIGHBOUR, Request, answer};
 use vm_tests::raw::Refusal;
 use vm_tests::threads::run_on;
 
@@ -25,6 +25,9 @@ const SLICES: [(&str, u64); 2] = [
     ("/sys/kernel/debug/sched/min_granularity_ns", 100_000),
     ("/sys/kernel/debug/sched/wakeup_granularity_ns", 0),
 ];
+/// The ports of the first process, by their numbers, and where a second guest's are.
+const PORTS: &str = "/dev/fdset/";
+const NEIGHBOURS_PORTS: &str = "/machine/port.";
 /// Where a guest is saved, and where one is sent that is migrated.
 const SAVED: &str = "/machine/saved";
 const SENT: &str = "unix:/machine/sent";
@@ -82,6 +85,10 @@ impl<'a> Server<'a> {
                         Refusal::EIO
                     })
                 }
+                Request::Neighbour { allowed } => self.neighbour(allowed).map_err(|error| {
+                    eprintln!("the neighbour: {error:#}");
+                    Refusal::EIO
+                }),
                 request => self.act(request),
             };
             writeln!(port.get_mut(), "{}", answer(outcome))?;
@@ -113,7 +120,7 @@ impl<'a> Server<'a> {
             Request::Allow(true) => allow(self.guest.process())?,
             Request::Allow(false) => write(FORBID, &self.guest.process().to_string())?,
             Request::Stats => return numbers(STATS),
-            Request::Move { .. } => return Err(Refusal::EINVAL),
+            Request::Move { .. } | Request::Neighbour { .. } => return Err(Refusal::EINVAL),
         }
         Ok(Vec::new())
     }
@@ -155,28 +162,49 @@ impl<'a> Server<'a> {
         }
     }
 
+    /// A second guest, to its end; gives what its command has printed.
+    fn neighbour(&self, allowed: bool) -> Result<Vec<u64>> {
+        let mut words = self.words(NEIGHBOUR);
+        // Its ports are files of its own.
+        words = words.iter().map(|word| word.replace(PORTS, NEIGHBOURS_PORTS)).collect();
+        let arguments = words.iter().position(|word| word == "-append").context("no kernel")?;
+        words[arguments + 1] += &format!(" {NEIGHBOUR}");
+        while let Some(port) = words.iter().position(|word| word == "-add-fd") {
+            words.drain(port..port + 2);
+        }
+        // What an earlier one has left there is not this one's.
+        for port in 0..4 {
+            fs::write(format!("{NEIGHBOURS_PORTS}{port}"), "")?;
+        }
+        let mut child = spawn(Command::new(&words[0]).args(&words[1..]), allowed)?;
+        let status = child.wait()?;
+        let said = [0, 1, 2].map(|port| fs::read_to_string(format!("{NEIGHBOURS_PORTS}{port}")));
+        let [control, stdout, stderr] = said;
+        let (control, stdout, stderr) = (control?, stdout?, stderr?);
+        let good = status.success() && control.ends_with("exit 0\n");
+        ensure!(good, "{status}, {control:?}, {stdout}, {stderr}");
+        let last = stdout.lines().next_back().context("it says nothing")?;
+        Ok(last.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
+    }
+
+    /// The first process' command line, with sockets of another one's.
+    fn words(&self, ending: &str) -> Vec<String> {
+        let own = |word: &String| {
+            let own = |word: String, path: &&str| word.replace(path, &format!("{path}.{ending}"));
+            [self.socket, self.monitor].iter().fold(word.clone(), own)
+        };
+        self.command.iter().map(own).collect()
+    }
+
     /// Starts another process that the guest comes to from there, and lets it count or not.
     fn start(&mut self, from: &str, allowed: bool) -> Result<()> {
-        let number = self.later.len() + 1;
-        let own = |word: &String| {
-            [self.socket, self.monitor]
-                .iter()
-                .fold(word.clone(), |word, path| word.replace(*path, &format!("{path}.{number}")))
-        };
-        let words: Vec<String> = self.command.iter().map(own).collect();
-        let (program, arguments) = words.split_first().context("no command")?;
-        let mut child = Command::new(program).args(arguments).args(["-incoming", from]).spawn()?;
-        let process = Pid::from_raw(child.id().try_into()?);
-        while vcpus(process).is_empty() {
-            ensure!(child.try_wait()?.is_none(), "{program} has ended");
-            sleep(BETWEEN_LOOKS);
-        }
-        if allowed {
-            allow(process)?;
-        }
+        let words = self.words(&(self.later.len() + 1).to_string());
+        let mut command = Command::new(&words[0]);
+        let child = spawn(command.args(&words[1..]).args(["-incoming", from]), allowed)?;
+        self.guest.process.store(child.id().try_into()?, Relaxed);
         self.later.push(child);
-        self.guest.process.store(process.as_raw(), Relaxed);
-        Ok(())
+        // Once it answers, it listens.
+        Monitor::connect(&self.own(self.monitor)).map(drop)
     }
 }
 
@@ -187,6 +215,20 @@ impl Drop for Server<'_> {
             child.wait().ok();
         }
     }
+}
+
+/// Starts what runs a guest, and lets that count or not, before it has executed much.
+fn spawn(command: &mut Command, allowed: bool) -> Result<Child> {
+    let mut child = command.spawn()?;
+    let process = Pid::from_raw(child.id().try_into()?);
+    while vcpus(process).is_empty() {
+        ensure!(child.try_wait()?.is_none(), "{command:?} has ended");
+        sleep(BETWEEN_LOOKS);
+    }
+    if allowed {
+        allow(process)?;
+    }
+    Ok(child)
 }
 
 fn numbers(path: &str) -> Result<Vec<u64>, Refusal> {

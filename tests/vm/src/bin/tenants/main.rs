@@ -16,6 +16,7 @@ mod peek;
 mod registers;
 mod roam;
 mod samples;
+mod side;
 mod storm;
 mod tenant;
 
@@ -49,6 +50,8 @@ enum Role {
     KvmDemo(demo::Options),
     /// Counts in a guest of KVM that is moved from one process to another.
     KvmRoam,
+    /// Counts in two guests of KVM, of which one may not at first.
+    KvmSide,
     #[command(flatten)]
     Tenant(tenant::Role),
 }
@@ -62,6 +65,7 @@ fn main() -> Result<ExitCode> {
         Role::Bench(options) => bench::control(&options),
         Role::KvmDemo(options) => demo::alone(&options),
         Role::KvmRoam => roam::alone(),
+        Role::KvmSide => side::run(),
         Role::Tenant(role) => tenant::run(&role),
     }
 }

@@ -195,7 +195,8 @@ pub fn alone() -> Result<ExitCode> {
         count(&constants, || {
             sleep(AMID);
             kvm.move_to_another(live, allowed)?;
-            Ok(sleep(AMID))
+            sleep(AMID);
+            Ok(())
         })
     };
     for (what, live) in [("is saved and restored", false), ("is migrated while it executes", true)]
@@ -213,7 +214,10 @@ pub fn alone() -> Result<ExitCode> {
         ensure!(start.elapsed() < PATIENCE, "a guest that is allowed again: {error:#}");
         sleep(BETWEEN);
     }
-    let seen = count(&constants, || Ok(sleep(2 * AMID)))?;
+    let seen = count(&constants, || {
+        sleep(2 * AMID);
+        Ok(())
+    })?;
     right(&mut tally, "a guest of KVM that is allowed again", &seen);
     Ok(tally.finish())
 }

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Two guests of KVM on the same physical CPUs, each of which is not to notice the other.
+//!
+//! Both execute this: the second one, which the first has the host start, knows it by its kernel's
+//! arguments.  The host gives the first one what the second has printed: numbers.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+use vm_tests::host::Host as _;
+use vm_tests::kvm::{Kvm, NEIGHBOUR};
+use vm_tests::module;
+use vm_tests::tally::{Tally, equal};
+
+use crate::control::exact;
+use crate::counting::{CROSSED, Domain};
+
+/// Regions that each of the second guest's threads measures.
+const REGIONS: u64 = 2_000;
+
+/// Either guest's part.
+pub fn run() -> Result<ExitCode> {
+    let arguments = fs::read_to_string("/proc/cmdline")?;
+    if arguments.split_whitespace().any(|argument| argument == NEIGHBOUR) {
+        neighbour()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    module::load()?;
+    let (kvm, mut tally) = (Kvm::open()?, Tally::default());
+    let whose = "a guest of KVM beside one that may not count";
+    let told = beside(&mut tally, &kvm, whose, false)?;
+    let [errno, signal] = told[..] else { anyhow::bail!("the neighbour says {told:?}") };
+    let refused = Errno::from_raw(errno as i32);
+    tally.check("a guest of KVM that nobody allows gets EPERM", equal(refused, Errno::EPERM));
+    let outcome = equal(signal, libc::SIGSEGV as u64);
+    tally.check("a guest of KVM that nobody allows cannot execute RDPMC", outcome);
+
+    let clears = kvm.stats()?.residue_clears;
+    let whose = "a guest of KVM beside another one that counts";
+    let told = beside(&mut tally, &kvm, whose, true)?;
+    let [regions, error_max, refusals, switches] = told[..] else {
+        anyhow::bail!("the neighbour says {told:?}")
+    };
+    println!("the neighbour: {regions} regions, {switches} switches of its vCPUs");
+    tally.check("the other one: counts are exact", equal([error_max, refusals], [0, 0]));
+    let hard = regions >= REGIONS && switches > 0;
+    tally.check("the other one: its vCPUs were preempted", equal(hard, true));
+    let cleared = kvm.stats()?.residue_clears > clears;
+    tally.check("counters were cleared of what the one before had counted", equal(cleared, true));
+    Ok(tally.finish())
+}
+
+/// Counts as long as the neighbour is there; gives what that says.
+fn beside(tally: &mut Tally, kvm: &Kvm, whose: &str, allowed: bool) -> Result<Vec<u64>> {
+    let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
+    let (seen, told) = thread::scope(|scope| {
+        let neighbour = scope.spawn(move || {
+            let told = kvm.neighbour(allowed);
+            stop.store(true, Ordering::Relaxed);
+            told
+        });
+        let seen = domain.count(1, |_| !stop.load(Ordering::Relaxed));
+        (seen, neighbour.join().expect("no thread panics"))
+    });
+    let seen = seen?;
+    println!("{whose}: {seen:#}");
+    exact(tally, whose, &seen);
+    Ok(told?)
+}
+
+/// The second guest: how it is refused, or what it has counted.
+fn neighbour() -> Result<()> {
+    if let Err(error) = module::load() {
+        let errno = error.downcast_ref::<Errno>().context("no error of the kernel's")?;
+        let child = Command::new("/proc/self/exe").arg("rdpmc").status()?;
+        println!("{} {}", *errno as i32, child.signal().unwrap_or_default());
+        return Ok(());
+    }
+    let seen = Domain::new(CROSSED[1])?.count(2, |measured| measured < REGIONS)?;
+    let number = |key: &str| seen[key].as_u64().with_context(|| format!("{key} in {seen}"));
+    let refusals = u64::from(!seen["refusal"].is_null());
+    ensure!(number("regions")? > 0, "{seen}");
+    let [regions, error_max, switches] =
+        [number("regions")?, number("error_max")?, number("vcpu_switches")?];
+    println!("{regions} {error_max} {refusals} {switches}");
+    Ok(())
+}
