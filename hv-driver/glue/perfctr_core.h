@@ -229,7 +229,7 @@ int perfctr_core_cpu_up(struct perfctr_core_cpu *cpu,
 void perfctr_core_cpu_down(struct perfctr_core_cpu *cpu);
 
 /*
- * The calling vCPU, `id` of `domain`, registers `page`, see Vcpu::register, or goes on from what
+ * The calling vCPU, `id` of `domain`, registers `page`, or goes on from what it says.
  */
 int perfctr_core_register(struct perfctr_core_cpu *cpu,
                           struct perfctr_core_vcpu *vcpu,
@@ -354,7 +354,7 @@ extern struct perfctr_core_vcpu *perfctr_glue_vcpu(void);
 extern uint64_t perfctr_glue_machine(void);
 
 /*
- * Pins the frame and registers it for the current vCPU, or goes on from what it says; gives 0 or
+ * Pins the frame and registers it for the current vCPU, or goes on with it; 0 or an error.
  */
 extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest, bool goes_on);
 

@@ -3,7 +3,8 @@
 //!
 //! The page belongs to a guest that may write to it at any time.  It is output: nothing is ever
 //! read back from it, not even the sequence word, of which [`Publisher`] keeps its own count.  Only
-//! where a restored guest wants to go on from a page, what it says is taken once, as the guest's word.
+//! where a restored guest wants to go on from a page, what it says is taken once, as the guest's
+//! word.
 
 use shared_abi::config::{EVNTSEL_INT, MODE_COUNTING, MODE_SAMPLING};
 use shared_abi::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};

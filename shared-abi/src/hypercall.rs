@@ -52,8 +52,8 @@ pub const OP_STATS: u32 = 6;
 /// Not in its page, which user mode may read: addresses of the kernel are its secret.
 pub const OP_PLACE: u32 = 7;
 
-/// Publish the calling vCPU's counters in a page in which another hypervisor did before the guest was
-/// restored, and count on from there.
+/// Publish the calling vCPU's counters in a page in which another hypervisor did before the guest
+/// was restored, and count on from there.
 pub const OP_GO_ON: u32 = 8;
 
 /// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen does not use on x86.
@@ -82,8 +82,8 @@ pub struct HvQuery {
     pub reserved: u32,
     /// Out: what the PMU can do.
     pub caps: WireCaps,
-    /// Out: a number of the caller's domain, another one after it was restored; 0 if the hypervisor
-    /// has another way to tell that.
+    /// Out: a number of the caller's domain, another one after it was restored or allowed to count;
+    /// 0 if the hypervisor has another way to tell that.
     pub machine: u64,
     /// 0.
     pub reserved_tail: u64,

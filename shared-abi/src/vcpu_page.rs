@@ -2,8 +2,8 @@
 //! The page that the hypervisor publishes for each virtual CPU.
 //!
 //! It is a guest page, registered by hypercall; the hypervisor only ever writes it.  The guest
-//! kernel and, read-only, the monitored threads read it under its sequence word.  It says enough for
-//! another hypervisor to go on from there, once, after the guest was restored.
+//! kernel and, read-only, the monitored threads read it under its sequence word.  It says enough
+//! for another hypervisor to go on from there, once, after the guest was restored.
 
 use crate::layout::layout;
 use crate::limits::{MAX_SLOTS, PAGE_BYTES};
@@ -31,8 +31,8 @@ pub struct VcpuSlot {
     pub sum: AtomicU64,
     /// W: hypervisor, R: guest, unit: raw counter value.  What the hardware counter held when it
     /// last began to run: when the configuration was loaded, the vCPU was switched in, the guest
-    /// entered a mode in which it counts, or after an overflow's interrupt.  Of one that interrupts,
-    /// while the vCPU does not execute: what it is to go on from.
+    /// entered a mode in which it counts, or after an overflow's interrupt.  Of one that
+    /// interrupts, while the vCPU does not execute: what it is to go on from.
     pub start: AtomicU64,
     /// W: hypervisor, R: guest.  All bits of the counter's width while it is running for the ring
     /// that executes; 0 while it is not, which makes the formula yield `sum`.

@@ -35,9 +35,10 @@ static bool owns_cr4(void)
 struct perfctr_line {
 	struct irq_work work;
 	irq_handler_t handler;
-	/* What is looked at anew after it was restored. */
+	/* Whether it may count here is to be looked at anew, and why. */
 	struct work_struct look;
-	bool lost;
+	bool looks;
+	bool refused;
 	/* Of the machine, on its host. */
 	u64 machine;
 	/* The page that is registered, or was or will be in a moment. */
@@ -99,9 +100,11 @@ static void look(struct work_struct *work)
 	struct perfctr_line *line =
 		container_of(work, struct perfctr_line, look);
 
+	line->looks = false;
 	/* On its CPU, unless that is gone: no thread executes there. */
-	perfctr_restore_function(cpumask_of(raw_smp_processor_id()));
-	line->lost = false;
+	if (line->refused || perfctr_core_handshake_again(&perfctr_query))
+		perfctr_restore_function(cpumask_of(raw_smp_processor_id()));
+	line->refused = false;
 }
 
 static void deliver(struct irq_work *work)
@@ -109,7 +112,7 @@ static void deliver(struct irq_work *work)
 	struct perfctr_line *line =
 		container_of(work, struct perfctr_line, work);
 
-	if (line->lost)
+	if (line->looks)
 		schedule_work_on(smp_processor_id(), &line->look);
 	/* It was unbound meanwhile, perhaps. */
 	if (line->handler)
@@ -133,7 +136,7 @@ static bool has_reason(struct perfctr_line *line)
 	       line->flags != before.flags;
 }
 
-/* Whether this is another machine than when that was last asked. */
+/* Whether this is another machine, or allowed, since that was last asked. */
 static bool moved(struct perfctr_line *line)
 {
 	struct perfctr_hv_query now = {
@@ -191,7 +194,8 @@ static void go_on(struct perfctr_line *line, struct perfctr_vcpu_page *page)
 		err = call(PERFCTR_OP_GO_ON, &wanted, sizeof(wanted));
 	if (err) {
 		forbid(page);
-		line->lost = true;
+		line->refused = true;
+		line->looks = true;
 	}
 }
 
@@ -206,9 +210,10 @@ static bool understood(struct perfctr_line *line)
 	}
 	if (has_reason(line))
 		return true;
-	if (!moved(line) && perfctr_cpus[smp_processor_id()].online)
+	if (!moved(line))
 		return false;
-	line->lost = true;
+	line->refused = !perfctr_cpus[smp_processor_id()].online;
+	line->looks = true;
 	return true;
 }
 

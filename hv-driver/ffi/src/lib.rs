@@ -170,8 +170,9 @@ pub extern "C" fn perfctr_core_cpu_down(cpu: &mut CpuObject) {
     cpu.cpu().go_down();
 }
 
-/// The calling vCPU, `id` of `domain`, registers `page`, see [`Vcpu::register`], or goes on from what
-/// it says, see [`Vcpu::go_on`]; gives 0 or a negative error number.
+/// The calling vCPU, `id` of `domain`, registers `page`, or goes on from what it says.
+///
+/// See [`Vcpu::register`] and [`Vcpu::go_on`].  Gives 0 or a negative error number.
 ///
 /// # Safety
 ///
@@ -332,8 +333,7 @@ unsafe extern "C" {
     fn perfctr_glue_vcpu() -> *mut VcpuObject;
     /// A number of the current domain, see `HvQuery::machine`.
     fn perfctr_glue_machine() -> u64;
-    /// Pins the frame and registers it for the current vCPU, or goes on from what it says; gives 0 or
-    /// a negative error number.
+    /// Pins the frame and registers it for the current vCPU, or goes on with it; 0 or an error.
     fn perfctr_glue_register(gfn: u64, guest: *const Guest, goes_on: bool) -> c_int;
     /// Unpins the current vCPU's page and frees its object.
     fn perfctr_glue_forget();

@@ -4,7 +4,6 @@
 #include <linux/export.h>
 #include <linux/kvm_host.h>
 #include <linux/mm.h>
-#include <linux/random.h>
 #include <linux/slab.h>
 
 #include "lapic.h"
@@ -19,19 +18,10 @@ static u64 serial_of(struct kvm *kvm)
 	static u64 last;
 
 	spin_lock(&lock);
-	if (!kvm->arch.perfctr_serial) {
+	if (!kvm->arch.perfctr_serial)
 		kvm->arch.perfctr_serial = ++last;
-		kvm->arch.perfctr_machine = get_random_u64() | 1;
-	}
 	spin_unlock(&lock);
 	return kvm->arch.perfctr_serial;
-}
-
-/* The same, as the guest sees it, whatever host it comes from. */
-u64 perfctr_machine(struct kvm *kvm)
-{
-	serial_of(kvm);
-	return kvm->arch.perfctr_machine;
 }
 
 struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu)
@@ -103,8 +93,8 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 
 	local_irq_disable();
 	err = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p),
-				    page_address(p->page), guest,
-				    vcpu->vcpu_id, serial_of(vcpu->kvm),
+				    page_address(p->page), guest, vcpu->vcpu_id,
+				    serial_of(vcpu->kvm),
 				    perfctr_allowed(vcpu->kvm), goes_on);
 	if (!err)
 		vcpu->arch.perfctr = p;

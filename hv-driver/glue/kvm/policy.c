@@ -3,6 +3,7 @@
 
 #include <linux/kvm_host.h>
 #include <linux/moduleparam.h>
+#include <linux/random.h>
 
 #include "private.h"
 
@@ -17,6 +18,13 @@ bool perfctr_allowed(const struct kvm *kvm)
 
 	return policy == PERFCTR_DEFAULT ? perfctr_all :
 					   policy == PERFCTR_ALLOW;
+}
+
+/* As its guest knows it, whatever host that comes from. */
+u64 perfctr_machine(struct kvm *kvm)
+{
+	cmpxchg64(&kvm->arch.perfctr_machine, 0, get_random_u64() | 1);
+	return READ_ONCE(kvm->arch.perfctr_machine);
 }
 
 /* No guest controls its host. */
@@ -52,7 +60,9 @@ static void tell(struct kvm *kvm)
 	struct kvm_vcpu *vcpu;
 	unsigned long i;
 
-	kvm_for_each_vcpu(i, vcpu, kvm) {
+	WRITE_ONCE(kvm->arch.perfctr_machine, get_random_u64() | 1);
+	kvm_for_each_vcpu(i, vcpu, kvm)
+	{
 		perfctr_notify(vcpu);
 		kvm_vcpu_kick(vcpu);
 	}

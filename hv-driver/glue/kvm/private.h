@@ -35,11 +35,12 @@ struct perfctr_core_cpu *perfctr_this_cpu(void);
 /* policy.c: a machine may count by option, or since the host said so. */
 extern bool perfctr_all;
 bool perfctr_allowed(const struct kvm *kvm);
+/* A number that changes where it is restored, and when it is allowed. */
+u64 perfctr_machine(struct kvm *kvm);
 
 /* page.c */
 bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest);
 struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu);
-u64 perfctr_machine(struct kvm *kvm);
 int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 			  const struct perfctr_guest *guest, bool goes_on);
 void perfctr_page_forget(struct kvm_vcpu *vcpu);

@@ -24,8 +24,8 @@ pub fn serve(ports: &Ports, modules: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A port has one user at a time, but whoever runs the machine may hand it over to another one: both
-/// inherit the ports, which are QEMU's `/dev/fdset/0` and so on.
+/// A port has one user at a time, but whoever runs the machine may hand it over to another one:
+/// both inherit the ports, which are QEMU's `/dev/fdset/0` and so on.
 fn run(ports: &[File]) -> Result<()> {
     let mut machine = command("machine")?;
     for (set, port) in ports.iter().enumerate() {

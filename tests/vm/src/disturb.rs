@@ -36,8 +36,8 @@ pub fn one_thread(threads: &[Pid], cpus: &[usize], rng: &mut Rng) {
     sleep(Duration::from_micros(rng.between(250, 1500)));
 }
 
-/// Moves a random vCPU of the calling guest to a random physical CPU every 1 to 5 ms, and lets all go
-/// in the end.
+/// Moves a random vCPU of the calling guest to a random physical CPU every 1 to 5 ms, and lets all
+/// go in the end.
 pub fn vcpus(host: &dyn Host, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
     let place = |vcpu, pcpus| host.set_affinity(vcpu, pcpus);
     place_at_random(&place, cpus, pcpus, seed, stop);

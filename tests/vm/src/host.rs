@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The host of this guest, as far as tests ask it for something: it moves the guest's vCPUs, lets it
-//! count or forbids it, and knows what it and its driver have done.
+//! The host of this guest, as far as tests ask it for something: it moves the guest's vCPUs, lets
+//! it count or forbids it, and knows what it and its driver have done.
 //!
 //! Xen's control domain is its own host ([`xen`](crate::xen)); a guest of KVM asks a program there
 //! ([`kvm`](crate::kvm)).

@@ -2,8 +2,8 @@
 //! A guest of KVM and the program on its host (`bin/host`), which does what the guest's tests ask
 //! for.
 //!
-//! They talk through a virtio port: a [`Request`] in a line, and in another one `ok` with numbers, or
-//! `error` with an error's number.
+//! They talk through a virtio port: a [`Request`] in a line, and in another one `ok` with numbers,
+//! or `error` with an error's number.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fmt::{self, Display};
@@ -163,8 +163,8 @@ impl Kvm {
         self.ask(Request::Move { live, allowed }).map(drop)
     }
 
-    /// Has a second guest like this one executed beside it, whose kernel is told [`NEIGHBOUR`]; gives
-    /// the numbers that its command has printed, once it has ended well.
+    /// Has a second guest like this one executed beside it, whose kernel is told [`NEIGHBOUR`];
+    /// gives the numbers that its command has printed, once it has ended well.
     ///
     /// # Errors
     ///

@@ -84,7 +84,8 @@ impl ThreadTime {
     }
 }
 
-/// For every vCPU its running time by our page beside the host's account of it, and how often it moved.
+/// For every vCPU its running time by our page beside the host's account of it, and how often it
+/// moved.
 pub struct VcpuTimes(Vec<VcpuTime>);
 
 struct VcpuTime {

@@ -82,7 +82,8 @@ impl Spec {
         self.topology.kvm.as_mut().context("this topology has no host")
     }
 
-    /// With the driver's options, as in Xen's argument `perfctr=OPTIONS`, or in that of KVM's module.
+    /// With the driver's options, as in Xen's argument `perfctr=OPTIONS`, or in that of KVM's
+    /// module.
     pub fn driver(mut self, options: &str) -> Result<Self> {
         let argument = format!(" perfctr={options}");
         match &mut self.topology.kvm {

@@ -41,8 +41,8 @@ fn storm(topology: &str) -> Result<Spec> {
     Ok(if is_nested(topology) { spec } else { spec.deterministic() })
 }
 
-/// Without another vCPU, the kernel never waits with interrupts disabled; and on Intel's counters as
-/// narrow and old as they may be.
+/// Without another vCPU, the kernel never waits with interrupts disabled; and on Intel's counters
+/// as narrow and old as they may be.
 fn one_vcpu(topology: &str) -> Result<Spec> {
     let command = ["/work/overflow", "--pending", "--rounds", "20"];
     let mut spec = spec(topology, "on", command)?;

@@ -34,7 +34,8 @@ pub struct Args {
     /// Only suites whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     suite: Option<String>,
-    /// Only suites that are run on this machine, a file in xtask/profiles, in place of the usual one.
+    /// Only suites that are run on this machine, a file in xtask/profiles, in place of the usual
+    /// one.
     #[arg(long, value_name = "NAME")]
     topology: Option<String>,
 }

@@ -32,9 +32,9 @@ pub struct Outcome {
     pub retries: u64,
 }
 
-/// The host takes each vCPU from its physical CPU as often as it can, since others wait for it: later
-/// kernels than Linux 6.1 have no more vCPUs in the control domain than there are physical CPUs, so
-/// not all of these may be used.
+/// The host takes each vCPU from its physical CPU as often as it can, since others wait for it:
+/// later kernels than Linux 6.1 have no more vCPUs in the control domain than there are physical
+/// CPUs, so not all of these may be used.
 pub fn run(host: &dyn Host, cpus: &[usize]) -> Result<Outcome> {
     let place = |pcpus| cpus.iter().try_for_each(|&cpu| host.set_affinity(cpu as u32, pcpus));
     place((1 << (cpus.len() / 2).max(1)) - 1)?;

@@ -115,8 +115,8 @@ fn process() -> Result<Option<Pid>> {
     Ok(None)
 }
 
-/// The threads that QEMU has named after its vCPUs, by their numbers; none of a process that has ended
-/// since.
+/// The threads that QEMU has named after its vCPUs, by their numbers; none of a process that has
+/// ended since.
 fn vcpus(process: Pid) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let is_vcpu = |thread: &fs::DirEntry| {
