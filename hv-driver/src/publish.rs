@@ -12,7 +12,7 @@ use shared_abi::seq::WriteGuard;
 use shared_abi::slot::{ALL_SLOTS, slots_of};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED, VCPU_TSC};
-use shared_abi::version::{ABI_WORD, VCPU_PAGE_MAGIC};
+use shared_abi::version::{ABI_MAJOR, ABI_WORD, VCPU_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps, VcpuPage};
 
 /// One counter's share of the two-level formula.
@@ -149,7 +149,7 @@ pub(crate) struct Left {
 pub(crate) fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     let flags = page.flags.load(Relaxed);
     if page.magic.load(Relaxed) != VCPU_PAGE_MAGIC
-        || page.abi.load(Relaxed) != ABI_WORD
+        || !says_enough(page.abi.load(Relaxed))
         || flags & (VCPU_REGISTERED | VCPU_EXECUTING) != VCPU_REGISTERED
     {
         return Err(Errno::INVAL);
@@ -183,6 +183,11 @@ pub(crate) fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     };
     let writes = page.seq.writes();
     Ok(Left { state, sums, config: config.map_err(|error| error.errno())?, writes })
+}
+
+/// Whether pages of this version say what their vCPUs count.
+fn says_enough(abi: u32) -> bool {
+    abi & 0xffff == u32::from(ABI_MAJOR) && abi >> 16 >= 2
 }
 
 /// One that has overflowed already interrupts as late as can be: the guest is interrupted anyway.

@@ -304,7 +304,11 @@ fn what_a_restored_vcpu_may_not_goes_on_not_at_all() {
     };
     assert_eq!(page(&|_| ()), Ok(()));
     assert_eq!(page(&|page| page.magic.store(0, Relaxed)), Err(Errno::INVAL));
-    assert_eq!(page(&|page| page.abi.store(1, Relaxed)), Err(Errno::INVAL));
+    let of = |major: u16, minor: u16| u32::from(major) | u32::from(minor) << 16;
+    let version = |abi| move |page: &VcpuPage| page.abi.store(abi, Relaxed);
+    assert_eq!(page(&version(of(ABI_MAJOR, 1))), Err(Errno::INVAL), "it says too little");
+    assert_eq!(page(&version(of(ABI_MAJOR + 1, 2))), Err(Errno::INVAL));
+    assert_eq!(page(&version(of(ABI_MAJOR, ABI_MINOR + 1))), Ok(()));
     assert_eq!(page(&|page| page.flags.store(0, Relaxed)), Err(Errno::INVAL));
     assert_eq!(page(&|page| page.loaded.store(1 << 15, Relaxed)), Err(Errno::INVAL));
     let selects = |evntsel| move |page: &VcpuPage| page.slots[0].evntsel.store(evntsel, Relaxed);

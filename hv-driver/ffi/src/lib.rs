@@ -27,7 +27,7 @@ pub const DRIVER_BYTES: usize = 208;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 648;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2704;
+pub const VCPU_BYTES: usize = 2696;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
