@@ -4,8 +4,8 @@
 use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
 use shared_abi::hypercall::{
-    HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE,
-    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD,
+    OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -53,7 +53,7 @@ pub fn refuse(bench: &mut Bench, host: &dyn Host) {
 }
 
 fn arguments(bench: &mut Bench, host: &dyn Host) {
-    for op in [8, 255, u32::MAX] {
+    for op in [9, 255, u32::MAX] {
         bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
             host.perfctr_op(op, Argument::Null, 0)
         });
@@ -72,6 +72,9 @@ fn arguments(bench: &mut Bench, host: &dyn Host) {
     let register = HvRegister::default();
     bench.refused("second page of a vCPU", Refusal::EEXIST, || {
         call(host, OP_REGISTER, register, size_of::<HvRegister>())
+    });
+    bench.refused("going on with a vCPU that has a page", Refusal::EEXIST, || {
+        call(host, OP_GO_ON, register, size_of::<HvRegister>())
     });
     bench.refused("reserved field of a registration", Refusal::EINVAL, || {
         call(host, OP_REGISTER, HvRegister { reserved: 1, ..register }, size_of::<HvRegister>())
@@ -101,6 +104,7 @@ fn lengths(bench: &mut Bench, host: &dyn Host) {
     let sizes = [
         ("query", OP_QUERY, size_of::<HvQuery>()),
         ("registration", OP_REGISTER, size_of::<HvRegister>()),
+        ("going on", OP_GO_ON, size_of::<HvRegister>()),
         ("domain", OP_DOMAIN, size_of::<HvDomain>()),
         ("statistics", OP_STATS, size_of::<HvStats>()),
         ("place", OP_PLACE, size_of::<HvPlace>()),
@@ -138,6 +142,7 @@ fn pointers(bench: &mut Bench, host: &dyn Host) {
     let sizes = [
         ("query", OP_QUERY, size_of::<HvQuery>()),
         ("registration", OP_REGISTER, size_of::<HvRegister>()),
+        ("going on", OP_GO_ON, size_of::<HvRegister>()),
         ("domain", OP_DOMAIN, size_of::<HvDomain>()),
         ("statistics", OP_STATS, size_of::<HvStats>()),
         ("place", OP_PLACE, size_of::<HvPlace>()),
@@ -175,9 +180,12 @@ pub fn refuse_without_page(tally: &mut Tally, host: &dyn Host) -> Result<()> {
         Some(_) => &[("not its own", 1)],
         None => &[("its local APIC's", 0xfee00), ("its firmware's, which is read-only", 0xfffff)],
     };
-    for (name, gfn) in frames.iter().chain(others).copied() {
+    for (name_of, gfn) in frames.iter().chain(others).copied() {
         let outcome = call(host, OP_REGISTER, HvRegister { gfn, ..HvRegister::default() }, size);
-        let name = format!("page whose frame is {name} gives EINVAL");
+        let name = format!("page whose frame is {name_of} gives EINVAL");
+        tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
+        let outcome = call(host, OP_GO_ON, HvRegister { gfn, ..HvRegister::default() }, size);
+        let name = format!("going on from a page whose frame is {name_of} gives EINVAL");
         tally.check(&name, equal(outcome, Err(Refusal::EINVAL)));
     }
     let outcome = host.perfctr_op(OP_UNREGISTER, Argument::Null, 0);
