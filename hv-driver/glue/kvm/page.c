@@ -146,7 +146,7 @@ void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
  * It is reset, or was restored: what was its page is another kernel's memory,
  * or says what the guest is to go on from.  Nothing is written there.
  */
-static void abandon(struct kvm_vcpu *vcpu)
+void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 {
 	local_irq_disable();
 	perfctr_core_abandon(perfctr_this_cpu(),
@@ -154,22 +154,6 @@ static void abandon(struct kvm_vcpu *vcpu)
 	local_irq_enable();
 	release(vcpu);
 	update_rdpmc(vcpu);
-}
-
-/*
- * A guest whose local APIC sends it an NMI for the PMU has our module, or
- * another use for one: it is told before it executes anything.
- */
-void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
-{
-	u32 lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC);
-
-	if (!perfctr_on)
-		return;
-	if (vcpu->arch.perfctr)
-		abandon(vcpu);
-	if ((lvtpc & (APIC_LVT_MASKED | APIC_MODE_MASK)) == APIC_DM_NMI)
-		perfctr_notify(vcpu);
 }
 
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)

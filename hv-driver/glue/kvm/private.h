@@ -44,6 +44,7 @@ struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu);
 int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 			  const struct perfctr_guest *guest, bool goes_on);
 void perfctr_page_forget(struct kvm_vcpu *vcpu);
+void perfctr_page_abandon(struct kvm_vcpu *vcpu);
 void perfctr_page_written(struct kvm_vcpu *vcpu);
 
 /* switch.c: the PMU's interrupt. */

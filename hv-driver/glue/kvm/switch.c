@@ -6,6 +6,7 @@
 #include <asm/nmi.h>
 
 #include "kvm_cache_regs.h"
+#include "lapic.h"
 #include "x86.h"
 
 #include "private.h"
@@ -48,6 +49,24 @@ void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 	__this_cpu_write(perfctr_left, true);
 	local_irq_restore(flags);
 	perfctr_page_written(vcpu);
+}
+
+/*
+ * A guest whose local APIC sends it an NMI for the PMU has our module, or
+ * another use for one: it is told before it executes anything.
+ */
+void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
+{
+	u32 lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC);
+
+	if (!perfctr_on)
+		return;
+	if (vcpu->arch.perfctr) {
+		this_cpu_write(perfctr_left, true);
+		perfctr_page_abandon(vcpu);
+	}
+	if ((lvtpc & (APIC_LVT_MASKED | APIC_MODE_MASK)) == APIC_DM_NMI)
+		perfctr_notify(vcpu);
 }
 
 static void switch_in(struct kvm_vcpu *vcpu, struct perfctr_core_vcpu *core)
