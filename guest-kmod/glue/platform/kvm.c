@@ -35,10 +35,13 @@ static bool owns_cr4(void)
 struct perfctr_line {
 	struct irq_work work;
 	irq_handler_t handler;
-	/* Whether it may count here is to be looked at anew, and why. */
+	/*
+	 * Whether it may count here is to be looked at anew, and the error if
+	 * it may not until then.
+	 */
 	struct work_struct look;
 	bool looks;
-	bool refused;
+	int refused;
 	/* Of the machine, on its host. */
 	u64 machine;
 	/* The page that is registered, or was or will be in a moment. */
@@ -74,19 +77,22 @@ static bool is_kept(u32 op, int err)
 	}
 }
 
-/* Interrupts are disabled where pages come and go. */
+/* Interrupts are disabled, but for the handshake. */
 static int hypercall(u32 op, void *argument, u32 length)
 {
+	struct perfctr_line *line = raw_cpu_ptr(&perfctr_line);
 	int err;
 
 	if (op == PERFCTR_OP_REGISTER)
-		this_cpu_ptr(&perfctr_line)->wanted =
-			*(struct perfctr_hv_register *)argument;
+		line->wanted = *(struct perfctr_hv_register *)argument;
 	barrier();
 	err = call(op, argument, length);
 	barrier();
 	if (!is_kept(op, err))
-		this_cpu_ptr(&perfctr_line)->wanted.gfn = 0;
+		line->wanted.gfn = 0;
+	/* Why the page was lost. */
+	if (op == PERFCTR_OP_LOAD && err == -ENXIO && line->refused)
+		err = line->refused;
 	return err;
 }
 
@@ -104,7 +110,7 @@ static void look(struct work_struct *work)
 	/* On its CPU, unless that is gone: no thread executes there. */
 	if (line->refused || perfctr_core_handshake_again(&perfctr_query))
 		perfctr_restore_function(cpumask_of(raw_smp_processor_id()));
-	line->refused = false;
+	line->refused = 0;
 }
 
 static void deliver(struct irq_work *work)
@@ -194,7 +200,7 @@ static void go_on(struct perfctr_line *line, struct perfctr_vcpu_page *page)
 		err = call(PERFCTR_OP_GO_ON, &wanted, sizeof(wanted));
 	if (err) {
 		forbid(page);
-		line->refused = true;
+		line->refused = err;
 		line->looks = true;
 	}
 }
@@ -212,7 +218,7 @@ static bool understood(struct perfctr_line *line)
 		return true;
 	if (!moved(line))
 		return false;
-	line->refused = !perfctr_cpus[smp_processor_id()].online;
+	line->refused = perfctr_cpus[smp_processor_id()].online ? 0 : -ENXIO;
 	line->looks = true;
 	return true;
 }

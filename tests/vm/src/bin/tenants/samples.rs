@@ -43,6 +43,7 @@ pub fn prepare() -> Result<Constants> {
 /// `go_on`, which is asked with the number of regions that it has counted, says so.
 pub fn take(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
     let (threads, go_on) = (cpus()?.len() * THREADS_PER_VCPU, &go_on);
+    let elsewhere = sampled::elsewhere();
     let all: Vec<_> = thread::scope(|scope| {
         let thread = |number| scope.spawn(move || one(number, constants, go_on));
         let threads: Vec<_> = (0..threads).map(thread).collect();
@@ -66,7 +67,7 @@ pub fn take(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result
         "imode_extra": extra,
         "imode_error_max": sum.error_max,
         // They came to a thread that does not sample, or whose counters could not be read.
-        "imode_elsewhere": sampled::elsewhere() + unread,
+        "imode_elsewhere": sampled::elsewhere() - elsewhere + unread,
         "refusal": sum.refusal,
     }))
 }
