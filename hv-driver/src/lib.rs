@@ -36,5 +36,6 @@ pub use guest::Guest;
 pub use hal::{Pmu, Probe};
 pub use pcpu::{Cpu, Pcpu};
 pub use pmu::{Cpuid, Refusal};
+pub use publish::Left;
 pub use stats::Stats;
 pub use vcpu::{Registration, Vcpu};

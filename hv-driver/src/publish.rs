@@ -41,6 +41,22 @@ pub(crate) struct State {
     pub(crate) throttled: u64,
 }
 
+impl State {
+    /// Of a page that is registered for the first time.
+    pub(crate) const NEW: Self = Self {
+        executing: true,
+        direct: true,
+        loaded: 0,
+        tsc_sum: 0,
+        tsc_start: 0,
+        generation: 0,
+        switches: 0,
+        migrations: 0,
+        overflows: 0,
+        throttled: 0,
+    };
+}
+
 /// The writer of one page.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
@@ -133,20 +149,33 @@ pub(crate) fn held(page: &VcpuPage, slot: PhysSlot, raw: u64) {
     }
 }
 
-/// What a vCPU has left in its page.
-pub(crate) struct Left {
+/// What a vCPU has left in its page, for another hypervisor.
+#[derive(Debug)]
+pub struct Left {
     pub(crate) state: State,
-    pub(crate) sums: [u64; MAX_SLOTS],
+    sums: [u64; MAX_SLOTS],
     pub(crate) config: Config,
     pub(crate) writes: u64,
 }
 
-/// Takes what the guest says that is.
-///
-/// # Errors
-///
-/// `INVAL` the page is none, or one whose vCPU executes; those of the configuration.
-pub(crate) fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
+impl Left {
+    /// What the guest says that is.
+    ///
+    /// # Errors
+    ///
+    /// `INVAL` the page is none, or one whose vCPU executes; those of the configuration.
+    // Not inlined: some hypervisors' stacks are small.
+    #[inline(never)]
+    pub fn of(page: &VcpuPage, caps: &PmuCaps) -> Result<Self, Errno> {
+        left(page, caps)
+    }
+
+    pub(crate) fn sum(&self, slot: PhysSlot) -> u64 {
+        self.sums.get(slot.index()).copied().unwrap_or(0)
+    }
+}
+
+fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     let flags = page.flags.load(Relaxed);
     if page.magic.load(Relaxed) != VCPU_PAGE_MAGIC
         || !says_enough(page.abi.load(Relaxed))
@@ -170,16 +199,14 @@ pub(crate) fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     }
     let config = Config::new(caps, counters.get(..used).unwrap_or_default());
     let state = State {
-        executing: true,
         direct: flags & VCPU_DIRECT != 0,
-        loaded: 0,
         tsc_sum: page.tsc_sum.load(Relaxed),
-        tsc_start: 0,
         generation: page.generation.load(Relaxed),
         switches: page.switches.load(Relaxed),
         migrations: page.migrations.load(Relaxed),
         overflows: page.overflows.load(Relaxed),
         throttled: page.throttled.load(Relaxed),
+        ..State::NEW
     };
     let writes = page.seq.writes();
     Ok(Left { state, sums, config: config.map_err(|error| error.errno())?, writes })

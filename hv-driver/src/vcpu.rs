@@ -14,7 +14,7 @@ use shared_abi::hypercall::{
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
-use shared_abi::{Config, Errno, PhysSlot, VcpuPage, planted};
+use shared_abi::{Config, PhysSlot, VcpuPage, planted};
 
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
@@ -70,62 +70,26 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// The calling vCPU registers `page`, in its kernel.
-    pub fn register<P: Pmu>(cpu: &mut Cpu<'_, P>, page: &VcpuPage, who: &Registration) -> Self {
-        let state = State {
-            executing: true,
-            direct: who.allowed,
-            loaded: 0,
-            tsc_sum: 0,
-            tsc_start: 0,
-            generation: 0,
-            switches: 0,
-            migrations: 0,
-            overflows: 0,
-            throttled: 0,
-        };
-        Self::published(cpu, page, who, &state, &[0; MAX_SLOTS], Publisher::default())
-    }
-
-    /// The calling vCPU was restored, and goes on from what another hypervisor has left in `page`:
-    /// with its sums, and counting what it did.
-    ///
-    /// # Errors
-    ///
-    /// `INVAL` there is nothing to go on from, those of the configuration, and `NODEV`.
-    pub fn go_on<P: Pmu>(
+    /// The calling vCPU registers `page`, in its kernel; from what a vCPU has left there, or anew.
+    pub fn register<P: Pmu>(
         cpu: &mut Cpu<'_, P>,
         page: &VcpuPage,
         who: &Registration,
-    ) -> Result<Self, Errno> {
-        let Left { mut state, sums, config, writes } = publish::left(page, &cpu.driver.caps)?;
-        if !cpu.pcpu.counts() {
-            return Err(Errno::NODEV);
-        }
-        // Who was forbidden before loads anew.
-        state.direct &= who.allowed;
-        let mut own = Self::published(cpu, page, who, &state, &sums, Publisher::after(writes));
-        own.replace(cpu, page, &config, GuestMode::Kernel);
-        Ok(own)
-    }
-
-    fn published<P: Pmu>(
-        cpu: &mut Cpu<'_, P>,
-        page: &VcpuPage,
-        who: &Registration,
-        state: &State,
-        sums: &[u64; MAX_SLOTS],
-        mut publisher: Publisher,
+        left: Option<&Left>,
     ) -> Self {
         let caps = &cpu.driver.caps;
         let mut shares = [Share::default(); MAX_SLOTS];
         for slot in slots_of(caps.slots()) {
-            if let Some((share, &sum)) = shares.get_mut(slot.index()).zip(sums.get(slot.index())) {
+            if let Some(share) = shares.get_mut(slot.index()) {
                 share.mask = caps.width(slot).mask();
-                share.sum = sum;
+                share.sum = left.map_or(0, |left| left.sum(slot));
             }
         }
-        let state = State { tsc_start: who.guest.clock.guest(cpu.pmu.rdtsc()), ..*state };
+        let mut state = left.map_or(State::NEW, |left| left.state);
+        // Who was forbidden before loads anew.
+        state.direct &= who.allowed;
+        state.tsc_start = who.guest.clock.guest(cpu.pmu.rdtsc());
+        let mut publisher = Publisher::after(left.map_or(0, |left| left.writes));
         let gate = Gate::new(caps, who.guest.rings);
         let owner = Owner { domain: who.domain, observer: who.guest.observer };
         cpu.admit(owner);
@@ -147,6 +111,11 @@ impl Vcpu {
             publisher,
             last_cpu: cpu.number,
         }
+    }
+
+    /// Counts on what the vCPU did that has left this, and has just been registered from it.
+    pub fn go_on<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, left: &Left) {
+        self.replace(cpu, page, &left.config, GuestMode::Kernel);
     }
 
     /// The calling vCPU takes its page back.

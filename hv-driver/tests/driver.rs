@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use hv_driver::guest::{Clock, Rings};
 use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Right, admit, serve};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
-use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu};
+use hv_driver::{
+    Cpu, Cpuid, Driver, Guest, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu,
+};
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::hypercall::{
     FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvPlace,
@@ -169,7 +171,7 @@ impl Machine {
         let (pmu, page) = (FakePmu::default(), VcpuPage::default());
         let mut pcpu = come_up(&driver, &pmu);
         let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 };
-        let vcpu = Vcpu::register(cpu, &page, &Registration { guest, ..pv_of(1) });
+        let vcpu = Vcpu::register(cpu, &page, &Registration { guest, ..pv_of(1) }, None);
         Self { driver, pmu, pcpu, page, vcpu }
     }
 
@@ -259,7 +261,12 @@ fn restored(m: &Machine, allowed: bool) -> (Machine, Result<Vcpu, Errno>) {
     let mut other = Machine::new();
     other.pmu.counters.borrow_mut().extend([(0, 12_345), (1, 777), (2, 42)]);
     *other.pmu.tsc.borrow_mut() = 1 << 40;
-    let vcpu = Vcpu::go_on(&mut other.cpu(), &m.page, &Registration { allowed, ..pv_of(9) });
+    let who = Registration { allowed, ..pv_of(9) };
+    let vcpu = Left::of(&m.page, &other.driver.caps).map(|left| {
+        let mut vcpu = Vcpu::register(&mut other.cpu(), &m.page, &who, Some(&left));
+        vcpu.go_on(&mut other.cpu(), &m.page, &left);
+        vcpu
+    });
     (other, vcpu)
 }
 
@@ -373,7 +380,7 @@ fn a_vcpu_that_counts_nothing_is_switched_without_a_register() {
     m.load(&[counter(0, USER)]);
     m.switch_from();
     let page = VcpuPage::default();
-    let mut idle = Vcpu::register(&mut m.cpu(), &page, &pv_of(1));
+    let mut idle = Vcpu::register(&mut m.cpu(), &page, &pv_of(1), None);
     idle.switch_from(&mut m.cpu(), &page);
     m.pmu.take_writes();
     idle.switch_to(&mut m.cpu(), &page, User, true);
@@ -388,7 +395,7 @@ fn what_samples_in_the_other_mode_stands_still_after_a_switch() {
     m.load(&[sampling]);
     m.switch_from();
     let page = VcpuPage::default();
-    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(1));
+    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(1), None);
     let config = config(&[counter(1, BOTH)]);
     other.load(&mut m.cpu(), &page, &config);
     other.switch_from(&mut m.cpu(), &page);
@@ -429,7 +436,7 @@ fn another_observers_events_are_cleared_as_another_domains_are() {
     for (observer, left) in [(0, 50), (7, 0)] {
         let guest = Guest { observer, ..Guest::pv() };
         let page = VcpuPage::default();
-        Vcpu::register(&mut m.cpu(), &page, &Registration { guest, ..pv_of(1) });
+        Vcpu::register(&mut m.cpu(), &page, &Registration { guest, ..pv_of(1) }, None);
         assert_eq!(m.pmu.rdpmc(0), left, "observer {observer}");
     }
 }
@@ -467,7 +474,7 @@ fn another_domains_events_are_cleared_before_anyone_can_read_them() {
     // A vCPU of a second domain must not see this one's, nor the other way round.
     let page = VcpuPage::default();
     m.switch_from();
-    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(2));
+    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(2), None);
     assert_eq!(m.pmu.rdpmc(0), 0);
     m.pmu.retire(77);
     other.switch_from(&mut m.cpu(), &page);
@@ -482,7 +489,7 @@ fn two_domains_with_different_events_each_get_their_own() {
     m.load(&[counter(0, BOTH)]);
     m.switch_from();
     let page = VcpuPage::default();
-    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(2));
+    let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(2), None);
     let branches = config(&[counter(0, 0xc4 | EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN)]);
     other.load(&mut m.cpu(), &page, &branches);
     other.switch_from(&mut m.cpu(), &page);
@@ -561,7 +568,7 @@ fn nothing_counts_on_a_physical_cpu_that_differs() {
     m.cpu().run_stranger();
     m.switch_from();
     let newcomer = VcpuPage::default();
-    Vcpu::register(&mut m.cpu(), &newcomer, &pv_of(2)).unregister(&mut m.cpu(), &newcomer);
+    Vcpu::register(&mut m.cpu(), &newcomer, &pv_of(2), None).unregister(&mut m.cpu(), &newcomer);
     m.cpu().go_down();
     assert_eq!(m.pmu.take_writes(), [], "no register is touched");
     m.pcpu = usual;
@@ -680,7 +687,7 @@ mod overflows {
             // A configuration that takes the same counter does not inherit that it is stopped.
             m.switch_from();
             let page = VcpuPage::default();
-            let other = &mut Vcpu::register(&mut m.cpu(), &page, &pv_of(2));
+            let other = &mut Vcpu::register(&mut m.cpu(), &page, &pv_of(2), None);
             let config = Config::new(&m.driver.caps, &[counter(0, BOTH)]).unwrap();
             other.load(&mut m.cpu(), &page, &config);
             m.pmu.retire(50);
@@ -719,7 +726,7 @@ mod overflows {
         // The vCPU is switched out before the interrupt is taken; another one gets the interrupt.
         m.switch_from();
         let page = VcpuPage::default();
-        let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(1));
+        let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(1), None);
         assert!(!other.interrupt(&mut m.cpu(), &page));
         other.switch_from(&mut m.cpu(), &page);
         assert!(m.switch_to(0, User, true), "told when it is back");

@@ -13,7 +13,7 @@ use core::ffi::{c_int, c_void};
 
 use hv_driver::guest::Clock;
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Cpu, Cpuid, Driver, Guest, Pcpu, Refusal, Registration, Settings, Vcpu};
+use hv_driver::{Cpu, Cpuid, Driver, Guest, Left, Pcpu, Refusal, Registration, Settings, Vcpu};
 use shared_abi::hypercall::{HvPlace, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
@@ -191,16 +191,24 @@ pub unsafe extern "C" fn perfctr_core_register(
     let who = Registration { id, domain, guest: *guest, allowed };
     // SAFETY: the caller passes a mapped page.
     let (cpu, shared) = (&mut cpu.cpu(), unsafe { &*page });
-    let registered = if goes_on {
-        match Vcpu::go_on(cpu, shared, &who) {
-            Ok(own) => own,
+    let left = if goes_on {
+        match Left::of(shared, &cpu.driver.caps) {
+            Ok(_) if !cpu.pcpu.counts() => return Errno::NODEV.to_return(),
+            Ok(left) => Some(left),
             Err(errno) => return errno.to_return(),
         }
     } else {
-        Vcpu::register(cpu, shared, &who)
+        None
     };
-    // SAFETY: the caller gives storage of this size.
-    unsafe { vcpu.write(VcpuObject { page, vcpu: registered }) };
+    let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
+    // SAFETY: the caller gives storage of this size, to nobody else.
+    let own = unsafe {
+        vcpu.write(VcpuObject { page, vcpu: registered });
+        &mut *vcpu
+    };
+    if let Some(left) = &left {
+        own.vcpu.go_on(cpu, shared, left);
+    }
     0
 }
 

@@ -627,7 +627,7 @@ impl<'a> Caller for Hypercall<'a> {
             allowed: self.is_allowed(),
         };
         let page_of = &machine.vcpus[page].page;
-        let core = machine.on_cpu(|cpu| hv_driver::Vcpu::register(cpu, page_of, &who));
+        let core = machine.on_cpu(|cpu| hv_driver::Vcpu::register(cpu, page_of, &who, None));
         *vcpu.registered.borrow_mut() = Some((core, page));
         vcpu.rdpmc_exits.set(false);
         // What the hypervisor counts from now on starts at 0.
