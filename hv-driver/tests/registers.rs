@@ -87,7 +87,7 @@ impl Machine {
         let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &registers, number: 0 };
         cpu.come_up(&cpuid).unwrap();
         let registration = Registration { id: 3, domain: 1, guest: Guest::pv(), allowed: true };
-        let vcpu = Vcpu::register(cpu, &page, &registration);
+        let vcpu = Vcpu::register(cpu, &page, &registration, None);
         Self { driver, registers, pcpu, page, vcpu }
     }
 
