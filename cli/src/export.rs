@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use libc::pid_t;
 use perfctr::Event;
-use perfctr::raw::PerfCount;
+use perfctr::watch::{Total, Watched};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 use tiny_http::{Header, Method, Request, Response, Server};
 
 use crate::events::EventList;
-use crate::live::{Counter, Threads};
+use crate::live::{Threads, of_cgroup, of_process};
 use crate::program::Signals;
 
 /// What to export, and where.
@@ -53,29 +53,31 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 struct Counted {
     events: Vec<Event>,
-    processes: Vec<(pid_t, Counter)>,
+    processes: Vec<(pid_t, Watched)>,
     threads: Mutex<Threads>,
-    cgroups: Vec<(PathBuf, Counter)>,
+    cgroups: Vec<(PathBuf, Watched)>,
 }
 
 impl Counted {
     fn open(options: &Options) -> Result<Self> {
         let events = &options.event.0;
-        let of_process = |&pid: &pid_t| Ok((pid, Counter::of_process(events, pid)?));
-        let of_group = |path: &PathBuf| Ok((path.clone(), Counter::of_cgroup(events, path)?));
+        let process = |&pid: &pid_t| Ok((pid, of_process(events, pid)?));
+        let group = |path: &PathBuf| Ok((path.clone(), of_cgroup(events, path)?));
         Ok(Self {
             events: events.clone(),
-            processes: options.pid.iter().map(of_process).collect::<Result<_>>()?,
+            processes: options.pid.iter().map(process).collect::<Result<_>>()?,
             threads: Mutex::new(Threads::new(events, &options.pid)),
-            cgroups: options.cgroup.iter().map(of_group).collect::<Result<_>>()?,
+            cgroups: options.cgroup.iter().map(group).collect::<Result<_>>()?,
         })
     }
 
     /// One scrape.
     fn scrape(&self) -> Result<Scrape> {
         let mut scrape = Scrape { events: self.events.clone(), ..Scrape::default() };
-        for (pid, counter) in &self.processes {
-            scrape.processes.push((vec![("pid", pid.to_string())], counter.read()?));
+        for (pid, watched) in &self.processes {
+            scrape
+                .processes
+                .push((vec![("pid", pid.to_string())], watched.read()?.values().to_vec()));
         }
         if !self.processes.is_empty() {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,18 +88,21 @@ impl Counted {
                     ("tid", tid.to_string()),
                     ("name", thread.name.clone()),
                 ];
-                scrape.threads.push((labels, thread.counter.read()?));
+                scrape.threads.push((labels, thread.watched.read()?.values().to_vec()));
             }
         }
-        for (path, counter) in &self.cgroups {
-            scrape.cgroups.push((vec![("cgroup", path.display().to_string())], counter.read()?));
+        for (path, watched) in &self.cgroups {
+            scrape.cgroups.push((
+                vec![("cgroup", path.display().to_string())],
+                watched.read()?.values().to_vec(),
+            ));
         }
         Ok(scrape)
     }
 }
 
 /// A number of an event: its name, what it is.
-type OfCount = (&'static str, &'static str, fn(&PerfCount) -> f64);
+type OfCount = (&'static str, &'static str, fn(&Total) -> f64);
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -105,9 +110,9 @@ type Labels = Vec<(&'static str, String)>;
 #[derive(Debug, Default)]
 struct Scrape {
     events: Vec<Event>,
-    processes: Vec<(Labels, Vec<PerfCount>)>,
-    threads: Vec<(Labels, Vec<PerfCount>)>,
-    cgroups: Vec<(Labels, Vec<PerfCount>)>,
+    processes: Vec<(Labels, Vec<Total>)>,
+    threads: Vec<(Labels, Vec<Total>)>,
+    cgroups: Vec<(Labels, Vec<Total>)>,
 }
 
 impl Collector for Scrape {
@@ -130,7 +135,7 @@ impl Scrape {
         encoder: &mut DescriptorEncoder<'_>,
         name: &str,
         whose: &str,
-        all: &[(Labels, Vec<PerfCount>)],
+        all: &[(Labels, Vec<Total>)],
     ) -> Result<(), fmt::Error> {
         if all.is_empty() {
             return Ok(());
@@ -138,10 +143,10 @@ impl Scrape {
         let metrics: [OfCount; 3] = [
             ("events", "Events", |count| count.count as f64),
             ("enabled_seconds", "Time that events were to be counted", |count| {
-                Duration::from_nanos(count.enabled_ns).as_secs_f64()
+                count.enabled.as_secs_f64()
             }),
             ("counted_seconds", "Time that events were counted", |count| {
-                Duration::from_nanos(count.running_ns).as_secs_f64()
+                count.running.as_secs_f64()
             }),
         ];
         for (what, help, value) in metrics {
@@ -217,8 +222,8 @@ mod tests {
 
     #[test]
     fn counts_are_written_as_openmetrics_has_them() {
-        let count =
-            PerfCount { count: 123_456_789_012, enabled_ns: 3_000_000, running_ns: 1_500_000 };
+        let (enabled, running) = (Duration::from_millis(3), Duration::from_micros(1_500));
+        let count = Total { count: 123_456_789_012, enabled, running };
         let scrape = Scrape {
             events: vec![Event::INSTRUCTIONS.user()],
             threads: vec![(vec![("tid", "7".into()), ("name", "a\"b".into())], vec![count])],

@@ -5,82 +5,36 @@
 //! In a guest with the module these are counted by it, as exactly as through its device.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use libc::pid_t;
-use perfctr::raw::{PerfCount, PerfEvent, cpus_in, of_cpu, of_program, of_running, of_single};
+use perfctr::watch::{Watch, Watched};
 use perfctr::{Error, Event};
 
 use crate::program::{name, processes, threads};
 
-/// Events of one kind, each in as many parts as it was opened.
-#[derive(Debug, Default)]
-pub struct Counter(Vec<Vec<PerfEvent>>);
-
-impl Counter {
-    /// Each event's count, of all parts.
-    pub fn read(&self) -> io::Result<Vec<PerfCount>> {
-        let sum = |parts: &Vec<PerfEvent>| {
-            parts.iter().try_fold(PerfCount::default(), |sum, part| {
-                let PerfCount { count, enabled_ns, running_ns } = part.counted()?;
-                Ok(PerfCount {
-                    count: sum.count + count,
-                    enabled_ns: sum.enabled_ns + enabled_ns,
-                    running_ns: sum.running_ns + running_ns,
-                })
-            })
-        };
-        self.0.iter().map(sum).collect()
-    }
-
-    fn open(
-        events: &[Event],
-        parts: impl Fn(&Event) -> Result<Vec<PerfEvent>, Error>,
-    ) -> Result<Self, Error> {
-        events.iter().map(parts).collect::<Result<_, _>>().map(Self)
-    }
-
-    /// Of a process that waits for leave before it executes a program, and of all that it starts.
-    pub fn of_program(events: &[Event], pid: pid_t) -> Result<Self, Error> {
-        Self::open(events, |event| Ok(vec![of_program(event, pid.cast_unsigned())?]))
-    }
-
-    /// A process's, with all threads and processes that it starts from now on.
-    pub fn of_process(events: &[Event], pid: pid_t) -> Result<Self> {
-        let what = || format!("process {pid}");
-        let threads = threads(pid).with_context(what)?;
-        let of = |event: &Event| {
-            threads.iter().map(|thread| of_running(event, thread.cast_unsigned())).collect()
-        };
-        Self::open(events, of).with_context(what)
-    }
-
-    /// What a group of processes does on all CPUs.
-    pub fn of_cgroup(events: &[Event], directory: &Path) -> Result<Self> {
-        let what = || format!("cgroup {}", directory.display());
-        let open = File::open(directory).with_context(what)?;
-        let cpus = cpus().with_context(what)?;
-        let of = |event: &Event| cpus.iter().map(|&cpu| of_cpu(event, cpu, Some(&open))).collect();
-        Self::open(events, of).with_context(what)
-    }
-
-    /// What one CPU does.
-    pub fn of_cpu(events: &[Event], cpu: u32) -> Result<Self> {
-        Self::open(events, |event| Ok(vec![of_cpu(event, cpu, None)?]))
-            .with_context(|| format!("CPU {cpu}"))
-    }
-
-    fn of_single(events: &[Event], tid: pid_t) -> Result<Self, Error> {
-        Self::open(events, |event| Ok(vec![of_single(event, tid.cast_unsigned())?]))
-    }
+/// Has someone counted by these events, in their order.
+pub fn watch(watch: Watch, events: &[Event]) -> Watch {
+    events.iter().fold(watch, |watch, &event| watch.count(event.to_string(), event))
 }
 
-/// The CPUs that are online.
-pub fn cpus() -> io::Result<Vec<u32>> {
-    Ok(cpus_in(&fs::read_to_string("/sys/devices/system/cpu/online")?))
+/// A process's, with all threads and processes that it starts from now on.
+pub fn of_process(events: &[Event], pid: pid_t) -> Result<Watched> {
+    let watched = watch(Watch::process(pid.cast_unsigned()).inherit(), events).open();
+    watched.with_context(|| format!("process {pid}"))
+}
+
+/// What a group of processes does on all CPUs.
+pub fn of_cgroup(events: &[Event], directory: &Path) -> Result<Watched> {
+    let group = Watch::cgroup(directory).map_err(anyhow::Error::from);
+    let watched = group.and_then(|group| Ok(watch(group, events).open()?));
+    watched.with_context(|| format!("cgroup {}", directory.display()))
+}
+
+/// What one CPU does.
+pub fn of_cpu(events: &[Event], cpu: u32) -> Result<Watched> {
+    watch(Watch::cpu(cpu), events).open().with_context(|| format!("CPU {cpu}"))
 }
 
 /// A thread that is counted.
@@ -88,7 +42,7 @@ pub fn cpus() -> io::Result<Vec<u32>> {
 pub struct Thread {
     pub pid: pid_t,
     pub name: String,
-    pub counter: Counter,
+    pub watched: Watched,
 }
 
 /// Threads, each counted since it was first seen.
@@ -123,9 +77,9 @@ impl Threads {
     }
 
     fn open(&mut self, pid: pid_t, tid: pid_t) -> Result<()> {
-        match Counter::of_single(&self.events, tid) {
-            Ok(counter) => {
-                self.live.insert(tid, Thread { pid, name: name(tid), counter });
+        match watch(Watch::thread(tid.cast_unsigned()), &self.events).open() {
+            Ok(watched) => {
+                self.live.insert(tid, Thread { pid, name: name(tid), watched });
                 Ok(())
             }
             Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => {

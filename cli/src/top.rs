@@ -10,7 +10,8 @@ use anyhow::Result;
 use clap::Args;
 use libc::pid_t;
 use perfctr::Event;
-use perfctr::raw::PerfCount;
+use perfctr::raw::online;
+use perfctr::watch::{Total, Watched};
 use ratatui::crossterm::event::{self, KeyCode, KeyEventKind};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::Stylize;
@@ -19,7 +20,7 @@ use ratatui::widgets::{Cell, Row as Cells, Table};
 use ratatui::{DefaultTerminal, Frame};
 
 use crate::events::EventList;
-use crate::live::{Counter, Threads, cpus};
+use crate::live::{Threads, of_cpu};
 use crate::program::Signals;
 use crate::stat::{Count, estimate, grouped};
 
@@ -75,8 +76,8 @@ struct Row {
 struct Watch {
     events: Vec<Event>,
     threads: Threads,
-    cpus: Vec<(u32, Counter)>,
-    before: BTreeMap<(bool, u32), Vec<PerfCount>>,
+    cpus: Vec<(u32, Watched)>,
+    before: BTreeMap<(bool, u32), Vec<Total>>,
     looked: Instant,
 }
 
@@ -111,7 +112,7 @@ impl Watch {
     fn look_at_threads(&mut self, time: Duration) -> Result<Vec<Row>> {
         self.threads.refresh()?;
         let read = |(tid, thread): (&pid_t, &crate::live::Thread)| {
-            Ok((tid.cast_unsigned(), thread.name.clone(), thread.counter.read()?))
+            Ok((tid.cast_unsigned(), thread.name.clone(), thread.watched.read()?.values().to_vec()))
         };
         let now = self.threads.live.iter().map(read).collect::<Result<Vec<_>>>()?;
         Ok(self.since(false, now, time))
@@ -120,11 +121,12 @@ impl Watch {
     /// They are counted from when they are first looked at.
     fn look_at_cpus(&mut self, time: Duration) -> Result<Vec<Row>> {
         if self.cpus.is_empty() {
-            let open = |cpu: u32| Ok((cpu, Counter::of_cpu(&self.events, cpu)?));
-            self.cpus = cpus()?.into_iter().map(open).collect::<Result<_>>()?;
+            let open = |cpu: u32| Ok((cpu, of_cpu(&self.events, cpu)?));
+            self.cpus = online()?.into_iter().map(open).collect::<Result<_>>()?;
         }
-        let read =
-            |(cpu, counter): &(u32, Counter)| Ok((*cpu, format!("CPU {cpu}"), counter.read()?));
+        let read = |(cpu, watched): &(u32, Watched)| {
+            Ok((*cpu, format!("CPU {cpu}"), watched.read()?.values().to_vec()))
+        };
         let now = self.cpus.iter().map(read).collect::<Result<Vec<_>>>()?;
         Ok(self.since(true, now, time))
     }
@@ -132,7 +134,7 @@ impl Watch {
     fn since(
         &mut self,
         of_cpus: bool,
-        now: Vec<(u32, String, Vec<PerfCount>)>,
+        now: Vec<(u32, String, Vec<Total>)>,
         time: Duration,
     ) -> Vec<Row> {
         let mut rows = Vec::new();
@@ -149,21 +151,16 @@ impl Watch {
     }
 }
 
-fn row(id: u32, name: String, before: &[PerfCount], now: &[PerfCount], time: Duration) -> Row {
-    let each = before.iter().zip(now).map(|(before, now)| PerfCount {
-        count: now.count.saturating_sub(before.count),
-        enabled_ns: now.enabled_ns.saturating_sub(before.enabled_ns),
-        running_ns: now.running_ns.saturating_sub(before.running_ns),
-    });
-    let each: Vec<PerfCount> = each.collect();
-    let enabled = each.first().map_or(0, |count| count.enabled_ns);
-    let estimates: Vec<Count> = each.into_iter().map(estimate).collect();
+fn row(id: u32, name: String, before: &[Total], now: &[Total], time: Duration) -> Row {
+    let each: Vec<Total> = now.iter().zip(before).map(|(&now, &before)| now - before).collect();
+    let enabled = each.first().map_or(Duration::ZERO, |total| total.enabled);
+    let estimates: Vec<Count> = each.iter().map(estimate).collect();
     Row {
         id,
         name,
         counts: estimates.iter().map(|estimate| estimate.value).collect(),
         estimated: estimates.iter().any(|estimate| estimate.share < 1.0),
-        share: Duration::from_nanos(enabled).as_secs_f64() / time.as_secs_f64().max(1e-9),
+        share: enabled.as_secs_f64() / time.as_secs_f64().max(1e-9),
     }
 }
 
@@ -261,8 +258,9 @@ mod tests {
 
     use super::*;
 
-    fn count(count: u64, enabled_ns: u64, running_ns: u64) -> PerfCount {
-        PerfCount { count, enabled_ns, running_ns }
+    fn count(count: u64, enabled: u64, running: u64) -> Total {
+        let [enabled, running] = [enabled, running].map(Duration::from_nanos);
+        Total { count, enabled, running }
     }
 
     fn rows() -> Vec<Row> {

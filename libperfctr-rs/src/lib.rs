@@ -1,26 +1,57 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
+#![cfg_attr(not(feature = "std"), no_std)]
 
+// Everything that has an operating system beneath it.
+#[cfg(feature = "std")]
 mod claim;
+#[cfg(feature = "std")]
 mod cpus;
+#[cfg(feature = "std")]
 mod error;
+#[cfg(feature = "std")]
 mod event;
+#[cfg(feature = "std")]
 pub mod host;
+#[cfg(feature = "std")]
 mod map;
+#[cfg(feature = "std")]
 pub mod overflow;
+#[cfg(feature = "std")]
 mod provider;
+#[cfg(feature = "std")]
 pub mod raw;
-pub mod rdpmc;
+#[cfg(feature = "std")]
 mod session;
+#[cfg(feature = "std")]
 mod sys;
+#[cfg(feature = "std")]
+pub mod watch;
 
+#[cfg(target_arch = "x86_64")]
+pub mod rdpmc;
+#[cfg(target_arch = "x86_64")]
+pub mod reader;
+
+// Other machines have no pages to read, and are told so by name.
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "rdpmc/elsewhere.rs"]
+mod rdpmc;
+#[cfg(not(target_arch = "x86_64"))]
+mod reader;
+
+#[cfg(feature = "std")]
 pub use error::Error;
 #[cfg(feature = "pfm")]
 pub use event::{Described, catalogue};
+#[cfg(feature = "std")]
 pub use event::{Event, ParseEventError};
+#[cfg(feature = "std")]
 pub use provider::refusal::{Cause, Refusal};
+#[cfg(feature = "std")]
 pub use provider::types::{Description, Provider};
+#[cfg(feature = "std")]
 pub use session::{Counts, Reading, Session};
 pub use shared_abi::caps::CAPS_SAMPLING;
-pub use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
+pub use shared_abi::{CounterWidth, PhysSlot, PmuCaps, ThreadPage, VcpuPage};

@@ -12,11 +12,10 @@ use memmap2::{MmapOptions, MmapRaw};
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use shared_abi::limits::{MAX_VCPUS, PAGE_BYTES};
 use shared_abi::read::Counters;
-use shared_abi::read::{ReadError, Snapshot, read_counts, read_thread};
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::error::Error;
-use crate::rdpmc::Hardware;
+use crate::reader::{ReadError, Reader, Snapshot};
 use crate::sys::Generation;
 
 /// A read-only mapping of a bound descriptor's `1 + vcpus` pages.
@@ -56,13 +55,13 @@ impl Pages {
     /// The descriptor's thread page; `None` in a forked child.
     #[inline(always)]
     pub fn thread_page(&self) -> Option<&ThreadPage> {
-        (!self.forked()).then(|| self.thread())
+        (!self.forked()).then(|| self.reader().thread())
     }
 
     /// The page of vCPU `n`, if there is one; `None` in a forked child.
     #[inline(always)]
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
-        if self.forked() { None } else { self.vcpu(n) }
+        if self.forked() { None } else { self.reader().vcpu(n) }
     }
 
     /// Reads the TSC and the first `counts.len()` counters, if the descriptor is bound to the
@@ -70,13 +69,13 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// Those of [`read_thread`]; [`ReadError::NotDirect`] in a forked child.
+    /// Those of [`Reader::read`]; [`ReadError::NotDirect`] in a forked child.
     #[inline(always)]
     pub fn read(&self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
         if self.forked() {
             return Err(no_pages());
         }
-        read_thread(self.thread(), |n| self.vcpu(n), &Hardware, counts)
+        self.reader().read(counts)
     }
 
     /// As [`read`](Self::read), but that the snapshot's TSC has no meaning.
@@ -89,25 +88,14 @@ impl Pages {
         if self.forked() {
             return Err(no_pages());
         }
-        read_counts(self.thread(), |n| self.vcpu(n), &Hardware, counts)
+        self.reader().counts(counts)
     }
 
-    /// The calling thread's page.  Not for forked processes, which have no mapping.
+    /// Not for forked processes, which have no mapping.
     #[inline(always)]
-    fn thread(&self) -> &ThreadPage {
-        // SAFETY: the mapping is page-aligned, starts with a thread page and lives as long as
-        // `self`; the page consists of atomics, so others may write it at any time.
-        unsafe { &*self.map.as_ptr().cast::<ThreadPage>() }
-    }
-
-    /// The page of vCPU `n`, if there is one.  Not for forked processes.
-    #[inline(always)]
-    fn vcpu(&self, n: u32) -> Option<&VcpuPage> {
-        if n >= self.vcpus {
-            return None;
-        }
-        // SAFETY: as above; `1 + vcpus` pages are mapped and `n` is less than `vcpus`.
-        Some(unsafe { &*self.map.as_ptr().add((1 + n as usize) * PAGE_BYTES).cast::<VcpuPage>() })
+    fn reader(&self) -> Reader<'_> {
+        // SAFETY: so many pages are mapped, as long as `self` lives.
+        unsafe { Reader::new(self.map.as_ptr(), self.vcpus) }
     }
 }
 
@@ -173,7 +161,8 @@ impl PerfPage {
 
     #[inline(always)]
     fn can(&self, capability: u64) -> bool {
-        load!(self, __bindgen_anon_1: AtomicU64) & capability != 0
+        // Elsewhere pages may offer counters that are read by other instructions.
+        cfg!(target_arch = "x86_64") && load!(self, __bindgen_anon_1: AtomicU64) & capability != 0
     }
 
     /// The event's count; `None` if it cannot be read directly now.

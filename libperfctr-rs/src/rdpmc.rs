@@ -27,16 +27,19 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use shared_abi::read::Counters;
 
+#[cfg(feature = "std")]
 mod faults;
 
+#[cfg(feature = "std")]
 pub use faults::survive_faults;
+#[cfg(feature = "std")]
 pub(crate) use faults::survived;
 
 /// The counters of the CPU that executes this.
 ///
 /// RDPMC faults, which ends the process, unless CR4.PCE is set; whoever reads with this has been
 /// told so by a page with [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set.  With
-/// [`survive_faults`] it gives 0 instead.
+/// `survive_faults` it gives 0 instead.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware;
 

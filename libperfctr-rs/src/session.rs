@@ -19,11 +19,13 @@ use crate::provider::types::{Description, Provider, Taken};
 ///
 /// The difference of two, `later - earlier`, is what the thread did in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Reading<const N: usize> {
     /// Unit: ticks of [`Description::tsc_khz`] during which the thread executed; with
     /// [`Provider::Tsc`] simply all.
     pub tsc: u64,
     /// Unit: events, in the order in which they were given to [`Session::start`].
+    #[cfg_attr(feature = "serde", serde(with = "list"))]
     pub counts: [u64; N],
     /// Attempts that were disturbed and thrown away before this one.
     pub retries: u32,
@@ -50,8 +52,10 @@ impl<const N: usize> Sub for Reading<N> {
 ///
 /// The fields and the difference of two are those of a [`Reading`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counts<const N: usize> {
     /// As [`Reading::counts`].
+    #[cfg_attr(feature = "serde", serde(with = "list"))]
     pub counts: [u64; N],
     /// As [`Reading::retries`].
     pub retries: u32,
@@ -68,6 +72,28 @@ impl<const N: usize> Sub for Counts<N> {
             retries: self.retries,
             direct: self.direct && earlier.direct,
         }
+    }
+}
+
+/// Arrays of any length, which serde has up to 32 alone.
+#[cfg(feature = "serde")]
+mod list {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer, const N: usize>(
+        counts: &[u64; N],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(counts)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>, const N: usize>(
+        deserializer: D,
+    ) -> Result<[u64; N], D::Error> {
+        let counts = Vec::deserialize(deserializer)?;
+        <[u64; N]>::try_from(counts)
+            .map_err(|counts| D::Error::invalid_length(counts.len(), &format!("{N}").as_str()))
     }
 }
 
@@ -280,6 +306,23 @@ mod tests {
         let later = Reading { tsc: 25, counts: [4], retries: 1, direct: true };
         let difference = Reading { tsc: 15, counts: [5], retries: 1, direct: true };
         assert_eq!(later - earlier, difference);
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn readings_are_written_and_read() {
+        let reading = Reading { tsc: 7, counts: [1, u64::MAX], retries: 2, direct: true };
+        let json = serde_json::to_string(&reading).unwrap();
+        assert_eq!(
+            json,
+            r#"{"tsc":7,"counts":[1,18446744073709551615],"retries":2,"direct":true}"#
+        );
+        assert_eq!(serde_json::from_str::<Reading<2>>(&json).unwrap(), reading);
+        let error = serde_json::from_str::<Reading<3>>(&json).unwrap_err().to_string();
+        assert!(error.starts_with("invalid length 2, expected 3"), "{error}");
+        let counts = Counts { counts: [4], retries: 0, direct: false };
+        let json = serde_json::to_string(&counts).unwrap();
+        assert_eq!(serde_json::from_str::<Counts<1>>(&json).unwrap(), counts);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use perf_event_open_sys as perf;
 use shared_abi::ioctl::{
@@ -15,6 +16,8 @@ use shared_abi::ioctl::{
     IOC_RESUME, IOC_UNLINK, Info, Sums,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::watch::Total;
 
 /// How often this process's ancestors have forked since the library was first used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +167,7 @@ impl AsRawFd for Device {
 }
 
 /// What an event that is not in a group gives when it is read.
-const WITH_TIMES: u64 = (perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED
+pub(crate) const WITH_TIMES: u64 = (perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED
     | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING) as u64;
 
 /// Who gets a descriptor's signals, see `fcntl(2)`: Linux's names and numbers.
@@ -183,71 +186,13 @@ struct OwnerEx {
 #[derive(Debug)]
 pub struct PerfEvent(File);
 
-/// What a perf event has counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PerfCount {
-    /// Unit: events.
-    pub count: u64,
-    /// How long it was to count.  Unit: ns of all threads together.
-    pub enabled_ns: u64,
-    /// How long it did, which is less if there were not enough counters.
-    pub running_ns: u64,
-}
-
 impl PerfEvent {
     /// Opens an event of the calling thread, in the group of `leader` if there is one.
     pub(crate) fn open(
         attributes: &mut perf::bindings::perf_event_attr,
         leader: Option<&Self>,
     ) -> io::Result<Self> {
-        Self::open_for(0, attributes, leader)
-    }
-
-    /// Opens an event of one CPU, whatever executes there; with a group of processes, whose
-    /// directory is open, only what these do.
-    pub(crate) fn open_for_cpu(
-        cpu: u32,
-        cgroup: Option<&File>,
-        attributes: &mut perf::bindings::perf_event_attr,
-    ) -> io::Result<Self> {
-        attributes.read_format = WITH_TIMES;
-        let (whose, flags) = match cgroup {
-            Some(directory) => (directory.as_raw_fd(), perf::bindings::PERF_FLAG_PID_CGROUP),
-            None => (-1, 0),
-        };
-        let cpu =
-            libc::c_int::try_from(cpu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        Self::open_where(whose, cpu, attributes, None, flags)
-    }
-
-    /// Opens an event that process `pid` counts from its next exec on, with all threads and
-    /// processes that it starts.
-    pub(crate) fn open_for_program(
-        pid: libc::pid_t,
-        attributes: &mut perf::bindings::perf_event_attr,
-    ) -> io::Result<Self> {
-        attributes.set_disabled(1);
-        attributes.set_enable_on_exec(1);
-        Self::open_for_running(pid, attributes)
-    }
-
-    /// Opens an event that thread `tid` counts from now on, with all threads and processes that it
-    /// starts from now on.
-    pub(crate) fn open_for_running(
-        tid: libc::pid_t,
-        attributes: &mut perf::bindings::perf_event_attr,
-    ) -> io::Result<Self> {
-        attributes.set_inherit(1);
-        Self::open_for_single(tid, attributes)
-    }
-
-    /// Opens an event that thread `tid` alone counts from now on.
-    pub(crate) fn open_for_single(
-        tid: libc::pid_t,
-        attributes: &mut perf::bindings::perf_event_attr,
-    ) -> io::Result<Self> {
-        attributes.read_format = WITH_TIMES;
-        Self::open_for(tid, attributes, None)
+        Self::open_where((0, -1), attributes, leader, 0)
     }
 
     /// Opens an event of thread `tid` that stops at each overflow, of which `signal` tells the
@@ -260,7 +205,7 @@ impl PerfEvent {
         attributes.read_format = WITH_TIMES;
         attributes.set_disabled(1);
         attributes.set_pinned(1);
-        let event = Self::open_for(tid, attributes, None)?;
+        let event = Self::open_where((tid, -1), attributes, None, 0)?;
         let owner = OwnerEx { kind: F_OWNER_TID, id: tid };
         // SAFETY: the owner is readable; the other requests take numbers.
         let results = unsafe {
@@ -274,17 +219,9 @@ impl PerfEvent {
         if results == [0; 3] { Ok(event) } else { Err(io::Error::last_os_error()) }
     }
 
-    fn open_for(
-        pid: libc::pid_t,
-        attributes: &mut perf::bindings::perf_event_attr,
-        leader: Option<&Self>,
-    ) -> io::Result<Self> {
-        Self::open_where(pid, -1, attributes, leader, 0)
-    }
-
-    fn open_where(
-        pid: libc::pid_t,
-        cpu: libc::c_int,
+    /// Opens an event of this thread on this CPU; -1 is all of either.
+    pub(crate) fn open_where(
+        (pid, cpu): (libc::pid_t, libc::c_int),
         attributes: &mut perf::bindings::perf_event_attr,
         leader: Option<&Self>,
         flags: u32,
@@ -300,17 +237,25 @@ impl PerfEvent {
         Ok(Self(unsafe { File::from_raw_fd(descriptor) }))
     }
 
+    pub(crate) fn enable(&self) -> io::Result<()> {
+        self.tell(perf::ioctls::ENABLE, 0)
+    }
+
+    pub(crate) fn disable(&self) -> io::Result<()> {
+        self.tell(perf::ioctls::DISABLE, 0)
+    }
+
     pub(crate) fn enable_group(&self) -> io::Result<()> {
-        self.group(perf::ioctls::ENABLE)
+        self.tell(perf::ioctls::ENABLE, perf::bindings::PERF_IOC_FLAG_GROUP)
     }
 
     pub(crate) fn disable_group(&self) -> io::Result<()> {
-        self.group(perf::ioctls::DISABLE)
+        self.tell(perf::ioctls::DISABLE, perf::bindings::PERF_IOC_FLAG_GROUP)
     }
 
-    fn group(&self, request: unsafe fn(RawFd, u32) -> i32) -> io::Result<()> {
+    fn tell(&self, request: unsafe fn(RawFd, u32) -> i32, argument: u32) -> io::Result<()> {
         // SAFETY: these requests take a number and no pointer.
-        let result = unsafe { request(self.as_raw_fd(), perf::bindings::PERF_IOC_FLAG_GROUP) };
+        let result = unsafe { request(self.as_raw_fd(), argument) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
@@ -325,18 +270,18 @@ impl PerfEvent {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// What an event of [`raw`](crate::raw) has counted until now.
+    /// What an event with [`WITH_TIMES`] has counted until now.
     ///
     /// # Errors
     ///
     /// What the kernel says.
-    pub fn counted(&self) -> io::Result<PerfCount> {
+    pub fn counted(&self) -> io::Result<Total> {
         let mut words = [0; 3];
         if self.read(&mut words)? != words.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let [count, enabled_ns, running_ns] = words;
-        Ok(PerfCount { count, enabled_ns, running_ns })
+        let [count, enabled, running] = words;
+        Ok(Total::of_ns(count, enabled, running))
     }
 
     /// Reads what the event's format promises; gives the number of words.
@@ -348,6 +293,19 @@ impl PerfEvent {
 impl AsRawFd for PerfEvent {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+}
+
+/// Waits until there is something to read of any of these descriptors, or they have ended; at most
+/// so long.  Gives whether it is so.
+pub(crate) fn poll(all: impl Iterator<Item = RawFd>, at_most: Duration) -> io::Result<bool> {
+    let of = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut all: Vec<libc::pollfd> = all.map(of).collect();
+    let ms = at_most.as_millis().try_into().unwrap_or(libc::c_int::MAX);
+    // SAFETY: so many structures are readable and writable.
+    match unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, ms) } {
+        -1 => Err(io::Error::last_os_error()),
+        ready => Ok(ready > 0),
     }
 }
 

@@ -2,11 +2,10 @@
 //! Functions on descriptors, and what all handles do with theirs.
 
 use std::ffi::c_int;
-use std::fs;
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
-use perfctr::raw::{Device, cpus_in};
+use perfctr::raw::{Device, online};
 use shared_abi::Errno;
 use shared_abi::ioctl::{self, Create};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -15,8 +14,6 @@ use crate::abi::{ABI_MAJORS, ABI_VERSION, CpuMask, CpusInfo, Info, SumCtrs, Vper
 use crate::errno::Out;
 use crate::{control, cpu, errno};
 
-/// Where the kernel lists the CPUs that are online.
-const ONLINE: &str = "/sys/devices/system/cpu/online";
 const WORD_BITS: u32 = u32::BITS;
 
 /// A descriptor that stays C's.
@@ -70,7 +67,7 @@ pub(crate) fn read_control(device: &Device) -> Result<VperfctrControl, Errno> {
 /// One block of the C library's memory, which its receiver frees at once.
 pub(crate) fn cpus_info(device: &Device) -> Result<*mut CpusInfo, Errno> {
     let vcpus = errno::from(device.info())?.vcpus;
-    let online = fs::read_to_string(ONLINE).map_err(|error| errno::of(&error))?;
+    let online = online().map_err(|error| errno::of(&error))?;
     let words = vcpus.div_ceil(WORD_BITS).max(1) as usize;
     let mask_bytes = (size_of::<u32>() * (1 + words)).next_multiple_of(align_of::<CpusInfo>());
     // SAFETY: the size is not 0.
@@ -87,7 +84,7 @@ pub(crate) fn cpus_info(device: &Device) -> Result<*mut CpusInfo, Errno> {
         (*cpus).nrwords = words as u32;
         (*forbidden).nrwords = words as u32;
         let mask = (&raw mut (*cpus).mask).cast::<u32>();
-        for cpu in cpus_in(&online).into_iter().filter(|cpu| *cpu < vcpus) {
+        for cpu in online.into_iter().filter(|cpu| *cpu < vcpus) {
             *mask.add((cpu / WORD_BITS) as usize) |= 1 << (cpu % WORD_BITS);
         }
         info.write(CpusInfo { cpus, cpus_forbidden: forbidden });

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use libc::pid_t;
 use perfctr::Event;
-use perfctr::raw::PerfCount;
+use perfctr::watch::{Total, Watch, Watched};
 
 use super::output::Intervals;
 use super::{Count, Run};
-use crate::live::Counter;
+use crate::live::{of_process, watch};
 use crate::program::child::{Child, Started};
 use crate::program::ptrace::{self, Change, Waited};
 use crate::program::{LOOK, Signals, Target, status};
@@ -23,18 +23,18 @@ pub fn run(
     signals: &Signals,
     intervals: Option<&mut Intervals<'_>>,
 ) -> Result<Run> {
-    let mut counting = Counting { signals, intervals, counter: Counter::default() };
+    let mut counting = Counting { signals, intervals, watched: None };
     let (status, elapsed) = match target {
         Target::Program(command) => counting.program(command, events)?,
         Target::Process(pid, command) => counting.process(pid, command, events)?,
     };
-    let sums = counting.counter.read()?;
-    let time = sums.first().map_or(0, |sum| sum.enabled_ns);
+    let totals = counting.read()?;
+    let time = totals.first().map_or(Duration::ZERO, |total| total.enabled);
     Ok(Run {
         status,
         elapsed,
-        time: Duration::from_nanos(time),
-        counts: sums.into_iter().map(estimate).collect(),
+        time,
+        counts: totals.iter().map(estimate).collect(),
         threads: Vec::new(),
         unobserved: 0,
     })
@@ -43,14 +43,21 @@ pub fn run(
 struct Counting<'a, 'b> {
     signals: &'a Signals,
     intervals: Option<&'a mut Intervals<'b>>,
-    counter: Counter,
+    /// What is counted, from when the target is there.
+    watched: Option<Watched>,
 }
 
 impl Counting<'_, '_> {
+    fn read(&self) -> Result<Vec<Total>> {
+        let totals = self.watched.as_ref().map(Watched::read).transpose()?;
+        Ok(totals.map_or_else(Vec::new, |totals| totals.values().to_vec()))
+    }
+
     fn program(&mut self, command: &[OsString], events: &[Event]) -> Result<(u8, Duration)> {
         let child = Child::new(command)?;
         let first = child.pid();
-        self.counter = Counter::of_program(events, first)?;
+        let program = Watch::thread(first.cast_unsigned()).inherit().from_exec();
+        self.watched = Some(watch(program, events).open()?);
         let started = child.go()?;
         let mut status = 0;
         // Nothing is traced: only the first process's end is told.
@@ -71,7 +78,7 @@ impl Counting<'_, '_> {
         events: &[Event],
     ) -> Result<(u8, Duration)> {
         let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
-        self.counter = Counter::of_process(events, pid)?;
+        self.watched = Some(of_process(events, pid)?);
         let (first, start) = (child.as_ref().map(Child::pid), Instant::now());
         let started = child.map(Child::go).transpose()?;
         let mut status = 0;
@@ -100,7 +107,7 @@ impl Counting<'_, '_> {
         if !self.signals.alarmed() || self.intervals.is_none() {
             return Ok(());
         }
-        let counts: Vec<Count> = self.counter.read()?.into_iter().map(estimate).collect();
+        let counts: Vec<Count> = self.read()?.iter().map(estimate).collect();
         self.intervals.as_mut().map_or(Ok(()), |intervals| intervals.print(&counts))
     }
 }
@@ -111,26 +118,6 @@ fn lives(pid: pid_t) -> bool {
 }
 
 /// What the event would have counted if it had been counted all the time.
-pub fn estimate(PerfCount { count, enabled_ns, running_ns }: PerfCount) -> Count {
-    if running_ns == enabled_ns {
-        return Count { value: count, share: 1.0 };
-    }
-    let share = running_ns as f64 / enabled_ns as f64;
-    let value = if running_ns == 0 { 0 } else { (count as f64 / share).round() as u64 };
-    Count { value, share }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_not_counted_all_the_time_is_an_estimate() {
-        let of =
-            |count, enabled_ns, running_ns| estimate(PerfCount { count, enabled_ns, running_ns });
-        assert_eq!(of(u64::MAX, 8, 8), Count { value: u64::MAX, share: 1.0 });
-        assert_eq!(of(100, 8, 2), Count { value: 400, share: 0.25 });
-        assert_eq!(of(0, 8, 0), Count { value: 0, share: 0.0 });
-        assert_eq!(of(7, 0, 0), Count { value: 7, share: 1.0 });
-    }
+pub fn estimate(total: &Total) -> Count {
+    Count { value: total.scaled().unwrap_or(0), share: total.share() }
 }

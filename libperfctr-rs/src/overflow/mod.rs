@@ -20,8 +20,10 @@
 //! interrupt (the skid); what is past counts for the next period, so periods do not drift.
 #![expect(unsafe_code, reason = "signals carry a C union, and resuming is a system call")]
 
+#[cfg(target_arch = "x86_64")]
 mod handler;
 mod queue;
+#[cfg(target_arch = "x86_64")]
 mod ring;
 
 use std::cell::Cell;
@@ -30,8 +32,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use shared_abi::ioctl::{IOC_RESUME, SIGNAL_CODE};
 
+#[cfg(target_arch = "x86_64")]
 pub use self::handler::{Handler, set_handler};
 pub use self::queue::Queue;
+#[cfg(target_arch = "x86_64")]
 pub use self::ring::Ring;
 use crate::sys::Device;
 

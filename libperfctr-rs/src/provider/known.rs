@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Events that are known to be right on this CPU.
 
+#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__cpuid, __get_cpuid_max};
 
 use shared_abi::PhysSlot;
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
 
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{Event, What};
 
 /// Event number and unit mask of Intel's architectural events, by their bits in CPUID leaf 0AH, EBX
 /// (SDM volume 3, table 20-1).
@@ -18,12 +19,16 @@ const ARCHITECTURAL: [u64; 7] = [0x003c, 0x00c0, 0x013c, 0x4f2e, 0x412e, 0x00c4,
 /// References, "core performance monitor counters").
 const SINCE_K8: [u64; 6] = [0x76, 0xc0, 0xc1, 0xc2, 0xc3, 0xc4];
 
+#[cfg(target_arch = "x86_64")]
 const LEAF_PMU: u32 = 0xa;
+
+/// In place of a vendor's number: no x86.
+const ELSEWHERE: u32 = u32::MAX;
 
 /// What a CPU is known to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
-    /// `VENDOR_*`, or 0.
+    /// `VENDOR_*`, 0 or [`ELSEWHERE`].
     vendor: u32,
     /// One bit per architectural event that is not there.
     missing: u32,
@@ -32,7 +37,14 @@ struct Known {
 }
 
 impl Known {
+    /// The kernel alone knows.
+    #[cfg(not(target_arch = "x86_64"))]
+    const fn here() -> Self {
+        Self { vendor: ELSEWHERE, missing: 0, fixed: 0 }
+    }
+
     /// What the CPU that executes this says.
+    #[cfg(target_arch = "x86_64")]
     fn here() -> Self {
         let name = __cpuid(0);
         let vendor = match [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).concat().as_slice()
@@ -55,6 +67,8 @@ impl Known {
         let is = |known: &u64| select == Some(*known);
         match self.vendor {
             _ if event.name.is_some() => true,
+            // What has a name of Linux's own is right there, or refused by it.
+            ELSEWHERE => matches!(event.what, What::Generic(_)),
             // Only its fixed counter counts it.
             VENDOR_INTEL if select.is_none() => event
                 .fixed()
@@ -72,6 +86,7 @@ impl Known {
 
 /// The architectural events that are not there, by the leaf's EAX and EBX.  A hypervisor that hides
 /// the leaf from its guests (version 0) says nothing about them.
+#[cfg(any(test, target_arch = "x86_64"))]
 fn missing(eax: u32, ebx: u32) -> u32 {
     let (version, listed) = (eax & 0xff, eax >> 24);
     if version == 0 { 0 } else { ebx | u32::MAX.checked_shl(listed).unwrap_or(0) }
@@ -131,5 +146,7 @@ mod tests {
         assert!(!amd.has(&Event::raw(0x3c)));
         assert_eq!(missing(0, 0), 0);
         assert!(!Known { vendor: 0, missing: 0, fixed: 0 }.has(&Event::CYCLES));
+        let elsewhere = Known { vendor: ELSEWHERE, missing: 0, fixed: 0 };
+        assert!(elsewhere.has(&Event::CYCLES) && !elsewhere.has(&Event::raw(0x3c)));
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Who provides counters: one type for all of them.
 
-mod known;
+pub(crate) mod known;
 pub(crate) mod native;
 pub(crate) mod paravirt;
 mod place;
@@ -30,6 +30,10 @@ pub(crate) enum Backend {
 impl Backend {
     /// At the first provider that has counters, with the answers of those before it.
     pub(crate) fn open() -> Result<(Self, Vec<Refusal>), Error> {
+        if !cfg!(target_arch = "x86_64") {
+            // Nobody else has anything there.
+            return Ok((Self::Native(Native::open()?), Vec::new()));
+        }
         let mut refusals = Vec::new();
         for provider in [Provider::Paravirt, Provider::Native] {
             match Self::open_with(provider) {
@@ -41,6 +45,9 @@ impl Backend {
     }
 
     pub(crate) fn open_with(provider: Provider) -> Result<Self, Error> {
+        if !cfg!(target_arch = "x86_64") && provider != Provider::Native {
+            return Err(Error::Refused(Refusal::not_x86(provider)));
+        }
         Ok(match provider {
             Provider::Paravirt => Self::Paravirt(Paravirt::open()?),
             Provider::Native => Self::Native(Native::open()?),

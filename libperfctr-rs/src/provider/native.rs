@@ -6,7 +6,6 @@
 //! words around it, so that the counts belong together.  The group is pinned: it counts all the
 //! time or not at all.
 
-use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
 
 use perf_event_open_sys::bindings;
@@ -169,54 +168,6 @@ impl Counting {
     }
 }
 
-/// An event that process `pid` counts from its next exec on, with all threads and processes that it
-/// starts.  The kernel may let events take turns if there are not enough counters; see
-/// [`PerfCount::running_ns`](crate::raw::PerfCount).
-///
-/// # Errors
-///
-/// [`Error::EventNotAvailable`], or what the kernel says.
-pub fn of_program(event: &Event, pid: u32) -> Result<PerfEvent, Error> {
-    known::check(std::slice::from_ref(event))?;
-    PerfEvent::open_for_program(self::pid(pid)?, &mut attributes(event)?)
-        .map_err(|source| unopened(event, source))
-}
-
-/// An event that thread `tid` counts from now on, with all threads and processes that it starts
-/// from now on; otherwise as [`of_program`].
-///
-/// # Errors
-///
-/// Those of [`of_program`].
-pub fn of_running(event: &Event, tid: u32) -> Result<PerfEvent, Error> {
-    known::check(std::slice::from_ref(event))?;
-    PerfEvent::open_for_running(pid(tid)?, &mut attributes(event)?)
-        .map_err(|source| unopened(event, source))
-}
-
-/// An event that thread `tid` alone counts from now on, and nothing that it starts.
-///
-/// # Errors
-///
-/// Those of [`of_program`].
-pub fn of_single(event: &Event, tid: u32) -> Result<PerfEvent, Error> {
-    known::check(std::slice::from_ref(event))?;
-    PerfEvent::open_for_single(pid(tid)?, &mut attributes(event)?)
-        .map_err(|source| unopened(event, source))
-}
-
-/// An event of one CPU, whatever executes there; with a group of processes (a directory of cgroup
-/// v2), only what these do.
-///
-/// # Errors
-///
-/// Those of [`of_program`].
-pub fn of_cpu(event: &Event, cpu: u32, cgroup: Option<&File>) -> Result<PerfEvent, Error> {
-    known::check(std::slice::from_ref(event))?;
-    PerfEvent::open_for_cpu(cpu, cgroup, &mut attributes(event)?)
-        .map_err(|source| unopened(event, source))
-}
-
 /// An event of thread `tid` that samples: at each overflow it stops counting and the thread gets
 /// `signal`, until [`PerfEvent::go_on`] is called, which also starts it.
 ///
@@ -234,13 +185,13 @@ pub fn of_thread(event: &Event, tid: u32, signal: libc::c_int) -> Result<PerfEve
         .map_err(|source| unopened(event, source))
 }
 
-fn pid(number: u32) -> Result<libc::pid_t, Error> {
+pub(crate) fn pid(number: u32) -> Result<libc::pid_t, Error> {
     let absent = |_| Error::kernel("open a perf event")(IoError::from_raw_os_error(libc::ESRCH));
     libc::pid_t::try_from(number).map_err(absent)
 }
 
 /// Why there is no perf event.
-fn unopened(event: &Event, source: IoError) -> Error {
+pub(crate) fn unopened(event: &Event, source: IoError) -> Error {
     match source.kind() {
         ErrorKind::NotFound | ErrorKind::InvalidInput | ErrorKind::Unsupported => {
             Error::unavailable(*event, "the kernel's PMU driver does not know it")
@@ -265,7 +216,7 @@ fn open_leader() -> Result<Counting, IoError> {
     Counting::open(&mut attributes, None)
 }
 
-fn attributes(event: &Event) -> Result<bindings::perf_event_attr, Error> {
+pub(crate) fn attributes(event: &Event) -> Result<bindings::perf_event_attr, Error> {
     let (type_, config) = match event.what {
         What::Generic(generic) => (bindings::PERF_TYPE_HARDWARE, generic.perf()),
         What::Raw(select) => (bindings::PERF_TYPE_RAW, select),

@@ -59,6 +59,8 @@ pub enum Cause {
     SecurityModule,
     /// The kernel was built without perf events, or a filter says so.
     NoPerfEvents,
+    /// Only x86-64 has what this provider reads.
+    NotX86,
     /// Something that the error number says.
     Other,
 }
@@ -69,6 +71,14 @@ impl fmt::Display for Cause {
         write!(f, "{reason}; {remedy}")
     }
 }
+
+/// Reasons and remedies of machines that cannot have these counters.
+const NO_HYPERVISOR: (&str, &str) =
+    ("this machine is no guest of Xen or KVM", "nothing is to be done");
+const NOT_X86: (&str, &str) = (
+    "this machine is no x86-64",
+    "the provider native counts on other machines whose kernel has a PMU",
+);
 
 impl Cause {
     /// Why there are no counters.
@@ -86,9 +96,7 @@ impl Cause {
     /// Reason and remedy.
     fn words(self) -> (String, &'static str) {
         let (reason, remedy) = match self {
-            Self::NoHypervisor => {
-                ("this machine is no guest of Xen or KVM", "nothing is to be done")
-            }
+            Self::NoHypervisor => NO_HYPERVISOR,
             Self::NoModule => (
                 "the kernel module is not loaded",
                 "`modprobe perfctr` loads it, or says in the kernel's log whether the hypervisor \
@@ -148,6 +156,7 @@ impl Cause {
                 "the kernel has no perf events (CONFIG_PERF_EVENTS), or a filter hides them",
                 "a kernel that has them, or another filter, would count",
             ),
+            Self::NotX86 => NOT_X86,
             Self::Other => ("the kernel refused", "its error number says why"),
         };
         (reason.to_owned(), remedy)
@@ -227,6 +236,11 @@ impl Refusal {
         Self { provider, cause: cause(errno), errno }
     }
 
+    /// This is another machine.
+    pub(crate) fn not_x86(provider: Provider) -> Self {
+        Self { provider, cause: Cause::NotX86, errno: libc::ENOSYS }
+    }
+
     /// The device could not be opened.
     pub(crate) fn at_device(error: &io::Error) -> Self {
         let surroundings = Surroundings::here();
@@ -268,7 +282,7 @@ fn at_hypervisor() -> Option<Refusal> {
 mod tests {
     use super::*;
 
-    const CAUSES: [Cause; 16] = [
+    const CAUSES: [Cause; 17] = [
         Cause::NoHypervisor,
         Cause::NoModule,
         Cause::DeviceAccess,
@@ -284,6 +298,7 @@ mod tests {
         Cause::Seccomp,
         Cause::SecurityModule,
         Cause::NoPerfEvents,
+        Cause::NotX86,
         Cause::Other,
     ];
     const BARE: Surroundings = Surroundings { guest: false, seccomp: false, paranoid: Some(2) };

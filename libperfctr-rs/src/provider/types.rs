@@ -2,11 +2,17 @@
 //! What every provider says of itself, and what it gives.
 
 use std::fmt;
+use std::time::Duration;
 
 use shared_abi::PmuCaps;
 
 /// Who provides the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum Provider {
     /// Hypervisor and guest kernel together, through `/dev/perfctr`.
     Paravirt,
@@ -36,10 +42,31 @@ pub struct Description {
     pub caps: Option<PmuCaps>,
     /// Pages of virtual CPUs; 0 if the provider has none.
     pub vcpus: u32,
-    /// CPUID leaf 1, EAX: family, model and stepping.
+    /// CPUID leaf 1, EAX: family, model and stepping; 0 if this is no x86.
     pub cpu_signature: u32,
     /// Frequency in kHz of what readings give as TSC; 0 if unknown.  [`Provider::Native`] gives ns.
     pub tsc_khz: u32,
+}
+
+impl Description {
+    /// How long so many ticks of a reading's TSC are; `None` if nobody knows.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), perfctr::Error> {
+    /// let mut session = perfctr::Session::open()?;
+    /// session.start(&[])?;
+    /// let spent = session.read::<0>()?;
+    /// println!("executed for {:?}", session.description().duration(spent.tsc));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn duration(&self, ticks: u64) -> Option<Duration> {
+        /// In a ms.
+        const NS: u128 = 1_000_000;
+        let ns = (u128::from(ticks) * NS).checked_div(self.tsc_khz.into())?;
+        let [second, rest] = [ns / 1_000_000_000, ns % 1_000_000_000];
+        Some(Duration::new(second.try_into().ok()?, rest.try_into().ok()?))
+    }
 }
 
 /// What a provider gives besides the counts.
@@ -52,5 +79,27 @@ pub(crate) struct Taken {
 
 /// CPUID leaf 1, EAX (SDM volume 2, CPUID).
 pub(crate) fn cpu_signature() -> u32 {
-    std::arch::x86_64::__cpuid(1).eax
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::x86_64::__cpuid(1).eax;
+    #[cfg(not(target_arch = "x86_64"))]
+    return 0;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_time_where_the_frequency_is_known() {
+        let of = |tsc_khz, ticks| {
+            let provider = Provider::Tsc;
+            let description =
+                Description { provider, caps: None, vcpus: 0, cpu_signature: 0, tsc_khz };
+            description.duration(ticks)
+        };
+        assert_eq!(of(0, 5), None);
+        assert_eq!(of(1_000_000, 5), Some(Duration::from_nanos(5)));
+        assert_eq!(of(2_600_040, 2_600_040_000 * 3 + 1_300_020), Some(Duration::new(3, 500_000)));
+        assert_eq!(of(1, u64::MAX), Some(Duration::new(u64::MAX / 1_000, 615_000_000)));
+    }
 }

@@ -16,6 +16,7 @@ use crate::tools::toolchain;
 
 /// User programs are linked statically, so that they do not depend on this machine's C library.
 const USER_TARGET: &str = "x86_64-unknown-linux-gnu";
+const STATIC: &str = "-C target-feature=+crt-static";
 
 /// The guest's first program.
 pub fn init() -> Result<PathBuf> {
@@ -28,7 +29,7 @@ const MEASURED: &str = "benches";
 /// Builds every program of a package for the guest; returns the directory with them.
 pub fn programs(package: &str) -> Result<PathBuf> {
     let profile = if package == MEASURED { "release" } else { "guest" };
-    build(profile, &["--package", package], "target/guest", "-C target-feature=+crt-static")
+    build(profile, &["--package", package], "target/guest", STATIC)
 }
 
 /// Builds a package with its shared libraries and such features, for any machine with this one's C
@@ -37,11 +38,11 @@ pub fn dynamic(package: &str, features: &str) -> Result<PathBuf> {
     build("release", &["--package", package, "--features", features], "target/dynamic", "")
 }
 
-/// Builds an example that is a shared library; returns its path.
-pub fn library_example(package: &str, name: &str) -> Result<PathBuf> {
+/// Builds an example of a package for the guest; returns its path.
+pub fn example(package: &str, name: &str) -> Result<PathBuf> {
     let what = ["--package", package, "--example", name];
-    let built = build("release", &what, "target/dynamic", "")?;
-    Ok(built.join(format!("examples/lib{name}.so")))
+    let built = build("guest", &what, "target/guest", STATIC)?;
+    Ok(built.join("examples").join(name))
 }
 
 fn build(profile: &str, what: &[&str], target_dir: &str, flags: &str) -> Result<PathBuf> {

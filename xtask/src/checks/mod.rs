@@ -6,13 +6,16 @@ mod generated;
 mod objects;
 mod tidy;
 
+use std::process::Command;
+
 use anyhow::Result;
 
 pub use self::generated::write as write_headers;
 pub use self::objects::check as objects;
 use crate::artefacts::packages::licences;
 use crate::artefacts::xen;
-use crate::tools::{sh, toolchain};
+use crate::tools::sh;
+use crate::tools::toolchain::{self, ARM_TARGET, BARE_TARGET};
 
 /// One of the things that have to hold.
 pub struct Check {
@@ -48,6 +51,8 @@ pub const CHECKS: &[Check] = &[
         pace: Slow,
         run: || cargo(&["doc", "--quiet", "--workspace", "--no-deps"]),
     },
+    Check { name: "library elsewhere", pace: Slow, run: elsewhere },
+    Check { name: "packages of crates", pace: Slow, run: publishable },
     Check { name: "Rust objects", pace: Slow, run: objects::check },
     Check { name: "kernel module", pace: Slow, run: objects::check_module },
     Check { name: "licences of crates", pace: Slow, run: licences::check },
@@ -55,8 +60,25 @@ pub const CHECKS: &[Check] = &[
 ];
 
 fn lints() -> Result<()> {
-    let what = ["--workspace", "--all-targets", "--features", "cli/pfm"];
+    let what = ["--workspace", "--all-targets", "--features", "cli/pfm,libperfctr-rs/serde"];
     cargo(&[&["clippy", "--quiet"], &what[..], &["--", "-D", "warnings"]].concat())
+}
+
+/// The library on a machine that is no x86, and its reader without an operating system.
+fn elsewhere() -> Result<()> {
+    const LIBRARY: [&str; 4] = ["check", "--quiet", "--package", "libperfctr-rs"];
+    let check = |mut cargo: Command, target, features: &[&str]| {
+        cargo.args(LIBRARY).args(["--target", target]).args(features).current_dir(sh::project());
+        sh::run(cargo.env("RUSTFLAGS", "-D warnings").env("CARGO_TARGET_DIR", "target/elsewhere"))
+    };
+    check(toolchain::cargo_for_arm()?, ARM_TARGET, &["--all-features", "--examples"])?;
+    check(toolchain::cargo_for_bare_metal()?, BARE_TARGET, &["--no-default-features"])
+}
+
+/// What a release publishes is whole: each crate builds from what is packed of it.
+fn publishable() -> Result<()> {
+    let crates = ["--package", "shared-abi", "--package", "libperfctr-rs"];
+    cargo(&[&["publish", "--quiet", "--dry-run", "--allow-dirty"], &crates[..]].concat())
 }
 
 fn simulator_lints() -> Result<()> {

@@ -3,13 +3,16 @@
 
 use anyhow::Result;
 
+use crate::artefacts::guest;
 use crate::machine::Spec;
 use crate::suites::report::Report;
+use crate::suites::{pmu, stat};
 
 /// Three boots; a fourth place, where the driver is off, is suite `driver-absent`'s.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut native = spec("native", "native")?;
     native.module = false;
+    add_watched(&mut native)?;
     report.program(native, "providers")?;
     let mut bare = spec("native", "bare")?;
     bare.module = false;
@@ -26,7 +29,20 @@ fn guest() -> Result<Spec> {
     spec.topology.cpu.push_str(",pmu-version=2,pmu-width=32");
     spec.add_program("vm-tests", "wrap")?;
     spec.add_program("cli", "perfctr")?;
+    add_watched(&mut spec)?;
     Ok(spec)
+}
+
+/// Programs that are counted, and the library's examples, of which some count them.
+fn add_watched(spec: &mut Spec) -> Result<()> {
+    spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
+    let frames = stat::assembled("frames.S", &["-Wl,-Ttext=0x401000"])?;
+    spec.files.push((frames, "/work/frames".into()));
+    for name in ["self_count", "program", "callers"] {
+        let example = guest::example("libperfctr-rs", name)?;
+        spec.files.push((example, format!("/work/{name}")));
+    }
+    Ok(())
 }
 
 /// A run of the program where there is this to count with.

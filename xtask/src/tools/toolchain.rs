@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finding a Rust compiler for the bare-metal target.
+//! Finding a Rust compiler for targets that a machine may lack, the bare-metal one above all.
 //!
 //! The compiler in use may have the target installed, or rustup may install it. Where rustup's
 //! server cannot be reached, Debian's `rustc-web` builds the core library from `rust-web-src`.
@@ -17,6 +17,9 @@ use crate::tools::{apt, cache};
 /// The target of code that runs without an operating system.
 pub const BARE_TARGET: &str = "x86_64-unknown-none";
 
+/// A target that is no x86.
+pub const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
+
 /// Where an archive of the sources has the crates, in the project.
 pub const VENDOR: &str = "vendor";
 
@@ -28,14 +31,24 @@ const RUSTUP_TIMEOUT: &str = "10";
 
 /// A `cargo` command whose compiler can build for [`BARE_TARGET`].
 pub fn cargo_for_bare_metal() -> Result<Command> {
+    cargo_for(BARE_TARGET, "core,compiler_builtins")
+}
+
+/// A `cargo` command whose compiler can build for [`ARM_TARGET`].
+pub fn cargo_for_arm() -> Result<Command> {
+    cargo_for(ARM_TARGET, "std")
+}
+
+/// For a target that this machine may lack, whose library has these crates.
+fn cargo_for(target: &str, library: &str) -> Result<Command> {
     let rustup_failed = cache::root()?.join("rustup-unreachable");
-    if has_target()? || (!rustup_failed.exists() && add_target()) {
+    if has_target(target)? || (!rustup_failed.exists() && add_target(target)) {
         return Ok(cargo());
     }
     fs::write(rustup_failed, "")?;
     apt::install(
         &["rustc-web", "rust-web-src"],
-        "the bare-metal core library, as rustup's server cannot be reached",
+        "the target's core library, as rustup's server cannot be reached",
     )?;
     if !Path::new("/usr/bin/rustc").exists() {
         bail!("rustc-web did not install /usr/bin/rustc");
@@ -45,7 +58,7 @@ pub fn cargo_for_bare_metal() -> Result<Command> {
     cargo
         .env("RUSTC", "/usr/bin/rustc")
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("CARGO_UNSTABLE_BUILD_STD", "core,compiler_builtins");
+        .env("CARGO_UNSTABLE_BUILD_STD", library);
     Ok(cargo)
 }
 
@@ -89,13 +102,13 @@ pub fn cargo_with_cfg(name: &str) -> Command {
     cargo
 }
 
-fn has_target() -> Result<bool> {
+fn has_target(target: &str) -> Result<bool> {
     let sysroot = sh::output(&mut rustc(["--print", "sysroot"]))?;
-    Ok(Path::new(sysroot.trim()).join("lib/rustlib").join(BARE_TARGET).exists())
+    Ok(Path::new(sysroot.trim()).join("lib/rustlib").join(target).exists())
 }
 
-fn add_target() -> bool {
-    let args = [RUSTUP_TIMEOUT, "rustup", "target", "add", BARE_TARGET];
+fn add_target(target: &str) -> bool {
+    let args = [RUSTUP_TIMEOUT, "rustup", "target", "add", target];
     cmd("timeout", args).current_dir(sh::project()).status().is_ok_and(|s| s.success())
 }
 

@@ -4,6 +4,7 @@
 
 mod answers;
 mod native;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -55,9 +56,9 @@ fn main() -> Result<ExitCode> {
         }
     };
     let tests = match place {
-        Place::Native => [native::TESTS, answers::NATIVE].concat(),
+        Place::Native => [native::TESTS, answers::NATIVE, watch::TESTS].concat(),
         Place::Bare => Vec::new(),
-        Place::Guest => answers::GUEST.to_vec(),
+        Place::Guest => [answers::GUEST, watch::TESTS].concat(),
         Place::Off => answers::OFF.to_vec(),
     };
     let mut tally = Tally::default();

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Reads a thread's counters from pages that somebody has mapped: without the standard library, and
+//! without a system call.
+//!
+//! With `default-features = false` the crate is this and [`rdpmc`](crate::rdpmc) alone, which
+//! need no operating system: for runtimes, tracers and signal handlers that map the device
+//! themselves.  [`Session`](https://docs.rs/libperfctr-rs) reads by the same functions.
+#![expect(unsafe_code, reason = "an address becomes pages of a type")]
+
+use core::marker::PhantomData;
+
+use shared_abi::limits::PAGE_BYTES;
+pub use shared_abi::read::{ReadError, Snapshot};
+use shared_abi::read::{read_counts, read_thread};
+use shared_abi::{ThreadPage, VcpuPage};
+
+use crate::rdpmc::Hardware;
+
+/// The pages of a descriptor of `/dev/perfctr`: the thread's, then one for each vCPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a> {
+    first: *const u8,
+    vcpus: u32,
+    mapping: PhantomData<&'a ThreadPage>,
+}
+
+impl<'a> Reader<'a> {
+    /// Of a mapping that begins there.
+    ///
+    /// # Safety
+    ///
+    /// `1 + vcpus` pages of a descriptor that is bound to a thread are mapped there, for reading,
+    /// as long as `'a`.
+    #[inline(always)]
+    pub const unsafe fn new(first: *const u8, vcpus: u32) -> Self {
+        Self { first, vcpus, mapping: PhantomData }
+    }
+
+    /// Reads the TSC and the first `counts.len()` counters, if the descriptor is bound to the
+    /// calling thread.  What it gives to other threads has no meaning.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read_thread`].
+    #[inline(always)]
+    pub fn read(self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
+        read_thread(self.thread(), |n| self.vcpu(n), &Hardware, counts)
+    }
+
+    /// As [`read`](Self::read), but that the snapshot's TSC has no meaning.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read).
+    #[inline(always)]
+    pub fn counts(self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
+        read_counts(self.thread(), |n| self.vcpu(n), &Hardware, counts)
+    }
+
+    /// The thread's page.
+    #[inline(always)]
+    pub fn thread(self) -> &'a ThreadPage {
+        // SAFETY: the mapping starts with a thread page, as `new` was promised; the page consists
+        // of atomics, so others may write it at any time.
+        unsafe { &*self.first.cast() }
+    }
+
+    /// The page of vCPU `n`, if there is one.
+    #[inline(always)]
+    pub fn vcpu(self, n: u32) -> Option<&'a VcpuPage> {
+        if n >= self.vcpus {
+            return None;
+        }
+        // SAFETY: as above; `1 + vcpus` pages are mapped and `n` is less than `vcpus`.
+        Some(unsafe { &*self.first.add((1 + n as usize) * PAGE_BYTES).cast() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::Ordering::Relaxed;
+
+    /// Pages as the kernel aligns them.
+    #[repr(align(4096))]
+    struct Mapping([u8; 3 * PAGE_BYTES]);
+
+    #[test]
+    fn a_stopped_thread_and_its_machine_are_found_in_the_pages() {
+        let mapping = Mapping([0; 3 * PAGE_BYTES]);
+        // SAFETY: three pages, of which all bytes are valid, live as long as this function.
+        let reader = unsafe { Reader::new(mapping.0.as_ptr(), 2) };
+        assert!(reader.vcpu(1).is_some() && reader.vcpu(2).is_none());
+        let mut counts = [7];
+        assert_eq!(reader.read(&mut counts), Err(ReadError::Malformed), "it has no counter");
+        assert_eq!(reader.read(&mut []), Ok(Snapshot { tsc: 0, retries: 0 }));
+        assert_eq!(reader.thread().counters.load(Relaxed), 0);
+    }
+}

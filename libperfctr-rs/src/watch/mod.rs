@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counts and samples of others: threads, processes, programs, CPUs and groups of processes.
+//!
+//! A [`Watch`] says whom and what, and becomes counts ([`Watched`]) or samples ([`Samples`]).
+//! It is made of Linux's perf events, which nobody has to be stopped for; in a guest with the
+//! kernel module these are counted by it, as exactly as the calling thread's own counters.  A read
+//! is a system call: what a thread counts of itself a [`Session`](crate::Session) reads for less.
+
+mod ring;
+mod samples;
+mod total;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use perf_event_open_sys::bindings as perf;
+
+pub use self::samples::{Sample, Samples};
+pub use self::total::{Total, Totals};
+use crate::cpus;
+use crate::error::Error;
+use crate::event::Event;
+use crate::provider::known;
+use crate::provider::native::{attributes, pid, unopened};
+use crate::sys::{PerfEvent, WITH_TIMES};
+
+/// Whom to count, what and when.
+///
+/// Whatever this thread starts, from its first instruction, and nothing of the thread itself:
+///
+/// ```no_run
+/// use perfctr::Event;
+/// use perfctr::watch::Watch;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let watched = Watch::this_thread()
+///     .inherit()
+///     .from_exec()
+///     .count("instructions", Event::INSTRUCTIONS.user())
+///     .count("branches", Event::BRANCHES.user())
+///     .open()?;
+/// std::process::Command::new("true").status()?;
+/// let totals = watched.read()?;
+/// println!("{} instructions in {:?}", totals["instructions"].count, totals["branches"].enabled);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Watch {
+    whose: Whose,
+    inherit: bool,
+    from_exec: bool,
+    together: bool,
+    callers: bool,
+    events: Vec<(String, Event)>,
+}
+
+#[derive(Clone, Debug)]
+enum Whose {
+    /// 0 is the caller's.
+    Thread(u32),
+    Process(u32),
+    Cpu(u32),
+    Cgroup(Arc<File>),
+}
+
+/// Where an event is opened: the thread or the group's directory, the CPU, and flags.
+type Place = (libc::pid_t, libc::c_int, u32);
+
+/// Every thread, and every CPU.
+const ALL: i32 = -1;
+
+impl Watch {
+    const fn new(whose: Whose) -> Self {
+        let events = Vec::new();
+        Self { whose, inherit: false, from_exec: false, together: false, callers: false, events }
+    }
+
+    /// The thread that [opens](Self::open) it.
+    pub const fn this_thread() -> Self {
+        Self::new(Whose::Thread(0))
+    }
+
+    /// A thread by its number.
+    pub const fn thread(tid: u32) -> Self {
+        Self::new(Whose::Thread(tid))
+    }
+
+    /// All threads that a process has when it is opened.
+    pub const fn process(pid: u32) -> Self {
+        Self::new(Whose::Process(pid))
+    }
+
+    /// A CPU, whoever executes there.
+    pub const fn cpu(cpu: u32) -> Self {
+        Self::new(Whose::Cpu(cpu))
+    }
+
+    /// A group of processes on all CPUs, by its directory of cgroup v2.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened.
+    pub fn cgroup(directory: impl AsRef<Path>) -> io::Result<Self> {
+        Ok(Self::new(Whose::Cgroup(Arc::new(File::open(directory)?))))
+    }
+
+    /// With all threads and processes that those watched start from now on.
+    pub const fn inherit(mut self) -> Self {
+        self.inherit = true;
+        self
+    }
+
+    /// Each only from when it next executes a program.
+    pub const fn from_exec(mut self) -> Self {
+        self.from_exec = true;
+        self
+    }
+
+    /// All events at the same time or none of them, so that their ratios are exact: where there
+    /// are not enough counters the kernel refuses them, or never counts ([`Total::scaled`] is
+    /// `None` then).  Otherwise events take turns.
+    pub const fn together(mut self) -> Self {
+        self.together = true;
+        self
+    }
+
+    /// Samples have their callers, as frame pointers say.
+    pub const fn callers(mut self) -> Self {
+        self.callers = true;
+        self
+    }
+
+    /// Counts this event, too, by this name.
+    #[must_use]
+    pub fn count(mut self, name: impl Into<String>, event: Event) -> Self {
+        self.events.push((name.into(), event));
+        self
+    }
+
+    /// Counts from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::EventNotAvailable`], or [`Error::Kernel`]: `ESRCH` there is no such thread,
+    /// `EACCES` or `EPERM` the caller may not count it.
+    pub fn open(&self) -> Result<Watched, Error> {
+        let events: Vec<Event> = self.events.iter().map(|(_, event)| *event).collect();
+        if let Some(&event) = events.iter().find(|event| event.samples()) {
+            return Err(Error::unavailable(event, "it samples, which is not counting"));
+        }
+        self.check(&events)?;
+        let parts = self.at(self.places()?, |place| {
+            let mut part = Vec::new();
+            for event in &events {
+                part.push(self.open_one(event, place, part.first())?);
+            }
+            Ok(part)
+        })?;
+        let names = self.events.iter().map(|(name, _)| name.clone()).collect();
+        Ok(Watched { names, parts, together: self.together })
+    }
+
+    /// Samples from now on, by an event that has a [period](Event::every).  What
+    /// [`count`](Self::count) has said is left out.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open`](Self::open).
+    pub fn sample(&self, event: Event) -> Result<Samples, Error> {
+        self.check(&[event])?;
+        let mut attributes = Samples::attributes(&event, self.callers)?;
+        self.when(&mut attributes);
+        let mut places = self.places()?;
+        if self.inherit {
+            // A ring that heirs share is of one CPU.
+            let cpus = online()?;
+            let on = |&(whose, _, flags): &Place| {
+                cpus.iter().map(move |&cpu| Ok((whose, number(cpu)?, flags)))
+            };
+            places = places.iter().flat_map(on).collect::<Result<_, Error>>()?;
+        }
+        let open = |(whose, cpu, flags)| {
+            PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
+                .map_err(|source| unopened(&event, source))
+        };
+        Samples::new(&event, self.at(places, open)?, self.callers)
+    }
+
+    fn check(&self, events: &[Event]) -> Result<(), Error> {
+        known::check(events)?;
+        match (&self.whose, events.first()) {
+            (Whose::Cpu(_) | Whose::Cgroup(_), Some(&event)) if self.from_exec || self.inherit => {
+                let reason = "neither CPUs nor groups start programs; threads and processes do";
+                Err(Error::unavailable(event, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens what there is to open at each place.  A thread of several may end meanwhile.
+    fn at<T>(
+        &self,
+        places: Vec<Place>,
+        mut open: impl FnMut(Place) -> Result<T, Error>,
+    ) -> Result<Vec<T>, Error> {
+        let (mut opened, mut absent) = (Vec::new(), None);
+        for place in places {
+            match open(place) {
+                Ok(one) => opened.push(one),
+                Err(error) if matches!(self.whose, Whose::Process(_)) && is_absence(&error) => {
+                    absent = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match absent {
+            Some(error) if opened.is_empty() => Err(error),
+            _ => Ok(opened),
+        }
+    }
+
+    fn places(&self) -> Result<Vec<Place>, Error> {
+        Ok(match &self.whose {
+            Whose::Thread(tid) => vec![(pid(*tid)?, ALL, 0)],
+            Whose::Process(process) => threads(*process)
+                .map_err(Error::kernel("find a process's threads"))?
+                .into_iter()
+                .map(|tid| Ok((pid(tid)?, ALL, 0)))
+                .collect::<Result<_, Error>>()?,
+            Whose::Cpu(cpu) => vec![(ALL, number(*cpu)?, 0)],
+            Whose::Cgroup(directory) => online()?
+                .into_iter()
+                .map(|cpu| Ok((directory.as_raw_fd(), number(cpu)?, perf::PERF_FLAG_PID_CGROUP)))
+                .collect::<Result<_, Error>>()?,
+        })
+    }
+
+    fn when(&self, attributes: &mut perf::perf_event_attr) {
+        attributes.set_inherit(self.inherit.into());
+        attributes.set_disabled(self.from_exec.into());
+        attributes.set_enable_on_exec(self.from_exec.into());
+    }
+
+    /// Opens an event; beside `first` if there is one and they are to count together.
+    fn open_one(
+        &self,
+        event: &Event,
+        (whose, cpu, flags): Place,
+        first: Option<&PerfEvent>,
+    ) -> Result<PerfEvent, Error> {
+        let mut attributes = attributes(event)?;
+        attributes.read_format = WITH_TIMES;
+        let leader = first.filter(|_| self.together);
+        if self.together {
+            attributes.read_format |= u64::from(perf::PERF_FORMAT_GROUP);
+        }
+        self.when(&mut attributes);
+        if leader.is_some() {
+            // It counts whenever the first does.
+            attributes.set_disabled(0);
+            attributes.set_enable_on_exec(0);
+        }
+        let mut open = |leader| PerfEvent::open_where((whose, cpu), &mut attributes, leader, flags);
+        open(leader).map_err(|source| match leader {
+            Some(_) if source.raw_os_error() == Some(libc::EINVAL) && open(None).is_ok() => {
+                Error::unavailable(*event, "no counter is left beside those that count with it")
+            }
+            _ => unopened(event, source),
+        })
+    }
+}
+
+/// What a [`Watch`] counts.  It ends when this is dropped.
+#[derive(Debug)]
+pub struct Watched {
+    names: Arc<[String]>,
+    /// All events, once for each thread or CPU that was there.
+    parts: Vec<Vec<PerfEvent>>,
+    together: bool,
+}
+
+impl Watched {
+    /// What was counted until now, of all threads and CPUs together.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn read(&self) -> Result<Totals, Error> {
+        let mut values = vec![Total::default(); self.names.len()];
+        for part in &self.parts {
+            let read = if self.together { together(part) } else { each(part) };
+            let read = read.map_err(Error::kernel("read perf events"))?;
+            values = values.into_iter().zip(read).map(|(sum, one)| sum + one).collect();
+        }
+        Ok(Totals { names: self.names.clone(), values })
+    }
+
+    /// Counts no more until [`go_on`](Self::go_on).
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn pause(&self) -> Result<(), Error> {
+        self.parts
+            .iter()
+            .flatten()
+            .try_for_each(PerfEvent::disable)
+            .map_err(Error::kernel("disable perf events"))
+    }
+
+    /// Counts again where it has [paused](Self::pause).
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn go_on(&self) -> Result<(), Error> {
+        // The first of a group comes last: the others start with it.
+        self.parts
+            .iter()
+            .flat_map(|part| part.iter().rev())
+            .try_for_each(PerfEvent::enable)
+            .map_err(Error::kernel("enable perf events"))
+    }
+}
+
+/// Of events that take turns.
+fn each(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
+    part.iter().map(PerfEvent::counted).collect()
+}
+
+/// Of a group.
+fn together(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
+    let Some(first) = part.first() else { return Ok(Vec::new()) };
+    // Number of events, both times, counts.
+    let mut words = vec![0; 3 + part.len()];
+    if first.read(&mut words)? != words.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(words[3..].iter().map(|&count| Total::of_ns(count, words[1], words[2])).collect())
+}
+
+/// Whether the thread has ended.
+fn is_absence(error: &Error) -> bool {
+    matches!(error, Error::Kernel { source, .. } if source.raw_os_error() == Some(libc::ESRCH))
+}
+
+/// A process's threads.
+fn threads(process: u32) -> io::Result<Vec<u32>> {
+    let entries = fs::read_dir(format!("/proc/{process}/task")).map_err(|error| {
+        let absent = error.kind() == io::ErrorKind::NotFound;
+        if absent { io::Error::from_raw_os_error(libc::ESRCH) } else { error }
+    })?;
+    let number = |entry: io::Result<fs::DirEntry>| {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.parse().ok());
+        number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    };
+    entries.map(number).collect()
+}
+
+/// CPUs that are online.
+fn online() -> Result<Vec<u32>, Error> {
+    cpus::online().map_err(Error::kernel("find the CPUs"))
+}
+
+fn number(cpu: u32) -> Result<libc::c_int, Error> {
+    let absent = |_| Error::kernel("open a perf event")(io::Error::from_raw_os_error(libc::EINVAL));
+    libc::c_int::try_from(cpu).map_err(absent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVENT: Event = Event::INSTRUCTIONS.user();
+
+    #[test]
+    fn this_process_has_this_thread() {
+        let here = std::process::id();
+        assert!(threads(here).unwrap().contains(&here));
+        let absent = Watch::process(u32::MAX).count("none", EVENT).open().unwrap_err();
+        assert!(is_absence(&absent), "{absent}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_before_the_kernel_is_asked() {
+        let said = |error: Error| error.to_string();
+        let sampling = Watch::this_thread().count("x", EVENT.every(1_000)).open();
+        assert!(said(sampling.unwrap_err()).contains("which is not counting"));
+        let cpu = Watch::cpu(0).from_exec().count("x", EVENT).open();
+        assert!(said(cpu.unwrap_err()).contains("neither CPUs nor groups start programs"));
+        let counting = Watch::this_thread().sample(EVENT);
+        assert!(said(counting.unwrap_err()).contains("no period is given"));
+        let unknown = Watch::this_thread().count("x", Event::raw(0x0151)).open();
+        assert!(said(unknown.unwrap_err()).contains("not known to be right"));
+    }
+
+    #[test]
+    fn nothing_counted_is_an_empty_answer() {
+        let totals = Watch::this_thread().open().unwrap().read().unwrap();
+        assert_eq!(totals.values(), []);
+    }
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A perf event's ring of records, which the kernel fills (`perf_event_open(2)`, "MMAP layout").
+#![expect(unsafe_code, reason = "memory that is shared with the kernel")]
+
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+use perf_event_open_sys::bindings::perf_event_mmap_page;
+use shared_abi::limits::PAGE_BYTES;
+
+/// Of records, beside the page that describes them; a power of two.  Four for each CPU are what
+/// users without privileges may have (`perf_event_mlock_kb`).
+pub(super) const BYTES: usize = 32 * PAGE_BYTES;
+
+/// A ring.
+#[derive(Debug)]
+pub(super) struct Ring {
+    map: MmapRaw,
+}
+
+impl Ring {
+    pub(super) fn new(event: &impl AsRawFd) -> io::Result<Self> {
+        let map = MmapOptions::new().len(PAGE_BYTES + BYTES).map_raw(event)?;
+        Ok(Self { map })
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the mapping is page-aligned and lives as long as `self`; both words are in its
+        // first page, and aligned.
+        unsafe { &*self.map.as_ptr().wrapping_add(offset).cast::<AtomicU64>() }
+    }
+
+    /// Moves what the kernel has written since the last time to the end of `bytes`.
+    pub(super) fn drain(&self, bytes: &mut Vec<u8>) {
+        let tail = self.word(offset_of!(perf_event_mmap_page, data_tail));
+        // ATOMICS: the kernel writes records, then their end; it reuses their place once it reads
+        // the other word.
+        let end = self.word(offset_of!(perf_event_mmap_page, data_head)).load(Ordering::Acquire);
+        let begin = tail.load(Ordering::Relaxed);
+        let (at, rest) = (begin as usize % BYTES, BYTES - begin as usize % BYTES);
+        let all = (end.wrapping_sub(begin) as usize).min(BYTES);
+        for (at, length) in [(at, all.min(rest)), (0, all.saturating_sub(rest))] {
+            // SAFETY: so many bytes from there are in the mapping, and the kernel leaves them
+            // alone until it is told that they have been read.
+            let part = unsafe {
+                let data = self.map.as_ptr().wrapping_add(PAGE_BYTES + at);
+                std::slice::from_raw_parts(data, length)
+            };
+            bytes.extend_from_slice(part);
+        }
+        tail.store(end, Ordering::Release);
+    }
+}

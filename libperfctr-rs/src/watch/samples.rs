@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Where threads were at each overflow, and who had called them.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use perf_event_open_sys::bindings as perf;
+
+use super::ring::{self, Ring};
+use crate::error::Error;
+use crate::event::Event;
+use crate::provider::native::{attributes, unopened};
+use crate::sys::{PerfEvent, poll};
+
+/// One sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Sample {
+    /// The instruction that the thread was about to execute.
+    pub ip: u64,
+    /// Whose it is.
+    pub pid: u32,
+    /// The thread.
+    pub tid: u32,
+    /// Where it executed.
+    pub cpu: u32,
+    /// Events since the one before.
+    pub period: u64,
+    /// With [`callers`](super::Watch::callers), the addresses that functions will return to, the
+    /// innermost first.
+    pub callers: Vec<u64>,
+}
+
+/// Samples of a [`Watch`](super::Watch), in rings that the kernel fills.
+///
+/// ```no_run
+/// use perfctr::Event;
+/// use perfctr::watch::Watch;
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let event = Event::INSTRUCTIONS.user().every(1_000_003);
+/// let mut samples = Watch::process(1234).callers().sample(event)?;
+/// samples.wait(Duration::from_secs(1))?;
+/// while let Some(sample) = samples.take()? {
+///     println!("{:#x} in thread {}, called by {:#x?}", sample.ip, sample.tid, sample.callers);
+/// }
+/// println!("{} lost", samples.lost());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Samples {
+    rings: Vec<(PerfEvent, Ring)>,
+    callers: bool,
+    read: Read,
+}
+
+/// What was read of the rings.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Read {
+    samples: VecDeque<Sample>,
+    lost: u64,
+    throttled: u64,
+}
+
+/// What is in each sample beside the callers, in this order.
+const WORDS: u64 = (perf::PERF_SAMPLE_IP
+    | perf::PERF_SAMPLE_TID
+    | perf::PERF_SAMPLE_CPU
+    | perf::PERF_SAMPLE_PERIOD) as u64;
+/// Type, flags and size of a record.
+const HEADER_BYTES: usize = 8;
+/// From here on callers are no addresses, but say in which mode the next ones are.
+const CONTEXT_FIRST: u64 = -4095_i64 as u64;
+
+impl Samples {
+    /// What such events are opened with.
+    pub(super) fn attributes(event: &Event, callers: bool) -> Result<perf::perf_event_attr, Error> {
+        if !event.samples() {
+            return Err(Error::unavailable(*event, "no period is given"));
+        }
+        let mut attributes = attributes(event)?;
+        attributes.__bindgen_anon_1.sample_period = event.period;
+        attributes.sample_type = WORDS;
+        if callers {
+            attributes.sample_type |= u64::from(perf::PERF_SAMPLE_CALLCHAIN);
+            attributes.set_exclude_callchain_kernel(attributes.exclude_kernel());
+            attributes.set_exclude_callchain_user(attributes.exclude_user());
+        }
+        attributes.set_watermark(1);
+        attributes.__bindgen_anon_2.wakeup_watermark = (ring::BYTES / 4) as u32;
+        Ok(attributes)
+    }
+
+    pub(super) fn new(event: &Event, events: Vec<PerfEvent>, callers: bool) -> Result<Self, Error> {
+        let ring = |perf: PerfEvent| {
+            let ring = Ring::new(&perf)?;
+            Ok((perf, ring))
+        };
+        let rings = events.into_iter().map(ring).collect::<io::Result<_>>();
+        let rings = rings.map_err(|error| unopened(event, error))?;
+        Ok(Self { rings, callers, read: Read::default() })
+    }
+
+    /// The next sample; `None` if there is none now.  Those of one thread on one CPU are in order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Malformed`] if the kernel has written what makes no sense.
+    pub fn take(&mut self) -> Result<Option<Sample>, Error> {
+        if self.read.samples.is_empty() {
+            let mut bytes = Vec::new();
+            for (_, ring) in &self.rings {
+                bytes.clear();
+                ring.drain(&mut bytes);
+                self.read
+                    .records(&bytes, self.callers)
+                    .ok_or(Error::Malformed("record of a perf event"))?;
+            }
+        }
+        Ok(self.read.samples.pop_front())
+    }
+
+    /// Samples that had no room, of those that were there when a [`take`](Self::take) found none.
+    pub fn lost(&self) -> u64 {
+        self.read.lost
+    }
+
+    /// How often the kernel has stopped an event for a while that had too many samples
+    /// (`perf_event_max_sample_rate`); seen as [`lost`](Self::lost) ones are.  What was executed
+    /// meanwhile has none.
+    pub fn throttled(&self) -> u64 {
+        self.read.throttled
+    }
+
+    /// Waits until a ring is full to a quarter, or everything watched has ended; at most so long.
+    /// Gives whether it is so.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn wait(&self, at_most: Duration) -> io::Result<bool> {
+        let all = self.rings.iter().map(|(event, _)| event.as_raw_fd());
+        poll(all, at_most)
+    }
+}
+
+impl Read {
+    /// Takes records apart; `None` if one makes no sense.
+    fn records(&mut self, mut bytes: &[u8], callers: bool) -> Option<()> {
+        while !bytes.is_empty() {
+            let (header, _) = bytes.split_at_checked(HEADER_BYTES)?;
+            let kind = u32::from_ne_bytes(header[..4].try_into().ok()?);
+            let size = u16::from_ne_bytes(header[6..].try_into().ok()?);
+            let (record, rest) = bytes.split_at_checked(size.into())?;
+            let mut words = record
+                .get(HEADER_BYTES..)?
+                .chunks_exact(8)
+                .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
+            match kind {
+                perf::PERF_RECORD_SAMPLE => self.samples.push_back(sample(&mut words, callers)?),
+                perf::PERF_RECORD_LOST => self.lost += words.nth(1)?,
+                perf::PERF_RECORD_THROTTLE => self.throttled += 1,
+                _ => {}
+            }
+            bytes = rest;
+        }
+        Some(())
+    }
+}
+
+fn sample(words: &mut impl Iterator<Item = u64>, callers: bool) -> Option<Sample> {
+    let [ip, thread, cpu, period] = [words.next()?, words.next()?, words.next()?, words.next()?];
+    let mut sample = Sample {
+        ip,
+        pid: low(thread),
+        tid: low(thread.rotate_left(32)),
+        cpu: low(cpu),
+        period,
+        callers: Vec::new(),
+    };
+    if callers {
+        let entries = words.next()?;
+        let addresses = words.take(entries as usize).filter(|&word| word < CONTEXT_FIRST);
+        // The first is where the thread was.
+        sample.callers = addresses.skip(1).collect();
+    }
+    Some(sample)
+}
+
+/// The first of two numbers that share a word.
+fn low(word: u64) -> u32 {
+    let [a, b, c, d, ..] = word.to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A record of these words.
+    fn record(kind: u32, words: &[u64]) -> Vec<u8> {
+        let size = (HEADER_BYTES + 8 * words.len()) as u16;
+        let head = [&kind.to_ne_bytes()[..], &[0; 2], &size.to_ne_bytes()].concat();
+        let words = words.iter().flat_map(|word| word.to_ne_bytes());
+        head.into_iter().chain(words).collect()
+    }
+
+    fn two(first: u32, second: u32) -> u64 {
+        let bytes = [first.to_ne_bytes(), second.to_ne_bytes()].concat();
+        u64::from_ne_bytes(bytes.try_into().unwrap())
+    }
+
+    fn read(bytes: &[u8], callers: bool) -> Option<Read> {
+        let mut read = Read::default();
+        read.records(bytes, callers)?;
+        Some(read)
+    }
+
+    #[test]
+    fn records_are_taken_apart() {
+        let context = -512_i64 as u64;
+        let words = [0x1234, two(7, 8), two(3, 0), 1_000, 4, context, 0x1234, 0x50, 0x60];
+        let bytes = [
+            record(perf::PERF_RECORD_SAMPLE, &words),
+            record(perf::PERF_RECORD_THROTTLE, &[1, 2, 3]),
+            record(perf::PERF_RECORD_LOST, &[9, 5]),
+            record(perf::PERF_RECORD_LOST, &[9, 2]),
+        ]
+        .concat();
+        let expected =
+            Sample { ip: 0x1234, pid: 7, tid: 8, cpu: 3, period: 1_000, callers: vec![0x50, 0x60] };
+        let alone = Sample { callers: Vec::new(), ..expected.clone() };
+        for (callers, expected) in [(true, expected), (false, alone)] {
+            let expected = Read { samples: [expected].into(), lost: 7, throttled: 1 };
+            assert_eq!(read(&bytes, callers), Some(expected));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let whole = record(perf::PERF_RECORD_SAMPLE, &[1, 2, 3, 4]);
+        assert!(read(&whole, false).is_some());
+        assert_eq!(read(&whole, true), None, "callers are missing");
+        for end in 1..whole.len() {
+            assert_eq!(read(&whole[..end], false), None, "{end} bytes");
+        }
+        assert_eq!(read(&[9, 0, 0, 0, 0, 0, 0, 0], false), None, "a record without a size");
+        assert_eq!(read(&record(perf::PERF_RECORD_SAMPLE, &[1]), false), None);
+    }
+
+    #[test]
+    fn only_what_has_a_period_samples() {
+        let event = Event::INSTRUCTIONS.user();
+        let error = Samples::attributes(&event, true).unwrap_err().to_string();
+        assert!(error.ends_with("no period is given"), "{error}");
+        let attributes = Samples::attributes(&event.every(1_000), true).unwrap();
+        assert_eq!(
+            (attributes.exclude_callchain_kernel(), attributes.exclude_callchain_user()),
+            (1, 0)
+        );
+    }
+}

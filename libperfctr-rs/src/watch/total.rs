@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What was counted, and for how long.
+
+use std::iter::Sum;
+use std::ops::{Add, Index, Sub};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often one event occurred, in the time that it was counted.
+///
+/// Differences of two, `later - earlier`, and sums are made field by field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Total {
+    /// Unit: events.
+    pub count: u64,
+    /// How long it was to be counted, of all threads together.
+    pub enabled: Duration,
+    /// How long it was, which is less if there were not enough counters.
+    pub running: Duration,
+}
+
+impl Total {
+    pub(crate) fn of_ns(count: u64, enabled: u64, running: u64) -> Self {
+        let (enabled, running) = (Duration::from_nanos(enabled), Duration::from_nanos(running));
+        Self { count, enabled, running }
+    }
+
+    /// Which part of the time it was counted: 1 where nothing is estimated.
+    pub fn share(&self) -> f64 {
+        if self.running >= self.enabled {
+            return 1.0;
+        }
+        self.running.as_secs_f64() / self.enabled.as_secs_f64()
+    }
+
+    /// The count if it was counted all the time, else what it would have been; `None` if it was
+    /// never counted.
+    pub fn scaled(&self) -> Option<u64> {
+        let share = self.share();
+        if share == 1.0 {
+            return Some(self.count);
+        }
+        (!self.running.is_zero()).then(|| (self.count as f64 / share).round() as u64)
+    }
+}
+
+impl Add for Total {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            count: self.count.wrapping_add(other.count),
+            enabled: self.enabled.saturating_add(other.enabled),
+            running: self.running.saturating_add(other.running),
+        }
+    }
+}
+
+impl Sub for Total {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            count: self.count.saturating_sub(earlier.count),
+            enabled: self.enabled.saturating_sub(earlier.enabled),
+            running: self.running.saturating_sub(earlier.running),
+        }
+    }
+}
+
+impl Sum for Total {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), Add::add)
+    }
+}
+
+/// The [`Total`]s of a [`Watched`](super::Watched)'s events, in their order and by their names.
+///
+/// ```
+/// # fn print(totals: &perfctr::watch::Totals) {
+/// for (name, total) in totals.iter() {
+///     println!("{name}: {:?}", total.scaled());
+/// }
+/// println!("{}", totals["instructions"].count);
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Totals {
+    pub(super) names: Arc<[String]>,
+    pub(super) values: Vec<Total>,
+}
+
+impl Totals {
+    /// The first event of this name.
+    pub fn get(&self, name: &str) -> Option<&Total> {
+        self.iter().find_map(|(other, total)| (other == name).then_some(total))
+    }
+
+    /// Names and values.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Total)> {
+        self.names.iter().map(String::as_str).zip(&self.values)
+    }
+
+    /// The values alone.
+    pub fn values(&self) -> &[Total] {
+        &self.values
+    }
+}
+
+/// # Panics
+///
+/// If there is no event of this name.
+impl Index<&str> for Totals {
+    type Output = Total;
+
+    fn index(&self, name: &str) -> &Total {
+        self.get(name).unwrap_or_else(|| panic!("no event is called {name:?}"))
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Totals {
+    /// A map from names.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_counted_all_the_time_is_an_estimate() {
+        let of = |count, enabled, running| {
+            let total = Total::of_ns(count, enabled, running);
+            (total.scaled(), total.share())
+        };
+        assert_eq!(of(u64::MAX, 8, 8), (Some(u64::MAX), 1.0));
+        assert_eq!(of(100, 8, 2), (Some(400), 0.25));
+        assert_eq!(of(0, 8, 0), (None, 0.0));
+        assert_eq!(of(7, 0, 0), (Some(7), 1.0));
+    }
+
+    #[test]
+    fn sums_and_differences_are_of_each_field() {
+        let (one, other) = (Total::of_ns(5, 30, 20), Total::of_ns(2, 10, 10));
+        assert_eq!([one, other].into_iter().sum::<Total>(), Total::of_ns(7, 40, 30));
+        assert_eq!(one - other, Total::of_ns(3, 20, 10));
+    }
+
+    #[test]
+    fn totals_are_found_by_name() {
+        let values = vec![Total::of_ns(1, 0, 0), Total::of_ns(2, 0, 0)];
+        let totals = Totals { names: ["a".to_owned(), "b".to_owned()].into(), values };
+        assert_eq!(totals["b"].count, 2);
+        assert_eq!(totals.get("c"), None);
+        #[cfg(feature = "serde")]
+        assert_eq!(serde_json::to_value(&totals).unwrap()["b"]["count"], 2);
+        assert_eq!(totals.iter().map(|(name, _)| name).collect::<String>(), "ab");
+    }
+}

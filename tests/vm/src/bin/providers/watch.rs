@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counts and samples of others, wherever Linux has perf events.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::unistd::gettid;
+use perfctr::watch::{Total, Totals, Watch};
+use perfctr::{Error, Event};
+use vm_tests::region::Region;
+use vm_tests::threads::{SELF, cpus, run_on};
+
+use crate::Test;
+
+pub const TESTS: &[Test] = &[
+    ("a watch counts the programs that a thread starts, to the instruction", started),
+    ("a watch of a process counts what it starts, if it shall", inherited),
+    ("a watch of a running thread pauses and goes on", running_thread),
+    ("a watch of a CPU counts whoever executes there", cpu),
+    ("events that take turns are scaled, and a group that does not fit is not counted", turns),
+    ("samples of a watch have callers", callers),
+    ("who is not there is not watched", absent),
+    ("the library's examples run", examples),
+];
+
+const EVENTS: [(&str, Event); 2] =
+    [("instructions", Event::INSTRUCTIONS.user()), ("branches", Event::BRANCHES.user())];
+
+/// A program, and what it executes.
+const LOOP: &str = "/work/loop";
+const LOOP_COUNTS: [u64; 2] = [2_000_004, 1_000_001];
+
+/// Three functions that call each other; where they are, and what the program executes.
+const FRAMES: &str = "/work/frames";
+const FUNCTIONS: [u64; 3] = [0x40_1200, 0x40_1100, 0x40_1000];
+const FUNCTION_BYTES: u64 = 0x100;
+const FRAMES_INSTRUCTIONS: u64 = 2_000_015;
+
+/// Takes long enough for turns.
+const REGION: Region = Region { first: 1_000_000, second: 1_000_000 };
+/// What a thread executes to be told something, at most.
+const BESIDE: u64 = 200_000;
+
+fn named(watch: Watch) -> Watch {
+    EVENTS.iter().fold(watch, |watch, &(name, event)| watch.count(name, event))
+}
+
+fn counts(totals: &Totals) -> [u64; 2] {
+    EVENTS.map(|(name, _)| totals[name].count)
+}
+
+fn started() -> Result<()> {
+    let watched = named(Watch::this_thread().inherit().from_exec().together()).open()?;
+    for times in 1..=2_u64 {
+        let status = Command::new(LOOP).status()?;
+        ensure!(status.success(), "{status}");
+        REGION.execute(&mut 0);
+        let totals = watched.read()?;
+        let expected = LOOP_COUNTS.map(|count| times * count);
+        ensure!(counts(&totals) == expected, "{totals:?}, {expected:?} expected");
+        let Total { enabled, running, .. } = totals["branches"];
+        ensure!(enabled == running && !running.is_zero(), "{totals:?}");
+    }
+    Ok(())
+}
+
+/// A shell that waits before it does this.
+fn waiting(script: &str) -> Result<Child> {
+    let script = format!("read go; {script}");
+    Ok(Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).spawn()?)
+}
+
+/// Lets it, and waits for its end.
+fn go(mut child: Child) -> Result<()> {
+    child.stdin.take().context("no pipe")?.write_all(b"\n")?;
+    let status = child.wait()?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+fn inherited() -> Result<()> {
+    let twice = format!("{LOOP}; {LOOP}; :");
+    let count = |script: &str, with: fn(Watch) -> Watch| {
+        let child = waiting(script)?;
+        let watched = named(with(Watch::process(child.id()))).open()?;
+        go(child)?;
+        anyhow::Ok(counts(&watched.read()?))
+    };
+    let all = count(&twice, Watch::inherit)?;
+    ensure!(all[0] >= 2 * LOOP_COUNTS[0] && all[1] >= 2 * LOOP_COUNTS[1], "{all:?} with heirs");
+    let alone = count(&twice, |watch| watch)?;
+    ensure!(0 < alone[0] && alone[0] < LOOP_COUNTS[0], "{alone:?} alone");
+    let executed = count(&format!("exec {LOOP}"), Watch::from_exec)?;
+    ensure!(executed == LOOP_COUNTS, "{executed:?} from exec on, {LOOP_COUNTS:?} expected");
+    Ok(())
+}
+
+fn running_thread() -> Result<()> {
+    let (tell, told) = mpsc::channel::<()>();
+    let (answer, answered) = mpsc::channel();
+    let runner = thread::spawn(move || -> Result<()> {
+        answer.send(gettid().as_raw())?;
+        for () in told {
+            REGION.execute(&mut 0);
+            answer.send(0)?;
+        }
+        Ok(())
+    });
+    let tid = answered.recv()?;
+    let watched = named(Watch::thread(tid.cast_unsigned())).open()?;
+    let execute = || -> Result<u64> {
+        let before = counts(&watched.read()?);
+        tell.send(())?;
+        answered.recv()?;
+        Ok(counts(&watched.read()?)[0] - before[0])
+    };
+    let all = REGION.instructions()..REGION.instructions() + BESIDE;
+    let first = execute()?;
+    watched.pause()?;
+    let paused = execute()?;
+    watched.go_on()?;
+    let second = execute()?;
+    drop(tell);
+    runner.join().expect("it does not panic")?;
+    ensure!(all.contains(&first) && all.contains(&second), "{first}, {second}; {all:?} expected");
+    ensure!(paused == 0, "{paused} counted in the pause");
+    Ok(())
+}
+
+fn cpu() -> Result<()> {
+    let all = cpus()?;
+    let [here, elsewhere] = [all[0], all[1]];
+    run_on(SELF, &[here])?;
+    let [here, elsewhere] = [here, elsewhere].map(|cpu| named(Watch::cpu(cpu as u32)).open());
+    let (here, elsewhere) = (here?, elsewhere?);
+    let before = [counts(&here.read()?), counts(&elsewhere.read()?)];
+    REGION.execute(&mut 0);
+    let after = [counts(&here.read()?), counts(&elsewhere.read()?)];
+    run_on(SELF, &all)?;
+    let [here, elsewhere] = [0, 1].map(|n| after[n][0] - before[n][0]);
+    ensure!(here >= REGION.instructions(), "{here} on the CPU");
+    ensure!(elsewhere < REGION.instructions(), "{elsewhere} on another one");
+    Ok(())
+}
+
+/// More events than any of our machines has counters.
+const MANY: usize = 12;
+/// How long they take turns, at least.
+const TURNS: Duration = Duration::from_millis(800);
+
+fn turns() -> Result<()> {
+    let many = (0..MANY)
+        .fold(Watch::this_thread(), |watch, n| watch.count(n.to_string(), Event::BRANCHES.user()));
+    match many.clone().together().open() {
+        Err(Error::EventNotAvailable { reason, .. }) if reason.contains("no counter is left") => {}
+        // The kernel module's events find out when they are to be counted.
+        Ok(never) => {
+            REGION.execute(&mut 0);
+            let totals = never.read()?;
+            ensure!(totals.values().iter().all(|total| total.scaled().is_none()), "{totals:?}");
+        }
+        Err(other) => bail!("{MANY} events together: {other}"),
+    }
+    let (watched, start) = (many.open()?, Instant::now());
+    let mut truth = 0;
+    while start.elapsed() < TURNS {
+        REGION.execute(&mut 0);
+        truth += REGION.branches();
+    }
+    let totals = watched.read()?;
+    let turned = totals.values().iter().filter(|total| total.share() < 1.0).count();
+    ensure!(turned > 0, "nobody had to wait: {totals:?}");
+    // What is steady is estimated well; the turns' edges are a part of the time.
+    let (least, most) = (truth / 10 * 7, truth / 10 * 13);
+    for total in totals.values().iter().filter(|total| total.share() > 0.1) {
+        let scaled = total.scaled().context("never counted")?;
+        ensure!((least..most).contains(&scaled), "{scaled} of {truth}: {total:?}");
+        ensure!(total.count <= truth + BESIDE, "{total:?} of {truth}");
+    }
+    Ok(())
+}
+
+/// Between two samples.
+const PERIOD: u64 = 10_007;
+
+/// How many samples Linux allows in a second; it lowers that by itself where they take their time,
+/// as on an emulated CPU.
+const RATE: (&str, &str) = ("/proc/sys/kernel/perf_event_max_sample_rate", "100000");
+const LOWERED_AT: (&str, &str) = ("/proc/sys/kernel/perf_cpu_time_max_percent", "0");
+
+fn callers() -> Result<()> {
+    for (path, value) in [RATE, LOWERED_AT] {
+        fs::write(path, value).context(path)?;
+    }
+    let event = Event::INSTRUCTIONS.user().every(PERIOD);
+    let child = waiting(&format!("exec {FRAMES}"))?;
+    let pid = child.id();
+    let mut samples = Watch::process(pid).from_exec().callers().sample(event)?;
+    ensure!(!samples.wait(Duration::ZERO)?, "somebody waits for nothing");
+    go(child)?;
+    ensure!(samples.wait(Duration::from_secs(10))?, "its end is not told");
+    let mut taken = 0;
+    while let Some(sample) = samples.take()? {
+        taken += 1;
+        ensure!(sample.tid == pid && sample.pid == pid && sample.period == PERIOD, "{sample:x?}");
+        let found = [&[sample.ip], &sample.callers[..]].concat();
+        let function = |address: &u64| address & !(FUNCTION_BYTES - 1);
+        let functions: Vec<u64> = found.iter().map(function).collect();
+        ensure!(functions == FUNCTIONS, "{sample:x?}");
+    }
+    let missed = (samples.lost(), samples.throttled());
+    ensure!(missed == (0, 0), "{missed:?} lost and throttled");
+    let expected = FRAMES_INSTRUCTIONS / PERIOD;
+    ensure!(taken == expected, "{taken} samples, {expected} expected");
+    Ok(())
+}
+
+fn absent() -> Result<()> {
+    let mut child = Command::new("true").spawn()?;
+    child.wait()?;
+    for watch in [Watch::process(child.id()), Watch::thread(child.id())] {
+        match named(watch).open() {
+            Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => {}
+            other => bail!("{other:?}"),
+        }
+    }
+    let unknown = Watch::this_thread().count("x", Event::raw(0x0151).user()).open();
+    ensure!(matches!(unknown, Err(Error::EventNotAvailable { .. })), "{unknown:?}");
+    Ok(())
+}
+
+/// What each prints, where the program has a known number of everything.
+fn examples() -> Result<()> {
+    let run = |words: &[&str]| -> Result<String> {
+        let ended = Command::new(words[0]).args(&words[1..]).output().context("an example")?;
+        let said = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.success(), "{words:?}: {}\n{said}", ended.status);
+        Ok(String::from_utf8(ended.stdout)?)
+    };
+    let said = run(&["/work/program", LOOP])?;
+    let counts = EVENTS.iter().zip(LOOP_COUNTS).map(|((name, _), n)| format!("{n:>15} {name}\n"));
+    let expected: String = counts.collect();
+    ensure!(said == expected, "{said}\n{expected} expected");
+    let said = run(&["/work/callers", FRAMES])?;
+    let lines: Vec<&str> = said.lines().collect();
+    let hot = lines
+        .get(1)
+        .is_some_and(|line| line.contains(" 0x4012") && line.contains(", called from 0x4011"));
+    ensure!(lines[0].ends_with(" samples, 0 lost") && hot, "{said}");
+    let said = run(&["/work/self_count"])?;
+    let words: Vec<&str> = said.split([' ', ':']).collect();
+    let counted = words.get(2).and_then(|count| count.parse().ok());
+    ensure!(counted.is_some_and(|n: u64| (1_000..100_000).contains(&n)), "{said}");
+    Ok(())
+}
