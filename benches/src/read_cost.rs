@@ -66,7 +66,9 @@ fn read<const N: usize>(session: &Session) -> Result<(), perfctr::Error> {
     Ok(())
 }
 
-/// Instructions per call of `read`, beside an empty loop's.
+/// Instructions per call of `read`, beside an empty loop's.  A function of its own for each, so that
+/// what the others keep in registers is not in its way.
+#[inline(never)]
 fn per_read<E>(session: &Session, mut read: impl FnMut() -> Result<(), E>) -> Result<f64>
 where
     E: std::error::Error + Send + Sync + 'static,

@@ -52,16 +52,22 @@ impl Pages {
         self.generation != Generation::current()
     }
 
+    /// What reads them; `None` in a forked child.
+    #[inline(always)]
+    pub fn reader(&self) -> Option<Reader<'_>> {
+        (!self.forked()).then(|| self.mapped())
+    }
+
     /// The descriptor's thread page; `None` in a forked child.
     #[inline(always)]
     pub fn thread_page(&self) -> Option<&ThreadPage> {
-        (!self.forked()).then(|| self.reader().thread())
+        self.reader().map(Reader::thread)
     }
 
     /// The page of vCPU `n`, if there is one; `None` in a forked child.
     #[inline(always)]
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
-        if self.forked() { None } else { self.reader().vcpu(n) }
+        self.reader()?.vcpu(n)
     }
 
     /// Reads the TSC and the first `counts.len()` counters, if the descriptor is bound to the
@@ -75,7 +81,7 @@ impl Pages {
         if self.forked() {
             return Err(no_pages());
         }
-        self.reader().read(counts)
+        self.mapped().read(counts)
     }
 
     /// As [`read`](Self::read), but that the snapshot's TSC has no meaning.
@@ -88,12 +94,12 @@ impl Pages {
         if self.forked() {
             return Err(no_pages());
         }
-        self.reader().counts(counts)
+        self.mapped().counts(counts)
     }
 
     /// Not for forked processes, which have no mapping.
     #[inline(always)]
-    fn reader(&self) -> Reader<'_> {
+    fn mapped(&self) -> Reader<'_> {
         // SAFETY: so many pages are mapped, as long as `self` lives.
         unsafe { Reader::new(self.map.as_ptr(), self.vcpus) }
     }

@@ -96,6 +96,22 @@ impl Counters for Hardware {
     }
 
     #[inline(always)]
+    fn any(&self, one: u64, other: u64) -> bool {
+        // SAFETY: computes, and jumps to where it is told.
+        unsafe {
+            asm!(
+                "or {one}, {other}",
+                "jnz {set}",
+                one = inout(reg) one => _,
+                other = in(reg) other,
+                set = label { return true },
+                options(nomem, nostack),
+            );
+        }
+        false
+    }
+
+    #[inline(always)]
     fn opaque(&self, mut word: u64) -> u64 {
         // SAFETY: no instruction.  It is not `pure`, so it stays between those that read counters.
         unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };

@@ -11,7 +11,7 @@ use core::marker::PhantomData;
 
 use shared_abi::limits::PAGE_BYTES;
 pub use shared_abi::read::{ReadError, Snapshot};
-use shared_abi::read::{read_counts, read_thread};
+use shared_abi::read::{read_counts, read_thread, try_read_thread};
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::rdpmc::Hardware;
@@ -44,7 +44,14 @@ impl<'a> Reader<'a> {
     /// Those of [`read_thread`].
     #[inline(always)]
     pub fn read(self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
-        read_thread(self.thread(), |n| self.vcpu(n), &Hardware, counts)
+        read_thread(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
+    }
+
+    /// As [`read`](Self::read), but only once: gives the TSC, or `None` if the thread was disturbed
+    /// or may not read directly.
+    #[inline(always)]
+    pub fn try_read(self, counts: &mut [u64]) -> Option<u64> {
+        try_read_thread(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
     }
 
     /// As [`read`](Self::read), but that the snapshot's TSC has no meaning.
@@ -54,7 +61,7 @@ impl<'a> Reader<'a> {
     /// Those of [`read`](Self::read).
     #[inline(always)]
     pub fn counts(self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
-        read_counts(self.thread(), |n| self.vcpu(n), &Hardware, counts)
+        read_counts(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
     }
 
     /// The thread's page.

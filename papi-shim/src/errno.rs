@@ -31,6 +31,14 @@ pub(crate) fn set(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.0 }
 }
 
+/// -1 with `errno` set.
+#[cold]
+#[inline(never)]
+pub(crate) fn failed(errno: Errno) -> c_int {
+    set(errno);
+    -1
+}
+
 /// 0, or -1 with `errno` set.
 pub(crate) fn status(result: Result<(), Errno>) -> c_int {
     number(result.map(|()| 0))
@@ -38,10 +46,7 @@ pub(crate) fn status(result: Result<(), Errno>) -> c_int {
 
 /// A number that is not negative, or -1 with `errno` set.
 pub(crate) fn number(result: Result<c_int, Errno>) -> c_int {
-    result.unwrap_or_else(|errno| {
-        set(errno);
-        -1
-    })
+    result.unwrap_or_else(failed)
 }
 
 /// A pointer, or null with `errno` set.

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::OnceLock;
 
 use perfctr::raw::{Device, Generation, Pages};
+use perfctr::reader::Reader;
 use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Info};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::sync::Ordering::Relaxed;
@@ -115,41 +116,61 @@ impl Thread {
     }
 
     /// Reads the TSC and the counters in use without a system call, if the TSC is on and this is
-    /// the calling thread's.
+    /// the calling thread's, by one of these ways to read.
     #[inline(always)]
-    fn read_direct(&self, sums: &mut SumCtrs) -> Option<()> {
-        const RUNNING: u32 = THREAD_ACTIVE | THREAD_TSC;
-        let pages = self.own_pages()?;
-        let page = pages.thread_page()?;
-        if page.state.load(Relaxed) & RUNNING != RUNNING {
+    fn read_by(
+        pages: Option<&Pages>,
+        sums: &mut SumCtrs,
+        read: impl FnOnce(Reader<'_>, &mut [u64]) -> Option<u64>,
+    ) -> Option<()> {
+        let reader = pages?.reader()?;
+        let page = reader.thread();
+        if page.state.load(Relaxed) & THREAD_TSC == 0 {
             return None;
         }
-        let counts = sums.pmc.get_mut(..page.counters.load(Relaxed) as usize)?;
-        sums.tsc = pages.read(counts).ok()?.tsc;
+        // One is what most count, and takes no loop.
+        sums.tsc = match page.counters.load(Relaxed) as usize {
+            1 => read(reader, sums.pmc.first_chunk_mut::<1>()?),
+            n => read(reader, sums.pmc.get_mut(..n)?),
+        }?;
         Some(())
     }
 
-    /// The calling thread's sums, read in the cheapest way there is.
+    fn read_direct(&self, sums: &mut SumCtrs) -> Option<()> {
+        Self::read_by(self.own_pages(), sums, |reader, counts| {
+            // What is not active has sums in the page, which the kernel knows better.
+            let active = reader.thread().state.load(Relaxed) & THREAD_ACTIVE != 0;
+            active.then(|| reader.read(counts).ok())?.map(|snapshot| snapshot.tsc)
+        })
+    }
+
+    /// The calling thread's sums, read in the cheapest way there is: once, of pages that are there.
+    /// What takes more has nothing to come back to, so that nothing is saved for it.
     #[inline(always)]
-    fn read(&self, sums: &mut SumCtrs) -> Result<(), Errno> {
-        match self.read_direct(sums) {
-            Some(()) => Ok(()),
+    fn read(&self, sums: &mut SumCtrs) -> c_int {
+        let pages = self.pages.get().filter(|_| self.reader == this_thread());
+        match Self::read_by(pages, sums, |reader, counts| reader.try_read(counts)) {
+            Some(()) => 0,
             None => self.read_otherwise(sums),
         }
     }
 
-    /// What could not be read directly.  While an overflow has paused the counters, only the TSC
+    /// What could not be read at once.  While an overflow has paused the counters, only the TSC
     /// is given.
     #[cold]
     #[inline(never)]
-    fn read_otherwise(&self, sums: &mut SumCtrs) -> Result<(), Errno> {
-        let asked = fd::sums(&self.device)?;
-        if self.own_page().is_some_and(|page| page.state.load(Relaxed) & THREAD_PAUSED != 0) {
-            sums.tsc = asked.tsc;
-        } else {
-            *sums = asked;
+    fn read_otherwise(&self, sums: &mut SumCtrs) -> c_int {
+        if self.read_direct(sums).is_some() {
+            return 0;
         }
-        Ok(())
+        errno::status(fd::sums(&self.device).map(|asked| {
+            let paused = |page: &ThreadPage| page.state.load(Relaxed) & THREAD_PAUSED != 0;
+            if self.own_page().is_some_and(paused) {
+                sums.tsc = asked.tsc;
+            } else {
+                *sums = asked;
+            }
+        }))
     }
 
     /// Reads for a function that cannot fail: all counters, even paused ones.
@@ -252,7 +273,8 @@ pub extern "C" fn vperfctr_read_pmc(handle: Vperfctr, index: u32) -> u64 {
 /// See `libperfctr.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vperfctr_read_ctrs(handle: Vperfctr, to: Option<&mut SumCtrs>) -> c_int {
-    errno::status(handle.with(|thread| thread.read(to.ok_or(Errno::INVAL)?)))
+    let read = |thread: &Thread| to.map(|sums| thread.read(sums)).ok_or(Errno::INVAL);
+    handle.with(read).unwrap_or_else(errno::failed)
 }
 
 /// See `libperfctr.h`.

@@ -48,6 +48,12 @@ pub trait Counters {
         half.load(Relaxed)
     }
 
+    /// Whether any bit of the two is set, by one branch.
+    #[inline(always)]
+    fn any(&self, one: u64, other: u64) -> bool {
+        black_box(one | other) != 0
+    }
+
     /// The same word, which the compiler has computed here, and no longer knows anything of.
     #[inline(always)]
     fn opaque(&self, word: u64) -> u64 {
@@ -91,6 +97,19 @@ pub fn read_thread<'a>(
     attempt::<true>(thread, vcpus, hw, counts)
 }
 
+/// One attempt of [`read_thread`]: the TSC, or `None` if it was disturbed, or the pages do not let
+/// the thread read directly.  Nothing is kept for another attempt, so this is shorter.
+#[inline(always)]
+pub fn try_read_thread<'a>(
+    thread: &ThreadPage,
+    vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
+    hw: &impl Counters,
+    counts: &mut [u64],
+) -> Option<u64> {
+    let (tsc, [thread_change, vcpu_change]) = once::<true>(thread, vcpus, hw, counts)?;
+    (!hw.any(thread_change, vcpu_change)).then_some(tsc)
+}
+
 /// As [`read_thread`], but that the snapshot's TSC has no meaning.
 #[inline(always)]
 pub fn read_counts<'a>(
@@ -117,9 +136,9 @@ fn attempt<'a, const TSC: bool>(
     loop {
         match once::<TSC>(thread, vcpus, hw, counts) {
             // One branch on both words: two would make an attempt's cost depend on which has
-            // changed, and compilers split even a joint comparison unless its operand is opaque.
-            Some((tsc, change)) => {
-                if hw.opaque(change) == 0 {
+            // changed, and compilers split even a joint comparison if they can.
+            Some((tsc, [thread_change, vcpu_change])) => {
+                if !hw.any(thread_change, vcpu_change) {
                     return Ok(Snapshot { tsc, retries });
                 }
             }
@@ -136,15 +155,15 @@ fn attempt<'a, const TSC: bool>(
     }
 }
 
-/// One attempt of a running thread: its TSC, and 0 if nothing has disturbed it; `None` if the pages
-/// do not let it read directly.
+/// One attempt of a running thread: its TSC, and twice 0 if nothing has disturbed it; `None` if the
+/// pages do not let it read directly.
 #[inline(always)]
 fn once<'a, const TSC: bool>(
     thread: &ThreadPage,
     vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
     hw: &impl Counters,
     counts: &mut [u64],
-) -> Option<(u64, u64)> {
+) -> Option<(u64, [u64; 2])> {
     let stamp = thread.seq.stamp();
     if hw.load_half(&thread.state) & THREAD_DIRECT == 0 {
         return None;
@@ -174,7 +193,7 @@ fn once<'a, const TSC: bool>(
         planted!(VcpuSeqNotRechecked, vcpu.seq.change(vcpu_stamp, |word| hw.load(word)), 0);
     let thread_change =
         planted!(ThreadSeqNotRechecked, thread.seq.change(stamp, |word| hw.load(word)), 0);
-    Some((tsc, vcpu_change | thread_change))
+    Some((tsc, [thread_change, vcpu_change]))
 }
 
 /// What a thread is told that is not running, its TSC's sum, or that may not read directly; `None`
@@ -419,6 +438,10 @@ mod tests {
             },
         };
         let mut counts = [0];
+        let once = |counts: &mut [u64]| try_read_thread(&thread, |_| Some(&vcpu), &hw, counts);
+        assert_eq!([once(&mut counts), once(&mut counts)], [None; 2]);
+        assert_eq!((once(&mut counts), counts), (Some(1_050), [60]));
+        reads.set(0);
         let snapshot = read_thread(&thread, |_| Some(&vcpu), &hw, &mut counts);
         assert_eq!(snapshot, Ok(Snapshot { tsc: 1_050, retries: 2 }));
         assert_eq!(counts, [60]);
