@@ -115,42 +115,55 @@ impl Thread {
         fd::set(&self.device, &self.info, from)
     }
 
-    /// Reads the TSC and the counters in use without a system call, if the TSC is on and this is
-    /// the calling thread's, by one of these ways to read.
+    /// What reads the calling thread's pages, if they are there and this is that thread's, and the
+    /// TSC is on: without it no word of the page is of now.
     #[inline(always)]
-    fn read_by(
-        pages: Option<&Pages>,
-        sums: &mut SumCtrs,
-        read: impl FnOnce(Reader<'_>, &mut [u64]) -> Option<u64>,
-    ) -> Option<()> {
+    fn reader(pages: Option<&Pages>) -> Option<Reader<'_>> {
         let reader = pages?.reader()?;
+        (reader.thread().state.load(Relaxed) & THREAD_TSC != 0).then_some(reader)
+    }
+
+    /// Reads the TSC and the counters in use without a system call, if this is the calling
+    /// thread's.
+    fn read_direct(&self, sums: &mut SumCtrs) -> Option<()> {
+        let reader = Self::reader(self.own_pages())?;
         let page = reader.thread();
-        if page.state.load(Relaxed) & THREAD_TSC == 0 {
+        // What is not active has sums in the page, which the kernel knows better.
+        if page.state.load(Relaxed) & THREAD_ACTIVE == 0 {
             return None;
         }
-        // One is what most count, and takes no loop.
-        sums.tsc = match page.counters.load(Relaxed) as usize {
-            1 => read(reader, sums.pmc.first_chunk_mut::<1>()?),
-            n => read(reader, sums.pmc.get_mut(..n)?),
-        }?;
+        let counts = sums.pmc.get_mut(..page.counters.load(Relaxed) as usize)?;
+        sums.tsc = reader.read(counts).ok()?.tsc;
         Some(())
     }
 
-    fn read_direct(&self, sums: &mut SumCtrs) -> Option<()> {
-        Self::read_by(self.own_pages(), sums, |reader, counts| {
-            // What is not active has sums in the page, which the kernel knows better.
-            let active = reader.thread().state.load(Relaxed) & THREAD_ACTIVE != 0;
-            active.then(|| reader.read(counts).ok())?.map(|snapshot| snapshot.tsc)
-        })
-    }
-
     /// The calling thread's sums, read in the cheapest way there is: once, of pages that are there.
-    /// What takes more has nothing to come back to, so that nothing is saved for it.
+    /// What takes more has nothing to come back to, so that nothing is saved for it; and one
+    /// counter, which is what most count, takes no loop.
     #[inline(always)]
     fn read(&self, sums: &mut SumCtrs) -> c_int {
         let pages = self.pages.get().filter(|_| self.reader == this_thread());
-        match Self::read_by(pages, sums, |reader, counts| reader.try_read(counts)) {
-            Some(()) => 0,
+        match Self::reader(pages) {
+            None => self.read_otherwise(sums),
+            Some(reader) if reader.thread().counters.load(Relaxed) != 1 => {
+                self.read_several(reader, sums)
+            }
+            Some(reader) => self.read_once(reader, sums, 1),
+        }
+    }
+
+    #[inline(never)]
+    fn read_several(&self, reader: Reader<'_>, sums: &mut SumCtrs) -> c_int {
+        self.read_once(reader, sums, reader.thread().counters.load(Relaxed) as usize)
+    }
+
+    #[inline(always)]
+    fn read_once(&self, reader: Reader<'_>, sums: &mut SumCtrs, counters: usize) -> c_int {
+        match sums.pmc.get_mut(..counters).and_then(|counts| reader.try_read(counts)) {
+            Some(tsc) => {
+                sums.tsc = tsc;
+                0
+            }
             None => self.read_otherwise(sums),
         }
     }

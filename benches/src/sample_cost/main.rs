@@ -16,6 +16,7 @@ use std::thread::{self, sleep};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::unistd::getppid;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::{module, users};
@@ -29,6 +30,8 @@ const SAMPLES: u64 = 500;
 const NEVER: u64 = 1 << 30;
 /// Times that two threads wait for each other; so many that what happens once does not matter.
 const TURNS: u64 = 4_000;
+/// System calls that do nothing.
+const CALLS: u64 = 20_000;
 /// Times that they do before that.
 const FIRST_TURNS: u64 = 100;
 
@@ -47,6 +50,7 @@ fn main() -> Result<()> {
         return switch_vcpus("perf_event", stack::perf_signals);
     }
     if module {
+        system_call("libperfctr", stack::perfctr_four)?;
         let told = sample("libperfctr, a signal for each", stack::perfctr)?;
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
         switch("libperfctr", stack::perfctr)?;
@@ -54,6 +58,7 @@ fn main() -> Result<()> {
         switch_users()?;
         switch_beside_module()?;
     }
+    system_call("perf_event", stack::perf_four)?;
     let signals = sample("perf_event, a signal for each", stack::perf_signals)?;
     let records = sample("perf_event, records in memory", stack::perf_records)?;
     ensure!(!module || [signals, records] == [SAMPLES; 2], "{signals} and {records} samples");
@@ -100,6 +105,32 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     let name = format!("a sample: {name}");
     print(&name, &format!("{told}/{SAMPLES}"), &with.per(told), &without.per(told));
     Ok(told)
+}
+
+/// What a system call that does nothing costs a thread that counts user mode with four counters,
+/// beyond one of a thread without counters.
+fn system_call(name: &str, stack: Stack) -> Result<()> {
+    let execute = |stack: Stack| -> Result<Tally> {
+        let mut grown = Tally::default();
+        stack(0, &mut || {
+            let calls = |calls| {
+                for _ in 0..calls {
+                    getppid();
+                }
+            };
+            // What happens once is over by then.
+            calls(FIRST_TURNS);
+            let before = Tally::read();
+            calls(CALLS);
+            grown = Tally::read() - before;
+        })?;
+        Ok(grown)
+    };
+    let without = execute(stack::nothing)?;
+    let with = execute(stack)?;
+    let name = format!("a null system call: {name}, 4 counters");
+    print(&name, "", &with.per(CALLS), &without.per(CALLS));
+    Ok(())
 }
 
 /// What a switch between two threads costs beyond one of threads without counters, when nobody has

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64};
 use anyhow::{Context, Result, ensure};
 use memmap2::MmapRaw;
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
+use perfctr::watch::Watch;
 use perfctr::{Event, Provider, Session};
 
 /// Executes a program while the calling thread counts its instructions; gives how often it was
@@ -42,6 +43,32 @@ pub fn perfctr(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     program();
     session.stop()?;
     Ok(SIGNALS.load(Relaxed) - before)
+}
+
+/// What four counters of user mode count.
+const FOUR: [Event; 4] = [
+    Event::INSTRUCTIONS.user(),
+    Event::BRANCHES.user(),
+    Event::CYCLES.user(),
+    Event::raw(0x3c).user(),
+];
+
+/// libperfctr: four counters, without overflows.
+pub fn perfctr_four(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&FOUR)?;
+    program();
+    Ok(0)
+}
+
+/// perf_event: the same.
+pub fn perf_four(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    let four = FOUR
+        .iter()
+        .fold(Watch::this_thread(), |watch, &event| watch.count(event.to_string(), event));
+    let _watched = four.together().open()?;
+    program();
+    Ok(0)
 }
 
 /// libperfctr: the counters are stopped, and still the thread's.

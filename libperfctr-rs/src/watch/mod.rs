@@ -121,8 +121,8 @@ impl Watch {
     }
 
     /// All events at the same time or none of them, so that their ratios are exact: where there
-    /// are not enough counters the kernel refuses them, or never counts ([`Total::scaled`] is
-    /// `None` then).  Otherwise events take turns.
+    /// are not enough counters the kernel refuses them, or counts next to no time
+    /// ([`Total::share`]).  Otherwise events take turns.
     pub const fn together(mut self) -> Self {
         self.together = true;
         self
@@ -153,6 +153,7 @@ impl Watch {
             return Err(Error::unavailable(event, "it samples, which is not counting"));
         }
         self.check(&events)?;
+        let anchors = events.first().map_or(Ok(Vec::new()), |event| self.anchors(event))?;
         let parts = self.at(self.places()?, |place| {
             let mut part = Vec::new();
             for event in &events {
@@ -161,7 +162,7 @@ impl Watch {
             Ok(part)
         })?;
         let names = self.events.iter().map(|(name, _)| name.clone()).collect();
-        Ok(Watched { names, parts, together: self.together })
+        Ok(Watched { names, parts, together: self.together, _anchors: anchors })
     }
 
     /// Samples from now on, by an event that has a [period](Event::every).  What
@@ -187,7 +188,8 @@ impl Watch {
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
                 .map_err(|source| unopened(&event, source))
         };
-        Samples::new(&event, self.at(places, open)?, self.callers)
+        let anchors = self.anchors(&event)?;
+        Samples::new(&event, self.at(places, open)?, anchors, self.callers)
     }
 
     fn check(&self, events: &[Event]) -> Result<(), Error> {
@@ -221,6 +223,22 @@ impl Watch {
             Some(error) if opened.is_empty() => Err(error),
             _ => Ok(opened),
         }
+    }
+
+    /// For threads whose heirs each begin with a program: one event more, which never counts and is
+    /// not handed down.  Of a thread and an heir that have the same events the kernel exchanges
+    /// these instead of switching them; the heir's program would begin with the thread's own, which
+    /// is what later heirs are made after, and these would never begin.
+    fn anchors(&self, event: &Event) -> Result<Vec<PerfEvent>, Error> {
+        if !(self.inherit && self.from_exec) {
+            return Ok(Vec::new());
+        }
+        let mut attributes = attributes(event)?;
+        attributes.set_disabled(1);
+        self.at(self.places()?, |(whose, cpu, flags)| {
+            PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
+                .map_err(|source| unopened(event, source))
+        })
     }
 
     fn places(&self) -> Result<Vec<Place>, Error> {
@@ -281,6 +299,7 @@ pub struct Watched {
     /// All events, once for each thread or CPU that was there.
     parts: Vec<Vec<PerfEvent>>,
     together: bool,
+    _anchors: Vec<PerfEvent>,
 }
 
 impl Watched {

@@ -54,6 +54,7 @@ pub struct Sample {
 #[derive(Debug)]
 pub struct Samples {
     rings: Vec<(PerfEvent, Ring)>,
+    _anchors: Vec<PerfEvent>,
     callers: bool,
     read: Read,
 }
@@ -95,14 +96,19 @@ impl Samples {
         Ok(attributes)
     }
 
-    pub(super) fn new(event: &Event, events: Vec<PerfEvent>, callers: bool) -> Result<Self, Error> {
+    pub(super) fn new(
+        event: &Event,
+        events: Vec<PerfEvent>,
+        anchors: Vec<PerfEvent>,
+        callers: bool,
+    ) -> Result<Self, Error> {
         let ring = |perf: PerfEvent| {
             let ring = Ring::new(&perf)?;
             Ok((perf, ring))
         };
         let rings = events.into_iter().map(ring).collect::<io::Result<_>>();
         let rings = rings.map_err(|error| unopened(event, error))?;
-        Ok(Self { rings, callers, read: Read::default() })
+        Ok(Self { rings, _anchors: anchors, callers, read: Read::default() })
     }
 
     /// The next sample; `None` if there is none now.  Those of one thread on one CPU are in order.

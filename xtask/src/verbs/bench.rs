@@ -2,11 +2,15 @@
 //! `cargo xtask bench`: what reads, samples and switches cost, beside their peers, on the same
 //! emulated PMU.
 
+use std::process::Command;
+
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
+use crate::artefacts::guest;
 use crate::machine::{self, Spec, Status};
 use crate::suites::tenants;
+use crate::tools::sh;
 
 /// The machines that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -23,9 +27,20 @@ enum Machine {
     Native,
 }
 
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Reads, and a thread's TSC beside a bare RDTSC on this very machine.
+    Read,
+    /// System calls, samples and switches.
+    Switch,
+}
+
 /// Measures what a read, a sample and a switch cost, beside perf events.
 #[derive(clap::Args)]
 pub struct Args {
+    /// This alone.
+    what: Option<What>,
     /// On this machine only.
     #[arg(long, value_name = "MACHINE")]
     only: Option<Machine>,
@@ -33,17 +48,32 @@ pub struct Args {
 
 /// Runs the benchmarks and prints a table of each.
 pub fn run(args: &Args) -> Result<()> {
-    let wanted = |machine: &Machine| args.only.is_none_or(|only| only == *machine);
-    println!("one read, instructions");
-    for machine in Machine::value_variants().iter().filter(|machine| wanted(machine)) {
-        // In PV guests vpmu lets nobody read directly.
-        if *machine != Machine::Vpmu {
-            for line in output(machine.spec("read-cost", 1)?)?.lines() {
-                println!("{}{line}", machine.prefix());
-            }
+    let wanted = |machine: &&Machine| args.only.is_none_or(|only| only == **machine);
+    let machines: Vec<Machine> = Machine::value_variants().iter().filter(wanted).copied().collect();
+    if args.what != Some(What::Switch) {
+        reads(&machines)?;
+    }
+    if args.what != Some(What::Read) {
+        switches(&machines)?;
+    }
+    Ok(())
+}
+
+fn reads(machines: &[Machine]) -> Result<()> {
+    println!("on this machine, one reading");
+    print!("{}", sh::output(&mut Command::new(guest::programs("benches")?.join("tsc-ratio")))?);
+    println!("\none read, instructions");
+    // In PV guests vpmu lets nobody read directly.
+    for machine in machines.iter().filter(|machine| **machine != Machine::Vpmu) {
+        for line in output(machine.spec("read-cost", 1)?)?.lines() {
+            println!("{}{line}", machine.prefix());
         }
     }
-    for machine in Machine::value_variants().iter().filter(|machine| wanted(machine)) {
+    Ok(())
+}
+
+fn switches(machines: &[Machine]) -> Result<()> {
+    for machine in machines {
         print!("\n{}\n", machine.heading());
         // One CPU for two of them, where there is somebody to share it out.
         let vcpus = if matches!(machine, Machine::Native) { 1..=1 } else { 1..=2 };

@@ -54,9 +54,12 @@ fn counts(totals: &Totals) -> [u64; 2] {
     EVENTS.map(|(name, _)| totals[name].count)
 }
 
+/// One after another: enough for the kernel to switch between a thread and its child in all ways.
+const PROGRAMS: u64 = 20;
+
 fn started() -> Result<()> {
     let watched = named(Watch::this_thread().inherit().from_exec().together()).open()?;
-    for times in 1..=2_u64 {
+    for times in 1..=PROGRAMS {
         let status = Command::new(LOOP).status()?;
         ensure!(status.success(), "{status}");
         REGION.execute(&mut 0);
@@ -150,7 +153,7 @@ fn cpu() -> Result<()> {
 
 /// In three modes each, more than any of our machines has counters.
 const MANY: [Event; 4] =
-    [Event::INSTRUCTIONS, Event::CYCLES, Event::BRANCHES, Event::BRANCH_MISSES];
+    [Event::INSTRUCTIONS, Event::CYCLES, Event::BRANCHES, Event::BRANCH_MISSES.unverified()];
 /// How long they take turns, at least.
 const TURNS: Duration = Duration::from_millis(800);
 
@@ -160,11 +163,12 @@ fn turns() -> Result<()> {
         many.fold(Watch::this_thread(), |watch, event| watch.count(event.to_string(), event));
     match many.clone().together().open() {
         Err(Error::EventNotAvailable { reason, .. }) if reason.contains("no counter is left") => {}
-        // The kernel module's events find out when they are to be counted.
+        // The kernel module's events find out when they are to be counted, and perf takes the time
+        // in which they do for a time of counting.
         Ok(never) => {
             REGION.execute(&mut 0);
             let totals = never.read()?;
-            ensure!(totals.values().iter().all(|total| total.scaled().is_none()), "{totals:?}");
+            ensure!(totals.values().iter().all(|total| total.share() < 0.1), "{totals:?}");
         }
         Err(other) => bail!("too many events together: {other}"),
     }
