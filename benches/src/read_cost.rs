@@ -66,8 +66,8 @@ fn read<const N: usize>(session: &Session) -> Result<(), perfctr::Error> {
     Ok(())
 }
 
-/// Instructions per call of `read`, beside an empty loop's.  A function of its own for each, so that
-/// what the others keep in registers is not in its way.
+/// Instructions per call of `read`, beside an empty loop's.  A function of its own for each, so
+/// that what the others keep in registers is not in its way.
 #[inline(never)]
 fn per_read<E>(session: &Session, mut read: impl FnMut() -> Result<(), E>) -> Result<f64>
 where

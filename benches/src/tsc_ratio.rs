@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the core's reading of a thread's TSC takes, beside a bare RDTSC: a ratio of one run, so it is
-//! told on the machine that one has, in whose time nobody takes part.
+//! What the core's reading of a thread's TSC takes, beside a bare RDTSC: a ratio of one run, so
+//! that it has a meaning on the machine that one has.
 //!
 //! The pages are this program's own, as the kernel and the hypervisor would publish them.
 

@@ -14,7 +14,9 @@ use crate::hal::Kernel;
 use crate::ioctl::{Order, Request};
 use crate::overflow::{Overflows, Signal};
 use crate::publish::Publisher;
-use crate::vcpu::{Counting, Cpu};
+use crate::vcpu::{Counting, Cpu, Loaded};
+
+mod plain;
 
 /// What the counters do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub struct ThreadPmu {
     /// The sample of the last suspension, here so that no switch has to clear one.
     end: VcpuSample,
     overflows: Overflows,
+    /// Where its configuration was found loaded, if it does not sample.
+    loaded: Option<Loaded>,
     vcpu: Option<u32>,
     switches: u64,
     migrations: u64,
@@ -67,6 +71,7 @@ impl ThreadPmu {
             start: VcpuSample::default(),
             end: VcpuSample::default(),
             overflows: Overflows::NONE,
+            loaded: None,
             vcpu: None,
             switches: 0,
             migrations: 0,
@@ -83,7 +88,7 @@ impl ThreadPmu {
         page: &ThreadPage,
         cpu: &mut Cpu<'_, K>,
     ) -> Option<Signal> {
-        if self.running != Running::Suspended {
+        if self.running != Running::Suspended || self.switch_in_plainly(page, cpu) {
             return None;
         }
         cpu.stats.switches_in.add(1);
@@ -93,7 +98,9 @@ impl ThreadPmu {
             self.migrations = self.migrations.wrapping_add(1);
         }
         let signal = self.overflows.pause();
-        cpu.stats.overflows_pending.add(u64::from(signal.is_some()));
+        if signal.is_some() {
+            cpu.stats.overflows_pending.add(1);
+        }
         self.resume(page, cpu);
         self.publisher.switched(page, self.switches, self.migrations);
         signal
@@ -102,7 +109,7 @@ impl ThreadPmu {
     /// The thread has stopped executing on `cpu`.
     #[inline(always)]
     pub fn switch_out<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
-        if self.running != Running::Active {
+        if self.running != Running::Active || self.switch_out_plainly(page, cpu) {
             return;
         }
         cpu.stats.switches_out.add(1);
@@ -347,14 +354,23 @@ impl ThreadPmu {
         Ok(sums)
     }
 
-    /// Has the thread's counters loaded, sampling ones with their distances to the next overflow.
+    /// Has the thread's counters loaded.
     #[inline(always)]
-    fn load<K: Kernel>(&self, cpu: &mut Cpu<'_, K>) -> Result<(), Errno> {
+    fn load<K: Kernel>(&mut self, cpu: &mut Cpu<'_, K>) -> Result<(), Errno> {
+        if cpu.still(self.loaded) { Ok(()) } else { self.load_anew(cpu) }
+    }
+
+    /// [`load`](Self::load), of sampling ones with their distances to the next overflow.
+    #[inline(never)]
+    fn load_anew<K: Kernel>(&mut self, cpu: &mut Cpu<'_, K>) -> Result<(), Errno> {
+        self.loaded = None;
         if self.overflows.paused() {
             return cpu.load_beside(&Config::default());
         }
         if !self.overflows.any() {
-            return cpu.load_beside(&self.config);
+            cpu.load_beside(&self.config)?;
+            self.loaded = Some(cpu.now());
+            return Ok(());
         }
         let mut config = self.config;
         for (index, &slot) in self.order.slots().iter().enumerate() {
@@ -415,6 +431,7 @@ impl ThreadPmu {
             if request.config == self.config { self.order } else { request.order }
         );
         self.config = request.config;
+        self.loaded = None;
         self.tsc = request.tsc;
         self.cost_slot = cost::instruction_counter(&request.config);
         self.running = Running::Suspended;
@@ -462,9 +479,8 @@ impl ThreadPmu {
         match cpu.sample(live, &mut self.end) {
             Ok(()) => {
                 advance(&mut self.sums, self.tsc, live.len(), &self.start, &self.end);
-                let merged = self.overflows.notice(&self.sums);
-                if merged != 0 {
-                    cpu.stats.overflows_merged.add(merged);
+                if self.overflows.any() {
+                    cpu.stats.overflows_merged.add(self.overflows.notice(&self.sums));
                 }
                 self.publisher.suspended(page, self.order.len(), &self.sums);
             }
@@ -473,6 +489,7 @@ impl ThreadPmu {
     }
 
     fn fail(&mut self, page: &ThreadPage, errno: Errno) {
+        self.loaded = None;
         self.failure = planted!(FailureForgotten, Some(errno), None);
         self.publisher.failed(page, errno);
     }

@@ -3,7 +3,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use shared_abi::read::{ReadError, VcpuSample, sample_stopped_vcpu, sample_vcpu_into};
+use shared_abi::read::{
+    ReadError, VcpuSample, sample_stopped_vcpu, sample_vcpu_into, try_sample_vcpu,
+};
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, Errno, PhysSlot, VcpuPage, planted};
 
@@ -22,6 +24,8 @@ pub struct Vcpu {
     gate: Result<(), Errno>,
     /// What the hypervisor was last told to program.
     loaded: Config,
+    /// Changes whenever what is loaded does, or whether anything may be.
+    generation: u64,
     /// Those of perf.
     pub(crate) events: Events,
 }
@@ -31,7 +35,12 @@ impl Vcpu {
     fn set_page(&mut self, registered: Result<(), Errno>) {
         self.registered = registered.is_ok();
         self.gate = registered;
-        self.loaded = planted!(LoadedAcrossRegistration, Config::default(), self.loaded);
+        self.set_loaded(planted!(LoadedAcrossRegistration, Config::default(), self.loaded));
+    }
+
+    fn set_loaded(&mut self, config: Config) {
+        self.loaded = config;
+        self.generation = self.generation.wrapping_add(1);
     }
 
     /// What the hypervisor was last told to program.
@@ -53,6 +62,7 @@ impl Default for Vcpu {
             registered: false,
             gate: Err(Errno::NXIO),
             loaded: Config::default(),
+            generation: 0,
             events: Events::default(),
         }
     }
@@ -83,6 +93,13 @@ impl Counting {
             _ => 0,
         };
     }
+}
+
+/// What was loaded on a vCPU, until anything there changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loaded {
+    vcpu: u32,
+    generation: u64,
 }
 
 /// The vCPU that executes this, with interrupts disabled.
@@ -159,7 +176,7 @@ impl<K: Kernel> Cpu<'_, K> {
         self.stats.stops.add(1);
         // An error means that the host has taken the counters away, so they are stopped as well.
         let _ = hypercall::stop(self.kernel);
-        self.vcpu.loaded = Config::default();
+        self.vcpu.set_loaded(Config::default());
     }
 
     /// Has `config` counted, and nothing else.  No hypercall if all of it is counted already.
@@ -188,10 +205,23 @@ impl<K: Kernel> Cpu<'_, K> {
         }
     }
 
+    /// What is loaded here now, to be compared with later.
+    #[inline(always)]
+    pub(crate) fn now(&self) -> Loaded {
+        Loaded { vcpu: self.number, generation: self.vcpu.generation }
+    }
+
+    /// Whether exactly that is loaded here still.
+    #[inline(always)]
+    pub(crate) fn still(&self, before: Option<Loaded>) -> bool {
+        before == Some(self.now()) && self.is_direct()
+    }
+
     /// No thread may count here from now on, or again.
     pub(crate) fn close_gate(&mut self, closed: bool) {
         if self.vcpu.registered {
             self.vcpu.gate = if closed { Err(Errno::BUSY) } else { Ok(()) };
+            self.vcpu.set_loaded(self.vcpu.loaded);
         }
     }
 
@@ -216,7 +246,7 @@ impl<K: Kernel> Cpu<'_, K> {
 
     /// Forgets what is loaded, so that the next load is a hypercall.
     pub(crate) fn forget_loaded(&mut self) {
-        self.vcpu.loaded = Config::default();
+        self.vcpu.set_loaded(Config::default());
     }
 
     /// Has `config` and perf's events counted, and nothing else.
@@ -238,7 +268,7 @@ impl<K: Kernel> Cpu<'_, K> {
         self.stats.hypercalls.add(1);
         self.stats.loads.add(1);
         hypercall::load(self.kernel, config)?;
-        self.vcpu.loaded = *config;
+        self.vcpu.set_loaded(*config);
         Ok(())
     }
 
@@ -254,6 +284,19 @@ impl<K: Kernel> Cpu<'_, K> {
         sample_vcpu_into(self.page, self.kernel, slots, now).map_err(errno)?;
         self.stats.read_retries.add(u64::from(now.retries));
         Ok(())
+    }
+
+    /// One attempt of [`sample`](Self::sample), see [`try_sample_vcpu`].
+    #[inline(always)]
+    pub(crate) fn try_sample<const N: usize>(
+        &self,
+        slots: &[PhysSlot; N],
+    ) -> Option<(u64, [u64; N])> {
+        let sample = try_sample_vcpu(self.page, self.kernel, slots);
+        if sample.is_none() {
+            self.stats.read_retries.add(1);
+        }
+        sample
     }
 
     /// The same of what has stopped since the host forbids the domain; false if not all is known.

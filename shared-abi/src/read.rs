@@ -342,6 +342,28 @@ pub fn sample_vcpu_into(
     }
 }
 
+/// One attempt of [`sample_vcpu`], of so many counters: the TSC and these, or `None` if it was
+/// disturbed or the vCPU may not count.
+#[inline(always)]
+pub fn try_sample_vcpu<const N: usize>(
+    vcpu: &VcpuPage,
+    hw: &impl Counters,
+    slots: &[PhysSlot; N],
+) -> Option<(u64, [u64; N])> {
+    let stamp = vcpu.seq.stamp();
+    if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
+        return None;
+    }
+    let tsc = vcpu_tsc(vcpu, hw);
+    let mut counts = [0; N];
+    for (count, slot) in counts.iter_mut().zip(slots) {
+        let counter = vcpu.slots.get(slot.index())?;
+        *count = vcpu_counter(counter, hw, hw.rdpmc(slot.rdpmc()));
+    }
+    let change = planted!(SampleNotRechecked, vcpu.seq.change(stamp, |word| hw.load(word)), 0);
+    (change == 0).then_some((tsc, counts))
+}
+
 /// What a vCPU has counted that may not count any more; [`sample_vcpu_into`] says that it may not.
 pub fn sample_stopped_vcpu(
     vcpu: &VcpuPage,

@@ -13,6 +13,7 @@ mod events;
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use guest_kmod::hal::Kernel;
 use guest_kmod::handshake::{caps, handshake, handshake_again};
@@ -53,6 +54,20 @@ impl Counters for Linux {
     fn rdtsc(&self) -> u64 {
         // SAFETY: reading the time-stamp counter has no effect.
         unsafe { core::arch::x86_64::_rdtsc() }
+    }
+
+    // As operands of the instructions that use them, which atomic loads are not; whoever writes
+    // these pages does so outside of this program, and x86 loads aligned words whole and in order.
+    #[inline(always)]
+    fn load(&self, word: &AtomicU64) -> u64 {
+        // SAFETY: a reference is valid and aligned.
+        unsafe { word.as_ptr().read_volatile() }
+    }
+
+    #[inline(always)]
+    fn load_half(&self, half: &AtomicU32) -> u32 {
+        // SAFETY: as above.
+        unsafe { half.as_ptr().read_volatile() }
     }
 }
 
@@ -286,6 +301,22 @@ fn pack(signal: Option<Signal>) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_switch_in(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
     // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    let ((pmu, page), cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    if pmu.switch_in_plainly(page, &cpu) {
+        return 0;
+    }
+    // SAFETY: as above.
+    unsafe { switch_in(thread, vcpu) }
+}
+
+/// Whatever a switch finds, in a function that is left out of where it is short.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[inline(never)]
+unsafe fn switch_in(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
+    // SAFETY: as the caller says.
     let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
     pack(pmu.switch_in(page, &mut cpu))
 }
@@ -298,6 +329,21 @@ pub unsafe extern "C" fn perfctr_core_switch_in(thread: &ThreadObject, vcpu: &Vc
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_switch_out(thread: &ThreadObject, vcpu: &VcpuObject) {
     // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    let ((pmu, page), cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+    if !pmu.switch_out_plainly(page, &cpu) {
+        // SAFETY: as above.
+        unsafe { switch_out(thread, vcpu) }
+    }
+}
+
+/// As [`switch_in`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[inline(never)]
+unsafe fn switch_out(thread: &ThreadObject, vcpu: &VcpuObject) {
+    // SAFETY: as the caller says.
     let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
     pmu.switch_out(page, &mut cpu);
 }

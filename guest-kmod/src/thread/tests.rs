@@ -324,9 +324,39 @@ fn a_disturbed_sample_is_taken_again() {
     assert_eq!(machine.stats(0).read_retries.get(), 3);
     assert_eq!(counts(&thread), [10]);
     thread.switch_in(0);
-    machine.disturbances.set(READ_ATTEMPTS_MAX);
+    // One more, by which it is told that there is more to do than usual.
+    machine.disturbances.set(1 + READ_ATTEMPTS_MAX);
     thread.switch_out();
     assert_eq!(thread.read(), Err(Errno::NODEV));
+}
+
+/// Switches of a thread with `N` counters, three and one after something has changed.
+fn switches<const N: usize>(machine: &Machine) {
+    let thread = machine.thread();
+    thread.start(&std::array::from_fn::<_, N, _>(|n| counter(n as u32, INSTRUCTIONS)));
+    machine.take_hypercalls();
+    for n in 1..=3 {
+        thread.execute(10);
+        thread.switch_out();
+        machine.execute(0, 1_000, 0);
+        thread.switch_in(0);
+        assert_eq!(counts::<N>(&thread), [10 * n; N]);
+    }
+    assert_eq!(machine.take_hypercalls(), [], "{N} counters");
+    thread.switch_out();
+    machine.on(0, |cpu| cpu.forget_loaded());
+    thread.switch_in(0);
+    assert_eq!(machine.take_hypercalls().len(), 1, "{N} counters");
+    assert_eq!(machine.stats(0).switches_in.get(), machine.stats(0).switches_out.get());
+    thread.stop();
+}
+
+#[test]
+fn what_is_loaded_still_is_not_loaded_again_and_what_is_not_is() {
+    switches::<1>(&Machine::new());
+    switches::<2>(&Machine::new());
+    switches::<3>(&Machine::new());
+    switches::<4>(&Machine::new());
 }
 
 #[test]
