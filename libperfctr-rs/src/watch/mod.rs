@@ -114,7 +114,8 @@ impl Watch {
         self
     }
 
-    /// Each only from when it next executes a program.
+    /// Each only from when it next executes a program.  One that has only just been started may
+    /// still be on its way to its first.
     pub const fn from_exec(mut self) -> Self {
         self.from_exec = true;
         self

@@ -2,7 +2,7 @@
 //! Counts and samples of others, wherever Linux has perf events.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -72,10 +72,15 @@ fn started() -> Result<()> {
     Ok(())
 }
 
-/// A shell that waits before it does this.
+/// A shell that waits before it does this.  It has said so: the kernel begins to count in the middle
+/// of an exec, which may be after whoever started the program goes on.
 fn waiting(script: &str) -> Result<Child> {
-    let script = format!("read go; {script}");
-    Ok(Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).spawn()?)
+    let script = format!("echo; read go; {script}");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = shell.spawn()?;
+    child.stdout.take().context("no pipe")?.read_exact(&mut [0])?;
+    Ok(child)
 }
 
 /// Lets it, and waits for its end.
