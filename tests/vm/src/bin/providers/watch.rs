@@ -72,8 +72,8 @@ fn started() -> Result<()> {
     Ok(())
 }
 
-/// A shell that waits before it does this.  It has said so: the kernel begins to count in the middle
-/// of an exec, which may be after whoever started the program goes on.
+/// A shell that waits before it does this.  It has said so: the kernel begins to count in the
+/// middle of an exec, which may be after whoever started the program goes on.
 fn waiting(script: &str) -> Result<Child> {
     let script = format!("echo; read go; {script}");
     let mut shell = Command::new("sh");
