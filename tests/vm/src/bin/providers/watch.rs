@@ -22,7 +22,7 @@ pub const TESTS: &[Test] = &[
     ("a watch of a process counts what it starts, if it shall", inherited),
     ("a watch of a running thread pauses and goes on", running_thread),
     ("a watch of a CPU counts whoever executes there", cpu),
-    ("events that take turns are scaled, and a group that does not fit is not counted", turns),
+    ("events that take turns are scaled, and a group that does not fit is refused", turns),
     ("samples of a watch have callers", callers),
     ("who is not there is not watched", absent),
     ("the library's examples run", examples),
@@ -168,14 +168,8 @@ fn turns() -> Result<()> {
         many.fold(Watch::this_thread(), |watch, event| watch.count(event.to_string(), event));
     match many.clone().together().open() {
         Err(Error::EventNotAvailable { reason, .. }) if reason.contains("no counter is left") => {}
-        // The kernel module's events find out when they are to be counted, and perf takes the time
-        // in which they do for a time of counting.
-        Ok(never) => {
-            REGION.execute(&mut 0);
-            let totals = never.read()?;
-            ensure!(totals.values().iter().all(|total| total.share() < 0.1), "{totals:?}");
-        }
-        Err(other) => bail!("too many events together: {other}"),
+        Err(Error::TooManyCounters { asked: 12, available: 7 }) => {}
+        other => bail!("too many events together: {other:?}"),
     }
     let (watched, start) = (many.open()?, Instant::now());
     let mut truth = 0;
