@@ -270,7 +270,7 @@ impl PerfEvent {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// What an event with [`WITH_TIMES`] has counted until now.
+    /// What an event of [`raw`](crate::raw) has counted until now.
     ///
     /// # Errors
     ///

@@ -6,6 +6,7 @@ mod generated;
 mod objects;
 mod tidy;
 
+use std::fs;
 use std::process::Command;
 
 use anyhow::Result;
@@ -77,8 +78,15 @@ fn elsewhere() -> Result<()> {
 
 /// What a release publishes is whole: each crate builds from what is packed of it.
 fn publishable() -> Result<()> {
-    let crates = ["--package", "shared-abi", "--package", "libperfctr-rs"];
-    cargo(&[&["publish", "--quiet", "--dry-run", "--allow-dirty"], &crates[..]].concat())
+    // Cargo keeps what it unpacks by version, and by the directory that it has packed it in.
+    let packed = sh::project().join(format!("target/publish-{}", std::process::id()));
+    let mut cargo = toolchain::cargo();
+    cargo.args(["publish", "--quiet", "--dry-run", "--allow-dirty"]);
+    cargo.args(["--package", "shared-abi", "--package", "libperfctr-rs"]);
+    cargo.current_dir(sh::project()).env("CARGO_TARGET_DIR", &packed);
+    let published = sh::run(&mut cargo);
+    fs::remove_dir_all(&packed)?;
+    published
 }
 
 fn simulator_lints() -> Result<()> {
