@@ -294,17 +294,23 @@ void perfctr_events_restored(void)
 	perfctr_events_stall(true);
 }
 
+/* As it was opened. */
+struct perfctr_wanted perfctr_event_wanted(const struct perf_event *event)
+{
+	return (struct perfctr_wanted){
+		.general = event->hw.config,
+		.fixed = event->hw.config_base,
+		.slots = event->hw.event_base,
+		.samples = event->attr.sample_period != 0,
+	};
+}
+
 int perfctr_event_add(struct perf_event *event, int flags)
 {
 	unsigned int number = smp_processor_id();
 	struct perfctr_cpu *cpu = &perfctr_cpus[number];
+	struct perfctr_wanted wanted = perfctr_event_wanted(event);
 	bool is_wide = perfctr_event_is_wide(event);
-	struct perfctr_wanted wanted = {
-		.general = event->hw.config,
-		.fixed = event->hw.config_base,
-		.slots = event->hw.event_base,
-		.samples = is_sampling_event(event),
-	};
 	int index;
 
 	perfctr_event_show(number, is_wide);

@@ -139,12 +139,49 @@ static void perfctr_pmu_first_period(struct perf_event *event)
 	local64_set(&event->hw.period_left, event->hw.sample_period);
 }
 
+/* What may be of one group.  More than the core takes, which says so. */
+struct perfctr_group {
+	struct perfctr_wanted event[32];
+	u32 events;
+};
+
+/* False if there is no room. */
+static bool perfctr_pmu_join(struct perfctr_group *group,
+			     const struct perf_event *event)
+{
+	if (event->pmu != &perfctr_pmu)
+		return true;
+	if (group->events == ARRAY_SIZE(group->event))
+		return false;
+	group->event[group->events++] = perfctr_event_wanted(event);
+	return true;
+}
+
+/* perf adds the events of a group together, or never. */
+static int perfctr_pmu_fits(struct perf_event *event)
+{
+	struct perf_event *leader = event->group_leader, *sibling;
+	struct perfctr_group group = { .events = 0 };
+	bool joined = perfctr_pmu_join(&group, event);
+
+	if (leader != event) {
+		joined = joined && perfctr_pmu_join(&group, leader);
+		for_each_sibling_event(sibling, leader)
+			joined = joined && perfctr_pmu_join(&group, sibling);
+	}
+	if (!joined || !perfctr_core_events_fit(group.event, group.events))
+		return -EINVAL;
+	return 0;
+}
+
 static int perfctr_pmu_event_init(struct perf_event *event)
 {
 	int err = perfctr_pmu_check(&event->attr);
 
 	if (!err)
 		err = perfctr_pmu_wanted(event);
+	if (!err)
+		err = perfctr_pmu_fits(event);
 	if (!err)
 		err = perfctr_watch();
 	if (err)

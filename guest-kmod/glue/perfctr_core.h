@@ -318,6 +318,11 @@ int perfctr_core_event_wanted(const struct perfctr_hv_query *query,
                               struct perfctr_wanted *out);
 
 /*
+ * Whether the events of a group can be counted at once; see fit.
+ */
+bool perfctr_core_events_fit(const struct perfctr_wanted *group, uint32_t count);
+
+/*
  * An event comes, while `thread` executes if it has counters; gives its number.  See
  */
 int perfctr_core_event_add(const struct perfctr_core_vcpu *vcpu,

@@ -127,6 +127,12 @@ struct Held {
 }
 
 impl Held {
+    /// One that does not count yet.
+    const fn new(wanted: &Wanted, slot: PhysSlot) -> Self {
+        let (count, start, period) = (0, 0, 0);
+        Self { wanted: *wanted, slot, started: false, count, start, period, left: i64::MAX }
+    }
+
     /// What it needs loaded, on this counter.
     fn config(&self, slot: PhysSlot) -> Config {
         let samples = self.wanted.samples != 0 && self.started;
@@ -151,6 +157,21 @@ pub struct Progress {
     pub count: u64,
     /// Events to the next overflow, if it samples; below 1 if it has overflowed.
     pub left: i64,
+}
+
+/// Whether the events of a group can be at once on a vCPU that has nothing else.  perf adds them
+/// together or not at all, so another group would never count.
+pub fn fit(group: &[Wanted]) -> bool {
+    let mut events = Events::default();
+    let nothing = Config::default();
+    group.len() <= events.held.len()
+        && group.iter().enumerate().all(|(index, wanted)| {
+            let slot = events.choose(wanted, &nothing, &nothing);
+            if let (Some(place), Some(slot)) = (events.held.get_mut(index), slot) {
+                *place = Some(Held::new(wanted, slot));
+            }
+            slot.is_some()
+        })
 }
 
 /// The events that are on one vCPU.
@@ -281,15 +302,7 @@ impl<K: Kernel> Cpu<'_, K> {
         let free = events.held.iter().position(Option::is_none).ok_or(Errno::AGAIN)?;
         let slot = events.choose(wanted, &loaded, &kept).ok_or(Errno::AGAIN)?;
         if let Some(place) = events.held.get_mut(free) {
-            *place = Some(Held {
-                wanted: *wanted,
-                slot,
-                started: false,
-                count: 0,
-                start: 0,
-                period: 0,
-                left: i64::MAX,
-            });
+            *place = Some(Held::new(wanted, slot));
         }
         events.changed |= loaded.evntsel(slot) != wanted.evntsel(slot);
         Ok(free as u32)
@@ -587,6 +600,17 @@ mod tests {
         assert_eq!(same, [Ok(4)], "the same event needs none of its own");
         machine.on(0, |cpu| cpu.refuse(Errno::NODEV));
         assert_eq!(machine.schedule(0, &of[..1]), [Err(Errno::AGAIN)]);
+    }
+
+    #[test]
+    fn a_group_fits_if_all_of_it_has_counters() {
+        let kinds = [0xc0, 0xc4, 0xc0 | 1 << 24, 0xc4 | 1 << 24, 0xc0 | 2 << 24];
+        let group = kinds.map(|select| wanted(select, false));
+        assert!(fit(&[]) && fit(&group[..4]), "4 general counters");
+        assert!(!fit(&group));
+        let [one, two, three, four, _] = group;
+        assert!(fit(&[one, two, three, four, one]), "the same event needs none of its own");
+        assert!(!fit(&[one; EVENTS_MAX + 1]), "perf has no more here at once");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! perf's events on a vCPU, as C sees them.
 
 use core::ffi::c_int;
+use core::slice;
 
-use guest_kmod::events::{Progress, Wanted};
+use guest_kmod::events::{Progress, Wanted, fit};
 use guest_kmod::handshake::caps;
 use shared_abi::Errno;
 use shared_abi::hypercall::{HvPlace, HvQuery};
@@ -28,6 +29,17 @@ pub extern "C" fn perfctr_core_event_wanted(
         }
         Err(errno) => errno.to_return(),
     }
+}
+
+/// Whether the events of a group can be counted at once; see [`fit`].
+///
+/// # Safety
+///
+/// `group` are `count` events.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_events_fit(group: *const Wanted, count: u32) -> bool {
+    // SAFETY: the caller's.
+    fit(unsafe { slice::from_raw_parts(group, count as usize) })
 }
 
 /// An event comes, while `thread` executes if it has counters; gives its number.  See

@@ -17,7 +17,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use perf_event_open_sys::bindings as perf;
-use shared_abi::PmuCaps;
 
 pub use self::samples::{Sample, Samples};
 pub use self::total::{Total, Totals};
@@ -26,8 +25,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::provider::known;
 use crate::provider::native::{attributes, pid, unopened};
-use crate::provider::place::place;
-use crate::sys::{Device, PerfEvent, WITH_TIMES};
+use crate::sys::{PerfEvent, WITH_TIMES};
 
 /// Whom to count, what and when.
 ///
@@ -155,9 +153,6 @@ impl Watch {
             return Err(Error::unavailable(event, "it samples, which is not counting"));
         }
         self.check(&events)?;
-        if self.together {
-            check_room(&events)?;
-        }
         let anchors = events.first().map_or(Ok(Vec::new()), |event| self.anchors(event))?;
         let parts = self.at(self.places()?, |place| {
             let mut part = Vec::new();
@@ -295,23 +290,6 @@ impl Watch {
             _ => unopened(event, source),
         })
     }
-}
-
-/// Refuses events that the kernel module's counters cannot count at the same time.  Linux' own
-/// drivers refuse them themselves; the module takes them, and what perf says of them then has no
-/// meaning.
-fn check_room(events: &[Event]) -> Result<(), Error> {
-    let info = Device::open().and_then(|device| device.info());
-    let Some(caps) = info.ok().and_then(|info| PmuCaps::from_wire(&info.caps)) else {
-        return Ok(());
-    };
-    let mut distinct = Vec::new();
-    for event in events {
-        if !distinct.contains(event) {
-            distinct.push(*event);
-        }
-    }
-    place(&caps, &distinct).map(drop)
 }
 
 /// What a [`Watch`] counts.  It ends when this is dropped.

@@ -206,7 +206,7 @@ pub fn of_both_modes(machine: &Machine) -> Result<()> {
 }
 
 /// Counters that count select words.
-fn general(machine: &Machine) -> usize {
+pub fn general(machine: &Machine) -> usize {
     slots_of(machine.caps.slots()).filter(|slot| slot.fixed_number().is_none()).count()
 }
 

@@ -14,8 +14,9 @@ use vm_tests::threads::SELF;
 use vm_tests::users::{NOBODY, as_user};
 
 use crate::Machine;
+use crate::counted::general;
 
-pub fn all(_: &Machine) -> Result<()> {
+pub fn all(machine: &Machine) -> Result<()> {
     let with = |set: fn(&mut perf_event_attr)| {
         let mut attributes = generic(PERF_COUNT_HW_INSTRUCTIONS);
         set(&mut attributes);
@@ -45,6 +46,22 @@ pub fn all(_: &Machine) -> Result<()> {
     nowhere.enable()?;
     let (user, none) = (counted.count()?, nowhere.count()?);
     ensure!(user > 0 && none == 0, "in user mode {user}, in neither mode {none}");
+    group_without_room(machine)
+}
+
+/// A group is counted as a whole or never.
+fn group_without_room(machine: &Machine) -> Result<()> {
+    let open = |masked: u64, leader: Option<&Event>| {
+        // Counter masks make events different.
+        Event::open(raw(0xc0 | masked << 24), Whose::Thread(SELF), leader)
+    };
+    let room = general(machine) as u64;
+    let leader = open(0, None)?;
+    let members =
+        (1..room).map(|masked| open(masked, Some(&leader))).collect::<Result<Vec<_>, _>>();
+    let members = members?;
+    let one_more = open(room, Some(&leader)).err();
+    ensure!(one_more == Some(Errno::EINVAL), "{one_more:?} with {} members", members.len());
     Ok(())
 }
 
