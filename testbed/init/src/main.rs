@@ -35,7 +35,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, setsid};
 
 use ports::Ports;
 use system::Refused;
@@ -109,7 +109,7 @@ fn start() -> Result<Child> {
             command.env(name, value);
         }
     }
-    command
+    let child = command
         .args(argv)
         .current_dir("/work")
         .stdin(Stdio::null())
@@ -117,7 +117,13 @@ fn start() -> Result<Child> {
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
-        .with_context(|| format!("cannot run {}", program.to_string_lossy()))
+        .with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+    // The command stays in the session that was: in its parent's, the kernel would hang up its whole
+    // group when an orphan in it ends while another of its processes is stopped.
+    if std::process::id() == 1 {
+        setsid()?;
+    }
+    Ok(child)
 }
 
 /// Waits for the command; the other children are orphans that the first process inherits.

@@ -52,8 +52,9 @@ pub fn native(report: &mut Report) -> Result<()> {
         ensure!(outcome.explain().is_some_and(|text| text.contains("still ran after 3 s")));
         Ok(())
     });
-    report.test("what the command leaves running does not hold it up", || {
-        let outcome = machine::run(&shell("native", "sleep 1000 & exit 7")?)?;
+    report.test("what the command leaves, running or stopped, does no harm", || {
+        let script = "sleep 1000 & kill -STOP $!; (sleep 1 &); sleep 3; exit 7";
+        let outcome = machine::run(&shell("native", script)?)?;
         expect(&outcome, &Status::Exited(7))
     });
     report.test("a kernel's panic is reported at once", || panics("native"));
