@@ -53,11 +53,10 @@ struct Exact {
 /// Half a million iterations of PAPI's loop, of 10 instructions each.
 const UNIT: u64 = 5_000_000;
 
-/// Instructions that are executed again where a thread is switched in the middle of a read: a pass
-/// of `vperfctr_read_ctrs` is 40 and 18 for each counter, of which these tests have two, as its
-/// machine code shows.  Two passes are allowed for.  In the guest, perf's events are read by a
-/// system call.
-const DISTURBED: u64 = 2 * (40 + 2 * 18);
+/// Instructions that are executed more where a thread is switched in the middle of a reading of two
+/// counters, which then begins anew: `overflow_exact` prints how many.  Two such readings are allowed
+/// for.  In the guest, perf's events are read by a system call.
+const DISTURBED: u64 = 2 * 120;
 
 /// What the threads of `zero_pthreads` execute. The first one reads how often to loop from a
 /// variable that PAPI's test sets again.
