@@ -118,8 +118,8 @@ fn start() -> Result<Child> {
         .process_group(0)
         .spawn()
         .with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
-    // The command stays in the session that was: in its parent's, the kernel would hang up its whole
-    // group when an orphan in it ends while another of its processes is stopped.
+    // The command stays in the session that was: in its parent's, the kernel would hang up its
+    // whole group when an orphan in it ends while another of its processes is stopped.
     if std::process::id() == 1 {
         setsid()?;
     }

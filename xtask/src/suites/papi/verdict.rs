@@ -54,8 +54,8 @@ struct Exact {
 const UNIT: u64 = 5_000_000;
 
 /// Instructions that are executed more where a thread is switched in the middle of a reading of two
-/// counters, which then begins anew: `overflow_exact` prints how many.  Two such readings are allowed
-/// for.  In the guest, perf's events are read by a system call.
+/// counters, which then begins anew: `overflow_exact` prints how many.  Two such readings are
+/// allowed for.  In the guest, perf's events are read by a system call.
 const DISTURBED: u64 = 2 * 120;
 
 /// What the threads of `zero_pthreads` execute. The first one reads how often to loop from a

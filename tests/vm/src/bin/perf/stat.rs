@@ -101,7 +101,7 @@ pub fn groups(_: &Machine) -> Result<()> {
     let counted = rows(&perf(&["stat", "-x,", "-e", &format!("{{{EVENTS}}}"), LOOP])?, 0);
     equal(executed(&counted)?, LOOP_EXECUTED, &counted)?;
     ensure!(counted.iter().all(|row| row.more == counted[0].more), "{counted:?}");
-    // Who comes to a group that is full is refused, and perf then counts nothing of it, as natively.
+    // Who comes to a group that is full is refused, and perf counts nothing of it, as natively.
     let many = format!("{{{}}}", different(6));
     let uncounted = rows(&perf(&["stat", "-x,", "-e", &many, LOOP])?, 0);
     ensure!(uncounted.len() == 6, "{uncounted:?}");
