@@ -21,22 +21,22 @@ const PERF_RUNS: usize = 5;
 /// AMD's latest generation, with SVM.
 const AMD: &str = "EPYC,+svm,+npt,+perfctr-core,perfmon-v2=on,pmu=on";
 
-/// Three boots of the bare machine, one of them with an AMD CPU, and a check of what they expect.
+/// Four boots of the bare machine, one of them with an AMD CPU, and a check of what they expect.
 pub fn run(report: &mut Report) -> Result<()> {
-    let program = check_program()?;
+    apt::install(&["gcc", "libc6-dev"], "the checks of the PMU model")?;
+    let program = check_program("pmu-check", &["pmu-check.c", "bodies.S"])?;
     check(report, &program)?;
     check_amd(report, program)?;
+    check_map(report)?;
     perf(report)
 }
 
-/// Builds the check that belongs to the model, to run on any Linux.
-fn check_program() -> Result<PathBuf> {
-    apt::install(&["gcc", "libc6-dev"], "the check of the PMU model")?;
-    let source = sh::project().join("testbed/qemu/check");
-    let program = cache::root()?.join("work/pmu-check");
+/// Builds a check that belongs to the model, to run on any Linux.
+fn check_program(name: &str, sources: &[&str]) -> Result<PathBuf> {
+    let folder = sh::project().join("testbed/qemu/check");
+    let program = cache::root()?.join("work").join(name);
     let mut gcc = cmd("gcc", ["-O2", "-static", "-o"]);
-    gcc.arg(&program).args([source.join("pmu-check.c"), source.join("bodies.S")]);
-    sh::output(&mut gcc)?;
+    sh::output(gcc.arg(&program).args(sources.iter().map(|source| folder.join(source))))?;
     Ok(program)
 }
 
@@ -75,6 +75,21 @@ fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
         let verdict = said.lines().find(|line| line.starts_with("svm-check:"));
         let passed = verdict.is_some_and(|line| line.ends_with(" checks, 0 FAILED"));
         ensure!(passed, "{}", all(&outcome));
+        Ok(())
+    });
+    Ok(())
+}
+
+/// A CPU's devices stay where they are while another changes the memory map, as a kernel does that
+/// looks for PCI devices. Ten seconds.
+fn check_map(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("native", ["/work/map-check", "10"])?.stock("");
+    spec.topology.linux.push_str(" iomem=relaxed");
+    let program = check_program("map-check", &["map-check.c"])?;
+    spec.files.push((program, "/work/map-check".into()));
+    let outcome = machine::run(&spec)?;
+    report.test("devices stay where they are while the memory map changes", || {
+        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
         Ok(())
     });
     Ok(())
