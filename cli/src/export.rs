@@ -75,9 +75,7 @@ impl Counted {
     fn scrape(&self) -> Result<Scrape> {
         let mut scrape = Scrape { events: self.events.clone(), ..Scrape::default() };
         for (pid, watched) in &self.processes {
-            scrape
-                .processes
-                .push((vec![("pid", pid.to_string())], watched.read()?.values().to_vec()));
+            scrape.processes.push((vec![("pid", pid.to_string())], watched.read()?.into_values()));
         }
         if !self.processes.is_empty() {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,13 +86,13 @@ impl Counted {
                     ("tid", tid.to_string()),
                     ("name", thread.name.clone()),
                 ];
-                scrape.threads.push((labels, thread.watched.read()?.values().to_vec()));
+                scrape.threads.push((labels, thread.watched.read()?.into_values()));
             }
         }
         for (path, watched) in &self.cgroups {
             scrape.cgroups.push((
                 vec![("cgroup", path.display().to_string())],
-                watched.read()?.values().to_vec(),
+                watched.read()?.into_values(),
             ));
         }
         Ok(scrape)

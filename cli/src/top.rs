@@ -112,7 +112,7 @@ impl Watch {
     fn look_at_threads(&mut self, time: Duration) -> Result<Vec<Row>> {
         self.threads.refresh()?;
         let read = |(tid, thread): (&pid_t, &crate::live::Thread)| {
-            Ok((tid.cast_unsigned(), thread.name.clone(), thread.watched.read()?.values().to_vec()))
+            Ok((tid.cast_unsigned(), thread.name.clone(), thread.watched.read()?.into_values()))
         };
         let now = self.threads.live.iter().map(read).collect::<Result<Vec<_>>>()?;
         Ok(self.since(false, now, time))
@@ -125,7 +125,7 @@ impl Watch {
             self.cpus = online()?.into_iter().map(open).collect::<Result<_>>()?;
         }
         let read = |(cpu, watched): &(u32, Watched)| {
-            Ok((*cpu, format!("CPU {cpu}"), watched.read()?.values().to_vec()))
+            Ok((*cpu, format!("CPU {cpu}"), watched.read()?.into_values()))
         };
         let now = self.cpus.iter().map(read).collect::<Result<Vec<_>>>()?;
         Ok(self.since(true, now, time))

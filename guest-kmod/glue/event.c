@@ -295,13 +295,13 @@ void perfctr_events_restored(void)
 }
 
 /* As it was opened. */
-struct perfctr_wanted perfctr_event_wanted(const struct perf_event *event)
+struct perfctr_wanted perfctr_event_wanted(struct perf_event *event)
 {
 	return (struct perfctr_wanted){
 		.general = event->hw.config,
 		.fixed = event->hw.config_base,
 		.slots = event->hw.event_base,
-		.samples = event->attr.sample_period != 0,
+		.samples = is_sampling_event(event),
 	};
 }
 

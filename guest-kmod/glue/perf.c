@@ -147,7 +147,7 @@ struct perfctr_group {
 
 /* False if there is no room. */
 static bool perfctr_pmu_join(struct perfctr_group *group,
-			     const struct perf_event *event)
+			     struct perf_event *event)
 {
 	if (event->pmu != &perfctr_pmu)
 		return true;

@@ -88,7 +88,18 @@ impl ThreadPmu {
         page: &ThreadPage,
         cpu: &mut Cpu<'_, K>,
     ) -> Option<Signal> {
-        if self.running != Running::Suspended || self.switch_in_plainly(page, cpu) {
+        if self.switch_in_plainly(page, cpu) { None } else { self.switch_in_otherwise(page, cpu) }
+    }
+
+    /// [`switch_in`](Self::switch_in) where [`switch_in_plainly`](Self::switch_in_plainly) does not
+    /// do.
+    #[inline(always)]
+    pub fn switch_in_otherwise<K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &mut Cpu<'_, K>,
+    ) -> Option<Signal> {
+        if self.running != Running::Suspended {
             return None;
         }
         cpu.stats.switches_in.add(1);
@@ -109,7 +120,16 @@ impl ThreadPmu {
     /// The thread has stopped executing on `cpu`.
     #[inline(always)]
     pub fn switch_out<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
-        if self.running != Running::Active || self.switch_out_plainly(page, cpu) {
+        if !self.switch_out_plainly(page, cpu) {
+            self.switch_out_otherwise(page, cpu);
+        }
+    }
+
+    /// [`switch_out`](Self::switch_out) where [`switch_out_plainly`](Self::switch_out_plainly) does
+    /// not do.
+    #[inline(always)]
+    pub fn switch_out_otherwise<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+        if self.running != Running::Active {
             return;
         }
         cpu.stats.switches_out.add(1);

@@ -50,7 +50,7 @@ struct Counting<'a, 'b> {
 impl Counting<'_, '_> {
     fn read(&self) -> Result<Vec<Total>> {
         let totals = self.watched.as_ref().map(Watched::read).transpose()?;
-        Ok(totals.map_or_else(Vec::new, |totals| totals.values().to_vec()))
+        Ok(totals.map_or_else(Vec::new, |totals| totals.into_values()))
     }
 
     fn program(&mut self, command: &[OsString], events: &[Event]) -> Result<(u8, Duration)> {

@@ -306,19 +306,19 @@ pub unsafe extern "C" fn perfctr_core_switch_in(thread: &ThreadObject, vcpu: &Vc
         return 0;
     }
     // SAFETY: as above.
-    unsafe { switch_in(thread, vcpu) }
+    unsafe { switch_in_otherwise(thread, vcpu) }
 }
 
-/// Whatever a switch finds, in a function that is left out of where it is short.
+/// What is longer, in a function of its own: the short way has no registers to save for it.
 ///
 /// # Safety
 ///
 /// As the crate's documentation says.
 #[inline(never)]
-unsafe fn switch_in(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
+unsafe fn switch_in_otherwise(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
     // SAFETY: as the caller says.
     let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-    pack(pmu.switch_in(page, &mut cpu))
+    pack(pmu.switch_in_otherwise(page, &mut cpu))
 }
 
 /// The thread is switched out.
@@ -332,20 +332,20 @@ pub unsafe extern "C" fn perfctr_core_switch_out(thread: &ThreadObject, vcpu: &V
     let ((pmu, page), cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
     if !pmu.switch_out_plainly(page, &cpu) {
         // SAFETY: as above.
-        unsafe { switch_out(thread, vcpu) }
+        unsafe { switch_out_otherwise(thread, vcpu) }
     }
 }
 
-/// As [`switch_in`].
+/// As [`switch_in_otherwise`].
 ///
 /// # Safety
 ///
 /// As the crate's documentation says.
 #[inline(never)]
-unsafe fn switch_out(thread: &ThreadObject, vcpu: &VcpuObject) {
+unsafe fn switch_out_otherwise(thread: &ThreadObject, vcpu: &VcpuObject) {
     // SAFETY: as the caller says.
     let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-    pmu.switch_out(page, &mut cpu);
+    pmu.switch_out_otherwise(page, &mut cpu);
 }
 
 /// The thread is switched in, and what that costs is counted.

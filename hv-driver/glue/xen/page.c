@@ -117,10 +117,7 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
     local_irq_enable();
 
     if ( rc )
-    {
-        unmap(p->page);
-        xfree(p);
-    }
+        release(p);
 
     return rc;
 }

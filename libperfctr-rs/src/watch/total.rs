@@ -106,6 +106,11 @@ impl Totals {
     pub fn values(&self) -> &[Total] {
         &self.values
     }
+
+    /// The values alone, to keep.
+    pub fn into_values(self) -> Vec<Total> {
+        self.values
+    }
 }
 
 /// # Panics
