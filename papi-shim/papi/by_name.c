@@ -3,8 +3,8 @@
  * Preloaded, it has PAPI's tests look up events by name one thread at a time.
  *
  * PAPI 7.2 writes an event's qualifiers anew at each lookup, in memory that all threads share and
- * without its lock (overwrite_qualifiers() in papi_internal.c): on the bare machine, too, one run
- * of zero_pthreads in twenty ends by SIGSEGV or SIGABRT.  PAPI itself stays as it is.
+ * without its lock (overwrite_qualifiers() in papi_internal.c): some runs of zero_pthreads end by
+ * SIGSEGV or SIGABRT, on the bare machine, too.  PAPI itself stays as it is.
  */
 
 #define _GNU_SOURCE
