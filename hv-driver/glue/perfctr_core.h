@@ -19,7 +19,7 @@
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2696
+#define PERFCTR_VCPU_BYTES 2888
 
 /*
  * Bytes of the largest argument of a hypercall.

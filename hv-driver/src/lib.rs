@@ -28,6 +28,7 @@ pub(crate) mod probe;
 pub(crate) mod publish;
 pub(crate) mod sampling;
 pub mod selectors;
+pub(crate) mod shares;
 pub mod stats;
 pub mod vcpu;
 

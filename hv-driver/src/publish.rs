@@ -15,14 +15,7 @@ use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED, VCPU_T
 use shared_abi::version::{ABI_MAJOR, ABI_WORD, VCPU_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps, VcpuPage};
 
-/// One counter's share of the two-level formula.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Share {
-    pub(crate) sum: u64,
-    pub(crate) start: u64,
-    /// The counter's width, as a mask.
-    pub(crate) mask: u64,
-}
+use crate::shares::{Share, Shares};
 
 /// What the page says beside the counters; its fields are described there.
 #[derive(Clone, Copy, Debug)]
@@ -66,21 +59,15 @@ pub(crate) struct Publisher {
 
 impl Publisher {
     /// Fills a page that the guest has just registered for its vCPU `id`.
-    pub(crate) fn register(
-        &mut self,
-        page: &VcpuPage,
-        id: u32,
-        now: &State,
-        shares: &[Share; MAX_SLOTS],
-    ) {
+    pub(crate) fn register(&mut self, page: &VcpuPage, id: u32, now: &State, shares: &Shares) {
         page.magic.store(VCPU_PAGE_MAGIC, Relaxed);
         page.abi.store(ABI_WORD, Relaxed);
         page.size_bytes.store(VcpuPage::USED_BYTES, Relaxed);
         page.vcpu_id.store(id, Relaxed);
         let _writing = self.begin(page);
         state(page, now);
-        for (n, share) in slots_of(ALL_SLOTS).zip(shares) {
-            slot(page, n, share, false);
+        for (slot, share) in slots_of(ALL_SLOTS).zip(&shares.0) {
+            folded(page, slot, share);
         }
     }
 
@@ -118,13 +105,21 @@ pub(crate) fn state(page: &VcpuPage, now: &State) {
     page.throttled.store(now.throttled, Relaxed);
 }
 
-/// Publishes a slot that is running or not, as part of a write.
+/// Publishes a slot that does not run any more, as part of a write.
 #[inline(always)]
-pub(crate) fn slot(page: &VcpuPage, slot: PhysSlot, share: &Share, running: bool) {
+pub(crate) fn folded(page: &VcpuPage, slot: PhysSlot, share: &Share) {
     if let Some(published) = page.slots.get(slot.index()) {
         published.sum.store(share.sum, Relaxed);
+        published.mask.store(0, Relaxed);
+    }
+}
+
+/// Publishes a slot that runs from now on, as part of a write; its sum is published already.
+#[inline(always)]
+pub(crate) fn started(page: &VcpuPage, slot: PhysSlot, share: &Share) {
+    if let Some(published) = page.slots.get(slot.index()) {
         published.start.store(share.start, Relaxed);
-        published.mask.store(if running { share.mask } else { 0 }, Relaxed);
+        published.mask.store(share.mask, Relaxed);
     }
 }
 

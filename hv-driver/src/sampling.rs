@@ -14,7 +14,7 @@ use shared_abi::{Config, PhysSlot, planted};
 use crate::driver::Rate;
 use crate::hal::Pmu;
 use crate::pcpu::Cpu;
-use crate::publish::Share;
+use crate::shares::Shares;
 
 /// How far the next overflow is put off when a vCPU has had too many, unit: events.
 const PUT_OFF_EVENTS: u64 = 1 << 20;
@@ -66,13 +66,7 @@ impl Sampling {
 
     /// Decides where the counters are to start, so that they overflow after their period.  Gives
     /// whether that was put off.
-    pub(crate) fn arm(
-        &mut self,
-        now: u64,
-        rate: &Rate,
-        config: &Config,
-        shares: &[Share; MAX_SLOTS],
-    ) -> bool {
+    pub(crate) fn arm(&mut self, now: u64, rate: &Rate, config: &Config, shares: &Shares) -> bool {
         self.armed = self.slots;
         if now.wrapping_sub(self.window_tsc) >= rate.window_tsc {
             self.window_tsc = now;
@@ -82,7 +76,7 @@ impl Sampling {
         for slot in slots_of(self.armed) {
             let period = config.period(slot);
             let distance = if too_many { period.max(PUT_OFF_EVENTS) } else { period };
-            let mask = shares.get(slot.index()).map_or(0, |share| share.mask);
+            let mask = shares.mask(slot);
             if let Some(held) = self.held.get_mut(slot.index()) {
                 *held = distance.wrapping_neg() & mask;
             }
@@ -90,11 +84,11 @@ impl Sampling {
         too_many
     }
 
-    /// A counter was found to hold `raw`.  Gives whether it has overflowed since it was preset and
-    /// this was not seen before.
+    /// A counter of this width was found to hold `raw`.  Gives whether it has overflowed since it
+    /// was preset and this was not seen before.
     #[inline(always)]
-    pub(crate) fn notice(&mut self, slot: PhysSlot, share: &Share, raw: u64) -> bool {
-        let sign = share.mask & !(share.mask >> 1);
+    pub(crate) fn notice(&mut self, slot: PhysSlot, mask: u64, raw: u64) -> bool {
+        let sign = mask & !(mask >> 1);
         if self.armed & slot.bit() == 0 || raw & sign != 0 {
             return false;
         }

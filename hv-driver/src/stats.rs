@@ -3,7 +3,7 @@
 
 use core::cell::Cell;
 
-use shared_abi::hypercall::{HOOKS, HvHookStats, HvStats};
+use shared_abi::hypercall::{HOOK_TOGGLE, HOOKS, HvHookStats, HvStats};
 use shared_abi::read::Counters;
 
 use crate::hal::Pmu;
@@ -46,6 +46,15 @@ impl Stats {
             stats.pmc_reads += accesses.pmc_reads.get();
             stats.msr_reads += accesses.msr_reads.get();
             stats.msr_writes += accesses.msr_writes.get();
+        }
+    }
+
+    /// The guest has changed its mode, where that is not measured; so many counters were read.
+    #[inline(always)]
+    pub(crate) fn toggled(&mut self, pmc_reads: u64) {
+        if let Some(stats) = self.sum.hook.get_mut(HOOK_TOGGLE) {
+            stats.calls += 1;
+            stats.pmc_reads += pmc_reads;
         }
     }
 

@@ -11,17 +11,18 @@ use shared_abi::count::{TSC_MASK, phys_star};
 use shared_abi::hypercall::{
     HOOK_INTERRUPT, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvPlace,
 };
-use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot, VcpuPage, planted};
 
+use crate::driver::Driver;
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::{Cpu, DomainSerial, Owner};
-use crate::publish::{self, Left, Publisher, Share, State};
+use crate::publish::{self, Left, Publisher, State};
 use crate::sampling::Sampling;
 use crate::selectors::Selectors;
+use crate::shares::Shares;
 
 /// Which of the guest's modes executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +60,14 @@ pub struct Vcpu {
     counts_kernel: u32,
     /// Slots that count in one of the two only, and must be folded when it ends.
     gated: u32,
+    /// How many they are: each is read once at a change of mode.
+    gated_reads: u64,
+    /// There are some, none of them samples, and the driver does not measure its cost.
+    plain: bool,
     /// Slots that count at this moment.
     running: u32,
     sampling: Sampling,
-    shares: [Share; MAX_SLOTS],
+    shares: Shares,
     state: State,
     publisher: Publisher,
     /// The physical CPU that it was last switched in on.
@@ -78,13 +83,7 @@ impl Vcpu {
         left: Option<&Left>,
     ) -> Self {
         let caps = &cpu.driver.caps;
-        let mut shares = [Share::default(); MAX_SLOTS];
-        for slot in slots_of(caps.slots()) {
-            if let Some(share) = shares.get_mut(slot.index()) {
-                share.mask = caps.width(slot).mask();
-                share.sum = left.map_or(0, |left| left.sum(slot));
-            }
-        }
+        let shares = Shares::new(caps, left);
         let mut state = left.map_or(State::NEW, |left| left.state);
         // Who was forbidden before loads anew.
         state.direct &= who.allowed;
@@ -104,6 +103,8 @@ impl Vcpu {
             counts_user: 0,
             counts_kernel: 0,
             gated: 0,
+            gated_reads: 0,
+            plain: false,
             running: 0,
             sampling: Sampling::NONE,
             shares,
@@ -127,7 +128,7 @@ impl Vcpu {
     /// The vCPU, which is switched in, gets another state than it has left: what was its page is no
     /// longer, and is not written to.
     pub fn abandon<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>) {
-        self.configure(&Config::default());
+        self.configure(cpu.driver, &Config::default());
         cpu.enter(HOOK_LOAD, |cpu| {
             cpu.program(&self.selectors, |_| ());
             cpu.enable_except(0);
@@ -167,8 +168,8 @@ impl Vcpu {
         cpu.enter(HOOK_LOAD, |cpu| {
             let _writing = self.publisher.begin(page);
             self.fold(cpu.pmu, page, self.running);
-            self.configure(config);
-            planted!(SumsResetAtLoad, (), self.shares.iter_mut().for_each(|own| own.sum = 0));
+            self.configure(cpu.driver, config);
+            planted!(SumsResetAtLoad, (), self.shares.0.iter_mut().for_each(|own| own.sum = 0));
             self.arm(cpu);
             cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             self.run(cpu.pmu, page, mode);
@@ -221,7 +222,7 @@ impl Vcpu {
             if !allowed || !cpu.pcpu.counts() {
                 // Readers find direct reading invalid until the guest loads again.
                 self.state.direct = false;
-                self.configure(&Config::default());
+                self.configure(cpu.driver, &Config::default());
             }
             let moved = cpu.number != self.last_cpu;
             if self.config.slots() != 0 && planted!(SelectorsWrittenOnceOnly, true, moved) {
@@ -252,30 +253,57 @@ impl Vcpu {
     }
 
     /// The guest enters `mode` from the other one.  Gives whether to send it the virtual interrupt.
+    #[inline(always)]
     pub fn toggle<P: Pmu>(
         &mut self,
         cpu: &mut Cpu<'_, P>,
         page: &VcpuPage,
         mode: GuestMode,
     ) -> bool {
+        if self.plain && self.state.executing {
+            cpu.pcpu.stats.toggled(self.gated_reads);
+            self.change_mode(cpu.pmu, page, mode);
+            return self.sampling.take_notify();
+        }
         // Before the switch is complete the hypervisor may change the mode of the incoming vCPU;
         // `switch_to` learns the final one.
-        if self.gated == 0 || !self.state.executing {
-            return false;
-        }
+        self.gated != 0 && self.state.executing && self.toggle_otherwise(cpu, page, mode)
+    }
+
+    /// In a function of its own: the usual way has no registers to save for it.
+    #[inline(never)]
+    fn toggle_otherwise<P: Pmu>(
+        &mut self,
+        cpu: &mut Cpu<'_, P>,
+        page: &VcpuPage,
+        mode: GuestMode,
+    ) -> bool {
         cpu.enter(HOOK_TOGGLE, |cpu| {
-            let _writing = self.publisher.begin(page);
-            planted!(
-                ModeNotFolded,
-                self.fold(cpu.pmu, page, self.running & self.gated),
-                self.running &= !self.gated
-            );
-            self.run(cpu.pmu, page, mode);
-            if self.sampling.slots() & self.gated != 0 {
-                cpu.enable_except(self.stopped());
+            if self.sampling.slots() & self.gated == 0 {
+                return self.change_mode(cpu.pmu, page, mode);
             }
+            let _writing = self.publisher.begin(page);
+            self.fold(cpu.pmu, page, self.running & self.gated);
+            self.run(cpu.pmu, page, mode);
+            cpu.enable_except(self.stopped());
         });
         self.sampling.take_notify()
+    }
+
+    /// Folds what counts in the mode that is left only, and starts what counts in `mode` only.
+    #[inline(always)]
+    fn change_mode(&mut self, pmu: &impl Pmu, page: &VcpuPage, mode: GuestMode) {
+        let wanted = self.counts_in(mode);
+        let left = planted!(ModeNotFolded, self.running & !wanted, 0);
+        let entered = wanted & !self.running;
+        self.running = wanted;
+        let _writing = self.publisher.begin(page);
+        for slot in slots_of(left) {
+            self.shares.fold(pmu, page, slot);
+        }
+        for slot in slots_of(entered) {
+            self.shares.start(pmu, page, slot);
+        }
     }
 
     /// The PMU has interrupted while this vCPU executes.  Gives whether to send the guest the
@@ -303,7 +331,7 @@ impl Vcpu {
         self.sampling.take_place(slot)
     }
 
-    fn configure(&mut self, config: &Config) {
+    fn configure(&mut self, driver: &Driver, config: &Config) {
         self.config = *config;
         self.selectors = Selectors::new(config, self.rings, self.gate);
         (self.counts_user, self.counts_kernel) = match self.rings {
@@ -311,6 +339,9 @@ impl Vcpu {
             Rings::Hardware => (config.slots(), config.slots()),
         };
         self.gated = self.counts_user ^ self.counts_kernel;
+        self.gated_reads = u64::from(self.gated.count_ones());
+        let samples = self.gated & config.sampling() != 0;
+        self.plain = self.gated != 0 && !samples && driver.cost.is_none();
         self.sampling.configure(config.sampling());
         self.state.loaded = config.slots();
     }
@@ -319,13 +350,9 @@ impl Vcpu {
     #[inline(always)]
     fn fold(&mut self, pmu: &impl Pmu, page: &VcpuPage, mask: u32) {
         for slot in slots_of(mask) {
-            if let Some(own) = self.shares.get_mut(slot.index()) {
-                let raw = pmu.rdpmc(slot.rdpmc());
-                own.sum = phys_star(own.sum, own.start, own.mask, raw);
-                publish::slot(page, slot, own, false);
-                let overflowed = self.sampling.notice(slot, own, raw);
-                self.state.overflows = self.state.overflows.wrapping_add(u64::from(overflowed));
-            }
+            let raw = self.shares.fold(pmu, page, slot);
+            let overflowed = self.sampling.notice(slot, self.shares.mask(slot), raw);
+            self.state.overflows = self.state.overflows.wrapping_add(u64::from(overflowed));
         }
         self.running &= planted!(FoldedTwice, !mask, u32::MAX);
     }
@@ -333,21 +360,23 @@ impl Vcpu {
     /// Starts every slot that counts in `mode` and is not running.
     #[inline(always)]
     fn run(&mut self, pmu: &impl Pmu, page: &VcpuPage, mode: GuestMode) {
-        let wanted = match mode {
+        self.start(pmu, page, self.counts_in(mode) & !self.running);
+    }
+
+    /// Slots that count in `mode`.
+    #[inline(always)]
+    const fn counts_in(&self, mode: GuestMode) -> u32 {
+        match mode {
             GuestMode::User => self.counts_user,
             GuestMode::Kernel => self.counts_kernel,
-        };
-        self.start(pmu, page, wanted & !self.running);
+        }
     }
 
     /// Starts and publishes the slots in `mask`, which are not running.
     #[inline(always)]
     fn start(&mut self, pmu: &impl Pmu, page: &VcpuPage, mask: u32) {
         for slot in slots_of(mask) {
-            if let Some(own) = self.shares.get_mut(slot.index()) {
-                own.start = pmu.rdpmc(slot.rdpmc());
-                publish::slot(page, slot, own, true);
-            }
+            self.shares.start(pmu, page, slot);
         }
         self.running |= mask;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The driver on a PMU made of memory: what it publishes, and which registers it touches.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use hv_driver::guest::{Clock, Rings};
@@ -12,9 +12,9 @@ use hv_driver::{
 };
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
 use shared_abi::hypercall::{
-    FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HvLoad, HvPlace,
-    HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS,
-    OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
+    HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE, OP_QUERY,
+    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -44,6 +44,8 @@ struct FakePmu {
     counters: RefCell<BTreeMap<u32, u64>>,
     enabled: RefCell<u64>,
     tsc: RefCell<u64>,
+    /// RDPMCs.
+    reads: Cell<u64>,
     writes: RefCell<Vec<(u32, u64)>>,
     /// What was written while it was probed.
     probed: RefCell<BTreeMap<u32, u64>>,
@@ -67,6 +69,7 @@ impl FakePmu {
 
 impl Counters for FakePmu {
     fn rdpmc(&self, index: u32) -> u64 {
+        self.reads.set(self.reads.get() + 1);
         self.counters.borrow().get(&index).copied().unwrap_or(0)
     }
     fn rdtsc(&self) -> u64 {
@@ -235,6 +238,39 @@ fn each_mode_is_counted_by_those_who_asked_for_it() {
     m.toggle(Kernel);
     m.pmu.retire(7);
     assert_eq!(m.sample(), (224, [100, 12, 112]));
+}
+
+#[test]
+fn a_change_of_mode_reads_once_what_counts_in_one_of_them() {
+    let user = [0, 2].map(|slot| counter(slot, USER));
+    let mixed = [counter(0, BOTH), counter(1, USER), counter(2, KERNEL)];
+    let sampling = [CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..user[0] }, user[1]];
+    for (measures, own) in [(false, 0), (true, 2)] {
+        for config in [&user[..], &mixed, &sampling] {
+            let mut m = Machine::with(driver_that(measures), Guest::pv());
+            m.load(config);
+            for mode in [User, Kernel, User] {
+                let before = m.pmu.reads.get();
+                m.toggle(mode);
+                assert_eq!(m.pmu.reads.get() - before, 2 + own);
+            }
+            let mut total = HvStats::default();
+            m.pcpu.stats.add_to(&mut total);
+            let hook = total.hook[HOOK_TOGGLE];
+            assert_eq!((hook.calls, hook.pmc_reads), (3, 6));
+        }
+    }
+}
+
+#[test]
+fn a_mode_that_is_entered_again_goes_on() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER), counter(1, KERNEL)]);
+    for mode in [Kernel, User, User] {
+        m.toggle(mode);
+        m.pmu.retire(10);
+    }
+    assert_eq!(m.sample().1, [20, 10, 0]);
 }
 
 #[test]

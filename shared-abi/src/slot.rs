@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Names of physical counters.
 
+use core::num::NonZeroU32;
+
 use crate::limits::{MAX_FIXED, MAX_GENERAL, MAX_SLOTS};
 
 /// RDPMC's index of fixed counter 0 (SDM volume 3, 20.2.2: bit 30 selects the fixed ones).
@@ -83,7 +85,6 @@ fn masked(index: u32, bound: u32) -> u32 {
 /// The slots whose bits are set in `mask`, lowest first.
 #[inline(always)]
 pub fn slots_of(mask: u32) -> impl Iterator<Item = PhysSlot> {
-    // One comparison ends the list and bounds what is indexed by it.
     bits_of(mask & ALL_SLOTS).map_while(PhysSlot::new)
 }
 
@@ -91,9 +92,9 @@ pub fn slots_of(mask: u32) -> impl Iterator<Item = PhysSlot> {
 #[inline(always)]
 pub fn bits_of(mut mask: u32) -> impl Iterator<Item = u32> {
     core::iter::from_fn(move || {
-        let lowest = mask.trailing_zeros();
+        let lowest = NonZeroU32::new(mask)?.trailing_zeros();
         mask &= mask.wrapping_sub(1);
-        (lowest < u32::BITS).then_some(lowest)
+        Some(lowest)
     })
 }
 

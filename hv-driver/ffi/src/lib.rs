@@ -27,7 +27,7 @@ pub const DRIVER_BYTES: usize = 208;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 648;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2696;
+pub const VCPU_BYTES: usize = 2888;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
@@ -46,9 +46,13 @@ pub struct CpuObject {
 }
 
 /// A vCPU with a page as C holds it.
-pub struct VcpuObject {
-    page: *const VcpuPage,
+pub struct VcpuObject(VcpuParts);
+
+/// What is used most comes first: its address is the object's.
+#[repr(C)]
+struct VcpuParts {
     vcpu: Vcpu,
+    page: *const VcpuPage,
 }
 
 impl CpuObject {
@@ -68,7 +72,7 @@ impl VcpuObject {
     #[inline(always)]
     fn parts(&mut self) -> (&mut Vcpu, &VcpuPage) {
         // SAFETY: the page stays mapped while it is registered.
-        (&mut self.vcpu, unsafe { &*self.page })
+        (&mut self.0.vcpu, unsafe { &*self.0.page })
     }
 }
 
@@ -203,11 +207,11 @@ pub unsafe extern "C" fn perfctr_core_register(
     let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
     // SAFETY: the caller gives storage of this size, to nobody else.
     let own = unsafe {
-        vcpu.write(VcpuObject { page, vcpu: registered });
+        vcpu.write(VcpuObject(VcpuParts { vcpu: registered, page }));
         &mut *vcpu
     };
     if let Some(left) = &left {
-        own.vcpu.go_on(cpu, shared, left);
+        own.0.vcpu.go_on(cpu, shared, left);
     }
     0
 }
@@ -215,7 +219,7 @@ pub unsafe extern "C" fn perfctr_core_register(
 /// See [`Vcpu::abandon`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_abandon(cpu: &mut CpuObject, vcpu: &mut VcpuObject) {
-    vcpu.vcpu.abandon(&mut cpu.cpu());
+    vcpu.0.vcpu.abandon(&mut cpu.cpu());
 }
 
 /// A vCPU without a page is switched in.
@@ -234,13 +238,13 @@ pub extern "C" fn perfctr_core_switch_from(cpu: &mut CpuObject, vcpu: &mut VcpuO
 /// See [`Vcpu::overflowed_at`].  To be called where the guest is sent the virtual interrupt, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_overflowed_at(vcpu: &mut VcpuObject, place: &HvPlace) {
-    vcpu.vcpu.overflowed_at(place);
+    vcpu.0.vcpu.overflowed_at(place);
 }
 
 /// See [`Vcpu::set_clock`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_set_clock(vcpu: &mut VcpuObject, clock: &Clock) {
-    vcpu.vcpu.set_clock(*clock);
+    vcpu.0.vcpu.set_clock(*clock);
 }
 
 /// See [`Vcpu::switch_to`]; gives whether to send the guest the virtual interrupt.

@@ -10,46 +10,44 @@ use shared_abi::read::Counters;
 use crate::{perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
 
 /// The PMU of the CPU that executes this, in ring 0.
+///
+/// RDPMC, RDTSC and RDMSR clear the high halves of RAX and RDX (SDM volume 2).
 #[derive(Debug)]
 pub struct X86Pmu;
-
-fn join(high: u32, low: u32) -> u64 {
-    u64::from(high) << 32 | u64::from(low)
-}
 
 impl Counters for X86Pmu {
     #[inline(always)]
     fn rdpmc(&self, index: u32) -> u64 {
-        let (low, high): (u32, u32);
+        let (low, high): (u64, u64);
         // SAFETY: ring 0 may read every counter that CPUID announced; the core passes no other.
         unsafe {
-            asm!("rdpmc", in("ecx") index, out("eax") low, out("edx") high,
+            asm!("rdpmc", in("ecx") index, out("rax") low, out("rdx") high,
                  options(nostack, preserves_flags));
         }
-        join(high, low)
+        high << 32 | low
     }
 
     #[inline(always)]
     fn rdtsc(&self) -> u64 {
-        let (low, high): (u32, u32);
+        let (low, high): (u64, u64);
         // SAFETY: reading the time-stamp counter has no effect.
         unsafe {
-            asm!("rdtsc", out("eax") low, out("edx") high, options(nostack, preserves_flags));
+            asm!("rdtsc", out("rax") low, out("rdx") high, options(nostack, preserves_flags));
         }
-        join(high, low)
+        high << 32 | low
     }
 }
 
 impl Pmu for X86Pmu {
     #[inline(always)]
     fn rdmsr(&self, msr: u32) -> u64 {
-        let (low, high): (u32, u32);
+        let (low, high): (u64, u64);
         // SAFETY: the core names only PMU registers that CPUID announced.
         unsafe {
-            asm!("rdmsr", in("ecx") msr, out("eax") low, out("edx") high,
+            asm!("rdmsr", in("ecx") msr, out("rax") low, out("rdx") high,
                  options(nostack, preserves_flags));
         }
-        join(high, low)
+        high << 32 | low
     }
 
     #[inline(always)]

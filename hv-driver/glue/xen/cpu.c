@@ -29,32 +29,18 @@ struct perfctr_core_driver *perfctr_driver(void)
     return (struct perfctr_core_driver *)driver;
 }
 
-struct cpu_slot {
-    /*
-     * The system's resets when this CPU last came up.  Each loses all registers,
-     * also those of the boot CPU, of which nobody is notified.
-     */
-    uint32_t resets;
-    uint64_t core[PERFCTR_CPU_BYTES / sizeof(uint64_t)];
-};
-
 /* Kept for a CPU that is parked, and cleared for others, when they go down. */
-static DEFINE_PER_CPU(struct cpu_slot, cpu_slot);
+DEFINE_PER_CPU(struct perfctr_cpu, perfctr_cpu);
 
 /* What was done on CPUs that have gone. */
 static DEFINE_SPINLOCK(departed_lock);
 static struct perfctr_hv_stats departed;
 
-static struct perfctr_core_cpu *core_of(struct cpu_slot *slot)
-{
-    return (struct perfctr_core_cpu *)slot->core;
-}
-
 /* Interrupts are disabled. */
-static void keep_stats(struct cpu_slot *slot)
+static void keep_stats(struct perfctr_cpu *cpu)
 {
     spin_lock(&departed_lock);
-    perfctr_core_add_stats(core_of(slot), &departed);
+    perfctr_core_add_stats(perfctr_core_of_cpu(cpu), &departed);
     spin_unlock(&departed_lock);
 }
 
@@ -71,15 +57,15 @@ void perfctr_departed_stats(struct perfctr_hv_stats *stats)
  * This CPU's registers may hold anything.  Interrupts are disabled.  cpuid is
  * NULL where a guest's may be in force: on the boot CPU when it comes back.
  */
-static bool come_up(struct cpu_slot *slot, const struct perfctr_cpuid *cpuid)
+static bool come_up(struct perfctr_cpu *cpu, const struct perfctr_cpuid *cpuid)
 {
     struct perfctr_why why;
 
     if ( !cpuid )
-        keep_stats(slot);
-    slot->resets = system_reset_counter;
+        keep_stats(cpu);
+    cpu->resets = system_reset_counter;
 
-    if ( perfctr_core_cpu_up(core_of(slot), perfctr_driver(),
+    if ( perfctr_core_cpu_up(perfctr_core_of_cpu(cpu), perfctr_driver(),
                              smp_processor_id(), cpuid, &why) )
     {
         printk(XENLOG_ERR
@@ -99,25 +85,21 @@ static bool come_up_anew(void)
     struct perfctr_cpuid cpuid;
 
     perfctr_core_read_cpuid(&cpuid);
-    return come_up(&this_cpu(cpu_slot), &cpuid);
+    return come_up(&this_cpu(perfctr_cpu), &cpuid);
 }
 
 static void go_down(void)
 {
-    struct cpu_slot *slot = &this_cpu(cpu_slot);
+    struct perfctr_cpu *cpu = &this_cpu(perfctr_cpu);
 
     apic_write(APIC_LVTPC, PMU_APIC_VECTOR | APIC_LVT_MASKED);
-    perfctr_core_cpu_down(core_of(slot));
-    keep_stats(slot);
+    perfctr_core_cpu_down(perfctr_core_of_cpu(cpu));
+    keep_stats(cpu);
 }
 
-struct perfctr_core_cpu *perfctr_this_cpu(void)
+void perfctr_cpu_back(struct perfctr_cpu *cpu)
 {
-    struct cpu_slot *slot = &this_cpu(cpu_slot);
-
-    if ( unlikely(slot->resets != system_reset_counter) )
-        come_up(slot, NULL);
-    return core_of(slot);
+    come_up(cpu, NULL);
 }
 
 /* On the CPU itself, with interrupts disabled. */

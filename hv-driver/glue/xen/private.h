@@ -6,7 +6,11 @@
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
 
+#include <xen/percpu.h>
+#include <xen/sched.h>
 #include <xen/tasklet.h>
+
+#include <asm/acpi.h>
 
 #include "perfctr_core.h"
 #include "perfctr.h"
@@ -23,13 +27,41 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
     return (struct perfctr_core_vcpu *)p->core;
 }
 
-/* cpu.c: set once at boot; nothing else here happens while it is false. */
+/* cpu.c: a physical CPU. */
+struct perfctr_cpu {
+    /*
+     * The system's resets when it last came up.  Each loses all registers, also
+     * those of the boot CPU, of which nobody is notified.
+     */
+    uint32_t resets;
+    uint64_t core[PERFCTR_CPU_BYTES / sizeof(uint64_t)];
+};
+DECLARE_PER_CPU(struct perfctr_cpu, perfctr_cpu);
+
+static inline struct perfctr_core_cpu *
+perfctr_core_of_cpu(struct perfctr_cpu *cpu)
+{
+    return (struct perfctr_core_cpu *)cpu->core;
+}
+
+/* Set once at boot; nothing else here happens while it is false. */
 extern bool perfctr_on;
 struct perfctr_core_driver *perfctr_driver(void);
 /* Takes over every CPU that is up, and from then on those that come up. */
 bool perfctr_take_cpus(void);
+/* This CPU comes back after a reset. */
+void perfctr_cpu_back(struct perfctr_cpu *cpu);
+
 /* Interrupts are disabled. */
-struct perfctr_core_cpu *perfctr_this_cpu(void);
+static inline struct perfctr_core_cpu *perfctr_this_cpu(void)
+{
+    struct perfctr_cpu *cpu = &this_cpu(perfctr_cpu);
+
+    if ( unlikely(cpu->resets != system_reset_counter) )
+        perfctr_cpu_back(cpu);
+    return perfctr_core_of_cpu(cpu);
+}
+
 void perfctr_departed_stats(struct perfctr_hv_stats *stats);
 void perfctr_unmask_interrupt(void);
 
@@ -39,8 +71,12 @@ bool perfctr_allowed(const struct domain *d);
 
 /* pv.c */
 bool perfctr_pv_guest(const struct domain *d, struct perfctr_guest *guest);
-bool perfctr_pv_in_kernel(const struct vcpu *v);
 void perfctr_pv_update_pce(struct vcpu *curr);
+
+static inline bool perfctr_pv_in_kernel(const struct vcpu *v)
+{
+    return v->arch.flags & TF_kernel_mode;
+}
 
 /* hvm.c */
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);

@@ -23,11 +23,6 @@ bool perfctr_pv_guest(const struct domain *d, struct perfctr_guest *guest)
     return true;
 }
 
-bool perfctr_pv_in_kernel(const struct vcpu *v)
-{
-    return v->arch.flags & TF_kernel_mode;
-}
-
 bool perfctr_pce(const struct vcpu *v)
 {
     return v->arch.perfctr;

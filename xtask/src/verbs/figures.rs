@@ -35,7 +35,7 @@ const PVH_VPMU: &str = "PVH with vpmu";
 const NATIVE: &str = "no hypervisor";
 
 /// A row of the README, and the benchmarks' machine and line: that has to begin so.
-const ROWS: [(&str, &str, &str); 39] = [
+const ROWS: [(&str, &str, &str); 43] = [
     ("libperfctr, 1 counter", "", "libperfctr, 1 counter"),
     ("libperfctr without the TSC, 1 counter", "", "libperfctr without the TSC, 1 counter"),
     ("libperfctr, 4 counters", "", "libperfctr, 4 counters"),
@@ -73,6 +73,22 @@ const ROWS: [(&str, &str, &str); 39] = [
         "a sample in perf's ring: perf_event without a hypervisor",
         NATIVE,
         "a sample: perf_event, records",
+    ),
+    ("a null system call, 4 counters: libperfctr", PERFCTR, "a null system call: libperfctr"),
+    (
+        "a null system call, 4 counters: perf_event on perfctr's PMU",
+        PERFCTR,
+        "a null system call: perf_event",
+    ),
+    (
+        "a null system call, 4 counters: perf_event on Xen's vpmu",
+        VPMU,
+        "a null system call: perf_event",
+    ),
+    (
+        "a null system call, 4 counters: perf_event without a hypervisor",
+        NATIVE,
+        "a null system call: perf_event",
     ),
     ("a switch of threads that count: libperfctr", PERFCTR, "a switch: libperfctr, counting"),
     (

@@ -54,9 +54,9 @@ impl CountedEvent {
 /// factor a measurement may be away from that: compilers differ, and what is switched differs from
 /// run to run (320 to 343 were seen for vCPUs, and for the others the same to a few instructions).
 /// Where the guest has rings of its own no counter stands still, and each is read at every switch.
-const COST_VCPU_SWITCH: f64 = 330.0;
+const COST_VCPU_SWITCH: f64 = 290.0;
 const COST_VCPU_SWITCH_RINGS: f64 = 540.0;
-const COST_TOGGLE: f64 = 200.0;
+const COST_TOGGLE: f64 = 105.0;
 const COST_THREAD_SWITCH: f64 = 460.0;
 const COST_BAND: f64 = 1.5;
 

@@ -24,8 +24,8 @@ const TURNS: u64 = 500;
 const LONG_PERIOD: u64 = 1 << 30;
 
 /// What an overflow costs the driver, as docs/caveats.md says it, unit: instructions; and which
-/// factor a measurement may be away from that, since compilers differ: 212 to 218 were seen.
-const INTERRUPT_INSTRUCTIONS: f64 = 220.0;
+/// factor a measurement may be away from that, since compilers differ: 177 was seen.
+const INTERRUPT_INSTRUCTIONS: f64 = 180.0;
 const COST_BAND: f64 = 1.5;
 
 /// What the sides have counted up to a moment.

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What each counter of a vCPU has counted, up to its last fold and since its last start.
+
+use shared_abi::count::phys_star;
+use shared_abi::limits::MAX_SLOTS;
+use shared_abi::slot::slots_of;
+use shared_abi::{PhysSlot, PmuCaps, VcpuPage};
+
+use crate::hal::Pmu;
+use crate::publish::{self, Left};
+
+/// One counter's share of the two-level formula.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Share {
+    pub(crate) sum: u64,
+    pub(crate) start: u64,
+    /// The counter's width, as a mask.
+    pub(crate) mask: u64,
+    /// The counter's index for RDPMC.
+    rdpmc: u32,
+}
+
+/// Those of all counters.
+#[derive(Debug)]
+pub(crate) struct Shares(pub(crate) [Share; MAX_SLOTS]);
+
+impl Shares {
+    /// Of a vCPU that goes on from what it has left, or begins anew.
+    pub(crate) fn new(caps: &PmuCaps, left: Option<&Left>) -> Self {
+        let mut shares = [Share::default(); MAX_SLOTS];
+        for slot in slots_of(caps.slots()) {
+            if let Some(share) = shares.get_mut(slot.index()) {
+                let sum = left.map_or(0, |left| left.sum(slot));
+                let mask = caps.width(slot).mask();
+                *share = Share { sum, start: 0, mask, rdpmc: slot.rdpmc() };
+            }
+        }
+        Self(shares)
+    }
+
+    /// See [`Share::mask`].
+    #[inline(always)]
+    pub(crate) fn mask(&self, slot: PhysSlot) -> u64 {
+        self.0.get(slot.index()).map_or(0, |share| share.mask)
+    }
+
+    /// Folds and publishes a counter that runs no longer.  Gives what it holds.
+    #[inline(always)]
+    pub(crate) fn fold(&mut self, pmu: &impl Pmu, page: &VcpuPage, slot: PhysSlot) -> u64 {
+        let Some(own) = self.0.get_mut(slot.index()) else { return 0 };
+        let raw = pmu.rdpmc(own.rdpmc);
+        own.sum = phys_star(own.sum, own.start, own.mask, raw);
+        publish::folded(page, slot, own);
+        raw
+    }
+
+    /// Starts and publishes a counter that runs from now on.
+    #[inline(always)]
+    pub(crate) fn start(&mut self, pmu: &impl Pmu, page: &VcpuPage, slot: PhysSlot) {
+        if let Some(own) = self.0.get_mut(slot.index()) {
+            own.start = pmu.rdpmc(own.rdpmc);
+            publish::started(page, slot, own);
+        }
+    }
+}
