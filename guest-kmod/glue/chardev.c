@@ -152,6 +152,24 @@ static long perfctr_read_control(struct perfctr_thread *thread,
 	return copy_to_user(argument, &control, sizeof(control)) ? -EFAULT : 0;
 }
 
+static long perfctr_ring(struct perfctr_thread *thread, void __user *argument)
+{
+	struct perfctr_ring_request request;
+
+	if (copy_from_user(&request, argument, sizeof(request)))
+		return -EFAULT;
+	return perfctr_ring_begin(thread, &request);
+}
+
+static long perfctr_take(struct perfctr_thread *thread, void __user *argument)
+{
+	u64 taken;
+
+	if (copy_from_user(&taken, argument, sizeof(taken)))
+		return -EFAULT;
+	return perfctr_ring_take(thread, taken);
+}
+
 static long perfctr_cpu_control(struct file *file, void __user *argument)
 {
 	struct perfctr_cpu_state_arg state;
@@ -213,6 +231,10 @@ static long perfctr_bound_ioctl(struct file *file, unsigned int command,
 		return perfctr_read_control(thread, argument);
 	case PERFCTR_IOC_RESUME:
 		return perfctr_thread_go_on(thread);
+	case PERFCTR_IOC_RING:
+		return perfctr_ring(thread, argument);
+	case PERFCTR_IOC_RING_TAKE:
+		return perfctr_take(thread, argument);
 	default:
 		return perfctr_thread_unlink(thread);
 	}
@@ -225,6 +247,8 @@ static bool perfctr_is_reading(unsigned int command)
 	case PERFCTR_IOC_CREATE:
 	case PERFCTR_IOC_CONTROL:
 	case PERFCTR_IOC_RESUME:
+	case PERFCTR_IOC_RING:
+	case PERFCTR_IOC_RING_TAKE:
 	case PERFCTR_IOC_UNLINK:
 	case PERFCTR_IOC_CPU_CONTROL:
 	case PERFCTR_IOC_CPU_START:
@@ -254,6 +278,8 @@ static long perfctr_ioctl(struct file *file, unsigned int command,
 	case PERFCTR_IOC_READ_CONTROL:
 	case PERFCTR_IOC_UNLINK:
 	case PERFCTR_IOC_RESUME:
+	case PERFCTR_IOC_RING:
+	case PERFCTR_IOC_RING_TAKE:
 		return perfctr_bound_ioctl(file, command, argument);
 	case PERFCTR_IOC_CPU_CONTROL:
 	case PERFCTR_IOC_CPU_START:
@@ -272,6 +298,7 @@ static const struct file_operations perfctr_fops = {
 	.unlocked_ioctl = perfctr_ioctl,
 	.compat_ioctl = compat_ptr_ioctl,
 	.mmap = perfctr_mmap,
+	.poll = perfctr_poll,
 };
 
 /* The administrator's, who may give it to a group: udev/60-perfctr.rules. */

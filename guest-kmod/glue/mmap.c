@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The mapping: the thread's page, then every vCPU's, read-only. */
+/* The mapping: the thread's page, then every vCPU's, read-only; or its ring. */
 
 #include <linux/mm.h>
 
@@ -45,6 +45,8 @@ int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
 
 	if (!thread)
 		return -EINVAL;
+	if (vma->vm_pgoff == PERFCTR_RING_FIRST_PAGE)
+		return perfctr_ring_mmap(thread, vma);
 	if (!perfctr_may_map(vma))
 		return -EPERM;
 	perfctr_vm_flags_mod(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP,

@@ -6,12 +6,12 @@
 static irqreturn_t perfctr_overflow(int irq, void *unused)
 {
 	struct perfctr_thread *thread = perfctr_thread_current();
-	u64 signal;
+	u64 told;
 
-	signal = perfctr_core_interrupt(thread ? perfctr_core_of(thread) : NULL,
-					perfctr_this_vcpu());
-	if (signal)
-		perfctr_signal(thread, signal);
+	told = perfctr_core_interrupt(thread ? perfctr_core_of(thread) : NULL,
+				      perfctr_this_vcpu());
+	if (told)
+		perfctr_tell(thread, told);
 	perfctr_events_overflow();
 	return IRQ_HANDLED;
 }

@@ -18,6 +18,7 @@
 #include <linux/smp.h>
 #include <linux/spinlock.h>
 #include <linux/uidgid.h>
+#include <linux/wait.h>
 
 #include "compat.h"
 #include "perfctr_core.h"
@@ -34,6 +35,8 @@ struct perfctr_user {
 	u32 observer;
 	/* Of threads' counters. */
 	atomic_t count;
+	/* Of rings. */
+	atomic_t ring_pages;
 	/* By CPU. */
 	struct perfctr_vcpu_page *page[];
 };
@@ -76,7 +79,11 @@ struct perfctr_thread {
 	/* Anything is to be counted. */
 	bool counts;
 	struct perfctr_thread_page *page;
-	/* Protects the last control that was accepted. */
+	/* NULL until there is one, which stays. */
+	struct perfctr_ring *ring;
+	/* For records, or for the end. */
+	wait_queue_head_t wait;
+	/* Protects the last control that was accepted, and who takes records. */
 	struct mutex lock;
 	struct perfctr_control_arg control;
 	/* struct perfctr_core_thread */
@@ -122,13 +129,25 @@ int perfctr_user_show(unsigned int number, struct perfctr_user *user);
 int perfctr_user_hide(struct perfctr_cpu *cpu);
 bool perfctr_user_is_shown(const struct perfctr_user *user);
 
-/* sched.c: switches of threads, and signals to them. */
+/* ring.c: threads' rings of samples. */
+struct perfctr_ring;
+struct poll_table_struct;
+int perfctr_ring_begin(struct perfctr_thread *thread,
+		       const struct perfctr_ring_request *request);
+int perfctr_ring_take(struct perfctr_thread *thread, u64 taken);
+void perfctr_ring_record(struct perfctr_thread *thread, u32 counters);
+void perfctr_ring_free(struct perfctr_ring *ring);
+int perfctr_ring_mmap(struct perfctr_thread *thread,
+		      struct vm_area_struct *vma);
+__poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
+
+/* sched.c: switches of threads, and what they are told. */
 extern struct preempt_ops perfctr_preempt_ops;
 void perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_current(void);
 struct perfctr_thread *perfctr_suspend_current(void);
 void perfctr_resume_current(void);
-void perfctr_signal(struct perfctr_thread *thread, u64 signal);
+void perfctr_tell(struct perfctr_thread *thread, u64 told);
 void perfctr_tell_current(void);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 

@@ -52,6 +52,24 @@ struct perfctr_progress {
   int64_t left;
 };
 
+/*
+ * Where the next record of a ring goes, and what it says.
+ */
+struct perfctr_ring_place {
+  /*
+   * Unit: bytes from the beginning of the ring.
+   */
+  uint64_t offset;
+  /*
+   * What the counter had counted.
+   */
+  uint64_t count;
+  /*
+   * What the TSC had.
+   */
+  uint64_t tsc;
+};
+
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 
 extern uint64_t perfctr_glue_rdpmc(uint32_t index);
@@ -386,5 +404,38 @@ bool perfctr_core_events_enable(const struct perfctr_core_vcpu *vcpu,
  * Whether nothing is counted here; see
  */
 bool perfctr_core_events_stalled(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * See check_ring.
+ */
+int perfctr_core_ring_check(const struct perfctr_ring_request *request);
+
+/*
+ * `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
+ */
+int perfctr_core_ring_begin(const struct perfctr_core_thread *thread,
+                            const struct perfctr_ring_request *request);
+
+/*
+ * Whether there is room for a record of an overflow of this counter, and where; see
+ */
+bool perfctr_core_ring_place(const struct perfctr_core_thread *thread,
+                             uint32_t counter,
+                             struct perfctr_ring_place *out);
+
+/*
+ * The record is there; see Ring::wrote(guest_kmod::Ring::wrote).
+ */
+void perfctr_core_ring_wrote(const struct perfctr_core_thread *thread);
+
+/*
+ * `IOC_RING_TAKE`, by one caller at a time; see Ring::take(guest_kmod::Ring::take).
+ */
+int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t taken);
+
+/*
+ * By anybody; see Ring::is_ready(guest_kmod::Ring::is_ready).
+ */
+bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 
 #endif  /* PERFCTR_CORE_H */

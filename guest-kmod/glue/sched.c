@@ -54,7 +54,7 @@ static bool perfctr_is_queued(int number)
  * To the calling thread; the word behind si_code holds the counters.  Nobody
  * would let the counters go on if the signal is lost, so they do at once.
  */
-void perfctr_signal(struct perfctr_thread *thread, u64 signal)
+static void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 {
 	struct kernel_siginfo info;
 	unsigned long flags;
@@ -71,20 +71,29 @@ void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 	local_irq_restore(flags);
 }
 
+/*
+ * With interrupts disabled, as the core has given it: a signal, with its number
+ * in the high half, or records.
+ */
+void perfctr_tell(struct perfctr_thread *thread, u64 told)
+{
+	if (told >> 32)
+		perfctr_signal(thread, told);
+	else if (told)
+		perfctr_ring_record(thread, told);
+}
+
 /* With interrupts disabled: an overflow that was noticed on the way. */
 void perfctr_tell_current(void)
 {
 	struct perfctr_thread *thread = perfctr_thread_current();
-	u64 signal = 0;
 
 	if (thread)
-		signal = perfctr_core_tell(perfctr_core_of(thread),
-					   perfctr_this_vcpu());
-	if (signal)
-		perfctr_signal(thread, signal);
+		perfctr_tell(thread, perfctr_core_tell(perfctr_core_of(thread),
+						       perfctr_this_vcpu()));
 }
 
-/* On that CPU, with interrupts disabled; gives a signal. */
+/* On that CPU, with interrupts disabled; gives what to tell it. */
 static inline u64 perfctr_resume(struct perfctr_thread *thread, int number)
 {
 	struct perfctr_core_thread *core = perfctr_core_of(thread);
@@ -100,13 +109,13 @@ static inline u64 perfctr_resume(struct perfctr_thread *thread, int number)
 static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 {
 	struct perfctr_thread *thread = perfctr_of(notifier);
-	u64 signal;
+	u64 told;
 
 	local_irq_disable();
-	signal = perfctr_resume(thread, cpu);
+	told = perfctr_resume(thread, cpu);
+	if (unlikely(told))
+		perfctr_tell(thread, told);
 	local_irq_enable();
-	if (signal)
-		perfctr_signal(thread, signal);
 }
 
 static void perfctr_out(struct preempt_notifier *notifier,
@@ -162,12 +171,10 @@ struct perfctr_thread *perfctr_suspend_current(void)
 void perfctr_resume_current(void)
 {
 	struct perfctr_thread *thread = perfctr_thread_current();
-	u64 signal = 0;
 
 	if (thread)
-		signal = perfctr_resume(thread, smp_processor_id());
-	if (signal)
-		perfctr_signal(thread, signal);
+		perfctr_tell(thread,
+			     perfctr_resume(thread, smp_processor_id()));
 }
 
 /*

@@ -5,6 +5,7 @@
 #include <linux/gfp.h>
 #include <linux/hashtable.h>
 #include <linux/module.h>
+#include <linux/poll.h>
 #include <linux/sched.h>
 #include <linux/sched/task.h>
 #include <linux/slab.h>
@@ -20,6 +21,7 @@ static DEFINE_HASHTABLE(perfctr_links, 8);
 
 static void perfctr_thread_free(struct perfctr_thread *thread)
 {
+	perfctr_ring_free(thread->ring);
 	if (thread->user)
 		perfctr_user_put(thread->user);
 	free_page((unsigned long)thread->page);
@@ -43,6 +45,7 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid, kuid_t uid)
 	}
 	kref_init(&thread->kref);
 	mutex_init(&thread->lock);
+	init_waitqueue_head(&thread->wait);
 	preempt_notifier_init(&thread->notifier, &perfctr_preempt_ops);
 	perfctr_core_thread_init(perfctr_core_of(thread), thread->page, tid);
 	return thread;
@@ -209,6 +212,14 @@ static void perfctr_thread_let_go(struct perfctr_hold *hold)
 	perfctr_stop_if_idle();
 }
 
+/* The thread itself: what was noticed on the way, or before. */
+static void perfctr_tell_held(struct perfctr_thread *thread,
+			      const struct perfctr_hold *hold)
+{
+	perfctr_tell(thread,
+		     perfctr_core_tell(perfctr_core_of(thread), hold->vcpu));
+}
+
 /* What is unlinked already stays so. */
 int perfctr_thread_unlink(struct perfctr_thread *thread)
 {
@@ -218,6 +229,8 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	if (err)
 		return READ_ONCE(thread->task) ? err : 0;
 	perfctr_core_stop(perfctr_core_of(thread), hold.vcpu);
+	if (hold.vcpu)
+		perfctr_tell_held(thread, &hold);
 	hlist_del(&thread->notifier.link);
 	raw_spin_lock(&perfctr_links_lock);
 	hash_del(&thread->link);
@@ -226,6 +239,7 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	smp_store_release(&thread->task, NULL);
 	raw_spin_unlock(&perfctr_links_lock);
 	perfctr_thread_let_go(&hold);
+	wake_up_poll(&thread->wait, EPOLLHUP);
 	perfctr_unwatch();
 	perfctr_thread_put(thread);
 	module_put(THIS_MODULE);
@@ -246,7 +260,6 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 			   const struct perfctr_control_arg *control)
 {
 	struct perfctr_hold hold;
-	u64 signal = 0;
 	int err;
 
 	mutex_lock(&thread->lock);
@@ -257,12 +270,9 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 					   &perfctr_query, control);
 		thread->counts = perfctr_core_counts(perfctr_core_of(thread));
 		if (hold.vcpu)
-			signal = perfctr_core_tell(perfctr_core_of(thread),
-						   hold.vcpu);
+			perfctr_tell_held(thread, &hold);
 		perfctr_thread_let_go(&hold);
 	}
-	if (signal)
-		perfctr_signal(thread, signal);
 	if (!err) {
 		thread->control = *control;
 		thread->control.preserve = 0;

@@ -3,8 +3,8 @@
 
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{
-    CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Create,
-    MODULE_FEATURES,
+    CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_RING, CONTROL_TSC, Control,
+    Create, MODULE_FEATURES,
 };
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::version::ABI_MAJOR;
@@ -84,7 +84,8 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(caps: &PmuCaps, control: &Control) -> Result<Self, Errno> {
         let counters = control.counter.get(..control.counters as usize).ok_or(Errno::INVAL)?;
-        const FLAGS: u32 = CONTROL_TSC | CONTROL_CLOEXEC | CONTROL_KEEP_TSC | CONTROL_KEEP_PERIOD;
+        const FLAGS: u32 =
+            CONTROL_TSC | CONTROL_CLOEXEC | CONTROL_KEEP_TSC | CONTROL_KEEP_PERIOD | CONTROL_RING;
         if control.flags & !FLAGS != 0
             || control.preserve >> control.counters != 0
             || control.reserved != [0; 2]
@@ -111,12 +112,13 @@ impl Request {
     }
 }
 
-/// A signal if and only if a counter samples.  No period is too short: overflows are merged that
-/// would not let the thread get on, or exceed the hypervisor's rate.
+/// A signal or the ring if and only if a counter samples.  No period is too short: overflows are
+/// merged that would not let the thread get on, or exceed the hypervisor's rate.
 fn check_sampling(control: &Control, counters: &[CounterConfig]) -> Result<(), Errno> {
     let samples = counters.iter().any(|counter| counter.mode == MODE_SAMPLING);
-    let signals = if samples { 1..=SIGNAL_MAX } else { 0..=0 };
-    if signals.contains(&control.signal) { Ok(()) } else { Err(Errno::INVAL) }
+    let ring = control.flags & CONTROL_RING != 0;
+    let signals = if samples && !ring { 1..=SIGNAL_MAX } else { 0..=0 };
+    if signals.contains(&control.signal) && (samples || !ring) { Ok(()) } else { Err(Errno::INVAL) }
 }
 
 #[cfg(test)]
@@ -142,6 +144,18 @@ mod tests {
         assert_eq!(check_control(&caps, &good), Ok(()));
         let reserved = Control { reserved: [0, 1], ..good };
         assert_eq!(check_control(&caps, &reserved), Err(Errno::INVAL));
+        let ring = Control { flags: CONTROL_RING, ..good };
+        assert_eq!(check_control(&caps, &ring), Err(Errno::INVAL), "nothing samples");
+        let mut samples = good;
+        samples.counter[0] = CounterConfig { mode: MODE_SAMPLING, period: 9, ..samples.counter[0] };
+        for (flags, signal, answer) in [
+            (0, 0, Err(Errno::INVAL)),
+            (0, 1, Ok(())),
+            (CONTROL_RING, 0, Ok(())),
+            (CONTROL_RING, 1, Err(Errno::INVAL)),
+        ] {
+            assert_eq!(check_control(&caps, &Control { flags, signal, ..samples }), answer);
+        }
         let privileged = control(&[counter(0, INSTRUCTIONS | 1 << 20)]);
         assert_eq!(check_control(&caps, &privileged), Err(Errno::PERM));
     }

@@ -20,6 +20,7 @@ pub mod ioctl;
 pub mod overflow;
 pub mod policy;
 pub mod publish;
+pub mod ring;
 pub mod stats;
 #[cfg(test)]
 mod testing;
@@ -27,6 +28,7 @@ pub mod thread;
 pub mod vcpu;
 pub mod whole;
 
+pub use ring::Ring;
 pub use stats::Stats;
 pub use thread::ThreadPmu;
 pub use vcpu::{Counting, Cpu, Vcpu};

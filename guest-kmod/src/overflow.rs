@@ -17,10 +17,10 @@ use shared_abi::slot::bits_of;
 /// is out of its signal handler, and it would never get on.
 const EVENTS_BETWEEN_MIN: u64 = 1_000;
 
-/// What the thread is to be sent.
+/// What the thread is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// The signal's number.
+    /// The signal's number; 0 if it gets none, but a record in its ring for each counter.
     pub number: u32,
     /// One bit per counter that has overflowed.
     pub counters: u32,
@@ -29,6 +29,7 @@ pub struct Signal {
 /// The sampling counters of one thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overflows {
+    /// 0 if overflows are records in the thread's ring.
     signal: u32,
     /// One bit per sampling counter.
     sampling: u32,
@@ -147,14 +148,24 @@ impl Overflows {
         merged
     }
 
-    /// Pauses the counters if one has overflowed; gives what to tell the thread.
+    /// Whether overflows are records, and the counters go on by themselves.
+    pub(crate) const fn recorded(&self) -> bool {
+        self.any() && self.signal == 0
+    }
+
+    /// Gives what to tell the thread if a counter has overflowed; with a signal they pause.
     #[inline(always)]
-    pub(crate) fn pause(&mut self) -> Option<Signal> {
+    pub(crate) fn tell(&mut self) -> Option<Signal> {
         if !self.pending() {
             return None;
         }
-        self.paused = true;
-        Some(Signal { number: self.signal, counters: self.pending })
+        let told = Signal { number: self.signal, counters: self.pending };
+        if self.recorded() {
+            self.pending = 0;
+        } else {
+            self.paused = true;
+        }
+        Some(told)
     }
 
     /// Lets the counters go on; false if they were not paused.
@@ -209,10 +220,10 @@ mod tests {
         assert_eq!(overflows.distance(0, &sums(&[5, 70])), None);
         assert_eq!(overflows.distance(1, &sums(&[5, 70])), Some(1_000));
         assert_eq!(overflows.notice(&sums(&[9_999, 1_069])), 0);
-        assert_eq!(overflows.pause(), None);
+        assert_eq!(overflows.tell(), None);
         assert_eq!(overflows.notice(&sums(&[9_999, 1_072])), 0);
-        assert_eq!(overflows.pause(), Some(Signal { number: 27, counters: 0b10 }));
-        assert_eq!(overflows.pause(), None, "once");
+        assert_eq!(overflows.tell(), Some(Signal { number: 27, counters: 0b10 }));
+        assert_eq!(overflows.tell(), None, "once");
         assert!(overflows.go_on() && !overflows.go_on());
         // What was too many of the first period counts for the second.
         assert_eq!(overflows.distance(1, &sums(&[0, 1_072])), Some(998));
@@ -224,7 +235,7 @@ mod tests {
         overflows.begin(&sums(&[0]));
         assert_eq!(overflows.notice(&sums(&[1_001])), 0);
         assert!(!overflows.go_on(), "the thread has not been told");
-        assert_eq!(overflows.pause().map(|signal| signal.counters), Some(1));
+        assert_eq!(overflows.tell().map(|signal| signal.counters), Some(1));
     }
 
     #[test]
@@ -232,8 +243,21 @@ mod tests {
         let mut overflows = sampling(&[1_000]);
         overflows.begin(&sums(&[u64::MAX - 99]));
         assert_eq!(overflows.notice(&sums(&[3_500 - 100])), 2);
-        assert_eq!(overflows.pause().map(|signal| signal.counters), Some(1));
+        assert_eq!(overflows.tell().map(|signal| signal.counters), Some(1));
         assert_eq!(overflows.distance(0, &sums(&[3_400])), Some(500));
+    }
+
+    #[test]
+    fn records_pause_nothing() {
+        let mut overflows = Overflows { signal: 0, ..sampling(&[1_000]) };
+        overflows.begin(&sums(&[0]));
+        for count in [1_003, 2_000, 3_500] {
+            assert_eq!(overflows.notice(&sums(&[count])), 0);
+            assert_eq!(overflows.tell(), Some(Signal { number: 0, counters: 1 }));
+            assert_eq!(overflows.tell(), None, "once");
+            assert!(!overflows.paused() && !overflows.go_on());
+        }
+        assert_eq!(overflows.distance(0, &sums(&[3_500])), Some(500));
     }
 
     #[test]
@@ -243,7 +267,7 @@ mod tests {
         assert_eq!(overflows.notice(&sums(&[0, 1_000])), 0, "the first of each");
         assert_eq!(overflows.notice(&sums(&[1_000, 1_000])), 0, "the first of each");
         assert_eq!(overflows.notice(&sums(&[1_000, 2_000])), 1);
-        assert_eq!(overflows.pause().map(|signal| signal.counters), Some(0b11));
+        assert_eq!(overflows.tell().map(|signal| signal.counters), Some(0b11));
     }
 
     #[test]

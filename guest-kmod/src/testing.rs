@@ -16,6 +16,7 @@ use shared_abi::hypercall::{
 use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, Snapshot, read_thread};
+use shared_abi::ring::RingRequest;
 use shared_abi::slot::slots_of;
 use shared_abi::sync::AtomicU64;
 use shared_abi::sync::Ordering::Relaxed;
@@ -28,6 +29,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::hal::Kernel;
 use crate::overflow::Signal;
+use crate::ring::Ring;
 use crate::stats::Stats;
 use crate::thread::ThreadPmu;
 use crate::vcpu::{Counting, Cpu, Vcpu};
@@ -222,7 +224,7 @@ impl Machine {
     pub(crate) fn thread(&self) -> TestThread<'_> {
         let page = ThreadPage::default();
         let pmu = RefCell::new(ThreadPmu::new(&page, 1));
-        TestThread { machine: self, page, pmu, vcpu: Cell::new(0) }
+        TestThread { machine: self, page, pmu, ring: Ring::default(), vcpu: Cell::new(0) }
     }
 }
 
@@ -284,6 +286,7 @@ pub(crate) struct TestThread<'a> {
     machine: &'a Machine,
     pub(crate) page: ThreadPage,
     pub(crate) pmu: RefCell<ThreadPmu>,
+    ring: Ring,
     vcpu: Cell<usize>,
 }
 
@@ -293,6 +296,12 @@ impl TestThread<'_> {
         self.machine.on(self.vcpu.get(), |cpu| {
             self.pmu.borrow_mut().control(&self.page, cpu, counting, &caps, control)
         })
+    }
+
+    /// Gives it a ring.
+    pub(crate) fn begin_ring(&self) -> Result<(), Errno> {
+        let request = RingRequest { pages: 1, watermark: 1, ..RingRequest::default() };
+        self.pmu.borrow_mut().begin_ring(&self.ring, &request)
     }
 
     /// Counts `counters` and the TSC from 0.

@@ -7,6 +7,7 @@
 use shared_abi::count::log_thread;
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::read::VcpuSample;
+use shared_abi::ring::RingRequest;
 use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage, planted};
 
 use crate::cost;
@@ -14,6 +15,7 @@ use crate::hal::Kernel;
 use crate::ioctl::{Order, Request};
 use crate::overflow::{Overflows, Signal};
 use crate::publish::Publisher;
+use crate::ring::Ring;
 use crate::vcpu::{Counting, Cpu, Loaded};
 
 mod plain;
@@ -46,6 +48,7 @@ pub struct ThreadPmu {
     /// The sample of the last suspension, here so that no switch has to clear one.
     end: VcpuSample,
     overflows: Overflows,
+    has_ring: bool,
     /// Where its configuration was found loaded, if it does not sample.
     loaded: Option<Loaded>,
     vcpu: Option<u32>,
@@ -71,6 +74,7 @@ impl ThreadPmu {
             start: VcpuSample::default(),
             end: VcpuSample::default(),
             overflows: Overflows::NONE,
+            has_ring: false,
             loaded: None,
             vcpu: None,
             switches: 0,
@@ -108,7 +112,7 @@ impl ThreadPmu {
             cpu.stats.migrations.add(1);
             self.migrations = self.migrations.wrapping_add(1);
         }
-        let signal = self.overflows.pause();
+        let signal = self.overflows.tell();
         if signal.is_some() {
             cpu.stats.overflows_pending.add(1);
         }
@@ -152,7 +156,8 @@ impl ThreadPmu {
     }
 
     /// The virtual interrupt of an overflow came while the thread executes on `cpu`.  Gives what to
-    /// send the thread, whose counters are paused then; nothing if the overflow was not its own.
+    /// tell the thread, whose counters are paused then unless it is told by records; nothing if the
+    /// overflow was not its own.
     ///
     /// An interrupt that no count confirms may still have used up what was armed: the kernel's own
     /// events between a load and the thread's resumption bring a counter that counts them to its
@@ -167,7 +172,7 @@ impl ThreadPmu {
         }
         let probe = cost::Probe::start(self.cost_slot, cpu);
         self.suspend(page, cpu);
-        let signal = self.overflows.pause();
+        let signal = self.overflows.tell();
         cpu.stats.overflows.add(u64::from(signal.is_some()));
         self.resume(page, cpu);
         if let (Some(_), Some(instructions)) = (signal, probe.finish(cpu)) {
@@ -196,10 +201,12 @@ impl ThreadPmu {
         self.overflows.pending()
     }
 
-    /// What to send the thread at the end of an ioctl, if an overflow of which it has not been told
+    /// What to tell the thread at the end of an ioctl, if an overflow of which it has not been told
     /// was noticed there, or before its counters were stopped.
     pub fn tell<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> Option<Signal> {
-        if planted!(ToldAtNextSwitch, self.overflows.pending(), false) {
+        if self.overflows.recorded() {
+            self.overflows.tell()
+        } else if planted!(ToldAtNextSwitch, self.overflows.pending(), false) {
             self.interrupt(page, cpu)
         } else {
             None
@@ -263,6 +270,26 @@ impl ThreadPmu {
         }
     }
 
+    /// `IOC_RING`, by the thread itself.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` it counts; those of [`Ring::begin`].
+    pub fn begin_ring(&mut self, ring: &Ring, request: &RingRequest) -> Result<(), Errno> {
+        if self.counts() {
+            return Err(Errno::BUSY);
+        }
+        ring.begin(request)?;
+        self.has_ring = true;
+        Ok(())
+    }
+
+    /// What the counters had counted when an overflow was last noticed: counter `index`, and the
+    /// TSC.
+    pub fn counted(&self, index: usize) -> (u64, u64) {
+        (self.sums.counter.get(index).copied().unwrap_or(0), self.sums.tsc)
+    }
+
     /// Whether anything is to be counted.
     pub fn counts(&self) -> bool {
         self.running != Running::Stopped
@@ -282,7 +309,7 @@ impl ThreadPmu {
         caps: &PmuCaps,
         control: &Control,
     ) -> Result<(), Errno> {
-        let request = Request::new(caps, control)?;
+        let request = self.request(caps, control)?;
         if !request.counts() {
             self.stop(page, cpu, counting);
             return Ok(());
@@ -311,7 +338,7 @@ impl ThreadPmu {
         caps: &PmuCaps,
         control: &Control,
     ) -> Result<(), Errno> {
-        let request = Request::new(caps, control)?;
+        let request = self.request(caps, control)?;
         if !request.counts() {
             self.stop_asleep(page, counting);
             return Ok(());
@@ -399,6 +426,12 @@ impl ThreadPmu {
             }
         }
         cpu.load_beside(&config)
+    }
+
+    /// A control that this thread can carry out.
+    fn request(&self, caps: &PmuCaps, control: &Control) -> Result<Request, Errno> {
+        let request = Request::new(caps, control)?;
+        if request.overflows.recorded() && !self.has_ring { Err(Errno::NXIO) } else { Ok(request) }
     }
 
     /// Sums of counters that have failed cannot be kept.

@@ -4,7 +4,7 @@
 use std::fmt::{self, Write};
 use std::io;
 
-use shared_abi::limits::READ_ATTEMPTS_MAX;
+use shared_abi::limits::{READ_ATTEMPTS_MAX, RING_CALLERS_MAX, RING_PAGES_MAX};
 use shared_abi::read::ReadError;
 use shared_abi::{ConfigError, Errno};
 
@@ -52,6 +52,20 @@ pub enum Error {
         event: Event,
         /// Why.
         reason: &'static str,
+    },
+    /// Overflows cannot be recorded.
+    #[error("no ring for records: {0}")]
+    NoRings(&'static str),
+    /// There are no such rings.
+    #[error(
+        "no room for {room} records of {callers} callers: a ring has at most {RING_PAGES_MAX} \
+         pages, a record {RING_CALLERS_MAX} callers"
+    )]
+    RingTooLarge {
+        /// Records that were asked for.
+        room: usize,
+        /// Callers of each.
+        callers: usize,
     },
     /// The configuration breaks a rule of the interface.
     #[error("invalid configuration: {0:?}")]

@@ -12,19 +12,54 @@ use memmap2::{MmapOptions, MmapRaw};
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use shared_abi::limits::{MAX_VCPUS, PAGE_BYTES};
 use shared_abi::read::Counters;
+use shared_abi::ring::RING_FIRST_PAGE;
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::error::Error;
 use crate::reader::{ReadError, Reader, Snapshot};
 use crate::sys::Generation;
 
+/// A read-only mapping of a bound descriptor, which the kernel does not copy to a forked child.
+#[derive(Debug)]
+struct Mapping {
+    /// Unmapped by `drop` in the process that made it, and in no other.
+    map: ManuallyDrop<MmapRaw>,
+    generation: Generation,
+}
+
+impl Mapping {
+    /// Of so many pages from page `first` on.
+    fn new(device: &impl AsRawFd, first: u64, pages: usize) -> Result<Self, Error> {
+        Generation::watch().map_err(Error::kernel("watch for forks"))?;
+        let map = MmapOptions::new()
+            .offset(first * PAGE_BYTES as u64)
+            .len(pages * PAGE_BYTES)
+            .map_raw_read_only(device)
+            .map_err(Error::kernel("map the counter pages"))?;
+        Ok(Self { map: ManuallyDrop::new(map), generation: Generation::current() })
+    }
+
+    #[inline(always)]
+    fn forked(&self) -> bool {
+        self.generation != Generation::current()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // In a forked child something else may lie at this address by now.
+        if !self.forked() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
+        }
+    }
+}
+
 /// A read-only mapping of a bound descriptor's `1 + vcpus` pages.
 #[derive(Debug)]
 pub struct Pages {
-    /// Unmapped by `drop` in the process that made it, and in no other.
-    map: ManuallyDrop<MmapRaw>,
+    mapping: Mapping,
     vcpus: u32,
-    generation: Generation,
 }
 
 impl Pages {
@@ -37,19 +72,13 @@ impl Pages {
         if vcpus == 0 || vcpus as usize > MAX_VCPUS {
             return Err(Error::Malformed("number of vCPUs"));
         }
-        Generation::watch()
-            .map_err(|source| Error::Kernel { operation: "watch for forks", source })?;
-        let map = MmapOptions::new()
-            .len((1 + vcpus as usize) * PAGE_BYTES)
-            .map_raw_read_only(device)
-            .map_err(|source| Error::Kernel { operation: "map the counter pages", source })?;
-        Ok(Self { map: ManuallyDrop::new(map), vcpus, generation: Generation::current() })
+        Ok(Self { mapping: Mapping::new(device, 0, 1 + vcpus as usize)?, vcpus })
     }
 
     /// Whether this process inherited the session but not the mapping.
     #[inline(always)]
     pub(crate) fn forked(&self) -> bool {
-        self.generation != Generation::current()
+        self.mapping.forked()
     }
 
     /// What reads them; `None` in a forked child.
@@ -101,7 +130,7 @@ impl Pages {
     #[inline(always)]
     fn mapped(&self) -> Reader<'_> {
         // SAFETY: so many pages are mapped, as long as `self` lives.
-        unsafe { Reader::new(self.map.as_ptr(), self.vcpus) }
+        unsafe { Reader::new(self.mapping.map.as_ptr(), self.vcpus) }
     }
 }
 
@@ -113,14 +142,35 @@ fn no_pages() -> ReadError {
     black_box(ReadError::NotDirect)
 }
 
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // The kernel does not copy the mapping to a forked child, where something else may lie at
-        // this address by now.
-        if !self.forked() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.map) };
+/// A read-only mapping of a thread's ring.
+#[derive(Debug)]
+pub(crate) struct RingPages(Mapping);
+
+impl RingPages {
+    pub(crate) fn new(device: &impl AsRawFd, pages: u32) -> Result<Self, Error> {
+        Mapping::new(device, RING_FIRST_PAGE, pages as usize).map(Self)
+    }
+
+    /// Copies the words from this offset on, which is a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`]; [`Error::Malformed`] not all of them are in the ring.
+    pub(crate) fn load(&self, offset: usize, words: &mut [u64]) -> Result<(), Error> {
+        let Mapping { map, .. } = &self.0;
+        if self.0.forked() {
+            return Err(Error::Forked);
         }
+        if !offset.is_multiple_of(8) || offset + size_of_val(words) > map.len() {
+            return Err(Error::Malformed("record"));
+        }
+        for (n, word) in words.iter_mut().enumerate() {
+            let at = map.as_ptr().wrapping_add(offset + 8 * n).cast::<AtomicU64>();
+            // SAFETY: an aligned word of the mapping, which lives as long as `self`.
+            // ATOMICS: the caller has seen that there is a record, and the kernel leaves it alone.
+            *word = unsafe { (*at).load(Ordering::Relaxed) };
+        }
+        Ok(())
     }
 }
 

@@ -10,10 +10,10 @@ use shared_abi::{ThreadPage, VcpuPage};
 use crate::claim::Claim;
 use crate::error::Error;
 use crate::event::Event;
-use crate::overflow::{self, Resumer};
+use crate::overflow::{self, Records, Resumer};
 use crate::provider::Backend;
 use crate::provider::refusal::Refusal;
-use crate::provider::types::{Description, Provider, Taken};
+use crate::provider::types::{Description, Provider, Taken, Told};
 
 /// One consistent snapshot of a thread's counters.
 ///
@@ -178,7 +178,7 @@ impl Session {
         if let Some(&event) = events.iter().find(|event| event.samples()) {
             return Err(Error::unavailable(event, "it samples, and no signal is given"));
         }
-        self.start_all(events, 0)
+        self.start_all(events, Told::Signal(0))
     }
 
     /// As [`start`](Self::start), and overflows of the events that [sample](Event::every) raise
@@ -200,15 +200,45 @@ impl Session {
             overflow::go_on_by(Some(paravirt.device().as_raw_fd()));
         }
         // A negative number is as invalid as any that is too high.
-        self.start_all(events, signal.cast_unsigned())
+        self.start_all(events, Told::Signal(signal.cast_unsigned()))
     }
 
-    fn start_all(&mut self, events: &[Event], signal: u32) -> Result<(), Error> {
+    /// Gives the thread a ring with room for so many records, each with so many callers at most;
+    /// once, while nothing is counted.
+    ///
+    /// Its memory cannot be swapped: it is bounded by `RLIMIT_MEMLOCK` for all rings of a user.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoRings`] with other providers than [`Provider::Paravirt`],
+    /// [`Error::RingTooLarge`], [`Error::Forked`], or what the kernel says: `EEXIST` the thread has
+    /// a ring, `EBUSY` it counts, `ENOSPC` too much memory.
+    pub fn records(&self, room: usize, callers: usize) -> Result<Records, Error> {
+        let none = Error::NoRings("only /dev/perfctr has them");
+        self.backend.paravirt().ok_or(none)?.records(room, callers)
+    }
+
+    /// As [`start`](Self::start), and the guest's kernel notes overflows of the events that
+    /// [sample](Event::every) in the thread's [ring](Self::records), without signals.
+    ///
+    /// The counters go on by themselves, also while the ring is full.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start_sampling`](Self::start_sampling); [`Error::NoRings`].
+    pub fn start_recording(&mut self, events: &[Event]) -> Result<(), Error> {
+        if !events.iter().any(|event| event.samples()) {
+            return self.start(events);
+        }
+        self.start_all(events, Told::Records)
+    }
+
+    fn start_all(&mut self, events: &[Event], told: Told) -> Result<(), Error> {
         match (events.first(), self.description().provider) {
             (Some(&event), Provider::Tsc) => {
                 Err(Error::NoCounters { event, tried: self.refusals.clone() })
             }
-            _ => self.backend.start(events, signal),
+            _ => self.backend.start(events, told),
         }
     }
 

@@ -13,8 +13,9 @@ use perf_event_open_sys as perf;
 use shared_abi::ioctl::{
     Control, CpuState, Create, DEVICE_PATH, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ,
     IOC_CPU_START, IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL,
-    IOC_RESUME, IOC_UNLINK, Info, Sums,
+    IOC_RESUME, IOC_RING, IOC_RING_TAKE, IOC_UNLINK, Info, Sums,
 };
+use shared_abi::ring::RingRequest;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::watch::Total;
@@ -103,6 +104,19 @@ impl Device {
 
     pub fn resume(&self) -> io::Result<()> {
         self.ioctl(IOC_RESUME, std::ptr::null_mut()).map(drop)
+    }
+
+    pub fn ring(&self, argument: &RingRequest) -> io::Result<()> {
+        self.tell(IOC_RING, argument).map(drop)
+    }
+
+    pub fn ring_take(&self, taken: u64) -> io::Result<()> {
+        self.tell(IOC_RING_TAKE, &taken).map(drop)
+    }
+
+    /// Another descriptor of the same counters.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
     }
 
     pub fn cpu_control(&self, argument: &CpuState) -> io::Result<i32> {
@@ -297,15 +311,18 @@ impl AsRawFd for PerfEvent {
 }
 
 /// Waits until there is something to read of any of these descriptors, or they have ended; at most
-/// so long.  Gives whether it is so.
-pub(crate) fn poll(all: impl Iterator<Item = RawFd>, at_most: Duration) -> io::Result<bool> {
+/// so long.  Gives what poll(2) says of them.
+pub(crate) fn poll(
+    all: impl Iterator<Item = RawFd>,
+    at_most: Duration,
+) -> io::Result<libc::c_short> {
     let of = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut all: Vec<libc::pollfd> = all.map(of).collect();
     let ms = at_most.as_millis().try_into().unwrap_or(libc::c_int::MAX);
     // SAFETY: so many structures are readable and writable.
     match unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, ms) } {
         -1 => Err(io::Error::last_os_error()),
-        ready => Ok(ready > 0),
+        _ => Ok(all.iter().fold(0, |events, one| events | one.revents)),
     }
 }
 

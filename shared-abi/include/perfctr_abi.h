@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0x2
-#define PERFCTR_ABI_WORD 0x20002
+#define PERFCTR_ABI_MINOR 0x3
+#define PERFCTR_ABI_WORD 0x30002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -35,6 +35,8 @@ typedef int32_t __s32;
 #define PERFCTR_MAX_VCPUS 0x200
 #define PERFCTR_READ_ATTEMPTS_MAX 0x64
 #define PERFCTR_PERIOD_EVENTS_MAX 0x7fffffff
+#define PERFCTR_RING_PAGES_MAX 0x40
+#define PERFCTR_RING_CALLERS_MAX 0x7c
 #define PERFCTR_VCPU_REGISTERED 0x1
 #define PERFCTR_VCPU_DIRECT 0x2
 #define PERFCTR_VCPU_TSC 0x4
@@ -92,17 +94,22 @@ typedef int32_t __s32;
 #define PERFCTR_IOC_READ_CONTROL 0x8260d045
 #define PERFCTR_IOC_UNLINK 0xd046
 #define PERFCTR_IOC_RESUME 0xd047
+#define PERFCTR_IOC_RING 0x4020d048
+#define PERFCTR_IOC_RING_TAKE 0x4008d049
 #define PERFCTR_SIGNAL_CODE 0x50
 #define PERFCTR_CONTROL_TSC 0x1
 #define PERFCTR_CONTROL_CLOEXEC 0x2
 #define PERFCTR_CONTROL_KEEP_TSC 0x4
 #define PERFCTR_CONTROL_KEEP_PERIOD 0x8
+#define PERFCTR_CONTROL_RING 0x10
 #define PERFCTR_IOC_CPU_CONTROL 0x4300d050
 #define PERFCTR_IOC_CPU_START 0xd051
 #define PERFCTR_IOC_CPU_STOP 0xd052
 #define PERFCTR_IOC_CPU_READ 0xc300d053
 #define PERFCTR_FEATURE_KEEP_PERIOD 0x1
-#define PERFCTR_MODULE_FEATURES 0x1
+#define PERFCTR_FEATURE_RING 0x2
+#define PERFCTR_MODULE_FEATURES 0x3
+#define PERFCTR_RING_FIRST_PAGE 0x100000
 
 struct perfctr_vcpu_slot {
 	__u64 sum;
@@ -182,7 +189,9 @@ struct perfctr_thread_page {
 	__s32 error;
 	__u64 switches;
 	__u64 migrations;
-	__u64 reserved_head[7];
+	__u64 ring_written;
+	__u64 ring_lost;
+	__u64 reserved_head[5];
 	struct perfctr_thread_slot slots[18];
 	__u64 reserved_tail[424];
 };
@@ -200,7 +209,9 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, tid) == 48);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, error) == 52);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, switches) == 56);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, migrations) == 64);
-PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_head) == 72);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, ring_written) == 72);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, ring_lost) == 80);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_head) == 88);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, slots) == 128);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_thread_page, reserved_tail) == 704);
 
@@ -397,5 +408,33 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, cpu) == 0);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, reserved) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, control) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_cpu_state_arg, sums) == 616);
+
+struct perfctr_ring_request {
+	__u32 pages;
+	__u32 callers;
+	__u32 watermark;
+	__u32 reserved;
+	__u64 reserved_tail[2];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_ring_request) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_request, pages) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_request, callers) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_request, watermark) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_request, reserved) == 12);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_request, reserved_tail) == 16);
+
+struct perfctr_ring_record {
+	__u64 ip;
+	__u64 count;
+	__u64 tsc;
+	__u32 counter;
+	__u32 callers;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_ring_record) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_record, ip) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_record, count) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_record, tsc) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_record, counter) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_ring_record, callers) == 28);
 
 #endif /* PERFCTR_ABI_H */

@@ -9,7 +9,7 @@
 use core::fmt::{self, Write};
 
 use crate::layout::Struct;
-use crate::{caps, config, hypercall, ioctl, limits, thread_page, vcpu_page, version};
+use crate::{caps, config, hypercall, ioctl, limits, ring, thread_page, vcpu_page, version};
 
 const PREFIX: &str = "PERFCTR_";
 
@@ -23,7 +23,7 @@ const CONSTANTS: &[(&str, u64)] = constants! {
     version::{ABI_MAJOR, ABI_MINOR, ABI_WORD, VCPU_PAGE_MAGIC, THREAD_PAGE_MAGIC}
     limits::{
         MAX_COUNTERS, MAX_GENERAL, MAX_FIXED, MAX_SLOTS, MAX_VCPUS, READ_ATTEMPTS_MAX,
-        PERIOD_EVENTS_MAX,
+        PERIOD_EVENTS_MAX, RING_PAGES_MAX, RING_CALLERS_MAX,
     }
     vcpu_page::{VCPU_REGISTERED, VCPU_DIRECT, VCPU_TSC, VCPU_EXECUTING}
     thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_TSC, THREAD_FAILED, THREAD_PAUSED}
@@ -43,10 +43,13 @@ const CONSTANTS: &[(&str, u64)] = constants! {
     }
     ioctl::{
         IOC_INFO, IOC_CREATE, IOC_OPEN, IOC_CONTROL, IOC_READ, IOC_READ_CONTROL, IOC_UNLINK,
-        IOC_RESUME, SIGNAL_CODE, CONTROL_TSC, CONTROL_CLOEXEC, CONTROL_KEEP_TSC,
-        CONTROL_KEEP_PERIOD, IOC_CPU_CONTROL, IOC_CPU_START, IOC_CPU_STOP, IOC_CPU_READ,
-        FEATURE_KEEP_PERIOD, MODULE_FEATURES,
+        IOC_RESUME, IOC_RING, IOC_RING_TAKE, SIGNAL_CODE,
+        CONTROL_TSC, CONTROL_CLOEXEC, CONTROL_KEEP_TSC,
+        CONTROL_KEEP_PERIOD, CONTROL_RING,
+        IOC_CPU_CONTROL, IOC_CPU_START, IOC_CPU_STOP, IOC_CPU_READ,
+        FEATURE_KEEP_PERIOD, FEATURE_RING, MODULE_FEATURES,
     }
+    ring::{RING_FIRST_PAGE}
 };
 
 macro_rules! types {
@@ -67,6 +70,7 @@ types! {
     config::{CounterConfig}
     hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats, HvPlace}
     ioctl::{Info, Create, Control, Sums, CpuState}
+    ring::{RingRequest, RingRecord}
 }
 
 const HEAD: &str = "\

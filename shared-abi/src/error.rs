@@ -47,6 +47,8 @@ errnos! {
     NODEV = 19, "ENODEV";
     /// A malformed argument.
     INVAL = 22, "EINVAL";
+    /// More memory than the caller may have locked.
+    NOSPC = 28, "ENOSPC";
     /// No such operation: the hypervisor has no driver.
     NOSYS = 38, "ENOSYS";
     /// The ABI majors differ.
@@ -57,7 +59,7 @@ errnos! {
     STALE = 116, "ESTALE";
     /// Out of memory.
     NOMEM = 12, "ENOMEM";
-    /// The vCPU has no page registered.
+    /// The vCPU has no page registered, or the thread no ring.
     NXIO = 6, "ENXIO";
 }
 

@@ -12,6 +12,8 @@
 //! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |
 //! | [`IOC_READ_CONTROL`] | [`Control`], out | `EINVAL` not bound |
 //! | [`IOC_RESUME`] | - | `EPERM` not paused by an overflow; `ESRCH` unlinked, or of a thread that may not be operated |
+//! | [`IOC_RING`] | [`RingRequest`] | `EINVAL` no such size, or not bound; `ESRCH` unlinked; `EPERM` by another thread than the one whose the counters are; `EBUSY` it counts; `EEXIST` it has a ring; `ENOSPC` more than `RLIMIT_MEMLOCK` for all rings of its user; `ENOMEM` |
+//! | [`IOC_RING_TAKE`] | `u64`: records taken since there is a ring | `EINVAL` fewer than before, or more than were written; `ENXIO` no ring |
 //! | [`IOC_UNLINK`] | - | `ESRCH` of a thread that may not be operated; repeating it is no error |
 //! | [`IOC_CPU_CONTROL`] | [`CpuState`] | `EPERM` not privileged, or a counter samples; `EINVAL` no such CPU, or offline; `EBUSY` started |
 //! | [`IOC_CPU_START`] | - | `EPERM` not privileged; `EBUSY` started, or threads have counters |
@@ -27,7 +29,9 @@
 //! its own.
 //!
 //! The mapping is `1 + Info::vcpus` pages at offset 0, shared and read-only (else `EPERM`): the
-//! thread's page, then each vCPU's.
+//! thread's page, then each vCPU's.  A ring is another one, see [`ring`](crate::ring).  poll(2)
+//! says `POLLIN` while a ring is full to its watermark, `POLLHUP` when the thread's counters are
+//! unlinked.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -35,6 +39,7 @@ use crate::caps::WireCaps;
 use crate::config::CounterConfig;
 use crate::layout::layout;
 use crate::limits::MAX_COUNTERS;
+use crate::ring::RingRequest;
 
 /// Path of the device.
 pub const DEVICE_PATH: &str = "/dev/perfctr";
@@ -66,6 +71,10 @@ pub const IOC_READ_CONTROL: u32 = ioc(READ, 0x45, size_of::<Control>());
 pub const IOC_UNLINK: u32 = ioc(0, 0x46, 0);
 /// Let counters go on that an overflow has paused.
 pub const IOC_RESUME: u32 = ioc(0, 0x47, 0);
+/// Give the calling thread a ring for samples, once.
+pub const IOC_RING: u32 = ioc(WRITE, 0x48, size_of::<RingRequest>());
+/// Say how many records of the ring have been taken; their places are written again.
+pub const IOC_RING_TAKE: u32 = ioc(WRITE, 0x49, size_of::<u64>());
 /// Set what one CPU counts, whatever thread executes on it; its sums start from 0.
 pub const IOC_CPU_CONTROL: u32 = ioc(WRITE, 0x50, size_of::<CpuState>());
 /// Start counting on all CPUs that have been set.
@@ -80,10 +89,12 @@ pub const IOC_CPU_READ: u32 = ioc(READ | WRITE, 0x53, size_of::<CpuState>());
 pub const SIGNAL_CODE: i32 = b'P' as i32;
 
 /// [`Info::features`] of this version.
-pub const MODULE_FEATURES: u32 = FEATURE_KEEP_PERIOD;
+pub const MODULE_FEATURES: u32 = FEATURE_KEEP_PERIOD | FEATURE_RING;
 
 /// [`Info::features`]: the module knows [`CONTROL_KEEP_PERIOD`].
 pub const FEATURE_KEEP_PERIOD: u32 = 1 << 0;
+/// [`Info::features`]: the module knows [`IOC_RING`], [`IOC_RING_TAKE`] and [`CONTROL_RING`].
+pub const FEATURE_RING: u32 = 1 << 1;
 
 /// Result of [`IOC_INFO`].
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -157,6 +168,10 @@ pub const CONTROL_KEEP_TSC: u32 = 1 << 2;
 /// go on with what was left of each period, instead of beginning whole ones.
 pub const CONTROL_KEEP_PERIOD: u32 = 1 << 3;
 
+/// [`Control::flags`]: overflows are records in the thread's ring (else `ENXIO`), not signals, and
+/// do not pause the counters.  With a counter that samples, and without a signal (else `EINVAL`).
+pub const CONTROL_RING: u32 = 1 << 4;
+
 /// Argument of [`IOC_CONTROL`].
 ///
 /// Sums of counters whose bit in `preserve` is clear start from 0, and so does the TSC's unless it
@@ -166,7 +181,8 @@ pub const CONTROL_KEEP_PERIOD: u32 = 1 << 3;
 /// A sampling counter overflows whenever its count since this call reaches a multiple of its
 /// period; with [`CONTROL_KEEP_PERIOD`], its count since the call that began the period.  At an
 /// overflow all counters pause, the TSC goes on, and the thread gets the signal; [`IOC_RESUME`]
-/// lets them go on.  Nothing is counted in between.
+/// lets them go on.  Nothing is counted in between.  With [`CONTROL_RING`] they go on by
+/// themselves.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Control {
@@ -176,7 +192,8 @@ pub struct Control {
     pub counters: u32,
     /// One bit per element whose sum is kept.
     pub preserve: u32,
-    /// The signal that the thread gets at an overflow; 0 unless a counter samples.
+    /// The signal that the thread gets at an overflow; 0 unless a counter samples, and with
+    /// [`CONTROL_RING`].
     pub signal: u32,
     /// The counters, in the order in which their sums are given.
     pub counter: [CounterConfig; MAX_COUNTERS],

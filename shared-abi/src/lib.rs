@@ -29,6 +29,7 @@ mod layout;
 pub mod limits;
 pub mod planted;
 pub mod read;
+pub mod ring;
 pub mod seq;
 pub mod slot;
 pub mod sync;

@@ -23,6 +23,12 @@ pub const MAX_VCPUS: usize = 512;
 /// takes 32 bits and extends their sign (SDM volume 3, 20.2.6).
 pub const PERIOD_EVENTS_MAX: u64 = (1 << 31) - 1;
 
+/// Pages of one thread's ring for samples.
+pub const RING_PAGES_MAX: u32 = 64;
+
+/// Callers that a record has room for: it takes a quarter of a page then.
+pub const RING_CALLERS_MAX: u32 = 124;
+
 /// Attempts of one direct read before it gives up with an error.
 ///
 /// An attempt is some tens of instructions, so even a vCPU that is preempted every millisecond

@@ -75,8 +75,13 @@ pub struct ThreadPage {
     pub switches: AtomicU64,
     /// W: guest kernel.  How often it was resumed on another vCPU than before.
     pub migrations: AtomicU64,
+    /// W: guest kernel, unit: records.  Written into the thread's [`ring`](crate::ring); whoever
+    /// has loaded it finds that many there.  `seq` does not order it.
+    pub ring_written: AtomicU64,
+    /// W: guest kernel, unit: records.  Those that found the ring full.
+    pub ring_lost: AtomicU64,
     /// W: guest kernel.  0.
-    pub reserved_head: [AtomicU64; 7],
+    pub reserved_head: [AtomicU64; 5],
     /// W: guest kernel.  The virtual counters, in the order in which the thread listed them.
     pub slots: [ThreadSlot; MAX_COUNTERS],
     /// W: guest kernel.  0.
@@ -97,7 +102,9 @@ layout!(ThreadPage, "perfctr_thread_page", PAGE_BYTES, {
     52 error: "__s32",
     56 switches: "__u64",
     64 migrations: "__u64",
-    72 reserved_head: "__u64" [7],
+    72 ring_written: "__u64",
+    80 ring_lost: "__u64",
+    88 reserved_head: "__u64" [5],
     128 slots: "struct perfctr_thread_slot" [MAX_COUNTERS],
     704 reserved_tail: "__u64" [424],
 });
@@ -124,6 +131,8 @@ impl Default for ThreadPage {
             error: AtomicI32::default(),
             switches: AtomicU64::default(),
             migrations: AtomicU64::default(),
+            ring_written: AtomicU64::default(),
+            ring_lost: AtomicU64::default(),
             reserved_head: Default::default(),
             slots: Default::default(),
             reserved_tail: core::array::from_fn(|_| AtomicU64::default()),

@@ -21,7 +21,8 @@ pub const ABI_MAJOR: u16 = 2;
 /// | 2.0 | what is left of a period can be kept, see [`FEATURE_KEEP_PERIOD`](crate::ioctl::FEATURE_KEEP_PERIOD) |
 /// | 2.1 | [`OP_PLACE`](crate::hypercall::OP_PLACE); a hypervisor without it answers `EINVAL` |
 /// | 2.2 | [`OP_GO_ON`](crate::hypercall::OP_GO_ON), what it needs in the vCPU page, and [`HvQuery::machine`](crate::hypercall::HvQuery); a hypervisor without it answers `EINVAL`, and 0 |
-pub const ABI_MINOR: u16 = 2;
+/// | 2.3 | rings for samples, see [`FEATURE_RING`](crate::ioctl::FEATURE_RING) |
+pub const ABI_MINOR: u16 = 3;
 
 /// Both in one word, as pages carry them: the major in the low half.
 pub const ABI_WORD: u32 = ABI_MAJOR as u32 | (ABI_MINOR as u32) << 16;

@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "the boundary to C")]
 
 mod events;
+mod ring;
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
@@ -22,7 +23,7 @@ use guest_kmod::overflow::Signal;
 use guest_kmod::policy::{Caller, ends_at_exec, may_count, may_count_cpus};
 use guest_kmod::publish::published;
 use guest_kmod::whole::{check_cpu_control, check_cpu_read};
-use guest_kmod::{Admission, Counting, Cpu, Stats, ThreadPmu, Vcpu};
+use guest_kmod::{Admission, Counting, Cpu, Ring, Stats, ThreadPmu, Vcpu};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::{Control, CpuState, Create, Sums};
 use shared_abi::read::Counters;
@@ -95,6 +96,8 @@ pub struct VcpuObject {
 pub struct ThreadObject {
     page: *const ThreadPage,
     pmu: UnsafeCell<ThreadPmu>,
+    /// Beside it, since others may take what it holds.
+    ring: Ring,
 }
 
 const _: () = assert!(align_of::<VcpuObject>() <= 8 && align_of::<ThreadObject>() <= 8);
@@ -285,10 +288,11 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
     // SAFETY: the caller gives a page.
     let pmu = ThreadPmu::new(unsafe { &*page }, tid);
     // SAFETY: the caller gives memory of this size and alignment.
-    unsafe { memory.write(ThreadObject { page, pmu: UnsafeCell::new(pmu) }) }
+    unsafe { memory.write(ThreadObject { page, pmu: UnsafeCell::new(pmu), ring: Ring::default() }) }
 }
 
-/// A signal as C gets it: its number in the high half, the counters in the low one; 0 for none.
+/// What to tell a thread as C gets it: the signal's number in the high half, 0 for records, and the
+/// counters in the low one; 0 for nothing.
 fn pack(signal: Option<Signal>) -> u64 {
     signal.map_or(0, |signal| u64::from(signal.number) << 32 | u64::from(signal.counters))
 }

@@ -7,10 +7,11 @@ use std::vec;
 use shared_abi::CounterConfig;
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{OP_LOAD, OP_STOP};
-use shared_abi::ioctl::{CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC};
+use shared_abi::ioctl::{CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_RING, CONTROL_TSC};
 use shared_abi::limits::READ_ATTEMPTS_MAX;
 use shared_abi::read::ReadError;
 use shared_abi::sync::Ordering::Relaxed;
+use shared_abi::thread_page::THREAD_PAUSED;
 
 use super::*;
 use crate::publish::published;
@@ -585,6 +586,55 @@ fn sampling_needs_a_signal_and_a_period() {
     assert_eq!(thread.control(&sampling(1)), Ok(()));
 }
 
+/// Samples into the thread's ring.
+fn recording(period: u64) -> Control {
+    let control = sampling(period);
+    Control { flags: control.flags | CONTROL_RING, signal: 0, ..control }
+}
+
+#[test]
+fn recorded_overflows_pause_nothing() {
+    const RECORD: Option<Signal> = Some(Signal { number: 0, counters: 1 });
+    let machine = Machine::new();
+    let thread = machine.thread();
+    thread.begin_ring().unwrap();
+    thread.control(&recording(1_000)).unwrap();
+    machine.take_hypercalls();
+    for n in 1..=50 {
+        thread.execute(1_000);
+        assert_eq!(interrupt(&machine, &thread, 0), RECORD);
+        assert_eq!(thread.pmu.borrow().counted(0), (n * 1_000, n * 1_000));
+        assert_eq!(interrupt(&machine, &thread, 0), None, "once");
+        assert_eq!(thread.page.state.load(Relaxed) & THREAD_PAUSED, 0);
+    }
+    assert_eq!(counts(&thread), [50_000, 5_000]);
+    // Both interrupts of each arm anew.
+    assert_eq!(machine.take_hypercalls(), vec![(0, OP_LOAD); 100]);
+    // In the middle of a switch, and of a stop.
+    thread.execute(1_000);
+    thread.switch_out();
+    assert_eq!(thread.switch_in(1), RECORD);
+    thread.execute(1_000);
+    thread.control(&Control::default()).unwrap();
+    let told = machine.on(1, |cpu| thread.pmu.borrow_mut().tell(&thread.page, cpu));
+    assert_eq!(told, RECORD);
+    assert_eq!(thread.pmu.borrow().counted(0), (52_000, 52_000));
+}
+
+#[test]
+fn records_need_a_ring_that_was_given_before() {
+    let machine = Machine::new();
+    let thread = machine.thread();
+    assert_eq!(thread.control(&recording(1_000)), Err(Errno::NXIO));
+    thread.control(&sampling(1_000)).unwrap();
+    assert_eq!(thread.begin_ring(), Err(Errno::BUSY));
+    thread.stop();
+    thread.begin_ring().unwrap();
+    assert_eq!(thread.begin_ring(), Err(Errno::EXIST));
+    thread.control(&recording(1_000)).unwrap();
+    assert_eq!(thread.begin_ring(), Err(Errno::BUSY));
+}
+
 #[test]
 fn short_periods_that_pass_untold_are_merged() {
     let machine = Machine::new();
@@ -707,7 +757,7 @@ fn a_page_says_what_it_is_and_whose() {
     ThreadPmu::new(&page, 4_711);
     // Words of the interface's header, in the order of the page.
     let head = [&page.magic, &page.abi, &page.size_bytes, &page.state].map(|w| w.load(Relaxed));
-    assert_eq!(head, [u32::from_le_bytes(*b"PcTh"), 0x2_0002, 704, 0]);
+    assert_eq!(head, [u32::from_le_bytes(*b"PcTh"), 0x3_0002, 704, 0]);
     assert_eq!(page.tid.load(Relaxed), 4_711);
 }
 

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Overflows of sampling counters, and the signals that tell of them.
+//! Overflows of sampling counters, and what tells of them: records or signals.
 //!
-//! A thread that counts an [`Event`](crate::Event) [`every`](crate::Event::every) so often gets a
-//! signal at each overflow.  Its counters are paused by then and stay paused until the thread lets
-//! them go on, so that neither the handler nor anything else done about the sample is counted.
+//! [`Records`] are noted by the guest's kernel, the counters go on by themselves, and any thread
+//! takes them out later.  That is what a profiler wants, and costs least.  All else is for who must
+//! be told at once.
+//!
+//! With [`start_sampling`](crate::Session::start_sampling) a thread that counts an
+//! [`Event`](crate::Event) [`every`](crate::Event::every) so often gets a signal at each overflow.
+//! Its counters are paused by then and stay paused until the thread lets them go on, so that neither
+//! the handler nor anything else done about the sample is counted.
 //! There are four ways to receive it:
 //!
-//! - [`Ring`] notes each [`Sample`] where it happens, and the thread takes them out later.  This is
-//!   what a profiler wants.
+//! - [`Ring`] notes each [`Sample`] where it happens, and the thread takes them out later.
 //! - [`Queue`] holds overflows back until the program looks for them, as from a channel, by a
 //!   descriptor that can be polled.
 //! - [`set_handler`] gives a function that is called with each [`Sample`], in a signal handler, and
@@ -15,14 +19,15 @@
 //! - A signal handler of one's own decodes the signal with [`Overflow::from_siginfo`] and calls
 //!   [`go_on`]; both may be used there.
 //!
-//! The `n`th signal of a counter means that its count has reached `n` times its period.  The count
-//! may be past that by the instructions that the processor retires between the overflow and its
-//! interrupt (the skid); what is past counts for the next period, so periods do not drift.
+//! The `n`th signal or record of a counter means that its count has reached `n` times its period.
+//! The count may be past that by the instructions that the processor retires between the overflow
+//! and its interrupt (the skid); what is past counts for the next period, so periods do not drift.
 #![expect(unsafe_code, reason = "signals carry a C union, and resuming is a system call")]
 
 #[cfg(target_arch = "x86_64")]
 mod handler;
 mod queue;
+mod records;
 #[cfg(target_arch = "x86_64")]
 mod ring;
 
@@ -35,6 +40,7 @@ use shared_abi::ioctl::{IOC_RESUME, SIGNAL_CODE};
 #[cfg(target_arch = "x86_64")]
 pub use self::handler::{Handler, set_handler};
 pub use self::queue::Queue;
+pub use self::records::{Record, Records, Waited};
 #[cfg(target_arch = "x86_64")]
 pub use self::ring::Ring;
 use crate::sys::Device;

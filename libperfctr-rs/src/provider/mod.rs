@@ -13,7 +13,7 @@ use self::native::Native;
 use self::paravirt::Paravirt;
 use self::refusal::Refusal;
 use self::tsc::TscOnly;
-use self::types::{Description, Provider, Taken};
+use self::types::{Description, Provider, Taken, Told};
 use crate::error::Error;
 use crate::event::Event;
 
@@ -65,11 +65,11 @@ impl Backend {
 
     /// Counts `events` from 0; overflows of those that sample raise `signal`, which is 0 if none
     /// does.
-    pub(crate) fn start(&mut self, events: &[Event], signal: u32) -> Result<(), Error> {
+    pub(crate) fn start(&mut self, events: &[Event], told: Told) -> Result<(), Error> {
         known::check(events)?;
         let sampling = events.iter().find(|event| event.samples());
         match (self, sampling) {
-            (Self::Paravirt(paravirt), _) => paravirt.start(events, signal),
+            (Self::Paravirt(paravirt), _) => paravirt.start(events, told),
             (Self::Native(_) | Self::Tsc(_), Some(&event)) => {
                 Err(Error::unavailable(event, "this provider does not sample"))
             }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counters virtualised by hypervisor and guest kernel, through `/dev/perfctr`.
 
+use std::cell::Cell;
+
 use shared_abi::caps::CAPS_SAMPLING;
 use shared_abi::ioctl::{
-    CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_TSC, Control, Create, FEATURE_KEEP_PERIOD, Info,
+    CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_RING, CONTROL_TSC, Control, Create,
+    FEATURE_KEEP_PERIOD, FEATURE_RING, Info,
 };
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{ReadError, Snapshot};
@@ -14,12 +17,13 @@ use shared_abi::{Config, CounterConfig, Errno, PmuCaps, ThreadPage, VcpuPage};
 use crate::error::Error;
 use crate::event::Event;
 use crate::map::Pages;
+use crate::overflow::Records;
 use crate::sys::Device;
 
 use super::known;
 use super::place::place;
 use super::refusal::Refusal;
-use super::types::{Description, Provider, Taken};
+use super::types::{Description, Provider, Taken, Told};
 
 /// The calling thread's entry at the device.
 #[derive(Debug)]
@@ -28,11 +32,12 @@ pub(crate) struct Paravirt {
     pages: Pages,
     description: Description,
     caps: PmuCaps,
-    /// What was started last, and its signal if any of it samples.
+    /// What was started last, and what tells of it if any of it samples.
     counters: Vec<CounterConfig>,
-    signal: u32,
-    /// Whether the module knows how.
-    keeps_periods: bool,
+    told: Told,
+    has_ring: Cell<bool>,
+    /// What the module can do.
+    features: u32,
 }
 
 impl Paravirt {
@@ -55,9 +60,10 @@ impl Paravirt {
         })?;
         // From here on the counters are unlinked again if something fails.
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
-        let keeps_periods = info.features & FEATURE_KEEP_PERIOD != 0;
-        let (counters, signal) = (Vec::new(), 0);
-        let paravirt = Self { device, pages, description, caps, counters, signal, keeps_periods };
+        let (counters, told, features) = (Vec::new(), Told::Signal(0), info.features);
+        let has_ring = Cell::new(false);
+        let paravirt =
+            Self { device, pages, description, caps, counters, told, has_ring, features };
         match paravirt.thread_page() {
             Some(page) if page.magic.load(Relaxed) == THREAD_PAGE_MAGIC => Ok(paravirt),
             _ => Err(Error::Malformed("thread page")),
@@ -68,26 +74,42 @@ impl Paravirt {
         &self.description
     }
 
-    /// Counts `events` from 0; overflows of those that sample raise `signal`, which is 0 if none
-    /// does.
-    pub(crate) fn start(&mut self, events: &[Event], signal: u32) -> Result<(), Error> {
+    /// Counts `events` from 0; the thread is told so of overflows of those that sample.
+    pub(crate) fn start(&mut self, events: &[Event], told: Told) -> Result<(), Error> {
+        if told == Told::Records && !self.has_ring.get() {
+            return Err(Error::NoRings("`Session::records` gives the thread one"));
+        }
         let counters = place(&self.caps, events)?;
         Config::new(&self.caps, &counters)?;
-        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &counters, 0, signal)?;
-        (self.counters, self.signal) = (counters, signal);
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &counters, 0, told)?;
+        (self.counters, self.told) = (counters, told);
         Ok(())
+    }
+
+    /// Gives the thread a ring of so many records.
+    pub(crate) fn records(&self, room: usize, callers: usize) -> Result<Records, Error> {
+        if self.pages.forked() {
+            return Err(Error::Forked);
+        }
+        if self.features & FEATURE_RING == 0 {
+            return Err(Error::NoRings("the loaded module knows no rings: it is older"));
+        }
+        let records = Records::new(&self.device, self.description.vcpus, room, callers)?;
+        self.has_ring.set(true);
+        Ok(records)
     }
 
     /// Counts the same events again, from where their sums and periods are.
     pub(crate) fn resume(&self) -> Result<(), Error> {
         let all = (1 << self.counters.len()) - 1;
-        let keep = if self.keeps_periods { CONTROL_KEEP_PERIOD } else { 0 };
-        self.set(CONTROL_CLOEXEC | CONTROL_TSC | keep, &self.counters, all, self.signal)
+        let keeps = self.features & FEATURE_KEEP_PERIOD != 0;
+        let keep = if keeps { CONTROL_KEEP_PERIOD } else { 0 };
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC | keep, &self.counters, all, self.told)
     }
 
     /// Stops counting; sums stay readable.
     pub(crate) fn stop(&self) -> Result<(), Error> {
-        self.set(CONTROL_CLOEXEC, &[], 0, 0)
+        self.set(CONTROL_CLOEXEC, &[], 0, Told::Signal(0))
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -99,11 +121,15 @@ impl Paravirt {
         flags: u32,
         counters: &[CounterConfig],
         preserve: u32,
-        signal: u32,
+        told: Told,
     ) -> Result<(), Error> {
         if self.pages.forked() {
             return Err(Error::Forked);
         }
+        let (flags, signal) = match told {
+            Told::Signal(signal) => (flags, signal),
+            Told::Records => (flags | CONTROL_RING, 0),
+        };
         let control = Control { preserve, signal, ..control(flags, counters)? };
         self.device.control(&control).map_err(|error| match error.raw_os_error() {
             Some(libc::EACCES) => Error::Refused(Refusal::at_module(&error)),

@@ -69,6 +69,15 @@ impl Description {
     }
 }
 
+/// How a thread is told of overflows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// By this signal; 0 if nothing samples.
+    Signal(u32),
+    /// By records in its ring.
+    Records,
+}
+
 /// What a provider gives besides the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {

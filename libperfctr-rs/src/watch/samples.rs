@@ -150,7 +150,7 @@ impl Samples {
     /// What the kernel says.
     pub fn wait(&self, at_most: Duration) -> io::Result<bool> {
         let all = self.rings.iter().map(|(event, _)| event.as_raw_fd());
-        poll(all, at_most)
+        Ok(poll(all, at_most)? != 0)
     }
 }
 

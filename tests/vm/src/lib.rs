@@ -11,6 +11,7 @@
 pub mod bodies;
 pub mod disturb;
 pub mod expected;
+pub mod frames;
 pub mod guest;
 pub mod histogram;
 pub mod host;

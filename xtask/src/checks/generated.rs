@@ -55,6 +55,7 @@ const BOUNDARIES: &[Boundary] = &[
         names: &[
             ("VcpuObject", "perfctr_core_vcpu"),
             ("ThreadObject", "perfctr_core_thread"),
+            ("RingPlace", "perfctr_ring_place"),
             ("Wanted", "perfctr_wanted"),
             ("Progress", "perfctr_progress"),
         ],

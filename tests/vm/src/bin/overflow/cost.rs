@@ -5,7 +5,9 @@ use std::sync::Barrier;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
+use perfctr::Event;
 use shared_abi::hypercall::{HOOK_INTERRUPT, HOOK_LOAD, HOOK_TOGGLE, HvHookStats, HvStats};
+use shared_abi::sync::Ordering::Relaxed;
 use vm_tests::host::Host;
 use vm_tests::region::Region;
 use vm_tests::round::{Shape, round};
@@ -73,6 +75,7 @@ impl Passed {
 /// Measures both, while this process does nothing else.
 pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize]) -> Result<()> {
     samples(report, host, cpus[0])?;
+    records(report, host, cpus[0])?;
     switches(report, host, cpus[0])?;
     run_on(SELF, cpus)?;
     Ok(())
@@ -103,6 +106,32 @@ fn samples(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     report.set("hypercalls_per_sample", passed.module("hypercalls")?);
     let guest = passed.measured("interrupt")? + passed.measured("go_on")?;
     report.set("guest_instr_per_sample", guest);
+    Ok(())
+}
+
+/// The same of samples without signals.
+fn records(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
+    run_on(SELF, &[cpu])?;
+    let mut session = sampled::open()?;
+    let records = session.records(2 * SAMPLES as usize, 0)?;
+    let iterations = SAMPLES * PERIOD / 2;
+    let region = Region { first: iterations / 2, second: iterations / 2 };
+    let from = Mark::take(host)?;
+    // The module measures itself by a counter of all instructions.
+    session.start_recording(&[Event::INSTRUCTIONS.user().every(PERIOD), Event::INSTRUCTIONS])?;
+    region.execute(&mut 0);
+    session.stop()?;
+    let to = Mark::take(host)?;
+    let each = session.thread_page().context("not forked")?.ring_written.load(Relaxed);
+    ensure!(each >= SAMPLES && records.lost() == 0, "{each} records, {} lost", records.lost());
+    let passed = Passed { from, to, each };
+    report.set("hv_instr_per_record", passed.hooks(|hook| hook.instructions));
+    let instructions = |hook| passed.hook(hook, |hook| hook.instructions);
+    report.set("hv_instr_per_record_interrupt", instructions(HOOK_INTERRUPT));
+    report.set("hv_instr_per_record_load", instructions(HOOK_LOAD));
+    report.set("hv_instr_per_record_toggles", instructions(HOOK_TOGGLE));
+    report.set("hypercalls_per_record", passed.module("hypercalls")?);
+    report.set("guest_instr_per_record", passed.measured("interrupt")?);
     Ok(())
 }
 

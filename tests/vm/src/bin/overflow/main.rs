@@ -6,6 +6,7 @@ mod competition;
 mod cost;
 mod ends;
 mod pending;
+mod records;
 mod report;
 mod storm;
 
@@ -48,6 +49,9 @@ struct Options {
     /// Only test overflows in the middle of thread switches.
     #[arg(long)]
     pending: bool,
+    /// Only test records in rings.
+    #[arg(long)]
+    records: bool,
     /// Only test ends in the middle of sampling.
     #[arg(long)]
     ends: bool,
@@ -69,6 +73,10 @@ fn main() -> Result<ExitCode> {
     let mut report = Report::default();
     if options.ends {
         for (name, test) in ends::TESTS {
+            report.check(name, test());
+        }
+    } else if options.records {
+        for (name, test) in records::TESTS {
             report.check(name, test());
         }
     } else if options.pending {

@@ -6,11 +6,13 @@ use std::fs::File;
 use anyhow::{Context, Result};
 use nix::sys::mman::ProtFlags;
 use shared_abi::CounterConfig;
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{
-    Control, Create, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL,
-    IOC_TYPE, IOC_UNLINK, Info, Sums,
+    CONTROL_RING, Control, Create, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ,
+    IOC_READ_CONTROL, IOC_RING, IOC_RING_TAKE, IOC_TYPE, IOC_UNLINK, Info, Sums,
 };
-use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::limits::{MAX_COUNTERS, RING_CALLERS_MAX, RING_PAGES_MAX};
+use shared_abi::ring::{RING_FIRST_PAGE, RingRequest};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use vm_tests::map::{MapRequest, map};
 use vm_tests::raw::{Argument, Refusal, ioctl, open_device};
@@ -27,6 +29,12 @@ const CREATE: Create = Create {
     features: 0,
     reserved: [0; 2],
 };
+
+/// 256 records.
+const RING: RingRequest =
+    RingRequest { pages: 2, callers: 0, watermark: 256, reserved: 0, reserved_tail: [0; 2] };
+
+const SAMPLING: CounterConfig = CounterConfig { mode: MODE_SAMPLING, period: 10_007, ..VALID };
 
 /// The thread id of no thread of ours.
 const INIT: u32 = 1;
@@ -58,15 +66,19 @@ pub fn refuse(bench: &mut Bench) -> Result<()> {
     controls(bench, &bound);
     mappings(bench, &bound);
     strangers(bench, &bound)?;
+    bench.refused("ring of a thread that counts", Refusal::EBUSY, || tell(&bound, IOC_RING, RING));
+    rings(bench)?;
     unlinked(bench)
 }
 
 fn unbound(bench: &mut Bench, device: &File) {
-    let requests: [(&str, u32); 4] = [
+    let requests: [(&str, u32); 6] = [
         ("control", IOC_CONTROL),
         ("read", IOC_READ),
         ("read of the control", IOC_READ_CONTROL),
         ("unlink", IOC_UNLINK),
+        ("ring", IOC_RING),
+        ("taking of records", IOC_RING_TAKE),
     ];
     for (name, request) in requests {
         bench.refused(&format!("{name} of an unbound descriptor"), Refusal::EINVAL, || {
@@ -125,6 +137,8 @@ fn numbers_and_pointers(bench: &mut Bench, bound: &File) {
         ("control", IOC_CONTROL, bound),
         ("read", IOC_READ, bound),
         ("read of the control", IOC_READ_CONTROL, bound),
+        ("ring", IOC_RING, bound),
+        ("taking of records", IOC_RING_TAKE, bound),
     ] {
         for (place, argument) in [
             ("address 0", Argument::Null),
@@ -184,6 +198,72 @@ fn strangers(bench: &mut Bench, bound: &File) -> Result<()> {
         elsewhere(|| ioctl(bound, IOC_UNLINK, Argument::Null))
     });
     Ok(())
+}
+
+/// Rings, of a thread that counts nothing yet.
+fn rings(bench: &mut Bench) -> Result<()> {
+    let device = open_device()?;
+    let refusals = elsewhere(|| ring_refusals(&device)).context("cannot have a ring")?;
+    for (name, expected, outcome) in refusals {
+        bench.refused(name, expected, || outcome);
+    }
+    Ok(())
+}
+
+/// What was asked for, what is to be the answer, and what was.
+type Answered = (&'static str, Refusal, Result<(), Refusal>);
+
+/// By the thread whose the counters will be.
+fn ring_refusals(device: &File) -> Result<Vec<Answered>, Refusal> {
+    let records = Control { flags: CONTROL_RING, ..control(&[SAMPLING]) };
+    let take = |records: u64| tell(device, IOC_RING_TAKE, records);
+    let ring = MapRequest { offset: RING_FIRST_PAGE as usize, ..MapRequest::pages(2) };
+    let mapping = |request: MapRequest| map(device, &request).map(drop);
+    tell(device, IOC_CREATE, CREATE)?;
+    let mut answers: Vec<Answered> = vec![
+        ("taking records without a ring", Refusal::ENXIO, take(0)),
+        ("mapping of a ring that is not there", Refusal::ENXIO, mapping(ring)),
+        ("records without a ring", Refusal::ENXIO, tell(device, IOC_CONTROL, records)),
+        ("ring for another thread", Refusal::EPERM, elsewhere(|| tell(device, IOC_RING, RING))),
+    ];
+    for (name, request) in [
+        ("ring of no pages", RingRequest { pages: 0, ..RING }),
+        ("ring of three pages", RingRequest { pages: 3, ..RING }),
+        ("ring that is too large", RingRequest { pages: 2 * RING_PAGES_MAX, ..RING }),
+        ("ring of most pages", RingRequest { pages: 1 << 31, ..RING }),
+        ("ring of too many callers", RingRequest { callers: RING_CALLERS_MAX + 1, ..RING }),
+        ("ring of most callers", RingRequest { callers: u32::MAX, ..RING }),
+        ("ring without a watermark", RingRequest { watermark: 0, ..RING }),
+        ("ring that is never ready", RingRequest { watermark: 257, ..RING }),
+        ("ring with a reserved field", RingRequest { reserved: 1, ..RING }),
+        ("ring with another reserved field", RingRequest { reserved_tail: [0, 1], ..RING }),
+    ] {
+        answers.push((name, Refusal::EINVAL, tell(device, IOC_RING, request)));
+    }
+    tell(device, IOC_RING, RING)?;
+    mapping(ring)?;
+    take(0)?;
+    let writable = map(device, &ring)?.protect(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE);
+    let signal = Control { signal: 1, ..records };
+    let nothing = Control { flags: CONTROL_RING, ..control(&[VALID]) };
+    answers.extend([
+        ("second ring", Refusal::EEXIST, tell(device, IOC_RING, RING)),
+        ("taking what is not there", Refusal::EINVAL, take(1)),
+        ("taking most records", Refusal::EINVAL, take(u64::MAX)),
+        ("records and a signal", Refusal::EINVAL, tell(device, IOC_CONTROL, signal)),
+        ("records of nothing", Refusal::EINVAL, tell(device, IOC_CONTROL, nothing)),
+        ("writable ring", Refusal::EPERM, mapping(MapRequest { writable: true, ..ring })),
+        ("executable ring", Refusal::EPERM, mapping(MapRequest { executable: true, ..ring })),
+        ("private ring", Refusal::EPERM, mapping(MapRequest { private: true, ..ring })),
+        ("ring one page too long", Refusal::EPERM, mapping(MapRequest { pages: 3, ..ring })),
+        ("ring one page too short", Refusal::EPERM, mapping(MapRequest { pages: 1, ..ring })),
+        ("making a ring writable", Refusal::EACCES, writable),
+    ]);
+    tell(device, IOC_CONTROL, records)?;
+    ioctl(device, IOC_UNLINK, Argument::Null)?;
+    let unlinked = tell(device, IOC_RING, RING);
+    answers.push(("ring of counters that are unlinked", Refusal::ESRCH, unlinked));
+    Ok(answers)
 }
 
 /// What is left of a thread's counters after they were unlinked.

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A thread's ring as C sees it.
+
+use core::ffi::c_int;
+
+use guest_kmod::ring::check_ring;
+use shared_abi::ring::RingRequest;
+
+use super::{ThreadObject, to_return};
+
+/// Where the next record of a ring goes, and what it says.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct RingPlace {
+    /// Unit: bytes from the beginning of the ring.
+    offset: u64,
+    /// What the counter had counted.
+    count: u64,
+    /// What the TSC had.
+    tsc: u64,
+}
+
+/// See [`check_ring`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_ring_check(request: &RingRequest) -> c_int {
+    to_return(check_ring(request))
+}
+
+/// `IOC_RING`; see [`ThreadPmu::begin_ring`](guest_kmod::ThreadPmu::begin_ring).
+///
+/// # Safety
+///
+/// As the crate's documentation says, by the thread itself.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_ring_begin(
+    thread: &ThreadObject,
+    request: &RingRequest,
+) -> c_int {
+    // SAFETY: this thread, interrupts disabled.
+    let (pmu, _) = unsafe { thread.pmu() };
+    to_return(pmu.begin_ring(&thread.ring, request))
+}
+
+/// Whether there is room for a record of an overflow of this counter, and where; see
+/// [`Ring::place`](guest_kmod::Ring::place).
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_ring_place(
+    thread: &ThreadObject,
+    counter: u32,
+    out: &mut RingPlace,
+) -> bool {
+    // SAFETY: this thread, interrupts disabled.
+    let (pmu, page) = unsafe { thread.pmu() };
+    let Some(offset) = thread.ring.place(page) else { return false };
+    let (count, tsc) = pmu.counted(counter as usize);
+    *out = RingPlace { offset, count, tsc };
+    true
+}
+
+/// The record is there; see [`Ring::wrote`](guest_kmod::Ring::wrote).
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_ring_wrote(thread: &ThreadObject) {
+    // SAFETY: this thread, interrupts disabled.
+    let (_, page) = unsafe { thread.pmu() };
+    thread.ring.wrote(page);
+}
+
+/// `IOC_RING_TAKE`, by one caller at a time; see [`Ring::take`](guest_kmod::Ring::take).
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_ring_take(thread: &ThreadObject, taken: u64) -> c_int {
+    to_return(thread.ring.take(taken))
+}
+
+/// By anybody; see [`Ring::is_ready`](guest_kmod::Ring::is_ready).
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_ring_is_ready(thread: &ThreadObject) -> bool {
+    thread.ring.is_ready()
+}

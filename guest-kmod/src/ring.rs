@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A thread's ring of samples: where the next record goes, and whether there is room.
+//!
+//! The thread writes, in its own interrupts; somebody else may take meanwhile, on another vCPU.
+//! Nothing of this is where a user can write, and what is said to be taken is believed only as far
+//! as records were written.  So the worst that a consumer can do is to lose its own records.
+
+use shared_abi::ring::RingRequest;
+use shared_abi::sync::AtomicU64;
+use shared_abi::sync::Ordering::{Acquire, Relaxed, Release};
+use shared_abi::{Errno, ThreadPage};
+
+/// The ring of one thread, which may not have one.
+#[derive(Debug, Default)]
+pub struct Ring {
+    /// Records that it holds, a power of two; 0 without a ring.  Written once, by the thread.
+    room: AtomicU64,
+    record_bytes: AtomicU64,
+    watermark: AtomicU64,
+    /// Records so far.  Written by the thread, with interrupts disabled.
+    written: AtomicU64,
+    lost: AtomicU64,
+    /// Records that were taken.  Written by whoever takes them, one at a time.
+    taken: AtomicU64,
+}
+
+impl Ring {
+    /// Begins to be what `request` asks for, by the thread itself.
+    ///
+    /// # Errors
+    ///
+    /// `EXIST` it has begun; those of [`check_ring`].
+    pub fn begin(&self, request: &RingRequest) -> Result<(), Errno> {
+        check_ring(request)?;
+        if self.exists() {
+            return Err(Errno::EXIST);
+        }
+        self.record_bytes.store(request.record_bytes() as u64, Relaxed);
+        self.watermark.store(request.watermark.into(), Relaxed);
+        // ATOMICS: who takes, or asks whether it is ready, sees all of it or no ring.
+        self.room.store(request.room() as u64, Release);
+        Ok(())
+    }
+
+    /// Whether there is one.
+    pub fn exists(&self) -> bool {
+        self.room.load(Acquire) != 0
+    }
+
+    /// Where the next record goes, unit: bytes.  `None` if there is no room, which is counted.
+    #[inline(always)]
+    pub fn place(&self, page: &ThreadPage) -> Option<u64> {
+        let (room, written) = (self.room.load(Relaxed), self.written.load(Relaxed));
+        // ATOMICS: who has taken a record has read it before its place is written again.
+        if written.wrapping_sub(self.taken.load(Acquire)) >= room {
+            let lost = self.lost.load(Relaxed).wrapping_add(1);
+            self.lost.store(lost, Relaxed);
+            page.ring_lost.store(lost, Relaxed);
+            return None;
+        }
+        // Of a power of two.
+        let place = written & room.wrapping_sub(1);
+        Some(place.wrapping_mul(self.record_bytes.load(Relaxed)))
+    }
+
+    /// There is a record at the last [`place`](Self::place).
+    #[inline(always)]
+    pub fn wrote(&self, page: &ThreadPage) {
+        let written = self.written.load(Relaxed).wrapping_add(1);
+        // ATOMICS: whoever sees the number sees the record.
+        self.written.store(written, Release);
+        page.ring_written.store(written, Release);
+    }
+
+    /// The first `taken` records have been taken; by one caller at a time.
+    ///
+    /// # Errors
+    ///
+    /// `NXIO` there is no ring; `INVAL` fewer than before, or more than there were.
+    pub fn take(&self, taken: u64) -> Result<(), Errno> {
+        if !self.exists() {
+            return Err(Errno::NXIO);
+        }
+        let before = self.taken.load(Relaxed);
+        let there = self.written.load(Acquire).wrapping_sub(before);
+        if taken.wrapping_sub(before) > there {
+            return Err(Errno::INVAL);
+        }
+        self.taken.store(taken, Release);
+        Ok(())
+    }
+
+    /// Whether it is full to its watermark.
+    #[inline(always)]
+    pub fn is_ready(&self) -> bool {
+        self.exists()
+            && self.written.load(Acquire).wrapping_sub(self.taken.load(Acquire))
+                >= self.watermark.load(Relaxed)
+    }
+}
+
+/// Checks the argument of `IOC_RING`.
+///
+/// # Errors
+///
+/// `INVAL` there is no such ring.
+pub fn check_ring(request: &RingRequest) -> Result<(), Errno> {
+    if request.is_valid() { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use shared_abi::limits::PAGE_BYTES;
+
+    use super::*;
+
+    /// A page of 128 records.
+    const REQUEST: RingRequest =
+        RingRequest { pages: 1, callers: 0, watermark: 32, reserved: 0, reserved_tail: [0; 2] };
+    const ROOM: u64 = 128;
+    const BYTES: u64 = 32;
+
+    fn ring() -> (Ring, ThreadPage) {
+        let ring = Ring::default();
+        ring.begin(&REQUEST).unwrap();
+        (ring, ThreadPage::default())
+    }
+
+    /// Writes so many; gives where they went.
+    fn write(ring: &Ring, page: &ThreadPage, records: u64) -> Vec<u64> {
+        let write = |_| {
+            let place = ring.place(page)?;
+            ring.wrote(page);
+            Some(place)
+        };
+        (0..records).filter_map(write).collect()
+    }
+
+    fn published(page: &ThreadPage) -> (u64, u64) {
+        (page.ring_written.load(Relaxed), page.ring_lost.load(Relaxed))
+    }
+
+    #[test]
+    fn what_has_no_room_is_lost_and_counted() {
+        let (ring, page) = ring();
+        let places = write(&ring, &page, ROOM + 5);
+        assert!(places.iter().copied().eq((0..ROOM).map(|n| n * BYTES)));
+        assert_eq!(published(&page), (ROOM, 5));
+        ring.take(3).unwrap();
+        assert_eq!(write(&ring, &page, 5), [0, BYTES, 2 * BYTES], "the first are free again");
+        assert_eq!(published(&page), (ROOM + 3, 7));
+    }
+
+    #[test]
+    fn it_goes_round() {
+        let (ring, page) = ring();
+        for begin in (0..10 * ROOM).step_by(96) {
+            let places = write(&ring, &page, 96);
+            assert!(places.iter().copied().eq((begin..begin + 96).map(|n| n % ROOM * BYTES)));
+            ring.take(begin + 96).unwrap();
+        }
+        assert_eq!(published(&page).1, 0);
+    }
+
+    #[test]
+    fn numbers_wrap() {
+        let (ring, page) = ring();
+        let first = u64::MAX - 50;
+        ring.written.store(first, Relaxed);
+        ring.taken.store(first, Relaxed);
+        assert_eq!(write(&ring, &page, 2 * ROOM).len() as u64, ROOM);
+        assert_eq!(ring.take(first - 1), Err(Errno::INVAL));
+        ring.take(first.wrapping_add(100)).unwrap();
+        assert_eq!(ring.take(first), Err(Errno::INVAL));
+        assert_eq!(write(&ring, &page, ROOM).len(), 100);
+    }
+
+    #[test]
+    fn a_consumer_may_say_what_it_likes() {
+        let (ring, page) = ring();
+        let mut sayings: Vec<u64> = (0..64).map(|bit| 1 << bit).collect();
+        sayings.extend((0..64).map(|bit| u64::MAX << bit));
+        sayings.extend(0..400);
+        let mut taken = 0;
+        for (round, &said) in (0_u64..).zip(sayings.iter().cycle().take(5_000)) {
+            let places = write(&ring, &page, round % 7);
+            for place in places {
+                assert!(place.is_multiple_of(BYTES) && place + BYTES <= PAGE_BYTES as u64);
+            }
+            let (written, _) = published(&page);
+            let outcome = ring.take(said);
+            assert_eq!(outcome.is_ok(), (taken..=written).contains(&said), "{said} of {written}");
+            taken = if outcome.is_ok() { said } else { taken };
+            assert!(written - taken <= ROOM);
+        }
+        assert!(published(&page).1 > 0, "it was full now and then");
+    }
+
+    #[test]
+    fn from_its_watermark_on_it_is_ready() {
+        let (ring, page) = ring();
+        write(&ring, &page, 31);
+        assert!(!ring.is_ready());
+        write(&ring, &page, 1);
+        assert!(ring.is_ready());
+        write(&ring, &page, ROOM);
+        assert!(ring.is_ready(), "and while it is full");
+        ring.take(ROOM - 31).unwrap();
+        assert!(!ring.is_ready());
+    }
+
+    #[test]
+    fn nobody_has_two() {
+        let ring = Ring::default();
+        assert!(!ring.exists() && !ring.is_ready());
+        assert_eq!(ring.take(0), Err(Errno::NXIO));
+        assert_eq!(ring.begin(&RingRequest { pages: 3, ..REQUEST }), Err(Errno::INVAL));
+        ring.begin(&REQUEST).unwrap();
+        assert_eq!(ring.begin(&RingRequest { callers: 2, ..REQUEST }), Err(Errno::EXIST));
+        assert_eq!(ring.record_bytes.load(Relaxed), BYTES);
+        // Without a ring there is no room, whoever asks.
+        let page = ThreadPage::default();
+        assert_eq!(Ring::default().place(&page), None);
+    }
+}

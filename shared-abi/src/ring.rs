@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A thread's ring: its samples, written by the guest kernel where they happen.
+//!
+//! The ring is mapped from page [`RING_FIRST_PAGE`] of the descriptor on, as a whole, shared and
+//! read-only.  Record `n` is at place `n` modulo [`RingRequest::room`] from when
+//! [`ThreadPage::ring_written`](crate::ThreadPage::ring_written) is larger than `n` until
+//! [`IOC_RING_TAKE`](crate::ioctl::IOC_RING_TAKE) says so of what was taken.  What finds the ring
+//! full is counted in [`ThreadPage::ring_lost`](crate::ThreadPage::ring_lost).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::layout::layout;
+use crate::limits::{PAGE_BYTES, RING_CALLERS_MAX, RING_PAGES_MAX};
+
+/// Where the mapping of a ring begins, unit: pages.
+pub const RING_FIRST_PAGE: u64 = 1 << 20;
+
+/// Argument of [`IOC_RING`](crate::ioctl::IOC_RING).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RingRequest {
+    /// A power of two, up to [`RING_PAGES_MAX`].
+    pub pages: u32,
+    /// Callers that each record has room for, up to [`RING_CALLERS_MAX`].
+    pub callers: u32,
+    /// From how many records that were not taken on the descriptor can be read, as poll(2) says; 1
+    /// to [`room`](Self::room).
+    pub watermark: u32,
+    /// 0.
+    pub reserved: u32,
+    /// 0.
+    pub reserved_tail: [u64; 2],
+}
+
+layout!(RingRequest, "perfctr_ring_request", 32, {
+    0 pages: "__u32",
+    4 callers: "__u32",
+    8 watermark: "__u32",
+    12 reserved: "__u32",
+    16 reserved_tail: "__u64" [2],
+});
+
+impl RingRequest {
+    /// Unit: bytes from one record to the next; a power of two, so that none is in two pages.
+    pub const fn record_bytes(&self) -> usize {
+        (size_of::<RingRecord>() + size_of::<u64>() * self.callers as usize).next_power_of_two()
+    }
+
+    /// Records that the ring holds.
+    pub const fn room(&self) -> usize {
+        self.pages as usize * PAGE_BYTES / self.record_bytes()
+    }
+
+    /// Whether there can be such a ring.
+    pub const fn is_valid(&self) -> bool {
+        self.pages.is_power_of_two()
+            && self.pages <= RING_PAGES_MAX
+            && self.callers <= RING_CALLERS_MAX
+            && self.watermark >= 1
+            && self.watermark as usize <= self.room()
+            && self.reserved == 0
+            && self.reserved_tail[0] == 0
+            && self.reserved_tail[1] == 0
+    }
+}
+
+/// What a sample is; as many `u64` as `callers` says follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct RingRecord {
+    /// The instruction that the thread was about to execute in user mode.
+    pub ip: u64,
+    /// Unit: events.  What the counter had counted.
+    pub count: u64,
+    /// Unit: TSC ticks.  What the thread had executed, if the TSC is counted.
+    pub tsc: u64,
+    /// The counter, by its place in [`Control::counter`](crate::ioctl::Control::counter).
+    pub counter: u32,
+    /// The addresses that functions will return to, the innermost first, by frame pointers.
+    pub callers: u32,
+}
+
+layout!(RingRecord, "perfctr_ring_record", 32, {
+    0 ip: "__u64",
+    8 count: "__u64",
+    16 tsc: "__u64",
+    24 counter: "__u32",
+    28 callers: "__u32",
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_fill_pages() {
+        for callers in 0..=RING_CALLERS_MAX {
+            let ring = RingRequest { pages: 2, callers, watermark: 1, ..RingRequest::default() };
+            assert!(ring.is_valid());
+            assert!(ring.record_bytes() >= 32 + 8 * callers as usize);
+            assert_eq!(PAGE_BYTES % ring.record_bytes(), 0);
+            assert_eq!(ring.room() * ring.record_bytes(), 2 * PAGE_BYTES);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_invalid() {
+        let valid = RingRequest { pages: 4, callers: 0, watermark: 512, ..RingRequest::default() };
+        assert!(valid.is_valid() && valid.room() == 512);
+        for wrong in [
+            RingRequest { pages: 0, ..valid },
+            RingRequest { pages: 3, ..valid },
+            RingRequest { pages: 2 * RING_PAGES_MAX, ..valid },
+            RingRequest { pages: 1 << 31, ..valid },
+            RingRequest { callers: RING_CALLERS_MAX + 1, ..valid },
+            RingRequest { callers: u32::MAX, ..valid },
+            RingRequest { watermark: 0, ..valid },
+            RingRequest { watermark: 513, ..valid },
+            RingRequest { reserved: 1, ..valid },
+            RingRequest { reserved_tail: [0, 1], ..valid },
+        ] {
+            assert!(!wrong.is_valid(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Functions with frame pointers, of which it is known where they are after how many instructions.
+#![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
+
+use std::arch::global_asm;
+
+global_asm!(
+    ".text",
+    ".globl vm_tests_descend, vm_tests_descend_return, vm_tests_frame",
+    // Iterations, then functions that call each other.
+    "vm_tests_descend:",
+    "push rbp",
+    "mov rbp, rsp",
+    "mov rax, rdi",
+    "1: dec rax",
+    "jnz 1b",
+    "dec rsi",
+    "jz 2f",
+    "call vm_tests_descend",
+    "vm_tests_descend_return:",
+    "2: pop rbp",
+    "ret",
+    // Iterations, then a frame pointer.
+    "vm_tests_frame:",
+    "push rbp",
+    "mov rbp, rsi",
+    "1: dec rdi",
+    "jnz 1b",
+    "pop rbp",
+    "ret",
+);
+
+unsafe extern "C" {
+    fn vm_tests_descend(iterations: u64, depth: u64);
+    fn vm_tests_descend_return();
+    fn vm_tests_frame(iterations: u64, frame: u64);
+}
+
+/// Functions that call each other: each goes round a loop, and calls the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descent {
+    /// Of each function's loop, at least 1.
+    pub iterations: u64,
+    /// Functions, at least 1.
+    pub depth: u64,
+}
+
+/// Where a descent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    /// The next instruction.
+    pub ip: u64,
+    /// Functions that have called, and have frames above the present frame pointer.
+    pub calls: usize,
+    /// Whether the present function's own frame is there.
+    pub framed: bool,
+}
+
+impl Descent {
+    /// Instructions beside the loop, up to the call.
+    const BESIDE: u64 = 6;
+    /// Of the instructions up to the call, and behind it.
+    const OFFSETS: [u64; 9] = [0, 1, 4, 7, 10, 12, 15, 17, 22];
+
+    /// Executes it.
+    pub fn execute(self) {
+        // SAFETY: follows the calling convention, and uses as much stack as a function's two words.
+        unsafe { vm_tests_descend(self.iterations, self.depth) }
+    }
+
+    /// Instructions up to its end.  The last function calls nobody.
+    pub const fn instructions(self) -> u64 {
+        self.descending() + 2 * self.depth
+    }
+
+    /// Instructions up to the last function's end.
+    pub const fn descending(self) -> u64 {
+        self.depth * self.of_each() - 1
+    }
+
+    const fn of_each(self) -> u64 {
+        2 * self.iterations + Self::BESIDE
+    }
+
+    /// The address to which each function returns but the first.
+    pub fn return_address() -> u64 {
+        vm_tests_descend_return as *const () as u64
+    }
+
+    /// Where it is after so many of its first [`descending`](Self::descending) instructions.
+    ///
+    /// # Panics
+    ///
+    /// The assembler has chosen other encodings.
+    pub fn at(self, executed: u64) -> At {
+        let (level, within) = (executed / self.of_each(), executed % self.of_each());
+        let looped = 2 * self.iterations;
+        let instruction = match within.checked_sub(3) {
+            None => within,
+            Some(n) if n < looped => 3 + n % 2,
+            Some(n) => 5 + (n - looped),
+        };
+        let first = vm_tests_descend as *const () as u64;
+        assert_eq!(Self::return_address() - first, Self::OFFSETS[8], "other encodings");
+        let framed = within >= 2;
+        let calls = level as usize - usize::from(!framed && level > 0);
+        At { ip: first + Self::OFFSETS[instruction as usize], calls, framed }
+    }
+}
+
+/// Executes a loop while the frame pointer is anything.
+pub fn loop_with_frame(iterations: u64, frame: u64) {
+    // SAFETY: the frame pointer is never followed, and restored.
+    unsafe { vm_tests_frame(iterations, frame) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descent_is_where_it_is() {
+        let descent = Descent { iterations: 10, depth: 3 };
+        assert_eq!((descent.descending(), descent.instructions()), (77, 83));
+        let first = descent.at(0).ip;
+        let at = |executed| {
+            let At { ip, calls, framed } = descent.at(executed);
+            (ip - first, calls, framed)
+        };
+        assert_eq!([at(0), at(1), at(2)], [(0, 0, false), (1, 0, false), (4, 0, true)]);
+        assert_eq!([at(3), at(4), at(22)], [(7, 0, true), (10, 0, true), (10, 0, true)]);
+        assert_eq!([at(23), at(24), at(25)], [(12, 0, true), (15, 0, true), (17, 0, true)]);
+        assert_eq!([at(26), at(27), at(28)], [(0, 0, false), (1, 0, false), (4, 1, true)]);
+        assert_eq!([at(52), at(54), at(76)], [(0, 1, false), (4, 2, true), (15, 2, true)]);
+        descent.execute();
+        loop_with_frame(10, 7);
+    }
+}
