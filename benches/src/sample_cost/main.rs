@@ -53,6 +53,8 @@ fn main() -> Result<()> {
         system_call("libperfctr", stack::perfctr_four)?;
         let told = sample("libperfctr, a signal for each", stack::perfctr)?;
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
+        let told = sample("libperfctr, records in a ring", stack::perfctr_records)?;
+        ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
         switch("libperfctr", stack::perfctr)?;
         switch_bystanders()?;
         switch_users()?;

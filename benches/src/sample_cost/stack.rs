@@ -45,6 +45,23 @@ pub fn perfctr(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(SIGNALS.load(Relaxed) - before)
 }
 
+/// libperfctr: each overflow is a record in the thread's ring.
+pub fn perfctr_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
+    /// Of all records.
+    const ROOM: usize = 1_024;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    let mut records = session.records(ROOM, 0)?;
+    session.start_recording(&[Event::INSTRUCTIONS.user().every(period)])?;
+    program();
+    session.stop()?;
+    let mut told = 0;
+    while records.take()?.is_some() {
+        told += 1;
+    }
+    ensure!(records.lost() == 0, "the ring was too small");
+    Ok(told)
+}
+
 /// What four counters of user mode count.
 const FOUR: [Event; 4] = [
     Event::INSTRUCTIONS.user(),

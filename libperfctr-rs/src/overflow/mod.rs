@@ -7,8 +7,8 @@
 //!
 //! With [`start_sampling`](crate::Session::start_sampling) a thread that counts an
 //! [`Event`](crate::Event) [`every`](crate::Event::every) so often gets a signal at each overflow.
-//! Its counters are paused by then and stay paused until the thread lets them go on, so that neither
-//! the handler nor anything else done about the sample is counted.
+//! Its counters are paused by then and stay paused until the thread lets them go on, so that
+//! neither the handler nor anything else done about the sample is counted.
 //! There are four ways to receive it:
 //!
 //! - [`Ring`] notes each [`Sample`] where it happens, and the thread takes them out later.

@@ -34,8 +34,8 @@ pub struct Record {
 /// A thread's overflows, in a ring that the guest's kernel fills.
 ///
 /// There is no signal: an overflow costs the thread one interrupt, in which the kernel notes it,
-/// and its counters go on.  Where the ring is full they go on as well, and the overflow is counted as
-/// [lost](Self::lost).
+/// and its counters go on.  Where the ring is full they go on as well, and the overflow is counted
+/// as [lost](Self::lost).
 ///
 /// Any thread of the process may take the records, also when the session is gone:
 ///
