@@ -55,9 +55,13 @@ fn of_libpfm() -> Vec<String> {
 /// How alike two names are at least of which one is taken for the other; 1 means equal.
 const SIMILAR_MIN: f64 = 0.8;
 
+/// A name without what is easily written otherwise.
+fn plain(name: &str) -> String {
+    name.trim().to_lowercase().replace('_', "-")
+}
+
 /// The name that is most like this one, if any is.
 fn similar(name: &str, names: impl Iterator<Item = String>) -> Option<String> {
-    let plain = |name: &str| name.trim().to_lowercase().replace('_', "-");
     let meant = plain(name);
     let scored = names.map(|other| (strsim::jaro_winkler(&meant, &plain(&other)), other));
     let best = scored.max_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -104,19 +108,30 @@ fn own(name: &str) -> Option<Event> {
     named.map(|&(what, _)| Event::new(what)).or_else(raw)
 }
 
-/// An event that libpfm4 may know.
-#[cfg(feature = "pfm")]
+/// An event without a name here.
 fn other(text: &str) -> Result<Event, ParseEventError> {
     let (name, modifier) = match text.rsplit_once(':') {
         Some((name, modifier @ ("u" | "k" | "uk" | "ku"))) => (name, modifier),
         _ => (text, "uk"),
     };
-    in_modes(super::pfm::find(name)?, modifier)
+    in_modes(of_this_cpu(name)?, modifier)
+}
+
+/// An event that libpfm4 may know.
+#[cfg(feature = "pfm")]
+fn of_this_cpu(name: &str) -> Result<Event, ParseEventError> {
+    // libpfm4 knows perf's names, too, in any case, and what perf makes of them is no encoding.
+    let plain = plain(name);
+    let named = NAMES.iter().any(|(_, names)| names.contains(&plain.as_str()));
+    super::pfm::find(name).map_err(|error| match error {
+        ParseEventError::Encoding { name, .. } if named => ParseEventError::Name(name),
+        error => error,
+    })
 }
 
 #[cfg(not(feature = "pfm"))]
-fn other(text: &str) -> Result<Event, ParseEventError> {
-    Err(ParseEventError::Name(text.to_owned()))
+fn of_this_cpu(name: &str) -> Result<Event, ParseEventError> {
+    Err(ParseEventError::Name(name.to_owned()))
 }
 
 fn in_modes(event: Event, modifier: &str) -> Result<Event, ParseEventError> {
@@ -202,7 +217,7 @@ mod tests {
             let said = name.parse::<Event>().unwrap_err().to_string();
             assert!(said.contains(&format!("; did you mean `{meant}`?; known are")), "{said}");
         }
-        for name in ["", "r", "tlb", "page-faults", "L1-dcache-loads"] {
+        for name in ["", "r", "wattage", "page-faults", "L1-dcache-loads"] {
             let said = name.parse::<Event>().unwrap_err().to_string();
             assert!(!said.contains("did you mean"), "{said}");
         }
@@ -210,7 +225,7 @@ mod tests {
 
     #[test]
     fn what_is_no_event_is_refused_by_name() {
-        for name in ["", "r", "rxyz", "Instructions", "instructions ", "nothing:u"] {
+        for name in ["", "r", "rxyz", "Instructions", "instructions ", "nothing"] {
             assert_eq!(name.parse::<Event>(), Err(ParseEventError::Name(name.to_owned())));
         }
         for modifier in ["", "p", "uu", "u:k"] {

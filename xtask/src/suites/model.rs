@@ -21,7 +21,8 @@ pub fn check(report: &mut Report) -> Result<()> {
 /// The workspace's own tests, run by cargo; their results are counted from what it prints.
 pub fn unit(report: &mut Report) -> Result<()> {
     let mut cargo = toolchain::cargo();
-    cargo.args(["test", "--workspace", "--no-fail-fast", "--features", "libperfctr-rs/serde"]);
+    let features = "libperfctr-rs/serde,libperfctr-rs/pfm";
+    cargo.args(["test", "--workspace", "--no-fail-fast", "--features", features]);
     cargo.current_dir(sh::project());
     cargo.envs([report.volume.variable()]);
     let out = cargo.stderr(Stdio::inherit()).output().context("cargo test")?;
