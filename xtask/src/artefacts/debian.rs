@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use crate::artefacts::kernel::Kernel;
+use crate::artefacts::{packages, xen};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 
@@ -27,6 +28,17 @@ pub fn guest(kernel: &Kernel) -> Result<PathBuf> {
 pub fn host(kernel: &Kernel) -> Result<PathBuf> {
     let image = format!("linux-image-{}", kernel.release);
     system("debian-host", kernel, &[HOST, &[&image]].concat())
+}
+
+/// All files of a system that builds the packages, by what Debian has for that.
+pub fn builder() -> Result<PathBuf> {
+    let rust = ["cargo-web", "rust-web-src", "rustc-web"];
+    let tools = [packages::TOOLS, xen::PACKAGES, &rust, &["lintian", "xz-utils"]].concat();
+    let key = Key::new("builder 1").text(&tools.join(" "));
+    let dir = cache::artefact("debian-builder", key, |dir| {
+        apt::system(&tools, "true", &dir.join("root.tar"))
+    })?;
+    Ok(dir.join("root.tar"))
 }
 
 fn system(name: &str, kernel: &Kernel, more: &[&str]) -> Result<PathBuf> {

@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::artefacts::glue::Glue;
@@ -22,7 +22,8 @@ use crate::tools::sh::{self, cmd};
 /// The version of Debian 12, which is the usual one.
 pub const UPSTREAM: &str = "4.17";
 
-const PACKAGES: &[&str] = &["build-essential", "bison", "flex", "python3", "bc"];
+/// What builds it.
+pub const PACKAGES: &[&str] = &["build-essential", "bison", "flex", "python3", "bc"];
 
 const GLUE: Glue = Glue { host: "xen", dir: "xen/arch/x86/perfctr" };
 
@@ -59,6 +60,19 @@ fn source(release: Option<&str>) -> Result<(&str, PathBuf)> {
         None | Some(UPSTREAM) => (UPSTREAM, apt::source("xen", UPSTREAM)?),
         Some(later) => (later, apt::unpatched("xen", &[later])?),
     })
+}
+
+/// The files of Debian's source package of the usual release.
+pub fn debian_source() -> Result<Vec<PathBuf>> {
+    let (_, tree) = source(None)?;
+    let dir = tree.parent().context("a source is unpacked beside its package")?;
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        files.push(entry?.path());
+    }
+    files.retain(|path| path.is_file());
+    ensure!(!files.is_empty(), "{} has no source package", dir.display());
+    Ok(files)
 }
 
 /// The bootable hypervisor, of the usual release or of another one.

@@ -23,7 +23,7 @@ use crate::tools::sh::{self, cmd};
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What builds packages; `packaging/debian/control` names what they need of it.
-const TOOLS: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", "help2man"];
+pub const TOOLS: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", "help2man"];
 
 /// Where Debian has libraries for this machine, below `/usr`.
 const LIB: &str = "lib/x86_64-linux-gnu";

@@ -5,17 +5,33 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 
+use crate::artefacts::packages::VERSION;
 use crate::artefacts::rustobj::{self, Purpose};
-use crate::artefacts::source;
+use crate::artefacts::{debian, source, xen};
 use crate::suites::report::Report;
+use crate::tools::chroot::Chroot;
 use crate::tools::sh;
 use crate::tools::{cache, toolchain};
+
+/// Where the system that builds has Debian's sources of Xen, in the form of a mirror.
+const MIRROR: &str = "/srv/mirror";
+
+/// Makes a mirror of what lies in its pool, and has apt know no other one.
+const MAKE_MIRROR: &str = "
+cd /srv/mirror
+mkdir -p dists/bookworm/main/source dists/bookworm/main/binary-amd64
+dpkg-scansources pool > dists/bookworm/main/source/Sources 2> /dev/null
+: > dists/bookworm/main/binary-amd64/Packages
+rm -f /etc/apt/sources.list.d/*
+echo 'deb [trusted=yes] file:/srv/mirror bookworm main' > /etc/apt/sources.list
+";
 
 /// In the long run.
 pub fn run(report: &mut Report) -> Result<()> {
     report.test("a copy of the sources elsewhere gives the same Rust objects", same_objects);
     report.test("the library's crates can be published", publishable);
     report.test("the archive of the sources is the same when it is made again", same_archive);
+    report.test("it is built without a network, by Debian's packages alone", offline);
     Ok(())
 }
 
@@ -49,4 +65,26 @@ fn same_archive() -> Result<()> {
     let made = [source::archive(&dir)?, source::archive(&dir.join("again"))?];
     ensure!(fs::read(&made[0])? == fs::read(&made[1])?, "{} differs", made[1].display());
     Ok(fs::remove_dir_all(dir)?)
+}
+
+/// The packages, from the archive: in a Debian that has what they are built with, and no network.
+fn offline() -> Result<()> {
+    let work = cache::root()?.join("work/offline");
+    let _lock = cache::lock("offline-test")?;
+    let archive = source::archive(&cache::root()?.join("work"))?;
+    let debian = Chroot::unpack(&debian::builder()?, &work)?;
+    debian.put(&[&archive], "srv/source")?;
+    debian.put(&xen::debian_source()?, &format!("{MIRROR}/pool"))?;
+    debian.run(MAKE_MIRROR)?;
+    let said = debian.run(&format!(
+        "export HOME=/root; ! command -v rustup; cd /srv/source; tar -xf *.tar.xz; \
+         cd perfctr-{VERSION}; cargo xtask dist"
+    ))?;
+    for package in super::PACKAGES.split_whitespace() {
+        let deb = format!("target/dist/{package}_{VERSION}_amd64.deb");
+        ensure!(said.lines().any(|line| line.ends_with(&deb)), "no {deb}\n{said}");
+    }
+    ensure!(said.contains("\nlintian: nothing that"), "{said}");
+    fs::remove_file(archive)?;
+    debian.remove()
 }
