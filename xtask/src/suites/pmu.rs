@@ -14,8 +14,8 @@ use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
 /// Of `loop.S`, and what `perf stat` has to say of it, each of several times.
-pub const ITERATIONS: u32 = 1_000_000;
-pub const PERF_LINES: [&str; 2] = ["2000004,,instructions:u,", "1000001,,branches:u,"];
+pub const ITERATIONS: u32 = 5_000_000;
+pub const PERF_LINES: [&str; 2] = ["10000004,,instructions:u,", "5000001,,branches:u,"];
 const PERF_RUNS: usize = 5;
 
 /// AMD's latest generation, with SVM.

@@ -100,11 +100,11 @@ impl Report {
         self.demand("the allowed rate is not reached", throttled == 0, why);
     }
 
-    /// Overflows that came too late for their interrupt, on so many vCPUs.
+    /// Overflows that came too late for their interrupt; whether each has to be told on its own.
     pub fn pending(
         &mut self,
         outcomes: &[pending::Outcome],
-        vcpus: usize,
+        each_told: bool,
         before: &ModuleStats,
         after: &ModuleStats,
     ) -> Result<()> {
@@ -127,7 +127,7 @@ impl Report {
             right && lost == merged,
             why,
         );
-        if vcpus == 1 {
+        if each_told {
             let why = format!("{merged} merged");
             self.demand("without another vCPU every late overflow is told", merged == 0, why);
         }

@@ -14,7 +14,7 @@ use vm_tests::step::{Executed, Held, Trace};
 pub const STEPPED: &str = "/work/alone";
 /// Programs whose machine code is known, see `loop.S`: a short and a long one.
 pub const LOOP: &str = "/work/loop";
-pub const LOOP_EXECUTED: Executed = Executed { instructions: 2_000_004, branches: 1_000_001 };
+pub const LOOP_EXECUTED: Executed = Executed { instructions: 10_000_004, branches: 5_000_001 };
 pub const LONG: &str = "/work/long";
 pub const LONG_EXECUTED: Executed = Executed { instructions: 100_000_004, branches: 50_000_001 };
 

@@ -33,7 +33,7 @@ const EVENTS: [(&str, Event); 2] =
 
 /// A program, and what it executes.
 const LOOP: &str = "/work/loop";
-const LOOP_COUNTS: [u64; 2] = [2_000_004, 1_000_001];
+const LOOP_COUNTS: [u64; 2] = [10_000_004, 5_000_001];
 
 /// Three functions that call each other; where they are, and what the program executes.
 const FRAMES: &str = "/work/frames";
