@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use perfctr::{Error, Event, Provider, Reading, Session};
 use vm_tests::region::{Region, measure};
 use vm_tests::rng::Rng;
@@ -88,11 +88,13 @@ fn competing_threads() -> Result<()> {
         all.into_iter().map(|one| one.join().expect("no thread panics")).collect::<Result<Vec<_>>>()
     })?;
     let mut readings = 0;
-    let constant = all[0].undisturbed[0];
+    let indirect: usize = all.iter().map(|seen| seen.indirect).sum();
+    ensure!(indirect == 0, "{indirect} readings needed a system call");
+    let mut undisturbed = all.iter().flat_map(|seen| &seen.undisturbed);
+    let constant = *undisturbed.next().context("every reading was disturbed")?;
     ensure!((1..1_000).contains(&constant[0]), "a reading executes {} instructions", constant[0]);
     let mut retry = None;
     for seen in &all {
-        ensure!(seen.indirect == 0, "{} readings needed a system call", seen.indirect);
         readings += seen.undisturbed.len() + seen.retried.len();
         if let Some(off) = seen.undisturbed.iter().find(|beyond| **beyond != constant) {
             bail!("{off:?} beside the region, {constant:?} expected");
