@@ -67,7 +67,7 @@ const FOUR: [Event; 4] = [
     Event::INSTRUCTIONS.user(),
     Event::BRANCHES.user(),
     Event::CYCLES.user(),
-    Event::raw(0x3c).user(),
+    Event::BRANCHES.user(),
 ];
 
 /// libperfctr: four counters, without overflows.

@@ -35,7 +35,7 @@ const PVH_VPMU: &str = "PVH with vpmu";
 const NATIVE: &str = "no hypervisor";
 
 /// A row of the README, and the benchmarks' machine and line: that has to begin so.
-const ROWS: [(&str, &str, &str); 43] = [
+const ROWS: [(&str, &str, &str); 45] = [
     ("libperfctr, 1 counter", "", "libperfctr, 1 counter"),
     ("libperfctr without the TSC, 1 counter", "", "libperfctr without the TSC, 1 counter"),
     ("libperfctr, 4 counters", "", "libperfctr, 4 counters"),
@@ -62,6 +62,11 @@ const ROWS: [(&str, &str, &str); 43] = [
         "a sample with a signal: perf_event without a hypervisor",
         NATIVE,
         "a sample: perf_event, a signal",
+    ),
+    (
+        "a sample in the library's ring: libperfctr",
+        PERFCTR,
+        "a sample: libperfctr, records in a ring",
     ),
     (
         "a sample in perf's ring: perf_event on perfctr's PMU",
@@ -147,6 +152,11 @@ const ROWS: [(&str, &str, &str); 43] = [
         "PVH, a sample with a signal: perf_event on Xen's vpmu",
         PVH_VPMU,
         "a sample: perf_event, a signal",
+    ),
+    (
+        "PVH, a sample in the library's ring: libperfctr",
+        PVH,
+        "a sample: libperfctr, records in a ring",
     ),
     (
         "PVH, a sample in perf's ring: perf_event on perfctr's PMU",
