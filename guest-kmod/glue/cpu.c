@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The possible CPUs, and the instruction that reads a counter. */
+/* The possible CPUs. */
 
 #include <linux/gfp.h>
 #include <linux/slab.h>
-#include <asm/asm.h>
 
 #include "perfctr.h"
 
@@ -11,20 +10,6 @@ struct perfctr_cpu *perfctr_cpus;
 
 /* A page of zeroes, for a vCPU of which none was ever registered. */
 static struct perfctr_vcpu_page *perfctr_nobody;
-
-/*
- * A fault gives 0: the host may take the right to read counters away between
- * the caller's look at the page and the instruction.
- */
-u64 perfctr_glue_rdpmc(u32 index)
-{
-	u32 low = 0, high = 0;
-
-	asm volatile("1: rdpmc\n2:\n" _ASM_EXTABLE(1b, 2b)
-		     : "+a"(low), "+d"(high)
-		     : "c"(index));
-	return (u64)high << 32 | low;
-}
 
 static int perfctr_alloc_cpu(unsigned int number)
 {

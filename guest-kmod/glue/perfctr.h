@@ -250,9 +250,18 @@ void perfctr_chardev_exit(void);
 void perfctr_debugfs_init(void);
 void perfctr_debugfs_exit(void);
 
+/* With preemption disabled. */
+static inline struct perfctr_cpu *perfctr_this_cpu(void)
+{
+	/* Unsigned: an index that needs no extension of its sign. */
+	unsigned int number = smp_processor_id();
+
+	return &perfctr_cpus[number];
+}
+
 static inline struct perfctr_core_vcpu *perfctr_this_vcpu(void)
 {
-	return perfctr_cpus[smp_processor_id()].core;
+	return perfctr_this_cpu()->core;
 }
 
 static inline struct perfctr_core_thread *

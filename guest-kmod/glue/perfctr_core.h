@@ -72,7 +72,10 @@ struct perfctr_ring_place {
 
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 
-extern uint64_t perfctr_glue_rdpmc(uint32_t index);
+/*
+ * RDPMC of ECX to RAX and RDX; changes no other register.
+ */
+extern void perfctr_glue_rdpmc(void);
 
 /*
  * Asks the hypervisor; see handshake.

@@ -94,7 +94,8 @@ void perfctr_tell_current(void)
 }
 
 /* On that CPU, with interrupts disabled; gives what to tell it. */
-static inline u64 perfctr_resume(struct perfctr_thread *thread, int number)
+static inline u64 perfctr_resume(struct perfctr_thread *thread,
+				 unsigned int number)
 {
 	struct perfctr_core_thread *core = perfctr_core_of(thread);
 	const struct perfctr_cpu *cpu = &perfctr_cpus[number];
@@ -177,17 +178,11 @@ void perfctr_resume_current(void)
 			     perfctr_resume(thread, smp_processor_id()));
 }
 
-/*
- * A probe: prev leaves its CPU to next, before its own counters are suspended.
- * What was registered counts no event of another user's.
- */
-void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
+/* Another user's thread comes to execute where a page is registered. */
+static noinline void perfctr_leave_to(struct task_struct *next)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	struct perfctr_cpu *cpu = perfctr_this_cpu();
 
-	/* First what every switch of a user's own threads finds. */
-	if (!cpu->user || likely(uid_eq(__task_cred(next)->euid, cpu->uid)))
-		return;
 	if (!next->mm || cpu->whole)
 		return;
 	if (cpu->wide && cpu->user == perfctr_perf)
@@ -197,4 +192,17 @@ void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 		perfctr_user_show(smp_processor_id(), perfctr_perf);
 	else
 		perfctr_user_hide(cpu);
+}
+
+/*
+ * A probe: prev leaves its CPU to next, before its own counters are suspended.
+ * What was registered counts no event of another user's.  Most switches are of
+ * a user's own threads, or where nothing is registered.
+ */
+void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
+{
+	const struct perfctr_cpu *cpu = perfctr_this_cpu();
+
+	if (cpu->user && unlikely(!uid_eq(__task_cred(next)->euid, cpu->uid)))
+		perfctr_leave_to(next);
 }

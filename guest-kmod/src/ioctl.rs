@@ -45,11 +45,14 @@ pub fn check_control(caps: &PmuCaps, control: &Control) -> Result<(), Errno> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     slots: [PhysSlot; MAX_COUNTERS],
+    /// Their indices for RDPMC, which no switch has to compute.
+    indices: [u32; MAX_COUNTERS],
     used: usize,
 }
 
 impl Order {
-    pub(crate) const EMPTY: Self = Self { slots: [PhysSlot::FIRST; MAX_COUNTERS], used: 0 };
+    pub(crate) const EMPTY: Self =
+        Self { slots: [PhysSlot::FIRST; MAX_COUNTERS], indices: [0; MAX_COUNTERS], used: 0 };
 
     #[inline(always)]
     pub(crate) fn slots(&self) -> &[PhysSlot] {
@@ -61,9 +64,17 @@ impl Order {
         self.used
     }
 
+    /// The first `N` slots, which are in use, and their indices for RDPMC.
+    #[inline(always)]
+    pub(crate) fn first<const N: usize>(&self) -> Option<(&[PhysSlot; N], &[u32; N])> {
+        self.slots.first_chunk().zip(self.indices.first_chunk())
+    }
+
     fn push(&mut self, slot: PhysSlot) {
-        if let Some(place) = self.slots.get_mut(self.used) {
-            *place = slot;
+        if let (Some(place), Some(index)) =
+            (self.slots.get_mut(self.used), self.indices.get_mut(self.used))
+        {
+            (*place, *index) = (slot, slot.rdpmc());
             self.used += 1;
         }
     }

@@ -2,7 +2,7 @@
 //! The only writer of thread pages.
 
 use shared_abi::ioctl::Sums;
-use shared_abi::read::{ReadError, VcpuSample, read_published};
+use shared_abi::read::{ReadError, read_published};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{
     THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_PAUSED, THREAD_TSC,
@@ -44,50 +44,57 @@ impl Publisher {
             published.slot.store(slot.index() as u32, Relaxed);
             published.rdpmc.store(slot.rdpmc(), Relaxed);
         }
-        self.store_sums(page, slots.len(), sums);
+        self.store_sums(page, sums.tsc, sums.counter.get(..slots.len()).unwrap_or_default());
     }
 
-    /// The sums of a thread that does not run; the first `used` counters.
+    /// The sums of a thread that does not run: its TSC's, and those of its counters.
     #[inline(always)]
-    pub(crate) fn suspended(&mut self, page: &ThreadPage, used: usize, sums: &Sums) {
+    pub(crate) fn suspended(&mut self, page: &ThreadPage, tsc: u64, counts: &[u64]) {
         let _guard = page.seq.write(&mut self.writes);
-        self.store_sums(page, used, sums);
+        self.store_sums(page, tsc, counts);
     }
 
     #[inline(always)]
-    fn store_sums(&self, page: &ThreadPage, used: usize, sums: &Sums) {
+    fn store_sums(&self, page: &ThreadPage, tsc: u64, counts: &[u64]) {
         page.state.store(self.flags, Relaxed);
-        page.tsc_sum.store(sums.tsc, Relaxed);
-        for (published, sum) in page.slots.iter().zip(&sums.counter).take(used) {
+        page.tsc_sum.store(tsc, Relaxed);
+        for (published, sum) in page.slots.iter().zip(counts) {
             published.sum.store(*sum, Relaxed);
         }
     }
 
-    /// Where the thread runs and what its vCPU had counted when it came.
+    /// That the thread runs and what its vCPU had counted when it came, its TSC and the thread's
+    /// counters; and which vCPU that is, if it is not the one before.
     #[inline(always)]
     pub(crate) fn resumed(
         &mut self,
         page: &ThreadPage,
-        vcpu: u32,
-        used: usize,
-        start: &VcpuSample,
+        vcpu: Option<u32>,
+        tsc: u64,
+        counts: &[u64],
         paused: bool,
     ) {
         // Direct reads would have to leave out what is paused: the kernel is asked instead.
         let direct = if paused { THREAD_PAUSED } else { THREAD_DIRECT };
         let _guard = page.seq.write(&mut self.writes);
         page.state.store(THREAD_ACTIVE | direct | self.flags, Relaxed);
-        page.vcpu.store(planted!(MigrationNotPublished, vcpu, 0), Relaxed);
-        page.tsc_start.store(start.tsc, Relaxed);
-        for (published, start) in page.slots.iter().zip(&start.counter).take(used) {
+        if let Some(vcpu) = vcpu {
+            page.vcpu.store(planted!(MigrationNotPublished, vcpu, 0), Relaxed);
+        }
+        page.tsc_start.store(tsc, Relaxed);
+        for (published, start) in page.slots.iter().zip(counts) {
             published.start.store(*start, Relaxed);
         }
     }
 
-    /// How often the thread was resumed, and on another vCPU than before.
+    /// How often the thread was resumed.
     #[inline(always)]
-    pub(crate) fn switched(&mut self, page: &ThreadPage, switches: u64, migrations: u64) {
+    pub(crate) fn switched(&self, page: &ThreadPage, switches: u64) {
         page.switches.store(switches, Relaxed);
+    }
+
+    /// How often it was resumed on another vCPU than before.
+    pub(crate) fn migrated(&self, page: &ThreadPage, migrations: u64) {
         page.migrations.store(migrations, Relaxed);
     }
 

@@ -11,6 +11,7 @@ use shared_abi::ring::RingRequest;
 use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage, planted};
 
 use crate::cost;
+use crate::for_number;
 use crate::hal::Kernel;
 use crate::ioctl::{Order, Request};
 use crate::overflow::{Overflows, Signal};
@@ -92,11 +93,14 @@ impl ThreadPmu {
         page: &ThreadPage,
         cpu: &mut Cpu<'_, K>,
     ) -> Option<Signal> {
-        if self.switch_in_plainly(page, cpu) { None } else { self.switch_in_otherwise(page, cpu) }
+        let number = self.plainly_in(cpu);
+        if for_number!(number, N => self.begin::<N, K>(page, cpu), else false) {
+            return None;
+        }
+        self.switch_in_otherwise(page, cpu)
     }
 
-    /// [`switch_in`](Self::switch_in) where [`switch_in_plainly`](Self::switch_in_plainly) does not
-    /// do.
+    /// [`switch_in`](Self::switch_in) where [`begin`](Self::begin) does not do.
     #[inline(always)]
     pub fn switch_in_otherwise<K: Kernel>(
         &mut self,
@@ -111,26 +115,27 @@ impl ThreadPmu {
         if self.vcpu.is_some_and(|vcpu| vcpu != cpu.number) {
             cpu.stats.migrations.add(1);
             self.migrations = self.migrations.wrapping_add(1);
+            self.publisher.migrated(page, self.migrations);
         }
         let signal = self.overflows.tell();
         if signal.is_some() {
             cpu.stats.overflows_pending.add(1);
         }
         self.resume(page, cpu);
-        self.publisher.switched(page, self.switches, self.migrations);
+        self.publisher.switched(page, self.switches);
         signal
     }
 
     /// The thread has stopped executing on `cpu`.
     #[inline(always)]
     pub fn switch_out<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
-        if !self.switch_out_plainly(page, cpu) {
+        let number = self.plainly_out();
+        if !for_number!(number, N => self.end::<N, K>(page, cpu), else false) {
             self.switch_out_otherwise(page, cpu);
         }
     }
 
-    /// [`switch_out`](Self::switch_out) where [`switch_out_plainly`](Self::switch_out_plainly) does
-    /// not do.
+    /// [`switch_out`](Self::switch_out) where [`end`](Self::end) does not do.
     #[inline(always)]
     pub fn switch_out_otherwise<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
         if self.running != Running::Active {
@@ -508,7 +513,9 @@ impl ThreadPmu {
                 self.running = Running::Active;
                 let paused = self.overflows.paused();
                 let live = live(&self.order, &self.overflows).len();
-                self.publisher.resumed(page, cpu.number, live, &self.start, paused);
+                let counts = self.start.counter.get(..live).unwrap_or_default();
+                let vcpu = Some(cpu.number);
+                self.publisher.resumed(page, vcpu, self.start.tsc, counts, paused);
             }
             // A vCPU without a page is going offline.  The kernel moves the thread away before it
             // executes anything of its own, so nothing is lost.
@@ -535,7 +542,8 @@ impl ThreadPmu {
                 if self.overflows.any() {
                     cpu.stats.overflows_merged.add(self.overflows.notice(&self.sums));
                 }
-                self.publisher.suspended(page, self.order.len(), &self.sums);
+                let counts = self.sums.counter.get(..self.order.len()).unwrap_or_default();
+                self.publisher.suspended(page, self.sums.tsc, counts);
             }
             Err(errno) => self.fail(page, errno),
         }

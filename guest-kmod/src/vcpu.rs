@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! One vCPU: its page's registration, and what is loaded on it.
 
+use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use shared_abi::read::{
@@ -25,7 +26,7 @@ pub struct Vcpu {
     /// What the hypervisor was last told to program.
     loaded: Config,
     /// Changes whenever what is loaded does, or whether anything may be.
-    generation: u64,
+    generation: NonZeroU64,
     /// Those of perf.
     pub(crate) events: Events,
 }
@@ -40,7 +41,7 @@ impl Vcpu {
 
     fn set_loaded(&mut self, config: Config) {
         self.loaded = config;
-        self.generation = self.generation.wrapping_add(1);
+        self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU64::MIN);
     }
 
     /// What the hypervisor was last told to program.
@@ -62,7 +63,7 @@ impl Default for Vcpu {
             registered: false,
             gate: Err(Errno::NXIO),
             loaded: Config::default(),
-            generation: 0,
+            generation: NonZeroU64::MIN,
             events: Events::default(),
         }
     }
@@ -99,7 +100,7 @@ impl Counting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loaded {
     vcpu: u32,
-    generation: u64,
+    generation: NonZeroU64,
 }
 
 /// The vCPU that executes this, with interrupts disabled.
@@ -290,9 +291,9 @@ impl<K: Kernel> Cpu<'_, K> {
     #[inline(always)]
     pub(crate) fn try_sample<const N: usize>(
         &self,
-        slots: &[PhysSlot; N],
+        (slots, indices): (&[PhysSlot; N], &[u32; N]),
     ) -> Option<(u64, [u64; N])> {
-        let sample = try_sample_vcpu(self.page, self.kernel, slots);
+        let sample = try_sample_vcpu(self.page, self.kernel, slots, indices);
         if sample.is_none() {
             self.stats.read_retries.add(1);
         }

@@ -342,23 +342,26 @@ pub fn sample_vcpu_into(
     }
 }
 
-/// One attempt of [`sample_vcpu`], of so many counters: the TSC and these, or `None` if it was
-/// disturbed or the vCPU may not count.
+/// One attempt of [`sample_vcpu`], of so many counters with these indices for RDPMC: the TSC and
+/// the counters, or `None` if it was disturbed or the vCPU may not count.
 #[inline(always)]
 pub fn try_sample_vcpu<const N: usize>(
     vcpu: &VcpuPage,
     hw: &impl Counters,
     slots: &[PhysSlot; N],
+    indices: &[u32; N],
 ) -> Option<(u64, [u64; N])> {
     let stamp = vcpu.seq.stamp();
     if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
         return None;
     }
-    let tsc = vcpu_tsc(vcpu, hw);
+    // Compilers would rather keep what it is made of until they know that the attempt succeeds, and
+    // so with each counter.
+    let tsc = hw.opaque(vcpu_tsc(vcpu, hw));
     let mut counts = [0; N];
-    for (count, slot) in counts.iter_mut().zip(slots) {
+    for (count, (slot, &index)) in counts.iter_mut().zip(slots.iter().zip(indices)) {
         let counter = vcpu.slots.get(slot.index())?;
-        *count = vcpu_counter(counter, hw, hw.rdpmc(slot.rdpmc()));
+        *count = hw.opaque(vcpu_counter(counter, hw, hw.rdpmc(index)));
     }
     let change = planted!(SampleNotRechecked, vcpu.seq.change(stamp, |word| hw.load(word)), 0);
     (change == 0).then_some((tsc, counts))

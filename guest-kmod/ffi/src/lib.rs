@@ -12,6 +12,7 @@
 mod events;
 mod ring;
 
+use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -23,7 +24,7 @@ use guest_kmod::overflow::Signal;
 use guest_kmod::policy::{Caller, ends_at_exec, may_count, may_count_cpus};
 use guest_kmod::publish::published;
 use guest_kmod::whole::{check_cpu_control, check_cpu_read};
-use guest_kmod::{Admission, Counting, Cpu, Ring, Stats, ThreadPmu, Vcpu};
+use guest_kmod::{Admission, Counting, Cpu, Ring, Stats, ThreadPmu, Vcpu, for_number};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::{Control, CpuState, Create, Sums};
 use shared_abi::read::Counters;
@@ -38,7 +39,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 unsafe extern "C" {
     fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int;
-    fn perfctr_glue_rdpmc(index: u32) -> u64;
+    /// RDPMC of ECX to RAX and RDX; changes no other register.
+    fn perfctr_glue_rdpmc();
 }
 
 /// Linux, on the vCPU that executes this.
@@ -47,8 +49,13 @@ struct Linux;
 impl Counters for Linux {
     #[inline(always)]
     fn rdpmc(&self, index: u32) -> u64 {
+        let (low, high): (u64, u64);
         // SAFETY: the glue survives a fault, and reading a counter has no other effect.
-        unsafe { perfctr_glue_rdpmc(index) }
+        unsafe {
+            asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
+                 out("rdx") high);
+        }
+        high << 32 | low
     }
 
     #[inline(always)]
@@ -69,6 +76,13 @@ impl Counters for Linux {
     fn load_half(&self, half: &AtomicU32) -> u32 {
         // SAFETY: as above.
         unsafe { half.as_ptr().read_volatile() }
+    }
+
+    #[inline(always)]
+    fn opaque(&self, mut word: u64) -> u64 {
+        // SAFETY: no instruction.  It is not `pure`, so it stays between those that read counters.
+        unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };
+        word
     }
 }
 
@@ -305,15 +319,34 @@ fn pack(signal: Option<Signal>) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_switch_in(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
     // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    let number = unsafe { thread.pmu().0.plainly_in(&vcpu.cpu()) };
+    // SAFETY: as above.
+    unsafe {
+        for_number!(
+            number,
+            N => switch_in_plainly::<N>(thread, vcpu),
+            else switch_in_otherwise(thread, vcpu)
+        )
+    }
+}
+
+/// Each way in a function of its own: a shorter one has fewer registers to save.
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[inline(never)]
+unsafe fn switch_in_plainly<const N: usize>(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
+    // SAFETY: as the caller says.
     let ((pmu, page), cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-    if pmu.switch_in_plainly(page, &cpu) {
+    if pmu.begin::<N, Linux>(page, &cpu) {
         return 0;
     }
     // SAFETY: as above.
     unsafe { switch_in_otherwise(thread, vcpu) }
 }
 
-/// What is longer, in a function of its own: the short way has no registers to save for it.
+/// As [`switch_in_plainly`].
 ///
 /// # Safety
 ///
@@ -333,14 +366,33 @@ unsafe fn switch_in_otherwise(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_switch_out(thread: &ThreadObject, vcpu: &VcpuObject) {
     // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    let number = unsafe { thread.pmu().0.plainly_out() };
+    // SAFETY: as above.
+    unsafe {
+        for_number!(
+            number,
+            N => switch_out_plainly::<N>(thread, vcpu),
+            else switch_out_otherwise(thread, vcpu)
+        )
+    }
+}
+
+/// As [`switch_in_plainly`].
+///
+/// # Safety
+///
+/// As the crate's documentation says.
+#[inline(never)]
+unsafe fn switch_out_plainly<const N: usize>(thread: &ThreadObject, vcpu: &VcpuObject) {
+    // SAFETY: as the caller says.
     let ((pmu, page), cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-    if !pmu.switch_out_plainly(page, &cpu) {
+    if !pmu.end::<N, Linux>(page, &cpu) {
         // SAFETY: as above.
         unsafe { switch_out_otherwise(thread, vcpu) }
     }
 }
 
-/// As [`switch_in_otherwise`].
+/// As [`switch_in_plainly`].
 ///
 /// # Safety
 ///

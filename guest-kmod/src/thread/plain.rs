@@ -13,41 +13,59 @@ use super::{Running, ThreadPmu};
 use crate::hal::Kernel;
 use crate::vcpu::Cpu;
 
+/// The value of an expression of a constant, which is the value of a number of counters that has
+/// code of its own; of another expression for all other numbers.
+#[macro_export]
+macro_rules! for_number {
+    ($number:expr, $n:ident => $one:expr, else $other:expr) => {
+        match $number {
+            1 => {
+                const $n: usize = 1;
+                $one
+            }
+            2 => {
+                const $n: usize = 2;
+                $one
+            }
+            3 => {
+                const $n: usize = 3;
+                $one
+            }
+            4 => {
+                const $n: usize = 4;
+                $one
+            }
+            _ => $other,
+        }
+    };
+}
+
 impl ThreadPmu {
-    /// [`switch_in`](Self::switch_in), if there is nothing to load and nothing to tell; else false.
+    /// How many counters there are, if nothing has to be loaded and nothing told when the thread is
+    /// switched in; else 0.
     #[inline(always)]
-    pub fn switch_in_plainly<K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) -> bool {
+    pub fn plainly_in<K: Kernel>(&self, cpu: &Cpu<'_, K>) -> usize {
         // Neither samples nor has failed what was found loaded.
-        if self.running != Running::Suspended || self.loaded != Some(cpu.now()) {
-            return false;
-        }
-        match self.order.len() {
-            1 => self.begin::<1, K>(page, cpu),
-            2 => self.begin::<2, K>(page, cpu),
-            3 => self.begin::<3, K>(page, cpu),
-            4 => self.begin::<4, K>(page, cpu),
-            _ => false,
-        }
+        let plain = self.running == Running::Suspended && self.loaded == Some(cpu.now());
+        if plain { self.order.len() } else { 0 }
     }
 
-    /// [`switch_out`](Self::switch_out), likewise.
+    /// The same when it is switched out.
     #[inline(always)]
-    pub fn switch_out_plainly<K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) -> bool {
-        if self.running != Running::Active || self.loaded.is_none() {
-            return false;
-        }
-        match self.order.len() {
-            1 => self.end::<1, K>(page, cpu),
-            2 => self.end::<2, K>(page, cpu),
-            3 => self.end::<3, K>(page, cpu),
-            4 => self.end::<4, K>(page, cpu),
-            _ => false,
-        }
+    pub fn plainly_out(&self) -> usize {
+        let plain = self.running == Running::Active && self.loaded.is_some();
+        if plain { self.order.len() } else { 0 }
     }
 
+    /// [`switch_in`](Self::switch_in) of a thread with [so many](Self::plainly_in) counters; false,
+    /// and nothing is done, if it is disturbed.
     #[inline(always)]
-    fn begin<const N: usize, K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) -> bool {
-        let Some(slots) = self.order.slots().first_chunk::<N>() else { return false };
+    pub fn begin<const N: usize, K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &Cpu<'_, K>,
+    ) -> bool {
+        let Some(slots) = self.order.first::<N>() else { return false };
         let Some((tsc, counts)) = cpu.try_sample(slots) else { return false };
         cpu.stats.switches_in.add(1);
         self.switches = self.switches.wrapping_add(1);
@@ -56,25 +74,29 @@ impl ThreadPmu {
         for (start, count) in self.start.counter.iter_mut().zip(counts) {
             *start = count;
         }
-        self.publisher.resumed(page, cpu.number, N, &self.start, false);
-        self.publisher.switched(page, self.switches, self.migrations);
+        // What is loaded still was found so when the thread was resumed last: on the same vCPU.
+        self.publisher.resumed(page, None, tsc, &counts, false);
+        self.publisher.switched(page, self.switches);
         true
     }
 
+    /// [`switch_out`](Self::switch_out) of a thread with [so many](Self::plainly_out) counters,
+    /// likewise.
     #[inline(always)]
-    fn end<const N: usize, K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) -> bool {
-        let Some(slots) = self.order.slots().first_chunk::<N>() else { return false };
-        let Some((tsc, counts)) = cpu.try_sample(slots) else { return false };
+    pub fn end<const N: usize, K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) -> bool {
+        let Some(slots) = self.order.first::<N>() else { return false };
+        let Some((tsc, mut counts)) = cpu.try_sample(slots) else { return false };
         cpu.stats.switches_out.add(1);
         self.running = Running::Suspended;
         if self.tsc {
             self.sums.tsc = log_thread(self.sums.tsc, self.start.tsc, tsc);
         }
-        let intervals = self.start.counter.iter().zip(counts);
-        for (sum, (start, count)) in self.sums.counter.iter_mut().zip(intervals) {
-            *sum = log_thread(*sum, *start, count);
+        let sums = self.sums.counter.iter_mut().zip(&self.start.counter);
+        for (count, (sum, start)) in counts.iter_mut().zip(sums) {
+            *count = log_thread(*sum, *start, *count);
+            *sum = *count;
         }
-        self.publisher.suspended(page, N, &self.sums);
+        self.publisher.suspended(page, self.sums.tsc, &counts);
         true
     }
 }

@@ -57,7 +57,7 @@ impl CountedEvent {
 const COST_VCPU_SWITCH: f64 = 290.0;
 const COST_VCPU_SWITCH_RINGS: f64 = 540.0;
 const COST_TOGGLE: f64 = 105.0;
-const COST_THREAD_SWITCH: f64 = 460.0;
+const COST_THREAD_SWITCH: f64 = 330.0;
 const COST_BAND: f64 = 1.5;
 
 /// How often reads have to be retried.
