@@ -53,7 +53,7 @@ impl Args {
         let tier = match self.tier {
             Some(Choice::Model) => suite.tier == Tier::Model,
             Some(Choice::Vm) => suite.tier == Tier::Vm,
-            Some(Choice::Long) => true,
+            Some(Choice::Long) => text.is_empty() || is_named,
             None => suite.tier != Tier::Long || is_named,
         };
         tier && suite.name.contains(text)
@@ -144,8 +144,11 @@ mod tests {
         let other = Suite::on("kvm", "slow-kvm", |_| Ok(()));
         let wanted = |topology: Option<&str>, suite: &str| {
             let [topology, suite] = [topology, Some(suite)].map(|text| text.map(str::to_owned));
-            let args = Args { tier: None, suite, topology };
-            [args.wants(&usual), args.wants(&other)]
+            let args = |tier| Args { tier, suite: suite.clone(), topology: topology.clone() };
+            let [one, long] = [args(None), args(Some(Choice::Long))]
+                .map(|args| [args.wants(&usual), args.wants(&other)]);
+            assert_eq!(one, long);
+            one
         };
         assert_eq!(wanted(None, "slow"), [true, false]);
         assert_eq!(wanted(None, "slow-kvm"), [false, true]);
