@@ -66,7 +66,8 @@ pub fn layer(
         format!("--socket={SOCKET}"),
         format!("--monitor={MONITOR}"),
     ];
-    beside.extend(host.allow.then(|| "--allow".to_owned()));
+    let options = [("--allow", host.allow), ("--calm", host.calm)];
+    beside.extend(options.into_iter().filter(|one| one.1).map(|one| one.0.to_owned()));
     archive.file("etc/testbed/beside", 0o644, &nul_ended(&beside))?;
     archive.file("etc/testbed/machine", 0o644, &nul_ended(&command(host, spec, files_mib)))?;
     Ok(archive.finish()?.into_inner()?)

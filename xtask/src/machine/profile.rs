@@ -51,6 +51,9 @@ pub struct Host {
     pub args: String,
     /// Whether its administrator lets the guest count.
     pub allow: bool,
+    /// Whether nothing competes with the guest's vCPUs, or moves them.
+    #[serde(default)]
+    pub calm: bool,
 }
 
 /// The hypervisor of a topology.

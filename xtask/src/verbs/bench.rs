@@ -3,6 +3,7 @@
 //! emulated PMU.
 
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -23,6 +24,10 @@ enum Machine {
     Pvh,
     /// Unmodified Xen with its own virtual PMU, and perf events in a PVH guest.
     PvhVpmu,
+    /// A guest of KVM with the driver, and the module in it.
+    Kvm,
+    /// A guest of KVM with its own virtual PMU, and perf events in it.
+    KvmVpmu,
     /// Linux with perf events.
     Native,
 }
@@ -92,6 +97,7 @@ impl Machine {
             Self::Native => "native",
             Self::Pvh => return tenants::bench(program, vcpus, false),
             Self::PvhVpmu => return tenants::bench(program, vcpus, true),
+            Self::Kvm | Self::KvmVpmu => return self.guest_of_kvm(program, vcpus),
         };
         let mut spec = Spec::new(topology, [format!("/work/{program}")])?.deterministic();
         if self != Self::Perfctr {
@@ -105,6 +111,22 @@ impl Machine {
         Ok(spec)
     }
 
+    /// A guest of so many vCPUs on a host with one CPU.
+    fn guest_of_kvm(self, program: &str, vcpus: u32) -> Result<Spec> {
+        let mut spec = Spec::new("kvm", [format!("/work/{program}")])?.deterministic();
+        spec.vcpus(vcpus)?;
+        let host = spec.topology.kvm.as_mut().context("no host")?;
+        host.calm = true;
+        if self == Self::KvmVpmu {
+            spec.module = false;
+            (host.args, host.allow) = ("enable_pmu=1".to_owned(), false);
+            host.cpu = host.cpu.replace("pmu=off", "pmu=on");
+        }
+        spec.timeout = Duration::from_secs(1800);
+        spec.add_program("benches", program)?;
+        Ok(spec)
+    }
+
     /// What its table of samples and switches begins with.
     const fn heading(self) -> &'static str {
         match self {
@@ -112,6 +134,8 @@ impl Machine {
             Self::Vpmu => "Xen with vpmu, ring 0 is the hypervisor's",
             Self::Pvh => "PVH with perfctr, ring 0 is the hypervisor's",
             Self::PvhVpmu => "PVH with vpmu, ring 0 is the hypervisor's",
+            Self::Kvm => "KVM with perfctr, ring 0 is the host's",
+            Self::KvmVpmu => "KVM with its PMU, ring 0 is the host's",
             Self::Native => "no hypervisor, ring 0 is the kernel's",
         }
     }
@@ -121,6 +145,8 @@ impl Machine {
         match self {
             Self::Pvh => "PVH: ",
             Self::PvhVpmu => "PVH, vpmu: ",
+            Self::Kvm => "KVM: ",
+            Self::KvmVpmu => "KVM, its PMU: ",
             _ => "",
         }
     }

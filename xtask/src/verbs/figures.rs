@@ -32,10 +32,12 @@ const PERFCTR: &str = "Xen with perfctr";
 const VPMU: &str = "Xen with vpmu";
 const PVH: &str = "PVH with perfctr";
 const PVH_VPMU: &str = "PVH with vpmu";
+const KVM: &str = "KVM with perfctr";
+const KVM_PMU: &str = "KVM with its PMU";
 const NATIVE: &str = "no hypervisor";
 
 /// A row of the README, and the benchmarks' machine and line: that has to begin so.
-const ROWS: [(&str, &str, &str); 45] = [
+const ROWS: [(&str, &str, &str); 60] = [
     ("libperfctr, 1 counter", "", "libperfctr, 1 counter"),
     ("libperfctr without the TSC, 1 counter", "", "libperfctr without the TSC, 1 counter"),
     ("libperfctr, 4 counters", "", "libperfctr, 4 counters"),
@@ -50,6 +52,14 @@ const ROWS: [(&str, &str, &str); 45] = [
         "in a PVH guest: perf_event on Xen's vpmu with read(2), 1 counter",
         "",
         "PVH, vpmu: perf_event, read(2), 1 counter",
+    ),
+    ("in a guest of KVM: libperfctr, 1 counter", "", "KVM: libperfctr, 1 counter"),
+    ("in a guest of KVM: libperfctr, 4 counters", "", "KVM: libperfctr, 4 counters"),
+    ("in a guest of KVM: ioctl of /dev/perfctr", "", "KVM: ioctl of /dev/perfctr"),
+    (
+        "in a guest of KVM: perf_event on KVM's PMU with read(2), 1 counter",
+        "",
+        "KVM, its PMU: perf_event, read(2), 1 counter",
     ),
     ("a sample with a signal: libperfctr", PERFCTR, "a sample: libperfctr, a signal"),
     (
@@ -189,6 +199,53 @@ const ROWS: [(&str, &str, &str); 45] = [
         PVH_VPMU,
         "a switch of vCPUs: perf_event, counting",
     ),
+    ("KVM, a sample with a signal: libperfctr", KVM, "a sample: libperfctr, a signal"),
+    (
+        "KVM, a sample with a signal: perf_event on perfctr's PMU",
+        KVM,
+        "a sample: perf_event, a signal",
+    ),
+    (
+        "KVM, a sample with a signal: perf_event on KVM's PMU",
+        KVM_PMU,
+        "a sample: perf_event, a signal",
+    ),
+    (
+        "KVM, a sample in the library's ring: libperfctr",
+        KVM,
+        "a sample: libperfctr, records in a ring",
+    ),
+    (
+        "KVM, a sample in perf's ring: perf_event on perfctr's PMU",
+        KVM,
+        "a sample: perf_event, records",
+    ),
+    (
+        "KVM, a sample in perf's ring: perf_event on KVM's PMU",
+        KVM_PMU,
+        "a sample: perf_event, records",
+    ),
+    ("KVM, a switch of threads that count: libperfctr", KVM, "a switch: libperfctr, counting"),
+    (
+        "KVM, a switch of threads that count: perf_event on perfctr's PMU",
+        KVM,
+        "a switch: perf_event, counting",
+    ),
+    (
+        "KVM, a switch of threads that count: perf_event on KVM's PMU",
+        KVM_PMU,
+        "a switch: perf_event, counting",
+    ),
+    (
+        "KVM, a switch of vCPUs that count: libperfctr",
+        KVM,
+        "a switch of vCPUs: libperfctr, counting",
+    ),
+    (
+        "KVM, a switch of vCPUs that count: perf_event on KVM's PMU",
+        KVM_PMU,
+        "a switch of vCPUs: perf_event, counting",
+    ),
 ];
 
 /// Figures by their rows.
@@ -254,7 +311,7 @@ fn measured(printed: &str) -> Figures {
     let mut figures = Figures::new();
     let mut machine = "";
     for line in printed.lines() {
-        machine = [PERFCTR, VPMU, PVH, PVH_VPMU, NATIVE]
+        machine = [PERFCTR, VPMU, PVH, PVH_VPMU, KVM, KVM_PMU, NATIVE]
             .into_iter()
             .find(|m| line.starts_with(m))
             .unwrap_or(machine);

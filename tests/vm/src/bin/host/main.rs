@@ -37,6 +37,9 @@ struct Options {
     /// Threads that compete with the vCPUs, a part of the time.
     #[arg(long, default_value_t = 2)]
     competitors: u64,
+    /// Neither compete with the guest's vCPUs nor move them.
+    #[arg(long)]
+    calm: bool,
     /// Let the guest count.
     #[arg(long)]
     allow: bool,
@@ -54,7 +57,8 @@ struct Options {
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let cpus = cpus()?;
-    for number in 0..options.competitors {
+    let competitors = if options.calm { 0 } else { options.competitors };
+    for number in 0..competitors {
         let rng = Rng::new(options.seed, number);
         thread::spawn(move || compete(rng));
     }
@@ -78,7 +82,7 @@ fn main() -> Result<ExitCode> {
     let mut rng = Rng::new(options.seed, options.competitors);
     thread::scope(|scope| {
         let served = scope.spawn(move || server.run());
-        let go_on = || !guest.ended.load(Relaxed) && !guest.moves.load(Relaxed);
+        let go_on = || !options.calm && !guest.ended.load(Relaxed) && !guest.moves.load(Relaxed);
         while go_on() {
             let vcpus = vcpus(guest.process());
             if vcpus.is_empty() {
