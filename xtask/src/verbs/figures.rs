@@ -37,7 +37,7 @@ const KVM_PMU: &str = "KVM with its PMU";
 const NATIVE: &str = "no hypervisor";
 
 /// A row of the README, and the benchmarks' machine and line: that has to begin so.
-const ROWS: [(&str, &str, &str); 60] = [
+const ROWS: [(&str, &str, &str); 61] = [
     ("libperfctr, 1 counter", "", "libperfctr, 1 counter"),
     ("libperfctr without the TSC, 1 counter", "", "libperfctr without the TSC, 1 counter"),
     ("libperfctr, 4 counters", "", "libperfctr, 4 counters"),
@@ -105,6 +105,7 @@ const ROWS: [(&str, &str, &str); 60] = [
         NATIVE,
         "a null system call: perf_event",
     ),
+    ("an interrupt that tells nothing", PERFCTR, "an interrupt that tells nothing"),
     ("a switch of threads that count: libperfctr", PERFCTR, "a switch: libperfctr, counting"),
     (
         "a switch of threads that count: perf_event on perfctr's PMU",
