@@ -33,10 +33,10 @@ const NEVER: u64 = 1 << 30;
 const TURNS: u64 = 4_000;
 /// System calls that do nothing, and interrupts that tell nothing.
 const CALLS: u64 = 20_000;
-/// The testbed has no domain of this number.
-const NO_DOMAIN: u16 = 0x7000;
 /// Times that they do before that.
 const FIRST_TURNS: u64 = 100;
+/// The testbed has no domain of this number.
+const NO_DOMAIN: u16 = 0x7000;
 
 fn main() -> Result<()> {
     check_tally()?;
@@ -118,18 +118,22 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
 /// What the virtual interrupt costs that every sample comes by, sent without one: the hypervisor
 /// sends it to a domain that it is told to let count, and to nobody if there is no such domain.
 fn interrupt(xen: &Xen) -> Result<()> {
-    let execute = |domain| -> Result<Tally> {
-        let mut grown = Tally::default();
+    let execute = |domain, is_there: bool| -> Result<Tally> {
+        let (mut grown, mut done) = (Tally::default(), 0);
         stack::perfctr(NEVER, &mut || {
-            let tell = || (0..CALLS).filter(|_| xen.allow(domain, true).is_ok()).count();
-            tell();
+            let tell = |times| (0..times).filter(|_| xen.allow(domain, true).is_ok()).count();
+            tell(FIRST_TURNS);
             let before = Tally::read();
-            tell();
+            done = tell(CALLS);
             grown = Tally::read() - before;
         })?;
+        ensure!(
+            done as u64 == CALLS * u64::from(is_there),
+            "domain {domain} was told {done} times"
+        );
         Ok(grown)
     };
-    let (with, without) = (execute(CONTROL_DOMAIN)?, execute(NO_DOMAIN)?);
+    let (with, without) = (execute(CONTROL_DOMAIN, true)?, execute(NO_DOMAIN, false)?);
     print("an interrupt that tells nothing", "", &with.per(CALLS), &without.per(CALLS));
     Ok(())
 }

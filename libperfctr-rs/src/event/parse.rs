@@ -228,6 +228,7 @@ mod tests {
         for name in ["", "r", "rxyz", "Instructions", "instructions ", "nothing"] {
             assert_eq!(name.parse::<Event>(), Err(ParseEventError::Name(name.to_owned())));
         }
+        assert_eq!("nothing:u".parse::<Event>(), Err(ParseEventError::Name("nothing".to_owned())));
         for modifier in ["", "p", "uu", "u:k"] {
             let error = format!("cycles:{modifier}").parse::<Event>().unwrap_err();
             assert_eq!(error, ParseEventError::Modifier(modifier.to_owned()));

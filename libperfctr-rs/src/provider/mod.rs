@@ -63,8 +63,7 @@ impl Backend {
         }
     }
 
-    /// Counts `events` from 0; overflows of those that sample raise `signal`, which is 0 if none
-    /// does.
+    /// Counts `events` from 0; the thread is told so of overflows of those that sample.
     pub(crate) fn start(&mut self, events: &[Event], told: Told) -> Result<(), Error> {
         known::check(events)?;
         let sampling = events.iter().find(|event| event.samples());

@@ -28,15 +28,14 @@ const ALLOW: &str = "/sys/module/kvm/parameters/perfctr_allow";
 const FORBID: &str = "/sys/module/kvm/parameters/perfctr_forbid";
 /// Between looks for it.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+/// Threads that compete with the vCPUs, a part of the time.
+const COMPETITORS: u64 = 2;
 /// After how many moves to look what vCPUs there are.
 const MOVES: u32 = 1000;
 
 /// Disturbs a guest.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Threads that compete with the vCPUs, a part of the time.
-    #[arg(long, default_value_t = 2)]
-    competitors: u64,
     /// Neither compete with the guest's vCPUs nor move them.
     #[arg(long)]
     calm: bool,
@@ -57,7 +56,7 @@ struct Options {
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let cpus = cpus()?;
-    let competitors = if options.calm { 0 } else { options.competitors };
+    let competitors = if options.calm { 0 } else { COMPETITORS };
     for number in 0..competitors {
         let rng = Rng::new(options.seed, number);
         thread::spawn(move || compete(rng));
@@ -79,7 +78,7 @@ fn main() -> Result<ExitCode> {
         Err(errno) => println!("the host's perf: {errno:?}"),
     }
     let mut server = Server::new(guest, &options.socket, &options.monitor)?;
-    let mut rng = Rng::new(options.seed, options.competitors);
+    let mut rng = Rng::new(options.seed, COMPETITORS);
     thread::scope(|scope| {
         let served = scope.spawn(move || server.run());
         let go_on = || !options.calm && !guest.ended.load(Relaxed) && !guest.moves.load(Relaxed);
