@@ -4,9 +4,10 @@
 //!
 //! Runs in the testbed on one CPU, with libperfctr and with perf events under Xen, with perf events
 //! under Xen's own virtual PMU, and with perf events on plain Linux; `cargo xtask bench` makes one
-//! table of it.  On two vCPUs it measures switches of these.
+//! table of it.  On two vCPUs it measures switches of these; told `operations`, those alone.
 //! The emulator counts, so nothing that is measured has to measure itself.
 
+mod operations;
 mod stack;
 mod tally;
 
@@ -46,6 +47,9 @@ fn main() -> Result<()> {
     // The kernel would slow the sampling down if it takes too much of an emulated CPU's time.
     std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
     let module = Path::new("/dev/perfctr").exists();
+    if std::env::args().nth(1).as_deref() == Some("operations") {
+        return operations::measure(module);
+    }
     if cpus()?.len() > 1 {
         if module {
             switch_vcpus("libperfctr", stack::perfctr)?;

@@ -88,6 +88,33 @@ pub fn perf_four(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(0)
 }
 
+/// Executes a program that is told by which index RDPMC reads the calling thread's instructions.
+pub type Mapped = fn(program: &mut dyn FnMut(u32)) -> Result<()>;
+
+/// libperfctr: by the thread's page.
+pub fn perfctr_mapped(program: &mut dyn FnMut(u32)) -> Result<()> {
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    let page = session.thread_page().context("the thread has no page")?;
+    program(page.slots[0].rdpmc.load(Relaxed));
+    Ok(())
+}
+
+/// perf_event: by the event's page.
+pub fn perf_mapped(program: &mut dyn FnMut(u32)) -> Result<()> {
+    const PAGE: usize = 4096;
+    let event = open(0)?;
+    let page = memmap2::MmapOptions::new().len(PAGE).map_raw(&event)?;
+    // SAFETY: an open event.
+    check(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })?;
+    // SAFETY: the page has this form, and the kernel changes the index only when the thread is
+    // switched.
+    let index = unsafe { (*page.as_ptr().cast::<bindings::perf_event_mmap_page>()).index };
+    // One more than the index, or 0 if nobody may use it.
+    program(index.checked_sub(1).context("the kernel lets nobody execute RDPMC")?);
+    Ok(())
+}
+
 /// libperfctr: the counters are stopped, and still the thread's.
 pub fn stopped(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     let mut session = Session::open_with(Provider::Paravirt)?;

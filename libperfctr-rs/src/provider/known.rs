@@ -3,6 +3,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__cpuid, __get_cpuid_max};
+use std::sync::OnceLock;
 
 use shared_abi::PhysSlot;
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
@@ -62,7 +63,7 @@ impl Known {
     }
 
     /// Whether this event is one.
-    fn has(self, event: &Event) -> bool {
+    fn has(&self, event: &Event) -> bool {
         let select = event.select(self.vendor);
         let is = |known: &u64| select == Some(*known);
         match self.vendor {
@@ -94,7 +95,9 @@ fn missing(eax: u32, ebx: u32) -> u32 {
 
 /// Refuses the first event that is not known to be right on this CPU.
 pub(crate) fn check(events: &[Event]) -> Result<(), Error> {
-    let known = Known::here();
+    // CPUID leaves a virtual machine each time.
+    static HERE: OnceLock<Known> = OnceLock::new();
+    let known = HERE.get_or_init(Known::here);
     match events.iter().find(|event| event.verified && !known.has(event)) {
         None => Ok(()),
         Some(&event) => {

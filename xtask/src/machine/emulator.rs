@@ -35,10 +35,12 @@ pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
     let emulator = qemu::qemu()?;
     let kernel = kernel::of(spec.linux.as_deref())?;
     let mut layer = initramfs::layer(spec, &kernel)?;
+    let mut image = kernel.image.clone();
     if let Some(host) = &spec.topology.kvm {
         let mut guest = fs::read(rootfs::rootfs()?)?;
         guest.extend(&layer);
         layer = host::layer(host, spec, &kernel, &guest, layer.len() as u64 >> 20)?;
+        image = host::kernel(host)?.image;
     }
     let mut initrd = File::create(dir.join("initrd"))?;
     let mut base = File::open(rootfs::rootfs()?)?;
@@ -48,7 +50,7 @@ pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
         files += std::io::copy(&mut File::open(system)?, &mut initrd)?;
     }
     initrd.write_all(&layer)?;
-    symlink(&kernel.image, dir.join("vmlinux"))?;
+    symlink(image, dir.join("vmlinux"))?;
 
     // However this process ends, the machine does not outlive it.
     let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);

@@ -11,12 +11,14 @@ use super::emulator;
 use super::initramfs::{self, nul_ended};
 use super::profile::Host;
 use super::spec::Spec;
-use crate::artefacts::kernel::Kernel;
+use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::{guest, kvm, rootfs};
 use crate::tools::cpio::Archive;
 
 /// Modules of the kernel's that those of KVM need.
 const MODULES: [&str; 2] = ["virt/lib/irqbypass.ko", "drivers/crypto/ccp/ccp.ko"];
+/// Where the kernel's own modules of KVM are.
+const KVM: &str = "arch/x86/kvm";
 /// Firmware that the guest is booted by, as it is on this machine.
 const FIRMWARE: [&str; 5] = [
     "/usr/share/seabios/bios-256k.bin",
@@ -34,22 +36,32 @@ const SOCKET: &str = "/machine/asked";
 /// The monitor of what runs the guest.
 const MONITOR: &str = "/machine/monitor";
 
-/// An archive to be unpacked over the host's root file system. `initrd` is the guest's, of which
-/// `files_mib` MiB are copied files.
+/// The host's kernel.
+pub fn kernel(host: &Host) -> Result<Kernel> {
+    kernel::of(host.release.as_deref())
+}
+
+/// An archive to be unpacked over the host's root file system. The guest has this kernel, and this
+/// archive, of which `files_mib` MiB are copied files.
 pub fn layer(
     host: &Host,
     spec: &Spec,
-    kernel: &Kernel,
+    guests: &Kernel,
     initrd: &[u8],
     files_mib: u64,
 ) -> Result<Vec<u8>> {
+    let kernel = kernel(host)?;
     let mut archive = Archive::new(BufWriter::new(Vec::new()));
     archive.tree("", &rootfs::vmm()?)?;
     archive.file("init", 0o755, &fs::read(guest::init()?)?)?;
-    let mut modules = initramfs::boot_modules(&mut archive, kernel, &MODULES)?;
-    let built = kvm::modules(kernel)?;
-    for (name, args) in kvm::MODULES.into_iter().zip([host.args.as_str(), ""]) {
-        archive.file(&format!("usr/lib/perfctr/{name}"), 0o644, &fs::read(built.join(name))?)?;
+    let mut modules = initramfs::boot_modules(&mut archive, &kernel, &MODULES)?;
+    let built = if host.release.is_none() { Some(kvm::modules(&kernel)?) } else { None };
+    for (name, args) in kvm::MODULES.into_iter().zip([&host.args, &host.amd_args]) {
+        let module = match &built {
+            Some(built) => fs::read(built.join(name))?,
+            None => kernel.module(&format!("{KVM}/{name}"))?.context(name)?,
+        };
+        archive.file(&format!("usr/lib/perfctr/{name}"), 0o644, &module)?;
         modules.push(format!("/lib/perfctr/{name} {args}"));
     }
     for path in FIRMWARE {
@@ -58,7 +70,7 @@ pub fn layer(
     }
     let disturber = fs::read(guest::programs("vm-tests")?.join(DISTURBER))?;
     archive.file(&format!("{GUEST}/{DISTURBER}"), 0o755, &disturber)?;
-    archive.file(&format!("{GUEST}/vmlinux"), 0o644, &fs::read(&kernel.image)?)?;
+    archive.file(&format!("{GUEST}/vmlinux"), 0o644, &fs::read(&guests.image)?)?;
     archive.file(&format!("{GUEST}/initrd"), 0o644, initrd)?;
     archive.file("etc/testbed/modules", 0o644, modules.join("\n").as_bytes())?;
     let mut beside = vec![

@@ -39,6 +39,8 @@ pub struct Topology {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
+    /// The version of Linux, with KVM as it comes, if it is not Debian 12's with the driver inside.
+    pub release: Option<String>,
     /// Number of the guest's virtual CPUs.
     pub vcpus: u32,
     /// The guest's CPU, in QEMU's words.
@@ -49,6 +51,9 @@ pub struct Host {
     pub linux: String,
     /// The parameters of KVM's module.
     pub args: String,
+    /// The parameters of its module for AMD's CPUs.
+    #[serde(default)]
+    pub amd_args: String,
     /// Whether its administrator lets the guest count.
     pub allow: bool,
     /// Whether nothing competes with the guest's vCPUs, or moves them.

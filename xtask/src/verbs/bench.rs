@@ -13,6 +13,9 @@ use crate::machine::{self, Spec, Status};
 use crate::suites::tenants;
 use crate::tools::sh;
 
+/// The Linux whose KVM has a mediated PMU: an earlier one has none.
+const MEDIATED: &str = "7.3";
+
 /// The machines that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Machine {
@@ -28,6 +31,10 @@ enum Machine {
     Kvm,
     /// A guest of KVM with its own virtual PMU, and perf events in it.
     KvmVpmu,
+    /// The same of a later Linux, whose KVM gives guests the counters themselves.
+    KvmMediated,
+    /// A guest of KVM without counters.
+    KvmNone,
     /// Linux with perf events.
     Native,
 }
@@ -39,6 +46,8 @@ enum What {
     Read,
     /// System calls, samples and switches.
     Switch,
+    /// In guests of KVM: exits that switch no vCPU, RDPMC, and having another event counted.
+    Operations,
 }
 
 /// Measures what a read, a sample and a switch cost, beside perf events.
@@ -55,11 +64,15 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let wanted = |machine: &&Machine| args.only.is_none_or(|only| only == **machine);
     let machines: Vec<Machine> = Machine::value_variants().iter().filter(wanted).copied().collect();
-    if args.what != Some(What::Switch) {
+    let asked = |what| args.what.is_none_or(|only| only == what);
+    if asked(What::Read) {
         reads(&machines)?;
     }
-    if args.what != Some(What::Read) {
+    if asked(What::Switch) {
         switches(&machines)?;
+    }
+    if asked(What::Operations) {
+        operations(&machines)?;
     }
     Ok(())
 }
@@ -69,7 +82,8 @@ fn reads(machines: &[Machine]) -> Result<()> {
     print!("{}", sh::output(&mut Command::new(guest::programs("benches")?.join("tsc-ratio")))?);
     println!("\none read, instructions");
     // In PV guests vpmu lets nobody read directly.
-    for machine in machines.iter().filter(|machine| **machine != Machine::Vpmu) {
+    let nobody = [Machine::Vpmu, Machine::KvmNone];
+    for machine in machines.iter().filter(|machine| !nobody.contains(machine)) {
         for line in output(machine.spec("read-cost", 1)?)?.lines() {
             println!("{}{line}", machine.prefix());
         }
@@ -78,7 +92,7 @@ fn reads(machines: &[Machine]) -> Result<()> {
 }
 
 fn switches(machines: &[Machine]) -> Result<()> {
-    for machine in machines {
+    for machine in machines.iter().filter(|machine| **machine != Machine::KvmNone) {
         print!("\n{}\n", machine.heading());
         // One CPU for two of them, where there is somebody to share it out.
         let vcpus = if matches!(machine, Machine::Native) { 1..=1 } else { 1..=2 };
@@ -89,7 +103,20 @@ fn switches(machines: &[Machine]) -> Result<()> {
     Ok(())
 }
 
+fn operations(machines: &[Machine]) -> Result<()> {
+    for machine in machines.iter().filter(|machine| machine.is_guest_of_kvm()) {
+        let mut spec = machine.spec("sample-cost", 1)?;
+        spec.command.push("operations".into());
+        print!("\n{}\n{}", machine.heading(), output(spec)?);
+    }
+    Ok(())
+}
+
 impl Machine {
+    const fn is_guest_of_kvm(self) -> bool {
+        matches!(self, Self::Kvm | Self::KvmVpmu | Self::KvmMediated | Self::KvmNone)
+    }
+
     /// A run of this program on it, in a guest of so many vCPUs.
     fn spec(self, program: &str, vcpus: u32) -> Result<Spec> {
         let topology = match self {
@@ -97,7 +124,9 @@ impl Machine {
             Self::Native => "native",
             Self::Pvh => return tenants::bench(program, vcpus, false),
             Self::PvhVpmu => return tenants::bench(program, vcpus, true),
-            Self::Kvm | Self::KvmVpmu => return self.guest_of_kvm(program, vcpus),
+            Self::Kvm | Self::KvmVpmu | Self::KvmMediated | Self::KvmNone => {
+                return self.guest_of_kvm(program, vcpus);
+            }
         };
         let mut spec = Spec::new(topology, [format!("/work/{program}")])?.deterministic();
         if self != Self::Perfctr {
@@ -117,10 +146,18 @@ impl Machine {
         spec.vcpus(vcpus)?;
         let host = spec.topology.kvm.as_mut().context("no host")?;
         host.calm = true;
-        if self == Self::KvmVpmu {
+        if self != Self::Kvm {
             spec.module = false;
             (host.args, host.allow) = ("enable_pmu=1".to_owned(), false);
             host.cpu = host.cpu.replace("pmu=off", "pmu=on");
+        }
+        match self {
+            Self::KvmMediated => {
+                host.release = Some(MEDIATED.to_owned());
+                host.amd_args = "enable_mediated_pmu=1".to_owned();
+            }
+            Self::KvmNone => host.args = "enable_pmu=0".to_owned(),
+            _ => {}
         }
         spec.timeout = Duration::from_secs(1800);
         spec.add_program("benches", program)?;
@@ -136,6 +173,8 @@ impl Machine {
             Self::PvhVpmu => "PVH with vpmu, ring 0 is the hypervisor's",
             Self::Kvm => "KVM with perfctr, ring 0 is the host's",
             Self::KvmVpmu => "KVM with its PMU, ring 0 is the host's",
+            Self::KvmMediated => "KVM with its mediated PMU, ring 0 is the host's",
+            Self::KvmNone => "KVM without a PMU, ring 0 is the host's",
             Self::Native => "no hypervisor, ring 0 is the kernel's",
         }
     }
@@ -147,6 +186,7 @@ impl Machine {
             Self::PvhVpmu => "PVH, vpmu: ",
             Self::Kvm => "KVM: ",
             Self::KvmVpmu => "KVM, its PMU: ",
+            Self::KvmMediated => "KVM, its mediated PMU: ",
             _ => "",
         }
     }
