@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr domains`, on a Xen host: which domains may count, and with what.
+//! `perfctr domains`, on a host: which domains may count, and with what.
 
 use std::collections::HashMap;
+use std::fs;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use perfctr::CAPS_SAMPLING;
-use perfctr::host::Host;
+use perfctr::host::{Domain, Host};
+use serde_json::json;
 use shared_abi::caps::CAPS_ALL_EVENTS;
 
 /// What to do.
@@ -19,14 +21,20 @@ pub struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    /// Lists a KVM host's virtual machines, and says which of them may count.
+    List {
+        /// Prints JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Lets a domain count.
     Allow {
-        /// Its number or name.
+        /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
     },
     /// Forbids a domain to count; it stops at once.
     Forbid {
-        /// Its number or name.
+        /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
     },
     /// Says what guests may use.
@@ -37,8 +45,18 @@ enum Action {
     },
 }
 
-/// Domains' names, of which Xen knows nothing: the toolstack's list, if there is one.
-fn names() -> HashMap<u32, String> {
+/// Names that the host's tools have given, by numbers.
+type Names = HashMap<u32, String>;
+
+/// Of the machines that the driver lists, whose processes' arguments name them, or else of Xen's
+/// toolstack, if there is one.
+fn names(domains: Option<&[Domain]>) -> Names {
+    let Some(domains) = domains else { return names_of_xl() };
+    let name = |domain: &Domain| Some((domain.id, name_of_process(domain.id)?));
+    domains.iter().filter_map(name).collect()
+}
+
+fn names_of_xl() -> Names {
     let listed = Command::new("xl").arg("list").output();
     let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     let parse = |line: &str| {
@@ -49,24 +67,73 @@ fn names() -> HashMap<u32, String> {
     listed.unwrap_or_default().lines().filter_map(parse).collect()
 }
 
-fn number(domain: &str) -> Result<u32> {
-    let named = || names().into_iter().find(|(_, name)| name == domain).map(|(number, _)| number);
-    domain.parse().ok().or_else(named).with_context(|| format!("there is no domain {domain}"))
+/// What QEMU was told to call its machine.
+fn name_of_process(id: u32) -> Option<String> {
+    let words = fs::read(format!("/proc/{id}/cmdline")).ok()?;
+    let words = String::from_utf8_lossy(&words).into_owned();
+    name_of_arguments(words.split('\0'))
+}
+
+/// That of `-name NAME,...` or `-name guest=NAME,...`.
+fn name_of_arguments<'a>(words: impl Iterator<Item = &'a str>) -> Option<String> {
+    let mut options = words.skip_while(|word| !matches!(*word, "-name" | "--name")).skip(1);
+    let mut parts = options.next()?.split(',');
+    let first = parts.clone().next().filter(|first| !first.contains('='));
+    let named = || parts.find_map(|part| part.strip_prefix("guest="));
+    Some(first.or_else(named)?.to_owned())
+}
+
+/// What a domain is called by: its number, or its name if only one is called so.
+fn number(domain: &str, names: impl FnOnce() -> Result<Names>) -> Result<u32> {
+    if let Ok(number) = domain.parse() {
+        return Ok(number);
+    }
+    let called = names()?.into_iter().filter(|(_, name)| name == domain);
+    let called: Vec<u32> = called.map(|(id, _)| id).collect();
+    match called[..] {
+        [number] => Ok(number),
+        [] => bail!("there is no domain {domain}"),
+        _ => bail!("domain {domain}: {} are called so, expected a number", called.len()),
+    }
 }
 
 /// `perfctr domains`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let host = Host::open()?;
+    let allow = |domain: &str, allowed| {
+        let id = number(domain, || Ok(names(host.domains()?.as_deref())))?;
+        host.allow(id, allowed).with_context(|| format!("domain {domain}"))
+    };
     match &options.action {
-        Action::Allow { domain } => {
-            host.allow(number(domain)?, true).with_context(|| format!("domain {domain}"))?;
-        }
-        Action::Forbid { domain } => {
-            host.allow(number(domain)?, false).with_context(|| format!("domain {domain}"))?;
-        }
+        Action::List { json } => list(&host, *json)?,
+        Action::Allow { domain } => allow(domain, true)?,
+        Action::Forbid { domain } => allow(domain, false)?,
         Action::Limits { json } => limits(&host, *json)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn list(host: &Host, json: bool) -> Result<()> {
+    let domains = host.domains()?.context(
+        "Xen's driver tells nobody what it lets each domain do; `xl list` says which there are",
+    )?;
+    let names = names(Some(&domains));
+    if json {
+        let domain = |domain: &Domain| {
+            let name = names.get(&domain.id);
+            json!({ "id": domain.id, "allowed": domain.allowed, "name": name })
+        };
+        let domains: Vec<_> = domains.iter().map(domain).collect();
+        println!("{}", serde_json::to_string_pretty(&domains)?);
+        return Ok(());
+    }
+    println!("{:>8}  {:<9}  name", "process", "may count");
+    for domain in &domains {
+        let allowed = if domain.allowed { "yes" } else { "no" };
+        let name = names.get(&domain.id).map_or("", String::as_str);
+        println!("{}", format!("{:>8}  {allowed:<9}  {name}", domain.id).trim_end());
+    }
+    Ok(())
 }
 
 fn limits(host: &Host, json: bool) -> Result<()> {
@@ -74,7 +141,7 @@ fn limits(host: &Host, json: bool) -> Result<()> {
     let samples = caps.can(CAPS_SAMPLING);
     let all_events = caps.can(CAPS_ALL_EVENTS);
     if json {
-        let limits = serde_json::json!({
+        let limits = json!({
             "general": caps.general, "fixed": caps.fixed, "samples": samples,
             "all_events": all_events,
         });
@@ -90,4 +157,31 @@ fn limits(host: &Host, json: bool) -> Result<()> {
     println!("events     {events}");
     println!("sampling   {}", if samples { "yes" } else { "no: these counters do not interrupt" });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_called_what_qemu_was_told() {
+        let name = |line: &str| name_of_arguments(line.split(' '));
+        assert_eq!(name("qemu -name guest=web,debug-threads=on -m 1G").unwrap(), "web");
+        assert_eq!(name("qemu -m 1G -name web,debug-threads=on").unwrap(), "web");
+        assert_eq!(name("qemu -name debug-threads=on,guest=web").unwrap(), "web");
+        for nameless in ["qemu -m 1G", "qemu -name", "qemu -name debug-threads=on"] {
+            assert_eq!(name(nameless), None, "{nameless}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_several_have_is_nobodys() {
+        let names = [(7, "web"), (8, "web"), (9, "mail")].map(|(id, name)| (id, name.to_owned()));
+        let number = |domain| number(domain, || Ok(names.clone().into_iter().collect()));
+        assert_eq!(number("mail").unwrap(), 9);
+        assert_eq!(number("11").unwrap(), 11);
+        let error = |domain| number(domain).unwrap_err().to_string();
+        assert_eq!(error("web"), "domain web: 2 are called so, expected a number");
+        assert_eq!(error("news"), "there is no domain news");
+    }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::str::FromStr;
 
-use perfctr::host::Host;
+use perfctr::host::Xen;
 use perfctr::raw::{Device, Surroundings};
 use raw_cpuid::{CpuId, CpuIdReaderNative, Hypervisor as Kind};
 use serde::Serialize;
@@ -89,7 +89,7 @@ pub struct Driver {
 impl Driver {
     /// Its answer, or why there is none.
     pub fn ask() -> Result<Self, String> {
-        let driver = Host::open().and_then(|host| host.driver());
+        let driver = Xen::open().and_then(|host| host.driver());
         let driver = driver.map_err(|error| error.to_string())?;
         Ok(Self {
             abi: abi(driver.abi),

@@ -33,7 +33,7 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Says on a Xen host which domains may count, and with what.
+    /// Says on a Xen or a KVM host which domains may count, and with what.
     Domains(domains::Options),
     /// Lets Prometheus and others scrape counts of processes, threads and cgroups.
     Export(export::Options),

@@ -295,6 +295,11 @@ bool perfctr_core_interrupt(struct perfctr_core_cpu *cpu, struct perfctr_core_vc
 void perfctr_core_add_stats(const struct perfctr_core_cpu *cpu, struct perfctr_hv_stats *total);
 
 /*
+ * What a guest is told that may not count; see hv_driver::hypercall::answer.
+ */
+void perfctr_core_query(const struct perfctr_core_driver *driver, struct perfctr_hv_query *query);
+
+/*
  * Serves a hypercall; gives 0 or a negative error number.
  */
 int perfctr_core_hypercall(const struct perfctr_core_driver *driver,

@@ -107,7 +107,8 @@ pub fn serve(
 ) -> Result<bool, Errno> {
     match decode(driver, op, bytes)? {
         Request::Query => {
-            answer(driver, caller.is_allowed(), caller.machine(), bytes)?;
+            let told = answer(driver, caller.is_allowed(), caller.machine());
+            told.write_to(bytes).map_err(|_| Errno::INVAL)?;
             return Ok(true);
         }
         Request::Register { gfn, observer, goes_on } => {
@@ -248,18 +249,18 @@ fn query(bytes: &[u8]) -> Result<Request, Errno> {
     if guest.abi_major == u32::from(ABI_MAJOR) { Ok(Request::Query) } else { Err(Errno::PROTO) }
 }
 
-fn answer(driver: &Driver, allowed: bool, machine: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+/// What a guest is told that may count or not.
+pub fn answer(driver: &Driver, allowed: bool, machine: u64) -> HvQuery {
     let enabled = if allowed { FEATURE_ENABLED } else { 0 };
     let cost = if driver.cost.is_some() { FEATURE_COST } else { 0 };
-    let answer = HvQuery {
+    HvQuery {
         abi_major: u32::from(ABI_MAJOR),
         abi_minor: u32::from(ABI_MINOR),
         features: enabled | cost,
         caps: WireCaps::from(&driver.caps),
         machine,
         ..HvQuery::default()
-    };
-    answer.write_to(bytes).map_err(|_| Errno::INVAL)
+    }
 }
 
 fn decode_load(driver: &Driver, bytes: &[u8]) -> Result<Request, Errno> {

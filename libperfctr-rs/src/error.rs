@@ -82,6 +82,17 @@ pub enum Error {
     /// The kernel published something that makes no sense.
     #[error("malformed {0}")]
     Malformed(&'static str),
+    /// This is no host: neither of these files is here.
+    #[error(
+        "found neither {xen}, which Xen's domains have, nor {kvm}, which a KVM with the driver \
+         inside has: expected one on a host"
+    )]
+    NoHost {
+        /// Of Xen.
+        xen: &'static str,
+        /// Of KVM.
+        kvm: &'static str,
+    },
     /// The kernel refused a request.
     #[error("cannot {operation}: {source}")]
     Kernel {

@@ -14,7 +14,7 @@ use core::ffi::{c_int, c_void};
 use hv_driver::guest::Clock;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Cpuid, Driver, Guest, Left, Pcpu, Refusal, Registration, Settings, Vcpu};
-use shared_abi::hypercall::{HvPlace, HvStats};
+use shared_abi::hypercall::{HvPlace, HvQuery, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
 mod call;
@@ -298,6 +298,12 @@ pub extern "C" fn perfctr_core_interrupt(
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_add_stats(cpu: &CpuObject, total: &mut HvStats) {
     cpu.pcpu.stats.add_to(total);
+}
+
+/// What a guest is told that may not count; see [`hv_driver::hypercall::answer`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_query(driver: &Driver, query: &mut HvQuery) {
+    *query = hv_driver::hypercall::answer(driver, false, 0);
 }
 
 /// Serves a hypercall; gives 0 or a negative error number.

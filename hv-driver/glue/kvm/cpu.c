@@ -161,22 +161,43 @@ void perfctr_glue_add_stats(struct perfctr_hv_stats *total)
 	on_each_cpu(add_stats, &sum, 1);
 }
 
-/* Its numbers, in their order. */
+/* A structure's numbers, in their order. */
+static int emit(char *text, const void *structure, size_t bytes)
+{
+	const u64 *number = structure;
+	int i, length = 0;
+
+	for (i = 0; i < bytes / sizeof(*number); i++)
+		length += sysfs_emit_at(text, length, "%llu\n", number[i]);
+	return length;
+}
+
 static int get_stats(char *text, const struct kernel_param *unused)
 {
 	struct perfctr_hv_stats stats;
-	const u64 *number = (const u64 *)&stats;
-	int i, length = 0;
 
 	if (!perfctr_on)
 		return -ENODEV;
 	perfctr_glue_add_stats(&stats);
-	for (i = 0; i < sizeof(stats) / sizeof(*number); i++)
-		length += sysfs_emit_at(text, length, "%llu\n", number[i]);
-	return length;
+	return emit(text, &stats, sizeof(stats));
+}
+
+static int get_query(char *text, const struct kernel_param *unused)
+{
+	struct perfctr_hv_query query;
+
+	if (!perfctr_on)
+		return -ENODEV;
+	perfctr_core_query(perfctr_driver(), &query);
+	return emit(text, &query, sizeof(query));
 }
 
 static const struct kernel_param_ops perfctr_stats_ops = { .get = get_stats };
 
 /* What the driver has done, as OP_STATS gives it to a control domain of Xen's. */
 module_param_cb(perfctr_stats, &perfctr_stats_ops, NULL, 0400);
+
+static const struct kernel_param_ops perfctr_query_ops = { .get = get_query };
+
+/* What the driver has, as OP_QUERY gives it to guests. */
+module_param_cb(perfctr_query, &perfctr_query_ops, NULL, 0400);

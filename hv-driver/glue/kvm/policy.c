@@ -101,7 +101,7 @@ int perfctr_glue_set_policy(uint32_t pid, bool allowed)
 static int set(const char *text, bool allowed)
 {
 	u32 pid;
-	int err = kstrtou32(text, 0, &pid);
+	int err = perfctr_on ? kstrtou32(text, 0, &pid) : -ENODEV;
 
 	return err ?: perfctr_glue_set_policy(pid, allowed);
 }
@@ -122,3 +122,34 @@ static const struct kernel_param_ops perfctr_forbid_ops = { .set = forbid };
 /* Written with a process's number; each machine that it has made may count. */
 module_param_cb(perfctr_allow, &perfctr_allow_ops, NULL, 0200);
 module_param_cb(perfctr_forbid, &perfctr_forbid_ops, NULL, 0200);
+
+/* A process, and 0 or 1. */
+#define PERFCTR_LINE_BYTES sizeof("4194304 1")
+
+static int list_machines(char *text, const struct kernel_param *unused)
+{
+	struct kvm *kvm;
+	int length = 0;
+
+	if (!perfctr_on)
+		return -ENODEV;
+	mutex_lock(&kvm_lock);
+	list_for_each_entry(kvm, &vm_list, vm_list) {
+		if (length > PAGE_SIZE - 1 - PERFCTR_LINE_BYTES) {
+			length = -E2BIG;
+			break;
+		}
+		length += sysfs_emit_at(text, length, "%d %d\n",
+					kvm->userspace_pid,
+					perfctr_allowed(kvm));
+	}
+	mutex_unlock(&kvm_lock);
+	return length;
+}
+
+static const struct kernel_param_ops perfctr_domains_ops = {
+	.get = list_machines,
+};
+
+/* Each machine, by the process that has made it, and whether it may count. */
+module_param_cb(perfctr_domains, &perfctr_domains_ops, NULL, 0400);

@@ -5,7 +5,7 @@ use std::{fmt, fs, io};
 
 use super::types::Provider;
 use crate::error::Error;
-use crate::host::{Driver, Host};
+use crate::host::{Driver, Xen};
 
 /// A provider's answer to somebody who wanted counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,7 +267,7 @@ impl Refusal {
 /// Why the module could not be loaded either, for those whom the hypervisor answers: root.
 fn at_hypervisor() -> Option<Refusal> {
     let refusal = |cause, errno| Some(Refusal { provider: Provider::Paravirt, cause, errno });
-    match Host::open().ok()?.driver() {
+    match Xen::open().ok()?.driver() {
         Ok(Driver { allows: false, .. }) => refusal(Cause::Forbidden, libc::EPERM),
         Err(Error::Kernel { source, .. }) => match source.raw_os_error()? {
             errno @ libc::ENOSYS => refusal(Cause::NoDriver, errno),

@@ -78,6 +78,14 @@ pub enum Request {
         /// It may count.
         allowed: bool,
     },
+    /// [`Kvm::limits`].
+    Limits,
+    /// [`Kvm::domains`].
+    Domains,
+    /// [`Kvm::allow_by_name`].
+    AllowByName(bool),
+    /// [`Kvm::allow_nobody`].
+    AllowNobody,
 }
 
 impl Display for Request {
@@ -92,6 +100,10 @@ impl Display for Request {
                 write!(f, "move {} {}", u64::from(live), u64::from(allowed))
             }
             Self::Neighbour { allowed } => write!(f, "neighbour {}", u64::from(allowed)),
+            Self::Limits => write!(f, "limits"),
+            Self::Domains => write!(f, "domains"),
+            Self::AllowByName(allowed) => write!(f, "allow-by-name {}", u64::from(allowed)),
+            Self::AllowNobody => write!(f, "allow-nobody"),
         }
     }
 }
@@ -111,6 +123,10 @@ impl FromStr for Request {
             ("stats", []) => Self::Stats,
             ("move", &[live, allowed]) => Self::Move { live: live == 1, allowed: allowed == 1 },
             ("neighbour", &[allowed]) => Self::Neighbour { allowed: allowed == 1 },
+            ("limits", []) => Self::Limits,
+            ("domains", []) => Self::Domains,
+            ("allow-by-name", &[allowed]) => Self::AllowByName(allowed == 1),
+            ("allow-nobody", []) => Self::AllowNobody,
             _ => bail!("no request: {line}"),
         })
     }
@@ -171,6 +187,44 @@ impl Kvm {
     /// `EIO` it has not, and the host's console says why.
     pub fn neighbour(&self, allowed: bool) -> Result<Vec<u64>, Refusal> {
         self.ask(Request::Neighbour { allowed })
+    }
+
+    /// What the host's `perfctr domains limits` says: general counters, fixed ones, and whether
+    /// they sample.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` it has failed, and the host's console says why.
+    pub fn limits(&self) -> Result<Vec<u64>, Refusal> {
+        self.ask(Request::Limits)
+    }
+
+    /// What the host's `perfctr domains list` says of each machine: whether it runs this guest, and
+    /// whether it may count.
+    ///
+    /// # Errors
+    ///
+    /// As for [`limits`](Self::limits).
+    pub fn domains(&self) -> Result<Vec<u64>, Refusal> {
+        self.ask(Request::Domains)
+    }
+
+    /// `perfctr domains allow`, or `forbid`, by the machine's name.
+    ///
+    /// # Errors
+    ///
+    /// As for [`limits`](Self::limits).
+    pub fn allow_by_name(&self, allowed: bool) -> Result<(), Refusal> {
+        self.ask(Request::AllowByName(allowed)).map(drop)
+    }
+
+    /// `perfctr domains allow` of a process that runs no machine; gives its exit status.
+    ///
+    /// # Errors
+    ///
+    /// As for [`limits`](Self::limits), also if it does not name the process.
+    pub fn allow_nobody(&self) -> Result<Vec<u64>, Refusal> {
+        self.ask(Request::AllowNobody)
     }
 
     fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
@@ -261,6 +315,10 @@ mod tests {
             Request::Stats,
             Request::Move { live: true, allowed: false },
             Request::Neighbour { allowed: true },
+            Request::Limits,
+            Request::Domains,
+            Request::AllowByName(false),
+            Request::AllowNobody,
         ] {
             assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
         }

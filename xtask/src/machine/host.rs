@@ -29,6 +29,8 @@ const FIRMWARE: [&str; 5] = [
 ];
 /// What moves the guest's vCPUs, and competes with them.
 const DISTURBER: &str = "host";
+/// What says who may count.
+const COMMAND: &str = "perfctr";
 /// Where the guest's kernel and files are on the host.
 const GUEST: &str = "machine";
 /// Where the guest's tests ask the disturber for something.
@@ -68,8 +70,10 @@ pub fn layer(
         let content = fs::read(path).with_context(|| path.to_owned())?;
         archive.file(path.trim_start_matches('/'), 0o644, &content)?;
     }
-    let disturber = fs::read(guest::programs("vm-tests")?.join(DISTURBER))?;
-    archive.file(&format!("{GUEST}/{DISTURBER}"), 0o755, &disturber)?;
+    for (package, program) in [("vm-tests", DISTURBER), ("cli", COMMAND)] {
+        let content = fs::read(guest::programs(package)?.join(program))?;
+        archive.file(&format!("{GUEST}/{program}"), 0o755, &content)?;
+    }
     archive.file(&format!("{GUEST}/vmlinux"), 0o644, &fs::read(&guests.image)?)?;
     archive.file(&format!("{GUEST}/initrd"), 0o644, initrd)?;
     archive.file("etc/testbed/modules", 0o644, modules.join("\n").as_bytes())?;

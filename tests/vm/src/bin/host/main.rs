@@ -2,6 +2,7 @@
 //! On the host of a KVM guest: lets it count if it is to, moves its vCPUs between the physical
 //! CPUs, takes these from them, and does what the guest's tests ask for, until it has ended.
 
+mod domains;
 mod qmp;
 mod serve;
 

@@ -15,7 +15,7 @@ use vm_tests::raw::Refusal;
 use vm_tests::threads::run_on;
 
 use crate::qmp::Monitor;
-use crate::{BETWEEN_LOOKS, FORBID, allow, vcpus, write};
+use crate::{BETWEEN_LOOKS, FORBID, allow, domains, vcpus, write};
 
 /// What the driver has done, as numbers.
 const STATS: &str = "/sys/module/kvm/parameters/perfctr_stats";
@@ -89,6 +89,10 @@ impl<'a> Server<'a> {
                     eprintln!("the neighbour: {error:#}");
                     Refusal::EIO
                 }),
+                Request::Limits => said(domains::limits()),
+                Request::Domains => said(domains::list(self.guest.process())),
+                Request::AllowByName(allowed) => said(domains::allow(allowed)),
+                Request::AllowNobody => said(domains::allow_nobody()),
                 request => self.act(request),
             };
             writeln!(port.get_mut(), "{}", answer(outcome))?;
@@ -120,7 +124,7 @@ impl<'a> Server<'a> {
             Request::Allow(true) => allow(self.guest.process())?,
             Request::Allow(false) => write(FORBID, &self.guest.process().to_string())?,
             Request::Stats => return numbers(STATS),
-            Request::Move { .. } | Request::Neighbour { .. } => return Err(Refusal::EINVAL),
+            _ => return Err(Refusal::EINVAL),
         }
         Ok(Vec::new())
     }
@@ -177,6 +181,9 @@ impl<'a> Server<'a> {
             fs::write(format!("{NEIGHBOURS_PORTS}{port}"), "")?;
         }
         let mut child = spawn(Command::new(&words[0]).args(&words[1..]), allowed)?;
+        let listed = domains::list(self.guest.process())?;
+        let (own, other) = ([1, 1], [0, u64::from(allowed)]);
+        ensure!(listed == [other, own].concat(), "{listed:?}");
         let status = child.wait()?;
         let said = [0, 1, 2].map(|port| fs::read_to_string(format!("{NEIGHBOURS_PORTS}{port}")));
         let [control, stdout, stderr] = said;
@@ -215,6 +222,14 @@ impl Drop for Server<'_> {
             child.wait().ok();
         }
     }
+}
+
+/// What the command has said, or why it has not.
+fn said(outcome: Result<Vec<u64>>) -> Result<Vec<u64>, Refusal> {
+    outcome.map_err(|error| {
+        eprintln!("perfctr domains: {error:#}");
+        Refusal::EIO
+    })
 }
 
 /// Starts what runs a guest, and lets that count or not, before it has executed much.

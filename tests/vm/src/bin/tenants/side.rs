@@ -12,6 +12,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
+use perfctr::{CAPS_SAMPLING, Provider, Session};
 use vm_tests::host::Host as _;
 use vm_tests::kvm::{Kvm, NEIGHBOUR};
 use vm_tests::module;
@@ -32,6 +33,7 @@ pub fn run() -> Result<ExitCode> {
     }
     module::load()?;
     let (kvm, mut tally) = (Kvm::open()?, Tally::default());
+    policy(&mut tally, &kvm)?;
     let whose = "a guest of KVM beside one that may not count";
     let told = beside(&mut tally, &kvm, whose, false)?;
     let [errno, signal] = told[..] else { anyhow::bail!("the neighbour says {told:?}") };
@@ -53,6 +55,31 @@ pub fn run() -> Result<ExitCode> {
     let cleared = kvm.stats()?.residue_clears > clears;
     tally.check("counters were cleared of what the one before had counted", equal(cleared, true));
     Ok(tally.finish())
+}
+
+/// The host's administrator lists this guest, forbids it to count, and lets it again.
+fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
+    let caps = Session::open_with(Provider::Paravirt)?.description().caps;
+    let caps = caps.context("no counters")?;
+    let samples = u64::from(caps.can(CAPS_SAMPLING));
+    let expected = vec![caps.general.into(), caps.fixed.into(), samples];
+    tally.check("the host's limits are what its guest has", equal(kvm.limits()?, expected));
+    let mut seen = vec![kvm.domains()?];
+    kvm.allow_by_name(false)?;
+    seen.push(kvm.domains()?);
+    let forbidden = Session::open_with(Provider::Paravirt).err().map(|error| error.to_string());
+    kvm.allow_by_name(true)?;
+    seen.push(kvm.domains()?);
+    let allowed = Session::open_with(Provider::Paravirt).is_ok();
+    let words = forbidden.unwrap_or_default();
+    let right = words.contains("the host does not let this domain count") && allowed;
+    let outcome = right.then_some(()).ok_or(format!("{words}; then allowed: {allowed}"));
+    tally.check("the host forbids its guest by its name, and allows it again", outcome);
+    let expected = [[1, 1], [1, 0], [1, 1]].map(Vec::from);
+    tally.check("the host's list says who may count", equal(seen, Vec::from(expected)));
+    let refused = kvm.allow_nobody()?;
+    tally.check("a process that runs no guest is named", equal(refused, vec![125]));
+    Ok(())
 }
 
 /// Counts as long as the neighbour is there; gives what that says.

@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The hypervisor, for administrators: which domains may count, and with what.
-//!
-//! Any domain's may ask what its own may; only that of the control domain may change it.
+//! The driver in Xen, by hypercalls.
 #![expect(unsafe_code, reason = "a hypercall's ioctl takes a pointer, and its argument is mapped")]
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
-use shared_abi::PmuCaps;
-use shared_abi::hypercall::{
-    FEATURE_ENABLED, HYPERCALL_NUMBER, HvDomain, HvQuery, OP_DOMAIN, OP_QUERY,
-};
+use shared_abi::hypercall::{HYPERCALL_NUMBER, HvDomain, HvQuery, OP_DOMAIN, OP_QUERY};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::Driver;
 use crate::error::Error;
 
-const PRIVCMD: &str = "/dev/xen/privcmd";
+pub(super) const PRIVCMD: &str = "/dev/xen/privcmd";
 /// Memory that the kernel does not move.  Xen finds only what is mapped when it looks.
 const MEMORY: &str = "/dev/xen/hypercall";
 const MEMORY_BYTES: usize = 4096;
@@ -34,25 +31,21 @@ struct Hypercall {
     arguments: [u64; 5],
 }
 
-/// The hypervisor's driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Driver {
-    /// Major and minor of its interface.
-    pub abi: (u32, u32),
-    /// Whether the calling domain may count.
-    pub allows: bool,
-    /// The counters that guests may use.
-    pub caps: PmuCaps,
-}
-
-/// The way to the hypervisor's driver.
+/// The way to the driver in the hypervisor of the calling domain.
+///
+/// Any domain's administrator may ask what that one may; only the control domain's may change it.
 #[derive(Debug)]
-pub struct Host {
+pub struct Xen {
     privcmd: File,
     memory: Mutex<MmapMut>,
 }
 
-impl Host {
+impl Xen {
+    /// Whether this is a domain of Xen's whose kernel lets programs make hypercalls.
+    pub(super) fn is_here() -> bool {
+        Path::new(PRIVCMD).exists()
+    }
+
     /// Opens Xen's devices.
     ///
     /// # Errors
@@ -82,11 +75,7 @@ impl Host {
             ..HvQuery::default()
         };
         self.call(OP_QUERY, &mut query).map_err(Error::kernel("ask the driver what it has"))?;
-        Ok(Driver {
-            abi: (query.abi_major, query.abi_minor),
-            allows: query.features & FEATURE_ENABLED != 0,
-            caps: PmuCaps::from_wire(&query.caps).ok_or(Error::Malformed("capabilities"))?,
-        })
+        Driver::new(&query)
     }
 
     /// Lets a domain count, or forbids it; one that is forbidden stops at once.

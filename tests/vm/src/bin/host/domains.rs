@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The command `perfctr domains` on the host, as its administrator uses it.
+
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+const PERFCTR: &str = "/machine/perfctr";
+/// What QEMU is told to call the machine.
+const NAME: &str = "guest";
+/// The first process, which runs no machine.
+const NOBODY: &str = "1";
+
+/// General and fixed counters, and whether they sample.
+pub fn limits() -> Result<Vec<u64>> {
+    let limits = json(&["limits", "--json"])?;
+    let number = |key: &str| limits[key].as_u64().with_context(|| format!("{key} in {limits}"));
+    let samples = limits["samples"].as_bool().context("samples")?;
+    Ok(vec![number("general")?, number("fixed")?, samples.into()])
+}
+
+/// Of each machine: whether it is this process's, and whether it may count.
+pub fn list(process: Pid) -> Result<Vec<u64>> {
+    let domains = json(&["list", "--json"])?;
+    let text = said(&["list"])?;
+    let mut all = Vec::new();
+    for domain in domains.as_array().context("no list")? {
+        let id = domain["id"].as_i64().with_context(|| domain.to_string())?;
+        let allowed = domain["allowed"].as_bool().with_context(|| domain.to_string())?;
+        ensure!(domain["name"] == NAME, "{domain}");
+        let answer = if allowed { "yes" } else { "no" };
+        let row = [id.to_string(), answer.to_owned(), NAME.to_owned()];
+        let has = text.lines().any(|line| line.split_whitespace().eq(&row));
+        ensure!(has, "no line {row:?} in {text}");
+        let own = id == i64::from(process.as_raw());
+        all.extend([own, allowed].map(u64::from));
+    }
+    ensure!(text.lines().count() == 1 + all.len() / 2, "{text}");
+    Ok(all)
+}
+
+/// By the machine's name, which only one has.
+pub fn allow(allowed: bool) -> Result<Vec<u64>> {
+    said(&[if allowed { "allow" } else { "forbid" }, NAME])?;
+    Ok(Vec::new())
+}
+
+/// Gives the exit status.
+pub fn allow_nobody() -> Result<Vec<u64>> {
+    let output = run(&["allow", NOBODY])?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    ensure!(words.contains("domain 1") && words.contains("No such process"), "{words}");
+    Ok(vec![output.status.code().context("a signal")? as u64])
+}
+
+fn json(arguments: &[&str]) -> Result<Value> {
+    let text = said(arguments)?;
+    serde_json::from_str(&text).with_context(|| text)
+}
+
+fn said(arguments: &[&str]) -> Result<String> {
+    let output = run(arguments)?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{arguments:?}: {}, {words}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn run(arguments: &[&str]) -> Result<Output> {
+    Command::new(PERFCTR).arg("domains").args(arguments).output().context(PERFCTR)
+}
