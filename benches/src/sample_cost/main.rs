@@ -113,7 +113,8 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     let (without, none) = execute(NEVER)?;
     let (with, told) = execute(PERIOD)?;
     ensure!(none == 0, "{name}: {none} samples of a period that has not passed");
-    ensure!(told >= SAMPLES, "{name}: {told} samples, {SAMPLES} expected");
+    // What a peer loses is in the table.
+    ensure!(told > 0, "{name}: no samples, {SAMPLES} expected");
     let name = format!("a sample: {name}");
     print(&name, &format!("{told}/{SAMPLES}"), &with.per(told), &without.per(told));
     Ok(told)
