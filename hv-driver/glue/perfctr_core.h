@@ -319,6 +319,11 @@ extern bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value);
 extern bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value);
 
 /*
+ * The current vCPU is entered with `inside` in the register that enables counters, and left
+ */
+extern void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside);
+
+/*
  * Copies the hypercall's argument in; gives 0 or a negative error number.
  */
 extern int perfctr_glue_copy_in(void *caller, void *to, uint32_t length);

@@ -56,6 +56,8 @@ pub enum Gate {
     Selectors,
     /// Each selector is limited to guests.
     GuestOnly,
+    /// The hardware loads the register that enables counters whenever the guest is entered or left.
+    Entry,
 }
 
 impl Gate {
@@ -63,6 +65,7 @@ impl Gate {
     pub const fn new(caps: &PmuCaps, rings: Rings) -> Self {
         match rings {
             Rings::Hardware if caps.can(CAPS_GUEST_ONLY) => Self::GuestOnly,
+            Rings::Hardware if caps.can(CAPS_GLOBAL_INTEL) => Self::Entry,
             _ if caps.can(CAPS_GLOBAL_INTEL) || caps.can(CAPS_GLOBAL_AMD) => Self::Global,
             _ => Self::Selectors,
         }
@@ -88,7 +91,7 @@ impl Guest {
     pub const fn can_count(&self, caps: &PmuCaps) -> bool {
         match self.rings {
             Rings::Folded => true,
-            Rings::Hardware => caps.can(CAPS_GUEST_ONLY),
+            Rings::Hardware => matches!(Gate::new(caps, self.rings), Gate::GuestOnly | Gate::Entry),
         }
     }
 

@@ -249,9 +249,9 @@ impl<P: Pmu> Cpu<'_, P> {
 
     /// Stops the slots in `stopped` and lets all others count if their selectors say so.
     ///
-    /// Only sampling slots are ever stopped like this, so that they keep their distance to the
-    /// overflow; it costs one register write, if anything changes, or one for each slot where there
-    /// is no register for all.
+    /// Sampling slots are stopped like this, so that they keep their distance to the overflow, and
+    /// those that the hardware lets count in the guest; it costs one register write, if anything
+    /// changes, or one for each slot where there is no register for all.
     #[inline(always)]
     pub(crate) fn enable_except(&mut self, stopped: u32) {
         if self.pcpu.stopped == stopped {

@@ -115,6 +115,10 @@ impl<P: Pmu> Pmu for Metered<'_, P> {
         self.msr_writes.set(self.msr_writes.get() + 1);
         self.pmu.wrmsr(msr, value);
     }
+
+    fn load_at_switch(&self, inside: u64, outside: u64) {
+        self.pmu.load_at_switch(inside, outside);
+    }
 }
 
 #[cfg(test)]
@@ -137,6 +141,7 @@ mod tests {
             u64::from(msr) + 2
         }
         fn wrmsr(&self, _: u32, _: u64) {}
+        fn load_at_switch(&self, _: u64, _: u64) {}
     }
 
     #[test]

@@ -15,10 +15,10 @@ use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot, VcpuPage, planted};
 
-use crate::driver::Driver;
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::{Cpu, DomainSerial, Owner};
+use crate::pmu;
 use crate::publish::{self, Left, Publisher, State};
 use crate::sampling::Sampling;
 use crate::selectors::Selectors;
@@ -52,6 +52,9 @@ pub struct Vcpu {
     owner: Owner,
     rings: Rings,
     gate: Gate,
+    /// Slots that are stopped whenever the hypervisor executes, since the hardware lets them count
+    /// when the guest is entered.
+    outside: u32,
     clock: Clock,
     config: Config,
     selectors: Selectors,
@@ -93,10 +96,14 @@ impl Vcpu {
         let owner = Owner { domain: who.domain, observer: who.guest.observer };
         cpu.admit(owner);
         publisher.register(page, who.id, &state, &shares);
+        let outside = if gate == Gate::Entry { caps.slots() } else { 0 };
+        close(cpu, outside, 0);
+        // Last, so that it is built where it is to be: hypervisors' stacks have no room for two.
         Self {
             owner,
             rings: who.guest.rings,
             gate,
+            outside,
             clock: who.guest.clock,
             config: Config::default(),
             selectors: Selectors::NONE,
@@ -128,11 +135,8 @@ impl Vcpu {
     /// The vCPU, which is switched in, gets another state than it has left: what was its page is no
     /// longer, and is not written to.
     pub fn abandon<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>) {
-        self.configure(cpu.driver, &Config::default());
-        cpu.enter(HOOK_LOAD, |cpu| {
-            cpu.program(&self.selectors, |_| ());
-            cpu.enable_except(0);
-        });
+        self.configure(cpu, &Config::default());
+        cpu.enter(HOOK_LOAD, |cpu| cpu.program(&self.selectors, |_| ()));
         cpu.run_stranger();
     }
 
@@ -168,7 +172,7 @@ impl Vcpu {
         cpu.enter(HOOK_LOAD, |cpu| {
             let _writing = self.publisher.begin(page);
             self.fold(cpu.pmu, page, self.running);
-            self.configure(cpu.driver, config);
+            self.configure(cpu, config);
             planted!(SumsResetAtLoad, (), self.shares.0.iter_mut().for_each(|own| own.sum = 0));
             self.arm(cpu);
             cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
@@ -222,7 +226,10 @@ impl Vcpu {
             if !allowed || !cpu.pcpu.counts() {
                 // Readers find direct reading invalid until the guest loads again.
                 self.state.direct = false;
-                self.configure(cpu.driver, &Config::default());
+                self.configure(cpu, &Config::default());
+            }
+            if self.outside != 0 {
+                close(cpu, self.outside, self.config.slots());
             }
             let moved = cpu.number != self.last_cpu;
             if self.config.slots() != 0 && planted!(SelectorsWrittenOnceOnly, true, moved) {
@@ -238,7 +245,7 @@ impl Vcpu {
                 self.state.tsc_start
             );
             self.run(cpu.pmu, page, mode);
-            if self.config.slots() != 0 {
+            if planted!(GlobalOfOthersKept, self.config.slots(), self.sampling.slots()) != 0 {
                 cpu.enable_except(self.stopped());
             }
             publish::state(page, &self.state);
@@ -331,7 +338,7 @@ impl Vcpu {
         self.sampling.take_place(slot)
     }
 
-    fn configure(&mut self, driver: &Driver, config: &Config) {
+    fn configure<P: Pmu>(&mut self, cpu: &Cpu<'_, P>, config: &Config) {
         self.config = *config;
         self.selectors = Selectors::new(config, self.rings, self.gate);
         (self.counts_user, self.counts_kernel) = match self.rings {
@@ -341,9 +348,10 @@ impl Vcpu {
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
         let samples = self.gated & config.sampling() != 0;
-        self.plain = self.gated != 0 && !samples && driver.cost.is_none();
+        self.plain = self.gated != 0 && !samples && cpu.driver.cost.is_none();
         self.sampling.configure(config.sampling());
         self.state.loaded = config.slots();
+        load_at_switch(cpu, self.outside, config.slots());
     }
 
     /// Folds, stops and publishes the slots in `mask`, which are running.
@@ -381,10 +389,11 @@ impl Vcpu {
         self.running |= mask;
     }
 
-    /// Sampling slots that must not count now, or they would overflow in somebody else's time.
+    /// Slots that must not count now: sampling ones, or they would overflow in somebody else's
+    /// time, and those that the hardware lets count.
     #[inline(always)]
     const fn stopped(&self) -> u32 {
-        self.sampling.slots() & !self.running
+        self.sampling.slots() & !self.running | self.outside
     }
 
     /// Presets the sampling counters, if there are any.
@@ -395,5 +404,24 @@ impl Vcpu {
         let (now, rate) = (cpu.pmu.rdtsc(), &cpu.driver.rate);
         let put_off = self.sampling.arm(now, rate, &self.config, &self.shares);
         self.state.throttled = self.state.throttled.wrapping_add(u64::from(put_off));
+    }
+}
+
+/// The slots in `outside` do not count before the guest is entered, though what is selected may
+/// count the hypervisor, too.
+fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
+    if outside != 0 && planted!(OpenWhenSwitchedIn, cpu.pcpu.counts(), false) {
+        cpu.enable_except(outside);
+    }
+    if planted!(RevokedAtNextLoad, inside == 0, false) {
+        load_at_switch(cpu, outside, inside);
+    }
+}
+
+/// Has the hardware let the slots in `inside` count in the guest, if it is to stop any `outside`.
+fn load_at_switch<P: Pmu>(cpu: &Cpu<'_, P>, outside: u32, inside: u32) {
+    if outside != 0 {
+        let outside = cpu.driver.enable_except(planted!(GateOpenAfterExit, outside, 0));
+        cpu.pmu.load_at_switch(pmu::global_bits(inside), outside);
     }
 }

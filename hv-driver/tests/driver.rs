@@ -47,6 +47,8 @@ struct FakePmu {
     /// RDPMCs.
     reads: Cell<u64>,
     writes: RefCell<Vec<(u32, u64)>>,
+    /// What the register that enables counters holds in the guest, and is loaded with at each exit.
+    at_switch: Cell<Option<(u64, u64)>>,
     /// What was written while it was probed.
     probed: RefCell<BTreeMap<u32, u64>>,
 }
@@ -60,6 +62,14 @@ impl FakePmu {
             *counter = (*counter + n) & ((1 << 48) - 1);
         }
         *self.tsc.borrow_mut() += 2 * n;
+    }
+
+    /// A guest of VMX is entered, executes `n` instructions, and is left.
+    fn retire_in_guest(&self, n: u64) {
+        let Some((inside, outside)) = self.at_switch.get() else { return self.retire(n) };
+        *self.enabled.borrow_mut() = inside;
+        self.retire(n);
+        *self.enabled.borrow_mut() = outside;
     }
 
     fn take_writes(&self) -> Vec<(u32, u64)> {
@@ -100,6 +110,9 @@ impl Pmu for FakePmu {
         if let Some(n @ 0..4) = msr.checked_sub(K7_PERFCTR0) {
             self.counters.borrow_mut().insert(n, value & ((1 << 48) - 1));
         }
+    }
+    fn load_at_switch(&self, inside: u64, outside: u64) {
+        self.at_switch.set(Some((inside, outside)));
     }
 }
 
@@ -935,10 +948,159 @@ mod guests {
         assert!(writes.contains(&(IA32_PERFEVTSEL0 + 1, USER)));
         assert!(writes.contains(&(IA32_FIXED_CTR_CTRL, 0x10)));
         // Nothing is folded when it changes its mode: the counter goes on.
-        m.pmu.retire(5);
+        m.pmu.retire_in_guest(5);
         assert!(!m.toggle(User));
-        m.pmu.retire(7);
+        m.pmu.retire_in_guest(7);
         assert_eq!(m.sample().1[1], 12);
+    }
+
+    fn vmx(measure_cost: bool) -> Machine {
+        let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
+        Machine::with(driver_that(measure_cost), guest)
+    }
+
+    fn sampling(slot: u32, period: u64) -> CounterConfig {
+        CounterConfig { mode: MODE_SAMPLING, period, ..counter(slot, BOTH) }
+    }
+
+    #[test]
+    fn what_the_hypervisor_executes_for_a_guest_of_vmx_is_not_counted() {
+        for (measures, own) in [(false, 0), (true, 1 << 3)] {
+            let mut m = vmx(measures);
+            assert_eq!(m.pmu.at_switch.get(), Some((0, own)), "registered");
+            assert_eq!(*m.pmu.enabled.borrow(), own);
+            m.load(&[counter(0, BOTH), sampling(1, 1_000), counter(17, KERNEL_FIXED)]);
+            assert_eq!(m.pmu.at_switch.get(), Some((0x2_0000_0003, own)));
+            for _ in 0..3 {
+                m.pmu.retire_in_guest(100);
+                m.pmu.retire(1_000_000);
+            }
+            assert_eq!(m.sample().1, [300, 300, 0]);
+            assert!(!m.switch_from());
+            m.pmu.retire(1_000_000);
+            assert!(!m.switch_to(1, Kernel, true));
+            m.pmu.retire(1_000_000);
+            m.pmu.retire_in_guest(700);
+            // The interrupt comes when the guest has been left for it.
+            m.pmu.retire(1_000_000);
+            assert!(m.interrupt() && !m.interrupt());
+            assert_eq!(m.sample().1, [1_000, 1_000, 0]);
+            m.stop();
+            assert_eq!(m.pmu.at_switch.get(), Some((0, own)));
+        }
+    }
+
+    #[test]
+    fn an_exit_without_a_switch_costs_nothing_and_a_switch_no_register() {
+        let mut m = vmx(false);
+        m.load(&[counter(0, BOTH)]);
+        m.pmu.take_writes();
+        m.pmu.at_switch.take();
+        m.toggle(User);
+        m.switch_from();
+        m.switch_to(0, User, true);
+        assert_eq!(m.pmu.take_writes(), []);
+        assert_eq!(m.pmu.at_switch.get(), None, "what was asked for stays");
+    }
+
+    #[test]
+    fn guests_of_vmx_and_pv_guests_take_turns() {
+        let mut m = vmx(false);
+        m.load(&[counter(0, BOTH)]);
+        m.pmu.retire_in_guest(10);
+        m.switch_from();
+        let page = VcpuPage::default();
+        let slot = PhysSlot::general(0).unwrap();
+        let pv = &mut Vcpu::register(&mut m.cpu(), &page, &pv_of(2), None);
+        pv.load(&mut m.cpu(), &page, &config(&[counter(0, BOTH)]));
+        for _ in 0..2 {
+            assert_eq!(*m.pmu.enabled.borrow() & 1, 1);
+            m.pmu.retire(7);
+            pv.switch_from(&mut m.cpu(), &page);
+            m.pmu.take_writes();
+            m.switch_to(0, Kernel, true);
+            let writes = m.pmu.take_writes();
+            let place = |register| writes.iter().position(|&(msr, _)| msr == register);
+            let (closed, selected) = (place(IA32_PERF_GLOBAL_CTRL), place(IA32_PERFEVTSEL0));
+            assert!(closed < selected && closed.is_some(), "{writes:x?}");
+            m.pmu.retire(1_000);
+            m.pmu.retire_in_guest(10);
+            m.switch_from();
+            let writes = {
+                pv.switch_to(&mut m.cpu(), &page, Kernel, true);
+                m.pmu.take_writes()
+            };
+            let place = |register| writes.iter().position(|&(msr, _)| msr == register);
+            assert!(place(IA32_PERFEVTSEL0) < place(IA32_PERF_GLOBAL_CTRL), "{writes:x?}");
+        }
+        assert_eq!(sample_vcpu(&page, &m.pmu, &[slot]).unwrap().counter[0], 14);
+        pv.switch_from(&mut m.cpu(), &page);
+        m.switch_to(0, Kernel, true);
+        assert_eq!(m.sample().1[0], 30);
+    }
+
+    #[test]
+    fn a_guest_of_vmx_that_counts_nothing_leaves_counters_stopped_as_the_driver_knows() {
+        let mut m = vmx(false);
+        m.switch_from();
+        let page = VcpuPage::default();
+        let slot = PhysSlot::general(0).unwrap();
+        let pv = &mut Vcpu::register(&mut m.cpu(), &page, &pv_of(2), None);
+        pv.load(&mut m.cpu(), &page, &config(&[counter(0, BOTH)]));
+        pv.switch_from(&mut m.cpu(), &page);
+        m.switch_to(0, Kernel, true);
+        m.pmu.retire_in_guest(10);
+        m.switch_from();
+        pv.switch_to(&mut m.cpu(), &page, Kernel, true);
+        m.pmu.retire(5);
+        assert_eq!(sample_vcpu(&page, &m.pmu, &[slot]).unwrap().counter[0], 5);
+    }
+
+    #[test]
+    fn a_guest_of_vmx_that_is_forbidden_is_entered_with_all_counters_stopped() {
+        for revoked in [true, false] {
+            let mut m = vmx(false);
+            m.load(&[counter(0, BOTH)]);
+            match revoked {
+                true => m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page)),
+                false => {
+                    m.switch_from();
+                    m.switch_to(0, Kernel, false);
+                }
+            }
+            assert_eq!(m.pmu.at_switch.get(), Some((0, 0)));
+            m.on(0, |vcpu, cpu, _| vcpu.abandon(cpu));
+            assert_eq!((m.pmu.at_switch.get(), *m.pmu.enabled.borrow()), (Some((0, 0)), 0));
+        }
+    }
+
+    #[test]
+    fn what_may_have_been_ignored_is_asked_for_again() {
+        let mut m = vmx(false);
+        m.load(&[counter(0, BOTH)]);
+        let before = m.pmu.at_switch.get();
+        m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page));
+        m.pmu.at_switch.set(before);
+        m.switch_from();
+        m.switch_to(0, Kernel, true);
+        assert_eq!(m.pmu.at_switch.get(), Some((0, 0)));
+    }
+
+    #[test]
+    fn on_a_cpu_that_cannot_count_no_register_is_written_for_a_guest_of_vmx() {
+        let mut m = vmx(false);
+        m.load(&[counter(0, BOTH)]);
+        m.switch_from();
+        m.pcpu = Pcpu::new();
+        m.pmu.take_writes();
+        m.switch_to(1, Kernel, true);
+        m.on(1, |vcpu, cpu, _| vcpu.abandon(cpu));
+        assert_eq!((m.pmu.take_writes(), m.pmu.at_switch.get()), (vec![], Some((0, 0))));
+    }
+
+    /// The same family without SVM, whose selectors know no guests.
+    pub fn amd_without_svm() -> Driver {
+        Driver::new(&Cpuid { extended: 0, ..amd_with_svm().boot }, &SETTINGS).unwrap()
     }
 
     pub fn amd_with_svm() -> Driver {
@@ -1193,11 +1355,18 @@ mod requests {
     fn a_guest_with_rings_of_its_own_counts_only_where_the_hypervisor_would_not_be_counted() {
         let guest = Some(Guest { rings: Rings::Hardware, ..Guest::pv() });
         let register = HvRegister { gfn: 7, observer: 3, reserved: 0 };
-        let mut domain = Domain { guest, registered: false, ..Domain::new() };
-        assert_eq!(refused_by(&mut domain, OP_REGISTER, register.as_bytes()), Errno::OPNOTSUPP);
-        let (driver, bytes) = (guests::amd_with_svm(), &mut register.as_bytes().to_vec());
-        assert_eq!(serve(&driver, &mut domain, OP_REGISTER, bytes), Ok(false));
-        assert_eq!(domain.done, ["register 0x7 for 3"]);
+        for (driver, answer) in [
+            (guests::amd_without_svm(), Err(Errno::OPNOTSUPP)),
+            (guests::amd_with_svm(), Ok(false)),
+            // VMX loads the register.
+            (driver(), Ok(false)),
+        ] {
+            let mut domain = Domain { guest, registered: false, ..Domain::new() };
+            let bytes = &mut register.as_bytes().to_vec();
+            assert_eq!(serve(&driver, &mut domain, OP_REGISTER, bytes), answer);
+            let done: &[_] = if answer.is_ok() { &["register 0x7 for 3"] } else { &[] };
+            assert_eq!(domain.done, done);
+        }
     }
 
     #[test]

@@ -144,6 +144,17 @@ mod switch {
         TakenForUnchanged,
         /// A hardware guest's counters go on counting when it is left for the hypervisor.
         GateOpenAtExit,
+        /// Where the hardware loads what enables counters, it lets them go on when a guest is left.
+        GateOpenAfterExit,
+        /// A guest in which the hardware lets counters count is switched in while they count
+        /// wherever they are selected for.
+        OpenWhenSwitchedIn,
+        /// A PV guest counts with what enables counters where the hardware left another guest.
+        GlobalOfOthersKept,
+        /// What the hardware was told while it may not listen is not told again.
+        RevokedAtNextLoad,
+        /// The hardware goes on loading what enables counters for a vCPU that has no page any more.
+        GateLeftBehind,
         /// Kernel counters of a guest with rings of its own are programmed as a PV guest's.
         RingsOfPv,
         /// A page's time is in the host's units where the guest's own should be.

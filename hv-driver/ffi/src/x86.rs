@@ -7,7 +7,7 @@ use core::arch::x86_64::{__cpuid, __cpuid_count};
 use hv_driver::{Cpuid, Pmu, Probe};
 use shared_abi::read::Counters;
 
-use crate::{perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
+use crate::{perfctr_glue_load_at_switch, perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
 
 /// The PMU of the CPU that executes this, in ring 0.
 ///
@@ -58,6 +58,12 @@ impl Pmu for X86Pmu {
             asm!("wrmsr", in("ecx") msr, in("eax") value as u32, in("edx") (value >> 32) as u32,
                  options(nostack, preserves_flags));
         }
+    }
+
+    #[inline(always)]
+    fn load_at_switch(&self, inside: u64, outside: u64) {
+        // SAFETY: C notes both for the current vCPU; the core enables only counters that it drives.
+        unsafe { perfctr_glue_load_at_switch(inside, outside) }
     }
 }
 

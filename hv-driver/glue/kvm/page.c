@@ -92,12 +92,13 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	p->gfn = gfn;
 
 	local_irq_disable();
+	vcpu->arch.perfctr = p;
 	err = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p),
 				    page_address(p->page), guest, vcpu->vcpu_id,
 				    serial_of(vcpu->kvm),
 				    perfctr_allowed(vcpu->kvm), goes_on);
-	if (!err)
-		vcpu->arch.perfctr = p;
+	if (err)
+		vcpu->arch.perfctr = NULL;
 	local_irq_enable();
 	if (err) {
 		unpin_user_page(p->page);
@@ -161,3 +162,22 @@ bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)
 	return !vcpu->arch.perfctr;
 }
 EXPORT_SYMBOL_GPL(perfctr_intercept_rdpmc);
+
+/* VMX loads it when the vCPU is entered. */
+void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
+{
+	struct perfctr_vcpu *p = kvm_get_running_vcpu()->arch.perfctr;
+
+	p->inside = inside;
+	p->outside = outside;
+}
+
+bool perfctr_at_switch(const struct kvm_vcpu *vcpu, u64 *inside, u64 *outside)
+{
+	const struct perfctr_vcpu *p = vcpu->arch.perfctr;
+
+	*inside = p ? p->inside : 0;
+	*outside = p ? p->outside : 0;
+	return perfctr_on;
+}
+EXPORT_SYMBOL_GPL(perfctr_at_switch);

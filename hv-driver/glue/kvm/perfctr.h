@@ -29,4 +29,10 @@ int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length);
 /* Whether RDPMC has to exit from the vCPU, and to raise #GP. */
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu);
 
+/*
+ * What IA32_PERF_GLOBAL_CTRL is to hold in the vCPU's guest, and after it, which
+ * is equal if it may stay as it is; false while the PMU is not the driver's.
+ */
+bool perfctr_at_switch(const struct kvm_vcpu *vcpu, u64 *inside, u64 *outside);
+
 #endif /* PERFCTR_H */

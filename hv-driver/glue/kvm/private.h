@@ -15,6 +15,8 @@
 struct perfctr_vcpu {
 	struct page *page; /* the guest's, pinned */
 	gfn_t gfn;
+	/* What VMX loads, where it does, into what enables counters. */
+	u64 inside, outside;
 	u64 core[PERFCTR_VCPU_BYTES / sizeof(u64)];
 };
 

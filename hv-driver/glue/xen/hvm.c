@@ -9,7 +9,6 @@
 
 #include <asm/hvm/hvm.h>
 #include <asm/hvm/nestedhvm.h>
-#include <asm/hvm/svm/vmcb.h>
 #include <asm/paging.h>
 
 #include "private.h"
@@ -31,21 +30,38 @@ static struct perfctr_clock clock_of(const struct vcpu *v)
 }
 
 /*
- * Of SVM's guests, those with nested paging, so that no page of theirs is a
- * page table of Xen's; and none that run guests of their own, whose RDPMC would
- * not exit either.
+ * With nested paging, no page of the guest's is a page table of Xen's; of guests
+ * of its own, RDPMC would not exit either.
  */
-bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest)
+static const char *why_not(const struct vcpu *curr)
 {
     const struct domain *d = curr->domain;
+
+    if ( !paging_mode_hap(d) )
+        return "shadow page tables";
+    if ( nestedhvm_enabled(d) )
+        return "nested virtualisation";
+    if ( d->arch.vtsc )
+        return "an emulated time-stamp counter";
+    if ( curr->hcall_compat )
+        return "a 32-bit caller";
+    return NULL;
+}
+
+bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest)
+{
+    const char *why = why_not(curr);
     const struct perfctr_guest hvm = {
         .rings = PERFCTR_RINGS_HARDWARE,
         .clock = clock_of(curr),
     };
 
-    if ( !cpu_has_svm || !paging_mode_hap(d) || nestedhvm_enabled(d) ||
-         d->arch.vtsc || curr->hcall_compat )
+    if ( why )
+    {
+        gprintk(XENLOG_WARNING, "perfctr: no counters for a guest with %s\n",
+                why);
         return false;
+    }
 
     *guest = hvm;
     return true;
@@ -81,27 +97,32 @@ bool perfctr_intercept_rdpmc(const struct vcpu *v)
 /* v, which is current or does not execute, has got its page, or lost it. */
 void perfctr_hvm_update_intercept(struct vcpu *v)
 {
-    struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
-    uint32_t intercepts = vmcb_get_general1_intercepts(vmcb);
-
-    if ( perfctr_intercept_rdpmc(v) )
-        intercepts |= GENERAL1_INTERCEPT_RDPMC;
+    if ( cpu_has_svm )
+        perfctr_svm_update_intercept(v);
     else
-        intercepts &= ~GENERAL1_INTERCEPT_RDPMC;
-    vmcb_set_general1_intercepts(vmcb, intercepts);
+        perfctr_vmx_update_intercept(v);
 }
 
 /*
- * Where v was when it was last left: the interrupt that leaves a guest is taken
- * before Xen has copied its registers.
+ * Before the vCPU gets its page, and after it has lost it: the gate that keeps
+ * counters from counting Xen, where selectors do not.
  */
-void perfctr_hvm_place(const struct vcpu *v, struct perfctr_hv_place *place)
+int perfctr_hvm_add_gate(struct vcpu *curr)
 {
-    const struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
+    return cpu_has_svm ? 0 : perfctr_vmx_add_gate(curr);
+}
 
-    place->mode = vmcb_get_cpl(vmcb) ? PERFCTR_PLACE_USER
-                                     : PERFCTR_PLACE_KERNEL;
-    place->ip = vmcb->rip;
-    place->sp = vmcb->rsp;
-    place->flags = vmcb->rflags;
+void perfctr_hvm_remove_gate(struct vcpu *v)
+{
+    if ( !cpu_has_svm )
+        perfctr_vmx_remove_gate(v);
+}
+
+/* Where v, which is current, was when it was last left. */
+void perfctr_hvm_place(struct vcpu *v, struct perfctr_hv_place *place)
+{
+    if ( cpu_has_svm )
+        perfctr_svm_place(v, place);
+    else
+        perfctr_vmx_place(v, place);
 }

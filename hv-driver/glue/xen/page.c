@@ -69,11 +69,36 @@ static void unmap(void *mapping)
     put_page_and_type(mfn_to_page(mfn));
 }
 
+/* curr is to get its page: what has to be there before. */
+static int prepare(struct vcpu *curr, uint64_t gfn, struct perfctr_vcpu *p)
+{
+    void *mapping;
+    int rc = map(curr->domain, gfn, &mapping);
+
+    if ( rc )
+        return rc;
+
+    rc = is_hvm_vcpu(curr) ? perfctr_hvm_add_gate(curr) : 0;
+    if ( rc )
+        unmap(mapping);
+    else
+        p->page = mapping;
+
+    return rc;
+}
+
 static void release(struct perfctr_vcpu *p)
 {
     tasklet_kill(&p->tells);
     unmap(p->page);
     xfree(p);
+}
+
+/* curr has no page any more, nor will it get one. */
+static void remove_gate(struct vcpu *curr)
+{
+    if ( is_hvm_vcpu(curr) )
+        perfctr_hvm_remove_gate(curr);
 }
 
 /* curr has got its page, or lost it. */
@@ -90,19 +115,17 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
 {
     struct domain *d = curr->domain;
     struct perfctr_vcpu *p = xzalloc(struct perfctr_vcpu);
-    void *mapping;
     int rc;
 
     if ( !p )
         return -ENOMEM;
 
-    rc = map(d, gfn, &mapping);
+    rc = prepare(curr, gfn, p);
     if ( rc )
     {
         xfree(p);
         return rc;
     }
-    p->page = mapping;
     softirq_tasklet_init(&p->tells, perfctr_hvm_tell, curr);
 
     local_irq_disable();
@@ -117,7 +140,10 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
     local_irq_enable();
 
     if ( rc )
+    {
+        remove_gate(curr);
         release(p);
+    }
 
     return rc;
 }
@@ -132,6 +158,7 @@ void perfctr_page_forget(struct vcpu *curr)
     update_rdpmc(curr);
     local_irq_enable();
 
+    remove_gate(curr);
     release(p);
 }
 
@@ -166,5 +193,6 @@ void perfctr_domain_reset(struct domain *d)
             continue;
         perfctr_vcpu_destroy(v);
         perfctr_hvm_update_intercept(v);
+        perfctr_hvm_remove_gate(v);
     }
 }

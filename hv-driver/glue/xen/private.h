@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * What the files here share.  Each calls only those above it: probe, cpu,
- * policy, pv, hvm, page, switch and hypercall.
+ * policy, pv, svm, vmx, hvm, page, switch and hypercall.
  */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
@@ -78,12 +78,24 @@ static inline bool perfctr_pv_in_kernel(const struct vcpu *v)
     return v->arch.flags & TF_kernel_mode;
 }
 
+/* svm.c */
+void perfctr_svm_update_intercept(struct vcpu *v);
+void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place);
+
+/* vmx.c */
+int perfctr_vmx_add_gate(struct vcpu *curr);
+void perfctr_vmx_remove_gate(struct vcpu *v);
+void perfctr_vmx_update_intercept(struct vcpu *v);
+void perfctr_vmx_place(struct vcpu *curr, struct perfctr_hv_place *place);
+
 /* hvm.c */
 bool perfctr_hvm_guest(const struct vcpu *curr, struct perfctr_guest *guest);
 void perfctr_hvm_update_clock(const struct vcpu *v);
 void cf_check perfctr_hvm_tell(void *v);
 void perfctr_hvm_update_intercept(struct vcpu *v);
-void perfctr_hvm_place(const struct vcpu *v, struct perfctr_hv_place *place);
+int perfctr_hvm_add_gate(struct vcpu *curr);
+void perfctr_hvm_remove_gate(struct vcpu *v);
+void perfctr_hvm_place(struct vcpu *v, struct perfctr_hv_place *place);
 
 /* page.c */
 int perfctr_page_register(struct vcpu *curr, uint64_t gfn,

@@ -121,6 +121,8 @@ fn cpu(shape: &Shape, host: usize, rng: &mut Rng) -> Cpu {
         slice: Cell::new(0),
         tsc_seen: Cell::new(None),
         may_program: Cell::new(false),
+        interrupted: Cell::new(false),
+        entered: Cell::new(None),
     }
 }
 
@@ -139,6 +141,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         on: Cell::new(None),
         clock: Cell::new(Clock { ratio, offset: 0 }),
         rdpmc_exits: Cell::new(hardware),
+        at_switch: Cell::new(None),
         kernel_mode: Cell::new(true),
         module: RefCell::default(),
         stats: guest_kmod::Stats::default(),

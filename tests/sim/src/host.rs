@@ -15,7 +15,7 @@ use shared_abi::{Errno, VcpuPage, planted};
 
 use crate::choice::Action;
 use crate::machine::{Clock, Domain, Level, Machine, RATIO_BITS, Vcpu, unheard};
-use crate::model::SLOTS;
+use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, USR};
 use crate::trace::Step;
 
@@ -68,6 +68,18 @@ impl hv_driver::Pmu for Hardware<'_> {
         }
         if let Err(what) = cpu.pmu.wrmsr(register, value) {
             self.0.fail(what);
+        }
+    }
+
+    fn load_at_switch(&self, inside: u64, outside: u64) {
+        self.0.step(Step::Note("load at switch"));
+        let vcpu = &self.0.vcpus[self.0.vcpu_here()];
+        if !self.0.domains[vcpu.domain].hardware || self.0.shape.model.vendor != Vendor::Intel {
+            self.0.fail("the hardware cannot load what enables counters".into());
+        }
+        // What comes by an interrupt is ignored.
+        if !self.0.cpus[self.0.here.get()].interrupted.get() {
+            vcpu.at_switch.set(Some((inside, outside)));
         }
     }
 }
@@ -234,9 +246,9 @@ impl Machine {
             if failsafe {
                 self.call_failsafe(next);
             }
+            cpu.current.set(Some(next));
             self.switch_to(next);
             self.clock_starts(next);
-            cpu.current.set(Some(next));
             self.check_residue();
         }
         cpu.switching.set(false);
@@ -417,6 +429,7 @@ impl Machine {
     /// The vCPU does not execute again under this hypervisor.
     fn destroy_vcpu(&self, index: usize) {
         self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
+        self.vcpus[index].at_switch.set(None);
         if let Some((_, page)) = self.vcpus[index].registered.take() {
             let unpinned = planted!(FrameStaysPinned, 1, 0);
             self.vcpus[page].pins.set(self.vcpus[page].pins.get() - unpinned);
@@ -483,9 +496,11 @@ impl Machine {
     pub fn take_revocation(&self) {
         let cpu = &self.cpus[self.here.get()];
         cpu.revocation.set(false);
+        cpu.interrupted.set(true);
         if let Some(index) = cpu.current.get() {
             self.revoke(&self.vcpus[index]);
         }
+        cpu.interrupted.set(false);
         cpu.switching.set(false);
     }
 
@@ -640,6 +655,7 @@ impl<'a> Caller for Hypercall<'a> {
     fn forget(&mut self) {
         let exits = planted!(RdpmcNotIntercepted, self.domain().hardware, false);
         self.vcpu().rdpmc_exits.set(exits);
+        self.vcpu().at_switch.set(planted!(GateLeftBehind, None, self.vcpu().at_switch.get()));
         if let Some((_, page)) = self.vcpu().registered.take() {
             let pins = &self.machine.vcpus[page].pins;
             pins.set(pins.get() - 1);

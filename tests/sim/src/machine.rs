@@ -57,7 +57,8 @@ pub struct Cpu {
     pub tsc_offset: u64,
     /// Steps made here, idle ones too.
     pub time: Cell<u64>,
-    /// Events in ring 0, the hypervisor's and that of guests with rings of their own, ever.
+    /// Events in ring 0, ever: the hypervisor's and that of guests with rings of their own, if the
+    /// driver's counter does not stand still in them.
     pub ring_0_events: Cell<Events>,
     /// The driver has written a register.
     pub taken: Cell<bool>,
@@ -69,6 +70,10 @@ pub struct Cpu {
     pub tsc_seen: Cell<Option<u64>>,
     /// The hypervisor may program counters now.
     pub may_program: Cell<bool>,
+    /// The hypervisor executes for an interrupt that may have come while it executed.
+    pub interrupted: Cell<bool>,
+    /// The vCPU whose guest executes here, if any; else the hypervisor does.
+    pub entered: Cell<Option<usize>>,
 }
 
 /// A guest's time-stamp counter: its ratio to the host's, as a fixed-point number with
@@ -102,6 +107,9 @@ pub struct Vcpu {
     pub clock: Cell<Clock>,
     /// RDPMC exits, and faults.
     pub rdpmc_exits: Cell<bool>,
+    /// What its VM entries and exits load into the register that enables counters, where they do
+    /// (SDM volume 3, 27.4 and 28.6).
+    pub at_switch: Cell<Option<(u64, u64)>>,
     pub kernel_mode: Cell<bool>,
     /// The guest module's state of it.
     pub module: RefCell<guest_kmod::Vcpu>,
@@ -547,6 +555,7 @@ impl Machine {
         }
         self.count_step();
         self.tally.set(self.tally.get().count(step));
+        self.enter_or_exit();
         if self.shape.noisy {
             self.retire(&ONE_STEP);
         }
@@ -569,12 +578,34 @@ impl Machine {
         }
     }
 
+    /// The vCPU whose guest executes on the CPU whose turn it is; `None` if the hypervisor does.
+    fn guest_here(&self) -> Option<usize> {
+        let guest = !matches!(self.level(), None | Some(Level::Hypervisor));
+        self.cpus[self.here.get()].current.get().filter(|_| guest)
+    }
+
+    /// If who executes here is not who executed last, the hardware may load what enables counters.
+    fn enter_or_exit(&self) {
+        let (cpu, guest) = (&self.cpus[self.here.get()], self.guest_here());
+        let before = cpu.entered.replace(guest);
+        if before == guest {
+            return;
+        }
+        let at_switch = |vcpu: Option<usize>| self.vcpus[vcpu?].at_switch.get();
+        if let Some((_, outside)) = at_switch(before) {
+            cpu.pmu.load_global(outside);
+        }
+        if let Some((inside, _)) = at_switch(guest) {
+            cpu.pmu.load_global(inside);
+        }
+    }
+
     /// The present agent executes something that causes `events`.
     pub fn retire(&self, events: &Events) {
+        self.enter_or_exit();
         let cpu = &self.cpus[self.here.get()];
         let level = self.level();
-        let vcpu = cpu.current.get().filter(|_| !matches!(level, None | Some(Level::Hypervisor)));
-        let Some(vcpu) = vcpu.map(|vcpu| &self.vcpus[vcpu]) else {
+        let Some(vcpu) = self.guest_here().map(|vcpu| &self.vcpus[vcpu]) else {
             cpu.ring_0_events.set(add(cpu.ring_0_events.get(), events));
             return cpu.pmu.retire(Ring::Zero, events, OWNER_HOST);
         };
@@ -594,7 +625,7 @@ impl Machine {
             (true, true) => Ring::GuestsZero,
             (true, false) => Ring::GuestsThree,
         };
-        if ring == Ring::GuestsZero {
+        if ring == Ring::GuestsZero && vcpu.at_switch.get().is_none() {
             cpu.ring_0_events.set(add(cpu.ring_0_events.get(), events));
         }
         self.check_strangers(cpu, vcpu, ring, if kernel { OS } else { USR });

@@ -42,7 +42,8 @@ pub const OWNER_HOST: Owners = 1 << 126;
 /// An event select that is set before the driver comes: instructions in all rings but ring 0.
 const FIRMWARE: u64 = EVENT_CODES[0] | USR | EN;
 
-/// Pin control, any-thread and what is no guest: never in a guest's selector.
+/// Pin control, any-thread and what is no guest: never in a guest's selector.  Ring 0 may be, where
+/// that is not the hypervisor's, too.
 const BEYOND_GUEST: u64 = 1 << 19 | 1 << 21 | HOST_ONLY;
 
 /// What counts the hypervisor's own instructions.
@@ -322,9 +323,7 @@ impl Pmu {
             Register::GlobalCtrl => &self.global_ctrl,
             Register::Select(index) => {
                 let own = self.cost == Some(index) && value == OWN_INSTRUCTIONS;
-                // Ring 0 is the hypervisor's, too.
-                let beyond = BEYOND_GUEST | if value & GUEST_ONLY == 0 { OS } else { 0 };
-                if value & beyond != 0 && !own {
+                if value & BEYOND_GUEST != 0 && !own {
                     return Err(format!("selector {value:#x} counts beyond the guest"));
                 }
                 &self.select[index]
@@ -335,7 +334,17 @@ impl Pmu {
             return Err(format!("MSR {number:#x} is written with what it holds"));
         }
         self.rewire();
-        Ok(())
+        let beyond = self.in_ring[Ring::Zero as usize].get() & !self.cost.map_or(0, |own| 1 << own);
+        match bits(beyond).next() {
+            Some(counter) => Err(format!("counter {counter} counts the hypervisor")),
+            None => Ok(()),
+        }
+    }
+
+    /// The CPU enters or leaves a guest and loads the register that enables counters.
+    pub fn load_global(&self, value: u64) {
+        self.global_ctrl.set(value);
+        self.rewire();
     }
 
     fn write_counter(&self, counter: usize, value: u64) -> Result<(), String> {

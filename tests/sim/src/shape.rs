@@ -130,7 +130,7 @@ impl Shape {
         let wholes = !restores && Rng::new(seed ^ 0x0e11).one_in(3);
         Self {
             cpus,
-            domains: domains(rng, || model.tells_guests_apart() && !own.one_in(3)),
+            domains: domains(rng, || !own.one_in(if model.tells_guests_apart() { 3 } else { 2 })),
             model,
             cost: several && rng.one_in(4),
             overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },

@@ -25,14 +25,16 @@ const PACKAGES: &[&str] =
 const KVM: &str = "arch/x86/kvm";
 const GLUE: Glue = Glue { host: "kvm", dir: "arch/x86/kvm/perfctr" };
 
-/// The modules, in the order in which they are loaded.
-pub const MODULES: [&str; 2] = ["kvm.ko", "kvm-amd.ko"];
+/// The modules: what all CPUs share, and what is loaded after it for each vendor's.
+pub const COMMON: &str = "kvm.ko";
+pub const AMD: &str = "kvm-amd.ko";
+const MODULES: [&str; 3] = [COMMON, AMD, "kvm-intel.ko"];
 
 /// The directory with the modules.
 pub fn modules(kernel: &Kernel) -> Result<PathBuf> {
     let source = source(kernel)?;
     let files = driver(&source)?;
-    let mut key = Key::new("kvm 1").text(&source.to_string_lossy());
+    let mut key = Key::new("kvm 2").text(&source.to_string_lossy());
     for (path, content) in &files {
         key = key.text(path).bytes(content);
     }

@@ -58,7 +58,7 @@ pub fn layer(
     archive.file("init", 0o755, &fs::read(guest::init()?)?)?;
     let mut modules = initramfs::boot_modules(&mut archive, &kernel, &MODULES)?;
     let built = if host.release.is_none() { Some(kvm::modules(&kernel)?) } else { None };
-    for (name, args) in kvm::MODULES.into_iter().zip([&host.args, &host.amd_args]) {
+    for (name, args) in [(kvm::COMMON, &host.args), (kvm::AMD, &host.amd_args)] {
         let module = match &built {
             Some(built) => fs::read(built.join(name))?,
             None => kernel.module(&format!("{KVM}/{name}"))?.context(name)?,

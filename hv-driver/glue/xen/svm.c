@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* What is AMD's way of virtualising a CPU. */
+
+#include <xen/sched.h>
+
+#include <asm/hvm/svm/vmcb.h>
+
+#include "private.h"
+
+void perfctr_svm_update_intercept(struct vcpu *v)
+{
+    struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
+    uint32_t intercepts = vmcb_get_general1_intercepts(vmcb);
+
+    if ( perfctr_intercept_rdpmc(v) )
+        intercepts |= GENERAL1_INTERCEPT_RDPMC;
+    else
+        intercepts &= ~GENERAL1_INTERCEPT_RDPMC;
+    vmcb_set_general1_intercepts(vmcb, intercepts);
+}
+
+/* The interrupt that leaves a guest is taken before Xen has copied this. */
+void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place)
+{
+    const struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
+
+    place->mode = vmcb_get_cpl(vmcb) ? PERFCTR_PLACE_USER
+                                     : PERFCTR_PLACE_KERNEL;
+    place->ip = vmcb->rip;
+    place->sp = vmcb->rsp;
+    place->flags = vmcb->rflags;
+}
