@@ -51,6 +51,7 @@ const FILES: &[&str] = &[
     "/usr/share/man/man1/perfctr-domains-allow.1.gz",
     "/usr/share/man/man1/perfctr-domains-forbid.1.gz",
     "/usr/share/man/man1/perfctr-domains-limits.1.gz",
+    "/usr/share/man/man1/perfctr-domains-list.1.gz",
     "/usr/share/man/man1/perfctr-domains.1.gz",
     "/usr/share/man/man1/perfctr-export.1.gz",
     "/usr/share/man/man1/perfctr-info.1.gz",
