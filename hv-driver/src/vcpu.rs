@@ -86,7 +86,7 @@ impl Vcpu {
         left: Option<&Left>,
     ) -> Self {
         let caps = &cpu.driver.caps;
-        let shares = Shares::new(caps, left);
+        let shares = Shares::new(caps, planted!(SharesForgotten, left, None));
         let mut state = left.map_or(State::NEW, |left| left.state);
         // Who was forbidden before loads anew.
         state.direct &= who.allowed;
@@ -205,7 +205,7 @@ impl Vcpu {
             let now = planted!(TscInHostUnits, self.clock.guest(now), now);
             let State { tsc_sum, tsc_start, .. } = self.state;
             self.state.tsc_sum = phys_star(tsc_sum, tsc_start, TSC_MASK, now);
-            self.state.executing = false;
+            self.state.executing = planted!(LeavesUnsaid, false, true);
             publish::state(page, &self.state);
         });
         self.sampling.want_place()
@@ -318,7 +318,8 @@ impl Vcpu {
     pub fn interrupt<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
         cpu.enter(HOOK_INTERRUPT, |cpu| {
             let _writing = self.publisher.begin(page);
-            let sampling = self.running & self.sampling.slots();
+            let slots = self.sampling.slots();
+            let sampling = planted!(LateOverflowFolded, self.running & slots, slots);
             self.fold(cpu.pmu, page, sampling);
             cpu.acknowledge();
             self.start(cpu.pmu, page, sampling);

@@ -165,6 +165,12 @@ mod switch {
         RdpmcNotIntercepted,
         /// Where no register enables all counters, a sampling one is not stopped by its own.
         SinglyNotStopped,
+        /// A restored vCPU goes on from its page without what it had counted.
+        SharesForgotten,
+        /// A page does not say that its vCPU has left, so nobody goes on from it.
+        LeavesUnsaid,
+        /// An overflow that is seen to after its vCPU has left folds counters that are another's.
+        LateOverflowFolded,
         /// The hypervisor serves whoever calls.
         PermissionNotAsked,
     }

@@ -141,6 +141,8 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         on: Cell::new(None),
         clock: Cell::new(Clock { ratio, offset: 0 }),
         rdpmc_exits: Cell::new(hardware),
+        wanted: Cell::new(None),
+        restored: Cell::new(false),
         at_switch: Cell::new(None),
         kernel_mode: Cell::new(true),
         module: RefCell::default(),

@@ -41,6 +41,8 @@ pub enum Action {
     Suspend(usize),
     /// The suspended domain starts again on another host.
     Restore(usize),
+    /// The domain, in the middle of anything, is given to another process of a host.
+    Move(usize),
     /// The domain is destroyed.
     Destroy(usize),
     /// A new domain starts.
@@ -72,6 +74,7 @@ impl Action {
             Self::Revoke => 16,
             Self::Whole => 17,
             Self::Replug => 18,
+            Self::Move(_) => 19,
         }
     }
 }
@@ -302,9 +305,15 @@ impl Machine {
             let vcpus = &self.vcpus[domain.vcpus.clone()];
             let off = vcpus.iter().all(|vcpu| vcpu.on.get().is_none());
             let quiet = off && vcpus.iter().all(|v| !v.busy.get() && v.current.get().is_none());
-            if domain.kind != Kind::Stranger {
+            if self.can_move(index) {
+                options.push((weights.moves, Action::Move(index)));
+            }
+            // One that was forbidden meanwhile may not go on, and is told so: not tried here.
+            if domain.kind != Kind::Stranger && !self.is_restored(index) {
                 options.push((weights.policy, Action::Policy(index)));
-                if quiet && domain.suspending.get() {
+                if self.shape.kvm {
+                    // It is not asked.
+                } else if quiet && domain.suspending.get() {
                     options.push((10 * weights.restore, Action::Restore(index)));
                 } else if !domain.suspending.get() {
                     options.push((weights.restore.min(1), Action::Suspend(index)));

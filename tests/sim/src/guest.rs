@@ -27,6 +27,13 @@ use crate::truth::Moment;
 /// The kernel of the vCPU that executes.
 pub struct Linux<'a>(&'a Machine);
 
+impl<'a> Linux<'a> {
+    /// That of the vCPU that executes here.
+    pub const fn here(machine: &'a Machine) -> Self {
+        Self(machine)
+    }
+}
+
 impl Counters for Linux<'_> {
     fn rdpmc(&self, index: u32) -> u64 {
         let machine = self.0;
@@ -94,6 +101,7 @@ impl Machine {
             Action::Policy(domain) => self.change_policy(domain),
             Action::Suspend(domain) => self.domains[domain].suspending.set(true),
             Action::Restore(domain) => self.restore(domain),
+            Action::Move(domain) => self.move_to_another(domain),
             Action::Destroy(domain) => self.destroy(domain),
             Action::Create(domain) => self.create(domain),
             Action::Garbage(domain) => self.write_garbage(domain),

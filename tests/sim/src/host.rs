@@ -238,6 +238,7 @@ impl Machine {
                 cpu.lazy.set(Some(prev));
             }
             self.clock_stops(prev);
+            self.take_late_overflow(prev);
             self.check_sums(prev);
             self.vcpus[prev].on.set(None);
         }
@@ -247,8 +248,10 @@ impl Machine {
                 self.call_failsafe(next);
             }
             cpu.current.set(Some(next));
+            self.take_late_overflow(next);
             self.switch_to(next);
             self.clock_starts(next);
+            self.take_restoration(next);
             self.check_residue();
         }
         cpu.switching.set(false);
@@ -319,8 +322,14 @@ impl Machine {
     /// The PMU interrupts this CPU, in the hypervisor's own agent.
     pub fn take_pmi(&self) {
         let cpu = &self.cpus[self.here.get()];
+        self.see_to_overflow(cpu.current.get());
+        cpu.switching.set(false);
+    }
+
+    /// The PMU's interrupt comes while this vCPU, if any, is the one here.
+    pub fn see_to_overflow(&self, current: Option<usize>) {
+        let cpu = &self.cpus[self.here.get()];
         cpu.pmu.take_interrupt();
-        let current = cpu.current.get();
         if let Some(vcpu) = current.map(|current| &self.vcpus[current]) {
             vcpu.disturbances.set(vcpu.disturbances.get() + 1);
         }
@@ -344,7 +353,6 @@ impl Machine {
         if planted!(InterruptStaysMasked, true, notify) {
             cpu.pmu.unmask_interrupt();
         }
-        cpu.switching.set(false);
     }
 
     /// A vCPU's clock starts when the hypervisor last looked, or now if it did not.
@@ -394,11 +402,15 @@ impl Machine {
 
     /// The hypercall of the vCPU that executes.
     pub fn hypercall(&self, op: u32, bytes: &mut [u8]) -> Result<(), Errno> {
-        self.step(Step::Hypercall(op));
         if self.is_gone() {
             return Err(Errno::NODEV);
         }
         let index = self.vcpu_here();
+        self.note_wish(index, op, bytes);
+        self.step(Step::Hypercall(op));
+        if self.is_gone() {
+            return Err(Errno::NODEV);
+        }
         let asked = sampled(op, bytes);
         let throttled = self.throttled(index);
         let result = self.in_hypervisor(true, || {
@@ -412,6 +424,7 @@ impl Machine {
                 "vCPU {index} makes the control domain's hypercall {op}: {result:?}"
             ));
         }
+        self.note_answer(index, op, result);
         if let (Ok(()), Some(asked)) = (result, asked) {
             self.vcpus[index].sampled.set(asked);
             self.cpus[self.here.get()].slice.set(0);
@@ -427,7 +440,7 @@ impl Machine {
     }
 
     /// The vCPU does not execute again under this hypervisor.
-    fn destroy_vcpu(&self, index: usize) {
+    pub fn destroy_vcpu(&self, index: usize) {
         self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
         self.vcpus[index].at_switch.set(None);
         if let Some((_, page)) = self.vcpus[index].registered.take() {
@@ -626,13 +639,11 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
-        // No domain here is restored.
-        if goes_on {
-            return Err(Errno::INVAL);
-        }
         let (machine, vcpu, domain) = (self.machine, self.vcpu(), self.domain());
         let page = gfn.checked_sub(GFN_BASE).map(|page| page as usize);
         let page = page.filter(|page| domain.vcpus.contains(page)).ok_or(Errno::INVAL)?;
+        let page_of = &machine.vcpus[page].page;
+        let left = if goes_on { Some(machine.left_in(page_of)?) } else { None };
         let pins = &machine.vcpus[page].pins;
         pins.set(pins.get() + 1);
         let who = Registration {
@@ -641,14 +652,25 @@ impl<'a> Caller for Hypercall<'a> {
             guest: *guest,
             allowed: self.is_allowed(),
         };
-        let page_of = &machine.vcpus[page].page;
-        let core = machine.on_cpu(|cpu| hv_driver::Vcpu::register(cpu, page_of, &who, None));
+        let core = machine.on_cpu(|cpu| {
+            let mut core = hv_driver::Vcpu::register(cpu, page_of, &who, left.as_ref());
+            machine.clock_starts(self.index);
+            if let Some(left) = &left {
+                core.go_on(cpu, page_of, left);
+            }
+            core
+        });
         *vcpu.registered.borrow_mut() = Some((core, page));
         vcpu.rdpmc_exits.set(false);
-        // What the hypervisor counts from now on starts at 0.
-        vcpu.tsc_sum.set(0);
-        vcpu.sums.set([0; MAX_SLOTS]);
-        machine.clock_starts(self.index);
+        vcpu.disturbances.set(vcpu.disturbances.get() + 2);
+        if !goes_on {
+            // What the hypervisor counts from now on starts at 0.
+            vcpu.tsc_sum.set(0);
+            vcpu.sums.set([0; MAX_SLOTS]);
+        } else if domain.kind == crate::shape::Kind::Hostile {
+            // Its page says anything.
+            vcpu.sampled.set([USR | OS; SLOTS]);
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@
 //!
 //! * `machine` is who executes, one step at a time; `fiber` gives each a stack.
 //! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
+//! * `kvm` is what differs where the hypervisor is Linux with KVM.
 //! * `whole` is counting on whole CPUs.
 //! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what
 //!   happens next.
@@ -16,11 +17,11 @@
 //! Accesses happen in the order in which they are made, as if processors had no store buffers.  On
 //! x86 that leaves nothing out.  A processor there delays its stores, in order, behind its own
 //! later loads, and reorders nothing else; that is seen only if two processors each store to one
-//! place and then load the other's.  Of these pages the hypervisor loads none, threads store to
-//! none, and a guest's kernel stores only to threads' pages, which the hypervisor never looks at:
-//! `machine` fails if one of this is not so.  So late stores are as good as a writer that comes
-//! later, which is tried.  Weaker orders of the sequence protocol are loom's
-//! (`shared-abi/tests/loom_seq.rs`).
+//! place and then load the other's.  Of these pages the hypervisor loads none but what a vCPU has
+//! left that executes nowhere, threads store to none, and a guest's kernel stores only to threads'
+//! pages, which the hypervisor never looks at: `machine` fails if one of this is not so.  So late
+//! stores are as good as a writer that comes later, which is tried.  Weaker orders of the sequence
+//! protocol are loom's (`shared-abi/tests/loom_seq.rs`).
 //!
 //! The cores announce their accesses only in builds with `--cfg sim`, so this crate is empty in
 //! any other: `cargo xtask sim` builds it.
@@ -35,6 +36,7 @@ pub mod growth;
 mod guest;
 pub mod guided;
 mod host;
+mod kvm;
 mod machine;
 mod model;
 mod pmu;

@@ -12,6 +12,7 @@ use std::rc::Rc;
 
 use guest_kmod::overflow::Signal;
 use hv_driver::{Driver, Pcpu};
+use shared_abi::hypercall::HvRegister;
 use shared_abi::ioctl::Control;
 use shared_abi::limits::{MAX_SLOTS, PAGE_BYTES};
 use shared_abi::sync::simulated::{Access, set_hook};
@@ -107,6 +108,10 @@ pub struct Vcpu {
     pub clock: Cell<Clock>,
     /// RDPMC exits, and faults.
     pub rdpmc_exits: Cell<bool>,
+    /// The page that its kernel wants registered, for `kvm`.
+    pub wanted: Cell<Option<HvRegister>>,
+    /// It has not executed since another process of a host got its guest.
+    pub restored: Cell<bool>,
     /// What its VM entries and exits load into the register that enables counters, where they do
     /// (SDM volume 3, 27.4 and 28.6).
     pub at_switch: Cell<Option<(u64, u64)>>,

@@ -75,6 +75,8 @@ pub struct Weights {
     pub policy: u64,
     /// A domain is saved and restored on another host.
     pub restore: u64,
+    /// A guest of KVM is given to another process, on the same host or another one.
+    pub moves: u64,
     /// A domain is destroyed.
     pub destroy: u64,
     /// A vCPU is switched in whose segments cannot be loaded, so its kernel is called instead.
@@ -90,6 +92,8 @@ pub struct Weights {
 pub struct Shape {
     /// The host to which each physical CPU belongs.
     pub cpus: Vec<usize>,
+    /// The hosts are Linux with KVM, and all domains have rings of their own.
+    pub kvm: bool,
     /// The domains; all start on host 0.
     pub domains: Vec<DomainShape>,
     /// Its processors.
@@ -126,11 +130,15 @@ impl Shape {
         let own = &mut Rng::new(seed ^ 0xa3d0);
         let model = if rng.one_in(4) { amd(own) } else { intel(rng) };
         let several = model.general > 1;
+        let kvm = Rng::new(seed ^ 0x6b76).one_in(3);
         // A saved domain's CPUs would have to start anew.
-        let wholes = !restores && Rng::new(seed ^ 0x0e11).one_in(3);
+        let wholes = !restores && !kvm && Rng::new(seed ^ 0x0e11).one_in(3);
         Self {
             cpus,
-            domains: domains(rng, || !own.one_in(if model.tells_guests_apart() { 3 } else { 2 })),
+            kvm,
+            domains: domains(rng, || {
+                kvm || !own.one_in(if model.tells_guests_apart() { 3 } else { 2 })
+            }),
             model,
             cost: several && rng.one_in(4),
             overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },
@@ -142,6 +150,7 @@ impl Shape {
                 hotplug: if rng.one_in(2) { 1 + 3 * u64::from(wholes) } else { 0 },
                 policy: if rng.one_in(3) { 1 } else { 0 },
                 restore: if restores { 4 } else { 0 },
+                moves: if kvm { 4 } else { 0 },
                 destroy: if rng.one_in(4) { 1 } else { 0 },
                 failsafe: rng.below(3),
                 garbage: 5,
@@ -202,6 +211,7 @@ pub const PLAIN: Model = Model {
 pub fn quiet(cpus: usize) -> Shape {
     Shape {
         cpus: vec![0; cpus],
+        kvm: false,
         domains: Vec::new(),
         model: PLAIN,
         cost: false,

@@ -4,13 +4,14 @@
 use std::rc::Rc;
 
 use guest_kmod::publish::published;
-use shared_abi::hypercall::{HvLoad, OP_STATS};
+use shared_abi::hypercall::{HvLoad, OP_GO_ON};
 use shared_abi::ioctl::{CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{Counters, read_thread};
 use shared_abi::{CounterConfig, VcpuPage};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::host::GFN_BASE;
 use crate::machine::{Claim, Life, Machine};
 use crate::model::{GENERAL, Model, PERIOD_MAX, PERIOD_TOLD};
 use crate::pmu::EVENTS;
@@ -352,7 +353,12 @@ impl Machine {
             let value = if rng.one_in(3) { rng.next() } else { rng.below(4) };
             word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
         }
-        let op = rng.below(u64::from(OP_STATS) + 2) as u32;
+        let op = rng.below(u64::from(OP_GO_ON) + 2) as u32;
+        if rng.one_in(2) {
+            // A frame of its own, perhaps.
+            let gfn = GFN_BASE + rng.below(self.vcpus.len() as u64);
+            bytes[..8].copy_from_slice(&gfn.to_le_bytes());
+        }
         let lengths = [0, 8, 16, 40, 40 + 32, 176, HvLoad::bytes(1), HvLoad::bytes(2), bytes.len()];
         let length = lengths[rng.index(lengths.len())];
         // Whatever comes of it; the checks are the hypervisor's.
