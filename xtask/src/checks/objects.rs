@@ -3,7 +3,7 @@
 //!
 //! They are linked into a hypervisor and a kernel: they may call only what the glue provides,
 //! cannot panic, do not touch vector registers, jump only to fixed places, return only through
-//! their surroundings' thunk, and need no table of addresses.
+//! their surroundings' thunk, need no table of addresses and little stack.
 
 use std::path::Path;
 
@@ -19,6 +19,10 @@ const GLUE_PREFIX: &str = "perfctr_glue_";
 /// What the compiler calls on its own, and Xen and Linux provide; the last one in place of every
 /// return, so that what guards returns on this CPU is in one place.
 const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove", "__x86_return_thunk"];
+
+/// The most that a function may have on the stack, of which a hypervisor's CPU has 8 KiB in all:
+/// a vCPU's state once, where it is made, but not twice.  Unit: bytes.
+const FRAME_MAX: u64 = 2_560;
 
 /// Checks both objects; the error lists every broken promise.
 pub fn check() -> Result<()> {
@@ -118,11 +122,22 @@ fn code_faults(disassembly: &str) -> Vec<String> {
         if mnemonic.starts_with("ret") {
             faults.push(format!("return past the thunk in {function}"));
         }
+        if let Some(bytes) = frame(instruction).filter(|&bytes| bytes > FRAME_MAX) {
+            faults.push(format!("{bytes} bytes of stack in {function}, more than {FRAME_MAX}"));
+        }
         if mnemonic.starts_with("ud2") {
             faults.push(format!("deliberate fault in {function}"));
         }
     }
     faults
+}
+
+/// The bytes that an instruction takes from the stack, if it is the one that makes room for a
+/// function's variables.
+fn frame(instruction: &str) -> Option<u64> {
+    let operands = instruction.trim().strip_prefix("sub")?.trim_start();
+    let bytes = operands.strip_prefix("$0x")?.strip_suffix(",%rsp")?;
+    u64::from_str_radix(bytes, 16).ok()
 }
 
 fn relocation_faults(relocations: &str) -> Vec<String> {
@@ -150,6 +165,14 @@ mod tests {
         let faults = code_faults(bad);
         assert_eq!(faults.len(), 3, "{faults:?}");
         assert!(faults.iter().all(|fault| fault.contains("bad")));
+    }
+
+    #[test]
+    fn a_function_that_takes_much_of_the_stack_is_found() {
+        let takes = |bytes| code_faults(&format!("0 <f>:\n 0:\tsub    ${bytes:#x},%rsp\n"));
+        assert!(takes(FRAME_MAX).is_empty());
+        assert_eq!(takes(4_096), ["4096 bytes of stack in f, more than 2560"]);
+        assert!(code_faults("0 <f>:\n 0:\tsub    $0x1000,%rax\n").is_empty());
     }
 
     #[test]
