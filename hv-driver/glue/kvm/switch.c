@@ -3,6 +3,7 @@
 
 #include <linux/irq_work.h>
 #include <linux/kvm_host.h>
+#include <asm/apic.h>
 #include <asm/nmi.h>
 
 #include "kvm_cache_regs.h"
@@ -32,7 +33,10 @@ void perfctr_notify(struct kvm_vcpu *vcpu)
 	kvm_make_request(KVM_REQ_PMI, vcpu);
 }
 
-/* A vCPU was left whose last interrupt may still come; what it tells is known. */
+/*
+ * A vCPU was left whose last interrupt may still come; what it tells is known,
+ * but it is acknowledged, so that it does not gate the next.
+ */
 static DEFINE_PER_CPU(bool, perfctr_left);
 
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
@@ -110,6 +114,9 @@ static void overflow(struct irq_work *unused)
 		overflowed_here(vcpu);
 		perfctr_notify(vcpu);
 	}
+	/* Intel's local APICs mask the entry when they deliver. */
+	if (boot_cpu_data.x86_vendor == X86_VENDOR_INTEL)
+		apic_write(APIC_LVTPC, APIC_DM_NMI);
 }
 
 static DEFINE_PER_CPU(struct irq_work, perfctr_overflow);
@@ -119,9 +126,9 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
 	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
 
-	if (!vcpu || !vcpu->arch.perfctr)
-		return this_cpu_xchg(perfctr_left, false) ? NMI_HANDLED :
-							    NMI_DONE;
+	if ((!vcpu || !vcpu->arch.perfctr) &&
+	    !this_cpu_xchg(perfctr_left, false))
+		return NMI_DONE;
 	irq_work_queue(this_cpu_ptr(&perfctr_overflow));
 	return NMI_HANDLED;
 }
