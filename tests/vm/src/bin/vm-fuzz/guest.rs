@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::Result;
 use perfctr::Session;
 use shared_abi::hypercall::{
-    HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE,
-    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD,
+    OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::ABI_MAJOR;
@@ -108,14 +108,15 @@ impl Guest {
 fn request(xen: &Xen, input: &mut Reader<'_>) {
     let mut op = input.pick(&REQUESTS);
     if op == u32::MAX {
-        op = input.number() as u32;
+        let any = input.number() as u32;
+        op = input.pick(&[any, OP_GO_ON, OP_GO_ON]);
     }
     if op == OP_UNREGISTER {
         UNREGISTERED.store(true, Relaxed);
     }
     let mut bytes = [0_u8; ARGUMENT_BYTES];
     let mut length = argument(op, input, &mut bytes);
-    if op != OP_REGISTER {
+    if !matches!(op, OP_REGISTER | OP_GO_ON) {
         input.disturb(&mut bytes[..length]);
     }
     if input.byte() < 30 {
@@ -143,7 +144,7 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
     };
     match op {
         OP_QUERY => put(HvQuery { abi_major: ABI_MAJOR.into(), ..HvQuery::default() }.as_bytes()),
-        OP_REGISTER => {
+        OP_REGISTER | OP_GO_ON => {
             put(HvRegister { gfn: input.pick(&FRAMES), ..HvRegister::default() }.as_bytes())
         }
         OP_DOMAIN => {

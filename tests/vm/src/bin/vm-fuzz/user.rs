@@ -17,11 +17,12 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getpid, gettid, setpgid};
 use perf_event_open_sys::bindings::perf_event_attr;
 use shared_abi::ioctl::{
-    Control, CpuState, Create, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START,
-    IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL, IOC_RESUME, IOC_TYPE,
-    IOC_UNLINK,
+    CONTROL_RING, Control, CpuState, Create, IOC_CONTROL, IOC_CPU_CONTROL, IOC_CPU_READ,
+    IOC_CPU_START, IOC_CPU_STOP, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ, IOC_READ_CONTROL,
+    IOC_RESUME, IOC_RING, IOC_RING_TAKE, IOC_TYPE, IOC_UNLINK,
 };
 use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::ring::RingRequest;
 use shared_abi::version::ABI_MAJOR;
 use vm_tests::map::{MapRequest, Mapping, map};
 use vm_tests::perf::{self, Event, Whose, generic, raw};
@@ -156,7 +157,7 @@ impl Hostile {
         let mut request = input.pick(&REQUESTS);
         if request == IOC_TYPE << 8 {
             let any = input.word() as u32;
-            request = input.pick(&[IOC_CPU_START, IOC_CPU_STOP, any]);
+            request = input.pick(&[IOC_CPU_START, IOC_CPU_STOP, any, IOC_RING, IOC_RING_TAKE]);
         }
         let mut bytes = [0_u8; ARGUMENT_BYTES];
         let length = self.argument(request, input, &mut bytes);
@@ -186,6 +187,8 @@ impl Hostile {
                 let state = CpuState { cpu, control: control(input), ..CpuState::default() };
                 put(state.as_bytes())
             }
+            IOC_RING => put(ring(input).as_bytes()),
+            IOC_RING_TAKE => put(&input.number().to_le_bytes()),
             _ => put(&input.word().to_le_bytes()),
         }
     }
@@ -309,8 +312,22 @@ fn control(input: &mut Reader<'_>) -> Control {
     }
     if control.counter.iter().any(|counter| counter.mode != 0) {
         control.signal = input.pick(&[10, 12, 23, 34, 9, 19]);
+        // Records in place of signals.
+        if input.byte() > 180 {
+            (control.flags, control.signal) = (control.flags | CONTROL_RING, 0);
+        }
     }
     control
+}
+
+/// A ring that is mostly valid.
+fn ring(input: &mut Reader<'_>) -> RingRequest {
+    RingRequest {
+        pages: input.pick(&[1, 1, 4, 64, 3, 0]),
+        callers: input.below(40) as u32,
+        watermark: 1 + input.below(8) as u32,
+        ..RingRequest::default()
+    }
 }
 
 fn signals(input: &mut Reader<'_>) {
