@@ -111,10 +111,11 @@ static inline void perfctr_vm_flags_mod(struct vm_area_struct *vma,
 }
 
 #ifndef IRQ_WORK_INIT_HARD
-#define IRQ_WORK_INIT_HARD(function)                                         \
-	{                                                                    \
-		.flags = ATOMIC_INIT(IRQ_WORK_HARD_IRQ), .func = (function), \
-	}
+/* Releases of clang-format disagree about these braces. */
+/* clang-format off */
+#define IRQ_WORK_INIT_HARD(function) \
+	{ .flags = ATOMIC_INIT(IRQ_WORK_HARD_IRQ), .func = (function) }
+/* clang-format on */
 #endif
 
 /* Before 6.2 a PMU that was unregistered can be registered again only so. */

@@ -13,10 +13,11 @@
 #include "perfctr.h"
 
 /* By CPU; allocated when first set, and kept.  By the lock, as the controls. */
-static struct perfctr_whole {
+struct perfctr_whole {
 	struct perfctr_thread *counters;
 	bool counts;
-} * perfctr_wholes;
+};
+static struct perfctr_whole *perfctr_wholes;
 static DEFINE_MUTEX(perfctr_whole_lock);
 
 /* One call to a CPU, which executes it with interrupts disabled. */

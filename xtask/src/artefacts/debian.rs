@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whole Debian systems, as guests and hosts have them, to install packages in: systemd, apt, DKMS
-//! and the headers of the testbed's kernel.
+//! Whole Debian systems: as guests and hosts have them, to install packages in, with systemd, apt,
+//! DKMS and the headers of the testbed's kernel; and such as this project is worked on with.
 
 use std::fs;
 use std::path::PathBuf;
@@ -37,6 +37,17 @@ pub fn builder() -> Result<PathBuf> {
     let key = Key::new("builder 1").text(&tools.join(" "));
     let dir = cache::artefact("debian-builder", key, |dir| {
         apt::system(&tools, "true", &dir.join("root.tar"))
+    })?;
+    Ok(dir.join("root.tar"))
+}
+
+/// All files of a fresh system of the release after the testbed's, which has git, and what rustup
+/// asks for: a linker, and whom to trust in the network.
+pub fn newer() -> Result<PathBuf> {
+    let packages = ["ca-certificates", "gcc", "git", "libc6-dev"];
+    let key = Key::new("newer 1").text(apt::NEWER).text(&packages.join(" "));
+    let dir = cache::artefact("debian-newer", key, |dir| {
+        apt::system_of(&[apt::NEWER.to_owned()], &packages, "true", &dir.join("root.tar"))
     })?;
     Ok(dir.join("root.tar"))
 }

@@ -14,6 +14,7 @@ mod hostile;
 pub mod kvm;
 mod model;
 pub mod mutants;
+mod newer;
 mod overflow;
 mod packages;
 pub mod papi;
@@ -78,6 +79,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("shim", shim::run),
     Suite::vm("packages", packages::run),
     Suite::vm("versions", versions::run),
+    Suite::long("debian-13", newer::run),
     Suite::vm("papi", papi::suite),
     Suite::vm("papi-events", papi::perf),
 ];

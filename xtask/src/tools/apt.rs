@@ -27,8 +27,11 @@ const LISTS_FRESH: Duration = Duration::from_secs(24 * 3600);
 /// The release that the testbed is made of: Debian 12.
 pub const TESTBED: &str = "bookworm";
 
-/// What follows it.
-const LATER: &[&str] = &["trixie", "forky", "sid"];
+/// The one after it: Debian 13.
+pub const NEWER: &str = "trixie";
+
+/// What follows the testbed's.
+const LATER: &[&str] = &[NEWER, "forky", "sid"];
 
 /// Which suites to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -29,6 +29,16 @@ shift 2
 "$@"
 "#;
 
+/// Runs a command in a system as on a machine: with this one's devices, network, and whom it trusts
+/// there. Its root is a mount, as everywhere.
+const AS_MACHINE: &str = r#"
+mount --bind "$1" "$1"
+for dir in dev sys etc/ssl/certs; do mount --rbind "/$dir" "$1/$dir"; done
+mount -t proc proc "$1/proc"
+cp -L /etc/resolv.conf /etc/hosts "$1/etc"
+exec chroot "$@"
+"#;
+
 /// A system's directory, whose files are root's.
 pub struct Chroot {
     dir: PathBuf,
@@ -94,6 +104,15 @@ impl Chroot {
         let mut copy = cmd("sh", ["-ec", script]);
         copy.arg(self.path(to)).args(files.iter().map(AsRef::as_ref));
         sh::as_root(&mut self.seen_by(copy)).map(drop)
+    }
+
+    /// Runs a shell's script as root on a machine with this system, whose environment has these
+    /// variables, too; what it writes is appended to `log`.
+    pub fn run_on_machine(&self, script: &str, variables: &[&str], log: &Path) -> Result<()> {
+        let mut unshare = cmd("unshare", ["--mount", "--pid", "--fork", "--kill-child"]);
+        unshare.args(["sh", "-ec", AS_MACHINE, "sh"]).arg(&self.dir).args(["env", "-i"]);
+        unshare.args(ENVIRONMENT).args(variables).args(["sh", "-ec", script]);
+        sh::logged(&mut sh::root_command(&unshare)?, log)
     }
 
     /// Runs a shell's script as root, with processes of its own and without a network, until a
