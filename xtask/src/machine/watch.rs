@@ -27,10 +27,10 @@ const BOOT_IDLE: Duration = Duration::from_secs(3);
 /// ... or whose emulator has used more of it since the last news than any boot needs, does not come
 /// up.
 const BOOT_BUSY: Duration = Duration::from_secs(90);
-/// From the report of the command's end until the emulator has ended by itself.
+/// From the report of the command's end, or from a crash, until the emulator has ended by itself.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the console may go on after a crash, so that its trace is complete.
-const CRASH_TRACE: Duration = Duration::from_secs(1);
+/// How long the console is silent after a crash when its trace is complete.
+const CRASH_TRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 
 /// What the console says when the guest or the hypervisor is beyond help.
@@ -124,9 +124,12 @@ impl Watch {
         }
         let reported = matches!(status, Status::Exited(_) | Status::Signaled(_));
         let patience = if reported { POWER_OFF_TIMEOUT } else { CRASH_TRACE };
-        let end = Instant::now() + patience;
-        while self.machine.try_wait()?.is_none() && Instant::now() < end {
+        let (latest, mut end) = (Instant::now() + POWER_OFF_TIMEOUT, Instant::now() + patience);
+        while self.machine.try_wait()?.is_none() && Instant::now() < end.min(latest) {
             thread::sleep(POLL);
+            if self.collect()? {
+                end = Instant::now() + patience;
+            }
         }
         self.machine.kill().ok();
         self.machine.wait()?;

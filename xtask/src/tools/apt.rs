@@ -234,10 +234,11 @@ pub fn fetch(packages: &[&str], closure: bool, dir: &Path) -> Result<Vec<PathBuf
     let log = cache::log("apt-fetch")?;
     with_fallback(|suites| {
         let mut command = apt("apt-get", suites)?;
+        // What is installed on this machine may be another release's, which no mirror of the
+        // testbed's has.
+        command.arg("-o").arg(format!("Dir::State::Status={}", status.display()));
         if closure {
             command
-                .arg("-o")
-                .arg(format!("Dir::State::Status={}", status.display()))
                 .arg("-o")
                 .arg(format!("Dir::Cache::Archives={}", debs.display()))
                 .args(["-o", "Debug::NoLocking=1", "-o", "APT::Install-Recommends=0"])

@@ -36,7 +36,7 @@ pub fn cargo_for_bare_metal() -> Result<Command> {
 
 /// A `cargo` command whose compiler can build for [`ARM_TARGET`].
 pub fn cargo_for_arm() -> Result<Command> {
-    cargo_for(ARM_TARGET, "std")
+    cargo_for(ARM_TARGET, "std,panic_abort")
 }
 
 /// For a target that this machine may lack, whose library has these crates.
