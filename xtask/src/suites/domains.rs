@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Programs of Debian's in domains of different kinds, alone and side by side, beside the same on
-//! Linux without a hypervisor, and beside what `docs/domains.md` says of them.
+//! Linux without a hypervisor, and beside what `docs/domains.md` says of them.  In the long tier
+//! there are more programs, and a kind more.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,11 +13,11 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::artefacts::rootfs;
 use crate::machine::Spec;
 use crate::suites::programs;
-use crate::suites::report::Report;
+use crate::suites::report::{Report, Volume};
 use crate::suites::tenants;
 use crate::tools::sh;
 
-/// What runs.
+/// What runs in any case.
 const COMMANDS: &str = "\
 /usr/bin/true
 /usr/bin/gzip -9nc words
@@ -25,9 +26,13 @@ const COMMANDS: &str = "\
 /// What a program executes that does nothing: the dynamic loader looks at the CPU, and finds
 /// another one in a PVH domain, for which CPUID is Xen's.
 const LOADER: &str = "/usr/bin/true";
+/// What executes other instructions on another machine whoever counts them: it asks how much memory
+/// there is, or what is in a directory.
+const ASKING: [&str; 3] = ["xz", "python3.11", "cc1"];
 /// The events in the order in which the truth has them.
 const EVENTS: [&str; 3] = ["instructions:u", "branches:u", "cycles:u"];
-const KINDS: [&str; 2] = ["Pv", "Pvh"];
+/// HVM in the long tier only: its firmware takes minutes.
+const KINDS: [&str; 3] = ["Pv", "Pvh", "Hvm"];
 const SCENES: [&str; 4] = ["a", "b", "c", "d"];
 /// Where the table is.
 const DOCUMENT: &str = "docs/domains.md";
@@ -46,8 +51,11 @@ struct Count {
 
 /// Two boots.
 pub fn run(report: &mut Report) -> Result<()> {
-    let dir = programs::files(COMMANDS)?;
-    let domains = machine(&dir)?;
+    let is_long = report.volume == Volume::Long;
+    let kinds = &KINDS[..report.volume.pick(2, KINDS.len())];
+    let commands = if is_long { every_command() } else { COMMANDS.to_owned() };
+    let dir = programs::files(&commands)?;
+    let domains = machine(&dir, is_long)?;
     let mut alone = programs::machine("native", "", &dir)?;
     // What a domain has: the C library asks the CPU how many there are, and programs the kernel.
     alone.topology.cpu.clone_from(&domains.topology.cpu);
@@ -58,8 +66,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     let outcome = report.program_outcome(domains, "domains")?;
     let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
     let counts = counts(&said, &truth)?;
-    let loader = loader(&counts);
-    for (kind, deviations) in KINDS.iter().zip(loader) {
+    let loader = by_itself(LOADER, &counts);
+    for (kind, deviations) in kinds.iter().zip(loader) {
         report.note(format!("{kind}: the loader's {EVENTS:?} deviate by {deviations:?}"));
     }
     report.test("in a PV domain nothing deviates, the loader neither", || {
@@ -67,25 +75,49 @@ pub fn run(report: &mut Report) -> Result<()> {
         Ok(())
     });
     let document = fs::read_to_string(sh::project().join(DOCUMENT))?;
-    for command in COMMANDS.lines() {
-        let row = row(command, truth[command][0], &counts, &loader)?;
-        report.test(&format!("{} deviates by nothing", programs::name(command)), || {
-            ensure!(document.lines().any(|line| line == row), "{DOCUMENT} does not say\n{row}");
-            Ok(())
-        });
+    for command in commands.lines() {
+        let name = programs::name(command);
+        let asks = ASKING.contains(&name);
+        let expected = if asks { by_itself(command, &counts) } else { loader };
+        for (kind, expected) in kinds.iter().zip(&expected) {
+            let scenes = if asks { &SCENES[1..] } else { &SCENES };
+            let row = row(command, truth[command][0], kind, scenes, &counts, expected)?;
+            report.test(&format!("{name} deviates by nothing in {kind}"), || {
+                let is_there = document.lines().any(|line| line == row);
+                ensure!(is_there, "{DOCUMENT} does not say\n{row}");
+                Ok(())
+            });
+        }
     }
     Ok(())
 }
 
-/// A machine with domains of both kinds.
-fn machine(dir: &Path) -> Result<Spec> {
-    let command = ["/work/domains", "control", "/work/commands"];
+/// What runs, and what suite `programs` counts beside that.
+fn every_command() -> String {
+    let is_new = |command: &&str| !COMMANDS.contains(programs::name(command));
+    let more = programs::COMMANDS.lines().filter(is_new);
+    COMMANDS.lines().chain(more).map(|command| format!("{command}\n")).collect()
+}
+
+/// A machine with a domain of each kind, or without an HVM one and what the few programs do not
+/// need.
+fn machine(dir: &Path, is_long: bool) -> Result<Spec> {
+    let mut command = vec!["/work/domains", "control", "/work/commands"];
+    command.extend(is_long.then_some("--hvm"));
     let mut spec = Spec::new("pv-amd", command)?.driver("all")?;
     spec.timeout = Duration::from_secs(600);
     spec.topology.memory_mib += 1024;
     spec.copy.push(dir.to_owned());
-    let trees = [("", rootfs::tenant()?), ("", rootfs::programs()?), ("work", dir.to_owned())];
-    tenants::add_tenant(&mut spec, "domains", &trees.map(|(at, path)| (at.to_owned(), path)))?;
+    let mut trees = vec![(String::new(), rootfs::tenant()?), ("work".to_owned(), dir.to_owned())];
+    if is_long {
+        trees.push((String::new(), rootfs::programs()?));
+    }
+    tenants::add_tenant(&mut spec, "domains", &trees)?;
+    if is_long {
+        tenants::add_device_model(&mut spec)?;
+        spec.timeout *= 6;
+        spec.topology.memory_mib += 512;
+    }
     Ok(spec)
 }
 
@@ -107,11 +139,11 @@ fn counts(said: &str, truth: &BTreeMap<String, [u64; 3]>) -> Result<Vec<Count>> 
     said.lines().filter_map(|line| line.strip_prefix("count ")).map(count).collect()
 }
 
-/// By how much each event of the loader deviates in a domain of each kind that runs nothing else.
-fn loader(counts: &[Count]) -> [[i64; 3]; 2] {
+/// By how much each event of a program deviates in a domain of each kind that runs nothing else.
+fn by_itself(command: &str, counts: &[Count]) -> [[i64; 3]; KINDS.len()] {
     let of = |kind, event| {
         let mut all = counts.iter().filter(|count| {
-            (count.command == LOADER && count.scene == "a")
+            (count.command == command && count.scene == SCENES[0])
                 && (count.kind == kind && count.event == event)
         });
         all.next().map_or(0, |count| count.deviation)
@@ -119,25 +151,31 @@ fn loader(counts: &[Count]) -> [[i64; 3]; 2] {
     KINDS.map(|kind| [0, 1, 2].map(|event| of(kind, event)))
 }
 
-/// The document's row about a program: what it executes in millions, and by how much the counts of
-/// each kind of domain and each scene deviate, the loader's own share left out.
-fn row(command: &str, truth: u64, counts: &[Count], loader: &[[i64; 3]; 2]) -> Result<String> {
-    let mut row = format!("| {} | {:.1} |", programs::name(command), truth as f64 / 1e6);
-    for (kind, loader) in KINDS.iter().zip(loader) {
-        for scene in SCENES {
-            let mut deviations: Vec<i64> = counts
-                .iter()
-                .filter(|count| {
-                    count.command == command && count.scene == scene && count.kind == *kind
-                })
-                .map(|count| count.deviation - loader[count.event])
-                .collect();
-            deviations.sort_unstable();
-            deviations.dedup();
-            ensure!(!deviations.is_empty(), "{command} was not counted in ({scene}) of {kind}");
-            let deviations: Vec<_> = deviations.iter().map(i64::to_string).collect();
-            row += &format!(" {} |", deviations.join(", "));
-        }
+/// The document's row about a program in a kind of domain: what it executes in millions, and by how
+/// much the counts of each of these scenes, which are the last, deviate further than expected.
+fn row(
+    command: &str,
+    truth: u64,
+    kind: &str,
+    scenes: &[&str],
+    counts: &[Count],
+    expected: &[i64; 3],
+) -> Result<String> {
+    let millions = truth as f64 / 1e6;
+    let mut row =
+        format!("| {} | {millions:.1} | {} |", programs::name(command), kind.to_uppercase());
+    row += &" |".repeat(SCENES.len() - scenes.len());
+    for scene in scenes {
+        let mut deviations: Vec<i64> = counts
+            .iter()
+            .filter(|count| count.command == command && count.scene == *scene && count.kind == kind)
+            .map(|count| count.deviation - expected[count.event])
+            .collect();
+        deviations.sort_unstable();
+        deviations.dedup();
+        ensure!(!deviations.is_empty(), "{command} was not counted in ({scene}) of {kind}");
+        let deviations: Vec<_> = deviations.iter().map(i64::to_string).collect();
+        row += &format!(" {} |", deviations.join(", "));
     }
     Ok(row)
 }

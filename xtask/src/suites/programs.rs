@@ -13,14 +13,15 @@ use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, all};
 use crate::tools::cache;
 
-/// Short ones of different kinds.
-const COMMANDS: &str = "\
+/// Short ones of different kinds.  The compiler fails where it has no directory to look for a header
+/// in that it can do without.
+pub const COMMANDS: &str = "\
 /usr/bin/gzip -9nc words
 /usr/bin/bzip2 -c words
 /usr/bin/xz -0c -T1 words
 /usr/bin/sqlite3 -batch :memory: -init query.sql
 /usr/bin/python3.11 -s -S -B words.py
-/usr/lib/gcc/x86_64-linux-gnu/12/cc1 -quiet -frandom-seed=0 -O2 -o /dev/null program.i
+/usr/lib/gcc/x86_64-linux-gnu/12/cc1 -quiet -frandom-seed=0 -O2 -I . -o /dev/null program.i
 ";
 const QUERY: &str = "\
 create table t(a integer primary key, b text);

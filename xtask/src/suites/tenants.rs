@@ -4,16 +4,20 @@
 use std::fs;
 use std::io::BufWriter;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::artefacts::{guest, kernel, rootfs};
 use crate::machine::Spec;
-use crate::suites::report::Report;
-use crate::tools::cache;
+use crate::suites::report::{Report, Volume};
 use crate::tools::cpio::Archive;
+use crate::tools::sh::{self, cmd};
+use crate::tools::{apt, cache};
+
+/// Where a tenant's memory has its first contents from, as `tests/vm/src/toolstack.rs` has it.
+const INITRAMFS: &str = "/work/tenant.cpio";
 
 /// AMD's core extension.
 const CORE: &str = ",+perfctr-core";
@@ -55,14 +59,20 @@ fn beside_pvh(report: &mut Report) -> Result<()> {
 }
 
 /// One boot: a PVH tenant on an AMD CPU counts and samples while it is restored and migrated; in
-/// the long tier also a PV one, while they are saved and go on, and while their memory and their
-/// vCPUs become fewer and more.
+/// the long tier also a PV and an HVM one, while they are saved and go on, and while their memory
+/// and their vCPUs become fewer and more.
 pub fn migrate(report: &mut Report) -> Result<()> {
     let mut spec = spec("pv-amd", "all", &["/work/tenants", "migrate"])?;
     spec.topology.cpu.push_str(V2);
     // A tenant that is migrated is there twice for a while.
     spec.topology.memory_mib += 512;
     spec.timeout = Duration::from_secs(1800);
+    if report.volume == Volume::Long {
+        add_device_model(&mut spec)?;
+        // There are two of them, too.
+        spec.topology.memory_mib += 256;
+        spec.timeout *= 4;
+    }
     report.program(spec, "tenants")
 }
 
@@ -100,8 +110,15 @@ pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Adds what HVM tenants need beside all that others do.
+/// Adds what HVM tenants need beside all that others do, which is there already.
 pub fn add_device_model(spec: &mut Spec) -> Result<()> {
+    apt::install(&["zstd"], "packing a tenant's memory")?;
+    // Firmware reads the memory's first contents in small pieces.
+    for (path, _) in spec.files.iter_mut().filter(|(_, at)| at == Path::new(INITRAMFS)) {
+        let packed = path.with_extension("cpio.zst");
+        sh::output(cmd("zstd", ["-q", "-f", "-9"]).arg(&*path).arg("-o").arg(&packed))?;
+        *path = packed;
+    }
     spec.files.push((rootfs::device_model()?, "/".into()));
     spec.files.push((kernel::kernel()?.boot_image, "/work/vmlinuz".into()));
     // The device model's, and room for a larger tenant.
@@ -139,6 +156,6 @@ pub(super) fn add_tenant(
     archive.finish()?;
     spec.files.push((rootfs::toolstack()?, "/".into()));
     spec.files.push((kernel.image, "/work/vmlinux".into()));
-    spec.files.push((path, "/work/tenant.cpio".into()));
+    spec.files.push((path, INITRAMFS.into()));
     Ok(())
 }

@@ -18,9 +18,10 @@ use vm_tests::xen::Xen;
 /// Of the testbed.
 const PCPUS: u32 = 2;
 /// What each domain counts in user mode, and on which counter: no two alike.
-const EVENTS: [(Kind, [(&str, u32); 2]); 2] = [
+const EVENTS: [(Kind, [(&str, u32); 2]); 3] = [
     (Kind::Pv, [("instructions:u", 0), ("branches:u", 1)]),
     (Kind::Pvh, [("cycles:u", 0), ("instructions:u", 1)]),
+    (Kind::Hvm, [("branches:u", 0), ("cycles:u", 1)]),
 ];
 /// Programs reproduce themselves only where the kernel lends them no code of its own.
 const LINUX: &str = "vdso=0";
@@ -37,14 +38,14 @@ struct Domain {
     preempted: u64,
 }
 
-/// Creates a domain of each kind, and prints each count of each scene.
-pub fn run(commands: &Path) -> Result<ExitCode> {
+/// Creates a domain of each kind, HVM only if that is wanted, and prints each count of each scene.
+pub fn run(commands: &Path, hvm: bool) -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     toolstack::start()?;
     let text = fs::read_to_string(commands)?;
     let commands: Vec<&str> = text.lines().collect();
     let mut domains = Vec::new();
-    for (kind, events) in EVENTS {
+    for (kind, events) in EVENTS.into_iter().filter(|(kind, _)| hvm || *kind != Kind::Hvm) {
         domains.push(Domain::create(kind, &format!("{kind:?}-1"), events)?);
     }
     for domain in &mut domains {

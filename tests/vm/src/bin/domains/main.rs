@@ -21,6 +21,9 @@ enum Role {
     Control {
         /// A command on each line: a program and its arguments, with blanks in between.
         commands: PathBuf,
+        /// In an HVM domain as well.
+        #[arg(long)]
+        hvm: bool,
     },
     /// Counts what the control domain asks for.
     Tenant,
@@ -28,7 +31,7 @@ enum Role {
 
 fn main() -> Result<ExitCode> {
     match Role::parse() {
-        Role::Control { commands } => control::run(&commands),
+        Role::Control { commands, hvm } => control::run(&commands, hvm),
         Role::Tenant => tenant::run(),
     }
 }
