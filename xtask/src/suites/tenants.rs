@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use crate::artefacts::{guest, kernel, rootfs};
 use crate::machine::Spec;
-use crate::suites::report::{Report, Volume};
+use crate::suites::report::Report;
 use crate::tools::cpio::Archive;
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
@@ -59,20 +59,14 @@ fn beside_pvh(report: &mut Report) -> Result<()> {
 }
 
 /// One boot: a PVH tenant on an AMD CPU counts and samples while it is restored and migrated; in
-/// the long tier also a PV and an HVM one, while they are saved and go on, and while their memory
-/// and their vCPUs become fewer and more.
+/// the long tier also a PV one, while they are saved and go on, and while their memory and their
+/// vCPUs become fewer and more.
 pub fn migrate(report: &mut Report) -> Result<()> {
     let mut spec = spec("pv-amd", "all", &["/work/tenants", "migrate"])?;
     spec.topology.cpu.push_str(V2);
     // A tenant that is migrated is there twice for a while.
     spec.topology.memory_mib += 512;
     spec.timeout = Duration::from_secs(1800);
-    if report.volume == Volume::Long {
-        add_device_model(&mut spec)?;
-        // There are two of them, too.
-        spec.topology.memory_mib += 256;
-        spec.timeout *= 4;
-    }
     report.program(spec, "tenants")
 }
 

@@ -32,8 +32,7 @@ use crate::control::{AMID, Host, VCPUS, begins, counts_on, exact, gone, says};
 use crate::counting::{self, Domain};
 use crate::samples;
 
-/// The first is the usual one.
-const KINDS: [Kind; 3] = [Kind::Pvh, Kind::Pv, Kind::Hvm];
+const KINDS: [Kind; 2] = [Kind::Pvh, Kind::Pv];
 /// What a tenant has, and what it is left with for a while.
 const MEMORY_MIB: [u32; 2] = [256, 192];
 /// Pages that a tenant writes to again and again: many more than those that `xl` leaves to the end
