@@ -13,8 +13,8 @@ use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, all};
 use crate::tools::cache;
 
-/// Short ones of different kinds.  The compiler fails where it has no directory to look for a header
-/// in that it can do without.
+/// Short ones of different kinds.  The compiler fails where it has no directory to look in for a
+/// header that it can do without.
 pub const COMMANDS: &str = "\
 /usr/bin/gzip -9nc words
 /usr/bin/bzip2 -c words
