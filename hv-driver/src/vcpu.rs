@@ -15,6 +15,7 @@ use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot, VcpuPage, planted};
 
+use crate::driver::Driver;
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::{Cpu, DomainSerial, Owner};
@@ -135,7 +136,8 @@ impl Vcpu {
     /// The vCPU, which is switched in, gets another state than it has left: what was its page is no
     /// longer, and is not written to.
     pub fn abandon<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>) {
-        self.configure(cpu, &Config::default());
+        self.configure(cpu.driver, &Config::default());
+        load_at_switch(cpu, self.outside, 0);
         cpu.enter(HOOK_LOAD, |cpu| cpu.program(&self.selectors, |_| ()));
         cpu.run_stranger();
     }
@@ -172,7 +174,8 @@ impl Vcpu {
         cpu.enter(HOOK_LOAD, |cpu| {
             let _writing = self.publisher.begin(page);
             self.fold(cpu.pmu, page, self.running);
-            self.configure(cpu, config);
+            self.configure(cpu.driver, config);
+            load_at_switch(cpu, self.outside, config.slots());
             planted!(SumsResetAtLoad, (), self.shares.0.iter_mut().for_each(|own| own.sum = 0));
             self.arm(cpu);
             cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
@@ -226,7 +229,7 @@ impl Vcpu {
             if !allowed || !cpu.pcpu.counts() {
                 // Readers find direct reading invalid until the guest loads again.
                 self.state.direct = false;
-                self.configure(cpu, &Config::default());
+                self.configure(cpu.driver, &Config::default());
             }
             if self.outside != 0 {
                 close(cpu, self.outside, self.config.slots());
@@ -339,7 +342,7 @@ impl Vcpu {
         self.sampling.take_place(slot)
     }
 
-    fn configure<P: Pmu>(&mut self, cpu: &Cpu<'_, P>, config: &Config) {
+    fn configure(&mut self, driver: &Driver, config: &Config) {
         self.config = *config;
         self.selectors = Selectors::new(config, self.rings, self.gate);
         (self.counts_user, self.counts_kernel) = match self.rings {
@@ -349,10 +352,9 @@ impl Vcpu {
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
         let samples = self.gated & config.sampling() != 0;
-        self.plain = self.gated != 0 && !samples && cpu.driver.cost.is_none();
+        self.plain = self.gated != 0 && !samples && driver.cost.is_none();
         self.sampling.configure(config.sampling());
         self.state.loaded = config.slots();
-        load_at_switch(cpu, self.outside, config.slots());
     }
 
     /// Folds, stops and publishes the slots in `mask`, which are running.
