@@ -342,11 +342,28 @@ impl Tenant {
     /// Why the tool failed.
     pub fn save_and_restore(&mut self) -> Result<()> {
         let file = self.image();
-        tool("xl", &["save", &self.name, &file])?;
-        tool("xl", &["restore", "-e", "-p", &file])?;
-        fs::remove_file(file)?;
-        self.domain = number(&self.name)?;
-        Ok(())
+        self.save(&file)?;
+        self.domain = Self::restore(&self.name, &file)?.domain;
+        Ok(fs::remove_file(file)?)
+    }
+
+    /// Writes it to this file, which ends it.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
+    pub fn save(&self, file: &str) -> Result<()> {
+        tool("xl", &["save", &self.name, file])
+    }
+
+    /// Makes a domain of what was saved of one of this name, perhaps on another host.  It is paused.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool failed.
+    pub fn restore(name: &str, file: &str) -> Result<Self> {
+        tool("xl", &["restore", "-e", "-p", file])?;
+        Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0, patience: PATIENCE })
     }
 
     /// Moves it to this very host while it executes, by Debian's own tools at both ends.  It goes

@@ -70,6 +70,27 @@ pub fn migrate(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
+/// Two boots, of machines with the same CPUs but for their counters, which are narrower in the
+/// second: a tenant that counts is saved in the first, and restored in the other.
+pub fn elsewhere(report: &mut Report) -> Result<()> {
+    let out = cache::root()?.join("work/emigrant");
+    let machine = |role, file| -> Result<Spec> {
+        let mut spec = spec("pv", "all", &["/work/tenants", role, file])?;
+        // The control domain has the tenant's memory as a file, and that in the archive that it is
+        // booted with or leaves.
+        spec.topology.memory_mib += 640;
+        spec.hypervisor()?.add("dom0_mem=1664M,max:1664M");
+        Ok(spec)
+    };
+    let mut from = machine("emigration", "/out/saved")?;
+    from.keep_out(&out)?;
+    report.program(from, "tenants")?;
+    let mut to = machine("immigration", "/work/saved")?;
+    to.topology.cpu.push_str(",pmu-width=40");
+    to.files.push((out.join("saved"), "/work/saved".into()));
+    report.program(to, "tenants")
+}
+
 /// A program of `benches` in a PVH tenant of so many vCPUs, beside a control domain of one that
 /// sleeps; on Xen with the driver, or with its own virtual PMU.
 pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {

@@ -28,8 +28,23 @@ pub const VCPUS: usize = 2;
 const REGIONS: u64 = 4_000;
 /// Until a tenant that has begun to count is in the middle of it.
 pub const AMID: Duration = Duration::from_secs(2);
-/// What the library says of a host that does not let a domain count.
-const FORBIDDEN: &str = "the host does not let this domain count; its administrator does so";
+/// Why a tenant may not count any more, as it is told.
+#[derive(Debug)]
+pub struct Why {
+    /// By the thread's page, or the module when it is asked: its number, and its names.
+    pub errno: i32,
+    /// One of these.
+    pub names: [&'static str; 2],
+    /// By the library, when it opens a session.
+    pub answer: &'static str,
+}
+
+/// The host does not let it.
+pub const FORBIDDEN: Why = Why {
+    errno: libc::EPERM,
+    names: ["EPERM", "Operation not permitted"],
+    answer: "the host does not let this domain count; its administrator does so",
+};
 /// How long it may take until the domains have taken turns on a CPU, or a restored one goes on.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Changes of domains, of which some are certainly to this one and on the CPU looked at.
@@ -122,13 +137,13 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     // To the host it is another domain, which nobody has allowed to count.
     tenant.save_and_restore()?;
     tenant.unpause()?;
-    ends(tally, "a tenant that is restored where it may not count", &mut tenant)?;
+    ends(tally, "a tenant that is restored where it may not count", &mut tenant, &FORBIDDEN)?;
     refused(tally, "a tenant that was restored where it may not count", &mut tenant, "EPERM")?;
     host.xen.allow(tenant.domain, true)?;
     begins(&mut tenant)?;
     sleep(AMID);
     host.xen.allow(tenant.domain, false)?;
-    ends(tally, "a tenant that is forbidden to count", &mut tenant)?;
+    ends(tally, "a tenant that is forbidden to count", &mut tenant, &FORBIDDEN)?;
     tenant.destroy()
 }
 
@@ -166,17 +181,16 @@ pub fn counts_on(host: &Host, act: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 /// It could read no numbers any more, but why; what it had read was exact.
-fn ends(tally: &mut Tally, whose: &str, tenant: &mut Tenant) -> Result<()> {
+pub fn ends(tally: &mut Tally, whose: &str, tenant: &mut Tenant, why: &Why) -> Result<()> {
     let seen = tenant.hear()?;
     println!("{whose}: {seen:#}");
     let exact = equal(&seen["error_max"], &json!(0));
     tally.check(&format!("{whose}: counts until then are exact"), exact);
-    // The thread's page says so, or the module when it is asked.
-    let refusal = says(&seen["refusal"], &["EPERM", "Operation not permitted"]);
+    let refusal = says(&seen["refusal"], &why.names);
     tally.check(&format!("{whose} is told so in place of numbers"), refusal);
-    let held = equal(&seen["held"], &json!("Err(NotLoaded(-1))"));
+    let held = equal(&seen["held"], &json!(format!("Err(NotLoaded(-{}))", why.errno)));
     tally.check(&format!("{whose} is told so where it was stopped before RDPMC"), held);
-    let answer = says(&tenant.hear()?, &[FORBIDDEN]);
+    let answer = says(&tenant.hear()?, &[why.answer]);
     tally.check(&format!("{whose} is told so when it opens a session"), answer);
     Ok(())
 }

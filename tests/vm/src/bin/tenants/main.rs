@@ -8,6 +8,7 @@ mod bench;
 mod control;
 mod counting;
 mod demo;
+mod emigrant;
 mod events;
 mod frames;
 mod held;
@@ -36,6 +37,16 @@ enum Role {
     /// Creates a PVH tenant and a PV one, saves, restores and migrates them, and gives them other
     /// memory and vCPUs, while they count.
     Migrate,
+    /// Creates a tenant that counts and is saved, for another host.
+    Emigration {
+        /// The file.
+        saved: String,
+    },
+    /// Restores it from the file, on a host with other counters.
+    Immigration {
+        /// The file.
+        saved: String,
+    },
     /// Creates a tenant that the CPU virtualises, and counts beside it.
     TenantDemo {
         /// An HVM tenant instead of a PVH one.
@@ -61,6 +72,8 @@ fn main() -> Result<ExitCode> {
         Role::Control(options) => control::run(&options),
         Role::Pvh => peek::control(),
         Role::Migrate => roam::control(),
+        Role::Emigration { saved } => emigrant::leaves(&saved),
+        Role::Immigration { saved } => emigrant::arrives(&saved),
         Role::TenantDemo { hvm, options } => demo::control(hvm, &options),
         Role::Bench(options) => bench::control(&options),
         Role::KvmDemo(options) => demo::alone(&options),

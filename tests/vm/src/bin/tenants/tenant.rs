@@ -58,6 +58,8 @@ pub enum Role {
     /// Counts on whatever host it finds itself, until a reading is refused; again and again, and
     /// with perf's events first.
     Travel,
+    /// Counts until it finds itself where it may not any more; and once more, when it is told to.
+    Emigrate,
     /// Counts and samples whenever it is told to, until it is told to stop.
     Roam,
     /// Executes on all vCPUs, for some time without sampling, then with the shortest period.
@@ -107,7 +109,16 @@ fn act(role: &Role) -> Result<()> {
             module::unload_when_idle()?;
             loop {
                 travel()?;
+                module::unload_when_idle()?;
             }
+        }
+        Role::Emigrate => {
+            survive_faults()?;
+            travel()?;
+            let asked = hear()?;
+            ensure!(asked == "again", "{asked} is asked");
+            module::unload_when_idle()?;
+            travel()
         }
         Role::Frames => frames::tenant(),
         Role::Inside { reloads } => inside::tenant(reloads),
@@ -171,7 +182,7 @@ fn travel() -> Result<()> {
         Ok(_) => json!("a session"),
         Err(error) => json!(error.to_string()),
     });
-    Ok(module::unload_when_idle()?)
+    Ok(())
 }
 
 /// Loads the module.  Says how it and the CPU refuse, if they do, and waits until they do not.
