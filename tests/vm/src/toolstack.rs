@@ -356,7 +356,7 @@ impl Tenant {
         tool("xl", &["save", &self.name, file])
     }
 
-    /// Makes a domain of what was saved of one of this name, perhaps on another host.  It is paused.
+    /// Makes a domain of what was saved of one of this name, perhaps on another host. It is paused.
     ///
     /// # Errors
     ///
