@@ -420,7 +420,7 @@ int perfctr_core_ring_begin(const struct perfctr_core_thread *thread,
                             const struct perfctr_ring_request *request);
 
 /*
- * Whether there is room for a record of this counter, and where; see Ring(guest_kmod::Ring).
+ * Whether there is room for a record of this counter, and where.
  */
 bool perfctr_core_ring_place(const struct perfctr_core_thread *thread,
                              uint32_t counter,

@@ -319,7 +319,7 @@ extern bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value);
 extern bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value);
 
 /*
- * The current vCPU is entered with `inside` in the register that enables counters, and left
+ * What the register that enables counters has in the current vCPU, and outside it.
  */
 extern void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside);
 

@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     println!();
     // The kernel would slow the sampling down if it takes too much of an emulated CPU's time.
     std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")?;
-    let module = Path::new("/dev/perfctr").exists();
+    let module = has_module();
     if std::env::args().nth(1).as_deref() == Some("operations") {
         return operations::measure(module);
     }
@@ -94,6 +94,11 @@ fn check_tally() -> Result<()> {
     Ok(())
 }
 
+/// Whether the driver's counters count here, for perf as well.
+fn has_module() -> bool {
+    Path::new("/dev/perfctr").exists()
+}
+
 /// What a sample costs beyond counting; gives how many samples came.
 fn sample(name: &str, stack: Stack) -> Result<u64> {
     // Half a period more than the samples take; an iteration is two instructions.
@@ -114,7 +119,8 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     let (with, told) = execute(PERIOD)?;
     ensure!(none == 0, "{name}: {none} samples of a period that has not passed");
     // What a peer loses is in the table.
-    ensure!(told > 0, "{name}: no samples, {SAMPLES} expected");
+    let least = if has_module() { SAMPLES } else { 1 };
+    ensure!(told >= least, "{name}: {told} samples, {least} expected at least");
     let name = format!("a sample: {name}");
     print(&name, &format!("{told}/{SAMPLES}"), &with.per(told), &without.per(told));
     Ok(told)

@@ -41,7 +41,7 @@ pub unsafe extern "C" fn perfctr_core_ring_begin(
     to_return(pmu.begin_ring(&thread.ring, request))
 }
 
-/// Whether there is room for a record of this counter, and where; see [`Ring`](guest_kmod::Ring).
+/// Whether there is room for a record of this counter, and where.
 ///
 /// # Safety
 ///

@@ -334,9 +334,8 @@ unsafe extern "C" {
     fn perfctr_glue_try_rdmsr(msr: u32, value: *mut u64) -> bool;
     /// WRMSR of a register that perhaps does not exist; whether it did not fault.
     fn perfctr_glue_try_wrmsr(msr: u32, value: u64) -> bool;
-    /// The current vCPU is entered with `inside` in the register that enables counters, and left
-    /// with `outside`.  Interrupts are disabled.  Not called for PV guests, nor where the PMU tells
-    /// guests apart.
+    /// What the register that enables counters has in the current vCPU, and outside it.
+    /// Interrupts are disabled.  Not called for PV guests, nor where the PMU tells guests apart.
     fn perfctr_glue_load_at_switch(inside: u64, outside: u64);
     /// Copies the hypercall's argument in; gives 0 or a negative error number.
     fn perfctr_glue_copy_in(caller: *mut c_void, to: *mut c_void, length: u32) -> c_int;

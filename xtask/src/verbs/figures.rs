@@ -25,7 +25,7 @@ pub struct Args {
 /// differences of larger numbers, by some more.
 const BAND_PERCENT: f64 = 5.0;
 const BAND_INSTRUCTIONS: f64 = 50.0;
-/// Of what is a whole number for each sample or switch, and mostly a small one.
+/// At least, of what is a whole number for each sample or switch, and mostly a small one.
 const BAND_EVENTS: f64 = 1.0;
 
 const PERFCTR: &str = "Xen with perfctr";
