@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* vCPUs: registering their pages, CPU hotplug, and suspension of the domain. */
+/* vCPUs: registering their pages, CPU hotplug, suspension, and the kernel's end. */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/cpuhotplug.h>
+#include <linux/limits.h>
 #include <linux/mm.h>
+#include <linux/notifier.h>
+#include <linux/reboot.h>
 #include <linux/syscore_ops.h>
 
 #include "perfctr.h"
@@ -156,6 +159,34 @@ static void perfctr_restored(const struct cpumask *cpus)
 	on_each_cpu_mask(cpus, perfctr_vcpu_restore, NULL, true);
 }
 
+static void perfctr_vcpus_take_back(void)
+{
+	if (!perfctr_is_loaded)
+		return;
+	perfctr_is_loaded = false;
+	unregister_syscore(&perfctr_syscore);
+	perfctr_platform->off_restore();
+	cpuhp_remove_state(perfctr_cpuhp_state);
+}
+
+/*
+ * What comes next may be a kernel that this one starts (kexec): the hypervisor
+ * would go on writing to what is that one's memory.  Threads that still execute
+ * count no more.
+ */
+static int perfctr_reboot(struct notifier_block *block, unsigned long action,
+			  void *data)
+{
+	perfctr_vcpus_take_back();
+	return NOTIFY_DONE;
+}
+
+/* After perf's own, which takes its events from the CPUs. */
+static struct notifier_block perfctr_reboot_block = {
+	.notifier_call = perfctr_reboot,
+	.priority = INT_MIN,
+};
+
 int perfctr_vcpus_init(void)
 {
 	int err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "perfctr:online",
@@ -171,12 +202,13 @@ int perfctr_vcpus_init(void)
 	}
 	perfctr_is_loaded = true;
 	register_syscore(&perfctr_syscore);
+	/* It fails only if it is there already. */
+	register_reboot_notifier(&perfctr_reboot_block);
 	return 0;
 }
 
 void perfctr_vcpus_exit(void)
 {
-	unregister_syscore(&perfctr_syscore);
-	perfctr_platform->off_restore();
-	cpuhp_remove_state(perfctr_cpuhp_state);
+	unregister_reboot_notifier(&perfctr_reboot_block);
+	perfctr_vcpus_take_back();
 }

@@ -16,6 +16,7 @@ pub mod guest;
 pub mod histogram;
 pub mod host;
 pub mod kernel;
+pub mod kexec;
 pub mod kvm;
 pub mod map;
 pub mod module;

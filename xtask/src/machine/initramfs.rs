@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 
 use super::spec::Spec;
 use crate::artefacts::guest;
-use crate::artefacts::kernel::Kernel;
-use crate::artefacts::rootfs::{BOOT_MODULES, XEN_MODULES};
+use crate::artefacts::kernel::{self, Kernel};
+use crate::artefacts::rootfs::{self, BOOT_MODULES, XEN_MODULES};
 use crate::tools::cpio::Archive;
 
 /// Every command's environment.
@@ -25,6 +25,12 @@ const ENVIRONMENT: [&str; 4] = [
 /// Our init as a service of a whole system's.
 const SERVICE: &str = "[Unit]\nDescription=The testbed's command\n\
     [Service]\nExecStart=/usr/sbin/testbed-init\nStandardOutput=journal+console\n";
+
+/// The guest's root file system with that, for a machine whose kernel is not started by QEMU.
+pub fn whole(spec: &Spec) -> Result<Vec<u8>> {
+    let layer = layer(spec, &kernel::of(spec.linux.as_deref())?)?;
+    Ok([fs::read(rootfs::rootfs()?)?, layer].concat())
+}
 
 /// An archive to be unpacked over the guest's root file system.
 pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {

@@ -17,6 +17,7 @@ mod watch;
 
 use anyhow::Result;
 
+pub use self::initramfs::whole as initramfs;
 pub use self::outcome::{Failure, Outcome, Status};
 #[cfg(test)]
 pub use self::runs::Repeat;

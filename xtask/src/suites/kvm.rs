@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Guests of KVM with the driver inside, on a host that moves their vCPUs and has other work.
 
+use std::fs;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -9,6 +10,7 @@ use crate::artefacts::{guest, kernel};
 use crate::machine::{self, Spec};
 use crate::suites::driver::refuses;
 use crate::suites::report::{Report, all, says};
+use crate::tools::cache;
 
 /// What a guest counts and samples; and hosts that let nobody count.
 pub fn run(report: &mut Report) -> Result<()> {
@@ -79,6 +81,27 @@ pub fn beside(report: &mut Report) -> Result<()> {
     spec.module = false;
     spec.files.push((module, "/usr/lib/perfctr/perfctr.ko".into()));
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
+    spec.timeout = Duration::from_secs(900);
+    report.program(spec, "tenants")
+}
+
+/// A guest whose kernel starts another one (kexec) while it counts.
+pub fn successor(report: &mut Report) -> Result<()> {
+    let kernel = kernel::kernel()?;
+    let mut next = Spec::new("kvm", ["/work/tenants", "kvm-next"])?;
+    next.module = false;
+    next.add_program("vm-tests", "tenants")?;
+    for (module, name) in [
+        (guest::module(&kernel, next.purpose())?, "perfctr.ko"),
+        (guest::test_modules(&kernel)?.join("call.ko"), "call.ko"),
+    ] {
+        next.files.push((module, format!("/usr/lib/perfctr/{name}")));
+    }
+    let initramfs = cache::root()?.join("work/successor");
+    fs::write(&initramfs, machine::initramfs(&next)?)?;
+    let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-first"])?;
+    spec.files.push((kernel.boot_image, "/work/next/vmlinuz".into()));
+    spec.files.push((initramfs, "/work/next/initrd".into()));
     spec.timeout = Duration::from_secs(900);
     report.program(spec, "tenants")
 }

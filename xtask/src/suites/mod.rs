@@ -67,6 +67,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("kvm", "kvm", kvm::run),
     Suite::on("kvm", "migrate-kvm", kvm::moved),
     Suite::on("kvm", "tenants-kvm", kvm::beside),
+    Suite::on("kvm", "kexec-kvm", kvm::successor),
     Suite::on("kvm", "counting-kvm", driver::counting),
     Suite::on("kvm", "refusals-kvm", driver::refusals),
     Suite::on("kvm", "lifecycle-kvm", driver::lifecycle),

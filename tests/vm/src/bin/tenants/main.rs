@@ -19,6 +19,7 @@ mod roam;
 mod samples;
 mod side;
 mod storm;
+mod successor;
 mod tenant;
 
 use std::process::ExitCode;
@@ -63,6 +64,10 @@ enum Role {
     KvmRoam,
     /// Counts in two guests of KVM, of which one may not at first.
     KvmSide,
+    /// Counts in a guest of KVM, whose kernel then starts another one.
+    KvmFirst,
+    /// Counts where that one was started.
+    KvmNext,
     #[command(flatten)]
     Tenant(tenant::Role),
 }
@@ -79,6 +84,8 @@ fn main() -> Result<ExitCode> {
         Role::KvmDemo(options) => demo::alone(&options),
         Role::KvmRoam => roam::alone(),
         Role::KvmSide => side::run(),
+        Role::KvmFirst => successor::first(),
+        Role::KvmNext => successor::next(),
         Role::Tenant(role) => tenant::run(&role),
     }
 }
