@@ -4,10 +4,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::rustobj::{self, Purpose};
+use crate::artefacts::sysroot;
+use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::chroot::Chroot;
 use crate::tools::overlay::{self, Files};
@@ -16,7 +18,10 @@ use crate::tools::toolchain;
 
 /// User programs are linked statically, so that they do not depend on this machine's C library.
 const USER_TARGET: &str = "x86_64-unknown-linux-gnu";
-const STATIC: &str = "-C target-feature=+crt-static";
+const STATIC: &[&str] = &["-C", "target-feature=+crt-static"];
+
+/// Cargo's, so that a flag may have spaces.
+const FLAGS_SEPARATOR: &str = "\x1f";
 
 /// The guest's first program.
 pub fn init() -> Result<PathBuf> {
@@ -32,10 +37,38 @@ pub fn programs(package: &str) -> Result<PathBuf> {
     build(profile, &["--package", package], "target/guest", STATIC)
 }
 
-/// Builds a package with its shared libraries and such features, for any machine with this one's C
-/// library.
+/// Builds a package with its shared libraries and such features, for any machine with the testbed's
+/// C library or a newer one.
 pub fn dynamic(package: &str, features: &str) -> Result<PathBuf> {
-    build("release", &["--package", package, "--features", features], "target/dynamic", "")
+    build("release", &["--package", package, "--features", features], "target/dynamic", &[])
+}
+
+/// Compiles a program that needs no library, by the testbed's release's own compiler: another one's
+/// code has other counts.
+pub fn without_library(source: &Path, flags: &[&str]) -> Result<PathBuf> {
+    let name = source.file_name().context("a source is a file")?.to_string_lossy();
+    let flags = [&["-nostdlib", "-static", "-no-pie", "-Wall", "-Wextra", "-Werror"], flags];
+    let flags = flags.concat().join(" ");
+    let key = Key::new("without library 1").path(source)?.text(&flags);
+    let program = format!("{name}.elf");
+    let dir = cache::artefact(&format!("without-library-{name}"), key, |dir| {
+        let compile = |from: &Path, to: &Path| {
+            format!("gcc {flags} -o '{}' '{}'", to.display(), from.display())
+        };
+        let Some(system) = kernel::kernel()?.system else {
+            apt::install(&["gcc"], "compiling a program without a library")?;
+            let script = compile(source, &dir.join(&program));
+            return sh::output(&mut cmd("sh", ["-ec", &script])).map(drop);
+        };
+        let (from, to) = (format!("/program/{name}"), format!("/program/{program}"));
+        let _lock = cache::lock("kbuild")?;
+        let debian = Chroot::unpack(&system, &cache::root()?.join("work/kbuild"))?;
+        debian.put(&[source], "program")?;
+        debian.run(&compile(Path::new(&from), Path::new(&to)))?;
+        debian.get(&to, &dir.join(&program))?;
+        debian.remove()
+    })?;
+    Ok(dir.join(program))
 }
 
 /// Builds an example of a package for the guest; returns its path.
@@ -45,16 +78,18 @@ pub fn example(package: &str, name: &str) -> Result<PathBuf> {
     Ok(built.join("examples").join(name))
 }
 
-fn build(profile: &str, what: &[&str], target_dir: &str, flags: &str) -> Result<PathBuf> {
-    crate::tools::apt::install(&["gcc", "libc6-dev"], "linking programs for the guest")?;
+fn build(profile: &str, what: &[&str], target_dir: &str, flags: &[&str]) -> Result<PathBuf> {
+    apt::install(&["gcc", "libc6-dev"], "linking programs for the guest")?;
     let target_dir = sh::project().join(target_dir);
+    let mut flags: Vec<String> = flags.iter().copied().map(str::to_owned).collect();
+    flags.extend(sysroot::option()?.map(|option| format!("-Clink-arg={option}")));
     let mut cargo = toolchain::cargo();
     cargo
         .args(["build", "--quiet", "--profile", profile])
         .args(what)
         .args(["--target", USER_TARGET, "--target-dir"])
         .arg(&target_dir)
-        .env("RUSTFLAGS", flags)
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join(FLAGS_SEPARATOR))
         .current_dir(sh::project());
     sh::run(&mut cargo)?;
     Ok(target_dir.join(USER_TARGET).join(profile))
@@ -106,7 +141,7 @@ pub fn kernel_32() -> Result<PathBuf> {
     let [source, include] = [source, include].map(|path| sh::project().join(path));
     let key = Key::new("guest32 1").path(&source)?.path(&include)?;
     let dir = cache::artefact("guest32", key, |dir| {
-        crate::tools::apt::install(&["gcc", "libc6-dev"], "building a 32-bit kernel")?;
+        apt::install(&["gcc", "libc6-dev"], "building a 32-bit kernel")?;
         let mut gcc = cmd("gcc", ["-m32", "-ffreestanding", "-nostdlib", "-static", "-no-pie"]);
         gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-fno-pie", "-fno-stack-protector"]);
         gcc.args(["-mgeneral-regs-only", "-Wl,-Ttext-segment=0x100000,-e,start"]);

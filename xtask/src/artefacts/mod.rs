@@ -17,4 +17,5 @@ pub mod rootfs;
 pub mod rustobj;
 pub mod shim;
 pub mod source;
+pub mod sysroot;
 pub mod xen;

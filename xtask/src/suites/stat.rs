@@ -8,13 +8,13 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::artefacts::pprof;
+use crate::artefacts::{guest, pprof};
 use crate::machine::Spec;
 use crate::suites::report::{Report, Volume};
 use crate::suites::{browser, export, readme};
 use crate::tools::apt;
 use crate::tools::cache;
-use crate::tools::sh::{self, cmd};
+use crate::tools::sh;
 
 /// Two boots, and one more in the long tier.
 pub fn run(report: &mut Report) -> Result<()> {
@@ -56,12 +56,8 @@ fn spec(topology: &str, provider: &str) -> Result<Spec> {
 
 /// A program without a library, of a file beside the suite's own.
 pub fn assembled(source: &str, flags: &[&str]) -> Result<PathBuf> {
-    apt::install(&["gcc"], "assembling a program without a library")?;
-    let program = cache::root()?.join("work").join(format!("stat-{source}.elf"));
-    let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-no-pie", "-Wall", "-Wextra", "-Werror"]);
-    gcc.args(flags).arg("-o").arg(&program);
-    sh::output(gcc.arg(sh::project().join("tests/vm/src/bin/stat").join(source)))?;
-    Ok(program)
+    let sources = sh::project().join("tests/vm/src/bin/stat");
+    guest::without_library(&sources.join(source), flags)
 }
 
 /// Go's pprof finds the same functions with as many samples as our own text.

@@ -29,13 +29,14 @@ shift 2
 "$@"
 "#;
 
-/// Runs a command in a system as on a machine: with this one's devices, network, and whom it trusts
-/// there. Its root is a mount, as everywhere.
+/// Runs a command in a system as on a machine: with this one's devices, network, whom it trusts
+/// there, and how apt reaches Debian. Its root is a mount, as everywhere.
 const AS_MACHINE: &str = r#"
 mount --bind "$1" "$1"
 for dir in dev sys etc/ssl/certs; do mount --rbind "/$dir" "$1/$dir"; done
 mount -t proc proc "$1/proc"
 cp -L /etc/resolv.conf /etc/hosts "$1/etc"
+apt-config dump | grep -E '^Acquire::(https?|Check-Valid-Until)' > "$1/etc/apt/apt.conf.d/90machine" || true
 exec chroot "$@"
 "#;
 

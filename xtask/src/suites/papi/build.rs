@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::artefacts::shim;
+use crate::artefacts::{shim, sysroot};
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, hooks, overlay};
@@ -167,7 +167,7 @@ pub fn compile(
 ) -> Result<()> {
     fs::create_dir_all(program.parent().unwrap_or(program))?;
     let mut gcc = cmd("gcc", ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]);
-    gcc.args(flags).arg("-I").arg(include).arg("-o").arg(program);
+    gcc.args(sysroot::option()?).args(flags).arg("-I").arg(include).arg("-o").arg(program);
     gcc.arg(sh::project().join("papi-shim/papi").join(source)).arg(library);
     gcc.env("LD_LIBRARY_PATH", std::env::join_paths(needed)?);
     sh::output(&mut gcc).map(drop)
@@ -195,17 +195,27 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
         overlay::apply(&source, &work, &files)?;
         let src = work.join("src");
         let log = cache::log(name)?;
+        let compiler = compiler()?;
         let mut configure = cmd("./configure", component.configuration(prefix));
+        configure.args(&compiler);
         sh::logged(configure.current_dir(&src), &log)?;
         for words in component.targets() {
             let mut make = cmd("make", [&sh::jobs()]);
             // The linker looks there for what PAPI's own library needs.
             let libraries = [prefix.join("lib"), src.join(component.events())];
-            make.args(*words).env("LD_LIBRARY_PATH", std::env::join_paths(libraries)?);
+            make.args(*words)
+                .args(&compiler)
+                .env("LD_LIBRARY_PATH", std::env::join_paths(libraries)?);
             sh::logged(make.current_dir(&src), &log)?;
         }
         take(component, &src, dir)
     })
+}
+
+/// Which compiler to take, where this machine's is newer than that of PAPI's release: it takes for
+/// errors what that one warned of.
+fn compiler() -> Result<Option<String>> {
+    Ok(sysroot::option()?.map(|option| format!("CC=gcc {option} -fpermissive")))
 }
 
 /// Copies what runs, and the headers, out of PAPI's build tree.
@@ -242,6 +252,7 @@ fn copy(from: &Path, to: &Path, is_wanted: impl Fn(&Path, &str) -> bool) -> Resu
 
 /// A library that the compiler's run-time support consists of.
 fn system_library(name: &str) -> Result<PathBuf> {
-    let path = sh::output(&mut cmd("gcc", [&format!("-print-file-name={name}")]))?;
+    let mut gcc = cmd("gcc", sysroot::option()?);
+    let path = sh::output(gcc.arg(format!("-print-file-name={name}")))?;
     Path::new(path.trim()).canonicalize().map(|path| path.with_file_name(name)).context("libgomp")
 }

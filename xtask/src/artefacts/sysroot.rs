@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The C library that programs are linked to which are built here and run in the testbed, or where
+//! packages are installed: the testbed's release's, also where this machine's is a newer one.
+
+use std::fs;
+
+use anyhow::Result;
+
+use crate::tools::apt;
+use crate::tools::cache::{self, Key};
+
+const PACKAGES: &[&str] = &["libc6-dev", "libgcc-s1", "libgomp1"];
+
+/// The compiler's option, unless this machine is of that release.
+pub fn option() -> Result<Option<String>> {
+    if apt::is_testbeds()? {
+        return Ok(None);
+    }
+    let key = Key::new("sysroot 1").text(&PACKAGES.join(" "));
+    let dir = cache::artefact("sysroot", key, |dir| {
+        let debs = apt::fetch(PACKAGES, true, dir)?;
+        let tree = dir.join("tree");
+        fs::create_dir_all(&tree)?;
+        apt::unpack(&debs, &tree)?;
+        Ok(fs::remove_dir_all(dir.join("debs"))?)
+    })?;
+    Ok(Some(format!("--sysroot={}", dir.join("tree").display())))
+}
