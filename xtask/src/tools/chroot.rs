@@ -36,7 +36,8 @@ mount --bind "$1" "$1"
 for dir in dev sys etc/ssl/certs; do mount --rbind "/$dir" "$1/$dir"; done
 mount -t proc proc "$1/proc"
 cp -L /etc/resolv.conf /etc/hosts "$1/etc"
-apt-config dump | grep -E '^Acquire::(https?|Check-Valid-Until)' > "$1/etc/apt/apt.conf.d/90machine" || true
+reached='^Acquire::(https?|Check-Valid-Until)'
+apt-config dump | grep -E "$reached" > "$1/etc/apt/apt.conf.d/90machine" || true
 exec chroot "$@"
 "#;
 
