@@ -4,22 +4,22 @@
 
 use std::convert::Infallible;
 use std::ffi::CString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
 
-/// Starts this kernel with these first contents of its memory and this one's arguments; it returns
-/// only if it cannot.
+/// Starts this kernel with these first contents of its memory and these arguments; it returns only
+/// if it cannot.
 ///
 /// # Errors
 ///
 /// A file cannot be read, or the kernel's refusal.
-pub fn start(image: &str, initramfs: &str) -> Result<Infallible> {
+pub fn start(image: &str, initramfs: &str, arguments: &str) -> Result<Infallible> {
     let open = |path: &str| File::open(path).with_context(|| path.to_owned());
     let (kernel, initrd) = (open(image)?, open(initramfs)?);
-    let arguments = CString::new(fs::read_to_string("/proc/cmdline")?.trim_end())?;
+    let arguments = CString::new(arguments)?;
     let length = arguments.as_bytes_with_nul().len();
     let flags = 0_usize;
     // SAFETY: the arguments are that long, and the kernel only reads them.

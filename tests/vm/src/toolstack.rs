@@ -34,6 +34,8 @@ const KERNEL: &str = "/work/vmlinux";
 const BOOT_IMAGE: &str = "/work/vmlinuz";
 const KERNEL_32: &str = "/work/guest32";
 const INITRAMFS: &str = "/work/tenant.cpio";
+/// The same with the kernel and the contents that it is to start next.
+const INITRAMFS_OF_STARTER: &str = "/work/starter.cpio";
 
 /// Arguments of the tenant's kernel.
 const ARGUMENTS: &str =
@@ -140,10 +142,10 @@ impl Kind {
     /// For people.
     pub const fn described(self) -> &'static str {
         match self {
-            Self::Pv => "tenant",
-            Self::Pvh => "PVH tenant",
-            Self::Hvm => "HVM tenant",
-            Self::Pvh32 => "32-bit PVH tenant",
+            Self::Pv => "a tenant",
+            Self::Pvh => "a PVH tenant",
+            Self::Hvm => "an HVM tenant",
+            Self::Pvh32 => "a 32-bit PVH tenant",
         }
     }
 }
@@ -161,6 +163,8 @@ pub struct Wanted<'a> {
     pub memory_mib: u32,
     /// How it gets to know the time-stamp counter.
     pub tsc: Tsc,
+    /// Whether it starts another kernel, for which somebody has to wait for its end.
+    pub starts_another: bool,
     /// Further lines of its configuration.
     pub config: &'a str,
     /// Further arguments of its kernel.
@@ -172,7 +176,17 @@ pub struct Wanted<'a> {
 impl<'a> Wanted<'a> {
     /// A domain with the usual memory, and nothing further.
     pub const fn usual(kind: Kind, name: &'a str, vcpus: usize, tsc: Tsc, role: &'a str) -> Self {
-        Self { kind, name, vcpus, memory_mib: MEMORY_MIB, tsc, config: "", linux: "", role }
+        Self {
+            kind,
+            name,
+            vcpus,
+            memory_mib: MEMORY_MIB,
+            tsc,
+            starts_another: false,
+            config: "",
+            linux: "",
+            role,
+        }
     }
 }
 
@@ -213,11 +227,13 @@ impl Tenant {
     ///
     /// Why the tool failed.
     pub fn create_wanted(wanted: &Wanted<'_>) -> Result<Self> {
-        let Wanted { kind, name, vcpus, memory_mib, tsc, config: further, linux, role } = *wanted;
+        let Wanted { kind, name, vcpus, memory_mib, tsc, starts_another, .. } = *wanted;
+        let Wanted { config: further, linux, role, .. } = *wanted;
+        let initramfs = if starts_another { INITRAMFS_OF_STARTER } else { INITRAMFS };
         let arguments = format!("{ARGUMENTS} {linux} -- {role}");
         let kernel = if kind == Kind::Hvm { BOOT_IMAGE } else { KERNEL };
         let linux =
-            format!("kernel = \"{kernel}\"\nramdisk = \"{INITRAMFS}\"\nextra = \"{arguments}\"\n");
+            format!("kernel = \"{kernel}\"\nramdisk = \"{initramfs}\"\nextra = \"{arguments}\"\n");
         let patience = if kind == Kind::Hvm { PATIENCE_WITH_FIRMWARE } else { PATIENCE };
         let (kind, kernel) = match kind {
             Kind::Pv => ("pv", linux),
@@ -241,7 +257,8 @@ impl Tenant {
             _ => (),
         }
         // Nobody waits for its end to destroy it: that is done here.
-        let created = tool("xl", &["create", "-q", "-e", "-p", &config]);
+        let options = if starts_another { "-qp" } else { "-qpe" };
+        let created = tool("xl", &["create", options, &config]);
         created.with_context(|| {
             fs::read_to_string(format!("/var/log/xen/qemu-dm-{name}.log")).unwrap_or_default()
         })?;
@@ -315,8 +332,10 @@ impl Tenant {
             Ok(said(&text).nth(self.heard).map(str::to_owned))
         });
         self.heard += 1;
-        line.and_then(|line| serde_json::from_str(&line).context(line))
-            .with_context(|| format!("{} has said:\n{}", self.name, self.console()))
+        line.and_then(|line| serde_json::from_str(&line).context(line)).with_context(|| {
+            let xl = fs::read_to_string(format!("/var/log/xen/xl-{}.log", self.name));
+            format!("{} has said:\n{}{}", self.name, self.console(), xl.unwrap_or_default())
+        })
     }
 
     /// Whether its program has said nothing that was not heard.
@@ -384,15 +403,20 @@ impl Tenant {
         Ok(())
     }
 
-    /// Has it give memory back, or take it, until it has so much.
+    /// Has it give memory back, or take it, until it has so much, or a page less: what the tool says
+    /// is rounded.
     ///
     /// # Errors
     ///
     /// The tool's, or it does not get there.
     pub fn set_memory(&self, mib: u32) -> Result<()> {
         tool("xl", &["mem-set", &self.name, &mib.to_string()])?;
-        wait_for(|| Ok((self.listed(Column::Memory)? == mib.to_string()).then_some(())))
-            .with_context(|| format!("{mib} MiB"))
+        let mut listed = 0;
+        wait_for(|| {
+            listed = self.listed(Column::Memory)?.parse()?;
+            Ok((mib - 1..=mib).contains(&listed).then_some(()))
+        })
+        .with_context(|| format!("{listed} MiB found, {mib} expected"))
     }
 
     /// Waits until it has shut itself down, to be started anew or not.

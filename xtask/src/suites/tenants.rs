@@ -9,15 +9,18 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{guest, kernel, rootfs};
 use crate::machine::Spec;
-use crate::suites::report::Report;
+use crate::suites::report::{Report, Volume};
 use crate::tools::cpio::Archive;
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
 /// Where a tenant's memory has its first contents from, as `tests/vm/src/toolstack.rs` has it.
 const INITRAMFS: &str = "/work/tenant.cpio";
+/// The same for a tenant that starts another kernel, which is in it.
+const INITRAMFS_OF_STARTER: &str = "/work/starter.cpio";
 
 /// AMD's core extension.
 const CORE: &str = ",+perfctr-core";
@@ -59,14 +62,26 @@ fn beside_pvh(report: &mut Report) -> Result<()> {
 }
 
 /// One boot: a PVH tenant on an AMD CPU counts and samples while it is restored and migrated; in
-/// the long tier also a PV one, while they are saved and go on, and while their memory and their
-/// vCPUs become fewer and more.
+/// the long tier also a PV and an HVM one, while they are saved and go on, and while their memory
+/// and their vCPUs become fewer and more. And the HVM one starts another kernel.
 pub fn migrate(report: &mut Report) -> Result<()> {
     let mut spec = spec("pv-amd", "all", &["/work/tenants", "migrate"])?;
     spec.topology.cpu.push_str(V2);
     // A tenant that is migrated is there twice for a while.
     spec.topology.memory_mib += 512;
     spec.timeout = Duration::from_secs(1800);
+    if report.volume == Volume::Long {
+        let mut files = modules()?;
+        let next = archive("successor", "tenants", &files, spec.purpose())?;
+        files.push(("work/next/initrd".to_owned(), next));
+        files.push(("work/next/vmlinuz".to_owned(), kernel::kernel()?.boot_image));
+        let starter = archive("starter", "tenants", &files, spec.purpose())?;
+        spec.files.push((starter, INITRAMFS_OF_STARTER.into()));
+        add_device_model(&mut spec)?;
+        // There are two of them, too.
+        spec.topology.memory_mib += 256;
+        spec.timeout *= 4;
+    }
     report.program(spec, "tenants")
 }
 
@@ -118,18 +133,23 @@ pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
 pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;
     spec.timeout = Duration::from_secs(600);
-    let modules = guest::test_modules(&kernel::kernel()?)?;
-    let modules = ["frames.ko", "peek.ko"]
-        .map(|name| (format!("usr/lib/perfctr/{name}"), modules.join(name)));
-    add_tenant(&mut spec, "tenants", &modules)?;
+    add_tenant(&mut spec, "tenants", &modules()?)?;
     Ok(spec)
+}
+
+/// Those that test from within a tenant's kernel: (path in the tenant, path here).
+fn modules() -> Result<Vec<(String, PathBuf)>> {
+    let modules = guest::test_modules(&kernel::kernel()?)?;
+    let file = |name| (format!("usr/lib/perfctr/{name}"), modules.join(name));
+    Ok(["frames.ko", "peek.ko"].map(file).into())
 }
 
 /// Adds what HVM tenants need beside all that others do, which is there already.
 pub fn add_device_model(spec: &mut Spec) -> Result<()> {
     apt::install(&["zstd"], "packing a tenant's memory")?;
     // Firmware reads the memory's first contents in small pieces.
-    for (path, _) in spec.files.iter_mut().filter(|(_, at)| at == Path::new(INITRAMFS)) {
+    let packed = [INITRAMFS, INITRAMFS_OF_STARTER].map(Path::new);
+    for (path, _) in spec.files.iter_mut().filter(|(_, at)| packed.contains(&Path::new(at))) {
         let packed = path.with_extension("cpio.zst");
         sh::output(cmd("zstd", ["-q", "-f", "-9"]).arg(&*path).arg("-o").arg(&packed))?;
         *path = packed;
@@ -150,9 +170,22 @@ pub(super) fn add_tenant(
 ) -> Result<()> {
     // That leaves room for a tenant.
     spec.hypervisor()?.add("dom0_mem=1024M,max:1024M");
-    let kernel = kernel::kernel()?;
-    let module = guest::module(&kernel, spec.purpose())?;
-    let path = cache::root()?.join(format!("work/{program}.cpio"));
+    let path = archive(program, program, further, spec.purpose())?;
+    spec.files.push((rootfs::toolstack()?, "/".into()));
+    spec.files.push((kernel::kernel()?.image, "/work/vmlinux".into()));
+    spec.files.push((path, INITRAMFS.into()));
+    Ok(())
+}
+
+/// The first contents of a tenant's memory, in a file of this name.
+fn archive(
+    name: &str,
+    program: &str,
+    further: &[(String, PathBuf)],
+    purpose: Purpose,
+) -> Result<PathBuf> {
+    let module = guest::module(&kernel::kernel()?, purpose)?;
+    let path = cache::root()?.join(format!("work/{name}.cpio"));
     let mut archive = Archive::new(BufWriter::new(fs::File::create(&path)?));
     let program = guest::programs("vm-tests")?.join(program);
     archive.file("init", 0o755, &fs::read(program)?)?;
@@ -169,8 +202,5 @@ pub(super) fn add_tenant(
         }
     }
     archive.finish()?;
-    spec.files.push((rootfs::toolstack()?, "/".into()));
-    spec.files.push((kernel.image, "/work/vmlinux".into()));
-    spec.files.push((path, INITRAMFS.into()));
-    Ok(())
+    Ok(path)
 }

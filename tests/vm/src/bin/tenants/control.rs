@@ -247,7 +247,7 @@ pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Resul
             begins(&mut tenant)?;
         }
         let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
-        for (whose, seen) in [("control domain", ours), (kind.described(), theirs)] {
+        for (whose, seen) in [("the control domain", ours), (kind.described(), theirs)] {
             println!("{whose}, counters {how}: {seen:#}");
             let name = format!("{whose}, counters {how}");
             exact(tally, &name, &seen);
@@ -264,7 +264,7 @@ pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Resul
     println!("counters were cleared {clears} times");
     let domain = tenant.domain;
     tenant.destroy()?;
-    let name = format!("a {} that counted leaves nothing", kind.described());
+    let name = format!("{} that counted leaves nothing", kind.described());
     tally.check(&name, gone(&host.xen, domain));
     Ok(())
 }

@@ -22,7 +22,7 @@ use crate::counting::{CROSSED, Domain};
 use crate::peek;
 
 /// The module that names frames, in the tenant.
-const MODULE: &str = "/lib/perfctr/frames.ko";
+pub const MODULE: &str = "/lib/perfctr/frames.ko";
 /// What it offers.
 const PARAMETERS: &str = "/sys/module/frames/parameters";
 /// Regions that each thread of the control domain measures at least.
@@ -175,7 +175,7 @@ pub fn tenant() -> Result<()> {
 }
 
 /// The name of the error with which writing to one of the module's files fails.
-fn wrote(file: &str, text: &str) -> Option<String> {
+pub fn wrote(file: &str, text: &str) -> Option<String> {
     // Nothing written would be no call.
     let error = fs::write(format!("{PARAMETERS}/{file}"), format!("{text}\n")).err()?;
     Some(

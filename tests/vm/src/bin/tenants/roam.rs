@@ -30,9 +30,10 @@ use vm_tests::volume::pick;
 
 use crate::control::{AMID, Host, VCPUS, begins, counts_on, exact, gone, says};
 use crate::counting::{self, Domain};
-use crate::samples;
+use crate::{samples, successor};
 
-const KINDS: [Kind; 2] = [Kind::Pvh, Kind::Pv];
+/// The first is the usual one.
+const KINDS: [Kind; 3] = [Kind::Pvh, Kind::Hvm, Kind::Pv];
 /// What a tenant has, and what it is left with for a while.
 const MEMORY_MIB: [u32; 2] = [256, 192];
 /// Pages that a tenant writes to again and again: many more than those that `xl` leaves to the end
@@ -46,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What happens to a tenant that counts: its name, and how.
 type Scene = (&'static str, fn(&Host, &mut Tenant) -> Result<()>);
 
-/// The first two are the usual ones.
+/// The first two are the usual ones. The last one no tool can do to an HVM tenant.
 const SCENES: [Scene; 5] = [
     ("is saved and restored", |host, tenant| {
         tenant.save_and_restore()?;
@@ -77,11 +78,15 @@ pub fn control() -> Result<ExitCode> {
     let mut tally = Tally::default();
     let (kinds, scenes) = pick((1, 2), (KINDS.len(), SCENES.len()));
     for &kind in &KINDS[..kinds] {
+        let scenes = if kind == Kind::Hvm { scenes.min(SCENES.len() - 1) } else { scenes };
         let whole = roam(&mut tally, &host, kind, &SCENES[..scenes]);
-        let name = format!("a {} goes through all of it", kind.described());
+        let name = format!("{} goes through all of it", kind.described());
         tally.check(&name, whole.map_err(|error| format!("{error:#}")));
-        let name = format!("a {} that reboots while it counts leaves nothing", kind.described());
+        let name = format!("{} that reboots while it counts leaves nothing", kind.described());
         tally.check(&name, reboots(&host, kind).map_err(|error| format!("{error:#}")));
+    }
+    if KINDS[..kinds].contains(&Kind::Hvm) {
+        successor::control(&mut tally, &host)?;
     }
     Ok(tally.finish())
 }
@@ -94,11 +99,11 @@ fn roam(tally: &mut Tally, host: &Host, kind: Kind, scenes: &[Scene]) -> Result<
     begins(&mut tenant)?;
     begins(&mut tenant)?;
     for (what, act) in scenes {
-        let whose = format!("a {} that {what}", kind.described());
+        let whose = format!("{} that {what}", kind.described());
         let seen = scene(&mut tenant, |tenant| counts_on(host, || act(host, tenant)));
         right(tally, &whose, &seen.context(whose.clone())?);
     }
-    let whose = format!("a {} that is migrated where it may not count", kind.described());
+    let whose = format!("{} that is migrated where it may not count", kind.described());
     let seen = scene(&mut tenant, |tenant| forbidden(host, tenant));
     told(tally, &whose, &seen.context(whose.clone())?);
     tenant.destroy()
@@ -274,6 +279,9 @@ fn until_told() -> Result<()> {
         }
         if asked == "reboot" {
             match reboot(RebootMode::RB_AUTOBOOT)? {}
+        }
+        if asked == "kexec" {
+            match successor::start("successor")? {}
         }
         ensure!(asked[0] == "vcpus", "{asked} is asked");
         use_vcpus(asked[1].as_str().context("not a number")?.parse()?)?;

@@ -1,37 +1,91 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A guest of KVM that starts another kernel while it counts.
+//! A guest of KVM, or an HVM tenant, that starts another kernel (kexec) while it counts.
 
+use std::convert::Infallible;
+use std::fs;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use nix::errno::Errno;
+use serde_json::json;
 use shared_abi::hypercall::OP_UNREGISTER;
 use vm_tests::host::Host as _;
 use vm_tests::kvm::Kvm;
 use vm_tests::raw::Argument;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, say};
 use vm_tests::{kexec, module};
 
-use crate::control::exact;
+use crate::control::{Host, VCPUS, begins, counts_on, exact};
 use crate::counting::{APART, Domain};
+use crate::frames;
 
 /// The next kernel, and what is in its memory at first.
 const KERNEL: &str = "/work/next/vmlinuz";
 const INITRAMFS: &str = "/work/next/initrd";
+/// What the tenant's domain is after it was switched off.
+const KEPT: &str = "on_poweroff = \"preserve\"";
 /// How long threads count before.
 const BEFORE: Duration = Duration::from_secs(2);
 /// Regions that each thread measures afterwards.
 const REGIONS: u64 = 200;
 
-/// The first kernel's part: all its vCPUs have pages, and threads that count, when it ends.
+/// Starts it; its first program has this role, where that is this program.
+pub fn start(role: &str) -> Result<Infallible> {
+    let own = fs::read_to_string("/proc/cmdline")?;
+    let kernels = own.trim_end().split(" -- ").next().unwrap_or_default();
+    kexec::start(KERNEL, INITRAMFS, &format!("{kernels} -- {role}"))
+}
+
+/// The control domain's part. Debian's tools can start another kernel in an HVM domain only.
+pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
+    let mut tenant = Tenant::create_wanted(&Wanted {
+        starts_another: true,
+        config: KEPT,
+        ..Wanted::usual(Kind::Hvm, "starter", VCPUS, Tsc::Native, "roam")
+    })?;
+    host.invite(&tenant)?;
+    begins(&mut tenant)?;
+    begins(&mut tenant)?;
+    counts_on(host, || {
+        tenant.tell(&json!("count"))?;
+        begins(&mut tenant)
+    })?;
+    tenant.tell(&json!("kexec"))?;
+    let none = equal(tenant.hear()?, json!(vec!["ENXIO"; VCPUS]));
+    tally.check("an HVM tenant that starts another kernel leaves it no page", none);
+    begins(&mut tenant)?;
+    let whose = "an HVM tenant whose kernel was started by another one";
+    exact(tally, whose, &tenant.hear()?);
+    tenant.destroy()
+}
+
+/// The tenant's part after that, which ends with the domain.
+pub fn tenant() -> Result<()> {
+    module::load_file(frames::MODULE, c"")?;
+    let (cpus, mut left) = (cpus()?, Vec::new());
+    for &cpu in &cpus {
+        run_on(SELF, &[cpu])?;
+        left.push(frames::wrote("unregister", ""));
+    }
+    say(&json!(left));
+    run_on(SELF, &cpus)?;
+    module::load()?;
+    let domain = Domain::new(APART[1])?;
+    say(&json!("ready"));
+    say(&domain.count(2, |measured| measured < REGIONS)?);
+    Ok(())
+}
+
+/// In a guest of KVM, the first kernel's part: all its vCPUs have pages, and threads that count, when it ends.
 pub fn first() -> Result<ExitCode> {
     let domain = Domain::new(APART[0])?;
     thread::spawn(|| {
         thread::sleep(BEFORE);
-        let Err(why) = kexec::start(KERNEL, INITRAMFS);
+        let Err(why) = start("");
         eprintln!("{why:#}");
         // The other threads would go on.
         std::process::exit(1);
@@ -40,15 +94,17 @@ pub fn first() -> Result<ExitCode> {
     bail!("it goes on")
 }
 
-/// The next one's, whose memory the first one's pages are.
+/// In a guest of KVM, the next one's, whose memory the first one's pages are.
 pub fn next() -> Result<ExitCode> {
     let (kvm, mut tally) = (Kvm::open()?, Tally::default());
-    for cpu in cpus()? {
+    let cpus = cpus()?;
+    for &cpu in &cpus {
         run_on(SELF, &[cpu])?;
         let left = kvm.perfctr_op(OP_UNREGISTER, Argument::Null, 0);
         let name = format!("no page of the kernel before is registered with vCPU {cpu}");
         tally.check(&name, equal(left, Err(Errno::ENXIO)));
     }
+    run_on(SELF, &cpus)?;
     module::load()?;
     let seen = Domain::new(APART[0])?.count(2, |measured| measured < REGIONS)?;
     let whose = "a guest of KVM whose kernel was started by another one";

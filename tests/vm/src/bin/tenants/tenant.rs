@@ -21,7 +21,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::toolstack::{hear, live, say};
 
 use crate::counting::{self, Domain};
-use crate::{bench, demo, events, frames, held, inside, peek, roam, samples};
+use crate::{bench, demo, events, frames, held, inside, peek, roam, samples, successor};
 
 /// What the storm samples, unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
@@ -62,6 +62,8 @@ pub enum Role {
     Emigrate,
     /// Counts and samples whenever it is told to, until it is told to stop.
     Roam,
+    /// Counts where another kernel was before.
+    Successor,
     /// Executes on all vCPUs, for some time without sampling, then with the shortest period.
     Storm {
         /// How long nothing is sampled.
@@ -123,6 +125,7 @@ fn act(role: &Role) -> Result<()> {
         Role::Frames => frames::tenant(),
         Role::Inside { reloads } => inside::tenant(reloads),
         Role::Roam => roam::tenant(),
+        Role::Successor => successor::tenant(),
         Role::Storm { quiet_ms } => storm(Duration::from_millis(quiet_ms)),
         Role::Peek => peek::tenant(),
         Role::Run { ref program, without_module } => bench::tenant(program, without_module),
