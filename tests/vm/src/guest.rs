@@ -40,6 +40,15 @@ pub fn is_pv() -> Result<bool> {
     Ok(kind()? == "PV")
 }
 
+/// Whether its hypervisor is KVM.
+///
+/// # Errors
+///
+/// The kernel does not say it.
+pub fn is_kvm() -> Result<bool> {
+    Ok(kind()? == "KVM")
+}
+
 fn kind() -> Result<String> {
     if fs::read_to_string(CLOCKS).context(CLOCKS)?.contains("kvm-clock") {
         return Ok("KVM".to_owned());

@@ -99,6 +99,10 @@ pub fn judge() -> Result<Vec<(String, Result<(), String>)>> {
         ("page faults and REP instructions", Does::Strings),
         ("signals", Does::Signal),
     ] {
+        if does == Does::Signal && guest::is_kvm()? {
+            // KVM looks at each invalid instruction itself: there is an exit in every measurement.
+            continue;
+        }
         let outcome = judge_one(ring, &session, own, does, &mut pages)?;
         outcomes.push((format!("kernel-mode counts of {name} are the emulator's"), outcome));
     }

@@ -71,8 +71,9 @@ pub fn lifecycle(report: &mut Report) -> Result<()> {
 /// mode, beside those of the emulator.
 pub fn clock(report: &mut Report) -> Result<()> {
     let both = "/work/clock; clock=$?; /work/kernel && exit $clock";
-    let mut spec = Spec::new("pv", ["sh", "-c", both])?.deterministic();
+    let mut spec = Spec::new(report.topology, ["sh", "-c", both])?.deterministic();
     spec.topology.cpu.push_str(",pmu-tally=on");
+    spec.timeout *= 3;
     spec.add_program("vm-tests", "kernel")?;
     report.program(spec, "clock")
 }

@@ -69,6 +69,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("kvm", "tenants-kvm", kvm::beside),
     Suite::on("kvm", "kexec-kvm", kvm::successor),
     Suite::on("kvm", "counting-kvm", driver::counting),
+    Suite::on("kvm", "clock-kvm", driver::clock),
     Suite::on("kvm", "refusals-kvm", driver::refusals),
     Suite::on("kvm", "lifecycle-kvm", driver::lifecycle),
     Suite::on("kvm", "overflow-kvm", overflow::run),
