@@ -403,8 +403,8 @@ impl Tenant {
         Ok(())
     }
 
-    /// Has it give memory back, or take it, until it has so much, or a page less: what the tool says
-    /// is rounded.
+    /// Has it give memory back, or take it, until it has so much, or a little less: what the tool
+    /// says is rounded.
     ///
     /// # Errors
     ///

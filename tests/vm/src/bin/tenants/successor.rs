@@ -80,7 +80,8 @@ pub fn tenant() -> Result<()> {
     Ok(())
 }
 
-/// In a guest of KVM, the first kernel's part: all its vCPUs have pages, and threads that count, when it ends.
+/// In a guest of KVM, the first kernel's part: all its vCPUs have pages, and threads that count,
+/// when it ends.
 pub fn first() -> Result<ExitCode> {
     let domain = Domain::new(APART[0])?;
     thread::spawn(|| {
