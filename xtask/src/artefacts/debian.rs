@@ -30,6 +30,16 @@ pub fn host(kernel: &Kernel) -> Result<PathBuf> {
     system("debian-host", kernel, &[HOST, &[&image]].concat())
 }
 
+/// All files of a system that makes packages of what was built elsewhere.
+pub fn packager() -> Result<PathBuf> {
+    let tools = [packages::TOOLS, &["lintian"]].concat();
+    let key = Key::new("packager 1").text(&tools.join(" "));
+    let dir = cache::artefact("debian-packager", key, |dir| {
+        apt::system(&tools, "true", &dir.join("root.tar"))
+    })?;
+    Ok(dir.join("root.tar"))
+}
+
 /// All files of a system that builds the packages, by what Debian has for that.
 pub fn builder() -> Result<PathBuf> {
     let rust = ["cargo-web", "rust-web-src", "rustc-web"];

@@ -14,9 +14,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::xen::{self, Flavour};
-use crate::artefacts::{command, guest, shim};
+use crate::artefacts::{command, debian, guest, shim};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
+use crate::tools::chroot::Chroot;
 use crate::tools::sh::{self, cmd};
 
 /// The project's version, which is its packages'.
@@ -24,6 +25,21 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What builds packages; `packaging/debian/control` names what they need of it.
 pub const TOOLS: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", "help2man"];
+
+/// What makes them of a staged tree.
+const MAKE: [&str; 4] = ["dpkg-buildpackage", "-b", "-us", "-uc"];
+
+/// What looks at them. It refuses to be root without being told that it may.
+const LOOK: [&str; 8] = [
+    "lintian",
+    "--display-info",
+    "--pedantic",
+    "--tag-display-limit",
+    "0",
+    "--fail-on",
+    "none",
+    "--allow-root",
+];
 
 /// Where Debian has libraries for this machine, below `/usr`.
 const LIB: &str = "lib/x86_64-linux-gnu";
@@ -45,7 +61,7 @@ pub struct Built {
     pub tags: Vec<String>,
 }
 
-/// Builds every package of this source tree, as `version`.
+/// Builds every package of this source tree, as `version`, for the testbed's release.
 pub fn build(version: &str) -> Result<Built> {
     let _lock = cache::lock("dist")?;
     let work = cache::root()?.join("work/dist");
@@ -54,20 +70,14 @@ pub fn build(version: &str) -> Result<Built> {
     }
     let tree = work.join(format!("perfctr-{version}"));
     stage(&tree.join("stage"), version)?;
-    debian(&tree.join("debian"), version)?;
+    control(&tree.join("debian"), version)?;
     let key = Key::new("packages 1").text(version).path(&tree)?;
     let dir = cache::artefact("packages", key, |dir| {
-        apt::install(TOOLS, "building packages")?;
-        let mut build = cmd("dpkg-buildpackage", ["-b", "-us", "-uc"]);
-        sh::logged(build.current_dir(&tree), &cache::log("packages")?)?;
-        for entry in fs::read_dir(&work)? {
-            let from = entry?.path();
-            if from.is_file() {
-                fs::copy(&from, dir.join(from.file_name().context("a file has a name")?))?;
-            }
+        if apt::is_testbeds()? {
+            make(&tree, version, dir)
+        } else {
+            make_there(&tree, version, dir)
         }
-        let changes = dir.join(format!("perfctr_{version}_amd64.changes"));
-        Ok(fs::write(dir.join("lintian"), lint(&changes)?)?)
     })?;
     let mut debs: Vec<PathBuf> = cache::files(&dir)?.into_iter().map(|(_, path)| path).collect();
     debs.retain(|path| path.extension().is_some_and(|kind| kind == "deb"));
@@ -76,15 +86,41 @@ pub fn build(version: &str) -> Result<Built> {
     Ok(Built { debs, tags })
 }
 
-/// What lintian says of the packages.
-fn lint(changes: &Path) -> Result<String> {
+/// Puts the packages of a staged tree into `dir`, and what lintian says of them.
+fn make(tree: &Path, version: &str, dir: &Path) -> Result<()> {
+    apt::install(TOOLS, "building packages")?;
+    let mut build = cmd(MAKE[0], &MAKE[1..]);
+    sh::logged(build.current_dir(tree), &cache::log("packages")?)?;
+    for entry in fs::read_dir(tree.parent().context("a tree has a parent")?)? {
+        let from = entry?.path();
+        if from.is_file() {
+            fs::copy(&from, dir.join(from.file_name().context("a file has a name")?))?;
+        }
+    }
     apt::install(&["lintian"], "looking at packages")?;
-    let mut lintian = cmd("lintian", ["--display-info", "--pedantic", "--tag-display-limit", "0"]);
-    // It refuses to be root without being told that it may.
-    let out = lintian.args(["--fail-on", "none", "--allow-root"]).arg(changes).output()?;
+    let mut lintian = cmd(LOOK[0], &LOOK[1..]);
+    let out = lintian.arg(dir.join(changes(version))).output()?;
     let errors = String::from_utf8_lossy(&out.stderr).into_owned();
     ensure!(out.status.success() && errors.is_empty(), "lintian: {}\n{errors}", out.status);
-    Ok(String::from_utf8(out.stdout)?)
+    Ok(fs::write(dir.join("lintian"), out.stdout)?)
+}
+
+/// The same in a system of the testbed's release: what a newer one's tools make needs that one.
+fn make_there(tree: &Path, version: &str, dir: &Path) -> Result<()> {
+    let debian = Chroot::unpack(&debian::packager()?, &cache::root()?.join("work/packager"))?;
+    debian.put(&[tree], "build")?;
+    debian.run(&format!("cd /build/perfctr-{version}; {}", MAKE.join(" ")))?;
+    for file in debian.run("find /build -maxdepth 1 -type f")?.lines() {
+        debian.get(file, &dir.join(Path::new(file).file_name().context("a file has a name")?))?;
+    }
+    let said = debian.run(&format!("{} /build/{}", LOOK.join(" "), changes(version)))?;
+    fs::write(dir.join("lintian"), said)?;
+    debian.remove()
+}
+
+/// The list of what was made.
+fn changes(version: &str) -> String {
+    format!("perfctr_{version}_amd64.changes")
 }
 
 /// Puts all that packages have into `stage`, where it will be below `/`.
@@ -114,7 +150,7 @@ fn hypervisor(stage: &Path) -> Result<()> {
 }
 
 /// The folder `debian`: the project's, and what of it is written elsewhere.
-fn debian(dir: &Path, version: &str) -> Result<()> {
+fn control(dir: &Path, version: &str) -> Result<()> {
     let project = sh::project();
     let ours = project.join("packaging/debian");
     for (name, from) in cache::files(&ours)? {
@@ -125,8 +161,8 @@ fn debian(dir: &Path, version: &str) -> Result<()> {
     }
     fs::copy(project.join(UDEV_RULES), dir.join("perfctr.udev"))?;
     let changes = fs::read_to_string(project.join("CHANGELOG.md"))?;
-    let control = fs::read_to_string(ours.join("control"))?;
-    let maintainer = control.lines().find_map(|line| line.strip_prefix("Maintainer: "));
+    let packages = fs::read_to_string(ours.join("control"))?;
+    let maintainer = packages.lines().find_map(|line| line.strip_prefix("Maintainer: "));
     let maintainer = maintainer.context("packaging/debian/control has no maintainer")?;
     let date = |day: &str| {
         sh::output(&mut cmd("date", ["-u", "-R", "-d", day])).map(|date| date.trim().to_owned())
