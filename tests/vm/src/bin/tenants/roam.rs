@@ -25,7 +25,7 @@ use vm_tests::region;
 use vm_tests::round::Constants;
 use vm_tests::stats::ModuleStats;
 use vm_tests::tally::{Tally, equal};
-use vm_tests::toolstack::{Kind, Tenant, Tsc, hear, mount_statistics, say};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, hear, mount_statistics, say};
 use vm_tests::volume::pick;
 
 use crate::control::{AMID, Host, VCPUS, begins, counts_on, exact, gone, says};
@@ -109,10 +109,9 @@ fn roam(tally: &mut Tally, host: &Host, kind: Kind, scenes: &[Scene]) -> Result<
     tenant.destroy()
 }
 
-/// It reboots while its threads count and sample: Xen gets all its pages back, those of its vCPUs
-/// as well.
-fn reboots(host: &Host, kind: Kind) -> Result<()> {
-    let mut tenant = Tenant::create_kind(kind, "rebooter", VCPUS, Tsc::Native, "roam")?;
+/// Creates a tenant with this role, whose threads count and sample.
+pub fn counting(host: &Host, wanted: &Wanted<'_>) -> Result<Tenant> {
+    let mut tenant = Tenant::create_wanted(wanted)?;
     host.invite(&tenant)?;
     begins(&mut tenant)?;
     begins(&mut tenant)?;
@@ -120,6 +119,14 @@ fn reboots(host: &Host, kind: Kind) -> Result<()> {
         tenant.tell(&json!("count"))?;
         begins(&mut tenant)
     })?;
+    Ok(tenant)
+}
+
+/// It reboots while its threads count and sample: Xen gets all its pages back, those of its vCPUs
+/// as well.
+fn reboots(host: &Host, kind: Kind) -> Result<()> {
+    let wanted = Wanted::usual(kind, "rebooter", VCPUS, Tsc::Native, "roam");
+    let mut tenant = counting(host, &wanted)?;
     tenant.tell(&json!("reboot"))?;
     tenant.shut_down()?;
     ensure!(tenant.is_silent(), "it says {}", tenant.hear()?);

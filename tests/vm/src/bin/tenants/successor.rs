@@ -16,12 +16,12 @@ use vm_tests::kvm::Kvm;
 use vm_tests::raw::Argument;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, say};
+use vm_tests::toolstack::{Kind, Tsc, Wanted, say};
 use vm_tests::{kexec, module};
 
-use crate::control::{Host, VCPUS, begins, counts_on, exact};
+use crate::control::{Host, VCPUS, begins, exact};
 use crate::counting::{APART, Domain};
-use crate::frames;
+use crate::{frames, roam};
 
 /// The next kernel, and what is in its memory at first.
 const KERNEL: &str = "/work/next/vmlinuz";
@@ -42,18 +42,12 @@ pub fn start(role: &str) -> Result<Infallible> {
 
 /// The control domain's part. Debian's tools can start another kernel in an HVM domain only.
 pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
-    let mut tenant = Tenant::create_wanted(&Wanted {
+    let wanted = Wanted {
         starts_another: true,
         config: KEPT,
         ..Wanted::usual(Kind::Hvm, "starter", VCPUS, Tsc::Native, "roam")
-    })?;
-    host.invite(&tenant)?;
-    begins(&mut tenant)?;
-    begins(&mut tenant)?;
-    counts_on(host, || {
-        tenant.tell(&json!("count"))?;
-        begins(&mut tenant)
-    })?;
+    };
+    let mut tenant = roam::counting(host, &wanted)?;
     tenant.tell(&json!("kexec"))?;
     let none = equal(tenant.hear()?, json!(vec!["ENXIO"; VCPUS]));
     tally.check("an HVM tenant that starts another kernel leaves it no page", none);
