@@ -82,7 +82,7 @@ fn build(profile: &str, what: &[&str], target_dir: &str, flags: &[&str]) -> Resu
     apt::install(&["gcc", "libc6-dev"], "linking programs for the guest")?;
     let target_dir = sh::project().join(target_dir);
     let mut flags: Vec<String> = flags.iter().copied().map(str::to_owned).collect();
-    flags.extend(sysroot::option()?.map(|option| format!("-Clink-arg={option}")));
+    flags.extend(sysroot::options()?.iter().map(|option| format!("-Clink-arg={option}")));
     let mut cargo = toolchain::cargo();
     cargo
         .args(["build", "--quiet", "--profile", profile])

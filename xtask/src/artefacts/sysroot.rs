@@ -11,10 +11,10 @@ use crate::tools::cache::{self, Key};
 
 const PACKAGES: &[&str] = &["libc6-dev", "libgcc-s1", "libgomp1"];
 
-/// The compiler's option, unless this machine is of that release.
-pub fn option() -> Result<Option<String>> {
+/// The compiler's options: none if this machine is of that release.
+pub fn options() -> Result<Vec<String>> {
     if apt::is_testbeds()? {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let key = Key::new("sysroot 1").text(&PACKAGES.join(" "));
     let dir = cache::artefact("sysroot", key, |dir| {
@@ -24,5 +24,8 @@ pub fn option() -> Result<Option<String>> {
         apt::unpack(&debs, &tree)?;
         Ok(fs::remove_dir_all(dir.join("debs"))?)
     })?;
-    Ok(Some(format!("--sysroot={}", dir.join("tree").display())))
+    let tree = dir.join("tree");
+    // The compiler would look beside itself first, where this machine's are.
+    let libraries = tree.join("usr/lib/x86_64-linux-gnu");
+    Ok(vec![format!("--sysroot={}", tree.display()), format!("-B{}", libraries.display())])
 }

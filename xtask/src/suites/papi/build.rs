@@ -167,7 +167,7 @@ pub fn compile(
 ) -> Result<()> {
     fs::create_dir_all(program.parent().unwrap_or(program))?;
     let mut gcc = cmd("gcc", ["-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]);
-    gcc.args(sysroot::option()?).args(flags).arg("-I").arg(include).arg("-o").arg(program);
+    gcc.args(sysroot::options()?).args(flags).arg("-I").arg(include).arg("-o").arg(program);
     gcc.arg(sh::project().join("papi-shim/papi").join(source)).arg(library);
     gcc.env("LD_LIBRARY_PATH", std::env::join_paths(needed)?);
     sh::output(&mut gcc).map(drop)
@@ -215,7 +215,8 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
 /// Which compiler to take, where this machine's is newer than that of PAPI's release: it takes for
 /// errors what that one warned of.
 fn compiler() -> Result<Option<String>> {
-    Ok(sysroot::option()?.map(|option| format!("CC=gcc {option} -fpermissive")))
+    let options = sysroot::options()?;
+    Ok((!options.is_empty()).then(|| format!("CC=gcc {} -fpermissive", options.join(" "))))
 }
 
 /// Copies what runs, and the headers, out of PAPI's build tree.
@@ -252,7 +253,7 @@ fn copy(from: &Path, to: &Path, is_wanted: impl Fn(&Path, &str) -> bool) -> Resu
 
 /// A library that the compiler's run-time support consists of.
 fn system_library(name: &str) -> Result<PathBuf> {
-    let mut gcc = cmd("gcc", sysroot::option()?);
+    let mut gcc = cmd("gcc", sysroot::options()?);
     let path = sh::output(gcc.arg(format!("-print-file-name={name}")))?;
     Path::new(path.trim()).canonicalize().map(|path| path.with_file_name(name)).context("libgomp")
 }
