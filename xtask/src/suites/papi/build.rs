@@ -195,7 +195,7 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
         overlay::apply(&source, &work, &files)?;
         let src = work.join("src");
         let log = cache::log(name)?;
-        let compiler = compiler()?;
+        let compiler = compiler(&work)?;
         let mut configure = cmd("./configure", component.configuration(prefix));
         configure.args(&compiler);
         sh::logged(configure.current_dir(&src), &log)?;
@@ -213,10 +213,16 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
 }
 
 /// Which compiler to take, where this machine's is newer than that of PAPI's release: it takes for
-/// errors what that one warned of.
-fn compiler() -> Result<Option<String>> {
+/// errors what that one warned of. PAPI wants its name to be one word.
+fn compiler(work: &Path) -> Result<Option<String>> {
     let options = sysroot::options()?;
-    Ok((!options.is_empty()).then(|| format!("CC=gcc {} -fpermissive", options.join(" "))))
+    if options.is_empty() {
+        return Ok(None);
+    }
+    let script = work.join("cc");
+    fs::write(&script, format!("#!/bin/sh\nexec gcc {} -fpermissive \"$@\"\n", options.join(" ")))?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    Ok(Some(format!("CC={}", script.display())))
 }
 
 /// Copies what runs, and the headers, out of PAPI's build tree.
