@@ -8,20 +8,29 @@ use anyhow::Result;
 
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
+use crate::tools::sh::{self, cmd};
 
 const PACKAGES: &[&str] = &["libc6-dev", "libgcc-s1", "libgomp1"];
+
+/// Has links lead to files of the tree, and not of this machine.
+const RELATIVE: &str = r#"
+find "$0" -type l -lname '/*' | while read -r link; do
+    ln -snrf "$0$(readlink "$link")" "$link"
+done
+"#;
 
 /// The compiler's options: none if this machine is of that release.
 pub fn options() -> Result<Vec<String>> {
     if apt::is_testbeds()? {
         return Ok(Vec::new());
     }
-    let key = Key::new("sysroot 1").text(&PACKAGES.join(" "));
+    let key = Key::new("sysroot 2").text(&PACKAGES.join(" "));
     let dir = cache::artefact("sysroot", key, |dir| {
         let debs = apt::fetch(PACKAGES, true, dir)?;
         let tree = dir.join("tree");
         fs::create_dir_all(&tree)?;
         apt::unpack(&debs, &tree)?;
+        sh::output(cmd("sh", ["-ec", RELATIVE]).arg(&tree))?;
         Ok(fs::remove_dir_all(dir.join("debs"))?)
     })?;
     let tree = dir.join("tree");
