@@ -12,8 +12,10 @@ use crate::tools::sh::{self, cmd};
 
 const PACKAGES: &[&str] = &["libc6-dev", "libgcc-s1", "libgomp1"];
 
-/// Has links lead to files of the tree, and not of this machine.
-const RELATIVE: &str = r#"
+/// Has links lead to files of the tree, and not of this machine; and one to a library of the
+/// compiler's, which it finds beside itself else.
+const LINKS: &str = r#"
+ln -s libgomp.so.1 "$0/usr/lib/x86_64-linux-gnu/libgomp.so"
 find "$0" -type l -lname '/*' | while read -r link; do
     ln -snrf "$0$(readlink "$link")" "$link"
 done
@@ -24,13 +26,13 @@ pub fn options() -> Result<Vec<String>> {
     if apt::is_testbeds()? {
         return Ok(Vec::new());
     }
-    let key = Key::new("sysroot 2").text(&PACKAGES.join(" "));
+    let key = Key::new("sysroot 3").text(&PACKAGES.join(" "));
     let dir = cache::artefact("sysroot", key, |dir| {
         let debs = apt::fetch(PACKAGES, true, dir)?;
         let tree = dir.join("tree");
         fs::create_dir_all(&tree)?;
         apt::unpack(&debs, &tree)?;
-        sh::output(cmd("sh", ["-ec", RELATIVE]).arg(&tree))?;
+        sh::output(cmd("sh", ["-ec", LINKS]).arg(&tree))?;
         Ok(fs::remove_dir_all(dir.join("debs"))?)
     })?;
     let tree = dir.join("tree");
