@@ -47,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What happens to a tenant that counts: its name, and how.
 type Scene = (&'static str, fn(&Host, &mut Tenant) -> Result<()>);
 
-/// The first two are the usual ones. The last one no tool can do to an HVM tenant.
+/// The first two are the usual ones. The last one is not for HVM tenants, whose CPUs come by ACPI.
 const SCENES: [Scene; 5] = [
     ("is saved and restored", |host, tenant| {
         tenant.save_and_restore()?;
