@@ -163,10 +163,10 @@ static void perfctr_vcpus_take_back(void)
 {
 	if (!perfctr_is_loaded)
 		return;
-	perfctr_is_loaded = false;
 	unregister_syscore(&perfctr_syscore);
 	perfctr_platform->off_restore();
 	cpuhp_remove_state(perfctr_cpuhp_state);
+	perfctr_is_loaded = false;
 }
 
 /*

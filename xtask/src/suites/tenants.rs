@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::BufWriter;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -148,8 +148,8 @@ fn modules() -> Result<Vec<(String, PathBuf)>> {
 pub fn add_device_model(spec: &mut Spec) -> Result<()> {
     apt::install(&["zstd"], "packing a tenant's memory")?;
     // Firmware reads the memory's first contents in small pieces.
-    let packed = [INITRAMFS, INITRAMFS_OF_STARTER].map(Path::new);
-    for (path, _) in spec.files.iter_mut().filter(|(_, at)| packed.contains(&Path::new(at))) {
+    let archives = [INITRAMFS, INITRAMFS_OF_STARTER];
+    for (path, _) in spec.files.iter_mut().filter(|(_, at)| archives.contains(&at.as_str())) {
         let packed = path.with_extension("cpio.zst");
         sh::output(cmd("zstd", ["-q", "-f", "-9"]).arg(&*path).arg("-o").arg(&packed))?;
         *path = packed;
