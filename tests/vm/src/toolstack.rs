@@ -403,20 +403,28 @@ impl Tenant {
         Ok(())
     }
 
-    /// Has it give memory back, or take it, until it has so much, or a little less: what the tool
-    /// says is rounded.
+    /// How much memory the tool says that it has.
+    ///
+    /// # Errors
+    ///
+    /// The tool's.
+    pub fn memory(&self) -> Result<u32> {
+        Ok(self.listed(Column::Memory)?.parse()?)
+    }
+
+    /// Has it give memory back, or take it, until the tool says that it has so much.
     ///
     /// # Errors
     ///
     /// The tool's, or it does not get there.
-    pub fn set_memory(&self, mib: u32) -> Result<()> {
+    pub fn set_memory(&self, mib: u32, listed: u32) -> Result<()> {
         tool("xl", &["mem-set", &self.name, &mib.to_string()])?;
-        let mut listed = 0;
+        let mut found = 0;
         wait_for(|| {
-            listed = self.listed(Column::Memory)?.parse()?;
-            Ok((mib - 1..=mib).contains(&listed).then_some(()))
+            found = self.memory()?;
+            Ok((found == listed).then_some(()))
         })
-        .with_context(|| format!("{listed} MiB found, {mib} expected"))
+        .with_context(|| format!("{found} MiB found, {listed} expected"))
     }
 
     /// Waits until it has shut itself down, to be started anew or not.
