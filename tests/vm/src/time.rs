@@ -72,9 +72,8 @@ impl ThreadTime {
     /// The counter cannot be read.
     pub fn take(session: &Session) -> Result<Self> {
         let before_tsc = session.read::<0>()?.tsc;
-        let cpu = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+        let clock_ns = clock_ns(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
         let after_tsc = session.read::<0>()?.tsc;
-        let clock_ns = cpu.tv_sec() as u64 * 1_000_000_000 + cpu.tv_nsec() as u64;
         Ok(Self(Bracket { before_tsc, clock_ns, after_tsc }))
     }
 
@@ -82,6 +81,45 @@ impl ThreadTime {
     pub fn since(&self, earlier: &Self) -> Elapsed {
         Elapsed::between(&earlier.0, &self.0)
     }
+}
+
+/// How long a vCPU has executed by one moment, by the host's account.
+#[derive(Clone, Copy)]
+pub struct VcpuMoment {
+    running_ns: u64,
+    /// All time that has passed, just before and just after the account was read.
+    wall_ns: (u64, u64),
+}
+
+impl VcpuMoment {
+    /// Now, of any vCPU.
+    ///
+    /// # Errors
+    ///
+    /// There is no such vCPU.
+    pub fn take(host: &dyn Host, vcpu: u32) -> Result<Self> {
+        let wall = || clock_ns(ClockId::CLOCK_MONOTONIC_RAW);
+        let before = wall()?;
+        let running_ns = host.runstate(vcpu)?.running_ns;
+        Ok(Self { running_ns, wall_ns: (before, wall()?) })
+    }
+
+    /// How long the vCPU did not execute from the first of some moments to the last, at most:
+    /// because it waited for a physical CPU, or for a lock of its kernel's (both are charged to the
+    /// thread that is on it), or had nothing to do.
+    pub fn away_ns(moments: &[Self]) -> u64 {
+        let first = moments.iter().min_by_key(|moment| moment.wall_ns.0);
+        let last = moments.iter().max_by_key(|moment| moment.wall_ns.1);
+        first.zip(last).map_or(0, |(first, last)| {
+            (last.wall_ns.1 - first.wall_ns.0).saturating_sub(last.running_ns - first.running_ns)
+        })
+    }
+}
+
+/// A clock's value.  Unit: ns.
+fn clock_ns(clock: ClockId) -> Result<u64> {
+    let value = clock_gettime(clock)?;
+    Ok(value.tv_sec() as u64 * 1_000_000_000 + value.tv_nsec() as u64)
 }
 
 /// For every vCPU its running time by our page beside the host's account of it, and how often it
@@ -197,6 +235,16 @@ mod tests {
         assert_eq!(elapsed.excess_ns(2_000_000), 0);
         assert_eq!(Elapsed { clock_ns: 850, ..elapsed }.excess_ns(2_000_000), 50);
         assert_eq!(Elapsed { clock_ns: 1_150, ..elapsed }.excess_ns(2_000_000), -50);
+    }
+
+    #[test]
+    fn a_vcpu_is_away_while_it_does_not_execute() {
+        let at = |wall, running_ns| VcpuMoment { running_ns, wall_ns: (wall, wall + 10) };
+        assert_eq!(VcpuMoment::away_ns(&[]), 0);
+        // Between the readings of the wall clock it may be either.
+        assert_eq!(VcpuMoment::away_ns(&[at(1_000, 500)]), 10);
+        let two_threads = [at(1_000, 500), at(9_000, 3_500), at(2_000, 900), at(8_000, 3_000)];
+        assert_eq!(VcpuMoment::away_ns(&two_threads), 8_010 - 3_000);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! For a machine whose time is made of the instructions that it executes: elsewhere the accounts
 //! differ by whatever time the emulator's host takes away in the middle of a switch.
 
+use std::io::stdout;
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
@@ -14,13 +16,16 @@ use vm_tests::host::{Host, host};
 use vm_tests::region::Region;
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::time::{Elapsed, ThreadTime, TimeCheck, VcpuTimes};
+use vm_tests::time::{Elapsed, ThreadTime, TimeCheck, VcpuMoment, VcpuTimes};
 
 /// Threads of each vCPU.
 const THREADS: usize = 2;
 /// What each thread executes before it gives its CPU away, and how often.
 const REGION: Region = Region { first: 100_000, second: 100_000 };
 const TURNS: usize = 20;
+/// Files that it opens and closes each time: the kernel locks the process' table of them, and a
+/// vCPU that waits for a lock may give its CPU away.
+const FILES: usize = 300;
 /// Fewer switches show nothing.
 const SWITCHES_MIN: u64 = 10;
 
@@ -50,7 +55,8 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
     let before = VcpuTimes::take(host, session, all)?;
     run_on(SELF, some)?;
     let logs = thread::scope(|scope| -> Result<Vec<Vec<_>>> {
-        let spawn = |&cpu: &usize| [(); THREADS].map(|()| scope.spawn(move || take_turns(cpu)));
+        let spawn =
+            |&cpu: &usize| [(); THREADS].map(|()| scope.spawn(move || take_turns(host, cpu)));
         let threads: Vec<_> = some.iter().map(spawn).collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("no panic");
         threads.into_iter().map(|of_one| of_one.into_iter().map(join).collect()).collect()
@@ -59,13 +65,14 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
     let tsc_khz = session.description().tsc_khz;
     let mut outcome = Outcome { threads: Default::default(), vcpus: Default::default() };
     for (cpu, threads) in some.iter().zip(logs) {
-        // Linux charges a thread also for the time that its vCPU waits for a physical CPU (Debian's
-        // kernel has no steal clock), which our counter excludes: its own vCPU, and not others.
-        let vcpu = &vcpus[all.iter().position(|one| one == cpu).context("it is one of all")?];
-        let elapsed = threads.iter().fold(Elapsed::default(), |sum, one| sum.and(&one.0));
-        let switches: u64 = threads.iter().map(|one| one.1).sum();
-        println!("vCPU {cpu} waited {} ns; its threads: {elapsed:?}", vcpu.waiting_ns);
-        outcome.threads.0.add(&elapsed, tsc_khz, switches, vcpu.waiting_ns);
+        // Linux charges a thread also for the time that its vCPU is away (Debian's kernel has no
+        // steal clock), which our counter excludes: its own vCPU, and not others.
+        let moments: Vec<_> = threads.iter().flat_map(|one| one.between).collect();
+        let away_ns = VcpuMoment::away_ns(&moments);
+        let elapsed = threads.iter().fold(Elapsed::default(), |sum, one| sum.and(&one.elapsed));
+        let switches: u64 = threads.iter().map(|one| one.switches).sum();
+        println!("vCPU {cpu} was away for {away_ns} ns; its threads: {elapsed:?}");
+        outcome.threads.0.add(&elapsed, tsc_khz, switches, away_ns);
         outcome.threads.1 += switches;
     }
     for vcpu in &vcpus {
@@ -75,20 +82,35 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
     Ok(outcome)
 }
 
-/// Executes for a while, among others; gives the time that it took and how often it was resumed.
-fn take_turns(cpu: usize) -> Result<(Elapsed, u64)> {
+/// What a thread took.
+struct Turns {
+    elapsed: Elapsed,
+    /// How often it was resumed.
+    switches: u64,
+    /// Where its vCPU stood before and after.
+    between: [VcpuMoment; 2],
+}
+
+/// Executes for a while, among others.
+fn take_turns(host: &dyn Host, cpu: usize) -> Result<Turns> {
     run_on(SELF, &[cpu])?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::INSTRUCTIONS.user()])?;
     let switches = || -> Result<u64> {
         Ok(session.thread_page().context("this is no forked child")?.switches.load(Relaxed))
     };
+    let from = VcpuMoment::take(host, cpu as u32)?;
     let (start, first) = (ThreadTime::take(&session)?, switches()?);
     for _ in 0..TURNS {
         REGION.execute(&mut 0);
+        for _ in 0..FILES {
+            drop(stdout().as_fd().try_clone_to_owned()?);
+        }
         thread::yield_now();
     }
-    Ok((ThreadTime::take(&session)?.since(&start), switches()? - first))
+    let elapsed = ThreadTime::take(&session)?.since(&start);
+    let switches = switches()? - first;
+    Ok(Turns { elapsed, switches, between: [from, VcpuMoment::take(host, cpu as u32)?] })
 }
 
 fn judge(tally: &mut Tally, whose: &str, (check, switches): &(TimeCheck, u64)) {
