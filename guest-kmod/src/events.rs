@@ -352,9 +352,11 @@ impl<K: Kernel> Cpu<'_, K> {
         self.vcpu.events.enabled = false;
     }
 
-    /// perf has changed what counts, while `thread` executes if it has counters.  Gives whether the
-    /// thread was found to have overflowed meanwhile, see [`ThreadPmu::tell`].
+    /// perf has changed what counts, or an interrupt came while it counted; `thread` executes if it
+    /// has counters.  Gives whether the thread was found to have overflowed meanwhile, see
+    /// [`ThreadPmu::tell`].
     pub fn enable_events(&mut self, thread: Option<(&mut ThreadPmu, &ThreadPage)>) -> bool {
+        self.fold_events();
         self.vcpu.events.enabled = true;
         self.revive_events();
         let mut tell = false;
@@ -832,11 +834,14 @@ mod tests {
         let machine = Machine::new();
         machine.schedule(0, &[(wanted(0xc0, false), 0)]);
         machine.take_hypercalls();
+        machine.execute(0, 1_000, 0);
         machine.on(0, |cpu| {
             assert_eq!(cpu.overflowed_events(), 0);
             cpu.enable_events(None);
         });
         assert_eq!(machine.take_hypercalls(), []);
+        machine.execute(0, 7, 0);
+        assert_eq!(machine.progress(0, 0).count, 1_007, "nothing is lost by it");
         let two = [(wanted(0xc4, true), 1_000), (wanted(0xc0 | 1 << 24, true), 1_000)];
         assert_eq!(machine.schedule(0, &two), [Ok(1), Ok(2)]);
         machine.execute(0, 1_000, 1_000);
