@@ -14,7 +14,7 @@ use perfctr::{Provider, Session};
 use shared_abi::events::Generic;
 use shared_abi::slot::slots_of;
 use vm_tests::module;
-use vm_tests::perf::{Event, Whose, generic, raw};
+use vm_tests::perf::{Event, Sampling, Whose, generic, raw};
 use vm_tests::region::{Region, measure_undisturbed};
 use vm_tests::rng::Rng;
 use vm_tests::step::{Executed, Kind, Trace};
@@ -103,6 +103,22 @@ fn regions(id: usize, constant: Executed, mut between: impl FnMut() -> Result<()
 pub fn threads(machine: &Machine) -> Result<()> {
     let constant = Group::constant()?;
     machine.disturbed(|| machine.scattered(THREADS, |id| regions(id, constant, || Ok(()))))
+}
+
+/// Events that sample come between and go before they overflow: their counters do it later, while
+/// others count with them.
+pub fn after_samples(machine: &Machine) -> Result<()> {
+    const PERIOD: u64 = 100_003;
+    let constant = Group::constant()?;
+    let sample = || -> Result<()> {
+        let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+        instructions.set_disabled(1);
+        let sampling = Sampling::open(instructions, PERIOD, Whose::Thread(SELF))?;
+        sampling.event.enable()?;
+        Region { first: 100, second: 100 }.execute(&mut 0);
+        Ok(sampling.event.disable()?)
+    };
+    machine.scattered(THREADS, |id| regions(id, constant, sample))
 }
 
 /// CPUs are unplugged, and plugged in again, below threads and below events of their own.
