@@ -132,7 +132,7 @@ pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
 /// A topology, the driver's options, and the command, which may create tenants.
 pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;
-    spec.timeout = Duration::from_secs(600);
+    spec.timeout = Duration::from_secs(1800);
     add_tenant(&mut spec, "tenants", &modules()?)?;
     Ok(spec)
 }

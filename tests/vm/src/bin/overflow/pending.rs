@@ -9,9 +9,10 @@
 //! on a vCPU that does not execute.  That takes so long that periods pass untold, and only then: on
 //! one vCPU nobody waits like this, and every overflow has to be told on its own.
 
+use std::sync::Barrier;
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use perfctr::Event;
 use vm_tests::sampled::{self, SIGNAL, Told};
 use vm_tests::threads::{SELF, run_on};
@@ -19,6 +20,8 @@ use vm_tests::threads::{SELF, run_on};
 /// Longer than the way of a signal through the kernel, so that the thread gets on between two, and
 /// than the kernel disables interrupts when it does not have to wait.
 const PERIOD: u64 = 20_011;
+
+const THREADS: usize = 4;
 
 /// What a thread that switches often was told.
 #[derive(Clone, Copy, Debug)]
@@ -30,18 +33,21 @@ pub struct Outcome {
 
 /// Runs two threads on each of two CPUs, or four on the only one, which switch `yields` times.
 pub fn run(cpus: &[usize], yields: u64) -> Result<Vec<Outcome>> {
+    let begin = &Barrier::new(THREADS);
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..4)
-            .map(|id| scope.spawn(move || switches(cpus[id % cpus.len().min(2)], yields)))
+        let threads: Vec<_> = (0..THREADS)
+            .map(|id| scope.spawn(move || switches(cpus[id % cpus.len().min(2)], yields, begin)))
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
     })
 }
 
-fn switches(cpu: usize, yields: u64) -> Result<Outcome> {
-    run_on(SELF, &[cpu])?;
-    let mut session = sampled::open()?;
+fn switches(cpu: usize, yields: u64, begin: &Barrier) -> Result<Outcome> {
+    let ready = run_on(SELF, &[cpu]).map_err(Error::from).and_then(|()| sampled::open());
     sampled::expect(&[PERIOD], 0);
+    // Alone, a thread would switch to nobody.
+    begin.wait();
+    let mut session = ready?;
     session
         .start_sampling(&[Event::INSTRUCTIONS.every(PERIOD), Event::INSTRUCTIONS], SIGNAL)
         .context("cannot sample in the kernel")?;

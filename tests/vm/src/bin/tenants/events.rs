@@ -94,7 +94,8 @@ fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
     };
     let still = count(&event, REGION)?;
     let whose = if is_wide { "CPU" } else { "thread" };
-    let is_part = last.counted < all && last.running < last.enabled;
+    // It may have been forbidden in the second reading, when all was counted.
+    let is_part = last.counted <= all && last.running < last.enabled;
     let is_still = still.counted == 0 && still.running == 0 && still.enabled > 0;
     seen.send(json!({
         "whose": whose, "regions": regions, "all": all,
