@@ -8,7 +8,7 @@ use shared_abi::thread_page::{
     THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, THREAD_PAUSED, THREAD_TSC,
 };
 use shared_abi::version::{ABI_WORD, THREAD_PAGE_MAGIC};
-use shared_abi::{Errno, PhysSlot, ThreadPage, planted};
+use shared_abi::{Errno, PhysSlot, ThreadPage};
 
 /// The writer of one page.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl Publisher {
         let _guard = page.seq.write(&mut self.writes);
         page.state.store(THREAD_ACTIVE | direct | self.flags, Relaxed);
         if let Some(vcpu) = vcpu {
-            page.vcpu.store(planted!(MigrationNotPublished, vcpu, 0), Relaxed);
+            page.vcpu.store(vcpu, Relaxed);
         }
         page.tsc_start.store(tsc, Relaxed);
         for (published, start) in page.slots.iter().zip(counts) {

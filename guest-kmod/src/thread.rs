@@ -8,7 +8,7 @@ use shared_abi::count::log_thread;
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::read::VcpuSample;
 use shared_abi::ring::RingRequest;
-use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage, planted};
+use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage};
 
 use crate::cost;
 use crate::for_number;
@@ -211,7 +211,7 @@ impl ThreadPmu {
     pub fn tell<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> Option<Signal> {
         if self.overflows.recorded() {
             self.overflows.tell()
-        } else if planted!(ToldAtNextSwitch, self.overflows.pending(), false) {
+        } else if self.overflows.pending() {
             self.interrupt(page, cpu)
         } else {
             None
@@ -255,11 +255,7 @@ impl ThreadPmu {
     ///
     /// `PERM` they are not paused.
     pub fn go_on_asleep(&mut self) -> Result<(), Errno> {
-        if planted!(TraceeStaysPaused, self.overflows.go_on(), self.overflows.paused()) {
-            Ok(())
-        } else {
-            Err(Errno::PERM)
-        }
+        if self.overflows.go_on() { Ok(()) } else { Err(Errno::PERM) }
     }
 
     /// [`switch_out`](Self::switch_out), counting what it costs.
@@ -348,7 +344,7 @@ impl ThreadPmu {
             self.stop_asleep(page, counting);
             return Ok(());
         }
-        planted!(TracerKeepsFailed, self.check_kept(&request)?, ());
+        self.check_kept(&request)?;
         self.start_anew(page, counting, &request);
         Ok(())
     }
@@ -452,8 +448,7 @@ impl ThreadPmu {
     fn begin_periods(&mut self, request: &Request, stopped: &Sums) {
         let mut before = core::mem::replace(&mut self.overflows, request.overflows);
         before.stop();
-        let keeps = planted!(PeriodBegunAnew, request.keep_period, false);
-        if keeps && self.failure.is_none() && self.counts_the_same(request, &before) {
+        if request.keep_period && self.failure.is_none() && self.counts_the_same(request, &before) {
             self.overflows.go_on_from(&before, stopped, &self.sums);
         } else {
             self.overflows.begin(&self.sums);
@@ -477,17 +472,13 @@ impl ThreadPmu {
             self.sums.tsc = 0;
         }
         for (index, sum) in self.sums.counter.iter_mut().enumerate() {
-            if planted!(PreserveAllOrNone, request.preserve & (1 << index), request.preserve) == 0 {
+            if request.preserve & (1 << index) == 0 {
                 *sum = 0;
             }
         }
         self.begin_periods(request, &stopped);
         self.failure = None;
-        self.order = planted!(
-            OrderOfFirst,
-            request.order,
-            if request.config == self.config { self.order } else { request.order }
-        );
+        self.order = request.order;
         self.config = request.config;
         self.loaded = None;
         self.tsc = request.tsc;
@@ -502,11 +493,7 @@ impl ThreadPmu {
             return;
         }
         // Start* comes after the hypercall, whose events are nobody's.
-        let started = planted!(
-            StartBeforeHypercall,
-            self.load(cpu).and_then(|()| self.sample_start(cpu)),
-            self.sample_start(cpu).and_then(|()| self.load(cpu))
-        );
+        let started = self.load(cpu).and_then(|()| self.sample_start(cpu));
         match started {
             Ok(()) => {
                 self.vcpu = Some(cpu.number);
@@ -551,7 +538,7 @@ impl ThreadPmu {
 
     fn fail(&mut self, page: &ThreadPage, errno: Errno) {
         self.loaded = None;
-        self.failure = planted!(FailureForgotten, Some(errno), None);
+        self.failure = Some(errno);
         self.publisher.failed(page, errno);
     }
 }

@@ -8,7 +8,7 @@ use shared_abi::read::{
     ReadError, VcpuSample, sample_stopped_vcpu, sample_vcpu_into, try_sample_vcpu,
 };
 use shared_abi::vcpu_page::VCPU_DIRECT;
-use shared_abi::{Config, Errno, PhysSlot, VcpuPage, planted};
+use shared_abi::{Config, Errno, PhysSlot, VcpuPage};
 
 use crate::events::Events;
 use crate::hal::Kernel;
@@ -36,7 +36,7 @@ impl Vcpu {
     fn set_page(&mut self, registered: Result<(), Errno>) {
         self.registered = registered.is_ok();
         self.gate = registered;
-        self.set_loaded(planted!(LoadedAcrossRegistration, Config::default(), self.loaded));
+        self.set_loaded(Config::default());
     }
 
     fn set_loaded(&mut self, config: Config) {
@@ -167,10 +167,7 @@ impl<K: Kernel> Cpu<'_, K> {
 
     /// Stops this vCPU's counters if any run and nobody counts.
     pub fn stop_if_idle(&mut self, counting: &Counting) {
-        if self.vcpu.loaded.slots() == 0
-            || !self.vcpu.events.none()
-            || !planted!(StoppedWhileCounting, counting.is_idle(), true)
-        {
+        if self.vcpu.loaded.slots() == 0 || !self.vcpu.events.none() || !counting.is_idle() {
             return;
         }
         self.stats.hypercalls.add(1);
@@ -237,7 +234,7 @@ impl<K: Kernel> Cpu<'_, K> {
     /// Whether what was loaded is not gone because the host has forbidden the domain meanwhile.
     #[inline(always)]
     fn is_direct(&self) -> bool {
-        planted!(RevocationIgnored, self.page.flags.load(Relaxed) & VCPU_DIRECT != 0, true)
+        self.page.flags.load(Relaxed) & VCPU_DIRECT != 0
     }
 
     /// Why nothing may be loaded here.

@@ -6,7 +6,7 @@
 //! gives the reason `BUSY` to threads that come to it all the same.
 
 use shared_abi::ioctl::{Control, CpuState};
-use shared_abi::{Errno, PmuCaps, ThreadPage, planted};
+use shared_abi::{Errno, PmuCaps, ThreadPage};
 
 use crate::hal::Kernel;
 use crate::ioctl::Request;
@@ -45,12 +45,11 @@ impl Admission {
     ///
     /// `BUSY` whole CPUs count.
     pub fn thread_begins(&mut self, privileged: bool) -> Result<(), Errno> {
-        if planted!(ThreadBesideWholes, self.started, false) {
+        if self.started {
             return Err(Errno::BUSY);
         }
         self.threads = self.threads.saturating_add(1);
-        let keeps_out = planted!(SleeperKeepsWholesOut, privileged, true);
-        self.privileged = self.privileged.saturating_add(u32::from(keeps_out));
+        self.privileged = self.privileged.saturating_add(u32::from(privileged));
         Ok(())
     }
 
@@ -80,7 +79,7 @@ impl Admission {
     /// `BUSY` they have started, are another descriptor's, or privileged threads have counters.
     pub fn cpus_start(&mut self, by: Owner) -> Result<(), Errno> {
         self.cpus_set(by)?;
-        if planted!(WholeBesideThreads, self.privileged > 0, false) {
+        if self.privileged > 0 {
             return Err(Errno::BUSY);
         }
         self.started = true;
@@ -115,7 +114,7 @@ impl Admission {
     /// A descriptor is closed, after its CPUs have stopped.
     pub fn closed(&mut self, descriptor: Owner) {
         if self.owner == Some(descriptor) {
-            self.owner = planted!(OwnerOutlivesDescriptor, None, self.owner);
+            self.owner = None;
         }
     }
 }
@@ -162,7 +161,7 @@ impl<K: Kernel> Cpu<'_, K> {
         }
         let (pmu, page) = whole;
         pmu.control(page, self, counting, caps, control)?;
-        self.close_gate(planted!(GateLeftOpen, true, false));
+        self.close_gate(true);
         Ok(())
     }
 

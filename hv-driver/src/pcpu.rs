@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! One physical CPU: what its selectors hold, and whose events its counters.
 
+use shared_abi::PhysSlot;
 use shared_abi::config::EVNTSEL_EN;
 use shared_abi::slot::slots_of;
-use shared_abi::{PhysSlot, planted};
 
 use crate::driver::Driver;
 use crate::hal::{Pmu, Probe};
@@ -114,7 +114,7 @@ impl<P: Pmu> Cpu<'_, P> {
 
     /// A vCPU without a page runs here now: whatever counts holds its events, too.
     pub fn run_stranger(&mut self) {
-        self.pcpu.owner = planted!(StrangerForgotten, Owner::STRANGER, self.pcpu.owner);
+        self.pcpu.owner = Owner::STRANGER;
     }
 
     /// Acknowledges every overflow, so that the next one interrupts again.
@@ -126,7 +126,7 @@ impl<P: Pmu> Cpu<'_, P> {
             let status = self.pmu.rdmsr(global.status);
             let interrupting = |slot: &PhysSlot| held.interrupts(*slot);
             for slot in slots_of(pmu::slots_of_global(status)).filter(interrupting) {
-                if planted!(AcknowledgedAtZero, self.pmu.rdpmc(slot.rdpmc()), 1) == 0 {
+                if self.pmu.rdpmc(slot.rdpmc()) == 0 {
                     self.pmu.wrmsr(self.driver.registers.counter(slot), 1);
                 }
             }
@@ -158,7 +158,7 @@ impl<P: Pmu> Cpu<'_, P> {
         if self.pcpu.owner == owner {
             return;
         }
-        if planted!(ResidueNotCleared, self.pcpu.dirty, 0) != 0 {
+        if self.pcpu.dirty != 0 {
             for slot in slots_of(self.pcpu.dirty) {
                 self.pmu.wrmsr(self.driver.registers.counter(slot), 0);
             }
@@ -209,11 +209,8 @@ impl<P: Pmu> Cpu<'_, P> {
         let general =
             held.evntsel.iter_mut().zip(&wanted.evntsel).zip((0..).map(PhysSlot::general));
         for ((held, &wanted), slot) in general.take(self.driver.caps.general as usize) {
-            let stale =
-                planted!(ConfigTakenForEqual, *held != wanted, (*held == 0) != (wanted == 0));
-            if planted!(SelectorsAlwaysWritten, stale, true)
-                && let Some(register) = slot.and_then(|slot| registers.evntsel(slot))
-            {
+            let stale = *held != wanted;
+            if stale && let Some(register) = slot.and_then(|slot| registers.evntsel(slot)) {
                 self.pmu.wrmsr(register, wanted);
                 *held = wanted;
                 changed = true;
@@ -240,7 +237,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// its status bit set, which would gate the interrupt of its next overflow.
     fn forget_overflows(&self, slots: u32) {
         if let Some(global) = &self.driver.registers.global
-            && planted!(StaleOverflowGates, slots, 0) != 0
+            && slots != 0
         {
             let bits = pmu::global_bits(slots & self.driver.caps.slots());
             self.pmu.wrmsr(global.acknowledge, bits);
@@ -268,7 +265,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// The same, by each selector's own enable bit.
     fn enable_singly(&self, stopped: u32) {
         let Some(held) = &self.pcpu.selectors else { return };
-        for slot in slots_of(planted!(SinglyNotStopped, self.pcpu.stopped ^ stopped, 0)) {
+        for slot in slots_of(self.pcpu.stopped ^ stopped) {
             let selected = held.evntsel.get(slot.index());
             if let (Some(register), Some(&evntsel)) =
                 (self.driver.registers.evntsel(slot), selected)

@@ -9,7 +9,7 @@
 use shared_abi::hypercall::HvPlace;
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::slot::slots_of;
-use shared_abi::{Config, PhysSlot, planted};
+use shared_abi::{Config, PhysSlot};
 
 use crate::driver::Rate;
 use crate::hal::Pmu;
@@ -94,7 +94,7 @@ impl Sampling {
         }
         self.armed &= !slot.bit();
         self.unplaced |= slot.bit();
-        self.notify = planted!(OverflowNotSeen, true, self.notify);
+        self.notify = true;
         self.window_overflows += 1;
         true
     }
@@ -104,7 +104,7 @@ impl Sampling {
         for slot in slots_of(self.slots) {
             if let Some(held) = self.held.get_mut(slot.index()) {
                 // Never 0, see `Cpu::acknowledge`; once it has overflowed it may hold anything.
-                *held = planted!(HeldAtLoadOnly, pmu.rdpmc(slot.rdpmc()).max(1), *held);
+                *held = pmu.rdpmc(slot.rdpmc()).max(1);
                 each(slot, *held);
             }
         }

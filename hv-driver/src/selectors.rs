@@ -4,7 +4,7 @@
 use shared_abi::config::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::limits::{MAX_FIXED, MAX_SLOTS};
 use shared_abi::slot::{ALL_SLOTS, slots_of};
-use shared_abi::{Config, PhysSlot, planted};
+use shared_abi::{Config, PhysSlot};
 
 use crate::guest::{Gate, Rings};
 
@@ -50,8 +50,8 @@ impl Selectors {
             let sampling = config.sampling() & slot.bit() != 0;
             let asked = config.evntsel(slot) & EVNTSEL_RINGS;
             let rings = match rings {
-                Rings::Folded => planted!(GuestRingsProgrammed, EVNTSEL_USR, asked | EVNTSEL_USR),
-                Rings::Hardware => planted!(RingsOfPv, asked, EVNTSEL_USR),
+                Rings::Folded => EVNTSEL_USR,
+                Rings::Hardware => asked,
             };
             match slot.fixed_number() {
                 Some(n) => {
@@ -59,7 +59,7 @@ impl Selectors {
                 }
                 None => {
                     let interrupt = if sampling { EVNTSEL_INT } else { 0 };
-                    let limited = planted!(GateOpenAtExit, gate == Gate::GuestOnly, false);
+                    let limited = gate == Gate::GuestOnly;
                     let gate = if limited { EVNTSEL_GUEST_ONLY } else { 0 };
                     if let Some(evntsel) = selectors.evntsel.get_mut(slot.index()) {
                         *evntsel = config.evntsel(slot) & !EVNTSEL_RINGS | rings | interrupt | gate;

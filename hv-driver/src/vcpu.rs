@@ -13,7 +13,7 @@ use shared_abi::hypercall::{
 };
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
-use shared_abi::{Config, PhysSlot, VcpuPage, planted};
+use shared_abi::{Config, PhysSlot, VcpuPage};
 
 use crate::driver::Driver;
 use crate::guest::{Clock, Gate, Guest, Rings};
@@ -87,7 +87,7 @@ impl Vcpu {
         left: Option<&Left>,
     ) -> Self {
         let caps = &cpu.driver.caps;
-        let shares = Shares::new(caps, planted!(SharesForgotten, left, None));
+        let shares = Shares::new(caps, left);
         let mut state = left.map_or(State::NEW, |left| left.state);
         // Who was forbidden before loads anew.
         state.direct &= who.allowed;
@@ -176,7 +176,6 @@ impl Vcpu {
             self.fold(cpu.pmu, page, self.running);
             self.configure(cpu.driver, config);
             load_at_switch(cpu, self.outside, config.slots());
-            planted!(SumsResetAtLoad, (), self.shares.0.iter_mut().for_each(|own| own.sum = 0));
             self.arm(cpu);
             cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             self.run(cpu.pmu, page, mode);
@@ -194,21 +193,15 @@ impl Vcpu {
     pub fn switch_from<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
         cpu.enter(HOOK_SWITCH_FROM, |cpu| {
             let _writing = self.publisher.begin(page);
-            let running = planted!(
-                StateReadFromPage,
-                self.running,
-                page.loaded.load(shared_abi::sync::Ordering::Relaxed)
-            );
-            self.fold(cpu.pmu, page, running);
+            self.fold(cpu.pmu, page, self.running);
             if self.sampling.slots() != 0 {
                 cpu.enable_except(self.stopped());
                 self.sampling.hold(cpu.pmu, |slot, raw| publish::held(page, slot, raw));
             }
-            let now = cpu.pmu.rdtsc();
-            let now = planted!(TscInHostUnits, self.clock.guest(now), now);
+            let now = self.clock.guest(cpu.pmu.rdtsc());
             let State { tsc_sum, tsc_start, .. } = self.state;
             self.state.tsc_sum = phys_star(tsc_sum, tsc_start, TSC_MASK, now);
-            self.state.executing = planted!(LeavesUnsaid, false, true);
+            self.state.executing = false;
             publish::state(page, &self.state);
         });
         self.sampling.want_place()
@@ -235,20 +228,16 @@ impl Vcpu {
                 close(cpu, self.outside, self.config.slots());
             }
             let moved = cpu.number != self.last_cpu;
-            if self.config.slots() != 0 && planted!(SelectorsWrittenOnceOnly, true, moved) {
+            if self.config.slots() != 0 {
                 cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             }
             self.state.switches = self.state.switches.wrapping_add(1);
             self.state.migrations = self.state.migrations.wrapping_add(u64::from(moved));
             self.last_cpu = cpu.number;
             self.state.executing = true;
-            self.state.tsc_start = planted!(
-                ClockNotRestarted,
-                self.clock.guest(cpu.pmu.rdtsc()),
-                self.state.tsc_start
-            );
+            self.state.tsc_start = self.clock.guest(cpu.pmu.rdtsc());
             self.run(cpu.pmu, page, mode);
-            if planted!(GlobalOfOthersKept, self.config.slots(), self.sampling.slots()) != 0 {
+            if self.config.slots() != 0 {
                 cpu.enable_except(self.stopped());
             }
             publish::state(page, &self.state);
@@ -304,7 +293,7 @@ impl Vcpu {
     #[inline(always)]
     fn change_mode(&mut self, pmu: &impl Pmu, page: &VcpuPage, mode: GuestMode) {
         let wanted = self.counts_in(mode);
-        let left = planted!(ModeNotFolded, self.running & !wanted, 0);
+        let left = self.running & !wanted;
         let entered = wanted & !self.running;
         self.running = wanted;
         let _writing = self.publisher.begin(page);
@@ -322,7 +311,7 @@ impl Vcpu {
         cpu.enter(HOOK_INTERRUPT, |cpu| {
             let _writing = self.publisher.begin(page);
             let slots = self.sampling.slots();
-            let sampling = planted!(LateOverflowFolded, self.running & slots, slots);
+            let sampling = self.running & slots;
             self.fold(cpu.pmu, page, sampling);
             cpu.acknowledge();
             self.start(cpu.pmu, page, sampling);
@@ -365,7 +354,7 @@ impl Vcpu {
             let overflowed = self.sampling.notice(slot, self.shares.mask(slot), raw);
             self.state.overflows = self.state.overflows.wrapping_add(u64::from(overflowed));
         }
-        self.running &= planted!(FoldedTwice, !mask, u32::MAX);
+        self.running &= !mask;
     }
 
     /// Starts every slot that counts in `mode` and is not running.
@@ -413,10 +402,10 @@ impl Vcpu {
 /// The slots in `outside` do not count before the guest is entered, though what is selected may
 /// count the hypervisor, too.
 fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
-    if outside != 0 && planted!(OpenWhenSwitchedIn, cpu.pcpu.counts(), false) {
+    if outside != 0 && cpu.pcpu.counts() {
         cpu.enable_except(outside);
     }
-    if planted!(RevokedAtNextLoad, inside == 0, false) {
+    if inside == 0 {
         load_at_switch(cpu, outside, inside);
     }
 }
@@ -424,7 +413,7 @@ fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
 /// Has the hardware let the slots in `inside` count in the guest, if it is to stop any `outside`.
 fn load_at_switch<P: Pmu>(cpu: &Cpu<'_, P>, outside: u32, inside: u32) {
     if outside != 0 {
-        let outside = cpu.driver.enable_except(planted!(GateOpenAfterExit, outside, 0));
+        let outside = cpu.driver.enable_except(outside);
         cpu.pmu.load_at_switch(pmu::global_bits(inside), outside);
     }
 }

@@ -18,7 +18,6 @@ use core::hint::black_box;
 
 use crate::count::{TSC_MASK, log_thread, phys_star};
 use crate::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
-use crate::planted;
 use crate::slot::PhysSlot;
 use crate::sync::Ordering::Relaxed;
 use crate::sync::{AtomicU32, AtomicU64};
@@ -168,7 +167,7 @@ fn once<'a, const TSC: bool>(
     if hw.load_half(&thread.state) & THREAD_DIRECT == 0 {
         return None;
     }
-    let vcpu = vcpus(planted!(PageOfFirstVcpu, hw.load_half(&thread.vcpu), 0))?;
+    let vcpu = vcpus(hw.load_half(&thread.vcpu))?;
     let vcpu_stamp = vcpu.seq.stamp();
     if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
         return None;
@@ -189,10 +188,8 @@ fn once<'a, const TSC: bool>(
         let phys = vcpu_counter(counter, hw, hw.rdpmc(hw.load_half(&slot.rdpmc)));
         *count = log_thread(hw.load(&slot.sum), hw.load(&slot.start), phys);
     }
-    let vcpu_change =
-        planted!(VcpuSeqNotRechecked, vcpu.seq.change(vcpu_stamp, |word| hw.load(word)), 0);
-    let thread_change =
-        planted!(ThreadSeqNotRechecked, thread.seq.change(stamp, |word| hw.load(word)), 0);
+    let vcpu_change = vcpu.seq.change(vcpu_stamp, |word| hw.load(word));
+    let thread_change = thread.seq.change(stamp, |word| hw.load(word));
     Some((tsc, [thread_change, vcpu_change]))
 }
 
@@ -286,7 +283,7 @@ fn vcpu_tsc(vcpu: &VcpuPage, hw: &impl Counters) -> u64 {
 fn vcpu_counter(counter: &VcpuSlot, hw: &impl Counters, raw: u64) -> u64 {
     let (sum, start) = (hw.load(&counter.sum), hw.load(&counter.start));
     let mask = hw.load(&counter.mask);
-    phys_star(sum, start, planted!(DifferenceNotModular, mask, mask | !(mask >> 1)), raw)
+    phys_star(sum, start, mask, raw)
 }
 
 /// `Phys*` of the TSC and of some counters of a vCPU, all of one moment.
@@ -332,7 +329,7 @@ pub fn sample_vcpu_into(
             let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
             *count = vcpu_counter(counter, hw, hw.rdpmc(slot.rdpmc()));
         }
-        if planted!(SampleNotRechecked, vcpu.seq.still(stamp), true) {
+        if vcpu.seq.still(stamp) {
             return Ok(());
         }
         sample.retries += 1;
@@ -363,7 +360,7 @@ pub fn try_sample_vcpu<const N: usize>(
         let counter = vcpu.slots.get(slot.index())?;
         *count = hw.opaque(vcpu_counter(counter, hw, hw.rdpmc(index)));
     }
-    let change = planted!(SampleNotRechecked, vcpu.seq.change(stamp, |word| hw.load(word)), 0);
+    let change = vcpu.seq.change(stamp, |word| hw.load(word));
     (change == 0).then_some((tsc, counts))
 }
 

@@ -12,7 +12,6 @@
 //! [`stamp`]: Seq::stamp
 //! [still valid]: Seq::still
 
-use crate::planted;
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// A sequence word.
@@ -65,7 +64,7 @@ impl Seq {
     pub fn write(&self, writes: &mut u64) -> WriteGuard<'_> {
         *writes = writes.wrapping_add(1);
         let next = writes.wrapping_mul(2);
-        let odd = planted!(WriteNotAnnounced, next.wrapping_sub(1), next.wrapping_sub(2));
+        let odd = next.wrapping_sub(1);
         self.0.store(odd, Ordering::Relaxed);
         // ATOMICS: pairs with the acquire fences of the reader: whoever sees data stored below
         // sees the odd word at its second look.

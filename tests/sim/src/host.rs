@@ -11,7 +11,7 @@ use shared_abi::hypercall::{HvStats, OP_DOMAIN, OP_STATS};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
-use shared_abi::{Errno, VcpuPage, planted};
+use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
 use crate::machine::{Clock, Domain, Level, Machine, RATIO_BITS, Vcpu, unheard};
@@ -205,11 +205,11 @@ impl Machine {
     /// registers forget what they held.
     pub fn replug(&self) {
         let cpu = &self.cpus[self.here.get()];
-        planted!(TakenForUnchanged, self.go_down(), ());
+        self.go_down();
         cpu.pmu.reset();
         cpu.taken.set(false);
         cpu.cost_seen.set(None);
-        planted!(TakenForUnchanged, self.come_up(), ());
+        self.come_up();
         cpu.switching.set(false);
     }
 
@@ -232,11 +232,7 @@ impl Machine {
         }
         if let Some(prev) = cpu.current.take() {
             // Xen keeps the idle vCPU's predecessor loaded, but its counters stop here.
-            if planted!(LazyIdleNotFolded, true, next.is_some()) {
-                self.switch_from(prev);
-            } else {
-                cpu.lazy.set(Some(prev));
-            }
+            self.switch_from(prev);
             self.clock_stops(prev);
             self.take_late_overflow(prev);
             self.check_sums(prev);
@@ -287,7 +283,7 @@ impl Machine {
         let notify = self.in_hypervisor(true, || match &mut *vcpu.registered.borrow_mut() {
             Some((core, page)) => {
                 if self.domains[vcpu.domain].hardware {
-                    planted!(ClockOfRegistration, core.set_clock(clock_of(vcpu)), ());
+                    core.set_clock(clock_of(vcpu));
                 }
                 let mode = mode(vcpu.kernel_mode.get());
                 let allowed = self.domains[vcpu.domain].allowed.get();
@@ -299,7 +295,7 @@ impl Machine {
                 false
             }
         });
-        self.notify(index, planted!(OverflowOfOthersDropped, notify, false));
+        self.notify(index, notify);
     }
 
     /// The toolstack, or the guest's kernel when it executed last, has moved the time-stamp counter
@@ -350,9 +346,7 @@ impl Machine {
             self.notify(current, notify);
         }
         // The local APIC has masked the entry.
-        if planted!(InterruptStaysMasked, true, notify) {
-            cpu.pmu.unmask_interrupt();
-        }
+        cpu.pmu.unmask_interrupt();
     }
 
     /// A vCPU's clock starts when the hypervisor last looked, or now if it did not.
@@ -383,7 +377,7 @@ impl Machine {
         let notify = self.in_hypervisor(false, || {
             vcpu.kernel_mode.set(kernel);
             vcpu.disturbances.set(vcpu.disturbances.get() + 1);
-            planted!(ToggleIgnored, true, false) && self.toggle_core(vcpu, kernel)
+            self.toggle_core(vcpu, kernel)
         });
         self.notify(index, notify);
     }
@@ -444,8 +438,7 @@ impl Machine {
         self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
         self.vcpus[index].at_switch.set(None);
         if let Some((_, page)) = self.vcpus[index].registered.take() {
-            let unpinned = planted!(FrameStaysPinned, 1, 0);
-            self.vcpus[page].pins.set(self.vcpus[page].pins.get() - unpinned);
+            self.vcpus[page].pins.set(self.vcpus[page].pins.get() - 1);
         }
     }
 
@@ -485,7 +478,7 @@ impl Machine {
         for vcpu in domain.vcpus.clone() {
             self.destroy_vcpu(vcpu);
             // Its kernel registers the page again before any thread executes.
-            self.vcpus[vcpu].online.set(planted!(NotRegisteredAgain, false, true));
+            self.vcpus[vcpu].online.set(false);
         }
         domain.host.set(1 - domain.host.get());
         domain.serial.set(self.new_serial());
@@ -528,7 +521,7 @@ impl Machine {
         let Some((core, page)) = registered.as_mut() else { return };
         let page = &self.vcpus[*page].page;
         self.in_hypervisor(true, || {
-            self.on_cpu(|cpu| planted!(RevokedAtSwitchOnly, core.revoke(cpu, page), ()));
+            self.on_cpu(|cpu| core.revoke(cpu, page));
         });
         let direct = unheard(|| page.flags.load(Relaxed)) & 2 != 0;
         if direct && domain.kind == crate::shape::Kind::Good && !self.is_gone() {
@@ -675,9 +668,9 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn forget(&mut self) {
-        let exits = planted!(RdpmcNotIntercepted, self.domain().hardware, false);
+        let exits = self.domain().hardware;
         self.vcpu().rdpmc_exits.set(exits);
-        self.vcpu().at_switch.set(planted!(GateLeftBehind, None, self.vcpu().at_switch.get()));
+        self.vcpu().at_switch.set(None);
         if let Some((_, page)) = self.vcpu().registered.take() {
             let pins = &self.machine.vcpus[page].pins;
             pins.set(pins.get() - 1);

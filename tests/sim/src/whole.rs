@@ -14,7 +14,7 @@ use guest_kmod::{Admission, ThreadPmu};
 use shared_abi::ioctl::{Control, CpuState, Sums};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
-use shared_abi::{Errno, ThreadPage, planted};
+use shared_abi::{Errno, ThreadPage};
 
 use crate::machine::{Machine, Thread, unheard};
 use crate::rng::Rng;
@@ -311,14 +311,8 @@ impl Machine {
 
     /// A vCPU that goes offline has stopped.
     pub fn whole_goes_offline(&self, index: usize) {
-        let whole = &self.vcpus[index].whole;
-        if whole.counts.get() && planted!(WholeLostOffline, false, true) {
-            whole.counts.set(false);
-            self.on(index, |_| ());
-            self.close_books_of(index);
-        }
         self.stop_here(index);
-        whole.asked.set(None);
+        self.vcpus[index].whole.asked.set(None);
         self.finish_stop(self.vcpus[index].domain);
     }
 
