@@ -338,6 +338,17 @@ mod tests {
         assert_eq!(later - earlier, difference);
     }
 
+    #[test]
+    fn a_difference_is_direct_if_both_of_its_readings_are() {
+        for (earlier, later) in [(true, true), (true, false), (false, true), (false, false)] {
+            let both = earlier && later;
+            let reading = |direct| Reading { tsc: 1, counts: [2], retries: 0, direct };
+            assert_eq!((reading(later) - reading(earlier)).direct, both, "{earlier} {later}");
+            let counts = |direct| Counts { counts: [2], retries: 0, direct };
+            assert_eq!((counts(later) - counts(earlier)).direct, both, "{earlier} {later}");
+        }
+    }
+
     #[cfg(feature = "serde")]
     #[test]
     fn readings_are_written_and_read() {

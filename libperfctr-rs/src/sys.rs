@@ -331,6 +331,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_events_words_are_its_count_and_then_both_times() {
+        // A file that answers as an event does: the order is that of `perf_event_open(2)`.
+        let path = std::env::temp_dir().join(format!("perfctr-words-{}", std::process::id()));
+        let words = [5_u64, 700, 90];
+        std::fs::write(&path, words.as_bytes()).unwrap();
+        let total = PerfEvent(File::open(&path).unwrap()).counted().unwrap();
+        std::fs::write(&path, words[..2].as_bytes()).unwrap();
+        let short = PerfEvent(File::open(&path).unwrap()).counted();
+        std::fs::remove_file(path).unwrap();
+        let [enabled, running] = [700, 90].map(Duration::from_nanos);
+        assert_eq!(total, Total { count: 5, enabled, running });
+        assert_eq!(short.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
     fn a_fork_is_seen_in_the_child_only() {
         Generation::watch().unwrap();
         let before = Generation::current();
