@@ -308,9 +308,11 @@ fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), 
         Err(ConfigError::Disabled)
     } else if evntsel & EVNTSEL_RINGS == 0 {
         Err(ConfigError::NoRing)
-    } else if slot.fixed_number().is_some() {
+    } else if let Some(number) = slot.fixed_number() {
         if evntsel & !(EVNTSEL_RINGS | EVNTSEL_EN) != 0 {
             Err(ConfigError::FixedEvent)
+        } else if !events::is_fixed_allowed(caps, number) {
+            Err(ConfigError::Event)
         } else {
             Ok(())
         }
@@ -417,6 +419,26 @@ mod tests {
     }
 
     #[test]
+    fn a_joined_counter_interrupts_after_the_shorter_distance() {
+        let every = |period| {
+            let mode = if period == 0 { MODE_COUNTING } else { MODE_SAMPLING };
+            CounterConfig { mode, period, ..counter(2, INSTRUCTIONS_USER) }
+        };
+        let of = |period| Config::new(&caps(), &[every(period)]).unwrap();
+        let other = Config::new(&caps(), &[counter(0, 0xc4 | EVNTSEL_USR | EVNTSEL_EN)]).unwrap();
+        let slot = PhysSlot::general(2).unwrap();
+        for (one, two, shorter) in [(900, 400, 400), (400, 900, 400), (700, 0, 700), (0, 500, 500)]
+        {
+            let both = of(one).joined(&of(two)).unwrap();
+            assert_eq!((both.period(slot), both.sampling()), (shorter, 1 << 2), "{one}, {two}");
+            let all = other.joined(&both).unwrap();
+            assert_eq!((all.period(slot), all.slots()), (shorter, 0b101), "{one}, {two}");
+        }
+        let counting = of(0).joined(&of(0)).unwrap();
+        assert_eq!((counting.period(slot), counting.sampling()), (0, 0));
+    }
+
+    #[test]
     fn encoding_round_trips() {
         let config = Config::new(
             &caps(),
@@ -475,6 +497,23 @@ mod tests {
     }
 
     #[test]
+    fn fixed_counters_of_the_whole_core_need_the_hosts_consent() {
+        let user = EVNTSEL_USR | EVNTSEL_EN;
+        let few = PmuCaps { fixed: 7, ..caps() };
+        let all = PmuCaps { features: few.features | CAPS_ALL_EVENTS, ..few };
+        for slot in 16..19 {
+            assert!(Config::new(&few, &[counter(slot, user)]).is_ok(), "{slot}");
+        }
+        // 19 is TOPDOWN.SLOTS, 20 to 22 are its parts.
+        for slot in 19..23 {
+            let asked = [counter(16, user), counter(slot, user)];
+            assert_eq!(Config::new(&few, &asked), Err(ConfigError::Event), "{slot}");
+            assert!(Config::new(&all, &asked).is_ok(), "{slot}");
+        }
+        assert_eq!(Config::new(&all, &[counter(23, user)]), Err(ConfigError::BadSlot));
+    }
+
+    #[test]
     fn sampling_needs_a_period_that_fits() {
         let sampling = CounterConfig { mode: MODE_SAMPLING, ..counter(0, INSTRUCTIONS_USER) };
         let with = |period| CounterConfig { period, ..sampling };
@@ -506,5 +545,17 @@ mod tests {
             Err(ConfigError::Event)
         );
         assert_eq!(Config::new(&caps, &[counter(0, 1 << 36 | user)]), Err(ConfigError::Reserved));
+    }
+
+    /// With the rights that a guest has unless the host gives it more.
+    #[test]
+    fn amds_list_is_of_whole_event_numbers() {
+        let caps = PmuCaps { vendor: VENDOR_AMD, features: CAPS_EVENT_12BIT, ..caps() };
+        let asked = |event| Config::new(&caps, &[counter(0, event | EVNTSEL_USR | EVNTSEL_EN)]);
+        assert!(asked(0xc0).is_ok());
+        for high in 1..16 {
+            assert_eq!(asked(high << 32 | 0xc0), Err(ConfigError::Event), "{high:#x}c0");
+        }
+        assert_eq!(asked(0x1_c0), Err(ConfigError::Event), "a unit mask that is not listed");
     }
 }

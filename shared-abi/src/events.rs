@@ -83,14 +83,20 @@ impl Generic {
     }
 
     /// The fixed counter that counts this event (SDM volume 3, table 20-2).
-    pub const fn fixed(self) -> Option<PhysSlot> {
-        match self {
-            Self::Instructions => PhysSlot::fixed(0),
-            Self::Cycles => PhysSlot::fixed(1),
-            Self::ReferenceCycles => PhysSlot::fixed(2),
-            _ => None,
-        }
+    pub fn fixed(self) -> Option<PhysSlot> {
+        let number = FIXED.into_iter().position(|event| event == self)?;
+        PhysSlot::fixed(number as u32)
     }
+}
+
+/// Events of the fixed counters that count their own logical processor only (SDM volume 3, table
+/// 20-2), by the counter's number.  The next ones count TOPDOWN.SLOTS and its parts.  Those slots
+/// belong to the whole core, so that they tell whether the sibling is halted.
+const FIXED: [Generic; 3] = [Generic::Instructions, Generic::Cycles, Generic::ReferenceCycles];
+
+/// Whether a guest may use the fixed counter with this number.
+pub(crate) fn is_fixed_allowed(caps: &PmuCaps, number: u32) -> bool {
+    (number as usize) < FIXED.len() || caps.can(CAPS_ALL_EVENTS)
 }
 
 /// Whether a general counter may count this, as an event select has it.
