@@ -109,3 +109,25 @@ fn what_is_published_is_read_as_it_was() {
     thread.state.store(THREAD_ACTIVE, Relaxed);
     assert_eq!(read_published(&thread, &mut counts), Ok(50));
 }
+
+/// A thread that does not count has no counters to read, and its sums may change as well.
+#[test]
+fn the_sums_of_a_stopped_thread_are_never_torn() {
+    let (thread, vcpu) = running();
+    thread.state.store(0, Relaxed);
+    thread.tsc_sum.store(900, Relaxed);
+    thread.slots[0].sum.store(30, Relaxed);
+    let hw = Disturbing(|| panic!("no counter is to be read"));
+    let mut counts = [0];
+    let read = |counts: &mut [u64]| read_thread(&thread, |_| Some(&vcpu), &hw, counts);
+    assert_eq!(read(&mut counts), Ok(Snapshot { tsc: 900, retries: 0 }));
+    let mut writes = 0;
+    let writing = thread.seq.write(&mut writes);
+    // Half of what is to be written: sums of two different moments.
+    thread.tsc_sum.store(950, Relaxed);
+    assert_eq!(read(&mut counts), Err(ReadError::Disturbed));
+    thread.slots[0].sum.store(45, Relaxed);
+    drop(writing);
+    assert_eq!(read(&mut counts), Ok(Snapshot { tsc: 950, retries: 0 }));
+    assert_eq!(counts, [45]);
+}
