@@ -8,7 +8,7 @@
 //! | op | argument | who | errors besides `EFAULT` and `EINVAL` (length, reserved fields) |
 //! |---|---|---|---|
 //! | [`OP_QUERY`] | [`HvQuery`], in and out | any guest | `EPROTO` other major, `ENODEV` driver off |
-//! | [`OP_REGISTER`] | [`HvRegister`] | any vCPU, for itself | `EPERM` domain not enabled, `EEXIST`, `EINVAL` not a writable page of the guest, `EOPNOTSUPP` not a 64-bit PV guest, `ENOMEM` |
+//! | [`OP_REGISTER`] | [`HvRegister`] | any vCPU, for itself | `EPERM` domain not enabled, `EEXIST`, `EINVAL` not a writable page of the guest, `EOPNOTSUPP` a kind of guest that cannot count, `ENOMEM` |
 //! | [`OP_UNREGISTER`] | none | any vCPU, for itself | `ENXIO` none registered |
 //! | [`OP_LOAD`] | [`HvLoad`] | any vCPU, for itself | `ENXIO` no page, `EPERM` domain not enabled or event not allowed, `ENODEV` nothing counts on this physical CPU, those of [`ConfigError`](crate::ConfigError) |
 //! | [`OP_STOP`] | none | any vCPU, for itself | `ENXIO` no page |
