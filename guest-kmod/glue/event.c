@@ -2,7 +2,7 @@
 /*
  * perf's events on this CPU: all with interrupts disabled.  perf adds an event
  * where its task executes, or where its CPU is, and removes it again; what it
- * counts and where is the core's to decide (src/events.rs).
+ * counts and where is the core's to decide (src/perf).
  */
 
 #include <linux/bitops.h>
@@ -295,9 +295,9 @@ void perfctr_events_restored(void)
 }
 
 /* As it was opened. */
-struct perfctr_wanted perfctr_event_wanted(struct perf_event *event)
+struct perfctr_event_config perfctr_event_wanted(struct perf_event *event)
 {
-	return (struct perfctr_wanted){
+	return (struct perfctr_event_config){
 		.general = event->hw.config,
 		.fixed = event->hw.config_base,
 		.slots = event->hw.event_base,
@@ -309,7 +309,7 @@ int perfctr_event_add(struct perf_event *event, int flags)
 {
 	unsigned int number = smp_processor_id();
 	struct perfctr_cpu *cpu = &perfctr_cpus[number];
-	struct perfctr_wanted wanted = perfctr_event_wanted(event);
+	struct perfctr_event_config wanted = perfctr_event_wanted(event);
 	bool is_wide = perfctr_event_is_wide(event);
 	int index;
 

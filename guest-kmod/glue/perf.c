@@ -108,7 +108,7 @@ static int perfctr_pmu_check(const struct perf_event_attr *attr)
 static int perfctr_pmu_wanted(struct perf_event *event)
 {
 	const struct perf_event_attr *attr = &event->attr;
-	struct perfctr_wanted wanted;
+	struct perfctr_event_config wanted;
 	u64 rings = 0;
 	int err;
 
@@ -141,7 +141,7 @@ static void perfctr_pmu_first_period(struct perf_event *event)
 
 /* What may be of one group.  More than the core takes, which says so. */
 struct perfctr_group {
-	struct perfctr_wanted event[32];
+	struct perfctr_event_config event[32];
 	u32 events;
 };
 
@@ -212,7 +212,7 @@ static const struct attribute_group perfctr_format_group = {
 /* Event and unit mask of one of perf's generic events; 0 if there is none. */
 static u64 perfctr_generic_select(u64 id)
 {
-	struct perfctr_wanted wanted;
+	struct perfctr_event_config wanted;
 
 	if (perfctr_core_event_wanted(&perfctr_query, PERF_TYPE_HARDWARE, id,
 				      PERFCTR_EVNTSEL_USR, false, &wanted))

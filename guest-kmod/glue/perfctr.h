@@ -155,7 +155,7 @@ void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 struct perf_event;
 void perfctr_events_enable(void);
 void perfctr_events_disable(void);
-struct perfctr_wanted perfctr_event_wanted(struct perf_event *event);
+struct perfctr_event_config perfctr_event_wanted(struct perf_event *event);
 int perfctr_event_add(struct perf_event *event, int flags);
 void perfctr_event_remove(struct perf_event *event, int flags);
 void perfctr_event_start(struct perf_event *event, int flags);

@@ -19,7 +19,7 @@ struct perfctr_core_vcpu;
 /*
  * An event that can be counted, and by which counters.
  */
-struct perfctr_wanted {
+struct perfctr_event_config {
   /*
    * Event select for a general counter.
    */
@@ -29,21 +29,21 @@ struct perfctr_wanted {
    */
   uint64_t fixed;
   /*
-   * One bit per counter that counts it.
+   * One bit per counter that can count it.
    */
   uint32_t slots;
   /*
-   * It interrupts after a period.
+   * 1 if it interrupts after a period, else 0.
    */
   uint32_t samples;
 };
 
 /*
- * What perf is told of an event.
+ * What perf is given of an event.
  */
 struct perfctr_progress {
   /*
-   * Counted since perf was last told.
+   * Counted since perf was last given it.
    */
   uint64_t count;
   /*
@@ -329,25 +329,25 @@ int perfctr_core_read_published(const struct perfctr_core_thread *thread,
                                 struct perfctr_sums *sums);
 
 /*
- * What an event of perf's needs; see Wanted::new.
+ * What an event of perf's needs; see EventConfig::new.
  */
 int perfctr_core_event_wanted(const struct perfctr_hv_query *query,
                               uint32_t kind,
                               uint64_t config,
                               uint64_t rings,
                               bool samples,
-                              struct perfctr_wanted *out);
+                              struct perfctr_event_config *out);
 
 /*
  * Whether the events of a group can be counted at once; see fit.
  */
-bool perfctr_core_events_fit(const struct perfctr_wanted *group, uint32_t count);
+bool perfctr_core_events_fit(const struct perfctr_event_config *group, uint32_t count);
 
 /*
  * An event comes, while `thread` executes if it has counters; gives its number.  See
  */
 int perfctr_core_event_add(const struct perfctr_core_vcpu *vcpu,
-                           const struct perfctr_wanted *wanted,
+                           const struct perfctr_event_config *event,
                            const struct perfctr_core_thread *thread);
 
 /*

@@ -12,12 +12,12 @@
 #![deny(missing_docs)]
 
 pub mod cost;
-pub mod events;
 pub mod hal;
 pub mod handshake;
 mod hypercall;
 pub mod ioctl;
 pub mod overflow;
+pub mod perf;
 pub mod policy;
 pub mod publish;
 pub mod ring;

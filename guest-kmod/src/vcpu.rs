@@ -10,9 +10,9 @@ use shared_abi::read::{
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, Errno, PhysSlot, VcpuPage};
 
-use crate::events::Events;
 use crate::hal::Kernel;
 use crate::hypercall;
+use crate::perf::held::{Events, Sampler};
 use crate::stats::Stats;
 
 /// What the module knows of a vCPU.
@@ -27,7 +27,7 @@ pub struct Vcpu {
     loaded: Config,
     /// Changes whenever what is loaded does, or whether anything may be.
     generation: NonZeroU64,
-    /// Those of perf.
+    /// perf's events that are here.
     pub(crate) events: Events,
 }
 
@@ -118,7 +118,7 @@ pub struct Cpu<'a, K> {
     pub kernel: &'a K,
 }
 
-impl<K: Kernel> Cpu<'_, K> {
+impl<'a, K: Kernel> Cpu<'a, K> {
     /// Has the hypervisor publish this vCPU's counters in its page, which is frame `gfn`, for
     /// `observer` to read.
     ///
@@ -130,17 +130,17 @@ impl<K: Kernel> Cpu<'_, K> {
         self.stats.registers.add(1);
         let registered = hypercall::register(self.kernel, gfn, observer);
         self.vcpu.set_page(registered);
-        if registered.is_ok() && !self.vcpu.events.none() {
+        if registered.is_ok() && !self.vcpu.events.is_empty() {
             self.load_events();
         }
-        self.vcpu.events.judge();
+        self.vcpu.events.note_stalled();
         registered
     }
 
     /// No thread may count here, for this reason, until a page is registered.
     pub fn refuse(&mut self, errno: Errno) {
         self.vcpu.set_page(Err(errno));
-        self.vcpu.events.judge();
+        self.vcpu.events.note_stalled();
     }
 
     /// Takes the page back.  Without effect if it is not registered.
@@ -167,7 +167,7 @@ impl<K: Kernel> Cpu<'_, K> {
 
     /// Stops this vCPU's counters if any run and nobody counts.
     pub fn stop_if_idle(&mut self, counting: &Counting) {
-        if self.vcpu.loaded.slots() == 0 || !self.vcpu.events.none() || !counting.is_idle() {
+        if self.vcpu.loaded.slots() == 0 || !self.vcpu.events.is_empty() || !counting.is_idle() {
             return;
         }
         self.stats.hypercalls.add(1);
@@ -198,7 +198,7 @@ impl<K: Kernel> Cpu<'_, K> {
             return Ok(());
         }
         match self.vcpu.loaded.beside(config) {
-            Some(both) if self.is_direct() => self.replace(&both),
+            Some(both) if is_direct(self.page) => self.replace(&both),
             _ => self.replace(config),
         }
     }
@@ -212,7 +212,7 @@ impl<K: Kernel> Cpu<'_, K> {
     /// Whether exactly that is loaded here still.
     #[inline(always)]
     pub(crate) fn still(&self, before: Option<Loaded>) -> bool {
-        before == Some(self.now()) && self.is_direct()
+        before == Some(self.now()) && is_direct(self.page)
     }
 
     /// No thread may count here from now on, or again.
@@ -228,13 +228,7 @@ impl<K: Kernel> Cpu<'_, K> {
     fn counts(&self, config: &Config) -> Result<bool, Errno> {
         self.vcpu.gate?;
         // A distance to an overflow is new each time.
-        Ok(self.is_direct() && config.sampling() == 0 && self.vcpu.loaded.includes(config))
-    }
-
-    /// Whether what was loaded is not gone because the host has forbidden the domain meanwhile.
-    #[inline(always)]
-    fn is_direct(&self) -> bool {
-        self.page.flags.load(Relaxed) & VCPU_DIRECT != 0
+        Ok(is_direct(self.page) && config.sampling() == 0 && self.vcpu.loaded.includes(config))
     }
 
     /// Why nothing may be loaded here.
@@ -249,17 +243,42 @@ impl<K: Kernel> Cpu<'_, K> {
 
     /// Has `config` and perf's events counted, and nothing else.
     pub(crate) fn replace(&mut self, config: &Config) -> Result<(), Errno> {
-        if self.vcpu.events.none() {
+        if self.vcpu.events.is_empty() {
             return self.program(config);
         }
         self.fold_events();
-        let loaded = self.vcpu.events.beside(config).and_then(|(joined, slots)| {
+        let loaded = self.vcpu.events.config_beside(config).and_then(|(joined, slots)| {
             self.program(&joined)?;
             self.vcpu.events.loaded_on(&slots);
             Ok(())
         });
         self.revive_events();
         loaded
+    }
+
+    /// Loads what perf's events need, beside nothing that a thread needs.
+    pub(crate) fn load_events(&mut self) {
+        let loaded = self.vcpu.loaded();
+        let clashing = self.vcpu.events.clashing(&loaded);
+        // Without numbers they do not grow, and the reason comes back with the next load.
+        let _ = self.replace(&loaded.only_counting_without(clashing));
+    }
+
+    /// perf's events are not live from now on.
+    pub(crate) fn fold_events(&mut self) {
+        let sampler = self.sampler();
+        self.vcpu.events.fold(&sampler);
+    }
+
+    /// perf's events are live again, if its PMU is enabled and what they need is loaded.
+    pub(crate) fn revive_events(&mut self) {
+        let sampler = self.sampler();
+        self.vcpu.events.revive(&sampler);
+    }
+
+    /// What reads this vCPU's counters for perf's events.
+    pub(crate) fn sampler(&self) -> CpuSampler<'a, K> {
+        CpuSampler { page: self.page, stats: self.stats, kernel: self.kernel }
     }
 
     fn program(&mut self, config: &Config) -> Result<(), Errno> {
@@ -279,9 +298,7 @@ impl<K: Kernel> Cpu<'_, K> {
     /// `Phys*` of the TSC and of `slots`, now; see [`sample_vcpu_into`].
     #[inline(always)]
     pub(crate) fn sample(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> Result<(), Errno> {
-        sample_vcpu_into(self.page, self.kernel, slots, now).map_err(errno)?;
-        self.stats.read_retries.add(u64::from(now.retries));
-        Ok(())
+        self.sampler().sample_phys(slots, now)
     }
 
     /// One attempt of [`sample`](Self::sample), see [`try_sample_vcpu`].
@@ -296,11 +313,39 @@ impl<K: Kernel> Cpu<'_, K> {
         }
         sample
     }
+}
 
-    /// The same of what has stopped since the host forbids the domain; false if not all is known.
-    pub(crate) fn sample_stopped(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool {
-        !self.is_direct() && sample_stopped_vcpu(self.page, slots, now).is_ok()
+/// A vCPU's counters, to be read.
+pub(crate) struct CpuSampler<'a, K> {
+    page: &'a VcpuPage,
+    stats: &'a Stats,
+    kernel: &'a K,
+}
+
+impl<K: Kernel> CpuSampler<'_, K> {
+    /// `Phys*` of the TSC and of `slots`, now; see [`sample_vcpu_into`].
+    #[inline(always)]
+    fn sample_phys(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> Result<(), Errno> {
+        sample_vcpu_into(self.page, self.kernel, slots, now).map_err(errno)?;
+        self.stats.read_retries.add(u64::from(now.retries));
+        Ok(())
     }
+}
+
+impl<K: Kernel> Sampler for CpuSampler<'_, K> {
+    fn sample(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool {
+        self.sample_phys(slots, now).is_ok()
+    }
+
+    fn sample_stopped(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool {
+        !is_direct(self.page) && sample_stopped_vcpu(self.page, slots, now).is_ok()
+    }
+}
+
+/// Whether what was loaded is not gone because the host has forbidden the domain meanwhile.
+#[inline(always)]
+fn is_direct(page: &VcpuPage) -> bool {
+    page.flags.load(Relaxed) & VCPU_DIRECT != 0
 }
 
 const fn errno(error: ReadError) -> Errno {

@@ -4,14 +4,14 @@
 use core::ffi::c_int;
 use core::slice;
 
-use guest_kmod::events::{Progress, Wanted, fit};
 use guest_kmod::handshake::caps;
+use guest_kmod::perf::{EventConfig, Progress, fit};
 use shared_abi::Errno;
 use shared_abi::hypercall::{HvPlace, HvQuery};
 
 use crate::{ThreadObject, VcpuObject};
 
-/// What an event of perf's needs; see [`Wanted::new`].
+/// What an event of perf's needs; see [`EventConfig::new`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_event_wanted(
     query: &HvQuery,
@@ -19,10 +19,10 @@ pub extern "C" fn perfctr_core_event_wanted(
     config: u64,
     rings: u64,
     samples: bool,
-    out: &mut Wanted,
+    out: &mut EventConfig,
 ) -> c_int {
     let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
-    match Wanted::new(&caps, kind, config, rings, samples) {
+    match EventConfig::new(&caps, kind, config, rings, samples) {
         Ok(wanted) => {
             *out = wanted;
             0
@@ -37,7 +37,7 @@ pub extern "C" fn perfctr_core_event_wanted(
 ///
 /// `group` are `count` events.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_events_fit(group: *const Wanted, count: u32) -> bool {
+pub unsafe extern "C" fn perfctr_core_events_fit(group: *const EventConfig, count: u32) -> bool {
     // SAFETY: the caller's.
     fit(unsafe { slice::from_raw_parts(group, count as usize) })
 }
@@ -51,14 +51,14 @@ pub unsafe extern "C" fn perfctr_core_events_fit(group: *const Wanted, count: u3
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_event_add(
     vcpu: &VcpuObject,
-    wanted: &Wanted,
+    event: &EventConfig,
     thread: Option<&ThreadObject>,
 ) -> c_int {
     // SAFETY: on this vCPU, interrupts disabled.
     let mut cpu = unsafe { vcpu.cpu() };
     // SAFETY: this thread.
     let thread = thread.and_then(|thread| unsafe { thread.pmu() }.0.needs());
-    match cpu.add_event(wanted, thread) {
+    match cpu.add_event(event, thread) {
         Ok(index) => index as c_int,
         Err(errno) => errno.to_return(),
     }

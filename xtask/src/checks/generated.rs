@@ -50,13 +50,17 @@ const BOUNDARIES: &[Boundary] = &[
     },
     Boundary {
         // The entries' own modules are found from there.
-        sources: &["guest-kmod/ffi/src/lib.rs", "guest-kmod/src/events.rs"],
+        sources: &[
+            "guest-kmod/ffi/src/lib.rs",
+            "guest-kmod/src/perf/event.rs",
+            "guest-kmod/src/perf/held.rs",
+        ],
         header: "guest-kmod/glue/perfctr_core.h",
         names: &[
             ("VcpuObject", "perfctr_core_vcpu"),
             ("ThreadObject", "perfctr_core_thread"),
             ("RingPlace", "perfctr_ring_place"),
-            ("Wanted", "perfctr_wanted"),
+            ("EventConfig", "perfctr_event_config"),
             ("Progress", "perfctr_progress"),
         ],
     },

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Linux's perf events on one vCPU.
+//!
+//! perf adds an event on the vCPU where the event's task executes, or on the CPU that the event
+//! counts, and removes it again.  In between the event *holds* a counter, beside those that the
+//! present thread has of its own, and its count is the sum of what that counter's `Phys*` grew by.
+//!
+//! * `event` is what perf asks for, and which counters can count it.
+//! * `held` are the events of one vCPU and what each has counted.  It knows no hardware.
+//! * `cpu` is what perf's PMU does on a vCPU.
+//!
+//! Events are *live* while what they hold is loaded and each has a `Phys*` to subtract.  They are
+//! folded whenever that ends: when perf disables its PMU, when something else is to be loaded, and
+//! when the vCPU's page is taken back.  Folding and going live again loses nothing that user mode
+//! does, since both happen in the kernel.
+//!
+//! Events are *stalled* if they are not live although perf's PMU is enabled: the host forbids the
+//! domain to count, or has other counters.  perf must not take that time for time of counting.
+
+mod cpu;
+mod event;
+pub(crate) mod held;
+
+pub use event::EventConfig;
+pub use held::{Progress, fit};
+
+#[cfg(test)]
+mod tests;

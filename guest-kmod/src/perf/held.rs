@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The events that are on one vCPU, the counter that each holds, and what it has counted.
+//!
+//! Nothing here touches a vCPU: what its counters hold comes from a [`Sampler`], and what is to be
+//! loaded is given back.
+
+use shared_abi::limits::MAX_COUNTERS;
+use shared_abi::read::VcpuSample;
+use shared_abi::slot::slots_of;
+use shared_abi::{Config, Errno, PhysSlot};
+
+use crate::overflow::apart;
+use crate::perf::event::EventConfig;
+
+/// As many events at once as there can be counters: perf takes turns if it has more.
+pub(crate) const EVENTS_MAX: usize = MAX_COUNTERS;
+
+/// The counter of each event.
+pub(crate) type Slots = [PhysSlot; EVENTS_MAX];
+
+/// A vCPU whose counters can be read.
+pub(crate) trait Sampler {
+    /// `Phys*` of these counters, all of one moment; false if they cannot be read.
+    fn sample(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool;
+
+    /// What they held when the host stopped them; false if they have not stopped.
+    fn sample_stopped(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool;
+}
+
+/// One event that is on the vCPU.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    event: EventConfig,
+    slot: PhysSlot,
+    /// It counts; perf may keep one here that does not.
+    started: bool,
+    /// What it has counted and perf has not been given yet.
+    count: u64,
+    /// Its counter's `Phys*` when the event went live or was last advanced.
+    start: u64,
+    /// Events between overflows, if it samples.
+    period: u64,
+    /// Events to the next overflow; below 1 if that has come and perf does not know yet.
+    left: i64,
+}
+
+impl Held {
+    /// One that does not count yet.
+    const fn new(event: &EventConfig, slot: PhysSlot) -> Self {
+        let (count, start, period) = (0, 0, 0);
+        Self { event: *event, slot, started: false, count, start, period, left: i64::MAX }
+    }
+
+    const fn samples(&self) -> bool {
+        self.event.samples != 0
+    }
+
+    /// What it needs loaded, on this counter.
+    fn config(&self, slot: PhysSlot) -> Config {
+        let armed = self.samples() && self.started;
+        let distance = armed.then(|| apart(self.left.max(1).unsigned_abs(), self.period));
+        Config::one(slot, self.event.evntsel(slot), distance)
+    }
+
+    /// Adds what its counter has gained since `start`; its `Phys*` is `now`.
+    fn advance(&mut self, now: u64) {
+        let more = now.wrapping_sub(self.start);
+        self.start = now;
+        self.count = self.count.wrapping_add(more);
+        self.left = self.left.wrapping_sub_unsigned(more);
+    }
+
+    /// Whether perf is to be told of an overflow.
+    const fn has_overflowed(&self) -> bool {
+        self.started && self.samples() && self.left <= 0
+    }
+
+    /// Begins its next period.  Gives how many periods have passed.
+    fn next_period(&mut self) -> u64 {
+        let Some(more) = self.left.min(0).unsigned_abs().checked_div(self.period) else {
+            return 0;
+        };
+        let passed = more.wrapping_add(1);
+        self.left = self.left.wrapping_add_unsigned(passed.wrapping_mul(self.period));
+        passed
+    }
+}
+
+/// What perf is given of an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Progress {
+    /// Counted since perf was last given it.
+    pub count: u64,
+    /// Events to the next overflow, if it samples; below 1 if it has overflowed.
+    pub left: i64,
+}
+
+/// Whether the events of a group can be at once on a vCPU that has nothing else.  perf adds them
+/// together or not at all, so a group that does not fit would never count.
+pub fn fit(group: &[EventConfig]) -> bool {
+    let mut events = Events::default();
+    let nothing = Config::default();
+    group.iter().all(|event| events.add(event, &nothing, &nothing).is_ok())
+}
+
+/// The events that are on one vCPU.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Events {
+    held: [Option<Held>; EVENTS_MAX],
+    /// perf's PMU is enabled.
+    enabled: bool,
+    /// Each that is started has a `Phys*` to subtract.
+    live: bool,
+    /// What they need differs from what is loaded: an event has come that is not loaded, or a
+    /// distance has changed, or the host has stopped the counters.
+    changed: bool,
+    /// They were not live when they should have been.
+    stalled: bool,
+}
+
+impl Events {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Held> {
+        self.held.iter().flatten()
+    }
+
+    fn started(&mut self) -> impl Iterator<Item = &mut Held> {
+        self.held.iter_mut().flatten().filter(|held| held.started)
+    }
+
+    fn get_mut(&mut self, index: u32) -> Option<&mut Held> {
+        self.held.get_mut(index as usize)?.as_mut()
+    }
+
+    /// An event comes, and does not count yet.  Gives the number by which it is known here.
+    ///
+    /// # Errors
+    ///
+    /// `AGAIN` there is no counter for it beside the others and what is `kept`.
+    pub(crate) fn add(
+        &mut self,
+        event: &EventConfig,
+        loaded: &Config,
+        kept: &Config,
+    ) -> Result<u32, Errno> {
+        let free = self.held.iter().position(Option::is_none).ok_or(Errno::AGAIN)?;
+        let slot = self.choose_counter(event, loaded, kept).ok_or(Errno::AGAIN)?;
+        if let Some(place) = self.held.get_mut(free) {
+            *place = Some(Held::new(event, slot));
+        }
+        self.changed |= loaded.evntsel(slot) != event.evntsel(slot);
+        Ok(free as u32)
+    }
+
+    /// An event goes.  What it counts stays loaded, since the event often comes back.
+    pub(crate) fn remove(&mut self, index: u32) {
+        if let Some(place) = self.held.get_mut(index as usize) {
+            *place = None;
+        }
+    }
+
+    /// An event counts as soon as they are live; if it samples, it overflows after `left` events
+    /// and then every `period`.  They are folded.
+    pub(crate) fn start(&mut self, index: u32, period: u64, left: i64) {
+        let Some(held) = self.get_mut(index) else { return };
+        held.started = held.event.counts();
+        (held.period, held.left) = (period, left);
+        let armed = held.started && held.samples();
+        self.changed |= armed;
+    }
+
+    /// An event stays and counts no more.  They are folded.
+    pub(crate) fn stop(&mut self, index: u32) {
+        if let Some(held) = self.get_mut(index) {
+            held.started = false;
+        }
+    }
+
+    /// perf's PMU is enabled or disabled.
+    pub(crate) fn enable(&mut self, enabled: bool) {
+        self.enabled = enabled;
+    }
+
+    /// What an event has counted since this was last asked.
+    pub(crate) fn take_progress(&mut self, index: u32) -> Progress {
+        self.get_mut(index).map_or(Progress::default(), |held| Progress {
+            count: core::mem::take(&mut held.count),
+            left: held.left,
+        })
+    }
+
+    /// The counter of an event.
+    pub(crate) fn slot(&self, index: u32) -> Option<PhysSlot> {
+        Some(self.held.get(index as usize)?.as_ref()?.slot)
+    }
+
+    /// Begins the next period of an event that has overflowed.  Gives how many have passed.
+    pub(crate) fn next_period(&mut self, index: u32) -> u64 {
+        self.get_mut(index).map_or(0, Held::next_period)
+    }
+
+    /// Whether something is to be loaded for them.
+    pub(crate) fn needs_load(&self) -> bool {
+        self.changed && !self.is_empty()
+    }
+
+    /// Whether any of them interrupts.
+    pub(crate) fn any_samples(&self) -> bool {
+        self.iter().any(Held::samples)
+    }
+
+    /// The interrupt of an overflow came, and they are folded: one bit for each event that has
+    /// overflowed.  All that sample are to be armed again, whoever has overflowed: a counter does
+    /// not interrupt a second time before it is loaded again.
+    pub(crate) fn take_overflows(&mut self) -> u32 {
+        self.changed = true;
+        let held = self.held.iter().enumerate();
+        let overflowed = held.filter(|(_, held)| held.is_some_and(|held| held.has_overflowed()));
+        overflowed.map(|(index, _)| 1 << index).sum()
+    }
+
+    /// Whether they do not count although perf's PMU is enabled.
+    pub(crate) const fn are_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    /// Notes whether they count, while perf's PMU is enabled.
+    pub(crate) fn note_stalled(&mut self) {
+        if self.enabled {
+            self.stalled = !self.live && !self.is_empty();
+        }
+    }
+
+    /// What they need loaded beside `other`, and on which counters: events that clash with it go to
+    /// other ones.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` there are not enough counters.
+    pub(crate) fn config_beside(&self, other: &Config) -> Result<(Config, Slots), Errno> {
+        let (mut all, mut slots) = (*other, [PhysSlot::FIRST; EVENTS_MAX]);
+        for (held, place) in self.held.iter().zip(&mut slots) {
+            let Some(held) = held else { continue };
+            let joined = |slot: PhysSlot| Some((all.joined(&held.config(slot))?, slot));
+            let elsewhere = || slots_of(held.event.slots).find_map(joined);
+            (all, *place) = joined(held.slot).or_else(elsewhere).ok_or(Errno::BUSY)?;
+        }
+        Ok((all, slots))
+    }
+
+    /// What of `loaded` is in the way of their counters.
+    pub(crate) fn clashing(&self, loaded: &Config) -> u32 {
+        let clashes = |held: &&Held| loaded.joined(&held.config(held.slot)).is_none();
+        self.iter().filter(clashes).fold(0, |slots, held| slots | held.slot.bit())
+    }
+
+    /// What they need was loaded on these counters.
+    pub(crate) fn loaded_on(&mut self, slots: &Slots) {
+        for (held, slot) in self.held.iter_mut().zip(slots) {
+            if let Some(held) = held {
+                held.slot = *slot;
+            }
+        }
+        self.changed = false;
+    }
+
+    /// A counter for this event: rather one that counts it already, then one that counts nothing.
+    fn choose_counter(
+        &self,
+        event: &EventConfig,
+        loaded: &Config,
+        kept: &Config,
+    ) -> Option<PhysSlot> {
+        let config = |slot| Config::one(slot, event.evntsel(slot), None);
+        let fits = |slot: PhysSlot| {
+            let beside = |held: &Held| held.config(held.slot).joined(&config(slot)).is_some();
+            kept.joined(&config(slot)).is_some() && self.iter().all(beside)
+        };
+        let rank = |slot: PhysSlot| match loaded.evntsel(slot) {
+            evntsel if evntsel == event.evntsel(slot) => 0,
+            0 => 1,
+            _ => 2,
+        };
+        // Of equals the last: general counters are what others ask for first.
+        slots_of(event.slots)
+            .filter(|&slot| fits(slot))
+            .min_by_key(|&slot| (rank(slot), core::cmp::Reverse(slot.index())))
+    }
+
+    /// They are not live from now on.
+    pub(crate) fn fold(&mut self, vcpu: &impl Sampler) {
+        if core::mem::take(&mut self.live) {
+            self.advance(vcpu);
+        }
+    }
+
+    /// They are live again, if perf's PMU is enabled and what they need is loaded.
+    pub(crate) fn revive(&mut self, vcpu: &impl Sampler) {
+        if !self.enabled || self.changed || self.is_empty() {
+            return;
+        }
+        let mut now = VcpuSample::default();
+        if self.sample(vcpu, &mut now) {
+            self.for_each_started(&now, |held, now| held.start = now);
+            (self.live, self.stalled) = (true, false);
+        } else {
+            self.mark_stopped();
+        }
+    }
+
+    /// Brings the counts of live events up to this moment; they stay live.
+    pub(crate) fn advance_live(&mut self, vcpu: &impl Sampler) {
+        if self.live {
+            self.live = self.advance(vcpu);
+        }
+    }
+
+    /// Adds what each event that is started has counted; false if it counts no more, since the host
+    /// has stopped it.
+    fn advance(&mut self, vcpu: &impl Sampler) -> bool {
+        let mut now = VcpuSample::default();
+        let live = self.sample(vcpu, &mut now);
+        let (slots, used) = self.sampled();
+        if live || vcpu.sample_stopped(slots.get(..used).unwrap_or_default(), &mut now) {
+            self.for_each_started(&now, Held::advance);
+        }
+        if !live {
+            self.mark_stopped();
+        }
+        live
+    }
+
+    /// The host has stopped the counters: nothing of what is loaded counts any more.
+    fn mark_stopped(&mut self) {
+        (self.changed, self.stalled) = (true, true);
+    }
+
+    /// `Phys*` of each event that is started, all of one moment; false if they cannot be read.
+    ///
+    /// Not inlined, so that events of the kernel count the same of this each time, and it cancels.
+    #[inline(never)]
+    fn sample(&self, vcpu: &impl Sampler, now: &mut VcpuSample) -> bool {
+        let (slots, used) = self.sampled();
+        vcpu.sample(slots.get(..used).unwrap_or_default(), now)
+    }
+
+    /// The counters of those that are started, for one sample of all.
+    fn sampled(&self) -> (Slots, usize) {
+        let mut slots = [PhysSlot::FIRST; EVENTS_MAX];
+        let mut used = 0;
+        for (place, held) in slots.iter_mut().zip(self.iter().filter(|held| held.started)) {
+            *place = held.slot;
+            used += 1;
+        }
+        (slots, used)
+    }
+
+    /// Gives each event that is started its own counter's value.
+    fn for_each_started(&mut self, now: &VcpuSample, give: impl Fn(&mut Held, u64)) {
+        for (held, now) in self.started().zip(&now.counter) {
+            give(held, *now);
+        }
+    }
+}
