@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::tools::overlay::{self, Files};
 use crate::tools::{cache, hooks, sh};
 
-/// The folder of each hypervisor that describes the insertions into its releases.
+/// The folder of each hypervisor that describes the insertions into its files.
 const HOOKS: &str = "hooks";
 
 /// One hypervisor's.
@@ -25,9 +25,19 @@ impl Glue {
         sh::project().join("hv-driver/glue").join(self.host)
     }
 
-    /// Where hooks files are.
-    pub fn hooks(&self) -> PathBuf {
-        self.folder().join(HOOKS)
+    /// Which lines go where in the hypervisor's own files.
+    fn anchors(&self) -> PathBuf {
+        self.folder().join(HOOKS).join("anchors.toml")
+    }
+
+    /// The releases that lines can be inserted into.
+    pub fn releases(&self) -> Result<Vec<String>> {
+        hooks::releases(&self.anchors())
+    }
+
+    /// The hypervisor's own files in `source`, which is of this release, with the driver's lines.
+    pub fn insertions(&self, source: &Path, release: &str) -> Result<Files> {
+        hooks::apply(source, &self.anchors(), release)
     }
 
     /// The driver's own files: its C, and the headers that declare the Rust object.
@@ -41,10 +51,10 @@ impl Glue {
         Ok(files)
     }
 
-    /// What the project changes in `source`, by this hooks file, as a patch.
-    pub fn patch(&self, source: &Path, hooks: &Path) -> Result<String> {
+    /// What the project changes in `source`, which is of this release, as a patch.
+    pub fn patch(&self, source: &Path, release: &str) -> Result<String> {
         let mut files = self.files()?;
-        files.extend(hooks::apply(source, hooks)?);
+        files.extend(self.insertions(source, release)?);
         let scratch = cache::root()?.join("work");
         fs::create_dir_all(&scratch)?;
         overlay::diff(source, &files, &scratch)

@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use crate::artefacts::glue::Glue;
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::rustobj;
+use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
-use crate::tools::{apt, hooks};
 
 /// The version of Linux whose KVM has lines inserted.
 const UPSTREAM: &str = "6.1";
@@ -66,7 +66,7 @@ pub fn write(dir: &Path) -> Result<()> {
 
 /// What the project changes in Linux' source, as a patch.
 pub fn patch() -> Result<String> {
-    GLUE.patch(&source(&kernel::kernel()?)?, &hooks_file())
+    GLUE.patch(&source(&kernel::kernel()?)?, UPSTREAM)
 }
 
 /// The kernel's source, ready to build modules for it.
@@ -108,10 +108,6 @@ fn prepare(kernel: &Kernel, tree: &Path) -> Result<()> {
 fn driver(source: &Path) -> Result<Files> {
     let mut files = GLUE.files()?;
     files.insert(format!("{}/perfctr_core.o_shipped", GLUE.dir), fs::read(rustobj::kvm()?)?);
-    files.extend(hooks::apply(source, &hooks_file())?);
+    files.extend(GLUE.insertions(source, UPSTREAM)?);
     Ok(files)
-}
-
-fn hooks_file() -> PathBuf {
-    GLUE.hooks().join(format!("linux-{UPSTREAM}.toml"))
 }

@@ -8,14 +8,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::artefacts::glue::Glue;
 use crate::artefacts::rustobj::{self, Purpose};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
-use crate::tools::hooks;
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 
@@ -48,9 +47,7 @@ impl Flavour {
 
 /// The releases whose sources have lines inserted.
 pub fn releases() -> Result<Vec<String>> {
-    let files = cache::files(&GLUE.hooks())?;
-    let name = |file: &str| Some(file.strip_prefix("xen-")?.strip_suffix(".toml")?.to_owned());
-    Ok(files.iter().filter_map(|(file, _)| name(file)).collect())
+    GLUE.releases()
 }
 
 /// A later release's source is that of Xen's authors in Debian's package: what Debian changes is
@@ -106,22 +103,14 @@ pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
 /// What the project changes in the source of a release of Xen, the usual or another, as a patch.
 pub fn patch(release: Option<&str>) -> Result<String> {
     let (version, source) = source(release)?;
-    GLUE.patch(&source, &hooks_file(version)?)
-}
-
-fn hooks_file(version: &str) -> Result<PathBuf> {
-    let file = GLUE.hooks().join(format!("xen-{version}.toml"));
-    if !file.exists() {
-        bail!("no Xen {version}; there are: {}", releases()?.join(", "));
-    }
-    Ok(file)
+    GLUE.patch(&source, version)
 }
 
 /// Every file of Xen's tree that the driver adds or changes.
 fn driver(source: &Path, version: &str, purpose: Purpose) -> Result<Files> {
     let (mut files, dir) = (GLUE.files()?, GLUE.dir);
     files.insert(format!("{dir}/perfctr_core.o"), fs::read(rustobj::hypervisor(purpose)?)?);
-    files.extend(hooks::apply(source, &hooks_file(version)?)?);
+    files.extend(GLUE.insertions(source, version)?);
     if purpose == Purpose::Fuzzing {
         let fuzzing = sh::project().join("tests/fuzz/coverage");
         files.insert(format!("{dir}/coverage.c"), fs::read(fuzzing.join("xen.c"))?);

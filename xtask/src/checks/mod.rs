@@ -14,7 +14,7 @@ use anyhow::Result;
 pub use self::generated::write as write_headers;
 pub use self::objects::check as objects;
 use crate::artefacts::packages::licences;
-use crate::artefacts::xen;
+use crate::artefacts::{kvm, xen};
 use crate::tools::sh;
 use crate::tools::toolchain::{self, ARM_TARGET, BARE_TARGET};
 
@@ -35,9 +35,12 @@ pub enum Pace {
     Quick,
     /// Minutes, if much is to be compiled.
     Slow,
+    /// It fetches the sources of other releases, which not every mirror has: only where somebody
+    /// asks for it by name, and in the long run of the tests.
+    Named,
 }
 
-use Pace::{Quick, Slow};
+use Pace::{Named, Quick, Slow};
 
 /// Every check; the quick ones come first.
 pub const CHECKS: &[Check] = &[
@@ -58,7 +61,14 @@ pub const CHECKS: &[Check] = &[
     Check { name: "kernel module", pace: Slow, run: objects::check_module },
     Check { name: "licences of crates", pace: Slow, run: licences::check },
     Check { name: "insertions into Xen", pace: Slow, run: || xen::patch(None).map(drop) },
+    Check { name: "insertions into Linux", pace: Slow, run: || kvm::patch().map(drop) },
+    Check { name: "insertions into other releases", pace: Named, run: other_releases },
 ];
+
+/// Each anchor is found once in every release of Xen.
+fn other_releases() -> Result<()> {
+    xen::releases()?.iter().try_for_each(|release| xen::patch(Some(release)).map(drop))
+}
 
 fn lints() -> Result<()> {
     let what = ["--workspace", "--all-targets", "--features", "cli/pfm,libperfctr-rs/serde"];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Inserting lines into someone else's source by named anchors.
 //!
-//! A hooks file is a list of
+//! A file of anchors names the releases that it is for, and lists what is inserted where:
 //!
 //! ```toml
-//! lines = "lines.toml"                # optional: beside this file, lines by name
+//! releases = ["4.17", "4.20"]
 //!
 //! [[hook]]
 //! file = "xen/arch/x86/domain.c"
@@ -12,75 +12,138 @@
 //! after = "vpmu_switch_from(prev);"  # or `before`; text that occurs exactly once there
 //! insert = """
 //!     perfctr_switch_from(prev);
-//! """
+//! """                                # or `insert-file = "NAME.c"`, a file beside this one
+//!
+//! [hook.release."4.20"]              # optional: where this release has another place
+//! after = "vpmu_switch_from(prev, next);"
 //! ```
 //!
 //! The inserted lines go after, or before, the whole line (or lines) that holds the anchor. An
 //! anchor that is missing or ambiguous is an error: it means that the source has changed and that
-//! a person has to look.
+//! a person has to look. A file is inserted without its first line, which names its licence.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
 use crate::tools::overlay::Files;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HooksFile {
-    lines: Option<String>,
-    hook: Vec<Hook>,
+struct Anchors {
+    /// The releases of the source that these anchors are known to be in.
+    releases: Vec<String>,
+    #[serde(rename = "hook")]
+    hooks: Vec<Hook>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Hook {
     file: String,
     within: Option<String>,
     after: Option<String>,
     before: Option<String>,
     insert: Option<String>,
-    line: Option<String>,
+    insert_file: Option<String>,
+    /// What differs in a release.
+    #[serde(default)]
+    release: BTreeMap<String, Override>,
 }
 
-/// Lines by their names.
-type Lines = BTreeMap<String, String>;
+/// The place that a hook has in one release. What is not named is as in all others.
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Override {
+    file: Option<String>,
+    within: Option<String>,
+    after: Option<String>,
+    before: Option<String>,
+}
 
-/// Applies the hooks file to the tree `source`; returns the changed files.
-pub fn apply(source: &Path, hooks: &Path) -> Result<Files> {
-    let parsed: HooksFile = read(hooks)?;
-    let lines: Lines = match &parsed.lines {
-        Some(name) => read(&hooks.with_file_name(name))?,
-        None => Lines::new(),
-    };
+/// The releases that a file of anchors is for.
+pub fn releases(anchors: &Path) -> Result<Vec<String>> {
+    Ok(read(anchors)?.releases)
+}
+
+/// Inserts what the file of anchors says into the tree `source`, which is of this release; returns
+/// the changed files.
+pub fn apply(source: &Path, anchors: &Path, release: &str) -> Result<Files> {
+    let parsed = read(anchors)?;
+    if !parsed.releases.iter().any(|known| known == release) {
+        let known = parsed.releases.join(", ");
+        bail!("{} is not for {release}; it is for {known}", anchors.display());
+    }
     let mut files = Files::new();
-    for hook in &parsed.hook {
+    for hook in &parsed.hooks {
+        let hook = hook.of(release);
+        let inserted = hook.inserted(anchors)?;
         let original = match files.remove(&hook.file) {
             Some(content) => content,
             None => fs::read(source.join(&hook.file)).with_context(|| hook.file.clone())?,
         };
-        let changed = insert(&String::from_utf8(original)?, hook, &lines)
+        let changed = insert(&String::from_utf8(original)?, &hook, &inserted)
             .with_context(|| format!("hook in {}", hook.file))?;
-        files.insert(hook.file.clone(), changed.into_bytes());
+        files.insert(hook.file, changed.into_bytes());
     }
     Ok(files)
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    toml::from_str(&text).with_context(|| path.display().to_string())
+fn read(path: &Path) -> Result<Anchors> {
+    let parse = || {
+        let parsed: Anchors = toml::from_str(&fs::read_to_string(path)?)?;
+        parsed.check()?;
+        anyhow::Ok(parsed)
+    };
+    parse().with_context(|| path.display().to_string())
 }
 
-fn insert(text: &str, hook: &Hook, lines: &Lines) -> Result<String> {
-    let inserted = match (&hook.insert, &hook.line) {
-        (Some(text), None) => text,
-        (None, Some(name)) => lines.get(name).with_context(|| format!("no line `{name}`"))?,
-        _ => bail!("exactly one of `insert` and `line` is needed"),
-    };
+impl Anchors {
+    /// Everything that a release has of its own is of a release that there is.
+    fn check(&self) -> Result<()> {
+        for hook in &self.hooks {
+            for release in hook.release.keys() {
+                let is_known = self.releases.contains(release);
+                ensure!(is_known, "hook in {}: there is no release {release}", hook.file);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Hook {
+    /// As it is in this release.
+    fn of(&self, release: &str) -> Self {
+        let mut hook = self.clone();
+        let Some(own) = self.release.get(release).cloned() else { return hook };
+        if own.after.is_some() || own.before.is_some() {
+            (hook.after, hook.before) = (own.after, own.before);
+        }
+        hook.within = own.within.or(hook.within);
+        hook.file = own.file.unwrap_or(hook.file);
+        hook
+    }
+
+    /// The lines that are inserted.
+    fn inserted(&self, anchors: &Path) -> Result<String> {
+        match (&self.insert, &self.insert_file) {
+            (Some(text), None) => Ok(text.clone()),
+            (None, Some(name)) => {
+                let text =
+                    fs::read_to_string(anchors.with_file_name(name)).context(name.clone())?;
+                let (licence, lines) = text.split_once('\n').unwrap_or_default();
+                ensure!(licence.contains("SPDX"), "{name} does not begin with its licence");
+                Ok(lines.to_owned())
+            }
+            _ => bail!("exactly one of `insert` and `insert-file` is needed"),
+        }
+    }
+}
+
+fn insert(text: &str, hook: &Hook, inserted: &str) -> Result<String> {
     let (start, end) = match &hook.within {
         Some(function) => region(text, function)?,
         None => (0, text.len()),
@@ -119,50 +182,83 @@ fn only(text: &str, needle: &str) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     const SOURCE: &str = "void a(void)\n{\n    x();\n}\nvoid b(void)\n{\n    x();\n    y();\n}\n";
 
     fn hook(within: Option<&str>, after: Option<&str>, before: Option<&str>) -> Hook {
-        Hook {
-            file: "f.c".into(),
-            within: within.map(Into::into),
-            after: after.map(Into::into),
-            before: before.map(Into::into),
-            insert: Some("\n    new();\n".into()),
-            line: None,
-        }
+        let [within, after, before] = [within, after, before].map(|text| text.map(Into::into));
+        Hook { file: "f.c".into(), within, after, before, ..Hook::default() }
     }
 
     #[test]
     fn inserts_after_and_before_in_the_named_function() {
-        let after =
-            insert(SOURCE, &hook(Some("void b("), Some("x();"), None), &Lines::new()).unwrap();
-        assert_eq!(after, SOURCE.replace("    x();\n    y", "    x();\n    new();\n    y"));
-        let before =
-            insert(SOURCE, &hook(Some("void b("), None, Some("x();")), &Lines::new()).unwrap();
-        assert_eq!(before, SOURCE.replace("    x();\n    y", "    new();\n    x();\n    y"));
-    }
-
-    #[test]
-    fn a_line_is_found_by_its_name() {
-        let lines = Lines::from([("call".to_owned(), "    new();".to_owned())]);
-        let named = |name: &str| {
-            let hook = hook(Some("void b("), Some("x();"), None);
-            insert(SOURCE, &Hook { insert: None, line: Some(name.into()), ..hook }, &lines)
+        let place = |after, before| {
+            insert(SOURCE, &hook(Some("void b("), after, before), "\n    new();\n").unwrap()
         };
-        assert!(named("call").unwrap().contains("    x();\n    new();\n    y"));
-        assert_eq!(named("other").unwrap_err().to_string(), "no line `other`");
+        let expected = SOURCE.replace("    x();\n    y", "    x();\n    new();\n    y");
+        assert_eq!(place(Some("x();"), None), expected);
+        let expected = SOURCE.replace("    x();\n    y", "    new();\n    x();\n    y");
+        assert_eq!(place(None, Some("x();")), expected);
     }
 
     #[test]
     fn refuses_missing_and_ambiguous_anchors() {
-        let error =
-            insert(SOURCE, &hook(None, Some("x();"), None), &Lines::new()).unwrap_err().to_string();
-        assert!(error.contains("occurs 2 times"), "{error}");
-        let error =
-            insert(SOURCE, &hook(None, Some("z();"), None), &Lines::new()).unwrap_err().to_string();
-        assert!(error.contains("is missing"), "{error}");
-        assert!(insert(SOURCE, &hook(None, Some("y();"), Some("y();")), &Lines::new()).is_err());
+        let fault = |after, before| {
+            insert(SOURCE, &hook(None, after, before), "new();").unwrap_err().to_string()
+        };
+        assert_eq!(fault(Some("x();"), None), "the anchor `x();` occurs 2 times");
+        assert_eq!(fault(Some("z();"), None), "the anchor `z();` is missing");
+        let both = "exactly one of `after` and `before` is needed";
+        assert_eq!(fault(Some("y();"), Some("y();")), both);
+        assert_eq!(fault(None, None), both);
+    }
+
+    /// A directory with the source and these files.
+    fn planted(name: &str, files: &[(&str, &str)]) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("xtask-hooks-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for (name, text) in [("f.c", SOURCE)].iter().chain(files) {
+            fs::write(dir.join(name), text).unwrap();
+        }
+        dir
+    }
+
+    fn applied(dir: &Path, release: &str) -> Result<String> {
+        let files = apply(dir, &dir.join("anchors.toml"), release)?;
+        Ok(String::from_utf8(files["f.c"].clone()).unwrap())
+    }
+
+    #[test]
+    fn a_release_has_its_own_place_and_others_the_common_one() {
+        let anchors = "releases = [\"1\", \"2\"]\n[[hook]]\nfile = \"f.c\"\nafter = \"y();\"\n\
+                       insert = \"new();\"\n[hook.release.\"2\"]\nbefore = \"y();\"\n";
+        let dir = planted("release", &[("anchors.toml", anchors)]);
+        let of = |release| applied(&dir, release);
+        assert_eq!(of("1").unwrap(), SOURCE.replace("    y();\n", "    y();\nnew();\n"));
+        assert_eq!(of("2").unwrap(), SOURCE.replace("    y();\n", "new();\n    y();\n"));
+        assert!(of("3").unwrap_err().to_string().ends_with("is not for 3; it is for 1, 2"));
+        assert_eq!(releases(&dir.join("anchors.toml")).unwrap(), ["1", "2"]);
+
+        fs::write(dir.join("anchors.toml"), anchors.replace(", \"2\"", "")).unwrap();
+        let stale = format!("{:#}", of("1").unwrap_err());
+        assert!(stale.ends_with("hook in f.c: there is no release 2"), "{stale}");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_inserted_without_its_licence() {
+        let anchors = "releases = [\"1\"]\n[[hook]]\nfile = \"f.c\"\nbefore = \"void b(\"\n\
+                       insert-file = \"c.c\"\n";
+        let c = "// SPDX-License-Identifier: X\nvoid c(void);\n";
+        let dir = planted("file", &[("anchors.toml", anchors), ("c.c", c)]);
+        let expected = SOURCE.replace("void b(", "void c(void);\nvoid b(");
+        assert_eq!(applied(&dir, "1").unwrap(), expected);
+        fs::write(dir.join("c.c"), "void c(void);\nvoid d(void);\n").unwrap();
+        let fault = applied(&dir, "1").unwrap_err().to_string();
+        assert_eq!(fault, "c.c does not begin with its licence");
+        fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -189,7 +189,7 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
             fs::remove_dir_all(&work)?;
         }
         let files = match &changes {
-            Some(changes) => hooks::apply(&source, changes)?,
+            Some(changes) => hooks::apply(&source, changes, PERFCTR)?,
             None => overlay::Files::new(),
         };
         overlay::apply(&source, &work, &files)?;

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+/* Whether perf is not to say what enables counters, since the driver does. */
+static bool perfctr_switch_global_ctrl(struct vcpu_vmx *vmx)
+{
+	u64 inside, outside;
+
+	if (!perfctr_at_switch(&vmx->vcpu, &inside, &outside))
+		return false;
+
+	if (inside == outside)
+		clear_atomic_switch_msr(vmx, MSR_CORE_PERF_GLOBAL_CTRL);
+	else
+		add_atomic_switch_msr(vmx, MSR_CORE_PERF_GLOBAL_CTRL, inside,
+				      outside, false);
+
+	if (perfctr_intercept_rdpmc(&vmx->vcpu))
+		exec_controls_setbit(vmx, CPU_BASED_RDPMC_EXITING);
+	else if (!is_guest_mode(&vmx->vcpu))
+		exec_controls_clearbit(vmx, CPU_BASED_RDPMC_EXITING);
+	return true;
+}
