@@ -149,14 +149,15 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.stats.entered(hook, after.wrapping_sub(before), &metered);
     }
 
-    /// Makes the counters fit for `owner`: no event of another one is left in them.
+    /// Makes the counters fit for `owner`: no event of another one is left in them.  Gives whether
+    /// another one has run here, whose selectors may still be in force.
     ///
     /// A vCPU with a page can execute RDPMC for every counter, so this must precede its return to
-    /// the guest.  It costs a register write per counter that was in use, and only after another
-    /// one has run here.
-    pub(crate) fn admit(&mut self, owner: Owner) {
+    /// the guest, and so must [`program`](Self::program) if it gives true.  It costs a register
+    /// write per counter that was in use, and only after another one has run here.
+    pub(crate) fn admit(&mut self, owner: Owner) -> bool {
         if self.pcpu.owner == owner {
-            return;
+            return false;
         }
         if self.pcpu.dirty != 0 {
             for slot in slots_of(self.pcpu.dirty) {
@@ -166,6 +167,7 @@ impl<P: Pmu> Cpu<'_, P> {
             self.pcpu.dirty = self.counting();
         }
         self.pcpu.owner = owner;
+        true
     }
 
     /// Puts every register of the PMU into a known state.

@@ -95,7 +95,9 @@ impl Vcpu {
         let mut publisher = Publisher::after(left.map_or(0, |left| left.writes));
         let gate = Gate::new(caps, who.guest.rings);
         let owner = Owner { domain: who.domain, observer: who.guest.observer };
-        cpu.admit(owner);
+        if cpu.admit(owner) {
+            cpu.program(&Selectors::NONE, |_| ());
+        }
         publisher.register(page, who.id, &state, &shares);
         let outside = if gate == Gate::Entry { caps.slots() } else { 0 };
         close(cpu, outside, 0);
@@ -128,8 +130,13 @@ impl Vcpu {
     }
 
     /// The calling vCPU takes its page back.
+    ///
+    /// What still comes for this vCPU before the hypervisor has forgotten it, an interrupt or that
+    /// its domain is forbidden to count, writes nothing to the page: it is the guest's again.
     pub fn unregister<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
         self.stop(cpu, page);
+        self.state.executing = false;
+        self.state.direct = false;
         self.publisher.unregister(page);
     }
 
@@ -218,7 +225,8 @@ impl Vcpu {
     ) -> bool {
         cpu.enter(HOOK_SWITCH_TO, |cpu| {
             let _writing = self.publisher.begin(page);
-            cpu.admit(self.owner);
+            let after_others = cpu.admit(self.owner);
+            let selected = self.config.slots() != 0;
             if !allowed || !cpu.pcpu.counts() {
                 // Readers find direct reading invalid until the guest loads again.
                 self.state.direct = false;
@@ -228,7 +236,9 @@ impl Vcpu {
                 close(cpu, self.outside, self.config.slots());
             }
             let moved = cpu.number != self.last_cpu;
-            if self.config.slots() != 0 {
+            // A vCPU that counts nothing clears what others have selected, too: it can execute
+            // RDPMC, and would learn which of their events happen in its own time.
+            if selected || after_others {
                 cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             }
             self.state.switches = self.state.switches.wrapping_add(1);
@@ -305,9 +315,17 @@ impl Vcpu {
         }
     }
 
-    /// The PMU has interrupted while this vCPU executes.  Gives whether to send the guest the
+    /// The PMU has interrupted while this vCPU is current.  Gives whether to send the guest the
     /// virtual interrupt: not if the overflow was another vCPU's, or has been seen already.
+    ///
+    /// The hypervisor may make a vCPU current before it is switched in.  Nothing is told then: the
+    /// interrupt is another's, and the guest's registers may not be loaded yet, so that nobody
+    /// could say where the guest is.  [`switch_to`](Self::switch_to) tells what is known.
     pub fn interrupt<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
+        if !self.state.executing {
+            cpu.enter(HOOK_INTERRUPT, |cpu| cpu.acknowledge());
+            return false;
+        }
         cpu.enter(HOOK_INTERRUPT, |cpu| {
             let _writing = self.publisher.begin(page);
             let slots = self.sampling.slots();

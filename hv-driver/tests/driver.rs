@@ -43,6 +43,8 @@ const K7_PERFCTR0: u32 = 0xc001_0004;
 struct FakePmu {
     counters: RefCell<BTreeMap<u32, u64>>,
     enabled: RefCell<u64>,
+    /// Intel's general counters that select nothing.
+    unselected: Cell<u64>,
     tsc: RefCell<u64>,
     /// RDPMCs.
     reads: Cell<u64>,
@@ -54,9 +56,11 @@ struct FakePmu {
 }
 
 impl FakePmu {
-    /// The guest executes `n` instructions in ring 3, which every enabled general counter counts.
+    /// The guest executes `n` instructions in ring 3, which every enabled general counter counts
+    /// that selects something.
     fn retire(&self, n: u64) {
-        for index in (0..4).filter(|index| *self.enabled.borrow() & 1 << index != 0) {
+        let counting = *self.enabled.borrow() & !self.unselected.get();
+        for index in (0..4).filter(|index| counting & 1 << index != 0) {
             let mut counters = self.counters.borrow_mut();
             let counter = counters.entry(index).or_default();
             *counter = (*counter + n) & ((1 << 48) - 1);
@@ -98,6 +102,10 @@ impl Pmu for FakePmu {
             // The register takes 32 bits and extends their sign to the counter's width.
             let value = value as i32 as u64 & ((1 << 48) - 1);
             self.counters.borrow_mut().insert(msr - IA32_PMC0, value);
+        }
+        if let Some(n @ 0..4) = msr.checked_sub(IA32_PERFEVTSEL0) {
+            let others = self.unselected.get() & !(1 << n);
+            self.unselected.set(others | u64::from(value == 0) << n);
         }
         if msr == IA32_PERF_GLOBAL_CTRL {
             *self.enabled.borrow_mut() = value;
@@ -1400,4 +1408,123 @@ mod requests {
         assert_eq!(domain.call(OP_STATS, stats.as_mut_bytes()), Ok(true));
         assert_eq!((stats.hypercalls, stats.hook[HOOK_LOAD].calls), (2, 1));
     }
+}
+
+/// A vCPU of domain 2 that has registered a page and loaded nothing, and does not execute.
+fn registered_beside(m: &mut Machine, page: &VcpuPage) -> Vcpu {
+    let mut other = Vcpu::register(&mut m.cpu(), page, &pv_of(2), None);
+    other.switch_from(&mut m.cpu(), page);
+    other
+}
+
+/// Counter 0, after the vCPU here has executed 77 instructions, holds so many more.
+fn counter_0_moves_by(m: &Machine) -> u64 {
+    let before = m.pmu.rdpmc(0);
+    m.pmu.retire(77);
+    m.pmu.rdpmc(0) - before
+}
+
+/// A domain that executes RDPMC must not learn which of another domain's events happen.
+#[test]
+fn a_domain_that_counts_nothing_does_not_count_what_another_one_selected() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER)]);
+    m.toggle(User);
+    assert_eq!(counter_0_moves_by(&m), 77, "its own");
+    m.switch_from();
+    let page = VcpuPage::default();
+    let mut other = registered_beside(&mut m, &page);
+    for _ in 0..2 {
+        m.switch_to(0, User, true);
+        assert_eq!(counter_0_moves_by(&m), 77, "its own");
+        m.switch_from();
+        m.pmu.take_writes();
+        other.switch_to(&mut m.cpu(), &page, User, true);
+        assert_eq!(counter_0_moves_by(&m), 0, "another domain's");
+        assert!(m.pmu.take_writes().contains(&(IA32_PERFEVTSEL0, 0)));
+        other.switch_from(&mut m.cpu(), &page);
+    }
+}
+
+#[test]
+fn a_domain_that_registers_does_not_count_what_another_one_selected() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER)]);
+    m.switch_from();
+    m.on(0, |_, cpu, _| cpu.run_stranger());
+    let page = VcpuPage::default();
+    Vcpu::register(&mut m.cpu(), &page, &pv_of(2), None);
+    assert_eq!(counter_0_moves_by(&m), 0);
+}
+
+/// Nothing is written where nobody else could have selected anything.
+#[test]
+fn selectors_stay_while_the_same_domain_executes() {
+    let mut m = Machine::new();
+    m.load(&[counter(0, USER)]);
+    m.switch_from();
+    let page = VcpuPage::default();
+    let mut sibling = Vcpu::register(&mut m.cpu(), &page, &pv_of(1), None);
+    for _ in 0..2 {
+        sibling.switch_from(&mut m.cpu(), &page);
+        m.switch_to(0, User, true);
+        m.switch_from();
+        m.pmu.take_writes();
+        sibling.switch_to(&mut m.cpu(), &page, User, true);
+        assert_eq!(m.pmu.take_writes(), []);
+    }
+}
+
+#[test]
+fn a_forbidden_domain_counts_neither_what_it_nor_what_another_one_selected() {
+    for after_another in [false, true] {
+        let mut m = Machine::new();
+        let page = VcpuPage::default();
+        m.load(&[counter(0, USER)]);
+        m.switch_from();
+        let mut other = registered_beside(&mut m, &page);
+        other.switch_to(&mut m.cpu(), &page, User, true);
+        other.load(&mut m.cpu(), &page, &config(&[counter(1, USER)]));
+        other.switch_from(&mut m.cpu(), &page);
+        if after_another {
+            m.switch_to(0, User, true);
+            m.switch_from();
+        }
+        m.pmu.take_writes();
+        other.switch_to(&mut m.cpu(), &page, User, false);
+        let before = [0, 1].map(|index| m.pmu.rdpmc(index));
+        m.pmu.retire(77);
+        assert_eq!([0, 1].map(|index| m.pmu.rdpmc(index)), before, "{after_another}");
+    }
+}
+
+/// Between the switch of a vCPU's thread and its own, an interrupt finds it current.
+#[test]
+fn an_overflow_is_told_when_its_vcpu_is_switched_in_and_not_before() {
+    let mut m = Machine::new();
+    let sampling = CounterConfig { mode: MODE_SAMPLING, period: 10, ..counter(0, BOTH) };
+    for _ in 0..2 {
+        m.load(&[sampling]);
+        m.pmu.retire(20);
+        assert!(m.switch_from(), "it was seen");
+        let stamp = m.page.seq.stamp();
+        m.pmu.take_writes();
+        assert!(!m.interrupt());
+        assert!(m.pmu.take_writes().contains(&(IA32_PERF_GLOBAL_OVF_CTRL, 1)));
+        assert_eq!(m.page.seq.stamp(), stamp, "nothing is written");
+        assert!(m.switch_to(0, User, true));
+        assert!(!m.switch_to(0, User, true), "once");
+    }
+}
+
+#[test]
+fn nothing_is_written_to_a_page_that_was_given_back() {
+    let mut m = Machine::new();
+    m.load(&[CounterConfig { mode: MODE_SAMPLING, period: 10, ..counter(0, BOTH) }]);
+    m.pmu.retire(20);
+    m.on(0, |vcpu, cpu, page| vcpu.unregister(cpu, page));
+    let stamp = m.page.seq.stamp();
+    assert!(!m.interrupt());
+    m.on(0, |vcpu, cpu, page| vcpu.revoke(cpu, page));
+    assert_eq!((m.page.flags.load(Relaxed), m.page.seq.stamp()), (0, stamp));
 }
