@@ -16,7 +16,7 @@ use shared_abi::{Errno, VcpuPage};
 use crate::choice::Action;
 use crate::machine::{Clock, Domain, Level, Machine, RATIO_BITS, Vcpu, unheard};
 use crate::model::{SLOTS, Vendor};
-use crate::pmu::{Events, OS, USR};
+use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
 use crate::trace::Step;
 
 /// Guest frame number of a vCPU's page, by the vCPU's place in the machine.
@@ -69,6 +69,8 @@ impl hv_driver::Pmu for Hardware<'_> {
         if let Err(what) = cpu.pmu.wrmsr(register, value) {
             self.0.fail(what);
         }
+        let domain = cpu.current.get().map(|vcpu| self.0.vcpus[vcpu].domain);
+        cpu.pmu.written_for(register, domain.map_or(OWNER_HOST, |domain| 1 << domain));
     }
 
     fn load_at_switch(&self, inside: u64, outside: u64) {
@@ -539,7 +541,8 @@ impl Machine {
         }
     }
 
-    /// No counter that the guest here could read holds events of anybody else.
+    /// No counter that the guest here could read holds events of anybody else, nor counts what
+    /// anybody else has selected.
     pub fn check_residue(&self) {
         let cpu = &self.cpus[self.here.get()];
         let Some(vcpu) = cpu.current.get().filter(|&vcpu| self.may_read(vcpu)) else { return };
@@ -552,6 +555,22 @@ impl Machine {
                     "domain {domain} can read events of {strangers:#x} in {counter}"
                 ));
             }
+        }
+        self.check_selectors(vcpu);
+    }
+
+    /// What counts in this vCPU's time is what it has loaded, or another vCPU of its domain.
+    fn check_selectors(&self, vcpu: &Vcpu) {
+        let domain = &self.domains[vcpu.domain];
+        if domain.kind != crate::shape::Kind::Good {
+            return;
+        }
+        let ring = if domain.hardware { Ring::GuestsThree } else { Ring::Three };
+        let pmu = &self.cpus[self.here.get()].pmu;
+        let loaded = unheard(|| vcpu.page.loaded.load(Relaxed));
+        let others = pmu.selected_for_others(ring, 1 << vcpu.domain) & !loaded;
+        if others != 0 {
+            self.fail(format!("vCPU {} counts what others selected: {others:#x}", vcpu.id));
         }
     }
 

@@ -22,7 +22,12 @@ impl Machine {
         let cpu = &self.cpus[self.here.get()];
         // Or a little later, when the next one executes.
         if self.shape.kvm && cpu.pmu.interrupts() && self.steps.get() & 1 == 0 {
+            let virq = &self.vcpus[index].virq;
+            let before = virq.get();
             self.see_to_overflow(Some(index));
+            if virq.get() != before {
+                self.fail(format!("vCPU {index} is told of an overflow while it does not execute"));
+            }
         }
     }
 

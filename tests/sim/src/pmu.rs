@@ -103,6 +103,8 @@ pub struct Pmu {
     status: Cell<u64>,
     counter: [Cell<u64>; SLOTS],
     owners: [Cell<Owners>; SLOTS],
+    /// For whom each counter's selector was last written.
+    selected_for: [Cell<Owners>; SLOTS],
     /// Counters that count in each ring, and what.
     in_ring: [Cell<u32>; RINGS],
     event: [Cell<usize>; SLOTS],
@@ -148,6 +150,7 @@ impl Pmu {
             status: Cell::new(residue() & model.global_bits()),
             counter: std::array::from_fn(|index| Cell::new(residue() & model.mask(index))),
             owners: std::array::from_fn(|_| Cell::new(OWNER_UNKNOWN)),
+            selected_for: std::array::from_fn(|_| Cell::new(OWNER_UNKNOWN)),
             in_ring: Default::default(),
             event: Default::default(),
             interrupting: Cell::new(0),
@@ -172,6 +175,23 @@ impl Pmu {
     /// Whose events a counter holds.
     pub fn owners(&self, counter: usize) -> Owners {
         self.owners[counter].get()
+    }
+
+    /// A register was written for `owner`; remembered of selectors.
+    pub fn written_for(&self, number: u32, owner: Owners) {
+        let counters = match self.model.register(number) {
+            Some(Register::Select(counter)) => counter..counter + 1,
+            Some(Register::FixedCtrl) => GENERAL..SLOTS,
+            _ => return,
+        };
+        self.selected_for[counters].iter().for_each(|of| of.set(owner));
+    }
+
+    /// Counters that count in `ring` what was selected for another than `owner`.
+    pub fn selected_for_others(&self, ring: Ring, owner: Owners) -> u32 {
+        bits(self.in_ring[ring as usize].get())
+            .filter(|&counter| self.selected_for[counter].get() != owner)
+            .fold(0, |mask, counter| mask | 1 << counter)
     }
 
     /// Counters that could interrupt what executes in `ring`: they count there, and interrupt.
