@@ -31,7 +31,7 @@ fn main() {
         black_box(read_thread(pages.0, page, &Hardware, &mut []).ok());
     };
     let fenced = || {
-        black_box(Hardware.rdtsc());
+        black_box(Hardware.clock());
     };
     let bare = || {
         // SAFETY: reading the time-stamp counter has no effect.

@@ -7,9 +7,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use shared_abi::config::{
-    EVNTSEL_CMASK, EVNTSEL_EDGE, EVNTSEL_EVENT_MASK, EVNTSEL_INV, EVNTSEL_USR,
-};
+use shared_abi::arch::{EVNTSEL_INSTRUCTIONS, EVNTSEL_QUALIFIERS, EVNTSEL_USR};
+use shared_abi::events::Generic;
 use shared_abi::slot::slots_of;
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{Config, PhysSlot};
@@ -17,20 +16,12 @@ use shared_abi::{Config, PhysSlot};
 use crate::hal::Kernel;
 use crate::vcpu::Cpu;
 
-/// Instructions retired: the same number on Intel (SDM volume 3, 20.2.1.2) and AMD.
-const INSTRUCTIONS_RETIRED: u64 = 0xc0;
-/// Fixed counter 0 counts instructions retired (SDM volume 3, 20.2.2).
-const FIXED_INSTRUCTIONS: u32 = 0;
-
 /// A counter of `config` that counts every instruction in user mode, and is never preset.
 pub(crate) fn instruction_counter(config: &Config) -> Option<PhysSlot> {
     let accumulating = config.slots_in_ring(EVNTSEL_USR) & !config.sampling();
     slots_of(accumulating).find(|slot| match slot.fixed_number() {
-        Some(number) => number == FIXED_INSTRUCTIONS,
-        None => {
-            let qualifiers = EVNTSEL_EVENT_MASK | EVNTSEL_EDGE | EVNTSEL_INV | EVNTSEL_CMASK;
-            config.evntsel(*slot) & qualifiers == INSTRUCTIONS_RETIRED
-        }
+        Some(_) => Generic::Instructions.fixed() == Some(*slot),
+        None => config.evntsel(*slot) & EVNTSEL_QUALIFIERS == EVNTSEL_INSTRUCTIONS,
     })
 }
 
@@ -56,7 +47,7 @@ impl Probe {
             slot,
             evntsel: cpu.vcpu.counted_by(slot),
             switches: cpu.page.switches.load(Relaxed),
-            raw: cpu.kernel.rdpmc(slot.rdpmc()),
+            raw: cpu.kernel.counter(slot.counter_index()),
         }))
     }
 
@@ -65,7 +56,7 @@ impl Probe {
     #[inline(always)]
     pub(crate) fn finish<K: Kernel>(self, cpu: &Cpu<'_, K>) -> Option<u64> {
         let started = self.0?;
-        let raw = cpu.kernel.rdpmc(started.slot.rdpmc());
+        let raw = cpu.kernel.counter(started.slot.counter_index());
         // Counters are at least 32 bits wide and a switch is shorter than 2^32 instructions.
         let instructions = u64::from((raw as u32).wrapping_sub(started.raw as u32));
         let undisturbed = started.switches == cpu.page.switches.load(Relaxed)
@@ -80,7 +71,8 @@ mod tests {
     use super::*;
     use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
     use shared_abi::CounterConfig;
-    use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, MODE_SAMPLING};
+    use shared_abi::arch::{EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INV, EVNTSEL_OS};
+    use shared_abi::config::MODE_SAMPLING;
 
     fn slot_in(counters: &[shared_abi::CounterConfig]) -> Option<usize> {
         let config = Config::new(&Machine::caps(), counters).unwrap();

@@ -74,7 +74,7 @@ impl Order {
         if let (Some(place), Some(index)) =
             (self.slots.get_mut(self.used), self.indices.get_mut(self.used))
         {
-            (*place, *index) = (slot, slot.rdpmc());
+            (*place, *index) = (slot, slot.counter_index());
             self.used += 1;
         }
     }

@@ -2,7 +2,7 @@
 //! Who may count what, at least as strict as perf events of the same kernel.
 
 use shared_abi::Errno;
-use shared_abi::config::EVNTSEL_OS;
+use shared_abi::arch::EVNTSEL_OS;
 use shared_abi::ioctl::{CONTROL_CLOEXEC, Control};
 
 /// From this level of the parameter `paranoid` on, users without `CAP_PERFMON` count nothing.

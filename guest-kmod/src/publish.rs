@@ -42,7 +42,7 @@ impl Publisher {
         page.counters.store(slots.len() as u32, Relaxed);
         for (published, slot) in page.slots.iter().zip(slots) {
             published.slot.store(slot.index() as u32, Relaxed);
-            published.rdpmc.store(slot.rdpmc(), Relaxed);
+            published.counter_index.store(slot.counter_index(), Relaxed);
         }
         self.store_sums(page, sums.tsc, sums.counter.get(..slots.len()).unwrap_or_default());
     }

@@ -7,8 +7,8 @@ extern crate std;
 use core::cell::{Cell, RefCell};
 use std::vec::Vec;
 
+use shared_abi::arch::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
-use shared_abi::config::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::hypercall::{
     FEATURE_ENABLED, HvPlace, HvQuery, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STOP,
     OP_UNREGISTER,
@@ -234,17 +234,17 @@ pub(crate) struct FakeKernel<'a> {
 }
 
 impl Counters for FakeKernel<'_> {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         let left = self.machine.disturbances.get();
         if left > 0 {
             self.machine.disturbances.set(left - 1);
             self.machine.preempt_vcpu(self.vcpu);
         }
-        let slot = PhysSlot::from_rdpmc(index).unwrap();
+        let slot = PhysSlot::from_counter_index(index).unwrap();
         self.machine.vcpus[self.vcpu].raw.borrow()[slot.index()]
     }
 
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         self.machine.execute(self.vcpu, self.machine.instructions_per_sample.get(), 0);
         self.machine.vcpus[self.vcpu].tsc.get()
     }

@@ -78,7 +78,7 @@ impl Driver {
     }
 
     /// RDPMC's index of the counter of the driver's own instructions.
-    pub fn cost_rdpmc(&self) -> Option<u32> {
-        self.cost.map(PhysSlot::rdpmc)
+    pub fn cost_index(&self) -> Option<u32> {
+        self.cost.map(PhysSlot::counter_index)
     }
 }

@@ -2,7 +2,7 @@
 //! One physical CPU: what its selectors hold, and whose events its counters.
 
 use shared_abi::PhysSlot;
-use shared_abi::config::EVNTSEL_EN;
+use shared_abi::arch::EVNTSEL_EN;
 use shared_abi::slot::slots_of;
 
 use crate::driver::Driver;
@@ -126,7 +126,7 @@ impl<P: Pmu> Cpu<'_, P> {
             let status = self.pmu.rdmsr(global.status);
             let interrupting = |slot: &PhysSlot| held.interrupts(*slot);
             for slot in slots_of(pmu::slots_of_global(status)).filter(interrupting) {
-                if self.pmu.rdpmc(slot.rdpmc()) == 0 {
+                if self.pmu.counter(slot.counter_index()) == 0 {
                     self.pmu.wrmsr(self.driver.registers.counter(slot), 1);
                 }
             }
@@ -137,15 +137,15 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Runs `entry`, which is of kind `hook` (`HOOK_*`), and counts it and what it does.
     pub(crate) fn enter(&mut self, hook: usize, entry: impl FnOnce(&mut Cpu<'_, Metered<'_, P>>)) {
         let metered = Metered::new(self.pmu);
-        let cost = self.driver.cost_rdpmc().filter(|_| self.pcpu.counts());
-        let before = cost.map_or(0, |index| self.pmu.rdpmc(index));
+        let cost = self.driver.cost_index().filter(|_| self.pcpu.counts());
+        let before = cost.map_or(0, |index| self.pmu.counter(index));
         entry(&mut Cpu {
             driver: self.driver,
             pcpu: self.pcpu,
             pmu: &metered,
             number: self.number,
         });
-        let after = cost.map_or(0, |index| self.pmu.rdpmc(index));
+        let after = cost.map_or(0, |index| self.pmu.counter(index));
         self.pcpu.stats.entered(hook, after.wrapping_sub(before), &metered);
     }
 

@@ -6,7 +6,8 @@
 //! where a restored guest wants to go on from a page, what it says is taken once, as the guest's
 //! word.
 
-use shared_abi::config::{EVNTSEL_INT, MODE_COUNTING, MODE_SAMPLING};
+use shared_abi::arch::EVNTSEL_INT;
+use shared_abi::config::{MODE_COUNTING, MODE_SAMPLING};
 use shared_abi::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};
 use shared_abi::seq::WriteGuard;
 use shared_abi::slot::{ALL_SLOTS, slots_of};

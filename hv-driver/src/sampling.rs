@@ -104,7 +104,7 @@ impl Sampling {
         for slot in slots_of(self.slots) {
             if let Some(held) = self.held.get_mut(slot.index()) {
                 // Never 0, see `Cpu::acknowledge`; once it has overflowed it may hold anything.
-                *held = pmu.rdpmc(slot.rdpmc()).max(1);
+                *held = pmu.counter(slot.counter_index()).max(1);
                 each(slot, *held);
             }
         }

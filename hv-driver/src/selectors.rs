@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What the selector registers of a physical CPU hold.
 
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::limits::{MAX_FIXED, MAX_SLOTS};
 use shared_abi::slot::{ALL_SLOTS, slots_of};
 use shared_abi::{Config, PhysSlot};

@@ -16,8 +16,8 @@ pub(crate) struct Share {
     pub(crate) start: u64,
     /// The counter's width, as a mask.
     pub(crate) mask: u64,
-    /// The counter's index for RDPMC.
-    rdpmc: u32,
+    /// The counter's index.
+    index: u32,
 }
 
 /// Those of all counters.
@@ -32,7 +32,7 @@ impl Shares {
             if let Some(share) = shares.get_mut(slot.index()) {
                 let sum = left.map_or(0, |left| left.sum(slot));
                 let mask = caps.width(slot).mask();
-                *share = Share { sum, start: 0, mask, rdpmc: slot.rdpmc() };
+                *share = Share { sum, start: 0, mask, index: slot.counter_index() };
             }
         }
         Self(shares)
@@ -48,7 +48,7 @@ impl Shares {
     #[inline(always)]
     pub(crate) fn fold(&mut self, pmu: &impl Pmu, page: &VcpuPage, slot: PhysSlot) -> u64 {
         let Some(own) = self.0.get_mut(slot.index()) else { return 0 };
-        let raw = pmu.rdpmc(own.rdpmc);
+        let raw = pmu.counter(own.index);
         own.sum = phys_star(own.sum, own.start, own.mask, raw);
         publish::folded(page, slot, own);
         raw
@@ -58,7 +58,7 @@ impl Shares {
     #[inline(always)]
     pub(crate) fn start(&mut self, pmu: &impl Pmu, page: &VcpuPage, slot: PhysSlot) {
         if let Some(own) = self.0.get_mut(slot.index()) {
-            own.start = pmu.rdpmc(own.rdpmc);
+            own.start = pmu.counter(own.index);
             publish::started(page, slot, own);
         }
     }

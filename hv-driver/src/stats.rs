@@ -95,13 +95,13 @@ impl<'a, P: Pmu> Metered<'a, P> {
 }
 
 impl<P: Pmu> Counters for Metered<'_, P> {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         self.pmc_reads.set(self.pmc_reads.get() + 1);
-        self.pmu.rdpmc(index)
+        self.pmu.counter(index)
     }
 
-    fn rdtsc(&self) -> u64 {
-        self.pmu.rdtsc()
+    fn clock(&self) -> u64 {
+        self.pmu.clock()
     }
 }
 
@@ -128,10 +128,10 @@ mod tests {
     struct Nothing;
 
     impl Counters for Nothing {
-        fn rdpmc(&self, index: u32) -> u64 {
+        fn counter(&self, index: u32) -> u64 {
             u64::from(index) + 1
         }
-        fn rdtsc(&self) -> u64 {
+        fn clock(&self) -> u64 {
             7
         }
     }
@@ -149,7 +149,7 @@ mod tests {
         let mut stats = Stats::default();
         for round in 1..3 {
             let metered = Metered::new(&Nothing);
-            assert_eq!((metered.rdpmc(4), metered.rdtsc(), metered.rdmsr(5)), (5, 7, 7));
+            assert_eq!((metered.counter(4), metered.clock(), metered.rdmsr(5)), (5, 7, 7));
             (0..2).for_each(|_| _ = metered.rdmsr(5));
             (0..5).for_each(|_| metered.wrmsr(6, 0));
             stats.entered(1, 100 * round, &metered);

@@ -6,8 +6,8 @@
 //! (`sum += now - start`) when the vCPU is switched out, when the guest leaves the mode, and when
 //! the configuration changes.  A counter that only accumulates (a-mode) is never written.
 
-use shared_abi::config::{EVNTSEL_OS, EVNTSEL_USR};
-use shared_abi::count::{TSC_MASK, phys_star};
+use shared_abi::arch::{CLOCK_MASK, EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::count::phys_star;
 use shared_abi::hypercall::{
     HOOK_INTERRUPT, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvPlace,
 };
@@ -91,7 +91,7 @@ impl Vcpu {
         let mut state = left.map_or(State::NEW, |left| left.state);
         // Who was forbidden before loads anew.
         state.direct &= who.allowed;
-        state.tsc_start = who.guest.clock.guest(cpu.pmu.rdtsc());
+        state.tsc_start = who.guest.clock.guest(cpu.pmu.clock());
         let mut publisher = Publisher::after(left.map_or(0, |left| left.writes));
         let gate = Gate::new(caps, who.guest.rings);
         let owner = Owner { domain: who.domain, observer: who.guest.observer };
@@ -205,9 +205,9 @@ impl Vcpu {
                 cpu.enable_except(self.stopped());
                 self.sampling.hold(cpu.pmu, |slot, raw| publish::held(page, slot, raw));
             }
-            let now = self.clock.guest(cpu.pmu.rdtsc());
+            let now = self.clock.guest(cpu.pmu.clock());
             let State { tsc_sum, tsc_start, .. } = self.state;
-            self.state.tsc_sum = phys_star(tsc_sum, tsc_start, TSC_MASK, now);
+            self.state.tsc_sum = phys_star(tsc_sum, tsc_start, CLOCK_MASK, now);
             self.state.executing = false;
             publish::state(page, &self.state);
         });
@@ -245,7 +245,7 @@ impl Vcpu {
             self.state.migrations = self.state.migrations.wrapping_add(u64::from(moved));
             self.last_cpu = cpu.number;
             self.state.executing = true;
-            self.state.tsc_start = self.clock.guest(cpu.pmu.rdtsc());
+            self.state.tsc_start = self.clock.guest(cpu.pmu.clock());
             self.run(cpu.pmu, page, mode);
             if self.config.slots() != 0 {
                 cpu.enable_except(self.stopped());
@@ -411,7 +411,7 @@ impl Vcpu {
         if self.sampling.slots() == 0 {
             return;
         }
-        let (now, rate) = (cpu.pmu.rdtsc(), &cpu.driver.rate);
+        let (now, rate) = (cpu.pmu.clock(), &cpu.driver.rate);
         let put_off = self.sampling.arm(now, rate, &self.config, &self.shares);
         self.state.throttled = self.state.throttled.wrapping_add(u64::from(put_off));
     }

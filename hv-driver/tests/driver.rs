@@ -10,7 +10,8 @@ use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
     Cpu, Cpuid, Driver, Guest, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu,
 };
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
     FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
     HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE, OP_QUERY,
@@ -82,11 +83,11 @@ impl FakePmu {
 }
 
 impl Counters for FakePmu {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         self.reads.set(self.reads.get() + 1);
         self.counters.borrow().get(&index).copied().unwrap_or(0)
     }
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         *self.tsc.borrow()
     }
 }
@@ -494,7 +495,7 @@ fn another_observers_events_are_cleared_as_another_domains_are() {
         let guest = Guest { observer, ..Guest::pv() };
         let page = VcpuPage::default();
         Vcpu::register(&mut m.cpu(), &page, &Registration { guest, ..pv_of(1) }, None);
-        assert_eq!(m.pmu.rdpmc(0), left, "observer {observer}");
+        assert_eq!(m.pmu.counter(0), left, "observer {observer}");
     }
 }
 
@@ -511,7 +512,7 @@ fn another_domains_events_are_cleared_before_anyone_can_read_them() {
     m.switch_to(0, User, true);
     let cleared: Vec<u32> = m.pmu.take_writes().iter().map(|&(msr, _)| msr).collect();
     assert_eq!(cleared, [IA32_PMC0], "only the counter that was in use");
-    assert_eq!(m.pmu.rdpmc(0), 0);
+    assert_eq!(m.pmu.counter(0), 0);
     m.pmu.retire(2);
     assert_eq!(m.sample().1[0], 52);
 
@@ -525,18 +526,18 @@ fn another_domains_events_are_cleared_before_anyone_can_read_them() {
     m.cpu().run_stranger();
     m.switch_from();
     m.switch_to(0, User, true);
-    assert_eq!(m.pmu.rdpmc(2), 0);
+    assert_eq!(m.pmu.counter(2), 0);
     m.load(&[counter(0, USER)]);
 
     // A vCPU of a second domain must not see this one's, nor the other way round.
     let page = VcpuPage::default();
     m.switch_from();
     let mut other = Vcpu::register(&mut m.cpu(), &page, &pv_of(2), None);
-    assert_eq!(m.pmu.rdpmc(0), 0);
+    assert_eq!(m.pmu.counter(0), 0);
     m.pmu.retire(77);
     other.switch_from(&mut m.cpu(), &page);
     m.switch_to(0, User, true);
-    assert_eq!(m.pmu.rdpmc(0), 0);
+    assert_eq!(m.pmu.counter(0), 0);
     assert_eq!(m.sample().1[0], 52);
 }
 
@@ -682,8 +683,8 @@ fn the_hypervisor_never_believes_the_page() {
 
 #[test]
 fn cost_takes_the_last_counter_from_the_guests() {
-    assert_eq!((driver_that(true).caps.general, driver_that(true).cost_rdpmc()), (3, Some(3)));
-    assert_eq!((driver_that(false).caps.general, driver_that(false).cost_rdpmc()), (4, None));
+    assert_eq!((driver_that(true).caps.general, driver_that(true).cost_index()), (3, Some(3)));
+    assert_eq!((driver_that(false).caps.general, driver_that(false).cost_index()), (4, None));
 }
 
 mod overflows {
@@ -885,14 +886,14 @@ mod overflows {
         assert!(m.interrupt());
         let writes: Vec<u32> = m.pmu.take_writes().iter().map(|&(msr, _)| msr).collect();
         assert_eq!(writes, [IA32_PMC0, IA32_PERF_GLOBAL_OVF_CTRL]);
-        assert_ne!(m.pmu.rdpmc(0), 0);
+        assert_ne!(m.pmu.counter(0), 0);
         m.pmu.retire(7);
         assert_eq!(m.sample().1, [1_007, 1_007, 0], "and nothing is counted for it");
         // Nor is it brought back to 0 when the vCPU is switched in.
         m.pmu.counters.borrow_mut().insert(0, 0);
         m.switch_from();
         m.switch_to(0, User, true);
-        assert_ne!(m.pmu.rdpmc(0), 0);
+        assert_ne!(m.pmu.counter(0), 0);
     }
 
     /// The status says that counter 0 has overflowed, too: it wrapped, and does not interrupt.
@@ -903,7 +904,7 @@ mod overflows {
         m.pmu.take_writes();
         assert!(!m.interrupt());
         assert_eq!(m.pmu.take_writes(), [(IA32_PERF_GLOBAL_OVF_CTRL, 0x1)]);
-        assert_eq!(m.pmu.rdpmc(0), 0);
+        assert_eq!(m.pmu.counter(0), 0);
     }
 
     /// A counter that counts before it is folded, and is not folded, must not be counted twice.
@@ -1419,9 +1420,9 @@ fn registered_beside(m: &mut Machine, page: &VcpuPage) -> Vcpu {
 
 /// Counter 0, after the vCPU here has executed 77 instructions, holds so many more.
 fn counter_0_moves_by(m: &Machine) -> u64 {
-    let before = m.pmu.rdpmc(0);
+    let before = m.pmu.counter(0);
     m.pmu.retire(77);
-    m.pmu.rdpmc(0) - before
+    m.pmu.counter(0) - before
 }
 
 /// A domain that executes RDPMC must not learn which of another domain's events happen.
@@ -1492,9 +1493,9 @@ fn a_forbidden_domain_counts_neither_what_it_nor_what_another_one_selected() {
         }
         m.pmu.take_writes();
         other.switch_to(&mut m.cpu(), &page, User, false);
-        let before = [0, 1].map(|index| m.pmu.rdpmc(index));
+        let before = [0, 1].map(|index| m.pmu.counter(index));
         m.pmu.retire(77);
-        assert_eq!([0, 1].map(|index| m.pmu.rdpmc(index)), before, "{after_another}");
+        assert_eq!([0, 1].map(|index| m.pmu.counter(index)), before, "{after_another}");
     }
 }
 

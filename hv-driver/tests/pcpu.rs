@@ -69,10 +69,10 @@ impl Probe for Memory {
 }
 
 impl Counters for Memory {
-    fn rdpmc(&self, _: u32) -> u64 {
+    fn counter(&self, _: u32) -> u64 {
         0
     }
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         0
     }
 }

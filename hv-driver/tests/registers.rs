@@ -9,7 +9,8 @@ use hv_driver::guest::Guest;
 use hv_driver::pcpu::Cpu;
 use hv_driver::vcpu::{GuestMode, Registration};
 use hv_driver::{Cpuid, Driver, Pcpu, Pmu, Probe, Rate, Vcpu};
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR, MODE_SAMPLING};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::{Config, CounterConfig, VcpuPage};
@@ -33,10 +34,10 @@ struct Registers {
 }
 
 impl Counters for Registers {
-    fn rdpmc(&self, _: u32) -> u64 {
+    fn counter(&self, _: u32) -> u64 {
         self.counter.get()
     }
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         0
     }
 }

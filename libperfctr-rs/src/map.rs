@@ -230,7 +230,7 @@ impl PerfPage {
         }
         let unused = 64_u32.checked_sub(load!(self, pmc_width: AtomicU16).into())?;
         // The counter is a signed number of its width.
-        let raw = ((hw.rdpmc(index - 1) as i64) << unused) >> unused;
+        let raw = ((hw.counter(index - 1) as i64) << unused) >> unused;
         Some(load!(self, offset: AtomicU64).wrapping_add(raw as u64))
     }
 
@@ -241,7 +241,7 @@ impl PerfPage {
         if !self.can(CAP_USER_TIME) {
             return None;
         }
-        let mut cycles = hw.rdtsc();
+        let mut cycles = hw.clock();
         if self.can(CAP_USER_TIME_SHORT) {
             let start = load!(self, time_cycles: AtomicU64);
             let passed = cycles.wrapping_sub(start) & load!(self, time_mask: AtomicU64);

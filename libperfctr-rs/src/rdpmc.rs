@@ -45,7 +45,7 @@ pub struct Hardware;
 
 impl Counters for Hardware {
     #[inline(always)]
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: RDPMC writes EAX and EDX and touches no memory.  That there is no `nomem` keeps
         // the compiler from moving it across the loads of a page.
@@ -62,7 +62,7 @@ impl Counters for Hardware {
     }
 
     #[inline(always)]
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: as above; LFENCE has no operands.
         unsafe {

@@ -4,8 +4,9 @@
 //! The kernel judges event selects and counters.  Decided here is only what cannot be said to it:
 //! the interrupt bit and `ireset`, which are a counter's mode and period there.
 
+use shared_abi::arch::EVNTSEL_INT;
 use shared_abi::caps::VENDOR_AMD;
-use shared_abi::config::{EVNTSEL_INT, MODE_COUNTING, MODE_SAMPLING};
+use shared_abi::config::{MODE_COUNTING, MODE_SAMPLING};
 use shared_abi::ioctl::{
     self, CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control, FEATURE_KEEP_PERIOD,
 };
@@ -55,7 +56,7 @@ pub(crate) fn to_device(
 
 fn counter(vendor: u32, from: &CpuControl, n: usize) -> Result<CounterConfig, Errno> {
     let is_sampling = n >= from.nractrs as usize;
-    let slot = PhysSlot::from_rdpmc(from.pmc_map[n]).ok_or(Errno::INVAL)?;
+    let slot = PhysSlot::from_counter_index(from.pmc_map[n]).ok_or(Errno::INVAL)?;
     let mut evntsel = u64::from(from.evntsel[n]);
     let high = from.evntsel_high[n];
     if vendor == VENDOR_AMD {
@@ -100,7 +101,7 @@ pub(crate) fn from_device(control: &Control) -> CpuControl {
     cpu.tsc_on = u32::from(control.flags & CONTROL_TSC != 0);
     let used = (control.counters as usize).min(MAX_COUNTERS);
     for (n, counter) in control.counter[..used].iter().enumerate() {
-        cpu.pmc_map[n] = PhysSlot::new(counter.slot).map_or(0, PhysSlot::rdpmc);
+        cpu.pmc_map[n] = PhysSlot::new(counter.slot).map_or(0, PhysSlot::counter_index);
         cpu.evntsel[n] = counter.evntsel as u32;
         cpu.evntsel_high[n] = (counter.evntsel >> 32) as u32;
         if counter.mode == MODE_SAMPLING {

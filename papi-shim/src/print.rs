@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::fmt::Write;
 
-use shared_abi::config::EVNTSEL_INT;
+use shared_abi::arch::EVNTSEL_INT;
 use shared_abi::limits::MAX_COUNTERS;
 
 use crate::abi::{

@@ -9,7 +9,7 @@
 use core::fmt::{self, Write};
 
 use crate::layout::Struct;
-use crate::{caps, config, hypercall, ioctl, limits, ring, thread_page, vcpu_page, version};
+use crate::{arch, caps, config, hypercall, ioctl, limits, ring, thread_page, vcpu_page, version};
 
 const PREFIX: &str = "PERFCTR_";
 
@@ -32,7 +32,8 @@ const CONSTANTS: &[(&str, u64)] = constants! {
         CAPS_FULL_WIDTH, CAPS_GUEST_ONLY, CAPS_EVENT_12BIT, CAPS_ALL_EVENTS,
         CAPS_SIBLING_ERRATUM, CAPS_SHARED_MASKS,
     }
-    config::{MODE_COUNTING, MODE_SAMPLING, EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_EDGE, EVNTSEL_EN}
+    config::{MODE_COUNTING, MODE_SAMPLING}
+    arch::{EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_EDGE, EVNTSEL_EN}
     hypercall::{
         HYPERCALL_NUMBER, KVM_HYPERCALL_NUMBER,
         OP_QUERY, OP_REGISTER, OP_UNREGISTER, OP_LOAD, OP_STOP, OP_DOMAIN,

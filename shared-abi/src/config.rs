@@ -1,57 +1,23 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What a thread wants counted, and whether it may.
 //!
-//! The event select is the SDM's IA32_PERFEVTSELx word (volume 3, 20.2.1.1) with the rings as the
-//! *guest* means them: USR is guest user mode, OS is guest kernel mode, whatever ring the
-//! hypervisor lets either run in.  Fixed counters take their rings from the same two bits.
+//! An event select says what a counter counts, in bits that the architecture defines (`EVNTSEL_*`
+//! in [`arch`](crate::arch)).
 //!
 //! The guest kernel validates before it stores a configuration, the hypervisor again before it
 //! programs one: the same function, on a private copy each time.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::arch::{
+    EVNTSEL_AMD_EVENT_HIGH, EVNTSEL_EN, EVNTSEL_EVENT, EVNTSEL_GUEST, EVNTSEL_PRIVILEGED,
+    EVNTSEL_RINGS, events,
+};
 use crate::caps::{CAPS_EVENT_12BIT, CAPS_SAMPLING, PmuCaps};
 use crate::error::Errno;
-use crate::events;
 use crate::layout::layout;
 use crate::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};
 use crate::slot::{PhysSlot, slots_of};
-
-/// Event number and unit mask.
-pub const EVNTSEL_EVENT_MASK: u64 = 0xffff;
-/// Count in guest user mode.
-pub const EVNTSEL_USR: u64 = 1 << 16;
-/// Count in guest kernel mode.
-pub const EVNTSEL_OS: u64 = 1 << 17;
-/// Count rising edges.
-pub const EVNTSEL_EDGE: u64 = 1 << 18;
-/// Pin control: the hypervisor's.
-pub const EVNTSEL_PC: u64 = 1 << 19;
-/// Interrupt on overflow: the hypervisor's; a configuration asks with its mode instead.
-pub const EVNTSEL_INT: u64 = 1 << 20;
-/// Count the sibling hardware thread too: never a guest's.
-pub const EVNTSEL_ANY: u64 = 1 << 21;
-/// Enable.
-pub const EVNTSEL_EN: u64 = 1 << 22;
-/// Invert the comparison with the counter mask.
-pub const EVNTSEL_INV: u64 = 1 << 23;
-/// Counter mask.
-pub const EVNTSEL_CMASK: u64 = 0xff << 24;
-/// AMD: event number bits 11:8 (APM volume 2, 13.2.1).
-pub const EVNTSEL_AMD_EVENT_HIGH: u64 = 0xf << 32;
-
-/// Both ring bits.
-pub const EVNTSEL_RINGS: u64 = EVNTSEL_USR | EVNTSEL_OS;
-
-/// The event and its unit mask.
-const EVENT: u64 = EVNTSEL_EVENT_MASK | EVNTSEL_AMD_EVENT_HIGH;
-
-/// Bits that reach beyond the guest's own rings and thread.
-const PRIVILEGED: u64 = EVNTSEL_PC | EVNTSEL_INT | EVNTSEL_ANY;
-
-/// Everything that a guest may set on any CPU.
-const GUEST: u64 =
-    EVNTSEL_EVENT_MASK | EVNTSEL_RINGS | EVNTSEL_EDGE | EVNTSEL_EN | EVNTSEL_INV | EVNTSEL_CMASK;
 
 /// [`CounterConfig::mode`]: accumulate (a-mode).
 pub const MODE_COUNTING: u32 = 0;
@@ -290,7 +256,7 @@ impl Config {
 fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), ConfigError> {
     let evntsel = counter.evntsel;
     let event_12bit = caps.can(CAPS_EVENT_12BIT);
-    let defined = GUEST | if event_12bit { EVNTSEL_AMD_EVENT_HIGH } else { 0 };
+    let defined = EVNTSEL_GUEST | if event_12bit { EVNTSEL_AMD_EVENT_HIGH } else { 0 };
     let periods = match counter.mode {
         MODE_COUNTING => 0..=0,
         MODE_SAMPLING if caps.can(CAPS_SAMPLING) => 1..=PERIOD_EVENTS_MAX,
@@ -300,7 +266,7 @@ fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), 
         Err(ConfigError::BadPeriod)
     } else if counter.reserved != 0 {
         Err(ConfigError::Reserved)
-    } else if evntsel & PRIVILEGED != 0 {
+    } else if evntsel & EVNTSEL_PRIVILEGED != 0 {
         Err(ConfigError::Privileged)
     } else if evntsel & !defined != 0 {
         Err(ConfigError::Reserved)
@@ -316,7 +282,7 @@ fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), 
         } else {
             Ok(())
         }
-    } else if !events::is_allowed(caps, evntsel & EVENT) {
+    } else if !events::is_allowed(caps, evntsel & EVNTSEL_EVENT) {
         Err(ConfigError::Event)
     } else {
         Ok(())
@@ -326,6 +292,7 @@ fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::{EVNTSEL_ANY, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_PC, EVNTSEL_USR};
     use crate::caps::{CAPS_ALL_EVENTS, CAPS_GLOBAL_INTEL, VENDOR_AMD, VENDOR_INTEL};
     use crate::count::CounterWidth;
 

@@ -13,7 +13,7 @@
 //!
 //! Source: Nikolaev and Back, "Perfctr-Xen", VEE 2011, section 3.
 
-/// Width of a hardware counter in bits, from CPUID: 32 to 64.
+/// Width of a hardware counter in bits: 32 to 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterWidth(u8);
 
@@ -33,9 +33,6 @@ impl CounterWidth {
         u64::MAX >> (64 - self.0 as u32)
     }
 }
-
-/// The modulus mask of the time-stamp counter, which is 64 bits wide.
-pub const TSC_MASK: u64 = u64::MAX;
 
 /// `Phys*`: events of this vCPU up to the moment at which the hardware counter held `raw`.
 ///

@@ -1,23 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which events a guest may count.
-//!
-//! An event that counts what other cores do tells one tenant about another, and some disturb a
-//! sibling's counters.  Which ones do is not documented for every model, so this is a list of what
-//! is allowed; the host may allow the rest ([`CAPS_ALL_EVENTS`]), except what is known to harm.
+//! Events that processors of every kind count, by one number or another.
 
-use crate::caps::{
-    CAPS_ALL_EVENTS, CAPS_SHARED_MASKS, CAPS_SIBLING_ERRATUM, PmuCaps, VENDOR_AMD, VENDOR_INTEL,
-};
+use crate::arch;
 use crate::slot::PhysSlot;
-
-/// Intel's architectural events: unit mask and event number (SDM volume 3, table 20-1), and
-/// conditional branches, BR_INST_RETIRED.CONDITIONAL.  All are of the logical processor.
-const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0x00_c5, 0x01_c4];
-
-/// AMD's events of the core's own pipeline that mean the same in every family since 10h, with no
-/// unit mask: cycles, instructions, branches and those mispredicted, taken, taken and mispredicted
-/// (Processor Programming References, "core performance monitor counters").
-const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 
 /// Events that CPUs of every vendor count, by one number or another.  The values are Linux's
 /// (`PERF_COUNT_HW_*` of `linux/perf_event.h`).
@@ -64,124 +49,13 @@ impl Generic {
         Self::ALL.into_iter().find(|event| event.perf() == number)
     }
 
-    /// The event's number and unit mask for a general counter (SDM volume 3, table 20-1; AMD's
-    /// Processor Programming References, "core performance monitor counters").
+    /// The event's number and unit mask for a general counter, as an event select has it.
     pub const fn select(self, vendor: u32) -> Option<u64> {
-        match (self, vendor) {
-            (Self::Instructions, VENDOR_INTEL | VENDOR_AMD) => Some(0xc0),
-            (Self::Cycles, VENDOR_INTEL) => Some(0x3c),
-            (Self::Cycles, VENDOR_AMD) => Some(0x76),
-            (Self::Branches, VENDOR_INTEL) => Some(0xc4),
-            (Self::Branches, VENDOR_AMD) => Some(0xc2),
-            (Self::BranchMisses, VENDOR_INTEL) => Some(0xc5),
-            (Self::BranchMisses, VENDOR_AMD) => Some(0xc3),
-            (Self::CacheReferences, VENDOR_INTEL) => Some(0x4f2e),
-            (Self::CacheMisses, VENDOR_INTEL) => Some(0x412e),
-            (Self::BusCycles, VENDOR_INTEL) => Some(0x013c),
-            _ => None,
-        }
+        arch::events::select(self, vendor)
     }
 
-    /// The fixed counter that counts this event (SDM volume 3, table 20-2).
+    /// The fixed counter that counts this event.
     pub fn fixed(self) -> Option<PhysSlot> {
-        let number = FIXED.into_iter().position(|event| event == self)?;
-        PhysSlot::fixed(number as u32)
-    }
-}
-
-/// Events of the fixed counters that count their own logical processor only (SDM volume 3, table
-/// 20-2), by the counter's number.  The next ones count TOPDOWN.SLOTS and its parts.  Those slots
-/// belong to the whole core, so that they tell whether the sibling is halted.
-const FIXED: [Generic; 3] = [Generic::Instructions, Generic::Cycles, Generic::ReferenceCycles];
-
-/// Whether a guest may use the fixed counter with this number.
-pub(crate) fn is_fixed_allowed(caps: &PmuCaps, number: u32) -> bool {
-    (number as usize) < FIXED.len() || caps.can(CAPS_ALL_EVENTS)
-}
-
-/// Whether a general counter may count this, as an event select has it.
-pub(crate) fn is_allowed(caps: &PmuCaps, event: u64) -> bool {
-    let (known, harmful) = match caps.vendor {
-        VENDOR_INTEL => (INTEL.contains(&event), intel_harms(caps, event)),
-        VENDOR_AMD => (AMD.contains(&event), amd_harms(event)),
-        _ => (false, true),
-    };
-    known || caps.can(CAPS_ALL_EVENTS) && !harmful
-}
-
-fn intel_harms(caps: &PmuCaps, event: u64) -> bool {
-    let (number, mask) = (event & 0xff, event >> 8);
-    match number {
-        // OFFCORE_RESPONSE (SDM volume 3, chapter 20): qualified by registers that all logical
-        // processors of a core share.
-        0xb7 | 0xbb | 0x2a | 0x2b => true,
-        // MEM_*_RETIRED: may change a sibling's counters (specification updates of these models,
-        // "performance monitor counters may produce incorrect results").
-        0xd0..=0xd3 => caps.can(CAPS_SIBLING_ERRATUM),
-        // Core 2 (SDM volume 3, 20.6): L2 events of all cores, bus events of all cores or agents.
-        0x21..=0x32 => caps.can(CAPS_SHARED_MASKS) && mask & 0xc0 == 0xc0,
-        0x60..=0x7f => caps.can(CAPS_SHARED_MASKS) && (mask & 0xc0 == 0xc0 || mask & 0x20 != 0),
-        _ => false,
-    }
-}
-
-/// Northbridge events have bits 7:5 of the event number set (APM volume 2, 13.2.1).
-fn amd_harms(event: u64) -> bool {
-    event & 0xe0 == 0xe0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::count::CounterWidth;
-
-    fn caps(vendor: u32, features: u32) -> PmuCaps {
-        let width = CounterWidth::new(48).unwrap();
-        PmuCaps {
-            vendor,
-            version: 3,
-            features,
-            general: 4,
-            fixed: 3,
-            general_width: width,
-            fixed_width: width,
-        }
-    }
-
-    #[test]
-    fn the_hosts_consent_lets_everything_in_that_does_no_harm() {
-        let all = caps(VENDOR_INTEL, CAPS_ALL_EVENTS);
-        for event in [0x4f_24, 0x81_d0, 0xcf_2e, 0xc0_6f, 0x7f_88] {
-            assert!(is_allowed(&all, event) && !is_allowed(&caps(VENDOR_INTEL, 0), event));
-        }
-        for event in [0x01_b7, 0x01_bb, 0x01_2a, 0x01_2b] {
-            assert!(!is_allowed(&all, event), "{event:#x}");
-        }
-    }
-
-    #[test]
-    fn models_on_which_an_event_harms_do_not_let_it_in() {
-        let erratum = caps(VENDOR_INTEL, CAPS_ALL_EVENTS | CAPS_SIBLING_ERRATUM);
-        assert!(!is_allowed(&erratum, 0x81_d0) && is_allowed(&erratum, 0x4f_24));
-        let core_2 = caps(VENDOR_INTEL, CAPS_ALL_EVENTS | CAPS_SHARED_MASKS);
-        for (event, allowed) in [
-            (0x4f_2e, true),
-            (0xcf_2e, false),
-            (0x40_70, true),
-            (0x60_70, false),
-            (0xc0_70, false),
-            (0xc0_88, true),
-        ] {
-            assert_eq!(is_allowed(&core_2, event), allowed, "{event:#x}");
-        }
-    }
-
-    #[test]
-    fn amd_has_a_list_of_its_own() {
-        let (few, all) = (caps(VENDOR_AMD, 0), caps(VENDOR_AMD, CAPS_ALL_EVENTS));
-        assert!(is_allowed(&few, 0xc2) && !is_allowed(&few, 0x3c) && is_allowed(&all, 0x3c));
-        assert!(!is_allowed(&few, 0x1_0000_00c0) && is_allowed(&all, 0x1_0000_00c0));
-        assert!(!is_allowed(&all, 0x4_0000_00e0));
-        assert!(!is_allowed(&caps(7, CAPS_ALL_EVENTS), 0xc0));
+        arch::events::fixed(self)
     }
 }

@@ -19,10 +19,19 @@ pub struct Struct {
     pub(crate) fields: &'static [Field],
 }
 
+/// C's name of a field: the last of Rust's and, where it differs, C's.
+pub(crate) const fn c_name(names: &[&'static str]) -> &'static str {
+    match names {
+        [.., last] => last,
+        [] => "",
+    }
+}
+
 /// Asserts size and offsets of a `repr(C)` structure at compile time and describes it for C.
 macro_rules! layout {
     ($ty:ty, $c_name:literal, $size:expr, {
-        $($offset:literal $field:ident : $c_type:literal $([$elements:expr])?),+ $(,)?
+        $($offset:literal $field:ident $(as $c_field:literal)? : $c_type:literal
+            $([$elements:expr])?),+ $(,)?
     }) => {
         #[cfg(not(loom))]
         const _: () = {
@@ -36,7 +45,7 @@ macro_rules! layout {
                 name: $c_name,
                 size: $size,
                 fields: &[$(crate::layout::Field {
-                    name: stringify!($field),
+                    name: crate::layout::c_name(&[stringify!($field) $(, $c_field)?]),
                     c_type: $c_type,
                     elements: 0 $(+ $elements)?,
                     offset: $offset,

@@ -17,6 +17,7 @@
 #[cfg(sim)]
 extern crate std;
 
+pub mod arch;
 pub mod c_header;
 pub mod caps;
 pub mod config;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Every bound of the interface, in one place.
 
-/// Size of each shared page in bytes: one x86 page frame.
+use crate::arch;
+
+/// Size of each shared page in bytes: one page frame.
 pub const PAGE_BYTES: usize = 4096;
 
 /// Virtual counters of one thread.  18 is what perfctr's C structures hold.
@@ -19,9 +21,8 @@ pub const MAX_SLOTS: usize = MAX_GENERAL + MAX_FIXED;
 /// Virtual CPUs of one guest that the guest's module accepts.
 pub const MAX_VCPUS: usize = 512;
 
-/// Longest distance to an overflow, unit: events.  A counter is preset through a register that
-/// takes 32 bits and extends their sign (SDM volume 3, 20.2.6).
-pub const PERIOD_EVENTS_MAX: u64 = (1 << 31) - 1;
+/// Longest distance to an overflow, unit: events.
+pub const PERIOD_EVENTS_MAX: u64 = arch::PRESET_EVENTS_MAX;
 
 /// Pages of one thread's ring for samples.
 pub const RING_PAGES_MAX: u32 = 64;

@@ -16,7 +16,8 @@
 
 use core::hint::black_box;
 
-use crate::count::{TSC_MASK, log_thread, phys_star};
+use crate::arch::CLOCK_MASK;
+use crate::count::{log_thread, phys_star};
 use crate::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
 use crate::slot::PhysSlot;
 use crate::sync::Ordering::Relaxed;
@@ -27,9 +28,9 @@ use crate::vcpu_page::{VCPU_DIRECT, VcpuPage, VcpuSlot};
 /// The instructions that read counters, and pages.
 pub trait Counters {
     /// RDPMC.
-    fn rdpmc(&self, index: u32) -> u64;
+    fn counter(&self, index: u32) -> u64;
     /// RDTSC, after all earlier instructions.
-    fn rdtsc(&self) -> u64;
+    fn clock(&self) -> u64;
 
     /// Has what is read next wait for all earlier instructions.
     #[inline(always)]
@@ -185,7 +186,7 @@ fn once<'a, const TSC: bool>(
     };
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
         let counter = vcpu.slots.get(hw.load_half(&slot.slot) as usize)?;
-        let phys = vcpu_counter(counter, hw, hw.rdpmc(hw.load_half(&slot.rdpmc)));
+        let phys = vcpu_counter(counter, hw, hw.counter(hw.load_half(&slot.counter_index)));
         *count = log_thread(hw.load(&slot.sum), hw.load(&slot.start), phys);
     }
     let vcpu_change = vcpu.seq.change(vcpu_stamp, |word| hw.load(word));
@@ -275,8 +276,8 @@ pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, Re
 
 #[inline(always)]
 fn vcpu_tsc(vcpu: &VcpuPage, hw: &impl Counters) -> u64 {
-    let raw = hw.rdtsc();
-    phys_star(hw.load(&vcpu.tsc_sum), hw.load(&vcpu.tsc_start), TSC_MASK, raw)
+    let raw = hw.clock();
+    phys_star(hw.load(&vcpu.tsc_sum), hw.load(&vcpu.tsc_start), CLOCK_MASK, raw)
 }
 
 #[inline(always)]
@@ -327,7 +328,7 @@ pub fn sample_vcpu_into(
         sample.tsc = vcpu_tsc(vcpu, hw);
         for (count, slot) in sample.counter.iter_mut().zip(slots) {
             let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
-            *count = vcpu_counter(counter, hw, hw.rdpmc(slot.rdpmc()));
+            *count = vcpu_counter(counter, hw, hw.counter(slot.counter_index()));
         }
         if vcpu.seq.still(stamp) {
             return Ok(());
@@ -358,7 +359,7 @@ pub fn try_sample_vcpu<const N: usize>(
     let mut counts = [0; N];
     for (count, (slot, &index)) in counts.iter_mut().zip(slots.iter().zip(indices)) {
         let counter = vcpu.slots.get(slot.index())?;
-        *count = hw.opaque(vcpu_counter(counter, hw, hw.rdpmc(index)));
+        *count = hw.opaque(vcpu_counter(counter, hw, hw.counter(index)));
     }
     let change = vcpu.seq.change(stamp, |word| hw.load(word));
     (change == 0).then_some((tsc, counts))
@@ -399,11 +400,11 @@ mod tests {
     }
 
     impl<F: Fn()> Counters for FakeCounters<F> {
-        fn rdpmc(&self, index: u32) -> u64 {
+        fn counter(&self, index: u32) -> u64 {
             (self.disturb)();
             self.pmc + u64::from(index)
         }
-        fn rdtsc(&self) -> u64 {
+        fn clock(&self) -> u64 {
             self.tsc
         }
     }
@@ -417,7 +418,7 @@ mod tests {
         thread.tsc_sum.store(1_000, Relaxed);
         thread.tsc_start.store(300, Relaxed);
         thread.slots[0].slot.store(2, Relaxed);
-        thread.slots[0].rdpmc.store(2, Relaxed);
+        thread.slots[0].counter_index.store(2, Relaxed);
         thread.slots[0].sum.store(50, Relaxed);
         thread.slots[0].start.store(400, Relaxed);
         vcpu.flags.store(VCPU_DIRECT, Relaxed);

@@ -3,10 +3,8 @@
 
 use core::num::NonZeroU32;
 
+use crate::arch;
 use crate::limits::{MAX_FIXED, MAX_GENERAL, MAX_SLOTS};
-
-/// RDPMC's index of fixed counter 0 (SDM volume 3, 20.2.2: bit 30 selects the fixed ones).
-pub const RDPMC_FIXED: u32 = 1 << 30;
 
 /// A physical counter's place in a page: 0.. general counters, [`MAX_GENERAL`].. fixed ones.
 ///
@@ -40,21 +38,15 @@ impl PhysSlot {
         if (n as usize) < MAX_FIXED { Some(Self(MAX_GENERAL as u8 + n as u8)) } else { None }
     }
 
-    /// The slot of the counter that RDPMC reads with `index`.
-    pub const fn from_rdpmc(index: u32) -> Option<Self> {
-        if index & RDPMC_FIXED != 0 {
-            Self::fixed(index & !RDPMC_FIXED)
-        } else {
-            Self::general(index)
-        }
+    /// The slot of the counter that the instruction which reads counters names by `index`.
+    pub const fn from_counter_index(index: u32) -> Option<Self> {
+        arch::slot_of_counter_index(index)
     }
 
-    /// The index for RDPMC.
-    pub const fn rdpmc(self) -> u32 {
-        match self.fixed_number() {
-            Some(n) => RDPMC_FIXED | n,
-            None => self.0 as u32,
-        }
+    /// The number by which the instruction that reads counters names this one.
+    #[inline(always)]
+    pub const fn counter_index(self) -> u32 {
+        arch::counter_index(self)
     }
 
     /// The fixed counter's number, or `None` for a general one.
@@ -104,18 +96,6 @@ pub const ALL_SLOTS: u32 = (1 << MAX_SLOTS) - 1;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rdpmc_indices_round_trip() {
-        for index in 0..MAX_SLOTS as u32 {
-            let slot = PhysSlot::new(index).unwrap();
-            assert_eq!(PhysSlot::from_rdpmc(slot.rdpmc()), Some(slot));
-        }
-        assert_eq!(PhysSlot::fixed(2).unwrap().rdpmc(), 0x4000_0002);
-        assert_eq!(PhysSlot::from_rdpmc(16), None);
-        assert_eq!(PhysSlot::from_rdpmc(RDPMC_FIXED + 8), None);
-        assert_eq!(PhysSlot::from_rdpmc(0x8000_0000), None);
-    }
 
     #[test]
     fn what_is_out_of_bounds_becomes_slot_0() {

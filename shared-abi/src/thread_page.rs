@@ -31,8 +31,8 @@ pub struct ThreadSlot {
     pub start: AtomicU64,
     /// W: guest kernel, R: user.  The [`PhysSlot`](crate::PhysSlot) that counts it.
     pub slot: AtomicU32,
-    /// W: guest kernel, R: user.  That slot's index for RDPMC.
-    pub rdpmc: AtomicU32,
+    /// W: guest kernel, R: user.  That slot's [index](crate::PhysSlot::counter_index).
+    pub counter_index: AtomicU32,
     /// W: guest kernel.  0.
     pub reserved: AtomicU64,
 }
@@ -41,7 +41,7 @@ layout!(ThreadSlot, "perfctr_thread_slot", 32, {
     0 sum: "__u64",
     8 start: "__u64",
     16 slot: "__u32",
-    20 rdpmc: "__u32",
+    20 counter_index as "rdpmc": "__u32",
     24 reserved: "__u64",
 });
 

@@ -38,7 +38,7 @@ pub struct VcpuSlot {
     /// that executes; 0 while it is not, which makes the formula yield `sum`.
     pub mask: AtomicU64,
     /// W: hypervisor.  Event select of a slot in [`VcpuPage::loaded`], with
-    /// [`EVNTSEL_INT`](crate::config::EVNTSEL_INT) if it interrupts.
+    /// [`EVNTSEL_INT`](crate::arch::EVNTSEL_INT) if it interrupts.
     pub evntsel: AtomicU64,
 }
 

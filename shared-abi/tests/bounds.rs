@@ -2,8 +2,9 @@
 //! Bounds of a configuration, in numbers of the manual's.
 #![cfg(not(loom))]
 
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
-use shared_abi::config::{ConfigError, EVNTSEL_EN, EVNTSEL_USR, MODE_SAMPLING};
+use shared_abi::config::{ConfigError, MODE_SAMPLING};
 use shared_abi::{Config, CounterConfig, CounterWidth, PhysSlot, PmuCaps};
 
 fn sampling(period: u64) -> Result<Config, ConfigError> {

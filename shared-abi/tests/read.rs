@@ -17,11 +17,11 @@ use shared_abi::{PhysSlot, ThreadPage, VcpuPage};
 struct Disturbing<F: Fn()>(F);
 
 impl<F: Fn()> Counters for Disturbing<F> {
-    fn rdpmc(&self, _: u32) -> u64 {
+    fn counter(&self, _: u32) -> u64 {
         (self.0)();
         7
     }
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         0
     }
 }

@@ -83,7 +83,7 @@ fn rdpmc(name: &str, stack: Mapped) -> Result<()> {
     let mut outcome = Ok(());
     stack(&mut |index| {
         outcome = operations(&format!("RDPMC: {name}"), |_| {
-            black_box(Hardware.rdpmc(index));
+            black_box(Hardware.counter(index));
             Ok(())
         });
     })?;

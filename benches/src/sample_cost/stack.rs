@@ -96,7 +96,7 @@ pub fn perfctr_mapped(program: &mut dyn FnMut(u32)) -> Result<()> {
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::INSTRUCTIONS.user()])?;
     let page = session.thread_page().context("the thread has no page")?;
-    program(page.slots[0].rdpmc.load(Relaxed));
+    program(page.slots[0].counter_index.load(Relaxed));
     Ok(())
 }
 

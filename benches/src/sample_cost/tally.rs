@@ -27,8 +27,8 @@ impl Tally {
 
     /// Everything up to now.  On a machine without a tally it ends the program with a fault.
     pub fn read() -> Self {
-        let mut numbers = std::array::from_fn(|n| Hardware.rdpmc(FIRST + n as u32));
-        let guests = Hardware.rdpmc(GUESTS_RING_0);
+        let mut numbers = std::array::from_fn(|n| Hardware.counter(FIRST + n as u32));
+        let guests = Hardware.counter(GUESTS_RING_0);
         numbers[0] -= guests;
         numbers[1] += guests;
         Self(numbers)

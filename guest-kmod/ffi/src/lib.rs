@@ -48,7 +48,7 @@ struct Linux;
 
 impl Counters for Linux {
     #[inline(always)]
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: the glue survives a fault, and reading a counter has no other effect.
         unsafe {
@@ -59,7 +59,7 @@ impl Counters for Linux {
     }
 
     #[inline(always)]
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         // SAFETY: reading the time-stamp counter has no effect.
         unsafe { core::arch::x86_64::_rdtsc() }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What perf asks for, and which counters can count it.
 
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};

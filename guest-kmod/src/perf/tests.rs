@@ -4,7 +4,8 @@ extern crate std;
 
 use std::vec::Vec;
 
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::events::Generic;
 use shared_abi::hypercall::{HvPlace, OP_LOAD, OP_PLACE, OP_REGISTER, OP_UNREGISTER, PLACE_KERNEL};
 use shared_abi::{CounterConfig, Errno, PhysSlot};

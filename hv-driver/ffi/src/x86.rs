@@ -17,7 +17,7 @@ pub struct X86Pmu;
 
 impl Counters for X86Pmu {
     #[inline(always)]
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: ring 0 may read every counter that CPUID announced; the core passes no other.
         unsafe {
@@ -28,7 +28,7 @@ impl Counters for X86Pmu {
     }
 
     #[inline(always)]
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: reading the time-stamp counter has no effect.
         unsafe {

@@ -11,7 +11,7 @@ pub use self::parse::ParseEventError;
 #[cfg(feature = "pfm")]
 pub use self::pfm::{Described, catalogue};
 use shared_abi::PhysSlot;
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
 
 /// What a counter counts, in which rings, and on which physical counter.

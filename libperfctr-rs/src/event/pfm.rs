@@ -10,7 +10,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::Library;
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_RINGS};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_RINGS};
 
 use super::{Event, ParseEventError};
 

@@ -9,7 +9,7 @@
 use std::io::{Error as IoError, ErrorKind};
 
 use perf_event_open_sys::bindings;
-use shared_abi::config::{EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
 
 use crate::error::Error;

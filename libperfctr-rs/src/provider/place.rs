@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Which counter counts which event.
 
-use shared_abi::config::{EVNTSEL_EN, MODE_COUNTING, MODE_SAMPLING};
+use shared_abi::arch::EVNTSEL_EN;
+use shared_abi::config::{MODE_COUNTING, MODE_SAMPLING};
 use shared_abi::{CounterConfig, PhysSlot, PmuCaps};
 
 use crate::error::Error;
@@ -63,8 +64,8 @@ fn config(event: Event, caps: &PmuCaps, slot: PhysSlot) -> Result<CounterConfig,
 mod tests {
     use super::*;
     use shared_abi::CounterWidth;
+    use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
     use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
-    use shared_abi::config::{EVNTSEL_OS, EVNTSEL_USR};
 
     fn caps() -> PmuCaps {
         use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING};

@@ -11,11 +11,11 @@ use shared_abi::read::Counters;
 pub(crate) struct Hardware;
 
 impl Counters for Hardware {
-    fn rdpmc(&self, _: u32) -> u64 {
+    fn counter(&self, _: u32) -> u64 {
         unreachable!("only x86 has RDPMC")
     }
 
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         unreachable!("only x86 has RDTSC")
     }
 }

@@ -87,7 +87,7 @@ fn control(events: &[(u64, u32)]) -> Result<Control, String> {
         Control { flags: CONTROL_TSC, counters: events.len() as u32, ..Control::default() };
     let places = control.counter.get_mut(..events.len()).ok_or("too many events")?;
     for (place, (evntsel, pmc)) in places.iter_mut().zip(events) {
-        let slot = PhysSlot::from_rdpmc(*pmc).ok_or(format!("no counter {pmc}"))?;
+        let slot = PhysSlot::from_counter_index(*pmc).ok_or(format!("no counter {pmc}"))?;
         let slot = slot.index() as u32;
         *place = CounterConfig { slot, evntsel: *evntsel, ..CounterConfig::default() };
     }

@@ -13,7 +13,7 @@ use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
 use hv_driver::driver::Rate;
 use hv_driver::hypercall::{Request, decode};
 use hv_driver::{Cpuid, Driver, Settings};
-use shared_abi::config::{EVNTSEL_ANY, EVNTSEL_INT, EVNTSEL_PC};
+use shared_abi::arch::{EVNTSEL_ANY, EVNTSEL_INT, EVNTSEL_PC};
 use shared_abi::ioctl::Control;
 use shared_abi::limits::{MAX_COUNTERS, MAX_SLOTS, READ_ATTEMPTS_MAX};
 use shared_abi::read::{Counters, read_thread};
@@ -74,11 +74,11 @@ struct Agreeable {
 }
 
 impl Counters for Agreeable {
-    fn rdpmc(&self, _: u32) -> u64 {
+    fn counter(&self, _: u32) -> u64 {
         1_000
     }
 
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         1_000_000
     }
 }
@@ -125,11 +125,11 @@ pub fn ioctl(data: &[u8]) {
 struct Given(Vec<u64>);
 
 impl Counters for Given {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         self.0.get(index as usize % 8).copied().unwrap_or(u64::MAX)
     }
 
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         self.0.first().copied().unwrap_or(0)
     }
 }
@@ -155,7 +155,7 @@ pub fn reader(data: &[u8]) {
     let used = take() as usize % (MAX_COUNTERS + 1);
     for slot in &thread.slots {
         slot.slot.store(take() as u32, Relaxed);
-        slot.rdpmc.store(take() as u32, Relaxed);
+        slot.counter_index.store(take() as u32, Relaxed);
         slot.sum.store(take(), Relaxed);
         slot.start.store(take(), Relaxed);
     }

@@ -20,11 +20,11 @@ use crate::truth::Looks;
 struct Now<'a>(&'a Machine);
 
 impl Counters for Now<'_> {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         self.0.cpus[self.0.here.get()].pmu.rdpmc(index).map_or(0, |(_, value)| value)
     }
 
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         self.0.guest_tsc(self.0.vcpu_here())
     }
 }

@@ -35,7 +35,7 @@ impl<'a> Linux<'a> {
 }
 
 impl Counters for Linux<'_> {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         let machine = self.0;
         machine.step(Step::Rdpmc(index));
         if machine.is_gone() {
@@ -51,7 +51,7 @@ impl Counters for Linux<'_> {
         value
     }
 
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         let machine = self.0;
         machine.step(Step::Rdtsc);
         if machine.is_gone() {
@@ -581,7 +581,7 @@ impl Machine {
             _ => {
                 let slot = &thread.slots[rng.index(thread.slots.len())];
                 slot.slot.store(garbage(rng) as u32, Relaxed);
-                slot.rdpmc.store(garbage(rng) as u32, Relaxed);
+                slot.counter_index.store(garbage(rng) as u32, Relaxed);
                 slot.start.store(garbage(rng), Relaxed);
                 thread.vcpu.store(garbage(rng) as u32, Relaxed);
                 thread.state.store(garbage(rng) as u32, Relaxed);

@@ -26,7 +26,7 @@ pub const GFN_BASE: u64 = 0x1000;
 struct Hardware<'a>(&'a Machine);
 
 impl Counters for Hardware<'_> {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         self.0.step(Step::Rdpmc(index));
         let cpu = &self.0.cpus[self.0.here.get()];
         let Some((counter, value)) = cpu.pmu.rdpmc(index) else {
@@ -39,7 +39,7 @@ impl Counters for Hardware<'_> {
         value
     }
 
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         self.0.step(Step::Rdtsc);
         let tsc = self.0.tsc();
         self.0.cpus[self.0.here.get()].tsc_seen.set(Some(tsc));

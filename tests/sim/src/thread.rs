@@ -26,7 +26,7 @@ struct User<'a> {
 }
 
 impl Counters for User<'_> {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         let machine = self.machine;
         machine.step(Step::Rdpmc(index));
         if machine.is_gone() {
@@ -47,7 +47,7 @@ impl Counters for User<'_> {
         value
     }
 
-    fn rdtsc(&self) -> u64 {
+    fn clock(&self) -> u64 {
         let machine = self.machine;
         machine.step(Step::Rdtsc);
         if machine.is_gone() {

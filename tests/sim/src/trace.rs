@@ -64,7 +64,7 @@ fn thread_field(offset: usize) -> String {
         Some(inside) => {
             let size = size_of::<ThreadSlot>();
             let (slot, offset) = (inside / size, inside % size);
-            format!("slots[{slot}].{}", names!(ThreadSlot, offset, sum, start, slot, rdpmc))
+            format!("slots[{slot}].{}", names!(ThreadSlot, offset, sum, start, slot, counter_index))
         }
         None => names!(
             ThreadPage, offset, magic, abi, size_bytes, state, seq, vcpu, counters, tsc_sum,

@@ -91,7 +91,7 @@ pub fn judge() -> Result<Vec<(String, Result<(), String>)>> {
     run_on(SELF, &cpus[..1])?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&EVENTS)?;
-    ensure!(Hardware.rdpmc(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
+    ensure!(Hardware.counter(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
     let (mut outcomes, mut pages) = (Vec::new(), FreshPages::new()?);
     for (name, does) in [
         ("nothing", Does::Nothing),
@@ -171,9 +171,9 @@ fn whole(session: &Session, body: &Body, memory: &mut [u8]) -> Result<Option<Mea
 /// Looks at the emulator, at exits first, then reads.
 #[inline(never)]
 fn open(session: &Session) -> Result<(Tallies, Reading<2>), Error> {
-    let exits = Hardware.rdpmc(EXITS);
-    let ring_0 = Hardware.rdpmc(RING_0);
-    let outside = Hardware.rdpmc(OUTSIDE_RING_0);
+    let exits = Hardware.counter(EXITS);
+    let ring_0 = Hardware.counter(RING_0);
+    let outside = Hardware.counter(OUTSIDE_RING_0);
     Ok((Tallies { exits, ring_0, outside }, session.read::<2>()?))
 }
 
@@ -181,9 +181,9 @@ fn open(session: &Session) -> Result<(Tallies, Reading<2>), Error> {
 #[inline(never)]
 fn close(session: &Session) -> Result<(Reading<2>, Tallies), Error> {
     let reading = session.read::<2>()?;
-    let outside = Hardware.rdpmc(OUTSIDE_RING_0);
-    let ring_0 = Hardware.rdpmc(RING_0);
-    let exits = Hardware.rdpmc(EXITS);
+    let outside = Hardware.counter(OUTSIDE_RING_0);
+    let ring_0 = Hardware.counter(RING_0);
+    let exits = Hardware.counter(EXITS);
     Ok((reading, Tallies { exits, ring_0, outside }))
 }
 

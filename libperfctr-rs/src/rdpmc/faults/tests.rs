@@ -66,7 +66,7 @@ fn informed(handler: Informed, flags: libc::c_int) -> libc::sigaction {
 }
 
 fn rdpmc_is_0() -> bool {
-    Hardware.rdpmc(ABSENT) == 0
+    Hardware.counter(ABSENT) == 0
 }
 
 /// Faults with an address.

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::io;
 
 use shared_abi::CounterConfig;
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR, MODE_SAMPLING};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{
     CONTROL_TSC, Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_READ, IOC_RESUME,
     IOC_UNLINK, Sums,

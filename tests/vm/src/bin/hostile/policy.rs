@@ -250,7 +250,7 @@ const LOOKS: [Look; 3] = [
 const RDPMC: [u32; 7] = [0, 1, 2, 3, 1 << 30, 1 << 30 | 1, 1 << 30 | 2];
 
 fn rdpmc_all() -> Vec<u64> {
-    RDPMC.iter().map(|&counter| Hardware.rdpmc(counter)).collect()
+    RDPMC.iter().map(|&counter| Hardware.counter(counter)).collect()
 }
 
 /// This program, again: RDPMC ends it if it may not read.

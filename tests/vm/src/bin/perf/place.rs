@@ -71,7 +71,7 @@ fn sample(period: u64) -> Result<[u64; 2]> {
             let Record::Sample { ip, .. } = record else {
                 anyhow::bail!("{record:?} in place of a sample");
             };
-            return Ok([ip, Hardware.rdpmc(PLACE)]);
+            return Ok([ip, Hardware.counter(PLACE)]);
         }
     }
     anyhow::bail!("no sample in {period} system calls")

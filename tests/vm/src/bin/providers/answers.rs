@@ -14,7 +14,7 @@ use perfctr::raw::Device;
 use perfctr::{Cause, Error, Event, Provider, Session};
 use serde_json::{Value, json};
 use shared_abi::CounterConfig;
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::ioctl::{Control, CpuState};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::{module, perf};

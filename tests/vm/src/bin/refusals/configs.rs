@@ -3,10 +3,11 @@
 
 use perfctr::{PhysSlot, PmuCaps};
 use shared_abi::CounterConfig;
-use shared_abi::caps::CAPS_EVENT_12BIT;
-use shared_abi::config::{
-    EVNTSEL_ANY, EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_PC, EVNTSEL_USR, MODE_SAMPLING,
+use shared_abi::arch::{
+    EVNTSEL_ANY, EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_PC, EVNTSEL_USR,
 };
+use shared_abi::caps::CAPS_EVENT_12BIT;
+use shared_abi::config::MODE_SAMPLING;
 use shared_abi::limits::PERIOD_EVENTS_MAX;
 use vm_tests::raw::Refusal;
 

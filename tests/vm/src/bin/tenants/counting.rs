@@ -210,7 +210,7 @@ fn count(places: Places, mut rng: Rng, go_on: impl Fn(u64) -> bool) -> Result<Lo
         log.instructions.add(reading.retries, instructions, region.instructions());
         log.branches.add(reading.retries, branches, region.branches());
         for slot in slots_of(unused) {
-            log.residue_max = log.residue_max.max(Hardware.rdpmc(slot.rdpmc()));
+            log.residue_max = log.residue_max.max(Hardware.counter(slot.counter_index()));
         }
         regions += 1;
     }

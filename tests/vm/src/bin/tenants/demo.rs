@@ -242,15 +242,15 @@ fn periods(record: &Record) -> u64 {
 fn exits_per_read(session: &Session) -> Result<f64> {
     let mut seen = Vec::with_capacity(TIMES);
     for _ in 0..TIMES {
-        let before = Hardware.rdpmc(EXITS);
+        let before = Hardware.counter(EXITS);
         for _ in 0..READS {
             session.read::<2>()?;
         }
         // The number is the physical CPU's, which may have changed.
-        seen.push(Hardware.rdpmc(EXITS).wrapping_sub(before) as i64);
+        seen.push(Hardware.counter(EXITS).wrapping_sub(before) as i64);
     }
     seen.sort_unstable();
     let median = seen.get(TIMES / 2).copied().context("nothing was read")?;
-    ensure!(Hardware.rdpmc(EXITS) > 0, "the emulator does not count exits");
+    ensure!(Hardware.counter(EXITS) > 0, "the emulator does not count exits");
     Ok(median as f64 / READS as f64)
 }

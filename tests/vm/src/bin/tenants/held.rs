@@ -23,17 +23,17 @@ struct Late<'a> {
 }
 
 impl Counters for Late<'_> {
-    fn rdpmc(&self, index: u32) -> u64 {
+    fn counter(&self, index: u32) -> u64 {
         // Nobody waits for a second time.
         let _ = self.looked.send(());
         while self.page.state.load(Relaxed) & THREAD_FAILED == 0 {
             thread::sleep(MOMENT);
         }
-        Hardware.rdpmc(index)
+        Hardware.counter(index)
     }
 
-    fn rdtsc(&self) -> u64 {
-        Hardware.rdtsc()
+    fn clock(&self) -> u64 {
+        Hardware.clock()
     }
 }
 

@@ -125,7 +125,7 @@ fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
     let caps = session.description().caps.context("the provider does not say what there is")?;
     // The driver has taken the last general counter for its own instructions.
     let xen_counter = PhysSlot::general(caps.general).context("there is no such counter")?;
-    let xen_instructions = || Hardware.rdpmc(xen_counter.rdpmc());
+    let xen_instructions = || Hardware.counter(xen_counter.counter_index());
     let page = session.vcpu_page(cpu as u32).context("the vCPU has no page")?;
     let (mut progress, mut histogram) = (Progress::default(), Histogram::default());
     let mut store = 0;

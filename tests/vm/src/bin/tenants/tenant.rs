@@ -86,7 +86,7 @@ pub enum Role {
 /// Does it, and switches the domain off.
 pub fn run(role: &Role) -> Result<ExitCode> {
     if let Role::Rdpmc = role {
-        println!("{}", Hardware.rdpmc(0));
+        println!("{}", Hardware.counter(0));
         return Ok(ExitCode::SUCCESS);
     }
     live(|| act(role))

@@ -2,7 +2,7 @@
 //! An input, taken apart.
 
 use shared_abi::CounterConfig;
-use shared_abi::config::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 
 /// What is left of an input.
 #[derive(Clone, Debug)]
