@@ -28,7 +28,6 @@ pub mod hypercall;
 pub mod ioctl;
 mod layout;
 pub mod limits;
-pub mod planted;
 pub mod read;
 pub mod ring;
 pub mod seq;

@@ -39,6 +39,7 @@ mod host;
 mod kvm;
 mod machine;
 mod model;
+pub mod planted;
 mod pmu;
 mod rng;
 pub mod run;

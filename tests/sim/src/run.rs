@@ -5,12 +5,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use shared_abi::planted::Bug;
-
 use crate::choice::{Chooser, Decision};
 use crate::coverage::Coverage;
 use crate::fiber::Fiber;
 use crate::machine::{Machine, Violation};
+use crate::planted::Bug;
 use crate::rng::Rng;
 use crate::search::{Choices, Path};
 use crate::shape::Shape;

@@ -4,6 +4,7 @@
 pub mod browser;
 pub mod command;
 pub mod debian;
+pub mod faults;
 pub mod glue;
 pub mod guest;
 pub mod kernel;

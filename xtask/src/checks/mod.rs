@@ -14,7 +14,7 @@ use anyhow::Result;
 pub use self::generated::write as write_headers;
 pub use self::objects::check as objects;
 use crate::artefacts::packages::licences;
-use crate::artefacts::{kvm, xen};
+use crate::artefacts::{faults, kvm, xen};
 use crate::tools::sh;
 use crate::tools::toolchain::{self, ARM_TARGET, BARE_TARGET};
 
@@ -48,6 +48,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "format", pace: Quick, run: || cargo(&["fmt", "--all", "--check"]) },
     Check { name: "layout of C", pace: Quick, run: c_style::check },
     Check { name: "generated headers", pace: Quick, run: generated::check },
+    Check { name: "anchors of faults", pace: Quick, run: || faults::check(&sh::project()) },
     Check { name: "lints", pace: Slow, run: lints },
     Check { name: "lints of the simulator", pace: Slow, run: simulator_lints },
     Check {

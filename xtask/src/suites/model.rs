@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 
 use super::report::Report;
+use crate::artefacts::faults;
 use crate::checks::{self, Pace};
 use crate::tools::{sh, toolchain};
 
@@ -43,8 +44,8 @@ pub fn unit(report: &mut Report) -> Result<()> {
 
 /// The simulator of hosts and guests around the real cores.
 pub fn simulator(report: &mut Report) -> Result<()> {
-    let mut simulator = simulator_command();
-    simulator.arg("--all").envs([report.volume.variable()]);
+    let mut simulator = simulator_command(&["--all".to_owned()])?;
+    simulator.envs([report.volume.variable()]);
     let mut said = String::new();
     report.test(
         "planted bugs, seeds, small machines exhaustively, cost that does not grow",
@@ -62,11 +63,20 @@ pub fn simulator(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The simulator, ready for its options.
-pub fn simulator_command() -> Command {
-    let mut cargo = toolchain::cargo_with_cfg("sim");
+/// The simulator with its options, in a copy of the sources that has faults where it is to find
+/// them.
+pub fn simulator_command(options: &[String]) -> Result<Command> {
+    let is_of_faults = |option: &String| {
+        ["--all", "--bugs", "--plant"].contains(&option.split('=').next().unwrap_or_default())
+    };
+    let mut cargo = if options.iter().any(is_of_faults) {
+        faults::copy()?.cargo_for_simulator()
+    } else {
+        toolchain::cargo_with_cfg("sim")
+    };
     cargo.args(["run", "--profile", "simulator", "--quiet", "--package", "sim", "--"]);
-    cargo
+    cargo.args(options);
+    Ok(cargo)
 }
 
 /// What the simulator says of all its steps.

@@ -17,7 +17,7 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut simulator = suites::simulator();
-    let status = simulator.args(&args.options).status().context("the simulator")?;
+    let mut simulator = suites::simulator(&args.options)?;
+    let status = simulator.status().context("the simulator")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

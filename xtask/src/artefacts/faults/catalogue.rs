@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The list of faults, and where each is in the sources.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Deserialize;
+
+use crate::tools::anchors::{Anchor, line_of};
+use crate::tools::cache;
+
+/// Where the lists are, in the project.
+const LISTS: &str = "tests/faults";
+
+/// One list.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    fault: Vec<Fault>,
+}
+
+/// A fault.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// A name, as of a variant in Rust.
+    pub name: String,
+    /// What goes wrong, and for whom.
+    pub what: String,
+    /// Whose tests must notice.
+    pub tier: Tier,
+    /// Whether it cannot be switched on while the program runs, as in C, in types and constants:
+    /// it is in a copy of its own.
+    #[serde(default)]
+    pub alone: bool,
+    /// What is changed.
+    #[serde(rename = "edit")]
+    pub edits: Vec<Edit>,
+    /// The list that it is in.
+    #[serde(skip)]
+    pub list: String,
+}
+
+/// Whose tests must notice a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// The simulator's planted bugs.
+    Sim,
+    /// What `cargo test` runs.
+    Host,
+    /// What boots the testbed.
+    Vm,
+}
+
+/// A change of one place.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Edit {
+    /// The file, from the project's root.
+    pub file: String,
+    /// A piece of it, with guillemets around what is changed.
+    pub anchor: String,
+    /// A piece of the line that begins the block of the anchor, if that is not the only one in its
+    /// file.
+    pub within: Option<String>,
+    /// What is put in place of what is marked.
+    pub wrong: String,
+}
+
+impl Edit {
+    /// Where it is in the text of its file.
+    pub fn place(&self, source: &str) -> Result<Range<usize>> {
+        Anchor { text: &self.anchor, within: self.within.as_deref() }.find(source)
+    }
+}
+
+/// Every fault of every list of the project at `root`.
+pub fn read(root: &Path) -> Result<Vec<Fault>> {
+    let mut faults = Vec::new();
+    for (name, path) in cache::files(&root.join(LISTS))? {
+        let text = fs::read_to_string(&path)?;
+        let list: List = toml::from_str(&text).with_context(|| format!("{LISTS}/{name}"))?;
+        let file = format!("{LISTS}/{name}");
+        faults.extend(list.fault.into_iter().map(|fault| Fault { list: file.clone(), ..fault }));
+    }
+    let mut names = BTreeSet::new();
+    for fault in &faults {
+        let Fault { name, list, .. } = fault;
+        let is_name = name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name.chars().all(|c| c.is_ascii_alphanumeric());
+        if !is_name || !names.insert(name) {
+            bail!("{list}: {name} is no name, or that of another fault, too");
+        }
+        if fault.edits.is_empty() {
+            bail!("{list}: {name} changes nothing");
+        }
+    }
+    Ok(faults)
+}
+
+/// Makes sure that each anchor is found once, and says all that are not.
+pub fn check(root: &Path) -> Result<()> {
+    let mut sources = Sources::default();
+    let mut lost = Vec::new();
+    for fault in read(root)? {
+        for edit in &fault.edits {
+            if let Err(error) = sources.place(root, edit) {
+                lost.push(sources.advice(root, &fault, edit, &error));
+            }
+        }
+    }
+    if lost.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "{} anchors of faults are lost. Whoever changes code mends the anchors of the faults in \
+         it: the text between « and » is what the fault replaces by `wrong`, so that something \
+         goes wrong as `what` says.\n  {}",
+        lost.len(),
+        lost.join("\n  ")
+    )
+}
+
+/// Texts of files, read once.
+#[derive(Default)]
+struct Sources(BTreeMap<String, String>);
+
+impl Sources {
+    fn text(&mut self, root: &Path, file: &str) -> Result<&str> {
+        if !self.0.contains_key(file) {
+            let text = fs::read_to_string(root.join(file)).map_err(|_| anyhow!("no such file"))?;
+            self.0.insert(file.to_owned(), text);
+        }
+        Ok(&self.0[file])
+    }
+
+    fn place(&mut self, root: &Path, edit: &Edit) -> Result<Range<usize>> {
+        edit.place(self.text(root, &edit.file)?)
+    }
+
+    /// What is wrong with an anchor, and where it may have gone.
+    fn advice(&mut self, root: &Path, fault: &Fault, edit: &Edit, error: &anyhow::Error) -> String {
+        let Fault { name, list, what, .. } = fault;
+        let mut text = format!(
+            "{list}: {name} ({what})\n    {}: {error:#}: {}",
+            edit.file,
+            edit.anchor.trim()
+        );
+        if let Some(within) = &edit.within {
+            text += &format!("\n    within: {within}");
+        }
+        for file in Self::neighbours(root, &edit.file) {
+            let Ok(source) = self.text(root, &file) else { continue };
+            let anchor = Anchor { text: &edit.anchor, within: None };
+            if let Ok(place) = anchor.find(source) {
+                text += &format!("\n    it is in {file}:{} now", line_of(source, place.start));
+            }
+        }
+        text
+    }
+
+    /// Other files of the same crate.
+    fn neighbours(root: &Path, file: &str) -> Vec<String> {
+        let Some(folder) = file.split_once('/').map(|(folder, _)| folder) else {
+            return Vec::new();
+        };
+        let files = cache::files(&root.join(folder)).unwrap_or_default();
+        let names = files.into_iter().map(|(name, _)| format!("{folder}/{name}"));
+        names.filter(|name| name.ends_with(".rs") || name.ends_with(".c")).collect()
+    }
+}
