@@ -8,13 +8,16 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use crate::artefacts::kernel::Kernel;
-use crate::artefacts::{packages, xen};
+use crate::artefacts::xen;
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 
 /// What is in it beside what is essential, and apt.
 const PACKAGES: &[&str] =
     &["cpio", "dkms", "gcc", "kmod", "libc6-dev", "make", "pkg-config", "systemd-sysv", "udev"];
+
+/// What builds packages; `packaging/debian/control` names what they need of it.
+pub const PACKAGING: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", "help2man"];
 
 /// What a host has, too: a boot menu, and Debian's own Xen in it. And its kernel.
 const HOST: &[&str] = &["grub2-common", "xen-hypervisor-4.17-amd64"];
@@ -32,7 +35,7 @@ pub fn host(kernel: &Kernel) -> Result<PathBuf> {
 
 /// All files of a system that makes packages of what was built elsewhere.
 pub fn packager() -> Result<PathBuf> {
-    let tools = [packages::TOOLS, &["lintian"]].concat();
+    let tools = [PACKAGING, &["lintian"]].concat();
     let key = Key::new("packager 1").text(&tools.join(" "));
     let dir = cache::artefact("debian-packager", key, |dir| {
         apt::system(&tools, "true", &dir.join("root.tar"))
@@ -43,7 +46,7 @@ pub fn packager() -> Result<PathBuf> {
 /// All files of a system that builds the packages, by what Debian has for that.
 pub fn builder() -> Result<PathBuf> {
     let rust = ["cargo-web", "rust-web-src", "rustc-web"];
-    let tools = [packages::TOOLS, xen::PACKAGES, &rust, &["lintian", "xz-utils"]].concat();
+    let tools = [PACKAGING, xen::PACKAGES, &rust, &["lintian", "xz-utils"]].concat();
     let key = Key::new("builder 1").text(&tools.join(" "));
     let dir = cache::artefact("debian-builder", key, |dir| {
         apt::system(&tools, "true", &dir.join("root.tar"))

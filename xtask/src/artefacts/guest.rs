@@ -43,6 +43,12 @@ pub fn dynamic(package: &str, features: &str) -> Result<PathBuf> {
     build("release", &["--package", package, "--features", features], "target/dynamic", &[])
 }
 
+/// A program without a library that the suite `stat` and others run, of a file beside that suite's
+/// own.
+pub fn beside_stat(source: &str, flags: &[&str]) -> Result<PathBuf> {
+    without_library(&sh::project().join("tests/vm/src/bin/stat").join(source), flags)
+}
+
 /// Compiles a program that needs no library, by the testbed's release's own compiler: another one's
 /// code has other counts.
 pub fn without_library(source: &Path, flags: &[&str]) -> Result<PathBuf> {

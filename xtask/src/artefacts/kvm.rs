@@ -25,10 +25,10 @@ const PACKAGES: &[&str] =
 const KVM: &str = "arch/x86/kvm";
 const GLUE: Glue = Glue { host: "kvm", dir: "arch/x86/kvm/perfctr" };
 
-/// The modules: what all CPUs share, and what is loaded after it for each vendor's.
+/// The modules: what all CPUs share, and what is loaded after it for each vendor's CPUs.
 pub const COMMON: &str = "kvm.ko";
 pub const AMD: &str = "kvm-amd.ko";
-const MODULES: [&str; 3] = [COMMON, AMD, "kvm-intel.ko"];
+pub const MODULES: [&str; 3] = [COMMON, AMD, "kvm-intel.ko"];
 
 /// The directory with the modules.
 pub fn modules(kernel: &Kernel) -> Result<PathBuf> {

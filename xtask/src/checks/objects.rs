@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 
 use crate::artefacts::rustobj::Purpose;
-use crate::artefacts::{guest, kernel, rustobj};
+use crate::artefacts::{guest, kernel, kvm, rustobj};
 use crate::tools::sh::{self, cmd};
 
 /// Functions that C provides to the Rust code start with this.
@@ -24,11 +24,12 @@ const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove", "__x8
 /// a vCPU's state once, where it is made, but not twice.  Unit: bytes.
 const FRAME_MAX: u64 = 2_560;
 
-/// Checks both objects; the error lists every broken promise.
+/// Checks every object that ships; the error lists every broken promise.
 pub fn check() -> Result<()> {
     let mut faults = Vec::new();
     for (name, object) in [
-        ("hypervisor", rustobj::hypervisor(Purpose::Use)?),
+        ("Xen", rustobj::hypervisor(Purpose::Use)?),
+        ("KVM", rustobj::kvm()?),
         ("kernel module", rustobj::module(Purpose::Use)?),
     ] {
         let found = faults_of(&object)?;
@@ -40,11 +41,21 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Checks what the kernel's own tool has made of the module's objects, the Rust one among them.
+/// Checks the kernel's module for guests.
 pub fn check_module() -> Result<()> {
-    let module = guest::module(&kernel::kernel()?, Purpose::Use)?;
-    let sections = sh::output(cmd("readelf", ["-SW"]).arg(&module))?;
-    let code = sh::output(cmd("objdump", ["-dr", "--no-show-raw-insn"]).arg(&module))?;
+    check_linked(&guest::module(&kernel::kernel()?, Purpose::Use)?)
+}
+
+/// Checks each of KVM's modules, the one that has the driver among them.
+pub fn check_kvm() -> Result<()> {
+    let built = kvm::modules(&kernel::kernel()?)?;
+    kvm::MODULES.iter().try_for_each(|module| check_linked(&built.join(module)))
+}
+
+/// Checks what the kernel's own tool has made of a module's objects, the Rust one among them.
+fn check_linked(module: &Path) -> Result<()> {
+    let sections = sh::output(cmd("readelf", ["-SW"]).arg(module))?;
+    let code = sh::output(cmd("objdump", ["-dr", "--no-show-raw-insn"]).arg(module))?;
     let faults = module_faults(&sections, &code);
     if !faults.is_empty() {
         bail!("{}:\n  {}", module.display(), faults.join("\n  "));

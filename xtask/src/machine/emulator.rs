@@ -9,22 +9,13 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
+use super::hardware::{LINUX_ARGS, PORTS, every, linux_args};
 use super::profile::Topology;
 use super::spec::Spec;
 use super::{host, initramfs};
 use crate::artefacts::{kernel, qemu, rootfs, xen};
 use crate::tools::sh::cmd;
 
-/// Every topology's kernel arguments: a crash ends the machine, and a busy build machine, on which
-/// an emulated CPU may stand still for long, is not taken for a lockup.
-const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
-
-/// What has a whole system start, without asking anybody anything.
-const SYSTEM_ARGS: &str =
-    "rdinit=/usr/lib/systemd/systemd systemd.firstboot=off systemd.show_status=1";
-
-/// The guest's virtio ports, each of which becomes a file of the run's directory.
-pub const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
 /// The emulator's monitor (QMP), a socket in the run's directory.
 pub const MONITOR: &str = "monitor";
 /// The serial line, another; what the machine says there is in the file `console`.
@@ -89,33 +80,6 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
         .args(["-qmp", &format!("unix:{MONITOR},server=on,wait=off")]);
 }
 
-/// What every machine has, the one that runs here as well as its guest: such a CPU, so much memory
-/// beside the room for files of this size, and the ports, the nth of which writes to `file(n)`.
-pub fn every(
-    cpu: &str,
-    memory_mib: u64,
-    files_mib: u64,
-    file: impl Fn(usize) -> String,
-) -> Vec<String> {
-    // The copied files are in memory twice while they are unpacked, and Xen moves the archive.
-    let memory = format!("{}M", memory_mib + 3 * files_mib);
-    let mut all: Vec<String> = ["-nodefaults", "-display", "none", "-no-reboot", "-nic", "none"]
-        .into_iter()
-        .chain(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"])
-        .chain(["-cpu", cpu, "-m", &memory])
-        // A PV guest's memory is not contiguous for a device: its driver has to ask the kernel for
-        // DMA addresses, which it does only for a device behind an IOMMU.
-        .chain(["-device", "virtio-serial-pci,iommu_platform=on,disable-legacy=on"])
-        .map(str::to_owned)
-        .collect();
-    for (n, port) in PORTS.into_iter().enumerate() {
-        all.extend(["-chardev".to_owned(), format!("file,id={port},path={}", file(n))]);
-        let device = format!("virtserialport,chardev={port},name={port}");
-        all.extend(["-device".to_owned(), device]);
-    }
-    all
-}
-
 /// The arguments for the number of CPUs, and for the last one if it differs.
 fn smp(topology: &Topology) -> Vec<String> {
     let cpus = topology.cpus;
@@ -130,12 +94,6 @@ fn smp(topology: &Topology) -> Vec<String> {
         "-device".into(),
         format!("{model}-x86_64-cpu,{place},{properties}"),
     ]
-}
-
-/// The kernel's arguments.
-pub fn linux_args(spec: &Spec) -> String {
-    let system = if spec.system.is_some() { SYSTEM_ARGS } else { "" };
-    format!("{} {LINUX_ARGS} {system}", spec.topology.linux)
 }
 
 /// What is booted.

@@ -7,7 +7,7 @@ use std::io::BufWriter;
 
 use anyhow::{Context, Result};
 
-use super::emulator;
+use super::hardware;
 use super::initramfs::{self, nul_ended};
 use super::profile::Host;
 use super::spec::Spec;
@@ -98,13 +98,13 @@ fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
     argv.extend(["-machine", "q35,accel=kvm", "-serial", "stdio"].map(str::to_owned));
     // They cannot be truncated.
     let port = |n| format!("/dev/fdset/{n},append=on");
-    argv.extend(emulator::every(&host.cpu, host.memory_mib, files_mib, port));
+    argv.extend(hardware::every(&host.cpu, host.memory_mib, files_mib, port));
     argv.extend(["-qmp".to_owned(), format!("unix:{MONITOR},server=on,wait=off")]);
     let asked = format!("socket,id=asked,path={SOCKET},server=on,wait=off");
     argv.extend(["-chardev".to_owned(), asked]);
     argv.extend(["-device", "virtserialport,chardev=asked,name=host"].map(str::to_owned));
     argv.extend(["-smp".to_owned(), host.vcpus.to_string()]);
     argv.extend(["-kernel".to_owned(), vmlinux, "-initrd".to_owned(), initrd]);
-    argv.extend(["-append".to_owned(), emulator::linux_args(spec)]);
+    argv.extend(["-append".to_owned(), hardware::linux_args(spec)]);
     argv
 }

@@ -6,6 +6,7 @@
 //! crashes, and the whole machine is ended at the first of: the command's end, a crash, a timeout.
 
 mod emulator;
+mod hardware;
 mod host;
 mod initramfs;
 mod monitor;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::artefacts::rootfs;
+use crate::artefacts::{guest, rootfs};
 use crate::machine::Spec;
 use crate::suites::report::{Report, Volume};
-use crate::suites::{perf_test, pmu, stat, tenants};
+use crate::suites::{perf_test, pmu, tenants};
 use crate::tools::cache;
 
 /// Iterations of a loop that takes a while.
@@ -25,7 +25,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     for (iterations, name) in [(pmu::ITERATIONS, "loop"), (LONG, "long")] {
         spec.files.push((pmu::known(iterations)?, format!("/work/{name}")));
     }
-    spec.files.push((stat::assembled("alone.S", &[])?, "/work/alone".into()));
+    spec.files.push((guest::beside_stat("alone.S", &[])?, "/work/alone".into()));
     // perf starts dozens of times, which takes minutes where the machine is busy.
     spec.timeout = Duration::from_secs(900);
     let topology = report.topology;

@@ -5,8 +5,8 @@ use anyhow::Result;
 
 use crate::artefacts::guest;
 use crate::machine::Spec;
+use crate::suites::pmu;
 use crate::suites::report::Report;
-use crate::suites::{pmu, stat};
 
 /// Three boots; a fourth place, where the driver is off, is suite `driver-absent`'s.
 pub fn run(report: &mut Report) -> Result<()> {
@@ -36,7 +36,7 @@ fn guest() -> Result<Spec> {
 /// Programs that are counted, and the library's examples, of which some count them.
 fn add_watched(spec: &mut Spec) -> Result<()> {
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
-    let frames = stat::assembled("frames.S", &["-Wl,-Ttext=0x401000"])?;
+    let frames = guest::beside_stat("frames.S", &["-Wl,-Ttext=0x401000"])?;
     spec.files.push((frames, "/work/frames".into()));
     for name in ["self_count", "program", "callers"] {
         let example = guest::example("libperfctr-rs", name)?;

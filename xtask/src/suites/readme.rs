@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use super::stat::assembled;
+use crate::artefacts::guest;
 use crate::machine::Spec;
 use crate::tools::sh;
 
@@ -36,7 +36,7 @@ const SAMPLES_APART: u64 = 1;
 
 /// Has the machine run the commands before its own.
 pub fn prepare(spec: &mut Spec) -> Result<()> {
-    spec.files.push((assembled("primes.c", &FLAGS)?, "/work/primes".to_owned()));
+    spec.files.push((guest::beside_stat("primes.c", &FLAGS)?, "/work/primes".to_owned()));
     spec.files.push((script()?, "/work/readme.sh".to_owned()));
     let own = spec.command.iter().map(|word| word.to_string_lossy().into_owned());
     let both = format!("sh /work/readme.sh && {}", own.collect::<Vec<_>>().join(" "));

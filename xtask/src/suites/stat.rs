@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -46,18 +46,12 @@ fn spec(topology: &str, provider: &str) -> Result<Spec> {
     let mut spec = Spec::new(topology, ["/work/stat", provider])?;
     spec.timeout *= 2;
     spec.add_program("cli", "perfctr")?;
-    spec.files.push((assembled("alone.S", &[])?, "/work/alone".to_owned()));
+    spec.files.push((guest::beside_stat("alone.S", &[])?, "/work/alone".to_owned()));
     apt::install(&["xz-utils", "liblzma5"], "a program with threads to record")?;
     for file in ["/usr/bin/xz", "/usr/lib/x86_64-linux-gnu/liblzma.so.5"] {
         spec.files.push((fs::canonicalize(file)?, file.into()));
     }
     Ok(spec)
-}
-
-/// A program without a library, of a file beside the suite's own.
-pub fn assembled(source: &str, flags: &[&str]) -> Result<PathBuf> {
-    let sources = sh::project().join("tests/vm/src/bin/stat");
-    guest::without_library(&sources.join(source), flags)
 }
 
 /// Go's pprof finds the same functions with as many samples as our own text.

@@ -56,7 +56,7 @@ enum Verb {
     Check(check::Args),
     /// Write the C headers that are generated from Rust.
     Headers,
-    /// Check the Rust objects that are linked into Xen and into the kernel module.
+    /// Check the Rust objects that are linked into Xen, into KVM and into the kernel module.
     CheckObj,
     /// Let git run the quick checks before each commit.
     Hook,

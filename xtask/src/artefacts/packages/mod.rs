@@ -23,9 +23,6 @@ use crate::tools::sh::{self, cmd};
 /// The project's version, which is its packages'.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What builds packages; `packaging/debian/control` names what they need of it.
-pub const TOOLS: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", "help2man"];
-
 /// What makes them of a staged tree.
 const MAKE: [&str; 4] = ["dpkg-buildpackage", "-b", "-us", "-uc"];
 
@@ -88,7 +85,7 @@ pub fn build(version: &str) -> Result<Built> {
 
 /// Puts the packages of a staged tree into `dir`, and what lintian says of them.
 fn make(tree: &Path, version: &str, dir: &Path) -> Result<()> {
-    apt::install(TOOLS, "building packages")?;
+    apt::install(debian::PACKAGING, "building packages")?;
     let mut build = cmd(MAKE[0], &MAKE[1..]);
     sh::logged(build.current_dir(tree), &cache::log("packages")?)?;
     for entry in fs::read_dir(tree.parent().context("a tree has a parent")?)? {

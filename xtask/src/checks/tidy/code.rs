@@ -107,7 +107,7 @@ fn collect(tokens: TokenStream, in_test: bool, words: &mut Vec<Word>) {
 }
 
 /// Whether a condition is one of tests, and not of their absence.
-fn names_test(condition: &str) -> bool {
+pub fn names_test(condition: &str) -> bool {
     let is_word = |part: &str| part == "test";
     condition.split(|c: char| !c.is_alphanumeric() && c != '_').any(is_word)
         && !condition.replace(' ', "").contains("not(test")

@@ -18,7 +18,7 @@ pub struct Dependencies {
     others: Option<BTreeSet<String>>,
 }
 
-/// Every manifest is compared with what is allowed.
+/// Every manifest is compared with what is allowed, which is to be needed.
 pub fn faults(tree: &Tree, allowed: &BTreeMap<String, Dependencies>) -> Result<Vec<String>> {
     let mut manifests = Vec::new();
     for (name, text) in tree.files(&["toml"])? {
@@ -37,6 +37,9 @@ pub fn faults(tree: &Tree, allowed: &BTreeMap<String, Dependencies>) -> Result<V
             faults.push(format!("xtask/tidy.toml: says nothing of the crate {package}"));
             continue;
         };
+        for name in allowed.project.iter().filter(|name| !found.contains(*name)) {
+            faults.push(format!("xtask/tidy.toml: {package} does not import {name}"));
+        }
         for name in found {
             let is_allowed = if ours.contains(name) {
                 allowed.project.contains(name)
@@ -85,5 +88,11 @@ mod tests {
             ]
         );
         assert_eq!(faults(&tree, &BTreeMap::new()).unwrap().len(), 2);
+        let wide: BTreeMap<String, Dependencies> = toml::from_str(
+            "[core-of-it]\nproject = [\"user\"]\n[user]\nproject = [\"core-of-it\"]\n",
+        )
+        .unwrap();
+        let vain = ["xtask/tidy.toml: core-of-it does not import user"];
+        assert_eq!(faults(&tree, &wide).unwrap(), vain);
     }
 }

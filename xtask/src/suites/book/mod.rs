@@ -11,8 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::readme::{self, CLOCKED, same_line};
-use super::stat::assembled;
-use crate::artefacts::{rootfs, shim};
+use crate::artefacts::{guest, rootfs, shim};
 use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, Volume, all};
 use crate::tools::{cache, sh};
@@ -130,7 +129,7 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
     spec.timeout = Duration::from_secs(900);
     spec.add_program("cli", "perfctr")?;
     spec.files.push((path, "/work/book.sh".into()));
-    spec.files.push((assembled("primes.c", &readme::FLAGS)?, "/work/primes".into()));
+    spec.files.push((guest::beside_stat("primes.c", &readme::FLAGS)?, "/work/primes".into()));
     spec.files.push((rootfs::perf()?, "/".into()));
     let prefix = cache::root()?.join("work/book-shim");
     shim::install(&prefix)?;
