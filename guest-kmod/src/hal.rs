@@ -6,8 +6,8 @@ use shared_abi::read::Counters;
 
 /// The kernel, on the vCPU that executes this, with interrupts disabled.
 ///
-/// RDPMC may be asked for while it is not allowed, for a moment before the vCPU page says so; it
-/// then gives any number, which the page's sequence word makes the caller throw away.
+/// The core may ask for a counter that may not be read any more, for a moment before the vCPU page
+/// says so.  Any number will do then: the page's sequence word makes the core throw it away.
 pub trait Kernel: Counters {
     /// The hypercall `perfctr_op`.
     ///

@@ -12,7 +12,7 @@ use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
 
 use crate::overflow::Overflows;
 
-/// The highest signal number of Linux on x86.
+/// The highest signal number of Linux.
 const SIGNAL_MAX: u32 = 64;
 
 /// Checks the argument of `IOC_CREATE` and `IOC_OPEN`.
@@ -45,7 +45,7 @@ pub fn check_control(caps: &PmuCaps, control: &Control) -> Result<(), Errno> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     slots: [PhysSlot; MAX_COUNTERS],
-    /// Their indices for RDPMC, which no switch has to compute.
+    /// Their counters' indices, which no switch has to compute.
     indices: [u32; MAX_COUNTERS],
     used: usize,
 }
@@ -64,7 +64,7 @@ impl Order {
         self.used
     }
 
-    /// The first `N` slots, which are in use, and their indices for RDPMC.
+    /// The first `N` slots, which are in use, and their counters' indices.
     #[inline(always)]
     pub(crate) fn first<const N: usize>(&self) -> Option<(&[PhysSlot; N], &[u32; N])> {
         self.slots.first_chunk().zip(self.indices.first_chunk())

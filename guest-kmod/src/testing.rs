@@ -68,7 +68,7 @@ pub(crate) struct Machine {
     pub(crate) counting: Counting,
     pub(crate) answer: RefCell<HvQuery>,
     refusal: Cell<Option<Errno>>,
-    /// How many more RDPMC of a kernel are hit by a vCPU switch.
+    /// How many more of the kernel's reads of counters are hit by a vCPU switch.
     pub(crate) disturbances: Cell<u32>,
     /// What a kernel's look at its counters executes, in a ring that they count.
     pub(crate) instructions_per_sample: Cell<u64>,

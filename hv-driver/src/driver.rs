@@ -4,7 +4,7 @@
 use shared_abi::caps::CAPS_ALL_EVENTS;
 use shared_abi::{PhysSlot, PmuCaps};
 
-use crate::pmu::{self, Cpuid, Refusal, Registers};
+use crate::arch::{self, Identity, Refusal, Registers};
 
 /// The driver's settings, fixed at boot.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub struct Driver {
     /// How often a vCPU may be interrupted.
     pub rate: Rate,
     /// The boot CPU's, to which every CPU is compared.
-    pub boot: Cpuid,
+    pub boot: Identity,
     /// Slots that count if their selectors say so: the guests' and the driver's own.
     enabled: u32,
 }
@@ -54,8 +54,8 @@ impl Driver {
     /// # Errors
     ///
     /// The PMU is not usable, or measuring the cost would leave the guests no general counter.
-    pub fn new(cpuid: &Cpuid, settings: &Settings) -> Result<Self, Refusal> {
-        let (mut caps, registers) = cpuid.pmu()?;
+    pub fn new(identity: &Identity, settings: &Settings) -> Result<Self, Refusal> {
+        let (mut caps, registers) = identity.pmu()?;
         if settings.all_events {
             caps.features |= CAPS_ALL_EVENTS;
         }
@@ -68,16 +68,16 @@ impl Driver {
             cost = PhysSlot::general(caps.general);
         }
         let enabled = caps.slots() | cost.map_or(0, PhysSlot::bit);
-        Ok(Self { caps, registers, cost, rate: settings.rate, boot: *cpuid, enabled })
+        Ok(Self { caps, registers, cost, rate: settings.rate, boot: *identity, enabled })
     }
 
     /// The global enable bits of every counter but those in `stopped`.
     #[inline(always)]
     pub fn enable_except(&self, stopped: u32) -> u64 {
-        pmu::global_bits(self.enabled & !stopped)
+        arch::global_bits(self.enabled & !stopped)
     }
 
-    /// RDPMC's index of the counter of the driver's own instructions.
+    /// The index of the counter that counts the driver's own instructions.
     pub fn cost_index(&self) -> Option<u32> {
         self.cost.map(PhysSlot::counter_index)
     }

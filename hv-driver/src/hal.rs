@@ -5,10 +5,10 @@ use shared_abi::read::Counters;
 
 /// The performance monitoring unit of the physical CPU that executes this.
 pub trait Pmu: Counters {
-    /// RDMSR of a register named in [`pmu`](crate::pmu).
-    fn rdmsr(&self, msr: u32) -> u64;
-    /// WRMSR.
-    fn wrmsr(&self, msr: u32, value: u64);
+    /// Reads a register whose number is from [`arch`](crate::arch).
+    fn read_register(&self, register: u32) -> u64;
+    /// Writes such a register.
+    fn write_register(&self, register: u32, value: u64);
     /// Whenever the vCPU that executes this is entered from now on, the hardware loads `inside`
     /// into the register that enables counters, and whenever it is left, `outside`.
     ///
@@ -20,8 +20,8 @@ pub trait Pmu: Counters {
 
 /// The same PMU before it is known which of its registers are there.
 pub trait Probe {
-    /// RDMSR; `None` if it faults.
-    fn try_rdmsr(&self, msr: u32) -> Option<u64>;
-    /// WRMSR; whether it does not fault.
-    fn try_wrmsr(&self, msr: u32, value: u64) -> bool;
+    /// Reads a register; `None` if there is no such register.
+    fn try_read_register(&self, register: u32) -> Option<u64>;
+    /// Writes a register, and gives whether it has taken the value.
+    fn try_write_register(&self, register: u32, value: u64) -> bool;
 }

@@ -9,8 +9,8 @@
 //! * [`Driver`] is what all CPUs share: capabilities, registers, settings.
 //! * [`hypercall`] decides what a guest is given of what it asks for.
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
-//! * [`hal::Pmu`] is the hardware; [`pmu`] knows which there is and where its registers are;
-//!   [`selectors`] what they select; `probe` tries each register before anybody relies on it.
+//! * [`hal::Pmu`] is the hardware; [`arch`] knows which there is, where its registers are, and what
+//!   they hold.
 //!
 //! The crate is `no_std`, free of unsafe code and does not know its hypervisor: `ffi/` binds it to
 //! C, `glue/` to Xen.
@@ -18,25 +18,24 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod arch;
 pub mod driver;
 pub mod guest;
 pub mod hal;
 pub mod hypercall;
 pub mod pcpu;
-pub mod pmu;
-pub(crate) mod probe;
 pub(crate) mod publish;
 pub(crate) mod sampling;
-pub mod selectors;
 pub(crate) mod shares;
 pub mod stats;
 pub mod vcpu;
 
+pub use arch::{Identity, Refusal};
 pub use driver::{Driver, Rate, Settings};
 pub use guest::Guest;
 pub use hal::{Pmu, Probe};
 pub use pcpu::{Cpu, Pcpu};
-pub use pmu::{Cpuid, Refusal};
+
 pub use publish::Left;
 pub use stats::Stats;
 pub use vcpu::{Registration, Vcpu};

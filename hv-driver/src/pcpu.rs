@@ -5,11 +5,9 @@ use shared_abi::PhysSlot;
 use shared_abi::arch::EVNTSEL_EN;
 use shared_abi::slot::slots_of;
 
+use crate::arch::{self, EVNTSEL_OWN_INSTRUCTIONS, Identity, Refusal, Selectors};
 use crate::driver::Driver;
 use crate::hal::{Pmu, Probe};
-use crate::pmu::{self, Cpuid, Refusal};
-use crate::probe::probe;
-use crate::selectors::{EVNTSEL_OWN_INSTRUCTIONS, Selectors};
 use crate::stats::{Metered, Stats};
 
 /// A domain, numbered by the driver and never reused; 0 stands for every domain without pages.
@@ -83,20 +81,19 @@ pub struct Cpu<'a, P> {
 }
 
 impl<P: Pmu> Cpu<'_, P> {
-    /// The CPU comes up, for the first time or again, and says of itself `cpuid`; its registers may
-    /// hold anything.
+    /// The CPU comes up, for the first time or again.  Its registers may hold anything.
     ///
     /// # Errors
     ///
     /// In what it is not like the boot CPU: nothing will count here.
-    pub fn come_up(&mut self, cpuid: &Cpuid) -> Result<(), Refusal>
+    pub fn come_up(&mut self, identity: &Identity) -> Result<(), Refusal>
     where
         P: Probe,
     {
         self.pcpu.selectors = None;
         // First, so that whatever counts there is stopped.
-        let found = probe(cpuid, self.pmu)?;
-        self.driver.boot.agrees(cpuid)?;
+        let found = arch::probe(identity, self.pmu)?;
+        self.driver.boot.agrees(identity)?;
         self.pcpu.global_ctrl = found;
         self.take_over();
         Ok(())
@@ -107,7 +104,7 @@ impl<P: Pmu> Cpu<'_, P> {
         if self.pcpu.selectors.take().is_some() {
             self.stop_all();
             if let Some(global) = &self.driver.registers.global {
-                self.pmu.wrmsr(global.ctrl, self.pcpu.global_ctrl);
+                self.pmu.write_register(global.ctrl, self.pcpu.global_ctrl);
             }
         }
     }
@@ -123,14 +120,14 @@ impl<P: Pmu> Cpu<'_, P> {
     /// exactly 0.  So it gets 1; nobody has begun to count from what it holds.
     pub fn acknowledge(&self) {
         if let (Some(global), Some(held)) = (&self.driver.registers.global, &self.pcpu.selectors) {
-            let status = self.pmu.rdmsr(global.status);
+            let status = self.pmu.read_register(global.status);
             let interrupting = |slot: &PhysSlot| held.interrupts(*slot);
-            for slot in slots_of(pmu::slots_of_global(status)).filter(interrupting) {
+            for slot in slots_of(arch::slots_of_global(status)).filter(interrupting) {
                 if self.pmu.counter(slot.counter_index()) == 0 {
-                    self.pmu.wrmsr(self.driver.registers.counter(slot), 1);
+                    self.pmu.write_register(self.driver.registers.counter(slot), 1);
                 }
             }
-            self.pmu.wrmsr(global.acknowledge, status);
+            self.pmu.write_register(global.acknowledge, status);
         }
     }
 
@@ -152,7 +149,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Makes the counters fit for `owner`: no event of another one is left in them.  Gives whether
     /// another one has run here, whose selectors may still be in force.
     ///
-    /// A vCPU with a page can execute RDPMC for every counter, so this must precede its return to
+    /// A vCPU with a page can read every counter, so this must precede its return to
     /// the guest, and so must [`program`](Self::program) if it gives true.  It costs a register
     /// write per counter that was in use, and only after another one has run here.
     pub(crate) fn admit(&mut self, owner: Owner) -> bool {
@@ -161,7 +158,7 @@ impl<P: Pmu> Cpu<'_, P> {
         }
         if self.pcpu.dirty != 0 {
             for slot in slots_of(self.pcpu.dirty) {
-                self.pmu.wrmsr(self.driver.registers.counter(slot), 0);
+                self.pmu.write_register(self.driver.registers.counter(slot), 0);
             }
             self.pcpu.stats.residue_cleared();
             self.pcpu.dirty = self.counting();
@@ -174,14 +171,14 @@ impl<P: Pmu> Cpu<'_, P> {
     fn take_over(&mut self) {
         let Driver { caps, registers, cost, .. } = self.driver;
         self.stop_all();
-        if let Some(pebs_enable) = registers.pebs_enable {
-            self.pmu.wrmsr(pebs_enable, 0);
+        if let Some(records) = registers.record_enable {
+            self.pmu.write_register(records, 0);
         }
         if let Some(evntsel) = cost.and_then(|slot| registers.evntsel(slot)) {
-            self.pmu.wrmsr(evntsel, EVNTSEL_OWN_INSTRUCTIONS);
+            self.pmu.write_register(evntsel, EVNTSEL_OWN_INSTRUCTIONS);
         }
         if let Some(global) = &registers.global {
-            self.pmu.wrmsr(global.ctrl, self.driver.enable_except(0));
+            self.pmu.write_register(global.ctrl, self.driver.enable_except(0));
         }
         self.pcpu.stopped = 0;
         self.pcpu.selectors = Some(Selectors::NONE);
@@ -194,11 +191,11 @@ impl<P: Pmu> Cpu<'_, P> {
         let Driver { caps, registers, cost, .. } = self.driver;
         for slot in slots_of(caps.slots()).chain(*cost) {
             if let Some(evntsel) = registers.evntsel(slot) {
-                self.pmu.wrmsr(evntsel, 0);
+                self.pmu.write_register(evntsel, 0);
             }
         }
         if let Some(fixed) = &registers.fixed {
-            self.pmu.wrmsr(fixed.ctrl, 0);
+            self.pmu.write_register(fixed.ctrl, 0);
         }
     }
 
@@ -213,7 +210,7 @@ impl<P: Pmu> Cpu<'_, P> {
         for ((held, &wanted), slot) in general.take(self.driver.caps.general as usize) {
             let stale = *held != wanted;
             if stale && let Some(register) = slot.and_then(|slot| registers.evntsel(slot)) {
-                self.pmu.wrmsr(register, wanted);
+                self.pmu.write_register(register, wanted);
                 *held = wanted;
                 changed = true;
                 if registers.global.is_none() {
@@ -224,7 +221,7 @@ impl<P: Pmu> Cpu<'_, P> {
         if let Some(fixed) = &registers.fixed
             && held.fixed_ctrl != wanted.fixed_ctrl
         {
-            self.pmu.wrmsr(fixed.ctrl, wanted.fixed_ctrl);
+            self.pmu.write_register(fixed.ctrl, wanted.fixed_ctrl);
             held.fixed_ctrl = wanted.fixed_ctrl;
             changed = true;
         }
@@ -241,8 +238,8 @@ impl<P: Pmu> Cpu<'_, P> {
         if let Some(global) = &self.driver.registers.global
             && slots != 0
         {
-            let bits = pmu::global_bits(slots & self.driver.caps.slots());
-            self.pmu.wrmsr(global.acknowledge, bits);
+            let bits = arch::global_bits(slots & self.driver.caps.slots());
+            self.pmu.write_register(global.acknowledge, bits);
         }
     }
 
@@ -257,7 +254,7 @@ impl<P: Pmu> Cpu<'_, P> {
             return;
         }
         if let Some(global) = &self.driver.registers.global {
-            self.pmu.wrmsr(global.ctrl, self.driver.enable_except(stopped));
+            self.pmu.write_register(global.ctrl, self.driver.enable_except(stopped));
         } else {
             self.enable_singly(stopped);
         }
@@ -273,7 +270,8 @@ impl<P: Pmu> Cpu<'_, P> {
                 (self.driver.registers.evntsel(slot), selected)
             {
                 let stops = stopped & slot.bit() != 0;
-                self.pmu.wrmsr(register, if stops { evntsel & !EVNTSEL_EN } else { evntsel });
+                self.pmu
+                    .write_register(register, if stops { evntsel & !EVNTSEL_EN } else { evntsel });
             }
         }
     }

@@ -114,7 +114,7 @@ impl Sampling {
     pub(crate) fn restore<P: Pmu>(&self, cpu: &Cpu<'_, P>) {
         for slot in slots_of(self.slots) {
             if let Some(&held) = self.held.get(slot.index()) {
-                cpu.pmu.wrmsr(cpu.driver.registers.counter(slot), held);
+                cpu.pmu.write_register(cpu.driver.registers.counter(slot), held);
             }
         }
     }

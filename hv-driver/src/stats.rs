@@ -106,14 +106,14 @@ impl<P: Pmu> Counters for Metered<'_, P> {
 }
 
 impl<P: Pmu> Pmu for Metered<'_, P> {
-    fn rdmsr(&self, msr: u32) -> u64 {
+    fn read_register(&self, register: u32) -> u64 {
         self.msr_reads.set(self.msr_reads.get() + 1);
-        self.pmu.rdmsr(msr)
+        self.pmu.read_register(register)
     }
 
-    fn wrmsr(&self, msr: u32, value: u64) {
+    fn write_register(&self, register: u32, value: u64) {
         self.msr_writes.set(self.msr_writes.get() + 1);
-        self.pmu.wrmsr(msr, value);
+        self.pmu.write_register(register, value);
     }
 
     fn load_at_switch(&self, inside: u64, outside: u64) {
@@ -137,10 +137,10 @@ mod tests {
     }
 
     impl Pmu for Nothing {
-        fn rdmsr(&self, msr: u32) -> u64 {
-            u64::from(msr) + 2
+        fn read_register(&self, register: u32) -> u64 {
+            u64::from(register) + 2
         }
-        fn wrmsr(&self, _: u32, _: u64) {}
+        fn write_register(&self, _: u32, _: u64) {}
         fn load_at_switch(&self, _: u64, _: u64) {}
     }
 
@@ -149,9 +149,9 @@ mod tests {
         let mut stats = Stats::default();
         for round in 1..3 {
             let metered = Metered::new(&Nothing);
-            assert_eq!((metered.counter(4), metered.clock(), metered.rdmsr(5)), (5, 7, 7));
-            (0..2).for_each(|_| _ = metered.rdmsr(5));
-            (0..5).for_each(|_| metered.wrmsr(6, 0));
+            assert_eq!((metered.counter(4), metered.clock(), metered.read_register(5)), (5, 7, 7));
+            (0..2).for_each(|_| _ = metered.read_register(5));
+            (0..5).for_each(|_| metered.write_register(6, 0));
             stats.entered(1, 100 * round, &metered);
             stats.hypercall();
             stats.residue_cleared();

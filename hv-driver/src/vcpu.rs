@@ -15,14 +15,13 @@ use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot, VcpuPage};
 
+use crate::arch::{self, Selectors};
 use crate::driver::Driver;
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
 use crate::pcpu::{Cpu, DomainSerial, Owner};
-use crate::pmu;
 use crate::publish::{self, Left, Publisher, State};
 use crate::sampling::Sampling;
-use crate::selectors::Selectors;
 use crate::shares::Shares;
 
 /// Which of the guest's modes executes.
@@ -237,7 +236,7 @@ impl Vcpu {
             }
             let moved = cpu.number != self.last_cpu;
             // A vCPU that counts nothing clears what others have selected, too: it can execute
-            // RDPMC, and would learn which of their events happen in its own time.
+            // raw counters, and would learn which of their events happen in its own time.
             if selected || after_others {
                 cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             }
@@ -432,6 +431,6 @@ fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
 fn load_at_switch<P: Pmu>(cpu: &Cpu<'_, P>, outside: u32, inside: u32) {
     if outside != 0 {
         let outside = cpu.driver.enable_except(outside);
-        cpu.pmu.load_at_switch(pmu::global_bits(inside), outside);
+        cpu.pmu.load_at_switch(arch::global_bits(inside), outside);
     }
 }

@@ -8,7 +8,7 @@ use hv_driver::guest::{Clock, Rings};
 use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Right, admit, serve};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
-    Cpu, Cpuid, Driver, Guest, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu,
+    Cpu, Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu,
 };
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
@@ -93,11 +93,11 @@ impl Counters for FakePmu {
 }
 
 impl Pmu for FakePmu {
-    fn rdmsr(&self, msr: u32) -> u64 {
+    fn read_register(&self, msr: u32) -> u64 {
         assert_eq!(msr, IA32_PERF_GLOBAL_STATUS, "the driver reads counters with RDPMC");
         0x1
     }
-    fn wrmsr(&self, msr: u32, value: u64) {
+    fn write_register(&self, msr: u32, value: u64) {
         self.writes.borrow_mut().push((msr, value));
         if (IA32_PMC0..IA32_PMC0 + 4).contains(&msr) {
             // The register takes 32 bits and extends their sign to the counter's width.
@@ -126,10 +126,10 @@ impl Pmu for FakePmu {
 }
 
 impl Probe for FakePmu {
-    fn try_rdmsr(&self, msr: u32) -> Option<u64> {
+    fn try_read_register(&self, msr: u32) -> Option<u64> {
         Some(self.probed.borrow().get(&msr).copied().unwrap_or(0))
     }
-    fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
+    fn try_write_register(&self, msr: u32, value: u64) -> bool {
         self.probed.borrow_mut().insert(msr, value);
         true
     }
@@ -151,13 +151,13 @@ fn driver_that(measure_cost: bool) -> Driver {
     Driver::new(&nehalem(), &Settings { measure_cost, ..SETTINGS }).unwrap()
 }
 
-fn nehalem() -> Cpuid {
+fn nehalem() -> Identity {
     let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
-    Cpuid {
+    Identity {
         vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
         signature: 0x106a3,
         perfmon: [0x0730_0403, 0, 0, 0x603],
-        ..Cpuid::NONE
+        ..Identity::NONE
     }
 }
 
@@ -639,7 +639,7 @@ fn nothing_counts_on_a_physical_cpu_that_differs() {
 
 #[test]
 fn whoever_takes_the_pmu_over_clears_pebs() {
-    let cpuid = Cpuid { features: 1 << 21, ..nehalem() };
+    let cpuid = Identity { features: 1 << 21, ..nehalem() };
     let driver = Driver::new(&cpuid, &SETTINGS).unwrap();
     let m = Machine::with(driver, Guest::pv());
     assert!(m.pmu.take_writes().contains(&(0x3f1, 0)));
@@ -1109,16 +1109,16 @@ mod guests {
 
     /// The same family without SVM, whose selectors know no guests.
     pub fn amd_without_svm() -> Driver {
-        Driver::new(&Cpuid { extended: 0, ..amd_with_svm().boot }, &SETTINGS).unwrap()
+        Driver::new(&Identity { extended: 0, ..amd_with_svm().boot }, &SETTINGS).unwrap()
     }
 
     pub fn amd_with_svm() -> Driver {
         let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
-        let cpuid = Cpuid {
+        let cpuid = Identity {
             vendor: [spelled(b"Auth"), spelled(b"enti"), spelled(b"cAMD")],
             signature: 0x0080_0f12,
             extended: 1 << 2,
-            ..Cpuid::NONE
+            ..Identity::NONE
         };
         Driver::new(&cpuid, &SETTINGS).unwrap()
     }

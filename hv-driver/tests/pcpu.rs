@@ -4,18 +4,18 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use hv_driver::{Cpu, Cpuid, Driver, Pcpu, Pmu, Probe, Rate, Refusal, Settings};
+use hv_driver::{Cpu, Driver, Identity, Pcpu, Pmu, Probe, Rate, Refusal, Settings};
 use shared_abi::read::Counters;
 
-const NEHALEM: Cpuid = Cpuid {
+const NEHALEM: Identity = Identity {
     vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
     signature: 0x106a3,
     perfmon: [0x0730_0403, 0x44, 0, 0x603],
     // A debug store.
     features: 1 << 21,
-    ..Cpuid::NONE
+    ..Identity::NONE
 };
-const ZEN: Cpuid = Cpuid {
+const ZEN: Identity = Identity {
     vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
     signature: 0x0080_0f12,
     perfmon: [0; 4],
@@ -56,11 +56,11 @@ impl Memory {
 }
 
 impl Probe for Memory {
-    fn try_rdmsr(&self, msr: u32) -> Option<u64> {
+    fn try_read_register(&self, msr: u32) -> Option<u64> {
         let held = *self.held.borrow_mut().entry(msr).or_default();
         (self.faults != Some(msr)).then_some(held)
     }
-    fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
+    fn try_write_register(&self, msr: u32, value: u64) -> bool {
         let stuck = self.stuck.filter(|stuck| stuck.0 == msr).map_or(0, |stuck| stuck.1);
         let kept = if self.forgets == Some(msr) { 0 } else { value & !stuck };
         self.held.borrow_mut().insert(msr, kept);
@@ -78,23 +78,31 @@ impl Counters for Memory {
 }
 
 impl Pmu for Memory {
-    fn rdmsr(&self, msr: u32) -> u64 {
-        self.try_rdmsr(msr).expect("the driver's own accesses do not fault")
+    fn read_register(&self, msr: u32) -> u64 {
+        self.try_read_register(msr).expect("the driver's own accesses do not fault")
     }
-    fn wrmsr(&self, msr: u32, value: u64) {
-        assert!(self.try_wrmsr(msr, value), "the driver's own accesses do not fault: {msr:#x}");
+    fn write_register(&self, msr: u32, value: u64) {
+        assert!(
+            self.try_write_register(msr, value),
+            "the driver's own accesses do not fault: {msr:#x}"
+        );
     }
     fn load_at_switch(&self, _: u64, _: u64) {
         unreachable!("no guest here has rings of its own");
     }
 }
 
-fn driver(boot: &Cpuid, measure_cost: bool) -> Driver {
+fn driver(boot: &Identity, measure_cost: bool) -> Driver {
     let rate = Rate { window_tsc: 1, overflows_max: 1 };
     Driver::new(boot, &Settings { rate, measure_cost, all_events: false }).unwrap()
 }
 
-fn come_up(driver: &Driver, pcpu: &mut Pcpu, cpuid: &Cpuid, pmu: &Memory) -> Result<(), Refusal> {
+fn come_up(
+    driver: &Driver,
+    pcpu: &mut Pcpu,
+    cpuid: &Identity,
+    pmu: &Memory,
+) -> Result<(), Refusal> {
     Cpu { driver, pcpu, pmu, number: 0 }.come_up(cpuid)
 }
 
@@ -114,7 +122,7 @@ fn each_fixed_counter_can_be_switched_on() {
 fn a_cpu_like_the_boot_cpu_counts_and_is_left_as_it_was() {
     for (boot, measure_cost) in [(NEHALEM, false), (NEHALEM, true), (ZEN, false), (ZEN, true)] {
         let (driver, mut pcpu, pmu) = (driver(&boot, measure_cost), Pcpu::new(), Memory::new());
-        let stepping = Cpuid { signature: boot.signature ^ 1, ..boot };
+        let stepping = Identity { signature: boot.signature ^ 1, ..boot };
         assert_eq!(come_up(&driver, &mut pcpu, &stepping, &pmu), Ok(()));
         assert!(pcpu.counts());
         let own = driver.cost.and_then(|slot| driver.registers.evntsel(slot));
@@ -132,7 +140,7 @@ fn a_cpu_like_the_boot_cpu_counts_and_is_left_as_it_was() {
 #[test]
 fn what_counts_before_is_stopped_on_a_cpu_that_is_refused_too() {
     let (driver, mut pcpu, pmu) = (driver(&NEHALEM, false), Pcpu::new(), Memory::new());
-    let narrower = Cpuid { perfmon: [0x0728_0403, 0x44, 0, 0x503], ..NEHALEM };
+    let narrower = Identity { perfmon: [0x0728_0403, 0x44, 0, 0x503], ..NEHALEM };
     let refusal = come_up(&driver, &mut pcpu, &narrower, &pmu);
     assert_eq!(refusal, Err(Refusal::Counters(0x0728_0403)));
     assert!(!pcpu.counts());
@@ -141,17 +149,18 @@ fn what_counts_before_is_stopped_on_a_cpu_that_is_refused_too() {
 
 #[test]
 fn another_cpu_is_refused_by_name() {
-    let check =
-        |cpuid: Cpuid| come_up(&driver(&NEHALEM, false), &mut Pcpu::new(), &cpuid, &Memory::new());
-    let westmere = Cpuid { signature: 0x206c1, ..NEHALEM };
+    let check = |cpuid: Identity| {
+        come_up(&driver(&NEHALEM, false), &mut Pcpu::new(), &cpuid, &Memory::new())
+    };
+    let westmere = Identity { signature: 0x206c1, ..NEHALEM };
     assert_eq!(check(westmere), Err(Refusal::Model(0x206c1)));
-    let smaller_core = Cpuid { core_type: 0x2000_0001, ..NEHALEM };
+    let smaller_core = Identity { core_type: 0x2000_0001, ..NEHALEM };
     assert_eq!(check(smaller_core), Err(Refusal::Model(0x106a3)));
     assert_eq!(check(ZEN), Err(Refusal::Model(0x0080_0f12)));
-    let fewer_fixed = Cpuid { perfmon: [0x0730_0403, 0x44, 0, 0x602], ..NEHALEM };
+    let fewer_fixed = Identity { perfmon: [0x0730_0403, 0x44, 0, 0x602], ..NEHALEM };
     assert_eq!(check(fewer_fixed), Err(Refusal::Counters(0x0730_0403)));
     // The same counters, and something else that the driver relies on.
-    let without_pebs = Cpuid { features: 0, ..NEHALEM };
+    let without_pebs = Identity { features: 0, ..NEHALEM };
     assert_eq!(check(without_pebs), Err(Refusal::Counters(0x0730_0403)));
     assert_eq!(Refusal::Counters(1).describe(), ("the counters of CPU 0", 1));
     assert_eq!(Refusal::Model(2).describe(), ("the model of CPU 0", 2));
@@ -160,14 +169,14 @@ fn another_cpu_is_refused_by_name() {
 #[test]
 fn a_cpu_without_a_known_pmu_is_not_touched() {
     let pmu = Memory::default();
-    let none = Cpuid { perfmon: [0; 4], ..NEHALEM };
+    let none = Identity { perfmon: [0; 4], ..NEHALEM };
     let refusal = come_up(&driver(&NEHALEM, false), &mut Pcpu::new(), &none, &pmu);
     assert_eq!(refusal, Err(Refusal::Version(0)));
     assert!(pmu.held.borrow().is_empty());
 }
 
 /// Every register that the driver uses.
-fn registers(boot: &Cpuid) -> Vec<u32> {
+fn registers(boot: &Identity) -> Vec<u32> {
     let global = [GLOBAL_CTRL, GLOBAL_STATUS, GLOBAL_OVF_CTRL, 0x38d, 0x3f1];
     match boot.vendor {
         vendor if vendor == ZEN.vendor => (0xc001_0000..0xc001_0008).collect(),

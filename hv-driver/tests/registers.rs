@@ -8,7 +8,7 @@ use hv_driver::driver::Settings;
 use hv_driver::guest::Guest;
 use hv_driver::pcpu::Cpu;
 use hv_driver::vcpu::{GuestMode, Registration};
-use hv_driver::{Cpuid, Driver, Pcpu, Pmu, Probe, Rate, Vcpu};
+use hv_driver::{Driver, Identity, Pcpu, Pmu, Probe, Rate, Vcpu};
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::read::Counters;
@@ -43,11 +43,11 @@ impl Counters for Registers {
 }
 
 impl Pmu for Registers {
-    fn rdmsr(&self, msr: u32) -> u64 {
+    fn read_register(&self, msr: u32) -> u64 {
         assert_eq!(msr, GLOBAL_STATUS);
         self.status.get()
     }
-    fn wrmsr(&self, msr: u32, value: u64) {
+    fn write_register(&self, msr: u32, value: u64) {
         self.writes.borrow_mut().push((msr, value));
     }
     fn load_at_switch(&self, _: u64, _: u64) {
@@ -57,10 +57,10 @@ impl Pmu for Registers {
 
 /// What is written while it is probed is not the driver's.
 impl Probe for Registers {
-    fn try_rdmsr(&self, msr: u32) -> Option<u64> {
+    fn try_read_register(&self, msr: u32) -> Option<u64> {
         Some(self.probed.borrow().get(&msr).copied().unwrap_or(0))
     }
-    fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
+    fn try_write_register(&self, msr: u32, value: u64) -> bool {
         self.probed.borrow_mut().insert(msr, value);
         true
     }
@@ -78,11 +78,11 @@ struct Machine {
 impl Machine {
     fn new(measure_cost: bool) -> Self {
         let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
-        let cpuid = Cpuid {
+        let cpuid = Identity {
             vendor: [spelled(b"Genu"), spelled(b"ineI"), spelled(b"ntel")],
             signature: 0x106a3,
             perfmon: [0x0730_0403, 0, 0, 3 | 40 << 5],
-            ..Cpuid::NONE
+            ..Identity::NONE
         };
         let rate = Rate { window_tsc: 1_000, overflows_max: 100 };
         let driver =

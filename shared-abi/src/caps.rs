@@ -16,7 +16,7 @@ pub const VENDOR_INTEL: u32 = 1;
 /// [`PmuCaps::vendor`]: AMD's event numbers.
 pub const VENDOR_AMD: u32 = 2;
 
-/// [`PmuCaps::features`]: one register enables counters, IA32_PERF_GLOBAL_CTRL (SDM volume 3,
+/// [`PmuCaps::features`]: one register enables counters, Intel's global control (SDM volume 3,
 /// 20.2.2).
 pub const CAPS_GLOBAL_INTEL: u32 = 1 << 0;
 /// [`PmuCaps::features`]: one register enables counters, PerfCntrGlobalCtl (APM volume 2, 13.2.1).

@@ -2,7 +2,7 @@
 //! Error numbers that cross a boundary.
 //!
 //! Hypercalls and ioctls return 0 or a negative error number.  Xen and Linux use the same
-//! numbers on x86, so one table serves both.
+//! numbers, so one table serves both.
 
 use core::fmt;
 

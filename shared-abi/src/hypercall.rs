@@ -26,11 +26,11 @@ use crate::config::CounterConfig;
 use crate::layout::layout;
 use crate::limits::MAX_SLOTS;
 
-/// The hypercall's number: `__HYPERVISOR_arch_5`, which Xen does not use on x86.
+/// The hypercall's number: `__HYPERVISOR_arch_5`, which Xen uses for nothing else.
 pub const HYPERCALL_NUMBER: u32 = 53;
 
-/// The same of KVM, in RAX; "PCTR" in ASCII, far from those that it has.  The operation is in RBX,
-/// the argument's address in RCX and its length in RDX.
+/// The hypercall's number under KVM: "PCTR" in ASCII, far from the numbers that KVM has itself.
+/// `docs/ABI.md` says which registers hold the number and the arguments.
 pub const KVM_HYPERCALL_NUMBER: u32 = 0x5043_5452;
 
 /// Handshake and capabilities.
@@ -56,7 +56,7 @@ pub const OP_PLACE: u32 = 7;
 /// was restored, and count on from there.
 pub const OP_GO_ON: u32 = 8;
 
-/// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen does not use on x86.
+/// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen uses for nothing else.
 ///
 /// It only says that some counter of the vCPU has overflowed, perhaps one of a thread that is
 /// suspended by now.  The guest finds out whose by looking at its threads' counts: a counter has
@@ -182,11 +182,11 @@ pub struct HvPlace {
     pub slot: u32,
     /// Out: `PLACE_*`; without one the rest is 0.
     pub mode: u32,
-    /// Out: RIP, the next instruction.
+    /// Out: the instruction pointer: the next instruction.
     pub ip: u64,
-    /// Out: RSP.
+    /// Out: the stack pointer.
     pub sp: u64,
-    /// Out: RFLAGS.
+    /// Out: the register of flags.
     pub flags: u64,
 }
 
@@ -221,11 +221,11 @@ pub struct HvHookStats {
     pub calls: u64,
     /// Instructions that the driver executed in them; 0 without [`FEATURE_COST`].
     pub instructions: u64,
-    /// RDPMC instructions.
+    /// How often counters were read.
     pub pmc_reads: u64,
-    /// RDMSR instructions.
+    /// How often other registers of the PMU were read.
     pub msr_reads: u64,
-    /// WRMSR instructions.
+    /// How often registers of the PMU were written.
     pub msr_writes: u64,
 }
 

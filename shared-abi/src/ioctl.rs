@@ -112,7 +112,7 @@ pub struct Info {
     pub caps: WireCaps,
     /// Pages of vCPUs in the mapping.
     pub vcpus: u32,
-    /// CPUID leaf 1, EAX: family, model and stepping.
+    /// Family, model and stepping of the processor, in the form in which it gives them itself.
     pub cpu_signature: u32,
     /// Frequency of the time-stamp counter.
     pub tsc_khz: u32,

@@ -27,9 +27,9 @@ use crate::vcpu_page::{VCPU_DIRECT, VcpuPage, VcpuSlot};
 
 /// The instructions that read counters, and pages.
 pub trait Counters {
-    /// RDPMC.
+    /// What a hardware counter holds; `index` is a [`PhysSlot::counter_index`].
     fn counter(&self, index: u32) -> u64;
-    /// RDTSC, after all earlier instructions.
+    /// What the clock says, read after all earlier instructions.
     fn clock(&self) -> u64;
 
     /// Has what is read next wait for all earlier instructions.
@@ -340,8 +340,8 @@ pub fn sample_vcpu_into(
     }
 }
 
-/// One attempt of [`sample_vcpu`], of so many counters with these indices for RDPMC: the TSC and
-/// the counters, or `None` if it was disturbed or the vCPU may not count.
+/// One attempt of [`sample_vcpu`], of the counters in `slots`, whose indices are `indices`.  Gives
+/// the TSC and the counters, or `None` if the attempt was disturbed or the vCPU may not count.
 #[inline(always)]
 pub fn try_sample_vcpu<const N: usize>(
     vcpu: &VcpuPage,

@@ -8,8 +8,9 @@ use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
 
 /// [`ThreadPage::state`]: the thread is resumed and its counters count; otherwise sums are final.
 pub const THREAD_ACTIVE: u32 = 1 << 0;
-/// [`ThreadPage::state`]: RDPMC and RDTSC may be used; otherwise, if active, ask the kernel.  Never
-/// without [`THREAD_ACTIVE`], so that readers have one bit to look at.
+/// [`ThreadPage::state`]: the thread may read its counters and the clock itself; an active thread
+/// without this bit asks the kernel.  It is never set without [`THREAD_ACTIVE`], so that readers
+/// have one bit to look at.
 pub const THREAD_DIRECT: u32 = 1 << 1;
 /// [`ThreadPage::state`]: the time-stamp counter is counted.
 pub const THREAD_TSC: u32 = 1 << 2;

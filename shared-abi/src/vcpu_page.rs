@@ -12,9 +12,9 @@ use crate::sync::{AtomicU32, AtomicU64};
 
 /// [`VcpuPage::flags`]: the hypervisor publishes here; otherwise the page means nothing.
 pub const VCPU_REGISTERED: u32 = 1 << 0;
-/// [`VcpuPage::flags`]: RDPMC works in the guest's rings 1 to 3.
+/// [`VcpuPage::flags`]: the guest may read counters in its user mode and in its kernel.
 pub const VCPU_DIRECT: u32 = 1 << 1;
-/// [`VcpuPage::flags`]: RDTSC reads the counter that `tsc_start` was sampled from.
+/// [`VcpuPage::flags`]: the clock that the guest reads is the one that `tsc_start` was read from.
 pub const VCPU_TSC: u32 = 1 << 2;
 
 /// [`VcpuPage::flags`]: the vCPU executes; a guest that does not find this was restored since.
@@ -22,7 +22,7 @@ pub const VCPU_EXECUTING: u32 = 1 << 3;
 
 /// One physical counter as this vCPU sees it.
 ///
-/// `Phys* = sum + ((rdpmc - start) & mask)`, see [`count`](crate::count).
+/// `Phys* = sum + ((counter - start) & mask)`, see [`count`](crate::count).
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct VcpuSlot {

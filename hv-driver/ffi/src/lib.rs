@@ -13,7 +13,7 @@ use core::ffi::{c_int, c_void};
 
 use hv_driver::guest::Clock;
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Cpu, Cpuid, Driver, Guest, Left, Pcpu, Refusal, Registration, Settings, Vcpu};
+use hv_driver::{Cpu, Driver, Guest, Identity, Left, Pcpu, Refusal, Registration, Settings, Vcpu};
 use shared_abi::hypercall::{HvPlace, HvQuery, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
@@ -97,7 +97,7 @@ fn mode(kernel: bool) -> GuestMode {
 ///
 /// `cpuid` is storage of one structure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Cpuid) {
+pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Identity) {
     // SAFETY: the caller's promise.
     unsafe { cpuid.write(x86::cpuid()) };
 }
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Cpuid) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_init(
     driver: *mut Driver,
-    cpuid: &Cpuid,
+    cpuid: &Identity,
     settings: &Settings,
     why: *mut Why,
 ) -> c_int {
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn perfctr_core_cpu_up(
     cpu: *mut CpuObject,
     driver: *const Driver,
     number: u32,
-    cpuid: Option<&Cpuid>,
+    cpuid: Option<&Identity>,
     why: *mut Why,
 ) -> c_int {
     // SAFETY: the caller gives storage of this size, to nobody else.

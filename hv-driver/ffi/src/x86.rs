@@ -4,7 +4,7 @@
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 
-use hv_driver::{Cpuid, Pmu, Probe};
+use hv_driver::{Identity, Pmu, Probe};
 use shared_abi::read::Counters;
 
 use crate::{perfctr_glue_load_at_switch, perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
@@ -40,7 +40,7 @@ impl Counters for X86Pmu {
 
 impl Pmu for X86Pmu {
     #[inline(always)]
-    fn rdmsr(&self, msr: u32) -> u64 {
+    fn read_register(&self, msr: u32) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: the core names only PMU registers that CPUID announced.
         unsafe {
@@ -51,7 +51,7 @@ impl Pmu for X86Pmu {
     }
 
     #[inline(always)]
-    fn wrmsr(&self, msr: u32, value: u64) {
+    fn write_register(&self, msr: u32, value: u64) {
         // SAFETY: the core names only PMU registers that CPUID announced, and writes only event
         // selects that it has validated; none of them can reach memory.
         unsafe {
@@ -68,13 +68,13 @@ impl Pmu for X86Pmu {
 }
 
 impl Probe for X86Pmu {
-    fn try_rdmsr(&self, msr: u32) -> Option<u64> {
+    fn try_read_register(&self, msr: u32) -> Option<u64> {
         let mut value = 0;
         // SAFETY: C catches the fault, and writes only to `value`.
         unsafe { perfctr_glue_try_rdmsr(msr, &raw mut value) }.then_some(value)
     }
 
-    fn try_wrmsr(&self, msr: u32, value: u64) -> bool {
+    fn try_write_register(&self, msr: u32, value: u64) -> bool {
         // SAFETY: C catches the fault; the core names only PMU registers, as for `wrmsr`.
         unsafe { perfctr_glue_try_wrmsr(msr, value) }
     }
@@ -86,17 +86,17 @@ const IA32_PERF_CAPABILITIES: u32 = 0x345;
 const TSX_FORCE_ABORT: u32 = 0x10f;
 
 /// What the CPU that executes this says of itself.
-pub(crate) fn cpuid() -> Cpuid {
+pub(crate) fn cpuid() -> Identity {
     let (vendor, model) = (__cpuid(0), __cpuid(1));
     let extended = __cpuid(0x8000_0000).eax;
-    let mut all = Cpuid {
+    let mut all = Identity {
         vendor: [vendor.ebx, vendor.edx, vendor.ecx],
         signature: model.eax,
         features: model.edx,
         misc_enable: register(IA32_MISC_ENABLE),
         perf_capabilities: register(IA32_PERF_CAPABILITIES),
         tsx_force_abort: register(TSX_FORCE_ABORT),
-        ..Cpuid::NONE
+        ..Identity::NONE
     };
     if vendor.eax >= 7 {
         all.structured = __cpuid_count(7, 0).edx;
@@ -120,7 +120,7 @@ pub(crate) fn cpuid() -> Cpuid {
 
 /// 0 if there is no such register.
 fn register(msr: u32) -> u64 {
-    X86Pmu.try_rdmsr(msr).unwrap_or(0)
+    X86Pmu.try_read_register(msr).unwrap_or(0)
 }
 
 /// The interrupt flag of RFLAGS.

@@ -12,7 +12,7 @@ use guest_kmod::publish::published;
 use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
 use hv_driver::driver::Rate;
 use hv_driver::hypercall::{Request, decode};
-use hv_driver::{Cpuid, Driver, Settings};
+use hv_driver::{Driver, Identity, Settings};
 use shared_abi::arch::{EVNTSEL_ANY, EVNTSEL_INT, EVNTSEL_PC};
 use shared_abi::ioctl::Control;
 use shared_abi::limits::{MAX_COUNTERS, MAX_SLOTS, READ_ATTEMPTS_MAX};
@@ -32,11 +32,11 @@ pub const TARGETS: [(&str, Target); 3] =
 
 fn driver() -> Driver {
     let word = |text: &str| u32::from_le_bytes(text.as_bytes().try_into().expect("four letters"));
-    let cpuid = Cpuid {
+    let cpuid = Identity {
         vendor: ["Genu", "ineI", "ntel"].map(word),
         signature: 0x106a0,
         perfmon: [3 | 4 << 8 | 48 << 16, 0, 0, 3 | 48 << 5],
-        ..Cpuid::NONE
+        ..Identity::NONE
     };
     let rate = Rate { window_tsc: 1_000_000, overflows_max: 50 };
     Driver::new(&cpuid, &Settings { rate, measure_cost: false, all_events: true })

@@ -48,7 +48,7 @@ impl Counters for Hardware<'_> {
 }
 
 impl hv_driver::Pmu for Hardware<'_> {
-    fn rdmsr(&self, register: u32) -> u64 {
+    fn read_register(&self, register: u32) -> u64 {
         self.0.step(Step::Rdmsr(register));
         self.0.cpus[self.0.here.get()].pmu.rdmsr(register).unwrap_or_else(|what| {
             self.0.fail(what);
@@ -56,7 +56,7 @@ impl hv_driver::Pmu for Hardware<'_> {
         })
     }
 
-    fn wrmsr(&self, register: u32, value: u64) {
+    fn write_register(&self, register: u32, value: u64) {
         self.0.step(Step::Wrmsr(register, value));
         let cpu = &self.0.cpus[self.0.here.get()];
         cpu.taken.set(true);
@@ -88,11 +88,11 @@ impl hv_driver::Pmu for Hardware<'_> {
 
 /// Nothing else happens on a physical CPU that is not up yet.
 impl hv_driver::Probe for Hardware<'_> {
-    fn try_rdmsr(&self, register: u32) -> Option<u64> {
+    fn try_read_register(&self, register: u32) -> Option<u64> {
         self.0.cpus[self.0.here.get()].pmu.try_rdmsr(register)
     }
 
-    fn try_wrmsr(&self, register: u32, value: u64) -> bool {
+    fn try_write_register(&self, register: u32, value: u64) -> bool {
         self.0.cpus[self.0.here.get()].pmu.try_wrmsr(register, value)
     }
 }

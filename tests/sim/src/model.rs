@@ -4,7 +4,7 @@
 //! Intel: SDM volume 3, 20.2 and volume 4, table 2-2.  AMD: APM volume 2, 13.2.1 and appendix A.
 //! Nothing here is shared with the cores, so a wrong number in them meets a right one here.
 
-use hv_driver::Cpuid;
+use hv_driver::Identity;
 
 /// General counters that a page has room for; fixed ones have the indices behind them.
 pub const GENERAL: usize = 16;
@@ -78,17 +78,17 @@ impl Model {
     pub const AMD_V2: Self = Self { version: 2, ..Self::AMD_CORE };
 
     /// What its CPUID says.
-    pub fn cpuid(&self) -> Cpuid {
+    pub fn cpuid(&self) -> Identity {
         match self.vendor {
-            Vendor::Amd => Cpuid {
+            Vendor::Amd => Identity {
                 vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
                 signature: 0x0010_0f00,
                 // SVM, and PerfCtrExtCore.
                 extended: 1 << 2 | u32::from(self.version >= 1) << 23,
                 perfmon_amd: if self.version >= 2 { [1, self.general] } else { [0; 2] },
-                ..Cpuid::NONE
+                ..Identity::NONE
             },
-            Vendor::Intel => Cpuid {
+            Vendor::Intel => Identity {
                 vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
                 signature: 0x0001_06a0,
                 perfmon: [
@@ -97,7 +97,7 @@ impl Model {
                     0,
                     self.fixed | self.fixed_width << 5,
                 ],
-                ..Cpuid::NONE
+                ..Identity::NONE
             },
         }
     }

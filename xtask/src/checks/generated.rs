@@ -28,7 +28,7 @@ const BOUNDARIES: &[Boundary] = &[
             "hv-driver/ffi/src/lib.rs",
             "hv-driver/src/driver.rs",
             "hv-driver/src/guest.rs",
-            "hv-driver/src/pmu/mod.rs",
+            "hv-driver/src/arch/x86/identity.rs",
         ],
         header: "hv-driver/glue/perfctr_core.h",
         names: &[
@@ -36,7 +36,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("CpuObject", "perfctr_core_cpu"),
             ("VcpuObject", "perfctr_core_vcpu"),
             ("Why", "perfctr_why"),
-            ("Cpuid", "perfctr_cpuid"),
+            ("Identity", "perfctr_cpuid"),
             ("Rate", "perfctr_rate"),
             ("Settings", "perfctr_settings"),
             ("Guest", "perfctr_guest"),

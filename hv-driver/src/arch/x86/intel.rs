@@ -8,7 +8,7 @@ use shared_abi::caps::{
 };
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 
-use super::{Bank, Cpuid, Fixed, Global, Refusal, Registers, vendor, width};
+use super::{Bank, Fixed, Global, Identity, Refusal, Registers, vendor, width};
 
 pub(super) const VENDOR: [u32; 3] = vendor(b"GenuineIntel");
 
@@ -19,7 +19,7 @@ const REGISTERS: Registers = Registers {
     counters: Bank { first: 0x0c1, stride: 1 },
     fixed: Some(Fixed { counters: Bank { first: 0x309, stride: 1 }, ctrl: 0x38d }),
     global: Some(Global { ctrl: 0x38f, status: 0x38e, acknowledge: 0x390 }),
-    pebs_enable: None,
+    record_enable: None,
 };
 
 /// IA32_PERF_CAPABILITIES: IA32_A_PMCx take full-width writes (SDM volume 3, 20.2.8).
@@ -37,7 +37,7 @@ const STRUCTURED_TSX_FORCE_ABORT: u32 = 1 << 13;
 const RTM_FORCE_ABORT: u64 = 1 << 0;
 
 /// SDM volume 2, CPUID leaf 0AH, and volume 3, 20.2.
-pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
+pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
     let [eax, _, _, edx] = cpuid.perfmon;
     let version = eax & 0xff;
     if version < 2 {
@@ -65,7 +65,7 @@ pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
     };
     let registers = Registers {
         fixed: REGISTERS.fixed.filter(|_| fixed > 0),
-        pebs_enable: has_pebs(cpuid).then_some(IA32_PEBS_ENABLE),
+        record_enable: has_pebs(cpuid).then_some(IA32_PEBS_ENABLE),
         ..REGISTERS
     };
     Ok((caps, registers))
@@ -74,19 +74,19 @@ pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
 /// Counters below the one that belongs to the microcode while transactions are not aborted by
 /// force ("Performance Monitoring Impact of Intel Transactional Synchronization Extension Memory
 /// Ordering Issue", document 604224).
-const fn free_of_tsx(cpuid: &Cpuid) -> u32 {
+const fn free_of_tsx(cpuid: &Identity) -> u32 {
     let taken = cpuid.structured & STRUCTURED_TSX_FORCE_ABORT != 0
         && cpuid.tsx_force_abort & RTM_FORCE_ABORT == 0;
     if taken { 3 } else { u32::MAX }
 }
 
 /// SDM volume 3, 20.3.1.1.1, and volume 4, IA32_MISC_ENABLE.
-const fn has_pebs(cpuid: &Cpuid) -> bool {
+const fn has_pebs(cpuid: &Identity) -> bool {
     cpuid.features & FEATURES_DEBUG_STORE != 0 && cpuid.misc_enable & MISC_ENABLE_NO_PEBS == 0
 }
 
 /// What is known of single models' events.
-const fn of_model(cpuid: &Cpuid) -> u32 {
+const fn of_model(cpuid: &Identity) -> u32 {
     match cpuid.family_and_model() {
         (6, 0x0f | 0x16 | 0x17 | 0x1d) => CAPS_SHARED_MASKS,
         // Sandy Bridge, Ivy Bridge, Haswell.
@@ -100,11 +100,11 @@ mod tests {
     use super::*;
     use shared_abi::PhysSlot;
 
-    const NEHALEM: Cpuid = Cpuid {
+    const NEHALEM: Identity = Identity {
         vendor: VENDOR,
         signature: 0x106a3,
         perfmon: [0x0730_0403, 0x44, 0, 0x603],
-        ..Cpuid::NONE
+        ..Identity::NONE
     };
 
     #[test]
@@ -120,23 +120,23 @@ mod tests {
 
     #[test]
     fn core_2_has_40_bits() {
-        let cpuid = Cpuid { perfmon: [0x0728_0202, 0, 0, 0x503], ..NEHALEM };
+        let cpuid = Identity { perfmon: [0x0728_0202, 0, 0, 0x503], ..NEHALEM };
         let (caps, _) = cpuid.pmu().unwrap();
         assert_eq!((caps.general_width.bits(), caps.fixed_width.bits()), (40, 40));
     }
 
     #[test]
     fn features_follow_from_what_the_cpu_says() {
-        let without_fixed = Cpuid { perfmon: [0x0730_0403, 0, 0, 0], ..NEHALEM }.pmu().unwrap();
+        let without_fixed = Identity { perfmon: [0x0730_0403, 0, 0, 0], ..NEHALEM }.pmu().unwrap();
         assert_eq!((without_fixed.0.fixed, without_fixed.1.fixed), (0, None));
         assert!(!without_fixed.0.can(CAPS_FULL_WIDTH));
-        let wide = Cpuid { perf_capabilities: 1 << 13, ..NEHALEM }.pmu().unwrap();
+        let wide = Identity { perf_capabilities: 1 << 13, ..NEHALEM }.pmu().unwrap();
         assert!(wide.0.can(CAPS_FULL_WIDTH | CAPS_GLOBAL_INTEL | CAPS_SAMPLING));
     }
 
     #[test]
     fn models_whose_events_reach_beyond_their_core_are_known() {
-        let features = |signature| Cpuid { signature, ..NEHALEM }.pmu().unwrap().0.features;
+        let features = |signature| Identity { signature, ..NEHALEM }.pmu().unwrap().0.features;
         for (signature, beyond) in [
             (0x106a3, 0),
             (0x206a7, CAPS_SIBLING_ERRATUM),
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn the_counter_that_the_tsx_workaround_takes_is_nobodys() {
         let general = |structured, tsx_force_abort| {
-            let cpuid = Cpuid { structured, tsx_force_abort, ..NEHALEM };
+            let cpuid = Identity { structured, tsx_force_abort, ..NEHALEM };
             cpuid.pmu().unwrap().0.general
         };
         // CPUID leaf 7, EDX bit 13: there is a register TSX_FORCE_ABORT.
@@ -163,8 +163,8 @@ mod tests {
     #[test]
     fn taking_over_clears_pebs_where_it_is() {
         let pebs = |features, misc_enable| {
-            let cpuid = Cpuid { features, misc_enable, ..NEHALEM };
-            cpuid.pmu().unwrap().1.pebs_enable
+            let cpuid = Identity { features, misc_enable, ..NEHALEM };
+            cpuid.pmu().unwrap().1.record_enable
         };
         // CPUID leaf 1, EDX bit 21: a debug store; IA32_MISC_ENABLE bit 12: but no PEBS.
         assert_eq!(
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn what_is_not_known_is_refused_by_name() {
         let with = |eax: u32, edx: u32| {
-            Cpuid { perfmon: [eax, 0, 0, edx], ..NEHALEM }.pmu().map(|(caps, _)| caps)
+            Identity { perfmon: [eax, 0, 0, edx], ..NEHALEM }.pmu().map(|(caps, _)| caps)
         };
         assert_eq!(with(0, 0), Err(Refusal::Version(0)));
         assert_eq!(with(0x0730_0401, 0x603), Err(Refusal::Version(1)));

@@ -110,8 +110,8 @@ const _: () = assert!(MAX_FIXED as u32 * FIXED_BITS <= 64);
 
 #[cfg(test)]
 mod tests {
+    use super::super::Identity;
     use super::*;
-    use crate::pmu::Cpuid;
     use shared_abi::CounterConfig;
 
     #[test]
@@ -122,11 +122,11 @@ mod tests {
 
     #[test]
     fn selectors_say_which_slots_count_and_interrupt() {
-        let nehalem = Cpuid {
+        let nehalem = Identity {
             vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
             signature: 0x106a3,
             perfmon: [0x0730_0403, 0, 0, 0x603],
-            ..Cpuid::NONE
+            ..Identity::NONE
         };
         let (caps, _) = nehalem.pmu().unwrap();
         let counter = |slot, mode, select| CounterConfig {

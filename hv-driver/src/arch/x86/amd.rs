@@ -8,7 +8,7 @@ use shared_abi::caps::{
 };
 use shared_abi::limits::MAX_GENERAL;
 
-use super::{Bank, Cpuid, Global, Refusal, Registers, vendor, width};
+use super::{Bank, Global, Identity, Refusal, Registers, vendor, width};
 
 pub(super) const VENDOR: [u32; 3] = vendor(b"AuthenticAMD");
 
@@ -18,7 +18,7 @@ const K7: Registers = Registers {
     counters: Bank { first: 0xc001_0004, stride: 1 },
     fixed: None,
     global: None,
-    pebs_enable: None,
+    record_enable: None,
 };
 /// Of K7's kind.
 const K7_COUNTERS: u32 = 4;
@@ -44,7 +44,7 @@ const PERFMON_V2: u32 = 1 << 0;
 
 /// Four counters since family 10h, six with the core extension, and with version 2 as many as it
 /// says; all of 48 bits.
-pub(super) fn pmu(cpuid: &Cpuid) -> Result<(PmuCaps, Registers), Refusal> {
+pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
     let (family, _) = cpuid.family_and_model();
     if family < 0x10 {
         return Err(Refusal::Family(family));
@@ -80,7 +80,8 @@ mod tests {
     use super::*;
     use shared_abi::PhysSlot;
 
-    const FAMILY_10H: Cpuid = Cpuid { vendor: VENDOR, signature: 0x0010_0f42, ..Cpuid::NONE };
+    const FAMILY_10H: Identity =
+        Identity { vendor: VENDOR, signature: 0x0010_0f42, ..Identity::NONE };
 
     /// Event select and counter of the last of so many.
     fn last(registers: &Registers, counters: u32) -> (Option<u32>, u32) {
@@ -95,13 +96,13 @@ mod tests {
         assert!(caps.can(CAPS_SAMPLING) && !caps.can(CAPS_GUEST_ONLY));
         assert!(!caps.can(CAPS_GLOBAL_AMD));
         assert_eq!(last(&registers, 4), (Some(0xc001_0003), 0xc001_0007));
-        let svm = Cpuid { extended: 1 << 2, ..FAMILY_10H };
+        let svm = Identity { extended: 1 << 2, ..FAMILY_10H };
         assert!(svm.pmu().unwrap().0.can(CAPS_GUEST_ONLY));
     }
 
     #[test]
     fn the_core_extension_has_six() {
-        let (caps, registers) = Cpuid { extended: 1 << 23, ..FAMILY_10H }.pmu().unwrap();
+        let (caps, registers) = Identity { extended: 1 << 23, ..FAMILY_10H }.pmu().unwrap();
         assert_eq!((caps.general, registers.global), (6, None));
         assert!(caps.can(CAPS_SAMPLING));
         assert_eq!(last(&registers, 6), (Some(0xc001_020a), 0xc001_020b));
@@ -109,19 +110,20 @@ mod tests {
 
     #[test]
     fn version_2_has_global_registers_and_says_how_many_counters() {
-        let v2 = |counters| Cpuid { extended: 1 << 23, perfmon_amd: [1, counters], ..FAMILY_10H };
+        let v2 =
+            |counters| Identity { extended: 1 << 23, perfmon_amd: [1, counters], ..FAMILY_10H };
         let (caps, registers) = v2(0x36).pmu().unwrap();
         assert_eq!((caps.general, registers.global), (6, Some(GLOBAL)));
         assert!(caps.can(CAPS_GLOBAL_AMD | CAPS_SAMPLING));
         assert_eq!(last(&registers, 6), (Some(0xc001_020a), 0xc001_020b));
         assert_eq!(v2(0x30).pmu(), Err(Refusal::NoCounters));
-        let without_core = Cpuid { extended: 0, ..v2(6) };
+        let without_core = Identity { extended: 0, ..v2(6) };
         assert_eq!(without_core.pmu().unwrap().0.general, 4);
     }
 
     #[test]
     fn older_families_are_refused_by_name() {
-        let k8 = Cpuid { signature: 0xf4a, ..FAMILY_10H };
+        let k8 = Identity { signature: 0xf4a, ..FAMILY_10H };
         assert_eq!(k8.pmu(), Err(Refusal::Family(0xf)));
     }
 }

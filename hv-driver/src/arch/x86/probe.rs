@@ -8,9 +8,9 @@
 use shared_abi::PmuCaps;
 use shared_abi::slot::slots_of;
 
+use super::selectors::{FIXED_BITS, FIXED_USR};
+use super::{Identity, Refusal, Registers, global_bits};
 use crate::hal::Probe;
-use crate::pmu::{Cpuid, Refusal, Registers, global_bits};
-use crate::selectors::{FIXED_BITS, FIXED_USR};
 
 /// What a counter is asked to keep: a write of 32 bits extends bit 31.
 const PATTERN: u64 = 0x5a69_3c78;
@@ -23,19 +23,19 @@ const STOPPED: u64 = 0xc0;
 /// # Errors
 ///
 /// There is no usable PMU, or the first register that is not as it should be.
-pub(crate) fn probe(cpuid: &Cpuid, pmu: &impl Probe) -> Result<u64, Refusal> {
+pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> {
     let (caps, registers) = cpuid.pmu()?;
     let Some(global) = &registers.global else {
         selects_and_counters(&caps, &registers, pmu)?;
         return Ok(0);
     };
-    let found = pmu.try_rdmsr(global.ctrl).ok_or(Refusal::Register(global.ctrl))?;
+    let found = pmu.try_read_register(global.ctrl).ok_or(Refusal::Register(global.ctrl))?;
     keeps(pmu, global.ctrl, &[0])?;
     selects_and_counters(&caps, &registers, pmu)?;
     let all = global_bits(caps.slots());
     keeps(pmu, global.ctrl, &[all, found])?;
-    pmu.try_rdmsr(global.status).ok_or(Refusal::Register(global.status))?;
-    demand(pmu.try_wrmsr(global.acknowledge, all), global.acknowledge)?;
+    pmu.try_read_register(global.status).ok_or(Refusal::Register(global.status))?;
+    demand(pmu.try_write_register(global.acknowledge, all), global.acknowledge)?;
     Ok(found)
 }
 
@@ -54,15 +54,16 @@ fn selects_and_counters(
         let user = (0..caps.fixed).fold(0, |ctrl, n| ctrl | FIXED_USR << (FIXED_BITS * n));
         keeps(pmu, fixed.ctrl, &[user, 0])?;
     }
-    if let Some(pebs_enable) = registers.pebs_enable {
-        keeps(pmu, pebs_enable, &[0])?;
+    if let Some(record_enable) = registers.record_enable {
+        keeps(pmu, record_enable, &[0])?;
     }
     slots_of(caps.slots()).try_for_each(|slot| keeps(pmu, registers.counter(slot), &[PATTERN, 0]))
 }
 
 /// Each of `values` can be written and is then read.
 fn keeps(pmu: &impl Probe, msr: u32, values: &[u64]) -> Result<(), Refusal> {
-    let kept = |&value| pmu.try_wrmsr(msr, value) && pmu.try_rdmsr(msr) == Some(value);
+    let kept =
+        |&value| pmu.try_write_register(msr, value) && pmu.try_read_register(msr) == Some(value);
     demand(values.iter().all(kept), msr)
 }
 

@@ -1,58 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which PMU this CPU has: what it can do, and where its registers are.
+//! Which PMU this x86 CPU has: what it can do, and where its registers are.
 //!
 //! One file for each vendor; nobody else asks whose CPU it is.
 
 mod amd;
+mod identity;
 mod intel;
+pub(crate) mod probe;
+pub(crate) mod selectors;
 
+pub use identity::Identity;
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
-
-/// What a CPU says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct Cpuid {
-    /// Leaf 0: EBX, EDX, ECX, which spell the vendor.
-    pub vendor: [u32; 3],
-    /// Leaf 1, EAX: family, model and stepping.
-    pub signature: u32,
-    /// Leaf 0xA: EAX, EBX, ECX, EDX; zeroes if there is no such leaf.
-    pub perfmon: [u32; 4],
-    /// Leaf 0x80000022: EAX, EBX; zeroes if there is no such leaf.
-    pub perfmon_amd: [u32; 2],
-    /// Leaf 1, EDX.
-    pub features: u32,
-    /// Leaf 7, EDX; 0 if there is no such leaf.
-    pub structured: u32,
-    /// Leaf 0x80000001, ECX.
-    pub extended: u32,
-    /// Leaf 0x1A, EAX: the kind of core in a CPU that has several; 0 if there is no such leaf.
-    pub core_type: u32,
-    /// IA32_MISC_ENABLE; 0 if there is no such register.
-    pub misc_enable: u64,
-    /// IA32_PERF_CAPABILITIES; 0 if there is no such register.
-    pub perf_capabilities: u64,
-    /// TSX_FORCE_ABORT; 0 if there is no such register.
-    pub tsx_force_abort: u64,
-}
-
-impl Cpuid {
-    /// A CPU that has nothing of it.
-    pub const NONE: Self = Self {
-        vendor: [0; 3],
-        signature: 0,
-        perfmon: [0; 4],
-        perfmon_amd: [0; 2],
-        features: 0,
-        structured: 0,
-        extended: 0,
-        core_type: 0,
-        misc_enable: 0,
-        perf_capabilities: 0,
-        tsx_force_abort: 0,
-    };
-}
 
 /// Why the PMU cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +92,7 @@ pub struct Registers {
     /// Those of all counters, if there are any.
     pub global: Option<Global>,
     /// Lets counters write records to memory; whoever takes the PMU over clears it.
-    pub pebs_enable: Option<u32>,
+    pub record_enable: Option<u32>,
 }
 
 impl Registers {
@@ -167,7 +126,7 @@ pub const fn slots_of_global(bits: u64) -> u32 {
     general & !(u32::MAX << MAX_GENERAL) | fixed << MAX_GENERAL
 }
 
-impl Cpuid {
+impl Identity {
     /// The PMU, or why it cannot be used.
     ///
     /// # Errors
@@ -197,14 +156,6 @@ impl Cpuid {
         }
         Ok(())
     }
-
-    /// Family and model as the manuals number them (SDM volume 2, CPUID; APM volume 3, appendix E).
-    const fn family_and_model(&self) -> (u32, u32) {
-        let (base, extended) = ((self.signature >> 8) & 0xf, (self.signature >> 20) & 0xff);
-        let family = if base == 0xf { base + extended } else { base };
-        let model = (self.signature >> 4) & 0xf | (self.signature >> 12) & 0xf0;
-        (family, model)
-    }
 }
 
 const fn vendor(spelled: &[u8; 12]) -> [u32; 3] {
@@ -228,7 +179,7 @@ mod tests {
 
     #[test]
     fn other_vendors_are_refused_by_name() {
-        let cpuid = Cpuid { vendor: [1, 2, 3], ..Cpuid::NONE };
+        let cpuid = Identity { vendor: [1, 2, 3], ..Identity::NONE };
         assert_eq!(cpuid.pmu(), Err(Refusal::Vendor([1, 2, 3])));
     }
 
