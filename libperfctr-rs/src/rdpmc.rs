@@ -14,12 +14,6 @@
 //! comes later is not counted.  Events that are not about retirement, like cycles, stay fuzzy by
 //! some tens of cycles; CPUID in place of LFENCE would not change that and would trap to the
 //! hypervisor.
-//!
-//! # Loads
-//!
-//! Words of pages are loaded by volatile loads, which compilers make operands of the instructions
-//! that use them, and atomic ones they do not.  Whoever writes these pages does so outside of this
-//! program, and x86 loads aligned words whole and in order (SDM volume 3, 10.1.1 and 10.2).
 #![expect(unsafe_code, reason = "RDPMC has no safe form")]
 
 use core::arch::asm;
@@ -85,14 +79,12 @@ impl Counters for Hardware {
 
     #[inline(always)]
     fn load(&self, word: &AtomicU64) -> u64 {
-        // SAFETY: a reference is valid and aligned, and writers are outside of this program.
-        unsafe { word.as_ptr().read_volatile() }
+        tso::load(word)
     }
 
     #[inline(always)]
     fn load_half(&self, half: &AtomicU32) -> u32 {
-        // SAFETY: as above.
-        unsafe { half.as_ptr().read_volatile() }
+        tso::load_half(half)
     }
 
     #[inline(always)]
@@ -116,5 +108,29 @@ impl Counters for Hardware {
         // SAFETY: no instruction.  It is not `pure`, so it stays between those that read counters.
         unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };
         word
+    }
+}
+
+/// Loads that are right on x86 alone, where every load acquires: its total store order (SDM
+/// volume 3, 10.2.2) keeps loads in the program's order, and aligned words are loaded whole
+/// (10.1.1).
+///
+/// They are volatile, since compilers make operands of the instructions that use them of volatile
+/// loads and not of atomic ones.  To the compiler a volatile load of memory that another thread of
+/// the same program stores to would be a data race.  Nobody does: the guest's kernel and the
+/// hypervisor write these pages, which programs map read-only.
+mod tso {
+    use super::{AtomicU32, AtomicU64};
+
+    #[inline(always)]
+    pub(super) fn load(word: &AtomicU64) -> u64 {
+        // SAFETY: a reference is valid and aligned for as long as this function executes.
+        unsafe { word.as_ptr().read_volatile() }
+    }
+
+    #[inline(always)]
+    pub(super) fn load_half(half: &AtomicU32) -> u32 {
+        // SAFETY: a reference is valid and aligned for as long as this function executes.
+        unsafe { half.as_ptr().read_volatile() }
     }
 }

@@ -11,11 +11,10 @@
 
 mod events;
 mod ring;
+mod x86;
 
-use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use guest_kmod::hal::Kernel;
 use guest_kmod::handshake::{caps, handshake, handshake_again};
@@ -27,7 +26,6 @@ use guest_kmod::whole::{check_cpu_control, check_cpu_read};
 use guest_kmod::{Admission, Counting, Cpu, Ring, Stats, ThreadPmu, Vcpu, for_number};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::{Control, CpuState, Create, Sums};
-use shared_abi::read::Counters;
 use shared_abi::{Errno, ThreadPage, VcpuPage};
 
 /// No code path leads here: the object is checked not to contain any that does.
@@ -45,46 +43,6 @@ unsafe extern "C" {
 
 /// Linux, on the vCPU that executes this.
 struct Linux;
-
-impl Counters for Linux {
-    #[inline(always)]
-    fn counter(&self, index: u32) -> u64 {
-        let (low, high): (u64, u64);
-        // SAFETY: the glue survives a fault, and reading a counter has no other effect.
-        unsafe {
-            asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
-                 out("rdx") high);
-        }
-        high << 32 | low
-    }
-
-    #[inline(always)]
-    fn clock(&self) -> u64 {
-        // SAFETY: reading the time-stamp counter has no effect.
-        unsafe { core::arch::x86_64::_rdtsc() }
-    }
-
-    // As operands of the instructions that use them, which atomic loads are not; whoever writes
-    // these pages does so outside of this program, and x86 loads aligned words whole and in order.
-    #[inline(always)]
-    fn load(&self, word: &AtomicU64) -> u64 {
-        // SAFETY: a reference is valid and aligned.
-        unsafe { word.as_ptr().read_volatile() }
-    }
-
-    #[inline(always)]
-    fn load_half(&self, half: &AtomicU32) -> u32 {
-        // SAFETY: as above.
-        unsafe { half.as_ptr().read_volatile() }
-    }
-
-    #[inline(always)]
-    fn opaque(&self, mut word: u64) -> u64 {
-        // SAFETY: no instruction.  It is not `pure`, so it stays between those that read counters.
-        unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };
-        word
-    }
-}
 
 impl Kernel for Linux {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {

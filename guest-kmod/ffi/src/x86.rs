@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The instructions of x86 that read counters, the clock, and pages.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use shared_abi::read::Counters;
+
+use crate::{Linux, perfctr_glue_rdpmc};
+
+impl Counters for Linux {
+    #[inline(always)]
+    fn counter(&self, index: u32) -> u64 {
+        let (low, high): (u64, u64);
+        // SAFETY: the glue survives a fault, and reading a counter has no other effect.
+        unsafe {
+            asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
+                 out("rdx") high);
+        }
+        high << 32 | low
+    }
+
+    #[inline(always)]
+    fn clock(&self) -> u64 {
+        // SAFETY: reading the time-stamp counter has no effect.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+
+    #[inline(always)]
+    fn load(&self, word: &AtomicU64) -> u64 {
+        tso::load(word)
+    }
+
+    #[inline(always)]
+    fn load_half(&self, half: &AtomicU32) -> u32 {
+        tso::load_half(half)
+    }
+
+    #[inline(always)]
+    fn opaque(&self, mut word: u64) -> u64 {
+        // SAFETY: no instruction.  It is not `pure`, so it stays between those that read counters.
+        unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };
+        word
+    }
+}
+
+/// Loads that are right on x86 alone, where every load acquires: its total store order (SDM
+/// volume 3, 10.2.2) keeps loads in the program's order, and aligned words are loaded whole
+/// (10.1.1).
+///
+/// They are volatile, since compilers make operands of the instructions that use them of volatile
+/// loads and not of atomic ones.  To the compiler a volatile load of memory that another thread of
+/// the same program stores to would be a data race.  Nobody does: the core loads vCPU pages by
+/// these, which the hypervisor writes, and the module only on the vCPU whose page it is.
+mod tso {
+    use super::{AtomicU32, AtomicU64};
+
+    #[inline(always)]
+    pub(super) fn load(word: &AtomicU64) -> u64 {
+        // SAFETY: a reference is valid and aligned for as long as this function executes.
+        unsafe { word.as_ptr().read_volatile() }
+    }
+
+    #[inline(always)]
+    pub(super) fn load_half(half: &AtomicU32) -> u32 {
+        // SAFETY: a reference is valid and aligned for as long as this function executes.
+        unsafe { half.as_ptr().read_volatile() }
+    }
+}
