@@ -12,6 +12,8 @@ use perfctr::host::{Domain, Host};
 use serde_json::json;
 use shared_abi::caps::CAPS_ALL_EVENTS;
 
+use crate::text::{harmless, print};
+
 /// What to do.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -124,16 +126,16 @@ fn list(host: &Host, json: bool) -> Result<()> {
             json!({ "id": domain.id, "allowed": domain.allowed, "name": name })
         };
         let domains: Vec<_> = domains.iter().map(domain).collect();
-        println!("{}", serde_json::to_string_pretty(&domains)?);
-        return Ok(());
+        return Ok(print(&(serde_json::to_string_pretty(&domains)? + "\n"))?);
     }
-    println!("{:>8}  {:<9}  name", "process", "may count");
+    let mut text = format!("{:>8}  {:<9}  name\n", "process", "may count");
     for domain in &domains {
         let allowed = if domain.allowed { "yes" } else { "no" };
-        let name = names.get(&domain.id).map_or("", String::as_str);
-        println!("{}", format!("{:>8}  {allowed:<9}  {name}", domain.id).trim_end());
+        let name = names.get(&domain.id).map_or_else(String::new, |name| harmless(name));
+        text += format!("{:>8}  {allowed:<9}  {name}", domain.id).trim_end();
+        text += "\n";
     }
-    Ok(())
+    Ok(print(&text)?)
 }
 
 fn limits(host: &Host, json: bool) -> Result<()> {
@@ -145,18 +147,19 @@ fn limits(host: &Host, json: bool) -> Result<()> {
             "general": caps.general, "fixed": caps.fixed, "samples": samples,
             "all_events": all_events,
         });
-        println!("{}", serde_json::to_string_pretty(&limits)?);
-        return Ok(());
+        return Ok(print(&(serde_json::to_string_pretty(&limits)? + "\n"))?);
     }
-    println!("counters   {} general and {} fixed for each vCPU", caps.general, caps.fixed);
     let events = if all_events {
         "all that are not known to harm others"
     } else {
         "those known to count nothing of others (perfctr=events=all lets the rest in)"
     };
-    println!("events     {events}");
-    println!("sampling   {}", if samples { "yes" } else { "no: these counters do not interrupt" });
-    Ok(())
+    let samples = if samples { "yes" } else { "no: these counters do not interrupt" };
+    Ok(print(&format!(
+        "counters   {} general and {} fixed for each vCPU\nevents     {events}\nsampling   \
+         {samples}\n",
+        caps.general, caps.fixed
+    ))?)
 }
 
 #[cfg(test)]

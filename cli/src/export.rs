@@ -14,22 +14,33 @@ use libc::pid_t;
 use perfctr::Event;
 use perfctr::watch::{Total, Watched};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::encoding::{self, DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::registry::Registry;
 use tiny_http::{Header, Method, Request, Response, Server};
 
-use crate::events::EventList;
+use crate::events::{EventList, EventParser};
+use crate::info::Here;
 use crate::live::{Threads, of_cgroup, of_process};
-use crate::program::Signals;
+use crate::program::{Signals, limits};
+use crate::text;
 
 /// What to export, and where.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas: `perfctr list` knows their names.
-    #[arg(short, long, default_value = "instructions:u,cycles:u")]
+    /// Events, separated by commas.  `perfctr list` shows their names.
+    #[arg(
+        short,
+        long,
+        value_parser = EventParser,
+        hide_possible_values = true,
+        default_value = "instructions:u,cycles:u"
+    )]
     event: EventList,
+    /// Counts events that are not known to be right on this CPU, too.
+    #[arg(long)]
+    unverified: bool,
     /// A process, with its threads, and all that it starts; may be given several times.
     #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
     pid: Vec<i32>,
@@ -60,14 +71,18 @@ struct Counted {
 
 impl Counted {
     fn open(options: &Options) -> Result<Self> {
-        let events = &options.event.0;
+        let events = &options.event.events(options.unverified);
+        limits::raise();
+        // Where nobody counts at all this says why.
+        Here::find()?.counts(events)?;
+        let (pids, groups) = (unique(&options.pid), unique(&options.cgroup));
         let process = |&pid: &pid_t| Ok((pid, of_process(events, pid)?));
         let group = |path: &PathBuf| Ok((path.clone(), of_cgroup(events, path)?));
         Ok(Self {
             events: events.clone(),
-            processes: options.pid.iter().map(process).collect::<Result<_>>()?,
-            threads: Mutex::new(Threads::new(events, &options.pid)),
-            cgroups: options.cgroup.iter().map(group).collect::<Result<_>>()?,
+            processes: pids.iter().map(process).collect::<Result<_>>()?,
+            threads: Mutex::new(Threads::new(events, &pids)?),
+            cgroups: groups.iter().map(group).collect::<Result<_>>()?,
         })
     }
 
@@ -97,6 +112,17 @@ impl Counted {
         }
         Ok(scrape)
     }
+}
+
+/// Each of them once: scrapers refuse what has two series of the same labels.
+fn unique<T: Clone + PartialEq>(all: &[T]) -> Vec<T> {
+    let mut unique = Vec::new();
+    for one in all {
+        if !unique.contains(one) {
+            unique.push(one.clone());
+        }
+    }
+    unique
 }
 
 /// A number of an event: its name, what it is.
@@ -166,7 +192,7 @@ impl Scrape {
         let mut registry = Registry::with_prefix("perfctr");
         registry.register_collector(Box::new(self));
         let mut body = String::new();
-        text::encode(&mut body, &registry)?;
+        encoding::text::encode(&mut body, &registry)?;
         Ok(body)
     }
 }
@@ -177,13 +203,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     ensure!(!nothing, "nothing to export: --pid or --cgroup says what");
     let counted = Counted::open(options)?;
     if options.once {
-        print!("{}", counted.scrape()?.text()?);
+        text::print(&counted.scrape()?.text()?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let signals = Signals::to_end()?;
     let server = Server::http(&options.listen).map_err(|error| anyhow!(error));
     let server = server.with_context(|| format!("cannot listen on {}", options.listen))?;
-    eprintln!("perfctr: http://{}/metrics", server.server_addr());
+    text::tell(format_args!("http://{}/metrics", server.server_addr()));
     while !signals.interrupted() {
         if let Some(request) = server.recv_timeout(LOOK)? {
             // Whoever has gone away need not be answered.
@@ -207,7 +233,7 @@ fn answer(request: Request, counted: &Counted) -> Result<()> {
             Ok(request.respond(Response::from_string(body).with_header(header))?)
         }
         Err(error) => {
-            eprintln!("perfctr: {error:#}");
+            text::tell(format_args!("{error:#}"));
             Ok(request
                 .respond(Response::from_string(format!("{error:#}\n")).with_status_code(500))?)
         }

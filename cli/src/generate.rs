@@ -55,12 +55,20 @@ mod tests {
             }
         }
         assert!(directory.join("man1/perfctr.1").exists());
-        let script = "source \"$0\"; COMP_WORDS=(perfctr st); COMP_CWORD=1; \
-                      _perfctr perfctr st perfctr; echo \"${COMPREPLY[*]}\"";
-        let mut bash = process::Command::new("bash");
-        bash.args(["-c", script]).arg(directory.join("completions/perfctr.bash"));
-        let output = bash.output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "stat\n", "{output:?}");
+        let complete = |words: &str, last: &str, previous: &str| {
+            let script = format!(
+                "source \"$0\"; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+                 _perfctr perfctr {last} {previous}; echo \"${{COMPREPLY[*]}}\""
+            );
+            let mut bash = process::Command::new("bash");
+            bash.args(["-c", &script]).arg(directory.join("completions/perfctr.bash"));
+            String::from_utf8(bash.output().unwrap().stdout).unwrap()
+        };
+        assert_eq!(complete("perfctr st", "st", "perfctr"), "stat\n");
+        let events = "branches branch-misses\n";
+        for verb in ["stat", "record", "top", "export"] {
+            assert_eq!(complete(&format!("perfctr {verb} -e br"), "br", "-e"), events, "{verb}");
+        }
         fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 //! `perfctr info`.
 
 use std::fmt::Display;
+use std::mem;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -12,6 +13,7 @@ use serde::Serialize;
 use shared_abi::limits::PERIOD_EVENTS_MAX;
 
 use crate::machine::{Access, Counters, Cpu, Driver, Hypervisor, Module, Policy};
+use crate::text::print;
 
 /// What to say.
 #[derive(Debug, Args)]
@@ -39,6 +41,18 @@ impl Here {
     /// Nobody has counters.
     pub fn nobody(&self, event: Event) -> Error {
         Error::NoCounters { event, tried: self.refusals.clone() }
+    }
+
+    /// Whether anybody counts here at all.
+    ///
+    /// # Errors
+    ///
+    /// Why nobody does.
+    pub fn counts(&self, events: &[Event]) -> Result<(), Error> {
+        match (self.description.provider, events.first()) {
+            (Provider::Tsc, Some(&event)) => Err(self.nobody(event)),
+            _ => Ok(()),
+        }
     }
 
     /// Why this event cannot be counted here, if it cannot.
@@ -142,74 +156,79 @@ impl Info {
         }
     }
 
-    fn print(&self) {
-        line("provider", &self.provider);
+    fn page(&self) -> Page {
+        let page = &mut Page::default();
+        page.line("provider", &self.provider);
         for Refused { provider, reason, remedy, .. } in &self.refusals {
-            line("not", format!("{provider}: {reason}; {remedy}"));
+            page.line("not", format!("{provider}: {reason}; {remedy}"));
         }
-        line("perfctr", self.version);
-        self.print_host();
+        page.line("perfctr", self.version);
+        self.host(page);
         let Cpu { vendor, family, model, stepping, brand } = &self.cpu;
         let brand = brand.as_ref().map_or_else(String::new, |brand| format!(" ({brand})"));
-        line("CPU", format!("{vendor} family {family} model {model} stepping {stepping}{brand}"));
+        page.line(
+            "CPU",
+            format!("{vendor} family {family} model {model} stepping {stepping}{brand}"),
+        );
         if let Some(vcpus) = self.vcpus {
-            line("vCPUs", vcpus);
+            page.line("vCPUs", vcpus);
         }
         match &self.counters {
             Some(Counters { general, general_bits, fixed, fixed_bits }) => {
-                line("counters", format!("{general} general of {general_bits} bits"));
-                line("", format!("{fixed} fixed of {fixed_bits} bits"));
+                page.line("counters", format!("{general} general of {general_bits} bits"));
+                page.line("", format!("{fixed} fixed of {fixed_bits} bits"));
             }
-            None => line("counters", "not known"),
+            None => page.line("counters", "not known"),
         }
         if let Some(Limits { events_at_once, samples, period_max }) = &self.limits {
-            line("limits", format!("{events_at_once} events at once"));
+            page.line("limits", format!("{events_at_once} events at once"));
             match samples {
-                true => line("", format!("samples, every {period_max} events or more often")),
-                false => line("", "no samples"),
+                true => page.line("", format!("samples, every {period_max} events or more often")),
+                false => page.line("", "no samples"),
             }
         }
         let khz = self.time.khz.map_or("unknown".to_owned(), |khz| format!("{khz} kHz"));
-        line("time", format!("{}, {khz}", self.time.unit));
-        self.print_policy();
+        page.line("time", format!("{}, {khz}", self.time.unit));
+        self.policy(page);
+        mem::take(page)
     }
 
     /// Everybody who takes part beside this program.
-    fn print_host(&self) {
+    fn host(&self, page: &mut Page) {
         match &self.hypervisor {
             Some(Hypervisor { name, version, guest }) => {
                 let version = version.as_ref().map_or_else(String::new, |v| format!(" {v}"));
                 let guest = guest.as_ref().map_or_else(String::new, |g| format!(", {g} guest"));
-                line("hypervisor", format!("{name}{version}{guest}"));
+                page.line("hypervisor", format!("{name}{version}{guest}"));
             }
-            None => line("hypervisor", "none"),
+            None => page.line("hypervisor", "none"),
         }
         match (&self.driver, &self.driver_unknown) {
             (Some(Driver { abi, allows, all_events }), _) => {
                 let allows = if *allows { "lets" } else { "does not let" };
                 let events =
                     if *all_events { "all events" } else { "events that count nothing of others" };
-                line("driver", format!("ABI {abi}, {allows} this domain count {events}"));
+                page.line("driver", format!("ABI {abi}, {allows} this domain count {events}"));
             }
-            (None, Some(why)) => line("driver", why),
+            (None, Some(why)) => page.line("driver", why),
             (None, None) => {}
         }
         match &self.module {
             Some(Module { version, abi }) => {
                 let [version, abi] =
                     [version, abi].map(|text| text.as_deref().unwrap_or("unknown"));
-                line("module", format!("{version}, ABI {abi}"));
+                page.line("module", format!("{version}, ABI {abi}"));
             }
-            None => line("module", "not loaded"),
+            None => page.line("module", "not loaded"),
         }
     }
 
-    fn print_policy(&self) {
+    fn policy(&self, page: &mut Page) {
         let Policy { perf_event_paranoid, perf_event_max_sample_rate, paranoid, device, seccomp } =
             &self.policy;
-        let of = |name: &str, value: Option<String>| {
+        let mut of = |name: &str, value: Option<String>| {
             if let Some(value) = value {
-                line("policy", format!("{name} = {value}"));
+                page.line("policy", format!("{name} = {value}"));
             }
         };
         of("kernel.perf_event_paranoid", perf_event_paranoid.map(|n| n.to_string()));
@@ -217,25 +236,34 @@ impl Info {
         of("the module's paranoid", paranoid.map(|n| n.to_string()));
         if let Some(Access { path, mode, uid, gid, opens }) = device {
             let may = if *opens { "may" } else { "may not" };
-            line("policy", format!("{path} mode {mode}, uid {uid}, gid {gid}: you {may} open it"));
+            page.line(
+                "policy",
+                format!("{path} mode {mode}, uid {uid}, gid {gid}: you {may} open it"),
+            );
         }
         if *seccomp {
-            line("policy", "system calls are filtered by seccomp");
+            page.line("policy", "system calls are filtered by seccomp");
         }
     }
 }
 
-fn line(name: &str, text: impl Display) {
-    println!("{name:<12} {text}");
+/// Lines for people, each with the name of what it says.
+#[derive(Debug, Default)]
+struct Page(String);
+
+impl Page {
+    fn line(&mut self, name: &str, text: impl Display) {
+        self.0 += &format!("{name:<12} {text}\n");
+    }
 }
 
 /// `perfctr info`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let info = Info::of(&Here::find()?);
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&info)?);
+        print(&(serde_json::to_string_pretty(&info)? + "\n"))?;
     } else {
-        info.print();
+        print(&info.page().0)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,14 +9,22 @@ use perfctr::{Error, Event, ParseEventError};
 use serde::Serialize;
 
 use crate::info::Here;
+use crate::text::print;
+
+/// What stands below all events.
+const HINT: &str = "
+Any event can be given by its number: as r and a hexadecimal select word, or as
+cpu/event=0xc4,umask=0x1/.  --unverified counts one that is not known to be right on this CPU.
+:u and :k count one mode only.
+";
 
 /// What to list.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// These events, or why there are none of such names, in place of those that every CPU has.
+    /// Lists these events only, and says of each name that is no event why it is none.
     #[arg(value_name = "EVENT")]
     events: Vec<String>,
-    /// This CPU's own events, too: by libpfm4's names, if that is installed.
+    /// Lists this CPU's own events as well, if libpfm4 is installed, which knows them.
     #[arg(short, long, conflicts_with = "events")]
     all: bool,
     /// Prints JSON.
@@ -54,16 +62,15 @@ impl Listed {
         }
     }
 
-    fn print(&self) {
+    fn line(&self) -> String {
         let can = match &self.refused {
             None => "yes".to_owned(),
             Some(reason) => format!("no: {reason}"),
         };
         let select = self.select.map_or_else(String::new, |select| format!("r{select:x}"));
-        println!("{:<40} {select:<12} {can}", self.name);
-        if let Some(description) = &self.description {
-            println!("    {description}");
-        }
+        let description = self.description.as_ref();
+        let description = description.map_or_else(String::new, |text| format!("    {text}\n"));
+        format!("{:<40} {select:<12} {can}\n{description}", self.name)
     }
 }
 
@@ -94,17 +101,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         listed.extend(own_events(&here)?);
     }
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&listed)?);
+        print(&(serde_json::to_string_pretty(&listed)? + "\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{:<40} {:<12} here ({})", "event", "select", here.description.provider);
-    listed.iter().for_each(Listed::print);
+    let provider = here.description.provider;
+    let mut text = format!("{:<40} {:<12} here ({provider})\n", "event", "select");
+    text.extend(listed.iter().map(Listed::line));
     if options.events.is_empty() {
-        println!(
-            "\nr and a hexadecimal select word is any event, cpu/event=0xc4,umask=0x1/ the same; \
-             :u and :k count one mode only."
-        );
+        text += HINT;
     }
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use libc::pid_t;
 use perfctr::watch::{Watch, Watched};
-use perfctr::{Error, Event};
+use perfctr::{Cause, Error, Event};
 
 use crate::program::{name, processes, threads};
 
@@ -55,8 +55,14 @@ pub struct Threads {
 }
 
 impl Threads {
-    pub fn new(events: &[Event], pids: &[pid_t]) -> Self {
-        Self { events: events.to_vec(), pids: pids.to_vec(), live: BTreeMap::new() }
+    /// # Errors
+    ///
+    /// There is no such process.
+    pub fn new(events: &[Event], pids: &[pid_t]) -> Result<Self> {
+        for pid in pids {
+            threads(*pid).with_context(|| format!("there is no process {pid}"))?;
+        }
+        Ok(Self { events: events.to_vec(), pids: pids.to_vec(), live: BTreeMap::new() })
     }
 
     /// Finds threads that are new, and forgets those that have ended.
@@ -82,13 +88,10 @@ impl Threads {
                 self.live.insert(tid, Thread { pid, name: name(tid), watched });
                 Ok(())
             }
-            Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => {
-                Ok(())
-            }
+            Err(error) if error.errno() == Some(libc::ESRCH) => Ok(()),
             // Of all processes some are none of the caller's.
-            Err(Error::Kernel { source, .. })
-                if self.pids.is_empty()
-                    && matches!(source.raw_os_error(), Some(libc::EACCES | libc::EPERM)) =>
+            Err(Error::Refused(refusal))
+                if self.pids.is_empty() && refusal.cause == Cause::OthersThread =>
             {
                 Ok(())
             }

@@ -14,14 +14,19 @@ mod program;
 mod record;
 mod report;
 mod stat;
+mod text;
 mod top;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::program::child::NotExecuted;
+
 /// perfctr's own failures end with this status, as those of `env` and `timeout` do.
 const FAILURE: u8 = 125;
+/// The status of a program that SIGPIPE has ended, as shells tell it.
+const CLOSED_PIPE: u8 = 128 + 13;
 
 /// Exact hardware performance counters, in virtual machines too.
 #[derive(Debug, Parser)]
@@ -33,24 +38,24 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Says on a Xen or a KVM host which domains may count, and with what.
+    /// Says on a Xen or a KVM host which virtual machines may count, and changes it.
     Domains(domains::Options),
-    /// Lets Prometheus and others scrape counts of processes, threads and cgroups.
+    /// Serves counts of processes, threads and cgroups to Prometheus.
     Export(export::Options),
     /// Writes man pages and completions, for who installs it.
     #[command(hide = true)]
     Generate(generate::Options),
-    /// Says who provides counters here, why nobody better does, and what the machine has.
+    /// Says who provides counters here, why better providers do not, and what the machine has.
     Info(info::Options),
-    /// Lists events, how they are encoded, and which of them can be counted here.
+    /// Lists events, their encodings, and which of them can be counted here.
     List(list::Options),
-    /// Runs a program and notes where it is whenever so many events have occurred.
+    /// Runs a program and takes a sample of it every so many events.
     Record(record::Options),
-    /// Says of what was recorded how much happened where.
+    /// Shows in which functions the recorded samples were taken.
     Report(report::Options),
-    /// Runs a program and says what it counted, with all threads and processes that it started.
+    /// Runs a program and counts events in it and in all threads and processes that it starts.
     Stat(stat::Options),
-    /// Says live what threads or CPUs count.
+    /// Shows live counts of threads or CPUs.
     Top(top::Options),
 }
 
@@ -66,8 +71,15 @@ fn main() -> ExitCode {
         Verb::Stat(options) => stat::run(options),
         Verb::Top(options) => top::run(&options),
     };
-    result.unwrap_or_else(|error| {
-        eprintln!("perfctr: {error:#}");
-        ExitCode::from(FAILURE)
-    })
+    result.unwrap_or_else(|error| failed(&error))
+}
+
+/// Says why, and gives the exit status.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    if text::is_closed_pipe(error) {
+        // Whoever read our output has seen enough.
+        return ExitCode::from(CLOSED_PIPE);
+    }
+    text::tell(format_args!("{error:#}"));
+    ExitCode::from(error.downcast_ref().map_or(FAILURE, NotExecuted::status))
 }

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What `perfctr record` writes and `perfctr report` reads: one JSON document.
 //!
+//! Fields may be added in later releases: readers leave out what they do not know.
+//!
 //! Frames are addresses as their files state them, so that nothing but those files is needed to
 //! name them; equal stacks of a thread are one entry.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -21,7 +25,6 @@ pub const DEPTH_MAX: usize = 512;
 
 /// A program's samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Profile {
     format: String,
     version: u32,
@@ -49,16 +52,31 @@ pub struct Profile {
 
 /// A file, or what the kernel calls such a place: `[vdso]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Module {
+    /// As it is shown.
     pub path: String,
+    /// The path's bytes, where they are no UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<Vec<u8>>,
     /// The linker's identification of a file's contents, in hexadecimal digits.
     pub build_id: Option<String>,
 }
 
+impl Module {
+    pub fn new(path: &OsStr, build_id: Option<String>) -> Self {
+        let path_bytes = path.to_str().is_none().then(|| path.as_bytes().to_vec());
+        Self { path: path.to_string_lossy().into_owned(), path_bytes, build_id }
+    }
+
+    /// Where the file is.
+    pub fn file(&self) -> PathBuf {
+        let bytes = self.path_bytes.clone().map(OsString::from_vec);
+        bytes.unwrap_or_else(|| self.path.clone().into()).into()
+    }
+}
+
 /// A place in a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Frame {
     /// Index of the module; memory without a file has none.
     pub module: Option<u32>,
@@ -67,7 +85,6 @@ pub struct Frame {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Thread {
     /// The thread's number.
     pub tid: u32,
@@ -80,7 +97,6 @@ pub struct Thread {
 
 /// Where a thread was, and how often.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Stack {
     /// Index of the thread.
     pub thread: u32,
@@ -125,15 +141,6 @@ impl Profile {
     pub fn missed(&self) -> u64 {
         let ended: u64 = self.threads.iter().map(|thread| thread.count / self.period).sum();
         ended.saturating_sub(self.samples())
-    }
-
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let file = File::create(path).and_then(|file| {
-            let mut file = BufWriter::new(file);
-            serde_json::to_writer(&mut file, self)?;
-            file.flush()
-        });
-        file.with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Reads a profile that may be anything.
@@ -188,6 +195,42 @@ impl Profile {
     }
 }
 
+/// Where a profile will be written.
+pub struct Place {
+    path: PathBuf,
+    file: File,
+    /// There was no such file before.
+    is_new: bool,
+}
+
+impl Place {
+    /// Opens the file, and leaves what is in it until there is something to write.
+    pub fn open(path: &Path) -> Result<Self> {
+        let is_new = !path.exists();
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), file, is_new })
+    }
+
+    pub fn write(&self, profile: &Profile) -> Result<()> {
+        let write = || {
+            // A pipe has no length.
+            self.file.set_len(0).ok();
+            let mut file = BufWriter::new(&self.file);
+            serde_json::to_writer(&mut file, profile)?;
+            file.flush()
+        };
+        write().with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    /// Nothing will be written: what was there before stays.
+    pub fn give_up(&self) {
+        if self.is_new {
+            fs::remove_file(&self.path).ok();
+        }
+    }
+}
+
 fn in_range(what: &str, index: u32, length: usize) -> Result<()> {
     ensure!((index as usize) < length, "{what} {index} of {length} found");
     Ok(())
@@ -199,7 +242,7 @@ mod tests {
 
     pub fn profile() -> Profile {
         let mut profile = Profile::new(vec!["a".into()], "native".into(), "cycles:u".into(), 10);
-        profile.modules.push(Module { path: "/a".into(), build_id: None });
+        profile.modules.push(Module::new("/a".as_ref(), None));
         profile.frames.push(Frame { module: Some(0), address: 16 });
         profile.frames.push(Frame { module: None, address: 32 });
         profile.threads.push(Thread { tid: 2, pid: 1, name: "b".into(), count: 59 });
@@ -216,6 +259,43 @@ mod tests {
         let text = serde_json::to_vec(&profile()).unwrap();
         assert_eq!(Profile::parse(&text).unwrap(), profile());
         assert_eq!((profile().samples(), profile().missed()), (3, 2));
+    }
+
+    #[test]
+    fn paths_of_any_bytes_are_kept() {
+        let bytes = OsStr::from_bytes(b"/\xe6/a");
+        let mut profile = profile();
+        profile.modules.push(Module::new(bytes, None));
+        let text = serde_json::to_string(&profile).unwrap();
+        let read = Profile::parse(text.as_bytes()).unwrap();
+        assert_eq!(read.modules[1].file(), Path::new(bytes));
+        assert_eq!(read.modules[1].path, "/\u{fffd}/a");
+        assert_eq!(text.matches("path_bytes").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn fields_of_later_releases_are_left_out() {
+        let text = serde_json::to_string(&profile()).unwrap();
+        let grown = text.replace("\"period\"", "\"seconds\":1,\"period\"");
+        let grown = grown.replace("\"address\"", "\"inlined\":[2],\"address\"");
+        assert_eq!(Profile::parse(grown.as_bytes()).unwrap(), profile());
+    }
+
+    #[test]
+    fn what_was_recorded_before_stays_until_there_is_something_new() {
+        let path = std::env::temp_dir().join(format!("perfctr-place-{}", std::process::id()));
+        let place = Place::open(&path).unwrap();
+        assert!(path.exists());
+        place.give_up();
+        assert!(!path.exists());
+        fs::write(&path, "what was there before, and is longer than a profile".repeat(99)).unwrap();
+        let place = Place::open(&path).unwrap();
+        place.give_up();
+        assert!(fs::read_to_string(&path).unwrap().starts_with("what was there"));
+        place.write(&profile()).unwrap();
+        assert_eq!(Profile::read(&path).unwrap(), profile());
+        fs::remove_file(&path).unwrap();
+        assert!(Place::open(Path::new("/nonexistent/x")).is_err());
     }
 
     #[test]

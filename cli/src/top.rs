@@ -19,24 +19,35 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Row as Cells, Table};
 use ratatui::{DefaultTerminal, Frame};
 
-use crate::events::EventList;
+use crate::events::{EventList, EventParser};
+use crate::info::Here;
 use crate::live::{Threads, of_cpu};
-use crate::program::Signals;
+use crate::program::{Signals, limits};
 use crate::stat::{Count, estimate, grouped};
+use crate::text::print;
 
 /// What to watch.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas: `perfctr list` knows their names.
-    #[arg(short, long, default_value = "instructions:u,cycles:u,branches:u")]
+    /// Events, separated by commas.  `perfctr list` shows their names.
+    #[arg(
+        short,
+        long,
+        value_parser = EventParser,
+        hide_possible_values = true,
+        default_value = "instructions:u,cycles:u,branches:u"
+    )]
     event: EventList,
+    /// Counts events that are not known to be right on this CPU, too.
+    #[arg(long)]
+    unverified: bool,
     /// Threads of this process only; may be given several times.
     #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
     pid: Vec<i32>,
-    /// Begins with CPUs (in a guest: vCPUs) in place of threads.
+    /// Shows CPUs (in a guest: vCPUs) first, in place of threads.
     #[arg(short = 'C', long)]
     cpus: bool,
-    /// Between two looks.  Unit: ms.
+    /// Milliseconds between two looks.
     #[arg(
         short,
         long,
@@ -83,9 +94,12 @@ struct Watch {
 
 impl Watch {
     fn open(options: &Options) -> Result<Self> {
-        let events = options.event.0.clone();
+        let events = options.event.events(options.unverified);
+        limits::raise();
+        // Where nobody counts at all this says why.
+        Here::find()?.counts(&events)?;
         let mut watch = Self {
-            threads: Threads::new(&events, &options.pid),
+            threads: Threads::new(&events, &options.pid)?,
             cpus: Vec::new(),
             events,
             before: BTreeMap::new(),
@@ -183,7 +197,7 @@ fn plain(options: &Options, watch: &mut Watch) -> Result<ExitCode> {
     while left > 0 && !signals.interrupted() {
         std::thread::sleep(Duration::from_millis(options.delay));
         let rows = watch.look(view)?;
-        print!("{}", text(&watch.events, &rows));
+        print(&text(&watch.events, &rows))?;
         left -= 1;
     }
     Ok(ExitCode::SUCCESS)

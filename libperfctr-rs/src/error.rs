@@ -12,7 +12,10 @@ use crate::event::Event;
 use crate::provider::refusal::Refusal;
 
 /// Why there is no session or no reading.
-#[derive(Debug, thiserror::Error)]
+///
+/// `main` and `unwrap` print the `Debug` form.  It is the same text as the `Display` form, which
+/// says what to do.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A provider gives no counters.
@@ -94,13 +97,30 @@ pub enum Error {
         kvm: &'static str,
     },
     /// The kernel refused a request.
-    #[error("cannot {operation}: {source}")]
+    #[error("cannot {operation}: {error}{}", remedy(.error))]
+    #[non_exhaustive]
     Kernel {
         /// What was asked for.
         operation: &'static str,
-        /// What the kernel gave.
-        source: io::Error,
+        /// What the kernel gave.  It is part of the message, and so not the source of this error.
+        error: io::Error,
     },
+}
+
+/// What to do about an answer of the kernel, where that is known.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "; each event of each thread needs a descriptor, whose number `ulimit -n` limits"
+        }
+        _ => "",
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Answers, each on a line of its own.
@@ -122,6 +142,15 @@ impl From<ConfigError> for Error {
 }
 
 impl Error {
+    /// The error number of the kernel's answer, if the kernel has refused.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Kernel { error, .. } => error.raw_os_error(),
+            Self::Refused(refusal) => Some(refusal.errno),
+            _ => None,
+        }
+    }
+
     /// What [`EventNotAvailable`](Self::EventNotAvailable) says of this event.
     pub(crate) fn unavailable(event: Event, reason: &'static str) -> Self {
         Self::EventNotAvailable { event, reason }
@@ -129,7 +158,7 @@ impl Error {
 
     /// The kernel refused this operation.
     pub(crate) fn kernel(operation: &'static str) -> impl Fn(io::Error) -> Self {
-        move |source| Self::Kernel { operation, source }
+        move |error| Self::Kernel { operation, error }
     }
 
     /// The error of a direct read for which asking the kernel is of no use.
@@ -139,5 +168,34 @@ impl Error {
             ReadError::Disturbed => Self::Disturbed,
             ReadError::NotDirect | ReadError::Malformed => Self::Malformed("counter page"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+    use crate::provider::refusal::Cause;
+    use crate::provider::types::Provider;
+
+    #[test]
+    fn what_main_prints_is_the_message_with_its_remedies() {
+        let tried =
+            vec![Refusal { provider: Provider::Native, cause: Cause::NoPmu, errno: libc::ENOENT }];
+        let error = Error::NoCounters { event: Event::BRANCHES.user(), tried };
+        let said = format!("{error:?}");
+        assert_eq!(said, error.to_string());
+        assert!(said.contains("the kernel knows no PMU here; in a virtual machine"), "{said}");
+    }
+
+    #[test]
+    fn an_answer_of_the_kernel_is_said_once() {
+        let error = Error::kernel("open a perf event")(io::Error::from_raw_os_error(libc::EMFILE));
+        let said = error.to_string();
+        assert!(said.starts_with("cannot open a perf event: Too many open files"), "{said}");
+        assert!(said.contains("ulimit -n") && error.source().is_none(), "{said}");
+        assert_eq!(error.errno(), Some(libc::EMFILE));
+        assert_eq!(Error::Disturbed.errno(), None);
     }
 }

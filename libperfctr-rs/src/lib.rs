@@ -27,6 +27,8 @@ mod session;
 #[cfg(feature = "std")]
 mod sys;
 #[cfg(feature = "std")]
+mod total;
+#[cfg(feature = "std")]
 pub mod watch;
 
 #[cfg(target_arch = "x86_64")]

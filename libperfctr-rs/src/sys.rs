@@ -18,7 +18,7 @@ use shared_abi::ioctl::{
 use shared_abi::ring::RingRequest;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::watch::Total;
+use crate::total::Total;
 
 /// How often this process's ancestors have forked since the library was first used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,9 @@
 //! A process that waits for leave before it executes a program.
 #![expect(unsafe_code, reason = "fork, and what a child may do before exec")]
 
+use std::error::Error;
 use std::ffi::{CString, OsString};
+use std::fmt;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -11,10 +13,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use super::limits;
+use crate::text;
+
 /// The child.  Dropped before it has leave, it ends without having executed anything.
 #[derive(Debug)]
 pub struct Child {
     pid: libc::pid_t,
+    /// What it is called in messages.
+    program: String,
     leave: PipeWriter,
     /// Where it says why it could not execute the program.
     failure: PipeReader,
@@ -39,7 +46,12 @@ impl Child {
                 // SAFETY: the pointers are to strings that live, and the last one is null.
                 unsafe { execute(&wait, &leave, &fail, &pointers) }
             }
-            pid => Ok(Self { pid, leave, failure }),
+            pid => {
+                limits::raise();
+                let program = command.first().map(|word| word.display().to_string());
+                let program = text::harmless(&program.unwrap_or_default());
+                Ok(Self { pid, program, leave, failure })
+            }
         }
     }
 
@@ -48,9 +60,16 @@ impl Child {
     }
 
     /// Lets it execute the program.
-    pub fn go(mut self) -> io::Result<Started> {
-        self.leave.write_all(&[1])?;
-        Ok(Started { at: Instant::now(), failure: self.failure })
+    pub fn go(self) -> io::Result<Started> {
+        let Self { program, mut leave, failure, .. } = self;
+        // The program may have ended before this thread goes on.
+        let at = Instant::now();
+        match leave.write_all(&[1]) {
+            // The child has been killed, which will be told as its end.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            result => result?,
+        }
+        Ok(Started { at, program, failure })
     }
 }
 
@@ -58,6 +77,7 @@ impl Child {
 #[derive(Debug)]
 pub struct Started {
     at: Instant,
+    program: String,
     failure: PipeReader,
 }
 
@@ -66,18 +86,44 @@ impl Started {
     ///
     /// # Errors
     ///
-    /// Why it was not executed.
-    pub fn ended(mut self) -> io::Result<Duration> {
+    /// [`NotExecuted`].
+    pub fn ended(mut self) -> Result<Duration> {
         let elapsed = self.at.elapsed();
         let mut errno = [0; 4];
         match self.failure.read_exact(&mut errno) {
-            Ok(()) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
+            Ok(()) => {
+                let error = io::Error::from_raw_os_error(i32::from_ne_bytes(errno));
+                Err(NotExecuted { program: self.program, error }.into())
+            }
             // The program's start has closed the other end.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(elapsed),
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 }
+
+/// A program could not be executed.
+#[derive(Debug)]
+pub struct NotExecuted {
+    program: String,
+    error: io::Error,
+}
+
+impl NotExecuted {
+    /// The exit status by which shells and `env` tell this: 127 if there is no such program, 126 if
+    /// it is no program, or not the caller's to execute.
+    pub fn status(&self) -> u8 {
+        if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+    }
+}
+
+impl fmt::Display for NotExecuted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot execute {}: {}", self.program, self.error)
+    }
+}
+
+impl Error for NotExecuted {}
 
 /// Waits for leave, and executes the program; the child ends if it has none or cannot.
 ///
@@ -97,6 +143,8 @@ unsafe fn execute(
         // Else the end of the parent would not end the wait.
         libc::close(leave.as_raw_fd());
         if libc::read(wait.as_raw_fd(), (&raw mut byte).cast(), 1) == 1 {
+            // Rust's runtime ignores it in this program; programs start with the default.
+            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
             libc::execvp(words[0], words.as_ptr());
             let errno = *libc::__errno_location();
             libc::write(fail.as_raw_fd(), (&raw const errno).cast(), size_of_val(&errno));

@@ -3,6 +3,7 @@
 
 pub mod child;
 pub mod device;
+pub mod limits;
 pub mod ptrace;
 pub mod tracer;
 
@@ -15,7 +16,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use libc::{c_int, pid_t};
+use nix::sys::prctl;
 use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use crate::text::harmless;
 
 /// What is observed.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +53,10 @@ impl Signals {
         if foreign {
             // The process must not keep what it was given.
             signals.interrupted_by(&[SIGTERM, SIGHUP])?;
+        } else {
+            // What the program has left behind may not care for an interrupt.
+            ptrace::end_waits(SIGINT)?;
+            ptrace::end_waits(SIGQUIT)?;
         }
         if let Some(interval) = interval.or(foreign.then_some(LOOK)) {
             signal_hook::flag::register(SIGALRM, signals.alarmed.clone())?;
@@ -88,6 +96,10 @@ pub fn processes() -> io::Result<Vec<pid_t>> {
 }
 
 /// The threads of a process.
+///
+/// # Errors
+///
+/// `ENOENT` or `ESRCH`: there is no such process.
 pub fn threads(pid: pid_t) -> io::Result<Vec<pid_t>> {
     numbered(&format!("/proc/{pid}/task"))
 }
@@ -101,13 +113,57 @@ fn numbered(directory: &str) -> io::Result<Vec<pid_t>> {
 
 /// A line of the thread's `/proc/PID/status`, see `proc_pid_status(5)`.
 pub fn status(pid: pid_t, key: &str) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    // The thread's name is among them, which may be any bytes.
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    value(&String::from_utf8_lossy(&status), key)
+}
+
+fn value(status: &str, key: &str) -> Option<String> {
     let mut lines = status.lines().filter_map(|line| line.split_once(':'));
     lines.find(|(found, _)| *found == key).map(|(_, value)| value.trim().to_owned())
 }
 
-/// The thread's name; empty if it has been killed.
+/// The thread's name as it can be printed; empty if the thread has been killed.
+///
+/// Linux cuts names after 15 bytes, wherever that is in a character.
 pub fn name(pid: pid_t) -> String {
-    let text: io::Result<String> = fs::read_to_string(format!("/proc/{pid}/comm"));
-    text.unwrap_or_default().trim_end().to_owned()
+    let bytes = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+    harmless(&String::from_utf8_lossy(name))
+}
+
+/// Has orphans of all that this program starts become its children, so that it can wait for them.
+pub fn adopt_orphans() -> io::Result<()> {
+    Ok(prctl::set_child_subreaper(true)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_whose_name_is_cut_in_a_character_has_a_name_and_a_state() {
+        // 14 bytes, then a character of two bytes, of which Linux keeps the first.
+        let named = std::thread::Builder::new().name("0123456789abcdж".to_owned());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = named.spawn(move || {
+            sender.send(nix::unistd::gettid().as_raw()).unwrap();
+            ended.recv().ok();
+        });
+        let tid = receiver.recv().unwrap();
+        let (name, state) = (name(tid), status(tid, "State"));
+        drop(end);
+        thread.unwrap().join().unwrap();
+        assert_eq!(name, "0123456789abcd\u{fffd}");
+        assert!(state.is_some_and(|state| state.starts_with(['S', 'R'])));
+    }
+
+    #[test]
+    fn lines_of_a_status_are_found_by_their_names() {
+        let status = "Name:\ta:b\nState:\tS (sleeping)\nTgid:\t7\n";
+        assert_eq!(value(status, "State").unwrap(), "S (sleeping)");
+        assert_eq!(value(status, "Tgid").unwrap(), "7");
+        assert_eq!(value(status, "b"), None);
+    }
 }

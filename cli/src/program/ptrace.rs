@@ -107,15 +107,21 @@ pub fn alarm_every(interval: Duration) -> io::Result<()> {
         tv_usec: interval.subsec_micros().into(),
     };
     let timer = libc::itimerval { it_interval: part, it_value: part };
+    end_waits(libc::SIGALRM)?;
+    // SAFETY: the timer is readable, and what it was before is not asked for.
+    check(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, ptr::null_mut()) }.into())
+}
+
+/// Has [`wait`] interrupted by this signal, which has a handler.  Without this the wait would be
+/// begun again.
+pub fn end_waits(signal: c_int) -> io::Result<()> {
     // SAFETY: all-zero is a valid `sigaction`; what is pointed to is readable or writable, as it
     // has to be, and what was there before is not asked for.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
-        check(libc::sigaction(libc::SIGALRM, ptr::null(), &raw mut action).into())?;
-        // Else the wait would be begun again.
+        check(libc::sigaction(signal, ptr::null(), &raw mut action).into())?;
         action.sa_flags &= !libc::SA_RESTART;
-        check(libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()).into())?;
-        check(libc::setitimer(libc::ITIMER_REAL, &raw const timer, ptr::null_mut()).into())
+        check(libc::sigaction(signal, &raw const action, ptr::null_mut()).into())
     }
 }
 

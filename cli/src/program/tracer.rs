@@ -12,7 +12,7 @@ use libc::{c_int, pid_t};
 
 use super::child::{Child, Started};
 use super::ptrace::{self, Bond, Change, Waited};
-use super::{Signals, Target, status, threads};
+use super::{Signals, Target, limits, status, threads};
 
 /// What is done with a program's threads.
 pub trait Observer {
@@ -62,7 +62,7 @@ pub fn run(
         waits: None,
         given: HashMap::new(),
         asked: HashSet::new(),
-        foreign: false,
+        may_leave: false,
         attaching: false,
         leaving: false,
         unobserved: 0,
@@ -81,8 +81,9 @@ struct Tracer<'a, O: Observer> {
     given: HashMap<pid_t, O::Given>,
     /// Threads that have been interrupted and not stopped yet.
     asked: HashSet<pid_t>,
-    /// The process ran before.
-    foreign: bool,
+    /// An interrupt ends the observation: the process ran before, or the program has ended and has
+    /// left something behind.
+    may_leave: bool,
     /// Its threads are being given what they get.
     attaching: bool,
     /// Threads are let go as they stop.
@@ -102,8 +103,9 @@ impl<O: Observer> Tracer<'_, O> {
     }
 
     fn attach(mut self, pid: pid_t, command: &[OsString]) -> Result<Followed> {
-        (self.foreign, self.attaching) = (true, true);
+        (self.may_leave, self.attaching) = (true, true);
         let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
+        limits::raise();
         self.seize_all(pid).with_context(|| format!("process {pid} cannot be traced"))?;
         self.follow(None, |tracer| tracer.asked.is_empty())?;
         self.attaching = false;
@@ -147,7 +149,7 @@ impl<O: Observer> Tracer<'_, O> {
             match ptrace::wait().context("cannot wait for the program")? {
                 Waited::Nobody => break,
                 Waited::Interrupted => {
-                    if self.foreign && self.signals.interrupted() {
+                    if self.may_leave && self.signals.interrupted() {
                         self.leave()?;
                     } else if self.signals.alarmed() {
                         self.tick()?;
@@ -158,9 +160,10 @@ impl<O: Observer> Tracer<'_, O> {
                     self.stopped(pid)?;
                     if Some(pid) == first {
                         status = code;
-                        if self.foreign {
+                        if self.may_leave {
                             self.leave()?;
                         }
+                        self.may_leave = true;
                     }
                 }
                 Waited::Changed(pid, change) => self.changed(pid, change)?,

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use libc::{c_int, pid_t};
 use perfctr::overflow::Overflow;
 use perfctr::raw::{Device, PerfEvent, of_thread, sampling};
-use perfctr::{Error, Event, Provider};
+use perfctr::{Event, Provider};
 use shared_abi::ioctl::Control;
 
 use crate::info::Here;
@@ -45,9 +45,7 @@ impl Source {
                     event.go_on().context("cannot start a perf event")?;
                     Ok(Some(Counter::Native(event)))
                 }
-                Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => {
-                    Ok(None)
-                }
+                Err(error) if error.errno() == Some(libc::ESRCH) => Ok(None),
                 Err(error) => Err(error).context("cannot give a thread a counter"),
             },
         }

@@ -13,37 +13,47 @@ mod space;
 pub use self::space::build_id;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
-use perfctr::Event;
 
 use self::counter::Source;
 use self::recorder::Recorder;
+use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::profile::Profile;
+use crate::profile::{Place, Profile};
 use crate::program::tracer::{self, Followed};
 use crate::program::{Signals, Target};
+use crate::text::{counted, tell};
 
 /// What to note, and when.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// An event in user mode: `perfctr list` knows their names.
-    #[arg(short, long, default_value = "cycles:u")]
-    event: Event,
-    /// How many events lie between two samples, if the event itself does not say (`/period=N/`).
+    /// An event in user mode.  `perfctr list` shows their names.
+    #[arg(
+        short,
+        long,
+        value_parser = EventParser,
+        hide_possible_values = true,
+        default_value = "cycles:u"
+    )]
+    event: EventList,
+    /// Samples by an event that is not known to be right on this CPU, too.
+    #[arg(long)]
+    unverified: bool,
+    /// Events between two samples, unless the event says so itself (`/period=N/`).
     #[arg(short, long, default_value_t = 1_000_003, value_parser = period())]
     count: u64,
-    /// Notes the callers, too.
+    /// Records the callers as well.
     #[arg(short = 'g', long)]
     call_graph: bool,
     /// Where to write the profile.
     #[arg(short, long, default_value = "perfctr.data")]
     output: PathBuf,
     /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
@@ -56,11 +66,14 @@ fn period() -> clap::builder::RangedU64ValueParser {
 
 /// `perfctr record`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let Options { event, count, call_graph, output, command } = options;
+    let Options { event, unverified, count, call_graph, output, command } = options;
+    let &[event] = event.events(*unverified).as_slice() else {
+        bail!("several events found, one expected: programs are sampled by one event at a time");
+    };
     let period = &if event.period() == 0 { *count } else { event.period() };
     ensure!(*period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
     let user = event.user();
-    ensure!(*event == user, "programs are sampled in user mode: {user} in place of {event}");
+    ensure!(event == user, "programs are sampled in user mode: {user} in place of {event}");
     let here = Here::find()?;
     let target = Target::Program(command);
     let signals = Signals::handle(target, None)?;
@@ -70,19 +83,25 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     profile.call_graph = *call_graph;
     let source = Source::new(&here, event.every(*period))?;
     let mut recorder = Recorder::new(source, profile);
+    // Before the program runs: a place that cannot be written would lose what it did.
+    let place = Place::open(output)?;
     let followed = tracer::run(target, &mut recorder, &signals);
-    let Followed { status, unobserved, .. } =
-        followed.with_context(|| command[0].display().to_string())?;
+    let Followed { status, unobserved, .. } = followed.inspect_err(|_| place.give_up())?;
     let profile = recorder.finish(unobserved);
-    profile.write(output)?;
-    let (samples, missed) = (profile.samples(), profile.missed());
-    let threads = profile.threads.len();
-    eprintln!("perfctr: {samples} samples of {threads} threads in {}", output.display());
-    if missed > 0 {
-        eprintln!("perfctr: {missed} samples were missed: their threads ended, or were killed");
-    }
-    if unobserved > 0 {
-        eprintln!("perfctr: {unobserved} threads or programs could not be observed");
-    }
+    place.write(&profile)?;
+    tell_of(&profile, output);
     Ok(ExitCode::from(status))
+}
+
+fn tell_of(profile: &Profile, output: &Path) {
+    let samples = counted(profile.samples(), "sample");
+    let threads = counted(profile.threads.len() as u64, "thread");
+    tell(format_args!("{samples} of {threads} in {}", output.display()));
+    if let missed @ 1.. = profile.missed() {
+        let missed = counted(missed, "sample");
+        tell(format_args!("missed {missed}, of threads that ended or were killed before"));
+    }
+    if let unobserved @ 1.. = profile.unobserved {
+        tell(format_args!("threads or programs that could not be observed: {unobserved}"));
+    }
 }

@@ -2,9 +2,11 @@
 //! A process's memory: what its addresses belong to, and who called whom there.
 
 use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -39,7 +41,7 @@ struct Map {
     /// Where it begins in the file.
     offset: u64,
     /// The file, or what the kernel calls it; empty if it is nothing.
-    path: String,
+    path: OsString,
 }
 
 impl Space {
@@ -109,21 +111,21 @@ impl Space {
 
     /// Looks what is mapped now; whether anything has changed.
     fn look(&mut self, files: &mut Files) -> bool {
-        let text = fs::read_to_string(format!("/proc/{}/maps", self.process));
-        let maps: Vec<Map> = text.unwrap_or_default().lines().filter_map(Map::parse).collect();
+        let text = fs::read(format!("/proc/{}/maps", self.process)).unwrap_or_default();
+        let maps: Vec<Map> = text.split(|&byte| byte == b'\n').filter_map(Map::parse).collect();
         if maps.is_empty() || maps == self.maps {
             return false;
         }
         // The program itself comes first.
         if let Ok(path) = fs::read_link(format!("/proc/{}/exe", self.process)) {
-            files.of(&path.to_string_lossy());
+            files.of(path.as_os_str());
         }
         self.unwinder = UnwinderX86_64::new();
         for map in &maps {
             let file = files.of(&map.path);
             if let Some(address) = file.address(map.offset) {
                 self.unwinder.add_module(framehop::Module::new(
-                    map.path.clone(),
+                    map.path.to_string_lossy().into_owned(),
                     map.addresses.clone(),
                     map.addresses.start.wrapping_sub(address),
                     file.sections.clone(),
@@ -147,20 +149,22 @@ impl Space {
 
 impl Map {
     /// Of a line of `/proc/PID/maps`, if it may be executed; see `proc_pid_maps(5)`.
-    fn parse(line: &str) -> Option<Self> {
-        let (head, path) = line.split_at_checked(line.find(['/', '[']).unwrap_or(line.len()))?;
-        let mut fields = head.split_whitespace();
+    fn parse(line: &[u8]) -> Option<Self> {
+        let path = line.iter().position(|byte| matches!(byte, b'/' | b'[')).unwrap_or(line.len());
+        let (head, path) = line.split_at_checked(path)?;
+        let mut fields = str::from_utf8(head).ok()?.split_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
         let executable = fields.next()?.contains('x');
         let number = |text| u64::from_str_radix(text, 16).ok();
         let (addresses, offset) = (number(start)?..number(end)?, number(fields.next()?)?);
-        executable.then(|| Self { addresses, offset, path: path.to_owned() })
+        // Paths are any bytes but 0.
+        executable.then(|| Self { addresses, offset, path: OsStr::from_bytes(path).to_owned() })
     }
 }
 
 /// The files that all processes have mapped.
 #[derive(Default)]
-pub struct Files(HashMap<String, Mapped>);
+pub struct Files(HashMap<OsString, Mapped>);
 
 /// What has to be known of a file while it is mapped.
 struct Mapped {
@@ -173,7 +177,7 @@ struct Mapped {
 }
 
 impl Files {
-    fn of(&mut self, path: &str) -> &Mapped {
+    fn of(&mut self, path: &OsStr) -> &Mapped {
         let index = self.0.len() as u32;
         self.0.entry(path.to_owned()).or_insert_with(|| Mapped::open(path, index))
     }
@@ -182,14 +186,14 @@ impl Files {
     pub fn modules(self) -> Vec<Module> {
         let mut files: Vec<_> = self.0.into_iter().collect();
         files.sort_by_key(|(_, file)| file.index);
-        let module = |(path, file): (String, Mapped)| Module { path, build_id: file.build_id };
+        let module = |(path, file): (OsString, Mapped)| Module::new(&path, file.build_id);
         files.into_iter().map(module).collect()
     }
 }
 
 impl Mapped {
     /// What cannot be read has no segments.
-    fn open(path: &str, index: u32) -> Self {
+    fn open(path: &OsStr, index: u32) -> Self {
         let (segments, sections) = (Vec::new(), ExplicitModuleSectionInfo::default());
         let mut mapped = Self { index, build_id: None, segments, sections };
         let Ok(file) = File::open(path) else { return mapped };
@@ -242,18 +246,20 @@ mod tests {
         let line = "55d0-55e0 r-xp 00002000 08:01 42    /opt/a b (deleted)";
         let map =
             Map { addresses: 0x55d0..0x55e0, offset: 0x2000, path: "/opt/a b (deleted)".into() };
-        assert_eq!(Map::parse(line), Some(map));
-        assert_eq!(Map::parse("7ff0-7ff1 r-xp 00000000 00:00 0   [vdso]").unwrap().path, "[vdso]");
-        assert_eq!(Map::parse("7ff0-7ff1 rwxp 00000000 00:00 0 ").unwrap().path, "");
+        assert_eq!(Map::parse(line.as_bytes()), Some(map));
+        let path = |line: &[u8]| Map::parse(line).unwrap().path;
+        assert_eq!(path(b"7ff0-7ff1 r-xp 00000000 00:00 0   [vdso]"), "[vdso]");
+        assert_eq!(path(b"7ff0-7ff1 rwxp 00000000 00:00 0 "), "");
+        assert_eq!(path(b"7ff0-7ff1 r-xp 0 08:01 42 /\xe6/a").as_bytes(), b"/\xe6/a");
         for line in ["55d0-55e0 r--p 00002000 08:01 42 /a", "", "x-y r-xp 0 0 0", "1 r-xp 0"] {
-            assert_eq!(Map::parse(line), None);
+            assert_eq!(Map::parse(line.as_bytes()), None);
         }
     }
 
     #[test]
     fn this_very_program_is_taken_apart() {
         let path = std::env::current_exe().unwrap();
-        let mapped = Mapped::open(path.to_str().unwrap(), 3);
+        let mapped = Mapped::open(path.as_os_str(), 3);
         assert!(mapped.sections.eh_frame.is_some() && !mapped.segments.is_empty());
         assert_eq!(mapped.address(u64::MAX), None);
         let mut space = Space::of(std::process::id()).unwrap();

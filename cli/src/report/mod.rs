@@ -17,6 +17,7 @@ use clap::{Args, ValueEnum};
 
 use self::symbols::Named;
 use crate::profile::{Profile, Stack};
+use crate::text::{counted, harmless, tell};
 
 /// What to say.
 #[derive(Debug, Args)]
@@ -73,7 +74,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         "{} has no callers: `perfctr record -g` notes them",
         options.input.display()
     );
-    let names = symbols::name(&profile, |text| eprintln!("perfctr: {text}"));
+    let names = symbols::name(&profile, |text| tell(text));
     let bytes = match options.format {
         Format::Text => {
             let graph = options.call_graph.then(|| graph::tree(&profile, &names));
@@ -89,11 +90,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Some(path) => {
             fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
         }
-        None => match io::stdout().write_all(&bytes) {
-            // Who reads has seen enough.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            result => result?,
-        },
+        None => io::stdout().write_all(&bytes)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -101,7 +98,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 /// The thread of a stack.
 fn thread(profile: &Profile, stack: &Stack) -> String {
     let thread = &profile.threads[stack.thread as usize];
-    format!("{} {}", thread.tid, thread.name)
+    format!("{} {}", thread.tid, harmless(&thread.name))
 }
 
 /// The functions of a stack, the outermost first, inlined ones included.
@@ -128,7 +125,7 @@ fn folded(profile: &Profile, names: &[Named]) -> String {
 fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     ensure!(!profile.stacks.is_empty(), "there are no samples to draw");
     let mut options = inferno::flamegraph::Options::default();
-    options.title = profile.command.join(" ");
+    options.title = harmless(&profile.command.join(" "));
     options.subtitle = Some(summary(profile));
     let (text, mut picture) = (folded(profile, names), Vec::new());
     inferno::flamegraph::from_lines(&mut options, text.lines(), &mut picture)?;
@@ -138,9 +135,10 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
 /// What the samples are.
 fn summary(profile: &Profile) -> String {
     let Profile { period, event, provider, threads, .. } = profile;
-    let samples = profile.samples();
-    let threads = threads.len();
-    format!("{samples} samples of {threads} threads, one every {period} {event}, from {provider}")
+    let samples = counted(profile.samples(), "sample");
+    let threads = counted(threads.len() as u64, "thread");
+    let [event, provider] = [event, provider].map(|text| harmless(text));
+    format!("{samples} of {threads}, one every {period} {event}, from {provider}")
 }
 
 #[cfg(test)]
@@ -154,7 +152,7 @@ mod tests {
         let words = vec!["./a".to_owned(), "b".to_owned()];
         let mut profile = Profile::new(words, "native".into(), "instructions:u".into(), 100);
         profile.call_graph = true;
-        profile.modules.push(Module { path: "/bin/a".into(), build_id: Some("cd".into()) });
+        profile.modules.push(Module::new("/bin/a".as_ref(), Some("cd".into())));
         for address in [0x10, 0x20, 0x30] {
             profile.frames.push(Frame { module: Some(0), address });
         }

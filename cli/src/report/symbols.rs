@@ -11,6 +11,7 @@ use object::{Object, ObjectSection};
 
 use crate::profile::{Frame, Module, Profile};
 use crate::record::build_id;
+use crate::text::harmless;
 
 /// Where distributions put what was taken out of their files.
 const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
@@ -55,7 +56,10 @@ pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
         .iter()
         .map(|module| {
             Source::open(module).unwrap_or_else(|why| {
-                warn(&format!("{}: {why}; its functions stay without names", module.path));
+                warn(&format!(
+                    "{}: {why}; its functions stay without names",
+                    harmless(&module.path)
+                ));
                 Source::unknown(module)
             })
         })
@@ -67,7 +71,20 @@ pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
             places: vec![Place::unknown(format!("{:#x}", frame.address))],
         },
     };
-    profile.frames.iter().map(name).collect()
+    profile.frames.iter().map(name).map(Named::harmless).collect()
+}
+
+impl Named {
+    /// As it can be printed: files choose their functions' names.
+    fn harmless(self) -> Self {
+        let place = |Place { function, file, line }: Place| Place {
+            function: harmless(&function),
+            file: file.as_deref().map(harmless),
+            line,
+        };
+        let places = self.places.into_iter().map(place).collect();
+        Self { module: harmless(&self.module), places }
+    }
 }
 
 impl Place {
@@ -94,10 +111,11 @@ impl Source {
 
     fn open(module: &Module) -> Result<Self, String> {
         let mut source = Self::unknown(module);
-        if !module.path.starts_with('/') {
+        let path = module.file();
+        if !path.is_absolute() {
             return Ok(source);
         }
-        let bytes = fs::read(&module.path).map_err(|error| error.to_string())?;
+        let bytes = fs::read(&path).map_err(|error| error.to_string())?;
         let file = object::File::parse(&*bytes).map_err(|error| error.to_string())?;
         let found = build_id(&file);
         if found != module.build_id {
@@ -106,7 +124,7 @@ impl Source {
             return Err(format!("build-id {found} found, {expected} expected"));
         }
         let debug = module.build_id.as_deref().and_then(debug_file).into_iter();
-        let paths = debug.chain([PathBuf::from(&module.path)]);
+        let paths = debug.chain([path]);
         source.loaders = paths.filter_map(|path| Loader::new(path).ok()).collect();
         source.functions = unwound(&file).unwrap_or_default();
         Ok(source)
@@ -181,9 +199,17 @@ mod tests {
     use super::*;
 
     fn this() -> Module {
-        let path = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
+        let path = std::env::current_exe().unwrap();
         let bytes = fs::read(&path).unwrap();
-        Module { build_id: build_id(&object::File::parse(&*bytes).unwrap()), path }
+        Module::new(path.as_os_str(), build_id(&object::File::parse(&*bytes).unwrap()))
+    }
+
+    #[test]
+    fn names_that_would_command_the_terminal_are_spelt_out() {
+        let place = Place { function: "a\x1b[2J".into(), file: Some("b\n".into()), line: 1 };
+        let named = Named { module: "c\x07".into(), places: vec![place] }.harmless();
+        let place = Place { function: "a\\u{1b}[2J".into(), file: Some("b\\n".into()), line: 1 };
+        assert_eq!(named, Named { module: "c\\u{7}".into(), places: vec![place] });
     }
 
     #[test]
@@ -202,10 +228,11 @@ mod tests {
 
     #[test]
     fn another_file_of_the_same_name_is_refused() {
-        let module = Module { build_id: Some("aa".into()), ..this() };
+        let mut module = this();
+        module.build_id = Some("aa".into());
         let error = Source::open(&module).err().unwrap();
         assert!(error.ends_with("found, aa expected"), "{error}");
-        let absent = Module { path: "/nowhere".into(), build_id: None };
+        let absent = Module::new("/nowhere".as_ref(), None);
         assert!(Source::open(&absent).err().unwrap().starts_with("No such file"));
     }
 }

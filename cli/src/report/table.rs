@@ -31,7 +31,8 @@ pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
         text += &format!("{missed} more were missed\n");
     }
     if profile.unobserved > 0 {
-        text += &format!("{} threads or programs could not be observed\n", profile.unobserved);
+        let unobserved = profile.unobserved;
+        text += &format!("threads or programs that could not be observed: {unobserved}\n");
     }
     text += &line("samples", "%", &heading);
     let all = profile.samples();

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use perfctr::{Event, Provider};
 
@@ -21,21 +21,26 @@ pub use self::native::estimate;
 pub use self::output::grouped;
 
 use self::output::Output;
-use crate::events::EventList;
+use crate::events::{EventList, EventParser};
 use crate::info::Here;
 use crate::program::{Signals, Target};
 
 /// What to count.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas: `perfctr list` knows their names.
+    /// Events, separated by commas.  `perfctr list` shows their names.
     #[arg(
         short = 'e',
         long = "event",
         value_name = "EVENT",
+        value_parser = EventParser,
+        hide_possible_values = true,
         default_value = "instructions:u,branches:u,cycles:u"
     )]
     lists: Vec<EventList>,
+    /// Counts events that are not known to be right on this CPU, too.
+    #[arg(long)]
+    unverified: bool,
     /// All of them.
     #[arg(skip)]
     event: Vec<Event>,
@@ -74,19 +79,14 @@ pub struct Options {
     #[arg(short, long)]
     output: Option<std::path::PathBuf>,
     /// The program and its arguments.
-    #[arg(
-        value_name = "CMD",
-        required_unless_present = "pid",
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "CMD", required_unless_present = "pid", trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
 impl Options {
     /// With the events of all lists.
     fn flattened(mut self) -> Self {
-        self.event = self.lists.iter().flat_map(|list| list.0.clone()).collect();
+        self.event = self.lists.iter().flat_map(|list| list.events(self.unverified)).collect();
         self
     }
 
@@ -164,10 +164,7 @@ fn once(options: &Options, here: &Here, signals: &Signals, output: &mut Output<'
         }
         _ => native::run(target, &options.event, signals, intervals.as_mut()),
     };
-    let run = run.with_context(|| match options.command.first() {
-        Some(program) => program.display().to_string(),
-        None => "cannot count".to_owned(),
-    })?;
+    let run = run?;
     if let Some(intervals) = &mut intervals {
         intervals.print(&run.counts)?;
     }

@@ -14,7 +14,7 @@ use super::{Count, Run};
 use crate::live::{of_process, watch};
 use crate::program::child::{Child, Started};
 use crate::program::ptrace::{self, Change, Waited};
-use crate::program::{LOOK, Signals, Target, status};
+use crate::program::{LOOK, Signals, Target, adopt_orphans, limits, status};
 
 /// Observes the target.
 pub fn run(
@@ -54,21 +54,27 @@ impl Counting<'_, '_> {
     }
 
     fn program(&mut self, command: &[OsString], events: &[Event]) -> Result<(u8, Duration)> {
+        // Nothing is traced, so only children can be waited for.
+        adopt_orphans().context("cannot wait for all that the program starts")?;
         let child = Child::new(command)?;
         let first = child.pid();
         let program = Watch::thread(first.cast_unsigned()).inherit().from_exec();
         self.watched = Some(watch(program, events).open()?);
         let started = child.go()?;
-        let mut status = 0;
-        // Nothing is traced: only the first process's end is told.
+        let (mut status, mut ended) = (0, false);
         loop {
             match ptrace::wait().context("cannot wait for the program")? {
-                Waited::Nobody => return Ok((status, started.ended()?)),
-                Waited::Changed(pid, Change::Ended(code)) if pid == first => status = code,
+                Waited::Nobody => break,
+                Waited::Changed(pid, Change::Ended(code)) if pid == first => {
+                    (status, ended) = (code, true);
+                }
                 Waited::Changed(..) => {}
+                // What the program has left behind need not end on an interrupt.
+                Waited::Interrupted if ended && self.signals.interrupted() => break,
                 Waited::Interrupted => self.tick()?,
             }
         }
+        Ok((status, started.ended()?))
     }
 
     fn process(
@@ -78,6 +84,7 @@ impl Counting<'_, '_> {
         events: &[Event],
     ) -> Result<(u8, Duration)> {
         let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
+        limits::raise();
         self.watched = Some(of_process(events, pid)?);
         let (first, start) = (child.as_ref().map(Child::pid), Instant::now());
         let started = child.map(Child::go).transpose()?;

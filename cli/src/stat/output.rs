@@ -234,7 +234,7 @@ fn table(options: &Options, provider: &str, summaries: &[Summary], runs: &[Run])
     }
     let unobserved: u32 = runs.iter().map(|run| run.unobserved).sum();
     if unobserved > 0 {
-        lines.push(format!("{unobserved:>20}  threads or programs could not be counted"));
+        lines.push(format!("{unobserved:>20}  threads or programs that could not be counted"));
     }
     lines.join("\n") + "\n"
 }

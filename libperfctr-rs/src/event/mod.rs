@@ -172,10 +172,9 @@ impl fmt::Display for Event {
             (_, None) => f.write_str("event without a name")?,
         }
         match self.rings {
-            EVNTSEL_USR => f.write_str(":u")?,
-            EVNTSEL_OS => f.write_str(":k")?,
-            _ => {}
+            EVNTSEL_USR => f.write_str(":u"),
+            EVNTSEL_OS => f.write_str(":k"),
+            _ => Ok(()),
         }
-        if self.verified { Ok(()) } else { f.write_str(" (unverified)") }
     }
 }

@@ -101,8 +101,8 @@ pub(crate) fn check(events: &[Event]) -> Result<(), Error> {
     match events.iter().find(|event| event.verified && !known.has(event)) {
         None => Ok(()),
         Some(&event) => {
-            let reason = "it is not known to be right on this CPU; Event::unverified counts it \
-                          all the same";
+            let reason = "it is not known to be right on this CPU; where the CPU's manual has it, \
+                          --unverified (in Rust, Event::unverified) counts it";
             Err(Error::unavailable(event, reason))
         }
     }

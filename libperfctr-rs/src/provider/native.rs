@@ -19,7 +19,7 @@ use crate::rdpmc::{Hardware, survived};
 use crate::sys::{Generation, PerfEvent};
 
 use super::known;
-use super::refusal::Refusal;
+use super::refusal::{Refusal, Wanted};
 use super::types::{Description, Provider, Taken, cpu_signature};
 
 /// The kernel converts the time-stamp counter to ns for us.
@@ -76,7 +76,7 @@ impl Native {
         let leader = open_leader().map_err(Error::kernel("open a perf event"))?;
         let open = |event: &Event| {
             let counting = Counting::open(&mut attributes(event)?, Some(&leader.event));
-            counting.map_err(|source| unopened(event, source))
+            counting.map_err(|error| unopened(event, Wanted::own(event), error))
         };
         let events = events.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         // The group before ends when its last descriptor is closed, here.
@@ -182,7 +182,7 @@ pub fn of_thread(event: &Event, tid: u32, signal: libc::c_int) -> Result<PerfEve
     let mut attributes = attributes(event)?;
     attributes.__bindgen_anon_1.sample_period = event.period;
     PerfEvent::open_to_sample(pid(tid)?, &mut attributes, signal)
-        .map_err(|source| unopened(event, source))
+        .map_err(|error| unopened(event, Wanted::others(event), error))
 }
 
 pub(crate) fn pid(number: u32) -> Result<libc::pid_t, Error> {
@@ -190,13 +190,34 @@ pub(crate) fn pid(number: u32) -> Result<libc::pid_t, Error> {
     libc::pid_t::try_from(number).map_err(absent)
 }
 
-/// Why there is no perf event.
-pub(crate) fn unopened(event: &Event, source: IoError) -> Error {
-    match source.kind() {
+/// Why this event could not be opened to count what was wanted.
+pub(crate) fn unopened(event: &Event, wanted: Wanted, error: IoError) -> Error {
+    match error.kind() {
+        ErrorKind::NotFound if !has_pmu() => Error::Refused(Refusal::at_perf(&error)),
         ErrorKind::NotFound | ErrorKind::InvalidInput | ErrorKind::Unsupported => {
             Error::unavailable(*event, "the kernel's PMU driver does not know it")
         }
-        _ => Error::kernel("open a perf event")(source),
+        ErrorKind::PermissionDenied => Error::Refused(Refusal::of_denial(&error, wanted)),
+        _ => Error::kernel("open a perf event")(error),
+    }
+}
+
+/// Whether the kernel counts instructions, which every PMU does.
+fn has_pmu() -> bool {
+    let instructions = attributes(&Event::INSTRUCTIONS.user());
+    let opened = instructions.map(|mut attributes| PerfEvent::open(&mut attributes, None));
+    opened.is_ok_and(|opened| opened.is_ok())
+}
+
+impl Wanted {
+    /// Of the caller's thread.
+    pub(crate) fn own(event: &Event) -> Self {
+        Self::Own { kernel: event.rings & EVNTSEL_OS != 0 }
+    }
+
+    /// Of another thread.
+    pub(crate) fn others(event: &Event) -> Self {
+        Self::Others { kernel: event.rings & EVNTSEL_OS != 0 }
     }
 }
 

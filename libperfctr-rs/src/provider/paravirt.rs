@@ -2,6 +2,7 @@
 //! Counters virtualised by hypervisor and guest kernel, through `/dev/perfctr`.
 
 use std::cell::Cell;
+use std::io;
 
 use shared_abi::caps::CAPS_SAMPLING;
 use shared_abi::ioctl::{
@@ -16,13 +17,14 @@ use shared_abi::{Config, CounterConfig, Errno, PmuCaps, ThreadPage, VcpuPage};
 
 use crate::error::Error;
 use crate::event::Event;
+use crate::host::{Driver, Xen};
 use crate::map::Pages;
 use crate::overflow::Records;
 use crate::sys::Device;
 
 use super::known;
 use super::place::place;
-use super::refusal::Refusal;
+use super::refusal::{Cause, Refusal};
 use super::types::{Description, Provider, Taken, Told};
 
 /// The calling thread's entry at the device.
@@ -42,7 +44,7 @@ pub(crate) struct Paravirt {
 
 impl Paravirt {
     pub(crate) fn open() -> Result<Self, Error> {
-        let device = Device::open().map_err(|error| Error::Refused(Refusal::at_device(&error)))?;
+        let device = Device::open().map_err(|error| Error::Refused(at_device(&error)))?;
         let refused = |error| Error::Refused(Refusal::at_module(&error));
         let info = device.info().map_err(refused)?;
         let (description, caps) = describe(&info)?;
@@ -246,6 +248,29 @@ fn control(flags: u32, counters: &[CounterConfig]) -> Result<Control, Error> {
     };
     places.copy_from_slice(counters);
     Ok(control)
+}
+
+/// Why the device could not be opened.  Where there is no module, the hypervisor may know why.
+fn at_device(error: &io::Error) -> Refusal {
+    let refusal = Refusal::at_device(error);
+    match refusal.cause {
+        Cause::NoModule => at_hypervisor().unwrap_or(refusal),
+        _ => refusal,
+    }
+}
+
+/// Why the module could not be loaded either.  The hypervisor answers only to root.
+fn at_hypervisor() -> Option<Refusal> {
+    let refusal = |cause, errno| Some(Refusal { provider: Provider::Paravirt, cause, errno });
+    match Xen::open().ok()?.driver() {
+        Ok(Driver { allows: false, .. }) => refusal(Cause::Forbidden, libc::EPERM),
+        Err(error) => match error.errno()? {
+            errno @ libc::ENOSYS => refusal(Cause::NoDriver, errno),
+            errno @ libc::ENODEV => refusal(Cause::DriverOff, errno),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// Checks what the device says of itself.

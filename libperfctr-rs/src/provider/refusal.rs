@@ -4,8 +4,6 @@
 use std::{fmt, fs, io};
 
 use super::types::Provider;
-use crate::error::Error;
-use crate::host::{Driver, Xen};
 
 /// A provider's answer to somebody who wanted counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +51,12 @@ pub enum Cause {
     NoPmu,
     /// `perf_event_paranoid` has this value, which keeps the caller out.
     Paranoid(i32),
+    /// `perf_event_paranoid` has this value, which lets the caller count user mode alone.
+    KernelMode(i32),
+    /// `perf_event_paranoid` has this value, which lets the caller count threads and no CPUs.
+    WholeCpus(i32),
+    /// The thread or process is another user's.
+    OthersThread,
     /// A seccomp filter keeps `perf_event_open` from the caller.
     Seccomp,
     /// The kernel's security module keeps `perf_event_open` from the caller.
@@ -95,7 +99,15 @@ impl Cause {
 
     /// Reason and remedy.
     fn words(self) -> (String, &'static str) {
-        let (reason, remedy) = match self {
+        self.words_of_perf().unwrap_or_else(|| {
+            let (reason, remedy) = self.words_of_device();
+            (reason.to_owned(), remedy)
+        })
+    }
+
+    /// Where the device is, or could be.
+    fn words_of_device(self) -> (&'static str, &'static str) {
+        match self {
             Self::NoHypervisor => NO_HYPERVISOR,
             Self::NoModule => (
                 "the kernel module is not loaded",
@@ -104,7 +116,8 @@ impl Cause {
             ),
             Self::DeviceAccess => (
                 "the caller may not open /dev/perfctr",
-                "the administrator grants it by the device's group",
+                "root may, and so may the members of the device's group, which Debian's package \
+                 calls perfctr",
             ),
             Self::NoDriver => {
                 ("this hypervisor has no perfctr driver", "the host needs one that has")
@@ -136,15 +149,45 @@ impl Cause {
                 "the module's parameter paranoid keeps this count from the caller, as may lockdown",
                 "CAP_PERFMON or a lower value lets the caller count",
             ),
+            Self::NotX86 => NOT_X86,
+            _ => ("the kernel refused", "its error number says why"),
+        }
+    }
+
+    /// Where the kernel's perf events are.
+    fn words_of_perf(self) -> Option<(String, &'static str)> {
+        let (reason, remedy) = match self {
             Self::NoPmu => {
                 ("the kernel knows no PMU here", "in a virtual machine the host has to offer one")
             }
             Self::Paranoid(level) => {
-                return (
+                return Some((
                     format!("kernel.perf_event_paranoid is {level}"),
                     "`sysctl kernel.perf_event_paranoid=2` or CAP_PERFMON lets the caller count",
-                );
+                ));
             }
+            Self::KernelMode(level) => {
+                return Some((
+                    format!(
+                        "kernel.perf_event_paranoid is {level}: the caller may count user mode only"
+                    ),
+                    "`:u` behind the event counts that; root, CAP_PERFMON or `sysctl \
+                     kernel.perf_event_paranoid=1` lets the caller count both modes",
+                ));
+            }
+            Self::WholeCpus(level) => {
+                return Some((
+                    format!(
+                        "kernel.perf_event_paranoid is {level}: the caller may not count whole CPUs"
+                    ),
+                    "root, CAP_PERFMON or `sysctl kernel.perf_event_paranoid=0` lets the caller \
+                     count them",
+                ));
+            }
+            Self::OthersThread => (
+                "the thread or process is another user's",
+                "that user, root, or whoever has CAP_PERFMON may count it",
+            ),
             Self::Seccomp => (
                 "a seccomp filter forbids perf_event_open",
                 "the container's profile has to allow it",
@@ -156,11 +199,21 @@ impl Cause {
                 "the kernel has no perf events (CONFIG_PERF_EVENTS), or a filter hides them",
                 "a kernel that has them, or another filter, would count",
             ),
-            Self::NotX86 => NOT_X86,
-            Self::Other => ("the kernel refused", "its error number says why"),
+            _ => return None,
         };
-        (reason.to_owned(), remedy)
+        Some((reason.to_owned(), remedy))
     }
+}
+
+/// What a perf event was to count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// The caller's own thread, in kernel mode too or in user mode alone.
+    Own { kernel: bool },
+    /// Another thread, which may be another user's.
+    Others { kernel: bool },
+    /// Whole CPUs, or a group of processes on them.
+    Cpu,
 }
 
 /// The kernel's clocks, of which one is KVM's.
@@ -219,13 +272,29 @@ impl Surroundings {
     /// Of opening a perf event of user mode, which no level of `perf_event_paranoid` up to 2
     /// refuses (`perf_event_open(2)`; Debian has added 3).
     fn cause_at_perf(self, errno: i32) -> Cause {
-        match (errno, self.paranoid) {
-            (libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV, _) => Cause::NoPmu,
-            (libc::EACCES, Some(level)) if level > 2 => Cause::Paranoid(level),
-            (libc::EACCES | libc::EPERM, _) if self.seccomp => Cause::Seccomp,
-            (libc::EACCES | libc::EPERM, _) => Cause::SecurityModule,
-            (libc::ENOSYS, _) => Cause::NoPerfEvents,
+        match errno {
+            libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV => Cause::NoPmu,
+            libc::EACCES | libc::EPERM => {
+                self.cause_of_denial(errno, Wanted::Own { kernel: false })
+            }
+            libc::ENOSYS => Cause::NoPerfEvents,
             _ => Cause::Other,
+        }
+    }
+
+    /// Of a perf event that the caller may not open (`perf_event_open(2)` says what which level of
+    /// `perf_event_paranoid` forbids).
+    fn cause_of_denial(self, errno: i32, wanted: Wanted) -> Cause {
+        let level = self.paranoid.filter(|_| errno == libc::EACCES).unwrap_or(i32::MIN);
+        match wanted {
+            _ if level > 2 => Cause::Paranoid(level),
+            Wanted::Cpu if level > 0 => Cause::WholeCpus(level),
+            Wanted::Own { kernel: true } | Wanted::Others { kernel: true } if level > 1 => {
+                Cause::KernelMode(level)
+            }
+            _ if self.seccomp => Cause::Seccomp,
+            Wanted::Others { .. } => Cause::OthersThread,
+            Wanted::Own { .. } | Wanted::Cpu => Cause::SecurityModule,
         }
     }
 }
@@ -236,6 +305,12 @@ impl Refusal {
         Self { provider, cause: cause(errno), errno }
     }
 
+    /// The caller may not open a perf event.
+    pub(crate) fn of_denial(error: &io::Error, wanted: Wanted) -> Self {
+        let surroundings = Surroundings::here();
+        Self::new(Provider::Native, error, |errno| surroundings.cause_of_denial(errno, wanted))
+    }
+
     /// This is another machine.
     pub(crate) fn not_x86(provider: Provider) -> Self {
         Self { provider, cause: Cause::NotX86, errno: libc::ENOSYS }
@@ -244,12 +319,7 @@ impl Refusal {
     /// The device could not be opened.
     pub(crate) fn at_device(error: &io::Error) -> Self {
         let surroundings = Surroundings::here();
-        let refusal =
-            Self::new(Provider::Paravirt, error, |errno| surroundings.cause_at_device(errno));
-        match refusal.cause {
-            Cause::NoModule => at_hypervisor().unwrap_or(refusal),
-            _ => refusal,
-        }
+        Self::new(Provider::Paravirt, error, |errno| surroundings.cause_at_device(errno))
     }
 
     /// The module did not give the thread counters.
@@ -264,25 +334,11 @@ impl Refusal {
     }
 }
 
-/// Why the module could not be loaded either, for those whom the hypervisor answers: root.
-fn at_hypervisor() -> Option<Refusal> {
-    let refusal = |cause, errno| Some(Refusal { provider: Provider::Paravirt, cause, errno });
-    match Xen::open().ok()?.driver() {
-        Ok(Driver { allows: false, .. }) => refusal(Cause::Forbidden, libc::EPERM),
-        Err(Error::Kernel { source, .. }) => match source.raw_os_error()? {
-            errno @ libc::ENOSYS => refusal(Cause::NoDriver, errno),
-            errno @ libc::ENODEV => refusal(Cause::DriverOff, errno),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const CAUSES: [Cause; 17] = [
+    const CAUSES: [Cause; 20] = [
         Cause::NoHypervisor,
         Cause::NoModule,
         Cause::DeviceAccess,
@@ -295,6 +351,9 @@ mod tests {
         Cause::ModulePolicy,
         Cause::NoPmu,
         Cause::Paranoid(3),
+        Cause::KernelMode(2),
+        Cause::WholeCpus(1),
+        Cause::OthersThread,
         Cause::Seccomp,
         Cause::SecurityModule,
         Cause::NoPerfEvents,
@@ -340,6 +399,28 @@ mod tests {
             (filtered, libc::EMFILE, Cause::Other),
         ] {
             assert_eq!(surroundings.cause_at_perf(errno), cause, "{errno}");
+        }
+    }
+
+    #[test]
+    fn each_denial_of_perf_has_the_cause_that_keeps_the_caller_out() {
+        let at = |paranoid| Surroundings { paranoid: Some(paranoid), ..BARE };
+        let [own, others] = [|kernel| Wanted::Own { kernel }, |kernel| Wanted::Others { kernel }];
+        let filtered = Surroundings { seccomp: true, ..at(1) };
+        for (surroundings, wanted, errno, cause) in [
+            (at(3), own(false), libc::EACCES, Cause::Paranoid(3)),
+            (at(4), Wanted::Cpu, libc::EACCES, Cause::Paranoid(4)),
+            (at(2), own(true), libc::EACCES, Cause::KernelMode(2)),
+            (at(2), others(true), libc::EACCES, Cause::KernelMode(2)),
+            (at(1), Wanted::Cpu, libc::EACCES, Cause::WholeCpus(1)),
+            (at(2), others(false), libc::EACCES, Cause::OthersThread),
+            (at(1), others(true), libc::EACCES, Cause::OthersThread),
+            (at(2), own(false), libc::EACCES, Cause::SecurityModule),
+            (at(2), own(true), libc::EPERM, Cause::SecurityModule),
+            (at(0), Wanted::Cpu, libc::EACCES, Cause::SecurityModule),
+            (filtered, own(true), libc::EPERM, Cause::Seccomp),
+        ] {
+            assert_eq!(surroundings.cause_of_denial(errno, wanted), cause, "{wanted:?}");
         }
     }
 

@@ -8,7 +8,7 @@
 
 mod ring;
 mod samples;
-mod total;
+mod totals;
 
 use std::fs::{self, File};
 use std::io;
@@ -19,12 +19,15 @@ use std::sync::Arc;
 use perf_event_open_sys::bindings as perf;
 
 pub use self::samples::{Sample, Samples};
-pub use self::total::{Total, Totals};
+pub use self::totals::Totals;
+pub use crate::total::Total;
+
 use crate::cpus;
 use crate::error::Error;
 use crate::event::Event;
 use crate::provider::known;
 use crate::provider::native::{attributes, pid, unopened};
+use crate::provider::refusal::Wanted;
 use crate::sys::{PerfEvent, WITH_TIMES};
 
 /// Whom to count, what and when.
@@ -186,10 +189,10 @@ impl Watch {
         }
         let open = |(whose, cpu, flags)| {
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
-                .map_err(|source| unopened(&event, source))
+                .map_err(|error| unopened(&event, self.wanted(&event), error))
         };
         let anchors = self.anchors(&event)?;
-        Samples::new(&event, self.at(places, open)?, anchors, self.callers)
+        Samples::new(self.at(places, open)?, anchors, self.callers)
     }
 
     fn check(&self, events: &[Event]) -> Result<(), Error> {
@@ -237,8 +240,16 @@ impl Watch {
         attributes.set_disabled(1);
         self.at(self.places()?, |(whose, cpu, flags)| {
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
-                .map_err(|source| unopened(event, source))
+                .map_err(|error| unopened(event, self.wanted(event), error))
         })
+    }
+
+    fn wanted(&self, event: &Event) -> Wanted {
+        match self.whose {
+            Whose::Thread(0) => Wanted::own(event),
+            Whose::Thread(_) | Whose::Process(_) => Wanted::others(event),
+            Whose::Cpu(_) | Whose::Cgroup(_) => Wanted::Cpu,
+        }
     }
 
     fn places(&self) -> Result<Vec<Place>, Error> {
@@ -283,11 +294,11 @@ impl Watch {
             attributes.set_enable_on_exec(0);
         }
         let mut open = |leader| PerfEvent::open_where((whose, cpu), &mut attributes, leader, flags);
-        open(leader).map_err(|source| match leader {
-            Some(_) if source.raw_os_error() == Some(libc::EINVAL) && open(None).is_ok() => {
+        open(leader).map_err(|error| match leader {
+            Some(_) if error.raw_os_error() == Some(libc::EINVAL) && open(None).is_ok() => {
                 Error::unavailable(*event, "no counter is left beside those that count with it")
             }
-            _ => unopened(event, source),
+            _ => unopened(event, self.wanted(event), error),
         })
     }
 }
@@ -364,7 +375,7 @@ fn together(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
 
 /// Whether the thread has ended.
 fn is_absence(error: &Error) -> bool {
-    matches!(error, Error::Kernel { source, .. } if source.raw_os_error() == Some(libc::ESRCH))
+    error.errno() == Some(libc::ESRCH)
 }
 
 /// A process's threads.

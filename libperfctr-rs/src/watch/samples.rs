@@ -11,7 +11,7 @@ use perf_event_open_sys::bindings as perf;
 use super::ring::{self, Ring};
 use crate::error::Error;
 use crate::event::Event;
-use crate::provider::native::{attributes, unopened};
+use crate::provider::native::attributes;
 use crate::sys::{PerfEvent, poll};
 
 /// One sample.
@@ -97,7 +97,6 @@ impl Samples {
     }
 
     pub(super) fn new(
-        event: &Event,
         events: Vec<PerfEvent>,
         anchors: Vec<PerfEvent>,
         callers: bool,
@@ -107,7 +106,10 @@ impl Samples {
             Ok((perf, ring))
         };
         let rings = events.into_iter().map(ring).collect::<io::Result<_>>();
-        let rings = rings.map_err(|error| unopened(event, error))?;
+        // EPERM means that the caller's rings would be too large together.
+        let operation = "map a perf event's ring, of which kernel.perf_event_mlock_kb and \
+                         `ulimit -l` bound the size";
+        let rings = rings.map_err(Error::kernel(operation))?;
         Ok(Self { rings, _anchors: anchors, callers, read: Read::default() })
     }
 

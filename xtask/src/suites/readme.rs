@@ -232,8 +232,8 @@ time         TSC, 2599998 kHz
 $ perfctr stat
              145,078  branches:u    #    93.10 M/sec   145,078 to 145,078
             0.001558  seconds executed
-perfctr: 4 samples of 1 threads in perfctr.data
-4 samples of 1 threads, one every 10007 instructions:u, from paravirt
+perfctr: 4 samples of 1 thread in perfctr.data
+4 samples of 1 thread, one every 10007 instructions:u, from paravirt
    samples       %  symbol
          3   75.00  sieve
          1   25.00  strike

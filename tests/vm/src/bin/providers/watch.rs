@@ -227,7 +227,7 @@ fn absent() -> Result<()> {
     child.wait()?;
     for watch in [Watch::process(child.id()), Watch::thread(child.id())] {
         match named(watch).open() {
-            Err(Error::Kernel { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(error) if error.errno() == Some(libc::ESRCH) => {}
             other => bail!("{other:?}"),
         }
     }

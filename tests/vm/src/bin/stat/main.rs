@@ -165,7 +165,10 @@ fn ends(tally: &mut Tally) -> Result<()> {
     let absent = command::run(&[], &["/nowhere".to_owned()])?;
     let said = String::from_utf8_lossy(&absent.stderr).into_owned();
     tally.check("what cannot be executed is named", {
-        equal((absent.status.code(), said.contains("/nowhere: No such file")), (Some(125), true))
+        equal(
+            (absent.status.code(), said.contains("cannot execute /nowhere: No such file")),
+            (Some(127), true),
+        )
     });
     Ok(())
 }

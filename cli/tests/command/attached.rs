@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Processes that run already: what they are called, and how many threads they have.
+
+use std::process::Command;
+use std::sync::Barrier;
+use std::thread;
+
+use crate::run::{Process, nobody, perfctr, run, said};
+
+/// 15 bytes are all that Linux keeps of a name, here with half a character at the end.
+const CUT: &[u8] = b"12345678901234\xd0";
+const CUT_SHOWN: &str = "12345678901234\u{fffd}";
+
+#[test]
+fn a_process_whose_name_is_no_utf_8_is_counted() {
+    let busy = Process::busy(CUT);
+    let said = run(&format!("stat --csv -e instructions:u -p {} -- sleep 0.3", busy.pid()));
+    assert_eq!(said.status, 0, "{said:?}");
+    let count: u64 = said.err.split(',').next().unwrap().parse().unwrap();
+    assert!(count > 50_000_000, "{count} ns in 0.3 s");
+    let top = run(&format!("top --plain -n 1 -d 100 -p {}", busy.pid()));
+    assert!(top.out.contains(CUT_SHOWN), "{top:?}");
+    let export = run(&format!("export --once -p {}", busy.pid()));
+    assert!(export.out.contains(&format!("name=\"{CUT_SHOWN}\"")), "{export:?}");
+}
+
+#[test]
+fn a_name_sends_no_commands_to_the_terminal() {
+    let busy = Process::busy(b"\x1b]0;owned\x07\x1b[m");
+    for line in [
+        format!("top --plain -n 1 -d 100 -p {}", busy.pid()),
+        format!("export --once -p {}", busy.pid()),
+    ] {
+        let said = run(&line);
+        assert!(said.out.contains("]0;owned"), "{said:?}");
+        assert!(!said.out.contains(['\x1b', '\x07']), "{said:?}");
+    }
+}
+
+#[test]
+fn many_threads_need_no_higher_limit_of_files() {
+    const THREADS: usize = 100;
+    let ready = Barrier::new(THREADS + 1);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                ready.wait();
+                ready.wait();
+            });
+        }
+        ready.wait();
+        let pid = std::process::id();
+        let said = [
+            format!("stat -p {pid} -- true"),
+            format!("top --plain -n 1 -d 100 -p {pid}"),
+            format!("export --once -p {pid}"),
+        ]
+        .map(|line| said(&mut limited(&line)));
+        // Before anything is asserted: a panic waits for all threads.
+        ready.wait();
+        assert_eq!(said.each_ref().map(|said| said.status), [0; 3], "{said:?}");
+    });
+    let programs = said(&mut limited("stat -o /dev/null -- sh -c 'ulimit -Sn'"));
+    assert_eq!(programs.out, "64\n", "the program keeps its caller's limit");
+}
+
+/// The command with a soft limit of 64 open files.
+fn limited(line: &str) -> Command {
+    let mut command = perfctr([""; 0]);
+    let environment: Vec<_> = command
+        .get_envs()
+        .map(|(key, value)| (key.to_owned(), value.unwrap().to_owned()))
+        .collect();
+    let program = command.get_program().to_str().unwrap().to_owned();
+    command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -Sn 64; exec {program} {line}")]).envs(environment);
+    command
+}
+
+#[test]
+fn a_process_that_is_not_there_is_an_error() {
+    let pid = nobody();
+    for verb in ["top --plain -n 1", "export --once", "stat"] {
+        let said = run(&format!("{verb} -p {pid}"));
+        assert_eq!(said.status, 125, "{verb}: {said:?}");
+        assert!(said.err.contains(&format!("process {pid}")), "{verb}: {said:?}");
+    }
+}
+
+#[test]
+fn a_process_that_is_asked_for_twice_is_exported_once() {
+    let busy = Process::busy(b"busy");
+    let pid = busy.pid();
+    let [once, twice] =
+        [format!("export --once -p {pid}"), format!("export --once -p {pid} -p {pid}")];
+    let [once, twice] = [once, twice].map(|line| run(&line).out.lines().count());
+    assert!(once > 10);
+    assert_eq!(twice, once);
+}

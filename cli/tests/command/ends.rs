@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! When and how the command ends, and whatever it was told to write to.
+
+use std::fs::{self, File};
+use std::io;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::run::{Process, compile, file, perfctr, run, said};
+
+#[test]
+fn who_reads_no_more_hears_no_more() {
+    let busy = Process::busy(b"busy");
+    let (top, export) = (
+        format!("top --plain -d 50 -p {}", busy.pid()),
+        format!("export --once -p {}", busy.pid()),
+    );
+    for line in ["info", "info --json", "list", "list --json", &top, &export] {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut command = perfctr(line.split(' '));
+        let child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        drop(command);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(128 + 13), "{line}: {output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{line}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_that_says_so() {
+    for line in ["info", "list"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = perfctr([line]).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(125), "{line}: {output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("No space left on device"), "{line}: {said}");
+    }
+}
+
+#[test]
+fn programs_end_by_closed_pipes_as_without_the_command() {
+    let said = run_script("yes | head -n 1");
+    assert_eq!((said.status, &*said.out, &*said.err), (0, "y\n", ""), "{said:?}");
+}
+
+/// `perfctr stat` of a script; what was counted is not looked at.
+fn run_script(script: &str) -> crate::run::Said {
+    said(&mut perfctr(["stat", "-o", "/dev/null", "--", "sh", "-c", script]))
+}
+
+/// `perfctr stat` of a script: exit status, and the runs.
+fn runs(options: &[&str], script: &str) -> (i32, Vec<Value>) {
+    let path = file(format!("runs-{:?}.json", thread::current().id()));
+    let mut command = perfctr(["stat", "--json", "-e", "instructions:u", "-o"]);
+    let said = said(command.arg(&path).args(options).args(["--", "sh", "-c", script]));
+    let document: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    (said.status, document["runs"].as_array().unwrap().clone())
+}
+
+fn number(run: &Value, key: &str) -> u64 {
+    run[key].as_u64().unwrap()
+}
+
+#[test]
+fn no_program_executes_for_longer_than_it_takes() {
+    let (status, runs) = runs(&["-r", "60"], "exit 4");
+    assert_eq!((status, runs.len()), (4, 60));
+    for run in &runs {
+        let (elapsed, executed) = (number(run, "elapsed_ns"), number(run, "time_ns"));
+        assert!(executed > 0 && executed <= elapsed, "{executed} ns in {elapsed} ns");
+    }
+}
+
+#[test]
+fn counting_ends_when_the_last_process_has_ended() {
+    const LOOP: &str = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done";
+    let (status, alone) = runs(&[], LOOP);
+    assert_eq!(status, 0);
+    let (status, left) = runs(&[], &format!("(sleep 0.2; {LOOP}) & exit 3"));
+    assert_eq!(status, 3);
+    assert!(number(&left[0], "elapsed_ns") > 200_000_000, "{left:?}");
+    let [alone, left] = [alone, left].map(|runs| runs[0]["counts"][0].as_u64().unwrap());
+    assert!(left > alone / 2, "{left} of a process that was left behind, {alone} alone");
+}
+
+#[test]
+fn an_interrupt_ends_the_wait_for_what_a_program_has_left_behind() {
+    let script = "trap '' INT; sleep 20 & echo; exit 5";
+    let mut command = perfctr(["stat", "-o", "/dev/null", "--", "sh", "-c", script]);
+    let begun = Instant::now();
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let status = loop {
+        // It may not be waiting yet.
+        thread::sleep(Duration::from_millis(100));
+        kill(pid, Signal::SIGINT).unwrap();
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(15), "it waits for the sleeper");
+    };
+    assert_eq!(status.code(), Some(5));
+}
+
+#[test]
+fn a_missing_program_gives_127_and_no_program_126() {
+    let text = file("no-program");
+    fs::write(&text, "no program").unwrap();
+    let text = text.to_str().unwrap();
+    for verb in ["stat", "record -o /dev/null"] {
+        for (program, status, why) in
+            [("/nowhere", 127, "No such file"), (text, 126, "Permission denied")]
+        {
+            let said = run(&format!("{verb} -- {program}"));
+            assert_eq!(said.status, status, "{said:?}");
+            let expected = format!("perfctr: cannot execute {program}: {why}");
+            assert!(said.err.starts_with(&expected), "{said:?}");
+            assert_eq!(said.err.lines().count(), 1, "{said:?}");
+        }
+    }
+}
+
+#[test]
+fn a_profile_that_cannot_be_written_is_refused_before_the_program_runs() {
+    let (marker, kept) = (file("has-run"), file("kept.data"));
+    let said = said(perfctr(["record", "-o", "/nonexistent/x", "--", "touch"]).arg(&marker));
+    assert_eq!((said.status, marker.exists()), (125, false), "{said:?}");
+    assert!(said.err.contains("cannot write /nonexistent/x: No such file"), "{said:?}");
+    fs::write(&kept, "what was recorded before").unwrap();
+    let absent = run(&format!("record -o {} -- /nowhere", kept.display()));
+    assert_eq!(absent.status, 127, "{absent:?}");
+    assert_eq!(fs::read_to_string(&kept).unwrap(), "what was recorded before");
+}
+
+#[test]
+fn a_program_in_a_place_that_is_no_utf_8_has_its_functions_names() {
+    use std::os::unix::ffi::OsStrExt;
+    let directory = file(std::ffi::OsStr::from_bytes(b"k\xf6ln"));
+    fs::create_dir_all(&directory).unwrap();
+    let (source, program, profile) = (file("spin.c"), directory.join("spin"), file("spin.data"));
+    let text = "volatile unsigned long n; __attribute__((noinline)) void spin_here(void) { while \
+                (n < 300000000) n++; } int main(void) { spin_here(); return 0; }";
+    fs::write(&source, text).unwrap();
+    compile(&["-O1", source.to_str().unwrap()], &program);
+    let mut record = perfctr(["record", "-e", "cycles:u", "-c", "1000003", "-o"]);
+    let recorded = said(record.arg(&profile).arg("--").arg(&program));
+    assert_eq!(recorded.status, 0, "{recorded:?}");
+    assert!(recorded.err.contains(" of 1 thread in "), "{recorded:?}");
+    let report = said(perfctr(["report", "-i"]).arg(&profile));
+    assert_eq!(report.err, "", "{report:?}");
+    assert!(report.out.contains("spin_here"), "{report:?}");
+}

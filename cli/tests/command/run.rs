@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Runs the command with a PMU that needs no hardware.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// A file of this test run.
+pub fn file(name: impl AsRef<Path>) -> PathBuf {
+    let directory = Path::new(TMP).join(format!("command-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    directory.join(name)
+}
+
+/// What is preloaded: hardware events count the time that their threads execute.  Unit: ns.
+fn soft_pmu() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let library = file("soft_pmu.so");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/soft_pmu.c");
+        compile(&["-shared", "-fPIC", source], &library);
+        library
+    })
+}
+
+/// Has the C compiler make this of that.
+pub fn compile(arguments: &[&str], to: &Path) {
+    let status = Command::new("cc").args(arguments).arg("-o").arg(to).status().unwrap();
+    assert!(status.success(), "cc {arguments:?}");
+}
+
+/// The command, with these arguments.
+pub fn perfctr<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_perfctr"));
+    command.env("LD_PRELOAD", soft_pmu()).args(arguments);
+    command
+}
+
+/// What it said and did.
+#[derive(Debug)]
+pub struct Said {
+    /// As shells tell it: 128 and the signal if one has ended the command.
+    pub status: i32,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs a command line that is split at spaces.
+pub fn run(line: &str) -> Said {
+    said(&mut perfctr(line.split(' ')))
+}
+
+pub fn said(command: &mut Command) -> Said {
+    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
+    let status = status.code().or_else(|| Some(128 + status.signal()?)).unwrap();
+    let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    Said { status, out, err }
+}
+
+/// A process that has said that it is ready, and ends with the test.
+pub struct Process(Child);
+
+impl Process {
+    /// A shell that does this once it has printed a line.
+    pub fn shell(script: &[u8]) -> Self {
+        use std::os::unix::ffi::OsStrExt;
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(OsStr::from_bytes(script)).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let output = child.stdout.take().unwrap();
+        assert_ne!(BufReader::new(output).read_line(&mut String::new()).unwrap(), 0);
+        Self(child)
+    }
+
+    /// A shell of this name that executes all the time.
+    pub fn busy(name: &[u8]) -> Self {
+        let octal: String = name.iter().map(|byte| format!("\\{byte:03o}")).collect();
+        let script = format!("printf '{octal}' >/proc/$$/comm; echo; while :; do :; done");
+        Self::shell(script.as_bytes())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// A number that no process has.
+pub fn nobody() -> u32 {
+    let mut child = Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    child.id()
+}
