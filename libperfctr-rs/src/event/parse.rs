@@ -3,6 +3,8 @@
 
 use std::str::FromStr;
 
+#[cfg(feature = "pfm")]
+use super::pfm::Missing;
 use super::{Event, NAMES};
 
 /// Why a text names no event.
@@ -124,8 +126,10 @@ fn of_this_cpu(name: &str) -> Result<Event, ParseEventError> {
     let plain = plain(name);
     let named = NAMES.iter().any(|(_, names)| names.contains(&plain.as_str()));
     super::pfm::find(name).map_err(|error| match error {
-        ParseEventError::Encoding { name, .. } if named => ParseEventError::Name(name),
-        error => error,
+        Missing::Encoding(reason) if !named => {
+            ParseEventError::Encoding { name: name.to_owned(), reason }
+        }
+        Missing::Encoding(_) | Missing::Name => ParseEventError::Name(name.to_owned()),
     })
 }
 

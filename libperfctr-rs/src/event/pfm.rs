@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use libloading::Library;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_RINGS};
 
-use super::{Event, ParseEventError};
+use super::Event;
 
 const LIBRARY: &str = "libpfm.so.4";
 
@@ -122,10 +122,18 @@ fn with<R>(work: impl FnOnce(&Pfm) -> R) -> Option<R> {
     Some(work(&pfm.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
+/// Why the library gives no event of a name.
+#[derive(Debug)]
+pub(super) enum Missing {
+    /// The library is not installed, or does not know the name.
+    Name,
+    /// A counter alone cannot count the event, for this reason.
+    Encoding(String),
+}
+
 /// The event of this name.
-pub(super) fn find(name: &str) -> Result<Event, ParseEventError> {
-    let absent = || ParseEventError::Name(name.to_owned());
-    with(|pfm| pfm.find(name)).ok_or_else(absent)?
+pub(super) fn find(name: &str) -> Result<Event, Missing> {
+    with(|pfm| pfm.find(name)).ok_or(Missing::Name)?
 }
 
 /// The names of this CPU's events, without unit masks.
@@ -191,26 +199,29 @@ impl Pfm {
         }
     }
 
-    fn find(&self, name: &str) -> Result<Event, ParseEventError> {
-        let failed = |reason: String| ParseEventError::Encoding { name: name.to_owned(), reason };
+    fn find(&self, name: &str) -> Result<Event, Missing> {
         let (words, index) = self.encode(name).map_err(|error| match error {
-            ERROR_NOTFOUND => ParseEventError::Name(name.to_owned()),
+            ERROR_NOTFOUND => Missing::Name,
             // SAFETY: gives a text for every number.
-            _ => failed(text(unsafe { (self.error)(error) })),
+            _ => Missing::Encoding(text(unsafe { (self.error)(error) })),
         })?;
         let pmu = self.event(index).and_then(|event| self.pmu(event.pmu));
         let Some(pmu) = pmu.filter(|pmu| pmu.kind == TYPE_CORE) else {
-            return Err(failed("it is no event of a core's PMU".to_owned()));
+            return Err(Missing::Encoding("it is no event of a core's PMU".to_owned()));
         };
         let select = match *words {
             [word] => word & !EVNTSEL_NOT_OF_EVENT,
-            _ => return Err(failed("it needs registers beside the event select".to_owned())),
+            _ => {
+                return Err(Missing::Encoding(
+                    "it needs registers beside the event select".to_owned(),
+                ));
+            }
         };
         match select {
             REFERENCE_CYCLES => Ok(Event::REF_CYCLES),
-            _ if select & 0xff == 0 && select >> 32 == 0 => {
-                Err(failed("only a fixed counter that is not offered counts it".to_owned()))
-            }
+            _ if select & 0xff == 0 && select >> 32 == 0 => Err(Missing::Encoding(
+                "only a fixed counter that is not offered counts it".to_owned(),
+            )),
             _ => {
                 let here = pmu.flags & 1 == 1;
                 Ok(Event { name: here.then(|| kept(name)), ..Event::raw(select) })
