@@ -21,8 +21,7 @@ const PICTURE: &str = "docs/flame-graph.svg";
 pub const FLAGS: [&str; 2] = ["-O2", "-fno-optimize-sibling-calls"];
 
 /// What is typed.
-const COMMANDS: [&str; 3] = [
-    "perfctr info",
+const COMMANDS: [&str; 2] = [
     "perfctr stat -e instructions:u,branches:u -r 20 -- ./primes",
     "perfctr record -g -e instructions:u -c 10007 -- ./primes && perfctr report",
 ];

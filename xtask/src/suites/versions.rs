@@ -33,11 +33,11 @@ const ASKED: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// One boot for each pair in the long run; the usual one compares the README with what there is.
+/// One boot for each pair in the long run; the usual one compares the book with what there is.
 pub fn run(report: &mut Report) -> Result<()> {
     let pairs = pairs()?;
     if report.volume == Volume::Usual {
-        report.test("the README's table has every pair", || named(&pairs));
+        report.test("the book's table has every pair", || named(&pairs));
         return Ok(());
     }
     let mut table = HEAD.to_owned();
@@ -45,8 +45,8 @@ pub fn run(report: &mut Report) -> Result<()> {
         table += &row(pair, &boot(report, pair)?);
     }
     println!("{table}");
-    report.test("the README's table is this one", || {
-        ensure!(readme()?.contains(&table), "{table}");
+    report.test("the book's table is this one", || {
+        ensure!(page()?.contains(&table), "{table}");
         Ok(())
     });
     Ok(())
@@ -127,14 +127,14 @@ fn row((release, version): &Pair, can: &str) -> String {
     format!("| {release} | {version} | {can} |\n")
 }
 
-fn readme() -> Result<String> {
-    Ok(fs::read_to_string(sh::project().join("README.md"))?)
+fn page() -> Result<String> {
+    Ok(fs::read_to_string(sh::project().join("docs/supported.md"))?)
 }
 
 /// All but what the last column says.
 fn named(pairs: &[Pair]) -> Result<()> {
-    let readme = readme()?;
-    let (_, rows) = readme.split_once(HEAD).context("the README has no such table")?;
+    let page = page()?;
+    let (_, rows) = page.split_once(HEAD).context("docs/supported.md has no such table")?;
     let rows: Vec<&str> = rows.lines().take_while(|line| line.starts_with('|')).collect();
     ensure!(rows.len() == pairs.len(), "{} rows expected, found {}", pairs.len(), rows.len());
     for (found, pair) in rows.iter().zip(pairs) {

@@ -2,12 +2,14 @@
 //! `cargo xtask bench`: what reads, samples and switches cost, beside their peers, on the same
 //! emulated PMU.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
+use super::costs::{self, Costs, Subject};
 use crate::artefacts::guest;
 use crate::machine::{self, Spec, Status};
 use crate::suites::tenants;
@@ -51,65 +53,127 @@ enum What {
 }
 
 /// Measures what a read, a sample and a switch cost, beside perf events.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub struct Args {
     /// This alone.
     what: Option<What>,
     /// On this machine only.
     #[arg(long, value_name = "MACHINE")]
     only: Option<Machine>,
+    /// The page that the tables are written to, if it is not docs/costs.md; a copy of that.
+    #[arg(long, value_name = "FILE")]
+    page: Option<PathBuf>,
 }
 
-/// Runs the benchmarks and prints a table of each.
+/// Runs the benchmarks, prints a table of each, and writes them to the page.
 pub fn run(args: &Args) -> Result<()> {
+    let page = args.page.clone().unwrap_or_else(costs::page);
+    measure(args, |costs| costs.write(&page)).map(drop)
+}
+
+/// Runs the benchmarks and prints a table of each. What is known is handed out after each machine,
+/// since a later one may fail.
+pub fn measure(args: &Args, keep: impl Fn(&Costs) -> Result<()>) -> Result<Costs> {
     let wanted = |machine: &&Machine| args.only.is_none_or(|only| only == **machine);
     let machines: Vec<Machine> = Machine::value_variants().iter().filter(wanted).copied().collect();
-    let asked = |what| args.what.is_none_or(|only| only == what);
-    if asked(What::Read) {
-        reads(&machines)?;
+    let mut costs = Costs::default();
+    for (what, of) in
+        [(What::Read, reads as Of), (What::Switch, switches), (What::Operations, operations)]
+    {
+        if args.what.is_none_or(|only| only == what) {
+            if what == What::Read {
+                on_this_machine()?;
+            }
+            for machine in &machines {
+                of(*machine, &mut costs)?;
+                keep(&costs)?;
+            }
+        }
     }
-    if asked(What::Switch) {
-        switches(&machines)?;
-    }
-    if asked(What::Operations) {
-        operations(&machines)?;
-    }
-    Ok(())
+    Ok(costs)
 }
 
-fn reads(machines: &[Machine]) -> Result<()> {
+/// Measures on one machine.
+type Of = fn(Machine, &mut Costs) -> Result<()>;
+
+fn on_this_machine() -> Result<()> {
     println!("on this machine, one reading");
     print!("{}", sh::output(&mut Command::new(guest::programs("benches")?.join("tsc-ratio")))?);
-    println!("\none read, instructions");
+    Ok(())
+}
+
+fn reads(machine: Machine, costs: &mut Costs) -> Result<()> {
     // In PV guests vpmu lets nobody read directly.
-    let nobody = [Machine::Vpmu, Machine::KvmNone];
-    for machine in machines.iter().filter(|machine| !nobody.contains(machine)) {
-        for line in output(machine.spec("read-cost", 1)?)?.lines() {
-            println!("{}{line}", machine.prefix());
-        }
+    if matches!(machine, Machine::Vpmu | Machine::KvmNone) {
+        return Ok(());
+    }
+    println!("\none read, instructions, {}", machine.name());
+    let printed = output(machine.spec("read-cost", 1)?)?;
+    print!("{printed}");
+    for line in printed.lines() {
+        let (how, numbers) = split(line);
+        costs.insert(machine.subject(costs::READS, &how), numbers.into_iter().map(Some).collect());
     }
     Ok(())
 }
 
-fn switches(machines: &[Machine]) -> Result<()> {
-    for machine in machines.iter().filter(|machine| **machine != Machine::KvmNone) {
-        print!("\n{}\n", machine.heading());
-        // One CPU for two of them, where there is somebody to share it out.
-        let vcpus = if matches!(machine, Machine::Native) { 1..=1 } else { 1..=2 };
-        for vcpus in vcpus {
-            print!("{}", output(machine.spec("sample-cost", vcpus)?)?);
-        }
+fn switches(machine: Machine, costs: &mut Costs) -> Result<()> {
+    if machine == Machine::KvmNone {
+        return Ok(());
+    }
+    print!("\n{}\n", machine.heading());
+    // One CPU for two of them, where there is somebody to share it out.
+    let vcpus = if machine == Machine::Native { 1..=1 } else { 1..=2 };
+    for vcpus in vcpus {
+        tallied(machine, machine.spec("sample-cost", vcpus)?, costs)?;
     }
     Ok(())
 }
 
-fn operations(machines: &[Machine]) -> Result<()> {
-    for machine in machines.iter().filter(|machine| machine.is_guest_of_kvm()) {
-        let mut spec = machine.spec("sample-cost", 1)?;
-        spec.command.push("operations".into());
-        print!("\n{}\n{}", machine.heading(), output(spec)?);
+fn operations(machine: Machine, costs: &mut Costs) -> Result<()> {
+    if !machine.is_guest_of_kvm() {
+        return Ok(());
+    }
+    let mut spec = machine.spec("sample-cost", 1)?;
+    spec.command.push("operations".into());
+    print!("\n{}\n", machine.heading());
+    tallied(machine, spec, costs)
+}
+
+/// Runs what prints a line of the emulator's tally for each operation.
+fn tallied(machine: Machine, spec: Spec, costs: &mut Costs) -> Result<()> {
+    let printed = output(spec)?;
+    print!("{printed}");
+    for line in printed.lines() {
+        let (name, numbers) = split(line);
+        let [ring_0, ring_3, entries, _, rdmsr, wrmsr, _] = numbers[..] else { continue };
+        let [hypervisor, guest] = if machine == Machine::Native {
+            [None, Some(ring_0 + ring_3)]
+        } else {
+            [Some(ring_0), Some(ring_3)]
+        };
+        let (operation, how) = name.split_once(": ").unwrap_or((&name, "by itself"));
+        let cost = vec![hypervisor, guest, Some(entries), Some(rdmsr + wrmsr)];
+        costs.insert(machine.subject(operation, how), cost);
     }
     Ok(())
+}
+
+/// A line's words, and the numbers at its end; of how many samples of how many there were, between
+/// them, the tables say nothing.
+fn split(line: &str) -> (String, Vec<f64>) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let is_number = |word: &&&str| word.parse::<f64>().is_ok();
+    let numbers = words.iter().rev().take_while(is_number).count();
+    let (mut name, numbers) = words.split_at(words.len() - numbers);
+    if let [rest @ .., last] = name
+        && last
+            .split_once('/')
+            .is_some_and(|(told, due)| told.parse::<u64>().is_ok() && due.parse::<u64>().is_ok())
+    {
+        name = rest;
+    }
+    (name.join(" "), numbers.iter().filter_map(|number| number.parse().ok()).collect())
 }
 
 impl Machine {
@@ -165,30 +229,34 @@ impl Machine {
     }
 
     /// What its table of samples and switches begins with.
-    const fn heading(self) -> &'static str {
+    fn heading(self) -> String {
+        let ring_0 = match self {
+            Self::Native => "the kernel",
+            _ if self.is_guest_of_kvm() => "the host",
+            _ => "the hypervisor",
+        };
+        format!("{}, ring 0 is {ring_0}'s", self.name())
+    }
+
+    /// What the tables call it.
+    const fn name(self) -> &'static str {
         match self {
-            Self::Perfctr => "Xen with perfctr, ring 0 is the hypervisor's",
-            Self::Vpmu => "Xen with vpmu, ring 0 is the hypervisor's",
-            Self::Pvh => "PVH with perfctr, ring 0 is the hypervisor's",
-            Self::PvhVpmu => "PVH with vpmu, ring 0 is the hypervisor's",
-            Self::Kvm => "KVM with perfctr, ring 0 is the host's",
-            Self::KvmVpmu => "KVM with its PMU, ring 0 is the host's",
-            Self::KvmMediated => "KVM with its mediated PMU, ring 0 is the host's",
-            Self::KvmNone => "KVM without a PMU, ring 0 is the host's",
-            Self::Native => "no hypervisor, ring 0 is the kernel's",
+            Self::Perfctr => "Xen with perfctr",
+            Self::Vpmu => "Xen with vpmu",
+            Self::Pvh => "PVH with perfctr",
+            Self::PvhVpmu => "PVH with vpmu",
+            Self::Kvm => "KVM with perfctr",
+            Self::KvmVpmu => "KVM with its PMU",
+            Self::KvmMediated => "KVM with its mediated PMU",
+            Self::KvmNone => "KVM without a PMU",
+            Self::Native => "no hypervisor",
         }
     }
 
-    /// What its reads begin with, where programs alone do not tell it apart.
-    const fn prefix(self) -> &'static str {
-        match self {
-            Self::Pvh => "PVH: ",
-            Self::PvhVpmu => "PVH, vpmu: ",
-            Self::Kvm => "KVM: ",
-            Self::KvmVpmu => "KVM, its PMU: ",
-            Self::KvmMediated => "KVM, its mediated PMU: ",
-            _ => "",
-        }
+    /// A row of its own.
+    fn subject(self, operation: &str, how: &str) -> Subject {
+        let [operation, how] = [operation, how].map(str::to_owned);
+        Subject { operation, how, machine: self.name().to_owned() }
     }
 }
 
@@ -200,4 +268,23 @@ fn output(spec: Spec) -> Result<String> {
         bail!("{}{reason}", String::from_utf8_lossy(&outcome.stderr));
     }
     String::from_utf8(outcome.stdout).context("the program printed something else than text")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_words_and_numbers() {
+        let split = |line| split(line);
+        let (name, numbers) = split("libperfctr, 1 counter                         56.0");
+        assert_eq!((name.as_str(), &numbers[..]), ("libperfctr, 1 counter", &[56.0][..]));
+        let (name, numbers) = split("a sample: perf_event, a signal   510/500   1.5  -2.0  3.0");
+        assert_eq!(
+            (name.as_str(), &numbers[..]),
+            ("a sample: perf_event, a signal", &[1.5, -2.0, 3.0][..])
+        );
+        let (name, _) = split("a switch: Linux/KVM   1.0");
+        assert_eq!(name, "a switch: Linux/KVM");
+    }
 }

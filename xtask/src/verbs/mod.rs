@@ -3,6 +3,7 @@
 
 mod bench;
 mod check;
+mod costs;
 mod demo;
 mod dist;
 mod figures;
@@ -46,7 +47,7 @@ enum Verb {
     Demo(demo::Args),
     /// Measure what a read costs, beside its peers.
     Bench(bench::Args),
-    /// Compare what the README says of costs with what is measured.
+    /// Compare the book's tables of costs with what is measured.
     Figures(figures::Args),
     /// Run a command in the testbed's guest.
     Vm(vm::Args),

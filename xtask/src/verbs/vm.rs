@@ -19,7 +19,7 @@ use crate::tools::cache;
 /// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
 ///
 /// The perfctr module is loaded; the command perfctr and the C library libperfctr.so.6 are where
-/// programs look for them, and so is Debian's perf if CMD speaks of it.
+/// programs look for them, and so is Debian's perf with --perf.
 /// The status is 128 + N if signal N ended CMD, 124 if it ran too long, 125 if the machine or the
 /// module failed. CMD reads nothing from standard input. What it changes in the guest is lost, but
 /// for what it leaves in /out (see --out).
@@ -52,6 +52,9 @@ pub struct Args {
     /// Further arguments for the guest's kernel.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     linux_args: String,
+    /// Install Debian's perf in the guest.
+    #[arg(long)]
+    perf: bool,
     /// Do not load the perfctr module.
     #[arg(long)]
     no_module: bool,
@@ -65,10 +68,8 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let perf = args.command.iter().any(|word| word.to_string_lossy().contains("perf "))
-        || args.command[0] == "perf";
     let mut spec = Spec::new(&args.topology, args.command)?;
-    if perf {
+    if args.perf {
         spec.files.push((rootfs::perf()?, "/".into()));
     }
     spec.module = !args.no_module;

@@ -13,9 +13,17 @@ use anyhow::Result;
 
 use super::{Tree, kind};
 
+/// The first page that anybody reads, and how many lines it may have.
+const FIRST: &str = "README.md";
+const FIRST_LINES: usize = 120;
+
 pub fn faults(tree: &Tree) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     for (name, text) in tree.files(&["md"])? {
+        let lines = text.lines().count();
+        if name == FIRST && lines > FIRST_LINES {
+            faults.push(format!("{name} has {lines} lines, more than {FIRST_LINES}"));
+        }
         let dir = Path::new(name).parent().unwrap_or(Path::new(""));
         faults.extend(link_faults(tree, name, dir, &text)?);
         faults.extend(table_faults(tree, name, dir, &text));
@@ -184,6 +192,17 @@ mod tests {
                 "a/README.md:1: ../d.md#start has no such heading"
             ]
         );
+    }
+
+    #[test]
+    fn the_first_page_is_short() {
+        let lines = |count| "x\n".repeat(count);
+        let (long, other) = (lines(FIRST_LINES + 1), lines(FIRST_LINES + 1));
+        let files = [("README.md", long.as_str()), ("a/README.md", other.as_str())];
+        let tree = Tree::planted("first-page", &files);
+        assert_eq!(faults(&tree).unwrap(), ["README.md has 121 lines, more than 120"]);
+        let tree = Tree::planted("short-page", &[("README.md", &lines(FIRST_LINES))]);
+        assert!(faults(&tree).unwrap().is_empty());
     }
 
     #[test]

@@ -14,10 +14,21 @@ use super::readme::{self, CLOCKED, same_line};
 use crate::artefacts::{guest, rootfs, shim};
 use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, Volume, all};
-use crate::tools::{cache, sh};
+use crate::tools::cache;
+use crate::tools::sh::{self, cmd};
 
 /// What blocks call a machine, and its topology.
 const PLACES: [(&str, &str); 2] = [("guest", "pv"), ("bare", "native")];
+
+/// What they call the machine that the testbed runs on.
+const HERE: &str = "here";
+/// Where a reader of such a block has put the program, below the project.
+const MINE: &str = "target/mine";
+/// What such a block has made of it.
+const PICTURE: &str = "flames.svg";
+
+/// README.md has those commands, too, between these lines.
+const WALK: (&str, &str) = ("a test runs them there. -->\n```sh\n", "\n```\n");
 
 /// A line of a block for any number of lines.
 const ANY: &str = "...";
@@ -25,13 +36,15 @@ const ANY: &str = "...";
 /// Pages that are no chapters: the table of contents itself.
 const CONTENTS: &str = "SUMMARY.md";
 
-/// A boot for each machine in the long run; the usual one looks at the text.
+/// In the long run a boot for each machine, and those of the walk from README.md to a picture; the
+/// usual one looks at the text.
 pub fn run(report: &mut Report) -> Result<()> {
     let pages = pages()?;
     report.test("each page is in the table of contents, and each block has a machine", || {
         contents(&pages)?;
         pages.iter().try_for_each(|page| blocks(page).map(drop))
     });
+    report.test("README's way to a flame graph is three commands of the book", || walk(&pages));
     if report.volume == Volume::Usual {
         return Ok(());
     }
@@ -47,6 +60,56 @@ pub fn run(report: &mut Report) -> Result<()> {
             report.test(&name, || command.compare(&out.join(n.to_string())));
         }
     }
+    here(report, &pages)
+}
+
+/// The commands that are typed on this machine.
+fn typed_here(pages: &[Page]) -> Result<Vec<Command<'_>>> {
+    let mut commands = Vec::new();
+    for page in pages {
+        commands.extend(blocks(page)?.into_iter().filter(|command| command.place == HERE));
+    }
+    Ok(commands)
+}
+
+/// README.md has three commands, which are those of the book.
+fn walk(pages: &[Page]) -> Result<()> {
+    let readme = fs::read_to_string(sh::project().join("README.md"))?;
+    let walk = readme.split_once(WALK.0).and_then(|(_, rest)| rest.split_once(WALK.1));
+    let (walk, _) = walk.context("README.md has no such commands")?;
+    let shown: Vec<&str> = walk.lines().collect();
+    let typed: Vec<&str> = typed_here(pages)?.iter().map(|command| command.typed).collect();
+    ensure!(shown == typed && shown.len() == 3, "README.md: {shown:?}\nthe book: {typed:?}");
+    Ok(())
+}
+
+/// Types them in, in order, and looks at the picture that they lead to.
+fn here(report: &mut Report, pages: &[Page]) -> Result<()> {
+    let mine = sh::project().join(MINE);
+    if mine.exists() {
+        fs::remove_dir_all(&mine)?;
+    }
+    fs::create_dir_all(&mine)?;
+    fs::copy(guest::beside_stat("primes.c", &readme::FLAGS)?, mine.join("primes"))?;
+    let out = cache::root()?.join("work/book-out").join(HERE);
+    fs::create_dir_all(&out)?;
+    for (n, command) in typed_here(pages)?.iter().enumerate() {
+        let name = format!("{}, {HERE}: {}", command.page, command.typed);
+        report.test(&name, || {
+            let file = out.join(n.to_string());
+            let script = format!("{{ {}\n}} > {} 2>&1 < /dev/null", command.typed, file.display());
+            let script = format!("{script}\necho \"status $?\" >> {}", file.display());
+            sh::run(cmd("sh", ["-c", &script]).current_dir(sh::project()))?;
+            command.compare(&file)
+        });
+    }
+    report.test("the picture that they lead to has the program's functions", || {
+        let boxes = readme::boxes(&fs::read_to_string(mine.join(PICTURE))?)?;
+        for function in ["sieve", "strike", "is_prime"] {
+            ensure!(boxes.iter().any(|(name, _)| name == function), "{function}: {boxes:?}");
+        }
+        Ok(())
+    });
     Ok(())
 }
 
@@ -93,8 +156,11 @@ fn blocks((page, text): &Page) -> Result<Vec<Command<'_>>> {
             place = match (place, kind.strip_prefix("console")) {
                 (None, Some(name)) => {
                     let name = name.trim();
-                    let known = PLACES.iter().any(|(place, _)| *place == name);
-                    ensure!(known, "{page}: `console {name}`, expected one of {PLACES:?}");
+                    let known = name == HERE || PLACES.iter().any(|(place, _)| *place == name);
+                    ensure!(
+                        known,
+                        "{page}: `console {name}`, expected {HERE} or one of {PLACES:?}"
+                    );
                     Some(name)
                 }
                 _ => None,

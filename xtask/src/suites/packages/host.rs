@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{counts, install, inventory, purged};
+use super::{counts, install, install_as, inventory, purged};
 use crate::artefacts::packages::{self, Built};
 use crate::artefacts::{debian, kernel};
 use crate::suites::report::Report;
@@ -35,6 +35,7 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
     });
     let mut args = None;
     report.test("installed there, ours is in the menu beside Debian's, with its option", || {
+        install_as(&debian, &now.debs, &["docs/hosts.md"])?;
         install(&debian, &now.debs)?;
         let menu = debian.run(&format!("grub-script-check {MENU}; cat {MENU}"))?;
         entry(&menu, DEBIANS)?;

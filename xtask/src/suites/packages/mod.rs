@@ -7,7 +7,7 @@ mod release;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::debian::{self, Other};
 use crate::artefacts::kernel;
@@ -99,6 +99,7 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     let before = inventory(&debian)?;
     report.test("apt installs all, where DKMS builds the module without Rust", || {
         debian.run("! command -v rustc cargo")?;
+        install_as(&debian, &now.debs, &["docs/tenant.md", "docs/bare.md"])?;
         install(&debian, &now.debs)?;
         modules(&debian, packages::VERSION, &[&kernel.release])
     });
@@ -129,6 +130,19 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
 fn install(debian: &Chroot, debs: &[PathBuf]) -> Result<()> {
     debian.put(debs, "debs")?;
     debian.run(&format!("{INSTALL} /debs/*.deb")).map(drop)
+}
+
+/// The same as these pages of the book say.
+fn install_as(debian: &Chroot, debs: &[PathBuf], pages: &[&str]) -> Result<()> {
+    debian.put(debs, "debs")?;
+    for page in pages {
+        let text = fs::read_to_string(sh::project().join(page))?;
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix("apt install "));
+        let packages = lines.next().with_context(|| format!("{page} installs nothing"))?;
+        ensure!(lines.next().is_none(), "{page} installs twice");
+        debian.run(&format!("cd /debs; {INSTALL} {packages}"))?;
+    }
+    Ok(())
 }
 
 fn unexplained(built: &Built) -> Result<()> {

@@ -50,7 +50,7 @@ impl CountedEvent {
     }
 }
 
-/// What the sides execute, as README.md says it ("What it costs"), unit: instructions; and which
+/// What the sides execute, as docs/costs.md says it, unit: instructions; and which
 /// factor a measurement may be away from that: compilers differ, and what is switched differs from
 /// run to run (289 was seen for vCPUs, and for the others the same to a few instructions).
 /// Where the guest has rings of its own no counter stands still, and each is read at every switch.
