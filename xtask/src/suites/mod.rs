@@ -6,6 +6,7 @@
 
 mod book;
 mod browser;
+pub mod changed;
 mod domains;
 mod driver;
 mod encodings;

@@ -5,14 +5,15 @@
 //! `long` is both with more rounds of the same. A suite that cannot run fails; nothing is skipped
 //! in silence.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::suites::SUITES;
 use crate::suites::report::{Report, Suite, Tier, Volume};
+use crate::suites::{SUITES, changed};
 
 /// Which tests to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -34,6 +35,9 @@ pub struct Args {
     /// Only suites whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     suite: Option<String>,
+    /// Only suites that can be broken by what has changed since this commit, or since the last one.
+    #[arg(long, value_name = "COMMIT", num_args = 0..=1, default_missing_value = "HEAD")]
+    changed: Option<String>,
     /// Only suites that are run on this machine, a file in xtask/profiles, in place of the usual
     /// one.
     #[arg(long, value_name = "NAME")]
@@ -59,6 +63,18 @@ impl Args {
         tier && suite.name.contains(text)
     }
 
+    /// Whether a suite that a change can break is asked for.
+    fn wants_of_table(&self, suite: &Suite) -> bool {
+        let text = self.suite.as_deref().unwrap_or_default();
+        let is_of_tier = match self.tier {
+            Some(Choice::Model) => suite.tier == Tier::Model,
+            Some(Choice::Vm) => suite.tier != Tier::Model,
+            Some(Choice::Long) | None => true,
+        };
+        let is_there = self.topology.is_none() || suite.topology == self.topology.as_deref();
+        is_of_tier && is_there && suite.name.contains(text)
+    }
+
     fn volume(&self) -> Volume {
         if self.tier == Some(Choice::Long) { Volume::Long } else { Volume::Usual }
     }
@@ -66,7 +82,17 @@ impl Args {
 
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let wanted: Vec<&Suite> = SUITES.iter().filter(|suite| args.wants(suite)).collect();
+    let broken = args.changed.as_deref().map(changed::since).transpose()?;
+    if broken.as_ref().is_some_and(BTreeSet::is_empty) {
+        println!("nothing has changed");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let is_wanted = |suite: &&Suite| match &broken {
+        // The table names what is run, suites of the long tier among them.
+        Some(broken) => broken.contains(suite.name) && args.wants_of_table(suite),
+        None => args.wants(suite),
+    };
+    let wanted: Vec<&Suite> = SUITES.iter().filter(is_wanted).collect();
     if wanted.is_empty() {
         let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
         bail!("no such suite; there are: {}", known.join(", "));
@@ -131,6 +157,7 @@ mod tests {
         let args = |tier, suite: Option<&str>| Args {
             tier,
             suite: suite.map(str::to_owned),
+            changed: None,
             topology: None,
         };
         let wants = |tier, suite| args(tier, suite).wants(&slow);
@@ -144,7 +171,12 @@ mod tests {
         let other = Suite::on("kvm", "slow-kvm", |_| Ok(()));
         let wanted = |topology: Option<&str>, suite: &str| {
             let [topology, suite] = [topology, Some(suite)].map(|text| text.map(str::to_owned));
-            let args = |tier| Args { tier, suite: suite.clone(), topology: topology.clone() };
+            let args = |tier| Args {
+                tier,
+                suite: suite.clone(),
+                changed: None,
+                topology: topology.clone(),
+            };
             let [one, long] = [args(None), args(Some(Choice::Long))]
                 .map(|args| [args.wants(&usual), args.wants(&other)]);
             assert_eq!(one, long);
@@ -154,6 +186,20 @@ mod tests {
         assert_eq!(wanted(None, "slow-kvm"), [false, true]);
         assert_eq!(wanted(Some("kvm"), "slow"), [false, true]);
         assert_eq!(wanted(Some("pvh"), "slow"), [false, false]);
+    }
+
+    #[test]
+    fn what_a_change_breaks_is_run_whatever_its_tier_unless_one_is_asked_for() {
+        let wants = |tier, topology: Option<&str>, suite: &Suite| {
+            let topology = topology.map(str::to_owned);
+            Args { tier, suite: None, changed: None, topology }.wants_of_table(suite)
+        };
+        let other = Suite::on("kvm", "slow-kvm", |_| Ok(()));
+        let model = Suite::model("quick", |_| Ok(()));
+        assert!(wants(None, None, &other) && wants(Some(Choice::Vm), None, &other));
+        assert!(!wants(Some(Choice::Model), None, &other) && wants(None, None, &model));
+        assert!(wants(Some(Choice::Model), None, &model));
+        assert!(!wants(None, Some("kvm"), &model) && wants(None, Some("kvm"), &other));
     }
 
     #[test]

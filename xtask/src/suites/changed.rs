@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Which suites a changed file can break: `cargo xtask test --changed`.
+//!
+//! The row with the longest beginning of a file's name is that file's. A file without a row can
+//! break everything.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+
+use super::SUITES;
+use crate::suites::report::Tier;
+use crate::tools::sh::{self, cmd};
+
+/// What is looked at whatever has changed: the rules, and the tests of each crate.
+const ALWAYS: &[&str] = &["check", "unit"];
+/// What runs the cores without a machine.
+const CORES: &[&str] = &["encodings", "simulator", "mutants", "loom", "fuzz"];
+/// What runs the driver in Xen and the module in its guests.
+const XEN: &[&str] = &[
+    "driver-absent",
+    "pcpus",
+    "counting",
+    "clock",
+    "refusals",
+    "lifecycle",
+    "hostile",
+    "vm-fuzz",
+    "overflow",
+    "programs",
+    "tenants",
+    "amd",
+    "domains",
+];
+/// What runs the driver in KVM.
+const KVM: &[&str] = &[
+    "kvm",
+    "migrate-kvm",
+    "tenants-kvm",
+    "kexec-kvm",
+    "counting-kvm",
+    "clock-kvm",
+    "refusals-kvm",
+    "lifecycle-kvm",
+    "overflow-kvm",
+    "perf-kvm",
+    "shim-kvm",
+];
+/// One of them, for what both hypervisors have.
+const KVM_TOO: &[&str] = &["kvm"];
+/// What stands on the driver and the module, and counts by them.
+const ABOVE: &[&str] = &["providers", "stat", "perf", "shim", "packages", "papi", "papi-events"];
+/// The emulated machine by itself.
+const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu"];
+
+/// Files by the beginnings of their names, and the suites that look at them beside [`ALWAYS`].
+const TABLE: &[(&str, &[&[&str]])] = &[
+    ("benches/", &[]),
+    ("cli/", &[&["stat", "providers", "programs", "packages", "book"]]),
+    ("docs/", &[&["book", "versions"]]),
+    ("docs/flame-graph.svg", &[&["stat"]]),
+    ("docs/hosts.md", &[&["book", "packages"]]),
+    ("docs/tenant.md", &[&["book", "packages"]]),
+    ("docs/bare.md", &[&["book", "packages"]]),
+    ("guest-kmod/", &[CORES, XEN, ABOVE, KVM_TOO]),
+    ("guest-kmod/glue/", &[XEN, ABOVE, KVM_TOO]),
+    ("guest-kmod/glue/platform/kvm.c", &[KVM]),
+    ("guest-kmod/glue/platform/xen.c", &[XEN]),
+    ("hv-driver/", &[CORES, XEN, ABOVE, KVM_TOO]),
+    ("hv-driver/glue/kvm/", &[KVM]),
+    ("hv-driver/glue/xen/", &[XEN, ABOVE]),
+    ("libperfctr-rs/", &[XEN, ABOVE, KVM_TOO]),
+    ("libperfctr-rs/src/provider/native.rs", &[&["providers", "stat"]]),
+    ("packaging/", &[&["packages"]]),
+    ("papi-shim/", &[&["shim", "papi", "packages"]]),
+    ("README.md", &[&["stat", "book"]]),
+    ("CONTRIBUTING.md", &[]),
+    ("CHANGELOG.md", &[&["packages"]]),
+    ("testbed/init/", &[TESTBED]),
+    ("testbed/qemu/", &[TESTBED, &["counting", "overflow", "amd"]]),
+    ("tests/faults/", &[&["simulator"]]),
+    ("tests/fuzz/", &[&["fuzz", "vm-fuzz", "programs"]]),
+    ("tests/mutants.txt", &[&["mutants"]]),
+    ("tests/sim/", &[&["simulator"]]),
+    ("tests/vm/", &[TESTBED, XEN, ABOVE, KVM_TOO]),
+    ("tests/vm/src/bin/disturb.rs", &[&["papi", "papi-events"]]),
+    ("tests/vm/src/bin/export/", &[&["stat"]]),
+    ("tests/vm/src/bin/host/", &[KVM]),
+    ("tests/vm/src/bin/kernel.rs", &[&["driver-absent", "counting", "clock"]]),
+    ("tests/vm/src/bin/overflow/", &[&["overflow", "pcpus", "versions"]]),
+    ("tests/vm/src/bin/stat/", &[&["stat", "book"]]),
+    ("tests/vm/src/bin/tenants/", &[&["tenants", "amd", "kvm"]]),
+    ("tests/vm/src/bin/wrap.rs", &[&["providers"]]),
+    ("tests/vm/src/xen.rs", &[XEN]),
+    ("tests/vm/src/kvm.rs", &[KVM]),
+    ("xtask/README.md", &[]),
+    ("xtask/src/artefacts/kvm.rs", &[KVM_TOO]),
+    ("xtask/src/artefacts/packages/", &[&["packages"]]),
+    ("xtask/src/checks/", &[]),
+    ("xtask/src/suites/browser.rs", &[&["stat"]]),
+    ("xtask/src/suites/changed.rs", &[]),
+    ("xtask/src/suites/driver.rs", &[XEN]),
+    ("xtask/src/suites/export.rs", &[&["stat"]]),
+    ("xtask/src/suites/model.rs", &[CORES]),
+    ("xtask/src/suites/newer.rs", &[&["debian-13"]]),
+    ("xtask/src/suites/perf_test.rs", &[&["perf"]]),
+    ("xtask/src/suites/readme.rs", &[&["stat", "book"]]),
+    ("xtask/src/suites/tenants.rs", &[&["tenants", "amd", "domains", "kvm"]]),
+    ("xtask/src/suites/testbed.rs", &[TESTBED]),
+    ("xtask/src/verbs/", &[]),
+    ("xtask/tidy.toml", &[]),
+];
+
+/// Files of these folders are looked at by the suite of their name, and by that on other machines.
+const NAMED: [&str; 2] = ["tests/vm/src/bin/", "xtask/src/suites/"];
+
+/// The names of the suites that a change since `base` can break, in the tree as it is now.
+pub fn since(base: &str) -> Result<BTreeSet<&'static str>> {
+    let git = |args: &[&str]| sh::output(cmd("git", args).current_dir(sh::project()));
+    let changed = git(&["diff", "--name-only", base])?;
+    let new = git(&["ls-files", "--others", "--exclude-standard"])?;
+    let files: BTreeSet<&str> = changed.lines().chain(new.lines()).collect();
+    Ok(files.iter().flat_map(|file| broken_by(file)).collect())
+}
+
+/// Those that one changed file can break.
+fn broken_by(file: &str) -> BTreeSet<&'static str> {
+    let mut suites: BTreeSet<&str> = ALWAYS.iter().copied().collect();
+    let row = TABLE.iter().filter(|(start, _)| file.starts_with(start));
+    let row = row.max_by_key(|(start, _)| start.len());
+    let named = named(file);
+    let is_of_folder = |start: &str| NAMED.iter().all(|folder| !start.starts_with(folder));
+    match row {
+        // A suite of the file's own name looks at it, and no row says more.
+        _ if !named.is_empty() && row.is_none_or(|(start, _)| is_of_folder(start)) => {}
+        Some((_, groups)) => suites.extend(groups.iter().copied().flatten()),
+        None => {
+            let usual = SUITES.iter().filter(|suite| suite.tier != Tier::Long);
+            suites.extend(usual.map(|suite| suite.name));
+        }
+    }
+    suites.extend(named);
+    suites
+}
+
+/// Suites that are called as this file, or as its folder.
+fn named(file: &str) -> Vec<&'static str> {
+    let inside = NAMED.iter().find_map(|folder| file.strip_prefix(folder)).unwrap_or_default();
+    let name = inside.split(['/', '.']).next().unwrap_or_default().replace('_', "-");
+    let is_its = |suite: &&str| **suite == name || **suite == format!("{name}-kvm");
+    SUITES.iter().map(|suite| suite.name).filter(is_its).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files() -> Vec<String> {
+        let list = ["ls-files", "--cached", "--others", "--exclude-standard"];
+        let files = sh::output(cmd("git", list).current_dir(sh::project())).unwrap();
+        files.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn each_row_is_of_files_that_there_are_and_names_suites_that_there_are() {
+        let files = files();
+        for (start, groups) in TABLE {
+            assert!(
+                files.iter().any(|file| file.starts_with(start)),
+                "no file begins with {start}"
+            );
+            for name in groups.iter().copied().flatten() {
+                assert!(SUITES.iter().any(|suite| suite.name == *name), "{start}: no suite {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_suite_is_run_for_some_file() {
+        let all: BTreeSet<&str> = files().iter().flat_map(|file| broken_by(file)).collect();
+        for suite in SUITES.iter().filter(|suite| suite.tier != Tier::Long) {
+            assert!(all.contains(suite.name), "{} is never run", suite.name);
+        }
+        for name in KVM {
+            assert!(all.contains(name), "{name} is never run");
+        }
+    }
+
+    #[test]
+    fn the_longest_row_is_a_files_own() {
+        let only = |file, expected: &[&str]| {
+            let expected: BTreeSet<&str> = ALWAYS.iter().chain(expected).copied().collect();
+            assert_eq!(broken_by(file), expected, "{file}");
+        };
+        only("docs/how.md", &["book", "versions"]);
+        only("docs/flame-graph.svg", &["stat"]);
+        only("hv-driver/glue/kvm/cpu.c", KVM);
+        only("tests/vm/src/bin/perf/main.rs", &["perf", "perf-kvm"]);
+        only("tests/vm/src/bin/vm-fuzz/user.rs", &["vm-fuzz"]);
+        only("xtask/src/suites/vm_fuzz.rs", &["vm-fuzz"]);
+        // Nobody knows what this breaks.
+        let all = SUITES.iter().filter(|suite| suite.tier != Tier::Long).count();
+        assert_eq!(broken_by("Cargo.toml").len(), all);
+        assert_eq!(broken_by("xtask/src/suites/report.rs").len(), all);
+        assert_eq!(broken_by("xtask/src/machine/watch.rs").len(), all);
+    }
+}
