@@ -61,6 +61,9 @@ mod cli {
         /// Find every planted bug.
         #[arg(long)]
         bugs: bool,
+        /// Find only this one, or one that is not the simulator's to find.
+        #[arg(long, requires = "bugs")]
+        only: Option<String>,
         /// Try every interleaving of small machines.
         #[arg(long)]
         exhaustive: bool,
@@ -88,7 +91,7 @@ mod cli {
         let passed = if options.all {
             all()
         } else if options.bugs {
-            bugs(options.steps)
+            bugs(options.steps, options.only.as_deref())
         } else if let Some(steps) = options.guided {
             search_new(options.seed, steps, options.threads, options.blind).0
         } else if options.growth {
@@ -123,7 +126,7 @@ mod cli {
             let ordinary = Options { seeds: volume.seeds, threads, ..Options::parse_from(["sim"]) };
             let (ran, steps) = seeds(&ordinary);
             let (guided, more) = search_new(0, volume.guided, threads, false);
-            let found = bugs(ordinary.steps);
+            let found = bugs(ordinary.steps, None);
             let (searched, most) = searched.join().unwrap_or_default();
             (ran && guided && found && searched, steps + more + most)
         });
@@ -246,13 +249,15 @@ mod cli {
         (passed, steps)
     }
 
-    fn bugs(steps: u64) -> bool {
+    fn bugs(steps: u64, only: Option<&str>) -> bool {
         println!(
             "{:<28}{:>6}{:>10}{:>12}  found as",
             "planted bug", "seed", "at step", "all steps"
         );
-        let mut all_found = is_planted_on_every_thread();
-        for &bug in Bug::SIMULATED {
+        let one = only.map(|name| named(name).into_iter().collect::<Vec<Bug>>());
+        let wanted = one.as_deref().unwrap_or(Bug::SIMULATED);
+        let mut all_found = !wanted.is_empty() && (only.is_some() || is_planted_on_every_thread());
+        for &bug in wanted {
             let hunt = hunt(bug, HUNT_SEEDS, steps);
             let name = format!("{bug:?}");
             all_found &= hunt.replays;

@@ -11,6 +11,7 @@ mod domains;
 mod driver;
 mod encodings;
 mod export;
+pub mod faults;
 mod hostile;
 pub mod kvm;
 mod model;
@@ -44,6 +45,7 @@ pub const SUITES: &[Suite] = &[
     Suite::model("unit", model::unit),
     Suite::model("encodings", encodings::run),
     Suite::model("simulator", model::simulator),
+    Suite::model("faults", faults::suite),
     Suite::model("mutants", mutants::suite),
     Suite::model("loom", model::loom),
     Suite::model("fuzz", model::fuzz),

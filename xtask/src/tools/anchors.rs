@@ -126,20 +126,22 @@ fn block(source: &str, within: &str) -> Result<Range<usize>> {
 
 /// Other code for a part of a file.
 #[derive(Clone, Debug)]
-pub struct Switched {
+pub struct Part {
     /// The part.
     pub place: Range<usize>,
-    /// An expression that says whether the other code is in force.
-    pub switch: String,
+    /// An expression that says whether the other code is in force, if it is not always.
+    pub switch: Option<String>,
     /// The other code.
     pub wrong: String,
 }
 
-impl Switched {
-    /// Both codes, and the choice between them. What is marked is an expression; or statements, if
-    /// it ends like one; or nothing, in which case the other code is put there.
-    fn both(&self, right: &str) -> String {
+impl Part {
+    /// What the part becomes: the other code, or a choice between both. What is marked is an
+    /// expression; or statements, if it ends like one; or nothing, in which case the other code is
+    /// put there.
+    fn with(&self, right: &str) -> String {
         let Self { switch, wrong, .. } = self;
+        let Some(switch) = switch else { return wrong.clone() };
         match right.trim_end().chars().next_back() {
             None => format!(" if {switch} {{ {wrong} }} "),
             Some(';' | '}') => format!("if {switch} {{ {wrong} }} else {{ {right} }}"),
@@ -149,12 +151,12 @@ impl Switched {
 }
 
 /// The file with each of these parts in both ways. One part may be inside another.
-pub fn weave(source: &str, mut parts: Vec<Switched>) -> Result<String> {
+pub fn weave(source: &str, mut parts: Vec<Part>) -> Result<String> {
     parts.sort_by_key(|part| (part.place.start, std::cmp::Reverse(part.place.end)));
     woven(source, 0..source.len(), &parts)
 }
 
-fn woven(source: &str, place: Range<usize>, mut parts: &[Switched]) -> Result<String> {
+fn woven(source: &str, place: Range<usize>, mut parts: &[Part]) -> Result<String> {
     let (mut text, mut from) = (String::new(), place.start);
     while let [part, rest @ ..] = parts {
         let inner = rest.iter().take_while(|other| is_inside(other, part)).count();
@@ -164,7 +166,7 @@ fn woven(source: &str, place: Range<usize>, mut parts: &[Switched]) -> Result<St
             ensure!(next.place.start >= part.place.end, "two parts overlap in line {line}");
         }
         text += &source[from..part.place.start];
-        text += &part.both(&woven(source, part.place.clone(), inside)?);
+        text += &part.with(&woven(source, part.place.clone(), inside)?);
         from = part.place.end;
         parts = after;
     }
@@ -172,7 +174,7 @@ fn woven(source: &str, place: Range<usize>, mut parts: &[Switched]) -> Result<St
 }
 
 /// Nothing that begins where a part ends is inside it.
-fn is_inside(part: &Switched, outer: &Switched) -> bool {
+fn is_inside(part: &Part, outer: &Part) -> bool {
     part.place.start < outer.place.end && part.place.end <= outer.place.end
         || part.place == outer.place
 }
@@ -236,23 +238,25 @@ impl B {
         assert!(found("(slot, «a_long»", None).is_err());
     }
 
-    fn switched(place: Range<usize>, name: &str) -> Switched {
-        Switched { place, switch: name.to_owned(), wrong: "w".to_owned() }
+    fn part(place: Range<usize>, name: &str) -> Part {
+        Part { place, switch: Some(name.to_owned()), wrong: "w".to_owned() }
     }
 
     #[test]
     fn both_codes_are_there() {
         let text = "a = b + c;";
-        let one = |place| weave(text, vec![switched(place, "on")]).unwrap();
+        let one = |place| weave(text, vec![part(place, "on")]).unwrap();
         assert_eq!(one(4..5), "a = (if on { w } else { b }) + c;");
         assert_eq!(one(0..10), "if on { w } else { a = b + c; }");
         assert_eq!(one(10..10), "a = b + c; if on { w } ");
+        let always = Part { switch: None, ..part(4..5, "on") };
+        assert_eq!(weave(text, vec![always]).unwrap(), "a = w + c;");
     }
 
     #[test]
     fn one_part_may_be_inside_another() {
         let text = "a = b + c;";
-        let two = |first, second| weave(text, vec![switched(first, "x"), switched(second, "y")]);
+        let two = |first, second| weave(text, vec![part(first, "x"), part(second, "y")]);
         let nested = "a = (if y { w } else { (if x { w } else { b }) + c });";
         assert_eq!(two(4..5, 4..9).unwrap(), nested);
         let same = "a = (if x { w } else { (if y { w } else { b }) }) + c;";

@@ -6,6 +6,7 @@ mod check;
 mod costs;
 mod demo;
 mod dist;
+mod faults;
 mod figures;
 mod hook;
 mod install;
@@ -81,6 +82,8 @@ enum Verb {
     Sim(sim::Args),
     /// Put small faults into the cores, and see that tests notice.
     Mutants(mutants::Args),
+    /// Put each fault of tests/faults in force, and see that a test notices.
+    Faults(faults::Args),
     /// Build KVM's modules with the driver inside, for Debian 12's kernel.
     Kvm {
         /// Where they are put.
@@ -118,6 +121,7 @@ impl Cli {
             Verb::Readme => readme::run()?,
             Verb::Sim(args) => return sim::run(&args),
             Verb::Mutants(args) => mutants::run(&args)?,
+            Verb::Faults(args) => return faults::run(args),
             Verb::Kvm { dir } => kvm::write(&dir)?,
             Verb::KvmPatch => print!("{}", kvm::patch()?),
             Verb::XenPatch { release } => print!("{}", xen::patch(release.as_deref())?),

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
+use clap::ValueEnum;
 use serde::Deserialize;
 
 use crate::tools::anchors::{Anchor, line_of};
@@ -36,6 +37,8 @@ pub struct Fault {
     /// it is in a copy of its own.
     #[serde(default)]
     pub alone: bool,
+    /// The suite of the testbed that must notice.
+    pub suite: Option<String>,
     /// What is changed.
     #[serde(rename = "edit")]
     pub edits: Vec<Edit>,
@@ -45,7 +48,7 @@ pub struct Fault {
 }
 
 /// Whose tests must notice a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
     /// The simulator's planted bugs.
@@ -69,6 +72,10 @@ pub struct Edit {
     pub within: Option<String>,
     /// What is put in place of what is marked.
     pub wrong: String,
+    /// Whether that is in force at all times, such as for taking `const` from a function that is
+    /// to ask which fault is.
+    #[serde(default)]
+    pub always: bool,
 }
 
 impl Edit {
@@ -97,6 +104,9 @@ pub fn read(root: &Path) -> Result<Vec<Fault>> {
         }
         if fault.edits.is_empty() {
             bail!("{list}: {name} changes nothing");
+        }
+        if (fault.tier == Tier::Vm) != fault.suite.is_some() {
+            bail!("{list}: {name}: those of tier vm, and no others, name a suite");
         }
     }
     Ok(faults)

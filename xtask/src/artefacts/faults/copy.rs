@@ -14,12 +14,12 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::catalogue::{Fault, Tier, read};
-use crate::tools::anchors::{Switched, weave};
+use crate::tools::anchors::{Part, weave};
 use crate::tools::sh::{self, cmd};
 use crate::tools::{cache, toolchain};
 
 /// The variable that names the fault in force.
-const VARIABLE: &str = "PERFCTR_FAULT";
+pub const VARIABLE: &str = "PERFCTR_FAULT";
 
 /// The crate that all others use, which has the switch.
 const SWITCH: [&str; 2] = ["shared-abi/src/lib.rs", "shared-abi/src/faults.rs"];
@@ -38,54 +38,77 @@ pub struct Copy {
 }
 
 impl Copy {
+    /// A `cargo` in the copy.
+    pub fn cargo(&self) -> Command {
+        let mut cargo = toolchain::cargo();
+        cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target.join("host"));
+        // Nobody looks at this with a debugger; one test looks for its own lines.
+        cargo.env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+        cargo
+    }
+
     /// A `cargo` in the copy, for the simulator.
     pub fn cargo_for_simulator(&self) -> Command {
-        self.cargo_with("--cfg sim --cfg faults", "sim")
-    }
-
-    fn cargo_with(&self, conditions: &str, name: &str) -> Command {
         let mut cargo = toolchain::cargo();
-        cargo
-            .current_dir(&self.root)
-            .env("CARGO_TARGET_DIR", self.target.join(name))
-            // Code that was woven is not written for anybody's eyes.
-            .env("RUSTFLAGS", format!("{conditions} --cap-lints allow"));
+        cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target.join("sim"));
+        // What was woven is not written for anybody's eyes.
+        cargo.env("RUSTFLAGS", "--cfg sim --cfg faults --cap-lints allow");
         cargo
     }
 }
 
-/// Brings the copy of the project up to date.
+/// Brings the copy of the project up to date in which each fault can be switched on.
 pub fn copy() -> Result<Copy> {
     let project = sh::project();
-    let target = project.join("target/faults");
-    let root = target.join("tree");
     let faults: Vec<Fault> = read(&project)?.into_iter().filter(|fault| !fault.alone).collect();
-    let mut changes = changes(&project, &faults)?;
-
-    let mut files = Vec::new();
-    for name in names(&project)? {
-        let text = changes.remove(&name).map_or_else(
-            || fs::read(project.join(&name)).with_context(|| name.clone()),
-            |parts| {
-                let source = fs::read_to_string(project.join(&name))?;
-                Ok(weave(&source, parts).with_context(|| name.clone())?.into_bytes())
-            },
-        )?;
-        files.push((name, text));
-    }
-    for (name, text) in &mut files {
-        if name == SWITCH[0] {
-            text.extend(MODULE.as_bytes());
-        }
+    let mut files = files(&project, changes(&project, &faults, Some)?)?;
+    if let Some((_, text)) = files.iter_mut().find(|(name, _)| name == SWITCH[0]) {
+        text.extend(MODULE.as_bytes());
     }
     files.push((SWITCH[1].to_owned(), switch(&faults).into_bytes()));
-    write(&root, &files)?;
-    Ok(Copy { root, target })
+    Copy::write("tree", &files)
 }
 
-/// The parts of each file that are in two ways.
-fn changes(project: &Path, faults: &[Fault]) -> Result<BTreeMap<String, Vec<Switched>>> {
-    let mut changes: BTreeMap<String, Vec<Switched>> = BTreeMap::new();
+/// A copy that has one fault for good.
+pub fn copy_with(fault: &Fault) -> Result<Copy> {
+    let project = sh::project();
+    let faults = std::slice::from_ref(fault);
+    Copy::write("alone", &files(&project, changes(&project, faults, |_| None)?)?)
+}
+
+impl Copy {
+    fn write(name: &str, files: &[(String, Vec<u8>)]) -> Result<Self> {
+        let target = sh::project().join("target/faults");
+        let root = target.join(name);
+        write(&root, files)?;
+        Ok(Self { root, target })
+    }
+}
+
+/// Parts of files by the files' names.
+type Changes = BTreeMap<String, Vec<Part>>;
+
+/// The project's files with these changes.
+fn files(project: &Path, mut changes: Changes) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut files = Vec::new();
+    for name in names(project)? {
+        let text = fs::read(project.join(&name)).with_context(|| name.clone())?;
+        let text = match changes.remove(&name) {
+            Some(parts) => weave(&String::from_utf8(text)?, parts)?.into_bytes(),
+            None => text,
+        };
+        files.push((name, text));
+    }
+    Ok(files)
+}
+
+/// The parts of each file that are changed, and what says when.
+fn changes(
+    project: &Path,
+    faults: &[Fault],
+    switched: impl Fn(String) -> Option<String>,
+) -> Result<Changes> {
+    let mut changes = Changes::new();
     let mut sources: BTreeMap<&str, String> = BTreeMap::new();
     for fault in faults {
         for edit in &fault.edits {
@@ -96,7 +119,8 @@ fn changes(project: &Path, faults: &[Fault]) -> Result<BTreeMap<String, Vec<Swit
             }
             let place = edit.place(&sources[&*edit.file]).with_context(context)?;
             let switch = format!("::shared_abi::faults::Fault::{}.is_on()", fault.name);
-            let part = Switched { place, switch, wrong: edit.wrong.clone() };
+            let switch = switched(switch).filter(|_| !edit.always);
+            let part = Part { place, switch, wrong: edit.wrong.clone() };
             changes.entry(edit.file.clone()).or_default().push(part);
         }
     }

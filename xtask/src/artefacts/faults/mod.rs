@@ -5,5 +5,5 @@
 mod catalogue;
 mod copy;
 
-pub use self::catalogue::check;
-pub use self::copy::copy;
+pub use self::catalogue::{Fault, Tier, check, read};
+pub use self::copy::{Copy, VARIABLE, copy, copy_with};

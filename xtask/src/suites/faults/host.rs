@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Faults that `cargo test` must notice.
+//!
+//! The tests of the copy are built once. Each fault meets those of its own crate first, and if
+//! they do not notice, those of the crates that use it most.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use super::{Found, Verdict};
+use crate::artefacts::faults::{self, Copy, Fault, VARIABLE};
+use crate::tools::sh::{self, cmd};
+
+/// Whose tests a fault meets that those of its own crate do not notice.
+const USERS: [(&str, &[&str]); 2] = [
+    ("shared-abi", &["hv-driver", "guest-kmod", "libperfctr-rs"]),
+    ("libperfctr-rs", &["papi-shim", "cli"]),
+];
+
+/// Seconds after which a program of tests hangs.
+const LIMIT: &str = "60";
+
+/// Tries them.
+pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
+    let (alone, switched): (Vec<Fault>, Vec<Fault>) =
+        faults.into_iter().partition(|fault| fault.alone);
+    let mut verdicts = Vec::new();
+    if !switched.is_empty() {
+        verdicts.extend(run_switched(switched)?);
+    }
+    for fault in alone {
+        verdicts.push(run_alone(fault)?);
+    }
+    Ok(verdicts)
+}
+
+/// Those that are switched on in one build.
+fn run_switched(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
+    let copy = sh::step("the copy with faults", faults::copy)?;
+    let own: BTreeSet<String> = faults.iter().map(package).collect::<Result<BTreeSet<_>>>()?;
+    let tests = sh::step("its tests", || Tests::build(&copy, own.iter().map(|name| &**name)))?;
+    tests.pass_without_faults()?;
+    let mut verdicts = Vec::new();
+    for fault in faults {
+        let package = package(&fault)?;
+        let start = Instant::now();
+        let found = tests.notice(Some(&fault.name), |binary| binary.package == package)?;
+        verdicts.push(Verdict { fault, found, time: start.elapsed() });
+    }
+    for (own, users) in USERS {
+        let mut open = Vec::new();
+        for verdict in verdicts.iter_mut().filter(|verdict| verdict.found == Found::Alive) {
+            if package(&verdict.fault)? == own {
+                open.push(verdict);
+            }
+        }
+        if open.is_empty() {
+            continue;
+        }
+        let name = format!("tests of those that use {own}");
+        let tests = sh::step(&name, || Tests::build(&copy, users.iter().copied()))?;
+        tests.pass_without_faults()?;
+        for verdict in open {
+            let start = Instant::now();
+            verdict.found = tests.notice(Some(&verdict.fault.name), |_| true)?;
+            verdict.time += start.elapsed();
+        }
+    }
+    Ok(verdicts)
+}
+
+/// One that has a copy of its own.
+fn run_alone(fault: Fault) -> Result<Verdict> {
+    let copy = faults::copy_with(&fault)?;
+    let start = Instant::now();
+    let own = package(&fault)?;
+    let found = match Tests::build(&copy, [&*own]) {
+        Ok(tests) => tests.notice(None, |_| true)?,
+        Err(error) => Found::By(format!("the compiler: {}", first_line(&error))),
+    };
+    Ok(Verdict { fault, found, time: start.elapsed() })
+}
+
+fn first_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().find(|line| line.starts_with("error")).unwrap_or(&text).to_owned()
+}
+
+/// The package whose file a fault is in.
+fn package(fault: &Fault) -> Result<String> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        package: Package,
+    }
+    #[derive(Deserialize)]
+    struct Package {
+        name: String,
+    }
+    let file = Path::new(&fault.edits.first().context("a fault has an edit")?.file);
+    for folder in file.ancestors().skip(1).filter(|folder| *folder != Path::new("")) {
+        let manifest = sh::project().join(folder).join("Cargo.toml");
+        if manifest.exists() {
+            let manifest: Manifest = toml::from_str(&std::fs::read_to_string(manifest)?)?;
+            return Ok(manifest.package.name);
+        }
+    }
+    bail!("{}: {} is in no crate", fault.name, file.display())
+}
+
+/// A program of tests.
+#[derive(Debug)]
+struct Binary {
+    package: String,
+    name: String,
+    path: PathBuf,
+    folder: PathBuf,
+}
+
+/// What cargo says of something that it has built.
+#[derive(Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+    manifest_path: Option<PathBuf>,
+    target: Option<Target>,
+    message: Option<Diagnostic>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Diagnostic {
+    level: String,
+    rendered: Option<String>,
+}
+
+/// The tests of some packages.
+struct Tests(Vec<Binary>);
+
+impl Tests {
+    fn build<'a>(copy: &Copy, packages: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        let mut cargo = copy.cargo();
+        cargo.args(["test", "--no-run", "--quiet", "--message-format=json", "--lib", "--bins"]);
+        cargo.arg("--tests").args(packages.into_iter().flat_map(|name| ["--package", name]));
+        let out = cargo.output().context("cargo test")?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        let mut binaries = Vec::new();
+        let mut errors = String::new();
+        for line in text.lines() {
+            let message: Message = serde_json::from_str(line).context("what cargo says")?;
+            if let Some(error) = message.message.filter(|message| message.level == "error") {
+                errors += &error.rendered.unwrap_or_default();
+            }
+            if let (Some(path), Some(manifest), Some(target)) =
+                (message.executable, message.manifest_path, message.target)
+            {
+                binaries.push(Binary::new(path, &manifest, target.name)?);
+            }
+        }
+        let said = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "cargo test: {}\n{errors}{said}", out.status);
+        ensure!(!binaries.is_empty(), "these packages have no tests");
+        Ok(Self(binaries))
+    }
+
+    fn pass_without_faults(&self) -> Result<()> {
+        match self.notice(None, |_| true)? {
+            Found::Alive => Ok(()),
+            Found::By(test) => bail!("{test} fails without any fault"),
+        }
+    }
+
+    /// Runs some of the programs until a test of one fails.
+    fn notice(&self, fault: Option<&str>, is_wanted: impl Fn(&Binary) -> bool) -> Result<Found> {
+        for binary in self.0.iter().filter(|binary| is_wanted(binary)) {
+            if let Some(test) = binary.run(fault)? {
+                return Ok(Found::By(format!("{} {test}", binary.full_name())));
+            }
+        }
+        Ok(Found::Alive)
+    }
+}
+
+impl Binary {
+    fn new(path: PathBuf, manifest: &Path, name: String) -> Result<Self> {
+        let folder = manifest.parent().context("a manifest is in a folder")?.to_owned();
+        let text = std::fs::read_to_string(manifest)?;
+        let named = text.lines().find_map(|line| line.strip_prefix("name = "));
+        let package = named.context("a package has a name")?.trim_matches('"').to_owned();
+        Ok(Self { package, name, path, folder })
+    }
+
+    fn full_name(&self) -> String {
+        if self.package.replace('-', "_") == self.name.replace('-', "_") {
+            return self.package.clone();
+        }
+        format!("{} {}", self.package, self.name)
+    }
+
+    /// The first of its tests that fails with a fault in force.
+    fn run(&self, fault: Option<&str>) -> Result<Option<String>> {
+        let mut program: Command = cmd("timeout", ["--signal=KILL", LIMIT]);
+        program.arg(&self.path).current_dir(&self.folder);
+        program.env("CARGO_MANIFEST_DIR", &self.folder).env_remove(VARIABLE);
+        program.envs(fault.map(|name| (VARIABLE, name)));
+        let out = program.output().with_context(|| self.path.display().to_string())?;
+        if out.status.success() {
+            return Ok(None);
+        }
+        let text = String::from_utf8_lossy(&out.stdout);
+        let failed = text.lines().find_map(|line| {
+            line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned)
+        });
+        Ok(Some(failed.unwrap_or_else(|| format!("ends with {}", out.status))))
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Whether a test notices each fault of the catalogue in `tests/faults`.
+
+mod host;
+mod sim;
+mod vm;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::report::{Report, Volume};
+use crate::artefacts::faults::{self, Fault, Tier};
+use crate::tools::sh;
+
+/// Parts of the host tier's faults, one of which is tried in the usual run, another every day.
+const SHARDS: usize = 3;
+
+/// The suite: a part of the host tier's faults, in the long tier all of them. The simulator's are
+/// tried by the suite of that name, the testbed's by `cargo xtask faults --tier vm`.
+pub fn suite(report: &mut Report) -> Result<()> {
+    let shard = match report.volume {
+        Volume::Usual => Some(Shard { number: days() % SHARDS, of: SHARDS }),
+        Volume::Long => None,
+    };
+    let choice = Choice { tier: Some(Tier::Host), only: None, shard };
+    let mut verdicts = Vec::new();
+    let name = shard.map_or("every fault is noticed".to_owned(), |shard| {
+        format!("every fault of the day's part, {shard}, is noticed")
+    });
+    report.test(&name, || {
+        verdicts = try_all(&choice)?;
+        print!("{}", table(&verdicts));
+        all_caught(&verdicts)
+    });
+    report.note(format!("{} faults tried", verdicts.len()));
+    Ok(())
+}
+
+/// Days since 1970.
+fn days() -> usize {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (since.as_secs() / (24 * 60 * 60)) as usize
+}
+
+/// A part of the faults: every one whose place in the list, modulo `of`, is `number`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    number: usize,
+    of: usize,
+}
+
+impl FromStr for Shard {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (number, of) = text.split_once('/').context("a part is named as 0/8")?;
+        let shard = Self { number: number.parse()?, of: of.parse()? };
+        ensure!(shard.number < shard.of, "the parts of {of} are 0/{of} and so on");
+        Ok(shard)
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
+}
+
+/// Which faults are tried.
+#[derive(Debug, Default)]
+pub struct Choice {
+    /// Those of one tier.
+    pub tier: Option<Tier>,
+    /// The one of this name.
+    pub only: Option<String>,
+    /// A part of them.
+    pub shard: Option<Shard>,
+}
+
+impl Choice {
+    fn pick(&self, faults: Vec<Fault>) -> Result<Vec<Fault>> {
+        let is_wanted = |fault: &Fault| {
+            self.tier.is_none_or(|tier| tier == fault.tier)
+                && self.only.as_ref().is_none_or(|only| *only == fault.name)
+        };
+        let wanted: Vec<Fault> = faults.into_iter().filter(is_wanted).collect();
+        let shard = self.shard.unwrap_or(Shard { number: 0, of: 1 });
+        let part: Vec<Fault> = wanted.into_iter().skip(shard.number).step_by(shard.of).collect();
+        ensure!(!part.is_empty(), "there is no such fault in tests/faults");
+        Ok(part)
+    }
+}
+
+/// What came of a fault.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A test noticed: this one, as this says.
+    By(String),
+    /// None did.
+    Alive,
+}
+
+/// A fault that was tried.
+#[derive(Debug)]
+pub struct Verdict {
+    fault: Fault,
+    found: Found,
+    time: Duration,
+}
+
+/// Tries the faults that are chosen.
+pub fn try_all(choice: &Choice) -> Result<Vec<Verdict>> {
+    let chosen = choice.pick(faults::read(&sh::project())?)?;
+    let mut verdicts = Vec::new();
+    for tier in [Tier::Host, Tier::Sim, Tier::Vm] {
+        let faults: Vec<Fault> =
+            chosen.iter().filter(|fault| fault.tier == tier).cloned().collect();
+        if faults.is_empty() {
+            continue;
+        }
+        verdicts.extend(match tier {
+            Tier::Host => host::run(faults)?,
+            Tier::Sim => sim::run(faults)?,
+            Tier::Vm => vm::run(faults)?,
+        });
+    }
+    Ok(verdicts)
+}
+
+/// What came of each, and at the end of all.
+pub fn table(verdicts: &[Verdict]) -> String {
+    let mut text = format!("{:<32}{:<6}{:>8}  caught by\n", "fault", "tier", "seconds");
+    for Verdict { fault, found, time } in verdicts {
+        let tier = format!("{:?}", fault.tier).to_lowercase();
+        let found = match found {
+            Found::By(test) => test,
+            Found::Alive => "ALIVE",
+        };
+        let seconds = time.as_secs_f64();
+        text += &format!("{:<32}{tier:<6}{seconds:>8.1}  {found}\n", fault.name);
+    }
+    let alive = alive(verdicts).count();
+    text + &format!("{} faults, {} caught, {alive} alive\n", verdicts.len(), verdicts.len() - alive)
+}
+
+fn alive(verdicts: &[Verdict]) -> impl Iterator<Item = &Fault> {
+    let alive = verdicts.iter().filter(|verdict| verdict.found == Found::Alive);
+    alive.map(|verdict| &verdict.fault)
+}
+
+/// Fails with the faults that no test has noticed.
+pub fn all_caught(verdicts: &[Verdict]) -> Result<()> {
+    let alive: Vec<String> =
+        alive(verdicts).map(|fault| format!("{}: {}", fault.name, fault.what)).collect();
+    if !alive.is_empty() {
+        bail!("no test notices\n  {}", alive.join("\n  "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(name: &str, tier: Tier) -> Fault {
+        let what = format!("{name} goes wrong.");
+        Fault {
+            name: name.to_owned(),
+            what,
+            tier,
+            alone: false,
+            suite: None,
+            edits: Vec::new(),
+            list: String::new(),
+        }
+    }
+
+    #[test]
+    fn parts_are_all_of_them() {
+        let all = ["A", "B", "C", "D", "E"].map(|name| fault(name, Tier::Host)).to_vec();
+        let part = |text: &str| {
+            let choice = Choice { shard: Some(text.parse().unwrap()), ..Choice::default() };
+            let part = choice.pick(all.clone()).unwrap();
+            part.iter().map(|fault| fault.name.clone()).collect::<String>()
+        };
+        assert_eq!([part("0/2"), part("1/2")], ["ACE", "BD"]);
+        assert!("2/2".parse::<Shard>().is_err() && "2".parse::<Shard>().is_err());
+        let other = Choice { only: Some("F".to_owned()), ..Choice::default() };
+        assert!(other.pick(all).is_err());
+    }
+
+    #[test]
+    fn what_is_alive_is_said() {
+        let verdict = |name, tier, found| Verdict {
+            fault: fault(name, tier),
+            found,
+            time: Duration::from_millis(1250),
+        };
+        let verdicts = [
+            verdict("Caught", Tier::Sim, Found::By("a test".to_owned())),
+            verdict("Missed", Tier::Host, Found::Alive),
+        ];
+        let text = table(&verdicts);
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(
+            lines,
+            [
+                "Caught                          sim        1.2  a test",
+                "Missed                          host       1.2  ALIVE",
+                "2 faults, 1 caught, 1 alive",
+            ]
+        );
+        assert!(all_caught(&verdicts[..1]).is_ok());
+        let error = all_caught(&verdicts).unwrap_err().to_string();
+        assert_eq!(error, "no test notices\n  Missed: Missed goes wrong.");
+    }
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `cargo xtask faults`: whether a test notices each fault of the catalogue.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::artefacts::faults::Tier;
+use crate::suites::faults::{self, Choice, Shard};
+
+/// Puts each fault of tests/faults in force, and runs the tests that must notice.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only those of one tier.
+    #[arg(long, value_enum)]
+    tier: Option<Tier>,
+    /// Only this one.
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+    /// Only a part of them, such as 0/8, 1/8 and so on.
+    #[arg(long, value_name = "K/N")]
+    shard: Option<Shard>,
+}
+
+/// Runs the verb.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let Args { tier, only, shard } = args;
+    let verdicts = faults::try_all(&Choice { tier, only, shard })?;
+    print!("{}", faults::table(&verdicts));
+    faults::all_caught(&verdicts)?;
+    Ok(ExitCode::SUCCESS)
+}
