@@ -119,7 +119,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 fn own_events(here: &Here) -> Result<Vec<Listed>> {
     let all = perfctr::catalogue();
     anyhow::ensure!(!all.is_empty(), "libpfm4 is not installed, or does not know this CPU");
-    let listed = |perfctr::Described { name, description }| {
+    let listed = |perfctr::Described { name, description, .. }| {
         Listed::of(here, name, Some(description).filter(|text| !text.is_empty()))
     };
     Ok(all.into_iter().map(listed).collect())

@@ -4,9 +4,9 @@
 use std::fmt::{self, Write};
 use std::io;
 
+use shared_abi::ConfigError;
 use shared_abi::limits::{READ_ATTEMPTS_MAX, RING_CALLERS_MAX, RING_PAGES_MAX};
 use shared_abi::read::ReadError;
-use shared_abi::{ConfigError, Errno};
 
 use crate::event::Event;
 use crate::provider::refusal::Refusal;
@@ -71,11 +71,11 @@ pub enum Error {
         callers: usize,
     },
     /// The configuration breaks a rule of the interface.
-    #[error("invalid configuration: {0:?}")]
-    Invalid(ConfigError),
+    #[error("invalid configuration: {0}")]
+    Invalid(String),
     /// The kernel could not load the thread's configuration when the thread was resumed.
-    #[error("the counters could not be loaded: {0:?}")]
-    NotLoaded(Errno),
+    #[error("the counters could not be loaded: {0}")]
+    NotLoaded(io::Error),
     /// This process was forked from the one that opened the session.
     #[error("the session belongs to the parent process")]
     Forked,
@@ -137,7 +137,7 @@ impl fmt::Display for Listed<'_> {
 
 impl From<ConfigError> for Error {
     fn from(error: ConfigError) -> Self {
-        Self::Invalid(error)
+        Self::Invalid(format!("{error:?}"))
     }
 }
 
@@ -145,7 +145,7 @@ impl Error {
     /// The error number of the kernel's answer, if the kernel has refused.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Self::Kernel { error, .. } => error.raw_os_error(),
+            Self::Kernel { error, .. } | Self::NotLoaded(error) => error.raw_os_error(),
             Self::Refused(refusal) => Some(refusal.errno),
             _ => None,
         }
@@ -164,7 +164,7 @@ impl Error {
     /// The error of a direct read for which asking the kernel is of no use.
     pub(crate) fn from_read(error: ReadError) -> Self {
         match error {
-            ReadError::NotLoaded(error) => Self::NotLoaded(Errno(-error)),
+            ReadError::NotLoaded(error) => Self::NotLoaded(io::Error::from_raw_os_error(-error)),
             ReadError::Disturbed => Self::Disturbed,
             ReadError::NotDirect | ReadError::Malformed => Self::Malformed("counter page"),
         }

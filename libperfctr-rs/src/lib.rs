@@ -7,6 +7,8 @@
 #[cfg(feature = "std")]
 mod claim;
 #[cfg(feature = "std")]
+mod counting;
+#[cfg(feature = "std")]
 mod cpus;
 #[cfg(feature = "std")]
 mod error;
@@ -43,6 +45,8 @@ mod rdpmc;
 #[cfg(not(target_arch = "x86_64"))]
 mod reader;
 
+#[cfg(feature = "std")]
+pub use counting::{Counting, start};
 #[cfg(feature = "std")]
 pub use error::Error;
 #[cfg(feature = "pfm")]

@@ -301,6 +301,23 @@ impl Session {
         Ok(Counts { counts, retries, direct })
     }
 
+    /// Reads, calls `body`, and reads again.  Gives the second reading's retries, and whether
+    /// neither of them needed a system call.
+    ///
+    /// It is one function for every body and every number of counters, so that what it executes
+    /// between the two readings beside the body is always the same.
+    #[inline(never)]
+    pub(crate) fn around(
+        &self,
+        body: &mut dyn FnMut(),
+        [before, after]: [&mut [u64]; 2],
+    ) -> Result<(u32, bool), Error> {
+        let first = self.backend.counts(before)?;
+        body();
+        let last = self.backend.counts(after)?;
+        Ok((last.retries, first.direct && last.direct))
+    }
+
     /// The page that the guest kernel publishes for this thread, for diagnosis.
     ///
     /// `None` in a forked child, and with other providers than [`Provider::Paravirt`].

@@ -6,6 +6,7 @@ mod parse;
 mod pfm;
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 pub use self::parse::ParseEventError;
 #[cfg(feature = "pfm")]
@@ -161,6 +162,17 @@ impl Event {
     }
 }
 
+impl Hash for Event {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let what = match self.what {
+            What::Generic(generic) => (true, generic.perf()),
+            What::Raw(select) => (false, select),
+        };
+        let slot = self.slot.map(PhysSlot::index);
+        (what, self.rings, slot, self.period, self.verified, self.name).hash(state);
+    }
+}
+
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.what, NAMES.iter().find(|(what, _)| *what == self.what)) {
@@ -176,5 +188,31 @@ impl fmt::Display for Event {
             EVNTSEL_OS => f.write_str(":k"),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn events_are_keys() {
+        let slot = PhysSlot::general(0).unwrap();
+        let event = Event::INSTRUCTIONS;
+        let all = [
+            event,
+            event.user(),
+            event.kernel(),
+            event.on(slot),
+            event.every(1_000),
+            event.unverified(),
+            // Its number is that of the generic event in Linux.
+            Event::raw(1),
+        ];
+        let set: HashSet<Event> = all.into_iter().chain(all).collect();
+        assert_eq!(set.len(), all.len());
+        assert!(set.contains(&event.user()) && !set.contains(&Event::CYCLES));
     }
 }

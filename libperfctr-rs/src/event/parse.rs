@@ -9,6 +9,7 @@ use super::{Event, NAMES};
 
 /// Why a text names no event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ParseEventError {
     /// There is no event of this name.
     #[error("{}", unknown(.0))]

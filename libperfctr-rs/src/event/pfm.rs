@@ -107,6 +107,7 @@ struct Pfm {
 
 /// An event of this CPU, as libpfm4 knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Described {
     /// What [`Event`] can be parsed from.
     pub name: String,

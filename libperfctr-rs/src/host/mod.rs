@@ -14,6 +14,7 @@ pub use xen::Xen;
 
 /// The hypervisor's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Driver {
     /// Major and minor of its interface.
     pub abi: (u32, u32),
@@ -38,6 +39,7 @@ impl Driver {
 
 /// A virtual machine of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Domain {
     /// Its number: that of the process that has made it.
     pub id: u32,

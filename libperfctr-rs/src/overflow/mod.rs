@@ -47,6 +47,7 @@ use crate::sys::Device;
 
 /// Which counters have overflowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Overflow {
     /// One bit per counter, in the order in which they were given at the start.
     counters: u32,
@@ -79,6 +80,7 @@ impl Overflow {
 
 /// One overflow, where it happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Sample {
     /// The counters.
     pub overflow: Overflow,

@@ -17,6 +17,7 @@ use crate::sys::{Device, poll};
 /// One overflow, as the kernel has noted it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Record {
     /// The instruction that the thread was about to execute in user mode.
     pub ip: u64,

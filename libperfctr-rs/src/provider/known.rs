@@ -6,19 +6,23 @@ use std::arch::x86_64::{__cpuid, __get_cpuid_max};
 use std::sync::OnceLock;
 
 use shared_abi::PhysSlot;
+use shared_abi::arch::events::AMD;
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
+use shared_abi::events::Generic;
 
 use crate::error::Error;
 use crate::event::{Event, What};
 
-/// Event number and unit mask of Intel's architectural events, by their bits in CPUID leaf 0AH, EBX
-/// (SDM volume 3, table 20-1).
-const ARCHITECTURAL: [u64; 7] = [0x003c, 0x00c0, 0x013c, 0x4f2e, 0x412e, 0x00c4, 0x00c5];
-
-/// AMD's events that have kept their numbers since family 0FH: cycles, then retired instructions,
-/// micro-operations, branches, mispredicted branches and taken branches (Processor Programming
-/// References, "core performance monitor counters").
-const SINCE_K8: [u64; 6] = [0x76, 0xc0, 0xc1, 0xc2, 0xc3, 0xc4];
+/// Intel's architectural events, by their bits in CPUID leaf 0AH, EBX (SDM volume 3, table 20-1).
+const ARCHITECTURAL: [Generic; 7] = [
+    Generic::Cycles,
+    Generic::Instructions,
+    Generic::BusCycles,
+    Generic::CacheReferences,
+    Generic::CacheMisses,
+    Generic::Branches,
+    Generic::BranchMisses,
+];
 
 #[cfg(target_arch = "x86_64")]
 const LEAF_PMU: u32 = 0xa;
@@ -65,7 +69,6 @@ impl Known {
     /// Whether this event is one.
     fn has(&self, event: &Event) -> bool {
         let select = event.select(self.vendor);
-        let is = |known: &u64| select == Some(*known);
         match self.vendor {
             _ if event.name.is_some() => true,
             // What has a name of Linux's own is right there, or refused by it.
@@ -76,10 +79,11 @@ impl Known {
                 .and_then(PhysSlot::fixed_number)
                 .is_some_and(|number| number < self.fixed),
             VENDOR_INTEL => {
+                let is = |event: &Generic| event.select(VENDOR_INTEL) == select;
                 let bit = ARCHITECTURAL.iter().position(is);
                 bit.is_some_and(|bit| self.missing >> bit & 1 == 0)
             }
-            VENDOR_AMD => SINCE_K8.iter().any(is),
+            VENDOR_AMD => select.is_some_and(|select| AMD.contains(&select)),
             _ => false,
         }
     }
@@ -146,7 +150,9 @@ mod tests {
     fn amd_and_hidden_leaves_have_their_events() {
         let amd = Known { vendor: VENDOR_AMD, missing: 0, fixed: 0 };
         assert!(amd.has(&Event::BRANCHES) && amd.has(&Event::raw(0xc3)));
-        assert!(!amd.has(&Event::raw(0x3c)));
+        // Micro-operations are counted otherwise by later families.
+        assert!(!amd.has(&Event::raw(0x3c)) && !amd.has(&Event::raw(0xc1)));
+        assert!(amd.has(&Event::raw(0xc5)));
         assert_eq!(missing(0, 0), 0);
         assert!(!Known { vendor: 0, missing: 0, fixed: 0 }.has(&Event::CYCLES));
         let elsewhere = Known { vendor: ELSEWHERE, missing: 0, fixed: 0 };

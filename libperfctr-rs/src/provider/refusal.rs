@@ -7,6 +7,7 @@ use super::types::Provider;
 
 /// A provider's answer to somebody who wanted counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Refusal {
     /// Who was asked.
     pub provider: Provider,
@@ -221,6 +222,7 @@ const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clo
 
 /// What decides between causes that share an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Surroundings {
     /// This is a guest of Xen or KVM.
     pub guest: bool,

@@ -13,6 +13,7 @@ use shared_abi::PmuCaps;
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "lowercase")
 )]
+#[non_exhaustive]
 pub enum Provider {
     /// Hypervisor and guest kernel together, through `/dev/perfctr`.
     Paravirt,
@@ -35,6 +36,7 @@ impl fmt::Display for Provider {
 
 /// What can be counted here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Description {
     /// Who counts.
     pub provider: Provider,

@@ -17,6 +17,7 @@ use crate::sys::{PerfEvent, poll};
 /// One sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Sample {
     /// The instruction that the thread was about to execute.
     pub ip: u64,

@@ -70,6 +70,26 @@ impl Region {
     }
 }
 
+/// Instructions and branches of [`known_loop`].
+pub const KNOWN_LOOP: [u64; 2] = [1 + 2 * KNOWN_ITERATIONS, KNOWN_ITERATIONS];
+const KNOWN_ITERATIONS: u64 = 1_000;
+
+/// A loop that takes nothing, so that it begins and ends without further instructions.
+#[inline(always)]
+pub fn known_loop() {
+    // SAFETY: it changes one register, which it names, and no memory.
+    unsafe {
+        asm!(
+            "mov {left:e}, {iterations}",
+            "2: dec {left:e}",
+            "jnz 2b",
+            left = out(reg) _,
+            iterations = const KNOWN_ITERATIONS,
+            options(nomem, nostack),
+        );
+    }
+}
+
 /// Reads, executes the region, and reads again; gives the difference.
 ///
 /// Both readings are taken by the same instructions, so every counter of a kind is apart by the

@@ -18,7 +18,7 @@ const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0
 /// AMD's events of the core's own pipeline that mean the same in every family since 10h, with no
 /// unit mask: cycles, instructions, branches and those mispredicted, taken, taken and mispredicted
 /// (Processor Programming References, "core performance monitor counters").
-const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
+pub const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 
 /// Events of the fixed counters that count their own logical processor only (SDM volume 3, table
 /// 20-2), by the counter's number.  The next ones count TOPDOWN.SLOTS and its parts.  Those slots

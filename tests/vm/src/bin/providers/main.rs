@@ -3,6 +3,7 @@
 //! cannot.
 
 mod answers;
+mod measure;
 mod native;
 mod watch;
 
@@ -56,9 +57,9 @@ fn main() -> Result<ExitCode> {
         }
     };
     let tests = match place {
-        Place::Native => [native::TESTS, answers::NATIVE, watch::TESTS].concat(),
+        Place::Native => [native::TESTS, answers::NATIVE, watch::TESTS, measure::TESTS].concat(),
         Place::Bare => Vec::new(),
-        Place::Guest => [answers::GUEST, watch::TESTS].concat(),
+        Place::Guest => [answers::GUEST, watch::TESTS, measure::TESTS].concat(),
         Place::Off => answers::OFF.to_vec(),
     };
     let mut tally = Tally::default();
