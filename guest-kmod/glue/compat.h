@@ -72,6 +72,24 @@ static inline unsigned int perfctr_task_state(struct task_struct *task)
 #endif
 }
 
+/* Up to 6.0 a task that is frozen keeps the state that it had. */
+#ifndef TASK_FROZEN
+#define TASK_FROZEN 0
+#endif
+
+/*
+ * Whether perf lets the caller count in kernel mode, by kernel.perf_event_paranoid
+ * and the security modules: 0 or an error.  Earlier kernels let no module ask.
+ */
+static inline int perfctr_perf_allow_kernel(void)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 15, 0)
+	return perf_allow_kernel();
+#else
+	return 0;
+#endif
+}
+
 /* Whether others of its user may look at what the calling thread executes. */
 static inline bool perfctr_is_dumpable(void)
 {

@@ -24,7 +24,7 @@ static int stats_show(struct seq_file *file, void *unused)
 	const char *name;
 	u32 index;
 
-	seq_printf(file, "threads %u\n", perfctr_threads());
+	seq_printf(file, "threads %u\n", perfctr_core_threads());
 	for (index = 0;; index++) {
 		name = perfctr_core_stat_name(perfctr_cpus[0].core, index);
 		if (!name)

@@ -5,7 +5,8 @@
  *
  * A stopped thread can be woken at any time, by SIGKILL say.  Waking takes the
  * thread's pi_lock, so whoever holds that and has seen the thread asleep, off
- * its run queue and off its CPU, keeps it there.
+ * its run queue and off its CPU, keeps it there.  Only that lock settles whether
+ * a thread is the caller's tracee and stays asleep, so that is decided here.
  */
 
 #include <linux/pid.h>
@@ -30,7 +31,7 @@ static bool perfctr_is_stopped_tracee(struct task_struct *task)
 /* After the switch out of its CPU, and what that has called of this module. */
 static bool perfctr_is_asleep(struct task_struct *task)
 {
-	return perfctr_task_state(task) & __TASK_TRACED &&
+	return perfctr_task_state(task) & (__TASK_TRACED | TASK_FROZEN) &&
 	       !READ_ONCE(task->on_rq) && !smp_load_acquire(&task->on_cpu);
 }
 
@@ -75,33 +76,18 @@ void perfctr_let_go(struct perfctr_hold *hold)
 		raw_spin_unlock_irqrestore(&hold->task->pi_lock, hold->flags);
 }
 
-/*
- * A tracer is told of its tracee's stop before the tracee has left its CPU;
- * what is published after that are its sums up to the stop.
- */
-void perfctr_await_switch_out(struct task_struct *task)
-{
-	struct perfctr_hold hold;
-
-	if (task != current && !perfctr_hold(&hold, task))
-		perfctr_let_go(&hold);
-}
-
 /* The calling thread, or its stopped tracee, by number; with a reference. */
 struct task_struct *perfctr_find_task(u32 tid)
 {
-	struct task_struct *task;
-	struct pid *pid;
+	struct task_struct *task = current;
 
-	if (tid == 0 || tid == task_pid_vnr(current))
-		return get_task_struct(current);
-	pid = find_get_pid(tid);
-	task = get_pid_task(pid, PIDTYPE_PID);
-	put_pid(pid);
-	if (!task)
-		return ERR_PTR(-ESRCH);
-	if (perfctr_is_stopped_tracee(task))
-		return task;
-	put_task_struct(task);
-	return ERR_PTR(-ESRCH);
+	rcu_read_lock();
+	if (tid)
+		task = pid_task(find_vpid(tid), PIDTYPE_PID);
+	if (task && task != current && !perfctr_is_stopped_tracee(task))
+		task = NULL;
+	if (task)
+		get_task_struct(task);
+	rcu_read_unlock();
+	return task;
 }

@@ -3,6 +3,7 @@
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/miscdevice.h>
 #include <linux/module.h>
 
 #include "perfctr.h"
@@ -66,18 +67,13 @@ static int __init perfctr_init(void)
 	err = perfctr_task_init();
 	if (err)
 		goto undo_vcpus;
-	err = perfctr_whole_init();
-	if (err)
-		goto undo_task;
 	perfctr_debugfs_init();
-	err = perfctr_chardev_init();
+	err = misc_register(&perfctr_device);
 	if (!err) {
 		perfctr_pmu_init();
 		return 0;
 	}
 	perfctr_debugfs_exit();
-	perfctr_whole_exit();
-undo_task:
 	perfctr_task_exit();
 undo_vcpus:
 	perfctr_vcpus_exit();
@@ -91,9 +87,8 @@ undo_cpus:
 static void __exit perfctr_exit(void)
 {
 	perfctr_pmu_exit();
-	perfctr_chardev_exit();
+	misc_deregister(&perfctr_device);
 	perfctr_debugfs_exit();
-	perfctr_whole_exit();
 	perfctr_task_exit();
 	perfctr_vcpus_exit();
 	perfctr_watch_exit();

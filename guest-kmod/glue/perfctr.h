@@ -35,8 +35,6 @@ struct perfctr_user {
 	u32 observer;
 	/* Of threads' counters. */
 	atomic_t count;
-	/* Of rings. */
-	atomic_t ring_pages;
 	/* By CPU. */
 	struct perfctr_vcpu_page *page[];
 };
@@ -57,8 +55,10 @@ struct perfctr_cpu {
 	u32 perf_observer;
 	kuid_t perf_uid;
 	bool online;
-	/* While it counts as a whole. */
-	struct perfctr_core_thread *whole;
+	/* While whatever executes there is counted. */
+	struct perfctr_core_thread *cpu_wide;
+	/* What that is set to count with, or NULL; by its lock. */
+	struct perfctr_thread *counters;
 	int irq;
 };
 
@@ -69,13 +69,10 @@ struct perfctr_cpu {
 struct perfctr_thread {
 	struct preempt_notifier notifier;
 	struct kref kref;
-	/* While linked, by the lock of the links: whose counters these are. */
-	struct hlist_node link;
+	/* While linked, whose counters these are; changed while that is held. */
 	struct task_struct *task;
 	/* Whose thread it was when it got them. */
 	struct perfctr_user *user;
-	/* Whoever created them may observe the whole system. */
-	bool privileged;
 	/* Anything is to be counted. */
 	bool counts;
 	struct perfctr_thread_page *page;
@@ -83,9 +80,8 @@ struct perfctr_thread {
 	struct perfctr_ring *ring;
 	/* For records, or for the end. */
 	wait_queue_head_t wait;
-	/* Protects the last control that was accepted, and who takes records. */
+	/* Protects the last control that was accepted, in the core. */
 	struct mutex lock;
-	struct perfctr_control_arg control;
 	/* struct perfctr_core_thread */
 	u64 core[];
 };
@@ -134,7 +130,6 @@ struct perfctr_ring;
 struct poll_table_struct;
 int perfctr_ring_begin(struct perfctr_thread *thread,
 		       const struct perfctr_ring_request *request);
-int perfctr_ring_take(struct perfctr_thread *thread, u64 taken);
 void perfctr_ring_record(struct perfctr_thread *thread, u32 counters);
 void perfctr_ring_free(struct perfctr_ring *ring);
 int perfctr_ring_mmap(struct perfctr_thread *thread,
@@ -144,6 +139,7 @@ __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
 /* sched.c: switches of threads, and what they are told. */
 extern struct preempt_ops perfctr_preempt_ops;
 void perfctr_sched_init(void);
+struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
 struct perfctr_thread *perfctr_thread_current(void);
 struct perfctr_thread *perfctr_suspend_current(void);
 void perfctr_resume_current(void);
@@ -198,38 +194,34 @@ struct perfctr_hold {
 };
 int perfctr_hold(struct perfctr_hold *hold, struct task_struct *task);
 void perfctr_let_go(struct perfctr_hold *hold);
-void perfctr_await_switch_out(struct task_struct *task);
 struct task_struct *perfctr_find_task(u32 tid);
 
 /* thread.c: a thread's counters. */
-extern raw_spinlock_t perfctr_links_lock;
 struct perfctr_thread *perfctr_thread_alloc(u32 tid, kuid_t uid);
-struct perfctr_thread *perfctr_thread_get(struct perfctr_thread *thread);
 void perfctr_thread_put(struct perfctr_thread *thread);
-struct perfctr_thread *perfctr_thread_find(struct task_struct *task);
 int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 			struct file *file);
+long perfctr_thread_open(struct file *file, struct task_struct *task);
 int perfctr_thread_unlink(struct perfctr_thread *thread);
-int perfctr_thread_control(struct perfctr_thread *thread,
+int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 			   const struct perfctr_control_arg *control);
-int perfctr_thread_go_on(struct perfctr_thread *thread);
+int perfctr_thread_control(struct perfctr_thread *thread,
+			   struct perfctr_control_arg *control);
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
-u32 perfctr_threads(void);
 
 /* task.c: exec and exit. */
 int perfctr_task_init(void);
 void perfctr_task_exit(void);
 
-/* whole.c: counting on whole CPUs. */
-int perfctr_whole_control(struct file *file,
-			  const struct perfctr_cpu_state_arg *state);
-int perfctr_whole_start(struct file *file);
-int perfctr_whole_stop(struct file *file);
-int perfctr_whole_read(struct perfctr_cpu_state_arg *state);
-void perfctr_whole_close(struct file *file);
-int perfctr_whole_init(void);
-void perfctr_whole_exit(void);
+/* cpu_wide.c: counting whatever executes on CPUs. */
+extern struct mutex perfctr_cpus_lock;
+long perfctr_cpus_set(struct file *file,
+		      const struct perfctr_cpu_state_arg *state);
+long perfctr_cpus_start(struct file *file);
+long perfctr_cpus_stop(struct file *file);
+long perfctr_cpus_read(struct perfctr_cpu_state_arg *state);
+void perfctr_cpus_close(struct file *file);
 
 /* perf.c: the PMU of Linux's perf. */
 void perfctr_pmu_init(void);
@@ -243,8 +235,7 @@ void perfctr_pce_forbid(struct mm_struct *mm);
 int perfctr_mmap(struct file *file, struct vm_area_struct *vma);
 
 /* chardev.c */
-int perfctr_chardev_init(void);
-void perfctr_chardev_exit(void);
+extern struct miscdevice perfctr_device;
 
 /* debugfs.c */
 void perfctr_debugfs_init(void);

@@ -7,6 +7,16 @@
 #include "perfctr_abi.h"
 
 /*
+ * Bytes of a thread object.  With what C has beside it, it fits the allocator's 2 KiB.
+ */
+#define PERFCTR_THREAD_BYTES 1912
+
+/*
+ * What C has room for, unit: words.
+ */
+#define PERFCTR_ARGUMENT_WORDS 96
+
+/*
  * A thread's counters as C holds them.
  */
 struct perfctr_core_thread;
@@ -53,6 +63,24 @@ struct perfctr_progress {
 };
 
 /*
+ * What C has to do for a request that is admitted.
+ */
+struct perfctr_admitted {
+  /*
+   * Unit: bytes that are copied from the caller first.
+   */
+  uint32_t bytes_in;
+  /*
+   * Unit: bytes that are copied to the caller at last.
+   */
+  uint32_t bytes_out;
+  /*
+   * It is about CPUs, of which there is one request at a time.
+   */
+  bool is_of_cpus;
+};
+
+/*
  * Where the next record of a ring goes, and what it says.
  */
 struct perfctr_ring_place {
@@ -68,6 +96,10 @@ struct perfctr_ring_place {
    * What the TSC had.
    */
   uint64_t tsc;
+  /*
+   * Callers that there is room for.
+   */
+  uint32_t callers;
 };
 
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
@@ -138,16 +170,6 @@ const char *perfctr_core_stat_name(const struct perfctr_core_vcpu *vcpu, uint32_
 uint64_t perfctr_core_stat(const struct perfctr_core_vcpu *vcpu, uint32_t index);
 
 /*
- * See check_create.
- */
-int perfctr_core_check_create(const struct perfctr_create *create);
-
-/*
- * Bytes of a thread object.
- */
-size_t perfctr_core_thread_bytes(void);
-
-/*
  * Makes a thread object of memory; see ThreadPmu::new.
  */
 void perfctr_core_thread_init(struct perfctr_core_thread *memory,
@@ -196,24 +218,10 @@ void perfctr_core_signal_lost(const struct perfctr_core_thread *thread,
                               const struct perfctr_core_vcpu *vcpu);
 
 /*
- * `IOC_RESUME`; see ThreadPmu::go_on.  Without a vCPU the thread is asleep and stays so.
- */
-int perfctr_core_go_on(const struct perfctr_core_thread *thread,
-                       const struct perfctr_core_vcpu *vcpu);
-
-/*
  * What to send the thread after an ioctl; see ThreadPmu::tell and `pack`.
  */
 uint64_t perfctr_core_tell(const struct perfctr_core_thread *thread,
                            const struct perfctr_core_vcpu *vcpu);
-
-/*
- * `IOC_CONTROL`; see ThreadPmu::control.  Without a vCPU the thread is asleep and stays so.
- */
-int perfctr_core_control(const struct perfctr_core_thread *thread,
-                         const struct perfctr_core_vcpu *vcpu,
-                         const struct perfctr_hv_query *query,
-                         const struct perfctr_control_arg *control);
 
 /*
  * Stops the thread's counters; see ThreadPmu::stop.  Without a vCPU the thread is asleep and
@@ -222,98 +230,9 @@ void perfctr_core_stop(const struct perfctr_core_thread *thread,
                        const struct perfctr_core_vcpu *vcpu);
 
 /*
- * The CPU starts to count as a whole, with the counters of `whole`; see Cpu::start_whole.
+ * Whether the thread's counters end when it executes another program; see ends_at_exec.
  */
-int perfctr_core_start_whole(const struct perfctr_core_thread *whole,
-                             const struct perfctr_core_thread *thread,
-                             const struct perfctr_core_vcpu *vcpu,
-                             const struct perfctr_hv_query *query,
-                             const struct perfctr_control_arg *control);
-
-/*
- * The CPU stops counting as a whole; see Cpu::stop_whole.
- */
-void perfctr_core_stop_whole(const struct perfctr_core_thread *whole,
-                             const struct perfctr_core_vcpu *vcpu);
-
-/*
- * See check_cpu_read.
- */
-int perfctr_core_check_cpu_read(const struct perfctr_cpu_state_arg *state);
-
-/*
- * See check_cpu_control; 1 if it counts anything.
- */
-int perfctr_core_check_cpu_control(const struct perfctr_hv_query *query,
-                                   const struct perfctr_cpu_state_arg *state);
-
-/*
- * See may_count.
- */
-int perfctr_core_may_count(int paranoid,
-                           bool perfmon,
-                           bool locked_down,
-                           const struct perfctr_control_arg *control);
-
-/*
- * See may_count_cpus.
- */
-int perfctr_core_may_count_cpus(bool perfmon, bool locked_down);
-
-/*
- * See ends_at_exec.
- */
-bool perfctr_core_ends_at_exec(const struct perfctr_control_arg *control, bool guarded);
-
-/*
- * See Admission::thread_begins.
- */
-int perfctr_core_thread_begins(bool privileged);
-
-/*
- * See Admission::thread_ends.
- */
-void perfctr_core_thread_ends(bool privileged);
-
-/*
- * Threads that have counters.
- */
-uint32_t perfctr_core_threads(void);
-
-/*
- * See Admission::cpus_set.
- */
-int perfctr_core_cpus_set(uint64_t by);
-
-/*
- * See Admission::cpus_start.
- */
-int perfctr_core_cpus_start(uint64_t by);
-
-/*
- * Whether CPUs are this descriptor's.
- */
-bool perfctr_core_cpus_owned(uint64_t descriptor);
-
-/*
- * Whether CPUs count.
- */
-bool perfctr_core_cpus_count(void);
-
-/*
- * See Admission::cpus_may_stop.
- */
-int perfctr_core_cpus_may_stop(uint64_t by);
-
-/*
- * CPUs have stopped.
- */
-void perfctr_core_cpus_stopped(void);
-
-/*
- * A descriptor is closed, after its CPUs have stopped.
- */
-void perfctr_core_closed(uint64_t descriptor);
+bool perfctr_core_ends_at_exec(const struct perfctr_core_thread *thread, bool guarded);
 
 /*
  * `IOC_READ` by the thread itself; see ThreadPmu::read.
@@ -409,9 +328,134 @@ bool perfctr_core_events_enable(const struct perfctr_core_vcpu *vcpu,
 bool perfctr_core_events_stalled(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * See check_ring.
+ * Whether the calling thread has a capability; quietly, without a word in the kernel's log.
  */
-int perfctr_core_ring_check(const struct perfctr_ring_request *request);
+extern bool perfctr_glue_has_capability(int capability, bool is_quiet);
+
+extern bool perfctr_glue_is_locked_down(void);
+
+/*
+ * 0, or perf's error.
+ */
+extern int perfctr_glue_perf_allows_kernel(void);
+
+/*
+ * Whether a request may be made; see admit.
+ */
+int perfctr_core_admit(uint32_t number,
+                       bool is_writable,
+                       bool is_bound,
+                       bool is_linked,
+                       bool is_own,
+                       struct perfctr_admitted *out);
+
+/*
+ * Judges what was copied from the caller of a request that is admitted; see judge.
+ */
+int perfctr_core_judge(uint32_t number,
+                       const void *argument,
+                       uint32_t bytes,
+                       int paranoid,
+                       uint32_t cpus,
+                       const struct perfctr_hv_query *query);
+
+/*
+ * `IOC_INFO`: what this machine offers; gives 0.
+ */
+int perfctr_core_info(const struct perfctr_hv_query *query,
+                      uint32_t vcpus,
+                      uint32_t cpu_signature,
+                      uint32_t tsc_khz,
+                      struct perfctr_info_arg *out);
+
+/*
+ * `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  Without a vCPU the thread is asleep and
+ */
+int perfctr_core_operate(const struct perfctr_core_thread *thread,
+                         const struct perfctr_core_vcpu *vcpu,
+                         const struct perfctr_hv_query *query,
+                         uint32_t number,
+                         const struct perfctr_control_arg *control);
+
+/*
+ * The control that was accepted last.
+ */
+void perfctr_core_last_control(const struct perfctr_core_thread *thread,
+                               struct perfctr_control_arg *out);
+
+/*
+ * A thread gets these counters; see Admission::thread_begins.
+ */
+int perfctr_core_thread_begins(const struct perfctr_core_thread *thread);
+
+/*
+ * A thread has lost the counters that it got; see Admission::thread_ends.
+ */
+void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
+
+/*
+ * Threads that have counters.
+ */
+uint32_t perfctr_core_threads(void);
+
+/*
+ * `IOC_CPU_CONTROL` of a CPU whose counters did count before or not, which is said anew; gives how
+ */
+int perfctr_core_cpu_set(uint64_t by,
+                         const struct perfctr_hv_query *query,
+                         const struct perfctr_cpu_state_arg *state,
+                         bool *counts);
+
+/*
+ * Makes a CPU's counters anew, which are to count this when they are started.
+ */
+void perfctr_core_cpu_init(struct perfctr_core_thread *counters,
+                           const struct perfctr_thread_page *page,
+                           const struct perfctr_control_arg *control);
+
+/*
+ * See Admission::cpus_start.
+ */
+int perfctr_core_cpus_start(uint64_t by);
+
+/*
+ * 1 if CPUs have to be stopped; see Admission::cpus_stop.
+ */
+int perfctr_core_cpus_stop(uint64_t by);
+
+/*
+ * Whether CPUs count.
+ */
+bool perfctr_core_cpus_count(void);
+
+/*
+ * CPUs have stopped.
+ */
+void perfctr_core_cpus_stopped(void);
+
+/*
+ * A descriptor is closed; see Admission::closed.
+ */
+bool perfctr_core_closed(uint64_t descriptor);
+
+/*
+ * The CPU starts to count whatever executes there, with `counters` and as they were set; see
+ */
+int perfctr_core_start_cpu_wide(const struct perfctr_core_thread *counters,
+                                const struct perfctr_core_thread *thread,
+                                const struct perfctr_core_vcpu *vcpu,
+                                const struct perfctr_hv_query *query);
+
+/*
+ * The CPU stops counting whatever executes there; see
+ */
+void perfctr_core_stop_cpu_wide(const struct perfctr_core_thread *counters,
+                                const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * Whether a user may have so many locked pages; see may_lock.
+ */
+int perfctr_core_may_lock(uint64_t locked, uint64_t limit);
 
 /*
  * `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
@@ -432,7 +476,7 @@ bool perfctr_core_ring_place(const struct perfctr_core_thread *thread,
 void perfctr_core_ring_wrote(const struct perfctr_core_thread *thread);
 
 /*
- * `IOC_RING_TAKE`, by one caller at a time; see Ring::take(guest_kmod::Ring::take).
+ * `IOC_RING_TAKE`, by anybody; see Ring::take(guest_kmod::Ring::take).
  */
 int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t taken);
 

@@ -144,17 +144,22 @@ void perfctr_sched_init(void)
 
 /*
  * The list changes only while its thread stands still, so the thread itself
- * may walk it.
+ * may walk it, and whoever holds it.
  */
-struct perfctr_thread *perfctr_thread_current(void)
+struct perfctr_thread *perfctr_thread_of(struct task_struct *task)
 {
 	struct preempt_notifier *notifier;
 
-	hlist_for_each_entry(notifier, &current->preempt_notifiers, link) {
+	hlist_for_each_entry(notifier, &task->preempt_notifiers, link) {
 		if (notifier->ops == &perfctr_preempt_ops)
 			return perfctr_of(notifier);
 	}
 	return NULL;
+}
+
+struct perfctr_thread *perfctr_thread_current(void)
+{
+	return perfctr_thread_of(current);
 }
 
 /* With interrupts disabled: the calling thread's counters, if it has any. */
@@ -183,7 +188,7 @@ static noinline void perfctr_leave_to(struct task_struct *next)
 {
 	struct perfctr_cpu *cpu = perfctr_this_cpu();
 
-	if (!next->mm || cpu->whole)
+	if (!next->mm || cpu->cpu_wide)
 		return;
 	if (cpu->wide && cpu->user == perfctr_perf)
 		return;

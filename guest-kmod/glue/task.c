@@ -25,7 +25,7 @@ static void perfctr_on_exec(void *unused, struct task_struct *task,
 {
 	struct perfctr_thread *thread = perfctr_thread_current();
 
-	if (thread && perfctr_core_ends_at_exec(&thread->control,
+	if (thread && perfctr_core_ends_at_exec(perfctr_core_of(thread),
 						perfctr_is_guarded(bprm)))
 		perfctr_thread_unlink(thread);
 }

@@ -14,7 +14,7 @@
 
 #include "perfctr.h"
 
-/* Root, for whom CPUs count as a whole too. */
+/* Root, for whom CPUs are counted too. */
 struct perfctr_user *perfctr_root;
 
 /* Nobody's, for perf's events where no thread of their user has counters. */
@@ -62,7 +62,7 @@ int perfctr_user_show(unsigned int number, struct perfctr_user *user)
 
 	if (!cpu->online)
 		return -ENXIO;
-	if (cpu->whole)
+	if (cpu->cpu_wide)
 		return -EBUSY;
 	perfctr_user_hide(cpu);
 	err = perfctr_core_vcpu_register(cpu->core, page,

@@ -60,9 +60,9 @@ static int perfctr_vcpu_unregister(unsigned int number)
 	int err;
 
 	local_irq_save(flags);
-	if (cpu->whole)
-		perfctr_core_stop_whole(cpu->whole, cpu->core);
-	cpu->whole = NULL;
+	if (cpu->cpu_wide)
+		perfctr_core_stop_cpu_wide(cpu->cpu_wide, cpu->core);
+	cpu->cpu_wide = NULL;
 	cpu->online = false;
 	err = perfctr_core_vcpu_unregister(cpu->core);
 	if (!err)

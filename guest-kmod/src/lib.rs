@@ -12,6 +12,7 @@
 #![deny(missing_docs)]
 
 pub mod cost;
+pub mod cpu_wide;
 pub mod hal;
 pub mod handshake;
 mod hypercall;
@@ -20,16 +21,16 @@ pub mod overflow;
 pub mod perf;
 pub mod policy;
 pub mod publish;
+pub mod requests;
 pub mod ring;
 pub mod stats;
 #[cfg(test)]
 mod testing;
 pub mod thread;
 pub mod vcpu;
-pub mod whole;
 
+pub use cpu_wide::Admission;
 pub use ring::Ring;
 pub use stats::Stats;
 pub use thread::ThreadPmu;
 pub use vcpu::{Counting, Cpu, Vcpu};
-pub use whole::Admission;

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Who may count what, at least as strict as perf events of the same kernel.
+//! Who may count what.
+//!
+//! Counts of the kernel and of CPUs are asked of perf as well, where a module can: see
+//! `docs/soundness.md` for the kernels where it cannot.
 
 use shared_abi::Errno;
 use shared_abi::arch::EVNTSEL_OS;
@@ -10,41 +13,61 @@ const PARANOID_ALL: i32 = 3;
 /// From this level on, they do not count in kernel mode.
 const PARANOID_KERNEL: i32 = 2;
 
-/// Who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// Has `CAP_PERFMON`, and so may observe the whole system.
-    pub perfmon: bool,
+/// What the kernel knows of the caller's rights.  A question is asked only if its answer matters,
+/// since the kernel logs what it refuses.
+pub trait Rights {
+    /// `CAP_PERFMON`: the caller may observe the whole system.
+    fn has_perfmon(&self) -> bool;
     /// The kernel is locked down and tells nobody about itself.
-    pub locked_down: bool,
+    fn is_locked_down(&self) -> bool;
+    /// `CAP_IPC_LOCK`: the caller may keep any amount of memory from being swapped.
+    fn has_ipc_lock(&self) -> bool;
+    /// Whether perf would let the caller count in kernel mode, where a module can ask it.
+    ///
+    /// # Errors
+    ///
+    /// Perf's.
+    fn perf_allows_kernel(&self) -> Result<(), Errno>;
 }
 
 /// Whether the caller may count this in a thread.
 ///
 /// # Errors
 ///
-/// `ACCES` not at this level of `paranoid`, or in a kernel that is locked down.
-pub fn may_count(paranoid: i32, caller: Caller, control: &Control) -> Result<(), Errno> {
+/// `ACCES` not at this level of `paranoid`, or in a kernel that is locked down; those of perf.
+pub fn may_count(paranoid: i32, rights: &impl Rights, control: &Control) -> Result<(), Errno> {
     let used = control.counter.iter().take(control.counters as usize);
     let kernel = used.fold(0, |bits, counter| bits | counter.evntsel) & EVNTSEL_OS != 0;
     let level = if kernel { PARANOID_KERNEL } else { PARANOID_ALL };
-    if kernel && caller.locked_down || paranoid >= level && !caller.perfmon {
+    if paranoid >= level && !rights.has_perfmon() || kernel && rights.is_locked_down() {
         return Err(Errno::ACCES);
     }
-    Ok(())
+    if kernel { rights.perf_allows_kernel() } else { Ok(()) }
 }
 
-/// Whether the caller may count on whole CPUs.
+/// Whether the caller may count CPUs, whatever executes there.
 ///
 /// # Errors
 ///
-/// `PERM` without `CAP_PERFMON`; `ACCES` in a kernel that is locked down.
-pub fn may_count_cpus(caller: Caller) -> Result<(), Errno> {
-    match caller {
-        Caller { perfmon: false, .. } => Err(Errno::PERM),
-        Caller { locked_down: true, .. } => Err(Errno::ACCES),
-        _ => Ok(()),
+/// `PERM` without `CAP_PERFMON`; `ACCES` in a kernel that is locked down; those of perf.
+pub fn may_count_cpus(rights: &impl Rights) -> Result<(), Errno> {
+    if !rights.has_perfmon() {
+        Err(Errno::PERM)
+    } else if rights.is_locked_down() {
+        Err(Errno::ACCES)
+    } else {
+        rights.perf_allows_kernel()
     }
+}
+
+/// Whether a user whose pages that cannot be swapped have become `locked` in number may have that
+/// many.
+///
+/// # Errors
+///
+/// `NOSPC` more than the `limit`, which is `RLIMIT_MEMLOCK`.
+pub fn may_lock(locked: u64, limit: u64, rights: &impl Rights) -> Result<(), Errno> {
+    if locked <= limit || rights.has_ipc_lock() { Ok(()) } else { Err(Errno::NOSPC) }
 }
 
 /// Whether a thread's counters are unlinked when it executes another program: as it was asked, and
@@ -56,10 +79,10 @@ pub const fn ends_at_exec(control: &Control, guarded: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{INSTRUCTIONS, control, counter};
+    use crate::testing::{INSTRUCTIONS, Person, control, counter};
 
-    const NOBODY: Caller = Caller { perfmon: false, locked_down: false };
-    const ADMIN: Caller = Caller { perfmon: true, locked_down: false };
+    const NOBODY: fn() -> Person = || Person::new(false);
+    const ADMIN: fn() -> Person = || Person::new(true);
 
     #[test]
     fn levels_are_those_of_perf_events() {
@@ -69,12 +92,12 @@ mod tests {
         for (paranoid, user_allowed, kernel_allowed) in
             [(-1, true, true), (1, true, true), (2, true, false), (3, false, false)]
         {
-            assert_eq!(may_count(paranoid, NOBODY, &user).is_ok(), user_allowed, "{paranoid}");
+            assert_eq!(may_count(paranoid, &NOBODY(), &user).is_ok(), user_allowed, "{paranoid}");
             for control in [&kernel, &twice] {
-                let asked = may_count(paranoid, NOBODY, control);
+                let asked = may_count(paranoid, &NOBODY(), control);
                 assert_eq!(asked.is_ok(), kernel_allowed, "{paranoid}");
             }
-            assert_eq!(may_count(paranoid, ADMIN, &kernel), Ok(()));
+            assert_eq!(may_count(paranoid, &ADMIN(), &kernel), Ok(()));
         }
     }
 
@@ -82,21 +105,56 @@ mod tests {
     fn counters_that_are_not_in_use_ask_for_nothing() {
         let mut unused = control(&[counter(0, INSTRUCTIONS)]);
         unused.counter[1].evntsel = EVNTSEL_OS;
-        assert_eq!(may_count(2, NOBODY, &unused), Ok(()));
+        assert_eq!(may_count(2, &NOBODY(), &unused), Ok(()));
         unused.counters = u32::MAX;
-        assert_eq!(may_count(2, NOBODY, &unused), Err(Errno::ACCES));
+        assert_eq!(may_count(2, &NOBODY(), &unused), Err(Errno::ACCES));
     }
 
     #[test]
     fn a_kernel_that_is_locked_down_is_counted_by_nobody() {
-        let locked = Caller { locked_down: true, ..ADMIN };
+        let locked = Person { locked_down: true, ..ADMIN() };
         let user = control(&[counter(0, INSTRUCTIONS)]);
         let kernel = control(&[counter(0, INSTRUCTIONS | EVNTSEL_OS)]);
-        assert_eq!(may_count(2, locked, &user), Ok(()));
-        assert_eq!(may_count(-1, locked, &kernel), Err(Errno::ACCES));
-        assert_eq!(may_count_cpus(locked), Err(Errno::ACCES));
-        assert_eq!(may_count_cpus(NOBODY), Err(Errno::PERM));
-        assert_eq!(may_count_cpus(ADMIN), Ok(()));
+        assert_eq!(may_count(2, &locked, &user), Ok(()));
+        assert_eq!(may_count(-1, &locked, &kernel), Err(Errno::ACCES));
+        assert_eq!(may_count_cpus(&locked), Err(Errno::ACCES));
+        assert_eq!(may_count_cpus(&NOBODY()), Err(Errno::PERM));
+        assert_eq!(may_count_cpus(&ADMIN()), Ok(()));
+    }
+
+    #[test]
+    fn the_kernel_is_not_asked_about_counts_of_user_mode() {
+        let (nobody, admin) = (Person::new(false), Person::new(true));
+        let user = control(&[counter(0, INSTRUCTIONS)]);
+        for paranoid in [-1, 2] {
+            assert_eq!(may_count(paranoid, &nobody, &user), Ok(()));
+            assert_eq!(may_count(paranoid, &admin, &user), Ok(()));
+        }
+        assert_eq!((nobody.questions(), admin.questions()), (0, 0), "each would be in a log");
+        assert_eq!(may_count(3, &nobody, &user), Err(Errno::ACCES));
+        assert_eq!(nobody.questions(), 1, "whether it is privileged, and nothing after that");
+        assert_eq!(may_lock(16, 16, &nobody), Ok(()));
+        assert_eq!(nobody.questions(), 1, "within its limit it needs no right");
+    }
+
+    #[test]
+    fn what_perf_refuses_is_refused() {
+        let refused = Person { perf: Err(Errno(1)), ..Person::new(true) };
+        let kernel = control(&[counter(0, INSTRUCTIONS | EVNTSEL_OS)]);
+        let user = control(&[counter(0, INSTRUCTIONS)]);
+        assert_eq!(may_count(-1, &refused, &kernel), Err(Errno(1)));
+        assert_eq!(may_count_cpus(&refused), Err(Errno(1)));
+        assert_eq!(may_count(-1, &refused, &user), Ok(()), "perf's answer is about the kernel");
+    }
+
+    #[test]
+    fn memory_is_locked_within_the_users_limit() {
+        let somebody = Person::new(false);
+        let trusted = Person { ipc_lock: true, ..Person::new(false) };
+        assert_eq!(may_lock(15, 16, &somebody), Ok(()));
+        assert_eq!(may_lock(17, 16, &somebody), Err(Errno::NOSPC));
+        assert_eq!(may_lock(17, 16, &trusted), Ok(()));
+        assert_eq!(may_lock(1, 0, &Person::new(true)), Err(Errno::NOSPC), "another capability");
     }
 
     #[test]

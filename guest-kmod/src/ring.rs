@@ -6,21 +6,23 @@
 //! as records were written.  So the worst that a consumer can do is to lose its own records.
 
 use shared_abi::ring::RingRequest;
-use shared_abi::sync::AtomicU64;
 use shared_abi::sync::Ordering::{Acquire, Relaxed, Release};
+use shared_abi::sync::{AtomicU32, AtomicU64};
 use shared_abi::{Errno, ThreadPage};
 
 /// The ring of one thread, which may not have one.
 #[derive(Debug, Default)]
 pub struct Ring {
     /// Records that it holds, a power of two; 0 without a ring.  Written once, by the thread.
-    room: AtomicU64,
-    record_bytes: AtomicU64,
-    watermark: AtomicU64,
+    room: AtomicU32,
+    record_bytes: AtomicU32,
+    watermark: AtomicU32,
+    /// Callers that each record has room for.
+    callers: AtomicU32,
     /// Records so far.  Written by the thread, with interrupts disabled.
     written: AtomicU64,
     lost: AtomicU64,
-    /// Records that were taken.  Written by whoever takes them, one at a time.
+    /// Records that were taken.  Written by whoever takes them.
     taken: AtomicU64,
 }
 
@@ -35,10 +37,11 @@ impl Ring {
         if self.exists() {
             return Err(Errno::EXIST);
         }
-        self.record_bytes.store(request.record_bytes() as u64, Relaxed);
-        self.watermark.store(request.watermark.into(), Relaxed);
+        self.record_bytes.store(request.record_bytes() as u32, Relaxed);
+        self.watermark.store(request.watermark, Relaxed);
+        self.callers.store(request.callers, Relaxed);
         // ATOMICS: who takes, or asks whether it is ready, sees all of it or no ring.
-        self.room.store(request.room() as u64, Release);
+        self.room.store(request.room() as u32, Release);
         Ok(())
     }
 
@@ -50,7 +53,8 @@ impl Ring {
     /// Where the next record goes, unit: bytes.  `None` if there is no room, which is counted.
     #[inline(always)]
     pub fn place(&self, page: &ThreadPage) -> Option<u64> {
-        let (room, written) = (self.room.load(Relaxed), self.written.load(Relaxed));
+        let room = u64::from(self.room.load(Relaxed));
+        let written = self.written.load(Relaxed);
         // ATOMICS: who has taken a record has read it before its place is written again.
         if written.wrapping_sub(self.taken.load(Acquire)) >= room {
             let lost = self.lost.load(Relaxed).wrapping_add(1);
@@ -60,7 +64,13 @@ impl Ring {
         }
         // Of a power of two.
         let place = written & room.wrapping_sub(1);
-        Some(place.wrapping_mul(self.record_bytes.load(Relaxed)))
+        Some(place.wrapping_mul(self.record_bytes.load(Relaxed).into()))
+    }
+
+    /// Callers that a record has room for.
+    #[inline(always)]
+    pub fn callers(&self) -> u32 {
+        self.callers.load(Relaxed)
     }
 
     /// There is a record at the last [`place`](Self::place).
@@ -72,7 +82,7 @@ impl Ring {
         page.ring_written.store(written, Release);
     }
 
-    /// The first `taken` records have been taken; by one caller at a time.
+    /// The first `taken` records have been taken.
     ///
     /// # Errors
     ///
@@ -81,13 +91,13 @@ impl Ring {
         if !self.exists() {
             return Err(Errno::NXIO);
         }
-        let before = self.taken.load(Relaxed);
-        let there = self.written.load(Acquire).wrapping_sub(before);
-        if taken.wrapping_sub(before) > there {
-            return Err(Errno::INVAL);
-        }
-        self.taken.store(taken, Release);
-        Ok(())
+        let later = |before: u64| {
+            let there = self.written.load(Acquire).wrapping_sub(before);
+            (taken.wrapping_sub(before) <= there).then_some(taken)
+        };
+        // ATOMICS: of callers at the same time each finds what the one before it has left.
+        let result = self.taken.fetch_update(Release, Relaxed, later);
+        result.map(drop).map_err(|_| Errno::INVAL)
     }
 
     /// Whether it is full to its watermark.
@@ -95,7 +105,7 @@ impl Ring {
     pub fn is_ready(&self) -> bool {
         self.exists()
             && self.written.load(Acquire).wrapping_sub(self.taken.load(Acquire))
-                >= self.watermark.load(Relaxed)
+                >= u64::from(self.watermark.load(Relaxed))
     }
 }
 
@@ -221,7 +231,8 @@ mod tests {
         assert_eq!(ring.begin(&RingRequest { pages: 3, ..REQUEST }), Err(Errno::INVAL));
         ring.begin(&REQUEST).unwrap();
         assert_eq!(ring.begin(&RingRequest { callers: 2, ..REQUEST }), Err(Errno::EXIST));
-        assert_eq!(ring.record_bytes.load(Relaxed), BYTES);
+        assert_eq!(u64::from(ring.record_bytes.load(Relaxed)), BYTES);
+
         // Without a ring there is no room, whoever asks.
         let page = ThreadPage::default();
         assert_eq!(Ring::default().place(&page), None);

@@ -29,6 +29,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::hal::Kernel;
 use crate::overflow::Signal;
+use crate::policy::Rights;
 use crate::ring::Ring;
 use crate::stats::Stats;
 use crate::thread::ThreadPmu;
@@ -50,6 +51,49 @@ fn add(count: &AtomicU64, amount: u64) {
 
 pub(crate) fn counter(slot: u32, evntsel: u64) -> CounterConfig {
     CounterConfig { slot, evntsel, ..CounterConfig::default() }
+}
+
+/// Somebody with or without rights, of whom the kernel counts what it is asked.
+pub(crate) struct Person {
+    pub(crate) perfmon: bool,
+    pub(crate) locked_down: bool,
+    pub(crate) ipc_lock: bool,
+    pub(crate) perf: Result<(), Errno>,
+    pub(crate) questions: Cell<u32>,
+}
+
+impl Person {
+    pub(crate) const fn new(perfmon: bool) -> Self {
+        let questions = Cell::new(0);
+        Self { perfmon, locked_down: false, ipc_lock: false, perf: Ok(()), questions }
+    }
+
+    pub(crate) fn questions(&self) -> u32 {
+        self.questions.get()
+    }
+
+    fn asked<T>(&self, answer: T) -> T {
+        self.questions.set(self.questions.get() + 1);
+        answer
+    }
+}
+
+impl Rights for Person {
+    fn has_perfmon(&self) -> bool {
+        self.asked(self.perfmon)
+    }
+
+    fn is_locked_down(&self) -> bool {
+        self.asked(self.locked_down)
+    }
+
+    fn has_ipc_lock(&self) -> bool {
+        self.asked(self.ipc_lock)
+    }
+
+    fn perf_allows_kernel(&self) -> Result<(), Errno> {
+        self.asked(self.perf)
+    }
 }
 
 #[derive(Default)]

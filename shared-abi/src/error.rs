@@ -33,6 +33,8 @@ errnos! {
     SRCH = 3, "ESRCH";
     /// No such event.
     NOENT = 2, "ENOENT";
+    /// The descriptor is not open for writing.
+    BADF = 9, "EBADF";
     /// Not now: all counters that could do it are held.
     AGAIN = 11, "EAGAIN";
     /// The caller lacks a right that this needs: of kernel-mode counts, say.
@@ -47,6 +49,8 @@ errnos! {
     NODEV = 19, "ENODEV";
     /// A malformed argument.
     INVAL = 22, "EINVAL";
+    /// No such request.
+    NOTTY = 25, "ENOTTY";
     /// More memory than the caller may have locked.
     NOSPC = 28, "ENOSPC";
     /// No such operation: the hypervisor has no driver.

@@ -47,8 +47,8 @@ pub const DEVICE_PATH: &str = "/dev/perfctr";
 /// The ioctls' type byte.
 pub const IOC_TYPE: u32 = 0xd0;
 
-const WRITE: u32 = 1;
-const READ: u32 = 2;
+pub(crate) const WRITE: u32 = 1;
+pub(crate) const READ: u32 = 2;
 
 /// An ioctl's number (Linux, `Documentation/userspace-api/ioctl/ioctl-number.rst`).
 const fn ioc(direction: u32, number: u32, bytes: usize) -> u32 {

@@ -29,6 +29,7 @@ pub mod ioctl;
 mod layout;
 pub mod limits;
 pub mod read;
+pub mod requests;
 pub mod ring;
 pub mod seq;
 pub mod slot;

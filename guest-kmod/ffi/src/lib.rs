@@ -2,14 +2,15 @@
 //! The core as C sees it, declared in `glue/perfctr_core.h`, and the kernel as the core sees it.
 //!
 //! C owns all memory: it allocates what [`perfctr_core_vcpu_bytes`] and
-//! [`perfctr_core_thread_bytes`] say, zeroed and aligned to 8 bytes, and frees it when nothing can
+//! [`THREAD_BYTES`] say, zeroed and aligned to 8 bytes, and frees it when nothing can
 //! call with it any more.  Functions that take a vCPU are called on that vCPU with interrupts
 //! disabled.  Functions that take a thread are called by that thread, or while it is switched, or
-//! while it is asleep and cannot be woken; what counts for a whole CPU is operated on that CPU.
+//! while it is asleep and cannot be woken; what counts for a CPU is operated on that CPU.
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C")]
 
 mod events;
+mod requests;
 mod ring;
 mod x86;
 
@@ -17,16 +18,16 @@ use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
 
 use guest_kmod::hal::Kernel;
-use guest_kmod::handshake::{caps, handshake, handshake_again};
-use guest_kmod::ioctl::check_create;
+use guest_kmod::handshake::{handshake, handshake_again};
 use guest_kmod::overflow::Signal;
-use guest_kmod::policy::{Caller, ends_at_exec, may_count, may_count_cpus};
+use guest_kmod::policy::ends_at_exec;
 use guest_kmod::publish::published;
-use guest_kmod::whole::{check_cpu_control, check_cpu_read};
-use guest_kmod::{Admission, Counting, Cpu, Ring, Stats, ThreadPmu, Vcpu, for_number};
+use guest_kmod::{Counting, Cpu, Ring, Stats, ThreadPmu, Vcpu, for_number};
 use shared_abi::hypercall::HvQuery;
-use shared_abi::ioctl::{Control, CpuState, Create, Sums};
+use shared_abi::ioctl::{Control, Sums};
 use shared_abi::{Errno, ThreadPage, VcpuPage};
+
+use requests::Caller;
 
 /// No code path leads here: the object is checked not to contain any that does.
 #[cfg(target_os = "none")]
@@ -70,17 +71,14 @@ pub struct ThreadObject {
     pmu: UnsafeCell<ThreadPmu>,
     /// Beside it, since others may take what it holds.
     ring: Ring,
+    /// The last one that was accepted.  By C's mutex.
+    control: UnsafeCell<Control>,
+    /// Whoever has made these counters may observe the whole system.
+    privileged: bool,
 }
 
 const _: () = assert!(align_of::<VcpuObject>() <= 8 && align_of::<ThreadObject>() <= 8);
 
-/// What C protects with a lock of its own.
-struct Locked<T>(UnsafeCell<T>);
-
-// SAFETY: every function that takes what is inside has the condition that C holds its lock.
-unsafe impl<T: Send> Sync for Locked<T> {}
-
-static ADMISSION: Locked<Admission> = Locked(UnsafeCell::new(Admission::new()));
 static COUNTING: Counting = Counting::new();
 static LINUX: Linux = Linux;
 
@@ -111,6 +109,18 @@ impl ThreadObject {
     unsafe fn pmu(&self) -> (&mut ThreadPmu, &ThreadPage) {
         // SAFETY: only the thread takes this reference, and the page outlives the object.
         unsafe { (&mut *self.pmu.get(), &*self.page) }
+    }
+}
+
+impl ThreadObject {
+    /// Keeps a control that was accepted, and is not to preserve anything if it is made again.
+    ///
+    /// # Safety
+    ///
+    /// C holds the mutex under which controls are set.
+    unsafe fn keep_control(&self, control: &Control) {
+        // SAFETY: nobody else reads or writes it while C holds the mutex.
+        unsafe { *self.control.get() = Control { preserve: 0, ..*control } };
     }
 }
 
@@ -234,17 +244,9 @@ pub extern "C" fn perfctr_core_stat(vcpu: &VcpuObject, index: u32) -> u64 {
     vcpu.stats.list().nth(index as usize).map_or(0, |(_, count)| count.get())
 }
 
-/// See [`check_create`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_check_create(create: &Create) -> c_int {
-    to_return(check_create(create))
-}
-
-/// Bytes of a thread object.
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_thread_bytes() -> usize {
-    size_of::<ThreadObject>()
-}
+/// Bytes of a thread object.  With what C has beside it, it fits the allocator's 2 KiB.
+pub const THREAD_BYTES: usize = 1_912;
+const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
 /// Makes a thread object of memory; see [`ThreadPmu::new`].
 ///
@@ -259,8 +261,15 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
 ) {
     // SAFETY: the caller gives a page.
     let pmu = ThreadPmu::new(unsafe { &*page }, tid);
+    let object = ThreadObject {
+        page,
+        pmu: UnsafeCell::new(pmu),
+        ring: Ring::default(),
+        control: UnsafeCell::new(Control::default()),
+        privileged: Caller::is_privileged(),
+    };
     // SAFETY: the caller gives memory of this size and alignment.
-    unsafe { memory.write(ThreadObject { page, pmu: UnsafeCell::new(pmu), ring: Ring::default() }) }
+    unsafe { memory.write(object) }
 }
 
 /// What to tell a thread as C gets it: the signal's number in the high half, 0 for records, and the
@@ -437,25 +446,6 @@ pub unsafe extern "C" fn perfctr_core_signal_lost(thread: &ThreadObject, vcpu: &
     pmu.signal_lost(page, &mut cpu);
 }
 
-/// `IOC_RESUME`; see [`ThreadPmu::go_on`].  Without a vCPU the thread is asleep and stays so.
-///
-/// # Safety
-///
-/// As the crate's documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_go_on(
-    thread: &ThreadObject,
-    vcpu: Option<&VcpuObject>,
-) -> c_int {
-    // SAFETY: this thread, or its tracer while it is asleep.
-    let (pmu, page) = unsafe { thread.pmu() };
-    to_return(match vcpu {
-        // SAFETY: on this vCPU, interrupts disabled.
-        Some(vcpu) => pmu.go_on(page, &mut unsafe { vcpu.cpu() }),
-        None => pmu.go_on_asleep(),
-    })
-}
-
 /// What to send the thread after an ioctl; see [`ThreadPmu::tell`] and `pack`.
 ///
 /// # Safety
@@ -466,32 +456,6 @@ pub unsafe extern "C" fn perfctr_core_tell(thread: &ThreadObject, vcpu: &VcpuObj
     // SAFETY: this thread, on this vCPU, interrupts disabled.
     let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
     pack(pmu.tell(page, &mut cpu))
-}
-
-/// `IOC_CONTROL`; see [`ThreadPmu::control`].  Without a vCPU the thread is asleep and stays so.
-/// `query` is the answer of the handshake.
-///
-/// # Safety
-///
-/// As the crate's documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_control(
-    thread: &ThreadObject,
-    vcpu: Option<&VcpuObject>,
-    query: &HvQuery,
-    control: &Control,
-) -> c_int {
-    let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
-    // SAFETY: this thread, or its tracer while it is asleep.
-    let (pmu, page) = unsafe { thread.pmu() };
-    to_return(match vcpu {
-        Some(vcpu) => {
-            // SAFETY: on this vCPU, interrupts disabled.
-            let mut cpu = unsafe { vcpu.cpu() };
-            pmu.control(page, &mut cpu, &COUNTING, &caps, control)
-        }
-        None => pmu.control_asleep(page, &COUNTING, &caps, control),
-    })
 }
 
 /// Stops the thread's counters; see [`ThreadPmu::stop`].  Without a vCPU the thread is asleep and
@@ -511,197 +475,15 @@ pub unsafe extern "C" fn perfctr_core_stop(thread: &ThreadObject, vcpu: Option<&
     }
 }
 
-/// The CPU starts to count as a whole, with the counters of `whole`; see [`Cpu::start_whole`].
-/// `thread` is what executes here, if it has counters.
+/// Whether the thread's counters end when it executes another program; see [`ends_at_exec`].
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The caller is the thread, whose control nobody sets while it executes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_start_whole(
-    whole: &ThreadObject,
-    thread: Option<&ThreadObject>,
-    vcpu: &VcpuObject,
-    query: &HvQuery,
-    control: &Control,
-) -> c_int {
-    let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
-    // SAFETY: on this vCPU, whose the counters are, interrupts disabled.
-    let (whole, mut cpu) = unsafe { (whole.pmu(), vcpu.cpu()) };
-    // SAFETY: this thread.
-    let thread = thread.map(|thread| unsafe { thread.pmu() });
-    to_return(cpu.start_whole(whole, thread, &COUNTING, &caps, control))
-}
-
-/// The CPU stops counting as a whole; see [`Cpu::stop_whole`].
-///
-/// # Safety
-///
-/// As the crate's documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_stop_whole(whole: &ThreadObject, vcpu: &VcpuObject) {
-    // SAFETY: on this vCPU, whose the counters are, interrupts disabled.
-    let (whole, mut cpu) = unsafe { (whole.pmu(), vcpu.cpu()) };
-    cpu.stop_whole(whole, &COUNTING);
-}
-
-/// See [`check_cpu_read`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_check_cpu_read(state: &CpuState) -> c_int {
-    to_return(check_cpu_read(state))
-}
-
-/// See [`check_cpu_control`]; 1 if it counts anything.
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_check_cpu_control(query: &HvQuery, state: &CpuState) -> c_int {
-    let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
-    match check_cpu_control(&caps, state) {
-        Ok(counts) => c_int::from(counts),
-        Err(errno) => errno.to_return(),
-    }
-}
-
-/// See [`may_count`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_may_count(
-    paranoid: c_int,
-    perfmon: bool,
-    locked_down: bool,
-    control: &Control,
-) -> c_int {
-    to_return(may_count(paranoid, Caller { perfmon, locked_down }, control))
-}
-
-/// See [`may_count_cpus`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_may_count_cpus(perfmon: bool, locked_down: bool) -> c_int {
-    to_return(may_count_cpus(Caller { perfmon, locked_down }))
-}
-
-/// See [`ends_at_exec`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_ends_at_exec(control: &Control, guarded: bool) -> bool {
-    ends_at_exec(control, guarded)
-}
-
-/// Who has the counters.
-///
-/// # Safety
-///
-/// C holds its lock of the admission until the result is dropped.
-unsafe fn admission() -> &'static mut Admission {
-    // SAFETY: nobody else has it while the lock is held.
-    unsafe { &mut *ADMISSION.0.get() }
-}
-
-/// See [`Admission::thread_begins`].
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_thread_begins(privileged: bool) -> c_int {
-    // SAFETY: C holds the lock.
-    to_return(unsafe { admission() }.thread_begins(privileged))
-}
-
-/// See [`Admission::thread_ends`].
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_thread_ends(privileged: bool) {
-    // SAFETY: C holds the lock.
-    unsafe { admission() }.thread_ends(privileged);
-}
-
-/// Threads that have counters.
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_threads() -> u32 {
-    // SAFETY: C holds the lock.
-    unsafe { admission() }.threads()
-}
-
-/// See [`Admission::cpus_set`].
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_cpus_set(by: u64) -> c_int {
-    // SAFETY: C holds the lock.
-    to_return(unsafe { admission() }.cpus_set(by))
-}
-
-/// See [`Admission::cpus_start`].
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_cpus_start(by: u64) -> c_int {
-    // SAFETY: C holds the lock.
-    to_return(unsafe { admission() }.cpus_start(by))
-}
-
-/// Whether CPUs are this descriptor's.
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_cpus_owned(descriptor: u64) -> bool {
-    // SAFETY: C holds the lock.
-    unsafe { admission() }.owns(descriptor)
-}
-
-/// Whether CPUs count.
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_cpus_count() -> bool {
-    // SAFETY: C holds the lock.
-    unsafe { admission() }.cpus_count()
-}
-
-/// See [`Admission::cpus_may_stop`].
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_cpus_may_stop(by: u64) -> c_int {
-    // SAFETY: C holds the lock.
-    to_return(unsafe { admission() }.cpus_may_stop(by))
-}
-
-/// CPUs have stopped.
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_cpus_stopped() {
-    // SAFETY: C holds the lock.
-    unsafe { admission() }.cpus_stopped();
-}
-
-/// A descriptor is closed, after its CPUs have stopped.
-///
-/// # Safety
-///
-/// C holds its lock of the admission.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_closed(descriptor: u64) {
-    // SAFETY: C holds the lock.
-    unsafe { admission() }.closed(descriptor);
+pub unsafe extern "C" fn perfctr_core_ends_at_exec(thread: &ThreadObject, guarded: bool) -> bool {
+    // SAFETY: the thread itself, and its tracer sets it only while the thread is asleep.
+    ends_at_exec(unsafe { &*thread.control.get() }, guarded)
 }
 
 /// `IOC_READ` by the thread itself; see [`ThreadPmu::read`].

@@ -3,7 +3,6 @@
 
 use core::ffi::c_int;
 
-use guest_kmod::ring::check_ring;
 use shared_abi::ring::RingRequest;
 
 use super::{ThreadObject, to_return};
@@ -18,12 +17,8 @@ pub struct RingPlace {
     count: u64,
     /// What the TSC had.
     tsc: u64,
-}
-
-/// See [`check_ring`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_ring_check(request: &RingRequest) -> c_int {
-    to_return(check_ring(request))
+    /// Callers that there is room for.
+    callers: u32,
 }
 
 /// `IOC_RING`; see [`ThreadPmu::begin_ring`](guest_kmod::ThreadPmu::begin_ring).
@@ -56,7 +51,7 @@ pub unsafe extern "C" fn perfctr_core_ring_place(
     let (pmu, page) = unsafe { thread.pmu() };
     let Some(offset) = thread.ring.place(page) else { return false };
     let (count, tsc) = pmu.counted(counter as usize);
-    *out = RingPlace { offset, count, tsc };
+    *out = RingPlace { offset, count, tsc, callers: thread.ring.callers() };
     true
 }
 
@@ -72,7 +67,7 @@ pub unsafe extern "C" fn perfctr_core_ring_wrote(thread: &ThreadObject) {
     thread.ring.wrote(page);
 }
 
-/// `IOC_RING_TAKE`, by one caller at a time; see [`Ring::take`](guest_kmod::Ring::take).
+/// `IOC_RING_TAKE`, by anybody; see [`Ring::take`](guest_kmod::Ring::take).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_ring_take(thread: &ThreadObject, taken: u64) -> c_int {
     to_return(thread.ring.take(taken))

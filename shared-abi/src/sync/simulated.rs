@@ -58,6 +58,28 @@ macro_rules! atomics {
                 announce(self, Access::Store);
                 self.0.store(value, order);
             }
+
+            /// As `core`'s: announces its load and each attempt to store.
+            ///
+            /// # Errors
+            ///
+            /// What was there, if `next` gives nothing for it.
+            pub fn fetch_update(
+                &self,
+                set: Ordering,
+                fetch: Ordering,
+                mut next: impl FnMut($value) -> Option<$value>,
+            ) -> Result<$value, $value> {
+                let mut before = self.load(fetch);
+                while let Some(after) = next(before) {
+                    announce(self, Access::Store);
+                    match self.0.compare_exchange(before, after, set, fetch) {
+                        Ok(_) => return Ok(before),
+                        Err(now) => before = now,
+                    }
+                }
+                Err(before)
+            }
         }
     )+};
 }

@@ -75,9 +75,9 @@ impl Machine {
         let vcpus = |number| self.vcpu_page(own.domain, number);
         let result = unheard(|| read_thread(&own.page, vcpus, &Now(self), &mut counts[..used]));
         match result {
-            Ok(_) if self.vcpus[vcpu].whole.counts.get() => {
+            Ok(_) if self.vcpus[vcpu].cpu_wide.counts.get() => {
                 self.fail(format!(
-                    "thread {thread} counts on vCPU {vcpu}, which counts as a whole"
+                    "thread {thread} counts on vCPU {vcpu}, which counts whatever executes there"
                 ));
             }
             Ok(snapshot) => {
@@ -195,11 +195,11 @@ impl Machine {
         vcpu.disturbances.get() - vcpu.undisturbed.get() >= ATTEMPTS
     }
 
-    /// Whether whole CPUs count, or have since the thread started its counters.
+    /// Whether CPUs count, or have since the thread started its counters.
     fn gave_way(&self, thread: usize, errno: Errno) -> bool {
         let own = &self.threads[thread];
         let books = &self.domains[own.domain].books;
-        errno == Errno::BUSY && (books.count() || own.wholes.get() != books.times.get())
+        errno == Errno::BUSY && (books.count() || own.cpu_wide.get() != books.times.get())
     }
 
     pub fn has_failed(&self, thread: usize) -> bool {

@@ -9,6 +9,7 @@ use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::choice::Chooser;
 use crate::coverage::Coverage;
+use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::Fiber;
 use crate::machine::{Agent, Clock, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
 use crate::pmu::Pmu;
@@ -16,7 +17,6 @@ use crate::rng::Rng;
 use crate::search::Marks;
 use crate::shape::{Kind, Shape};
 use crate::truth::Truth;
-use crate::whole::{Books, Whole};
 
 /// A machine of this shape.
 pub fn build(
@@ -162,7 +162,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         undisturbed: Cell::new(0),
         sampled: Cell::default(),
         put_off: Cell::new(None),
-        whole: Whole::new(),
+        cpu_wide: CpuWide::new(),
     }
 }
 
@@ -188,7 +188,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         signal: Cell::new(None),
         admin: Cell::new(false),
         admitted: Cell::new(false),
-        wholes: Cell::new(0),
+        cpu_wide: Cell::new(0),
         published: RefCell::default(),
         claims: RefCell::default(),
     }

@@ -29,8 +29,8 @@ pub enum Action {
     Virq,
     /// It stops its counters if nobody counts.
     StopIdle,
-    /// It is interrupted to start or stop counting as a whole.
-    Whole,
+    /// It is interrupted to start or stop counting whatever executes there.
+    CpuWide,
     /// It takes the vCPU offline.
     Offline,
     /// It takes the vCPU online.
@@ -72,7 +72,7 @@ impl Action {
             Self::Create(_) => 14,
             Self::Garbage(_) => 15,
             Self::Revoke => 16,
-            Self::Whole => 17,
+            Self::CpuWide => 17,
             Self::Replug => 18,
             Self::Move(_) => 19,
         }
@@ -283,9 +283,9 @@ impl Machine {
         if vcpu.stop_asked.get() {
             options.push((20, Action::StopIdle));
         }
-        let asked = vcpu.whole.asked.get().is_some();
+        let asked = vcpu.cpu_wide.asked.get().is_some();
         if asked {
-            options.push((60, Action::Whole));
+            options.push((60, Action::CpuWide));
         }
         if vcpu.online.get() && !asked && domain.kind != Kind::Stranger {
             options.push((weights.hotplug, Action::Offline));

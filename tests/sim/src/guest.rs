@@ -109,7 +109,7 @@ impl Machine {
             | Action::Tick
             | Action::Virq
             | Action::StopIdle
-            | Action::Whole
+            | Action::CpuWide
             | Action::Offline
             | Action::Online => {
                 let vcpu = self.vcpu_here();
@@ -150,10 +150,10 @@ impl Machine {
                 self.on(index, |cpu| cpu.stop_if_idle(counting));
             }
             Action::Virq => self.take_virq(index),
-            Action::Whole => self.take_whole(index),
+            Action::CpuWide => self.take_cpu_wide(index),
             Action::Offline => {
                 self.switch_thread(index, None);
-                self.whole_goes_offline(index);
+                self.cpu_wide_goes_offline(index);
                 vcpu.online.set(false);
                 if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
                     self.check_refusal(vcpu.domain, "to take a page back", errno);
@@ -413,7 +413,7 @@ impl Machine {
                     own.asked.set(Some(*control).filter(|control| control.counters > 0));
                     let undisturbed = allowed && domain.forbidden.get() == forbidden;
                     own.started.set(undisturbed.then_some(forbidden));
-                    own.wholes.set(domain.books.times_before());
+                    own.cpu_wide.set(domain.books.times_before());
                 }
                 self.published(vcpu, thread);
             }
@@ -481,7 +481,7 @@ impl Machine {
                 own.truth.borrow_mut().control(control, now, failed);
                 own.asked.set(Some(*control).filter(|control| control.counters > 0));
                 own.started.set(domain.allowed.get().then_some(domain.forbidden.get()));
-                own.wholes.set(domain.books.times_before());
+                own.cpu_wide.set(domain.books.times_before());
                 self.check_control(thread, control);
             }
             Some(Err(errno)) => self.check_control_error(thread, control, errno),

@@ -8,7 +8,7 @@
 //! * `machine` is who executes, one step at a time; `fiber` gives each a stack.
 //! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
 //! * `kvm` is what differs where the hypervisor is Linux with KVM.
-//! * `whole` is counting on whole CPUs.
+//! * `cpu_wide` is CPU-wide counting.
 //! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what
 //!   happens next.
 //! * `run` runs seeds, replays and minimises; `guided` looks for what is new, by `coverage`;
@@ -31,6 +31,7 @@ mod audit;
 mod build;
 mod choice;
 mod coverage;
+mod cpu_wide;
 mod fiber;
 pub mod growth;
 mod guest;
@@ -48,4 +49,3 @@ mod shape;
 mod thread;
 mod trace;
 mod truth;
-mod whole;

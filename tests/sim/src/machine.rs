@@ -20,6 +20,7 @@ use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 
 use crate::choice::{Action, Chooser};
 use crate::coverage::Coverage;
+use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::{Fiber, pause};
 use crate::growth::Tally;
 use crate::model::SLOTS;
@@ -29,7 +30,6 @@ use crate::search::{Marks, Object};
 use crate::shape::{Kind, Shape};
 use crate::trace::Step;
 use crate::truth::{Looks, Moment, Sampling, Truth};
-use crate::whole::{Books, Whole};
 
 /// What an agent's present code may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,8 +143,8 @@ pub struct Vcpu {
     pub sampled: Cell<[u64; SLOTS]>,
     /// Events that it had when its next overflow was put off.
     pub put_off: Cell<Option<Events>>,
-    /// What counts for it as a whole.
-    pub whole: Whole,
+    /// What counts whatever executes there.
+    pub cpu_wide: CpuWide,
 }
 
 impl Vcpu {
@@ -209,8 +209,8 @@ pub struct Thread {
     pub admin: Cell<bool>,
     /// It has been given counters.
     pub admitted: Cell<bool>,
-    /// How often whole CPUs had started when its counters were last started.
-    pub wholes: Cell<u64>,
+    /// How often CPUs had started when its counters were last started.
+    pub cpu_wide: Cell<u64>,
     /// Values that were published while it was suspended.
     pub published: RefCell<Vec<Vec<u64>>>,
     /// What others have read meanwhile, to be checked when the books are closed.
@@ -243,7 +243,7 @@ pub struct Domain {
     pub caps: Cell<Option<PmuCaps>>,
     /// It is asked to suspend itself, to be saved.
     pub suspending: Cell<bool>,
-    /// Who may count on whole CPUs.
+    /// Who may count CPUs.
     pub books: Books,
 }
 
@@ -524,9 +524,10 @@ impl Machine {
         let lies_in = |page: usize| (page..page + PAGE_BYTES).contains(&address);
         let vcpu = self.vcpus.iter().position(|vcpu| lies_in((&raw const vcpu.page).addr()));
         let thread = self.threads.iter().position(|t| lies_in((&raw const t.page).addr()));
-        let whole = || self.vcpus.iter().position(|v| lies_in((&raw const v.whole.page).addr()));
+        let cpu_wide =
+            || self.vcpus.iter().position(|v| lies_in((&raw const v.cpu_wide.page).addr()));
         let vcpu = vcpu.map(Object::VcpuPage);
-        vcpu.or(thread.map(Object::Thread)).or_else(|| whole().map(Object::Module))
+        vcpu.or(thread.map(Object::Thread)).or_else(|| cpu_wide().map(Object::Module))
     }
 
     fn count_step(&self) {

@@ -110,8 +110,8 @@ pub struct Shape {
     pub leaps: bool,
     /// Whether every step is an instruction that counts; otherwise only work is.
     pub noisy: bool,
-    /// Administrators count on whole CPUs.
-    pub wholes: bool,
+    /// Administrators count CPUs.
+    pub cpu_wide: bool,
     /// What threads do.
     pub program: Program,
     /// Bits of a domain's seeds.
@@ -132,7 +132,7 @@ impl Shape {
         let several = model.general > 1;
         let kvm = Rng::new(seed ^ 0x6b76).one_in(3);
         // A saved domain's CPUs would have to start anew.
-        let wholes = !restores && !kvm && Rng::new(seed ^ 0x0e11).one_in(3);
+        let cpu_wide = !restores && !kvm && Rng::new(seed ^ 0x0e11).one_in(3);
         Self {
             cpus,
             kvm,
@@ -147,7 +147,7 @@ impl Shape {
                 vcpu: rng.below(30),
                 thread: rng.below(30),
                 tick: rng.below(10),
-                hotplug: if rng.one_in(2) { 1 + 3 * u64::from(wholes) } else { 0 },
+                hotplug: if rng.one_in(2) { 1 + 3 * u64::from(cpu_wide) } else { 0 },
                 policy: if rng.one_in(3) { 1 } else { 0 },
                 restore: if restores { 4 } else { 0 },
                 moves: if kvm { 4 } else { 0 },
@@ -159,7 +159,7 @@ impl Shape {
             period: [2, 5, 10, 20, 50, 100, 200][rng.index(7)],
             leaps: rng.one_in(3),
             noisy: !rng.one_in(4),
-            wholes,
+            cpu_wide,
             program: Program::Random,
             seed,
         }
@@ -220,7 +220,7 @@ pub fn quiet(cpus: usize) -> Shape {
         period: 1,
         leaps: false,
         noisy: false,
-        wholes: false,
+        cpu_wide: false,
         program: Program::Random,
         seed: 0,
     }

@@ -69,8 +69,8 @@ impl Machine {
     /// A thread's whole life.
     pub fn live(self: Rc<Self>, thread: usize) {
         let domain = &self.domains[self.threads[thread].domain];
-        if self.shape.wholes && domain.kind == Kind::Good {
-            self.begin_beside_wholes(thread);
+        if self.shape.cpu_wide && domain.kind == Kind::Good {
+            self.begin_beside_cpu_wide(thread);
         } else if domain.kind != Kind::Stranger {
             self.create_counters(thread);
         }
@@ -81,9 +81,9 @@ impl Machine {
         self.exit(thread);
     }
 
-    /// A thread, of an administrator or not, that has counters of its own or only counts on whole
+    /// A thread, of an administrator or not, that has counters of its own or only counts
     /// CPUs.  While they count it has to wait.
-    fn begin_beside_wholes(&self, thread: usize) {
+    fn begin_beside_cpu_wide(&self, thread: usize) {
         let own = &self.threads[thread];
         let rng = &mut Rng::new(own.rng.borrow_mut().next());
         own.admin.set(rng.one_in(3));
@@ -121,18 +121,18 @@ impl Machine {
     fn do_anything(self: &Rc<Self>, thread: usize) -> bool {
         let rng = &mut Rng::new(self.threads[thread].rng.borrow_mut().next());
         let kind = self.domains[self.threads[thread].domain].kind;
-        if self.shape.wholes && kind == Kind::Good {
+        if self.shape.cpu_wide && kind == Kind::Good {
             let own = &self.threads[thread];
             if own.pmu.borrow().is_none() {
                 match rng.below(32) {
-                    0..16 => self.operate_wholes(thread, rng),
+                    0..16 => self.operate_cpu_wide(thread, rng),
                     16 => return false,
                     _ => self.work(rng),
                 }
                 return true;
             }
             if rng.one_in(16) {
-                self.operate_wholes(thread, rng);
+                self.operate_cpu_wide(thread, rng);
                 return true;
             }
         }

@@ -5,13 +5,13 @@
 //! nothing is left behind.
 
 mod abi;
+mod cpu_wide;
 mod device;
 mod policy;
 mod programs;
 mod ptrace;
 mod signals;
 mod tracee;
-mod whole;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -62,7 +62,7 @@ const CHECKS: &[Check] = &[
     ("users", policy::users),
     ("programs", programs::run),
     ("signals", signals::run),
-    ("whole", whole::run),
+    ("cpu-wide", cpu_wide::run),
     ("abi", abi::run),
     ("ptrace", ptrace::run),
 ];

@@ -89,7 +89,7 @@ pub fn lockdown(tally: &mut Tally) -> Result<()> {
             Child::fork(|| answers(control(&[KERNEL])?, &[Refusal::EACCES]))?.join()
         }),
         ("a kernel that is locked down lets nobody count whole CPUs", || {
-            answers(crate::whole::start(&open_device()?, &[]), &[Refusal::EACCES])
+            answers(crate::cpu_wide::start(&open_device()?, &[]), &[Refusal::EACCES])
         }),
         ("a kernel that is locked down lets a user count its own threads", || {
             as_user(NOBODY, || Witness::new()?.unchanged().map_err(anyhow::Error::msg))
@@ -211,7 +211,7 @@ fn kernel_beside_user() -> Result<()> {
 }
 
 fn whole_cpus() -> Result<()> {
-    answers(crate::whole::start(&open_device()?, &[]), &[Refusal::EACCES, Refusal::EPERM])
+    answers(crate::cpu_wide::start(&open_device()?, &[]), &[Refusal::EACCES, Refusal::EPERM])
 }
 
 /// Has the calling thread count its instructions until the result is dropped.

@@ -8,10 +8,11 @@ use nix::sys::mman::ProtFlags;
 use shared_abi::CounterConfig;
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{
-    CONTROL_RING, Control, Create, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_OPEN, IOC_READ,
-    IOC_READ_CONTROL, IOC_RING, IOC_RING_TAKE, IOC_TYPE, IOC_UNLINK, Info, Sums,
+    CONTROL_RING, Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_OPEN,
+    IOC_READ, IOC_READ_CONTROL, IOC_RING, IOC_RING_TAKE, IOC_TYPE, IOC_UNLINK, Info, Sums,
 };
 use shared_abi::limits::{MAX_COUNTERS, RING_CALLERS_MAX, RING_PAGES_MAX};
+use shared_abi::requests::{Access, REQUESTS};
 use shared_abi::ring::{RING_FIRST_PAGE, RingRequest};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use vm_tests::map::{MapRequest, map};
@@ -62,6 +63,8 @@ pub fn refuse(bench: &mut Bench) -> Result<()> {
     tell(&bound, IOC_OPEN, CREATE).context("cannot bind a descriptor to this thread")?;
     unbound(bench, &open_device()?);
     binding(bench, &bound)?;
+    unknown_numbers(bench, &bound);
+    read_only(bench)?;
     numbers_and_pointers(bench, &bound);
     controls(bench, &bound);
     mappings(bench, &bound);
@@ -116,6 +119,37 @@ fn binding(bench: &mut Bench, bound: &File) -> Result<()> {
     bench.refused("opening by a thread without counters", Refusal::ESRCH, || {
         elsewhere(|| tell(&free, IOC_OPEN, CREATE))
     });
+    Ok(())
+}
+
+/// Every number of the device's type in each direction, and those that differ from a request's in
+/// one bit: of its number, its size, its direction or its type.
+fn unknown_numbers(bench: &mut Bench, bound: &File) {
+    let known: Vec<u32> = REQUESTS.iter().map(|request| request.number).collect();
+    let near = known.iter().flat_map(|number| (0..u32::BITS).map(move |bit| number ^ 1 << bit));
+    let others = (0..256).flat_map(|low| (0..4).map(move |way| way << 30 | IOC_TYPE << 8 | low));
+    let unknown: Vec<u32> = near.chain(others).filter(|number| !known.contains(number)).collect();
+    assert!(unknown.len() > 1_000, "most of them are no requests");
+    bench.refused("every number that is not in the table", Refusal::ENOTTY, || {
+        let mut answers = unknown.iter().map(|&number| tell(bound, number, [0_u8; 1 << 14]));
+        let refused = Err(Refusal::ENOTTY);
+        answers.find(|answer| *answer != refused).unwrap_or(refused)
+    });
+}
+
+/// What changes something, through a descriptor that is bound and may only be read.
+fn read_only(bench: &mut Bench) -> Result<()> {
+    let reader = File::open(DEVICE_PATH)?;
+    tell(&reader, IOC_OPEN, CREATE).context("cannot bind a descriptor for reading")?;
+    for request in REQUESTS.iter().filter(|request| request.access == Access::Writes) {
+        let name = format!("request {:#x} of a descriptor for reading", request.number & 0xff);
+        bench.refused(&name, Refusal::EBADF, || tell(&reader, request.number, [0_u8; 1024]));
+    }
+    for request in REQUESTS.iter().filter(|request| request.access == Access::Reads) {
+        let answer = tell(&reader, request.number, [0_u8; 1024]);
+        let said = equal(answer == Err(Refusal::EBADF), false);
+        bench.tally.check(&format!("request {:#x} only reads", request.number & 0xff), said);
+    }
     Ok(())
 }
 

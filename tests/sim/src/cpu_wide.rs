@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whole-CPU counting in a guest: what the module's glue does around the core's rules, and the
+//! CPU-wide counting in a guest: what the module's glue does around the core's rules, and the
 //! books that those rules are compared with.
 //!
 //! Each thread has one descriptor.  Other vCPUs are interrupted to start and to stop; until all
@@ -7,11 +7,14 @@
 
 use std::cell::{Cell, RefCell};
 
-use guest_kmod::policy::{Caller, may_count_cpus};
+use guest_kmod::cpu_wide::Owner;
+use guest_kmod::policy::Rights;
 use guest_kmod::publish::published;
-use guest_kmod::whole::{Owner, check_cpu_control};
+use guest_kmod::requests::{Descriptor, admit};
 use guest_kmod::{Admission, ThreadPmu};
-use shared_abi::ioctl::{Control, CpuState, Sums};
+use shared_abi::ioctl::{
+    Control, CpuState, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP, Sums,
+};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
 use shared_abi::{Errno, ThreadPage};
@@ -25,14 +28,14 @@ use crate::truth::{Looks, Moment, Truth};
 /// What a vCPU is interrupted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// To start to count as a whole.
+    /// To start to count whatever executes there.
     Start,
     /// To stop.
     Stop,
 }
 
-/// What counts for a vCPU as a whole.
-pub struct Whole {
+/// What counts whatever executes on a vCPU.
+pub struct CpuWide {
     pub page: ThreadPage,
     pmu: RefCell<Option<ThreadPmu>>,
     truth: RefCell<Truth>,
@@ -43,7 +46,7 @@ pub struct Whole {
     pub asked: Cell<Option<Asked>>,
 }
 
-impl Whole {
+impl CpuWide {
     /// Nothing.
     pub fn new() -> Self {
         Self {
@@ -64,7 +67,7 @@ impl Whole {
 /// A domain's admission, and what it should say.
 #[derive(Default)]
 pub struct Books {
-    admission: RefCell<Admission>,
+    admission: Admission,
     owner: Cell<Option<Owner>>,
     started: Cell<bool>,
     stopping: Cell<bool>,
@@ -102,15 +105,46 @@ const fn descriptor(thread: usize) -> Owner {
     thread as Owner + 1
 }
 
-fn refusal(refused: bool) -> Result<(), Errno> {
-    if refused { Err(Errno::BUSY) } else { Ok(()) }
+/// `answer`, unless it is refused.
+fn refusal<T>(answer: T, refused: bool) -> Result<T, Errno> {
+    if refused { Err(Errno::BUSY) } else { Ok(answer) }
+}
+
+/// What the kernel says of a thread that is an administrator's, or not.
+struct Person {
+    is_admin: bool,
+}
+
+impl Rights for Person {
+    fn has_perfmon(&self) -> bool {
+        self.is_admin
+    }
+
+    fn is_locked_down(&self) -> bool {
+        false
+    }
+
+    fn has_ipc_lock(&self) -> bool {
+        self.is_admin
+    }
+
+    fn perf_allows_kernel(&self) -> Result<(), Errno> {
+        Ok(())
+    }
 }
 
 impl Machine {
     /// The core decides what the books say.
-    fn check_admitted(&self, thread: usize, what: &str, told: Result<(), Errno>, refused: bool) {
+    fn check_admitted<T>(
+        &self,
+        thread: usize,
+        what: &str,
+        told: Result<T, Errno>,
+        truth: Result<T, Errno>,
+    ) where
+        T: PartialEq + std::fmt::Debug,
+    {
         let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
-        let truth = refusal(refused);
         if good && told != truth && !self.is_gone() {
             self.fail(format!("thread {thread} {what}: {told:?}, not {truth:?}"));
         }
@@ -120,8 +154,8 @@ impl Machine {
     pub fn admit_thread(&self, thread: usize) -> Result<(), Errno> {
         let own = &self.threads[thread];
         let books = &self.domains[own.domain].books;
-        let told = books.admission.borrow_mut().thread_begins(own.admin.get());
-        self.check_admitted(thread, "gets counters", told, books.started.get());
+        let told = books.admission.thread_begins(own.admin.get());
+        self.check_admitted(thread, "gets counters", told, refusal((), books.started.get()));
         own.admitted.set(told.is_ok());
         told
     }
@@ -131,7 +165,7 @@ impl Machine {
         let own = &self.threads[thread];
         if own.admitted.replace(false) {
             let admission = &self.domains[own.domain].books.admission;
-            admission.borrow_mut().thread_ends(own.admin.get());
+            admission.thread_ends(own.admin.get());
         }
         self.close(thread, vcpu);
     }
@@ -142,35 +176,48 @@ impl Machine {
         self.threads[self.domains[domain].threads.clone()].iter().any(privileged)
     }
 
-    /// A thread operates whole CPUs, or tries to.
-    pub fn operate_wholes(&self, thread: usize, rng: &mut Rng) {
+    /// A thread operates CPUs, or tries to.
+    pub fn operate_cpu_wide(&self, thread: usize, rng: &mut Rng) {
         let own = &self.threads[thread];
         self.in_kernel(|vcpu| {
-            let caller = Caller { perfmon: own.admin.get(), locked_down: false };
-            if may_count_cpus(caller).is_ok() != own.admin.get() {
-                self.fail(format!("thread {thread} may or may not count on whole CPUs"));
-            }
-            let locked = self.is_locked(own.domain);
+            let operation = rng.below(8);
+            let number = match operation {
+                0..3 => IOC_CPU_CONTROL,
+                3..6 => IOC_CPU_READ,
+                6 => IOC_CPU_STOP,
+                _ => IOC_CPU_START,
+            };
+            let descriptor = Descriptor { is_writable: true, ..Descriptor::default() };
+            let person = Person { is_admin: own.admin.get() };
+            let told = admit(number, descriptor, &person).map(|request| request.number);
+            let truth = if own.admin.get() { Ok(number) } else { Err(Errno::PERM) };
+            self.check_admitted(thread, "asks about CPUs", told, truth);
             if self.is_gone()
-                || !own.admin.get()
-                || locked
+                || told.is_err()
+                || self.is_locked(own.domain)
                 || self.domains[own.domain].caps.get().is_none()
             {
                 return;
             }
-            match rng.below(8) {
+            match operation {
                 0..3 => self.set_and_start(thread, vcpu, rng),
-                3..6 => self.read_whole(vcpu),
-                6 => self.stop_wholes(thread, vcpu),
+                3..6 => self.read_cpu_wide(vcpu),
+                6 => self.stop_cpu_wide(thread, vcpu),
                 _ => self.close(thread, vcpu),
             }
         });
     }
 
+    /// vCPUs of a domain that have something to count.
+    fn cpus_set(&self, domain: usize) -> u32 {
+        let vcpus = &self.vcpus[self.domains[domain].vcpus.clone()];
+        vcpus.iter().filter(|vcpu| vcpu.cpu_wide.control.get().is_some()).count() as u32
+    }
+
     /// Somebody waits for other CPUs to start or stop.
     fn is_locked(&self, domain: usize) -> bool {
         let vcpus = &self.vcpus[self.domains[domain].vcpus.clone()];
-        vcpus.iter().any(|vcpu| vcpu.whole.asked.get().is_some())
+        vcpus.iter().any(|vcpu| vcpu.cpu_wide.asked.get().is_some())
     }
 
     /// `IOC_CPU_CONTROL` of some vCPUs, and a start.
@@ -179,17 +226,15 @@ impl Machine {
         let (books, by) = (&self.domains[domain].books, descriptor(thread));
         for vcpu in self.domains[domain].vcpus.clone() {
             if self.vcpus[vcpu].online.get() && !rng.one_in(4) {
-                self.set_whole(thread, vcpu, rng);
+                self.set_cpu_wide(thread, vcpu, rng);
             }
         }
-        let vcpus = &self.vcpus[self.domains[domain].vcpus.clone()];
-        if !books.started.get() && vcpus.iter().all(|vcpu| vcpu.whole.control.get().is_none()) {
-            return;
-        }
-        let refused = books.started.get() || books.is_others(by) || self.has_privileged(domain);
-        let told = books.admission.borrow_mut().cpus_start(by);
-        self.check_admitted(thread, "starts CPUs", told, refused);
-        if told.is_err() {
+        let set = self.cpus_set(domain);
+        let refused =
+            books.started.get() || set > 0 && (books.is_others(by) || self.has_privileged(domain));
+        let told = books.admission.cpus_start(by);
+        self.check_admitted(thread, "starts CPUs", told, refusal(set, refused));
+        if told.is_err() || set == 0 {
             return;
         }
         books.owner.set(Some(by));
@@ -197,43 +242,41 @@ impl Machine {
         books.times.set(books.times.get() + 1);
         for vcpu in self.domains[domain].vcpus.clone() {
             let own = &self.vcpus[vcpu];
-            if own.whole.control.get().is_some() && own.online.get() {
-                own.whole.asked.set(Some(Asked::Start));
+            if own.cpu_wide.control.get().is_some() && own.online.get() {
+                own.cpu_wide.asked.set(Some(Asked::Start));
             }
         }
-        self.take_whole(here);
+        self.take_cpu_wide(here);
     }
 
     /// `IOC_CPU_CONTROL`.
-    fn set_whole(&self, thread: usize, vcpu: usize, rng: &mut Rng) {
+    fn set_cpu_wide(&self, thread: usize, vcpu: usize, rng: &mut Rng) {
         let domain = &self.domains[self.threads[thread].domain];
         let Some(caps) = domain.caps.get() else { return };
         let control = Control { preserve: 0, ..self.random_control(rng) };
         let state = CpuState { control, ..CpuState::default() };
         let samples = control.counter.iter().any(|counter| counter.mode != 0);
-        match check_cpu_control(&caps, &state) {
-            Ok(true) if !samples => (),
-            Err(Errno::PERM) if samples => return,
-            answer => return self.fail(format!("a CPU is to count: {answer:?}")),
-        }
         let (books, by) = (&domain.books, descriptor(thread));
+        let counted = self.vcpus[vcpu].cpu_wide.control.get().is_some();
+        let set = self.cpus_set(self.threads[thread].domain) + u32::from(!counted);
         let refused = books.started.get() || books.is_others(by);
-        let told = books.admission.borrow_mut().cpus_set(by);
-        self.check_admitted(thread, "sets a CPU", told, refused);
+        let truth = if samples { Err(Errno::PERM) } else { refusal((true, set), refused) };
+        let told = books.admission.cpu_set(by, &caps, &state, counted);
+        self.check_admitted(thread, "sets a CPU", told, truth);
         if told.is_err() {
             return;
         }
         books.owner.set(Some(by));
-        let whole = &self.vcpus[vcpu].whole;
-        *whole.pmu.borrow_mut() = Some(unheard(|| ThreadPmu::new(&whole.page, 0)));
-        *whole.truth.borrow_mut() = Truth::new();
-        whole.control.set(Some(control));
+        let wide = &self.vcpus[vcpu].cpu_wide;
+        *wide.pmu.borrow_mut() = Some(unheard(|| ThreadPmu::new(&wide.page, 0)));
+        *wide.truth.borrow_mut() = Truth::new();
+        wide.control.set(Some(control));
     }
 
     /// A vCPU does what it is interrupted for.
-    pub fn take_whole(&self, index: usize) {
+    pub fn take_cpu_wide(&self, index: usize) {
         let domain = self.vcpus[index].domain;
-        let asked = &self.vcpus[index].whole.asked;
+        let asked = &self.vcpus[index].cpu_wide.asked;
         let work = asked.get();
         match work {
             Some(Asked::Start) => self.start_here(index),
@@ -249,21 +292,21 @@ impl Machine {
 
     fn start_here(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        let (whole, domain) = (&vcpu.whole, &self.domains[vcpu.domain]);
-        let (Some(control), Some(caps)) = (whole.control.get(), domain.caps.get()) else { return };
+        let (wide, domain) = (&vcpu.cpu_wide, &self.domains[vcpu.domain]);
+        let (Some(control), Some(caps)) = (wide.control.get(), domain.caps.get()) else { return };
         let current = vcpu.current.get();
         let result = {
             let mut thread = current.map(|thread| self.threads[thread].pmu.borrow_mut());
             let thread = thread.as_mut().and_then(|pmu| pmu.as_mut());
             let beside = current.map(|thread| &self.threads[thread].page);
-            let (mut pmu, beside) = (whole.pmu.borrow_mut(), thread.zip(beside));
+            let (mut pmu, beside) = (wide.pmu.borrow_mut(), thread.zip(beside));
             let Some(pmu) = pmu.as_mut() else { return };
             if let (Some(thread), Some(_)) = (current, &beside) {
                 self.disturb(thread, true);
             }
             self.on(index, |cpu| {
-                let own = (pmu, &whole.page);
-                cpu.start_whole(own, beside, &domain.counting, &caps, &control)
+                let own = (pmu, &wide.page);
+                cpu.start_cpu_wide(own, beside, &domain.counting, &caps, &control)
             })
         };
         if let Some(thread) = current {
@@ -272,19 +315,19 @@ impl Machine {
             self.disturb(thread, false);
         }
         if let Err(errno) = result {
-            self.check_whole_error(index, errno);
+            self.check_cpu_wide_error(index, errno);
             return self.stop_all(vcpu.domain, index);
         }
-        whole.counts.set(true);
+        wide.counts.set(true);
         let now = of_vcpu(&self.moment(None, index));
-        let truth = &mut whole.truth.borrow_mut();
+        let truth = &mut wide.truth.borrow_mut();
         truth.control(&control, &now, false);
-        if whole.state() & THREAD_ACTIVE != 0 {
+        if wide.state() & THREAD_ACTIVE != 0 {
             truth.resume(&looks_of_vcpu(vcpu.sampling.borrow().last()));
         }
     }
 
-    /// The kernel begins, or ends, to change the counters of a thread that whole CPUs push aside.
+    /// The kernel begins, or ends, to change the counters of a thread that CPUs push aside.
     fn disturb(&self, thread: usize, begins: bool) {
         let own = &self.threads[thread];
         if begins {
@@ -295,24 +338,24 @@ impl Machine {
         own.changing.set(begins);
     }
 
-    /// A vCPU stops counting as a whole, if it does.
+    /// A vCPU stops counting CPU-wide, if it does.
     pub fn stop_here(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        let (whole, counting) = (&vcpu.whole, &self.domains[vcpu.domain].counting);
-        if !whole.counts.get() {
+        let (wide, counting) = (&vcpu.cpu_wide, &self.domains[vcpu.domain].counting);
+        if !wide.counts.get() {
             return;
         }
-        if let Some(pmu) = whole.pmu.borrow_mut().as_mut() {
-            self.on(index, |cpu| cpu.stop_whole((pmu, &whole.page), counting));
+        if let Some(pmu) = wide.pmu.borrow_mut().as_mut() {
+            self.on(index, |cpu| cpu.stop_cpu_wide((pmu, &wide.page), counting));
         }
-        whole.counts.set(false);
+        wide.counts.set(false);
         self.close_books_of(index);
     }
 
     /// A vCPU that goes offline has stopped.
-    pub fn whole_goes_offline(&self, index: usize) {
+    pub fn cpu_wide_goes_offline(&self, index: usize) {
         self.stop_here(index);
-        self.vcpus[index].whole.asked.set(None);
+        self.vcpus[index].cpu_wide.asked.set(None);
         self.finish_stop(self.vcpus[index].domain);
     }
 
@@ -320,7 +363,7 @@ impl Machine {
     fn close_books_of(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         {
-            let truth = &mut vcpu.whole.truth.borrow_mut();
+            let truth = &mut vcpu.cpu_wide.truth.borrow_mut();
             truth.suspend(&looks_of_vcpu(vcpu.sampling.borrow().first()));
             truth.stop(&of_vcpu(&self.moment(None, index)));
         }
@@ -330,74 +373,75 @@ impl Machine {
 
     fn check_left_behind(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        if vcpu.whole.state() & THREAD_FAILED != 0 || vcpu.whole.pmu.borrow().is_none() {
+        if vcpu.cpu_wide.state() & THREAD_FAILED != 0 || vcpu.cpu_wide.pmu.borrow().is_none() {
             return;
         }
-        match unheard(|| published(&vcpu.whole.page)) {
-            Ok(sums) => self.check_whole(index, &sums, &Looks::default(), "what is published"),
-            Err(errno) => self.check_whole_error(index, errno),
+        match unheard(|| published(&vcpu.cpu_wide.page)) {
+            Ok(sums) => self.check_cpu_wide(index, &sums, &Looks::default(), "what is published"),
+            Err(errno) => self.check_cpu_wide_error(index, errno),
         }
     }
 
     /// `IOC_CPU_READ` of this vCPU.
-    fn read_whole(&self, index: usize) {
+    fn read_cpu_wide(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        if !vcpu.whole.counts.get() {
+        if !vcpu.cpu_wide.counts.get() {
             return self.check_left_behind(index);
         }
         let result = {
-            let pmu = vcpu.whole.pmu.borrow();
+            let pmu = vcpu.cpu_wide.pmu.borrow();
             let Some(pmu) = pmu.as_ref() else { return };
             self.on(index, |cpu| pmu.read(cpu))
         };
         match result {
             Ok(sums) => {
                 let looks = looks_of_vcpu(vcpu.sampling.borrow().last());
-                self.check_whole(index, &sums, &looks, "a read");
+                self.check_cpu_wide(index, &sums, &looks, "a read");
             }
-            Err(errno) => self.check_whole_error(index, errno),
+            Err(errno) => self.check_cpu_wide_error(index, errno),
         }
     }
 
-    fn check_whole(&self, index: usize, sums: &Sums, looks: &Looks, who: &str) {
+    fn check_cpu_wide(&self, index: usize, sums: &Sums, looks: &Looks, who: &str) {
         let vcpu = &self.vcpus[index];
         if self.domains[vcpu.domain].kind != Kind::Good || self.is_gone() {
             return;
         }
         self.readings.set(self.readings.get() + 1);
-        let truth = vcpu.whole.truth.borrow();
+        let truth = vcpu.cpu_wide.truth.borrow();
         let mut pairs = vec![];
         if truth.has_tsc() {
             pairs.push((sums.tsc, truth.tsc(looks)));
         }
         pairs.extend((0..truth.used()).map(|n| (sums.counter[n], truth.counter(n, looks))));
         if let Some((told, truth)) = pairs.iter().find(|(told, truth)| told != truth) {
-            self.fail(format!("vCPU {index} as a whole: {who} gives {told}, not {truth}"));
+            self.fail(format!("vCPU {index} CPU-wide: {who} gives {told}, not {truth}"));
         }
     }
 
-    /// A whole CPU has no numbers only if the host forbids them, or a sample was disturbed.
-    fn check_whole_error(&self, index: usize, errno: Errno) {
+    /// A CPU that counts has no numbers only if the host forbids them, or a sample was disturbed.
+    fn check_cpu_wide_error(&self, index: usize, errno: Errno) {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
         if domain.kind != Kind::Good || self.is_gone() {
             return;
         }
         let forbidden = errno == Errno::PERM && domain.forbidden.get() > 0;
-        let failed = vcpu.whole.state() & THREAD_FAILED != 0;
+        let failed = vcpu.cpu_wide.state() & THREAD_FAILED != 0;
         let disturbed = errno == Errno::NODEV && (failed || self.was_disturbed());
         if !forbidden && !disturbed {
-            self.fail(format!("vCPU {index} as a whole has no numbers: {errno:?}"));
+            self.fail(format!("vCPU {index} CPU-wide has no numbers: {errno:?}"));
         }
     }
 
     /// A descriptor stops CPUs.
-    fn stop_wholes(&self, thread: usize, here: usize) {
+    fn stop_cpu_wide(&self, thread: usize, here: usize) {
         let domain = self.threads[thread].domain;
         let (books, by) = (&self.domains[domain].books, descriptor(thread));
-        let told = books.admission.borrow().cpus_may_stop(by);
-        self.check_admitted(thread, "stops CPUs", told, books.is_others(by));
-        if told.is_ok() {
+        let told = books.admission.cpus_stop(by);
+        let truth = refusal(books.started.get(), books.is_others(by));
+        self.check_admitted(thread, "stops CPUs", told, truth);
+        if told == Ok(true) {
             self.stop_all(domain, here);
         }
     }
@@ -406,30 +450,33 @@ impl Machine {
     fn stop_all(&self, domain: usize, here: usize) {
         self.domains[domain].books.stopping.set(true);
         for vcpu in self.domains[domain].vcpus.clone() {
-            let whole = &self.vcpus[vcpu].whole;
-            if whole.counts.get() || whole.asked.get().is_some() {
-                whole.asked.set(Some(Asked::Stop));
+            let wide = &self.vcpus[vcpu].cpu_wide;
+            if wide.counts.get() || wide.asked.get().is_some() {
+                wide.asked.set(Some(Asked::Stop));
             }
         }
-        self.take_whole(here);
+        self.take_cpu_wide(here);
     }
 
     /// When no vCPU counts, or is about to, CPUs have stopped.
     fn finish_stop(&self, domain: usize) {
         let vcpus = &self.vcpus[self.domains[domain].vcpus.clone()];
         let books = &self.domains[domain].books;
-        let counts = vcpus.iter().any(|vcpu| vcpu.whole.counts.get());
+        let counts = vcpus.iter().any(|vcpu| vcpu.cpu_wide.counts.get());
         // CPUs that went offline do not end what their owner has started.
         if counts || self.is_locked(domain) || !books.stopping.get() {
             return;
         }
         books.stopping.set(false);
-        books.admission.borrow_mut().cpus_stopped();
+        books.admission.cpus_stopped();
         books.started.set(false);
         if books.closing.take()
             && let Some(owner) = books.owner.take()
         {
-            books.admission.borrow_mut().closed(owner);
+            let forgotten = books.admission.closed(owner);
+            if !forgotten && self.domains[domain].kind == Kind::Good && !self.is_gone() {
+                self.fail(format!("descriptor {owner} is closed, but its CPUs stay set"));
+            }
         }
     }
 
@@ -437,16 +484,14 @@ impl Machine {
     fn close(&self, thread: usize, here: usize) {
         let domain = self.threads[thread].domain;
         let (books, by) = (&self.domains[domain].books, descriptor(thread));
-        let owns = books.owner.get() == Some(by);
-        let told = books.admission.borrow().owns(by);
-        self.check_admitted(thread, "owns CPUs", refusal(told), owns);
-        if !owns {
-            return;
+        if books.owner.get() != Some(by) {
+            let told = Ok(books.admission.closed(by));
+            return self.check_admitted(thread, "owned CPUs", told, Ok(false));
         }
         books.closing.set(true);
         self.stop_all(domain, here);
         for vcpu in self.domains[domain].vcpus.clone() {
-            self.vcpus[vcpu].whole.control.set(None);
+            self.vcpus[vcpu].cpu_wide.control.set(None);
         }
     }
 }

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! CPU-wide counting: a CPU counts with a thread's counters that are never switched.
+//!
+//! Threads and CPUs exclude each other, since a CPU's counters would be taken away by every thread
+//! that needs them otherwise.  [`Admission`] says who may have the counters; a CPU that counts
+//! gives the reason `BUSY` to threads that come to it all the same.
+
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use shared_abi::ioctl::{Control, CpuState};
+use shared_abi::{Errno, PmuCaps, ThreadPage};
+
+use crate::hal::Kernel;
+use crate::ioctl::Request;
+use crate::thread::ThreadPmu;
+use crate::vcpu::{Counting, Cpu};
+
+/// A descriptor: any number but 0 that no other open one has.
+pub type Owner = u64;
+
+/// Nobody's number.
+const NOBODY: Owner = 0;
+
+/// Who has the counters: threads, or CPUs on behalf of one descriptor.
+///
+/// Threads that somebody with the right to observe the whole system gave counters keep CPUs from
+/// starting; the others do not.  Threads come and go at any time.  What is asked for CPUs is asked
+/// by one caller at a time.
+#[derive(Debug)]
+pub struct Admission {
+    users: AtomicU64,
+    /// The descriptor that CPUs belong to, or [`NOBODY`].
+    owner: AtomicU64,
+    /// CPUs that have something to count.
+    set: AtomicU32,
+}
+
+/// What is in [`Admission::users`], so that a thread is admitted, or CPUs start, in one step.
+#[derive(Clone, Copy, Debug)]
+struct Users {
+    threads: u32,
+    privileged: u32,
+    started: bool,
+}
+
+const STARTED: u64 = 1 << 63;
+
+impl Users {
+    const fn unpack(word: u64) -> Self {
+        let privileged = (word & !STARTED) >> 32;
+        Self { threads: word as u32, privileged: privileged as u32, started: word & STARTED != 0 }
+    }
+
+    const fn pack(self) -> u64 {
+        let word = (self.threads as u64) | (self.privileged as u64) << 32;
+        if self.started { word | STARTED } else { word & !STARTED }
+    }
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Admission {
+    /// Nobody.
+    pub const fn new() -> Self {
+        let (users, owner) = (AtomicU64::new(0), AtomicU64::new(NOBODY));
+        Self { users, owner, set: AtomicU32::new(0) }
+    }
+
+    fn users(&self) -> Users {
+        // ATOMICS: one word that says all there is to know.
+        Users::unpack(self.users.load(Relaxed))
+    }
+
+    /// Changes the users in one step, or not.
+    fn change(&self, change: impl Fn(Users) -> Result<Users, Errno>) -> Result<(), Errno> {
+        let packed = |word| change(Users::unpack(word)).map(Users::pack).ok();
+        // ATOMICS: admits by the order of changes to this word alone.  Counters that threads or
+        // CPUs have were published by other means: a thread's are its own, and CPUs are called.
+        let changed = self.users.fetch_update(Relaxed, Relaxed, packed);
+        changed.map(drop).map_err(|_| Errno::BUSY)
+    }
+
+    /// The owner of CPUs, if it is not the caller.
+    fn is_others(&self, by: Owner) -> bool {
+        // ATOMICS: changed by one caller at a time.
+        let owner = self.owner.load(Relaxed);
+        owner != NOBODY && owner != by
+    }
+
+    /// Threads that have counters.
+    pub fn threads(&self) -> u32 {
+        self.users().threads
+    }
+
+    /// A thread gets counters from somebody `privileged` or not.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` CPUs count.
+    pub fn thread_begins(&self, privileged: bool) -> Result<(), Errno> {
+        self.change(|users| {
+            if users.started {
+                return Err(Errno::BUSY);
+            }
+            let threads = users.threads.saturating_add(1);
+            let privileged = users.privileged.saturating_add(u32::from(privileged));
+            Ok(Users { threads, privileged, ..users })
+        })
+    }
+
+    /// A thread has lost the counters that it got.
+    pub fn thread_ends(&self, privileged: bool) {
+        let ended = self.change(|users| {
+            let threads = users.threads.saturating_sub(1);
+            let privileged = users.privileged.saturating_sub(u32::from(privileged));
+            Ok(Users { threads, privileged, ..users })
+        });
+        debug_assert!(ended.is_ok(), "an end is never refused");
+    }
+
+    /// `IOC_CPU_CONTROL`: a descriptor says what a CPU is to count, which `counted` something
+    /// before or not.  Gives whether it counts anything then, and how many CPUs do.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` CPUs count, or are another descriptor's; as of [`check_cpu_control`].
+    pub fn cpu_set(
+        &self,
+        by: Owner,
+        caps: &PmuCaps,
+        state: &CpuState,
+        counted: bool,
+    ) -> Result<(bool, u32), Errno> {
+        let counts = check_cpu_control(caps, state)?;
+        if self.cpus_count() || self.is_others(by) {
+            return Err(Errno::BUSY);
+        }
+        // ATOMICS: changed by one caller at a time.
+        self.owner.store(by, Relaxed);
+        let others = self.set.load(Relaxed).saturating_sub(u32::from(counted));
+        let set = others.saturating_add(u32::from(counts));
+        self.set.store(set, Relaxed);
+        Ok((counts, set))
+    }
+
+    /// `IOC_CPU_START`: how many CPUs have to be started; none if nothing was set.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` they have started, are another descriptor's, or privileged threads have counters.
+    pub fn cpus_start(&self, by: Owner) -> Result<u32, Errno> {
+        if self.cpus_count() {
+            return Err(Errno::BUSY);
+        }
+        // ATOMICS: changed by one caller at a time.
+        let set = self.set.load(Relaxed);
+        if set == 0 {
+            return Ok(0);
+        }
+        if self.is_others(by) {
+            return Err(Errno::BUSY);
+        }
+        self.change(|users| {
+            if users.privileged > 0 {
+                return Err(Errno::BUSY);
+            }
+            Ok(Users { started: true, ..users })
+        })?;
+        Ok(set)
+    }
+
+    /// Whether CPUs count.
+    pub fn cpus_count(&self) -> bool {
+        self.users().started
+    }
+
+    /// `IOC_CPU_STOP`, or a descriptor is being closed: whether CPUs have to be stopped.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` they are another descriptor's.
+    pub fn cpus_stop(&self, by: Owner) -> Result<bool, Errno> {
+        if self.is_others(by) { Err(Errno::BUSY) } else { Ok(self.cpus_count()) }
+    }
+
+    /// CPUs have stopped.
+    pub fn cpus_stopped(&self) {
+        let stopped = self.change(|users| Ok(Users { started: false, ..users }));
+        debug_assert!(stopped.is_ok(), "an end is never refused");
+    }
+
+    /// A descriptor is closed, after its CPUs have stopped.  Gives whether they were its own:
+    /// nothing is set any more then.
+    pub fn closed(&self, descriptor: Owner) -> bool {
+        // ATOMICS: changed by one caller at a time.
+        if self.owner.load(Relaxed) != descriptor {
+            return false;
+        }
+        self.owner.store(NOBODY, Relaxed);
+        self.set.store(0, Relaxed);
+        true
+    }
+}
+
+/// Checks the argument of `IOC_CPU_READ`.
+///
+/// # Errors
+///
+/// `INVAL` a reserved field.
+pub const fn check_cpu_read(state: &CpuState) -> Result<(), Errno> {
+    if state.reserved == 0 { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+/// Checks the argument of `IOC_CPU_CONTROL`; gives whether anything is to be counted.
+///
+/// # Errors
+///
+/// As for a thread; `PERM` a counter samples, since there is nobody to send a signal to.
+pub fn check_cpu_control(caps: &PmuCaps, state: &CpuState) -> Result<bool, Errno> {
+    check_cpu_read(state)?;
+    let request = Request::new(caps, &state.control)?;
+    if request.config.sampling() != 0 {
+        return Err(Errno::PERM);
+    }
+    Ok(request.counts())
+}
+
+impl<K: Kernel> Cpu<'_, K> {
+    /// This CPU starts to count, whatever executes there.  The thread that executes here gives way.
+    ///
+    /// # Errors
+    ///
+    /// As of [`ThreadPmu::control`].
+    pub fn start_cpu_wide(
+        &mut self,
+        counters: (&mut ThreadPmu, &ThreadPage),
+        current: Option<(&mut ThreadPmu, &ThreadPage)>,
+        counting: &Counting,
+        caps: &PmuCaps,
+        control: &Control,
+    ) -> Result<(), Errno> {
+        if let Some((pmu, page)) = current {
+            pmu.give_way(page, self);
+        }
+        let (pmu, page) = counters;
+        pmu.control(page, self, counting, caps, control)?;
+        self.close_gate(true);
+        Ok(())
+    }
+
+    /// This CPU stops counting.
+    pub fn stop_cpu_wide(&mut self, counters: (&mut ThreadPmu, &ThreadPage), counting: &Counting) {
+        let (pmu, page) = counters;
+        pmu.stop(page, self, counting);
+        self.close_gate(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::publish::published;
+    use crate::testing::{INSTRUCTIONS, Machine, control, counter};
+    use shared_abi::CounterConfig;
+    use shared_abi::config::MODE_SAMPLING;
+    use shared_abi::read::ReadError;
+
+    const ONE: Owner = 1;
+    const OTHER: Owner = 2;
+
+    fn state() -> CpuState {
+        CpuState { control: control(&[counter(0, INSTRUCTIONS)]), ..CpuState::default() }
+    }
+
+    /// `IOC_CPU_CONTROL` of a CPU that had nothing to count.
+    fn set(admission: &Admission, by: Owner) -> Result<(bool, u32), Errno> {
+        admission.cpu_set(by, &Machine::caps(), &state(), false)
+    }
+
+    #[test]
+    fn threads_and_cpus_exclude_each_other() {
+        let admission = Admission::new();
+        set(&admission, ONE).unwrap();
+        admission.thread_begins(true).unwrap();
+        assert_eq!(admission.cpus_start(ONE), Err(Errno::BUSY));
+        admission.thread_ends(true);
+        assert_eq!(admission.cpus_start(ONE), Ok(1));
+        assert_eq!(admission.cpus_start(ONE), Err(Errno::BUSY));
+        assert_eq!(admission.thread_begins(true), Err(Errno::BUSY));
+        assert_eq!(admission.thread_begins(false), Err(Errno::BUSY));
+        admission.cpus_stopped();
+        assert_eq!(admission.threads(), 0);
+        for threads in 1..=2 {
+            admission.thread_begins(false).unwrap();
+            assert_eq!(admission.threads(), threads);
+        }
+    }
+
+    #[test]
+    fn the_unprivileged_keep_nobody_out() {
+        let admission = Admission::new();
+        admission.thread_begins(false).unwrap();
+        set(&admission, ONE).unwrap();
+        assert_eq!(admission.cpus_start(ONE), Ok(1));
+        admission.thread_ends(false);
+        assert!(admission.cpus_count());
+        admission.cpus_stopped();
+        assert!(!admission.cpus_count());
+    }
+
+    #[test]
+    fn cpus_are_one_descriptors_until_it_is_closed() {
+        let admission = Admission::new();
+        assert!(!admission.closed(ONE));
+        set(&admission, ONE).unwrap();
+        assert_eq!(set(&admission, OTHER), Err(Errno::BUSY));
+        assert_eq!(admission.cpus_start(OTHER), Err(Errno::BUSY));
+        assert_eq!(admission.cpus_stop(ONE), Ok(false), "they have not started");
+        assert_eq!(admission.cpus_start(ONE), Ok(1));
+        assert_eq!(admission.cpus_stop(OTHER), Err(Errno::BUSY));
+        assert_eq!(set(&admission, ONE), Err(Errno::BUSY), "while they count");
+        assert!(!admission.closed(OTHER));
+        assert_eq!(admission.cpus_stop(ONE), Ok(true));
+        admission.cpus_stopped();
+        assert!(admission.closed(ONE));
+        assert_eq!(admission.cpus_start(OTHER), Ok(0), "what was set is forgotten");
+        set(&admission, OTHER).unwrap();
+        assert_eq!(admission.cpus_start(OTHER), Ok(1));
+    }
+
+    #[test]
+    fn cpus_with_something_to_count_are_counted() {
+        let (admission, caps) = (Admission::new(), Machine::caps());
+        let nothing = CpuState::default();
+        assert_eq!(admission.cpus_start(ONE), Ok(0));
+        for set in 1..=2 {
+            assert_eq!(admission.cpu_set(ONE, &caps, &state(), false), Ok((true, set)));
+        }
+        assert_eq!(admission.cpu_set(ONE, &caps, &state(), true), Ok((true, 2)), "set again");
+        assert_eq!(admission.cpu_set(ONE, &caps, &nothing, true), Ok((false, 1)));
+        assert_eq!(admission.cpu_set(ONE, &caps, &nothing, false), Ok((false, 1)));
+        let reserved = CpuState { reserved: 1, ..state() };
+        assert_eq!(admission.cpu_set(ONE, &caps, &reserved, false), Err(Errno::INVAL));
+        assert_eq!(admission.cpus_start(ONE), Ok(1), "a refusal has changed nothing");
+    }
+
+    #[test]
+    fn what_a_cpu_counts_is_checked() {
+        let caps = Machine::caps();
+        let state =
+            CpuState { control: control(&[counter(0, INSTRUCTIONS)]), ..CpuState::default() };
+        assert_eq!(check_cpu_control(&caps, &state), Ok(true));
+        assert_eq!(check_cpu_control(&caps, &CpuState::default()), Ok(false));
+        let reserved = CpuState { reserved: 1, ..state };
+        assert_eq!(check_cpu_control(&caps, &reserved), Err(Errno::INVAL));
+        assert_eq!(check_cpu_read(&reserved), Err(Errno::INVAL));
+        let mut sampling = state;
+        sampling.control.signal = 10;
+        sampling.control.counter[0] =
+            CounterConfig { mode: MODE_SAMPLING, period: 1_000_000, ..counter(0, INSTRUCTIONS) };
+        assert_eq!(check_cpu_control(&caps, &sampling), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn a_cpu_counts_whoever_executes() {
+        let machine = Machine::new();
+        let (wide, thread) = (machine.thread(), machine.thread());
+        thread.start(&[counter(1, INSTRUCTIONS)]);
+        thread.execute(5);
+        let caps = Machine::caps();
+        machine
+            .on(0, |cpu| {
+                cpu.start_cpu_wide(
+                    (&mut wide.pmu.borrow_mut(), &wide.page),
+                    Some((&mut thread.pmu.borrow_mut(), &thread.page)),
+                    &machine.counting,
+                    &caps,
+                    &control(&[counter(0, INSTRUCTIONS)]),
+                )
+            })
+            .unwrap();
+        machine.execute(0, 70, 0);
+        assert_eq!(thread.read(), Err(Errno::BUSY));
+        assert_eq!(thread.read_direct::<1>(), Err(ReadError::NotLoaded(-16)));
+        let refused = thread.control(&control(&[counter(1, INSTRUCTIONS)]));
+        assert_eq!(refused, Err(Errno::BUSY));
+        assert_eq!(wide.read().unwrap().counter[0], 70);
+        machine.on(0, |cpu| {
+            cpu.stop_cpu_wide((&mut wide.pmu.borrow_mut(), &wide.page), &machine.counting);
+        });
+        assert_eq!(published(&wide.page).unwrap().counter[0], 70);
+        thread.start(&[counter(1, INSTRUCTIONS)]);
+        thread.execute(3);
+        assert_eq!(thread.read().unwrap().counter[0], 3);
+    }
+
+    #[test]
+    fn a_thread_that_comes_to_a_cpu_that_counts_gets_an_error() {
+        let machine = Machine::new();
+        let (wide, thread) = (machine.thread(), machine.thread());
+        thread.start(&[counter(0, INSTRUCTIONS)]);
+        thread.switch_out();
+        let caps = Machine::caps();
+        machine
+            .on(1, |cpu| {
+                let pmu = &mut wide.pmu.borrow_mut();
+                let control = control(&[counter(0, INSTRUCTIONS)]);
+                cpu.start_cpu_wide((pmu, &wide.page), None, &machine.counting, &caps, &control)
+            })
+            .unwrap();
+        thread.switch_in(1);
+        assert_eq!(thread.read(), Err(Errno::BUSY));
+        machine.execute(1, 9, 0);
+        let counted = machine.on(1, |cpu| wide.pmu.borrow().read(cpu)).unwrap();
+        assert_eq!(counted.counter[0], 9);
+    }
+}

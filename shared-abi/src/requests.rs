@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The table of the device's requests: what each [`ioctl`](crate::ioctl) demands of its caller.
+//!
+//! The module refuses what is not listed here.  Whoever adds a request has to say for each column
+//! what it demands, and gets nothing by default.
+
+use crate::ioctl;
+
+/// Whether a request changes anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It changes nothing, so any descriptor will do.
+    Reads,
+    /// It needs a descriptor that is open for writing, or gets `EBADF`.
+    Writes,
+}
+
+/// What a request needs of its descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// It does not matter.
+    Any,
+    /// The descriptor has no thread's counters yet, or the request gets `EEXIST`.
+    Unbound,
+    /// The descriptor has a thread's counters, or the request gets `EINVAL`.
+    Bound,
+}
+
+/// Who may make a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requester {
+    /// Whoever holds the descriptor, in whatever thread.
+    Holder,
+    /// The thread that is named or bound, or its tracer while it is stopped; others get `ESRCH`.
+    Operator,
+    /// The thread whose counters these are, while they are linked; others get `EPERM`, and `ESRCH`
+    /// if they are not linked.
+    Thread,
+    /// Who may observe the whole system; others get `EPERM`, and everybody `EACCES` in a kernel
+    /// that is locked down.
+    Observer,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The ioctl's number, in which its argument's size and direction are.
+    pub number: u32,
+    /// Whether it changes anything.
+    pub access: Access,
+    /// What it needs of the descriptor.
+    pub binding: Binding,
+    /// Who may make it.
+    pub requester: Requester,
+}
+
+const fn row(number: u32, access: Access, binding: Binding, requester: Requester) -> Request {
+    Request { number, access, binding, requester }
+}
+
+/// Every request that there is.
+pub const REQUESTS: [Request; 14] = {
+    use Access::{Reads, Writes};
+    use Binding::{Any, Bound, Unbound};
+    use Requester::{Holder, Observer, Operator, Thread};
+    [
+        row(ioctl::IOC_READ, Reads, Bound, Holder),
+        row(ioctl::IOC_RESUME, Writes, Bound, Operator),
+        row(ioctl::IOC_RING_TAKE, Writes, Bound, Holder),
+        row(ioctl::IOC_CONTROL, Writes, Bound, Operator),
+        row(ioctl::IOC_INFO, Reads, Any, Holder),
+        row(ioctl::IOC_CREATE, Writes, Unbound, Operator),
+        row(ioctl::IOC_OPEN, Reads, Unbound, Operator),
+        row(ioctl::IOC_READ_CONTROL, Reads, Bound, Holder),
+        row(ioctl::IOC_UNLINK, Writes, Bound, Operator),
+        row(ioctl::IOC_RING, Writes, Bound, Thread),
+        row(ioctl::IOC_CPU_CONTROL, Writes, Any, Observer),
+        row(ioctl::IOC_CPU_START, Writes, Any, Observer),
+        row(ioctl::IOC_CPU_STOP, Writes, Any, Observer),
+        row(ioctl::IOC_CPU_READ, Reads, Any, Observer),
+    ]
+};
+
+/// The largest argument of any request, unit: bytes.  The module has a buffer of this size.
+pub const ARGUMENT_BYTES_MAX: usize = size_of::<ioctl::CpuState>();
+
+const _: () = {
+    let mut row = 0;
+    while row < REQUESTS.len() {
+        let request = &REQUESTS[row];
+        assert!(request.argument_bytes() <= ARGUMENT_BYTES_MAX);
+        assert!(request.argument_bytes() > 0 || request.number >> 30 == 0);
+        row += 1;
+    }
+};
+
+impl Request {
+    /// The row of an ioctl's number, all bits of which have to be right.
+    pub fn find(number: u32) -> Option<&'static Self> {
+        REQUESTS.iter().find(|request| request.number == number)
+    }
+
+    const fn argument_bytes(&self) -> usize {
+        (self.number >> 16 & 0x3fff) as usize
+    }
+
+    /// How much is copied from the caller before anything is done, unit: bytes.
+    pub const fn bytes_in(&self) -> usize {
+        if self.number & ioctl::WRITE << 30 != 0 { self.argument_bytes() } else { 0 }
+    }
+
+    /// How much is copied to the caller after all is done, unit: bytes.
+    pub const fn bytes_out(&self) -> usize {
+        if self.number & ioctl::READ << 30 != 0 { self.argument_bytes() } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::ioctl::{Control, CpuState, Create, Info, Sums};
+    use crate::ring::RingRequest;
+
+    #[test]
+    fn each_request_has_one_row() {
+        let numbers: BTreeSet<u32> = REQUESTS.iter().map(|request| request.number).collect();
+        let low: BTreeSet<u32> = numbers.iter().map(|number| number & 0xff).collect();
+        assert_eq!((numbers.len(), low.len()), (REQUESTS.len(), REQUESTS.len()));
+        for number in numbers {
+            assert_eq!(Request::find(number).map(|request| request.number), Some(number));
+        }
+    }
+
+    #[test]
+    fn numbers_with_another_bit_are_no_requests() {
+        let numbers: BTreeSet<u32> = REQUESTS.iter().map(|request| request.number).collect();
+        for request in &REQUESTS {
+            for bit in 0..u32::BITS {
+                let other = request.number ^ 1 << bit;
+                assert_eq!(Request::find(other).is_some(), numbers.contains(&other), "{other:#x}");
+            }
+        }
+        assert_eq!(Request::find(ioctl::IOC_CPU_START ^ 1), None, "one bit from another row");
+    }
+
+    #[test]
+    fn arguments_are_copied_as_far_as_their_types_reach() {
+        let control = size_of::<Control>();
+        for (number, bytes_in, bytes_out) in [
+            (ioctl::IOC_INFO, 0, size_of::<Info>()),
+            (ioctl::IOC_CREATE, size_of::<Create>(), 0),
+            (ioctl::IOC_OPEN, size_of::<Create>(), 0),
+            (ioctl::IOC_CONTROL, control, 0),
+            (ioctl::IOC_READ, 0, size_of::<Sums>()),
+            (ioctl::IOC_READ_CONTROL, 0, control),
+            (ioctl::IOC_UNLINK, 0, 0),
+            (ioctl::IOC_RESUME, 0, 0),
+            (ioctl::IOC_RING, size_of::<RingRequest>(), 0),
+            (ioctl::IOC_RING_TAKE, 8, 0),
+            (ioctl::IOC_CPU_CONTROL, size_of::<CpuState>(), 0),
+            (ioctl::IOC_CPU_START, 0, 0),
+            (ioctl::IOC_CPU_STOP, 0, 0),
+            (ioctl::IOC_CPU_READ, size_of::<CpuState>(), size_of::<CpuState>()),
+        ] {
+            let request = Request::find(number).unwrap();
+            assert_eq!((request.bytes_in(), request.bytes_out()), (bytes_in, bytes_out));
+        }
+    }
+}
