@@ -310,17 +310,19 @@ impl ThreadPmu {
         caps: &PmuCaps,
         control: &Control,
     ) -> Result<(), Errno> {
-        let request = self.request(caps, control)?;
+        // Judged where it is made: it is large, and each copy of it would be on the stack below.
+        let request = Request::new(caps, control);
+        let request = self.feasible(&request)?;
         if !request.counts() {
             self.stop(page, cpu, counting);
             return Ok(());
         }
         // Sums are folded before the load, which ends the old configuration.
         self.suspend(page, cpu);
-        self.check_kept(&request)?;
+        self.check_kept(request)?;
         let loaded = cpu.load(&request.config);
         if loaded.is_ok() {
-            self.start_anew(page, counting, &request);
+            self.start_anew(page, counting, request);
         }
         self.resume(page, cpu);
         loaded
@@ -332,6 +334,7 @@ impl ThreadPmu {
     /// # Errors
     ///
     /// As [`control`](Self::control), but for those of the hypervisor.
+    #[inline(never)]
     pub fn control_asleep(
         &mut self,
         page: &ThreadPage,
@@ -339,13 +342,15 @@ impl ThreadPmu {
         caps: &PmuCaps,
         control: &Control,
     ) -> Result<(), Errno> {
-        let request = self.request(caps, control)?;
+        // Judged where it is made: it is large, and each copy of it would be on the stack below.
+        let request = Request::new(caps, control);
+        let request = self.feasible(&request)?;
         if !request.counts() {
             self.stop_asleep(page, counting);
             return Ok(());
         }
-        self.check_kept(&request)?;
-        self.start_anew(page, counting, &request);
+        self.check_kept(request)?;
+        self.start_anew(page, counting, request);
         Ok(())
     }
 
@@ -413,26 +418,29 @@ impl ThreadPmu {
     fn load_anew<K: Kernel>(&mut self, cpu: &mut Cpu<'_, K>) -> Result<(), Errno> {
         self.loaded = None;
         if self.overflows.paused() {
-            return cpu.load_beside(&Config::default());
+            return cpu.load_beside(&Config::NONE);
         }
         if !self.overflows.any() {
             cpu.load_beside(&self.config)?;
             self.loaded = Some(cpu.now());
             return Ok(());
         }
-        let mut config = self.config;
+        // In place: nobody else asks for these periods, and a copy would be on the stack.
         for (index, &slot) in self.order.slots().iter().enumerate() {
             if let Some(events) = self.overflows.armed(index, &self.sums) {
-                config.set_period(slot, events);
+                self.config.set_period(slot, events);
             }
         }
-        cpu.load_beside(&config)
+        cpu.load_beside(&self.config)
     }
 
-    /// A control that this thread can carry out.
-    fn request(&self, caps: &PmuCaps, control: &Control) -> Result<Request, Errno> {
-        let request = Request::new(caps, control)?;
-        if request.overflows.recorded() && !self.has_ring { Err(Errno::NXIO) } else { Ok(request) }
+    /// What this thread can carry out of what was asked.
+    fn feasible<'a>(&self, asked: &'a Result<Request, Errno>) -> Result<&'a Request, Errno> {
+        match asked {
+            Ok(request) if request.overflows.recorded() && !self.has_ring => Err(Errno::NXIO),
+            Ok(request) => Ok(request),
+            Err(errno) => Err(*errno),
+        }
     }
 
     /// Sums of counters that have failed cannot be kept.

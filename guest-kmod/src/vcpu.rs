@@ -21,7 +21,7 @@ pub struct Vcpu {
     /// Whether the hypervisor publishes here.
     registered: bool,
     /// Why no thread may count here: why there is no page, which is `NXIO` while the vCPU is
-    /// offline, or `BUSY` while the CPU counts as a whole.
+    /// offline, or `BUSY` while the CPU counts whatever executes there.
     gate: Result<(), Errno>,
     /// What the hypervisor was last told to program.
     loaded: Config,
@@ -197,8 +197,14 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         if self.counts(config)? {
             return Ok(());
         }
-        match self.vcpu.loaded.beside(config) {
-            Some(both) if is_direct(self.page) => self.replace(&both),
+        self.replace_beside(config)
+    }
+
+    /// Once for all callers: what both are together is on the stack.
+    #[inline(never)]
+    fn replace_beside(&mut self, config: &Config) -> Result<(), Errno> {
+        match &self.vcpu.loaded.beside(config) {
+            Some(both) if is_direct(self.page) => self.replace(both),
             _ => self.replace(config),
         }
     }
@@ -243,25 +249,28 @@ impl<'a, K: Kernel> Cpu<'a, K> {
 
     /// Has `config` and perf's events counted, and nothing else.
     pub(crate) fn replace(&mut self, config: &Config) -> Result<(), Errno> {
-        if self.vcpu.events.is_empty() {
-            return self.program(config);
-        }
+        if self.vcpu.events.is_empty() { self.program(config) } else { self.replace_events(config) }
+    }
+
+    /// [`replace`](Self::replace), of perf's events as well: apart, so that others need less stack.
+    #[inline(never)]
+    fn replace_events(&mut self, config: &Config) -> Result<(), Errno> {
         self.fold_events();
-        let loaded = self.vcpu.events.config_beside(config).and_then(|(joined, slots)| {
-            self.program(&joined)?;
-            self.vcpu.events.loaded_on(&slots);
-            Ok(())
-        });
+        let beside = self.vcpu.events.config_beside(config);
+        let loaded = match &beside {
+            Ok((joined, slots)) => self.program(joined).map(|()| self.vcpu.events.loaded_on(slots)),
+            Err(errno) => Err(*errno),
+        };
         self.revive_events();
         loaded
     }
 
     /// Loads what perf's events need, beside nothing that a thread needs.
     pub(crate) fn load_events(&mut self) {
-        let loaded = self.vcpu.loaded();
-        let clashing = self.vcpu.events.clashing(&loaded);
+        let clashing = self.vcpu.events.clashing(&self.vcpu.loaded);
+        let less = self.vcpu.loaded.only_counting_without(clashing);
         // Without numbers they do not grow, and the reason comes back with the next load.
-        let _ = self.replace(&loaded.only_counting_without(clashing));
+        let _ = self.replace(&less);
     }
 
     /// perf's events are not live from now on.

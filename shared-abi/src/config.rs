@@ -108,6 +108,10 @@ pub struct Config {
 }
 
 impl Config {
+    /// Nothing.
+    pub const NONE: Self =
+        Self { slots: 0, sampling: 0, evntsel: [0; MAX_SLOTS], period: [0; MAX_SLOTS] };
+
     /// Validates `counters`, which may come from anywhere, against what the PMU has.
     pub fn new(caps: &PmuCaps, counters: &[CounterConfig]) -> Result<Self, ConfigError> {
         if counters.len() > MAX_SLOTS {
