@@ -9,7 +9,8 @@ pub const PAGE_BYTES: usize = 4096;
 /// Virtual counters of one thread.  18 is what perfctr's C structures hold.
 pub const MAX_COUNTERS: usize = 18;
 
-/// General-purpose counters that a page has room for.
+/// General-purpose counters that a page has room for.  The book's decision record 27 says how the
+/// ABI's next major number makes room for more.
 pub const MAX_GENERAL: usize = 16;
 
 /// Fixed-function counters that a page has room for.
