@@ -94,9 +94,10 @@ mod tests {
 
     #[test]
     fn a_stopped_thread_and_its_machine_are_found_in_the_pages() {
-        let mapping = Mapping([0; 3 * PAGE_BYTES]);
-        // SAFETY: three pages, of which all bytes are valid, live as long as this function.
-        let reader = unsafe { Reader::new(mapping.0.as_ptr(), 2) };
+        let mut mapping = Mapping([0; 3 * PAGE_BYTES]);
+        // SAFETY: three pages, of which all bytes are valid, live as long as this function, and
+        // nobody else has a reference to them.
+        let reader = unsafe { Reader::new(mapping.0.as_mut_ptr(), 2) };
         assert!(reader.vcpu(1).is_some() && reader.vcpu(2).is_none());
         let mut counts = [7];
         assert_eq!(reader.read(&mut counts), Err(ReadError::Malformed), "it has no counter");

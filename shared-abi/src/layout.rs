@@ -54,4 +54,25 @@ macro_rules! layout {
         }
     };
 }
-pub(crate) use layout;
+
+/// [`layout!`] for memory that several privilege levels use at the same time.  It does not compile
+/// unless every field is [`Shared`](crate::sync::Shared).
+macro_rules! shared_layout {
+    ($ty:ident, $c_name:literal, $size:expr, {
+        $($offset:literal $field:ident $(as $c_field:literal)? : $c_type:literal
+            $([$elements:expr])?),+ $(,)?
+    }) => {
+        crate::layout::layout!($ty, $c_name, $size, {
+            $($offset $field $(as $c_field)? : $c_type $([$elements])?),+
+        });
+
+        const _: fn(&$ty) = |memory| {
+            const fn is_shared<T: crate::sync::Shared>(_: &T) {}
+            let $ty { $($field),+ } = memory;
+            $(is_shared($field);)+
+        };
+
+        impl crate::sync::sealed::Shared for $ty {}
+    };
+}
+pub(crate) use {layout, shared_layout};

@@ -12,12 +12,14 @@
 //! [`stamp`]: Seq::stamp
 //! [still valid]: Seq::still
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence, sealed};
 
 /// A sequence word.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Seq(AtomicU64);
+
+impl sealed::Shared for Seq {}
 
 /// What a reader remembers of a sequence word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The page that the guest kernel publishes for each monitored thread.
 
-use crate::layout::layout;
+use crate::layout::shared_layout;
 use crate::limits::{MAX_COUNTERS, PAGE_BYTES};
 use crate::seq::Seq;
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
@@ -38,7 +38,7 @@ pub struct ThreadSlot {
     pub reserved: AtomicU64,
 }
 
-layout!(ThreadSlot, "perfctr_thread_slot", 32, {
+shared_layout!(ThreadSlot, "perfctr_thread_slot", 32, {
     0 sum: "__u64",
     8 start: "__u64",
     16 slot: "__u32",
@@ -89,7 +89,7 @@ pub struct ThreadPage {
     pub reserved_tail: [AtomicU64; 424],
 }
 
-layout!(ThreadPage, "perfctr_thread_page", PAGE_BYTES, {
+shared_layout!(ThreadPage, "perfctr_thread_page", PAGE_BYTES, {
     0 magic: "__u32",
     4 abi: "__u32",
     8 size_bytes: "__u32",

@@ -5,7 +5,7 @@
 //! kernel and, read-only, the monitored threads read it under its sequence word.  It says enough
 //! for another hypervisor to go on from there, once, after the guest was restored.
 
-use crate::layout::layout;
+use crate::layout::shared_layout;
 use crate::limits::{MAX_SLOTS, PAGE_BYTES};
 use crate::seq::Seq;
 use crate::sync::{AtomicU32, AtomicU64};
@@ -42,7 +42,7 @@ pub struct VcpuSlot {
     pub evntsel: AtomicU64,
 }
 
-layout!(VcpuSlot, "perfctr_vcpu_slot", 32, {
+shared_layout!(VcpuSlot, "perfctr_vcpu_slot", 32, {
     0 sum: "__u64",
     8 start: "__u64",
     16 mask: "__u64",
@@ -90,7 +90,7 @@ pub struct VcpuPage {
     pub reserved_tail: [AtomicU64; 400],
 }
 
-layout!(VcpuPage, "perfctr_vcpu_page", PAGE_BYTES, {
+shared_layout!(VcpuPage, "perfctr_vcpu_page", PAGE_BYTES, {
     0 magic: "__u32",
     4 abi: "__u32",
     8 size_bytes: "__u32",

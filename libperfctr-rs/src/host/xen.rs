@@ -94,20 +94,24 @@ impl Xen {
         const { assert!(size_of::<T>() <= MEMORY_BYTES) };
         // Who has panicked has left nothing here that matters.
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let address = memory.as_ptr() as u64;
-        let copy = memory.get_mut(..size_of::<T>()).ok_or(ErrorKind::OutOfMemory)?;
-        copy.copy_from_slice(value.as_bytes());
+        let address = memory.as_mut_ptr() as u64;
+        memory
+            .get_mut(..size_of::<T>())
+            .ok_or(ErrorKind::OutOfMemory)?
+            .copy_from_slice(value.as_bytes());
         let mut hypercall = Hypercall {
             number: HYPERCALL_NUMBER.into(),
             arguments: [op.into(), address, size_of::<T>() as u64, 0, 0],
         };
         let privcmd = self.privcmd.as_raw_fd();
-        // SAFETY: the operation reads and writes no more than so many bytes of our mapping.
+        // SAFETY: the operation reads and writes no more than so many bytes of our mapping, to
+        // which there is no reference meanwhile.
         let result = unsafe { libc::ioctl(privcmd, IOCTL_PRIVCMD_HYPERCALL, &raw mut hypercall) };
         if result < 0 {
             return Err(io::Error::last_os_error());
         }
-        value.as_mut_bytes().copy_from_slice(copy);
+        let answer = memory.get(..size_of::<T>()).ok_or(ErrorKind::OutOfMemory)?;
+        value.as_mut_bytes().copy_from_slice(answer);
         Ok(())
     }
 }
