@@ -66,7 +66,7 @@ mod tests {
         };
         assert_eq!(complete("perfctr st", "st", "perfctr"), "stat\n");
         let events = "branches branch-misses\n";
-        for verb in ["stat", "record", "top", "export"] {
+        for verb in ["stat", "record", "top", "export", "gate"] {
             assert_eq!(complete(&format!("perfctr {verb} -e br"), "br", "-e"), events, "{verb}");
         }
         fs::remove_dir_all(directory).unwrap();

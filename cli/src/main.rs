@@ -4,6 +4,7 @@
 mod domains;
 mod events;
 mod export;
+mod gate;
 mod generate;
 mod info;
 mod list;
@@ -42,6 +43,8 @@ enum Verb {
     Domains(domains::Options),
     /// Serves counts of processes, threads and cgroups to Prometheus.
     Export(export::Options),
+    /// Runs a program and fails if it executes more than the baseline says.
+    Gate(gate::Options),
     /// Writes man pages and completions, for who installs it.
     #[command(hide = true)]
     Generate(generate::Options),
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
     let result = match Options::parse().verb {
         Verb::Domains(options) => domains::run(&options),
         Verb::Export(options) => export::run(&options),
+        Verb::Gate(options) => gate::run(&options),
         Verb::Generate(options) => generate::run(&options, Options::command()),
         Verb::Info(options) => info::run(&options),
         Verb::List(options) => list::run(&options),

@@ -13,14 +13,14 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use perfctr::{Event, Provider};
 
 pub use self::native::estimate;
 pub use self::output::grouped;
 
-use self::output::Output;
+use self::output::{Intervals, Output};
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
 use crate::program::{Signals, Target};
@@ -119,14 +119,14 @@ struct Thread {
 
 /// What one run did.
 #[derive(Clone, Debug)]
-struct Run {
+pub struct Run {
     /// The program's exit status, 128 and the signal if one ended it.
-    status: u8,
+    pub status: u8,
     /// From the program's start on.
     elapsed: Duration,
     /// That threads have executed, all together.
     time: Duration,
-    counts: Vec<Count>,
+    pub counts: Vec<Count>,
     /// Of each thread, if the provider tells.
     threads: Vec<Thread>,
     /// Programs that could not be counted, because they may do what the caller may not.
@@ -148,23 +148,32 @@ pub fn run(options: Options) -> Result<ExitCode> {
     Ok(ExitCode::from(runs.last().map_or(0, |run| run.status)))
 }
 
-fn once(options: &Options, here: &Here, signals: &Signals, output: &mut Output<'_>) -> Result<Run> {
-    let (target, mut intervals) = (options.target(), output.intervals());
-    let run = match (here.description.provider, here.description.caps) {
+/// Counts these events of the target to its end.
+pub fn observe(
+    here: &Here,
+    target: Target<'_>,
+    events: &[Event],
+    signals: &Signals,
+    intervals: Option<&mut Intervals<'_>>,
+) -> Result<Run> {
+    match (here.description.provider, here.description.caps) {
         (Provider::Paravirt, Some(caps)) => {
-            let control = perfctr::raw::counting(&caps, &options.event, 0)?;
-            traced::run(target, &control, here.description.tsc_khz, signals, intervals.as_mut())
+            let control = perfctr::raw::counting(&caps, events, 0)?;
+            traced::run(target, &control, here.description.tsc_khz, signals, intervals)
         }
-        (Provider::Tsc, _) => Err(here.nobody(options.event[0]).into()),
-        _ if options.per_thread => {
-            anyhow::bail!(
-                "--per-thread needs provider paravirt, this is {}",
-                here.description.provider
-            )
-        }
-        _ => native::run(target, &options.event, signals, intervals.as_mut()),
-    };
-    let run = run?;
+        (Provider::Tsc, _) => Err(here.nobody(events[0]).into()),
+        _ => native::run(target, events, signals, intervals),
+    }
+}
+
+fn once(options: &Options, here: &Here, signals: &Signals, output: &mut Output<'_>) -> Result<Run> {
+    let mut intervals = output.intervals();
+    let provider = here.description.provider;
+    ensure!(
+        !options.per_thread || provider != Provider::Native,
+        "--per-thread needs provider paravirt, this is {provider}"
+    );
+    let run = observe(here, options.target(), &options.event, signals, intervals.as_mut())?;
     if let Some(intervals) = &mut intervals {
         intervals.print(&run.counts)?;
     }

@@ -3,6 +3,7 @@
 
 mod attached;
 mod ends;
+mod gate;
 mod messages;
 mod run;
 mod words;

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The file of what benchmarks have counted before.
+//!
+//! It is made to be kept beside the sources: sorted, a line for each number.  Readers leave out
+//! fields that they do not know.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+/// What a baseline says that it is.
+const FORMAT: &str = "perfctr baseline";
+/// The version that is written, and the only one that is read.
+const VERSION: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Baseline {
+    format: String,
+    version: u32,
+    /// By name.
+    pub benchmarks: BTreeMap<String, Benchmark>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Benchmark {
+    /// By the event's name.
+    pub events: BTreeMap<String, Range>,
+}
+
+/// The least and the greatest count of several runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Range {
+    pub min: u64,
+    pub max: u64,
+}
+
+impl Range {
+    /// `None` if there was no run.
+    pub fn of(counts: impl Iterator<Item = u64> + Clone) -> Option<Self> {
+        Some(Self { min: counts.clone().min()?, max: counts.max()? })
+    }
+}
+
+impl Default for Baseline {
+    fn default() -> Self {
+        Self { format: FORMAT.to_owned(), version: VERSION, benchmarks: BTreeMap::new() }
+    }
+}
+
+impl Baseline {
+    /// Reads it; an absent file is an empty baseline.
+    pub fn read(path: &Path) -> Result<Self> {
+        let read = || match fs::read(path) {
+            Ok(bytes) => Self::parse(&bytes),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error.into()),
+        };
+        read().with_context(|| {
+            format!("cannot read {}, which `perfctr gate --update` writes", path.display())
+        })
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self> {
+        let baseline: Self = serde_json::from_slice(bytes)?;
+        let Self { format, version, .. } = &baseline;
+        ensure!(
+            format == FORMAT && *version == VERSION,
+            "{format:?} version {version} found, {FORMAT:?} version {VERSION} expected"
+        );
+        Ok(baseline)
+    }
+
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_can_be_read_and_may_grow() {
+        let events = [("instructions:u".to_owned(), Range { min: 7, max: 9 })];
+        let mut baseline = Baseline::default();
+        let benchmark = Benchmark { events: events.into() };
+        baseline.benchmarks.insert("sort".to_owned(), benchmark);
+        let text = serde_json::to_string(&baseline).unwrap();
+        assert_eq!(Baseline::parse(text.as_bytes()).unwrap(), baseline);
+        let grown = text.replace("\"min\"", "\"mean\":8,\"min\"");
+        assert_eq!(Baseline::parse(grown.as_bytes()).unwrap(), baseline);
+        let later = text.replace("\"version\":1", "\"version\":2");
+        let error = Baseline::parse(later.as_bytes()).unwrap_err().to_string();
+        assert!(error.starts_with("\"perfctr baseline\" version 2 found"), "{error}");
+        assert!(Baseline::parse(b"{}").is_err());
+    }
+
+    #[test]
+    fn ranges_are_of_all_runs() {
+        assert_eq!(Range::of([8, 7, 9].into_iter()), Some(Range { min: 7, max: 9 }));
+        assert_eq!(Range::of([].into_iter()), None);
+    }
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr gate`: fails if a program executes more than it did.
+//!
+//! Counts of user mode are exact, so that one instruction more is seen.  They repeat as far as the
+//! program does the same each time: addresses are not randomised here, and what else may differ
+//! (the environment, files, random seeds, how threads meet) shows as runs that differ.
+
+mod baseline;
+mod verdict;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use nix::sys::personality::{self, Persona};
+use perfctr::Event;
+
+use self::baseline::{Baseline, Benchmark, Range};
+use self::verdict::{Compared, Verdict, junit, markdown};
+use crate::events::{EventList, EventParser};
+use crate::info::Here;
+use crate::program::{Signals, Target};
+use crate::stat::observe;
+use crate::text::{print, tell};
+
+/// The exit status if the program has become worse.
+const WORSE: u8 = 1;
+
+/// What to run, and what to compare it with.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Events, separated by commas.  `perfctr list` shows their names.
+    #[arg(
+        short,
+        long,
+        value_parser = EventParser,
+        hide_possible_values = true,
+        default_value = "instructions:u"
+    )]
+    event: EventList,
+    /// Counts events that are not known to be right on this CPU, too.
+    #[arg(long)]
+    unverified: bool,
+    /// The file with earlier counts.
+    #[arg(short, long, default_value = "perfctr-baseline.json")]
+    baseline: PathBuf,
+    /// What the program is called in the baseline; its command line if no name is given.
+    #[arg(short, long)]
+    name: Option<String>,
+    /// Runs the program so many times, and compares the least count.
+    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// How many more events than before are no failure.
+    #[arg(short, long, default_value_t = 0)]
+    threshold: u64,
+    /// Writes the counts to the baseline in place of those that it has, and never fails.
+    #[arg(short, long)]
+    update: bool,
+    /// Writes a table in Markdown to this file, for a pull request.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Writes the outcome to this file as JUnit's XML, for continuous integration.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    command: Vec<OsString>,
+}
+
+impl Options {
+    fn name(&self) -> String {
+        let words = || self.command.iter().map(|word| word.to_string_lossy());
+        self.name.clone().unwrap_or_else(|| words().collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// `perfctr gate`.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let mut baseline = Baseline::read(&options.baseline)?;
+    let (name, now) = (options.name(), measure(options)?);
+    let all = Compared::all(baseline.benchmarks.get(&name), &now, options.threshold);
+    print(&all.iter().map(|one| one.line(&name)).collect::<String>())?;
+    if let Some(path) = &options.markdown {
+        write(path, &markdown(&name, &all))?;
+    }
+    if let Some(path) = &options.junit {
+        write(path, &junit(&name, &all))?;
+    }
+    if options.update {
+        baseline.benchmarks.entry(name).or_default().events.extend(now.events);
+        baseline.write(&options.baseline)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if all.iter().any(|one| one.verdict == Verdict::New) {
+        tell("what is new is not compared; --update writes it to the baseline");
+    }
+    let worse = all.iter().any(|one| one.verdict == Verdict::Worse);
+    Ok(if worse { ExitCode::from(WORSE) } else { ExitCode::SUCCESS })
+}
+
+/// Runs the program, and gives what each event has counted.
+fn measure(options: &Options) -> Result<Benchmark> {
+    // Where a program's memory lies decides how much it executes; its child inherits this.
+    let persona =
+        personality::get().and_then(|old| personality::set(old | Persona::ADDR_NO_RANDOMIZE));
+    persona.context("cannot keep the program's addresses from being random")?;
+    let events = options.event.events(options.unverified);
+    let (here, target) = (Here::find()?, Target::Program(&options.command));
+    let signals = Signals::handle(target, None)?;
+    let mut runs = Vec::new();
+    for _ in 0..options.repeat {
+        let run = observe(&here, target, &events, &signals, None)?;
+        let status = run.status;
+        ensure!(status == 0, "the program has failed with status {status}: nothing is compared");
+        let turns = run.counts.iter().all(|count| count.share == 1.0);
+        ensure!(turns, "there are not enough counters for all events, and estimates prove nothing");
+        ensure!(!signals.interrupted(), "interrupted");
+        runs.push(run);
+    }
+    let range = |(n, event): (usize, &Event)| {
+        let counts = runs.iter().map(|run| run.counts[n].value);
+        Some((event.to_string(), Range::of(counts)?))
+    };
+    let events: Option<BTreeMap<_, _>> = events.iter().enumerate().map(range).collect();
+    Ok(Benchmark { events: events.context("no run")? })
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
