@@ -16,6 +16,7 @@ use shared_abi::ioctl::{
     IOC_RESUME, IOC_RING, IOC_RING_TAKE, IOC_UNLINK, Info, Sums,
 };
 use shared_abi::ring::RingRequest;
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::total::Total;
@@ -86,6 +87,19 @@ impl Device {
         self.tell(IOC_OPEN, argument).map(drop)
     }
 
+    /// Gives a thread counters, and binds this descriptor to them; thread 0 is the calling one.
+    ///
+    /// Another thread has to be stopped, with the caller as its tracer.
+    pub fn create_for(&self, tid: u32) -> io::Result<()> {
+        self.create(&of_thread(tid))
+    }
+
+    /// Binds this descriptor to the counters that a thread has, as [`create_for`](Self::create_for)
+    /// to new ones.
+    pub fn open_for(&self, tid: u32) -> io::Result<()> {
+        self.open_existing(&of_thread(tid))
+    }
+
     pub fn control(&self, argument: &Control) -> io::Result<()> {
         self.tell(IOC_CONTROL, argument).map(drop)
     }
@@ -154,6 +168,11 @@ impl Device {
         let result = unsafe { libc::ioctl(self.as_raw_fd(), request.into(), argument) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     }
+}
+
+/// The argument that names a thread.
+fn of_thread(tid: u32) -> Create {
+    Create { abi_major: ABI_MAJOR.into(), abi_minor: ABI_MINOR.into(), tid, ..Create::default() }
 }
 
 impl From<OwnedFd> for Device {

@@ -7,8 +7,7 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
 use perfctr::raw::{Device, online};
 use shared_abi::Errno;
-use shared_abi::ioctl::{self, Create};
-use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use shared_abi::ioctl;
 
 use crate::abi::{ABI_MAJORS, ABI_VERSION, CpuMask, CpusInfo, Info, SumCtrs, VperfctrControl};
 use crate::errno::Out;
@@ -24,11 +23,6 @@ fn borrow(fd: c_int) -> Result<ManuallyDrop<Device>, Errno> {
     // SAFETY: nothing closes the descriptor, since the result is not dropped; a number that is none
     // any more makes the kernel refuse each request.
     Ok(ManuallyDrop::new(Device::from(unsafe { OwnedFd::from_raw_fd(fd) })))
-}
-
-/// The argument that names thread `tid`, or with 0 the calling one.
-pub(crate) fn thread(tid: u32) -> Create {
-    Create { abi_major: ABI_MAJOR.into(), abi_minor: ABI_MINOR.into(), tid, ..Create::default() }
 }
 
 pub(crate) fn open_device() -> Result<Device, Errno> {
@@ -94,7 +88,7 @@ pub(crate) fn cpus_info(device: &Device) -> Result<*mut CpusInfo, Errno> {
 
 fn open_descriptor(creat: bool) -> Result<c_int, Errno> {
     let device = open_device()?;
-    let bound = if creat { device.create(&thread(0)) } else { device.open_existing(&thread(0)) };
+    let bound = if creat { device.create_for(0) } else { device.open_for(0) };
     match errno::from(bound) {
         // A thread without counters: the descriptor still gives information.
         Err(Errno::SRCH) if !creat => {}

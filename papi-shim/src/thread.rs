@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use perfctr::raw::{Device, Generation, Pages};
 use perfctr::reader::Reader;
-use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Info};
+use shared_abi::ioctl::{CONTROL_TSC, Control, Info};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_PAUSED, THREAD_TSC};
@@ -62,18 +62,18 @@ fn this_thread() -> usize {
 
 impl Thread {
     pub(crate) fn create(tid: u32) -> Result<Self, Errno> {
-        Self::new(tid, Device::create)
+        Self::new(tid, Device::create_for)
     }
 
     fn open_existing() -> Result<Self, Errno> {
-        Self::new(0, Device::open_existing)
+        Self::new(0, Device::open_for)
     }
 
-    fn new(tid: u32, bind: fn(&Device, &Create) -> io::Result<()>) -> Result<Self, Errno> {
+    fn new(tid: u32, bind: fn(&Device, u32) -> io::Result<()>) -> Result<Self, Errno> {
         errno::from(Generation::watch())?;
         let device = fd::open_device()?;
         let info = errno::from(device.info())?;
-        errno::from(bind(&device, &fd::thread(tid)))?;
+        errno::from(bind(&device, tid))?;
         Ok(Self {
             device,
             info,

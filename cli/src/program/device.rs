@@ -4,14 +4,13 @@
 use anyhow::{Context, Result};
 use libc::pid_t;
 use perfctr::raw::Device;
-use shared_abi::ioctl::{Control, Create};
-use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use shared_abi::ioctl::Control;
 
 /// Gives a stopped thread counters; `None` if it has been killed meanwhile, or may do what the
 /// caller may not.
 pub fn give(pid: pid_t, control: &Control) -> Result<Option<Device>> {
     let device = Device::open()?;
-    match device.create(&create(pid)).and_then(|()| device.control(control)) {
+    match device.create_for(pid.cast_unsigned()).and_then(|()| device.control(control)) {
         Ok(()) => Ok(Some(device)),
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
         Err(error) => Err(error).context("cannot give a thread counters"),
@@ -20,18 +19,9 @@ pub fn give(pid: pid_t, control: &Control) -> Result<Option<Device>> {
 
 /// Whether the thread still has counters.
 pub fn has_counters(pid: pid_t) -> Result<bool> {
-    match Device::open()?.open_existing(&create(pid)) {
+    match Device::open()?.open_for(pid.cast_unsigned()) {
         Ok(()) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
         Err(error) => Err(error).context("cannot find a thread's counters"),
-    }
-}
-
-fn create(pid: pid_t) -> Create {
-    Create {
-        abi_major: ABI_MAJOR.into(),
-        abi_minor: ABI_MINOR.into(),
-        tid: pid.cast_unsigned(),
-        ..Create::default()
     }
 }

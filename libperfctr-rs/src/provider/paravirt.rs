@@ -6,13 +6,13 @@ use std::io;
 
 use shared_abi::caps::CAPS_SAMPLING;
 use shared_abi::ioctl::{
-    CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_RING, CONTROL_TSC, Control, Create,
-    FEATURE_KEEP_PERIOD, FEATURE_RING, Info,
+    CONTROL_CLOEXEC, CONTROL_KEEP_PERIOD, CONTROL_RING, CONTROL_TSC, Control, FEATURE_KEEP_PERIOD,
+    FEATURE_RING, Info,
 };
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{ReadError, Snapshot};
 use shared_abi::sync::Ordering::Relaxed;
-use shared_abi::version::{ABI_MAJOR, ABI_MINOR, THREAD_PAGE_MAGIC};
+use shared_abi::version::{ABI_MAJOR, THREAD_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, Errno, PmuCaps, ThreadPage, VcpuPage};
 
 use crate::error::Error;
@@ -48,12 +48,7 @@ impl Paravirt {
         let refused = |error| Error::Refused(Refusal::at_module(&error));
         let info = device.info().map_err(refused)?;
         let (description, caps) = describe(&info)?;
-        let create = Create {
-            abi_major: ABI_MAJOR.into(),
-            abi_minor: ABI_MINOR.into(),
-            ..Create::default()
-        };
-        device.create(&create).map_err(|error| match error.raw_os_error() {
+        device.create_for(0).map_err(|error| match error.raw_os_error() {
             Some(code) if code == Errno::EXIST.0 => Error::AlreadyOpen,
             Some(code) if code == Errno::PROTO.0 => {
                 Error::Version { found: info.abi_major, expected: ABI_MAJOR.into() }

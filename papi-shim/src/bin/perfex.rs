@@ -13,8 +13,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use perfctr::raw::Device;
-use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Sums};
-use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
 use shared_abi::{CounterConfig, PhysSlot};
 
 const USAGE: &str = "\
@@ -100,15 +99,13 @@ fn measure(options: &Options) -> Result<(ExitCode, Sums), String> {
     let control = control(&options.events)?;
     let device = Device::open().map_err(|error| format!("{}: {error}", Device::PATH))?;
     let device = Arc::new(device);
-    let create =
-        Create { abi_major: ABI_MAJOR.into(), abi_minor: ABI_MINOR.into(), ..Create::default() };
     let child_device = device.clone();
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]);
     // SAFETY: the closure makes two system calls and allocates nothing.
     unsafe {
         command.pre_exec(move || {
-            child_device.create(&create)?;
+            child_device.create_for(0)?;
             child_device.control(&control)
         });
     }
