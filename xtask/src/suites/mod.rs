@@ -89,3 +89,27 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("papi", papi::suite),
     Suite::vm("papi-events", papi::perf),
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::tools::sh;
+
+    #[test]
+    fn the_readme_says_what_each_suite_shows() {
+        let readme = fs::read_to_string(sh::project().join("xtask/README.md")).unwrap();
+        let (_, rows) = readme.split_once("\n| suite | boots").unwrap();
+        let rows: Vec<&str> = rows.lines().skip(2).take_while(|row| row.starts_with('|')).collect();
+        let named: Vec<&str> = rows
+            .iter()
+            .flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2))
+            .collect();
+        for suite in SUITES {
+            let count = named.iter().filter(|name| **name == suite.name).count();
+            assert_eq!(count, 1, "{} is in {count} rows", suite.name);
+        }
+        assert_eq!(named.len(), SUITES.len(), "a row names a suite that is not there");
+    }
+}

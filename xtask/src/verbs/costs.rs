@@ -108,7 +108,7 @@ impl Costs {
         for (subject, cost) in self.rows() {
             all.insert(subject.clone(), cost.clone());
         }
-        Ok(fs::write(page, format!("{before}\n{}{after}", all.tables()))?)
+        Ok(fs::write(page, format!("{before}\n\n{}{after}", all.tables()))?)
     }
 
     /// As the page has them.
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_run_replaces_its_rows_and_leaves_all_else() {
         let page = std::env::temp_dir().join(format!("xtask-costs-{}", std::process::id()));
-        let whole = format!("# Before\n{BEGIN}\n{}{END}\nafter\n", costs().tables());
+        let whole = format!("# Before\n{BEGIN}\n\n{}{END}\nafter\n", costs().tables());
         fs::write(&page, &whole).unwrap();
         let mut run = Costs::default();
         run.insert(subject(READS, "libperfctr, 1 counter", "Xen"), vec![Some(57.4)]);

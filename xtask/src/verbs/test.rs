@@ -6,14 +6,17 @@
 //! in silence.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
 use crate::suites::report::{Report, Suite, Tier, Volume};
 use crate::suites::{SUITES, changed};
+use crate::tools::sh::{self, cmd};
 
 /// Which tests to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -97,11 +100,40 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
         bail!("no such suite; there are: {}", known.join(", "));
     }
-    let reports: Vec<Report> =
-        wanted.into_iter().map(|suite| Report::of(suite, args.volume())).collect();
+    let reports = reports(&wanted, args.volume())?;
     let failed = reports.iter().any(|report| !report.failed.is_empty());
     print!("\n{}", summary(&reports));
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Runs suites, in order. Those that need no machine are run beside those that boot, with what
+/// these leave idle: a machine that boots, or is emulated deterministically, has one CPU busy.
+fn reports(wanted: &[&Suite], volume: Volume) -> Result<Vec<Report>> {
+    let (beside, booting): (Vec<&Suite>, Vec<&Suite>) =
+        wanted.iter().partition(|suite| suite.tier == Tier::Model);
+    let run = |suites: Vec<&Suite>| -> Vec<Report> {
+        suites.into_iter().map(|suite| Report::of(suite, volume)).collect()
+    };
+    if beside.is_empty() || booting.is_empty() {
+        return Ok(run([beside, booting].concat()));
+    }
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            yield_to_others()?;
+            anyhow::Ok(run(beside))
+        });
+        let booted = run(booting);
+        let mut reports = beside.join().map_err(|_| anyhow!("a suite has panicked"))??;
+        reports.extend(booted);
+        Ok(reports)
+    })
+}
+
+/// Gives this thread, and what it starts from now on, only what nobody else wants of the CPUs.
+fn yield_to_others() -> Result<()> {
+    let thread = fs::read_link("/proc/thread-self")?;
+    let id = thread.file_name().context("a thread has a number")?;
+    sh::output(cmd("renice", ["-n", "19", "-p"]).arg(id)).map(drop)
 }
 
 /// A table of the suites, what they have to say, and the totals. `booting` is the part of the
@@ -200,6 +232,31 @@ mod tests {
         assert!(!wants(Some(Choice::Model), None, &other) && wants(None, None, &model));
         assert!(wants(Some(Choice::Model), None, &model));
         assert!(!wants(None, Some("kvm"), &model) && wants(None, Some("kvm"), &other));
+    }
+
+    #[test]
+    fn suites_without_a_machine_are_run_beside_the_others_and_yield_to_them() {
+        fn nice() -> i64 {
+            let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
+            let (_, rest) = stat.rsplit_once(") ").unwrap();
+            rest.split(' ').nth(16).unwrap().parse().unwrap()
+        }
+        let noted: fn(&mut Report) -> Result<()> = |report| {
+            report.note(format!("{} {}", nice(), sh::output(&mut cmd("nice", [""; 0]))?.trim()));
+            report.record("it", Ok(()), Duration::ZERO);
+            Ok(())
+        };
+        let (one, other) = (Suite::model("one", noted), Suite::vm("other", noted));
+        let notes = |suites: &[&Suite]| -> Vec<String> {
+            let reports = reports(suites, Volume::Usual).unwrap();
+            reports.into_iter().flat_map(|report| report.notes).collect()
+        };
+        let own = nice();
+        assert_eq!(
+            notes(&[&other, &one]),
+            ["one: 19 19".to_owned(), format!("other: {own} {own}")]
+        );
+        assert_eq!(notes(&[&one]), [format!("one: {own} {own}")]);
     }
 
     #[test]
