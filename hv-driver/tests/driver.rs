@@ -1402,6 +1402,25 @@ mod requests {
     }
 
     #[test]
+    fn on_a_cpu_that_is_not_the_drivers_nothing_is_loaded() {
+        let mut domain = Domain::new();
+        domain.machine.pcpu = Pcpu::new();
+        assert_eq!(
+            refused_by(&mut domain, OP_LOAD, &load_bytes(&[counter(0, USER)])),
+            Errno::NODEV
+        );
+        assert_eq!(domain.machine.page.loaded.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_page_that_is_taken_back_is_forgotten() {
+        let mut domain = Domain::new();
+        assert_eq!(domain.call(OP_UNREGISTER, &mut []), Ok(false));
+        assert!(!domain.registered, "it is not pinned any more");
+        assert_eq!(refused_by(&mut domain, OP_UNREGISTER, &[]), Errno::NXIO);
+    }
+
+    #[test]
     fn statistics_are_copied_back() {
         let mut stats = HvStats::default();
         let mut domain = Domain::new();

@@ -34,6 +34,7 @@ extern crate self as shared_abi;
 /// A copy of the sources.
 pub struct Copy {
     root: PathBuf,
+    /// Where it is built.
     target: PathBuf,
 }
 
@@ -66,7 +67,7 @@ pub fn copy() -> Result<Copy> {
         text.extend(MODULE.as_bytes());
     }
     files.push((SWITCH[1].to_owned(), switch(&faults).into_bytes()));
-    Copy::write("tree", &files)
+    Copy::write("switched", &files)
 }
 
 /// A copy that has one fault for good.
@@ -78,8 +79,9 @@ pub fn copy_with(fault: &Fault) -> Result<Copy> {
 
 impl Copy {
     fn write(name: &str, files: &[(String, Vec<u8>)]) -> Result<Self> {
-        let target = sh::project().join("target/faults");
-        let root = target.join(name);
+        // Each with builds of its own: cargo would take one copy's for another's.
+        let folder = sh::project().join("target/faults").join(name);
+        let (root, target) = (folder.join("tree"), folder.join("target"));
         write(&root, files)?;
         Ok(Self { root, target })
     }
