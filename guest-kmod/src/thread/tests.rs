@@ -17,6 +17,8 @@ use super::*;
 use crate::publish::published;
 use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, TestThread, control, counter};
 
+mod stale;
+
 /// Both ways to read must agree.
 fn counts<const N: usize>(thread: &TestThread<'_>) -> [u64; N] {
     let sums = thread.read().unwrap();

@@ -17,6 +17,9 @@ pub struct Args {
     /// Only this one.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+    /// Only those of one list, such as driver.
+    #[arg(long, value_name = "NAME")]
+    list: Option<String>,
     /// Only a part of them, such as 0/8, 1/8 and so on.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
@@ -24,8 +27,8 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let Args { tier, only, shard } = args;
-    let verdicts = faults::try_all(&Choice { tier, only, shard })?;
+    let Args { tier, only, list, shard } = args;
+    let verdicts = faults::try_all(&Choice { tier, only, list, shard })?;
     print!("{}", faults::table(&verdicts));
     faults::all_caught(&verdicts)?;
     Ok(ExitCode::SUCCESS)

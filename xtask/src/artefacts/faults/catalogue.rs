@@ -42,7 +42,7 @@ pub struct Fault {
     /// What is changed.
     #[serde(rename = "edit")]
     pub edits: Vec<Edit>,
-    /// The list that it is in.
+    /// The list that it is in, a file's name without the ending.
     #[serde(skip)]
     pub list: String,
 }
@@ -91,8 +91,8 @@ pub fn read(root: &Path) -> Result<Vec<Fault>> {
     for (name, path) in cache::files(&root.join(LISTS))? {
         let text = fs::read_to_string(&path)?;
         let list: List = toml::from_str(&text).with_context(|| format!("{LISTS}/{name}"))?;
-        let file = format!("{LISTS}/{name}");
-        faults.extend(list.fault.into_iter().map(|fault| Fault { list: file.clone(), ..fault }));
+        let name = name.strip_suffix(".toml").unwrap_or(&name).to_owned();
+        faults.extend(list.fault.into_iter().map(|fault| Fault { list: name.clone(), ..fault }));
     }
     let mut names = BTreeSet::new();
     for fault in &faults {
@@ -100,13 +100,13 @@ pub fn read(root: &Path) -> Result<Vec<Fault>> {
         let is_name = name.starts_with(|c: char| c.is_ascii_uppercase())
             && name.chars().all(|c| c.is_ascii_alphanumeric());
         if !is_name || !names.insert(name) {
-            bail!("{list}: {name} is no name, or that of another fault, too");
+            bail!("{LISTS}/{list}.toml: {name} is no name, or that of another fault, too");
         }
         if fault.edits.is_empty() {
-            bail!("{list}: {name} changes nothing");
+            bail!("{LISTS}/{list}.toml: {name} changes nothing");
         }
         if (fault.tier == Tier::Vm) != fault.suite.is_some() {
-            bail!("{list}: {name}: those of tier vm, and no others, name a suite");
+            bail!("{LISTS}/{list}.toml: {name}: those of tier vm, and no others, name a suite");
         }
     }
     Ok(faults)
@@ -156,7 +156,7 @@ impl Sources {
     fn advice(&mut self, root: &Path, fault: &Fault, edit: &Edit, error: &anyhow::Error) -> String {
         let Fault { name, list, what, .. } = fault;
         let mut text = format!(
-            "{list}: {name} ({what})\n    {}: {error:#}: {}",
+            "{LISTS}/{list}.toml: {name} ({what})\n    {}: {error:#}: {}",
             edit.file,
             edit.anchor.trim()
         );

@@ -25,7 +25,7 @@ pub fn suite(report: &mut Report) -> Result<()> {
         Volume::Usual => Some(Shard { number: days() % SHARDS, of: SHARDS }),
         Volume::Long => None,
     };
-    let choice = Choice { tier: Some(Tier::Host), only: None, shard };
+    let choice = Choice { tier: Some(Tier::Host), shard, ..Choice::default() };
     let mut verdicts = Vec::new();
     let name = shard.map_or("every fault is noticed".to_owned(), |shard| {
         format!("every fault of the day's part, {shard}, is noticed")
@@ -76,6 +76,8 @@ pub struct Choice {
     pub tier: Option<Tier>,
     /// The one of this name.
     pub only: Option<String>,
+    /// Those of one list, by its file's name without the ending.
+    pub list: Option<String>,
     /// A part of them.
     pub shard: Option<Shard>,
 }
@@ -85,6 +87,7 @@ impl Choice {
         let is_wanted = |fault: &Fault| {
             self.tier.is_none_or(|tier| tier == fault.tier)
                 && self.only.as_ref().is_none_or(|only| *only == fault.name)
+                && self.list.as_ref().is_none_or(|list| *list == fault.list)
         };
         let wanted: Vec<Fault> = faults.into_iter().filter(is_wanted).collect();
         let shard = self.shard.unwrap_or(Shard { number: 0, of: 1 });
