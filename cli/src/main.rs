@@ -29,9 +29,16 @@ const FAILURE: u8 = 125;
 /// The status of a program that SIGPIPE has ended, as shells tell it.
 const CLOSED_PIPE: u8 = 128 + 13;
 
+/// What stands below the verbs, and in the man page.
+const EXIT_STATUS: &str = "\
+Exit status: that of the program that was run, or 128 and the number of the signal that ended it;
+127 if there is no such program; 126 if it cannot be executed; 125 if perfctr itself has failed;
+141 if nobody reads the output any more; 2 if the command line is wrong; with gate, 1 if the program
+executes more than the baseline says.";
+
 /// Exact hardware performance counters, in virtual machines too.
 #[derive(Debug, Parser)]
-#[command(name = "perfctr", version, arg_required_else_help = true)]
+#[command(name = "perfctr", version, arg_required_else_help = true, after_help = EXIT_STATUS)]
 struct Options {
     #[command(subcommand)]
     verb: Verb,
@@ -39,6 +46,8 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Compares two profiles: which functions execute more or less than before.
+    Diff(report::diff::Options),
     /// Says on a Xen or a KVM host which virtual machines may count, and changes it.
     Domains(domains::Options),
     /// Serves counts of processes, threads and cgroups to Prometheus.
@@ -64,6 +73,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     let result = match Options::parse().verb {
+        Verb::Diff(options) => report::diff::run(&options),
         Verb::Domains(options) => domains::run(&options),
         Verb::Export(options) => export::run(&options),
         Verb::Gate(options) => gate::run(&options),

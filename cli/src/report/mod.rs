@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `perfctr report`: what was recorded, for people and for programs.
 
+pub mod diff;
 mod firefox;
 mod graph;
 mod pprof;
@@ -41,7 +42,7 @@ pub struct Options {
 
 /// Columns of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Key {
+pub enum Key {
     /// The thread's number and name.
     Thread,
     /// The file that the code is in.

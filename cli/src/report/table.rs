@@ -7,14 +7,19 @@ use super::symbols::Named;
 use super::{Key, summary, thread};
 use crate::profile::{Profile, Stack};
 
-/// Where the program was: what the innermost frame of each sample is called.
-pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
-    let mut rows = BTreeMap::<Vec<String>, u64>::new();
+/// The samples of each row of the table.
+pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<String>, u64> {
+    let mut rows = BTreeMap::new();
     for stack in &profile.stacks {
         let row = keys.iter().map(|key| cell(profile, names, stack, *key)).collect();
         *rows.entry(row).or_default() += stack.samples;
     }
-    let mut rows: Vec<_> = rows.into_iter().collect();
+    rows
+}
+
+/// Where the program was: what the innermost frame of each sample is called.
+pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
+    let mut rows: Vec<_> = rows(profile, names, keys).into_iter().collect();
     rows.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
     let heading: Vec<String> = keys.iter().map(|key| format!("{key:?}").to_lowercase()).collect();
     let cells = || rows.iter().map(|(row, _)| row).chain([&heading]);

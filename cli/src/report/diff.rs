@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! `perfctr diff`: which functions execute more or less than they did.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use super::symbols::{self, Named};
+use super::table::rows;
+use super::{Key, summary};
+use crate::profile::Profile;
+use crate::stat::grouped;
+use crate::text::{print, tell};
+
+/// What to compare.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// A profile that `perfctr record` has written before.
+    before: PathBuf,
+    /// One of the program as it is now.
+    after: PathBuf,
+    /// Columns that tell samples apart, separated by commas.
+    #[arg(short, long, value_enum, value_delimiter = ',', default_value = "symbol")]
+    sort: Vec<Key>,
+}
+
+/// A row's samples, in events: before and after.
+type Rows = BTreeMap<Vec<String>, [u64; 2]>;
+
+/// `perfctr diff`.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let [before, after] = [Profile::read(&options.before)?, Profile::read(&options.after)?];
+    ensure!(
+        before.event == after.event,
+        "{} and {} found: profiles of one event can be compared",
+        before.event,
+        after.event
+    );
+    let names = [&before, &after].map(|profile| symbols::name(profile, |text| tell(text)));
+    let profiles = [(&before, &*names[0]), (&after, &*names[1])];
+    print(&text(profiles, &options.sort))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(profiles: [(&Profile, &[Named]); 2], keys: &[Key]) -> String {
+    let mut all = Rows::new();
+    for (n, (profile, names)) in profiles.into_iter().enumerate() {
+        for (row, samples) in rows(profile, names, keys) {
+            // A profile's check has seen that this is no overflow.
+            all.entry(row).or_default()[n] += samples * profile.period;
+        }
+    }
+    let mut all: Vec<_> = all.into_iter().collect();
+    // Those that have changed most come first.
+    all.sort_by_key(|(_, [before, after])| std::cmp::Reverse(before.abs_diff(*after)));
+    let [before, after] = profiles.map(|(profile, _)| summary(profile));
+    let mut text = format!("before: {before}\nafter:  {after}\n");
+    let heading: Vec<String> = keys.iter().map(|key| format!("{key:?}").to_lowercase()).collect();
+    text += &line(["before", "after", "difference"].map(str::to_owned), &heading);
+    for (row, [before, after]) in &all {
+        let sign = if after >= before { "+" } else { "-" };
+        let difference = format!("{sign}{}", grouped(before.abs_diff(*after)));
+        text += &line([grouped(*before), grouped(*after), difference], row);
+    }
+    text
+}
+
+fn line([before, after, difference]: [String; 3], row: &[String]) -> String {
+    let numbers = format!("{before:>18} {after:>18} {difference:>18}");
+    format!("{numbers}  {}", row.join("  ")).trim_end().to_owned() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::profile;
+    use super::*;
+
+    #[test]
+    fn what_has_changed_most_comes_first() {
+        let (before, names) = profile();
+        let mut after = before.clone();
+        // One sample fewer in the first line of `f`, and three more elsewhere in it.
+        after.stacks[0].samples -= 1;
+        after.stacks[2].samples += 3;
+        let text = text([(&before, &names), (&after, &names)], &[Key::Line]);
+        let lines: Vec<Vec<&str>> =
+            text.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["before", "after", "difference", "line"]);
+        assert_eq!(lines[1], ["200", "500", "+300", "f"]);
+        assert_eq!(lines[2], ["400", "300", "-100", "a.c:3"]);
+        assert_eq!(lines.len(), 3);
+        assert!(text.starts_with("before: 6 samples of 2 threads, "), "{text}");
+    }
+
+    #[test]
+    fn what_is_in_one_profile_only_is_compared_with_nothing() {
+        let (before, names) = profile();
+        let mut after = before.clone();
+        after.stacks.clear();
+        let text = text([(&before, &names), (&after, &names)], &[Key::Module]);
+        assert!(text.contains("600                  0               -600  a\n"), "{text}");
+    }
+}
