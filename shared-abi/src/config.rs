@@ -410,6 +410,17 @@ mod tests {
     }
 
     #[test]
+    fn what_stays_of_a_configuration_only_counts() {
+        let sampling =
+            CounterConfig { mode: MODE_SAMPLING, period: 900, ..counter(2, INSTRUCTIONS_USER) };
+        let branches = counter(1, 0xc4 | EVNTSEL_USR | EVNTSEL_EN);
+        let all = Config::new(&caps(), &[counter(0, INSTRUCTIONS_USER), branches, sampling]);
+        let less = all.unwrap().only_counting_without(0b1);
+        let expected = Config::new(&caps(), &[branches, counter(2, INSTRUCTIONS_USER)]);
+        assert_eq!(Ok(less), expected);
+    }
+
+    #[test]
     fn encoding_round_trips() {
         let config = Config::new(
             &caps(),

@@ -113,6 +113,7 @@ mod tests {
             RingRequest { pages: 2 * RING_PAGES_MAX, ..valid },
             RingRequest { pages: 1 << 31, ..valid },
             RingRequest { callers: RING_CALLERS_MAX + 1, ..valid },
+            RingRequest { callers: RING_CALLERS_MAX + 1, watermark: 1, ..valid },
             RingRequest { callers: u32::MAX, ..valid },
             RingRequest { watermark: 0, ..valid },
             RingRequest { watermark: 513, ..valid },

@@ -15,6 +15,8 @@ use super::held::EVENTS_MAX;
 use super::{EventConfig, Progress, fit};
 use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
 
+mod again;
+
 const USER: u64 = EVNTSEL_USR;
 
 fn event(select: u64, samples: bool) -> EventConfig {

@@ -104,6 +104,18 @@ mod tests {
     }
 
     #[test]
+    fn each_vendor_has_numbers_of_its_own() {
+        let of = |vendor| {
+            use Generic::{BranchMisses, Branches, Cycles, Instructions};
+            [Instructions, Cycles, Branches, BranchMisses].map(|event| select(event, vendor))
+        };
+        assert_eq!(of(VENDOR_INTEL), [0xc0, 0x3c, 0xc4, 0xc5].map(Some));
+        assert_eq!(of(VENDOR_AMD), [0xc0, 0x76, 0xc2, 0xc3].map(Some));
+        assert_eq!(of(7), [None; 4]);
+        assert_eq!(select(Generic::BusCycles, VENDOR_AMD), None);
+    }
+
+    #[test]
     fn the_hosts_consent_lets_everything_in_that_does_no_harm() {
         let all = caps(VENDOR_INTEL, CAPS_ALL_EVENTS);
         for event in [0x4f_24, 0x81_d0, 0xcf_2e, 0xc0_6f, 0x7f_88] {

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Events that come, start and stop again, where what is left is not the period, and where one of
+//! two is loaded already.
+
+use super::*;
+
+fn programmed(machine: &Machine, index: u32) -> (u32, u64) {
+    let slot = machine.on(0, |cpu| cpu.vcpu.events.slot(index)).unwrap();
+    let config = machine.programmed(0);
+    (config.sampling() & slot.bit(), config.period(slot))
+}
+
+#[test]
+fn what_is_left_of_an_events_period_is_loaded_and_not_the_period() {
+    let machine = Machine::new();
+    machine.on(0, |cpu| {
+        cpu.disable_events();
+        let index = cpu.add_event(&event(0xc0, true), None).unwrap();
+        cpu.start_event(index, 5_000, 1_300);
+        cpu.enable_events(None);
+    });
+    assert_eq!(machine.progress(0, 0), Progress { count: 0, left: 1_300 });
+    assert_eq!(programmed(&machine, 0).1, 1_300);
+    machine.execute(0, 1_300, 0);
+    assert_eq!(machine.on(0, |cpu| cpu.overflowed_events()), 1);
+    machine.on(0, |cpu| assert_eq!(cpu.next_period_of_event(0), 1));
+    assert_eq!(machine.progress(0, 0).left, 5_000);
+}
+
+#[test]
+fn of_two_events_that_come_at_once_each_may_be_the_one_to_load() {
+    for order in [[0xc0, 0xc4], [0xc4, 0xc0]] {
+        let machine = Machine::new();
+        left_behind(&machine, &[counter(3, BRANCHES)]);
+        machine.schedule(0, &order.map(|select| (event(select, false), 0)));
+        machine.execute(0, 70, 7);
+        let counts = [0, 1].map(|index| machine.progress(0, index).count);
+        let expected = order.map(|select| if select == 0xc0 { 70 } else { 7 });
+        assert_eq!(counts, expected);
+    }
+}
+
+#[test]
+fn an_interrupt_that_no_count_confirms_arms_again() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, true), 10_000)]);
+    for left in [9_400, 8_800] {
+        machine.execute(0, 600, 0);
+        machine.take_hypercalls();
+        machine.on(0, |cpu| {
+            assert_eq!(cpu.overflowed_events(), 0);
+            cpu.enable_events(None);
+        });
+        assert_eq!(machine.take_hypercalls(), [(0, OP_LOAD)]);
+        assert_eq!(programmed(&machine, 0).1, left);
+    }
+}
+
+#[test]
+fn an_event_that_samples_is_armed_where_its_select_is_loaded_already() {
+    let machine = Machine::new();
+    left_behind(&machine, &[counter(3, BRANCHES)]);
+    machine.schedule(0, &[(event(0xc4, true), 2_000)]);
+    assert_eq!(programmed(&machine, 0), (1 << 3, 2_000));
+}
+
+#[test]
+fn an_event_that_is_not_started_does_not_interrupt() {
+    let machine = Machine::new();
+    machine.on(0, |cpu| {
+        cpu.disable_events();
+        cpu.add_event(&event(0xc0, true), None).unwrap();
+        let other = cpu.add_event(&event(0xc4, false), None).unwrap();
+        cpu.start_event(other, 0, 0);
+        cpu.enable_events(None);
+    });
+    assert_eq!(machine.programmed(0).sampling(), 0);
+}
+
+#[test]
+fn an_event_that_is_stopped_has_not_overflowed() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, true), 1_000)]);
+    machine.execute(0, 1_500, 0);
+    machine.on(0, |cpu| {
+        cpu.disable_events();
+        cpu.stop_event(0);
+        assert_eq!(cpu.overflowed_events(), 0);
+    });
+}
+
+#[test]
+fn starting_and_stopping_one_event_loses_nothing_of_either() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0), (event(0xc4, false), 0)]);
+    machine.execute(0, 50, 5);
+    // With perf's PMU enabled, as where an overflow stops its event.
+    machine.on(0, |cpu| cpu.stop_event(1));
+    assert_eq!([0, 1].map(|index| machine.progress(0, index).count), [50, 5]);
+    machine.on(0, |cpu| cpu.enable_events(None));
+    machine.execute(0, 30, 3);
+    machine.on(0, |cpu| cpu.start_event(1, 0, 0));
+    assert_eq!([0, 1].map(|index| machine.progress(0, index).count), [30, 0]);
+}
+
+#[test]
+fn events_are_stalled_from_when_it_is_found_until_they_count() {
+    let machine = Machine::new();
+    let stalled = || machine.on(0, |cpu| cpu.events_are_stalled());
+    machine.schedule(0, &[(event(0xc0, false), 0)]);
+    for _ in 0..2 {
+        assert!(!stalled());
+        machine.revoke(0);
+        machine.progress(0, 0);
+        assert!(stalled(), "the host has stopped them");
+        // A thread's load brings them back.
+        let thread = machine.thread();
+        thread.start(&[counter(1, BRANCHES)]);
+        thread.stop();
+    }
+    assert!(!stalled());
+}
+
+#[test]
+fn events_that_perf_has_disabled_are_not_stalled() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0)]);
+    machine.on(0, |cpu| {
+        cpu.disable_events();
+        cpu.refuse(Errno::NODEV);
+        assert!(!cpu.events_are_stalled());
+    });
+}
+
+#[test]
+fn an_event_whose_only_counter_is_missing_is_not_there() {
+    let caps = shared_abi::PmuCaps { fixed: 0, ..Machine::caps() };
+    let reference = Generic::ReferenceCycles.perf();
+    let refused = EventConfig::new(&caps, TYPE_HARDWARE, reference, USER, false);
+    assert_eq!(refused, Err(Errno::NOENT));
+}
