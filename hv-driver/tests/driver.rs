@@ -340,7 +340,7 @@ fn a_restored_vcpu_goes_on_from_its_page() {
 
     let (mut other, vcpu) = restored(&m, true);
     let mut vcpu = vcpu.unwrap();
-    assert!(!m.page.seq.still(stamp), "who was reading starts over");
+    assert!(!m.page.seq.is_valid(stamp), "who was reading starts over");
     std::mem::swap(&mut other.page, &mut m.page);
     assert_eq!(other.sample(), sums, "nothing is lost or counted twice");
     assert_eq!(other.page.switches.load(Relaxed), m.page.switches.load(Relaxed));
@@ -396,7 +396,7 @@ fn what_was_a_page_is_not_written_to() {
     let stamp = m.page.seq.stamp();
     m.pmu.take_writes();
     m.on(0, |vcpu, cpu, _| vcpu.abandon(cpu));
-    assert!(m.page.seq.still(stamp));
+    assert!(m.page.seq.is_valid(stamp));
     assert!(m.pmu.take_writes().contains(&(IA32_PERFEVTSEL0, 0)), "nothing counts any more");
 }
 

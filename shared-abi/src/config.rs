@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a thread wants counted, and whether it may.
+//! The configuration of counters, and the rules by which it is valid.
 //!
 //! An event select says what a counter counts, in bits that the architecture defines (`EVNTSEL_*`
 //! in [`arch`](crate::arch)).
@@ -185,13 +185,14 @@ impl Config {
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
     }
 
-    /// What both count, side by side; `None` if they want the same counter for different events, or
-    /// if one of them interrupts.
+    /// The configuration that counts what both count; `None` if they use the same counter for
+    /// different events, or if one of them interrupts.
     pub fn beside(&self, other: &Config) -> Option<Config> {
         if self.sampling | other.sampling == 0 { self.joined(other) } else { None }
     }
 
-    /// What both count, side by side; `None` if they want the same counter for different events.
+    /// The configuration that counts what both count; `None` if they use the same counter for
+    /// different events.
     ///
     /// A counter interrupts if it does in one of them, and if it does in both, after the shorter
     /// distance.
@@ -214,7 +215,7 @@ impl Config {
         Some(both)
     }
 
-    /// Without these slots, and without interrupts.
+    /// The same configuration without the slots in `slots`, in which no counter interrupts.
     #[must_use]
     pub fn only_counting_without(&self, slots: u32) -> Config {
         let mut less = Self { slots: self.slots & !slots, ..Self::default() };
@@ -226,8 +227,10 @@ impl Config {
         less
     }
 
-    /// One counter, which interrupts after so many events if at all.  The caller takes it from what
-    /// was valid.
+    /// The configuration of a single counter, which interrupts after `distance` events if there is
+    /// a distance.
+    ///
+    /// It is not judged again: the caller takes the event select from a valid configuration.
     pub fn one(slot: PhysSlot, evntsel: u64, distance: Option<u64>) -> Config {
         let mut one = Self { slots: slot.bit(), ..Self::default() };
         if let Some(own) = one.evntsel.get_mut(slot.index()) {
@@ -240,7 +243,8 @@ impl Config {
         one
     }
 
-    /// The configuration as it crosses a boundary; gives the number of counters.
+    /// Writes the configuration in the form in which it crosses a boundary, and gives the number of
+    /// counters.
     pub fn encode(&self, counters: &mut [CounterConfig; MAX_SLOTS]) -> u32 {
         let mut used = 0;
         for (counter, slot) in counters.iter_mut().zip(slots_of(self.slots)) {

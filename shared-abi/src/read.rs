@@ -32,29 +32,30 @@ pub trait Counters {
     /// What the clock says, read after all earlier instructions.
     fn clock(&self) -> u64;
 
-    /// Has what is read next wait for all earlier instructions.
+    /// Makes what is read next wait until all earlier instructions have completed.
     #[inline(always)]
     fn fence(&self) {}
 
-    /// A word of a page.
+    /// Loads a word of a page.
     #[inline(always)]
     fn load(&self, word: &AtomicU64) -> u64 {
         word.load(Relaxed)
     }
 
-    /// Half a word of a page.
+    /// Loads half a word of a page.
     #[inline(always)]
     fn load_half(&self, half: &AtomicU32) -> u32 {
         half.load(Relaxed)
     }
 
-    /// Whether any bit of the two is set, by one branch.
+    /// Says whether a bit is set in either word, with a single branch.
     #[inline(always)]
     fn any(&self, one: u64, other: u64) -> bool {
         black_box(one | other) != 0
     }
 
-    /// The same word, which the compiler has computed here, and no longer knows anything of.
+    /// Gives the word back.  The compiler has to compute it here, and knows nothing of its value
+    /// afterwards.
     #[inline(always)]
     fn opaque(&self, word: u64) -> u64 {
         black_box(word)
@@ -97,8 +98,10 @@ pub fn read_thread<'a>(
     attempt::<true>(thread, vcpus, hw, counts)
 }
 
-/// One attempt of [`read_thread`]: the TSC, or `None` if it was disturbed, or the pages do not let
-/// the thread read directly.  Nothing is kept for another attempt, so this is shorter.
+/// Makes one attempt of [`read_thread`].  Gives the TSC, or `None` if the attempt was disturbed or
+/// the pages do not let the thread read directly.
+///
+/// It is shorter than [`read_thread`], because it keeps nothing for another attempt.
 #[inline(always)]
 pub fn try_read_thread<'a>(
     thread: &ThreadPage,
@@ -110,7 +113,7 @@ pub fn try_read_thread<'a>(
     (!hw.any(thread_change, vcpu_change)).then_some(tsc)
 }
 
-/// As [`read_thread`], but that the snapshot's TSC has no meaning.
+/// Reads as [`read_thread`] does, but without the TSC: that of the snapshot has no meaning.
 #[inline(always)]
 pub fn read_counts<'a>(
     thread: &ThreadPage,
@@ -123,8 +126,8 @@ pub fn read_counts<'a>(
 
 /// Attempts until one is undisturbed.
 ///
-/// Without the TSC, too, the answer is a whole [`Snapshot`]: compilers pack one of a word's size
-/// into that word, and take it apart again.
+/// The answer is a [`Snapshot`] even without the TSC.  Compilers pack an answer that fits into one
+/// word into that word and unpack it again, which costs more.
 #[inline(always)]
 fn attempt<'a, const TSC: bool>(
     thread: &ThreadPage,
@@ -143,7 +146,7 @@ fn attempt<'a, const TSC: bool>(
                 }
             }
             None => {
-                if let Some(answer) = otherwise(thread, vcpus, counts) {
+                if let Some(answer) = answer_indirectly(thread, vcpus, counts) {
                     return answer.map(|tsc| Snapshot { tsc, retries });
                 }
             }
@@ -155,8 +158,8 @@ fn attempt<'a, const TSC: bool>(
     }
 }
 
-/// One attempt of a running thread: its TSC, and twice 0 if nothing has disturbed it; `None` if the
-/// pages do not let it read directly.
+/// Makes one attempt for a running thread.  Gives its TSC and two words, which are both 0 if
+/// nothing has disturbed the attempt; `None` if the pages do not let the thread read directly.
 #[inline(always)]
 fn once<'a, const TSC: bool>(
     thread: &ThreadPage,
@@ -178,7 +181,7 @@ fn once<'a, const TSC: bool>(
     }
     let tsc = if TSC {
         let phys = vcpu_tsc(vcpu, hw);
-        // Compilers would rather keep its six parts until they know that the attempt succeeds.
+        // Compilers would otherwise keep its six parts until they know that the attempt succeeds.
         hw.opaque(log_thread(hw.load(&thread.tsc_sum), hw.load(&thread.tsc_start), phys))
     } else {
         hw.fence();
@@ -194,11 +197,12 @@ fn once<'a, const TSC: bool>(
     Some((tsc, [thread_change, vcpu_change]))
 }
 
-/// What a thread is told that is not running, its TSC's sum, or that may not read directly; `None`
-/// if that has just changed.
+/// Answers a read that was not made directly: with the sums of a thread that does not count now, of
+/// which it gives the TSC's, or with the reason why there is no value.  Gives `None` if the pages
+/// have changed meanwhile.
 #[cold]
 #[inline(never)]
-fn otherwise<'a>(
+fn answer_indirectly<'a>(
     thread: &ThreadPage,
     vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
     counts: &mut [u64],
@@ -214,10 +218,10 @@ fn otherwise<'a>(
     } else {
         Err(refusal(thread, vcpus, counts.len())?)
     };
-    thread.seq.still(stamp).then_some(answer)
+    thread.seq.is_valid(stamp).then_some(answer)
 }
 
-/// The sums of a thread that does not count now.  Gives the TSC's.
+/// Copies the sums of a thread that does not count now, and gives that of its TSC.
 fn sums(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     if counts.len() > thread.counters.load(Relaxed) as usize {
         return Err(ReadError::Malformed);
@@ -225,8 +229,8 @@ fn sums(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     Ok(copy_sums(thread, counts))
 }
 
-/// Why a thread whose page lets it read directly does not get `asked` counters; `None` if it does
-/// by now.
+/// Says why a thread whose page lets it read directly cannot be given `asked` counters; `None` if
+/// it can by now.
 fn refusal<'a>(
     thread: &ThreadPage,
     vcpus: impl Fn(u32) -> Option<&'a VcpuPage> + Copy,
@@ -246,9 +250,10 @@ fn refusal<'a>(
     } else {
         return None;
     };
-    vcpu.seq.still(stamp).then_some(refusal)
+    vcpu.seq.is_valid(stamp).then_some(refusal)
 }
-/// Gives the TSC's sum.
+
+/// Copies the sums of a thread's counters, and gives that of its TSC.
 fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
         *count = slot.sum.load(Relaxed);
@@ -256,8 +261,8 @@ fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     thread.tsc_sum.load(Relaxed)
 }
 
-/// Reads what was last published of any thread: its counters, of which `counts` keeps those in use,
-/// and its TSC.
+/// Reads what was last published of any thread, and gives its TSC.  Elements of `counts` behind the
+/// thread's last counter become 0.
 pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     for _ in 0..READ_ATTEMPTS_MAX {
         let stamp = thread.seq.stamp();
@@ -267,7 +272,7 @@ pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, Re
         let (used, unused) = counts.split_at_mut_checked(used).unwrap_or_default();
         unused.fill(0);
         let tsc = copy_sums(thread, used);
-        if thread.seq.still(stamp) {
+        if thread.seq.is_valid(stamp) {
             return if failed { Err(ReadError::NotLoaded(error)) } else { Ok(tsc) };
         }
     }
@@ -310,8 +315,11 @@ pub fn sample_vcpu(
     Ok(sample)
 }
 
-/// [`sample_vcpu`] for the paths that would notice the cost of clearing and copying a sample.
-/// Counters beyond those asked for stay as they were; after an error nothing in it is valid.
+/// Samples as [`sample_vcpu`] does, into a sample of the caller's, for paths that would notice the
+/// cost of clearing and copying one.
+///
+/// Counters of the sample that were not asked for stay as they were.  After an error nothing in it
+/// is valid.
 #[inline(always)]
 pub fn sample_vcpu_into(
     vcpu: &VcpuPage,
@@ -330,7 +338,7 @@ pub fn sample_vcpu_into(
             let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
             *count = vcpu_counter(counter, hw, hw.counter(slot.counter_index()));
         }
-        if vcpu.seq.still(stamp) {
+        if vcpu.seq.is_valid(stamp) {
             return Ok(());
         }
         sample.retries += 1;
@@ -353,8 +361,8 @@ pub fn try_sample_vcpu<const N: usize>(
     if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
         return None;
     }
-    // Compilers would rather keep what it is made of until they know that the attempt succeeds, and
-    // so with each counter.
+    // Compilers would otherwise keep all parts of the sum in registers until they know that the
+    // attempt succeeds, and the parts of each counter's sum as well.
     let tsc = hw.opaque(vcpu_tsc(vcpu, hw));
     let mut counts = [0; N];
     for (count, (slot, &index)) in counts.iter_mut().zip(slots.iter().zip(indices)) {
@@ -365,7 +373,8 @@ pub fn try_sample_vcpu<const N: usize>(
     (change == 0).then_some((tsc, counts))
 }
 
-/// What a vCPU has counted that may not count any more; [`sample_vcpu_into`] says that it may not.
+/// Samples a vCPU that may not count any more, for which [`sample_vcpu_into`] gives
+/// [`ReadError::NotDirect`]: the counters' last sums.
 pub fn sample_stopped_vcpu(
     vcpu: &VcpuPage,
     slots: &[PhysSlot],
@@ -377,7 +386,7 @@ pub fn sample_stopped_vcpu(
             let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
             *count = counter.sum.load(Relaxed);
         }
-        if vcpu.seq.still(stamp) {
+        if vcpu.seq.is_valid(stamp) {
             return Ok(());
         }
     }

@@ -2,10 +2,10 @@
 //! A thread's ring: its samples, written by the guest kernel where they happen.
 //!
 //! The ring is mapped from page [`RING_FIRST_PAGE`] of the descriptor on, as a whole, shared and
-//! read-only.  Record `n` is at place `n` modulo [`RingRequest::room`] from when
-//! [`ThreadPage::ring_written`](crate::ThreadPage::ring_written) is larger than `n` until
-//! [`IOC_RING_TAKE`](crate::ioctl::IOC_RING_TAKE) says so of what was taken.  What finds the ring
-//! full is counted in [`ThreadPage::ring_lost`](crate::ThreadPage::ring_lost).
+//! read-only.  Record `n` is at place `n` modulo [`RingRequest::room`] as soon as
+//! [`ThreadPage::ring_written`](crate::ThreadPage::ring_written) is larger than `n`.  It stays
+//! there until [`IOC_RING_TAKE`](crate::ioctl::IOC_RING_TAKE) says that it was taken.  Records that
+//! find the ring full are counted in [`ThreadPage::ring_lost`](crate::ThreadPage::ring_lost).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -23,8 +23,8 @@ pub struct RingRequest {
     pub pages: u32,
     /// Callers that each record has room for, up to [`RING_CALLERS_MAX`].
     pub callers: u32,
-    /// From how many records that were not taken on the descriptor can be read, as poll(2) says; 1
-    /// to [`room`](Self::room).
+    /// The number of records not taken yet from which poll(2) says that the descriptor can be read;
+    /// 1 to [`room`](Self::room).
     pub watermark: u32,
     /// 0.
     pub reserved: u32,
@@ -51,7 +51,7 @@ impl RingRequest {
         self.pages as usize * PAGE_BYTES / self.record_bytes()
     }
 
-    /// Whether there can be such a ring.
+    /// Whether the request is valid.
     pub const fn is_valid(&self) -> bool {
         self.pages.is_power_of_two()
             && self.pages <= RING_PAGES_MAX
@@ -64,7 +64,7 @@ impl RingRequest {
     }
 }
 
-/// What a sample is; as many `u64` as `callers` says follow.
+/// One sample.  Its callers are behind it: as many `u64` as `callers` says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct RingRecord {

@@ -3,14 +3,14 @@
 //!
 //! A page has one writer at a time and any number of readers, which may only map it read-only.
 //! The sequence word is odd while the page is being written.  A reader takes a [`stamp`], reads
-//! what it wants with relaxed loads, and asks whether the stamp is [still valid]; if not, what
+//! what it wants with relaxed loads, and asks whether the stamp [is valid]; if not, what
 //! it read may be torn or old and must be thrown away.
 //!
 //! Readers use relaxed loads and `fence(Acquire)` because any stronger load is not guaranteed to
 //! work on read-only memory (documentation of `core::sync::atomic`).
 //!
 //! [`stamp`]: Seq::stamp
-//! [still valid]: Seq::still
+//! [is valid]: Seq::is_valid
 
 use crate::sync::{AtomicU64, Ordering, fence, sealed};
 
@@ -21,7 +21,7 @@ pub struct Seq(AtomicU64);
 
 impl sealed::Shared for Seq {}
 
-/// What a reader remembers of a sequence word.
+/// The value of a sequence word when a read began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(u64);
 
@@ -36,16 +36,18 @@ impl Seq {
         stamp
     }
 
-    /// Whether everything loaded since [`stamp`](Self::stamp) belongs together.
+    /// Whether no write has begun since [`stamp`](Self::stamp), so that all that was loaded belongs
+    /// together.
     ///
     /// The check is one comparison at the end, not an early exit at an odd stamp, so that a failed
     /// attempt always costs the same number of instructions.
     #[inline(always)]
-    pub fn still(&self, stamp: Stamp) -> bool {
+    pub fn is_valid(&self, stamp: Stamp) -> bool {
         self.change(stamp, |word| word.load(Ordering::Relaxed)) == 0
     }
 
-    /// 0 if the stamp is [still](Self::still) valid; `load` loads the word.
+    /// Gives 0 if the stamp [is valid](Self::is_valid), and another number if it is not.  `load` is
+    /// what loads the word.
     #[inline(always)]
     pub fn change(&self, stamp: Stamp, load: impl FnOnce(&AtomicU64) -> u64) -> u64 {
         // ATOMICS: data loaded above is loaded before the second look at the word.
@@ -53,7 +55,10 @@ impl Seq {
         load(&self.0) ^ (stamp.0 & !1)
     }
 
-    /// How many writes a writer has made that is none any more, for one that goes on in its place.
+    /// How many writes have been made to the page.
+    ///
+    /// A writer keeps this number itself.  Only a writer that takes a page over from another one,
+    /// which is gone, reads it here.
     pub fn writes(&self) -> u64 {
         self.0.load(Ordering::Relaxed).div_ceil(2)
     }
@@ -75,7 +80,7 @@ impl Seq {
     }
 }
 
-/// A write under way.
+/// A write that has begun.  Dropping it ends the write.
 #[derive(Debug)]
 pub struct WriteGuard<'a> {
     seq: &'a Seq,
@@ -98,7 +103,7 @@ mod tests {
     #[test]
     fn a_quiet_page_is_consistent() {
         let seq = Seq::default();
-        assert!(seq.still(seq.stamp()));
+        assert!(seq.is_valid(seq.stamp()));
     }
 
     #[test]
@@ -110,7 +115,7 @@ mod tests {
         let mut writes = seq.writes();
         assert_eq!(writes, 2);
         drop(seq.write(&mut writes));
-        assert!(!seq.still(before));
+        assert!(!seq.is_valid(before));
         assert_eq!(seq.writes(), 3);
     }
 
@@ -120,11 +125,11 @@ mod tests {
         let before = seq.stamp();
         let guard = seq.write(&mut 0);
         let during = seq.stamp();
-        assert!(!seq.still(before));
-        assert!(!seq.still(during), "an odd stamp is never valid, even if unchanged");
+        assert!(!seq.is_valid(before));
+        assert!(!seq.is_valid(during), "an odd stamp is never valid, even if unchanged");
         drop(guard);
-        assert!(!seq.still(before));
-        assert!(!seq.still(during));
-        assert!(seq.still(seq.stamp()));
+        assert!(!seq.is_valid(before));
+        assert!(!seq.is_valid(during));
+        assert!(seq.is_valid(seq.stamp()));
     }
 }

@@ -65,8 +65,8 @@ impl PhysSlot {
     }
 }
 
-/// `index` if it is below `bound`, else 0, by arithmetic that nobody predicts; `bound` is at most
-/// 2^31.
+/// Gives `index` if it is below `bound`, and 0 if it is not, without a branch that a processor
+/// could predict wrongly.  `bound` is at most 2^31.
 fn masked(index: u32, bound: u32) -> u32 {
     // The compiler must not know that the check was made, or it would leave this out.
     let index = core::hint::black_box(index);

@@ -79,7 +79,7 @@ pub struct ThreadPage {
     /// W: guest kernel, unit: records.  Written into the thread's [`ring`](crate::ring); whoever
     /// has loaded it finds that many there.  `seq` does not order it.
     pub ring_written: AtomicU64,
-    /// W: guest kernel, unit: records.  Those that found the ring full.
+    /// W: guest kernel, unit: records.  Records that were lost because the ring was full.
     pub ring_lost: AtomicU64,
     /// W: guest kernel.  0.
     pub reserved_head: [AtomicU64; 5],

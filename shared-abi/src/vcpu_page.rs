@@ -17,7 +17,8 @@ pub const VCPU_DIRECT: u32 = 1 << 1;
 /// [`VcpuPage::flags`]: the clock that the guest reads is the one that `tsc_start` was read from.
 pub const VCPU_TSC: u32 = 1 << 2;
 
-/// [`VcpuPage::flags`]: the vCPU executes; a guest that does not find this was restored since.
+/// [`VcpuPage::flags`]: the vCPU executes.  A guest that executes and finds the bit clear was
+/// restored after the hypervisor had written the page.
 pub const VCPU_EXECUTING: u32 = 1 << 3;
 
 /// One physical counter as this vCPU sees it.
@@ -31,8 +32,8 @@ pub struct VcpuSlot {
     pub sum: AtomicU64,
     /// W: hypervisor, R: guest, unit: raw counter value.  What the hardware counter held when it
     /// last began to run: when the configuration was loaded, the vCPU was switched in, the guest
-    /// entered a mode in which it counts, or after an overflow's interrupt.  Of one that
-    /// interrupts, while the vCPU does not execute: what it is to go on from.
+    /// entered a mode in which it counts, or after an overflow's interrupt.  For a slot
+    /// that interrupts, while the vCPU does not execute: the value from which it goes on.
     pub start: AtomicU64,
     /// W: hypervisor, R: guest.  All bits of the counter's width while it is running for the ring
     /// that executes; 0 while it is not, which makes the formula yield `sum`.

@@ -29,7 +29,7 @@ impl Page {
     fn read(&self) -> Option<[u64; 2]> {
         let stamp = self.seq.stamp();
         let words = self.words.each_ref().map(|word| word.load(Relaxed));
-        self.seq.still(stamp).then_some(words)
+        self.seq.is_valid(stamp).then_some(words)
     }
 }
 

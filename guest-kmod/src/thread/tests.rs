@@ -834,7 +834,7 @@ fn an_interrupt_that_is_nobodys_leaves_a_thread_alone() {
     let untouched = |machine: &Machine| {
         let stamp = thread.page.seq.stamp();
         assert_eq!(interrupt(machine, &thread, 0), None);
-        thread.page.seq.still(stamp)
+        thread.page.seq.is_valid(stamp)
     };
     assert!(untouched(&machine), "nothing samples");
     thread.control(&sampling(1_000)).unwrap();
