@@ -9,22 +9,54 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 208
+#define PERFCTR_DRIVER_BYTES 192
 
 /*
  * Bytes of storage of a physical CPU.
  */
-#define PERFCTR_CPU_BYTES 648
+#define PERFCTR_CPU_BYTES 528
 
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2888
+#define PERFCTR_VCPU_BYTES 2424
+
+/*
+ * Bytes of storage of a domain, all zeroes at first.
+ */
+#define PERFCTR_DOMAIN_BYTES 16
 
 /*
  * Bytes of the largest argument of a hypercall.
  */
 #define PERFCTR_ARGUMENT_BYTES 776
+
+/*
+ * What the hypervisor has to do after the host has said something of a domain.
+ */
+enum perfctr_policy_change
+#if __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // __STDC_VERSION__ >= 202311L
+ {
+  /*
+   * Nothing: the domain could count already.
+   */
+  PERFCTR_POLICY_CHANGE_NOTHING = 0,
+  /*
+   * To revoke it on every physical CPU, and to interrupt the domain's vCPUs.
+   */
+  PERFCTR_POLICY_CHANGE_REVOKE = 1,
+  /*
+   * To interrupt the domain's vCPUs: their kernel asks again whether it may count.
+   */
+  PERFCTR_POLICY_CHANGE_TELL = 2,
+};
+#if __STDC_VERSION__ >= 202311L
+typedef enum perfctr_policy_change perfctr_policy_change;
+#else
+typedef uint32_t perfctr_policy_change;
+#endif // __STDC_VERSION__ >= 202311L
 
 /*
  * How the guest's kernel mode and user mode are told apart.
@@ -53,6 +85,11 @@ typedef uint32_t perfctr_rings;
  * A physical CPU as C holds it.
  */
 struct perfctr_core_cpu;
+
+/*
+ * A domain as C holds it, in its own structure of that.
+ */
+struct perfctr_core_domain;
 
 /*
  * The driver's settings, fixed at boot.
@@ -115,35 +152,29 @@ struct perfctr_cpuid {
 };
 
 /*
- * How often a vCPU may be interrupted by overflows.
+ * The option's words.
  */
-struct perfctr_rate {
+struct perfctr_options {
   /*
-   * Length of a window, unit: TSC ticks.
+   * The driver is on.
    */
-  uint64_t window_tsc;
+  bool on;
   /*
-   * Overflows per window, after which the next ones are put off.
+   * See Settings::all_domains.
    */
-  uint64_t overflows_max;
-};
-
-/*
- * What the host's administrator has asked for.
- */
-struct perfctr_settings {
+  bool all_domains;
   /*
-   * How often a vCPU may be interrupted.
-   */
-  struct perfctr_rate rate;
-  /*
-   * The last general counter measures the driver itself.
+   * See Settings::measure_cost.
    */
   bool measure_cost;
   /*
-   * Guests may count every event that is not known to harm others.
+   * See Settings::all_events.
    */
   bool all_events;
+  /*
+   * Overflows that a vCPU may have in each millisecond.
+   */
+  uint32_t overflows_per_ms;
 };
 
 /*
@@ -207,11 +238,20 @@ struct perfctr_guest {
 void perfctr_core_read_cpuid(struct perfctr_cpuid *cpuid);
 
 /*
+ * Reads the value of the option `perfctr`; gives 0, or -1 and in `why` what was expected.
+ */
+int perfctr_core_parse(const char *text,
+                       uint32_t length,
+                       struct perfctr_options *options,
+                       struct perfctr_why *why);
+
+/*
  * Decides whether this CPU is usable; gives 0, or -1 and why not.
  */
 int perfctr_core_init(struct perfctr_core_driver *driver,
                       const struct perfctr_cpuid *cpuid,
-                      const struct perfctr_settings *settings,
+                      const struct perfctr_options *options,
+                      uint64_t ticks_per_ms,
                       struct perfctr_why *why);
 
 /*
@@ -226,34 +266,54 @@ int perfctr_core_cpu_up(struct perfctr_core_cpu *cpu,
 /*
  * The physical CPU that executes this goes down, or is given back.
  */
-void perfctr_core_cpu_down(struct perfctr_core_cpu *cpu);
+void perfctr_core_cpu_down(const struct perfctr_core_cpu *cpu);
+
+/*
+ * Whether the host lets the domain count; `controls`: it is the control domain.
+ */
+bool perfctr_core_allows(const struct perfctr_core_driver *driver,
+                         const struct perfctr_core_domain *domain,
+                         bool controls);
+
+/*
+ * The host allows or forbids the domain to count; gives what is left to do.
+ */
+perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *driver,
+                                              const struct perfctr_core_domain *domain,
+                                              bool controls,
+                                              bool allowed);
 
 /*
  * The calling vCPU, `id` of `domain`, registers `page`, or goes on from what it says.
  */
-int perfctr_core_register(struct perfctr_core_cpu *cpu,
+int perfctr_core_register(const struct perfctr_core_cpu *cpu,
                           struct perfctr_core_vcpu *vcpu,
                           const struct perfctr_vcpu_page *page,
                           const struct perfctr_guest *guest,
                           uint32_t id,
-                          uint64_t domain,
-                          bool allowed,
+                          const struct perfctr_core_domain *domain,
+                          bool controls,
                           bool goes_on);
+
+/*
+ * The calling vCPU takes its page back; see Vcpu::unregister.
+ */
+void perfctr_core_unregister(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
  * See Vcpu::abandon.
  */
-void perfctr_core_abandon(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+void perfctr_core_abandon(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
  * A vCPU without a page is switched in.
  */
-void perfctr_core_run_stranger(struct perfctr_core_cpu *cpu);
+void perfctr_core_run_stranger(const struct perfctr_core_cpu *cpu);
 
 /*
  * See Vcpu::switch_from; gives whether to call perfctr_core_overflowed_at.
  */
-bool perfctr_core_switch_from(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+bool perfctr_core_switch_from(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
  * See Vcpu::overflowed_at.  To be called where the guest is sent the virtual interrupt, too.
@@ -269,25 +329,36 @@ void perfctr_core_set_clock(struct perfctr_core_vcpu *vcpu, const struct perfctr
 /*
  * See Vcpu::switch_to; gives whether to send the guest the virtual interrupt.
  */
-bool perfctr_core_switch_to(struct perfctr_core_cpu *cpu,
+bool perfctr_core_switch_to(const struct perfctr_core_cpu *cpu,
                             struct perfctr_core_vcpu *vcpu,
                             bool kernel,
-                            bool allowed);
+                            const struct perfctr_core_domain *domain,
+                            bool controls);
 
 /*
  * See Vcpu::toggle; gives whether to send the guest the virtual interrupt.
  */
-bool perfctr_core_toggle(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu, bool kernel);
+bool perfctr_core_toggle(const struct perfctr_core_cpu *cpu,
+                         struct perfctr_core_vcpu *vcpu,
+                         bool kernel);
 
 /*
- * The host forbids the domain of the vCPU that is current here; see Vcpu::revoke.
+ * Stops the vCPU that is current here if the host forbids its domain; gives whether it does.
  */
-void perfctr_core_revoke(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
+                         struct perfctr_core_vcpu *vcpu,
+                         const struct perfctr_core_domain *domain,
+                         bool controls);
 
 /*
- * The PMU has interrupted while `vcpu` executes, which is null if it has no page.
+ * The PMU has interrupted while `vcpu` is current, which is null if it has no page.
  */
-bool perfctr_core_interrupt(struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+bool perfctr_core_interrupt(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+
+/*
+ * Whether an NMI that has just come to the physical CPU of `cpu`, which is up, is the PMU's.
+ */
+bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu);
 
 /*
  * Adds this CPU's statistics to `total`.
@@ -339,9 +410,9 @@ extern int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length
 extern int perfctr_glue_permits(bool control);
 
 /*
- * Whether the host lets the current domain count.
+ * What the driver keeps of the current domain, and whether that is the control domain.
  */
-extern bool perfctr_glue_allowed(void);
+extern const struct perfctr_core_domain *perfctr_glue_domain(bool *controls);
 
 /*
  * The kind of the current domain; false if it can have no counters.
@@ -351,7 +422,7 @@ extern bool perfctr_glue_guest(struct perfctr_guest *guest);
 /*
  * This physical CPU's object.  Interrupts are disabled.
  */
-extern struct perfctr_core_cpu *perfctr_glue_cpu(void);
+extern const struct perfctr_core_cpu *perfctr_glue_cpu(void);
 
 /*
  * The current vCPU's object, or null.  Interrupts are disabled.
@@ -369,9 +440,9 @@ extern uint64_t perfctr_glue_machine(void);
 extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest, bool goes_on);
 
 /*
- * Unpins the current vCPU's page and frees its object.
+ * Calls `perfctr_core_unregister` for the current vCPU, which has a page, forgets its object
  */
-extern void perfctr_glue_forget(void);
+extern void perfctr_glue_unregister(void);
 
 /*
  * Allows or forbids a domain; gives 0 or a negative error number.

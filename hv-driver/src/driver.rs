@@ -5,9 +5,11 @@ use shared_abi::caps::CAPS_ALL_EVENTS;
 use shared_abi::{PhysSlot, PmuCaps};
 
 use crate::arch::{self, Identity, Refusal, Registers};
+use crate::serial::Serials;
+use crate::settings::{Rate, Settings};
 
 /// The driver's settings, fixed at boot.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Driver {
     /// The counters that guests may use.
     pub caps: PmuCaps,
@@ -19,33 +21,12 @@ pub struct Driver {
     pub rate: Rate,
     /// The boot CPU's, to which every CPU is compared.
     pub boot: Identity,
+    /// Every domain may count of which the host says nothing else.
+    pub all_domains: bool,
+    /// Numbers that domains have been given.
+    pub serials: Serials,
     /// Slots that count if their selectors say so: the guests' and the driver's own.
     enabled: u32,
-}
-
-/// How often a vCPU may be interrupted by overflows.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Rate {
-    /// Length of a window, unit: TSC ticks.
-    pub window_tsc: u64,
-    /// Overflows per window, after which the next ones are put off.
-    pub overflows_max: u64,
-}
-
-/// What the host's administrator has asked for.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Settings {
-    /// How often a vCPU may be interrupted.
-    pub rate: Rate,
-    /// The last general counter measures the driver itself.
-    ///
-    /// A guest with a page can then read how many instructions the hypervisor executes, so it is
-    /// for tests.
-    pub measure_cost: bool,
-    /// Guests may count every event that is not known to harm others.
-    pub all_events: bool,
 }
 
 impl Driver {
@@ -68,7 +49,16 @@ impl Driver {
             cost = PhysSlot::general(caps.general);
         }
         let enabled = caps.slots() | cost.map_or(0, PhysSlot::bit);
-        Ok(Self { caps, registers, cost, rate: settings.rate, boot: *identity, enabled })
+        Ok(Self {
+            caps,
+            registers,
+            cost,
+            rate: settings.rate,
+            boot: *identity,
+            all_domains: settings.all_domains,
+            serials: Serials::new(),
+            enabled,
+        })
     }
 
     /// The global enable bits of every counter but those in `stopped`.

@@ -16,6 +16,11 @@ pub trait Pmu: Counters {
     /// [`Vcpu::revoke`](crate::Vcpu::revoke) asks for may be ignored, since the hypervisor may have
     /// interrupted itself for it: it is asked for again when the vCPU is switched in.
     fn load_at_switch(&self, inside: u64, outside: u64);
+    /// From now on these slots interrupt when they overflow, and no others; if `seen`, one has
+    /// overflowed whose interrupt may still come.
+    ///
+    /// Hosts need not know whose PMU interrupts by a vector that nobody else uses.
+    fn expect_interrupts(&self, _slots: u32, _seen: bool) {}
 }
 
 /// The same PMU before it is known which of its registers are there.

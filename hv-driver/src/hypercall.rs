@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What a guest is given of what it asks for by hypercall.
 //!
-//! The hypervisor copies the caller's bytes once, between [`admit`], which asks who calls, and
+//! The hypervisor copies the caller's bytes once, between [`authorize`], which asks who calls, and
 //! [`serve`], which asks for what; everything here works on that copy.
 
 use shared_abi::hypercall::{
@@ -22,26 +22,70 @@ use crate::vcpu::Vcpu;
 /// Bytes of the largest argument.
 pub const ARGUMENT_BYTES_MAX: usize = size_of::<HvLoad>();
 
-/// What an operation is about.
+/// What a caller must be allowed to do for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Right {
-    /// The caller itself.
-    Use,
-    /// The whole host.
-    Control,
+pub enum Permission {
+    /// To count for itself.
+    Count,
+    /// To control the whole host.
+    ControlHost,
+}
+
+/// Every operation that there is; whatever else a caller asks for is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Query,
+    Register,
+    GoOn,
+    Unregister,
+    Load,
+    Stop,
+    Place,
+    Domain,
+    Stats,
+}
+
+impl Operation {
+    const fn new(op: u32) -> Result<Self, Errno> {
+        Ok(match op {
+            OP_QUERY => Self::Query,
+            OP_REGISTER => Self::Register,
+            OP_GO_ON => Self::GoOn,
+            OP_UNREGISTER => Self::Unregister,
+            OP_LOAD => Self::Load,
+            OP_STOP => Self::Stop,
+            OP_PLACE => Self::Place,
+            OP_DOMAIN => Self::Domain,
+            OP_STATS => Self::Stats,
+            _ => return Err(Errno::INVAL),
+        })
+    }
+
+    const fn permission(self) -> Permission {
+        match self {
+            Self::Query
+            | Self::Register
+            | Self::GoOn
+            | Self::Unregister
+            | Self::Load
+            | Self::Stop
+            | Self::Place => Permission::Count,
+            Self::Domain | Self::Stats => Permission::ControlHost,
+        }
+    }
 }
 
 /// The vCPU that makes a hypercall, and what the hypervisor does for it.
 pub trait Caller {
     /// The PMU of the CPU that executes this.
-    type Pmu: Pmu;
+    type Pmu<'a>: Pmu;
 
     /// Whether the hypervisor's security policy lets the caller do this at all.
     ///
     /// # Errors
     ///
     /// The error number to return.
-    fn permits(&self, right: Right) -> Result<(), Errno>;
+    fn permits(&self, permission: Permission) -> Result<(), Errno>;
     /// Whether the host lets the caller's domain count.
     fn is_allowed(&self) -> bool;
     /// A number of the caller's domain, see [`HvQuery::machine`].
@@ -49,12 +93,12 @@ pub trait Caller {
     /// The kind of guest, if it can be given counters.
     fn guest(&self) -> Option<Guest>;
     /// Runs `work` with interrupts disabled.
-    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, Self::Pmu>) -> R) -> R;
+    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, Self::Pmu<'_>>) -> R) -> R;
     /// Runs `work` with interrupts disabled, on the caller's state and page; `None` if it has none.
     /// The last argument is [`is_allowed`](Self::is_allowed) while nobody can change it.
     fn on_vcpu<R>(
         &mut self,
-        work: impl FnOnce(&mut Cpu<'_, Self::Pmu>, &mut Vcpu, &VcpuPage, bool) -> R,
+        work: impl FnOnce(&mut Cpu<'_, Self::Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
     ) -> Option<R>;
     /// Pins the page with this frame number, and calls [`Vcpu::register`], or [`Vcpu::go_on`].
     ///
@@ -62,8 +106,9 @@ pub trait Caller {
     ///
     /// `INVAL` not a writable page of the guest, `NOMEM`, and those of the latter.
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno>;
-    /// Unpins the caller's page and forgets its state.
-    fn forget(&mut self);
+    /// Calls [`Vcpu::unregister`] and forgets the caller's state, both before anybody else can see
+    /// that, and unpins its page.  The caller has one.
+    fn unregister(&mut self);
     /// Allows or forbids a domain.
     ///
     /// # Errors
@@ -80,16 +125,9 @@ pub trait Caller {
 /// # Errors
 ///
 /// The error number to return.
-pub fn admit(caller: &mut impl Caller, op: u32, length: usize) -> Result<(), Errno> {
+pub fn authorize(caller: &mut impl Caller, op: u32, length: usize) -> Result<(), Errno> {
     caller.on_cpu(|cpu| cpu.pcpu.stats.hypercall());
-    let right = match op {
-        OP_QUERY | OP_REGISTER | OP_UNREGISTER | OP_LOAD | OP_STOP | OP_PLACE | OP_GO_ON => {
-            Right::Use
-        }
-        OP_DOMAIN | OP_STATS => Right::Control,
-        _ => return Err(Errno::INVAL),
-    };
-    caller.permits(right)?;
+    caller.permits(Operation::new(op)?.permission())?;
     if length > ARGUMENT_BYTES_MAX { Err(Errno::INVAL) } else { Ok(()) }
 }
 
@@ -115,8 +153,8 @@ pub fn serve(
             register(driver, caller, gfn, observer, goes_on)?;
         }
         Request::Unregister => {
-            caller.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page)).ok_or(Errno::NXIO)?;
-            caller.forget();
+            caller.on_vcpu(|_, _, _, _| ()).ok_or(Errno::NXIO)?;
+            caller.unregister();
         }
         Request::Load(config) => load(caller, &config)?,
         Request::Stop => {
@@ -212,25 +250,26 @@ pub enum Request {
 ///
 /// The error number to return.
 pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> {
-    match op {
-        OP_QUERY => query(bytes),
-        OP_REGISTER | OP_GO_ON => {
+    let operation = Operation::new(op)?;
+    match operation {
+        Operation::Query => query(bytes),
+        Operation::Register | Operation::GoOn => {
             let argument = HvRegister::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             if argument.reserved != 0 {
                 return Err(Errno::INVAL);
             }
             let HvRegister { gfn, observer, .. } = argument;
-            Ok(Request::Register { gfn, observer, goes_on: op == OP_GO_ON })
+            Ok(Request::Register { gfn, observer, goes_on: operation == Operation::GoOn })
         }
-        OP_UNREGISTER | OP_STOP if !bytes.is_empty() => Err(Errno::INVAL),
-        OP_UNREGISTER => Ok(Request::Unregister),
-        OP_STOP => Ok(Request::Stop),
-        OP_LOAD => decode_load(driver, bytes),
-        OP_PLACE => {
+        Operation::Unregister if bytes.is_empty() => Ok(Request::Unregister),
+        Operation::Stop if bytes.is_empty() => Ok(Request::Stop),
+        Operation::Unregister | Operation::Stop => Err(Errno::INVAL),
+        Operation::Load => decode_load(driver, bytes),
+        Operation::Place => {
             let argument = HvPlace::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             PhysSlot::from_guest(argument.slot).map(Request::Place).ok_or(Errno::INVAL)
         }
-        OP_DOMAIN => {
+        Operation::Domain => {
             let argument = HvDomain::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
             match argument.enabled {
                 0 | 1 if argument.reserved == 0 => {
@@ -239,8 +278,8 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
                 _ => Err(Errno::INVAL),
             }
         }
-        OP_STATS if bytes.len() == size_of::<HvStats>() => Ok(Request::Stats),
-        _ => Err(Errno::INVAL),
+        Operation::Stats if bytes.len() == size_of::<HvStats>() => Ok(Request::Stats),
+        Operation::Stats => Err(Errno::INVAL),
     }
 }
 

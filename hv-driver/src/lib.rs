@@ -6,14 +6,17 @@
 //!   counters are in `sampling`, what kind of guest it belongs to in [`guest`].
 //! * [`Cpu`] is the physical CPU that executes; [`Pcpu`] knows what its selectors hold, and whose
 //!   events its counters.
-//! * [`Driver`] is what all CPUs share: capabilities, registers, settings.
+//! * [`Driver`] is what all CPUs share: capabilities, registers, and settings as [`settings`] reads
+//!   them.
+//! * [`policy`] is who may count, [`serial`] how domains are told apart.
 //! * [`hypercall`] decides what a guest is given of what it asks for.
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
+//! * [`nmi`] tells the PMU's interrupts from others, where all are non-maskable ones.
 //! * [`hal::Pmu`] is the hardware; [`arch`] knows which there is, where its registers are, and what
 //!   they hold.
 //!
 //! The crate is `no_std`, free of unsafe code and does not know its hypervisor: `ffi/` binds it to
-//! C, `glue/` to Xen.
+//! C, `glue/` to Xen and to KVM.
 #![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -23,19 +26,26 @@ pub mod driver;
 pub mod guest;
 pub mod hal;
 pub mod hypercall;
+pub mod nmi;
 pub mod pcpu;
+pub mod policy;
 pub(crate) mod publish;
 pub(crate) mod sampling;
+pub mod serial;
+pub mod settings;
 pub(crate) mod shares;
 pub mod stats;
 pub mod vcpu;
 
 pub use arch::{Identity, Refusal};
-pub use driver::{Driver, Rate, Settings};
+pub use driver::Driver;
 pub use guest::Guest;
 pub use hal::{Pmu, Probe};
+pub use nmi::ExpectedInterrupts;
 pub use pcpu::{Cpu, Pcpu};
-
+pub use policy::{Policy, PolicyChange};
 pub use publish::Left;
+pub use serial::{Serial, Serials};
+pub use settings::{Options, Rate, Settings};
 pub use stats::Stats;
 pub use vcpu::{Registration, Vcpu};

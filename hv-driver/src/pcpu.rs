@@ -8,10 +8,8 @@ use shared_abi::slot::slots_of;
 use crate::arch::{self, EVNTSEL_OWN_INSTRUCTIONS, Identity, Refusal, Selectors};
 use crate::driver::Driver;
 use crate::hal::{Pmu, Probe};
+use crate::serial::DomainSerial;
 use crate::stats::{Metered, Stats};
-
-/// A domain, numbered by the driver and never reused; 0 stands for every domain without pages.
-pub type DomainSerial = u64;
 
 /// Whose events counters hold: who else could read them must not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

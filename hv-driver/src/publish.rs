@@ -16,8 +16,6 @@ use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED, VCPU_T
 use shared_abi::version::{ABI_MAJOR, ABI_WORD, VCPU_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps, VcpuPage};
 
-use crate::shares::{Share, Shares};
-
 /// What the page says beside the counters; its fields are described there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
@@ -59,16 +57,23 @@ pub(crate) struct Publisher {
 }
 
 impl Publisher {
-    /// Fills a page that the guest has just registered for its vCPU `id`.
-    pub(crate) fn register(&mut self, page: &VcpuPage, id: u32, now: &State, shares: &Shares) {
+    /// Fills a page that the guest has just registered for its vCPU `id`, whose counters have
+    /// counted `sums`.
+    pub(crate) fn register(
+        &mut self,
+        page: &VcpuPage,
+        id: u32,
+        now: &State,
+        sums: impl Iterator<Item = u64>,
+    ) {
         page.magic.store(VCPU_PAGE_MAGIC, Relaxed);
         page.abi.store(ABI_WORD, Relaxed);
         page.size_bytes.store(VcpuPage::USED_BYTES, Relaxed);
         page.vcpu_id.store(id, Relaxed);
         let _writing = self.begin(page);
         state(page, now);
-        for (slot, share) in slots_of(ALL_SLOTS).zip(&shares.0) {
-            folded(page, slot, share);
+        for (slot, sum) in slots_of(ALL_SLOTS).zip(sums) {
+            folded(page, slot, sum);
         }
     }
 
@@ -108,19 +113,20 @@ pub(crate) fn state(page: &VcpuPage, now: &State) {
 
 /// Publishes a slot that does not run any more, as part of a write.
 #[inline(always)]
-pub(crate) fn folded(page: &VcpuPage, slot: PhysSlot, share: &Share) {
+pub(crate) fn folded(page: &VcpuPage, slot: PhysSlot, sum: u64) {
     if let Some(published) = page.slots.get(slot.index()) {
-        published.sum.store(share.sum, Relaxed);
+        published.sum.store(sum, Relaxed);
         published.mask.store(0, Relaxed);
     }
 }
 
-/// Publishes a slot that runs from now on, as part of a write; its sum is published already.
+/// Publishes a slot that runs from now on, where its counter, whose width is `mask`, holds `start`;
+/// as part of a write.  Its sum is published already.
 #[inline(always)]
-pub(crate) fn started(page: &VcpuPage, slot: PhysSlot, share: &Share) {
+pub(crate) fn started(page: &VcpuPage, slot: PhysSlot, start: u64, mask: u64) {
     if let Some(published) = page.slots.get(slot.index()) {
-        published.start.store(share.start, Relaxed);
-        published.mask.store(share.mask, Relaxed);
+        published.start.store(start, Relaxed);
+        published.mask.store(mask, Relaxed);
     }
 }
 

@@ -11,9 +11,9 @@ use shared_abi::limits::MAX_SLOTS;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, PhysSlot};
 
-use crate::driver::Rate;
 use crate::hal::Pmu;
 use crate::pcpu::Cpu;
+use crate::settings::Rate;
 use crate::shares::Shares;
 
 /// How far the next overflow is put off when a vCPU has had too many, unit: events.
@@ -55,6 +55,11 @@ impl Sampling {
     #[inline(always)]
     pub(crate) const fn slots(&self) -> u32 {
         self.slots
+    }
+
+    /// Those that have not overflowed since they were preset.
+    pub(crate) const fn armed(&self) -> u32 {
+        self.armed
     }
 
     /// These slots sample from now on.

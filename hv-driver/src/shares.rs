@@ -11,18 +11,18 @@ use crate::publish::{self, Left};
 
 /// One counter's share of the two-level formula.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Share {
-    pub(crate) sum: u64,
-    pub(crate) start: u64,
+struct Share {
+    sum: u64,
+    start: u64,
     /// The counter's width, as a mask.
-    pub(crate) mask: u64,
+    mask: u64,
     /// The counter's index.
     index: u32,
 }
 
 /// Those of all counters.
 #[derive(Debug)]
-pub(crate) struct Shares(pub(crate) [Share; MAX_SLOTS]);
+pub(crate) struct Shares([Share; MAX_SLOTS]);
 
 impl Shares {
     /// Of a vCPU that goes on from what it has left, or begins anew.
@@ -38,6 +38,11 @@ impl Shares {
         Self(shares)
     }
 
+    /// What each counter has counted.
+    pub(crate) fn sums(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(|share| share.sum)
+    }
+
     /// See [`Share::mask`].
     #[inline(always)]
     pub(crate) fn mask(&self, slot: PhysSlot) -> u64 {
@@ -50,7 +55,7 @@ impl Shares {
         let Some(own) = self.0.get_mut(slot.index()) else { return 0 };
         let raw = pmu.counter(own.index);
         own.sum = phys_star(own.sum, own.start, own.mask, raw);
-        publish::folded(page, slot, own);
+        publish::folded(page, slot, own.sum);
         raw
     }
 
@@ -59,7 +64,7 @@ impl Shares {
     pub(crate) fn start(&mut self, pmu: &impl Pmu, page: &VcpuPage, slot: PhysSlot) {
         if let Some(own) = self.0.get_mut(slot.index()) {
             own.start = pmu.counter(own.index);
-            publish::started(page, slot, own);
+            publish::started(page, slot, own.start, own.mask);
         }
     }
 }

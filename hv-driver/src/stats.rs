@@ -119,6 +119,10 @@ impl<P: Pmu> Pmu for Metered<'_, P> {
     fn load_at_switch(&self, inside: u64, outside: u64) {
         self.pmu.load_at_switch(inside, outside);
     }
+
+    fn expect_interrupts(&self, slots: u32, seen: bool) {
+        self.pmu.expect_interrupts(slots, seen);
+    }
 }
 
 #[cfg(test)]

@@ -19,9 +19,10 @@ use crate::arch::{self, Selectors};
 use crate::driver::Driver;
 use crate::guest::{Clock, Gate, Guest, Rings};
 use crate::hal::Pmu;
-use crate::pcpu::{Cpu, DomainSerial, Owner};
+use crate::pcpu::{Cpu, Owner};
 use crate::publish::{self, Left, Publisher, State};
 use crate::sampling::Sampling;
+use crate::serial::DomainSerial;
 use crate::shares::Shares;
 
 /// Which of the guest's modes executes.
@@ -97,7 +98,7 @@ impl Vcpu {
         if cpu.admit(owner) {
             cpu.program(&Selectors::NONE, |_| ());
         }
-        publisher.register(page, who.id, &state, &shares);
+        publisher.register(page, who.id, &state, shares.sums());
         let outside = if gate == Gate::Entry { caps.slots() } else { 0 };
         close(cpu, outside, 0);
         // Last, so that it is built where it is to be: hypervisors' stacks have no room for two.
@@ -142,6 +143,7 @@ impl Vcpu {
     /// The vCPU, which is switched in, gets another state than it has left: what was its page is no
     /// longer, and is not written to.
     pub fn abandon<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>) {
+        cpu.pmu.expect_interrupts(0, self.sampling.armed() != 0);
         self.configure(cpu.driver, &Config::default());
         load_at_switch(cpu, self.outside, 0);
         cpu.enter(HOOK_LOAD, |cpu| cpu.program(&self.selectors, |_| ()));
@@ -179,12 +181,17 @@ impl Vcpu {
     ) {
         cpu.enter(HOOK_LOAD, |cpu| {
             let _writing = self.publisher.begin(page);
+            let (sampled, overflows) = (self.sampling.slots(), self.state.overflows);
             self.fold(cpu.pmu, page, self.running);
             self.configure(cpu.driver, config);
             load_at_switch(cpu, self.outside, config.slots());
             self.arm(cpu);
             cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
             self.run(cpu.pmu, page, mode);
+            if sampled | self.sampling.slots() != 0 {
+                let seen = self.state.overflows != overflows;
+                cpu.pmu.expect_interrupts(self.sampling.armed(), seen);
+            }
             cpu.enable_except(self.stopped());
             self.state.generation = self.state.generation.wrapping_add(1);
             publish::selected(page, &self.config);
@@ -199,9 +206,17 @@ impl Vcpu {
     pub fn switch_from<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
         cpu.enter(HOOK_SWITCH_FROM, |cpu| {
             let _writing = self.publisher.begin(page);
+            let overflows = self.state.overflows;
             self.fold(cpu.pmu, page, self.running);
             if self.sampling.slots() != 0 {
                 cpu.enable_except(self.stopped());
+                let seen = self.state.overflows != overflows;
+                cpu.pmu.expect_interrupts(0, seen);
+                if seen {
+                    // Its interrupt may come too late to do so before another vCPU's overflow,
+                    // which would not interrupt then.
+                    cpu.acknowledge();
+                }
                 self.sampling.hold(cpu.pmu, |slot, raw| publish::held(page, slot, raw));
             }
             let now = self.clock.guest(cpu.pmu.clock());
@@ -246,6 +261,9 @@ impl Vcpu {
             self.state.executing = true;
             self.state.tsc_start = self.clock.guest(cpu.pmu.clock());
             self.run(cpu.pmu, page, mode);
+            if self.sampling.slots() != 0 {
+                cpu.pmu.expect_interrupts(self.sampling.armed(), false);
+            }
             if self.config.slots() != 0 {
                 cpu.enable_except(self.stopped());
             }
@@ -331,6 +349,7 @@ impl Vcpu {
             let sampling = self.running & slots;
             self.fold(cpu.pmu, page, sampling);
             cpu.acknowledge();
+            cpu.pmu.expect_interrupts(self.sampling.armed(), false);
             self.start(cpu.pmu, page, sampling);
             publish::state(page, &self.state);
         });
@@ -428,9 +447,16 @@ fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
 }
 
 /// Has the hardware let the slots in `inside` count in the guest, if it is to stop any `outside`.
+///
+/// Where the PMU is not the driver's it is to load 0 on both sides, which the hypervisor takes for
+/// nothing at all: that CPU may not have the register, and could not enter the guest.
 fn load_at_switch<P: Pmu>(cpu: &Cpu<'_, P>, outside: u32, inside: u32) {
-    if outside != 0 {
-        let outside = cpu.driver.enable_except(outside);
-        cpu.pmu.load_at_switch(arch::global_bits(inside), outside);
+    if outside == 0 {
+        return;
     }
+    let (inside, outside) = match cpu.pcpu.counts() {
+        true => (arch::global_bits(inside), cpu.driver.enable_except(outside)),
+        false => (0, 0),
+    };
+    cpu.pmu.load_at_switch(inside, outside);
 }

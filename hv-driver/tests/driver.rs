@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use hv_driver::guest::{Clock, Rings};
-use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Right, admit, serve};
+use hv_driver::hypercall::{ARGUMENT_BYTES_MAX, Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode::{self, Kernel, User};
 use hv_driver::{
     Cpu, Driver, Guest, Identity, Left, Pcpu, Pmu, Probe, Rate, Registration, Settings, Vcpu,
@@ -161,7 +161,8 @@ fn nehalem() -> Identity {
     }
 }
 
-const SETTINGS: Settings = Settings { rate: RATE, measure_cost: false, all_events: false };
+const SETTINGS: Settings =
+    Settings { rate: RATE, measure_cost: false, all_events: false, all_domains: false };
 
 const RATE: Rate = Rate { window_tsc: 1_000_000, overflows_max: 3 };
 
@@ -1193,16 +1194,17 @@ mod requests {
 
         /// The hypercall: what it returns, and whether the argument is copied back.
         fn call(&mut self, op: u32, bytes: &mut [u8]) -> Result<bool, Errno> {
-            admit(self, op, bytes.len())?;
+            authorize(self, op, bytes.len())?;
             serve(&driver(), self, op, bytes)
         }
     }
 
     impl Caller for Domain {
-        type Pmu = FakePmu;
+        type Pmu<'a> = FakePmu;
 
-        fn permits(&self, right: Right) -> Result<(), Errno> {
-            if right == Right::Control && !self.control { Err(Errno::PERM) } else { Ok(()) }
+        fn permits(&self, permission: Permission) -> Result<(), Errno> {
+            let refused = permission == Permission::ControlHost && !self.control;
+            if refused { Err(Errno::PERM) } else { Ok(()) }
         }
         fn is_allowed(&self) -> bool {
             self.allowed
@@ -1232,7 +1234,8 @@ mod requests {
             self.done.push(format!("{how} {gfn:#x} for {}", guest.observer));
             Ok(())
         }
-        fn forget(&mut self) {
+        fn unregister(&mut self) {
+            self.machine.on(0, |vcpu, cpu, page| vcpu.unregister(cpu, page));
             self.registered = false;
         }
         fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno> {
@@ -1323,7 +1326,7 @@ mod requests {
         }
         assert_eq!(refused(OP_STATS, &[0; 8]), Errno::INVAL);
         assert_eq!(refused(OP_LOAD, &vec![0; ARGUMENT_BYTES_MAX + 1]), Errno::INVAL);
-        let length = |bytes| admit(&mut Domain::new(), OP_LOAD, bytes);
+        let length = |bytes| authorize(&mut Domain::new(), OP_LOAD, bytes);
         assert_eq!(length(ARGUMENT_BYTES_MAX), Ok(()));
         assert_eq!(length(ARGUMENT_BYTES_MAX + 1), Err(Errno::INVAL));
         assert_eq!(length(usize::MAX), Err(Errno::INVAL));

@@ -94,7 +94,8 @@ impl Pmu for Memory {
 
 fn driver(boot: &Identity, measure_cost: bool) -> Driver {
     let rate = Rate { window_tsc: 1, overflows_max: 1 };
-    Driver::new(boot, &Settings { rate, measure_cost, all_events: false }).unwrap()
+    Driver::new(boot, &Settings { rate, measure_cost, all_events: false, all_domains: false })
+        .unwrap()
 }
 
 fn come_up(

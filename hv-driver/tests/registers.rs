@@ -4,9 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use hv_driver::driver::Settings;
 use hv_driver::guest::Guest;
 use hv_driver::pcpu::Cpu;
+use hv_driver::settings::Settings;
 use hv_driver::vcpu::{GuestMode, Registration};
 use hv_driver::{Driver, Identity, Pcpu, Pmu, Probe, Rate, Vcpu};
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
@@ -85,8 +85,11 @@ impl Machine {
             ..Identity::NONE
         };
         let rate = Rate { window_tsc: 1_000, overflows_max: 100 };
-        let driver =
-            Driver::new(&cpuid, &Settings { rate, measure_cost, all_events: false }).unwrap();
+        let driver = Driver::new(
+            &cpuid,
+            &Settings { rate, measure_cost, all_events: false, all_domains: false },
+        )
+        .unwrap();
         let (registers, mut pcpu, page) = (Registers::default(), Pcpu::new(), VcpuPage::default());
         let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &registers, number: 0 };
         cpu.come_up(&cpuid).unwrap();
@@ -166,8 +169,24 @@ fn what_did_not_interrupt_is_acknowledged_before_it_does() {
 fn sampling_counters_stop_with_their_vcpu() {
     let mut m = Machine::new(false);
     m.load(sampling(1, INSTRUCTIONS | 1 << 17));
+    m.registers.counter.set(1 << 47 | 5);
     let writes = m.writes(|vcpu, cpu, page| vcpu.switch_from(cpu, page));
     assert_eq!(writes, [(GLOBAL_CTRL, ALL & !0x2)]);
+}
+
+/// Its interrupt may come when another vCPU executes, or is not claimed any more where all are
+/// non-maskable: until it is acknowledged, no overflow of that counter interrupts.
+#[test]
+fn an_overflow_that_a_switch_has_seen_is_acknowledged_by_it() {
+    let mut m = Machine::new(false);
+    for _ in 0..2 {
+        m.load(sampling(1, INSTRUCTIONS | 1 << 17));
+        m.registers.counter.set(5);
+        m.registers.status.set(0x2);
+        let writes = m.writes(|vcpu, cpu, page| vcpu.switch_from(cpu, page));
+        assert_eq!(writes, [(GLOBAL_CTRL, ALL & !0x2), (GLOBAL_OVF_CTRL, 0x2)]);
+        m.writes(|vcpu, cpu, page| vcpu.switch_to(cpu, page, GuestMode::User, true));
+    }
 }
 
 #[test]

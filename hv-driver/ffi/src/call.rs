@@ -4,25 +4,28 @@
 
 use core::ffi::c_void;
 
-use hv_driver::hypercall::{self, Caller, Right};
+use hv_driver::hypercall::{self, Caller, Permission};
 use hv_driver::{Cpu, Driver, Guest, Vcpu};
 use shared_abi::hypercall::HvStats;
 use shared_abi::{Errno, VcpuPage};
 
-use crate::x86::{X86Pmu, without_interrupts};
+use crate::on_cpu::without_interrupts;
+use crate::x86::X86Pmu;
 use crate::{
-    from_return, perfctr_glue_add_stats, perfctr_glue_allowed, perfctr_glue_copy_in,
-    perfctr_glue_copy_out, perfctr_glue_cpu, perfctr_glue_forget, perfctr_glue_guest,
-    perfctr_glue_machine, perfctr_glue_permits, perfctr_glue_register, perfctr_glue_set_policy,
-    perfctr_glue_vcpu,
+    from_return, perfctr_glue_add_stats, perfctr_glue_copy_in, perfctr_glue_copy_out,
+    perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_machine, perfctr_glue_permits,
+    perfctr_glue_register, perfctr_glue_set_policy, perfctr_glue_unregister, perfctr_glue_vcpu,
 };
 
 /// The vCPU that executes this, in a hypercall.
-struct Current;
+struct Current<'a> {
+    driver: &'a Driver,
+}
 
 /// # Safety
 ///
-/// `argument` is storage of [`hypercall::ARGUMENT_BYTES_MAX`] bytes, aligned to 8.
+/// `argument` is storage of [`hypercall::ARGUMENT_BYTES_MAX`] bytes, aligned to 8, which nobody
+/// else uses meanwhile; `caller` is what C's copying functions expect.
 pub(crate) unsafe fn hypercall(
     driver: &Driver,
     caller: *mut c_void,
@@ -30,81 +33,88 @@ pub(crate) unsafe fn hypercall(
     argument: *mut c_void,
     length: u32,
 ) -> Result<(), Errno> {
-    hypercall::admit(&mut Current, op, length as usize)?;
+    let current = &mut Current { driver };
+    hypercall::authorize(current, op, length as usize)?;
     if length != 0 {
-        // SAFETY: no more than the storage holds, as `admit` makes sure.
+        // SAFETY: C writes `length` bytes to `argument`, which holds as many: `authorize` has
+        // compared it with the size that the storage has.
         from_return(unsafe { perfctr_glue_copy_in(caller, argument, length) })?;
     }
-    // SAFETY: so many bytes of the storage have just been written.
+    // SAFETY: C has just written these bytes of the storage, which nobody else uses; there are none
+    // if the length is 0.
     let bytes = unsafe { core::slice::from_raw_parts_mut(argument.cast(), length as usize) };
-    if hypercall::serve(driver, &mut Current, op, bytes)? {
-        // SAFETY: as before.
+    if hypercall::serve(driver, current, op, bytes)? {
+        // SAFETY: C reads as many bytes as it has written before.
         from_return(unsafe { perfctr_glue_copy_out(caller, argument, length) })?;
     }
     Ok(())
 }
 
-impl Caller for Current {
-    type Pmu = X86Pmu;
+impl Caller for Current<'_> {
+    type Pmu<'a> = X86Pmu<'a>;
 
-    fn permits(&self, right: Right) -> Result<(), Errno> {
-        // SAFETY: asks only.
-        from_return(unsafe { perfctr_glue_permits(right == Right::Control) })
+    fn permits(&self, permission: Permission) -> Result<(), Errno> {
+        let control = permission == Permission::ControlHost;
+        // SAFETY: C asks its security module about the current domain, and changes nothing.
+        from_return(unsafe { perfctr_glue_permits(control) })
     }
 
     fn is_allowed(&self) -> bool {
-        // SAFETY: asks only.
-        unsafe { perfctr_glue_allowed() }
+        let mut controls = false;
+        // SAFETY: C writes a valid `bool`, and gives the object in the current domain's structure,
+        // which lives at least as long as the domain's vCPU that executes this.
+        let domain = unsafe { &*perfctr_glue_domain(&raw mut controls) };
+        self.driver.allows(&domain.policy, controls)
     }
 
     fn machine(&self) -> u64 {
-        // SAFETY: asks only.
+        // SAFETY: C reads a number of the current domain, or makes one up.
         unsafe { perfctr_glue_machine() }
     }
 
     fn guest(&self) -> Option<Guest> {
         let mut guest = Guest::pv();
-        // SAFETY: C writes a valid structure, or nothing.
+        // SAFETY: C fills the structure and gives true, or leaves it as it is and gives false.
         unsafe { perfctr_glue_guest(&raw mut guest) }.then_some(guest)
     }
 
-    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, X86Pmu>) -> R) -> R {
-        without_interrupts(|| {
-            // SAFETY: this CPU's object, which nobody else touches while interrupts are disabled.
-            let cpu = unsafe { &mut *perfctr_glue_cpu() };
-            work(&mut cpu.cpu())
-        })
+    fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, X86Pmu<'_>>) -> R) -> R {
+        without_interrupts(|here| here.cpu(work))
     }
 
     fn on_vcpu<R>(
         &mut self,
-        work: impl FnOnce(&mut Cpu<'_, X86Pmu>, &mut Vcpu, &VcpuPage, bool) -> R,
+        work: impl FnOnce(&mut Cpu<'_, X86Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
     ) -> Option<R> {
-        without_interrupts(|| {
-            // SAFETY: as for `on_cpu`; the vCPU executes here.
-            let (cpu, vcpu) = unsafe { (&mut *perfctr_glue_cpu(), perfctr_glue_vcpu().as_mut()) };
-            let (vcpu, page) = vcpu?.parts();
-            Some(work(&mut cpu.cpu(), vcpu, page, self.is_allowed()))
+        without_interrupts(|here| {
+            // SAFETY: the object is the current vCPU's, which executes this: nobody else touches it
+            // before interrupts are enabled, and only this hypercall could take it away.
+            let (vcpu, page) = unsafe { perfctr_glue_vcpu().as_mut() }?.parts();
+            // Asked here, so that whoever forbids it meanwhile interrupts this CPU afterwards.
+            let allowed = self.is_allowed();
+            Some(here.cpu(|cpu| work(cpu, vcpu, page, allowed)))
         })
     }
 
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
-        // SAFETY: C checks the number; the structure is read only.
+        // SAFETY: C accepts any number, and reads the structure before it returns.
         from_return(unsafe { perfctr_glue_register(gfn, guest, goes_on) })
     }
 
-    fn forget(&mut self) {
-        // SAFETY: no reference to the object is left.
-        unsafe { perfctr_glue_forget() }
+    fn unregister(&mut self) {
+        // SAFETY: the current vCPU has a page, as the core has asked, and no reference to its
+        // object is left: `on_vcpu` lends it for its own duration only.
+        unsafe { perfctr_glue_unregister() }
     }
 
     fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno> {
-        // SAFETY: C checks the number.
+        // SAFETY: C accepts any number.
         from_return(unsafe { perfctr_glue_set_policy(domid, allowed) })
     }
 
     fn add_stats(&mut self, total: &mut HvStats) {
-        // SAFETY: C passes it on to one CPU after another while this one waits.
+        // SAFETY: C has each physical CPU call `perfctr_core_add_stats`, one after another, while
+        // this one waits: nobody else has `total` then.
         unsafe { perfctr_glue_add_stats(total) }
     }
 }

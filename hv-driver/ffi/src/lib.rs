@@ -2,48 +2,50 @@
 //! [`hv_driver`] as C functions named `perfctr_core_*`, and the functions named `perfctr_glue_*`
 //! that it needs of C; `cargo xtask headers` declares both for C.
 //!
-//! The glue owns all memory.  It hands in storage of the sizes stated here, aligned to 8 bytes, and
-//! calls with interrupts disabled on the physical CPU whose object it passes, so every reference
-//! made here is the only one while it lives.  Pages are shared with a guest that may write to them;
-//! they consist of atomics.
+//! The glue owns all memory.  It hands in storage of the sizes stated here, aligned to 8 bytes.
+//! Pages are shared with a guest that may write to them; they consist of atomics.
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C: raw pointers come in, symbols go out")]
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 
 use hv_driver::guest::Clock;
+use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Cpu, Driver, Guest, Identity, Left, Pcpu, Refusal, Registration, Settings, Vcpu};
+use hv_driver::{
+    Driver, Guest, Identity, Left, Options, Policy, PolicyChange, Refusal, Registration, Serial,
+    Vcpu,
+};
 use shared_abi::hypercall::{HvPlace, HvQuery, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
 mod call;
+mod on_cpu;
 mod x86;
 
-use x86::X86Pmu;
+use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 208;
+pub const DRIVER_BYTES: usize = 192;
 /// Bytes of storage of a physical CPU.
-pub const CPU_BYTES: usize = 648;
+pub const CPU_BYTES: usize = 528;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2888;
+pub const VCPU_BYTES: usize = 2424;
+/// Bytes of storage of a domain, all zeroes at first.
+pub const DOMAIN_BYTES: usize = 16;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
+// The header's generator needs numbers.  The compiler says what they have to be if they are not.
+const _: [(); DRIVER_BYTES] = [(); size_of::<Driver>()];
+const _: [(); CPU_BYTES] = [(); size_of::<CpuObject>()];
+const _: [(); VCPU_BYTES] = [(); size_of::<VcpuObject>()];
+const _: [(); DOMAIN_BYTES] = [(); size_of::<DomainObject>()];
+const _: [(); ARGUMENT_BYTES] = [(); hv_driver::hypercall::ARGUMENT_BYTES_MAX];
 const _: () = {
-    assert!(size_of::<Driver>() <= DRIVER_BYTES && align_of::<Driver>() <= 8);
-    assert!(size_of::<CpuObject>() <= CPU_BYTES && align_of::<CpuObject>() <= 8);
-    assert!(size_of::<VcpuObject>() <= VCPU_BYTES && align_of::<VcpuObject>() <= 8);
-    assert!(ARGUMENT_BYTES == hv_driver::hypercall::ARGUMENT_BYTES_MAX);
+    assert!(align_of::<Driver>() <= 8 && align_of::<CpuObject>() <= 8);
+    assert!(align_of::<VcpuObject>() <= 8 && align_of::<DomainObject>() <= 8);
 };
-
-/// A physical CPU as C holds it.
-pub struct CpuObject {
-    driver: *const Driver,
-    number: u32,
-    pcpu: Pcpu,
-}
 
 /// A vCPU with a page as C holds it.
 pub struct VcpuObject(VcpuParts);
@@ -55,23 +57,19 @@ struct VcpuParts {
     page: *const VcpuPage,
 }
 
-impl CpuObject {
-    #[inline(always)]
-    fn cpu(&mut self) -> Cpu<'_, X86Pmu> {
-        Cpu {
-            // SAFETY: the driver's storage is static.
-            driver: unsafe { &*self.driver },
-            pcpu: &mut self.pcpu,
-            pmu: &X86Pmu,
-            number: self.number,
-        }
-    }
+/// A domain as C holds it, in its own structure of that.
+///
+/// Zeroes are one of which nothing is known.
+pub struct DomainObject {
+    policy: Policy,
+    serial: Serial,
 }
 
 impl VcpuObject {
     #[inline(always)]
     fn parts(&mut self) -> (&mut Vcpu, &VcpuPage) {
-        // SAFETY: the page stays mapped while it is registered.
+        // SAFETY: C has promised `perfctr_core_register` that the page is mapped as long as there
+        // is this object.  It is atomics only: the guest may write to it whenever it likes.
         (&mut self.0.vcpu, unsafe { &*self.0.page })
     }
 }
@@ -98,11 +96,38 @@ fn mode(kernel: bool) -> GuestMode {
 /// `cpuid` is storage of one structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Identity) {
-    // SAFETY: the caller's promise.
+    // SAFETY: C passes a structure for it.
     unsafe { cpuid.write(x86::cpuid()) };
 }
 
+/// Reads the value of the option `perfctr`; gives 0, or -1 and in `why` what was expected.
+///
+/// # Safety
+///
+/// `text` is `length` bytes, `options` and `why` are storage of one structure each.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_parse(
+    text: *const c_char,
+    length: u32,
+    options: *mut Options,
+    why: *mut Why,
+) -> c_int {
+    // SAFETY: C passes a string of its own, which it does not change meanwhile, and its length.
+    let text = unsafe { core::slice::from_raw_parts(text.cast(), length as usize) };
+    match Options::parse(text) {
+        Some(read) => {
+            // SAFETY: C passes a structure for it.
+            unsafe { options.write(read) };
+            0
+        }
+        // SAFETY: C passes a structure for it.
+        None => unsafe { expected(settings::EXPECTED, 0, why) },
+    }
+}
+
 /// Decides whether this CPU is usable; gives 0, or -1 and why not.
+///
+/// `ticks_per_ms` is by how much the time-stamp counter advances.
 ///
 /// # Safety
 ///
@@ -111,16 +136,17 @@ pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Identity) {
 pub unsafe extern "C" fn perfctr_core_init(
     driver: *mut Driver,
     cpuid: &Identity,
-    settings: &Settings,
+    options: &Options,
+    ticks_per_ms: u64,
     why: *mut Why,
 ) -> c_int {
-    match Driver::new(cpuid, settings) {
+    match Driver::new(cpuid, &options.settings(ticks_per_ms)) {
         Ok(ready) => {
-            // SAFETY: the caller gives storage of this size.
+            // SAFETY: C passes storage of `DRIVER_BYTES` bytes, aligned to 8; nobody reads it yet.
             unsafe { driver.write(ready) };
             0
         }
-        // SAFETY: as above.
+        // SAFETY: C passes a structure for it.
         Err(refusal) => unsafe { refused(refusal, why) },
     }
 }
@@ -131,10 +157,20 @@ pub unsafe extern "C" fn perfctr_core_init(
 ///
 /// `why` is storage of one structure.
 unsafe fn refused(refusal: Refusal, why: *mut Why) -> c_int {
-    let (expected, found) = refusal.describe();
-    let expected_bytes = expected.len() as u32;
-    // SAFETY: the caller's promise.
-    unsafe { why.write(Why { expected: expected.as_ptr(), expected_bytes, found }) };
+    let (text, found) = refusal.describe();
+    // SAFETY: the caller's promise is the same.
+    unsafe { expected(text, found, why) }
+}
+
+/// Gives -1, and says what was expected and found.
+///
+/// # Safety
+///
+/// `why` is storage of one structure.
+unsafe fn expected(text: &'static str, found: u32, why: *mut Why) -> c_int {
+    let expected_bytes = text.len() as u32;
+    // SAFETY: `why` is storage for one, says the caller; the text is static.
+    unsafe { why.write(Why { expected: text.as_ptr(), expected_bytes, found }) };
     -1
 }
 
@@ -145,8 +181,8 @@ unsafe fn refused(refusal: Refusal, why: *mut Why) -> c_int {
 ///
 /// # Safety
 ///
-/// `cpu` is storage of `CPU_BYTES` bytes, `why` of one structure; `driver` is initialised and never
-/// freed.
+/// `cpu` is storage of `CPU_BYTES` bytes that nobody uses, not even an NMI, `why` of one structure;
+/// `driver` is initialised and never freed.  Interrupts are disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_cpu_up(
     cpu: *mut CpuObject,
@@ -155,23 +191,51 @@ pub unsafe extern "C" fn perfctr_core_cpu_up(
     cpuid: Option<&Identity>,
     why: *mut Why,
 ) -> c_int {
-    // SAFETY: the caller gives storage of this size, to nobody else.
+    // SAFETY: C passes this CPU's storage, of `CPU_BYTES` bytes and aligned to 8, and nobody uses
+    // what it held before: the CPU was not up.
     let cpu = unsafe {
-        cpu.write(CpuObject { driver, number, pcpu: Pcpu::new() });
-        &mut *cpu
+        cpu.write(CpuObject::new(driver, number));
+        &*cpu
     };
-    let cpu = &mut cpu.cpu();
-    match cpu.come_up(cpuid.unwrap_or(&cpu.driver.boot)) {
+    // SAFETY: C calls this on the CPU itself, with interrupts disabled until this returns.
+    let mut here = unsafe { OnCpu::new(cpu) };
+    match here.cpu(|cpu| cpu.come_up(cpuid.unwrap_or(&cpu.driver.boot))) {
         Ok(()) => 0,
-        // SAFETY: as above.
+        // SAFETY: C passes a structure for it.
         Err(refusal) => unsafe { refused(refusal, why) },
     }
 }
 
 /// The physical CPU that executes this goes down, or is given back.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_cpu_down(cpu: &mut CpuObject) {
-    cpu.cpu().go_down();
+pub unsafe extern "C" fn perfctr_core_cpu_down(cpu: &CpuObject) {
+    // SAFETY: C calls this on the CPU that goes down, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| cpu.go_down());
+}
+
+/// Whether the host lets the domain count; `controls`: it is the control domain.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_allows(
+    driver: &Driver,
+    domain: &DomainObject,
+    controls: bool,
+) -> bool {
+    driver.allows(&domain.policy, controls)
+}
+
+/// The host allows or forbids the domain to count; gives what is left to do.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_set_policy(
+    driver: &Driver,
+    domain: &DomainObject,
+    controls: bool,
+    allowed: bool,
+) -> PolicyChange {
+    domain.policy.set(driver, controls, allowed)
 }
 
 /// The calling vCPU, `id` of `domain`, registers `page`, or goes on from what it says.
@@ -180,59 +244,93 @@ pub extern "C" fn perfctr_core_cpu_down(cpu: &mut CpuObject) {
 ///
 /// # Safety
 ///
-/// `vcpu` is storage of `VCPU_BYTES` bytes; `page` stays mapped until it is freed.
+/// `vcpu` is storage of `VCPU_BYTES` bytes; `page` stays mapped until that is freed; `cpu` is the
+/// object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_register(
-    cpu: &mut CpuObject,
+    cpu: &CpuObject,
     vcpu: *mut VcpuObject,
     page: *const VcpuPage,
     guest: &Guest,
     id: u32,
-    domain: u64,
-    allowed: bool,
+    domain: &DomainObject,
+    controls: bool,
     goes_on: bool,
 ) -> c_int {
-    let who = Registration { id, domain, guest: *guest, allowed };
-    // SAFETY: the caller passes a mapped page.
-    let (cpu, shared) = (&mut cpu.cpu(), unsafe { &*page });
-    let left = if goes_on {
-        match Left::of(shared, &cpu.driver.caps) {
-            Ok(_) if !cpu.pcpu.counts() => return Errno::NODEV.to_return(),
-            Ok(left) => Some(left),
+    // SAFETY: C calls this for the vCPU that executes here, with interrupts disabled.
+    let mut here = unsafe { OnCpu::new(cpu) };
+    // SAFETY: C has pinned the page and mapped it; it is atomics, whatever the guest writes there.
+    let shared = unsafe { &*page };
+    here.cpu(|cpu| {
+        let left = match goes_on.then(|| Left::of(shared, &cpu.driver.caps)).transpose() {
+            Ok(Some(_)) if !cpu.pcpu.counts() => return Errno::NODEV.to_return(),
+            Ok(left) => left,
             Err(errno) => return errno.to_return(),
+        };
+        let who = Registration {
+            id,
+            domain: domain.serial.of(&cpu.driver.serials),
+            guest: *guest,
+            allowed: cpu.driver.allows(&domain.policy, controls),
+        };
+        let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
+        // SAFETY: C passes storage of `VCPU_BYTES` bytes, aligned to 8, that nobody has found yet:
+        // interrupts are disabled, and only this CPU looks for the current vCPU's.
+        let own = unsafe {
+            vcpu.write(VcpuObject(VcpuParts { vcpu: registered, page }));
+            &mut *vcpu
+        };
+        if let Some(left) = &left {
+            own.0.vcpu.go_on(cpu, shared, left);
         }
-    } else {
-        None
-    };
-    let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
-    // SAFETY: the caller gives storage of this size, to nobody else.
-    let own = unsafe {
-        vcpu.write(VcpuObject(VcpuParts { vcpu: registered, page }));
-        &mut *vcpu
-    };
-    if let Some(left) = &left {
-        own.0.vcpu.go_on(cpu, shared, left);
-    }
-    0
+        0
+    })
+}
+
+/// The calling vCPU takes its page back; see [`Vcpu::unregister`].
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_unregister(cpu: &CpuObject, vcpu: &mut VcpuObject) {
+    let (vcpu, page) = vcpu.parts();
+    // SAFETY: C calls this in the vCPU's hypercall, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| vcpu.unregister(cpu, page));
 }
 
 /// See [`Vcpu::abandon`].
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_abandon(cpu: &mut CpuObject, vcpu: &mut VcpuObject) {
-    vcpu.0.vcpu.abandon(&mut cpu.cpu());
+pub unsafe extern "C" fn perfctr_core_abandon(cpu: &CpuObject, vcpu: &mut VcpuObject) {
+    // SAFETY: C calls this where the vCPU is loaded, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| vcpu.0.vcpu.abandon(cpu));
 }
 
 /// A vCPU without a page is switched in.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_run_stranger(cpu: &mut CpuObject) {
-    cpu.cpu().run_stranger();
+pub unsafe extern "C" fn perfctr_core_run_stranger(cpu: &CpuObject) {
+    // SAFETY: C calls this in its switch of vCPUs, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| cpu.run_stranger());
 }
 
 /// See [`Vcpu::switch_from`]; gives whether to call [`perfctr_core_overflowed_at`].
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_switch_from(cpu: &mut CpuObject, vcpu: &mut VcpuObject) -> bool {
+pub unsafe extern "C" fn perfctr_core_switch_from(cpu: &CpuObject, vcpu: &mut VcpuObject) -> bool {
     let (vcpu, page) = vcpu.parts();
-    vcpu.switch_from(&mut cpu.cpu(), page)
+    // SAFETY: C calls this in its switch of vCPUs, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| vcpu.switch_from(cpu, page))
 }
 
 /// See [`Vcpu::overflowed_at`].  To be called where the guest is sent the virtual interrupt, too.
@@ -248,56 +346,112 @@ pub extern "C" fn perfctr_core_set_clock(vcpu: &mut VcpuObject, clock: &Clock) {
 }
 
 /// See [`Vcpu::switch_to`]; gives whether to send the guest the virtual interrupt.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_switch_to(
-    cpu: &mut CpuObject,
+pub unsafe extern "C" fn perfctr_core_switch_to(
+    cpu: &CpuObject,
     vcpu: &mut VcpuObject,
     kernel: bool,
-    allowed: bool,
+    domain: &DomainObject,
+    controls: bool,
 ) -> bool {
     let (vcpu, page) = vcpu.parts();
-    vcpu.switch_to(&mut cpu.cpu(), page, mode(kernel), allowed)
+    // SAFETY: C calls this in its switch of vCPUs, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| {
+        let allowed = cpu.driver.allows(&domain.policy, controls);
+        vcpu.switch_to(cpu, page, mode(kernel), allowed)
+    })
 }
 
 /// See [`Vcpu::toggle`]; gives whether to send the guest the virtual interrupt.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_toggle(
-    cpu: &mut CpuObject,
+pub unsafe extern "C" fn perfctr_core_toggle(
+    cpu: &CpuObject,
     vcpu: &mut VcpuObject,
     kernel: bool,
 ) -> bool {
     let (vcpu, page) = vcpu.parts();
-    vcpu.toggle(&mut cpu.cpu(), page, mode(kernel))
+    // SAFETY: C calls this where its guest changes the mode, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| vcpu.toggle(cpu, page, mode(kernel)))
 }
 
-/// The host forbids the domain of the vCPU that is current here; see [`Vcpu::revoke`].
+/// Stops the vCPU that is current here if the host forbids its domain; gives whether it does.
+///
+/// See [`Vcpu::revoke`].
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_revoke(cpu: &mut CpuObject, vcpu: &mut VcpuObject) {
+pub unsafe extern "C" fn perfctr_core_revoke(
+    cpu: &CpuObject,
+    vcpu: &mut VcpuObject,
+    domain: &DomainObject,
+    controls: bool,
+) -> bool {
     let (vcpu, page) = vcpu.parts();
-    vcpu.revoke(&mut cpu.cpu(), page);
+    // SAFETY: C calls this in an interrupt of its own, with interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| {
+        // It may have been allowed again since the interrupt was sent.
+        let forbidden = !cpu.driver.allows(&domain.policy, controls);
+        if forbidden {
+            vcpu.revoke(cpu, page);
+        }
+        forbidden
+    })
 }
 
-/// The PMU has interrupted while `vcpu` executes, which is null if it has no page.
+/// The PMU has interrupted while `vcpu` is current, which is null if it has no page.
 ///
 /// Gives whether to send it the virtual interrupt.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_interrupt(
-    cpu: &mut CpuObject,
+pub unsafe extern "C" fn perfctr_core_interrupt(
+    cpu: &CpuObject,
     vcpu: Option<&mut VcpuObject>,
 ) -> bool {
-    let mut cpu = cpu.cpu();
-    let Some(vcpu) = vcpu else {
-        cpu.acknowledge();
-        return false;
-    };
-    let (vcpu, page) = vcpu.parts();
-    vcpu.interrupt(&mut cpu, page)
+    // SAFETY: C calls this in the PMU's interrupt, or in one that its NMI has asked for, with
+    // interrupts disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| match vcpu {
+        Some(vcpu) => {
+            let (vcpu, page) = vcpu.parts();
+            vcpu.interrupt(cpu, page)
+        }
+        None => {
+            cpu.acknowledge();
+            false
+        }
+    })
+}
+
+/// Whether an NMI that has just come to the physical CPU of `cpu`, which is up, is the PMU's.
+///
+/// It may have interrupted any other entry there.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject) -> bool {
+    cpu.explains_nmi()
 }
 
 /// Adds this CPU's statistics to `total`.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_add_stats(cpu: &CpuObject, total: &mut HvStats) {
-    cpu.pcpu.stats.add_to(total);
+pub unsafe extern "C" fn perfctr_core_add_stats(cpu: &CpuObject, total: &mut HvStats) {
+    // SAFETY: C calls this in an interrupt of its own, or where the CPU goes down, with interrupts
+    // disabled.
+    unsafe { OnCpu::new(cpu) }.cpu(|cpu| cpu.pcpu.stats.add_to(total));
 }
 
 /// What a guest is told that may not count; see [`hv_driver::hypercall::answer`].
@@ -321,7 +475,8 @@ pub unsafe extern "C" fn perfctr_core_hypercall(
     argument: *mut c_void,
     length: u32,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: C passes storage of `ARGUMENT_BYTES` bytes on its stack, aligned to 8, and what its
+    // own copying functions expect.
     match unsafe { call::hypercall(driver, caller, op, argument, length) } {
         Ok(()) => 0,
         Err(errno) => errno.to_return(),
@@ -344,20 +499,21 @@ unsafe extern "C" {
     /// Whether the security policy lets the current domain use, or control, counters: 0 or an
     /// error.
     fn perfctr_glue_permits(control: bool) -> c_int;
-    /// Whether the host lets the current domain count.
-    fn perfctr_glue_allowed() -> bool;
+    /// What the driver keeps of the current domain, and whether that is the control domain.
+    fn perfctr_glue_domain(controls: *mut bool) -> *const DomainObject;
     /// The kind of the current domain; false if it can have no counters.
     fn perfctr_glue_guest(guest: *mut Guest) -> bool;
     /// This physical CPU's object.  Interrupts are disabled.
-    fn perfctr_glue_cpu() -> *mut CpuObject;
+    fn perfctr_glue_cpu() -> *const CpuObject;
     /// The current vCPU's object, or null.  Interrupts are disabled.
     fn perfctr_glue_vcpu() -> *mut VcpuObject;
     /// A number of the current domain, see `HvQuery::machine`.
     fn perfctr_glue_machine() -> u64;
     /// Pins the frame and registers it for the current vCPU, or goes on with it; 0 or an error.
     fn perfctr_glue_register(gfn: u64, guest: *const Guest, goes_on: bool) -> c_int;
-    /// Unpins the current vCPU's page and frees its object.
-    fn perfctr_glue_forget();
+    /// Calls `perfctr_core_unregister` for the current vCPU, which has a page, forgets its object
+    /// before interrupts are enabled again, and then unpins the page and frees the object.
+    fn perfctr_glue_unregister();
     /// Allows or forbids a domain; gives 0 or a negative error number.
     fn perfctr_glue_set_policy(domid: u32, allowed: bool) -> c_int;
     /// Calls `perfctr_core_add_stats` for every physical CPU, one after another.

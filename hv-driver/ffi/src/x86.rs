@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The registers themselves.
+#![expect(unsafe_code, reason = "MSRs and RDPMC")]
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 
-use hv_driver::{Identity, Pmu, Probe};
+use hv_driver::{ExpectedInterrupts, Identity, Pmu, Probe};
 use shared_abi::read::Counters;
 
 use crate::{perfctr_glue_load_at_switch, perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
 
-/// The PMU of the CPU that executes this, in ring 0.
+/// What may be read at any moment, in ring 0.
 ///
 /// RDPMC, RDTSC and RDMSR clear the high halves of RAX and RDX (SDM volume 2).
 #[derive(Debug)]
-pub struct X86Pmu;
+pub(crate) struct Registers;
 
-impl Counters for X86Pmu {
+impl Counters for Registers {
     #[inline(always)]
     fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: ring 0 may read every counter that CPUID announced; the core passes no other.
+        // SAFETY: RDPMC faults for a counter that does not exist, and changes nothing else.  The
+        // core passes indices of slots that CPUID has announced, and each of those counters was
+        // read and written where a fault is caught when this CPU came up.
         unsafe {
             asm!("rdpmc", in("ecx") index, out("rax") low, out("rdx") high,
                  options(nostack, preserves_flags));
@@ -30,7 +33,7 @@ impl Counters for X86Pmu {
     #[inline(always)]
     fn clock(&self) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: reading the time-stamp counter has no effect.
+        // SAFETY: ring 0 may always execute RDTSC, and it writes nothing but these two registers.
         unsafe {
             asm!("rdtsc", out("rax") low, out("rdx") high, options(nostack, preserves_flags));
         }
@@ -38,11 +41,31 @@ impl Counters for X86Pmu {
     }
 }
 
-impl Pmu for X86Pmu {
+/// The PMU of the CPU that executes this; made of an `OnCpu` only.
+#[derive(Debug)]
+pub(crate) struct X86Pmu<'a> {
+    pub(crate) expected: &'a ExpectedInterrupts,
+}
+
+impl Counters for X86Pmu<'_> {
+    #[inline(always)]
+    fn counter(&self, index: u32) -> u64 {
+        Registers.counter(index)
+    }
+
+    #[inline(always)]
+    fn clock(&self) -> u64 {
+        Registers.clock()
+    }
+}
+
+impl Pmu for X86Pmu<'_> {
     #[inline(always)]
     fn read_register(&self, msr: u32) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: the core names only PMU registers that CPUID announced.
+        // SAFETY: RDMSR faults for a register that does not exist, and changes nothing.  The core
+        // reads registers of the PMU that CPUID has announced, which were tried when this CPU came
+        // up.
         unsafe {
             asm!("rdmsr", in("ecx") msr, out("rax") low, out("rdx") high,
                  options(nostack, preserves_flags));
@@ -52,8 +75,9 @@ impl Pmu for X86Pmu {
 
     #[inline(always)]
     fn write_register(&self, msr: u32, value: u64) {
-        // SAFETY: the core names only PMU registers that CPUID announced, and writes only event
-        // selects that it has validated; none of them can reach memory.
+        // SAFETY: the core writes registers of the PMU that were tried when this CPU came up, and
+        // of an event select only bits that `Config::new` lets a guest set.  None of them makes the
+        // PMU write to memory: the one that would, PEBS, it only ever clears.
         unsafe {
             asm!("wrmsr", in("ecx") msr, in("eax") value as u32, in("edx") (value >> 32) as u32,
                  options(nostack, preserves_flags));
@@ -62,22 +86,33 @@ impl Pmu for X86Pmu {
 
     #[inline(always)]
     fn load_at_switch(&self, inside: u64, outside: u64) {
-        // SAFETY: C notes both for the current vCPU; the core enables only counters that it drives.
+        // SAFETY: C notes two numbers for the vCPU that is current here.  The hardware loads them
+        // into the register that enables counters, whose bits are those of the driver's counters.
         unsafe { perfctr_glue_load_at_switch(inside, outside) }
+    }
+
+    fn expect_interrupts(&self, slots: u32, seen: bool) {
+        self.expected.expect(slots, seen, self.clock());
     }
 }
 
-impl Probe for X86Pmu {
+impl Probe for X86Pmu<'_> {
     fn try_read_register(&self, msr: u32) -> Option<u64> {
-        let mut value = 0;
-        // SAFETY: C catches the fault, and writes only to `value`.
-        unsafe { perfctr_glue_try_rdmsr(msr, &raw mut value) }.then_some(value)
+        try_rdmsr(msr)
     }
 
     fn try_write_register(&self, msr: u32, value: u64) -> bool {
-        // SAFETY: C catches the fault; the core names only PMU registers, as for `wrmsr`.
+        // SAFETY: C catches the fault of a register that does not exist.  The core tries registers
+        // of the PMU only, with values that let nothing count beyond user mode.
         unsafe { perfctr_glue_try_wrmsr(msr, value) }
     }
+}
+
+fn try_rdmsr(msr: u32) -> Option<u64> {
+    let mut value = 0;
+    // SAFETY: C catches the fault of a register that does not exist; it writes to `value` only,
+    // which lives until it returns.
+    unsafe { perfctr_glue_try_rdmsr(msr, &raw mut value) }.then_some(value)
 }
 
 /// Model-specific registers that say what there is (SDM volume 4, 2.1 and 2.17.2).
@@ -120,22 +155,5 @@ pub(crate) fn cpuid() -> Identity {
 
 /// 0 if there is no such register.
 fn register(msr: u32) -> u64 {
-    X86Pmu.try_read_register(msr).unwrap_or(0)
-}
-
-/// The interrupt flag of RFLAGS.
-const RFLAGS_IF: u64 = 1 << 9;
-
-/// Runs `work` with interrupts disabled.
-#[inline(always)]
-pub(crate) fn without_interrupts<R>(work: impl FnOnce() -> R) -> R {
-    let flags: u64;
-    // SAFETY: disabling interrupts in ring 0 has no other effect.
-    unsafe { asm!("pushfq", "pop {}", "cli", out(reg) flags) };
-    let result = work();
-    if flags & RFLAGS_IF != 0 {
-        // SAFETY: they were enabled before.
-        unsafe { asm!("sti") };
-    }
-    result
+    try_rdmsr(msr).unwrap_or(0)
 }

@@ -20,60 +20,86 @@ struct perfctr_core_driver *perfctr_driver(void)
 	return (struct perfctr_core_driver *)driver;
 }
 
-struct perfctr_slot {
-	/* What its APIC did with the PMU's interrupt before. */
+struct perfctr_pcpu {
+	/* Its PMU interrupts by an NMI; what its APIC did with that before. */
+	bool interrupts;
 	u32 lvtpc;
 	u64 core[PERFCTR_CPU_BYTES / sizeof(u64)];
 };
 
-static DEFINE_PER_CPU(struct perfctr_slot, perfctr_slot);
+static DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
 
 /* What was done on CPUs that have gone. */
-static DEFINE_SPINLOCK(perfctr_departed_lock);
+static DEFINE_RAW_SPINLOCK(perfctr_departed_lock);
 static struct perfctr_hv_stats perfctr_departed;
 
 static enum cpuhp_state perfctr_cpuhp_state;
 
-static struct perfctr_core_cpu *core_of(struct perfctr_slot *slot)
+static struct perfctr_core_cpu *core_of(struct perfctr_pcpu *pcpu)
 {
-	return (struct perfctr_core_cpu *)slot->core;
+	return (struct perfctr_core_cpu *)pcpu->core;
 }
 
 struct perfctr_core_cpu *perfctr_this_cpu(void)
 {
-	return core_of(this_cpu_ptr(&perfctr_slot));
+	return core_of(this_cpu_ptr(&perfctr_pcpu));
+}
+
+void perfctr_unmask_interrupt(void)
+{
+	apic_write(APIC_LVTPC, APIC_DM_NMI);
+}
+
+/*
+ * Intel's local APICs mask their entry when they deliver the PMU's NMI, which
+ * tells; others leave it as it is, and the core looks at the counters.
+ */
+bool perfctr_nmi_is_ours(void)
+{
+	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
+
+	if (!READ_ONCE(pcpu->interrupts))
+		return false;
+	if (boot_cpu_data.x86_vendor == X86_VENDOR_INTEL)
+		return apic_read(APIC_LVTPC) & APIC_LVT_MASKED;
+	return perfctr_core_explains_nmi(core_of(pcpu));
 }
 
 /* On the CPU; interrupts are disabled. */
 static int come_up(void)
 {
-	struct perfctr_slot *slot = this_cpu_ptr(&perfctr_slot);
+	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
 	unsigned int cpu = smp_processor_id();
 	struct perfctr_cpuid cpuid;
 	struct perfctr_why why;
 
 	perfctr_core_read_cpuid(&cpuid);
-	if (perfctr_core_cpu_up(core_of(slot), perfctr_driver(), cpu, &cpuid,
+	if (perfctr_core_cpu_up(core_of(pcpu), perfctr_driver(), cpu, &cpuid,
 				&why)) {
 		pr_err("CPU %u cannot count: expected %.*s, found %#x\n", cpu,
 		       why.expected_bytes, (const char *)why.expected,
 		       why.found);
 		return -ENODEV;
 	}
-	slot->lvtpc = apic_read(APIC_LVTPC);
-	apic_write(APIC_LVTPC, APIC_DM_NMI);
+	pcpu->lvtpc = apic_read(APIC_LVTPC);
+	perfctr_unmask_interrupt();
+	WRITE_ONCE(pcpu->interrupts, true);
 	return 0;
 }
 
 static void go_down(void)
 {
-	struct perfctr_slot *slot = this_cpu_ptr(&perfctr_slot);
+	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
 
-	apic_write(APIC_LVTPC, slot->lvtpc);
-	perfctr_core_cpu_down(core_of(slot));
-	spin_lock(&perfctr_departed_lock);
-	perfctr_core_add_stats(core_of(slot), &perfctr_departed);
-	spin_unlock(&perfctr_departed_lock);
+	/* Of a CPU that was refused nothing was changed. */
+	if (!pcpu->interrupts)
+		return;
+	WRITE_ONCE(pcpu->interrupts, false);
+	perfctr_core_cpu_down(core_of(pcpu));
+	apic_write(APIC_LVTPC, pcpu->lvtpc);
+	raw_spin_lock(&perfctr_departed_lock);
+	perfctr_core_add_stats(core_of(pcpu), &perfctr_departed);
+	raw_spin_unlock(&perfctr_departed_lock);
 }
 
 /*
@@ -137,7 +163,7 @@ void perfctr_give_cpus_back(void)
 }
 
 struct perfctr_sum {
-	spinlock_t lock;
+	raw_spinlock_t lock;
 	struct perfctr_hv_stats *stats;
 };
 
@@ -145,19 +171,19 @@ static void add_stats(void *data)
 {
 	struct perfctr_sum *sum = data;
 
-	spin_lock(&sum->lock);
+	raw_spin_lock(&sum->lock);
 	perfctr_core_add_stats(perfctr_this_cpu(), sum->stats);
-	spin_unlock(&sum->lock);
+	raw_spin_unlock(&sum->lock);
 }
 
 void perfctr_glue_add_stats(struct perfctr_hv_stats *total)
 {
 	struct perfctr_sum sum = { .stats = total };
 
-	spin_lock_init(&sum.lock);
-	spin_lock_irq(&perfctr_departed_lock);
+	raw_spin_lock_init(&sum.lock);
+	raw_spin_lock_irq(&perfctr_departed_lock);
 	*total = perfctr_departed;
-	spin_unlock_irq(&perfctr_departed_lock);
+	raw_spin_unlock_irq(&perfctr_departed_lock);
 	on_each_cpu(add_stats, &sum, 1);
 }
 

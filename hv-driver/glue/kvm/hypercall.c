@@ -41,7 +41,7 @@ bool perfctr_glue_guest(struct perfctr_guest *guest)
 	return perfctr_guest(kvm_get_running_vcpu(), guest);
 }
 
-struct perfctr_core_cpu *perfctr_glue_cpu(void)
+const struct perfctr_core_cpu *perfctr_glue_cpu(void)
 {
 	return perfctr_this_cpu();
 }
@@ -50,9 +50,11 @@ struct perfctr_core_vcpu *perfctr_glue_vcpu(void)
 {
 	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
 
-	return vcpu && vcpu->arch.perfctr ?
-		       perfctr_core_of(vcpu->arch.perfctr) :
-		       NULL;
+	if (!vcpu->arch.perfctr)
+		return NULL;
+	/* Its thread may have been away since the guest was left. */
+	perfctr_switch_in(vcpu);
+	return perfctr_core_of(vcpu->arch.perfctr);
 }
 
 uint64_t perfctr_glue_machine(void)
@@ -67,9 +69,9 @@ int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest,
 				     goes_on);
 }
 
-void perfctr_glue_forget(void)
+void perfctr_glue_unregister(void)
 {
-	perfctr_page_forget(kvm_get_running_vcpu());
+	perfctr_page_unregister(kvm_get_running_vcpu());
 }
 
 int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)

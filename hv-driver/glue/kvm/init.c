@@ -5,7 +5,6 @@
 
 #include <linux/kvm_host.h>
 #include <linux/module.h>
-#include <linux/parser.h>
 #include <asm/nmi.h>
 #include <asm/perf_event.h>
 #include <asm/tsc.h>
@@ -14,72 +13,20 @@
 
 #include "private.h"
 
-/* perfctr=on|off[,all][,cost][,events=all][,rate=<overflows per ms>] */
+/* The core reads it. */
 static char *perfctr_option = "off";
 module_param_named(perfctr, perfctr_option, charp, 0444);
 
-struct perfctr_options {
-	bool on, cost, all_events;
-	/* Overflows that a vCPU may have in each millisecond. */
-	unsigned int rate;
-};
-
-enum { OPT_ON, OPT_OFF, OPT_ALL, OPT_COST, OPT_EVENTS, OPT_RATE, OPT_OTHER };
-
-static const match_table_t perfctr_tokens = {
-	{ OPT_ON, "on" },
-	{ OPT_ON, "1" },
-	{ OPT_OFF, "off" },
-	{ OPT_OFF, "0" },
-	{ OPT_ALL, "all" },
-	{ OPT_COST, "cost" },
-	{ OPT_EVENTS, "events=all" },
-	{ OPT_RATE, "rate=%u" },
-	{ OPT_OTHER, NULL },
-};
-
-static int parse_one(char *word, struct perfctr_options *options)
-{
-	substring_t args[MAX_OPT_ARGS];
-	int err = 0;
-
-	switch (match_token(word, perfctr_tokens, args)) {
-	case OPT_ON:
-		break;
-	case OPT_OFF:
-		options->on = false;
-		return 0;
-	case OPT_ALL:
-		perfctr_all = true;
-		break;
-	case OPT_COST:
-		options->cost = true;
-		break;
-	case OPT_EVENTS:
-		options->all_events = true;
-		break;
-	case OPT_RATE:
-		err = match_uint(&args[0], &options->rate);
-		break;
-	default:
-		return -EINVAL;
-	}
-	options->on = true;
-	return err;
-}
-
 static int parse(struct perfctr_options *options)
 {
-	char *copy = kstrdup(perfctr_option, GFP_KERNEL), *rest = copy, *word;
-	int err = copy ? 0 : -ENOMEM;
+	struct perfctr_why why;
 
-	while (!err && (word = strsep(&rest, ",")))
-		err = parse_one(word, options);
-	if (err)
-		pr_err("off: expected on|off[,all][,cost][,events=all][,rate=<number>], found %s\n",
-		       perfctr_option);
-	kfree(copy);
-	return err;
+	if (!perfctr_core_parse(perfctr_option, strlen(perfctr_option), options,
+				&why))
+		return 0;
+	pr_err("off: expected %.*s, found %s\n", why.expected_bytes,
+	       (const char *)why.expected, perfctr_option);
+	return -EINVAL;
 }
 
 /* The registers of this CPU's general counters; perf takes those it uses. */
@@ -146,18 +93,13 @@ static void release_all(void)
 /* With the counters reserved; why the driver is off, which is said. */
 static int take(const struct perfctr_options *options)
 {
-	const struct perfctr_settings settings = {
-		.rate = { .window_tsc = tsc_khz,
-			  .overflows_max = options->rate },
-		.measure_cost = options->cost,
-		.all_events = options->all_events,
-	};
 	struct perfctr_cpuid cpuid;
 	struct perfctr_why why;
 	int err;
 
 	perfctr_core_read_cpuid(&cpuid);
-	if (perfctr_core_init(perfctr_driver(), &cpuid, &settings, &why)) {
+	if (perfctr_core_init(perfctr_driver(), &cpuid, options, tsc_khz,
+			      &why)) {
 		pr_err("off: expected %.*s, found %#x\n", why.expected_bytes,
 		       (const char *)why.expected, why.found);
 		return -ENODEV;
@@ -175,7 +117,7 @@ static int take(const struct perfctr_options *options)
 
 void perfctr_init(void)
 {
-	struct perfctr_options options = { .rate = 50 };
+	struct perfctr_options options;
 
 	if (parse(&options) || !options.on)
 		return;
@@ -193,7 +135,7 @@ void perfctr_init(void)
 	}
 	perfctr_on = true;
 	pr_info("on, ABI %d.%d%s\n", PERFCTR_ABI_MAJOR, PERFCTR_ABI_MINOR,
-		options.cost ? ", measuring its own cost" : "");
+		options.measure_cost ? ", measuring its own cost" : "");
 }
 
 /* No machine is left. */

@@ -11,19 +11,6 @@
 
 #include "private.h"
 
-/* Numbers machines, so that one never inherits another one's residue. */
-static u64 serial_of(struct kvm *kvm)
-{
-	static DEFINE_SPINLOCK(lock);
-	static u64 last;
-
-	spin_lock(&lock);
-	if (!kvm->arch.perfctr_serial)
-		kvm->arch.perfctr_serial = ++last;
-	spin_unlock(&lock);
-	return kvm->arch.perfctr_serial;
-}
-
 struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu)
 {
 	struct perfctr_clock clock = { .offset = vcpu->arch.l1_tsc_offset };
@@ -95,10 +82,12 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	vcpu->arch.perfctr = p;
 	err = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p),
 				    page_address(p->page), guest, vcpu->vcpu_id,
-				    serial_of(vcpu->kvm),
-				    perfctr_allowed(vcpu->kvm), goes_on);
+				    perfctr_core_of_machine(vcpu->kvm), false,
+				    goes_on);
 	if (err)
 		vcpu->arch.perfctr = NULL;
+	else
+		p->in = true;
 	local_irq_enable();
 	if (err) {
 		unpin_user_page(p->page);
@@ -109,38 +98,39 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	return 0;
 }
 
-static void release(struct kvm_vcpu *vcpu)
+static void release(struct perfctr_vcpu *p)
 {
-	struct perfctr_vcpu *p = vcpu->arch.perfctr;
-
-	local_irq_disable();
-	vcpu->arch.perfctr = NULL;
-	local_irq_enable();
 	unpin_user_pages_dirty_lock(&p->page, 1, true);
 	kfree(p);
 }
 
-/* The core has stopped the vCPU's counters. */
-void perfctr_page_forget(struct kvm_vcpu *vcpu)
+void perfctr_page_unregister(struct kvm_vcpu *vcpu)
 {
-	perfctr_page_written(vcpu);
-	release(vcpu);
+	struct perfctr_vcpu *p = vcpu->arch.perfctr;
+
+	local_irq_disable();
+	perfctr_core_unregister(perfctr_this_cpu(), perfctr_core_of(p));
+	vcpu->arch.perfctr = NULL;
+	local_irq_enable();
+	perfctr_page_written(vcpu, p);
+	release(p);
 	update_rdpmc(vcpu);
 }
 
 /* What is copied from a guest that executes has to be copied again. */
-void perfctr_page_written(struct kvm_vcpu *vcpu)
+void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p)
 {
 	int idx = srcu_read_lock(&vcpu->kvm->srcu);
 
-	kvm_vcpu_mark_page_dirty(vcpu, vcpu->arch.perfctr->gfn);
+	kvm_vcpu_mark_page_dirty(vcpu, p->gfn);
 	srcu_read_unlock(&vcpu->kvm->srcu, idx);
 }
 
 void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
 {
 	if (vcpu->arch.perfctr)
-		release(vcpu);
+		release(vcpu->arch.perfctr);
+	vcpu->arch.perfctr = NULL;
 }
 
 /*
@@ -149,11 +139,13 @@ void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
  */
 void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 {
+	struct perfctr_vcpu *p = vcpu->arch.perfctr;
+
 	local_irq_disable();
-	perfctr_core_abandon(perfctr_this_cpu(),
-			     perfctr_core_of(vcpu->arch.perfctr));
+	perfctr_core_abandon(perfctr_this_cpu(), perfctr_core_of(p));
+	vcpu->arch.perfctr = NULL;
 	local_irq_enable();
-	release(vcpu);
+	release(p);
 	update_rdpmc(vcpu);
 }
 

@@ -13,8 +13,12 @@ struct kvm_vcpu;
 void perfctr_init(void);
 void perfctr_exit(void);
 
-/* The vCPU's thread starts, or stops, to execute on this physical CPU. */
+/*
+ * The vCPU's thread starts, or stops, to execute on this physical CPU; between
+ * them the guest is entered any number of times, or never.
+ */
 void perfctr_vcpu_load(struct kvm_vcpu *vcpu);
+void perfctr_vcpu_enter(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu);
 
 /* Its local APIC's registers, and so all others, were set from outside. */

@@ -3,21 +3,17 @@
 
 #include <linux/kvm_host.h>
 #include <linux/moduleparam.h>
+#include <linux/pid.h>
 #include <linux/random.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/task.h>
 
 #include "private.h"
 
-bool __read_mostly perfctr_all;
-
-/* kvm->arch.perfctr_policy */
-enum { PERFCTR_DEFAULT, PERFCTR_ALLOW, PERFCTR_FORBID };
-
 bool perfctr_allowed(const struct kvm *kvm)
 {
-	u8 policy = READ_ONCE(kvm->arch.perfctr_policy);
-
-	return policy == PERFCTR_DEFAULT ? perfctr_all :
-					   policy == PERFCTR_ALLOW;
+	return perfctr_core_allows(perfctr_driver(),
+				   perfctr_core_of_machine(kvm), false);
 }
 
 /* As its guest knows it, whatever host that comes from. */
@@ -33,25 +29,27 @@ int perfctr_glue_permits(bool control)
 	return control && kvm_get_running_vcpu() ? -EPERM : 0;
 }
 
-bool perfctr_glue_allowed(void)
+const struct perfctr_core_domain *perfctr_glue_domain(bool *controls)
 {
-	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
-
-	return vcpu && perfctr_allowed(vcpu->kvm);
+	*controls = false;
+	return perfctr_core_of_machine(kvm_get_running_vcpu()->kvm);
 }
 
 /* A vCPU that executes may not be switched for a long time. */
-static void revoke_here(void *kvm)
+static void revoke_here(void *data)
 {
 	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
+	struct perfctr_vcpu *p;
 
-	if (!vcpu || vcpu->kvm != kvm || !vcpu->arch.perfctr ||
-	    perfctr_allowed(kvm))
+	if (!vcpu || vcpu->kvm != data)
 		return;
-	perfctr_core_revoke(perfctr_this_cpu(),
-			    perfctr_core_of(vcpu->arch.perfctr));
-	/* Its kernel looks what counts now. */
-	perfctr_notify(vcpu);
+	p = vcpu->arch.perfctr;
+	/* One that is not switched in is stopped when it is. */
+	if (p && p->in &&
+	    perfctr_core_revoke(perfctr_this_cpu(), perfctr_core_of(p),
+				perfctr_core_of_machine(vcpu->kvm), false))
+		/* Its kernel looks what counts now. */
+		perfctr_notify(vcpu);
 }
 
 /* A guest that was restored where it was not allowed looks again. */
@@ -70,31 +68,49 @@ static void tell(struct kvm *kvm)
 
 static void set_policy(struct kvm *kvm, bool allowed)
 {
-	bool was = perfctr_allowed(kvm);
+	perfctr_policy_change change = perfctr_core_set_policy(
+		perfctr_driver(), perfctr_core_of_machine(kvm), false, allowed);
 
-	WRITE_ONCE(kvm->arch.perfctr_policy,
-		   allowed ? PERFCTR_ALLOW : PERFCTR_FORBID);
 	/* Whoever loads meanwhile has seen the old policy before this arrives. */
-	if (!allowed)
+	if (change == PERFCTR_POLICY_CHANGE_REVOKE)
 		on_each_cpu(revoke_here, kvm, 1);
-	else if (!was)
+	else if (change == PERFCTR_POLICY_CHANGE_TELL)
 		tell(kvm);
 }
 
-/* A machine is called by the process that made it. */
+/*
+ * A machine is called by the process that made it, which has to be there still:
+ * a later one with the same number is another one.
+ */
+static struct mm_struct *memory_of(u32 pid)
+{
+	struct pid *number = find_get_pid(pid);
+	struct task_struct *task = get_pid_task(number, PIDTYPE_PID);
+	struct mm_struct *mm = task ? get_task_mm(task) : NULL;
+
+	if (task)
+		put_task_struct(task);
+	put_pid(number);
+	return mm;
+}
+
 int perfctr_glue_set_policy(uint32_t pid, bool allowed)
 {
+	struct mm_struct *mm = memory_of(pid);
 	struct kvm *kvm;
 	int err = -ESRCH;
 
+	if (!mm)
+		return err;
 	mutex_lock(&kvm_lock);
 	list_for_each_entry(kvm, &vm_list, vm_list) {
-		if (kvm->userspace_pid != pid)
+		if (kvm->userspace_pid != pid || kvm->mm != mm)
 			continue;
 		set_policy(kvm, allowed);
 		err = 0;
 	}
 	mutex_unlock(&kvm_lock);
+	mmput(mm);
 	return err;
 }
 

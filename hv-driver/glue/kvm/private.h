@@ -15,6 +15,7 @@
 struct perfctr_vcpu {
 	struct page *page; /* the guest's, pinned */
 	gfn_t gfn;
+	bool in; /* switched in, which it is from its first entry on */
 	/* What VMX loads, where it does, into what enables counters. */
 	u64 inside, outside;
 	u64 core[PERFCTR_VCPU_BYTES / sizeof(u64)];
@@ -25,6 +26,12 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
 	return (struct perfctr_core_vcpu *)p->core;
 }
 
+/* Its local APIC's entry for the PMU's interrupt says what it gets. */
+static inline void perfctr_notify(struct kvm_vcpu *vcpu)
+{
+	kvm_make_request(KVM_REQ_PMI, vcpu);
+}
+
 /* cpu.c: set once; nothing else here happens while it is false. */
 extern bool perfctr_on;
 struct perfctr_core_driver *perfctr_driver(void);
@@ -33,9 +40,21 @@ int perfctr_take_cpus(void);
 void perfctr_give_cpus_back(void);
 /* Interrupts are disabled. */
 struct perfctr_core_cpu *perfctr_this_cpu(void);
+/* Whether an NMI that has just come is the PMU's. */
+bool perfctr_nmi_is_ours(void);
+/* Lets the local APIC deliver the PMU's next interrupt. */
+void perfctr_unmask_interrupt(void);
 
-/* policy.c: a machine may count by option, or since the host said so. */
-extern bool perfctr_all;
+/* What the core keeps of a machine, which only the core writes to. */
+static inline const struct perfctr_core_domain *
+perfctr_core_of_machine(const struct kvm *kvm)
+{
+	BUILD_BUG_ON(sizeof(kvm->arch.perfctr_domain) != PERFCTR_DOMAIN_BYTES);
+
+	return (const struct perfctr_core_domain *)kvm->arch.perfctr_domain;
+}
+
+/* policy.c: whether the host lets the machine count. */
 bool perfctr_allowed(const struct kvm *kvm);
 /* A number that changes where it is restored, and when it is allowed. */
 u64 perfctr_machine(struct kvm *kvm);
@@ -45,13 +64,14 @@ bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest);
 struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu);
 int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 			  const struct perfctr_guest *guest, bool goes_on);
-void perfctr_page_forget(struct kvm_vcpu *vcpu);
+void perfctr_page_unregister(struct kvm_vcpu *vcpu);
 void perfctr_page_abandon(struct kvm_vcpu *vcpu);
-void perfctr_page_written(struct kvm_vcpu *vcpu);
+void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p);
 
-/* switch.c: the PMU's interrupt. */
+/* switch.c: the vCPU is to be switched in now if it is not; the same. */
+void perfctr_switch_in(struct kvm_vcpu *vcpu);
+/* The PMU's interrupt. */
 int perfctr_take_interrupt(void);
 void perfctr_give_interrupt_back(void);
-void perfctr_notify(struct kvm_vcpu *vcpu);
 
 #endif /* PERFCTR_PRIVATE_H */

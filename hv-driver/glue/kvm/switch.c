@@ -27,37 +27,31 @@ static void overflowed_here(struct kvm_vcpu *vcpu)
 	perfctr_core_overflowed_at(perfctr_core_of(vcpu->arch.perfctr), &place);
 }
 
-/* Its local APIC's entry for the PMU's interrupt says what it gets. */
-void perfctr_notify(struct kvm_vcpu *vcpu)
-{
-	kvm_make_request(KVM_REQ_PMI, vcpu);
-}
-
 /*
- * A vCPU was left whose last interrupt may still come; what it tells is known,
- * but it is acknowledged, so that it does not gate the next.
+ * Its thread may load and leave a vCPU many times without entering the guest,
+ * for each request of the machine's process. Such a vCPU was not switched in:
+ * its page stays as it is, and is not reported as written to.
  */
-static DEFINE_PER_CPU(bool, perfctr_left);
-
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 {
 	struct perfctr_vcpu *p = vcpu->arch.perfctr;
 	unsigned long flags;
 
-	if (!p)
+	if (!p || !p->in)
 		return;
 
 	local_irq_save(flags);
 	if (perfctr_core_switch_from(perfctr_this_cpu(), perfctr_core_of(p)))
 		overflowed_here(vcpu);
-	__this_cpu_write(perfctr_left, true);
+	p->in = false;
 	local_irq_restore(flags);
-	perfctr_page_written(vcpu);
+	perfctr_page_written(vcpu, p);
 }
 
 /*
  * A guest whose local APIC sends it an NMI for the PMU has our module, or
- * another use for one: it is told before it executes anything.
+ * another use for one: it is told before it executes anything. One that may not
+ * count has no use for it, and may take it for a broken machine.
  */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 {
@@ -65,37 +59,52 @@ void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 
 	if (!perfctr_on)
 		return;
-	if (vcpu->arch.perfctr) {
-		this_cpu_write(perfctr_left, true);
+	if (vcpu->arch.perfctr)
 		perfctr_page_abandon(vcpu);
-	}
-	if ((lvtpc & (APIC_LVT_MASKED | APIC_MODE_MASK)) == APIC_DM_NMI)
+	if ((lvtpc & (APIC_LVT_MASKED | APIC_MODE_MASK)) == APIC_DM_NMI &&
+	    perfctr_allowed(vcpu->kvm))
 		perfctr_notify(vcpu);
 }
 
-static void switch_in(struct kvm_vcpu *vcpu, struct perfctr_core_vcpu *core)
+/* Interrupts are disabled, and the vCPU is loaded. */
+void perfctr_switch_in(struct kvm_vcpu *vcpu)
 {
-	struct perfctr_clock clock = perfctr_clock_of(vcpu);
+	struct perfctr_vcpu *p = vcpu->arch.perfctr;
+	struct perfctr_clock clock;
 
-	perfctr_core_set_clock(core, &clock);
-	if (perfctr_core_switch_to(perfctr_this_cpu(), core, false,
-				   perfctr_allowed(vcpu->kvm)))
+	if (p->in)
+		return;
+	clock = perfctr_clock_of(vcpu);
+	perfctr_core_set_clock(perfctr_core_of(p), &clock);
+	p->in = true;
+	if (perfctr_core_switch_to(perfctr_this_cpu(), perfctr_core_of(p),
+				   false, perfctr_core_of_machine(vcpu->kvm),
+				   false))
 		perfctr_notify(vcpu);
 }
 
-void perfctr_vcpu_load(struct kvm_vcpu *vcpu)
+void perfctr_vcpu_enter(struct kvm_vcpu *vcpu)
 {
 	struct perfctr_vcpu *p = vcpu->arch.perfctr;
 	unsigned long flags;
 
-	if (!perfctr_on)
+	if (!p || p->in)
 		return;
 
 	local_irq_save(flags);
-	if (p)
-		switch_in(vcpu, perfctr_core_of(p));
-	else
-		perfctr_core_run_stranger(perfctr_this_cpu());
+	perfctr_switch_in(vcpu);
+	local_irq_restore(flags);
+}
+
+void perfctr_vcpu_load(struct kvm_vcpu *vcpu)
+{
+	unsigned long flags;
+
+	if (!perfctr_on || vcpu->arch.perfctr)
+		return;
+
+	local_irq_save(flags);
+	perfctr_core_run_stranger(perfctr_this_cpu());
 	local_irq_restore(flags);
 }
 
@@ -114,20 +123,18 @@ static void overflow(struct irq_work *unused)
 		overflowed_here(vcpu);
 		perfctr_notify(vcpu);
 	}
-	/* Intel's local APICs mask the entry when they deliver. */
-	if (boot_cpu_data.x86_vendor == X86_VENDOR_INTEL)
-		apic_write(APIC_LVTPC, APIC_DM_NMI);
+	perfctr_unmask_interrupt();
 }
 
 static DEFINE_PER_CPU(struct irq_work, perfctr_overflow);
 
-/* Nobody else has the PMU, but other NMIs come, too. */
+/*
+ * Nobody else has the PMU, but other NMIs come, too: of broken memory, of a
+ * watchdog, of a button. Those are left to whoever waits for them.
+ */
 static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
-	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
-
-	if ((!vcpu || !vcpu->arch.perfctr) &&
-	    !this_cpu_xchg(perfctr_left, false))
+	if (!perfctr_nmi_is_ours())
 		return NMI_DONE;
 	irq_work_queue(this_cpu_ptr(&perfctr_overflow));
 	return NMI_HANDLED;

@@ -29,18 +29,32 @@ struct perfctr_core_driver *perfctr_driver(void)
     return (struct perfctr_core_driver *)driver;
 }
 
+struct perfctr_pcpu {
+    /*
+     * The system's resets when it last came up.  Each loses all registers, also
+     * those of the boot CPU, of which nobody is notified.
+     */
+    uint32_t resets;
+    uint64_t core[PERFCTR_CPU_BYTES / sizeof(uint64_t)];
+};
+
 /* Kept for a CPU that is parked, and cleared for others, when they go down. */
-DEFINE_PER_CPU(struct perfctr_cpu, perfctr_cpu);
+static DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
+
+static struct perfctr_core_cpu *core_of(struct perfctr_pcpu *pcpu)
+{
+    return (struct perfctr_core_cpu *)pcpu->core;
+}
 
 /* What was done on CPUs that have gone. */
 static DEFINE_SPINLOCK(departed_lock);
 static struct perfctr_hv_stats departed;
 
 /* Interrupts are disabled. */
-static void keep_stats(struct perfctr_cpu *cpu)
+static void keep_stats(struct perfctr_pcpu *pcpu)
 {
     spin_lock(&departed_lock);
-    perfctr_core_add_stats(perfctr_core_of_cpu(cpu), &departed);
+    perfctr_core_add_stats(core_of(pcpu), &departed);
     spin_unlock(&departed_lock);
 }
 
@@ -57,15 +71,16 @@ void perfctr_departed_stats(struct perfctr_hv_stats *stats)
  * This CPU's registers may hold anything.  Interrupts are disabled.  cpuid is
  * NULL where a guest's may be in force: on the boot CPU when it comes back.
  */
-static bool come_up(struct perfctr_cpu *cpu, const struct perfctr_cpuid *cpuid)
+static bool come_up(struct perfctr_pcpu *pcpu,
+                    const struct perfctr_cpuid *cpuid)
 {
     struct perfctr_why why;
 
     if ( !cpuid )
-        keep_stats(cpu);
-    cpu->resets = system_reset_counter;
+        keep_stats(pcpu);
+    pcpu->resets = system_reset_counter;
 
-    if ( perfctr_core_cpu_up(perfctr_core_of_cpu(cpu), perfctr_driver(),
+    if ( perfctr_core_cpu_up(core_of(pcpu), perfctr_driver(),
                              smp_processor_id(), cpuid, &why) )
     {
         printk(XENLOG_ERR
@@ -85,21 +100,26 @@ static bool come_up_anew(void)
     struct perfctr_cpuid cpuid;
 
     perfctr_core_read_cpuid(&cpuid);
-    return come_up(&this_cpu(perfctr_cpu), &cpuid);
+    return come_up(&this_cpu(perfctr_pcpu), &cpuid);
 }
 
 static void go_down(void)
 {
-    struct perfctr_cpu *cpu = &this_cpu(perfctr_cpu);
+    struct perfctr_pcpu *pcpu = &this_cpu(perfctr_pcpu);
 
     apic_write(APIC_LVTPC, PMU_APIC_VECTOR | APIC_LVT_MASKED);
-    perfctr_core_cpu_down(perfctr_core_of_cpu(cpu));
-    keep_stats(cpu);
+    perfctr_core_cpu_down(core_of(pcpu));
+    keep_stats(pcpu);
 }
 
-void perfctr_cpu_back(struct perfctr_cpu *cpu)
+struct perfctr_core_cpu *perfctr_this_cpu(void)
 {
-    come_up(cpu, NULL);
+    struct perfctr_pcpu *pcpu = &this_cpu(perfctr_pcpu);
+
+    /* It has come back after a reset. */
+    if ( unlikely(pcpu->resets != system_reset_counter) )
+        come_up(pcpu, NULL);
+    return core_of(pcpu);
 }
 
 /* On the CPU itself, with interrupts disabled. */

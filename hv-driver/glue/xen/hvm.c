@@ -98,9 +98,9 @@ bool perfctr_intercept_rdpmc(const struct vcpu *v)
 void perfctr_hvm_update_intercept(struct vcpu *v)
 {
     if ( cpu_has_svm )
-        perfctr_svm_update_intercept(v);
+        perfctr_svm_intercept_rdpmc(v, perfctr_intercept_rdpmc(v));
     else
-        perfctr_vmx_update_intercept(v);
+        perfctr_vmx_intercept_rdpmc(v, perfctr_intercept_rdpmc(v));
 }
 
 /*

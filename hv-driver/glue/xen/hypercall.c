@@ -34,7 +34,7 @@ bool perfctr_glue_guest(struct perfctr_guest *guest)
                                 : perfctr_pv_guest(current->domain, guest);
 }
 
-struct perfctr_core_cpu *perfctr_glue_cpu(void)
+const struct perfctr_core_cpu *perfctr_glue_cpu(void)
 {
     return perfctr_this_cpu();
 }
@@ -58,9 +58,9 @@ int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest,
     return perfctr_page_register(current, gfn, guest, goes_on);
 }
 
-void perfctr_glue_forget(void)
+void perfctr_glue_unregister(void)
 {
-    perfctr_page_forget(current);
+    perfctr_page_unregister(current);
 }
 
 struct sum {

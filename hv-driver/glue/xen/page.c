@@ -8,20 +8,6 @@
 
 #include "private.h"
 
-/* Numbers domains, so that a domain never inherits another one's residue. */
-static uint64_t domain_serial(struct domain *d)
-{
-    static DEFINE_SPINLOCK(lock);
-    static uint64_t last;
-
-    spin_lock(&lock);
-    if ( !d->arch.perfctr_serial )
-        d->arch.perfctr_serial = ++last;
-    spin_unlock(&lock);
-
-    return d->arch.perfctr_serial;
-}
-
 /*
  * Nothing but the guest's own memory that it may write to itself: a foreign
  * domain's page has a type of its own, and a read-only one may be written to
@@ -130,8 +116,8 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
 
     local_irq_disable();
     rc = perfctr_core_register(perfctr_this_cpu(), perfctr_core_of(p), p->page,
-                               guest, curr->vcpu_id, domain_serial(d),
-                               perfctr_allowed(d), goes_on);
+                               guest, curr->vcpu_id, perfctr_core_of_domain(d),
+                               is_control_domain(d), goes_on);
     if ( !rc )
     {
         curr->arch.perfctr = p;
@@ -148,12 +134,12 @@ int perfctr_page_register(struct vcpu *curr, uint64_t gfn,
     return rc;
 }
 
-/* The core has stopped curr's counters. */
-void perfctr_page_forget(struct vcpu *curr)
+void perfctr_page_unregister(struct vcpu *curr)
 {
     struct perfctr_vcpu *p = curr->arch.perfctr;
 
     local_irq_disable();
+    perfctr_core_unregister(perfctr_this_cpu(), perfctr_core_of(p));
     curr->arch.perfctr = NULL;
     update_rdpmc(curr);
     local_irq_enable();

@@ -10,22 +10,6 @@
 
 #include "private.h"
 
-bool __read_mostly perfctr_all;
-
-/* d->arch.perfctr_policy */
-#define POLICY_DEFAULT 0
-#define POLICY_ALLOW 1
-#define POLICY_FORBID 2
-
-bool perfctr_allowed(const struct domain *d)
-{
-    uint8_t policy = ACCESS_ONCE(d->arch.perfctr_policy);
-
-    if ( policy == POLICY_DEFAULT )
-        return perfctr_all || is_control_domain(d);
-    return policy == POLICY_ALLOW;
-}
-
 /* The security module's rights are those of xenpmu_op. */
 int perfctr_glue_permits(bool control)
 {
@@ -38,41 +22,55 @@ int perfctr_glue_permits(bool control)
                       control ? XENPMU_mode_set : XENPMU_init);
 }
 
-bool perfctr_glue_allowed(void)
+const struct perfctr_core_domain *perfctr_glue_domain(bool *controls)
 {
-    return perfctr_allowed(current->domain);
+    *controls = is_control_domain(current->domain);
+    return perfctr_core_of_domain(current->domain);
 }
 
 /* A vCPU that executes may not be switched for a long time. */
 static void cf_check revoke_here(void *data)
 {
-    struct vcpu *curr = current;
-    struct perfctr_vcpu *p = curr->arch.perfctr;
+    struct domain *d = data;
+    struct perfctr_vcpu *p = current->arch.perfctr;
 
-    if ( p && curr->domain == data && !perfctr_allowed(curr->domain) )
-        perfctr_core_revoke(perfctr_this_cpu(), perfctr_core_of(p));
+    if ( p && current->domain == d )
+        perfctr_core_revoke(perfctr_this_cpu(), perfctr_core_of(p),
+                            perfctr_core_of_domain(d), is_control_domain(d));
 }
 
-int perfctr_glue_set_policy(uint32_t domid, bool allowed)
+static void set_policy(struct domain *d, bool allowed)
 {
-    struct domain *d;
+    perfctr_policy_change change =
+        perfctr_core_set_policy(perfctr_driver(), perfctr_core_of_domain(d),
+                                is_control_domain(d), allowed);
     struct vcpu *v;
 
-    d = domid < DOMID_FIRST_RESERVED ? rcu_lock_domain_by_id(domid) : NULL;
-    if ( !d )
-        return -ESRCH;
-
-    ACCESS_ONCE(d->arch.perfctr_policy) = allowed ? POLICY_ALLOW
-                                                  : POLICY_FORBID;
+    if ( change == PERFCTR_POLICY_CHANGE_NOTHING )
+        return;
     /* Whoever loads meanwhile has seen the old policy before this arrives. */
-    if ( !allowed )
+    if ( change == PERFCTR_POLICY_CHANGE_REVOKE )
         on_each_cpu(revoke_here, d, 1);
-    /* Its kernel looks what counts now. */
     for_each_vcpu(d, v)
     {
         if ( v->arch.perfctr )
             send_guest_vcpu_virq(v, PERFCTR_VIRQ_NUMBER);
     }
+}
+
+int perfctr_glue_set_policy(uint32_t domid, bool allowed)
+{
+    struct domain *d;
+    int rc;
+
+    d = domid < DOMID_FIRST_RESERVED ? rcu_lock_domain_by_id(domid) : NULL;
+    if ( !d )
+        return -ESRCH;
+
+    /* A domain that may not use a PMU by its own label is not allowed to. */
+    rc = allowed ? xsm_pmu_op(XSM_OTHER, d, XENPMU_init) : 0;
+    if ( !rc )
+        set_policy(d, allowed);
     rcu_unlock_domain(d);
-    return 0;
+    return rc;
 }

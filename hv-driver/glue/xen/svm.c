@@ -7,12 +7,12 @@
 
 #include "private.h"
 
-void perfctr_svm_update_intercept(struct vcpu *v)
+void perfctr_svm_intercept_rdpmc(struct vcpu *v, bool intercept)
 {
     struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
     uint32_t intercepts = vmcb_get_general1_intercepts(vmcb);
 
-    if ( perfctr_intercept_rdpmc(v) )
+    if ( intercept )
         intercepts |= GENERAL1_INTERCEPT_RDPMC;
     else
         intercepts &= ~GENERAL1_INTERCEPT_RDPMC;

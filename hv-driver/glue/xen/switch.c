@@ -52,9 +52,9 @@ static void switch_to(struct vcpu *v, struct perfctr_vcpu *p)
 {
     if ( is_hvm_vcpu(v) )
         perfctr_hvm_update_clock(v);
-    if ( perfctr_core_switch_to(perfctr_this_cpu(), perfctr_core_of(p),
-                                perfctr_pv_in_kernel(v),
-                                perfctr_allowed(v->domain)) )
+    if ( perfctr_core_switch_to(
+             perfctr_this_cpu(), perfctr_core_of(p), perfctr_pv_in_kernel(v),
+             perfctr_core_of_domain(v->domain), is_control_domain(v->domain)) )
         notify(v);
 }
 

@@ -49,14 +49,19 @@ void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
     at_entry = vmx_find_msr(current, MSR_CORE_PERF_GLOBAL_CTRL,
                             VMX_MSR_GUEST_LOADONLY);
     at_exit = vmx_find_msr(current, MSR_CORE_PERF_GLOBAL_CTRL, VMX_MSR_HOST);
-    BUG_ON(!at_entry || !at_exit);
+    /* Added before the vCPU got its page; without them its counters count Xen. */
+    if ( !at_entry || !at_exit )
+    {
+        domain_crash(current->domain);
+        return;
+    }
     at_entry->data = inside;
     at_exit->data = outside;
 }
 
-void perfctr_vmx_update_intercept(struct vcpu *v)
+void perfctr_vmx_intercept_rdpmc(struct vcpu *v, bool intercept)
 {
-    if ( perfctr_intercept_rdpmc(v) )
+    if ( intercept )
         v->arch.hvm.vmx.exec_control |= CPU_BASED_RDPMC_EXITING;
     else
         v->arch.hvm.vmx.exec_control &= ~CPU_BASED_RDPMC_EXITING;

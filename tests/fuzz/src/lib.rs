@@ -10,8 +10,8 @@ use std::cell::Cell;
 use guest_kmod::hal::Kernel;
 use guest_kmod::publish::published;
 use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
-use hv_driver::driver::Rate;
 use hv_driver::hypercall::{Request, decode};
+use hv_driver::settings::Rate;
 use hv_driver::{Driver, Identity, Settings};
 use shared_abi::arch::{EVNTSEL_ANY, EVNTSEL_INT, EVNTSEL_PC};
 use shared_abi::ioctl::Control;
@@ -39,8 +39,11 @@ fn driver() -> Driver {
         ..Identity::NONE
     };
     let rate = Rate { window_tsc: 1_000_000, overflows_max: 50 };
-    Driver::new(&cpuid, &Settings { rate, measure_cost: false, all_events: true })
-        .expect("a usable PMU")
+    Driver::new(
+        &cpuid,
+        &Settings { rate, measure_cost: false, all_events: true, all_domains: false },
+    )
+    .expect("a usable PMU")
 }
 
 /// A guest makes any hypercall: an operation and its argument.

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use hv_driver::Pcpu;
+use hv_driver::{Pcpu, Policy};
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::choice::Chooser;
@@ -46,6 +46,7 @@ pub fn build(
             hardware: domain.hardware,
             alive: Cell::new(false),
             allowed: Cell::new(domain.kind != Kind::Stranger),
+            policy: Policy::default(),
             forbidden: Cell::new(0),
             counting: guest_kmod::Counting::new(),
             caps: Cell::new(None),
@@ -80,6 +81,9 @@ pub fn build(
         marks,
         trace,
     };
+    for domain in &machine.domains {
+        domain.policy.set(&machine.driver, false, domain.allowed.get());
+    }
     machine.agents = agents(&machine, fibers);
     machine
 }

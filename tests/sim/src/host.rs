@@ -4,9 +4,9 @@
 use std::rc::Rc;
 
 use hv_driver::guest::Rings;
-use hv_driver::hypercall::{Caller, Right, admit, serve};
+use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
-use hv_driver::{Cpu, Guest, Registration};
+use hv_driver::{Cpu, Guest, PolicyChange, Registration};
 use shared_abi::hypercall::{HvStats, OP_DOMAIN, OP_STATS};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -288,7 +288,7 @@ impl Machine {
                     core.set_clock(clock_of(vcpu));
                 }
                 let mode = mode(vcpu.kernel_mode.get());
-                let allowed = self.domains[vcpu.domain].allowed.get();
+                let allowed = self.driver.allows(&self.domains[vcpu.domain].policy, false);
                 let page = &self.vcpus[*page].page;
                 self.on_cpu(|cpu| core.switch_to(cpu, page, mode, allowed))
             }
@@ -411,7 +411,7 @@ impl Machine {
         let throttled = self.throttled(index);
         let result = self.in_hypervisor(true, || {
             let caller = &mut Hypercall { machine: self, index };
-            admit(caller, op, bytes.len())?;
+            authorize(caller, op, bytes.len())?;
             serve(&self.driver, caller, op, bytes).map(drop)
         });
         let reserved = matches!(op, OP_DOMAIN | OP_STATS);
@@ -491,7 +491,9 @@ impl Machine {
     /// Forbids a domain, or allows it again.
     pub fn change_policy(&self, index: usize) {
         let domain = &self.domains[index];
-        if domain.allowed.replace(!domain.allowed.get()) {
+        let allowed = !domain.allowed.get();
+        domain.allowed.set(allowed);
+        if domain.policy.set(&self.driver, false, allowed) == PolicyChange::Revoke {
             domain.forbidden.set(domain.forbidden.get() + 1);
             for cpu in &self.cpus {
                 let current = cpu.current.get().map(|vcpu| self.vcpus[vcpu].domain);
@@ -613,15 +615,15 @@ impl Hypercall<'_> {
 }
 
 impl<'a> Caller for Hypercall<'a> {
-    type Pmu = Hardware<'a>;
+    type Pmu<'p> = Hardware<'a>;
 
-    fn permits(&self, right: Right) -> Result<(), Errno> {
+    fn permits(&self, permission: Permission) -> Result<(), Errno> {
         // No domain here is the control domain.
-        if right == Right::Control { Err(Errno::PERM) } else { Ok(()) }
+        if permission == Permission::ControlHost { Err(Errno::PERM) } else { Ok(()) }
     }
 
     fn is_allowed(&self) -> bool {
-        self.domain().allowed.get()
+        self.machine.driver.allows(&self.domain().policy, false)
     }
 
     fn machine(&self) -> u64 {
@@ -686,7 +688,8 @@ impl<'a> Caller for Hypercall<'a> {
         Ok(())
     }
 
-    fn forget(&mut self) {
+    fn unregister(&mut self) {
+        _ = self.on_vcpu(|cpu, vcpu, page, _| vcpu.unregister(cpu, page));
         let exits = self.domain().hardware;
         self.vcpu().rdpmc_exits.set(exits);
         self.vcpu().at_switch.set(None);

@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use guest_kmod::overflow::Signal;
-use hv_driver::{Driver, Pcpu};
+use hv_driver::{Driver, Pcpu, Policy};
 use shared_abi::hypercall::HvRegister;
 use shared_abi::ioctl::Control;
 use shared_abi::limits::{MAX_SLOTS, PAGE_BYTES};
@@ -236,6 +236,8 @@ pub struct Domain {
     pub hardware: bool,
     pub alive: Cell<bool>,
     pub allowed: Cell<bool>,
+    /// What its host has said to the driver of that.
+    pub policy: Policy,
     /// How often the host has forbidden it.
     pub forbidden: Cell<u64>,
     pub counting: guest_kmod::Counting,

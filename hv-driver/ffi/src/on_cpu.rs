@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The physical CPU that executes this, and the promise that it goes on to do so.
+#![expect(unsafe_code, reason = "C owns the objects of physical CPUs")]
+
+use core::arch::asm;
+use core::cell::UnsafeCell;
+use core::marker::PhantomData;
+
+use hv_driver::{Cpu, Driver, ExpectedInterrupts, Pcpu};
+
+use crate::perfctr_glue_cpu;
+use crate::x86::{Registers, X86Pmu};
+
+/// A physical CPU as C holds it.
+///
+/// Every reference to it is shared: an NMI may come while the core has its [`Pcpu`].
+pub struct CpuObject {
+    driver: *const Driver,
+    number: u32,
+    expected: ExpectedInterrupts,
+    /// Reached through an [`OnCpu`] only.
+    pcpu: UnsafeCell<Pcpu>,
+}
+
+impl CpuObject {
+    /// Of a CPU that the driver has not touched.
+    pub(crate) const fn new(driver: *const Driver, number: u32) -> Self {
+        let (expected, pcpu) = (ExpectedInterrupts::new(), UnsafeCell::new(Pcpu::new()));
+        Self { driver, number, expected, pcpu }
+    }
+
+    fn driver(&self) -> &Driver {
+        // SAFETY: `perfctr_core_cpu_up` has been given the driver's one object, which is static
+        // memory of C's that nobody writes to once a CPU has come up.
+        unsafe { &*self.driver }
+    }
+
+    /// Whether an NMI that has just come here is the PMU's.  May be called at any moment.
+    pub(crate) fn explains_nmi(&self) -> bool {
+        self.expected.explains(&self.driver().caps, &Registers)
+    }
+}
+
+/// The right to use a physical CPU: interrupts are disabled, so that nobody else executes here and
+/// this is not moved elsewhere, and nobody else has the right.
+///
+/// It is made where C calls an entry that says so in its `# Safety`, or by
+/// [`without_interrupts`], and it cannot leave this CPU.
+pub(crate) struct OnCpu<'a> {
+    cpu: &'a CpuObject,
+    /// Neither `Send` nor `Sync`.
+    here: PhantomData<*mut ()>,
+}
+
+impl<'a> OnCpu<'a> {
+    /// # Safety
+    ///
+    /// `cpu` is the object of the physical CPU that executes this, interrupts are disabled while
+    /// the result lives, and there is no other one.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(cpu: &'a CpuObject) -> Self {
+        Self { cpu, here: PhantomData }
+    }
+
+    /// The CPU for the core.
+    #[inline(always)]
+    pub(crate) fn cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, X86Pmu<'_>>) -> R) -> R {
+        // SAFETY: whoever has the only right to use this CPU has lent it for as long as `work`
+        // takes, and an NMI looks at `expected` alone.
+        let pcpu = unsafe { &mut *self.cpu.pcpu.get() };
+        work(&mut Cpu {
+            driver: self.cpu.driver(),
+            pcpu,
+            pmu: &X86Pmu { expected: &self.cpu.expected },
+            number: self.cpu.number,
+        })
+    }
+}
+
+/// The interrupt flag of RFLAGS.
+const RFLAGS_IF: u64 = 1 << 9;
+
+/// Runs `work` on this CPU, with interrupts disabled.
+#[inline(always)]
+pub(crate) fn without_interrupts<R>(work: impl FnOnce(&mut OnCpu<'_>) -> R) -> R {
+    let flags: u64;
+    // SAFETY: in ring 0 this pushes and pops one word of the stack, and clears one flag; the object
+    // is compiled without a red zone.
+    unsafe { asm!("pushfq", "pop {}", "cli", out(reg) flags) };
+    // SAFETY: interrupts are disabled until `work` has returned, and the reference is not used
+    // afterwards.  The object is this CPU's; it is in C's static memory.  No entry that was given
+    // the right to use it is under way here: hypercalls are served with interrupts enabled.
+    let result = work(&mut unsafe { OnCpu::new(&*perfctr_glue_cpu()) });
+    if flags & RFLAGS_IF != 0 {
+        // SAFETY: they were enabled when this was called.
+        unsafe { asm!("sti") };
+    }
+    result
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Whether a non-maskable interrupt is the PMU's, on hosts where the PMU interrupts by one.
+//!
+//! Such interrupts come for other reasons, too: memory errors, a watchdog, the administrator's
+//! button.  Those must reach whoever waits for them, also while a guest counts that never ends.  So
+//! the driver claims an interrupt only if a counter has overflowed that was to interrupt, and that
+//! nobody has claimed one for.
+//!
+//! An interrupt comes at any moment, also while the core is at work, so what it looks at is apart
+//! from the rest: atomics, and what the counters hold.
+
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use shared_abi::PmuCaps;
+use shared_abi::read::Counters;
+use shared_abi::slot::slots_of;
+
+/// How long an interrupt may be on its way whose overflow has been seen already, unit: TSC ticks.
+///
+/// Hardware takes a microsecond or less, so that hardly any overflow is seen before its interrupt
+/// has come.  Emulated hardware takes longer; this is some half a millisecond.
+const ON_ITS_WAY_TICKS: u64 = 1_500_000;
+
+/// Which interrupts of the PMU a physical CPU has to expect.
+#[derive(Debug, Default)]
+pub struct ExpectedInterrupts {
+    /// Slots that interrupt when they overflow, and have not.
+    armed: AtomicU32,
+    /// Until when one more may come, by the time-stamp counter; 0 if none is on its way.
+    until_tsc: AtomicU64,
+}
+
+impl ExpectedInterrupts {
+    /// None.
+    pub const fn new() -> Self {
+        Self { armed: AtomicU32::new(0), until_tsc: AtomicU64::new(0) }
+    }
+
+    /// These slots interrupt from `now` on when they overflow, and no others.  If `seen`, one has
+    /// overflowed of which nobody was told by an interrupt, so that may still come.
+    pub fn expect(&self, slots: u32, seen: bool, now: u64) {
+        let unclaimed = self.armed.swap(slots, Relaxed) & !slots;
+        if seen && unclaimed != 0 {
+            // 0 has a meaning of its own.
+            self.until_tsc.store(now.wrapping_add(ON_ITS_WAY_TICKS).max(1), Relaxed);
+        }
+    }
+
+    /// Whether an interrupt that has just come is the PMU's.  Each overflow explains one only.
+    pub fn explains(&self, caps: &PmuCaps, hardware: &impl Counters) -> bool {
+        let sign = |mask: u64| mask & !(mask >> 1);
+        let overflowed = slots_of(self.armed.load(Relaxed))
+            .filter(|&slot| {
+                hardware.counter(slot.counter_index()) & sign(caps.width(slot).mask()) == 0
+            })
+            .fold(0, |mask, slot| mask | slot.bit());
+        if overflowed != 0 {
+            self.armed.fetch_and(!overflowed, Relaxed);
+            return true;
+        }
+        let until = self.until_tsc.swap(0, Relaxed);
+        until != 0 && until.wrapping_sub(hardware.clock()) as i64 > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+    use crate::arch::Identity;
+
+    const SIGN: u64 = 1 << 47;
+
+    /// Two counters and a clock.
+    #[derive(Default)]
+    struct Hardware {
+        counters: [Cell<u64>; 2],
+        tsc: Cell<u64>,
+    }
+
+    impl Counters for Hardware {
+        fn counter(&self, index: u32) -> u64 {
+            self.counters[index as usize].get()
+        }
+        fn clock(&self) -> u64 {
+            self.tsc.get()
+        }
+    }
+
+    fn caps() -> PmuCaps {
+        let amd = Identity {
+            vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
+            signature: 0x0010_0f42,
+            ..Identity::NONE
+        };
+        amd.pmu().unwrap().0
+    }
+
+    /// Counters 0 and 1 are to interrupt, and have some way to go.
+    fn armed() -> (ExpectedInterrupts, Hardware) {
+        let (expected, hardware) = (ExpectedInterrupts::new(), Hardware::default());
+        hardware.counters.iter().for_each(|counter| counter.set(SIGN | 5));
+        hardware.tsc.set(1_000);
+        expected.expect(0b11, false, 1_000);
+        (expected, hardware)
+    }
+
+    #[test]
+    fn an_interrupt_without_an_overflow_is_anothers() {
+        let (expected, hardware) = armed();
+        for _ in 0..3 {
+            assert!(!expected.explains(&caps(), &hardware));
+        }
+        let none = ExpectedInterrupts::new();
+        hardware.counters.iter().for_each(|counter| counter.set(0));
+        assert!(!none.explains(&caps(), &hardware), "a counter that does not interrupt");
+    }
+
+    #[test]
+    fn each_overflow_explains_one_interrupt() {
+        let (expected, hardware) = armed();
+        for counter in &hardware.counters {
+            counter.set(2);
+            assert!(expected.explains(&caps(), &hardware));
+            assert!(!expected.explains(&caps(), &hardware), "the next one is another's");
+        }
+        hardware.counters.iter().for_each(|counter| counter.set(SIGN | 5));
+        expected.expect(0b11, true, 1_000);
+        assert!(!expected.explains(&caps(), &hardware), "those had come");
+        hardware.counters[1].set(0);
+        assert!(expected.explains(&caps(), &hardware), "armed again");
+    }
+
+    #[test]
+    fn one_that_is_on_its_way_is_waited_for_but_not_for_long() {
+        for (later, ours) in [(0, true), (ON_ITS_WAY_TICKS - 1, true), (ON_ITS_WAY_TICKS, false)] {
+            for start in [1_000, u64::MAX - 10, 7_u64.wrapping_sub(ON_ITS_WAY_TICKS)] {
+                let (expected, hardware) = armed();
+                expected.expect(0, true, start);
+                hardware.tsc.set(start.wrapping_add(later));
+                assert_eq!(expected.explains(&caps(), &hardware), ours, "{start} + {later}");
+                assert!(!expected.explains(&caps(), &hardware), "once");
+            }
+        }
+    }
+
+    #[test]
+    fn a_vcpu_that_is_left_before_its_overflow_leaves_no_doubt() {
+        let (expected, hardware) = armed();
+        expected.expect(0, false, 1_000);
+        hardware.counters.iter().for_each(|counter| counter.set(0));
+        assert!(!expected.explains(&caps(), &hardware));
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What the host's administrator asks for: the option `perfctr` of every hypervisor.
+
+/// How the option is spelled, for the console.
+pub const EXPECTED: &str = "on|off[,all][,cost][,events=all][,rate=<overflows per ms>]";
+
+/// Overflows that a vCPU may have in a millisecond, where the option does not say.
+const OVERFLOWS_PER_MS: u32 = 50;
+
+/// How often a vCPU may be interrupted by overflows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Rate {
+    /// Length of a window, unit: TSC ticks.
+    pub window_tsc: u64,
+    /// Overflows per window, after which the next ones are put off.
+    pub overflows_max: u64,
+}
+
+/// What the driver is to do, decided at boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How often a vCPU may be interrupted.
+    pub rate: Rate,
+    /// The last general counter measures the driver itself.
+    ///
+    /// A guest with a page can then read how many instructions the hypervisor executes, so it is
+    /// for tests.
+    pub measure_cost: bool,
+    /// Guests may count every event that is not known to harm others.
+    pub all_events: bool,
+    /// Every domain may count of which the host says nothing else.
+    pub all_domains: bool,
+}
+
+/// The option's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Options {
+    /// The driver is on.
+    pub on: bool,
+    /// See [`Settings::all_domains`].
+    pub all_domains: bool,
+    /// See [`Settings::measure_cost`].
+    pub measure_cost: bool,
+    /// See [`Settings::all_events`].
+    pub all_events: bool,
+    /// Overflows that a vCPU may have in each millisecond.
+    pub overflows_per_ms: u32,
+}
+
+impl Options {
+    /// Of a host that says nothing.
+    pub(crate) const OFF: Self = Self {
+        on: false,
+        all_domains: false,
+        measure_cost: false,
+        all_events: false,
+        overflows_per_ms: OVERFLOWS_PER_MS,
+    };
+
+    /// Reads the option's value: words that are separated by commas.  Each word but those that mean
+    /// off switches the driver on, and so does the option alone, without a value.
+    ///
+    /// `None` if there is a word that is not known.  The driver stays off then: an administrator
+    /// who has misspelled a limit does not want the driver without it.
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let mut options = Self::OFF;
+        for word in text.split(|&byte| byte == b',') {
+            options.take(word)?;
+        }
+        Some(options)
+    }
+
+    fn take(&mut self, word: &[u8]) -> Option<()> {
+        self.on = true;
+        match word {
+            b"" | b"on" | b"1" | b"yes" | b"true" | b"enable" => (),
+            b"off" | b"0" | b"no" | b"false" | b"disable" => self.on = false,
+            b"all" => self.all_domains = true,
+            b"cost" => self.measure_cost = true,
+            b"events=all" => self.all_events = true,
+            _ => self.overflows_per_ms = number(word.strip_prefix(b"rate=")?)?,
+        }
+        Some(())
+    }
+
+    /// The settings, on a host whose time-stamp counter advances so much in a millisecond.
+    pub const fn settings(&self, ticks_per_ms: u64) -> Settings {
+        Settings {
+            rate: Rate { window_tsc: ticks_per_ms, overflows_max: self.overflows_per_ms as u64 },
+            measure_cost: self.measure_cost,
+            all_events: self.all_events,
+            all_domains: self.all_domains,
+        }
+    }
+}
+
+/// A decimal number.
+fn number(digits: &[u8]) -> Option<u32> {
+    let first = digits.first().map(|_| 0);
+    digits.iter().fold(first, |number: Option<u32>, &digit| {
+        let value = digit.checked_sub(b'0').filter(|value| *value < 10)?;
+        number?.checked_mul(10)?.checked_add(u32::from(value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_word_sets_what_it_says_and_switches_the_driver_on() {
+        let on = Options { on: true, ..Options::OFF };
+        for (text, options) in [
+            ("on", on),
+            ("", on),
+            ("1", on),
+            ("yes", on),
+            ("all", Options { all_domains: true, ..on }),
+            ("cost", Options { measure_cost: true, ..on }),
+            ("events=all", Options { all_events: true, ..on }),
+            ("rate=17", Options { overflows_per_ms: 17, ..on }),
+            ("rate=4294967295", Options { overflows_per_ms: u32::MAX, ..on }),
+            ("on,all,rate=3", Options { all_domains: true, overflows_per_ms: 3, ..on }),
+            ("all,off", Options { on: false, all_domains: true, ..on }),
+            ("off", Options::OFF),
+            ("0", Options::OFF),
+            ("no", Options::OFF),
+        ] {
+            assert_eq!(Options::parse(text.as_bytes()), Some(options), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_not_known_leaves_the_driver_off() {
+        for text in [
+            "on,fast",
+            "rate",
+            "rate=",
+            "rate=x",
+            "rate=-1",
+            "rate=4294967296",
+            "events=some",
+            "ON",
+        ] {
+            assert_eq!(Options::parse(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_window_is_a_millisecond() {
+        let options = Options { all_domains: true, overflows_per_ms: 7, ..Options::OFF };
+        let settings = options.settings(2_400_000);
+        assert_eq!(settings.rate, Rate { window_tsc: 2_400_000, overflows_max: 7 });
+        assert!(settings.all_domains && !settings.all_events && !settings.measure_cost);
+    }
+}
