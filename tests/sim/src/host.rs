@@ -570,7 +570,8 @@ impl Machine {
         let ring = if domain.hardware { Ring::GuestsThree } else { Ring::Three };
         let pmu = &self.cpus[self.here.get()].pmu;
         let loaded = unheard(|| vcpu.page.loaded.load(Relaxed));
-        let others = pmu.selected_for_others(ring, 1 << vcpu.domain) & !loaded;
+        pmu.selected_alike(loaded, 1 << vcpu.domain);
+        let others = pmu.selected_for_others(ring, 1 << vcpu.domain);
         if others != 0 {
             self.fail(format!("vCPU {} counts what others selected: {others:#x}", vcpu.id));
         }

@@ -187,6 +187,11 @@ impl Pmu {
         self.selected_for[counters].iter().for_each(|of| of.set(owner));
     }
 
+    /// What these counters are found to hold is what `owner` wants, whoever had it written.
+    pub fn selected_alike(&self, counters: u32, owner: Owners) {
+        bits(counters).for_each(|counter| self.selected_for[counter].set(owner));
+    }
+
     /// Counters that count in `ring` what was selected for another than `owner`.
     pub fn selected_for_others(&self, ring: Ring, owner: Owners) -> u32 {
         bits(self.in_ring[ring as usize].get())
