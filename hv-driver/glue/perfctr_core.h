@@ -9,7 +9,7 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 192
+#define PERFCTR_DRIVER_BYTES 224
 
 /*
  * Bytes of storage of a physical CPU.
@@ -193,6 +193,20 @@ struct perfctr_why {
 };
 
 /*
+ * What the driver has to know of the host.
+ */
+struct perfctr_host_facts {
+  /*
+   * By how much the time-stamp counter advances in a millisecond.
+   */
+  uint64_t ticks_per_ms;
+  /*
+   * See Settings::owns_all.
+   */
+  bool owns_all;
+};
+
+/*
  * The guest's time-stamp counter: `offset + (scale * host >> fraction_bits)`.
  */
 struct perfctr_clock {
@@ -251,7 +265,7 @@ int perfctr_core_parse(const char *text,
 int perfctr_core_init(struct perfctr_core_driver *driver,
                       const struct perfctr_cpuid *cpuid,
                       const struct perfctr_options *options,
-                      uint64_t ticks_per_ms,
+                      const struct perfctr_host_facts *host,
                       struct perfctr_why *why);
 
 /*
@@ -354,6 +368,16 @@ bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
  * The PMU has interrupted while `vcpu` is current, which is null if it has no page.
  */
 bool perfctr_core_interrupt(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
+
+/*
+ * Whether RDPMC has to exit also from a vCPU with a page.
+ */
+bool perfctr_core_rdpmc_exits(const struct perfctr_core_driver *driver);
+
+/*
+ * Reads the counter `index` for a vCPU with a page; false if it is to get #GP.
+ */
+bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint64_t *value);
 
 /*
  * Whether an NMI that has just come to the physical CPU of `cpu`, which is up, is the PMU's.

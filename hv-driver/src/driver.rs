@@ -4,7 +4,7 @@
 use shared_abi::caps::CAPS_ALL_EVENTS;
 use shared_abi::{PhysSlot, PmuCaps};
 
-use crate::arch::{self, Identity, Refusal, Registers};
+use crate::arch::{self, Identity, Readable, Refusal, Registers};
 use crate::serial::Serials;
 use crate::settings::{Rate, Settings};
 
@@ -23,6 +23,9 @@ pub struct Driver {
     pub boot: Identity,
     /// Every domain may count of which the host says nothing else.
     pub all_domains: bool,
+    /// The instruction that reads counters reads those, too, that others of the host may use.
+    /// Guests must not execute it themselves, and what they may read is read for them.
+    pub guest_reads_exit: bool,
     /// Numbers that domains have been given.
     pub serials: Serials,
     /// Slots that count if their selectors say so: the guests' and the driver's own.
@@ -36,9 +39,16 @@ impl Driver {
     ///
     /// The PMU is not usable, or measuring the cost would leave the guests no general counter.
     pub fn new(identity: &Identity, settings: &Settings) -> Result<Self, Refusal> {
-        let (mut caps, registers) = identity.pmu()?;
+        let (mut caps, mut registers) = identity.pmu()?;
         if settings.all_events {
             caps.features |= CAPS_ALL_EVENTS;
+        }
+        let is_shared = |readable: &Readable| readable.is_shared;
+        let guest_reads_exit =
+            !settings.owns_all && registers.readable.iter().flatten().any(is_shared);
+        if guest_reads_exit {
+            // Neither are they stopped.
+            registers.readable = registers.readable.map(|these| these.filter(|r| !r.is_shared));
         }
         let mut cost = None;
         if settings.measure_cost {
@@ -56,6 +66,7 @@ impl Driver {
             rate: settings.rate,
             boot: *identity,
             all_domains: settings.all_domains,
+            guest_reads_exit,
             serials: Serials::new(),
             enabled,
         })

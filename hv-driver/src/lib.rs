@@ -46,6 +46,6 @@ pub use pcpu::{Cpu, Pcpu};
 pub use policy::{Policy, PolicyChange};
 pub use publish::Left;
 pub use serial::{Serial, Serials};
-pub use settings::{Options, Rate, Settings};
+pub use settings::{HostFacts, Options, Rate, Settings};
 pub use stats::Stats;
 pub use vcpu::{Registration, Vcpu};

@@ -5,7 +5,7 @@ use shared_abi::PhysSlot;
 use shared_abi::arch::EVNTSEL_EN;
 use shared_abi::slot::slots_of;
 
-use crate::arch::{self, EVNTSEL_OWN_INSTRUCTIONS, Identity, Refusal, Selectors};
+use crate::arch::{self, EVNTSEL_OWN_INSTRUCTIONS, Identity, Readable, Refusal, Selectors};
 use crate::driver::Driver;
 use crate::hal::{Pmu, Probe};
 use crate::serial::DomainSerial;
@@ -92,9 +92,31 @@ impl<P: Pmu> Cpu<'_, P> {
         // First, so that whatever counts there is stopped.
         let found = arch::probe(identity, self.pmu)?;
         self.driver.boot.agrees(identity)?;
+        self.clear_readable()?;
         self.pcpu.global_ctrl = found;
         self.take_over();
         Ok(())
+    }
+
+    /// Clears the counters that the driver does not use and guests can read.
+    fn clear_readable(&self) -> Result<(), Refusal>
+    where
+        P: Probe,
+    {
+        let mut stops =
+            self.driver.registers.readable.into_iter().flatten().flat_map(Readable::stops);
+        match stops.find(|&register| !self.pmu.try_write_register(register, 0)) {
+            Some(register) => Err(Refusal::Register(register)),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads a counter for a vCPU that may read the counters, where the hypervisor does that for
+    /// it; `index` is what the vCPU's instruction names.  `None` if it has no such counter.
+    pub fn read_for_guest(&self, index: u32) -> Option<u64> {
+        let slot = PhysSlot::from_counter_index(index)?;
+        let readable = self.pcpu.counts() && self.driver.caps.slots() & slot.bit() != 0;
+        readable.then(|| self.pmu.counter(slot.counter_index()))
     }
 
     /// The CPU goes down, or is given back: it is left as it came up, except that nothing counts.

@@ -60,7 +60,7 @@ impl Driver {
 mod tests {
     use super::*;
     use crate::arch::Identity;
-    use crate::settings::Options;
+    use crate::settings::{HostFacts, Options};
 
     fn driver(all_domains: bool) -> Driver {
         let nehalem = Identity {
@@ -70,7 +70,8 @@ mod tests {
             ..Identity::NONE
         };
         let options = Options { all_domains, ..Options::OFF };
-        Driver::new(&nehalem, &options.settings(1_000)).unwrap()
+        let host = HostFacts { ticks_per_ms: 1_000, owns_all: true };
+        Driver::new(&nehalem, &options.settings(&host)).unwrap()
     }
 
     #[test]

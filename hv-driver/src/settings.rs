@@ -31,6 +31,19 @@ pub struct Settings {
     pub all_events: bool,
     /// Every domain may count of which the host says nothing else.
     pub all_domains: bool,
+    /// Nobody but the driver writes to registers of counters, not even to those of what several
+    /// cores share.
+    pub owns_all: bool,
+}
+
+/// What the driver has to know of the host.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HostFacts {
+    /// By how much the time-stamp counter advances in a millisecond.
+    pub ticks_per_ms: u64,
+    /// See [`Settings::owns_all`].
+    pub owns_all: bool,
 }
 
 /// The option's words.
@@ -85,13 +98,15 @@ impl Options {
         Some(())
     }
 
-    /// The settings, on a host whose time-stamp counter advances so much in a millisecond.
-    pub const fn settings(&self, ticks_per_ms: u64) -> Settings {
+    /// The settings on such a host.
+    pub const fn settings(&self, host: &HostFacts) -> Settings {
+        let overflows_max = self.overflows_per_ms as u64;
         Settings {
-            rate: Rate { window_tsc: ticks_per_ms, overflows_max: self.overflows_per_ms as u64 },
+            rate: Rate { window_tsc: host.ticks_per_ms, overflows_max },
             measure_cost: self.measure_cost,
             all_events: self.all_events,
             all_domains: self.all_domains,
+            owns_all: host.owns_all,
         }
     }
 }
@@ -151,8 +166,14 @@ mod tests {
     #[test]
     fn a_window_is_a_millisecond() {
         let options = Options { all_domains: true, overflows_per_ms: 7, ..Options::OFF };
-        let settings = options.settings(2_400_000);
+        let host = HostFacts { ticks_per_ms: 2_400_000, owns_all: true };
+        let settings = options.settings(&host);
         assert_eq!(settings.rate, Rate { window_tsc: 2_400_000, overflows_max: 7 });
-        assert!(settings.all_domains && !settings.all_events && !settings.measure_cost);
+        assert!(
+            settings.owns_all
+                && settings.all_domains
+                && !settings.all_events
+                && !settings.measure_cost
+        );
     }
 }

@@ -161,8 +161,13 @@ fn nehalem() -> Identity {
     }
 }
 
-const SETTINGS: Settings =
-    Settings { rate: RATE, measure_cost: false, all_events: false, all_domains: false };
+const SETTINGS: Settings = Settings {
+    rate: RATE,
+    measure_cost: false,
+    all_events: false,
+    all_domains: false,
+    owns_all: true,
+};
 
 const RATE: Rate = Rate { window_tsc: 1_000_000, overflows_max: 3 };
 

@@ -26,6 +26,8 @@ const ZEN: Identity = Identity {
 const GLOBAL_CTRL: u32 = 0x38f;
 const GLOBAL_STATUS: u32 = 0x38e;
 const GLOBAL_OVF_CTRL: u32 = 0x390;
+/// What counter 0 holds.
+const READ: u64 = 1_000;
 /// What the firmware has left in IA32_PERF_GLOBAL_CTRL.
 const FOUND: u64 = 0xf;
 
@@ -69,8 +71,8 @@ impl Probe for Memory {
 }
 
 impl Counters for Memory {
-    fn counter(&self, _: u32) -> u64 {
-        0
+    fn counter(&self, index: u32) -> u64 {
+        READ + u64::from(index)
     }
     fn clock(&self) -> u64 {
         0
@@ -94,8 +96,11 @@ impl Pmu for Memory {
 
 fn driver(boot: &Identity, measure_cost: bool) -> Driver {
     let rate = Rate { window_tsc: 1, overflows_max: 1 };
-    Driver::new(boot, &Settings { rate, measure_cost, all_events: false, all_domains: false })
-        .unwrap()
+    Driver::new(
+        boot,
+        &Settings { rate, measure_cost, all_events: false, all_domains: false, owns_all: true },
+    )
+    .unwrap()
 }
 
 fn come_up(
@@ -226,4 +231,63 @@ fn a_cpu_that_comes_back_has_forgotten_everything() {
     let pmu = Memory { faults: Some(0xc1), ..pmu };
     let refusal = come_up(&driver, &mut pcpu, &NEHALEM, &pmu);
     assert_eq!((refusal, pcpu.counts()), (Err(Refusal::Register(0xc1)), false));
+}
+
+/// A Zen with counters of its last-level cache and its data fabric, which RDPMC reads, too.
+const WITH_UNCORE: Identity = Identity { extended: 1 << 23 | 1 << 24 | 1 << 28, ..ZEN };
+/// What selects the first and the last of each.
+const UNCORE: [u32; 4] = [0xc001_0230, 0xc001_023a, 0xc001_0240, 0xc001_0246];
+
+fn driver_on(boot: &Identity, owns_all: bool) -> Driver {
+    let rate = Rate { window_tsc: 1, overflows_max: 1 };
+    let settings =
+        Settings { rate, measure_cost: false, all_events: false, all_domains: false, owns_all };
+    Driver::new(boot, &settings).unwrap()
+}
+
+/// A CPU on which somebody counts what several cores do.
+fn with_uncore() -> Memory {
+    let pmu = Memory::new();
+    pmu.held.borrow_mut().extend(UNCORE.map(|msr| (msr, 0x43_0004)));
+    pmu
+}
+
+#[test]
+fn counters_of_several_cores_stand_still_where_guests_read_them() {
+    let (driver, mut pcpu, pmu) = (driver_on(&WITH_UNCORE, true), Pcpu::new(), with_uncore());
+    assert!(!driver.guest_reads_exit);
+    assert_eq!(come_up(&driver, &mut pcpu, &WITH_UNCORE, &pmu), Ok(()));
+    assert_eq!(UNCORE.map(|msr| pmu.held(msr)), [0; 4]);
+    for msr in UNCORE {
+        let (mut pcpu, pmu) = (Pcpu::new(), Memory { faults: Some(msr), ..with_uncore() });
+        let refusal = come_up(&driver, &mut pcpu, &WITH_UNCORE, &pmu);
+        assert_eq!((refusal, pcpu.counts()), (Err(Refusal::Register(msr)), false));
+    }
+}
+
+#[test]
+fn guests_do_not_read_counters_of_several_cores_that_others_use() {
+    let (driver, mut pcpu, pmu) = (driver_on(&WITH_UNCORE, false), Pcpu::new(), with_uncore());
+    assert!(driver.guest_reads_exit, "from every guest");
+    assert!(!driver_on(&ZEN, false).guest_reads_exit, "there are none");
+    assert_eq!(come_up(&driver, &mut pcpu, &WITH_UNCORE, &pmu), Ok(()));
+    assert_eq!(UNCORE.map(|msr| pmu.held(msr)), [0x43_0004; 4], "they go on");
+    let cpu = Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &pmu, number: 0 };
+    for index in 0..6 {
+        assert_eq!(cpu.read_for_guest(index), Some(READ + u64::from(index)));
+    }
+    for index in [6, 9, 10, 15, 16, 0x4000_0000, u32::MAX] {
+        assert_eq!(cpu.read_for_guest(index), None, "{index:#x}");
+    }
+    let refused = Cpu { driver: &driver, pcpu: &mut Pcpu::new(), pmu: &pmu, number: 1 };
+    assert_eq!(refused.read_for_guest(0), None);
+}
+
+#[test]
+fn metrics_are_cleared_where_guests_read_them() {
+    let with_metrics = Identity { perf_capabilities: 1 << 15, ..NEHALEM };
+    let (driver, mut pcpu, pmu) = (driver_on(&with_metrics, false), Pcpu::new(), Memory::new());
+    pmu.held.borrow_mut().insert(0x329, 0xff00_ff00);
+    assert_eq!(come_up(&driver, &mut pcpu, &with_metrics, &pmu), Ok(()));
+    assert_eq!((pmu.held(0x329), driver.guest_reads_exit), (0, false));
 }

@@ -13,8 +13,8 @@ use hv_driver::guest::Clock;
 use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{
-    Driver, Guest, Identity, Left, Options, Policy, PolicyChange, Refusal, Registration, Serial,
-    Vcpu,
+    Driver, Guest, HostFacts, Identity, Left, Options, Policy, PolicyChange, Refusal, Registration,
+    Serial, Vcpu,
 };
 use shared_abi::hypercall::{HvPlace, HvQuery, HvStats};
 use shared_abi::{Errno, VcpuPage};
@@ -26,7 +26,7 @@ mod x86;
 use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 192;
+pub const DRIVER_BYTES: usize = 224;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 528;
 /// Bytes of storage of a vCPU with a page.
@@ -127,8 +127,6 @@ pub unsafe extern "C" fn perfctr_core_parse(
 
 /// Decides whether this CPU is usable; gives 0, or -1 and why not.
 ///
-/// `ticks_per_ms` is by how much the time-stamp counter advances.
-///
 /// # Safety
 ///
 /// `driver` is storage of `DRIVER_BYTES` bytes, `why` of one structure.
@@ -137,10 +135,10 @@ pub unsafe extern "C" fn perfctr_core_init(
     driver: *mut Driver,
     cpuid: &Identity,
     options: &Options,
-    ticks_per_ms: u64,
+    host: &HostFacts,
     why: *mut Why,
 ) -> c_int {
-    match Driver::new(cpuid, &options.settings(ticks_per_ms)) {
+    match Driver::new(cpuid, &options.settings(host)) {
         Ok(ready) => {
             // SAFETY: C passes storage of `DRIVER_BYTES` bytes, aligned to 8; nobody reads it yet.
             unsafe { driver.write(ready) };
@@ -432,6 +430,31 @@ pub unsafe extern "C" fn perfctr_core_interrupt(
             false
         }
     })
+}
+
+/// Whether RDPMC has to exit also from a vCPU with a page.
+///
+/// The hypervisor then has [`perfctr_core_rdpmc`] read.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_rdpmc_exits(driver: &Driver) -> bool {
+    driver.guest_reads_exit
+}
+
+/// Reads the counter `index` for a vCPU with a page; false if it is to get #GP.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_rdpmc(cpu: &CpuObject, index: u32, value: &mut u64) -> bool {
+    // SAFETY: C calls this for the vCPU that is current here, with interrupts disabled.
+    match unsafe { OnCpu::new(cpu) }.cpu(|cpu| cpu.read_for_guest(index)) {
+        Some(held) => {
+            *value = held;
+            true
+        }
+        None => false,
+    }
 }
 
 /// Whether an NMI that has just come to the physical CPU of `cpu`, which is up, is the PMU's.

@@ -93,13 +93,14 @@ static void release_all(void)
 /* With the counters reserved; why the driver is off, which is said. */
 static int take(const struct perfctr_options *options)
 {
+	/* Linux' perf counts what several cores share on its own. */
+	const struct perfctr_host_facts host = { .ticks_per_ms = tsc_khz };
 	struct perfctr_cpuid cpuid;
 	struct perfctr_why why;
 	int err;
 
 	perfctr_core_read_cpuid(&cpuid);
-	if (perfctr_core_init(perfctr_driver(), &cpuid, options, tsc_khz,
-			      &why)) {
+	if (perfctr_core_init(perfctr_driver(), &cpuid, options, &host, &why)) {
 		pr_err("off: expected %.*s, found %#x\n", why.expected_bytes,
 		       (const char *)why.expected, why.found);
 		return -ENODEV;

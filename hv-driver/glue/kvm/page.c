@@ -151,7 +151,8 @@ void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)
 {
-	return !vcpu->arch.perfctr;
+	return !vcpu->arch.perfctr ||
+	       perfctr_core_rdpmc_exits(perfctr_driver());
 }
 EXPORT_SYMBOL_GPL(perfctr_intercept_rdpmc);
 

@@ -30,8 +30,10 @@ void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu);
 /* Called by the vCPU's kernel; gives 0 or a negative error number. */
 int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length);
 
-/* Whether RDPMC has to exit from the vCPU, and to raise #GP. */
+/* Whether RDPMC has to exit from the vCPU. */
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu);
+/* Reads what its RDPMC names, if it may; otherwise that raises #GP. */
+bool perfctr_rdpmc(struct kvm_vcpu *vcpu);
 
 /*
  * What IA32_PERF_GLOBAL_CTRL is to hold in the vCPU's guest, and after it, which

@@ -96,6 +96,29 @@ void perfctr_vcpu_enter(struct kvm_vcpu *vcpu)
 	local_irq_restore(flags);
 }
 
+bool perfctr_rdpmc(struct kvm_vcpu *vcpu)
+{
+	bool user = static_call(kvm_x86_get_cpl)(vcpu) != 0;
+	u64 value = 0;
+	bool known;
+
+	if (!vcpu->arch.perfctr || is_guest_mode(vcpu) ||
+	    (user && !kvm_read_cr4_bits(vcpu, X86_CR4_PCE)))
+		return false;
+
+	local_irq_disable();
+	/* Its thread may have been away since the guest was left. */
+	perfctr_switch_in(vcpu);
+	known = perfctr_core_rdpmc(perfctr_this_cpu(), kvm_rcx_read(vcpu),
+				   &value);
+	local_irq_enable();
+	if (!known)
+		return false;
+	kvm_rax_write(vcpu, (u32)value);
+	kvm_rdx_write(vcpu, value >> 32);
+	return true;
+}
+
 void perfctr_vcpu_load(struct kvm_vcpu *vcpu)
 {
 	unsigned long flags;

@@ -43,6 +43,11 @@ static const char *__init other_owner(void)
 static int __init cf_check perfctr_init(void)
 {
     struct perfctr_cpuid cpuid;
+    /* No domain can write to a counter's register. */
+    const struct perfctr_host_facts host = {
+        .ticks_per_ms = cpu_khz,
+        .owns_all = true,
+    };
     struct perfctr_why why;
     const char *owner;
 
@@ -57,7 +62,7 @@ static int __init cf_check perfctr_init(void)
     }
 
     perfctr_core_read_cpuid(&cpuid);
-    if ( perfctr_core_init(perfctr_driver(), &cpuid, &options, cpu_khz, &why) )
+    if ( perfctr_core_init(perfctr_driver(), &cpuid, &options, &host, &why) )
     {
         printk(XENLOG_ERR "perfctr: off: expected %.*s, found %#x\n",
                why.expected_bytes, (const char *)why.expected, why.found);

@@ -12,4 +12,6 @@ mod x86;
 
 pub(crate) use x86::probe::probe;
 pub use x86::selectors::{EVNTSEL_GUEST_ONLY, EVNTSEL_OWN_INSTRUCTIONS, Selectors};
-pub use x86::{Fixed, Global, Identity, Refusal, Registers, global_bits, slots_of_global};
+pub use x86::{
+    Fixed, Global, Identity, Readable, Refusal, Registers, global_bits, slots_of_global,
+};

@@ -41,7 +41,13 @@ fn driver() -> Driver {
     let rate = Rate { window_tsc: 1_000_000, overflows_max: 50 };
     Driver::new(
         &cpuid,
-        &Settings { rate, measure_cost: false, all_events: true, all_domains: false },
+        &Settings {
+            rate,
+            measure_cost: false,
+            all_events: true,
+            all_domains: false,
+            owns_all: true,
+        },
     )
     .expect("a usable PMU")
 }

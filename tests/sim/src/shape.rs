@@ -170,7 +170,13 @@ impl Shape {
         let rate = Rate { window_tsc: 1000, overflows_max: self.overflows_max };
         Driver::new(
             &self.model.cpuid(),
-            &Settings { rate, measure_cost: self.cost, all_events: true, all_domains: false },
+            &Settings {
+                rate,
+                measure_cost: self.cost,
+                all_events: true,
+                all_domains: false,
+                owns_all: true,
+            },
         )
         .expect("the machine's PMU is usable")
     }

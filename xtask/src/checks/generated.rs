@@ -41,6 +41,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("DomainObject", "perfctr_core_domain"),
             ("PolicyChange", "perfctr_policy_change"),
             ("Options", "perfctr_options"),
+            ("HostFacts", "perfctr_host_facts"),
             ("Why", "perfctr_why"),
             ("Identity", "perfctr_cpuid"),
             ("Guest", "perfctr_guest"),

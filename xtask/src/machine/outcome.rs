@@ -74,6 +74,8 @@ pub struct Outcome {
     pub stderr: Vec<u8>,
     /// The console's log.
     pub console: PathBuf,
+    /// How often its button for a non-maskable interrupt was pressed.
+    pub nmis: usize,
     /// From power-on until the guest was ready, if it ever was.
     pub boot_time: Option<Duration>,
 }

@@ -38,6 +38,9 @@ pub struct Spec {
     pub stream: bool,
     /// Whether the machine may suspend itself to RAM: it is woken then.
     pub wake: bool,
+    /// Whether the machine's button for a non-maskable interrupt is pressed again and again while
+    /// the command runs.
+    pub press_nmi: bool,
     /// Variables of the command's environment beside the usual ones: `NAME=value`.
     pub environment: Vec<OsString>,
     /// The program, found through PATH or relative to `/work`, and its arguments.
@@ -62,6 +65,7 @@ impl Spec {
             timeout: Duration::from_secs(300),
             stream: false,
             wake: false,
+            press_nmi: false,
             environment: Vec::new(),
             command: command.into_iter().map(Into::into).collect(),
         })

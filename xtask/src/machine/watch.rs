@@ -64,6 +64,7 @@ pub fn until_end(spec: &Spec, dir: &Path, machine: Child) -> Result<Outcome> {
         stdout: watch.stdout.all,
         stderr: watch.stderr.all,
         console: dir.join("console"),
+        nmis: watch.nmis,
         boot_time: watch.boot_time,
     })
 }
@@ -78,8 +79,11 @@ struct Watch {
     timeout: Duration,
     stream: bool,
     wake: bool,
-    /// When it was last made sure of that.
-    awake_at: Instant,
+    press_nmi: bool,
+    /// How often that was done.
+    nmis: usize,
+    /// When either was last seen to.
+    asked_at: Instant,
     start: Instant,
     boot_time: Option<Duration>,
     progress: Progress,
@@ -98,7 +102,9 @@ impl Watch {
             timeout: spec.timeout,
             stream: spec.stream,
             wake: spec.wake,
-            awake_at: Instant::now(),
+            press_nmi: spec.press_nmi,
+            nmis: 0,
+            asked_at: Instant::now(),
             start: Instant::now(),
             boot_time: None,
             progress: Progress::default(),
@@ -152,7 +158,7 @@ impl Watch {
         }
         let running = self.start.elapsed().saturating_sub(self.boot_time.unwrap_or_default());
         if self.boot_time.is_some() {
-            self.wake();
+            self.disturb();
             return Ok((running > self.timeout).then_some(Status::TimedOut(self.timeout)));
         }
         let used = cpu_time(self.machine.id());
@@ -160,12 +166,19 @@ impl Watch {
         Ok(is_over.then_some(Status::Failed(Failure::NeverUp(running))))
     }
 
-    /// Wakes a machine that may suspend itself, if it has.
-    fn wake(&mut self) {
-        if self.wake && self.awake_at.elapsed() >= ASKED_EVERY {
-            self.awake_at = Instant::now();
+    /// Wakes a machine that may suspend itself, if it has, and presses its button if that is
+    /// wanted.
+    fn disturb(&mut self) {
+        if self.asked_at.elapsed() < ASKED_EVERY {
+            return;
+        }
+        self.asked_at = Instant::now();
+        if self.wake {
             // One that has just ended does not answer; one that does not wake exceeds its time.
             wake(&self.dir).ok();
+        }
+        if self.press_nmi && press_nmi(&self.dir).is_ok() {
+            self.nmis += 1;
         }
     }
 
@@ -281,6 +294,12 @@ fn wake(dir: &Path) -> Result<()> {
     if monitor.ask("query-status", &json!({}))?["status"] == "suspended" {
         monitor.ask("system_wakeup", &json!({}))?;
     }
+    Ok(())
+}
+
+/// Presses the machine's button for a non-maskable interrupt.
+fn press_nmi(dir: &Path) -> Result<()> {
+    Monitor::open(dir)?.ask("inject-nmi", &json!({}))?;
     Ok(())
 }
 

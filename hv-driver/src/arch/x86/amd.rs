@@ -8,7 +8,7 @@ use shared_abi::caps::{
 };
 use shared_abi::limits::MAX_GENERAL;
 
-use super::{Bank, Global, Identity, Refusal, Registers, vendor, width};
+use super::{Bank, Global, Identity, Readable, Refusal, Registers, vendor, width};
 
 pub(super) const VENDOR: [u32; 3] = vendor(b"AuthenticAMD");
 
@@ -19,6 +19,7 @@ const K7: Registers = Registers {
     fixed: None,
     global: None,
     record_enable: None,
+    readable: [None; 2],
 };
 /// Of K7's kind.
 const K7_COUNTERS: u32 = 4;
@@ -39,6 +40,17 @@ const GLOBAL: Global = Global { ctrl: 0xc000_0301, status: 0xc000_0300, acknowle
 const EXTENDED_SVM: u32 = 1 << 2;
 /// CPUID leaf 0x80000001, ECX: the core extension.
 const EXTENDED_PERFCTR_CORE: u32 = 1 << 23;
+/// CPUID leaf 0x80000001, ECX: counters of the northbridge or data fabric, which RDPMC reads with 6
+/// and up.
+const EXTENDED_PERFCTR_NB: u32 = 1 << 24;
+/// CPUID leaf 0x80000001, ECX: counters of the last-level cache, which RDPMC reads with 10 and up.
+const EXTENDED_PERFCTR_LLC: u32 = 1 << 28;
+/// NB_PERF_CTL0, whose counter is the register after it.
+const NB: Readable =
+    Readable { stops: Bank { first: 0xc001_0240, stride: 2 }, number: 4, is_shared: true };
+/// ChL3PmcCfg0, whose counter is the register after it.
+const LLC: Readable =
+    Readable { stops: Bank { first: 0xc001_0230, stride: 2 }, number: 6, is_shared: true };
 /// CPUID leaf 0x80000022, EAX: version 2.
 const PERFMON_V2: u32 = 1 << 0;
 
@@ -62,6 +74,8 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         return Err(Refusal::NoCounters);
     }
     let width = width(48)?;
+    let readable =
+        [has(EXTENDED_PERFCTR_NB).then_some(NB), has(EXTENDED_PERFCTR_LLC).then_some(LLC)];
     let guest_only = if has(EXTENDED_SVM) { CAPS_GUEST_ONLY } else { 0 };
     let caps = PmuCaps {
         vendor: VENDOR_AMD,
@@ -72,7 +86,7 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         general_width: width,
         fixed_width: width,
     };
-    Ok((caps, registers))
+    Ok((caps, Registers { readable, ..registers }))
 }
 
 #[cfg(test)]
@@ -125,5 +139,19 @@ mod tests {
     fn older_families_are_refused_by_name() {
         let k8 = Identity { signature: 0xf4a, ..FAMILY_10H };
         assert_eq!(k8.pmu(), Err(Refusal::Family(0xf)));
+    }
+
+    #[test]
+    fn rdpmc_reads_counters_of_the_northbridge_and_the_last_level_cache() {
+        let stops = |extended| {
+            let (_, registers) = Identity { extended, ..FAMILY_10H }.pmu().unwrap();
+            let readable = registers.readable.into_iter().flatten();
+            readable.flat_map(|these| these.stops().map(move |msr| (msr, these.is_shared)))
+        };
+        assert_eq!(stops(1 << 23).count(), 0);
+        let nb = [0xc001_0240, 0xc001_0242, 0xc001_0244, 0xc001_0246].map(|msr| (msr, true));
+        assert!(stops(1 << 24).eq(nb));
+        assert_eq!(stops(1 << 28).count(), 6);
+        assert_eq!(stops(1 << 24 | 1 << 28).last(), Some((0xc001_023a, true)));
     }
 }

@@ -8,7 +8,7 @@ use shared_abi::caps::{
 };
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 
-use super::{Bank, Fixed, Global, Identity, Refusal, Registers, vendor, width};
+use super::{Bank, Fixed, Global, Identity, Readable, Refusal, Registers, vendor, width};
 
 pub(super) const VENDOR: [u32; 3] = vendor(b"GenuineIntel");
 
@@ -20,10 +20,17 @@ const REGISTERS: Registers = Registers {
     fixed: Some(Fixed { counters: Bank { first: 0x309, stride: 1 }, ctrl: 0x38d }),
     global: Some(Global { ctrl: 0x38f, status: 0x38e, acknowledge: 0x390 }),
     record_enable: None,
+    readable: [None; 2],
 };
 
 /// IA32_PERF_CAPABILITIES: IA32_A_PMCx take full-width writes (SDM volume 3, 20.2.8).
 const PERF_CAPABILITIES_FW_WRITE: u64 = 1 << 13;
+
+/// IA32_PERF_CAPABILITIES: RDPMC reads PERF_METRICS with 2000_0000H (SDM volume 2, RDPMC).
+const PERF_CAPABILITIES_METRICS: u64 = 1 << 15;
+/// PERF_METRICS, which counts only where IA32_PERF_GLOBAL_CTRL enables it: here never.
+const METRICS: Readable =
+    Readable { stops: Bank { first: 0x329, stride: 1 }, number: 1, is_shared: false };
 
 /// IA32_PEBS_ENABLE.
 const IA32_PEBS_ENABLE: u32 = 0x3f1;
@@ -63,8 +70,10 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
         general_width,
         fixed_width,
     };
+    let metrics = cpuid.perf_capabilities & PERF_CAPABILITIES_METRICS != 0;
     let registers = Registers {
         fixed: REGISTERS.fixed.filter(|_| fixed > 0),
+        readable: [metrics.then_some(METRICS), None],
         record_enable: has_pebs(cpuid).then_some(IA32_PEBS_ENABLE),
         ..REGISTERS
     };
@@ -183,5 +192,16 @@ mod tests {
         assert_eq!(with(0x0730_0003, 0x603), Err(Refusal::NoCounters));
         assert_eq!(with(0x071f_0403, 0x603), Err(Refusal::Width(31)));
         assert_eq!(with(0x0730_0403, 0x823), Err(Refusal::Width(65)));
+    }
+
+    #[test]
+    fn rdpmc_reads_metrics_where_they_are() {
+        let stops = |perf_capabilities| {
+            let (_, registers) = Identity { perf_capabilities, ..NEHALEM }.pmu().unwrap();
+            let readable = registers.readable.into_iter().flatten();
+            readable.flat_map(|these| these.stops().map(move |msr| (msr, these.is_shared)))
+        };
+        assert_eq!(stops(1 << 13).count(), 0);
+        assert!(stops(1 << 15).eq([(0x329, false)]));
     }
 }

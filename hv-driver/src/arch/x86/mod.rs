@@ -82,6 +82,23 @@ pub struct Global {
     pub acknowledge: u32,
 }
 
+/// Counters that the driver does not use, and that guests with RDPMC can read all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readable {
+    /// What makes each of them count, or is the counter itself; 0 stops or clears it.
+    stops: Bank,
+    number: u32,
+    /// They count what several cores do, and others of the host may use them.
+    pub is_shared: bool,
+}
+
+impl Readable {
+    /// The registers that are cleared so that nothing is learnt by reading.
+    pub fn stops(self) -> impl Iterator<Item = u32> {
+        (0..self.number).map(move |n| self.stops.of(n))
+    }
+}
+
 /// Where a PMU's registers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
@@ -93,6 +110,8 @@ pub struct Registers {
     pub global: Option<Global>,
     /// Lets counters write records to memory; whoever takes the PMU over clears it.
     pub record_enable: Option<u32>,
+    /// What else RDPMC reads, if anything.
+    pub readable: [Option<Readable>; 2],
 }
 
 impl Registers {
