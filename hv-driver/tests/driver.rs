@@ -974,6 +974,20 @@ mod guests {
         Machine::with(driver_that(measure_cost), guest)
     }
 
+    /// To load a register that is not there ends the host at the guest's exit.
+    #[test]
+    fn a_refused_cpu_loads_nothing_at_entry_and_exit() {
+        for measures in [false, true] {
+            let mut m = vmx(measures);
+            m.load(&[counter(0, BOTH)]);
+            assert_ne!(m.pmu.at_switch.get(), Some((0, 0)), "elsewhere it does");
+            m.switch_from();
+            m.pcpu = Pcpu::new();
+            m.switch_to(1, User, true);
+            assert_eq!(m.pmu.at_switch.get(), Some((0, 0)));
+        }
+    }
+
     fn sampling(slot: u32, period: u64) -> CounterConfig {
         CounterConfig { mode: MODE_SAMPLING, period, ..counter(slot, BOTH) }
     }
