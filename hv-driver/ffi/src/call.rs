@@ -79,7 +79,7 @@ impl Caller for Current<'_> {
     }
 
     fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, X86Pmu<'_>>) -> R) -> R {
-        without_interrupts(|here| here.cpu(work))
+        without_interrupts(|here| work(&mut here.cpu()))
     }
 
     fn on_vcpu<R>(
@@ -92,7 +92,7 @@ impl Caller for Current<'_> {
             let (vcpu, page) = unsafe { perfctr_glue_vcpu().as_mut() }?.parts();
             // Asked here, so that whoever forbids it meanwhile interrupts this CPU afterwards.
             let allowed = self.is_allowed();
-            Some(here.cpu(|cpu| work(cpu, vcpu, page, allowed)))
+            Some(work(&mut here.cpu(), vcpu, page, allowed))
         })
     }
 

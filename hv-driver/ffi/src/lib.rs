@@ -197,7 +197,8 @@ pub unsafe extern "C" fn perfctr_core_cpu_up(
     };
     // SAFETY: C calls this on the CPU itself, with interrupts disabled until this returns.
     let mut here = unsafe { OnCpu::new(cpu) };
-    match here.cpu(|cpu| cpu.come_up(cpuid.unwrap_or(&cpu.driver.boot))) {
+    let cpu = &mut here.cpu();
+    match cpu.come_up(cpuid.unwrap_or(&cpu.driver.boot)) {
         Ok(()) => 0,
         // SAFETY: C passes a structure for it.
         Err(refusal) => unsafe { refused(refusal, why) },
@@ -212,7 +213,7 @@ pub unsafe extern "C" fn perfctr_core_cpu_up(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_cpu_down(cpu: &CpuObject) {
     // SAFETY: C calls this on the CPU that goes down, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| cpu.go_down());
+    unsafe { OnCpu::new(cpu) }.cpu().go_down();
 }
 
 /// Whether the host lets the domain count; `controls`: it is the control domain.
@@ -259,30 +260,33 @@ pub unsafe extern "C" fn perfctr_core_register(
     let mut here = unsafe { OnCpu::new(cpu) };
     // SAFETY: C has pinned the page and mapped it; it is atomics, whatever the guest writes there.
     let shared = unsafe { &*page };
-    here.cpu(|cpu| {
-        let left = match goes_on.then(|| Left::of(shared, &cpu.driver.caps)).transpose() {
-            Ok(Some(_)) if !cpu.pcpu.counts() => return Errno::NODEV.to_return(),
-            Ok(left) => left,
+    let cpu = &mut here.cpu();
+    let left = if goes_on {
+        match Left::of(shared, &cpu.driver.caps) {
+            Ok(_) if !cpu.pcpu.counts() => return Errno::NODEV.to_return(),
+            Ok(left) => Some(left),
             Err(errno) => return errno.to_return(),
-        };
-        let who = Registration {
-            id,
-            domain: domain.serial.of(&cpu.driver.serials),
-            guest: *guest,
-            allowed: cpu.driver.allows(&domain.policy, controls),
-        };
-        let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
-        // SAFETY: C passes storage of `VCPU_BYTES` bytes, aligned to 8, that nobody has found yet:
-        // interrupts are disabled, and only this CPU looks for the current vCPU's.
-        let own = unsafe {
-            vcpu.write(VcpuObject(VcpuParts { vcpu: registered, page }));
-            &mut *vcpu
-        };
-        if let Some(left) = &left {
-            own.0.vcpu.go_on(cpu, shared, left);
         }
-        0
-    })
+    } else {
+        None
+    };
+    let who = Registration {
+        id,
+        domain: domain.serial.of(&cpu.driver.serials),
+        guest: *guest,
+        allowed: cpu.driver.allows(&domain.policy, controls),
+    };
+    let registered = Vcpu::register(cpu, shared, &who, left.as_ref());
+    // SAFETY: C passes storage of `VCPU_BYTES` bytes, aligned to 8, that nobody has found yet:
+    // interrupts are disabled, and only this CPU looks for the current vCPU's.
+    let own = unsafe {
+        vcpu.write(VcpuObject(VcpuParts { vcpu: registered, page }));
+        &mut *vcpu
+    };
+    if let Some(left) = &left {
+        own.0.vcpu.go_on(cpu, shared, left);
+    }
+    0
 }
 
 /// The calling vCPU takes its page back; see [`Vcpu::unregister`].
@@ -294,7 +298,7 @@ pub unsafe extern "C" fn perfctr_core_register(
 pub unsafe extern "C" fn perfctr_core_unregister(cpu: &CpuObject, vcpu: &mut VcpuObject) {
     let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this in the vCPU's hypercall, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| vcpu.unregister(cpu, page));
+    vcpu.unregister(&mut unsafe { OnCpu::new(cpu) }.cpu(), page);
 }
 
 /// See [`Vcpu::abandon`].
@@ -305,7 +309,7 @@ pub unsafe extern "C" fn perfctr_core_unregister(cpu: &CpuObject, vcpu: &mut Vcp
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_abandon(cpu: &CpuObject, vcpu: &mut VcpuObject) {
     // SAFETY: C calls this where the vCPU is loaded, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| vcpu.0.vcpu.abandon(cpu));
+    vcpu.0.vcpu.abandon(&mut unsafe { OnCpu::new(cpu) }.cpu());
 }
 
 /// A vCPU without a page is switched in.
@@ -316,7 +320,7 @@ pub unsafe extern "C" fn perfctr_core_abandon(cpu: &CpuObject, vcpu: &mut VcpuOb
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_run_stranger(cpu: &CpuObject) {
     // SAFETY: C calls this in its switch of vCPUs, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| cpu.run_stranger());
+    unsafe { OnCpu::new(cpu) }.cpu().run_stranger();
 }
 
 /// See [`Vcpu::switch_from`]; gives whether to call [`perfctr_core_overflowed_at`].
@@ -328,7 +332,7 @@ pub unsafe extern "C" fn perfctr_core_run_stranger(cpu: &CpuObject) {
 pub unsafe extern "C" fn perfctr_core_switch_from(cpu: &CpuObject, vcpu: &mut VcpuObject) -> bool {
     let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this in its switch of vCPUs, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| vcpu.switch_from(cpu, page))
+    vcpu.switch_from(&mut unsafe { OnCpu::new(cpu) }.cpu(), page)
 }
 
 /// See [`Vcpu::overflowed_at`].  To be called where the guest is sent the virtual interrupt, too.
@@ -358,10 +362,10 @@ pub unsafe extern "C" fn perfctr_core_switch_to(
 ) -> bool {
     let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this in its switch of vCPUs, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| {
-        let allowed = cpu.driver.allows(&domain.policy, controls);
-        vcpu.switch_to(cpu, page, mode(kernel), allowed)
-    })
+    let mut here = unsafe { OnCpu::new(cpu) };
+    let cpu = &mut here.cpu();
+    let allowed = cpu.driver.allows(&domain.policy, controls);
+    vcpu.switch_to(cpu, page, mode(kernel), allowed)
 }
 
 /// See [`Vcpu::toggle`]; gives whether to send the guest the virtual interrupt.
@@ -377,7 +381,7 @@ pub unsafe extern "C" fn perfctr_core_toggle(
 ) -> bool {
     let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this where its guest changes the mode, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| vcpu.toggle(cpu, page, mode(kernel)))
+    vcpu.toggle(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel))
 }
 
 /// Stops the vCPU that is current here if the host forbids its domain; gives whether it does.
@@ -396,14 +400,14 @@ pub unsafe extern "C" fn perfctr_core_revoke(
 ) -> bool {
     let (vcpu, page) = vcpu.parts();
     // SAFETY: C calls this in an interrupt of its own, with interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| {
-        // It may have been allowed again since the interrupt was sent.
-        let forbidden = !cpu.driver.allows(&domain.policy, controls);
-        if forbidden {
-            vcpu.revoke(cpu, page);
-        }
-        forbidden
-    })
+    let mut here = unsafe { OnCpu::new(cpu) };
+    let cpu = &mut here.cpu();
+    // It may have been allowed again since the interrupt was sent.
+    let forbidden = !cpu.driver.allows(&domain.policy, controls);
+    if forbidden {
+        vcpu.revoke(cpu, page);
+    }
+    forbidden
 }
 
 /// The PMU has interrupted while `vcpu` is current, which is null if it has no page.
@@ -420,16 +424,14 @@ pub unsafe extern "C" fn perfctr_core_interrupt(
 ) -> bool {
     // SAFETY: C calls this in the PMU's interrupt, or in one that its NMI has asked for, with
     // interrupts disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| match vcpu {
-        Some(vcpu) => {
-            let (vcpu, page) = vcpu.parts();
-            vcpu.interrupt(cpu, page)
-        }
-        None => {
-            cpu.acknowledge();
-            false
-        }
-    })
+    let mut here = unsafe { OnCpu::new(cpu) };
+    let cpu = &mut here.cpu();
+    let Some(vcpu) = vcpu else {
+        cpu.acknowledge();
+        return false;
+    };
+    let (vcpu, page) = vcpu.parts();
+    vcpu.interrupt(cpu, page)
 }
 
 /// Whether RDPMC has to exit also from a vCPU with a page.
@@ -448,7 +450,7 @@ pub extern "C" fn perfctr_core_rdpmc_exits(driver: &Driver) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_rdpmc(cpu: &CpuObject, index: u32, value: &mut u64) -> bool {
     // SAFETY: C calls this for the vCPU that is current here, with interrupts disabled.
-    match unsafe { OnCpu::new(cpu) }.cpu(|cpu| cpu.read_for_guest(index)) {
+    match unsafe { OnCpu::new(cpu) }.cpu().read_for_guest(index) {
         Some(held) => {
             *value = held;
             true
@@ -474,7 +476,7 @@ pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject) -> bool {
 pub unsafe extern "C" fn perfctr_core_add_stats(cpu: &CpuObject, total: &mut HvStats) {
     // SAFETY: C calls this in an interrupt of its own, or where the CPU goes down, with interrupts
     // disabled.
-    unsafe { OnCpu::new(cpu) }.cpu(|cpu| cpu.pcpu.stats.add_to(total));
+    unsafe { OnCpu::new(cpu) }.cpu().pcpu.stats.add_to(total);
 }
 
 /// What a guest is told that may not count; see [`hv_driver::hypercall::answer`].

@@ -48,6 +48,7 @@ impl CpuObject {
 /// [`without_interrupts`], and it cannot leave this CPU.
 pub(crate) struct OnCpu<'a> {
     cpu: &'a CpuObject,
+    pmu: X86Pmu<'a>,
     /// Neither `Send` nor `Sync`.
     here: PhantomData<*mut ()>,
 }
@@ -59,21 +60,17 @@ impl<'a> OnCpu<'a> {
     /// the result lives, and there is no other one.
     #[inline(always)]
     pub(crate) const unsafe fn new(cpu: &'a CpuObject) -> Self {
-        Self { cpu, here: PhantomData }
+        Self { cpu, pmu: X86Pmu { expected: &cpu.expected }, here: PhantomData }
     }
 
     /// The CPU for the core.
     #[inline(always)]
-    pub(crate) fn cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, X86Pmu<'_>>) -> R) -> R {
-        // SAFETY: whoever has the only right to use this CPU has lent it for as long as `work`
-        // takes, and an NMI looks at `expected` alone.
+    pub(crate) fn cpu(&mut self) -> Cpu<'_, X86Pmu<'a>> {
+        // SAFETY: whoever has the only right to use this CPU has lent it for as long as the result
+        // lives, and an NMI looks at `expected` alone.
         let pcpu = unsafe { &mut *self.cpu.pcpu.get() };
-        work(&mut Cpu {
-            driver: self.cpu.driver(),
-            pcpu,
-            pmu: &X86Pmu { expected: &self.cpu.expected },
-            number: self.cpu.number,
-        })
+        let (driver, number) = (self.cpu.driver(), self.cpu.number);
+        Cpu { driver, pcpu, pmu: &self.pmu, number }
     }
 }
 
