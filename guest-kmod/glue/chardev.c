@@ -70,9 +70,8 @@ static long perfctr_create(struct file *file, struct task_struct *task)
 
 	if (err)
 		return err;
-	thread = perfctr_thread_alloc(task_pid_nr_ns(task,
-						     ns_of_pid(task_pid(task))),
-				      task_cred_xxx(task, euid));
+	thread = perfctr_thread_alloc(
+		task_pid_nr_ns(task, ns_of_pid(task_pid(task))), task);
 	if (!thread)
 		return -ENOMEM;
 	err = perfctr_thread_link(thread, task, file);

@@ -90,13 +90,16 @@ static inline int perfctr_perf_allow_kernel(void)
 #endif
 }
 
-/* Whether others of its user may look at what the calling thread executes. */
-static inline bool perfctr_is_dumpable(void)
+/*
+ * Whether others of its user may look at what this thread executes: the calling
+ * thread, or one that comes to execute here.
+ */
+static inline bool perfctr_is_dumpable(struct task_struct *task)
 {
 #ifdef SUID_DUMP_USER
-	return get_dumpable(current->mm) == SUID_DUMP_USER;
+	return get_dumpable(task->mm) == SUID_DUMP_USER;
 #else
-	return rcu_access_pointer(current->exec_state)->dumpable ==
+	return rcu_access_pointer(task->exec_state)->dumpable ==
 	       TASK_DUMPABLE_OWNER;
 #endif
 }

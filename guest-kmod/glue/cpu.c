@@ -8,17 +8,19 @@
 
 struct perfctr_cpu *perfctr_cpus;
 
-/* A page of zeroes, for a vCPU of which none was ever registered. */
-static struct perfctr_vcpu_page *perfctr_nobody;
-
 static int perfctr_alloc_cpu(unsigned int number)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[number];
+	struct perfctr_page_frame frame;
 
 	cpu->core = kzalloc(perfctr_core_vcpu_bytes(), GFP_KERNEL);
-	if (!cpu->core)
+	cpu->perfs = (void *)get_zeroed_page(GFP_KERNEL);
+	if (!cpu->core || !cpu->perfs)
 		return -ENOMEM;
-	perfctr_core_vcpu_init(cpu->core, number, perfctr_nobody);
+	frame.page = cpu->perfs;
+	frame.gfn = perfctr_platform->gfn(cpu->perfs);
+	perfctr_core_vcpu_init(cpu->core, number, &frame);
+	cpu->shown = perfctr_core_shown(cpu->core);
 	return 0;
 }
 
@@ -28,9 +30,8 @@ int perfctr_cpus_init(void)
 	int err = 0;
 
 	perfctr_cpus = kcalloc(nr_cpu_ids, sizeof(*perfctr_cpus), GFP_KERNEL);
-	perfctr_nobody = (void *)get_zeroed_page(GFP_KERNEL);
-	if (!perfctr_cpus || !perfctr_nobody)
-		err = -ENOMEM;
+	if (!perfctr_cpus)
+		return -ENOMEM;
 	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
 		err = perfctr_alloc_cpu(cpu);
 	if (err)
@@ -42,8 +43,9 @@ void perfctr_cpus_exit(void)
 {
 	unsigned int cpu;
 
-	for (cpu = 0; perfctr_cpus && cpu < nr_cpu_ids; cpu++)
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
 		kfree(perfctr_cpus[cpu].core);
+		free_page((unsigned long)perfctr_cpus[cpu].perfs);
+	}
 	kfree(perfctr_cpus);
-	free_page((unsigned long)perfctr_nobody);
 }

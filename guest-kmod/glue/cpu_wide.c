@@ -28,7 +28,7 @@ static void perfctr_start_here(void *argument)
 	struct perfctr_core_thread *core = perfctr_core_of(call->counters);
 	struct perfctr_thread *thread = perfctr_suspend_current();
 
-	if (cpu->user != perfctr_root)
+	if (cpu->shown->number != perfctr_root->observer.number)
 		perfctr_user_show(smp_processor_id(), perfctr_root);
 	call->err = perfctr_core_start_cpu_wide(
 		core, thread ? perfctr_core_of(thread) : NULL, cpu->core,
@@ -44,6 +44,8 @@ static void perfctr_stop_here(void *unused)
 	if (cpu->cpu_wide)
 		perfctr_core_stop_cpu_wide(cpu->cpu_wide, cpu->core);
 	cpu->cpu_wide = NULL;
+	/* Who executes here may not see root's page. */
+	perfctr_judge_current();
 }
 
 static void perfctr_read_here(void *argument)
@@ -77,7 +79,7 @@ long perfctr_cpus_set(struct file *file,
 	if (!cpu_online(cpu))
 		return -EINVAL;
 	if (!counters)
-		counters = perfctr_thread_alloc(0, GLOBAL_ROOT_UID);
+		counters = perfctr_thread_alloc(0, NULL);
 	if (!counters)
 		return -ENOMEM;
 	perfctr_cpus[cpu].counters = counters;

@@ -28,13 +28,6 @@ static void perfctr_tell_here(struct irq_work *unused)
 static DEFINE_PER_CPU(struct irq_work, perfctr_tell_work) =
 	IRQ_WORK_INIT_HARD(perfctr_tell_here);
 
-static struct perfctr_core_thread *perfctr_core_current(void)
-{
-	struct perfctr_thread *thread = perfctr_thread_current();
-
-	return thread ? perfctr_core_of(thread) : NULL;
-}
-
 /* perf's time begins at 0. */
 #define PERFCTR_NOT_STALLED U64_MAX
 
@@ -266,19 +259,12 @@ static bool perfctr_event_is_wide(const struct perf_event *event)
  * A page where the event's counter may show: the thread's user's, or perf's own,
  * which nobody maps.
  */
-static void perfctr_event_show(unsigned int number, bool is_wide)
+static void perfctr_event_show(bool is_wide)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[number];
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_subject subject = perfctr_subject_of(current);
 
-	if (cpu->user &&
-	    (is_wide || cpu->wide || uid_eq(cpu->uid, current_euid())))
-		return;
-	/* Its counters may be running. */
-	if (thread && thread->user == cpu->user)
-		return;
-	/* Where it is refused, so is the event. */
-	perfctr_user_show(number, perfctr_perf);
+	perfctr_core_show_event(perfctr_this_vcpu(), &subject,
+				perfctr_own_observer(current), is_wide);
 }
 
 /*
@@ -287,10 +273,8 @@ static void perfctr_event_show(unsigned int number, bool is_wide)
  */
 void perfctr_events_restored(void)
 {
-	unsigned int number = smp_processor_id();
-
-	if (perfctr_cpus[number].events)
-		perfctr_user_show(number, perfctr_perf);
+	if (perfctr_this_cpu()->events)
+		perfctr_event_show(true);
 	perfctr_events_stall(true);
 }
 
@@ -307,19 +291,19 @@ struct perfctr_event_config perfctr_event_wanted(struct perf_event *event)
 
 int perfctr_event_add(struct perf_event *event, int flags)
 {
-	unsigned int number = smp_processor_id();
-	struct perfctr_cpu *cpu = &perfctr_cpus[number];
+	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
 	struct perfctr_event_config wanted = perfctr_event_wanted(event);
 	bool is_wide = perfctr_event_is_wide(event);
 	int index;
 
-	perfctr_event_show(number, is_wide);
+	perfctr_event_show(is_wide);
 	index = perfctr_core_event_add(cpu->core, &wanted,
 				       perfctr_core_current());
 	if (index < 0)
 		return index;
 	cpu->events++;
-	cpu->wide += is_wide;
+	if (is_wide)
+		perfctr_core_wide_event_comes(cpu->core);
 	event->hw.idx = index;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	*perfctr_event_stalled(event) = PERFCTR_NOT_STALLED;
@@ -332,6 +316,7 @@ int perfctr_event_add(struct perf_event *event, int flags)
 void perfctr_event_remove(struct perf_event *event, int flags)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	struct perfctr_subject subject = perfctr_subject_of(current);
 	u64 now = perfctr_event_time(event, false);
 
 	perfctr_event_stop(event, PERF_EF_UPDATE);
@@ -340,11 +325,8 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
 	cpu->events--;
-	cpu->wide -= perfctr_event_is_wide(event);
-	/* What was shown to nobody in particular is not for who is here now. */
-	if (cpu->user == perfctr_perf && !cpu->wide &&
-	    !uid_eq(cpu->uid, current_euid()))
-		perfctr_user_hide(cpu);
+	perfctr_core_event_goes(cpu->core, &subject,
+				perfctr_event_is_wide(event));
 }
 
 /* The interrupt came: of an overflow, or since the host has let, or forbids. */

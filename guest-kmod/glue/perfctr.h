@@ -7,6 +7,7 @@
 #define PERFCTR_H
 
 #include <linux/cpumask.h>
+#include <linux/cred.h>
 #include <linux/fs.h>
 #include <linux/interrupt.h>
 #include <linux/irqflags.h>
@@ -30,9 +31,8 @@
 /* What the threads of one user see of vCPUs. */
 struct perfctr_user {
 	struct list_head list;
-	kuid_t uid;
-	/* The number by which the hypervisor tells it from others. */
-	u32 observer;
+	struct pid_namespace *container;
+	struct perfctr_observer observer;
 	/* Of threads' counters. */
 	atomic_t count;
 	/* By CPU. */
@@ -42,19 +42,14 @@ struct perfctr_user {
 /* One possible CPU; changed on that CPU only, with interrupts disabled. */
 struct perfctr_cpu {
 	struct perfctr_core_vcpu *core;
-	/* Whose page is registered, or NULL. */
-	struct perfctr_user *user;
-	/* While one is: whose threads may execute. */
-	kuid_t uid;
-	/* perf's events that are here, and those that count whoever executes. */
+	/* The core's: to whom it is shown. */
+	const struct perfctr_shown *shown;
+	/* For perf's events where no thread of their user has counters. */
+	struct perfctr_vcpu_page *perfs;
+	/* perf's events that are here. */
 	unsigned int events;
-	unsigned int wide;
 	/* They do not count, since the host lets nothing. */
 	bool stalled;
-	/* By what number the hypervisor knows for whom perf's page is shown. */
-	u32 perf_observer;
-	kuid_t perf_uid;
-	bool online;
 	/* While whatever executes there is counted. */
 	struct perfctr_core_thread *cpu_wide;
 	/* What that is set to count with, or NULL; by its lock. */
@@ -73,6 +68,8 @@ struct perfctr_thread {
 	struct task_struct *task;
 	/* Whose thread it was when it got them. */
 	struct perfctr_user *user;
+	/* By what that one's pages are known. */
+	u32 observer;
 	/* Anything is to be counted. */
 	bool counts;
 	struct perfctr_thread_page *page;
@@ -116,13 +113,12 @@ void perfctr_cpus_exit(void);
 
 /* user.c: users and their pages. */
 extern struct perfctr_user *perfctr_root;
-extern struct perfctr_user *perfctr_perf;
 int perfctr_users_init(void);
 void perfctr_users_exit(void);
-struct perfctr_user *perfctr_user_get(kuid_t uid);
+struct perfctr_user *perfctr_user_get(struct task_struct *task);
 void perfctr_user_put(struct perfctr_user *user);
 int perfctr_user_show(unsigned int number, struct perfctr_user *user);
-int perfctr_user_hide(struct perfctr_cpu *cpu);
+struct perfctr_subject perfctr_subject_of(struct task_struct *task);
 bool perfctr_user_is_shown(const struct perfctr_user *user);
 
 /* ring.c: threads' rings of samples. */
@@ -146,6 +142,9 @@ void perfctr_resume_current(void);
 void perfctr_tell(struct perfctr_thread *thread, u64 told);
 void perfctr_tell_current(void);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
+struct perfctr_core_thread *perfctr_core_current(void);
+u32 perfctr_own_observer(struct task_struct *task);
+void perfctr_judge_current(void);
 
 /* event.c: perf's events on this CPU. */
 struct perf_event;
@@ -197,7 +196,7 @@ void perfctr_let_go(struct perfctr_hold *hold);
 struct task_struct *perfctr_find_task(u32 tid);
 
 /* thread.c: a thread's counters. */
-struct perfctr_thread *perfctr_thread_alloc(u32 tid, kuid_t uid);
+struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task);
 void perfctr_thread_put(struct perfctr_thread *thread);
 int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 			struct file *file);
@@ -240,6 +239,12 @@ extern struct miscdevice perfctr_device;
 /* debugfs.c */
 void perfctr_debugfs_init(void);
 void perfctr_debugfs_exit(void);
+
+/* Of the calling thread, or of one that comes to execute here. */
+static inline u32 perfctr_euid(struct task_struct *task)
+{
+	return __kuid_val(rcu_dereference_raw(task->real_cred)->euid);
+}
 
 /* With preemption disabled. */
 static inline struct perfctr_cpu *perfctr_this_cpu(void)

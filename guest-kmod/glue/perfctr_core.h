@@ -17,6 +17,31 @@
 #define PERFCTR_ARGUMENT_WORDS 96
 
 /*
+ * Subject::kind: a program that other programs of its user may look into.
+ */
+#define PERFCTR_SUBJECT_OPEN 0
+
+/*
+ * Subject::kind: a program that is nobody's to look into, as set-uid programs are.
+ */
+#define PERFCTR_SUBJECT_GUARDED 1
+
+/*
+ * Subject::kind: a thread of the kernel, which executes no program.
+ */
+#define PERFCTR_SUBJECT_KERNEL 2
+
+/*
+ * Counters that nobody reads go on for so long, because programs that stop often start again soon:
+ */
+#define PERFCTR_STOP_DELAY_MS 100
+
+/*
+ * Pages that nobody needs stay registered for so long, and users without counters keep theirs: at
+ */
+#define PERFCTR_UNWATCH_DELAY_MS 10000
+
+/*
  * A thread's counters as C holds them.
  */
 struct perfctr_core_thread;
@@ -25,6 +50,20 @@ struct perfctr_core_thread;
  * A vCPU as C holds it.
  */
 struct perfctr_core_vcpu;
+
+/*
+ * Memory that the hypervisor publishes in, and which frame that is.
+ */
+struct perfctr_page_frame {
+  /*
+   * The page.
+   */
+  const struct perfctr_vcpu_page *page;
+  /*
+   * Its guest frame number.
+   */
+  uint64_t gfn;
+};
 
 /*
  * An event that can be counted, and by which counters.
@@ -102,6 +141,68 @@ struct perfctr_ring_place {
   uint32_t callers;
 };
 
+/*
+ * What is registered with a vCPU.  Only that vCPU writes it, with interrupts disabled.
+ */
+struct perfctr_shown {
+  /*
+   * The container of those who may execute meanwhile.
+   */
+  uint64_t container;
+  /*
+   * Their effective user.
+   */
+  uint32_t uid;
+  /*
+   * By what the hypervisor knows whose page it is; 0 if none is registered.
+   */
+  uint32_t number;
+  /*
+   * What is loaded counts in kernel mode, and the observer may not look into the kernel.
+   */
+  bool hides_kernel;
+};
+
+/*
+ * Who has a page of this vCPU.
+ */
+struct perfctr_observer {
+  /*
+   * The container that its threads are in.
+   */
+  uint64_t container;
+  /*
+   * The effective user of its threads.
+   */
+  uint32_t uid;
+  /*
+   * By what the hypervisor tells it from others; not 0.
+   */
+  uint32_t number;
+  /*
+   * Whether it may look into the kernel.
+   */
+  bool sees_kernel;
+};
+
+/*
+ * Who executes.
+ */
+struct perfctr_subject {
+  /*
+   * The container that it is in, told from others by its namespace of process numbers.
+   */
+  uint64_t container;
+  /*
+   * Its effective user.
+   */
+  uint32_t uid;
+  /*
+   * One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
+   */
+  uint32_t kind;
+};
+
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 
 /*
@@ -125,29 +226,16 @@ int perfctr_core_handshake_again(const struct perfctr_hv_query *before);
 size_t perfctr_core_vcpu_bytes(void);
 
 /*
- * Makes a vCPU object of memory, with a page that is not registered.
+ * Makes a vCPU object of memory, with a page for perf's events that is not registered.
  */
 void perfctr_core_vcpu_init(struct perfctr_core_vcpu *memory,
                             uint32_t number,
-                            const struct perfctr_vcpu_page *page);
-
-/*
- * Registers a page of the vCPU, which is frame `gfn`, for `observer` to read; see
- */
-int perfctr_core_vcpu_register(const struct perfctr_core_vcpu *vcpu,
-                               const struct perfctr_vcpu_page *page,
-                               uint64_t gfn,
-                               uint32_t observer);
+                            const struct perfctr_page_frame *perfs);
 
 /*
  * No thread may count on the vCPU, for the reason of this negative error number; see
  */
 void perfctr_core_vcpu_refuse(const struct perfctr_core_vcpu *vcpu, int error);
-
-/*
- * Takes the vCPU's page back; see Cpu::unregister.
- */
-int perfctr_core_vcpu_unregister(const struct perfctr_core_vcpu *vcpu);
 
 /*
  * Stops the vCPU's counters if nobody counts.
@@ -458,6 +546,33 @@ void perfctr_core_stop_cpu_wide(const struct perfctr_core_thread *counters,
 int perfctr_core_may_lock(uint64_t locked, uint64_t limit);
 
 /*
+ * The vCPU can be interrupted from now on; see Restoration::begin.
+ */
+void perfctr_core_restore_begin(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * The vCPU was interrupted, and executes this; see Restoration::interrupted.
+ */
+bool perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu,
+                                      const struct perfctr_hv_query *before);
+
+/*
+ * See Restoration::wants_look.
+ */
+bool perfctr_core_restore_wants_look(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * See Restoration::looks.
+ */
+bool perfctr_core_restore_looks(const struct perfctr_core_vcpu *vcpu,
+                                const struct perfctr_hv_query *before);
+
+/*
+ * See Restoration::looked.
+ */
+void perfctr_core_restore_looked(const struct perfctr_core_vcpu *vcpu);
+
+/*
  * `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
  */
 int perfctr_core_ring_begin(const struct perfctr_core_thread *thread,
@@ -484,5 +599,129 @@ int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t ta
  * By anybody; see Ring::is_ready(guest_kmod::Ring::is_ready).
  */
 bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
+
+/*
+ * The number of an observer: one that nobody has.
+ */
+uint32_t perfctr_core_new_observer(void);
+
+/*
+ * What is registered with the vCPU; changes on that vCPU only.
+ */
+const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * Registers an observer's page in place of what is registered; see
+ */
+int perfctr_core_show(const struct perfctr_core_vcpu *vcpu,
+                      const struct perfctr_page_frame *frame,
+                      const struct perfctr_observer *observer);
+
+/*
+ * Takes the vCPU's page back; see Cpu::unregister(guest_kmod::Cpu::unregister).
+ */
+int perfctr_core_hide(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * Somebody comes to execute who may not see what is registered, in place of `present`, if that has
+ */
+void perfctr_core_leave_to(const struct perfctr_core_vcpu *vcpu,
+                           const struct perfctr_core_thread *present,
+                           const struct perfctr_subject *next,
+                           uint32_t own);
+
+/*
+ * Who executes has become another subject without a switch; see
+ */
+void perfctr_core_become(const struct perfctr_core_vcpu *vcpu,
+                         const struct perfctr_core_thread *present,
+                         const struct perfctr_subject *subject,
+                         uint32_t own);
+
+/*
+ * See Observer::may_see.
+ */
+bool perfctr_core_may_see(const struct perfctr_observer *observer,
+                          const struct perfctr_subject *program);
+
+/*
+ * An event of perf's needs a page where its counter may show: the one that is registered will do,
+ */
+void perfctr_core_show_event(const struct perfctr_core_vcpu *vcpu,
+                             const struct perfctr_subject *present,
+                             uint32_t own,
+                             bool is_wide);
+
+/*
+ * See Vcpu::wide_event_comes(guest_kmod::Vcpu::wide_event_comes).
+ */
+void perfctr_core_wide_event_comes(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * See Vcpu::event_goes(guest_kmod::Vcpu::event_goes); takes the page back.
+ */
+void perfctr_core_event_goes(const struct perfctr_core_vcpu *vcpu,
+                             const struct perfctr_subject *present,
+                             bool is_wide);
+
+/*
+ * The vCPU comes online; see Cpu::come_online(guest_kmod::Cpu::come_online).
+ */
+int perfctr_core_vcpu_online(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * The vCPU goes offline; see Cpu::go_offline(guest_kmod::Cpu::go_offline).
+ */
+int perfctr_core_vcpu_offline(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * The machine was restored; see Cpu::forget_page(guest_kmod::Cpu::forget_page).
+ */
+void perfctr_core_vcpu_forget_page(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * The page that is registered, or was last.
+ */
+const struct perfctr_vcpu_page *perfctr_core_vcpu_page(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * See Watch::must_begin.
+ */
+bool perfctr_core_watch_must_begin(void);
+
+/*
+ * See Watch::began.
+ */
+void perfctr_core_watch_began(void);
+
+/*
+ * See Watch::join.
+ */
+void perfctr_core_watch_join(void);
+
+/*
+ * See Watch::leave.
+ */
+void perfctr_core_watch_leave(void);
+
+/*
+ * See Watch::may_end.
+ */
+bool perfctr_core_watch_may_end(void);
+
+/*
+ * See Watch::end.
+ */
+bool perfctr_core_watch_end(bool is_shown);
+
+/*
+ * See Watch::is_idle; takes the vCPU's page back then.
+ */
+void perfctr_core_hide_if_unwatched(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * See idle_users_delay_ms.
+ */
+uint32_t perfctr_core_idle_users_delay_ms(uint32_t users);
 
 #endif  /* PERFCTR_CORE_H */

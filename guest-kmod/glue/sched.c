@@ -7,6 +7,7 @@
 #include <linux/cred.h>
 #include <linux/jump_label.h>
 #include <linux/module.h>
+#include <linux/nsproxy.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 
@@ -27,9 +28,9 @@ static struct perfctr_thread *perfctr_of(struct preempt_notifier *notifier)
 }
 
 /*
- * Whether the calling thread will be told what was sent to it.  A standard
- * signal is dropped if another one of its number is pending; what was queued
- * just now is at the end of the list, or nearly.
+ * Whether the calling thread will be told what was sent to it.  A signal that
+ * it ignores is dropped, and a standard one if another one of its number is
+ * pending; what was queued just now is at the end of the list, or nearly.
  */
 static bool perfctr_is_queued(int number)
 {
@@ -64,7 +65,7 @@ static void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 	info.si_code = PERFCTR_SIGNAL_CODE;
 	info.si_pid = (u32)signal;
 	if (!send_sig_info(info.si_signo, &info, current) &&
-	    (info.si_signo >= SIGRTMIN || perfctr_is_queued(info.si_signo)))
+	    perfctr_is_queued(info.si_signo))
 		return;
 	local_irq_save(flags);
 	perfctr_core_signal_lost(perfctr_core_of(thread), perfctr_this_vcpu());
@@ -100,7 +101,7 @@ static inline u64 perfctr_resume(struct perfctr_thread *thread,
 	struct perfctr_core_thread *core = perfctr_core_of(thread);
 	const struct perfctr_cpu *cpu = &perfctr_cpus[number];
 
-	if (unlikely(cpu->user != thread->user) && thread->counts)
+	if (unlikely(cpu->shown->number != thread->observer) && thread->counts)
 		perfctr_user_show(number, thread->user);
 	if (static_branch_unlikely(&perfctr_measures))
 		return perfctr_core_switch_in_measured(core, cpu->core);
@@ -144,7 +145,7 @@ void perfctr_sched_init(void)
 
 /*
  * The list changes only while its thread stands still, so the thread itself
- * may walk it, and whoever holds it.
+ * may walk it, whoever holds it, and the switch to it.
  */
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task)
 {
@@ -160,6 +161,21 @@ struct perfctr_thread *perfctr_thread_of(struct task_struct *task)
 struct perfctr_thread *perfctr_thread_current(void)
 {
 	return perfctr_thread_of(current);
+}
+
+struct perfctr_core_thread *perfctr_core_current(void)
+{
+	struct perfctr_thread *thread = perfctr_thread_current();
+
+	return thread ? perfctr_core_of(thread) : NULL;
+}
+
+/* In whose page the thread's own counters may show, as the core wants it. */
+u32 perfctr_own_observer(struct task_struct *task)
+{
+	struct perfctr_thread *thread = perfctr_thread_of(task);
+
+	return thread && thread->counts ? thread->observer : 0;
 }
 
 /* With interrupts disabled: the calling thread's counters, if it has any. */
@@ -183,31 +199,53 @@ void perfctr_resume_current(void)
 			     perfctr_resume(thread, smp_processor_id()));
 }
 
-/* Another user's thread comes to execute where a page is registered. */
+/* With interrupts disabled: somebody executes, or will, whom a page may show. */
 static noinline void perfctr_leave_to(struct task_struct *next)
 {
-	struct perfctr_cpu *cpu = perfctr_this_cpu();
+	struct perfctr_subject subject = perfctr_subject_of(next);
 
-	if (!next->mm || cpu->cpu_wide)
-		return;
-	if (cpu->wide && cpu->user == perfctr_perf)
-		return;
-	perfctr_suspend_current();
-	if (cpu->wide)
-		perfctr_user_show(smp_processor_id(), perfctr_perf);
-	else
-		perfctr_user_hide(cpu);
+	perfctr_core_leave_to(perfctr_this_vcpu(), perfctr_core_current(),
+			      &subject, perfctr_own_observer(next));
+}
+
+/*
+ * The calling thread has become another subject without a switch, or what may
+ * be seen of it has changed.
+ */
+void perfctr_judge_current(void)
+{
+	struct perfctr_subject subject = perfctr_subject_of(current);
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_current(),
+			    &subject, perfctr_own_observer(current));
+	local_irq_restore(flags);
+}
+
+/*
+ * What the core's rule says (Shown::may_execute) of nearly all threads, here
+ * because every switch asks it.  A thread with a program has namespaces.
+ */
+static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
+				       struct task_struct *next)
+{
+	if (!next->mm)
+		return !shown->hides_kernel;
+	return perfctr_euid(next) == shown->uid &&
+	       (unsigned long)next->nsproxy->pid_ns_for_children ==
+		       shown->container &&
+	       perfctr_is_dumpable(next);
 }
 
 /*
  * A probe: prev leaves its CPU to next, before its own counters are suspended.
- * What was registered counts no event of another user's.  Most switches are of
- * a user's own threads, or where nothing is registered.
+ * Most switches are of a user's own threads, or where nothing is registered.
  */
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 {
-	const struct perfctr_cpu *cpu = perfctr_this_cpu();
+	const struct perfctr_shown *shown = perfctr_this_cpu()->shown;
 
-	if (cpu->user && unlikely(!uid_eq(__task_cred(next)->euid, cpu->uid)))
+	if (shown->number && unlikely(!perfctr_may_execute(shown, next)))
 		perfctr_leave_to(next);
 }

@@ -15,9 +15,13 @@
  * Whether the new program has rights that its observers lack, or may not be
  * read by them; in both cases perf events end as well.
  */
-static bool perfctr_is_guarded(const struct linux_binprm *bprm)
+static bool perfctr_is_guarded(const struct perfctr_thread *thread,
+			       const struct linux_binprm *bprm)
 {
-	return bprm->secureexec || !perfctr_is_dumpable();
+	struct perfctr_subject program = perfctr_subject_of(current);
+
+	return bprm->secureexec ||
+	       !perfctr_core_may_see(&thread->user->observer, &program);
 }
 
 static void perfctr_on_exec(void *unused, struct task_struct *task,
@@ -25,9 +29,11 @@ static void perfctr_on_exec(void *unused, struct task_struct *task,
 {
 	struct perfctr_thread *thread = perfctr_thread_current();
 
-	if (thread && perfctr_core_ends_at_exec(perfctr_core_of(thread),
-						perfctr_is_guarded(bprm)))
+	if (thread &&
+	    perfctr_core_ends_at_exec(perfctr_core_of(thread),
+				      perfctr_is_guarded(thread, bprm)))
 		perfctr_thread_unlink(thread);
+	perfctr_judge_current();
 }
 
 static void perfctr_on_exit(PERFCTR_EXIT_ARGS)

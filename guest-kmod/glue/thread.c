@@ -36,8 +36,8 @@ void perfctr_thread_put(struct perfctr_thread *thread)
 	kref_put(&thread->kref, perfctr_thread_release);
 }
 
-/* Not linked; with one reference, the caller's. */
-struct perfctr_thread *perfctr_thread_alloc(u32 tid, kuid_t uid)
+/* Not linked; with one reference, the caller's.  Root's without a task. */
+struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
 
@@ -49,11 +49,12 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid, kuid_t uid)
 		return NULL;
 	kref_init(&thread->kref);
 	thread->page = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
-	thread->user = perfctr_user_get(uid);
+	thread->user = perfctr_user_get(task);
 	if (!thread->page || !thread->user) {
 		perfctr_thread_put(thread);
 		return NULL;
 	}
+	thread->observer = thread->user->observer.number;
 	mutex_init(&thread->lock);
 	init_waitqueue_head(&thread->wait);
 	preempt_notifier_init(&thread->notifier, &perfctr_preempt_ops);
@@ -208,11 +209,14 @@ int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 	mutex_lock(&thread->lock);
 	err = perfctr_thread_hold(thread, &hold);
 	if (!err) {
-		if (hold.vcpu && perfctr_this_cpu()->user != thread->user)
+		if (hold.vcpu &&
+		    perfctr_this_cpu()->shown->number != thread->observer)
 			perfctr_user_show(smp_processor_id(), thread->user);
 		err = perfctr_core_operate(core, hold.vcpu, &perfctr_query,
 					   number, control);
-		thread->counts = perfctr_core_counts(core);
+		/* A tracee may be in the middle of a read, which needs a page. */
+		thread->counts = perfctr_core_counts(core) ||
+				 (!hold.vcpu && thread->counts);
 		if (hold.vcpu)
 			perfctr_tell_current();
 		perfctr_thread_let_go(&hold);

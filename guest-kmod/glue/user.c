@@ -1,114 +1,62 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Users, and what each sees of vCPUs: a page of its own for each.  The page of
- * one user at a time is registered with a vCPU, and that vCPU counts only
- * while nothing of other users executes there.
+ * Users, and what each sees of vCPUs: a page of its own for each.  Which page
+ * is registered with a vCPU, and for how long, is the core's to decide
+ * (src/shown.rs).
  */
 
+#include <linux/cred.h>
 #include <linux/gfp.h>
 #include <linux/list.h>
 #include <linux/mm.h>
 #include <linux/mutex.h>
+#include <linux/nsproxy.h>
+#include <linux/pid_namespace.h>
+#include <linux/sched/task.h>
 #include <linux/slab.h>
 #include <linux/smp.h>
+#include <linux/workqueue.h>
 
 #include "perfctr.h"
 
 /* Root, for whom CPUs are counted too. */
 struct perfctr_user *perfctr_root;
 
-/* Nobody's, for perf's events where no thread of their user has counters. */
-struct perfctr_user *perfctr_perf;
-
-static atomic_t perfctr_observers;
-
 static LIST_HEAD(perfctr_users);
-/* Protects the list, and whose each of its elements is. */
+/* Protects the list, and whether users in it are given away. */
 static DEFINE_MUTEX(perfctr_users_lock);
+static atomic_t perfctr_idle_users;
 
-/* On that CPU, with interrupts disabled. */
-int perfctr_user_hide(struct perfctr_cpu *cpu)
+/* A container is told from others by the namespace of its processes. */
+static struct pid_namespace *perfctr_container(struct task_struct *task)
 {
-	int err = 0;
+	struct nsproxy *proxy = READ_ONCE(task->nsproxy);
 
-	if (cpu->user)
-		err = perfctr_core_vcpu_unregister(cpu->core);
-	if (!err)
-		cpu->user = NULL;
-	return err;
+	return proxy ? proxy->pid_ns_for_children : NULL;
 }
 
-/*
- * Whoever executes can read counters while a page is registered, so perf's own
- * is shown for one user at a time, unless CPUs count whoever executes.
- */
-static u32 perfctr_observer(struct perfctr_cpu *cpu,
-			    const struct perfctr_user *user)
+/* Of the calling thread, or of one that does not execute now. */
+struct perfctr_subject perfctr_subject_of(struct task_struct *task)
 {
-	if (user != perfctr_perf)
-		return user->observer;
-	if (!cpu->perf_observer || !uid_eq(cpu->perf_uid, current_euid()))
-		cpu->perf_observer = atomic_inc_return(&perfctr_observers);
-	cpu->perf_uid = current_euid();
-	return cpu->perf_observer;
+	return (struct perfctr_subject){
+		.container = (unsigned long)perfctr_container(task),
+		.uid = perfctr_euid(task),
+		.kind = !task->mm		  ? PERFCTR_SUBJECT_KERNEL :
+			perfctr_is_dumpable(task) ? PERFCTR_SUBJECT_OPEN :
+						    PERFCTR_SUBJECT_GUARDED,
+	};
 }
 
 /* On that CPU, with interrupts disabled; a refusal is told its threads. */
 int perfctr_user_show(unsigned int number, struct perfctr_user *user)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[number];
-	struct perfctr_vcpu_page *page = user->page[number];
-	int err;
+	struct perfctr_page_frame frame = {
+		.page = user->page[number],
+		.gfn = perfctr_platform->gfn(user->page[number]),
+	};
 
-	if (!cpu->online)
-		return -ENXIO;
-	if (cpu->cpu_wide)
-		return -EBUSY;
-	perfctr_user_hide(cpu);
-	err = perfctr_core_vcpu_register(cpu->core, page,
-					 perfctr_platform->gfn(page),
-					 perfctr_observer(cpu, user));
-	if (!err) {
-		cpu->user = user;
-		cpu->uid = user == perfctr_perf ? cpu->perf_uid : user->uid;
-	}
-	return err;
-}
-
-static void perfctr_user_hide_here(void *user)
-{
-	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
-
-	if (cpu->user == user)
-		perfctr_user_hide(cpu);
-}
-
-static void perfctr_user_free(struct perfctr_user *user)
-{
-	unsigned int cpu;
-
-	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
-		free_page((unsigned long)user->page[cpu]);
-	kfree(user);
-}
-
-static struct perfctr_user *perfctr_user_alloc(void)
-{
-	struct perfctr_user *user;
-	unsigned int cpu;
-
-	user = kzalloc(struct_size(user, page, nr_cpu_ids), GFP_KERNEL_ACCOUNT);
-	if (!user)
-		return NULL;
-	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
-		user->page[cpu] = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
-		if (!user->page[cpu]) {
-			perfctr_user_free(user);
-			return NULL;
-		}
-	}
-	list_add(&user->list, &perfctr_users);
-	return user;
+	return perfctr_core_show(perfctr_cpus[number].core, &frame,
+				 &user->observer);
 }
 
 /*
@@ -117,80 +65,161 @@ static struct perfctr_user *perfctr_user_alloc(void)
  */
 bool perfctr_user_is_shown(const struct perfctr_user *user)
 {
-	const struct perfctr_user *shown;
 	unsigned int cpu;
+	u32 shown;
 
 	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
-		shown = READ_ONCE(perfctr_cpus[cpu].user);
-		if (shown && (!user || shown == user))
+		shown = READ_ONCE(perfctr_cpus[cpu].shown->number);
+		if (shown && (!user || shown == user->observer.number))
 			return true;
 	}
 	return false;
 }
 
-/* What nobody uses any more: no thread has it, and nobody has it mapped. */
-static struct perfctr_user *perfctr_user_recycle(void)
+static void perfctr_user_hide_here(void *data)
+{
+	struct perfctr_cpu *cpu = perfctr_this_cpu();
+	struct perfctr_user *user = data;
+
+	if (cpu->shown->number == user->observer.number)
+		perfctr_core_hide(cpu->core);
+}
+
+/* Nothing of it is registered. */
+static void perfctr_user_free(struct perfctr_user *user)
+{
+	unsigned int cpu;
+
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
+		free_page((unsigned long)user->page[cpu]);
+	put_pid_ns(user->container);
+	kfree(user);
+}
+
+/* With the lock held: what no thread has and nobody has mapped any more. */
+static void perfctr_user_take_back(struct perfctr_user *user)
+{
+	if (perfctr_user_is_shown(user))
+		on_each_cpu(perfctr_user_hide_here, user, true);
+	if (perfctr_user_is_shown(user))
+		return;
+	list_del(&user->list);
+	atomic_dec(&perfctr_idle_users);
+	perfctr_user_free(user);
+}
+
+static void perfctr_users_take_back(struct work_struct *unused)
+{
+	struct perfctr_user *user, *next;
+
+	mutex_lock(&perfctr_users_lock);
+	list_for_each_entry_safe(user, next, &perfctr_users, list) {
+		if (!atomic_read(&user->count))
+			perfctr_user_take_back(user);
+	}
+	mutex_unlock(&perfctr_users_lock);
+}
+
+static DECLARE_DELAYED_WORK(perfctr_users_work, perfctr_users_take_back);
+
+/* Takes over the reference to the container. */
+static struct perfctr_user *perfctr_user_alloc(struct pid_namespace *container,
+					       kuid_t uid)
 {
 	struct perfctr_user *user;
 	unsigned int cpu;
 
-	list_for_each_entry(user, &perfctr_users, list) {
-		if (atomic_read(&user->count))
-			continue;
-		on_each_cpu(perfctr_user_hide_here, user, true);
-		if (perfctr_user_is_shown(user))
-			continue;
-		for (cpu = 0; cpu < nr_cpu_ids; cpu++)
-			memset(user->page[cpu], 0, PAGE_SIZE);
-		return user;
+	user = kzalloc(struct_size(user, page, nr_cpu_ids), GFP_KERNEL_ACCOUNT);
+	if (!user) {
+		put_pid_ns(container);
+		return NULL;
 	}
-	return NULL;
+	user->container = container;
+	user->observer.container = (unsigned long)container;
+	user->observer.uid = __kuid_val(uid);
+	user->observer.number = perfctr_core_new_observer();
+	user->observer.sees_kernel = container == &init_pid_ns &&
+				     uid_eq(uid, GLOBAL_ROOT_UID);
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
+		user->page[cpu] = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+		if (!user->page[cpu]) {
+			perfctr_user_free(user);
+			return NULL;
+		}
+	}
+	atomic_inc(&perfctr_idle_users);
+	list_add(&user->list, &perfctr_users);
+	return user;
 }
 
-static struct perfctr_user *perfctr_user_find(kuid_t uid)
+/* With the lock held; takes over the reference to the container. */
+static struct perfctr_user *perfctr_user_find(struct pid_namespace *container,
+					      kuid_t uid)
 {
 	struct perfctr_user *user;
 
 	list_for_each_entry(user, &perfctr_users, list) {
-		if (uid_eq(user->uid, uid))
+		if (user->container == container &&
+		    user->observer.uid == __kuid_val(uid)) {
+			put_pid_ns(container);
 			return user;
+		}
 	}
-	user = perfctr_user_recycle();
-	if (!user)
-		user = perfctr_user_alloc();
-	if (user) {
-		user->uid = uid;
-		user->observer = atomic_inc_return(&perfctr_observers);
-	}
-	return user;
+	return perfctr_user_alloc(container, uid);
 }
 
 /* To be put; NULL if there is no memory. */
-struct perfctr_user *perfctr_user_get(kuid_t uid)
+static struct perfctr_user *perfctr_user_get_in(struct pid_namespace *container,
+						kuid_t uid)
 {
 	struct perfctr_user *user;
 
 	mutex_lock(&perfctr_users_lock);
-	user = perfctr_user_find(uid);
-	if (user)
-		atomic_inc(&user->count);
+	user = perfctr_user_find(container, uid);
+	if (user && atomic_inc_return(&user->count) == 1)
+		atomic_dec(&perfctr_idle_users);
 	mutex_unlock(&perfctr_users_lock);
 	return user;
 }
 
+/*
+ * Whose thread this is, or root without one; to be put.  NULL if it has ended, or
+ * without memory.
+ */
+struct perfctr_user *perfctr_user_get(struct task_struct *task)
+{
+	struct pid_namespace *container;
+
+	if (!task)
+		return perfctr_user_get_in(get_pid_ns(&init_pid_ns),
+					   GLOBAL_ROOT_UID);
+	task_lock(task);
+	container = perfctr_container(task);
+	if (container)
+		get_pid_ns(container);
+	task_unlock(task);
+	if (!container)
+		return NULL;
+	return perfctr_user_get_in(container, task_cred_xxx(task, euid));
+}
+
+/* Pages are given back after a while, since programs often start again. */
 void perfctr_user_put(struct perfctr_user *user)
 {
-	atomic_dec(&user->count);
+	u32 delay;
+
+	if (!atomic_dec_and_test(&user->count))
+		return;
+	delay = perfctr_core_idle_users_delay_ms(
+		atomic_inc_return(&perfctr_idle_users));
+	mod_delayed_work(system_wq, &perfctr_users_work,
+			 msecs_to_jiffies(delay));
 }
 
 int perfctr_users_init(void)
 {
-	perfctr_root = perfctr_user_get(GLOBAL_ROOT_UID);
-	perfctr_perf = perfctr_user_get(INVALID_UID);
-	if (perfctr_root && perfctr_perf)
-		return 0;
-	perfctr_users_exit();
-	return -ENOMEM;
+	perfctr_root = perfctr_user_get(NULL);
+	return perfctr_root ? 0 : -ENOMEM;
 }
 
 /* Nothing is registered any more. */
@@ -198,6 +227,7 @@ void perfctr_users_exit(void)
 {
 	struct perfctr_user *user, *next;
 
+	cancel_delayed_work_sync(&perfctr_users_work);
 	list_for_each_entry_safe(user, next, &perfctr_users, list)
 		perfctr_user_free(user);
 }

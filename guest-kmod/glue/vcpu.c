@@ -31,28 +31,21 @@ static int perfctr_vcpu_refuse(unsigned int cpu, int err)
 	return err;
 }
 
-/*
- * On that CPU.  Registers a page on trial: whose is needed is registered when
- * somebody counts.
- */
-static int perfctr_vcpu_register(unsigned int number)
+/* On that CPU. */
+static int perfctr_vcpu_register(unsigned int cpu)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[number];
 	unsigned long flags;
 	int err = perfctr_restored_error;
 
 	if (!err) {
 		local_irq_save(flags);
-		cpu->online = true;
-		err = perfctr_user_show(number, perfctr_root);
-		if (!err)
-			err = perfctr_user_hide(cpu);
-		cpu->online = !err;
+		err = perfctr_core_vcpu_online(perfctr_cpus[cpu].core);
 		local_irq_restore(flags);
 	}
-	return err ? perfctr_vcpu_refuse(number, err) : 0;
+	return err ? perfctr_vcpu_refuse(cpu, err) : 0;
 }
 
+/* On that CPU. */
 static int perfctr_vcpu_unregister(unsigned int number)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[number];
@@ -63,10 +56,7 @@ static int perfctr_vcpu_unregister(unsigned int number)
 	if (cpu->cpu_wide)
 		perfctr_core_stop_cpu_wide(cpu->cpu_wide, cpu->core);
 	cpu->cpu_wide = NULL;
-	cpu->online = false;
-	err = perfctr_core_vcpu_unregister(cpu->core);
-	if (!err)
-		cpu->user = NULL;
+	err = perfctr_core_vcpu_offline(cpu->core);
 	local_irq_restore(flags);
 	return err;
 }
@@ -95,7 +85,8 @@ static int perfctr_vcpu_offline(unsigned int cpu)
 
 	if (err) {
 		/* The hypervisor may still write there: never reuse it. */
-		get_page(virt_to_page(perfctr_cpus[cpu].user->page[cpu]));
+		get_page(virt_to_page(
+			perfctr_core_vcpu_page(perfctr_cpus[cpu].core)));
 		pr_err("CPU %u: cannot take back its page: error %d\n", cpu,
 		       err);
 	}
@@ -139,9 +130,8 @@ static void perfctr_vcpu_restore(void *unused)
 {
 	unsigned int cpu = smp_processor_id();
 
-	/* Whatever the host answers: the old pages are nobody's. */
 	perfctr_vcpu_unregister(cpu);
-	perfctr_cpus[cpu].user = NULL;
+	perfctr_core_vcpu_forget_page(perfctr_cpus[cpu].core);
 	perfctr_vcpu_register(cpu);
 	perfctr_events_restored();
 }
@@ -152,6 +142,8 @@ static void perfctr_vcpu_restore(void *unused)
  */
 static void perfctr_restored(const struct cpumask *cpus)
 {
+	if (!perfctr_is_loaded)
+		return;
 	perfctr_restored_error = perfctr_core_handshake_again(&perfctr_query);
 	if (perfctr_restored_error)
 		pr_err("this host cannot count what the one before did: error %d\n",
@@ -164,9 +156,10 @@ static void perfctr_vcpus_take_back(void)
 	if (!perfctr_is_loaded)
 		return;
 	unregister_syscore(&perfctr_syscore);
-	perfctr_platform->off_restore();
-	cpuhp_remove_state(perfctr_cpuhp_state);
+	/* The last interrupt still finds its handler. */
 	perfctr_is_loaded = false;
+	cpuhp_remove_state(perfctr_cpuhp_state);
+	perfctr_platform->off_restore();
 }
 
 /*

@@ -14,22 +14,24 @@
 pub mod cost;
 pub mod cpu_wide;
 pub mod hal;
-pub mod handshake;
-mod hypercall;
 pub mod ioctl;
+pub mod loaded;
 pub mod overflow;
 pub mod perf;
 pub mod policy;
-pub mod publish;
 pub mod requests;
+pub mod restore;
 pub mod ring;
+pub mod shown;
 pub mod stats;
 #[cfg(test)]
 mod testing;
 pub mod thread;
-pub mod vcpu;
+pub mod watch;
 
 pub use cpu_wide::Admission;
+pub(crate) use loaded::hypercall;
+pub use loaded::{handshake, publish, vcpu};
 pub use ring::Ring;
 pub use stats::Stats;
 pub use thread::ThreadPmu;

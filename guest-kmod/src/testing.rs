@@ -27,7 +27,7 @@ use shared_abi::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::hal::Kernel;
+use crate::hal::Hypervisor;
 use crate::overflow::Signal;
 use crate::policy::Rights;
 use crate::ring::Ring;
@@ -294,7 +294,7 @@ impl Counters for FakeKernel<'_> {
     }
 }
 
-impl Kernel for FakeKernel<'_> {
+impl Hypervisor for FakeKernel<'_> {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
         self.machine.hypercalls.borrow_mut().push((self.vcpu, op));
         if let Some(errno) = self.machine.refusal.get() {

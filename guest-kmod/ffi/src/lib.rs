@@ -11,23 +11,27 @@
 
 mod events;
 mod requests;
+mod restore;
 mod ring;
+mod shown;
 mod x86;
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
 
-use guest_kmod::hal::Kernel;
+use guest_kmod::hal::Hypervisor;
 use guest_kmod::handshake::{handshake, handshake_again};
 use guest_kmod::overflow::Signal;
 use guest_kmod::policy::ends_at_exec;
 use guest_kmod::publish::published;
+use guest_kmod::restore::Restoration;
 use guest_kmod::{Counting, Cpu, Ring, Stats, ThreadPmu, Vcpu, for_number};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::{Errno, ThreadPage, VcpuPage};
 
 use requests::Caller;
+use shown::Frame;
 
 /// No code path leads here: the object is checked not to contain any that does.
 #[cfg(target_os = "none")]
@@ -43,9 +47,20 @@ unsafe extern "C" {
 }
 
 /// Linux, on the vCPU that executes this.
-struct Linux;
+struct Linux {
+    restoration: Restoration,
+}
 
-impl Kernel for Linux {
+/// What is beneath it.
+struct Host;
+
+impl Hypervisor for Linux {
+    fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        self.restoration.hypercall(&Host, op, argument)
+    }
+}
+
+impl Hypervisor for Host {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
         let length = argument.len() as u32;
         // SAFETY: the hypervisor reads and writes at most these bytes.
@@ -59,8 +74,11 @@ impl Kernel for Linux {
 /// A vCPU as C holds it.
 pub struct VcpuObject {
     number: u32,
-    /// The one that was registered last.
+    /// The one that is registered, or will be in a moment; perf's if there is none.
     page: Cell<*const VcpuPage>,
+    /// That of perf's events.
+    perfs: Frame,
+    kernel: Linux,
     stats: Stats,
     vcpu: UnsafeCell<Vcpu>,
 }
@@ -80,7 +98,6 @@ pub struct ThreadObject {
 const _: () = assert!(align_of::<VcpuObject>() <= 8 && align_of::<ThreadObject>() <= 8);
 
 static COUNTING: Counting = Counting::new();
-static LINUX: Linux = Linux;
 
 impl VcpuObject {
     /// # Safety
@@ -95,7 +112,7 @@ impl VcpuObject {
             // SAFETY: only code on this vCPU with interrupts disabled takes this reference.
             vcpu: unsafe { &mut *self.vcpu.get() },
             stats: &self.stats,
-            kernel: &LINUX,
+            kernel: &self.kernel,
         }
     }
 }
@@ -138,13 +155,13 @@ fn give(sums: Result<Sums, Errno>, out: &mut Sums) -> c_int {
 /// Asks the hypervisor; see [`handshake`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake(answer: &mut HvQuery) -> c_int {
-    to_return(handshake(&LINUX).map(|query| *answer = query))
+    to_return(handshake(&Host).map(|query| *answer = query))
 }
 
 /// Asks again; see [`handshake_again`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake_again(before: &HvQuery) -> c_int {
-    to_return(handshake_again(&LINUX, before))
+    to_return(handshake_again(&Host, before))
 }
 
 /// Bytes of a vCPU object.
@@ -153,43 +170,27 @@ pub extern "C" fn perfctr_core_vcpu_bytes() -> usize {
     size_of::<VcpuObject>()
 }
 
-/// Makes a vCPU object of memory, with a page that is not registered.
+/// Makes a vCPU object of memory, with a page for perf's events that is not registered.
 ///
 /// # Safety
 ///
-/// `memory` is as the crate's documentation says; `page` outlives it.
+/// `memory` is as the crate's documentation says; the frame's page outlives it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpu_init(
     memory: *mut VcpuObject,
     number: u32,
-    page: *const VcpuPage,
+    perfs: &Frame,
 ) {
     let object = VcpuObject {
         number,
-        page: Cell::new(page),
+        page: Cell::new(perfs.page),
+        perfs: *perfs,
+        kernel: Linux { restoration: Restoration::new() },
         stats: Stats::default(),
         vcpu: UnsafeCell::new(Vcpu::default()),
     };
     // SAFETY: the caller gives memory of this size and alignment.
     unsafe { memory.write(object) }
-}
-
-/// Registers a page of the vCPU, which is frame `gfn`, for `observer` to read; see
-/// [`Cpu::register`].
-///
-/// # Safety
-///
-/// As the crate's documentation says; no other page is registered, and this one outlives the vCPU.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_vcpu_register(
-    vcpu: &VcpuObject,
-    page: *const VcpuPage,
-    gfn: u64,
-    observer: u32,
-) -> c_int {
-    vcpu.page.set(page);
-    // SAFETY: on this vCPU, interrupts disabled.
-    to_return(unsafe { vcpu.cpu() }.register(gfn, observer))
 }
 
 /// No thread may count on the vCPU, for the reason of this negative error number; see
@@ -202,17 +203,6 @@ pub unsafe extern "C" fn perfctr_core_vcpu_register(
 pub unsafe extern "C" fn perfctr_core_vcpu_refuse(vcpu: &VcpuObject, error: c_int) {
     // SAFETY: on this vCPU, interrupts disabled.
     unsafe { vcpu.cpu() }.refuse(Errno(error.wrapping_neg()));
-}
-
-/// Takes the vCPU's page back; see [`Cpu::unregister`].
-///
-/// # Safety
-///
-/// As the crate's documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_vcpu_unregister(vcpu: &VcpuObject) -> c_int {
-    // SAFETY: on this vCPU, interrupts disabled.
-    to_return(unsafe { vcpu.cpu() }.unregister())
 }
 
 /// Stops the vCPU's counters if nobody counts.

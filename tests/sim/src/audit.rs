@@ -66,13 +66,14 @@ impl Machine {
         }
         let vcpu = self.vcpu_here();
         let Some(thread) = self.vcpus[vcpu].current.get() else { return };
+        self.check_isolation(vcpu, thread);
         let own = &self.threads[thread];
         let used = own.truth.borrow().used();
         if self.domains[own.domain].kind != Kind::Good || !own.truth.borrow().is_counting() {
             return;
         }
         let mut counts = [0; MAX_COUNTERS];
-        let vcpus = |number| self.vcpu_page(own.domain, number);
+        let vcpus = |number| self.vcpu_page(thread, number);
         let result = unheard(|| read_thread(&own.page, vcpus, &Now(self), &mut counts[..used]));
         match result {
             Ok(_) if self.vcpus[vcpu].cpu_wide.counts.get() => {
@@ -259,7 +260,7 @@ impl Machine {
     /// A page says whose it is.
     pub fn check_identity(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        let id = unheard(|| vcpu.page.vcpu_id.load(Relaxed));
+        let id = unheard(|| vcpu.page().vcpu_id.load(Relaxed));
         if id != vcpu.id && self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone() {
             self.fail(format!("the page of vCPU {} is called {id}'s", vcpu.id));
         }
@@ -310,7 +311,7 @@ impl Machine {
             return;
         }
         let before = vcpu.sums.get();
-        let now = unheard(|| std::array::from_fn(|n| vcpu.page.slots[n].sum.load(Relaxed)));
+        let now = unheard(|| std::array::from_fn(|n| vcpu.page().slots[n].sum.load(Relaxed)));
         if before.iter().zip(&now).any(|(before, now)| now.wrapping_sub(*before) as i64 <= -1) {
             self.fail(format!("sums of vCPU {index} go backwards"));
         }

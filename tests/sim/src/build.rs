@@ -4,8 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use guest_kmod::restore::Restoration;
 use hv_driver::{Pcpu, Policy};
-use shared_abi::{ThreadPage, VcpuPage};
+use shared_abi::ThreadPage;
 
 use crate::choice::Chooser;
 use crate::coverage::Coverage;
@@ -37,6 +38,11 @@ pub fn build(
         let ratio = if domain.hardware { own_ratio(&mut own) } else { Clock::NATIVE.ratio };
         vcpus.extend((0..domain.vcpus).map(|id| vcpu(index, id as u32, domain.hardware, ratio)));
         threads.extend((0..domain.threads).map(|id| thread(index, id as u32, rng.next())));
+        let several = shape.users && domain.kind == Kind::Good;
+        for thread in threads.iter().skip(first_thread).skip(1).step_by(2).filter(|_| several) {
+            let thread: &Thread = thread;
+            thread.owner.set(1);
+        }
         domains.push(Domain {
             kind: domain.kind,
             host: Cell::new(0),
@@ -49,6 +55,7 @@ pub fn build(
             policy: Policy::default(),
             forbidden: Cell::new(0),
             counting: guest_kmod::Counting::new(),
+            answer: Cell::new(None),
             caps: Cell::new(None),
             suspending: Cell::new(false),
             books: Books::default(),
@@ -139,13 +146,14 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
     Vcpu {
         domain,
         id,
-        page: VcpuPage::default(),
-        pins: Cell::new(0),
+        pages: Default::default(),
+        shows: Cell::new(0),
+        pins: Default::default(),
         registered: RefCell::default(),
         on: Cell::new(None),
         clock: Cell::new(Clock { ratio, offset: 0 }),
         rdpmc_exits: Cell::new(hardware),
-        wanted: Cell::new(None),
+        restoration: Restoration::new(),
         restored: Cell::new(false),
         at_switch: Cell::new(None),
         kernel_mode: Cell::new(true),
@@ -174,6 +182,8 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
     Thread {
         domain,
         tid: 100 + id,
+        owner: Cell::new(0),
+        counts: Cell::new(false),
         page: ThreadPage::default(),
         pmu: RefCell::new(None),
         life: Cell::new(Life::Unborn),

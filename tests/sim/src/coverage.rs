@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::mem::offset_of;
 
+use shared_abi::limits::PAGE_BYTES;
 use shared_abi::sync::simulated::Access;
 use shared_abi::thread_page::{ThreadPage, ThreadSlot};
 use shared_abi::vcpu_page::{VcpuPage, VcpuSlot};
@@ -72,7 +73,8 @@ impl Machine {
             Step::Page(address, access) => {
                 let (page, place) = match self.page_at(address) {
                     Some(Object::VcpuPage(index)) => {
-                        let offset = address - (&raw const self.vcpus[index].page).addr();
+                        let offset =
+                            (address - (&raw const self.vcpus[index].pages).addr()) % PAGE_BYTES;
                         (1, place(offset, offset_of!(VcpuPage, slots), size_of::<VcpuSlot>()))
                     }
                     Some(Object::Thread(index)) => {

@@ -19,7 +19,7 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
 use shared_abi::{Errno, ThreadPage};
 
-use crate::machine::{Machine, Thread, unheard};
+use crate::machine::{Machine, ROOT, Thread, unheard};
 use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
@@ -294,6 +294,7 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let (wide, domain) = (&vcpu.cpu_wide, &self.domains[vcpu.domain]);
         let (Some(control), Some(caps)) = (wide.control.get(), domain.caps.get()) else { return };
+        self.show(index, ROOT);
         let current = vcpu.current.get();
         let result = {
             let mut thread = current.map(|thread| self.threads[thread].pmu.borrow_mut());
@@ -343,6 +344,8 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let (wide, counting) = (&vcpu.cpu_wide, &self.domains[vcpu.domain].counting);
         if !wide.counts.get() {
+            // It may have shown root's page to start, and been refused.
+            self.leave_to(index, vcpu.current.get());
             return;
         }
         if let Some(pmu) = wide.pmu.borrow_mut().as_mut() {
@@ -350,6 +353,7 @@ impl Machine {
         }
         wide.counts.set(false);
         self.close_books_of(index);
+        self.leave_to(index, vcpu.current.get());
     }
 
     /// A vCPU that goes offline has stopped.

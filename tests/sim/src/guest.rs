@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use guest_kmod::hal::Kernel;
+use guest_kmod::hal::Hypervisor;
 use guest_kmod::handshake::{caps, handshake};
 use guest_kmod::ioctl::check_create;
 use guest_kmod::overflow::Signal;
@@ -16,23 +16,17 @@ use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
 use shared_abi::version::ABI_MAJOR;
 
 use crate::choice::Action;
-use crate::host::GFN_BASE;
+use crate::frames::GFN_BASE;
 use crate::machine::{Level, Life, Machine, unheard};
 use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
 use crate::trace::Step;
 use crate::truth::Moment;
+use crate::users::TRIAL;
 
 /// The kernel of the vCPU that executes.
 pub struct Linux<'a>(&'a Machine);
-
-impl<'a> Linux<'a> {
-    /// That of the vCPU that executes here.
-    pub const fn here(machine: &'a Machine) -> Self {
-        Self(machine)
-    }
-}
 
 impl Counters for Linux<'_> {
     fn counter(&self, index: u32) -> u64 {
@@ -63,9 +57,22 @@ impl Counters for Linux<'_> {
     }
 }
 
-impl Kernel for Linux<'_> {
+/// What is beneath it.
+struct Host<'a>(&'a Machine);
+
+impl Hypervisor for Host<'_> {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
         self.0.hypercall(op, argument)
+    }
+}
+
+impl Hypervisor for Linux<'_> {
+    fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        let machine = self.0;
+        if machine.is_gone() {
+            return Err(Errno::NODEV);
+        }
+        machine.vcpus[machine.vcpu_here()].restoration.hypercall(&Host(machine), op, argument)
     }
 }
 
@@ -155,7 +162,7 @@ impl Machine {
                 self.switch_thread(index, None);
                 self.cpu_wide_goes_offline(index);
                 vcpu.online.set(false);
-                if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
+                if let Err(errno) = self.on(index, |cpu| cpu.go_offline()) {
                     self.check_refusal(vcpu.domain, "to take a page back", errno);
                 }
             }
@@ -176,11 +183,13 @@ impl Machine {
                 Ok(answer) => {
                     self.check_handshake(&answer);
                     domain.caps.set(caps(&answer));
+                    domain.answer.set(Some(answer));
                 }
                 Err(errno) => return self.check_refusal(vcpu.domain, "the handshake", errno),
             }
         }
-        match self.on(index, |cpu| cpu.register(GFN_BASE + index as u64, 0)) {
+        vcpu.shows.set(0);
+        match self.on(index, |cpu| cpu.come_online(GFN_BASE + index as u64, TRIAL)) {
             Ok(()) => {
                 vcpu.online.set(true);
                 self.check_identity(index);
@@ -190,7 +199,7 @@ impl Machine {
     }
 
     /// Only a domain that is or was forbidden is ever refused anything that its module asks for.
-    fn check_refusal(&self, domain: usize, what: &str, errno: Errno) {
+    pub fn check_refusal(&self, domain: usize, what: &str, errno: Errno) {
         let domain = &self.domains[domain];
         let forbidden = domain.forbidden.get() > 0 && errno == Errno::PERM;
         if !forbidden && domain.kind == Kind::Good && !self.is_gone() {
@@ -206,7 +215,7 @@ impl Machine {
         self.touch(Object::Module(index), true);
         run(&mut Cpu {
             number: vcpu.id,
-            page: &vcpu.page,
+            page: vcpu.page(),
             vcpu: &mut vcpu.module.borrow_mut(),
             stats: &vcpu.stats,
             kernel: &Linux(self),
@@ -214,7 +223,7 @@ impl Machine {
     }
 
     /// Runs the module's core on the counters of a thread that executes on a vCPU.
-    fn on_thread<R>(
+    pub fn on_thread<R>(
         &self,
         vcpu: usize,
         thread: usize,
@@ -242,18 +251,22 @@ impl Machine {
     fn switch_thread(&self, index: usize, next: Option<usize>) {
         let vcpu = &self.vcpus[index];
         let kernel = self.shape.seed & 1 != 0;
+        let has_left = self.leave_to(index, next);
         if let Some(prev) = vcpu.current.get() {
             self.on_thread(index, prev, |pmu, cpu| {
                 let page = &self.threads[prev].page;
                 if kernel { pmu.switch_out_measured(page, cpu) } else { pmu.switch_out(page, cpu) }
             });
-            self.suspended(index, prev);
-            self.published(index, prev);
+            if !has_left {
+                self.suspended(index, prev);
+                self.published(index, prev);
+            }
             self.threads[prev].life.set(Life::Ready);
             self.threads[prev].on.set(None);
         }
         vcpu.current.set(next);
         let Some(next) = next else { return };
+        self.show_if_counting(index, next);
         let signal = self.on_thread(index, next, |pmu, cpu| {
             let page = &self.threads[next].page;
             if kernel { pmu.switch_in_measured(page, cpu) } else { pmu.switch_in(page, cpu) }
@@ -394,9 +407,11 @@ impl Machine {
             let allowed = domain.allowed.get();
             let failed = self.state(thread) & THREAD_FAILED != 0;
             let failures = own.failures.get();
+            self.show(vcpu, own.owner.get());
             let result = self.on_thread(vcpu, thread, |pmu, cpu| {
                 pmu.control(&own.page, cpu, &domain.counting, &caps, control)
             });
+            self.note_counts(thread, true);
             // What asks for nonsense is refused before anything is suspended.
             let done = result == Some(Ok(())) || self.vcpus[vcpu].sampling.borrow().has_published();
             if done {
@@ -450,6 +465,7 @@ impl Machine {
                     let result = own.pmu.borrow_mut().as_mut().map(|pmu| {
                         pmu.control_asleep(&own.page, &domain.counting, &caps, &control)
                     });
+                    self.note_counts(thread, false);
                     let now = self.moment(Some(thread), vcpu);
                     self.controlled_asleep(thread, &control, result, &now, failed);
                     self.published(vcpu, thread);
@@ -539,6 +555,7 @@ impl Machine {
         self.at_level(Level::Kernel, || {
             self.toggle(true);
             self.on_thread(vcpu, thread, |pmu, cpu| pmu.stop(&own.page, cpu, &domain.counting));
+            own.counts.set(false);
             self.suspended(vcpu, thread);
             own.truth.borrow_mut().stop(&self.moment(Some(thread), vcpu));
             self.published(vcpu, thread);
@@ -560,7 +577,7 @@ impl Machine {
     fn write_garbage(&self, domain: usize) {
         let domain = &self.domains[domain];
         let rng = &mut Rng::new(self.steps.get() ^ self.shape.seed);
-        let vcpu = &self.vcpus[domain.vcpus.start + rng.index(domain.vcpus.len())].page;
+        let vcpu = self.vcpus[domain.vcpus.start + rng.index(domain.vcpus.len())].page();
         let thread = &self.threads[domain.threads.start + rng.index(domain.threads.len())].page;
         let garbage = |rng: &mut Rng| {
             if rng.one_in(2) { rng.next() } else { [0, 1, 3, u64::MAX, 1 << 63][rng.index(5)] }

@@ -14,13 +14,11 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
-use crate::machine::{Clock, Domain, Level, Machine, RATIO_BITS, Vcpu, unheard};
+use crate::frames::GFN_BASE;
+use crate::machine::{Clock, Domain, Level, Machine, RATIO_BITS, USERS, Vcpu, unheard};
 use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
 use crate::trace::Step;
-
-/// Guest frame number of a vCPU's page, by the vCPU's place in the machine.
-pub const GFN_BASE: u64 = 0x1000;
 
 /// The physical CPU's PMU as the driver drives it.
 struct Hardware<'a>(&'a Machine);
@@ -134,14 +132,14 @@ fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
 impl Machine {
     /// How often the driver says that it has put an overflow off.
     fn throttled(&self, vcpu: usize) -> u64 {
-        unheard(|| self.vcpus[vcpu].page.throttled.load(Relaxed))
+        unheard(|| self.vcpus[vcpu].page().throttled.load(Relaxed))
     }
 
     /// A load may put the next overflow off if there were many.
     fn note_put_off(&self, index: usize, before: u64) {
         let vcpu = &self.vcpus[index];
         let put_off = self.throttled(index) != before;
-        let overflows = unheard(|| vcpu.page.overflows.load(Relaxed));
+        let overflows = unheard(|| vcpu.page().overflows.load(Relaxed));
         let good = self.domains[vcpu.domain].kind == crate::shape::Kind::Good;
         if put_off && good && overflows < self.shape.overflows_max {
             self.fail(format!("an overflow is put off after {overflows}"));
@@ -258,7 +256,7 @@ impl Machine {
     fn switch_from(&self, vcpu: usize) {
         self.in_hypervisor(false, || {
             if let Some((core, page)) = &mut *self.vcpus[vcpu].registered.borrow_mut() {
-                self.on_cpu(|cpu| core.switch_from(cpu, &self.vcpus[*page].page));
+                self.on_cpu(|cpu| core.switch_from(cpu, self.page(*page)));
             }
         });
     }
@@ -289,7 +287,7 @@ impl Machine {
                 }
                 let mode = mode(vcpu.kernel_mode.get());
                 let allowed = self.driver.allows(&self.domains[vcpu.domain].policy, false);
-                let page = &self.vcpus[*page].page;
+                let page = self.page(*page);
                 self.on_cpu(|cpu| core.switch_to(cpu, page, mode, allowed))
             }
             None => {
@@ -335,7 +333,7 @@ impl Machine {
             let mut registered = current.map(|vcpu| self.vcpus[vcpu].registered.borrow_mut());
             match registered.as_mut().and_then(|registered| registered.as_mut()) {
                 Some((core, page)) => {
-                    let page = &self.vcpus[*page].page;
+                    let page = self.page(*page);
                     self.on_cpu(|cpu| core.interrupt(cpu, page))
                 }
                 None => {
@@ -393,7 +391,7 @@ impl Machine {
 
     fn toggle_core(&self, vcpu: &Vcpu, kernel: bool) -> bool {
         let Some((core, page)) = &mut *vcpu.registered.borrow_mut() else { return false };
-        self.on_cpu(|cpu| core.toggle(cpu, &self.vcpus[*page].page, mode(kernel)))
+        self.on_cpu(|cpu| core.toggle(cpu, self.page(*page), mode(kernel)))
     }
 
     /// The hypercall of the vCPU that executes.
@@ -402,7 +400,6 @@ impl Machine {
             return Err(Errno::NODEV);
         }
         let index = self.vcpu_here();
-        self.note_wish(index, op, bytes);
         self.step(Step::Hypercall(op));
         if self.is_gone() {
             return Err(Errno::NODEV);
@@ -420,7 +417,6 @@ impl Machine {
                 "vCPU {index} makes the control domain's hypercall {op}: {result:?}"
             ));
         }
-        self.note_answer(index, op, result);
         if let (Ok(()), Some(asked)) = (result, asked) {
             self.vcpus[index].sampled.set(asked);
             self.cpus[self.here.get()].slice.set(0);
@@ -440,7 +436,7 @@ impl Machine {
         self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
         self.vcpus[index].at_switch.set(None);
         if let Some((_, page)) = self.vcpus[index].registered.take() {
-            self.vcpus[page].pins.set(self.vcpus[page].pins.get() - 1);
+            self.unpin(page);
         }
     }
 
@@ -523,7 +519,7 @@ impl Machine {
         vcpu.sampled.set([0; SLOTS]);
         let registered = &mut *vcpu.registered.borrow_mut();
         let Some((core, page)) = registered.as_mut() else { return };
-        let page = &self.vcpus[*page].page;
+        let page = self.page(*page);
         self.in_hypervisor(true, || {
             self.on_cpu(|cpu| core.revoke(cpu, page));
         });
@@ -569,7 +565,7 @@ impl Machine {
         }
         let ring = if domain.hardware { Ring::GuestsThree } else { Ring::Three };
         let pmu = &self.cpus[self.here.get()].pmu;
-        let loaded = unheard(|| vcpu.page.loaded.load(Relaxed));
+        let loaded = unheard(|| vcpu.page().loaded.load(Relaxed));
         pmu.selected_alike(loaded, 1 << vcpu.domain);
         let others = pmu.selected_for_others(ring, 1 << vcpu.domain);
         if others != 0 {
@@ -580,7 +576,7 @@ impl Machine {
     /// The hypervisor has let go of every page of a domain.
     fn check_unpinned(&self, domain: usize) {
         for vcpu in self.domains[domain].vcpus.clone() {
-            if self.vcpus[vcpu].pins.get() != 0 {
+            if self.vcpus[vcpu].pins.iter().any(|pins| pins.get() != 0) {
                 self.fail(format!("the page of vCPU {vcpu} stays pinned"));
             }
         }
@@ -588,12 +584,13 @@ impl Machine {
 
     /// At the end, when nothing is under way: a frame is pinned as often as it is registered.
     pub fn check_pins(&self) {
-        for (index, vcpu) in self.vcpus.iter().enumerate() {
+        for page in 0..self.vcpus.len() * USERS {
             let holds = |v: &&crate::machine::Vcpu| {
-                v.registered.borrow().as_ref().is_some_and(|(_, page)| *page == index)
+                v.registered.borrow().as_ref().is_some_and(|(_, registered)| *registered == page)
             };
-            if vcpu.pins.get() as usize != self.vcpus.iter().filter(holds).count() {
-                self.fail(format!("page {index} is pinned {} times", vcpu.pins.get()));
+            let pins = self.pins(page).get();
+            if pins as usize != self.vcpus.iter().filter(holds).count() {
+                self.fail(format!("page {page} is pinned {pins} times"));
             }
         }
     }
@@ -628,7 +625,7 @@ impl<'a> Caller for Hypercall<'a> {
     }
 
     fn machine(&self) -> u64 {
-        0
+        self.domain().serial.get()
     }
 
     fn guest(&self) -> Option<Guest> {
@@ -649,17 +646,18 @@ impl<'a> Caller for Hypercall<'a> {
         let allowed = self.is_allowed();
         let registered = &mut *self.vcpu().registered.borrow_mut();
         let (core, page) = registered.as_mut()?;
-        let page = &self.machine.vcpus[*page].page;
+        let page = self.machine.page(*page);
         Some(self.machine.on_cpu(|cpu| work(cpu, core, page, allowed)))
     }
 
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
         let (machine, vcpu, domain) = (self.machine, self.vcpu(), self.domain());
         let page = gfn.checked_sub(GFN_BASE).map(|page| page as usize);
-        let page = page.filter(|page| domain.vcpus.contains(page)).ok_or(Errno::INVAL)?;
-        let page_of = &machine.vcpus[page].page;
+        let page =
+            page.filter(|&page| machine.is_page_of(page, &domain.vcpus)).ok_or(Errno::INVAL)?;
+        let page_of = machine.page(page);
         let left = if goes_on { Some(machine.left_in(page_of)?) } else { None };
-        let pins = &machine.vcpus[page].pins;
+        let pins = machine.pins(page);
         pins.set(pins.get() + 1);
         let who = Registration {
             id: vcpu.id,
@@ -695,8 +693,7 @@ impl<'a> Caller for Hypercall<'a> {
         self.vcpu().rdpmc_exits.set(exits);
         self.vcpu().at_switch.set(None);
         if let Some((_, page)) = self.vcpu().registered.take() {
-            let pins = &self.machine.vcpus[page].pins;
-            pins.set(pins.get() - 1);
+            self.machine.unpin(page);
         }
     }
 

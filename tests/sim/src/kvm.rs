@@ -3,17 +3,31 @@
 //! whose work waits until interrupts are next enabled, and a guest is saved, or migrated, in the
 //! middle of anything (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`).
 
-use guest_kmod::handshake::{caps, handshake};
+use guest_kmod::hal::Hypervisor;
 use hv_driver::Left;
-use shared_abi::hypercall::{HvRegister, OP_GO_ON, OP_REGISTER, OP_UNREGISTER};
-use shared_abi::sync::Ordering::Relaxed;
-use shared_abi::vcpu_page::{VCPU_EXECUTING, VCPU_REGISTERED};
+use shared_abi::hypercall::HvQuery;
 use shared_abi::{Errno, VcpuPage};
-use zerocopy::{FromBytes, IntoBytes};
 
-use crate::guest::Linux;
-use crate::machine::{Machine, unheard};
+use crate::machine::{Machine, is_listening, set_listening, unheard};
 use crate::shape::Kind;
+
+/// The hypervisor beneath a vCPU that was restored: nothing happens while its kernel looks at the
+/// page, but anything may during a hypercall.
+struct Beneath<'a> {
+    machine: &'a Machine,
+    /// Whether accesses to pages are steps.
+    listening: bool,
+}
+
+impl Hypervisor for Beneath<'_> {
+    fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        let before = is_listening();
+        set_listening(self.listening);
+        let answer = self.machine.hypercall(op, argument);
+        set_listening(before);
+        answer
+    }
+}
 
 impl Machine {
     /// A vCPU's thread on the host has left the guest, or is about to enter it; an overflow that
@@ -59,56 +73,40 @@ impl Machine {
         self.vcpus[self.domains[index].vcpus.clone()].iter().any(|vcpu| vcpu.restored.get())
     }
 
-    /// What the guest's kernel keeps in mind of a hypercall that it is about to make.
-    pub fn note_wish(&self, index: usize, op: u32, bytes: &[u8]) {
-        if op == OP_REGISTER {
-            self.vcpus[index].wanted.set(HvRegister::read_from_bytes(bytes).ok());
-        }
-    }
-
-    /// And of one that it has made.
-    pub fn note_answer(&self, index: usize, op: u32, result: Result<(), Errno>) {
-        let kept = match op {
-            OP_REGISTER => result.is_ok(),
-            OP_UNREGISTER => !matches!(result, Ok(()) | Err(Errno::NXIO)),
-            _ => true,
-        };
-        if !kept {
-            self.vcpus[index].wanted.set(None);
-        }
-    }
-
     /// The interrupt that a restored vCPU takes before it executes anything else.
     pub fn take_restoration(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        if !vcpu.restored.get() {
-            return;
-        }
-        let flags = unheard(|| vcpu.page.flags.load(Relaxed));
-        let is_left = flags & (VCPU_REGISTERED | VCPU_EXECUTING) == VCPU_REGISTERED;
-        if let Some(wanted) = vcpu.wanted.get().filter(|_| is_left) {
-            self.go_on_from_page(index, wanted);
+        let first = self.domains[vcpu.domain].answer.get();
+        // A kernel without its module has no use for the interrupt.
+        if let Some(before) = first.filter(|_| vcpu.restored.get()) {
+            self.interrupt_restored(index, &before);
         }
         vcpu.restored.set(false);
     }
 
-    /// Its kernel has the hypervisor that is here now go on from the page.
-    fn go_on_from_page(&self, index: usize, mut wanted: HvRegister) {
+    fn interrupt_restored(&self, index: usize, before: &HvQuery) {
         let vcpu = &self.vcpus[index];
-        let domain = &self.domains[vcpu.domain];
-        let went_on = handshake(&Linux::here(self)).and_then(|answer| {
-            if caps(&answer) != domain.caps.get() {
-                return Err(Errno::STALE);
-            }
-            self.hypercall(OP_GO_ON, wanted.as_mut_bytes())
-        });
-        match went_on {
-            // Threads look what has overflowed, which only the driver before knew.
-            Ok(()) => vcpu.virq.set(true),
-            Err(errno) if domain.kind == Kind::Good && !self.is_gone() => {
-                self.fail(format!("vCPU {index} cannot go on: {errno:?}"));
-            }
-            Err(_) => vcpu.online.set(false),
+        let host = Beneath { machine: self, listening: is_listening() };
+        let ours = unheard(|| vcpu.restoration.interrupted(&host, before, vcpu.page()));
+        // Threads look what has overflowed, which only the driver before knew.
+        vcpu.virq.set(vcpu.virq.get() || ours);
+        if vcpu.restoration.wants_look() {
+            self.look_again(index, before);
+        }
+    }
+
+    /// Its kernel looks whether it may count still; if not, it registers its page anew later.
+    fn look_again(&self, index: usize, before: &HvQuery) {
+        let vcpu = &self.vcpus[index];
+        let host = Beneath { machine: self, listening: is_listening() };
+        let refused = vcpu.restoration.looks(&host, before, vcpu.online.get());
+        vcpu.restoration.looked();
+        let good = self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone();
+        if refused && good && vcpu.online.get() {
+            self.fail(format!("vCPU {index} cannot go on"));
+        }
+        if refused {
+            vcpu.online.set(false);
         }
     }
 

@@ -9,6 +9,8 @@
 //! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
 //! * `kvm` is what differs where the hypervisor is Linux with KVM.
 //! * `cpu_wide` is CPU-wide counting.
+//! * `frames` are the pages that a guest has registered.
+//! * `users` are users of one guest, and what each sees of its vCPUs.
 //! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what
 //!   happens next.
 //! * `run` runs seeds, replays and minimises; `guided` looks for what is new, by `coverage`;
@@ -33,6 +35,7 @@ mod choice;
 mod coverage;
 mod cpu_wide;
 mod fiber;
+mod frames;
 pub mod growth;
 mod guest;
 pub mod guided;
@@ -49,3 +52,4 @@ mod shape;
 mod thread;
 mod trace;
 mod truth;
+mod users;

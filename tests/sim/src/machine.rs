@@ -11,8 +11,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use guest_kmod::overflow::Signal;
+use guest_kmod::restore::Restoration;
 use hv_driver::{Driver, Pcpu, Policy};
-use shared_abi::hypercall::HvRegister;
+use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::Control;
 use shared_abi::limits::{MAX_SLOTS, PAGE_BYTES};
 use shared_abi::sync::simulated::{Access, set_hook};
@@ -93,14 +94,22 @@ impl Clock {
     pub const NATIVE: Self = Self { ratio: 1 << RATIO_BITS, offset: 0 };
 }
 
+/// Users of a guest.
+pub const USERS: usize = 2;
+/// The one for whom CPUs count as a whole.
+pub const ROOT: usize = 0;
+
 /// A virtual CPU.
 pub struct Vcpu {
     pub domain: usize,
     /// Its number in the domain.
     pub id: u32,
-    pub page: VcpuPage,
-    /// Registrations of its page that the hypervisor holds.
-    pub pins: Cell<u32>,
+    /// Each user's page of it.
+    pub pages: [VcpuPage; USERS],
+    /// Whose page its kernel has registered, or had last.
+    pub shows: Cell<usize>,
+    /// Registrations of its pages that the hypervisor holds.
+    pub pins: [Cell<u32>; USERS],
     /// The hypervisor's state of it, and the vCPU whose page it has registered.
     pub registered: RefCell<Option<(hv_driver::Vcpu, usize)>>,
     pub on: Cell<Option<usize>>,
@@ -108,8 +117,8 @@ pub struct Vcpu {
     pub clock: Cell<Clock>,
     /// RDPMC exits, and faults.
     pub rdpmc_exits: Cell<bool>,
-    /// The page that its kernel wants registered, for `kvm`.
-    pub wanted: Cell<Option<HvRegister>>,
+    /// What its kernel keeps in mind for `kvm`.
+    pub restoration: Restoration,
     /// It has not executed since another process of a host got its guest.
     pub restored: Cell<bool>,
     /// What its VM entries and exits load into the register that enables counters, where they do
@@ -148,6 +157,11 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
+    /// The page that its kernel has registered, or had last.
+    pub fn page(&self) -> &VcpuPage {
+        &self.pages[self.shows.get()]
+    }
+
     /// What it reads of a time-stamp counter that holds this.
     pub fn reads(&self, tsc: u64) -> u64 {
         let Clock { ratio, offset } = self.clock.get();
@@ -180,6 +194,10 @@ pub enum Life {
 pub struct Thread {
     pub domain: usize,
     pub tid: u32,
+    /// Whose thread it is.
+    pub owner: Cell<usize>,
+    /// Anything of it is counted, or it may be in the middle of a read of what was.
+    pub counts: Cell<bool>,
     pub page: ThreadPage,
     pub pmu: RefCell<Option<guest_kmod::ThreadPmu>>,
     pub life: Cell<Life>,
@@ -242,6 +260,8 @@ pub struct Domain {
     pub forbidden: Cell<u64>,
     pub counting: guest_kmod::Counting,
     /// What the module's handshake said.
+    pub answer: Cell<Option<HvQuery>>,
+    /// Of the PMU.
     pub caps: Cell<Option<PmuCaps>>,
     /// It is asked to suspend itself, to be saved.
     pub suspending: Cell<bool>,
@@ -321,6 +341,16 @@ pub fn unheard<R>(look: impl FnOnce() -> R) -> R {
     let result = look();
     LISTENING.set(listening);
     result
+}
+
+/// Whether accesses to pages are steps of an agent.
+pub fn is_listening() -> bool {
+    LISTENING.get()
+}
+
+/// Whether they are from now on.
+pub fn set_listening(listening: bool) {
+    LISTENING.set(listening);
 }
 
 /// Events of one instruction that does nothing special.
@@ -524,7 +554,10 @@ impl Machine {
     /// The page that an address lies in.
     pub fn page_at(&self, address: usize) -> Option<Object> {
         let lies_in = |page: usize| (page..page + PAGE_BYTES).contains(&address);
-        let vcpu = self.vcpus.iter().position(|vcpu| lies_in((&raw const vcpu.page).addr()));
+        let vcpu = self
+            .vcpus
+            .iter()
+            .position(|vcpu| vcpu.pages.iter().any(|page| lies_in((&raw const *page).addr())));
         let thread = self.threads.iter().position(|t| lies_in((&raw const t.page).addr()));
         let cpu_wide =
             || self.vcpus.iter().position(|v| lies_in((&raw const v.cpu_wide.page).addr()));

@@ -112,6 +112,8 @@ pub struct Shape {
     pub noisy: bool,
     /// Administrators count CPUs.
     pub cpu_wide: bool,
+    /// Guests have several users.
+    pub users: bool,
     /// What threads do.
     pub program: Program,
     /// Bits of a domain's seeds.
@@ -160,6 +162,7 @@ impl Shape {
             leaps: rng.one_in(3),
             noisy: !rng.one_in(4),
             cpu_wide,
+            users: Rng::new(seed ^ 0x05e2).one_in(2),
             program: Program::Random,
             seed,
         }
@@ -227,6 +230,7 @@ pub fn quiet(cpus: usize) -> Shape {
         leaps: false,
         noisy: false,
         cpu_wide: false,
+        users: false,
         program: Program::Random,
         seed: 0,
     }

@@ -11,7 +11,7 @@ use shared_abi::read::{Counters, read_thread};
 use shared_abi::{CounterConfig, VcpuPage};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::host::GFN_BASE;
+use crate::frames::GFN_BASE;
 use crate::machine::{Claim, Life, Machine};
 use crate::model::{GENERAL, Model, PERIOD_MAX, PERIOD_TOLD};
 use crate::pmu::EVENTS;
@@ -37,7 +37,7 @@ impl Counters for User<'_> {
         let allowed = machine.may_read(vcpu);
         let read = machine.cpus[machine.here.get()].pmu.rdpmc(index).filter(|_| allowed);
         let Some((counter, value)) = read else {
-            if good {
+            if good && !machine.may_be_refused_pages(self.thread) {
                 machine.fail(format!("thread {} faults: RDPMC {index:#x}", self.thread));
             }
             return 0;
@@ -60,15 +60,17 @@ impl Counters for User<'_> {
 }
 
 impl Machine {
-    /// The pages of all vCPUs of a domain, as its threads have mapped them.
-    pub fn vcpu_page(&self, domain: usize, number: u32) -> Option<&VcpuPage> {
-        let vcpus = self.domains[domain].vcpus.clone();
-        self.vcpus[vcpus].get(number as usize).map(|vcpu| &vcpu.page)
+    /// The pages of all vCPUs of its domain, as a thread has mapped them: those of its user.
+    pub fn vcpu_page(&self, thread: usize, number: u32) -> Option<&VcpuPage> {
+        let own = &self.threads[thread];
+        let vcpus = self.domains[own.domain].vcpus.clone();
+        self.vcpus[vcpus].get(number as usize).map(|vcpu| &vcpu.pages[own.owner.get()])
     }
 
     /// A thread's whole life.
     pub fn live(self: Rc<Self>, thread: usize) {
         let domain = &self.domains[self.threads[thread].domain];
+        self.begin_as_somebody(thread);
         if self.shape.cpu_wide && domain.kind == Kind::Good {
             self.begin_beside_cpu_wide(thread);
         } else if domain.kind != Kind::Stranger {
@@ -188,7 +190,7 @@ impl Machine {
         let used = own.truth.borrow().used();
         let traced = own.traced.get();
         let mut counts = [0; MAX_COUNTERS];
-        let vcpus = |number| self.vcpu_page(own.domain, number);
+        let vcpus = |number| self.vcpu_page(thread, number);
         let hw = User { machine: self, thread };
         let before = self.disturbances(thread);
         let result = read_thread(&own.page, vcpus, &hw, &mut counts[..used]);

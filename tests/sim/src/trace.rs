@@ -6,6 +6,7 @@ use core::mem::offset_of;
 use shared_abi::hypercall::{
     OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
+use shared_abi::limits::PAGE_BYTES;
 use shared_abi::sync::simulated::Access;
 use shared_abi::thread_page::{ThreadPage, ThreadSlot};
 use shared_abi::vcpu_page::{VcpuPage, VcpuSlot};
@@ -77,7 +78,7 @@ fn thread_field(offset: usize) -> String {
 fn place(machine: &Machine, address: usize) -> String {
     match machine.page_at(address) {
         Some(Object::VcpuPage(index)) => {
-            let offset = address - (&raw const machine.vcpus[index].page).addr();
+            let offset = (address - (&raw const machine.vcpus[index].pages).addr()) % PAGE_BYTES;
             format!("vcpu {index} {}", vcpu_field(offset))
         }
         Some(Object::Thread(index)) => {

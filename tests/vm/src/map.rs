@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
 use nix::errno::Errno;
@@ -66,6 +66,19 @@ impl Mapping {
     pub fn protect(&self, access: ProtFlags) -> Result<(), Errno> {
         // SAFETY: the mapping is ours, and there are no references into it.
         unsafe { mprotect(self.start, self.bytes, access) }
+    }
+
+    /// Has a pipe refer to one of its pages.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal.
+    pub fn splice(&self, page: usize, pipe: &impl AsFd) -> Result<(), Errno> {
+        let at = self.start.as_ptr().wrapping_byte_add(page * PAGE_BYTES);
+        let part = libc::iovec { iov_base: at, iov_len: PAGE_BYTES };
+        // SAFETY: the kernel refers to memory that is mapped, and nobody here looks into it.
+        let spliced = unsafe { libc::vmsplice(pipe.as_fd().as_raw_fd(), &raw const part, 1, 0) };
+        Errno::result(spliced).map(drop)
     }
 }
 

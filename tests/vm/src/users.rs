@@ -55,6 +55,17 @@ pub fn become_user(user: User) -> Result<()> {
     Ok(())
 }
 
+/// Makes the calling process one that others of its user may not look into.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn hide() -> Result<()> {
+    // SAFETY: only sets a flag of this process.
+    ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
+    Ok(())
+}
+
 /// A forked process, which says what went wrong.
 #[derive(Debug)]
 pub struct Child {

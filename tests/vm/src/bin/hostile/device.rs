@@ -8,8 +8,8 @@ use shared_abi::CounterConfig;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{
-    CONTROL_TSC, Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_READ, IOC_RESUME,
-    IOC_UNLINK, Sums,
+    CONTROL_TSC, Control, Create, DEVICE_PATH, IOC_CONTROL, IOC_CREATE, IOC_INFO, IOC_READ,
+    IOC_RESUME, IOC_UNLINK, Info, Sums,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use vm_tests::raw::{Argument, Refusal, ioctl};
@@ -64,6 +64,13 @@ pub fn read(device: &File) -> Result<Sums, Refusal> {
     let mut sums = Sums::default();
     ioctl(device, IOC_READ, Argument::of(&mut sums))?;
     Ok(sums)
+}
+
+/// Pages of a whole mapping.
+pub fn pages(device: &File) -> Result<usize, Refusal> {
+    let mut info = Info::default();
+    ioctl(device, IOC_INFO, Argument::of(&mut info))?;
+    Ok(1 + info.vcpus as usize)
 }
 
 /// `IOC_RESUME`.

@@ -10,6 +10,7 @@ mod device;
 mod policy;
 mod programs;
 mod ptrace;
+mod shown;
 mod signals;
 mod tracee;
 
@@ -61,6 +62,7 @@ const CHECKS: &[Check] = &[
     ("policy", policy::run),
     ("users", policy::users),
     ("programs", programs::run),
+    ("shown", shown::run),
     ("signals", signals::run),
     ("cpu-wide", cpu_wide::run),
     ("abi", abi::run),

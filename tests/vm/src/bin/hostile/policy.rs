@@ -249,7 +249,8 @@ const LOOKS: [Look; 3] = [
 /// Physical counters of the testbed's PMU, general and fixed.
 const RDPMC: [u32; 7] = [0, 1, 2, 3, 1 << 30, 1 << 30 | 1, 1 << 30 | 2];
 
-fn rdpmc_all() -> Vec<u64> {
+/// All counters of this CPU, which a process may or may not read.
+pub fn rdpmc_all() -> Vec<u64> {
     RDPMC.iter().map(|&counter| Hardware.counter(counter)).collect()
 }
 

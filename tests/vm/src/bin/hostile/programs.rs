@@ -24,9 +24,9 @@ use crate::device::{self, USER, counting, sampling};
 use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 /// What a program executes in its own name.
-const SECRET: Region = Region { first: 3_000_000, second: 1 };
+pub const SECRET: Region = Region { first: 3_000_000, second: 1 };
 /// More than a program executes that only prepares to execute another one.
-const PREPARATION_MAX: u64 = 1_000_000;
+pub const PREPARATION_MAX: u64 = 1_000_000;
 const PERIOD: u64 = 100_000;
 
 /// A program of root's.

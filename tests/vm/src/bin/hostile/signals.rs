@@ -29,6 +29,8 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     let checks: &[Test] = &[
         ("counting goes on when no signal may be queued", no_signal_may_be_queued),
         ("counting goes on when the same signal is pending", the_same_is_pending),
+        ("counting goes on when a real-time signal is ignored", || is_ignored(libc::SIGRTMIN())),
+        ("counting goes on when a standard signal is ignored", || is_ignored(libc::SIGUSR1)),
     ];
     for (name, check) in checks {
         let outcome = as_user(NOBODY, *check).and_then(|()| until_threads(0));
@@ -83,6 +85,19 @@ fn no_signal_may_be_queued() -> Result<()> {
     device::control(device, sampling(PERIOD, signal)).context("cannot control")?;
     WORK.execute(&mut 0);
     counts_on(device)
+}
+
+fn is_ignored(signal: i32) -> Result<()> {
+    let device = sample(signal)?;
+    // SAFETY: sets no handler.
+    ensure!(unsafe { libc::signal(signal, libc::SIG_IGN) } != libc::SIG_ERR, "signal");
+    device::control(device, sampling(PERIOD, signal)).context("cannot control")?;
+    for _ in 0..2 {
+        WORK.execute(&mut 0);
+        counts_on(device)?;
+    }
+    ensure!(OVERFLOWS.load(Relaxed) == 0, "an ignored signal was handled");
+    Ok(())
 }
 
 fn the_same_is_pending() -> Result<()> {

@@ -4,6 +4,7 @@
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use shared_abi::arch::EVNTSEL_OS;
 use shared_abi::read::{
     ReadError, VcpuSample, sample_stopped_vcpu, sample_vcpu_into, try_sample_vcpu,
 };
@@ -13,6 +14,7 @@ use shared_abi::{Config, Errno, PhysSlot, VcpuPage};
 use crate::hal::Kernel;
 use crate::hypercall;
 use crate::perf::held::{Events, Sampler};
+use crate::shown::Pages;
 use crate::stats::Stats;
 
 /// What the module knows of a vCPU.
@@ -27,6 +29,12 @@ pub struct Vcpu {
     loaded: Config,
     /// Changes whenever what is loaded does, or whether anything may be.
     generation: NonZeroU64,
+    /// Why no page may be registered here at all: the vCPU is offline, or the host has refused it.
+    refusal: Option<Errno>,
+    /// The CPU counts whatever executes there.
+    cpu_wide: bool,
+    /// Whose page is registered.
+    pub(crate) pages: Pages,
     /// perf's events that are here.
     pub(crate) events: Events,
 }
@@ -36,12 +44,48 @@ impl Vcpu {
     fn set_page(&mut self, registered: Result<(), Errno>) {
         self.registered = registered.is_ok();
         self.gate = registered;
+        self.cpu_wide = false;
+        if self.registered {
+            self.refusal = None;
+        } else {
+            self.pages.clear();
+        }
         self.set_loaded(Config::default());
     }
 
     fn set_loaded(&mut self, config: Config) {
         self.loaded = config;
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU64::MIN);
+        self.judge_kernel();
+    }
+
+    /// Whether the kernel's own threads may be seen depends on what is loaded.
+    pub(crate) fn judge_kernel(&mut self) {
+        self.pages.loaded(self.loaded.slots_in_ring(EVNTSEL_OS) != 0);
+    }
+
+    /// Nobody may count in the page that is registered, for this reason.
+    pub(crate) fn fail(&mut self, errno: Errno) {
+        self.gate = Err(errno);
+        self.set_loaded(self.loaded);
+    }
+
+    pub(crate) fn counts_cpu_wide(&self) -> bool {
+        self.cpu_wide
+    }
+
+    /// Whether a page may be registered here.
+    pub(crate) fn may_show(&self) -> Result<(), Errno> {
+        match self.refusal {
+            Some(errno) => Err(errno),
+            None if self.cpu_wide => Err(Errno::BUSY),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether nothing keeps pages from being registered here.
+    pub fn is_online(&self) -> bool {
+        self.refusal.is_none()
     }
 
     /// What the hypervisor was last told to program.
@@ -64,6 +108,9 @@ impl Default for Vcpu {
             gate: Err(Errno::NXIO),
             loaded: Config::default(),
             generation: NonZeroU64::MIN,
+            refusal: Some(Errno::NXIO),
+            cpu_wide: false,
+            pages: Pages::default(),
             events: Events::default(),
         }
     }
@@ -139,6 +186,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
 
     /// No thread may count here, for this reason, until a page is registered.
     pub fn refuse(&mut self, errno: Errno) {
+        self.vcpu.refusal = Some(errno);
         self.vcpu.set_page(Err(errno));
         self.vcpu.events.note_stalled();
     }
@@ -163,6 +211,24 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         }
         self.vcpu.set_page(Err(Errno::NXIO));
         Ok(())
+    }
+
+    /// The vCPU goes offline: as [`unregister`](Self::unregister), and no page may be registered
+    /// here until it comes back.
+    ///
+    /// # Errors
+    ///
+    /// As of [`unregister`](Self::unregister).
+    pub fn go_offline(&mut self) -> Result<(), Errno> {
+        self.vcpu.refusal = Some(Errno::NXIO);
+        self.unregister()
+    }
+
+    /// The machine was restored: what was registered is nobody's, whatever the host answers.
+    pub fn forget_page(&mut self) {
+        if self.go_offline().is_err() {
+            self.vcpu.set_page(Err(Errno::NXIO));
+        }
     }
 
     /// Stops this vCPU's counters if any run and nobody counts.
@@ -224,6 +290,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
     /// No thread may count here from now on, or again.
     pub(crate) fn close_gate(&mut self, closed: bool) {
         if self.vcpu.registered {
+            self.vcpu.cpu_wide = closed;
             self.vcpu.gate = if closed { Err(Errno::BUSY) } else { Ok(()) };
             self.vcpu.set_loaded(self.vcpu.loaded);
         }

@@ -5,7 +5,7 @@ use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Errno, PmuCaps};
 
-use crate::hal::Kernel;
+use crate::hal::Hypervisor;
 use crate::hypercall;
 
 /// Asks the hypervisor.
@@ -14,7 +14,7 @@ use crate::hypercall;
 ///
 /// `NOSYS` no driver, `NODEV` driver off, `PROTO` another ABI major or a malformed answer, `PERM`
 /// the host has not enabled this domain.
-pub fn handshake(kernel: &impl Kernel) -> Result<HvQuery, Errno> {
+pub fn handshake(kernel: &impl Hypervisor) -> Result<HvQuery, Errno> {
     let mut answer = HvQuery {
         abi_major: u32::from(ABI_MAJOR),
         abi_minor: u32::from(ABI_MINOR),
@@ -35,7 +35,7 @@ pub fn handshake(kernel: &impl Kernel) -> Result<HvQuery, Errno> {
 /// # Errors
 ///
 /// As [`handshake`]; `STALE` the counters are not those of `before`.
-pub fn handshake_again(kernel: &impl Kernel, before: &HvQuery) -> Result<(), Errno> {
+pub fn handshake_again(kernel: &impl Hypervisor, before: &HvQuery) -> Result<(), Errno> {
     let now = handshake(kernel)?;
     if caps(&now) == caps(before) { Ok(()) } else { Err(Errno::STALE) }
 }

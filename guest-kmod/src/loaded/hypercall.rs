@@ -8,23 +8,23 @@ use shared_abi::hypercall::{
 use shared_abi::{Config, Errno, PhysSlot};
 use zerocopy::IntoBytes;
 
-use crate::hal::Kernel;
+use crate::hal::Hypervisor;
 
-pub(crate) fn query(kernel: &impl Kernel, query: &mut HvQuery) -> Result<(), Errno> {
+pub(crate) fn query(kernel: &impl Hypervisor, query: &mut HvQuery) -> Result<(), Errno> {
     kernel.hypercall(OP_QUERY, query.as_mut_bytes())
 }
 
-pub(crate) fn register(kernel: &impl Kernel, gfn: u64, observer: u32) -> Result<(), Errno> {
+pub(crate) fn register(kernel: &impl Hypervisor, gfn: u64, observer: u32) -> Result<(), Errno> {
     kernel.hypercall(OP_REGISTER, HvRegister { gfn, observer, reserved: 0 }.as_mut_bytes())
 }
 
-pub(crate) fn unregister(kernel: &impl Kernel) -> Result<(), Errno> {
+pub(crate) fn unregister(kernel: &impl Hypervisor) -> Result<(), Errno> {
     kernel.hypercall(OP_UNREGISTER, &mut [])
 }
 
 // Not inlined: the argument's 776 bytes need not be on the stack of every switch.
 #[inline(never)]
-pub(crate) fn load(kernel: &impl Kernel, config: &Config) -> Result<(), Errno> {
+pub(crate) fn load(kernel: &impl Hypervisor, config: &Config) -> Result<(), Errno> {
     let mut argument = HvLoad::default();
     argument.counters = config.encode(&mut argument.counter);
     let used = HvLoad::bytes(argument.counters as usize);
@@ -32,11 +32,11 @@ pub(crate) fn load(kernel: &impl Kernel, config: &Config) -> Result<(), Errno> {
     kernel.hypercall(OP_LOAD, bytes)
 }
 
-pub(crate) fn stop(kernel: &impl Kernel) -> Result<(), Errno> {
+pub(crate) fn stop(kernel: &impl Hypervisor) -> Result<(), Errno> {
     kernel.hypercall(OP_STOP, &mut [])
 }
 
-pub(crate) fn place(kernel: &impl Kernel, slot: PhysSlot) -> Result<HvPlace, Errno> {
+pub(crate) fn place(kernel: &impl Hypervisor, slot: PhysSlot) -> Result<HvPlace, Errno> {
     let mut place = HvPlace { slot: slot.index() as u32, ..HvPlace::default() };
     kernel.hypercall(OP_PLACE, place.as_mut_bytes())?;
     Ok(place)

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The vCPU of a restored machine, as C sees it.  What is called with it here touches nothing that
+//! code on the vCPU could be in the middle of, so a non-maskable interrupt may call it.
+
+#[cfg(doc)]
+use guest_kmod::restore::Restoration;
+use shared_abi::hypercall::HvQuery;
+
+use crate::{Host, VcpuObject};
+
+/// The vCPU can be interrupted from now on; see [`Restoration::begin`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_restore_begin(vcpu: &VcpuObject) {
+    vcpu.kernel.restoration.begin(&Host);
+}
+
+/// The vCPU was interrupted, and executes this; see [`Restoration::interrupted`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject, before: &HvQuery) -> bool {
+    // SAFETY: C frees a page only after it was taken back, and never the one that the object was
+    // made with; the page is changed only while nothing is registered, when it is not looked at.
+    let page = unsafe { &*vcpu.page.get() };
+    vcpu.kernel.restoration.interrupted(&Host, before, page)
+}
+
+/// See [`Restoration::wants_look`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_restore_wants_look(vcpu: &VcpuObject) -> bool {
+    vcpu.kernel.restoration.wants_look()
+}
+
+/// See [`Restoration::looks`].
+///
+/// # Safety
+///
+/// As the crate's documentation says, but that interrupts need not be disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_restore_looks(vcpu: &VcpuObject, before: &HvQuery) -> bool {
+    // SAFETY: the word is written on this vCPU only, by its hotplug, which waits for this work.
+    let online = unsafe { (*vcpu.vcpu.get()).is_online() };
+    vcpu.kernel.restoration.looks(&Host, before, online)
+}
+
+/// See [`Restoration::looked`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_restore_looked(vcpu: &VcpuObject) {
+    vcpu.kernel.restoration.looked();
+}

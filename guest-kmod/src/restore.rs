@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A vCPU whose guest was restored in the middle of anything
+//! (`docs/adr/0023-restored-guests-of-kvm-go-on-from-their-pages.md`).
+//!
+//! The hypervisor that is there now interrupts the vCPU before it executes anything else.  What is
+//! decided here is decided in that interrupt, which is not maskable: it finds the interrupted code
+//! at any place, perhaps between a hypercall and the note of its answer.  So everything that is
+//! kept in mind is a word of its own, and no state of the vCPU beside it is touched.
+
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, compiler_fence};
+
+use shared_abi::hypercall::{
+    HvQuery, HvRegister, OP_GO_ON, OP_LOAD, OP_QUERY, OP_REGISTER, OP_UNREGISTER,
+};
+use shared_abi::vcpu_page::{VCPU_EXECUTING, VCPU_REGISTERED};
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use shared_abi::{Errno, VcpuPage};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::hal::Hypervisor;
+use crate::handshake::handshake_again;
+
+/// What is kept in mind of one vCPU, so that it can go on after a restoration.
+#[derive(Debug, Default)]
+pub struct Restoration {
+    /// The frame that is registered, or was, or will be in a moment; 0 for none.
+    frame: AtomicU64,
+    /// For whom.
+    observer: AtomicU32,
+    /// Of the machine, on its host; 0 if it may not count.
+    machine: AtomicU64,
+    /// What the page said when the vCPU was last interrupted, and which one it was.
+    seen_frame: AtomicU64,
+    seen_overflows: AtomicU64,
+    seen_flags: AtomicU32,
+    /// Why the vCPU could not go on from its page, as a negative number; 0 if it could.
+    refusal: AtomicI32,
+    /// Whether it may count is to be looked at anew, where the kernel may wait.
+    look: AtomicBool,
+}
+
+/// Whether a page that was registered, or was to be, is so after this answer.
+const fn is_kept(op: u32, answer: Result<(), Errno>) -> bool {
+    match (op, answer) {
+        (OP_REGISTER, answer) => answer.is_ok(),
+        (OP_UNREGISTER, Ok(()) | Err(Errno::NXIO)) => false,
+        _ => true,
+    }
+}
+
+impl Restoration {
+    /// Nothing is registered.
+    pub const fn new() -> Self {
+        Self {
+            frame: AtomicU64::new(0),
+            observer: AtomicU32::new(0),
+            machine: AtomicU64::new(0),
+            seen_frame: AtomicU64::new(0),
+            seen_overflows: AtomicU64::new(0),
+            seen_flags: AtomicU32::new(0),
+            refusal: AtomicI32::new(0),
+            look: AtomicBool::new(false),
+        }
+    }
+
+    /// Every hypercall of the vCPU, which notes what a restoration in its middle has to know.
+    ///
+    /// # Errors
+    ///
+    /// The hypervisor's; where a load finds no page because the vCPU could not go on from it, why.
+    pub fn hypercall(
+        &self,
+        hypervisor: &impl Hypervisor,
+        op: u32,
+        argument: &mut [u8],
+    ) -> Result<(), Errno> {
+        if op == OP_REGISTER
+            && let Ok(wanted) = HvRegister::read_from_bytes(argument)
+        {
+            self.observer.store(wanted.observer, Relaxed);
+            self.frame.store(wanted.gfn, Relaxed);
+        }
+        // The interrupt comes before the hypercall, or after it: it finds the note all the same.
+        compiler_fence(SeqCst);
+        let answer = hypervisor.hypercall(op, argument);
+        compiler_fence(SeqCst);
+        if !is_kept(op, answer) {
+            self.frame.store(0, Relaxed);
+        }
+        match answer {
+            Err(Errno::NXIO) if op == OP_LOAD => Err(self.refused().unwrap_or(Errno::NXIO)),
+            answer => answer,
+        }
+    }
+
+    /// From now on the vCPU can be interrupted: this is the machine that it belongs to.
+    pub fn begin(&self, hypervisor: &impl Hypervisor) {
+        self.asks_machine(hypervisor);
+    }
+
+    /// The vCPU was interrupted, and `page` is the one that was registered last.  Gives whether the
+    /// driver has done so; if not, somebody else may be meant.  `before` is the answer of the first
+    /// handshake.
+    pub fn interrupted(
+        &self,
+        hypervisor: &impl Hypervisor,
+        before: &HvQuery,
+        page: &VcpuPage,
+    ) -> bool {
+        if self.was_left(page) {
+            self.go_on(hypervisor, before, page);
+            return true;
+        }
+        if self.says_more(page) {
+            return true;
+        }
+        let moved = self.asks_machine(hypervisor);
+        if moved {
+            self.look.store(true, Relaxed);
+        }
+        moved
+    }
+
+    /// Whether the kernel is to call [`Self::looks`] where it may wait.
+    pub fn wants_look(&self) -> bool {
+        self.look.load(Relaxed)
+    }
+
+    /// The kernel looks whether the vCPU, which is or is not `online`, may count.  Gives whether it
+    /// is to register its page anew; [`Self::looked`] follows then.
+    pub fn looks(&self, hypervisor: &impl Hypervisor, before: &HvQuery, online: bool) -> bool {
+        self.look.store(false, Relaxed);
+        !online || self.refused().is_some() || handshake_again(hypervisor, before).is_err()
+    }
+
+    /// The page has been registered anew, or refused.
+    pub fn looked(&self) {
+        self.refusal.store(0, Relaxed);
+    }
+
+    fn refused(&self) -> Option<Errno> {
+        match self.refusal.load(Relaxed) {
+            0 => None,
+            error => Some(Errno(error.wrapping_neg())),
+        }
+    }
+
+    /// Whether the hypervisor that published in the page is beneath this vCPU no more: while it
+    /// executes, its hypervisor says so there.
+    fn was_left(&self, page: &VcpuPage) -> bool {
+        let flags = page.flags.load(Relaxed);
+        self.frame.load(Relaxed) != 0
+            && flags & (VCPU_REGISTERED | VCPU_EXECUTING) == VCPU_REGISTERED
+    }
+
+    /// Has the hypervisor that is here now count on from what the page says, before the interrupted
+    /// code looks at anything: it finds its counters as they were, whatever it was about to do.
+    fn go_on(&self, hypervisor: &impl Hypervisor, before: &HvQuery, page: &VcpuPage) {
+        let went_on = handshake_again(hypervisor, before).and_then(|()| {
+            let (gfn, observer) = (self.frame.load(Relaxed), self.observer.load(Relaxed));
+            let mut wanted = HvRegister { gfn, observer, reserved: 0 };
+            hypervisor.hypercall(OP_GO_ON, wanted.as_mut_bytes())
+        });
+        self.asks_machine(hypervisor);
+        if let Err(errno) = went_on {
+            take_for_forbidden(page);
+            self.refusal.store(errno.to_return(), Relaxed);
+            self.look.store(true, Relaxed);
+        }
+    }
+
+    /// Whether the page says something that it did not say at the last interrupt.
+    fn says_more(&self, page: &VcpuPage) -> bool {
+        let frame = self.frame.load(Relaxed);
+        if frame == 0 {
+            return false;
+        }
+        let (overflows, flags) = (page.overflows.load(Relaxed), page.flags.load(Relaxed));
+        let other_frame = self.seen_frame.swap(frame, Relaxed) != frame;
+        let other_overflows = self.seen_overflows.swap(overflows, Relaxed) != overflows;
+        let other_flags = self.seen_flags.swap(flags, Relaxed) != flags;
+        other_frame || other_overflows || other_flags
+    }
+
+    /// Whether this is another machine, or one that may count, since that was last asked.
+    fn asks_machine(&self, hypervisor: &impl Hypervisor) -> bool {
+        let mut now = HvQuery {
+            abi_major: u32::from(ABI_MAJOR),
+            abi_minor: u32::from(ABI_MINOR),
+            ..HvQuery::default()
+        };
+        let asked = hypervisor.hypercall(OP_QUERY, now.as_mut_bytes());
+        let machine = asked.map_or(0, |()| now.machine);
+        self.machine.swap(machine, Relaxed) != machine
+    }
+}
+
+/// Nobody counts for this vCPU any more, as if the host had forbidden it: the kernel writes in the
+/// hypervisor's place, which publishes there no more.
+fn take_for_forbidden(page: &VcpuPage) {
+    let _guard = page.seq.write(&mut page.seq.writes());
+    page.flags.store(VCPU_REGISTERED, Relaxed);
+    page.loaded.store(0, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use core::cell::{Cell, RefCell};
+    use shared_abi::PmuCaps;
+    use shared_abi::WireCaps;
+    use shared_abi::hypercall::{FEATURE_ENABLED, OP_STOP};
+    use shared_abi::vcpu_page::VCPU_DIRECT;
+    use std::vec;
+    use std::vec::Vec;
+
+    const EXECUTING: u32 = VCPU_REGISTERED | VCPU_DIRECT | VCPU_EXECUTING;
+    const LEFT: u32 = VCPU_REGISTERED | VCPU_DIRECT;
+
+    /// A hypervisor that answers as it is told to.
+    struct Host {
+        machine: Cell<u64>,
+        refuses: Cell<Option<(u32, Errno)>>,
+        asked: RefCell<Vec<(u32, Vec<u8>)>>,
+    }
+
+    impl Hypervisor for Host {
+        fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+            self.asked.borrow_mut().push((op, argument.to_vec()));
+            if let Some((_, errno)) = self.refuses.get().filter(|(refused, _)| *refused == op) {
+                return Err(errno);
+            }
+            if op == OP_QUERY {
+                argument.copy_from_slice(self.answer().as_bytes());
+            }
+            Ok(())
+        }
+    }
+
+    impl Host {
+        fn new() -> Self {
+            Self { machine: Cell::new(31), refuses: Cell::new(None), asked: RefCell::default() }
+        }
+
+        fn answer(&self) -> HvQuery {
+            let caps: PmuCaps = crate::testing::Machine::caps();
+            HvQuery {
+                abi_major: u32::from(ABI_MAJOR),
+                machine: self.machine.get(),
+                caps: WireCaps::from(&caps),
+                features: FEATURE_ENABLED,
+                ..HvQuery::default()
+            }
+        }
+
+        /// The operations since the last time, without those that only ask.
+        fn take(&self) -> Vec<u32> {
+            let asked = self.asked.take();
+            asked.into_iter().map(|(op, _)| op).filter(|op| *op != OP_QUERY).collect()
+        }
+    }
+
+    fn page(flags: u32, overflows: u64) -> VcpuPage {
+        let page = VcpuPage::default();
+        page.flags.store(flags, Relaxed);
+        page.overflows.store(overflows, Relaxed);
+        page
+    }
+
+    /// A vCPU of a machine on that host.
+    struct On<'a> {
+        host: &'a Host,
+        restoration: Restoration,
+    }
+
+    impl<'a> On<'a> {
+        fn new(host: &'a Host) -> Self {
+            Self { host, restoration: Restoration::new() }
+        }
+
+        fn begin(&self) {
+            self.restoration.begin(self.host);
+        }
+
+        fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+            self.restoration.hypercall(self.host, op, argument)
+        }
+
+        fn interrupted(&self, before: &HvQuery, page: &VcpuPage) -> bool {
+            self.restoration.interrupted(self.host, before, page)
+        }
+
+        fn looks(&self, before: &HvQuery, online: bool) -> bool {
+            self.restoration.looks(self.host, before, online)
+        }
+    }
+
+    fn register(vcpu: &On<'_>, gfn: u64, observer: u32) -> Result<(), Errno> {
+        let mut wanted = HvRegister { gfn, observer, reserved: 0 };
+        vcpu.hypercall(OP_REGISTER, wanted.as_mut_bytes())
+    }
+
+    #[test]
+    fn a_vcpu_that_was_left_goes_on_from_the_page_that_was_registered() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        vcpu.begin();
+        let page = page(LEFT, 3);
+        for (gfn, observer) in [(0x55, 4), (0x56, 9)] {
+            register(&vcpu, gfn, observer).unwrap();
+            host.take();
+            host.machine.set(host.machine.get() + 1);
+            assert!(vcpu.interrupted(&host.answer(), &page));
+            let asked = host.asked.take();
+            let (_, bytes) = asked.iter().find(|(op, _)| *op == OP_GO_ON).unwrap();
+            let wanted = HvRegister::read_from_bytes(bytes).unwrap();
+            assert_eq!((wanted.gfn, wanted.observer), (gfn, observer));
+            assert!(!vcpu.restoration.wants_look());
+            assert_eq!(page.flags.load(Relaxed), LEFT, "the hypervisor writes there");
+        }
+    }
+
+    #[test]
+    fn one_whose_hypervisor_is_there_still_does_not() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        vcpu.begin();
+        let page = page(EXECUTING, 3);
+        assert!(!vcpu.interrupted(&host.answer(), &page), "nothing is registered");
+        register(&vcpu, 0x55, 4).unwrap();
+        assert!(vcpu.interrupted(&host.answer(), &page), "the page is new");
+        for overflows in [4, 5] {
+            assert!(!vcpu.interrupted(&host.answer(), &page), "somebody else's interrupt");
+            page.overflows.store(overflows, Relaxed);
+            assert!(vcpu.interrupted(&host.answer(), &page));
+        }
+        page.flags.store(VCPU_REGISTERED | VCPU_EXECUTING, Relaxed);
+        assert!(vcpu.interrupted(&host.answer(), &page), "the host forbids");
+        assert!(!vcpu.interrupted(&host.answer(), &page));
+        register(&vcpu, 0x56, 5).unwrap();
+        assert!(vcpu.interrupted(&host.answer(), &page), "another page");
+        assert!(!host.take().contains(&OP_GO_ON));
+        assert!(!vcpu.restoration.wants_look());
+    }
+
+    #[test]
+    fn an_interrupt_between_a_hypercall_and_its_note_finds_the_page() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        let left = page(LEFT, 0);
+        let goes_on = || {
+            host.take();
+            vcpu.interrupted(&host.answer(), &left);
+            host.take().contains(&OP_GO_ON)
+        };
+        assert!(!goes_on());
+        host.refuses.set(Some((OP_REGISTER, Errno::PERM)));
+        register(&vcpu, 0x55, 4).unwrap_err();
+        assert!(!goes_on(), "it was not registered");
+        host.refuses.set(None);
+        register(&vcpu, 0x55, 4).unwrap();
+        host.refuses.set(Some((OP_UNREGISTER, Errno::INVAL)));
+        vcpu.hypercall(OP_UNREGISTER, &mut []).unwrap_err();
+        host.refuses.set(None);
+        vcpu.hypercall(OP_STOP, &mut []).unwrap();
+        host.take();
+        assert!(vcpu.interrupted(&host.answer(), &left));
+        assert_eq!(host.take(), vec![OP_GO_ON], "the hypervisor has kept it");
+        for refused in [None, Some((OP_UNREGISTER, Errno::NXIO))] {
+            host.refuses.set(None);
+            register(&vcpu, 0x55, 4).unwrap();
+            host.refuses.set(refused);
+            let _ = vcpu.hypercall(OP_UNREGISTER, &mut []);
+            assert!(!goes_on(), "it was taken back: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_not_go_on_is_taken_for_forbidden_and_looked_at_again() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        let page = page(LEFT, 3);
+        page.loaded.store(0b11, Relaxed);
+        register(&vcpu, 0x55, 4).unwrap();
+        for errno in [Errno::PERM, Errno::NOSYS] {
+            page.flags.store(LEFT, Relaxed);
+            host.refuses.set(Some((OP_GO_ON, errno)));
+            let before = page.seq.stamp();
+            assert!(vcpu.interrupted(&host.answer(), &page));
+            assert!(!page.seq.is_valid(before), "a read that was interrupted starts over");
+            assert!(page.seq.is_valid(page.seq.stamp()), "and ends");
+            assert_eq!(page.flags.load(Relaxed), VCPU_REGISTERED);
+            assert_eq!(page.loaded.load(Relaxed), 0);
+            assert!(vcpu.restoration.wants_look());
+            host.refuses.set(Some((OP_LOAD, Errno::NXIO)));
+            assert_eq!(vcpu.hypercall(OP_LOAD, &mut []), Err(errno), "why the page was lost");
+            host.refuses.set(None);
+            assert!(vcpu.looks(&host.answer(), true), "the page is registered anew");
+            assert!(!vcpu.restoration.wants_look());
+            vcpu.restoration.looked();
+            assert!(!vcpu.looks(&host.answer(), true));
+            host.refuses.set(Some((OP_LOAD, Errno::NXIO)));
+            assert_eq!(vcpu.hypercall(OP_LOAD, &mut []), Err(Errno::NXIO));
+        }
+    }
+
+    #[test]
+    fn a_page_that_was_being_written_when_its_hypervisor_left_is_readable_again() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        let page = page(LEFT, 3);
+        core::mem::forget(page.seq.write(&mut 6));
+        register(&vcpu, 0x55, 4).unwrap();
+        host.refuses.set(Some((OP_GO_ON, Errno::PERM)));
+        assert!(vcpu.interrupted(&host.answer(), &page));
+        assert!(page.seq.is_valid(page.seq.stamp()));
+        assert_eq!(page.seq.writes(), 8);
+    }
+
+    #[test]
+    fn a_vcpu_without_a_page_knows_another_machine() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        vcpu.begin();
+        let nobody = page(0, 0);
+        let before = host.answer();
+        for machine in [32, 33] {
+            assert!(!vcpu.interrupted(&before, &nobody));
+            host.machine.set(machine);
+            assert!(vcpu.interrupted(&before, &nobody));
+            assert!(vcpu.restoration.wants_look());
+            assert!(!vcpu.looks(&before, true), "it may count");
+            vcpu.restoration.looked();
+        }
+        host.refuses.set(Some((OP_QUERY, Errno::NOSYS)));
+        assert!(vcpu.interrupted(&before, &nobody), "no driver is there");
+        assert!(vcpu.looks(&before, true));
+        vcpu.restoration.looked();
+        assert!(!vcpu.interrupted(&before, &nobody));
+        host.refuses.set(None);
+        assert!(vcpu.interrupted(&before, &nobody), "it is allowed again");
+        assert!(vcpu.looks(&before, false), "a vCPU that was refused comes online");
+    }
+}

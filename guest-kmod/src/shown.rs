@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! To whom a vCPU's counters are shown, and when that has to end.
+//!
+//! What a vCPU counts can be seen in the page that is registered with it, and by reading counters
+//! directly.  So at most one observer's page is registered at a time, and only while nothing
+//! executes there that this observer may not look into.  The rule is [`Shown::may_execute`]; the
+//! kernel asks it at each switch of threads and when a program is executed, and takes the page back
+//! if the answer is no.
+//!
+//! perf's events are counted where no thread of their user has counters, too.  They have a page of
+//! their own there, which nobody maps.  It is shown for one subject at a time all the same, because
+//! counters can be read directly while it is registered.
+
+use shared_abi::Errno;
+
+use crate::hal::Kernel;
+use crate::vcpu::{Cpu, Vcpu};
+
+/// [`Subject::kind`]: a program that other programs of its user may look into.
+pub const SUBJECT_OPEN: u32 = 0;
+/// [`Subject::kind`]: a program that is nobody's to look into, as set-uid programs are.
+pub const SUBJECT_GUARDED: u32 = 1;
+/// [`Subject::kind`]: a thread of the kernel, which executes no program.
+pub const SUBJECT_KERNEL: u32 = 2;
+
+/// Who executes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Subject {
+    /// The container that it is in, told from others by its namespace of process numbers.
+    pub container: u64,
+    /// Its effective user.
+    pub uid: u32,
+    /// One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
+    pub kind: u32,
+}
+
+/// Who has a page of this vCPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Observer {
+    /// The container that its threads are in.
+    pub container: u64,
+    /// The effective user of its threads.
+    pub uid: u32,
+    /// By what the hypervisor tells it from others; not 0.
+    pub number: u32,
+    /// Whether it may look into the kernel.
+    pub sees_kernel: bool,
+}
+
+/// What is registered with a vCPU.  Only that vCPU writes it, with interrupts disabled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Shown {
+    /// The container of those who may execute meanwhile.
+    pub container: u64,
+    /// Their effective user.
+    pub uid: u32,
+    /// By what the hypervisor knows whose page it is; 0 if none is registered.
+    pub number: u32,
+    /// What is loaded counts in kernel mode, and the observer may not look into the kernel.
+    pub hides_kernel: bool,
+}
+
+/// [`Shown::uid`] that no process has: perf's page is shown for a program that nobody may look
+/// into, so everything else makes that end.
+const NO_UID: u32 = u32::MAX;
+
+impl Shown {
+    /// Whether this may execute while the page is registered.
+    pub fn may_execute(&self, next: &Subject) -> bool {
+        match next.kind {
+            _ if self.number == 0 => true,
+            SUBJECT_KERNEL => !self.hides_kernel,
+            SUBJECT_OPEN => self.uid == next.uid && self.container == next.container,
+            _ => false,
+        }
+    }
+}
+
+impl Observer {
+    /// Whether a program that is executed now may go on to be counted for this observer, who may
+    /// look into programs of its own user only.
+    pub fn may_see(&self, program: &Subject) -> bool {
+        program.kind == SUBJECT_OPEN
+            && (self.uid, self.container) == (program.uid, program.container)
+    }
+}
+
+/// What is known of pages beside what is registered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pages {
+    pub(crate) shown: Shown,
+    sees_kernel: bool,
+    /// The page that is registered is perf's.
+    is_perfs: bool,
+    /// perf's events here that count whoever executes.
+    wide: u32,
+    /// For whom perf's page was registered last, and by what number.
+    perf: Option<(Subject, u32)>,
+}
+
+impl Pages {
+    /// Nothing is registered.
+    pub(crate) fn clear(&mut self) {
+        (self.shown, self.sees_kernel, self.is_perfs) = (Shown::default(), false, false);
+    }
+
+    /// This is loaded from now on.
+    pub(crate) fn loaded(&mut self, counts_kernel: bool) {
+        self.shown.hides_kernel = counts_kernel && !self.sees_kernel;
+    }
+
+    /// Whether what is registered may show what perf counts of this subject.
+    fn is_for(&self, subject: &Subject) -> bool {
+        let for_perf = self.is_perfs && self.perf.is_some_and(|(last, _)| last == *subject);
+        let open = Subject { kind: SUBJECT_OPEN, ..*subject };
+        for_perf || subject.kind != SUBJECT_GUARDED && self.shown.may_execute(&open)
+    }
+}
+
+/// What is to be done when somebody comes to execute who may not be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Nothing: what is registered stays.
+    Stay,
+    /// The page is taken back.
+    Hide,
+    /// perf's own page takes its place, because events here count whoever executes.
+    ShowPerfs,
+}
+
+impl Vcpu {
+    /// What is registered here.
+    pub fn shown(&self) -> &Shown {
+        &self.pages.shown
+    }
+
+    /// What has to happen before `next` executes here.  `own` is the observer of its counters, if
+    /// it has any that count: it shows what it does in that page itself.
+    pub fn leave_to(&self, next: &Subject, own: Option<u32>) -> Leave {
+        let pages = &self.pages;
+        let stays = pages.shown.may_execute(next) || own == Some(pages.shown.number);
+        match pages.wide {
+            _ if stays || self.counts_cpu_wide() => Leave::Stay,
+            0 => Leave::Hide,
+            _ if pages.is_perfs => Leave::Stay,
+            _ => Leave::ShowPerfs,
+        }
+    }
+
+    /// What has to happen if who executes here has become `present` without a switch: as at a
+    /// switch to it, but perf's events stay.
+    pub fn become_subject(&self, present: &Subject, own: Option<u32>) -> Leave {
+        match self.leave_to(present, own) {
+            Leave::Hide if !self.events.is_empty() => Leave::ShowPerfs,
+            leave => leave,
+        }
+    }
+
+    /// Whether an event of perf's needs perf's page registered here: unless what is registered may
+    /// show it.  `own` is the observer of the present thread's counters, which may be running.
+    pub fn event_needs_page(&self, current: &Subject, own: Option<u32>, wide: bool) -> bool {
+        let number = self.pages.shown.number;
+        let fits = wide || self.pages.wide > 0 || self.pages.is_for(current);
+        number == 0 || !(fits || own == Some(number))
+    }
+
+    /// One more of perf's events here counts whoever executes.
+    pub fn wide_event_comes(&mut self) {
+        self.pages.wide = self.pages.wide.saturating_add(1);
+    }
+
+    /// An event of perf's goes, which did or did not count whoever executes.  Gives whether the
+    /// page has to be taken back, because it is not shown for who is here now.
+    pub fn event_goes(&mut self, current: &Subject, wide: bool) -> bool {
+        let pages = &mut self.pages;
+        pages.wide = pages.wide.saturating_sub(wide.into());
+        pages.is_perfs && pages.wide == 0 && !pages.is_for(current)
+    }
+}
+
+impl<K: Kernel> Cpu<'_, K> {
+    /// The vCPU comes online: a page is registered on trial, and taken back, because a refusal is
+    /// to be known before anybody counts.
+    ///
+    /// # Errors
+    ///
+    /// Those of the hypercalls; nobody may count here then, for this reason.
+    pub fn come_online(&mut self, gfn: u64, number: u32) -> Result<(), Errno> {
+        let tried = self.register(gfn, number).and_then(|()| self.unregister());
+        tried.inspect_err(|errno| self.refuse(*errno))
+    }
+
+    /// Whether a page may be registered here.  What was registered is taken back then.
+    ///
+    /// # Errors
+    ///
+    /// Why nobody may count here; `BUSY` the CPU counts whatever executes there.  Those of taking
+    /// back what is registered: whoever wanted another page must not count in that one.
+    pub fn make_room(&mut self) -> Result<(), Errno> {
+        self.vcpu.may_show()?;
+        self.unregister().inspect_err(|errno| self.vcpu.fail(*errno))
+    }
+
+    /// Registers the page of an observer, which is frame `gfn`, after [`Self::make_room`].
+    ///
+    /// # Errors
+    ///
+    /// Those of the hypercall.
+    pub fn show(&mut self, gfn: u64, observer: &Observer) -> Result<(), Errno> {
+        self.register(gfn, observer.number)?;
+        let Observer { container, uid, number, sees_kernel } = *observer;
+        let pages = &mut self.vcpu.pages;
+        pages.shown = Shown { container, uid, number, ..Shown::default() };
+        pages.sees_kernel = sees_kernel;
+        self.vcpu.judge_kernel();
+        Ok(())
+    }
+
+    /// Registers perf's page, which is frame `gfn`, for this subject, after [`Self::make_room`].
+    /// The hypervisor clears what another subject has counted, since `fresh` is a number that
+    /// nobody has had.
+    ///
+    /// # Errors
+    ///
+    /// Those of the hypercall.
+    pub fn show_perfs(&mut self, gfn: u64, subject: &Subject, fresh: u32) -> Result<(), Errno> {
+        let open = subject.kind != SUBJECT_GUARDED;
+        let before = self.vcpu.pages.perf.filter(|(last, _)| last == subject && open);
+        let number = before.map_or(fresh, |(_, number)| number);
+        let Subject { container, uid, .. } = *subject;
+        let uid = if open { uid } else { NO_UID };
+        self.show(gfn, &Observer { container, uid, number, sees_kernel: false })?;
+        let pages = &mut self.vcpu.pages;
+        (pages.is_perfs, pages.perf) = (true, Some((*subject, number)));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use crate::perf::EventConfig;
+    use crate::testing::{INSTRUCTIONS, Machine, counter};
+    use shared_abi::Config;
+    use shared_abi::arch::{EVNTSEL_OS, EVNTSEL_USR};
+    use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_UNREGISTER};
+    use std::vec;
+
+    const GFN: u64 = 0x77;
+    const ALICE: Observer = Observer { container: 0x100, uid: 1001, number: 7, sees_kernel: false };
+    const ROOT: Observer = Observer { container: 0x100, uid: 0, number: 8, sees_kernel: true };
+
+    fn program(uid: u32) -> Subject {
+        Subject { container: 0x100, uid, kind: SUBJECT_OPEN }
+    }
+
+    fn guarded(uid: u32) -> Subject {
+        Subject { kind: SUBJECT_GUARDED, ..program(uid) }
+    }
+
+    const KERNEL: Subject = Subject { container: 0x100, uid: 0, kind: SUBJECT_KERNEL };
+
+    impl Machine {
+        fn show(&self, observer: &Observer) {
+            self.on(0, |cpu| cpu.make_room().and_then(|()| cpu.show(GFN, observer))).unwrap();
+        }
+
+        fn show_perfs(&self, subject: &Subject, fresh: u32) {
+            self.on(0, |cpu| {
+                cpu.make_room().and_then(|()| cpu.show_perfs(GFN, subject, fresh)).unwrap();
+            });
+        }
+
+        fn shown(&self) -> Shown {
+            self.on(0, |cpu| *cpu.vcpu.shown())
+        }
+
+        fn leave_to(&self, next: &Subject) -> Leave {
+            self.on(0, |cpu| cpu.vcpu.leave_to(next, None))
+        }
+
+        fn load(&self, evntsel: u64) {
+            let config = Config::new(&Self::caps(), &[counter(0, evntsel)]).unwrap();
+            self.on(0, |cpu| cpu.load(&config)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_page_stays_for_open_programs_of_its_user_and_nobody_else() {
+        let machine = Machine::new();
+        machine.show(&ALICE);
+        for _ in 0..2 {
+            assert_eq!(machine.leave_to(&program(1001)), Leave::Stay);
+            assert_eq!(machine.leave_to(&KERNEL), Leave::Stay, "it counts user mode at most");
+            assert_eq!(machine.leave_to(&program(1002)), Leave::Hide, "another user");
+            assert_eq!(machine.leave_to(&program(0)), Leave::Hide, "root is another user, too");
+            assert_eq!(machine.leave_to(&guarded(1001)), Leave::Hide, "has rights of its own");
+            let elsewhere = Subject { container: 0x200, ..program(1001) };
+            assert_eq!(machine.leave_to(&elsewhere), Leave::Hide, "in another container");
+        }
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        assert_eq!(machine.leave_to(&program(1002)), Leave::Stay, "nothing is registered");
+    }
+
+    #[test]
+    fn a_thread_shows_what_it_counts_itself_whatever_it_has_become() {
+        let machine = Machine::new();
+        machine.show(&ALICE);
+        let leave = |own| machine.on(0, |cpu| cpu.vcpu.leave_to(&guarded(1002), own));
+        assert_eq!(leave(Some(ALICE.number)), Leave::Stay);
+        assert_eq!(leave(Some(ROOT.number)), Leave::Hide);
+        assert_eq!(leave(None), Leave::Hide);
+    }
+
+    #[test]
+    fn a_program_goes_on_being_counted_for_who_may_look_into_it() {
+        assert!(ALICE.may_see(&program(1001)));
+        assert!(!ALICE.may_see(&guarded(1001)), "set-group-id, say");
+        assert!(!ALICE.may_see(&program(1002)), "it took another user first");
+        assert!(!ALICE.may_see(&Subject { container: 0x200, ..program(1001) }));
+        assert!(!ALICE.may_see(&Subject { kind: SUBJECT_KERNEL, ..program(1001) }));
+    }
+
+    #[test]
+    fn the_kernels_threads_are_hidden_from_who_may_not_look_into_the_kernel() {
+        let machine = Machine::new();
+        for observer in [ALICE, ROOT] {
+            machine.show(&observer);
+            machine.load(INSTRUCTIONS);
+            assert_eq!(machine.leave_to(&KERNEL), Leave::Stay);
+            machine.load(INSTRUCTIONS | EVNTSEL_OS);
+            let leave = if observer.sees_kernel { Leave::Stay } else { Leave::Hide };
+            assert_eq!(machine.leave_to(&KERNEL), leave);
+            machine.load(INSTRUCTIONS);
+            assert_eq!(machine.leave_to(&KERNEL), Leave::Stay);
+        }
+    }
+
+    #[test]
+    fn one_page_follows_another_only_when_that_is_back() {
+        let machine = Machine::new();
+        machine.show(&ALICE);
+        machine.take_hypercalls();
+        machine.show(&ROOT);
+        assert_eq!(machine.take_hypercalls(), vec![(0, OP_UNREGISTER), (0, OP_REGISTER)]);
+        assert_eq!(machine.shown().number, ROOT.number);
+        machine.refuse(Some(Errno::NODEV));
+        let room = machine.on(0, |cpu| cpu.make_room());
+        machine.refuse(None);
+        assert_eq!(room, Err(Errno::NODEV));
+        assert_eq!(machine.shown().number, ROOT.number, "the hypervisor may have it still");
+        let thread = machine.thread();
+        machine.take_hypercalls();
+        let control = crate::testing::control(&[counter(0, INSTRUCTIONS)]);
+        assert_eq!(thread.control(&control), Err(Errno::NODEV), "nobody counts in another's page");
+        assert!(!machine.take_hypercalls().contains(&(0, OP_LOAD)));
+        machine.show(&ALICE);
+        thread.control(&control).unwrap();
+    }
+
+    #[test]
+    fn no_page_is_registered_where_the_vcpu_is_offline_or_counts_cpu_wide() {
+        let machine = Machine::new();
+        machine.on(0, |cpu| {
+            cpu.go_offline().unwrap();
+            assert!(!cpu.vcpu.is_online());
+            assert_eq!(cpu.make_room(), Err(Errno::NXIO));
+            cpu.come_online(GFN, 5).unwrap();
+            assert!(cpu.vcpu.is_online());
+            assert_eq!(cpu.vcpu.shown().number, 0, "on trial only");
+            cpu.make_room().unwrap();
+            cpu.show(GFN, &ROOT).unwrap();
+            cpu.close_gate(true);
+            assert_eq!(cpu.make_room(), Err(Errno::BUSY));
+            assert_eq!(cpu.vcpu.leave_to(&program(1001), None), Leave::Stay, "whoever executes");
+            cpu.close_gate(false);
+            assert_eq!(cpu.vcpu.leave_to(&program(1001), None), Leave::Hide);
+            cpu.make_room().unwrap();
+        });
+        machine.refuse(Some(Errno::PERM));
+        assert_eq!(machine.on(0, |cpu| cpu.come_online(GFN, 6)), Err(Errno::PERM));
+        machine.refuse(None);
+        assert_eq!(machine.on(0, |cpu| cpu.make_room()), Err(Errno::PERM), "until it comes back");
+    }
+
+    #[test]
+    fn a_restored_vcpu_has_no_page_whatever_the_host_answers() {
+        let machine = Machine::new();
+        machine.show(&ALICE);
+        machine.refuse(Some(Errno::NOSYS));
+        machine.on(0, |cpu| cpu.forget_page());
+        machine.refuse(None);
+        assert_eq!(machine.shown(), Shown::default());
+        assert_eq!(machine.on(0, |cpu| cpu.make_room()), Err(Errno::NXIO));
+    }
+
+    #[test]
+    fn perfs_page_is_shown_for_one_subject_at_a_time() {
+        let machine = Machine::new();
+        let number = |subject: &Subject, fresh| {
+            machine.show_perfs(subject, fresh);
+            machine.shown().number
+        };
+        assert_eq!(number(&program(1001), 20), 20);
+        assert_eq!(machine.leave_to(&program(1001)), Leave::Stay);
+        assert_eq!(machine.leave_to(&program(1002)), Leave::Hide);
+        assert_eq!(number(&program(1001), 21), 20, "nobody else was here");
+        assert_eq!(number(&program(1002), 22), 22);
+        assert_eq!(number(&program(1001), 23), 23);
+        assert_eq!(number(&guarded(1001), 24), 24);
+        assert_eq!(machine.leave_to(&program(1001)), Leave::Hide, "it may not look into that one");
+        assert_eq!(machine.leave_to(&guarded(1001)), Leave::Hide, "nor may one of its kind");
+        assert_eq!(number(&guarded(1001), 25), 25, "it may be another program");
+    }
+
+    #[test]
+    fn an_event_takes_a_page_that_may_show_it_or_perfs() {
+        let machine = Machine::new();
+        let needs = |present: &Subject, own, wide| {
+            machine.on(0, |cpu| cpu.vcpu.event_needs_page(present, own, wide))
+        };
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        assert!(needs(&program(1001), None, false) && needs(&program(1001), None, true));
+        machine.show(&ALICE);
+        assert!(!needs(&program(1001), None, false));
+        assert!(!needs(&program(1002), None, true), "it counts whoever executes");
+        assert!(!needs(&guarded(1002), Some(ALICE.number), false), "counters are running there");
+        assert!(needs(&guarded(1001), None, false) && needs(&program(1002), None, false));
+        assert!(needs(&program(1002), Some(ROOT.number), false));
+        machine.show_perfs(&guarded(1001), 30);
+        assert!(!needs(&guarded(1001), None, false), "the next one of its group");
+        assert!(needs(&program(1001), None, false));
+    }
+
+    #[test]
+    fn an_event_goes_on_where_its_thread_becomes_another_users() {
+        let machine = Machine::new();
+        let becomes =
+            |subject| machine.on(0, |cpu| cpu.vcpu.become_subject(&program(subject), None));
+        machine.show_perfs(&program(0), 50);
+        assert_eq!(becomes(1001), Leave::Hide, "nothing is counted");
+        let caps = Machine::caps();
+        let wanted = EventConfig::new(&caps, 4, 0xc4, EVNTSEL_USR, false).unwrap();
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            let index = cpu.add_event(&wanted, None).unwrap();
+            cpu.start_event(index, 0, 0);
+            cpu.enable_events(None);
+        });
+        assert_eq!(becomes(0), Leave::Stay);
+        for (uid, branches) in [(1001, 30), (1002, 50)] {
+            machine.execute(0, 1_000, branches);
+            assert_eq!(becomes(uid), Leave::ShowPerfs);
+            assert_eq!(machine.leave_to(&program(uid)), Leave::Hide, "a switch takes it along");
+            machine.show_perfs(&program(uid), 51);
+            machine.execute(0, 1_000, 7);
+            let count = machine.on(0, |cpu| cpu.progress_of_event(0)).count;
+            assert_eq!(count, branches + 7);
+        }
+    }
+
+    #[test]
+    fn events_of_a_cpu_keep_perfs_page_and_the_last_one_gives_it_back() {
+        let machine = Machine::new();
+        machine.show(&ALICE);
+        machine.on(0, |cpu| cpu.vcpu.wide_event_comes());
+        assert_eq!(machine.leave_to(&program(1002)), Leave::ShowPerfs, "not in a user's page");
+        machine.show_perfs(&program(1002), 40);
+        assert_eq!(machine.leave_to(&program(1003)), Leave::Stay);
+        machine.on(0, |cpu| {
+            cpu.vcpu.wide_event_comes();
+            assert!(!cpu.vcpu.event_goes(&program(1003), true), "another one is here");
+            assert!(!cpu.vcpu.event_goes(&program(1003), false));
+            assert!(cpu.vcpu.event_goes(&program(1003), true));
+        });
+        machine.show_perfs(&program(1003), 41);
+        machine.on(0, |cpu| {
+            assert!(!cpu.vcpu.event_goes(&program(1003), false), "it is here itself");
+            assert!(cpu.vcpu.event_goes(&guarded(1003), false));
+        });
+        machine.show(&ALICE);
+        let goes = machine.on(0, |cpu| cpu.vcpu.event_goes(&program(1003), false));
+        assert!(!goes, "a user's page is not perf's to take back");
+    }
+}

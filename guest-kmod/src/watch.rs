@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! When the guest's switches of threads are watched, and what ends after that
+//! (`docs/adr/0014-switches-are-watched-on-demand.md`).
+//!
+//! Whoever may need a page registered is a *watcher*.  The first one has the watch begin before
+//! anything is registered.  When there are none any more, each CPU takes its page back, and after
+//! that the watch ends.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+
+/// Counters that nobody reads go on for so long, because programs that stop often start again soon:
+/// they find their configuration loaded, and no CPU is interrupted.  Unit: ms.
+pub const STOP_DELAY_MS: u32 = 100;
+
+/// Pages that nobody needs stay registered for so long, and users without counters keep theirs: at
+/// the end of the watch code is patched on all CPUs.  Unit: ms.
+pub const UNWATCH_DELAY_MS: u32 = 10_000;
+
+/// More users than this without counters do not keep their pages.
+const IDLE_USERS_MAX: u32 = 16;
+
+/// Whether switches are watched, and by how many.
+#[derive(Debug, Default)]
+pub struct Watch {
+    watchers: AtomicU32,
+    watching: AtomicBool,
+}
+
+impl Watch {
+    /// Switches are not watched.
+    pub const fn new() -> Self {
+        Self { watchers: AtomicU32::new(0), watching: AtomicBool::new(false) }
+    }
+
+    /// Whether the watch has to begin before somebody joins.  C holds its lock of the watch.
+    pub fn must_begin(&self) -> bool {
+        !self.watching.load(SeqCst)
+    }
+
+    /// Switches are watched from now on.  C holds its lock of the watch.
+    pub fn began(&self) {
+        self.watching.store(true, SeqCst);
+    }
+
+    /// Somebody may need pages registered from now on.  C holds its lock of the watch.
+    pub fn join(&self) {
+        self.watchers.fetch_add(1, SeqCst);
+    }
+
+    /// One of them does not any more.
+    pub fn leave(&self) {
+        self.watchers.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether a CPU is to take its page back: asked there, since somebody may have joined.
+    pub fn is_idle(&self) -> bool {
+        self.watchers.load(SeqCst) == 0
+    }
+
+    /// Whether the watch could end, once no page is registered.  C holds its lock of the watch.
+    pub fn may_end(&self) -> bool {
+        self.watching.load(SeqCst) && self.is_idle()
+    }
+
+    /// The watch ends if nobody has joined and no page is `shown`: one that the hypervisor refuses
+    /// to let go stays watched.  Gives whether it has ended.  C holds its lock of the watch.
+    pub fn end(&self, shown: bool) -> bool {
+        let ends = self.may_end() && !shown;
+        if ends {
+            self.watching.store(false, SeqCst);
+        }
+        ends
+    }
+}
+
+/// How long users keep their pages who have no counters any more, and are so many.  Unit: ms.
+pub const fn idle_users_delay_ms(users: u32) -> u32 {
+    if users > IDLE_USERS_MAX { 0 } else { UNWATCH_DELAY_MS }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_watch_lasts_while_somebody_needs_pages() {
+        let watch = Watch::new();
+        assert!(watch.must_begin() && !watch.may_end());
+        watch.began();
+        watch.join();
+        watch.join();
+        assert!(!watch.must_begin());
+        watch.leave();
+        assert!(!watch.is_idle() && !watch.may_end() && !watch.end(false));
+        watch.leave();
+        assert!(watch.is_idle() && watch.may_end());
+        assert!(!watch.end(true), "a page is registered still");
+        assert!(!watch.must_begin());
+        assert!(watch.end(false));
+        assert!(watch.must_begin(), "the next one begins it again");
+        assert!(!watch.end(false), "it has ended already");
+    }
+
+    #[test]
+    fn somebody_who_joins_in_time_keeps_the_watch() {
+        let watch = Watch::new();
+        watch.began();
+        watch.join();
+        watch.leave();
+        assert!(watch.may_end());
+        watch.join();
+        assert!(!watch.is_idle() && !watch.end(false) && !watch.must_begin());
+    }
+
+    #[test]
+    fn pages_of_many_users_are_given_back_at_once() {
+        assert_eq!(idle_users_delay_ms(1), UNWATCH_DELAY_MS);
+        assert_eq!(idle_users_delay_ms(IDLE_USERS_MAX), UNWATCH_DELAY_MS);
+        assert_eq!(idle_users_delay_ms(IDLE_USERS_MAX + 1), 0);
+    }
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Users of one guest: what the module's glue does so that each sees its own threads only, around
+//! the core's rules, and the rule that they are compared with.
+
+use guest_kmod::shown::{Leave, Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
+use shared_abi::Errno;
+
+use crate::frames::GFN_BASE;
+use crate::machine::{Level, Machine, ROOT};
+use crate::rng::Rng;
+use crate::shape::Kind;
+use crate::trace::Step;
+
+/// The observer for whom a page is registered on trial.
+pub const TRIAL: u32 = 100;
+
+/// All users here are in one container.
+const CONTAINER: u64 = 1;
+
+fn observer(user: usize) -> Observer {
+    let number = 1 + user as u32;
+    Observer { container: CONTAINER, uid: user as u32, number, sees_kernel: user == ROOT }
+}
+
+impl Machine {
+    /// Who executes if this thread does; the kernel's own, if it is none.
+    fn subject(&self, thread: Option<usize>) -> Subject {
+        let uid = thread.map_or(0, |thread| self.threads[thread].owner.get() as u32);
+        let kind = if thread.is_some() { SUBJECT_OPEN } else { SUBJECT_KERNEL };
+        Subject { container: CONTAINER, uid, kind }
+    }
+
+    fn counts(&self, thread: usize) -> bool {
+        self.threads[thread].counts.get()
+    }
+
+    /// A thread, or its tracer, has set its counters.  One that was stopped from elsewhere may be
+    /// in the middle of a read, which finds a page still.
+    pub fn note_counts(&self, thread: usize, itself: bool) {
+        let own = &self.threads[thread];
+        let counts = own.pmu.borrow().as_ref().is_some_and(|pmu| pmu.counts());
+        own.counts.set(counts || !itself && own.counts.get());
+    }
+
+    /// Has a user's page registered, unless it is already.
+    pub fn show(&self, index: usize, user: usize) {
+        let vcpu = &self.vcpus[index];
+        let wanted = observer(user);
+        if vcpu.module.borrow().shown().number == wanted.number {
+            return;
+        }
+        match self.on(index, |cpu| cpu.make_room()) {
+            Ok(()) => vcpu.shows.set(user),
+            // The vCPU is offline, or counts whatever executes there.
+            Err(Errno::NXIO | Errno::BUSY) => return,
+            Err(errno) => return self.check_refusal(vcpu.domain, "to take a page back", errno),
+        }
+        let gfn = GFN_BASE + self.page_number(index, user) as u64;
+        if let Err(errno) = self.on(index, |cpu| cpu.show(gfn, &wanted)) {
+            self.check_refusal(vcpu.domain, "to register", errno);
+        }
+    }
+
+    /// A thread is switched in: if anything of it is counted, its user's page is registered.
+    pub fn show_if_counting(&self, index: usize, thread: usize) {
+        if self.counts(thread) {
+            self.show(index, self.threads[thread].owner.get());
+        }
+    }
+
+    /// A vCPU's present thread leaves it to another one, or to none.  Gives whether that thread was
+    /// suspended, since the page was taken back.
+    pub fn leave_to(&self, index: usize, next: Option<usize>) -> bool {
+        let vcpu = &self.vcpus[index];
+        let subject = self.subject(next);
+        let counting = next.filter(|&next| self.counts(next));
+        let own = counting.map(|next| observer(self.threads[next].owner.get()).number);
+        if vcpu.module.borrow().leave_to(&subject, own) == Leave::Stay {
+            return false;
+        }
+        if let Some(prev) = vcpu.current.get() {
+            let page = &self.threads[prev].page;
+            self.on_thread(index, prev, |pmu, cpu| pmu.switch_out(page, cpu));
+            self.suspended(index, prev);
+            self.published(index, prev);
+        }
+        if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
+            self.check_refusal(vcpu.domain, "to take a page back", errno);
+        }
+        true
+    }
+
+    /// A thread is a user's when it begins; it may execute a program of another one's first, as
+    /// set-uid programs are, without a switch.
+    pub fn begin_as_somebody(&self, thread: usize) {
+        let own = &self.threads[thread];
+        if !self.shape.users || self.domains[own.domain].kind != Kind::Good {
+            return;
+        }
+        let rng = &mut Rng::new(own.rng.borrow_mut().next());
+        if rng.one_in(2) {
+            self.step(Step::Note("work"));
+            self.execute_as(thread, 1 - own.owner.get());
+            self.step(Step::Note("work"));
+        }
+    }
+
+    /// Whether a thread may find no page registered where it goes on to read: its host has
+    /// forbidden the domain while another page was, or none, and lets no page be registered since.
+    pub fn may_be_refused_pages(&self, thread: usize) -> bool {
+        let domain = &self.domains[self.threads[thread].domain];
+        let here = &self.vcpus[self.vcpu_here()];
+        domain.forbidden.get() > 0 && here.registered.borrow().is_none()
+    }
+
+    fn execute_as(&self, thread: usize, user: usize) {
+        self.in_kernel(|vcpu| {
+            self.threads[thread].owner.set(user);
+            self.leave_to(vcpu, Some(thread));
+        });
+    }
+
+    /// No user's page is registered while another user's thread executes, unless it counts whoever
+    /// executes.
+    pub fn check_isolation(&self, index: usize, thread: usize) {
+        let vcpu = &self.vcpus[index];
+        let own = &self.threads[thread];
+        let good = self.domains[own.domain].kind == Kind::Good && self.level() == Some(Level::User);
+        let registered = vcpu.registered.borrow();
+        let Some((_, page)) = registered.as_ref().filter(|_| good) else { return };
+        let user = page / self.vcpus.len();
+        if user != own.owner.get() && !vcpu.cpu_wide.counts.get() {
+            self.fail(format!("thread {thread} is seen by user {user} on vCPU {index}"));
+        }
+    }
+}

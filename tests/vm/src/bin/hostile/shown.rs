@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a user sees, on the CPU where it counts, of programs that it may execute but not look into;
+//! and what a mapping of the device gives beyond reading it.
+
+use std::fs::{self, Permissions};
+use std::io::pipe;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+use nix::sys::wait::{WaitStatus, waitpid};
+use perfctr::{Event, Provider, Session};
+use shared_abi::limits::MAX_SLOTS;
+use shared_abi::sync::Ordering::Relaxed;
+use vm_tests::map::{MapRequest, map};
+use vm_tests::raw::open_device;
+use vm_tests::stats::until_threads;
+use vm_tests::tally::Tally;
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, hide};
+
+use crate::Test;
+use crate::device::{self, USER, counting};
+use crate::policy::rdpmc_all;
+use crate::programs::{PREPARATION_MAX, SECRET, work};
+
+/// Who executes it is in its group, which has rights that the user lacks.
+const SET_GID: &str = "/run/set-gid";
+const OTHER_GROUP: u32 = 4343;
+/// Of root's.
+const SET_UID: &str = "/run/shown-set-uid";
+/// Executed by another user, it is nobody's to look into.
+const UNREADABLE: &str = "/run/shown-unreadable";
+
+/// All checks.
+pub fn run(tally: &mut Tally) -> Result<()> {
+    admit(0o660)?;
+    for (path, mode, group) in
+        [(SET_UID, 0o4755, 0), (UNREADABLE, 0o711, 0), (SET_GID, 0o2755, OTHER_GROUP)]
+    {
+        fs::copy("/proc/self/exe", path)?;
+        chown(path, Some(0), Some(group))?;
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    let checks: &[Test] = &[
+        ("a program of one's own is counted where nobody interrupts it", own_is_seen),
+        ("a set-uid program is not seen on the CPU where its user counts", || unseen(SET_UID)),
+        ("a set-gid program is not seen there", || unseen(SET_GID)),
+        ("an unreadable program is not seen there", || unseen(UNREADABLE)),
+        ("a program that hides from its user's others is not seen there", hidden_is_unseen),
+        ("a mapping is no memory of the process", maps_take_no_memory),
+        ("no reference to a page can be taken from a mapping", nothing_to_splice),
+    ];
+    for (name, check) in checks {
+        let outcome = as_user(NOBODY, *check).and_then(|()| until_threads(0));
+        tally.check(name, outcome.map_err(|error| format!("{error:#}")));
+    }
+    let checks: &[Test] = &[
+        ("counters of root's end where root has another user execute", ends_with_another_user),
+        ("a descriptor that root passes on is not mapped", not_mapped_by_another_user),
+    ];
+    for (name, check) in checks {
+        let outcome = check().and_then(|()| until_threads(0));
+        tally.check(name, outcome.map_err(|error| format!("{error:#}")));
+    }
+    Ok(())
+}
+
+/// What a user sees of this vCPU: its page's sums, and the counters themselves.
+fn numbers(session: &Session, cpu: usize) -> Result<Vec<u64>> {
+    let page = session.vcpu_page(cpu as u32).context("the vCPU has no page")?;
+    let sums = (0..MAX_SLOTS).map(|slot| page.slots[slot].sum.load(Relaxed));
+    Ok(sums.chain(rdpmc_all()).collect())
+}
+
+/// By how much the number that moved most did, while the process waited for a child that did this
+/// on the same CPU.  The counters are as wide as 48 bits.
+fn most_moved(act: impl FnOnce() -> Result<()>, code: i32) -> Result<u64> {
+    let cpu = *cpus()?.first().context("there is no CPU")?;
+    run_on(SELF, &[cpu])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS.user()])?;
+    let before = numbers(&session, cpu)?;
+    let child = Child::fork(act)?;
+    let status = waitpid(child.pid, None)?;
+    let after = numbers(&session, cpu)?;
+    ensure!(status == WaitStatus::Exited(child.pid, code), "the program ended so: {status:?}");
+    let moved = before.iter().zip(&after).map(|(before, after)| after.wrapping_sub(*before) << 16);
+    // Cleared counters go backwards.
+    let forwards = moved.filter(|moved| *moved < 1 << 63).map(|moved| moved >> 16);
+    forwards.max().context("nothing is counted")
+}
+
+/// That this is how a program would be seen.
+fn own_is_seen() -> Result<()> {
+    let moved = most_moved(
+        || {
+            SECRET.execute(&mut 0);
+            Ok(())
+        },
+        0,
+    )?;
+    let executed = SECRET.instructions();
+    ensure!(moved >= executed, "{moved} events are seen of {executed}");
+    Ok(())
+}
+
+fn unseen(path: &'static str) -> Result<()> {
+    let code = if path == SET_UID { 0 } else { 1 };
+    let moved = most_moved(|| Err(Command::new(path).arg("work").exec().into()), code)?;
+    ensure!(moved < PREPARATION_MAX, "{moved} events of the program are seen");
+    Ok(())
+}
+
+/// It gives up its CPU after it has hidden, as whoever waits for anything does.
+fn hidden_is_unseen() -> Result<()> {
+    let hide_and_work = || {
+        hide()?;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        work()
+    };
+    let moved = most_moved(hide_and_work, 1)?;
+    ensure!(moved < PREPARATION_MAX, "{moved} events of the program are seen");
+    Ok(())
+}
+
+/// Kilobytes of memory that this process has, by a line of its status.
+fn resident(kind: &str) -> Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find(|line| line.starts_with(kind)).context(kind.to_owned())?;
+    Ok(line.split_whitespace().nth(1).context("no number")?.parse()?)
+}
+
+fn maps_take_no_memory() -> Result<()> {
+    const MAPPINGS: usize = 100;
+    let device = open_device()?;
+    device::create(&device, 0).context("cannot create")?;
+    let request = MapRequest::pages(device::pages(&device)?);
+    let before = resident("RssFile:")? + resident("RssShmem:")?;
+    let maps: Result<Vec<_>, Errno> = (0..MAPPINGS).map(|_| map(&device, &request)).collect();
+    let maps = maps?;
+    let more = resident("RssFile:")? + resident("RssShmem:")? - before;
+    let page_kib = 4;
+    // A page of the program itself may have come meanwhile.
+    let bound = (MAPPINGS * page_kib) as u64;
+    ensure!(more < bound, "{} mappings take {more} KiB", maps.len());
+    Ok(())
+}
+
+/// Who keeps one would read what the page's next user counts.
+fn nothing_to_splice() -> Result<()> {
+    let device = open_device()?;
+    device::create(&device, 0).context("cannot create")?;
+    let mapped = map(&device, &MapRequest::pages(device::pages(&device)?))?;
+    let (_reader, writer) = pipe()?;
+    for page in 0..2 {
+        let outcome = mapped.splice(page, &writer);
+        ensure!(outcome == Err(Errno::EFAULT), "page {page} is spliced: {outcome:?}");
+    }
+    Ok(())
+}
+
+/// Root counts a thread of its own, which becomes another user's and executes a program.
+fn ends_with_another_user() -> Result<()> {
+    let device = open_device()?;
+    let kept = device.try_clone()?;
+    let child = Child::fork(|| {
+        device::create(&kept, 0).context("cannot create")?;
+        device::control(&kept, counting(&[USER])).context("cannot control")?;
+        become_user(NOBODY)?;
+        Err(Command::new("/proc/self/exe").arg("work").exec().into())
+    })?;
+    let status = waitpid(child.pid, None)?;
+    ensure!(status == WaitStatus::Exited(child.pid, 1), "the program ended so: {status:?}");
+    let counted = device::read(&device)?.counter[0];
+    ensure!(counted < PREPARATION_MAX, "{counted} instructions of the program were told");
+    Ok(())
+}
+
+/// What it shows is of all threads of root's.
+fn not_mapped_by_another_user() -> Result<()> {
+    let device = open_device()?;
+    device::create(&device, 0).context("cannot create")?;
+    let request = MapRequest::pages(device::pages(&device)?);
+    drop(map(&device, &request).context("root itself")?);
+    let outcome = as_user(NOBODY, || {
+        let refused = map(&device, &request).err();
+        ensure!(refused == Some(Errno::EPERM), "mapping ends so: {refused:?}");
+        device::read(&device).context("who has it may read it")?;
+        Ok(())
+    });
+    device::unlink(&device)?;
+    outcome
+}
