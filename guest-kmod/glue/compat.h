@@ -209,6 +209,10 @@ static inline void perfctr_event_disable(struct perf_event *event)
 /*
  * Whether the event's BPF program, if it has one, wants perf to tell of the
  * sample.  Up to 6.9 the program is the overflow handler's to run.
+ *
+ * perf keeps programs of its own PMUs from nesting, because those sample in
+ * NMIs, also within a program or while a map's lock is held.  Here interrupts
+ * are disabled and no NMI samples, so neither is the case.
  */
 static inline bool perfctr_event_wants(struct perf_event *event,
 				       struct perf_sample_data *data,

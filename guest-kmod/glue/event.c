@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * perf's events on this CPU: all with interrupts disabled.  perf adds an event
- * where its task executes, or where its CPU is, and removes it again; what it
- * counts and where is the core's to decide (src/perf).
+ * perf's events on this CPU: callbacks of struct pmu.  perf adds an event where
+ * its task executes, or where its CPU is, and removes it again; what it counts
+ * and where is the core's to decide (src/perf).
  */
 
 #include <linux/bitops.h>
@@ -18,7 +18,8 @@
 #include "perfctr.h"
 
 /* By the core's number of the event. */
-static DEFINE_PER_CPU(struct perf_event *[32], perfctr_events);
+static DEFINE_PER_CPU(struct perf_event *[PERFCTR_MAX_COUNTERS],
+		      perfctr_events);
 
 static void perfctr_tell_here(struct irq_work *unused)
 {
@@ -27,15 +28,6 @@ static void perfctr_tell_here(struct irq_work *unused)
 
 static DEFINE_PER_CPU(struct irq_work, perfctr_tell_work) =
 	IRQ_WORK_INIT_HARD(perfctr_tell_here);
-
-/* perf's time begins at 0. */
-#define PERFCTR_NOT_STALLED U64_MAX
-
-/* Since when an event that is here does not count; of perf's time. */
-static u64 *perfctr_event_stalled(struct perf_event *event)
-{
-	return &event->hw.extra_reg.config;
-}
 
 /* perf's time of an event that is here: as perf has booked it, or now. */
 static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
@@ -55,62 +47,55 @@ static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 }
 
 /*
- * perf takes an event that is here for one that counts.  The time in which the
- * hypervisor lets nothing count is taken back, up to now; what stands still from
- * now on does so since then.
+ * perf takes an event that is here for one that runs, so the time in which it
+ * does not count is taken back.  An event that does not count from now on has
+ * counted until now, or never since perf added it.
  */
-static void perfctr_event_stall(struct perf_event *event, u64 since, u64 now)
+static void perfctr_events_settle(bool has_counted)
 {
-	u64 *stalled = perfctr_event_stalled(event);
-	bool was_stalled = *stalled != PERFCTR_NOT_STALLED;
-
-	if (was_stalled)
-		event->total_time_running -= now - *stalled;
-	if (!perfctr_core_events_stalled(perfctr_this_vcpu()))
-		*stalled = PERFCTR_NOT_STALLED;
-	else
-		*stalled = was_stalled ? now : since;
-}
-
-/* Whether all that is here counts may have changed. */
-static void perfctr_events_stall(bool is_now)
-{
-	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
-	bool is_stalled = perfctr_core_events_stalled(cpu->core);
+	struct perfctr_core_vcpu *vcpu = perfctr_this_vcpu();
 	struct perf_event *event;
 	unsigned int index;
 	u64 now;
 
-	if (likely(!is_stalled && !cpu->stalled))
+	if (likely(!perfctr_core_events_unsettled(vcpu)))
 		return;
-	cpu->stalled = is_stalled;
 	for (index = 0; index < ARRAY_SIZE(perfctr_events); index++) {
 		event = *this_cpu_ptr(&perfctr_events[index]);
 		if (!event)
 			continue;
 		now = perfctr_event_time(event, true);
-		perfctr_event_stall(event, is_now ? now : event->tstamp, now);
+		event->total_time_running -= perfctr_core_event_settle(
+			vcpu, index, has_counted ? now : event->tstamp, now);
 	}
 }
 
-static void perfctr_events_go_on(void)
+static void perfctr_events_go_on(bool has_counted)
 {
 	/* perf holds locks here in which no signal may be sent. */
 	if (perfctr_core_events_enable(perfctr_this_vcpu(),
 				       perfctr_core_current()))
 		irq_work_queue(this_cpu_ptr(&perfctr_tell_work));
+	perfctr_events_settle(has_counted);
 }
 
-/* What perf has added and what does not count has not done so for any time. */
-void perfctr_events_enable(void)
+void perfctr_pmu_enable(struct pmu *unused)
 {
-	perfctr_events_go_on();
-	perfctr_events_stall(false);
+	unsigned long flags;
+
+	local_irq_save(flags);
+	perfctr_events_show();
+	perfctr_events_go_on(false);
+	local_irq_restore(flags);
 }
 
-void perfctr_events_disable(void)
+void perfctr_pmu_disable(struct pmu *unused)
 {
+	unsigned long flags;
+
+	local_irq_save(flags);
 	perfctr_core_events_disable(perfctr_this_vcpu());
+	local_irq_restore(flags);
 }
 
 static struct pt_regs *perfctr_user_regs(void)
@@ -135,34 +120,36 @@ static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 	return at;
 }
 
-/*
- * The registers of the thread where its event has overflowed: the hypervisor
- * knows better than where the interrupt was taken.  What counts user mode only
- * did so before the kernel was entered.
- */
+/* The registers of the thread where its event has overflowed. */
 static struct pt_regs *perfctr_event_regs(struct perf_event *event,
 					  struct pt_regs *now,
 					  struct pt_regs *at)
 {
-	struct perfctr_hv_place place;
+	struct perfctr_hv_place place = { .mode = PERFCTR_PLACE_NONE };
 
-	if (event->attr.exclude_kernel)
-		return now && user_mode(now) ? now : perfctr_user_regs();
-	perfctr_core_event_place(perfctr_this_vcpu(), event->hw.idx, &place);
-	if (place.mode == PERFCTR_PLACE_USER)
-		return perfctr_user_regs();
-	if (place.mode == PERFCTR_PLACE_NONE)
-		return now ?: perfctr_user_regs();
-	if (now && now->ip == place.ip && now->sp == place.sp)
+	if (now) {
+		place.mode = user_mode(now) ? PERFCTR_PLACE_USER :
+					      PERFCTR_PLACE_KERNEL;
+		place.ip = now->ip;
+		place.sp = now->sp;
+	}
+	switch (perfctr_core_event_registers(perfctr_this_vcpu(), event->hw.idx,
+					     &place)) {
+	case PERFCTR_REGISTERS_INTERRUPTED:
 		return now;
-	return perfctr_kernel_regs(&place, at);
+	case PERFCTR_REGISTERS_PLACE:
+		return perfctr_kernel_regs(&place, at);
+	default:
+		return perfctr_user_regs();
+	}
 }
 
-/* perf's limit of overflows was reached: it disables the event. */
-static void perfctr_event_last(struct perf_event *event)
+static void perfctr_event_halt(struct perf_event *event)
 {
-	event->pending_kill = POLL_HUP;
-	perfctr_event_disable(event);
+	if (event->hw.state & PERF_HES_STOPPED)
+		return;
+	perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx);
+	event->hw.state |= PERF_HES_STOPPED;
 }
 
 /* As perf does for PMUs of its own; it exports none of this. */
@@ -179,9 +166,9 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 		return;
 	event->pending_kill = POLL_IN;
 	if (limit && atomic_dec_and_test(&event->event_limit)) {
-		perfctr_event_last(event);
-		perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx);
-		event->hw.state |= PERF_HES_STOPPED;
+		event->pending_kill = POLL_HUP;
+		perfctr_event_disable(event);
+		perfctr_event_halt(event);
 	}
 	event->overflow_handler(event, &data, regs);
 	/* Who asked for a signal asked for those of inherited events too. */
@@ -191,6 +178,7 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 	}
 }
 
+/* An event has overflowed: by the interrupt at these registers, if any. */
 static void perfctr_event_tell(struct perf_event *event, struct pt_regs *now)
 {
 	struct pt_regs at, *regs = perfctr_event_regs(event, now, &at);
@@ -204,41 +192,33 @@ static void perfctr_event_tell(struct perf_event *event, struct pt_regs *now)
 /* The progress since the last time is perf's from now on. */
 void perfctr_event_read(struct perf_event *event)
 {
-	u64 now = perfctr_event_time(event, false);
 	struct perfctr_progress progress;
 	unsigned long flags;
 
 	local_irq_save(flags);
 	perfctr_core_event_progress(perfctr_this_vcpu(), event->hw.idx,
+				    perfctr_event_time(event, false),
 				    &progress);
 	local64_add(progress.count, &event->count);
-	perfctr_event_stall(event, now, now);
+	event->total_time_running -= progress.stalled;
 	if (is_sampling_event(event))
 		local64_set(&event->hw.period_left, progress.left);
 	perf_event_update_userpage(event);
 	local_irq_restore(flags);
 }
 
-/* A period that has begun goes on, unless perf has set another one. */
 void perfctr_event_start(struct perf_event *event, int flags)
 {
-	s64 left = local64_read(&event->hw.period_left);
-	s64 period = event->hw.sample_period;
-
-	if (left <= 0 || left > period)
-		left = period;
 	event->hw.state = 0;
-	perfctr_core_event_start(perfctr_this_vcpu(), event->hw.idx, period,
-				 left);
+	perfctr_core_event_start(perfctr_this_vcpu(), event->hw.idx,
+				 event->hw.sample_period,
+				 local64_read(&event->hw.period_left));
 }
 
 /* An overflow that no interrupt has told of yet is told here. */
 void perfctr_event_stop(struct perf_event *event, int flags)
 {
-	if (!(event->hw.state & PERF_HES_STOPPED)) {
-		perfctr_core_event_stop(perfctr_this_vcpu(), event->hw.idx);
-		event->hw.state |= PERF_HES_STOPPED;
-	}
+	perfctr_event_halt(event);
 	if (!(flags & PERF_EF_UPDATE) || event->hw.state & PERF_HES_UPTODATE)
 		return;
 	perfctr_event_read(event);
@@ -256,30 +236,17 @@ static bool perfctr_event_is_wide(const struct perf_event *event)
 }
 
 /*
- * A page where the event's counter may show: the thread's user's, or perf's own,
- * which nobody maps.
- */
-static void perfctr_event_show(bool is_wide)
-{
-	struct perfctr_subject subject = perfctr_subject_of(current);
-
-	perfctr_core_show_event(perfctr_this_vcpu(), &subject,
-				perfctr_own_observer(current), is_wide);
-}
-
-/*
- * The domain was restored, perhaps where it may not count.  Only events of the
- * CPU are here: no thread is.
+ * The machine has slept, or the domain was restored, perhaps where it may not
+ * count: there is no page.
  */
 void perfctr_events_restored(void)
 {
-	if (perfctr_this_cpu()->events)
-		perfctr_event_show(true);
-	perfctr_events_stall(true);
+	perfctr_events_show();
+	perfctr_events_settle(true);
 }
 
 /* As it was opened. */
-struct perfctr_event_config perfctr_event_wanted(struct perf_event *event)
+struct perfctr_event_config perfctr_event_config(const struct perf_event *event)
 {
 	return (struct perfctr_event_config){
 		.general = event->hw.config,
@@ -289,24 +256,23 @@ struct perfctr_event_config perfctr_event_wanted(struct perf_event *event)
 	};
 }
 
+/* Where no page is registered in which it may be counted, perf's is. */
 int perfctr_event_add(struct perf_event *event, int flags)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
-	struct perfctr_event_config wanted = perfctr_event_wanted(event);
-	bool is_wide = perfctr_event_is_wide(event);
+	struct perfctr_cpu *cpu = perfctr_this_cpu();
+	struct perfctr_event_config config = perfctr_event_config(event);
+	struct perfctr_subject subject = perfctr_subject_of(current);
 	int index;
 
-	perfctr_event_show(is_wide);
-	index = perfctr_core_event_add(cpu->core, &wanted,
-				       perfctr_core_current());
+	index = perfctr_core_event_add(cpu->core, &config,
+				       perfctr_core_current(), &subject,
+				       perfctr_own_observer(current),
+				       perfctr_event_is_wide(event));
 	if (index < 0)
 		return index;
 	cpu->events++;
-	if (is_wide)
-		perfctr_core_wide_event_comes(cpu->core);
 	event->hw.idx = index;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-	*perfctr_event_stalled(event) = PERFCTR_NOT_STALLED;
 	*this_cpu_ptr(&perfctr_events[index]) = event;
 	if (flags & PERF_EF_START)
 		perfctr_event_start(event, PERF_EF_RELOAD);
@@ -315,18 +281,16 @@ int perfctr_event_add(struct perf_event *event, int flags)
 
 void perfctr_event_remove(struct perf_event *event, int flags)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	struct perfctr_cpu *cpu = perfctr_this_cpu();
 	struct perfctr_subject subject = perfctr_subject_of(current);
-	u64 now = perfctr_event_time(event, false);
 
 	perfctr_event_stop(event, PERF_EF_UPDATE);
-	perfctr_event_stall(event, now, now);
-	perfctr_core_event_remove(cpu->core, event->hw.idx);
+	event->total_time_running -= perfctr_core_event_remove(
+		cpu->core, event->hw.idx, perfctr_event_time(event, false),
+		&subject, perfctr_event_is_wide(event));
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
 	cpu->events--;
-	perfctr_core_event_goes(cpu->core, &subject,
-				perfctr_event_is_wide(event));
 }
 
 /* The interrupt came: of an overflow, or since the host has let, or forbids. */
@@ -342,12 +306,11 @@ void perfctr_events_overflow(void)
 	if (!cpu->events)
 		return;
 	overflowed = perfctr_core_events_overflowed(cpu->core);
-	for_each_set_bit(index, &overflowed, 32)
+	for_each_set_bit(index, &overflowed, ARRAY_SIZE(perfctr_events))
 	{
 		event = *this_cpu_ptr(&perfctr_events[index]);
 		perfctr_event_read(event);
 		perfctr_event_tell(event, regs);
 	}
-	perfctr_events_go_on();
-	perfctr_events_stall(true);
+	perfctr_events_go_on(true);
 }

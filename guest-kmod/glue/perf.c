@@ -16,27 +16,6 @@
 
 #include "perfctr.h"
 
-/* How many events a second are expected until perf knows better. */
-#define PERFCTR_EVENTS_EXPECTED 1000000000ULL
-
-static void perfctr_pmu_enable(struct pmu *unused)
-{
-	unsigned long flags;
-
-	local_irq_save(flags);
-	perfctr_events_enable();
-	local_irq_restore(flags);
-}
-
-static void perfctr_pmu_disable(struct pmu *unused)
-{
-	unsigned long flags;
-
-	local_irq_save(flags);
-	perfctr_events_disable();
-	local_irq_restore(flags);
-}
-
 /*
  * A task that ever had an event keeps perf's context of it, which names the
  * PMU, until it ends: so long the module has to stay.
@@ -45,18 +24,31 @@ static void perfctr_pmu_disable(struct pmu *unused)
 
 static DEFINE_MUTEX(perfctr_contexts_lock);
 static bool perfctr_contexts_hold;
+/* A task with such a context, or NULL: all others matter only when it ends. */
+static struct task_struct *perfctr_contexts_witness;
 static struct pmu perfctr_pmu;
 
+/* With the lock held. */
 static bool perfctr_contexts_exist(void)
 {
-	struct task_struct *process, *task;
-	bool exist = false;
+	struct task_struct *process, *task = perfctr_contexts_witness;
 
+	if (task && perfctr_context_names(task, &perfctr_pmu))
+		return true;
+	if (task)
+		put_task_struct(task);
+	perfctr_contexts_witness = NULL;
 	rcu_read_lock();
 	for_each_process_thread(process, task)
-		exist |= perfctr_context_names(task, &perfctr_pmu);
+	{
+		if (!perfctr_context_names(task, &perfctr_pmu))
+			continue;
+		perfctr_contexts_witness = get_task_struct(task);
+		goto out;
+	}
+out:
 	rcu_read_unlock();
-	return exist;
+	return perfctr_contexts_witness;
 }
 
 static void perfctr_contexts_look(struct work_struct *work)
@@ -89,119 +81,80 @@ static void perfctr_pmu_destroy(struct perf_event *unused)
 	perfctr_unwatch();
 }
 
-/* What counts something else than the guest's two modes is not offered. */
-static int perfctr_pmu_check(const struct perf_event_attr *attr)
-{
-	if (attr->type != PERF_TYPE_HARDWARE && attr->type != PERF_TYPE_RAW)
-		return -ENOENT;
-	if (attr->exclude_host || attr->exclude_idle)
-		return -EINVAL;
-	if (attr->precise_ip || perfctr_event_traps(attr) || attr->config1 ||
-	    attr->config2 || attr->sample_type & PERF_SAMPLE_BRANCH_STACK)
-		return -EOPNOTSUPP;
-	/* Of where the kernel was, only some registers are known. */
-	if (attr->sample_type & PERF_SAMPLE_REGS_INTR && !attr->exclude_kernel)
-		return -EOPNOTSUPP;
-	return 0;
-}
-
-static int perfctr_pmu_wanted(struct perf_event *event)
-{
-	const struct perf_event_attr *attr = &event->attr;
-	struct perfctr_event_config wanted;
-	u64 rings = 0;
-	int err;
-
-	if (!attr->exclude_user)
-		rings |= PERFCTR_EVNTSEL_USR;
-	if (!attr->exclude_kernel)
-		rings |= PERFCTR_EVNTSEL_OS;
-	err = perfctr_core_event_wanted(&perfctr_query, attr->type,
-					attr->config, rings,
-					is_sampling_event(event), &wanted);
-	if (err)
-		return err;
-	event->hw.config = wanted.general;
-	event->hw.config_base = wanted.fixed;
-	event->hw.event_base = wanted.slots;
-	event->hw.idx = -1;
-	return 0;
-}
-
-/* perf itself would begin with one event, and a storm. */
-static void perfctr_pmu_first_period(struct perf_event *event)
-{
-	u64 period =
-		div64_u64(PERFCTR_EVENTS_EXPECTED, event->attr.sample_freq);
-
-	event->hw.sample_period = max_t(u64, period, 1);
-	event->hw.last_period = event->hw.sample_period;
-	local64_set(&event->hw.period_left, event->hw.sample_period);
-}
-
-/* What may be of one group.  More than the core takes, which says so. */
-struct perfctr_group {
-	struct perfctr_event_config event[32];
-	u32 events;
-};
-
-/* False if there is no room. */
-static bool perfctr_pmu_join(struct perfctr_group *group,
-			     struct perf_event *event)
-{
-	if (event->pmu != &perfctr_pmu)
-		return true;
-	if (group->events == ARRAY_SIZE(group->event))
-		return false;
-	group->event[group->events++] = perfctr_event_wanted(event);
-	return true;
-}
-
 /* perf adds the events of a group together, or never. */
-static int perfctr_pmu_fits(struct perf_event *event)
+static bool perfctr_pmu_fits(struct perf_event *event)
 {
 	struct perf_event *leader = event->group_leader, *sibling;
-	struct perfctr_group group = { .events = 0 };
-	bool joined = perfctr_pmu_join(&group, event);
+	struct perfctr_event_config group[PERFCTR_MAX_COUNTERS];
+	u32 events = 0;
 
-	if (leader != event) {
-		joined = joined && perfctr_pmu_join(&group, leader);
-		for_each_sibling_event(sibling, leader)
-			joined = joined && perfctr_pmu_join(&group, sibling);
+	group[events++] = perfctr_event_config(event);
+	if (leader != event && leader->pmu == &perfctr_pmu)
+		group[events++] = perfctr_event_config(leader);
+	for_each_sibling_event(sibling, leader)
+	{
+		if (sibling->pmu != &perfctr_pmu)
+			continue;
+		if (events == ARRAY_SIZE(group))
+			return false;
+		group[events++] = perfctr_event_config(sibling);
 	}
-	if (!joined || !perfctr_core_events_fit(group.event, group.events))
-		return -EINVAL;
-	return 0;
+	return perfctr_core_events_fit(group, events);
 }
+
+/* The core knows the first fields of this part of Linux's ABI by other names. */
+static_assert(offsetof(struct perf_event_attr, config2) ==
+	      offsetof(struct perfctr_event_attr, config2));
 
 static int perfctr_pmu_event_init(struct perf_event *event)
 {
-	int err = perfctr_pmu_check(&event->attr);
+	struct hw_perf_event *hw = &event->hw;
+	struct perfctr_event_config config;
+	u64 period;
+	int err;
 
-	if (!err)
-		err = perfctr_pmu_wanted(event);
-	if (!err)
-		err = perfctr_pmu_fits(event);
-	if (!err)
-		err = perfctr_watch();
+	err = perfctr_core_event_open(
+		&perfctr_query, (const struct perfctr_event_attr *)&event->attr,
+		&config, &period);
+	if (err)
+		return err;
+	hw->config = config.general;
+	hw->config_base = config.fixed;
+	hw->event_base = config.slots;
+	hw->idx = -1;
+	if (!perfctr_pmu_fits(event))
+		return -EINVAL;
+	err = perfctr_watch();
 	if (err)
 		return err;
 	event->destroy = perfctr_pmu_destroy;
-	if (event->attr.freq && event->attr.sample_freq)
-		perfctr_pmu_first_period(event);
+	if (period) {
+		hw->sample_period = period;
+		hw->last_period = period;
+		local64_set(&hw->period_left, period);
+	}
 	return 0;
 }
 
-PMU_FORMAT_ATTR(event, "config:0-7");
-PMU_FORMAT_ATTR(umask, "config:8-15");
-PMU_FORMAT_ATTR(edge, "config:18");
-PMU_FORMAT_ATTR(inv, "config:23");
-PMU_FORMAT_ATTR(cmask, "config:24-31");
+#define PERFCTR_ATTR(name_, show_, id_, text_)                          \
+	(&((struct perf_pmu_events_attr){                               \
+		   .attr = { .attr = { .name = (name_), .mode = 0444 }, \
+			     .show = (show_) },                         \
+		   .id = (id_),                                         \
+		   .event_str = (text_) })                              \
+		  .attr.attr)
+#define PERFCTR_TEXT(name, text) \
+	PERFCTR_ATTR(name, perf_event_sysfs_show, 0, text)
+#define PERFCTR_GENERIC(name, id) \
+	PERFCTR_ATTR(name, perfctr_generic_show, id, NULL)
 
 static struct attribute *perfctr_format_attrs[] = {
-	&format_attr_event.attr, &format_attr_umask.attr,
-	&format_attr_edge.attr,	 &format_attr_inv.attr,
-	&format_attr_cmask.attr, NULL,
+	PERFCTR_TEXT("event", "config:0-7"),
+	PERFCTR_TEXT("umask", "config:8-15"),
+	PERFCTR_TEXT("edge", "config:18"),
+	PERFCTR_TEXT("inv", "config:23"),
+	PERFCTR_TEXT("cmask", "config:24-31"),
+	NULL,
 };
 
 static const struct attribute_group perfctr_format_group = {
@@ -210,82 +163,54 @@ static const struct attribute_group perfctr_format_group = {
 };
 
 /* Event and unit mask of one of perf's generic events; 0 if there is none. */
-static u64 perfctr_generic_select(u64 id)
-{
-	struct perfctr_event_config wanted;
-
-	if (perfctr_core_event_wanted(&perfctr_query, PERF_TYPE_HARDWARE, id,
-				      PERFCTR_EVNTSEL_USR, false, &wanted))
-		return 0;
-	return wanted.general & 0xffff;
-}
-
-static ssize_t perfctr_event_show(struct device *dev,
-				  struct device_attribute *attr, char *page)
+static u64 perfctr_generic_select(const struct attribute *attr)
 {
 	const struct perf_pmu_events_attr *event =
-		container_of(attr, struct perf_pmu_events_attr, attr);
-	u64 select = perfctr_generic_select(event->id);
+		container_of(attr, struct perf_pmu_events_attr, attr.attr);
+	struct perfctr_event_config config;
+
+	if (perfctr_core_event_generic(&perfctr_query, event->id, &config))
+		return 0;
+	return config.general & 0xffff;
+}
+
+static ssize_t perfctr_generic_show(struct device *dev,
+				    struct device_attribute *attr, char *page)
+{
+	u64 select = perfctr_generic_select(&attr->attr);
 
 	return sysfs_emit(page, "event=0x%02llx,umask=0x%02llx\n",
 			  select & 0xff, select >> 8);
 }
 
-#define PERFCTR_EVENT(name_, id_)                                    \
-	{                                                            \
-		.attr = { .attr = { .name = (name_), .mode = 0444 }, \
-			  .show = perfctr_event_show },              \
-		.id = (id_),                                         \
-	}
-
-static struct perf_pmu_events_attr perfctr_generics[] = {
-	PERFCTR_EVENT("cpu-cycles", PERF_COUNT_HW_CPU_CYCLES),
-	PERFCTR_EVENT("instructions", PERF_COUNT_HW_INSTRUCTIONS),
-	PERFCTR_EVENT("cache-references", PERF_COUNT_HW_CACHE_REFERENCES),
-	PERFCTR_EVENT("cache-misses", PERF_COUNT_HW_CACHE_MISSES),
-	PERFCTR_EVENT("branch-instructions", PERF_COUNT_HW_BRANCH_INSTRUCTIONS),
-	PERFCTR_EVENT("branch-misses", PERF_COUNT_HW_BRANCH_MISSES),
-	PERFCTR_EVENT("bus-cycles", PERF_COUNT_HW_BUS_CYCLES),
-};
-
-static struct attribute *perfctr_event_attrs[] = {
-	&perfctr_generics[0].attr.attr, &perfctr_generics[1].attr.attr,
-	&perfctr_generics[2].attr.attr, &perfctr_generics[3].attr.attr,
-	&perfctr_generics[4].attr.attr, &perfctr_generics[5].attr.attr,
-	&perfctr_generics[6].attr.attr, NULL,
+static struct attribute *perfctr_generic_attrs[] = {
+	PERFCTR_GENERIC("cpu-cycles", PERF_COUNT_HW_CPU_CYCLES),
+	PERFCTR_GENERIC("instructions", PERF_COUNT_HW_INSTRUCTIONS),
+	PERFCTR_GENERIC("cache-references", PERF_COUNT_HW_CACHE_REFERENCES),
+	PERFCTR_GENERIC("cache-misses", PERF_COUNT_HW_CACHE_MISSES),
+	PERFCTR_GENERIC("branch-instructions",
+			PERF_COUNT_HW_BRANCH_INSTRUCTIONS),
+	PERFCTR_GENERIC("branch-misses", PERF_COUNT_HW_BRANCH_MISSES),
+	PERFCTR_GENERIC("bus-cycles", PERF_COUNT_HW_BUS_CYCLES),
+	NULL,
 };
 
 /* What this CPU has, and the host lets this domain count. */
-static umode_t perfctr_event_visible(struct kobject *kobj,
-				     struct attribute *attr, int n)
+static umode_t perfctr_generic_visible(struct kobject *kobj,
+				       struct attribute *attr, int n)
 {
-	return perfctr_generic_select(perfctr_generics[n].id) ? attr->mode : 0;
+	return perfctr_generic_select(attr) ? attr->mode : 0;
 }
 
 static const struct attribute_group perfctr_events_group = {
 	.name = "events",
-	.attrs = perfctr_event_attrs,
-	.is_visible = perfctr_event_visible,
+	.attrs = perfctr_generic_attrs,
+	.is_visible = perfctr_generic_visible,
 };
 
-static ssize_t max_precise_show(struct device *dev,
-				struct device_attribute *attr, char *page)
-{
-	return sysfs_emit(page, "0\n");
-}
-
-static ssize_t pmu_name_show(struct device *dev, struct device_attribute *attr,
-			     char *page)
-{
-	return sysfs_emit(page, "perfctr\n");
-}
-
-static DEVICE_ATTR_RO(max_precise);
-static DEVICE_ATTR_RO(pmu_name);
-
 static struct attribute *perfctr_caps_attrs[] = {
-	&dev_attr_max_precise.attr,
-	&dev_attr_pmu_name.attr,
+	PERFCTR_TEXT("max_precise", "0"),
+	PERFCTR_TEXT("pmu_name", "perfctr"),
 	NULL,
 };
 

@@ -48,8 +48,6 @@ struct perfctr_cpu {
 	struct perfctr_vcpu_page *perfs;
 	/* perf's events that are here. */
 	unsigned int events;
-	/* They do not count, since the host lets nothing. */
-	bool stalled;
 	/* While whatever executes there is counted. */
 	struct perfctr_core_thread *cpu_wide;
 	/* What that is set to count with, or NULL; by its lock. */
@@ -119,6 +117,7 @@ struct perfctr_user *perfctr_user_get(struct task_struct *task);
 void perfctr_user_put(struct perfctr_user *user);
 int perfctr_user_show(unsigned int number, struct perfctr_user *user);
 struct perfctr_subject perfctr_subject_of(struct task_struct *task);
+void perfctr_events_show(void);
 bool perfctr_user_is_shown(const struct perfctr_user *user);
 
 /* ring.c: threads' rings of samples. */
@@ -148,9 +147,11 @@ void perfctr_judge_current(void);
 
 /* event.c: perf's events on this CPU. */
 struct perf_event;
-void perfctr_events_enable(void);
-void perfctr_events_disable(void);
-struct perfctr_event_config perfctr_event_wanted(struct perf_event *event);
+struct pmu;
+void perfctr_pmu_enable(struct pmu *pmu);
+void perfctr_pmu_disable(struct pmu *pmu);
+struct perfctr_event_config
+perfctr_event_config(const struct perf_event *event);
 int perfctr_event_add(struct perf_event *event, int flags);
 void perfctr_event_remove(struct perf_event *event, int flags);
 void perfctr_event_start(struct perf_event *event, int flags);

@@ -42,6 +42,24 @@
 #define PERFCTR_UNWATCH_DELAY_MS 10000
 
 /*
+ * Whose registers a sample gets.
+ */
+enum perfctr_registers {
+  /*
+   * The thread's when it entered the kernel.
+   */
+  PERFCTR_REGISTERS_USER = 0,
+  /*
+   * Those that the interrupt has stopped.
+   */
+  PERFCTR_REGISTERS_INTERRUPTED = 1,
+  /*
+   * The place that the hypervisor has given.
+   */
+  PERFCTR_REGISTERS_PLACE = 2,
+};
+
+/*
  * A thread's counters as C holds them.
  */
 struct perfctr_core_thread;
@@ -63,6 +81,56 @@ struct perfctr_page_frame {
    * Its guest frame number.
    */
   uint64_t gfn;
+};
+
+/*
+ * How an event was opened: the first fields of Linux's `struct perf_event_attr`.
+ */
+struct perfctr_event_attr {
+  /*
+   * `PERF_TYPE_*`.
+   */
+  uint32_t kind;
+  /*
+   * Bytes of the whole structure.
+   */
+  uint32_t size;
+  /*
+   * Which event of this type.
+   */
+  uint64_t config;
+  /*
+   * Events between two samples, or samples a second, or 0.
+   */
+  uint64_t period;
+  /*
+   * `PERF_SAMPLE_*`.
+   */
+  uint64_t sample_type;
+  /*
+   * `PERF_FORMAT_*`.
+   */
+  uint64_t read_format;
+  /*
+   * Its bit fields.
+   */
+  uint64_t flags;
+  /*
+   * When to wake a reader.
+   */
+  uint32_t wakeup;
+  /*
+   * Of breakpoints.
+   */
+  uint32_t bp_type;
+  /*
+   * More of `config`.
+   */
+  uint64_t config1;
+  /*
+   * More of `config`.
+   */
+  uint64_t config2;
 };
 
 /*
@@ -88,6 +156,24 @@ struct perfctr_event_config {
 };
 
 /*
+ * Who executes.
+ */
+struct perfctr_subject {
+  /*
+   * The container that it is in, told from others by its namespace of process numbers.
+   */
+  uint64_t container;
+  /*
+   * Its effective user.
+   */
+  uint32_t uid;
+  /*
+   * One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
+   */
+  uint32_t kind;
+};
+
+/*
  * What perf is given of an event.
  */
 struct perfctr_progress {
@@ -99,6 +185,10 @@ struct perfctr_progress {
    * Events to the next overflow, if it samples; below 1 if it has overflowed.
    */
   int64_t left;
+  /*
+   * For how long it was stalled since perf was last given it.
+   */
+  uint64_t stalled;
 };
 
 /*
@@ -183,24 +273,6 @@ struct perfctr_observer {
    * Whether it may look into the kernel.
    */
   bool sees_kernel;
-};
-
-/*
- * Who executes.
- */
-struct perfctr_subject {
-  /*
-   * The container that it is in, told from others by its namespace of process numbers.
-   */
-  uint64_t container;
-  /*
-   * Its effective user.
-   */
-  uint32_t uid;
-  /*
-   * One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
-   */
-  uint32_t kind;
 };
 
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
@@ -336,14 +408,19 @@ int perfctr_core_read_published(const struct perfctr_core_thread *thread,
                                 struct perfctr_sums *sums);
 
 /*
- * What an event of perf's needs; see EventConfig::new.
+ * What an event needs that is opened so; see EventConfig::open.
  */
-int perfctr_core_event_wanted(const struct perfctr_hv_query *query,
-                              uint32_t kind,
-                              uint64_t config,
-                              uint64_t rings,
-                              bool samples,
-                              struct perfctr_event_config *out);
+int perfctr_core_event_open(const struct perfctr_hv_query *query,
+                            const struct perfctr_event_attr *attr,
+                            struct perfctr_event_config *out,
+                            uint64_t *first_period);
+
+/*
+ * What one of perf's generic events needs; see EventConfig::generic.
+ */
+int perfctr_core_event_generic(const struct perfctr_hv_query *query,
+                               uint64_t id,
+                               struct perfctr_event_config *out);
 
 /*
  * Whether the events of a group can be counted at once; see fit.
@@ -351,16 +428,23 @@ int perfctr_core_event_wanted(const struct perfctr_hv_query *query,
 bool perfctr_core_events_fit(const struct perfctr_event_config *group, uint32_t count);
 
 /*
- * An event comes, while `thread` executes if it has counters; gives its number.  See
+ * An event comes, while `present` executes, which `thread` and `own` are the counters of and their
  */
 int perfctr_core_event_add(const struct perfctr_core_vcpu *vcpu,
                            const struct perfctr_event_config *event,
-                           const struct perfctr_core_thread *thread);
+                           const struct perfctr_core_thread *thread,
+                           const struct perfctr_subject *present,
+                           uint32_t own,
+                           bool is_wide);
 
 /*
- * An event goes.
+ * An event goes, while `present` executes; gives for how long it was stalled.
  */
-void perfctr_core_event_remove(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+uint64_t perfctr_core_event_remove(const struct perfctr_core_vcpu *vcpu,
+                                   uint32_t index,
+                                   uint64_t now,
+                                   const struct perfctr_subject *present,
+                                   bool is_wide);
 
 /*
  * An event is to count; see Cpu::start_event(guest_kmod::Cpu::start_event).
@@ -376,14 +460,15 @@ void perfctr_core_event_start(const struct perfctr_core_vcpu *vcpu,
 void perfctr_core_event_stop(const struct perfctr_core_vcpu *vcpu, uint32_t index);
 
 /*
- * What an event has counted since this was last asked.
+ * What an event has counted since this was last asked; see
  */
 void perfctr_core_event_progress(const struct perfctr_core_vcpu *vcpu,
                                  uint32_t index,
+                                 uint64_t now,
                                  struct perfctr_progress *out);
 
 /*
- * One bit per event that has overflowed.
+ * One bit for each event that has overflowed.
  */
 uint32_t perfctr_core_events_overflowed(const struct perfctr_core_vcpu *vcpu);
 
@@ -393,11 +478,11 @@ uint32_t perfctr_core_events_overflowed(const struct perfctr_core_vcpu *vcpu);
 uint64_t perfctr_core_event_next_period(const struct perfctr_core_vcpu *vcpu, uint32_t index);
 
 /*
- * Where an event has overflowed; see Cpu::place_of_event(guest_kmod::Cpu::place_of_event).
+ * Whose registers the sample of an event gets; see
  */
-void perfctr_core_event_place(const struct perfctr_core_vcpu *vcpu,
-                              uint32_t index,
-                              struct perfctr_hv_place *out);
+enum perfctr_registers perfctr_core_event_registers(const struct perfctr_core_vcpu *vcpu,
+                                                    uint32_t index,
+                                                    struct perfctr_hv_place *interrupted);
 
 /*
  * perf disables its PMU.
@@ -411,9 +496,17 @@ bool perfctr_core_events_enable(const struct perfctr_core_vcpu *vcpu,
                                 const struct perfctr_core_thread *thread);
 
 /*
- * Whether nothing is counted here; see
+ * Whether each event's stall is to be settled; see
  */
-bool perfctr_core_events_stalled(const struct perfctr_core_vcpu *vcpu);
+bool perfctr_core_events_unsettled(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * For how long an event was stalled; see
+ */
+uint64_t perfctr_core_event_settle(const struct perfctr_core_vcpu *vcpu,
+                                   uint32_t index,
+                                   uint64_t began,
+                                   uint64_t now);
 
 /*
  * Whether the calling thread has a capability; quietly, without a word in the kernel's log.
@@ -645,24 +738,10 @@ bool perfctr_core_may_see(const struct perfctr_observer *observer,
                           const struct perfctr_subject *program);
 
 /*
- * An event of perf's needs a page where its counter may show: the one that is registered will do,
+ * perf's page is registered if none is, for events that are here; see
  */
-void perfctr_core_show_event(const struct perfctr_core_vcpu *vcpu,
-                             const struct perfctr_subject *present,
-                             uint32_t own,
-                             bool is_wide);
-
-/*
- * See Vcpu::wide_event_comes(guest_kmod::Vcpu::wide_event_comes).
- */
-void perfctr_core_wide_event_comes(const struct perfctr_core_vcpu *vcpu);
-
-/*
- * See Vcpu::event_goes(guest_kmod::Vcpu::event_goes); takes the page back.
- */
-void perfctr_core_event_goes(const struct perfctr_core_vcpu *vcpu,
-                             const struct perfctr_subject *present,
-                             bool is_wide);
+void perfctr_core_events_show(const struct perfctr_core_vcpu *vcpu,
+                              const struct perfctr_subject *present);
 
 /*
  * The vCPU comes online; see Cpu::come_online(guest_kmod::Cpu::come_online).

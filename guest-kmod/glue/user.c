@@ -76,6 +76,21 @@ bool perfctr_user_is_shown(const struct perfctr_user *user)
 	return false;
 }
 
+/*
+ * On that CPU, with interrupts disabled: perf's events that are there go on in
+ * perf's page if none is registered.
+ */
+void perfctr_events_show(void)
+{
+	const struct perfctr_cpu *cpu = perfctr_this_cpu();
+	struct perfctr_subject subject;
+
+	if (likely(!cpu->events || cpu->shown->number))
+		return;
+	subject = perfctr_subject_of(current);
+	perfctr_core_events_show(cpu->core, &subject);
+}
+
 static void perfctr_user_hide_here(void *data)
 {
 	struct perfctr_cpu *cpu = perfctr_this_cpu();
@@ -83,6 +98,7 @@ static void perfctr_user_hide_here(void *data)
 
 	if (cpu->shown->number == user->observer.number)
 		perfctr_core_hide(cpu->core);
+	perfctr_events_show();
 }
 
 /* Nothing of it is registered. */

@@ -114,6 +114,7 @@ static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 static void perfctr_wake(PERFCTR_SYSCORE_ARGS)
 {
 	perfctr_vcpu_register(smp_processor_id());
+	perfctr_events_restored();
 	perfctr_resume_current();
 }
 

@@ -7,6 +7,8 @@
 //!
 //! * `event` is what perf asks for, and which counters can count it.
 //! * `held` are the events of one vCPU and what each has counted.  It knows no hardware.
+//! * `stall` is for how long an event has not counted although perf takes it for one that counts.
+//! * `sample` is what a sample says of where its event has overflowed.
 //! * `cpu` is what perf's PMU does on a vCPU.
 //!
 //! Events are *live* while what they hold is loaded and each has a `Phys*` to subtract.  They are
@@ -20,9 +22,12 @@
 mod cpu;
 mod event;
 pub(crate) mod held;
+mod sample;
+mod stall;
 
-pub use event::EventConfig;
+pub use event::{EventAttr, EventConfig};
 pub use held::{Progress, fit};
+pub use sample::Registers;
 
 #[cfg(test)]
 mod tests;

@@ -99,6 +99,9 @@ pub(crate) struct Pages {
     wide: u32,
     /// For whom perf's page was registered last, and by what number.
     perf: Option<(Subject, u32)>,
+    /// At a switch to this one the page was taken back from perf's events.  perf removes them next,
+    /// or has them go on with this one, before it enables its PMU again.
+    coming: Option<Subject>,
 }
 
 impl Pages {
@@ -148,6 +151,26 @@ impl Vcpu {
             _ if pages.is_perfs => Leave::Stay,
             _ => Leave::ShowPerfs,
         }
+    }
+
+    /// The page is taken back since `next` comes to execute here.
+    pub fn hides_for(&mut self, next: &Subject) {
+        self.pages.coming = (!self.events.is_empty()).then_some(*next);
+    }
+
+    /// For whom perf's page is to be registered so that perf's events here count when its PMU is
+    /// enabled, if none is: for `present`, who executes, or for who comes instead.
+    ///
+    /// The page is gone if its user is, if the machine has slept, and if perf has the events go on
+    /// with a task of another user.
+    pub fn events_need_page_for(&self, present: &Subject) -> Option<Subject> {
+        let stand_still = !self.events.is_empty() && !self.is_registered();
+        stand_still.then(|| self.pages.coming.unwrap_or(*present))
+    }
+
+    /// perf's PMU is enabled: no switch is under way.
+    pub(crate) fn forget_who_comes(&mut self) {
+        self.pages.coming = None;
     }
 
     /// What has to happen if who executes here has become `present` without a switch: as at a
@@ -459,7 +482,7 @@ mod tests {
             assert_eq!(machine.leave_to(&program(uid)), Leave::Hide, "a switch takes it along");
             machine.show_perfs(&program(uid), 51);
             machine.execute(0, 1_000, 7);
-            let count = machine.on(0, |cpu| cpu.progress_of_event(0)).count;
+            let count = machine.on(0, |cpu| cpu.progress_of_event(0, 0)).count;
             assert_eq!(count, branches + 7);
         }
     }

@@ -7,7 +7,7 @@ extern crate std;
 use core::cell::{Cell, RefCell};
 use std::vec::Vec;
 
-use shared_abi::arch::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
     FEATURE_ENABLED, HvPlace, HvQuery, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STOP,
@@ -195,13 +195,13 @@ impl Machine {
         &self.vcpus[vcpu].stats
     }
 
-    /// The vCPU executes.  One TSC tick per instruction.
+    /// The vCPU executes, in user mode.  One TSC tick per instruction.
     pub(crate) fn execute(&self, vcpu: usize, instructions: u64, branches: u64) {
         let fake = &self.vcpus[vcpu];
         let config = fake.programmed.borrow();
         let mask = Self::caps().general_width.mask();
         for slot in slots_of(config.slots()) {
-            let events = match config.evntsel(slot) & !EVNTSEL_CMASK {
+            let events = match config.evntsel(slot) & !(EVNTSEL_CMASK | EVNTSEL_OS) {
                 INSTRUCTIONS => instructions,
                 BRANCHES => branches,
                 other => panic!("the machine does not know event {other:#x}"),

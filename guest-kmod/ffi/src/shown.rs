@@ -31,7 +31,7 @@ impl VcpuObject {
     /// # Safety
     ///
     /// As the crate's documentation says.
-    unsafe fn hide(&self) -> Result<(), Errno> {
+    pub(crate) unsafe fn hide(&self) -> Result<(), Errno> {
         // SAFETY: on this vCPU, interrupts disabled, as the caller says.
         unsafe { self.cpu() }.unregister()?;
         // C may free the other one now.
@@ -57,7 +57,7 @@ impl VcpuObject {
     /// # Safety
     ///
     /// As the crate's documentation says.
-    unsafe fn show_perfs(&self, subject: &Subject) -> Result<(), Errno> {
+    pub(crate) unsafe fn show_perfs(&self, subject: &Subject) -> Result<(), Errno> {
         // SAFETY: on this vCPU, interrupts disabled, as the caller says.
         unsafe { self.cpu() }.make_room()?;
         self.page.set(self.perfs.page);
@@ -151,7 +151,11 @@ pub unsafe extern "C" fn perfctr_core_leave_to(
     own: u32,
 ) {
     // SAFETY: on this vCPU, interrupts disabled.
-    let what = unsafe { vcpu.cpu() }.vcpu.leave_to(next, (own != 0).then_some(own));
+    let state = unsafe { vcpu.cpu() }.vcpu;
+    let what = state.leave_to(next, (own != 0).then_some(own));
+    if what == Leave::Hide {
+        state.hides_for(next);
+    }
     // SAFETY: as the caller says.
     unsafe { leave(vcpu, present, what, next) }
 }
@@ -182,56 +186,20 @@ pub extern "C" fn perfctr_core_may_see(observer: &Observer, program: &Subject) -
     observer.may_see(program)
 }
 
-/// An event of perf's needs a page where its counter may show: the one that is registered will do,
-/// or perf's is registered.  `own` is the observer of the present thread's counters, 0 for none.
+/// perf's page is registered if none is, for events that are here; see
+/// [`Vcpu::events_need_page_for`](guest_kmod::Vcpu::events_need_page_for).
 ///
 /// # Safety
 ///
 /// As the crate's documentation says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_show_event(
-    vcpu: &VcpuObject,
-    present: &Subject,
-    own: u32,
-    is_wide: bool,
-) {
+pub unsafe extern "C" fn perfctr_core_events_show(vcpu: &VcpuObject, present: &Subject) {
     // SAFETY: on this vCPU, interrupts disabled.
-    let cpu = unsafe { vcpu.cpu() };
-    if cpu.vcpu.event_needs_page(present, (own != 0).then_some(own), is_wide) {
-        // Where it is refused, so is the event.
+    let needed = unsafe { vcpu.cpu() }.vcpu.events_need_page_for(present);
+    if let Some(subject) = needed {
+        // What the hypervisor refuses is asked for again when perf enables its PMU.
         // SAFETY: as above; the reference before is not used any more.
-        let _ = unsafe { vcpu.show_perfs(present) };
-    }
-}
-
-/// See [`Vcpu::wide_event_comes`](guest_kmod::Vcpu::wide_event_comes).
-///
-/// # Safety
-///
-/// As the crate's documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_wide_event_comes(vcpu: &VcpuObject) {
-    // SAFETY: on this vCPU, interrupts disabled.
-    unsafe { vcpu.cpu() }.vcpu.wide_event_comes();
-}
-
-/// See [`Vcpu::event_goes`](guest_kmod::Vcpu::event_goes); takes the page back.
-///
-/// # Safety
-///
-/// As the crate's documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_event_goes(
-    vcpu: &VcpuObject,
-    present: &Subject,
-    is_wide: bool,
-) {
-    // SAFETY: on this vCPU, interrupts disabled.
-    let cpu = unsafe { vcpu.cpu() };
-    if cpu.vcpu.event_goes(present, is_wide) {
-        // What the hypervisor refuses is asked for again at the next switch.
-        // SAFETY: as above; the reference before is not used any more.
-        let _ = unsafe { vcpu.hide() };
+        let _ = unsafe { vcpu.show_perfs(&subject) };
     }
 }
 

@@ -88,6 +88,11 @@ impl Vcpu {
         self.refusal.is_none()
     }
 
+    /// Whether the hypervisor publishes here.
+    pub(crate) const fn is_registered(&self) -> bool {
+        self.registered
+    }
+
     /// What the hypervisor was last told to program.
     pub(crate) fn loaded(&self) -> Config {
         self.loaded

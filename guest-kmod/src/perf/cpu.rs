@@ -8,6 +8,7 @@ use crate::hal::Kernel;
 use crate::hypercall;
 use crate::perf::event::EventConfig;
 use crate::perf::held::Progress;
+use crate::perf::sample::Registers;
 use crate::thread::ThreadPmu;
 use crate::vcpu::Cpu;
 
@@ -26,13 +27,16 @@ impl<K: Kernel> Cpu<'_, K> {
         self.vcpu.events.add(event, &loaded, &kept.copied().unwrap_or_default())
     }
 
-    /// An event goes.  What it counts stays loaded, since the event often comes back.
-    pub fn remove_event(&mut self, index: u32) {
+    /// An event goes, at `now` by perf's time.  Gives for how long it was stalled since this was
+    /// last asked.
+    pub fn remove_event(&mut self, index: u32, now: u64) -> u64 {
+        let stalled = self.vcpu.events.settle(index, now, now);
         self.vcpu.events.remove(index);
+        stalled
     }
 
-    /// An event counts when perf's PMU is enabled; if it samples, it overflows after `left` events
-    /// and then every `period`.
+    /// An event counts when perf's PMU is enabled; if it samples, it overflows after what is `left`
+    /// of its `period`, which is all of it if perf has set another one.
     pub fn start_event(&mut self, index: u32, period: u64, left: i64) {
         self.fold_events();
         self.vcpu.events.start(index, period, left);
@@ -44,11 +48,11 @@ impl<K: Kernel> Cpu<'_, K> {
         self.vcpu.events.stop(index);
     }
 
-    /// What an event has counted since this was last asked.
-    pub fn progress_of_event(&mut self, index: u32) -> Progress {
+    /// What an event has counted since this was last asked; `now` by perf's time.
+    pub fn progress_of_event(&mut self, index: u32, now: u64) -> Progress {
         let sampler = self.sampler();
         self.vcpu.events.advance_live(&sampler);
-        self.vcpu.events.take_progress(index)
+        self.vcpu.events.take_progress(index, now)
     }
 
     /// perf changes what counts: nothing does meanwhile.
@@ -62,6 +66,7 @@ impl<K: Kernel> Cpu<'_, K> {
     /// [`ThreadPmu::tell`].
     pub fn enable_events(&mut self, thread: Option<(&mut ThreadPmu, &ThreadPage)>) -> bool {
         self.fold_events();
+        self.vcpu.forget_who_comes();
         self.vcpu.events.enable(true);
         self.revive_events();
         let mut tell = false;
@@ -75,9 +80,15 @@ impl<K: Kernel> Cpu<'_, K> {
         tell
     }
 
-    /// Whether nothing is counted where perf has its PMU enabled and events here.
-    pub fn events_are_stalled(&self) -> bool {
-        self.vcpu.events.are_stalled()
+    /// Whether perf is to be told of each event's stall, by [`settle_event`](Self::settle_event).
+    pub fn events_are_unsettled(&mut self) -> bool {
+        self.vcpu.events.take_unsettled()
+    }
+
+    /// Gives for how long an event was stalled since this was last asked; if it is stalled from now
+    /// on, it is so since `began`.  Both by perf's time.
+    pub fn settle_event(&mut self, index: u32, began: u64, now: u64) -> u64 {
+        self.vcpu.events.settle(index, began, now)
     }
 
     /// The interrupt of an overflow came: one bit for each event that has overflowed.
@@ -94,13 +105,23 @@ impl<K: Kernel> Cpu<'_, K> {
         self.vcpu.events.next_period(index)
     }
 
-    /// Where an event has overflowed, once; [`PLACE_NONE`](shared_abi::hypercall::PLACE_NONE) if
-    /// the hypervisor does not know.
-    pub fn place_of_event(&mut self, index: u32) -> HvPlace {
-        let Some(slot) = self.vcpu.events.slot(index) else {
-            return HvPlace::default();
+    /// Which registers the sample of an event gets that has overflowed, where `interrupted` is what
+    /// its interrupt has stopped, with the mode [`PLACE_NONE`](shared_abi::hypercall::PLACE_NONE)
+    /// if none has come.  They are put to its place if they are those that the hypervisor has seen.
+    pub fn registers_of_event(&mut self, index: u32, interrupted: &mut HvPlace) -> Registers {
+        let Some((event, slot)) = self.vcpu.events.get(index) else {
+            return Registers::User;
         };
+        if !event.counts_kernel() {
+            return Registers::of_user_mode(interrupted);
+        }
         self.stats.hypercalls.add(1);
-        hypercall::place(self.kernel, slot).unwrap_or_default()
+        // The hypervisor tells this once, or may not know it.
+        let place = hypercall::place(self.kernel, slot).unwrap_or_default();
+        let registers = Registers::of_both_modes(interrupted, &place);
+        if registers == Registers::Place {
+            *interrupted = place;
+        }
+        registers
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What perf asks for, and which counters can count it.
 
-use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
@@ -10,6 +10,100 @@ use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
 pub(crate) const TYPE_HARDWARE: u32 = 0;
 /// `PERF_TYPE_RAW` of `linux/perf_event.h`.
 pub(crate) const TYPE_RAW: u32 = 4;
+
+/// [`EventAttr::flags`], by the names that `linux/perf_event.h` gives these bits.
+pub(crate) mod flags {
+    pub(crate) const EXCLUDE_USER: u64 = 1 << 4;
+    pub(crate) const EXCLUDE_KERNEL: u64 = 1 << 5;
+    pub(crate) const EXCLUDE_IDLE: u64 = 1 << 7;
+    pub(crate) const FREQ: u64 = 1 << 10;
+    pub(crate) const PRECISE_IP: u64 = 3 << 15;
+    pub(crate) const EXCLUDE_HOST: u64 = 1 << 19;
+    pub(crate) const SIGTRAP: u64 = 1 << 37;
+}
+/// `PERF_SAMPLE_BRANCH_STACK` of `linux/perf_event.h`.
+pub(crate) const SAMPLE_BRANCH_STACK: u64 = 1 << 11;
+/// `PERF_SAMPLE_REGS_INTR` of `linux/perf_event.h`.
+pub(crate) const SAMPLE_REGS_INTR: u64 = 1 << 18;
+
+/// How many events a second are expected until perf knows better.
+const EVENTS_EXPECTED: u64 = 1_000_000_000;
+
+/// How an event was opened: the first fields of Linux's `struct perf_event_attr`.
+///
+/// They are part of its ABI.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct EventAttr {
+    /// `PERF_TYPE_*`.
+    pub kind: u32,
+    /// Bytes of the whole structure.
+    pub size: u32,
+    /// Which event of this type.
+    pub config: u64,
+    /// Events between two samples, or samples a second, or 0.
+    pub period: u64,
+    /// `PERF_SAMPLE_*`.
+    pub sample_type: u64,
+    /// `PERF_FORMAT_*`.
+    pub read_format: u64,
+    /// Its bit fields.
+    pub flags: u64,
+    /// When to wake a reader.
+    pub wakeup: u32,
+    /// Of breakpoints.
+    pub bp_type: u32,
+    /// More of `config`.
+    pub config1: u64,
+    /// More of `config`.
+    pub config2: u64,
+}
+
+impl EventAttr {
+    const fn has(&self, flag: u64) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether it interrupts.
+    const fn samples(&self) -> bool {
+        self.period != 0
+    }
+
+    /// Refuses what would not be counted or sampled as it is asked for: only the guest's two modes
+    /// are told apart, a sample comes after the instruction, and no thread can be sent a signal
+    /// where an event counts.
+    fn check(&self) -> Result<(), Errno> {
+        if !matches!(self.kind, TYPE_HARDWARE | TYPE_RAW) {
+            return Err(Errno::NOENT);
+        }
+        if self.has(flags::EXCLUDE_HOST | flags::EXCLUDE_IDLE) {
+            return Err(Errno::INVAL);
+        }
+        // Of where the kernel was, only some registers are known.
+        let kernel_registers =
+            self.sample_type & SAMPLE_REGS_INTR != 0 && !self.has(flags::EXCLUDE_KERNEL);
+        let unknown_config = self.config1 != 0 || self.config2 != 0;
+        let branches = self.sample_type & SAMPLE_BRANCH_STACK != 0;
+        let precise = self.has(flags::PRECISE_IP | flags::SIGTRAP);
+        if kernel_registers || unknown_config || branches || precise {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(())
+    }
+
+    /// The period to begin with if it is sampled so many times a second, or 0.  perf itself would
+    /// begin with one event, and a storm of interrupts.
+    pub const fn first_period(&self) -> u64 {
+        if !self.has(flags::FREQ) {
+            return 0;
+        }
+        match EVENTS_EXPECTED.checked_div(self.period) {
+            Some(0) => 1,
+            Some(period) => period,
+            None => 0,
+        }
+    }
+}
 
 /// An event that can be counted, and by which counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,13 +120,35 @@ pub struct EventConfig {
 }
 
 impl EventConfig {
+    /// The event that was opened so.
+    ///
+    /// # Errors
+    ///
+    /// `INVAL` or `OPNOTSUPP` it would not be counted or sampled as it is asked for; those of
+    /// [`new`](Self::new).
+    pub fn open(caps: &PmuCaps, attr: &EventAttr) -> Result<Self, Errno> {
+        attr.check()?;
+        let user = if attr.has(flags::EXCLUDE_USER) { 0 } else { EVNTSEL_USR };
+        let kernel = if attr.has(flags::EXCLUDE_KERNEL) { 0 } else { EVNTSEL_OS };
+        Self::new(caps, attr.kind, attr.config, user | kernel, attr.samples())
+    }
+
+    /// One of perf's generic events, in user mode.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn generic(caps: &PmuCaps, id: u64) -> Result<Self, Errno> {
+        Self::new(caps, TYPE_HARDWARE, id, EVNTSEL_USR, false)
+    }
+
     /// What perf asks for: one of its generic events or an event's select word, in the rings
     /// `EVNTSEL_USR` and `EVNTSEL_OS`. One in neither ring counts nothing, as on perf's own PMUs.
     ///
     /// # Errors
     ///
     /// `NOENT` no such event, and those of a configuration, see [`shared_abi::ConfigError`].
-    pub fn new(
+    pub(crate) fn new(
         caps: &PmuCaps,
         kind: u32,
         config: u64,
@@ -63,6 +179,11 @@ impl EventConfig {
             }
         }
         if event.slots == 0 { Err(refusal) } else { Ok(event) }
+    }
+
+    /// Whether it counts the kernel.
+    pub(crate) const fn counts_kernel(&self) -> bool {
+        self.fixed & EVNTSEL_OS != 0
     }
 
     /// Whether it counts in any ring.

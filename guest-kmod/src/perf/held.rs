@@ -11,6 +11,7 @@ use shared_abi::{Config, Errno, PhysSlot};
 
 use crate::overflow::apart;
 use crate::perf::event::EventConfig;
+use crate::perf::stall::Stall;
 
 /// As many events at once as there can be counters: perf takes turns if it has more.
 pub(crate) const EVENTS_MAX: usize = MAX_COUNTERS;
@@ -42,13 +43,22 @@ struct Held {
     period: u64,
     /// Events to the next overflow; below 1 if that has come and perf does not know yet.
     left: i64,
+    stall: Stall,
 }
 
 impl Held {
     /// One that does not count yet.
-    const fn new(event: &EventConfig, slot: PhysSlot) -> Self {
-        let (count, start, period) = (0, 0, 0);
-        Self { event: *event, slot, started: false, count, start, period, left: i64::MAX }
+    fn new(event: &EventConfig, slot: PhysSlot) -> Self {
+        Self {
+            event: *event,
+            slot,
+            started: false,
+            count: 0,
+            start: 0,
+            period: 0,
+            left: i64::MAX,
+            stall: Stall::default(),
+        }
     }
 
     const fn samples(&self) -> bool {
@@ -94,6 +104,8 @@ pub struct Progress {
     pub count: u64,
     /// Events to the next overflow, if it samples; below 1 if it has overflowed.
     pub left: i64,
+    /// For how long it was stalled since perf was last given it.
+    pub stalled: u64,
 }
 
 /// Whether the events of a group can be at once on a vCPU that has nothing else.  perf adds them
@@ -117,6 +129,8 @@ pub(crate) struct Events {
     changed: bool,
     /// They were not live when they should have been.
     stalled: bool,
+    /// They were stalled when that was last settled with perf.
+    settled: bool,
 }
 
 impl Events {
@@ -163,12 +177,26 @@ impl Events {
         }
     }
 
+    /// Notes that an event is or is not stalled from now on, see [`Stall::settle`].
+    pub(crate) fn settle(&mut self, index: u32, began: u64, now: u64) -> u64 {
+        let stalled = self.stalled;
+        self.get_mut(index).map_or(0, |held| held.stall.settle(stalled, began, now))
+    }
+
+    /// Whether every event is to be settled: some are stalled, or were when this was last asked.
+    pub(crate) fn take_unsettled(&mut self) -> bool {
+        core::mem::replace(&mut self.settled, self.stalled) || self.stalled
+    }
+
     /// An event counts as soon as they are live; if it samples, it overflows after `left` events
-    /// and then every `period`.  They are folded.
+    /// and then every `period`.  `left` is of a period that goes on, unless perf has set another
+    /// one meanwhile, or none has begun.  They are folded.
     pub(crate) fn start(&mut self, index: u32, period: u64, left: i64) {
         let Some(held) = self.get_mut(index) else { return };
         held.started = held.event.counts();
-        (held.period, held.left) = (period, left);
+        let goes_on = left > 0 && left.unsigned_abs() <= period;
+        held.period = period;
+        held.left = if goes_on { left } else { i64::try_from(period).unwrap_or(i64::MAX) };
         let armed = held.started && held.samples();
         self.changed |= armed;
     }
@@ -185,17 +213,20 @@ impl Events {
         self.enabled = enabled;
     }
 
-    /// What an event has counted since this was last asked.
-    pub(crate) fn take_progress(&mut self, index: u32) -> Progress {
+    /// What an event has counted since this was last asked; `now` by perf's time.
+    pub(crate) fn take_progress(&mut self, index: u32, now: u64) -> Progress {
+        let stalled = self.stalled;
         self.get_mut(index).map_or(Progress::default(), |held| Progress {
             count: core::mem::take(&mut held.count),
             left: held.left,
+            stalled: held.stall.settle(stalled, now, now),
         })
     }
 
-    /// The counter of an event.
-    pub(crate) fn slot(&self, index: u32) -> Option<PhysSlot> {
-        Some(self.held.get(index as usize)?.as_ref()?.slot)
+    /// An event that is here, and its counter.
+    pub(crate) fn get(&self, index: u32) -> Option<(&EventConfig, PhysSlot)> {
+        let held = self.held.get(index as usize)?.as_ref()?;
+        Some((&held.event, held.slot))
     }
 
     /// Begins the next period of an event that has overflowed.  Gives how many have passed.
@@ -221,11 +252,6 @@ impl Events {
         let held = self.held.iter().enumerate();
         let overflowed = held.filter(|(_, held)| held.is_some_and(|held| held.has_overflowed()));
         overflowed.map(|(index, _)| 1 << index).sum()
-    }
-
-    /// Whether they do not count although perf's PMU is enabled.
-    pub(crate) const fn are_stalled(&self) -> bool {
-        self.stalled
     }
 
     /// Notes whether they count, while perf's PMU is enabled.

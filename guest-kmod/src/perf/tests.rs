@@ -7,12 +7,15 @@ use std::vec::Vec;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::events::Generic;
-use shared_abi::hypercall::{HvPlace, OP_LOAD, OP_PLACE, OP_REGISTER, OP_UNREGISTER, PLACE_KERNEL};
+use shared_abi::hypercall::{
+    HvPlace, OP_LOAD, OP_PLACE, OP_REGISTER, OP_UNREGISTER, PLACE_KERNEL, PLACE_USER,
+};
+use shared_abi::slot::slots_of;
 use shared_abi::{CounterConfig, Errno, PhysSlot};
 
-use super::event::{TYPE_HARDWARE, TYPE_RAW};
+use super::event::{SAMPLE_BRANCH_STACK, SAMPLE_REGS_INTR, TYPE_HARDWARE, TYPE_RAW, flags};
 use super::held::EVENTS_MAX;
-use super::{EventConfig, Progress, fit};
+use super::{EventAttr, EventConfig, Progress, Registers, fit};
 use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
 
 mod again;
@@ -40,7 +43,7 @@ impl Machine {
     }
 
     fn progress(&self, vcpu: usize, index: u32) -> Progress {
-        self.on(vcpu, |cpu| cpu.progress_of_event(index))
+        self.on(vcpu, |cpu| cpu.progress_of_event(index, 0))
     }
 }
 
@@ -64,6 +67,93 @@ fn events_are_asked_for_as_perf_does() {
 }
 
 #[test]
+fn what_would_not_be_counted_as_asked_for_is_refused() {
+    let caps = Machine::caps();
+    let usual = EventAttr { kind: TYPE_RAW, config: 0xc0, period: 5_000, ..EventAttr::default() };
+    let open = |attr| EventConfig::open(&caps, &attr);
+    let both = EVNTSEL_USR | EVNTSEL_OS;
+    assert_eq!(open(usual), EventConfig::new(&caps, TYPE_RAW, 0xc0, both, true));
+    for (excluded, rings) in [
+        (flags::EXCLUDE_USER, EVNTSEL_OS),
+        (flags::EXCLUDE_KERNEL, EVNTSEL_USR),
+        (flags::EXCLUDE_USER | flags::EXCLUDE_KERNEL, 0),
+    ] {
+        let attr = EventAttr { flags: excluded, period: 0, ..usual };
+        assert_eq!(open(attr), EventConfig::new(&caps, TYPE_RAW, 0xc0, rings, false));
+    }
+    let with = |flags| EventAttr { flags, ..usual };
+    let unknown = EventAttr { kind: 3, flags: flags::EXCLUDE_HOST, ..usual };
+    assert_eq!(open(unknown), Err(Errno::NOENT), "another PMU's");
+    assert_eq!(open(with(flags::EXCLUDE_HOST)), Err(Errno::INVAL));
+    assert_eq!(open(with(flags::EXCLUDE_IDLE)), Err(Errno::INVAL));
+    for attr in [
+        with(1 << 15),
+        with(1 << 16),
+        with(flags::SIGTRAP),
+        EventAttr { config1: 1, ..usual },
+        EventAttr { config2: 1, ..usual },
+        EventAttr { sample_type: SAMPLE_BRANCH_STACK, ..usual },
+        EventAttr { sample_type: SAMPLE_REGS_INTR, ..usual },
+    ] {
+        assert_eq!(open(attr), Err(Errno::OPNOTSUPP), "{attr:?}");
+    }
+    let in_user = EventAttr { sample_type: SAMPLE_REGS_INTR, ..with(flags::EXCLUDE_KERNEL) };
+    assert!(open(in_user).is_ok(), "the thread's own registers are all known");
+}
+
+#[test]
+fn a_frequency_begins_with_a_period_that_is_no_storm() {
+    let first = |flags, period| EventAttr { flags, period, ..EventAttr::default() }.first_period();
+    assert_eq!(first(flags::FREQ, 4_000), 250_000);
+    assert_eq!(first(flags::FREQ, 100_000), 10_000);
+    assert_eq!(first(flags::FREQ, u64::MAX), 1);
+    assert_eq!(first(flags::FREQ, 0), 0, "it does not sample");
+    assert_eq!(first(0, 4_000), 0, "that is a period");
+}
+
+/// For how long perf has to take back the time between these two.
+fn stalled_between(machine: &Machine, index: u32, from: u64, to: u64) -> u64 {
+    machine.on(0, |cpu| {
+        cpu.settle_event(index, from, from);
+        cpu.settle_event(index, to, to)
+    })
+}
+
+fn is_stalled(machine: &Machine, index: u32) -> bool {
+    let lost = stalled_between(machine, index, 1_000, 1_250);
+    assert!(lost == 0 || lost == 250, "{lost}");
+    lost > 0
+}
+
+#[test]
+fn a_stall_is_taken_back_once_from_where_it_began() {
+    let machine = Machine::new();
+    let unsettled = || machine.on(0, |cpu| cpu.events_are_unsettled());
+    machine.schedule(0, &[(event(0xc0, false), 0), (event(0xc4, false), 0)]);
+    assert!(!unsettled());
+    assert_eq!(machine.on(0, |cpu| cpu.settle_event(0, 100, 300)), 0);
+    machine.revoke(0);
+    machine.refuse(Some(Errno::PERM));
+    machine.on(0, |cpu| cpu.enable_events(None));
+    assert!(unsettled());
+    machine.on(0, |cpu| {
+        assert_eq!(cpu.settle_event(0, 400, 1_000), 0, "it has begun");
+        assert_eq!(cpu.settle_event(1, 900, 1_000), 0);
+        assert_eq!(cpu.progress_of_event(0, 1_100).stalled, 700, "since it began");
+        assert_eq!(cpu.progress_of_event(0, 1_150).stalled, 50, "since it was told");
+        assert_eq!(cpu.settle_event(0, 0, 1_200), 50, "the same stall goes on");
+        assert_eq!(cpu.remove_event(1, 1_300), 400);
+    });
+    assert!(unsettled(), "still");
+    machine.refuse(None);
+    machine.on(0, |cpu| cpu.enable_events(None));
+    assert!(unsettled(), "it has ended");
+    assert_eq!(machine.on(0, |cpu| cpu.settle_event(0, 1_400, 1_400)), 200);
+    assert!(!unsettled());
+    assert_eq!(machine.on(0, |cpu| cpu.remove_event(0, 2_000)), 0);
+}
+
+#[test]
 fn an_event_in_neither_ring_counts_nothing() {
     let machine = Machine::new();
     for samples in [false, true] {
@@ -71,12 +161,12 @@ fn an_event_in_neither_ring_counts_nothing() {
         let of = [(nowhere, 100), (event(0xc4, false), 0)];
         assert_eq!(machine.schedule(0, &of), [Ok(0), Ok(1)]);
         machine.execute(0, 1_000, 100);
-        assert_eq!(machine.progress(0, 0), Progress { count: 0, left: 100 });
+        assert_eq!(machine.progress(0, 0), Progress { left: 100, ..Progress::default() });
         assert_eq!(machine.progress(0, 1).count, 100, "the other one does");
         machine.on(0, |cpu| {
             assert_eq!(cpu.overflowed_events(), 0);
             cpu.disable_events();
-            (cpu.remove_event(0), cpu.remove_event(1))
+            (cpu.remove_event(0, 0), cpu.remove_event(1, 0))
         });
     }
 }
@@ -99,7 +189,7 @@ fn an_event_counts_where_it_is_and_when_it_is_started() {
     });
     machine.execute(0, 7, 2);
     assert_eq!([0, 1].map(|n| machine.progress(0, n).count), [12, 1]);
-    machine.on(0, |cpu| (cpu.disable_events(), cpu.remove_event(0), cpu.remove_event(1)));
+    machine.on(0, |cpu| (cpu.disable_events(), cpu.remove_event(0, 0), cpu.remove_event(1, 0)));
     assert_eq!(machine.schedule(0, &of[..1]), [Ok(0)]);
     machine.execute(0, 3, 0);
     assert_eq!(machine.progress(0, 0).count, 3);
@@ -311,7 +401,6 @@ fn what_was_counted_before_the_domain_was_saved_stays() {
     machine.on(0, |cpu| {
         cpu.unregister().unwrap();
         cpu.register(2, 7).unwrap();
-        assert!(!cpu.events_are_stalled());
     });
     machine.execute(0, 50, 0);
     assert_eq!(machine.progress(0, 0).count, 1_050);
@@ -320,7 +409,7 @@ fn what_was_counted_before_the_domain_was_saved_stays() {
 #[test]
 fn events_are_stalled_while_the_host_forbids() {
     let machine = Machine::new();
-    let stalled = || machine.on(0, |cpu| cpu.events_are_stalled());
+    let stalled = || is_stalled(&machine, 0);
     machine.on(0, |cpu| assert!(!cpu.enable_events(None)));
     assert!(!stalled(), "there are none");
     machine.schedule(0, &[(event(0xc0, false), 0)]);
@@ -350,8 +439,8 @@ fn events_are_stalled_where_there_is_no_page() {
     machine.on(0, |cpu| {
         cpu.unregister().unwrap();
         cpu.refuse(Errno::STALE);
-        assert!(cpu.events_are_stalled());
     });
+    assert!(is_stalled(&machine, 0));
     assert_eq!(machine.progress(0, 0).count, 1_000);
 }
 
@@ -374,20 +463,57 @@ fn an_interrupt_concerns_only_what_samples() {
     machine.on(0, |cpu| assert_eq!(cpu.overflowed_events(), 0b110));
 }
 
-#[test]
-fn an_events_place_is_that_of_its_counter() {
-    let machine = Machine::new();
-    machine.place.set(HvPlace { mode: PLACE_KERNEL, ip: 0x1000, ..HvPlace::default() });
-    assert_eq!(machine.schedule(0, &[(event(0xc0, true), 5_000)]), [Ok(0)]);
+const INTERRUPTED: HvPlace =
+    HvPlace { slot: 0, mode: PLACE_KERNEL, ip: 0x2000, sp: 0x88, flags: 2 };
+const SEEN: HvPlace = HvPlace { slot: 0, mode: PLACE_KERNEL, ip: 0x1000, sp: 0x99, flags: 4 };
+
+/// Whose registers a sample of an event in these rings gets, and the place that goes with them.
+fn registers(machine: &Machine, rings: u64, interrupted: HvPlace) -> (Registers, HvPlace) {
+    let event = EventConfig::new(&Machine::caps(), TYPE_RAW, 0xc0, rings, true).unwrap();
+    let [Ok(index)] = machine.schedule(0, &[(event, 5_000)])[..] else { panic!("no counter") };
     machine.take_hypercalls();
-    let place = machine.on(0, |cpu| cpu.place_of_event(0));
-    let expected = HvPlace { slot: 3, mode: PLACE_KERNEL, ip: 0x1000, ..HvPlace::default() };
-    assert_eq!(place, expected);
+    machine.on(0, |cpu| {
+        let mut place = interrupted;
+        let registers = cpu.registers_of_event(index, &mut place);
+        cpu.remove_event(index, 0);
+        (registers, place)
+    })
+}
+
+#[test]
+fn a_sample_of_the_kernel_is_where_the_hypervisor_has_seen_it() {
+    let machine = Machine::new();
+    let both = EVNTSEL_USR | EVNTSEL_OS;
+    machine.place.set(SEEN);
+    let found = registers(&machine, both, INTERRUPTED);
+    assert_eq!(found, (Registers::Place, HvPlace { slot: 3, ..SEEN }), "of its own counter");
     assert_eq!(machine.take_hypercalls(), [(0, OP_PLACE)]);
-    machine.on(0, |cpu| assert_eq!(cpu.place_of_event(1), HvPlace::default(), "no event"));
-    assert_eq!(machine.take_hypercalls(), []);
-    machine.refuse(Some(Errno::INVAL));
-    machine.on(0, |cpu| assert_eq!(cpu.place_of_event(0), HvPlace::default(), "no such call"));
+    let (nothing, stopped) = (HvPlace::default(), INTERRUPTED);
+    assert_eq!(registers(&machine, both, nothing), (Registers::Place, HvPlace { slot: 3, ..SEEN }));
+    let same = HvPlace { ip: SEEN.ip, sp: SEEN.sp, ..stopped };
+    assert_eq!(registers(&machine, both, same).0, Registers::Interrupted, "with all registers");
+    for elsewhere in [HvPlace { ip: SEEN.ip, ..stopped }, HvPlace { sp: SEEN.sp, ..stopped }] {
+        assert_eq!(registers(&machine, both, elsewhere).0, Registers::Place);
+    }
+    machine.place.set(HvPlace { mode: PLACE_USER, ..SEEN });
+    assert_eq!(registers(&machine, both, stopped), (Registers::User, stopped));
+    machine.place.set(nothing);
+    assert_eq!(registers(&machine, both, stopped), (Registers::Interrupted, stopped));
+    assert_eq!(registers(&machine, both, nothing), (Registers::User, nothing));
+    let unknown = machine.on(0, |cpu| cpu.registers_of_event(7, &mut { stopped }));
+    assert_eq!(unknown, Registers::User, "no event");
+}
+
+#[test]
+fn a_sample_of_user_mode_is_where_the_kernel_was_entered() {
+    let machine = Machine::new();
+    machine.place.set(SEEN);
+    assert_eq!(registers(&machine, EVNTSEL_USR, INTERRUPTED), (Registers::User, INTERRUPTED));
+    assert_eq!(machine.take_hypercalls(), [], "nobody is asked");
+    let in_user = HvPlace { mode: PLACE_USER, ..INTERRUPTED };
+    assert_eq!(registers(&machine, EVNTSEL_USR, in_user), (Registers::Interrupted, in_user));
+    let nothing = HvPlace::default();
+    assert_eq!(registers(&machine, EVNTSEL_USR, nothing), (Registers::User, nothing));
 }
 
 #[test]
@@ -421,10 +547,116 @@ fn every_period_of_an_event_is_told() {
         cpu.enable_events(None);
     });
     assert_eq!(machine.programmed(0).period(slot), 950);
-    assert_eq!(machine.progress(0, 0), Progress { count: 3_050, left: 950 });
+    assert_eq!(machine.progress(0, 0), Progress { count: 3_050, left: 950, stalled: 0 });
     // It is told late, and never forgotten.
     machine.execute(0, 950, 0);
     assert_eq!(machine.progress(0, 0).left, 0);
     machine.on(0, |cpu| cpu.load_events());
     assert_eq!(machine.programmed(0).period(slot), 1, "at the next event");
+}
+
+/// Events come and are started with these periods and what is left of them.
+fn start_periods(machine: &Machine, events: &[(EventConfig, u64, i64)]) {
+    machine.on(0, |cpu| {
+        cpu.disable_events();
+        for (event, period, left) in events {
+            let index = cpu.add_event(event, None).unwrap();
+            cpu.start_event(index, *period, *left);
+        }
+        cpu.enable_events(None);
+    });
+}
+
+/// An interrupt comes.  Gives who has overflowed, after they have begun their next periods.
+fn interrupt(machine: &Machine) -> u32 {
+    machine.on(0, |cpu| {
+        let overflowed = cpu.overflowed_events();
+        for index in slots_of(overflowed).map(|slot| slot.index() as u32) {
+            cpu.next_period_of_event(index);
+        }
+        cpu.enable_events(None);
+        overflowed
+    })
+}
+
+/// What the general counters are armed with.
+fn armed<const N: usize>(machine: &Machine, slots: [u32; N]) -> [u64; N] {
+    slots.map(|n| machine.programmed(0).period(PhysSlot::general(n).unwrap()))
+}
+
+#[test]
+fn a_period_goes_on_where_it_was_left() {
+    let machine = Machine::new();
+    let (one, other) = (event(0xc0, true), event(0xc4, true));
+    start_periods(&machine, &[(one, 10_000, 1_500), (other, 7_000, 2_300)]);
+    assert_eq!(armed(&machine, [3, 2]), [1_500, 2_300]);
+    machine.execute(0, 1_500, 1_000);
+    assert_eq!(interrupt(&machine), 0b01);
+    assert_eq!(armed(&machine, [3, 2]), [10_000, 1_300]);
+    machine.execute(0, 4_000, 1_300);
+    assert_eq!(interrupt(&machine), 0b10);
+    assert_eq!(armed(&machine, [3, 2]), [6_000, 7_000]);
+}
+
+#[test]
+fn a_period_that_perf_has_changed_begins_anew() {
+    for left in [0, -5, 10_001, i64::MIN, i64::MAX] {
+        let machine = Machine::new();
+        let (one, other) = (event(0xc0, true), event(0xc4, true));
+        start_periods(&machine, &[(one, 10_000, left), (other, 7_000, 7_000)]);
+        assert_eq!(armed(&machine, [3, 2]), [10_000, 7_000], "{left}");
+    }
+}
+
+#[test]
+fn every_event_that_comes_is_loaded_and_armed_whatever_comes_after_it() {
+    let machine = Machine::new();
+    left_behind(&machine, &[counter(0, INSTRUCTIONS), counter(1, BRANCHES)]);
+    for round in 1..=2 {
+        // Only the first of them is not loaded yet, and only the first is armed.
+        let new = event(0xc4 | round << 24, true);
+        let events = [(new, 9_000, 2_000), (event(0xc0, false), 0, 0), (event(0xc4, false), 0, 0)];
+        start_periods(&machine, &events);
+        // What the round before has loaded stays, so this one takes the free counter below it.
+        assert_eq!(armed(&machine, [4 - round as u32]), [2_000], "round {round}");
+        machine.execute(0, 500, 70);
+        assert_eq!([0, 1, 2].map(|n| machine.progress(0, n).count), [70, 500, 70], "{round}");
+        machine.on(0, |cpu| [0, 1, 2].map(|index| cpu.remove_event(index, 0)));
+    }
+}
+
+#[test]
+fn an_interrupt_that_comes_too_early_arms_again() {
+    let machine = Machine::new();
+    start_periods(
+        &machine,
+        &[(event(0xc0, true), 5_000, 4_000), (event(0xc4, true), 6_000, 3_000)],
+    );
+    machine.execute(0, 2_500, 100);
+    assert_eq!(interrupt(&machine), 0, "nobody's");
+    assert_eq!(armed(&machine, [3, 2]), [1_500, 2_900]);
+    machine.execute(0, 400, 900);
+    assert_eq!(interrupt(&machine), 0, "again");
+    assert_eq!(armed(&machine, [3, 2]), [1_100, 2_000]);
+    machine.execute(0, 1_100, 30);
+    assert_eq!(interrupt(&machine), 0b01);
+    assert_eq!(armed(&machine, [3, 2]), [5_000, 1_970]);
+}
+
+#[test]
+fn events_that_share_a_counter_are_told_at_the_shorter_distance() {
+    for (first, second) in [(9_000, 4_000), (4_000, 9_000)] {
+        let machine = Machine::new();
+        let same = event(0xc0, true);
+        start_periods(&machine, &[(same, first, first as i64), (same, second, second as i64)]);
+        let short = if first < second { 0b01 } else { 0b10 };
+        assert_eq!(machine.programmed(0).slots(), 0b1000, "one counter");
+        for (distance, overflowed) in
+            [(4_000, short), (4_000, short), (1_000, 0b11 & !short), (3_000, short)]
+        {
+            assert_eq!(armed(&machine, [3]), [distance], "{first} before {second}");
+            machine.execute(0, distance, 0);
+            assert_eq!(interrupt(&machine), overflowed);
+        }
+    }
 }

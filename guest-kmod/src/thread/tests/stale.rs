@@ -134,7 +134,7 @@ fn perfs_events_count_on_when_no_thread_does() {
         cpu.stop_if_idle(&machine.counting);
     });
     machine.execute(0, 90, 9);
-    assert_eq!(machine.on(0, |cpu| cpu.progress_of_event(0)).count, 9);
+    assert_eq!(machine.on(0, |cpu| cpu.progress_of_event(0, 0)).count, 9);
 }
 
 #[test]
