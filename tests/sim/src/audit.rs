@@ -65,6 +65,7 @@ impl Machine {
             return;
         }
         let vcpu = self.vcpu_here();
+        self.check_event_overflows(vcpu, self.is_told_soon(vcpu));
         let Some(thread) = self.vcpus[vcpu].current.get() else { return };
         self.check_isolation(vcpu, thread);
         let own = &self.threads[thread];
@@ -93,17 +94,22 @@ impl Machine {
 
     /// An overflow that a thread has not been told of is on its way to it.
     fn check_overflow(&self, thread: usize, index: usize, looks: &Looks) {
-        let vcpu = &self.vcpus[index];
         let truth = self.threads[thread].truth.borrow();
+        if truth.overdue(looks) != 0 && !truth.is_paused() && !self.is_told_soon(index) {
+            self.fail(format!("thread {thread}: an overflow is lost"));
+        }
+    }
+
+    /// Whether an overflow of which this vCPU has not been told is on its way to it.
+    fn is_told_soon(&self, index: usize) -> bool {
+        let vcpu = &self.vcpus[index];
         let on_its_way = self.cpus[self.here.get()].pmu.interrupts() || vcpu.virq.get();
         // The host may put overflows off, but not further than a million events.
         let events = self.events_of(index);
         let put_off = vcpu.put_off.get().is_some_and(|since| {
             since.iter().zip(&events).any(|(since, now)| now - since < 1 << 20)
         });
-        if truth.overdue(looks) != 0 && !truth.is_paused() && !on_its_way && !put_off {
-            self.fail(format!("thread {thread}: an overflow is lost"));
-        }
+        on_its_way || put_off
     }
 
     /// A thread is told of exactly those counters that have overflowed, once.
@@ -200,7 +206,9 @@ impl Machine {
     fn gave_way(&self, thread: usize, errno: Errno) -> bool {
         let own = &self.threads[thread];
         let books = &self.domains[own.domain].books;
-        errno == Errno::BUSY && (books.count() || own.cpu_wide.get() != books.times.get())
+        // perf's events may have the counters that a thread comes for.
+        let busy = self.has_perf(own.domain) || books.count();
+        errno == Errno::BUSY && (busy || own.cpu_wide.get() != books.times.get())
     }
 
     pub fn has_failed(&self, thread: usize) -> bool {

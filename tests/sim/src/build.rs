@@ -2,6 +2,7 @@
 //! Machines as they are before the first step.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
 use guest_kmod::restore::Restoration;
@@ -13,10 +14,11 @@ use crate::coverage::Coverage;
 use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::Fiber;
 use crate::machine::{Agent, Clock, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
+use crate::perf::Perf;
 use crate::pmu::Pmu;
 use crate::rng::Rng;
 use crate::search::Marks;
-use crate::shape::{Kind, Shape};
+use crate::shape::{DomainShape, Kind, Shape};
 use crate::truth::Truth;
 
 /// A machine of this shape.
@@ -43,36 +45,22 @@ pub fn build(
             let thread: &Thread = thread;
             thread.owner.set(1);
         }
-        domains.push(Domain {
-            kind: domain.kind,
-            host: Cell::new(0),
-            serial: Cell::new(0),
-            vcpus: first_vcpu..vcpus.len(),
-            threads: first_thread..threads.len(),
-            hardware: domain.hardware,
-            alive: Cell::new(false),
-            allowed: Cell::new(domain.kind != Kind::Stranger),
-            policy: Policy::default(),
-            forbidden: Cell::new(0),
-            counting: guest_kmod::Counting::new(),
-            answer: Cell::new(None),
-            caps: Cell::new(None),
-            suspending: Cell::new(false),
-            books: Books::default(),
-        });
+        let (vcpus, threads) = (first_vcpu..vcpus.len(), first_thread..threads.len());
+        domains.push(self::domain(domain, vcpus, threads));
     }
     let objects = shape.cpus.len() + 2 * vcpus.len() + threads.len();
-    let marks = Marks::new(&chooser, objects, objects);
     let guided = matches!(chooser, Chooser::Guided { .. });
     let coverage = Coverage::new(guided, objects);
     let mut machine = Machine {
         shape: shape.clone(),
         driver,
+        perf: Perf::new(threads.len(), vcpus.len()),
         cpus,
         vcpus,
         threads,
         domains,
         agents: Vec::new(),
+        marks: Marks::new(&chooser, objects, objects),
         chooser: RefCell::new(chooser),
         pending: Cell::new(None),
         here: Cell::new(0),
@@ -85,7 +73,6 @@ pub fn build(
         readings: Cell::new(0),
         tally: Cell::default(),
         coverage,
-        marks,
         trace,
     };
     for domain in &machine.domains {
@@ -93,6 +80,26 @@ pub fn build(
     }
     machine.agents = agents(&machine, fibers);
     machine
+}
+
+fn domain(domain: &DomainShape, vcpus: Range<usize>, threads: Range<usize>) -> Domain {
+    Domain {
+        kind: domain.kind,
+        host: Cell::new(0),
+        serial: Cell::new(0),
+        vcpus,
+        threads,
+        hardware: domain.hardware,
+        alive: Cell::new(false),
+        allowed: Cell::new(domain.kind != Kind::Stranger),
+        policy: Policy::default(),
+        forbidden: Cell::new(0),
+        counting: guest_kmod::Counting::new(),
+        answer: Cell::new(None),
+        caps: Cell::new(None),
+        suspending: Cell::new(false),
+        books: Books::default(),
+    }
 }
 
 fn agents(machine: &Machine, fibers: &mut Vec<Fiber>) -> Vec<Agent> {
@@ -148,6 +155,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         id,
         pages: Default::default(),
         shows: Cell::new(0),
+        perfs_for: Cell::new(0),
         pins: Default::default(),
         registered: RefCell::default(),
         on: Cell::new(None),

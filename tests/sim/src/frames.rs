@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use shared_abi::VcpuPage;
 
-use crate::machine::{Machine, USERS};
+use crate::machine::{Machine, PAGES};
 
 /// Guest frame number of the first page.
 pub const GFN_BASE: u64 = 0x1000;
@@ -34,6 +34,6 @@ impl Machine {
 
     /// Whether it is one of these vCPUs' pages.
     pub fn is_page_of(&self, number: usize, vcpus: &Range<usize>) -> bool {
-        number / self.vcpus.len() < USERS && vcpus.contains(&(number % self.vcpus.len()))
+        number / self.vcpus.len() < PAGES && vcpus.contains(&(number % self.vcpus.len()))
     }
 }

@@ -156,18 +156,25 @@ impl Machine {
                 let counting = &self.domains[vcpu.domain].counting;
                 self.on(index, |cpu| cpu.stop_if_idle(counting));
             }
-            Action::Virq => self.take_virq(index),
+            Action::Virq => {
+                self.take_virq(index);
+                self.perf_interrupt(index);
+            }
             Action::CpuWide => self.take_cpu_wide(index),
             Action::Offline => {
                 self.switch_thread(index, None);
                 self.cpu_wide_goes_offline(index);
+                self.perf_offline(index);
                 vcpu.online.set(false);
                 if let Err(errno) = self.on(index, |cpu| cpu.go_offline()) {
                     self.check_refusal(vcpu.domain, "to take a page back", errno);
                 }
             }
             Action::Online => self.bring_online(index),
-            _ => self.step(Step::Note("tick")),
+            _ => {
+                self.step(Step::Note("tick"));
+                self.perf_tick(index);
+            }
         }
         if vcpu.current.get().is_some() {
             self.toggle(false);
@@ -252,6 +259,7 @@ impl Machine {
         let vcpu = &self.vcpus[index];
         let kernel = self.shape.seed & 1 != 0;
         let has_left = self.leave_to(index, next);
+        let swapped = self.perf_out(index, next);
         if let Some(prev) = vcpu.current.get() {
             self.on_thread(index, prev, |pmu, cpu| {
                 let page = &self.threads[prev].page;
@@ -266,6 +274,7 @@ impl Machine {
         }
         vcpu.current.set(next);
         let Some(next) = next else { return };
+        self.perf_in(index, next, swapped);
         self.show_if_counting(index, next);
         let signal = self.on_thread(index, next, |pmu, cpu| {
             let page = &self.threads[next].page;
@@ -291,7 +300,7 @@ impl Machine {
     }
 
     /// The truth about a thread follows what may have told it of an overflow.
-    fn interrupted(&self, index: usize, thread: usize, signal: Option<Signal>) {
+    pub fn interrupted(&self, index: usize, thread: usize, signal: Option<Signal>) {
         let interrupted = self.vcpus[index].sampling.borrow().has_published();
         if interrupted {
             self.suspended(index, thread);
@@ -346,7 +355,7 @@ impl Machine {
     }
 
     /// And its resumption.
-    fn resumed(&self, vcpu: usize, thread: usize) {
+    pub fn resumed(&self, vcpu: usize, thread: usize) {
         if self.state(thread) & THREAD_ACTIVE != 0 {
             let truth = &mut self.threads[thread].truth.borrow_mut();
             truth.resume(self.vcpus[vcpu].sampling.borrow().last());
@@ -560,6 +569,7 @@ impl Machine {
             own.truth.borrow_mut().stop(&self.moment(Some(thread), vcpu));
             self.published(vcpu, thread);
             self.dismiss_thread(thread, vcpu);
+            self.perf_exit(vcpu, thread);
             self.ask_to_stop(own.domain);
             own.on.set(None);
             own.life.set(Life::Ended);

@@ -15,7 +15,7 @@ use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
 use crate::frames::GFN_BASE;
-use crate::machine::{Clock, Domain, Level, Machine, RATIO_BITS, USERS, Vcpu, unheard};
+use crate::machine::{Clock, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, unheard};
 use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
 use crate::trace::Step;
@@ -584,7 +584,7 @@ impl Machine {
 
     /// At the end, when nothing is under way: a frame is pinned as often as it is registered.
     pub fn check_pins(&self) {
-        for page in 0..self.vcpus.len() * USERS {
+        for page in 0..self.vcpus.len() * PAGES {
             let holds = |v: &&crate::machine::Vcpu| {
                 v.registered.borrow().as_ref().is_some_and(|(_, registered)| *registered == page)
             };

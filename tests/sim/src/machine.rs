@@ -25,6 +25,7 @@ use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::{Fiber, pause};
 use crate::growth::Tally;
 use crate::model::SLOTS;
+use crate::perf::Perf;
 use crate::pmu::{EVENTS, Events, OS, OWNER_HOST, Pmu, Ring, USR, bits};
 use crate::rng::Rng;
 use crate::search::{Marks, Object};
@@ -98,6 +99,10 @@ impl Clock {
 pub const USERS: usize = 2;
 /// The one for whom CPUs count as a whole.
 pub const ROOT: usize = 0;
+/// A vCPU's page that perf has, behind those of users.
+pub const PERFS: usize = USERS;
+/// Pages of a vCPU.
+pub const PAGES: usize = USERS + 1;
 
 /// A virtual CPU.
 pub struct Vcpu {
@@ -105,11 +110,13 @@ pub struct Vcpu {
     /// Its number in the domain.
     pub id: u32,
     /// Each user's page of it.
-    pub pages: [VcpuPage; USERS],
+    pub pages: [VcpuPage; PAGES],
     /// Whose page its kernel has registered, or had last.
     pub shows: Cell<usize>,
+    /// The user for whom perf's page was registered last.
+    pub perfs_for: Cell<usize>,
     /// Registrations of its pages that the hypervisor holds.
-    pub pins: [Cell<u32>; USERS],
+    pub pins: [Cell<u32>; PAGES],
     /// The hypervisor's state of it, and the vCPU whose page it has registered.
     pub registered: RefCell<Option<(hv_driver::Vcpu, usize)>>,
     pub on: Cell<Option<usize>>,
@@ -297,6 +304,8 @@ pub struct Machine {
     pub vcpus: Vec<Vcpu>,
     pub threads: Vec<Thread>,
     pub domains: Vec<Domain>,
+    /// What perf counts in guests.
+    pub perf: Perf,
     pub agents: Vec<Agent>,
     pub chooser: RefCell<Chooser>,
     /// What happens next, decided by the agent that pauses.

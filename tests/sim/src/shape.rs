@@ -114,6 +114,8 @@ pub struct Shape {
     pub cpu_wide: bool,
     /// Guests have several users.
     pub users: bool,
+    /// Threads use perf.
+    pub perf: bool,
     /// What threads do.
     pub program: Program,
     /// Bits of a domain's seeds.
@@ -135,6 +137,7 @@ impl Shape {
         let kvm = Rng::new(seed ^ 0x6b76).one_in(3);
         // A saved domain's CPUs would have to start anew.
         let cpu_wide = !restores && !kvm && Rng::new(seed ^ 0x0e11).one_in(3);
+        let perf = !restores && !kvm && !cpu_wide && Rng::new(seed ^ 0x9e4f).one_in(2);
         Self {
             cpus,
             kvm,
@@ -150,7 +153,8 @@ impl Shape {
                 thread: rng.below(30),
                 tick: rng.below(10),
                 hotplug: if rng.one_in(2) { 1 + 3 * u64::from(cpu_wide) } else { 0 },
-                policy: if rng.one_in(3) { 1 } else { 0 },
+                // What the host stops is not in the books of perf's events.
+                policy: if rng.one_in(3) && !perf { 1 } else { 0 },
                 restore: if restores { 4 } else { 0 },
                 moves: if kvm { 4 } else { 0 },
                 destroy: if rng.one_in(4) { 1 } else { 0 },
@@ -163,6 +167,7 @@ impl Shape {
             noisy: !rng.one_in(4),
             cpu_wide,
             users: Rng::new(seed ^ 0x05e2).one_in(2),
+            perf,
             program: Program::Random,
             seed,
         }
@@ -231,6 +236,7 @@ pub fn quiet(cpus: usize) -> Shape {
         noisy: false,
         cpu_wide: false,
         users: false,
+        perf: false,
         program: Program::Random,
         seed: 0,
     }

@@ -14,6 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::frames::GFN_BASE;
 use crate::machine::{Claim, Life, Machine};
 use crate::model::{GENERAL, Model, PERIOD_MAX, PERIOD_TOLD};
+use crate::perf::has_perf_only;
 use crate::pmu::EVENTS;
 use crate::rng::Rng;
 use crate::shape::{Kind, Op, Program, evntsel, random_rings};
@@ -73,6 +74,8 @@ impl Machine {
         self.begin_as_somebody(thread);
         if self.shape.cpu_wide && domain.kind == Kind::Good {
             self.begin_beside_cpu_wide(thread);
+        } else if self.has_perf(self.threads[thread].domain) && has_perf_only(thread) {
+            // It has events of perf, and nothing else.
         } else if domain.kind != Kind::Stranger {
             self.create_counters(thread);
         }
@@ -137,6 +140,10 @@ impl Machine {
                 self.operate_cpu_wide(thread, rng);
                 return true;
             }
+        }
+        if self.has_perf(self.threads[thread].domain) && rng.one_in(4) {
+            self.operate_perf(thread, rng);
+            return true;
         }
         if self.threads[thread].signal.get().is_some() && rng.one_in(4) {
             self.go_on(thread);
@@ -321,7 +328,7 @@ impl Machine {
     }
 
     /// Short ones most often; long ones, up to the longest, where there are leaps.
-    fn random_period(&self, rng: &mut Rng) -> u64 {
+    pub fn random_period(&self, rng: &mut Rng) -> u64 {
         match rng.below(if self.shape.leaps { 5 } else { 16 }) {
             0 => PERIOD_MAX - rng.below(2),
             1 => PERIOD_TOLD + rng.below(PERIOD_MAX - PERIOD_TOLD),

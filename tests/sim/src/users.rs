@@ -6,7 +6,7 @@ use guest_kmod::shown::{Leave, Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use shared_abi::Errno;
 
 use crate::frames::GFN_BASE;
-use crate::machine::{Level, Machine, ROOT};
+use crate::machine::{Level, Machine, PERFS, ROOT};
 use crate::rng::Rng;
 use crate::shape::Kind;
 use crate::trace::Step;
@@ -17,20 +17,20 @@ pub const TRIAL: u32 = 100;
 /// All users here are in one container.
 const CONTAINER: u64 = 1;
 
-fn observer(user: usize) -> Observer {
+pub fn observer(user: usize) -> Observer {
     let number = 1 + user as u32;
     Observer { container: CONTAINER, uid: user as u32, number, sees_kernel: user == ROOT }
 }
 
 impl Machine {
     /// Who executes if this thread does; the kernel's own, if it is none.
-    fn subject(&self, thread: Option<usize>) -> Subject {
+    pub fn subject(&self, thread: Option<usize>) -> Subject {
         let uid = thread.map_or(0, |thread| self.threads[thread].owner.get() as u32);
         let kind = if thread.is_some() { SUBJECT_OPEN } else { SUBJECT_KERNEL };
         Subject { container: CONTAINER, uid, kind }
     }
 
-    fn counts(&self, thread: usize) -> bool {
+    pub fn counts(&self, thread: usize) -> bool {
         self.threads[thread].counts.get()
     }
 
@@ -61,6 +61,23 @@ impl Machine {
         }
     }
 
+    /// Has perf's page registered for a subject.
+    pub fn show_perfs(&self, index: usize, subject: &Subject) {
+        let vcpu = &self.vcpus[index];
+        match self.on(index, |cpu| cpu.make_room()) {
+            Ok(()) => vcpu.shows.set(PERFS),
+            // The vCPU is offline, or is counted as a whole.
+            Err(Errno::NXIO | Errno::BUSY) => return,
+            Err(errno) => return self.check_refusal(vcpu.domain, "to take a page back", errno),
+        }
+        vcpu.perfs_for.set(subject.uid as usize);
+        let gfn = GFN_BASE + self.page_number(index, PERFS) as u64;
+        let fresh = self.perf.new_observer();
+        if let Err(errno) = self.on(index, |cpu| cpu.show_perfs(gfn, subject, fresh)) {
+            self.check_refusal(vcpu.domain, "to register", errno);
+        }
+    }
+
     /// A thread is switched in: if anything of it is counted, its user's page is registered.
     pub fn show_if_counting(&self, index: usize, thread: usize) {
         if self.counts(thread) {
@@ -75,8 +92,12 @@ impl Machine {
         let subject = self.subject(next);
         let counting = next.filter(|&next| self.counts(next));
         let own = counting.map(|next| observer(self.threads[next].owner.get()).number);
-        if vcpu.module.borrow().leave_to(&subject, own) == Leave::Stay {
+        let leave = vcpu.module.borrow().leave_to(&subject, own);
+        if leave == Leave::Stay {
             return false;
+        }
+        if leave == Leave::Hide {
+            vcpu.module.borrow_mut().hides_for(&subject);
         }
         if let Some(prev) = vcpu.current.get() {
             let page = &self.threads[prev].page;
@@ -84,7 +105,9 @@ impl Machine {
             self.suspended(index, prev);
             self.published(index, prev);
         }
-        if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
+        if leave == Leave::ShowPerfs {
+            self.show_perfs(index, &subject);
+        } else if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
             self.check_refusal(vcpu.domain, "to take a page back", errno);
         }
         true
@@ -128,7 +151,11 @@ impl Machine {
         let good = self.domains[own.domain].kind == Kind::Good && self.level() == Some(Level::User);
         let registered = vcpu.registered.borrow();
         let Some((_, page)) = registered.as_ref().filter(|_| good) else { return };
-        let user = page / self.vcpus.len();
+        let user = match page / self.vcpus.len() {
+            PERFS if self.counts_whoever_executes(index) => return,
+            PERFS => vcpu.perfs_for.get(),
+            user => user,
+        };
         if user != own.owner.get() && !vcpu.cpu_wide.counts.get() {
             self.fail(format!("thread {thread} is seen by user {user} on vCPU {index}"));
         }

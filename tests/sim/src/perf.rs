@@ -1,0 +1,624 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Linux's perf in a guest: what it does with its events around the module's core, as the glue
+//! does, and the truth about each event.
+//!
+//! An event is a task's, or it is a vCPU's and counts whoever executes there.  A task's events are
+//! in its *context*.  A context that was inherited has a copy of each event.  Where two tasks
+//! switch directly whose contexts are copies of each other, perf exchanges the contexts, and the
+//! events stay on the vCPU.  Events that find no counter wait for their turn.
+//!
+//! All events here count user mode only.  So it does not matter when the kernel looks at a counter,
+//! and the truth is what was executed while the event was scheduled in.
+
+use std::cell::{Cell, RefCell};
+
+use guest_kmod::perf::{EventAttr, EventConfig};
+use shared_abi::{Config, Errno};
+
+use crate::machine::Machine;
+use crate::model::PERIOD_TOLD;
+use crate::pmu::{EVENT_CODES, EVENTS};
+use crate::rng::Rng;
+use crate::shape::Kind;
+use crate::users::observer;
+
+/// `PERF_TYPE_RAW`, and the bit of `exclude_kernel`.
+const RAW: u32 = 4;
+const EXCLUDE_KERNEL: u64 = 1 << 5;
+
+/// Events that a context has at most.
+const CONTEXT_MAX: usize = 6;
+
+/// Whose execution an event counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// Of the thread in whose context it is.
+    Task,
+    /// Of whoever executes on the vCPU in whose context it is.
+    Vcpu,
+}
+
+/// An event, and what it should have counted.
+#[derive(Clone, Debug)]
+struct Event {
+    whose: Whose,
+    /// Which kind of those that occur here.
+    kind: usize,
+    config: EventConfig,
+    /// Events between samples; 0 if it does not sample.
+    period: u64,
+    /// What perf keeps of the period that goes on.
+    left: i64,
+    /// Its number on the vCPU, while it is scheduled in.
+    on: Option<u32>,
+    /// The ledger, when it was scheduled in or began to follow another thread.
+    start: u64,
+    /// What it should have counted before that.
+    truth: u64,
+    /// What the core has given of it.
+    count: u64,
+    /// Periods of which perf was told.
+    told: u64,
+}
+
+impl Event {
+    /// As if it had just been opened.
+    fn copy(&self) -> Self {
+        let left = self.period as i64;
+        Self { on: None, start: 0, truth: 0, count: 0, told: 0, left, ..self.clone() }
+    }
+}
+
+/// The events of a task, or of a vCPU, in the order of their turns.
+#[derive(Debug, Default)]
+struct Context {
+    events: Vec<Event>,
+    /// Contexts with this number are copies of each other; 0 is of none.
+    lineage: u64,
+}
+
+/// perf's part of a machine.
+#[derive(Debug, Default)]
+pub struct Perf {
+    tasks: Vec<RefCell<Context>>,
+    vcpus: Vec<RefCell<Context>>,
+    lineages: Cell<u64>,
+    observers: Cell<u32>,
+    /// A sample of a vCPU was disturbed so often that the module has given up: nothing is known of
+    /// its events.
+    given_up: Cell<bool>,
+}
+
+impl Perf {
+    /// That of a machine with so many threads and vCPUs.
+    pub fn new(threads: usize, vcpus: usize) -> Self {
+        Self {
+            tasks: (0..threads).map(|_| RefCell::default()).collect(),
+            vcpus: (0..vcpus).map(|_| RefCell::default()).collect(),
+            ..Self::default()
+        }
+    }
+
+    fn new_lineage(&self) -> u64 {
+        self.lineages.set(self.lineages.get() + 1);
+        self.lineages.get()
+    }
+
+    /// A number that no observer has had.
+    pub fn new_observer(&self) -> u32 {
+        self.observers.set(self.observers.get() + 1);
+        1_000 + self.observers.get()
+    }
+}
+
+/// Whether a thread has no counters of its own beside perf.
+pub const fn has_perf_only(thread: usize) -> bool {
+    thread / 2 % 2 == 0
+}
+
+impl Machine {
+    /// Whether a domain's threads use perf.
+    pub fn has_perf(&self, domain: usize) -> bool {
+        self.shape.perf && self.domains[domain].kind == Kind::Good
+    }
+
+    fn has_perf_here(&self, index: usize) -> bool {
+        self.has_perf(self.vcpus[index].domain)
+    }
+
+    fn fails_perf(&self, what: String) {
+        if !self.is_gone() && !self.perf.given_up.get() {
+            self.fail(what);
+        }
+    }
+
+    /// The ledger of which an event on this vCPU counts an interval.
+    fn ledger(&self, index: usize, whose: Whose, kind: usize) -> u64 {
+        let vcpu = &self.vcpus[index];
+        match (whose, vcpu.current.get()) {
+            (Whose::Vcpu, _) => vcpu.user.get()[kind],
+            (Whose::Task, Some(thread)) => self.threads[thread].user.get()[kind],
+            (Whose::Task, None) => 0,
+        }
+    }
+
+    /// What an event on this vCPU should have counted by now.
+    fn truth_of(&self, index: usize, event: &Event) -> u64 {
+        let ledger = event.on.map(|_| self.ledger(index, event.whose, event.kind));
+        event.truth + ledger.map_or(0, |now| now.wrapping_sub(event.start))
+    }
+
+    /// Whether events are on this vCPU: of its own, and of the task that executes there.
+    fn events_here(&self, index: usize) -> [usize; 2] {
+        let on = |context: &RefCell<Context>| {
+            context.borrow().events.iter().filter(|event| event.on.is_some()).count()
+        };
+        let current = self.vcpus[index].current.get();
+        [on(&self.perf.vcpus[index]), current.map_or(0, |thread| on(&self.perf.tasks[thread]))]
+    }
+
+    /// What the module could not read for all its attempts it does not count.
+    fn note_disturbed(&self) {
+        if !self.is_gone() && self.was_disturbed() {
+            self.perf.given_up.set(true);
+        }
+    }
+
+    /// The thread that executes here, if it has counters of its own.
+    fn thread_with_counters(&self, index: usize) -> Option<usize> {
+        let has = |thread: &usize| self.threads[*thread].pmu.borrow().is_some();
+        self.vcpus[index].current.get().filter(has)
+    }
+
+    /// Whether an event of this vCPU's own is on it.
+    pub fn counts_whoever_executes(&self, index: usize) -> bool {
+        self.has_perf_here(index) && self.events_here(index)[0] > 0
+    }
+
+    /// The observer of the counters of the present thread, if it has any that count.
+    fn own_observer(&self, index: usize) -> Option<u32> {
+        let counting = self.vcpus[index].current.get().filter(|&thread| self.counts(thread));
+        Some(observer(self.threads[counting?].owner.get()).number)
+    }
+
+    /// perf's events that are here go on in perf's page if none is registered.
+    fn show_for_events(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        let present = self.subject(vcpu.current.get());
+        let needed = vcpu.module.borrow().events_need_page_for(&present);
+        if let Some(subject) = needed {
+            self.show_perfs(index, &subject);
+        }
+    }
+
+    /// perf disables its PMU.
+    fn pmu_disable(&self, index: usize) {
+        self.on(index, |cpu| cpu.disable_events());
+        self.note_disturbed();
+    }
+
+    /// perf enables its PMU.
+    fn pmu_enable(&self, index: usize) {
+        self.show_for_events(index);
+        self.go_on_with_events(index);
+    }
+
+    fn go_on_with_events(&self, index: usize) {
+        let Some(thread) = self.thread_with_counters(index) else {
+            self.on(index, |cpu| cpu.enable_events(None));
+            return self.note_disturbed();
+        };
+        let page = &self.threads[thread].page;
+        let tell = self.on_thread(index, thread, |pmu, cpu| cpu.enable_events(Some((pmu, page))));
+        self.note_disturbed();
+        self.thread_was_loaded_again(index, thread);
+        if tell == Some(true) {
+            let signal = self.on_thread(index, thread, |pmu, cpu| pmu.tell(page, cpu));
+            self.interrupted(index, thread, signal.flatten());
+        }
+    }
+
+    /// The counters of a thread were suspended and resumed, if anything was published of them.
+    fn thread_was_loaded_again(&self, index: usize, thread: usize) {
+        if self.vcpus[index].sampling.borrow().has_published() {
+            self.suspended(index, thread);
+            self.published(index, thread);
+            self.resumed(index, thread);
+        }
+    }
+
+    /// What the present thread needs loaded.
+    fn kept(&self, index: usize) -> Option<Config> {
+        let thread = self.thread_with_counters(index)?;
+        let pmu = self.threads[thread].pmu.borrow();
+        pmu.as_ref()?.needs().copied()
+    }
+
+    /// perf adds an event and starts it, with its PMU disabled.  Gives whether it found a counter.
+    fn add_event(&self, index: usize, event: &mut Event) -> bool {
+        let (vcpu, wide) = (&self.vcpus[index], event.whose == Whose::Vcpu);
+        let present = self.subject(vcpu.current.get());
+        let own = self.own_observer(index);
+        let needs_page = vcpu.module.borrow().event_needs_page(&present, own, wide);
+        if needs_page {
+            self.show_perfs(index, &present);
+        }
+        let kept = self.kept(index);
+        match self.on(index, |cpu| cpu.add_event(&event.config, kept.as_ref())) {
+            Ok(number) => {
+                if wide {
+                    vcpu.module.borrow_mut().wide_event_comes();
+                }
+                event.on = Some(number);
+                event.start = self.ledger(index, event.whose, event.kind);
+                let (period, left) = (event.period, event.left);
+                self.on(index, |cpu| cpu.start_event(number, period, left));
+                self.note_disturbed();
+                true
+            }
+            Err(Errno::AGAIN) => false,
+            Err(errno) => {
+                self.fails_perf(format!("vCPU {index}: an event cannot be added: {errno:?}"));
+                false
+            }
+        }
+    }
+
+    /// perf reads an event.
+    fn read_event(&self, index: usize, event: &mut Event) {
+        let Some(number) = event.on else { return };
+        let now = self.steps.get();
+        let progress = self.on(index, |cpu| cpu.progress_of_event(number, now));
+        self.note_disturbed();
+        event.count = event.count.wrapping_add(progress.count);
+        event.left = progress.left;
+        if progress.stalled != 0 {
+            self.fails_perf(format!("vCPU {index}: perf is told of a stall: nothing has stalled"));
+        }
+        self.check_event(index, event);
+    }
+
+    /// An event has counted what was executed while it was scheduled in.
+    fn check_event(&self, index: usize, event: &Event) {
+        let truth = self.truth_of(index, event);
+        self.readings.set(self.readings.get() + 1);
+        if event.count != truth {
+            let (count, whose) = (event.count, event.whose);
+            self.fails_perf(format!("vCPU {index}: a {whose:?}'s event is {count}, not {truth}"));
+        }
+    }
+
+    /// perf has been told of every period of an event, once.
+    fn check_samples(&self, index: usize, event: &Event) {
+        let passed = self.truth_of(index, event).checked_div(event.period).unwrap_or(0);
+        if event.told != passed {
+            let told = event.told;
+            self.fails_perf(format!("vCPU {index}: perf has {told} samples of {passed}"));
+        }
+    }
+
+    /// An event has overflowed: perf is told.
+    fn tell_event(&self, index: usize, event: &mut Event) {
+        let Some(number) = event.on else { return };
+        event.told += self.on(index, |cpu| cpu.next_period_of_event(number));
+        self.read_event(index, event);
+    }
+
+    /// perf stops an event and removes it, with its PMU disabled.
+    fn remove_event(&self, index: usize, event: &mut Event) {
+        let Some(number) = event.on else { return };
+        self.on(index, |cpu| cpu.stop_event(number));
+        self.note_disturbed();
+        self.read_event(index, event);
+        if event.period > 0 && event.left <= 0 {
+            self.tell_event(index, event);
+        }
+        self.check_samples(index, event);
+        event.truth = self.truth_of(index, event);
+        event.on = None;
+        let now = self.steps.get();
+        self.on(index, |cpu| cpu.remove_event(number, now));
+        let (vcpu, wide) = (&self.vcpus[index], event.whose == Whose::Vcpu);
+        let present = self.subject(vcpu.current.get());
+        let goes = vcpu.module.borrow_mut().event_goes(&present, wide);
+        if goes {
+            self.take_page_back(index);
+        }
+    }
+
+    fn take_page_back(&self, index: usize) {
+        if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
+            self.fails_perf(format!("vCPU {index} keeps its page: {errno:?}"));
+        }
+        self.note_disturbed();
+    }
+
+    /// Does something with a context while nobody else looks at it.
+    fn with<R>(&self, context: &RefCell<Context>, work: impl FnOnce(&mut Context) -> R) -> R {
+        let mut taken = context.take();
+        let result = work(&mut taken);
+        context.replace(taken);
+        result
+    }
+
+    /// perf adds those of a context that find counters, in order, up to the first that does not.
+    fn schedule_in(&self, index: usize, context: &RefCell<Context>) {
+        // Each is put back before the next is added: others are asked for meanwhile.
+        let events = context.borrow().events.len();
+        for at in 0..events {
+            let mut event = context.borrow().events[at].clone();
+            if event.on.is_some() {
+                continue;
+            }
+            let added = self.add_event(index, &mut event);
+            context.borrow_mut().events[at] = event;
+            if !added {
+                return self.check_turned_away(index, context, at);
+            }
+        }
+    }
+
+    /// An event is turned away only if there is no counter for it.
+    fn check_turned_away(&self, index: usize, context: &RefCell<Context>, at: usize) {
+        if self.kept(index).is_some() {
+            return;
+        }
+        let (task, vcpu) = (self.vcpus[index].current.get(), self.perf.vcpus[index].borrow());
+        let task = task.map(|thread| self.perf.tasks[thread].borrow());
+        let task = task.iter().flat_map(|context| &context.events);
+        let here = vcpu.events.iter().chain(task).filter(|event| event.on.is_some());
+        let mut kinds: Vec<usize> = here.map(|event| event.kind).collect();
+        kinds.push(context.borrow().events[at].kind);
+        kinds.sort_unstable();
+        kinds.dedup();
+        let general = self.guests_model().general as usize;
+        if kinds.len() <= general {
+            self.fails_perf(format!("vCPU {index}: no counter for one of {kinds:?} events"));
+        }
+    }
+
+    fn schedule_out(&self, index: usize, context: &RefCell<Context>) {
+        let events = context.borrow().events.len();
+        for at in 0..events {
+            let mut event = context.borrow().events[at].clone();
+            self.remove_event(index, &mut event);
+            context.borrow_mut().events[at] = event;
+        }
+    }
+
+    /// perf's part of a switch, while the thread that leaves is current still.
+    pub fn perf_out(&self, index: usize, next: Option<usize>) -> bool {
+        let Some(prev) = self.vcpus[index].current.get() else { return false };
+        if !self.has_perf_here(index) {
+            return false;
+        }
+        let (one, other) = (&self.perf.tasks[prev], next.map(|next| &self.perf.tasks[next]));
+        let lineage = one.borrow().lineage;
+        let swaps = lineage != 0 && other.is_some_and(|other| other.borrow().lineage == lineage);
+        if one.borrow().events.is_empty() && !swaps {
+            return false;
+        }
+        self.pmu_disable(index);
+        match (next, other) {
+            (Some(next), Some(other)) if swaps => {
+                one.swap(other);
+                self.follow(&mut other.borrow_mut().events, prev, next);
+            }
+            _ => self.schedule_out(index, one),
+        }
+        self.pmu_enable(index);
+        swaps
+    }
+
+    /// Events that stay on the vCPU count another thread from now on.
+    fn follow(&self, events: &mut [Event], prev: usize, next: usize) {
+        let (prev, next) = (self.threads[prev].user.get(), self.threads[next].user.get());
+        for event in events.iter_mut().filter(|event| event.on.is_some()) {
+            event.truth += prev[event.kind].wrapping_sub(event.start);
+            event.start = next[event.kind];
+        }
+    }
+
+    /// perf's part of a switch, when the thread that comes is current.
+    pub fn perf_in(&self, index: usize, next: usize, swapped: bool) {
+        let context = &self.perf.tasks[next];
+        if !swapped && self.has_perf_here(index) && !context.borrow().events.is_empty() {
+            self.pmu_disable(index);
+            self.schedule_in(index, context);
+            self.pmu_enable(index);
+        }
+    }
+
+    /// perf's clock ticks: it is others' turn.  And now and then the user whose page is shown is
+    /// gone, and the page is taken back, whatever counts.
+    pub fn perf_tick(&self, index: usize) {
+        if !self.has_perf_here(index) || !self.vcpus[index].online.get() {
+            return;
+        }
+        let rng = &mut Rng::new(self.steps.get() ^ self.shape.seed);
+        let counting = self.vcpus[index].current.get().is_some_and(|thread| self.counts(thread));
+        if rng.one_in(3) && !counting {
+            self.take_page_back(index);
+            self.show_for_events(index);
+        } else {
+            self.reschedule(index, |context| {
+                if !context.events.is_empty() {
+                    context.events.rotate_left(1);
+                }
+            });
+        }
+    }
+
+    /// perf changes the contexts of this vCPU and of its thread, with nothing scheduled in.
+    fn reschedule(&self, index: usize, change: impl Fn(&mut Context)) {
+        let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
+        let contexts = || [Some(&self.perf.vcpus[index]), task].into_iter().flatten();
+        if contexts().all(|context| context.borrow().events.is_empty()) {
+            return;
+        }
+        self.pmu_disable(index);
+        contexts().for_each(|context| self.schedule_out(index, context));
+        contexts().for_each(|context| change(&mut context.borrow_mut()));
+        contexts().for_each(|context| self.schedule_in(index, context));
+        self.pmu_enable(index);
+    }
+
+    /// The interrupt of an overflow came, of whichever counter.
+    pub fn perf_interrupt(&self, index: usize) {
+        if !self.has_perf_here(index) || self.events_here(index) == [0; 2] {
+            return;
+        }
+        let overflowed = self.on(index, |cpu| cpu.overflowed_events());
+        self.note_disturbed();
+        let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
+        for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
+            self.with(context, |context| {
+                for event in &mut context.events {
+                    let has = event.on.is_some_and(|number| overflowed >> number & 1 != 0);
+                    if has {
+                        self.read_event(index, event);
+                        self.tell_event(index, event);
+                    }
+                    self.check_samples(index, event);
+                }
+            });
+        }
+        self.go_on_with_events(index);
+    }
+
+    /// An overflow of which perf has not been told is on its way.
+    pub fn check_event_overflows(&self, index: usize, on_its_way: bool) {
+        if on_its_way || !self.has_perf_here(index) {
+            return;
+        }
+        let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
+        for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
+            for event in context.borrow().events.iter().filter(|event| event.on.is_some()) {
+                let due = self.truth_of(index, event) / event.period.max(1);
+                if event.period >= PERIOD_TOLD && due > event.told {
+                    self.fails_perf(format!("vCPU {index}: an overflow of an event is lost"));
+                }
+            }
+        }
+    }
+
+    /// A thread uses perf.
+    pub fn operate_perf(&self, thread: usize, rng: &mut Rng) {
+        self.in_kernel(|index| {
+            if self.is_gone() || self.domains[self.vcpus[index].domain].caps.get().is_none() {
+                return;
+            }
+            match rng.below(8) {
+                0..3 => self.open_event(index, &self.perf.tasks[thread], Whose::Task, rng),
+                3 => self.open_event(index, &self.perf.vcpus[index], Whose::Vcpu, rng),
+                4 => self.inherit(thread, rng),
+                5 => self.close_event(index, thread, rng),
+                _ => self.read_events(index, thread),
+            }
+        });
+    }
+
+    fn open_event(&self, index: usize, own: &RefCell<Context>, whose: Whose, rng: &mut Rng) {
+        if own.borrow().events.len() == CONTEXT_MAX || !self.vcpus[index].online.get() {
+            return;
+        }
+        let kind = rng.index(EVENTS);
+        let samples = self.guests_model().samples() && rng.one_in(2);
+        let period = if samples { self.random_period(rng) } else { 0 };
+        let attr = EventAttr {
+            kind: RAW,
+            config: EVENT_CODES[kind],
+            period,
+            flags: EXCLUDE_KERNEL,
+            ..EventAttr::default()
+        };
+        let Some(caps) = self.domains[self.vcpus[index].domain].caps.get() else { return };
+        let config = match EventConfig::open(&caps, &attr) {
+            Ok(config) => config,
+            Err(errno) => return self.fails_perf(format!("no event {kind}: {errno:?}")),
+        };
+        let event = Event {
+            whose,
+            kind,
+            config,
+            period,
+            left: period as i64,
+            on: None,
+            start: 0,
+            truth: 0,
+            count: 0,
+            told: 0,
+        };
+        self.pmu_disable(index);
+        {
+            let own = &mut own.borrow_mut();
+            own.events.push(event);
+            own.lineage = self.perf.new_lineage();
+        }
+        self.schedule_in(index, own);
+        self.pmu_enable(index);
+    }
+
+    fn close_event(&self, index: usize, thread: usize, rng: &mut Rng) {
+        let wide = rng.one_in(3);
+        let own = if wide { &self.perf.vcpus[index] } else { &self.perf.tasks[thread] };
+        let events = own.borrow().events.len();
+        if events == 0 {
+            return;
+        }
+        self.pmu_disable(index);
+        let at = rng.index(events);
+        let mut event = own.borrow().events[at].clone();
+        self.remove_event(index, &mut event);
+        {
+            let own = &mut own.borrow_mut();
+            own.events.remove(at);
+            own.lineage = self.perf.new_lineage();
+        }
+        self.pmu_enable(index);
+    }
+
+    fn read_events(&self, index: usize, thread: usize) {
+        for context in [&self.perf.tasks[thread], &self.perf.vcpus[index]] {
+            self.with(context, |context| {
+                context.events.iter_mut().for_each(|event| self.read_event(index, event));
+            });
+        }
+    }
+
+    /// Another thread, which executes nowhere, is as if this one had started it: it gets copies of
+    /// all events.
+    fn inherit(&self, thread: usize, rng: &mut Rng) {
+        let threads = self.domains[self.threads[thread].domain].threads.clone();
+        let other = threads.start + rng.index(threads.len());
+        let own = self.perf.tasks[thread].borrow();
+        let Ok(mut heir) = self.perf.tasks[other].try_borrow_mut() else { return };
+        if other == thread || self.threads[other].on.get().is_some() || own.events.is_empty() {
+            return;
+        }
+        heir.events = own.events.iter().map(Event::copy).collect();
+        heir.lineage = own.lineage;
+    }
+
+    /// A thread ends, and its events with it.
+    pub fn perf_exit(&self, index: usize, thread: usize) {
+        let own = &self.perf.tasks[thread];
+        if self.has_perf_here(index) && !own.borrow().events.is_empty() {
+            self.pmu_disable(index);
+            self.schedule_out(index, own);
+            own.take();
+            self.pmu_enable(index);
+        }
+    }
+
+    /// A vCPU goes offline, where no thread executes any more, and its events with it.
+    pub fn perf_offline(&self, index: usize) {
+        let own = &self.perf.vcpus[index];
+        if self.has_perf_here(index) && !own.borrow().events.is_empty() {
+            self.pmu_disable(index);
+            self.schedule_out(index, own);
+            own.take();
+            self.pmu_enable(index);
+        }
+    }
+}
