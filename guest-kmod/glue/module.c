@@ -67,6 +67,9 @@ static int __init perfctr_init(void)
 	err = perfctr_task_init();
 	if (err)
 		goto undo_vcpus;
+	err = perfctr_pce_init();
+	if (err)
+		goto undo_task;
 	perfctr_debugfs_init();
 	err = misc_register(&perfctr_device);
 	if (!err) {
@@ -74,6 +77,8 @@ static int __init perfctr_init(void)
 		return 0;
 	}
 	perfctr_debugfs_exit();
+	perfctr_pce_exit();
+undo_task:
 	perfctr_task_exit();
 undo_vcpus:
 	perfctr_vcpus_exit();
@@ -89,6 +94,7 @@ static void __exit perfctr_exit(void)
 	perfctr_pmu_exit();
 	misc_deregister(&perfctr_device);
 	perfctr_debugfs_exit();
+	perfctr_pce_exit();
 	perfctr_task_exit();
 	perfctr_vcpus_exit();
 	perfctr_watch_exit();

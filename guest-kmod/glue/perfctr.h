@@ -228,6 +228,8 @@ void perfctr_pmu_init(void);
 void perfctr_pmu_exit(void);
 
 /* pce.c: processes that may execute RDPMC. */
+int perfctr_pce_init(void);
+void perfctr_pce_exit(void);
 void perfctr_pce_allow(struct mm_struct *mm);
 void perfctr_pce_forbid(struct mm_struct *mm);
 
