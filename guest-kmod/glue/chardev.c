@@ -146,14 +146,15 @@ static long perfctr_ioctl(struct file *file, unsigned int number,
 				  task, task == current, &admitted);
 	if (done)
 		return done;
-	if (copy_from_user(argument, user, admitted.bytes_in))
-		return -EFAULT;
-	if (admitted.bytes_in)
+	if (admitted.bytes_in) {
+		if (copy_from_user(argument, user, admitted.bytes_in))
+			return -EFAULT;
 		done = perfctr_core_judge(number, argument, admitted.bytes_in,
 					  perfctr_paranoid, nr_cpu_ids,
 					  &perfctr_query);
-	if (done)
-		return done;
+		if (done)
+			return done;
+	}
 	if (admitted.is_of_cpus)
 		mutex_lock(&perfctr_cpus_lock);
 	done = perfctr_perform(file, thread, number, argument);
