@@ -61,7 +61,7 @@ impl Operation {
         })
     }
 
-    const fn permission(self) -> Permission {
+    fn permission(self) -> Permission {
         match self {
             Self::Query
             | Self::Register
