@@ -105,8 +105,11 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	INIT_WORK(&line->look, look);
 	perfctr_core_restore_begin(perfctr_cpus[cpu].core);
 	line->handler = handler;
-	/* As apic_write() does, which later kernels do not lend. */
-	apic->write(APIC_LVTPC, APIC_DM_NMI);
+	/*
+	 * As apic_write() does, which later kernels do not lend. The vector
+	 * tells the driver that this guest wants to know of its restoration.
+	 */
+	apic->write(APIC_LVTPC, APIC_DM_NMI | PERFCTR_KVM_LVTPC_VECTOR);
 	return 0;
 }
 

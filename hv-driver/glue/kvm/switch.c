@@ -49,20 +49,20 @@ void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 }
 
 /*
- * A guest whose local APIC sends it an NMI for the PMU has our module, or
- * another use for one: it is told before it executes anything. One that may not
- * count has no use for it, and may take it for a broken machine.
+ * Our module in a guest has to know before the guest executes anything, also
+ * where the guest may not count any more. Its local APIC says that it is there:
+ * another kernel may take an NMI that nothing explains for a broken machine.
  */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 {
-	u32 lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC);
+	u32 lvtpc = kvm_lapic_get_reg(vcpu->arch.apic, APIC_LVTPC) &
+		    (APIC_LVT_MASKED | APIC_MODE_MASK | APIC_VECTOR_MASK);
 
 	if (!perfctr_on)
 		return;
 	if (vcpu->arch.perfctr)
 		perfctr_page_abandon(vcpu);
-	if ((lvtpc & (APIC_LVT_MASKED | APIC_MODE_MASK)) == APIC_DM_NMI &&
-	    perfctr_allowed(vcpu->kvm))
+	if (lvtpc == (APIC_DM_NMI | PERFCTR_KVM_LVTPC_VECTOR))
 		perfctr_notify(vcpu);
 }
 
