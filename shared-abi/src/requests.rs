@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The table of the device's requests: what each [`ioctl`](crate::ioctl) demands of its caller.
+//! The table of the device's requests: what each [`ioctl`] demands of its caller.
 //!
 //! The module refuses what is not listed here.  Whoever adds a request has to say for each column
 //! what it demands, and gets nothing by default.

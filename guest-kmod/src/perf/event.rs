@@ -125,7 +125,7 @@ impl EventConfig {
     /// # Errors
     ///
     /// `INVAL` or `OPNOTSUPP` it would not be counted or sampled as it is asked for; those of
-    /// [`new`](Self::new).
+    /// `new`.
     pub fn open(caps: &PmuCaps, attr: &EventAttr) -> Result<Self, Errno> {
         attr.check()?;
         let user = if attr.has(flags::EXCLUDE_USER) { 0 } else { EVNTSEL_USR };
@@ -137,7 +137,7 @@ impl EventConfig {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// As `new`.
     pub fn generic(caps: &PmuCaps, id: u64) -> Result<Self, Errno> {
         Self::new(caps, TYPE_HARDWARE, id, EVNTSEL_USR, false)
     }

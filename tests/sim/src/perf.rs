@@ -113,7 +113,7 @@ impl Perf {
 
 /// Whether a thread has no counters of its own beside perf.
 pub const fn has_perf_only(thread: usize) -> bool {
-    thread / 2 % 2 == 0
+    (thread / 2).is_multiple_of(2)
 }
 
 impl Machine {

@@ -79,7 +79,8 @@ const MACHINES: [Machine; 6] = [
         during: unpermitted,
         provider: "paravirt",
         reason: "the caller may not open /dev/perfctr",
-        remedy: "the administrator grants it by the device's group",
+        remedy: "root may, and so may the members of the device's group, which Debian's package \
+                 calls perfctr",
         errno: libc::EACCES,
     },
     Machine {
