@@ -33,11 +33,12 @@ pub const HYPERCALL_NUMBER: u32 = 53;
 /// `docs/ABI.md` says which registers hold the number and the arguments.
 pub const KVM_HYPERCALL_NUMBER: u32 = 0x5043_5452;
 
-/// The vector that the module writes to the local APIC's entry for the PMU in a guest of KVM, beside
-/// the delivery mode NMI, for which the processor ignores it (SDM volume 3, local vector table).
+/// The vector that the module writes to the local APIC's entry for the PMU in a guest of KVM.
+/// Processors ignore it beside the delivery mode NMI (SDM volume 3, local vector table).
 ///
-/// The VMM saves and restores it with the entry.  It tells the driver that this guest knows what the
-/// NMI after a restoration means, and is not another kernel that would take it for a broken machine.
+/// The VMM saves and restores it with the entry.  It tells the driver that this guest knows what
+/// the NMI after a restoration means, and is not another kernel, which would take that NMI for a
+/// broken machine.
 pub const KVM_LVTPC_VECTOR: u32 = 0x50;
 
 /// Handshake and capabilities.
