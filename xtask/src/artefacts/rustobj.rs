@@ -115,8 +115,11 @@ fn object(
     fs::create_dir_all(&work)?;
     sh::output(cmd("ar", ["x"]).arg(&library).current_dir(&work))?;
     let whole = crate_object(&work, &package.replace('-', "_"))?;
-    let object = work.join("perfctr_core.o");
-    reduce(&whole, &object)?;
+    let reduced = work.join("perfctr_core.o");
+    reduce(&whole, &reduced)?;
+    // Another run may look at the object that it was given before: it is replaced in one step.
+    let object = target_dir.join("perfctr_core.o");
+    fs::rename(&reduced, &object)?;
     Ok(object)
 }
 
