@@ -2,7 +2,7 @@
 //! When and how the command ends, and whatever it was told to write to.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -94,10 +94,12 @@ fn an_interrupt_ends_the_wait_for_what_a_program_has_left_behind() {
     let script = "trap '' INT; sleep 20 & echo; exit 5";
     let mut command = perfctr(["stat", "-o", "/dev/null", "--", "sh", "-c", script]);
     let begun = Instant::now();
-    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let pid = Pid::from_raw(child.id().cast_signed());
+    // The program executes now, so the command no longer ends by an interrupt of its own.
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let status = loop {
-        // It may not be waiting yet.
+        // The command may not be waiting for the sleeper yet.
         thread::sleep(Duration::from_millis(100));
         kill(pid, Signal::SIGINT).unwrap();
         if let Some(status) = child.try_wait().unwrap() {
