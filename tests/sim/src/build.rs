@@ -182,6 +182,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         undisturbed: Cell::new(0),
         sampled: Cell::default(),
         put_off: Cell::new(None),
+        armed: Cell::default(),
         cpu_wide: CpuWide::new(),
     }
 }

@@ -145,6 +145,7 @@ impl Machine {
             self.fail(format!("an overflow is put off after {overflows}"));
         }
         vcpu.put_off.set(put_off.then(|| self.events_of(index)));
+        vcpu.armed.set(vcpu.user.get());
     }
 
     /// Events of a vCPU, ever.

@@ -159,6 +159,8 @@ pub struct Vcpu {
     pub sampled: Cell<[u64; SLOTS]>,
     /// Events that it had when its next overflow was put off.
     pub put_off: Cell<Option<Events>>,
+    /// What it had executed in user mode when its counters were last loaded.
+    pub armed: Cell<Events>,
     /// What counts whatever executes there.
     pub cpu_wide: CpuWide,
 }

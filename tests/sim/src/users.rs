@@ -88,16 +88,23 @@ impl Machine {
     /// A vCPU's present thread leaves it to another one, or to none.  Gives whether that thread was
     /// suspended, since the page was taken back.
     pub fn leave_to(&self, index: usize, next: Option<usize>) -> bool {
-        let vcpu = &self.vcpus[index];
         let subject = self.subject(next);
         let counting = next.filter(|&next| self.counts(next));
         let own = counting.map(|next| observer(self.threads[next].owner.get()).number);
-        let leave = vcpu.module.borrow().leave_to(&subject, own);
+        let module = &self.vcpus[index].module;
+        let leave = module.borrow().leave_to(&subject, own);
+        if leave == Leave::Hide {
+            module.borrow_mut().hides_for(&subject);
+        }
+        self.leave(index, leave, &subject)
+    }
+
+    /// Suspends the counters of the thread that is on the vCPU, and takes back or replaces the page
+    /// that is registered there, if `leave` says so.  Gives whether it did.
+    fn leave(&self, index: usize, leave: Leave, subject: &Subject) -> bool {
+        let vcpu = &self.vcpus[index];
         if leave == Leave::Stay {
             return false;
-        }
-        if leave == Leave::Hide {
-            vcpu.module.borrow_mut().hides_for(&subject);
         }
         if let Some(prev) = vcpu.current.get() {
             let page = &self.threads[prev].page;
@@ -106,7 +113,7 @@ impl Machine {
             self.published(index, prev);
         }
         if leave == Leave::ShowPerfs {
-            self.show_perfs(index, &subject);
+            self.show_perfs(index, subject);
         } else if let Err(errno) = self.on(index, |cpu| cpu.unregister()) {
             self.check_refusal(vcpu.domain, "to take a page back", errno);
         }
@@ -137,9 +144,14 @@ impl Machine {
     }
 
     fn execute_as(&self, thread: usize, user: usize) {
-        self.in_kernel(|vcpu| {
+        self.in_kernel(|index| {
             self.threads[thread].owner.set(user);
-            self.leave_to(vcpu, Some(thread));
+            let subject = self.subject(Some(thread));
+            let leave = self.vcpus[index]
+                .module
+                .borrow()
+                .become_subject(&subject, self.own_observer(index));
+            self.leave(index, leave, &subject);
         });
     }
 
