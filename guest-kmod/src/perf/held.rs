@@ -294,7 +294,8 @@ impl Events {
         self.changed = false;
     }
 
-    /// A counter for this event: rather one that counts it already, then one that counts nothing.
+    /// A counter for this event: rather one that another event has, which counts the same there,
+    /// then one that counts it already, then one that counts nothing.
     fn choose_counter(
         &self,
         event: &EventConfig,
@@ -307,9 +308,10 @@ impl Events {
             kept.joined(&config(slot)).is_some() && self.iter().all(beside)
         };
         let rank = |slot: PhysSlot| match loaded.evntsel(slot) {
-            evntsel if evntsel == event.evntsel(slot) => 0,
-            0 => 1,
-            _ => 2,
+            _ if self.iter().any(|held| held.slot == slot) => 0,
+            evntsel if evntsel == event.evntsel(slot) => 1,
+            0 => 2,
+            _ => 3,
         };
         // Of equals the last: general counters are what others ask for first.
         slots_of(event.slots)
