@@ -11,15 +11,12 @@ struct perfctr_cpu *perfctr_cpus;
 static int perfctr_alloc_cpu(unsigned int number)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[number];
-	struct perfctr_page_frame frame;
 
 	cpu->core = kzalloc(perfctr_core_vcpu_bytes(), GFP_KERNEL);
 	cpu->perfs = (void *)get_zeroed_page(GFP_KERNEL);
 	if (!cpu->core || !cpu->perfs)
 		return -ENOMEM;
-	frame.page = cpu->perfs;
-	frame.gfn = perfctr_platform->gfn(cpu->perfs);
-	perfctr_core_vcpu_init(cpu->core, number, &frame);
+	perfctr_core_vcpu_init(cpu->core, number, cpu->perfs);
 	cpu->shown = perfctr_core_shown(cpu->core);
 	return 0;
 }

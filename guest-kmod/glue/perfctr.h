@@ -88,7 +88,7 @@ struct perfctr_platform {
 	/* Whether the kernel says who may execute RDPMC, and not its hypervisor. */
 	bool (*owns_cr4)(void);
 	int (*hypercall)(u32 op, void *argument, u32 length);
-	u64 (*gfn)(void *page);
+	u64 (*gfn)(const void *page);
 	/* Called on that CPU; gives a number for the other one, or an error. */
 	int (*bind)(unsigned int cpu, irq_handler_t handler);
 	void (*unbind)(unsigned int cpu, int irq);

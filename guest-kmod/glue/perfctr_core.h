@@ -70,20 +70,6 @@ struct perfctr_core_thread;
 struct perfctr_core_vcpu;
 
 /*
- * Memory that the hypervisor publishes in, and which frame that is.
- */
-struct perfctr_page_frame {
-  /*
-   * The page.
-   */
-  const struct perfctr_vcpu_page *page;
-  /*
-   * Its guest frame number.
-   */
-  uint64_t gfn;
-};
-
-/*
  * How an event was opened: the first fields of Linux's `struct perf_event_attr`.
  */
 struct perfctr_event_attr {
@@ -278,6 +264,11 @@ struct perfctr_observer {
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 
 /*
+ * The guest frame number of a page; a guest whose frames are the machine's has other ones
+ */
+extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
+
+/*
  * RDPMC of ECX to RAX and RDX; changes no other register.
  */
 extern void perfctr_glue_rdpmc(void);
@@ -302,7 +293,7 @@ size_t perfctr_core_vcpu_bytes(void);
  */
 void perfctr_core_vcpu_init(struct perfctr_core_vcpu *memory,
                             uint32_t number,
-                            const struct perfctr_page_frame *perfs);
+                            const struct perfctr_vcpu_page *perfs);
 
 /*
  * No thread may count on the vCPU, for the reason of this negative error number; see
@@ -707,7 +698,7 @@ const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *v
  * Registers an observer's page in place of what is registered; see
  */
 int perfctr_core_show(const struct perfctr_core_vcpu *vcpu,
-                      const struct perfctr_page_frame *frame,
+                      const struct perfctr_vcpu_page *page,
                       const struct perfctr_observer *observer);
 
 /*

@@ -50,12 +50,7 @@ struct perfctr_subject perfctr_subject_of(struct task_struct *task)
 /* On that CPU, with interrupts disabled; a refusal is told its threads. */
 int perfctr_user_show(unsigned int number, struct perfctr_user *user)
 {
-	struct perfctr_page_frame frame = {
-		.page = user->page[number],
-		.gfn = perfctr_platform->gfn(user->page[number]),
-	};
-
-	return perfctr_core_show(perfctr_cpus[number].core, &frame,
+	return perfctr_core_show(perfctr_cpus[number].core, user->page[number],
 				 &user->observer);
 }
 

@@ -31,7 +31,6 @@ use shared_abi::ioctl::{Control, Sums};
 use shared_abi::{Errno, ThreadPage, VcpuPage};
 
 use requests::Caller;
-use shown::Frame;
 
 /// No code path leads here: the object is checked not to contain any that does.
 #[cfg(target_os = "none")]
@@ -42,6 +41,9 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 
 unsafe extern "C" {
     fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int;
+    /// The guest frame number of a page; a guest whose frames are the machine's has other ones
+    /// after it was restored.
+    fn perfctr_glue_gfn(page: *const VcpuPage) -> u64;
     /// RDPMC of ECX to RAX and RDX; changes no other register.
     fn perfctr_glue_rdpmc();
 }
@@ -77,7 +79,7 @@ pub struct VcpuObject {
     /// The one that is registered, or will be in a moment; perf's if there is none.
     page: Cell<*const VcpuPage>,
     /// That of perf's events.
-    perfs: Frame,
+    perfs: *const VcpuPage,
     kernel: Linux,
     stats: Stats,
     vcpu: UnsafeCell<Vcpu>,
@@ -174,17 +176,17 @@ pub extern "C" fn perfctr_core_vcpu_bytes() -> usize {
 ///
 /// # Safety
 ///
-/// `memory` is as the crate's documentation says; the frame's page outlives it.
+/// `memory` is as the crate's documentation says; the page outlives it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpu_init(
     memory: *mut VcpuObject,
     number: u32,
-    perfs: &Frame,
+    perfs: *const VcpuPage,
 ) {
     let object = VcpuObject {
         number,
-        page: Cell::new(perfs.page),
-        perfs: *perfs,
+        page: Cell::new(perfs),
+        perfs,
         kernel: Linux { restoration: Restoration::new() },
         stats: Stats::default(),
         vcpu: UnsafeCell::new(Vcpu::default()),

@@ -9,20 +9,16 @@ use guest_kmod::shown::{Leave, Observer, Shown, Subject};
 use guest_kmod::watch::{Watch, idle_users_delay_ms};
 use shared_abi::{Errno, VcpuPage};
 
-use crate::{ThreadObject, VcpuObject, to_return};
+use crate::{ThreadObject, VcpuObject, perfctr_glue_gfn, to_return};
 
 /// Numbers of observers that were given; 0 is nobody's.
 static OBSERVERS: AtomicU32 = AtomicU32::new(0);
 static WATCH: Watch = Watch::new();
 
-/// Memory that the hypervisor publishes in, and which frame that is.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Frame {
-    /// The page.
-    pub page: *const VcpuPage,
-    /// Its guest frame number.
-    pub gfn: u64,
+/// The frame that the hypervisor is to publish in.
+fn frame_of(page: *const VcpuPage) -> u64 {
+    // SAFETY: C reckons with the address, and does not look at the page.
+    unsafe { perfctr_glue_gfn(page) }
 }
 
 impl VcpuObject {
@@ -35,7 +31,7 @@ impl VcpuObject {
         // SAFETY: on this vCPU, interrupts disabled, as the caller says.
         unsafe { self.cpu() }.unregister()?;
         // C may free the other one now.
-        self.page.set(self.perfs.page);
+        self.page.set(self.perfs);
         Ok(())
     }
 
@@ -43,13 +39,13 @@ impl VcpuObject {
     ///
     /// # Safety
     ///
-    /// As the crate's documentation says; the frame's page outlives its registration.
-    unsafe fn show(&self, frame: &Frame, observer: &Observer) -> Result<(), Errno> {
+    /// As the crate's documentation says; the page outlives its registration.
+    unsafe fn show(&self, page: *const VcpuPage, observer: &Observer) -> Result<(), Errno> {
         // SAFETY: on this vCPU, interrupts disabled, as the caller says.
         unsafe { self.cpu() }.make_room()?;
-        self.page.set(frame.page);
+        self.page.set(page);
         // SAFETY: as above; the reference before is gone.
-        unsafe { self.cpu() }.show(frame.gfn, observer)
+        unsafe { self.cpu() }.show(frame_of(page), observer)
     }
 
     /// The same with perf's page.
@@ -60,10 +56,10 @@ impl VcpuObject {
     pub(crate) unsafe fn show_perfs(&self, subject: &Subject) -> Result<(), Errno> {
         // SAFETY: on this vCPU, interrupts disabled, as the caller says.
         unsafe { self.cpu() }.make_room()?;
-        self.page.set(self.perfs.page);
+        self.page.set(self.perfs);
         let fresh = perfctr_core_new_observer();
         // SAFETY: as above; the reference before is gone.
-        unsafe { self.cpu() }.show_perfs(self.perfs.gfn, subject, fresh)
+        unsafe { self.cpu() }.show_perfs(frame_of(self.perfs), subject, fresh)
     }
 }
 
@@ -87,15 +83,15 @@ pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> *const Shown {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says; the frame's page outlives its registration.
+/// As the crate's documentation says; the page outlives its registration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_show(
     vcpu: &VcpuObject,
-    frame: &Frame,
+    page: *const VcpuPage,
     observer: &Observer,
 ) -> c_int {
     // SAFETY: on this vCPU, interrupts disabled.
-    to_return(unsafe { vcpu.show(frame, observer) })
+    to_return(unsafe { vcpu.show(page, observer) })
 }
 
 /// Takes the vCPU's page back; see [`Cpu::unregister`](guest_kmod::Cpu::unregister).
@@ -215,7 +211,7 @@ pub unsafe extern "C" fn perfctr_core_vcpu_online(vcpu: &VcpuObject) -> c_int {
     // SAFETY: as above.
     let mut cpu = unsafe { vcpu.cpu() };
     to_return(match hidden {
-        Ok(()) => cpu.come_online(vcpu.perfs.gfn, perfctr_core_new_observer()),
+        Ok(()) => cpu.come_online(frame_of(vcpu.perfs), perfctr_core_new_observer()),
         Err(errno) => {
             cpu.refuse(errno);
             Err(errno)
@@ -243,7 +239,7 @@ pub unsafe extern "C" fn perfctr_core_vcpu_offline(vcpu: &VcpuObject) -> c_int {
 pub unsafe extern "C" fn perfctr_core_vcpu_forget_page(vcpu: &VcpuObject) {
     // SAFETY: on this vCPU, interrupts disabled.
     unsafe { vcpu.cpu() }.forget_page();
-    vcpu.page.set(vcpu.perfs.page);
+    vcpu.page.set(vcpu.perfs);
 }
 
 /// The page that is registered, or was last.

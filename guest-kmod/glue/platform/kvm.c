@@ -51,7 +51,7 @@ static int hypercall(u32 op, void *argument, u32 length)
 	return answer == -KVM_ENOSYS ? -ENOSYS : answer;
 }
 
-static u64 gfn(void *page)
+static u64 gfn(const void *page)
 {
 	return virt_to_phys(page) >> PAGE_SHIFT;
 }

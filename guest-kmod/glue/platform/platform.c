@@ -27,3 +27,8 @@ int perfctr_glue_hypercall(u32 op, void *argument, u32 length)
 {
 	return perfctr_platform->hypercall(op, argument, length);
 }
+
+u64 perfctr_glue_gfn(const struct perfctr_vcpu_page *page)
+{
+	return perfctr_platform->gfn(page);
+}

@@ -32,7 +32,7 @@ static int hypercall(u32 op, void *argument, u32 length)
 	return _hypercall3(int, arch_5, op, argument, length);
 }
 
-static u64 gfn(void *page)
+static u64 gfn(const void *page)
 {
 	return virt_to_gfn(page);
 }

@@ -76,7 +76,6 @@ const BOUNDARIES: &[Boundary] = &[
             ("EventConfig", "perfctr_event_config"),
             ("Registers", "perfctr_registers"),
             ("Progress", "perfctr_progress"),
-            ("Frame", "perfctr_page_frame"),
             ("Subject", "perfctr_subject"),
             ("Observer", "perfctr_observer"),
             ("Shown", "perfctr_shown"),
