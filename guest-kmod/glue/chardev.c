@@ -72,8 +72,8 @@ static long perfctr_create(struct file *file, struct task_struct *task)
 		return err;
 	thread = perfctr_thread_alloc(
 		task_pid_nr_ns(task, ns_of_pid(task_pid(task))), task);
-	if (!thread)
-		return -ENOMEM;
+	if (IS_ERR(thread))
+		return PTR_ERR(thread);
 	err = perfctr_thread_link(thread, task, file);
 	perfctr_thread_put(thread);
 	return err;

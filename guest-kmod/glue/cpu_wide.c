@@ -80,8 +80,8 @@ long perfctr_cpus_set(struct file *file,
 		return -EINVAL;
 	if (!counters)
 		counters = perfctr_thread_alloc(0, NULL);
-	if (!counters)
-		return -ENOMEM;
+	if (IS_ERR(counters))
+		return PTR_ERR(counters);
 	perfctr_cpus[cpu].counters = counters;
 	set = perfctr_core_cpu_set((unsigned long)file, &perfctr_query, state,
 				   &counters->counts);

@@ -25,7 +25,7 @@ static void perfctr_thread_release(struct kref *kref)
 		container_of(kref, struct perfctr_thread, kref);
 
 	perfctr_ring_free(thread->ring);
-	if (thread->user)
+	if (!IS_ERR_OR_NULL(thread->user))
 		perfctr_user_put(thread->user);
 	free_page((unsigned long)thread->page);
 	kfree(thread);
@@ -40,19 +40,21 @@ void perfctr_thread_put(struct perfctr_thread *thread)
 struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
+	long err;
 
 	BUILD_BUG_ON(sizeof(*thread) + PERFCTR_THREAD_BYTES > SZ_2K &&
 		     !IS_ENABLED(CONFIG_DEBUG_SPINLOCK));
 	thread = kzalloc(sizeof(*thread) + PERFCTR_THREAD_BYTES,
 			 GFP_KERNEL_ACCOUNT);
 	if (!thread)
-		return NULL;
+		return ERR_PTR(-ENOMEM);
 	kref_init(&thread->kref);
 	thread->page = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 	thread->user = perfctr_user_get(task);
-	if (!thread->page || !thread->user) {
+	err = thread->page ? PTR_ERR_OR_ZERO(thread->user) : -ENOMEM;
+	if (err) {
 		perfctr_thread_put(thread);
-		return NULL;
+		return ERR_PTR(err);
 	}
 	thread->observer = thread->user->observer.number;
 	mutex_init(&thread->lock);

@@ -179,7 +179,7 @@ static struct perfctr_user *perfctr_user_find(struct pid_namespace *container,
 	return perfctr_user_alloc(container, uid);
 }
 
-/* To be put; NULL if there is no memory. */
+/* To be put; an error if there is no memory. */
 static struct perfctr_user *perfctr_user_get_in(struct pid_namespace *container,
 						kuid_t uid)
 {
@@ -190,12 +190,12 @@ static struct perfctr_user *perfctr_user_get_in(struct pid_namespace *container,
 	if (user && atomic_inc_return(&user->count) == 1)
 		atomic_dec(&perfctr_idle_users);
 	mutex_unlock(&perfctr_users_lock);
-	return user;
+	return user ?: ERR_PTR(-ENOMEM);
 }
 
 /*
- * Whose thread this is, or root without one; to be put.  NULL if it has ended, or
- * without memory.
+ * Whose thread this is, or root without one; to be put.  An error if the thread
+ * has ended, or without memory.
  */
 struct perfctr_user *perfctr_user_get(struct task_struct *task)
 {
@@ -210,7 +210,7 @@ struct perfctr_user *perfctr_user_get(struct task_struct *task)
 		get_pid_ns(container);
 	task_unlock(task);
 	if (!container)
-		return NULL;
+		return ERR_PTR(-ESRCH);
 	return perfctr_user_get_in(container, task_cred_xxx(task, euid));
 }
 
@@ -230,7 +230,7 @@ void perfctr_user_put(struct perfctr_user *user)
 int perfctr_users_init(void)
 {
 	perfctr_root = perfctr_user_get(NULL);
-	return perfctr_root ? 0 : -ENOMEM;
+	return PTR_ERR_OR_ZERO(perfctr_root);
 }
 
 /* Nothing is registered any more. */

@@ -228,12 +228,12 @@ mod tests {
 
     #[test]
     fn a_drift_on_either_side_is_found_in_its_line() {
-        let (guest, header) = ("guest-kmod/ffi/src/shown.rs", "guest-kmod/glue/perfctr_core.h");
+        let (guest, header) = ("guest-kmod/src/shown.rs", "guest-kmod/glue/perfctr_core.h");
         let (hypervisor, core) = ("hv-driver/ffi/src/lib.rs", "hv-driver/glue/perfctr_core.h");
         assert!(stale_after(guest, "", "").is_empty());
         for (file, old, new, path, line) in [
-            (guest, "gfn: u64", "gfn: u32", header, "uint64_t gfn"),
-            (header, "uint64_t gfn", "uint32_t gfn", header, "uint32_t gfn"),
+            (guest, "hides_kernel: bool", "hides_kernel: u32", header, "bool hides_kernel"),
+            (header, "bool hides_kernel", "uint32_t hides_kernel", header, "uint32_t hides_kernel"),
             (hypervisor, "VCPU_BYTES: usize = ", "VCPU_BYTES: usize = 1", core, "VCPU_BYTES"),
             (ABI, "perfctr_vcpu_slot) == 32", "perfctr_vcpu_slot) == 40", ABI, "== 40"),
         ] {
