@@ -3,7 +3,7 @@
 
 use guest_kmod::overflow::Signal;
 use shared_abi::hypercall::HvQuery;
-use shared_abi::ioctl::Control;
+use shared_abi::ioctl::{CONTROL_RING, Control};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{Counters, ReadError, read_thread};
 use shared_abi::sync::Ordering::Relaxed;
@@ -121,7 +121,8 @@ impl Machine {
             return;
         }
         let told = signal.map_or(0, |signal| signal.counters);
-        if told != truth.untold() {
+        // A thread whose counters its tracer has stopped has its records at its next request.
+        if told != truth.untold() && !(told == 0 && truth.is_recorded() && !truth.is_counting()) {
             let untold = truth.untold();
             self.fail(format!("thread {thread} is told of overflows {told:#b}, not {untold:#b}"));
         }
@@ -216,17 +217,19 @@ impl Machine {
     }
 
     /// Whether a control asks for what the interface allows, by its documentation.
-    fn is_valid(&self, control: &Control) -> bool {
+    fn is_valid(&self, thread: usize, control: &Control) -> bool {
         let model = self.guests_model();
         let used = control.counters as usize;
         let Some(counters) = control.counter.get(..used) else { return false };
         let twice = |n: usize| counters[..n].iter().any(|c| c.slot == counters[n].slot);
         let samples = counters.iter().any(|counter| counter.mode == 1);
-        let signals = if samples { 1..=64 } else { 0..=0 };
+        let recorded = control.flags & CONTROL_RING != 0;
+        let signals = if samples && !recorded { 1..=64 } else { 0..=0 };
         counters.iter().all(|counter| is_valid_counter(&model, counter))
             && !(0..used).any(twice)
             && signals.contains(&control.signal)
-            && control.flags & !0b1111 == 0
+            && control.flags & !0b11111 == 0
+            && (!recorded || samples && self.threads[thread].ring.exists())
             && control.preserve >> used == 0
             && control.reserved == [0; 2]
     }
@@ -234,7 +237,7 @@ impl Machine {
     /// Nothing but what is valid is accepted.
     pub fn check_control(&self, thread: usize, control: &Control) {
         let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
-        if good && !self.is_valid(control) && !self.is_gone() {
+        if good && !self.is_valid(thread, control) && !self.is_gone() {
             self.fail(format!("thread {thread}: an invalid control is accepted"));
         }
     }
@@ -244,7 +247,7 @@ impl Machine {
         let domain = &self.domains[self.threads[thread].domain];
         let host = domain.forbidden.get() > 0 && errno == Errno::PERM;
         let busy = self.gave_way(thread, errno);
-        let reason = host || busy || self.has_failed(thread) || !self.is_valid(control);
+        let reason = host || busy || self.has_failed(thread) || !self.is_valid(thread, control);
         if !reason && domain.kind == Kind::Good && !self.is_gone() {
             self.fail(format!("thread {thread}: a valid control is refused: {errno:?}"));
         }

@@ -16,6 +16,7 @@ use crate::fiber::Fiber;
 use crate::machine::{Agent, Clock, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
 use crate::perf::Perf;
 use crate::pmu::Pmu;
+use crate::rings::ThreadRing;
 use crate::rng::Rng;
 use crate::search::Marks;
 use crate::shape::{DomainShape, Kind, Shape};
@@ -214,6 +215,7 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         cpu_wide: Cell::new(0),
         published: RefCell::default(),
         claims: RefCell::default(),
+        ring: ThreadRing::default(),
     }
 }
 

@@ -282,6 +282,7 @@ impl Machine {
         });
         self.told(index, next, signal.flatten());
         self.resumed(index, next);
+        self.write_records(next);
     }
 
     /// The kernel of a vCPU takes the virtual interrupt of an overflow.
@@ -295,6 +296,7 @@ impl Machine {
         });
         if let Some(thread) = thread {
             self.interrupted(index, thread, signal);
+            self.write_records(thread);
         }
         self.on(index, |cpu| cpu.count_interrupt(signal.is_some()));
     }
@@ -315,8 +317,11 @@ impl Machine {
     /// A thread is told of an overflow, or not, when it might have been.
     fn told(&self, vcpu: usize, thread: usize, signal: Option<Signal>) {
         self.check_signal(thread, signal);
-        if signal.is_some() {
-            let own = &self.threads[thread];
+        let own = &self.threads[thread];
+        if let Some(Signal { number: 0, counters }) = signal {
+            own.ring.told.set(own.ring.told.get() | counters);
+            own.truth.borrow_mut().record();
+        } else if signal.is_some() {
             own.signal.set(signal);
             own.truth.borrow_mut().pause(&self.moment(Some(thread), vcpu));
         }
@@ -398,7 +403,9 @@ impl Machine {
                 return false;
             }
             own.changing.set(true);
-            *own.pmu.borrow_mut() = Some(ThreadPmu::new(&own.page, own.tid));
+            let mut pmu = ThreadPmu::new(&own.page, own.tid);
+            self.begin_ring(thread, &mut pmu);
+            *own.pmu.borrow_mut() = Some(pmu);
             self.published(vcpu, thread);
             own.changing.set(false);
             true
@@ -452,6 +459,7 @@ impl Machine {
             }
             let signal = self.on_thread(vcpu, thread, |pmu, cpu| pmu.tell(&own.page, cpu));
             self.interrupted(vcpu, thread, signal.flatten());
+            self.write_records(thread);
         });
     }
 

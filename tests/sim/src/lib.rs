@@ -8,7 +8,8 @@
 //! * `machine` is who executes, one step at a time; `fiber` gives each a stack.
 //! * `host` and `guest` are Xen and Linux around the cores; `thread` is what programs do.
 //! * `kvm` is what differs where the hypervisor is Linux with KVM.
-//! * `cpu_wide` is CPU-wide counting; `perf` is Linux's perf.
+//! * `cpu_wide` is CPU-wide counting; `perf` is Linux's perf; `rings` are rings of
+//!   samples.
 //! * `frames` are the pages that a guest has registered.
 //! * `users` are users of one guest, and what each sees of its vCPUs.
 //! * `pmu` is the hardware, by the numbers in `model`; `audit` are the rules; `choice` decides what
@@ -46,6 +47,7 @@ mod model;
 mod perf;
 pub mod planted;
 mod pmu;
+mod rings;
 mod rng;
 pub mod run;
 pub mod search;

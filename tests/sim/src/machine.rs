@@ -27,6 +27,7 @@ use crate::growth::Tally;
 use crate::model::SLOTS;
 use crate::perf::Perf;
 use crate::pmu::{EVENTS, Events, OS, OWNER_HOST, Pmu, Ring, USR, bits};
+use crate::rings::ThreadRing;
 use crate::rng::Rng;
 use crate::search::{Marks, Object};
 use crate::shape::{Kind, Shape};
@@ -242,6 +243,8 @@ pub struct Thread {
     pub published: RefCell<Vec<Vec<u64>>>,
     /// What others have read meanwhile, to be checked when the books are closed.
     pub claims: RefCell<Vec<Claim>>,
+    /// Its ring of samples.
+    pub ring: ThreadRing,
 }
 
 /// Somebody has read what is published of a thread.
@@ -552,6 +555,9 @@ impl Machine {
 
     /// The kernel here is about to store to a thread's page.
     fn note_publication(&self, address: usize) {
+        if self.threads.iter().any(|thread| thread.ring.has(address)) {
+            return;
+        }
         let vcpu = &self.vcpus[self.vcpu_here()];
         vcpu.sampling.borrow_mut().publish();
         let Some(thread) = vcpu.current.get().map(|thread| &self.threads[thread]) else { return };
@@ -569,7 +575,8 @@ impl Machine {
             .vcpus
             .iter()
             .position(|vcpu| vcpu.pages.iter().any(|page| lies_in((&raw const *page).addr())));
-        let thread = self.threads.iter().position(|t| lies_in((&raw const t.page).addr()));
+        let is_threads = |t: &Thread| lies_in((&raw const t.page).addr()) || t.ring.has(address);
+        let thread = self.threads.iter().position(is_threads);
         let cpu_wide =
             || self.vcpus.iter().position(|v| lies_in((&raw const v.cpu_wide.page).addr()));
         let vcpu = vcpu.map(Object::VcpuPage);

@@ -116,6 +116,8 @@ pub struct Shape {
     pub users: bool,
     /// Threads use perf.
     pub perf: bool,
+    /// Threads have rings for their samples.
+    pub rings: bool,
     /// What threads do.
     pub program: Program,
     /// Bits of a domain's seeds.
@@ -168,6 +170,7 @@ impl Shape {
             cpu_wide,
             users: Rng::new(seed ^ 0x05e2).one_in(2),
             perf,
+            rings: model.samples() && Rng::new(seed ^ 0x7269).one_in(3),
             program: Program::Random,
             seed,
         }
@@ -237,6 +240,7 @@ pub fn quiet(cpus: usize) -> Shape {
         cpu_wide: false,
         users: false,
         perf: false,
+        rings: false,
         program: Program::Random,
         seed: 0,
     }

@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use guest_kmod::publish::published;
 use shared_abi::hypercall::{HvLoad, OP_GO_ON};
-use shared_abi::ioctl::{CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control, Sums};
+use shared_abi::ioctl::{
+    CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_RING, CONTROL_TSC, Control, Sums,
+};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{Counters, read_thread};
 use shared_abi::{CounterConfig, VcpuPage};
@@ -145,6 +147,10 @@ impl Machine {
             self.operate_perf(thread, rng);
             return true;
         }
+        if self.shape.rings && kind == Kind::Good && rng.one_in(8) {
+            self.take_records(thread, rng);
+            return true;
+        }
         if self.threads[thread].signal.get().is_some() && rng.one_in(4) {
             self.go_on(thread);
             return true;
@@ -274,7 +280,14 @@ impl Machine {
     /// What the thread has asked for last, to go on with what is left of its periods, or anything.
     fn any_control(&self, thread: usize, rng: &mut Rng) -> Control {
         let last = self.threads[thread].asked.get().filter(|_| rng.one_in(3));
-        let Some(mut control) = last else { return self.random_control(rng) };
+        let Some(mut control) = last else {
+            let mut control = self.random_control(rng);
+            if self.threads[thread].ring.exists() && control.signal != 0 && !rng.one_in(3) {
+                control.flags |= CONTROL_RING;
+                control.signal = 0;
+            }
+            return control;
+        };
         control.flags |= CONTROL_KEEP_PERIOD;
         control.preserve = rng.below(1 << control.counters) as u32;
         if rng.one_in(4) && control.counters > 1 {

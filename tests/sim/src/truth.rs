@@ -5,7 +5,9 @@
 //! are 64 bits wide.
 
 use shared_abi::CounterConfig;
-use shared_abi::ioctl::{CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_TSC, Control};
+use shared_abi::ioctl::{
+    CONTROL_KEEP_PERIOD, CONTROL_KEEP_TSC, CONTROL_RING, CONTROL_TSC, Control,
+};
 use shared_abi::limits::MAX_COUNTERS;
 
 use crate::model::{PERIOD_TOLD, SLOTS};
@@ -131,6 +133,8 @@ pub struct Truth {
     stopped: bool,
     /// Paused by an overflow.
     paused: bool,
+    /// It is told of overflows by records, which pause nothing.
+    recorded: bool,
     /// Counters that have overflowed and of which the thread has not been told, or not let them
     /// go on.
     pending: u32,
@@ -148,6 +152,7 @@ impl Truth {
             active: false,
             stopped: true,
             paused: false,
+            recorded: false,
             pending: 0,
         }
     }
@@ -274,7 +279,18 @@ impl Truth {
 
     /// Counters of which the thread is to be told.
     pub fn untold(&self) -> u32 {
-        if self.paused || self.stopped { 0 } else { self.pending }
+        let stopped = self.stopped && !self.recorded;
+        if self.paused || stopped { 0 } else { self.pending }
+    }
+
+    /// Whether it is told of overflows by records.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded
+    }
+
+    /// The thread is told of an overflow by records.
+    pub fn record(&mut self) {
+        self.pending = 0;
     }
 
     /// Whether an overflow has paused the counters.
@@ -328,6 +344,7 @@ impl Truth {
         }
         self.tsc = tsc;
         self.stopped = false;
+        self.recorded = control.flags & CONTROL_RING != 0;
         self.counters = listed
             .iter()
             .zip(self.sums)

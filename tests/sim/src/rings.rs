@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Rings of samples in a guest: what the module's glue does around the core's ring, somebody who
+//! takes the records on any vCPU, and the rules for both.
+//!
+//! Every overflow of which a thread is told by records is a record of its ring, in order, or is
+//! counted as lost; a record is nobody else's, is taken once, and keeps its place until then.
+
+use std::cell::{Cell, RefCell};
+
+use guest_kmod::{Ring, ThreadPmu};
+use shared_abi::Errno;
+use shared_abi::limits::{PAGE_BYTES, RING_CALLERS_MAX};
+use shared_abi::ring::RingRequest;
+use shared_abi::slot::bits_of;
+use shared_abi::sync::Ordering::{Acquire, Relaxed};
+
+use crate::machine::{Machine, unheard};
+use crate::rng::Rng;
+use crate::shape::Kind;
+use crate::trace::Step;
+
+/// Four records, so that it is full soon.
+const REQUEST: RingRequest = RingRequest {
+    pages: 1,
+    callers: RING_CALLERS_MAX,
+    watermark: 1,
+    reserved: 0,
+    reserved_tail: [0; 2],
+};
+const RECORD_BYTES: u64 = 1024;
+
+/// A record: whose it is, and which of its overflows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    thread: usize,
+    overflow: u64,
+    counter: u32,
+    count: u64,
+}
+
+/// A thread's ring, and the truth about it.
+#[derive(Default)]
+pub struct ThreadRing {
+    pub ring: Ring,
+    /// The ring's memory, by place.
+    memory: RefCell<[Option<Record>; PAGE_BYTES / RECORD_BYTES as usize]>,
+    /// Counters of which the thread has been told by records that are not written yet.
+    pub told: Cell<u32>,
+    /// Overflows of which it was told so.
+    overflows: Cell<u64>,
+    /// Every record that was written.
+    written: RefCell<Vec<Record>>,
+    /// How many of them were taken.
+    taken: Cell<u64>,
+    /// Somebody is taking some.
+    is_taken_from: Cell<bool>,
+}
+
+impl ThreadRing {
+    /// Whether there is one.
+    pub fn exists(&self) -> bool {
+        unheard(|| self.ring.exists())
+    }
+
+    /// Whether an atomic of the ring is at this address.
+    pub fn has(&self, address: usize) -> bool {
+        let ring = (&raw const self.ring).addr();
+        (ring..ring + size_of::<Ring>()).contains(&address)
+    }
+}
+
+impl Machine {
+    /// `IOC_RING`, of a thread whose counters have just been created.
+    pub fn begin_ring(&self, thread: usize, pmu: &mut ThreadPmu) {
+        let own = &self.threads[thread];
+        let good = self.domains[own.domain].kind == Kind::Good;
+        if !self.shape.rings || !good || own.tid % 3 == 0 {
+            return;
+        }
+        let begun = pmu.begin_ring(&own.ring.ring, &REQUEST);
+        let again = pmu.begin_ring(&own.ring.ring, &REQUEST);
+        if (begun, again) != (Ok(()), Err(Errno::EXIST)) && !self.is_gone() {
+            self.fail(format!("thread {thread} gets a ring: {begun:?}, another: {again:?}"));
+        }
+    }
+
+    /// The kernel writes the records of which the thread that executes here has been told.
+    pub fn write_records(&self, thread: usize) {
+        let own = &self.threads[thread];
+        for counter in bits_of(own.ring.told.take()) {
+            let overflow = own.ring.overflows.get();
+            own.ring.overflows.set(overflow + 1);
+            let count = own.pmu.borrow().as_ref().map_or(0, |pmu| pmu.counted(counter as usize).0);
+            let Some(place) = own.ring.ring.place(&own.page) else { continue };
+            let record = Record { thread, overflow, counter, count };
+            match own.ring.memory.borrow_mut().get_mut((place / RECORD_BYTES) as usize) {
+                Some(at) if place % RECORD_BYTES == 0 => *at = Some(record),
+                _ => self.fail(format!("thread {thread}: a record goes to {place:#x}")),
+            }
+            own.ring.written.borrow_mut().push(record);
+            own.ring.ring.wrote(&own.page);
+        }
+        self.check_ring(thread);
+    }
+
+    /// Every overflow is a record, or is counted as lost.
+    fn check_ring(&self, thread: usize) {
+        let own = &self.threads[thread];
+        if self.is_gone() {
+            return;
+        }
+        let page = &own.page;
+        let published = unheard(|| (page.ring_written.load(Relaxed), page.ring_lost.load(Relaxed)));
+        let written = own.ring.written.borrow().len() as u64;
+        let truth = (written, own.ring.overflows.get() - written);
+        if published != truth {
+            self.fail(format!(
+                "thread {thread}: records and lost ones {published:?}, not {truth:?}"
+            ));
+        }
+    }
+
+    /// A thread takes records of any ring of its domain, from which nobody else is taking.
+    pub fn take_records(&self, thread: usize, rng: &mut Rng) {
+        let threads = self.domains[self.threads[thread].domain].threads.clone();
+        let other = threads.start + rng.index(threads.len());
+        let own = &self.threads[other];
+        if !own.ring.exists() || own.ring.is_taken_from.replace(true) {
+            return;
+        }
+        let before = own.ring.taken.get();
+        let there = own.page.ring_written.load(Acquire);
+        for number in before..there {
+            self.step(Step::Note("record"));
+            self.check_record(other, number);
+        }
+        // Some of them, or so many that there are none.
+        let most = there - before + u64::from(rng.one_in(8));
+        let taken = before + rng.below(most + 1);
+        let answer = self.in_kernel(|_| own.ring.ring.take(taken));
+        let written = own.ring.written.borrow().len() as u64;
+        match answer {
+            Some(Ok(())) if taken <= written => own.ring.taken.set(taken),
+            Some(Err(Errno::INVAL)) if taken > there => (),
+            None => (),
+            Some(answer) if !self.is_gone() => self.fail(format!(
+                "thread {other}: {taken} records of {written} after {before} are taken: {answer:?}"
+            )),
+            Some(_) => (),
+        }
+        own.ring.is_taken_from.set(false);
+    }
+
+    /// A record that was not taken is where it was written.
+    fn check_record(&self, thread: usize, number: u64) {
+        let own = &self.threads[thread];
+        let written = own.ring.written.borrow().get(number as usize).copied();
+        let memory = own.ring.memory.borrow();
+        let found = memory[number as usize % memory.len()];
+        if (found != written || found.is_none()) && !self.is_gone() {
+            self.fail(format!("thread {thread}: record {number} is {found:?}, not {written:?}"));
+        }
+    }
+}
