@@ -460,6 +460,7 @@ impl Machine {
             let signal = self.on_thread(vcpu, thread, |pmu, cpu| pmu.tell(&own.page, cpu));
             self.interrupted(vcpu, thread, signal.flatten());
             self.write_records(thread);
+            self.check_all_recorded(thread);
         });
     }
 

@@ -13,6 +13,7 @@ use shared_abi::limits::{PAGE_BYTES, RING_CALLERS_MAX};
 use shared_abi::ring::RingRequest;
 use shared_abi::slot::bits_of;
 use shared_abi::sync::Ordering::{Acquire, Relaxed};
+use shared_abi::thread_page::THREAD_FAILED;
 
 use crate::machine::{Machine, unheard};
 use crate::rng::Rng;
@@ -117,6 +118,17 @@ impl Machine {
             self.fail(format!(
                 "thread {thread}: records and lost ones {published:?}, not {truth:?}"
             ));
+        }
+    }
+
+    /// At the end of a thread's own request nothing waits to be recorded.
+    pub fn check_all_recorded(&self, thread: usize) {
+        let own = &self.threads[thread];
+        let (truth, good) = (own.truth.borrow(), self.domains[own.domain].kind == Kind::Good);
+        let failed = unheard(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
+        if truth.is_recorded() && truth.untold() != 0 && good && !failed && !self.is_gone() {
+            let untold = truth.untold();
+            self.fail(format!("thread {thread}: overflows {untold:#b} are never recorded"));
         }
     }
 

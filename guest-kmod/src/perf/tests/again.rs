@@ -2,6 +2,8 @@
 //! Events that come, start and stop again, where what is left is not the period, and where one of
 //! two is loaded already.
 
+use shared_abi::Config;
+
 use super::*;
 
 fn programmed(machine: &Machine, index: u32) -> (u32, u64) {
@@ -138,4 +140,33 @@ fn an_event_whose_only_counter_is_missing_is_not_there() {
     let reference = Generic::ReferenceCycles.perf();
     let refused = EventConfig::new(&caps, TYPE_HARDWARE, reference, USER, false);
     assert_eq!(refused, Err(Errno::NOENT));
+}
+
+#[test]
+fn a_second_event_of_a_kind_shares_the_counter_of_the_first_where_nothing_is_loaded() {
+    let machine = Machine::new();
+    let kept = [counter(0, BRANCHES), counter(1, BRANCHES)];
+    let kept = Config::new(&Machine::caps(), &kept).unwrap();
+    let add = |select| {
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            let added = cpu.add_event(&event(select, false), Some(&kept));
+            let index = added.expect("two kinds of events need two counters");
+            cpu.start_event(index, 0, 0);
+            cpu.enable_events(None);
+            cpu.vcpu.events.get(index).unwrap().1.index()
+        })
+    };
+    for round in 1..=2 {
+        let other = 0xc4 | round << 24;
+        left_behind(&machine, &[counter(3, BRANCHES)]);
+        assert_eq!(add(0xc0), 2, "the other one is in use, round {round}");
+        // Nothing is loaded in a page that is registered anew.
+        machine.on(0, |cpu| cpu.unregister().and_then(|()| cpu.register(0x40, 9))).unwrap();
+        machine.on(0, |cpu| cpu.forget_loaded());
+        assert_eq!([add(0xc0), add(other)], [2, 3], "round {round}");
+        machine.execute(0, 50, 4);
+        assert_eq!([0, 1, 2].map(|n| machine.progress(0, n).count), [50, 50, 4], "round {round}");
+        machine.on(0, |cpu| [0, 1, 2].map(|index| cpu.remove_event(index, 0)));
+    }
 }
