@@ -707,7 +707,7 @@ int perfctr_core_show(const struct perfctr_core_vcpu *vcpu,
 int perfctr_core_hide(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Somebody comes to execute who may not see what is registered, in place of `present`, if that has
+ * Somebody comes to execute in place of `present`, if that has counters, who may not see what is
  */
 void perfctr_core_leave_to(const struct perfctr_core_vcpu *vcpu,
                            const struct perfctr_core_thread *present,

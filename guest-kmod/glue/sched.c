@@ -241,11 +241,14 @@ static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
 /*
  * A probe: prev leaves its CPU to next, before its own counters are suspended.
  * Most switches are of a user's own threads, or where nothing is registered.
+ * perf may have events that have no page go on with next: the core has to know.
  */
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 {
-	const struct perfctr_shown *shown = perfctr_this_cpu()->shown;
+	const struct perfctr_cpu *cpu = perfctr_this_cpu();
+	const struct perfctr_shown *shown = cpu->shown;
 
-	if (shown->number && unlikely(!perfctr_may_execute(shown, next)))
+	if (shown->number ? unlikely(!perfctr_may_execute(shown, next)) :
+			    unlikely(cpu->events))
 		perfctr_leave_to(next);
 }

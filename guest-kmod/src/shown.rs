@@ -99,8 +99,8 @@ pub(crate) struct Pages {
     wide: u32,
     /// For whom perf's page was registered last, and by what number.
     perf: Option<(Subject, u32)>,
-    /// At a switch to this one the page was taken back from perf's events.  perf removes them next,
-    /// or has them go on with this one, before it enables its PMU again.
+    /// At a switch to this one the page was taken back from perf's events, or none was registered.
+    /// perf removes them next, or has them go on with this one, before it enables its PMU again.
     coming: Option<Subject>,
 }
 
@@ -153,9 +153,12 @@ impl Vcpu {
         }
     }
 
-    /// The page is taken back since `next` comes to execute here.
-    pub fn hides_for(&mut self, next: &Subject) {
-        self.pages.coming = (!self.events.is_empty()).then_some(*next);
+    /// `next` comes to execute here, for which `leave` has to happen.  If perf has events go on
+    /// that are here and have no page, it is for `next`, and not for who executes still.
+    pub fn note_who_comes(&mut self, next: &Subject, leave: Leave) {
+        let has_no_page = leave == Leave::Hide || !self.is_registered();
+        let goes_on = has_no_page && self.pages.wide == 0 && !self.events.is_empty();
+        self.pages.coming = goes_on.then_some(*next);
     }
 
     /// For whom perf's page is to be registered so that perf's events here count when its PMU is
@@ -485,6 +488,31 @@ mod tests {
             let count = machine.on(0, |cpu| cpu.progress_of_event(0, 0)).count;
             assert_eq!(count, branches + 7);
         }
+    }
+
+    #[test]
+    fn events_without_a_page_go_on_for_who_comes_and_not_for_who_leaves() {
+        let machine = Machine::new();
+        let wanted = EventConfig::new(&Machine::caps(), 4, 0xc4, EVNTSEL_USR, false).unwrap();
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            cpu.add_event(&wanted, None).unwrap();
+            cpu.unregister().unwrap();
+            for (leaves, comes) in [(1001, 1002), (1002, 1001)] {
+                let leave = cpu.vcpu.leave_to(&program(comes), None);
+                assert_eq!(leave, Leave::Stay, "nothing is registered");
+                let needed = |cpu: &Cpu<'_, _>| cpu.vcpu.events_need_page_for(&program(leaves));
+                assert_eq!(needed(cpu), Some(program(leaves)), "no switch is under way");
+                cpu.vcpu.note_who_comes(&program(comes), leave);
+                assert_eq!(needed(cpu), Some(program(comes)));
+                cpu.enable_events(None);
+                assert_eq!(needed(cpu), Some(program(leaves)), "the switch has ended");
+            }
+            cpu.vcpu.wide_event_comes();
+            cpu.vcpu.note_who_comes(&program(1002), Leave::Stay);
+            let needed = cpu.vcpu.events_need_page_for(&program(1001));
+            assert_eq!(needed, Some(program(1001)), "a CPU's events do not follow a switch");
+        });
     }
 
     #[test]

@@ -132,9 +132,10 @@ unsafe fn leave(
     };
 }
 
-/// Somebody comes to execute who may not see what is registered, in place of `present`, if that has
-/// counters; see [`Vcpu::leave_to`](guest_kmod::Vcpu::leave_to).  `own` is the observer of the
-/// newcomer's counters, 0 for none.
+/// Somebody comes to execute in place of `present`, if that has counters, who may not see what is
+/// registered; or nothing is, and perf has events there.  See
+/// [`Vcpu::leave_to`](guest_kmod::Vcpu::leave_to).  `own` is the observer of the newcomer's
+/// counters, 0 for none.
 ///
 /// # Safety
 ///
@@ -149,9 +150,7 @@ pub unsafe extern "C" fn perfctr_core_leave_to(
     // SAFETY: on this vCPU, interrupts disabled.
     let state = unsafe { vcpu.cpu() }.vcpu;
     let what = state.leave_to(next, (own != 0).then_some(own));
-    if what == Leave::Hide {
-        state.hides_for(next);
-    }
+    state.note_who_comes(next, what);
     // SAFETY: as the caller says.
     unsafe { leave(vcpu, present, what, next) }
 }
