@@ -112,6 +112,8 @@ pub(crate) struct Machine {
     pub(crate) counting: Counting,
     pub(crate) answer: RefCell<HvQuery>,
     refusal: Cell<Option<Errno>>,
+    /// The host has just forbidden the domain, so that it may register pages and load nothing.
+    pub(crate) refuses_loads: Cell<bool>,
     /// How many more of the kernel's reads of counters are hit by a vCPU switch.
     pub(crate) disturbances: Cell<u32>,
     /// What a kernel's look at its counters executes, in a ring that they count.
@@ -148,6 +150,7 @@ impl Machine {
                 ..HvQuery::default()
             }),
             refusal: Cell::new(None),
+            refuses_loads: Cell::new(false),
             disturbances: Cell::new(0),
             instructions_per_sample: Cell::new(0),
             hypercalls: RefCell::default(),
@@ -299,6 +302,9 @@ impl Hypervisor for FakeKernel<'_> {
         self.machine.hypercalls.borrow_mut().push((self.vcpu, op));
         if let Some(errno) = self.machine.refusal.get() {
             return Err(errno);
+        }
+        if op == OP_LOAD && self.machine.refuses_loads.get() {
+            return Err(Errno::PERM);
         }
         let page = &self.machine.vcpus[self.vcpu].page;
         match op {

@@ -183,6 +183,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         let registered = hypercall::register(self.kernel, gfn, observer);
         self.vcpu.set_page(registered);
         if registered.is_ok() && !self.vcpu.events.is_empty() {
+            self.vcpu.events.nothing_is_loaded();
             self.load_events();
         }
         self.vcpu.events.note_stalled();

@@ -284,6 +284,11 @@ impl Events {
         self.iter().filter(clashes).fold(0, |slots, held| slots | held.slot.bit())
     }
 
+    /// The page is new: what they need is to be loaded, and until it is they are not live.
+    pub(crate) fn nothing_is_loaded(&mut self) {
+        self.changed = true;
+    }
+
     /// What they need was loaded on these counters.
     pub(crate) fn loaded_on(&mut self, slots: &Slots) {
         for (held, slot) in self.held.iter_mut().zip(slots) {

@@ -445,6 +445,25 @@ fn events_are_stalled_where_there_is_no_page() {
 }
 
 #[test]
+fn events_are_stalled_in_a_new_page_in_which_nothing_could_be_loaded() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0)]);
+    for round in 1..=2 {
+        machine.execute(0, 300, 0);
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        machine.refuses_loads.set(true);
+        machine.on(0, |cpu| cpu.register(5, 8)).unwrap();
+        machine.on(0, |cpu| assert!(!cpu.enable_events(None)));
+        assert!(is_stalled(&machine, 0), "round {round}");
+        machine.refuses_loads.set(false);
+        machine.on(0, |cpu| assert!(!cpu.enable_events(None)));
+        assert!(!is_stalled(&machine, 0), "round {round}");
+        machine.execute(0, 40, 0);
+        assert_eq!(machine.progress(0, 0).count, 340, "round {round}");
+    }
+}
+
+#[test]
 fn an_interrupt_concerns_only_what_samples() {
     let machine = Machine::new();
     machine.schedule(0, &[(event(0xc0, false), 0)]);
