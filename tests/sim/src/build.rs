@@ -13,7 +13,7 @@ use crate::choice::Chooser;
 use crate::coverage::Coverage;
 use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::Fiber;
-use crate::machine::{Agent, Clock, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
+use crate::machine::{Agent, Clock, Counts, Cpu, Domain, Level, Life, Machine, Thread, Vcpu};
 use crate::perf::Perf;
 use crate::pmu::Pmu;
 use crate::rings::ThreadRing;
@@ -175,6 +175,13 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         stop_asked: Cell::new(false),
         user: Cell::default(),
         kernel: Cell::default(),
+        counts: Cell::new(Counts::Nothing),
+        knows: Cell::new(false),
+        counted: Cell::default(),
+        unclear: Cell::default(),
+        missed: Cell::default(),
+        still: Cell::new(0),
+        still_since: Cell::new(0),
         sums: Cell::default(),
         tsc_sum: Cell::new(0),
         tsc_start: Cell::new(None),
@@ -200,6 +207,9 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
         on: Cell::new(None),
         rng: RefCell::new(Rng::new(seed)),
         user: Cell::default(),
+        counted: Cell::default(),
+        unclear: Cell::default(),
+        missed: Cell::default(),
         truth: RefCell::new(Truth::new()),
         looks: RefCell::default(),
         changing: Cell::new(false),

@@ -7,7 +7,9 @@ use hv_driver::guest::Rings;
 use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Guest, PolicyChange, Registration};
-use shared_abi::hypercall::{HvStats, OP_DOMAIN, OP_STATS};
+use shared_abi::hypercall::{
+    HvStats, OP_DOMAIN, OP_LOAD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
@@ -15,7 +17,7 @@ use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
 use crate::frames::GFN_BASE;
-use crate::machine::{Clock, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, unheard};
+use crate::machine::{Clock, Counts, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, unheard};
 use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
 use crate::trace::Step;
@@ -145,7 +147,7 @@ impl Machine {
             self.fail(format!("an overflow is put off after {overflows}"));
         }
         vcpu.put_off.set(put_off.then(|| self.events_of(index)));
-        vcpu.armed.set(vcpu.user.get());
+        vcpu.armed.set(vcpu.counted.get());
     }
 
     /// Events of a vCPU, ever.
@@ -279,6 +281,7 @@ impl Machine {
         vcpu.disturbances.set(vcpu.disturbances.get() + 1);
         if !self.domains[vcpu.domain].allowed.get() {
             vcpu.sampled.set([0; SLOTS]);
+            vcpu.set_counts(Counts::Nothing, self.steps.get());
         }
         self.move_clock(index);
         let notify = self.in_hypervisor(true, || match &mut *vcpu.registered.borrow_mut() {
@@ -418,6 +421,10 @@ impl Machine {
                 "vCPU {index} makes the control domain's hypercall {op}: {result:?}"
             ));
         }
+        // The module has folded what counted before it loads something else.
+        if result.is_ok() || op == OP_LOAD {
+            self.note_loaded(index, op, result);
+        }
         if let (Ok(()), Some(asked)) = (result, asked) {
             self.vcpus[index].sampled.set(asked);
             self.cpus[self.here.get()].slice.set(0);
@@ -428,6 +435,19 @@ impl Machine {
         result
     }
 
+    /// A vCPU has loaded something else, or failed to, or it has another page.
+    fn note_loaded(&self, index: usize, op: u32, result: Result<(), Errno>) {
+        if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER) {
+            let before = self.vcpus[index].counts.get();
+            let counts = match (op, result) {
+                (OP_LOAD, Ok(())) => Counts::All,
+                (OP_LOAD, Err(_)) if before != Counts::Nothing => Counts::Unclear,
+                _ => Counts::Nothing,
+            };
+            self.vcpus[index].set_counts(counts, self.steps.get());
+        }
+    }
+
     fn is_hardware(&self, vcpu: usize) -> bool {
         self.domains[self.vcpus[vcpu].domain].hardware
     }
@@ -436,6 +456,7 @@ impl Machine {
     pub fn destroy_vcpu(&self, index: usize) {
         self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
         self.vcpus[index].at_switch.set(None);
+        self.vcpus[index].set_counts(Counts::Nothing, self.steps.get());
         if let Some((_, page)) = self.vcpus[index].registered.take() {
             self.unpin(page);
         }
@@ -490,12 +511,18 @@ impl Machine {
         let domain = &self.domains[index];
         let allowed = !domain.allowed.get();
         domain.allowed.set(allowed);
-        if domain.policy.set(&self.driver, false, allowed) == PolicyChange::Revoke {
+        let change = domain.policy.set(&self.driver, false, allowed);
+        if change == PolicyChange::Revoke {
             domain.forbidden.set(domain.forbidden.get() + 1);
             for cpu in &self.cpus {
                 let current = cpu.current.get().map(|vcpu| self.vcpus[vcpu].domain);
                 cpu.revocation.set(cpu.revocation.get() || current == Some(index));
             }
+        }
+        // One that executes is interrupted when its physical CPU has stopped its counters.
+        for vcpu in domain.vcpus.clone() {
+            let waits = change == PolicyChange::Revoke && self.vcpus[vcpu].on.get().is_some();
+            self.notify(vcpu, change != PolicyChange::Nothing && !waits);
         }
     }
 
@@ -506,6 +533,7 @@ impl Machine {
         cpu.interrupted.set(true);
         if let Some(index) = cpu.current.get() {
             self.revoke(&self.vcpus[index]);
+            self.notify(index, true);
         }
         cpu.interrupted.set(false);
         cpu.switching.set(false);
@@ -518,6 +546,7 @@ impl Machine {
         }
         vcpu.disturbances.set(vcpu.disturbances.get() + 1);
         vcpu.sampled.set([0; SLOTS]);
+        vcpu.set_counts(Counts::Nothing, self.steps.get());
         let registered = &mut *vcpu.registered.borrow_mut();
         let Some((core, page)) = registered.as_mut() else { return };
         let page = self.page(*page);

@@ -105,6 +105,17 @@ pub const PERFS: usize = USERS;
 /// Pages of a vCPU.
 pub const PAGES: usize = USERS + 1;
 
+/// Whether what a vCPU has loaded counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// Its last load has succeeded, and nothing has ended that since.
+    All,
+    /// The host has refused a load, and has not stopped yet what counts: the module may use it.
+    Unclear,
+    /// Nothing does.
+    Nothing,
+}
+
 /// A virtual CPU.
 pub struct Vcpu {
     pub domain: usize,
@@ -146,6 +157,18 @@ pub struct Vcpu {
     pub stop_asked: Cell<bool>,
     pub user: Cell<Events>,
     pub kernel: Cell<Events>,
+    /// Whether what it has loaded counts.
+    pub counts: Cell<Counts>,
+    /// Its module knows that nothing counts.
+    pub knows: Cell<bool>,
+    /// What it has executed in user mode while what it has loaded counted, while that was not
+    /// clear, and while its module knew that nothing did.
+    pub counted: Cell<Events>,
+    pub unclear: Cell<Events>,
+    pub missed: Cell<Events>,
+    /// Steps for which nothing counted, and since which one nothing does.
+    pub still: Cell<u64>,
+    pub still_since: Cell<u64>,
     /// Sums that its page had last.
     pub sums: Cell<[u64; MAX_SLOTS]>,
     pub tsc_sum: Cell<u64>,
@@ -160,7 +183,7 @@ pub struct Vcpu {
     pub sampled: Cell<[u64; SLOTS]>,
     /// Events that it had when its next overflow was put off.
     pub put_off: Cell<Option<Events>>,
-    /// What it had executed in user mode when its counters were last loaded.
+    /// What it had counted of user mode when its counters were last loaded.
     pub armed: Cell<Events>,
     /// What counts whatever executes there.
     pub cpu_wide: CpuWide,
@@ -170,6 +193,22 @@ impl Vcpu {
     /// The page that its kernel has registered, or had last.
     pub fn page(&self) -> &VcpuPage {
         &self.pages[self.shows.get()]
+    }
+
+    /// What it has loaded counts from this step on, or nothing does.
+    pub fn set_counts(&self, counts: Counts, now: u64) {
+        self.still.set(self.still_for(now));
+        self.still_since.set(now);
+        if self.counts.replace(counts) != counts {
+            self.knows.set(false);
+        }
+    }
+
+    /// For how many steps it has not been sure that anything counts.
+    pub fn still_for(&self, now: u64) -> u64 {
+        let counts = self.counts.get() == Counts::All;
+        let since = if counts { now } else { self.still_since.get() };
+        self.still.get() + (now - since)
     }
 
     /// What it reads of a time-stamp counter that holds this.
@@ -214,6 +253,11 @@ pub struct Thread {
     pub on: Cell<Option<usize>>,
     pub rng: RefCell<Rng>,
     pub user: Cell<Events>,
+    /// Of these what vCPUs have counted, what they may have, and what was known to be counted by
+    /// none.
+    pub counted: Cell<Events>,
+    pub unclear: Cell<Events>,
+    pub missed: Cell<Events>,
     pub truth: RefCell<Truth>,
     pub looks: RefCell<Looks>,
     /// The kernel is in the middle of changing its counters.
@@ -671,10 +715,22 @@ impl Machine {
         match level {
             Some(Level::Kernel) => vcpu.kernel.set(add(vcpu.kernel.get(), events)),
             _ => {
+                let thread = vcpu.current.get().map(|thread| &self.threads[thread]);
                 vcpu.user.set(add(vcpu.user.get(), events));
-                if let Some(thread) = vcpu.current.get() {
-                    let thread = &self.threads[thread];
+                if let Some(thread) = thread {
                     thread.user.set(add(thread.user.get(), events));
+                }
+                let own = thread.map(|own| (&own.counted, &own.unclear, &own.missed));
+                let ledgers = [Some((&vcpu.counted, &vcpu.unclear, &vcpu.missed)), own];
+                for (counted, unclear, missed) in ledgers.into_iter().flatten() {
+                    match vcpu.counts.get() {
+                        Counts::All => counted.set(add(counted.get(), events)),
+                        Counts::Unclear => unclear.set(add(unclear.get(), events)),
+                        Counts::Nothing if vcpu.knows.get() => {
+                            missed.set(add(missed.get(), events));
+                        }
+                        Counts::Nothing => (),
+                    }
                 }
             }
         }

@@ -15,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use guest_kmod::perf::{EventAttr, EventConfig};
 use shared_abi::{Config, Errno};
 
-use crate::machine::Machine;
+use crate::machine::{Counts, Machine};
 use crate::model::PERIOD_TOLD;
 use crate::pmu::{EVENT_CODES, EVENTS};
 use crate::rng::Rng;
@@ -38,6 +38,39 @@ enum Whose {
     Vcpu,
 }
 
+/// What was executed while vCPUs counted, while that was not clear, and while it was known that
+/// they did not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Ledger {
+    counted: u64,
+    unclear: u64,
+    missed: u64,
+}
+
+impl Ledger {
+    /// With what has come to another one since it was `start`.
+    const fn and_since(self, start: Self, now: Self) -> Self {
+        Self {
+            counted: self.counted.wrapping_add(now.counted.wrapping_sub(start.counted)),
+            unclear: self.unclear.wrapping_add(now.unclear.wrapping_sub(start.unclear)),
+            missed: self.missed.wrapping_add(now.missed.wrapping_sub(start.missed)),
+        }
+    }
+}
+
+/// What is known of an event's stalls.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stalls {
+    /// What was executed meanwhile.
+    missed: u64,
+    /// For how long perf was told of them.
+    told: u64,
+    /// Steps for which the vCPU has not counted.
+    still: u64,
+    /// It did not when this was noted.
+    was_still: bool,
+}
+
 /// An event, and what it should have counted.
 #[derive(Clone, Debug)]
 struct Event {
@@ -52,9 +85,15 @@ struct Event {
     /// Its number on the vCPU, while it is scheduled in.
     on: Option<u32>,
     /// The ledger, when it was scheduled in or began to follow another thread.
-    start: u64,
+    start: Ledger,
     /// What it should have counted before that.
-    truth: u64,
+    truth: Ledger,
+    /// When perf added it.
+    since: u64,
+    /// For how long perf was told that it did not count.
+    stalled: u64,
+    /// What was known of its stalls when perf last read it.
+    seen: Stalls,
     /// What the core has given of it.
     count: u64,
     /// Periods of which perf was told.
@@ -65,7 +104,9 @@ impl Event {
     /// As if it had just been opened.
     fn copy(&self) -> Self {
         let left = self.period as i64;
-        Self { on: None, start: 0, truth: 0, count: 0, told: 0, left, ..self.clone() }
+        let (start, truth, seen) = Default::default();
+        let stalled = 0;
+        Self { on: None, start, truth, seen, stalled, count: 0, told: 0, left, ..self.clone() }
     }
 }
 
@@ -133,19 +174,34 @@ impl Machine {
     }
 
     /// The ledger of which an event on this vCPU counts an interval.
-    fn ledger(&self, index: usize, whose: Whose, kind: usize) -> u64 {
+    fn ledger(&self, index: usize, whose: Whose, kind: usize) -> Ledger {
         let vcpu = &self.vcpus[index];
         match (whose, vcpu.current.get()) {
-            (Whose::Vcpu, _) => vcpu.user.get()[kind],
-            (Whose::Task, Some(thread)) => self.threads[thread].user.get()[kind],
-            (Whose::Task, None) => 0,
+            (Whose::Vcpu, _) => {
+                let ledgers = [&vcpu.counted, &vcpu.unclear, &vcpu.missed];
+                let [counted, unclear, missed] = ledgers.map(|ledger| ledger.get()[kind]);
+                Ledger { counted, unclear, missed }
+            }
+            (Whose::Task, Some(thread)) => self.ledger_of(thread, kind),
+            (Whose::Task, None) => Ledger::default(),
         }
+    }
+
+    fn ledger_of(&self, thread: usize, kind: usize) -> Ledger {
+        let own = &self.threads[thread];
+        let ledgers = [&own.counted, &own.unclear, &own.missed];
+        let [counted, unclear, missed] = ledgers.map(|ledger| ledger.get()[kind]);
+        Ledger { counted, unclear, missed }
     }
 
     /// What an event on this vCPU should have counted by now.
     fn truth_of(&self, index: usize, event: &Event) -> u64 {
+        self.books_of(index, event).counted
+    }
+
+    fn books_of(&self, index: usize, event: &Event) -> Ledger {
         let ledger = event.on.map(|_| self.ledger(index, event.whose, event.kind));
-        event.truth + ledger.map_or(0, |now| now.wrapping_sub(event.start))
+        ledger.map_or(event.truth, |now| event.truth.and_since(event.start, now))
     }
 
     /// Whether events are on this vCPU: of its own, and of the task that executes there.
@@ -199,11 +255,28 @@ impl Machine {
 
     /// perf enables its PMU.
     fn pmu_enable(&self, index: usize) {
+        let (forbidden, allowed) = self.policy_of(index);
         self.show_for_events(index);
-        self.go_on_with_events(index);
+        self.go_on_with_events(index, false);
+        if allowed {
+            self.check_goes_on(index, forbidden);
+        }
     }
 
-    fn go_on_with_events(&self, index: usize) {
+    fn policy_of(&self, index: usize) -> (u64, bool) {
+        let domain = &self.domains[self.vcpus[index].domain];
+        (domain.forbidden.get(), domain.allowed.get())
+    }
+
+    fn go_on_with_events(&self, index: usize, has_counted: bool) {
+        let was_still = self.vcpus[index].counts.get() == Counts::Nothing;
+        self.load_events(index);
+        self.settle(index, has_counted);
+        let vcpu = &self.vcpus[index];
+        vcpu.knows.set(was_still && vcpu.counts.get() == Counts::Nothing);
+    }
+
+    fn load_events(&self, index: usize) {
         let Some(thread) = self.thread_with_counters(index) else {
             self.on(index, |cpu| cpu.enable_events(None));
             return self.note_disturbed();
@@ -251,6 +324,8 @@ impl Machine {
                 }
                 event.on = Some(number);
                 event.start = self.ledger(index, event.whose, event.kind);
+                event.since = self.steps.get();
+                event.seen = self.stalls_of(index, event);
                 let (period, left) = (event.period, event.left);
                 self.on(index, |cpu| cpu.start_event(number, period, left));
                 self.note_disturbed();
@@ -272,17 +347,70 @@ impl Machine {
         self.note_disturbed();
         event.count = event.count.wrapping_add(progress.count);
         event.left = progress.left;
-        if progress.stalled != 0 {
+        event.stalled += progress.stalled;
+        self.check_event(index, event);
+        self.check_stalls(index, event);
+    }
+
+    fn stalls_of(&self, index: usize, event: &Event) -> Stalls {
+        let vcpu = &self.vcpus[index];
+        Stalls {
+            missed: self.books_of(index, event).missed,
+            told: event.stalled,
+            still: vcpu.still_for(self.steps.get()),
+            was_still: vcpu.counts.get() != Counts::All,
+        }
+    }
+
+    /// perf was told of a stall if anything was missed since it last read the event, and only if
+    /// the vCPU has stood still.
+    fn check_stalls(&self, index: usize, event: &mut Event) {
+        let now = self.stalls_of(index, event);
+        let before = std::mem::replace(&mut event.seen, now);
+        let (missed, told) = (now.missed - before.missed, now.told - before.told);
+        if missed > 0 && told == 0 {
+            self.fails_perf(format!("vCPU {index}: perf is not told of a stall of {missed}"));
+        }
+        if told > 0 && now.still == before.still && !before.was_still {
             self.fails_perf(format!("vCPU {index}: perf is told of a stall: nothing has stalled"));
         }
-        self.check_event(index, event);
+    }
+
+    /// perf is told of stalls, as the glue does.
+    fn settle(&self, index: usize, has_counted: bool) {
+        if !self.on(index, |cpu| cpu.events_are_unsettled()) {
+            return;
+        }
+        let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
+        for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
+            for event in &mut context.borrow_mut().events {
+                let Some(number) = event.on else { continue };
+                let now = self.steps.get();
+                let began = if has_counted { now } else { event.since };
+                event.stalled += self.on(index, |cpu| cpu.settle_event(number, began, now));
+            }
+        }
+    }
+
+    /// perf's events here count where nobody keeps them from it.
+    fn check_goes_on(&self, index: usize, forbidden: u64) {
+        let (vcpu, domain) = (&self.vcpus[index], &self.domains[self.vcpus[index].domain]);
+        let may = domain.allowed.get() && domain.forbidden.get() == forbidden;
+        let online = vcpu.module.borrow().is_online();
+        if may
+            && online
+            && self.events_here(index) != [0; 2]
+            && vcpu.counts.get() == Counts::Nothing
+        {
+            self.fails_perf(format!("vCPU {index}: perf's events do not go on"));
+        }
     }
 
     /// An event has counted what was executed while it was scheduled in.
     fn check_event(&self, index: usize, event: &Event) {
-        let truth = self.truth_of(index, event);
+        let Ledger { counted: truth, unclear, .. } = self.books_of(index, event);
         self.readings.set(self.readings.get() + 1);
-        if event.count != truth {
+        if event.count.wrapping_sub(truth) > unclear {
             let (count, whose) = (event.count, event.whose);
             self.fails_perf(format!("vCPU {index}: a {whose:?}'s event is {count}, not {truth}"));
         }
@@ -290,8 +418,10 @@ impl Machine {
 
     /// perf has been told of every period of an event, once.
     fn check_samples(&self, index: usize, event: &Event) {
-        let passed = self.truth_of(index, event).checked_div(event.period).unwrap_or(0);
-        if event.told != passed {
+        let Ledger { counted, unclear, .. } = self.books_of(index, event);
+        let periods = |count: u64| count.checked_div(event.period).unwrap_or(0);
+        let passed = periods(counted);
+        if event.told < passed || event.told > periods(counted.wrapping_add(unclear)) {
             let told = event.told;
             self.fails_perf(format!("vCPU {index}: perf has {told} samples of {passed}"));
         }
@@ -314,10 +444,10 @@ impl Machine {
             self.tell_event(index, event);
         }
         self.check_samples(index, event);
-        event.truth = self.truth_of(index, event);
+        event.truth = self.books_of(index, event);
         event.on = None;
         let now = self.steps.get();
-        self.on(index, |cpu| cpu.remove_event(number, now));
+        event.stalled += self.on(index, |cpu| cpu.remove_event(number, now));
         let (vcpu, wide) = (&self.vcpus[index], event.whose == Whose::Vcpu);
         let present = self.subject(vcpu.current.get());
         let goes = vcpu.module.borrow_mut().event_goes(&present, wide);
@@ -360,7 +490,9 @@ impl Machine {
 
     /// An event is turned away only if there is no counter for it.
     fn check_turned_away(&self, index: usize, context: &RefCell<Context>, at: usize) {
-        if self.kept(index).is_some() {
+        let domain = &self.domains[self.vcpus[index].domain];
+        let refused = domain.forbidden.get() > 0 && self.vcpus[index].registered.borrow().is_none();
+        if self.kept(index).is_some() || refused {
             return;
         }
         let (task, vcpu) = (self.vcpus[index].current.get(), self.perf.vcpus[index].borrow());
@@ -412,10 +544,9 @@ impl Machine {
 
     /// Events that stay on the vCPU count another thread from now on.
     fn follow(&self, events: &mut [Event], prev: usize, next: usize) {
-        let (prev, next) = (self.threads[prev].user.get(), self.threads[next].user.get());
         for event in events.iter_mut().filter(|event| event.on.is_some()) {
-            event.truth += prev[event.kind].wrapping_sub(event.start);
-            event.start = next[event.kind];
+            event.truth = event.truth.and_since(event.start, self.ledger_of(prev, event.kind));
+            event.start = self.ledger_of(next, event.kind);
         }
     }
 
@@ -483,7 +614,7 @@ impl Machine {
                 }
             });
         }
-        self.go_on_with_events(index);
+        self.go_on_with_events(index, true);
     }
 
     /// An overflow of which perf has not been told is on its way.  If counters were loaded anew
@@ -492,12 +623,13 @@ impl Machine {
         if on_its_way || !self.has_perf_here(index) {
             return;
         }
-        let (executed, armed) = (self.vcpus[index].user.get(), self.vcpus[index].armed.get());
+        let vcpu = &self.vcpus[index];
+        let (counted, armed) = (vcpu.counted.get(), vcpu.armed.get());
         let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
         for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
             for event in context.borrow().events.iter().filter(|event| event.on.is_some()) {
                 let due = self.truth_of(index, event) / event.period.max(1);
-                let counted = executed[event.kind] != armed[event.kind];
+                let counted = counted[event.kind] != armed[event.kind];
                 if event.period >= PERIOD_TOLD && due > event.told && counted {
                     self.fails_perf(format!("vCPU {index}: an overflow of an event is lost"));
                 }
@@ -547,8 +679,11 @@ impl Machine {
             period,
             left: period as i64,
             on: None,
-            start: 0,
-            truth: 0,
+            start: Ledger::default(),
+            truth: Ledger::default(),
+            since: 0,
+            stalled: 0,
+            seen: Stalls::default(),
             count: 0,
             told: 0,
         };

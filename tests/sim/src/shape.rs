@@ -155,8 +155,7 @@ impl Shape {
                 thread: rng.below(30),
                 tick: rng.below(10),
                 hotplug: if rng.one_in(2) { 1 + 3 * u64::from(cpu_wide) } else { 0 },
-                // What the host stops is not in the books of perf's events.
-                policy: if rng.one_in(3) && !perf { 1 } else { 0 },
+                policy: if rng.one_in(3) { 1 } else { 0 },
                 restore: if restores { 4 } else { 0 },
                 moves: if kvm { 4 } else { 0 },
                 destroy: if rng.one_in(4) { 1 } else { 0 },

@@ -93,9 +93,7 @@ impl Machine {
         let own = counting.map(|next| observer(self.threads[next].owner.get()).number);
         let module = &self.vcpus[index].module;
         let leave = module.borrow().leave_to(&subject, own);
-        if leave == Leave::Hide {
-            module.borrow_mut().hides_for(&subject);
-        }
+        module.borrow_mut().note_who_comes(&subject, leave);
         self.leave(index, leave, &subject)
     }
 
