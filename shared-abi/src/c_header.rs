@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The C view of this crate.
+//! The generator of the C header that declares this crate's constants and structures.
 //!
 //! `include/perfctr_abi.h` is this module's output, committed so that a build of the hypervisor
 //! or of the kernel module needs no Rust for it;

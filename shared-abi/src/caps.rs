@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the PMU can do, as the hypervisor tells it to guests and their kernels to threads.
+//! The capabilities of the PMU, which the hypervisor tells to a guest's kernel, and the kernel to
+//! its threads.
 //!
-//! Whoever wants to know whether something is possible asks for its feature, never for a vendor
-//! or a version.
+//! Code that needs to know whether something is possible asks for its feature bit, never for a
+//! vendor or a version.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -11,15 +12,16 @@ use crate::layout::layout;
 use crate::limits::{MAX_FIXED, MAX_GENERAL};
 use crate::slot::PhysSlot;
 
-/// [`PmuCaps::vendor`]: Intel's event numbers.
+/// [`PmuCaps::vendor`]: event numbers are Intel's.
 pub const VENDOR_INTEL: u32 = 1;
-/// [`PmuCaps::vendor`]: AMD's event numbers.
+/// [`PmuCaps::vendor`]: event numbers are AMD's.
 pub const VENDOR_AMD: u32 = 2;
 
-/// [`PmuCaps::features`]: one register enables counters, Intel's global control (SDM volume 3,
+/// [`PmuCaps::features`]: the register IA32_PERF_GLOBAL_CTRL enables all counters (SDM volume 3,
 /// 20.2.2).
 pub const CAPS_GLOBAL_INTEL: u32 = 1 << 0;
-/// [`PmuCaps::features`]: one register enables counters, PerfCntrGlobalCtl (APM volume 2, 13.2.1).
+/// [`PmuCaps::features`]: the register PerfCntrGlobalCtl enables all counters (APM volume 2,
+/// 13.2.1).
 pub const CAPS_GLOBAL_AMD: u32 = 1 << 1;
 /// [`PmuCaps::features`]: counters can sample (i-mode).
 pub const CAPS_SAMPLING: u32 = 1 << 2;
@@ -29,34 +31,36 @@ pub const CAPS_FULL_WIDTH: u32 = 1 << 3;
 pub const CAPS_GUEST_ONLY: u32 = 1 << 4;
 /// [`PmuCaps::features`]: event numbers have 12 bits (APM volume 2, 13.2.1).
 pub const CAPS_EVENT_12BIT: u32 = 1 << 5;
-/// [`PmuCaps::features`]: the host lets guests count events that are not known to count only their
-/// own logical processor, see [`events`](crate::events).
+/// [`PmuCaps::features`]: the host lets guests also count events that are not known to count only
+/// what the guest's own logical processor does, see [`arch`](crate::arch).
 pub const CAPS_ALL_EVENTS: u32 = 1 << 6;
-/// [`PmuCaps::features`]: some events may change the counters of a sibling.
+/// [`PmuCaps::features`]: the processor has an erratum by which some events may change the counters
+/// of the sibling hardware thread.
 pub const CAPS_SIBLING_ERRATUM: u32 = 1 << 7;
-/// [`PmuCaps::features`]: unit masks can ask for other cores and for the bus.
+/// [`PmuCaps::features`]: unit masks can select events of other cores and of the bus.
 pub const CAPS_SHARED_MASKS: u32 = 1 << 8;
 
 /// Number, width and features of the counters that guests may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmuCaps {
-    /// `VENDOR_*`: whose event numbers.
+    /// The vendor whose event numbers the PMU uses: `VENDOR_*`.
     pub vendor: u32,
-    /// Version of Intel's architectural performance monitoring, for people; 0 on AMD.
+    /// Version of Intel's architectural performance monitoring; 0 on AMD.  It is only shown to
+    /// people; no decision depends on it.
     pub version: u32,
     /// `CAPS_*` bits.
     pub features: u32,
-    /// General counters.
+    /// Number of general counters.
     pub general: u32,
-    /// Fixed counters.
+    /// Number of fixed counters.
     pub fixed: u32,
     /// Width of the general counters.
     pub general_width: CounterWidth,
-    /// Width of the fixed counters; that of the general ones if there are none.
+    /// Width of the fixed counters, or of the general ones if there are no fixed counters.
     pub fixed_width: CounterWidth,
 }
 
-/// [`PmuCaps`] as they cross a boundary.
+/// The form in which [`PmuCaps`] crosses a boundary between privilege levels.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -68,15 +72,15 @@ pub struct WireCaps {
     pub version: u32,
     /// `CAPS_*` bits; a reader ignores those that it does not know.
     pub features: u32,
-    /// General counters.
+    /// Number of general counters.
     pub general: u32,
-    /// Fixed counters.
+    /// Number of fixed counters.
     pub fixed: u32,
-    /// Unit: bits.
+    /// Width of the general counters, unit: bits.
     pub general_width: u32,
-    /// Unit: bits; 0 if there are no fixed counters.
+    /// Width of the fixed counters, unit: bits; 0 if there are none.
     pub fixed_width: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
@@ -107,7 +111,7 @@ impl From<&PmuCaps> for WireCaps {
 }
 
 impl PmuCaps {
-    /// What another privilege level says; `None` if no PMU is like that.
+    /// Decodes capabilities from another privilege level.  Returns `None` if no PMU can have them.
     pub fn from_wire(wire: &WireCaps) -> Option<Self> {
         if wire.general as usize > MAX_GENERAL || wire.fixed as usize > MAX_FIXED {
             return None;
@@ -126,13 +130,13 @@ impl PmuCaps {
         })
     }
 
-    /// Whether all of `features`, `CAPS_*` bits, are there.
+    /// Returns whether the PMU has all of `features`, which are `CAPS_*` bits.
     #[inline(always)]
     pub const fn can(&self, features: u32) -> bool {
         self.features & features == features
     }
 
-    /// Whether this PMU has the counter.
+    /// Returns whether this PMU has the counter.
     pub const fn has(&self, slot: PhysSlot) -> bool {
         match slot.fixed_number() {
             Some(n) => n < self.fixed,
@@ -140,12 +144,12 @@ impl PmuCaps {
         }
     }
 
-    /// The counter's width.
+    /// Returns the counter's width.
     pub const fn width(&self, slot: PhysSlot) -> CounterWidth {
         if slot.fixed_number().is_some() { self.fixed_width } else { self.general_width }
     }
 
-    /// One bit for each slot that this PMU has.
+    /// Returns a mask with one bit for each slot that this PMU has.
     pub const fn slots(&self) -> u32 {
         let mut mask = 0;
         let mut index = 0;
@@ -175,7 +179,7 @@ mod tests {
     };
 
     #[test]
-    fn they_cross_a_boundary_unchanged() {
+    fn capabilities_cross_a_boundary_unchanged() {
         let caps = PmuCaps::from_wire(&WIRE).unwrap();
         assert_eq!(WireCaps::from(&caps), WIRE);
         assert!(caps.can(CAPS_GLOBAL_INTEL | CAPS_SAMPLING) && !caps.can(CAPS_GLOBAL_AMD));
@@ -192,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_has_every_slot() {
+    fn the_largest_pmu_has_every_slot() {
         let wire = WireCaps { general: MAX_GENERAL as u32, fixed: MAX_FIXED as u32, ..WIRE };
         assert_eq!(PmuCaps::from_wire(&wire).unwrap().slots(), 0x00ff_ffff);
         assert_eq!(PmuCaps::from_wire(&WIRE).unwrap().slots(), 0x0007_000f);
     }
 
     #[test]
-    fn impossible_ones_are_refused() {
+    fn impossible_capabilities_are_refused() {
         for wire in [
             WireCaps { fixed_width: 0, ..WIRE },
             WireCaps { general_width: 31, ..WIRE },

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The configuration of counters, and the rules by which it is valid.
+//! The configuration of counters, and the rules for valid ones.
 //!
 //! An event select says what a counter counts, in bits that the architecture defines (`EVNTSEL_*`
 //! in [`arch`](crate::arch)).
 //!
-//! The guest kernel validates before it stores a configuration, the hypervisor again before it
-//! programs one: the same function, on a private copy each time.
+//! The guest kernel validates a configuration before it stores it, and the hypervisor validates it
+//! again before it programs it.  Both call [`Config::new`], each on a private copy.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -19,12 +19,12 @@ use crate::layout::layout;
 use crate::limits::{MAX_SLOTS, PERIOD_EVENTS_MAX};
 use crate::slot::{PhysSlot, slots_of};
 
-/// [`CounterConfig::mode`]: accumulate (a-mode).
+/// [`CounterConfig::mode`]: the counter accumulates (a-mode).
 pub const MODE_COUNTING: u32 = 0;
-/// [`CounterConfig::mode`]: count, and interrupt every `period` events (i-mode).
+/// [`CounterConfig::mode`]: the counter counts, and interrupts every `period` events (i-mode).
 pub const MODE_SAMPLING: u32 = 1;
 
-/// One counter as it crosses a boundary.
+/// The form in which the configuration of one counter crosses a boundary between privilege levels.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -34,12 +34,12 @@ pub struct CounterConfig {
     pub slot: u32,
     /// [`MODE_COUNTING`] or [`MODE_SAMPLING`].
     pub mode: u32,
-    /// Event select; see the module's documentation.
+    /// The event select, which says what the counter counts.
     pub evntsel: u64,
-    /// 0 in [`MODE_COUNTING`].  In an ioctl: the period.  In a hypercall: the distance to the next
-    /// overflow, which happens once.  Unit: events.
+    /// Unit: events.  In an ioctl this is the period.  In a hypercall it is the distance to the
+    /// next overflow, which happens once.  It must be 0 in [`MODE_COUNTING`].
     pub period: u64,
-    /// 0.
+    /// Must be 0.
     pub reserved: u64,
 }
 
@@ -54,32 +54,32 @@ layout!(CounterConfig, "perfctr_counter_config", 32, {
 /// Why a configuration is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigError {
-    /// More counters than the interface or the PMU has.
+    /// There are more counters than the interface or the PMU has.
     TooMany,
     /// The PMU has no such counter.
     BadSlot,
     /// A counter is listed twice.
     Duplicate,
-    /// A mode that does not exist, or sampling on a PMU that cannot.
+    /// A counter's mode does not exist, or it is sampling and the PMU cannot sample.
     BadMode,
     /// A sampling counter's period is 0 or too long.
     BadPeriod,
-    /// A reserved field or an undefined event-select bit is not 0.
+    /// A reserved field or an undefined bit of an event select is not 0.
     Reserved,
-    /// An event-select bit is not the guest's.
+    /// An event select has a bit set that a guest may not set.
     Privileged,
-    /// The enable bit is clear.
+    /// An event select's enable bit is clear.
     Disabled,
-    /// Neither ring is asked for.
+    /// An event select asks for neither user mode nor kernel mode.
     NoRing,
-    /// An event that the host does not let guests count.
+    /// The host does not let guests count an event.
     Event,
-    /// A fixed counter with an event, edge, inversion or counter mask.
+    /// The event select of a fixed counter has an event, edge, inversion or counter mask.
     FixedEvent,
 }
 
 impl ConfigError {
-    /// The error number at the boundary.
+    /// Returns the error number by which the refusal crosses a boundary.
     pub const fn errno(self) -> Errno {
         match self {
             Self::Privileged | Self::Event => Errno::PERM,
@@ -96,7 +96,7 @@ impl ConfigError {
     }
 }
 
-/// A valid configuration in canonical form: an event select per physical counter.
+/// A valid configuration in canonical form, with an event select for each physical counter.
 ///
 /// Two threads that list the same counters in different orders have equal configurations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,11 +108,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// Nothing.
+    /// The configuration that counts nothing.
     pub const NONE: Self =
         Self { slots: 0, sampling: 0, evntsel: [0; MAX_SLOTS], period: [0; MAX_SLOTS] };
 
-    /// Validates `counters`, which may come from anywhere, against what the PMU has.
+    /// Validates `counters`, which may come from anybody, against what the PMU has.
     pub fn new(caps: &PmuCaps, counters: &[CounterConfig]) -> Result<Self, ConfigError> {
         if counters.len() > MAX_SLOTS {
             return Err(ConfigError::TooMany);
@@ -139,17 +139,18 @@ impl Config {
         Ok(config)
     }
 
-    /// One bit per slot in use.
+    /// Returns a mask with one bit for each slot in use.
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// One bit per slot that interrupts.
+    /// Returns a mask with one bit for each slot that interrupts.
     pub const fn sampling(&self) -> u32 {
         self.sampling
     }
 
-    /// Events until the slot's next overflow; 0 for one that does not interrupt.
+    /// Returns how many events there are until the slot's next overflow, or 0 for a slot that does
+    /// not interrupt.
     pub fn period(&self, slot: PhysSlot) -> u64 {
         self.period.get(slot.index()).copied().map_or(0, u64::from)
     }
@@ -165,37 +166,39 @@ impl Config {
         }
     }
 
-    /// The slot's event select; 0 for one that is not in use.
+    /// Returns the slot's event select, or 0 for a slot that is not in use.
     pub fn evntsel(&self, slot: PhysSlot) -> u64 {
         self.evntsel.get(slot.index()).copied().unwrap_or(0)
     }
 
-    /// The slots that count in user mode, in kernel mode, or both, given one of the ring bits.
+    /// Returns a mask of the slots that count in a mode.  `ring` has the mode's bit of an event
+    /// select; with both bits the mask has the slots that count in either mode.
     pub fn slots_in_ring(&self, ring: u64) -> u32 {
         slots_of(self.slots)
             .filter(|&slot| self.evntsel(slot) & ring != 0)
             .fold(0, |mask, slot| mask | slot.bit())
     }
 
-    /// Whether everything that `other` counts is counted here as well, by the same counters.
+    /// Returns whether everything that `other` counts is counted here as well, by the same
+    /// counters.
     ///
-    /// It says nothing about interrupts: a counter counts the same with and without.
+    /// Interrupts do not matter here: they do not change what a counter counts.
     pub fn includes(&self, other: &Config) -> bool {
         other.slots & !self.slots == 0
             && slots_of(other.slots).all(|slot| self.evntsel(slot) == other.evntsel(slot))
     }
 
-    /// The configuration that counts what both count; `None` if they use the same counter for
-    /// different events, or if one of them interrupts.
+    /// Returns the configuration that counts what both count, or `None` if they use the same
+    /// counter for different events, or if one of them interrupts.
     pub fn beside(&self, other: &Config) -> Option<Config> {
         if self.sampling | other.sampling == 0 { self.joined(other) } else { None }
     }
 
-    /// The configuration that counts what both count; `None` if they use the same counter for
-    /// different events.
+    /// Returns the configuration that counts what both count, or `None` if they use the same
+    /// counter for different events.
     ///
-    /// A counter interrupts if it does in one of them, and if it does in both, after the shorter
-    /// distance.
+    /// A counter interrupts if it interrupts in one of them.  If it interrupts in both, it does so
+    /// after the shorter distance.
     pub fn joined(&self, other: &Config) -> Option<Config> {
         let mut both = *self;
         for slot in slots_of(other.slots) {
@@ -215,7 +218,8 @@ impl Config {
         Some(both)
     }
 
-    /// The same configuration without the slots in `slots`, in which no counter interrupts.
+    /// Returns the same configuration without the slots in the mask `slots`.  No counter of the
+    /// result interrupts.
     #[must_use]
     pub fn only_counting_without(&self, slots: u32) -> Config {
         let mut less = Self { slots: self.slots & !slots, ..Self::default() };
@@ -227,10 +231,10 @@ impl Config {
         less
     }
 
-    /// The configuration of a single counter, which interrupts after `distance` events if there is
-    /// a distance.
+    /// Returns the configuration of a single counter, which interrupts after `distance` events if
+    /// there is a distance.
     ///
-    /// It is not judged again: the caller takes the event select from a valid configuration.
+    /// The event select is not validated again: the caller takes it from a valid configuration.
     pub fn one(slot: PhysSlot, evntsel: u64, distance: Option<u64>) -> Config {
         let mut one = Self { slots: slot.bit(), ..Self::default() };
         if let Some(own) = one.evntsel.get_mut(slot.index()) {
@@ -243,8 +247,8 @@ impl Config {
         one
     }
 
-    /// Writes the configuration in the form in which it crosses a boundary, and gives the number of
-    /// counters.
+    /// Writes the configuration in the form in which it crosses a boundary, and returns the number
+    /// of counters.
     pub fn encode(&self, counters: &mut [CounterConfig; MAX_SLOTS]) -> u32 {
         let mut used = 0;
         for (counter, slot) in counters.iter_mut().zip(slots_of(self.slots)) {
@@ -261,6 +265,7 @@ impl Config {
     }
 }
 
+/// Checks the configuration of one counter, which the PMU has in `slot`.
 fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), ConfigError> {
     let evntsel = counter.evntsel;
     let event_12bit = caps.can(CAPS_EVENT_12BIT);
@@ -533,7 +538,7 @@ mod tests {
         assert_eq!(Config::new(&caps, &[counter(0, 1 << 36 | user)]), Err(ConfigError::Reserved));
     }
 
-    /// With the rights that a guest has unless the host gives it more.
+    /// The caller has the rights that a guest has unless the host gives it more.
     #[test]
     fn amds_list_is_of_whole_event_numbers() {
         let caps = PmuCaps { vendor: VENDOR_AMD, features: CAPS_EVENT_12BIT, ..caps() };

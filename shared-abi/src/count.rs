@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The two-level arithmetic.
+//! The arithmetic by which counts of a vCPU and of a thread are computed.
 //!
 //! ```text
 //! Phys*(t)      = Sum_vcpu   + (Phys(t)  - Start_vcpu)       the hypervisor owns Sum and Start
 //! Log_thread(t) = Sum_thread + (Phys*(t) - Start*_thread)    the guest kernel owns them
 //! ```
 //!
-//! `Phys` is what the hardware counter holds, `Phys*` what it would hold had it counted only
-//! while this vCPU ran.  Hardware counters are narrower than 64 bits and wrap, so `Phys - Start`
-//! is a difference modulo the counter's width; that is right as long as fewer than 2^width events
-//! happen between two folds.  Sums are 64 bits wide and are only ever compared by difference.
+//! The glossary defines these words.  Hardware counters are narrower than 64 bits and wrap, so
+//! `Phys - Start` is a difference modulo 2^width.  The difference is correct as long as fewer than
+//! 2^width events happen between two folds.  Sums are 64 bits wide and are only ever compared by
+//! their difference.
 //!
 //! Source: Nikolaev and Back, "Perfctr-Xen", VEE 2011, section 3.
 
@@ -18,32 +18,33 @@
 pub struct CounterWidth(u8);
 
 impl CounterWidth {
-    /// `None` unless `bits` is between 32 and 64.
+    /// Makes a width of `bits` bits, or returns `None` unless `bits` is between 32 and 64.
     pub const fn new(bits: u32) -> Option<Self> {
         if bits >= 32 && bits <= 64 { Some(Self(bits as u8)) } else { None }
     }
 
-    /// The number of bits.
+    /// Returns the number of bits.
     pub const fn bits(self) -> u32 {
         self.0 as u32
     }
 
-    /// The modulus minus one: every bit that the counter has.
+    /// Returns a mask of every bit that the counter has.
     pub const fn mask(self) -> u64 {
         u64::MAX >> (64 - self.0 as u32)
     }
 }
 
-/// `Phys*`: events of this vCPU up to the moment at which the hardware counter held `raw`.
+/// Returns `Phys*`: the events of this vCPU up to the moment when the hardware counter held `raw`.
 ///
-/// `mask` is the counter's [`CounterWidth::mask`], or 0 for a counter that is not running now,
-/// whose value is then `sum`.
+/// `mask` is the counter's [`CounterWidth::mask`], or 0 for a counter that is not running now.  The
+/// result is then `sum`.
 #[inline(always)]
 pub const fn phys_star(sum: u64, start: u64, mask: u64, raw: u64) -> u64 {
     sum.wrapping_add(raw.wrapping_sub(start) & mask)
 }
 
-/// `Log_thread`: events of this thread up to the moment at which its vCPU's count was `phys_star`.
+/// Returns `Log_thread`: the events of this thread up to the moment when its vCPU's count was
+/// `phys_star`.
 #[inline(always)]
 pub const fn log_thread(sum: u64, start_star: u64, phys_star: u64) -> u64 {
     sum.wrapping_add(phys_star.wrapping_sub(start_star))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Error numbers that cross a boundary.
 //!
-//! Hypercalls and ioctls return 0 or a negative error number.  Xen and Linux use the same
+//! A hypercall or ioctl that fails returns a negative error number.  Xen and Linux use the same
 //! numbers, so one table serves both.
 
 use core::fmt;
@@ -15,7 +15,7 @@ macro_rules! errnos {
         impl Errno {
             $($(#[doc = $doc])+ pub const $name: Errno = Errno($number);)+
 
-            /// The C name, or `"?"` for a number that this interface does not use.
+            /// Returns the C name, or `"?"` for a number that this interface does not use.
             pub const fn name(self) -> &'static str {
                 match self.0 {
                     $($number => $c,)+
@@ -27,48 +27,48 @@ macro_rules! errnos {
 }
 
 errnos! {
-    /// The caller may not do this, or an event select holds a bit that is not the guest's.
+    /// The caller may not do this, or an event select has a bit set that a guest may not set.
     PERM = 1, "EPERM";
-    /// No such domain or thread, or the thread's counters are unlinked.
+    /// There is no such domain or thread, or the thread's counters are unlinked.
     SRCH = 3, "ESRCH";
-    /// No such event.
+    /// There is no such event.
     NOENT = 2, "ENOENT";
     /// The descriptor is not open for writing.
     BADF = 9, "EBADF";
-    /// Not now: all counters that could do it are held.
+    /// All counters that could count the event are held at the moment; the caller may try again.
     AGAIN = 11, "EAGAIN";
-    /// The caller lacks a right that this needs: of kernel-mode counts, say.
+    /// The caller lacks a right that this needs, for example to count in kernel mode.
     ACCES = 13, "EACCES";
     /// The argument lies outside the caller's memory.
     FAULT = 14, "EFAULT";
-    /// Taken: another configuration operation is under way.
+    /// Somebody else uses the counters, or changes their configuration at the moment.
     BUSY = 16, "EBUSY";
-    /// The thread has counters, or the vCPU has a page, already.
+    /// The thread already has counters, or the vCPU already has a page.
     EXIST = 17, "EEXIST";
-    /// No usable counters: the driver is off, with the reason in the console log.
+    /// There are no usable counters: the driver is off.  The host's console log has the reason.
     NODEV = 19, "ENODEV";
-    /// A malformed argument.
+    /// The argument is malformed.
     INVAL = 22, "EINVAL";
-    /// No such request.
+    /// There is no such request.
     NOTTY = 25, "ENOTTY";
-    /// More memory than the caller may have locked.
+    /// The request needs more locked memory than the caller may have.
     NOSPC = 28, "ENOSPC";
-    /// No such operation: the hypervisor has no driver.
+    /// There is no such operation: the hypervisor has no driver.
     NOSYS = 38, "ENOSYS";
-    /// The ABI majors differ.
+    /// The two sides have different major versions of the ABI.
     PROTO = 71, "EPROTO";
-    /// Valid, but not for this kind of guest or on this machine.
+    /// The request is valid, but not for this kind of guest or not on this machine.
     OPNOTSUPP = 95, "EOPNOTSUPP";
-    /// The host has other counters than the one before, on which the module was loaded.
+    /// The host has other counters than the host on which the module was loaded.
     STALE = 116, "ESTALE";
-    /// Out of memory.
+    /// There is no memory left.
     NOMEM = 12, "ENOMEM";
-    /// The vCPU has no page registered, or the thread no ring.
+    /// The vCPU has no registered page, or the thread has no ring.
     NXIO = 6, "ENXIO";
 }
 
 impl Errno {
-    /// The value that a hypercall or ioctl returns.
+    /// Returns the value by which a hypercall or ioctl reports this error.
     pub const fn to_return(self) -> i32 {
         -self.0
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Events that processors of every kind count, by one number or another.
+//! Events that processors of every vendor can count.
 
 use crate::arch;
 use crate::slot::PhysSlot;
 
-/// Events that CPUs of every vendor count, by one number or another.  The values are Linux's
-/// (`PERF_COUNT_HW_*` of `linux/perf_event.h`).
+/// An event that processors of every vendor can count, though each vendor has its own number for
+/// it.  The values are Linux's (`PERF_COUNT_HW_*` of `linux/perf_event.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Generic {
@@ -39,22 +39,23 @@ impl Generic {
         Self::ReferenceCycles,
     ];
 
-    /// Linux's number of the event.
+    /// Returns Linux's number of the event.
     pub const fn perf(self) -> u64 {
         self as u64
     }
 
-    /// The event of Linux's number.
+    /// Returns the event with this number of Linux's, if there is one.
     pub fn from_perf(number: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|event| event.perf() == number)
     }
 
-    /// The event's number and unit mask for a general counter, as an event select has it.
+    /// Returns the event's number and unit mask for a general counter, in the form of an event
+    /// select.  Returns `None` if the vendor's processors do not share a number for it.
     pub const fn select(self, vendor: u32) -> Option<u64> {
         arch::events::select(self, vendor)
     }
 
-    /// The fixed counter that counts this event.
+    /// Returns the fixed counter that counts this event, if there is one.
     pub fn fixed(self) -> Option<PhysSlot> {
         arch::events::fixed(self)
     }

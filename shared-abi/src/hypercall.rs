@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The hypercall `perfctr_op(op, argument, length)`.
 //!
-//! `argument` points to `length` bytes in the caller's memory; the length must be exactly the
-//! structure's (for [`OP_LOAD`], of as many counters as it holds).  The result is 0 or a negative
-//! [`Errno`](crate::Errno); after an error nothing has changed.
+//! `argument` points to `length` bytes in the caller's memory.  The length must be the structure's;
+//! for [`OP_LOAD`] it must be [`HvLoad::bytes`] of the counters that are passed.  The result is 0
+//! or a negative [`Errno`](crate::Errno); after an error nothing has changed.
 //!
 //! | op | argument | who | errors besides `EFAULT` and `EINVAL` (length, reserved fields) |
 //! |---|---|---|---|
@@ -17,7 +17,8 @@
 //! | [`OP_PLACE`] | [`HvPlace`], in and out | any vCPU, for itself | `ENXIO` no page |
 //! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, and those of [`ConfigError`](crate::ConfigError) |
 //!
-//! With the driver off every operation returns `ENODEV`; a hypervisor without it, `ENOSYS`.
+//! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns
+//! `ENOSYS`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -36,39 +37,42 @@ pub const KVM_HYPERCALL_NUMBER: u32 = 0x5043_5452;
 /// The vector that the module writes to the local APIC's entry for the PMU in a guest of KVM.
 /// Processors ignore it beside the delivery mode NMI (SDM volume 3, local vector table).
 ///
-/// The VMM saves and restores it with the entry.  It tells the driver that this guest knows what
-/// the NMI after a restoration means, and is not another kernel, which would take that NMI for a
-/// broken machine.
+/// The VMM saves and restores the vector with the entry.  The vector tells the driver that this
+/// guest knows what the NMI after a restoration means.  Another kernel would take that NMI for a
+/// fault of the machine.
 pub const KVM_LVTPC_VECTOR: u32 = 0x50;
 
-/// Handshake and capabilities.
+/// The guest and the hypervisor exchange their ABI versions, and the guest learns what the PMU can
+/// do.
 pub const OP_QUERY: u32 = 0;
-/// Publish the calling vCPU's counters in a page.
+/// The hypervisor begins to publish the calling vCPU's counters in a page of the guest.
 pub const OP_REGISTER: u32 = 1;
-/// Stop counting and publishing for the calling vCPU; forget its page.
+/// The hypervisor stops counting for the calling vCPU, and no longer writes to its page.
 pub const OP_UNREGISTER: u32 = 2;
-/// Program a configuration for the calling vCPU, in place of the one before.
+/// The hypervisor programs a configuration for the calling vCPU in place of the previous one.
 pub const OP_LOAD: u32 = 3;
-/// Program nothing for the calling vCPU.  Sums stay.
+/// The hypervisor removes the calling vCPU's configuration.  The sums in its page stay.
 pub const OP_STOP: u32 = 4;
-/// Allow or forbid a domain.
+/// The control domain allows a domain to count, or forbids it.
 pub const OP_DOMAIN: u32 = 5;
-/// What the driver has done, and what it cost.
+/// The control domain reads what the driver has done since boot, and what that cost.
 pub const OP_STATS: u32 = 6;
-/// Where the calling vCPU was when one of its counters overflowed.
+/// The guest asks where the calling vCPU was when one of its counters overflowed.
 ///
-/// Not in its page, which user mode may read: addresses of the kernel are its secret.
+/// The answer is not in the vCPU's page, because user mode may read the page and must not learn
+/// addresses of the kernel.
 pub const OP_PLACE: u32 = 7;
 
-/// Publish the calling vCPU's counters in a page in which another hypervisor did before the guest
-/// was restored, and count on from there.
+/// The hypervisor begins to publish the calling vCPU's counters in a page that another hypervisor
+/// has written before the guest was restored here, and goes on from the counts in that page.
 pub const OP_GO_ON: u32 = 8;
 
 /// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen uses for nothing else.
 ///
-/// It only says that some counter of the vCPU has overflowed, perhaps one of a thread that is
-/// suspended by now.  The guest finds out whose by looking at its threads' counts: a counter has
-/// overflowed as often as its period fits into its count.  [`OP_DOMAIN`] sends it as well.
+/// The interrupt only says that some counter of the vCPU has overflowed.  The counter may belong to
+/// a thread that is suspended by now.  The guest finds the counter by the counts of its threads: a
+/// counter has overflowed as often as its period fits into its count.  [`OP_DOMAIN`] sends the same
+/// interrupt if it changes whether the domain may count.
 pub const VIRQ_NUMBER: u32 = 20;
 
 /// [`HvQuery::features`]: the caller's domain may register and load.
@@ -80,20 +84,20 @@ pub const FEATURE_COST: u32 = 1 << 1;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HvQuery {
-    /// In: the guest's major.  Out: the hypervisor's.
+    /// In: the guest's major version.  Out: the hypervisor's major version.
     pub abi_major: u32,
-    /// In: the guest's minor.  Out: the hypervisor's.
+    /// In: the guest's minor version.  Out: the hypervisor's minor version.
     pub abi_minor: u32,
     /// Out: `FEATURE_*` bits.
     pub features: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
     /// Out: what the PMU can do.
     pub caps: WireCaps,
-    /// Out: a number of the caller's domain, another one after it was restored or allowed to count;
-    /// 0 if the hypervisor has another way to tell that.
+    /// Out: a number of the caller's domain, which changes when the domain is restored or allowed
+    /// to count.  It is 0 if the hypervisor tells the guest of that in another way.
     pub machine: u64,
-    /// 0.
+    /// Must be 0.
     pub reserved_tail: u64,
 }
 
@@ -111,12 +115,12 @@ layout!(HvQuery, "perfctr_hv_query", 64, {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HvRegister {
-    /// Guest frame number of the page; a PV guest's frames are machine frames.
+    /// Guest frame number of the page.  For a PV guest this is a machine frame number.
     pub gfn: u64,
-    /// Who may read the page and the counters of this vCPU: any number of the guest's choice.  What
-    /// the counters hold of another observer is cleared before.
+    /// The observer that may read the page and the counters of this vCPU; the guest chooses the
+    /// number.  The driver first clears what the counters hold of another observer.
     pub observer: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
@@ -130,11 +134,11 @@ layout!(HvRegister, "perfctr_hv_register", 16, {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HvLoad {
-    /// Counters that follow.
+    /// Number of counters that follow.
     pub counters: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// What each counter counts.
+    /// The counters and what each of them counts.
     pub counter: [CounterConfig; MAX_SLOTS],
 }
 
@@ -145,7 +149,7 @@ layout!(HvLoad, "perfctr_hv_load", 776, {
 });
 
 impl HvLoad {
-    /// Bytes of an argument with this many counters.
+    /// Returns the size in bytes of an argument with this many counters.
     pub const fn bytes(counters: usize) -> usize {
         core::mem::offset_of!(HvLoad, counter) + counters * size_of::<CounterConfig>()
     }
@@ -157,9 +161,10 @@ impl HvLoad {
 pub struct HvDomain {
     /// The domain's number.
     pub domid: u32,
-    /// 1 to allow, 0 to forbid.  A domain that is forbidden stops counting at once.
+    /// 1 to allow the domain to count, 0 to forbid it.  A domain that is forbidden to count stops
+    /// at once.
     pub enabled: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u64,
 }
 
@@ -169,18 +174,18 @@ layout!(HvDomain, "perfctr_hv_domain", 16, {
     8 reserved: "__u64",
 });
 
-/// [`HvPlace::mode`]: not known; the counter has not overflowed since it was loaded, or was asked
-/// for already.
+/// [`HvPlace::mode`]: the place is not known.  Either the counter has not overflowed since it was
+/// loaded, or the guest has already asked for the place of that overflow.
 pub const PLACE_NONE: u32 = 0;
-/// [`HvPlace::mode`]: in the guest's user mode.
+/// [`HvPlace::mode`]: the vCPU was in the guest's user mode.
 pub const PLACE_USER: u32 = 1;
-/// [`HvPlace::mode`]: in the guest's kernel.
+/// [`HvPlace::mode`]: the vCPU was in the guest's kernel.
 pub const PLACE_KERNEL: u32 = 2;
 
 /// Argument of [`OP_PLACE`].
 ///
-/// The registers are those when the overflow was seen: with its interrupt, or when the guest was
-/// about to leave the mode in which it was counted, or its physical CPU.
+/// The driver notes the registers when it sees the overflow.  That is at the overflow's interrupt,
+/// or, if it comes first, when the vCPU leaves its physical CPU or the mode in which it counted.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -188,13 +193,13 @@ pub const PLACE_KERNEL: u32 = 2;
 pub struct HvPlace {
     /// In: the counter's slot.
     pub slot: u32,
-    /// Out: `PLACE_*`; without one the rest is 0.
+    /// Out: a `PLACE_*` number.  If it is [`PLACE_NONE`], the other outputs are 0.
     pub mode: u32,
-    /// Out: the instruction pointer: the next instruction.
+    /// Out: the instruction pointer, which is the address of the next instruction.
     pub ip: u64,
     /// Out: the stack pointer.
     pub sp: u64,
-    /// Out: the register of flags.
+    /// Out: the flags register.
     pub flags: u64,
 }
 
@@ -212,28 +217,30 @@ pub const HOOK_SWITCH_FROM: usize = 0;
 pub const HOOK_SWITCH_TO: usize = 1;
 /// Index in [`HvStats::hook`]: an enrolled vCPU went between guest user and guest kernel mode.
 pub const HOOK_TOGGLE: usize = 2;
-/// Index in [`HvStats::hook`]: [`OP_LOAD`] or [`OP_STOP`].
+/// Index in [`HvStats::hook`]: a vCPU made the hypercall [`OP_LOAD`] or [`OP_STOP`].
 pub const HOOK_LOAD: usize = 3;
-/// Index in [`HvStats::hook`]: a performance monitoring interrupt.
+/// Index in [`HvStats::hook`]: a performance monitoring interrupt arrived.
 pub const HOOK_INTERRUPT: usize = 4;
-/// Elements of [`HvStats::hook`].
+/// Number of elements of [`HvStats::hook`].
 pub const HOOKS: usize = 5;
 
-/// What one kind of entry into the driver did since boot, over all physical CPUs.
+/// The work that entries of one kind into the driver have done since boot, on all physical CPUs
+/// together.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct HvHookStats {
-    /// Entries.
+    /// Number of entries.
     pub calls: u64,
-    /// Instructions that the driver executed in them; 0 without [`FEATURE_COST`].
+    /// Number of instructions that the driver executed in these entries; 0 without
+    /// [`FEATURE_COST`].
     pub instructions: u64,
-    /// How often counters were read.
+    /// Number of reads of counters.
     pub pmc_reads: u64,
-    /// How often other registers of the PMU were read.
+    /// Number of reads of other registers of the PMU.
     pub msr_reads: u64,
-    /// How often registers of the PMU were written.
+    /// Number of writes of registers of the PMU.
     pub msr_writes: u64,
 }
 
@@ -251,13 +258,13 @@ layout!(HvHookStats, "perfctr_hv_hook_stats", 40, {
 )]
 #[repr(C)]
 pub struct HvStats {
-    /// By kind of entry, `HOOK_*`.
+    /// The work of each kind of entry; the indices are `HOOK_*`.
     pub hook: [HvHookStats; HOOKS],
-    /// Hypercalls of any kind.
+    /// Number of hypercalls of any kind.
     pub hypercalls: u64,
-    /// Times that counters were cleared because another domain had run.
+    /// Number of times that the driver cleared counters because another domain had used them.
     pub residue_clears: u64,
-    /// 0.
+    /// Always 0.
     pub reserved: [u64; 5],
 }
 

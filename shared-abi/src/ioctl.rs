@@ -1,37 +1,38 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The guest's device `/dev/perfctr`: its ioctls and its mapping.
+//! The ioctls and the mapping of the guest's device `/dev/perfctr`.
 //!
-//! A descriptor names the counters of one thread once [`IOC_CREATE`] or [`IOC_OPEN`] has bound it.
+//! A descriptor stands for the counters of one thread after [`IOC_CREATE`] or [`IOC_OPEN`] has
+//! bound it to them.  [`REQUESTS`](crate::requests::REQUESTS) says for each ioctl who may use it.
 //!
 //! | ioctl | argument | errors besides `EFAULT` |
 //! |---|---|---|
 //! | [`IOC_INFO`] | [`Info`], out | - |
-//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EOPNOTSUPP` a feature that the module lacks, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ESRCH` a thread that may not be operated, `EBUSY` whole CPUs count; `EPERM` the host does not let the domain count, `ENODEV`, `ENOSYS`, `EOPNOTSUPP` nor does the one where it was restored, `ESTALE` that has other counters |
+//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EOPNOTSUPP` the module lacks a feature, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ESRCH` the caller may not operate the thread, `EBUSY` whole CPUs count; `EPERM` the host does not let the domain count; after the guest was restored on another host, `ENODEV`, `ENOSYS` or `EOPNOTSUPP` that host does not count for it, `ESTALE` that host has other counters |
 //! | [`IOC_OPEN`] | [`Create`] | `EPROTO`, `EOPNOTSUPP`, `ESRCH` the thread has none, `EEXIST`, `EINVAL` |
-//! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` unlinked, or of a thread that may not be operated |
+//! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` the counters are unlinked, or the caller may not operate their thread |
 //! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |
 //! | [`IOC_READ_CONTROL`] | [`Control`], out | `EINVAL` not bound |
-//! | [`IOC_RESUME`] | - | `EPERM` not paused by an overflow; `ESRCH` unlinked, or of a thread that may not be operated |
-//! | [`IOC_RING`] | [`RingRequest`] | `EINVAL` no such size, or not bound; `ESRCH` unlinked; `EPERM` by another thread than the one whose the counters are; `EBUSY` it counts; `EEXIST` it has a ring; `ENOSPC` more than `RLIMIT_MEMLOCK` for all rings of its user; `ENOMEM` |
-//! | [`IOC_RING_TAKE`] | `u64`: records taken since there is a ring | `EINVAL` fewer than before, or more than were written; `ENXIO` no ring |
-//! | [`IOC_UNLINK`] | - | `ESRCH` of a thread that may not be operated; repeating it is no error |
-//! | [`IOC_CPU_CONTROL`] | [`CpuState`] | `EPERM` not privileged, or a counter samples; `EINVAL` no such CPU, or offline; `EBUSY` started |
-//! | [`IOC_CPU_START`] | - | `EPERM` not privileged; `EBUSY` started, or threads have counters |
+//! | [`IOC_RESUME`] | - | `EPERM` no overflow has paused the counters; `ESRCH` the counters are unlinked, or the caller may not operate their thread |
+//! | [`IOC_RING`] | [`RingRequest`] | `EINVAL` no such size, or not bound; `ESRCH` the counters are unlinked; `EPERM` the counters belong to another thread than the caller; `EBUSY` they count; `EEXIST` the thread has a ring; `ENOSPC` all rings of its user together exceed `RLIMIT_MEMLOCK`; `ENOMEM` |
+//! | [`IOC_RING_TAKE`] | `u64`: number of records taken since the ring was made | `EINVAL` fewer than before, or more than were written; `ENXIO` no ring |
+//! | [`IOC_UNLINK`] | - | `ESRCH` the caller may not operate the thread; unlinking twice is no error |
+//! | [`IOC_CPU_CONTROL`] | [`CpuState`] | `EPERM` not privileged, or a counter samples; `EINVAL` no such CPU, or it is offline; `EBUSY` counting has started |
+//! | [`IOC_CPU_START`] | - | `EPERM` not privileged; `EBUSY` counting has started, or threads have counters |
 //! | [`IOC_CPU_STOP`] | - | `EPERM` not privileged |
 //! | [`IOC_CPU_READ`] | [`CpuState`], in and out | `EPERM` not privileged; `EINVAL` no such CPU |
 //!
-//! All return 0, but for `IOC_CPU_CONTROL` and `IOC_CPU_START`: the number of CPUs that have
-//! something to count.  Threads cannot be given counters while CPUs count (`EBUSY`), nor the other
-//! way round.
+//! `IOC_CPU_CONTROL` and `IOC_CPU_START` return the number of CPUs that have something to count;
+//! all other ioctls return 0.  Threads and whole CPUs do not count at the same time: threads get no
+//! counters while CPUs count, and CPUs do not start while threads have counters (`EBUSY`).
 //!
-//! A thread may be operated by itself, and by its tracer while it is stopped (`ptrace(2)`).  What
-//! the tracer asks for is judged at once, and takes effect before the thread executes anything of
-//! its own.
+//! A thread may operate its own counters, and its tracer may operate them while the thread is
+//! stopped (`ptrace(2)`).  The module checks a tracer's request at once.  The request takes effect
+//! before the thread executes another instruction in user mode.
 //!
-//! The mapping is `1 + Info::vcpus` pages at offset 0, shared and read-only (else `EPERM`): the
-//! thread's page, then each vCPU's.  A ring is another one, see [`ring`](crate::ring).  poll(2)
-//! says `POLLIN` while a ring is full to its watermark, `POLLHUP` when the thread's counters are
-//! unlinked.
+//! The mapping has `1 + Info::vcpus` pages at offset 0: the thread's page, then one page of each
+//! vCPU.  It must be shared and read-only (else `EPERM`).  A ring has a mapping of its own, see
+//! [`ring`](crate::ring).  poll(2) says `POLLIN` while a ring is full to its watermark, and
+//! `POLLHUP` when the thread's counters are unlinked.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -50,45 +51,46 @@ pub const IOC_TYPE: u32 = 0xd0;
 pub(crate) const WRITE: u32 = 1;
 pub(crate) const READ: u32 = 2;
 
-/// An ioctl's number (Linux, `Documentation/userspace-api/ioctl/ioctl-number.rst`).
+/// Composes an ioctl's number (Linux, `Documentation/userspace-api/ioctl/ioctl-number.rst`).
 const fn ioc(direction: u32, number: u32, bytes: usize) -> u32 {
     direction << 30 | (bytes as u32) << 16 | IOC_TYPE << 8 | number
 }
 
-/// What this machine offers.
+/// The caller asks what this machine offers.
 pub const IOC_INFO: u32 = ioc(READ, 0x40, size_of::<Info>());
-/// Give a thread counters and bind the descriptor to them.
+/// The module gives a thread counters and binds the descriptor to them.
 pub const IOC_CREATE: u32 = ioc(WRITE, 0x41, size_of::<Create>());
-/// Bind the descriptor to a thread's counters.
+/// The module binds the descriptor to the counters that a thread has.
 pub const IOC_OPEN: u32 = ioc(WRITE, 0x42, size_of::<Create>());
-/// Set what is counted and start; no counters and no TSC to stop.
+/// The caller sets what is counted, and counting starts.  With no counters and no TSC, counting
+/// stops.
 pub const IOC_CONTROL: u32 = ioc(WRITE, 0x43, size_of::<Control>());
-/// Read all sums.
+/// The caller reads all sums.
 pub const IOC_READ: u32 = ioc(READ, 0x44, size_of::<Sums>());
-/// Read the last control.
+/// The caller reads the last [`Control`] that was set.
 pub const IOC_READ_CONTROL: u32 = ioc(READ, 0x45, size_of::<Control>());
-/// Stop, and take the counters from their thread; their sums stay readable.
+/// The module stops the counters and takes them from their thread.  Their sums stay readable.
 pub const IOC_UNLINK: u32 = ioc(0, 0x46, 0);
-/// Let counters go on that an overflow has paused.
+/// Counters that an overflow has paused go on.
 pub const IOC_RESUME: u32 = ioc(0, 0x47, 0);
-/// Give the calling thread a ring for samples, once.
+/// The module gives the calling thread a ring for samples.  A thread gets at most one ring.
 pub const IOC_RING: u32 = ioc(WRITE, 0x48, size_of::<RingRequest>());
-/// Say how many records of the ring have been taken; their places are written again.
+/// The caller says how many records of the ring it has taken.  The module reuses their places.
 pub const IOC_RING_TAKE: u32 = ioc(WRITE, 0x49, size_of::<u64>());
-/// Set what one CPU counts, whatever thread executes on it; its sums start from 0.
+/// The caller sets what one CPU counts, whatever thread executes on it.  Its sums start from 0.
 pub const IOC_CPU_CONTROL: u32 = ioc(WRITE, 0x50, size_of::<CpuState>());
-/// Start counting on all CPUs that have been set.
+/// Counting starts on all CPUs for which something was set.
 pub const IOC_CPU_START: u32 = ioc(0, 0x51, 0);
-/// Stop counting on all CPUs.  Sums stay.
+/// Counting stops on all CPUs.  The sums stay.
 pub const IOC_CPU_STOP: u32 = ioc(0, 0x52, 0);
-/// Read one CPU's control and sums.
+/// The caller reads one CPU's [`Control`] and sums.
 pub const IOC_CPU_READ: u32 = ioc(READ | WRITE, 0x53, size_of::<CpuState>());
 
-/// `si_code` of an overflow's signal; the word behind it holds one bit for each counter, in the
-/// order of [`Control::counter`], that has overflowed.
+/// The `si_code` of an overflow's signal.  The word behind it has the bit of each counter that has
+/// overflowed set; the bits are in the order of [`Control::counter`].
 pub const SIGNAL_CODE: i32 = b'P' as i32;
 
-/// [`Info::features`] of this version.
+/// The [`Info::features`] of this version.
 pub const MODULE_FEATURES: u32 = FEATURE_KEEP_PERIOD | FEATURE_RING;
 
 /// [`Info::features`]: the module knows [`CONTROL_KEEP_PERIOD`].
@@ -100,23 +102,24 @@ pub const FEATURE_RING: u32 = 1 << 1;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Info {
-    /// The module's major.
+    /// The module's major version.
     pub abi_major: u32,
-    /// The module's minor.
+    /// The module's minor version.
     pub abi_minor: u32,
-    /// [`MODULE_FEATURES`]: what the module can do beyond the first version of its major.
+    /// The features that the module has beyond the first version of its major:
+    /// [`MODULE_FEATURES`].
     pub features: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
     /// What the PMU can do.
     pub caps: WireCaps,
-    /// Pages of vCPUs in the mapping.
+    /// Number of vCPU pages in the mapping.
     pub vcpus: u32,
-    /// Family, model and stepping of the processor, in the form in which it gives them itself.
+    /// Family, model and stepping of the processor, in the form of CPUID leaf 1, register EAX.
     pub cpu_signature: u32,
-    /// Frequency of the time-stamp counter.
+    /// Frequency of the time-stamp counter, unit: kHz.
     pub tsc_khz: u32,
-    /// 0.
+    /// Always 0.
     pub reserved_tail: [u32; 9],
 }
 
@@ -136,15 +139,15 @@ layout!(Info, "perfctr_info_arg", 96, {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Create {
-    /// The caller's major.
+    /// The caller's major version.
     pub abi_major: u32,
-    /// The caller's minor.
+    /// The caller's minor version.
     pub abi_minor: u32,
-    /// The thread; 0 for the caller.
+    /// The thread's id; 0 stands for the calling thread.
     pub tid: u32,
-    /// What the caller relies on: bits of [`Info::features`].
+    /// The features that the caller relies on: bits of [`Info::features`].
     pub features: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: [u64; 2],
 }
 
@@ -156,48 +159,49 @@ layout!(Create, "perfctr_create", 32, {
     16 reserved: "__u64" [2],
 });
 
-/// [`Control::flags`]: count the time-stamp counter.
+/// [`Control::flags`]: the time-stamp counter is counted, too.
 pub const CONTROL_TSC: u32 = 1 << 0;
-/// [`Control::flags`]: unlink when the thread executes another program.
+/// [`Control::flags`]: the counters are unlinked when the thread executes another program.
 pub const CONTROL_CLOEXEC: u32 = 1 << 1;
 
-/// [`Control::flags`]: keep the TSC's sum.
+/// [`Control::flags`]: the TSC's sum is kept.
 pub const CONTROL_KEEP_TSC: u32 = 1 << 2;
 
-/// [`Control::flags`]: if these very counters were set last, in this order and with these periods,
-/// go on with what was left of each period, instead of beginning whole ones.
+/// [`Control::flags`]: each counter goes on with what is left of its period, instead of beginning a
+/// new one.  This holds only if the same counters were set last, in the same order and with the
+/// same periods.
 pub const CONTROL_KEEP_PERIOD: u32 = 1 << 3;
 
-/// [`Control::flags`]: overflows are records in the thread's ring (else `ENXIO`), not signals, and
-/// do not pause the counters.  With a counter that samples, and without a signal (else `EINVAL`).
+/// [`Control::flags`]: an overflow writes a record into the thread's ring, sends no signal, and
+/// does not pause the counters.  The thread must have a ring (else `ENXIO`).  At least one counter
+/// must sample, and [`Control::signal`] must be 0 (else `EINVAL`).
 pub const CONTROL_RING: u32 = 1 << 4;
 
 /// Argument of [`IOC_CONTROL`].
 ///
-/// Sums of counters whose bit in `preserve` is clear start from 0, and so does the TSC's unless it
-/// was and stays counted, or is to be kept.  With no counters and no TSC everything stops and all
-/// sums stay.
+/// The sum of a counter whose bit in `preserve` is clear starts from 0.  The TSC's sum starts from
+/// 0 unless the TSC was counted and stays counted, or [`CONTROL_KEEP_TSC`] is set.  With no
+/// counters and no TSC everything stops and all sums stay.
 ///
 /// A sampling counter overflows whenever its count since this call reaches a multiple of its
-/// period; with [`CONTROL_KEEP_PERIOD`], its count since the call that began the period.  At an
-/// overflow all counters pause, the TSC goes on, and the thread gets the signal; [`IOC_RESUME`]
-/// lets them go on.  Nothing is counted in between.  With [`CONTROL_RING`] they go on by
-/// themselves.
+/// period.  With [`CONTROL_KEEP_PERIOD`] the count begins with the call that began the period.  At
+/// an overflow all counters pause, the TSC goes on, and the thread gets the signal.  The counters
+/// count nothing until [`IOC_RESUME`] lets them go on.  With [`CONTROL_RING`] they do not pause.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Control {
     /// `CONTROL_*` bits.
     pub flags: u32,
-    /// Elements of `counter` in use.
+    /// Number of elements of `counter` in use.
     pub counters: u32,
-    /// One bit per element whose sum is kept.
+    /// One bit for each element of `counter`; the sum of an element whose bit is set is kept.
     pub preserve: u32,
-    /// The signal that the thread gets at an overflow; 0 unless a counter samples, and with
-    /// [`CONTROL_RING`].
+    /// The signal that the thread gets at an overflow.  It must be 0 if no counter samples, and
+    /// with [`CONTROL_RING`].
     pub signal: u32,
-    /// The counters, in the order in which their sums are given.
+    /// The counters, in the order in which [`Sums::counter`] gives their sums.
     pub counter: [CounterConfig; MAX_COUNTERS],
-    /// 0.
+    /// Must be 0.
     pub reserved: [u64; 2],
 }
 
@@ -216,9 +220,9 @@ layout!(Control, "perfctr_control_arg", 608, {
 )]
 #[repr(C)]
 pub struct Sums {
-    /// Unit: TSC ticks.
+    /// The TSC's sum, unit: TSC ticks.
     pub tsc: u64,
-    /// Unit: events.  0 for counters not in use.
+    /// The counters' sums, unit: events.  Those of counters that are not in use are 0.
     pub counter: [u64; MAX_COUNTERS],
 }
 
@@ -231,13 +235,13 @@ layout!(Sums, "perfctr_sums", 152, {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CpuState {
-    /// The CPU.
+    /// The CPU's number.
     pub cpu: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// What it counts; `CONTROL_CLOEXEC` and `preserve` have no meaning here.
+    /// What the CPU counts.  `CONTROL_CLOEXEC` and `preserve` have no meaning here.
     pub control: Control,
-    /// Out only.
+    /// Out: the CPU's sums.
     pub sums: Sums,
 }
 

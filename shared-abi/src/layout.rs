@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Layout assertions, and the tables from which the C header is made.
+//! The macros that assert the layout of structures, and that describe them for the C header.
 
 /// One field of a structure, as C declares it.
 #[derive(Debug)]
 pub struct Field {
     pub(crate) name: &'static str,
     pub(crate) c_type: &'static str,
-    /// Elements of an array, or 0 for a scalar.
+    /// Number of elements of an array, or 0 for a scalar.
     pub(crate) elements: usize,
     pub(crate) offset: usize,
 }
@@ -19,7 +19,8 @@ pub struct Struct {
     pub(crate) fields: &'static [Field],
 }
 
-/// C's name of a field: the last of Rust's and, where it differs, C's.
+/// Returns a field's name in C.  `names` has its name in Rust and, if that differs, its name in C
+/// behind it.
 pub(crate) const fn c_name(names: &[&'static str]) -> &'static str {
     match names {
         [.., last] => last,
@@ -55,8 +56,8 @@ macro_rules! layout {
     };
 }
 
-/// [`layout!`] for memory that several privilege levels use at the same time.  It does not compile
-/// unless every field is [`Shared`](crate::sync::Shared).
+/// Does what [`layout!`] does, for memory that several privilege levels use at the same time.  It
+/// does not compile unless every field is [`Shared`](crate::sync::Shared).
 macro_rules! shared_layout {
     ($ty:ident, $c_name:literal, $size:expr, {
         $($offset:literal $field:ident $(as $c_field:literal)? : $c_type:literal

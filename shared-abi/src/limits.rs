@@ -1,38 +1,40 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Every bound of the interface, in one place.
+//! This file defines every bound of the interface.
 
 use crate::arch;
 
 /// Size of each shared page in bytes: one page frame.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Virtual counters of one thread.  18 is what perfctr's C structures hold.
+/// Maximal number of virtual counters of one thread.  perfctr's C structures hold 18, too.
 pub const MAX_COUNTERS: usize = 18;
 
-/// General-purpose counters that a page has room for.  The book's decision record 27 says how the
-/// ABI's next major number makes room for more.
+/// Number of general-purpose counters that a page has room for.  The book's decision record 27 says
+/// how the ABI's next major number makes room for more.
 pub const MAX_GENERAL: usize = 16;
 
-/// Fixed-function counters that a page has room for.
+/// Number of fixed-function counters that a page has room for.
 pub const MAX_FIXED: usize = 8;
 
-/// Physical counters that a page has room for: general ones first, fixed ones behind them.
+/// Number of physical counters that a page has room for: the general ones come first, then the
+/// fixed ones.
 pub const MAX_SLOTS: usize = MAX_GENERAL + MAX_FIXED;
 
-/// Virtual CPUs of one guest that the guest's module accepts.
+/// Maximal number of virtual CPUs of a guest with which the module works.
 pub const MAX_VCPUS: usize = 512;
 
-/// Longest distance to an overflow, unit: events.
+/// The longest distance to an overflow, unit: events.
 pub const PERIOD_EVENTS_MAX: u64 = arch::PRESET_EVENTS_MAX;
 
-/// Pages of one thread's ring for samples.
+/// Maximal number of pages of one thread's ring for samples.
 pub const RING_PAGES_MAX: u32 = 64;
 
-/// Callers that a record has room for: it takes a quarter of a page then.
+/// Maximal number of callers that a record can have room for.  A record then takes a quarter of a
+/// page.
 pub const RING_CALLERS_MAX: u32 = 124;
 
-/// Attempts of one direct read before it gives up with an error.
+/// Number of attempts after which a direct read gives up with an error.
 ///
-/// An attempt is some tens of instructions, so even a vCPU that is preempted every millisecond
-/// completes one of two attempts; a hundred failures in a row mean a broken page.
+/// An attempt takes some tens of instructions.  Even on a vCPU that is preempted every millisecond,
+/// at least one of two attempts completes.  A hundred failures in a row mean a broken page.
 pub const READ_ATTEMPTS_MAX: u32 = 100;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The read path: the two-level formula under both sequence words.
+//! The read path applies the two-level formula under both sequence words.
 //!
 //! A thread reads its own counters like this:
 //!
@@ -25,11 +25,11 @@ use crate::sync::{AtomicU32, AtomicU64};
 use crate::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED, ThreadPage, ThreadSlot};
 use crate::vcpu_page::{VCPU_DIRECT, VcpuPage, VcpuSlot};
 
-/// The instructions that read counters, and pages.
+/// The instructions with which a reader reads counters, the clock and pages.
 pub trait Counters {
-    /// What a hardware counter holds; `index` is a [`PhysSlot::counter_index`].
+    /// Reads a hardware counter; `index` is a [`PhysSlot::counter_index`].
     fn counter(&self, index: u32) -> u64;
-    /// What the clock says, read after all earlier instructions.
+    /// Reads the clock after all earlier instructions have completed.
     fn clock(&self) -> u64;
 
     /// Makes what is read next wait until all earlier instructions have completed.
@@ -65,29 +65,31 @@ pub trait Counters {
 /// Why a direct read gives no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadError {
-    /// Direct reading is not valid now: ask the kernel.
+    /// The thread may not read directly now, and has to ask the kernel.
     NotDirect,
     /// The thread's configuration could not be loaded; the negative error number is the reason.
     NotLoaded(i32),
     /// A page names a vCPU or a counter that does not exist, or more counters were asked for
     /// than the thread has.
     Malformed,
-    /// No attempt of [`READ_ATTEMPTS_MAX`] was undisturbed.
+    /// All of [`READ_ATTEMPTS_MAX`] attempts were disturbed.
     Disturbed,
 }
 
-/// One consistent snapshot of a thread's time-stamp counter; its counters go to the caller's slice.
+/// The result of a read.  The counters' values go to the caller's slice; they and the TSC are of
+/// one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Unit: TSC ticks.
+    /// The thread's TSC, unit: TSC ticks.
     pub tsc: u64,
-    /// Failed attempts before this one.
+    /// Number of failed attempts before this one.
     pub retries: u32,
 }
 
 /// Reads the calling thread's TSC and its first `counts.len()` counters.
 ///
-/// `vcpus` are the pages of all vCPUs, in order.
+/// The function `vcpus` returns the page of the vCPU with a number, or `None` if there is no such
+/// vCPU.
 #[inline(always)]
 pub fn read_thread<'a>(
     thread: &ThreadPage,
@@ -113,7 +115,8 @@ pub fn try_read_thread<'a>(
     (!hw.any(thread_change, vcpu_change)).then_some(tsc)
 }
 
-/// Reads as [`read_thread`] does, but without the TSC: that of the snapshot has no meaning.
+/// Reads the calling thread's first `counts.len()` counters without its TSC.  The TSC of the
+/// snapshot has no meaning.
 #[inline(always)]
 pub fn read_counts<'a>(
     thread: &ThreadPage,
@@ -124,10 +127,10 @@ pub fn read_counts<'a>(
     attempt::<false>(thread, vcpus, hw, counts)
 }
 
-/// Attempts until one is undisturbed.
+/// Repeats attempts until one is undisturbed.
 ///
-/// The answer is a [`Snapshot`] even without the TSC.  Compilers pack an answer that fits into one
-/// word into that word and unpack it again, which costs more.
+/// The function returns a [`Snapshot`] even without the TSC.  Compilers pack a result that fits
+/// into one word into that word and unpack it again, which costs more.
 #[inline(always)]
 fn attempt<'a, const TSC: bool>(
     thread: &ThreadPage,
@@ -197,9 +200,9 @@ fn once<'a, const TSC: bool>(
     Some((tsc, [thread_change, vcpu_change]))
 }
 
-/// Answers a read that was not made directly: with the sums of a thread that does not count now, of
-/// which it gives the TSC's, or with the reason why there is no value.  Gives `None` if the pages
-/// have changed meanwhile.
+/// Answers a read that cannot be made directly.  If the thread does not count now, this copies its
+/// sums and returns that of the TSC; otherwise it returns the reason why there is no value.  It
+/// returns `None` if the pages have changed meanwhile.
 #[cold]
 #[inline(never)]
 fn answer_indirectly<'a>(
@@ -221,7 +224,7 @@ fn answer_indirectly<'a>(
     thread.seq.is_valid(stamp).then_some(answer)
 }
 
-/// Copies the sums of a thread that does not count now, and gives that of its TSC.
+/// Copies the sums of a thread that does not count now, and returns that of its TSC.
 fn sums(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     if counts.len() > thread.counters.load(Relaxed) as usize {
         return Err(ReadError::Malformed);
@@ -229,7 +232,7 @@ fn sums(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     Ok(copy_sums(thread, counts))
 }
 
-/// Says why a thread whose page lets it read directly cannot be given `asked` counters; `None` if
+/// Returns why a thread whose page lets it read directly cannot read `asked` counters, or `None` if
 /// it can by now.
 fn refusal<'a>(
     thread: &ThreadPage,
@@ -253,7 +256,7 @@ fn refusal<'a>(
     vcpu.seq.is_valid(stamp).then_some(refusal)
 }
 
-/// Copies the sums of a thread's counters, and gives that of its TSC.
+/// Copies the sums of a thread's counters, and returns that of its TSC.
 fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
         *count = slot.sum.load(Relaxed);
@@ -261,8 +264,8 @@ fn copy_sums(thread: &ThreadPage, counts: &mut [u64]) -> u64 {
     thread.tsc_sum.load(Relaxed)
 }
 
-/// Reads what was last published of any thread, and gives its TSC.  Elements of `counts` behind the
-/// thread's last counter become 0.
+/// Reads the sums that were last published for any thread, and returns that of its TSC.  Elements
+/// of `counts` behind the thread's last counter become 0.
 pub fn read_published(thread: &ThreadPage, counts: &mut [u64]) -> Result<u64, ReadError> {
     for _ in 0..READ_ATTEMPTS_MAX {
         let stamp = thread.seq.stamp();
@@ -295,15 +298,15 @@ fn vcpu_counter(counter: &VcpuSlot, hw: &impl Counters, raw: u64) -> u64 {
 /// `Phys*` of the TSC and of some counters of a vCPU, all of one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VcpuSample {
-    /// Unit: TSC ticks.
+    /// The vCPU's TSC, unit: TSC ticks.
     pub tsc: u64,
-    /// Unit: events, in the order of the slots asked for.
+    /// The counters, unit: events, in the order of the slots asked for.
     pub counter: [u64; MAX_COUNTERS],
-    /// Failed attempts before this one.
+    /// Number of failed attempts before this one.
     pub retries: u32,
 }
 
-/// Samples the vCPU that executes this, for its guest kernel.
+/// Samples the vCPU that executes this code.  The guest kernel calls it.
 #[inline(always)]
 pub fn sample_vcpu(
     vcpu: &VcpuPage,
@@ -315,11 +318,11 @@ pub fn sample_vcpu(
     Ok(sample)
 }
 
-/// Samples as [`sample_vcpu`] does, into a sample of the caller's, for paths that would notice the
-/// cost of clearing and copying one.
+/// Samples the vCPU that executes this code, and writes the result into the caller's sample.
 ///
-/// Counters of the sample that were not asked for stay as they were.  After an error nothing in it
-/// is valid.
+/// Unlike [`sample_vcpu`] it neither clears nor copies a sample, which matters to hot paths.
+/// Counters of the sample that were not asked for stay as they were.  After an error nothing in
+/// the sample is valid.
 #[inline(always)]
 pub fn sample_vcpu_into(
     vcpu: &VcpuPage,
@@ -348,8 +351,9 @@ pub fn sample_vcpu_into(
     }
 }
 
-/// One attempt of [`sample_vcpu`], of the counters in `slots`, whose indices are `indices`.  Gives
-/// the TSC and the counters, or `None` if the attempt was disturbed or the vCPU may not count.
+/// Makes one attempt of [`sample_vcpu`] for the counters in `slots`, whose indices for the hardware
+/// are `indices`.  Returns the TSC and the counters, or `None` if the attempt was disturbed or the
+/// vCPU may not count.
 #[inline(always)]
 pub fn try_sample_vcpu<const N: usize>(
     vcpu: &VcpuPage,
@@ -373,8 +377,8 @@ pub fn try_sample_vcpu<const N: usize>(
     (change == 0).then_some((tsc, counts))
 }
 
-/// Samples a vCPU that may not count any more, for which [`sample_vcpu_into`] gives
-/// [`ReadError::NotDirect`]: the counters' last sums.
+/// Samples the last sums of a vCPU that may not count any more.  For such a vCPU
+/// [`sample_vcpu_into`] returns [`ReadError::NotDirect`].
 pub fn sample_stopped_vcpu(
     vcpu: &VcpuPage,
     slots: &[PhysSlot],
@@ -401,7 +405,8 @@ mod tests {
     use super::*;
     use crate::thread_page::THREAD_TSC;
 
-    /// Counter `n` reads as `pmc + n`; each read may call back, to disturb the reader.
+    /// Counters of which number `n` reads as `pmc + n`.  Each read calls `disturb`, which may
+    /// disturb the reader.
     struct FakeCounters<F: Fn()> {
         tsc: u64,
         pmc: u64,
@@ -452,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_attempt_is_thrown_away() {
+    fn a_disturbed_attempt_is_discarded() {
         let (thread, vcpu) = running_thread();
         let reads = Cell::new(0);
         let writes = RefCell::new(0);

@@ -1,56 +1,59 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The table of the device's requests: what each [`ioctl`] demands of its caller.
+//! The table of the device's requests, which says what each [`ioctl`] demands of its caller.
 //!
-//! The module refuses what is not listed here.  Whoever adds a request has to say for each column
-//! what it demands, and gets nothing by default.
+//! The module refuses every request that is not listed here.  A new request needs a value in each
+//! column: no column has a default.
 
 use crate::ioctl;
 
 /// Whether a request changes anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It changes nothing, so any descriptor will do.
+    /// It changes nothing, so any descriptor is sufficient.
     Reads,
-    /// It needs a descriptor that is open for writing, or gets `EBADF`.
+    /// It needs a descriptor that is open for writing; otherwise it fails with `EBADF`.
     Writes,
 }
 
 /// What a request needs of its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binding {
-    /// It does not matter.
+    /// The descriptor may be bound or not.
     Any,
-    /// The descriptor has no thread's counters yet, or the request gets `EEXIST`.
+    /// The descriptor must not be bound to a thread's counters; otherwise the request fails with
+    /// `EEXIST`.
     Unbound,
-    /// The descriptor has a thread's counters, or the request gets `EINVAL`.
+    /// The descriptor must be bound to a thread's counters; otherwise the request fails with
+    /// `EINVAL`.
     Bound,
 }
 
 /// Who may make a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requester {
-    /// Whoever holds the descriptor, in whatever thread.
+    /// Any thread that has the descriptor may make the request.
     Holder,
-    /// The thread that is named or bound, or its tracer while it is stopped; others get `ESRCH`.
+    /// The thread that is named or bound may make the request, and so may its tracer while the
+    /// thread is stopped.  Others get `ESRCH`.
     Operator,
-    /// The thread whose counters these are, while they are linked; others get `EPERM`, and `ESRCH`
-    /// if they are not linked.
+    /// Only the thread whose counters these are may make the request.  Others get `EPERM`, and
+    /// everybody gets `ESRCH` if the counters are not linked.
     Thread,
-    /// Who may observe the whole system; others get `EPERM`, and everybody `EACCES` in a kernel
-    /// that is locked down.
+    /// Only a caller that may observe the whole system may make the request.  Others get `EPERM`,
+    /// and everybody gets `EACCES` in a kernel that is locked down.
     Observer,
 }
 
-/// A row of the table.
+/// One row of the table of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The ioctl's number, in which its argument's size and direction are.
+    /// The ioctl's number, which contains its argument's size and direction.
     pub number: u32,
-    /// Whether it changes anything.
+    /// Whether the request changes anything.
     pub access: Access,
-    /// What it needs of the descriptor.
+    /// What the request needs of the descriptor.
     pub binding: Binding,
-    /// Who may make it.
+    /// Who may make the request.
     pub requester: Requester,
 }
 
@@ -58,7 +61,7 @@ const fn row(number: u32, access: Access, binding: Binding, requester: Requester
     Request { number, access, binding, requester }
 }
 
-/// Every request that there is.
+/// The table of all requests.
 pub const REQUESTS: [Request; 14] = {
     use Access::{Reads, Writes};
     use Binding::{Any, Bound, Unbound};
@@ -81,7 +84,7 @@ pub const REQUESTS: [Request; 14] = {
     ]
 };
 
-/// The largest argument of any request, unit: bytes.  The module has a buffer of this size.
+/// The size of the largest argument, unit: bytes.  The module has a buffer of this size.
 pub const ARGUMENT_BYTES_MAX: usize = size_of::<ioctl::CpuState>();
 
 const _: () = {
@@ -95,7 +98,7 @@ const _: () = {
 };
 
 impl Request {
-    /// The row of an ioctl's number, all bits of which have to be right.
+    /// Finds the row of an ioctl's number.  All bits of the number must match.
     pub fn find(number: u32) -> Option<&'static Self> {
         REQUESTS.iter().find(|request| request.number == number)
     }
@@ -104,12 +107,12 @@ impl Request {
         (self.number >> 16 & 0x3fff) as usize
     }
 
-    /// How much is copied from the caller before anything is done, unit: bytes.
+    /// Returns how much the module copies from the caller before it does anything, unit: bytes.
     pub const fn bytes_in(&self) -> usize {
         if self.number & ioctl::WRITE << 30 != 0 { self.argument_bytes() } else { 0 }
     }
 
-    /// How much is copied to the caller after all is done, unit: bytes.
+    /// Returns how much the module copies to the caller after it has done everything, unit: bytes.
     pub const fn bytes_out(&self) -> usize {
         if self.number & ioctl::READ << 30 != 0 { self.argument_bytes() } else { 0 }
     }
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_copied_as_far_as_their_types_reach() {
+    fn arguments_are_copied_in_the_size_of_their_types() {
         let control = size_of::<Control>();
         for (number, bytes_in, bytes_out) in [
             (ioctl::IOC_INFO, 0, size_of::<Info>()),

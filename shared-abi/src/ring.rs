@@ -1,34 +1,35 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A thread's ring: its samples, written by the guest kernel where they happen.
+//! A thread's ring, into which the guest kernel writes a record of each sample when it happens.
 //!
-//! The ring is mapped from page [`RING_FIRST_PAGE`] of the descriptor on, as a whole, shared and
-//! read-only.  Record `n` is at place `n` modulo [`RingRequest::room`] as soon as
+//! A program maps the whole ring, shared and read-only, from page [`RING_FIRST_PAGE`] of the
+//! descriptor on.  Record `n` is at index `n` modulo [`RingRequest::room`] as soon as
 //! [`ThreadPage::ring_written`](crate::ThreadPage::ring_written) is larger than `n`.  It stays
-//! there until [`IOC_RING_TAKE`](crate::ioctl::IOC_RING_TAKE) says that it was taken.  Records that
-//! find the ring full are counted in [`ThreadPage::ring_lost`](crate::ThreadPage::ring_lost).
+//! there until [`IOC_RING_TAKE`](crate::ioctl::IOC_RING_TAKE) says that it was taken.  While the
+//! ring is full, records are lost and counted in
+//! [`ThreadPage::ring_lost`](crate::ThreadPage::ring_lost).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::layout::layout;
 use crate::limits::{PAGE_BYTES, RING_CALLERS_MAX, RING_PAGES_MAX};
 
-/// Where the mapping of a ring begins, unit: pages.
+/// The offset at which the mapping of a ring begins, unit: pages.
 pub const RING_FIRST_PAGE: u64 = 1 << 20;
 
 /// Argument of [`IOC_RING`](crate::ioctl::IOC_RING).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RingRequest {
-    /// A power of two, up to [`RING_PAGES_MAX`].
+    /// Size of the ring, unit: pages.  It must be a power of two, up to [`RING_PAGES_MAX`].
     pub pages: u32,
-    /// Callers that each record has room for, up to [`RING_CALLERS_MAX`].
+    /// Number of callers that each record has room for, up to [`RING_CALLERS_MAX`].
     pub callers: u32,
-    /// The number of records not taken yet from which poll(2) says that the descriptor can be read;
-    /// 1 to [`room`](Self::room).
+    /// poll(2) says that the descriptor can be read while at least this many records have not been
+    /// taken.  It must be 1 to [`room`](Self::room).
     pub watermark: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved_tail: [u64; 2],
 }
 
@@ -41,17 +42,18 @@ layout!(RingRequest, "perfctr_ring_request", 32, {
 });
 
 impl RingRequest {
-    /// Unit: bytes from one record to the next; a power of two, so that none is in two pages.
+    /// Returns the distance from one record to the next, unit: bytes.  It is a power of two, so
+    /// that no record crosses the end of a page.
     pub const fn record_bytes(&self) -> usize {
         (size_of::<RingRecord>() + size_of::<u64>() * self.callers as usize).next_power_of_two()
     }
 
-    /// Records that the ring holds.
+    /// Returns how many records the ring holds.
     pub const fn room(&self) -> usize {
         self.pages as usize * PAGE_BYTES / self.record_bytes()
     }
 
-    /// Whether the request is valid.
+    /// Returns whether the request is valid.
     pub const fn is_valid(&self) -> bool {
         self.pages.is_power_of_two()
             && self.pages <= RING_PAGES_MAX
@@ -64,19 +66,21 @@ impl RingRequest {
     }
 }
 
-/// One sample.  Its callers are behind it: as many `u64` as `callers` says.
+/// The record of one sample.  The addresses of its callers follow it, each of them a `u64`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct RingRecord {
-    /// The instruction that the thread was about to execute in user mode.
+    /// The address of the instruction that the thread was about to execute in user mode.
     pub ip: u64,
-    /// Unit: events.  What the counter had counted.
+    /// What the counter had counted, unit: events.
     pub count: u64,
-    /// Unit: TSC ticks.  What the thread had executed, if the TSC is counted.
+    /// How long the thread had executed, unit: TSC ticks.  It has a meaning only if the TSC is
+    /// counted.
     pub tsc: u64,
-    /// The counter, by its place in [`Control::counter`](crate::ioctl::Control::counter).
+    /// The counter's index in [`Control::counter`](crate::ioctl::Control::counter).
     pub counter: u32,
-    /// The addresses that functions will return to, the innermost first, by frame pointers.
+    /// The number of callers that follow.  They are the addresses to which the functions on the
+    /// stack will return, the innermost function's first, found by frame pointers.
     pub callers: u32,
 }
 
@@ -104,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_invalid() {
+    fn impossible_requests_are_invalid() {
         let valid = RingRequest { pages: 4, callers: 0, watermark: 512, ..RingRequest::default() };
         assert!(valid.is_valid() && valid.room() == 512);
         for wrong in [

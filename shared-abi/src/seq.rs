@@ -3,8 +3,8 @@
 //!
 //! A page has one writer at a time and any number of readers, which may only map it read-only.
 //! The sequence word is odd while the page is being written.  A reader takes a [`stamp`], reads
-//! what it wants with relaxed loads, and asks whether the stamp [is valid]; if not, what
-//! it read may be torn or old and must be thrown away.
+//! what it wants with relaxed loads, and asks whether the stamp [is valid].  If it is not, what the
+//! reader read may be of different moments, and the reader must discard it.
 //!
 //! Readers use relaxed loads and `fence(Acquire)` because any stronger load is not guaranteed to
 //! work on read-only memory (documentation of `core::sync::atomic`).
@@ -14,7 +14,7 @@
 
 use crate::sync::{AtomicU64, Ordering, fence, sealed};
 
-/// A sequence word.
+/// The sequence word of a page.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Seq(AtomicU64);
@@ -26,7 +26,7 @@ impl sealed::Shared for Seq {}
 pub struct Stamp(u64);
 
 impl Seq {
-    /// Starts a read.
+    /// Starts a read, and returns the stamp to check at its end.
     #[inline(always)]
     pub fn stamp(&self) -> Stamp {
         let stamp = Stamp(self.0.load(Ordering::Relaxed));
@@ -36,8 +36,8 @@ impl Seq {
         stamp
     }
 
-    /// Whether no write has begun since [`stamp`](Self::stamp), so that all that was loaded belongs
-    /// together.
+    /// Returns whether no write was under way at the [`stamp`](Self::stamp) and none has begun
+    /// since then.  All values that were loaded in between are then of one moment.
     ///
     /// The check is one comparison at the end, not an early exit at an odd stamp, so that a failed
     /// attempt always costs the same number of instructions.
@@ -46,8 +46,8 @@ impl Seq {
         self.change(stamp, |word| word.load(Ordering::Relaxed)) == 0
     }
 
-    /// Gives 0 if the stamp [is valid](Self::is_valid), and another number if it is not.  `load` is
-    /// what loads the word.
+    /// Returns 0 if the stamp [is valid](Self::is_valid), and another number if it is not.  The
+    /// function `load` loads the word.
     #[inline(always)]
     pub fn change(&self, stamp: Stamp, load: impl FnOnce(&AtomicU64) -> u64) -> u64 {
         // ATOMICS: data loaded above is loaded before the second look at the word.
@@ -55,15 +55,15 @@ impl Seq {
         load(&self.0) ^ (stamp.0 & !1)
     }
 
-    /// How many writes have been made to the page.
+    /// Returns how many writes have been made to the page.
     ///
-    /// A writer keeps this number itself.  Only a writer that takes a page over from another one,
-    /// which is gone, reads it here.
+    /// A writer keeps this number itself.  Only a writer that takes over the page of a writer that
+    /// is gone reads the number here.
     pub fn writes(&self) -> u64 {
         self.0.load(Ordering::Relaxed).div_ceil(2)
     }
 
-    /// Starts a write, which ends when the guard is dropped.  The caller is the only writer.
+    /// Starts a write, which ends when the guard is dropped.  The caller must be the only writer.
     ///
     /// `writes` is the writer's own count of writes to this page: a writer never reads back what
     /// it shares with somebody it does not trust.
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn another_writer_goes_on() {
+    fn another_writer_continues_the_count_of_writes() {
         let seq = Seq::default();
         drop(seq.write(&mut 0));
         drop(seq.write(&mut 1));

@@ -1,86 +1,88 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Names of physical counters.
+//! The numbers by which the ABI names physical counters.
 
 use core::num::NonZeroU32;
 
 use crate::arch;
 use crate::limits::{MAX_FIXED, MAX_GENERAL, MAX_SLOTS};
 
-/// A physical counter's place in a page: 0.. general counters, [`MAX_GENERAL`].. fixed ones.
+/// A physical counter's place in a page.  General counters begin at 0, and fixed counters at
+/// [`MAX_GENERAL`].
 ///
-/// Pages are indexed by physical counter, never by a thread's own order, so two threads that
-/// list the same events in different orders still agree about every slot.
+/// Pages are indexed by physical counter, never by the order in which a thread lists its counters.
+/// So two threads that list the same events in different orders still agree about every slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PhysSlot(u8);
 
 impl PhysSlot {
-    /// The first general counter's, which every page has.
+    /// The slot of the first general counter, which every page has.
     pub const FIRST: Self = Self(0);
 
-    /// `None` if a page has no such slot.
+    /// Returns the slot with this index, or `None` if a page has no such slot.
     pub const fn new(index: u32) -> Option<Self> {
         if (index as usize) < MAX_SLOTS { Some(Self(index as u8)) } else { None }
     }
 
-    /// As [`new`](Self::new), for a number from another privilege level: a processor that guesses
-    /// the check's outcome wrong goes on with slot 0, not with the caller's choice of address.
+    /// Returns the slot with this index, which comes from another privilege level, or `None` if a
+    /// page has no such slot.  A processor that predicts the check's outcome wrongly goes on with
+    /// slot 0, and not with an address that the caller has chosen.
     pub fn from_guest(index: u32) -> Option<Self> {
         Self::new(index).map(|_| Self(masked(index, MAX_SLOTS as u32) as u8))
     }
 
-    /// General counter `n`.
+    /// Returns the slot of general counter `n`, or `None` if a page has no such slot.
     pub const fn general(n: u32) -> Option<Self> {
         if (n as usize) < MAX_GENERAL { Some(Self(n as u8)) } else { None }
     }
 
-    /// Fixed counter `n`.
+    /// Returns the slot of fixed counter `n`, or `None` if a page has no such slot.
     pub const fn fixed(n: u32) -> Option<Self> {
         if (n as usize) < MAX_FIXED { Some(Self(MAX_GENERAL as u8 + n as u8)) } else { None }
     }
 
-    /// The slot of the counter that the instruction which reads counters names by `index`.
+    /// Returns the slot of the counter that is read with this [index](Self::counter_index).
     pub const fn from_counter_index(index: u32) -> Option<Self> {
         arch::slot_of_counter_index(index)
     }
 
-    /// The number by which the instruction that reads counters names this one.
+    /// Returns the number by which the instruction that reads counters names this counter.
     #[inline(always)]
     pub const fn counter_index(self) -> u32 {
         arch::counter_index(self)
     }
 
-    /// The fixed counter's number, or `None` for a general one.
+    /// Returns the fixed counter's number, or `None` for a general counter.
     pub const fn fixed_number(self) -> Option<u32> {
         if self.0 as usize >= MAX_GENERAL { Some(self.0 as u32 - MAX_GENERAL as u32) } else { None }
     }
 
-    /// The index in a page's array of slots.
+    /// Returns the index in a page's array of slots.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The slot's bit in a mask of slots.
+    /// Returns the slot's bit in a mask of slots.
     pub const fn bit(self) -> u32 {
         1 << self.0
     }
 }
 
-/// Gives `index` if it is below `bound`, and 0 if it is not, without a branch that a processor
+/// Returns `index` if it is below `bound`, and 0 if it is not, without a branch that a processor
 /// could predict wrongly.  `bound` is at most 2^31.
 fn masked(index: u32, bound: u32) -> u32 {
-    // The compiler must not know that the check was made, or it would leave this out.
+    // If the compiler knew that the check was made, it would remove the code below.
     let index = core::hint::black_box(index);
     let below = (u64::from(index).wrapping_sub(u64::from(bound)) as i64 >> 63) as u32;
     index & below
 }
 
-/// The slots whose bits are set in `mask`, lowest first.
+/// Iterates over the slots whose bits are set in `mask`, the lowest first.
 #[inline(always)]
 pub fn slots_of(mask: u32) -> impl Iterator<Item = PhysSlot> {
     bits_of(mask & ALL_SLOTS).map_while(PhysSlot::new)
 }
 
-/// The numbers of the bits that are set in `mask`, lowest first.
+/// Iterates over the numbers of the bits that are set in `mask`, the lowest first.
 #[inline(always)]
 pub fn bits_of(mut mask: u32) -> impl Iterator<Item = u32> {
     core::iter::from_fn(move || {
@@ -90,7 +92,7 @@ pub fn bits_of(mut mask: u32) -> impl Iterator<Item = u32> {
     })
 }
 
-/// One bit for each slot that a page has.
+/// A mask with one bit for each slot that a page has.
 pub const ALL_SLOTS: u32 = (1 << MAX_SLOTS) - 1;
 
 #[cfg(test)]
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_bounds_becomes_slot_0() {
+    fn an_index_out_of_bounds_becomes_slot_0() {
         assert_eq!([0, 23, 24, 1 << 31, u32::MAX].map(|i| masked(i, 24)), [0, 23, 0, 0, 0]);
         assert_eq!(PhysSlot::from_guest(23), PhysSlot::new(23));
         assert_eq!(PhysSlot::from_guest(24), None);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The atomics of the shared pages: `core`'s; loom's when its model checker runs the protocol;
-//! `simulated` ones, whose every access is a point of preemption, in the simulator.
+//! The atomics of the shared pages.
+//!
+//! They are those of `core`, with two exceptions.  Loom's model checker uses its own, and the
+//! simulator uses `simulated` ones, which let it preempt the code at each access.
 
 #[cfg(sim)]
 pub mod simulated;
@@ -14,8 +16,8 @@ pub use loom::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(sim)]
 pub use simulated::{AtomicI32, AtomicU32, AtomicU64};
 
-/// Memory that another privilege level may write while there is a reference to it: atomics, and
-/// arrays and structures of nothing else.
+/// The types of memory that another privilege level may write while there is a reference to it.
+/// They are atomics, and arrays and structures of them.
 pub trait Shared: sealed::Shared {}
 
 impl<T: sealed::Shared> Shared for T {}

@@ -6,18 +6,19 @@ use crate::limits::{MAX_COUNTERS, PAGE_BYTES};
 use crate::seq::Seq;
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
 
-/// [`ThreadPage::state`]: the thread is resumed and its counters count; otherwise sums are final.
+/// [`ThreadPage::state`]: the thread is resumed and its counters count.  Without this bit the sums
+/// are the counts.
 pub const THREAD_ACTIVE: u32 = 1 << 0;
-/// [`ThreadPage::state`]: the thread may read its counters and the clock itself; an active thread
-/// without this bit asks the kernel.  It is never set without [`THREAD_ACTIVE`], so that readers
-/// have one bit to look at.
+/// [`ThreadPage::state`]: the thread may read its counters and the clock itself.  An active thread
+/// without this bit asks the kernel.  The bit is never set without [`THREAD_ACTIVE`], so that a
+/// reader needs to test only this one.
 pub const THREAD_DIRECT: u32 = 1 << 1;
 /// [`ThreadPage::state`]: the time-stamp counter is counted.
 pub const THREAD_TSC: u32 = 1 << 2;
-/// [`ThreadPage::state`]: the thread's configuration could not be loaded: see `error`.
+/// [`ThreadPage::state`]: the thread's configuration could not be loaded; `error` says why.
 pub const THREAD_FAILED: u32 = 1 << 3;
 
-/// [`ThreadPage::state`]: counters are paused by an overflow until `IOC_RESUME`; the TSC goes on.
+/// [`ThreadPage::state`]: an overflow has paused the counters until `IOC_RESUME`.  The TSC goes on.
 pub const THREAD_PAUSED: u32 = 1 << 4;
 
 /// One virtual counter of the thread.
@@ -26,15 +27,16 @@ pub const THREAD_PAUSED: u32 = 1 << 4;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct ThreadSlot {
-    /// W: guest kernel, R: user, unit: events.  Counted up to the last suspension.
+    /// W: guest kernel, R: user, unit: events.  What was counted up to the last suspension.
     pub sum: AtomicU64,
     /// W: guest kernel, R: user, unit: events of the vCPU.  `Phys*` at the last resumption.
     pub start: AtomicU64,
-    /// W: guest kernel, R: user.  The [`PhysSlot`](crate::PhysSlot) that counts it.
+    /// W: guest kernel, R: user.  The [`PhysSlot`](crate::PhysSlot) of the physical counter behind
+    /// this virtual one.
     pub slot: AtomicU32,
     /// W: guest kernel, R: user.  That slot's [index](crate::PhysSlot::counter_index).
     pub counter_index: AtomicU32,
-    /// W: guest kernel.  0.
+    /// W: guest kernel.  Always 0.
     pub reserved: AtomicU64,
 }
 
@@ -46,7 +48,7 @@ shared_layout!(ThreadSlot, "perfctr_thread_slot", 32, {
     24 reserved: "__u64",
 });
 
-/// The page.
+/// The page of one thread.
 #[derive(Debug)]
 #[repr(C)]
 pub struct ThreadPage {
@@ -54,38 +56,41 @@ pub struct ThreadPage {
     pub magic: AtomicU32,
     /// W: guest kernel at creation.  [`ABI_WORD`](crate::version::ABI_WORD).
     pub abi: AtomicU32,
-    /// W: guest kernel at creation, unit: bytes of the page that have a meaning.
+    /// W: guest kernel at creation, unit: bytes.  Size of the part of the page that has a meaning.
     pub size_bytes: AtomicU32,
     /// W: guest kernel.  `THREAD_*` bits.
     pub state: AtomicU32,
-    /// W: guest kernel.  Orders everything here, see [`seq`](crate::seq).
+    /// W: guest kernel.  The sequence word, which orders everything else in the page but
+    /// `ring_written`, see [`seq`](crate::seq).
     pub seq: Seq,
-    /// W: guest kernel.  The vCPU on which the thread was last resumed.
+    /// W: guest kernel.  The number of the vCPU on which the thread was last resumed.
     pub vcpu: AtomicU32,
-    /// W: guest kernel.  Virtual counters in use.
+    /// W: guest kernel.  Number of virtual counters in use.
     pub counters: AtomicU32,
-    /// W: guest kernel, unit: TSC ticks.  Time executed up to the last suspension.
+    /// W: guest kernel, unit: TSC ticks.  The time that the thread has executed up to the last
+    /// suspension.
     pub tsc_sum: AtomicU64,
     /// W: guest kernel, unit: TSC ticks of the vCPU.  `Phys*` of the TSC at the last resumption.
     pub tsc_start: AtomicU64,
-    /// W: guest kernel at creation.  The thread's kernel thread id.
+    /// W: guest kernel at creation.  The thread's id in the kernel.
     pub tid: AtomicU32,
-    /// W: guest kernel.  Negative error number of the failed load, with `THREAD_FAILED`.
+    /// W: guest kernel.  Negative error number of the load that failed, if `THREAD_FAILED` is set.
     pub error: AtomicI32,
-    /// W: guest kernel.  How often the thread was resumed.
+    /// W: guest kernel.  Number of times that the thread was resumed.
     pub switches: AtomicU64,
-    /// W: guest kernel.  How often it was resumed on another vCPU than before.
+    /// W: guest kernel.  Number of times that it was resumed on another vCPU than before.
     pub migrations: AtomicU64,
-    /// W: guest kernel, unit: records.  Written into the thread's [`ring`](crate::ring); whoever
-    /// has loaded it finds that many there.  `seq` does not order it.
+    /// W: guest kernel, unit: records.  Number of records that were written into the thread's
+    /// [`ring`](crate::ring).  A reader that has loaded this number finds all of these records
+    /// complete.  `seq` does not order it.
     pub ring_written: AtomicU64,
-    /// W: guest kernel, unit: records.  Records that were lost because the ring was full.
+    /// W: guest kernel, unit: records.  Number of records that were lost because the ring was full.
     pub ring_lost: AtomicU64,
-    /// W: guest kernel.  0.
+    /// W: guest kernel.  Always 0.
     pub reserved_head: [AtomicU64; 5],
     /// W: guest kernel.  The virtual counters, in the order in which the thread listed them.
     pub slots: [ThreadSlot; MAX_COUNTERS],
-    /// W: guest kernel.  0.
+    /// W: guest kernel.  Always 0.
     pub reserved_tail: [AtomicU64; 424],
 }
 
@@ -111,12 +116,12 @@ shared_layout!(ThreadPage, "perfctr_thread_page", PAGE_BYTES, {
 });
 
 impl ThreadPage {
-    /// Bytes of the page that have a meaning.
+    /// Size in bytes of the part of the page that has a meaning.
     pub const USED_BYTES: u32 = core::mem::offset_of!(Self, reserved_tail) as u32;
 }
 
 impl Default for ThreadPage {
-    /// A page of zeroes: no thread.
+    /// Returns a page of zeroes, which belongs to no thread.
     fn default() -> Self {
         Self {
             magic: AtomicU32::default(),

@@ -1,45 +1,48 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The page that the hypervisor publishes for each virtual CPU.
 //!
-//! It is a guest page, registered by hypercall; the hypervisor only ever writes it.  The guest
-//! kernel and, read-only, the monitored threads read it under its sequence word.  It says enough
-//! for another hypervisor to go on from there, once, after the guest was restored.
+//! The page belongs to the guest, which registers it by hypercall.  The hypervisor only writes it;
+//! the guest kernel and the monitored threads only read it, under its sequence word.  There is one
+//! exception: after the guest was restored, another hypervisor reads the page once, to go on from
+//! the counts in it.
 
 use crate::layout::shared_layout;
 use crate::limits::{MAX_SLOTS, PAGE_BYTES};
 use crate::seq::Seq;
 use crate::sync::{AtomicU32, AtomicU64};
 
-/// [`VcpuPage::flags`]: the hypervisor publishes here; otherwise the page means nothing.
+/// [`VcpuPage::flags`]: the hypervisor publishes in this page.  Without this bit the page has no
+/// meaning.
 pub const VCPU_REGISTERED: u32 = 1 << 0;
-/// [`VcpuPage::flags`]: the guest may read counters in its user mode and in its kernel.
+/// [`VcpuPage::flags`]: the guest may read the counters themselves, in user mode and in its kernel.
 pub const VCPU_DIRECT: u32 = 1 << 1;
-/// [`VcpuPage::flags`]: the clock that the guest reads is the one that `tsc_start` was read from.
+/// [`VcpuPage::flags`]: the guest reads the same clock from which the hypervisor read `tsc_start`.
 pub const VCPU_TSC: u32 = 1 << 2;
 
-/// [`VcpuPage::flags`]: the vCPU executes.  A guest that executes and finds the bit clear was
-/// restored after the hypervisor had written the page.
+/// [`VcpuPage::flags`]: the vCPU executes.  If the guest kernel finds this bit clear on the vCPU
+/// that executes it, the guest was restored after the hypervisor had written the page.
 pub const VCPU_EXECUTING: u32 = 1 << 3;
 
-/// One physical counter as this vCPU sees it.
+/// What the hypervisor publishes about one physical counter of this vCPU.
 ///
 /// `Phys* = sum + ((counter - start) & mask)`, see [`count`](crate::count).
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct VcpuSlot {
-    /// W: hypervisor, R: guest, unit: events.  Counted while the vCPU ran, up to the last fold.
-    /// Never goes backwards while the page is registered.
+    /// W: hypervisor, R: guest, unit: events.  What was counted while the vCPU ran, up to the last
+    /// fold.  It never goes backwards while the page is registered.
     pub sum: AtomicU64,
     /// W: hypervisor, R: guest, unit: raw counter value.  What the hardware counter held when it
-    /// last began to run: when the configuration was loaded, the vCPU was switched in, the guest
-    /// entered a mode in which it counts, or after an overflow's interrupt.  For a slot
-    /// that interrupts, while the vCPU does not execute: the value from which it goes on.
+    /// last began to run.  It begins to run when the configuration is loaded, when the vCPU is
+    /// switched in, when the guest enters a mode in which the counter counts, and after an
+    /// overflow's interrupt.  If the slot interrupts and the vCPU does not execute, this is the
+    /// value from which the counter will go on.
     pub start: AtomicU64,
-    /// W: hypervisor, R: guest.  All bits of the counter's width while it is running for the ring
-    /// that executes; 0 while it is not, which makes the formula yield `sum`.
+    /// W: hypervisor, R: guest.  All bits of the counter's width while the counter counts in the
+    /// mode in which the guest executes.  Otherwise 0, so that the formula yields `sum`.
     pub mask: AtomicU64,
-    /// W: hypervisor.  Event select of a slot in [`VcpuPage::loaded`], with
-    /// [`EVNTSEL_INT`](crate::arch::EVNTSEL_INT) if it interrupts.
+    /// W: hypervisor.  The slot's event select, if its bit in [`VcpuPage::loaded`] is set.
+    /// [`EVNTSEL_INT`](crate::arch::EVNTSEL_INT) is set in it if the slot interrupts.
     pub evntsel: AtomicU64,
 }
 
@@ -50,7 +53,7 @@ shared_layout!(VcpuSlot, "perfctr_vcpu_slot", 32, {
     24 evntsel: "__u64",
 });
 
-/// The page.
+/// The page of one vCPU.
 #[derive(Debug)]
 #[repr(C)]
 pub struct VcpuPage {
@@ -58,36 +61,39 @@ pub struct VcpuPage {
     pub magic: AtomicU32,
     /// W: hypervisor at registration.  [`ABI_WORD`](crate::version::ABI_WORD).
     pub abi: AtomicU32,
-    /// W: hypervisor at registration, unit: bytes of the page that have a meaning.
+    /// W: hypervisor at registration, unit: bytes.  Size of the part of the page that has a
+    /// meaning.
     pub size_bytes: AtomicU32,
     /// W: hypervisor.  `VCPU_*` bits.
     pub flags: AtomicU32,
-    /// W: hypervisor.  Orders everything below, see [`seq`](crate::seq).
+    /// W: hypervisor.  The sequence word, which orders `flags` and everything below, see
+    /// [`seq`](crate::seq).
     pub seq: Seq,
     /// W: hypervisor at registration.  The vCPU's number in its domain.
     pub vcpu_id: AtomicU32,
-    /// W: hypervisor.  One bit per slot that is programmed for this vCPU.
+    /// W: hypervisor.  One bit for each slot that is programmed for this vCPU.
     pub loaded: AtomicU32,
-    /// W: hypervisor, unit: TSC ticks.  Time this vCPU has run, up to the last fold.
+    /// W: hypervisor, unit: TSC ticks.  The time that this vCPU has run, up to the last fold.
     pub tsc_sum: AtomicU64,
-    /// W: hypervisor, unit: TSC value as the guest reads it.  Sampled when the vCPU was
-    /// last switched in, or its page registered.
+    /// W: hypervisor, unit: TSC value as the guest reads it.  The TSC when the vCPU was last
+    /// switched in, or when its page was registered.
     pub tsc_start: AtomicU64,
-    /// W: hypervisor.  How often a configuration was programmed by hypercall.
+    /// W: hypervisor.  Number of hypercalls that programmed a configuration.
     pub generation: AtomicU64,
-    /// W: hypervisor.  How often the vCPU was switched in.
+    /// W: hypervisor.  Number of times that the vCPU was switched in.
     pub switches: AtomicU64,
-    /// W: hypervisor.  How often it was switched in on another physical CPU than before.
+    /// W: hypervisor.  Number of times that it was switched in on another physical CPU than before.
     pub migrations: AtomicU64,
-    /// W: hypervisor.  Overflows that interrupted.
+    /// W: hypervisor.  Number of overflows that interrupted.
     pub overflows: AtomicU64,
-    /// W: hypervisor.  Loads whose overflows were put off, because the vCPU had too many lately.
+    /// W: hypervisor.  Number of loads whose overflows the driver put off, because the vCPU had
+    /// more overflows in a window than the host allows.
     pub throttled: AtomicU64,
-    /// W: hypervisor.  0.
+    /// W: hypervisor.  Always 0.
     pub reserved_head: [AtomicU64; 5],
     /// W: hypervisor.  One slot per physical counter, see [`PhysSlot`](crate::PhysSlot).
     pub slots: [VcpuSlot; MAX_SLOTS],
-    /// W: hypervisor.  0.
+    /// W: hypervisor.  Always 0.
     pub reserved_tail: [AtomicU64; 400],
 }
 
@@ -112,12 +118,12 @@ shared_layout!(VcpuPage, "perfctr_vcpu_page", PAGE_BYTES, {
 });
 
 impl VcpuPage {
-    /// Bytes of the page that have a meaning.
+    /// Size in bytes of the part of the page that has a meaning.
     pub const USED_BYTES: u32 = core::mem::offset_of!(Self, reserved_tail) as u32;
 }
 
 impl Default for VcpuPage {
-    /// A page of zeroes: not registered.
+    /// Returns a page of zeroes, which says that it is not registered.
     fn default() -> Self {
         Self {
             magic: AtomicU32::default(),

@@ -9,7 +9,7 @@
 //! looks at the minor of a page that another hypervisor has written, because that hypervisor cannot
 //! be asked any more.
 
-/// Incompatible changes.
+/// The major version, which an incompatible change increments.
 ///
 /// | major | change |
 /// |---|---|
@@ -17,7 +17,7 @@
 /// | 2 | capabilities have one form and a features word; structures have room to grow |
 pub const ABI_MAJOR: u16 = 2;
 
-/// Compatible additions within [`ABI_MAJOR`].
+/// The minor version, which a compatible addition within [`ABI_MAJOR`] increments.
 ///
 /// | major.minor | addition |
 /// |---|---|
@@ -28,11 +28,11 @@ pub const ABI_MAJOR: u16 = 2;
 /// | 2.3 | rings for samples, see [`FEATURE_RING`](crate::ioctl::FEATURE_RING) |
 pub const ABI_MINOR: u16 = 3;
 
-/// Both in one word, as pages carry them: the major in the low half.
+/// The word that pages carry, with the major in its low half and the minor in its high half.
 pub const ABI_WORD: u32 = ABI_MAJOR as u32 | (ABI_MINOR as u32) << 16;
 
-/// First word of a [`VcpuPage`](crate::VcpuPage): `"PcVc"` in memory order.
+/// The first word of a [`VcpuPage`](crate::VcpuPage): `"PcVc"` in memory order.
 pub const VCPU_PAGE_MAGIC: u32 = u32::from_le_bytes(*b"PcVc");
 
-/// First word of a [`ThreadPage`](crate::ThreadPage): `"PcTh"` in memory order.
+/// The first word of a [`ThreadPage`](crate::ThreadPage): `"PcTh"` in memory order.
 pub const THREAD_PAGE_MAGIC: u32 = u32::from_le_bytes(*b"PcTh");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Atomics that announce every access before they make it, so that the simulator can let anything
-//! happen in between.  Only builds with `--cfg sim` have them.
+//! Atomics that call the simulator before every access, so that it can let something else happen
+//! first.  Only builds with `--cfg sim` have them.
 
 use core::sync::atomic::{self, Ordering};
 use std::sync::OnceLock;
 
-/// What is about to be done.
+/// The kind of an access that is about to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// A load.
@@ -14,7 +14,7 @@ pub enum Access {
     Store,
 }
 
-/// Called with the address of the atomic before each access.
+/// A function that is called with the address of the atomic before each access.
 pub type Hook = fn(usize, Access);
 
 static HOOK: OnceLock<Hook> = OnceLock::new();
@@ -40,30 +40,31 @@ macro_rules! atomics {
         pub struct $atomic(atomic::$atomic);
 
         impl $atomic {
-            /// An atomic that holds `value`.
+            /// Makes an atomic that holds `value`.
             pub const fn new(value: $value) -> Self {
                 Self(atomic::$atomic::new(value))
             }
 
-            /// Announces and loads.
+            /// Announces a load, and then loads the value.
             #[inline]
             pub fn load(&self, order: Ordering) -> $value {
                 announce(self, Access::Load);
                 self.0.load(order)
             }
 
-            /// Announces and stores.
+            /// Announces a store, and then stores `value`.
             #[inline]
             pub fn store(&self, value: $value, order: Ordering) {
                 announce(self, Access::Store);
                 self.0.store(value, order);
             }
 
-            /// As `core`'s: announces its load and each attempt to store.
+            /// Does what the function of the same name in `core` does, and announces its load and
+            /// each attempt to store.
             ///
             /// # Errors
             ///
-            /// What was there, if `next` gives nothing for it.
+            /// Returns the value that the atomic holds, if `next` returns nothing for it.
             pub fn fetch_update(
                 &self,
                 set: Ordering,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which events a guest may count.
+//! The events that a guest may count.
 //!
-//! An event that counts what other cores do tells one tenant about another, and some disturb a
-//! sibling's counters.  Which ones do is not documented for every model, so this is a list of what
-//! is allowed; the host may allow the rest ([`CAPS_ALL_EVENTS`]), except what is known to harm.
+//! An event that counts what other cores do tells one tenant about another, and some events disturb
+//! a sibling's counters.  The manuals do not say of every model which events these are.  So this
+//! file lists the events that are allowed.  The host may allow the others ([`CAPS_ALL_EVENTS`]),
+//! except those that are known to do harm.
 
 use crate::caps::{
     CAPS_ALL_EVENTS, CAPS_SHARED_MASKS, CAPS_SIBLING_ERRATUM, PmuCaps, VENDOR_AMD, VENDOR_INTEL,
@@ -20,12 +21,12 @@ const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0
 /// (Processor Programming References, "core performance monitor counters").
 pub const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 
-/// Events of the fixed counters that count their own logical processor only (SDM volume 3, table
-/// 20-2), by the counter's number.  The next ones count TOPDOWN.SLOTS and its parts.  Those slots
-/// belong to the whole core, so that they tell whether the sibling is halted.
+/// Numbers of the fixed counters that count only their own logical processor (SDM volume 3, table
+/// 20-2).  The fixed counters behind them count TOPDOWN.SLOTS and its parts.  Those slots belong to
+/// the whole core, so their counts tell whether the sibling is halted.
 const FIXED: [Generic; 3] = [Generic::Instructions, Generic::Cycles, Generic::ReferenceCycles];
 
-/// The event's number and unit mask for a general counter (SDM volume 3, table 20-1; AMD's
+/// Returns the event's number and unit mask for a general counter (SDM volume 3, table 20-1; AMD's
 /// Processor Programming References, "core performance monitor counters").
 pub const fn select(event: Generic, vendor: u32) -> Option<u64> {
     match (event, vendor) {
@@ -43,18 +44,18 @@ pub const fn select(event: Generic, vendor: u32) -> Option<u64> {
     }
 }
 
-/// The fixed counter that counts an event (SDM volume 3, table 20-2).
+/// Returns the fixed counter that counts an event (SDM volume 3, table 20-2).
 pub fn fixed(event: Generic) -> Option<PhysSlot> {
     let number = FIXED.into_iter().position(|counted| counted == event)?;
     PhysSlot::fixed(number as u32)
 }
 
-/// Whether a guest may use the fixed counter with this number.
+/// Returns whether a guest may use the fixed counter with this number.
 pub(crate) fn is_fixed_allowed(caps: &PmuCaps, number: u32) -> bool {
     (number as usize) < FIXED.len() || caps.can(CAPS_ALL_EVENTS)
 }
 
-/// Whether a general counter may count this, as an event select has it.
+/// Returns whether a guest's general counter may count the event of these event-select bits.
 pub(crate) fn is_allowed(caps: &PmuCaps, event: u64) -> bool {
     let (known, harmful) = match caps.vendor {
         VENDOR_INTEL => (INTEL.contains(&event), intel_harms(caps, event)),
@@ -80,7 +81,8 @@ fn intel_harms(caps: &PmuCaps, event: u64) -> bool {
     }
 }
 
-/// Northbridge events have bits 7:5 of the event number set (APM volume 2, 13.2.1).
+/// Returns whether an event does harm on AMD.  Northbridge events have bits 7:5 of the event number
+/// set (APM volume 2, 13.2.1).
 fn amd_harms(event: u64) -> bool {
     event & 0xe0 == 0xe0
 }

@@ -9,58 +9,60 @@ pub mod events;
 
 use crate::slot::PhysSlot;
 
-/// Event number and unit mask.
+/// The bits that hold the event number and the unit mask.
 pub const EVNTSEL_EVENT_MASK: u64 = 0xffff;
-/// Count in guest user mode.
+/// The counter counts in the guest's user mode.
 pub const EVNTSEL_USR: u64 = 1 << 16;
-/// Count in guest kernel mode.
+/// The counter counts in the guest's kernel mode.
 pub const EVNTSEL_OS: u64 = 1 << 17;
-/// Count rising edges.
+/// The counter counts rising edges.
 pub const EVNTSEL_EDGE: u64 = 1 << 18;
-/// Pin control: the hypervisor's.
+/// Pin control, which only the hypervisor may set.
 pub const EVNTSEL_PC: u64 = 1 << 19;
-/// Interrupt on overflow: the hypervisor's; a configuration asks with its mode instead.
+/// The counter interrupts on overflow.  Only the hypervisor may set this bit; a configuration asks
+/// for it by [`MODE_SAMPLING`](crate::config::MODE_SAMPLING).
 pub const EVNTSEL_INT: u64 = 1 << 20;
-/// Count the sibling hardware thread too: never a guest's.
+/// The counter counts the sibling hardware thread, too.  A guest may never set this bit.
 pub const EVNTSEL_ANY: u64 = 1 << 21;
-/// Enable.
+/// The counter is enabled.
 pub const EVNTSEL_EN: u64 = 1 << 22;
-/// Invert the comparison with the counter mask.
+/// The comparison with the counter mask is inverted.
 pub const EVNTSEL_INV: u64 = 1 << 23;
-/// Counter mask.
+/// The bits that hold the counter mask.
 pub const EVNTSEL_CMASK: u64 = 0xff << 24;
-/// AMD: event number bits 11:8 (APM volume 2, 13.2.1).
+/// On AMD, the bits that hold bits 11:8 of the event number (APM volume 2, 13.2.1).
 pub const EVNTSEL_AMD_EVENT_HIGH: u64 = 0xf << 32;
 
-/// Both ring bits.
+/// The bits of user mode and kernel mode.
 pub const EVNTSEL_RINGS: u64 = EVNTSEL_USR | EVNTSEL_OS;
 
-/// The event, its unit mask, and what changes how it is counted.
+/// The bits that say what is counted: the event, its unit mask, edge, inversion and counter mask.
 pub const EVNTSEL_QUALIFIERS: u64 = EVNTSEL_EVENT_MASK | EVNTSEL_EDGE | EVNTSEL_INV | EVNTSEL_CMASK;
 
-/// Instructions retired: the same number on Intel (SDM volume 3, 20.2.1.2) and AMD.
+/// The event number of instructions retired, which is the same on Intel (SDM volume 3, 20.2.1.2)
+/// and on AMD.
 pub const EVNTSEL_INSTRUCTIONS: u64 = 0xc0;
 
-/// The event and its unit mask.
+/// The bits that hold the event and its unit mask.
 pub(crate) const EVNTSEL_EVENT: u64 = EVNTSEL_EVENT_MASK | EVNTSEL_AMD_EVENT_HIGH;
 
-/// Bits that reach beyond the guest's own rings and thread.
+/// The bits that a guest may not set, because they affect more than its own counting.
 pub(crate) const EVNTSEL_PRIVILEGED: u64 = EVNTSEL_PC | EVNTSEL_INT | EVNTSEL_ANY;
 
-/// Everything that a guest may set on any CPU.
+/// The bits that a guest may set on any CPU.
 pub(crate) const EVNTSEL_GUEST: u64 = EVNTSEL_QUALIFIERS | EVNTSEL_RINGS | EVNTSEL_EN;
 
 /// The modulus mask of the time-stamp counter, which is 64 bits wide.
 pub const CLOCK_MASK: u64 = u64::MAX;
 
-/// Longest distance to an overflow, unit: events.  A counter is preset through a register that
+/// The longest distance to an overflow, unit: events.  A counter is preset through a register that
 /// takes 32 bits and extends their sign (SDM volume 3, 20.2.6).
 pub const PRESET_EVENTS_MAX: u64 = (1 << 31) - 1;
 
 /// RDPMC's index of fixed counter 0 (SDM volume 3, 20.2.2: bit 30 selects the fixed ones).
 const RDPMC_FIXED: u32 = 1 << 30;
 
-/// The index by which RDPMC reads the counter.
+/// Returns the index by which RDPMC reads the counter.
 pub const fn counter_index(slot: PhysSlot) -> u32 {
     match slot.fixed_number() {
         Some(n) => RDPMC_FIXED | n,
@@ -68,7 +70,7 @@ pub const fn counter_index(slot: PhysSlot) -> u32 {
     }
 }
 
-/// The slot of the counter that RDPMC reads by `index`.
+/// Returns the slot of the counter that RDPMC reads by `index`.
 pub const fn slot_of_counter_index(index: u32) -> Option<PhysSlot> {
     if index & RDPMC_FIXED != 0 {
         PhysSlot::fixed(index & !RDPMC_FIXED)
