@@ -19,19 +19,19 @@ use crate::hal::Pmu;
 use crate::pcpu::Cpu;
 use crate::vcpu::Vcpu;
 
-/// Bytes of the largest argument.
+/// The size of the largest argument, unit: bytes.
 pub const ARGUMENT_BYTES_MAX: usize = size_of::<HvLoad>();
 
-/// What a caller must be allowed to do for an operation.
+/// The permission that a caller needs for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// To count for itself.
+    /// The caller may count for itself.
     Count,
-    /// To control the whole host.
+    /// The caller may control the whole host.
     ControlHost,
 }
 
-/// Every operation that there is; whatever else a caller asks for is refused.
+/// The table of all operations.  Every other operation is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Query,
@@ -77,25 +77,26 @@ impl Operation {
 
 /// The vCPU that makes a hypercall, and what the hypervisor does for it.
 pub trait Caller {
-    /// The PMU of the CPU that executes this.
+    /// The PMU of the CPU that executes the code.
     type Pmu<'a>: Pmu;
 
-    /// Whether the hypervisor's security policy lets the caller do this at all.
+    /// Asks the hypervisor's security policy whether the caller has the permission.
     ///
     /// # Errors
     ///
     /// The error number to return.
     fn permits(&self, permission: Permission) -> Result<(), Errno>;
-    /// Whether the host lets the caller's domain count.
+    /// Returns whether the host lets the caller's domain count.
     fn is_allowed(&self) -> bool;
-    /// A number of the caller's domain, see [`HvQuery::machine`].
+    /// Returns the number of the caller's domain for [`HvQuery::machine`].
     fn machine(&self) -> u64;
-    /// The kind of guest, if it can be given counters.
+    /// Returns the kind of guest, if it can be given counters.
     fn guest(&self) -> Option<Guest>;
     /// Runs `work` with interrupts disabled.
     fn on_cpu<R>(&mut self, work: impl FnOnce(&mut Cpu<'_, Self::Pmu<'_>>) -> R) -> R;
-    /// Runs `work` with interrupts disabled, on the caller's state and page; `None` if it has none.
-    /// The last argument is [`is_allowed`](Self::is_allowed) while nobody can change it.
+    /// Runs `work` with interrupts disabled on the caller's state and page.  Returns `None` if the
+    /// caller has no page.  The last argument of `work` is [`is_allowed`](Self::is_allowed), which
+    /// nobody can change meanwhile.
     fn on_vcpu<R>(
         &mut self,
         work: impl FnOnce(&mut Cpu<'_, Self::Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
@@ -104,10 +105,11 @@ pub trait Caller {
     ///
     /// # Errors
     ///
-    /// `INVAL` not a writable page of the guest, `NOMEM`, and those of the latter.
+    /// `INVAL` the frame is not a writable page of the guest, `NOMEM`, and those of
+    /// [`Left::of`](crate::Left::of).
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno>;
-    /// Calls [`Vcpu::unregister`] and forgets the caller's state, both before anybody else can see
-    /// that, and unpins its page.  The caller has one.
+    /// Calls [`Vcpu::unregister`], forgets the caller's state, and unpins its page.  Nobody else
+    /// sees a state in between.  The caller has a page.
     fn unregister(&mut self);
     /// Allows or forbids a domain.
     ///
@@ -119,8 +121,8 @@ pub trait Caller {
     fn add_stats(&mut self, total: &mut HvStats);
 }
 
-/// Whether the caller may make this hypercall at all, before its argument of `length` bytes is
-/// looked at.
+/// Checks whether the caller may make this hypercall.  The hypervisor calls it before it looks at
+/// the argument of `length` bytes.
 ///
 /// # Errors
 ///
@@ -131,12 +133,12 @@ pub fn authorize(caller: &mut impl Caller, op: u32, length: usize) -> Result<(),
     if length > ARGUMENT_BYTES_MAX { Err(Errno::INVAL) } else { Ok(()) }
 }
 
-/// Serves operation `op` with the argument `bytes`, all of which the caller passed.  Gives whether
-/// they are to be copied back.
+/// Serves operation `op` with the argument `bytes`, which the caller has passed.  Returns whether
+/// to copy them back.
 ///
 /// # Errors
 ///
-/// The error number to return; `bytes` are unchanged then, and nothing has happened.
+/// The error number to return.  `bytes` are unchanged then, and nothing has happened.
 pub fn serve(
     driver: &Driver,
     caller: &mut impl Caller,
@@ -218,20 +220,20 @@ pub enum Request {
     Query,
     /// Register the page with this guest frame number.
     Register {
-        /// Guest frame number.
+        /// The guest frame number.
         gfn: u64,
-        /// Who may read it.
+        /// The observer that may read the page.
         observer: u32,
-        /// What the page says is where to go on from.
+        /// Whether to go on from the counts in the page.
         goes_on: bool,
     },
-    /// Forget the page.
+    /// Unregister the page.
     Unregister,
     /// Program this configuration.
     Load(Config),
-    /// Program nothing.
+    /// Stop counting.
     Stop,
-    /// Say where this counter has overflowed.
+    /// Return the place where this counter has overflowed.
     Place(PhysSlot),
     /// Allow or forbid a domain.
     Domain {
@@ -288,7 +290,8 @@ fn query(bytes: &[u8]) -> Result<Request, Errno> {
     if guest.abi_major == u32::from(ABI_MAJOR) { Ok(Request::Query) } else { Err(Errno::PROTO) }
 }
 
-/// What a guest is told that may count or not.
+/// Returns the answer to [`OP_QUERY`](shared_abi::hypercall::OP_QUERY) for a guest that may count
+/// or not.
 pub fn answer(driver: &Driver, allowed: bool, machine: u64) -> HvQuery {
     let enabled = if allowed { FEATURE_ENABLED } else { 0 };
     let cost = if driver.cost.is_some() { FEATURE_COST } else { 0 };

@@ -16,29 +16,31 @@ use shared_abi::PmuCaps;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 
-/// How long an interrupt may be on its way whose overflow has been seen already, unit: TSC ticks.
+/// For how long the interrupt of an overflow that was already seen may still arrive, unit: TSC
+/// ticks.
 ///
 /// Hardware takes a microsecond or less, so that hardly any overflow is seen before its interrupt
 /// has come.  Emulated hardware takes longer; this is some half a millisecond.
 const ON_ITS_WAY_TICKS: u64 = 1_500_000;
 
-/// Which interrupts of the PMU a physical CPU has to expect.
+/// The interrupts of the PMU that a physical CPU has to expect.
 #[derive(Debug, Default)]
 pub struct ExpectedInterrupts {
-    /// Slots that interrupt when they overflow, and have not.
+    /// Slots that interrupt when they overflow, and have not overflowed yet.
     armed: AtomicU32,
-    /// Until when one more may come, by the time-stamp counter; 0 if none is on its way.
+    /// The TSC until which the interrupt of an overflow that was seen may arrive, or 0 if there is
+    /// no such interrupt.
     until_tsc: AtomicU64,
 }
 
 impl ExpectedInterrupts {
-    /// None.
+    /// Makes the state of a CPU that expects no interrupt.
     pub const fn new() -> Self {
         Self { armed: AtomicU32::new(0), until_tsc: AtomicU64::new(0) }
     }
 
-    /// These slots interrupt from `now` on when they overflow, and no others.  If `seen`, one has
-    /// overflowed of which nobody was told by an interrupt, so that may still come.
+    /// Sets the slots that interrupt from `now` on when they overflow.  `seen` says that the driver
+    /// has seen an overflow without its interrupt, which may still arrive.
     pub fn expect(&self, slots: u32, seen: bool, now: u64) {
         let unclaimed = self.armed.swap(slots, Relaxed) & !slots;
         if seen && unclaimed != 0 {
@@ -47,7 +49,8 @@ impl ExpectedInterrupts {
         }
     }
 
-    /// Whether an interrupt that has just come is the PMU's.  Each overflow explains one only.
+    /// Returns whether an interrupt that has just arrived is the PMU's.  Each overflow explains
+    /// only one interrupt.
     pub fn explains(&self, caps: &PmuCaps, hardware: &impl Counters) -> bool {
         let sign = |mask: u64| mask & !(mask >> 1);
         let overflowed = slots_of(self.armed.load(Relaxed))

@@ -11,7 +11,7 @@ use crate::hal::{Pmu, Probe};
 use crate::serial::DomainSerial;
 use crate::stats::{Metered, Stats};
 
-/// Whose events counters hold: who else could read them must not.
+/// The owner of the events in the counters.  Only this owner may read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) domain: DomainSerial,
@@ -26,22 +26,23 @@ impl Owner {
 /// State of a physical CPU's PMU.
 #[derive(Debug)]
 pub struct Pcpu {
-    /// What the selectors hold; `None` while the PMU is not the driver's, and no register touched.
+    /// What the selectors hold, or `None` while the PMU is not the driver's.  The driver then
+    /// touches no register.
     selectors: Option<Selectors>,
-    /// What the register that enables counters held before.
+    /// What the register that enables counters held before the driver took the PMU over.
     global_ctrl: u64,
-    /// Slots that are stopped whatever their selectors say.
+    /// Slots that are stopped, whatever their selectors say.
     stopped: u32,
     /// Slots that may have counted since they were last cleared.
     dirty: u32,
-    /// The only one whose events the dirty counters hold.
+    /// The owner of all events in the dirty counters.
     owner: Owner,
-    /// What was done here.
+    /// What the driver has done on this CPU.
     pub stats: Stats,
 }
 
 impl Pcpu {
-    /// A CPU that the driver has not touched.
+    /// Makes the state of a CPU that the driver has not touched.
     pub const fn new() -> Self {
         Self {
             selectors: None,
@@ -53,7 +54,7 @@ impl Pcpu {
         }
     }
 
-    /// Whether its PMU is the driver's; otherwise nothing counts here.
+    /// Returns whether the CPU's PMU is the driver's.  Otherwise nothing counts on it.
     pub const fn counts(&self) -> bool {
         self.selectors.is_some()
     }
@@ -65,25 +66,26 @@ impl Default for Pcpu {
     }
 }
 
-/// The physical CPU that executes this, with interrupts disabled.
+/// The physical CPU that executes the code.  Interrupts are disabled as long as this exists.
 #[derive(Debug)]
 pub struct Cpu<'a, P> {
-    /// What all CPUs share.
+    /// The state that all CPUs share.
     pub driver: &'a Driver,
-    /// Its state.
+    /// The CPU's own state.
     pub pcpu: &'a mut Pcpu,
-    /// Its PMU.
+    /// The CPU's PMU.
     pub pmu: &'a P,
-    /// Its number.
+    /// The CPU's number.
     pub number: u32,
 }
 
 impl<P: Pmu> Cpu<'_, P> {
-    /// The CPU comes up, for the first time or again.  Its registers may hold anything.
+    /// Takes over a CPU that comes up, for the first time or again.  Its registers may hold
+    /// anything.
     ///
     /// # Errors
     ///
-    /// In what it is not like the boot CPU: nothing will count here.
+    /// Returns how the CPU differs from the boot CPU.  Nothing will count on it then.
     pub fn come_up(&mut self, identity: &Identity) -> Result<(), Refusal>
     where
         P: Probe,
@@ -111,15 +113,17 @@ impl<P: Pmu> Cpu<'_, P> {
         }
     }
 
-    /// Reads a counter for a vCPU that may read the counters, where the hypervisor does that for
-    /// it; `index` is what the vCPU's instruction names.  `None` if it has no such counter.
+    /// Reads a counter for a vCPU that may read the counters, if the hypervisor has to do that for
+    /// it.  `index` is the index of the vCPU's instruction.  Returns `None` if there is no such
+    /// counter.
     pub fn read_for_guest(&self, index: u32) -> Option<u64> {
         let slot = PhysSlot::from_counter_index(index)?;
         let readable = self.pcpu.counts() && self.driver.caps.slots() & slot.bit() != 0;
         readable.then(|| self.pmu.counter(slot.counter_index()))
     }
 
-    /// The CPU goes down, or is given back: it is left as it came up, except that nothing counts.
+    /// Gives a CPU back that goes down.  Its registers get the values that they had when it came
+    /// up, except that nothing counts.
     pub fn go_down(&mut self) {
         if self.pcpu.selectors.take().is_some() {
             self.stop_all();
@@ -129,15 +133,16 @@ impl<P: Pmu> Cpu<'_, P> {
         }
     }
 
-    /// A vCPU without a page runs here now: whatever counts holds its events, too.
+    /// A stranger executes here now.  Counters that count hold its events, too.
     pub fn run_stranger(&mut self) {
         self.pcpu.owner = Owner::STRANGER;
     }
 
     /// Acknowledges every overflow, so that the next one interrupts again.
     ///
-    /// Some family 6 CPUs interrupt without end if they are acknowledged while the counter holds
-    /// exactly 0.  So it gets 1; nobody has begun to count from what it holds.
+    /// Some family 6 CPUs interrupt without end if the overflow is acknowledged while the counter
+    /// holds 0.  So the counter is set to 1.  This loses no count, because no stretch of counting
+    /// has begun from the counter's value.
     pub fn acknowledge(&self) {
         if let (Some(global), Some(held)) = (&self.driver.registers.global, &self.pcpu.selectors) {
             let status = self.pmu.read_register(global.status);
@@ -151,7 +156,7 @@ impl<P: Pmu> Cpu<'_, P> {
         }
     }
 
-    /// Runs `entry`, which is of kind `hook` (`HOOK_*`), and counts it and what it does.
+    /// Runs `entry`, whose kind is `hook` (`HOOK_*`), and adds its work to the statistics.
     pub(crate) fn enter(&mut self, hook: usize, entry: impl FnOnce(&mut Cpu<'_, Metered<'_, P>>)) {
         let metered = Metered::new(self.pmu);
         let cost = self.driver.cost_index().filter(|_| self.pcpu.counts());
@@ -166,12 +171,13 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.stats.entered(hook, after.wrapping_sub(before), &metered);
     }
 
-    /// Makes the counters fit for `owner`: no event of another one is left in them.  Gives whether
-    /// another one has run here, whose selectors may still be in force.
+    /// Clears the events of every other owner than `owner` from the counters.  Returns whether
+    /// another owner has run here, whose selectors may still be in force.
     ///
-    /// A vCPU with a page can read every counter, so this must precede its return to
-    /// the guest, and so must [`program`](Self::program) if it gives true.  It costs a register
-    /// write per counter that was in use, and only after another one has run here.
+    /// A vCPU with a page can read every counter.  So this must happen before the vCPU returns to
+    /// its guest, and if the result is true, [`program`](Self::program) must be called before,
+    /// too.  It writes one register for each counter that was in use, and only after another owner
+    /// has run here.
     pub(crate) fn admit(&mut self, owner: Owner) -> bool {
         if self.pcpu.owner == owner {
             return false;
@@ -206,7 +212,7 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.owner = Owner::STRANGER;
     }
 
-    /// Nothing is selected any more, neither for guests nor for the driver.
+    /// Clears every selector, those for guests and those of the driver itself.
     fn stop_all(&self) {
         let Driver { caps, registers, cost, .. } = self.driver;
         for slot in slots_of(caps.slots()).chain(*cost) {
@@ -219,8 +225,8 @@ impl<P: Pmu> Cpu<'_, P> {
         }
     }
 
-    /// Programs the selectors, writing those registers that hold something else, and then lets
-    /// `preset` write the counters that interrupt.
+    /// Programs the selectors, and then calls `preset`, which writes the counters that interrupt.
+    /// Only registers that hold another value are written.
     pub(crate) fn program(&mut self, wanted: &Selectors, preset: impl FnOnce(&Self)) {
         let Some(held) = &mut self.pcpu.selectors else { return };
         let registers = &self.driver.registers;
@@ -252,8 +258,9 @@ impl<P: Pmu> Cpu<'_, P> {
         }
     }
 
-    /// Acknowledges what these slots did while they did not interrupt: a counter that wrapped left
-    /// its status bit set, which would gate the interrupt of its next overflow.
+    /// Acknowledges overflows of these slots from before they interrupt.  A counter that has
+    /// wrapped has set its status bit, and the set bit would suppress the interrupt of its next
+    /// overflow.
     fn forget_overflows(&self, slots: u32) {
         if let Some(global) = &self.driver.registers.global
             && slots != 0
@@ -263,11 +270,11 @@ impl<P: Pmu> Cpu<'_, P> {
         }
     }
 
-    /// Stops the slots in `stopped` and lets all others count if their selectors say so.
+    /// Stops the slots in `stopped`, and lets the others count if their selectors say so.
     ///
-    /// Sampling slots are stopped like this, so that they keep their distance to the overflow, and
-    /// those that the hardware lets count in the guest; it costs one register write, if anything
-    /// changes, or one for each slot where there is no register for all.
+    /// Sampling slots are stopped in this way, so that they keep their distance to the overflow.
+    /// Slots that the hardware starts in the guest are, too.  If anything changes, this writes one
+    /// register, or one for each slot on a CPU without a register that enables all counters.
     #[inline(always)]
     pub(crate) fn enable_except(&mut self, stopped: u32) {
         if self.pcpu.stopped == stopped {
@@ -281,7 +288,7 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.stopped = stopped;
     }
 
-    /// The same, by each selector's own enable bit.
+    /// Does what [`enable_except`](Self::enable_except) does by the enable bit of each selector.
     fn enable_singly(&self, stopped: u32) {
         let Some(held) = &self.pcpu.selectors else { return };
         for slot in slots_of(self.pcpu.stopped ^ stopped) {

@@ -6,34 +6,35 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::driver::Driver;
 
-/// Nothing was said: memory of zeroes.
+/// The host has not decided about the domain.  Memory of zeroes has this value.
 const DEFAULT: u32 = 0;
 const ALLOWED: u32 = 1;
 const FORBIDDEN: u32 = 2;
 
-/// What the host has said of one domain, in the hypervisor's structure of that.
+/// What the host has decided about one domain.  The hypervisor's structure of the domain holds it.
 #[derive(Debug, Default)]
 pub struct Policy(AtomicU32);
 
-/// What the hypervisor has to do after the host has said something of a domain.
+/// What the hypervisor has to do after the host has decided about a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum PolicyChange {
-    /// Nothing: the domain could count already.
+    /// It has nothing to do: the domain could already count.
     Nothing = 0,
-    /// To revoke it on every physical CPU, and to interrupt the domain's vCPUs.
-    ///
-    /// See [`Vcpu::revoke`](crate::Vcpu::revoke).  Their kernel looks what counts now.
+    /// It revokes the domain's vCPUs on every physical CPU, see
+    /// [`Vcpu::revoke`](crate::Vcpu::revoke), and interrupts them.  The guest's kernel then sees
+    /// that nothing counts.
     Revoke = 1,
-    /// To interrupt the domain's vCPUs: their kernel asks again whether it may count.
+    /// It interrupts the domain's vCPUs.  The guest's kernel then asks again whether it may count.
     Tell = 2,
 }
 
 impl Policy {
-    /// The host allows or forbids the domain to count; `controls`: it is the control domain.
+    /// The host allows or forbids the domain to count.  `controls` says whether it is the control
+    /// domain.
     ///
-    /// Who is forbidden is stopped each time that this is said: who says it for the second time may
-    /// have come before the first one had reached every physical CPU.
+    /// A domain is revoked each time that it is forbidden.  A second caller may come before the
+    /// first one has reached every physical CPU, and must not return before that.
     pub fn set(&self, driver: &Driver, controls: bool, allowed: bool) -> PolicyChange {
         let before = driver.allows(self, controls);
         self.0.store(if allowed { ALLOWED } else { FORBIDDEN }, Relaxed);
@@ -46,7 +47,7 @@ impl Policy {
 }
 
 impl Driver {
-    /// Whether the host lets a domain count.
+    /// Returns whether the host lets the domain count.
     #[inline(always)]
     pub fn allows(&self, policy: &Policy, controls: bool) -> bool {
         match policy.0.load(Relaxed) {

@@ -16,12 +16,13 @@ use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_EXECUTING, VCPU_REGISTERED, VCPU_T
 use shared_abi::version::{ABI_MAJOR, ABI_WORD, VCPU_PAGE_MAGIC};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps, VcpuPage};
 
-/// What the page says beside the counters; its fields are described there.
+/// What a page says beside its counters.  [`VcpuPage`] describes the fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
-    /// The vCPU executes.
+    /// Whether the vCPU executes.
     pub(crate) executing: bool,
-    /// Direct reads are valid: not since the host has forbidden the domain to count.
+    /// Whether direct reads are valid.  They are not after the host has forbidden the domain to
+    /// count.
     pub(crate) direct: bool,
     pub(crate) loaded: u32,
     pub(crate) tsc_sum: u64,
@@ -34,7 +35,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Of a page that is registered for the first time.
+    /// What a page says that is registered for the first time.
     pub(crate) const NEW: Self = Self {
         executing: true,
         direct: true,
@@ -52,13 +53,13 @@ impl State {
 /// The writer of one page.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
-    /// Writes so far; see [`Seq::write`](shared_abi::seq::Seq::write).
+    /// Number of writes so far, see [`Seq::write`](shared_abi::seq::Seq::write).
     writes: u64,
 }
 
 impl Publisher {
-    /// Fills a page that the guest has just registered for its vCPU `id`, whose counters have
-    /// counted `sums`.
+    /// Fills a page that the guest has just registered for its vCPU `id`.  The vCPU's counters have
+    /// counted `sums` before.
     pub(crate) fn register(
         &mut self,
         page: &VcpuPage,
@@ -77,7 +78,7 @@ impl Publisher {
         }
     }
 
-    /// Of a page to which so much was written already.
+    /// Makes the writer of a page to which `writes` writes were made before.
     pub(crate) const fn after(writes: u64) -> Self {
         Self { writes }
     }
@@ -88,14 +89,14 @@ impl Publisher {
         page.seq.write(&mut self.writes)
     }
 
-    /// Says that the page means nothing any more.
+    /// Writes that the page no longer has a meaning.
     pub(crate) fn unregister(&mut self, page: &VcpuPage) {
         let _writing = self.begin(page);
         page.flags.store(0, Relaxed);
     }
 }
 
-/// Publishes everything but the slots, as part of a write.
+/// Publishes everything but the slots.  The caller has begun a write.
 #[inline(always)]
 pub(crate) fn state(page: &VcpuPage, now: &State) {
     let direct = if now.direct { VCPU_DIRECT | VCPU_TSC } else { 0 };
@@ -111,7 +112,7 @@ pub(crate) fn state(page: &VcpuPage, now: &State) {
     page.throttled.store(now.throttled, Relaxed);
 }
 
-/// Publishes a slot that does not run any more, as part of a write.
+/// Publishes a slot that does not run any more.  The caller has begun a write.
 #[inline(always)]
 pub(crate) fn folded(page: &VcpuPage, slot: PhysSlot, sum: u64) {
     if let Some(published) = page.slots.get(slot.index()) {
@@ -120,8 +121,8 @@ pub(crate) fn folded(page: &VcpuPage, slot: PhysSlot, sum: u64) {
     }
 }
 
-/// Publishes a slot that runs from now on, where its counter, whose width is `mask`, holds `start`;
-/// as part of a write.  Its sum is published already.
+/// Publishes a slot that runs from now on, while its counter, whose width is `mask`, holds `start`.
+/// The caller has begun a write and has published the slot's sum.
 #[inline(always)]
 pub(crate) fn started(page: &VcpuPage, slot: PhysSlot, start: u64, mask: u64) {
     if let Some(published) = page.slots.get(slot.index()) {
@@ -130,7 +131,7 @@ pub(crate) fn started(page: &VcpuPage, slot: PhysSlot, start: u64, mask: u64) {
     }
 }
 
-/// Publishes what the configuration selects, as part of a write.
+/// Publishes what the configuration selects.  The caller has begun a write.
 #[inline(always)]
 pub(crate) fn selected(page: &VcpuPage, config: &Config) {
     for slot in slots_of(config.slots()) {
@@ -142,8 +143,8 @@ pub(crate) fn selected(page: &VcpuPage, config: &Config) {
     }
 }
 
-/// Publishes what a slot that interrupts, and does not count now, is to go on from; as part of a
-/// write.
+/// Publishes the value from which a slot goes on that interrupts and does not count now.  The
+/// caller has begun a write.
 #[inline(always)]
 pub(crate) fn held(page: &VcpuPage, slot: PhysSlot, raw: u64) {
     if let Some(published) = page.slots.get(slot.index()) {
@@ -151,7 +152,7 @@ pub(crate) fn held(page: &VcpuPage, slot: PhysSlot, raw: u64) {
     }
 }
 
-/// What a vCPU has left in its page, for another hypervisor.
+/// What a vCPU's page, which another hypervisor has written, says about the vCPU.
 #[derive(Debug)]
 pub struct Left {
     pub(crate) state: State,
@@ -161,12 +162,13 @@ pub struct Left {
 }
 
 impl Left {
-    /// What the guest says that is.
+    /// Decodes and validates a page that the guest passes as its vCPU's last page.
     ///
     /// # Errors
     ///
-    /// `INVAL` the page is none, or one whose vCPU executes; those of the configuration.
-    // Not inlined: some hypervisors' stacks are small.
+    /// `INVAL` it is not such a page, or its vCPU executes; otherwise the error of its
+    /// configuration.
+    // It is not inlined, because some hypervisors' stacks are small.
     #[inline(never)]
     pub fn of(page: &VcpuPage, caps: &PmuCaps) -> Result<Self, Errno> {
         left(page, caps)
@@ -214,12 +216,15 @@ fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     Ok(Left { state, sums, config: config.map_err(|error| error.errno())?, writes })
 }
 
-/// Whether pages of this version say what their vCPUs count.
+/// Returns whether pages of this version of the ABI contain what their vCPUs count.
 fn says_enough(abi: u32) -> bool {
     abi & 0xffff == u32::from(ABI_MAJOR) && abi >> 16 >= 2
 }
 
-/// One that has overflowed already interrupts as late as can be: the guest is interrupted anyway.
+/// Returns the configuration of a counter that goes on with `distance` events to its overflow.
+///
+/// If the counter has already overflowed, it gets the longest distance: a restored guest is
+/// interrupted anyway.
 fn counter_of(slot: PhysSlot, evntsel: u64, distance: u64) -> CounterConfig {
     let interrupts = evntsel & EVNTSEL_INT != 0;
     CounterConfig {

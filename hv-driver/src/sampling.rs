@@ -16,21 +16,21 @@ use crate::pcpu::Cpu;
 use crate::settings::Rate;
 use crate::shares::Shares;
 
-/// How far the next overflow is put off when a vCPU has had too many, unit: events.
+/// By how much the next overflow is put off when a vCPU has had too many, unit: events.
 const PUT_OFF_EVENTS: u64 = 1 << 20;
 
 /// The sampling counters of a vCPU.
 #[derive(Debug)]
 pub(crate) struct Sampling {
     slots: u32,
-    /// Those that have not overflowed since they were preset.
+    /// Slots that have not overflowed since they were preset.
     armed: u32,
-    /// An overflow was seen and the guest has not been told.
+    /// Whether an overflow was seen of which the guest was not notified.
     notify: bool,
     /// Start of the window in which overflows are counted against the allowed rate.
     window_tsc: u64,
     window_overflows: u64,
-    /// What they held when the vCPU was switched out.
+    /// What the counters held when the vCPU was switched out.
     held: [u64; MAX_SLOTS],
     /// Those that have overflowed where nobody has said yet, and those of which it is known.
     unplaced: u32,
@@ -51,26 +51,26 @@ impl Sampling {
         places: [HvPlace { slot: 0, mode: 0, ip: 0, sp: 0, flags: 0 }; MAX_SLOTS],
     };
 
-    /// One bit per sampling slot.
+    /// Returns one bit for each sampling slot.
     #[inline(always)]
     pub(crate) const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Those that have not overflowed since they were preset.
+    /// Returns the slots that have not overflowed since they were preset.
     pub(crate) const fn armed(&self) -> u32 {
         self.armed
     }
 
-    /// These slots sample from now on.
+    /// Sets the slots that sample from now on.
     pub(crate) fn configure(&mut self, slots: u32) {
         self.slots = slots;
         self.armed &= slots;
         (self.unplaced, self.placed) = (0, 0);
     }
 
-    /// Decides where the counters are to start, so that they overflow after their period.  Gives
-    /// whether that was put off.
+    /// Computes the values from which the counters start, so that they overflow after their
+    /// periods. Returns whether the overflows were put off.
     pub(crate) fn arm(&mut self, now: u64, rate: &Rate, config: &Config, shares: &Shares) -> bool {
         self.armed = self.slots;
         if now.wrapping_sub(self.window_tsc) >= rate.window_tsc {
@@ -89,8 +89,8 @@ impl Sampling {
         too_many
     }
 
-    /// A counter of this width was found to hold `raw`.  Gives whether it has overflowed since it
-    /// was preset and this was not seen before.
+    /// Looks at a counter of this width that holds `raw`.  Returns whether it has overflowed since
+    /// it was preset, and this was not seen before.
     #[inline(always)]
     pub(crate) fn notice(&mut self, slot: PhysSlot, mask: u64, raw: u64) -> bool {
         let sign = mask & !(mask >> 1);
@@ -104,7 +104,7 @@ impl Sampling {
         true
     }
 
-    /// Remembers what the counters hold, and lets `each` know.
+    /// Saves what the counters hold, and calls `each` with each value.
     pub(crate) fn hold(&mut self, pmu: &impl Pmu, each: impl Fn(PhysSlot, u64)) {
         for slot in slots_of(self.slots) {
             if let Some(held) = self.held.get_mut(slot.index()) {
@@ -115,7 +115,7 @@ impl Sampling {
         }
     }
 
-    /// Lets the counters hold that again.
+    /// Writes the saved values back into the counters.
     pub(crate) fn restore<P: Pmu>(&self, cpu: &Cpu<'_, P>) {
         for slot in slots_of(self.slots) {
             if let Some(&held) = self.held.get(slot.index()) {
@@ -124,19 +124,19 @@ impl Sampling {
         }
     }
 
-    /// Whether the guest is to be told of an overflow, once.
+    /// Returns whether to notify the guest of an overflow.  It returns this once for each overflow.
     #[inline(always)]
     pub(crate) fn take_notify(&mut self) -> bool {
         core::mem::take(&mut self.notify)
     }
 
-    /// Whether counters have overflowed and nobody has said where.
+    /// Returns whether counters have overflowed whose places are not known yet.
     #[inline(always)]
     pub(crate) const fn want_place(&self) -> bool {
         self.unplaced != 0
     }
 
-    /// What has just overflowed did so here.
+    /// Notes `place` as the place of the overflows that were just seen.
     pub(crate) fn place(&mut self, place: &HvPlace) {
         for slot in slots_of(self.unplaced) {
             if let Some(known) = self.places.get_mut(slot.index()) {
@@ -146,7 +146,7 @@ impl Sampling {
         self.placed |= core::mem::take(&mut self.unplaced);
     }
 
-    /// Where the counter has overflowed, if that is known, once.
+    /// Returns the place where the counter has overflowed, if it is known, and forgets it.
     pub(crate) fn take_place(&mut self, slot: PhysSlot) -> HvPlace {
         let nowhere = HvPlace { slot: slot.index() as u32, ..HvPlace::default() };
         if self.placed & slot.bit() == 0 {

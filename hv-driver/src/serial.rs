@@ -7,34 +7,35 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// A domain's number; 0 stands for every domain without pages.
+/// The serial of a domain.  0 stands for every domain without pages.
 pub type DomainSerial = u64;
 
-/// The last number that was given, of all domains of the host.
+/// The last serial that was given to any domain of the host.
 #[derive(Debug, Default)]
 pub struct Serials(AtomicU64);
 
 impl Serials {
-    /// None was given yet.
+    /// Makes the state in which no serial was given yet.
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// A number that no domain has.
+    /// Returns a serial that no domain has had.
     fn next(&self) -> DomainSerial {
         self.0.fetch_add(1, Relaxed) + 1
     }
 }
 
-/// The number of one domain, in the hypervisor's structure of that; all zeroes until it has one.
+/// The serial of one domain.  The hypervisor's structure of the domain holds it; it is all zeroes
+/// until the domain has a serial.
 #[derive(Debug, Default)]
 pub struct Serial(AtomicU64);
 
 impl Serial {
-    /// The domain's number, which it gets now if it has none.
+    /// Returns the domain's serial.  The domain gets one now if it has none.
     ///
-    /// Several of its vCPUs may ask at once, and no lock is taken for it: what matters is that they
-    /// agree.  A number that one of them has taken in vain stays unused.
+    /// Several of its vCPUs may ask at the same time without a lock, and all get the same serial.
+    /// A serial that lost this race stays unused.
     pub fn of(&self, serials: &Serials) -> DomainSerial {
         match self.0.load(Relaxed) {
             0 => {

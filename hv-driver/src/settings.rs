@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What the host's administrator asks for: the option `perfctr` of every hypervisor.
 
-/// How the option is spelled, for the console.
+/// The syntax of the option, for the console.
 pub const EXPECTED: &str = "on|off[,all][,cost][,events=all][,rate=<overflows per ms>]";
 
-/// Overflows that a vCPU may have in a millisecond, where the option does not say.
+/// Number of overflows that a vCPU may have in a millisecond, if the option does not say.
 const OVERFLOWS_PER_MS: u32 = 50;
 
 /// How often a vCPU may be interrupted by overflows.
@@ -13,30 +13,30 @@ const OVERFLOWS_PER_MS: u32 = 50;
 pub struct Rate {
     /// Length of a window, unit: TSC ticks.
     pub window_tsc: u64,
-    /// Overflows per window, after which the next ones are put off.
+    /// Number of overflows in a window after which further ones are put off.
     pub overflows_max: u64,
 }
 
-/// What the driver is to do, decided at boot.
+/// The settings of the driver, which are decided at boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How often a vCPU may be interrupted.
     pub rate: Rate,
-    /// The last general counter measures the driver itself.
+    /// Whether the last general counter measures the driver itself.
     ///
-    /// A guest with a page can then read how many instructions the hypervisor executes, so it is
-    /// for tests.
+    /// A guest with a page can then read how many instructions the hypervisor executes, so this is
+    /// only for tests.
     pub measure_cost: bool,
-    /// Guests may count every event that is not known to harm others.
+    /// Whether guests may count every event that is not known to harm others.
     pub all_events: bool,
-    /// Every domain may count of which the host says nothing else.
+    /// Whether every domain may count about which the host has not decided.
     pub all_domains: bool,
-    /// Nobody but the driver writes to registers of counters, not even to those of what several
-    /// cores share.
+    /// Whether only the driver writes to registers of counters.  This includes counters that
+    /// several cores share.
     pub owns_all: bool,
 }
 
-/// What the driver has to know of the host.
+/// The facts about the host that the driver has to know.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HostFacts {
@@ -46,11 +46,11 @@ pub struct HostFacts {
     pub owns_all: bool,
 }
 
-/// The option's words.
+/// The values of the option's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Options {
-    /// The driver is on.
+    /// Whether the driver is on.
     pub on: bool,
     /// See [`Settings::all_domains`].
     pub all_domains: bool,
@@ -58,12 +58,12 @@ pub struct Options {
     pub measure_cost: bool,
     /// See [`Settings::all_events`].
     pub all_events: bool,
-    /// Overflows that a vCPU may have in each millisecond.
+    /// Number of overflows that a vCPU may have in each millisecond.
     pub overflows_per_ms: u32,
 }
 
 impl Options {
-    /// Of a host that says nothing.
+    /// The value on a host without the option.
     pub(crate) const OFF: Self = Self {
         on: false,
         all_domains: false,
@@ -72,11 +72,11 @@ impl Options {
         overflows_per_ms: OVERFLOWS_PER_MS,
     };
 
-    /// Reads the option's value: words that are separated by commas.  Each word but those that mean
-    /// off switches the driver on, and so does the option alone, without a value.
+    /// Parses the option's value, which consists of words separated by commas.  Each word but those
+    /// that mean off switches the driver on, and so does the option without a value.
     ///
-    /// `None` if there is a word that is not known.  The driver stays off then: an administrator
-    /// who has misspelled a limit does not want the driver without it.
+    /// Returns `None` if it does not know a word.  The driver stays off then: an administrator who
+    /// has misspelled a limit does not want the driver without the limit.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let mut options = Self::OFF;
         for word in text.split(|&byte| byte == b',') {
@@ -98,7 +98,7 @@ impl Options {
         Some(())
     }
 
-    /// The settings on such a host.
+    /// Returns the settings on such a host.
     pub const fn settings(&self, host: &HostFacts) -> Settings {
         let overflows_max = self.overflows_per_ms as u64;
         Settings {
@@ -111,7 +111,7 @@ impl Options {
     }
 }
 
-/// A decimal number.
+/// Parses a decimal number.
 fn number(digits: &[u8]) -> Option<u32> {
     let first = digits.first().map(|_| 0);
     digits.iter().fold(first, |number: Option<u32>, &digit| {

@@ -20,12 +20,12 @@ struct Share {
     index: u32,
 }
 
-/// Those of all counters.
+/// The shares of all counters.
 #[derive(Debug)]
 pub(crate) struct Shares([Share; MAX_SLOTS]);
 
 impl Shares {
-    /// Of a vCPU that goes on from what it has left, or begins anew.
+    /// Makes the shares of a vCPU that goes on from what it has left, or that begins with 0.
     pub(crate) fn new(caps: &PmuCaps, left: Option<&Left>) -> Self {
         let mut shares = [Share::default(); MAX_SLOTS];
         for slot in slots_of(caps.slots()) {
@@ -38,7 +38,7 @@ impl Shares {
         Self(shares)
     }
 
-    /// What each counter has counted.
+    /// Iterates over what each counter has counted.
     pub(crate) fn sums(&self) -> impl Iterator<Item = u64> {
         self.0.iter().map(|share| share.sum)
     }
@@ -49,7 +49,7 @@ impl Shares {
         self.0.get(slot.index()).map_or(0, |share| share.mask)
     }
 
-    /// Folds and publishes a counter that runs no longer.  Gives what it holds.
+    /// Folds and publishes a counter that no longer runs.  Returns what the counter holds.
     #[inline(always)]
     pub(crate) fn fold(&mut self, pmu: &impl Pmu, page: &VcpuPage, slot: PhysSlot) -> u64 {
         let Some(own) = self.0.get_mut(slot.index()) else { return 0 };

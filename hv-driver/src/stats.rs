@@ -8,14 +8,14 @@ use shared_abi::read::Counters;
 
 use crate::hal::Pmu;
 
-/// Counts of one physical CPU.
+/// The statistics of one physical CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Stats {
     sum: HvStats,
 }
 
 impl Stats {
-    /// Nothing done.
+    /// Makes the statistics of a CPU on which the driver has done nothing.
     pub const fn new() -> Self {
         const NONE: HvHookStats =
             HvHookStats { calls: 0, instructions: 0, pmc_reads: 0, msr_reads: 0, msr_writes: 0 };
@@ -33,12 +33,13 @@ impl Stats {
         self.sum.residue_clears += 1;
     }
 
-    /// A hypercall was made.
+    /// Counts a hypercall.
     pub fn hypercall(&mut self) {
         self.sum.hypercalls += 1;
     }
 
-    /// An entry of kind `hook` (`HOOK_*`) has executed `instructions`, and accessed the PMU.
+    /// Counts an entry of kind `hook` (`HOOK_*`), with its instructions and its accesses to the
+    /// PMU.
     pub(crate) fn entered<P>(&mut self, hook: usize, instructions: u64, accesses: &Metered<'_, P>) {
         if let Some(stats) = self.sum.hook.get_mut(hook) {
             stats.calls += 1;
@@ -49,7 +50,8 @@ impl Stats {
         }
     }
 
-    /// The guest has changed its mode, where that is not measured; so many counters were read.
+    /// Counts a change of the guest's mode, in which `pmc_reads` counters were read, without
+    /// measuring its instructions.
     #[inline(always)]
     pub(crate) fn toggled(&mut self, pmc_reads: u64) {
         if let Some(stats) = self.sum.hook.get_mut(HOOK_TOGGLE) {
@@ -88,7 +90,7 @@ pub struct Metered<'a, P> {
 }
 
 impl<'a, P: Pmu> Metered<'a, P> {
-    /// No access yet.
+    /// Makes a PMU whose accesses are counted from 0.
     pub const fn new(pmu: &'a P) -> Self {
         Self { pmu, pmc_reads: Cell::new(0), msr_reads: Cell::new(0), msr_writes: Cell::new(0) }
     }

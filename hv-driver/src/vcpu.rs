@@ -25,7 +25,7 @@ use crate::sampling::Sampling;
 use crate::serial::DomainSerial;
 use crate::shares::Shares;
 
-/// Which of the guest's modes executes.
+/// A mode of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestMode {
     /// The guest's user mode.
@@ -34,16 +34,16 @@ pub enum GuestMode {
     Kernel,
 }
 
-/// Who registers a page.
+/// The vCPU that registers a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
     /// The vCPU's number in its domain.
     pub id: u32,
-    /// Its domain.
+    /// The serial of its domain.
     pub domain: DomainSerial,
     /// The kind of guest.
     pub guest: Guest,
-    /// The host allows the domain to count.
+    /// Whether the host allows the domain to count.
     pub allowed: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Vcpu {
     owner: Owner,
     rings: Rings,
     gate: Gate,
-    /// Slots that are stopped whenever the hypervisor executes, since the hardware lets them count
+    /// Slots that are stopped whenever the hypervisor executes, because the hardware starts them
     /// when the guest is entered.
     outside: u32,
     clock: Clock,
@@ -62,11 +62,12 @@ pub struct Vcpu {
     /// Slots of the configuration that count in user mode, and in kernel mode.
     counts_user: u32,
     counts_kernel: u32,
-    /// Slots that count in one of the two only, and must be folded when it ends.
+    /// Slots that count in only one of the two modes, and must be folded when the guest leaves it.
     gated: u32,
-    /// How many they are: each is read once at a change of mode.
+    /// The number of gated slots.  Each is read once at a change of mode.
     gated_reads: u64,
-    /// There are some, none of them samples, and the driver does not measure its cost.
+    /// Whether there are gated slots, none of them samples, and the driver does not measure its own
+    /// cost.
     plain: bool,
     /// Slots that count at this moment.
     running: u32,
@@ -74,12 +75,13 @@ pub struct Vcpu {
     shares: Shares,
     state: State,
     publisher: Publisher,
-    /// The physical CPU that it was last switched in on.
+    /// The physical CPU on which the vCPU was last switched in.
     last_cpu: u32,
 }
 
 impl Vcpu {
-    /// The calling vCPU registers `page`, in its kernel; from what a vCPU has left there, or anew.
+    /// The calling vCPU registers `page`.  The guest is in its kernel.  With `left`, the counts
+    /// begin with what another hypervisor has left in the page; otherwise they begin with 0.
     pub fn register<P: Pmu>(
         cpu: &mut Cpu<'_, P>,
         page: &VcpuPage,
@@ -124,15 +126,16 @@ impl Vcpu {
         }
     }
 
-    /// Counts on what the vCPU did that has left this, and has just been registered from it.
+    /// Goes on with what the vCPU counted before its guest was restored.  The vCPU has just
+    /// registered the page with the same `left`.
     pub fn go_on<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, left: &Left) {
         self.replace(cpu, page, &left.config, GuestMode::Kernel);
     }
 
-    /// The calling vCPU takes its page back.
+    /// The calling vCPU unregisters its page.
     ///
-    /// What still comes for this vCPU before the hypervisor has forgotten it, an interrupt or that
-    /// its domain is forbidden to count, writes nothing to the page: it is the guest's again.
+    /// The page belongs to the guest again.  Until the hypervisor has forgotten this vCPU's state,
+    /// an interrupt or a revocation may still call the driver, but writes nothing to the page.
     pub fn unregister<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
         self.stop(cpu, page);
         self.state.executing = false;
@@ -140,8 +143,8 @@ impl Vcpu {
         self.publisher.unregister(page);
     }
 
-    /// The vCPU, which is switched in, gets another state than it has left: what was its page is no
-    /// longer, and is not written to.
+    /// The vCPU, which is switched in, gets another state, for example because its guest is reset.
+    /// Its page is no longer registered, and the driver does not write to it.
     pub fn abandon<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>) {
         cpu.pmu.expect_interrupts(0, self.sampling.armed() != 0);
         self.configure(cpu.driver, &Config::default());
@@ -150,7 +153,8 @@ impl Vcpu {
         cpu.run_stranger();
     }
 
-    /// The calling vCPU, in its kernel, wants `config` programmed in place of the present one.
+    /// Programs `config` for the calling vCPU in place of the present configuration.  The guest is
+    /// in its kernel.
     ///
     /// The caller has checked that the host allows its domain to count, and that the CPU counts.
     pub fn load<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, config: &Config) {
@@ -158,13 +162,13 @@ impl Vcpu {
         self.replace(cpu, page, config, GuestMode::Kernel);
     }
 
-    /// The calling vCPU, in its kernel, wants nothing counted.  Sums stay.
+    /// Stops counting for the calling vCPU.  The guest is in its kernel.  The sums stay.
     pub fn stop<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
         self.replace(cpu, page, &Config::default(), GuestMode::Kernel);
     }
 
-    /// The host forbids its domain to count.  Nothing counts from now on, and readers find direct
-    /// reading invalid until the guest loads again.
+    /// The host forbids the vCPU's domain to count.  Nothing counts from now on, and direct reads
+    /// are refused until the guest loads again.
     pub fn revoke<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) {
         if self.state.direct {
             self.state.direct = false;
@@ -199,10 +203,11 @@ impl Vcpu {
         });
     }
 
-    /// It stops executing on this physical CPU.
+    /// Switches the vCPU out of this physical CPU.
     ///
-    /// An overflow that is seen here is told when it is switched in again.  Gives whether there was
-    /// one, see [`overflowed_at`](Self::overflowed_at).
+    /// If an overflow is seen here, the guest gets its interrupt when the vCPU is switched in
+    /// again. Returns whether an overflow was seen; the caller then calls
+    /// [`overflowed_at`](Self::overflowed_at).
     pub fn switch_from<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
         cpu.enter(HOOK_SWITCH_FROM, |cpu| {
             let _writing = self.publisher.begin(page);
@@ -228,8 +233,8 @@ impl Vcpu {
         self.sampling.want_place()
     }
 
-    /// It starts to execute on this physical CPU, in `mode`; the host does or does not allow its
-    /// domain to count.  Gives whether to send the guest the virtual interrupt.
+    /// Switches the vCPU in on this physical CPU, in `mode`.  `allowed` says whether the host
+    /// allows its domain to count.  Returns whether to send the guest the virtual interrupt.
     pub fn switch_to<P: Pmu>(
         &mut self,
         cpu: &mut Cpu<'_, P>,
@@ -272,13 +277,14 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
-    /// What the guest, which does not execute, will read of its time-stamp counter: it and its host
-    /// may have moved that since the vCPU was last switched in.
+    /// Sets how the guest reads its time-stamp counter.  The guest does not execute now.  The guest
+    /// or its host may have moved that counter since the vCPU was last switched in.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = clock;
     }
 
-    /// The guest enters `mode` from the other one.  Gives whether to send it the virtual interrupt.
+    /// The guest enters `mode` from the other mode.  Returns whether to send it the virtual
+    /// interrupt.
     #[inline(always)]
     pub fn toggle<P: Pmu>(
         &mut self,
@@ -296,7 +302,8 @@ impl Vcpu {
         self.gated != 0 && self.state.executing && self.toggle_otherwise(cpu, page, mode)
     }
 
-    /// In a function of its own: the usual way has no registers to save for it.
+    /// Changes the mode in the less usual cases.  This is a function of its own, so that the usual
+    /// case does not have to save registers.
     #[inline(never)]
     fn toggle_otherwise<P: Pmu>(
         &mut self,
@@ -316,7 +323,8 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
-    /// Folds what counts in the mode that is left only, and starts what counts in `mode` only.
+    /// Folds the slots that only count in the mode that is left, and starts those that only count
+    /// in `mode`.
     #[inline(always)]
     fn change_mode(&mut self, pmu: &impl Pmu, page: &VcpuPage, mode: GuestMode) {
         let wanted = self.counts_in(mode);
@@ -332,12 +340,13 @@ impl Vcpu {
         }
     }
 
-    /// The PMU has interrupted while this vCPU is current.  Gives whether to send the guest the
-    /// virtual interrupt: not if the overflow was another vCPU's, or has been seen already.
+    /// The PMU has interrupted while this vCPU is current.  Returns whether to send the guest the
+    /// virtual interrupt.  This is false if the overflow was another vCPU's, or was seen before.
     ///
-    /// The hypervisor may make a vCPU current before it is switched in.  Nothing is told then: the
-    /// interrupt is another's, and the guest's registers may not be loaded yet, so that nobody
-    /// could say where the guest is.  [`switch_to`](Self::switch_to) tells what is known.
+    /// The hypervisor may make a vCPU current before it is switched in.  The result is then false:
+    /// the interrupt belongs to another vCPU, and the guest's registers may not be loaded yet, so
+    /// that the place is not known.  [`switch_to`](Self::switch_to) reports an overflow that was
+    /// seen.
     pub fn interrupt<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage) -> bool {
         if !self.state.executing {
             cpu.enter(HOOK_INTERRUPT, |cpu| cpu.acknowledge());
@@ -356,13 +365,14 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
-    /// What was seen to overflow since this was last called did so here.  To be called at once,
-    /// when it is seen.
+    /// Notes `place` as the place of each overflow that was seen since the last call.  The caller
+    /// calls this as soon as an overflow is seen.
     pub fn overflowed_at(&mut self, place: &HvPlace) {
         self.sampling.place(place);
     }
 
-    /// Where a counter has overflowed, if it has since it was loaded, and nobody has asked.
+    /// Returns the place where a counter has overflowed since it was loaded, if the guest has not
+    /// asked for it before.
     pub fn take_place(&mut self, slot: PhysSlot) -> HvPlace {
         self.sampling.take_place(slot)
     }
@@ -417,8 +427,8 @@ impl Vcpu {
         self.running |= mask;
     }
 
-    /// Slots that must not count now: sampling ones, or they would overflow in somebody else's
-    /// time, and those that the hardware lets count.
+    /// Returns the slots that must not count now.  These are sampling slots, which would otherwise
+    /// overflow while another vCPU executes, and slots that the hardware starts.
     #[inline(always)]
     const fn stopped(&self) -> u32 {
         self.sampling.slots() & !self.running | self.outside
@@ -435,8 +445,8 @@ impl Vcpu {
     }
 }
 
-/// The slots in `outside` do not count before the guest is entered, though what is selected may
-/// count the hypervisor, too.
+/// Stops the slots in `outside` until the guest is entered.  Their selectors would let them count
+/// the hypervisor, too.
 fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
     if outside != 0 && cpu.pcpu.counts() {
         cpu.enable_except(outside);
@@ -446,10 +456,12 @@ fn close<P: Pmu>(cpu: &mut Cpu<'_, P>, outside: u32, inside: u32) {
     }
 }
 
-/// Has the hardware let the slots in `inside` count in the guest, if it is to stop any `outside`.
+/// Makes the hardware start the slots in `inside` when it enters the guest, if it has to stop any
+/// slots `outside`.
 ///
-/// Where the PMU is not the driver's it is to load 0 on both sides, which the hypervisor takes for
-/// nothing at all: that CPU may not have the register, and could not enter the guest.
+/// If the PMU is not the driver's, both values are 0, and the hypervisor then has the hardware load
+/// nothing.  Such a CPU may not have the register, and could not enter the guest if it had to load
+/// it.
 fn load_at_switch<P: Pmu>(cpu: &Cpu<'_, P>, outside: u32, inside: u32) {
     if outside == 0 {
         return;

@@ -361,7 +361,7 @@ fn a_restored_vcpu_goes_on_from_its_page() {
 }
 
 #[test]
-fn what_a_restored_vcpu_may_not_goes_on_not_at_all() {
+fn a_page_that_a_restored_vcpu_may_not_use_is_refused() {
     let mut m = Machine::new();
     m.load(&[counter(0, USER)]);
     assert_eq!(restored(&m, true).1.unwrap_err(), Errno::INVAL, "it executes");
@@ -1409,7 +1409,7 @@ mod requests {
     }
 
     #[test]
-    fn who_may_not_is_told_so_before_the_argument_is_looked_at() {
+    fn a_caller_without_permission_is_refused_before_its_argument_is_looked_at() {
         let mut tenant = Domain { control: false, ..Domain::new() };
         for (op, bytes) in [(OP_DOMAIN, &[1; 3][..]), (OP_STATS, &[]), (OP_DOMAIN, &[9; 900])] {
             assert_eq!(refused_by(&mut tenant, op, bytes), Errno::PERM);
@@ -1542,7 +1542,7 @@ fn a_forbidden_domain_counts_neither_what_it_nor_what_another_one_selected() {
 
 /// Between the switch of a vCPU's thread and its own, an interrupt finds it current.
 #[test]
-fn an_overflow_is_told_when_its_vcpu_is_switched_in_and_not_before() {
+fn a_guest_learns_of_an_overflow_when_its_vcpu_is_switched_in_and_not_before() {
     let mut m = Machine::new();
     let sampling = CounterConfig { mode: MODE_SAMPLING, period: 10, ..counter(0, BOTH) };
     for _ in 0..2 {

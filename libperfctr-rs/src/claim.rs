@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A thread's only session.
+//! The claim of a session, of which a thread has at most one at a time.
 
 use std::cell::Cell;
 
@@ -12,11 +12,13 @@ thread_local! {
     static CLAIMED: Cell<Option<Generation>> = const { Cell::new(None) };
 }
 
-/// What the calling thread's session holds as long as it lives.
+/// The claim that the calling thread's session holds as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Claim(Generation);
 
 impl Claim {
+    /// Takes the calling thread's claim.
+    ///
     /// # Errors
     ///
     /// [`Error::AlreadyOpen`].
@@ -30,7 +32,7 @@ impl Claim {
         Ok(Self(now))
     }
 
-    /// Whether this process was forked from the one of the claim.
+    /// Returns whether this process was forked from the one that has taken the claim.
     #[inline(always)]
     pub(crate) fn forked(&self) -> bool {
         self.0 != Generation::current()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A known number of events of the calling thread.
+//! Counting a number of events of the calling thread that is known when the program is compiled.
 
 use std::hint::black_box;
 
@@ -7,12 +7,13 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::session::{Counts, Reading, Session};
 
-/// Measurements of nothing, of which the least is what a measurement itself counts.
+/// Number of measurements of an empty closure.  The least of their counts is the overhead of a
+/// measurement.
 const CALIBRATIONS: usize = 8;
-/// Attempts to take one that nothing has disturbed.
+/// Number of attempts to make one of them that nothing disturbs.
 const ATTEMPTS: usize = 1_000;
 
-/// Counts these events of the calling thread from now on.
+/// Starts to count these events of the calling thread.
 ///
 /// ```no_run
 /// use perfctr::{Event, start};
@@ -40,12 +41,12 @@ pub fn start<const N: usize>(events: [Event; N]) -> Result<Counting<N>, Error> {
 #[derive(Debug)]
 pub struct Counting<const N: usize> {
     session: Session,
-    /// What a measurement of nothing counts, once that is known.
+    /// The overhead: what the measurement of an empty closure counts, once that is known.
     overhead: Option<[u64; N]>,
 }
 
 impl<const N: usize> Counting<N> {
-    /// Reads the TSC and all counters at once.
+    /// Reads the TSC and all counters; all values are of one moment.
     ///
     /// # Errors
     ///
@@ -55,7 +56,7 @@ impl<const N: usize> Counting<N> {
         self.session.read()
     }
 
-    /// Reads all counters at once, and not the TSC.
+    /// Reads all counters without the TSC; all values are of one moment.
     ///
     /// # Errors
     ///
@@ -65,15 +66,15 @@ impl<const N: usize> Counting<N> {
         self.session.counts()
     }
 
-    /// What `body` counts, and nothing of the measurement itself.
+    /// Counts what `body` does, without what the measurement itself does.
     ///
-    /// The first call measures an empty closure some times, and each call subtracts what that has
-    /// counted.  Every closure is called by the same instructions, so the difference is exact for
-    /// events that count retired instructions.  A closure that hands a value out stores it in a
-    /// variable that it borrows, which then is counted, too.
+    /// The first call measures an empty closure several times, and each call subtracts what that
+    /// has counted.  Every closure is called by the same instructions, so the difference is exact
+    /// for events that count retired instructions.  A closure returns a value by storing it in a
+    /// variable that it borrows; this store is counted, too.
     ///
-    /// If [`retries`](Counts::retries) is not 0 then something has disturbed the second reading,
-    /// and the counts include that many further attempts of it.
+    /// If [`retries`](Counts::retries) is not 0, something has disturbed the second reading.  The
+    /// counts then include that many discarded attempts of the second reading.
     ///
     /// # Errors
     ///
@@ -85,16 +86,16 @@ impl<const N: usize> Counting<N> {
         };
         let mut measured = self.around(&mut body)?;
         for (count, overhead) in measured.counts.iter_mut().zip(overhead) {
-            // Events that are not about retired instructions vary.
+            // Counts of other events than retired instructions vary, and may be below the overhead.
             *count = count.saturating_sub(overhead);
         }
         Ok(measured)
     }
 
-    /// What a measurement of nothing counts.
+    /// Measures what the measurement of an empty closure counts.
     fn calibrate(&self) -> Result<[u64; N], Error> {
         let (mut least, mut taken) = ([u64::MAX; N], 0);
-        // The first one may have the dynamic linker find functions.
+        // In the first measurement the dynamic linker may have to resolve functions.
         self.around(&mut || {})?;
         for _ in 0..ATTEMPTS {
             let nothing = self.around(&mut || {})?;
@@ -110,8 +111,10 @@ impl<const N: usize> Counting<N> {
         Err(Error::Disturbed)
     }
 
-    /// The compiler must know neither the body nor the number of counters where they are used:
-    /// otherwise it could make instructions of their own for each.
+    /// Measures `body` without subtracting the overhead.
+    ///
+    /// The compiler must know neither the body nor the number of counters here.  Otherwise it could
+    /// generate different instructions for each.
     fn around(&self, body: &mut dyn FnMut()) -> Result<Counts<N>, Error> {
         let (mut before, mut after) = ([0; N], [0; N]);
         let [first, last] = [&mut before[..], &mut after[..]];
@@ -120,12 +123,12 @@ impl<const N: usize> Counting<N> {
         Ok(Counts { counts: after, retries, direct } - before)
     }
 
-    /// The session, which goes on counting.
+    /// Returns the session, which goes on counting.
     pub fn into_session(self) -> Session {
         self.session
     }
 
-    /// The session, for what else there is to know of it.
+    /// Returns the session, which has functions that a `Counting` does not have.
     pub fn session(&self) -> &Session {
         &self.session
     }

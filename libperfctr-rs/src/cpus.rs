@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! CPUs as Linux lists them.
+//! The list of the CPUs that are online.
 
 use std::{fs, io};
 
-/// The CPUs that are online.
+/// Returns the numbers of the CPUs that are online.
 ///
 /// # Errors
 ///
-/// The kernel does not say.
+/// The kernel's list cannot be read.
 pub fn online() -> io::Result<Vec<u32>> {
     Ok(cpus_in(&fs::read_to_string("/sys/devices/system/cpu/online")?))
 }
 
-/// The CPUs in a list like `0-3,8`.
+/// Parses a list of CPUs like `0-3,8`.
 fn cpus_in(list: &str) -> Vec<u32> {
     let mut cpus = Vec::new();
     for range in list.trim().split(',') {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What can go wrong.
+//! The errors of the library.
 
 use std::fmt::{self, Write};
 use std::io;
@@ -11,17 +11,17 @@ use shared_abi::read::ReadError;
 use crate::event::Event;
 use crate::provider::refusal::Refusal;
 
-/// Why there is no session or no reading.
+/// The reason why the library could not do what it was asked for.
 ///
-/// `main` and `unwrap` print the `Debug` form.  It is the same text as the `Display` form, which
-/// says what to do.
+/// `main` and `unwrap` print the `Debug` form.  It is the same text as the `Display` form, so that
+/// the user always reads what to do.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A provider gives no counters.
     #[error("no counters: {0}")]
     Refused(Refusal),
-    /// Nobody gives counters.
+    /// No provider gives counters.
     #[error("no counters for {event}{}", Listed(.tried))]
     NoCounters {
         /// The first event that was asked for.
@@ -32,42 +32,42 @@ pub enum Error {
     /// The kernel module speaks another version of the interface.
     #[error("interface version {found} found, {expected} expected")]
     Version {
-        /// The kernel module's major.
+        /// The kernel module's major version.
         found: u32,
-        /// The library's major.
+        /// The library's major version.
         expected: u32,
     },
-    /// The calling thread has a session already.
+    /// The calling thread already has a session.
     #[error("the thread has counters already")]
     AlreadyOpen,
     /// More counters were asked for than there are.
     #[error("{asked} counters asked for, {available} available")]
     TooManyCounters {
-        /// How many were asked for.
+        /// The number of counters that were asked for.
         asked: usize,
-        /// How many there are.
+        /// The number of counters that there are.
         available: usize,
     },
-    /// No counter can count this event, or none that is still free.
+    /// No counter can count this event, or those that can are taken.
     #[error("event {event} is not available: {reason}")]
     EventNotAvailable {
         /// The event.
         event: Event,
-        /// Why.
+        /// The reason, in words for the user.
         reason: &'static str,
     },
     /// Overflows cannot be recorded.
     #[error("no ring for records: {0}")]
     NoRings(&'static str),
-    /// There are no such rings.
+    /// A ring of the size that was asked for would be too large.
     #[error(
         "no room for {room} records of {callers} callers: a ring has at most {RING_PAGES_MAX} \
          pages, a record {RING_CALLERS_MAX} callers"
     )]
     RingTooLarge {
-        /// Records that were asked for.
+        /// The number of records that were asked for.
         room: usize,
-        /// Callers of each.
+        /// The number of callers of each record.
         callers: usize,
     },
     /// The configuration breaks a rule of the interface.
@@ -82,32 +82,32 @@ pub enum Error {
     /// Every attempt of a read was disturbed.
     #[error("no undisturbed read in {READ_ATTEMPTS_MAX} attempts")]
     Disturbed,
-    /// The kernel published something that makes no sense.
+    /// The kernel has published something that breaks the rules of the interface.
     #[error("malformed {0}")]
     Malformed(&'static str),
-    /// This is no host: neither of these files is here.
+    /// This machine is not a host: it has neither of these files.
     #[error(
         "found neither {xen}, which Xen's domains have, nor {kvm}, which a KVM with the driver \
          inside has: expected one on a host"
     )]
     NoHost {
-        /// Of Xen.
+        /// The file that a host with Xen has.
         xen: &'static str,
-        /// Of KVM.
+        /// The file that a host with KVM has.
         kvm: &'static str,
     },
     /// The kernel refused a request.
     #[error("cannot {operation}: {error}{}", remedy(.error))]
     #[non_exhaustive]
     Kernel {
-        /// What was asked for.
+        /// What was asked for, in words for the user.
         operation: &'static str,
-        /// What the kernel gave.  It is part of the message, and so not the source of this error.
+        /// The kernel's error.  The message contains it, so it is not the source of this error.
         error: io::Error,
     },
 }
 
-/// What to do about an answer of the kernel, where that is known.
+/// Returns what the user can do about an error of the kernel, where that is known.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => {
@@ -123,7 +123,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Answers, each on a line of its own.
+/// Prints each answer on a line of its own.
 struct Listed<'a>(&'a [Refusal]);
 
 impl fmt::Display for Listed<'_> {
@@ -142,7 +142,7 @@ impl From<ConfigError> for Error {
 }
 
 impl Error {
-    /// The error number of the kernel's answer, if the kernel has refused.
+    /// Returns the error number of the kernel's answer, if the kernel has refused.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Kernel { error, .. } | Self::NotLoaded(error) => error.raw_os_error(),
@@ -151,17 +151,18 @@ impl Error {
         }
     }
 
-    /// What [`EventNotAvailable`](Self::EventNotAvailable) says of this event.
+    /// Makes the error which says that this event is not available.
     pub(crate) fn unavailable(event: Event, reason: &'static str) -> Self {
         Self::EventNotAvailable { event, reason }
     }
 
-    /// The kernel refused this operation.
+    /// Returns a function that makes the error which says that the kernel refused this operation.
     pub(crate) fn kernel(operation: &'static str) -> impl Fn(io::Error) -> Self {
         move |error| Self::Kernel { operation, error }
     }
 
-    /// The error of a direct read for which asking the kernel is of no use.
+    /// Makes the error of a direct read that failed in a way in which asking the kernel does not
+    /// help.
     pub(crate) fn from_read(error: ReadError) -> Self {
         match error {
             ReadError::NotLoaded(error) => Self::NotLoaded(io::Error::from_raw_os_error(-error)),

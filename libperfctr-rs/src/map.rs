@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Pages that the kernel publishes: the device's, and those of perf events.
+//! Mappings of the pages that the kernel publishes: those of the device, and those of perf events.
 #![expect(unsafe_code, reason = "a mapping is a pointer; this gives it a type")]
 
 use std::hint::black_box;
@@ -22,13 +22,13 @@ use crate::sys::Generation;
 /// A read-only mapping of a bound descriptor, which the kernel does not copy to a forked child.
 #[derive(Debug)]
 struct Mapping {
-    /// Unmapped by `drop` in the process that made it, and in no other.
+    /// `drop` unmaps it in the process that made it, and in no other.
     map: ManuallyDrop<MmapRaw>,
     generation: Generation,
 }
 
 impl Mapping {
-    /// Of so many pages from page `first` on.
+    /// Maps `pages` pages of the descriptor from page `first` on.
     fn new(device: &impl AsRawFd, first: u64, pages: usize) -> Result<Self, Error> {
         Generation::watch().map_err(Error::kernel("watch for forks"))?;
         let map = MmapOptions::new()
@@ -49,7 +49,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // In a forked child something else may lie at this address by now.
         if !self.forked() {
-            // SAFETY: dropped once, here.
+            // SAFETY: this is the only place that drops the mapping, and `drop` runs once.
             unsafe { ManuallyDrop::drop(&mut self.map) };
         }
     }
@@ -63,11 +63,11 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Maps the pages.  `vcpus` is what the device's info says.
+    /// Maps the pages.  `vcpus` is the number of vCPUs that the device's info says.
     ///
     /// # Errors
     ///
-    /// [`Error::Malformed`] if `vcpus` makes no sense, or what the kernel says.
+    /// [`Error::Malformed`] if `vcpus` is larger than the interface allows, or the kernel's error.
     pub fn new(device: &impl AsRawFd, vcpus: u32) -> Result<Self, Error> {
         if vcpus == 0 || vcpus as usize > MAX_VCPUS {
             return Err(Error::Malformed("number of vCPUs"));
@@ -75,32 +75,33 @@ impl Pages {
         Ok(Self { mapping: Mapping::new(device, 0, 1 + vcpus as usize)?, vcpus })
     }
 
-    /// Whether this process inherited the session but not the mapping.
+    /// Returns whether this process is a forked child, which inherited the session but not the
+    /// mapping.
     #[inline(always)]
     pub(crate) fn forked(&self) -> bool {
         self.mapping.forked()
     }
 
-    /// What reads them; `None` in a forked child.
+    /// Returns the reader of these pages, or `None` in a forked child.
     #[inline(always)]
     pub fn reader(&self) -> Option<Reader<'_>> {
         (!self.forked()).then(|| self.mapped())
     }
 
-    /// The descriptor's thread page; `None` in a forked child.
+    /// Returns the thread's page, or `None` in a forked child.
     #[inline(always)]
     pub fn thread_page(&self) -> Option<&ThreadPage> {
         self.reader().map(Reader::thread)
     }
 
-    /// The page of vCPU `n`, if there is one; `None` in a forked child.
+    /// Returns the page of vCPU `n`, or `None` if there is no such vCPU and in a forked child.
     #[inline(always)]
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
         self.reader()?.vcpu(n)
     }
 
-    /// Reads the TSC and the first `counts.len()` counters, if the descriptor is bound to the
-    /// calling thread.  What it gives to other threads has no meaning.
+    /// Reads the TSC and the first `counts.len()` counters.  The descriptor must be bound to the
+    /// calling thread; otherwise the values have no meaning.
     ///
     /// # Errors
     ///
@@ -113,7 +114,8 @@ impl Pages {
         self.mapped().read(counts)
     }
 
-    /// As [`read`](Self::read), but that the snapshot's TSC has no meaning.
+    /// Reads the first `counts.len()` counters like [`read`](Self::read), without the TSC.  The
+    /// snapshot's TSC has no meaning.
     ///
     /// # Errors
     ///
@@ -126,16 +128,17 @@ impl Pages {
         self.mapped().counts(counts)
     }
 
-    /// Not for forked processes, which have no mapping.
+    /// Returns the reader of these pages.  The caller has made sure that this process is no forked
+    /// child, which would have no mapping.
     #[inline(always)]
     fn mapped(&self) -> Reader<'_> {
-        // SAFETY: so many pages are mapped, as long as `self` lives.
+        // SAFETY: `1 + vcpus` pages are mapped as long as `self` lives.
         unsafe { Reader::new(self.mapping.map.as_ptr(), self.vcpus) }
     }
 }
 
-/// The answer of a forked child's mapping.  Compilers that know it load it before each read, in
-/// case.
+/// Returns the answer to a read in a forked child.  It is a function of its own because compilers
+/// that see the value load it before each read, even if they do not need it.
 #[cold]
 #[inline(never)]
 fn no_pages() -> ReadError {
@@ -151,11 +154,11 @@ impl RingPages {
         Mapping::new(device, RING_FIRST_PAGE, pages as usize).map(Self)
     }
 
-    /// Copies the words from this offset on, which is a multiple of 8.
+    /// Copies words of the ring from this offset on, unit: bytes.  It must be a multiple of 8.
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`]; [`Error::Malformed`] not all of them are in the ring.
+    /// [`Error::Forked`], or [`Error::Malformed`] if not all of the words are in the ring.
     pub(crate) fn load(&self, offset: usize, words: &mut [u64]) -> Result<(), Error> {
         let Mapping { map, .. } = &self.0;
         if self.0.forked() {
@@ -166,8 +169,9 @@ impl RingPages {
         }
         for (n, word) in words.iter_mut().enumerate() {
             let at = map.as_ptr().wrapping_add(offset + 8 * n).cast::<AtomicU64>();
-            // SAFETY: an aligned word of the mapping, which lives as long as `self`.
-            // ATOMICS: the caller has seen that there is a record, and the kernel leaves it alone.
+            // SAFETY: `at` is an aligned word of the mapping, which lives as long as `self`.
+            // ATOMICS: the caller has seen that the record is there, and the kernel does not change
+            // it until it is taken.
             *word = unsafe { (*at).load(Ordering::Relaxed) };
         }
         Ok(())
@@ -176,13 +180,14 @@ impl RingPages {
 
 /// A perf event's page, `struct perf_event_mmap_page`.
 ///
-/// Like the device's pages it is not copied to a forked child; the group that it belongs to checks.
+/// Like the device's pages it is not copied to a forked child.  The group that it belongs to checks
+/// for that.
 #[derive(Debug)]
 pub(crate) struct PerfPage {
     map: MmapRaw,
 }
 
-/// Loads a field of the page as it is just now.
+/// Loads the current value of a field of the page.
 macro_rules! load {
     ($page:expr, $field:ident: $atomic:ident) => {{
         let field = $page.map.as_ptr().wrapping_add(offset_of!(perf_event_mmap_page, $field));
@@ -204,11 +209,11 @@ impl PerfPage {
         Ok(Self { map })
     }
 
-    /// The page's sequence word, which is never odd for the thread that it describes.
+    /// Returns the page's sequence word, which is never odd for the thread that the page describes.
     #[inline(always)]
     pub(crate) fn lock(&self) -> u64 {
-        // ATOMICS: what the thread reads itself is changed only while it is interrupted, so the
-        // compiler is the only one that might reorder loads around this one.
+        // ATOMICS: the page of a thread that reads it itself changes only while the thread is
+        // interrupted.  So only the compiler could reorder loads around this one.
         fence(Ordering::Acquire);
         let lock = load!(self, lock: AtomicU32);
         fence(Ordering::Acquire);
@@ -217,11 +222,11 @@ impl PerfPage {
 
     #[inline(always)]
     fn can(&self, capability: u64) -> bool {
-        // Elsewhere pages may offer counters that are read by other instructions.
+        // On other architectures the page may offer counters that other instructions read.
         cfg!(target_arch = "x86_64") && load!(self, __bindgen_anon_1: AtomicU64) & capability != 0
     }
 
-    /// The event's count; `None` if it cannot be read directly now.
+    /// Returns the event's count, or `None` if it cannot be read directly now.
     #[inline(always)]
     pub(crate) fn count(&self, hw: &impl Counters) -> Option<u64> {
         let index = load!(self, index: AtomicU32);
@@ -234,8 +239,8 @@ impl PerfPage {
         Some(load!(self, offset: AtomicU64).wrapping_add(raw as u64))
     }
 
-    /// How long the thread has executed since the event was enabled, in ns; `None` if that cannot
-    /// be read directly.
+    /// Returns how long the thread has executed since the event was enabled, unit: ns, or `None` if
+    /// that cannot be read directly.
     #[inline(always)]
     pub(crate) fn enabled_ns(&self, hw: &impl Counters) -> Option<u64> {
         if !self.can(CAP_USER_TIME) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The device and its pages by themselves, for other interfaces than [`Session`](crate::Session).
+//! Direct access to the device and its pages, for other interfaces than
+//! [`Session`](crate::Session).
 //!
-//! Nothing here decides when a thread's counters end: [`Device`] is a descriptor with a method per
-//! ioctl, [`Pages`] a bound descriptor's mapping.
+//! [`Device`] is a descriptor with a method for each ioctl, and [`Pages`] is a bound descriptor's
+//! mapping.  Dropping them does not stop a thread's counters.
 
 pub use crate::cpus::online;
 pub use crate::map::Pages;

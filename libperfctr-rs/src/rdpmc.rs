@@ -29,11 +29,11 @@ pub use faults::survive_faults;
 #[cfg(feature = "std")]
 pub(crate) use faults::survived;
 
-/// The counters of the CPU that executes this.
+/// The counters of the CPU that executes the code.
 ///
-/// RDPMC faults, which ends the process, unless CR4.PCE is set; whoever reads with this has been
-/// told so by a page with [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set.  With
-/// `survive_faults` it gives 0 instead.
+/// RDPMC faults unless CR4.PCE is set, and the fault ends the process.  So a caller reads only
+/// after it has found [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set in its page,
+/// which says that CR4.PCE is set.  With `survive_faults` a read that faults returns 0 instead.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware;
 
@@ -41,8 +41,8 @@ impl Counters for Hardware {
     #[inline(always)]
     fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: RDPMC writes EAX and EDX and touches no memory.  That there is no `nomem` keeps
-        // the compiler from moving it across the loads of a page.
+        // SAFETY: RDPMC writes EAX and EDX and touches no memory.  The option `nomem` is left out,
+        // so that the compiler does not move the instruction across the loads of a page.
         unsafe {
             asm!(
                 "rdpmc",
@@ -89,7 +89,7 @@ impl Counters for Hardware {
 
     #[inline(always)]
     fn any(&self, one: u64, other: u64) -> bool {
-        // SAFETY: computes, and jumps to where it is told.
+        // SAFETY: the instructions only compute, and jump to a label of this block.
         unsafe {
             asm!(
                 "or {one}, {other}",
@@ -105,20 +105,20 @@ impl Counters for Hardware {
 
     #[inline(always)]
     fn opaque(&self, mut word: u64) -> u64 {
-        // SAFETY: no instruction.  It is not `pure`, so it stays between those that read counters.
+        // SAFETY: the block contains no instruction.  It is not `pure`, so the compiler keeps it
+        // between the instructions that read counters.
         unsafe { asm!("/* {} */", inout(reg) word, options(nomem, nostack, preserves_flags)) };
         word
     }
 }
 
-/// Loads that are right on x86 alone, where every load acquires: its total store order (SDM
-/// volume 3, 10.2.2) keeps loads in the program's order, and aligned words are loaded whole
-/// (10.1.1).
+/// Loads that are correct only on x86.  Its total store order (SDM volume 3, 10.2.2) keeps loads in
+/// the program's order, so that every load acquires, and aligned words are loaded at once (10.1.1).
 ///
-/// They are volatile, since compilers make operands of the instructions that use them of volatile
-/// loads and not of atomic ones.  To the compiler a volatile load of memory that another thread of
-/// the same program stores to would be a data race.  Nobody does: the guest's kernel and the
-/// hypervisor write these pages, which programs map read-only.
+/// The loads are volatile, because compilers fold volatile loads into the instructions that use
+/// their values, and do not do so with atomic loads.  A volatile load of memory to which another
+/// thread of the same program stores would be a data race.  No thread of the program stores here:
+/// programs map these pages read-only, and the guest's kernel and the hypervisor write them.
 mod tso {
     use super::{AtomicU32, AtomicU64};
 

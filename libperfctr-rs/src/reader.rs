@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Reads a thread's counters from pages that somebody has mapped: without the standard library, and
-//! without a system call.
+//! The reader of a thread's counters from pages that the caller has mapped.  It needs neither the
+//! standard library nor a system call.
 //!
-//! With `default-features = false` the crate is this and [`rdpmc`](crate::rdpmc) alone, which
-//! need no operating system: for runtimes, tracers and signal handlers that map the device
-//! themselves.  [`Session`](https://docs.rs/libperfctr-rs) reads by the same functions.
+//! With `default-features = false` the crate has only this module and [`rdpmc`](crate::rdpmc),
+//! which need no operating system.  They are meant for runtimes, tracers and signal handlers that
+//! map the device themselves.  [`Session`](https://docs.rs/libperfctr-rs) reads by the same
+//! functions.
 #![expect(unsafe_code, reason = "an address becomes pages of a type")]
 
 use core::marker::PhantomData;
@@ -16,7 +17,7 @@ use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::rdpmc::Hardware;
 
-/// The pages of a descriptor of `/dev/perfctr`: the thread's, then one for each vCPU.
+/// The pages of a descriptor of `/dev/perfctr`: the thread's page, then one page for each vCPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     first: *const u8,
@@ -25,19 +26,19 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Of a mapping that begins there.
+    /// Makes a reader of the mapping that begins at `first`.
     ///
     /// # Safety
     ///
-    /// `1 + vcpus` pages of a descriptor that is bound to a thread are mapped there, for reading,
-    /// as long as `'a`.
+    /// `1 + vcpus` pages of a descriptor that is bound to a thread must be mapped at `first`, for
+    /// reading, as long as `'a`.
     #[inline(always)]
     pub const unsafe fn new(first: *const u8, vcpus: u32) -> Self {
         Self { first, vcpus, mapping: PhantomData }
     }
 
-    /// Reads the TSC and the first `counts.len()` counters, if the descriptor is bound to the
-    /// calling thread.  What it gives to other threads has no meaning.
+    /// Reads the TSC and the first `counts.len()` counters.  The descriptor must be bound to the
+    /// calling thread; otherwise the values have no meaning.
     ///
     /// # Errors
     ///
@@ -47,14 +48,15 @@ impl<'a> Reader<'a> {
         read_thread(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
     }
 
-    /// As [`read`](Self::read), but only once: gives the TSC, or `None` if the thread was disturbed
-    /// or may not read directly.
+    /// Makes one attempt of [`read`](Self::read).  Returns the TSC, or `None` if the thread was
+    /// disturbed or may not read directly.
     #[inline(always)]
     pub fn try_read(self, counts: &mut [u64]) -> Option<u64> {
         try_read_thread(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
     }
 
-    /// As [`read`](Self::read), but that the snapshot's TSC has no meaning.
+    /// Reads the first `counts.len()` counters like [`read`](Self::read), without the TSC.  The
+    /// snapshot's TSC has no meaning.
     ///
     /// # Errors
     ///
@@ -64,7 +66,7 @@ impl<'a> Reader<'a> {
         read_counts(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
     }
 
-    /// The thread's page.
+    /// Returns the thread's page.
     #[inline(always)]
     pub fn thread(self) -> &'a ThreadPage {
         // SAFETY: the mapping starts with a thread page, as `new` was promised; the page consists
@@ -72,7 +74,7 @@ impl<'a> Reader<'a> {
         unsafe { &*self.first.cast() }
     }
 
-    /// The page of vCPU `n`, if there is one.
+    /// Returns the page of vCPU `n`, if there is one.
     #[inline(always)]
     pub fn vcpu(self, n: u32) -> Option<&'a VcpuPage> {
         if n >= self.vcpus {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A thread's counters from opening to closing.
+//! A session owns a thread's counters from opening to closing.
 
 use std::marker::PhantomData;
 use std::ops::Sub;
@@ -13,7 +13,7 @@ use crate::event::Event;
 use crate::overflow::{self, Records, Resumer};
 use crate::provider::Backend;
 use crate::provider::refusal::Refusal;
-use crate::provider::types::{Description, Provider, Taken, Told};
+use crate::provider::types::{Description, Notification, Provider, Taken};
 
 /// One consistent snapshot of a thread's counters.
 ///
@@ -21,23 +21,25 @@ use crate::provider::types::{Description, Provider, Taken, Told};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Reading<const N: usize> {
-    /// Unit: ticks of [`Description::tsc_khz`] during which the thread executed; with
-    /// [`Provider::Tsc`] simply all.
+    /// How long the thread has executed, unit: ticks of [`Description::tsc_khz`].  With
+    /// [`Provider::Tsc`] it is the TSC itself, which also goes on while the thread does not
+    /// execute.
     pub tsc: u64,
-    /// Unit: events, in the order in which they were given to [`Session::start`].
+    /// The counts, unit: events, in the order of the events given to [`Session::start`].
     #[cfg_attr(feature = "serde", serde(with = "list"))]
     pub counts: [u64; N],
-    /// Attempts that were disturbed and thrown away before this one.
+    /// Number of attempts that were disturbed and discarded before this one.
     pub retries: u32,
-    /// Whether no system call was needed.
+    /// Whether the reading was made without a system call.
     pub direct: bool,
 }
 
 impl<const N: usize> Sub for Reading<N> {
     type Output = Self;
 
-    /// Retries are those of the later reading: those of the earlier one ended before it was taken
-    /// and are not counted in the difference.
+    /// The difference has the retries of the later reading.  The retries of the earlier reading
+    /// were over before its values were taken, so the difference does not contain what they
+    /// counted.
     fn sub(self, earlier: Self) -> Self {
         Self {
             tsc: self.tsc.wrapping_sub(earlier.tsc),
@@ -54,12 +56,12 @@ impl<const N: usize> Sub for Reading<N> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counts<const N: usize> {
-    /// As [`Reading::counts`].
+    /// The counts, see [`Reading::counts`].
     #[cfg_attr(feature = "serde", serde(with = "list"))]
     pub counts: [u64; N],
-    /// As [`Reading::retries`].
+    /// Number of discarded attempts, see [`Reading::retries`].
     pub retries: u32,
-    /// As [`Reading::direct`].
+    /// Whether the reading was made without a system call, see [`Reading::direct`].
     pub direct: bool,
 }
 
@@ -75,7 +77,7 @@ impl<const N: usize> Sub for Counts<N> {
     }
 }
 
-/// Arrays of any length, which serde has up to 32 alone.
+/// Serialises arrays of any length.  serde itself only serialises arrays of up to 32 elements.
 #[cfg(feature = "serde")]
 mod list {
     use serde::de::Error;
@@ -103,9 +105,9 @@ fn difference<const N: usize>(later: &[u64; N], earlier: &[u64; N]) -> [u64; N] 
 
 /// The calling thread's counters.
 ///
-/// There is at most one session per thread, whoever provides it.  Dropping it stops the counters.
-/// It stays with its thread, since the pages and counters that it reads are those of whoever
-/// executes the read:
+/// A thread has at most one session, whichever provider it uses.  Dropping the session stops the
+/// counters.  A session cannot be sent to another thread, because a read reads the pages and
+/// counters of the thread that executes it:
 ///
 /// ```compile_fail,E0277
 /// let session = perfctr::Session::open().unwrap();
@@ -121,22 +123,23 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens the calling thread's counters at the best provider that there is: in the order of
+    /// Opens the calling thread's counters at the first provider that has counters, in the order of
     /// [`Provider`].  Nothing is counted yet.
     ///
-    /// That a provider has no counters is no error here: [`refusals`](Self::refusals) says what
-    /// each of them has answered, and so does [`start`](Self::start) where nobody has any.
+    /// It is no error if a provider has no counters.  [`refusals`](Self::refusals) returns what
+    /// each of them has answered.  If no provider has counters, [`start`](Self::start) fails with
+    /// these answers.
     ///
     /// # Errors
     ///
-    /// [`Error::Version`], [`Error::AlreadyOpen`], or what the kernel says.
+    /// [`Error::Version`], [`Error::AlreadyOpen`], or the kernel's error.
     pub fn open() -> Result<Self, Error> {
         let claim = Claim::take()?;
         let (backend, refusals) = Backend::open()?;
         Ok(Self { backend, refusals, claim, thread: PhantomData })
     }
 
-    /// Opens the calling thread's counters at this provider.
+    /// Opens the calling thread's counters at this provider and at no other.
     ///
     /// # Errors
     ///
@@ -147,12 +150,13 @@ impl Session {
         Ok(Self { backend, refusals: Vec::new(), claim, thread: PhantomData })
     }
 
-    /// What can be counted here.
+    /// Returns what can be counted here.
     pub fn description(&self) -> &Description {
         self.backend.description()
     }
 
-    /// The answers of the providers that [`open`](Self::open) has asked before it found this one:
+    /// Returns the answers of the providers that [`open`](Self::open) asked before it found this
+    /// one:
     ///
     /// ```
     /// # fn main() -> Result<(), perfctr::Error> {
@@ -167,31 +171,31 @@ impl Session {
         &self.refusals
     }
 
-    /// Counts these events and the TSC from 0, in place of what was counted before.
+    /// Starts to count these events and the TSC from 0, in place of what was counted before.
     ///
     /// # Errors
     ///
-    /// [`Error::NoCounters`], [`Error::TooManyCounters`], [`Error::EventNotAvailable`] and
-    /// [`Error::Invalid`] change nothing; nor does a refusal of the kernel, which is
-    /// [`Error::Refused`] if it is about who asks.
+    /// [`Error::NoCounters`], [`Error::TooManyCounters`], [`Error::EventNotAvailable`],
+    /// [`Error::Invalid`], or the kernel's error.  The kernel's error is [`Error::Refused`] if the
+    /// caller lacks a right.  After an error nothing has changed.
     pub fn start(&mut self, events: &[Event]) -> Result<(), Error> {
         if let Some(&event) = events.iter().find(|event| event.samples()) {
             return Err(Error::unavailable(event, "it samples, and no signal is given"));
         }
-        self.start_all(events, Told::Signal(0))
+        self.start_all(events, Notification::Signal(0))
     }
 
-    /// As [`start`](Self::start), and overflows of the events that [sample](Event::every) raise
-    /// `signal` in this thread.
+    /// Starts to count like [`start`](Self::start).  Each overflow of an event that
+    /// [samples](Event::every) raises `signal` in this thread.
     ///
-    /// At an overflow all counters pause, so that nothing is counted that the program would not do
-    /// without being sampled; the TSC goes on.  [`overflow`](crate::overflow) says how to receive
-    /// the signal and how to let the counters go on.
+    /// At an overflow all counters pause, so that the work of sampling is not counted.  The TSC
+    /// goes on.  [`overflow`](crate::overflow) says how to receive the signal and how to let the
+    /// counters go on.
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Self::start); [`Error::EventNotAvailable`] also if the provider does not
-    /// sample: only [`Provider::Paravirt`] does.
+    /// The errors of [`start`](Self::start).  [`Error::EventNotAvailable`] also says that the
+    /// provider does not sample: only [`Provider::Paravirt`] does.
     pub fn start_sampling(&mut self, events: &[Event], signal: libc::c_int) -> Result<(), Error> {
         if !events.iter().any(|event| event.samples()) {
             return self.start(events);
@@ -200,52 +204,54 @@ impl Session {
             overflow::go_on_by(Some(paravirt.device().as_raw_fd()));
         }
         // A negative number is as invalid as any that is too high.
-        self.start_all(events, Told::Signal(signal.cast_unsigned()))
+        self.start_all(events, Notification::Signal(signal.cast_unsigned()))
     }
 
-    /// Gives the thread a ring with room for so many records, each with so many callers at most;
-    /// once, while nothing is counted.
+    /// Gives the thread a ring with room for at least `room` records, each with at most `callers`
+    /// callers.  A thread gets at most one ring, and only while it counts nothing.
     ///
-    /// Its memory cannot be swapped: it is bounded by `RLIMIT_MEMLOCK` for all rings of a user.
+    /// The ring's memory cannot be swapped.  `RLIMIT_MEMLOCK` bounds the size of all rings of a
+    /// user together.
     ///
     /// # Errors
     ///
     /// [`Error::NoRings`] with other providers than [`Provider::Paravirt`],
-    /// [`Error::RingTooLarge`], [`Error::Forked`], or what the kernel says: `EEXIST` the thread has
-    /// a ring, `EBUSY` it counts, `ENOSPC` too much memory.
+    /// [`Error::RingTooLarge`], [`Error::Forked`], or the kernel's error: `EEXIST` the thread has a
+    /// ring, `EBUSY` it counts, `ENOSPC` the rings of its user are too large.
     pub fn records(&self, room: usize, callers: usize) -> Result<Records, Error> {
         let none = Error::NoRings("only /dev/perfctr has them");
         self.backend.paravirt().ok_or(none)?.records(room, callers)
     }
 
-    /// As [`start`](Self::start), and the guest's kernel notes overflows of the events that
-    /// [sample](Event::every) in the thread's [ring](Self::records), without signals.
+    /// Starts to count like [`start`](Self::start).  The guest's kernel writes a record of each
+    /// overflow of an event that [samples](Event::every) into the thread's [ring](Self::records),
+    /// and sends no signal.
     ///
-    /// The counters go on by themselves, also while the ring is full.
+    /// The counters do not pause, not even while the ring is full.
     ///
     /// # Errors
     ///
-    /// Those of [`start_sampling`](Self::start_sampling); [`Error::NoRings`].
+    /// The errors of [`start_sampling`](Self::start_sampling), and [`Error::NoRings`].
     pub fn start_recording(&mut self, events: &[Event]) -> Result<(), Error> {
         if !events.iter().any(|event| event.samples()) {
             return self.start(events);
         }
-        self.start_all(events, Told::Records)
+        self.start_all(events, Notification::Records)
     }
 
-    fn start_all(&mut self, events: &[Event], told: Told) -> Result<(), Error> {
+    fn start_all(&mut self, events: &[Event], notification: Notification) -> Result<(), Error> {
         match (events.first(), self.description().provider) {
             (Some(&event), Provider::Tsc) => {
                 Err(Error::NoCounters { event, tried: self.refusals.clone() })
             }
-            _ => self.backend.start(events, told),
+            _ => self.backend.start(events, notification),
         }
     }
 
-    /// What lets this thread's counters go on after an overflow; `None` with other providers than
-    /// [`Provider::Paravirt`].
+    /// Returns the object that lets this thread's counters go on after an overflow, or `None` with
+    /// other providers than [`Provider::Paravirt`].
     ///
-    /// It cannot outlive the session, whose descriptor it uses:
+    /// It uses the session's descriptor, and so cannot outlive the session:
     ///
     /// ```compile_fail,E0505
     /// let session = perfctr::Session::open().unwrap();
@@ -257,31 +263,31 @@ impl Session {
         self.backend.paravirt().map(|paravirt| Resumer::new(paravirt.device()))
     }
 
-    /// Stops counting.  Counts stay and can be read.
+    /// Stops counting.  The counts stay and can be read.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn stop(&mut self) -> Result<(), Error> {
         self.backend.stop()
     }
 
-    /// Goes on counting after [`stop`](Self::stop) where the counters stopped.  The TSC may start
-    /// from 0.
+    /// Goes on counting after [`stop`](Self::stop), from the counts at which the counters stopped.
+    /// The TSC may start from 0.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn resume(&mut self) -> Result<(), Error> {
         self.backend.resume()
     }
 
-    /// Reads the TSC and the first `N` counters at once.
+    /// Reads the TSC and the first `N` counters; all values are of one moment.
     ///
     /// # Errors
     ///
-    /// [`Error::TooManyCounters`] if fewer are in use, [`Error::Forked`], [`Error::NotLoaded`],
-    /// [`Error::Disturbed`].
+    /// [`Error::TooManyCounters`] if fewer counters are in use, [`Error::Forked`],
+    /// [`Error::NotLoaded`], [`Error::Disturbed`].
     #[inline(always)]
     pub fn read<const N: usize>(&self) -> Result<Reading<N>, Error> {
         let mut counts = [0; N];
@@ -289,7 +295,8 @@ impl Session {
         Ok(Reading { tsc, counts, retries, direct })
     }
 
-    /// Reads the first `N` counters at once, and not the TSC: the shortest reading that there is.
+    /// Reads the first `N` counters without the TSC; all values are of one moment.  This is the
+    /// reading that executes the fewest instructions.
     ///
     /// # Errors
     ///
@@ -301,11 +308,11 @@ impl Session {
         Ok(Counts { counts, retries, direct })
     }
 
-    /// Reads, calls `body`, and reads again.  Gives the second reading's retries, and whether
-    /// neither of them needed a system call.
+    /// Reads the counters, calls `body`, and reads again.  Returns the second reading's retries,
+    /// and whether both readings were made without a system call.
     ///
-    /// It is one function for every body and every number of counters, so that what it executes
-    /// between the two readings beside the body is always the same.
+    /// There is one compiled function for every body and every number of counters.  So it executes
+    /// the same instructions between the two readings, whatever the body is.
     #[inline(never)]
     pub(crate) fn around(
         &self,
@@ -318,17 +325,18 @@ impl Session {
         Ok((last.retries, first.direct && last.direct))
     }
 
-    /// The page that the guest kernel publishes for this thread, for diagnosis.
+    /// Returns the page that the guest kernel publishes for this thread.  It is meant for
+    /// diagnosis.
     ///
-    /// `None` in a forked child, and with other providers than [`Provider::Paravirt`].
+    /// It is `None` in a forked child, and with other providers than [`Provider::Paravirt`].
     pub fn thread_page(&self) -> Option<&ThreadPage> {
         self.backend.paravirt()?.thread_page()
     }
 
-    /// The page that the hypervisor publishes for vCPU `n`, for diagnosis.
+    /// Returns the page that the hypervisor publishes for vCPU `n`.  It is meant for diagnosis.
     ///
-    /// `None` in a forked child, with other providers than [`Provider::Paravirt`], or if there is
-    /// no such vCPU.
+    /// It is `None` in a forked child, with other providers than [`Provider::Paravirt`], or if
+    /// there is no such vCPU.
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
         self.backend.paravirt()?.vcpu_page(n)
     }
@@ -336,7 +344,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A signal that is still pending has nothing to let go on.
+        // A signal that is still pending must not let the counters go on.
         if !self.claim.forked() {
             overflow::go_on_by(None);
         }

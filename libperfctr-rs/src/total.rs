@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How often one event occurred, and for how long it was counted.
+//! The total of one event.
 
 use std::iter::Sum;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// How often one event occurred, in the time that it was counted.
+/// A total says how often one event occurred, and for how long it was counted.
 ///
-/// Differences of two, `later - earlier`, and sums are made field by field.
+/// Differences (`later - earlier`) and sums are computed field by field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Total {
-    /// Unit: events.
+    /// The count, unit: events.
     pub count: u64,
-    /// How long it was to be counted, of all threads together.
+    /// How long the event was enabled, summed over all threads.
     pub enabled: Duration,
-    /// How long it was, which is less if there were not enough counters.
+    /// How long the event was counted, summed over all threads.  This is less than `enabled` if
+    /// there were not enough counters.
     pub running: Duration,
 }
 
@@ -25,7 +26,8 @@ impl Total {
         Self { count, enabled, running }
     }
 
-    /// Which part of the time it was counted: 1 where nothing is estimated.
+    /// Returns the part of the time in which the event was counted.  It is 1 if it was always
+    /// counted.
     pub fn share(&self) -> f64 {
         if self.running >= self.enabled {
             return 1.0;
@@ -33,8 +35,8 @@ impl Total {
         self.running.as_secs_f64() / self.enabled.as_secs_f64()
     }
 
-    /// The count if it was counted all the time, else what it would have been; `None` if it was
-    /// never counted.
+    /// Returns the count if the event was counted all the time.  Otherwise returns an estimate of
+    /// that count, or `None` if the event was never counted.
     pub fn scaled(&self) -> Option<u64> {
         let share = self.share();
         if share == 1.0 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Events.
+//! The events that the library counts.
 
 mod parse;
 #[cfg(feature = "pfm")]
@@ -15,22 +15,23 @@ use shared_abi::PhysSlot;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
 
-/// What a counter counts, in which rings, and on which physical counter.
+/// An event says what is counted, in which modes, and on which physical counter.
 ///
-/// Events count in user and in kernel mode unless [`user`](Self::user) or
-/// [`kernel`](Self::kernel) says otherwise.  The library finds a free counter, a fixed one if it
-/// can, unless [`on`](Self::on) names it.
+/// It counts in user mode and in kernel mode unless [`user`](Self::user) or
+/// [`kernel`](Self::kernel) selects one of them.  The library finds a free counter, a fixed one if
+/// it can, unless [`on`](Self::on) names the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     pub(crate) what: What,
-    /// `EVNTSEL_*` bits.
+    /// The bits `EVNTSEL_USR` and `EVNTSEL_OS` of the modes in which the event counts.
     pub(crate) rings: u64,
     pub(crate) slot: Option<PhysSlot>,
-    /// 0 unless the event samples.
+    /// Number of events between two samples, or 0 if the event does not sample.
     pub(crate) period: u64,
-    /// Whether it is counted only where it is known to be right.
+    /// Whether a session refuses the event on a CPU of which the library does not know that it has
+    /// the event.
     pub(crate) verified: bool,
-    /// What libpfm4 calls it on this CPU, which it knows then.
+    /// The name that libpfm4 has for the event on this CPU, if it was given by such a name.
     pub(crate) name: Option<&'static str>,
 }
 
@@ -40,7 +41,7 @@ pub(crate) enum What {
     Raw(u64),
 }
 
-/// What [`Event`]s are called, the name that they are printed with first.
+/// The names of [`Event`]s.  An event is printed with the first of its names.
 const NAMES: [(What, &[&str]); 8] = [
     (What::Generic(Generic::Instructions), &["instructions"]),
     (What::Generic(Generic::Cycles), &["cycles", "cpu-cycles"]),
@@ -72,16 +73,16 @@ impl Event {
     /// counter).
     pub const REF_CYCLES: Self = Self::new(What::Generic(Generic::ReferenceCycles));
 
-    /// Every event that has a name, in both modes.
+    /// Iterates over the events that have names.  Each counts in both modes.
     pub fn named() -> impl Iterator<Item = Self> {
         NAMES.iter().map(|&(what, _)| Self::new(what))
     }
 
-    /// An event by its select word (SDM volume 3, 20.2.1.1; APM volume 2, 13.2.1): event number,
-    /// unit mask, edge, inversion and counter mask.
+    /// Makes an event of its select word (SDM volume 3, 20.2.1.1; APM volume 2, 13.2.1), which has
+    /// the event number, unit mask, edge, inversion and counter mask.
     ///
-    /// The word's ring and enable bits are the library's to set.  A session refuses an event that
-    /// is not known to be right on its CPU, unless it is [`unverified`](Self::unverified).
+    /// The library sets the word's mode and enable bits.  A session refuses an event of which the
+    /// library does not know that the CPU has it, unless it is [`unverified`](Self::unverified).
     pub const fn raw(select: u64) -> Self {
         Self::new(What::Raw(select & !(EVNTSEL_RINGS | EVNTSEL_EN)))
     }
@@ -90,49 +91,51 @@ impl Event {
         Self { what, rings: EVNTSEL_RINGS, slot: None, period: 0, verified: true, name: None }
     }
 
-    /// Counts in user mode only.
+    /// Makes the event count in user mode only.
     pub const fn user(self) -> Self {
         Self { rings: EVNTSEL_USR, ..self }
     }
 
-    /// Counts in kernel mode only.
+    /// Makes the event count in kernel mode only.
     pub const fn kernel(self) -> Self {
         Self { rings: EVNTSEL_OS, ..self }
     }
 
-    /// Counts on this physical counter and on no other.
+    /// Makes the event count on this physical counter and on no other.
     pub const fn on(self, slot: PhysSlot) -> Self {
         Self { slot: Some(slot), ..self }
     }
 
-    /// Samples as well: whenever the count reaches a multiple of `period` the counter overflows and
-    /// the thread gets a signal, see [`overflow`](crate::overflow).
+    /// Makes the event sample.  Whenever the count reaches a multiple of `period`, the counter
+    /// overflows and the thread gets a signal or a record, see [`overflow`](crate::overflow).
     ///
-    /// Unit: events, up to [`PERIOD_EVENTS_MAX`]; longer ones are refused when the counters are
-    /// started, and 0 asks for none.  Of periods below 1,000 several pass between two signals, so
-    /// that the thread gets on, and more where the host allows fewer signals; counts stay exact.
+    /// The period's unit is events.  A session refuses a period above [`PERIOD_EVENTS_MAX`] when it
+    /// starts; a period of 0 means that the event does not sample.  If the period is below 1,000,
+    /// several periods pass between two overflows, so that the thread makes progress.  The host may
+    /// allow even fewer overflows.  Counts stay exact.
     ///
     /// [`PERIOD_EVENTS_MAX`]: shared_abi::limits::PERIOD_EVENTS_MAX
     pub const fn every(self, period: u64) -> Self {
         Self { period, ..self }
     }
 
-    /// Counts whatever the PMU takes the event for: nobody here knows whether this CPU has it.
+    /// Makes a session accept the event even if the library does not know that this CPU has it.
     ///
-    /// Known are Intel's architectural events that CPUID announces, and those of AMD's that every
-    /// family since 0FH counts.  An event that the CPU does not have usually counts nothing,
-    /// without a word; take the CPU's own manual, and compare with something known.
+    /// The library knows Intel's architectural events, which CPUID announces, and the events of
+    /// AMD's that every family since 0FH counts.  An event that the CPU does not have usually
+    /// counts nothing, without an error.  Find the event in the manual of the CPU, and check its
+    /// counts with a program whose counts are known.
     pub const fn unverified(self) -> Self {
         Self { verified: false, ..self }
     }
 
-    /// Events between two samples; 0 if it does not sample.
+    /// Returns the number of events between two samples, or 0 if the event does not sample.
     pub const fn period(self) -> u64 {
         self.period
     }
 
-    /// The select word of an event that was given by one, or by libpfm4's name; `None` for events
-    /// whose word depends on the CPU.
+    /// Returns the select word of an event that was given by a select word or by libpfm4's name, or
+    /// `None` for events whose word depends on the CPU.
     pub const fn word(self) -> Option<u64> {
         match self.what {
             What::Generic(_) => None,
@@ -140,12 +143,12 @@ impl Event {
         }
     }
 
-    /// Whether it overflows.
+    /// Returns whether the event samples.
     pub(crate) const fn samples(self) -> bool {
         self.period != 0
     }
 
-    /// The fixed counter that counts this event.
+    /// Returns the fixed counter that counts this event, if there is one.
     pub(crate) fn fixed(self) -> Option<PhysSlot> {
         match self.what {
             What::Generic(generic) => generic.fixed(),
@@ -153,7 +156,7 @@ impl Event {
         }
     }
 
-    /// The event's number and unit mask for a general counter.
+    /// Returns the event's number and unit mask for a general counter, if there are any.
     pub(crate) fn select(self, vendor: u32) -> Option<u64> {
         match self.what {
             What::Generic(generic) => generic.select(vendor),

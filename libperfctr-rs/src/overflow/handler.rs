@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Functions that signal handlers call.
+//! Functions of the program that the library's signal handler calls.
 #![expect(unsafe_code, reason = "signal handlers are C functions with C arguments")]
 
 use std::io;
@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::{Overflow, Sample, go_on};
 
-/// What [`set_handler`] gives every sample to.
+/// A function that [`set_handler`] has called with every sample.
 pub type Handler = fn(&Sample);
 
-/// Signals of Linux on x86.
+/// The number of Linux's signals, which begin at 1, plus one.
 const SIGNALS: usize = 65;
 
 /// The handler of each signal: null, or a [`Handler`].
 static HANDLERS: [AtomicPtr<()>; SIGNALS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; SIGNALS];
 
-/// Has `handler` called with each overflow that raises `signal` in any thread of this process;
-/// counters go on when it returns.
+/// Makes the library call `handler` for each overflow that raises `signal` in any thread of this
+/// process.  The counters go on when `handler` returns.
 ///
 /// System calls that an overflow interrupts are restarted, and other arrivals of the signal are
 /// ignored.
@@ -29,18 +29,19 @@ static HANDLERS: [AtomicPtr<()>; SIGNALS] =
 ///
 /// # Safety
 ///
-/// `handler` runs in a signal handler, at any instruction of the thread that samples.  It does
-/// nothing but what is async-signal-safe (`signal-safety(7)`): it may use atomics, memory that is
-/// there already and thread-local variables that need no initialisation, but not allocate, lock or
-/// print, and must not panic.
+/// `handler` runs in a signal handler, at any instruction of the thread that samples.  It must only
+/// do what is async-signal-safe (`signal-safety(7)`).  It may use atomics, memory that is already
+/// allocated, and thread-local variables that need no initialisation.  It must not allocate, lock,
+/// print or panic.
 ///
 /// # Errors
 ///
-/// The kernel's: there is no such signal, or it cannot be handled.
+/// The kernel's error: there is no such signal, or it cannot be handled.
 pub unsafe fn set_handler(signal: libc::c_int, handler: Handler) -> io::Result<()> {
     let place = usize::try_from(signal).ok().and_then(|signal| HANDLERS.get(signal));
     let place = place.ok_or(io::Error::from_raw_os_error(libc::EINVAL))?;
-    // ATOMICS: with Release, a thread that is signalled sees what the function relies on.
+    // ATOMICS: with Release, a thread that gets the signal sees the data on which the function
+    // relies.
     place.store(handler as *mut (), Ordering::Release);
     // SAFETY: all-zero is a valid `sigaction`, and `dispatch` has the signature that SA_SIGINFO
     // asks for.

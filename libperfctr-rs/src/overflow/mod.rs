@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Overflows of sampling counters, and what tells of them: records or signals.
+//! Overflows of sampling counters, and the records or signals by which a program learns of them.
 //!
-//! [`Records`] are noted by the guest's kernel, the counters go on by themselves, and any thread
-//! takes them out later.  That is what a profiler wants, and costs least.  All else is for who must
-//! be told at once.
+//! With [`Records`] the guest's kernel writes a record of each overflow.  The counters do not
+//! pause, and any thread takes the records later.  This costs least, and is what a profiler needs.
+//! The other ways are for programs that must react to an overflow at once.
 //!
-//! With [`start_sampling`](crate::Session::start_sampling) a thread that counts an
-//! [`Event`](crate::Event) [`every`](crate::Event::every) so often gets a signal at each overflow.
-//! Its counters are paused by then and stay paused until the thread lets them go on, so that
-//! neither the handler nor anything else done about the sample is counted.
-//! There are four ways to receive it:
+//! With [`start_sampling`](crate::Session::start_sampling) a thread gets a signal at each overflow
+//! of an [`Event`](crate::Event) that has a [period](crate::Event::every).  An overflow pauses the
+//! thread's counters until the thread lets them go on.  So neither the signal handler nor other
+//! work for the sample is counted.  There are four ways to receive the signal:
 //!
-//! - [`Ring`] notes each [`Sample`] where it happens, and the thread takes them out later.
-//! - [`Queue`] holds overflows back until the program looks for them, as from a channel, by a
-//!   descriptor that can be polled.
-//! - [`set_handler`] gives a function that is called with each [`Sample`], in a signal handler, and
-//!   is therefore unsafe.
-//! - A signal handler of one's own decodes the signal with [`Overflow::from_siginfo`] and calls
-//!   [`go_on`]; both may be used there.
+//! - [`Ring`] stores each [`Sample`] when it happens, and the thread takes the samples later.
+//! - [`Queue`] keeps overflows until the program takes them, like a channel.  It has a descriptor
+//!   that can be polled.
+//! - [`set_handler`] sets a function that is called with each [`Sample`].  It is unsafe, because
+//!   the function runs in a signal handler.
+//! - The program has a signal handler of its own.  It decodes the signal with
+//!   [`Overflow::from_siginfo`] and calls [`go_on`]; both may be called in signal handlers.
 //!
 //! The `n`th signal or record of a counter means that its count has reached `n` times its period.
-//! The count may be past that by the instructions that the processor retires between the overflow
-//! and its interrupt (the skid); what is past counts for the next period, so periods do not drift.
+//! The processor may retire some more instructions between the overflow and its interrupt (the
+//! skid).  What they count belongs to the next period, so periods do not drift.
 #![expect(unsafe_code, reason = "signals carry a C union, and resuming is a system call")]
 
 #[cfg(target_arch = "x86_64")]
@@ -45,18 +44,18 @@ pub use self::records::{Record, Records, Waited};
 pub use self::ring::Ring;
 use crate::sys::Device;
 
-/// Which counters have overflowed.
+/// The set of counters that have overflowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overflow {
-    /// One bit per counter, in the order in which they were given at the start.
+    /// One bit for each counter, in the order in which they were given at the start.
     counters: u32,
 }
 
 impl Overflow {
-    /// Decodes a signal's information; `None` if it is not one of an overflow.
+    /// Decodes a signal's information.  Returns `None` if the signal does not report an overflow.
     ///
-    /// May be called in signal handlers.
+    /// It may be called in signal handlers.
     pub fn from_siginfo(info: &libc::siginfo_t) -> Option<Self> {
         // SAFETY: with this code the kernel has put the counters where others have a process id,
         // which is part of every signal's information that a handler gets.
@@ -67,24 +66,25 @@ impl Overflow {
         (info.ssi_code == SIGNAL_CODE).then_some(Self { counters: info.ssi_pid })
     }
 
-    /// Whether counter `n`, in the order in which they were given at the start, has overflowed.
+    /// Returns whether counter `n` has overflowed.  Counters are numbered from 0 in the order in
+    /// which they were given at the start.
     pub const fn contains(self, n: usize) -> bool {
         n < u32::BITS as usize && self.counters >> n & 1 != 0
     }
 
-    /// The counters that have overflowed.
+    /// Iterates over the numbers of the counters that have overflowed.
     pub fn counters(self) -> impl Iterator<Item = usize> {
         (0..u32::BITS as usize).filter(move |&n| self.contains(n))
     }
 }
 
-/// One overflow, where it happened.
+/// An overflow and where it happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sample {
-    /// The counters.
+    /// The counters that have overflowed.
     pub overflow: Overflow,
-    /// The instruction that the thread was about to execute.
+    /// The address of the instruction that the thread was about to execute.
     pub ip: usize,
 }
 
@@ -104,30 +104,31 @@ impl<'session> Resumer<'session> {
     ///
     /// # Errors
     ///
-    /// The kernel's: `EPERM` they are not paused, `ESRCH` another thread's.
+    /// The kernel's error: `EPERM` the counters are not paused, `ESRCH` they belong to another
+    /// thread.
     pub fn resume(self) -> io::Result<()> {
         resume(self.0.as_raw_fd())
     }
 }
 
 thread_local! {
-    /// Of this thread's session, while it samples.
+    /// The descriptor of this thread's session while it samples, or -1.
     static DEVICE: Cell<RawFd> = const { Cell::new(-1) };
 }
 
-/// The calling thread's session samples by this descriptor, or is gone.
+/// Notes the descriptor by which the calling thread's session samples, or that the session is gone.
 pub(crate) fn go_on_by(device: Option<RawFd>) {
     DEVICE.set(device.unwrap_or(-1));
 }
 
 /// Lets the counters of the calling thread's session go on after an overflow.
 ///
-/// May be called in signal handlers: it does nothing but a system call, and leaves `errno` as it
-/// was.
+/// It may be called in signal handlers: it only makes a system call, and leaves `errno` unchanged.
 ///
 /// # Errors
 ///
-/// The kernel's: `EPERM` they are not paused, `EBADF` the thread has no session that samples.
+/// The kernel's error: `EPERM` the counters are not paused, `EBADF` the thread has no session that
+/// samples.
 pub fn go_on() -> io::Result<()> {
     resume(DEVICE.get())
 }

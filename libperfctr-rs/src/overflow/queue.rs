@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Overflows that wait until the program asks for them.
+//! A queue of overflows that wait until the program takes them.
 #![expect(unsafe_code, reason = "signal sets and descriptors are C's")]
 
 use std::io;
@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::Overflow;
 
-/// Receives the calling thread's overflows where it looks for them.
+/// A queue from which the calling thread takes its overflows when it wants to.
 ///
-/// The signal is blocked and waits in the kernel.  Its counters stay paused until the thread has
-/// [taken](Self::take) the overflow and [resumed](super::Resumer::resume).
+/// The signal is blocked and waits in the kernel.  The counters stay paused until the thread has
+/// [taken](Self::take) the overflow and [resumed](super::Resumer::resume) the counters.
 #[derive(Debug)]
 pub struct Queue(OwnedFd);
 
@@ -40,7 +40,8 @@ impl Queue {
         }
     }
 
-    /// The next overflow, if there has been one.  Other arrivals of the signal are dropped.
+    /// Takes the next overflow, if there has been one.  If the signal arrived for another reason,
+    /// it is dropped.
     ///
     /// # Errors
     ///
@@ -68,7 +69,7 @@ impl Queue {
 }
 
 impl AsFd for Queue {
-    /// Readable while an overflow waits.
+    /// Returns the descriptor, which is readable while an overflow waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples that the guest's kernel notes where they happen.
+//! Records of samples, which the guest's kernel writes when they happen.
 
 use std::iter;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -14,29 +14,29 @@ use crate::error::Error;
 use crate::map::{Pages, RingPages};
 use crate::sys::{Device, poll};
 
-/// One overflow, as the kernel has noted it.
+/// The record that the kernel has written of one overflow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Record {
-    /// The instruction that the thread was about to execute in user mode.
+    /// The address of the instruction that the thread was about to execute in user mode.
     pub ip: u64,
-    /// The counter, in the order in which they were given at the start.
+    /// The counter's number, in the order in which the counters were given at the start.
     pub counter: usize,
-    /// Unit: events.  What it had counted.
+    /// What the counter had counted, unit: events.
     pub count: u64,
-    /// Unit: ticks of the TSC during which the thread had executed.
+    /// How long the thread had executed, unit: TSC ticks.
     pub tsc: u64,
-    /// The addresses that functions will return to, the innermost first, as far as they keep frame
-    /// pointers.
+    /// The addresses to which the functions on the stack will return, the innermost function's
+    /// first.  They are found by frame pointers, and end at a function without one.
     pub callers: Vec<u64>,
 }
 
 /// A thread's overflows, in a ring that the guest's kernel fills.
 ///
-/// There is no signal: an overflow costs the thread one interrupt, in which the kernel notes it,
-/// and its counters go on.  Where the ring is full they go on as well, and the overflow is counted
-/// as [lost](Self::lost).
+/// There is no signal.  An overflow costs the thread one interrupt, in which the kernel writes the
+/// record, and the counters go on.  They also go on while the ring is full; the overflow is then
+/// counted as [lost](Self::lost).
 ///
 /// Any thread of the process may take the records, also when the session is gone:
 ///
@@ -69,22 +69,25 @@ pub struct Records {
     pages: Pages,
     ring: RingPages,
     shape: RingRequest,
-    /// Records taken; of these told the kernel; and records that are known to be there.
+    /// Number of records that were taken.
     taken: u64,
-    told: u64,
+    /// Number of records that the kernel knows to be taken.
+    returned: u64,
+    /// Number of records that the kernel is known to have written.
     written: u64,
 }
 
-/// What was waited for.
+/// The reasons why a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waited {
-    /// The ring is full to a quarter, or more.
+    /// At least a quarter of the ring is full.
     pub ready: bool,
-    /// The thread has closed its session, or ended: what is in the ring now is all there will be.
+    /// The thread has closed its session, or has ended.  The ring gets no further records.
     pub ended: bool,
 }
 
-/// The smallest ring for so many records, which can be read when a quarter of them is there.
+/// Returns the smallest ring that has room for so many records.  Its watermark is a quarter of its
+/// records.
 ///
 /// # Errors
 ///
@@ -101,7 +104,7 @@ fn shape(room: usize, callers: usize) -> Result<RingRequest, Error> {
 }
 
 impl Records {
-    /// Gives the calling thread, whose counters the device's are, a ring.
+    /// Gives the calling thread a ring.  The device must be bound to its counters.
     pub(crate) fn new(
         device: &Device,
         vcpus: u32,
@@ -113,19 +116,20 @@ impl Records {
         let device = device.try_clone().map_err(Error::kernel("keep the device"))?;
         let pages = Pages::new(&device, vcpus)?;
         let ring = RingPages::new(&device, shape.pages)?;
-        Ok(Self { device, pages, ring, shape, taken: 0, told: 0, written: 0 })
+        Ok(Self { device, pages, ring, shape, taken: 0, returned: 0, written: 0 })
     }
 
-    /// Records that there is room for: at least as many as were asked for.
+    /// Returns the number of records that there is room for, which is at least the number that was
+    /// asked for.
     pub fn room(&self) -> usize {
         self.shape.room()
     }
 
-    /// The next record; `None` if there is none now.
+    /// Takes the next record.  Returns `None` if there is none now.
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`], [`Error::Malformed`], or what the kernel says.
+    /// [`Error::Forked`], [`Error::Malformed`], or the kernel's error.
     pub fn take(&mut self) -> Result<Option<Record>, Error> {
         if self.taken == self.written && !self.look()? {
             return Ok(None);
@@ -145,14 +149,15 @@ impl Records {
         Ok(Some(Record { ip, counter: counter as usize, count, tsc, callers }))
     }
 
-    /// Gives what was taken back to the kernel, and sees whether there is more.
+    /// Returns the places of the taken records to the kernel, and looks whether there are new
+    /// records.
     fn look(&mut self) -> Result<bool, Error> {
         let page = self.pages.thread_page().ok_or(Error::Forked)?;
-        if self.told != self.taken {
+        if self.returned != self.taken {
             self.device.ring_take(self.taken).map_err(Error::kernel("give records back"))?;
-            self.told = self.taken;
+            self.returned = self.taken;
         }
-        // ATOMICS: whoever sees the number sees the records.
+        // ATOMICS: with Acquire, a reader that sees the number sees the records, too.
         let written = page.ring_written.load(Acquire);
         if written.wrapping_sub(self.taken) > self.shape.room() as u64 {
             return Err(Error::Malformed("number of records"));
@@ -161,17 +166,17 @@ impl Records {
         Ok(self.written != self.taken)
     }
 
-    /// Overflows that found no room; 0 in a forked child.
+    /// Returns how many overflows were lost because the ring was full, or 0 in a forked child.
     pub fn lost(&self) -> u64 {
         self.pages.thread_page().map_or(0, |page| page.ring_lost.load(Relaxed))
     }
 
-    /// Waits until the ring is full to a quarter with what was not taken, or the thread has ended;
-    /// at most so long.
+    /// Waits until the records that were not taken fill a quarter of the ring, or the thread has
+    /// ended, but not longer than `at_most`.
     ///
     /// # Errors
     ///
-    /// As [`take`](Self::take).
+    /// Those of [`take`](Self::take).
     pub fn wait(&mut self, at_most: Duration) -> Result<Waited, Error> {
         self.look()?;
         let events = poll(iter::once(self.device.as_raw_fd()), at_most)
@@ -182,7 +187,8 @@ impl Records {
 }
 
 impl AsFd for Records {
-    /// Readable from when the ring is full to a quarter; hung up when the thread has ended.
+    /// Returns the descriptor.  poll(2) says that it is readable while at least a quarter of the
+    /// ring is full, and that it is hung up when the thread has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }

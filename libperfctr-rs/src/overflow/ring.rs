@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples of the calling thread, noted where they happen.
+//! A ring of the calling thread's samples, which a signal handler stores when they happen.
 #![expect(unsafe_code, reason = "a signal handler finds its thread's ring by a pointer")]
 
 use std::cell::Cell;
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::{Overflow, Sample, set_handler};
 
-/// The calling thread's samples, in memory that is there before the first.
+/// A ring of the calling thread's samples.  Its memory is allocated before the first sample.
 ///
-/// A signal handler notes each overflow and lets the counters go on; the thread takes the samples
-/// out when it likes.  There is one ring per thread.
+/// A signal handler stores a sample of each overflow and lets the counters go on.  The thread takes
+/// the samples when it wants to.  A thread has at most one ring.
 ///
 /// ```no_run
 /// use perfctr::overflow::Ring;
@@ -33,7 +33,7 @@ use super::{Overflow, Sample, set_handler};
 /// # }
 /// ```
 ///
-/// It stays with its thread:
+/// A ring cannot be sent to another thread:
 ///
 /// ```compile_fail,E0277
 /// let ring = perfctr::overflow::Ring::new(libc::SIGPROF, 16).unwrap();
@@ -46,22 +46,22 @@ pub struct Ring {
     thread: PhantomData<*const ()>,
 }
 
-/// What a thread and its signal handler both use.
+/// The memory that a thread and its signal handler share.
 ///
-/// ATOMICS: both execute in one thread, the handler between two instructions of the other.  So
-/// Release and Acquire only keep the compiler from moving accesses of a place across those of the
-/// number that says whose it is.
+/// ATOMICS: both execute in one thread, the handler between two instructions of the rest.  Release
+/// and Acquire only keep the compiler from moving accesses of a sample's place across accesses of
+/// the number that says whether the handler or the thread may use the place.
 #[derive(Debug)]
 struct Shared {
     places: Box<[Place]>,
-    /// Samples noted since the beginning, by the handler.
+    /// Number of samples that the handler has stored since the beginning.
     noted: AtomicUsize,
-    /// Samples taken since the beginning, by the thread.
+    /// Number of samples that the thread has taken since the beginning.
     taken: AtomicUsize,
     lost: AtomicU64,
 }
 
-/// A [`Sample`].
+/// The place of a [`Sample`].
 #[derive(Debug, Default)]
 struct Place {
     counters: AtomicU32,
@@ -69,17 +69,17 @@ struct Place {
 }
 
 thread_local! {
-    /// This thread's, or null.
+    /// This thread's ring, or null.
     static RING: Cell<*const Shared> = const { Cell::new(ptr::null()) };
 }
 
 impl Ring {
-    /// Room for `capacity` samples that `signal` tells of.
+    /// Makes a ring with room for `capacity` samples, which `signal` reports.
     ///
     /// # Errors
     ///
-    /// `EEXIST` the thread has a ring; or the kernel's: there is no such signal, or it cannot be
-    /// handled.
+    /// `EEXIST` the thread has a ring; or the kernel's error: there is no such signal, or it cannot
+    /// be handled.
     pub fn new(signal: libc::c_int, capacity: usize) -> io::Result<Self> {
         if !RING.get().is_null() {
             return Err(io::Error::from_raw_os_error(libc::EEXIST));
@@ -96,7 +96,7 @@ impl Ring {
         Ok(Self { shared, thread: PhantomData })
     }
 
-    /// The oldest sample that has not been taken yet.
+    /// Takes the oldest sample that has not been taken yet.
     pub fn take(&self) -> Option<Sample> {
         let taken = self.shared.taken.load(Ordering::Relaxed);
         if taken == self.shared.noted.load(Ordering::Acquire) {
@@ -109,7 +109,7 @@ impl Ring {
         Some(sample)
     }
 
-    /// Samples that found no room.
+    /// Returns how many samples were lost because the ring was full.
     pub fn lost(&self) -> u64 {
         self.shared.lost.load(Ordering::Relaxed)
     }
@@ -121,7 +121,7 @@ impl Drop for Ring {
     }
 }
 
-/// The signal handler's part.
+/// Stores a sample.  The signal handler calls it.
 fn note(sample: &Sample) {
     // SAFETY: what the pointer leads to lives until `drop`, which clears the pointer first.
     let Some(shared) = (unsafe { RING.get().as_ref() }) else { return };

@@ -27,28 +27,28 @@ const ARCHITECTURAL: [Generic; 7] = [
 #[cfg(target_arch = "x86_64")]
 const LEAF_PMU: u32 = 0xa;
 
-/// In place of a vendor's number: no x86.
+/// The number in place of a vendor's on a processor that is not an x86.
 const ELSEWHERE: u32 = u32::MAX;
 
-/// What a CPU is known to count.
+/// The events that a CPU is known to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     /// `VENDOR_*`, 0 or [`ELSEWHERE`].
     vendor: u32,
-    /// One bit per architectural event that is not there.
+    /// One bit for each architectural event that the CPU does not have.
     missing: u32,
-    /// Intel's fixed counters.
+    /// Number of Intel's fixed counters.
     fixed: u32,
 }
 
 impl Known {
-    /// The kernel alone knows.
+    /// Knows nothing: on this architecture only the kernel knows which events there are.
     #[cfg(not(target_arch = "x86_64"))]
     const fn here() -> Self {
         Self { vendor: ELSEWHERE, missing: 0, fixed: 0 }
     }
 
-    /// What the CPU that executes this says.
+    /// Asks the CPU that executes this code.
     #[cfg(target_arch = "x86_64")]
     fn here() -> Self {
         let name = __cpuid(0);
@@ -66,7 +66,7 @@ impl Known {
         Self { vendor, missing: missing(leaf.eax, leaf.ebx), fixed: leaf.edx & 0x1f }
     }
 
-    /// Whether this event is one.
+    /// Returns whether the CPU is known to count this event.
     fn has(&self, event: &Event) -> bool {
         let select = event.select(self.vendor);
         match self.vendor {
@@ -89,15 +89,15 @@ impl Known {
     }
 }
 
-/// The architectural events that are not there, by the leaf's EAX and EBX.  A hypervisor that hides
-/// the leaf from its guests (version 0) says nothing about them.
+/// Returns the architectural events that the CPU does not have, from EAX and EBX of CPUID leaf 0AH.
+/// If a hypervisor hides the leaf from its guests (version 0), no event counts as missing.
 #[cfg(any(test, target_arch = "x86_64"))]
 fn missing(eax: u32, ebx: u32) -> u32 {
     let (version, listed) = (eax & 0xff, eax >> 24);
     if version == 0 { 0 } else { ebx | u32::MAX.checked_shl(listed).unwrap_or(0) }
 }
 
-/// Refuses the first event that is not known to be right on this CPU.
+/// Refuses the first event that this CPU is not known to count.
 pub(crate) fn check(events: &[Event]) -> Result<(), Error> {
     // CPUID leaves a virtual machine each time.
     static HERE: OnceLock<Known> = OnceLock::new();

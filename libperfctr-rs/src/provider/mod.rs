@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Who provides counters: one type for all of them.
+//! The providers of counters, behind one type.
 
 pub(crate) mod known;
 pub(crate) mod native;
@@ -13,13 +13,14 @@ use self::native::Native;
 use self::paravirt::Paravirt;
 use self::refusal::Refusal;
 use self::tsc::TscOnly;
-use self::types::{Description, Provider, Taken, Told};
+use self::types::{Description, Notification, Provider, Taken};
 use crate::error::Error;
 use crate::event::Event;
 
 /// A thread's counters at one of the providers.
 #[derive(Debug)]
-// A tag of its own costs each read two instructions; one hidden in a field costs six.
+// A tag of its own costs each read two instructions.  A tag that the compiler hides in a field
+// costs six.
 #[repr(u8)]
 pub(crate) enum Backend {
     Paravirt(Paravirt),
@@ -28,10 +29,10 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// At the first provider that has counters, with the answers of those before it.
+    /// Opens the first provider that has counters.  Returns it, and the answers of those before it.
     pub(crate) fn open() -> Result<(Self, Vec<Refusal>), Error> {
         if !cfg!(target_arch = "x86_64") {
-            // Nobody else has anything there.
+            // No other provider exists on this architecture.
             return Ok((Self::Native(Native::open()?), Vec::new()));
         }
         let mut refusals = Vec::new();
@@ -63,12 +64,17 @@ impl Backend {
         }
     }
 
-    /// Counts `events` from 0; the thread is told so of overflows of those that sample.
-    pub(crate) fn start(&mut self, events: &[Event], told: Told) -> Result<(), Error> {
+    /// Starts to count `events` from 0.  `notification` says how the thread learns of the overflows
+    /// of those that sample.
+    pub(crate) fn start(
+        &mut self,
+        events: &[Event],
+        notification: Notification,
+    ) -> Result<(), Error> {
         known::check(events)?;
         let sampling = events.iter().find(|event| event.samples());
         match (self, sampling) {
-            (Self::Paravirt(paravirt), _) => paravirt.start(events, told),
+            (Self::Paravirt(paravirt), _) => paravirt.start(events, notification),
             (Self::Native(_) | Self::Tsc(_), Some(&event)) => {
                 Err(Error::unavailable(event, "this provider does not sample"))
             }
@@ -102,7 +108,7 @@ impl Backend {
         }
     }
 
-    /// As [`read`](Self::read), but that the TSC has no meaning.
+    /// Reads the counters like [`read`](Self::read), without the TSC, which has no meaning.
     #[inline(always)]
     pub(crate) fn counts(&self, counts: &mut [u64]) -> Result<Taken, Error> {
         match self {

@@ -25,7 +25,7 @@ use crate::sys::Device;
 use super::known;
 use super::place::place;
 use super::refusal::{Cause, Refusal};
-use super::types::{Description, Provider, Taken, Told};
+use super::types::{Description, Notification, Provider, Taken};
 
 /// The calling thread's entry at the device.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Paravirt {
     caps: PmuCaps,
     /// What was started last, and what tells of it if any of it samples.
     counters: Vec<CounterConfig>,
-    told: Told,
+    notification: Notification,
     has_ring: Cell<bool>,
     /// What the module can do.
     features: u32,
@@ -57,10 +57,11 @@ impl Paravirt {
         })?;
         // From here on the counters are unlinked again if something fails.
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
-        let (counters, told, features) = (Vec::new(), Told::Signal(0), info.features);
+        let (counters, notification, features) =
+            (Vec::new(), Notification::Signal(0), info.features);
         let has_ring = Cell::new(false);
         let paravirt =
-            Self { device, pages, description, caps, counters, told, has_ring, features };
+            Self { device, pages, description, caps, counters, notification, has_ring, features };
         match paravirt.thread_page() {
             Some(page) if page.magic.load(Relaxed) == THREAD_PAGE_MAGIC => Ok(paravirt),
             _ => Err(Error::Malformed("thread page")),
@@ -71,15 +72,20 @@ impl Paravirt {
         &self.description
     }
 
-    /// Counts `events` from 0; the thread is told so of overflows of those that sample.
-    pub(crate) fn start(&mut self, events: &[Event], told: Told) -> Result<(), Error> {
-        if told == Told::Records && !self.has_ring.get() {
+    /// Starts to count `events` from 0.  `notification` says how the thread learns of the overflows of
+    /// those that sample.
+    pub(crate) fn start(
+        &mut self,
+        events: &[Event],
+        notification: Notification,
+    ) -> Result<(), Error> {
+        if notification == Notification::Records && !self.has_ring.get() {
             return Err(Error::NoRings("`Session::records` gives the thread one"));
         }
         let counters = place(&self.caps, events)?;
         Config::new(&self.caps, &counters)?;
-        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &counters, 0, told)?;
-        (self.counters, self.told) = (counters, told);
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC, &counters, 0, notification)?;
+        (self.counters, self.notification) = (counters, notification);
         Ok(())
     }
 
@@ -101,12 +107,12 @@ impl Paravirt {
         let all = (1 << self.counters.len()) - 1;
         let keeps = self.features & FEATURE_KEEP_PERIOD != 0;
         let keep = if keeps { CONTROL_KEEP_PERIOD } else { 0 };
-        self.set(CONTROL_CLOEXEC | CONTROL_TSC | keep, &self.counters, all, self.told)
+        self.set(CONTROL_CLOEXEC | CONTROL_TSC | keep, &self.counters, all, self.notification)
     }
 
     /// Stops counting; sums stay readable.
     pub(crate) fn stop(&self) -> Result<(), Error> {
-        self.set(CONTROL_CLOEXEC, &[], 0, Told::Signal(0))
+        self.set(CONTROL_CLOEXEC, &[], 0, Notification::Signal(0))
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -118,14 +124,14 @@ impl Paravirt {
         flags: u32,
         counters: &[CounterConfig],
         preserve: u32,
-        told: Told,
+        notification: Notification,
     ) -> Result<(), Error> {
         if self.pages.forked() {
             return Err(Error::Forked);
         }
-        let (flags, signal) = match told {
-            Told::Signal(signal) => (flags, signal),
-            Told::Records => (flags | CONTROL_RING, 0),
+        let (flags, signal) = match notification {
+            Notification::Signal(signal) => (flags, signal),
+            Notification::Records => (flags | CONTROL_RING, 0),
         };
         let control = Control { preserve, signal, ..control(flags, counters)? };
         self.device.control(&control).map_err(|error| match error.raw_os_error() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which counter counts which event.
+//! The assignment of events to counters.
 
 use shared_abi::arch::EVNTSEL_EN;
 use shared_abi::config::{MODE_COUNTING, MODE_SAMPLING};
@@ -8,10 +8,10 @@ use shared_abi::{CounterConfig, PhysSlot, PmuCaps};
 use crate::error::Error;
 use crate::event::Event;
 
-/// Finds a counter for every event; the result is in the events' order.
+/// Finds a counter for every event.  The result is in the events' order.
 ///
-/// Explicit wishes come first, then events that have a fixed counter of their own, then the rest.
-/// General counters are alike, so no other order could place more.
+/// Events that name their counter come first, then events that have a fixed counter, then the
+/// others.  General counters are alike, so no other order could place more events.
 pub(crate) fn place(caps: &PmuCaps, events: &[Event]) -> Result<Vec<CounterConfig>, Error> {
     let available = caps.slots().count_ones() as usize;
     if events.len() > available {
@@ -43,7 +43,7 @@ pub(crate) fn place(caps: &PmuCaps, events: &[Event]) -> Result<Vec<CounterConfi
     slots.into_iter().zip(events).map(place).collect()
 }
 
-/// The configuration for counting `event` on `slot`.
+/// Makes the configuration that counts `event` on `slot`.
 fn config(event: Event, caps: &PmuCaps, slot: PhysSlot) -> Result<CounterConfig, Error> {
     let select = if slot.fixed_number().is_some() {
         (event.fixed() == Some(slot)).then_some(0)

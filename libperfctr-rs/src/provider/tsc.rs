@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The time-stamp counter alone, where nobody provides counters.
+//! The provider of the time-stamp counter alone, for machines on which there are no counters.
 
 use shared_abi::read::Counters;
 
@@ -9,7 +9,7 @@ use crate::rdpmc::Hardware;
 
 use super::types::{Description, Provider, Taken, cpu_signature};
 
-/// Reads the TSC as it is.
+/// A provider that reads the TSC itself.
 #[derive(Debug)]
 pub(crate) struct TscOnly {
     description: Description,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What every provider says of itself, and what it gives.
+//! The types by which a provider describes itself and returns its results.
 
 use std::fmt;
 use std::time::Duration;
 
 use shared_abi::PmuCaps;
 
-/// Who provides the counters.
+/// A provider of counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -15,12 +15,14 @@ use shared_abi::PmuCaps;
 )]
 #[non_exhaustive]
 pub enum Provider {
-    /// Hypervisor and guest kernel together, through `/dev/perfctr`.
+    /// The hypervisor and the guest's kernel module together provide counters through
+    /// `/dev/perfctr`.
     Paravirt,
-    /// Linux alone, through `perf_event_open(2)`.  Right on bare metal, and in a virtual machine
-    /// whose hypervisor emulates a PMU.  The kernel chooses the counters.
+    /// Linux provides counters through `perf_event_open(2)`.  They are correct on bare metal, and
+    /// in a virtual machine whose hypervisor emulates a PMU.  The kernel chooses the counters.
     Native,
-    /// Nobody: there is only the time-stamp counter, which goes on while the thread does not.
+    /// There are no counters but the time-stamp counter, which also goes on while the thread does
+    /// not execute.
     Tsc,
 }
 
@@ -34,24 +36,25 @@ impl fmt::Display for Provider {
     }
 }
 
-/// What can be counted here.
+/// A description of what can be counted here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Description {
-    /// Who counts.
+    /// The provider of the counters.
     pub provider: Provider,
-    /// The counters that there are; `None` if the provider does not say.
+    /// The counters that there are, or `None` if the provider does not say.
     pub caps: Option<PmuCaps>,
-    /// Pages of virtual CPUs; 0 if the provider has none.
+    /// Number of pages of virtual CPUs, or 0 if the provider has none.
     pub vcpus: u32,
-    /// CPUID leaf 1, EAX: family, model and stepping; 0 if this is no x86.
+    /// Family, model and stepping of the processor (CPUID leaf 1, EAX), or 0 if it is not an x86.
     pub cpu_signature: u32,
-    /// Frequency in kHz of what readings give as TSC; 0 if unknown.  [`Provider::Native`] gives ns.
+    /// Frequency of the clock that readings give as TSC, unit: kHz, or 0 if it is unknown.  The
+    /// clock of [`Provider::Native`] has ticks of 1 ns.
     pub tsc_khz: u32,
 }
 
 impl Description {
-    /// How long so many ticks of a reading's TSC are; `None` if nobody knows.
+    /// Converts ticks of a reading's TSC to time.  Returns `None` if the frequency is unknown.
     ///
     /// ```
     /// # fn main() -> Result<(), perfctr::Error> {
@@ -63,7 +66,7 @@ impl Description {
     /// # }
     /// ```
     pub fn duration(&self, ticks: u64) -> Option<Duration> {
-        /// In a ms.
+        /// Number of nanoseconds in a millisecond.
         const NS: u128 = 1_000_000;
         let ns = (u128::from(ticks) * NS).checked_div(self.tsc_khz.into())?;
         let [second, rest] = [ns / 1_000_000_000, ns % 1_000_000_000];
@@ -71,16 +74,16 @@ impl Description {
     }
 }
 
-/// How a thread is told of overflows.
+/// How the kernel notifies a thread of overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// By this signal; 0 if nothing samples.
+pub(crate) enum Notification {
+    /// The kernel sends this signal.  It is 0 if nothing samples.
     Signal(u32),
-    /// By records in its ring.
+    /// The kernel writes records into the thread's ring.
     Records,
 }
 
-/// What a provider gives besides the counts.
+/// What a provider's reading contains besides the counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) tsc: u64,
@@ -88,7 +91,7 @@ pub(crate) struct Taken {
     pub(crate) direct: bool,
 }
 
-/// CPUID leaf 1, EAX (SDM volume 2, CPUID).
+/// Returns family, model and stepping of the processor: EAX of CPUID leaf 1 (SDM volume 2, CPUID).
 pub(crate) fn cpu_signature() -> u32 {
     #[cfg(target_arch = "x86_64")]
     return std::arch::x86_64::__cpuid(1).eax;
