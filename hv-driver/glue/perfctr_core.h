@@ -32,7 +32,7 @@
 #define PERFCTR_ARGUMENT_BYTES 776
 
 /*
- * What the hypervisor has to do after the host has said something of a domain.
+ * What the hypervisor has to do after the host has decided about a domain.
  */
 enum perfctr_policy_change
 #if __STDC_VERSION__ >= 202311L
@@ -40,15 +40,15 @@ enum perfctr_policy_change
 #endif // __STDC_VERSION__ >= 202311L
  {
   /*
-   * Nothing: the domain could count already.
+   * It has nothing to do: the domain could already count.
    */
   PERFCTR_POLICY_CHANGE_NOTHING = 0,
   /*
-   * To revoke it on every physical CPU, and to interrupt the domain's vCPUs.
+   * It revokes the domain's vCPUs on every physical CPU, and interrupts them.
    */
   PERFCTR_POLICY_CHANGE_REVOKE = 1,
   /*
-   * To interrupt the domain's vCPUs: their kernel asks again whether it may count.
+   * It interrupts the domain's vCPUs.  The guest's kernel then asks again whether it may count.
    */
   PERFCTR_POLICY_CHANGE_TELL = 2,
 };
@@ -152,11 +152,11 @@ struct perfctr_cpuid {
 };
 
 /*
- * The option's words.
+ * The values of the option's words.
  */
 struct perfctr_options {
   /*
-   * The driver is on.
+   * Whether the driver is on.
    */
   bool on;
   /*
@@ -172,7 +172,7 @@ struct perfctr_options {
    */
   bool all_events;
   /*
-   * Overflows that a vCPU may have in each millisecond.
+   * Number of overflows that a vCPU may have in each millisecond.
    */
   uint32_t overflows_per_ms;
 };
@@ -193,7 +193,7 @@ struct perfctr_why {
 };
 
 /*
- * What the driver has to know of the host.
+ * The facts about the host that the driver has to know.
  */
 struct perfctr_host_facts {
   /*

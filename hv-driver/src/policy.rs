@@ -21,9 +21,10 @@ pub struct Policy(AtomicU32);
 pub enum PolicyChange {
     /// It has nothing to do: the domain could already count.
     Nothing = 0,
-    /// It revokes the domain's vCPUs on every physical CPU, see
-    /// [`Vcpu::revoke`](crate::Vcpu::revoke), and interrupts them.  The guest's kernel then sees
-    /// that nothing counts.
+    /// It revokes the domain's vCPUs on every physical CPU, and interrupts them.
+    ///
+    /// See [`Vcpu::revoke`](crate::Vcpu::revoke).  The guest's kernel then sees that nothing
+    /// counts.
     Revoke = 1,
     /// It interrupts the domain's vCPUs.  The guest's kernel then asks again whether it may count.
     Tell = 2,

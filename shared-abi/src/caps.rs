@@ -17,10 +17,10 @@ pub const VENDOR_INTEL: u32 = 1;
 /// [`PmuCaps::vendor`]: event numbers are AMD's.
 pub const VENDOR_AMD: u32 = 2;
 
-/// [`PmuCaps::features`]: the register IA32_PERF_GLOBAL_CTRL enables all counters (SDM volume 3,
+/// [`PmuCaps::features`]: Intel's register for global control enables all counters (SDM volume 3,
 /// 20.2.2).
 pub const CAPS_GLOBAL_INTEL: u32 = 1 << 0;
-/// [`PmuCaps::features`]: the register PerfCntrGlobalCtl enables all counters (APM volume 2,
+/// [`PmuCaps::features`]: AMD's register for global control enables all counters (APM volume 2,
 /// 13.2.1).
 pub const CAPS_GLOBAL_AMD: u32 = 1 << 1;
 /// [`PmuCaps::features`]: counters can sample (i-mode).

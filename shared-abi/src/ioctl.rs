@@ -115,7 +115,8 @@ pub struct Info {
     pub caps: WireCaps,
     /// Number of vCPU pages in the mapping.
     pub vcpus: u32,
-    /// Family, model and stepping of the processor, in the form of CPUID leaf 1, register EAX.
+    /// Family, model and stepping of the processor, in the form in which the processor
+    /// itself reports them.
     pub cpu_signature: u32,
     /// Frequency of the time-stamp counter, unit: kHz.
     pub tsc_khz: u32,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The driver in KVM's module, by that one's parameters.
+//! Access to the driver in KVM's module by the module's parameters.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use super::{Domain, Driver};
 use crate::error::Error;
 
 const PARAMETERS: &str = "/sys/module/kvm/parameters";
-/// The one that turns the driver on, which KVM without it does not have.
+/// The parameter that turns the driver on.  A KVM without the driver does not have it.
 pub(super) const OPTION: &str = "/sys/module/kvm/parameters/perfctr";
 
 /// Where the parameters are.
@@ -20,7 +20,7 @@ pub(super) const OPTION: &str = "/sys/module/kvm/parameters/perfctr";
 pub(super) struct Kvm(PathBuf);
 
 impl Kvm {
-    /// `None` where no module of KVM's has the driver inside.
+    /// Finds the parameters.  Returns `None` if no module of KVM's contains the driver.
     pub(super) fn find() -> Option<Self> {
         Path::new(OPTION).exists().then(|| Self(PARAMETERS.into()))
     }
@@ -29,7 +29,8 @@ impl Kvm {
         fs::read_to_string(self.0.join(name))
     }
 
-    /// A structure as its 64-bit words, one in a line.
+    /// Asks the driver what it can do.  The parameter has one 64-bit word of the answer in each
+    /// line.
     pub(super) fn driver(&self) -> Result<Driver, Error> {
         let text = self.read("perfctr_query").map_err(Error::kernel("ask KVM's driver"))?;
         let words = text.lines().map(str::parse::<u64>).collect::<Result<Vec<_>, _>>();
@@ -45,7 +46,7 @@ impl Kvm {
         written.map_err(Error::kernel("change what a virtual machine may do"))
     }
 
-    /// A process and 0 or 1 in each line.
+    /// Lists the virtual machines.  The parameter has a process and 0 or 1 in each line.
     pub(super) fn domains(&self) -> Result<Vec<Domain>, Error> {
         let text = self.read("perfctr_domains").map_err(Error::kernel("list virtual machines"))?;
         let domain = |line: &str| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The hypervisor, for administrators of a host: which guests may count, and with what.
+//! The hypervisor's driver, by which a host's administrator decides which guests may count.
 
 mod kvm;
 mod xen;
@@ -12,13 +12,14 @@ use crate::error::Error;
 use kvm::Kvm;
 pub use xen::Xen;
 
-/// The hypervisor's driver.
+/// What the hypervisor's driver says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Driver {
-    /// Major and minor of its interface.
+    /// Major and minor version of its interface.
     pub abi: (u32, u32),
-    /// Whether the calling domain may count; a Linux host of KVM's is none, and may not.
+    /// Whether the calling domain may count.  This is false on a host with KVM, which is not a
+    /// domain.
     pub allows: bool,
     /// The counters that guests may use.
     pub caps: PmuCaps,
@@ -41,13 +42,13 @@ impl Driver {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Domain {
-    /// Its number: that of the process that has made it.
+    /// Its number, which is that of the process that has made it.
     pub id: u32,
     /// Whether it may count.
     pub allowed: bool,
 }
 
-/// The way to a host's driver, whichever hypervisor that is in.
+/// Access to a host's driver, in either hypervisor.
 #[derive(Debug)]
 pub struct Host(Hypervisor);
 
@@ -58,11 +59,12 @@ enum Hypervisor {
 }
 
 impl Host {
-    /// Opens what is here: Xen's devices, or else the parameters of KVM's module.
+    /// Opens Xen's devices, or else the parameters of KVM's module.
     ///
     /// # Errors
     ///
-    /// [`Error::NoHost`]: neither is here. [`Error::Kernel`]: the caller may not make hypercalls.
+    /// [`Error::NoHost`]: the machine has neither. [`Error::Kernel`]: the caller may not make
+    /// hypercalls.
     pub fn open() -> Result<Self, Error> {
         if let Some(kvm) = Kvm::find() {
             return Ok(Self(Hypervisor::Kvm(kvm)));
@@ -73,7 +75,7 @@ impl Host {
         Xen::open().map(|xen| Self(Hypervisor::Xen(xen)))
     }
 
-    /// What the driver says of itself.
+    /// Asks the driver what it can do.
     ///
     /// # Errors
     ///
@@ -86,8 +88,9 @@ impl Host {
         }
     }
 
-    /// Lets a virtual machine count, or forbids it; one that is forbidden stops at once.  Xen's
-    /// are called by their domain numbers, KVM's by the process that has made them.
+    /// Lets a virtual machine count, or forbids it.  A machine that is forbidden to count stops at
+    /// once.  `id` is the domain's number on Xen, and the number of the process that has made the
+    /// machine on KVM.
     ///
     /// # Errors
     ///
@@ -100,8 +103,8 @@ impl Host {
         }
     }
 
-    /// The virtual machines that there are; `None` on Xen, whose toolstack lists them and whose
-    /// driver tells nobody what it lets each of them do.
+    /// Lists the virtual machines.  Returns `None` on Xen: its toolstack lists the domains, and its
+    /// driver has no request that says which of them may count.
     ///
     /// # Errors
     ///

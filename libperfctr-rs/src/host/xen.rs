@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The driver in Xen, by hypercalls.
+//! Access to the driver in Xen by hypercalls.
 #![expect(unsafe_code, reason = "a hypercall's ioctl takes a pointer, and its argument is mapped")]
 
 use std::fs::File;
@@ -31,9 +31,10 @@ struct Hypercall {
     arguments: [u64; 5],
 }
 
-/// The way to the driver in the hypervisor of the calling domain.
+/// Access to the driver in the hypervisor of the calling domain.
 ///
-/// Any domain's administrator may ask what that one may; only the control domain's may change it.
+/// The administrator of any domain may ask whether that domain may count.  Only the control
+/// domain's administrator may change that.
 #[derive(Debug)]
 pub struct Xen {
     privcmd: File,
@@ -41,7 +42,7 @@ pub struct Xen {
 }
 
 impl Xen {
-    /// Whether this is a domain of Xen's whose kernel lets programs make hypercalls.
+    /// Returns whether this is a domain of Xen's whose kernel lets programs make hypercalls.
     pub(super) fn is_here() -> bool {
         Path::new(PRIVCMD).exists()
     }
@@ -55,14 +56,14 @@ impl Xen {
         let open = |path| File::options().read(true).write(true).open(path);
         let opened = open(PRIVCMD).and_then(|privcmd| {
             let memory = open(MEMORY)?;
-            // SAFETY: the device gives each who maps it pages of their own.
+            // SAFETY: the device gives each caller that maps it pages of its own.
             let memory = unsafe { MmapOptions::new().len(MEMORY_BYTES).map_mut(&memory)? };
             Ok(Self { privcmd, memory: Mutex::new(memory) })
         });
         opened.map_err(Error::kernel("ask Xen (as root of one of its domains)"))
     }
 
-    /// What the driver says of itself and of the calling domain.
+    /// Asks the driver what it can do, and whether the calling domain may count.
     ///
     /// # Errors
     ///
@@ -78,7 +79,7 @@ impl Xen {
         Driver::new(&query)
     }
 
-    /// Lets a domain count, or forbids it; one that is forbidden stops at once.
+    /// Lets a domain count, or forbids it.  A domain that is forbidden to count stops at once.
     ///
     /// # Errors
     ///

@@ -72,8 +72,8 @@ impl Paravirt {
         &self.description
     }
 
-    /// Starts to count `events` from 0.  `notification` says how the thread learns of the overflows of
-    /// those that sample.
+    /// Starts to count `events` from 0.  `notification` says how the thread learns of the overflows
+    /// of those that sample.
     pub(crate) fn start(
         &mut self,
         events: &[Event],

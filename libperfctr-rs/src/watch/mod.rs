@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts and samples of others: threads, processes, programs, CPUs and groups of processes.
+//! Counts and samples of other threads, of processes, programs, CPUs and groups of processes.
 //!
-//! A [`Watch`] says whom and what, and becomes counts ([`Watched`]) or samples ([`Samples`]).
-//! It is made of Linux's perf events, which nobody has to be stopped for; in a guest with the
-//! kernel module these are counted by it, as exactly as the calling thread's own counters.  A read
-//! is a system call: what a thread counts of itself a [`Session`](crate::Session) reads for less.
+//! A [`Watch`] says what to count and of whom.  Opening it gives counts ([`Watched`]) or samples
+//! ([`Samples`]).  It uses Linux's perf events, for which nothing has to be stopped.  In a guest
+//! with the kernel module, the module counts these events as exactly as the calling thread's own
+//! counters.  A read is a system call.  A thread that counts only itself reads faster by a
+//! [`Session`](crate::Session).
 
 mod ring;
 mod samples;
@@ -30,9 +31,10 @@ use crate::provider::native::{attributes, pid, unopened};
 use crate::provider::refusal::Wanted;
 use crate::sys::{PerfEvent, WITH_TIMES};
 
-/// Whom to count, what and when.
+/// A description of whom to count, what and when.
 ///
-/// Whatever this thread starts, from its first instruction, and nothing of the thread itself:
+/// This example counts a program that the thread starts, from the program's first instruction, and
+/// nothing of the thread itself:
 ///
 /// ```no_run
 /// use perfctr::Event;
@@ -63,7 +65,7 @@ pub struct Watch {
 
 #[derive(Clone, Debug)]
 enum Whose {
-    /// 0 is the caller's.
+    /// The thread's number; 0 stands for the calling thread.
     Thread(u32),
     Process(u32),
     Cpu(u32),
@@ -73,7 +75,7 @@ enum Whose {
 /// Where an event is opened: the thread or the group's directory, the CPU, and flags.
 type Place = (libc::pid_t, libc::c_int, u32);
 
-/// Every thread, and every CPU.
+/// The number that stands for every thread or every CPU.
 const ALL: i32 = -1;
 
 impl Watch {
@@ -82,69 +84,69 @@ impl Watch {
         Self { whose, inherit: false, from_exec: false, together: false, callers: false, events }
     }
 
-    /// The thread that [opens](Self::open) it.
+    /// Watches the thread that [opens](Self::open) it.
     pub const fn this_thread() -> Self {
         Self::new(Whose::Thread(0))
     }
 
-    /// A thread by its number.
+    /// Watches the thread with this number.
     pub const fn thread(tid: u32) -> Self {
         Self::new(Whose::Thread(tid))
     }
 
-    /// All threads that a process has when it is opened.
+    /// Watches all threads that the process has when the watch is opened.
     pub const fn process(pid: u32) -> Self {
         Self::new(Whose::Process(pid))
     }
 
-    /// A CPU, whoever executes there.
+    /// Watches a CPU, whatever executes there.
     pub const fn cpu(cpu: u32) -> Self {
         Self::new(Whose::Cpu(cpu))
     }
 
-    /// A group of processes on all CPUs, by its directory of cgroup v2.
+    /// Watches a group of processes on all CPUs.  `directory` is its directory in cgroup v2.
     ///
     /// # Errors
     ///
-    /// It cannot be opened.
+    /// The directory cannot be opened.
     pub fn cgroup(directory: impl AsRef<Path>) -> io::Result<Self> {
         Ok(Self::new(Whose::Cgroup(Arc::new(File::open(directory)?))))
     }
 
-    /// With all threads and processes that those watched start from now on.
+    /// Also watches all threads and processes that those watched start from now on.
     pub const fn inherit(mut self) -> Self {
         self.inherit = true;
         self
     }
 
-    /// Each only from when it next executes a program.  One that has only just been started may
-    /// still be on its way to its first.
+    /// Counts each thread only from the moment when it next executes a program.  A process that was
+    /// just started may not have executed its first program yet.
     pub const fn from_exec(mut self) -> Self {
         self.from_exec = true;
         self
     }
 
-    /// All events at the same time or none of them, so that their ratios are exact: more than there
-    /// are counters for are refused.  Otherwise events take turns.
+    /// Counts all events at the same time or none of them, so that their ratios are exact.  If
+    /// there are not enough counters, the watch is refused.  Without this, events take turns.
     pub const fn together(mut self) -> Self {
         self.together = true;
         self
     }
 
-    /// Samples have their callers, as frame pointers say.
+    /// Gives samples their callers, which are found by frame pointers.
     pub const fn callers(mut self) -> Self {
         self.callers = true;
         self
     }
 
-    /// Counts this event, too, by this name.
+    /// Counts this event, too, under this name.
     #[must_use]
     pub fn count(mut self, name: impl Into<String>, event: Event) -> Self {
         self.events.push((name.into(), event));
         self
     }
 
-    /// Counts from now on.
+    /// Starts to count.
     ///
     /// # Errors
     ///
@@ -168,8 +170,8 @@ impl Watch {
         Ok(Watched { names, parts, together: self.together, _anchors: anchors })
     }
 
-    /// Samples from now on, by an event that has a [period](Event::every).  What
-    /// [`count`](Self::count) has said is left out.
+    /// Starts to sample by an event that has a [period](Event::every).  The events that were given
+    /// to [`count`](Self::count) are not counted.
     ///
     /// # Errors
     ///
@@ -180,7 +182,7 @@ impl Watch {
         self.when(&mut attributes);
         let mut places = self.places()?;
         if self.inherit {
-            // A ring that heirs share is of one CPU.
+            // A ring that inherited events share belongs to one CPU.
             let cpus = online()?;
             let on = |&(whose, _, flags): &Place| {
                 cpus.iter().map(move |&cpu| Ok((whose, number(cpu)?, flags)))
@@ -206,7 +208,7 @@ impl Watch {
         }
     }
 
-    /// Opens what there is to open at each place.  A thread of several may end meanwhile.
+    /// Opens the events at each place.  If there are several threads, some may end meanwhile.
     fn at<T>(
         &self,
         places: Vec<Place>,
@@ -303,7 +305,7 @@ impl Watch {
     }
 }
 
-/// What a [`Watch`] counts.  It ends when this is dropped.
+/// The running counts of a [`Watch`].  Dropping it ends the counting.
 #[derive(Debug)]
 pub struct Watched {
     names: Arc<[String]>,
@@ -314,11 +316,11 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// What was counted until now, of all threads and CPUs together.
+    /// Reads what was counted until now, summed over all threads and CPUs.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn read(&self) -> Result<Totals, Error> {
         let mut values = vec![Total::default(); self.names.len()];
         for part in &self.parts {
@@ -329,11 +331,11 @@ impl Watched {
         Ok(Totals { names: self.names.clone(), values })
     }
 
-    /// Counts no more until [`go_on`](Self::go_on).
+    /// Stops counting until [`go_on`](Self::go_on).
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn pause(&self) -> Result<(), Error> {
         self.parts
             .iter()
@@ -342,11 +344,11 @@ impl Watched {
             .map_err(Error::kernel("disable perf events"))
     }
 
-    /// Counts again where it has [paused](Self::pause).
+    /// Counts again after a [pause](Self::pause).
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn go_on(&self) -> Result<(), Error> {
         // The first of a group comes last: the others start with it.
         self.parts
@@ -357,12 +359,12 @@ impl Watched {
     }
 }
 
-/// Of events that take turns.
+/// Reads events that take turns.
 fn each(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
     part.iter().map(PerfEvent::counted).collect()
 }
 
-/// Of a group.
+/// Reads a group of events.
 fn together(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
     let Some(first) = part.first() else { return Ok(Vec::new()) };
     // Number of events, both times, counts.
@@ -373,12 +375,12 @@ fn together(part: &[PerfEvent]) -> io::Result<Vec<Total>> {
     Ok(words[3..].iter().map(|&count| Total::of_ns(count, words[1], words[2])).collect())
 }
 
-/// Whether the thread has ended.
+/// Returns whether the error says that the thread has ended.
 fn is_absence(error: &Error) -> bool {
     error.errno() == Some(libc::ESRCH)
 }
 
-/// A process's threads.
+/// Lists a process's threads.
 fn threads(process: u32) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(format!("/proc/{process}/task")).map_err(|error| {
         let absent = error.kind() == io::ErrorKind::NotFound;
@@ -392,7 +394,7 @@ fn threads(process: u32) -> io::Result<Vec<u32>> {
     entries.map(number).collect()
 }
 
-/// CPUs that are online.
+/// Lists the CPUs that are online.
 fn online() -> Result<Vec<u32>, Error> {
     cpus::online().map_err(Error::kernel("find the CPUs"))
 }

@@ -11,11 +11,11 @@ use memmap2::{MmapOptions, MmapRaw};
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 use shared_abi::limits::PAGE_BYTES;
 
-/// Of records, beside the page that describes them; a power of two.  Four for each CPU are what
-/// users without privileges may have (`perf_event_mlock_kb`).
+/// Size of a ring without the page that describes it; a power of two.  Users without privileges may
+/// have four such rings on each CPU (`perf_event_mlock_kb`).
 pub(super) const BYTES: usize = 32 * PAGE_BYTES;
 
-/// A ring.
+/// The mapping of a ring.
 #[derive(Debug)]
 pub(super) struct Ring {
     map: MmapRaw,
@@ -33,7 +33,7 @@ impl Ring {
         unsafe { &*self.map.as_ptr().wrapping_add(offset).cast::<AtomicU64>() }
     }
 
-    /// Moves what the kernel has written since the last time to the end of `bytes`.
+    /// Moves what the kernel has written since the last call to the end of `bytes`.
     pub(super) fn drain(&self, bytes: &mut Vec<u8>) {
         let tail = self.word(offset_of!(perf_event_mmap_page, data_tail));
         // ATOMICS: the kernel writes records, then their end; it reuses their place once it reads

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Where threads were at each overflow, and who had called them.
+//! Samples: the places of threads at each overflow, and their callers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,27 +14,27 @@ use crate::event::Event;
 use crate::provider::native::attributes;
 use crate::sys::{PerfEvent, poll};
 
-/// One sample.
+/// One sample of a watched thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Sample {
-    /// The instruction that the thread was about to execute.
+    /// The address of the instruction that the thread was about to execute.
     pub ip: u64,
-    /// Whose it is.
+    /// The number of the process.
     pub pid: u32,
-    /// The thread.
+    /// The number of the thread.
     pub tid: u32,
-    /// Where it executed.
+    /// The CPU on which the thread executed.
     pub cpu: u32,
-    /// Events since the one before.
+    /// The number of events since the sample before.
     pub period: u64,
-    /// With [`callers`](super::Watch::callers), the addresses that functions will return to, the
-    /// innermost first.
+    /// With [`callers`](super::Watch::callers), the addresses to which the functions on the stack
+    /// will return, the innermost function's first.
     pub callers: Vec<u64>,
 }
 
-/// Samples of a [`Watch`](super::Watch), in rings that the kernel fills.
+/// The samples of a [`Watch`](super::Watch), which the kernel writes into rings.
 ///
 /// ```no_run
 /// use perfctr::Event;
@@ -60,7 +60,7 @@ pub struct Samples {
     read: Read,
 }
 
-/// What was read of the rings.
+/// The records that were read from the rings.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Read {
     samples: VecDeque<Sample>,
@@ -68,18 +68,18 @@ struct Read {
     throttled: u64,
 }
 
-/// What is in each sample beside the callers, in this order.
+/// The fields of each sample beside the callers, in this order.
 const WORDS: u64 = (perf::PERF_SAMPLE_IP
     | perf::PERF_SAMPLE_TID
     | perf::PERF_SAMPLE_CPU
     | perf::PERF_SAMPLE_PERIOD) as u64;
-/// Type, flags and size of a record.
+/// Size of a record's header, which has its type, flags and size.
 const HEADER_BYTES: usize = 8;
-/// From here on callers are no addresses, but say in which mode the next ones are.
+/// Callers from this number on are no addresses, but say in which mode the next callers are.
 const CONTEXT_FIRST: u64 = -4095_i64 as u64;
 
 impl Samples {
-    /// What such events are opened with.
+    /// Returns the attributes with which sampling events are opened.
     pub(super) fn attributes(event: &Event, callers: bool) -> Result<perf::perf_event_attr, Error> {
         if !event.samples() {
             return Err(Error::unavailable(*event, "no period is given"));
@@ -114,11 +114,12 @@ impl Samples {
         Ok(Self { rings, _anchors: anchors, callers, read: Read::default() })
     }
 
-    /// The next sample; `None` if there is none now.  Those of one thread on one CPU are in order.
+    /// Takes the next sample.  Returns `None` if there is none now.  Samples of one thread on one
+    /// CPU are in order.
     ///
     /// # Errors
     ///
-    /// [`Error::Malformed`] if the kernel has written what makes no sense.
+    /// [`Error::Malformed`] if a record of the kernel's breaks the rules of its format.
     pub fn take(&mut self) -> Result<Option<Sample>, Error> {
         if self.read.samples.is_empty() {
             let mut bytes = Vec::new();
@@ -133,24 +134,25 @@ impl Samples {
         Ok(self.read.samples.pop_front())
     }
 
-    /// Samples that had no room, of those that were there when a [`take`](Self::take) found none.
+    /// Returns how many samples were lost because a ring was full.  The number is brought up to
+    /// date when [`take`](Self::take) finds no sample.
     pub fn lost(&self) -> u64 {
         self.read.lost
     }
 
-    /// How often the kernel has stopped an event for a while that had too many samples
-    /// (`perf_event_max_sample_rate`); seen as [`lost`](Self::lost) ones are.  What was executed
-    /// meanwhile has none.
+    /// Returns how often the kernel has stopped an event for a while because it had too many
+    /// samples (`perf_event_max_sample_rate`).  Nothing that was executed meanwhile has samples.
+    /// The number is brought up to date like [`lost`](Self::lost).
     pub fn throttled(&self) -> u64 {
         self.read.throttled
     }
 
-    /// Waits until a ring is full to a quarter, or everything watched has ended; at most so long.
-    /// Gives whether it is so.
+    /// Waits until a quarter of a ring is full, or everything watched has ended, but not longer
+    /// than `at_most`.  Returns whether one of these has happened.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn wait(&self, at_most: Duration) -> io::Result<bool> {
         let all = self.rings.iter().map(|(event, _)| event.as_raw_fd());
         Ok(poll(all, at_most)? != 0)
@@ -158,7 +160,7 @@ impl Samples {
 }
 
 impl Read {
-    /// Takes records apart; `None` if one makes no sense.
+    /// Parses records.  Returns `None` if one breaks the rules of its format.
     fn records(&mut self, mut bytes: &[u8], callers: bool) -> Option<()> {
         while !bytes.is_empty() {
             let (header, _) = bytes.split_at_checked(HEADER_BYTES)?;
@@ -194,13 +196,13 @@ fn sample(words: &mut impl Iterator<Item = u64>, callers: bool) -> Option<Sample
     if callers {
         let entries = words.next()?;
         let addresses = words.take(entries as usize).filter(|&word| word < CONTEXT_FIRST);
-        // The first is where the thread was.
+        // The first address is the place of the thread.
         sample.callers = addresses.skip(1).collect();
     }
     Some(sample)
 }
 
-/// The first of two numbers that share a word.
+/// Returns the first of two numbers that share a word.
 fn low(word: u64) -> u32 {
     let [a, b, c, d, ..] = word.to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])
@@ -210,7 +212,7 @@ fn low(word: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// A record of these words.
+    /// Makes a record of these words.
     fn record(kind: u32, words: &[u64]) -> Vec<u8> {
         let size = (HEADER_BYTES + 8 * words.len()) as u16;
         let head = [&kind.to_ne_bytes()[..], &[0; 2], &size.to_ne_bytes()].concat();
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_taken_apart() {
+    fn records_are_parsed() {
         let context = -512_i64 as u64;
         let words = [0x1234, two(7, 8), two(3, 0), 1_000, 4, context, 0x1234, 0x50, 0x60];
         let bytes = [

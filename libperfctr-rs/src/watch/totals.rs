@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What all events of a watch have counted.
+//! The totals of all events of a watch.
 
 use std::ops::Index;
 use std::sync::Arc;
@@ -23,30 +23,32 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// The first event of this name.
+    /// Returns the total of the first event of this name.
     pub fn get(&self, name: &str) -> Option<&Total> {
         self.iter().find_map(|(other, total)| (other == name).then_some(total))
     }
 
-    /// Names and values.
+    /// Iterates over the names and the totals.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Total)> {
         self.names.iter().map(String::as_str).zip(&self.values)
     }
 
-    /// The values alone.
+    /// Returns the totals without their names.
     pub fn values(&self) -> &[Total] {
         &self.values
     }
 
-    /// The values alone, to keep.
+    /// Consumes this and returns the totals without their names.
     pub fn into_values(self) -> Vec<Total> {
         self.values
     }
 }
 
+/// Returns the total of the first event of a name.
+///
 /// # Panics
 ///
-/// If there is no event of this name.
+/// There is no event of this name.
 impl Index<&str> for Totals {
     type Output = Total;
 
@@ -57,7 +59,7 @@ impl Index<&str> for Totals {
 
 #[cfg(feature = "serde")]
 impl serde::Serialize for Totals {
-    /// A map from names.
+    /// Serialises the totals as a map from names.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.iter())
     }
