@@ -87,7 +87,7 @@ typedef uint32_t perfctr_rings;
 struct perfctr_core_cpu;
 
 /*
- * A domain as C holds it, in its own structure of that.
+ * The driver's part of a domain, which C holds in its own structure of the domain.
  */
 struct perfctr_core_domain;
 
@@ -178,7 +178,7 @@ struct perfctr_options {
 };
 
 /*
- * Why the driver is off, or nothing counts on a physical CPU; for the console.
+ * The reason, for the console, why the driver is off or nothing counts on a physical CPU.
  */
 struct perfctr_why {
   /*
@@ -247,12 +247,12 @@ struct perfctr_guest {
 };
 
 /*
- * What the physical CPU that executes this says of itself.
+ * Asks the physical CPU that executes this what it can do.
  */
 void perfctr_core_read_cpuid(struct perfctr_cpuid *cpuid);
 
 /*
- * Reads the value of the option `perfctr`; gives 0, or -1 and in `why` what was expected.
+ * Parses the value of the option `perfctr`; returns 0, or -1 and in `why` what was expected.
  */
 int perfctr_core_parse(const char *text,
                        uint32_t length,
@@ -260,7 +260,7 @@ int perfctr_core_parse(const char *text,
                        struct perfctr_why *why);
 
 /*
- * Decides whether this CPU is usable; gives 0, or -1 and why not.
+ * Decides whether this CPU is usable; returns 0, or -1 and in `why` the reason.
  */
 int perfctr_core_init(struct perfctr_core_driver *driver,
                       const struct perfctr_cpuid *cpuid,
@@ -290,7 +290,7 @@ bool perfctr_core_allows(const struct perfctr_core_driver *driver,
                          bool controls);
 
 /*
- * The host allows or forbids the domain to count; gives what is left to do.
+ * The host allows or forbids the domain to count; returns what the hypervisor has to do.
  */
 perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *driver,
                                               const struct perfctr_core_domain *domain,
@@ -310,12 +310,12 @@ int perfctr_core_register(const struct perfctr_core_cpu *cpu,
                           bool goes_on);
 
 /*
- * The calling vCPU takes its page back; see Vcpu::unregister.
+ * The calling vCPU unregisters its page; see Vcpu::unregister.
  */
 void perfctr_core_unregister(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
- * See Vcpu::abandon.
+ * The vCPU, which is switched in, gets another state; see Vcpu::abandon.
  */
 void perfctr_core_abandon(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
@@ -325,23 +325,23 @@ void perfctr_core_abandon(const struct perfctr_core_cpu *cpu, struct perfctr_cor
 void perfctr_core_run_stranger(const struct perfctr_core_cpu *cpu);
 
 /*
- * See Vcpu::switch_from; gives whether to call perfctr_core_overflowed_at.
+ * Switches the vCPU out; returns whether to call perfctr_core_overflowed_at.
  */
 bool perfctr_core_switch_from(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
- * See Vcpu::overflowed_at.  To be called where the guest is sent the virtual interrupt, too.
+ * Notes the place of overflows that were just seen; see Vcpu::overflowed_at.
  */
 void perfctr_core_overflowed_at(struct perfctr_core_vcpu *vcpu,
                                 const struct perfctr_hv_place *place);
 
 /*
- * See Vcpu::set_clock.
+ * Sets how the guest reads its time-stamp counter; see Vcpu::set_clock.
  */
 void perfctr_core_set_clock(struct perfctr_core_vcpu *vcpu, const struct perfctr_clock *clock);
 
 /*
- * See Vcpu::switch_to; gives whether to send the guest the virtual interrupt.
+ * Switches the vCPU in; returns whether to send the guest the virtual interrupt.
  */
 bool perfctr_core_switch_to(const struct perfctr_core_cpu *cpu,
                             struct perfctr_core_vcpu *vcpu,
@@ -350,14 +350,14 @@ bool perfctr_core_switch_to(const struct perfctr_core_cpu *cpu,
                             bool controls);
 
 /*
- * See Vcpu::toggle; gives whether to send the guest the virtual interrupt.
+ * The guest changes its mode; returns whether to send it the virtual interrupt.
  */
 bool perfctr_core_toggle(const struct perfctr_core_cpu *cpu,
                          struct perfctr_core_vcpu *vcpu,
                          bool kernel);
 
 /*
- * Stops the vCPU that is current here if the host forbids its domain; gives whether it does.
+ * Stops the vCPU that is current here if the host forbids its domain; returns whether it does.
  */
 bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
                          struct perfctr_core_vcpu *vcpu,
@@ -370,17 +370,17 @@ bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
 bool perfctr_core_interrupt(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
- * Whether RDPMC has to exit also from a vCPU with a page.
+ * Returns whether RDPMC has to exit also from a vCPU with a page.
  */
 bool perfctr_core_rdpmc_exits(const struct perfctr_core_driver *driver);
 
 /*
- * Reads the counter `index` for a vCPU with a page; false if it is to get #GP.
+ * Reads the counter `index` for a vCPU with a page; returns false if the vCPU is to get #GP.
  */
 bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint64_t *value);
 
 /*
- * Whether an NMI that has just come to the physical CPU of `cpu`, which is up, is the PMU's.
+ * Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
  */
 bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu);
 
@@ -390,12 +390,12 @@ bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu);
 void perfctr_core_add_stats(const struct perfctr_core_cpu *cpu, struct perfctr_hv_stats *total);
 
 /*
- * What a guest is told that may not count; see hv_driver::hypercall::answer.
+ * Returns the answer to a guest that may not count; see hv_driver::hypercall::answer.
  */
 void perfctr_core_query(const struct perfctr_core_driver *driver, struct perfctr_hv_query *query);
 
 /*
- * Serves a hypercall; gives 0 or a negative error number.
+ * Serves a hypercall; returns 0 or a negative error number.
  */
 int perfctr_core_hypercall(const struct perfctr_core_driver *driver,
                            void *caller,
@@ -404,12 +404,12 @@ int perfctr_core_hypercall(const struct perfctr_core_driver *driver,
                            uint32_t length);
 
 /*
- * RDMSR of a register that perhaps does not exist; whether it did not fault.
+ * Reads a register that perhaps does not exist; returns whether the read did not fault.
  */
 extern bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value);
 
 /*
- * WRMSR of a register that perhaps does not exist; whether it did not fault.
+ * Writes a register that perhaps does not exist; returns whether the write did not fault.
  */
 extern bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value);
 
@@ -419,42 +419,42 @@ extern bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value);
 extern void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside);
 
 /*
- * Copies the hypercall's argument in; gives 0 or a negative error number.
+ * Copies the hypercall's argument in; returns 0 or a negative error number.
  */
 extern int perfctr_glue_copy_in(void *caller, void *to, uint32_t length);
 
 /*
- * Copies the hypercall's argument back; gives 0 or a negative error number.
+ * Copies the hypercall's argument back; returns 0 or a negative error number.
  */
 extern int perfctr_glue_copy_out(void *caller, const void *from, uint32_t length);
 
 /*
- * Whether the security policy lets the current domain use, or control, counters: 0 or an
+ * Asks the security policy whether the current domain may use, or control, counters.
  */
 extern int perfctr_glue_permits(bool control);
 
 /*
- * What the driver keeps of the current domain, and whether that is the control domain.
+ * Returns the driver's part of the current domain, and whether that is the control domain.
  */
 extern const struct perfctr_core_domain *perfctr_glue_domain(bool *controls);
 
 /*
- * The kind of the current domain; false if it can have no counters.
+ * Writes the kind of the current domain; returns false if the domain can have no counters.
  */
 extern bool perfctr_glue_guest(struct perfctr_guest *guest);
 
 /*
- * This physical CPU's object.  Interrupts are disabled.
+ * Returns this physical CPU's object.  Interrupts are disabled.
  */
 extern const struct perfctr_core_cpu *perfctr_glue_cpu(void);
 
 /*
- * The current vCPU's object, or null.  Interrupts are disabled.
+ * Returns the current vCPU's object, or null.  Interrupts are disabled.
  */
 extern struct perfctr_core_vcpu *perfctr_glue_vcpu(void);
 
 /*
- * A number of the current domain, see `HvQuery::machine`.
+ * Returns the current domain's number, see `HvQuery::machine`.
  */
 extern uint64_t perfctr_glue_machine(void);
 
@@ -464,12 +464,12 @@ extern uint64_t perfctr_glue_machine(void);
 extern int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest, bool goes_on);
 
 /*
- * Calls `perfctr_core_unregister` for the current vCPU, which has a page, forgets its object
+ * Unregisters the page of the current vCPU, which has one.
  */
 extern void perfctr_glue_unregister(void);
 
 /*
- * Allows or forbids a domain; gives 0 or a negative error number.
+ * Allows or forbids a domain to count; returns 0 or a negative error number.
  */
 extern int perfctr_glue_set_policy(uint32_t domid, bool allowed);
 

@@ -50,16 +50,16 @@ const _: () = {
 /// A vCPU with a page as C holds it.
 pub struct VcpuObject(VcpuParts);
 
-/// What is used most comes first: its address is the object's.
+/// The field that is used most comes first, because its address is the object's.
 #[repr(C)]
 struct VcpuParts {
     vcpu: Vcpu,
     page: *const VcpuPage,
 }
 
-/// A domain as C holds it, in its own structure of that.
+/// The driver's part of a domain, which C holds in its own structure of the domain.
 ///
-/// Zeroes are one of which nothing is known.
+/// All zeroes stand for a domain of which nothing is known.
 pub struct DomainObject {
     policy: Policy,
     serial: Serial,
@@ -74,7 +74,7 @@ impl VcpuObject {
     }
 }
 
-/// Why the driver is off, or nothing counts on a physical CPU; for the console.
+/// The reason, for the console, why the driver is off or nothing counts on a physical CPU.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Why {
@@ -89,7 +89,7 @@ fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
 
-/// What the physical CPU that executes this says of itself.
+/// Asks the physical CPU that executes this what it can do.
 ///
 /// # Safety
 ///
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Identity) {
     unsafe { cpuid.write(x86::cpuid()) };
 }
 
-/// Reads the value of the option `perfctr`; gives 0, or -1 and in `why` what was expected.
+/// Parses the value of the option `perfctr`; returns 0, or -1 and in `why` what was expected.
 ///
 /// # Safety
 ///
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn perfctr_core_parse(
     }
 }
 
-/// Decides whether this CPU is usable; gives 0, or -1 and why not.
+/// Decides whether this CPU is usable; returns 0, or -1 and in `why` the reason.
 ///
 /// # Safety
 ///
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn perfctr_core_init(
     }
 }
 
-/// Gives -1, and says why.
+/// Returns -1, and writes the reason to `why`.
 ///
 /// # Safety
 ///
@@ -160,7 +160,7 @@ unsafe fn refused(refusal: Refusal, why: *mut Why) -> c_int {
     unsafe { expected(text, found, why) }
 }
 
-/// Gives -1, and says what was expected and found.
+/// Returns -1, and writes to `why` what was expected and what was found.
 ///
 /// # Safety
 ///
@@ -226,7 +226,7 @@ pub extern "C" fn perfctr_core_allows(
     driver.allows(&domain.policy, controls)
 }
 
-/// The host allows or forbids the domain to count; gives what is left to do.
+/// The host allows or forbids the domain to count; returns what the hypervisor has to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_set_policy(
     driver: &Driver,
@@ -289,7 +289,7 @@ pub unsafe extern "C" fn perfctr_core_register(
     0
 }
 
-/// The calling vCPU takes its page back; see [`Vcpu::unregister`].
+/// The calling vCPU unregisters its page; see [`Vcpu::unregister`].
 ///
 /// # Safety
 ///
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn perfctr_core_unregister(cpu: &CpuObject, vcpu: &mut Vcp
     vcpu.unregister(&mut unsafe { OnCpu::new(cpu) }.cpu(), page);
 }
 
-/// See [`Vcpu::abandon`].
+/// The vCPU, which is switched in, gets another state; see [`Vcpu::abandon`].
 ///
 /// # Safety
 ///
@@ -323,7 +323,9 @@ pub unsafe extern "C" fn perfctr_core_run_stranger(cpu: &CpuObject) {
     unsafe { OnCpu::new(cpu) }.cpu().run_stranger();
 }
 
-/// See [`Vcpu::switch_from`]; gives whether to call [`perfctr_core_overflowed_at`].
+/// Switches the vCPU out; returns whether to call [`perfctr_core_overflowed_at`].
+///
+/// See [`Vcpu::switch_from`].
 ///
 /// # Safety
 ///
@@ -335,19 +337,23 @@ pub unsafe extern "C" fn perfctr_core_switch_from(cpu: &CpuObject, vcpu: &mut Vc
     vcpu.switch_from(&mut unsafe { OnCpu::new(cpu) }.cpu(), page)
 }
 
-/// See [`Vcpu::overflowed_at`].  To be called where the guest is sent the virtual interrupt, too.
+/// Notes the place of overflows that were just seen; see [`Vcpu::overflowed_at`].
+///
+/// C also calls it when it sends the guest the virtual interrupt.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_overflowed_at(vcpu: &mut VcpuObject, place: &HvPlace) {
     vcpu.0.vcpu.overflowed_at(place);
 }
 
-/// See [`Vcpu::set_clock`].
+/// Sets how the guest reads its time-stamp counter; see [`Vcpu::set_clock`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_set_clock(vcpu: &mut VcpuObject, clock: &Clock) {
     vcpu.0.vcpu.set_clock(*clock);
 }
 
-/// See [`Vcpu::switch_to`]; gives whether to send the guest the virtual interrupt.
+/// Switches the vCPU in; returns whether to send the guest the virtual interrupt.
+///
+/// See [`Vcpu::switch_to`].
 ///
 /// # Safety
 ///
@@ -368,7 +374,9 @@ pub unsafe extern "C" fn perfctr_core_switch_to(
     vcpu.switch_to(cpu, page, mode(kernel), allowed)
 }
 
-/// See [`Vcpu::toggle`]; gives whether to send the guest the virtual interrupt.
+/// The guest changes its mode; returns whether to send it the virtual interrupt.
+///
+/// See [`Vcpu::toggle`].
 ///
 /// # Safety
 ///
@@ -384,7 +392,7 @@ pub unsafe extern "C" fn perfctr_core_toggle(
     vcpu.toggle(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel))
 }
 
-/// Stops the vCPU that is current here if the host forbids its domain; gives whether it does.
+/// Stops the vCPU that is current here if the host forbids its domain; returns whether it does.
 ///
 /// See [`Vcpu::revoke`].
 ///
@@ -412,7 +420,7 @@ pub unsafe extern "C" fn perfctr_core_revoke(
 
 /// The PMU has interrupted while `vcpu` is current, which is null if it has no page.
 ///
-/// Gives whether to send it the virtual interrupt.
+/// It returns whether to send the vCPU the virtual interrupt.
 ///
 /// # Safety
 ///
@@ -434,15 +442,15 @@ pub unsafe extern "C" fn perfctr_core_interrupt(
     vcpu.interrupt(cpu, page)
 }
 
-/// Whether RDPMC has to exit also from a vCPU with a page.
+/// Returns whether RDPMC has to exit also from a vCPU with a page.
 ///
-/// The hypervisor then has [`perfctr_core_rdpmc`] read.
+/// The hypervisor then reads by [`perfctr_core_rdpmc`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_rdpmc_exits(driver: &Driver) -> bool {
     driver.guest_reads_exit
 }
 
-/// Reads the counter `index` for a vCPU with a page; false if it is to get #GP.
+/// Reads the counter `index` for a vCPU with a page; returns false if the vCPU is to get #GP.
 ///
 /// # Safety
 ///
@@ -459,7 +467,7 @@ pub unsafe extern "C" fn perfctr_core_rdpmc(cpu: &CpuObject, index: u32, value: 
     }
 }
 
-/// Whether an NMI that has just come to the physical CPU of `cpu`, which is up, is the PMU's.
+/// Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
 ///
 /// It may have interrupted any other entry there.
 #[unsafe(no_mangle)]
@@ -479,13 +487,13 @@ pub unsafe extern "C" fn perfctr_core_add_stats(cpu: &CpuObject, total: &mut HvS
     unsafe { OnCpu::new(cpu) }.cpu().pcpu.stats.add_to(total);
 }
 
-/// What a guest is told that may not count; see [`hv_driver::hypercall::answer`].
+/// Returns the answer to a guest that may not count; see [`hv_driver::hypercall::answer`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_query(driver: &Driver, query: &mut HvQuery) {
     *query = hv_driver::hypercall::answer(driver, false, 0);
 }
 
-/// Serves a hypercall; gives 0 or a negative error number.
+/// Serves a hypercall; returns 0 or a negative error number.
 ///
 /// `caller` is passed to the copying functions.
 ///
@@ -510,36 +518,39 @@ pub unsafe extern "C" fn perfctr_core_hypercall(
 
 #[expect(improper_ctypes, reason = "C knows these objects by their address only")]
 unsafe extern "C" {
-    /// RDMSR of a register that perhaps does not exist; whether it did not fault.
+    /// Reads a register that perhaps does not exist; returns whether the read did not fault.
     fn perfctr_glue_try_rdmsr(msr: u32, value: *mut u64) -> bool;
-    /// WRMSR of a register that perhaps does not exist; whether it did not fault.
+    /// Writes a register that perhaps does not exist; returns whether the write did not fault.
     fn perfctr_glue_try_wrmsr(msr: u32, value: u64) -> bool;
     /// What the register that enables counters has in the current vCPU, and outside it.
     /// Interrupts are disabled.  Not called for PV guests, nor where the PMU tells guests apart.
     fn perfctr_glue_load_at_switch(inside: u64, outside: u64);
-    /// Copies the hypercall's argument in; gives 0 or a negative error number.
+    /// Copies the hypercall's argument in; returns 0 or a negative error number.
     fn perfctr_glue_copy_in(caller: *mut c_void, to: *mut c_void, length: u32) -> c_int;
-    /// Copies the hypercall's argument back; gives 0 or a negative error number.
+    /// Copies the hypercall's argument back; returns 0 or a negative error number.
     fn perfctr_glue_copy_out(caller: *mut c_void, from: *const c_void, length: u32) -> c_int;
-    /// Whether the security policy lets the current domain use, or control, counters: 0 or an
-    /// error.
+    /// Asks the security policy whether the current domain may use, or control, counters.
+    ///
+    /// It returns 0 or a negative error number.
     fn perfctr_glue_permits(control: bool) -> c_int;
-    /// What the driver keeps of the current domain, and whether that is the control domain.
+    /// Returns the driver's part of the current domain, and whether that is the control domain.
     fn perfctr_glue_domain(controls: *mut bool) -> *const DomainObject;
-    /// The kind of the current domain; false if it can have no counters.
+    /// Writes the kind of the current domain; returns false if the domain can have no counters.
     fn perfctr_glue_guest(guest: *mut Guest) -> bool;
-    /// This physical CPU's object.  Interrupts are disabled.
+    /// Returns this physical CPU's object.  Interrupts are disabled.
     fn perfctr_glue_cpu() -> *const CpuObject;
-    /// The current vCPU's object, or null.  Interrupts are disabled.
+    /// Returns the current vCPU's object, or null.  Interrupts are disabled.
     fn perfctr_glue_vcpu() -> *mut VcpuObject;
-    /// A number of the current domain, see `HvQuery::machine`.
+    /// Returns the current domain's number, see `HvQuery::machine`.
     fn perfctr_glue_machine() -> u64;
     /// Pins the frame and registers it for the current vCPU, or goes on with it; 0 or an error.
     fn perfctr_glue_register(gfn: u64, guest: *const Guest, goes_on: bool) -> c_int;
-    /// Calls `perfctr_core_unregister` for the current vCPU, which has a page, forgets its object
-    /// before interrupts are enabled again, and then unpins the page and frees the object.
+    /// Unregisters the page of the current vCPU, which has one.
+    ///
+    /// It calls `perfctr_core_unregister`, forgets the vCPU's object before interrupts are enabled
+    /// again, and then unpins the page and frees the object.
     fn perfctr_glue_unregister();
-    /// Allows or forbids a domain; gives 0 or a negative error number.
+    /// Allows or forbids a domain to count; returns 0 or a negative error number.
     fn perfctr_glue_set_policy(domid: u32, allowed: bool) -> c_int;
     /// Calls `perfctr_core_add_stats` for every physical CPU, one after another.
     fn perfctr_glue_add_stats(total: *mut HvStats);
