@@ -290,7 +290,7 @@ fn query(bytes: &[u8]) -> Result<Request, Errno> {
     if guest.abi_major == u32::from(ABI_MAJOR) { Ok(Request::Query) } else { Err(Errno::PROTO) }
 }
 
-/// Returns the answer to [`OP_QUERY`](shared_abi::hypercall::OP_QUERY) for a guest that may count
+/// Returns the answer to [`OP_QUERY`] for a guest that may count
 /// or not.
 pub fn answer(driver: &Driver, allowed: bool, machine: u64) -> HvQuery {
     let enabled = if allowed { FEATURE_ENABLED } else { 0 };
