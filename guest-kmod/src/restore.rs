@@ -408,6 +408,28 @@ mod tests {
     }
 
     #[test]
+    fn a_vcpu_does_not_go_on_where_the_counters_are_others() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        let page = page(LEFT, 3);
+        register(&vcpu, 0x55, 4).unwrap();
+        let mut before = host.answer();
+        before.caps.general += 1;
+        for _ in 0..2 {
+            page.flags.store(LEFT, Relaxed);
+            host.take();
+            assert!(vcpu.interrupted(&before, &page));
+            assert_eq!(host.take(), [0; 0], "the host is not asked to count on");
+            assert_eq!(page.flags.load(Relaxed), VCPU_REGISTERED);
+            host.refuses.set(Some((OP_LOAD, Errno::NXIO)));
+            assert_eq!(vcpu.hypercall(OP_LOAD, &mut []), Err(Errno::STALE));
+            host.refuses.set(None);
+            assert!(vcpu.looks(&before, true));
+            vcpu.restoration.looked();
+        }
+    }
+
+    #[test]
     fn a_page_that_was_being_written_when_its_hypervisor_left_is_readable_again() {
         let host = Host::new();
         let vcpu = On::new(&host);

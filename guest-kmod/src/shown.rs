@@ -396,7 +396,10 @@ mod tests {
             cpu.go_offline().unwrap();
             assert!(!cpu.vcpu.is_online());
             assert_eq!(cpu.make_room(), Err(Errno::NXIO));
+            machine.take_hypercalls();
             cpu.come_online(GFN, 5).unwrap();
+            let trial = vec![(0, OP_REGISTER), (0, OP_UNREGISTER)];
+            assert_eq!(machine.take_hypercalls(), trial, "the trial has ended");
             assert!(cpu.vcpu.is_online());
             assert_eq!(cpu.vcpu.shown().number, 0, "on trial only");
             cpu.make_room().unwrap();

@@ -167,6 +167,16 @@ mod tests {
     }
 
     #[test]
+    fn fixed_counters_come_back_by_the_index_that_reads_them() {
+        let mut control = one_of_each();
+        control.cpu_control.pmc_map[..2].copy_from_slice(&[0x4000_0002, 0x4000_0000]);
+        let device = of_thread(&info(VENDOR_INTEL), &control).unwrap();
+        assert_ne!(device.counter[0].slot, device.counter[1].slot);
+        let back = thread_from_device(&device).cpu_control.pmc_map;
+        assert_eq!(back[..3], [0x4000_0002, 0x4000_0000, 0]);
+    }
+
+    #[test]
     fn bad_controls_are_refused() {
         let refused = |change: fn(&mut VperfctrControl)| {
             let mut control = one_of_each();

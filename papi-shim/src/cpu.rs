@@ -186,6 +186,26 @@ mod tests {
     }
 
     #[test]
+    fn a_program_is_told_what_the_device_says() {
+        let mut device =
+            ioctl::Info { cpu_signature: 0x106a3, tsc_khz: 2_400_017, ..Default::default() };
+        device.caps.vendor = VENDOR_INTEL;
+        let features = |device: &ioctl::Info| info(device).cpu_features;
+        assert_eq!(features(&device), FEATURE_RDTSC, "there are no counters");
+        device.caps.general = 3;
+        assert_eq!(features(&device), FEATURE_RDTSC | FEATURE_RDPMC, "they do not interrupt");
+        device.caps.features = !CAPS_SAMPLING;
+        assert_eq!(features(&device), FEATURE_RDTSC | FEATURE_RDPMC, "nor do these");
+        device.caps.features = CAPS_SAMPLING;
+        let told = info(&device);
+        assert_eq!(told.cpu_features, FEATURE_RDTSC | FEATURE_RDPMC | FEATURE_PCINT);
+        assert_eq!((told.cpu_khz, told.tsc_to_cpu_mult), (2_400_017, 1));
+        assert_eq!((told.cpu_type, told.abi_version), (INTEL_NHLM, ABI_VERSION));
+        let version = env!("CARGO_PKG_VERSION").as_bytes();
+        assert!(told.driver_version.starts_with(version));
+    }
+
+    #[test]
     fn unknown_types_have_no_counters_and_a_name() {
         assert_eq!((nrctrs(GENERIC), nrctrs(INTEL_NHLM), nrctrs(1_000)), (0, 7, 0));
         assert_eq!((name(21), name(1_000)), (c"Intel Nehalem", c"?"));

@@ -201,6 +201,18 @@ mod tests {
     }
 
     #[test]
+    fn each_type_has_the_events_of_its_vendor() {
+        for kind in [cpu::AMD_K8, cpu::AMD_K8C, cpu::AMD_FAM10H] {
+            assert!(text(kind).contains("0x0076 K8_CPU_CLK_UNHALTED "), "type {kind}");
+            assert!(!text(kind).contains("ARCH_"), "type {kind}");
+        }
+        for kind in [cpu::INTEL_CORE2, cpu::INTEL_NHLM, cpu::INTEL_WSTMR, cpu::INTEL_SNB] {
+            assert!(text(kind).contains("0x013c ARCH_UNHALTED_REFERENCE_CYCLES "), "type {kind}");
+            assert!(!text(kind).contains("K8_"), "type {kind}");
+        }
+    }
+
+    #[test]
     fn only_described_types_have_a_set() {
         assert!(perfctr_cpu_event_set(cpu::GENERIC).is_null());
         assert_eq!(text(cpu::GENERIC), "no events are known by name on a Generic x86\n");

@@ -124,12 +124,17 @@ pub extern "C" fn _vperfctr_read_sum(fd: c_int, to: Out<'_, SumCtrs>) -> c_int {
     errno::status(errno::give(to, borrow(fd).and_then(|device| sums(&device))))
 }
 
+/// Whether a program that was built for one ABI understands a library of the other.
+const fn understands(library: u32, program: u32) -> bool {
+    (library ^ program) & ABI_MAJORS == 0
+}
+
 /// See `libperfctr.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn _perfctr_abi_check_fd(fd: c_int, user_abi: u32) -> c_int {
     let asked = borrow(fd).and_then(|device| info(&device));
     errno::status(asked.and_then(|info| {
-        if (info.abi_version ^ user_abi) & ABI_MAJORS == 0 {
+        if understands(info.abi_version, user_abi) {
             return Ok(());
         }
         eprintln!(
@@ -160,6 +165,17 @@ pub extern "C" fn perfctr_cpus_info(fd: c_int) -> *mut CpusInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_major_versions_have_to_agree_and_no_minor_one() {
+        assert_eq!(ABI_VERSION, 0x0502_0501);
+        for program in [0x0502_0501, 0x0501_0501, 0x0502_0500, 0x05ff_0500] {
+            assert!(understands(ABI_VERSION, program), "{program:#x}");
+        }
+        for program in [0x0402_0501, 0x0502_0401, 0x0602_0601, 0] {
+            assert!(!understands(ABI_VERSION, program), "{program:#x}");
+        }
+    }
 
     #[test]
     fn a_descriptor_that_is_none_is_refused() {
