@@ -8,6 +8,7 @@
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
@@ -94,6 +95,8 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     let file = format!("{name}-{}", key.hex());
     let dir = root()?.join(&file);
     if dir.exists() {
+        // Those that nobody uses are removed first.
+        File::open(&dir)?.set_modified(SystemTime::now())?;
         return Ok(dir);
     }
     let _lock = lock(name)?;
@@ -120,7 +123,7 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     Ok(dir)
 }
 
-/// Removes the oldest artefacts called `name` if there are many.
+/// Removes the artefacts called `name` that were last used longest ago, if there are many.
 fn prune(name: &str) -> Result<()> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root()?)? {

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::artefacts::faults::Tier;
+use crate::artefacts::faults::{Tier, write_counts};
 use crate::suites::faults::{self, Choice, Shard};
+use crate::tools::sh;
 
 /// Puts each fault of tests/faults in force, and runs the tests that must notice.
 #[derive(clap::Args)]
@@ -23,11 +24,18 @@ pub struct Args {
     /// Only a part of them, such as 0/8, 1/8 and so on.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
+    /// Tries none; counts those of each part of the project, here and in docs/faults.md.
+    #[arg(long)]
+    counts: bool,
 }
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let Args { tier, only, list, shard } = args;
+    let Args { tier, only, list, shard, counts } = args;
+    if counts {
+        print!("{}", write_counts(&sh::project())?);
+        return Ok(ExitCode::SUCCESS);
+    }
     let verdicts = faults::try_all(&Choice { tier, only, list, shard })?;
     print!("{}", faults::table(&verdicts));
     faults::all_caught(&verdicts)?;

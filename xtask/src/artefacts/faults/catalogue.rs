@@ -39,6 +39,8 @@ pub struct Fault {
     pub alone: bool,
     /// The suite of the testbed that must notice.
     pub suite: Option<String>,
+    /// A piece of the names of the suite's tests of which one must fail.
+    pub test: Option<String>,
     /// What is changed.
     #[serde(rename = "edit")]
     pub edits: Vec<Edit>,
@@ -105,8 +107,11 @@ pub fn read(root: &Path) -> Result<Vec<Fault>> {
         if fault.edits.is_empty() {
             bail!("{LISTS}/{list}.toml: {name} changes nothing");
         }
-        if (fault.tier == Tier::Vm) != fault.suite.is_some() {
-            bail!("{LISTS}/{list}.toml: {name}: those of tier vm, and no others, name a suite");
+        let names_test = [fault.suite.is_some(), fault.test.is_some()];
+        if names_test != [fault.tier == Tier::Vm; 2] {
+            bail!(
+                "{LISTS}/{list}.toml: {name}: those of tier vm, and no others, name suite and test"
+            );
         }
     }
     Ok(faults)

@@ -142,7 +142,8 @@ fn write(root: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
     let wanted: BTreeSet<&str> = files.iter().map(|(name, _)| &**name).collect();
     if root.exists() {
         for (name, path) in cache::files(root)? {
-            if !wanted.contains(&*name) {
+            // What is built in the copy serves the next fault, too.
+            if !wanted.contains(&*name) && !name.starts_with("target/") {
                 fs::remove_file(path)?;
             }
         }

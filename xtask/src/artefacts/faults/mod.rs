@@ -2,8 +2,23 @@
 //! Faults that people make, each of which a test must notice: the catalogue in `tests/faults`, and
 //! a copy of the sources in which each can be switched on.
 
+use std::path::Path;
+
+use anyhow::Result;
+
 mod catalogue;
 mod copy;
+mod counts;
 
-pub use self::catalogue::{Fault, Tier, check, read};
+#[cfg(test)]
+pub use self::catalogue::Edit;
+pub use self::catalogue::{Fault, Tier, read};
 pub use self::copy::{Copy, VARIABLE, copy, copy_with};
+pub use self::counts::write as write_counts;
+
+/// Makes sure that each fault is where the catalogue says, and that the table in the documents is
+/// right.
+pub fn check(root: &Path) -> Result<()> {
+    catalogue::check(root)?;
+    counts::check(root)
+}

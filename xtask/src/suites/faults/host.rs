@@ -127,12 +127,20 @@ struct Message {
     executable: Option<PathBuf>,
     manifest_path: Option<PathBuf>,
     target: Option<Target>,
+    profile: Option<Profile>,
     message: Option<Diagnostic>,
 }
 
 #[derive(Deserialize)]
 struct Target {
     name: String,
+    kind: Vec<String>,
+}
+
+/// A program that tests execute is built beside them, and has none itself.
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
 }
 
 #[derive(Deserialize)]
@@ -147,7 +155,8 @@ struct Tests(Vec<Binary>);
 impl Tests {
     fn build<'a>(copy: &Copy, packages: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         let mut cargo = copy.cargo();
-        cargo.args(["test", "--no-run", "--quiet", "--message-format=json", "--lib", "--bins"]);
+        cargo.args(["test", "--no-run", "--quiet", "--message-format=json"]);
+        // Libraries and programs among them, where there are any.
         cargo.arg("--tests").args(packages.into_iter().flat_map(|name| ["--package", name]));
         let out = cargo.output().context("cargo test")?;
         let text = String::from_utf8_lossy(&out.stdout);
@@ -158,16 +167,21 @@ impl Tests {
             if let Some(error) = message.message.filter(|message| message.level == "error") {
                 errors += &error.rendered.unwrap_or_default();
             }
+            let has_tests = message.profile.is_some_and(|profile| profile.test);
             if let (Some(path), Some(manifest), Some(target)) =
                 (message.executable, message.manifest_path, message.target)
+                && has_tests
             {
-                binaries.push(Binary::new(path, &manifest, target.name)?);
+                let is_apart = target.kind.iter().any(|kind| kind == "test");
+                binaries.push((is_apart, Binary::new(path, &manifest, target.name)?));
             }
         }
         let said = String::from_utf8_lossy(&out.stderr);
         ensure!(out.status.success(), "cargo test: {}\n{errors}{said}", out.status);
         ensure!(!binaries.is_empty(), "these packages have no tests");
-        Ok(Self(binaries))
+        // Those beside the code are the quick ones.
+        binaries.sort_by_key(|(is_apart, _)| *is_apart);
+        Ok(Self(binaries.into_iter().map(|(_, binary)| binary).collect()))
     }
 
     fn pass_without_faults(&self) -> Result<()> {

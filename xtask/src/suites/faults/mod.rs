@@ -16,7 +16,7 @@ use crate::artefacts::faults::{self, Fault, Tier};
 use crate::tools::sh;
 
 /// Parts of the host tier's faults, one of which is tried in the usual run, another every day.
-const SHARDS: usize = 3;
+const SHARDS: usize = 5;
 
 /// The suite: a part of the host tier's faults, in the long tier all of them. The simulator's are
 /// tried by the suite of that name, the testbed's by `cargo xtask faults --tier vm`.
@@ -176,6 +176,7 @@ mod tests {
             tier,
             alone: false,
             suite: None,
+            test: None,
             edits: Vec::new(),
             list: String::new(),
         }

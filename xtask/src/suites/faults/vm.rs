@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::{Found, Verdict};
 use crate::artefacts::faults::{self, Fault};
@@ -22,16 +22,38 @@ fn one(fault: Fault) -> Result<Verdict> {
     let mut cargo = copy.cargo();
     cargo.args(["run", "--quiet", "--package", "xtask", "--", "test", "--suite", &suite]);
     let out = cargo.output().context("the suite")?;
-    let text = String::from_utf8_lossy(&out.stdout);
-    let failed = text.lines().find_map(|line| line.strip_prefix("failed: "));
-    let found = match failed {
+    let said = String::from_utf8_lossy(&out.stdout);
+    let found = match noticed(&said, fault.test.as_deref().unwrap_or_default()) {
         Some(test) => Found::By(test.to_owned()),
-        None if out.status.success() => Found::Alive,
-        None => anyhow::bail!(
-            "{}: the suite does not run\n{}",
-            fault.name,
-            String::from_utf8_lossy(&out.stderr)
-        ),
+        None if failed(&said).next().is_none() && out.status.success() => Found::Alive,
+        None => {
+            // Such as a fault that does not compile, or a guest that does not come up.
+            let why = String::from_utf8_lossy(&out.stderr);
+            bail!("{}: the test that it names did not fail, but\n{said}{why}", fault.name)
+        }
     };
     Ok(Verdict { fault, found, time: start.elapsed() })
+}
+
+/// The tests that a run of suites says have failed.
+fn failed(said: &str) -> impl Iterator<Item = &str> {
+    said.lines().filter_map(|line| line.strip_prefix("failed: "))
+}
+
+/// The first of them whose name holds this text.
+fn noticed<'a>(said: &'a str, text: &str) -> Option<&'a str> {
+    failed(said).find(|test| test.contains(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_test_that_is_named_notices() {
+        let said = "  FAILED  kvm: b (1.0 s)\n0 repeated\nfailed: kvm: a\nfailed: kvm: b\n";
+        assert_eq!(noticed(said, "b"), Some("kvm: b"));
+        assert_eq!(noticed(said, "c"), None);
+        assert_eq!(failed(said).count(), 2);
+    }
 }
