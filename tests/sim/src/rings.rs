@@ -94,6 +94,7 @@ impl Machine {
             let count = own.pmu.borrow().as_ref().map_or(0, |pmu| pmu.counted(counter as usize).0);
             let Some(place) = own.ring.ring.place(&own.page) else { continue };
             let record = Record { thread, overflow, counter, count };
+            self.check_room(thread);
             match own.ring.memory.borrow_mut().get_mut((place / RECORD_BYTES) as usize) {
                 Some(at) if place % RECORD_BYTES == 0 => *at = Some(record),
                 _ => self.fail(format!("thread {thread}: a record goes to {place:#x}")),
@@ -102,6 +103,16 @@ impl Machine {
             own.ring.ring.wrote(&own.page);
         }
         self.check_ring(thread);
+    }
+
+    /// The place of the next record is free; who is taking some may have freed it already.
+    fn check_room(&self, thread: usize) {
+        let ring = &self.threads[thread].ring;
+        let there = ring.written.borrow().len() as u64 - ring.taken.get();
+        let is_full = there >= ring.memory.borrow().len() as u64;
+        if is_full && !ring.is_taken_from.get() && !self.is_gone() {
+            self.fail(format!("thread {thread}: a record goes where one was not taken"));
+        }
     }
 
     /// Every overflow is a record, or is counted as lost.
