@@ -385,6 +385,11 @@ bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint
 bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu);
 
 /*
+ * Stops guests' counters on the physical CPU of `cpu`, which is up and executes this, if others
+ */
+void perfctr_core_close_gate(const struct perfctr_core_cpu *cpu);
+
+/*
  * Adds this CPU's statistics to `total`.
  */
 void perfctr_core_add_stats(const struct perfctr_core_cpu *cpu, struct perfctr_hv_stats *total);

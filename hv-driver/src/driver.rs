@@ -5,6 +5,8 @@ use shared_abi::caps::CAPS_ALL_EVENTS;
 use shared_abi::{PhysSlot, PmuCaps};
 
 use crate::arch::{self, Identity, Readable, Refusal, Registers};
+use crate::guest::{Gate, Rings};
+use crate::hal::Pmu;
 use crate::serial::Serials;
 use crate::settings::{Rate, Settings};
 
@@ -76,6 +78,22 @@ impl Driver {
     #[inline(always)]
     pub fn enable_except(&self, stopped: u32) -> u64 {
         arch::global_bits(self.enabled & !stopped)
+    }
+
+    /// Stops the guests' counters on the CPU that executes this, whoever has let them count.
+    ///
+    /// For hosts whose guests all have [`Gate::Entry`], and with it no counter that counts while
+    /// the host executes; elsewhere this does nothing.  Other code of such a host may write to the
+    /// register that enables counters.  May be called at any moment, also while the core is at
+    /// work: what this writes is what the core wants there on such a host.
+    pub fn close_gate(&self, pmu: &impl Pmu) {
+        let Some(global) = &self.registers.global else { return };
+        if Gate::new(&self.caps, Rings::Hardware) == Gate::Entry {
+            let closed = self.enable_except(self.caps.slots());
+            if pmu.read_register(global.ctrl) != closed {
+                pmu.write_register(global.ctrl, closed);
+            }
+        }
     }
 
     /// The index of the counter that counts the driver's own instructions.

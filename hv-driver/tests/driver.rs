@@ -94,8 +94,11 @@ impl Counters for FakePmu {
 
 impl Pmu for FakePmu {
     fn read_register(&self, msr: u32) -> u64 {
-        assert_eq!(msr, IA32_PERF_GLOBAL_STATUS, "the driver reads counters with RDPMC");
-        0x1
+        match msr {
+            IA32_PERF_GLOBAL_CTRL => *self.enabled.borrow(),
+            IA32_PERF_GLOBAL_STATUS => 0x1,
+            _ => panic!("the driver reads counters with RDPMC"),
+        }
     }
     fn write_register(&self, msr: u32, value: u64) {
         self.writes.borrow_mut().push((msr, value));
@@ -1017,6 +1020,41 @@ mod guests {
             m.stop();
             assert_eq!(m.pmu.at_switch.get(), Some((0, own)));
         }
+    }
+
+    #[test]
+    fn a_gate_that_the_host_has_opened_is_closed_again() {
+        for (measures, own) in [(false, 0), (true, 1 << 3)] {
+            let mut m = vmx(measures);
+            m.load(&[counter(0, BOTH), counter(2, KERNEL)]);
+            for switched in [false, true, true] {
+                m.pmu.retire_in_guest(100);
+                // The host's perf handles an interrupt of its own, and ends with this.
+                m.pmu.write_register(IA32_PERF_GLOBAL_CTRL, 0x7_0000_000f);
+                m.driver.close_gate(&m.pmu);
+                assert_eq!(*m.pmu.enabled.borrow(), own);
+                m.pmu.retire(1_000_000);
+                if switched {
+                    m.switch_from();
+                    m.pmu.write_register(IA32_PERF_GLOBAL_CTRL, 0x7_0000_000f);
+                    m.driver.close_gate(&m.pmu);
+                    m.pmu.retire(1_000_000);
+                    m.switch_to(0, Kernel, true);
+                }
+            }
+            assert_eq!(m.sample().1, [300, 0, 300]);
+            m.pmu.take_writes();
+            m.driver.close_gate(&m.pmu);
+            assert_eq!(m.pmu.take_writes(), [], "it is closed");
+        }
+    }
+
+    #[test]
+    fn no_gate_is_closed_where_the_counters_stop_by_themselves() {
+        let pmu = FakePmu::default();
+        *pmu.enabled.borrow_mut() = 0b101;
+        amd_with_svm().close_gate(&pmu);
+        assert_eq!((pmu.take_writes(), *pmu.enabled.borrow()), (vec![], 0b101));
     }
 
     #[test]

@@ -475,6 +475,15 @@ pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject) -> bool {
     cpu.explains_nmi()
 }
 
+/// Stops guests' counters on the physical CPU of `cpu`, which is up and executes this, if others
+/// than the driver have let them count; see [`Driver::close_gate`].
+///
+/// It may have interrupted any other entry there.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_close_gate(cpu: &CpuObject) {
+    cpu.close_gate();
+}
+
 /// Adds this CPU's statistics to `total`.
 ///
 /// # Safety

@@ -39,6 +39,11 @@ impl CpuObject {
     pub(crate) fn explains_nmi(&self) -> bool {
         self.expected.explains(&self.driver().caps, &Registers)
     }
+
+    /// See [`Driver::close_gate`].  May be called at any moment once the CPU has come up.
+    pub(crate) fn close_gate(&self) {
+        self.driver().close_gate(&X86Pmu { expected: &self.expected });
+    }
 }
 
 /// The right to use a physical CPU: interrupts are disabled, so that nobody else executes here and

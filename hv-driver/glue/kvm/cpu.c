@@ -65,6 +65,14 @@ bool perfctr_nmi_is_ours(void)
 	return perfctr_core_explains_nmi(core_of(pcpu));
 }
 
+void perfctr_close_gate(void)
+{
+	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
+
+	if (READ_ONCE(pcpu->interrupts))
+		perfctr_core_close_gate(core_of(pcpu));
+}
+
 /* On the CPU; interrupts are disabled. */
 static int come_up(void)
 {

@@ -42,6 +42,8 @@ void perfctr_give_cpus_back(void);
 struct perfctr_core_cpu *perfctr_this_cpu(void);
 /* Whether an NMI that has just come is the PMU's. */
 bool perfctr_nmi_is_ours(void);
+/* Stops guests' counters here if perf has let them count; NMIs may call it. */
+void perfctr_close_gate(void);
 /* Lets the local APIC deliver the PMU's next interrupt. */
 void perfctr_unmask_interrupt(void);
 

@@ -163,6 +163,32 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 	return NMI_HANDLED;
 }
 
+/*
+ * Intel's PT and BTS need none of the counters that the driver has reserved. While
+ * perf uses them, perf's own handler looks at each NMI. It acknowledges whatever
+ * has overflowed, unmasks the local APIC's entry, and lets all counters count.
+ */
+static int perfctr_nmi_after_perf(unsigned int kind, struct pt_regs *regs)
+{
+	perfctr_close_gate();
+	return NMI_DONE;
+}
+
+/* One handler before that of perf, which was there first, and one after it. */
+static int take_nmi(void)
+{
+	int err = register_nmi_handler(NMI_LOCAL, perfctr_nmi, NMI_FLAG_FIRST,
+				       "kvm/perfctr");
+
+	if (err)
+		return err;
+	err = register_nmi_handler(NMI_LOCAL, perfctr_nmi_after_perf, 0,
+				   "kvm/perfctr:gate");
+	if (err)
+		unregister_nmi_handler(NMI_LOCAL, "kvm/perfctr");
+	return err;
+}
+
 int perfctr_take_interrupt(void)
 {
 	int cpu;
@@ -171,13 +197,14 @@ int perfctr_take_interrupt(void)
 	for_each_possible_cpu(cpu)
 		*per_cpu_ptr(&perfctr_overflow, cpu) =
 			IRQ_WORK_INIT_HARD(overflow);
-	return register_nmi_handler(NMI_LOCAL, perfctr_nmi, 0, "kvm/perfctr");
+	return take_nmi();
 }
 
 void perfctr_give_interrupt_back(void)
 {
 	int cpu;
 
+	unregister_nmi_handler(NMI_LOCAL, "kvm/perfctr:gate");
 	unregister_nmi_handler(NMI_LOCAL, "kvm/perfctr");
 	for_each_possible_cpu(cpu)
 		irq_work_sync(per_cpu_ptr(&perfctr_overflow, cpu));
