@@ -57,6 +57,29 @@ static int pin(struct kvm *kvm, gfn_t gfn, struct page **page)
 	return pinned == 1 ? 0 : -EINVAL;
 }
 
+/*
+ * A guest decides which of its pages is pinned, and when. So each is memory that
+ * the machine's process has locked: it is counted there, and RLIMIT_MEMLOCK
+ * bounds it. A vCPU has one page at most.
+ */
+static int pin_accounted(struct kvm *kvm, gfn_t gfn, struct page **page)
+{
+	int err = account_locked_vm(kvm->mm, 1, true);
+
+	if (err)
+		return err;
+	err = pin(kvm, gfn, page);
+	if (err)
+		account_locked_vm(kvm->mm, 1, false);
+	return err;
+}
+
+static void unpin(struct kvm *kvm, struct page *page)
+{
+	unpin_user_pages_dirty_lock(&page, 1, true);
+	account_locked_vm(kvm->mm, 1, false);
+}
+
 /* The intercept of RDPMC is set anew before the vCPU goes on. */
 static void update_rdpmc(struct kvm_vcpu *vcpu)
 {
@@ -71,7 +94,7 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 
 	if (!p)
 		return -ENOMEM;
-	err = pin(vcpu->kvm, gfn, &p->page);
+	err = pin_accounted(vcpu->kvm, gfn, &p->page);
 	if (err) {
 		kfree(p);
 		return err;
@@ -90,7 +113,7 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 		p->in = true;
 	local_irq_enable();
 	if (err) {
-		unpin_user_page(p->page);
+		unpin(vcpu->kvm, p->page);
 		kfree(p);
 		return err;
 	}
@@ -98,9 +121,9 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	return 0;
 }
 
-static void release(struct perfctr_vcpu *p)
+static void release(struct kvm *kvm, struct perfctr_vcpu *p)
 {
-	unpin_user_pages_dirty_lock(&p->page, 1, true);
+	unpin(kvm, p->page);
 	kfree(p);
 }
 
@@ -113,7 +136,7 @@ void perfctr_page_unregister(struct kvm_vcpu *vcpu)
 	vcpu->arch.perfctr = NULL;
 	local_irq_enable();
 	perfctr_page_written(vcpu, p);
-	release(p);
+	release(vcpu->kvm, p);
 	update_rdpmc(vcpu);
 }
 
@@ -129,7 +152,7 @@ void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p)
 void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
 {
 	if (vcpu->arch.perfctr)
-		release(vcpu->arch.perfctr);
+		release(vcpu->kvm, vcpu->arch.perfctr);
 	vcpu->arch.perfctr = NULL;
 }
 
@@ -145,7 +168,7 @@ void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 	perfctr_core_abandon(perfctr_this_cpu(), perfctr_core_of(p));
 	vcpu->arch.perfctr = NULL;
 	local_irq_enable();
-	release(p);
+	release(vcpu->kvm, p);
 	update_rdpmc(vcpu);
 }
 

@@ -80,6 +80,8 @@ pub enum Request {
     },
     /// [`Kvm::limits`].
     Limits,
+    /// [`Kvm::locked_kib`].
+    Locked,
     /// [`Kvm::domains`].
     Domains,
     /// [`Kvm::allow_by_name`].
@@ -101,6 +103,7 @@ impl Display for Request {
             }
             Self::Neighbour { allowed } => write!(f, "neighbour {}", u64::from(allowed)),
             Self::Limits => write!(f, "limits"),
+            Self::Locked => write!(f, "locked"),
             Self::Domains => write!(f, "domains"),
             Self::AllowByName(allowed) => write!(f, "allow-by-name {}", u64::from(allowed)),
             Self::AllowNobody => write!(f, "allow-nobody"),
@@ -124,6 +127,7 @@ impl FromStr for Request {
             ("move", &[live, allowed]) => Self::Move { live: live == 1, allowed: allowed == 1 },
             ("neighbour", &[allowed]) => Self::Neighbour { allowed: allowed == 1 },
             ("limits", []) => Self::Limits,
+            ("locked", []) => Self::Locked,
             ("domains", []) => Self::Domains,
             ("allow-by-name", &[allowed]) => Self::AllowByName(allowed == 1),
             ("allow-nobody", []) => Self::AllowNobody,
@@ -197,6 +201,18 @@ impl Kvm {
     /// `EIO` it has failed, and the host's console says why.
     pub fn limits(&self) -> Result<Vec<u64>, Refusal> {
         self.ask(Request::Limits)
+    }
+
+    /// How much memory the process has locked that runs this guest, unit: KiB.
+    ///
+    /// # Errors
+    ///
+    /// As for [`limits`](Self::limits).
+    pub fn locked_kib(&self) -> Result<u64, Refusal> {
+        match self.ask(Request::Locked)?[..] {
+            [kib] => Ok(kib),
+            _ => Err(Refusal::EPROTO),
+        }
     }
 
     /// What the host's `perfctr domains list` says of each machine: whether it runs this guest, and
@@ -316,6 +332,7 @@ mod tests {
             Request::Move { live: true, allowed: false },
             Request::Neighbour { allowed: true },
             Request::Limits,
+            Request::Locked,
             Request::Domains,
             Request::AllowByName(false),
             Request::AllowNobody,

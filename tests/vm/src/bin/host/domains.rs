@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The command `perfctr domains` on the host, as its administrator uses it.
 
+use std::fs;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +20,14 @@ pub fn limits() -> Result<Vec<u64>> {
     let number = |key: &str| limits[key].as_u64().with_context(|| format!("{key} in {limits}"));
     let samples = limits["samples"].as_bool().context("samples")?;
     Ok(vec![number("general")?, number("fixed")?, samples.into()])
+}
+
+/// How much memory the process has locked.
+pub fn locked_kib(process: Pid) -> Result<Vec<u64>> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(vec![kib.context("no VmLck")?.parse()?])
 }
 
 /// Of each machine: whether it is this process's, and whether it may count.

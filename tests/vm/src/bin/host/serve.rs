@@ -90,6 +90,7 @@ impl<'a> Server<'a> {
                     Refusal::EIO
                 }),
                 Request::Limits => said(domains::limits()),
+                Request::Locked => said(domains::locked_kib(self.guest.process())),
                 Request::Domains => said(domains::list(self.guest.process())),
                 Request::AllowByName(allowed) => said(domains::allow(allowed)),
                 Request::AllowNobody => said(domains::allow_nobody()),

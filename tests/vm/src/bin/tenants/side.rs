@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
@@ -23,6 +24,10 @@ use crate::counting::{CROSSED, Domain};
 
 /// Regions that each of the second guest's threads measures.
 const REGIONS: u64 = 500;
+/// What a vCPU has pinned.
+const PAGE_KIB: u64 = 4;
+/// How long it may take until a vCPU counts.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Either guest's part.
 pub fn run() -> Result<ExitCode> {
@@ -34,6 +39,7 @@ pub fn run() -> Result<ExitCode> {
     module::load()?;
     let (kvm, mut tally) = (Kvm::open()?, Tally::default());
     policy(&mut tally, &kvm)?;
+    accounted(&mut tally, &kvm)?;
     let whose = "a guest of KVM beside one that may not count";
     let told = beside(&mut tally, &kvm, whose, false)?;
     let [errno, signal] = told[..] else { anyhow::bail!("the neighbour says {told:?}") };
@@ -79,6 +85,32 @@ fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     tally.check("the host's list says who may count", equal(seen, Vec::from(expected)));
     let refused = kvm.allow_nobody()?;
     tally.check("a process that runs no guest is named", equal(refused, vec![125]));
+    Ok(())
+}
+
+/// The page of each vCPU that counts is memory that the machine's process has locked.
+fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
+    let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
+    let (seen, locked) = thread::scope(|scope| {
+        let watching = scope.spawn(move || {
+            let deadline = Instant::now() + PATIENCE;
+            let mut locked = kvm.locked_kib();
+            while locked == Ok(0) && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(10));
+                locked = kvm.locked_kib();
+            }
+            stop.store(true, Ordering::Relaxed);
+            locked
+        });
+        let seen = domain.count(1, |_| !stop.load(Ordering::Relaxed));
+        (seen, watching.join().expect("no thread panics"))
+    });
+    exact(tally, "a guest of KVM whose pages are looked at", &seen?);
+    let locked = locked?;
+    let vcpus = thread::available_parallelism()?.get() as u64;
+    let bounded = locked != 0 && locked <= PAGE_KIB * vcpus && locked.is_multiple_of(PAGE_KIB);
+    let outcome = bounded.then_some(()).ok_or(format!("{locked} KiB of {vcpus} vCPUs"));
+    tally.check("the host counts vCPUs' pages as memory that the machine has locked", outcome);
     Ok(())
 }
 
