@@ -132,6 +132,19 @@ static long perfctr_perform(struct file *file, struct perfctr_thread *thread,
 	}
 }
 
+/*
+ * Reads are frequent, and of a size that the compiler knows the kernel does not
+ * look for the object which the bytes are of.
+ */
+static unsigned long perfctr_copy_out(void __user *user, const void *argument,
+				      u32 bytes)
+{
+	if (bytes == sizeof(struct perfctr_sums))
+		return copy_to_user(user, argument,
+				    sizeof(struct perfctr_sums));
+	return copy_to_user(user, argument, bytes);
+}
+
 static long perfctr_ioctl(struct file *file, unsigned int number,
 			  unsigned long address)
 {
@@ -160,7 +173,7 @@ static long perfctr_ioctl(struct file *file, unsigned int number,
 	done = perfctr_perform(file, thread, number, argument);
 	if (admitted.is_of_cpus)
 		mutex_unlock(&perfctr_cpus_lock);
-	if (done >= 0 && copy_to_user(user, argument, admitted.bytes_out))
+	if (done >= 0 && perfctr_copy_out(user, argument, admitted.bytes_out))
 		return -EFAULT;
 	return done;
 }
@@ -176,9 +189,19 @@ static const struct file_operations perfctr_fops = {
 };
 
 /* The administrator's, who may give it to a group: udev/60-perfctr.rules. */
-struct miscdevice perfctr_device = {
+static struct miscdevice perfctr_device = {
 	.minor = MISC_DYNAMIC_MINOR,
 	.name = "perfctr",
 	.mode = 0600,
 	.fops = &perfctr_fops,
 };
+
+int perfctr_chardev_init(void)
+{
+	return misc_register(&perfctr_device);
+}
+
+void perfctr_chardev_exit(void)
+{
+	misc_deregister(&perfctr_device);
+}

@@ -24,26 +24,15 @@ struct perfctr_cpu_call {
 static void perfctr_start_here(void *argument)
 {
 	struct perfctr_cpu_call *call = argument;
-	struct perfctr_cpu *cpu = perfctr_this_cpu();
-	struct perfctr_core_thread *core = perfctr_core_of(call->counters);
-	struct perfctr_thread *thread = perfctr_suspend_current();
 
-	if (cpu->shown->number != perfctr_root->observer.number)
-		perfctr_user_show(smp_processor_id(), perfctr_root);
 	call->err = perfctr_core_start_cpu_wide(
-		core, thread ? perfctr_core_of(thread) : NULL, cpu->core,
-		&perfctr_query);
-	if (!call->err)
-		cpu->cpu_wide = core;
+		perfctr_core_of(call->counters), perfctr_core_current(),
+		perfctr_this_vcpu(), &perfctr_query);
 }
 
 static void perfctr_stop_here(void *unused)
 {
-	struct perfctr_cpu *cpu = perfctr_this_cpu();
-
-	if (cpu->cpu_wide)
-		perfctr_core_stop_cpu_wide(cpu->cpu_wide, cpu->core);
-	cpu->cpu_wide = NULL;
+	perfctr_core_stop_cpu_wide(perfctr_this_vcpu());
 	/* Who executes here may not see root's page. */
 	perfctr_judge_current();
 }
@@ -89,7 +78,8 @@ long perfctr_cpus_set(struct file *file,
 		return set;
 	memset(counters->page, 0, PAGE_SIZE);
 	perfctr_core_cpu_init(perfctr_core_of(counters), counters->page,
-			      &state->control);
+			      &state->control, &counters->user->observer,
+			      counters->user->page);
 	return set;
 }
 

@@ -34,10 +34,12 @@ static int stats_show(struct seq_file *file, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(stats);
 
-void perfctr_debugfs_init(void)
+/* Nothing else depends on it. */
+int perfctr_debugfs_init(void)
 {
 	perfctr_dir = debugfs_create_dir("perfctr", NULL);
 	debugfs_create_file("stats", 0444, perfctr_dir, NULL, &stats_fops);
+	return 0;
 }
 
 void perfctr_debugfs_exit(void)

@@ -84,7 +84,7 @@ void perfctr_pmu_enable(struct pmu *unused)
 	unsigned long flags;
 
 	local_irq_save(flags);
-	perfctr_events_show();
+	perfctr_core_events_show(perfctr_this_vcpu());
 	perfctr_events_go_on(false);
 	local_irq_restore(flags);
 }
@@ -241,7 +241,7 @@ static bool perfctr_event_is_wide(const struct perf_event *event)
  */
 void perfctr_events_restored(void)
 {
-	perfctr_events_show();
+	perfctr_core_events_show(perfctr_this_vcpu());
 	perfctr_events_settle(true);
 }
 
@@ -261,12 +261,10 @@ int perfctr_event_add(struct perf_event *event, int flags)
 {
 	struct perfctr_cpu *cpu = perfctr_this_cpu();
 	struct perfctr_event_config config = perfctr_event_config(event);
-	struct perfctr_subject subject = perfctr_subject_of(current);
 	int index;
 
 	index = perfctr_core_event_add(cpu->core, &config,
-				       perfctr_core_current(), &subject,
-				       perfctr_own_observer(current),
+				       perfctr_core_current(),
 				       perfctr_event_is_wide(event));
 	if (index < 0)
 		return index;
@@ -281,22 +279,19 @@ int perfctr_event_add(struct perf_event *event, int flags)
 
 void perfctr_event_remove(struct perf_event *event, int flags)
 {
-	struct perfctr_cpu *cpu = perfctr_this_cpu();
-	struct perfctr_subject subject = perfctr_subject_of(current);
-
 	perfctr_event_stop(event, PERF_EF_UPDATE);
 	event->total_time_running -= perfctr_core_event_remove(
-		cpu->core, event->hw.idx, perfctr_event_time(event, false),
-		&subject, perfctr_event_is_wide(event));
+		perfctr_this_vcpu(), event->hw.idx,
+		perfctr_event_time(event, false), perfctr_event_is_wide(event));
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
-	cpu->events--;
+	perfctr_this_cpu()->events--;
 }
 
 /* The interrupt came: of an overflow, or since the host has let, or forbids. */
 void perfctr_events_overflow(void)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[smp_processor_id()];
+	const struct perfctr_cpu *cpu = perfctr_this_cpu();
 	struct pt_regs *regs = get_irq_regs();
 	struct perf_event *event;
 	unsigned long overflowed;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* The mapping: the thread's page, then every vCPU's, read-only; or its ring. */
 
-#include <linux/capability.h>
 #include <linux/mm.h>
 
 #include "perfctr.h"
@@ -33,37 +32,13 @@ static const struct vm_operations_struct perfctr_vm_ops = {
 	.close = perfctr_vm_close,
 };
 
-/* VM_SHARED is cleared for descriptors that cannot write; VM_MAYSHARE stays. */
-static bool perfctr_may_map(struct vm_area_struct *vma)
+static int perfctr_map_counters(struct perfctr_thread *thread,
+				struct vm_area_struct *vma)
 {
-	return vma->vm_pgoff == 0 && vma_pages(vma) == 1 + nr_cpu_ids &&
-	       vma->vm_flags & VM_MAYSHARE &&
-	       !(vma->vm_flags & (VM_WRITE | VM_EXEC));
-}
-
-/* A descriptor that was passed on does not show what others of its user do. */
-static bool perfctr_may_look(const struct perfctr_thread *thread)
-{
-	return thread->user->observer.uid == perfctr_euid(current) ||
-	       capable(CAP_SYS_PTRACE);
-}
-
-/* The mapping keeps the file open, and that keeps the pages. */
-int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
-{
-	struct perfctr_thread *thread = READ_ONCE(file->private_data);
 	vm_fault_t fault;
 	unsigned int cpu;
 
-	if (!thread)
-		return -EINVAL;
-	if (vma->vm_pgoff == PERFCTR_RING_FIRST_PAGE)
-		return perfctr_ring_mmap(thread, vma);
-	if (!perfctr_may_map(vma) || !perfctr_may_look(thread))
-		return -EPERM;
-	perfctr_vm_flags_mod(
-		vma, VM_PFNMAP | VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP,
-		VM_MAYWRITE | VM_MAYEXEC);
+	perfctr_vm_flags_mod(vma, VM_PFNMAP, 0);
 	fault = perfctr_insert(vma, 0, thread->page);
 	for (cpu = 0; cpu < nr_cpu_ids && fault == VM_FAULT_NOPAGE; cpu++)
 		fault = perfctr_insert(vma, 1 + cpu, thread->user->page[cpu]);
@@ -72,4 +47,33 @@ int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
 	vma->vm_ops = &perfctr_vm_ops;
 	perfctr_vm_open(vma);
 	return 0;
+}
+
+/*
+ * The mapping keeps the file open, and that keeps the pages.  VM_SHARED is
+ * cleared for descriptors that cannot write, while VM_MAYSHARE stays.
+ */
+int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	struct perfctr_thread *thread = READ_ONCE(file->private_data);
+	struct perfctr_mapping wanted = {
+		.first_page = vma->vm_pgoff,
+		.pages = vma_pages(vma),
+		.is_shared = vma->vm_flags & VM_MAYSHARE,
+		.may_change = vma->vm_flags & (VM_WRITE | VM_EXEC),
+		.uid = perfctr_euid(current),
+	};
+	int is_ring;
+
+	if (!thread)
+		return -EINVAL;
+	is_ring = perfctr_core_may_map(&wanted, nr_cpu_ids,
+				       perfctr_ring_pages(thread),
+				       &thread->user->observer);
+	if (is_ring < 0)
+		return is_ring;
+	perfctr_vm_flags_mod(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP,
+			     VM_MAYWRITE | VM_MAYEXEC);
+	return is_ring ? perfctr_ring_mmap(thread, vma) :
+			 perfctr_map_counters(thread, vma);
 }

@@ -3,44 +3,20 @@
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
-#include <linux/miscdevice.h>
 #include <linux/module.h>
 
 #include "perfctr.h"
 
-static const char *perfctr_found(int err)
-{
-	switch (err) {
-	case -ENOSYS:
-		return "without perfctr";
-	case -ENODEV:
-		return "with perfctr off; its log says why";
-	case -EPROTO:
-		return "whose perfctr has another ABI";
-	case -EPERM:
-		return "that does not let this domain count";
-	default:
-		return "that does not support this kind of domain";
-	}
-}
-
 static int perfctr_handshake(void)
 {
-	int err = -ENODEV;
 	const char *name = "neither Xen nor KVM", *found = "";
+	int err = -ENODEV;
 
 	if (perfctr_platform_find()) {
 		name = perfctr_platform->name;
-		err = perfctr_core_handshake(&perfctr_query);
-		found = perfctr_found(err);
-	}
-	if (!err && perfctr_platform->owns_cr4() && !PERFCTR_MAY_CHANGE_CR4) {
-		err = -EOPNOTSUPP;
-		found = "whose guest's kernel lends its modules no CR4";
-	}
-	if (!err && nr_cpu_ids > PERFCTR_MAX_VCPUS) {
-		err = -E2BIG;
-		found = "with too many vCPUs";
+		err = perfctr_core_handshake(perfctr_platform->owns_cr4(),
+					     PERFCTR_MAY_CHANGE_CR4, nr_cpu_ids,
+					     &perfctr_query, &found);
 	}
 	if (err)
 		pr_err("found %s %s (error %d), expected perfctr on, ABI major %d, at most %d vCPUs\n",
@@ -48,58 +24,46 @@ static int perfctr_handshake(void)
 	return err;
 }
 
+/*
+ * The module's parts are set up in this order and taken down in the opposite
+ * one.  The watch of switches ends when no vCPU can need it any more.
+ */
+static const struct {
+	int (*init)(void);
+	void (*exit)(void);
+} perfctr_parts[] = {
+	{ perfctr_cpus_init, perfctr_cpus_exit },
+	{ perfctr_users_init, perfctr_users_exit },
+	{ perfctr_sched_init, perfctr_watch_exit },
+	{ perfctr_vcpus_init, perfctr_vcpus_exit },
+	{ perfctr_task_init, perfctr_task_exit },
+	{ perfctr_debugfs_init, perfctr_debugfs_exit },
+	{ perfctr_chardev_init, perfctr_chardev_exit },
+	{ perfctr_pmu_init, perfctr_pmu_exit },
+};
+
+static void perfctr_take_down(unsigned int parts)
+{
+	while (parts--)
+		perfctr_parts[parts].exit();
+}
+
 static int __init perfctr_init(void)
 {
 	int err = perfctr_handshake();
+	unsigned int i;
 
-	if (err)
-		return err;
-	err = perfctr_cpus_init();
-	if (err)
-		return err;
-	err = perfctr_users_init();
-	if (err)
-		goto undo_cpus;
-	err = perfctr_vcpus_init();
-	if (err)
-		goto undo_users;
-	perfctr_sched_init();
-	err = perfctr_task_init();
-	if (err)
-		goto undo_vcpus;
-	err = perfctr_pce_init();
-	if (err)
-		goto undo_task;
-	perfctr_debugfs_init();
-	err = misc_register(&perfctr_device);
-	if (!err) {
-		perfctr_pmu_init();
-		return 0;
+	for (i = 0; i < ARRAY_SIZE(perfctr_parts) && !err; i++) {
+		err = perfctr_parts[i].init();
+		if (err)
+			perfctr_take_down(i);
 	}
-	perfctr_debugfs_exit();
-	perfctr_pce_exit();
-undo_task:
-	perfctr_task_exit();
-undo_vcpus:
-	perfctr_vcpus_exit();
-undo_users:
-	perfctr_users_exit();
-undo_cpus:
-	perfctr_cpus_exit();
 	return err;
 }
 
 static void __exit perfctr_exit(void)
 {
-	perfctr_pmu_exit();
-	misc_deregister(&perfctr_device);
-	perfctr_debugfs_exit();
-	perfctr_pce_exit();
-	perfctr_task_exit();
-	perfctr_vcpus_exit();
-	perfctr_watch_exit();
-	perfctr_users_exit();
-	perfctr_cpus_exit();
+	perfctr_take_down(ARRAY_SIZE(perfctr_parts));
 }
 
 module_init(perfctr_init);

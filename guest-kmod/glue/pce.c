@@ -43,24 +43,13 @@ void perfctr_pce_forbid(struct mm_struct *mm)
 		perfctr_pce_changed(mm);
 }
 
-/* A child's address space begins as a copy of this count, without mappings. */
-static void perfctr_pce_fork(void *unused, struct task_struct *parent,
+/*
+ * A probe: a child's address space begins as a copy of this count, but without
+ * mappings.  Where the hypervisor owns CR4 the count is always 0.
+ */
+void perfctr_pce_fork(void *unused, struct task_struct *parent,
 			     struct task_struct *child)
 {
 	if (child->mm && child->mm != parent->mm)
 		atomic_set(&child->mm->context.perf_rdpmc_allowed, 0);
-}
-
-static struct perfctr_probe perfctr_forks = { "sched_process_fork",
-					      perfctr_pce_fork };
-
-int perfctr_pce_init(void)
-{
-	return perfctr_platform->owns_cr4() ? perfctr_probe(&perfctr_forks) : 0;
-}
-
-void perfctr_pce_exit(void)
-{
-	if (perfctr_platform->owns_cr4())
-		perfctr_unprobe(&perfctr_forks);
 }

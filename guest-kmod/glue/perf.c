@@ -24,31 +24,18 @@
 
 static DEFINE_MUTEX(perfctr_contexts_lock);
 static bool perfctr_contexts_hold;
-/* A task with such a context, or NULL: all others matter only when it ends. */
-static struct task_struct *perfctr_contexts_witness;
 static struct pmu perfctr_pmu;
 
-/* With the lock held. */
 static bool perfctr_contexts_exist(void)
 {
-	struct task_struct *process, *task = perfctr_contexts_witness;
+	struct task_struct *process, *task;
+	bool exist = false;
 
-	if (task && perfctr_context_names(task, &perfctr_pmu))
-		return true;
-	if (task)
-		put_task_struct(task);
-	perfctr_contexts_witness = NULL;
 	rcu_read_lock();
 	for_each_process_thread(process, task)
-	{
-		if (!perfctr_context_names(task, &perfctr_pmu))
-			continue;
-		perfctr_contexts_witness = get_task_struct(task);
-		goto out;
-	}
-out:
+		exist |= perfctr_context_names(task, &perfctr_pmu);
 	rcu_read_unlock();
-	return perfctr_contexts_witness;
+	return exist;
 }
 
 static void perfctr_contexts_look(struct work_struct *work)
@@ -245,7 +232,7 @@ static struct pmu perfctr_pmu = {
 static bool perfctr_pmu_is_registered;
 
 /* Somebody else may have perf's hardware events; threads count all the same. */
-void perfctr_pmu_init(void)
+int perfctr_pmu_init(void)
 {
 	int err = perf_pmu_register(&perfctr_pmu, "cpu", PERF_TYPE_RAW);
 
@@ -253,6 +240,7 @@ void perfctr_pmu_init(void)
 	if (err)
 		pr_warn("perf has hardware events already, or takes none: error %d\n",
 			err);
+	return 0;
 }
 
 void perfctr_pmu_exit(void)

@@ -46,11 +46,9 @@ struct perfctr_cpu {
 	const struct perfctr_shown *shown;
 	/* For perf's events where no thread of their user has counters. */
 	struct perfctr_vcpu_page *perfs;
-	/* perf's events that are here. */
+	/* perf's events that are here: every switch asks. */
 	unsigned int events;
-	/* While whatever executes there is counted. */
-	struct perfctr_core_thread *cpu_wide;
-	/* What that is set to count with, or NULL; by its lock. */
+	/* What the whole CPU is set to count with, or NULL; by its lock. */
 	struct perfctr_thread *counters;
 	int irq;
 };
@@ -62,14 +60,12 @@ struct perfctr_cpu {
 struct perfctr_thread {
 	struct preempt_notifier notifier;
 	struct kref kref;
+	/* Of a CPU's counters: whether they are set to count anything. */
+	bool counts;
 	/* While linked, whose counters these are; changed while that is held. */
 	struct task_struct *task;
 	/* Whose thread it was when it got them. */
 	struct perfctr_user *user;
-	/* By what that one's pages are known. */
-	u32 observer;
-	/* Anything is to be counted. */
-	bool counts;
 	struct perfctr_thread_page *page;
 	/* NULL until there is one, which stays. */
 	struct perfctr_ring *ring;
@@ -115,9 +111,7 @@ int perfctr_users_init(void);
 void perfctr_users_exit(void);
 struct perfctr_user *perfctr_user_get(struct task_struct *task);
 void perfctr_user_put(struct perfctr_user *user);
-int perfctr_user_show(unsigned int number, struct perfctr_user *user);
 struct perfctr_subject perfctr_subject_of(struct task_struct *task);
-void perfctr_events_show(void);
 bool perfctr_user_is_shown(const struct perfctr_user *user);
 
 /* ring.c: threads' rings of samples. */
@@ -127,22 +121,22 @@ int perfctr_ring_begin(struct perfctr_thread *thread,
 		       const struct perfctr_ring_request *request);
 void perfctr_ring_record(struct perfctr_thread *thread, u32 counters);
 void perfctr_ring_free(struct perfctr_ring *ring);
+u32 perfctr_ring_pages(const struct perfctr_thread *thread);
 int perfctr_ring_mmap(struct perfctr_thread *thread,
 		      struct vm_area_struct *vma);
 __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
 
 /* sched.c: switches of threads, and what they are told. */
 extern struct preempt_ops perfctr_preempt_ops;
-void perfctr_sched_init(void);
+int perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
 struct perfctr_thread *perfctr_thread_current(void);
-struct perfctr_thread *perfctr_suspend_current(void);
+void perfctr_suspend_current(void);
 void perfctr_resume_current(void);
 void perfctr_tell(struct perfctr_thread *thread, u64 told);
 void perfctr_tell_current(void);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 struct perfctr_core_thread *perfctr_core_current(void);
-u32 perfctr_own_observer(struct task_struct *task);
 void perfctr_judge_current(void);
 
 /* event.c: perf's events on this CPU. */
@@ -174,6 +168,7 @@ struct perfctr_probe {
 	const char *name;
 	void *function;
 	struct tracepoint *tracepoint;
+	bool is_registered;
 };
 int perfctr_probe(struct perfctr_probe *probe);
 void perfctr_unprobe(struct perfctr_probe *probe);
@@ -210,6 +205,12 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
 
+/* pce.c: processes that may execute RDPMC. */
+void perfctr_pce_fork(void *unused, struct task_struct *parent,
+		      struct task_struct *child);
+void perfctr_pce_allow(struct mm_struct *mm);
+void perfctr_pce_forbid(struct mm_struct *mm);
+
 /* task.c: exec and exit. */
 int perfctr_task_init(void);
 void perfctr_task_exit(void);
@@ -224,23 +225,18 @@ long perfctr_cpus_read(struct perfctr_cpu_state_arg *state);
 void perfctr_cpus_close(struct file *file);
 
 /* perf.c: the PMU of Linux's perf. */
-void perfctr_pmu_init(void);
+int perfctr_pmu_init(void);
 void perfctr_pmu_exit(void);
-
-/* pce.c: processes that may execute RDPMC. */
-int perfctr_pce_init(void);
-void perfctr_pce_exit(void);
-void perfctr_pce_allow(struct mm_struct *mm);
-void perfctr_pce_forbid(struct mm_struct *mm);
 
 /* mmap.c */
 int perfctr_mmap(struct file *file, struct vm_area_struct *vma);
 
 /* chardev.c */
-extern struct miscdevice perfctr_device;
+int perfctr_chardev_init(void);
+void perfctr_chardev_exit(void);
 
 /* debugfs.c */
-void perfctr_debugfs_init(void);
+int perfctr_debugfs_init(void);
 void perfctr_debugfs_exit(void);
 
 /* Of the calling thread, or of one that comes to execute here. */

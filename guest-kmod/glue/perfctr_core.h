@@ -9,7 +9,7 @@
 /*
  * Bytes of a thread object.  With what C has beside it, it fits the allocator's 2 KiB.
  */
-#define PERFCTR_THREAD_BYTES 1912
+#define PERFCTR_THREAD_BYTES 1928
 
 /*
  * What C has room for, unit: words.
@@ -68,6 +68,28 @@ struct perfctr_core_thread;
  * A vCPU as C holds it.
  */
 struct perfctr_core_vcpu;
+
+/*
+ * Who has a page of this vCPU.
+ */
+struct perfctr_observer {
+  /*
+   * The container that its threads are in.
+   */
+  uint64_t container;
+  /*
+   * The effective user of its threads.
+   */
+  uint32_t uid;
+  /*
+   * By what the hypervisor tells it from others; not 0.
+   */
+  uint32_t number;
+  /*
+   * Whether it may look into the kernel.
+   */
+  bool sees_kernel;
+};
 
 /*
  * How an event was opened: the first fields of Linux's `struct perf_event_attr`.
@@ -142,24 +164,6 @@ struct perfctr_event_config {
 };
 
 /*
- * Who executes.
- */
-struct perfctr_subject {
-  /*
-   * The container that it is in, told from others by its namespace of process numbers.
-   */
-  uint64_t container;
-  /*
-   * Its effective user.
-   */
-  uint32_t uid;
-  /*
-   * One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
-   */
-  uint32_t kind;
-};
-
-/*
  * What perf is given of an event.
  */
 struct perfctr_progress {
@@ -196,6 +200,32 @@ struct perfctr_admitted {
 };
 
 /*
+ * The mapping that a process asks for.
+ */
+struct perfctr_mapping {
+  /*
+   * Where it begins in the descriptor's pages.
+   */
+  uint64_t first_page;
+  /*
+   * How many pages it has.
+   */
+  uint64_t pages;
+  /*
+   * It is shared, and not the process's own copy.
+   */
+  bool is_shared;
+  /*
+   * The process wants to write there, or to execute what is there.
+   */
+  bool may_change;
+  /*
+   * The process's effective user.
+   */
+  uint32_t uid;
+};
+
+/*
  * Where the next record of a ring goes, and what it says.
  */
 struct perfctr_ring_place {
@@ -215,6 +245,24 @@ struct perfctr_ring_place {
    * Callers that there is room for.
    */
   uint32_t callers;
+};
+
+/*
+ * Who executes.
+ */
+struct perfctr_subject {
+  /*
+   * The container that it is in, told from others by its namespace of process numbers.
+   */
+  uint64_t container;
+  /*
+   * Its effective user.
+   */
+  uint32_t uid;
+  /*
+   * One of `SUBJECT_OPEN`, `SUBJECT_GUARDED` and `SUBJECT_KERNEL`.
+   */
+  uint32_t kind;
 };
 
 /*
@@ -239,28 +287,6 @@ struct perfctr_shown {
   bool hides_kernel;
 };
 
-/*
- * Who has a page of this vCPU.
- */
-struct perfctr_observer {
-  /*
-   * The container that its threads are in.
-   */
-  uint64_t container;
-  /*
-   * The effective user of its threads.
-   */
-  uint32_t uid;
-  /*
-   * By what the hypervisor tells it from others; not 0.
-   */
-  uint32_t number;
-  /*
-   * Whether it may look into the kernel.
-   */
-  bool sees_kernel;
-};
-
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 
 /*
@@ -274,9 +300,13 @@ extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
 extern void perfctr_glue_rdpmc(void);
 
 /*
- * Asks the hypervisor; see handshake.
+ * Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
  */
-int perfctr_core_handshake(struct perfctr_hv_query *answer);
+int perfctr_core_handshake(bool owns_cr4,
+                           bool lends_cr4,
+                           uint32_t cpus,
+                           struct perfctr_hv_query *answer,
+                           const char **found);
 
 /*
  * Asks again; see handshake_again.
@@ -325,7 +355,9 @@ uint64_t perfctr_core_stat(const struct perfctr_core_vcpu *vcpu, uint32_t index)
  */
 void perfctr_core_thread_init(struct perfctr_core_thread *memory,
                               const struct perfctr_thread_page *page,
-                              uint32_t tid);
+                              uint32_t tid,
+                              const struct perfctr_observer *observer,
+                              struct perfctr_vcpu_page *const *pages);
 
 /*
  * The thread is switched in; gives a signal, see `pack`.
@@ -358,11 +390,6 @@ uint64_t perfctr_core_interrupt(const struct perfctr_core_thread *thread,
                                 const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Whether anything is to be counted of the thread; see ThreadPmu::counts.
- */
-bool perfctr_core_counts(const struct perfctr_core_thread *thread);
-
-/*
  * A signal could not be sent; see ThreadPmu::signal_lost.
  */
 void perfctr_core_signal_lost(const struct perfctr_core_thread *thread,
@@ -381,9 +408,9 @@ void perfctr_core_stop(const struct perfctr_core_thread *thread,
                        const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Whether the thread's counters end when it executes another program; see ends_at_exec.
+ * Whether the thread's counters end now that it executes another program: with rights that its
  */
-bool perfctr_core_ends_at_exec(const struct perfctr_core_thread *thread, bool guarded);
+bool perfctr_core_ends_at_exec(const struct perfctr_core_thread *thread, bool has_gained_rights);
 
 /*
  * `IOC_READ` by the thread itself; see ThreadPmu::read.
@@ -419,22 +446,19 @@ int perfctr_core_event_generic(const struct perfctr_hv_query *query,
 bool perfctr_core_events_fit(const struct perfctr_event_config *group, uint32_t count);
 
 /*
- * An event comes, while `present` executes, which `thread` and `own` are the counters of and their
+ * An event comes while a thread executes whose counters are `thread`, if it has any; gives the
  */
 int perfctr_core_event_add(const struct perfctr_core_vcpu *vcpu,
                            const struct perfctr_event_config *event,
                            const struct perfctr_core_thread *thread,
-                           const struct perfctr_subject *present,
-                           uint32_t own,
                            bool is_wide);
 
 /*
- * An event goes, while `present` executes; gives for how long it was stalled.
+ * An event goes; gives for how long it was stalled.
  */
 uint64_t perfctr_core_event_remove(const struct perfctr_core_vcpu *vcpu,
                                    uint32_t index,
                                    uint64_t now,
-                                   const struct perfctr_subject *present,
                                    bool is_wide);
 
 /*
@@ -556,6 +580,14 @@ void perfctr_core_last_control(const struct perfctr_core_thread *thread,
                                struct perfctr_control_arg *out);
 
 /*
+ * What a mapping through a descriptor shows: 1 for the ring, 0 for the counters of a thread with
+ */
+int perfctr_core_may_map(const struct perfctr_mapping *wanted,
+                         uint32_t cpus,
+                         uint32_t ring_pages,
+                         const struct perfctr_observer *observer);
+
+/*
  * A thread gets these counters; see Admission::thread_begins.
  */
 int perfctr_core_thread_begins(const struct perfctr_core_thread *thread);
@@ -583,7 +615,9 @@ int perfctr_core_cpu_set(uint64_t by,
  */
 void perfctr_core_cpu_init(struct perfctr_core_thread *counters,
                            const struct perfctr_thread_page *page,
-                           const struct perfctr_control_arg *control);
+                           const struct perfctr_control_arg *control,
+                           const struct perfctr_observer *observer,
+                           struct perfctr_vcpu_page *const *pages);
 
 /*
  * See Admission::cpus_start.
@@ -619,10 +653,9 @@ int perfctr_core_start_cpu_wide(const struct perfctr_core_thread *counters,
                                 const struct perfctr_hv_query *query);
 
 /*
- * The CPU stops counting whatever executes there; see
+ * The CPU stops counting whatever executes there, if it does; see
  */
-void perfctr_core_stop_cpu_wide(const struct perfctr_core_thread *counters,
-                                const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_stop_cpu_wide(const struct perfctr_core_vcpu *vcpu);
 
 /*
  * Whether a user may have so many locked pages; see may_lock.
@@ -685,6 +718,11 @@ int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t ta
 bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 
 /*
+ * The thread that executes this.
+ */
+extern void perfctr_glue_present(struct perfctr_subject *present);
+
+/*
  * The number of an observer: one that nobody has.
  */
 uint32_t perfctr_core_new_observer(void);
@@ -695,16 +733,10 @@ uint32_t perfctr_core_new_observer(void);
 const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * Registers an observer's page in place of what is registered; see
+ * Takes the page of an observer back from the vCPU if it is registered there; perf's events that
  */
-int perfctr_core_show(const struct perfctr_core_vcpu *vcpu,
-                      const struct perfctr_vcpu_page *page,
-                      const struct perfctr_observer *observer);
-
-/*
- * Takes the vCPU's page back; see Cpu::unregister(guest_kmod::Cpu::unregister).
- */
-int perfctr_core_hide(const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_hide(const struct perfctr_core_vcpu *vcpu,
+                       const struct perfctr_observer *observer);
 
 /*
  * Somebody comes to execute in place of `present`, if that has counters, who may not see what is
@@ -712,27 +744,18 @@ int perfctr_core_hide(const struct perfctr_core_vcpu *vcpu);
 void perfctr_core_leave_to(const struct perfctr_core_vcpu *vcpu,
                            const struct perfctr_core_thread *present,
                            const struct perfctr_subject *next,
-                           uint32_t own);
+                           const struct perfctr_core_thread *coming);
 
 /*
  * Who executes has become another subject without a switch; see
  */
 void perfctr_core_become(const struct perfctr_core_vcpu *vcpu,
-                         const struct perfctr_core_thread *present,
-                         const struct perfctr_subject *subject,
-                         uint32_t own);
-
-/*
- * See Observer::may_see.
- */
-bool perfctr_core_may_see(const struct perfctr_observer *observer,
-                          const struct perfctr_subject *program);
+                         const struct perfctr_core_thread *present);
 
 /*
  * perf's page is registered if none is, for events that are here; see
  */
-void perfctr_core_events_show(const struct perfctr_core_vcpu *vcpu,
-                              const struct perfctr_subject *present);
+void perfctr_core_events_show(const struct perfctr_core_vcpu *vcpu);
 
 /*
  * The vCPU comes online; see Cpu::come_online(guest_kmod::Cpu::come_online).
@@ -740,7 +763,7 @@ void perfctr_core_events_show(const struct perfctr_core_vcpu *vcpu,
 int perfctr_core_vcpu_online(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * The vCPU goes offline; see Cpu::go_offline(guest_kmod::Cpu::go_offline).
+ * The vCPU goes offline, and what it counted for the whole CPU ends; see
  */
 int perfctr_core_vcpu_offline(const struct perfctr_core_vcpu *vcpu);
 

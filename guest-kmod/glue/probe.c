@@ -16,18 +16,28 @@ static void perfctr_find(struct tracepoint *tracepoint, void *probe_pointer)
 
 int perfctr_probe(struct perfctr_probe *probe)
 {
+	int err;
+
 	if (!probe->tracepoint)
 		for_each_kernel_tracepoint(perfctr_find, probe);
 	if (!probe->tracepoint)
 		return -ENOENT;
-	return tracepoint_probe_register(probe->tracepoint, probe->function,
-					 NULL);
+	err = tracepoint_probe_register(probe->tracepoint, probe->function,
+					NULL);
+	probe->is_registered = !err;
+	return err;
 }
 
-/* It may still run somewhere, until perfctr_probes_end(). */
+/*
+ * It may still run somewhere, until perfctr_probes_end().  One that could not be
+ * registered is left alone.
+ */
 void perfctr_unprobe(struct perfctr_probe *probe)
 {
-	tracepoint_probe_unregister(probe->tracepoint, probe->function, NULL);
+	if (probe->is_registered)
+		tracepoint_probe_unregister(probe->tracepoint, probe->function,
+					    NULL);
+	probe->is_registered = false;
 }
 
 /* Returns when no probe that was taken away runs any more. */

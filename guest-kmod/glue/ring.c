@@ -162,17 +162,16 @@ __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table)
 	return events;
 }
 
-/* All of it, read-only; the mapping keeps the file open, and that the pages. */
+/* 0 without a ring. */
+u32 perfctr_ring_pages(const struct perfctr_thread *thread)
+{
+	const struct perfctr_ring *ring = smp_load_acquire(&thread->ring);
+
+	return ring ? ring->pages : 0;
+}
+
+/* There is one, and it stays. */
 int perfctr_ring_mmap(struct perfctr_thread *thread, struct vm_area_struct *vma)
 {
-	struct perfctr_ring *ring = smp_load_acquire(&thread->ring);
-
-	if (!ring)
-		return -ENXIO;
-	if (vma_pages(vma) != ring->pages || !(vma->vm_flags & VM_MAYSHARE) ||
-	    vma->vm_flags & (VM_WRITE | VM_EXEC))
-		return -EPERM;
-	perfctr_vm_flags_mod(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP,
-			     VM_MAYWRITE | VM_MAYEXEC);
-	return vm_map_pages_zero(vma, ring->page, ring->pages);
+	return vm_map_pages_zero(vma, thread->ring->page, thread->ring->pages);
 }

@@ -94,18 +94,15 @@ void perfctr_tell_current(void)
 						       perfctr_this_vcpu()));
 }
 
-/* On that CPU, with interrupts disabled; gives what to tell it. */
-static inline u64 perfctr_resume(struct perfctr_thread *thread,
-				 unsigned int number)
+/* With interrupts disabled; gives what to tell the thread. */
+static inline u64 perfctr_resume(struct perfctr_thread *thread)
 {
 	struct perfctr_core_thread *core = perfctr_core_of(thread);
-	const struct perfctr_cpu *cpu = &perfctr_cpus[number];
 
-	if (unlikely(cpu->shown->number != thread->observer) && thread->counts)
-		perfctr_user_show(number, thread->user);
 	if (static_branch_unlikely(&perfctr_measures))
-		return perfctr_core_switch_in_measured(core, cpu->core);
-	return perfctr_core_switch_in(core, cpu->core);
+		return perfctr_core_switch_in_measured(core,
+						       perfctr_this_vcpu());
+	return perfctr_core_switch_in(core, perfctr_this_vcpu());
 }
 
 static void perfctr_in(struct preempt_notifier *notifier, int cpu)
@@ -114,7 +111,7 @@ static void perfctr_in(struct preempt_notifier *notifier, int cpu)
 	u64 told;
 
 	local_irq_disable();
-	told = perfctr_resume(thread, cpu);
+	told = perfctr_resume(thread);
 	if (unlikely(told))
 		perfctr_tell(thread, told);
 	local_irq_enable();
@@ -137,10 +134,11 @@ struct preempt_ops perfctr_preempt_ops = {
 	.sched_out = perfctr_out,
 };
 
-void perfctr_sched_init(void)
+int perfctr_sched_init(void)
 {
 	if (perfctr_cost)
 		static_branch_enable(&perfctr_measures);
+	return 0;
 }
 
 /*
@@ -163,30 +161,26 @@ struct perfctr_thread *perfctr_thread_current(void)
 	return perfctr_thread_of(current);
 }
 
-struct perfctr_core_thread *perfctr_core_current(void)
+static struct perfctr_core_thread *
+perfctr_core_of_task(struct task_struct *task)
 {
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_thread *thread = perfctr_thread_of(task);
 
 	return thread ? perfctr_core_of(thread) : NULL;
 }
 
-/* In whose page the thread's own counters may show, as the core wants it. */
-u32 perfctr_own_observer(struct task_struct *task)
+struct perfctr_core_thread *perfctr_core_current(void)
 {
-	struct perfctr_thread *thread = perfctr_thread_of(task);
-
-	return thread && thread->counts ? thread->observer : 0;
+	return perfctr_core_of_task(current);
 }
 
-/* With interrupts disabled: the calling thread's counters, if it has any. */
-struct perfctr_thread *perfctr_suspend_current(void)
+/* With interrupts disabled. */
+void perfctr_suspend_current(void)
 {
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_core_thread *core = perfctr_core_current();
 
-	if (thread)
-		perfctr_core_switch_out(perfctr_core_of(thread),
-					perfctr_this_vcpu());
-	return thread;
+	if (core)
+		perfctr_core_switch_out(core, perfctr_this_vcpu());
 }
 
 /* With interrupts disabled. */
@@ -195,8 +189,7 @@ void perfctr_resume_current(void)
 	struct perfctr_thread *thread = perfctr_thread_current();
 
 	if (thread)
-		perfctr_tell(thread,
-			     perfctr_resume(thread, smp_processor_id()));
+		perfctr_tell(thread, perfctr_resume(thread));
 }
 
 /* With interrupts disabled: somebody executes, or will, whom a page may show. */
@@ -205,7 +198,7 @@ static noinline void perfctr_leave_to(struct task_struct *next)
 	struct perfctr_subject subject = perfctr_subject_of(next);
 
 	perfctr_core_leave_to(perfctr_this_vcpu(), perfctr_core_current(),
-			      &subject, perfctr_own_observer(next));
+			      &subject, perfctr_core_of_task(next));
 }
 
 /*
@@ -214,12 +207,10 @@ static noinline void perfctr_leave_to(struct task_struct *next)
  */
 void perfctr_judge_current(void)
 {
-	struct perfctr_subject subject = perfctr_subject_of(current);
 	unsigned long flags;
 
 	local_irq_save(flags);
-	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_current(),
-			    &subject, perfctr_own_observer(current));
+	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_current());
 	local_irq_restore(flags);
 }
 

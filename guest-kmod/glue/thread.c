@@ -56,11 +56,11 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 		perfctr_thread_put(thread);
 		return ERR_PTR(err);
 	}
-	thread->observer = thread->user->observer.number;
 	mutex_init(&thread->lock);
 	init_waitqueue_head(&thread->wait);
 	preempt_notifier_init(&thread->notifier, &perfctr_preempt_ops);
-	perfctr_core_thread_init(perfctr_core_of(thread), thread->page, tid);
+	perfctr_core_thread_init(perfctr_core_of(thread), thread->page, tid,
+				 &thread->user->observer, thread->user->page);
 	return thread;
 }
 
@@ -197,28 +197,18 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	return 0;
 }
 
-/*
- * The core does it, for the thread or its tracer.  A thread that does not count
- * yet may find another user's page registered.
- */
+/* The core does it, for the thread or its tracer. */
 int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 			   const struct perfctr_control_arg *control)
 {
-	struct perfctr_core_thread *core = perfctr_core_of(thread);
 	struct perfctr_hold hold;
 	int err;
 
 	mutex_lock(&thread->lock);
 	err = perfctr_thread_hold(thread, &hold);
 	if (!err) {
-		if (hold.vcpu &&
-		    perfctr_this_cpu()->shown->number != thread->observer)
-			perfctr_user_show(smp_processor_id(), thread->user);
-		err = perfctr_core_operate(core, hold.vcpu, &perfctr_query,
-					   number, control);
-		/* A tracee may be in the middle of a read, which needs a page. */
-		thread->counts = perfctr_core_counts(core) ||
-				 (!hold.vcpu && thread->counts);
+		err = perfctr_core_operate(perfctr_core_of(thread), hold.vcpu,
+					   &perfctr_query, number, control);
 		if (hold.vcpu)
 			perfctr_tell_current();
 		perfctr_thread_let_go(&hold);

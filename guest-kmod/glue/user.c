@@ -47,11 +47,9 @@ struct perfctr_subject perfctr_subject_of(struct task_struct *task)
 	};
 }
 
-/* On that CPU, with interrupts disabled; a refusal is told its threads. */
-int perfctr_user_show(unsigned int number, struct perfctr_user *user)
+void perfctr_glue_present(struct perfctr_subject *present)
 {
-	return perfctr_core_show(perfctr_cpus[number].core, user->page[number],
-				 &user->observer);
+	*present = perfctr_subject_of(current);
 }
 
 /*
@@ -71,29 +69,11 @@ bool perfctr_user_is_shown(const struct perfctr_user *user)
 	return false;
 }
 
-/*
- * On that CPU, with interrupts disabled: perf's events that are there go on in
- * perf's page if none is registered.
- */
-void perfctr_events_show(void)
-{
-	const struct perfctr_cpu *cpu = perfctr_this_cpu();
-	struct perfctr_subject subject;
-
-	if (likely(!cpu->events || cpu->shown->number))
-		return;
-	subject = perfctr_subject_of(current);
-	perfctr_core_events_show(cpu->core, &subject);
-}
-
 static void perfctr_user_hide_here(void *data)
 {
-	struct perfctr_cpu *cpu = perfctr_this_cpu();
-	struct perfctr_user *user = data;
+	const struct perfctr_user *user = data;
 
-	if (cpu->shown->number == user->observer.number)
-		perfctr_core_hide(cpu->core);
-	perfctr_events_show();
+	perfctr_core_hide(perfctr_this_vcpu(), &user->observer);
 }
 
 /* Nothing of it is registered. */

@@ -46,17 +46,13 @@ static int perfctr_vcpu_register(unsigned int cpu)
 }
 
 /* On that CPU. */
-static int perfctr_vcpu_unregister(unsigned int number)
+static int perfctr_vcpu_unregister(unsigned int cpu)
 {
-	struct perfctr_cpu *cpu = &perfctr_cpus[number];
 	unsigned long flags;
 	int err;
 
 	local_irq_save(flags);
-	if (cpu->cpu_wide)
-		perfctr_core_stop_cpu_wide(cpu->cpu_wide, cpu->core);
-	cpu->cpu_wide = NULL;
-	err = perfctr_core_vcpu_offline(cpu->core);
+	err = perfctr_core_vcpu_offline(perfctr_cpus[cpu].core);
 	local_irq_restore(flags);
 	return err;
 }

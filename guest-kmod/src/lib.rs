@@ -16,6 +16,7 @@ pub mod cpu_wide;
 pub mod hal;
 pub mod ioctl;
 pub mod loaded;
+pub mod mapping;
 pub mod overflow;
 pub mod perf;
 pub mod policy;

@@ -22,6 +22,8 @@ pub trait Rights {
     fn is_locked_down(&self) -> bool;
     /// `CAP_IPC_LOCK`: the caller may keep any amount of memory from being swapped.
     fn has_ipc_lock(&self) -> bool;
+    /// `CAP_SYS_PTRACE`: the caller may look into the programs of other users.
+    fn has_ptrace(&self) -> bool;
     /// Whether perf would let the caller count in kernel mode, where a module can ask it.
     ///
     /// # Errors

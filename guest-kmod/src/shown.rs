@@ -167,8 +167,17 @@ impl Vcpu {
     /// The page is gone if its user is, if the machine has slept, and if perf has the events go on
     /// with a task of another user.
     pub fn events_need_page_for(&self, present: &Subject) -> Option<Subject> {
-        let stand_still = !self.events.is_empty() && !self.is_registered();
-        stand_still.then(|| self.pages.coming.unwrap_or(*present))
+        self.events_stand_still().then(|| self.pages.coming.unwrap_or(*present))
+    }
+
+    /// Whether there are events of perf's here and no page is registered.
+    pub fn events_stand_still(&self) -> bool {
+        !self.events.is_empty() && !self.is_registered()
+    }
+
+    /// Whether a thread of this observer needs the observer's page registered in place of what is.
+    pub fn lacks_page_of(&self, observer: &Observer) -> bool {
+        self.pages.shown.number != observer.number
     }
 
     /// perf's PMU is enabled: no switch is under way.
@@ -445,6 +454,20 @@ mod tests {
         assert_eq!(machine.leave_to(&program(1001)), Leave::Hide, "it may not look into that one");
         assert_eq!(machine.leave_to(&guarded(1001)), Leave::Hide, "nor may one of its kind");
         assert_eq!(number(&guarded(1001), 25), 25, "it may be another program");
+    }
+
+    #[test]
+    fn a_thread_lacks_its_observers_page_where_another_is_registered() {
+        let machine = Machine::new();
+        let lacks = |observer| machine.on(0, |cpu| cpu.vcpu.lacks_page_of(observer));
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        assert!(lacks(&ALICE) && lacks(&ROOT));
+        machine.show(&ALICE);
+        assert!(!lacks(&ALICE) && lacks(&ROOT));
+        machine.show(&ROOT);
+        assert!(lacks(&ALICE) && !lacks(&ROOT));
+        machine.show_perfs(&program(1001), 61);
+        assert!(lacks(&ALICE), "perf's page is not its user's");
     }
 
     #[test]

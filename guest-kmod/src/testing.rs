@@ -58,6 +58,7 @@ pub(crate) struct Person {
     pub(crate) perfmon: bool,
     pub(crate) locked_down: bool,
     pub(crate) ipc_lock: bool,
+    pub(crate) ptrace: bool,
     pub(crate) perf: Result<(), Errno>,
     pub(crate) questions: Cell<u32>,
 }
@@ -65,7 +66,14 @@ pub(crate) struct Person {
 impl Person {
     pub(crate) const fn new(perfmon: bool) -> Self {
         let questions = Cell::new(0);
-        Self { perfmon, locked_down: false, ipc_lock: false, perf: Ok(()), questions }
+        Self {
+            perfmon,
+            locked_down: false,
+            ipc_lock: false,
+            ptrace: false,
+            perf: Ok(()),
+            questions,
+        }
     }
 
     pub(crate) fn questions(&self) -> u32 {
@@ -89,6 +97,10 @@ impl Rights for Person {
 
     fn has_ipc_lock(&self) -> bool {
         self.asked(self.ipc_lock)
+    }
+
+    fn has_ptrace(&self) -> bool {
+        self.asked(self.ptrace)
     }
 
     fn perf_allows_kernel(&self) -> Result<(), Errno> {

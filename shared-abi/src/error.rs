@@ -63,6 +63,8 @@ errnos! {
     STALE = 116, "ESTALE";
     /// There is no memory left.
     NOMEM = 12, "ENOMEM";
+    /// There are more vCPUs than the module has room for.
+    TOOBIG = 7, "E2BIG";
     /// The vCPU has no registered page, or the thread has no ring.
     NXIO = 6, "ENXIO";
 }

@@ -13,6 +13,7 @@ use guest_kmod::shown::Subject;
 use shared_abi::Errno;
 use shared_abi::hypercall::{HvPlace, HvQuery};
 
+use crate::shown::{Present, observer_of};
 use crate::{ThreadObject, VcpuObject};
 
 /// What an event needs that is opened so; see [`EventConfig::open`].
@@ -64,8 +65,8 @@ pub unsafe extern "C" fn perfctr_core_events_fit(group: *const EventConfig, coun
     fit(unsafe { slice::from_raw_parts(group, count as usize) })
 }
 
-/// An event comes, while `present` executes, which `thread` and `own` are the counters of and their
-/// observer, if it has any; gives the event's number.
+/// An event comes while a thread executes whose counters are `thread`, if it has any; gives the
+/// event's number.
 ///
 /// Where no page is registered in which it may be counted, perf's is; see
 /// [`Vcpu::event_needs_page`](guest_kmod::Vcpu::event_needs_page) and
@@ -79,16 +80,15 @@ pub unsafe extern "C" fn perfctr_core_event_add(
     vcpu: &VcpuObject,
     event: &EventConfig,
     thread: Option<&ThreadObject>,
-    present: &Subject,
-    own: u32,
     is_wide: bool,
 ) -> c_int {
+    let present = Subject::present();
     // SAFETY: nobody else uses the vCPU until this returns, since interrupts are disabled there.
     let state = unsafe { vcpu.cpu() }.vcpu;
-    if state.event_needs_page(present, (own != 0).then_some(own), is_wide) {
+    if state.event_needs_page(&present, observer_of(thread), is_wide) {
         // Where it is refused, so is the event.
         // SAFETY: as above; the reference before is not used any more.
-        let _ = unsafe { vcpu.show_perfs(present) };
+        let _ = unsafe { vcpu.show_perfs(&present) };
     }
     // SAFETY: as above.
     let mut cpu = unsafe { vcpu.cpu() };
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn perfctr_core_event_add(
     }
 }
 
-/// An event goes, while `present` executes; gives for how long it was stalled.
+/// An event goes; gives for how long it was stalled.
 ///
 /// See [`Cpu::remove_event`](guest_kmod::Cpu::remove_event) and
 /// [`Vcpu::event_goes`](guest_kmod::Vcpu::event_goes).
@@ -118,13 +118,13 @@ pub unsafe extern "C" fn perfctr_core_event_remove(
     vcpu: &VcpuObject,
     index: u32,
     now: u64,
-    present: &Subject,
     is_wide: bool,
 ) -> u64 {
+    let present = Subject::present();
     // SAFETY: nobody else uses the vCPU until this returns, since interrupts are disabled there.
     let mut cpu = unsafe { vcpu.cpu() };
     let stalled = cpu.remove_event(index, now);
-    if cpu.vcpu.event_goes(present, is_wide) {
+    if cpu.vcpu.event_goes(&present, is_wide) {
         // What the hypervisor refuses is asked for again at the next switch.
         // SAFETY: as above; the reference before is not used any more.
         let _ = unsafe { vcpu.hide() };

@@ -20,17 +20,19 @@ use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
 
 use guest_kmod::hal::Hypervisor;
-use guest_kmod::handshake::{handshake, handshake_again};
+use guest_kmod::handshake::{GuestKernel, handshake_again, welcome};
 use guest_kmod::overflow::Signal;
 use guest_kmod::policy::ends_at_exec;
 use guest_kmod::publish::published;
 use guest_kmod::restore::Restoration;
+use guest_kmod::shown::{Observer, Subject};
 use guest_kmod::{Counting, Cpu, Ring, Stats, ThreadPmu, Vcpu, for_number};
 use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::{Errno, ThreadPage, VcpuPage};
 
 use requests::Caller;
+use shown::Present;
 
 /// No code path leads here: the object is checked not to contain any that does.
 #[cfg(target_os = "none")]
@@ -80,6 +82,8 @@ pub struct VcpuObject {
     page: Cell<*const VcpuPage>,
     /// That of perf's events.
     perfs: *const VcpuPage,
+    /// What counts for the whole CPU while that is done.
+    cpu_wide: Cell<*const ThreadObject>,
     kernel: Linux,
     stats: Stats,
     vcpu: UnsafeCell<Vcpu>,
@@ -93,6 +97,12 @@ pub struct ThreadObject {
     ring: Ring,
     /// The last one that was accepted.  By C's mutex.
     control: UnsafeCell<Control>,
+    /// The user whose thread it was when it got the counters.
+    observer: *const Observer,
+    /// That user's pages, one for each possible CPU.
+    pages: *const *mut VcpuPage,
+    /// Whether the user's page is to be registered where the thread executes.
+    needs_page: Cell<bool>,
     /// Whoever has made these counters may observe the whole system.
     privileged: bool,
 }
@@ -154,10 +164,26 @@ fn give(sums: Result<Sums, Errno>, out: &mut Sums) -> c_int {
     to_return(sums.map(|sums| *out = sums))
 }
 
-/// Asks the hypervisor; see [`handshake`].
+/// Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
+/// [`welcome`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_handshake(answer: &mut HvQuery) -> c_int {
-    to_return(handshake(&Host).map(|query| *answer = query))
+pub extern "C" fn perfctr_core_handshake(
+    owns_cr4: bool,
+    lends_cr4: bool,
+    cpus: u32,
+    answer: &mut HvQuery,
+    found: &mut *const c_char,
+) -> c_int {
+    match welcome(&Host, &GuestKernel { owns_cr4, lends_cr4, cpus }) {
+        Ok(query) => {
+            *answer = query;
+            0
+        }
+        Err(unsuitable) => {
+            *found = unsuitable.found.as_ptr();
+            unsuitable.errno.to_return()
+        }
+    }
 }
 
 /// Asks again; see [`handshake_again`].
@@ -176,7 +202,8 @@ pub extern "C" fn perfctr_core_vcpu_bytes() -> usize {
 ///
 /// # Safety
 ///
-/// `memory` is as the crate's documentation says; the page outlives it.
+/// `memory` has the bytes of a vCPU object, is aligned to 8 bytes, and nothing else uses it; the
+/// page outlives it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpu_init(
     memory: *mut VcpuObject,
@@ -187,6 +214,7 @@ pub unsafe extern "C" fn perfctr_core_vcpu_init(
         number,
         page: Cell::new(perfs),
         perfs,
+        cpu_wide: Cell::new(core::ptr::null()),
         kernel: Linux { restoration: Restoration::new() },
         stats: Stats::default(),
         vcpu: UnsafeCell::new(Vcpu::default()),
@@ -200,7 +228,7 @@ pub unsafe extern "C" fn perfctr_core_vcpu_init(
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpu_refuse(vcpu: &VcpuObject, error: c_int) {
     // SAFETY: on this vCPU, interrupts disabled.
@@ -211,7 +239,7 @@ pub unsafe extern "C" fn perfctr_core_vcpu_refuse(vcpu: &VcpuObject, error: c_in
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpu_stop_if_idle(vcpu: &VcpuObject) {
     // SAFETY: on this vCPU, interrupts disabled.
@@ -237,19 +265,22 @@ pub extern "C" fn perfctr_core_stat(vcpu: &VcpuObject, index: u32) -> u64 {
 }
 
 /// Bytes of a thread object.  With what C has beside it, it fits the allocator's 2 KiB.
-pub const THREAD_BYTES: usize = 1_912;
+pub const THREAD_BYTES: usize = 1_928;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
 /// Makes a thread object of memory; see [`ThreadPmu::new`].
 ///
 /// # Safety
 ///
-/// `memory` is as the crate's documentation says; `page` is zeroed and outlives it.
+/// `memory` has [`THREAD_BYTES`], is aligned to 8 bytes, and nothing else uses it; `page` is
+/// zeroed; it, `observer` and `pages`, which has a page for each possible CPU, outlive it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_thread_init(
     memory: *mut ThreadObject,
     page: *const ThreadPage,
     tid: u32,
+    observer: *const Observer,
+    pages: *const *mut VcpuPage,
 ) {
     // SAFETY: the caller gives a page.
     let pmu = ThreadPmu::new(unsafe { &*page }, tid);
@@ -258,6 +289,9 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
         pmu: UnsafeCell::new(pmu),
         ring: Ring::default(),
         control: UnsafeCell::new(Control::default()),
+        observer,
+        pages,
+        needs_page: Cell::new(false),
         privileged: Caller::is_privileged(),
     };
     // SAFETY: the caller gives memory of this size and alignment.
@@ -274,7 +308,7 @@ fn pack(signal: Option<Signal>) -> u64 {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this at a switch of this thread, on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_switch_in(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
     // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
@@ -293,7 +327,7 @@ pub unsafe extern "C" fn perfctr_core_switch_in(thread: &ThreadObject, vcpu: &Vc
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this at a switch of this thread, on this vCPU, with interrupts disabled.
 #[inline(never)]
 unsafe fn switch_in_plainly<const N: usize>(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
     // SAFETY: as the caller says.
@@ -309,10 +343,12 @@ unsafe fn switch_in_plainly<const N: usize>(thread: &ThreadObject, vcpu: &VcpuOb
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this at a switch of this thread, on this vCPU, with interrupts disabled.
 #[inline(never)]
 unsafe fn switch_in_otherwise(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
     // SAFETY: as the caller says.
+    unsafe { vcpu.show_page_if_needed(thread) };
+    // SAFETY: as the caller says; the references before are gone.
     let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
     pack(pmu.switch_in_otherwise(page, &mut cpu))
 }
@@ -321,7 +357,7 @@ unsafe fn switch_in_otherwise(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this at a switch of this thread, on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_switch_out(thread: &ThreadObject, vcpu: &VcpuObject) {
     // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
@@ -340,7 +376,7 @@ pub unsafe extern "C" fn perfctr_core_switch_out(thread: &ThreadObject, vcpu: &V
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this at a switch of this thread, on this vCPU, with interrupts disabled.
 #[inline(never)]
 unsafe fn switch_out_plainly<const N: usize>(thread: &ThreadObject, vcpu: &VcpuObject) {
     // SAFETY: as the caller says.
@@ -355,7 +391,7 @@ unsafe fn switch_out_plainly<const N: usize>(thread: &ThreadObject, vcpu: &VcpuO
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this at a switch of this thread, on this vCPU, with interrupts disabled.
 #[inline(never)]
 unsafe fn switch_out_otherwise(thread: &ThreadObject, vcpu: &VcpuObject) {
     // SAFETY: as the caller says.
@@ -367,13 +403,15 @@ unsafe fn switch_out_otherwise(thread: &ThreadObject, vcpu: &VcpuObject) {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this at a switch of this thread, on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_switch_in_measured(
     thread: &ThreadObject,
     vcpu: &VcpuObject,
 ) -> u64 {
     // SAFETY: this thread's switch, on this vCPU, interrupts disabled.
+    unsafe { vcpu.show_page_if_needed(thread) };
+    // SAFETY: as above; the references before are gone.
     let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
     pack(pmu.switch_in_measured(page, &mut cpu))
 }
@@ -382,7 +420,7 @@ pub unsafe extern "C" fn perfctr_core_switch_in_measured(
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this at a switch of this thread, on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_switch_out_measured(
     thread: &ThreadObject,
@@ -398,7 +436,8 @@ pub unsafe extern "C" fn perfctr_core_switch_out_measured(
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The interrupt's handler calls this on this vCPU, with interrupts disabled; `thread` executes
+/// there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_interrupt(
     thread: Option<&ThreadObject>,
@@ -415,22 +454,11 @@ pub unsafe extern "C" fn perfctr_core_interrupt(
     pack(signal)
 }
 
-/// Whether anything is to be counted of the thread; see [`ThreadPmu::counts`].
-///
-/// # Safety
-///
-/// As the crate's documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_counts(thread: &ThreadObject) -> bool {
-    // SAFETY: this thread, or its tracer while it is asleep.
-    unsafe { thread.pmu() }.0.counts()
-}
-
 /// A signal could not be sent; see [`ThreadPmu::signal_lost`].
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The thread itself calls this, on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_signal_lost(thread: &ThreadObject, vcpu: &VcpuObject) {
     // SAFETY: this thread, on this vCPU, interrupts disabled.
@@ -442,7 +470,7 @@ pub unsafe extern "C" fn perfctr_core_signal_lost(thread: &ThreadObject, vcpu: &
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The thread itself calls this, on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_tell(thread: &ThreadObject, vcpu: &VcpuObject) -> u64 {
     // SAFETY: this thread, on this vCPU, interrupts disabled.
@@ -455,7 +483,8 @@ pub unsafe extern "C" fn perfctr_core_tell(thread: &ThreadObject, vcpu: &VcpuObj
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The thread itself calls this, on this vCPU, with interrupts disabled; without a vCPU its tracer
+/// does, which keeps it asleep.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_stop(thread: &ThreadObject, vcpu: Option<&VcpuObject>) {
     // SAFETY: this thread, or its tracer while it is asleep.
@@ -467,22 +496,31 @@ pub unsafe extern "C" fn perfctr_core_stop(thread: &ThreadObject, vcpu: Option<&
     }
 }
 
-/// Whether the thread's counters end when it executes another program; see [`ends_at_exec`].
+/// Whether the thread's counters end now that it executes another program: with rights that its
+/// observers lack (`has_gained_rights`), or one that they may not read, as perf's events do, or as
+/// its control says; see [`ends_at_exec`] and [`Observer::may_see`].
 ///
 /// # Safety
 ///
 /// The caller is the thread, whose control nobody sets while it executes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_ends_at_exec(thread: &ThreadObject, guarded: bool) -> bool {
+pub unsafe extern "C" fn perfctr_core_ends_at_exec(
+    thread: &ThreadObject,
+    has_gained_rights: bool,
+) -> bool {
+    // SAFETY: C keeps the user for as long as the thread's counters.
+    let observer = unsafe { &*thread.observer };
+    let is_guarded = has_gained_rights || !observer.may_see(&Subject::present());
     // SAFETY: the thread itself, and its tracer sets it only while the thread is asleep.
-    ends_at_exec(unsafe { &*thread.control.get() }, guarded)
+    ends_at_exec(unsafe { &*thread.control.get() }, is_guarded)
 }
 
 /// `IOC_READ` by the thread itself; see [`ThreadPmu::read`].
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The thread itself calls this, or for a CPU's counters that CPU, on this vCPU, with interrupts
+/// disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_read(
     thread: &ThreadObject,

@@ -6,14 +6,18 @@ use core::slice;
 
 use guest_kmod::Admission;
 use guest_kmod::handshake::caps;
+use guest_kmod::mapping::{Mappable, Mapped, Mapping, may_map};
 use guest_kmod::policy::{Rights, may_lock};
 use guest_kmod::requests::{Descriptor, Machine, admit, info, judge};
+use guest_kmod::shown::Observer;
 use shared_abi::Errno;
 use shared_abi::hypercall::HvQuery;
 use shared_abi::ioctl::{Control, CpuState, IOC_CONTROL, IOC_RESUME, Info};
 use shared_abi::requests::{ARGUMENT_BYTES_MAX, Requester};
 
-use super::{COUNTING, ThreadObject, ThreadPage, VcpuObject, perfctr_core_thread_init, to_return};
+use super::{
+    COUNTING, ThreadObject, ThreadPage, VcpuObject, VcpuPage, perfctr_core_thread_init, to_return,
+};
 
 unsafe extern "C" {
     /// Whether the calling thread has a capability; quietly, without a word in the kernel's log.
@@ -29,6 +33,7 @@ const _: () = assert!(ARGUMENT_WORDS * 8 == ARGUMENT_BYTES_MAX);
 
 /// Numbers of capabilities (Linux, `include/uapi/linux/capability.h`).
 const CAP_IPC_LOCK: c_int = 14;
+const CAP_SYS_PTRACE: c_int = 19;
 const CAP_SYS_ADMIN: c_int = 21;
 const CAP_PERFMON: c_int = 38;
 
@@ -60,6 +65,10 @@ impl Rights for Caller {
 
     fn has_ipc_lock(&self) -> bool {
         Self::has(CAP_IPC_LOCK, false)
+    }
+
+    fn has_ptrace(&self) -> bool {
+        Self::has(CAP_SYS_PTRACE, false)
     }
 
     fn perf_allows_kernel(&self) -> Result<(), Errno> {
@@ -147,8 +156,8 @@ pub extern "C" fn perfctr_core_info(
 ///
 /// # Safety
 ///
-/// As the crate's documentation says, and C holds the thread's mutex; `control` is valid for
-/// `IOC_CONTROL`.
+/// The thread itself calls this, on this vCPU, with interrupts disabled; without a vCPU its tracer
+/// does, which keeps it asleep. C holds the thread's mutex; `control` is valid for `IOC_CONTROL`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_operate(
     thread: &ThreadObject,
@@ -157,13 +166,23 @@ pub unsafe extern "C" fn perfctr_core_operate(
     number: u32,
     control: *const Control,
 ) -> c_int {
-    to_return(match number {
+    if let Some(vcpu) = vcpu {
+        // A thread that does not count yet may find another user's page registered.
+        // SAFETY: the thread executes this, on this vCPU, with interrupts disabled.
+        unsafe { vcpu.show_page_of(thread) };
+    }
+    let operated = match number {
         // SAFETY: what the caller says holds for these, and C has copied the control.
         IOC_CONTROL => unsafe { set_control(thread, vcpu, query, &*control) },
         // SAFETY: what the caller says holds for these.
         IOC_RESUME => unsafe { go_on(thread, vcpu) },
         _ => Err(Errno::NOTTY),
-    })
+    };
+    // SAFETY: this thread, or its tracer while it is asleep.
+    let counts = unsafe { thread.pmu() }.0.counts();
+    // A thread that is asleep may be in the middle of a read, which needs the page.
+    thread.needs_page.set(counts || vcpu.is_none() && thread.needs_page.get());
+    to_return(operated)
 }
 
 /// # Safety
@@ -213,6 +232,22 @@ pub unsafe extern "C" fn perfctr_core_last_control(thread: &ThreadObject, out: &
     *out = unsafe { *thread.control.get() };
 }
 
+/// What a mapping through a descriptor shows: 1 for the ring, 0 for the counters of a thread with
+/// this observer, or an error; see [`may_map`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_may_map(
+    wanted: &Mapping,
+    cpus: u32,
+    ring_pages: u32,
+    observer: &Observer,
+) -> c_int {
+    let mappable = Mappable { cpus, ring_pages, uid: observer.uid };
+    match may_map(wanted, &mappable, &Caller) {
+        Ok(mapped) => (mapped == Mapped::Ring).into(),
+        Err(errno) => errno.to_return(),
+    }
+}
+
 /// A thread gets these counters; see [`Admission::thread_begins`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_thread_begins(thread: &ThreadObject) -> c_int {
@@ -260,10 +295,12 @@ pub unsafe extern "C" fn perfctr_core_cpu_init(
     counters: *mut ThreadObject,
     page: *const ThreadPage,
     control: &Control,
+    observer: *const Observer,
+    pages: *const *mut VcpuPage,
 ) {
-    // SAFETY: the caller's memory and page, which nothing uses while they count nothing.
+    // SAFETY: the caller's memory and pages, which nothing uses while they count nothing.
     unsafe {
-        perfctr_core_thread_init(counters, page, 0);
+        perfctr_core_thread_init(counters, page, 0, observer, pages);
         (*counters).keep_control(control);
     }
 }
@@ -304,7 +341,8 @@ pub extern "C" fn perfctr_core_closed(descriptor: u64) -> bool {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says, and C holds the mutex of the CPUs' controls.
+/// C calls this on this vCPU, whose the counters are, with interrupts disabled, while it holds the
+/// mutex of the CPUs' controls; `thread` executes there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_start_cpu_wide(
     counters: &ThreadObject,
@@ -315,21 +353,36 @@ pub unsafe extern "C" fn perfctr_core_start_cpu_wide(
     let Some(caps) = caps(query) else { return Errno::NODEV.to_return() };
     // SAFETY: whoever has called this CPU holds the mutex until it has answered.
     let control = unsafe { &*counters.control.get() };
+    if let Some(thread) = thread {
+        // SAFETY: this thread executes on this vCPU, with interrupts disabled.
+        let ((pmu, page), mut cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
+        pmu.switch_out(page, &mut cpu);
+    }
+    // SAFETY: on this vCPU, interrupts disabled; the references before are gone.
+    unsafe { vcpu.show_page_of(counters) };
     // SAFETY: on this vCPU, whose the counters are, interrupts disabled.
     let (own, mut cpu) = unsafe { (counters.pmu(), vcpu.cpu()) };
     // SAFETY: this thread.
     let thread = thread.map(|thread| unsafe { thread.pmu() });
-    to_return(cpu.start_cpu_wide(own, thread, &COUNTING, &caps, control))
+    let started = cpu.start_cpu_wide(own, thread, &COUNTING, &caps, control);
+    if started.is_ok() {
+        vcpu.cpu_wide.set(counters);
+    }
+    to_return(started)
 }
 
-/// The CPU stops counting whatever executes there; see
+/// The CPU stops counting whatever executes there, if it does; see
 /// [`Cpu::stop_cpu_wide`](guest_kmod::Cpu::stop_cpu_wide).
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_stop_cpu_wide(counters: &ThreadObject, vcpu: &VcpuObject) {
+pub unsafe extern "C" fn perfctr_core_stop_cpu_wide(vcpu: &VcpuObject) {
+    let counters = vcpu.cpu_wide.replace(core::ptr::null());
+    // SAFETY: C frees the counters after it has had each CPU stop, and before that a CPU that goes
+    // offline has stopped.
+    let Some(counters) = (unsafe { counters.as_ref() }) else { return };
     // SAFETY: on this vCPU, whose the counters are, interrupts disabled.
     let (counters, mut cpu) = unsafe { (counters.pmu(), vcpu.cpu()) };
     cpu.stop_cpu_wide(counters, &COUNTING);

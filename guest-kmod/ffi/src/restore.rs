@@ -33,7 +33,8 @@ pub extern "C" fn perfctr_core_restore_wants_look(vcpu: &VcpuObject) -> bool {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says, but that interrupts need not be disabled.
+/// C calls this on this vCPU, and its hotplug waits until this has returned; interrupts need not be
+/// disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_restore_looks(vcpu: &VcpuObject, before: &HvQuery) -> bool {
     // SAFETY: the word is written on this vCPU only, by its hotplug, which waits for this work.

@@ -25,7 +25,7 @@ pub struct RingPlace {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says, by the thread itself.
+/// The thread itself calls this, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_ring_begin(
     thread: &ThreadObject,
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn perfctr_core_ring_begin(
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The thread itself calls this, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_ring_place(
     thread: &ThreadObject,
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn perfctr_core_ring_place(
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The thread itself calls this, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_ring_wrote(thread: &ThreadObject) {
     // SAFETY: this thread, interrupts disabled.

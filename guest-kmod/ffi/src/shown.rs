@@ -9,7 +9,35 @@ use guest_kmod::shown::{Leave, Observer, Shown, Subject};
 use guest_kmod::watch::{Watch, idle_users_delay_ms};
 use shared_abi::{Errno, VcpuPage};
 
+use crate::requests::perfctr_core_stop_cpu_wide;
 use crate::{ThreadObject, VcpuObject, perfctr_glue_gfn, to_return};
+
+unsafe extern "C" {
+    /// The thread that executes this.
+    fn perfctr_glue_present(present: *mut Subject);
+}
+
+/// Who executes this.
+pub(crate) trait Present {
+    fn present() -> Self;
+}
+
+impl Present for Subject {
+    fn present() -> Self {
+        let mut present = Self::default();
+        // SAFETY: the kernel writes these words, of the thread that it executes here.
+        unsafe { perfctr_glue_present(&raw mut present) };
+        present
+    }
+}
+
+/// The observer of a thread that needs its page registered: the thread shows there itself what it
+/// does.
+pub(crate) fn observer_of(thread: Option<&ThreadObject>) -> Option<u32> {
+    let thread = thread.filter(|thread| thread.needs_page.get())?;
+    // SAFETY: C keeps the user for as long as the thread's counters.
+    Some(unsafe { &*thread.observer }.number)
+}
 
 /// Numbers of observers that were given; 0 is nobody's.
 static OBSERVERS: AtomicU32 = AtomicU32::new(0);
@@ -26,7 +54,8 @@ impl VcpuObject {
     ///
     /// # Safety
     ///
-    /// As the crate's documentation says.
+    /// The caller executes on this vCPU, with interrupts disabled, and has no other reference to
+    /// what the vCPU knows.
     pub(crate) unsafe fn hide(&self) -> Result<(), Errno> {
         // SAFETY: on this vCPU, interrupts disabled, as the caller says.
         unsafe { self.cpu() }.unregister()?;
@@ -39,7 +68,8 @@ impl VcpuObject {
     ///
     /// # Safety
     ///
-    /// As the crate's documentation says; the page outlives its registration.
+    /// The caller executes on this vCPU, with interrupts disabled, and has no other reference to
+    /// what the vCPU knows. The page outlives its registration.
     unsafe fn show(&self, page: *const VcpuPage, observer: &Observer) -> Result<(), Errno> {
         // SAFETY: on this vCPU, interrupts disabled, as the caller says.
         unsafe { self.cpu() }.make_room()?;
@@ -48,11 +78,46 @@ impl VcpuObject {
         unsafe { self.cpu() }.show(frame_of(page), observer)
     }
 
+    /// Registers the page of the user whose counters these are, unless it is registered.  Where
+    /// that is refused, whoever counts here is told why.
+    ///
+    /// # Safety
+    ///
+    /// The caller executes on this vCPU, with interrupts disabled, and has no other reference to
+    /// what the vCPU or the thread knows.
+    pub(crate) unsafe fn show_page_of(&self, thread: &ThreadObject) {
+        // SAFETY: C keeps the user for as long as the thread's counters.
+        let observer = unsafe { &*thread.observer };
+        // SAFETY: on this vCPU, interrupts disabled, as the caller says.
+        if !unsafe { self.cpu() }.vcpu.lacks_page_of(observer) {
+            return;
+        }
+        // SAFETY: C has a page there for each possible CPU, and keeps it as long as the user.
+        let page = unsafe { *thread.pages.add(self.number as usize) };
+        // SAFETY: on this vCPU, interrupts disabled, as the caller says; before C gives the page
+        // back it has every vCPU take it back.
+        let _ = unsafe { self.show(page, observer) };
+    }
+
+    /// The same for a thread that comes to execute here, if it needs the page.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::show_page_of`].
+    #[inline(always)]
+    pub(crate) unsafe fn show_page_if_needed(&self, thread: &ThreadObject) {
+        if thread.needs_page.get() {
+            // SAFETY: as the caller says.
+            unsafe { self.show_page_of(thread) };
+        }
+    }
+
     /// The same with perf's page.
     ///
     /// # Safety
     ///
-    /// As the crate's documentation says.
+    /// The caller executes on this vCPU, with interrupts disabled, and has no other reference to
+    /// what the vCPU knows.
     pub(crate) unsafe fn show_perfs(&self, subject: &Subject) -> Result<(), Errno> {
         // SAFETY: on this vCPU, interrupts disabled, as the caller says.
         unsafe { self.cpu() }.make_room()?;
@@ -78,31 +143,22 @@ pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> *const Shown {
     unsafe { (*vcpu.vcpu.get()).shown() }
 }
 
-/// Registers an observer's page in place of what is registered; see
-/// [`Cpu::make_room`](guest_kmod::Cpu::make_room) and [`Cpu::show`](guest_kmod::Cpu::show).
+/// Takes the page of an observer back from the vCPU if it is registered there; perf's events that
+/// were counted in it go on in perf's.
 ///
 /// # Safety
 ///
-/// As the crate's documentation says; the page outlives its registration.
+/// Called on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_show(
-    vcpu: &VcpuObject,
-    page: *const VcpuPage,
-    observer: &Observer,
-) -> c_int {
+pub unsafe extern "C" fn perfctr_core_hide(vcpu: &VcpuObject, observer: &Observer) {
     // SAFETY: on this vCPU, interrupts disabled.
-    to_return(unsafe { vcpu.show(page, observer) })
-}
-
-/// Takes the vCPU's page back; see [`Cpu::unregister`](guest_kmod::Cpu::unregister).
-///
-/// # Safety
-///
-/// As the crate's documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_hide(vcpu: &VcpuObject) -> c_int {
+    if !unsafe { vcpu.cpu() }.vcpu.lacks_page_of(observer) {
+        // C sees in what is registered whether the hypervisor has refused.
+        // SAFETY: as above; the reference before is gone.
+        let _ = unsafe { vcpu.hide() };
+    }
     // SAFETY: on this vCPU, interrupts disabled.
-    to_return(unsafe { vcpu.hide() })
+    unsafe { perfctr_core_events_show(vcpu) };
 }
 
 /// Does what has to happen before a subject executes; `present` are the counters of the thread that
@@ -110,7 +166,8 @@ pub unsafe extern "C" fn perfctr_core_hide(vcpu: &VcpuObject) -> c_int {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// The caller executes on this vCPU, with interrupts disabled, in `present` or at the switch away
+/// from it, and has no reference to what either of them knows.
 unsafe fn leave(
     vcpu: &VcpuObject,
     present: Option<&ThreadObject>,
@@ -134,51 +191,41 @@ unsafe fn leave(
 
 /// Somebody comes to execute in place of `present`, if that has counters, who may not see what is
 /// registered; or nothing is, and perf has events there.  See
-/// [`Vcpu::leave_to`](guest_kmod::Vcpu::leave_to).  `own` is the observer of the newcomer's
-/// counters, 0 for none.
+/// [`Vcpu::leave_to`](guest_kmod::Vcpu::leave_to).  `coming` are the counters of the newcomer, if
+/// it has any.
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled, at the switch from `present` to `coming`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_leave_to(
     vcpu: &VcpuObject,
     present: Option<&ThreadObject>,
     next: &Subject,
-    own: u32,
+    coming: Option<&ThreadObject>,
 ) {
     // SAFETY: on this vCPU, interrupts disabled.
     let state = unsafe { vcpu.cpu() }.vcpu;
-    let what = state.leave_to(next, (own != 0).then_some(own));
+    let what = state.leave_to(next, observer_of(coming));
     state.note_who_comes(next, what);
     // SAFETY: as the caller says.
     unsafe { leave(vcpu, present, what, next) }
 }
 
 /// Who executes has become another subject without a switch; see
-/// [`Vcpu::become_subject`](guest_kmod::Vcpu::become_subject).  The rest as of
-/// [`perfctr_core_leave_to`].
+/// [`Vcpu::become_subject`](guest_kmod::Vcpu::become_subject).  `present` are its counters, if it
+/// has any.
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled; `present` executes there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_become(
-    vcpu: &VcpuObject,
-    present: Option<&ThreadObject>,
-    subject: &Subject,
-    own: u32,
-) {
+pub unsafe extern "C" fn perfctr_core_become(vcpu: &VcpuObject, present: Option<&ThreadObject>) {
+    let subject = Subject::present();
     // SAFETY: on this vCPU, interrupts disabled.
-    let what = unsafe { vcpu.cpu() }.vcpu.become_subject(subject, (own != 0).then_some(own));
+    let what = unsafe { vcpu.cpu() }.vcpu.become_subject(&subject, observer_of(present));
     // SAFETY: as the caller says.
-    unsafe { leave(vcpu, present, what, subject) }
-}
-
-/// See [`Observer::may_see`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_may_see(observer: &Observer, program: &Subject) -> bool {
-    observer.may_see(program)
+    unsafe { leave(vcpu, present, what, &subject) }
 }
 
 /// perf's page is registered if none is, for events that are here; see
@@ -186,12 +233,15 @@ pub extern "C" fn perfctr_core_may_see(observer: &Observer, program: &Subject) -
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_events_show(vcpu: &VcpuObject, present: &Subject) {
+pub unsafe extern "C" fn perfctr_core_events_show(vcpu: &VcpuObject) {
     // SAFETY: on this vCPU, interrupts disabled.
-    let needed = unsafe { vcpu.cpu() }.vcpu.events_need_page_for(present);
-    if let Some(subject) = needed {
+    let state = unsafe { vcpu.cpu() }.vcpu;
+    if !state.events_stand_still() {
+        return;
+    }
+    if let Some(subject) = state.events_need_page_for(&Subject::present()) {
         // What the hypervisor refuses is asked for again when perf enables its PMU.
         // SAFETY: as above; the reference before is not used any more.
         let _ = unsafe { vcpu.show_perfs(&subject) };
@@ -202,7 +252,7 @@ pub unsafe extern "C" fn perfctr_core_events_show(vcpu: &VcpuObject, present: &S
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpu_online(vcpu: &VcpuObject) -> c_int {
     // SAFETY: on this vCPU, interrupts disabled.
@@ -218,13 +268,16 @@ pub unsafe extern "C" fn perfctr_core_vcpu_online(vcpu: &VcpuObject) -> c_int {
     })
 }
 
-/// The vCPU goes offline; see [`Cpu::go_offline`](guest_kmod::Cpu::go_offline).
+/// The vCPU goes offline, and what it counted for the whole CPU ends; see
+/// [`Cpu::go_offline`](guest_kmod::Cpu::go_offline).
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpu_offline(vcpu: &VcpuObject) -> c_int {
+    // SAFETY: on this vCPU, interrupts disabled.
+    unsafe { perfctr_core_stop_cpu_wide(vcpu) };
     // SAFETY: on this vCPU, interrupts disabled.
     to_return(unsafe { vcpu.cpu() }.go_offline())
 }
@@ -233,7 +286,7 @@ pub unsafe extern "C" fn perfctr_core_vcpu_offline(vcpu: &VcpuObject) -> c_int {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpu_forget_page(vcpu: &VcpuObject) {
     // SAFETY: on this vCPU, interrupts disabled.
@@ -287,7 +340,7 @@ pub extern "C" fn perfctr_core_watch_end(is_shown: bool) -> bool {
 ///
 /// # Safety
 ///
-/// As the crate's documentation says.
+/// C calls this on this vCPU, with interrupts disabled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_hide_if_unwatched(vcpu: &VcpuObject) {
     if WATCH.is_idle() {

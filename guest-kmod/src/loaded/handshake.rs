@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Whether the hypervisor has a driver that this module can work with, and what the PMU has.
 
+use core::ffi::CStr;
+
 use shared_abi::hypercall::{FEATURE_ENABLED, HvQuery};
+use shared_abi::limits::MAX_VCPUS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Errno, PmuCaps};
 
@@ -28,6 +31,55 @@ pub fn handshake(kernel: &impl Hypervisor) -> Result<HvQuery, Errno> {
         return Err(Errno::PERM);
     }
     Ok(answer)
+}
+
+/// Why the module is not loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsuitable {
+    /// What loading the module fails with.
+    pub errno: Errno,
+    /// What was found, as the kernel's log says it after the hypervisor's name.
+    pub found: &'static CStr,
+}
+
+/// The guest's kernel as far as it matters for whether the module can work in it.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestKernel {
+    /// The kernel itself sets CR4, and not its hypervisor.
+    pub owns_cr4: bool,
+    /// It lets its modules change CR4.
+    pub lends_cr4: bool,
+    /// Possible CPUs.
+    pub cpus: u32,
+}
+
+/// [`handshake`] when the module is loaded.
+///
+/// # Errors
+///
+/// As [`handshake`]; `OPNOTSUPP` nobody could let processes execute RDPMC, `2BIG` the mapping has
+/// no room for so many vCPUs.
+pub fn welcome(hypervisor: &impl Hypervisor, guest: &GuestKernel) -> Result<HvQuery, Unsuitable> {
+    let answer = handshake(hypervisor)
+        .map_err(|errno| Unsuitable { errno, found: meaning_of_refusal(errno) })?;
+    if guest.owns_cr4 && !guest.lends_cr4 {
+        let found = c"whose guest's kernel lends its modules no CR4";
+        return Err(Unsuitable { errno: Errno::OPNOTSUPP, found });
+    }
+    if guest.cpus as usize > MAX_VCPUS {
+        return Err(Unsuitable { errno: Errno::TOOBIG, found: c"with too many vCPUs" });
+    }
+    Ok(answer)
+}
+
+fn meaning_of_refusal(errno: Errno) -> &'static CStr {
+    match errno {
+        Errno::NOSYS => c"without perfctr",
+        Errno::NODEV => c"with perfctr off; its log says why",
+        Errno::PROTO => c"whose perfctr has another ABI",
+        Errno::PERM => c"that does not let this domain count",
+        _ => c"that does not support this kind of domain",
+    }
 }
 
 /// Asks again after the domain was restored, perhaps on another host.
@@ -80,6 +132,33 @@ mod tests {
         for errno in [Errno::NOSYS, Errno::NODEV, Errno::PROTO] {
             machine.refuse(Some(errno));
             assert_eq!(answer_of(&machine).unwrap_err(), errno);
+        }
+    }
+
+    #[test]
+    fn the_module_is_loaded_where_it_can_work_and_says_why_not() {
+        let machine = Machine::new();
+        let guest = GuestKernel { owns_cr4: true, lends_cr4: true, cpus: MAX_VCPUS as u32 };
+        let paravirtualised = GuestKernel { owns_cr4: false, lends_cr4: false, ..guest };
+        let recent = GuestKernel { lends_cr4: false, ..guest };
+        let large = GuestKernel { cpus: guest.cpus + 1, ..guest };
+        let welcome = |guest| welcome(&machine.kernel(0), guest);
+        for suitable in [&guest, &paravirtualised] {
+            assert_eq!(welcome(suitable).unwrap().caps, machine.answer.borrow().caps);
+        }
+        let errno = |guest| welcome(guest).unwrap_err().errno;
+        assert_eq!(errno(&recent), Errno::OPNOTSUPP);
+        assert_eq!(errno(&large), Errno::TOOBIG);
+        for (refusal, found) in [
+            (Errno::NOSYS, c"without perfctr"),
+            (Errno::NODEV, c"with perfctr off; its log says why"),
+            (Errno::PROTO, c"whose perfctr has another ABI"),
+            (Errno::PERM, c"that does not let this domain count"),
+            (Errno::INVAL, c"that does not support this kind of domain"),
+        ] {
+            machine.refuse(Some(refusal));
+            assert_eq!(welcome(&guest).unwrap_err(), Unsuitable { errno: refusal, found });
+            assert_eq!(errno(&large), refusal, "the hypervisor is asked first");
         }
     }
 

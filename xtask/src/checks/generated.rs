@@ -58,6 +58,7 @@ const BOUNDARIES: &[Boundary] = &[
         // The entries' own modules are found from there.
         sources: &[
             "guest-kmod/ffi/src/lib.rs",
+            "guest-kmod/src/mapping.rs",
             "guest-kmod/src/perf/event.rs",
             "guest-kmod/src/perf/held.rs",
             "guest-kmod/src/perf/sample.rs",
@@ -79,6 +80,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("Subject", "perfctr_subject"),
             ("Observer", "perfctr_observer"),
             ("Shown", "perfctr_shown"),
+            ("Mapping", "perfctr_mapping"),
             ("SUBJECT_OPEN", "PERFCTR_SUBJECT_OPEN"),
             ("SUBJECT_GUARDED", "PERFCTR_SUBJECT_GUARDED"),
             ("SUBJECT_KERNEL", "PERFCTR_SUBJECT_KERNEL"),
