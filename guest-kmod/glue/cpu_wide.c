@@ -25,9 +25,10 @@ static void perfctr_start_here(void *argument)
 {
 	struct perfctr_cpu_call *call = argument;
 
-	call->err = perfctr_core_start_cpu_wide(
-		perfctr_core_of(call->counters), perfctr_core_current(),
-		perfctr_this_vcpu(), &perfctr_query);
+	call->err = perfctr_core_start_cpu_wide(perfctr_core_of(call->counters),
+						perfctr_core_current(),
+						perfctr_this_vcpu(),
+						&perfctr_query);
 }
 
 static void perfctr_stop_here(void *unused)

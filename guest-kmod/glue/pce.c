@@ -48,7 +48,7 @@ void perfctr_pce_forbid(struct mm_struct *mm)
  * mappings.  Where the hypervisor owns CR4 the count is always 0.
  */
 void perfctr_pce_fork(void *unused, struct task_struct *parent,
-			     struct task_struct *child)
+		      struct task_struct *child)
 {
 	if (child->mm && child->mm != parent->mm)
 		atomic_set(&child->mm->context.perf_rdpmc_allowed, 0);

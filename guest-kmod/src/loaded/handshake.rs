@@ -57,8 +57,8 @@ pub struct GuestKernel {
 ///
 /// # Errors
 ///
-/// As [`handshake`]; `OPNOTSUPP` nobody could let processes execute RDPMC, `2BIG` the mapping has
-/// no room for so many vCPUs.
+/// As [`handshake`]; `OPNOTSUPP` nobody could let processes read counters themselves, `TOOBIG` the
+/// mapping has no room for so many vCPUs.
 pub fn welcome(hypervisor: &impl Hypervisor, guest: &GuestKernel) -> Result<HvQuery, Unsuitable> {
     let answer = handshake(hypervisor)
         .map_err(|errno| Unsuitable { errno, found: meaning_of_refusal(errno) })?;
