@@ -59,7 +59,7 @@ typedef uint32_t perfctr_policy_change;
 #endif // __STDC_VERSION__ >= 202311L
 
 /*
- * How the guest's kernel mode and user mode are told apart.
+ * How counters distinguish the guest's kernel mode from its user mode.
  */
 enum perfctr_rings
 #if __STDC_VERSION__ >= 202311L
@@ -67,11 +67,11 @@ enum perfctr_rings
 #endif // __STDC_VERSION__ >= 202311L
  {
   /*
-   * By the driver: both execute in ring 3 (64-bit PV), and counters are folded at each change.
+   * The driver does it: both execute in ring 3 (64-bit PV), and counters are folded at each
    */
   PERFCTR_RINGS_FOLDED = 0,
   /*
-   * By the hardware: the guest has its own rings (HVM, PVH, KVM).
+   * The hardware does it: the guest has its own rings (HVM, PVH, KVM).
    */
   PERFCTR_RINGS_HARDWARE = 1,
 };
@@ -178,7 +178,7 @@ struct perfctr_options {
 };
 
 /*
- * The reason, for the console, why the driver is off or nothing counts on a physical CPU.
+ * The reason why the driver is off, or why nothing counts on a physical CPU; for the console.
  */
 struct perfctr_why {
   /*
@@ -215,11 +215,11 @@ struct perfctr_clock {
    */
   uint64_t offset;
   /*
-   * Fixed-point number; 0 if the guest's counter has the host's frequency.
+   * A fixed-point number; it is 0 if the guest's counter has the host's frequency.
    */
   uint64_t scale;
   /*
-   * Unit: bits.
+   * The number of bits after the point in `scale`.
    */
   uint32_t fraction_bits;
   /*
@@ -233,11 +233,11 @@ struct perfctr_clock {
  */
 struct perfctr_guest {
   /*
-   * How its modes are told apart.
+   * How its modes are distinguished.
    */
   perfctr_rings rings;
   /*
-   * Who may read its page and counters, by a number of the guest's own.
+   * The guest's number of the user who may read the vCPU's page and counters.
    */
   uint32_t observer;
   /*
@@ -269,7 +269,7 @@ int perfctr_core_init(struct perfctr_core_driver *driver,
                       struct perfctr_why *why);
 
 /*
- * Physical CPU `number`, which executes this, has come up, and its registers may hold anything.
+ * Prepares the storage of physical CPU `number`, which executes this and has just come up.
  */
 int perfctr_core_cpu_up(struct perfctr_core_cpu *cpu,
                         const struct perfctr_core_driver *driver,
@@ -278,19 +278,19 @@ int perfctr_core_cpu_up(struct perfctr_core_cpu *cpu,
                         struct perfctr_why *why);
 
 /*
- * The physical CPU that executes this goes down, or is given back.
+ * Stops the counters of the physical CPU that executes this, which goes down or is given back.
  */
 void perfctr_core_cpu_down(const struct perfctr_core_cpu *cpu);
 
 /*
- * Whether the host lets the domain count; `controls`: it is the control domain.
+ * Returns whether the host lets the domain count; `controls` says that it is the control domain.
  */
 bool perfctr_core_allows(const struct perfctr_core_driver *driver,
                          const struct perfctr_core_domain *domain,
                          bool controls);
 
 /*
- * The host allows or forbids the domain to count; returns what the hypervisor has to do.
+ * Allows or forbids the domain to count, and returns what the hypervisor has to do.
  */
 perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *driver,
                                               const struct perfctr_core_domain *domain,
@@ -298,7 +298,7 @@ perfctr_policy_change perfctr_core_set_policy(const struct perfctr_core_driver *
                                               bool allowed);
 
 /*
- * The calling vCPU, `id` of `domain`, registers `page`, or goes on from what it says.
+ * Registers `page` for the calling vCPU, `id` of `domain`, or has it go on from the page.
  */
 int perfctr_core_register(const struct perfctr_core_cpu *cpu,
                           struct perfctr_core_vcpu *vcpu,
@@ -310,17 +310,17 @@ int perfctr_core_register(const struct perfctr_core_cpu *cpu,
                           bool goes_on);
 
 /*
- * The calling vCPU unregisters its page; see Vcpu::unregister.
+ * Unregisters the calling vCPU's page; see Vcpu::unregister.
  */
 void perfctr_core_unregister(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
- * The vCPU, which is switched in, gets another state; see Vcpu::abandon.
+ * Drops the page of a vCPU that is switched in and gets another state; see Vcpu::abandon.
  */
 void perfctr_core_abandon(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
 /*
- * A vCPU without a page is switched in.
+ * Switches in a vCPU without a page.
  */
 void perfctr_core_run_stranger(const struct perfctr_core_cpu *cpu);
 
@@ -350,7 +350,7 @@ bool perfctr_core_switch_to(const struct perfctr_core_cpu *cpu,
                             bool controls);
 
 /*
- * The guest changes its mode; returns whether to send it the virtual interrupt.
+ * Notes a change of the guest's mode; returns whether to send it the virtual interrupt.
  */
 bool perfctr_core_toggle(const struct perfctr_core_cpu *cpu,
                          struct perfctr_core_vcpu *vcpu,
@@ -365,7 +365,7 @@ bool perfctr_core_revoke(const struct perfctr_core_cpu *cpu,
                          bool controls);
 
 /*
- * The PMU has interrupted while `vcpu` is current, which is null if it has no page.
+ * Handles an interrupt of the PMU; returns whether to send the vCPU the virtual interrupt.
  */
 bool perfctr_core_interrupt(const struct perfctr_core_cpu *cpu, struct perfctr_core_vcpu *vcpu);
 
@@ -419,7 +419,7 @@ extern bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value);
 extern bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value);
 
 /*
- * What the register that enables counters has in the current vCPU, and outside it.
+ * Sets what the hardware loads into the register that enables counters when the current vCPU
  */
 extern void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside);
 

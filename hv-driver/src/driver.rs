@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What all CPUs of the host share.
+//! The state that all CPUs of the host share.
 
 use shared_abi::caps::CAPS_ALL_EVENTS;
 use shared_abi::{PhysSlot, PmuCaps};
@@ -15,31 +15,32 @@ use crate::settings::{Rate, Settings};
 pub struct Driver {
     /// The counters that guests may use.
     pub caps: PmuCaps,
-    /// Where the registers are.
+    /// The numbers of the PMU's registers.
     pub registers: Registers,
     /// The general counter that counts the driver's own instructions, taken from the guests.
     pub cost: Option<PhysSlot>,
-    /// How often a vCPU may be interrupted.
+    /// The limit on how often a vCPU is interrupted.
     pub rate: Rate,
-    /// The boot CPU's, to which every CPU is compared.
+    /// The boot CPU's identity, with which every other CPU's is compared.
     pub boot: Identity,
-    /// Every domain may count of which the host says nothing else.
+    /// Every domain may count unless the host has forbidden it.
     pub all_domains: bool,
-    /// The instruction that reads counters reads those, too, that others of the host may use.
-    /// Guests must not execute it themselves, and what they may read is read for them.
+    /// The instruction that reads counters can also read counters that other software of the host
+    /// may use.  So guests must not execute it: the host executes it for them.
     pub guest_reads_exit: bool,
-    /// Numbers that domains have been given.
+    /// Gives each domain a number of its own.
     pub serials: Serials,
-    /// Slots that count if their selectors say so: the guests' and the driver's own.
+    /// The slots that the driver uses: the guests' and that of its own cost.
     enabled: u32,
 }
 
 impl Driver {
-    /// Decides at boot.
+    /// Creates the driver at boot, or says why it stays off.
     ///
     /// # Errors
     ///
-    /// The PMU is not usable, or measuring the cost would leave the guests no general counter.
+    /// Says that the PMU is not usable, or that measuring the cost would leave guests no general
+    /// counter.
     pub fn new(identity: &Identity, settings: &Settings) -> Result<Self, Refusal> {
         let (mut caps, mut registers) = identity.pmu()?;
         if settings.all_events {
@@ -49,7 +50,7 @@ impl Driver {
         let guest_reads_exit =
             !settings.owns_all && registers.readable.iter().flatten().any(is_shared);
         if guest_reads_exit {
-            // Neither are they stopped.
+            // Others may use these counters, and guests cannot read them: they are not stopped.
             registers.readable = registers.readable.map(|these| these.filter(|r| !r.is_shared));
         }
         let mut cost = None;
@@ -74,18 +75,18 @@ impl Driver {
         })
     }
 
-    /// The global enable bits of every counter but those in `stopped`.
+    /// Returns the global enable bits of all of the driver's counters except those in `stopped`.
     #[inline(always)]
     pub fn enable_except(&self, stopped: u32) -> u64 {
         arch::global_bits(self.enabled & !stopped)
     }
 
-    /// Stops the guests' counters on the CPU that executes this, whoever has let them count.
+    /// Stops the guests' counters on the CPU that executes this, if other code has enabled them.
     ///
-    /// For hosts whose guests all have [`Gate::Entry`], and with it no counter that counts while
-    /// the host executes; elsewhere this does nothing.  Other code of such a host may write to the
-    /// register that enables counters.  May be called at any moment, also while the core is at
-    /// work: what this writes is what the core wants there on such a host.
+    /// It is for hosts whose guests all have [`Gate::Entry`], so that no guest's counter counts
+    /// while the host executes, and on which other code may write to the register that enables
+    /// counters.  Elsewhere it does nothing.  It may be called at any moment, even while the core
+    /// executes: on such a host the core itself writes no other value there.
     pub fn close_gate(&self, pmu: &impl Pmu) {
         let Some(global) = &self.registers.global else { return };
         if Gate::new(&self.caps, Rings::Hardware) == Gate::Entry {
@@ -96,7 +97,7 @@ impl Driver {
         }
     }
 
-    /// The index of the counter that counts the driver's own instructions.
+    /// Returns the index of the counter that counts the driver's own instructions.
     pub fn cost_index(&self) -> Option<u32> {
         self.cost.map(PhysSlot::counter_index)
     }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What kind of guest a vCPU belongs to, as far as its counters go; chosen at registration.
+//! The properties of a guest that its counters depend on; they are fixed at registration.
 
 use shared_abi::PmuCaps;
 use shared_abi::caps::{CAPS_GLOBAL_AMD, CAPS_GLOBAL_INTEL, CAPS_GUEST_ONLY};
 
-/// How the guest's kernel mode and user mode are told apart.
+/// How counters distinguish the guest's kernel mode from its user mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Rings {
-    /// By the driver: both execute in ring 3 (64-bit PV), and counters are folded at each change.
+    /// The driver does it: both execute in ring 3 (64-bit PV), and counters are folded at each
+    /// change.
     Folded = 0,
-    /// By the hardware: the guest has its own rings (HVM, PVH, KVM).
+    /// The hardware does it: the guest has its own rings (HVM, PVH, KVM).
     Hardware = 1,
 }
 
@@ -20,9 +21,9 @@ pub enum Rings {
 pub struct Clock {
     /// Unit: ticks of the guest's counter.
     pub offset: u64,
-    /// Fixed-point number; 0 if the guest's counter has the host's frequency.
+    /// A fixed-point number; it is 0 if the guest's counter has the host's frequency.
     pub scale: u64,
-    /// Unit: bits.
+    /// The number of bits after the point in `scale`.
     pub fraction_bits: u32,
     /// 0.
     pub reserved: u32,
@@ -34,7 +35,7 @@ impl Clock {
         Self { offset: 0, scale: 0, fraction_bits: 0, reserved: 0 }
     }
 
-    /// What the guest reads when the host's counter is `host`.
+    /// Returns what the guest reads when the host's counter is `host`.
     #[inline(always)]
     pub const fn guest(&self, host: u64) -> u64 {
         let scaled = if self.scale == 0 { host } else { self.scaled(host) };
@@ -50,9 +51,9 @@ impl Clock {
 /// What starts and stops the counters of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// One register enables counters, whatever their selectors say.
+    /// One register enables and stops counters without a change of their selectors.
     Global,
-    /// Each selector's own enable bit.
+    /// Each selector has an enable bit of its own.
     Selectors,
     /// Each selector is limited to guests.
     GuestOnly,
@@ -61,7 +62,7 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// The one for such a guest on such a PMU.
+    /// Returns the gate for such a guest on such a PMU.
     pub const fn new(caps: &PmuCaps, rings: Rings) -> Self {
         match rings {
             Rings::Hardware if caps.can(CAPS_GUEST_ONLY) => Self::GuestOnly,
@@ -76,18 +77,18 @@ impl Gate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Guest {
-    /// How its modes are told apart.
+    /// How its modes are distinguished.
     pub rings: Rings,
-    /// Who may read its page and counters, by a number of the guest's own.
+    /// The guest's number of the user who may read the vCPU's page and counters.
     pub observer: u32,
     /// Its time-stamp counter.
     pub clock: Clock,
 }
 
 impl Guest {
-    /// Whether its counters can stand still while the hypervisor executes.
+    /// Returns whether its counters can stand still while the hypervisor executes.
     ///
-    /// With [`Rings::Folded`] they do since nobody selects ring 0.
+    /// With [`Rings::Folded`] they always do, since no selector counts ring 0.
     pub const fn can_count(&self, caps: &PmuCaps) -> bool {
         match self.rings {
             Rings::Folded => true,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The hardware that the driver drives.
+//! The interface between the driver and the hardware.
 
 use shared_abi::read::Counters;
 
@@ -7,26 +7,26 @@ use shared_abi::read::Counters;
 pub trait Pmu: Counters {
     /// Reads a register whose number is from [`arch`](crate::arch).
     fn read_register(&self, register: u32) -> u64;
-    /// Writes such a register.
+    /// Writes a register whose number is from [`arch`](crate::arch).
     fn write_register(&self, register: u32, value: u64);
-    /// Whenever the vCPU that executes this is entered from now on, the hardware loads `inside`
-    /// into the register that enables counters, and whenever it is left, `outside`.
+    /// Sets what the hardware loads into the register that enables counters from now on: `inside`
+    /// whenever the current vCPU is entered, and `outside` whenever it is left.
     ///
-    /// Asked for of guests with [`Gate::Entry`](crate::guest::Gate::Entry) only.  What
-    /// [`Vcpu::revoke`](crate::Vcpu::revoke) asks for may be ignored, since the hypervisor may have
-    /// interrupted itself for it: it is asked for again when the vCPU is switched in.
+    /// The core calls this only for guests with [`Gate::Entry`](crate::guest::Gate::Entry).  A call
+    /// from [`Vcpu::revoke`](crate::Vcpu::revoke) may be ignored, since that may execute in an
+    /// interrupt of the hypervisor's own work: the core repeats it when the vCPU is switched in.
     fn load_at_switch(&self, inside: u64, outside: u64);
-    /// From now on these slots interrupt when they overflow, and no others; if `seen`, one has
-    /// overflowed whose interrupt may still come.
+    /// Tells the host that from now on exactly these slots interrupt when they overflow.
     ///
-    /// Hosts need not know whose PMU interrupts by a vector that nobody else uses.
+    /// If `seen`, the driver has noticed an overflow whose interrupt may still come.  Hosts whose
+    /// PMU interrupts by a vector that nobody else uses can ignore this.
     fn expect_interrupts(&self, _slots: u32, _seen: bool) {}
 }
 
-/// The same PMU before it is known which of its registers are there.
+/// The same PMU before it is known which of its registers exist.
 pub trait Probe {
-    /// Reads a register; `None` if there is no such register.
+    /// Reads a register; it returns `None` if there is no such register.
     fn try_read_register(&self, register: u32) -> Option<u64>;
-    /// Writes a register, and gives whether it has taken the value.
+    /// Writes a register, and returns whether the register has taken the value.
     fn try_write_register(&self, register: u32, value: u64) -> bool;
 }

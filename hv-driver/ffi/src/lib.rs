@@ -68,13 +68,13 @@ pub struct DomainObject {
 impl VcpuObject {
     #[inline(always)]
     fn parts(&mut self) -> (&mut Vcpu, &VcpuPage) {
-        // SAFETY: C has promised `perfctr_core_register` that the page is mapped as long as there
-        // is this object.  It is atomics only: the guest may write to it whenever it likes.
+        // SAFETY: by the contract of `perfctr_core_register` the page stays mapped as long as this
+        // object exists.  It consists of atomics, so the guest may write to it at any time.
         (&mut self.0.vcpu, unsafe { &*self.0.page })
     }
 }
 
-/// The reason, for the console, why the driver is off or nothing counts on a physical CPU.
+/// The reason why the driver is off, or why nothing counts on a physical CPU; for the console.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Why {
@@ -96,7 +96,7 @@ fn mode(kernel: bool) -> GuestMode {
 /// `cpuid` is storage of one structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_read_cpuid(cpuid: *mut Identity) {
-    // SAFETY: C passes a structure for it.
+    // SAFETY: `cpuid` is a variable on the stack of the C function that calls this.
     unsafe { cpuid.write(x86::cpuid()) };
 }
 
@@ -112,15 +112,17 @@ pub unsafe extern "C" fn perfctr_core_parse(
     options: *mut Options,
     why: *mut Why,
 ) -> c_int {
-    // SAFETY: C passes a string of its own, which it does not change meanwhile, and its length.
+    // SAFETY: by this function's contract `text` is `length` bytes; C changes none of them until
+    // this returns.
     let text = unsafe { core::slice::from_raw_parts(text.cast(), length as usize) };
     match Options::parse(text) {
         Some(read) => {
-            // SAFETY: C passes a structure for it.
+            // SAFETY: `options` is C's variable of that type, which nobody reads before this
+            // returns 0.
             unsafe { options.write(read) };
             0
         }
-        // SAFETY: C passes a structure for it.
+        // SAFETY: `why` is storage of one structure, by this function's contract.
         None => unsafe { expected(settings::EXPECTED, 0, why) },
     }
 }
@@ -144,7 +146,7 @@ pub unsafe extern "C" fn perfctr_core_init(
             unsafe { driver.write(ready) };
             0
         }
-        // SAFETY: C passes a structure for it.
+        // SAFETY: `why` is storage of one structure, which C reads only after this has returned.
         Err(refusal) => unsafe { refused(refusal, why) },
     }
 }
@@ -156,7 +158,7 @@ pub unsafe extern "C" fn perfctr_core_init(
 /// `why` is storage of one structure.
 unsafe fn refused(refusal: Refusal, why: *mut Why) -> c_int {
     let (text, found) = refusal.describe();
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: `expected` needs of `why` what this function's contract says of it.
     unsafe { expected(text, found, why) }
 }
 
@@ -167,15 +169,16 @@ unsafe fn refused(refusal: Refusal, why: *mut Why) -> c_int {
 /// `why` is storage of one structure.
 unsafe fn expected(text: &'static str, found: u32, why: *mut Why) -> c_int {
     let expected_bytes = text.len() as u32;
-    // SAFETY: `why` is storage for one, says the caller; the text is static.
+    // SAFETY: by this function's contract `why` is storage of one structure.
     unsafe { why.write(Why { expected: text.as_ptr(), expected_bytes, found }) };
     -1
 }
 
-/// Physical CPU `number`, which executes this, has come up, and its registers may hold anything.
-/// Prepares its storage; gives 0, or -1 and why nothing will count here.
+/// Prepares the storage of physical CPU `number`, which executes this and has just come up.
 ///
-/// `cpuid` is null for the boot CPU when it comes back: it has not become another one.
+/// Its registers may hold anything.  The function returns 0, or -1 and in `why` the reason why
+/// nothing will count here.  `cpuid` is null for the boot CPU when it comes back, since that CPU
+/// cannot have been replaced.
 ///
 /// # Safety
 ///
@@ -200,12 +203,12 @@ pub unsafe extern "C" fn perfctr_core_cpu_up(
     let cpu = &mut here.cpu();
     match cpu.come_up(cpuid.unwrap_or(&cpu.driver.boot)) {
         Ok(()) => 0,
-        // SAFETY: C passes a structure for it.
+        // SAFETY: `why` is storage of one structure on the stack of this CPU's caller.
         Err(refusal) => unsafe { refused(refusal, why) },
     }
 }
 
-/// The physical CPU that executes this goes down, or is given back.
+/// Stops the counters of the physical CPU that executes this, which goes down or is given back.
 ///
 /// # Safety
 ///
@@ -216,7 +219,7 @@ pub unsafe extern "C" fn perfctr_core_cpu_down(cpu: &CpuObject) {
     unsafe { OnCpu::new(cpu) }.cpu().go_down();
 }
 
-/// Whether the host lets the domain count; `controls`: it is the control domain.
+/// Returns whether the host lets the domain count; `controls` says that it is the control domain.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_allows(
     driver: &Driver,
@@ -226,7 +229,7 @@ pub extern "C" fn perfctr_core_allows(
     driver.allows(&domain.policy, controls)
 }
 
-/// The host allows or forbids the domain to count; returns what the hypervisor has to do.
+/// Allows or forbids the domain to count, and returns what the hypervisor has to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_set_policy(
     driver: &Driver,
@@ -237,9 +240,9 @@ pub extern "C" fn perfctr_core_set_policy(
     domain.policy.set(driver, controls, allowed)
 }
 
-/// The calling vCPU, `id` of `domain`, registers `page`, or goes on from what it says.
+/// Registers `page` for the calling vCPU, `id` of `domain`, or has it go on from the page.
 ///
-/// See [`Vcpu::register`] and [`Vcpu::go_on`].  Gives 0 or a negative error number.
+/// See [`Vcpu::register`] and [`Vcpu::go_on`].  It returns 0 or a negative error number.
 ///
 /// # Safety
 ///
@@ -289,7 +292,7 @@ pub unsafe extern "C" fn perfctr_core_register(
     0
 }
 
-/// The calling vCPU unregisters its page; see [`Vcpu::unregister`].
+/// Unregisters the calling vCPU's page; see [`Vcpu::unregister`].
 ///
 /// # Safety
 ///
@@ -301,7 +304,7 @@ pub unsafe extern "C" fn perfctr_core_unregister(cpu: &CpuObject, vcpu: &mut Vcp
     vcpu.unregister(&mut unsafe { OnCpu::new(cpu) }.cpu(), page);
 }
 
-/// The vCPU, which is switched in, gets another state; see [`Vcpu::abandon`].
+/// Drops the page of a vCPU that is switched in and gets another state; see [`Vcpu::abandon`].
 ///
 /// # Safety
 ///
@@ -312,7 +315,7 @@ pub unsafe extern "C" fn perfctr_core_abandon(cpu: &CpuObject, vcpu: &mut VcpuOb
     vcpu.0.vcpu.abandon(&mut unsafe { OnCpu::new(cpu) }.cpu());
 }
 
-/// A vCPU without a page is switched in.
+/// Switches in a vCPU without a page.
 ///
 /// # Safety
 ///
@@ -374,7 +377,7 @@ pub unsafe extern "C" fn perfctr_core_switch_to(
     vcpu.switch_to(cpu, page, mode(kernel), allowed)
 }
 
-/// The guest changes its mode; returns whether to send it the virtual interrupt.
+/// Notes a change of the guest's mode; returns whether to send it the virtual interrupt.
 ///
 /// See [`Vcpu::toggle`].
 ///
@@ -418,9 +421,9 @@ pub unsafe extern "C" fn perfctr_core_revoke(
     forbidden
 }
 
-/// The PMU has interrupted while `vcpu` is current, which is null if it has no page.
+/// Handles an interrupt of the PMU; returns whether to send the vCPU the virtual interrupt.
 ///
-/// It returns whether to send the vCPU the virtual interrupt.
+/// `vcpu` is the current vCPU, or null if that has no page.
 ///
 /// # Safety
 ///
@@ -531,8 +534,10 @@ unsafe extern "C" {
     fn perfctr_glue_try_rdmsr(msr: u32, value: *mut u64) -> bool;
     /// Writes a register that perhaps does not exist; returns whether the write did not fault.
     fn perfctr_glue_try_wrmsr(msr: u32, value: u64) -> bool;
-    /// What the register that enables counters has in the current vCPU, and outside it.
-    /// Interrupts are disabled.  Not called for PV guests, nor where the PMU tells guests apart.
+    /// Sets what the hardware loads into the register that enables counters when the current vCPU
+    /// is entered and when it is left.
+    ///
+    /// Interrupts are disabled.  It is called only for guests whose gate is `Gate::Entry`.
     fn perfctr_glue_load_at_switch(inside: u64, outside: u64);
     /// Copies the hypercall's argument in; returns 0 or a negative error number.
     fn perfctr_glue_copy_in(caller: *mut c_void, to: *mut c_void, length: u32) -> c_int;

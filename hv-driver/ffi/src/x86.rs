@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The registers themselves.
+//! Access to the registers of x86.
 #![expect(unsafe_code, reason = "MSRs and RDPMC")]
 
 use core::arch::asm;
@@ -10,7 +10,7 @@ use shared_abi::read::Counters;
 
 use crate::{perfctr_glue_load_at_switch, perfctr_glue_try_rdmsr, perfctr_glue_try_wrmsr};
 
-/// What may be read at any moment, in ring 0.
+/// The counters and the clock, which ring 0 may read at any moment.
 ///
 /// RDPMC, RDTSC and RDMSR clear the high halves of RAX and RDX (SDM volume 2).
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Counters for Registers {
     }
 }
 
-/// The PMU of the CPU that executes this; made of an `OnCpu` only.
+/// The PMU of the CPU that executes this; it can only be made from an `OnCpu`.
 #[derive(Debug)]
 pub(crate) struct X86Pmu<'a> {
     pub(crate) expected: &'a ExpectedInterrupts,
@@ -120,7 +120,7 @@ const IA32_MISC_ENABLE: u32 = 0x1a0;
 const IA32_PERF_CAPABILITIES: u32 = 0x345;
 const TSX_FORCE_ABORT: u32 = 0x10f;
 
-/// What the CPU that executes this says of itself.
+/// Returns what the CPU that executes this says of itself.
 pub(crate) fn cpuid() -> Identity {
     let (vendor, model) = (__cpuid(0), __cpuid(1));
     let extended = __cpuid(0x8000_0000).eax;
@@ -153,7 +153,7 @@ pub(crate) fn cpuid() -> Identity {
     all
 }
 
-/// 0 if there is no such register.
+/// Reads a register; it returns 0 if there is no such register.
 fn register(msr: u32) -> u64 {
     try_rdmsr(msr).unwrap_or(0)
 }

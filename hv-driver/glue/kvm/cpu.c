@@ -21,7 +21,7 @@ struct perfctr_core_driver *perfctr_driver(void)
 }
 
 struct perfctr_pcpu {
-	/* Its PMU interrupts by an NMI; what its APIC did with that before. */
+	/* The PMU interrupts by NMI; this is the APIC's entry as it was before. */
 	bool interrupts;
 	u32 lvtpc;
 	u64 core[PERFCTR_CPU_BYTES / sizeof(u64)];
@@ -29,7 +29,7 @@ struct perfctr_pcpu {
 
 static DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
 
-/* What was done on CPUs that have gone. */
+/* The statistics of CPUs that have gone. */
 static DEFINE_RAW_SPINLOCK(perfctr_departed_lock);
 static struct perfctr_hv_stats perfctr_departed;
 
@@ -52,7 +52,7 @@ void perfctr_unmask_interrupt(void)
 
 /*
  * Intel's local APICs mask their entry when they deliver the PMU's NMI, which
- * tells; others leave it as it is, and the core looks at the counters.
+ * shows that it was the PMU's. Others do not; there the core looks at counters.
  */
 bool perfctr_nmi_is_ours(void)
 {
@@ -73,7 +73,7 @@ void perfctr_close_gate(void)
 		perfctr_core_close_gate(core_of(pcpu));
 }
 
-/* On the CPU; interrupts are disabled. */
+/* Executes on the CPU itself, with interrupts disabled. */
 static int come_up(void)
 {
 	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
@@ -99,7 +99,7 @@ static void go_down(void)
 {
 	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
 
-	/* Of a CPU that was refused nothing was changed. */
+	/* Nothing was changed on a CPU that was refused. */
 	if (!pcpu->interrupts)
 		return;
 	WRITE_ONCE(pcpu->interrupts, false);
@@ -135,7 +135,7 @@ static int perfctr_cpu_offline(unsigned int cpu)
 	return 0;
 }
 
-/* The boot CPU, which does not go offline when the machine sleeps. */
+/* For the boot CPU, which does not go offline when the machine sleeps. */
 static int perfctr_sleep(void)
 {
 	go_down();
@@ -195,7 +195,7 @@ void perfctr_glue_add_stats(struct perfctr_hv_stats *total)
 	on_each_cpu(add_stats, &sum, 1);
 }
 
-/* A structure's numbers, in their order. */
+/* Prints a structure's numbers, in their order. */
 static int emit(char *text, const void *structure, size_t bytes)
 {
 	const u64 *number = structure;
@@ -228,10 +228,10 @@ static int get_query(char *text, const struct kernel_param *unused)
 
 static const struct kernel_param_ops perfctr_stats_ops = { .get = get_stats };
 
-/* What the driver has done, as OP_STATS gives it to a control domain of Xen's. */
+/* Shows what the driver has done, as OP_STATS does on Xen. */
 module_param_cb(perfctr_stats, &perfctr_stats_ops, NULL, 0400);
 
 static const struct kernel_param_ops perfctr_query_ops = { .get = get_query };
 
-/* What the driver has, as OP_QUERY gives it to guests. */
+/* Shows what the driver has, as OP_QUERY does to guests. */
 module_param_cb(perfctr_query, &perfctr_query_ops, NULL, 0400);

@@ -8,7 +8,7 @@
 
 #include "private.h"
 
-/* What the copying functions need. */
+/* The caller's argument, for the copying functions. */
 struct perfctr_caller {
 	struct kvm_vcpu *vcpu;
 	u64 address;
@@ -52,7 +52,7 @@ struct perfctr_core_vcpu *perfctr_glue_vcpu(void)
 
 	if (!vcpu->arch.perfctr)
 		return NULL;
-	/* Its thread may have been away since the guest was left. */
+	/* The thread may have been preempted since the guest was left. */
 	perfctr_switch_in(vcpu);
 	return perfctr_core_of(vcpu->arch.perfctr);
 }
@@ -81,7 +81,7 @@ int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)
 
 	if (!perfctr_on)
 		return -ENODEV;
-	/* Of the guest, and not of a guest of its own. */
+	/* A nested guest's hypercall is refused: its page would be its host's. */
 	if (is_guest_mode(vcpu))
 		return -EPERM;
 	return perfctr_core_hypercall(perfctr_driver(), &caller, op, argument,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* The module's parameter, and who else has the PMU. */
+/* Reads the module's parameter, and takes the PMU if nobody else has it. */
 
 #define pr_fmt(fmt) "perfctr: " fmt
 
@@ -13,7 +13,7 @@
 
 #include "private.h"
 
-/* The core reads it. */
+/* The core parses its value. */
 static char *perfctr_option = "off";
 module_param_named(perfctr, perfctr_option, charp, 0444);
 
@@ -29,7 +29,7 @@ static int parse(struct perfctr_options *options)
 	return -EINVAL;
 }
 
-/* The registers of this CPU's general counters; perf takes those it uses. */
+/* Finds this CPU's general counters, which perf reserves when it uses them. */
 static void general(unsigned int *counter, unsigned int *select,
 		    unsigned int *step, unsigned int *number)
 {
@@ -62,7 +62,7 @@ static void release(unsigned int number)
 	}
 }
 
-/* perf is refused while the driver is on, and the driver while perf counts. */
+/* Reserves all counters, so that either the driver or perf has them. */
 static bool reserve(void)
 {
 	unsigned int counter, select, step, number, i;
@@ -90,10 +90,10 @@ static void release_all(void)
 	release(number);
 }
 
-/* With the counters reserved; why the driver is off, which is said. */
+/* Starts the driver with the counters reserved, or logs why it stays off. */
 static int take(const struct perfctr_options *options)
 {
-	/* Linux' perf counts what several cores share on its own. */
+	/* Linux' perf may use the counters that several cores share. */
 	const struct perfctr_host_facts host = { .ticks_per_ms = tsc_khz };
 	struct perfctr_cpuid cpuid;
 	struct perfctr_why why;
@@ -139,7 +139,7 @@ void perfctr_init(void)
 		options.measure_cost ? ", measuring its own cost" : "");
 }
 
-/* No machine is left. */
+/* Called when no machine is left. */
 void perfctr_exit(void)
 {
 	if (!perfctr_on)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* Registration of a vCPU's page: pinned while the host may write to it. */
+/* Registers vCPUs' pages, and pins them while the host may write to them. */
 
 #include <linux/export.h>
 #include <linux/kvm_host.h>
@@ -24,8 +24,8 @@ struct perfctr_clock perfctr_clock_of(const struct kvm_vcpu *vcpu)
 }
 
 /*
- * A 64-bit kernel's vCPU, whose time-stamp counter the hardware gives, and whose
- * local APIC is here to interrupt it.
+ * The guest needs a 64-bit kernel, a time-stamp counter that the hardware gives,
+ * and a local APIC in this kernel, by which it is interrupted.
  */
 bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest)
 {
@@ -42,7 +42,7 @@ bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest)
 	return true;
 }
 
-/* Nothing but memory that the guest may write to itself. */
+/* Accepts only memory that the guest may write to itself. */
 static int pin(struct kvm *kvm, gfn_t gfn, struct page **page)
 {
 	unsigned long address = gfn_to_hva(kvm, gfn);
@@ -80,7 +80,7 @@ static void unpin(struct kvm *kvm, struct page *page)
 	account_locked_vm(kvm->mm, 1, false);
 }
 
-/* The intercept of RDPMC is set anew before the vCPU goes on. */
+/* Has the intercept of RDPMC set anew before the vCPU goes on. */
 static void update_rdpmc(struct kvm_vcpu *vcpu)
 {
 	kvm_make_request(KVM_REQ_MSR_FILTER_CHANGED, vcpu);
@@ -140,7 +140,7 @@ void perfctr_page_unregister(struct kvm_vcpu *vcpu)
 	update_rdpmc(vcpu);
 }
 
-/* What is copied from a guest that executes has to be copied again. */
+/* During a live migration, a page that was written has to be copied again. */
 void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p)
 {
 	int idx = srcu_read_lock(&vcpu->kvm->srcu);
@@ -157,8 +157,8 @@ void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu)
 }
 
 /*
- * It is reset, or was restored: what was its page is another kernel's memory,
- * or says what the guest is to go on from.  Nothing is written there.
+ * The vCPU is reset or was restored. Its page is another kernel's memory by now,
+ * or says what the guest is to go on from. So nothing is written there.
  */
 void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 {
@@ -179,7 +179,7 @@ bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)
 }
 EXPORT_SYMBOL_GPL(perfctr_intercept_rdpmc);
 
-/* VMX loads it when the vCPU is entered. */
+/* VMX loads these values when the vCPU is entered and left. */
 void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
 {
 	struct perfctr_vcpu *p = kvm_get_running_vcpu()->arch.perfctr;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What the hooks in KVM call. */
+/* The functions that the hooks in KVM call. */
 #ifndef PERFCTR_H
 #define PERFCTR_H
 
@@ -9,7 +9,7 @@
 
 struct kvm_vcpu;
 
-/* The module comes, which it does whether or not there is a driver; and goes. */
+/* The module is loaded, also if the driver stays off; and is unloaded. */
 void perfctr_init(void);
 void perfctr_exit(void);
 
@@ -21,23 +21,24 @@ void perfctr_vcpu_load(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_enter(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu);
 
-/* Its local APIC's registers, and so all others, were set from outside. */
+/* The VMM has set the local APIC's registers: a reset or a restoration. */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu);
 
-/* The vCPU does not execute again. */
+/* The vCPU will not execute again. */
 void perfctr_vcpu_destroy(struct kvm_vcpu *vcpu);
 
-/* Called by the vCPU's kernel; gives 0 or a negative error number. */
+/* Serves the vCPU's hypercall; returns 0 or a negative error number. */
 int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length);
 
-/* Whether RDPMC has to exit from the vCPU. */
+/* Returns whether RDPMC has to exit from the vCPU. */
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu);
-/* Reads what its RDPMC names, if it may; otherwise that raises #GP. */
+/* Reads the counter for a vCPU's RDPMC; false if that has to raise #GP. */
 bool perfctr_rdpmc(struct kvm_vcpu *vcpu);
 
 /*
- * What IA32_PERF_GLOBAL_CTRL is to hold in the vCPU's guest, and after it, which
- * is equal if it may stay as it is; false while the PMU is not the driver's.
+ * Gives the values of IA32_PERF_GLOBAL_CTRL in the vCPU's guest and after it,
+ * which are equal if the register need not change. Returns false while the driver
+ * does not have the PMU.
  */
 bool perfctr_at_switch(const struct kvm_vcpu *vcpu, u64 *inside, u64 *outside);
 

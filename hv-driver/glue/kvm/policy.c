@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* Who may count, and who says so. */
+/* Which machines may count, and who may change that. */
 
 #include <linux/kvm_host.h>
 #include <linux/moduleparam.h>
@@ -16,7 +16,7 @@ bool perfctr_allowed(const struct kvm *kvm)
 				   perfctr_core_of_machine(kvm), false);
 }
 
-/* As its guest knows it, whatever host that comes from. */
+/* The number is random, so that a guest recognises a move to another host. */
 u64 perfctr_machine(struct kvm *kvm)
 {
 	cmpxchg64(&kvm->arch.perfctr_machine, 0, get_random_u64() | 1);
@@ -35,7 +35,7 @@ const struct perfctr_core_domain *perfctr_glue_domain(bool *controls)
 	return perfctr_core_of_machine(kvm_get_running_vcpu()->kvm);
 }
 
-/* A vCPU that executes may not be switched for a long time. */
+/* A vCPU that executes may stay for a long time, so it is stopped by an IPI. */
 static void revoke_here(void *data)
 {
 	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
@@ -44,15 +44,15 @@ static void revoke_here(void *data)
 	if (!vcpu || vcpu->kvm != data)
 		return;
 	p = vcpu->arch.perfctr;
-	/* One that is not switched in is stopped when it is. */
+	/* A vCPU that is not switched in now is stopped when it is. */
 	if (p && p->in &&
 	    perfctr_core_revoke(perfctr_this_cpu(), perfctr_core_of(p),
 				perfctr_core_of_machine(vcpu->kvm), false))
-		/* Its kernel looks what counts now. */
+		/* The interrupt has the guest's module look at its page. */
 		perfctr_notify(vcpu);
 }
 
-/* A guest that was restored where it was not allowed looks again. */
+/* Has a guest that was restored before it was allowed try again. */
 static void tell(struct kvm *kvm)
 {
 	struct kvm_vcpu *vcpu;
@@ -71,7 +71,7 @@ static void set_policy(struct kvm *kvm, bool allowed)
 	perfctr_policy_change change = perfctr_core_set_policy(
 		perfctr_driver(), perfctr_core_of_machine(kvm), false, allowed);
 
-	/* Whoever loads meanwhile has seen the old policy before this arrives. */
+	/* A load that saw the old policy has ended when this interrupt arrives. */
 	if (change == PERFCTR_POLICY_CHANGE_REVOKE)
 		on_each_cpu(revoke_here, kvm, 1);
 	else if (change == PERFCTR_POLICY_CHANGE_TELL)
@@ -79,8 +79,8 @@ static void set_policy(struct kvm *kvm, bool allowed)
 }
 
 /*
- * A machine is called by the process that made it, which has to be there still:
- * a later one with the same number is another one.
+ * A machine is named by the process that made it. That has to exist still, since
+ * a later process may have the same number.
  */
 static struct mm_struct *memory_of(u32 pid)
 {
@@ -135,7 +135,7 @@ static int forbid(const char *text, const struct kernel_param *unused)
 static const struct kernel_param_ops perfctr_allow_ops = { .set = allow };
 static const struct kernel_param_ops perfctr_forbid_ops = { .set = forbid };
 
-/* Written with a process's number; each machine that it has made may count. */
+/* Allows all machines that a process has made, whose number is written. */
 module_param_cb(perfctr_allow, &perfctr_allow_ops, NULL, 0200);
 module_param_cb(perfctr_forbid, &perfctr_forbid_ops, NULL, 0200);
 
@@ -167,5 +167,5 @@ static const struct kernel_param_ops perfctr_domains_ops = {
 	.get = list_machines,
 };
 
-/* Each machine, by the process that has made it, and whether it may count. */
+/* Lists each machine by the process that made it, and whether it may count. */
 module_param_cb(perfctr_domains, &perfctr_domains_ops, NULL, 0400);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What the files here share.  Each calls only those above it: probe, cpu,
- * policy, page, switch and hypercall.
+ * Declarations that the files here share. Each calls only those before it in
+ * this order: probe, cpu, policy, page, switch and hypercall.
  */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
@@ -15,8 +15,8 @@
 struct perfctr_vcpu {
 	struct page *page; /* the guest's, pinned */
 	gfn_t gfn;
-	bool in; /* switched in, which it is from its first entry on */
-	/* What VMX loads, where it does, into what enables counters. */
+	bool in; /* switched in; that happens at its first entry after a load */
+	/* What VMX loads into the register that enables counters. */
 	u64 inside, outside;
 	u64 core[PERFCTR_VCPU_BYTES / sizeof(u64)];
 };
@@ -26,13 +26,13 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
 	return (struct perfctr_core_vcpu *)p->core;
 }
 
-/* Its local APIC's entry for the PMU's interrupt says what it gets. */
+/* Sends the PMU's interrupt, by the guest's own entry for it in the APIC. */
 static inline void perfctr_notify(struct kvm_vcpu *vcpu)
 {
 	kvm_make_request(KVM_REQ_PMI, vcpu);
 }
 
-/* cpu.c: set once; nothing else here happens while it is false. */
+/* cpu.c: set once; the driver does nothing while it is false. */
 extern bool perfctr_on;
 struct perfctr_core_driver *perfctr_driver(void);
 /* Takes over every CPU that is up, and from then on those that come up. */
@@ -40,14 +40,14 @@ int perfctr_take_cpus(void);
 void perfctr_give_cpus_back(void);
 /* Interrupts are disabled. */
 struct perfctr_core_cpu *perfctr_this_cpu(void);
-/* Whether an NMI that has just come is the PMU's. */
+/* Returns whether an NMI that has just come is the PMU's. */
 bool perfctr_nmi_is_ours(void);
 /* Stops guests' counters here if perf has let them count; NMIs may call it. */
 void perfctr_close_gate(void);
 /* Lets the local APIC deliver the PMU's next interrupt. */
 void perfctr_unmask_interrupt(void);
 
-/* What the core keeps of a machine, which only the core writes to. */
+/* The core's object of a machine, which only the core writes to. */
 static inline const struct perfctr_core_domain *
 perfctr_core_of_machine(const struct kvm *kvm)
 {
@@ -56,9 +56,9 @@ perfctr_core_of_machine(const struct kvm *kvm)
 	return (const struct perfctr_core_domain *)kvm->arch.perfctr_domain;
 }
 
-/* policy.c: whether the host lets the machine count. */
+/* policy.c: returns whether the host lets the machine count. */
 bool perfctr_allowed(const struct kvm *kvm);
-/* A number that changes where it is restored, and when it is allowed. */
+/* Returns a number that differs after a restoration or a new permission. */
 u64 perfctr_machine(struct kvm *kvm);
 
 /* page.c */
@@ -70,7 +70,7 @@ void perfctr_page_unregister(struct kvm_vcpu *vcpu);
 void perfctr_page_abandon(struct kvm_vcpu *vcpu);
 void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p);
 
-/* switch.c: the vCPU is to be switched in now if it is not; the same. */
+/* switch.c: switches the vCPU in now, if that is not done yet. */
 void perfctr_switch_in(struct kvm_vcpu *vcpu);
 /* The PMU's interrupt. */
 int perfctr_take_interrupt(void);

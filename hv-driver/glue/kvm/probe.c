@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* Registers that perhaps do not exist. */
+/* Access to registers that perhaps do not exist: faults are caught. */
 
 #include <asm/msr.h>
 #include <asm/processor.h>

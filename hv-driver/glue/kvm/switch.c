@@ -28,9 +28,9 @@ static void overflowed_here(struct kvm_vcpu *vcpu)
 }
 
 /*
- * Its thread may load and leave a vCPU many times without entering the guest,
- * for each request of the machine's process. Such a vCPU was not switched in:
- * its page stays as it is, and is not reported as written to.
+ * For each request of the machine's process, a thread may load and leave the vCPU
+ * without entering the guest. The driver does not switch the vCPU in then: its
+ * page stays as it is, and is not reported as written to.
  */
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 {
@@ -49,9 +49,10 @@ void perfctr_vcpu_put(struct kvm_vcpu *vcpu)
 }
 
 /*
- * Our module in a guest has to know before the guest executes anything, also
- * where the guest may not count any more. Its local APIC says that it is there:
- * another kernel may take an NMI that nothing explains for a broken machine.
+ * Our module in a restored guest has to know before the guest executes anything,
+ * even if the guest may not count here. The guest's local APIC shows whether
+ * there is our module: another kernel may take an unexplained NMI for a hardware
+ * fault.
  */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 {
@@ -107,7 +108,7 @@ bool perfctr_rdpmc(struct kvm_vcpu *vcpu)
 		return false;
 
 	local_irq_disable();
-	/* Its thread may have been away since the guest was left. */
+	/* The thread may have been preempted since the guest was left. */
 	perfctr_switch_in(vcpu);
 	known = perfctr_core_rdpmc(perfctr_this_cpu(), kvm_rcx_read(vcpu),
 				   &value);
@@ -152,8 +153,8 @@ static void overflow(struct irq_work *unused)
 static DEFINE_PER_CPU(struct irq_work, perfctr_overflow);
 
 /*
- * Nobody else has the PMU, but other NMIs come, too: of broken memory, of a
- * watchdog, of a button. Those are left to whoever waits for them.
+ * Nobody else has the PMU, but other NMIs come, too: from faulty memory, from a
+ * watchdog, from a button. Those are left to their own handlers.
  */
 static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
@@ -174,7 +175,7 @@ static int perfctr_nmi_after_perf(unsigned int kind, struct pt_regs *regs)
 	return NMI_DONE;
 }
 
-/* One handler before that of perf, which was there first, and one after it. */
+/* One handler is called before perf's, and one after it. */
 static int take_nmi(void)
 {
 	int err = register_nmi_handler(NMI_LOCAL, perfctr_nmi, NMI_FLAG_FIRST,
@@ -193,7 +194,7 @@ int perfctr_take_interrupt(void)
 {
 	int cpu;
 
-	/* Not where it is defined: modules' per-CPU data are not relocated. */
+	/* An initialiser would not do: modules' per-CPU data are not relocated. */
 	for_each_possible_cpu(cpu)
 		*per_cpu_ptr(&perfctr_overflow, cpu) =
 			IRQ_WORK_INIT_HARD(overflow);

@@ -10,7 +10,7 @@
 
 #include <asm/acpi.h>
 #include <asm/apic.h>
-/* Up to Xen 4.18, and after. */
+/* The name differs between Xen up to 4.18 and later releases. */
 #if __has_include(<irq_vectors.h>)
 #include <irq_vectors.h>
 #else
@@ -31,14 +31,14 @@ struct perfctr_core_driver *perfctr_driver(void)
 
 struct perfctr_pcpu {
     /*
-     * The system's resets when it last came up.  Each loses all registers, also
-     * those of the boot CPU, of which nobody is notified.
+     * The number of the system's resets when this CPU last came up. A reset
+     * loses all registers, and nobody is notified of it for the boot CPU.
      */
     uint32_t resets;
     uint64_t core[PERFCTR_CPU_BYTES / sizeof(uint64_t)];
 };
 
-/* Kept for a CPU that is parked, and cleared for others, when they go down. */
+/* When a CPU goes down, Xen keeps this if the CPU is parked, or clears it. */
 static DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
 
 static struct perfctr_core_cpu *core_of(struct perfctr_pcpu *pcpu)
@@ -46,7 +46,7 @@ static struct perfctr_core_cpu *core_of(struct perfctr_pcpu *pcpu)
     return (struct perfctr_core_cpu *)pcpu->core;
 }
 
-/* What was done on CPUs that have gone. */
+/* The statistics of CPUs that have gone. */
 static DEFINE_SPINLOCK(departed_lock);
 static struct perfctr_hv_stats departed;
 
@@ -68,8 +68,9 @@ void perfctr_departed_stats(struct perfctr_hv_stats *stats)
 }
 
 /*
- * This CPU's registers may hold anything.  Interrupts are disabled.  cpuid is
- * NULL where a guest's may be in force: on the boot CPU when it comes back.
+ * Prepares this CPU, whose registers may hold anything. Interrupts are disabled.
+ * cpuid is NULL for the boot CPU when it comes back, since CPUID may give a
+ * guest's view then.
  */
 static bool come_up(struct perfctr_pcpu *pcpu,
                     const struct perfctr_cpuid *cpuid)
@@ -94,7 +95,7 @@ static bool come_up(struct perfctr_pcpu *pcpu,
     return true;
 }
 
-/* For the first time, or again. */
+/* Prepares this CPU when it comes up for the first time, or again. */
 static bool come_up_anew(void)
 {
     struct perfctr_cpuid cpuid;
@@ -116,13 +117,13 @@ struct perfctr_core_cpu *perfctr_this_cpu(void)
 {
     struct perfctr_pcpu *pcpu = &this_cpu(perfctr_pcpu);
 
-    /* It has come back after a reset. */
+    /* The boot CPU has come back after a reset. */
     if ( unlikely(pcpu->resets != system_reset_counter) )
         come_up(pcpu, NULL);
     return core_of(pcpu);
 }
 
-/* On the CPU itself, with interrupts disabled. */
+/* Executes on the CPU itself, with interrupts disabled. */
 static int cf_check notified(struct notifier_block *block, unsigned long action,
                              void *cpu)
 {
@@ -158,7 +159,7 @@ bool __init perfctr_take_cpus(void)
     return all;
 }
 
-/* The local APIC masks the entry when it delivers. */
+/* The local APIC masks its entry when it delivers, so it is unmasked here. */
 void perfctr_unmask_interrupt(void)
 {
     apic_write(APIC_LVTPC, PMU_APIC_VECTOR);

@@ -30,8 +30,9 @@ static struct perfctr_clock clock_of(const struct vcpu *v)
 }
 
 /*
- * With nested paging, no page of the guest's is a page table of Xen's; of guests
- * of its own, RDPMC would not exit either.
+ * Shadow paging is refused, since Xen may have shadowed the guest's page as a
+ * page table. Nested virtualisation is refused, since a nested guest's RDPMC
+ * would not exit either.
  */
 static const char *why_not(const struct vcpu *curr)
 {
@@ -76,9 +77,9 @@ void perfctr_hvm_update_clock(const struct vcpu *v)
 }
 
 /*
- * In a softirq, before a guest goes on. With interrupts disabled, Xen would have
- * the idle vCPU assert the guest's interrupt: v would be switched out for it, and
- * others might execute first.
+ * This executes in a softirq, before the guest goes on. If it were done with
+ * interrupts disabled, Xen would leave it to the idle vCPU to assert the guest's
+ * interrupt: v would be switched out for that, and others might execute first.
  */
 void cf_check perfctr_hvm_tell(void *v)
 {
@@ -86,15 +87,15 @@ void cf_check perfctr_hvm_tell(void *v)
 }
 
 /*
- * PV guests are kept off by CR4.PCE. These own their CR4, and at CPL 0 it does
- * not matter: whatever the counters hold, which is other guests' events.
+ * CR4.PCE keeps PV guests from RDPMC. HVM guests own their CR4, and at CPL 0 it
+ * has no effect, so they could read other guests' events in the counters.
  */
 bool perfctr_intercept_rdpmc(const struct vcpu *v)
 {
     return perfctr_on && !v->arch.perfctr;
 }
 
-/* v, which is current or does not execute, has got its page, or lost it. */
+/* Called when v has got or lost its page; v is current or does not execute. */
 void perfctr_hvm_update_intercept(struct vcpu *v)
 {
     if ( cpu_has_svm )
@@ -104,8 +105,8 @@ void perfctr_hvm_update_intercept(struct vcpu *v)
 }
 
 /*
- * Before the vCPU gets its page, and after it has lost it: the gate that keeps
- * counters from counting Xen, where selectors do not.
+ * Called before the vCPU gets its page, and after it has lost it. Where selectors
+ * cannot keep counters from counting Xen, this prepares the gate that does.
  */
 int perfctr_hvm_add_gate(struct vcpu *curr)
 {
@@ -118,7 +119,7 @@ void perfctr_hvm_remove_gate(struct vcpu *v)
         perfctr_vmx_remove_gate(v);
 }
 
-/* Where v, which is current, was when it was last left. */
+/* Reads where v, which is current, was when it was last left. */
 void perfctr_hvm_place(struct vcpu *v, struct perfctr_hv_place *place)
 {
     if ( cpu_has_svm )

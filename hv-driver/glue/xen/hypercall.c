@@ -8,7 +8,7 @@
 
 #include "private.h"
 
-/* What the copying functions need. */
+/* The caller's argument, for the copying functions. */
 struct caller {
     XEN_GUEST_HANDLE_PARAM(char) argument;
 };
@@ -46,7 +46,7 @@ struct perfctr_core_vcpu *perfctr_glue_vcpu(void)
     return p ? perfctr_core_of(p) : NULL;
 }
 
-/* Restored domains are told by Xen. */
+/* Xen itself tells domains that they were restored, so no number is needed. */
 uint64_t perfctr_glue_machine(void)
 {
     return 0;

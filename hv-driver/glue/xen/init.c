@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The boot option. */
+/* Reads the boot option, and starts the driver. */
 
 #include <xen/init.h>
 #include <xen/lib.h>
@@ -28,7 +28,7 @@ static int __init cf_check parse_perfctr(const char *s)
 }
 custom_param("perfctr", parse_perfctr);
 
-/* Who else drives the PMU, or NULL. */
+/* Names what else of Xen uses the PMU; NULL if nothing does. */
 static const char *__init other_owner(void)
 {
     if ( vpmu_mode != XENPMU_MODE_OFF )
@@ -43,7 +43,7 @@ static const char *__init other_owner(void)
 static int __init cf_check perfctr_init(void)
 {
     struct perfctr_cpuid cpuid;
-    /* No domain can write to a counter's register. */
+    /* No domain can write to a counter's register, so all of them are ours. */
     const struct perfctr_host_facts host = {
         .ticks_per_ms = cpu_khz,
         .owns_all = true,

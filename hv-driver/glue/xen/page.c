@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Registration of a vCPU's page: pinned while Xen may write to it. */
+/* Registers vCPUs' pages, and pins them while Xen may write to them. */
 
 #include <xen/domain_page.h>
 #include <xen/mm.h>
@@ -9,10 +9,10 @@
 #include "private.h"
 
 /*
- * Nothing but the guest's own memory that it may write to itself: a foreign
- * domain's page has a type of its own, and a read-only one may be written to
- * as far as types go.  Whatever the guest does to the frame later, the page
- * stays what it is until it is let go.
+ * Accepts only the guest's own memory that it may write to itself. The p2m type
+ * shows foreign pages, and also read-only ones, whose page type would let Xen
+ * write. Whatever the guest does to the frame later, the reference and the type
+ * keep the page as it is until it is unpinned.
  */
 static struct page_info *get_writable(struct domain *d, uint64_t gfn)
 {
@@ -55,7 +55,7 @@ static void unmap(void *mapping)
     put_page_and_type(mfn_to_page(mfn));
 }
 
-/* curr is to get its page: what has to be there before. */
+/* Prepares what curr needs before it gets its page. */
 static int prepare(struct vcpu *curr, uint64_t gfn, struct perfctr_vcpu *p)
 {
     void *mapping;
@@ -80,14 +80,14 @@ static void release(struct perfctr_vcpu *p)
     xfree(p);
 }
 
-/* curr has no page any more, nor will it get one. */
+/* Undoes that when curr has lost its page, or cannot get one. */
 static void remove_gate(struct vcpu *curr)
 {
     if ( is_hvm_vcpu(curr) )
         perfctr_hvm_remove_gate(curr);
 }
 
-/* curr has got its page, or lost it. */
+/* Called when curr has got or lost its page. */
 static void update_rdpmc(struct vcpu *curr)
 {
     if ( is_hvm_vcpu(curr) )
@@ -148,7 +148,7 @@ void perfctr_page_unregister(struct vcpu *curr)
     release(p);
 }
 
-/* What is copied from a guest that executes has to be copied again. */
+/* During a live migration, a page that was written has to be copied again. */
 void perfctr_page_written(struct vcpu *v)
 {
     struct perfctr_vcpu *p = v->arch.perfctr;
@@ -168,7 +168,7 @@ void perfctr_vcpu_destroy(struct vcpu *v)
     release(p);
 }
 
-/* Its vCPUs are paused, and what was their pages is the new kernel's. */
+/* The vCPUs are paused, and the memory of their pages is the new kernel's. */
 void perfctr_domain_reset(struct domain *d)
 {
     struct vcpu *v;

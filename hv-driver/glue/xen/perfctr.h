@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What the hooks in Xen call. */
+/* The functions that the hooks in Xen call. */
 #ifndef PERFCTR_H
 #define PERFCTR_H
 
@@ -15,19 +15,19 @@ void perfctr_toggle(struct vcpu *v);
 /* The PMU has interrupted this physical CPU. */
 void perfctr_interrupt(void);
 
-/* Whether the vCPU's user mode may execute RDPMC. */
+/* Returns whether the vCPU's user mode may execute RDPMC. */
 bool perfctr_pce(const struct vcpu *v);
 
 /*
- * Whether RDPMC has to exit from the vCPU, which the CPU virtualises, and to
- * raise #GP.
+ * Returns whether RDPMC has to exit from an HVM or PVH guest's vCPU, and raise
+ * #GP there.
  */
 bool perfctr_intercept_rdpmc(const struct vcpu *v);
 
-/* An HVM or PVH domain begins anew, with the memory that it has. */
+/* An HVM or PVH domain starts another kernel in the memory that it has. */
 void perfctr_domain_reset(struct domain *d);
 
-/* The vCPU does not execute again. */
+/* The vCPU will not execute again. */
 void perfctr_vcpu_destroy(struct vcpu *v);
 
 #endif /* PERFCTR_H */

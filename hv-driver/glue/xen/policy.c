@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Who may count, and who says so. */
+/* Which domains may count, and who may change that. */
 
 #include <xen/event.h>
 #include <xen/rcupdate.h>
@@ -10,7 +10,7 @@
 
 #include "private.h"
 
-/* The security module's rights are those of xenpmu_op. */
+/* The security module is asked for the rights that xenpmu_op needs. */
 int perfctr_glue_permits(bool control)
 {
     struct domain *currd = current->domain;
@@ -28,7 +28,7 @@ const struct perfctr_core_domain *perfctr_glue_domain(bool *controls)
     return perfctr_core_of_domain(current->domain);
 }
 
-/* A vCPU that executes may not be switched for a long time. */
+/* A vCPU that executes may stay for a long time, so it is stopped by an IPI. */
 static void cf_check revoke_here(void *data)
 {
     struct domain *d = data;
@@ -48,7 +48,7 @@ static void set_policy(struct domain *d, bool allowed)
 
     if ( change == PERFCTR_POLICY_CHANGE_NOTHING )
         return;
-    /* Whoever loads meanwhile has seen the old policy before this arrives. */
+    /* A load that saw the old policy has ended when this interrupt arrives. */
     if ( change == PERFCTR_POLICY_CHANGE_REVOKE )
         on_each_cpu(revoke_here, d, 1);
     for_each_vcpu(d, v)
@@ -67,7 +67,7 @@ int perfctr_glue_set_policy(uint32_t domid, bool allowed)
     if ( !d )
         return -ESRCH;
 
-    /* A domain that may not use a PMU by its own label is not allowed to. */
+    /* A domain whose label denies it the use of a PMU cannot be allowed. */
     rc = allowed ? xsm_pmu_op(XSM_OTHER, d, XENPMU_init) : 0;
     if ( !rc )
         set_policy(d, allowed);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What the files here share.  Each calls only those above it: probe, cpu,
- * policy, pv, svm, vmx, hvm, page, switch and hypercall.
+ * Declarations that the files here share. Each calls only those before it in
+ * this order: probe, cpu, policy, pv, svm, vmx, hvm, page, switch, hypercall.
  */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
@@ -16,7 +16,7 @@
 /* A vCPU with a registered page; reached by v->arch.perfctr. */
 struct perfctr_vcpu {
     struct perfctr_vcpu_page *page; /* Xen's mapping, pinned */
-    struct tasklet tells; /* an HVM or PVH guest of an overflow */
+    struct tasklet tells; /* interrupts an HVM or PVH guest at an overflow */
     uint64_t core[PERFCTR_VCPU_BYTES / sizeof(uint64_t)];
 };
 
@@ -25,7 +25,7 @@ static inline struct perfctr_core_vcpu *perfctr_core_of(struct perfctr_vcpu *p)
     return (struct perfctr_core_vcpu *)p->core;
 }
 
-/* cpu.c: set once at boot; nothing else here happens while it is false. */
+/* cpu.c: set once at boot; the driver does nothing while it is false. */
 extern bool perfctr_on;
 struct perfctr_core_driver *perfctr_driver(void);
 /* Takes over every CPU that is up, and from then on those that come up. */
@@ -35,7 +35,7 @@ struct perfctr_core_cpu *perfctr_this_cpu(void);
 void perfctr_departed_stats(struct perfctr_hv_stats *stats);
 void perfctr_unmask_interrupt(void);
 
-/* What the core keeps of a domain, which only the core writes to. */
+/* The core's object of a domain, which only the core writes to. */
 static inline const struct perfctr_core_domain *
 perfctr_core_of_domain(const struct domain *d)
 {

@@ -28,7 +28,7 @@ bool perfctr_pce(const struct vcpu *v)
     return v->arch.perfctr;
 }
 
-/* curr has got its page, or lost it. */
+/* Called when curr has got or lost its page. */
 void perfctr_pv_update_pce(struct vcpu *curr)
 {
     write_cr4(pv_make_cr4(curr));

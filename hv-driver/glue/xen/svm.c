@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What is AMD's way of virtualising a CPU. */
+/* The part that is specific to AMD's SVM. */
 
 #include <xen/sched.h>
 
@@ -19,7 +19,7 @@ void perfctr_svm_intercept_rdpmc(struct vcpu *v, bool intercept)
     vmcb_set_general1_intercepts(vmcb, intercepts);
 }
 
-/* The interrupt that leaves a guest is taken before Xen has copied this. */
+/* An interrupt that causes an exit is handled before Xen has copied these. */
 void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place)
 {
     const struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;

@@ -63,7 +63,7 @@ void perfctr_switch_to(struct vcpu *v)
     struct perfctr_vcpu *p = v->arch.perfctr;
     unsigned long flags;
 
-    /* The idle vCPU executes in ring 0, where no counter counts. */
+    /* Nothing is done for the idle vCPU: no counter counts its ring 0. */
     if ( !perfctr_on || is_idle_vcpu(v) )
         return;
 
@@ -87,7 +87,7 @@ void perfctr_toggle(struct vcpu *v)
     if ( perfctr_core_toggle(perfctr_this_cpu(), perfctr_core_of(p),
                              perfctr_pv_in_kernel(v)) )
     {
-        /* In the mode that it leaves. */
+        /* The overflow happened in the mode that the guest leaves. */
         overflowed_here(v, !perfctr_pv_in_kernel(v));
         notify(v);
     }

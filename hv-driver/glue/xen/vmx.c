@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What is Intel's way of virtualising a CPU: no selector can be limited to
- * guests, so the register that enables counters is among those that VM entries
- * and VM exits load (SDM volume 3, 27.4 and 28.6).
+ * The part that is specific to Intel's VMX. No selector can be limited to
+ * guests, so VM entries and VM exits load the register that enables counters
+ * (SDM volume 3, 27.4 and 28.6).
  */
 
 #include <xen/lib.h>
@@ -14,7 +14,7 @@
 
 #include "private.h"
 
-/* Until the core says otherwise, nothing counts on either side. */
+/* Until the core sets other values, nothing counts in the guest or outside. */
 int perfctr_vmx_add_gate(struct vcpu *curr)
 {
     int rc =
@@ -28,7 +28,7 @@ int perfctr_vmx_add_gate(struct vcpu *curr)
     return rc;
 }
 
-/* v is current or does not execute; there may be none. */
+/* v is current or does not execute; it may have no entries. */
 void perfctr_vmx_remove_gate(struct vcpu *v)
 {
     vmx_del_msr(v, MSR_CORE_PERF_GLOBAL_CTRL, VMX_MSR_GUEST_LOADONLY);
@@ -36,8 +36,8 @@ void perfctr_vmx_remove_gate(struct vcpu *v)
 }
 
 /*
- * The lists are memory: it does not matter whose VMCS is loaded. But Xen moves
- * their entries, and may have been interrupted there.
+ * The lists are memory, so it does not matter whose VMCS is loaded. But they must
+ * not be changed in an interrupt, which may have come while Xen moves entries.
  */
 void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
 {
@@ -49,7 +49,7 @@ void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
     at_entry = vmx_find_msr(current, MSR_CORE_PERF_GLOBAL_CTRL,
                             VMX_MSR_GUEST_LOADONLY);
     at_exit = vmx_find_msr(current, MSR_CORE_PERF_GLOBAL_CTRL, VMX_MSR_HOST);
-    /* Added before the vCPU got its page; without them its counters count Xen. */
+    /* They were added before the vCPU got its page; else it would count Xen. */
     if ( !at_entry || !at_exit )
     {
         domain_crash(current->domain);
@@ -72,8 +72,8 @@ void perfctr_vmx_intercept_rdpmc(struct vcpu *v, bool intercept)
 }
 
 /*
- * Xen has copied the rest before it lets interrupts in. The mode is not known
- * if it was interrupted while another vCPU's VMCS was loaded.
+ * Xen copies the other registers before it enables interrupts. The mode is in the
+ * VMCS, so it is unknown if another vCPU's VMCS was loaded at the interrupt.
  */
 void perfctr_vmx_place(struct vcpu *curr, struct perfctr_hv_place *place)
 {

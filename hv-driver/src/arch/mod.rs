@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What differs from one processor architecture to another.
 //!
-//! [`Identity`] is what a CPU says of itself, from which follows which PMU it has.  [`Registers`]
-//! says where the registers of that PMU are, and [`Selectors`] what is written to those that select
-//! events.  `probe` tries each register before anybody relies on it.
+//! An [`Identity`] is what a CPU says of itself; it determines which PMU the CPU has.
+//! [`Registers`] has the numbers of that PMU's registers, and [`Selectors`] the values of those
+//! that select events.  `probe` tries each register before anybody relies on it.
 //!
-//! The rest of the driver reads and writes registers whose numbers it was given here, and names
-//! none itself.
+//! The rest of the driver gets the registers' numbers from here, and names none itself.
 
 mod x86;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-/* Whether perf is not to say what enables counters, since the driver does. */
+/* Returns whether the driver, and not perf, sets what enables counters. */
 static bool perfctr_switch_global_ctrl(struct vcpu_vmx *vmx)
 {
 	u64 inside, outside;

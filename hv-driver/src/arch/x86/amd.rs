@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! AMD's counters: of the K7 kind, of the core extension, and of version 2.  APM volume 2, 13.2.1
-//! and appendix A; volume 3, appendix E.
+//! AMD's three kinds of counters: K7's, those of the core extension, and those of version 2.  The
+//! manual is APM volume 2, 13.2.1 and appendix A, and volume 3, appendix E.
 
 use shared_abi::PmuCaps;
 use shared_abi::caps::{
@@ -21,16 +21,16 @@ const K7: Registers = Registers {
     record_enable: None,
     readable: [None; 2],
 };
-/// Of K7's kind.
+/// The number of counters of K7's kind.
 const K7_COUNTERS: u32 = 4;
 
-/// PERF_CTL0 and PERF_CTR0, which take turns.
+/// PERF_CTL0 and PERF_CTR0; selects and counters alternate.
 const CORE: Registers = Registers {
     evntsel: Bank { first: 0xc001_0200, stride: 2 },
     counters: Bank { first: 0xc001_0201, stride: 2 },
     ..K7
 };
-/// Of the core extension.
+/// The number of counters of the core extension.
 const CORE_COUNTERS: u32 = 6;
 
 /// PerfCntrGlobalCtl, PerfCntrGlobalStatus and PerfCntrGlobalStatusClr.
@@ -54,8 +54,8 @@ const LLC: Readable =
 /// CPUID leaf 0x80000022, EAX: version 2.
 const PERFMON_V2: u32 = 1 << 0;
 
-/// Four counters since family 10h, six with the core extension, and with version 2 as many as it
-/// says; all of 48 bits.
+/// There are four counters since family 10h, six with the core extension, and with version 2 as
+/// many as CPUID says; all have 48 bits.
 pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
     let (family, _) = cpuid.family_and_model();
     if family < 0x10 {
@@ -97,7 +97,7 @@ mod tests {
     const FAMILY_10H: Identity =
         Identity { vendor: VENDOR, signature: 0x0010_0f42, ..Identity::NONE };
 
-    /// Event select and counter of the last of so many.
+    /// Returns the event select and the counter of the last of so many counters.
     fn last(registers: &Registers, counters: u32) -> (Option<u32>, u32) {
         let slot = PhysSlot::general(counters - 1).unwrap();
         (registers.evntsel(slot), registers.counter(slot))

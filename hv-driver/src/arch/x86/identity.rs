@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What an x86 CPU says of itself, as far as its PMU goes.
+//! What an x86 CPU says of itself, as far as it concerns the PMU.
 
 /// What a CPU says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A CPU that has nothing of it.
+    /// A CPU that has nothing of all this.
     pub const NONE: Self = Self {
         vendor: [0; 3],
         signature: 0,
@@ -45,7 +45,8 @@ impl Identity {
         tsx_force_abort: 0,
     };
 
-    /// Family and model as the manuals number them (SDM volume 2, CPUID; APM volume 3, appendix E).
+    /// Returns family and model as the manuals number them (SDM volume 2, CPUID; APM volume 3,
+    /// appendix E).
     pub(super) const fn family_and_model(&self) -> (u32, u32) {
         let (base, extended) = ((self.signature >> 8) & 0xf, (self.signature >> 20) & 0xff);
         let family = if base == 0xf { base + extended } else { base };

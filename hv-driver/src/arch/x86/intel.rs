@@ -28,13 +28,13 @@ const PERF_CAPABILITIES_FW_WRITE: u64 = 1 << 13;
 
 /// IA32_PERF_CAPABILITIES: RDPMC reads PERF_METRICS with 2000_0000H (SDM volume 2, RDPMC).
 const PERF_CAPABILITIES_METRICS: u64 = 1 << 15;
-/// PERF_METRICS, which counts only where IA32_PERF_GLOBAL_CTRL enables it: here never.
+/// PERF_METRICS, which counts only where IA32_PERF_GLOBAL_CTRL enables it; the driver never does.
 const METRICS: Readable =
     Readable { stops: Bank { first: 0x329, stride: 1 }, number: 1, is_shared: false };
 
 /// IA32_PEBS_ENABLE.
 const IA32_PEBS_ENABLE: u32 = 0x3f1;
-/// IA32_MISC_ENABLE: processor event-based sampling is not there.
+/// IA32_MISC_ENABLE: there is no processor event-based sampling.
 const MISC_ENABLE_NO_PEBS: u64 = 1 << 12;
 /// CPUID leaf 1, EDX: debug store.
 const FEATURES_DEBUG_STORE: u32 = 1 << 21;
@@ -80,8 +80,8 @@ pub(super) fn pmu(cpuid: &Identity) -> Result<(PmuCaps, Registers), Refusal> {
     Ok((caps, registers))
 }
 
-/// Counters below the one that belongs to the microcode while transactions are not aborted by
-/// force ("Performance Monitoring Impact of Intel Transactional Synchronization Extension Memory
+/// The number of counters below the one that the microcode uses unless transactions are forced to
+/// abort ("Performance Monitoring Impact of Intel Transactional Synchronization Extension Memory
 /// Ordering Issue", document 604224).
 const fn free_of_tsx(cpuid: &Identity) -> u32 {
     let taken = cpuid.structured & STRUCTURED_TSX_FORCE_ABORT != 0
@@ -94,7 +94,7 @@ const fn has_pebs(cpuid: &Identity) -> bool {
     cpuid.features & FEATURES_DEBUG_STORE != 0 && cpuid.misc_enable & MISC_ENABLE_NO_PEBS == 0
 }
 
-/// What is known of single models' events.
+/// Says which models have events that need a special rule.
 const fn of_model(cpuid: &Identity) -> u32 {
     match cpuid.family_and_model() {
         (6, 0x0f | 0x16 | 0x17 | 0x1d) => CAPS_SHARED_MASKS,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Which PMU this x86 CPU has: what it can do, and where its registers are.
 //!
-//! One file for each vendor; nobody else asks whose CPU it is.
+//! There is one file for each vendor; no other code depends on the vendor.
 
 mod amd;
 mod identity;
@@ -16,26 +16,26 @@ use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
 /// Why the PMU cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Neither Intel nor AMD.
+    /// The vendor is neither Intel nor AMD.
     Vendor([u32; 3]),
-    /// Architectural performance monitoring older than 2, which has no global control.
+    /// Architectural performance monitoring is older than version 2, and has no global control.
     Version(u32),
-    /// No general counters.
+    /// There are no general counters.
     NoCounters,
-    /// A counter width outside 32 to 64 bits.
+    /// A counter has fewer than 32 or more than 64 bits.
     Width(u32),
-    /// An AMD family without counters that this driver knows.
+    /// The AMD family has no counters that this driver knows.
     Family(u32),
-    /// Another model, by leaf 1 of CPUID, than the boot CPU's.
+    /// Leaf 1 of CPUID gives another model than on the boot CPU.
     Model(u32),
-    /// Other counters, by leaf 0xA of CPUID, than the boot CPU's.
+    /// Leaf 0xA of CPUID gives other counters than on the boot CPU.
     Counters(u32),
-    /// A register that is not there, or does not keep what is written to it.
+    /// A register does not exist, or does not keep what is written to it.
     Register(u32),
 }
 
 impl Refusal {
-    /// What was expected, and what was found; the console shows both.
+    /// Returns what was expected and what was found; the console shows both.
     pub const fn describe(&self) -> (&'static str, u32) {
         match *self {
             Self::Vendor([first, ..]) => ("CPU vendor Intel or AMD", first),
@@ -85,15 +85,15 @@ pub struct Global {
 /// Counters that the driver does not use, and that guests with RDPMC can read all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readable {
-    /// What makes each of them count, or is the counter itself; 0 stops or clears it.
+    /// The selector or the counter of each, which a write of 0 stops or clears.
     stops: Bank,
     number: u32,
-    /// They count what several cores do, and others of the host may use them.
+    /// They count events of several cores, and other software of the host may use them.
     pub is_shared: bool,
 }
 
 impl Readable {
-    /// The registers that are cleared so that nothing is learnt by reading.
+    /// Returns the registers that are cleared so that guests learn nothing by reading them.
     pub fn stops(self) -> impl Iterator<Item = u32> {
         (0..self.number).map(move |n| self.stops.of(n))
     }
@@ -104,18 +104,18 @@ impl Readable {
 pub struct Registers {
     evntsel: Bank,
     counters: Bank,
-    /// The fixed counters', if there are any.
+    /// The fixed counters' registers, if there are such counters.
     pub fixed: Option<Fixed>,
-    /// Those of all counters, if there are any.
+    /// The registers of all counters together, if there are such registers.
     pub global: Option<Global>,
-    /// Lets counters write records to memory; whoever takes the PMU over clears it.
+    /// The register that lets counters write records to memory; the driver clears it.
     pub record_enable: Option<u32>,
-    /// What else RDPMC reads, if anything.
+    /// The other counters that RDPMC reads, if there are any.
     pub readable: [Option<Readable>; 2],
 }
 
 impl Registers {
-    /// The counter's event-select register; `None` for fixed counters, which share one.
+    /// Returns the counter's event-select register; `None` for fixed counters, which share one.
     pub const fn evntsel(&self, slot: PhysSlot) -> Option<u32> {
         match slot.fixed_number() {
             Some(_) => None,
@@ -123,7 +123,7 @@ impl Registers {
         }
     }
 
-    /// The counter itself.
+    /// Returns the register of the counter itself.
     pub const fn counter(&self, slot: PhysSlot) -> u32 {
         match (slot.fixed_number(), self.fixed) {
             (Some(n), Some(fixed)) => fixed.counters.of(n),
@@ -132,25 +132,26 @@ impl Registers {
     }
 }
 
-/// The bits of these slots in the registers of all counters: fixed ones from bit 32.
+/// Returns the bits of these slots in the registers of all counters; those of fixed counters begin
+/// at bit 32.
 pub const fn global_bits(slots: u32) -> u64 {
     let fixed = slots >> MAX_GENERAL;
     let general = slots & !(u32::MAX << MAX_GENERAL);
     general as u64 | (fixed as u64) << 32
 }
 
-/// The slots of these bits.
+/// Returns the slots of these bits.
 pub const fn slots_of_global(bits: u64) -> u32 {
     let (general, fixed) = (bits as u32, (bits >> 32) as u32);
     general & !(u32::MAX << MAX_GENERAL) | fixed << MAX_GENERAL
 }
 
 impl Identity {
-    /// The PMU, or why it cannot be used.
+    /// Returns the CPU's PMU.
     ///
     /// # Errors
     ///
-    /// What is missing.
+    /// Says why the PMU cannot be used.
     pub fn pmu(&self) -> Result<(PmuCaps, Registers), Refusal> {
         match self.vendor {
             intel::VENDOR => intel::pmu(self),
@@ -159,11 +160,11 @@ impl Identity {
         }
     }
 
-    /// Whether CPUs with `other` have the same events and counters.
+    /// Checks that a CPU with the identity `other` has the same events and counters.
     ///
     /// # Errors
     ///
-    /// What differs.
+    /// Says what differs.
     pub fn agrees(&self, other: &Self) -> Result<(), Refusal> {
         let model = |cpuid: &Self| (cpuid.vendor, cpuid.family_and_model(), cpuid.core_type);
         if model(self) != model(other) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whether a physical CPU's registers are what its CPUID promises.
+//! Checks that a physical CPU has the registers that its CPUID promises.
 //!
-//! The driver's hooks access them without a way back from a fault, which would be the end of the
-//! hypervisor at a time that a guest chooses.  So every register is tried first, once for each time
-//! that a CPU comes up, where a fault is caught.
+//! The driver's hooks cannot recover from a fault when they access registers, so a guest could
+//! bring the hypervisor down.  Therefore every register is tried, where faults are caught,
+//! whenever a CPU comes up.
 
 use shared_abi::PmuCaps;
 use shared_abi::slot::slots_of;
@@ -12,17 +12,19 @@ use super::selectors::{FIXED_BITS, FIXED_USR};
 use super::{Identity, Refusal, Registers, global_bits};
 use crate::hal::Probe;
 
-/// What a counter is asked to keep: a write of 32 bits extends bit 31.
+/// Values that a counter has to keep: a write of 32 bits extends bit 31.
 const PATTERN: u64 = 0x5a69_3c78;
-/// What an event select is asked to keep: instructions in no ring, and not enabled.
+/// A value that an event select has to keep: instructions in no ring, and not enabled.
 const STOPPED: u64 = 0xc0;
 
-/// Tries all registers of the CPU that executes this and says of itself `cpuid`.  All its counters
-/// are stopped and cleared afterwards.  Gives what the register that enables them held, if any.
+/// Tries all registers of the CPU that executes this, whose identity is `cpuid`.
+///
+/// All its counters are stopped and cleared afterwards.  The function returns what was in the
+/// register that enables them, if there is one.
 ///
 /// # Errors
 ///
-/// There is no usable PMU, or the first register that is not as it should be.
+/// Says that there is no usable PMU, or names the first register that is not as it should be.
 pub(crate) fn probe(cpuid: &Identity, pmu: &impl Probe) -> Result<u64, Refusal> {
     let (caps, registers) = cpuid.pmu()?;
     let Some(global) = &registers.global else {
@@ -60,7 +62,7 @@ fn selects_and_counters(
     slots_of(caps.slots()).try_for_each(|slot| keeps(pmu, registers.counter(slot), &[PATTERN, 0]))
 }
 
-/// Each of `values` can be written and is then read.
+/// Checks that the register keeps each of `values`.
 fn keeps(pmu: &impl Probe, msr: u32, values: &[u64]) -> Result<(), Refusal> {
     let kept =
         |&value| pmu.try_write_register(msr, value) && pmu.try_read_register(msr) == Some(value);

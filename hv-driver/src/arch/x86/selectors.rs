@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the selector registers of a physical CPU hold.
+//! The values of a physical CPU's selector registers.
 
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::limits::{MAX_FIXED, MAX_SLOTS};
@@ -26,7 +26,7 @@ const FIXED_PMI: u64 = 1 << 3;
 /// Bits per fixed counter in IA32_FIXED_CTR_CTRL.
 pub(crate) const FIXED_BITS: u32 = 4;
 
-/// What a physical CPU's selector registers hold.
+/// The values of a physical CPU's selector registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selectors {
     /// Event select of each general counter; fixed counters' elements are 0.
@@ -41,9 +41,8 @@ impl Selectors {
 
     /// Selectors that count a guest's configuration.
     ///
-    /// With [`Rings::Folded`] no counter ever has the OS bit in hardware: in ring 0 the hypervisor
-    /// alone executes, and which of the guest's modes a counter counts in is decided when the guest
-    /// changes its mode.
+    /// With [`Rings::Folded`] no counter ever has the OS bit in hardware: only the hypervisor
+    /// executes in ring 0, and the driver starts and folds counters when the guest's mode changes.
     pub fn new(config: &Config, rings: Rings, gate: Gate) -> Self {
         let mut selectors = Self::NONE;
         for slot in slots_of(config.slots()) {
@@ -70,22 +69,22 @@ impl Selectors {
         selectors
     }
 
-    /// Slots that interrupt when they overflow.
+    /// Returns the slots that interrupt when they overflow.
     pub fn interrupting(&self) -> u32 {
         self.slots_with(FIXED_PMI, EVNTSEL_INT)
     }
 
-    /// Whether a slot interrupts when it overflows.
+    /// Returns whether a slot interrupts when it overflows.
     pub fn interrupts(&self, slot: PhysSlot) -> bool {
         self.has(slot, FIXED_PMI, EVNTSEL_INT)
     }
 
-    /// Slots that count in some ring.
+    /// Returns the slots that count in some ring.
     pub fn counting(&self) -> u32 {
         self.slots_with(FIXED_OS | FIXED_USR, EVNTSEL_EN)
     }
 
-    /// Slots whose select has one of these bits.
+    /// Returns the slots whose select has one of these bits.
     fn slots_with(&self, fixed: u64, general: u64) -> u32 {
         slots_of(ALL_SLOTS)
             .filter(|&slot| self.has(slot, fixed, general))
