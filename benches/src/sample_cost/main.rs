@@ -20,7 +20,6 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::unistd::getppid;
 use vm_tests::region::Region;
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 use vm_tests::{module, users};
 
 use stack::Stack;
@@ -32,12 +31,10 @@ const SAMPLES: u64 = 500;
 const NEVER: u64 = 1 << 30;
 /// Times that two threads wait for each other; so many that what happens once does not matter.
 const TURNS: u64 = 4_000;
-/// System calls that do nothing, and interrupts that tell nothing.
+/// System calls that do nothing.
 const CALLS: u64 = 20_000;
 /// Times that they do before that.
 const FIRST_TURNS: u64 = 100;
-/// The testbed has no domain of this number.
-const NO_DOMAIN: u16 = 0x7000;
 
 fn main() -> Result<()> {
     check_tally()?;
@@ -62,9 +59,6 @@ fn main() -> Result<()> {
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
         let told = sample("libperfctr, records in a ring", stack::perfctr_records)?;
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
-        if let Ok(xen) = Xen::open() {
-            interrupt(&xen)?;
-        }
         switch("libperfctr", stack::perfctr)?;
         switch_bystanders()?;
         switch_users()?;
@@ -124,29 +118,6 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     let name = format!("a sample: {name}");
     print(&name, &format!("{told}/{SAMPLES}"), &with.per(told), &without.per(told));
     Ok(told)
-}
-
-/// What the virtual interrupt costs that every sample comes by, sent without one: the hypervisor
-/// sends it to a domain that it is told to let count, and to nobody if there is no such domain.
-fn interrupt(xen: &Xen) -> Result<()> {
-    let execute = |domain, is_there: bool| -> Result<Tally> {
-        let (mut grown, mut done) = (Tally::default(), 0);
-        stack::perfctr(NEVER, &mut || {
-            let tell = |times| (0..times).filter(|_| xen.allow(domain, true).is_ok()).count();
-            tell(FIRST_TURNS);
-            let before = Tally::read();
-            done = tell(CALLS);
-            grown = Tally::read() - before;
-        })?;
-        ensure!(
-            done as u64 == CALLS * u64::from(is_there),
-            "domain {domain} was told {done} times"
-        );
-        Ok(grown)
-    };
-    let (with, without) = (execute(CONTROL_DOMAIN, true)?, execute(NO_DOMAIN, false)?);
-    print("an interrupt that tells nothing", "", &with.per(CALLS), &without.per(CALLS));
-    Ok(())
 }
 
 /// What a system call that does nothing costs a thread that counts user mode with four counters,

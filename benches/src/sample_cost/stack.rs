@@ -136,13 +136,16 @@ pub fn perfctr_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64>
     perfctr(period, program)
 }
 
-/// The calling thread alone: the C library's function changes all threads.
+/// The calling thread alone: the C library's function changes all threads. Others may look into the
+/// program all the same, as into most programs: a change of users takes that away.
 fn become_another() -> Result<()> {
     const USER: libc::c_long = 4242;
     const SAME: libc::c_long = -1;
     // SAFETY: changes the thread's effective user and nothing in memory.
     let result = unsafe { libc::syscall(libc::SYS_setresuid, SAME, USER, SAME) };
-    Ok(check(result as libc::c_int)?)
+    check(result as libc::c_int)?;
+    // SAFETY: changes a flag of the process.
+    Ok(check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) })?)
 }
 
 /// perf_event: each overflow is a signal, after which the counter goes on.
