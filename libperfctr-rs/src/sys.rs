@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! System calls, and the detection of forks.
+//! Makes system calls, and detects forks.
 #![expect(unsafe_code, reason = "system calls take pointers")]
 
 use std::fs::File;
@@ -33,14 +33,14 @@ extern "C" fn count_fork() {
 }
 
 impl Generation {
-    /// Makes forks count from now on.
+    /// Starts counting forks.
     ///
     /// A child made by a bare `clone` or `vfork` is not seen; it faults when it reads, because the
     /// kernel does not copy the mapping to it either.
     ///
     /// # Errors
     ///
-    /// What the C library says.
+    /// The C library's error.
     pub fn watch() -> io::Result<()> {
         static WATCH: Once = Once::new();
         let mut error = 0;
@@ -51,7 +51,7 @@ impl Generation {
         if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
     }
 
-    /// The calling process's.
+    /// Returns how often the calling process's ancestors have forked.
     #[inline(always)]
     pub fn current() -> Self {
         // ATOMICS: see `count_fork`.
@@ -128,7 +128,7 @@ impl Device {
         self.tell(IOC_RING_TAKE, &taken).map(drop)
     }
 
-    /// Another descriptor of the same counters.
+    /// Returns another descriptor of the same counters.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }
@@ -199,11 +199,11 @@ impl AsRawFd for Device {
     }
 }
 
-/// What an event that is not in a group gives when it is read.
+/// The format in which an event that is not in a group is read.
 pub(crate) const WITH_TIMES: u64 = (perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED
     | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING) as u64;
 
-/// Who gets a descriptor's signals, see `fcntl(2)`: Linux's names and numbers.
+/// Linux's names and numbers for the owner of a descriptor, which gets its signals; see `fcntl(2)`.
 const F_SETSIG: libc::c_int = 10;
 const F_SETOWN_EX: libc::c_int = 15;
 const F_OWNER_TID: libc::c_int = 0;
@@ -228,8 +228,7 @@ impl PerfEvent {
         Self::open_where((0, -1), attributes, leader, 0)
     }
 
-    /// Opens an event of thread `tid` that stops at each overflow, of which `signal` tells the
-    /// thread.
+    /// Opens an event of thread `tid` that stops at each overflow and sends the thread `signal`.
     pub(crate) fn open_to_sample(
         tid: libc::pid_t,
         attributes: &mut perf::bindings::perf_event_attr,
@@ -252,7 +251,7 @@ impl PerfEvent {
         if results == [0; 3] { Ok(event) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Opens an event of this thread on this CPU; -1 is all of either.
+    /// Opens an event of a thread on a CPU; -1 stands for all threads, or for all CPUs.
     pub(crate) fn open_where(
         (pid, cpu): (libc::pid_t, libc::c_int),
         attributes: &mut perf::bindings::perf_event_attr,
@@ -266,7 +265,7 @@ impl PerfEvent {
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor, which nobody else owns.
+        // SAFETY: the kernel has just returned this descriptor, so nobody else owns it.
         Ok(Self(unsafe { File::from_raw_fd(descriptor) }))
     }
 
@@ -303,7 +302,7 @@ impl PerfEvent {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// What an event of [`raw`](crate::raw) has counted until now.
+    /// Returns what an event of [`raw`](crate::raw) has counted until now.
     ///
     /// # Errors
     ///
@@ -317,7 +316,7 @@ impl PerfEvent {
         Ok(Total::of_ns(count, enabled, running))
     }
 
-    /// Reads what the event's format promises; gives the number of words.
+    /// Reads words in the event's format; returns their number.
     pub(crate) fn read(&self, words: &mut [u64]) -> io::Result<usize> {
         Ok((&self.0).read(words.as_mut_bytes())? / size_of::<u64>())
     }
@@ -329,8 +328,9 @@ impl AsRawFd for PerfEvent {
     }
 }
 
-/// Waits until there is something to read of any of these descriptors, or they have ended; at most
-/// so long.  Gives what poll(2) says of them.
+/// Waits until any of these descriptors has something to read or has ended, or the time has passed.
+///
+/// It returns what poll(2) says of them.
 pub(crate) fn poll(
     all: impl Iterator<Item = RawFd>,
     at_most: Duration,
@@ -338,7 +338,7 @@ pub(crate) fn poll(
     let of = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut all: Vec<libc::pollfd> = all.map(of).collect();
     let ms = at_most.as_millis().try_into().unwrap_or(libc::c_int::MAX);
-    // SAFETY: so many structures are readable and writable.
+    // SAFETY: the slice's structures are readable and writable, and its length is passed with it.
     match unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, ms) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(all.iter().fold(0, |events, one| events | one.revents)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Events as perf's users write them.
+//! Parses events as perf's users write them.
 
 use std::str::FromStr;
 
@@ -17,18 +17,18 @@ pub enum ParseEventError {
     /// What follows the colon is neither `u`, `k` nor both.
     #[error("unknown modifier `{0}`; known are u (user mode), k (kernel mode) and uk")]
     Modifier(String),
-    /// What is between slashes.
+    /// A term between the slashes is not valid.
     #[error(
         "unknown term `{0}`; known are event=, umask=, cmask=, inv, edge and config= of cpu, and \
          period="
     )]
     Term(String),
-    /// libpfm4 knows the event, and it is none for a counter alone.
+    /// libpfm4 knows the event, but a counter alone cannot count it.
     #[error("event `{name}`: {reason}")]
     Encoding {
         /// The event.
         name: String,
-        /// Why.
+        /// The reason why a counter alone cannot count it.
         reason: String,
     },
 }
@@ -47,7 +47,7 @@ fn unknown(name: &str) -> String {
     )
 }
 
-/// The names of this CPU's own events.
+/// Returns the names of this CPU's own events.
 fn of_libpfm() -> Vec<String> {
     #[cfg(feature = "pfm")]
     return super::pfm::names();
@@ -55,15 +55,15 @@ fn of_libpfm() -> Vec<String> {
     Vec::new()
 }
 
-/// How alike two names are at least of which one is taken for the other; 1 means equal.
+/// The least similarity at which a known name is suggested for an unknown one; 1 means equal.
 const SIMILAR_MIN: f64 = 0.8;
 
-/// A name without what is easily written otherwise.
+/// Normalises a name: it removes differences in writing that are easily made.
 fn plain(name: &str) -> String {
     name.trim().to_lowercase().replace('_', "-")
 }
 
-/// The name that is most like this one, if any is.
+/// Returns the name that is most similar to this one, if any is similar enough.
 fn similar(name: &str, names: impl Iterator<Item = String>) -> Option<String> {
     let meant = plain(name);
     let scored = names.map(|other| (strsim::jaro_winkler(&meant, &plain(&other)), other));
@@ -71,9 +71,9 @@ fn similar(name: &str, names: impl Iterator<Item = String>) -> Option<String> {
     best.filter(|(score, _)| *score >= SIMILAR_MIN).map(|(_, name)| name)
 }
 
-/// As perf's users write events: `instructions`, `cycles:u`, `r4f2e:k`,
-/// `cpu/event=0xc4,umask=1/u`, `branches/period=100003/u`; with the feature `pfm` also this CPU's
-/// own as libpfm4 calls them: `INST_RETIRED:ANY_P:u`.
+/// Parses an event as perf's users write it: `instructions`, `cycles:u`, `r4f2e:k`,
+/// `cpu/event=0xc4,umask=1/u`, `branches/period=100003/u`.  With the feature `pfm` this CPU's own
+/// events can be named as in libpfm4, too: `INST_RETIRED:ANY_P:u`.
 ///
 /// ```
 /// use perfctr::Event;
@@ -104,14 +104,14 @@ impl FromStr for Event {
     }
 }
 
-/// An event that has a name here, or is given by its select word.
+/// Parses an event that has a name in this library, or is given by its select word.
 fn own(name: &str) -> Option<Event> {
     let raw = || u64::from_str_radix(name.strip_prefix('r')?, 16).ok().map(Event::raw);
     let named = NAMES.iter().find(|(_, names)| names.contains(&name));
     named.map(|&(what, _)| Event::new(what)).or_else(raw)
 }
 
-/// An event without a name here.
+/// Parses an event that has no name in this library.
 fn other(text: &str) -> Result<Event, ParseEventError> {
     let (name, modifier) = match text.rsplit_once(':') {
         Some((name, modifier @ ("u" | "k" | "uk" | "ku"))) => (name, modifier),
@@ -120,10 +120,11 @@ fn other(text: &str) -> Result<Event, ParseEventError> {
     in_modes(of_this_cpu(name)?, modifier)
 }
 
-/// An event that libpfm4 may know.
+/// Parses an event that libpfm4 may know.
 #[cfg(feature = "pfm")]
 fn of_this_cpu(name: &str) -> Result<Event, ParseEventError> {
-    // libpfm4 knows perf's names, too, in any case, and what perf makes of them is no encoding.
+    // libpfm4 also knows perf's own event names, in upper and lower case, but gives perf's numbers
+    // for them, which are not encodings of the hardware.
     let plain = plain(name);
     let named = NAMES.iter().any(|(_, names)| names.contains(&plain.as_str()));
     super::pfm::find(name).map_err(|error| match error {
@@ -148,7 +149,7 @@ fn in_modes(event: Event, modifier: &str) -> Result<Event, ParseEventError> {
     }
 }
 
-/// `cpu` and what its terms select, or another event with a period.
+/// Parses `cpu` with the terms that select its event, or another event with a period.
 fn with_terms(name: &str, terms: &str) -> Result<Event, ParseEventError> {
     let (mut select, mut period) = (0, 0);
     for term in terms.split(',') {
@@ -172,7 +173,8 @@ fn with_terms(name: &str, terms: &str) -> Result<Event, ParseEventError> {
     Ok(event.every(period))
 }
 
-/// A term's lowest bit in an event select and how many it has (SDM volume 3, figure 20-1).
+/// Returns a term's lowest bit in an event select and its number of bits (SDM volume 3, figure
+/// 20-1).
 fn place_of(key: &str) -> Option<(u32, u32)> {
     Some(match key {
         "event" => (0, 8),

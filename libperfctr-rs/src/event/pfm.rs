@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! libpfm4: names and encodings of each CPU's own events.
+//! Access to libpfm4, which knows names and encodings of each CPU's own events.
 //!
-//! The library is opened when somebody asks for a name that nobody else knows, so that programs
-//! start without it.  Types and numbers are those of `perfmon/pfmlib.h` of libpfm 4.
+//! The library is opened only when an event's name is otherwise unknown, so that programs start
+//! without it.  Types and numbers are those of `perfmon/pfmlib.h` of libpfm 4.
 #![expect(unsafe_code, reason = "calls a C library")]
 
 use std::collections::BTreeSet;
@@ -24,14 +24,14 @@ const PLM_ALL: c_int = 1 | 8;
 const OS_NONE: c_int = 0;
 /// A PMU of cores.
 const TYPE_CORE: c_int = 1;
-/// More than any version of the library knows.
+/// A limit that is greater than the number that any version of the library knows.
 const PMUS: c_int = 4_096;
 const ATTRIBUTE_UNIT_MASK: c_int = 1;
 
-/// Bits of an event select that are not the event's: pin control and the interrupt (SDM volume 3,
-/// figure 20-1).
+/// Bits of an event select that do not belong to the event: pin control and the interrupt (SDM
+/// volume 3, figure 20-1).
 const EVNTSEL_NOT_OF_EVENT: u64 = EVNTSEL_RINGS | EVNTSEL_EN | 1 << 19 | 1 << 20;
-/// What stands for the third fixed counter, which no general one can replace.
+/// The encoding that stands for the third fixed counter, which no general one can replace.
 const REFERENCE_CYCLES: u64 = 0x0300;
 
 /// `pfm_pmu_info_t`.
@@ -47,7 +47,7 @@ struct PmuInfo {
     max_encoding: c_int,
     counters: c_int,
     fixed_counters: c_int,
-    /// Bit 0: it is this machine's.
+    /// Bit 0 says that the PMU is this machine's.
     flags: c_uint,
 }
 
@@ -95,7 +95,7 @@ struct EncodeArgument {
 const _: () = assert!(size_of::<PmuInfo>() == 56 && size_of::<EventInfo>() == 64);
 const _: () = assert!(size_of::<AttributeInfo>() == 64 && size_of::<EncodeArgument>() == 32);
 
-/// The library's functions, which are valid while it is open: for ever.
+/// The library's functions.  They are valid for ever, since the library is never closed.
 struct Pfm {
     pmu_info: unsafe extern "C" fn(c_int, *mut PmuInfo) -> c_int,
     event_info: unsafe extern "C" fn(c_int, c_int, *mut EventInfo) -> c_int,
@@ -109,14 +109,15 @@ struct Pfm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Described {
-    /// What [`Event`] can be parsed from.
+    /// The name, from which an [`Event`] can be parsed.
     pub name: String,
-    /// What it counts.
+    /// The library's description of what the event counts.
     pub description: String,
 }
 
-/// Runs `work` on the library, which is not made for several threads; `None` where it is not
-/// installed.
+/// Calls `work` with the library, under a lock because the library is not thread-safe.
+///
+/// It returns `None` where the library is not installed.
 fn with<R>(work: impl FnOnce(&Pfm) -> R) -> Option<R> {
     static PFM: OnceLock<Option<Mutex<Pfm>>> = OnceLock::new();
     let pfm = PFM.get_or_init(|| Pfm::open().map(Mutex::new)).as_ref()?;
@@ -132,12 +133,12 @@ pub(super) enum Missing {
     Encoding(String),
 }
 
-/// The event of this name.
+/// Finds the event of this name.
 pub(super) fn find(name: &str) -> Result<Event, Missing> {
     with(|pfm| pfm.find(name)).ok_or(Missing::Name)?
 }
 
-/// The names of this CPU's events, without unit masks.
+/// Returns the names of this CPU's events, without unit masks.
 pub(super) fn names() -> Vec<String> {
     let names = |pfm: &Pfm| {
         let mut names = Vec::new();
@@ -147,7 +148,7 @@ pub(super) fn names() -> Vec<String> {
     with(names).unwrap_or_default()
 }
 
-/// This CPU's events, each with every unit mask; none where libpfm4 is not installed.
+/// Returns this CPU's events, each with every unit mask; none where libpfm4 is not installed.
 pub fn catalogue() -> Vec<Described> {
     let describe = |pfm: &Pfm| {
         let mut all = Vec::new();
@@ -157,7 +158,7 @@ pub fn catalogue() -> Vec<Described> {
     with(describe).unwrap_or_default()
 }
 
-/// What the library points to: text that it never changes, or nothing.
+/// Copies the text at `pointer`, which the library never changes; null gives an empty text.
 fn text(pointer: *const c_char) -> String {
     if pointer.is_null() {
         return String::new();
@@ -166,7 +167,7 @@ fn text(pointer: *const c_char) -> String {
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
-/// A name that lives as long as the program: one copy of each.
+/// Returns a copy of the name that lives as long as the program; there is one of each name.
 fn kept(name: &str) -> &'static str {
     static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,7 +183,7 @@ fn kept(name: &str) -> &'static str {
 
 impl Pfm {
     fn open() -> Option<Self> {
-        // SAFETY: the library's initialisers do nothing that others could notice.
+        // SAFETY: loading executes the library's initialisers, which have no effect outside it.
         let library = Box::leak(Box::new(unsafe { Library::new(LIBRARY) }.ok()?));
         // SAFETY: the functions have these types in version 4, which the library's name promises.
         unsafe {
@@ -203,7 +204,7 @@ impl Pfm {
     fn find(&self, name: &str) -> Result<Event, Missing> {
         let (words, index) = self.encode(name).map_err(|error| match error {
             ERROR_NOTFOUND => Missing::Name,
-            // SAFETY: gives a text for every number.
+            // SAFETY: the function accepts any number, and returns a text for each.
             _ => Missing::Encoding(text(unsafe { (self.error)(error) })),
         })?;
         let pmu = self.event(index).and_then(|event| self.pmu(event.pmu));
@@ -230,7 +231,7 @@ impl Pfm {
         }
     }
 
-    /// The words that program the event, and its number in the library.
+    /// Returns the words that program the event, and its number in the library.
     fn encode(&self, name: &str) -> Result<(Vec<u64>, c_int), c_int> {
         let name = CString::new(name).map_err(|_| ERROR_NOTFOUND)?;
         let mut argument = EncodeArgument {
@@ -280,7 +281,7 @@ impl Pfm {
         (error == SUCCESS).then_some(info)
     }
 
-    /// Shows every event of this machine's cores.
+    /// Calls `show` for every event of this machine's cores.
     fn each_event(&self, mut show: impl FnMut(&EventInfo)) {
         for pmu in (0..PMUS).filter_map(|number| self.pmu(number)) {
             if pmu.flags & 1 == 0 || pmu.kind != TYPE_CORE {
@@ -291,13 +292,13 @@ impl Pfm {
                 if let Some(event) = self.event(index) {
                     show(&event);
                 }
-                // SAFETY: asks only.
+                // SAFETY: the function only returns a number, and accepts any.
                 index = unsafe { (self.next_event)(index) };
             }
         }
     }
 
-    /// The event with each of its unit masks, or alone if it has none.
+    /// Adds the event with each of its unit masks, or alone if it has none.
     fn describe(&self, event: &EventInfo, all: &mut Vec<Described>) {
         let (name, before) = (text(event.name), all.len());
         for attribute in (0..event.attributes).filter_map(|n| self.attribute(event.index, n)) {

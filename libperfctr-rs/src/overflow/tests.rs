@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Signals that come as the kernel module sends them.
+//! Tests with signals like those that the kernel module sends.
 
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Sends the calling thread what the kernel module sends.
+/// Sends the calling thread a signal like the kernel module's.
 fn overflow(signal: libc::c_int, code: i32, counters: u32) {
     // Signal number, error number, code, padding, then the word that holds the counters.
     let mut info = [0_i32; 32];

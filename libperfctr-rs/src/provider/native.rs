@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counters of Linux's own perf events, for machines that are not virtual: the baseline.
 //!
-//! A group of events, whose leader counts nothing but time, is read through each event's page
-//! (`struct perf_event_mmap_page` in Linux's `perf_event.h` says how) with all pages' sequence
-//! words around it, so that the counts belong together.  The group is pinned: it counts all the
-//! time or not at all.
+//! The events form a group whose leader counts only time.  They are read through each event's page
+//! (`struct perf_event_mmap_page` in Linux's `perf_event.h` says how).  The sequence words of all
+//! pages are compared before and after, so that the counts are of one moment.  The group is pinned:
+//! it counts all the time or not at all.
 
 use std::io::{Error as IoError, ErrorKind};
 
@@ -38,7 +38,8 @@ pub(crate) struct Native {
     /// Counts the time that the thread executes.
     leader: Counting,
     events: Vec<Counting>,
-    /// A page's time goes on when its event is disabled: only the kernel knows it then.
+    /// Whether the events are enabled.  If they are not, the time in a page goes on all the same,
+    /// and only the kernel knows the right one.
     running: bool,
     description: Description,
     generation: Generation,
@@ -48,7 +49,8 @@ impl Native {
     pub(crate) fn open() -> Result<Self, Error> {
         Generation::watch().map_err(Error::kernel("watch for forks"))?;
         let refused = |error| Error::Refused(Refusal::at_perf(&error));
-        // Linux counts time without a PMU as well; it is there if it counts instructions.
+        // Linux counts time without a PMU as well, so a PMU is assumed only if it can count
+        // instructions.
         let mut instructions = attributes(&Event::INSTRUCTIONS.user())?;
         PerfEvent::open(&mut instructions, None).map_err(refused)?;
         let leader = open_leader().map_err(refused)?;
@@ -102,7 +104,7 @@ impl Native {
         if self.generation == Generation::current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// Not inlined: it would only get in the way of the provider whose reads have to be short.
+    /// It is not inlined, since it would lengthen the code of the provider with the short reads.
     #[inline(never)]
     pub(crate) fn read(&self, counts: &mut [u64]) -> Result<Taken, Error> {
         self.check_forked()?;
@@ -114,7 +116,7 @@ impl Native {
             return self.read_otherwise(counts);
         }
         for retries in 0..READ_ATTEMPTS_MAX {
-            // The sum of words that only grow changes if any of them does.
+            // Sequence words only grow, so their sum changes if any of them does.
             let stamp = self.stamp(events);
             let ns = self.leader.page.enabled_ns(&Hardware);
             let mut direct = ns.is_some();
@@ -134,7 +136,9 @@ impl Native {
         Err(Error::Disturbed)
     }
 
-    /// A page stays as it was where an administrator forbids RDPMC, so faults count as changes.
+    /// Returns a number that differs if a page has changed or RDPMC has faulted in between.
+    ///
+    /// When an administrator forbids RDPMC, pages do not change; only the fault shows it.
     #[inline(always)]
     fn stamp(&self, events: &[Counting]) -> u64 {
         let words = events.iter().map(|counting| counting.page.lock());
@@ -149,7 +153,7 @@ impl Native {
         let mut words = [0; 3 + MAX_COUNTERS];
         let read = self.leader.event.read(&mut words).map_err(Error::kernel("read perf events"))?;
         if read != 3 + self.events.len() {
-            // What perf says of a pinned group that does not fit the counters.
+            // This is how perf reports a pinned group that does not fit the counters.
             return Err(Error::kernel("count all events at once")(ErrorKind::ResourceBusy.into()));
         }
         counts.copy_from_slice(&words[3..3 + counts.len()]);
@@ -168,12 +172,14 @@ impl Counting {
     }
 }
 
-/// An event of thread `tid` that samples: at each overflow it stops counting and the thread gets
-/// `signal`, until [`PerfEvent::go_on`] is called, which also starts it.
+/// Opens an event of thread `tid` that samples.
+///
+/// [`PerfEvent::go_on`] starts it.  At each overflow it stops counting and the thread gets
+/// `signal`; `go_on` lets it count again.
 ///
 /// # Errors
 ///
-/// [`Error::EventNotAvailable`], or what the kernel says.
+/// [`Error::EventNotAvailable`], or the kernel's error.
 pub fn of_thread(event: &Event, tid: u32, signal: libc::c_int) -> Result<PerfEvent, Error> {
     known::check(std::slice::from_ref(event))?;
     if !event.samples() {
@@ -190,7 +196,7 @@ pub(crate) fn pid(number: u32) -> Result<libc::pid_t, Error> {
     libc::pid_t::try_from(number).map_err(absent)
 }
 
-/// Why this event could not be opened to count what was wanted.
+/// Explains why this event could not be opened to count what was wanted.
 pub(crate) fn unopened(event: &Event, wanted: Wanted, error: IoError) -> Error {
     match error.kind() {
         ErrorKind::NotFound if !has_pmu() => Error::Refused(Refusal::at_perf(&error)),
@@ -202,7 +208,7 @@ pub(crate) fn unopened(event: &Event, wanted: Wanted, error: IoError) -> Error {
     }
 }
 
-/// Whether the kernel counts instructions, which every PMU does.
+/// Returns whether the kernel counts instructions, as it does with every PMU.
 fn has_pmu() -> bool {
     let instructions = attributes(&Event::INSTRUCTIONS.user());
     let opened = instructions.map(|mut attributes| PerfEvent::open(&mut attributes, None));
@@ -210,12 +216,12 @@ fn has_pmu() -> bool {
 }
 
 impl Wanted {
-    /// Of the caller's thread.
+    /// The event is to count the caller's own thread.
     pub(crate) fn own(event: &Event) -> Self {
         Self::Own { kernel: event.rings & EVNTSEL_OS != 0 }
     }
 
-    /// Of another thread.
+    /// The event is to count another thread.
     pub(crate) fn others(event: &Event) -> Self {
         Self::Others { kernel: event.rings & EVNTSEL_OS != 0 }
     }

@@ -27,14 +27,14 @@ use super::place::place;
 use super::refusal::{Cause, Refusal};
 use super::types::{Description, Notification, Provider, Taken};
 
-/// The calling thread's entry at the device.
+/// The calling thread's counters at the device.
 #[derive(Debug)]
 pub(crate) struct Paravirt {
     device: Device,
     pages: Pages,
     description: Description,
     caps: PmuCaps,
-    /// What was started last, and what tells of it if any of it samples.
+    /// The events that were started last, and the notification if one of them samples.
     counters: Vec<CounterConfig>,
     notification: Notification,
     has_ring: Cell<bool>,
@@ -55,7 +55,7 @@ impl Paravirt {
             }
             _ => refused(error),
         })?;
-        // From here on the counters are unlinked again if something fails.
+        // If anything fails from here on, dropping this unlinks the counters again.
         let pages = Pages::new(&device, info.vcpus).inspect_err(|_| drop(device.unlink()))?;
         let (counters, notification, features) =
             (Vec::new(), Notification::Signal(0), info.features);
@@ -102,7 +102,7 @@ impl Paravirt {
         Ok(records)
     }
 
-    /// Counts the same events again, from where their sums and periods are.
+    /// Counts the same events again; their sums and periods go on.
     pub(crate) fn resume(&self) -> Result<(), Error> {
         let all = (1 << self.counters.len()) - 1;
         let keeps = self.features & FEATURE_KEEP_PERIOD != 0;
@@ -110,7 +110,7 @@ impl Paravirt {
         self.set(CONTROL_CLOEXEC | CONTROL_TSC | keep, &self.counters, all, self.notification)
     }
 
-    /// Stops counting; sums stay readable.
+    /// Stops counting; the sums can still be read.
     pub(crate) fn stop(&self) -> Result<(), Error> {
         self.set(CONTROL_CLOEXEC, &[], 0, Notification::Signal(0))
     }
@@ -162,7 +162,7 @@ impl Paravirt {
         }
     }
 
-    /// What the direct read could not give: an answer of the kernel, or the reason.
+    /// Asks the kernel for the counts that a direct read could not give, or for the reason.
     #[cold]
     #[inline(never)]
     fn read_otherwise(&self, error: ReadError, counts: &mut [u64]) -> Result<Taken, Error> {
@@ -192,19 +192,19 @@ impl Paravirt {
 
 impl Drop for Paravirt {
     fn drop(&mut self) {
-        // Closing the descriptor alone would leave the thread counting.  A forked child leaves its
-        // parent's counters alone.  There is no one to tell of an error, and nothing to be done.
+        // Closing the descriptor alone would leave the thread counting.  A forked child must not
+        // touch its parent's counters.  An error can neither be reported from here nor handled.
         if !self.pages.forked() {
             drop(self.device.unlink());
         }
     }
 }
 
-/// The control that counts `events`, and the TSC, from 0.
+/// Returns the control that counts `events`, and the TSC, from 0.
 ///
 /// # Errors
 ///
-/// As of [`Session::start`](crate::Session::start), but for those of the kernel.
+/// Those of [`Session::start`](crate::Session::start), except for the kernel's.
 pub fn counting(caps: &PmuCaps, events: &[Event], flags: u32) -> Result<Control, Error> {
     if let Some(&event) = events.iter().find(|event| event.samples()) {
         return Err(Error::unavailable(event, "it samples, and there is no signal"));
@@ -212,7 +212,8 @@ pub fn counting(caps: &PmuCaps, events: &[Event], flags: u32) -> Result<Control,
     placed(caps, events, flags)
 }
 
-/// As [`counting`], and overflows of the events that sample raise `signal`.
+/// Returns a control like that of [`counting`], with which overflows of the events that sample
+/// raise `signal`.
 ///
 /// # Errors
 ///
@@ -231,7 +232,7 @@ pub fn sampling(
     if !caps.can(CAPS_SAMPLING) {
         return Err(Error::unavailable(event, "this machine's counters do not interrupt"));
     }
-    // A negative number is as invalid as any that is too high.
+    // A negative number becomes one that is too high, and is refused as such.
     Ok(Control { signal: signal.cast_unsigned(), ..placed(caps, events, flags)? })
 }
 
@@ -251,7 +252,7 @@ fn control(flags: u32, counters: &[CounterConfig]) -> Result<Control, Error> {
     Ok(control)
 }
 
-/// Why the device could not be opened.  Where there is no module, the hypervisor may know why.
+/// Explains why the device could not be opened; without the module, the hypervisor may know why.
 fn at_device(error: &io::Error) -> Refusal {
     let refusal = Refusal::at_device(error);
     match refusal.cause {
@@ -260,7 +261,7 @@ fn at_device(error: &io::Error) -> Refusal {
     }
 }
 
-/// Why the module could not be loaded either.  The hypervisor answers only to root.
+/// Asks the hypervisor why the module could not be loaded; it answers only root.
 fn at_hypervisor() -> Option<Refusal> {
     let refusal = |cause, errno| Some(Refusal { provider: Provider::Paravirt, cause, errno });
     match Xen::open().ok()?.driver() {
@@ -274,7 +275,7 @@ fn at_hypervisor() -> Option<Refusal> {
     }
 }
 
-/// Checks what the device says of itself.
+/// Checks the device's description of itself.
 fn describe(info: &Info) -> Result<(Description, PmuCaps), Error> {
     let expected = ABI_MAJOR.into();
     if info.abi_major != expected {

@@ -5,13 +5,13 @@ use std::{fmt, fs, io};
 
 use super::types::Provider;
 
-/// A provider's answer to somebody who wanted counters.
+/// A provider's refusal to give counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusal {
-    /// Who was asked.
+    /// The provider that refuses.
     pub provider: Provider,
-    /// Why there are none.
+    /// The reason.
     pub cause: Cause,
     /// The error number that the kernel gave.
     pub errno: i32,
@@ -24,15 +24,15 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why a provider gives no counters.  Displayed, it also says what to do.
+/// The reason why a provider gives no counters.  Its displayed form also says what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
-    /// This is no guest of Xen or KVM, so the kernel module has nothing to work with.
+    /// This is not a guest of Xen or KVM, so the kernel module cannot work.
     NoHypervisor,
-    /// A guest without the kernel module.
+    /// The guest does not have the kernel module.
     NoModule,
-    /// The device's mode keeps the caller out.
+    /// The device's mode does not let the caller open it.
     DeviceAccess,
     /// The hypervisor has no driver.
     NoDriver,
@@ -46,27 +46,27 @@ pub enum Cause {
     OtherCounters,
     /// Whole CPUs are being counted, which excludes threads.
     CpusCounted,
-    /// The module's parameter `paranoid`, or lockdown, keeps such counts from the caller.
+    /// The module's parameter `paranoid`, or lockdown, forbids such counts to the caller.
     ModulePolicy,
     /// There is no PMU, or the kernel has no driver for it.
     NoPmu,
-    /// `perf_event_paranoid` has this value, which keeps the caller out.
+    /// `perf_event_paranoid` has this value, which forbids the caller all events.
     Paranoid(i32),
-    /// `perf_event_paranoid` has this value, which lets the caller count user mode alone.
+    /// `perf_event_paranoid` has this value, which lets the caller count only user mode.
     KernelMode(i32),
-    /// `perf_event_paranoid` has this value, which lets the caller count threads and no CPUs.
+    /// `perf_event_paranoid` has this value, which lets the caller count threads but not CPUs.
     WholeCpus(i32),
     /// The thread or process is another user's.
     OthersThread,
-    /// A seccomp filter keeps `perf_event_open` from the caller.
+    /// A seccomp filter forbids `perf_event_open` to the caller.
     Seccomp,
-    /// The kernel's security module keeps `perf_event_open` from the caller.
+    /// The kernel's security module forbids `perf_event_open` to the caller.
     SecurityModule,
-    /// The kernel was built without perf events, or a filter says so.
+    /// The kernel was built without perf events, or a filter answers as if it were.
     NoPerfEvents,
-    /// Only x86-64 has what this provider reads.
+    /// This provider works on x86-64 only.
     NotX86,
-    /// Something that the error number says.
+    /// Another reason, of which only the error number is known.
     Other,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Reasons and remedies of machines that cannot have these counters.
+/// The reasons and remedies for machines that cannot have these counters.
 const NO_HYPERVISOR: (&str, &str) =
     ("this machine is no guest of Xen or KVM", "nothing is to be done");
 const NOT_X86: (&str, &str) = (
@@ -86,19 +86,19 @@ const NOT_X86: (&str, &str) = (
 );
 
 impl Cause {
-    /// Why there are no counters.
+    /// Says why there are no counters.
     #[must_use]
     pub fn reason(self) -> String {
         self.words().0
     }
 
-    /// What to do about it.
+    /// Says what to do about it.
     #[must_use]
     pub fn remedy(self) -> &'static str {
         self.words().1
     }
 
-    /// Reason and remedy.
+    /// Returns reason and remedy.
     fn words(self) -> (String, &'static str) {
         self.words_of_perf().unwrap_or_else(|| {
             let (reason, remedy) = self.words_of_device();
@@ -106,7 +106,7 @@ impl Cause {
         })
     }
 
-    /// Where the device is, or could be.
+    /// Returns reason and remedy of causes that concern the device.
     fn words_of_device(self) -> (&'static str, &'static str) {
         match self {
             Self::NoHypervisor => NO_HYPERVISOR,
@@ -155,7 +155,7 @@ impl Cause {
         }
     }
 
-    /// Where the kernel's perf events are.
+    /// Returns reason and remedy of causes that concern the kernel's perf events.
     fn words_of_perf(self) -> Option<(String, &'static str)> {
         let (reason, remedy) = match self {
             Self::NoPmu => {
@@ -206,7 +206,7 @@ impl Cause {
     }
 }
 
-/// What a perf event was to count.
+/// What a perf event is wanted for; this decides who may open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// The caller's own thread, in kernel mode too or in user mode alone.
@@ -217,10 +217,10 @@ pub(crate) enum Wanted {
     Cpu,
 }
 
-/// The kernel's clocks, of which one is KVM's.
+/// The file that lists the kernel's clocks, among which a guest of KVM has KVM's.
 const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
-/// What decides between causes that share an error number.
+/// Facts about this process and machine that distinguish causes with the same error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Surroundings {
@@ -233,7 +233,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Those of the calling process.
+    /// Collects the facts about the calling process.
     #[must_use]
     pub fn here() -> Self {
         let text = |path| fs::read_to_string(path).unwrap_or_default();
@@ -247,7 +247,7 @@ impl Surroundings {
         }
     }
 
-    /// Of opening the device.
+    /// Returns why the device could not be opened.
     fn cause_at_device(self, errno: i32) -> Cause {
         match errno {
             libc::ENOENT | libc::ENXIO | libc::ENODEV if self.guest => Cause::NoModule,
@@ -257,7 +257,7 @@ impl Surroundings {
         }
     }
 
-    /// Of a request to the module, which passes on what the hypervisor says.
+    /// Returns why a request to the module failed; the module passes on the hypervisor's errors.
     fn cause_at_module(errno: i32) -> Cause {
         match errno {
             libc::ENOSYS => Cause::NoDriver,
@@ -271,8 +271,10 @@ impl Surroundings {
         }
     }
 
-    /// Of opening a perf event of user mode, which no level of `perf_event_paranoid` up to 2
-    /// refuses (`perf_event_open(2)`; Debian has added 3).
+    /// Returns why a perf event of user mode could not be opened.
+    ///
+    /// No level of `perf_event_paranoid` up to 2 refuses one (`perf_event_open(2)`); Debian has
+    /// added level 3, which does.
     fn cause_at_perf(self, errno: i32) -> Cause {
         match errno {
             libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV => Cause::NoPmu,
@@ -284,8 +286,8 @@ impl Surroundings {
         }
     }
 
-    /// Of a perf event that the caller may not open (`perf_event_open(2)` says what which level of
-    /// `perf_event_paranoid` forbids).
+    /// Returns why the caller may not open a perf event (`perf_event_open(2)` says which level of
+    /// `perf_event_paranoid` forbids what).
     fn cause_of_denial(self, errno: i32, wanted: Wanted) -> Cause {
         let level = self.paranoid.filter(|_| errno == libc::EACCES).unwrap_or(i32::MIN);
         match wanted {
@@ -307,29 +309,29 @@ impl Refusal {
         Self { provider, cause: cause(errno), errno }
     }
 
-    /// The caller may not open a perf event.
+    /// Makes the refusal of a perf event that the caller may not open.
     pub(crate) fn of_denial(error: &io::Error, wanted: Wanted) -> Self {
         let surroundings = Surroundings::here();
         Self::new(Provider::Native, error, |errno| surroundings.cause_of_denial(errno, wanted))
     }
 
-    /// This is another machine.
+    /// Makes the refusal of a provider that works on x86-64 only.
     pub(crate) fn not_x86(provider: Provider) -> Self {
         Self { provider, cause: Cause::NotX86, errno: libc::ENOSYS }
     }
 
-    /// The device could not be opened.
+    /// Makes the refusal for a device that could not be opened.
     pub(crate) fn at_device(error: &io::Error) -> Self {
         let surroundings = Surroundings::here();
         Self::new(Provider::Paravirt, error, |errno| surroundings.cause_at_device(errno))
     }
 
-    /// The module did not give the thread counters.
+    /// Makes the refusal for a module that did not give the thread counters.
     pub(crate) fn at_module(error: &io::Error) -> Self {
         Self::new(Provider::Paravirt, error, Surroundings::cause_at_module)
     }
 
-    /// No perf event could be opened.
+    /// Makes the refusal for perf events of which none could be opened.
     pub(crate) fn at_perf(error: &io::Error) -> Self {
         let surroundings = Surroundings::here();
         Self::new(Provider::Native, error, |errno| surroundings.cause_at_perf(errno))

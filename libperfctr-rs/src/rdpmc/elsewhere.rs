@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! In place of the instructions that read counters, on machines that do not have them.
+//! Replaces the instructions that read counters on machines that do not have them.
 //!
-//! Nobody gets here: providers that need them refuse by
-//! [`Cause::NotX86`](crate::Cause::NotX86), and pages of perf events are not asked for counters.
+//! Nobody calls these functions: providers that need the instructions refuse with
+//! [`Cause::NotX86`](crate::Cause::NotX86), and perf events are not read through their pages.
 
 use shared_abi::read::Counters;
 
-/// The counters of the CPU that executes this, of which there are none.
+/// Stands for the CPU's counters, of which there are none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hardware;
 
@@ -20,7 +20,7 @@ impl Counters for Hardware {
     }
 }
 
-/// Faults of RDPMC.
+/// Returns how often RDPMC has faulted: never.
 pub(crate) const fn survived() -> u64 {
     0
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! RDPMC where it has been forbidden since a page was looked at.
+//! Survives an RDPMC that has been forbidden since the reader looked at its page.
 //!
-//! Between a reader's look at its pages and its RDPMC the thread may be stopped, and go on where
-//! CR4.PCE is clear.  The kernel's own RDPMC survives the #GP; Linux has no such way for user mode
-//! but the signal.
+//! After a reader has looked at its pages and before its RDPMC, the thread may be stopped and go on
+//! where CR4.PCE is clear.  The kernel's own RDPMC survives the #GP; in user mode a handler of the
+//! signal is the only way.
 #![expect(unsafe_code, reason = "signal handlers are C functions with C arguments")]
 
 use std::io;
@@ -24,29 +24,28 @@ const SI_KERNEL: libc::c_int = 0x80;
 type Simple = extern "C" fn(libc::c_int);
 type Informed = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
-/// What was done about SIGSEGV before; there before the handler is.
+/// The earlier action of SIGSEGV; it is stored before the handler is set.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 static SURVIVED: AtomicU64 = AtomicU64::new(0);
 
-/// From now on RDPMC gives 0 in this process where the CPU does not let it read, in place of the
-/// process's end by SIGSEGV.
+/// Makes RDPMC give 0 in this process, from now on, where the CPU does not let it read.  Without
+/// this, SIGSEGV ends the process.
 ///
-/// A [`Session`](crate::Session) throws such a 0 away: whatever takes the counters away from a
-/// thread changes one of its pages, which a read looks at again.  It then gives what the kernel
-/// says, or the reason why there are no numbers, like
-/// [`Error::NotLoaded`](crate::Error::NotLoaded).
+/// A [`Session`](crate::Session) discards such a 0: whatever takes the counters away from a thread
+/// changes one of its pages, which a read looks at again.  The read then returns the kernel's
+/// counts, or the reason why there are none, such as [`Error::NotLoaded`](crate::Error::NotLoaded).
 ///
-/// Needed by programs in domains that may be saved or migrated while they read, to a host that does
-/// not let the domain count, has no driver or has other counters; and where a physical CPU that
-/// differs may come up.  It is not the default because SIGSEGV's action is the process's, and not
-/// for a library to change unasked.
+/// Programs need this in domains that may be saved or migrated while they read, to a host that does
+/// not let the domain count, has no driver or has other counters.  They also need it where a
+/// physical CPU that differs from the others may come up.  It is not the default because a library
+/// should not change the process's action of SIGSEGV unasked.
 ///
-/// What was there before is done with every other SIGSEGV: another handler is called, on the
-/// alternate stack if the thread has one.  Only the first call has an effect.  Who sets SIGSEGV's
-/// action later takes this away, unless their handler calls the one before in its turn; and a
-/// thread must not block SIGSEGV, or Linux ends the process at any fault.  Call this while no other
-/// thread sets the action of SIGSEGV: one of the two would be lost.
+/// Every other SIGSEGV is handled as before: an earlier handler is called, on the alternate stack
+/// if the thread has one.  Only the first call has an effect.  Code that sets SIGSEGV's action
+/// later undoes this, unless its handler calls the earlier one.  A thread must not block SIGSEGV,
+/// or Linux ends the process at any fault.  Call this while no other thread sets the action of
+/// SIGSEGV: otherwise one of the two actions would be lost.
 ///
 /// # Errors
 ///
@@ -61,19 +60,19 @@ pub fn survive_faults() -> Result<(), Error> {
     Ok(())
 }
 
-/// How often RDPMC has faulted, in all threads.
+/// Returns how often RDPMC has faulted, in all threads.
 ///
-/// For readers of pages that may stay as they were although RDPMC faults.
+/// Readers need it if their pages may stay unchanged although RDPMC faults.
 #[inline(always)]
 pub(crate) fn survived() -> u64 {
-    // ATOMICS: of interest is the own thread's signal handler alone, which is in program order.
+    // ATOMICS: only the calling thread's own signal handler matters, which is in program order.
     SURVIVED.load(Ordering::Relaxed)
 }
 
 fn install() -> io::Result<()> {
     let found = exchange(None)?;
     let previous = PREVIOUS.get_or_init(|| found);
-    // Signals that were ignored interrupted no system call.
+    // An ignored signal interrupted no system call, so this handler must not do so either.
     let restart = if previous.sa_sigaction == libc::SIG_IGN { libc::SA_RESTART } else { 0 };
     let kept = previous.sa_flags & (libc::SA_NODEFER | libc::SA_RESTART);
     let action = libc::sigaction {
@@ -84,7 +83,7 @@ fn install() -> io::Result<()> {
     exchange(Some(&action)).map(drop)
 }
 
-/// Sets SIGSEGV's action, if one is given; gives the one before.  Async-signal-safe.
+/// Sets SIGSEGV's action, if one is given, and returns the earlier one.  It is async-signal-safe.
 fn exchange(action: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     // SAFETY: all-zero is a valid `sigaction`; the handlers are this module's, with the signature
     // that SA_SIGINFO asks for, or the default.
@@ -97,7 +96,7 @@ fn exchange(action: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     }
 }
 
-/// Handles SIGSEGV: only what is async-signal-safe.
+/// Handles SIGSEGV; it calls only async-signal-safe functions.
 extern "C" fn on_fault(
     signal: libc::c_int,
     info: *mut libc::siginfo_t,
@@ -120,14 +119,14 @@ extern "C" fn on_fault(
     }
 }
 
-/// What an instruction begins with; `None` if nobody can tell, as after a jump to nowhere or in
-/// memory that may only be executed.
+/// Returns the first bytes of an instruction; `None` if they cannot be read, as after a jump to
+/// unmapped memory or in memory that may only be executed.
 fn code_at(ip: usize) -> Option<[u8; 2]> {
     let mut bytes = [0; 2];
     let local = libc::iovec { iov_base: (&raw mut bytes).cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: ip as *mut libc::c_void, iov_len: bytes.len() };
-    // SAFETY: writes to `bytes` alone, as many as there are; the system call tells of memory that
-    // cannot be read.  `errno`, the calling thread's, always exists and stays as it is.
+    // SAFETY: the system call writes at most all of `bytes`, and returns an error for memory that
+    // cannot be read.  The calling thread's `errno` always exists, and is restored.
     let read = unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
@@ -138,7 +137,7 @@ fn code_at(ip: usize) -> Option<[u8; 2]> {
     (usize::try_from(read) == Ok(bytes.len())).then_some(bytes)
 }
 
-/// Does what would have been done with the signal.
+/// Handles the signal as the earlier action would have.
 fn pass_on(
     previous: &libc::sigaction,
     signal: libc::c_int,
@@ -153,7 +152,7 @@ fn pass_on(
         libc::SIG_DFL | libc::SIG_IGN => {
             set_default();
             if sent {
-                // SAFETY: has no pointers.
+                // SAFETY: the call takes numbers only.
                 unsafe { libc::raise(signal) };
             }
         }
