@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What one read of a thread's counters costs, in instructions of user and kernel mode together.
+//! Measures what one read of a thread's counters costs, in instructions of user and kernel mode.
 //!
 //! Runs in the testbed, once under Xen and once on plain Linux; `cargo xtask bench` puts both
 //! results into one table.  The counts come from the counters themselves, and those that a timer's
@@ -20,7 +20,7 @@ use shared_abi::version::ABI_MAJOR;
 
 /// Reads in a row, to divide by.
 const READS: u64 = 250;
-/// Of so many attempts some are not interrupted, which the least is then.
+/// The number of attempts.  Some of them are not interrupted, so the least result is undisturbed.
 const ATTEMPTS: u32 = 40;
 
 fn main() -> Result<()> {

@@ -18,7 +18,7 @@ use shared_abi::{ThreadPage, VcpuPage};
 
 /// Readings in a row.
 const READS: u32 = 10_000;
-/// Of so many rows each, one after the other, some are not interrupted.
+/// The number of rows of each kind, in turn; enough that some are not interrupted.
 const ROWS: u32 = 1_000;
 
 fn main() {

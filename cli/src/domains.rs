@@ -47,11 +47,11 @@ enum Action {
     },
 }
 
-/// Names that the host's tools have given, by numbers.
+/// The names that the host's tools have given domains, by their numbers.
 type Names = HashMap<u32, String>;
 
-/// Of the machines that the driver lists, whose processes' arguments name them, or else of Xen's
-/// toolstack, if there is one.
+/// Returns the names of the machines that the driver lists, from their processes' arguments, or
+/// else those that Xen's toolstack knows, if there is one.
 fn names(domains: Option<&[Domain]>) -> Names {
     let Some(domains) = domains else { return names_of_xl() };
     let name = |domain: &Domain| Some((domain.id, name_of_process(domain.id)?));
@@ -69,14 +69,14 @@ fn names_of_xl() -> Names {
     listed.unwrap_or_default().lines().filter_map(parse).collect()
 }
 
-/// What QEMU was told to call its machine.
+/// Returns the name that QEMU's arguments give its machine.
 fn name_of_process(id: u32) -> Option<String> {
     let words = fs::read(format!("/proc/{id}/cmdline")).ok()?;
     let words = String::from_utf8_lossy(&words).into_owned();
     name_of_arguments(words.split('\0'))
 }
 
-/// That of `-name NAME,...` or `-name guest=NAME,...`.
+/// Parses the name in `-name NAME,...` or `-name guest=NAME,...`.
 fn name_of_arguments<'a>(words: impl Iterator<Item = &'a str>) -> Option<String> {
     let mut options = words.skip_while(|word| !matches!(*word, "-name" | "--name")).skip(1);
     let mut parts = options.next()?.split(',');

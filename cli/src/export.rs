@@ -187,7 +187,7 @@ impl Scrape {
         Ok(())
     }
 
-    /// As it is scraped.
+    /// Formats it for a scrape.
     fn text(self) -> Result<String> {
         let mut registry = Registry::with_prefix("perfctr");
         registry.register_collector(Box::new(self));

@@ -23,7 +23,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Who provides counters here.
+/// The provider of counters on this machine.
 pub struct Here {
     pub description: Description,
     /// What the better providers have answered.
@@ -38,16 +38,16 @@ impl Here {
         Ok(Self { description, refusals })
     }
 
-    /// Nobody has counters.
+    /// No provider has counters.
     pub fn nobody(&self, event: Event) -> Error {
         Error::NoCounters { event, tried: self.refusals.clone() }
     }
 
-    /// Whether anybody counts here at all.
+    /// Checks that there is a provider of counters here.
     ///
     /// # Errors
     ///
-    /// Why nobody does.
+    /// Says why there is none.
     pub fn counts(&self, events: &[Event]) -> Result<(), Error> {
         match (self.description.provider, events.first()) {
             (Provider::Tsc, Some(&event)) => Err(self.nobody(event)),
@@ -55,7 +55,7 @@ impl Here {
         }
     }
 
-    /// Why this event cannot be counted here, if it cannot.
+    /// Returns why this event cannot be counted here, if it cannot.
     pub fn refuses(&self, event: Event) -> Option<Error> {
         match (self.description.provider, self.description.caps) {
             (Provider::Tsc, _) => Some(self.nobody(event)),

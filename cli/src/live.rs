@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts of what runs, by perf events and without stopping anybody: of threads, processes, groups
-//! of processes, and CPUs.
+//! Counts running threads, processes, groups of processes and CPUs by perf events, without stopping
+//! them.
 //!
-//! In a guest with the module these are counted by it, as exactly as through its device.
+//! In a guest with the module, the module counts these events, as exactly as through its device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What machine this is, and what it lets the caller do: by CPUID, and as the kernel and the
-//! hypervisor publish it.
+//! Finds out which machine this is and what it lets the caller do, from CPUID, the kernel and the
+//! hypervisor.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ const SYSCTL: &str = "/proc/sys/kernel";
 const AMD_COUNTERS: [u32; 2] = [4, 6];
 const AMD_BITS: u32 = 48;
 
-/// A file's only word, if there is such a file.
+/// Reads a file that contains one word, if there is such a file.
 fn word(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
@@ -34,7 +34,7 @@ fn abi((major, minor): (u32, u32)) -> String {
     format!("{major}.{minor}")
 }
 
-/// Who runs this machine.
+/// The hypervisor that runs this machine.
 #[derive(Debug, Serialize)]
 pub struct Hypervisor {
     pub name: String,
@@ -75,14 +75,14 @@ impl Hypervisor {
     }
 }
 
-/// perfctr in the hypervisor.
+/// The state of perfctr's driver in the hypervisor.
 #[derive(Debug, Serialize)]
 pub struct Driver {
     /// Its interface's.
     pub abi: String,
     /// Whether this domain may count.
     pub allows: bool,
-    /// Whether events are let in that are not known to count nothing of others.
+    /// Whether guests may also count events that may include what others do.
     pub all_events: bool,
 }
 
@@ -99,7 +99,7 @@ impl Driver {
     }
 }
 
-/// perfctr in the kernel.
+/// The state of perfctr's module in the kernel.
 #[derive(Debug, Serialize)]
 pub struct Module {
     pub version: Option<String>,
@@ -181,7 +181,7 @@ impl Counters {
     }
 }
 
-/// What the kernel lets whom do.
+/// The kernel's limits on who may count what.
 #[derive(Debug, Serialize)]
 pub struct Policy {
     pub perf_event_paranoid: Option<i32>,

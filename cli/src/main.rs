@@ -26,10 +26,10 @@ use crate::program::child::NotExecuted;
 
 /// perfctr's own failures end with this status, as those of `env` and `timeout` do.
 const FAILURE: u8 = 125;
-/// The status of a program that SIGPIPE has ended, as shells tell it.
+/// The status that shells report for a program that SIGPIPE has ended.
 const CLOSED_PIPE: u8 = 128 + 13;
 
-/// What stands below the verbs, and in the man page.
+/// The text below the list of verbs, which is also in the man page.
 const EXIT_STATUS: &str = "\
 Exit status: that of the program that was run, or 128 and the number of the signal that ended it;
 127 if there is no such program; 126 if it cannot be executed; 125 if perfctr itself has failed;
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| failed(&error))
 }
 
-/// Says why, and gives the exit status.
+/// Prints the reason, and returns the exit status.
 fn failed(error: &anyhow::Error) -> ExitCode {
     if text::is_closed_pipe(error) {
         // Whoever read our output has seen enough.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What `perfctr record` writes and `perfctr report` reads: one JSON document.
 //!
-//! Fields may be added in later releases: readers leave out what they do not know.
+//! Fields may be added in later releases: readers ignore those that they do not know.
 //!
 //! Frames are addresses as their files state them, so that nothing but those files is needed to
 //! name them; equal stacks of a thread are one entry.
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-/// What a profile says that it is.
+/// The text by which a file says that it is a profile.
 const FORMAT: &str = "perfctr profile";
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 1;
@@ -30,7 +30,7 @@ pub struct Profile {
     version: u32,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// Who counted.
+    /// The provider that counted.
     pub provider: String,
     /// What was counted.
     pub event: String,
@@ -106,7 +106,7 @@ pub struct Stack {
     pub frames: Vec<u32>,
 }
 
-/// What is looked at first.
+/// The fields that are checked before all others.
 #[derive(Deserialize)]
 struct Header {
     format: Option<String>,
@@ -167,7 +167,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Every index leads somewhere, and nothing overflows.
+    /// Checks that every index is valid, and that no sum overflows.
     fn check(&self) -> Result<()> {
         ensure!(self.period > 0, "period 0 found, at least 1 expected");
         for (n, Frame { module, .. }) in self.frames.iter().enumerate() {
@@ -223,7 +223,7 @@ impl Place {
         write().with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Nothing will be written: what was there before stays.
+    /// Gives up writing, and keeps what was in the file before.
     pub fn give_up(&self) {
         if self.is_new {
             fs::remove_file(&self.path).ok();

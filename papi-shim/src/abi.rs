@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The structures of `include/`, as Rust sees them.
+//! The structures of `include/`, declared in Rust.
 //!
 //! `tests/c/layout.c` asserts the same sizes and offsets of the headers.
 

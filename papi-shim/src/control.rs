@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Configurations: perfctr's arrays, and what the device takes.
+//! Converts configurations between perfctr's arrays and the device's structures.
 //!
-//! The kernel judges event selects and counters.  Decided here is only what cannot be said to it:
-//! the interrupt bit and `ireset`, which are a counter's mode and period there.
+//! The kernel checks event selects and counters.  Only what the device's structures express
+//! differently is decided here: the interrupt bit and `ireset` become a counter's mode and period.
 
 use shared_abi::arch::EVNTSEL_INT;
 use shared_abi::caps::VENDOR_AMD;
@@ -16,14 +16,14 @@ use zerocopy::FromZeros;
 
 use crate::abi::{self, CpuControl, VperfctrControl};
 
-/// AMD: `evntsel_high` has event bits 11:8 here ...
+/// The bits of AMD's `evntsel_high` that are the event's bits 11:8.
 const HIGH_EVENT: u32 = 0xf;
-/// ... and here which side of a virtualised machine counts, which is the guest anyway.
+/// The bits of AMD's `evntsel_high` that choose host or guest; here it is always the guest.
 const HIGH_GUEST_HOST: u32 = 0x300;
 /// The bits of an OFFCORE_RSP register that exist (SDM volume 3, 20.3.1.1.3).
 const OFFCORE_RSP_BITS: u32 = 0xf7ff;
 
-/// What the device is asked for.
+/// Converts perfctr's configuration to the device's.
 ///
 /// # Errors
 ///
@@ -95,7 +95,7 @@ pub(crate) fn of_thread(info: &ioctl::Info, from: &VperfctrControl) -> Result<Co
     Ok(control)
 }
 
-/// What the device says was asked for.
+/// Converts the device's configuration to perfctr's.
 pub(crate) fn from_device(control: &Control) -> CpuControl {
     let mut cpu = CpuControl::new_zeroed();
     cpu.tsc_on = u32::from(control.flags & CONTROL_TSC != 0);

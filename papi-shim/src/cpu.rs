@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Kinds of CPU: what a machine is called, and what that says about it.
+//! Determines perfctr's type of the CPU, and what follows from it.
 //!
 //! Programs choose event numbers by the type, and PAPI's tables end at Westmere and Family 10h.  A
-//! CPU that perfctr does not know is a generic one, for which nobody has numbers: those of another
-//! CPU would count something else than their names say, without a word.
+//! CPU that perfctr does not know is a generic one, for which no program has numbers: the numbers
+//! of another CPU could silently count something other than their names say.
 //!
-//! Who knows better tells PAPI's libpfm to take the CPU for an older one, by the environment
-//! variable `LIBPFM_FORCE_PMU`; then this library does so as well.
+//! By the environment variable `LIBPFM_FORCE_PMU` users can tell PAPI's libpfm to treat the CPU as
+//! an older one; then this library does so as well.
 
 use std::env;
 use std::ffi::{CStr, c_char};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Handles, which C holds as pointers to structures that it knows nothing of.
+//! Handles, which C holds as pointers to opaque structures.
 //!
-//! They lead nowhere: a handle is a place in a table and the number of its use.  So whatever C
-//! passes can be judged, and a handle that was closed never names what is opened at its place
+//! They are not real pointers: a handle is a place in a table and the number of its use.  So any
+//! value that C passes can be checked, and a closed handle never names what is opened at its place
 //! later.  Looking one up takes no lock, since overflow handlers do it.
 
 use std::cell::UnsafeCell;

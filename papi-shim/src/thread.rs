@@ -115,8 +115,8 @@ impl Thread {
         fd::set(&self.device, &self.info, from)
     }
 
-    /// What reads the calling thread's pages, if they are there and this is that thread's, and the
-    /// TSC is on: without it no word of the page is of now.
+    /// Returns the reader of the calling thread's pages if these are mapped, the counters are this
+    /// thread's, and the TSC is on: without it the page does not contain the present time.
     #[inline(always)]
     fn reader(pages: Option<&Pages>) -> Option<Reader<'_>> {
         let reader = pages?.reader()?;
@@ -137,9 +137,10 @@ impl Thread {
         Some(())
     }
 
-    /// The calling thread's sums, read in the cheapest way there is: once, of pages that are there.
-    /// What takes more has nothing to come back to, so that nothing is saved for it; and one
-    /// counter, which is what most count, takes no loop.
+    /// Reads the calling thread's sums in the cheapest way: one attempt, on pages that are mapped.
+    ///
+    /// If that fails, the slower way is a tail call, so that no registers are saved for it.  A
+    /// single counter, the usual case, is read without a loop.
     #[inline(always)]
     fn read(&self, sums: &mut SumCtrs) -> c_int {
         let pages = self.pages.get().filter(|_| self.reader == this_thread());
@@ -168,8 +169,8 @@ impl Thread {
         }
     }
 
-    /// What could not be read at once.  While an overflow has paused the counters, only the TSC
-    /// is given.
+    /// Reads what the fast way could not.  While an overflow has paused the counters, only the TSC
+    /// is returned.
     #[cold]
     #[inline(never)]
     fn read_otherwise(&self, sums: &mut SumCtrs) -> c_int {

@@ -261,7 +261,7 @@ fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<(Tally, u64)> {
     })
 }
 
-/// Of all threads of this process so far.
+/// Returns the sum over all threads of this process so far.
 fn context_switches() -> u64 {
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process knows its usage");
     let switches = usage.voluntary_context_switches() + usage.involuntary_context_switches();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the whole machine does, as its emulator counts it.
+//! Reads what the emulator has counted of the whole machine.
 
 use std::ops::Sub;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The file of what benchmarks have counted before.
 //!
-//! It is made to be kept beside the sources: sorted, a line for each number.  Readers leave out
-//! fields that they do not know.
+//! It is meant to be kept in version control: it is sorted and has a line for each number.  Readers
+//! ignore fields that they do not know.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// What a baseline says that it is.
+/// The text by which a file says that it is a baseline.
 const FORMAT: &str = "perfctr baseline";
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 1;

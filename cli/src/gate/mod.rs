@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `perfctr gate`: fails if a program executes more than it did.
 //!
-//! Counts of user mode are exact, so that one instruction more is seen.  They repeat as far as the
-//! program does the same each time: addresses are not randomised here, and what else may differ
-//! (the environment, files, random seeds, how threads meet) shows as runs that differ.
+//! Counts of user mode are exact, so that a single additional instruction is noticed.  They repeat
+//! if the program does the same each time.  Addresses are not randomised here; anything else that
+//! differs (the environment, files, random seeds, the threads' timing) makes the runs differ.
 
 mod baseline;
 mod verdict;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What has become of each event, and how that is shown.
+//! Compares each event's counts with the baseline, and shows the result.
 
 use super::baseline::{Benchmark, Range};
 use crate::stat::grouped;
 use crate::text::harmless;
 
-/// How an event's counts lie beside those of the baseline.
+/// The result of comparing an event's counts with those of the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The least counts differ by no more than the threshold.
@@ -45,7 +45,7 @@ impl Compared {
         now.events.iter().map(compared).collect()
     }
 
-    /// How much more was counted than before.
+    /// Returns how much more was counted than before.
     fn growth(&self) -> Option<i128> {
         Some(i128::from(self.now.min) - i128::from(self.before?.min))
     }
@@ -133,7 +133,7 @@ pub fn junit(name: &str, all: &[Compared]) -> String {
     text + "</testsuite>\n"
 }
 
-/// As it may stand in XML, in an attribute too.
+/// Escapes a text for XML, also for an attribute.
 fn escaped(text: &str) -> String {
     let text = harmless(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;")

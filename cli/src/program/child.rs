@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A process that waits for leave before it executes a program.
+//! A child process that waits for permission before it executes a program.
 #![expect(unsafe_code, reason = "fork, and what a child may do before exec")]
 
 use std::error::Error;
@@ -16,14 +16,15 @@ use anyhow::{Context, Result};
 use super::limits;
 use crate::text;
 
-/// The child.  Dropped before it has leave, it ends without having executed anything.
+/// The waiting child.  If this is dropped before the child has permission, the child ends without
+/// having executed anything.
 #[derive(Debug)]
 pub struct Child {
     pid: libc::pid_t,
-    /// What it is called in messages.
+    /// The program's name in messages.
     program: String,
     leave: PipeWriter,
-    /// Where it says why it could not execute the program.
+    /// The pipe by which it reports why it could not execute the program.
     failure: PipeReader,
 }
 
@@ -73,7 +74,7 @@ impl Child {
     }
 }
 
-/// The child has leave.
+/// The child after it got permission.
 #[derive(Debug)]
 pub struct Started {
     at: Instant,
@@ -110,8 +111,8 @@ pub struct NotExecuted {
 }
 
 impl NotExecuted {
-    /// The exit status by which shells and `env` tell this: 127 if there is no such program, 126 if
-    /// it is no program, or not the caller's to execute.
+    /// Returns the status with which shells and `env` report this: 127 if there is no such program,
+    /// 126 if it is not a program or the caller may not execute it.
     pub fn status(&self) -> u8 {
         if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
     }
@@ -125,7 +126,8 @@ impl fmt::Display for NotExecuted {
 
 impl Error for NotExecuted {}
 
-/// Waits for leave, and executes the program; the child ends if it has none or cannot.
+/// Waits for permission and executes the program; without permission, or if that fails, the child
+/// ends.
 ///
 /// # Safety
 ///

@@ -6,8 +6,8 @@ use libc::pid_t;
 use perfctr::raw::Device;
 use shared_abi::ioctl::Control;
 
-/// Gives a stopped thread counters; `None` if it has been killed meanwhile, or may do what the
-/// caller may not.
+/// Gives a stopped thread counters; it returns `None` if the thread has been killed meanwhile, or
+/// has privileges that the caller does not have.
 pub fn give(pid: pid_t, control: &Control) -> Result<Option<Device>> {
     let device = Device::open()?;
     match device.create_for(pid.cast_unsigned()).and_then(|()| device.control(control)) {

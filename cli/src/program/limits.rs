@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How many files this program may open.
+//! Raises the number of files that this program may open.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

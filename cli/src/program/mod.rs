@@ -36,16 +36,16 @@ pub enum Target<'a> {
 pub struct Signals {
     interrupted: Arc<AtomicBool>,
     alarmed: Arc<AtomicBool>,
-    /// Alarms end intervals, and are not only to look at what the caller wants.
+    /// Alarms end intervals; otherwise they only make this look for the caller's interrupts.
     intervals: bool,
 }
 
-/// How often it is looked whether the caller has interrupted, at least.
+/// The longest time between two looks whether the caller has interrupted.
 pub const LOOK: Duration = Duration::from_millis(10);
 
 impl Signals {
-    /// What interrupts a program must not keep its observer from telling of it.  Handlers, unlike
-    /// ignored signals, are not handed down to the program.
+    /// A signal that interrupts the program must not end its observer, which has to print results.
+    /// It is handled and not ignored, because the program would inherit an ignored signal.
     pub fn handle(target: Target<'_>, interval: Option<Duration>) -> io::Result<Self> {
         let signals = Self { intervals: interval.is_some(), ..Self::default() };
         signals.interrupted_by(&[SIGINT, SIGQUIT])?;
@@ -65,7 +65,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Those that ask for an end of what would go on for ever.
+    /// The signals by which the caller ends an observation that would go on for ever.
     pub fn to_end() -> io::Result<Self> {
         let signals = Self::default();
         signals.interrupted_by(&[SIGINT, SIGTERM, SIGHUP])?;
@@ -79,12 +79,12 @@ impl Signals {
         Ok(())
     }
 
-    /// Whether the caller wants an end.
+    /// Returns whether the caller has asked for an end.
     pub fn interrupted(&self) -> bool {
         self.interrupted.load(Relaxed)
     }
 
-    /// Whether an interval has ended since this was asked before.
+    /// Returns whether an interval has ended since the last call.
     pub fn alarmed(&self) -> bool {
         self.intervals && self.alarmed.swap(false, Relaxed)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `ptrace(2)` and `waitpid(2)`, as far as a tracer needs them that follows a program everywhere.
+//! The parts of `ptrace(2)` and `waitpid(2)` that a tracer needs to follow a program everywhere.
 #![expect(unsafe_code, reason = "system calls")]
 
 use std::io;
@@ -18,7 +18,7 @@ pub enum Change {
     Executed(pid_t),
     /// It is new, has been interrupted, or has been let go on after a stop.
     Began,
-    /// It has started another one, which will be told of for itself.
+    /// It has started another one, whose own changes are reported separately.
     Started,
     /// It is stopped, and stays so until SIGCONT.
     Stopped,
@@ -26,7 +26,7 @@ pub enum Change {
     Signal(c_int),
 }
 
-/// Whose a tracee is.
+/// How a tracee depends on its tracer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bond {
     /// The tracer has started it, and it ends with the tracer.
@@ -39,7 +39,8 @@ pub enum Bond {
 ///
 /// # Errors
 ///
-/// The kernel's: `EPERM` it is not the caller's to trace, or has a tracer; `ESRCH` there is none.
+/// The kernel's: `EPERM` if the caller may not trace it or it has a tracer; `ESRCH` if there is no
+/// such thread.
 pub fn seize(pid: pid_t, bond: Bond) -> io::Result<()> {
     let mut options = libc::PTRACE_O_TRACECLONE
         | libc::PTRACE_O_TRACEFORK
@@ -53,7 +54,7 @@ pub fn seize(pid: pid_t, bond: Bond) -> io::Result<()> {
     check(unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, nothing, options as usize) })
 }
 
-/// Stops a tracee that runs, which is told as [`Change::Began`].
+/// Stops a tracee that runs; this is reported as [`Change::Began`].
 pub fn interrupt(pid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, pid, 0)
 }
@@ -68,7 +69,7 @@ pub fn go_on(pid: pid_t, signal: c_int) -> io::Result<()> {
     request(libc::PTRACE_CONT, pid, signal as usize)
 }
 
-/// Leaves a tracee stopped, to be told of when it is continued.
+/// Leaves a tracee stopped; its continuation is reported.
 pub fn leave_stopped(pid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_LISTEN, pid, 0)
 }
@@ -142,7 +143,7 @@ fn change(pid: pid_t, status: c_int) -> io::Result<Change> {
     })
 }
 
-/// What the kernel says beside an event.
+/// Returns the kernel's message about an event.
 fn message(pid: pid_t) -> io::Result<pid_t> {
     let mut message: libc::c_ulong = 0;
     // SAFETY: the kernel writes a long.
@@ -181,8 +182,8 @@ unsafe fn fetch<T>(request: c_uint, pid: pid_t, data: *mut T) -> io::Result<()> 
     check(unsafe { libc::ptrace(request, pid, nothing, data) })
 }
 
-/// A request whose data is a number.  That the tracee has been killed meanwhile is no error: its
-/// end will be told.
+/// Makes a request whose data is a number.  It is no error if the tracee has been killed meanwhile,
+/// since its end is reported separately.
 fn request(request: c_uint, pid: pid_t, data: usize) -> io::Result<()> {
     let nothing = ptr::null_mut::<c_void>();
     // SAFETY: for these requests the address is not used, and the data is a number.

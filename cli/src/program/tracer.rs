@@ -14,9 +14,9 @@ use super::child::{Child, Started};
 use super::ptrace::{self, Bond, Change, Waited};
 use super::{Signals, Target, limits, status, threads};
 
-/// What is done with a program's threads.
+/// The actions of an observer on a program's threads.
 pub trait Observer {
-    /// What each thread has while it lives.
+    /// The observer's data about each thread while it lives.
     type Given;
 
     /// A stopped thread that is new gets it; `None` if it may not be observed, or has been killed.
@@ -30,7 +30,7 @@ pub trait Observer {
         Ok(signal)
     }
 
-    /// The thread is no more, or is stopped and will not be observed any more.
+    /// The thread has ended, or is stopped and will not be observed any more.
     fn ended(&mut self, pid: pid_t, given: Self::Given) -> Result<()>;
 
     /// An interval has ended; every thread has been stopped since it began, or sleeps.
@@ -39,7 +39,7 @@ pub trait Observer {
     }
 }
 
-/// What is known of every program.
+/// The results that do not depend on the kind of observation.
 #[derive(Clone, Copy, Debug)]
 pub struct Followed {
     /// The program's exit status, 128 and the signal if one ended it.
@@ -84,7 +84,7 @@ struct Tracer<'a, O: Observer> {
     /// An interrupt ends the observation: the process ran before, or the program has ended and has
     /// left something behind.
     may_leave: bool,
-    /// Its threads are being given what they get.
+    /// The threads that exist already are being attached.
     attaching: bool,
     /// Threads are let go as they stop.
     leaving: bool,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What is done at each overflow.
+//! Records a sample at each overflow.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -119,7 +119,7 @@ impl Observer for Recorder {
     }
 }
 
-/// A tracee may be killed at any time; its end will be told.
+/// Returns `None` if the tracee was killed: that is no error, and its end is reported separately.
 fn unless_killed<T>(result: io::Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

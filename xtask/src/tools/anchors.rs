@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finding a piece of source by the text around it, and putting other code in its place that can
-//! be switched on while the program runs.
+//! Finds a piece of source by the text around it, and replaces it by code that can be switched on
+//! while the program runs.
 //!
-//! An anchor is a piece of a file in which guillemets mark what is meant: `self.stop(«slot», 0);`.
+//! An anchor is a piece of a file in which guillemets mark a part: `self.stop(«slot», 0);`.
 //! White space and trailing commas do not matter, so an anchor outlives another layout of the
 //! same code. It must occur once in the file, or in the block that `within` begins.
 
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// What is meant in a file.
+/// A marked part of a file.
 #[derive(Debug)]
 pub struct Anchor<'a> {
     /// A text, with guillemets around the marked part.
@@ -43,7 +43,7 @@ impl Anchor<'_> {
     }
 }
 
-/// A text without what a formatter may change.
+/// A text without white space and trailing commas, which a formatter may change.
 #[derive(Default)]
 struct Compact {
     text: String,
@@ -173,7 +173,7 @@ fn woven(source: &str, place: Range<usize>, mut parts: &[Part]) -> Result<String
     Ok(text + &source[from..place.end])
 }
 
-/// Nothing that begins where a part ends is inside it.
+/// Returns whether a part is inside another one.  An empty part at the end of another one is not.
 fn is_inside(part: &Part, outer: &Part) -> bool {
     part.place.start < outer.place.end && part.place.end <= outer.place.end
         || part.place == outer.place

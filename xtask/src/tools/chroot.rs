@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A Debian system that is a directory, and commands in it.
+//! Runs commands in a Debian system that is a directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,16 +9,16 @@ use anyhow::{Result, ensure};
 use crate::tools::apt;
 use crate::tools::sh::{self, cmd};
 
-/// What every command has for its environment.
+/// The environment of every command.
 const ENVIRONMENT: [&str; 3] =
     ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8"];
 
-/// The size of a disk; what it does not hold takes no room here.
+/// The size of a disk; its image is sparse, and takes room only for what is written.
 const DISK_SIZE: &str = "8G";
 
-/// Mounts a disk on a directory, with devices, where nobody else sees it, and runs a command. The
-/// device's number has two digits: of others GRUB's scripts ask which file they are of. It is given
-/// back when the last command has ended.
+/// Mounts a disk on a directory, with devices, in a mount namespace of its own, and runs a command.
+/// The loop device's number has two digits, since GRUB's scripts replace other loop devices by
+/// their files. The device is freed when the last command has ended.
 const WITH_DISK: &str = r#"
 n=10
 until losetup "/dev/loop$n" "$1" 2> /dev/null; do n=$((n + 1)); test $n -lt 99; done

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Inserting lines into someone else's source by named anchors.
+//! Inserts lines into someone else's source by named anchors.
 //!
 //! A file of anchors names the releases that it is for, and lists what is inserted where:
 //!

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the other floors stand on: programs, packages, files; nothing here knows the project.
+//! Tools for programs, packages and files, on which the other layers of xtask build. They do not
+//! depend on the project.
 
 pub mod anchors;
 pub mod apt;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counting on whole CPUs belongs to somebody.
+//! Counting on whole CPUs belongs to one descriptor at a time.
 
 use std::fs::File;
 use std::sync::atomic::Ordering::SeqCst;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs of users who mean harm: to the kernel, to the administrator, to each other.
+//! Programs of hostile users attack the kernel, the administrator, and each other.
 //!
 //! Each says what must hold whatever they do: the kernel lives, numbers are right or refused, and
 //! nothing is left behind.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs with more rights than who executes them: whoever counted before sees nothing of them.
+//! Programs that have more rights than their user: a user that counted before sees nothing of them.
 
 use std::fs::{self, File, Permissions};
 use std::io::pipe;

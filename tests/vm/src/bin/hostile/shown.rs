@@ -26,12 +26,12 @@ use crate::device::{self, USER, counting};
 use crate::policy::rdpmc_all;
 use crate::programs::{PREPARATION_MAX, SECRET, work};
 
-/// Who executes it is in its group, which has rights that the user lacks.
+/// Whoever executes it is in its group, which has rights that the user lacks.
 const SET_GID: &str = "/run/set-gid";
 const OTHER_GROUP: u32 = 4343;
-/// Of root's.
+/// The file belongs to root.
 const SET_UID: &str = "/run/shown-set-uid";
-/// Executed by another user, it is nobody's to look into.
+/// Another user may execute it, but not read it, and so not inspect its process either.
 const UNREADABLE: &str = "/run/shown-unreadable";
 
 /// All checks.
@@ -149,7 +149,7 @@ fn maps_take_no_memory() -> Result<()> {
     Ok(())
 }
 
-/// Who keeps one would read what the page's next user counts.
+/// A process that keeps such a mapping could read what the page's next user counts.
 fn nothing_to_splice() -> Result<()> {
     let device = open_device()?;
     device::create(&device, 0).context("cannot create")?;

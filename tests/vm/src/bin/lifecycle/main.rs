@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Births and deaths: of threads, processes, descriptors, CPUs and the module itself.
 //!
-//! Whatever happens, whoever goes on counting counts exactly, and nothing is left behind.
+//! Whatever happens, threads that go on counting count exactly, and nothing is left behind.
 
 mod cpus;
 mod ends;

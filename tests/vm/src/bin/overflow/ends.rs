@@ -126,7 +126,7 @@ fn module_stays() -> Result<()> {
     all_is_well(&mut session)
 }
 
-/// What the last thread armed is gone with it.
+/// Checks that the module can be unloaded after a thread has ended with an armed counter.
 fn module_goes() -> Result<()> {
     let status = Child::Exit.command()?.status()?;
     ensure!(status.success(), "the child has failed: {status}");
