@@ -10,7 +10,7 @@ use shared_abi::Errno;
 
 use crate::handle::{Handle, Held};
 
-/// What a system call said.
+/// Returns the error number of a system call.
 pub(crate) fn of(error: &io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }

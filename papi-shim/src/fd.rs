@@ -15,7 +15,7 @@ use crate::{control, cpu, errno};
 
 const WORD_BITS: u32 = u32::BITS;
 
-/// A descriptor that stays C's.
+/// Borrows a descriptor that C owns: dropping the result does not close it.
 fn borrow(fd: c_int) -> Result<ManuallyDrop<Device>, Errno> {
     if fd < 0 {
         return Err(Errno(libc::EBADF));

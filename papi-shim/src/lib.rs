@@ -20,20 +20,20 @@ fn machine_info() -> io::Result<abi::Info> {
     fd::open_device().and_then(|device| fd::info(&device)).map_err(errno::to_io)
 }
 
-/// What the machine has, as `perfctr_info_print` prints it.
+/// Describes the machine as `perfctr_info_print` prints it.
 ///
 /// # Errors
 ///
-/// What the device says.
+/// The device's error.
 pub fn machine() -> io::Result<String> {
     machine_info().map(|info| print::info_text(&info))
 }
 
-/// The events that are known by name on this machine, with the numbers of their event selects.
+/// Lists the events that have names on this machine, with the numbers of their event selects.
 ///
 /// # Errors
 ///
-/// What the device says.
+/// The device's error.
 pub fn events() -> io::Result<String> {
     machine_info().map(|info| events::text(info.cpu_type))
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Debian packages and source packages by name.
+//! Gets Debian packages and source packages by name.
 //!
 //! A private apt configuration is derived from the machine's own entries for its Debian release,
 //! with `deb-src` added. Nothing under `/etc/apt` changes and no mirror is named here. A mirror has
-//! all releases: the testbed's packages and sources are those of one, whatever the machine itself
-//! is, and later sources are asked for where these are too old. Only what is installed here is the
-//! machine's own.
+//! all releases: the testbed's packages and sources are always of one release, and later sources
+//! are used where these are too old. Only packages that are installed on this machine are of the
+//! machine's own release.
 //!
-//! A mirror's index is sometimes newer than its pool. Where a file is missing, the same is asked of
-//! the release without its update suites, whose files do not disappear.
+//! A mirror's index is sometimes newer than its pool. If a file is missing, it is fetched from the
+//! release without its update suites, whose files do not disappear.
 
 use std::fs;
 use std::path::{Path, PathBuf};

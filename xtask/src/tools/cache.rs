@@ -2,7 +2,7 @@
 //! Artefacts outside the source tree, named by the content of what they are made from.
 //!
 //! An artefact is a directory `NAME-KEY`, where the key is a hash of every input. It is built
-//! in `NAME-KEY.partial` and renamed when complete, so that what exists is complete. A lock file
+//! in `NAME-KEY.partial` and renamed when complete, so that no incomplete one is used. A lock file
 //! per name keeps two runs from building the same thing at once.
 
 use std::env;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Writing a cpio archive in the "newc" format, which the Linux kernel unpacks at boot.
+//! Writes a cpio archive in the "newc" format, which the Linux kernel unpacks at boot.
 //!
 //! Everything belongs to root in the guest, whoever owns it here.
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Running other programs: quietly, with a log, and with the log's tail when they fail.
+//! Runs other programs quietly, with a log whose tail is shown when they fail.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

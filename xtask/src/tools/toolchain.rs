@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Finding a Rust compiler for targets that a machine may lack, the bare-metal one above all.
+//! Finds a Rust compiler for targets that a machine may lack, the bare-metal one above all.
 //!
 //! The compiler in use may have the target installed, or rustup may install it. Where rustup's
 //! server cannot be reached, Debian's `rustc-web` builds the core library from `rust-web-src`.
@@ -17,10 +17,10 @@ use crate::tools::{apt, cache};
 /// The target of code that runs without an operating system.
 pub const BARE_TARGET: &str = "x86_64-unknown-none";
 
-/// A target that is no x86.
+/// A target that is not x86.
 pub const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// Where an archive of the sources has the crates, in the project.
+/// The directory in the project where an archive of the sources has the crates.
 pub const VENDOR: &str = "vendor";
 
 /// Where `rust-web-src` has those that the core library's sources name.
