@@ -102,7 +102,7 @@ fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
             stop.store(true, Ordering::Relaxed);
             locked
         });
-        let seen = domain.count(1, |_| !stop.load(Ordering::Relaxed));
+        let seen = domain.count(1, |measured| measured < REGIONS || !stop.load(Ordering::Relaxed));
         (seen, watching.join().expect("no thread panics"))
     });
     exact(tally, "a guest of KVM whose pages are looked at", &seen?);
