@@ -75,7 +75,7 @@ impl Machine {
     pub fn begin_ring(&self, thread: usize, pmu: &mut ThreadPmu) {
         let own = &self.threads[thread];
         let good = self.domains[own.domain].kind == Kind::Good;
-        if !self.shape.rings || !good || own.tid % 3 == 0 {
+        if !self.shape.rings || !good || own.tid.is_multiple_of(3) {
             return;
         }
         let begun = pmu.begin_ring(&own.ring.ring, &REQUEST);
