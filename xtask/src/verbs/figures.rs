@@ -106,7 +106,8 @@ mod tests {
                 let mut planted = page.clone();
                 let mut other = cost.clone();
                 let more = if cost.len() > 1 { 53.0 } else { 0.0 };
-                other[column] = Some(cost[column].map_or(1.0, |figure| figure * 1.06 + more));
+                other[column] =
+                    Some(cost[column].map_or(1.0, |figure| figure + figure.abs() * 0.06 + more));
                 planted.insert(subject.clone(), other);
                 let wrong = compare(&planted, &page);
                 assert_eq!(wrong.len(), 1, "{subject:?}, column {column}");
