@@ -20,7 +20,7 @@ use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
 
 use guest_kmod::hal::Hypervisor;
-use guest_kmod::handshake::{GuestKernel, handshake_again, welcome};
+use guest_kmod::handshake::{GuestKernel, first_handshake, handshake_again};
 use guest_kmod::overflow::Signal;
 use guest_kmod::policy::ends_at_exec;
 use guest_kmod::publish::published;
@@ -165,7 +165,7 @@ fn give(sums: Result<Sums, Errno>, out: &mut Sums) -> c_int {
 }
 
 /// Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
-/// [`welcome`].
+/// [`first_handshake`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake(
     owns_cr4: bool,
@@ -174,7 +174,7 @@ pub extern "C" fn perfctr_core_handshake(
     answer: &mut HvQuery,
     found: &mut *const c_char,
 ) -> c_int {
-    match welcome(&Host, &GuestKernel { owns_cr4, lends_cr4, cpus }) {
+    match first_handshake(&Host, &GuestKernel { owns_cr4, lends_cr4, cpus }) {
         Ok(query) => {
             *answer = query;
             0

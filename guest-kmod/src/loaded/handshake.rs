@@ -53,13 +53,17 @@ pub struct GuestKernel {
     pub cpus: u32,
 }
 
-/// [`handshake`] when the module is loaded.
+/// Asks the hypervisor by [`handshake`] when the module is loaded, and checks that counters can be
+/// read in this guest's kernel.
 ///
 /// # Errors
 ///
-/// As [`handshake`]; `OPNOTSUPP` nobody could let processes read counters themselves, `TOOBIG` the
-/// mapping has no room for so many vCPUs.
-pub fn welcome(hypervisor: &impl Hypervisor, guest: &GuestKernel) -> Result<HvQuery, Unsuitable> {
+/// Those of [`handshake`]; `OPNOTSUPP` if nobody could let processes read counters themselves;
+/// `TOOBIG` if a mapping has no room for so many vCPUs.
+pub fn first_handshake(
+    hypervisor: &impl Hypervisor,
+    guest: &GuestKernel,
+) -> Result<HvQuery, Unsuitable> {
     let answer = handshake(hypervisor)
         .map_err(|errno| Unsuitable { errno, found: meaning_of_refusal(errno) })?;
     if guest.owns_cr4 && !guest.lends_cr4 {
@@ -142,11 +146,11 @@ mod tests {
         let paravirtualised = GuestKernel { owns_cr4: false, lends_cr4: false, ..guest };
         let recent = GuestKernel { lends_cr4: false, ..guest };
         let large = GuestKernel { cpus: guest.cpus + 1, ..guest };
-        let welcome = |guest| welcome(&machine.kernel(0), guest);
+        let asked = |guest| first_handshake(&machine.kernel(0), guest);
         for suitable in [&guest, &paravirtualised] {
-            assert_eq!(welcome(suitable).unwrap().caps, machine.answer.borrow().caps);
+            assert_eq!(asked(suitable).unwrap().caps, machine.answer.borrow().caps);
         }
-        let errno = |guest| welcome(guest).unwrap_err().errno;
+        let errno = |guest| asked(guest).unwrap_err().errno;
         assert_eq!(errno(&recent), Errno::OPNOTSUPP);
         assert_eq!(errno(&large), Errno::TOOBIG);
         for (refusal, found) in [
@@ -157,7 +161,7 @@ mod tests {
             (Errno::INVAL, c"that does not support this kind of domain"),
         ] {
             machine.refuse(Some(refusal));
-            assert_eq!(welcome(&guest).unwrap_err(), Unsuitable { errno: refusal, found });
+            assert_eq!(asked(&guest).unwrap_err(), Unsuitable { errno: refusal, found });
             assert_eq!(errno(&large), refusal, "the hypervisor is asked first");
         }
     }
