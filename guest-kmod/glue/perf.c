@@ -24,18 +24,31 @@
 
 static DEFINE_MUTEX(perfctr_contexts_lock);
 static bool perfctr_contexts_hold;
+/* A task with such a context, or NULL: all others matter only when it ends. */
+static struct task_struct *perfctr_contexts_witness;
 static struct pmu perfctr_pmu;
 
+/* With the lock held. */
 static bool perfctr_contexts_exist(void)
 {
-	struct task_struct *process, *task;
-	bool exist = false;
+	struct task_struct *process, *task = perfctr_contexts_witness;
 
+	if (task && perfctr_context_names(task, &perfctr_pmu))
+		return true;
+	if (task)
+		put_task_struct(task);
+	perfctr_contexts_witness = NULL;
 	rcu_read_lock();
 	for_each_process_thread(process, task)
-		exist |= perfctr_context_names(task, &perfctr_pmu);
+	{
+		if (!perfctr_context_names(task, &perfctr_pmu))
+			continue;
+		perfctr_contexts_witness = get_task_struct(task);
+		goto out;
+	}
+out:
 	rcu_read_unlock();
-	return exist;
+	return perfctr_contexts_witness;
 }
 
 static void perfctr_contexts_look(struct work_struct *work)
