@@ -39,7 +39,7 @@ bool perfctr_glue_is_locked_down(void)
 
 int perfctr_glue_perf_allows_kernel(void)
 {
-	return perfctr_perf_allow_kernel();
+	return perf_allow_kernel();
 }
 
 static int perfctr_open(struct inode *inode, struct file *file)

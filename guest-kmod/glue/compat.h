@@ -81,14 +81,9 @@ static inline unsigned int perfctr_task_state(struct task_struct *task)
  * Whether perf lets the caller count in kernel mode, by kernel.perf_event_paranoid
  * and the security modules: 0 or an error.  Earlier kernels let no module ask.
  */
-static inline int perfctr_perf_allow_kernel(void)
-{
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 15, 0)
-	return perf_allow_kernel();
-#else
-	return 0;
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 15, 0)
+#define perf_allow_kernel() 0
 #endif
-}
 
 /*
  * Whether others of its user may look at what this thread executes: the calling
@@ -143,16 +138,6 @@ static inline void perfctr_vm_flags_mod(struct vm_area_struct *vma,
 #ifndef PERF_PMU_CAP_HETEROGENEOUS_CPUS
 #define PERF_PMU_CAP_HETEROGENEOUS_CPUS 0
 #endif
-
-/* Whether the event wants a signal that no thread may be sent where it counts. */
-static inline bool perfctr_event_traps(const struct perf_event_attr *attr)
-{
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 13, 0)
-	return attr->sigtrap;
-#else
-	return false;
-#endif
-}
 
 /*
  * Whether perf keeps a task's context that names the PMU, although no event is

@@ -1,9 +1,61 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The mapping: the thread's page, then every vCPU's, read-only; or its ring. */
+/*
+ * The mapping: the thread's page, then every vCPU's, read-only; or its ring.
+ *
+ * Where CR4 is the kernel's own, processes may execute RDPMC while they have pages
+ * mapped, by the count of such mappings that the kernel looks at whenever it
+ * changes the address space.  A paravirtualised kernel has its CR4 from the
+ * hypervisor, which knows of the vCPU's page.
+ */
 
 #include <linux/mm.h>
+#include <linux/sched.h>
 
 #include "perfctr.h"
+
+/* On each CPU that may execute the process: its threads, or not any more. */
+static void perfctr_pce_here(void *data)
+{
+	struct mm_struct *mm = data;
+
+	if (current->active_mm != mm)
+		return;
+	perfctr_set_cr4_pce(atomic_read(&mm->context.perf_rdpmc_allowed));
+}
+
+static void perfctr_pce_changed(struct mm_struct *mm)
+{
+	on_each_cpu_mask(mm_cpumask(mm), perfctr_pce_here, mm, true);
+}
+
+/* A part of a mapping that was cut is a mapping. */
+static void perfctr_vm_open(struct vm_area_struct *vma)
+{
+	if (atomic_inc_return(&vma->vm_mm->context.perf_rdpmc_allowed) == 1)
+		perfctr_pce_changed(vma->vm_mm);
+}
+
+static void perfctr_vm_close(struct vm_area_struct *vma)
+{
+	if (atomic_dec_and_test(&vma->vm_mm->context.perf_rdpmc_allowed))
+		perfctr_pce_changed(vma->vm_mm);
+}
+
+static const struct vm_operations_struct perfctr_vm_ops = {
+	.open = perfctr_vm_open,
+	.close = perfctr_vm_close,
+};
+
+/*
+ * A probe: a child's address space begins as a copy of this count, but without
+ * mappings.  Where the hypervisor owns CR4 the count is always 0.
+ */
+void perfctr_pce_fork(void *unused, struct task_struct *parent,
+		      struct task_struct *child)
+{
+	if (child->mm && child->mm != parent->mm)
+		atomic_set(&child->mm->context.perf_rdpmc_allowed, 0);
+}
 
 /*
  * Not counted as memory of the process, and no reference to the page can be
@@ -15,22 +67,6 @@ static vm_fault_t perfctr_insert(struct vm_area_struct *vma, unsigned int index,
 	return vmf_insert_pfn(vma, vma->vm_start + index * PAGE_SIZE,
 			      page_to_pfn(virt_to_page(page)));
 }
-
-/* A part of a mapping that was cut is a mapping. */
-static void perfctr_vm_open(struct vm_area_struct *vma)
-{
-	perfctr_pce_allow(vma->vm_mm);
-}
-
-static void perfctr_vm_close(struct vm_area_struct *vma)
-{
-	perfctr_pce_forbid(vma->vm_mm);
-}
-
-static const struct vm_operations_struct perfctr_vm_ops = {
-	.open = perfctr_vm_open,
-	.close = perfctr_vm_close,
-};
 
 static int perfctr_map_counters(struct perfctr_thread *thread,
 				struct vm_area_struct *vma)
@@ -44,6 +80,8 @@ static int perfctr_map_counters(struct perfctr_thread *thread,
 		fault = perfctr_insert(vma, 1 + cpu, thread->user->page[cpu]);
 	if (fault != VM_FAULT_NOPAGE)
 		return -ENOMEM;
+	if (!perfctr_owns_cr4())
+		return 0;
 	vma->vm_ops = &perfctr_vm_ops;
 	perfctr_vm_open(vma);
 	return 0;

@@ -14,7 +14,7 @@ static int perfctr_handshake(void)
 
 	if (perfctr_platform_find()) {
 		name = perfctr_platform->name;
-		err = perfctr_core_handshake(perfctr_platform->owns_cr4(),
+		err = perfctr_core_handshake(perfctr_owns_cr4(),
 					     PERFCTR_MAY_CHANGE_CR4, nr_cpu_ids,
 					     &perfctr_query, &found);
 	}

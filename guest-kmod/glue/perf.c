@@ -9,7 +9,6 @@
 #include <linux/device.h>
 #include <linux/math64.h>
 #include <linux/module.h>
-#include <linux/mutex.h>
 #include <linux/perf_event.h>
 #include <linux/sched/signal.h>
 #include <linux/workqueue.h>
@@ -22,13 +21,11 @@
  */
 #define PERFCTR_CONTEXTS_LOOK_MS 500
 
-static DEFINE_MUTEX(perfctr_contexts_lock);
-static bool perfctr_contexts_hold;
+static atomic_t perfctr_contexts_are_held;
 /* A task with such a context, or NULL: all others matter only when it ends. */
 static struct task_struct *perfctr_contexts_witness;
 static struct pmu perfctr_pmu;
 
-/* With the lock held. */
 static bool perfctr_contexts_exist(void)
 {
 	struct task_struct *process, *task = perfctr_contexts_witness;
@@ -51,33 +48,32 @@ out:
 	return perfctr_contexts_witness;
 }
 
-static void perfctr_contexts_look(struct work_struct *work)
-{
-	mutex_lock(&perfctr_contexts_lock);
-	if (perfctr_contexts_exist()) {
-		schedule_delayed_work(
-			to_delayed_work(work),
-			msecs_to_jiffies(PERFCTR_CONTEXTS_LOOK_MS));
-	} else {
-		perfctr_contexts_hold = false;
-		module_put(THIS_MODULE);
-	}
-	mutex_unlock(&perfctr_contexts_lock);
-}
-
+static void perfctr_contexts_look(struct work_struct *unused);
 static DECLARE_DELAYED_WORK(perfctr_contexts_work, perfctr_contexts_look);
 
-/* An event goes: its task's context may stay. */
+/* Somebody else has the module. */
+static void perfctr_contexts_hold(unsigned int look_in_ms)
+{
+	if (atomic_xchg(&perfctr_contexts_are_held, true))
+		return;
+	__module_get(THIS_MODULE);
+	schedule_delayed_work(&perfctr_contexts_work,
+			      msecs_to_jiffies(look_in_ms));
+}
+
+/* Whoever has an event go from now on holds the module anew. */
+static void perfctr_contexts_look(struct work_struct *unused)
+{
+	atomic_xchg(&perfctr_contexts_are_held, false);
+	if (perfctr_contexts_exist())
+		perfctr_contexts_hold(PERFCTR_CONTEXTS_LOOK_MS);
+	module_put(THIS_MODULE);
+}
+
+/* An event goes: its task's context may stay.  perf has the module until then. */
 static void perfctr_pmu_destroy(struct perf_event *unused)
 {
-	mutex_lock(&perfctr_contexts_lock);
-	if (!perfctr_contexts_hold) {
-		perfctr_contexts_hold = true;
-		/* perf holds it too, until the event is gone. */
-		__module_get(THIS_MODULE);
-		schedule_delayed_work(&perfctr_contexts_work, 0);
-	}
-	mutex_unlock(&perfctr_contexts_lock);
+	perfctr_contexts_hold(0);
 	perfctr_unwatch();
 }
 

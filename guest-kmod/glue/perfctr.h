@@ -50,6 +50,7 @@ struct perfctr_cpu {
 	unsigned int events;
 	/* What the whole CPU is set to count with, or NULL; by its lock. */
 	struct perfctr_thread *counters;
+	/* Of an overflow on Xen; 0 if there is none. */
 	int irq;
 };
 
@@ -80,14 +81,10 @@ struct perfctr_thread {
 /* platform/: what a hypervisor gives. */
 struct perfctr_platform {
 	const char *name;
-	bool (*exists)(void);
-	/* Whether the kernel says who may execute RDPMC, and not its hypervisor. */
-	bool (*owns_cr4)(void);
 	int (*hypercall)(u32 op, void *argument, u32 length);
-	u64 (*gfn)(const void *page);
-	/* Called on that CPU; gives a number for the other one, or an error. */
+	/* On that CPU; without effect if it is not bound. */
 	int (*bind)(unsigned int cpu, irq_handler_t handler);
-	void (*unbind)(unsigned int cpu, int irq);
+	void (*unbind)(unsigned int cpu);
 	/*
 	 * The function is for these CPUs of a machine that was restored, on
 	 * which no thread with counters executes.
@@ -99,6 +96,8 @@ extern const struct perfctr_platform perfctr_xen, perfctr_kvm;
 /* The one that there is, or NULL; set once. */
 extern const struct perfctr_platform *perfctr_platform;
 bool perfctr_platform_find(void);
+/* Whether the kernel says who may execute RDPMC, and not its hypervisor. */
+bool perfctr_owns_cr4(void);
 
 /* cpu.c: the possible CPUs. */
 extern struct perfctr_cpu *perfctr_cpus;
@@ -155,8 +154,7 @@ void perfctr_events_overflow(void);
 void perfctr_events_restored(void);
 
 /* overflow.c: the interrupt of an overflow. */
-int perfctr_overflow_bind(unsigned int cpu);
-void perfctr_overflow_unbind(unsigned int cpu);
+irqreturn_t perfctr_overflow(int irq, void *unused);
 
 /* vcpu.c: vCPUs and their pages. */
 extern struct perfctr_hv_query perfctr_query;
@@ -167,8 +165,8 @@ void perfctr_vcpus_exit(void);
 struct perfctr_probe {
 	const char *name;
 	void *function;
+	/* NULL if it is not registered. */
 	struct tracepoint *tracepoint;
-	bool is_registered;
 };
 int perfctr_probe(struct perfctr_probe *probe);
 void perfctr_unprobe(struct perfctr_probe *probe);
@@ -205,11 +203,10 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums);
 
-/* pce.c: processes that may execute RDPMC. */
+/* mmap.c: mappings, and processes that may execute RDPMC. */
+int perfctr_mmap(struct file *file, struct vm_area_struct *vma);
 void perfctr_pce_fork(void *unused, struct task_struct *parent,
 		      struct task_struct *child);
-void perfctr_pce_allow(struct mm_struct *mm);
-void perfctr_pce_forbid(struct mm_struct *mm);
 
 /* task.c: exec and exit. */
 int perfctr_task_init(void);
@@ -227,9 +224,6 @@ void perfctr_cpus_close(struct file *file);
 /* perf.c: the PMU of Linux's perf. */
 int perfctr_pmu_init(void);
 void perfctr_pmu_exit(void);
-
-/* mmap.c */
-int perfctr_mmap(struct file *file, struct vm_area_struct *vma);
 
 /* chardev.c */
 int perfctr_chardev_init(void);

@@ -16,15 +16,14 @@ static void perfctr_find(struct tracepoint *tracepoint, void *probe_pointer)
 
 int perfctr_probe(struct perfctr_probe *probe)
 {
-	int err;
+	int err = -ENOENT;
 
-	if (!probe->tracepoint)
-		for_each_kernel_tracepoint(perfctr_find, probe);
-	if (!probe->tracepoint)
-		return -ENOENT;
-	err = tracepoint_probe_register(probe->tracepoint, probe->function,
-					NULL);
-	probe->is_registered = !err;
+	for_each_kernel_tracepoint(perfctr_find, probe);
+	if (probe->tracepoint)
+		err = tracepoint_probe_register(probe->tracepoint,
+						probe->function, NULL);
+	if (err)
+		probe->tracepoint = NULL;
 	return err;
 }
 
@@ -34,10 +33,10 @@ int perfctr_probe(struct perfctr_probe *probe)
  */
 void perfctr_unprobe(struct perfctr_probe *probe)
 {
-	if (probe->is_registered)
+	if (probe->tracepoint)
 		tracepoint_probe_unregister(probe->tracepoint, probe->function,
 					    NULL);
-	probe->is_registered = false;
+	probe->tracepoint = NULL;
 }
 
 /* Returns when no probe that was taken away runs any more. */

@@ -63,15 +63,11 @@ static int perfctr_vcpu_unregister(unsigned int cpu)
  */
 static int perfctr_vcpu_online(unsigned int cpu)
 {
-	int err = perfctr_overflow_bind(cpu);
+	int err = perfctr_platform->bind(cpu, perfctr_overflow);
 
-	if (err) {
-		perfctr_vcpu_refuse(cpu, err);
-	} else {
-		err = perfctr_vcpu_register(cpu);
-		if (err)
-			perfctr_overflow_unbind(cpu);
-	}
+	err = err ? perfctr_vcpu_refuse(cpu, err) : perfctr_vcpu_register(cpu);
+	if (err)
+		perfctr_platform->unbind(cpu);
 	return perfctr_is_loaded ? 0 : err;
 }
 
@@ -93,7 +89,7 @@ static int perfctr_vcpu_offline(unsigned int cpu)
 static int perfctr_cpu_down(unsigned int cpu)
 {
 	perfctr_vcpu_offline(cpu);
-	perfctr_overflow_unbind(cpu);
+	perfctr_platform->unbind(cpu);
 	return 0;
 }
 

@@ -13,23 +13,11 @@
 #include <linux/percpu.h>
 #include <linux/workqueue.h>
 #include <asm/apic.h>
-#include <asm/hypervisor.h>
-#include <asm/io.h>
 #include <asm/kvm_para.h>
 #include <uapi/linux/kvm_para.h>
 #include <asm/nmi.h>
 
 #include "../perfctr.h"
-
-static bool exists(void)
-{
-	return hypervisor_is_type(X86_HYPER_KVM);
-}
-
-static bool owns_cr4(void)
-{
-	return true;
-}
 
 /* One CPU; changed there only. */
 struct perfctr_line {
@@ -49,11 +37,6 @@ static int hypercall(u32 op, void *argument, u32 length)
 				     (unsigned long)argument, length);
 
 	return answer == -KVM_ENOSYS ? -ENOSYS : answer;
-}
-
-static u64 gfn(const void *page)
-{
-	return virt_to_phys(page) >> PAGE_SHIFT;
 }
 
 /* On its CPU, unless that is gone: no thread executes there. */
@@ -113,7 +96,7 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	return 0;
 }
 
-static void unbind(unsigned int cpu, int irq)
+static void unbind(unsigned int cpu)
 {
 	struct perfctr_line *line = per_cpu_ptr(&perfctr_line, cpu);
 
@@ -136,10 +119,7 @@ static void off_restore(void)
 
 const struct perfctr_platform perfctr_kvm = {
 	.name = "KVM",
-	.exists = exists,
-	.owns_cr4 = owns_cr4,
 	.hypercall = hypercall,
-	.gfn = gfn,
 	.bind = bind,
 	.unbind = unbind,
 	.on_restore = on_restore,

@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Which hypervisor this is a guest of. */
+/* Which hypervisor this is a guest of, and how it lets its guests' kernels execute. */
 
-#include <linux/kernel.h>
+#include <asm/hypervisor.h>
+#include <asm/io.h>
+#include <xen/page.h>
+#include <xen/xen.h>
 
 #include "../perfctr.h"
 
 const struct perfctr_platform *perfctr_platform;
 
-static const struct perfctr_platform *const perfctr_platforms[] = {
-	&perfctr_xen,
-	&perfctr_kvm,
-};
-
 bool perfctr_platform_find(void)
 {
-	int i;
-
-	for (i = 0; i < ARRAY_SIZE(perfctr_platforms); i++) {
-		if (perfctr_platforms[i]->exists())
-			perfctr_platform = perfctr_platforms[i];
-	}
+	if (xen_domain())
+		perfctr_platform = &perfctr_xen;
+	else if (hypervisor_is_type(X86_HYPER_KVM))
+		perfctr_platform = &perfctr_kvm;
 	return perfctr_platform;
+}
+
+bool perfctr_owns_cr4(void)
+{
+	return !xen_pv_domain();
 }
 
 int perfctr_glue_hypercall(u32 op, void *argument, u32 length)
@@ -28,7 +29,9 @@ int perfctr_glue_hypercall(u32 op, void *argument, u32 length)
 	return perfctr_platform->hypercall(op, argument, length);
 }
 
+/* A paravirtualised kernel's frames are the machine's. */
 u64 perfctr_glue_gfn(const struct perfctr_vcpu_page *page)
 {
-	return perfctr_platform->gfn(page);
+	return xen_pv_domain() ? virt_to_gfn(page) :
+				 virt_to_phys((void *)page) >> PAGE_SHIFT;
 }

@@ -6,9 +6,6 @@
 #include <asm/xen/hypercall.h>
 #include <xen/events.h>
 #include <xen/interface/xen.h>
-#include <xen/page.h>
-#include <xen/xen-ops.h>
-#include <xen/xen.h>
 
 #include "../perfctr.h"
 
@@ -17,68 +14,36 @@ _Static_assert(PERFCTR_HYPERCALL_NUMBER == __HYPERVISOR_arch_5,
 _Static_assert(PERFCTR_VIRQ_NUMBER == VIRQ_ARCH_4,
 	       "the virtual interrupt's number is Xen's VIRQ_ARCH_4");
 
-static bool exists(void)
-{
-	return xen_domain();
-}
-
-static bool owns_cr4(void)
-{
-	return !xen_pv_domain();
-}
-
 static int hypercall(u32 op, void *argument, u32 length)
 {
 	return _hypercall3(int, arch_5, op, argument, length);
 }
 
-static u64 gfn(const void *page)
-{
-	return virt_to_gfn(page);
-}
-
 static int bind(unsigned int cpu, irq_handler_t handler)
 {
-	return bind_virq_to_irqhandler(PERFCTR_VIRQ_NUMBER, cpu, handler,
-				       IRQF_PERCPU | IRQF_NOBALANCING,
-				       "perfctr", &perfctr_cpus[cpu]);
+	int irq = bind_virq_to_irqhandler(PERFCTR_VIRQ_NUMBER, cpu, handler,
+					  IRQF_PERCPU | IRQF_NOBALANCING,
+					  "perfctr", &perfctr_cpus[cpu]);
+
+	perfctr_cpus[cpu].irq = irq;
+	return irq < 0 ? irq : 0;
 }
 
-static void unbind(unsigned int cpu, int irq)
+static void unbind(unsigned int cpu)
 {
-	unbind_from_irqhandler(irq, &perfctr_cpus[cpu]);
+	if (perfctr_cpus[cpu].irq > 0)
+		unbind_from_irqhandler(perfctr_cpus[cpu].irq,
+				       &perfctr_cpus[cpu]);
+	perfctr_cpus[cpu].irq = 0;
 }
 
 /* Before any thread of the restored domain goes on. */
 static void (*perfctr_restore_function)(const struct cpumask *cpus);
 
-#if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
-static int perfctr_restore(struct notifier_block *unused, unsigned long event,
-			   void *data)
-{
-	perfctr_restore_function(cpu_online_mask);
-	return NOTIFY_OK;
-}
-
-static struct notifier_block perfctr_restore_notifier = {
-	.notifier_call = perfctr_restore,
-};
-
-static int on_restore(void (*function)(const struct cpumask *cpus))
-{
-	perfctr_restore_function = function;
-	xen_resume_notifier_register(&perfctr_restore_notifier);
-	return 0;
-}
-
-static void off_restore(void)
-{
-	xen_resume_notifier_unregister(&perfctr_restore_notifier);
-}
-#else
 /*
- * Xen's notifier cannot be taken back there.  Xen has its guests' devices freeze
- * when a domain is saved, and restore; a save that was cancelled has them thaw.
+ * Xen has its guests' devices freeze when a domain is saved, and restore; a save
+ * that was cancelled has them thaw.  Xen's own notifier of a restoration cannot
+ * be taken back from 7.0 on.
  */
 static int perfctr_restore(struct device *unused)
 {
@@ -101,18 +66,10 @@ static struct platform_device *perfctr_device;
 
 static int on_restore(void (*function)(const struct cpumask *cpus))
 {
-	int err;
-
 	perfctr_restore_function = function;
-	err = platform_driver_register(&perfctr_driver);
-	if (err)
-		return err;
-	perfctr_device = platform_device_register_simple(
-		"perfctr", PLATFORM_DEVID_NONE, NULL, 0);
-	err = PTR_ERR_OR_ZERO(perfctr_device);
-	if (err)
-		platform_driver_unregister(&perfctr_driver);
-	return err;
+	perfctr_device =
+		platform_create_bundle(&perfctr_driver, NULL, NULL, 0, NULL, 0);
+	return PTR_ERR_OR_ZERO(perfctr_device);
 }
 
 static void off_restore(void)
@@ -120,14 +77,10 @@ static void off_restore(void)
 	platform_device_unregister(perfctr_device);
 	platform_driver_unregister(&perfctr_driver);
 }
-#endif
 
 const struct perfctr_platform perfctr_xen = {
 	.name = "Xen",
-	.exists = exists,
-	.owns_cr4 = owns_cr4,
 	.hypercall = hypercall,
-	.gfn = gfn,
 	.bind = bind,
 	.unbind = unbind,
 	.on_restore = on_restore,
