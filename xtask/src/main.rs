@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! One command line for building, checking and testing perfctr: `cargo xtask --help`.
 //!
-//! The floors, each of which uses only those below it: [`verbs`], [`suites`], [`machine`] beside
-//! [`checks`], [`artefacts`], [`tools`].
+//! The floors of the sources, each of which uses only those below it, are: [`verbs`], [`suites`],
+//! [`machine`] beside [`checks`], [`artefacts`], [`tools`].
 
 mod artefacts;
 mod checks;

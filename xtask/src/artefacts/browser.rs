@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Debian's Chromium, in a system of its own.
+//! Gets Debian's Chromium, in a system of its own.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use anyhow::Result;
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 
-/// With a font, or it would draw no letters.
+/// The packages. Without a font it would draw no letters.
 const PACKAGES: [&str; 2] = ["chromium", "fonts-dejavu-core"];
 
-/// All files of that system.
+/// Returns an archive of all files of that system.
 pub fn system() -> Result<PathBuf> {
     let key = Key::new("browser 1").text(&PACKAGES.join(" "));
     let dir = cache::artefact("browser", key, |dir| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The command `perfctr` as it is installed.
+//! Builds and installs the command `perfctr`.
 
 use std::fs;
 use std::path::Path;
@@ -10,17 +10,18 @@ use crate::artefacts::guest;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
-/// Where shells look for completions of `perfctr`, and what each file is called that clap writes.
+/// Where shells look for completions of `perfctr`, with the name of the file that clap writes.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("perfctr.bash", "share/bash-completion/completions/perfctr"),
     ("_perfctr", "share/zsh/site-functions/_perfctr"),
     ("perfctr.fish", "share/fish/vendor_completions.d/perfctr.fish"),
 ];
 
-/// Builds it and installs it with its man pages and completions below `prefix`.
+/// Builds the command and installs it with its man pages and completions below `prefix`.
 pub fn install(prefix: &Path) -> Result<()> {
     replace(&guest::dynamic("cli", "pfm")?.join("perfctr"), &prefix.join("bin/perfctr"))?;
-    // What the command says of itself is written nowhere else.
+    // The man pages and completions are made from what the command says of itself, which is written
+    // nowhere else.
     let generated = cache::root()?.join("work/generated");
     if generated.exists() {
         fs::remove_dir_all(&generated)?;
@@ -36,7 +37,7 @@ pub fn install(prefix: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file, whose old version may be in use.
+/// Copies a file in place of an old version that may be in use.
 fn replace(from: &Path, to: &Path) -> Result<()> {
     if let Some(directory) = to.parent() {
         fs::create_dir_all(directory)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whole Debian systems: as guests and hosts have them, to install packages in, with systemd, apt,
-//! DKMS and the headers of the testbed's kernel; and such as this project is worked on with.
+//! Makes whole Debian systems: guests and hosts to install packages in, with systemd, apt, DKMS and
+//! the headers of the testbed's kernel, and systems to work on this project in.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,28 +12,29 @@ use crate::artefacts::xen;
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 
-/// What is in it beside what is essential, and apt.
+/// The packages of a guest's system, beside the essential ones and apt.
 const PACKAGES: &[&str] =
     &["cpio", "dkms", "gcc", "kmod", "libc6-dev", "make", "pkg-config", "systemd-sysv", "udev"];
 
-/// What builds packages; `packaging/debian/control` names what they need of it.
+/// The packages that build packages. `packaging/debian/control` names those of them that it needs.
 pub const PACKAGING: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", "help2man"];
 
-/// What a host has, too: a boot menu, and Debian's own Xen in it. And its kernel.
+/// The packages that a host has in addition: a boot menu, and Debian's own Xen in it. It has a
+/// kernel, too.
 const HOST: &[&str] = &["grub2-common", "xen-hypervisor-4.17-amd64"];
 
-/// All files of a guest's system for `kernel`.
+/// Returns an archive of all files of a guest's system for `kernel`.
 pub fn guest(kernel: &Kernel) -> Result<PathBuf> {
     system("debian", kernel, &[])
 }
 
-/// All files of a host's.
+/// Returns an archive of all files of a host's system.
 pub fn host(kernel: &Kernel) -> Result<PathBuf> {
     let image = format!("linux-image-{}", kernel.release);
     system("debian-host", kernel, &[HOST, &[&image]].concat())
 }
 
-/// All files of a system that makes packages of what was built elsewhere.
+/// Returns an archive of all files of a system that makes packages of what was built elsewhere.
 pub fn packager() -> Result<PathBuf> {
     let tools = [PACKAGING, &["lintian"]].concat();
     let key = Key::new("packager 1").text(&tools.join(" "));
@@ -43,7 +44,7 @@ pub fn packager() -> Result<PathBuf> {
     Ok(dir.join("root.tar"))
 }
 
-/// All files of a system that builds the packages, by what Debian has for that.
+/// Returns an archive of all files of a system that builds the packages with Debian's own tools.
 pub fn builder() -> Result<PathBuf> {
     let rust = ["cargo-web", "rust-web-src", "rustc-web"];
     let tools = [PACKAGING, xen::PACKAGES, &rust, &["lintian", "xz-utils"]].concat();
@@ -54,8 +55,8 @@ pub fn builder() -> Result<PathBuf> {
     Ok(dir.join("root.tar"))
 }
 
-/// All files of a fresh system of the release after the testbed's, which has git, and what rustup
-/// asks for: a linker, and whom to trust in the network.
+/// Returns an archive of all files of a fresh system of the release after the testbed's. It has git
+/// and what rustup needs: a linker, and certificates of whom to trust in the network.
 pub fn newer() -> Result<PathBuf> {
     let packages = ["ca-certificates", "gcc", "git", "libc6-dev"];
     let key = Key::new("newer 1").text(apt::NEWER).text(&packages.join(" "));
@@ -69,14 +70,15 @@ fn system(name: &str, kernel: &Kernel, more: &[&str]) -> Result<PathBuf> {
     let headers = headers(&kernel.release);
     let packages = [PACKAGES, more, &[&headers]].concat();
     let key = Key::new("debian 2").text(&packages.join(" "));
-    // As where the kernel itself is installed: DKMS would leave these indices behind otherwise.
+    // The indices are made as where the kernel itself is installed. DKMS would leave them behind
+    // otherwise.
     let hook = format!("chroot \"$1\" depmod {}", kernel.release);
     let dir =
         cache::artefact(name, key, |dir| apt::system(&packages, &hook, &dir.join("root.tar")))?;
     Ok(dir.join("root.tar"))
 }
 
-/// Another kernel.
+/// Another kernel of the testbed's release.
 pub struct Other {
     /// Its release.
     pub release: String,
@@ -84,7 +86,7 @@ pub struct Other {
     pub headers: Vec<PathBuf>,
 }
 
-/// The newest kernel of the same version as `kernel` that Debian has beside it.
+/// Returns the newest kernel of the same version as `kernel` that Debian has beside it.
 pub fn other(kernel: &Kernel) -> Result<Other> {
     let key = Key::new("other kernel 1").text(&kernel.release);
     let dir = cache::artefact("other-kernel", key, |dir| {
@@ -105,7 +107,8 @@ fn headers(release: &str) -> String {
     format!("linux-headers-{release}")
 }
 
-/// The newest other kernel of the same version that Debian still has headers of.
+/// Returns the release of the newest other kernel of the same version that Debian still has headers
+/// of.
 fn other_kernel(release: &str) -> Result<String> {
     let (version, _) = release.split_once('-').context("a release has a number")?;
     let prefix = headers(&format!("{version}-"));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The driver's C files for a hypervisor, and where its lines go in that hypervisor's own.
+//! Collects the driver's C files for a hypervisor, and inserts its lines into that hypervisor's own
+//! files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +10,14 @@ use anyhow::Result;
 use crate::tools::overlay::{self, Files};
 use crate::tools::{cache, hooks, sh};
 
-/// The folder of each hypervisor that describes the insertions into its files.
+/// The folder, in each hypervisor's, that describes the insertions into its files.
 const HOOKS: &str = "hooks";
 
-/// One hypervisor's.
+/// The glue of one hypervisor.
 pub struct Glue {
     /// Its folder in `hv-driver/glue`.
     pub host: &'static str,
-    /// Where the driver lives in its tree.
+    /// The driver's directory in the hypervisor's source tree.
     pub dir: &'static str,
 }
 
@@ -25,22 +26,23 @@ impl Glue {
         sh::project().join("hv-driver/glue").join(self.host)
     }
 
-    /// Which lines go where in the hypervisor's own files.
+    /// Returns the file that says which lines go where in the hypervisor's own files.
     fn anchors(&self) -> PathBuf {
         self.folder().join(HOOKS).join("anchors.toml")
     }
 
-    /// The releases that lines can be inserted into.
+    /// Returns the releases that lines can be inserted into.
     pub fn releases(&self) -> Result<Vec<String>> {
         hooks::releases(&self.anchors())
     }
 
-    /// The hypervisor's own files in `source`, which is of this release, with the driver's lines.
+    /// Returns those of the hypervisor's own files in `source`, which is of this release, that get
+    /// the driver's lines, with these lines in them.
     pub fn insertions(&self, source: &Path, release: &str) -> Result<Files> {
         hooks::apply(source, &self.anchors(), release)
     }
 
-    /// The driver's own files: its C, and the headers that declare the Rust object.
+    /// Returns the driver's own files: its C, and the headers that declare the Rust object.
     pub fn files(&self) -> Result<Files> {
         let dir = self.dir;
         let mut files = overlay::read(&self.folder(), dir)?;
@@ -51,7 +53,7 @@ impl Glue {
         Ok(files)
     }
 
-    /// What the project changes in `source`, which is of this release, as a patch.
+    /// Returns what the project changes in `source`, which is of this release, as a patch.
     pub fn patch(&self, source: &Path, release: &str) -> Result<String> {
         let mut files = self.files()?;
         files.extend(self.insertions(source, release)?);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The project's own programs for the guest: its init, test programs, the kernel module.
+//! Builds the project's own programs for the guest: its init, test programs, the kernel module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,15 +20,15 @@ use crate::tools::toolchain;
 const USER_TARGET: &str = "x86_64-unknown-linux-gnu";
 const STATIC: &[&str] = &["-C", "target-feature=+crt-static"];
 
-/// Cargo's, so that a flag may have spaces.
+/// The separator between cargo's flags, which lets a flag have spaces.
 const FLAGS_SEPARATOR: &str = "\x1f";
 
-/// The guest's first program.
+/// Builds the guest's first program.
 pub fn init() -> Result<PathBuf> {
     Ok(programs("testbed-init")?.join("testbed-init"))
 }
 
-/// The package whose programs are measured, and so optimised as a user's are.
+/// The package whose programs are measured. They are optimised as a user's programs are.
 const MEASURED: &str = "benches";
 
 /// Builds every program of a package for the guest; returns the directory with them.
@@ -37,20 +37,20 @@ pub fn programs(package: &str) -> Result<PathBuf> {
     build(profile, &["--package", package], "target/guest", STATIC)
 }
 
-/// Builds a package with its shared libraries and such features, for any machine with the testbed's
-/// C library or a newer one.
+/// Builds a package with its shared libraries and these features, for any machine with the
+/// testbed's C library or a newer one.
 pub fn dynamic(package: &str, features: &str) -> Result<PathBuf> {
     build("release", &["--package", package, "--features", features], "target/dynamic", &[])
 }
 
-/// A program without a library that the suite `stat` and others run, of a file beside that suite's
-/// own.
+/// Builds a program without a library that the suite `stat` and others run. Its source is beside
+/// that suite's own.
 pub fn beside_stat(source: &str, flags: &[&str]) -> Result<PathBuf> {
     without_library(&sh::project().join("tests/vm/src/bin/stat").join(source), flags)
 }
 
-/// Compiles a program that needs no library, by the testbed's release's own compiler: another one's
-/// code has other counts.
+/// Compiles a program that needs no library. It takes the compiler of the testbed's release, since
+/// another one's code has other counts.
 pub fn without_library(source: &Path, flags: &[&str]) -> Result<PathBuf> {
     let name = source.file_name().context("a source is a file")?.to_string_lossy();
     let flags = [&["-nostdlib", "-static", "-no-pie", "-Wall", "-Wextra", "-Werror"], flags];
@@ -101,12 +101,13 @@ fn build(profile: &str, what: &[&str], target_dir: &str, flags: &[&str]) -> Resu
     Ok(target_dir.join(USER_TARGET).join(profile))
 }
 
-/// The kernel module, built by the kernel's own rules.
+/// Builds the kernel module by the kernel's own rules.
 pub fn module(kernel: &Kernel, purpose: Purpose) -> Result<PathBuf> {
     Ok(kbuild(kernel, "module", &module_sources(purpose)?)?.join("perfctr.ko"))
 }
 
-/// All that the kernel's rules need to build the module: the C glue and the Rust object.
+/// Returns all files that the kernel's rules need to build the module: the C glue and the Rust
+/// object.
 pub fn module_sources(purpose: Purpose) -> Result<Files> {
     let glue = sh::project().join("guest-kmod/glue");
     ensure!(
@@ -127,21 +128,21 @@ pub fn module_sources(purpose: Purpose) -> Result<Files> {
     Ok(files)
 }
 
-/// The directory with the test programs' own kernel modules: what a guest's kernel reads from the
-/// counters (`peek.ko`), and what it can name as a page (`frames.ko`).
+/// Builds the test programs' own kernel modules: what a guest's kernel reads from the counters
+/// (`peek.ko`), and what it can name as a page (`frames.ko`). Returns their directory.
 pub fn test_modules(kernel: &Kernel) -> Result<PathBuf> {
     let mut files = overlay::read(&sh::project().join("tests/vm/kmod"), "")?;
     files.extend(overlay::read(&sh::project().join("shared-abi/include"), "")?);
     kbuild(kernel, "test-modules", &files)
 }
 
-/// The module that checks the PMU model in and around an SVM guest.
+/// Builds the module that checks the PMU model in and around an SVM guest.
 pub fn svm_check(kernel: &Kernel) -> Result<PathBuf> {
     let files = overlay::read(&sh::project().join("testbed/qemu/check/svm"), "")?;
     Ok(kbuild(kernel, "svm-check", &files)?.join("svm-check.ko"))
 }
 
-/// A 32-bit kernel, which is all that its domain executes.
+/// Builds a 32-bit kernel, which is all that its domain executes.
 pub fn kernel_32() -> Result<PathBuf> {
     let (source, include) = ("tests/vm/guest32/guest32.c", "shared-abi/include");
     let [source, include] = [source, include].map(|path| sh::project().join(path));
@@ -158,7 +159,7 @@ pub fn kernel_32() -> Result<PathBuf> {
     Ok(dir.join("guest32"))
 }
 
-/// Builds a module from `files`, of which one is its Kbuild; gives the directory with it.
+/// Builds a module from `files`, one of which is its Kbuild. Returns the module's directory.
 fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
     let mut key = Key::new("module 1").text(&kernel.release);
     for (name, content) in files {
@@ -180,7 +181,8 @@ fn kbuild(kernel: &Kernel, name: &str, files: &Files) -> Result<PathBuf> {
     })
 }
 
-/// The same in another release's system: its headers bring programs that need its C library.
+/// Builds a module in another release's system: that release's headers bring programs that need its
+/// C library.
 fn kbuild_in(system: &Path, release: &str, dir: &Path) -> Result<()> {
     let work = cache::root()?.join("work/kbuild");
     let _lock = cache::lock("kbuild")?;

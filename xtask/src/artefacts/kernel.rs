@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The guest's kernel: Debian's image, unmodified and not installed on this machine, and the
-//! headers to build our module against. Kernels of other releases of Debian come with a system of
-//! that release, whose compiler builds modules for them.
+//! Gets the guest's kernel: Debian's image, unmodified and not installed on this machine, and the
+//! headers to build our module against. A kernel of another release of Debian comes with a system
+//! of that release, whose compiler builds modules for it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -29,8 +29,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// One of its modules, by its path below `modules`. What a kernel does not have as a module it
-    /// has built in, or as a part of another one.
+    /// Returns one of its modules, by the path below `modules`. If a kernel does not have it as a
+    /// module, it is built in or a part of another module.
     pub fn module(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let path = self.modules.join(name);
         let packed = path.with_extension("ko.xz");
@@ -50,13 +50,13 @@ impl Kernel {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Recipe {
-    /// A release of Debian, and what else to ask for; the last of them has the kernel.
+    /// A release of Debian, and further suites. The last of them has the kernel.
     suites: Vec<String>,
     /// The release of Xen that is in the same release of Debian, if there are hooks for it.
     xen: Option<String>,
 }
 
-/// The versions that there are recipes of.
+/// Returns the versions that there are recipes of.
 pub fn versions() -> Result<Vec<String>> {
     let files = cache::files(&recipes())?;
     let name = |file: &str| Some(file.strip_prefix("linux-")?.strip_suffix(".toml")?.to_owned());
@@ -67,12 +67,13 @@ fn recipes() -> PathBuf {
     sh::project().join("xtask/versions")
 }
 
-/// The release of Xen that Debian has beside this kernel, if it is another than the usual one.
+/// Returns the release of Xen that Debian has beside this kernel, if it is another than the usual
+/// one.
 pub fn xen_beside(version: &str) -> Result<Option<String>> {
     Ok(recipe(version)?.0.xen)
 }
 
-/// With its text.
+/// Reads the recipe of a version. Returns it with its text.
 fn recipe(version: &str) -> Result<(Recipe, String)> {
     let file = recipes().join(format!("linux-{version}.toml"));
     if !file.exists() {
@@ -82,7 +83,7 @@ fn recipe(version: &str) -> Result<(Recipe, String)> {
     Ok((toml::from_str(&text).with_context(|| file.display().to_string())?, text))
 }
 
-/// The kernel of this version, or Debian 12's own.
+/// Gets the kernel of this version, or Debian 12's own.
 pub fn of(version: Option<&str>) -> Result<Kernel> {
     let Some(version) = version else { return kernel() };
     let (recipe, text) = recipe(version)?;
@@ -94,13 +95,13 @@ pub fn of(version: Option<&str>) -> Result<Kernel> {
 /// The name of the archive of another release's system.
 const SYSTEM: &str = "system.tar.zst";
 
-/// Another release's system with the headers, and the image out of its packages.
+/// Makes another release's system with the headers, and takes the image out of its packages.
 fn foreign(recipe: &Recipe, dir: &Path) -> Result<()> {
     apt::install(&["xz-utils", "zstd"], "unpacking the kernel")?;
     let suite = recipe.suites.last().context("a kernel is in a suite")?;
     let headers = format!("linux-headers-amd64/{suite}");
     let packages = ["gcc", "libc6-dev", "make", headers.as_str()];
-    // The packages of the image are not installed, which would make an initial RAM disk.
+    // The packages of the image are not installed, since that would make an initial RAM disk.
     let script = format!(
         "mkdir /image; cd /image; apt-get -o APT::Sandbox::User=root download $(apt-cache depends \
          --recurse --important linux-image-amd64/{suite} | grep ^linux-)"
@@ -134,7 +135,7 @@ fn modules_dir(dir: &Path) -> PathBuf {
     if merged.exists() { merged } else { dir.join("lib/modules") }
 }
 
-/// Debian's plain amd64 kernel. The smaller cloud flavour lacks `CONFIG_XEN_DOM0`.
+/// Gets Debian's plain amd64 kernel. The smaller cloud flavour lacks `CONFIG_XEN_DOM0`.
 pub fn kernel() -> Result<Kernel> {
     if !apt::is_testbeds()? {
         let recipe = Recipe { suites: vec![apt::TESTBED.to_owned()], xen: None };

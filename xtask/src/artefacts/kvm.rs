@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! KVM with the driver inside: the modules of Debian's own kernel, which they are loaded into,
-//! built from the source package of the same version.
+//! Builds KVM with the driver inside: the modules for Debian's own kernel, from the source package
+//! of the same version.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,22 +15,23 @@ use crate::tools::cache::{self, Key};
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 
-/// The version of Linux whose KVM has lines inserted.
+/// The version of Linux whose KVM gets lines inserted.
 const UPSTREAM: &str = "6.1";
 
 const PACKAGES: &[&str] =
     &["bc", "bison", "build-essential", "flex", "libelf-dev", "libssl-dev", "xz-utils"];
 
-/// Where KVM is in Linux' tree, and the driver in it.
+/// KVM's directory in Linux' tree, and the driver's in it.
 const KVM: &str = "arch/x86/kvm";
 const GLUE: Glue = Glue { host: "kvm", dir: "arch/x86/kvm/perfctr" };
 
-/// The modules: what all CPUs share, and what is loaded after it for each vendor's CPUs.
+/// The modules: the one that all CPUs share, and one for each vendor's CPUs that is loaded after
+/// it.
 pub const COMMON: &str = "kvm.ko";
 pub const AMD: &str = "kvm-amd.ko";
 pub const MODULES: [&str; 3] = [COMMON, AMD, "kvm-intel.ko"];
 
-/// The directory with the modules.
+/// Builds the modules, and returns their directory.
 pub fn modules(kernel: &Kernel) -> Result<PathBuf> {
     let source = source(kernel)?;
     let files = driver(&source)?;
@@ -51,7 +52,7 @@ pub fn modules(kernel: &Kernel) -> Result<PathBuf> {
     })
 }
 
-/// Puts the modules for Debian 12's kernel into `dir`, and says which kernel that is.
+/// Puts the modules for Debian 12's kernel into `dir`, and prints which kernel that is.
 pub fn write(dir: &Path) -> Result<()> {
     let kernel = kernel::kernel()?;
     let built = modules(&kernel)?;
@@ -64,12 +65,12 @@ pub fn write(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the project changes in Linux' source, as a patch.
+/// Returns what the project changes in Linux' source, as a patch.
 pub fn patch() -> Result<String> {
     GLUE.patch(&source(&kernel::kernel()?)?, UPSTREAM)
 }
 
-/// The kernel's source, ready to build modules for it.
+/// Returns the directory of the kernel's source, ready to build modules for it.
 fn source(kernel: &Kernel) -> Result<PathBuf> {
     let key = Key::new("linux source 1").text(&kernel.release);
     let dir = cache::artefact("source-linux", key, |dir| {
@@ -89,7 +90,7 @@ fn source(kernel: &Kernel) -> Result<PathBuf> {
     Ok(dir.join("tree"))
 }
 
-/// Configures it as the kernel is, and says that it is of that release.
+/// Configures the source as the kernel is, and gives it the kernel's release.
 fn prepare(kernel: &Kernel, tree: &Path) -> Result<()> {
     let headers = kernel::headers(kernel)?;
     for file in [".config", "Module.symvers"] {
@@ -104,7 +105,7 @@ fn prepare(kernel: &Kernel, tree: &Path) -> Result<()> {
     Ok(fs::write(tree.join("include/config/kernel.release"), format!("{}\n", kernel.release))?)
 }
 
-/// Every file of Linux' tree that the driver adds or changes.
+/// Returns every file of Linux' tree that the driver adds or changes.
 fn driver(source: &Path) -> Result<Files> {
     let mut files = GLUE.files()?;
     files.insert(format!("{}/perfctr_core.o_shipped", GLUE.dir), fs::read(rustobj::kvm()?)?);

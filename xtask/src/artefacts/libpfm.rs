@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Debian's libpfm4, and the program that comes with it as an example and lists encodings.
+//! Gets Debian's libpfm4, and builds the program that comes with it as an example and lists
+//! encodings.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,20 +11,20 @@ use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
 
-/// The library, and what programs are built with.
+/// The library's package, and the one that programs are built with.
 const PACKAGES: &[&str] = &["libpfm4", "libpfm4-dev"];
 const EXAMPLE: &str = "usr/share/doc/libpfm4-dev/examples/showevtinfo.c";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// What is taken out of the packages.
+/// What is taken out of these packages.
 pub struct Libpfm {
     /// A directory with the shared library.
     pub libraries: PathBuf,
-    /// `showevtinfo`.
+    /// The program `showevtinfo`.
     pub showevtinfo: PathBuf,
 }
 
-/// Takes it out of its packages, and builds the example.
+/// Takes the library out of its packages, and builds the example.
 pub fn libpfm() -> Result<Libpfm> {
     let key = Key::new("libpfm 1").text(&PACKAGES.join(" ")).text(EXAMPLE);
     let dir = cache::artefact("libpfm", key, |dir| {
@@ -31,7 +32,8 @@ pub fn libpfm() -> Result<Libpfm> {
         let tree = dir.join("tree");
         fs::create_dir_all(&tree)?;
         apt::unpack(&apt::fetch(PACKAGES, false, dir)?, &tree)?;
-        // The one header of its own that the package leaves out is the C library's of that name.
+        // The example needs one header of libpfm4's that the package leaves out. The C library's of
+        // that name serves.
         let include = tree.join("usr/include");
         fs::write(include.join("perfmon/err.h"), "#include <err.h>\n")?;
         let mut gcc = cmd("gcc", ["-O1", "-w", "-o"]);

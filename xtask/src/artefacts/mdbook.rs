@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! mdBook, which makes pages of the book.
+//! Builds mdBook, which makes pages of the book.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::tools::{apt, sh, toolchain};
 
 const VERSION: &str = "0.5.4";
 
-/// The program, without what serves and searches books.
+/// Builds the program, without the parts that serve and search books.
 pub fn mdbook() -> Result<PathBuf> {
     let dir = cache::artefact("mdbook", Key::new("mdbook 1").text(VERSION), |dir| {
         apt::install(&["gcc", "libc6-dev"], "building mdBook")?;
@@ -23,7 +23,8 @@ pub fn mdbook() -> Result<PathBuf> {
             "--locked",
             "--no-default-features",
         ]);
-        // It is built once, and makes one small book: compiling it is what takes time.
+        // It is built without optimisation: it makes only one small book, and compiling it is what
+        // takes time.
         cargo.args(["--debug", "--root"]).arg(dir);
         sh::logged(&mut cargo, &cache::log("mdbook")?)
     })?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What is built or fetched before a machine can boot or a check can look at it.
+//! Artefacts, which are built or fetched before a machine can boot or a check can look at them.
 
 pub mod browser;
 pub mod command;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Go's reader of profiles, for this machine.
+//! Gets Go's reader of profiles, for this machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use anyhow::Result;
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 
-/// Debian's package, and where the reader is in it.
+/// Debian's package, and the reader's path in it.
 const PACKAGE: &str = "golang-1.19-go";
 const PROGRAM: &str = "usr/lib/go-1.19/pkg/tool/linux_amd64/pprof";
 
-/// The program, taken out of its package.
+/// Takes the program out of its package.
 pub fn pprof() -> Result<PathBuf> {
     let dir = cache::artefact("pprof", Key::new("pprof 1").text(PROGRAM), |dir| {
         let tree = dir.join("tree");

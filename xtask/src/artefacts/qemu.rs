@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The emulator: Debian's QEMU source package with the project's PMU model.
+//! Builds the emulator: Debian's QEMU source package with the project's PMU model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::tools::cache::{self, Key};
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 
-/// The version of Debian 12, which the patch is made for.
+/// The version in Debian 12, for which the patch is made.
 const UPSTREAM: &str = "7.2";
 
 const PACKAGES: &[&str] = &[
@@ -39,7 +39,7 @@ const CONFIGURE: &[&str] = &[
     "--disable-debug-info",
 ];
 
-/// The emulator's binary.
+/// Builds the emulator, and returns its program.
 pub fn qemu() -> Result<PathBuf> {
     apt::install(FIRMWARE, "QEMU's firmware")?;
     let source = apt::source("qemu", UPSTREAM)?;
@@ -75,7 +75,7 @@ fn build(source: &Path, ours: &Path) -> Result<PathBuf> {
     Ok(build.join("qemu-system-x86_64"))
 }
 
-/// The files that `patch` changes, as they are after it.
+/// Returns the files that `patch` changes, as they are afterwards.
 fn patched(source: &Path, patch: &Path, work: &Path) -> Result<Files> {
     let scratch = work.join("qemu-patched");
     if scratch.exists() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The guest's root file system: a small Debian userland in an initramfs.
+//! Makes the guest's root file system: a small Debian userland in an initramfs.
 //!
-//! Packages are unpacked, not configured; the few things that their scripts would have done and
-//! that programs rely on are done here. The archive stays uncompressed: reading it is cheaper in
-//! an emulated machine than decompressing it.
+//! Packages are unpacked, not configured: what programs need of the work of their scripts is done
+//! here. The archive stays uncompressed, since reading it is cheaper in an emulated machine than
+//! decompressing it.
 
 use std::fs::{self, File};
 use std::io::BufWriter;
@@ -16,7 +16,7 @@ use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::cpio::Archive;
 
-/// What is in the guest beside the libraries that these need.
+/// The packages in the guest, beside the libraries that these need.
 const PACKAGES: &[&str] = &[
     "base-files",
     "base-passwd",
@@ -47,11 +47,11 @@ const PACKAGES: &[&str] = &[
     "util-linux",
 ];
 
-/// What these depend on formally and no program in the guest needs.
+/// Packages that these depend on formally, but that no program in the guest needs.
 const PACKAGES_LEFT_OUT: &[&str] =
     &["debconf", "dpkg", "libdb5.3", "libperl5.36", "perl", "perl-base", "perl-modules-5.36"];
 
-/// Not needed to run programs, and large.
+/// Large files and directories that no program needs to run.
 const PATHS_LEFT_OUT: &[&str] = &[
     "usr/share/bash-completion",
     "usr/share/bug",
@@ -76,7 +76,8 @@ pub const BOOT_MODULES: &[&str] = &[
     "arch/x86/kernel/msr.ko",
 ];
 
-/// Loaded as well on Xen: hypercalls, event channels and grants for user programs.
+/// Kernel modules that are loaded on Xen, too: hypercalls, event channels and grants for user
+/// programs.
 pub const XEN_MODULES: &[&str] = &[
     "drivers/xen/xen-privcmd.ko",
     "drivers/xen/xen-evtchn.ko",
@@ -102,11 +103,11 @@ const TOOLSTACK: &[&str] = &[
     "xenstore-utils",
 ];
 
-/// What the tools need for other kinds of domains only.
+/// Files that the tools need for other kinds of domains only.
 const TOOLSTACK_LEFT_OUT: &[&str] = &["usr/lib/xen-4.17/boot", "usr/lib/xen-4.17/lib", "usr/share"];
 
-/// What HVM domains need besides: a device model, firmware and a loader, with those libraries that
-/// only they need.
+/// Packages that HVM domains need in addition: a device model, firmware and a loader, with the
+/// libraries that only they need.
 const DEVICE_MODEL: &[&str] = &[
     "libbz2-1.0",
     "libcap2",
@@ -138,7 +139,7 @@ const DEVICE_MODEL: &[&str] = &[
     "zlib1g",
 ];
 
-/// What the tools have already, documents, and programs of the libraries' own.
+/// Files that the tools have already, documents, and programs of the libraries' own.
 const DEVICE_MODEL_LEFT_OUT: &[&str] = &[
     "etc",
     "usr/bin",
@@ -173,11 +174,11 @@ const PERF: &[&str] = &[
     "linux-perf",
 ];
 
-/// Its libraries' own libraries and documents.
+/// Documents, and libraries that only its libraries need.
 const PERF_LEFT_OUT: &[&str] = &["usr/lib/x86_64-linux-gnu/perl", "usr/share"];
 
-/// Other programs on perf's events, with those libraries that `perf` does not need: a language for
-/// eBPF, which brings a compiler, and an exporter of metrics, which needs a network.
+/// Other programs that use perf's events, with those libraries that `perf` does not need: a
+/// language for eBPF, which brings a compiler, and an exporter of metrics, which needs a network.
 const CLIENTS: &[&str] = &[
     "bpftrace",
     "libbpf1",
@@ -222,7 +223,8 @@ const PROGRAMS: &[&str] = &[
     "zlib1g",
 ];
 
-/// What these need, and programs that the userland has, in a tenant that has no more.
+/// Packages that these programs need, and programs of the userland, for a tenant that has nothing
+/// else.
 const TENANT: &[&str] = &[
     "coreutils",
     "gzip",
@@ -243,11 +245,11 @@ const TENANT_LEFT_OUT: &[&str] = &["usr/share", "usr/lib/x86_64-linux-gnu/gconv"
 /// Documents.
 const PROGRAMS_LEFT_OUT: &[&str] = &["usr/share"];
 
-/// What brings up a network.
+/// The package that brings up a network.
 const NETWORK: &[&str] = &["net-tools"];
 
-/// What runs a virtual machine on KVM, with those libraries that only it needs. Its firmware is
-/// that of the machine that this runs on.
+/// Packages that run a virtual machine on KVM, with those libraries that only they need. The
+/// firmware is that of the machine that this runs on.
 const VMM: &[&str] = &[
     "libaio1",
     "libbpf1",
@@ -290,7 +292,7 @@ const VMM: &[&str] = &[
     "zlib1g",
 ];
 
-/// Documents, and the same for another kind of machine.
+/// Documents, and the files for another kind of machine.
 const VMM_LEFT_OUT: &[&str] = &[
     "usr/share",
     "etc",
@@ -304,7 +306,7 @@ const PROMETHEUS: &[&str] = &["prometheus"];
 /// Its tool, documents, and files of services.
 const PROMETHEUS_LEFT_OUT: &[&str] = &["usr/bin/promtool", "usr/share", "etc", "var"];
 
-/// The archive with the userland.
+/// Makes the archive with the userland.
 pub fn rootfs() -> Result<PathBuf> {
     let key = Key::new("rootfs 2").text(&PACKAGES.join(" ")).text(&PATHS_LEFT_OUT.join(" "));
     let key = key.text(&PACKAGES_LEFT_OUT.join(" "));
@@ -329,52 +331,55 @@ pub fn rootfs() -> Result<PathBuf> {
     Ok(dir.join("rootfs.cpio"))
 }
 
-/// The directory tree of Xen's tools, to be laid over the userland.
+/// Makes the directory tree of Xen's tools, which is laid over the userland.
 pub fn toolstack() -> Result<PathBuf> {
     tree("toolstack", TOOLSTACK, TOOLSTACK_LEFT_OUT)
 }
 
-/// The directory tree of a device model for HVM domains, to be laid over that of Xen's tools.
+/// Makes the directory tree of a device model for HVM domains, which is laid over that of Xen's
+/// tools.
 pub fn device_model() -> Result<PathBuf> {
     tree("device-model", DEVICE_MODEL, DEVICE_MODEL_LEFT_OUT)
 }
 
-/// The directory tree of Linux's `perf`, to be laid over the userland.
+/// Makes the directory tree of Linux's `perf`, which is laid over the userland.
 pub fn perf() -> Result<PathBuf> {
     tree("perf", PERF, PERF_LEFT_OUT)
 }
 
-/// The directory tree of other programs on perf's events, to be laid over that of `perf`.
+/// Makes the directory tree of other programs that use perf's events, which is laid over that of
+/// `perf`.
 pub fn clients() -> Result<PathBuf> {
     tree("clients", CLIENTS, CLIENTS_LEFT_OUT)
 }
 
-/// The directory tree of programs to be counted, to be laid over the userland.
+/// Makes the directory tree of programs to be counted, which is laid over the userland.
 pub fn programs() -> Result<PathBuf> {
     tree("programs", PROGRAMS, PROGRAMS_LEFT_OUT)
 }
 
-/// The directory tree of what brings up a network, to be laid over the userland.
+/// Makes the directory tree that brings up a network, which is laid over the userland.
 pub fn network() -> Result<PathBuf> {
     tree("network", NETWORK, &["usr/share"])
 }
 
-/// The directory tree of what runs a virtual machine, to be laid over the userland.
+/// Makes the directory tree that runs a virtual machine, which is laid over the userland.
 pub fn vmm() -> Result<PathBuf> {
     tree("vmm", VMM, VMM_LEFT_OUT)
 }
 
-/// The directory tree of Prometheus, to be laid over the userland.
+/// Makes the directory tree of Prometheus, which is laid over the userland.
 pub fn prometheus() -> Result<PathBuf> {
     tree("prometheus", PROMETHEUS, PROMETHEUS_LEFT_OUT)
 }
 
-/// The directory tree of what these need in a tenant without a userland, over which they are laid.
+/// Makes the directory tree of a tenant without a userland, over which the programs are laid: it
+/// has what they need.
 pub fn tenant() -> Result<PathBuf> {
     tree("tenant", TENANT, TENANT_LEFT_OUT)
 }
 
-/// What is in these packages, but for some paths.
+/// Makes a directory tree of what is in these packages, but for some paths.
 fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
     let key = Key::new("tree 2").text(&packages.join(" ")).text(&left_out.join(" "));
     let dir = cache::artefact(name, key, |dir| {
@@ -384,7 +389,7 @@ fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
         for path in left_out {
             remove(&tree.join(path))?;
         }
-        // The userland has these links, and nothing may take their place.
+        // The userland has these links, and nothing may replace them.
         for link in MERGED {
             fs::remove_file(tree.join(link))?;
         }
@@ -393,7 +398,7 @@ fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
     Ok(dir.join("tree"))
 }
 
-/// The package in a file called `NAME_VERSION_ARCHITECTURE.deb`.
+/// Returns the package's name from that of a file `NAME_VERSION_ARCHITECTURE.deb`.
 fn package_of(deb: &Path) -> &str {
     let name = deb.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.split('_').next().unwrap_or_default()
@@ -410,7 +415,7 @@ fn merged_usr(tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the packages' installation scripts would have left behind.
+/// Does what the packages' installation scripts would have done.
 fn configure(tree: &Path) -> Result<()> {
     let etc = tree.join("etc");
     let base = tree.join("usr/share/base-passwd");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The Rust parts of the hypervisor driver and of the kernel module, each as one object file that
-//! the other project's own build links.
+//! Builds the Rust parts of the hypervisor driver and of the kernel module, each as one object file
+//! that the other project's own build links.
 //!
 //! Cargo builds a static library for the bare-metal target. Its one object of the boundary crate,
-//! which has inlined everything, is taken out, what no entry refers to is dropped, and every symbol
-//! but the entries is made local. What remains undefined is what C has to provide.
+//! which has inlined everything, is taken out. What no entry refers to is dropped, and every symbol
+//! but the entries is made local. What remains undefined has to be provided by C.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::tools::sh::{self, cmd};
 use crate::tools::toolchain::{self, BARE_TARGET};
 
-/// Entries that C calls start with this.
+/// The beginning of the names of entries that C calls.
 pub const ENTRY_PREFIX: &str = "perfctr_core_";
 
-/// What both objects are compiled with.
+/// The flags that both objects are compiled with.
 const FLAGS: &[&str] = &[
     "-Cno-redzone=yes",
     "-Cforce-unwind-tables=no",
@@ -33,33 +33,33 @@ const FLAGS: &[&str] = &[
     "-Zcross-crate-inline-threshold=always",
 ];
 
-/// What code is built for.
+/// The purpose that code is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be used.
+    /// It is going to be used.
     Use,
-    /// To be fuzzed: it says which of its basic blocks are executed.
+    /// It is going to be fuzzed, and reports which of its basic blocks are executed.
     Fuzzing,
 }
 
-/// What has every basic block call `__sanitizer_cov_trace_pc`.
+/// The flags that have every basic block call `__sanitizer_cov_trace_pc`.
 const COVERAGE_FLAGS: &[&str] = &[
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=3",
     "-Cllvm-args=-sanitizer-coverage-trace-pc",
 ];
 
-/// How the code will be addressed where it is linked.
+/// Where the code is linked, which decides how it is addressed.
 #[derive(Clone, Copy)]
 enum Placement {
-    /// Anywhere: Xen does not lie in the top 2 GiB.
+    /// Anywhere, as in Xen, which is not in the top 2 GiB.
     PositionIndependent,
-    /// The top 2 GiB of the address space: Linux modules, which must not have a GOT.
+    /// In the top 2 GiB of the address space, as Linux modules, which must not have a GOT.
     Kernel,
 }
 
 impl Placement {
-    /// The compiler's name of it.
+    /// Returns the compiler's name of the code model.
     const fn model(self) -> &'static str {
         match self {
             Self::PositionIndependent => "pic",
@@ -68,27 +68,27 @@ impl Placement {
     }
 }
 
-/// The hypervisor's object file.
+/// Builds Xen's object file of the driver.
 pub fn hypervisor(purpose: Purpose) -> Result<PathBuf> {
     hypervisor_of(&sh::project(), purpose)
 }
 
-/// The hypervisor's object file for one that is a part of Linux.
+/// Builds KVM's object file of the driver, which is linked into a module of Linux.
 pub fn kvm() -> Result<PathBuf> {
     object(&sh::project(), "hv-driver-ffi", Placement::Kernel, Purpose::Use)
 }
 
-/// The kernel module's object file.
+/// Builds the object file of the kernel module.
 pub fn module(purpose: Purpose) -> Result<PathBuf> {
     module_of(&sh::project(), purpose)
 }
 
-/// The hypervisor's object file, of a copy of the project.
+/// Builds Xen's object file of the driver from a copy of the project.
 pub fn hypervisor_of(project: &Path, purpose: Purpose) -> Result<PathBuf> {
     object(project, "hv-driver-ffi", Placement::PositionIndependent, purpose)
 }
 
-/// The kernel module's object file, of a copy of the project.
+/// Builds the object file of the kernel module from a copy of the project.
 pub fn module_of(project: &Path, purpose: Purpose) -> Result<PathBuf> {
     object(project, "guest-kmod-ffi", Placement::Kernel, purpose)
 }
@@ -117,7 +117,7 @@ fn object(
     let whole = crate_object(&work, &package.replace('-', "_"))?;
     let reduced = work.join("perfctr_core.o");
     reduce(&whole, &reduced)?;
-    // Another run may look at the object that it was given before: it is replaced in one step.
+    // Another run may still use the object, so it is replaced in one step.
     let object = target_dir.join("perfctr_core.o");
     fs::rename(&reduced, &object)?;
     Ok(object)
@@ -147,7 +147,7 @@ fn build(
     Ok(target_dir.join(BARE_TARGET).join("release").join(library))
 }
 
-/// The member of the unpacked library with the crate's own code.
+/// Returns the member of the unpacked library with the crate's own code.
 fn crate_object(dir: &Path, crate_name: &str) -> Result<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for (name, path) in crate::tools::cache::files(dir)? {
@@ -161,7 +161,8 @@ fn crate_object(dir: &Path, crate_name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Keeps the entries and what they need; sections that only a debugger or an unwinder wants go.
+/// Keeps the entries and what they need. Sections that only a debugger or an unwinder uses are
+/// removed.
 fn reduce(whole: &Path, object: &Path) -> Result<()> {
     let symbols = sh::output(cmd("nm", ["--defined-only", "-g", "-j"]).arg(whole))?;
     let entries: Vec<&str> = symbols.lines().filter(|s| s.starts_with(ENTRY_PREFIX)).collect();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The C library as it is installed.
+//! Builds and installs the C library.
 //!
 //! PAPI takes the archive apart and puts its members into its own library, so the archive has one
-//! member, with a name that is nobody else's, and only the interface's symbols are global in it.
+//! member, with a name that no other library's member has, and only the interface's symbols are
+//! global in it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,9 +15,9 @@ use crate::artefacts::guest;
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
-/// The version of perfctr's own library, of which this one is the continuation.
+/// The version of perfctr's own library, which this one continues.
 const VERSION: &str = "2.6.42";
-/// The name that programs ask for.
+/// The library's name that programs ask the dynamic linker for.
 pub const SONAME: &str = "libperfctr.so.6";
 /// The archive's only member.
 const MEMBER: &str = "libperfctr_all.o";
@@ -27,8 +28,8 @@ pub fn install(prefix: &Path) -> Result<()> {
     sh::output(cmd("strip", ["--strip-unneeded"]).arg(shared)).map(drop)
 }
 
-/// Puts below `tree` what is going to be used below `prefix`, with libraries in its directory `lib`
-/// and nothing stripped. Gives the shared library.
+/// Puts files below `tree` that will be used below `prefix`, with libraries in its directory `lib`
+/// and nothing stripped. Returns the shared library.
 pub fn stage(tree: &Path, prefix: &Path, lib: &str) -> Result<PathBuf> {
     apt::install(&["gcc", "libc6-dev", "binutils"], "linking the C library")?;
     let _lock = cache::lock("papi-shim")?;
@@ -54,7 +55,7 @@ pub fn stage(tree: &Path, prefix: &Path, lib: &str) -> Result<PathBuf> {
     Ok(shared)
 }
 
-/// Copies a file, whose old version may be in use.
+/// Copies a file in place of an old version that may be in use.
 fn replace(from: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         fs::remove_file(to)?;
@@ -70,7 +71,7 @@ fn link(target: &str, name: &Path) -> Result<()> {
     Ok(symlink(target, name)?)
 }
 
-/// The reviewed list of what the library gives to programs.
+/// Reads the reviewed list of the symbols that the library gives to programs.
 pub fn exports() -> Result<Vec<String>> {
     let text = fs::read_to_string(sh::project().join("papi-shim/exports.txt"))?;
     Ok(text.lines().map(str::to_owned).collect())
@@ -94,7 +95,7 @@ fn check_exports(nm: &mut std::process::Command) -> Result<()> {
     Ok(())
 }
 
-/// Links all that the interface needs of the built archive to one object.
+/// Links all parts of the built archive that the interface needs into one object.
 fn archive(built: &Path, archive: &Path) -> Result<()> {
     let object = archive.with_file_name(MEMBER);
     let mut ld = cmd("ld", ["-r", "--gc-sections", "-o"]);
@@ -114,7 +115,7 @@ fn archive(built: &Path, archive: &Path) -> Result<()> {
     check_exports(cmd("nm", ["--defined-only", "-g", "-j"]).arg(archive))
 }
 
-/// The version is perfctr's, which is what programs that look for perfctr ask for.
+/// Returns the text of the pkg-config file. The version is perfctr's, since programs ask for that.
 fn pkg_config(prefix: &Path, lib: &str) -> String {
     format!(
         "prefix={}\n\

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The project's sources with those of all crates, to be built without a network.
+//! Packs the project's sources with those of all crates, which can be built without a network.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::tools::sh::{self, cmd};
 use crate::tools::toolchain::{self, VENDOR};
 use crate::tools::{apt, cache};
 
-/// Where cargo reads its settings, in the project.
+/// The file in the project from which cargo reads its settings.
 const SETTINGS: &str = ".cargo/config.toml";
 
-/// What cargo is told of the crates in it.
+/// What the archive tells cargo about the crates in it.
 const VENDORED: &str = "
 # Crates are those in this archive.
 [source.crates-io]
@@ -23,8 +23,8 @@ replace-with = \"vendor\"
 directory = \"vendor\"
 ";
 
-/// Writes the archive into `dir`: what git has of the tree as it is here, and every crate that
-/// `Cargo.lock` names. The same sources give the same archive.
+/// Writes the archive into `dir`. It has what git has of the tree as it is here, and every crate
+/// that `Cargo.lock` names. The same sources give the same archive.
 pub fn archive(dir: &Path) -> Result<PathBuf> {
     apt::install(&["xz-utils"], "packing the sources")?;
     let _lock = cache::lock("source")?;
@@ -47,14 +47,14 @@ pub fn archive(dir: &Path) -> Result<PathBuf> {
     let archive = dir.canonicalize()?.join(format!("{name}.tar.xz"));
     let mut tar = cmd("tar", ["-c", "--xz", "--sort=name", "--owner=0", "--group=0"]);
     tar.args(["--numeric-owner", "--mode=u+rw,go+r-w,a+X"]).arg(format!("--mtime={}", date.trim()));
-    // xz gives other bytes where it has another number of threads.
+    // xz writes other bytes if it has another number of threads.
     tar.env("XZ_OPT", "-3 -T1").arg("-f").arg(&archive).arg("-C").arg(&work).arg(&name);
     sh::output(&mut tar)?;
     fs::remove_dir_all(work)?;
     Ok(archive)
 }
 
-/// Copies what git has of the project, as it is here, to a directory that is not there yet.
+/// Copies what git has of the project, as it is here, to a directory that does not exist yet.
 pub fn copy(to: &Path) -> Result<()> {
     ensure!(!to.exists(), "{} is there already", to.display());
     fs::create_dir_all(to)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The C library that programs are linked to which are built here and run in the testbed, or where
-//! packages are installed: the testbed's release's, also where this machine's is a newer one.
+//! Gets the C library for programs that are built here and run in the testbed, or where packages
+//! are installed. It is that of the testbed's release, even if this machine has a newer one.
 
 use std::fs;
 
@@ -12,8 +12,8 @@ use crate::tools::sh::{self, cmd};
 
 const PACKAGES: &[&str] = &["libc6-dev", "libgcc-s1", "libgomp1"];
 
-/// Has links lead to files of the tree, and not of this machine; and one to a library of the
-/// compiler's, which it finds beside itself else.
+/// A script that has links lead to files of the tree, and not of this machine. One of them leads to
+/// a library of the compiler's, which it would otherwise take from its own directory.
 const LINKS: &str = r#"
 ln -s libgomp.so.1 "$0/usr/lib/x86_64-linux-gnu/libgomp.so"
 find "$0" -type l -lname '/*' | while read -r link; do
@@ -21,7 +21,7 @@ find "$0" -type l -lname '/*' | while read -r link; do
 done
 "#;
 
-/// The compiler's options: none if this machine is of that release.
+/// Returns the compiler's options. There are none if this machine is of the testbed's release.
 pub fn options() -> Result<Vec<String>> {
     if apt::is_testbeds()? {
         return Ok(Vec::new());
@@ -36,7 +36,7 @@ pub fn options() -> Result<Vec<String>> {
         Ok(fs::remove_dir_all(dir.join("debs"))?)
     })?;
     let tree = dir.join("tree");
-    // The compiler would look beside itself first, where this machine's are.
+    // The compiler would first look in its own directory, where this machine's libraries are.
     let libraries = tree.join("usr/lib/x86_64-linux-gnu");
     Ok(vec![format!("--sysroot={}", tree.display()), format!("-B{}", libraries.display())])
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The hypervisor: Debian's Xen source package, as it is or with the driver inside.
+//! Builds the hypervisor: Debian's Xen source package, as it is or with the driver inside.
 //!
 //! The driver's C files are put into a directory of their own, the Rust part comes as one object
 //! beside them, and the places that call them are inserted by anchors (see
@@ -18,15 +18,15 @@ use crate::tools::cache::{self, Key};
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 
-/// The version of Debian 12, which is the usual one.
+/// The version in Debian 12, which is the usual one.
 pub const UPSTREAM: &str = "4.17";
 
-/// What builds it.
+/// The packages that build it.
 pub const PACKAGES: &[&str] = &["build-essential", "bison", "flex", "python3", "bc"];
 
 const GLUE: Glue = Glue { host: "xen", dir: "xen/arch/x86/perfctr" };
 
-/// Which build of Xen.
+/// The builds of Xen.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Flavour {
@@ -34,24 +34,24 @@ pub enum Flavour {
     Stock,
     /// With the driver.
     Perfctr,
-    /// With the driver as it is fuzzed, which says what of it is executed; and so does the module.
+    /// With the driver built for fuzzing: driver and module report which of their code is executed.
     Fuzzing,
 }
 
 impl Flavour {
-    /// What the project's code in it is built for.
+    /// Returns what the project's code in it is built for.
     pub fn purpose(self) -> Purpose {
         if self == Self::Fuzzing { Purpose::Fuzzing } else { Purpose::Use }
     }
 }
 
-/// The releases whose sources have lines inserted.
+/// Returns the releases whose sources get lines inserted.
 pub fn releases() -> Result<Vec<String>> {
     GLUE.releases()
 }
 
-/// A later release's source is that of Xen's authors in Debian's package: what Debian changes is
-/// not in the hypervisor.
+/// Gets the source of a release, and returns its version and directory. A later release's source is
+/// that of Xen's authors in Debian's package, since Debian does not change the hypervisor.
 fn source(release: Option<&str>) -> Result<(&str, PathBuf)> {
     Ok(match release {
         None | Some(UPSTREAM) => (UPSTREAM, apt::source("xen", UPSTREAM)?),
@@ -59,7 +59,7 @@ fn source(release: Option<&str>) -> Result<(&str, PathBuf)> {
     })
 }
 
-/// The files of Debian's source package of the usual release.
+/// Returns the files of Debian's source package of the usual release.
 pub fn debian_source() -> Result<Vec<PathBuf>> {
     let (_, tree) = source(None)?;
     let dir = tree.parent().context("a source is unpacked beside its package")?;
@@ -72,7 +72,7 @@ pub fn debian_source() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The bootable hypervisor, of the usual release or of another one.
+/// Builds the bootable hypervisor, of the usual release or of another one.
 pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
     let (version, source) = source(release)?;
     let (name, files) = match flavour {
@@ -100,13 +100,14 @@ pub fn xen(flavour: Flavour, release: Option<&str>) -> Result<PathBuf> {
     Ok(dir.join("xen"))
 }
 
-/// What the project changes in the source of a release of Xen, the usual or another, as a patch.
+/// Returns what the project changes in the source of a release of Xen, the usual or another, as a
+/// patch.
 pub fn patch(release: Option<&str>) -> Result<String> {
     let (version, source) = source(release)?;
     GLUE.patch(&source, version)
 }
 
-/// Every file of Xen's tree that the driver adds or changes.
+/// Returns every file of Xen's tree that the driver adds or changes.
 fn driver(source: &Path, version: &str, purpose: Purpose) -> Result<Files> {
     let (mut files, dir) = (GLUE.files()?, GLUE.dir);
     files.insert(format!("{dir}/perfctr_core.o"), fs::read(rustobj::hypervisor(purpose)?)?);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The layout of our C, by the `.clang-format` nearest to each file: Linux' style, and Xen's where
-//! Xen builds it.
+//! Checks the layout of our C by the `.clang-format` nearest to each file: it is Linux' style, and
+//! Xen's where Xen builds the file.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use super::tidy::Tree;
 use crate::tools::apt;
 use crate::tools::sh::{self, cmd};
 
-/// Where the C that is checked lies. QEMU's style cannot be expressed for `testbed/qemu`: its
-/// tables are aligned by hand.
+/// The folders with the C that is checked. QEMU's style cannot be expressed for `testbed/qemu`,
+/// whose tables are aligned by hand.
 const FOLDERS: &[&str] = &["guest-kmod/glue/", "hv-driver/glue/", "papi-shim/tests/c/"];
 
-/// What a file says in its first lines if a program has written it.
+/// What a file that a program has written says in its first lines.
 const GENERATED: &str = "Generated from";
 
-/// Asks clang-format of every file.
+/// Has clang-format check every file.
 pub fn check() -> Result<()> {
     apt::install(&["clang-format"], "checking the layout of C")?;
     let tree = Tree::new(sh::project())?;
@@ -35,7 +35,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// The first line of a file whose layout is not as its style wants it.
+/// Returns the first line of a file whose layout is not that of its style.
 fn first_fault(path: &Path) -> Option<usize> {
     let said = sh::output(cmd("clang-format", ["--dry-run", "--Werror"]).arg(path)).err()?;
     // "FILE:LINE:COLUMN: error: ..."

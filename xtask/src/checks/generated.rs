@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The C headers that are generated from Rust and committed, so that the C parts build without
-//! Rust: the shared ABI, and for each boundary crate its entries, what it calls, and its
-//! structures.
+//! Checks the C headers that are generated from Rust and committed, so that the C parts build
+//! without Rust: the shared ABI, and for each boundary crate its entries, the functions that it
+//! calls, and its structures.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ struct Boundary {
     /// The Rust files, the one with the entries first.
     sources: &'static [&'static str],
     header: &'static str,
-    /// Rust's names of the types that cross the boundary, and C's.
+    /// The types that cross the boundary, by their names in Rust and in C.
     names: &'static [(&'static str, &'static str)],
 }
 
@@ -55,7 +55,7 @@ const BOUNDARIES: &[Boundary] = &[
         ],
     },
     Boundary {
-        // The entries' own modules are found from there.
+        // The modules with the entries are found from the first file.
         sources: &[
             "guest-kmod/ffi/src/lib.rs",
             "guest-kmod/src/mapping.rs",
@@ -93,7 +93,7 @@ const BOUNDARIES: &[Boundary] = &[
 /// The header of the shared ABI.
 const ABI: &str = "shared-abi/include/perfctr_abi.h";
 
-/// A generated header: its path, and what it should hold.
+/// A generated header: its path, and the text that it has to have.
 type Header = (&'static str, String);
 
 /// Writes every header anew.
@@ -114,8 +114,8 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// The headers in the project at `root` that differ from what its Rust says, each with the first
-/// line that does.
+/// Returns the headers of the project at `root` that differ from what its Rust says, each with the
+/// number of the first line that does.
 fn stale(root: &Path) -> Result<Vec<String>> {
     let mut stale = Vec::new();
     for (path, text) in generate(root)? {
@@ -127,7 +127,7 @@ fn stale(root: &Path) -> Result<Vec<String>> {
     Ok(stale)
 }
 
-/// The number of the first line that differs.
+/// Returns the number of the first line that differs.
 fn first_difference(one: &str, other: &str) -> Option<usize> {
     if one == other {
         return None;
@@ -160,13 +160,13 @@ impl Boundary {
         let mut text = Vec::new();
         bindings.write(&mut text);
         let text = String::from_utf8(text).context(self.header)?;
-        // Links are for rustdoc, and kernel-doc has a syntax of its own.
+        // Links of rustdoc's are removed, and so are marks that kernel-doc would read.
         Ok(text.replace("[`", "").replace("`]", "").replace("/**\n", "/*\n"))
     }
 
     fn config(&self) -> Config {
         let own = self.names.iter().map(|&(rust, c)| (rust.into(), c.into()));
-        // Declared by the other header, so the generator does not know that it is a structure.
+        // These structures are declared by the other header, so the generator does not know them.
         let shared = shared_abi::c_header::TYPES.iter();
         let shared = shared.map(|&(rust, c)| (rust.into(), format!("struct {c}")));
         Config {
@@ -198,8 +198,8 @@ mod tests {
 
     use super::*;
 
-    /// The headers that are stale in a copy of the project in which `old` is `new` in one file,
-    /// with the text of the line that is named.
+    /// Replaces `old` by `new` in one file of a copy of the project. Returns the headers that are
+    /// stale then, each with the text of the line that is named.
     fn stale_after(file: &str, old: &str, new: &str) -> Vec<(String, String)> {
         let copy = std::env::temp_dir().join(format!("perfctr-headers-{}", std::process::id()));
         // The generator reads the modules beside a source too.

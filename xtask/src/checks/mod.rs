@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What has to hold before anything is committed, short of running the tests.
+//! Checks what has to hold before anything is committed, apart from running the tests.
 
 mod c_style;
 mod generated;
@@ -18,25 +18,25 @@ use crate::artefacts::{faults, kvm, xen};
 use crate::tools::sh;
 use crate::tools::toolchain::{self, ARM_TARGET, BARE_TARGET};
 
-/// One of the things that have to hold.
+/// A check of something that has to hold.
 pub struct Check {
     /// Its name.
     pub name: &'static str,
-    /// How often one wants to wait for it.
+    /// How long it takes, and so how often it is run.
     pub pace: Pace,
-    /// Looks at it.
+    /// Runs the check.
     pub run: fn() -> Result<()>,
 }
 
-/// How long a check takes where little has changed.
+/// How long a check takes if little has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Seconds: before every commit.
+    /// It takes seconds, and is run before every commit.
     Quick,
-    /// Minutes, if much is to be compiled.
+    /// It takes minutes if much has to be compiled.
     Slow,
-    /// It fetches the sources of other releases, which not every mirror has: only where somebody
-    /// asks for it by name, and in the long run of the tests.
+    /// It fetches the sources of other releases, which not every mirror has. It is run only if it
+    /// is named, and in the long run of the tests.
     Named,
 }
 
@@ -67,7 +67,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "insertions into other releases", pace: Named, run: other_releases },
 ];
 
-/// Each anchor is found once in every release of Xen.
+/// Checks that each anchor is found once in every release of Xen.
 fn other_releases() -> Result<()> {
     xen::releases()?.iter().try_for_each(|release| xen::patch(Some(release)).map(drop))
 }
@@ -77,7 +77,8 @@ fn lints() -> Result<()> {
     cargo(&[&["clippy", "--quiet"], &what[..], &["--", "-D", "warnings"]].concat())
 }
 
-/// The library on a machine that is no x86, and its reader without an operating system.
+/// Checks the library for a machine that is not x86, and its reader for one without an operating
+/// system.
 fn elsewhere() -> Result<()> {
     const LIBRARY: [&str; 4] = ["check", "--quiet", "--package", "libperfctr-rs"];
     let check = |mut cargo: Command, target, features: &[&str]| {
@@ -88,9 +89,9 @@ fn elsewhere() -> Result<()> {
     check(toolchain::cargo_for_bare_metal()?, BARE_TARGET, &["--no-default-features"])
 }
 
-/// What a release publishes is whole: each crate builds from what is packed of it.
+/// Checks that each crate that is published can be built from its package.
 fn publishable() -> Result<()> {
-    // Cargo keeps what it unpacks by version, and by the directory that it has packed it in.
+    // Cargo keeps what it has unpacked by version, and by the directory that it has packed it in.
     let packed = sh::project().join(format!("target/publish-{}", std::process::id()));
     let mut cargo = toolchain::cargo();
     cargo.args(["publish", "--quiet", "--dry-run", "--allow-dirty"]);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whether the Rust objects keep the promises that their surroundings rely on.
+//! Checks whether the Rust objects keep the promises that their surroundings rely on.
 //!
-//! They are linked into a hypervisor and a kernel: they may call only what the glue provides,
-//! cannot panic, do not touch vector registers, jump only to fixed places, return only through
-//! their surroundings' thunk, need no table of addresses and little stack.
+//! They are linked into a hypervisor and a kernel. So they may call only what the glue provides,
+//! must not panic, do not touch vector registers, jump only to fixed places, return only through
+//! their surroundings' thunk, and need no table of addresses and little stack.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{guest, kernel, kvm, rustobj};
 use crate::tools::sh::{self, cmd};
 
-/// Functions that C provides to the Rust code start with this.
+/// The beginning of the names of functions that C provides to the Rust code.
 const GLUE_PREFIX: &str = "perfctr_glue_";
 
-/// What the compiler calls on its own, and Xen and Linux provide; the last one in place of every
-/// return, so that what guards returns on this CPU is in one place.
+/// Functions that the compiler calls on its own, and that Xen and Linux provide. The last one
+/// replaces every return, so that the code which protects returns on this CPU is in one place.
 const COMPILER_CALLS: &[&str] = &["memcpy", "memset", "memcmp", "memmove", "__x86_return_thunk"];
 
-/// The most that a function may have on the stack, of which a hypervisor's CPU has 8 KiB in all:
-/// a vCPU's state once, where it is made, but not twice.  Unit: bytes.
+/// The most stack that a function may use. A hypervisor's CPU has 8 KiB of it in all. There is room
+/// for a vCPU's state once, where it is made, but not twice. Unit: bytes.
 const FRAME_MAX: u64 = 2_560;
 
-/// Checks every object that ships; the error lists every broken promise.
+/// Checks every object that ships. The error lists every broken promise.
 pub fn check() -> Result<()> {
     let mut faults = Vec::new();
     for (name, object) in [
@@ -52,7 +52,8 @@ pub fn check_kvm() -> Result<()> {
     kvm::MODULES.iter().try_for_each(|module| check_linked(&built.join(module)))
 }
 
-/// Checks what the kernel's own tool has made of a module's objects, the Rust one among them.
+/// Checks what the kernel's own tool has found out about a module's objects, the Rust one among
+/// them.
 fn check_linked(module: &Path) -> Result<()> {
     let sections = sh::output(cmd("readelf", ["-SW"]).arg(module))?;
     let code = sh::output(cmd("objdump", ["-dr", "--no-show-raw-insn"]).arg(module))?;
@@ -63,8 +64,8 @@ fn check_linked(module: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A section of returns that the kernel patches has to list each of them, and its unwinder needs
-/// data.
+/// Finds faults of a module: the section of returns that the kernel patches has to list each of
+/// them, and the kernel's unwinder needs data.
 fn module_faults(sections: &str, code: &str) -> Vec<String> {
     let mut faults = Vec::new();
     // An entry of the list is a displacement of 32 bits.
@@ -79,7 +80,8 @@ fn module_faults(sections: &str, code: &str) -> Vec<String> {
     faults
 }
 
-/// The size of a section in the table that `readelf -SW` prints: name, type, address, offset, size.
+/// Returns the size of a section in the table that `readelf -SW` prints: name, type, address,
+/// offset, size.
 fn section_size(sections: &str, name: &str) -> Option<usize> {
     let words = |line: &'_ str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     sections.lines().map(words).find_map(|words| {
@@ -143,8 +145,8 @@ fn code_faults(disassembly: &str) -> Vec<String> {
     faults
 }
 
-/// The bytes that an instruction takes from the stack, if it is the one that makes room for a
-/// function's variables.
+/// Returns the number of bytes that an instruction takes from the stack, if it is the one that
+/// makes room for a function's variables.
 fn frame(instruction: &str) -> Option<u64> {
     let operands = instruction.trim().strip_prefix("sub")?.trim_start();
     let bytes = operands.strip_prefix("$0x")?.strip_suffix(",%rsp")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The emulator with its command line, started on one run's files.
+//! Starts the emulator with its command line on one run's files.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,7 +18,8 @@ use crate::tools::sh::cmd;
 
 /// The emulator's monitor (QMP), a socket in the run's directory.
 pub const MONITOR: &str = "monitor";
-/// The serial line, another; what the machine says there is in the file `console`.
+/// The serial line, which is another socket. What the machine says there is kept in the file
+/// `console`.
 pub const SERIAL: &str = "serial";
 
 /// Builds or finds every part, writes the initramfs and starts the emulator.
@@ -43,7 +44,7 @@ pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
     initrd.write_all(&layer)?;
     symlink(image, dir.join("vmlinux"))?;
 
-    // However this process ends, the machine does not outlive it.
+    // The machine ends with this process, however that ends.
     let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
     qemu.arg(emulator);
     machine(&mut qemu, &spec.topology, files >> 20);
@@ -60,10 +61,10 @@ pub fn clean(dir: &Path) {
     }
 }
 
-/// The hardware, with room for files of this size.
+/// Adds the hardware, with room for files of this size.
 fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
     let threads = if topology.deterministic {
-        // An instruction takes 2^3 ns, so that timers come no more often than on a real machine.
+        // An instruction takes 2^3 ns, so that timers fire no more often than on a real machine.
         ["-accel", "tcg,thread=single", "-icount", "shift=3,sleep=off"].as_slice()
     } else {
         &["-accel", "tcg,thread=multi"]
@@ -80,7 +81,7 @@ fn machine(qemu: &mut Command, topology: &Topology, files_mib: u64) {
         .args(["-qmp", &format!("unix:{MONITOR},server=on,wait=off")]);
 }
 
-/// The arguments for the number of CPUs, and for the last one if it differs.
+/// Returns the arguments for the number of CPUs, and for the last one if it differs.
 fn smp(topology: &Topology) -> Vec<String> {
     let cpus = topology.cpus;
     let Some(properties) = &topology.last_cpu else {
@@ -96,7 +97,7 @@ fn smp(topology: &Topology) -> Vec<String> {
     ]
 }
 
-/// What is booted.
+/// Adds the software that is booted.
 fn software(qemu: &mut Command, spec: &Spec, dir: &Path) -> Result<()> {
     let topology = &spec.topology;
     let linux = match &topology.kvm {

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What every emulated machine has and is told: the one that runs here, and the guest that it runs
-//! where it is a host itself.
+//! Describes what every emulated machine has and is told: the one that runs here, and the guest
+//! that it runs if it is a host itself.
 
 use super::spec::Spec;
 
 /// Every topology's kernel arguments: a crash ends the machine, and a busy build machine, on which
-/// an emulated CPU may stand still for long, is not taken for a lockup.
+/// an emulated CPU may stop for long, is not taken for a lockup.
 pub const LINUX_ARGS: &str = "panic=-1 oops=panic quiet watchdog_thresh=60";
 
-/// What has a whole system start, without asking anybody anything.
+/// The arguments that have a whole system start without asking anybody anything.
 const SYSTEM_ARGS: &str =
     "rdinit=/usr/lib/systemd/systemd systemd.firstboot=off systemd.show_status=1";
 
 /// The guest's virtio ports, each of which becomes a file of the run's directory.
 pub const PORTS: [&str; 4] = ["control", "stdout", "stderr", "out"];
 
-/// What every machine has, the one that runs here as well as its guest: such a CPU, so much memory
-/// beside the room for files of this size, and the ports, the nth of which writes to `file(n)`.
+/// Returns the arguments for what every machine has, the one that runs here as well as its guest: a
+/// CPU of this kind, so much memory in addition to the room for files of this size, and the ports,
+/// the nth of which writes to `file(n)`.
 pub fn every(
     cpu: &str,
     memory_mib: u64,
@@ -42,7 +43,7 @@ pub fn every(
     all
 }
 
-/// The kernel's arguments.
+/// Returns the kernel's arguments.
 pub fn linux_args(spec: &Spec) -> String {
     let system = if spec.system.is_some() { SYSTEM_ARGS } else { "" };
     format!("{} {LINUX_ARGS} {system}", spec.topology.linux)

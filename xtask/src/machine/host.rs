@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a machine needs that is the host of another one: KVM's modules, the program that runs the
+//! Prepares a machine that is the host of another one: KVM's modules, the program that runs the
 //! guest, and all that the guest is booted from.
 
 use std::fs;
@@ -15,11 +15,11 @@ use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::{guest, kvm, rootfs};
 use crate::tools::cpio::Archive;
 
-/// Modules of the kernel's that those of KVM need.
+/// The kernel's modules that KVM's need.
 const MODULES: [&str; 2] = ["virt/lib/irqbypass.ko", "drivers/crypto/ccp/ccp.ko"];
-/// Where the kernel's own modules of KVM are.
+/// The directory of the kernel's own modules of KVM.
 const KVM: &str = "arch/x86/kvm";
-/// Firmware that the guest is booted by, as it is on this machine.
+/// The firmware that boots the guest, as it is on this machine.
 const FIRMWARE: [&str; 5] = [
     "/usr/share/seabios/bios-256k.bin",
     "/usr/share/qemu/kvmvapic.bin",
@@ -27,24 +27,24 @@ const FIRMWARE: [&str; 5] = [
     "/usr/share/qemu/pvh.bin",
     "/usr/share/seabios/vgabios-stdvga.bin",
 ];
-/// What moves the guest's vCPUs, and competes with them.
+/// The program that moves the guest's vCPUs, and competes with them.
 const DISTURBER: &str = "host";
-/// What says who may count.
+/// The command that says who may count.
 const COMMAND: &str = "perfctr";
-/// Where the guest's kernel and files are on the host.
+/// The host's directory with the guest's kernel and files.
 const GUEST: &str = "machine";
-/// Where the guest's tests ask the disturber for something.
+/// The socket by which the guest's tests ask the disturber for something.
 const SOCKET: &str = "/machine/asked";
-/// The monitor of what runs the guest.
+/// The socket of the monitor of the program that runs the guest.
 const MONITOR: &str = "/machine/monitor";
 
-/// The host's kernel.
+/// Gets the host's kernel.
 pub fn kernel(host: &Host) -> Result<Kernel> {
     kernel::of(host.release.as_deref())
 }
 
-/// An archive to be unpacked over the host's root file system. The guest has this kernel, and this
-/// archive, of which `files_mib` MiB are copied files.
+/// Makes an archive to be unpacked over the host's root file system. The guest has this kernel, and
+/// this archive, of which `files_mib` MiB are copied files.
 pub fn layer(
     host: &Host,
     spec: &Spec,
@@ -89,14 +89,14 @@ pub fn layer(
     Ok(archive.finish()?.into_inner()?)
 }
 
-/// What runs the guest.
+/// Returns the command that runs the guest.
 fn command(host: &Host, spec: &Spec, files_mib: u64) -> Vec<String> {
     let [vmlinux, initrd] = ["vmlinux", "initrd"].map(|file| format!("/{GUEST}/{file}"));
     let mut argv = vec!["qemu-system-x86_64".to_owned()];
-    // vCPUs' threads have names then, by which the disturber knows them.
+    // This gives vCPUs' threads names, by which the disturber finds them.
     argv.extend(["-name", "guest,debug-threads=on"].map(str::to_owned));
     argv.extend(["-machine", "q35,accel=kvm", "-serial", "stdio"].map(str::to_owned));
-    // They cannot be truncated.
+    // QEMU cannot truncate such files.
     let port = |n| format!("/dev/fdset/{n},append=on");
     argv.extend(hardware::every(&host.cpu, host.memory_mib, files_mib, port));
     argv.extend(["-qmp".to_owned(), format!("unix:{MONITOR},server=on,wait=off")]);

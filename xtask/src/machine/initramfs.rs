@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The part of the initramfs that belongs to one run; `testbed/init` reads it.
+//! Makes the part of the initramfs that belongs to one run, which `testbed/init` reads.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -14,7 +14,7 @@ use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::rootfs::{self, BOOT_MODULES, XEN_MODULES};
 use crate::tools::cpio::Archive;
 
-/// Every command's environment.
+/// The environment of every command.
 const ENVIRONMENT: [&str; 4] = [
     "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:.",
     "HOME=/root",
@@ -22,17 +22,18 @@ const ENVIRONMENT: [&str; 4] = [
     "LANG=C.UTF-8",
 ];
 
-/// Our init as a service of a whole system's.
+/// The unit that runs our init as a service of a whole system.
 const SERVICE: &str = "[Unit]\nDescription=The testbed's command\n\
     [Service]\nExecStart=/usr/sbin/testbed-init\nStandardOutput=journal+console\n";
 
-/// The guest's root file system with that, for a machine whose kernel is not started by QEMU.
-pub fn whole(spec: &Spec) -> Result<Vec<u8>> {
+/// Makes the guest's root file system together with the run's part, for a machine whose kernel is
+/// not started by QEMU.
+pub fn complete(spec: &Spec) -> Result<Vec<u8>> {
     let layer = layer(spec, &kernel::of(spec.linux.as_deref())?)?;
     Ok([fs::read(rootfs::rootfs()?)?, layer].concat())
 }
 
-/// An archive to be unpacked over the guest's root file system.
+/// Makes an archive to be unpacked over the guest's root file system.
 pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
     let mut archive = Archive::new(BufWriter::new(Vec::new()));
     let init = fs::read(guest::init()?)?;
@@ -72,8 +73,8 @@ pub fn layer(spec: &Spec, kernel: &Kernel) -> Result<Vec<u8>> {
     Ok(archive.finish()?.into_inner()?)
 }
 
-/// Puts those of the kernel's modules there that every machine needs, and `further` ones; gives
-/// what to load.
+/// Adds the kernel's modules that every machine needs, and `further` ones. Returns the modules to
+/// load.
 pub fn boot_modules(
     archive: &mut Archive<impl Write>,
     kernel: &Kernel,
@@ -90,7 +91,7 @@ pub fn boot_modules(
     Ok(modules)
 }
 
-/// Words as the init reads them.
+/// Returns words as the init reads them, each with a NUL at its end.
 pub fn nul_ended(words: &[impl AsRef<OsStr>]) -> Vec<u8> {
     let bytes = |word| OsStr::as_bytes(word).iter().copied().chain([0]);
     words.iter().map(AsRef::as_ref).flat_map(bytes).collect()

@@ -18,18 +18,19 @@ mod watch;
 
 use anyhow::Result;
 
-pub use self::initramfs::whole as initramfs;
+pub use self::initramfs::complete as initramfs;
 pub use self::outcome::{Failure, Outcome, Status};
 #[cfg(test)]
 pub use self::runs::Repeat;
 pub use self::runs::{Boots, boots, repeated};
 pub use self::spec::Spec;
 
-/// Boots, runs and ends. An error means that the run could not be prepared.
+/// Boots the machine, runs the command and ends the machine. An error means that the run could not
+/// be prepared.
 ///
-/// A boot that stands still before the guest has come to its first program is tried once more: what
-/// had one of a hundred do so is mended (testbed/qemu), and none should. Both are counted, and what
-/// the first left is kept.
+/// If a boot stops before the guest has started its first program, it is tried once more. The fault
+/// that made one of a hundred boots do so is mended (testbed/qemu), so no boot should. Both
+/// attempts are counted, and the files of the first one are kept.
 pub fn run(spec: &Spec) -> Result<Outcome> {
     let outcome = attempt(spec)?;
     let Status::Failed(Failure::NeverUp(_)) = &outcome.status else {

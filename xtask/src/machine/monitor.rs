@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The emulator's monitor, a socket that speaks QMP.
+//! Talks to the emulator's monitor, a socket that speaks QMP.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -14,14 +14,14 @@ use super::emulator::MONITOR;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// It talks to one at a time.
+/// A connection to the monitor, which has only one at a time.
 pub struct Monitor {
     stream: UnixStream,
     answers: BufReader<UnixStream>,
 }
 
 impl Monitor {
-    /// The one of the running machine whose files are in `dir`.
+    /// Connects to the monitor of the running machine whose files are in `dir`.
     pub fn open(dir: &Path) -> Result<Self> {
         let stream = UnixStream::connect(dir.join(MONITOR))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -31,7 +31,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Has a command executed; gives what it returns.
+    /// Has the monitor execute a command, and returns the answer.
     pub fn ask(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         writeln!(self.stream, "{}", json!({ "execute": command, "arguments": arguments }))?;
         loop {

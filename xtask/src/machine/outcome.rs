@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How a run ended.
+//! Describes how a run ended.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,16 +16,16 @@ pub enum Status {
     Signaled(i32),
     /// The command was still running after this time.
     TimedOut(Duration),
-    /// The command did not come to an end of its own.
+    /// The command did not end by itself, for this reason.
     Failed(Failure),
 }
 
-/// What kept a command from its end, or from its start.
+/// Why a command did not end, or did not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The guest was not up after this time.
     NeverUp(Duration),
-    /// The console told of a crash, in this line.
+    /// The console reported a crash in this line.
     Crashed(String),
     /// The kernel did not load our module, with this error: `ENODEV` or the like.
     Refused(String),
@@ -52,7 +52,8 @@ impl fmt::Display for Failure {
 }
 
 impl Status {
-    /// The status as a shell gives it; 124 for a timeout as `timeout(1)` does, 125 for a failure.
+    /// Returns the status as a shell gives it: 124 for a timeout as `timeout(1)` does, 125 for a
+    /// failure.
     pub fn code(&self) -> i32 {
         match self {
             Self::Exited(status) => *status,
@@ -74,14 +75,14 @@ pub struct Outcome {
     pub stderr: Vec<u8>,
     /// The console's log.
     pub console: PathBuf,
-    /// How often its button for a non-maskable interrupt was pressed.
+    /// How often the machine's button for a non-maskable interrupt was pressed.
     pub nmis: usize,
-    /// From power-on until the guest was ready, if it ever was.
+    /// The time from power-on until the guest was ready, if it ever was.
     pub boot_time: Option<Duration>,
 }
 
 impl Outcome {
-    /// For people: why the run failed, with the console's end where that explains it.
+    /// Says for people why the run failed, with the console's end if that explains it.
     pub fn explain(&self) -> Option<String> {
         let log = self.console.display();
         match &self.status {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a machine is made of, as the files in `xtask/profiles` describe it.
+//! Reads what a machine is made of, as the files in `xtask/profiles` describe it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ pub struct Topology {
     pub memory_mib: u64,
     /// The guest kernel's arguments.
     pub linux: String,
-    /// Whether time advances by instructions, 1 ns each, with one host thread for all CPUs; so
-    /// that costs repeat themselves, however busy the build machine is.
+    /// Whether time advances by instructions, 1 ns each, with one host thread for all CPUs. Costs
+    /// are then the same in each run, however busy the build machine is.
     #[serde(default)]
     pub deterministic: bool,
     /// The hypervisor, if there is one.
@@ -34,8 +34,8 @@ pub struct Topology {
     pub kvm: Option<Host>,
 }
 
-/// Linux as the host of a virtual machine; what a topology says beside is the physical machine, and
-/// the guest's kernel.
+/// Linux as the host of a virtual machine. The other fields of a topology describe the physical
+/// machine, and the guest's kernel.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
@@ -54,7 +54,7 @@ pub struct Host {
     /// The parameters of its module for AMD's CPUs.
     #[serde(default)]
     pub amd_args: String,
-    /// Whether its administrator lets the guest count.
+    /// Whether the host's administrator lets the guest count.
     pub allow: bool,
     /// Whether nothing competes with the guest's vCPUs, or moves them.
     #[serde(default)]
@@ -69,21 +69,21 @@ pub struct Hypervisor {
     pub flavour: Flavour,
     /// Its version, if it is not that of this machine's Debian.
     pub release: Option<String>,
-    /// The hypervisor itself, if it is not the one that is built here.
+    /// The hypervisor's file, if it is not the one that is built here.
     #[serde(skip)]
     pub image: Option<PathBuf>,
-    /// Its arguments beside those of the console.
+    /// Its arguments, without those of the console.
     pub args: String,
 }
 
 impl Hypervisor {
-    /// Adds arguments. Of an option that is given twice, the last counts.
+    /// Adds arguments. If an option is given twice, the last one counts.
     pub fn add(&mut self, args: &str) {
         self.args.push(' ');
         self.args.push_str(args);
     }
 
-    /// Makes it Debian's own, with these arguments only.
+    /// Makes the hypervisor Debian's own, with these arguments only.
     pub fn stock(&mut self, args: &str) {
         self.flavour = Flavour::Stock;
         self.args = args.to_owned();

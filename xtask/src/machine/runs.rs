@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The directories of past runs, and how many runs there were.
+//! Keeps the directories of past runs, and counts runs.
 
 use std::fmt;
 use std::fs;
@@ -14,26 +14,26 @@ use super::outcome::Outcome;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
-/// Directories of past runs that are kept for their logs.
+/// The number of directories of past runs that are kept for their logs.
 const RUNS_KEPT: usize = 40;
 
-/// What this process has booted.
+/// The machines that this process has booted.
 #[derive(Clone, Debug, Default)]
 pub struct Boots {
-    /// How many machines, the repeated ones as well.
+    /// The number of machines, the repeated ones as well.
     pub count: u32,
-    /// Time until their guests were ready.
+    /// The sum of the times until their guests were ready.
     pub time: Duration,
-    /// What was done again, with what the first time left.
+    /// The steps that were repeated, with the logs of their first attempts.
     pub repeated: Vec<Repeat>,
 }
 
-/// Something that was done again.
+/// A step that was repeated.
 #[derive(Clone, Debug)]
 pub struct Repeat {
-    /// What.
+    /// Its name.
     pub what: String,
-    /// What is known of the first time.
+    /// The directory or file that tells about the first attempt.
     pub log: PathBuf,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Repeat {
 }
 
 impl Boots {
-    /// What was booted after `before`.
+    /// Returns what was booted after `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             count: self.count - before.count,
@@ -57,7 +57,7 @@ impl Boots {
 static BOOTS: Mutex<Boots> =
     Mutex::new(Boots { count: 0, time: Duration::ZERO, repeated: Vec::new() });
 
-/// What this process has booted so far.
+/// Returns what this process has booted so far.
 pub fn boots() -> Boots {
     with_boots(|boots| boots.clone())
 }
@@ -70,7 +70,7 @@ pub fn count(outcome: &Outcome) {
     });
 }
 
-/// Keeps the directory of a run that is going to be repeated; returns its new place.
+/// Keeps the directory of a run that is going to be repeated. Returns its new path.
 pub fn keep(outcome: &Outcome) -> Result<PathBuf> {
     let dir = outcome.console.parent().context("the console's log lies in a directory")?;
     let name = dir.file_name().context("a run's directory has a name")?;
@@ -83,17 +83,17 @@ pub fn keep(outcome: &Outcome) -> Result<PathBuf> {
     Ok(kept)
 }
 
-/// Remembers that something was done again, for the summary.
+/// Remembers that a step was repeated, for the summary.
 pub fn repeated(what: String, log: PathBuf) {
     with_boots(|boots| boots.repeated.push(Repeat { what, log }));
 }
 
 fn with_boots<T>(use_them: impl FnOnce(&mut Boots) -> T) -> T {
-    // A panic elsewhere leaves the numbers whole.
+    // If another thread has panicked, the numbers are still consistent.
     use_them(&mut BOOTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
-/// A new directory for one run; old ones are removed.
+/// Makes a new directory for one run, and removes old ones.
 pub fn directory() -> Result<PathBuf> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let runs = cache::root()?.join("runs");
@@ -106,7 +106,7 @@ pub fn directory() -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Removes all but the newest directories; their names sort by age.
+/// Removes all but the newest directories, whose names sort by age.
 fn prune(dir: &Path) -> Result<()> {
     let mut old: Vec<PathBuf> =
         fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What is wanted of one run.
+//! Describes what one run needs.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,7 +12,7 @@ use super::profile::{Host, Hypervisor, Topology};
 use crate::artefacts::guest;
 use crate::artefacts::rustobj::Purpose;
 
-/// One run.
+/// The description of one run.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// The machine.
@@ -23,10 +23,11 @@ pub struct Spec {
     pub module: bool,
     /// Parameters for our kernel module.
     pub module_args: String,
-    /// A whole system, as an archive for the kernel: its own init is the first program, and ours is
+    /// A whole system, as an archive for the kernel. Its own init is the first program, and ours is
     /// one of its services.
     pub system: Option<PathBuf>,
-    /// Directories whose contents are put into `/work`, later ones over earlier ones.
+    /// Directories whose contents are put into `/work`. Files of later ones replace those of
+    /// earlier ones.
     pub copy: Vec<PathBuf>,
     /// Further files or directories: (path here, path in the guest).
     pub files: Vec<(PathBuf, String)>,
@@ -36,7 +37,7 @@ pub struct Spec {
     pub timeout: Duration,
     /// Whether to show the command's output while it runs.
     pub stream: bool,
-    /// Whether the machine may suspend itself to RAM: it is woken then.
+    /// Whether the machine may suspend itself to RAM. It is then woken.
     pub wake: bool,
     /// Whether the machine's button for a non-maskable interrupt is pressed again and again while
     /// the command runs.
@@ -48,7 +49,8 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// A run of `command` on the topology called `name`, with the module, output not shown.
+    /// Describes a run of `command` on the topology called `name`, with the module. Its output is
+    /// not shown.
     pub fn new<S: Into<OsString>>(
         name: &str,
         command: impl IntoIterator<Item = S>,
@@ -71,40 +73,40 @@ impl Spec {
         })
     }
 
-    /// What the project's code in the machine is built for.
+    /// Returns what the project's code in the machine is built for.
     pub fn purpose(&self) -> Purpose {
         self.topology.xen.as_ref().map_or(Purpose::Use, |xen| xen.flavour.purpose())
     }
 
-    /// The hypervisor; an error on a topology that has none.
+    /// Returns the hypervisor, or an error on a topology that has none.
     pub fn hypervisor(&mut self) -> Result<&mut Hypervisor> {
         self.topology.xen.as_mut().context("this topology has no hypervisor")
     }
 
-    /// The host of the virtual machine; an error on a topology that has none.
+    /// Returns the host of the virtual machine, or an error on a topology that has none.
     pub fn host(&mut self) -> Result<&mut Host> {
         self.topology.kvm.as_mut().context("this topology has no host")
     }
 
-    /// With the driver's options, as in Xen's argument `perfctr=OPTIONS`, or in that of KVM's
+    /// Adds options of the driver's, as in Xen's argument `perfctr=OPTIONS` or in that of KVM's
     /// module.
     pub fn driver(mut self, options: &str) -> Result<Self> {
         let argument = format!(" perfctr={options}");
         match &mut self.topology.kvm {
-            // Of an option that is given twice, the last counts.
+            // If an option is given twice, the last one counts.
             Some(host) => host.args.push_str(&argument),
             None => self.hypervisor()?.add(argument.trim_start()),
         }
         Ok(self)
     }
 
-    /// With driver and module counting what they execute themselves.
+    /// Has driver and module count the instructions that they execute themselves.
     pub fn with_cost(mut self) -> Result<Self> {
         self.module_args = "cost=1".to_owned();
         self.driver("cost")
     }
 
-    /// With so many virtual CPUs.
+    /// Sets the number of virtual CPUs.
     pub fn vcpus(&mut self, number: u32) -> Result<()> {
         match &mut self.topology.kvm {
             Some(host) => host.vcpus = number,
@@ -113,19 +115,19 @@ impl Spec {
         Ok(())
     }
 
-    /// With one CPU whose time is made of its instructions.
+    /// Gives the machine one CPU whose clock counts its instructions.
     pub fn deterministic(mut self) -> Self {
         self.topology.cpus = 1;
         self.topology.deterministic = true;
         self
     }
 
-    /// Unpacks what the command leaves in `/out` into this directory, and nothing else: what is
-    /// there from an earlier run goes.
+    /// Has what the command leaves in `/out` unpacked into this directory, and removes what is
+    /// there from an earlier run.
     ///
     /// # Errors
     ///
-    /// It cannot be removed.
+    /// Fails if the old files cannot be removed.
     pub fn keep_out(&mut self, out: &Path) -> Result<()> {
         if out.exists() {
             fs::remove_dir_all(out)?;
@@ -134,7 +136,7 @@ impl Spec {
         Ok(())
     }
 
-    /// Without our module, on an unmodified hypervisor if there is one.
+    /// Runs without our module, on an unmodified hypervisor if there is one.
     pub fn stock(mut self, xen_args: &str) -> Self {
         self.module = false;
         if let Some(xen) = &mut self.topology.xen {

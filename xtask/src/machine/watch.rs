@@ -17,23 +17,24 @@ use super::monitor::Monitor;
 use super::outcome::{Failure, Outcome, Status};
 use super::spec::Spec;
 
-/// From power-on until the guest's init reports, at most: on a machine that twenty others want,
-/// too, a boot of half a minute takes ten.
+/// The longest time from power-on until the guest's init reports. On a machine that twenty others
+/// use at the same time, a boot of half a minute takes ten minutes.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
-/// A boot whose console is silent for so long, while the emulator uses hardly any time of the
-/// host's CPUs ...
+/// A boot has failed if its console is silent for `BOOT_SILENCE` while the emulator uses less than
+/// `BOOT_IDLE` of the host's CPUs ...
 const BOOT_SILENCE: Duration = Duration::from_secs(60);
 const BOOT_IDLE: Duration = Duration::from_secs(3);
-/// ... or whose emulator has used more of it since the last news than any boot needs, does not come
-/// up.
+/// ... or if the emulator has used more than this of the CPUs since the console's last news, which
+/// is more than any boot needs.
 const BOOT_BUSY: Duration = Duration::from_secs(90);
-/// From the report of the command's end, or from a crash, until the emulator has ended by itself.
+/// The longest time from the report of the command's end, or from a crash, until the emulator has
+/// ended by itself.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the console is silent after a crash when its trace is complete.
+/// How long the console is silent after a crash once its trace is complete.
 const CRASH_TRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 
-/// What the console says when the guest or the hypervisor is beyond help.
+/// Texts that the console shows when the guest or the hypervisor cannot go on.
 const CRASHES: &[&str] = &[
     "Kernel panic",
     "Oops:",
@@ -46,16 +47,17 @@ const CRASHES: &[&str] = &[
     "Initial PV mapping failed",
 ];
 
-/// What is asked of the emulator's monitor about a machine that does not come up or to an end, and
-/// how often: what differs between the answers is still moving.
+/// The questions to the emulator's monitor about a machine that does not come up or does not end,
+/// and how often they are asked. Where the answers differ, something is still moving.
 const QUESTIONS: &[&str] =
     &["info status", "info registers -a", "info lapic 0", "info lapic 1", "info pic", "info irq"];
 const ASKED: usize = 3;
-/// What has Xen take the serial line's input (CTRL-A three times) and its keys for debugging.
+/// The input that has Xen read the serial line (CTRL-A three times), and its keys for debugging.
 const XEN_KEYS: &str = "\x01\x01\x01rqe0r";
 const ASKED_EVERY: Duration = Duration::from_secs(2);
 
-/// Waits for the end of the machine whose files are in `dir`, and makes sure of it.
+/// Waits for the end of the machine whose files are in `dir`, and ends it if it does not end by
+/// itself.
 pub fn until_end(spec: &Spec, dir: &Path, machine: Child) -> Result<Outcome> {
     let mut watch = Watch::new(spec, dir, machine)?;
     let status = watch.until_end()?;
@@ -80,9 +82,9 @@ struct Watch {
     stream: bool,
     wake: bool,
     press_nmi: bool,
-    /// How often that was done.
+    /// How often the button was pressed.
     nmis: usize,
-    /// When either was last seen to.
+    /// When the machine was last woken, or its button last pressed.
     asked_at: Instant,
     start: Instant,
     boot_time: Option<Duration>,
@@ -111,7 +113,7 @@ impl Watch {
         })
     }
 
-    /// Waits for the machine's end and makes sure of it.
+    /// Waits for the machine's end, and ends it if it does not end by itself.
     fn until_end(&mut self) -> Result<Status> {
         let status = loop {
             let ended = self.machine.try_wait()?;
@@ -124,7 +126,7 @@ impl Watch {
             thread::sleep(POLL);
         };
         if let Status::TimedOut(_) | Status::Failed(Failure::NeverUp(_)) = status {
-            // What is found out does not change how the run has ended.
+            // An error here does not change how the run has ended.
             ask_monitor(&self.dir).ok();
             ask_xen(&self.dir).ok();
         }
@@ -143,7 +145,7 @@ impl Watch {
         Ok(status)
     }
 
-    /// Takes in what is new; returns a status if the run has ended.
+    /// Reads what is new. Returns a status if the run has ended.
     fn poll(&mut self) -> Result<Option<Status>> {
         let news = self.collect()?;
         let control = String::from_utf8_lossy(&self.control.all).into_owned();
@@ -166,15 +168,16 @@ impl Watch {
         Ok(is_over.then_some(Status::Failed(Failure::NeverUp(running))))
     }
 
-    /// Wakes a machine that may suspend itself, if it has, and presses its button if that is
-    /// wanted.
+    /// Wakes a machine if it may suspend itself and has, and presses its button if the run asks for
+    /// that.
     fn disturb(&mut self) {
         if self.asked_at.elapsed() < ASKED_EVERY {
             return;
         }
         self.asked_at = Instant::now();
         if self.wake {
-            // One that has just ended does not answer; one that does not wake exceeds its time.
+            // A machine that has just ended does not answer. One that does not wake exceeds its
+            // time.
             wake(&self.dir).ok();
         }
         if self.press_nmi && press_nmi(&self.dir).is_ok() {
@@ -182,7 +185,7 @@ impl Watch {
         }
     }
 
-    /// Reads what the machine has written; true if the console has news.
+    /// Reads what the machine has written. Returns true if the console has news.
     fn collect(&mut self) -> Result<bool> {
         self.control.news()?;
         let stdout = self.stdout.news()?;
@@ -198,7 +201,7 @@ impl Watch {
     }
 }
 
-/// The end that the guest's init has reported, if it has.
+/// Returns the end that the guest's init has reported, if it has.
 fn end_in(control: &str) -> Result<Option<Status>> {
     let messages = control.rsplit_once('\n').map_or("", |(complete, _)| complete);
     for message in messages.lines() {
@@ -218,24 +221,24 @@ fn end_in(control: &str) -> Result<Option<Status>> {
     Ok(None)
 }
 
-/// The first line of the console that tells of a crash.
+/// Returns the first line of the console that tells of a crash.
 fn crash_in(console: &str) -> Option<String> {
     let crash = console.lines().find(|line| CRASHES.iter().any(|pattern| line.contains(pattern)));
     crash.map(|line| line.trim().to_owned())
 }
 
-/// Whether a boot gets on. Times are since the start; on a busy machine a boot may only be slow, so
-/// what counts is what the emulator has used of the host's CPUs.
+/// Judges whether a boot makes progress. Times are since the start. On a busy machine a boot may
+/// only be slow, so the measure is the time that the emulator has used of the host's CPUs.
 #[derive(Default)]
 struct Progress {
-    /// What had been used when the console last had news.
+    /// The CPU time that had been used when the console last had news.
     used_at_news: Duration,
-    /// When a time of silence began to be judged, and what had been used by then.
+    /// The time when a period of silence began, and the CPU time that had been used by then.
     window: (Duration, Duration),
 }
 
 impl Progress {
-    /// Whether a boot will not get on any more.
+    /// Returns whether a boot will make no more progress.
     fn has_ended(&mut self, now: Duration, used: Duration, news: bool) -> bool {
         if news {
             self.used_at_news = used;
@@ -251,9 +254,9 @@ impl Progress {
     }
 }
 
-/// What a process has used of the CPUs so far; 0 once it has ended.
+/// Returns the CPU time that a process has used so far, or 0 once it has ended.
 fn cpu_time(process: u32) -> Duration {
-    /// Linux counts in these for programs (`USER_HZ`).
+    /// The unit in which Linux tells times to programs (`USER_HZ`).
     const TICK: Duration = Duration::from_millis(10);
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // The name, in parentheses, may hold anything; user and system time are fields 14 and 15.
@@ -262,7 +265,7 @@ fn cpu_time(process: u32) -> Duration {
     TICK * ticks
 }
 
-/// Leaves what the emulator knows of its machine in the file `machine-state` of the run.
+/// Writes what the emulator knows of its machine to the file `machine-state` of the run.
 fn ask_monitor(dir: &Path) -> Result<()> {
     let mut monitor = Monitor::open(dir)?;
     let mut log = File::create(dir.join("machine-state"))?;
@@ -277,7 +280,7 @@ fn ask_monitor(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has Xen, where there is one, say on the console what it knows of its scheduler, domains, event
+/// Has Xen, if there is one, print on the console what it knows of its scheduler, domains, event
 /// channels and CPUs.
 fn ask_xen(dir: &Path) -> Result<()> {
     let mut serial = UnixStream::connect(dir.join(SERIAL))?;
@@ -310,13 +313,14 @@ struct Follow {
 }
 
 impl Follow {
-    /// Follows `path`; creates it so that the order of the two programs does not matter.
+    /// Follows `path`. Creates it if it is missing, so that the order of the two programs does not
+    /// matter.
     fn new(path: &Path) -> Result<Self> {
         File::options().create(true).append(true).open(path)?;
         Ok(Self { file: File::open(path)?, all: Vec::new() })
     }
 
-    /// What was written since the last call.
+    /// Returns what was written since the last call.
     fn news(&mut self) -> Result<&[u8]> {
         let known = self.all.len();
         self.file.read_to_end(&mut self.all)?;
@@ -343,8 +347,8 @@ mod tests {
 
     #[test]
     fn a_silent_boot_has_ended_where_it_is_idle_or_has_had_its_time() {
-        // Which of these moments, every 10 s, is the first at which a boot has ended that uses so
-        // many milliseconds of the CPUs in a second.
+        // Returns the first of these moments, which are 10 s apart, at which a boot has ended that
+        // uses so many milliseconds of the CPUs in a second.
         let ended = |using: fn(u64) -> u64| {
             let (mut progress, mut used) = (Progress::default(), 0);
             (0..90).map(|n| n * 10).find(|now| {

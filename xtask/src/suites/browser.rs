@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A flame graph, opened in Debian's Chromium: what that draws, and what a click does.
+//! Opens a flame graph in Debian's Chromium, and checks what it draws and what a click does.
 
 use std::fs;
 use std::iter::zip;
@@ -14,15 +14,15 @@ use crate::tools::chroot::Chroot;
 
 /// The window's width and height.  Unit: pixels.
 const WINDOW: [u32; 2] = [1200, 800];
-/// What is left free at both sides of the picture together.  Unit: pixels.
+/// The width that is left free at both sides of the picture together. Unit: pixels.
 const MARGIN: f64 = 20.0;
-/// How far a box may be from its share of the width.  Unit: pixels.
+/// How far a box's width may be from its share of the picture's width. Unit: pixels.
 const BAND: f64 = 0.1;
-/// A box that is wide enough for a name of usual length has one.  Unit: pixels.
+/// A box of at least this width has to show a name of usual length. Unit: pixels.
 const WIDE: f64 = 400.0;
 
-/// Says of each box its title, its label and its width in pixels, and of the first narrow one its
-/// width after a click.  The picture's own script has changed both by then.
+/// A script that prints each box's title, label and width in pixels, and the width of the first
+/// narrow box after a click. The picture's own script has changed label and width by then.
 const MEASURE: &str = "
 <script type=\"text/ecmascript\"><![CDATA[
 setTimeout(function() {
@@ -42,7 +42,8 @@ setTimeout(function() {
 }, 500);
 ]]></script></svg>";
 
-/// Every box is as wide as its share of the samples, and wide ones say whose they are.
+/// Fails unless every box is as wide as its share of the samples, and each wide box shows its
+/// function's name.
 pub fn opens(picture: &Path) -> Result<()> {
     let picture = fs::read_to_string(picture)?;
     let expected = readme::boxes(&picture)?;
@@ -55,7 +56,7 @@ pub fn opens(picture: &Path) -> Result<()> {
     for (Box { name, label, width, .. }, (_, samples)) in zip(&drawn, &expected) {
         let share = whole * *samples as f64 / most as f64;
         ensure!((width - share).abs() < BAND, "{name}: {width} pixels found, {share} expected");
-        // Of a long name the end is shown.
+        // The picture shows the end of a long name only.
         let named = match label.strip_prefix("..") {
             Some(end) => name.ends_with(end),
             None => label == name,
@@ -66,7 +67,7 @@ pub fn opens(picture: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A box as the browser has it.
+/// A box as the browser has drawn it.
 struct Box {
     name: String,
     samples: u64,
@@ -74,7 +75,7 @@ struct Box {
     width: f64,
 }
 
-/// All boxes, and how wide the one is that was clicked.
+/// Returns all boxes, and the width of the clicked one after the click.
 fn drawn(picture: &str) -> Result<(Vec<Box>, f64)> {
     let (before, _) = picture.rsplit_once("</svg>").context("a picture that does not end")?;
     let dom = dom(&format!("{before}{MEASURE}"))?;
@@ -95,7 +96,7 @@ fn drawn(picture: &str) -> Result<(Vec<Box>, f64)> {
     Ok((boxes, clicked.context("nothing was clicked")?))
 }
 
-/// What the browser makes of a picture.
+/// Returns the document that the browser makes of a picture.
 fn dom(picture: &str) -> Result<String> {
     let work = cache::root()?.join("work/browser");
     let _lock = cache::lock("browser-root")?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which suites a changed file can break: `cargo xtask test --changed`.
+//! Knows which suites a changed file can break, for `cargo xtask test --changed`.
 //!
-//! The row with the longest beginning of a file's name is that file's. A file without a row can
-//! break everything.
+//! Of the rows whose beginning fits a file's name, the one with the longest beginning is used. A
+//! file without a row can break everything.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,11 @@ use super::SUITES;
 use crate::suites::report::Tier;
 use crate::tools::sh::{self, cmd};
 
-/// What is looked at whatever has changed: the rules, and the tests of each crate.
+/// The suites that run whatever has changed: the rules, and the tests of each crate.
 const ALWAYS: &[&str] = &["check", "unit"];
-/// What runs the cores without a machine.
+/// The suites that run the cores without a machine.
 const CORES: &[&str] = &["encodings", "simulator", "mutants", "loom", "fuzz"];
-/// What runs the driver in Xen and the module in its guests.
+/// The suites that run the driver in Xen and the module in its guests.
 const XEN: &[&str] = &[
     "driver-absent",
     "pcpus",
@@ -32,7 +32,7 @@ const XEN: &[&str] = &[
     "amd",
     "domains",
 ];
-/// What runs the driver in KVM.
+/// The suites that run the driver in KVM.
 const KVM: &[&str] = &[
     "kvm",
     "migrate-kvm",
@@ -46,14 +46,14 @@ const KVM: &[&str] = &[
     "perf-kvm",
     "shim-kvm",
 ];
-/// One of them, for what both hypervisors have.
+/// One suite on KVM, for files that both hypervisors use.
 const KVM_TOO: &[&str] = &["kvm"];
-/// What stands on the driver and the module, and counts by them.
+/// The suites of programs that use the driver and the module, and count by them.
 const ABOVE: &[&str] = &["providers", "stat", "perf", "shim", "packages", "papi", "papi-events"];
-/// The emulated machine by itself.
+/// The suites of the emulated machine by itself.
 const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu"];
 
-/// Files by the beginnings of their names, and the suites that look at them beside [`ALWAYS`].
+/// The beginnings of files' names, each with the suites that test these files beside [`ALWAYS`].
 const TABLE: &[(&str, &[&[&str]])] = &[
     ("benches/", &[]),
     ("cli/", &[&["stat", "providers", "programs", "packages", "book"]]),
@@ -111,10 +111,12 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/tidy.toml", &[]),
 ];
 
-/// Files of these folders are looked at by the suite of their name, and by that on other machines.
+/// A file of these folders is tested by the suite of its name, also by that suite on other
+/// machines.
 const NAMED: [&str; 2] = ["tests/vm/src/bin/", "xtask/src/suites/"];
 
-/// The names of the suites that a change since `base` can break, in the tree as it is now.
+/// Returns the names of the suites that can be broken by the difference between the commit `base`
+/// and the tree as it is now.
 pub fn since(base: &str) -> Result<BTreeSet<&'static str>> {
     let git = |args: &[&str]| sh::output(cmd("git", args).current_dir(sh::project()));
     let changed = git(&["diff", "--name-only", base])?;
@@ -123,7 +125,7 @@ pub fn since(base: &str) -> Result<BTreeSet<&'static str>> {
     Ok(files.iter().flat_map(|file| broken_by(file)).collect())
 }
 
-/// Those that one changed file can break.
+/// Returns the names of the suites that a change of this file can break.
 fn broken_by(file: &str) -> BTreeSet<&'static str> {
     let mut suites: BTreeSet<&str> = ALWAYS.iter().copied().collect();
     let row = TABLE.iter().filter(|(start, _)| file.starts_with(start));
@@ -131,7 +133,7 @@ fn broken_by(file: &str) -> BTreeSet<&'static str> {
     let named = named(file);
     let is_of_folder = |start: &str| NAMED.iter().all(|folder| !start.starts_with(folder));
     match row {
-        // A suite of the file's own name looks at it, and no row says more.
+        // A suite with the file's name tests it, and no row names more suites.
         _ if !named.is_empty() && row.is_none_or(|(start, _)| is_of_folder(start)) => {}
         Some((_, groups)) => suites.extend(groups.iter().copied().flatten()),
         None => {
@@ -143,7 +145,7 @@ fn broken_by(file: &str) -> BTreeSet<&'static str> {
     suites
 }
 
-/// Suites that are called as this file, or as its folder.
+/// Returns the suites that are named like this file, or like its folder.
 fn named(file: &str) -> Vec<&'static str> {
     let inside = NAMED.iter().find_map(|folder| file.strip_prefix(folder)).unwrap_or_default();
     let name = inside.split(['/', '.']).next().unwrap_or_default().replace('_', "-");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs of Debian's in domains of different kinds, alone and side by side, beside the same on
-//! Linux without a hypervisor, and beside what `docs/domains.md` says of them.  In the long tier
-//! there are more programs, and a kind more.
+//! Counts programs of Debian's in domains of different kinds, alone and side by side, and compares
+//! the counts with those on Linux without a hypervisor and with `docs/domains.md`. The long tier
+//! has more programs, and one more kind of domain.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,24 +17,24 @@ use crate::suites::report::{Report, Volume};
 use crate::suites::tenants;
 use crate::tools::sh;
 
-/// What runs in any case.
+/// The commands that run in each tier.
 const COMMANDS: &str = "\
 /usr/bin/true
 /usr/bin/gzip -9nc words
 /usr/bin/sort -S 1M words.py
 ";
-/// What a program executes that does nothing: the dynamic loader looks at the CPU, and finds
-/// another one in a PVH domain, for which CPUID is Xen's.
+/// A program that does nothing, and so executes the dynamic loader only. The loader looks at the
+/// CPU, and finds another one in a PVH domain, for which CPUID is Xen's.
 const LOADER: &str = "/usr/bin/true";
-/// What executes other instructions on another machine whoever counts them: it asks how much memory
-/// there is, or what is in a directory.
+/// Programs whose instructions differ between machines whoever counts them, since they ask how much
+/// memory there is, or what is in a directory.
 const ASKING: [&str; 3] = ["xz", "python3.11", "cc1"];
-/// The events in the order in which the truth has them.
+/// The events, in the order of the true counts.
 const EVENTS: [&str; 3] = ["instructions:u", "branches:u", "cycles:u"];
-/// HVM in the long tier only: its firmware takes minutes.
+/// The kinds of domains. HVM is in the long tier only, since its firmware takes minutes.
 const KINDS: [&str; 3] = ["Pv", "Pvh", "Hvm"];
 const SCENES: [&str; 4] = ["a", "b", "c", "d"];
-/// Where the table is.
+/// The document with the table.
 const DOCUMENT: &str = "docs/domains.md";
 
 /// One count of a program in a domain.
@@ -43,13 +43,13 @@ struct Count {
     scene: String,
     /// What the domain's name starts with.
     kind: String,
-    /// Which of [`EVENTS`].
+    /// The event, as an index into [`EVENTS`].
     event: usize,
-    /// What was counted beyond the truth.
+    /// The count less the true one.
     deviation: i64,
 }
 
-/// Two boots.
+/// Boots two machines.
 pub fn run(report: &mut Report) -> Result<()> {
     let is_long = report.volume == Volume::Long;
     let kinds = &KINDS[..report.volume.pick(2, KINDS.len())];
@@ -57,7 +57,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     let dir = programs::files(&commands)?;
     let domains = machine(&dir, is_long)?;
     let mut alone = programs::machine("native", "", &dir)?;
-    // What a domain has: the C library asks the CPU how many there are, and programs the kernel.
+    // The bare machine has as many CPUs as a domain: the C library asks the CPU for their number,
+    // and programs ask the kernel.
     alone.topology.cpu.clone_from(&domains.topology.cpu);
     alone.topology.linux.push_str(" nr_cpus=1");
     let truth = programs::counted(alone)?;
@@ -92,15 +93,15 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What runs, and what suite `programs` counts beside that.
+/// Returns this suite's commands and those of suite `programs`.
 fn every_command() -> String {
     let is_new = |command: &&str| !COMMANDS.contains(programs::name(command));
     let more = programs::COMMANDS.lines().filter(is_new);
     COMMANDS.lines().chain(more).map(|command| format!("{command}\n")).collect()
 }
 
-/// A machine with a domain of each kind, or without an HVM one and what the few programs do not
-/// need.
+/// Describes a machine with a domain of each kind. Without the long tier it has no HVM domain, and
+/// nothing that only the other programs need.
 fn machine(dir: &Path, is_long: bool) -> Result<Spec> {
     let mut command = vec!["/work/domains", "control", "/work/commands"];
     command.extend(is_long.then_some("--hvm"));
@@ -121,7 +122,7 @@ fn machine(dir: &Path, is_long: bool) -> Result<Spec> {
     Ok(spec)
 }
 
-/// All that was counted.
+/// Returns all counts that the machine has printed.
 fn counts(said: &str, truth: &BTreeMap<String, [u64; 3]>) -> Result<Vec<Count>> {
     let count = |line: &str| {
         let words: Vec<&str> = line.splitn(5, ' ').collect();
@@ -139,7 +140,8 @@ fn counts(said: &str, truth: &BTreeMap<String, [u64; 3]>) -> Result<Vec<Count>> 
     said.lines().filter_map(|line| line.strip_prefix("count ")).map(count).collect()
 }
 
-/// By how much each event of a program deviates in a domain of each kind that runs nothing else.
+/// Returns the deviation of each event of a program in a domain of each kind, while nothing else
+/// runs.
 fn by_itself(command: &str, counts: &[Count]) -> [[i64; 3]; KINDS.len()] {
     let of = |kind, event| {
         let mut all = counts.iter().filter(|count| {
@@ -151,8 +153,9 @@ fn by_itself(command: &str, counts: &[Count]) -> [[i64; 3]; KINDS.len()] {
     KINDS.map(|kind| [0, 1, 2].map(|event| of(kind, event)))
 }
 
-/// The document's row about a program in a kind of domain: what it executes in millions, and by how
-/// much the counts of each of these scenes, which are the last, deviate further than expected.
+/// Returns the document's row about a program in a kind of domain. It has the true count of
+/// instructions in millions, and how much further than expected the counts of each of these scenes,
+/// which are the last ones, deviate.
 fn row(
     command: &str,
     truth: u64,

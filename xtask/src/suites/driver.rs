@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The module with and without a driver beneath it, and the programs that test both in the guest.
+//! Tests the module with and without a driver beneath it, with the programs that test both in the
+//! guest.
 
 use anyhow::{Result, ensure};
 
 use crate::artefacts::xen::Flavour;
 use crate::artefacts::{guest, kernel};
 use crate::machine::{self, Failure, Spec, Status};
-use crate::suites::report::{Report, all, says};
+use crate::suites::report::{Report, all, console_says};
 
-/// Where there is no driver, the module refuses to load, and the console says why.
+/// Checks that the module refuses to load where there is no driver, and that the console says why.
 pub fn absent(report: &mut Report) -> Result<()> {
     report.test("the module refuses a machine without Xen", || {
         refuses(&Spec::new("native", ["true"])?, "ENODEV", "found neither Xen nor KVM")
@@ -30,7 +31,8 @@ pub fn absent(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Xen booted without perfctr: what the module says there, and sessions.
+/// Boots Xen without its option perfctr. Returns the machine for what the module says there, and
+/// what sessions get.
 fn driver_off() -> Result<Spec> {
     let mut spec = with_xen_args("dom0_max_vcpus=4", &["/work/providers", "off"])?;
     spec.module = false;
@@ -40,7 +42,7 @@ fn driver_off() -> Result<Spec> {
     Ok(spec)
 }
 
-/// Requests that must be refused.
+/// Tests requests that must be refused.
 pub fn refusals(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["/work/refusals"])?;
     if spec.topology.kvm.is_some() {
@@ -50,7 +52,8 @@ pub fn refusals(report: &mut Report) -> Result<()> {
     report.program(spec, "refusals")
 }
 
-/// How threads, processes, CPUs and the module begin and end, with one option of the driver's.
+/// Tests how threads, processes, CPUs and the module begin and end, with one option of the
+/// driver's.
 pub fn lifecycle(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["/work/lifecycle"])?;
     match &mut spec.topology.kvm {
@@ -60,15 +63,16 @@ pub fn lifecycle(report: &mut Report) -> Result<()> {
     let mut spec = spec.driver("rate=50")?;
     spec.timeout *= 2;
     let outcome = report.program_outcome(spec, "lifecycle")?;
-    // On KVM's host, whose console is quiet, it is told by what counts.
+    // The console of KVM's host is quiet. There the tests show that the driver is on.
     if report.topology == "pv" {
-        report.test("perfctr=rate=50 alone means on", || says(&outcome, "perfctr: on, ABI"));
+        report
+            .test("perfctr=rate=50 alone means on", || console_says(&outcome, "perfctr: on, ABI"));
     }
     Ok(())
 }
 
-/// Times of threads and vCPUs, where the emulator's host takes no time away; and counts of kernel
-/// mode, beside those of the emulator.
+/// Tests the times of threads and vCPUs where the emulator's host takes no time away, and compares
+/// counts of kernel mode with those of the emulator.
 pub fn clock(report: &mut Report) -> Result<()> {
     let both = "/work/clock; clock=$?; /work/kernel && exit $clock";
     let mut spec = Spec::new(report.topology, ["sh", "-c", both])?.deterministic();
@@ -78,11 +82,11 @@ pub fn clock(report: &mut Report) -> Result<()> {
     report.program(spec, "clock")
 }
 
-/// The demo's first half: readings of competing threads against the truth.
+/// Runs the demo's first half, which compares the readings of competing threads with the truth.
 pub fn counting(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["/work/counting"])?.with_cost()?;
     spec.add_program("vm-tests", "counting")?;
-    // It goes on until it has seen enough.
+    // The program runs until each thing that it waits for has happened, which takes longer.
     spec.timeout *= 3;
     let outcome = machine::run(&spec)?;
     report.test("every reading of competing threads is exact", || {
@@ -92,7 +96,7 @@ pub fn counting(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// With these arguments of Xen's in place of the profile's.
+/// Describes a run with these arguments of Xen's in place of the profile's.
 fn with_xen_args(args: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new("pv", command)?;
     spec.hypervisor()?.args = args.to_owned();
@@ -104,5 +108,5 @@ pub fn refuses(spec: &Spec, errno: &str, reason: &str) -> Result<()> {
     let outcome = machine::run(spec)?;
     let expected = Status::Failed(Failure::Refused(errno.to_owned()));
     ensure!(outcome.status == expected, "expected {expected:?}: {}", all(&outcome));
-    says(&outcome, reason)
+    console_says(&outcome, reason)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What events' names are taken for, beside libpfm4's own answers.
+//! Compares what the command takes events' names for with libpfm4's own answers.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -11,15 +11,15 @@ use super::report::Report;
 use crate::artefacts::libpfm::{Libpfm, libpfm};
 use crate::tools::{sh, toolchain};
 
-/// As libpfm4 calls them: of both vendors, old and new.
+/// The CPU models by libpfm4's names: old and new ones of both vendors.
 const MODELS: [&str; 5] = ["nhm", "hsw", "skl", "spr", "amd64_fam17h_zen2"];
-/// An event select's bits that say how it is counted, not what: rings, pin control, interrupt and
-/// enable (SDM volume 3, figure 20-1).
+/// The bits of an event select that say how the event is counted, and not which event it is: rings,
+/// pin control, interrupt and enable (SDM volume 3, figure 20-1).
 const NOT_OF_EVENT: u64 = 0b11 << 16 | 1 << 19 | 1 << 20 | 1 << 22;
-/// What libpfm4 writes for Intel's third fixed counter.
+/// The word that libpfm4 writes for Intel's third fixed counter.
 const REFERENCE_CYCLES: u64 = 0x0300;
 
-/// No boots.
+/// Runs without a machine.
 pub fn run(report: &mut Report) -> Result<()> {
     let libpfm = libpfm()?;
     let mut cargo = toolchain::cargo();
@@ -51,7 +51,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Every event of the model; gives how many there were.
+/// Compares every event of the model. Returns a text that says how many there were.
 fn compare(libpfm: &Libpfm, model: &str) -> Result<String> {
     let truth = truth(libpfm, model)?;
     let names: Vec<String> = truth.keys().cloned().collect();
@@ -67,7 +67,7 @@ fn compare(libpfm: &Libpfm, model: &str) -> Result<String> {
                 ensure!(found["event"] == "ref-cycles", "{}", fault());
                 equal += 1;
             }
-            // A fixed counter's alone, for which no event select stands.
+            // An event that only a fixed counter counts has no event select.
             [word] if word & 0xff == 0 && word >> 32 == 0 => {
                 ensure!(select.is_none() && found["refused"].is_string(), "{}", fault());
                 refused += 1;
@@ -86,7 +86,7 @@ fn compare(libpfm: &Libpfm, model: &str) -> Result<String> {
     Ok(format!("{model}: {equal} encodings equal, {refused} events refused that are more"))
 }
 
-/// What libpfm4's own program says: the words of each event.
+/// Returns the words of each event, as libpfm4's own program prints them.
 fn truth(libpfm: &Libpfm, model: &str) -> Result<BTreeMap<String, Vec<u64>>> {
     let mut command = Command::new(&libpfm.showevtinfo);
     command.args(["-E", "-L", "-O", "none"]).env("LIBPFM_FORCE_PMU", model);
@@ -105,7 +105,7 @@ fn truth(libpfm: &Libpfm, model: &str) -> Result<BTreeMap<String, Vec<u64>>> {
     said.lines().filter_map(parse).collect()
 }
 
-/// What ours says of each.
+/// Returns what our command says of each event.
 fn ours(libpfm: &Libpfm, model: &str, names: &[String]) -> Result<Vec<Value>> {
     let mut command = perfctr(libpfm, model);
     let said = sh::output(command.args(["list", "--json"]).args(names))?;
@@ -113,7 +113,7 @@ fn ours(libpfm: &Libpfm, model: &str, names: &[String]) -> Result<Vec<Value>> {
     listed.as_array().cloned().ok_or_else(|| anyhow!("no list: {said}"))
 }
 
-/// Ours, which takes this machine for such a model.
+/// Returns our command, which is to take this machine for such a model.
 fn perfctr(libpfm: &Libpfm, model: &str) -> Command {
     let mut command = Command::new(sh::project().join("target/debug/perfctr"));
     command.env("LD_LIBRARY_PATH", &libpfm.libraries).env("LIBPFM_FORCE_PMU", model);

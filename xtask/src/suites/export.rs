@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the command exports and shows live, and Debian's Prometheus, which scrapes it.
+//! Tests what the command exports and shows live, together with Debian's Prometheus, which scrapes
+//! it.
 
 use anyhow::Result;
 
@@ -7,7 +8,7 @@ use crate::artefacts::rootfs;
 use crate::machine::Spec;
 use crate::suites::report::Report;
 
-/// One boot.
+/// Boots one machine.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pv", ["/work/export"])?;
     spec.add_program("cli", "perfctr")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Guests of KVM with the driver inside, on a host that moves their vCPUs and has other work.
+//! Tests guests of KVM with the driver inside, on a host that moves their vCPUs and has other work.
 
 use std::fs;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use anyhow::{Result, ensure};
 use crate::artefacts::{guest, kernel};
 use crate::machine::{self, Spec};
 use crate::suites::driver::refuses;
-use crate::suites::report::{Report, all, says};
+use crate::suites::report::{Report, all, console_says};
 use crate::tools::cache;
 
-/// What a guest counts and samples; and hosts that let nobody count.
+/// Tests what a guest counts and samples, and hosts that let nobody count.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut pressed = demo()?;
     pressed.press_nmi = true;
@@ -20,13 +20,13 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.test("NMIs that are not the PMU's reach the host while a guest counts", || {
         let console = String::from_utf8_lossy(&fs::read(&outcome.console)?).into_owned();
         let told = console.matches("NMI received for unknown reason").count();
-        // One that comes together with the PMU's own is taken for that.
+        // The kernel takes an NMI that comes together with the PMU's for the PMU's.
         let missed = outcome.nmis.saturating_sub(told);
         ensure!(outcome.nmis >= 5 && missed <= 1, "{told} of {} NMIs are told of", outcome.nmis);
         Ok(())
     });
     report.test("perf on the host is told that others have the counters", || {
-        says(&outcome, "the host's perf: EBUSY")
+        console_says(&outcome, "the host's perf: EBUSY")
     });
     report.test("where the module is not loaded the library says so", || {
         let mut spec = Spec::new("kvm", ["/work/perfctr", "info"])?;
@@ -75,16 +75,16 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A guest that counts and samples while it is saved, restored and migrated.
+/// Tests a guest that counts and samples while it is saved, restored and migrated.
 pub fn moved(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-roam"])?;
-    // It is there twice for a while.
+    // The guest is in memory twice while it is migrated.
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
     spec.timeout = Duration::from_secs(900);
     report.program(spec, "tenants")
 }
 
-/// Two guests on the same physical CPUs, of which one may not count at first.
+/// Tests two guests on the same physical CPUs, of which one may not count at first.
 pub fn beside(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-side"])?;
     let module = guest::module(&kernel::kernel()?, spec.purpose())?;
@@ -95,7 +95,7 @@ pub fn beside(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
-/// A guest whose kernel starts another one (kexec) while it counts.
+/// Tests a guest whose kernel starts another one (kexec) while it counts.
 pub fn successor(report: &mut Report) -> Result<()> {
     let kernel = kernel::kernel()?;
     let mut next = Spec::new("kvm", ["/work/tenants", "kvm-next"])?;
@@ -116,7 +116,8 @@ pub fn successor(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
-/// A guest that counts, samples and judges, and leaves a report.
+/// Describes the demo's run: a guest that counts, samples, compares with the truth, and leaves a
+/// report.
 pub fn demo() -> Result<Spec> {
     let command = ["/work/tenants", "kvm-demo", "--report", "/out/tenants.json"];
     let mut spec = Spec::new("kvm", command)?;

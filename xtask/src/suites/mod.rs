@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What is tested. A new suite is a function in a file here and a line in [`SUITES`].
+//! The suites of tests. A new suite is a function in a file here and a line in [`SUITES`].
 //!
-//! A VM suite boots as few machines as it can and reports any number of tests. Where it runs a
-//! program of `tests/vm`, both have one name.
+//! A VM suite boots as few machines as it can and reports any number of tests. If it runs a program
+//! of `tests/vm`, both have the same name.
 
 mod book;
 mod browser;
@@ -38,8 +38,8 @@ mod vm_fuzz;
 pub use self::model::simulator_command as simulator;
 use self::report::Suite;
 
-/// Every suite, in the order in which they run: what is quick, and what later ones rely on, comes
-/// first.
+/// Every suite, in the order in which they run. Quick ones come first, and so do those whose
+/// subject later ones rely on.
 pub const SUITES: &[Suite] = &[
     Suite::model("check", model::check),
     Suite::model("unit", model::unit),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The model tier: checks, the workspace's own tests, simulator, model checker and fuzz targets.
+//! Runs the model tier: checks, the workspace's own tests, the simulator, the model checker and
+//! fuzz targets.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -11,7 +12,8 @@ use crate::artefacts::faults;
 use crate::checks::{self, Pace};
 use crate::tools::{sh, toolchain};
 
-/// Every check, each as a test; those that need other releases' sources in the long run.
+/// Runs every check as a test. Checks that need other releases' sources are run in the long tier
+/// only.
 pub fn check(report: &mut Report) -> Result<()> {
     let named = report.volume.pick(false, true);
     for check in checks::CHECKS.iter().filter(|check| named || check.pace != Pace::Named) {
@@ -20,7 +22,7 @@ pub fn check(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The workspace's own tests, run by cargo; their results are counted from what it prints.
+/// Runs the workspace's own tests by cargo, and counts their results in what it prints.
 pub fn unit(report: &mut Report) -> Result<()> {
     let mut cargo = toolchain::cargo();
     let features = "libperfctr-rs/serde,libperfctr-rs/pfm";
@@ -42,7 +44,7 @@ pub fn unit(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The simulator of hosts and guests around the real cores.
+/// Runs the simulator of hosts and guests around the real cores.
 pub fn simulator(report: &mut Report) -> Result<()> {
     let mut simulator = simulator_command(&["--all".to_owned()])?;
     simulator.envs([report.volume.variable()]);
@@ -63,8 +65,8 @@ pub fn simulator(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The simulator with its options, in a copy of the sources that has faults where it is to find
-/// them.
+/// Returns the command that runs the simulator with these options. If it is to find faults, it is
+/// built from a copy of the sources that has them.
 pub fn simulator_command(options: &[String]) -> Result<Command> {
     let is_of_faults = |option: &String| {
         ["--all", "--bugs", "--plant"].contains(&option.split('=').next().unwrap_or_default())
@@ -79,17 +81,17 @@ pub fn simulator_command(options: &[String]) -> Result<Command> {
     Ok(cargo)
 }
 
-/// What the simulator says of all its steps.
+/// Returns the number of all its steps, as the simulator prints it.
 fn steps(said: &str) -> Option<u64> {
     let total = "all in all, beside those of planted bugs: ";
     said.lines().find_map(|line| line.strip_prefix(total)?.parse().ok())
 }
 
-/// The sequence protocol in every order of its memory accesses that the checker knows.
+/// Tests the sequence protocol in every order of its memory accesses that the checker knows.
 pub fn loom(report: &mut Report) -> Result<()> {
     report.test("the sequence protocol under loom", || {
         let mut loom = toolchain::cargo_with_cfg("loom");
-        // A short test does not earn link-time optimisation.
+        // Link-time optimisation takes longer than it saves in a short test.
         loom.env("CARGO_PROFILE_RELEASE_LTO", "false");
         loom.args(["test", "--release", "--quiet", "--package", "shared-abi"]);
         sh::run(loom.args(["--test", "loom_seq"]))
@@ -97,7 +99,7 @@ pub fn loom(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Hostile bytes and pages.
+/// Feeds hostile bytes and pages to the fuzz targets.
 pub fn fuzz(report: &mut Report) -> Result<()> {
     let variable = report.volume.variable();
     report.test("fuzz targets", || {

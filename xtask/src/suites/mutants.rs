@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whether the tests of the model tier notice small faults: cargo-mutants puts one after another
-//! into the two cores and the shared ABI.
+//! Tests whether the tests of the model tier notice small faults: cargo-mutants puts one after
+//! another into the two cores and the shared ABI.
 //!
-//! Each mutant meets the tests first that are built most quickly, and only what survives them
-//! meets the next ones, the simulator's at last.  What was noticed is kept in `target/mutation` for
-//! as long as the package's code stays what it is, so a run that was ended goes on, and one after
-//! more tests were written tries the survivors only.  Remove the directory to begin anew.
+//! Each mutant is tried with the tests first that are built most quickly. Only what survives them
+//! is tried with the next ones, and with the simulator's at last. The results are kept in
+//! `target/mutation` for as long as the package's code stays the same. So a run that was
+//! interrupted continues, and a run after more tests were written tries the survivors only. Remove
+//! the directory to begin anew.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,25 +18,26 @@ use anyhow::{Context, Result, bail, ensure};
 use super::report::{Report, Volume};
 use crate::tools::{cache, sh, toolchain};
 
-/// The tool, from crates.io.
+/// The tool, which comes from crates.io.
 const TOOL: &str = "cargo-mutants";
 const TOOL_VERSION: &str = "27.1.0";
 
-/// What is mutated, and which tests a mutant meets one after another.
+/// The packages that are mutated, each with the tests that a mutant is tried with, in order.
 const MUTATED: [(&str, &[Tests]); 3] = [
     ("shared-abi", &[Tests::Unit, Tests::Package, Tests::Simulator]),
     ("hv-driver", &[Tests::Package, Tests::Simulator]),
     ("guest-kmod", &[Tests::Unit, Tests::Simulator]),
 ];
 
-/// What only builds for tests have, and what writes the C headers, which `check` compares.
+/// Files without mutants: they are in builds for tests only, or write the C headers, which `check`
+/// compares.
 const EXCLUDED: [&str; 3] =
     ["shared-abi/src/sync/*.rs", "shared-abi/src/c_header.rs", "guest-kmod/src/testing.rs"];
 
-/// Mutants that no test can tell from the original, each under its reason.
+/// The list of mutants that no test can tell from the original, each with its reason.
 const EQUIVALENT: &str = "tests/mutants.txt";
 
-/// The suite: in the long tier every mutant is tried, otherwise only the list is read.
+/// Runs the suite: in the long tier every mutant is tried, otherwise only the list is read.
 pub fn suite(report: &mut Report) -> Result<()> {
     report.test("every survivor on the list has a reason", || equivalent().map(drop));
     if report.volume == Volume::Long {
@@ -44,11 +46,11 @@ pub fn suite(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Kinds of mutants, whatever their place, and how many of each there are.
+/// The kinds of mutants, wherever in the file they are, each with the number of its mutants.
 type Kinds = BTreeMap<String, usize>;
 
-/// Tries every mutant, of one package or all, that `options` of cargo-mutants leave, and demands
-/// that none survives that is not on the list.
+/// Tries the mutants of one package, or of all, that `options` of cargo-mutants choose. Fails if
+/// one survives that is not on the list.
 pub fn try_all(only: Option<&str>, options: &[String]) -> Result<()> {
     let known = equivalent()?;
     let mut survivors = Kinds::new();
@@ -75,7 +77,7 @@ pub fn try_all(only: Option<&str>, options: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What survives of a package.
+/// Returns the mutants of a package that survive.
 fn survivors_of(
     package: &str,
     stages: &[Tests],
@@ -88,7 +90,7 @@ fn survivors_of(
         let stage = Stage { package, tests };
         let mut tried = stage.run(&options)?;
         if place > 0 {
-            // The tool picks every deletion of a field, whatever it is asked for.
+            // The tool tries every deletion of a field, even if only certain mutants are asked for.
             tried.missed.retain(|mutant| open.contains(mutant));
         }
         let met = if place == 0 { tried.all } else { open.len() };
@@ -124,23 +126,23 @@ fn kinds(mutants: &[String]) -> Kinds {
     kinds
 }
 
-/// What came of the mutants of a package.
+/// What has become of the mutants of a package.
 #[derive(Default)]
 struct Tried {
-    /// How many there are.
+    /// The number of all mutants.
     all: usize,
-    /// Those that were not noticed.
+    /// The mutants that no test has noticed.
     missed: Vec<String>,
 }
 
-/// Whose tests a mutant meets.
+/// The tests that a mutant is tried with.
 #[derive(Clone, Copy)]
 enum Tests {
-    /// Those in the package's own files.
+    /// The tests in the package's own files.
     Unit,
-    /// All of the package's.
+    /// All tests of the package.
     Package,
-    /// The simulator's.
+    /// The tests of the simulator.
     Simulator,
 }
 
@@ -153,7 +155,7 @@ impl Tests {
         }
     }
 
-    /// Of the folder in which it is kept what came of them.
+    /// Returns the name of the folder in which the results are kept.
     fn folder(self) -> &'static str {
         match self {
             Self::Unit => "unit",
@@ -163,7 +165,7 @@ impl Tests {
     }
 }
 
-/// The mutants of a package under some tests.
+/// The mutants of a package, with the tests that they are tried with.
 struct Stage<'a> {
     package: &'a str,
     tests: Tests,
@@ -178,13 +180,13 @@ impl Stage<'_> {
         mutants.arg("mutants").current_dir(sh::project());
         mutants.args(["--no-shuffle", "--iterate", "--profile", "mutants", "--colors", "never"]);
         mutants.arg("--output").arg(&output).args(["--package", self.package]);
-        // Documentation's tests take longer than all others.
+        // Tests in documentation take longer than all others, so they are left out.
         mutants.arg("--cargo-arg=--lib");
         if !matches!(self.tests, Tests::Unit) {
             mutants.arg("--cargo-arg=--tests");
         }
         mutants.args(EXCLUDED.iter().flat_map(|file| ["--exclude", file]));
-        // One that hangs is one that is noticed; times are in seconds.
+        // A mutant that makes a test hang is noticed. The times are in seconds.
         if matches!(self.tests, Tests::Simulator) {
             mutants.env("RUSTFLAGS", "--cfg sim").env("CARGO_TARGET_DIR", root.join("build-sim"));
             mutants.args(["--test-package", "sim", "--timeout", "300"]);
@@ -194,12 +196,13 @@ impl Stage<'_> {
             mutants.args(["--test-package", self.package, "--timeout", "60"]);
         }
         let status = mutants.args(options).status().context(TOOL)?;
-        // All noticed; some missed; some timed out.
+        // These statuses mean: all were noticed, some were missed, some timed out.
         ensure!(matches!(status.code(), Some(0 | 2 | 3)), "{TOOL}: {status}");
         tried(&output.join("mutants.out"))
     }
 
-    /// What was noticed is noticed still if only tests have changed.
+    /// Removes the results if the package's code has changed. If only tests have changed, a mutant
+    /// that was noticed is still noticed.
     fn forget_if_stale(&self, output: &Path) -> Result<()> {
         let mut code = String::from(TOOL_VERSION);
         for (name, file) in cache::files(&sh::project().join(self.package).join("src"))? {
@@ -220,7 +223,7 @@ impl Stage<'_> {
     }
 }
 
-/// What the tool has written, in this run and in those before.
+/// Reads what the tool has written, in this run and in those before.
 fn tried(output: &Path) -> Result<Tried> {
     let lines = |name: &str| -> Result<Vec<String>> {
         let path = output.join(name);
@@ -235,7 +238,7 @@ fn tried(output: &Path) -> Result<Tried> {
     Ok(Tried { all, missed })
 }
 
-/// A regular expression that matches this text only.
+/// Returns a regular expression that matches this text only.
 fn literally(text: &str) -> String {
     let mut expression = String::new();
     for character in text.chars() {
@@ -247,7 +250,7 @@ fn literally(text: &str) -> String {
     expression
 }
 
-/// Where the tool is; it is installed once.
+/// Returns the tool's path. Installs the tool if it is not there yet.
 fn tool() -> Result<PathBuf> {
     let key = cache::Key::new("1").text(TOOL_VERSION);
     let root = cache::artefact(TOOL, key, |root| {
@@ -258,7 +261,7 @@ fn tool() -> Result<PathBuf> {
     Ok(root.join("bin").join(TOOL))
 }
 
-/// `FILE:LINE:COLUMN: MUTATION` without line and column, which change all the time.
+/// Removes line and column from `FILE:LINE:COLUMN: MUTATION`, since they change with every edit.
 fn without_place(mutant: &str) -> String {
     let mut parts = mutant.splitn(4, ':');
     match (parts.next(), parts.nth(2)) {
@@ -272,12 +275,13 @@ fn equivalent() -> Result<Kinds> {
     listed(&text)
 }
 
-/// A kind of mutants on the list: `N x KIND`, or `KIND` if there is one.
+/// Writes a kind of mutants as the list has it: `N x KIND`, or `KIND` if there is only one.
 fn line(kind: &str, count: usize) -> String {
     if count == 1 { kind.to_owned() } else { format!("{count} x {kind}") }
 }
 
-/// Paragraphs: lines that start with `# ` are the reason for the mutants below them.
+/// Reads the list, which consists of paragraphs: lines that start with `# ` are the reason for the
+/// mutants below them.
 fn listed(text: &str) -> Result<Kinds> {
     let mut mutants = Kinds::new();
     let mut has_reason = false;

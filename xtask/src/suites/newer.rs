@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The README's two commands on a fresh Debian 13, which is a directory here: with nothing but git,
-//! a linker and rustup's Rust, on a clone of the last commit, and with an empty cache.
+//! Runs the README's two commands on a fresh Debian 13, which is a directory here. It has nothing
+//! but git, a linker and rustup's Rust, a clone of the last commit, and an empty cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use crate::tools::cache;
 use crate::tools::chroot::Chroot;
 use crate::tools::sh::{self, cmd};
 
-/// Where the clone is.
+/// The directory with the clone.
 const PROJECT: &str = "/root/perfctr";
 
-/// What rustup has changed for whoever logs in there.
+/// The variables that rustup sets for whoever logs in there.
 const VARIABLES: &[&str] =
     &["HOME=/root", "PATH=/root/.cargo/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"];
 
-/// One after the other.
+/// Runs one command after the other.
 pub fn run(report: &mut Report) -> Result<()> {
     let _lock = cache::lock("debian-13-test")?;
     let debian = Chroot::unpack(&debian::newer()?, &cache::root()?.join("work/debian-13"))?;
@@ -38,7 +38,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     debian.remove()
 }
 
-/// The toolchain that builds this, and the commands that find it.
+/// Installs the toolchain that builds the project, and the commands that find it.
 fn install_rust(debian: &Chroot) -> Result<()> {
     let toolchain = sh::output(&mut cmd("rustc", ["--print", "sysroot"]))?;
     debian.put(&[toolchain.trim()], "root/.rustup/toolchains")?;
@@ -50,7 +50,7 @@ fn install_rust(debian: &Chroot) -> Result<()> {
     debian.put(&commands, "root/.cargo/bin")
 }
 
-/// Runs a verb; gives the last line that it wrote.
+/// Runs a verb. Returns the last line that it wrote.
 fn xtask(debian: &Chroot, verb: &str) -> Result<String> {
     let log = cache::log(&format!("debian-13-{verb}"))?;
     if log.exists() {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Sampling: every overflow reaches its thread, whatever ends or storms meanwhile.
+//! Tests sampling: every overflow reaches its thread, whatever ends or storms meanwhile.
 
 use anyhow::Result;
 
 use crate::machine::Spec;
 use crate::suites::report::Report;
 
-/// Overflows that the driver allows per vCPU and ms in the storm.  A ms of a machine whose time is
-/// made of its instructions has 125,000 of them, and a sample costs some 12,000.
+/// Overflows that the driver allows per vCPU and ms in the storm.  A machine whose clock counts its
+/// instructions executes 125,000 of them in a ms, and a sample costs some 12,000.
 const STORM_RATE: &str = "5";
-/// The same in a machine whose time is not.
+/// The rate in a machine whose clock is real time.
 const STORM_RATE_BUSY: &str = "0";
 
-/// Three boots: with the driver's usual rate, with one vCPU, and with a low rate.
+/// Boots three machines: with the driver's usual rate, with one vCPU, and with a low rate.
 pub fn run(report: &mut Report) -> Result<()> {
     let all = "failed=0; for tests in --records --ends ''; do \
                /work/overflow $tests || failed=1; done; exit $failed";
@@ -30,15 +30,15 @@ fn spec<const N: usize>(topology: &str, options: &str, command: [&str; N]) -> Re
     Ok(spec)
 }
 
-/// More overflows than the driver allows, on all vCPUs.
+/// Describes a run with more overflows than the driver allows, on all vCPUs.
 fn storm(topology: &str) -> Result<Spec> {
     let rate = if is_nested(topology) { STORM_RATE_BUSY } else { STORM_RATE };
     let spec = spec(topology, &format!("cost,rate={rate}"), ["/work/overflow", "--storm", rate])?;
     Ok(if is_nested(topology) { spec } else { spec.deterministic() })
 }
 
-/// Without another vCPU, the kernel never waits with interrupts disabled; and on Intel's counters
-/// as narrow and old as they may be.
+/// Describes a run with one vCPU, where the kernel never waits with interrupts disabled. On Intel
+/// it has counters as narrow and old as they may be.
 fn one_vcpu(topology: &str) -> Result<Spec> {
     let command = ["/work/overflow", "--pending", "--rounds", "20"];
     let mut spec = spec(topology, "on", command)?;
@@ -50,8 +50,8 @@ fn one_vcpu(topology: &str) -> Result<Spec> {
     Ok(spec.deterministic())
 }
 
-/// A guest of a guest of the emulator's takes too long with one CPU whose time is made of its
-/// instructions.
+/// Says whether the guest is a guest of the emulator's guest. That one takes too long with one CPU
+/// whose clock counts its instructions.
 fn is_nested(topology: &str) -> bool {
     topology == "kvm"
 }

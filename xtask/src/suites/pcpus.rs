@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Physical CPUs that differ, and physical CPUs that go and come back.
+//! Tests physical CPUs that differ from each other, and physical CPUs that are taken offline and
+//! come back.
 
 use anyhow::Result;
 
@@ -8,15 +9,16 @@ use crate::artefacts::rootfs;
 use crate::machine::Spec;
 use crate::suites::report::Report;
 
-/// What the console says of CPUID's leaf 0xA with 40 bits in place of 48, and of AMD's first event
-/// select where there is none.
+/// What the console says if CPUID's leaf 0xA has counters of 40 bits instead of 48, and if AMD's
+/// first event select does not exist.
 const COUNTERS: &str =
     "perfctr: CPU 1 cannot count: expected the counters of CPU 0, found 0x7280403";
 const REGISTERS: &str = "perfctr: CPU 1 cannot count: expected registers that keep what is written \
                          to them, found 0xc0010000";
 
-/// Three boots: the last CPU differs in what CPUID says; in what its registers do; and comes up
-/// late, beside one that goes and comes back; that machine is suspended to RAM, too.
+/// Boots three machines. In the first the last CPU differs in what CPUID says, in the second in
+/// what its registers do. In the third it comes up late, another one is taken offline and comes
+/// back, and the machine is suspended to RAM.
 pub fn run(report: &mut Report) -> Result<()> {
     report.test("the driver refuses a machine with a CPU that has other counters", || {
         let mut spec = Spec::new("pv", ["true"])?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Linux's perf in the guest, whose hardware events the module counts.
+//! Tests Linux's perf in the guest, whose hardware events the module counts.
 
 use std::env;
 use std::fs;
@@ -17,7 +17,8 @@ use crate::tools::cache;
 /// Iterations of a loop that takes a while.
 const LONG: u32 = 50_000_000;
 
-/// Two boots; in the long tier one more, with a PVH tenant, and two for perf's own tests.
+/// Boots two machines. The long tier boots one more, with a PVH tenant, and two for perf's own
+/// tests.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new(report.topology, ["/work/perf", "here"])?;
     spec.topology.cpu.push_str(",pmu-tally=on");
@@ -38,8 +39,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The verb with a script that calls perf, which no word of the command names: `perf stat` beside
-/// another one that counts what is known.
+/// Runs the verb with a script that calls perf, although no word of the command names it: one `perf
+/// stat` beside another one that counts a known number.
 fn verb(topology: &str) -> Result<()> {
     let dir = cache::root()?.join("work/perf-verb");
     fs::create_dir_all(&dir)?;
@@ -71,7 +72,7 @@ fn verb(topology: &str) -> Result<()> {
     Ok(())
 }
 
-/// The same in a PVH tenant, without perf's tools.
+/// Tests perf's events in a PVH tenant, without perf's tools.
 fn pvh(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("pvh", ["/work/perf", "pvh"])?.driver("1")?;
     tenants::add_tenant(&mut spec, "perf", &[])?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! perf's own tests, `perf test`, on Linux alone and in a guest, beside what `docs/perf-test.md`
-//! says of them.
+//! Runs perf's own tests, `perf test`, on Linux alone and in a guest, and compares the verdicts
+//! with those in `docs/perf-test.md`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,13 +18,14 @@ use crate::tools::sh;
 struct Row {
     /// The test's number, and its name.
     test: String,
-    /// Its verdicts, on Linux alone and in the guest; several of one that differs from run to run.
+    /// Its verdicts on Linux alone and in the guest. There are several if they differ from run to
+    /// run.
     verdicts: [String; 2],
     /// Why it does not pass.
     why: String,
 }
 
-/// Two boots.
+/// Boots two machines.
 pub fn run(report: &mut Report) -> Result<()> {
     let rows = documented()?;
     let numbers: Vec<&str> =
@@ -62,7 +63,7 @@ fn documented() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Each test's verdict, by its number and name.
+/// Returns each test's verdict, by the test's number and name.
 fn verdicts(topology: &str, numbers: &[&str]) -> Result<BTreeMap<String, String>> {
     let mut spec = Spec::new(topology, [&["perf", "test"], numbers].concat())?;
     spec.module = topology == "pv";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The PMU model on its own: Linux and its `perf` accept it and its counts are exact, without our
-//! other code.
+//! Tests the PMU model on its own: Linux and its `perf` accept it, and its counts are exact without
+//! our other code.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::suites::report::{Report, all};
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
-/// Of `loop.S`, and what `perf stat` has to say of it, each of several times.
+/// The iterations of `loop.S`, what `perf stat` has to print for them, and how often it is run.
 pub const ITERATIONS: u32 = 5_000_000;
 pub const PERF_LINES: [&str; 2] = ["10000004,,instructions:u,", "5000001,,branches:u,"];
 const PERF_RUNS: usize = 5;
@@ -21,7 +21,8 @@ const PERF_RUNS: usize = 5;
 /// AMD's latest generation, with SVM.
 const AMD: &str = "EPYC,+svm,+npt,+perfctr-core,perfmon-v2=on,pmu=on";
 
-/// Four boots of the bare machine, one of them with an AMD CPU, and a check of what they expect.
+/// Boots the bare machine four times, once with an AMD CPU, and tests the numbers that these checks
+/// expect.
 pub fn run(report: &mut Report) -> Result<()> {
     apt::install(&["gcc", "libc6-dev"], "the checks of the PMU model")?;
     let program = check_program("pmu-check", &["pmu-check.c", "bodies.S"])?;
@@ -40,7 +41,7 @@ fn check_program(name: &str, sources: &[&str]) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The check, on Intel's model.
+/// Runs the check on Intel's model.
 fn check(report: &mut Report, program: &Path) -> Result<()> {
     report.test("the numbers expected are those of single-stepping", || {
         let stepped = Command::new(program).arg("--step").output()?;
@@ -57,7 +58,8 @@ fn check(report: &mut Report, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same on an AMD CPU, and what its counters do in and around an SVM guest.
+/// Runs the check on an AMD CPU, and another one of what its counters do in and around an SVM
+/// guest.
 fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
     let script = "/work/pmu-check; status=$?
         insmod /work/svm-check.ko && cat /sys/module/svm_check/parameters/report && exit $status";
@@ -80,8 +82,8 @@ fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// A CPU's devices stay where they are while another changes the memory map, as a kernel does that
-/// looks for PCI devices. Ten seconds.
+/// Checks that a CPU's devices stay where they are while another CPU changes the memory map, as a
+/// kernel does that looks for PCI devices. This takes ten seconds.
 fn check_map(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("native", ["/work/map-check", "10"])?.stock("");
     spec.topology.linux.push_str(" iomem=relaxed");
@@ -95,7 +97,7 @@ fn check_map(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A program of two instructions for each iteration, and four more.
+/// Builds a program that executes two instructions for each iteration, and four more.
 pub fn known(iterations: u32) -> Result<PathBuf> {
     let program = cache::root()?.join(format!("work/loop-{iterations}"));
     let mut gcc = cmd("gcc", ["-nostdlib", "-static", "-o"]);
@@ -104,7 +106,7 @@ pub fn known(iterations: u32) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Debian's own `perf`.
+/// Runs Debian's own `perf`.
 fn perf(report: &mut Report) -> Result<()> {
     let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
     let script = format!("for run in $(seq {PERF_RUNS}); do {stat}; done");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs of Debian's, whose instructions in user mode repeat: counted alone on the bare machine
-//! by Linux' perf, and under Xen by the module, all at once, while everything is moved.
+//! Counts programs of Debian's whose instructions in user mode are the same in each run: alone on
+//! the bare machine by Linux' perf, and under Xen by the module, all at once while everything is
+//! moved.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,8 +14,8 @@ use crate::machine::{self, Spec, Status};
 use crate::suites::report::{Report, all};
 use crate::tools::cache;
 
-/// Short ones of different kinds.  The compiler fails where it has no directory to look in for a
-/// header that it can do without.
+/// Short programs of different kinds. The compiler would fail if it looked in a directory that does
+/// not exist for a header that it can do without.
 pub const COMMANDS: &str = "\
 /usr/bin/gzip -9nc words
 /usr/bin/bzip2 -c words
@@ -44,12 +45,12 @@ int sum(const int *v, int n) { int s = 0; for (int i = 0; i < n; i++) s += v[i] 
 void sort(int *v, int n) { for (int i = 1; i < n; i++) { int x = v[i], j = i; \
 for (; j && v[j - 1] > x; j--) v[j] = v[j - 1]; v[j] = x; } }
 ";
-/// What is counted of each: instructions, branches and cycles.
+/// The number of events that are counted of each program: instructions, branches and cycles.
 const EVENTS: usize = 3;
-/// How often each runs in the storm.
+/// How often each program runs in the storm.
 const TIMES: usize = 3;
 
-/// Two boots.
+/// Boots two machines.
 pub fn run(report: &mut Report) -> Result<()> {
     let dir = files(COMMANDS)?;
     let alone = counted(machine("native", "", &dir)?)?;
@@ -67,13 +68,13 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What people call a command.
+/// Returns the short name of a command.
 pub fn name(command: &str) -> &str {
     let program = command.split(' ').next().unwrap_or_default();
     program.rsplit('/').next().unwrap_or_default()
 }
 
-/// The directory with these commands and what they work on.
+/// Returns the directory with these commands and the files that they work on.
 pub fn files(commands: &str) -> Result<PathBuf> {
     let dir = cache::root()?.join("work/programs");
     fs::create_dir_all(&dir)?;
@@ -89,12 +90,12 @@ pub fn files(commands: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// A machine that counts the commands.
+/// Describes a machine that counts the commands.
 pub fn machine(topology: &str, options: &str, dir: &Path) -> Result<Spec> {
     let script = format!("/work/programs /work/commands{options}");
     let mut spec = Spec::new(topology, ["sh", "-c", &script])?;
     spec.module = topology == "pv";
-    // What the kernel lends to programs as code depends on the machine's clocks.
+    // The code that the kernel maps into programs depends on the machine's clocks.
     spec.topology.linux.push_str(" vdso=0");
     spec.copy.push(dir.to_owned());
     spec.files.push((rootfs::programs()?, "/".into()));
@@ -102,7 +103,7 @@ pub fn machine(topology: &str, options: &str, dir: &Path) -> Result<Spec> {
     Ok(spec)
 }
 
-/// All counts of each command.
+/// Returns all counts of each command.
 pub fn counted(spec: Spec) -> Result<BTreeMap<String, Vec<[u64; EVENTS]>>> {
     let outcome = machine::run(&spec)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The library's providers: on the bare machine, where nobody has counters, and in a guest.
+//! Tests the library's providers: on the bare machine, where nobody has counters, and in a guest.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::machine::Spec;
 use crate::suites::pmu;
 use crate::suites::report::Report;
 
-/// Three boots; a fourth place, where the driver is off, is suite `driver-absent`'s.
+/// Boots three machines. Suite `driver-absent` tests a fourth place, where the driver is off.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut native = spec("native", "native")?;
     native.module = false;
@@ -21,8 +21,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.program(guest()?, "providers")
 }
 
-/// Under Xen, on counters of 32 bits and of architectural version 2: what others count in days
-/// happens in seconds.
+/// Describes a guest of Xen, on counters of 32 bits and of architectural version 2: there they wrap
+/// within seconds, which takes others days.
 fn guest() -> Result<Spec> {
     let all = "/work/wrap; wrapped=$?; /work/providers guest && exit $wrapped";
     let mut spec = Spec::new("pv", ["sh", "-c", all])?;
@@ -33,7 +33,7 @@ fn guest() -> Result<Spec> {
     Ok(spec)
 }
 
-/// Programs that are counted, and the library's examples, of which some count them.
+/// Adds programs that are counted, and the library's examples, some of which count them.
 fn add_watched(spec: &mut Spec) -> Result<()> {
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     let frames = guest::beside_stat("frames.S", &["-Wl,-Ttext=0x401000"])?;
@@ -45,7 +45,7 @@ fn add_watched(spec: &mut Spec) -> Result<()> {
     Ok(())
 }
 
-/// A run of the program where there is this to count with.
+/// Describes a run of the program on a machine with this kind of counters.
 fn spec(topology: &str, place: &str) -> Result<Spec> {
     let mut spec = Spec::new(topology, ["/work/providers", place])?;
     spec.add_program("cli", "perfctr")?;

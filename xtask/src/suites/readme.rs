@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The first screen of README.md: what the command prints in the guest, and a picture.
+//! Tests the first screen of README.md: what the command prints in the guest, and a picture.
 
 use std::fs;
 use std::iter::zip;
@@ -11,29 +11,30 @@ use crate::artefacts::guest;
 use crate::machine::Spec;
 use crate::tools::sh;
 
-/// Between these lines of README.md.
+/// The lines of README.md between which the screen is written.
 const BEGIN: &str = "<!-- cargo xtask readme writes this -->";
 const END: &str = "<!-- until here -->";
-/// Where the picture is.
+/// The picture's file.
 const PICTURE: &str = "docs/flame-graph.svg";
 
-/// How the program is compiled: whoever calls is to be seen in its stack.
+/// How the program is compiled: each caller has to be seen in its stack.
 pub const FLAGS: [&str; 2] = ["-O2", "-fno-optimize-sibling-calls"];
 
-/// What is typed.
+/// The commands that the screen shows.
 const COMMANDS: [&str; 2] = [
     "perfctr stat -e instructions:u,branches:u -r 20 -- ./primes",
     "perfctr record -g -e instructions:u -c 10007 -- ./primes && perfctr report",
 ];
-/// Draws the picture of what was recorded last.
+/// The command that draws the picture of what was recorded last.
 const DRAW: &str = "perfctr report -f flame-graph -o /out/readme/picture";
 
-/// A word before one of these is a time, or comes from one: no two runs need agree.
+/// A number before one of these words is a time, or comes from one, and differs from run to run.
 pub const CLOCKED: [&str; 3] = ["kHz", "M/sec", "seconds"];
-/// How far samples of one function may be apart: a period may end just before it or just in it.
+/// By how many the samples of a function may differ between runs: a period may end just before it
+/// or just in it.
 const SAMPLES_APART: u64 = 1;
 
-/// Has the machine run the commands before its own.
+/// Has the machine run the screen's commands before its own.
 pub fn prepare(spec: &mut Spec) -> Result<()> {
     spec.files.push((guest::beside_stat("primes.c", &FLAGS)?, "/work/primes".to_owned()));
     spec.files.push((script()?, "/work/readme.sh".to_owned()));
@@ -43,7 +44,7 @@ pub fn prepare(spec: &mut Spec) -> Result<()> {
     Ok(())
 }
 
-/// Runs them, each with a file for what it prints.
+/// Writes a script that runs the commands and keeps what each prints in a file.
 fn script() -> Result<PathBuf> {
     let mut script = "set -e\ncd /work\nPATH=/work:$PATH\nmkdir -p /out/readme\n".to_owned();
     for (n, command) in COMMANDS.iter().enumerate() {
@@ -54,7 +55,7 @@ fn script() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What a run has left: the screen, and the picture.
+/// What a run has left in its directory: the screen, and the picture.
 struct Printed {
     screen: String,
     picture: String,
@@ -79,7 +80,7 @@ impl Printed {
     }
 }
 
-/// Puts what a run has left into the project.
+/// Writes what a run has left into the project.
 pub fn write(out: &Path) -> Result<()> {
     let (printed, path) = (Printed::of(out)?, sh::project().join("README.md"));
     let readme = fs::read_to_string(&path)?;
@@ -98,7 +99,7 @@ pub fn compare(out: &Path) -> Result<()> {
     same_picture(&picture, &printed.picture).context(PICTURE)
 }
 
-/// README.md before the lines that are written, they, and after.
+/// Returns README.md before the lines that are written, these lines, and what follows them.
 fn parts(readme: &str) -> Result<(&str, &str, &str)> {
     let [begin, end] = [BEGIN, END].map(|mark| readme.split(mark).count() == 2);
     ensure!(begin && end, "README.md has not one line `{BEGIN}` and one line `{END}`");
@@ -108,14 +109,14 @@ fn parts(readme: &str) -> Result<(&str, &str, &str)> {
     Ok((&readme[..start], &readme[start..end], &readme[end..]))
 }
 
-/// Line by line, and word by word.
+/// Compares two screens line by line, and each line word by word.
 fn same_screen(shown: &str, printed: &str) -> Result<()> {
     for text in [shown, printed] {
         check_shares(text)?;
     }
     let (one, other) = (shown.lines().count(), printed.lines().count());
     ensure!(one == other, "{one} lines shown, {other} printed:\n{printed}");
-    // How many samples there are follows from the rows, see above.
+    // The number of samples follows from the rows, which are compared above.
     let free = [&CLOCKED[..], &["samples"]].concat();
     for (shown, printed) in zip(shown.lines(), printed.lines()) {
         ensure!(same_line(shown, printed, &free), "shown:   {shown}\nprinted: {printed}");
@@ -123,7 +124,7 @@ fn same_screen(shown: &str, printed: &str) -> Result<()> {
     Ok(())
 }
 
-/// Word by word; before one of those in `free` any number will do.
+/// Compares two lines word by word. Before a word of `free` any number will do.
 pub fn same_line(shown: &str, printed: &str, free: &[&str]) -> bool {
     let rows = [row(shown), row(printed)];
     if let [Some((shown, one)), Some((printed, other))] = rows {
@@ -145,7 +146,7 @@ fn is_number(word: &str) -> bool {
     word.parse::<f64>().is_ok_and(f64::is_finite)
 }
 
-/// Of Xen's version the part that its security updates leave as it is.
+/// Returns the part of Xen's version that its security updates leave as it is.
 fn release(version: &str) -> Option<(&str, &str)> {
     let mut parts = version.split('.');
     Some((parts.next()?, parts.next()?))
@@ -155,7 +156,7 @@ fn near(one: u64, other: u64) -> bool {
     one.abs_diff(other) <= SAMPLES_APART
 }
 
-/// A function's line of the report: samples, and the function.
+/// Reads a function's line of the report. Returns its samples, and the function.
 fn row(line: &str) -> Option<(u64, &str)> {
     let mut words = line.split_whitespace();
     let (samples, share, function) = (words.next()?, words.next()?, words.next()?);
@@ -163,7 +164,7 @@ fn row(line: &str) -> Option<(u64, &str)> {
     Some((samples.parse().ok()?, function))
 }
 
-/// The rows sum up to what the report says above them, and their shares are of that.
+/// Fails unless the rows sum up to what the report says above them, and their shares are right.
 fn check_shares(text: &str) -> Result<()> {
     let rows: Vec<_> = text.lines().filter_map(|line| Some((line, row(line)?))).collect();
     let sum: u64 = rows.iter().map(|(_, (samples, _))| samples).sum();
@@ -182,7 +183,7 @@ fn last_word(text: &str) -> &str {
     text.split_whitespace().next_back().unwrap_or_default()
 }
 
-/// The same boxes: all else of a flame graph follows from them.
+/// Compares the boxes of two flame graphs. All else in a flame graph follows from them.
 fn same_picture(shown: &str, printed: &str) -> Result<()> {
     let (shown, printed) = (boxes(shown)?, boxes(printed)?);
     let same = |(one, other): (&(String, u64), &(String, u64))| {
@@ -194,7 +195,7 @@ fn same_picture(shown: &str, printed: &str) -> Result<()> {
     Ok(())
 }
 
-/// Function and samples of each box of a flame graph, in their order.
+/// Returns the function and the samples of each box of a flame graph, in their order.
 pub fn boxes(picture: &str) -> Result<Vec<(String, u64)>> {
     let titles = picture.split("<title>").skip(1);
     let titles = titles.map(|text| text.split("</title>").next().unwrap_or_default());
@@ -205,14 +206,14 @@ pub fn boxes(picture: &str) -> Result<Vec<(String, u64)>> {
     Ok(boxes)
 }
 
-/// The same of one box's title; `None` if it is empty.
+/// Returns the function and the samples of one box's title, or `None` if it is empty.
 pub fn title(text: &str) -> Result<Option<(String, u64)>> {
     let Some((name, rest)) = text.rsplit_once(" (") else { return Ok(None) };
     let samples = rest.split_once(" samples").context("a box without samples")?.0;
     Ok(Some((without_thread(name).to_owned(), samples.replace(',', "").parse()?)))
 }
 
-/// A box's name without the number of its thread, which the kernel gives as it likes.
+/// Removes the number of the thread from a box's name. The kernel chooses that number.
 pub fn without_thread(name: &str) -> &str {
     let number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
     name.split_once(' ').filter(|(word, _)| number(word)).map_or(name, |(_, rest)| rest)

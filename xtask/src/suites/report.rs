@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Suites, and what came of their tests.
+//! Suites, and the results of their tests.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,29 +11,30 @@ use crate::machine::{self, Boots, Outcome, Spec, Status};
 /// What a suite needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Any Linux machine.
+    /// It runs on any Linux machine.
     Model,
-    /// The testbed's virtual machine.
+    /// It boots the testbed's virtual machine.
     Vm,
-    /// The same, for longer than the usual run may take: in the long tier, or where it is named.
+    /// It boots the testbed for longer than the usual run may take. It runs in the long tier, or if
+    /// it is named.
     Long,
 }
 
-/// How much of the same is run.
+/// How many rounds of the same test are run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Volume {
-    /// What fits the time that the whole run may take.
+    /// As many as fit into the time that the whole run may take.
     #[default]
     Usual,
-    /// More rounds of it: `--tier long`.
+    /// More rounds, with `--tier long`.
     Long,
 }
 
 impl Volume {
-    /// The variable that tells programs in the guest, and those of the model tier.
+    /// The variable that tells the volume to programs in the guest, and to those of the model tier.
     const VARIABLE: &str = "PERFCTR_VOLUME";
 
-    /// The number of rounds.
+    /// Returns the number of rounds for this volume.
     pub fn pick<T>(self, usual: T, long: T) -> T {
         match self {
             Self::Usual => usual,
@@ -41,7 +42,8 @@ impl Volume {
         }
     }
 
-    /// For the environment of the programs that a suite runs, as (name, value).
+    /// Returns the variable for the environment of the programs that a suite runs, as (name,
+    /// value).
     pub fn variable(self) -> (&'static str, &'static str) {
         (Self::VARIABLE, self.pick("usual", "long"))
     }
@@ -49,33 +51,33 @@ impl Volume {
 
 /// Several tests that share their boots.
 pub struct Suite {
-    /// Its name, which starts the names of its tests.
+    /// Its name, with which the names of its tests start.
     pub name: &'static str,
     /// What it needs.
     pub tier: Tier,
-    /// The machine that it is run on, if that is not the usual one: a file in `xtask/profiles`.
+    /// The machine that it is run on, a file in `xtask/profiles`, or `None` for the usual one.
     pub topology: Option<&'static str>,
-    /// Runs them. An error counts as one failed test.
+    /// Runs the tests. An error counts as one failed test.
     pub run: fn(&mut Report) -> Result<()>,
 }
 
 impl Suite {
-    /// Of the model tier.
+    /// Makes a suite of the model tier.
     pub const fn model(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
         Self { name, tier: Tier::Model, topology: None, run }
     }
 
-    /// Of the tier that boots machines.
+    /// Makes a suite of the tier that boots machines.
     pub const fn vm(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
         Self { name, tier: Tier::Vm, topology: None, run }
     }
 
-    /// Of the long tier.
+    /// Makes a suite of the long tier.
     pub const fn long(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
         Self { name, tier: Tier::Long, topology: None, run }
     }
 
-    /// The same on another machine.
+    /// Makes a suite that boots another machine than the usual one.
     pub const fn on(
         topology: &'static str,
         name: &'static str,
@@ -92,22 +94,22 @@ pub struct Report {
     pub volume: Volume,
     /// The suite's name.
     pub suite: &'static str,
-    /// The machine that it is run on, where it has a choice.
+    /// The machine that the suite is run on, if it can run on several.
     pub topology: &'static str,
     /// How many tests passed.
     pub passed: u32,
-    /// The names of those that failed.
+    /// The names of the tests that failed.
     pub failed: Vec<String>,
-    /// What the summary should say, too.
+    /// Further lines for the summary.
     pub notes: Vec<String>,
-    /// What the suite has taken.
+    /// The time that the suite has taken.
     pub time: Duration,
-    /// What it has booted.
+    /// The machines that it has booted.
     pub boots: Boots,
 }
 
 impl Report {
-    /// Runs a suite.
+    /// Runs a suite, and returns its results.
     pub fn of(suite: &Suite, volume: Volume) -> Self {
         println!("suite {}", suite.name);
         let topology = suite.topology.unwrap_or("pv");
@@ -120,7 +122,7 @@ impl Report {
             report.record("the suite as a whole", Err(anyhow::anyhow!("no test ran")), report.time);
         }
         report.time = start.elapsed();
-        // What boots meanwhile belongs to the suites that run beside this one.
+        // Machines that boot meanwhile belong to the suites that run beside this one.
         if suite.tier != Tier::Model {
             report.boots = machine::boots().since(&before);
         }
@@ -151,7 +153,8 @@ impl Report {
         }
     }
 
-    /// Says something at the end of the whole run, such as how much of something it was.
+    /// Adds a line to the summary at the end of the whole run, such as how much of something was
+    /// tested.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(format!("{}: {}", self.suite, text.into()));
     }
@@ -163,7 +166,7 @@ impl Report {
         self.program_outcome(spec, program).map(drop)
     }
 
-    /// The same; gives the run, for further tests.
+    /// Does the same as [`Report::program`], and returns the run for further tests.
     pub fn program_outcome(&mut self, mut spec: Spec, program: &str) -> Result<Outcome> {
         spec.add_program("vm-tests", program)?;
         let (name, value) = self.volume.variable();
@@ -188,15 +191,15 @@ impl Report {
     }
 }
 
-/// The console of a run says this.
-pub fn says(outcome: &Outcome, what: &str) -> Result<()> {
+/// Fails unless the console of a run says this.
+pub fn console_says(outcome: &Outcome, what: &str) -> Result<()> {
     let console = fs::read(&outcome.console)?;
     let console = String::from_utf8_lossy(&console);
     ensure!(console.contains(what), "the console does not say `{what}`\n{console}");
     Ok(())
 }
 
-/// Everything about a run that helps to understand why it failed.
+/// Returns everything about a run that helps to understand why it failed.
 pub fn all(outcome: &Outcome) -> String {
     format!(
         "{:?}\nstdout:\n{}stderr:\n{}{}",

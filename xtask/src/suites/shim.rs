@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The C library with perfctr's interface, used by C and C++ programs that know nothing but its
+//! Tests the C library with perfctr's interface, with C and C++ programs that know nothing but its
 //! installed headers.
 
 use std::fs;
@@ -14,7 +14,7 @@ use crate::tools::{apt, cache, sh};
 
 const WARNINGS: &[&str] = &["-Wall", "-Wextra", "-pedantic", "-Werror", "-O2"];
 
-/// Both languages, with the ending of their programs' names.
+/// Both languages: compiler, language, and the ending of their programs' names.
 const LANGUAGES: &[(&str, &str, &str)] = &[("gcc", "c", ""), ("g++", "c++", "-cpp")];
 
 /// Compiles every program in both languages, against both libraries, and runs all in the guest.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The command `perfctr`, where the hypervisor helps and where Linux counts alone.
+//! Tests the command `perfctr`, on a hypervisor with the driver, and where Linux counts alone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::tools::apt;
 use crate::tools::cache;
 use crate::tools::sh;
 
-/// Two boots, and one more in the long tier.
+/// Boots two machines, and one more in the long tier.
 pub fn run(report: &mut Report) -> Result<()> {
     for (topology, provider) in [("native", "native"), ("pv", "paravirt")] {
         let mut spec = spec(topology, provider)?;
@@ -54,7 +54,7 @@ fn spec(topology: &str, provider: &str) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Go's pprof finds the same functions with as many samples as our own text.
+/// Checks that Go's pprof finds the same functions with as many samples as our own text.
 fn read_by_pprof(out: &Path) -> Result<()> {
     let mut pprof = Command::new(pprof::pprof()?);
     pprof
@@ -66,8 +66,8 @@ fn read_by_pprof(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Functions and their own samples, of a table whose first column they are and whose last one the
-/// functions; those that only call others have none.
+/// Returns functions and their own samples from a table whose first column is the samples, and
+/// whose last one is the function. Functions that only call others have no samples of their own.
 fn flat(table: &str) -> BTreeMap<String, u64> {
     let heading = |line: &&str| line.ends_with("cum%") || line.ends_with("symbol");
     let mut functions = BTreeMap::new();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Two domains: Debian's own tools create a tenant beside the control domain, with the same kernel.
+//! Tests two domains: Debian's own tools create a tenant beside the control domain, with the same
+//! kernel.
 
 use std::fs;
 use std::io::BufWriter;
@@ -17,9 +18,10 @@ use crate::tools::cpio::Archive;
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
-/// Where a tenant's memory has its first contents from, as `tests/vm/src/toolstack.rs` has it.
+/// The file that a tenant's memory has its first contents from. `tests/vm/src/toolstack.rs` has the
+/// same name.
 const INITRAMFS: &str = "/work/tenant.cpio";
-/// The same for a tenant that starts another kernel, which is in it.
+/// The same file of a tenant that starts another kernel, which is in it.
 const INITRAMFS_OF_STARTER: &str = "/work/starter.cpio";
 
 /// AMD's core extension.
@@ -27,16 +29,16 @@ const CORE: &str = ",+perfctr-core";
 /// Version 2 of its counters (PerfMonV2).
 pub const V2: &str = ",+perfctr-core,perfmon-v2=on";
 
-/// Two boots, each with a storm in the tenant: with the driver's usual rate, and with one so low
-/// that emulation is fast enough to exceed it.
+/// Boots two machines, each with a storm in the tenant: with the driver's usual rate, and with one
+/// so low that emulation is fast enough to exceed it.
 pub fn run(report: &mut Report) -> Result<()> {
     report.program(spec("pv", "cost,rate=50", &["/work/tenants", "control", "50"])?, "tenants")?;
     let all = ["/work/tenants", "control", "--all", "0"];
     report.program(spec("pv", "cost,all,rate=0", &all)?, "tenants")
 }
 
-/// AMD CPUs, two boots: of the first with counters, and with those of version 2, which sample; and
-/// in the long tier one more, for sampling without global control.
+/// Boots two machines with AMD CPUs: the first with counters of version 1, the second with those of
+/// version 2, which sample. The long tier boots one more, for sampling without global control.
 pub fn amd(report: &mut Report) -> Result<()> {
     beside_pvh(report)?;
     for features in report.volume.pick(&[V2][..], &[V2, CORE]) {
@@ -49,9 +51,10 @@ pub fn amd(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The control domain counts beside a PV tenant and a PVH one, and one that may not count looks on;
-/// and a 32-bit tenant asks whether it can. A PVH tenant counts its kernel beside the emulator and
-/// loads its module anew, and one names frames that are no memory of its own.
+/// Boots a machine whose control domain counts beside a PV tenant and a PVH one. One tenant that
+/// may not count looks on, and a 32-bit tenant asks whether it can. A PVH tenant counts its kernel
+/// beside the emulator and loads its module anew, and one names frames that are no memory of its
+/// own.
 fn beside_pvh(report: &mut Report) -> Result<()> {
     let mut spec = spec("pv-amd", "1", &["/work/tenants", "pvh"])?;
     spec.topology.cpu.push_str(",pmu-tally=on");
@@ -61,13 +64,14 @@ fn beside_pvh(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
-/// One boot: a PVH tenant on an AMD CPU counts and samples while it is restored and migrated; in
-/// the long tier also a PV and an HVM one, while they are saved and go on, and while their memory
-/// and their vCPUs become fewer and more. And the HVM one starts another kernel.
+/// Boots one machine. A PVH tenant on an AMD CPU counts and samples while it is restored and
+/// migrated. In the long tier a PV and an HVM tenant also count while they are saved and restored,
+/// and while their memory and their vCPUs become fewer and more, and the HVM tenant starts another
+/// kernel.
 pub fn migrate(report: &mut Report) -> Result<()> {
     let mut spec = spec("pv-amd", "all", &["/work/tenants", "migrate"])?;
     spec.topology.cpu.push_str(V2);
-    // A tenant that is migrated is there twice for a while.
+    // A tenant that is migrated is in memory twice for a while.
     spec.topology.memory_mib += 512;
     spec.timeout = Duration::from_secs(1800);
     if report.volume == Volume::Long {
@@ -78,21 +82,21 @@ pub fn migrate(report: &mut Report) -> Result<()> {
         let starter = archive("starter", "tenants", &files, spec.purpose())?;
         spec.files.push((starter, INITRAMFS_OF_STARTER.into()));
         add_device_model(&mut spec)?;
-        // There are two of them, too.
+        // There are two tenants at a time, too.
         spec.topology.memory_mib += 256;
         spec.timeout *= 4;
     }
     report.program(spec, "tenants")
 }
 
-/// Two boots, of machines with the same CPUs but for their counters, which are narrower in the
-/// second: a tenant that counts is saved in the first, and restored in the other.
+/// Boots two machines with the same CPUs but for their counters, which are narrower in the second.
+/// A tenant that counts is saved in the first, and restored in the other.
 pub fn elsewhere(report: &mut Report) -> Result<()> {
     let out = cache::root()?.join("work/emigrant");
     let machine = |role, file| -> Result<Spec> {
         let mut spec = spec("pv", "all", &["/work/tenants", role, file])?;
-        // The control domain has the tenant's memory as a file, and that in the archive that it is
-        // booted with or leaves.
+        // The control domain holds the tenant's memory as a file, and this file again in the
+        // archive that it is booted with or leaves.
         spec.topology.memory_mib += 640;
         spec.hypervisor()?.add("dom0_mem=1664M,max:1664M");
         Ok(spec)
@@ -106,8 +110,8 @@ pub fn elsewhere(report: &mut Report) -> Result<()> {
     report.program(to, "tenants")
 }
 
-/// A program of `benches` in a PVH tenant of so many vCPUs, beside a control domain of one that
-/// sleeps; on Xen with the driver, or with its own virtual PMU.
+/// Describes a run of a program of `benches` in a PVH tenant of so many vCPUs, beside a control
+/// domain with one vCPU that sleeps, on Xen with the driver or with its own virtual PMU.
 pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
     let mut command = vec!["/work/tenants", "bench"];
     command.extend(vpmu.then_some("--without-module"));
@@ -129,7 +133,8 @@ pub fn bench(program: &str, vcpus: u32, vpmu: bool) -> Result<Spec> {
     Ok(spec)
 }
 
-/// A topology, the driver's options, and the command, which may create tenants.
+/// Describes a run on a topology with the driver's options and this command, which may create
+/// tenants.
 pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command)?.driver(driver)?;
     spec.timeout = Duration::from_secs(1800);
@@ -137,17 +142,17 @@ pub fn spec(topology: &str, driver: &str, command: &[&str]) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Those that test from within a tenant's kernel: (path in the tenant, path here).
+/// Returns the modules that test from within a tenant's kernel, as (path in the tenant, path here).
 fn modules() -> Result<Vec<(String, PathBuf)>> {
     let modules = guest::test_modules(&kernel::kernel()?)?;
     let file = |name| (format!("usr/lib/perfctr/{name}"), modules.join(name));
     Ok(["frames.ko", "peek.ko"].map(file).into())
 }
 
-/// Adds what HVM tenants need beside all that others do, which is there already.
+/// Adds what only HVM tenants need. What all tenants need is there already.
 pub fn add_device_model(spec: &mut Spec) -> Result<()> {
     apt::install(&["zstd"], "packing a tenant's memory")?;
-    // Firmware reads the memory's first contents in small pieces.
+    // The archives are packed, since firmware reads the memory's first contents in small pieces.
     let archives = [INITRAMFS, INITRAMFS_OF_STARTER];
     for (path, _) in spec.files.iter_mut().filter(|(_, at)| archives.contains(&at.as_str())) {
         let packed = path.with_extension("cpio.zst");
@@ -156,7 +161,7 @@ pub fn add_device_model(spec: &mut Spec) -> Result<()> {
     }
     spec.files.push((rootfs::device_model()?, "/".into()));
     spec.files.push((kernel::kernel()?.boot_image, "/work/vmlinuz".into()));
-    // The device model's, and room for a larger tenant.
+    // This is for the device model and a larger tenant.
     spec.topology.memory_mib += 256;
     Ok(())
 }
@@ -177,7 +182,7 @@ pub(super) fn add_tenant(
     Ok(())
 }
 
-/// The first contents of a tenant's memory, in a file of this name.
+/// Puts the first contents of a tenant's memory into a file of this name.
 fn archive(
     name: &str,
     program: &str,

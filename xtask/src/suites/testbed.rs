@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The testbed itself: what a command does in the guest is what the caller sees, and every way of
+//! Tests the testbed itself: the caller sees what a command does in the guest, and each way of
 //! failing is reported as what it is.
 
 use std::fs;
@@ -13,13 +13,13 @@ use crate::machine::{self, Failure, Outcome, Spec, Status};
 use crate::suites::report::{Report, Volume, all};
 use crate::tools::cache;
 
-/// The content that a command is asked to pass through: every byte value, and too much for any
-/// buffer on the way.
+/// Returns the content that a command is asked to pass through: every byte value, and more than any
+/// buffer on the way holds.
 fn binary() -> Vec<u8> {
     (0..4_000_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// A shell command on a topology, without our module.
+/// Describes a run of a shell command on a topology, without our module.
 fn shell(topology: &str, script: &str) -> Result<Spec> {
     Ok(Spec::new(topology, ["sh", "-c", script])?.stock("dom0_max_vcpus=4"))
 }
@@ -29,7 +29,7 @@ fn expect(outcome: &Outcome, status: &Status) -> Result<()> {
     Ok(())
 }
 
-/// Linux without a hypervisor.
+/// Tests Linux without a hypervisor.
 pub fn native(report: &mut Report) -> Result<()> {
     copies_both_ways(report, "native")?;
     report.test("a command that does not exist is reported", || {
@@ -65,7 +65,7 @@ pub fn native(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Debian as the control domain of an unmodified Xen.
+/// Tests Debian as the control domain of an unmodified Xen.
 pub fn xen(report: &mut Report) -> Result<()> {
     let out = copies_both_ways(report, "pv")?;
     report.test("it has four vCPUs under Xen", || {
@@ -81,7 +81,8 @@ pub fn xen(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// On a CPU with SMAP and SMEP, the paravirtualised kernel dies before it has a console.
+/// Boots a CPU with SMAP and SMEP, on which the paravirtualised kernel dies before it has a
+/// console.
 fn dies_early() -> Result<()> {
     let mut spec = shell("pv-amd", "exit 0")?;
     spec.topology.cpu = spec.topology.cpu.replace(",-smap,-smep", "");
@@ -93,8 +94,9 @@ fn dies_early() -> Result<()> {
     Ok(())
 }
 
-/// One boot: files go in, output streams stay apart and whole, the status and `/out` come back.
-/// Gives where that is put.
+/// Boots one machine, and checks that files are copied in, that both output streams come back
+/// separate and complete, and so do the status and `/out`. Returns the directory with what `/out`
+/// had.
 fn copies_both_ways(report: &mut Report, topology: &str) -> Result<PathBuf> {
     let dir = cache::root()?.join("work/copies");
     let (one, two, out) = (dir.join("one"), dir.join("two"), dir.join("out"));
@@ -134,7 +136,8 @@ fn copies_both_ways(report: &mut Report, topology: &str) -> Result<PathBuf> {
     Ok(out)
 }
 
-/// The first program waits for input, for ever. Two attempts of a minute each.
+/// Boots a machine whose first program waits for input for ever. That takes two attempts of a
+/// minute each.
 fn stands_still() -> Result<()> {
     let mut spec = shell("native", "exit 0")?;
     spec.topology.linux.push_str(" rdinit=/bin/cat");

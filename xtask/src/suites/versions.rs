@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The releases of Xen and the versions of Linux that all of this is for: each pair is booted, and
-//! counts and samples in the control domain.
+//! Tests the releases of Xen and the versions of Linux that the project supports: each pair is
+//! booted, and counts and samples in the control domain.
 
 use std::fs;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::suites::pmu;
 use crate::suites::report::{Report, Volume, all};
 use crate::tools::sh;
 
-/// The usual kernel, of the machine's own Debian.
+/// The usual kernel, which is that of the testbed's Debian.
 const USUAL: &str = "6.1";
 
-/// What a pair is asked: a word for the table, what the test's name says, and the command.
+/// The questions that each pair is asked: a word for the table, the test's name, and the command.
 const ASKED: [(&str, &str, &str); 3] = [
     (
         "counts",
@@ -33,7 +33,8 @@ const ASKED: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// One boot for each pair in the long run; the usual one compares the book with what there is.
+/// Boots each pair in the long run. The usual run compares the book's table with the pairs that
+/// there are.
 pub fn run(report: &mut Report) -> Result<()> {
     let pairs = pairs()?;
     if report.volume == Volume::Usual {
@@ -55,7 +56,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 /// A release of Xen and a version of Linux.
 type Pair = (String, String);
 
-/// Every kernel on the usual Xen, and on the one that Debian has beside it.
+/// Returns every kernel with the usual Xen, and with the Xen that its Debian has.
 fn pairs() -> Result<Vec<Pair>> {
     let mut versions = kernel::versions()?;
     versions.push(USUAL.to_owned());
@@ -68,7 +69,7 @@ fn pairs() -> Result<Vec<Pair>> {
     Ok(pairs)
 }
 
-/// In the order of their numbers.
+/// Sorts versions by their numbers.
 fn sorted(mut versions: Vec<String>) -> Vec<String> {
     versions.sort_by_key(|version| {
         version.split('.').map(|part| part.parse().unwrap_or(0)).collect::<Vec<u32>>()
@@ -76,7 +77,7 @@ fn sorted(mut versions: Vec<String>) -> Vec<String> {
     versions
 }
 
-/// Boots a pair; gives what it can, in the table's words.
+/// Boots a pair. Returns what it can do, in the table's words.
 fn boot(report: &mut Report, (release, version): &Pair) -> Result<String> {
     let mut script = String::new();
     for (word, _, command) in ASKED {
@@ -105,7 +106,7 @@ fn boot(report: &mut Report, (release, version): &Pair) -> Result<String> {
     Ok(if can.is_empty() { "-".to_owned() } else { can.join(", ") })
 }
 
-/// What the machine said to one question.
+/// Fails unless the machine has answered one question as it should.
 fn answered(outcome: &Outcome, said: &str, word: &str) -> Result<()> {
     ensure!(outcome.status == Status::Exited(0), "{}", all(outcome));
     let (_, rest) = said.split_once(&format!("asked {word}\n")).context("it was not asked")?;
@@ -120,7 +121,7 @@ fn answered(outcome: &Outcome, said: &str, word: &str) -> Result<()> {
     Ok(())
 }
 
-/// The table's.
+/// The head of the book's table.
 const HEAD: &str = "| Xen | Linux | |\n|---|---|---|\n";
 
 fn row((release, version): &Pair, can: &str) -> String {
@@ -131,7 +132,7 @@ fn page() -> Result<String> {
     Ok(fs::read_to_string(sh::project().join("docs/supported.md"))?)
 }
 
-/// All but what the last column says.
+/// Fails unless the table has every pair, whatever its last column says.
 fn named(pairs: &[Pair]) -> Result<()> {
     let page = page()?;
     let (_, rows) = page.split_once(HEAD).context("docs/supported.md has no such table")?;

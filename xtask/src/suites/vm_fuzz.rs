@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The fuzzer of the real module and the real driver, which say what of them it reaches.
+//! Fuzzes the real module and the real driver, which report which of their code is reached.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,12 @@ use crate::suites::report::Report;
 use crate::suites::tenants;
 use crate::tools::sh::{self, cmd};
 
-/// What every place of a build for fuzzing calls.
+/// The function that every basic block of a build for fuzzing calls.
 const REACHED: &str = "__sanitizer_cov_trace_pc";
 const CORPUS: &str = "tests/fuzz/corpus";
 
-/// One boot: a hostile user, a hostile guest kernel, and one in a domain of its own.
+/// Boots one machine with a hostile user, a hostile guest kernel, and another one in a domain of
+/// its own.
 pub fn run(report: &mut Report) -> Result<()> {
     let calls = report.volume.pick("1000", "20000");
     let module = guest::module(&kernel::kernel()?, Purpose::Fuzzing)?;
@@ -33,7 +34,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     report.program(spec, "vm-fuzz")
 }
 
-/// What a tenant makes hypercalls with, and what it mutates.
+/// Returns the files with which a tenant makes hypercalls, and what it mutates.
 fn for_tenant() -> Result<Vec<(String, PathBuf)>> {
     let privcmd = kernel::kernel()?.modules.join("drivers/xen/xen-privcmd.ko");
     let mut files = vec![("usr/lib/perfctr/xen-privcmd.ko".to_owned(), privcmd)];
@@ -45,14 +46,15 @@ fn for_tenant() -> Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-/// Places that are counted when they are reached: calls, or relocations of what is not linked.
+/// Returns the number of places that are counted when they are reached. They are calls, or
+/// relocations in an object that is not linked.
 fn places(program: &Path) -> Result<usize> {
     let code = sh::output(cmd("objdump", ["-dr", "--no-show-raw-insn"]).arg(program))?;
     let (mut section, mut places) = ("", 0);
     for line in code.lines() {
         section = line.strip_prefix("Disassembly of section ").unwrap_or(section);
         let is_call = line.contains("R_X86_64_PLT32") || line.contains("call ");
-        // What is executed once, when the module is loaded, is not looked at.
+        // Code that is executed once, when the module is loaded, is not counted.
         if is_call && line.contains(REACHED) && section != ".init.text:" {
             places += 1;
         }

@@ -20,7 +20,7 @@ pub struct Anchor<'a> {
 }
 
 impl Anchor<'_> {
-    /// Where the marked part is in a file.
+    /// Finds the marked part in a file.
     pub fn find(&self, source: &str) -> Result<Range<usize>> {
         let (before, rest) = self.text.split_once('«').context("the anchor has no «")?;
         let (marked, after) = rest.split_once('»').context("the anchor has no » after its «")?;
@@ -47,7 +47,7 @@ impl Anchor<'_> {
 #[derive(Default)]
 struct Compact {
     text: String,
-    /// Where each byte of it was.
+    /// The offset of each byte in the source.
     places: Vec<usize>,
 }
 
@@ -72,7 +72,7 @@ impl Compact {
         }
     }
 
-    /// The one place of `wanted`, between whole words.
+    /// Returns the one place of `wanted`, between whole words.
     fn only(&self, source: &str, wanted: &str) -> Result<usize> {
         let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         let is_whole = |at: &usize| {
@@ -95,7 +95,8 @@ impl Compact {
         }
     }
 
-    /// Where a part of the compact text is in the source; an empty part follows what precedes it.
+    /// Returns where a part of the compact text is in the source. An empty part follows what
+    /// precedes it.
     fn range(&self, first: usize, last: usize) -> Range<usize> {
         if first == last {
             let after = first.checked_sub(1).map_or(0, |before| self.places[before] + 1);
@@ -105,13 +106,13 @@ impl Compact {
     }
 }
 
-/// The number of the line at this place.
+/// Returns the number of the line at this place.
 pub fn line_of(source: &str, place: usize) -> usize {
     source[..place].matches('\n').count() + 1
 }
 
-/// From the one line that holds `within` to the first line after it that is as far indented and
-/// closes a brace.
+/// Returns the range from the one line that holds `within` to the first line after it that has the
+/// same indentation and closes a brace.
 fn block(source: &str, within: &str) -> Result<Range<usize>> {
     let mut places = source.match_indices(within);
     let (at, _) = places.next().with_context(|| format!("`{within}` does not occur"))?;
@@ -129,16 +130,16 @@ fn block(source: &str, within: &str) -> Result<Range<usize>> {
 pub struct Part {
     /// The part.
     pub place: Range<usize>,
-    /// An expression that says whether the other code is in force, if it is not always.
+    /// An expression that says whether the other code is in force, or `None` if it always is.
     pub switch: Option<String>,
     /// The other code.
     pub wrong: String,
 }
 
 impl Part {
-    /// What the part becomes: the other code, or a choice between both. What is marked is an
-    /// expression; or statements, if it ends like one; or nothing, in which case the other code is
-    /// put there.
+    /// Returns the part's new text: the other code, or a choice between both. What is marked is an
+    /// expression, or statements if it ends like one, or nothing, in which case the other code is
+    /// inserted there.
     fn with(&self, right: &str) -> String {
         let Self { switch, wrong, .. } = self;
         let Some(switch) = switch else { return wrong.clone() };
@@ -150,7 +151,7 @@ impl Part {
     }
 }
 
-/// The file with each of these parts in both ways. One part may be inside another.
+/// Returns the file with both texts of each of these parts. One part may be inside another.
 pub fn weave(source: &str, mut parts: Vec<Part>) -> Result<String> {
     parts.sort_by_key(|part| (part.place.start, std::cmp::Reverse(part.place.end)));
     woven(source, 0..source.len(), &parts)

@@ -24,16 +24,16 @@ use crate::tools::sh::{self, cmd};
 /// How old the package lists may be before they are fetched again.
 const LISTS_FRESH: Duration = Duration::from_secs(24 * 3600);
 
-/// The release that the testbed is made of: Debian 12.
+/// The release that the testbed consists of: Debian 12.
 pub const TESTBED: &str = "bookworm";
 
-/// The one after it: Debian 13.
+/// The release after it: Debian 13.
 pub const NEWER: &str = "trixie";
 
-/// What follows the testbed's.
+/// The releases after the testbed's.
 const LATER: &[&str] = &[NEWER, "forky", "sid"];
 
-/// Which suites to look at.
+/// The suites to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Suites {
     /// The machine's own release with its updates and security suites, where it is not the
@@ -45,7 +45,7 @@ enum Suites {
     Release,
     /// Sources of later releases.
     Later,
-    /// These, of another release.
+    /// These suites of another release.
     Other(Vec<String>),
 }
 
@@ -60,7 +60,7 @@ impl Suites {
         }
     }
 
-    /// The types of entries.
+    /// Returns the types of entries.
     fn types(&self) -> &'static [&'static str] {
         match self {
             Self::Later => &["deb-src"],
@@ -69,7 +69,8 @@ impl Suites {
         }
     }
 
-    /// What to ask a mirror for that the machine asks for `suite`, with its release's name.
+    /// Returns the suites to ask a mirror for if the machine asks it for `suite`, which has its
+    /// release's name in it.
     fn of(&self, suite: &str, codename: &str) -> Vec<String> {
         let Some(kind) = suite.strip_prefix(codename) else { return Vec::new() };
         let names = |names: &[&str]| names.iter().copied().map(str::to_owned).collect();
@@ -107,7 +108,8 @@ pub fn install(packages: &[&str], why: &str) -> Result<()> {
     })
 }
 
-/// The directory with the unpacked source package `name`, whose version starts with `upstream`.
+/// Returns the directory with the unpacked source package `name`, whose version starts with
+/// `upstream`.
 pub fn source(name: &str, upstream: &str) -> Result<PathBuf> {
     let key = Key::new("source 1").text(name).text(upstream);
     let dir = cache::artefact(&format!("source-{name}"), key, |dir| {
@@ -121,9 +123,9 @@ pub fn source(name: &str, upstream: &str) -> Result<PathBuf> {
     Ok(dir.join("tree"))
 }
 
-/// The directory with the sources of `name` as its authors have released them, without Debian's
-/// changes, from a later release: the newest that can be had of those whose version starts with one
-/// of `upstream`.
+/// Returns the directory with the sources of `name` as its authors have released them, without
+/// Debian's changes, from a later release: the newest that can be had of those whose version starts
+/// with one of `upstream`.
 pub fn unpatched(name: &str, upstream: &[&str]) -> Result<PathBuf> {
     let key = Key::new("unpatched 1").text(name).text(&upstream.join(" "));
     let dir = cache::artefact(&format!("unpatched-{name}"), key, |dir| {
@@ -142,8 +144,8 @@ pub fn unpatched(name: &str, upstream: &[&str]) -> Result<PathBuf> {
     Ok(dir.join("tree"))
 }
 
-/// Fetches the first of these versions of a source package that can be had; returns the file whose
-/// name has `part`.
+/// Fetches the first of these versions of a source package that can be had. Returns the file whose
+/// name has `part` in it.
 fn fetch_source(
     name: &str,
     versions: &[String],
@@ -173,7 +175,7 @@ fn fetch_source(
     found.map(|(_, path)| path).with_context(|| format!("apt-get source fetched no {part}"))
 }
 
-/// The packages that `name` depends on directly.
+/// Returns the packages that `name` depends on directly.
 pub fn depends(name: &str) -> Result<Vec<String>> {
     let text = sh::output(apt("apt-cache", &Suites::All)?.args(["depends", name]))?;
     Ok(text
@@ -183,19 +185,19 @@ pub fn depends(name: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The packages whose names start with `prefix`.
+/// Returns the packages whose names start with `prefix`.
 pub fn names(prefix: &str) -> Result<Vec<String>> {
     let text = sh::output(apt("apt-cache", &Suites::All)?.args(["pkgnames", prefix]))?;
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// Makes a system of `packages`, what is essential, and apt, as an archive. The shell's command
-/// `hook` is given the system's directory when all is installed.
+/// Makes a system of `packages`, the essential ones and apt, as an archive. The shell command
+/// `hook` gets the system's directory when all is installed.
 pub fn system(packages: &[&str], hook: &str, archive: &Path) -> Result<()> {
     with_fallback(|suites| make_system(TESTBED, suites, packages, hook, archive))
 }
 
-/// The same of another release, which is the first of these suites.
+/// Makes such a system of another release, which is the first of these suites.
 pub fn system_of(suites: &[String], packages: &[&str], hook: &str, archive: &Path) -> Result<()> {
     let release = suites.first().context("a system is made of at least one suite")?;
     make_system(release, &Suites::Other(suites.to_vec()), packages, hook, archive)
@@ -234,8 +236,8 @@ pub fn fetch(packages: &[&str], closure: bool, dir: &Path) -> Result<Vec<PathBuf
     let log = cache::log("apt-fetch")?;
     with_fallback(|suites| {
         let mut command = apt("apt-get", suites)?;
-        // What is installed on this machine may be another release's, which no mirror of the
-        // testbed's has.
+        // Packages that are installed on this machine may be of another release, and a mirror of
+        // the testbed's release does not have them.
         command.arg("-o").arg(format!("Dir::State::Status={}", status.display()));
         if closure {
             command
@@ -270,7 +272,7 @@ fn installed(package: &str) -> bool {
         .is_ok_and(|status| status == "installed")
 }
 
-/// The versions of a source package, newest first.
+/// Returns the versions of a source package, newest first.
 fn source_versions(name: &str, upstream: &str, suites: &Suites) -> Result<Vec<String>> {
     let text = sh::output(apt("apt-cache", suites)?.args(["showsrc", "--only-source", name]))?;
     let mut versions: Vec<String> = text
@@ -292,7 +294,7 @@ fn source_versions(name: &str, upstream: &str, suites: &Suites) -> Result<Vec<St
     Ok(versions)
 }
 
-/// Tries all suites first, then the release alone; reports the first failure if both fail.
+/// Tries all suites first, then the release alone. Reports the first failure if both fail.
 fn with_fallback(mut attempt: impl FnMut(&Suites) -> Result<()>) -> Result<()> {
     attempt(&Suites::All).or_else(|first| {
         eprintln!("  apt failed; once more without the update suites ...");
@@ -300,11 +302,11 @@ fn with_fallback(mut attempt: impl FnMut(&Suites) -> Result<()>) -> Result<()> {
     })
 }
 
-/// A command of the apt family that uses the private configuration.
+/// Returns a command of the apt family that uses the private configuration.
 fn apt(program: &str, suites: &Suites) -> Result<Command> {
     static PREPARED: Mutex<Vec<Suites>> = Mutex::new(Vec::new());
     let base = cache::root()?.join("apt");
-    // A panic elsewhere leaves the list whole.
+    // If another thread has panicked, the list is still consistent.
     let mut prepared = PREPARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if !prepared.contains(suites) {
         prepare(&base, suites)?;
@@ -358,7 +360,7 @@ fn write_sources(base: &Path, suites: &Suites) -> Result<()> {
     Ok(fs::write(parts.join("stanzas.sources"), stanzas)?)
 }
 
-/// Whether this machine is of the testbed's release.
+/// Returns whether this machine is of the testbed's release.
 pub fn is_testbeds() -> Result<bool> {
     Ok(codename()? == TESTBED)
 }
@@ -369,7 +371,7 @@ fn codename() -> Result<String> {
     Ok(name.context("/etc/os-release has no VERSION_CODENAME")?.trim_matches('"').to_owned())
 }
 
-/// The machine's entries for its release, in both formats of apt, made into entries for `suites`.
+/// Returns the machine's entries for its release, in both formats of apt, rewritten for `suites`.
 fn private_sources(codename: &str, suites: &Suites) -> Result<(String, String)> {
     let mut lines = String::new();
     let mut stanzas = String::new();
@@ -390,7 +392,8 @@ fn private_sources(codename: &str, suites: &Suites) -> Result<(String, String)> 
     Ok((lines, stanzas))
 }
 
-/// `deb [options] URI SUITE COMPONENT...` entries, each as one of every wanted type and suite.
+/// Rewrites `deb [options] URI SUITE COMPONENT...` entries, each into one of every wanted type and
+/// suite.
 fn one_line_sources(text: &str, codename: &str, suites: &Suites) -> String {
     let mut result = String::new();
     for line in text.lines() {
@@ -412,7 +415,7 @@ fn one_line_sources(text: &str, codename: &str, suites: &Suites) -> String {
     result
 }
 
-/// Stanzas of `Field: value` lines, with the wanted types and suites.
+/// Rewrites stanzas of `Field: value` lines, with the wanted types and suites.
 fn deb822_sources(text: &str, codename: &str, wanted: &Suites) -> String {
     let mut result = String::new();
     let uncommented: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();

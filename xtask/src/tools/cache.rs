@@ -20,7 +20,7 @@ const KEY_DIGITS: usize = 16;
 /// Artefacts of one name that are kept: several trees may be worked on at once.
 const ARTEFACTS_KEPT: usize = 10;
 
-/// The cache's directory: `$PERFCTR_CACHE`, else `~/.cache/perfctr`.
+/// Returns the cache's directory: `$PERFCTR_CACHE`, or `~/.cache/perfctr`.
 pub fn root() -> Result<PathBuf> {
     let path = match (env::var_os("PERFCTR_CACHE"), env::var_os("HOME")) {
         (Some(dir), _) => PathBuf::from(dir),
@@ -31,7 +31,7 @@ pub fn root() -> Result<PathBuf> {
     Ok(path.canonicalize()?)
 }
 
-/// The log of a build step.
+/// Returns the path of a build step's log.
 pub fn log(name: &str) -> Result<PathBuf> {
     Ok(root()?.join("logs").join(format!("{name}.log")))
 }
@@ -40,7 +40,7 @@ pub fn log(name: &str) -> Result<PathBuf> {
 pub struct Key(Sha256);
 
 impl Key {
-    /// A key that starts with the recipe's own revision: raise it when the recipe changes.
+    /// Makes a key that starts with the recipe's own revision. Raise that when the recipe changes.
     pub fn new(recipe: &str) -> Self {
         Self(Sha256::new()).text(recipe)
     }
@@ -72,7 +72,8 @@ impl Key {
     }
 }
 
-/// The files at or under `path` as (relative name, path), sorted; none if there is no such path.
+/// Returns the files at or under `path` as (relative name, path), sorted. There are none if the
+/// path does not exist.
 pub fn files(path: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     let mut todo = vec![path.to_owned()];
@@ -95,7 +96,7 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     let file = format!("{name}-{}", key.hex());
     let dir = root()?.join(&file);
     if dir.exists() {
-        // Those that nobody uses are removed first.
+        // The time of use is set, since artefacts that nobody uses are removed first.
         File::open(&dir)?.set_modified(SystemTime::now())?;
         return Ok(dir);
     }
@@ -114,7 +115,7 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
         fs::remove_file(&log)?;
     }
     if let Err(error) = sh::step(name, || build(&partial)) {
-        // The log, which the error names, lies elsewhere.
+        // The log that the error names is in another directory.
         fs::remove_dir_all(&partial)?;
         return Err(error);
     }

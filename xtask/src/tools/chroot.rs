@@ -13,12 +13,12 @@ use crate::tools::sh::{self, cmd};
 const ENVIRONMENT: [&str; 3] =
     ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8"];
 
-/// The size of a disk; its image is sparse, and takes room only for what is written.
+/// The size of a disk. Its image is sparse, and takes room only for what is written.
 const DISK_SIZE: &str = "8G";
 
-/// Mounts a disk on a directory, with devices, in a mount namespace of its own, and runs a command.
-/// The loop device's number has two digits, since GRUB's scripts replace other loop devices by
-/// their files. The device is freed when the last command has ended.
+/// A script that mounts a disk on a directory, with devices, in a mount namespace of its own, and
+/// runs a command. The loop device's number has two digits, since GRUB's scripts replace other loop
+/// devices by their files. The device is freed when the last command has ended.
 const WITH_DISK: &str = r#"
 n=10
 until losetup "/dev/loop$n" "$1" 2> /dev/null; do n=$((n + 1)); test $n -lt 99; done
@@ -29,8 +29,8 @@ shift 2
 "$@"
 "#;
 
-/// Runs a command in a system as on a machine: with this one's devices, network, whom it trusts
-/// there, and how apt reaches Debian. Its root is a mount, as everywhere.
+/// A script that runs a command in a system as on a machine: with this machine's devices, network
+/// and certificates, and its way to Debian's mirrors. Its root is a mount, as everywhere.
 const AS_MACHINE: &str = r#"
 mount --bind "$1" "$1"
 for dir in dev sys etc/ssl/certs; do mount --rbind "/$dir" "$1/$dir"; done
@@ -41,7 +41,7 @@ apt-config dump | grep -E "$reached" > "$1/etc/apt/apt.conf.d/90machine" || true
 exec chroot "$@"
 "#;
 
-/// A system's directory, whose files are root's.
+/// A system's directory. Its files belong to root.
 pub struct Chroot {
     dir: PathBuf,
     /// Its file system's image, if it has one of its own.
@@ -57,7 +57,7 @@ impl Chroot {
         chroot.fill(archive)
     }
 
-    /// The same on a disk of its own, which boot loaders want to see.
+    /// Unpacks a system on a disk of its own, which boot loaders need.
     pub fn on_disk(archive: &Path, dir: &Path) -> Result<Self> {
         apt::install(&["e2fsprogs"], "a file system for a whole Debian")?;
         let disk = dir.with_extension("disk");
@@ -80,7 +80,7 @@ impl Chroot {
         Ok(self)
     }
 
-    /// A command of this machine's that sees the system's files.
+    /// Returns a command of this machine's that sees the system's files.
     fn seen_by(&self, command: Command) -> Command {
         let Some(disk) = &self.disk else { return command };
         let mut with = cmd("unshare", ["--mount", "sh", "-ec", WITH_DISK, "sh"]);
@@ -88,19 +88,19 @@ impl Chroot {
         with
     }
 
-    /// Copies a file of it to `to`.
+    /// Copies a file of the system to `to`.
     pub fn get(&self, file: &str, to: &Path) -> Result<()> {
         let mut copy = cmd("cp", ["--no-preserve=all"]);
         copy.arg(self.path(file)).arg(to);
         sh::as_root(&mut self.seen_by(copy)).map(drop)
     }
 
-    /// Where a file of it is, if it has no disk of its own.
+    /// Returns the path of a file of the system, if it has no disk of its own.
     pub fn path(&self, inside: &str) -> PathBuf {
         self.dir.join(inside.trim_start_matches('/'))
     }
 
-    /// Copies files into its directory `to`, which holds nothing else afterwards.
+    /// Copies files into the system's directory `to`, which holds nothing else afterwards.
     pub fn put<P: AsRef<Path>>(&self, files: &[P], to: &str) -> Result<()> {
         let script = "to=$0; rm -rf \"$to\"; mkdir -p \"$to\"; cp -r -t \"$to\" \"$@\"";
         let mut copy = cmd("sh", ["-ec", script]);
@@ -108,8 +108,8 @@ impl Chroot {
         sh::as_root(&mut self.seen_by(copy)).map(drop)
     }
 
-    /// Runs a shell's script as root on a machine with this system, whose environment has these
-    /// variables, too; what it writes is appended to `log`.
+    /// Runs a shell script as root on a machine with this system, whose environment also has these
+    /// variables. What it writes is appended to `log`.
     pub fn run_on_machine(&self, script: &str, variables: &[&str], log: &Path) -> Result<()> {
         let mut unshare = cmd("unshare", ["--mount", "--pid", "--fork", "--kill-child"]);
         unshare.args(["sh", "-ec", AS_MACHINE, "sh"]).arg(&self.dir).args(["env", "-i"]);
@@ -117,21 +117,21 @@ impl Chroot {
         sh::logged(&mut sh::root_command(&unshare)?, log)
     }
 
-    /// Runs a shell's script as root, with processes of its own and without a network, until a
-    /// command fails; gives what it wrote, error messages included.
+    /// Runs a shell script as root, with processes of its own and without a network, until a
+    /// command fails. Returns what it wrote, error messages included.
     pub fn run(&self, script: &str) -> Result<String> {
         let mut unshare = cmd("unshare", ["--mount", "--pid", "--fork", "--kill-child", "--net"]);
         unshare.arg("--root").arg(&self.dir).args(["--mount-proc", "env", "-i"]);
         unshare.args(ENVIRONMENT).args(["sh", "-ec", &format!("exec 2>&1; cd /; {script}")]);
         let out = sh::root_command(&self.seen_by(unshare))?.output()?;
         let said = String::from_utf8_lossy(&out.stdout).into_owned();
-        // What `unshare` itself has to say.
+        // These are the messages of `unshare` itself.
         let refused = String::from_utf8_lossy(&out.stderr);
         ensure!(out.status.success(), "{script}\n{}\n{refused}{said}", out.status);
         Ok(said)
     }
 
-    /// Removes it.
+    /// Removes the system.
     pub fn remove(&self) -> Result<()> {
         let mut remove = cmd("rm", ["-rf", "--one-file-system"]);
         sh::as_root(remove.arg(&self.dir).args(&self.disk)).map(drop)

@@ -104,8 +104,8 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// One entry: 13 fields of 8 hexadecimal digits after the magic, the name, the content, each
-    /// padded to 4 bytes.
+    /// Writes one entry: 13 fields of 8 hexadecimal digits after the magic, the name, and the
+    /// content, each padded to 4 bytes.
     fn entry(&mut self, name: &str, mode: u32, content: &[u8]) -> Result<()> {
         self.entries += 1;
         let size = u32::try_from(content.len()).with_context(|| format!("{name} is too large"))?;

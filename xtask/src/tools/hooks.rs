@@ -54,7 +54,7 @@ struct Hook {
     release: BTreeMap<String, Override>,
 }
 
-/// The place that a hook has in one release. What is not named is as in all others.
+/// The place of a hook in one release. Fields that are not given are as in all others.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Override {
@@ -64,12 +64,12 @@ struct Override {
     before: Option<String>,
 }
 
-/// The releases that a file of anchors is for.
+/// Returns the releases that a file of anchors is for.
 pub fn releases(anchors: &Path) -> Result<Vec<String>> {
     Ok(read(anchors)?.releases)
 }
 
-/// Inserts what the file of anchors says into the tree `source`, which is of this release; returns
+/// Inserts what the file of anchors says into the tree `source`, which is of this release. Returns
 /// the changed files.
 pub fn apply(source: &Path, anchors: &Path, release: &str) -> Result<Files> {
     let parsed = read(anchors)?;
@@ -102,7 +102,7 @@ fn read(path: &Path) -> Result<Anchors> {
 }
 
 impl Anchors {
-    /// Everything that a release has of its own is of a release that there is.
+    /// Fails if an override names a release that the file is not for.
     fn check(&self) -> Result<()> {
         for hook in &self.hooks {
             for release in hook.release.keys() {
@@ -115,7 +115,7 @@ impl Anchors {
 }
 
 impl Hook {
-    /// As it is in this release.
+    /// Returns the hook as it is in this release.
     fn of(&self, release: &str) -> Self {
         let mut hook = self.clone();
         let Some(own) = self.release.get(release).cloned() else { return hook };
@@ -127,7 +127,7 @@ impl Hook {
         hook
     }
 
-    /// The lines that are inserted.
+    /// Returns the lines that are inserted.
     fn inserted(&self, anchors: &Path) -> Result<String> {
         match (&self.insert, &self.insert_file) {
             (Some(text), None) => Ok(text.clone()),
@@ -164,14 +164,14 @@ fn insert(text: &str, hook: &Hook, inserted: &str) -> Result<String> {
     Ok(format!("{}{lines}\n{}", &text[..place], &text[place..]))
 }
 
-/// From the text `function` to the closing brace in the first column.
+/// Returns the region from the text `function` to the closing brace in the first column.
 fn region(text: &str, function: &str) -> Result<(usize, usize)> {
     let start = only(text, function)?;
     let length = text[start..].find("\n}").with_context(|| format!("no end of `{function}`"))?;
     Ok((start, start + length))
 }
 
-/// The position of `needle`, which must occur exactly once.
+/// Returns the position of `needle`, which must occur exactly once.
 fn only(text: &str, needle: &str) -> Result<usize> {
     match text.match_indices(needle).map(|(at, _)| at).collect::<Vec<_>>()[..] {
         [at] => Ok(at),
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(fault(None, None), both);
     }
 
-    /// A directory with the source and these files.
+    /// Makes a directory with the source and these files.
     fn planted(name: &str, files: &[(&str, &str)]) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("xtask-hooks-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A build tree made of pristine sources with some files replaced or added.
+//! Makes a build tree of pristine sources with some files replaced or added.
 //!
 //! The tree is kept between runs and only files whose content changes are written, so that `make`
 //! and `ninja` rebuild what is affected and nothing else.
@@ -15,10 +15,10 @@ use crate::tools::sh::{self, cmd};
 /// Files to put over a tree: relative path and content.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// Where a work tree lists the files that were put over it.
+/// The file in which a work tree lists the files that were put over it.
 const MANIFEST: &str = ".overlay-files";
 
-/// Brings `work` to `pristine` plus `files`, touching only what differs.
+/// Makes `work` the same as `pristine` with `files` over it. Writes only what differs.
 pub fn apply(pristine: &Path, work: &Path, files: &Files) -> Result<()> {
     if !work.join(MANIFEST).exists() {
         if work.exists() {
@@ -29,7 +29,7 @@ pub fn apply(pristine: &Path, work: &Path, files: &Files) -> Result<()> {
         fs::write(work.join(MANIFEST), "")?;
     }
     let before = fs::read_to_string(work.join(MANIFEST))?;
-    // Written first, so that an interrupted run leaves nothing unlisted.
+    // The list is written first, so that an interrupted run leaves no file unlisted.
     let mut listed: Vec<&str> = before.lines().chain(files.keys().map(String::as_str)).collect();
     listed.sort_unstable();
     listed.dedup();
@@ -59,7 +59,7 @@ pub fn read(source: &Path, prefix: &str) -> Result<Files> {
     Ok(files)
 }
 
-/// The difference that `files` make to `pristine`, as a unified diff.
+/// Returns the difference that `files` make to `pristine`, as a unified diff.
 pub fn diff(pristine: &Path, files: &Files, scratch: &Path) -> Result<String> {
     let mut text = String::new();
     for (name, content) in files {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-/// Lines of a log that an error message quotes.
+/// The number of lines of a log that an error message quotes.
 const TAIL_LINES: usize = 25;
 
 /// Runs `work` as one named step and prints how long it took.
@@ -21,7 +21,7 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(result)
 }
 
-/// A command with its arguments; `cmd("tar", ["-x", "-f", "a.tar"])`.
+/// Makes a command with its arguments: `cmd("tar", ["-x", "-f", "a.tar"])`.
 pub fn cmd<I, S>(program: &str, args: I) -> Command
 where
     I: IntoIterator<Item = S>,
@@ -52,7 +52,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a long command with its output appended to `log`; a failure quotes the log's end.
+/// Runs a long command with its output appended to `log`. A failure quotes the log's end.
 pub fn logged(command: &mut Command, log: &Path) -> Result<()> {
     let shown = show(command);
     if let Some(dir) = log.parent() {
@@ -67,7 +67,7 @@ pub fn logged(command: &mut Command, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The last lines of a log file, indented.
+/// Returns the last lines of a log file, indented.
 pub fn tail(log: &Path) -> String {
     let bytes = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -76,7 +76,7 @@ pub fn tail(log: &Path) -> String {
     lines[first..].iter().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// The same command, as root.
+/// Returns the same command, to be run as root.
 pub fn root_command(command: &Command) -> Result<Command> {
     let is_root = output(&mut cmd("id", ["-u"]))?.trim() == "0";
     if !is_root && cmd("sudo", ["--version"]).output().is_err() {
@@ -97,12 +97,12 @@ pub fn as_root(command: &mut Command) -> Result<String> {
     output(&mut root_command(command)?)
 }
 
-/// Number of processors to build with.
+/// Returns the number of processors to build with.
 pub fn jobs() -> String {
     format!("-j{}", std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
-/// The project's root directory.
+/// Returns the project's root directory.
 pub fn project() -> PathBuf {
     // `cargo run` sets the variable; the compile-time value serves a binary started by hand.
     let manifest = std::env::var("CARGO_MANIFEST_DIR")

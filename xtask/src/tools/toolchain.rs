@@ -23,23 +23,24 @@ pub const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
 /// The directory in the project where an archive of the sources has the crates.
 pub const VENDOR: &str = "vendor";
 
-/// Where `rust-web-src` has those that the core library's sources name.
+/// The directory of `rust-web-src` with the crates that the core library's sources name.
 const CORE_CRATES: &str = "/usr/lib/rustlib/src/rust/library/vendor";
 
-/// How long rustup may take; a server that cannot be reached lets it hang. In seconds.
+/// How long rustup may take: it hangs if a server cannot be reached. Unit: seconds.
 const RUSTUP_TIMEOUT: &str = "10";
 
-/// A `cargo` command whose compiler can build for [`BARE_TARGET`].
+/// Returns a `cargo` command whose compiler can build for [`BARE_TARGET`].
 pub fn cargo_for_bare_metal() -> Result<Command> {
     cargo_for(BARE_TARGET, "core,compiler_builtins")
 }
 
-/// A `cargo` command whose compiler can build for [`ARM_TARGET`].
+/// Returns a `cargo` command whose compiler can build for [`ARM_TARGET`].
 pub fn cargo_for_arm() -> Result<Command> {
     cargo_for(ARM_TARGET, "std,panic_abort")
 }
 
-/// For a target that this machine may lack, whose library has these crates.
+/// Returns a `cargo` command for a target that this machine may lack, whose core library needs
+/// these crates.
 fn cargo_for(target: &str, library: &str) -> Result<Command> {
     let rustup_failed = cache::root()?.join("rustup-unreachable");
     if has_target(target)? || (!rustup_failed.exists() && add_target(target)) {
@@ -62,8 +63,8 @@ fn cargo_for(target: &str, library: &str) -> Result<Command> {
     Ok(cargo)
 }
 
-/// In an archive of the sources, where all crates are in one directory, those that the core
-/// library's sources name have to be there, too.
+/// Copies the crates that the core library's sources name into an archive's directory of crates.
+/// There all crates have to be in one directory.
 fn vendor_core() -> Result<()> {
     let vendor = sh::project().join(VENDOR);
     if !vendor.exists() {
@@ -79,7 +80,7 @@ fn vendor_core() -> Result<()> {
     Ok(())
 }
 
-/// The `cargo` that started us, without what it set for us.
+/// Returns the `cargo` that started us, without what it set for us.
 pub fn cargo() -> Command {
     let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut cargo = cmd(&program, [""; 0]);
@@ -92,7 +93,7 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// A `cargo` that builds with `--cfg NAME`, apart from other builds and optimised.
+/// Returns a `cargo` that builds with `--cfg NAME`, optimised and in a directory of its own.
 pub fn cargo_with_cfg(name: &str) -> Command {
     let mut cargo = cargo();
     cargo

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask bench`: what reads, samples and switches cost, beside their peers, on the same
-//! emulated PMU.
+//! `cargo xtask bench` measures what reads, samples and switches cost, beside their peers, on the
+//! same emulated PMU.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::machine::{self, Spec, Status};
 use crate::suites::tenants;
 use crate::tools::sh;
 
-/// The Linux whose KVM has a mediated PMU: an earlier one has none.
+/// The version of Linux whose KVM has a mediated PMU. Earlier ones have none.
 const MEDIATED: &str = "7.3";
 
 /// The machines that are compared.
@@ -33,7 +33,8 @@ enum Machine {
     Kvm,
     /// A guest of KVM with its own virtual PMU, and perf events in it.
     KvmVpmu,
-    /// The same of a later Linux, whose KVM gives guests the counters themselves.
+    /// A guest of KVM on a later Linux, whose KVM gives guests the counters themselves, and perf
+    /// events in it.
     KvmMediated,
     /// A guest of KVM without counters.
     KvmNone,
@@ -55,12 +56,12 @@ enum What {
 /// Measures what a read, a sample and a switch cost, beside perf events.
 #[derive(Default, clap::Args)]
 pub struct Args {
-    /// This alone.
+    /// Measure this alone.
     what: Option<What>,
-    /// On this machine only.
+    /// Measure on this machine only.
     #[arg(long, value_name = "MACHINE")]
     only: Option<Machine>,
-    /// The page that the tables are written to, if it is not docs/costs.md; a copy of that.
+    /// Write the tables to this page instead of docs/costs.md; it is a copy of that.
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
 }
@@ -71,8 +72,8 @@ pub fn run(args: &Args) -> Result<()> {
     measure(args, |costs| costs.write(&page)).map(drop)
 }
 
-/// Runs the benchmarks and prints a table of each. What is known is handed out after each machine,
-/// since a later one may fail.
+/// Runs the benchmarks and prints a table of each. Hands out the results after each machine, since
+/// a later one may fail.
 pub fn measure(args: &Args, keep: impl Fn(&Costs) -> Result<()>) -> Result<Costs> {
     let wanted = |machine: &&Machine| args.only.is_none_or(|only| only == **machine);
     let machines: Vec<Machine> = Machine::value_variants().iter().filter(wanted).copied().collect();
@@ -93,7 +94,7 @@ pub fn measure(args: &Args, keep: impl Fn(&Costs) -> Result<()>) -> Result<Costs
     Ok(costs)
 }
 
-/// Measures on one machine.
+/// A function that measures on one machine.
 type Of = fn(Machine, &mut Costs) -> Result<()>;
 
 fn on_this_machine() -> Result<()> {
@@ -103,7 +104,7 @@ fn on_this_machine() -> Result<()> {
 }
 
 fn reads(machine: Machine, costs: &mut Costs) -> Result<()> {
-    // In PV guests vpmu lets nobody read directly.
+    // In PV guests, vpmu lets no program read counters directly.
     if matches!(machine, Machine::Vpmu | Machine::KvmNone) {
         return Ok(());
     }
@@ -122,7 +123,7 @@ fn switches(machine: Machine, costs: &mut Costs) -> Result<()> {
         return Ok(());
     }
     print!("\n{}\n", machine.heading());
-    // One CPU for two of them, where there is somebody to share it out.
+    // Two vCPUs share one CPU, if there is a hypervisor to share it out.
     let vcpus = if machine == Machine::Native { 1..=1 } else { 1..=2 };
     for vcpus in vcpus {
         tallied(machine, machine.spec("sample-cost", vcpus)?, costs)?;
@@ -140,7 +141,7 @@ fn operations(machine: Machine, costs: &mut Costs) -> Result<()> {
     tallied(machine, spec, costs)
 }
 
-/// Runs what prints a line of the emulator's tally for each operation.
+/// Runs a program that prints a line of the emulator's tally for each operation.
 fn tallied(machine: Machine, spec: Spec, costs: &mut Costs) -> Result<()> {
     let printed = output(spec)?;
     print!("{printed}");
@@ -159,8 +160,8 @@ fn tallied(machine: Machine, spec: Spec, costs: &mut Costs) -> Result<()> {
     Ok(())
 }
 
-/// A line's words, and the numbers at its end; of how many samples of how many there were, between
-/// them, the tables say nothing.
+/// Splits a line into its words and the numbers at its end. The tables do not say how many of the
+/// samples there were, which stands between them.
 fn split(line: &str) -> (String, Vec<f64>) {
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_number = |word: &&&str| word.parse::<f64>().is_ok();
@@ -181,7 +182,7 @@ impl Machine {
         matches!(self, Self::Kvm | Self::KvmVpmu | Self::KvmMediated | Self::KvmNone)
     }
 
-    /// A run of this program on it, in a guest of so many vCPUs.
+    /// Describes a run of this program on the machine, in a guest of so many vCPUs.
     fn spec(self, program: &str, vcpus: u32) -> Result<Spec> {
         let topology = match self {
             Self::Perfctr | Self::Vpmu => "pv",
@@ -204,7 +205,7 @@ impl Machine {
         Ok(spec)
     }
 
-    /// A guest of so many vCPUs on a host with one CPU.
+    /// Describes a guest of so many vCPUs on a host with one CPU.
     fn guest_of_kvm(self, program: &str, vcpus: u32) -> Result<Spec> {
         let mut spec = Spec::new("kvm", [format!("/work/{program}")])?.deterministic();
         spec.vcpus(vcpus)?;
@@ -228,7 +229,7 @@ impl Machine {
         Ok(spec)
     }
 
-    /// What its table of samples and switches begins with.
+    /// Returns the heading of its table of samples and switches.
     fn heading(self) -> String {
         let ring_0 = match self {
             Self::Native => "the kernel",
@@ -238,7 +239,7 @@ impl Machine {
         format!("{}, ring 0 is {ring_0}'s", self.name())
     }
 
-    /// What the tables call it.
+    /// Returns the machine's name in the tables.
     const fn name(self) -> &'static str {
         match self {
             Self::Perfctr => "Xen with perfctr",
@@ -253,14 +254,14 @@ impl Machine {
         }
     }
 
-    /// A row of its own.
+    /// Returns the subject of a row about this machine.
     fn subject(self, operation: &str, how: &str) -> Subject {
         let [operation, how] = [operation, how].map(str::to_owned);
         Subject { operation, how, machine: self.name().to_owned() }
     }
 }
 
-/// What the program printed.
+/// Returns what the program printed.
 fn output(spec: Spec) -> Result<String> {
     let outcome = machine::run(&spec)?;
     if outcome.status != Status::Exited(0) {

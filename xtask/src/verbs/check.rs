@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask check`: what has to hold before anything is committed.
+//! `cargo xtask check` checks what has to hold before anything is committed.
 
 use anyhow::{Result, bail};
 
@@ -8,10 +8,10 @@ use crate::checks::{CHECKS, Check, Pace};
 /// Checks format, lints, house rules, documentation, generated files, objects and insertions.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only what takes seconds: house rules, format, the generated headers.
+    /// Run only what takes seconds: house rules, format, the generated headers.
     #[arg(long)]
     quick: bool,
-    /// Only checks whose name contains this text.
+    /// Run only checks whose name contains this text.
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
 }

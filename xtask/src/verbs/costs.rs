@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The tables of `docs/costs.md`: what `cargo xtask bench` has measured, and writes there.
+//! Reads and writes the tables of `docs/costs.md`, which `cargo xtask bench` has measured.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,53 +9,53 @@ use anyhow::{Context, Result, ensure};
 
 use crate::tools::sh;
 
-/// The tables are between these lines of the page.
+/// The lines of the page between which the tables are.
 const BEGIN: &str = "<!-- cargo xtask bench writes from here -->";
 const END: &str = "<!-- to here -->";
 
 /// The table of reads, whose rows have one number each.
 pub const READS: &str = "one read";
-/// What the columns of that table are called, and those of all others.
+/// The names of the columns of that table, and of all others.
 const READ_COLUMNS: [&str; 1] = ["instructions"];
 const COLUMNS: [&str; 4] =
     ["hypervisor", "guest", "entries into ring 0, or exits", "PMU registers accessed"];
 
-/// What a row is about.
+/// The subject of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject {
-    /// The operation that is measured, which its table is named by.
+    /// The operation that is measured, after which its table is named.
     pub operation: String,
-    /// By which software, and how.
+    /// The software that does it, and how.
     pub how: String,
-    /// Where.
+    /// The machine.
     pub machine: String,
 }
 
-/// What it costs: instructions, and then entries and registers. A machine without a hypervisor has
-/// nothing in that column.
+/// The cost of an operation: instructions, and then entries and registers. The second is `None` on
+/// a machine without a hypervisor.
 pub type Cost = Vec<Option<f64>>;
 
 /// The tables' rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Costs {
     rows: BTreeMap<Subject, Cost>,
-    /// Operations in the order of their tables, and within each the subjects in theirs.
+    /// The subjects, in the order of the tables and of their rows.
     order: Vec<Subject>,
 }
 
-/// Where the page is that a reader of the book sees.
+/// Returns the path of the page that a reader of the book sees.
 pub fn page() -> PathBuf {
     sh::project().join("docs/costs.md")
 }
 
 impl Costs {
-    /// Those of a page.
+    /// Reads the rows of a page.
     pub fn read(page: &Path) -> Result<Self> {
         let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
         Self::of(parts(&text)?.1).with_context(|| page.display().to_string())
     }
 
-    /// Those of a page's tables.
+    /// Reads the rows of a page's tables.
     fn of(tables: &str) -> Result<Self> {
         let mut costs = Self::default();
         let mut operation = String::new();
@@ -83,24 +83,24 @@ impl Costs {
         Ok(costs)
     }
 
-    /// Adds a row, or replaces what it said.
+    /// Adds a row, or replaces the cost of one that is there.
     pub fn insert(&mut self, subject: Subject, cost: Cost) {
         if self.rows.insert(subject.clone(), cost).is_none() {
             self.order.push(subject);
         }
     }
 
-    /// Every row, in order.
+    /// Returns every row, in order.
     pub fn rows(&self) -> impl Iterator<Item = (&Subject, &Cost)> {
         self.order.iter().map(|subject| (subject, &self.rows[subject]))
     }
 
-    /// What a row says.
+    /// Returns the cost of a row's subject.
     pub fn get(&self, subject: &Subject) -> Option<&Cost> {
         self.rows.get(subject)
     }
 
-    /// Puts these rows into a page, which keeps those that were not measured.
+    /// Writes these rows into a page, which keeps its other rows.
     pub fn write(&self, page: &Path) -> Result<()> {
         let text = fs::read_to_string(page).with_context(|| page.display().to_string())?;
         let (before, tables, after) = parts(&text)?;
@@ -111,7 +111,7 @@ impl Costs {
         Ok(fs::write(page, format!("{before}\n\n{}{after}", all.tables()))?)
     }
 
-    /// As the page has them.
+    /// Returns the tables as the page has them.
     fn tables(&self) -> String {
         let mut operations: Vec<&str> = Vec::new();
         for subject in &self.order {
@@ -136,7 +136,7 @@ impl Costs {
     }
 }
 
-/// A page before its tables, they, and after.
+/// Returns a page's text before its tables, the tables, and the text after them.
 fn parts(text: &str) -> Result<(&str, &str, &str)> {
     let (before, rest) = text.split_once(BEGIN).with_context(|| format!("no line `{BEGIN}`"))?;
     let (tables, after) = rest.split_once(END).with_context(|| format!("no line `{END}`"))?;
@@ -153,7 +153,7 @@ fn number(cell: &str) -> Result<Option<f64>> {
     Ok(Some(cell.replace(',', "").parse()?))
 }
 
-/// A whole number, with commas between thousands if it has five digits or more.
+/// Writes a whole number, with commas between thousands if it has five digits or more.
 fn written(number: Option<f64>) -> String {
     let Some(number) = number else { return String::new() };
     // A sum with 0.0 is never printed as -0.
@@ -172,7 +172,7 @@ fn capitalised(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// A heading as an operation's name, whose first word may be an abbreviation.
+/// Turns a heading into an operation's name, whose first word may be an abbreviation.
 fn uncapitalised(text: &str) -> String {
     let mut letters = text.chars();
     let is_abbreviation = text.chars().nth(1).is_some_and(char::is_uppercase);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask demo`: the main job, on the testbed.
+//! `cargo xtask demo` shows the main job on the testbed.
 //!
-//! A real Xen with the driver, a Debian guest with the module, and two programs whose threads
-//! measure and sample regions of known length while everything moves under them. The programs
-//! themselves compare every reading, and every overflow, with the truth; see `counting` and
-//! `overflow` in `tests/vm/src/bin`.
+//! It boots a real Xen with the driver, and a Debian guest with the module. In it two programs have
+//! threads that measure and sample regions of known length while everything moves under them. The
+//! programs themselves compare every reading, and every overflow, with the truth; see `counting`
+//! and `overflow` in `tests/vm/src/bin`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,16 +18,17 @@ use crate::machine::{self, Spec, Status};
 use crate::suites::{kvm, tenants};
 use crate::tools::cache;
 
-/// The programs in the control domain, each of which leaves a report of its name, and what has to
-/// be true in them.
+/// The programs in the control domain. Each leaves a report of its name, in which each of the
+/// verdicts has to be true.
 struct Programs {
     names: &'static [&'static str],
     verdicts: &'static [&'static str],
 }
 
-/// One counts, one samples.
+/// The control domain's programs: one counts, one samples.
 const PV: Programs = Programs { names: &["counting", "overflow"], verdicts: &["ok", "imode_ok"] };
-/// It counts in a tenant and in the control domain that has created it, or in a guest of KVM.
+/// The program that counts in a tenant and in the control domain that has created it, or in a guest
+/// of KVM.
 const TENANT: Programs = Programs { names: &["tenants"], verdicts: &["ok"] };
 /// How long it may run: emulation on a busy machine is slow.
 const TIMEOUT: Duration = Duration::from_secs(1500);
@@ -37,11 +38,11 @@ const TIMEOUT: Duration = Duration::from_secs(1500);
 enum Kind {
     /// The control domain, paravirtualised, on an Intel CPU.
     Pv,
-    /// The same on an AMD CPU.
+    /// The control domain, paravirtualised, on an AMD CPU.
     AmdPv,
     /// A PVH tenant, and the control domain beside it, on an AMD CPU.
     Pvh,
-    /// The same with an HVM tenant.
+    /// An HVM tenant, and the control domain beside it, on an AMD CPU.
     Hvm,
     /// A guest of KVM, on an AMD CPU.
     Kvm,
@@ -49,16 +50,16 @@ enum Kind {
 
 /// Boots Xen with the driver and a guest with the module, lets competing threads read their own
 /// counters and sample themselves, and prints the tables of truth against reading and of periods
-/// against overflows. Fails if anything is off.
+/// against overflows. Fails if any reading or overflow is wrong.
 #[derive(clap::Args)]
 pub struct Args {
     /// Write the results as JSON, too.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Who counts.
+    /// Choose who counts.
     #[arg(long, value_enum, default_value_t = Kind::Pv)]
     topology: Kind,
-    /// Start of all random sequences, of the topologies pv and amd-pv.
+    /// Start all random sequences, of the topologies pv and amd-pv, from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Kind::Pv => (spec("pv", args.seed)?, &PV),
         Kind::AmdPv => {
             let mut spec = spec("pv-amd", args.seed)?;
-            // Those that sample.
+            // Guests on AMD sample on counters of version 2 only.
             spec.topology.cpu.push_str(tenants::V2);
             (spec, &PV)
         }
@@ -91,7 +92,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if outcome.status == Status::Exited(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The programs' reports as one flat JSON object.
+/// Merges the programs' reports into one flat JSON object.
 fn merged(out: &Path, programs: &Programs) -> Result<String> {
     let mut all = Map::new();
     for program in programs.names {
@@ -105,7 +106,7 @@ fn merged(out: &Path, programs: &Programs) -> Result<String> {
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
-/// The demo's run: driver and module count their own instructions as well.
+/// Describes the demo's run. Driver and module count their own instructions as well.
 fn spec(topology: &str, seed: u64) -> Result<Spec> {
     // Both programs run, whatever the first one finds.
     let run = |program| format!("/work/{program} --report /out/{program}.json --seed {seed}");
@@ -119,7 +120,7 @@ fn spec(topology: &str, seed: u64) -> Result<Spec> {
     Ok(spec)
 }
 
-/// The run of a PVH tenant, or of an HVM one.
+/// Describes the run of a PVH tenant, or of an HVM one.
 fn tenant_spec(hvm: bool) -> Result<Spec> {
     let mut command = vec!["/work/tenants", "tenant-demo", "--report", "/out/tenants.json"];
     command.extend(hvm.then_some("--hvm"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask dist`: Debian packages of this source tree.
+//! `cargo xtask dist` builds Debian packages of this source tree.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::artefacts::packages;
 /// Builds Debian packages, and prints their names, their sizes and what lintian says of them.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where they are put.
+    /// Put the packages into this directory.
     #[arg(default_value = "target/dist")]
     dir: PathBuf,
 }

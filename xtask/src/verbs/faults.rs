@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask faults`: whether a test notices each fault of the catalogue.
+//! `cargo xtask faults` tells whether a test notices each fault of the catalogue.
 
 use std::process::ExitCode;
 
@@ -12,19 +12,19 @@ use crate::tools::sh;
 /// Puts each fault of tests/faults in force, and runs the tests that must notice.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only those of one tier.
+    /// Try only the faults of this tier.
     #[arg(long, value_enum)]
     tier: Option<Tier>,
-    /// Only this one.
+    /// Try only this fault.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Only those of one list, such as driver.
+    /// Try only the faults of one list, such as driver.
     #[arg(long, value_name = "NAME")]
     list: Option<String>,
-    /// Only a part of them, such as 0/8, 1/8 and so on.
+    /// Try only a part of the faults, such as 0/8, 1/8 and so on.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
-    /// Tries none; counts those of each part of the project, here and in docs/faults.md.
+    /// Try none, but count those of each part of the project, here and in docs/faults.md.
     #[arg(long)]
     counts: bool,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask figures`: the book's tables of costs beside what is measured now.
+//! `cargo xtask figures` compares the book's tables of costs with what is measured now.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,19 @@ use super::costs::{self, Cost, Costs};
 /// Measures what `docs/costs.md` says, and compares.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A page that `cargo xtask bench --page FILE` has written, in place of a new run.
+    /// Compare with a page that `cargo xtask bench --page FILE` has written, and not with a new
+    /// run.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 }
 
-/// How far from a figure of the page a new one may be: instructions differ with the kernel's timer
-/// and with what the compiler makes of a change; those of samples and switches, which are
-/// differences of larger numbers, by some more.
+/// How far a new figure may be from the page's: instructions differ with the kernel's timer and
+/// with what the compiler makes of a change. Those of samples and switches are differences of
+/// larger numbers, and differ by some more.
 const BAND_PERCENT: f64 = 5.0;
 const BAND_INSTRUCTIONS: f64 = 50.0;
-/// At least, of what is a whole number for each sample or switch, and mostly a small one.
+/// The least band of figures that are a whole number for each sample or switch, and mostly a small
+/// one.
 const BAND_EVENTS: f64 = 1.0;
 
 /// Fails if a figure is out of its band, or has not been measured.
@@ -37,8 +39,8 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong; prints every row. What was measured and is not on the page is printed, too, and
-/// no fault: the page claims nothing of it.
+/// Prints every row, and returns what is wrong. A row that was measured and is not on the page is
+/// printed, too, and is no fault, since the page says nothing about it.
 fn compare(documented: &Costs, measured: &Costs) -> Vec<String> {
     let mut wrong = Vec::new();
     for (subject, expected) in documented.rows() {
@@ -65,11 +67,11 @@ fn shown(cost: &Cost) -> String {
     cost.iter().map(cell).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether each number is in the other's band.
+/// Returns whether each number is in the other's band.
 fn is_near(expected: &Cost, found: &Cost) -> bool {
     // The last two columns of a row with more than one are events.
     let instructions = if expected.len() > 1 { expected.len().saturating_sub(2) } else { 1 };
-    // One column is a read's, which is exact to the instruction but for its loop.
+    // A row with one column is a read, which is exact to the instruction but for its loop.
     let least = if expected.len() > 1 { BAND_INSTRUCTIONS } else { 0.0 };
     let near =
         |(n, (expected, found)): (usize, (&Option<f64>, &Option<f64>))| match (expected, found) {

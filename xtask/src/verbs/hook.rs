@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask hook`: git runs the quick checks before each commit.
+//! `cargo xtask hook` has git run the quick checks before each commit.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::tools::sh::{self, cmd};
 
-/// The hook. A commit of part of the changes is judged by all of them.
+/// The hook's script. If only a part of the changes is committed, the checks look at all of them.
 const SCRIPT: &str = "#!/bin/sh\n\
                       # Installed by `cargo xtask hook`; `git commit --no-verify` goes past it.\n\
                       exec cargo xtask check --quick\n";
@@ -23,7 +23,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Writes the hook, but not over somebody else's.
+/// Writes the hook, unless somebody else's hook is there.
 fn install(hook: &Path) -> Result<()> {
     let found = fs::read_to_string(hook).unwrap_or_default();
     ensure!(

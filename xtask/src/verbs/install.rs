@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask install`: the command `perfctr` for this machine.
+//! `cargo xtask install` installs the command `perfctr` on this machine.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::artefacts::command;
 /// Builds the command `perfctr` and installs it with its man pages and completions.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Such as /usr/local.
+    /// Install below this directory, such as /usr/local.
     prefix: PathBuf,
 }
 

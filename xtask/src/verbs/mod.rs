@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The command line: each verb is a file.
+//! The command line. Each verb is a file.
 
 mod bench;
 mod check;
@@ -40,7 +40,7 @@ pub struct Cli {
 enum Verb {
     /// Install and build everything that the other verbs need.
     Setup {
-        /// And the other versions of Xen and Linux.
+        /// Install and build the other versions of Xen and Linux, too.
         #[arg(long)]
         versions: bool,
     },
@@ -72,7 +72,7 @@ enum Verb {
     Dist(dist::Args),
     /// Write an archive of the sources with all crates, which is built without a network.
     Source {
-        /// Where it is put.
+        /// Put the archive into this directory.
         #[arg(default_value = "target/dist")]
         dir: PathBuf,
     },
@@ -86,7 +86,7 @@ enum Verb {
     Faults(faults::Args),
     /// Build KVM's modules with the driver inside, for Debian 12's kernel.
     Kvm {
-        /// Where they are put.
+        /// Put the modules into this directory.
         #[arg(default_value = "target/dist")]
         dir: PathBuf,
     },
@@ -94,13 +94,13 @@ enum Verb {
     KvmPatch,
     /// Print what the project changes in Xen's source, as a patch.
     XenPatch {
-        /// The release, such as 4.20, if it is not that of this machine's Debian.
+        /// Take this release, such as 4.20, instead of that of this machine's Debian.
         release: Option<String>,
     },
 }
 
 impl Cli {
-    /// Does what was asked for.
+    /// Runs the verb that was asked for.
     pub fn run(self) -> Result<ExitCode> {
         match self.verb {
             Verb::Setup { versions } => setup::run(versions)?,

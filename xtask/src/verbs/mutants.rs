@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask mutants`: whether the tests of the model tier notice small faults in the cores.
+//! `cargo xtask mutants` tells whether the tests of the model tier notice small faults in the
+//! cores.
 
 use anyhow::Result;
 
@@ -8,10 +9,11 @@ use crate::suites::mutants;
 /// Puts one small fault after another into the cores and runs the model tier's tests.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only those of this package.
+    /// Try only the mutants of this package.
     #[arg(long)]
     package: Option<String>,
-    /// Options of cargo-mutants that choose among mutants, such as `--file` or `--shard 0/8`.
+    /// Pass these options to cargo-mutants, which choose among mutants, such as `--file` or
+    /// `--shard 0/8`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     options: Vec<String>,
 }

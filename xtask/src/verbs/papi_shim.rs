@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask papi-shim`: the C library for this machine.
+//! `cargo xtask papi-shim` builds and installs the C library for this machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub struct Args {
 enum Verb {
     /// Build it and install it below PREFIX.
     Install {
-        /// Such as /usr/local.
+        /// Install below this directory, such as /usr/local.
         prefix: PathBuf,
     },
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask readme`: the commands that README.md begins with, as they print.
+//! `cargo xtask readme` writes what the commands print that README.md begins with.
 
 use anyhow::{Result, ensure};
 
@@ -8,7 +8,7 @@ use crate::suites::readme;
 use crate::suites::report::all;
 use crate::tools::cache;
 
-/// Writes what README.md begins with; suite `stat` compares it.
+/// Writes the first screen of README.md. Suite `stat` compares it.
 pub fn run() -> Result<()> {
     let mut spec = Spec::new("pv", ["true"])?;
     spec.add_program("cli", "perfctr")?;

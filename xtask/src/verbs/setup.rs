@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask setup`: everything that the other verbs would build when they need it.
+//! `cargo xtask setup` installs and builds everything that the other verbs would build when they
+//! need it.
 
 use anyhow::Result;
 
@@ -7,7 +8,7 @@ use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::{guest, kernel, qemu, rootfs, xen};
 use crate::tools::cache;
 
-/// Installs and builds.
+/// Installs and builds everything, with `versions` for the other versions of Xen and Linux, too.
 pub fn run(versions: bool) -> Result<()> {
     qemu::qemu()?;
     let kernel = kernel::kernel()?;

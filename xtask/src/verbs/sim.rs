@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask sim`: the simulator with its own options.
+//! `cargo xtask sim` runs the simulator with its own options.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::suites;
 /// Runs the simulator of hosts and guests; see `cargo xtask sim -- --help`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The simulator's own options.
+    /// Pass these options to the simulator.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     options: Vec<String>,
 }

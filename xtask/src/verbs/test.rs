@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask test`: every test, by tier, with counts and what each suite cost.
+//! `cargo xtask test` runs every test, by tier, and says how many there were and what each suite
+//! cost.
 //!
 //! Tiers are named by what they need: `model` runs on any Linux machine, `vm` boots the testbed.
-//! `long` is both with more rounds of the same. A suite that cannot run fails; nothing is skipped
-//! in silence.
+//! `long` runs both with more rounds of the same tests. A suite that cannot run fails; nothing is
+//! skipped silently.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,31 +19,32 @@ use crate::suites::report::{Report, Suite, Tier, Volume};
 use crate::suites::{SUITES, changed};
 use crate::tools::sh::{self, cmd};
 
-/// Which tests to run.
+/// The tests that can be chosen by tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Choice {
-    /// What runs on any Linux machine.
+    /// Run what needs no more than a Linux machine.
     Model,
-    /// What boots the testbed's virtual machine.
+    /// Run what boots the testbed's virtual machine.
     Vm,
-    /// Everything, with more rounds of the same; takes hours.
+    /// Run everything, with more rounds of the same; this takes hours.
     Long,
 }
 
 /// Runs the tests and prints how many there were, how many failed, and what they cost.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only this tier, or both with more rounds.
+    /// Run only this tier, or both with more rounds.
     #[arg(long)]
     tier: Option<Choice>,
-    /// Only suites whose name contains this text.
+    /// Run only suites whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     suite: Option<String>,
-    /// Only suites that can be broken by what has changed since this commit, or since the last one.
+    /// Run only suites that can be broken by what has changed since this commit, or since the last
+    /// one.
     #[arg(long, value_name = "COMMIT", num_args = 0..=1, default_missing_value = "HEAD")]
     changed: Option<String>,
-    /// Only suites that are run on this machine, a file in xtask/profiles, in place of the usual
-    /// one.
+    /// Run only suites that are run on this machine, a file in xtask/profiles, in place of the
+    /// usual one.
     #[arg(long, value_name = "NAME")]
     topology: Option<String>,
 }
@@ -52,7 +54,7 @@ impl Args {
         let text = self.suite.as_deref().unwrap_or_default();
         let is_named = match (&self.topology, suite.topology) {
             (None, None) => !text.is_empty(),
-            // Whoever names a suite wants it on its usual machine.
+            // A suite that is named is run on its usual machine.
             (None, Some(_)) => text == suite.name,
             (Some(wanted), topology) if topology == Some(wanted) => true,
             _ => return false,
@@ -66,7 +68,7 @@ impl Args {
         tier && suite.name.contains(text)
     }
 
-    /// Whether a suite that a change can break is asked for.
+    /// Returns whether a suite that a change can break is asked for.
     fn wants_of_table(&self, suite: &Suite) -> bool {
         let text = self.suite.as_deref().unwrap_or_default();
         let is_of_tier = match self.tier {
@@ -91,7 +93,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let is_wanted = |suite: &&Suite| match &broken {
-        // The table names what is run, suites of the long tier among them.
+        // The table names the suites to run. Some of them are of the long tier.
         Some(broken) => broken.contains(suite.name) && args.wants_of_table(suite),
         None => args.wants(suite),
     };
@@ -106,8 +108,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs suites, in order. Those that need no machine are run beside those that boot, with what
-/// these leave idle: a machine that boots, or is emulated deterministically, has one CPU busy.
+/// Runs suites, in order. Those that need no machine are run beside those that boot, on the CPUs
+/// that these leave idle: while a machine boots, or is emulated deterministically, it keeps only
+/// one CPU busy.
 fn reports(wanted: &[&Suite], volume: Volume) -> Result<Vec<Report>> {
     let (beside, booting): (Vec<&Suite>, Vec<&Suite>) =
         wanted.iter().partition(|suite| suite.tier == Tier::Model);
@@ -129,14 +132,14 @@ fn reports(wanted: &[&Suite], volume: Volume) -> Result<Vec<Report>> {
     })
 }
 
-/// Gives this thread, and what it starts from now on, only what nobody else wants of the CPUs.
+/// Lets this thread, and all that it starts from now on, use only CPU time that nobody else wants.
 fn yield_to_others() -> Result<()> {
     let thread = fs::read_link("/proc/thread-self")?;
     let id = thread.file_name().context("a thread has a number")?;
     sh::output(cmd("renice", ["-n", "19", "-p"]).arg(id)).map(drop)
 }
 
-/// A table of the suites, what they have to say, and the totals. `booting` is the part of the
+/// Makes a table of the suites, with their notes and the totals. `booting` is the part of the
 /// seconds that went by until guests were up.
 fn summary(reports: &[Report]) -> String {
     let mut text = String::new();

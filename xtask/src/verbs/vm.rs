@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `cargo xtask vm`: anybody's program in the testbed's guest.
+//! `cargo xtask vm` runs any program in the testbed's guest.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,38 +18,39 @@ use crate::tools::cache;
 
 /// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
 ///
-/// The perfctr module is loaded; the command perfctr and the C library libperfctr.so.6 are where
-/// programs look for them, and so is Debian's perf with --perf.
-/// The status is 128 + N if signal N ended CMD, 124 if it ran too long, 125 if the machine or the
-/// module failed. CMD reads nothing from standard input. What it changes in the guest is lost, but
-/// for what it leaves in /out (see --out).
+/// The perfctr module is loaded. The command perfctr and the C library libperfctr.so.6 are where
+/// programs look for them, and so is Debian's perf if --perf is given. The status is 128 + N if
+/// signal N ended CMD, 124 if it ran too long, 125 if the machine or the module failed. CMD reads
+/// nothing from standard input. What it changes in the guest is lost, except what it leaves in /out
+/// (see --out).
 #[derive(clap::Args)]
 pub struct Args {
-    /// A machine described in xtask/profiles.
+    /// Boot this machine, which is described in xtask/profiles.
     #[arg(long, default_value = "pv")]
     topology: String,
-    /// Copy the contents of a directory into the guest's /work; later ones win over earlier ones.
+    /// Copy the contents of a directory into the guest's /work; files of later ones replace those
+    /// of earlier ones.
     #[arg(long, value_name = "DIR")]
     copy: Vec<PathBuf>,
     /// Copy what CMD leaves in the guest's /out into a directory here.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Seconds that CMD may run.
+    /// End CMD after so many seconds.
     #[arg(long, default_value_t = 300, value_name = "S")]
     timeout: u64,
-    /// The hypervisor to boot instead of the topology's own.
+    /// Boot this hypervisor instead of the topology's own.
     #[arg(long)]
     xen: Option<Flavour>,
-    /// The hypervisor's release, such as 4.20, if it is not that of this machine's Debian.
+    /// Boot this release of the hypervisor, such as 4.20, instead of that of this machine's Debian.
     #[arg(long, value_name = "RELEASE")]
     xen_release: Option<String>,
-    /// The kernel's version, such as 6.12, if it is not that of this machine's Debian.
+    /// Boot this version of the kernel, such as 6.12, instead of that of this machine's Debian.
     #[arg(long, value_name = "VERSION")]
     linux: Option<String>,
-    /// Further arguments for the hypervisor.
+    /// Give the hypervisor these further arguments.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     xen_args: String,
-    /// Further arguments for the guest's kernel.
+    /// Give the guest's kernel these further arguments.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     linux_args: String,
     /// Install Debian's perf in the guest.
@@ -61,7 +62,7 @@ pub struct Args {
     /// Say how long booting took and where the console's log is.
     #[arg(long, short)]
     verbose: bool,
-    /// The command and its arguments.
+    /// Run this command with these arguments.
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
@@ -103,7 +104,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(outcome.status.code()).unwrap_or(u8::MAX)))
 }
 
-/// The C library and its command, where programs in the guest find them.
+/// Returns the C library and its command, with the places where programs in the guest find them.
 fn library() -> Result<Vec<(PathBuf, String)>> {
     let _lock = cache::lock("guest-library")?;
     let prefix = cache::root()?.join("guest-library");

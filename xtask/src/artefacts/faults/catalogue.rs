@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The list of faults, and where each is in the sources.
+//! Reads the list of faults, and finds where each is in the sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::tools::anchors::{Anchor, line_of};
 use crate::tools::cache;
 
-/// Where the lists are, in the project.
+/// The lists' directory in the project.
 const LISTS: &str = "tests/faults";
 
 /// One list.
@@ -27,37 +27,37 @@ struct List {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// A name, as of a variant in Rust.
+    /// The name, which is written like that of a variant in Rust.
     pub name: String,
     /// What goes wrong, and for whom.
     pub what: String,
-    /// Whose tests must notice.
+    /// The tests that must notice.
     pub tier: Tier,
-    /// Whether it cannot be switched on while the program runs, as in C, in types and constants:
-    /// it is in a copy of its own.
+    /// Whether it cannot be switched on while the program runs, as faults in C, in types and in
+    /// constants. It then gets a copy of its own.
     #[serde(default)]
     pub alone: bool,
     /// The suite of the testbed that must notice.
     pub suite: Option<String>,
-    /// A piece of the names of the suite's tests of which one must fail.
+    /// A piece of the names of those of the suite's tests of which one must fail.
     pub test: Option<String>,
-    /// What is changed.
+    /// The changes.
     #[serde(rename = "edit")]
     pub edits: Vec<Edit>,
-    /// The list that it is in, a file's name without the ending.
+    /// The list that it is in, which is a file's name without the ending.
     #[serde(skip)]
     pub list: String,
 }
 
-/// Whose tests must notice a fault.
+/// The tests that must notice a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
-    /// The simulator's planted bugs.
+    /// The simulator must find it: it is a planted bug.
     Sim,
-    /// What `cargo test` runs.
+    /// A test that `cargo test` runs must notice it.
     Host,
-    /// What boots the testbed.
+    /// A suite that boots the testbed must notice it.
     Vm,
 }
 
@@ -72,22 +72,22 @@ pub struct Edit {
     /// A piece of the line that begins the block of the anchor, if that is not the only one in its
     /// file.
     pub within: Option<String>,
-    /// What is put in place of what is marked.
+    /// The text that replaces what is marked.
     pub wrong: String,
-    /// Whether that is in force at all times, such as for taking `const` from a function that is
-    /// to ask which fault is.
+    /// Whether the replacement is in force at all times. That is needed, for instance, to take
+    /// `const` from a function that has to ask which fault is in force.
     #[serde(default)]
     pub always: bool,
 }
 
 impl Edit {
-    /// Where it is in the text of its file.
+    /// Finds the place of the change in the text of its file.
     pub fn place(&self, source: &str) -> Result<Range<usize>> {
         Anchor { text: &self.anchor, within: self.within.as_deref() }.find(source)
     }
 }
 
-/// Every fault of every list of the project at `root`.
+/// Reads every fault of every list of the project at `root`.
 pub fn read(root: &Path) -> Result<Vec<Fault>> {
     let mut faults = Vec::new();
     for (name, path) in cache::files(&root.join(LISTS))? {
@@ -117,7 +117,7 @@ pub fn read(root: &Path) -> Result<Vec<Fault>> {
     Ok(faults)
 }
 
-/// Makes sure that each anchor is found once, and says all that are not.
+/// Makes sure that each anchor is found once. The error names every one that is not.
 pub fn check(root: &Path) -> Result<()> {
     let mut sources = Sources::default();
     let mut lost = Vec::new();
@@ -140,7 +140,7 @@ pub fn check(root: &Path) -> Result<()> {
     )
 }
 
-/// Texts of files, read once.
+/// The texts of files, each of which is read once.
 #[derive(Default)]
 struct Sources(BTreeMap<String, String>);
 
@@ -157,7 +157,7 @@ impl Sources {
         edit.place(self.text(root, &edit.file)?)
     }
 
-    /// What is wrong with an anchor, and where it may have gone.
+    /// Returns what is wrong with an anchor, and where it may be now.
     fn advice(&mut self, root: &Path, fault: &Fault, edit: &Edit, error: &anyhow::Error) -> String {
         let Fault { name, list, what, .. } = fault;
         let mut text = format!(
@@ -178,7 +178,7 @@ impl Sources {
         text
     }
 
-    /// Other files of the same crate.
+    /// Returns the other files of the same crate.
     fn neighbours(root: &Path, file: &str) -> Vec<String> {
         let Some(folder) = file.split_once('/').map(|(folder, _)| folder) else {
             return Vec::new();

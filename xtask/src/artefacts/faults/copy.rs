@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The copy of the sources in which faults can be switched on.
+//! Makes the copy of the sources in which faults can be switched on.
 //!
-//! Each marked piece of code becomes a choice between right and wrong, so one build has all
-//! faults, none of them in force until it is switched on: by the simulator for one of its threads,
-//! in other programs by the variable `PERFCTR_FAULT`. Files are written only if they differ from
-//! what is there, so cargo builds again only what has changed.
+//! Each marked piece of code becomes a choice between right and wrong. So one build has all faults,
+//! and none of them is in force until it is switched on: in the simulator for one of its threads,
+//! in other programs by the variable `PERFCTR_FAULT`. Only files whose content changes are written,
+//! so cargo builds again only what has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,10 +21,10 @@ use crate::tools::{cache, toolchain};
 /// The variable that names the fault in force.
 pub const VARIABLE: &str = "PERFCTR_FAULT";
 
-/// The crate that all others use, which has the switch.
+/// The crate that all others use, in which the switch is.
 const SWITCH: [&str; 2] = ["shared-abi/src/lib.rs", "shared-abi/src/faults.rs"];
 
-/// What the copy adds to that crate.
+/// The text that the copy adds to that crate.
 const MODULE: &str = "
 /// Faults that can be switched on.
 pub mod faults;
@@ -34,31 +34,31 @@ extern crate self as shared_abi;
 /// A copy of the sources.
 pub struct Copy {
     root: PathBuf,
-    /// Where it is built.
+    /// The directory in which it is built.
     target: PathBuf,
 }
 
 impl Copy {
-    /// A `cargo` in the copy.
+    /// Returns a command that runs `cargo` in the copy.
     pub fn cargo(&self) -> Command {
         let mut cargo = toolchain::cargo();
         cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target.join("host"));
-        // Nobody looks at this with a debugger; one test looks for its own lines.
+        // Nobody debugs these programs, but one test looks for the numbers of its own lines.
         cargo.env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
         cargo
     }
 
-    /// A `cargo` in the copy, for the simulator.
+    /// Returns a command that runs `cargo` in the copy, for the simulator.
     pub fn cargo_for_simulator(&self) -> Command {
         let mut cargo = toolchain::cargo();
         cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target.join("sim"));
-        // What was woven is not written for anybody's eyes.
+        // Lints do not matter, since nobody reads the changed code.
         cargo.env("RUSTFLAGS", "--cfg sim --cfg faults --cap-lints allow");
         cargo
     }
 }
 
-/// Brings the copy of the project up to date in which each fault can be switched on.
+/// Brings the copy of the project up to date, in which each fault can be switched on.
 pub fn copy() -> Result<Copy> {
     let project = sh::project();
     let faults: Vec<Fault> = read(&project)?.into_iter().filter(|fault| !fault.alone).collect();
@@ -70,7 +70,7 @@ pub fn copy() -> Result<Copy> {
     Copy::write("switched", &files)
 }
 
-/// A copy that has one fault for good.
+/// Makes a copy that always has one fault.
 pub fn copy_with(fault: &Fault) -> Result<Copy> {
     let project = sh::project();
     let faults = std::slice::from_ref(fault);
@@ -79,7 +79,7 @@ pub fn copy_with(fault: &Fault) -> Result<Copy> {
 
 impl Copy {
     fn write(name: &str, files: &[(String, Vec<u8>)]) -> Result<Self> {
-        // Each with builds of its own: cargo would take one copy's for another's.
+        // Each copy has builds of its own, since cargo would take one copy's for another's.
         let folder = sh::project().join("target/faults").join(name);
         let (root, target) = (folder.join("tree"), folder.join("target"));
         write(&root, files)?;
@@ -87,10 +87,10 @@ impl Copy {
     }
 }
 
-/// Parts of files by the files' names.
+/// The parts that change, by their files' names.
 type Changes = BTreeMap<String, Vec<Part>>;
 
-/// The project's files with these changes.
+/// Returns the project's files with these changes.
 fn files(project: &Path, mut changes: Changes) -> Result<Vec<(String, Vec<u8>)>> {
     let mut files = Vec::new();
     for name in names(project)? {
@@ -104,7 +104,7 @@ fn files(project: &Path, mut changes: Changes) -> Result<Vec<(String, Vec<u8>)>>
     Ok(files)
 }
 
-/// The parts of each file that are changed, and what says when.
+/// Returns the parts of each file that are changed, with the expressions that switch them on.
 fn changes(
     project: &Path,
     faults: &[Fault],
@@ -129,7 +129,7 @@ fn changes(
     Ok(changes)
 }
 
-/// The files of the project.
+/// Returns the names of the project's files.
 fn names(project: &Path) -> Result<Vec<String>> {
     let list = ["ls-files", "--cached", "--others", "--exclude-standard"];
     let text = sh::output(cmd("git", list).current_dir(project))?;
@@ -142,7 +142,7 @@ fn write(root: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
     let wanted: BTreeSet<&str> = files.iter().map(|(name, _)| &**name).collect();
     if root.exists() {
         for (name, path) in cache::files(root)? {
-            // What is built in the copy serves the next fault, too.
+            // Builds in the copy are kept, since they serve the next fault, too.
             if !wanted.contains(&*name) && !name.starts_with("target/") {
                 fs::remove_file(path)?;
             }
@@ -161,7 +161,7 @@ fn write(root: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
     Ok(())
 }
 
-/// The module that says which fault is in force.
+/// Returns the text of the module that says which fault is in force.
 fn switch(faults: &[Fault]) -> String {
     let names = |wanted: &dyn Fn(&Fault) -> bool| -> String {
         let wanted = faults.iter().filter(|fault| wanted(fault));
@@ -191,7 +191,7 @@ fn switch(faults: &[Fault]) -> String {
     .replace("PERFCTR_FAULT", VARIABLE)
 }
 
-/// The end of that module.
+/// The end of that module's text.
 const METHODS: &str = r#"
     /// Whether it is in force.
     #[inline]

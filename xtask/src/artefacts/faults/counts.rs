@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How many faults there are of each part of the project, as `docs/faults.md` says it.
+//! Counts the faults of each part of the project for `docs/faults.md`.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::catalogue::{Fault, Tier, read};
 /// The page with the table.
 const PAGE: &str = "docs/faults.md";
 
-/// The parts, by the beginnings of their files' names.
+/// The parts, each with the beginning of its files' names.
 const PARTS: [(&str, &str); 12] = [
     ("shared-abi/", "ABI"),
     ("hv-driver/src/", "driver: its core"),
@@ -29,7 +29,7 @@ const PARTS: [(&str, &str); 12] = [
 
 const TIERS: [Tier; 3] = [Tier::Host, Tier::Sim, Tier::Vm];
 
-/// The table: a row for each part.
+/// Returns the table, which has a row for each part.
 fn table(faults: &[Fault]) -> Result<String> {
     let mut text = "| part | host | sim | vm | all |\n|---|---:|---:|---:|---:|\n".to_owned();
     let mut sum = [0; TIERS.len()];
@@ -56,7 +56,7 @@ fn table(faults: &[Fault]) -> Result<String> {
     Ok(text)
 }
 
-/// The page with the present table in it.
+/// Returns the page as it is, and with the present table in it.
 fn page(root: &Path) -> Result<(String, String)> {
     let text = fs::read_to_string(root.join(PAGE)).context(PAGE)?;
     let is_row = |line: &&str| line.starts_with('|');
@@ -73,7 +73,7 @@ pub fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page's table, and gives it.
+/// Writes the page's table, and returns it.
 pub fn write(root: &Path) -> Result<String> {
     let (_, text) = page(root)?;
     fs::write(root.join(PAGE), text)?;

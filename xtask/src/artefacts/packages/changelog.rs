@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The project's list of changes in the form that Debian's packages have it.
+//! Writes the project's list of changes in the form of Debian's packages.
 
 use anyhow::{Context, Result};
 
 /// The widest line that Debian's tools like.
 const COLUMNS: usize = 79;
 
-/// The newest section of `changes` that has any (Markdown in the form of Keep a Changelog), as the
-/// one entry of a `debian/changelog`. `date` is given a section's day, and writes it as that wants
-/// it.
+/// Returns the newest section of `changes` that has any (Markdown in the form of Keep a Changelog),
+/// as the one entry of a `debian/changelog`. `date` turns a section's day into the form of that
+/// file.
 pub fn debian(
     changes: &str,
     version: &str,
@@ -39,7 +39,7 @@ pub fn debian(
     Ok(format!("{text}\n -- {maintainer}  {}\n", date(&day)?))
 }
 
-/// An item of a list, in lines that are not too long.
+/// Wraps an item of a list into lines that are not too long.
 fn wrapped(item: &str) -> String {
     let mut lines = String::new();
     let mut line = String::from("  *");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The crates of others that are linked into what is distributed, and whether their licences allow
-//! it.
+//! Lists the crates of others that are linked into what is distributed, and checks that their
+//! licences allow it.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::tools::{sh, toolchain};
 
-/// What is distributed: programs, libraries, and the objects for hypervisor and kernel.
+/// The packages that are distributed: programs, libraries, and the objects for hypervisor and
+/// kernel.
 const DISTRIBUTED: [&str; 5] =
     ["cli", "papi-shim", "libperfctr-rs", "hv-driver-ffi", "guest-kmod-ffi"];
 
@@ -17,10 +18,11 @@ const DISTRIBUTED: [&str; 5] =
 const ALLOWED: [&str; 8] =
     ["0BSD", "Apache-2.0", "BSD-2-Clause", "BSL-1.0", "CDDL-1.0", "MIT", "Unlicense", "Zlib"];
 
-/// Ring 0 is the GPL's: what is linked there has a licence that goes with version 2 of it.
+/// The licences allowed in code of ring 0, which is linked into programs under the GPL: they are
+/// compatible with its version 2.
 const IN_RING_0: [&str; 4] = ["0BSD", "BSD-2-Clause", "MIT", "Zlib"];
 
-/// Fails if any crate's licence is none of these.
+/// Fails if any crate's licence is not one of these.
 pub fn check() -> Result<()> {
     let rules = [(&DISTRIBUTED[..], &ALLOWED[..]), (&DISTRIBUTED[3..], &IN_RING_0[..])];
     for (packages, allowed) in rules {
@@ -35,7 +37,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Every crate that is distributed, by name and version, with its licence.
+/// Returns every crate that is distributed, by name and version, with its licence.
 pub fn all() -> Result<BTreeMap<String, String>> {
     linked(&DISTRIBUTED)
 }
@@ -48,7 +50,7 @@ fn linked(packages: &[&str]) -> Result<BTreeMap<String, String>> {
         .current_dir(sh::project());
     let text = sh::output(&mut tree)?;
     let mut crates = BTreeMap::new();
-    // Our own are said to lie in a directory.
+    // `cargo tree` prints a directory after the names of our own crates.
     for line in text.lines().filter(|line| !line.is_empty() && !line.contains(" (/")) {
         let (name, licence) = line.split_once(": ").with_context(|| format!("`{line}`"))?;
         crates.insert(name.to_owned(), licence.to_owned());
@@ -57,15 +59,15 @@ fn linked(packages: &[&str]) -> Result<BTreeMap<String, String>> {
     Ok(crates)
 }
 
-/// Whether one alternative of an expression consists of what is allowed. A stroke is the older form
-/// of `OR`, and exceptions only give more leave.
+/// Returns whether one alternative of an expression consists of allowed licences. A stroke is the
+/// older form of `OR`, and exceptions only permit more.
 fn is_allowed(licence: &str, allowed: &[&str]) -> bool {
     let plain = licence.replace('/', " OR ").replace(['(', ')'], "");
     let known = |part: &str| {
         let name = part.split(" WITH ").next().unwrap_or_default().trim();
         allowed.contains(&name)
     };
-    // AND of alternatives would have to be in parentheses, and is then judged too strictly.
+    // AND of alternatives would have to be in parentheses, and is judged too strictly.
     plain.split(" OR ").any(|alternative| alternative.split(" AND ").all(known))
 }
 

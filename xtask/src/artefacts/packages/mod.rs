@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The project's Debian packages.
+//! Builds the project's Debian packages.
 //!
-//! What is in them is built and staged here. What becomes of it is said in `packaging/debian`, and
-//! done by debhelper: which package has what, dependencies, what is run when they are installed.
+//! Their files are built and staged here. The rest is said in `packaging/debian` and done by
+//! debhelper: which package has which files, dependencies, and what runs when they are installed.
 
 mod changelog;
 pub mod licences;
@@ -20,13 +20,13 @@ use crate::tools::cache::{self, Key};
 use crate::tools::chroot::Chroot;
 use crate::tools::sh::{self, cmd};
 
-/// The project's version, which is its packages'.
+/// The project's version, which is also its packages'.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What makes them of a staged tree.
+/// The command that makes packages of a staged tree.
 const MAKE: [&str; 4] = ["dpkg-buildpackage", "-b", "-us", "-uc"];
 
-/// What looks at them. It refuses to be root without being told that it may.
+/// The command that checks them. It refuses to run as root unless it is told to.
 const LOOK: [&str; 8] = [
     "lintian",
     "--display-info",
@@ -38,21 +38,21 @@ const LOOK: [&str; 8] = [
     "--allow-root",
 ];
 
-/// Where Debian has libraries for this machine, below `/usr`.
+/// Debian's directory of libraries for this machine, below `/usr`.
 const LIB: &str = "lib/x86_64-linux-gnu";
 
-/// Where the package has the hypervisor: the boot menu lists what has such a name.
+/// The package's file of the hypervisor. The boot menu lists files with such a name.
 pub const HYPERVISOR: &str = "boot/xen-4.17-perfctr.gz";
 
-/// What the module's device is given to the group by.
+/// The rules that give the module's device to the group.
 const UDEV_RULES: &str = "guest-kmod/udev/60-perfctr.rules";
 
-/// What has the module loaded at boot.
+/// The file that has the module loaded at boot.
 const MODULES_LOAD: &str = "guest-kmod/modules-load/perfctr.conf";
 
-/// Packages that are built.
+/// The packages that were built.
 pub struct Built {
-    /// Their files.
+    /// The packages' files.
     pub debs: Vec<PathBuf>,
     /// Each tag of lintian's that no override explains.
     pub tags: Vec<String>,
@@ -83,7 +83,7 @@ pub fn build(version: &str) -> Result<Built> {
     Ok(Built { debs, tags })
 }
 
-/// Puts the packages of a staged tree into `dir`, and what lintian says of them.
+/// Makes packages of a staged tree in `dir`, and collects what lintian says of them.
 fn make(tree: &Path, version: &str, dir: &Path) -> Result<()> {
     apt::install(debian::PACKAGING, "building packages")?;
     let mut build = cmd(MAKE[0], &MAKE[1..]);
@@ -102,7 +102,8 @@ fn make(tree: &Path, version: &str, dir: &Path) -> Result<()> {
     Ok(fs::write(dir.join("lintian"), out.stdout)?)
 }
 
-/// The same in a system of the testbed's release: what a newer one's tools make needs that one.
+/// Makes the packages in a system of the testbed's release, since a newer one's tools make packages
+/// that need that newer release.
 fn make_there(tree: &Path, version: &str, dir: &Path) -> Result<()> {
     let debian = Chroot::unpack(&debian::packager()?, &cache::root()?.join("work/packager"))?;
     debian.put(&[tree], "build")?;
@@ -115,12 +116,12 @@ fn make_there(tree: &Path, version: &str, dir: &Path) -> Result<()> {
     debian.remove()
 }
 
-/// The list of what was made.
+/// Returns the name of the file that lists what was made.
 fn changes(version: &str) -> String {
     format!("perfctr_{version}_amd64.changes")
 }
 
-/// Puts all that packages have into `stage`, where it will be below `/`.
+/// Puts all files of the packages into `stage`, at the places that they will have below `/`.
 fn stage(stage: &Path, version: &str) -> Result<()> {
     let usr = stage.join("usr");
     command::install(&usr)?;
@@ -135,7 +136,8 @@ fn stage(stage: &Path, version: &str) -> Result<()> {
     hypervisor(stage)
 }
 
-/// Xen beside Debian's own, the option that switches the driver on, and what was changed.
+/// Stages Xen, which is installed beside Debian's own, the option that switches the driver on, and
+/// the patch.
 fn hypervisor(stage: &Path) -> Result<()> {
     let mut gzip = cmd("gzip", ["-9nc"]);
     let out = gzip.arg(xen::xen(Flavour::Perfctr, None)?).output()?;
@@ -146,14 +148,14 @@ fn hypervisor(stage: &Path) -> Result<()> {
     Ok(fs::write(stage.join("xen.patch"), xen::patch(None)?)?)
 }
 
-/// The folder `debian`: the project's, and what of it is written elsewhere.
+/// Makes the folder `debian` of the project's and of the files that are generated.
 fn control(dir: &Path, version: &str) -> Result<()> {
     let project = sh::project();
     let ours = project.join("packaging/debian");
     for (name, from) in cache::files(&ours)? {
         let to = dir.join(name);
         fs::create_dir_all(to.parent().unwrap_or(dir))?;
-        // With its permissions: one of them is executed.
+        // The copy keeps the file's permissions, since one of them is executed.
         fs::copy(from, to)?;
     }
     fs::copy(project.join(UDEV_RULES), dir.join("perfctr.udev"))?;
@@ -175,7 +177,8 @@ fn control(dir: &Path, version: &str) -> Result<()> {
     Ok(())
 }
 
-/// The crates of others that are linked into programs, libraries and objects, with their licences.
+/// Returns a text with the crates of others that are linked into programs, libraries and objects,
+/// with their licences.
 fn crates() -> Result<String> {
     let mut text = "Rust crates of others that are linked into these packages:\n\n".to_owned();
     for (name, licence) in licences::all()? {

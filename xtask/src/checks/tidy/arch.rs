@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The cores know one processor architecture from another in their `arch` modules alone: nothing
+//! Checks that the cores distinguish processor architectures in their `arch` modules alone: nothing
 //! else in them names x86's instructions and registers, not even a comment.
 
 use std::collections::BTreeMap;
@@ -11,14 +11,14 @@ use super::Tree;
 /// The sources that run on any machine.
 const CORES: [&str; 3] = ["shared-abi/src/", "hv-driver/src/", "guest-kmod/src/"];
 
-/// Words of x86, in lower case.
+/// Words that only x86 has, in lower case.
 const WORDS: [&str; 10] =
     ["x86", "rdpmc", "rdtsc", "rdmsr", "wrmsr", "msr", "msrs", "cpuid", "lfence", "pebs"];
 
 /// How names of x86's registers begin, in lower case.
 const REGISTERS: [&str; 2] = ["ia32_", "perfevtsel"];
 
-/// `allowed` are files that may name them, each with its reason.
+/// Finds files of the cores that name x86. `allowed` are files that may, each with its reason.
 pub fn faults(tree: &Tree, allowed: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     let mut used = Vec::new();
@@ -40,7 +40,7 @@ pub fn faults(tree: &Tree, allowed: &BTreeMap<String, String>) -> Result<Vec<Str
     Ok(faults)
 }
 
-/// The first word of the line that is x86's.
+/// Returns the first word of the line that only x86 has.
 fn named(line: &str) -> Option<&str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_').find(|word| {
         let word = word.to_lowercase();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Words of Rust code: `unsafe` where it is allowed, no `unwrap` outside tests, and no floor of
-//! this program that uses one above it.
+//! Checks words of Rust code: `unsafe` is only where it is allowed, `unwrap` only in tests, and no
+//! floor of this program uses one above it.
 
 use std::collections::BTreeMap;
 
@@ -37,13 +37,13 @@ pub fn faults(
     Ok(faults)
 }
 
-/// Files of tests only.
+/// Returns whether the file has nothing but tests.
 fn is_test(name: &str) -> bool {
     let is_folder = name.starts_with("tests/") || name.contains("/tests/");
     is_folder || name.ends_with("/tests.rs") || name.ends_with("/testing.rs")
 }
 
-/// What a file of one floor uses of those above it.
+/// Finds what a file of one floor uses of those above it.
 fn floor_faults(name: &str, words: &[Word], floors: &[String]) -> Vec<String> {
     let Some(inside) = name.strip_prefix("xtask/src/") else { return Vec::new() };
     let Some(own) = floors.iter().position(|floor| inside.starts_with(&format!("{floor}/"))) else {
@@ -67,7 +67,7 @@ struct Word {
     in_test: bool,
 }
 
-/// All words in their order; comments and strings have none.
+/// Returns all words in their order, without those in comments and strings.
 fn words(tokens: TokenStream, judges_tests: bool) -> Vec<Word> {
     let mut words = Vec::new();
     collect(tokens, !judges_tests, &mut words);
@@ -76,7 +76,7 @@ fn words(tokens: TokenStream, judges_tests: bool) -> Vec<Word> {
 
 fn collect(tokens: TokenStream, in_test: bool, words: &mut Vec<Word>) {
     let mut follows = String::new();
-    // From `#[cfg(test)]` to the end of its item.
+    // This is true from `#[cfg(test)]` to the end of its item.
     let mut is_test_item = false;
     for token in tokens {
         match token {
@@ -106,7 +106,7 @@ fn collect(tokens: TokenStream, in_test: bool, words: &mut Vec<Word>) {
     }
 }
 
-/// Whether a condition is one of tests, and not of their absence.
+/// Returns whether a condition is true for tests, rather than for their absence.
 pub fn names_test(condition: &str) -> bool {
     let is_word = |part: &str| part == "test";
     condition.split(|c: char| !c.is_alphanumeric() && c != '_').any(is_word)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which crate may import which.
+//! Checks which crate imports which.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,17 +8,17 @@ use serde::Deserialize;
 
 use super::Tree;
 
-/// What a crate depends on, tests and build scripts left out.
+/// The dependencies of a crate, without those of tests and build scripts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dependencies {
     /// The project's own crates.
     project: BTreeSet<String>,
-    /// All others, where that is limited: what runs in ring 0 has few.
+    /// All other crates, if they are limited: code that runs in ring 0 has few.
     others: Option<BTreeSet<String>>,
 }
 
-/// Every manifest is compared with what is allowed, which is to be needed.
+/// Compares every manifest with what is allowed. What is allowed has to be needed, too.
 pub fn faults(tree: &Tree, allowed: &BTreeMap<String, Dependencies>) -> Result<Vec<String>> {
     let mut manifests = Vec::new();
     for (name, text) in tree.files(&["toml"])? {
@@ -54,7 +54,7 @@ pub fn faults(tree: &Tree, allowed: &BTreeMap<String, Dependencies>) -> Result<V
     Ok(faults)
 }
 
-/// The names of all ordinary dependencies, those of single targets as well.
+/// Returns the names of all ordinary dependencies, those of single targets as well.
 fn dependencies(manifest: &toml::Table) -> BTreeSet<String> {
     let of = |table: Option<&toml::Value>| -> Vec<String> {
         let table = table.and_then(toml::Value::as_table);

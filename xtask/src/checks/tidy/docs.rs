@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Documents: links lead somewhere, paths in the text are there, and what tables of files and
-//! folders say is what there is.
+//! Checks documents: links lead somewhere, paths in the text exist, and tables of files and folders
+//! are complete.
 //!
 //! A table whose first heading is "file of `DIR/`" names, in its first column, every Rust and C
 //! file of that directory; "folder of `DIR/`" every folder. `lib.rs`, `main.rs`, `mod.rs` and
@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use super::{Tree, kind};
 
-/// The first page that anybody reads, and how many lines it may have.
+/// The first page that a reader sees, and the number of lines that it may have.
 const FIRST: &str = "README.md";
 const FIRST_LINES: usize = 120;
 
@@ -34,7 +34,7 @@ pub fn faults(tree: &Tree) -> Result<Vec<String>> {
     Ok(faults)
 }
 
-/// Relative links must name something that git knows, and a heading if they do.
+/// Finds relative links that name nothing that git knows, or no heading of it.
 fn link_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -54,12 +54,13 @@ fn link_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Result<Vec<St
     Ok(faults)
 }
 
-/// Documents that tell what was, and may name what is gone.
+/// Returns whether a document tells what was, and so may name what is gone.
 fn is_history(name: &str) -> bool {
     name.starts_with("docs/adr/") || name == "CHANGELOG.md"
 }
 
-/// What is set as code and starts with one of the project's folders is one of its files or folders.
+/// Finds paths in the text, which are set as code and start with one of the project's folders, that
+/// name no file or folder of the project.
 fn path_faults(tree: &Tree, name: &str, text: &str) -> Vec<String> {
     let folders: BTreeSet<&str> =
         tree.names.iter().filter_map(|name| Some(name.split_once('/')?.0)).collect();
@@ -67,7 +68,7 @@ fn path_faults(tree: &Tree, name: &str, text: &str) -> Vec<String> {
     for (number, line) in (1..).zip(text.lines()) {
         for path in quoted(line) {
             let starts_in = path.split_once('/').is_some_and(|(top, _)| folders.contains(top));
-            // Neither a command nor a pattern.
+            // It is neither a command nor a pattern.
             let is_plain = !path.contains([' ', '*', '{', '<', '$']) && !path.contains("NAME");
             if starts_in && is_plain && !exists(tree, Path::new(&path)) {
                 faults.push(format!("{name}:{number}: there is no {path}"));
@@ -77,7 +78,7 @@ fn path_faults(tree: &Tree, name: &str, text: &str) -> Vec<String> {
     faults
 }
 
-/// Without `.` and `..`.
+/// Returns the path without `.` and `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
@@ -90,12 +91,13 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// Whether git knows a file of this name, or one below it.
+/// Returns whether git knows a file of this name, or one below it.
 fn exists(tree: &Tree, path: &Path) -> bool {
     tree.names.iter().any(|name| Path::new(name).starts_with(path))
 }
 
-/// Whether the document has a heading with this anchor: lower case, hyphens for spaces.
+/// Returns whether the document has a heading with this anchor, which is in lower case with hyphens
+/// for spaces.
 fn has_heading(tree: &Tree, path: &Path, anchor: &str) -> Result<bool> {
     let text = std::fs::read_to_string(tree.root.join(path))?;
     let anchor_of = |heading: &str| -> String {
@@ -108,7 +110,7 @@ fn has_heading(tree: &Tree, path: &Path, anchor: &str) -> Result<bool> {
         .any(|line| anchor_of(line.trim_start_matches('#')) == anchor))
 }
 
-/// Compares each table of files or folders with what there is.
+/// Compares each table of files or folders with the files or folders that there are.
 fn table_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let mut lines = (1..).zip(text.lines()).peekable();
@@ -141,7 +143,7 @@ fn table_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Vec<String> 
     faults
 }
 
-/// What a table of this folder must name, and what it may name.
+/// Returns what a table of this folder must name, and what it may name.
 fn inventory(tree: &Tree, folder: &Path, folders: bool) -> (BTreeSet<String>, BTreeSet<String>) {
     let (mut needed, mut known) = (BTreeSet::new(), BTreeSet::new());
     for name in &tree.names {
@@ -164,12 +166,12 @@ fn inventory(tree: &Tree, folder: &Path, folders: bool) -> (BTreeSet<String>, BT
     (needed, known)
 }
 
-/// The first cell of a table's row.
+/// Returns the first cell of a table's row.
 fn first_cell(line: &str) -> Option<&str> {
     line.strip_prefix('|')?.split('|').next().map(str::trim)
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! No function is longer than what fits on a screen.
+//! Checks that no function is longer than what fits on a screen.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{Tree, kind};
 /// The longest function, in lines from its signature to its closing brace.
 const LINES: usize = 70;
 
-/// Looks at Rust and C; `allowed` are longer functions as `FILE: NAME`.
+/// Looks at Rust and C. `allowed` are longer functions as `FILE: NAME`.
 pub fn faults(tree: &Tree, allowed: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     let mut excused = Vec::new();
@@ -36,7 +36,7 @@ pub fn faults(tree: &Tree, allowed: &BTreeMap<String, String>) -> Result<Vec<Str
     Ok(faults)
 }
 
-/// Functions of a Rust file, with their length.
+/// Returns the functions of a Rust file, with their lengths.
 fn of_rust(text: &str) -> Result<Vec<(String, usize)>> {
     let mut lengths = Lengths::default();
     lengths.visit_file(&syn::parse_file(text)?);
@@ -73,7 +73,8 @@ impl<'ast> Visit<'ast> for Lengths {
     }
 }
 
-/// Functions of a C file: those in the styles of Linux and Xen, whose braces are in column 1.
+/// Returns the functions of a C file with their lengths. They are in the styles of Linux and Xen,
+/// whose braces are in column 1.
 fn of_c(text: &str) -> Vec<(String, usize)> {
     let mut functions = Vec::new();
     // The last line that starts something, which is the signature once a brace follows.

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Licence line, line length, leftovers.
+//! Checks licence lines, the length of lines, and leftovers.
 
 use anyhow::Result;
 
 use super::Tree;
 
-/// First-line comment of every source file, without the comment's own marks.
+/// The comment in the first line of every source file, without the comment's own marks.
 const LICENCE: &str = "SPDX-License-Identifier: MIT OR GPL-2.0-only";
 
 /// The widest line, in characters.
 const COLUMNS: usize = 100;
 
-/// Kinds of files that the rules are for. Text and data are left to their authors.
+/// The kinds of files that the rules are for. Texts and data have no such rules.
 const SOURCES: &[&str] = &["rs", "c", "h", "S", "sh"];
 
 pub fn faults(tree: &Tree) -> Result<Vec<String>> {
@@ -28,7 +28,7 @@ fn faults_of(text: &str) -> Vec<String> {
     if !first.contains(LICENCE) {
         faults.push(": no licence line".to_owned());
     }
-    // Written in two parts so that this file passes.
+    // They are written in two parts so that this file passes.
     let leftovers = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX")];
     for (number, line) in (1..).zip(text.lines()) {
         // A row of a table in a comment cannot be broken.

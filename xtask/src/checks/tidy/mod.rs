@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! House rules that no other tool knows. What they allow, and every exception with its reason, is
-//! in `xtask/tidy.toml`.
+//! Checks house rules that no other tool knows. What they allow, and every exception with its
+//! reason, is in `xtask/tidy.toml`.
 
 mod arch;
 mod circles;
@@ -26,13 +26,13 @@ struct Allowed {
     /// Files with unsafe code, each with its reason.
     #[serde(rename = "unsafe")]
     unsafe_files: BTreeMap<String, String>,
-    /// Functions that are longer than others may be, as `FILE: NAME`, each with its reason.
+    /// Functions that are longer than 70 lines, as `FILE: NAME`, each with its reason.
     long_functions: BTreeMap<String, String>,
     /// Files that need each other, as their names with commas between, each with its reason.
     circles: BTreeMap<String, String>,
     /// Files of the cores that name an architecture outside its module, each with its reason.
     architecture: BTreeMap<String, String>,
-    /// What each crate depends on.
+    /// The dependencies of each crate.
     crates: BTreeMap<String, crates::Dependencies>,
     /// The folders of `xtask/src`, from the top, which may use those after them.
     floors: Vec<String>,
@@ -45,7 +45,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// All files of the project at `root`.
+    /// Lists all files of the project at `root`.
     pub fn new(root: PathBuf) -> Result<Self> {
         let list = ["ls-files", "--cached", "--others", "--exclude-standard"];
         let text = sh::output(cmd("git", list).current_dir(&root))?;
@@ -53,12 +53,12 @@ impl Tree {
         Ok(Self { names: names.collect(), root })
     }
 
-    /// A file's place.
+    /// Returns a file's path.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
-    /// The files with one of these endings, and what is in them.
+    /// Returns the files with one of these endings, with their contents.
     pub fn files(&self, kinds: &[&str]) -> Result<Vec<(&str, String)>> {
         let mut files = Vec::new();
         for name in self.names.iter().filter(|name| kinds.contains(&kind(name))) {
@@ -69,12 +69,12 @@ impl Tree {
     }
 }
 
-/// What a file's name ends with.
+/// Returns the ending of a file's name.
 fn kind(name: &str) -> &str {
     Path::new(name).extension().and_then(|kind| kind.to_str()).unwrap_or_default()
 }
 
-/// Checks every rule; the error lists every fault.
+/// Checks every rule. The error lists every fault.
 pub fn check() -> Result<()> {
     let tree = Tree::new(sh::project())?;
     let allowed = fs::read_to_string(tree.root.join("xtask/tidy.toml"))?;
@@ -95,7 +95,7 @@ pub fn check() -> Result<()> {
 
 #[cfg(test)]
 impl Tree {
-    /// A directory with these files, in which a test plants faults.
+    /// Makes a directory with these files, in which a test plants faults.
     fn planted(name: &str, files: &[(&str, &str)]) -> Self {
         let root = std::env::temp_dir().join(format!("xtask-tidy-{name}-{}", std::process::id()));
         for (name, text) in files {

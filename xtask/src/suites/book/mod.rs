@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The book in `docs/`: its table of contents, the pages that mdBook makes of it, and the commands
-//! that it shows, each run on the machine that their block names.
+//! Tests the book in `docs/`: its table of contents, the pages that mdBook makes of it, and the
+//! commands that it shows. Each command is run on the machine that its block names.
 
 mod pages;
 
@@ -17,27 +17,27 @@ use crate::suites::report::{Report, Volume, all};
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
-/// What blocks call a machine, and its topology.
+/// The names that blocks give to machines, each with the topology of that machine.
 const PLACES: [(&str, &str); 2] = [("guest", "pv"), ("bare", "native")];
 
-/// What they call the machine that the testbed runs on.
+/// The name that blocks give to the machine that the testbed runs on.
 const HERE: &str = "here";
-/// Where a reader of such a block has put the program, below the project.
+/// The directory in the project where a reader of a block for [`HERE`] has put the program.
 const MINE: &str = "target/mine";
-/// What such a block has made of it.
+/// The picture that the commands of a block for [`HERE`] make of it.
 const PICTURE: &str = "flames.svg";
 
-/// README.md has those commands, too, between these lines.
+/// README.md has the commands of [`HERE`], too. They are between these two texts.
 const WALK: (&str, &str) = ("a test runs them there. -->\n```sh\n", "\n```\n");
 
-/// A line of a block for any number of lines.
+/// A line of a block that stands for any number of lines.
 const ANY: &str = "...";
 
-/// Pages that are no chapters: the table of contents itself.
+/// The page that is not a chapter: the table of contents.
 const CONTENTS: &str = "SUMMARY.md";
 
-/// In the long run a boot for each machine, and those of the walk from README.md to a picture; the
-/// usual one looks at the text.
+/// Boots in the long run each machine, and those of the walk from README.md to a picture. The usual
+/// run looks at the text only.
 pub fn run(report: &mut Report) -> Result<()> {
     let pages = pages()?;
     report.test("each page is in the table of contents, and each block has a machine", || {
@@ -63,7 +63,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     here(report, &pages)
 }
 
-/// The commands that are typed on this machine.
+/// Returns the commands that a reader types on this machine.
 fn typed_here(pages: &[Page]) -> Result<Vec<Command<'_>>> {
     let mut commands = Vec::new();
     for page in pages {
@@ -72,7 +72,7 @@ fn typed_here(pages: &[Page]) -> Result<Vec<Command<'_>>> {
     Ok(commands)
 }
 
-/// README.md has three commands, which are those of the book.
+/// Checks that README.md has three commands, which are those of the book.
 fn walk(pages: &[Page]) -> Result<()> {
     let readme = fs::read_to_string(sh::project().join("README.md"))?;
     let walk = readme.split_once(WALK.0).and_then(|(_, rest)| rest.split_once(WALK.1));
@@ -83,7 +83,7 @@ fn walk(pages: &[Page]) -> Result<()> {
     Ok(())
 }
 
-/// Types them in, in order, and looks at the picture that they lead to.
+/// Types the commands for this machine in, in order, and looks at the picture that they make.
 fn here(report: &mut Report, pages: &[Page]) -> Result<()> {
     let mine = sh::project().join(MINE);
     if mine.exists() {
@@ -113,7 +113,7 @@ fn here(report: &mut Report, pages: &[Page]) -> Result<()> {
     Ok(())
 }
 
-/// A page's name and text.
+/// A page, as its name and its text.
 type Page = (String, String);
 
 fn pages() -> Result<Vec<Page>> {
@@ -126,7 +126,7 @@ fn pages() -> Result<Vec<Page>> {
     Ok(pages)
 }
 
-/// That its links lead somewhere is looked at by `check`.
+/// Checks that the table of contents lists each page. `check` looks at where its links lead.
 fn contents(pages: &[Page]) -> Result<()> {
     let (_, contents) =
         pages.iter().find(|(name, _)| name == CONTENTS).context("no table of contents")?;
@@ -143,11 +143,11 @@ struct Command<'a> {
     page: &'a str,
     place: &'a str,
     typed: &'a str,
-    /// What the book says that it prints.
+    /// The lines that the book says it prints.
     shown: Vec<&'a str>,
 }
 
-/// Every command of a page, in the order in which they are typed.
+/// Returns every command of a page, in the order in which they are typed.
 fn blocks((page, text): &Page) -> Result<Vec<Command<'_>>> {
     let mut commands: Vec<Command<'_>> = Vec::new();
     let mut place = None;
@@ -179,7 +179,8 @@ fn blocks((page, text): &Page) -> Result<Vec<Command<'_>>> {
     Ok(commands)
 }
 
-/// Has a machine run the commands, each page's in a directory of its own; gives what it has left.
+/// Has a machine run the commands, each page's in a directory of its own. Returns the directory
+/// with what they have left.
 fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<PathBuf> {
     let mut script = "PATH=/work:$PATH\nmkdir -p /out\n".to_owned();
     for (n, Command { page, typed, .. }) in commands.iter().enumerate() {
@@ -208,7 +209,8 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
 }
 
 impl Command<'_> {
-    /// What it has printed into the file is what is shown, and it succeeded.
+    /// Fails if the command has not succeeded, or if it has printed into the file something else
+    /// than the book shows.
     fn compare(&self, printed: &Path) -> Result<()> {
         let text = fs::read_to_string(printed).with_context(|| printed.display().to_string())?;
         let said = |lines: &str| format!("{}\n{lines}", self.shown.join("\n"));
@@ -222,7 +224,7 @@ impl Command<'_> {
     }
 }
 
-/// Line by line, but that some lines stand for any number of them.
+/// Compares line by line. A line that is [`ANY`] stands for any number of lines.
 fn matches(shown: &[&str], printed: &[&str]) -> bool {
     match (shown, printed) {
         ([], _) => printed.is_empty(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The pages that mdBook makes, and where their links lead.
+//! Checks the pages that mdBook makes, and where their links lead.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,12 +11,12 @@ use crate::artefacts::mdbook;
 use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
-/// Of mdBook itself: all chapters on one page, and what a server shows for a page that is not
-/// there.
+/// The pages that mdBook adds: one with all chapters, and one that a server shows for a page that
+/// does not exist.
 const OWN: [&str; 2] = ["print.html", "404.html"];
 
-/// Makes the book, and follows each link. The project's own place for it is beside `docs`, so that
-/// links to other files of the project lead there.
+/// Makes the book, and follows each link. The book is made beside `docs`, so that links to other
+/// files of the project lead to them.
 pub fn check() -> Result<()> {
     let (docs, built) = (sh::project().join("docs"), cache::root()?.join("work/book"));
     let mut make = cmd(&mdbook::mdbook()?.to_string_lossy(), ["build", "--dest-dir"]);
@@ -49,7 +49,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// What a page's elements refer to.
+/// Returns the links of a page's elements.
 fn links(page: &str) -> Vec<&str> {
     let starts = [" href=\"", " src=\""];
     starts
@@ -59,8 +59,8 @@ fn links(page: &str) -> Vec<&str> {
         .collect()
 }
 
-/// A link leads to a page or a file of the book, or to a file of the project; its fragment to an
-/// element of that page.
+/// Fails unless the link leads to a page or a file of the book, or to a file of the project, and
+/// its fragment to an element of that page.
 fn follow(pages: &BTreeMap<String, String>, built: &Path, page: &str, link: &str) -> Result<()> {
     if link.contains("://") {
         return Ok(());
@@ -82,7 +82,7 @@ fn follow(pages: &BTreeMap<String, String>, built: &Path, page: &str, link: &str
     Ok(())
 }
 
-/// A path relative to a page, as one relative to the book; its first component may be `..`.
+/// Turns a path relative to a page into one relative to the book. Its first component may be `..`.
 fn beside(page: &str, path: &str) -> Result<PathBuf> {
     let mut whole = PathBuf::new();
     let dir = Path::new(page).parent().context("a page is in a directory")?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Faults that `cargo test` must notice.
+//! Tries the faults that `cargo test` must notice.
 //!
-//! The tests of the copy are built once. Each fault meets those of its own crate first, and if
-//! they do not notice, those of the crates that use it most.
+//! The tests of the copy are built once. Each fault is tried with the tests of its own crate first.
+//! If they do not notice it, the tests of the crates that use this crate most are run.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ use super::{Found, Verdict};
 use crate::artefacts::faults::{self, Copy, Fault, VARIABLE};
 use crate::tools::sh::{self, cmd};
 
-/// Whose tests a fault meets that those of its own crate do not notice.
+/// The crates whose tests are run if those of the fault's own crate do not notice it.
 const USERS: [(&str, &[&str]); 2] = [
     ("shared-abi", &["hv-driver", "guest-kmod", "libperfctr-rs"]),
     ("libperfctr-rs", &["papi-shim", "cli"]),
 ];
 
-/// Seconds after which a program of tests hangs.
+/// Seconds after which a test program is taken to hang.
 const LIMIT: &str = "60";
 
-/// Tries them.
+/// Tries each of the faults.
 pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     let (alone, switched): (Vec<Fault>, Vec<Fault>) =
         faults.into_iter().partition(|fault| fault.alone);
@@ -39,7 +39,7 @@ pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     Ok(verdicts)
 }
 
-/// Those that are switched on in one build.
+/// Tries the faults that are switched on in one build.
 fn run_switched(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     let copy = sh::step("the copy with faults", faults::copy)?;
     let own: BTreeSet<String> = faults.iter().map(package).collect::<Result<BTreeSet<_>>>()?;
@@ -74,7 +74,7 @@ fn run_switched(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     Ok(verdicts)
 }
 
-/// One that has a copy of its own.
+/// Tries a fault that has a copy of the sources of its own.
 fn run_alone(fault: Fault) -> Result<Verdict> {
     let copy = faults::copy_with(&fault)?;
     let start = Instant::now();
@@ -112,7 +112,7 @@ fn package(fault: &Fault) -> Result<String> {
     bail!("{}: {} is in no crate", fault.name, file.display())
 }
 
-/// A program of tests.
+/// A test program.
 #[derive(Debug)]
 struct Binary {
     package: String,
@@ -121,7 +121,7 @@ struct Binary {
     folder: PathBuf,
 }
 
-/// What cargo says of something that it has built.
+/// A message of cargo's about something that it has built.
 #[derive(Deserialize)]
 struct Message {
     executable: Option<PathBuf>,
@@ -137,7 +137,8 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// A program that tests execute is built beside them, and has none itself.
+/// A profile, which says whether a program has tests. One that tests execute is built beside them,
+/// and has none itself.
 #[derive(Deserialize)]
 struct Profile {
     test: bool,
@@ -149,14 +150,14 @@ struct Diagnostic {
     rendered: Option<String>,
 }
 
-/// The tests of some packages.
+/// The test programs of some packages.
 struct Tests(Vec<Binary>);
 
 impl Tests {
     fn build<'a>(copy: &Copy, packages: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         let mut cargo = copy.cargo();
         cargo.args(["test", "--no-run", "--quiet", "--message-format=json"]);
-        // Libraries and programs among them, where there are any.
+        // `--tests` builds the tests inside of libraries and programs, too.
         cargo.arg("--tests").args(packages.into_iter().flat_map(|name| ["--package", name]));
         let out = cargo.output().context("cargo test")?;
         let text = String::from_utf8_lossy(&out.stdout);
@@ -179,7 +180,7 @@ impl Tests {
         let said = String::from_utf8_lossy(&out.stderr);
         ensure!(out.status.success(), "cargo test: {}\n{errors}{said}", out.status);
         ensure!(!binaries.is_empty(), "these packages have no tests");
-        // Those beside the code are the quick ones.
+        // Tests in the same files as the code are quick, so they are run first.
         binaries.sort_by_key(|(is_apart, _)| *is_apart);
         Ok(Self(binaries.into_iter().map(|(_, binary)| binary).collect()))
     }
@@ -218,7 +219,7 @@ impl Binary {
         format!("{} {}", self.package, self.name)
     }
 
-    /// The first of its tests that fails with a fault in force.
+    /// Returns the first test of the program that fails with a fault in force.
     fn run(&self, fault: Option<&str>) -> Result<Option<String>> {
         let mut program: Command = cmd("timeout", ["--signal=KILL", LIMIT]);
         program.arg(&self.path).current_dir(&self.folder);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whether a test notices each fault of the catalogue in `tests/faults`.
+//! Tests whether a test notices each fault of the catalogue in `tests/faults`.
 
 mod host;
 mod sim;
@@ -15,11 +15,13 @@ use super::report::{Report, Volume};
 use crate::artefacts::faults::{self, Fault, Tier};
 use crate::tools::sh;
 
-/// Parts of the host tier's faults, one of which is tried in the usual run, another every day.
+/// The number of parts that the host tier's faults are divided into. The usual run tries one of
+/// them, another one every day.
 const SHARDS: usize = 5;
 
-/// The suite: a part of the host tier's faults, in the long tier all of them. The simulator's are
-/// tried by the suite of that name, the testbed's by `cargo xtask faults --tier vm`.
+/// Runs the suite: it tries a part of the host tier's faults, and in the long tier all of them. The
+/// simulator's faults are tried by the suite of that name, those that need the testbed by `cargo
+/// xtask faults --tier vm`.
 pub fn suite(report: &mut Report) -> Result<()> {
     let shard = match report.volume {
         Volume::Usual => Some(Shard { number: days() % SHARDS, of: SHARDS }),
@@ -39,13 +41,13 @@ pub fn suite(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Days since 1970.
+/// Returns the number of days since 1970.
 fn days() -> usize {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     (since.as_secs() / (24 * 60 * 60)) as usize
 }
 
-/// A part of the faults: every one whose place in the list, modulo `of`, is `number`.
+/// A part of the faults: it has those whose place in the list is `number` modulo `of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     number: usize,
@@ -72,13 +74,14 @@ impl fmt::Display for Shard {
 /// Which faults are tried.
 #[derive(Debug, Default)]
 pub struct Choice {
-    /// Those of one tier.
+    /// If given, only the faults of this tier are tried.
     pub tier: Option<Tier>,
-    /// The one of this name.
+    /// If given, only the fault of this name is tried.
     pub only: Option<String>,
-    /// Those of one list, by its file's name without the ending.
+    /// If given, only the faults of this list are tried. It is named by its file without the
+    /// ending.
     pub list: Option<String>,
-    /// A part of them.
+    /// If given, only this part of the faults is tried.
     pub shard: Option<Shard>,
 }
 
@@ -97,12 +100,12 @@ impl Choice {
     }
 }
 
-/// What came of a fault.
+/// What has become of a fault.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A test noticed: this one, as this says.
+    /// This test has noticed it, or whatever else the text says.
     By(String),
-    /// None did.
+    /// No test has noticed it.
     Alive,
 }
 
@@ -133,7 +136,7 @@ pub fn try_all(choice: &Choice) -> Result<Vec<Verdict>> {
     Ok(verdicts)
 }
 
-/// What came of each, and at the end of all.
+/// Makes a table of what has become of each fault, with the totals at the end.
 pub fn table(verdicts: &[Verdict]) -> String {
     let mut text = format!("{:<32}{:<6}{:>8}  caught by\n", "fault", "tier", "seconds");
     for Verdict { fault, found, time } in verdicts {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Faults that the simulator must find.
+//! Tries the faults that the simulator must find.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::{Found, Verdict};
 use crate::artefacts::faults::Fault;
 use crate::suites::simulator;
 
-/// Tries them.
+/// Tries each of the faults.
 pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     let mut verdicts = Vec::new();
     for fault in faults {
@@ -30,7 +30,7 @@ pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     Ok(verdicts)
 }
 
-/// What it says after a fault's name, with the gaps of its table closed.
+/// Returns what the simulator says after a fault's name, with the gaps of its table closed.
 fn words(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().skip(1).collect();
     match words[..] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Faults that a suite which boots the testbed must notice: those in C, and those between parts
-//! that only meet there.
+//! Tries the faults that a suite which boots the testbed must notice: those in C, and those between
+//! parts that only meet there.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::{Found, Verdict};
 use crate::artefacts::faults::{self, Fault};
 
-/// Tries them, each in a copy of its own, by the suite that it names.
+/// Tries each of the faults in a copy of its own, with the suite that it names.
 pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     faults.into_iter().map(one).collect()
 }
@@ -27,7 +27,7 @@ fn one(fault: Fault) -> Result<Verdict> {
         Some(test) => Found::By(test.to_owned()),
         None if failed(&said).next().is_none() && out.status.success() => Found::Alive,
         None => {
-            // Such as a fault that does not compile, or a guest that does not come up.
+            // This happens if the fault does not compile, or if the guest does not come up.
             let why = String::from_utf8_lossy(&out.stderr);
             bail!("{}: the test that it names did not fail, but\n{said}{why}", fault.name)
         }
@@ -35,12 +35,12 @@ fn one(fault: Fault) -> Result<Verdict> {
     Ok(Verdict { fault, found, time: start.elapsed() })
 }
 
-/// The tests that a run of suites says have failed.
+/// Returns the names of the tests that have failed, as a run of suites prints them.
 fn failed(said: &str) -> impl Iterator<Item = &str> {
     said.lines().filter_map(|line| line.strip_prefix("failed: "))
 }
 
-/// The first of them whose name holds this text.
+/// Returns the first failed test whose name contains this text.
 fn noticed<'a>(said: &'a str, text: &str) -> Option<&'a str> {
     failed(said).find(|test| test.contains(text))
 }

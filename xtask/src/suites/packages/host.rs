@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A host: Debian on a disk, with a boot menu that lists Debian's own Xen, and ours while it is
-//! installed.
+//! Tests a host: Debian on a disk, with a boot menu that lists Debian's own Xen, and ours while it
+//! is installed.
 
 use std::path::Path;
 
@@ -13,16 +13,16 @@ use crate::suites::report::Report;
 use crate::tools::cache;
 use crate::tools::chroot::Chroot;
 
-/// Where the boot menu is.
+/// The boot menu's file.
 const MENU: &str = "/boot/grub/grub.cfg";
 
-/// Debian's own hypervisor, in the menu.
+/// Debian's own hypervisor, as the menu names it.
 const DEBIANS: &str = "/boot/xen-4.17-amd64.gz";
 
 /// Arguments that the testbed adds to the menu's: fewer CPUs than the control domain has vCPUs.
 const TESTBED: &str = "dom0_max_vcpus=4 sched=credit";
 
-/// From a host with Debian's Xen to one with ours beside it, and back.
+/// Takes a host with Debian's Xen to one with ours beside it, and back.
 pub fn run(report: &mut Report, now: &Built) -> Result<()> {
     let work = cache::root()?.join("work/packages-host");
     let _lock = cache::lock("packages-test")?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The Debian packages, in a whole Debian system: installed, used, upgraded and purged.
+//! Tests the Debian packages in a whole Debian system: they are installed, used, upgraded and
+//! purged.
 
 mod host;
 mod release;
@@ -28,7 +29,7 @@ const PACKAGES: &str =
 
 const INSTALL: &str = "apt-get install -y --no-install-recommends -o Dpkg::Use-Pty=0";
 
-/// What they install, beside documents and the module's sources.
+/// The files that they install, beside documents and the module's sources.
 const FILES: &[&str] = &[
     "/boot/xen-4.17-perfctr.gz",
     "/etc/default/grub.d/xen-perfctr.cfg",
@@ -67,7 +68,7 @@ const FILES: &[&str] = &[
     "/usr/share/zsh/vendor-completions/_perfctr",
 ];
 
-/// A C program that asks for counters, of which a machine without the module has none.
+/// A C program that asks for counters. A machine without the module has none.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <libperfctr.h>
@@ -79,8 +80,8 @@ int main(void)
 }
 "#;
 
-/// What the packages are made of, and a whole system with them; in the long run all that becomes of
-/// them, and a host.
+/// Tests the packages' contents, and a whole system with them. The long run also tests upgrades and
+/// removal, and a host.
 pub fn run(report: &mut Report) -> Result<()> {
     let now = packages::build(packages::VERSION)?;
     report.test("lintian finds nothing that is not explained", || unexplained(&now));
@@ -92,7 +93,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     release::run(report)
 }
 
-/// One system, from the first installation to the last purge.
+/// Tests one system, from the first installation to the last purge.
 fn system(report: &mut Report, now: &Built) -> Result<()> {
     let kernel = kernel::kernel()?;
     let work = cache::root()?.join("work/packages");
@@ -128,13 +129,13 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     debian.remove()
 }
 
-/// By apt, without what is only recommended.
+/// Installs packages by apt, without those that are only recommended.
 fn install(debian: &Chroot, debs: &[PathBuf]) -> Result<()> {
     debian.put(debs, "debs")?;
     debian.run(&format!("{INSTALL} /debs/*.deb")).map(drop)
 }
 
-/// The same as these pages of the book say.
+/// Installs packages with the commands that these pages of the book say.
 fn install_as(debian: &Chroot, debs: &[PathBuf], pages: &[&str]) -> Result<()> {
     debian.put(debs, "debs")?;
     for page in pages {
@@ -152,7 +153,8 @@ fn unexplained(built: &Built) -> Result<()> {
     Ok(())
 }
 
-/// DKMS has this version installed for these kernels, and no other one for any.
+/// Fails unless DKMS has this version installed for these kernels, and no other version for any
+/// kernel.
 fn modules(debian: &Chroot, version: &str, releases: &[&str]) -> Result<()> {
     let status = debian.run("dkms status")?;
     let mut expected: Vec<String> = releases
@@ -188,7 +190,8 @@ fn files(debian: &Chroot) -> Result<()> {
     Ok(())
 }
 
-/// Shared and static, by what pkg-config says; both find no device here.
+/// Compiles a C program with the shared and with the static library by what pkg-config says, and
+/// runs both. They find no device here.
 fn programs(debian: &Chroot, work: &Path) -> Result<()> {
     let source = work.with_extension("c");
     fs::write(&source, PROGRAM)?;
@@ -209,7 +212,7 @@ fn programs(debian: &Chroot, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a guest that is this system has to say, with systemd, udev and the module at boot.
+/// The script that a guest that is this system runs, with systemd, udev and the module at boot.
 const GUEST: &str = "
 grep -q '^perfctr ' /proc/modules
 systemctl is-active systemd-modules-load systemd-udevd
@@ -220,8 +223,8 @@ runuser -u counter -- $stat 2>&1
 ! runuser -u stranger -- $stat
 ";
 
-/// One boot, from what is in the system but what is large and not needed there. The host's part is
-/// that of the packages, too, with such arguments if they are not the usual ones.
+/// Boots a guest from the system's files, without the large ones that are not needed there. The
+/// hypervisor is that of the packages, too, with these arguments if they are not the usual ones.
 fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
     debian.run(
@@ -260,8 +263,8 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Every file with its kind, mode and owner, and the content of what describes the system; without
-/// logs and caches, which are apt's and dpkg's.
+/// Lists every file with its kind, mode and owner, and the content of those that describe the
+/// system. Logs and caches are left out, since they are apt's and dpkg's.
 fn inventory(debian: &Chroot) -> Result<String> {
     debian.run(
         "find / -xdev \\( -path /proc -o -path /sys -o -path /tmp -o -path /debs -o -path /program \
@@ -272,7 +275,8 @@ fn inventory(debian: &Chroot) -> Result<String> {
     )
 }
 
-/// What differs from before the first installation is the other kernel's alone, if there is one.
+/// Fails if, after the purge, anything differs from before the first installation, but for the
+/// other kernel if there is one.
 fn purged(debian: &Chroot, other: Option<&Other>, before: &str) -> Result<()> {
     debian.run(&format!("apt-get purge -y -o Dpkg::Use-Pty=0 {PACKAGES}"))?;
     let other = other.map(|other| other.release.trim_end_matches("-amd64"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a release has beside the packages: sources that anybody can build them from.
+//! Tests what a release has beside the packages: sources that anybody can build the packages from.
 
 use std::fs;
 
@@ -13,10 +13,10 @@ use crate::tools::chroot::Chroot;
 use crate::tools::sh;
 use crate::tools::{cache, toolchain};
 
-/// Where the system that builds has Debian's sources of Xen, in the form of a mirror.
+/// The directory in the system that builds with Debian's sources of Xen, in the form of a mirror.
 const MIRROR: &str = "/srv/mirror";
 
-/// Makes a mirror of what lies in its pool, and has apt know no other one.
+/// A script that makes a mirror of the files in its pool, and has apt use no other one.
 const MAKE_MIRROR: &str = "
 cd /srv/mirror
 mkdir -p dists/bookworm/main/source dists/bookworm/main/binary-amd64
@@ -26,7 +26,7 @@ rm -f /etc/apt/sources.list.d/*
 echo 'deb [trusted=yes] file:/srv/mirror bookworm main' > /etc/apt/sources.list
 ";
 
-/// In the long run.
+/// Runs the tests, which are for the long tier.
 pub fn run(report: &mut Report) -> Result<()> {
     report.test("a copy of the sources elsewhere gives the same Rust objects", same_objects);
     report.test("the library's crates can be published", publishable);
@@ -35,7 +35,8 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Built where nothing was built before, in another directory: byte by byte the same.
+/// Builds the objects in another directory, where nothing was built before. They must be the same,
+/// byte by byte.
 fn same_objects() -> Result<()> {
     let copy = cache::root()?.join("work/copy");
     if copy.exists() {
@@ -51,7 +52,7 @@ fn same_objects() -> Result<()> {
     Ok(fs::remove_dir_all(copy)?)
 }
 
-/// What cargo would upload compiles, on its own.
+/// Checks that each crate as cargo would upload it compiles on its own.
 fn publishable() -> Result<()> {
     let mut cargo = toolchain::cargo();
     cargo.args(["publish", "--dry-run", "--allow-dirty", "--locked"]);
@@ -59,7 +60,7 @@ fn publishable() -> Result<()> {
     sh::output(&mut cargo).map(drop)
 }
 
-/// Byte by byte.
+/// Makes the archive twice. Both must be the same, byte by byte.
 fn same_archive() -> Result<()> {
     let dir = cache::root()?.join("work/release");
     let made = [source::archive(&dir)?, source::archive(&dir.join("again"))?];
@@ -67,7 +68,8 @@ fn same_archive() -> Result<()> {
     Ok(fs::remove_dir_all(dir)?)
 }
 
-/// The packages, from the archive: in a Debian that has what they are built with, and no network.
+/// Builds the packages from the archive, in a Debian that has their build dependencies and no
+/// network.
 fn offline() -> Result<()> {
     let work = cache::root()?.join("work/offline");
     let _lock = cache::lock("offline-test")?;

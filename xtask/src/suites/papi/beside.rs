@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! PAPI on perf's events: the bare machine's verdicts beside the guest's.
+//! Compares PAPI on perf's events in the guest with PAPI on the bare machine.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,8 +16,8 @@ use super::{Group, groups};
 use crate::suites::report::{Report, Volume};
 use crate::tools::sh;
 
-/// What takes seconds, and shows each way of counting: exact counts and overflows of threads, two
-/// events that overflow, profiles, events in turns, other processes, children, CPUs, modes.
+/// Tests that take seconds and show each way of counting: exact counts and overflows of threads,
+/// two events that overflow, profiles, events in turns, other processes, children, CPUs and modes.
 const SMALL: Group = (
     DISTURBED,
     "zero zero_pthreads overflow_exact overflow_single_event overflow_twoevents profile \
@@ -27,7 +27,7 @@ const SMALL: Group = (
 /// The head of the document's table.
 const DOCUMENTED: &str = "| does not pass on either | why |\n|---|---|\n";
 
-/// What came of one test.
+/// What has become of one test.
 #[derive(Debug, Serialize)]
 struct Row {
     test: String,
@@ -36,14 +36,15 @@ struct Row {
 }
 
 impl Row {
-    /// What passes on the bare machine passes in the guest; of some tests, that is not enough.
+    /// Fails if a test that passes on the bare machine does not pass in the guest, or must be exact
+    /// and is not.
     fn check(&self) -> Result<()> {
         let is_small = SMALL.1.split_whitespace().any(|test| test == self.test);
         if is_small || self.native == Verdict::Passed { self.guest.passed() } else { Ok(()) }
     }
 }
 
-/// What came of each test on both machines; and what of a machine that came to no good end.
+/// What has become of each test on both machines, and of each machine that has failed as a whole.
 #[derive(Debug, Default, Serialize)]
 pub struct Beside {
     rows: Vec<Row>,
@@ -51,7 +52,7 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Runs tests on both machines, one boot each, and prints what came of them.
+    /// Runs tests on both machines, with one boot each, and prints their verdicts.
     pub fn run(&mut self, papi: &Papi, group: &str, tests: &[&str]) -> Result<()> {
         let native = papi.run(Place::Native, group, tests)?;
         let guest = papi.run(Place::Guest, group, tests)?;
@@ -68,12 +69,12 @@ impl Beside {
         Ok(())
     }
 
-    /// Whether everything that passes on the bare machine passes in the guest.
+    /// Says whether everything that passes on the bare machine passes in the guest.
     pub fn is_good(&self) -> bool {
         self.failures.is_empty() && self.rows.iter().all(|row| row.check().is_ok())
     }
 
-    /// Whether the document says of everything that does not pass why.
+    /// Fails if a test does not pass and the document does not say why.
     fn is_documented(&self) -> Result<()> {
         let fails = |row: &&Row| row.guest != Verdict::Passed || row.native != Verdict::Passed;
         let failing = self.rows.iter().filter(fails).map(|row| row.test.clone());
@@ -88,7 +89,7 @@ impl Beside {
     }
 }
 
-/// As tables for a document: how many there are, and what does not pass.
+/// Tables for a document: how many tests there are, and which do not pass.
 impl fmt::Display for Beside {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n| PAPI's tests | native | guest |\n|---|---:|---:|")?;
@@ -113,7 +114,7 @@ impl fmt::Display for Beside {
     }
 }
 
-/// What `papi-shim/README.md` says that does not pass on either machine.
+/// Returns the tests of which `papi-shim/README.md` says that they do not pass on either machine.
 fn documented() -> Result<BTreeSet<String>> {
     let text = fs::read_to_string(sh::project().join("papi-shim/README.md"))?;
     let (_, table) = text.split_once(DOCUMENTED).context("papi-shim/README.md has no table")?;
@@ -122,7 +123,7 @@ fn documented() -> Result<BTreeSet<String>> {
     Ok(tests.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect())
 }
 
-/// A few tests, or all.
+/// Runs a few tests, or in the long tier all.
 pub fn suite(report: &mut Report) -> Result<()> {
     let papi = Papi::new(Component::PerfEvent)?;
     let mut beside = Beside::default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! PAPI's tests in one boot.
+//! Runs PAPI's tests in one boot.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::machine::{self, Spec, Status};
 use crate::tools::{cache, sh};
 
 /// How long one test may run: some compute for minutes, and emulation on a busy machine is slow.
-/// In seconds.
+/// Unit: seconds.
 const TEST_SECONDS: u64 = 3_000;
 /// How long all tests of a group may run.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(7_200);
@@ -38,7 +38,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// The topology, which is also a word for it.
+    /// Returns the topology, whose name is also used as a word for the place.
     pub fn topology(self) -> &'static str {
         match self {
             Self::Guest => "pv",
@@ -47,13 +47,14 @@ impl Place {
     }
 }
 
-/// Where the tests' outputs are kept.
+/// Returns the directory in which the tests' outputs are kept.
 pub fn out(component: Component) -> Result<PathBuf> {
     Ok(cache::root()?.join("papi-out").join(component.name()))
 }
 
 impl Papi {
-    /// Runs tests in one boot: what came of each, and of the group if it failed as a whole.
+    /// Runs tests in one boot. Returns the verdict of each test, and of the group if it failed as a
+    /// whole.
     pub fn run<'a>(
         &self,
         place: Place,
@@ -90,7 +91,7 @@ impl Papi {
         let mut spec = Spec::new(place.topology(), command)?;
         spec.module = place == Place::Guest;
         if place == Place::Guest {
-            // Of events that are not architectural, PAPI knows some.
+            // PAPI uses some events that are not architectural.
             spec = spec.driver("events=all")?;
         }
         spec.files.push((sh::project().join("papi-shim/papi/run.sh"), "/work/run.sh".into()));

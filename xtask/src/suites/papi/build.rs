@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! PAPI as it is built: which version, and on what it counts.
+//! Builds PAPI: it knows which version, and what that counts with.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,12 +15,12 @@ use crate::tools::{apt, hooks, overlay};
 
 const PACKAGES: &[&str] = &["build-essential", "libc6-dev"];
 
-/// The version of Debian 12, the last of Debian's with a component for perfctr.
+/// The version of Debian 12, which is the last of Debian's that has a component for perfctr.
 const PERFCTR: &str = "7.0.0";
-/// Those without it, of which the newest is taken that a later Debian has.
+/// The versions without that component. The newest that a later Debian has is taken.
 const PERF_EVENT: &[&str] = &["7.2.", "7.1."];
 
-/// What those are preloaded with.
+/// The library that is preloaded for these versions.
 const BY_NAME: &str = "by_name";
 
 /// What PAPI counts with.
@@ -34,7 +34,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// As PAPI calls it.
+    /// Returns PAPI's name of the component.
     pub fn name(self) -> &'static str {
         match self {
             Self::Perfctr => "perfctr",
@@ -56,12 +56,12 @@ impl Component {
         }
     }
 
-    /// What is inserted into its source.
+    /// Returns the file that says what is inserted into its source.
     fn changes(self) -> Option<PathBuf> {
         (self == Self::Perfctr).then(|| sh::project().join("papi-shim/papi/hooks.toml"))
     }
 
-    /// The folder of the library with the CPUs' events.
+    /// Returns the folder of the library with the CPUs' events.
     fn events(self) -> &'static str {
         match self {
             Self::Perfctr => "libpfm-3.y/lib",
@@ -69,7 +69,7 @@ impl Component {
         }
     }
 
-    /// The folders of its tests.
+    /// Returns the folders of its tests.
     fn tests(self) -> &'static [&'static str] {
         match self {
             Self::Perfctr => &["ctests"],
@@ -90,12 +90,12 @@ impl Component {
         options
     }
 
-    /// What is made, one after the other.
+    /// Returns the targets that are made, one after the other.
     fn targets(self) -> &'static [&'static [&'static str]] {
         match self {
             // PAPI's own last step copies libraries with a command that no shell understands.
             Self::Perfctr => &[&["POST_BUILD="]],
-            // It does not say that it needs the library with the events first.
+            // PAPI's makefile does not say that it needs the library with the events first.
             Self::PerfEvent => {
                 &[&["-C", "libpfm4", "lib"], &["ctests"], &["-C", "components/perf_event/tests"]]
             }
@@ -113,7 +113,7 @@ pub struct Papi {
 }
 
 impl Papi {
-    /// Builds it.
+    /// Builds a PAPI with this component.
     pub fn new(component: Component) -> Result<Self> {
         let prefix = cache::root()?.join("papi-shim");
         if component == Component::Perfctr {
@@ -124,7 +124,7 @@ impl Papi {
         Ok(Self { component, prefix, built })
     }
 
-    /// The libraries that its programs need, as directories or files.
+    /// Returns the libraries that its programs need, as directories or files.
     pub fn libraries(&self) -> Result<Vec<PathBuf>> {
         let mut libraries = vec![self.built.join("lib"), system_library("libgomp.so.1")?];
         if self.component == Component::Perfctr {
@@ -138,7 +138,8 @@ impl Papi {
         self.own(name, name, &[])
     }
 
-    /// Compiles what has this PAPI's threads look up events one at a time, if they must.
+    /// Compiles the library that has this PAPI's threads look up events one at a time, if they
+    /// must.
     pub fn preloaded(&self) -> Result<Option<PathBuf>> {
         let compile = || self.own(BY_NAME, &format!("{BY_NAME}.so"), &["-shared", "-fPIC"]);
         (self.component == Component::PerfEvent).then(compile).transpose()
@@ -173,7 +174,7 @@ pub fn compile(
     sh::output(&mut gcc).map(drop)
 }
 
-/// The directory with what runs, and the headers.
+/// Builds PAPI. Returns the directory with its programs, libraries and headers.
 fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
     let source = component.source()?;
     let (name, changes) = (component.artefact(), component.changes());
@@ -201,7 +202,8 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
         sh::logged(configure.current_dir(&src), &log)?;
         for words in component.targets() {
             let mut make = cmd("make", [&sh::jobs()]);
-            // The linker looks there for what PAPI's own library needs.
+            // The linker looks in these directories for the libraries that PAPI's own library
+            // needs.
             let libraries = [prefix.join("lib"), src.join(component.events())];
             make.args(*words)
                 .args(&compiler)
@@ -212,8 +214,8 @@ fn build(component: Component, prefix: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Which compiler to take, where this machine's is newer than that of PAPI's release: it takes for
-/// errors what that one warned of. PAPI wants its name to be one word.
+/// Returns the compiler to take if this machine's is newer than that of PAPI's release. A newer one
+/// takes for errors what an older one only warned of. PAPI wants its name to be one word.
 fn compiler(work: &Path) -> Result<Option<String>> {
     let options = sysroot::options()?;
     if options.is_empty() {
@@ -225,7 +227,7 @@ fn compiler(work: &Path) -> Result<Option<String>> {
     Ok(Some(format!("CC={}", script.display())))
 }
 
-/// Copies what runs, and the headers, out of PAPI's build tree.
+/// Copies programs, libraries and headers out of PAPI's build tree.
 fn take(component: Component, src: &Path, dir: &Path) -> Result<()> {
     // A library is found by the name of its interface, which is a link.
     let is_library = |path: &Path, name: &str| path.is_symlink() && name.contains(".so.");
@@ -244,7 +246,7 @@ fn take(component: Component, src: &Path, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies those files of a directory that `is_wanted` by path and name.
+/// Copies the files of a directory that `is_wanted` chooses by path and name.
 fn copy(from: &Path, to: &Path, is_wanted: impl Fn(&Path, &str) -> bool) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -257,7 +259,7 @@ fn copy(from: &Path, to: &Path, is_wanted: impl Fn(&Path, &str) -> bool) -> Resu
     Ok(())
 }
 
-/// A library that the compiler's run-time support consists of.
+/// Returns the path of a library of the compiler's run-time support.
 fn system_library(name: &str) -> Result<PathBuf> {
     let mut gcc = cmd("gcc", sysroot::options()?);
     let path = sh::output(gcc.arg(format!("-print-file-name={name}")))?;

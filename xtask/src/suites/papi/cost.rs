@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a reading costs: PAPI's on these counters and on Linux' own, and the C library's.
+//! Measures what a reading costs: by PAPI on these counters and on Linux' own, and by the C
+//! library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use crate::tools::cache::{self, Key};
 /// Debian's PAPI, which counts through perf events.
 const PACKAGES: &[&str] = &["libpapi7.0", "libpfm4"];
 
-/// Prints a table: instructions in user mode, and in user and kernel mode together.
+/// Prints a table of the instructions in user mode, and in user and kernel mode together.
 pub fn print(papi: &Papi) -> Result<()> {
     let with_papi = papi.compile("cost")?;
     let with_perfctr = with_papi.with_file_name("cost-perfctr");
@@ -31,7 +32,7 @@ pub fn print(papi: &Papi) -> Result<()> {
     measure("perf_event on Linux alone", "native", &with_papi, &[&debian()?])
 }
 
-/// The directory with the libraries of Debian's PAPI.
+/// Returns the directory with the libraries of Debian's PAPI.
 fn debian() -> Result<PathBuf> {
     let key = Key::new("papi-debian 1").text(&PACKAGES.join(" "));
     let dir = cache::artefact("papi-debian", key, |dir| {

@@ -27,10 +27,10 @@ use self::verdict::Verdict;
 use crate::machine;
 use crate::suites::report;
 
-/// A name, and tests.
+/// A group of tests: its name, and the tests with spaces between them.
 type Group = (&'static str, &'static str);
 
-/// PAPI's tests, by what they exercise. Each group is one boot.
+/// PAPI's tests, grouped by what they exercise. Each group is one boot.
 const GROUPS: &[Group] = &[
     (EXACT, "zero zero_pthreads zero_fork overflow_pthreads overflow_exact"),
     (
@@ -70,23 +70,23 @@ const GROUPS: &[Group] = &[
     ),
 ];
 
-/// The tests of a component itself.
+/// The tests that belong to a component.
 const OWN: Group = (
     "of perf_event",
     "broken_events nmi_watchdog perf_event_offcore_response perf_event_system_wide \
      perf_event_user_kernel",
 );
 
-/// Every test, on either component.
+/// Returns every test of a component, in groups.
 fn groups(component: Component) -> impl Iterator<Item = &'static Group> {
     GROUPS.iter().chain((component == Component::PerfEvent).then_some(&OWN))
 }
 
-/// Builds PAPI, runs its tests in the guest, and prints a table of them. Fails if one does that can
-/// pass.
+/// Builds PAPI, runs its tests in the guest, and prints a table of them. Fails if a test fails that
+/// can pass.
 ///
-/// On perf's events the tests run on Linux without a hypervisor, too, and one fails that passes
-/// there only.
+/// On perf's events the tests run on Linux without a hypervisor, too. A test that passes only there
+/// has failed.
 #[derive(clap::Args)]
 pub struct Args {
     /// What PAPI counts with.
@@ -107,7 +107,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The tests that are wanted, by groups.
+    /// Returns the tests that are wanted, in groups.
     fn wanted(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         let part = self.group.as_deref().unwrap_or_default();
         let is_wanted = |test: &&str| self.test.is_empty() || self.test.iter().any(|t| t == test);
@@ -119,7 +119,7 @@ impl Args {
     }
 }
 
-/// What came of each test.
+/// The verdict of each test.
 #[derive(Default, Serialize)]
 struct Report {
     passed: Vec<String>,
@@ -144,7 +144,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs tests in the guest only; whether none failed that can pass.
+/// Runs tests in the guest only. Returns whether every test that can pass has passed.
 fn alone(papi: &Papi, wanted: &[(&str, Vec<&str>)], file: Option<&Path>) -> Result<bool> {
     let mut report = Report::default();
     let mut is_bad = false;
@@ -163,7 +163,8 @@ fn alone(papi: &Papi, wanted: &[(&str, Vec<&str>)], file: Option<&Path>) -> Resu
     Ok(!is_bad)
 }
 
-/// Runs tests on the bare machine and in the guest; whether none passed there only.
+/// Runs tests on the bare machine and in the guest. Returns whether every test that passed on the
+/// bare machine also passed in the guest.
 fn side_by_side(papi: &Papi, wanted: &[(&str, Vec<&str>)], file: Option<&Path>) -> Result<bool> {
     let mut beside = Beside::default();
     for (group, tests) in wanted {
@@ -174,7 +175,7 @@ fn side_by_side(papi: &Papi, wanted: &[(&str, Vec<&str>)], file: Option<&Path>) 
     Ok(beside.is_good())
 }
 
-/// Says where the outputs are, and what was run again; writes the report.
+/// Prints where the outputs are, and what was run again. Writes the report.
 fn finish(papi: &Papi, report: &impl Serialize, file: Option<&Path>) -> Result<()> {
     for repeat in machine::boots().repeated {
         println!("{repeat}");
@@ -187,7 +188,7 @@ fn finish(papi: &Papi, report: &impl Serialize, file: Option<&Path>) -> Result<(
     Ok(())
 }
 
-/// On the C library: each of them counts exactly.
+/// Runs the tests on the C library. Each of them has to count exactly.
 pub fn suite(report: &mut report::Report) -> Result<()> {
     let (group, tests) = GROUPS[0];
     let tests: Vec<&str> = tests.split_whitespace().collect();
@@ -197,7 +198,7 @@ pub fn suite(report: &mut report::Report) -> Result<()> {
     Ok(())
 }
 
-/// On perf's events: what passes on the bare machine passes in the guest.
+/// Runs the tests on perf's events. What passes on the bare machine has to pass in the guest.
 pub fn perf(report: &mut report::Report) -> Result<()> {
     beside::suite(report)
 }

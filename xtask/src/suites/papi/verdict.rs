@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How PAPI's tests ended, from what they have printed.
+//! Judges how PAPI's tests have ended by what they have printed.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::build::Component::{self, PerfEvent, Perfctr};
 
-/// Tests that cannot pass on the C library, with what their output then says and why.
+/// Tests that cannot pass on the C library. Each has the text that its output then contains, and
+/// the reason.
 const CANNOT_PASS: &[(&str, &str, &str)] = &[
     (
         "derived",
@@ -28,7 +29,7 @@ const CANNOT_PASS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// What PAPI says in every test, or in every one that fails.
+/// Lines that PAPI prints in every test, or in every one that fails.
 const NOISE: &[&str] = &[
     "num_cntrs 16 is more than num_mpx_cntrs 7",
     "Some tests require special hardware",
@@ -36,26 +37,27 @@ const NOISE: &[&str] = &[
     "system without the particular feature",
 ];
 
-/// What the tests that cannot pass end with: PAPI has found them failed.
+/// How the tests that cannot pass end: PAPI itself has found them failed.
 const FAILED: &str = "exit status 1";
 
-/// A test whose every `PAPI_TOT_INS` is known.
+/// A test of which the true values of every `PAPI_TOT_INS` are known.
 struct Exact {
     component: Component,
     test: &'static str,
-    /// What its processes and threads execute, in `UNIT`s, in ascending order; one of these.
+    /// What its processes and threads execute, in `UNIT`s, in ascending order. One of these lists
+    /// has to fit.
     executed: &'static [&'static [u64]],
     /// What PAPI itself executes between starting the counters and reading them: at least one
-    /// instruction, and at most so many.
+    /// instruction, and at most this many.
     rest: u64,
 }
 
 /// Half a million iterations of PAPI's loop, of 10 instructions each.
 const UNIT: u64 = 5_000_000;
 
-/// Instructions that are executed more where a thread is switched in the middle of a reading of two
-/// counters, which then begins anew: `overflow_exact` prints how many.  Two such readings are
-/// allowed for.  In the guest, perf's events are read by a system call.
+/// The instructions that are executed in addition if a thread is switched in the middle of a
+/// reading of two counters, which then begins anew. `overflow_exact` prints how many. Two such
+/// readings are allowed for. In the guest, perf's events are read by a system call.
 const DISTURBED: u64 = 2 * 120;
 
 /// What the threads of `zero_pthreads` execute. The first one reads how often to loop from a
@@ -76,15 +78,15 @@ const EXACT: &[Exact] = &[
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Verdict {
     Passed,
-    /// By PAPI itself.
+    /// PAPI has skipped it, for this reason.
     Skipped(String),
-    /// As expected here.
+    /// It has failed as expected here, for this reason.
     CannotPass(String),
     Failed(String),
 }
 
 impl Verdict {
-    /// For a table.
+    /// Returns the word for a table.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Passed => "passed",
@@ -94,7 +96,7 @@ impl Verdict {
         }
     }
 
-    /// Why it did not pass, or nothing.
+    /// Returns why it did not pass, or an empty text.
     pub fn reason(&self) -> &str {
         match self {
             Self::Passed => "",
@@ -102,7 +104,7 @@ impl Verdict {
         }
     }
 
-    /// An error if it did not pass.
+    /// Returns an error if it did not pass.
     pub fn passed(&self) -> Result<()> {
         match self {
             Self::Passed => Ok(()),
@@ -117,8 +119,9 @@ pub fn verdict(component: Component, test: &str, out: &Path) -> Verdict {
     judge(component, test, &String::from_utf8_lossy(&bytes))
 }
 
-/// Status and text must say the same: a test that was ended by a signal or by its time-out has
-/// neither passed, nor skipped itself, nor failed as expected, whatever it printed before.
+/// Judges a test. Its status and its text must agree: a test that was ended by a signal or by its
+/// time-out has neither passed, nor skipped itself, nor failed as expected, whatever it printed
+/// before.
 fn judge(component: Component, test: &str, text: &str) -> Verdict {
     let is_news = |line: &&str| !line.trim().is_empty() && !NOISE.iter().any(|n| line.contains(n));
     let lines: Vec<&str> = text.lines().filter(is_news).collect();
@@ -144,13 +147,13 @@ fn judge(component: Component, test: &str, text: &str) -> Verdict {
     }
 }
 
-/// The last three of these lines.
+/// Returns the last three of these lines.
 fn end(lines: &[&str]) -> String {
     let words = |line: &&str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     lines[lines.len().saturating_sub(3)..].iter().map(words).collect::<Vec<_>>().join("; ")
 }
 
-/// Why the counts of a test are not what they must be.
+/// Returns why the counts of a test are wrong, or `None` if they are right.
 fn inexact(component: Component, test: &str, output: &[&str]) -> Option<String> {
     let is_it = |exact: &&Exact| exact.component == component && exact.test == test;
     let exact = EXACT.iter().find(is_it)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which files of the C glue use which others: by the headers that they include, and by the
-//! functions that they name inside of a function or a table, which another file defines.
+//! Finds which files of the C glue use which others: by the headers that they include, and by the
+//! names, inside of a function or a table, of functions that another file defines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::Uses;
 use crate::checks::tidy::Tree;
 
-/// Where glue is. The files of one folder are one program's.
+/// The folders with glue. The files of one folder are one program's.
 const FOLDERS: [&str; 3] = ["guest-kmod/glue/", "hv-driver/glue/kvm/", "hv-driver/glue/xen/"];
 
 /// What is found in one file.
@@ -19,7 +19,7 @@ struct File {
     includes: BTreeSet<String>,
     /// Functions that other files may call.
     defines: BTreeSet<String>,
-    /// Words inside of braces and of macros.
+    /// Words inside of braces and in macros.
     names: BTreeSet<String>,
 }
 
@@ -54,7 +54,7 @@ pub fn uses(tree: &Tree) -> Result<Uses> {
     Ok(uses)
 }
 
-/// Without `..`.
+/// Returns the path without `..`.
 fn normal(path: &PathBuf) -> String {
     let mut normal = PathBuf::new();
     for part in path {
@@ -94,7 +94,7 @@ struct Reader {
     braces: usize,
     parentheses: usize,
     is_static: bool,
-    /// The last word outside of parentheses, and what stood in front of the last parenthesis there.
+    /// The last word outside of parentheses, and the word in front of the last parenthesis there.
     word: String,
     called: String,
 }
@@ -122,7 +122,7 @@ impl Reader {
                 ")" => self.parentheses = self.parentheses.saturating_sub(1),
                 _ if self.braces > 0 || self.parentheses > 0 => {}
                 "static" => self.is_static = true,
-                // What follows is a value, and no function.
+                // A value follows, and no function.
                 "=" => self.called.clear(),
                 _ => {}
             }
@@ -137,7 +137,7 @@ impl Reader {
     }
 }
 
-/// Words, and punctuation each alone.
+/// Splits a line into words, and punctuation into single characters.
 fn tokens(line: &str) -> Vec<String> {
     let mut tokens: Vec<String> = Vec::new();
     let mut in_word = false;
@@ -159,7 +159,7 @@ fn words(line: &str) -> Vec<String> {
     tokens(line).into_iter().filter(is_word).collect()
 }
 
-/// Without comments, and with nothing in strings but the names of headers.
+/// Removes comments, and the content of strings other than the names of headers.
 fn without_comments(text: &str) -> String {
     let mut code = String::new();
     for (n, part) in text.split("/*").enumerate() {

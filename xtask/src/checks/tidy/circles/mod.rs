@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! No two files of one crate, and no two files of one hypervisor's or the module's C, need each
-//! other: who reads one of them does not have to know what the other does with it.
+//! Checks that no two files of one crate, and no two files of one hypervisor's or the module's C,
+//! need each other. So who reads one of them does not have to know what the other does with it.
 //!
 //! A module that is a folder may use its own parts. Tests are left out.
 
@@ -13,10 +13,10 @@ use anyhow::Result;
 
 use super::Tree;
 
-/// Which file uses which others.
+/// The files that each file uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// Every circle that nobody has explained; `allowed` are circles as their files' names, in order
+/// Finds every circle without an explanation. `allowed` are circles as their files' names, in order
 /// and with commas between them, each with its reason.
 pub fn faults(tree: &Tree, allowed: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let mut uses = rust::uses(tree)?;
@@ -30,7 +30,7 @@ pub fn faults(tree: &Tree, allowed: &BTreeMap<String, String>) -> Result<Vec<Str
     Ok(new.chain(vain).collect())
 }
 
-/// Sets of files each of which leads to all others of its set, in order.
+/// Returns sets of files, in order, in which each file leads to all others of its set.
 fn circles(uses: &Uses) -> Vec<Vec<String>> {
     let reached: BTreeMap<&String, BTreeSet<&String>> =
         uses.keys().map(|file| (file, reached(uses, file))).collect();
@@ -41,7 +41,7 @@ fn circles(uses: &Uses) -> Vec<Vec<String>> {
             .filter(|other| leads(&reached, other, file))
             .map(|&name| name.clone())
             .collect();
-        // Each circle once: where its first file is.
+        // Each circle is reported once, at its first file.
         if circle.len() > 1 && circle[0] == **file {
             circles.push(circle);
         }
@@ -53,7 +53,7 @@ fn leads(reached: &BTreeMap<&String, BTreeSet<&String>>, from: &String, to: &Str
     reached.get(from).is_some_and(|all| all.contains(to))
 }
 
-/// All files that a file uses, directly or through others.
+/// Returns all files that a file uses, directly or through others.
 fn reached<'a>(uses: &'a Uses, file: &String) -> BTreeSet<&'a String> {
     let mut all = BTreeSet::new();
     let mut open: Vec<&String> = uses.get(file).into_iter().flatten().collect();

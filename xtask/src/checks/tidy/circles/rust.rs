@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Which Rust files use which others of their crate, by the paths in them that begin with `crate`,
-//! `super` or `self`. A name that a module has taken over from another is followed to where it is.
+//! Finds which Rust files use which others of their crate, by the paths in them that begin with
+//! `crate`, `super` or `self`. If a module re-exports a name from another one, the name is followed
+//! to its definition.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,7 +27,7 @@ struct Crate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Named {
     path: Vec<String>,
-    /// What a `use` calls it.
+    /// The name that a `use` gives it.
     alias: Option<String>,
 }
 
@@ -45,8 +46,8 @@ pub fn uses(tree: &Tree) -> Result<Uses> {
     Ok(crates.values().flat_map(Crate::uses).collect())
 }
 
-/// The crate that a file belongs to, and its place there; `None` for tests. A program of several in
-/// a package is a crate of its own.
+/// Returns the crate that a file belongs to, and its place there, or `None` for tests. A program is
+/// a crate of its own if its package has several.
 fn place(name: &str) -> Option<(String, Place)> {
     let (package, inside) = name.split_once("/src/")?;
     if name.ends_with("/tests.rs") || name.ends_with("/testing.rs") || inside.contains("/tests/") {
@@ -72,7 +73,7 @@ impl Crate {
         self.files.iter().map(|(place, name)| (name.clone(), self.used_by(place))).collect()
     }
 
-    /// The files that one needs beside its own parts.
+    /// Returns the files that one needs beside its own parts.
     fn used_by(&self, place: &Place) -> BTreeSet<String> {
         let mut used = BTreeSet::new();
         for named in &self.paths[place] {
@@ -84,7 +85,7 @@ impl Crate {
         used
     }
 
-    /// The module that has what a path leads to.
+    /// Returns the module that defines what a path leads to.
     fn home(&self, path: &[String], depth: u32) -> Place {
         let known = |length: &usize| self.files.contains_key(&path[..*length]);
         let length = (0..=path.len()).rev().find(known).unwrap_or(0);
@@ -93,7 +94,7 @@ impl Crate {
         let taken = self.paths.get(&module).into_iter().flatten();
         let mut taken = taken.filter(|named| named.alias.as_ref() == Some(name));
         match taken.next() {
-            // A name that is taken over in a circle is nobody's.
+            // Re-exports in a circle define nothing.
             Some(named) if depth < 8 && named.path != path => {
                 self.home(&[&named.path[..], &path[length + 1..]].concat(), depth + 1)
             }
@@ -137,7 +138,8 @@ fn is_punct(token: &TokenTree, wanted: char) -> bool {
     matches!(token, TokenTree::Punct(punct) if punct.as_char() == wanted)
 }
 
-/// The place of what is in the braces at `at`: of a module's, if they are one's.
+/// Returns the place of what is in the braces at `at`, which is the module's if they are a
+/// module's.
 fn inside(tokens: &[TokenTree], at: usize, place: &Place) -> Place {
     let mut place = place.clone();
     if let [.., TokenTree::Ident(keyword), TokenTree::Ident(name)] = &tokens[..at]
@@ -148,7 +150,8 @@ fn inside(tokens: &[TokenTree], at: usize, place: &Place) -> Place {
     place
 }
 
-/// Where a path that begins with this word starts, if it is one from the crate's root or from here.
+/// Returns where a path that begins with this word starts, if it begins at the crate's root or
+/// here.
 fn base(tokens: &[TokenTree], at: usize, place: &Place) -> Option<Place> {
     let TokenTree::Ident(word) = &tokens[at] else { return None };
     if !tokens.get(at + 1).is_some_and(|token| is_punct(token, ':')) {
@@ -162,7 +165,8 @@ fn base(tokens: &[TokenTree], at: usize, place: &Place) -> Option<Place> {
     }
 }
 
-/// Follows a path from the word at `at`, which has led to `path`; gives where it has ended.
+/// Follows a path from the word at `at`, to which `path` leads. Returns the index at which it has
+/// ended.
 fn follow(tokens: &[TokenTree], at: usize, mut path: Place, paths: &mut Vec<Named>) -> usize {
     let mut at = at + 1;
     let colon = |at: usize| tokens.get(at).is_some_and(|token| is_punct(token, ':'));
@@ -186,7 +190,7 @@ fn follow(tokens: &[TokenTree], at: usize, mut path: Place, paths: &mut Vec<Name
     at
 }
 
-/// Every branch of a `use` after its braces have opened.
+/// Adds every branch of a `use` whose braces have opened.
 fn branches(tokens: TokenStream, path: &Place, paths: &mut Vec<Named>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     for branch in tokens.split(|token| is_punct(token, ',')) {
@@ -242,7 +246,7 @@ mod tests {
         ];
         assert_eq!(used(&files, "k/src/m/user.rs"), ["k/src/m/deep.rs"]);
         assert_eq!(used(&files, "k/src/far.rs"), ["k/src/m/deep.rs", "k/src/m/mod.rs"]);
-        // Its own parts are its own.
+        // A module's own parts are not other files.
         assert_eq!(used(&files, "k/src/m/mod.rs"), [""; 0]);
     }
 
