@@ -3,6 +3,7 @@
 //! CPUs, takes these from them, and does what the guest's tests ask for, until it has ended.
 
 mod domains;
+mod nmis;
 mod qmp;
 mod serve;
 
@@ -95,6 +96,7 @@ fn main() -> Result<ExitCode> {
         }
         served.join().expect("no thread panics")
     })?;
+    println!("{}", nmis::count(&cpus)?);
     Ok(ExitCode::SUCCESS)
 }
 

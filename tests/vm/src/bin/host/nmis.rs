@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! How many non-maskable interrupts the host has received, and how many of them its counters have
+//! raised at most.
+
+use std::fmt;
+use std::fs;
+
+use anyhow::{Context, Result};
+use perfctr::rdpmc::Hardware;
+use shared_abi::read::Counters;
+use vm_tests::threads::{SELF, run_on};
+
+/// RDPMC's index of how many interrupts the CPU's counters have raised (`testbed/qemu`, property
+/// `pmu-tally`).
+const RAISED: u32 = 0x7461_6c79 + 3;
+
+/// Of all of the host's CPUs.
+#[derive(Debug)]
+pub struct Nmis {
+    received: u64,
+    raised: u64,
+}
+
+/// Counts what has come until now.  No counter may interrupt any more.
+pub fn count(cpus: &[usize]) -> Result<Nmis> {
+    let interrupts = fs::read_to_string("/proc/interrupts")?;
+    let line = interrupts.lines().find_map(|line| line.trim_start().strip_prefix("NMI:"));
+    let numbers = line.context("/proc/interrupts has no line of NMIs")?.split_whitespace();
+    let received = numbers.map_while(|number| number.parse::<u64>().ok()).sum();
+    let mut raised = 0;
+    for cpu in cpus {
+        run_on(SELF, &[*cpu])?;
+        raised += Hardware.counter(RAISED);
+    }
+    Ok(Nmis { received, raised })
+}
+
+/// The suite `kvm` reads this from the console.
+impl fmt::Display for Nmis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the host's NMIs: {} received, {} raised by counters", self.received, self.raised)
+    }
+}
