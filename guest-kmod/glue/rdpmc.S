@@ -3,8 +3,9 @@
  * RDPMC of ECX to RAX and RDX.  It changes no other register, so those who call
  * it at every switch have nothing to save.
  *
- * A fault gives 0: the host may take the right to read counters away between
- * the caller's look at the page and the instruction.
+ * The host may take the right to read counters away between the caller's look at
+ * the page and the instruction. A fault gives 0, and sets all bits of RSI, which
+ * is the caller's stamp of the page: the caller does not take the 0 for a count.
  */
 
 #include <linux/linkage.h>
@@ -13,7 +14,8 @@
 SYM_FUNC_START(perfctr_glue_rdpmc)
 1:	rdpmc
 2:	RET
-3:	xorl	%eax, %eax
+3:	movq	$-1, %rsi
+	xorl	%eax, %eax
 	xorl	%edx, %edx
 	jmp	2b
 	_ASM_EXTABLE(1b, 3b)

@@ -17,6 +17,7 @@ use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, Snapshot, read_thread};
 use shared_abi::ring::RingRequest;
+use shared_abi::seq::Stamp;
 use shared_abi::slot::slots_of;
 use shared_abi::sync::AtomicU64;
 use shared_abi::sync::Ordering::Relaxed;
@@ -126,6 +127,8 @@ pub(crate) struct Machine {
     refusal: Cell<Option<Errno>>,
     /// The host has just forbidden the domain, so that it may register pages and load nothing.
     pub(crate) refuses_loads: Cell<bool>,
+    /// The host has no driver any more: RDPMC faults, and nobody writes to any page.
+    pub(crate) refuses_reads: Cell<bool>,
     /// How many more of the kernel's reads of counters are hit by a vCPU switch.
     pub(crate) disturbances: Cell<u32>,
     /// What a kernel's look at its counters executes, in a ring that they count.
@@ -163,6 +166,7 @@ impl Machine {
             }),
             refusal: Cell::new(None),
             refuses_loads: Cell::new(false),
+            refuses_reads: Cell::new(false),
             disturbances: Cell::new(0),
             instructions_per_sample: Cell::new(0),
             hypercalls: RefCell::default(),
@@ -301,6 +305,15 @@ impl Counters for FakeKernel<'_> {
         }
         let slot = PhysSlot::from_counter_index(index).unwrap();
         self.machine.vcpus[self.vcpu].raw.borrow()[slot.index()]
+    }
+
+    fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
+        let value = self.counter(index);
+        if self.machine.refuses_reads.get() {
+            stamp.not_read();
+            return 0;
+        }
+        value
     }
 
     fn clock(&self) -> u64 {

@@ -19,6 +19,7 @@ use core::hint::black_box;
 use crate::arch::CLOCK_MASK;
 use crate::count::{log_thread, phys_star};
 use crate::limits::{MAX_COUNTERS, READ_ATTEMPTS_MAX};
+use crate::seq::Stamp;
 use crate::slot::PhysSlot;
 use crate::sync::Ordering::Relaxed;
 use crate::sync::{AtomicU32, AtomicU64};
@@ -31,6 +32,16 @@ pub trait Counters {
     fn counter(&self, index: u32) -> u64;
     /// Reads the clock after all earlier instructions have completed.
     fn clock(&self) -> u64;
+
+    /// Reads a hardware counter as a part of a read with this stamp.  If the CPU does not let the
+    /// caller read counters, the value has no meaning, and the stamp becomes
+    /// [one that is never valid](Stamp::not_read).
+    ///
+    /// This way a reader needs no instruction to find out: it compares the stamp anyway.
+    #[inline(always)]
+    fn counter_under(&self, index: u32, _stamp: &mut Stamp) -> u64 {
+        self.counter(index)
+    }
 
     /// Makes what is read next wait until all earlier instructions have completed.
     #[inline(always)]
@@ -74,6 +85,8 @@ pub enum ReadError {
     Malformed,
     /// All of [`READ_ATTEMPTS_MAX`] attempts were disturbed.
     Disturbed,
+    /// The CPU does not let the reader read counters, although the pages say that it does.
+    Faulted,
 }
 
 /// The result of a read.  The counters' values go to the caller's slice; they and the TSC are of
@@ -140,25 +153,36 @@ fn attempt<'a, const TSC: bool>(
 ) -> Result<Snapshot, ReadError> {
     let mut retries = 0;
     loop {
-        match once::<TSC>(thread, vcpus, hw, counts) {
+        let change = match once::<TSC>(thread, vcpus, hw, counts) {
             // One branch on both words: two would make an attempt's cost depend on which has
             // changed, and compilers split even a joint comparison if they can.
             Some((tsc, [thread_change, vcpu_change])) => {
                 if !hw.any(thread_change, vcpu_change) {
                     return Ok(Snapshot { tsc, retries });
                 }
+                vcpu_change
             }
             None => {
                 if let Some(answer) = answer_indirectly(thread, vcpus, counts) {
                     return answer.map(|tsc| Snapshot { tsc, retries });
                 }
+                0
             }
-        }
+        };
         retries += 1;
         if retries >= READ_ATTEMPTS_MAX {
-            return Err(ReadError::Disturbed);
+            return Err(no_attempt_left(change));
         }
     }
+}
+
+/// Why the last attempt failed, after which a page had changed like this.
+///
+/// Whoever takes the counters away usually changes a page, before or soon after.  So a reader that
+/// could not read a counter looks at the pages again, as often as after any other disturbance.
+#[cold]
+const fn no_attempt_left(change: u64) -> ReadError {
+    if Stamp::was_not_read(change) { ReadError::Faulted } else { ReadError::Disturbed }
 }
 
 /// Makes one attempt for a running thread.  Gives its TSC and two words, which are both 0 if
@@ -175,7 +199,7 @@ fn once<'a, const TSC: bool>(
         return None;
     }
     let vcpu = vcpus(hw.load_half(&thread.vcpu))?;
-    let vcpu_stamp = vcpu.seq.stamp();
+    let mut vcpu_stamp = vcpu.seq.stamp();
     if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
         return None;
     }
@@ -192,7 +216,8 @@ fn once<'a, const TSC: bool>(
     };
     for (count, slot) in counts.iter_mut().zip(&thread.slots) {
         let counter = vcpu.slots.get(hw.load_half(&slot.slot) as usize)?;
-        let phys = vcpu_counter(counter, hw, hw.counter(hw.load_half(&slot.counter_index)));
+        let raw = hw.counter_under(hw.load_half(&slot.counter_index), &mut vcpu_stamp);
+        let phys = vcpu_counter(counter, hw, raw);
         *count = log_thread(hw.load(&slot.sum), hw.load(&slot.start), phys);
     }
     let vcpu_change = vcpu.seq.change(vcpu_stamp, |word| hw.load(word));
@@ -332,21 +357,23 @@ pub fn sample_vcpu_into(
 ) -> Result<(), ReadError> {
     sample.retries = 0;
     loop {
-        let stamp = vcpu.seq.stamp();
+        let mut stamp = vcpu.seq.stamp();
         if vcpu.flags.load(Relaxed) & VCPU_DIRECT == 0 {
             return Err(ReadError::NotDirect);
         }
         sample.tsc = vcpu_tsc(vcpu, hw);
         for (count, slot) in sample.counter.iter_mut().zip(slots) {
             let counter = vcpu.slots.get(slot.index()).ok_or(ReadError::Malformed)?;
-            *count = vcpu_counter(counter, hw, hw.counter(slot.counter_index()));
+            let raw = hw.counter_under(slot.counter_index(), &mut stamp);
+            *count = vcpu_counter(counter, hw, raw);
         }
-        if vcpu.seq.is_valid(stamp) {
+        let change = vcpu.seq.change(stamp, |word| word.load(Relaxed));
+        if change == 0 {
             return Ok(());
         }
         sample.retries += 1;
         if sample.retries >= READ_ATTEMPTS_MAX {
-            return Err(ReadError::Disturbed);
+            return Err(no_attempt_left(change));
         }
     }
 }
@@ -361,7 +388,7 @@ pub fn try_sample_vcpu<const N: usize>(
     slots: &[PhysSlot; N],
     indices: &[u32; N],
 ) -> Option<(u64, [u64; N])> {
-    let stamp = vcpu.seq.stamp();
+    let mut stamp = vcpu.seq.stamp();
     if hw.load_half(&vcpu.flags) & VCPU_DIRECT == 0 {
         return None;
     }
@@ -371,7 +398,8 @@ pub fn try_sample_vcpu<const N: usize>(
     let mut counts = [0; N];
     for (count, (slot, &index)) in counts.iter_mut().zip(slots.iter().zip(indices)) {
         let counter = vcpu.slots.get(slot.index())?;
-        *count = hw.opaque(vcpu_counter(counter, hw, hw.counter(index)));
+        let raw = hw.counter_under(index, &mut stamp);
+        *count = hw.opaque(vcpu_counter(counter, hw, raw));
     }
     let change = vcpu.seq.change(stamp, |word| hw.load(word));
     (change == 0).then_some((tsc, counts))
@@ -496,6 +524,68 @@ mod tests {
         assert_eq!(read_thread(&thread, |_| Some(&vcpu), &hw, &mut [0]), Err(ReadError::Disturbed));
         let slots = [PhysSlot::general(2).unwrap()];
         assert_eq!(sample_vcpu(&vcpu, &hw, &slots), Err(ReadError::Disturbed));
+    }
+
+    /// A CPU that does not let its readers read the first `left` times; `disturb` is called before.
+    struct Refusing<F: Fn()> {
+        left: Cell<u32>,
+        disturb: F,
+    }
+
+    impl<F: Fn()> Counters for Refusing<F> {
+        fn counter(&self, _: u32) -> u64 {
+            panic!("only under a stamp");
+        }
+        fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
+            (self.disturb)();
+            if self.left.get() == 0 {
+                return 13 + u64::from(index);
+            }
+            self.left.set(self.left.get() - 1);
+            stamp.not_read();
+            0
+        }
+        fn clock(&self) -> u64 {
+            9_100
+        }
+    }
+
+    #[test]
+    fn a_counter_that_cannot_be_read_is_an_error_and_never_a_number() {
+        let (thread, vcpu) = running_thread();
+        let slots = [PhysSlot::general(2).unwrap()];
+        let never = Refusing { left: Cell::new(u32::MAX), disturb: || () };
+        for _ in 0..2 {
+            let faulted = Err(ReadError::Faulted);
+            assert_eq!(read_thread(&thread, |_| Some(&vcpu), &never, &mut [0]), faulted);
+            assert_eq!(read_counts(&thread, |_| Some(&vcpu), &never, &mut [0]), faulted);
+            assert_eq!(try_read_thread(&thread, |_| Some(&vcpu), &never, &mut [0]), None);
+            assert_eq!(sample_vcpu(&vcpu, &never, &slots).err(), Some(ReadError::Faulted));
+            assert_eq!(try_sample_vcpu(&vcpu, &never, &slots, &[2]), None);
+            // The clock needs no counter.
+            assert!(read_thread(&thread, |_| Some(&vcpu), &never, &mut []).is_ok());
+        }
+        let soon = Refusing { left: Cell::new(3), disturb: || () };
+        let mut counts = [0];
+        let snapshot = read_thread(&thread, |_| Some(&vcpu), &soon, &mut counts);
+        assert_eq!((snapshot, counts), (Ok(Snapshot { tsc: 1_050, retries: 3 }), [60]));
+    }
+
+    #[test]
+    fn whoever_takes_the_counters_away_and_says_so_is_believed() {
+        let (thread, vcpu) = running_thread();
+        let writes = RefCell::new(0);
+        let hw = Refusing {
+            left: Cell::new(u32::MAX),
+            disturb: || {
+                let _guard = vcpu.seq.write(&mut writes.borrow_mut());
+                vcpu.flags.store(0, Relaxed);
+            },
+        };
+        assert_eq!(read_thread(&thread, |_| Some(&vcpu), &hw, &mut [0]), Err(ReadError::NotDirect));
+        vcpu.flags.store(VCPU_DIRECT, Relaxed);
+        let slots = [PhysSlot::general(2).unwrap()];
+        assert_eq!(sample_vcpu(&vcpu, &hw, &slots), Err(ReadError::NotDirect));
     }
 
     #[test]

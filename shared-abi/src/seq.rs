@@ -25,6 +25,31 @@ impl sealed::Shared for Seq {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(u64);
 
+impl Stamp {
+    /// The stamp of a read in which a counter could not be read.  No page ever has such a word: it
+    /// would take 2^62 writes.
+    const NOT_READ: u64 = 1 << 63;
+
+    /// Notes that a counter could not be read: the stamp is never valid from now on.
+    #[inline(always)]
+    pub fn not_read(&mut self) {
+        self.0 = Self::NOT_READ;
+    }
+
+    /// Gives the stamp to an instruction that may fault.  If it does, the code that handles the
+    /// fault sets all bits of the stamp, which is as [`not_read`](Self::not_read).
+    #[inline(always)]
+    pub fn word(&mut self) -> &mut u64 {
+        &mut self.0
+    }
+
+    /// Whether a [change](Seq::change) is that of a read in which a counter could not be read.
+    #[inline(always)]
+    pub const fn was_not_read(change: u64) -> bool {
+        change & Self::NOT_READ != 0
+    }
+}
+
 impl Seq {
     /// Starts a read, and returns the stamp to check at its end.
     #[inline(always)]
@@ -104,6 +129,21 @@ mod tests {
     fn a_quiet_page_is_consistent() {
         let seq = Seq::default();
         assert!(seq.is_valid(seq.stamp()));
+    }
+
+    #[test]
+    fn a_read_without_a_counter_is_never_valid_and_told_apart() {
+        let seq = Seq::default();
+        let writes = &mut 0;
+        for _ in 0..2 {
+            let mut stamps = [seq.stamp(); 3];
+            stamps[0].not_read();
+            *stamps[1].word() = u64::MAX;
+            drop(seq.write(writes));
+            let changes = stamps.map(|stamp| seq.change(stamp, |word| word.load(Ordering::Relaxed)));
+            assert!(changes.iter().all(|change| *change != 0));
+            assert_eq!(changes.map(Stamp::was_not_read), [true, true, false]);
+        }
     }
 
     #[test]

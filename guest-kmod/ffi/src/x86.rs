@@ -5,6 +5,7 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use shared_abi::read::Counters;
+use shared_abi::seq::Stamp;
 
 use crate::{Linux, perfctr_glue_rdpmc};
 
@@ -15,7 +16,18 @@ impl Counters for Linux {
         // SAFETY: the glue survives a fault, and reading a counter has no other effect.
         unsafe {
             asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
-                 out("rdx") high);
+                 out("rdx") high, out("rsi") _);
+        }
+        high << 32 | low
+    }
+
+    #[inline(always)]
+    fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
+        let (low, high): (u64, u64);
+        // SAFETY: as above; after a fault the glue sets all bits of RSI.
+        unsafe {
+            asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
+                 out("rdx") high, inout("rsi") *stamp.word());
         }
         high << 32 | low
     }

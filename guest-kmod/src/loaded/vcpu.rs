@@ -434,6 +434,10 @@ const fn errno(error: ReadError) -> Errno {
     match error {
         // A registered vCPU may count unless the host has forbidden its domain meanwhile.
         ReadError::NotDirect => Errno::PERM,
-        ReadError::NotLoaded(_) | ReadError::Malformed | ReadError::Disturbed => Errno::NODEV,
+        // The last: the host, which lets nobody read counters any more, says nothing about it.
+        ReadError::NotLoaded(_)
+        | ReadError::Malformed
+        | ReadError::Disturbed
+        | ReadError::Faulted => Errno::NODEV,
     }
 }

@@ -533,6 +533,50 @@ fn what_the_hypervisor_refuses_a_tracer_is_told_in_place_of_numbers() {
 }
 
 #[test]
+fn a_host_that_lets_nobody_read_any_more_is_noticed_at_the_next_sample() {
+    let machine = Machine::new();
+    for wanted in [
+        control(&[counter(0, INSTRUCTIONS)]),
+        control(&[counter(0, INSTRUCTIONS), counter(1, BRANCHES)]),
+        sampling(1_000),
+    ] {
+        let thread = machine.thread();
+        // The second round begins where the first has failed.
+        for _ in 0..2 {
+            thread.control(&wanted).unwrap();
+            thread.execute(50);
+            thread.switch_out();
+            thread.switch_in(0);
+            thread.execute(20);
+            machine.refuses_reads.set(true);
+            assert_eq!(thread.read(), Err(Errno::NODEV));
+            thread.switch_out();
+            machine.refuses_reads.set(false);
+            for _ in 0..2 {
+                thread.switch_in(0);
+                thread.execute(20);
+                assert_eq!(thread.read(), Err(Errno::NODEV), "what was counted is not known");
+                let direct = thread.read_direct::<1>();
+                assert_eq!(direct, Err(ReadError::NotLoaded(Errno::NODEV.to_return())));
+                thread.switch_out();
+            }
+            thread.switch_in(0);
+        }
+        // The same when it is switched in.
+        thread.control(&wanted).unwrap();
+        thread.switch_out();
+        machine.refuses_reads.set(true);
+        thread.switch_in(0);
+        machine.refuses_reads.set(false);
+        assert_eq!(thread.read(), Err(Errno::NODEV));
+        thread.control(&wanted).unwrap();
+        thread.execute(30);
+        assert_eq!(thread.read().map(|sums| sums.counter[0]), Ok(30), "a control starts anew");
+        thread.switch_out();
+    }
+}
+
+#[test]
 fn a_tracer_lets_paused_counters_go_on() {
     let machine = Machine::new();
     let thread = machine.thread();

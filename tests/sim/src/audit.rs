@@ -159,7 +159,7 @@ impl Machine {
         match error {
             ReadError::NotDirect => self.check_failure(thread, Errno::PERM),
             ReadError::NotLoaded(errno) => self.check_failure(thread, Errno(-errno)),
-            ReadError::Malformed => self.check_failure(thread, Errno::INVAL),
+            ReadError::Malformed | ReadError::Faulted => self.check_failure(thread, Errno::INVAL),
             // Somebody who is interrupted all the time is told so.
             ReadError::Disturbed => {
                 let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
