@@ -3,5 +3,7 @@
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libperfctr.so.6");
+    // A program that closes the library must not unmap the handler of SIGSEGV that it has set.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build.rs");
 }

@@ -127,7 +127,7 @@ pub(crate) struct Machine {
     refusal: Cell<Option<Errno>>,
     /// The host has just forbidden the domain, so that it may register pages and load nothing.
     pub(crate) refuses_loads: Cell<bool>,
-    /// The host has no driver any more: RDPMC faults, and nobody writes to any page.
+    /// The host has no driver any more: it lets nobody read counters, and nobody writes to pages.
     pub(crate) refuses_reads: Cell<bool>,
     /// How many more of the kernel's reads of counters are hit by a vCPU switch.
     pub(crate) disturbances: Cell<u32>,

@@ -82,6 +82,10 @@ pub enum Error {
     /// Every attempt of a read was disturbed.
     #[error("no undisturbed read in {READ_ATTEMPTS_MAX} attempts")]
     Disturbed,
+    /// The CPU does not let the program read counters, although the kernel says that it does.  The
+    /// domain was restored on a host without the driver.
+    #[error("the host does not let this domain read counters any more")]
+    Faulted,
     /// The kernel has published something that breaks the rules of the interface.
     #[error("malformed {0}")]
     Malformed(&'static str),
@@ -167,6 +171,7 @@ impl Error {
         match error {
             ReadError::NotLoaded(error) => Self::NotLoaded(io::Error::from_raw_os_error(-error)),
             ReadError::Disturbed => Self::Disturbed,
+            ReadError::Faulted => Self::Faulted,
             ReadError::NotDirect | ReadError::Malformed => Self::Malformed("counter page"),
         }
     }

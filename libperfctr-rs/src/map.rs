@@ -16,6 +16,7 @@ use shared_abi::ring::RING_FIRST_PAGE;
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::error::Error;
+use crate::rdpmc::survive_unless_left;
 use crate::reader::{ReadError, Reader, Snapshot};
 use crate::sys::Generation;
 
@@ -63,7 +64,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Maps the pages.  `vcpus` is the number of vCPUs that the device's info says.
+    /// Maps the pages, and has reads that fault return an error from now on, unless the program
+    /// wants otherwise.  `vcpus` is the number of vCPUs that the device's info says.
     ///
     /// # Errors
     ///
@@ -72,7 +74,9 @@ impl Pages {
         if vcpus == 0 || vcpus as usize > MAX_VCPUS {
             return Err(Error::Malformed("number of vCPUs"));
         }
-        Ok(Self { mapping: Mapping::new(device, 0, 1 + vcpus as usize)?, vcpus })
+        let mapping = Mapping::new(device, 0, 1 + vcpus as usize)?;
+        survive_unless_left();
+        Ok(Self { mapping, vcpus })
     }
 
     /// Returns whether this process is a forked child, which inherited the session but not the

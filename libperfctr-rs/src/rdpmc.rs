@@ -20,20 +20,24 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use shared_abi::read::Counters;
+use shared_abi::seq::Stamp;
 
 #[cfg(feature = "std")]
 mod faults;
 
 #[cfg(feature = "std")]
-pub use faults::survive_faults;
+pub use faults::{leave_faults, survive_faults};
 #[cfg(feature = "std")]
-pub(crate) use faults::survived;
+pub(crate) use faults::{survive_unless_left, survived};
 
 /// The counters of the CPU that executes the code.
 ///
-/// RDPMC faults unless CR4.PCE is set, and the fault ends the process.  So a caller reads only
-/// after it has found [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set in its page,
-/// which says that CR4.PCE is set.  With `survive_faults` a read that faults returns 0 instead.
+/// RDPMC faults unless CR4.PCE is set.  So a caller reads only after it has found
+/// [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set in its page, which says that
+/// CR4.PCE is set.  That may no longer be true when RDPMC executes.  In a process that has opened a
+/// session, or has called `survive_faults`, [`counter`](Counters::counter) then returns 0, and
+/// [`counter_under`](Counters::counter_under) makes its stamp invalid; elsewhere SIGSEGV ends the
+/// process.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware;
 
@@ -42,10 +46,45 @@ impl Counters for Hardware {
     fn counter(&self, index: u32) -> u64 {
         let (low, high): (u64, u64);
         // SAFETY: RDPMC writes EAX and EDX and touches no memory.  The option `nomem` is left out,
-        // so that the compiler does not move the instruction across the loads of a page.
+        // so that the compiler does not move the instruction across the loads of a page.  After a
+        // fault the handler in `faults` continues behind the instruction.
         unsafe {
             asm!(
-                "rdpmc",
+                "2: rdpmc",
+                "3:",
+                ".pushsection perfctr_rdpmc, \"aR\", @progbits",
+                ".balign 4",
+                ".long 2b - .",
+                ".long 3b - .",
+                ".popsection",
+                in("ecx") index,
+                out("rax") low,
+                out("rdx") high,
+                options(nostack, preserves_flags),
+            );
+        }
+        high << 32 | low
+    }
+
+    #[inline(always)]
+    fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
+        let (low, high): (u64, u64);
+        // SAFETY: as above.  After a fault the handler continues in the other section, which sets
+        // all bits of the stamp, and goes on behind the instruction.
+        unsafe {
+            asm!(
+                "2: rdpmc",
+                "3:",
+                ".pushsection .text.perfctr_rdpmc_faulted, \"ax\", @progbits",
+                "4: mov {stamp}, -1",
+                "jmp 3b",
+                ".popsection",
+                ".pushsection perfctr_rdpmc, \"aR\", @progbits",
+                ".balign 4",
+                ".long 2b - .",
+                ".long 4b - .",
+                ".popsection",
+                stamp = inout(reg) *stamp.word(),
                 in("ecx") index,
                 out("rax") low,
                 out("rdx") high,

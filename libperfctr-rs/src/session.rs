@@ -287,7 +287,7 @@ impl Session {
     /// # Errors
     ///
     /// [`Error::TooManyCounters`] if fewer counters are in use, [`Error::Forked`],
-    /// [`Error::NotLoaded`], [`Error::Disturbed`].
+    /// [`Error::NotLoaded`], [`Error::Disturbed`], [`Error::Faulted`].
     #[inline(always)]
     pub fn read<const N: usize>(&self) -> Result<Reading<N>, Error> {
         let mut counts = [0; N];

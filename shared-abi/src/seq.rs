@@ -140,7 +140,8 @@ mod tests {
             stamps[0].not_read();
             *stamps[1].word() = u64::MAX;
             drop(seq.write(writes));
-            let changes = stamps.map(|stamp| seq.change(stamp, |word| word.load(Ordering::Relaxed)));
+            let changes =
+                stamps.map(|stamp| seq.change(stamp, |word| word.load(Ordering::Relaxed)));
             assert!(changes.iter().all(|change| *change != 0));
             assert_eq!(changes.map(Stamp::was_not_read), [true, true, false]);
         }

@@ -4,18 +4,23 @@
 //! After a reader has looked at its pages and before its RDPMC, the thread may be stopped and go on
 //! where CR4.PCE is clear.  The kernel's own RDPMC survives the #GP; in user mode a handler of the
 //! signal is the only way.
+//!
+//! A table has the address of each RDPMC of this crate, and the address at which to continue after
+//! a fault, as the kernel's own table of exceptions has.  So a fault of any other instruction, also
+//! of an RDPMC of the program's own, is not taken for one of these, and a read that does not fault
+//! executes no instruction for this.
 #![expect(unsafe_code, reason = "signal handlers are C functions with C arguments")]
 
+use std::arch::global_asm;
+use std::env;
 use std::io;
-use std::mem::{transmute, zeroed};
+use std::mem::{offset_of, transmute, zeroed};
 use std::ptr::{from_ref, null};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::error::Error;
 
-/// The instruction, without prefixes (SDM volume 2).
-const RDPMC: [u8; 2] = [0x0f, 0x33];
 /// The vector of #GP (SDM volume 3), which Linux passes on in `REG_TRAPNO`.
 const GENERAL_PROTECTION: i64 = 13;
 /// Linux's code of a signal that the kernel itself raises and that has no address.
@@ -29,23 +34,55 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 static SURVIVED: AtomicU64 = AtomicU64::new(0);
 
-/// Makes RDPMC give 0 in this process, from now on, where the CPU does not let it read.  Without
-/// this, SIGSEGV ends the process.
+/// Whether sessions leave SIGSEGV's action as it is.
+static LEFT: AtomicBool = AtomicBool::new(false);
+/// The variable by which whoever starts the program asks for the same.
+const LEAVE_VARIABLE: &str = "PERFCTR_LEAVE_SIGSEGV";
+
+// The table exists also in a program that never reads.  The linker names both ends of it; each
+// program and each shared library has its own.
+global_asm!(
+    ".pushsection perfctr_rdpmc, \"aR\", @progbits",
+    ".popsection",
+    ".hidden __start_perfctr_rdpmc",
+    ".hidden __stop_perfctr_rdpmc",
+);
+
+/// Two distances from the field itself to an instruction.
+#[repr(C)]
+struct Entry {
+    instruction: i32,
+    continuation: i32,
+}
+
+unsafe extern "C" {
+    #[link_name = "__start_perfctr_rdpmc"]
+    static TABLE: [Entry; 0];
+    #[link_name = "__stop_perfctr_rdpmc"]
+    static TABLE_END: [Entry; 0];
+}
+
+/// Makes reads of this process that fault return an error from now on, where SIGSEGV would end the
+/// process otherwise.
 ///
-/// A [`Session`](crate::Session) discards such a 0: whatever takes the counters away from a thread
-/// changes one of its pages, which a read looks at again.  The read then returns the kernel's
-/// counts, or the reason why there are none, such as [`Error::NotLoaded`](crate::Error::NotLoaded).
+/// A read faults where the CPU does not let it execute RDPMC.  Whatever takes the counters away
+/// from a thread usually changes one of its pages, at which the read looks again.  So it returns
+/// the kernel's counts, or the reason why there are none, such as
+/// [`Error::NotLoaded`](crate::Error::NotLoaded).  A host without the driver changes no page; the
+/// read then returns [`Error::Faulted`](crate::Error::Faulted).
 ///
 /// Programs need this in domains that may be saved or migrated while they read, to a host that does
 /// not let the domain count, has no driver or has other counters.  They also need it where a
-/// physical CPU that differs from the others may come up.  It is not the default because a library
-/// should not change the process's action of SIGSEGV unasked.
+/// physical CPU that differs from the others may come up.  So whatever maps the device's pages, as
+/// a [`Session`](crate::Session) does, calls this unless [`leave_faults`] was called before, or the
+/// variable `PERFCTR_LEAVE_SIGSEGV` is set.  Programs that read a mapping of their own call it
+/// themselves.
 ///
 /// Every other SIGSEGV is handled as before: an earlier handler is called, on the alternate stack
 /// if the thread has one.  Only the first call has an effect.  Code that sets SIGSEGV's action
 /// later undoes this, unless its handler calls the earlier one.  A thread must not block SIGSEGV,
-/// or Linux ends the process at any fault.  Call this while no other thread sets the action of
-/// SIGSEGV: otherwise one of the two actions would be lost.
+/// or Linux ends the process at any fault.  Call this, or open the first session, while no other
+/// thread sets the action of SIGSEGV: otherwise one of the two actions would be lost.
 ///
 /// # Errors
 ///
@@ -58,6 +95,25 @@ pub fn survive_faults() -> Result<(), Error> {
         *installed = true;
     }
     Ok(())
+}
+
+/// Makes sessions that this process opens from now on leave SIGSEGV's action as it is.  A session
+/// that was opened before has already changed it.
+///
+/// A read whose domain has just lost its counters then ends the process; see [`survive_faults`].
+pub fn leave_faults() {
+    // ATOMICS: a thread that opens a session at the same time comes before or after this.
+    LEFT.store(true, Ordering::Relaxed);
+}
+
+/// Does what [`survive_faults`] does, unless the program or whoever has started it wants otherwise.
+///
+/// If the kernel refuses it, a read that faults ends the process.
+pub(crate) fn survive_unless_left() {
+    // ATOMICS: see `leave_faults`.
+    if !LEFT.load(Ordering::Relaxed) && env::var_os(LEAVE_VARIABLE).is_none() {
+        let _ = survive_faults();
+    }
 }
 
 /// Returns how often RDPMC has faulted, in all threads.
@@ -108,10 +164,11 @@ extern "C" fn on_fault(
         unsafe { ((*info).si_code, &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs) };
     let ip = registers[libc::REG_RIP as usize];
     let protection = registers[libc::REG_TRAPNO as usize] == GENERAL_PROTECTION;
-    if code == SI_KERNEL && protection && code_at(ip as usize) == Some(RDPMC) {
+    let ours = if code == SI_KERNEL && protection { continuation(ip as usize) } else { None };
+    if let Some(continuation) = ours {
         registers[libc::REG_RAX as usize] = 0;
         registers[libc::REG_RDX as usize] = 0;
-        registers[libc::REG_RIP as usize] = ip + RDPMC.len() as i64;
+        registers[libc::REG_RIP as usize] = continuation as i64;
         // ATOMICS: see `survived`.
         SURVIVED.fetch_add(1, Ordering::Relaxed);
     } else if let Some(previous) = PREVIOUS.get() {
@@ -119,22 +176,22 @@ extern "C" fn on_fault(
     }
 }
 
-/// Returns the first bytes of an instruction; `None` if they cannot be read, as after a jump to
-/// unmapped memory or in memory that may only be executed.
-fn code_at(ip: usize) -> Option<[u8; 2]> {
-    let mut bytes = [0; 2];
-    let local = libc::iovec { iov_base: (&raw mut bytes).cast(), iov_len: bytes.len() };
-    let remote = libc::iovec { iov_base: ip as *mut libc::c_void, iov_len: bytes.len() };
-    // SAFETY: the system call writes at most all of `bytes`, and returns an error for memory that
-    // cannot be read.  The calling thread's `errno` always exists, and is restored.
-    let read = unsafe {
-        let errno = libc::__errno_location();
-        let before = *errno;
-        let read = libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0);
-        *errno = before;
-        read
-    };
-    (usize::try_from(read) == Ok(bytes.len())).then_some(bytes)
+/// Returns where to continue after an RDPMC of this crate at `ip` has faulted.  Returns `None` if
+/// no such instruction is there.
+fn continuation(ip: usize) -> Option<usize> {
+    let (first, end) = (&raw const TABLE, &raw const TABLE_END);
+    let mut entry = first.cast::<Entry>();
+    while entry.addr() < end.addr() {
+        // SAFETY: the linker has put one entry after another between the two ends, and nobody
+        // writes there.
+        let Entry { instruction, continuation } = unsafe { entry.read() };
+        if entry.addr().wrapping_add_signed(instruction as isize) == ip {
+            let field = entry.addr() + offset_of!(Entry, continuation);
+            return Some(field.wrapping_add_signed(continuation as isize));
+        }
+        entry = entry.wrapping_add(1);
+    }
+    None
 }
 
 /// Handles the signal as the earlier action would have.

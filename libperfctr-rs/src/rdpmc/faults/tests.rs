@@ -4,9 +4,14 @@
 use super::*;
 use std::arch::asm;
 
-use shared_abi::read::Counters;
+use shared_abi::limits::READ_ATTEMPTS_MAX;
+use shared_abi::read::{Counters, ReadError};
+use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT};
+use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
+use shared_abi::{ThreadPage, VcpuPage};
 
-use crate::rdpmc::Hardware;
+use crate::rdpmc::{Hardware, survived};
+use crate::reader::Reader;
 
 /// A counter that no CPU has, so that RDPMC faults whether CR4.PCE is set or not.
 const ABSENT: u32 = 0x0fff_ffff;
@@ -67,6 +72,13 @@ fn informed(handler: Informed, flags: libc::c_int) -> libc::sigaction {
 
 fn rdpmc_is_0() -> bool {
     Hardware.counter(ABSENT) == 0
+}
+
+/// An RDPMC that is the program's and not this crate's.
+fn other_rdpmc() -> bool {
+    // SAFETY: the instruction faults.
+    unsafe { asm!("rdpmc", in("ecx") ABSENT, out("eax") _, out("edx") _) };
+    true
 }
 
 /// Faults with an address.
@@ -139,6 +151,98 @@ fn rdpmc_gives_0_and_goes_on() {
         rdpmc_is_0() && rdpmc_is_0() && survived() == 2 && *errno == 42
     };
     assert_eq!(child(default(), true, body), FINE);
+}
+
+#[test]
+fn reads_survive_unless_the_program_wants_otherwise() {
+    let body = || {
+        survive_unless_left();
+        rdpmc_is_0() && survived() == 1
+    };
+    assert_eq!(child(default(), false, body), FINE);
+    let chained = || {
+        survive_unless_left();
+        survive_unless_left();
+        rdpmc_is_0() && touch_nothing()
+    };
+    assert_eq!(child(informed(expects_address, 0), false, chained), HANDLED);
+}
+
+/// The pages of a thread whose host lets nobody read counters any more, which neither page says.
+#[repr(C, align(4096))]
+#[derive(Default)]
+struct Stale {
+    thread: ThreadPage,
+    vcpu: VcpuPage,
+}
+
+impl Stale {
+    fn new() -> Self {
+        let stale = Self::default();
+        stale.thread.state.store(THREAD_DIRECT | THREAD_ACTIVE, Ordering::Relaxed);
+        stale.thread.counters.store(1, Ordering::Relaxed);
+        stale.thread.slots[0].counter_index.store(ABSENT, Ordering::Relaxed);
+        stale.thread.slots[0].sum.store(700, Ordering::Relaxed);
+        stale.vcpu.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Ordering::Relaxed);
+        stale
+    }
+
+    fn reader(&self) -> Reader<'_> {
+        // SAFETY: a thread's page and one vCPU's page lie there, and live as long as `self`.
+        unsafe { Reader::new(from_ref(self).cast(), 1) }
+    }
+}
+
+#[test]
+fn a_read_that_faults_gives_an_error_and_no_number() {
+    let body = || {
+        let (stale, mut counts) = (Stale::new(), [5]);
+        let reader = stale.reader();
+        let lost = (0..2).all(|_| {
+            reader.read(&mut counts) == Err(ReadError::Faulted)
+                && reader.counts(&mut counts) == Err(ReadError::Faulted)
+                && reader.try_read(&mut counts).is_none()
+        });
+        // Each of 100 attempts of two reads, and the one attempt, in either round.
+        let faulted = survived() == 2 * (2 * u64::from(READ_ATTEMPTS_MAX) + 1);
+        // The clock needs no counter, and neither do sums that the kernel has written.
+        let clock = reader.read(&mut []).is_ok() && reader.read(&mut []).is_ok();
+        stale.thread.state.store(0, Ordering::Relaxed);
+        lost && faulted && clock && reader.counts(&mut counts).is_ok() && counts == [700]
+    };
+    assert_eq!(child(default(), true, body), FINE);
+    let first = || Stale::new().reader().try_read(&mut [5]).is_none();
+    assert_eq!(child(default(), true, first), FINE);
+}
+
+#[test]
+fn sessions_leave_the_action_alone_if_asked_to() {
+    let left = || {
+        leave_faults();
+        survive_unless_left();
+        exchange(None).is_ok_and(|action| action.sa_sigaction == libc::SIG_DFL) && rdpmc_is_0()
+    };
+    assert_eq!(child(default(), false, left), KILLED);
+    let told = || {
+        // SAFETY: the child has no other thread.
+        unsafe { libc::setenv(c"PERFCTR_LEAVE_SIGSEGV".as_ptr(), c"1".as_ptr(), 1) };
+        survive_unless_left();
+        exchange(None).is_ok_and(|action| action.sa_sigaction == libc::SIG_DFL) && rdpmc_is_0()
+    };
+    assert_eq!(child(default(), false, told), KILLED);
+    // A program that asks for it still gets it.
+    let asked = || {
+        leave_faults();
+        survive_faults().is_ok() && rdpmc_is_0()
+    };
+    assert_eq!(child(default(), false, asked), FINE);
+}
+
+#[test]
+fn an_rdpmc_of_the_programs_own_still_faults() {
+    assert_eq!(child(default(), true, || rdpmc_is_0() && other_rdpmc()), KILLED);
+    let handler = action(expects_signal as *const () as usize, 0);
+    assert_eq!(child(handler, true, || rdpmc_is_0() && other_rdpmc()), HANDLED);
 }
 
 #[test]

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, ensure};
 use nix::sys::reboot::{RebootMode, reboot};
-use perfctr::rdpmc::survive_faults;
 use serde_json::{Value, json};
 use shared_abi::limits::PAGE_BYTES;
 use vm_tests::host::Host as _;
@@ -200,7 +199,6 @@ fn told(tally: &mut Tally, whose: &str, seen: &Value) {
 /// In a guest of KVM, whose host moves it from one process to another: it is the tenant, and says
 /// what happens to it.
 pub fn alone() -> Result<ExitCode> {
-    survive_faults()?;
     region::apart()?;
     let constants = samples::prepare()?;
     let kvm = &Kvm::open()?;
@@ -238,7 +236,6 @@ pub fn alone() -> Result<ExitCode> {
 
 /// The tenant's part, which ends with the domain.
 pub fn tenant() -> Result<()> {
-    survive_faults()?;
     mount_statistics()?;
     module::load()?;
     // Found out before there are other threads.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Subcommand;
 use perfctr::overflow::Ring;
-use perfctr::rdpmc::{Hardware, survive_faults};
+use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
 use serde_json::{Value, json};
 use shared_abi::read::Counters;
@@ -104,7 +104,6 @@ fn act(role: &Role) -> Result<()> {
             Ok(())
         }
         Role::Travel => {
-            survive_faults()?;
             load()?;
             say(&json!("ready"));
             events::watch()?;
@@ -115,7 +114,6 @@ fn act(role: &Role) -> Result<()> {
             }
         }
         Role::Emigrate => {
-            survive_faults()?;
             travel()?;
             let asked = hear()?;
             ensure!(asked == "again", "{asked} is asked");
