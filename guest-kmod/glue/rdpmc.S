@@ -4,8 +4,9 @@
  * it at every switch have nothing to save.
  *
  * The host may take the right to read counters away between the caller's look at
- * the page and the instruction. A fault gives 0, and sets all bits of RSI, which
+ * the page and the instruction. A fault gives 0, and sets all bits of R10, which
  * is the caller's stamp of the page: the caller does not take the 0 for a count.
+ * R10 is free in the callers that execute most often.
  */
 
 #include <linux/linkage.h>
@@ -14,7 +15,7 @@
 SYM_FUNC_START(perfctr_glue_rdpmc)
 1:	rdpmc
 2:	RET
-3:	movq	$-1, %rsi
+3:	movq	$-1, %r10
 	xorl	%eax, %eax
 	xorl	%edx, %edx
 	jmp	2b

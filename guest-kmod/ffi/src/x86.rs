@@ -16,7 +16,7 @@ impl Counters for Linux {
         // SAFETY: the glue survives a fault, and reading a counter has no other effect.
         unsafe {
             asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
-                 out("rdx") high, out("rsi") _);
+                 out("rdx") high, out("r10") _);
         }
         high << 32 | low
     }
@@ -24,10 +24,10 @@ impl Counters for Linux {
     #[inline(always)]
     fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
         let (low, high): (u64, u64);
-        // SAFETY: as above; after a fault the glue sets all bits of RSI.
+        // SAFETY: as above; after a fault the glue sets all bits of R10.
         unsafe {
             asm!("call {}", sym perfctr_glue_rdpmc, in("ecx") index, out("rax") low,
-                 out("rdx") high, inout("rsi") *stamp.word());
+                 out("rdx") high, inout("r10") *stamp.word());
         }
         high << 32 | low
     }
