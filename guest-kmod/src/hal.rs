@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What the core needs of the kernel it runs in.
 
-use shared_abi::Errno;
 use shared_abi::read::Counters;
+use shared_abi::{Errno, VcpuPage};
 
 /// The hypervisor, as the vCPU that executes this calls it.
 pub trait Hypervisor {
@@ -18,6 +18,8 @@ pub trait Hypervisor {
 ///
 /// The core may ask for a counter that may not be read any more, for a moment before the vCPU page
 /// says so.  Any number will do then: the page's sequence word makes the core throw it away.
-pub trait Kernel: Counters + Hypervisor {}
-
-impl<K: Counters + Hypervisor> Kernel for K {}
+pub trait Kernel: Counters + Hypervisor {
+    /// The guest frame number that a page has now.  A guest whose frames are the machine's has
+    /// other ones after it was restored, so no frame number may be kept.
+    fn frame_of(&self, page: &VcpuPage) -> u64;
+}

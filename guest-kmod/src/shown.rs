@@ -217,14 +217,15 @@ impl Vcpu {
 }
 
 impl<K: Kernel> Cpu<'_, K> {
-    /// The vCPU comes online: a page is registered on trial, and taken back, because a refusal is
+    /// The vCPU comes online: its page is registered on trial, and taken back, because a refusal is
     /// to be known before anybody counts.
     ///
     /// # Errors
     ///
     /// Those of the hypercalls; nobody may count here then, for this reason.
-    pub fn come_online(&mut self, gfn: u64, number: u32) -> Result<(), Errno> {
-        let tried = self.register(gfn, number).and_then(|()| self.unregister());
+    pub fn come_online(&mut self, number: u32) -> Result<(), Errno> {
+        let frame = self.frame();
+        let tried = self.register(frame, number).and_then(|()| self.unregister());
         tried.inspect_err(|errno| self.refuse(*errno))
     }
 
@@ -239,13 +240,23 @@ impl<K: Kernel> Cpu<'_, K> {
         self.unregister().inspect_err(|errno| self.vcpu.fail(*errno))
     }
 
-    /// Registers the page of an observer, which is frame `gfn`, after [`Self::make_room`].
+    /// Registers the vCPU's page, which is that of an observer, after [`Self::make_room`].
     ///
     /// # Errors
     ///
     /// Those of the hypercall.
-    pub fn show(&mut self, gfn: u64, observer: &Observer) -> Result<(), Errno> {
-        self.register(gfn, observer.number)?;
+    pub fn show(&mut self, observer: &Observer) -> Result<(), Errno> {
+        let frame = self.frame();
+        self.show_frame(frame, observer)
+    }
+
+    /// The frame of the vCPU's page.
+    fn frame(&self) -> u64 {
+        self.kernel.frame_of(self.page)
+    }
+
+    fn show_frame(&mut self, frame: u64, observer: &Observer) -> Result<(), Errno> {
+        self.register(frame, observer.number)?;
         let Observer { container, uid, number, sees_kernel } = *observer;
         let pages = &mut self.vcpu.pages;
         pages.shown = Shown { container, uid, number, ..Shown::default() };
@@ -254,20 +265,21 @@ impl<K: Kernel> Cpu<'_, K> {
         Ok(())
     }
 
-    /// Registers perf's page, which is frame `gfn`, for this subject, after [`Self::make_room`].
+    /// Registers the vCPU's page, which is perf's, for this subject, after [`Self::make_room`].
     /// The hypervisor clears what another subject has counted, since `fresh` is a number that
     /// nobody has had.
     ///
     /// # Errors
     ///
     /// Those of the hypercall.
-    pub fn show_perfs(&mut self, gfn: u64, subject: &Subject, fresh: u32) -> Result<(), Errno> {
+    pub fn show_perfs(&mut self, subject: &Subject, fresh: u32) -> Result<(), Errno> {
+        let frame = self.frame();
         let open = subject.kind != SUBJECT_GUARDED;
         let before = self.vcpu.pages.perf.filter(|(last, _)| last == subject && open);
         let number = before.map_or(fresh, |(_, number)| number);
         let Subject { container, uid, .. } = *subject;
         let uid = if open { uid } else { NO_UID };
-        self.show(gfn, &Observer { container, uid, number, sees_kernel: false })?;
+        self.show_frame(frame, &Observer { container, uid, number, sees_kernel: false })?;
         let pages = &mut self.vcpu.pages;
         (pages.is_perfs, pages.perf) = (true, Some((*subject, number)));
         Ok(())
@@ -286,7 +298,6 @@ mod tests {
     use shared_abi::hypercall::{OP_LOAD, OP_REGISTER, OP_UNREGISTER};
     use std::vec;
 
-    const GFN: u64 = 0x77;
     const ALICE: Observer = Observer { container: 0x100, uid: 1001, number: 7, sees_kernel: false };
     const ROOT: Observer = Observer { container: 0x100, uid: 0, number: 8, sees_kernel: true };
 
@@ -302,12 +313,12 @@ mod tests {
 
     impl Machine {
         fn show(&self, observer: &Observer) {
-            self.on(0, |cpu| cpu.make_room().and_then(|()| cpu.show(GFN, observer))).unwrap();
+            self.on(0, |cpu| cpu.make_room().and_then(|()| cpu.show(observer))).unwrap();
         }
 
         fn show_perfs(&self, subject: &Subject, fresh: u32) {
             self.on(0, |cpu| {
-                cpu.make_room().and_then(|()| cpu.show_perfs(GFN, subject, fresh)).unwrap();
+                cpu.make_room().and_then(|()| cpu.show_perfs(subject, fresh)).unwrap();
             });
         }
 
@@ -406,13 +417,13 @@ mod tests {
             assert!(!cpu.vcpu.is_online());
             assert_eq!(cpu.make_room(), Err(Errno::NXIO));
             machine.take_hypercalls();
-            cpu.come_online(GFN, 5).unwrap();
+            cpu.come_online(5).unwrap();
             let trial = vec![(0, OP_REGISTER), (0, OP_UNREGISTER)];
             assert_eq!(machine.take_hypercalls(), trial, "the trial has ended");
             assert!(cpu.vcpu.is_online());
             assert_eq!(cpu.vcpu.shown().number, 0, "on trial only");
             cpu.make_room().unwrap();
-            cpu.show(GFN, &ROOT).unwrap();
+            cpu.show(&ROOT).unwrap();
             cpu.close_gate(true);
             assert_eq!(cpu.make_room(), Err(Errno::BUSY));
             assert_eq!(cpu.vcpu.leave_to(&program(1001), None), Leave::Stay, "whoever executes");
@@ -421,7 +432,7 @@ mod tests {
             cpu.make_room().unwrap();
         });
         machine.refuse(Some(Errno::PERM));
-        assert_eq!(machine.on(0, |cpu| cpu.come_online(GFN, 6)), Err(Errno::PERM));
+        assert_eq!(machine.on(0, |cpu| cpu.come_online(6)), Err(Errno::PERM));
         machine.refuse(None);
         assert_eq!(machine.on(0, |cpu| cpu.make_room()), Err(Errno::PERM), "until it comes back");
     }
@@ -435,6 +446,22 @@ mod tests {
         machine.refuse(None);
         assert_eq!(machine.shown(), Shown::default());
         assert_eq!(machine.on(0, |cpu| cpu.make_room()), Err(Errno::NXIO));
+    }
+
+    #[test]
+    fn each_registration_is_of_the_frame_that_the_page_has_then() {
+        let machine = Machine::new();
+        for first in [0x77, 0x1234] {
+            machine.frame.set(first);
+            machine.on(0, |cpu| cpu.come_online(5)).unwrap();
+            machine.frame.set(first + 1);
+            machine.show(&ALICE);
+            machine.frame.set(first + 2);
+            machine.show_perfs(&program(1001), 20);
+            machine.show_perfs(&program(1001), 21);
+            let frames = vec![first, first + 1, first + 2, first + 2];
+            assert_eq!(machine.registered.take(), frames);
+        }
     }
 
     #[test]

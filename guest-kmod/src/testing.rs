@@ -10,8 +10,8 @@ use std::vec::Vec;
 use shared_abi::arch::{EVNTSEL_CMASK, EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
 use shared_abi::hypercall::{
-    FEATURE_ENABLED, HvPlace, HvQuery, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STOP,
-    OP_UNREGISTER,
+    FEATURE_ENABLED, HvPlace, HvQuery, HvRegister, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER,
+    OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::ioctl::{CONTROL_TSC, Control, Sums};
 use shared_abi::limits::MAX_SLOTS;
@@ -28,7 +28,7 @@ use shared_abi::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::hal::Hypervisor;
+use crate::hal::{Hypervisor, Kernel};
 use crate::overflow::Signal;
 use crate::policy::Rights;
 use crate::ring::Ring;
@@ -134,6 +134,10 @@ pub(crate) struct Machine {
     /// What a kernel's look at its counters executes, in a ring that they count.
     pub(crate) instructions_per_sample: Cell<u64>,
     hypercalls: RefCell<Vec<(usize, u32)>>,
+    /// The frame that every page has.
+    pub(crate) frame: Cell<u64>,
+    /// Frames that were registered.
+    pub(crate) registered: RefCell<Vec<u64>>,
     /// Where every counter has overflowed, but for its slot.
     pub(crate) place: Cell<HvPlace>,
 }
@@ -170,6 +174,8 @@ impl Machine {
             disturbances: Cell::new(0),
             instructions_per_sample: Cell::new(0),
             hypercalls: RefCell::default(),
+            frame: Cell::new(0x77),
+            registered: RefCell::default(),
             place: Cell::default(),
         };
         for vcpu in 0..VCPUS {
@@ -178,6 +184,7 @@ impl Machine {
             machine.on(vcpu, |cpu| cpu.register(1, 0)).unwrap();
         }
         machine.take_hypercalls();
+        machine.registered.take();
         machine
     }
 
@@ -322,6 +329,12 @@ impl Counters for FakeKernel<'_> {
     }
 }
 
+impl Kernel for FakeKernel<'_> {
+    fn frame_of(&self, _: &VcpuPage) -> u64 {
+        self.machine.frame.get()
+    }
+}
+
 impl Hypervisor for FakeKernel<'_> {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
         self.machine.hypercalls.borrow_mut().push((self.vcpu, op));
@@ -340,7 +353,11 @@ impl Hypervisor for FakeKernel<'_> {
                 }
                 argument.copy_from_slice(self.machine.answer.borrow().as_bytes());
             }
-            OP_REGISTER => page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed),
+            OP_REGISTER => {
+                let wanted = HvRegister::read_from_bytes(argument).unwrap();
+                self.machine.registered.borrow_mut().push(wanted.gfn);
+                page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
+            }
             OP_UNREGISTER => page.flags.store(0, Relaxed),
             OP_LOAD => {
                 let counters = <[CounterConfig]>::ref_from_bytes(&argument[8..]).unwrap();

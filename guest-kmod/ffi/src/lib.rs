@@ -19,7 +19,7 @@ mod x86;
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int, c_void};
 
-use guest_kmod::hal::Hypervisor;
+use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::handshake::{GuestKernel, first_handshake, handshake_again};
 use guest_kmod::overflow::Signal;
 use guest_kmod::policy::ends_at_exec;
@@ -61,6 +61,13 @@ struct Host;
 impl Hypervisor for Linux {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
         self.restoration.hypercall(&Host, op, argument)
+    }
+}
+
+impl Kernel for Linux {
+    fn frame_of(&self, page: &VcpuPage) -> u64 {
+        // SAFETY: C reckons with the address, and does not look at the page.
+        unsafe { perfctr_glue_gfn(page) }
     }
 }
 

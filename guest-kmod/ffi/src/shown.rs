@@ -10,7 +10,7 @@ use guest_kmod::watch::{Watch, idle_users_delay_ms};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::requests::perfctr_core_stop_cpu_wide;
-use crate::{ThreadObject, VcpuObject, perfctr_glue_gfn, to_return};
+use crate::{ThreadObject, VcpuObject, to_return};
 
 unsafe extern "C" {
     /// The thread that executes this.
@@ -43,12 +43,6 @@ pub(crate) fn observer_of(thread: Option<&ThreadObject>) -> Option<u32> {
 static OBSERVERS: AtomicU32 = AtomicU32::new(0);
 static WATCH: Watch = Watch::new();
 
-/// The frame that the hypervisor is to publish in.
-fn frame_of(page: *const VcpuPage) -> u64 {
-    // SAFETY: C reckons with the address, and does not look at the page.
-    unsafe { perfctr_glue_gfn(page) }
-}
-
 impl VcpuObject {
     /// Takes back the page that is registered, if any.
     ///
@@ -75,7 +69,7 @@ impl VcpuObject {
         unsafe { self.cpu() }.make_room()?;
         self.page.set(page);
         // SAFETY: as above; the reference before is gone.
-        unsafe { self.cpu() }.show(frame_of(page), observer)
+        unsafe { self.cpu() }.show(observer)
     }
 
     /// Registers the page of the user whose counters these are, unless it is registered.  Where
@@ -124,7 +118,7 @@ impl VcpuObject {
         self.page.set(self.perfs);
         let fresh = perfctr_core_new_observer();
         // SAFETY: as above; the reference before is gone.
-        unsafe { self.cpu() }.show_perfs(frame_of(self.perfs), subject, fresh)
+        unsafe { self.cpu() }.show_perfs(subject, fresh)
     }
 }
 
@@ -260,7 +254,7 @@ pub unsafe extern "C" fn perfctr_core_vcpu_online(vcpu: &VcpuObject) -> c_int {
     // SAFETY: as above.
     let mut cpu = unsafe { vcpu.cpu() };
     to_return(match hidden {
-        Ok(()) => cpu.come_online(frame_of(vcpu.perfs), perfctr_core_new_observer()),
+        Ok(()) => cpu.come_online(perfctr_core_new_observer()),
         Err(errno) => {
             cpu.refuse(errno);
             Err(errno)

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use guest_kmod::hal::Hypervisor;
+use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::publish::published;
 use guest_kmod::{Counting, Cpu, Stats, ThreadPmu, Vcpu};
 use hv_driver::hypercall::{Request, decode};
@@ -96,6 +96,12 @@ impl Hypervisor for Agreeable {
     fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
         self.hypercalls.set(self.hypercalls.get() + 1);
         decode(&self.driver, op, argument).map(|_| ())
+    }
+}
+
+impl Kernel for Agreeable {
+    fn frame_of(&self, _: &VcpuPage) -> u64 {
+        1
     }
 }
 

@@ -99,6 +99,7 @@ fn domain(domain: &DomainShape, vcpus: Range<usize>, threads: Range<usize>) -> D
         answer: Cell::new(None),
         caps: Cell::new(None),
         suspending: Cell::new(false),
+        frames_moved: Cell::new(0),
         books: Books::default(),
     }
 }
@@ -171,6 +172,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         current: Cell::new(None),
         busy: Cell::new(false),
         online: Cell::new(false),
+        lost_page: Cell::new(false),
         virq: Cell::new(false),
         stop_asked: Cell::new(false),
         user: Cell::default(),

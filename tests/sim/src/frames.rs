@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The pages of vCPUs as a guest's memory: each has a number, the frame of its guest.
+//! The pages of vCPUs as a guest's memory: each has a number, and a frame of its guest's.  A guest
+//! without rings of its own knows the machine's frames, which are others after it was restored.
 
 use std::cell::Cell;
-use std::ops::Range;
 
 use shared_abi::VcpuPage;
 
-use crate::machine::{Machine, PAGES};
+use crate::machine::{Domain, Machine, PAGES};
 
 /// Guest frame number of the first page.
 pub const GFN_BASE: u64 = 0x1000;
@@ -32,8 +32,28 @@ impl Machine {
         self.pins(number).set(self.pins(number).get() - 1);
     }
 
-    /// Whether it is one of these vCPUs' pages.
-    pub fn is_page_of(&self, number: usize, vcpus: &Range<usize>) -> bool {
-        number / self.vcpus.len() < PAGES && vcpus.contains(&(number % self.vcpus.len()))
+    /// Gives a domain's pages other frames: each has the one that another user's page of the same
+    /// vCPU had before.
+    pub fn move_frames(&self, domain: &Domain) {
+        if !domain.hardware {
+            domain.frames_moved.set((domain.frames_moved.get() + 1) % PAGES);
+        }
+    }
+
+    /// The guest frame number that a vCPU's page has now.
+    pub fn gfn_of(&self, vcpu: usize, page: &VcpuPage) -> u64 {
+        let user = self.vcpus[vcpu].pages.iter().position(|own| std::ptr::eq(own, page));
+        let moved = self.domains[self.vcpus[vcpu].domain].frames_moved.get();
+        let place = (user.expect("a page of the vCPU's") + moved) % PAGES;
+        GFN_BASE + self.page_number(vcpu, place) as u64
+    }
+
+    /// The number of the page that a domain has at a frame, if there is one.
+    pub fn page_at_gfn(&self, domain: &Domain, gfn: u64) -> Option<usize> {
+        let frame = gfn.checked_sub(GFN_BASE)? as usize;
+        let (place, vcpu) = (frame / self.vcpus.len(), frame % self.vcpus.len());
+        let user = (place + PAGES - domain.frames_moved.get()) % PAGES;
+        let own = place < PAGES && domain.vcpus.contains(&vcpu);
+        own.then(|| self.page_number(vcpu, user))
     }
 }

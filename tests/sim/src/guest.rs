@@ -3,21 +3,20 @@
 
 use std::rc::Rc;
 
-use guest_kmod::hal::Hypervisor;
+use guest_kmod::hal::{Hypervisor, Kernel};
 use guest_kmod::handshake::{caps, handshake};
 use guest_kmod::ioctl::check_create;
 use guest_kmod::overflow::Signal;
 use guest_kmod::{Cpu, ThreadPmu};
-use shared_abi::Errno;
 use shared_abi::ioctl::{CONTROL_TSC, Control, Create, Sums};
 use shared_abi::read::Counters;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
 use shared_abi::version::ABI_MAJOR;
+use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
-use crate::frames::GFN_BASE;
-use crate::machine::{Level, Life, Machine, unheard};
+use crate::machine::{Level, Life, Machine, PERFS, unheard};
 use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
@@ -73,6 +72,13 @@ impl Hypervisor for Linux<'_> {
             return Err(Errno::NODEV);
         }
         machine.vcpus[machine.vcpu_here()].restoration.hypercall(&Host(machine), op, argument)
+    }
+}
+
+impl Kernel for Linux<'_> {
+    fn frame_of(&self, page: &VcpuPage) -> u64 {
+        let machine = self.0;
+        if machine.is_gone() { 0 } else { machine.gfn_of(machine.vcpu_here(), page) }
     }
 }
 
@@ -195,13 +201,20 @@ impl Machine {
                 Err(errno) => return self.check_refusal(vcpu.domain, "the handshake", errno),
             }
         }
-        vcpu.shows.set(0);
-        match self.on(index, |cpu| cpu.come_online(GFN_BASE + index as u64, TRIAL)) {
+        let restored = vcpu.lost_page.take();
+        if restored {
+            self.on(index, |cpu| cpu.forget_page());
+        }
+        vcpu.shows.set(PERFS);
+        match self.on(index, |cpu| cpu.come_online(TRIAL)) {
             Ok(()) => {
                 vcpu.online.set(true);
                 self.check_identity(index);
             }
             Err(errno) => self.check_refusal(vcpu.domain, "to register", errno),
+        }
+        if restored {
+            self.perf_restored(index);
         }
     }
 

@@ -16,7 +16,6 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
-use crate::frames::GFN_BASE;
 use crate::machine::{Clock, Counts, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, unheard};
 use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
@@ -499,7 +498,11 @@ impl Machine {
             self.destroy_vcpu(vcpu);
             // Its kernel registers the page again before any thread executes.
             self.vcpus[vcpu].online.set(false);
+            self.vcpus[vcpu].lost_page.set(true);
+            // Interrupts that waited are lost with the machine's event channels.
+            self.vcpus[vcpu].virq.set(false);
         }
+        self.move_frames(domain);
         domain.host.set(1 - domain.host.get());
         domain.serial.set(self.new_serial());
         domain.suspending.set(false);
@@ -682,9 +685,7 @@ impl<'a> Caller for Hypercall<'a> {
 
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
         let (machine, vcpu, domain) = (self.machine, self.vcpu(), self.domain());
-        let page = gfn.checked_sub(GFN_BASE).map(|page| page as usize);
-        let page =
-            page.filter(|&page| machine.is_page_of(page, &domain.vcpus)).ok_or(Errno::INVAL)?;
+        let page = machine.page_at_gfn(domain, gfn).ok_or(Errno::INVAL)?;
         let page_of = machine.page(page);
         let left = if goes_on { Some(machine.left_in(page_of)?) } else { None };
         let pins = machine.pins(page);

@@ -151,6 +151,8 @@ pub struct Vcpu {
     /// Its kernel has interrupted the thread.
     pub busy: Cell<bool>,
     pub online: Cell<bool>,
+    /// Its guest was saved and restored, and its kernel has not been told yet.
+    pub lost_page: Cell<bool>,
     /// The virtual interrupt of an overflow waits.
     pub virq: Cell<bool>,
     /// It is to stop its counters if nobody counts.
@@ -321,6 +323,8 @@ pub struct Domain {
     pub caps: Cell<Option<PmuCaps>>,
     /// It is asked to suspend itself, to be saved.
     pub suspending: Cell<bool>,
+    /// By how many places its pages' frames were moved when it was restored.
+    pub frames_moved: Cell<usize>,
     /// Who may count CPUs.
     pub books: Books,
 }

@@ -125,6 +125,8 @@ pub struct Perf {
     vcpus: Vec<RefCell<Context>>,
     lineages: Cell<u64>,
     observers: Cell<u32>,
+    /// Threads about to execute on each vCPU that have got its present thread's context already.
+    heirs: Vec<Cell<Option<usize>>>,
     /// A sample of a vCPU was disturbed so often that the module has given up: nothing is known of
     /// its events.
     given_up: Cell<bool>,
@@ -136,6 +138,7 @@ impl Perf {
         Self {
             tasks: (0..threads).map(|_| RefCell::default()).collect(),
             vcpus: (0..vcpus).map(|_| RefCell::default()).collect(),
+            heirs: (0..vcpus).map(|_| Cell::default()).collect(),
             ..Self::default()
         }
     }
@@ -204,13 +207,18 @@ impl Machine {
         ledger.map_or(event.truth, |now| event.truth.and_since(event.start, now))
     }
 
+    /// The context of a task whose events are on this vCPU.
+    fn task_here(&self, index: usize) -> Option<&RefCell<Context>> {
+        let heir = self.perf.heirs[index].get();
+        heir.or(self.vcpus[index].current.get()).map(|thread| &self.perf.tasks[thread])
+    }
+
     /// Whether events are on this vCPU: of its own, and of the task that executes there.
     fn events_here(&self, index: usize) -> [usize; 2] {
         let on = |context: &RefCell<Context>| {
             context.borrow().events.iter().filter(|event| event.on.is_some()).count()
         };
-        let current = self.vcpus[index].current.get();
-        [on(&self.perf.vcpus[index]), current.map_or(0, |thread| on(&self.perf.tasks[thread]))]
+        [on(&self.perf.vcpus[index]), self.task_here(index).map_or(0, on)]
     }
 
     /// What the module could not read for all its attempts it does not count.
@@ -260,6 +268,15 @@ impl Machine {
         self.go_on_with_events(index, false);
         if allowed {
             self.check_goes_on(index, forbidden);
+        }
+    }
+
+    /// The machine was restored: perf's events that are here go on in perf's page.
+    pub fn perf_restored(&self, index: usize) {
+        if self.has_perf_here(index) {
+            self.show_for_events(index);
+            self.note_disturbed();
+            self.settle(index, true);
         }
     }
 
@@ -381,7 +398,7 @@ impl Machine {
         if !self.on(index, |cpu| cpu.events_are_unsettled()) {
             return;
         }
-        let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
+        let task = self.task_here(index);
         for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
             for event in &mut context.borrow_mut().events {
                 let Some(number) = event.on else { continue };
@@ -535,10 +552,12 @@ impl Machine {
             (Some(next), Some(other)) if swaps => {
                 one.swap(other);
                 self.follow(&mut other.borrow_mut().events, prev, next);
+                self.perf.heirs[index].set(Some(next));
             }
             _ => self.schedule_out(index, one),
         }
         self.pmu_enable(index);
+        self.perf.heirs[index].set(None);
         swaps
     }
 
@@ -601,7 +620,7 @@ impl Machine {
         }
         let overflowed = self.on(index, |cpu| cpu.overflowed_events());
         self.note_disturbed();
-        let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
+        let task = self.task_here(index);
         for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
             self.with(context, |context| {
                 for event in &mut context.events {
@@ -625,7 +644,7 @@ impl Machine {
         }
         let vcpu = &self.vcpus[index];
         let (counted, armed) = (vcpu.counted.get(), vcpu.armed.get());
-        let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
+        let task = self.task_here(index);
         for context in [Some(&self.perf.vcpus[index]), task].into_iter().flatten() {
             for event in context.borrow().events.iter().filter(|event| event.on.is_some()) {
                 let due = self.truth_of(index, event) / event.period.max(1);

@@ -5,7 +5,6 @@
 use guest_kmod::shown::{Leave, Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use shared_abi::Errno;
 
-use crate::frames::GFN_BASE;
 use crate::machine::{Level, Machine, PERFS, ROOT};
 use crate::rng::Rng;
 use crate::shape::Kind;
@@ -55,8 +54,7 @@ impl Machine {
             Err(Errno::NXIO | Errno::BUSY) => return,
             Err(errno) => return self.check_refusal(vcpu.domain, "to take a page back", errno),
         }
-        let gfn = GFN_BASE + self.page_number(index, user) as u64;
-        if let Err(errno) = self.on(index, |cpu| cpu.show(gfn, &wanted)) {
+        if let Err(errno) = self.on(index, |cpu| cpu.show(&wanted)) {
             self.check_refusal(vcpu.domain, "to register", errno);
         }
     }
@@ -71,9 +69,8 @@ impl Machine {
             Err(errno) => return self.check_refusal(vcpu.domain, "to take a page back", errno),
         }
         vcpu.perfs_for.set(subject.uid as usize);
-        let gfn = GFN_BASE + self.page_number(index, PERFS) as u64;
         let fresh = self.perf.new_observer();
-        if let Err(errno) = self.on(index, |cpu| cpu.show_perfs(gfn, subject, fresh)) {
+        if let Err(errno) = self.on(index, |cpu| cpu.show_perfs(subject, fresh)) {
             self.check_refusal(vcpu.domain, "to register", errno);
         }
     }
