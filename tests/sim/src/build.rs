@@ -164,6 +164,7 @@ fn vcpu(domain: usize, id: u32, hardware: bool, ratio: u64) -> Vcpu {
         clock: Cell::new(Clock { ratio, offset: 0 }),
         rdpmc_exits: Cell::new(hardware),
         restoration: Restoration::new(),
+        counted_when_left: Cell::new(Counts::Nothing),
         restored: Cell::new(false),
         at_switch: Cell::new(None),
         kernel_mode: Cell::new(true),

@@ -8,7 +8,7 @@ use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Guest, PolicyChange, Registration};
 use shared_abi::hypercall::{
-    HvStats, OP_DOMAIN, OP_LOAD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -436,10 +436,11 @@ impl Machine {
 
     /// A vCPU has loaded something else, or failed to, or it has another page.
     fn note_loaded(&self, index: usize, op: u32, result: Result<(), Errno>) {
-        if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER) {
+        if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER | OP_GO_ON) {
             let before = self.vcpus[index].counts.get();
             let counts = match (op, result) {
                 (OP_LOAD, Ok(())) => Counts::All,
+                (OP_GO_ON, _) => self.vcpus[index].counted_when_left.get(),
                 (OP_LOAD, Err(_)) if before != Counts::Nothing => Counts::Unclear,
                 _ => Counts::Nothing,
             };

@@ -58,8 +58,11 @@ impl Machine {
     pub fn move_to_another(&self, index: usize) {
         let domain = &self.domains[index];
         for vcpu in domain.vcpus.clone() {
+            let left = &self.vcpus[vcpu];
+            if !left.restored.replace(true) {
+                left.counted_when_left.set(left.counts.get());
+            }
             self.destroy_vcpu(vcpu);
-            self.vcpus[vcpu].restored.set(true);
         }
         let other = 1 - domain.host.get();
         if self.cpus.iter().any(|cpu| cpu.host == other) {
@@ -107,6 +110,7 @@ impl Machine {
         }
         if refused {
             vcpu.online.set(false);
+            vcpu.lost_page.set(true);
         }
     }
 

@@ -138,6 +138,8 @@ pub struct Vcpu {
     pub rdpmc_exits: Cell<bool>,
     /// What its kernel keeps in mind for `kvm`.
     pub restoration: Restoration,
+    /// Whether what it had loaded counted when its guest was given to another process.
+    pub counted_when_left: Cell<Counts>,
     /// It has not executed since another process of a host got its guest.
     pub restored: Cell<bool>,
     /// What its VM entries and exits load into the register that enables counters, where they do

@@ -139,7 +139,7 @@ impl Shape {
         let kvm = Rng::new(seed ^ 0x6b76).one_in(3);
         // A saved domain's CPUs would have to start anew.
         let cpu_wide = !restores && !kvm && Rng::new(seed ^ 0x0e11).one_in(3);
-        let perf = !kvm && !cpu_wide && Rng::new(seed ^ 0x9e4f).one_in(2);
+        let perf = !cpu_wide && Rng::new(seed ^ 0x9e4f).one_in(2);
         Self {
             cpus,
             kvm,
