@@ -268,6 +268,7 @@ mod tests {
     use crate::testing::{INSTRUCTIONS, Machine, control, counter};
     use shared_abi::CounterConfig;
     use shared_abi::config::MODE_SAMPLING;
+    use shared_abi::ioctl::Sums;
     use shared_abi::read::ReadError;
 
     const ONE: Owner = 1;
@@ -416,7 +417,8 @@ mod tests {
         thread.switch_in(1);
         assert_eq!(thread.read(), Err(Errno::BUSY));
         machine.execute(1, 9, 0);
-        let counted = machine.on(1, |cpu| wide.pmu.borrow().read(cpu)).unwrap();
+        let mut counted = Sums::default();
+        machine.on(1, |cpu| wide.pmu.borrow().read(cpu, &mut counted)).unwrap();
         assert_eq!(counted.counter[0], 9);
     }
 }

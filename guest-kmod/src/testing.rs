@@ -425,7 +425,9 @@ impl TestThread<'_> {
     }
 
     pub(crate) fn read(&self) -> Result<Sums, Errno> {
-        self.machine.on(self.vcpu.get(), |cpu| self.pmu.borrow().read(cpu))
+        let mut sums = Sums::default();
+        self.machine.on(self.vcpu.get(), |cpu| self.pmu.borrow().read(cpu, &mut sums))?;
+        Ok(sums)
     }
 
     /// The read that the library does.

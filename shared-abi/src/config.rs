@@ -194,6 +194,11 @@ impl Config {
         if self.sampling | other.sampling == 0 { self.joined(other) } else { None }
     }
 
+    /// Returns whether a counter is not in use, or counts this event already.
+    pub fn has_room_for(&self, slot: PhysSlot, evntsel: u64) -> bool {
+        self.slots & slot.bit() == 0 || self.evntsel(slot) == evntsel
+    }
+
     /// Returns the configuration that counts what both count, or `None` if they use the same
     /// counter for different events.
     ///
@@ -202,12 +207,10 @@ impl Config {
     pub fn joined(&self, other: &Config) -> Option<Config> {
         let mut both = *self;
         for slot in slots_of(other.slots) {
-            let evntsel = both.evntsel.get_mut(slot.index())?;
-            if both.slots & slot.bit() == 0 {
-                *evntsel = other.evntsel(slot);
-            } else if *evntsel != other.evntsel(slot) {
+            if !self.has_room_for(slot, other.evntsel(slot)) {
                 return None;
             }
+            *both.evntsel.get_mut(slot.index())? = other.evntsel(slot);
         }
         both.slots |= other.slots;
         both.sampling |= other.sampling;
@@ -416,6 +419,16 @@ mod tests {
         }
         let counting = of(0).joined(&of(0)).unwrap();
         assert_eq!((counting.period(slot), counting.sampling()), (0, 0));
+    }
+
+    #[test]
+    fn a_counter_has_room_for_what_it_counts_already_and_for_all_if_it_is_free() {
+        let branches = 0xc4 | EVNTSEL_USR | EVNTSEL_EN;
+        let config = Config::new(&caps(), &[counter(1, INSTRUCTIONS_USER)]).unwrap();
+        let slot = |index| PhysSlot::from_guest(index).unwrap();
+        assert!(config.has_room_for(slot(1), INSTRUCTIONS_USER));
+        assert!(!config.has_room_for(slot(1), branches));
+        assert!(config.has_room_for(slot(2), branches));
     }
 
     #[test]

@@ -167,10 +167,6 @@ fn to_return(result: Result<(), Errno>) -> c_int {
     }
 }
 
-fn give(sums: Result<Sums, Errno>, out: &mut Sums) -> c_int {
-    to_return(sums.map(|sums| *out = sums))
-}
-
 /// Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
 /// [`first_handshake`].
 #[unsafe(no_mangle)]
@@ -536,12 +532,12 @@ pub unsafe extern "C" fn perfctr_core_read(
 ) -> c_int {
     // SAFETY: this thread, on this vCPU, interrupts disabled.
     let ((pmu, _), cpu) = unsafe { (thread.pmu(), vcpu.cpu()) };
-    give(pmu.read(&cpu), sums)
+    to_return(pmu.read(&cpu, sums))
 }
 
 /// `IOC_READ` by anybody; see [`published`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_read_published(thread: &ThreadObject, sums: &mut Sums) -> c_int {
     // SAFETY: the page outlives the object.
-    give(published(unsafe { &*thread.page }), sums)
+    to_return(published(unsafe { &*thread.page }).map(|published| *sums = published))
 }

@@ -13,6 +13,7 @@ use shared_abi::{Config, Errno, PhysSlot, VcpuPage};
 
 use crate::hal::Kernel;
 use crate::hypercall;
+use crate::perf::EventConfig;
 use crate::perf::held::{Events, Sampler};
 use crate::shown::Pages;
 use crate::stats::Stats;
@@ -93,9 +94,13 @@ impl Vcpu {
         self.registered
     }
 
-    /// What the hypervisor was last told to program.
-    pub(crate) fn loaded(&self) -> Config {
-        self.loaded
+    /// One of perf's events comes, beside what the present thread needs loaded.
+    ///
+    /// # Errors
+    ///
+    /// `AGAIN` there is no counter for it now.
+    pub(crate) fn add_event(&mut self, event: &EventConfig, kept: &Config) -> Result<u32, Errno> {
+        self.events.add(event, &self.loaded, kept)
     }
 
     /// The event select that was last loaded for this slot; 0 if it counts nothing.

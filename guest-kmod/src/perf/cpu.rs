@@ -23,8 +23,7 @@ impl<K: Kernel> Cpu<'_, K> {
     /// `AGAIN` there is no counter for it now, or nothing can be counted here.
     pub fn add_event(&mut self, event: &EventConfig, kept: Option<&Config>) -> Result<u32, Errno> {
         self.may_load().map_err(|_| Errno::AGAIN)?;
-        let loaded = self.vcpu.loaded();
-        self.vcpu.events.add(event, &loaded, &kept.copied().unwrap_or_default())
+        self.vcpu.add_event(event, kept.unwrap_or(&Config::NONE))
     }
 
     /// An event goes, at `now` by perf's time.  Gives for how long it was stalled since this was

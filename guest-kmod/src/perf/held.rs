@@ -65,6 +65,11 @@ impl Held {
         self.event.samples != 0
     }
 
+    /// What its own counter is to count.
+    const fn evntsel(&self) -> u64 {
+        self.event.evntsel(self.slot)
+    }
+
     /// What it needs loaded, on this counter.
     fn config(&self, slot: PhysSlot) -> Config {
         let armed = self.samples() && self.started;
@@ -120,6 +125,9 @@ pub fn fit(group: &[EventConfig]) -> bool {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     held: [Option<Held>; EVENTS_MAX],
+    /// The number of the last event and 1: mostly there are few, and perf's switch looks at all of
+    /// them many times.
+    end: usize,
     /// perf's PMU is enabled.
     enabled: bool,
     /// Each that is started has a `Phys*` to subtract.
@@ -139,11 +147,11 @@ impl Events {
     }
 
     fn iter(&self) -> impl Iterator<Item = &Held> {
-        self.held.iter().flatten()
+        self.held.iter().take(self.end).flatten()
     }
 
     fn started(&mut self) -> impl Iterator<Item = &mut Held> {
-        self.held.iter_mut().flatten().filter(|held| held.started)
+        self.held.iter_mut().take(self.end).flatten().filter(|held| held.started)
     }
 
     fn get_mut(&mut self, index: u32) -> Option<&mut Held> {
@@ -165,6 +173,7 @@ impl Events {
         let slot = self.choose_counter(event, loaded, kept).ok_or(Errno::AGAIN)?;
         if let Some(place) = self.held.get_mut(free) {
             *place = Some(Held::new(event, slot));
+            self.end = self.end.max(free.wrapping_add(1));
         }
         self.changed |= loaded.evntsel(slot) != event.evntsel(slot);
         Ok(free as u32)
@@ -174,6 +183,11 @@ impl Events {
     pub(crate) fn remove(&mut self, index: u32) {
         if let Some(place) = self.held.get_mut(index as usize) {
             *place = None;
+        }
+        while let Some(last) = self.end.checked_sub(1)
+            && self.held.get(last).is_none_or(Option::is_none)
+        {
+            self.end = last;
         }
     }
 
@@ -280,7 +294,7 @@ impl Events {
 
     /// What of `loaded` is in the way of their counters.
     pub(crate) fn clashing(&self, loaded: &Config) -> u32 {
-        let clashes = |held: &&Held| loaded.joined(&held.config(held.slot)).is_none();
+        let clashes = |held: &&Held| !loaded.has_room_for(held.slot, held.evntsel());
         self.iter().filter(clashes).fold(0, |slots, held| slots | held.slot.bit())
     }
 
@@ -307,10 +321,10 @@ impl Events {
         loaded: &Config,
         kept: &Config,
     ) -> Option<PhysSlot> {
-        let config = |slot| Config::one(slot, event.evntsel(slot), None);
         let fits = |slot: PhysSlot| {
-            let beside = |held: &Held| held.config(held.slot).joined(&config(slot)).is_some();
-            kept.joined(&config(slot)).is_some() && self.iter().all(beside)
+            let evntsel = event.evntsel(slot);
+            let beside = |held: &Held| held.slot != slot || held.evntsel() == evntsel;
+            kept.has_room_for(slot, evntsel) && self.iter().all(beside)
         };
         let rank = |slot: PhysSlot| match loaded.evntsel(slot) {
             _ if self.iter().any(|held| held.slot == slot) => 0,

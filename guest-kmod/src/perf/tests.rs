@@ -197,6 +197,30 @@ fn an_event_counts_where_it_is_and_when_it_is_started() {
 }
 
 #[test]
+fn events_count_on_whichever_of_them_goes_and_comes_back() {
+    let wanted = [(event(0xc0, false), 1), (event(0xc4, false), 1), (event(0xc4, true), 5_000)];
+    for gone in 0..3 {
+        let machine = Machine::new();
+        assert_eq!(machine.schedule(0, &wanted), [Ok(0), Ok(1), Ok(2)]);
+        let counted = || [0, 1, 2].map(|n| machine.progress(0, n).count);
+        machine.execute(0, 1_000, 100);
+        assert_eq!(counted(), [1_000, 100, 100]);
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            cpu.remove_event(gone, 0);
+            cpu.enable_events(None);
+        });
+        machine.execute(0, 500, 40);
+        let mut expected = [500, 40, 40];
+        expected[gone as usize] = 0;
+        assert_eq!(counted(), expected, "event {gone} has gone");
+        assert_eq!(machine.schedule(0, &wanted[gone as usize..][..1]), [Ok(gone)]);
+        machine.execute(0, 30, 2);
+        assert_eq!(counted(), [30, 2, 2], "event {gone} has come back");
+    }
+}
+
+#[test]
 fn nothing_counts_while_perf_has_disabled_its_pmu() {
     let machine = Machine::new();
     machine.schedule(0, &[(event(0xc0, false), 0)]);

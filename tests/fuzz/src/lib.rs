@@ -14,7 +14,7 @@ use hv_driver::hypercall::{Request, decode};
 use hv_driver::settings::Rate;
 use hv_driver::{Driver, Identity, Settings};
 use shared_abi::arch::{EVNTSEL_ANY, EVNTSEL_INT, EVNTSEL_PC};
-use shared_abi::ioctl::Control;
+use shared_abi::ioctl::{Control, Sums};
 use shared_abi::limits::{MAX_COUNTERS, MAX_SLOTS, READ_ATTEMPTS_MAX};
 use shared_abi::read::{Counters, read_thread};
 use shared_abi::slot::slots_of;
@@ -128,7 +128,7 @@ pub fn ioctl(data: &[u8]) {
             Ok(()) => {
                 let counters = &control.counter[..control.counters as usize];
                 assert!(Config::new(&kernel.driver.caps, counters).is_ok());
-                assert!(thread.read(&cpu).is_ok());
+                assert!(thread.read(&cpu, &mut Sums::default()).is_ok());
             }
         }
     }

@@ -396,13 +396,14 @@ impl Machine {
         if !vcpu.cpu_wide.counts.get() {
             return self.check_left_behind(index);
         }
+        let mut sums = Sums::default();
         let result = {
             let pmu = vcpu.cpu_wide.pmu.borrow();
             let Some(pmu) = pmu.as_ref() else { return };
-            self.on(index, |cpu| pmu.read(cpu))
+            self.on(index, |cpu| pmu.read(cpu, &mut sums))
         };
         match result {
-            Ok(sums) => {
+            Ok(()) => {
                 let looks = looks_of_vcpu(vcpu.sampling.borrow().last());
                 self.check_cpu_wide(index, &sums, &looks, "a read");
             }

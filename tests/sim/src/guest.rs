@@ -562,10 +562,12 @@ impl Machine {
     /// `IOC_READ` of a thread's own counters.
     pub fn read_by_kernel(&self, thread: usize) {
         self.in_kernel(|vcpu| {
-            let result = self.on_thread(vcpu, thread, |pmu, cpu| pmu.read(cpu));
+            let mut sums = Sums::default();
+            let result = self.on_thread(vcpu, thread, |pmu, cpu| pmu.read(cpu, &mut sums));
             let sampling = self.vcpus[vcpu].sampling.borrow();
             match result {
-                Some(Ok(Sums { tsc, counter })) => {
+                Some(Ok(())) => {
+                    let Sums { tsc, counter } = sums;
                     self.check_values(thread, tsc, &counter, sampling.last(), "the kernel's read");
                 }
                 Some(Err(errno)) => self.check_failure(thread, errno),
