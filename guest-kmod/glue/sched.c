@@ -30,7 +30,8 @@ static struct perfctr_thread *perfctr_of(struct preempt_notifier *notifier)
 /*
  * Whether the calling thread will be told what was sent to it.  A signal that
  * it ignores is dropped, and a standard one if another one of its number is
- * pending; what was queued just now is at the end of the list, or nearly.
+ * pending; what was queued just now is at the end of the list, or nearly.  Of a
+ * real-time signal it is sufficient that one is pending.
  */
 static bool perfctr_is_queued(int number)
 {
@@ -39,6 +40,8 @@ static bool perfctr_is_queued(int number)
 	unsigned long flags;
 	bool is_queued = false;
 
+	if (number >= SIGRTMIN)
+		return sigismember(&current->pending.signal, number);
 	spin_lock_irqsave(&current->sighand->siglock, flags);
 	list_for_each_entry_reverse(entry, &current->pending.list, list)
 	{
