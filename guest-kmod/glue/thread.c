@@ -241,18 +241,15 @@ static int perfctr_read_own(struct perfctr_thread *thread,
 }
 
 /*
- * By anybody; the thread itself gets its sums up to now.  A tracer is told of
- * its tracee's stop before the tracee has left its CPU: what is published after
- * that are its sums up to the stop.
+ * By somebody else.  A tracer is told of its tracee's stop before the tracee has
+ * left its CPU: what is published after that are its sums up to the stop.
  */
-int perfctr_thread_read(struct perfctr_thread *thread,
-			struct perfctr_sums *sums)
+static noinline int perfctr_read_other(struct perfctr_thread *thread,
+				       struct perfctr_sums *sums)
 {
 	struct perfctr_hold hold;
 	int err;
 
-	if (smp_load_acquire(&thread->task) == current)
-		return perfctr_read_own(thread, sums);
 	if (!perfctr_thread_hold(thread, &hold))
 		perfctr_thread_let_go(&hold);
 	do {
@@ -261,4 +258,13 @@ int perfctr_thread_read(struct perfctr_thread *thread,
 						  sums);
 	} while (err == -EBUSY && !fatal_signal_pending(current));
 	return err;
+}
+
+/* By anybody; the thread itself gets its sums up to now. */
+int perfctr_thread_read(struct perfctr_thread *thread,
+			struct perfctr_sums *sums)
+{
+	return smp_load_acquire(&thread->task) == current ?
+		       perfctr_read_own(thread, sums) :
+		       perfctr_read_other(thread, sums);
 }

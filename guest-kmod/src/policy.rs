@@ -52,6 +52,8 @@ pub fn may_count(paranoid: i32, rights: &impl Rights, control: &Control) -> Resu
 /// # Errors
 ///
 /// `PERM` without `CAP_PERFMON`; `ACCES` in a kernel that is locked down; those of perf.
+#[cold]
+#[inline(never)]
 pub fn may_count_cpus(rights: &impl Rights) -> Result<(), Errno> {
     if !rights.has_perfmon() {
         Err(Errno::PERM)

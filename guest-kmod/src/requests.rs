@@ -297,9 +297,10 @@ mod tests {
     #[test]
     fn arguments_of_another_size_are_refused() {
         let person = Person::new(true);
-        for request in REQUESTS.iter().filter(|request| request.bytes_in() > 8) {
-            let bytes = vec![0_u64; request.bytes_in() / 8 + 1];
-            for length in [0, 8, request.bytes_in() - 8, request.bytes_in() + 8] {
+        for request in REQUESTS.iter().filter(|request| request.bytes_in > 8) {
+            let bytes_in = usize::from(request.bytes_in);
+            let bytes = vec![0_u64; bytes_in / 8 + 1];
+            for length in [0, 8, bytes_in - 8, bytes_in + 8] {
                 let argument = &bytes.as_bytes()[..length];
                 let answer = judge(request.number, argument, &machine(), &person);
                 assert_eq!(answer, Err(Errno::INVAL), "{:#x}: {length} bytes", request.number);

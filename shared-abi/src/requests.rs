@@ -55,10 +55,17 @@ pub struct Request {
     pub binding: Binding,
     /// Who may make the request.
     pub requester: Requester,
+    /// How much the module copies from the caller before it does anything, unit: bytes.
+    pub bytes_in: u16,
+    /// How much the module copies to the caller after it has done everything, unit: bytes.
+    pub bytes_out: u16,
 }
 
 const fn row(number: u32, access: Access, binding: Binding, requester: Requester) -> Request {
-    Request { number, access, binding, requester }
+    let argument_bytes = (number >> 16 & 0x3fff) as u16;
+    let bytes_in = if number & ioctl::WRITE << 30 != 0 { argument_bytes } else { 0 };
+    let bytes_out = if number & ioctl::READ << 30 != 0 { argument_bytes } else { 0 };
+    Request { number, access, binding, requester, bytes_in, bytes_out }
 }
 
 /// The table of all requests.
@@ -90,9 +97,10 @@ pub const ARGUMENT_BYTES_MAX: usize = size_of::<ioctl::CpuState>();
 const _: () = {
     let mut row = 0;
     while row < REQUESTS.len() {
-        let request = &REQUESTS[row];
-        assert!(request.argument_bytes() <= ARGUMENT_BYTES_MAX);
-        assert!(request.argument_bytes() > 0 || request.number >> 30 == 0);
+        let Request { number, bytes_in, bytes_out, .. } = REQUESTS[row];
+        assert!(bytes_in as usize <= ARGUMENT_BYTES_MAX);
+        assert!(bytes_out as usize <= ARGUMENT_BYTES_MAX);
+        assert!(bytes_in > 0 || bytes_out > 0 || number >> 30 == 0);
         row += 1;
     }
 };
@@ -101,20 +109,6 @@ impl Request {
     /// Finds the row of an ioctl's number.  All bits of the number must match.
     pub fn find(number: u32) -> Option<&'static Self> {
         REQUESTS.iter().find(|request| request.number == number)
-    }
-
-    const fn argument_bytes(&self) -> usize {
-        (self.number >> 16 & 0x3fff) as usize
-    }
-
-    /// Returns how much the module copies from the caller before it does anything, unit: bytes.
-    pub const fn bytes_in(&self) -> usize {
-        if self.number & ioctl::WRITE << 30 != 0 { self.argument_bytes() } else { 0 }
-    }
-
-    /// Returns how much the module copies to the caller after it has done everything, unit: bytes.
-    pub const fn bytes_out(&self) -> usize {
-        if self.number & ioctl::READ << 30 != 0 { self.argument_bytes() } else { 0 }
     }
 }
 
@@ -170,7 +164,8 @@ mod tests {
             (ioctl::IOC_CPU_READ, size_of::<CpuState>(), size_of::<CpuState>()),
         ] {
             let request = Request::find(number).unwrap();
-            assert_eq!((request.bytes_in(), request.bytes_out()), (bytes_in, bytes_out));
+            let bytes = [request.bytes_in, request.bytes_out].map(usize::from);
+            assert_eq!(bytes, [bytes_in, bytes_out], "{number:#x}");
         }
     }
 }

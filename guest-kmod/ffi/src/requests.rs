@@ -108,8 +108,8 @@ pub extern "C" fn perfctr_core_admit(
     match admit(number, descriptor, &Caller) {
         Ok(request) => {
             *out = Admitted {
-                bytes_in: request.bytes_in() as u32,
-                bytes_out: request.bytes_out() as u32,
+                bytes_in: request.bytes_in.into(),
+                bytes_out: request.bytes_out.into(),
                 is_of_cpus: request.requester == Requester::Observer,
             };
             0

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! What perf asks for, and which counters can count it.
 
-use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, PmuCaps};
@@ -25,6 +25,11 @@ pub(crate) mod flags {
 pub(crate) const SAMPLE_BRANCH_STACK: u64 = 1 << 11;
 /// `PERF_SAMPLE_REGS_INTR` of `linux/perf_event.h`.
 pub(crate) const SAMPLE_REGS_INTR: u64 = 1 << 18;
+
+/// Bits of a raw select word that Linux's own drivers set as perf asks for the event, whatever the
+/// program has written there (`X86_RAW_EVENT_MASK` of `asm/perf_event.h` has none of them).
+/// Programs such as rr write whole select words.
+const DRIVERS_OWN: u64 = EVNTSEL_RINGS | EVNTSEL_INT | EVNTSEL_EN;
 
 /// How many events a second are expected until perf knows better.
 const EVENTS_EXPECTED: u64 = 1_000_000_000;
@@ -144,6 +149,7 @@ impl EventConfig {
 
     /// What perf asks for: one of its generic events or an event's select word, in the rings
     /// `EVNTSEL_USR` and `EVNTSEL_OS`. One in neither ring counts nothing, as on perf's own PMUs.
+    /// The bits [`DRIVERS_OWN`] of a select word do not matter.
     ///
     /// # Errors
     ///
@@ -160,8 +166,7 @@ impl EventConfig {
                 let event = Generic::from_perf(config).ok_or(Errno::NOENT)?;
                 (event.select(caps.vendor), event.fixed())
             }
-            TYPE_RAW if config & (EVNTSEL_RINGS | EVNTSEL_EN) == 0 => (Some(config), None),
-            TYPE_RAW => return Err(Errno::INVAL),
+            TYPE_RAW => (Some(config & !DRIVERS_OWN), None),
             _ => return Err(Errno::NOENT),
         };
         let rings = rings & EVNTSEL_RINGS | EVNTSEL_EN;

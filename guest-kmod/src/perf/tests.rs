@@ -4,7 +4,7 @@ extern crate std;
 
 use std::vec::Vec;
 
-use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
+use shared_abi::arch::{EVNTSEL_ANY, EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::events::Generic;
 use shared_abi::hypercall::{
@@ -61,7 +61,9 @@ fn events_are_asked_for_as_perf_does() {
     assert_eq!(new(TYPE_HARDWARE, u64::MAX), Err(Errno::NOENT));
     assert_eq!(new(3, 0), Err(Errno::NOENT), "another type");
     assert_eq!(new(TYPE_RAW, 0x01_b7), Err(Errno::PERM), "another core's");
-    assert_eq!(new(TYPE_RAW, 0xc0 | EVNTSEL_OS), Err(Errno::INVAL), "rings are perf's to say");
+    let whole_word = 0xc4 | EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_INT | EVNTSEL_EN;
+    assert_eq!(new(TYPE_RAW, whole_word), new(TYPE_RAW, 0xc4), "rings are perf's to say");
+    assert_eq!(new(TYPE_RAW, 0xc0 | EVNTSEL_ANY), Err(Errno::PERM), "another thread's");
     assert_eq!(new(TYPE_RAW, 0xc0 | 1 << 40), Err(Errno::INVAL));
     assert_eq!(EventConfig::new(&caps, TYPE_RAW, 0x01_b7, 0, false), Err(Errno::PERM));
 }

@@ -221,6 +221,30 @@ pub fn of_both_modes(machine: &Machine) -> Result<()> {
     })
 }
 
+/// A program may write a whole select word, as for the register: the bits of both rings, of the
+/// interrupt and of the counter itself (0x53 in bits 16 to 23) are the driver's to set.
+pub fn raw_words(machine: &Machine) -> Result<()> {
+    let mut event = raw(0xc0);
+    event.set_disabled(1);
+    let event = Event::open(event, Whose::Thread(SELF), None)?;
+    let word = Event::open(raw(0x53_00c0), Whose::Thread(SELF), Some(&event))?;
+    let mut rng = Rng::new(SEED, 1);
+    let mut before = 0;
+    machine.disturbed(|| {
+        for _ in 0..ROUNDS {
+            event.lead(true)?;
+            Region::random(&mut rng, ITERATIONS).execute(&mut 0);
+            yield_now();
+            event.lead(false)?;
+            let now = [event.count()?, word.count()?];
+            ensure!(now[0] == now[1], "{now:?} by the event, by the select word");
+            ensure!(now[0] > before, "{before} before, {now:?} now");
+            before = now[0];
+        }
+        Ok(())
+    })
+}
+
 /// Counters that count select words.
 pub fn general(machine: &Machine) -> usize {
     slots_of(machine.caps.slots()).filter(|slot| slot.fixed_number().is_none()).count()

@@ -158,6 +158,7 @@ fn here() -> Result<ExitCode> {
     test("events take turns, and say so", counted::in_turns);
     test("who comes where counters do not suffice is refused, or waits", counted::without_room);
     test("what both modes count is what each counts", counted::of_both_modes);
+    test("a raw event may be a whole select word", counted::raw_words);
     test("a process and its heir of another user count exactly", inherited::by_another_user);
     test("CPUs count what threads do", wide::equal_to_threads);
     test("CPUs count what threads do until they are unplugged", wide::equal_until_unplugged);
