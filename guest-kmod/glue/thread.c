@@ -230,13 +230,12 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 static int perfctr_read_own(struct perfctr_thread *thread,
 			    struct perfctr_sums *sums)
 {
-	unsigned long flags;
 	int err;
 
-	local_irq_save(flags);
+	local_irq_disable();
 	err = perfctr_core_read(perfctr_core_of(thread), perfctr_this_vcpu(),
 				sums);
-	local_irq_restore(flags);
+	local_irq_enable();
 	return err;
 }
 
