@@ -384,8 +384,8 @@ impl ThreadPmu {
         }
     }
 
-    /// `IOC_READ` by the thread itself: fills in its sums up to now.  They are advanced where they are
-    /// wanted, since a copy of them is a tenth of a request's cost.
+    /// `IOC_READ` by the thread itself: fills in its sums up to now.  They are advanced in place,
+    /// since a copy of them would be a tenth of what a request costs.
     ///
     /// # Errors
     ///
