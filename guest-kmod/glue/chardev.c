@@ -22,6 +22,9 @@ module_param_named(paranoid, perfctr_paranoid, int, 0644);
 MODULE_PARM_DESC(paranoid,
 		 "as perf_event_paranoid: 2 no kernel-mode counts, 3 nothing");
 
+/* Of CPUs there is one request at a time. */
+static DEFINE_MUTEX(perfctr_cpus_lock);
+
 /*
  * The core asks, and only where the answer matters, since the kernel logs a
  * refusal: quietly where nothing is refused for it.
@@ -55,7 +58,9 @@ static int perfctr_release(struct inode *inode, struct file *file)
 
 	if (thread)
 		perfctr_thread_put(thread);
-	perfctr_cpus_close(file);
+	mutex_lock(&perfctr_cpus_lock);
+	perfctr_core_close_cpus((unsigned long)file);
+	mutex_unlock(&perfctr_cpus_lock);
 	return 0;
 }
 
@@ -66,7 +71,7 @@ static int perfctr_release(struct inode *inode, struct file *file)
 static long perfctr_create(struct file *file, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
-	long err = perfctr_core_handshake_again(&perfctr_query);
+	long err = perfctr_core_handshake_again();
 
 	if (err)
 		return err;
@@ -99,8 +104,8 @@ static long perfctr_perform(struct file *file, struct perfctr_thread *thread,
 {
 	switch (number) {
 	case PERFCTR_IOC_INFO:
-		return perfctr_core_info(&perfctr_query, nr_cpu_ids,
-					 cpuid_eax(1), tsc_khz, argument);
+		return perfctr_core_info(nr_cpu_ids, cpuid_eax(1), tsc_khz,
+					 argument);
 	case PERFCTR_IOC_CREATE:
 		return perfctr_bind(file, argument, perfctr_create);
 	case PERFCTR_IOC_OPEN:
@@ -119,16 +124,9 @@ static long perfctr_perform(struct file *file, struct perfctr_thread *thread,
 					      *(u64 *)argument);
 	case PERFCTR_IOC_UNLINK:
 		return perfctr_thread_unlink(thread);
-	case PERFCTR_IOC_CPU_CONTROL:
-		return perfctr_cpus_set(file, argument);
-	case PERFCTR_IOC_CPU_START:
-		return perfctr_cpus_start(file);
-	case PERFCTR_IOC_CPU_STOP:
-		return perfctr_cpus_stop(file);
-	case PERFCTR_IOC_CPU_READ:
-		return perfctr_cpus_read(argument);
 	default:
-		return -ENOTTY;
+		return perfctr_core_request_of_cpus(number, (unsigned long)file,
+						    argument);
 	}
 }
 
@@ -163,8 +161,7 @@ static long perfctr_ioctl(struct file *file, unsigned int number,
 		if (copy_from_user(argument, user, admitted.bytes_in))
 			return -EFAULT;
 		done = perfctr_core_judge(number, argument, admitted.bytes_in,
-					  perfctr_paranoid, nr_cpu_ids,
-					  &perfctr_query);
+					  perfctr_paranoid, nr_cpu_ids);
 		if (done)
 			return done;
 	}

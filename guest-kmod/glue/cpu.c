@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The possible CPUs. */
+/* The possible CPUs, and the memory that the core has. */
 
 #include <linux/gfp.h>
 #include <linux/slab.h>
@@ -8,15 +8,23 @@
 
 struct perfctr_cpu *perfctr_cpus;
 
+void *perfctr_glue_alloc(size_t bytes)
+{
+	return kzalloc(bytes, GFP_KERNEL_ACCOUNT);
+}
+
+void *perfctr_glue_alloc_page(void)
+{
+	return (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+}
+
 static int perfctr_alloc_cpu(unsigned int number)
 {
 	struct perfctr_cpu *cpu = &perfctr_cpus[number];
 
-	cpu->core = kzalloc(perfctr_core_vcpu_bytes(), GFP_KERNEL);
-	cpu->perfs = (void *)get_zeroed_page(GFP_KERNEL);
-	if (!cpu->core || !cpu->perfs)
+	cpu->core = perfctr_core_vcpu_new(number);
+	if (!cpu->core)
 		return -ENOMEM;
-	perfctr_core_vcpu_init(cpu->core, number, cpu->perfs);
 	cpu->shown = perfctr_core_shown(cpu->core);
 	return 0;
 }
@@ -38,11 +46,6 @@ int perfctr_cpus_init(void)
 
 void perfctr_cpus_exit(void)
 {
-	unsigned int cpu;
-
-	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
-		kfree(perfctr_cpus[cpu].core);
-		free_page((unsigned long)perfctr_cpus[cpu].perfs);
-	}
+	perfctr_core_vcpus_free();
 	kfree(perfctr_cpus);
 }

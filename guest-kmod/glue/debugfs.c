@@ -9,28 +9,15 @@
 
 static struct dentry *perfctr_dir;
 
-static u64 perfctr_sum_stat(u32 index)
-{
-	u64 sum = 0;
-	unsigned int cpu;
-
-	for (cpu = 0; cpu < nr_cpu_ids; cpu++)
-		sum += perfctr_core_stat(perfctr_cpus[cpu].core, index);
-	return sum;
-}
-
 static int stats_show(struct seq_file *file, void *unused)
 {
 	const char *name;
-	u32 index;
+	u32 index = 0;
+	u64 value;
 
-	seq_printf(file, "threads %u\n", perfctr_core_threads());
-	for (index = 0;; index++) {
-		name = perfctr_core_stat_name(perfctr_cpus[0].core, index);
-		if (!name)
-			return 0;
-		seq_printf(file, "%s %llu\n", name, perfctr_sum_stat(index));
-	}
+	while ((name = perfctr_core_stat(index++, &value)))
+		seq_printf(file, "%s %llu\n", name, value);
+	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(stats);
 

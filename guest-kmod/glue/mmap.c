@@ -58,28 +58,23 @@ void perfctr_pce_fork(void *unused, struct task_struct *parent,
 }
 
 /*
- * Not counted as memory of the process, and no reference to the page can be
- * taken from the mapping: when that ends nobody reads the page any more.
+ * Not counted as memory of the process, and no reference to the pages can be
+ * taken from the mapping: when that ends nobody reads the pages any more.
  */
-static vm_fault_t perfctr_insert(struct vm_area_struct *vma, unsigned int index,
-				 void *page)
-{
-	return vmf_insert_pfn(vma, vma->vm_start + index * PAGE_SIZE,
-			      page_to_pfn(virt_to_page(page)));
-}
-
 static int perfctr_map_counters(struct perfctr_thread *thread,
 				struct vm_area_struct *vma)
 {
-	vm_fault_t fault;
-	unsigned int cpu;
+	const void *page;
+	unsigned int i;
 
 	perfctr_vm_flags_mod(vma, VM_PFNMAP, 0);
-	fault = perfctr_insert(vma, 0, thread->page);
-	for (cpu = 0; cpu < nr_cpu_ids && fault == VM_FAULT_NOPAGE; cpu++)
-		fault = perfctr_insert(vma, 1 + cpu, thread->user->page[cpu]);
-	if (fault != VM_FAULT_NOPAGE)
-		return -ENOMEM;
+	for (i = 0; i < vma_pages(vma); i++) {
+		page = perfctr_core_mapped_page(perfctr_core_of(thread), i);
+		if (vmf_insert_pfn(vma, vma->vm_start + i * PAGE_SIZE,
+				   page_to_pfn(virt_to_page(page))) !=
+		    VM_FAULT_NOPAGE)
+			return -ENOMEM;
+	}
 	if (!perfctr_owns_cr4())
 		return 0;
 	vma->vm_ops = &perfctr_vm_ops;
@@ -105,9 +100,8 @@ int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
 
 	if (!thread)
 		return -EINVAL;
-	is_ring = perfctr_core_may_map(&wanted, nr_cpu_ids,
-				       perfctr_ring_pages(thread),
-				       &thread->user->observer);
+	is_ring = perfctr_core_may_map(perfctr_core_of(thread), &wanted,
+				       nr_cpu_ids, perfctr_ring_pages(thread));
 	if (is_ring < 0)
 		return is_ring;
 	perfctr_vm_flags_mod(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP,

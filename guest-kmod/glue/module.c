@@ -16,7 +16,7 @@ static int perfctr_handshake(void)
 		name = perfctr_platform->name;
 		err = perfctr_core_handshake(perfctr_owns_cr4(),
 					     PERFCTR_MAY_CHANGE_CR4, nr_cpu_ids,
-					     &perfctr_query, &found);
+					     &found);
 	}
 	if (err)
 		pr_err("found %s %s (error %d), expected perfctr on, ABI major %d, at most %d vCPUs\n",
@@ -33,7 +33,6 @@ static const struct {
 	void (*exit)(void);
 } perfctr_parts[] = {
 	{ perfctr_cpus_init, perfctr_cpus_exit },
-	{ perfctr_users_init, perfctr_users_exit },
 	{ perfctr_sched_init, perfctr_watch_exit },
 	{ perfctr_vcpus_init, perfctr_vcpus_exit },
 	{ perfctr_task_init, perfctr_task_exit },

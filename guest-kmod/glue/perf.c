@@ -74,7 +74,7 @@ static void perfctr_contexts_look(struct work_struct *unused)
 static void perfctr_pmu_destroy(struct perf_event *unused)
 {
 	perfctr_contexts_hold(0);
-	perfctr_unwatch();
+	perfctr_glue_unwatch();
 }
 
 /* perf adds the events of a group together, or never. */
@@ -110,8 +110,8 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	int err;
 
 	err = perfctr_core_event_open(
-		&perfctr_query, (const struct perfctr_event_attr *)&event->attr,
-		&config, &period);
+		(const struct perfctr_event_attr *)&event->attr, &config,
+		&period);
 	if (err)
 		return err;
 	hw->config = config.general;
@@ -120,7 +120,7 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	hw->idx = -1;
 	if (!perfctr_pmu_fits(event))
 		return -EINVAL;
-	err = perfctr_watch();
+	err = perfctr_glue_watch();
 	if (err)
 		return err;
 	event->destroy = perfctr_pmu_destroy;
@@ -165,7 +165,7 @@ static u64 perfctr_generic_select(const struct attribute *attr)
 		container_of(attr, struct perf_pmu_events_attr, attr.attr);
 	struct perfctr_event_config config;
 
-	if (perfctr_core_event_generic(&perfctr_query, event->id, &config))
+	if (perfctr_core_event_generic(event->id, &config))
 		return 0;
 	return config.general & 0xffff;
 }

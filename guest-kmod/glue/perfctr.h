@@ -12,13 +12,11 @@
 #include <linux/interrupt.h>
 #include <linux/irqflags.h>
 #include <linux/kref.h>
-#include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/notifier.h>
 #include <linux/preempt.h>
 #include <linux/smp.h>
 #include <linux/spinlock.h>
-#include <linux/uidgid.h>
 #include <linux/wait.h>
 
 #include "compat.h"
@@ -28,28 +26,13 @@
 #error "not tested with PREEMPT_RT, whose interrupts and locks are others"
 #endif
 
-/* What the threads of one user see of vCPUs. */
-struct perfctr_user {
-	struct list_head list;
-	struct pid_namespace *container;
-	struct perfctr_observer observer;
-	/* Of threads' counters. */
-	atomic_t count;
-	/* By CPU. */
-	struct perfctr_vcpu_page *page[];
-};
-
 /* One possible CPU; changed on that CPU only, with interrupts disabled. */
 struct perfctr_cpu {
 	struct perfctr_core_vcpu *core;
 	/* The core's: to whom it is shown. */
 	const struct perfctr_shown *shown;
-	/* For perf's events where no thread of their user has counters. */
-	struct perfctr_vcpu_page *perfs;
 	/* perf's events that are here: every switch asks. */
 	unsigned int events;
-	/* What the whole CPU is set to count with, or NULL; by its lock. */
-	struct perfctr_thread *counters;
 	/* Of an overflow on Xen; 0 if there is none. */
 	int irq;
 };
@@ -61,13 +44,8 @@ struct perfctr_cpu {
 struct perfctr_thread {
 	struct preempt_notifier notifier;
 	struct kref kref;
-	/* Of a CPU's counters: whether they are set to count anything. */
-	bool counts;
 	/* While linked, whose counters these are; changed while that is held. */
 	struct task_struct *task;
-	/* Whose thread it was when it got them. */
-	struct perfctr_user *user;
-	struct perfctr_thread_page *page;
 	/* NULL until there is one, which stays. */
 	struct perfctr_ring *ring;
 	/* For records, or for the end. */
@@ -85,11 +63,8 @@ struct perfctr_platform {
 	/* On that CPU; without effect if it is not bound. */
 	int (*bind)(unsigned int cpu, irq_handler_t handler);
 	void (*unbind)(unsigned int cpu);
-	/*
-	 * The function is for these CPUs of a machine that was restored, on
-	 * which no thread with counters executes.
-	 */
-	int (*on_restore)(void (*function)(const struct cpumask *cpus));
+	/* From now on the core is called when the machine was restored. */
+	int (*on_restore)(void);
 	void (*off_restore)(void);
 };
 extern const struct perfctr_platform perfctr_xen, perfctr_kvm;
@@ -104,14 +79,11 @@ extern struct perfctr_cpu *perfctr_cpus;
 int perfctr_cpus_init(void);
 void perfctr_cpus_exit(void);
 
-/* user.c: users and their pages. */
-extern struct perfctr_user *perfctr_root;
-int perfctr_users_init(void);
+/* user.c: users. */
 void perfctr_users_exit(void);
-struct perfctr_user *perfctr_user_get(struct task_struct *task);
-void perfctr_user_put(struct perfctr_user *user);
+int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
+			  struct task_struct *task);
 struct perfctr_subject perfctr_subject_of(struct task_struct *task);
-bool perfctr_user_is_shown(const struct perfctr_user *user);
 
 /* ring.c: threads' rings of samples. */
 struct perfctr_ring;
@@ -130,7 +102,6 @@ extern struct preempt_ops perfctr_preempt_ops;
 int perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
 struct perfctr_thread *perfctr_thread_current(void);
-void perfctr_suspend_current(void);
 void perfctr_resume_current(void);
 void perfctr_tell(struct perfctr_thread *thread, u64 told);
 void perfctr_tell_current(void);
@@ -157,7 +128,6 @@ void perfctr_events_restored(void);
 irqreturn_t perfctr_overflow(int irq, void *unused);
 
 /* vcpu.c: vCPUs and their pages. */
-extern struct perfctr_hv_query perfctr_query;
 int perfctr_vcpus_init(void);
 void perfctr_vcpus_exit(void);
 
@@ -173,8 +143,6 @@ void perfctr_unprobe(struct perfctr_probe *probe);
 void perfctr_probes_end(void);
 
 /* watch.c: whether switches are watched. */
-int perfctr_watch(void);
-void perfctr_unwatch(void);
 void perfctr_stop_if_idle(void);
 void perfctr_watch_exit(void);
 
@@ -211,15 +179,6 @@ void perfctr_pce_fork(void *unused, struct task_struct *parent,
 /* task.c: exec and exit. */
 int perfctr_task_init(void);
 void perfctr_task_exit(void);
-
-/* cpu_wide.c: counting whatever executes on CPUs. */
-extern struct mutex perfctr_cpus_lock;
-long perfctr_cpus_set(struct file *file,
-		      const struct perfctr_cpu_state_arg *state);
-long perfctr_cpus_start(struct file *file);
-long perfctr_cpus_stop(struct file *file);
-long perfctr_cpus_read(struct perfctr_cpu_state_arg *state);
-void perfctr_cpus_close(struct file *file);
 
 /* perf.c: the PMU of Linux's perf. */
 int perfctr_pmu_init(void);

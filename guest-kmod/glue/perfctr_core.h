@@ -9,7 +9,7 @@
 /*
  * Bytes of a thread object.  With what C has beside it, it fits the allocator's 2 KiB.
  */
-#define PERFCTR_THREAD_BYTES 1928
+#define PERFCTR_THREAD_BYTES 1920
 
 /*
  * What C has room for, unit: words.
@@ -60,6 +60,11 @@ enum perfctr_registers {
 };
 
 /*
+ * What a vCPU does, with interrupts disabled.
+ */
+struct perfctr_call;
+
+/*
  * A thread's counters as C holds them.
  */
 struct perfctr_core_thread;
@@ -70,26 +75,24 @@ struct perfctr_core_thread;
 struct perfctr_core_vcpu;
 
 /*
- * Who has a page of this vCPU.
+ * The right to operate counters: their thread executes this with interrupts disabled, or is being
  */
-struct perfctr_observer {
-  /*
-   * The container that its threads are in.
-   */
-  uint64_t container;
-  /*
-   * The effective user of its threads.
-   */
-  uint32_t uid;
-  /*
-   * By what the hypervisor tells it from others; not 0.
-   */
-  uint32_t number;
-  /*
-   * Whether it may look into the kernel.
-   */
-  bool sees_kernel;
-};
+typedef const struct perfctr_core_thread *perfctr_on_thread;
+
+/*
+ * The right to use a vCPU: it executes this, interrupts are disabled, so that nobody else executes
+ */
+typedef const struct perfctr_core_vcpu *perfctr_on_vcpu;
+
+/*
+ * The counters of the thread that executes this, if it has any, as OnThread.
+ */
+typedef const struct perfctr_core_thread *perfctr_present;
+
+/*
+ * OnVcpu for what a thread does to itself; no vCPU if its tracer keeps it asleep.
+ */
+typedef const struct perfctr_core_vcpu *perfctr_on_vcpu_or_asleep;
 
 /*
  * How an event was opened: the first fields of Linux's `struct perf_event_attr`.
@@ -182,6 +185,28 @@ struct perfctr_progress {
 };
 
 /*
+ * What is registered with a vCPU.  Only that vCPU writes it, with interrupts disabled.
+ */
+struct perfctr_shown {
+  /*
+   * The container of those who may execute meanwhile.
+   */
+  uint64_t container;
+  /*
+   * Their effective user.
+   */
+  uint32_t uid;
+  /*
+   * By what the hypervisor knows whose page it is; 0 if none is registered.
+   */
+  uint32_t number;
+  /*
+   * What is loaded counts in kernel mode, and the observer may not look into the kernel.
+   */
+  bool hides_kernel;
+};
+
+/*
  * What C has to do for a request that is admitted.
  */
 struct perfctr_admitted {
@@ -265,28 +290,6 @@ struct perfctr_subject {
   uint32_t kind;
 };
 
-/*
- * What is registered with a vCPU.  Only that vCPU writes it, with interrupts disabled.
- */
-struct perfctr_shown {
-  /*
-   * The container of those who may execute meanwhile.
-   */
-  uint64_t container;
-  /*
-   * Their effective user.
-   */
-  uint32_t uid;
-  /*
-   * By what the hypervisor knows whose page it is; 0 if none is registered.
-   */
-  uint32_t number;
-  /*
-   * What is loaded counts in kernel mode, and the observer may not look into the kernel.
-   */
-  bool hides_kernel;
-};
-
 extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 
 /*
@@ -300,112 +303,48 @@ extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
 extern void perfctr_glue_rdpmc(void);
 
 /*
- * Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
+ * Makes a thread object of memory, for the user `uid` of a container, to which C gives its
  */
-int perfctr_core_handshake(bool owns_cr4,
-                           bool lends_cr4,
-                           uint32_t cpus,
-                           struct perfctr_hv_query *answer,
-                           const char **found);
+int perfctr_core_thread_init(struct perfctr_core_thread *memory,
+                             uint32_t tid,
+                             uint64_t container,
+                             uint32_t uid,
+                             bool is_initial);
 
 /*
- * Asks again; see handshake_again.
+ * Gives back what a thread object has beside its memory.
  */
-int perfctr_core_handshake_again(const struct perfctr_hv_query *before);
-
-/*
- * Bytes of a vCPU object.
- */
-size_t perfctr_core_vcpu_bytes(void);
-
-/*
- * Makes a vCPU object of memory, with a page for perf's events that is not registered.
- */
-void perfctr_core_vcpu_init(struct perfctr_core_vcpu *memory,
-                            uint32_t number,
-                            const struct perfctr_vcpu_page *perfs);
-
-/*
- * No thread may count on the vCPU, for the reason of this negative error number; see
- */
-void perfctr_core_vcpu_refuse(const struct perfctr_core_vcpu *vcpu, int error);
-
-/*
- * Stops the vCPU's counters if nobody counts.
- */
-void perfctr_core_vcpu_stop_if_idle(const struct perfctr_core_vcpu *vcpu);
-
-/*
- * Whether nobody counts.
- */
-bool perfctr_core_is_idle(void);
-
-/*
- * The name of statistic `index`, or null behind the last.
- */
-const char *perfctr_core_stat_name(const struct perfctr_core_vcpu *vcpu, uint32_t index);
-
-/*
- * The value of statistic `index` on any vCPU.
- */
-uint64_t perfctr_core_stat(const struct perfctr_core_vcpu *vcpu, uint32_t index);
-
-/*
- * Makes a thread object of memory; see ThreadPmu::new.
- */
-void perfctr_core_thread_init(struct perfctr_core_thread *memory,
-                              const struct perfctr_thread_page *page,
-                              uint32_t tid,
-                              const struct perfctr_observer *observer,
-                              struct perfctr_vcpu_page *const *pages);
-
-/*
- * The thread is switched in; gives a signal, see `pack`.
- */
-uint64_t perfctr_core_switch_in(const struct perfctr_core_thread *thread,
-                                const struct perfctr_core_vcpu *vcpu);
-
-/*
- * The thread is switched out.
- */
-void perfctr_core_switch_out(const struct perfctr_core_thread *thread,
-                             const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_thread_release(const struct perfctr_core_thread *thread);
 
 /*
  * The thread is switched in, and what that costs is counted.
  */
-uint64_t perfctr_core_switch_in_measured(const struct perfctr_core_thread *thread,
-                                         const struct perfctr_core_vcpu *vcpu);
+uint64_t perfctr_core_switch_in_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * The thread is switched out, and what that costs is counted.
  */
-void perfctr_core_switch_out_measured(const struct perfctr_core_thread *thread,
-                                      const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_switch_out_measured(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * The virtual interrupt of an overflow came while `thread`, if it has counters, executes; see
+ * The virtual interrupt of an overflow came; see ThreadPmu::interrupt.
  */
-uint64_t perfctr_core_interrupt(const struct perfctr_core_thread *thread,
-                                const struct perfctr_core_vcpu *vcpu);
+uint64_t perfctr_core_interrupt(perfctr_present present, perfctr_on_vcpu vcpu);
 
 /*
  * A signal could not be sent; see ThreadPmu::signal_lost.
  */
-void perfctr_core_signal_lost(const struct perfctr_core_thread *thread,
-                              const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_signal_lost(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * What to send the thread after an ioctl; see ThreadPmu::tell and `pack`.
  */
-uint64_t perfctr_core_tell(const struct perfctr_core_thread *thread,
-                           const struct perfctr_core_vcpu *vcpu);
+uint64_t perfctr_core_tell(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
- * Stops the thread's counters; see ThreadPmu::stop.  Without a vCPU the thread is asleep and
+ * Stops the thread's counters; see ThreadPmu::stop.  Without a vCPU the thread is asleep.
  */
-void perfctr_core_stop(const struct perfctr_core_thread *thread,
-                       const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_stop(perfctr_on_thread thread, perfctr_on_vcpu_or_asleep vcpu);
 
 /*
  * Whether the thread's counters end now that it executes another program: with rights that its
@@ -413,11 +352,9 @@ void perfctr_core_stop(const struct perfctr_core_thread *thread,
 bool perfctr_core_ends_at_exec(const struct perfctr_core_thread *thread, bool has_gained_rights);
 
 /*
- * `IOC_READ` by the thread itself; see ThreadPmu::read.
+ * `IOC_READ` by the thread itself, or of a CPU by that CPU; see ThreadPmu::read.
  */
-int perfctr_core_read(const struct perfctr_core_thread *thread,
-                      const struct perfctr_core_vcpu *vcpu,
-                      struct perfctr_sums *sums);
+int perfctr_core_read(perfctr_on_thread thread, perfctr_on_vcpu vcpu, struct perfctr_sums *sums);
 
 /*
  * `IOC_READ` by anybody; see published.
@@ -426,19 +363,69 @@ int perfctr_core_read_published(const struct perfctr_core_thread *thread,
                                 struct perfctr_sums *sums);
 
 /*
+ * Has every online CPU execute `perfctr_core_called` with this, and waits for that.
+ */
+extern void perfctr_glue_call_all(const void *call);
+
+/*
+ * Has one CPU do so; `-ENXIO` if it is offline.
+ */
+extern int perfctr_glue_call_one(uint32_t cpu, const void *call);
+
+/*
+ * The vCPU does what it was called for.  Whoever counts CPUs holds their mutex until then.
+ */
+void perfctr_core_called(const struct perfctr_call *call,
+                         perfctr_on_vcpu vcpu,
+                         perfctr_present present);
+
+extern bool perfctr_glue_cpu_is_online(uint32_t cpu);
+
+/*
+ * Counters that are not linked, of root, or null without memory.
+ */
+extern void *perfctr_glue_counters_new(void);
+
+extern void perfctr_glue_counters_free(void *counters);
+
+/*
+ * Has switches watched before pages are registered; 0, or an error.
+ */
+extern int perfctr_glue_watch(void);
+
+extern void perfctr_glue_unwatch(void);
+
+/*
+ * A thread gets these counters; see Admission::thread_begins.
+ */
+int perfctr_core_thread_begins(const struct perfctr_core_thread *thread);
+
+/*
+ * A thread has lost the counters that it got; see Admission::thread_ends.
+ */
+void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
+
+/*
+ * Does what a descriptor, which is told from others by `by`, asks of CPUs; gives what the request
+ */
+int perfctr_core_request_of_cpus(uint32_t number, uint64_t by, void *argument);
+
+/*
+ * What a descriptor has set and started ends with it.
+ */
+void perfctr_core_close_cpus(uint64_t by);
+
+/*
  * What an event needs that is opened so; see EventConfig::open.
  */
-int perfctr_core_event_open(const struct perfctr_hv_query *query,
-                            const struct perfctr_event_attr *attr,
+int perfctr_core_event_open(const struct perfctr_event_attr *attr,
                             struct perfctr_event_config *out,
                             uint64_t *first_period);
 
 /*
  * What one of perf's generic events needs; see EventConfig::generic.
  */
-int perfctr_core_event_generic(const struct perfctr_hv_query *query,
-                               uint64_t id,
-                               struct perfctr_event_config *out);
+int perfctr_core_event_generic(uint64_t id, struct perfctr_event_config *out);
 
 /*
  * Whether the events of a group can be counted at once; see fit.
@@ -448,15 +435,15 @@ bool perfctr_core_events_fit(const struct perfctr_event_config *group, uint32_t 
 /*
  * An event comes while a thread executes whose counters are `thread`, if it has any; gives the
  */
-int perfctr_core_event_add(const struct perfctr_core_vcpu *vcpu,
+int perfctr_core_event_add(perfctr_on_vcpu vcpu,
                            const struct perfctr_event_config *event,
-                           const struct perfctr_core_thread *thread,
+                           perfctr_present thread,
                            bool is_wide);
 
 /*
  * An event goes; gives for how long it was stalled.
  */
-uint64_t perfctr_core_event_remove(const struct perfctr_core_vcpu *vcpu,
+uint64_t perfctr_core_event_remove(perfctr_on_vcpu vcpu,
                                    uint32_t index,
                                    uint64_t now,
                                    bool is_wide);
@@ -464,20 +451,17 @@ uint64_t perfctr_core_event_remove(const struct perfctr_core_vcpu *vcpu,
 /*
  * An event is to count; see Cpu::start_event(guest_kmod::Cpu::start_event).
  */
-void perfctr_core_event_start(const struct perfctr_core_vcpu *vcpu,
-                              uint32_t index,
-                              uint64_t period,
-                              int64_t left);
+void perfctr_core_event_start(perfctr_on_vcpu vcpu, uint32_t index, uint64_t period, int64_t left);
 
 /*
  * An event is not to count.
  */
-void perfctr_core_event_stop(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+void perfctr_core_event_stop(perfctr_on_vcpu vcpu, uint32_t index);
 
 /*
  * What an event has counted since this was last asked; see
  */
-void perfctr_core_event_progress(const struct perfctr_core_vcpu *vcpu,
+void perfctr_core_event_progress(perfctr_on_vcpu vcpu,
                                  uint32_t index,
                                  uint64_t now,
                                  struct perfctr_progress *out);
@@ -485,43 +469,92 @@ void perfctr_core_event_progress(const struct perfctr_core_vcpu *vcpu,
 /*
  * One bit for each event that has overflowed.
  */
-uint32_t perfctr_core_events_overflowed(const struct perfctr_core_vcpu *vcpu);
+uint32_t perfctr_core_events_overflowed(perfctr_on_vcpu vcpu);
 
 /*
  * How many periods have passed of an event that has overflowed; another one begins.
  */
-uint64_t perfctr_core_event_next_period(const struct perfctr_core_vcpu *vcpu, uint32_t index);
+uint64_t perfctr_core_event_next_period(perfctr_on_vcpu vcpu, uint32_t index);
 
 /*
  * Whose registers the sample of an event gets; see
  */
-enum perfctr_registers perfctr_core_event_registers(const struct perfctr_core_vcpu *vcpu,
+enum perfctr_registers perfctr_core_event_registers(perfctr_on_vcpu vcpu,
                                                     uint32_t index,
                                                     struct perfctr_hv_place *interrupted);
 
 /*
  * perf disables its PMU.
  */
-void perfctr_core_events_disable(const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_events_disable(perfctr_on_vcpu vcpu);
 
 /*
  * perf enables its PMU, while `thread` executes if it has counters.  Gives whether the thread is
  */
-bool perfctr_core_events_enable(const struct perfctr_core_vcpu *vcpu,
-                                const struct perfctr_core_thread *thread);
+bool perfctr_core_events_enable(perfctr_on_vcpu vcpu, perfctr_present thread);
 
 /*
  * Whether each event's stall is to be settled; see
  */
-bool perfctr_core_events_unsettled(const struct perfctr_core_vcpu *vcpu);
+bool perfctr_core_events_unsettled(perfctr_on_vcpu vcpu);
 
 /*
  * For how long an event was stalled; see
  */
-uint64_t perfctr_core_event_settle(const struct perfctr_core_vcpu *vcpu,
+uint64_t perfctr_core_event_settle(perfctr_on_vcpu vcpu,
                                    uint32_t index,
                                    uint64_t began,
                                    uint64_t now);
+
+/*
+ * Says in the kernel's log what this CPU has failed to do.
+ */
+extern void perfctr_glue_log(const char *what, int error);
+
+/*
+ * The page is never used for anything else.
+ */
+extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
+
+/*
+ * Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
+ */
+int perfctr_core_handshake(bool owns_cr4, bool lends_cr4, uint32_t cpus, const char **found);
+
+/*
+ * Asks again; see handshake_again.  If the host lets the domain count, vCPUs where it did not
+ */
+int perfctr_core_handshake_again(void);
+
+/*
+ * The machine was restored as a whole.
+ */
+void perfctr_core_restored(void);
+
+/*
+ * Bytes that are 0 and aligned to 8 at least, or null; charged to the caller; sleeps.
+ */
+extern void *perfctr_glue_alloc(size_t bytes);
+
+/*
+ * A page that is 0, or null; charged to the caller; sleeps.
+ */
+extern void *perfctr_glue_alloc_page(void);
+
+/*
+ * What is registered with the vCPU; changes on that vCPU only.
+ */
+const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *vcpu);
+
+/*
+ * The thread is switched in; gives what to tell it, see `pack`.
+ */
+uint64_t perfctr_core_switch_in(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
+
+/*
+ * The thread is switched out.
+ */
+void perfctr_core_switch_out(perfctr_on_thread thread, perfctr_on_vcpu vcpu);
 
 /*
  * Whether the calling thread has a capability; quietly, without a word in the kernel's log.
@@ -552,24 +585,21 @@ int perfctr_core_judge(uint32_t number,
                        const void *argument,
                        uint32_t bytes,
                        int paranoid,
-                       uint32_t cpus,
-                       const struct perfctr_hv_query *query);
+                       uint32_t cpus);
 
 /*
  * `IOC_INFO`: what this machine offers; gives 0.
  */
-int perfctr_core_info(const struct perfctr_hv_query *query,
-                      uint32_t vcpus,
+int perfctr_core_info(uint32_t vcpus,
                       uint32_t cpu_signature,
                       uint32_t tsc_khz,
                       struct perfctr_info_arg *out);
 
 /*
- * `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  Without a vCPU the thread is asleep and
+ * `IOC_CONTROL` and `IOC_RESUME` of a thread's counters.  Without a vCPU the thread is asleep.
  */
-int perfctr_core_operate(const struct perfctr_core_thread *thread,
-                         const struct perfctr_core_vcpu *vcpu,
-                         const struct perfctr_hv_query *query,
+int perfctr_core_operate(perfctr_on_thread thread,
+                         perfctr_on_vcpu_or_asleep vcpu,
                          uint32_t number,
                          const struct perfctr_control_arg *control);
 
@@ -580,82 +610,17 @@ void perfctr_core_last_control(const struct perfctr_core_thread *thread,
                                struct perfctr_control_arg *out);
 
 /*
- * What a mapping through a descriptor shows: 1 for the ring, 0 for the counters of a thread with
+ * What a mapping through the descriptor of these counters shows: 1 for the ring, 0 for the
  */
-int perfctr_core_may_map(const struct perfctr_mapping *wanted,
+int perfctr_core_may_map(const struct perfctr_core_thread *thread,
+                         const struct perfctr_mapping *wanted,
                          uint32_t cpus,
-                         uint32_t ring_pages,
-                         const struct perfctr_observer *observer);
+                         uint32_t ring_pages);
 
 /*
- * A thread gets these counters; see Admission::thread_begins.
+ * A page of the counters' mapping, of which there are one more than possible vCPUs.
  */
-int perfctr_core_thread_begins(const struct perfctr_core_thread *thread);
-
-/*
- * A thread has lost the counters that it got; see Admission::thread_ends.
- */
-void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
-
-/*
- * Threads that have counters.
- */
-uint32_t perfctr_core_threads(void);
-
-/*
- * `IOC_CPU_CONTROL` of a CPU whose counters did count before or not, which is said anew; gives how
- */
-int perfctr_core_cpu_set(uint64_t by,
-                         const struct perfctr_hv_query *query,
-                         const struct perfctr_cpu_state_arg *state,
-                         bool *counts);
-
-/*
- * Makes a CPU's counters anew, which are to count this when they are started.
- */
-void perfctr_core_cpu_init(struct perfctr_core_thread *counters,
-                           const struct perfctr_thread_page *page,
-                           const struct perfctr_control_arg *control,
-                           const struct perfctr_observer *observer,
-                           struct perfctr_vcpu_page *const *pages);
-
-/*
- * See Admission::cpus_start.
- */
-int perfctr_core_cpus_start(uint64_t by);
-
-/*
- * 1 if CPUs have to be stopped; see Admission::cpus_stop.
- */
-int perfctr_core_cpus_stop(uint64_t by);
-
-/*
- * Whether CPUs count.
- */
-bool perfctr_core_cpus_count(void);
-
-/*
- * CPUs have stopped.
- */
-void perfctr_core_cpus_stopped(void);
-
-/*
- * A descriptor is closed; see Admission::closed.
- */
-bool perfctr_core_closed(uint64_t descriptor);
-
-/*
- * The CPU starts to count whatever executes there, with `counters` and as they were set; see
- */
-int perfctr_core_start_cpu_wide(const struct perfctr_core_thread *counters,
-                                const struct perfctr_core_thread *thread,
-                                const struct perfctr_core_vcpu *vcpu,
-                                const struct perfctr_hv_query *query);
-
-/*
- * The CPU stops counting whatever executes there, if it does; see
- */
-void perfctr_core_stop_cpu_wide(const struct perfctr_core_vcpu *vcpu);
+const void *perfctr_core_mapped_page(const struct perfctr_core_thread *thread, uint32_t index);
 
 /*
  * Whether a user may have so many locked pages; see may_lock.
@@ -670,8 +635,7 @@ void perfctr_core_restore_begin(const struct perfctr_core_vcpu *vcpu);
 /*
  * The vCPU was interrupted, and executes this; see Restoration::interrupted.
  */
-bool perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu,
-                                      const struct perfctr_hv_query *before);
+bool perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu);
 
 /*
  * See Restoration::wants_look.
@@ -679,33 +643,26 @@ bool perfctr_core_restore_interrupted(const struct perfctr_core_vcpu *vcpu,
 bool perfctr_core_restore_wants_look(const struct perfctr_core_vcpu *vcpu);
 
 /*
- * See Restoration::looks.
+ * Looks whether the machine was restored, and registers the vCPU's page anew then; see
  */
-bool perfctr_core_restore_looks(const struct perfctr_core_vcpu *vcpu,
-                                const struct perfctr_hv_query *before);
-
-/*
- * See Restoration::looked.
- */
-void perfctr_core_restore_looked(const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_restore_look(const struct perfctr_core_vcpu *vcpu);
 
 /*
  * `IOC_RING`; see ThreadPmu::begin_ring(guest_kmod::ThreadPmu::begin_ring).
  */
-int perfctr_core_ring_begin(const struct perfctr_core_thread *thread,
-                            const struct perfctr_ring_request *request);
+int perfctr_core_ring_begin(perfctr_on_thread thread, const struct perfctr_ring_request *request);
 
 /*
  * Whether there is room for a record of this counter, and where.
  */
-bool perfctr_core_ring_place(const struct perfctr_core_thread *thread,
+bool perfctr_core_ring_place(perfctr_on_thread thread,
                              uint32_t counter,
                              struct perfctr_ring_place *out);
 
 /*
  * The record is there; see Ring::wrote(guest_kmod::Ring::wrote).
  */
-void perfctr_core_ring_wrote(const struct perfctr_core_thread *thread);
+void perfctr_core_ring_wrote(perfctr_on_thread thread);
 
 /*
  * `IOC_RING_TAKE`, by anybody; see Ring::take(guest_kmod::Ring::take).
@@ -723,74 +680,77 @@ bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 extern void perfctr_glue_present(struct perfctr_subject *present);
 
 /*
- * The number of an observer: one that nobody has.
+ * Somebody comes to execute in place of `present` who may not see what is registered; or nothing
  */
-uint32_t perfctr_core_new_observer(void);
-
-/*
- * What is registered with the vCPU; changes on that vCPU only.
- */
-const struct perfctr_shown *perfctr_core_shown(const struct perfctr_core_vcpu *vcpu);
-
-/*
- * Takes the page of an observer back from the vCPU if it is registered there; perf's events that
- */
-void perfctr_core_hide(const struct perfctr_core_vcpu *vcpu,
-                       const struct perfctr_observer *observer);
-
-/*
- * Somebody comes to execute in place of `present`, if that has counters, who may not see what is
- */
-void perfctr_core_leave_to(const struct perfctr_core_vcpu *vcpu,
-                           const struct perfctr_core_thread *present,
+void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
+                           perfctr_present present,
                            const struct perfctr_subject *next,
                            const struct perfctr_core_thread *coming);
 
 /*
- * Who executes has become another subject without a switch; see
+ * See `OnVcpu::judge`.
  */
-void perfctr_core_become(const struct perfctr_core_vcpu *vcpu,
-                         const struct perfctr_core_thread *present);
+void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
- * perf's page is registered if none is, for events that are here; see
+ * See `OnVcpu::show_events`.
  */
-void perfctr_core_events_show(const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_events_show(perfctr_on_vcpu vcpu);
 
 /*
- * The vCPU comes online; see Cpu::come_online(guest_kmod::Cpu::come_online).
+ * Gives back a reference to a container.
  */
-int perfctr_core_vcpu_online(const struct perfctr_core_vcpu *vcpu);
+extern void perfctr_glue_put_container(uint64_t container);
 
 /*
- * The vCPU goes offline, and what it counted for the whole CPU ends; see
+ * Has `perfctr_core_users_take_back` called after a while, and not sooner.
  */
-int perfctr_core_vcpu_offline(const struct perfctr_core_vcpu *vcpu);
+extern void perfctr_glue_users_look_in(uint32_t milliseconds);
 
 /*
- * The machine was restored; see Cpu::forget_page(guest_kmod::Cpu::forget_page).
+ * Users go who have no counters, and whose pages the hypervisor has let go.
  */
-void perfctr_core_vcpu_forget_page(const struct perfctr_core_vcpu *vcpu);
+void perfctr_core_users_take_back(void);
 
 /*
- * The page that is registered, or was last.
+ * Makes a possible vCPU, with a page for perf's events that is not registered; null without
  */
-const struct perfctr_vcpu_page *perfctr_core_vcpu_page(const struct perfctr_core_vcpu *vcpu);
+const struct perfctr_core_vcpu *perfctr_core_vcpu_new(uint32_t number);
 
 /*
- * See Watch::must_begin.
+ * Frees all possible vCPUs.
  */
-bool perfctr_core_watch_must_begin(void);
+void perfctr_core_vcpus_free(void);
 
 /*
- * See Watch::began.
+ * The vCPU comes online, or does not because of this error (not 0) with which the interrupt of
  */
-void perfctr_core_watch_began(void);
+int perfctr_core_vcpu_online(perfctr_on_vcpu vcpu, int error);
 
 /*
- * See Watch::join.
+ * The vCPU goes offline.
  */
-void perfctr_core_watch_join(void);
+void perfctr_core_vcpu_offline(perfctr_on_vcpu vcpu);
+
+/*
+ * The machine goes to sleep, and `present` executes on its last vCPU.
+ */
+void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
+
+/*
+ * Gives the name of statistic `index`, or null behind the last, and its value on all vCPUs.
+ */
+const char *perfctr_core_stat(uint32_t index, uint64_t *value);
+
+/*
+ * Has the kernel call the module at every switch; 0, or an error.
+ */
+extern int perfctr_glue_watch_begin(void);
+
+/*
+ * Somebody may need pages registered from now on, and switches are watched before that; gives 0 or
+ */
+int perfctr_core_watch_join(void);
 
 /*
  * See Watch::leave.
@@ -798,23 +758,18 @@ void perfctr_core_watch_join(void);
 void perfctr_core_watch_leave(void);
 
 /*
- * See Watch::may_end.
+ * Takes pages back that nobody needs.  Gives whether the watch has ended; see Watch::end.  C
  */
-bool perfctr_core_watch_may_end(void);
+bool perfctr_core_watch_end(void);
 
 /*
- * See Watch::end.
+ * Whether nobody counts.
  */
-bool perfctr_core_watch_end(bool is_shown);
+bool perfctr_core_is_idle(void);
 
 /*
- * See Watch::is_idle; takes the vCPU's page back then.
+ * Stops the counters of all vCPUs if nobody counts.
  */
-void perfctr_core_hide_if_unwatched(const struct perfctr_core_vcpu *vcpu);
-
-/*
- * See idle_users_delay_ms.
- */
-uint32_t perfctr_core_idle_users_delay_ms(uint32_t users);
+void perfctr_core_stop_if_idle(void);
 
 #endif  /* PERFCTR_CORE_H */

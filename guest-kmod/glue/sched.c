@@ -178,15 +178,6 @@ struct perfctr_core_thread *perfctr_core_current(void)
 }
 
 /* With interrupts disabled. */
-void perfctr_suspend_current(void)
-{
-	struct perfctr_core_thread *core = perfctr_core_current();
-
-	if (core)
-		perfctr_core_switch_out(core, perfctr_this_vcpu());
-}
-
-/* With interrupts disabled. */
 void perfctr_resume_current(void)
 {
 	struct perfctr_thread *thread = perfctr_thread_current();

@@ -7,7 +7,6 @@
  * meanwhile.  Everything else is the core's to decide.
  */
 
-#include <linux/gfp.h>
 #include <linux/module.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
@@ -25,9 +24,7 @@ static void perfctr_thread_release(struct kref *kref)
 		container_of(kref, struct perfctr_thread, kref);
 
 	perfctr_ring_free(thread->ring);
-	if (!IS_ERR_OR_NULL(thread->user))
-		perfctr_user_put(thread->user);
-	free_page((unsigned long)thread->page);
+	perfctr_core_thread_release(perfctr_core_of(thread));
 	kfree(thread);
 }
 
@@ -40,7 +37,7 @@ void perfctr_thread_put(struct perfctr_thread *thread)
 struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
-	long err;
+	int err;
 
 	BUILD_BUG_ON(sizeof(*thread) + PERFCTR_THREAD_BYTES > SZ_2K &&
 		     !IS_ENABLED(CONFIG_DEBUG_SPINLOCK));
@@ -48,20 +45,29 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 			 GFP_KERNEL_ACCOUNT);
 	if (!thread)
 		return ERR_PTR(-ENOMEM);
-	kref_init(&thread->kref);
-	thread->page = (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
-	thread->user = perfctr_user_get(task);
-	err = thread->page ? PTR_ERR_OR_ZERO(thread->user) : -ENOMEM;
+	err = perfctr_counters_init(perfctr_core_of(thread), tid, task);
 	if (err) {
-		perfctr_thread_put(thread);
+		kfree(thread);
 		return ERR_PTR(err);
 	}
+	kref_init(&thread->kref);
 	mutex_init(&thread->lock);
 	init_waitqueue_head(&thread->wait);
 	preempt_notifier_init(&thread->notifier, &perfctr_preempt_ops);
-	perfctr_core_thread_init(perfctr_core_of(thread), thread->page, tid,
-				 &thread->user->observer, thread->user->page);
 	return thread;
+}
+
+/* For a whole CPU. */
+void *perfctr_glue_counters_new(void)
+{
+	struct perfctr_thread *thread = perfctr_thread_alloc(0, NULL);
+
+	return IS_ERR(thread) ? NULL : perfctr_core_of(thread);
+}
+
+void perfctr_glue_counters_free(void *counters)
+{
+	perfctr_thread_put(container_of(counters, struct perfctr_thread, core));
 }
 
 /*
@@ -113,7 +119,7 @@ int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 			struct file *file)
 {
 	struct perfctr_hold hold;
-	int err = perfctr_watch();
+	int err = perfctr_glue_watch();
 
 	if (err)
 		return err;
@@ -123,7 +129,7 @@ int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 		perfctr_let_go(&hold);
 	}
 	if (err)
-		perfctr_unwatch();
+		perfctr_glue_unwatch();
 	return err;
 }
 
@@ -191,7 +197,7 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	smp_store_release(&thread->task, NULL);
 	perfctr_thread_let_go(&hold);
 	wake_up_poll(&thread->wait, EPOLLHUP);
-	perfctr_unwatch();
+	perfctr_glue_unwatch();
 	perfctr_thread_put(thread);
 	module_put(THIS_MODULE);
 	return 0;
@@ -208,7 +214,7 @@ int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 	err = perfctr_thread_hold(thread, &hold);
 	if (!err) {
 		err = perfctr_core_operate(perfctr_core_of(thread), hold.vcpu,
-					   &perfctr_query, number, control);
+					   number, control);
 		if (hold.vcpu)
 			perfctr_tell_current();
 		perfctr_thread_let_go(&hold);

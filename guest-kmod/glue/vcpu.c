@@ -12,83 +12,67 @@
 
 #include "perfctr.h"
 
-struct perfctr_hv_query perfctr_query;
-
 static enum cpuhp_state perfctr_cpuhp_state;
 static bool perfctr_is_loaded;
-/* Why the host that the domain was restored on cannot count, or 0. */
-static int perfctr_restored_error;
 
-/* On that CPU: threads are told this reason why they do not count there. */
-static int perfctr_vcpu_refuse(unsigned int cpu, int err)
+void perfctr_glue_log(const char *what, int err)
 {
-	unsigned long flags;
-
-	local_irq_save(flags);
-	perfctr_core_vcpu_refuse(perfctr_cpus[cpu].core, err);
-	local_irq_restore(flags);
-	pr_err("CPU %u: nothing can be counted there: error %d\n", cpu, err);
-	return err;
+	pr_err_ratelimited("CPU %u: %s: error %d\n", raw_smp_processor_id(),
+			   what, err);
 }
 
-/* On that CPU. */
-static int perfctr_vcpu_register(unsigned int cpu)
+void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page)
 {
-	unsigned long flags;
-	int err = perfctr_restored_error;
-
-	if (!err) {
-		local_irq_save(flags);
-		err = perfctr_core_vcpu_online(perfctr_cpus[cpu].core);
-		local_irq_restore(flags);
-	}
-	return err ? perfctr_vcpu_refuse(cpu, err) : 0;
+	get_page(virt_to_page(page));
 }
 
-/* On that CPU. */
-static int perfctr_vcpu_unregister(unsigned int cpu)
+bool perfctr_glue_cpu_is_online(u32 cpu)
 {
-	unsigned long flags;
-	int err;
+	return cpu_online(cpu);
+}
 
-	local_irq_save(flags);
-	err = perfctr_core_vcpu_offline(perfctr_cpus[cpu].core);
-	local_irq_restore(flags);
-	return err;
+/* On each CPU that is called, with interrupts disabled. */
+static void perfctr_called(void *call)
+{
+	perfctr_core_called(call, perfctr_this_vcpu(), perfctr_core_current());
+	perfctr_events_restored();
+}
+
+void perfctr_glue_call_all(const void *call)
+{
+	on_each_cpu(perfctr_called, (void *)call, true);
+}
+
+int perfctr_glue_call_one(u32 cpu, const void *call)
+{
+	return smp_call_function_single(cpu, perfctr_called, (void *)call,
+					true);
 }
 
 /*
- * A CPU is of use without counters, so it comes online whatever is refused.
- * The module is not: it is not loaded then.
+ * On that CPU.  It is of use without counters, so it comes online whatever is
+ * refused.  The module is not: it is not loaded then.
  */
 static int perfctr_vcpu_online(unsigned int cpu)
 {
 	int err = perfctr_platform->bind(cpu, perfctr_overflow);
 
-	err = err ? perfctr_vcpu_refuse(cpu, err) : perfctr_vcpu_register(cpu);
+	local_irq_disable();
+	err = perfctr_core_vcpu_online(perfctr_this_vcpu(), err);
+	local_irq_enable();
+	/* The host may let the domain count later. */
+	if (perfctr_is_loaded)
+		return 0;
 	if (err)
 		perfctr_platform->unbind(cpu);
-	return perfctr_is_loaded ? 0 : err;
+	return err;
 }
 
 static int perfctr_vcpu_offline(unsigned int cpu)
 {
-	int err = perfctr_vcpu_unregister(cpu);
-
-	if (err) {
-		/* The hypervisor may still write there: never reuse it. */
-		get_page(virt_to_page(
-			perfctr_core_vcpu_page(perfctr_cpus[cpu].core)));
-		pr_err("CPU %u: cannot take back its page: error %d\n", cpu,
-		       err);
-	}
-	/* Going offline cannot be refused. */
-	return 0;
-}
-
-static int perfctr_cpu_down(unsigned int cpu)
-{
-	perfctr_vcpu_offline(cpu);
+	local_irq_disable();
+	perfctr_core_vcpu_offline(perfctr_this_vcpu());
+	local_irq_enable();
 	perfctr_platform->unbind(cpu);
 	return 0;
 }
@@ -99,13 +83,13 @@ static int perfctr_cpu_down(unsigned int cpu)
  */
 static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 {
-	perfctr_suspend_current();
-	return perfctr_vcpu_offline(smp_processor_id());
+	perfctr_core_vcpu_sleep(perfctr_this_vcpu(), perfctr_core_current());
+	return 0;
 }
 
 static void perfctr_wake(PERFCTR_SYSCORE_ARGS)
 {
-	perfctr_vcpu_register(smp_processor_id());
+	perfctr_core_vcpu_online(perfctr_this_vcpu(), 0);
 	perfctr_events_restored();
 	perfctr_resume_current();
 }
@@ -118,31 +102,6 @@ static struct syscore_ops perfctr_syscore_ops = {
 static struct syscore perfctr_syscore = {
 	.ops = &perfctr_syscore_ops,
 };
-
-static void perfctr_vcpu_restore(void *unused)
-{
-	unsigned int cpu = smp_processor_id();
-
-	perfctr_vcpu_unregister(cpu);
-	perfctr_core_vcpu_forget_page(perfctr_cpus[cpu].core);
-	perfctr_vcpu_register(cpu);
-	perfctr_events_restored();
-}
-
-/*
- * No thread that counts executes there, so no sum depends on what the old pages
- * said.  The host may be another one.
- */
-static void perfctr_restored(const struct cpumask *cpus)
-{
-	if (!perfctr_is_loaded)
-		return;
-	perfctr_restored_error = perfctr_core_handshake_again(&perfctr_query);
-	if (perfctr_restored_error)
-		pr_err("this host cannot count what the one before did: error %d\n",
-		       perfctr_restored_error);
-	on_each_cpu_mask(cpus, perfctr_vcpu_restore, NULL, true);
-}
 
 static void perfctr_vcpus_take_back(void)
 {
@@ -176,12 +135,12 @@ static struct notifier_block perfctr_reboot_block = {
 int perfctr_vcpus_init(void)
 {
 	int err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "perfctr:online",
-				    perfctr_vcpu_online, perfctr_cpu_down);
+				    perfctr_vcpu_online, perfctr_vcpu_offline);
 
 	if (err < 0)
 		return err;
 	perfctr_cpuhp_state = err;
-	err = perfctr_platform->on_restore(perfctr_restored);
+	err = perfctr_platform->on_restore();
 	if (err) {
 		cpuhp_remove_state(perfctr_cpuhp_state);
 		return err;

@@ -22,68 +22,43 @@ static struct perfctr_probe perfctr_switches = { "sched_switch",
 						 perfctr_on_switch };
 
 /* With the lock held. */
-static int perfctr_watch_begin(void)
+int perfctr_glue_watch_begin(void)
 {
 	int err = perfctr_probe(&perfctr_switches);
 
-	if (err)
-		return err;
-	preempt_notifier_inc();
-	perfctr_core_watch_began();
-	return 0;
+	if (!err)
+		preempt_notifier_inc();
+	return err;
 }
 
-/* Sleeps.  Pages may be registered until perfctr_unwatch(). */
-int perfctr_watch(void)
+/* Sleeps.  Pages may be registered until perfctr_glue_unwatch(). */
+int perfctr_glue_watch(void)
 {
-	int err = 0;
+	int err;
 
 	mutex_lock(&perfctr_watch_lock);
-	if (perfctr_core_watch_must_begin())
-		err = perfctr_watch_begin();
-	if (!err)
-		perfctr_core_watch_join();
+	err = perfctr_core_watch_join();
 	mutex_unlock(&perfctr_watch_lock);
 	return err;
 }
 
-static void perfctr_stop_here(void *unused)
-{
-	perfctr_core_vcpu_stop_if_idle(perfctr_this_vcpu());
-}
-
 static void perfctr_stop(struct work_struct *unused)
 {
-	if (perfctr_core_is_idle())
-		on_each_cpu(perfctr_stop_here, NULL, true);
+	perfctr_core_stop_if_idle();
 }
 
-static void perfctr_hide_here(void *unused)
-{
-	perfctr_core_hide_if_unwatched(perfctr_this_vcpu());
-}
-
-/* With the lock held, or at the module's end. */
-static void perfctr_watch_end(bool is_shown)
-{
-	if (!perfctr_core_watch_end(is_shown))
-		return;
-	preempt_notifier_dec();
-	perfctr_unprobe(&perfctr_switches);
-}
-
-static void perfctr_watch_end_if_idle(struct work_struct *unused)
+static void perfctr_watch_end(struct work_struct *unused)
 {
 	mutex_lock(&perfctr_watch_lock);
-	if (perfctr_core_watch_may_end()) {
-		on_each_cpu(perfctr_hide_here, NULL, true);
-		perfctr_watch_end(perfctr_user_is_shown(NULL));
+	if (perfctr_core_watch_end()) {
+		preempt_notifier_dec();
+		perfctr_unprobe(&perfctr_switches);
 	}
 	mutex_unlock(&perfctr_watch_lock);
 }
 
 static DECLARE_DELAYED_WORK(perfctr_stop_work, perfctr_stop);
-static DECLARE_DELAYED_WORK(perfctr_unwatch_work, perfctr_watch_end_if_idle);
+static DECLARE_DELAYED_WORK(perfctr_unwatch_work, perfctr_watch_end);
 
 void perfctr_stop_if_idle(void)
 {
@@ -96,7 +71,7 @@ void perfctr_stop_if_idle(void)
 }
 
 /* Does not sleep. */
-void perfctr_unwatch(void)
+void perfctr_glue_unwatch(void)
 {
 	perfctr_core_watch_leave();
 	perfctr_stop_if_idle();
@@ -107,6 +82,7 @@ void perfctr_watch_exit(void)
 {
 	cancel_delayed_work_sync(&perfctr_stop_work);
 	cancel_delayed_work_sync(&perfctr_unwatch_work);
-	perfctr_watch_end(false);
+	perfctr_watch_end(NULL);
 	perfctr_probes_end();
+	perfctr_users_exit();
 }

@@ -28,6 +28,7 @@ pub mod stats;
 #[cfg(test)]
 mod testing;
 pub mod thread;
+pub mod users;
 pub mod watch;
 
 pub use cpu_wide::Admission;

@@ -63,6 +63,9 @@ pub struct Shown {
     pub hides_kernel: bool,
 }
 
+/// Whose processes may look into the kernel, unless a container keeps them from it.
+const ROOT_UID: u32 = 0;
+
 /// [`Shown::uid`] that no process has: perf's page is shown for a program that nobody may look
 /// into, so everything else makes that end.
 const NO_UID: u32 = u32::MAX;
@@ -80,6 +83,16 @@ impl Shown {
 }
 
 impl Observer {
+    /// The user `uid` of a container, which may be the initial one.
+    pub const fn new(container: u64, uid: u32, number: u32, is_initial: bool) -> Self {
+        Self { container, uid, number, sees_kernel: is_initial && uid == ROOT_UID }
+    }
+
+    /// Whether this is the observer of threads with this user and container.
+    pub const fn is(&self, container: u64, uid: u32) -> bool {
+        self.container == container && self.uid == uid
+    }
+
     /// Whether a program that is executed now may go on to be counted for this observer, who may
     /// look into programs of its own user only.
     pub fn may_see(&self, program: &Subject) -> bool {

@@ -11,7 +11,6 @@ use shared_abi::ring::RingRequest;
 use shared_abi::{Config, Errno, PhysSlot, PmuCaps, ThreadPage};
 
 use crate::cost;
-use crate::for_number;
 use crate::hal::Kernel;
 use crate::ioctl::{Order, Request};
 use crate::overflow::{Overflows, Signal};
@@ -20,6 +19,8 @@ use crate::ring::Ring;
 use crate::vcpu::{Counting, Cpu, Loaded};
 
 mod plain;
+
+pub use plain::{Switch, switch_in, switch_out};
 
 /// What the counters do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,24 +86,9 @@ impl ThreadPmu {
         }
     }
 
-    /// The thread is about to execute on `cpu`.  Gives what to send it, if it was suspended between
-    /// an overflow and its interrupt.
-    #[inline(always)]
-    pub fn switch_in<K: Kernel>(
-        &mut self,
-        page: &ThreadPage,
-        cpu: &mut Cpu<'_, K>,
-    ) -> Option<Signal> {
-        let number = self.plainly_in(cpu);
-        if for_number!(number, N => self.begin::<N, K>(page, cpu), else false) {
-            return None;
-        }
-        self.switch_in_otherwise(page, cpu)
-    }
-
     /// [`switch_in`](Self::switch_in) where [`begin`](Self::begin) does not do.
     #[inline(always)]
-    pub fn switch_in_otherwise<K: Kernel>(
+    fn switch_in_otherwise<K: Kernel>(
         &mut self,
         page: &ThreadPage,
         cpu: &mut Cpu<'_, K>,
@@ -126,18 +112,9 @@ impl ThreadPmu {
         signal
     }
 
-    /// The thread has stopped executing on `cpu`.
-    #[inline(always)]
-    pub fn switch_out<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
-        let number = self.plainly_out();
-        if !for_number!(number, N => self.end::<N, K>(page, cpu), else false) {
-            self.switch_out_otherwise(page, cpu);
-        }
-    }
-
     /// [`switch_out`](Self::switch_out) where [`end`](Self::end) does not do.
     #[inline(always)]
-    pub fn switch_out_otherwise<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
+    fn switch_out_otherwise<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
         if self.running != Running::Active {
             return;
         }

@@ -16,9 +16,6 @@ pub const STOP_DELAY_MS: u32 = 100;
 /// the end of the watch code is patched on all CPUs.  Unit: ms.
 pub const UNWATCH_DELAY_MS: u32 = 10_000;
 
-/// More users than this without counters do not keep their pages.
-const IDLE_USERS_MAX: u32 = 16;
-
 /// Whether switches are watched, and by how many.
 #[derive(Debug, Default)]
 pub struct Watch {
@@ -73,11 +70,6 @@ impl Watch {
     }
 }
 
-/// How long users keep their pages who have no counters any more, and are so many.  Unit: ms.
-pub const fn idle_users_delay_ms(users: u32) -> u32 {
-    if users > IDLE_USERS_MAX { 0 } else { UNWATCH_DELAY_MS }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,12 +102,5 @@ mod tests {
         assert!(watch.may_end());
         watch.join();
         assert!(!watch.is_idle() && !watch.end(false) && !watch.must_begin());
-    }
-
-    #[test]
-    fn pages_of_many_users_are_given_back_at_once() {
-        assert_eq!(idle_users_delay_ms(1), UNWATCH_DELAY_MS);
-        assert_eq!(idle_users_delay_ms(IDLE_USERS_MAX), UNWATCH_DELAY_MS);
-        assert_eq!(idle_users_delay_ms(IDLE_USERS_MAX + 1), 0);
     }
 }

@@ -4,8 +4,8 @@
 
 #[cfg(doc)]
 use guest_kmod::restore::Restoration;
-use shared_abi::hypercall::HvQuery;
 
+use crate::machine::{answer, restored};
 use crate::{Host, VcpuObject};
 
 /// The vCPU can be interrupted from now on; see [`Restoration::begin`].
@@ -16,11 +16,11 @@ pub extern "C" fn perfctr_core_restore_begin(vcpu: &VcpuObject) {
 
 /// The vCPU was interrupted, and executes this; see [`Restoration::interrupted`].
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject, before: &HvQuery) -> bool {
+pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject) -> bool {
     // SAFETY: C frees a page only after it was taken back, and never the one that the object was
     // made with; the page is changed only while nothing is registered, when it is not looked at.
     let page = unsafe { &*vcpu.page.get() };
-    vcpu.kernel.restoration.interrupted(&Host, before, page)
+    answer().is_ok_and(|before| vcpu.kernel.restoration.interrupted(&Host, before, page))
 }
 
 /// See [`Restoration::wants_look`].
@@ -29,21 +29,19 @@ pub extern "C" fn perfctr_core_restore_wants_look(vcpu: &VcpuObject) -> bool {
     vcpu.kernel.restoration.wants_look()
 }
 
-/// See [`Restoration::looks`].
+/// Looks whether the machine was restored, and registers the vCPU's page anew then; see
+/// [`Restoration::looks`].
 ///
 /// # Safety
 ///
 /// C calls this on this vCPU, and its hotplug waits until this has returned; interrupts need not be
 /// disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_restore_looks(vcpu: &VcpuObject, before: &HvQuery) -> bool {
+pub unsafe extern "C" fn perfctr_core_restore_look(vcpu: &VcpuObject) {
     // SAFETY: the word is written on this vCPU only, by its hotplug, which waits for this work.
     let online = unsafe { (*vcpu.vcpu.get()).is_online() };
-    vcpu.kernel.restoration.looks(&Host, before, online)
-}
-
-/// See [`Restoration::looked`].
-#[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_restore_looked(vcpu: &VcpuObject) {
+    if answer().is_ok_and(|before| vcpu.kernel.restoration.looks(&Host, before, online)) {
+        restored(Some(vcpu));
+    }
     vcpu.kernel.restoration.looked();
 }

@@ -5,7 +5,8 @@ use core::ffi::c_int;
 
 use shared_abi::ring::RingRequest;
 
-use super::{ThreadObject, to_return};
+use crate::on_vcpu::OnThread;
+use crate::{ThreadObject, to_return};
 
 /// Where the next record of a ring goes, and what it says.
 #[derive(Debug, Default)]
@@ -22,49 +23,35 @@ pub struct RingPlace {
 }
 
 /// `IOC_RING`; see [`ThreadPmu::begin_ring`](guest_kmod::ThreadPmu::begin_ring).
-///
-/// # Safety
-///
-/// The thread itself calls this, with interrupts disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_ring_begin(
-    thread: &ThreadObject,
+pub extern "C" fn perfctr_core_ring_begin(
+    mut thread: OnThread<'_>,
     request: &RingRequest,
 ) -> c_int {
-    // SAFETY: this thread, interrupts disabled.
-    let (pmu, _) = unsafe { thread.pmu() };
-    to_return(pmu.begin_ring(&thread.ring, request))
+    let ring = &thread.object().ring;
+    to_return(thread.pmu().0.begin_ring(ring, request))
 }
 
 /// Whether there is room for a record of this counter, and where.
-///
-/// # Safety
-///
-/// The thread itself calls this, with interrupts disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_ring_place(
-    thread: &ThreadObject,
+pub extern "C" fn perfctr_core_ring_place(
+    mut thread: OnThread<'_>,
     counter: u32,
     out: &mut RingPlace,
 ) -> bool {
-    // SAFETY: this thread, interrupts disabled.
-    let (pmu, page) = unsafe { thread.pmu() };
-    let Some(offset) = thread.ring.place(page) else { return false };
+    let ring = &thread.object().ring;
+    let (pmu, page) = thread.pmu();
+    let Some(offset) = ring.place(page) else { return false };
     let (count, tsc) = pmu.counted(counter as usize);
-    *out = RingPlace { offset, count, tsc, callers: thread.ring.callers() };
+    *out = RingPlace { offset, count, tsc, callers: ring.callers() };
     true
 }
 
 /// The record is there; see [`Ring::wrote`](guest_kmod::Ring::wrote).
-///
-/// # Safety
-///
-/// The thread itself calls this, with interrupts disabled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_ring_wrote(thread: &ThreadObject) {
-    // SAFETY: this thread, interrupts disabled.
-    let (_, page) = unsafe { thread.pmu() };
-    thread.ring.wrote(page);
+pub extern "C" fn perfctr_core_ring_wrote(mut thread: OnThread<'_>) {
+    let ring = &thread.object().ring;
+    ring.wrote(thread.pmu().1);
 }
 
 /// `IOC_RING_TAKE`, by anybody; see [`Ring::take`](guest_kmod::Ring::take).

@@ -29,8 +29,6 @@ struct perfctr_line {
 
 static DEFINE_PER_CPU(struct perfctr_line, perfctr_line);
 
-static void (*perfctr_restore_function)(const struct cpumask *cpus);
-
 static int hypercall(u32 op, void *argument, u32 length)
 {
 	long answer = kvm_hypercall3(PERFCTR_KVM_HYPERCALL_NUMBER, op,
@@ -42,12 +40,7 @@ static int hypercall(u32 op, void *argument, u32 length)
 /* On its CPU, unless that is gone: no thread executes there. */
 static void look(struct work_struct *unused)
 {
-	unsigned int cpu = raw_smp_processor_id();
-	struct perfctr_core_vcpu *core = perfctr_cpus[cpu].core;
-
-	if (perfctr_core_restore_looks(core, &perfctr_query))
-		perfctr_restore_function(cpumask_of(cpu));
-	perfctr_core_restore_looked(core);
+	perfctr_core_restore_look(perfctr_cpus[raw_smp_processor_id()].core);
 }
 
 static void deliver(struct irq_work *work)
@@ -74,8 +67,7 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 
 	if (!line->handler)
 		return NMI_DONE;
-	is_ours = perfctr_core_restore_interrupted(perfctr_this_vcpu(),
-						   &perfctr_query);
+	is_ours = perfctr_core_restore_interrupted(perfctr_this_vcpu());
 	irq_work_queue(&line->work);
 	return is_ours ? NMI_HANDLED : NMI_DONE;
 }
@@ -106,9 +98,8 @@ static void unbind(unsigned int cpu)
 	cancel_work_sync(&line->look);
 }
 
-static int on_restore(void (*function)(const struct cpumask *cpus))
+static int on_restore(void)
 {
-	perfctr_restore_function = function;
 	return register_nmi_handler(NMI_LOCAL, perfctr_nmi, 0, "perfctr");
 }
 

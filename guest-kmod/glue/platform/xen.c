@@ -37,17 +37,14 @@ static void unbind(unsigned int cpu)
 	perfctr_cpus[cpu].irq = 0;
 }
 
-/* Before any thread of the restored domain goes on. */
-static void (*perfctr_restore_function)(const struct cpumask *cpus);
-
 /*
- * Xen has its guests' devices freeze when a domain is saved, and restore; a save
- * that was cancelled has them thaw.  Xen's own notifier of a restoration cannot
- * be taken back from 7.0 on.
+ * Before any thread of the restored domain goes on.  Xen has its guests' devices
+ * freeze when a domain is saved, and restore; a save that was cancelled has them
+ * thaw.  Xen's own notifier of a restoration cannot be taken back from 7.0 on.
  */
 static int perfctr_restore(struct device *unused)
 {
-	perfctr_restore_function(cpu_online_mask);
+	perfctr_core_restored();
 	return 0;
 }
 
@@ -64,9 +61,8 @@ static struct platform_driver perfctr_driver = {
 
 static struct platform_device *perfctr_device;
 
-static int on_restore(void (*function)(const struct cpumask *cpus))
+static int on_restore(void)
 {
-	perfctr_restore_function = function;
 	perfctr_device =
 		platform_create_bundle(&perfctr_driver, NULL, NULL, 0, NULL, 0);
 	return PTR_ERR_OR_ZERO(perfctr_device);

@@ -11,6 +11,7 @@ use cbindgen::{
     Builder, Config, DocumentationLength, EnumConfig, ExportConfig, Language, RenameRule, Style,
 };
 
+use super::objects::KERNEL_CALLS;
 use crate::tools::sh;
 
 /// A boundary crate and its header.
@@ -69,6 +70,11 @@ const BOUNDARIES: &[Boundary] = &[
         names: &[
             ("VcpuObject", "perfctr_core_vcpu"),
             ("ThreadObject", "perfctr_core_thread"),
+            ("OnVcpu", "perfctr_on_vcpu"),
+            ("OnVcpuOrAsleep", "perfctr_on_vcpu_or_asleep"),
+            ("OnThread", "perfctr_on_thread"),
+            ("Present", "perfctr_present"),
+            ("Call", "perfctr_call"),
             ("RingPlace", "perfctr_ring_place"),
             ("Admitted", "perfctr_admitted"),
             ("ARGUMENT_WORDS", "PERFCTR_ARGUMENT_WORDS"),
@@ -78,7 +84,6 @@ const BOUNDARIES: &[Boundary] = &[
             ("Registers", "perfctr_registers"),
             ("Progress", "perfctr_progress"),
             ("Subject", "perfctr_subject"),
-            ("Observer", "perfctr_observer"),
             ("Shown", "perfctr_shown"),
             ("Mapping", "perfctr_mapping"),
             ("SUBJECT_OPEN", "PERFCTR_SUBJECT_OPEN"),
@@ -186,7 +191,11 @@ impl Boundary {
                 ..EnumConfig::default()
             },
             documentation_length: DocumentationLength::Short,
-            export: ExportConfig { rename: own.chain(shared).collect(), ..ExportConfig::default() },
+            export: ExportConfig {
+                rename: own.chain(shared).collect(),
+                exclude: KERNEL_CALLS.iter().map(|&name| name.into()).collect(),
+                ..ExportConfig::default()
+            },
             ..Config::default()
         }
     }

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What a vCPU is called to do by another one, or by code there that can be interrupted.
+
+use core::cell::Cell;
+use core::ffi::{c_int, c_void};
+use core::ptr::from_ref;
+
+use guest_kmod::shown::Observer;
+use shared_abi::Errno;
+use shared_abi::ioctl::Sums;
+
+use crate::{ThreadObject, VcpuObject, from_return};
+
+unsafe extern "C" {
+    /// Has every online CPU execute `perfctr_core_called` with this, and waits for that.
+    fn perfctr_glue_call_all(call: *const c_void);
+    /// Has one CPU do so; `-ENXIO` if it is offline.
+    fn perfctr_glue_call_one(cpu: u32, call: *const c_void) -> c_int;
+}
+
+/// What a vCPU does, with interrupts disabled.
+pub enum Call<'a> {
+    /// It stops its counters if nobody counts.
+    StopIfIdle,
+    /// It takes its page back if nobody needs it.
+    HideIfUnwatched,
+    /// It takes the page of this observer back.
+    Hide(&'a Observer),
+    /// It is a restored machine's, and registers its page anew.
+    Restore,
+    /// It starts to count whatever executes there, with these counters.  One vCPU is called.
+    StartCpuWide(&'a ThreadObject, &'a Cell<Result<(), Errno>>),
+    /// It stops that.
+    StopCpuWide,
+    /// It reads these counters, which count whatever executes there.  One vCPU is called.
+    Read(&'a ThreadObject, &'a Cell<Result<Sums, Errno>>),
+}
+
+impl Call<'_> {
+    /// Has all online vCPUs do it, and returns when they have.
+    pub(crate) fn on_all(&self) {
+        // SAFETY: what is called with this borrows it until all have returned.
+        unsafe { perfctr_glue_call_all(from_ref(self).cast()) }
+    }
+
+    /// Has one vCPU do it, and returns when it has.
+    ///
+    /// # Errors
+    ///
+    /// `NXIO` it is offline.
+    pub(crate) fn on(&self, vcpu: &VcpuObject) -> Result<(), Errno> {
+        // SAFETY: what is called with this borrows it until it has returned.
+        from_return(unsafe { perfctr_glue_call_one(vcpu.number, from_ref(self).cast()) })
+    }
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Counting whatever executes on CPUs, for one descriptor and until that is closed.
+//!
+//! C holds the mutex of the CPUs around everything that a descriptor asks for here.
+
+use core::cell::Cell;
+use core::ffi::{c_int, c_void};
+use core::ptr::{null, null_mut};
+
+use guest_kmod::Admission;
+use guest_kmod::publish::published;
+use shared_abi::Errno;
+use shared_abi::ioctl::{
+    Control, CpuState, IOC_CPU_CONTROL, IOC_CPU_READ, IOC_CPU_START, IOC_CPU_STOP, Sums,
+};
+
+use crate::call::Call;
+use crate::machine::{pmu, vcpus};
+use crate::on_vcpu::{OnThread, OnVcpu, Present};
+use crate::{COUNTING, ThreadObject, VcpuObject, from_return, to_return};
+
+unsafe extern "C" {
+    /// No CPU comes or goes from now on; sleeps.
+    fn cpus_read_lock();
+    fn cpus_read_unlock();
+    fn perfctr_glue_cpu_is_online(cpu: u32) -> bool;
+    /// Counters that are not linked, of root, or null without memory.
+    fn perfctr_glue_counters_new() -> *mut c_void;
+    fn perfctr_glue_counters_free(counters: *mut c_void);
+    /// Has switches watched before pages are registered; 0, or an error.
+    fn perfctr_glue_watch() -> c_int;
+    fn perfctr_glue_unwatch();
+}
+
+static ADMISSION: Admission = Admission::new();
+
+/// What a whole CPU counts.
+pub(crate) struct CpuWide {
+    /// With what it is set to count, or null.  By the CPUs' mutex.
+    counters: Cell<*mut ThreadObject>,
+    /// Whether they count anything.  By the CPUs' mutex.
+    counts: Cell<bool>,
+    /// With what it counts now, or null.  Changed on that CPU only, with interrupts disabled.
+    running: Cell<*const ThreadObject>,
+}
+
+impl Default for CpuWide {
+    fn default() -> Self {
+        let (counters, running) = (Cell::new(null_mut()), Cell::new(null()));
+        Self { counters, counts: Cell::new(false), running }
+    }
+}
+
+impl CpuWide {
+    fn counters(&self) -> Option<&ThreadObject> {
+        // SAFETY: freed only by `set_to`, under the mutex that the caller holds.
+        unsafe { self.counters.get().as_ref() }
+    }
+
+    /// Sets the CPU, which does not count, to these counters, or to none.
+    fn set_to(&self, counters: *mut ThreadObject, counts: bool) {
+        self.counts.set(counts);
+        let before = self.counters.replace(counters);
+        if !before.is_null() {
+            // SAFETY: made by C, and nobody counts with them any more.
+            unsafe { perfctr_glue_counters_free(before.cast()) }
+        }
+    }
+}
+
+/// A thread gets these counters; see [`Admission::thread_begins`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_thread_begins(thread: &ThreadObject) -> c_int {
+    to_return(ADMISSION.thread_begins(thread.privileged))
+}
+
+/// A thread has lost the counters that it got; see [`Admission::thread_ends`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_thread_ends(thread: &ThreadObject) {
+    ADMISSION.thread_ends(thread.privileged);
+}
+
+/// Threads that have counters.
+pub(crate) fn threads() -> u32 {
+    ADMISSION.threads()
+}
+
+/// Does what a descriptor, which is told from others by `by`, asks of CPUs; gives what the request
+/// gives.
+///
+/// # Safety
+///
+/// C holds the mutex of the CPUs; the request was admitted and its argument judged, which is of the
+/// request's type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_request_of_cpus(
+    number: u32,
+    by: u64,
+    argument: *mut c_void,
+) -> c_int {
+    let state = argument.cast::<CpuState>();
+    let done = match number {
+        // SAFETY: the argument is of this type.
+        IOC_CPU_CONTROL => set(by, unsafe { &*state }),
+        IOC_CPU_START => start(by),
+        IOC_CPU_STOP => stop(by).map(|()| 0),
+        // SAFETY: as above.
+        IOC_CPU_READ => read(unsafe { &mut *state }).map(|()| 0),
+        _ => Err(Errno::NOTTY),
+    };
+    done.map_or_else(Errno::to_return, |done| done as c_int)
+}
+
+fn find(cpu: u32) -> Result<&'static VcpuObject, Errno> {
+    vcpus().find(|vcpu| vcpu.number == cpu).ok_or(Errno::INVAL)
+}
+
+/// Sets a CPU to count this, with counters that are new; gives how many CPUs count.  See
+/// [`Admission::cpu_set`].
+fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
+    let (vcpu, caps) = (find(state.cpu)?, pmu()?);
+    // SAFETY: asks the kernel about one of its CPUs.
+    if !unsafe { perfctr_glue_cpu_is_online(vcpu.number) } {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: sleeps, as this caller may.
+    let counters = unsafe { perfctr_glue_counters_new() };
+    // SAFETY: new, and C keeps it until it is given back.
+    let made = unsafe { counters.cast::<ThreadObject>().as_ref() }.ok_or(Errno::NOMEM)?;
+    // SAFETY: C holds the mutex of the CPUs.
+    unsafe { made.keep_control(&state.control) };
+    match ADMISSION.cpu_set(by, &caps, state, vcpu.cpu_wide.counts.get()) {
+        Ok((counts, set)) => {
+            vcpu.cpu_wide.set_to(counters.cast(), counts);
+            Ok(set)
+        }
+        Err(errno) => {
+            // SAFETY: made just now.
+            unsafe { perfctr_glue_counters_free(counters) };
+            Err(errno)
+        }
+    }
+}
+
+/// Starts the CPUs that are set; gives how many there are.
+fn start(by: u64) -> Result<u32, Errno> {
+    // SAFETY: sleeps, as this caller may.
+    from_return(unsafe { perfctr_glue_watch() })?;
+    let count = ADMISSION.cpus_start(by);
+    if !matches!(count, Ok(1..)) {
+        // SAFETY: was watched just now.
+        unsafe { perfctr_glue_unwatch() };
+        return count;
+    }
+    if let Err(errno) = start_all() {
+        stop_all();
+        return Err(errno);
+    }
+    count
+}
+
+/// A CPU that goes offline meanwhile would register a page after it has given up its own.
+fn start_all() -> Result<(), Errno> {
+    // SAFETY: sleeps, as this caller may, who holds no other lock of CPUs.
+    unsafe { cpus_read_lock() };
+    let started = vcpus().filter(|vcpu| vcpu.cpu_wide.counts.get()).try_for_each(|vcpu| {
+        let counters = vcpu.cpu_wide.counters().ok_or(Errno::NOMEM)?;
+        let answer = Cell::new(Ok(()));
+        Call::StartCpuWide(counters, &answer).on(vcpu)?;
+        answer.get()
+    });
+    // SAFETY: locked above.
+    unsafe { cpus_read_unlock() };
+    started
+}
+
+/// See [`Admission::cpus_stop`].
+fn stop(by: u64) -> Result<(), Errno> {
+    if ADMISSION.cpus_stop(by)? {
+        stop_all();
+    }
+    Ok(())
+}
+
+/// They were watched.  A CPU that is offline has stopped.
+fn stop_all() {
+    Call::StopCpuWide.on_all();
+    ADMISSION.cpus_stopped();
+    // SAFETY: was watched when the CPUs were started.
+    unsafe { perfctr_glue_unwatch() };
+}
+
+/// What a CPU is set to count, and what it has counted.
+fn read(state: &mut CpuState) -> Result<(), Errno> {
+    let vcpu = find(state.cpu)?;
+    (state.sums, state.control) = (Sums::default(), Control::default());
+    let Some(counters) = vcpu.cpu_wide.counters() else { return Ok(()) };
+    // SAFETY: C holds the mutex of the CPUs.
+    state.control = unsafe { *counters.control.get() };
+    state.sums = if ADMISSION.cpus_count() {
+        let answer = Cell::new(Err(Errno::NXIO));
+        let called = Call::Read(counters, &answer).on(vcpu);
+        // The CPU is offline.
+        let offline = |errno| if errno == Errno::NXIO { Errno::INVAL } else { errno };
+        called.and_then(|()| answer.get()).map_err(offline)?
+    } else {
+        // SAFETY: the page outlives the counters.
+        published(unsafe { &*counters.page })?
+    };
+    Ok(())
+}
+
+/// What a descriptor has set and started ends with it.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_close_cpus(by: u64) {
+    // Others' CPUs stay as they are.
+    let _ = stop(by);
+    if ADMISSION.closed(by) {
+        vcpus().for_each(|vcpu| vcpu.cpu_wide.set_to(null_mut(), false));
+    }
+}
+
+impl OnVcpu<'_> {
+    /// What counts for this CPU, to be operated here.
+    ///
+    /// # Safety
+    ///
+    /// The counters are this vCPU's, and the mutex of the CPUs is held, or it counts with them.
+    unsafe fn own<'b>(&self, counters: &'b ThreadObject) -> OnThread<'b> {
+        // SAFETY: this vCPU executes this with interrupts disabled, and nobody else operates what
+        // counts for it.
+        unsafe { OnThread::new(counters) }
+    }
+
+    /// Starts to count whatever executes here, with this CPU's counters and as they were set, while
+    /// the mutex of the CPUs is held; see [`Cpu::start_cpu_wide`](guest_kmod::Cpu::start_cpu_wide).
+    pub(crate) fn start_cpu_wide(
+        &mut self,
+        counters: &ThreadObject,
+        mut present: Present<'_>,
+    ) -> Result<(), Errno> {
+        let caps = pmu()?;
+        // SAFETY: whoever has called this CPU holds the mutex until it has answered.
+        let control = unsafe { &*counters.control.get() };
+        if let Some(mut thread) = present.on_thread() {
+            let (pmu, page) = thread.pmu();
+            pmu.switch_out(page, &mut self.cpu());
+        }
+        self.show_page_of(counters);
+        // SAFETY: whoever has called this CPU has given its counters, and holds the mutex.
+        let mut own = unsafe { self.own(counters) };
+        let mut thread = present.on_thread();
+        let thread = thread.as_mut().map(OnThread::pmu);
+        self.cpu().start_cpu_wide(own.pmu(), thread, &COUNTING, &caps, control)?;
+        self.object().cpu_wide.running.set(counters);
+        Ok(())
+    }
+
+    /// Stops counting whatever executes here, if it does; see
+    /// [`Cpu::stop_cpu_wide`](guest_kmod::Cpu::stop_cpu_wide).
+    pub(crate) fn stop_cpu_wide(&mut self) {
+        let counters = self.object().cpu_wide.running.replace(null());
+        // SAFETY: they are freed after each CPU has been called to stop, and before that a CPU that
+        // goes offline has stopped.
+        let Some(counters) = (unsafe { counters.as_ref() }) else { return };
+        // SAFETY: this CPU counted with them until now.
+        let mut own = unsafe { self.own(counters) };
+        self.cpu().stop_cpu_wide(own.pmu(), &COUNTING);
+    }
+
+    /// Reads this CPU's counters, while the mutex of the CPUs is held.
+    pub(crate) fn read_cpu_wide(&mut self, counters: &ThreadObject) -> Result<Sums, Errno> {
+        // SAFETY: whoever has called this CPU has given its counters, and holds the mutex.
+        let mut own = unsafe { self.own(counters) };
+        let mut sums = Sums::default();
+        own.pmu().0.read(&self.cpu(), &mut sums)?;
+        Ok(sums)
+    }
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! What there is one of in the guest: its hypervisor's answer, the list of its vCPUs, and what C
+//! calls when the module is loaded or the machine was restored.
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_char, c_int};
+use core::iter::successors;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicI32, AtomicPtr};
+
+use guest_kmod::handshake::{GuestKernel, caps, first_handshake, handshake_again};
+use shared_abi::hypercall::HvQuery;
+use shared_abi::{Errno, PmuCaps, VcpuPage};
+
+use crate::call::Call;
+use crate::{Host, VcpuObject, to_return};
+
+unsafe extern "C" {
+    /// Says in the kernel's log what this CPU has failed to do.
+    fn perfctr_glue_log(what: *const c_char, error: c_int);
+    /// The page is never used for anything else.
+    fn perfctr_glue_keep_page(page: *const VcpuPage);
+}
+
+/// Says in the kernel's log what this CPU has failed to do.
+pub(crate) fn log(what: &CStr, errno: Errno) {
+    // SAFETY: the kernel copies the text.
+    unsafe { perfctr_glue_log(what.as_ptr(), errno.to_return()) }
+}
+
+/// Has a page never used for anything else, to which the hypervisor may still write.
+pub(crate) fn keep_page(page: *const VcpuPage) {
+    // SAFETY: C counts one more user of the page, and does not look at it.
+    unsafe { perfctr_glue_keep_page(page) }
+}
+
+/// What the hypervisor has answered when the module was loaded.
+struct Answer(UnsafeCell<Option<HvQuery>>);
+
+// SAFETY: it is written once, in `perfctr_core_handshake`, when nothing else of the module is
+// executed yet.
+unsafe impl Sync for Answer {}
+
+static ANSWER: Answer = Answer(UnsafeCell::new(None));
+
+/// What the hypervisor has answered when the module was loaded.
+///
+/// # Errors
+///
+/// `NODEV` nothing, so that the module is not loaded.
+pub(crate) fn answer() -> Result<&'static HvQuery, Errno> {
+    // SAFETY: nobody writes it any more.
+    unsafe { &*ANSWER.0.get() }.as_ref().ok_or(Errno::NODEV)
+}
+
+/// What the PMU can do.
+///
+/// # Errors
+///
+/// `NODEV` the module is not loaded.
+pub(crate) fn pmu() -> Result<PmuCaps, Errno> {
+    caps(answer()?).ok_or(Errno::NODEV)
+}
+
+fn ask_again() -> Result<(), Errno> {
+    handshake_again(&Host, answer()?)
+}
+
+/// Asks the hypervisor when the module is loaded, and says what was found if that is refused; see
+/// [`first_handshake`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_handshake(
+    owns_cr4: bool,
+    lends_cr4: bool,
+    cpus: u32,
+    found: &mut *const c_char,
+) -> c_int {
+    match first_handshake(&Host, &GuestKernel { owns_cr4, lends_cr4, cpus }) {
+        Ok(query) => {
+            // SAFETY: C calls this first, and once.
+            unsafe { *ANSWER.0.get() = Some(query) };
+            0
+        }
+        Err(unsuitable) => {
+            *found = unsuitable.found.as_ptr();
+            unsuitable.errno.to_return()
+        }
+    }
+}
+
+/// Asks again; see [`handshake_again`].  If the host lets the domain count, vCPUs where it did not
+/// register their pages before.
+///
+/// Xen sends a vCPU no interrupt when it allows a domain that has no page there.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_handshake_again() -> c_int {
+    let again = ask_again();
+    if again.is_ok() {
+        let refused = vcpus().filter(|vcpu| vcpu.is_refused.load(Relaxed));
+        refused.for_each(|vcpu| {
+            RESTORED.store(0, Relaxed);
+            // One that has gone offline meanwhile asks when it comes back.
+            let _ = Call::Restore.on(vcpu);
+        });
+    }
+    to_return(again)
+}
+
+/// The error of [`handshake_again`] where the machine was restored last, or 0.
+static RESTORED: AtomicI32 = AtomicI32::new(0);
+
+/// Whether vCPUs can come online where the machine was restored last.
+pub(crate) fn may_come_online() -> Result<(), Errno> {
+    // ATOMICS: read by a vCPU that was called after this was written, or that comes online later.
+    match RESTORED.load(Relaxed) {
+        0 => Ok(()),
+        error => Err(Errno(error)),
+    }
+}
+
+/// The machine was restored, perhaps on another host: each vCPU's page is registered anew, on all
+/// online vCPUs or on one.
+///
+/// No thread that counts executes there, so no sum depends on what the old pages said.
+pub(crate) fn restored(only: Option<&VcpuObject>) {
+    let again = ask_again();
+    RESTORED.store(again.map_or_else(|errno| errno.0, |()| 0), Relaxed);
+    if let Err(errno) = again {
+        log(c"this host cannot count what the one before did", errno);
+    }
+    match only {
+        // One that has gone offline meanwhile has given its page back.
+        Some(vcpu) => _ = Call::Restore.on(vcpu),
+        None => Call::Restore.on_all(),
+    }
+}
+
+/// The machine was restored as a whole.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_restored() {
+    restored(None);
+}
+
+/// The last of the possible vCPUs that was made.
+static VCPUS: AtomicPtr<VcpuObject> = AtomicPtr::new(null_mut());
+
+/// Puts a vCPU into the list in front of `next`, which it gives; the module is being loaded.
+pub(crate) fn list(vcpu: *mut VcpuObject) -> *const VcpuObject {
+    // ATOMICS: written by one caller, before anybody else looks at the list.
+    VCPUS.swap(vcpu, Release)
+}
+
+/// Takes a vCPU out of the list; the module is being unloaded.
+pub(crate) fn unlist() -> Option<&'static VcpuObject> {
+    let vcpu = vcpus().next()?;
+    VCPUS.store(vcpu.next.cast_mut(), Release);
+    Some(vcpu)
+}
+
+/// The possible vCPUs.
+///
+/// Only their atomic fields, and what is written while the CPUs' mutex is held, may be looked at
+/// from another one.
+pub(crate) fn vcpus() -> impl Iterator<Item = &'static VcpuObject> {
+    // SAFETY: those in the list are freed when nothing else of the module is executed any more.
+    let at = |vcpu: *const VcpuObject| unsafe { vcpu.as_ref() };
+    successors(at(VCPUS.load(Acquire)), move |vcpu| at(vcpu.next))
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Observers by their numbers, and whose pages are registered.
+
+use core::num::NonZeroU32;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use guest_kmod::shown::{Observer, Shown};
+
+use crate::VcpuObject;
+use crate::call::Call;
+use crate::machine::vcpus;
+
+/// Numbers of observers that were given; 0 is nobody's.
+static OBSERVERS: AtomicU32 = AtomicU32::new(0);
+
+/// The number of an observer: one that nobody has.
+pub(crate) fn new_observer() -> u32 {
+    let number = OBSERVERS.fetch_add(1, Relaxed).wrapping_add(1);
+    // After four billion it begins again.
+    NonZeroU32::new(number).map_or_else(|| OBSERVERS.fetch_add(1, Relaxed) | 1, NonZeroU32::get)
+}
+
+/// What is registered with the vCPU; changes on that vCPU only.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> *const Shown {
+    vcpu.shown.get()
+}
+
+/// Whether a page of this observer, or of anybody without one, is registered with any vCPU.
+pub(crate) fn is_shown(observer: Option<&Observer>) -> bool {
+    vcpus().any(|vcpu| {
+        // SAFETY: the word is aligned and stays where it is; its vCPU may write it meanwhile.
+        let number = unsafe { (&raw const (*vcpu.shown.get()).number).read_volatile() };
+        number != 0 && observer.is_none_or(|observer| observer.number == number)
+    })
+}
+
+/// Takes the page of an observer back from all vCPUs; gives whether the hypervisor has let it go.
+pub(crate) fn take_back(observer: &Observer) -> bool {
+    if is_shown(Some(observer)) {
+        Call::Hide(observer).on_all();
+    }
+    !is_shown(Some(observer))
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The rights to use a vCPU and to operate a thread's counters.
+//!
+//! C gives them with the pointers that it passes to an entry: what an entry's parameter is said to
+//! be here holds until the entry returns.  Rust can make none of them without unsafe code, so what
+//! they allow needs no more reasons.
+
+use core::marker::PhantomData;
+
+use guest_kmod::overflow::Signal;
+use guest_kmod::thread::{Switch, switch_in, switch_out};
+use guest_kmod::{Cpu, ThreadPmu};
+use shared_abi::ThreadPage;
+
+use crate::{Linux, ThreadObject, VcpuObject, pack};
+
+/// The right to use a vCPU: it executes this, interrupts are disabled, so that nobody else executes
+/// there and this is not moved elsewhere, and nobody else has the right.
+#[repr(transparent)]
+pub struct OnVcpu<'a> {
+    object: &'a VcpuObject,
+    /// Neither `Send` nor `Sync`.
+    here: PhantomData<*mut ()>,
+}
+
+impl<'a> OnVcpu<'a> {
+    /// The vCPU, of which others may look at some fields, too.
+    #[inline(always)]
+    pub(crate) const fn object(&self) -> &'a VcpuObject {
+        self.object
+    }
+
+    /// The vCPU for the core.
+    #[inline(always)]
+    pub(crate) fn cpu(&mut self) -> Cpu<'_, Linux> {
+        let object = self.object;
+        Cpu {
+            number: object.number,
+            // SAFETY: a page outlives its time in this field.
+            page: unsafe { &*object.page.get() },
+            // SAFETY: whoever has the only right to use this vCPU has lent it for as long as the
+            // result lives.
+            vcpu: unsafe { &mut *object.vcpu.get() },
+            stats: &object.stats,
+            kernel: &object.kernel,
+        }
+    }
+}
+
+/// The right to operate counters: their thread executes this with interrupts disabled, or is being
+/// switched by it, or is asleep while its tracer, which executes this, keeps it so; or they count
+/// for a whole CPU, which executes this with interrupts disabled.  Nobody else has the right.
+#[repr(transparent)]
+pub struct OnThread<'a> {
+    object: &'a ThreadObject,
+    /// Neither `Send` nor `Sync`.
+    here: PhantomData<*mut ()>,
+}
+
+impl<'a> OnThread<'a> {
+    /// # Safety
+    ///
+    /// What [`OnThread`] says holds while the result lives.
+    #[inline(always)]
+    pub(crate) const unsafe fn new(object: &'a ThreadObject) -> Self {
+        Self { object, here: PhantomData }
+    }
+
+    /// What others may look at, too.
+    #[inline(always)]
+    pub(crate) const fn object(&self) -> &'a ThreadObject {
+        self.object
+    }
+
+    /// The counters for the core, and their page.
+    #[inline(always)]
+    pub(crate) fn pmu(&mut self) -> (&mut ThreadPmu, &ThreadPage) {
+        // SAFETY: whoever has the only right to operate these counters has lent it for as long as
+        // the result lives, and the page outlives the object.
+        unsafe { (&mut *self.object.pmu.get(), &*self.object.page) }
+    }
+}
+
+/// The counters of the thread that executes this, if it has any, as [`OnThread`].
+#[repr(transparent)]
+pub struct Present<'a> {
+    object: Option<&'a ThreadObject>,
+    /// Neither `Send` nor `Sync`.
+    here: PhantomData<*mut ()>,
+}
+
+impl<'a> Present<'a> {
+    /// What others may look at, too.
+    pub(crate) const fn object(&self) -> Option<&'a ThreadObject> {
+        self.object
+    }
+
+    /// The right to operate them.
+    #[inline(always)]
+    pub(crate) fn on_thread(&mut self) -> Option<OnThread<'_>> {
+        // SAFETY: whoever has the only right to operate these counters has lent it for as long as
+        // the result lives.
+        self.object.map(|object| unsafe { OnThread::new(object) })
+    }
+}
+
+/// [`OnVcpu`] for what a thread does to itself; no vCPU if its tracer keeps it asleep.
+#[repr(transparent)]
+pub struct OnVcpuOrAsleep<'a> {
+    object: Option<&'a VcpuObject>,
+    /// Neither `Send` nor `Sync`.
+    here: PhantomData<*mut ()>,
+}
+
+impl<'a> OnVcpuOrAsleep<'a> {
+    /// The vCPU, if there is one.
+    #[inline(always)]
+    pub(crate) fn on_vcpu(self) -> Option<OnVcpu<'a>> {
+        self.object.map(|object| OnVcpu { object, here: self.here })
+    }
+}
+
+/// A thread, and the vCPU that switches it.
+pub(crate) struct Here<'a> {
+    thread: OnThread<'a>,
+    vcpu: OnVcpu<'a>,
+}
+
+impl Switch for Here<'_> {
+    type Kernel = Linux;
+    /// As `pack` makes it.
+    type Told = u64;
+
+    #[inline(always)]
+    fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, Cpu<'_, Linux>) {
+        let (pmu, page) = self.thread.pmu();
+        (pmu, page, self.vcpu.cpu())
+    }
+
+    #[inline(always)]
+    fn show_page(&mut self) {
+        self.vcpu.show_page_if_needed(self.thread.object());
+    }
+
+    #[inline(always)]
+    fn told(signal: Option<Signal>) -> u64 {
+        pack(signal)
+    }
+}
+
+/// The thread is switched in; gives what to tell it, see `pack`.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_switch_in(thread: OnThread<'_>, vcpu: OnVcpu<'_>) -> u64 {
+    switch_in(Here { thread, vcpu })
+}
+
+/// The thread is switched out.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_switch_out(thread: OnThread<'_>, vcpu: OnVcpu<'_>) {
+    switch_out(Here { thread, vcpu });
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Users as C sees them, each with a page of every vCPU.
+//!
+//! C has a lock of users: who is in the list changes only while that is held.
+
+use core::cell::Cell;
+use core::ptr::null;
+
+use guest_kmod::shown::Observer;
+use guest_kmod::users::{IdleUsers, UsersCounters};
+use shared_abi::{Errno, VcpuPage};
+
+use crate::machine::vcpus;
+use crate::memory::{alloc, alloc_page, free, free_page};
+use crate::observers::{new_observer, take_back};
+
+unsafe extern "C" {
+    /// Gives back a reference to a container.
+    fn perfctr_glue_put_container(container: u64);
+    /// Has `perfctr_core_users_take_back` called after a while, and not sooner.
+    fn perfctr_glue_users_look_in(milliseconds: u32);
+}
+
+/// What the threads of one user see of vCPUs.
+pub(crate) struct User {
+    next: Cell<*const User>,
+    pub(crate) observer: Observer,
+    counters: UsersCounters,
+    /// One for each possible vCPU, or null while the user is made.
+    pages: *mut *mut VcpuPage,
+}
+
+/// All users.
+struct Users {
+    first: Cell<*const User>,
+    idle: IdleUsers,
+}
+
+// SAFETY: the list is looked at and changed only by who holds C's lock of users.
+unsafe impl Sync for Users {}
+
+static USERS: Users = Users { first: Cell::new(null()), idle: IdleUsers::new() };
+
+/// The user of a container, to which the caller gives its reference; to be [put](User::put).
+///
+/// # Errors
+///
+/// `NOMEM`.
+///
+/// # Safety
+///
+/// C holds its lock of users; there is nothing else in `container`'s place while this refers to it.
+pub(crate) unsafe fn get(
+    container: u64,
+    uid: u32,
+    is_initial: bool,
+) -> Result<&'static User, Errno> {
+    // SAFETY: users in the list are freed under the lock only.
+    let mut found = unsafe { USERS.first.get().as_ref() };
+    while let Some(user) = found
+        && !user.observer.is(container, uid)
+    {
+        // SAFETY: as above.
+        found = unsafe { user.next.get().as_ref() };
+    }
+    let user = if let Some(user) = found {
+        // SAFETY: the caller's; the user has one of its own.
+        unsafe { perfctr_glue_put_container(container) };
+        user
+    } else {
+        User::make(Observer::new(container, uid, new_observer(), is_initial))?
+    };
+    USERS.idle.gets(&user.counters);
+    Ok(user)
+}
+
+impl User {
+    /// Without counters, in the list.
+    fn make(observer: Observer) -> Result<&'static Self, Errno> {
+        let Ok(memory) = alloc::<Self>(1) else {
+            // SAFETY: the caller of `get` has given it.
+            unsafe { perfctr_glue_put_container(observer.container) };
+            return Err(Errno::NOMEM);
+        };
+        let pages = alloc(vcpus().count()).unwrap_or_default();
+        let counters = UsersCounters::default();
+        // SAFETY: memory of this size and alignment, which is nobody else's.
+        let user = unsafe {
+            memory.write(Self { next: USERS.first.clone(), observer, counters, pages });
+            &*memory
+        };
+        if let Err(errno) = user.alloc_pages() {
+            // SAFETY: nobody knows it yet.
+            unsafe { user.free() };
+            return Err(errno);
+        }
+        USERS.first.set(user);
+        USERS.idle.comes();
+        Ok(user)
+    }
+
+    fn alloc_pages(&self) -> Result<(), Errno> {
+        if self.pages.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        vcpus().try_for_each(|vcpu| {
+            let page = alloc_page()?;
+            // SAFETY: there is room for each possible vCPU.
+            unsafe { self.pages.add(vcpu.number as usize).write(page) };
+            Ok(())
+        })
+    }
+
+    /// The user's page of this vCPU.
+    pub(crate) fn page(&self, vcpu: u32) -> *const VcpuPage {
+        // SAFETY: there is one for each possible vCPU as long as there is the user.
+        unsafe { *self.pages.add(vcpu as usize) }
+    }
+
+    /// One [`get`] less.  The user goes after a while if this was the last one.
+    pub(crate) fn put(&self) {
+        if let Some(delay) = USERS.idle.gives_up(&self.counters) {
+            // SAFETY: does not sleep, and needs no lock that the caller could hold.
+            unsafe { perfctr_glue_users_look_in(delay) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Nobody knows the user any more, and none of its pages is registered.
+    unsafe fn free(&self) {
+        if !self.pages.is_null() {
+            // SAFETY: nobody uses them any more.
+            vcpus().for_each(|vcpu| unsafe { free_page(self.page(vcpu.number)) });
+        }
+        // SAFETY: the user's own reference, and its memory, which nobody uses any more.
+        unsafe {
+            perfctr_glue_put_container(self.observer.container);
+            free(self.pages);
+            free(self);
+        }
+    }
+}
+
+/// Users go who have no counters, and whose pages the hypervisor has let go.
+///
+/// # Safety
+///
+/// C holds its lock of users.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_users_take_back() {
+    let mut link = &USERS.first;
+    // SAFETY: those in the list are freed here only.
+    while let Some(user) = unsafe { link.get().as_ref() } {
+        if user.counters.is_idle() && take_back(&user.observer) {
+            link.set(user.next.get());
+            USERS.idle.goes();
+            // SAFETY: not in the list any more, and without counters.
+            unsafe { user.free() };
+        } else {
+            link = &user.next;
+        }
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! vCPUs that come and go, as C sees them.
+
+use core::cell::{Cell, UnsafeCell};
+use core::ffi::{c_char, c_int};
+use core::ptr::null;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use guest_kmod::restore::Restoration;
+use guest_kmod::{Stats, Vcpu};
+use shared_abi::{Errno, VcpuPage};
+
+use crate::cpu_wide::{CpuWide, threads};
+use crate::machine::{keep_page, list, log, may_come_online, unlist, vcpus};
+use crate::memory::{alloc, alloc_page, free, free_page};
+use crate::observers::new_observer;
+use crate::on_vcpu::{OnVcpu, Present};
+use crate::{Linux, VcpuObject, from_return, to_return};
+
+/// Makes a possible vCPU, with a page for perf's events that is not registered; null without
+/// memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_vcpu_new(number: u32) -> *const VcpuObject {
+    make(number).unwrap_or(null())
+}
+
+fn make(number: u32) -> Result<*const VcpuObject, Errno> {
+    let memory = alloc::<VcpuObject>(1)?;
+    let perfs: *const VcpuPage = alloc_page().inspect_err(|_| {
+        // SAFETY: nobody knows it yet.
+        unsafe { free(memory) };
+    })?;
+    let object = VcpuObject {
+        number,
+        next: list(memory),
+        is_up: Cell::new(false),
+        is_refused: AtomicBool::new(false),
+        page: Cell::new(perfs),
+        perfs,
+        cpu_wide: CpuWide::default(),
+        kernel: Linux { restoration: Restoration::new() },
+        stats: Stats::default(),
+        vcpu: UnsafeCell::new(Vcpu::default()),
+        shown: Cell::new(null()),
+    };
+    // SAFETY: memory of this size and alignment, which is nobody else's.
+    unsafe {
+        memory.write(object);
+        (*memory).shown.set((*(*memory).vcpu.get()).shown());
+    }
+    Ok(memory)
+}
+
+/// Frees all possible vCPUs.
+///
+/// # Safety
+///
+/// Nothing else of this crate is executed any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_vcpus_free() {
+    while let Some(vcpu) = unlist() {
+        // SAFETY: nobody uses it any more, and its page is registered nowhere.
+        unsafe {
+            free_page(vcpu.perfs);
+            free(vcpu);
+        }
+    }
+}
+
+/// The vCPU comes online, or does not because of this error (not 0) with which the interrupt of
+/// overflows was refused; gives 0 or why no thread may count there.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_vcpu_online(mut vcpu: OnVcpu<'_>, error: c_int) -> c_int {
+    vcpu.object().is_up.set(true);
+    to_return(vcpu.come_online(from_return(error)))
+}
+
+/// The vCPU goes offline.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_vcpu_offline(mut vcpu: OnVcpu<'_>) {
+    vcpu.go_offline();
+}
+
+/// The machine goes to sleep, and `present` executes on its last vCPU.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_vcpu_sleep(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
+    if let Some(mut thread) = present.on_thread() {
+        let (pmu, page) = thread.pmu();
+        pmu.switch_out(page, &mut vcpu.cpu());
+    }
+    vcpu.go_offline();
+}
+
+impl OnVcpu<'_> {
+    /// See [`Cpu::come_online`](guest_kmod::Cpu::come_online).
+    fn come_online(&mut self, bound: Result<(), Errno>) -> Result<(), Errno> {
+        let hidden = bound.and_then(|()| may_come_online()).and_then(|()| self.hide());
+        let mut cpu = self.cpu();
+        let online = match hidden {
+            Ok(()) => cpu.come_online(new_observer()),
+            Err(errno) => {
+                cpu.refuse(errno);
+                Err(errno)
+            }
+        };
+        // ATOMICS: only says whom to call, who looks for itself.
+        self.object().is_refused.store(online.is_err(), Relaxed);
+        online.inspect_err(|&errno| log(c"nothing can be counted there", errno))
+    }
+
+    /// What it counted for the whole CPU ends, too; see
+    /// [`Cpu::go_offline`](guest_kmod::Cpu::go_offline).
+    fn go_offline(&mut self) {
+        self.object().is_up.set(false);
+        self.object().is_refused.store(false, Relaxed);
+        self.stop_cpu_wide();
+        if let Err(errno) = self.cpu().go_offline() {
+            // The hypervisor may still write there.
+            keep_page(self.object().page.get());
+            log(c"cannot take back its page", errno);
+        }
+    }
+
+    /// The vCPU is a restored machine's: what was registered is not any more, or with another host.
+    pub(crate) fn restore(&mut self) {
+        let object = self.object();
+        if !object.is_up.get() {
+            return;
+        }
+        self.stop_cpu_wide();
+        self.cpu().forget_page();
+        object.page.set(object.perfs);
+        // The kernel's log has the reason if it is refused, and threads read it.
+        let _ = self.come_online(Ok(()));
+    }
+}
+
+/// Gives the name of statistic `index`, or null behind the last, and its value on all vCPUs.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_stat(index: u32, value: &mut u64) -> *const c_char {
+    let Some(index) = (index as usize).checked_sub(1) else {
+        *value = threads().into();
+        return c"threads".as_ptr();
+    };
+    let mut name = null();
+    *value = 0;
+    for (its_name, count) in vcpus().filter_map(|vcpu| vcpu.stats.list().nth(index)) {
+        name = its_name.as_ptr();
+        *value = value.wrapping_add(count.get());
+    }
+    name
+}
