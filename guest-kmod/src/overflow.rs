@@ -119,7 +119,7 @@ impl Overflows {
     /// Events until counter `index` is to interrupt, if it samples.
     pub(crate) fn armed(&self, index: usize, sums: &Sums) -> Option<u64> {
         let distance = self.distance(index, sums)?;
-        Some(apart(distance, *self.period.get(index)?))
+        Some(interrupt_distance(distance, *self.period.get(index)?))
     }
 
     /// Notes which counters have overflowed at these counts.  Gives how many overflows will not be
@@ -178,7 +178,7 @@ impl Overflows {
 }
 
 /// The distance at which to interrupt for an overflow at `distance`, or for a later one.
-pub(crate) const fn apart(distance: u64, period: u64) -> u64 {
+pub(crate) const fn interrupt_distance(distance: u64, period: u64) -> u64 {
     if period >= EVENTS_BETWEEN_MIN || period == 0 {
         return distance;
     }

@@ -182,7 +182,7 @@ impl Left {
 fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
     let flags = page.flags.load(Relaxed);
     if page.magic.load(Relaxed) != VCPU_PAGE_MAGIC
-        || !says_enough(page.abi.load(Relaxed))
+        || !has_counts_of_vcpu(page.abi.load(Relaxed))
         || flags & (VCPU_REGISTERED | VCPU_EXECUTING) != VCPU_REGISTERED
     {
         return Err(Errno::INVAL);
@@ -217,7 +217,7 @@ fn left(page: &VcpuPage, caps: &PmuCaps) -> Result<Left, Errno> {
 }
 
 /// Returns whether pages of this version of the ABI contain what their vCPUs count.
-fn says_enough(abi: u32) -> bool {
+fn has_counts_of_vcpu(abi: u32) -> bool {
     abi & 0xffff == u32::from(ABI_MAJOR) && abi >> 16 >= 2
 }
 

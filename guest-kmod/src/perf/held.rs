@@ -9,7 +9,7 @@ use shared_abi::read::VcpuSample;
 use shared_abi::slot::slots_of;
 use shared_abi::{Config, Errno, PhysSlot};
 
-use crate::overflow::apart;
+use crate::overflow::interrupt_distance;
 use crate::perf::event::EventConfig;
 use crate::perf::stall::Stall;
 
@@ -73,7 +73,8 @@ impl Held {
     /// What it needs loaded, on this counter.
     fn config(&self, slot: PhysSlot) -> Config {
         let armed = self.samples() && self.started;
-        let distance = armed.then(|| apart(self.left.max(1).unsigned_abs(), self.period));
+        let distance =
+            armed.then(|| interrupt_distance(self.left.max(1).unsigned_abs(), self.period));
         Config::one(slot, self.event.evntsel(slot), distance)
     }
 

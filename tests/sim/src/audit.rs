@@ -10,7 +10,7 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::THREAD_FAILED;
 use shared_abi::{CounterConfig, Errno};
 
-use crate::machine::{Claim, Level, Machine, unheard};
+use crate::machine::{Claim, Level, Machine, without_steps};
 use crate::model::{ATTEMPTS, GENERAL, Model, PERIOD_MAX, SLOTS, Vendor};
 use crate::pmu::{EN, OS, USR};
 use crate::shape::Kind;
@@ -75,7 +75,8 @@ impl Machine {
         }
         let mut counts = [0; MAX_COUNTERS];
         let vcpus = |number| self.vcpu_page(thread, number);
-        let result = unheard(|| read_thread(&own.page, vcpus, &Now(self), &mut counts[..used]));
+        let result =
+            without_steps(|| read_thread(&own.page, vcpus, &Now(self), &mut counts[..used]));
         match result {
             Ok(_) if self.vcpus[vcpu].cpu_wide.counts.get() => {
                 self.fail(format!(
@@ -116,7 +117,7 @@ impl Machine {
     pub fn check_signal(&self, thread: usize, signal: Option<Signal>) {
         let own = &self.threads[thread];
         let truth = own.truth.borrow();
-        let failed = unheard(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
+        let failed = without_steps(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
         if self.domains[own.domain].kind != Kind::Good || self.is_gone() || failed {
             return;
         }
@@ -193,7 +194,7 @@ impl Machine {
     /// only if it was.
     pub fn check_published_failure(&self, vcpu: usize, thread: usize) {
         let own = &self.threads[thread];
-        let errno = unheard(|| own.page.error.load(Relaxed));
+        let errno = without_steps(|| own.page.error.load(Relaxed));
         let good = self.domains[own.domain].kind == Kind::Good && !self.is_gone();
         if good && errno == Errno::NODEV.to_return() && !self.was_disturbed() {
             self.fail(format!("vCPU {vcpu} gives thread {thread} up without a reason"));
@@ -216,7 +217,7 @@ impl Machine {
     }
 
     pub fn has_failed(&self, thread: usize) -> bool {
-        unheard(|| self.threads[thread].page.state.load(Relaxed)) & THREAD_FAILED != 0
+        without_steps(|| self.threads[thread].page.state.load(Relaxed)) & THREAD_FAILED != 0
     }
 
     /// Whether a control asks for what the interface allows, by its documentation.
@@ -274,7 +275,7 @@ impl Machine {
     /// A page says whose it is.
     pub fn check_identity(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        let id = unheard(|| vcpu.page().vcpu_id.load(Relaxed));
+        let id = without_steps(|| vcpu.page().vcpu_id.load(Relaxed));
         if id != vcpu.id && self.domains[vcpu.domain].kind == Kind::Good && !self.is_gone() {
             self.fail(format!("the page of vCPU {} is called {id}'s", vcpu.id));
         }
@@ -283,11 +284,11 @@ impl Machine {
     /// What a thread leaves behind is the truth.
     pub fn check_published(&self, thread: usize) {
         let own = &self.threads[thread];
-        let failed = unheard(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
+        let failed = without_steps(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
         if failed || own.pmu.borrow().is_none() {
             return;
         }
-        let sums = unheard(|| guest_kmod::publish::published(&own.page));
+        let sums = without_steps(|| guest_kmod::publish::published(&own.page));
         match sums {
             Ok(sums) => {
                 let looks = Looks::default();
@@ -325,7 +326,7 @@ impl Machine {
             return;
         }
         let before = vcpu.sums.get();
-        let now = unheard(|| std::array::from_fn(|n| vcpu.page().slots[n].sum.load(Relaxed)));
+        let now = without_steps(|| std::array::from_fn(|n| vcpu.page().slots[n].sum.load(Relaxed)));
         if before.iter().zip(&now).any(|(before, now)| now.wrapping_sub(*before) as i64 <= -1) {
             self.fail(format!("sums of vCPU {index} go backwards"));
         }

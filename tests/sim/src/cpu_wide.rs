@@ -19,7 +19,7 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_FAILED};
 use shared_abi::{Errno, ThreadPage};
 
-use crate::machine::{Machine, ROOT, Thread, unheard};
+use crate::machine::{Machine, ROOT, Thread, without_steps};
 use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
@@ -60,7 +60,7 @@ impl CpuWide {
     }
 
     fn state(&self) -> u32 {
-        unheard(|| self.page.state.load(Relaxed))
+        without_steps(|| self.page.state.load(Relaxed))
     }
 }
 
@@ -272,7 +272,7 @@ impl Machine {
         }
         books.owner.set(Some(by));
         let wide = &self.vcpus[vcpu].cpu_wide;
-        *wide.pmu.borrow_mut() = Some(unheard(|| ThreadPmu::new(&wide.page, 0)));
+        *wide.pmu.borrow_mut() = Some(without_steps(|| ThreadPmu::new(&wide.page, 0)));
         *wide.truth.borrow_mut() = Truth::new();
         wide.control.set(Some(control));
     }
@@ -384,7 +384,7 @@ impl Machine {
         if vcpu.cpu_wide.state() & THREAD_FAILED != 0 || vcpu.cpu_wide.pmu.borrow().is_none() {
             return;
         }
-        match unheard(|| published(&vcpu.cpu_wide.page)) {
+        match without_steps(|| published(&vcpu.cpu_wide.page)) {
             Ok(sums) => self.check_cpu_wide(index, &sums, &Looks::default(), "what is published"),
             Err(errno) => self.check_cpu_wide_error(index, errno),
         }

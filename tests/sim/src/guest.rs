@@ -16,7 +16,7 @@ use shared_abi::version::ABI_MAJOR;
 use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
-use crate::machine::{Level, Life, Machine, PERFS, unheard};
+use crate::machine::{Level, Life, Machine, PERFS, without_steps};
 use crate::rng::Rng;
 use crate::search::Object;
 use crate::shape::Kind;
@@ -265,7 +265,7 @@ impl Machine {
     }
 
     fn state(&self, thread: usize) -> u32 {
-        unheard(|| self.threads[thread].page.state.load(Relaxed))
+        without_steps(|| self.threads[thread].page.state.load(Relaxed))
     }
 
     fn switch_thread(&self, index: usize, next: Option<usize>) {
@@ -293,7 +293,7 @@ impl Machine {
             let page = &self.threads[next].page;
             if kernel { pmu.switch_in_measured(page, cpu) } else { pmu.switch_in(page, cpu) }
         });
-        self.told(index, next, signal.flatten());
+        self.notify(index, next, signal.flatten());
         self.resumed(index, next);
         self.write_records(next);
     }
@@ -321,14 +321,14 @@ impl Machine {
             self.suspended(index, thread);
             self.published(index, thread);
         }
-        self.told(index, thread, signal);
+        self.notify(index, thread, signal);
         if interrupted {
             self.resumed(index, thread);
         }
     }
 
     /// A thread is told of an overflow, or not, when it might have been.
-    fn told(&self, vcpu: usize, thread: usize, signal: Option<Signal>) {
+    fn notify(&self, vcpu: usize, thread: usize, signal: Option<Signal>) {
         self.check_signal(thread, signal);
         let own = &self.threads[thread];
         if let Some(Signal { number: 0, counters }) = signal {
@@ -616,7 +616,7 @@ impl Machine {
         let garbage = |rng: &mut Rng| {
             if rng.one_in(2) { rng.next() } else { [0, 1, 3, u64::MAX, 1 << 63][rng.index(5)] }
         };
-        unheard(|| match rng.below(4) {
+        without_steps(|| match rng.below(4) {
             0 => drop(vcpu.seq.write(&mut garbage(rng))),
             1 => drop(thread.seq.write(&mut garbage(rng))),
             2 => {

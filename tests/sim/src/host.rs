@@ -16,7 +16,7 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
-use crate::machine::{Clock, Counts, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, unheard};
+use crate::machine::{Clock, Counts, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, without_steps};
 use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
 use crate::trace::Step;
@@ -133,14 +133,14 @@ fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
 impl Machine {
     /// How often the driver says that it has put an overflow off.
     fn throttled(&self, vcpu: usize) -> u64 {
-        unheard(|| self.vcpus[vcpu].page().throttled.load(Relaxed))
+        without_steps(|| self.vcpus[vcpu].page().throttled.load(Relaxed))
     }
 
     /// A load may put the next overflow off if there were many.
     fn note_put_off(&self, index: usize, before: u64) {
         let vcpu = &self.vcpus[index];
         let put_off = self.throttled(index) != before;
-        let overflows = unheard(|| vcpu.page().overflows.load(Relaxed));
+        let overflows = without_steps(|| vcpu.page().overflows.load(Relaxed));
         let good = self.domains[vcpu.domain].kind == crate::shape::Kind::Good;
         if put_off && good && overflows < self.shape.overflows_max {
             self.fail(format!("an overflow is put off after {overflows}"));
@@ -557,7 +557,7 @@ impl Machine {
         self.in_hypervisor(true, || {
             self.on_cpu(|cpu| core.revoke(cpu, page));
         });
-        let direct = unheard(|| page.flags.load(Relaxed)) & 2 != 0;
+        let direct = without_steps(|| page.flags.load(Relaxed)) & 2 != 0;
         if direct && domain.kind == crate::shape::Kind::Good && !self.is_gone() {
             self.fail(format!("vCPU {} of a forbidden domain reads directly", vcpu.id));
         }
@@ -599,7 +599,7 @@ impl Machine {
         }
         let ring = if domain.hardware { Ring::GuestsThree } else { Ring::Three };
         let pmu = &self.cpus[self.here.get()].pmu;
-        let loaded = unheard(|| vcpu.page().loaded.load(Relaxed));
+        let loaded = without_steps(|| vcpu.page().loaded.load(Relaxed));
         pmu.selected_alike(loaded, 1 << vcpu.domain);
         let others = pmu.selected_for_others(ring, 1 << vcpu.domain);
         if others != 0 {

@@ -8,7 +8,7 @@ use hv_driver::Left;
 use shared_abi::hypercall::HvQuery;
 use shared_abi::{Errno, VcpuPage};
 
-use crate::machine::{Machine, is_listening, set_listening, unheard};
+use crate::machine::{Machine, is_listening, set_listening, without_steps};
 use crate::shape::Kind;
 
 /// The hypervisor beneath a vCPU that was restored: nothing happens while its kernel looks at the
@@ -90,7 +90,7 @@ impl Machine {
     fn interrupt_restored(&self, index: usize, before: &HvQuery) {
         let vcpu = &self.vcpus[index];
         let host = Beneath { machine: self, listening: is_listening() };
-        let ours = unheard(|| vcpu.restoration.interrupted(&host, before, vcpu.page()));
+        let ours = without_steps(|| vcpu.restoration.interrupted(&host, before, vcpu.page()));
         // Threads look what has overflowed, which only the driver before knew.
         vcpu.virq.set(vcpu.virq.get() || ours);
         if vcpu.restoration.wants_look() {
@@ -116,7 +116,7 @@ impl Machine {
 
     /// What a vCPU's page says to go on from.  Nobody writes there but a hostile kernel.
     pub fn left_in(&self, page: &VcpuPage) -> Result<Left, Errno> {
-        let left = unheard(|| Left::of(page, &self.driver.caps))?;
+        let left = without_steps(|| Left::of(page, &self.driver.caps))?;
         let counts = self.cpus[self.here.get()].core.borrow().counts();
         if counts { Ok(left) } else { Err(Errno::NODEV) }
     }

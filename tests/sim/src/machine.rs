@@ -400,7 +400,7 @@ fn on_access(address: usize, access: Access) {
 }
 
 /// Looks at pages without executing anything.
-pub fn unheard<R>(look: impl FnOnce() -> R) -> R {
+pub fn without_steps<R>(look: impl FnOnce() -> R) -> R {
     let listening = LISTENING.replace(false);
     let result = look();
     LISTENING.set(listening);

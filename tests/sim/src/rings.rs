@@ -15,7 +15,7 @@ use shared_abi::slot::bits_of;
 use shared_abi::sync::Ordering::{Acquire, Relaxed};
 use shared_abi::thread_page::THREAD_FAILED;
 
-use crate::machine::{Machine, unheard};
+use crate::machine::{Machine, without_steps};
 use crate::rng::Rng;
 use crate::shape::Kind;
 use crate::trace::Step;
@@ -60,7 +60,7 @@ pub struct ThreadRing {
 impl ThreadRing {
     /// Whether there is one.
     pub fn exists(&self) -> bool {
-        unheard(|| self.ring.exists())
+        without_steps(|| self.ring.exists())
     }
 
     /// Whether an atomic of the ring is at this address.
@@ -122,7 +122,8 @@ impl Machine {
             return;
         }
         let page = &own.page;
-        let published = unheard(|| (page.ring_written.load(Relaxed), page.ring_lost.load(Relaxed)));
+        let published =
+            without_steps(|| (page.ring_written.load(Relaxed), page.ring_lost.load(Relaxed)));
         let written = own.ring.written.borrow().len() as u64;
         let truth = (written, own.ring.overflows.get() - written);
         if published != truth {
@@ -136,7 +137,7 @@ impl Machine {
     pub fn check_all_recorded(&self, thread: usize) {
         let own = &self.threads[thread];
         let (truth, good) = (own.truth.borrow(), self.domains[own.domain].kind == Kind::Good);
-        let failed = unheard(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
+        let failed = without_steps(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
         if truth.is_recorded() && truth.untold() != 0 && good && !failed && !self.is_gone() {
             let untold = truth.untold();
             self.fail(format!("thread {thread}: overflows {untold:#b} are never recorded"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Assembly that goes through the kernel in its middle, with a known number of instructions.
+//! Assembly that enters the kernel in its middle, with a known number of instructions.
 #![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
 
 use std::arch::global_asm;
@@ -23,7 +23,7 @@ global_asm!(
     "jmp 1f",
     "vm_tests_system_calls:",
     "mov r8d, 39", // getpid
-    // Not needed, but both are the same for the counters then.
+    // This is not needed, but it makes both the same for the counters.
     "jmp 1f",
     "1: push rbx",
     "mov rbx, rdi",
@@ -67,16 +67,16 @@ unsafe extern "C" {
     fn vm_tests_step_over(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
 }
 
-/// What a body does again and again.
+/// What a body does in each round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Does {
     /// Nothing.
     Nothing,
     /// A system call.
     SystemCall,
-    /// A system call that lets another thread go on.
+    /// A system call that yields the CPU to another thread.
     Yield,
-    /// REP STOSB and REPE SCASB, across a page's edge.
+    /// REP STOSB and REPE SCASB, across the boundary of two pages.
     Strings,
     /// An invalid instruction, handled by [`step_over_invalid`].
     Signal,
@@ -91,10 +91,10 @@ pub struct Body {
 }
 
 impl Body {
-    /// Most rounds.
+    /// The most rounds of a body.
     const ROUNDS_MAX: u64 = PAGE_BYTES as u64;
 
-    /// Does something at least once.
+    /// Makes a body of so many rounds, at least one.
     pub fn new(does: Does, rounds: u64) -> Self {
         assert!((1..=Self::ROUNDS_MAX).contains(&rounds));
         let code = match does {
@@ -107,20 +107,21 @@ impl Body {
         Self { does, code, rounds }
     }
 
-    /// What it executes in user mode, without the RET at its end.
+    /// Returns what it executes in user mode, without the RET at its end.
     pub fn executed(self) -> Executed {
         let (once, each) = match self.does {
             Does::Nothing => ((0, 0), (0, 0)),
             Does::SystemCall | Does::Yield => ((5, 1), (4, 2)),
             Does::Strings => ((3, 0), (8, 1)),
-            // Of each round the handler and the C library's way back from it are four.
+            // In each round, four of the instructions are those of the handler and of the C
+            // library's return from it.
             Does::Signal => ((0, 0), (6, 3)),
         };
         let executed = |(instructions, branches)| Executed { instructions, branches };
         executed(once).plus(executed(each).times(self.rounds))
     }
 
-    /// Executes it; strings are in the middle of `memory`, which has two pages.
+    /// Executes the body. Strings are in the middle of `memory`, which has two pages.
     #[inline(always)]
     pub fn execute(&self, memory: &mut [u8]) {
         assert!(memory.len() == 2 * PAGE_BYTES);
@@ -129,11 +130,11 @@ impl Body {
     }
 }
 
-/// From now on the process executes nothing in place of UD2.
+/// From now on the process skips UD2 instructions.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn step_over_invalid() -> io::Result<()> {
     // SAFETY: the handler changes nothing but where its thread goes on.
     let result = unsafe {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The scheduler's worst moods: moves threads between vCPUs and vCPUs between physical CPUs.
+//! Disturbs threads and vCPUs: moves threads between vCPUs and vCPUs between physical CPUs.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::xen::{TOOLS, Xen};
 const STREAM_THREADS: u64 = 1 << 32;
 const STREAM_VCPUS: u64 = 2 << 32;
 
-/// Moves one after another, until it is stopped.
+/// Moves one thread after another, until it is stopped.
 pub fn threads(threads: &[Pid], cpus: &[usize], seed: u64, stop: &AtomicBool) {
     let mut rng = Rng::new(seed, STREAM_THREADS);
     while !stop.load(Ordering::Relaxed) {
@@ -37,13 +37,13 @@ pub fn one_thread(threads: &[Pid], cpus: &[usize], rng: &mut Rng) {
 }
 
 /// Moves a random vCPU of the calling guest to a random physical CPU every 1 to 5 ms, and lets all
-/// go in the end.
+/// vCPUs run anywhere in the end.
 pub fn vcpus(host: &dyn Host, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
     let place = |vcpu, pcpus| host.set_affinity(vcpu, pcpus);
     place_at_random(&place, cpus, pcpus, seed, stop);
 }
 
-/// The same with a domain of Xen's.
+/// Does the same as [`vcpus`] with a domain of Xen's.
 pub fn domain(xen: &Xen, domain: u16, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
     let place = |vcpu, pcpus| xen.set_affinity(domain, vcpu, pcpus);
     place_at_random(&place, cpus, pcpus, seed + u64::from(domain), stop);
@@ -70,21 +70,23 @@ fn place_at_random(
     }
 }
 
-/// How long a physical CPU is away, and how long it is back before it goes again.
+/// How long a physical CPU is offline, and how long it is back before it is taken offline again.
 const AWAY: Duration = Duration::from_millis(50);
 const BACK: Duration = Duration::from_millis(400);
 
 /// How often physical CPUs came back so far.
 #[derive(Debug, Default)]
 pub struct Returns {
-    /// The last one, which was offline.
+    /// Returns of the last physical CPU from being offline.
     pub last: AtomicU64,
-    /// All of them, from suspend to RAM, while whoever is disturbed still went on.
+    /// Returns of all of them from suspend to RAM, while the threads that are disturbed still
+    /// executed.
     pub all: AtomicU64,
 }
 
-/// Takes the last of the machine's `pcpus` physical CPUs away and gives it back, again and again,
-/// moves this domain's vCPUs meanwhile, and once suspends the machine to RAM; counts in `returns`.
+/// Takes the last of the machine's `pcpus` physical CPUs offline and brings it back, again and
+/// again. Meanwhile it moves this domain's vCPUs, and once it suspends the machine to RAM. Counts
+/// in `returns`.
 ///
 /// # Errors
 ///
@@ -117,17 +119,18 @@ pub fn pcpus(
     Ok(())
 }
 
-/// Suspends the machine to RAM, and returns when it is awake again: who runs the emulator wakes it.
+/// Suspends the machine to RAM, and returns when it is awake again. The program that runs the
+/// emulator wakes it.
 fn suspend_to_ram() -> anyhow::Result<()> {
     fs::write("/sys/power/mem_sleep", "deep").context("there is no suspend to RAM")?;
     fs::write("/sys/power/state", "mem").context("the kernel does not suspend")
 }
 
-/// Debian's tool for physical CPUs, which knows `cpu-online` and `cpu-offline`.
+/// Runs Debian's tool for physical CPUs, which knows `cpu-online` and `cpu-offline`.
 ///
 /// # Errors
 ///
-/// It fails, with what it has said.
+/// The tool fails. The error has what it printed.
 pub fn hotplug(command: &str, pcpu: u32) -> anyhow::Result<()> {
     let tool = Path::new(TOOLS).join("xen-hptool");
     let said = Command::new(tool).args([command, &pcpu.to_string()]).output()?;

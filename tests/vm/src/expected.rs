@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What readings are apart beside what is measured: what a read itself executes, known from its
-//! machine code.
+//! Predicts by how much two readings differ in addition to what is measured: what a read itself
+//! executes, known from its machine code.
 //!
-//! A child process is single-stepped through the very code that measures.  Its counters' pages are
-//! replaced by copies that nobody writes, or stepping would disturb every read; to make a read
-//! start over, the copy's sequence word is changed in its middle.
+//! A child process is single-stepped through the very code that measures. Its counters' pages are
+//! replaced by copies that nobody writes, since stepping would otherwise disturb every read. To
+//! make a read start over, the copy's sequence word is changed in its middle.
 #![expect(unsafe_code, reason = "mappings are pointers")]
 
 use std::ffi::c_void;
@@ -21,18 +21,18 @@ use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::step::{Executed, Kind, Trace};
 
-/// How much two readings are apart beside what is measured.
+/// By how much two readings differ in addition to what is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Apart {
-    /// Without a retry of the later one.
+pub struct Overhead {
+    /// The difference without a retry of the later reading.
     pub once: Executed,
-    /// For each of its retries.
+    /// The further difference for each of its retries.
     pub per_retry: Executed,
 }
 
-impl Apart {
-    /// Of each of the `N` counters in the difference of two readings that `difference` gives, when
-    /// it measures `region`.
+impl Overhead {
+    /// Returns the overhead of each of the `N` counters in the difference of two readings that
+    /// `difference` returns when it measures `region`.
     ///
     /// # Errors
     ///
@@ -60,18 +60,18 @@ impl Apart {
         }))
     }
 
-    /// As [`of`](Self::of), where all counters are apart by the same.
+    /// Does the same as [`of`](Self::of), where all counters have the same overhead.
     ///
     /// # Errors
     ///
-    /// Those of [`of`](Self::of), or they are not.
+    /// The errors of [`of`](Self::of), or the overheads differ.
     pub fn of_all<const N: usize>(
         region: Executed,
         difference: fn(&Session) -> Result<Reading<N>, Error>,
     ) -> Result<Self> {
         let all = Self::of(region, difference)?;
         let first = *all.first().context("no counter")?;
-        ensure!(all.iter().all(|apart| *apart == first), "counters are not apart alike: {all:?}");
+        ensure!(all.iter().all(|one| *one == first), "overheads of counters differ: {all:?}");
         Ok(first)
     }
 }
@@ -90,7 +90,7 @@ const EVENTS: [Event; 4] = [
     Event::BRANCHES.user(),
 ];
 
-/// The most pages that there can be.
+/// The memory for the most pages that there can be.
 const BYTES: NonZeroUsize = NonZeroUsize::new((1 + MAX_VCPUS) * PAGE_BYTES).unwrap();
 const WORDS_PER_PAGE: usize = PAGE_BYTES / size_of::<AtomicU64>();
 
@@ -99,7 +99,7 @@ impl Stepped {
     ///
     /// # Errors
     ///
-    /// There is none.
+    /// There is no memory.
     pub fn new() -> Result<Self> {
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
@@ -107,12 +107,12 @@ impl Stepped {
         Ok(Self { pages })
     }
 
-    /// Steps `body` in a child that counts with so many counters; the read that executes the RDPMC
-    /// of this number starts over.
+    /// Steps through `body` in a child that counts with so many counters. The read that executes
+    /// the RDPMC of this number starts over.
     ///
     /// # Errors
     ///
-    /// Those of [`Trace::of`].
+    /// The errors of [`Trace::of`].
     pub fn trace(
         &self,
         counters: usize,
@@ -171,7 +171,7 @@ impl Stepped {
         Ok(())
     }
 
-    /// What changes whenever the page of the thread or that of its vCPU does.
+    /// Returns stamps that change whenever the page of the thread or that of its vCPU does.
     fn stamps(&self, session: &Session) -> Result<impl PartialEq + use<>> {
         let thread = session.thread_page().context("a new session has a page")?;
         let vcpu = thread.vcpu.load(Relaxed);
@@ -194,5 +194,5 @@ impl Drop for Stepped {
     }
 }
 
-/// Of the thread page's sequence word.
+/// The offset of the thread page's sequence word.
 const SEQ_OFFSET: usize = std::mem::offset_of!(ThreadPage, seq);

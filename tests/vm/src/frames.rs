@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Functions with frame pointers, of which it is known where they are after how many instructions.
+//! Functions with frame pointers. It is known where they are after a number of instructions.
 #![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
 
 use std::arch::global_asm;
@@ -7,7 +7,7 @@ use std::arch::global_asm;
 global_asm!(
     ".text",
     ".globl vm_tests_descend, vm_tests_descend_return, vm_tests_frame",
-    // Iterations, then functions that call each other.
+    // The arguments are the iterations, and the number of functions that call each other.
     "vm_tests_descend:",
     "push rbp",
     "mov rbp, rsp",
@@ -20,7 +20,7 @@ global_asm!(
     "vm_tests_descend_return:",
     "2: pop rbp",
     "ret",
-    // Iterations, then a frame pointer.
+    // The arguments are the iterations, and a frame pointer.
     "vm_tests_frame:",
     "push rbp",
     "mov rbp, rsi",
@@ -36,12 +36,12 @@ unsafe extern "C" {
     fn vm_tests_frame(iterations: u64, frame: u64);
 }
 
-/// Functions that call each other: each goes round a loop, and calls the next.
+/// Functions that call each other: each executes a loop, and calls the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descent {
-    /// Of each function's loop, at least 1.
+    /// The iterations of each function's loop, at least 1.
     pub iterations: u64,
-    /// Functions, at least 1.
+    /// The number of functions, at least 1.
     pub depth: u64,
 }
 
@@ -50,30 +50,30 @@ pub struct Descent {
 pub struct At {
     /// The next instruction.
     pub ip: u64,
-    /// Functions that have called, and have frames above the present frame pointer.
+    /// The number of functions that have called, and have frames above the present frame pointer.
     pub calls: usize,
-    /// Whether the present function's own frame is there.
+    /// Whether the present function has set up its own frame.
     pub framed: bool,
 }
 
 impl Descent {
-    /// Instructions beside the loop, up to the call.
+    /// The number of instructions up to the call, without the loop.
     const BESIDE: u64 = 6;
-    /// Of the instructions up to the call, and behind it.
+    /// The offsets of the instructions up to the call, and after it.
     const OFFSETS: [u64; 9] = [0, 1, 4, 7, 10, 12, 15, 17, 22];
 
-    /// Executes it.
+    /// Executes the descent.
     pub fn execute(self) {
         // SAFETY: follows the calling convention, and uses as much stack as a function's two words.
         unsafe { vm_tests_descend(self.iterations, self.depth) }
     }
 
-    /// Instructions up to its end.  The last function calls nobody.
+    /// Returns the number of instructions up to its end. The last function calls no other one.
     pub const fn instructions(self) -> u64 {
         self.descending() + 2 * self.depth
     }
 
-    /// Instructions up to the last function's end.
+    /// Returns the number of instructions up to the last function's end.
     pub const fn descending(self) -> u64 {
         self.depth * self.of_each() - 1
     }
@@ -82,12 +82,13 @@ impl Descent {
         2 * self.iterations + Self::BESIDE
     }
 
-    /// The address to which each function returns but the first.
+    /// Returns the address to which each function but the first returns.
     pub fn return_address() -> u64 {
         vm_tests_descend_return as *const () as u64
     }
 
-    /// Where it is after so many of its first [`descending`](Self::descending) instructions.
+    /// Returns where the descent is after so many of its first [`descending`](Self::descending)
+    /// instructions.
     ///
     /// # Panics
     ///
@@ -108,7 +109,7 @@ impl Descent {
     }
 }
 
-/// Executes a loop while the frame pointer is anything.
+/// Executes a loop while the frame pointer has this value.
 pub fn loop_with_frame(iterations: u64, frame: u64) {
     // SAFETY: the frame pointer is never followed, and restored.
     unsafe { vm_tests_frame(iterations, frame) }

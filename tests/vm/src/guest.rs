@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What this guest is, and whose its PMU.
+//! Says what this guest is, and who makes its PMU.
 
 use std::fs;
 
@@ -8,13 +8,13 @@ use perfctr::Description;
 use serde_json::{Map, Value};
 use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
 
-/// What its kernel says of how Xen virtualises it.
+/// The kernel's file that says how Xen virtualises this guest.
 const KIND: &str = "/sys/hypervisor/guest_type";
-/// Its clocks, of which one is the hypervisor's.
+/// The file with the guest's clocks, of which one is the hypervisor's.
 const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
-/// The part of a report that says it: `guest_kind` (`PV`, `PVH`, `KVM`) and `vendor`
-/// (`Intel`, `AMD`).
+/// Returns the part of a report that describes the guest: `guest_kind` (`PV`, `PVH`, `KVM`) and
+/// `vendor` (`Intel`, `AMD`).
 ///
 /// # Errors
 ///
@@ -31,7 +31,7 @@ pub fn describe(description: &Description) -> Result<Map<String, Value>> {
     Ok(pairs.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect())
 }
 
-/// Whether it is paravirtualised, so that its kernel does not execute in ring 0.
+/// Returns whether the guest is paravirtualised, so that its kernel does not execute in ring 0.
 ///
 /// # Errors
 ///
@@ -40,7 +40,7 @@ pub fn is_pv() -> Result<bool> {
     Ok(kind()? == "PV")
 }
 
-/// Whether its hypervisor is KVM.
+/// Returns whether the guest's hypervisor is KVM.
 ///
 /// # Errors
 ///

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How far readings are from the truth.
+//! Counts how far readings are from the truth.
 
 use std::collections::BTreeMap;
 
-use crate::expected::Apart;
+use crate::expected::Overhead;
 
-/// How often readings were by which amount more than the truth, after how many retries.
+/// How often readings were more than the truth, by which amount, and after how many retries.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
     /// Number of readings for each number of retries and distance from the truth.
@@ -36,26 +36,26 @@ pub struct Verdict {
 pub struct Prediction {
     /// A reading without a retry adds this to the truth.
     pub constant: u64,
-    /// And each retry this.
+    /// Each retry adds this.
     pub per_retry: u64,
 }
 
 impl Prediction {
-    /// Of instructions.
-    pub const fn instructions(apart: &Apart) -> Self {
-        let Apart { once, per_retry } = apart;
+    /// Predicts counts of instructions.
+    pub const fn instructions(overhead: &Overhead) -> Self {
+        let Overhead { once, per_retry } = overhead;
         Self { constant: once.instructions, per_retry: per_retry.instructions }
     }
 
-    /// Of branches.
-    pub const fn branches(apart: &Apart) -> Self {
-        let Apart { once, per_retry } = apart;
+    /// Predicts counts of branches.
+    pub const fn branches(overhead: &Overhead) -> Self {
+        let Overhead { once, per_retry } = overhead;
         Self { constant: once.branches, per_retry: per_retry.branches }
     }
 
-    /// Of the testbed's cycles.
-    pub const fn cycles(apart: &Apart) -> Self {
-        let Apart { once, per_retry } = apart;
+    /// Predicts counts of the testbed's cycles.
+    pub const fn cycles(overhead: &Overhead) -> Self {
+        let Overhead { once, per_retry } = overhead;
         Self { constant: once.cycles(), per_retry: per_retry.cycles() }
     }
 }
@@ -76,24 +76,25 @@ impl Histogram {
         self.truth += other.truth;
     }
 
-    /// Readings recorded.
+    /// Returns the number of readings.
     pub fn readings(&self) -> u64 {
         self.readings.values().sum()
     }
 
-    /// Retries of all readings.
+    /// Returns the number of retries of all readings.
     pub fn retries(&self) -> u64 {
         self.readings.iter().map(|((retries, _), count)| u64::from(*retries) * count).sum()
     }
 
-    /// The most frequent distance among readings with the fewest retries that `wanted` accepts.
+    /// Returns the most frequent distance among readings with the fewest retries that `wanted`
+    /// accepts.
     fn typical(&self, wanted: impl Fn(u32) -> bool) -> Option<(u32, i64)> {
         let fewest = self.readings.keys().map(|key| key.0).find(|&retries| wanted(retries))?;
         let same = self.readings.iter().filter(|(key, _)| key.0 == fewest);
         same.max_by_key(|(_, count)| **count).map(|(key, _)| *key)
     }
 
-    /// Holds all readings to what was predicted.  `None` if there is no reading.
+    /// Compares all readings with what was predicted. Returns `None` if there is no reading.
     pub fn judge(&self, predicted: Prediction) -> Option<Verdict> {
         if self.readings.is_empty() {
             return None;
@@ -124,7 +125,7 @@ impl Histogram {
         Some(verdict)
     }
 
-    /// The recorded distances, one line each, most frequent first, `lines` at most.
+    /// Returns the recorded distances, one line each, most frequent first, `lines` at most.
     pub fn describe(&self, lines: usize) -> String {
         let mut entries: Vec<_> = self.readings.iter().collect();
         entries.sort_by_key(|(_, count)| std::cmp::Reverse(**count));

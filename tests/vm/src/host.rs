@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The host of this guest, as far as tests ask it for something: it moves the guest's vCPUs, lets
-//! it count or forbids it, and knows what it and its driver have done.
+//! Asks the host of this guest for what tests need: it moves the guest's vCPUs, lets it count or
+//! forbids it, and knows what it and its driver have done.
 //!
 //! Xen's control domain is its own host ([`xen`](crate::xen)); a guest of KVM asks a program there
 //! ([`kvm`](crate::kvm)).
@@ -15,13 +15,13 @@ use crate::xen::Xen;
 /// How long a vCPU has been in which state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Runstate {
-    /// Unit: ns.  On a physical CPU.
+    /// The time on a physical CPU. Unit: ns.
     pub running_ns: u64,
-    /// Unit: ns.  Waiting for a physical CPU.
+    /// The time of waiting for a physical CPU. Unit: ns.
     pub runnable_ns: u64,
 }
 
-/// What can be asked of it, for the calling guest.
+/// What the calling guest can ask of its host.
 pub trait Host: Sync {
     /// Lets a vCPU run on the physical CPUs in the mask `pcpus` only.
     ///
@@ -30,14 +30,14 @@ pub trait Host: Sync {
     /// `EINVAL` there is no such vCPU, or none of the CPUs is online.
     fn set_affinity(&self, vcpu: u32, pcpus: u64) -> Result<(), Refusal>;
 
-    /// Has vCPUs that wait for a physical CPU get it as soon as can be, or no longer.
+    /// Has vCPUs that wait for a physical CPU get it as soon as possible, or takes that back.
     ///
     /// # Errors
     ///
-    /// The scheduler's.
+    /// The scheduler's error.
     fn preempt_often(&self, often: bool) -> Result<(), Refusal>;
 
-    /// What a vCPU has done with its time.
+    /// Returns how long a vCPU has been in which state.
     ///
     /// # Errors
     ///
@@ -51,29 +51,31 @@ pub trait Host: Sync {
     /// There is no driver.
     fn allow(&self, enabled: bool) -> Result<(), Refusal>;
 
-    /// What the driver has done since it began.
+    /// Returns what the driver has done since it began.
     ///
     /// # Errors
     ///
     /// There is no driver, or it is off.
     fn stats(&self) -> Result<HvStats, Refusal>;
 
-    /// The driver's own hypercall, with any operation and any argument.
+    /// Makes the driver's own hypercall, with any operation and any argument.
     ///
     /// # Errors
     ///
     /// The driver's refusal.
     fn perfctr_op(&self, op: u32, argument: Argument<'_>, length: u32) -> Result<(), Refusal>;
 
-    /// Whether the guest is Xen's control domain, which controls its host; no other guest may.
+    /// Returns the hypervisor if the guest is Xen's control domain, which controls its host. No
+    /// other guest may.
     fn xen(&self) -> Option<&Xen>;
 }
 
-/// The calling guest's.
+/// Returns the calling guest's host.
 ///
 /// # Errors
 ///
-/// It is neither Xen's control domain, nor in a machine of KVM's that the testbed has started.
+/// The guest is neither Xen's control domain, nor in a machine of KVM's that the testbed has
+/// started.
 pub fn host() -> Result<Box<dyn Host>> {
     if let Ok(xen) = Xen::open() {
         return Ok(Box::new(xen));

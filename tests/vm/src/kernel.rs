@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts of kernel mode are what the emulator itself has executed.
+//! Tests that counts of kernel mode are what the emulator itself has executed.
 //!
-//! What the emulator executes (its tally, `testbed/qemu`) less what the program executes, known
-//! from its machine code, is the kernel's; a counter of kernel mode has to say the same, to the
-//! instruction.
+//! The kernel's instructions are what the emulator executes (its tally, `testbed/qemu`) less what
+//! the program executes, known from its machine code. A counter of kernel mode has to have the same
+//! number, to the instruction.
 //!
-//! A PV guest's kernel executes outside ring 0, as the program does, and the hypervisor in it.  A
-//! PVH guest's executes in ring 0, as the hypervisor does, but the hypervisor only after an exit,
-//! and the emulator says how many there were.
+//! A PV guest's kernel executes outside ring 0, as the program does, and the hypervisor executes in
+//! ring 0. A PVH guest's kernel executes in ring 0, as the hypervisor does. But the hypervisor
+//! executes only after an exit, and the emulator says how many exits there were.
 
 use anyhow::{Context, Result, ensure};
 use perfctr::rdpmc::Hardware;
@@ -29,9 +29,9 @@ use crate::threads::{SELF, cpus, run_on};
 const RING_0: u32 = 0x7461_6c79;
 const OUTSIDE_RING_0: u32 = RING_0 + 1;
 const EXITS: u32 = RING_0 + 7;
-/// Of the kernel, and of kernel and user together.
+/// The events: instructions of the kernel, and of kernel and user together.
 const EVENTS: [Event; 2] = [Event::INSTRUCTIONS.kernel(), Event::INSTRUCTIONS];
-/// Measurements of each kind, and how many must not be disturbed by a switch.
+/// The number of measurements of each kind, and how many must not be disturbed by a switch.
 const MEASUREMENTS: u64 = 400;
 const UNDISTURBED_MIN: u64 = 200;
 
@@ -40,7 +40,7 @@ const UNDISTURBED_MIN: u64 = 200;
 enum Ring {
     /// In ring 0, which an exit leaves to the hypervisor: a PVH or HVM guest.
     Own,
-    /// Outside, and only the hypervisor in ring 0: a PV guest.
+    /// Outside ring 0, where only the hypervisor executes: a PV guest.
     Outside,
 }
 
@@ -65,24 +65,24 @@ impl Tallies {
 /// One measurement.
 struct Measured {
     counts: [u64; 2],
-    /// By the emulator.
+    /// What the emulator has executed meanwhile.
     executed: Tallies,
 }
 
-/// The program's own instructions in a measurement, beside the body's.
+/// The program's own instructions in a measurement, without the body's.
 #[derive(Clone, Copy, Debug)]
 struct Own {
-    /// Between both looks at the emulator.
+    /// The instructions between both looks at the emulator.
     all: u64,
-    /// Of them, those that are not between both readings of the second counter.
+    /// Those of them that are not between both readings of the second counter.
     outside: u64,
 }
 
-/// What comes of each kind of body: a name, and what is wrong, if anything is.
+/// Tests each kind of body. Returns each test's name, and what is wrong if anything is.
 ///
 /// # Errors
 ///
-/// Nothing can be measured: this is no testbed, or it was not told to keep its tally.
+/// Nothing can be measured: this is not the testbed, or it was not told to keep its tally.
 pub fn judge() -> Result<Vec<(String, Result<(), String>)>> {
     step_over_invalid()?;
     let ring = if guest::is_pv()? { Ring::Outside } else { Ring::Own };
@@ -110,7 +110,7 @@ pub fn judge() -> Result<Vec<(String, Result<(), String>)>> {
     Ok(outcomes)
 }
 
-/// Measures again and again; what is wrong, if anything is.
+/// Measures again and again. Returns what is wrong, if anything is.
 fn judge_one(
     ring: Ring,
     session: &Session,
@@ -121,7 +121,7 @@ fn judge_one(
     let (mut undisturbed, mut all) = (0, 0);
     for n in 0..MEASUREMENTS {
         let body = Body::new(does, 1 + n % 8);
-        let Some(measured) = whole(session, &body, pages.take(2)?)? else { continue };
+        let Some(measured) = measure_undisturbed(session, &body, pages.take(2)?)? else { continue };
         let user = own.all + body.executed().instructions;
         let Tallies { exits, ring_0, outside } = measured.executed;
         let kernel = match ring {
@@ -145,9 +145,13 @@ fn judge_one(
     Ok(if enough { Ok(()) } else { Err(format!("only {undisturbed} measurements")) })
 }
 
-/// A measurement; `None` if the kernel ran between a look at the emulator and the reading beside
-/// it, or if anything else than this thread's kernel ran in its middle.
-fn whole(session: &Session, body: &Body, memory: &mut [u8]) -> Result<Option<Measured>> {
+/// Makes a measurement. Returns `None` if the kernel ran between a look at the emulator and the
+/// reading beside it, or if anything else than this thread's kernel ran in its middle.
+fn measure_undisturbed(
+    session: &Session,
+    body: &Body,
+    memory: &mut [u8],
+) -> Result<Option<Measured>> {
     let moment = || -> Result<(Stamp, u64, u64)> {
         let thread = session.thread_page().context("the process was forked")?;
         let vcpu = session.vcpu_page(thread.vcpu.load(Relaxed)).context("it has no page")?;
@@ -192,12 +196,12 @@ impl Own {
     fn find() -> Result<Self> {
         let body = |session: &mut Session| {
             let nothing = Body::new(Does::Nothing, 1);
-            whole(session, &nothing, &mut [0; 2 * 4096]).expect("copies can be read");
+            measure_undisturbed(session, &nothing, &mut [0; 2 * 4096]).expect("copies can be read");
             Ok(())
         };
         let trace = Stepped::new()?.trace(2, body, None)?;
         let rdpmcs = trace.places(Kind::Rdpmc);
-        // Three tallies, two counters; two counters, three tallies.
+        // These are three tallies and two counters, then two counters and three tallies.
         let [_, _, first, _, opened, _, closed, last, _, _] = rdpmcs[..] else {
             anyhow::bail!("{} RDPMCs in a measurement", rdpmcs.len())
         };
@@ -205,7 +209,7 @@ impl Own {
             let Executed { instructions, .. } = trace.between(from, to);
             instructions
         };
-        // What is read last counts both modes.
+        // The counter that is read last counts both modes.
         Ok(Self { all: count(first, last), outside: count(first, opened) + count(closed, last) })
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Starting another kernel from this one, without the machine's firmware.
+//! Starts another kernel from this one, without the machine's firmware.
 #![expect(unsafe_code, reason = "no crate has these system calls")]
 
 use std::convert::Infallible;
@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
 
-/// Starts this kernel with these first contents of its memory and these arguments; it returns only
+/// Starts this kernel with these first contents of its memory and these arguments. It returns only
 /// if it cannot.
 ///
 /// # Errors

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A guest of KVM and the program on its host (`bin/host`), which does what the guest's tests ask
-//! for.
+//! Connects a guest of KVM with the program on its host (`bin/host`) that does what the guest's
+//! tests ask for.
 //!
-//! They talk through a virtio port: a [`Request`] in a line, and in another one `ok` with numbers,
-//! or `error` with an error's number.
+//! They talk through a virtio port. A [`Request`] is one line. The answer is another line: `ok`
+//! with numbers, or `error` with an error's number.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fmt::{self, Display};
@@ -23,12 +23,12 @@ use crate::module;
 use crate::raw::{Argument, Refusal};
 use crate::xen::Xen;
 
-/// What the kernel of a second guest is told, beside what the first one's is.
+/// The argument that the kernel of a second guest has in addition to the first one's.
 pub const NEIGHBOUR: &str = "neighbour";
 
 /// The port's name.
 const PORT: &str = "host";
-/// Where the kernel says which device has which name.
+/// The folder in which the kernel says which device has which name.
 const PORTS: &str = "/sys/class/virtio-ports";
 
 /// The module that makes hypercalls for a program, and its device.
@@ -48,11 +48,11 @@ struct Call {
 /// What a guest asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// [`Host::set_affinity`]; from the first of these on, nobody else moves a vCPU.
+    /// [`Host::set_affinity`]. From the first such request on, nobody else moves a vCPU.
     Place {
         /// The vCPU.
         vcpu: u32,
-        /// A mask.
+        /// The physical CPUs, as a mask.
         pcpus: u64,
     },
     /// [`Host::preempt_often`].
@@ -68,14 +68,14 @@ pub enum Request {
     Stats,
     /// [`Kvm::move_to_another`].
     Move {
-        /// While it executes.
+        /// Whether the guest is moved while it executes.
         live: bool,
-        /// It may count there.
+        /// Whether it may count there.
         allowed: bool,
     },
     /// [`Kvm::neighbour`].
     Neighbour {
-        /// It may count.
+        /// Whether it may count.
         allowed: bool,
     },
     /// [`Kvm::limits`].
@@ -136,7 +136,7 @@ impl FromStr for Request {
     }
 }
 
-/// An answer as a line.
+/// Returns an answer as a line.
 pub fn answer(outcome: Result<Vec<u64>, Refusal>) -> String {
     match outcome {
         Ok(numbers) => numbers.iter().fold("ok".to_owned(), |line, n| format!("{line} {n}")),
@@ -144,7 +144,7 @@ pub fn answer(outcome: Result<Vec<u64>, Refusal>) -> String {
     }
 }
 
-/// What a line answers; `EPROTO` if it is no answer.
+/// Returns what a line answers, or `EPROTO` if it is no answer.
 fn answered(line: &str) -> Result<Vec<u64>, Refusal> {
     let (how, numbers) = line.split_once(' ').unwrap_or((line, ""));
     let numbers: Result<Vec<u64>, _> = numbers.split_whitespace().map(str::parse).collect();
@@ -155,7 +155,7 @@ fn answered(line: &str) -> Result<Vec<u64>, Refusal> {
     }
 }
 
-/// The way to the host's program.
+/// The connection to the host's program.
 #[derive(Debug)]
 pub struct Kvm {
     port: Mutex<BufReader<File>>,
@@ -167,43 +167,43 @@ impl Kvm {
     ///
     /// # Errors
     ///
-    /// There is none of that name, or somebody else has it.
+    /// There is no port of that name, or it is already open.
     pub fn open() -> io::Result<Self> {
         let port = File::options().read(true).write(true).open(port()?)?;
         Ok(Self { port: Mutex::new(BufReader::new(port)), call: OnceLock::new() })
     }
 
-    /// Has another process run this guest: it is migrated while it executes, or else saved and
-    /// restored.  The answer comes where it goes on.
+    /// Has another process run this guest, to which it is migrated while it executes, or else saved
+    /// and restored. The answer comes where the guest continues.
     ///
     /// # Errors
     ///
-    /// `EIO` it cannot be done, and the host's console says why.
+    /// `EIO` if it cannot be done. The host's console says why.
     pub fn move_to_another(&self, live: bool, allowed: bool) -> Result<(), Refusal> {
         self.ask(Request::Move { live, allowed }).map(drop)
     }
 
-    /// Has a second guest like this one executed beside it, whose kernel is told [`NEIGHBOUR`];
-    /// gives the numbers that its command has printed, once it has ended well.
+    /// Has a second guest like this one run beside it, whose kernel gets the argument
+    /// [`NEIGHBOUR`]. Returns the numbers that its command has printed, once it has ended well.
     ///
     /// # Errors
     ///
-    /// `EIO` it has not, and the host's console says why.
+    /// `EIO` if it has not ended well. The host's console says why.
     pub fn neighbour(&self, allowed: bool) -> Result<Vec<u64>, Refusal> {
         self.ask(Request::Neighbour { allowed })
     }
 
-    /// What the host's `perfctr domains limits` says: general counters, fixed ones, and whether
-    /// they sample.
+    /// Returns what the host's `perfctr domains limits` says: general counters, fixed ones, and
+    /// whether they sample.
     ///
     /// # Errors
     ///
-    /// `EIO` it has failed, and the host's console says why.
+    /// `EIO` if that has failed. The host's console says why.
     pub fn limits(&self) -> Result<Vec<u64>, Refusal> {
         self.ask(Request::Limits)
     }
 
-    /// How much memory the process has locked that runs this guest, unit: KiB.
+    /// Returns how much memory the process has locked that runs this guest. Unit: KiB.
     ///
     /// # Errors
     ///
@@ -215,8 +215,8 @@ impl Kvm {
         }
     }
 
-    /// What the host's `perfctr domains list` says of each machine: whether it runs this guest, and
-    /// whether it may count.
+    /// Returns what the host's `perfctr domains list` says of each machine: whether it runs this
+    /// guest, and whether it may count.
     ///
     /// # Errors
     ///
@@ -225,7 +225,7 @@ impl Kvm {
         self.ask(Request::Domains)
     }
 
-    /// `perfctr domains allow`, or `forbid`, by the machine's name.
+    /// Runs `perfctr domains allow`, or `forbid`, with the machine's name.
     ///
     /// # Errors
     ///
@@ -234,17 +234,17 @@ impl Kvm {
         self.ask(Request::AllowByName(allowed)).map(drop)
     }
 
-    /// `perfctr domains allow` of a process that runs no machine; gives its exit status.
+    /// Runs `perfctr domains allow` for a process that runs no machine. Returns the exit status.
     ///
     /// # Errors
     ///
-    /// As for [`limits`](Self::limits), also if it does not name the process.
+    /// As for [`limits`](Self::limits), also if the command does not name the process.
     pub fn allow_nobody(&self) -> Result<Vec<u64>, Refusal> {
         self.ask(Request::AllowNobody)
     }
 
     fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
-        // Who has panicked has left nothing here that matters.
+        // A thread that has panicked has left nothing here that matters.
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = String::new();
         port.get_mut()
@@ -254,7 +254,7 @@ impl Kvm {
         answered(line.trim_end())
     }
 
-    /// The device that makes hypercalls, of a module that is loaded when it is first asked for.
+    /// Returns the device that makes hypercalls. Its module is loaded when it is first used.
     fn call(&self) -> Result<&File, Refusal> {
         if let Some(call) = self.call.get() {
             return Ok(call);
@@ -267,7 +267,7 @@ impl Kvm {
     }
 }
 
-/// The device of the port.
+/// Returns the path of the port's device.
 fn port() -> io::Result<PathBuf> {
     for entry in fs::read_dir(PORTS)? {
         let entry = entry?;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the programs that run inside the test VM's guest have in common.
+//! The parts that the programs which run inside the test VM's guest have in common.
 //!
 //! They judge the library, the module and the hypervisor from outside: regions of code with a
 //! known number of instructions ([`region`]), requests that must be refused ([`raw`], [`xen`]),
 //! and what the sides say about themselves ([`stats`]).
 //!
-//! Two things beside them execute where no program does: `kmod`, a module that tries to read
+//! Two more programs execute where no user's program does: `kmod`, a module that tries to read
 //! counters in a tenant's kernel, and `guest32`, a 32-bit kernel that is all of its domain.
 
 pub mod bodies;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Mappings of the device as nobody should ask for them.
+//! Makes mappings of the device, allowed and forbidden ones.
 #![expect(unsafe_code, reason = "mappings are pointers")]
 
 use std::ffi::c_void;
@@ -11,29 +11,29 @@ use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mprotect, munmap};
 use shared_abi::limits::PAGE_BYTES;
 
-/// What to ask for: a shared, read-only mapping unless it says otherwise.
+/// A request for a mapping, which is shared and read-only unless it says otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct MapRequest {
-    /// Pages to map.
+    /// The number of pages to map.
     pub pages: usize,
-    /// First page.
+    /// The first page.
     pub offset: usize,
-    /// To be written.
+    /// Whether it is writable.
     pub writable: bool,
-    /// To be executed.
+    /// Whether it is executable.
     pub executable: bool,
-    /// With pages of its own.
+    /// Whether it is private.
     pub private: bool,
 }
 
 impl MapRequest {
-    /// What the device allows, if the number of pages is right.
+    /// Returns a request that the device allows, if the number of pages is right.
     pub const fn pages(pages: usize) -> Self {
         Self { pages, offset: 0, writable: false, executable: false, private: false }
     }
 }
 
-/// A mapping that nobody looks into.
+/// A mapping whose contents are not read.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<c_void>,
@@ -58,7 +58,7 @@ pub fn map(device: &impl AsFd, request: &MapRequest) -> Result<Mapping, Errno> {
 }
 
 impl Mapping {
-    /// Asks for other rights.
+    /// Asks the kernel for other access rights.
     ///
     /// # Errors
     ///

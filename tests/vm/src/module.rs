@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Loading and unloading the guest's module.
+//! Loads and unloads the guest's module.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -14,11 +14,11 @@ use perfctr::{Event, Provider, Session};
 
 use crate::threads::{SELF, cpus, run_on};
 
-/// Where the test VM keeps the module.
+/// The path of the module in the test VM.
 pub const PATH: &str = "/lib/perfctr/perfctr.ko";
 
-/// The module watches switches no more when nobody has had counters for so long: its
-/// `PERFCTR_UNWATCH_DELAY_MS` (`guest-kmod/glue/watch.c`), and a little.
+/// The time without counters after which the module stops watching switches: its
+/// `PERFCTR_UNWATCH_DELAY_MS` (`guest-kmod/glue/watch.c`), and a little more.
 pub const UNWATCHED_AFTER: Duration = Duration::from_secs(11);
 
 /// Loads the module.
@@ -40,8 +40,8 @@ pub fn load_file(path: &str, parameters: &CStr) -> Result<()> {
     finit_module(&file, parameters, ModuleInitFlags::empty()).context("cannot load the module")
 }
 
-/// Has the module register the page of every vCPU, until the result is dropped: for programs that
-/// make hypercalls of their own.
+/// Has the module register the page of every vCPU, until the result is dropped. This is for
+/// programs that make hypercalls of their own.
 ///
 /// # Errors
 ///
@@ -53,7 +53,7 @@ pub fn register_pages() -> Result<Session> {
     for &cpu in &cpus {
         run_on(SELF, &[cpu])?;
     }
-    // What has stopped is loaded nowhere, and keeps its pages.
+    // A session that has stopped is not loaded, and keeps its pages.
     session.stop()?;
     run_on(SELF, &cpus)?;
     Ok(session)
@@ -63,7 +63,7 @@ pub fn register_pages() -> Result<Session> {
 ///
 /// # Errors
 ///
-/// `EAGAIN` it is in use, `ENOENT` it is not loaded.
+/// `EAGAIN` if it is in use, `ENOENT` if it is not loaded.
 pub fn unload() -> Result<(), Errno> {
     delete_module(c"perfctr", DeleteModuleFlags::O_NONBLOCK)
 }
@@ -72,7 +72,7 @@ pub fn unload() -> Result<(), Errno> {
 ///
 /// # Errors
 ///
-/// Those of [`unload`].
+/// The errors of [`unload`].
 pub fn unload_when_idle() -> Result<(), Errno> {
     for _ in 0..10_000 {
         match unload() {
@@ -83,7 +83,7 @@ pub fn unload_when_idle() -> Result<(), Errno> {
     unload()
 }
 
-/// What the kernel has said since boot.
+/// Returns the kernel's log since boot.
 ///
 /// # Errors
 ///
@@ -93,14 +93,14 @@ pub fn log() -> Result<String> {
     Ok(String::from_utf8_lossy(&said.stdout).into_owned())
 }
 
-/// The kernel has complained of nothing, and the module can be loaded anew.
+/// Checks that the kernel has complained of nothing, and that the module can be loaded anew.
 ///
 /// # Errors
 ///
-/// What the kernel complains of, or those of [`unload`] and [`load`].
+/// The error has what the kernel complains of, or is one of [`unload`] and [`load`].
 pub fn reload_unharmed() -> Result<()> {
     let log = log()?;
-    // What it says of the CPU when it boots is not about the module.
+    // What the kernel says of the CPU when it boots is not about the module.
     let mut lines = log.lines().filter(|line| !line.contains("/admin-guide/hw-vuln/"));
     let complaint =
         lines.find(|line| ["BUG:", "WARNING:", "Oops"].iter().any(|bad| line.contains(bad)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Linux's own perf events (`perf_event_open(2)`).
+//! Uses Linux's own perf events (`perf_event_open(2)`).
 #![expect(unsafe_code, reason = "system calls that take and give descriptors and memory")]
 
 use std::fs::File;
@@ -18,13 +18,13 @@ use perf_event_open_sys::{ioctls, perf_event_open};
 use shared_abi::limits::PAGE_BYTES;
 use zerocopy::IntoBytes;
 
-/// perf's own policy: what users without `CAP_PERFMON` may count.
+/// The file of perf's own policy: what users without `CAP_PERFMON` may count.
 pub const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 
-/// Pages of a ring, beside the one that describes it.
+/// The number of pages of a ring, without the one that describes it.
 const RING_PAGES: usize = 64;
 
-/// Whose events.
+/// Whose events are counted.
 #[derive(Clone, Copy, Debug)]
 pub enum Whose {
     /// A thread's, wherever it executes.
@@ -33,12 +33,12 @@ pub enum Whose {
     Cpu(usize),
 }
 
-/// What to count in user mode of one of perf's generic events (`PERF_COUNT_HW_*`).
+/// Returns the attributes that count one of perf's generic events (`PERF_COUNT_HW_*`) in user mode.
 pub fn generic(event: u32) -> perf_event_attr {
     user(PERF_TYPE_HARDWARE, event.into())
 }
 
-/// What to count in user mode by a select word.
+/// Returns the attributes that count the events of a select word in user mode.
 pub fn raw(select: u64) -> perf_event_attr {
     user(PERF_TYPE_RAW, select)
 }
@@ -55,11 +55,11 @@ fn user(kind: u32, config: u64) -> perf_event_attr {
 pub struct Event(File);
 
 impl Event {
-    /// Opens one, in the group of another one.
+    /// Opens an event, in the group of another one if that is given.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn open(
         mut attributes: perf_event_attr,
         whose: Whose,
@@ -77,16 +77,16 @@ impl Event {
         Ok(Self(unsafe { File::from_raw_fd(event) }))
     }
 
-    /// Its count.
+    /// Returns the event's count.
     ///
     /// # Errors
     ///
-    /// The kernel's; an event that has failed has none.
+    /// The kernel's; an event that has failed has no count.
     pub fn count(&self) -> std::io::Result<u64> {
         self.read().map(|[count]| count)
     }
 
-    /// What its read format asks for, in so many words.
+    /// Returns the words that its read format asks for, `N` in all.
     ///
     /// # Errors
     ///
@@ -97,65 +97,66 @@ impl Event {
         Ok(words)
     }
 
-    /// It counts from now on, and its group.
+    /// Has the event and its group count from now on.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     #[inline(always)]
     pub fn enable(&self) -> Result<(), Errno> {
         // SAFETY: the descriptor is an event's.
         Errno::result(unsafe { ioctls::ENABLE(self.0.as_raw_fd(), 1) }).map(drop)
     }
 
-    /// It counts no more, nor does its group.
+    /// Stops the event and its group.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     #[inline(always)]
     pub fn disable(&self) -> Result<(), Errno> {
         // SAFETY: the descriptor is an event's.
         Errno::result(unsafe { ioctls::DISABLE(self.0.as_raw_fd(), 1) }).map(drop)
     }
 
-    /// It counts from now on, or not, and at once with it those of its group that are enabled.
+    /// Starts or stops the event alone, and with it, at once, the events of its group that are
+    /// enabled.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn lead(&self, counts: bool) -> Result<(), Errno> {
         let ioctl = if counts { ioctls::ENABLE } else { ioctls::DISABLE };
         // SAFETY: the descriptor is an event's.
         Errno::result(unsafe { ioctl(self.0.as_raw_fd(), 0) }).map(drop)
     }
 
-    /// It counts until it has overflowed so many times.
+    /// Lets the event count until it has overflowed so many times.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn refresh(&self, times: usize) -> Result<(), Errno> {
         // SAFETY: the descriptor is an event's.
         Errno::result(unsafe { ioctls::REFRESH(self.0.as_raw_fd(), times as i32) }).map(drop)
     }
 }
 
-/// What a ring holds.
+/// A record in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// An overflow.
     Sample {
-        /// Where.
+        /// The instruction's address.
         ip: u64,
-        /// In which thread.
+        /// The thread.
         tid: u32,
-        /// Events since the one before.
+        /// The number of events since the overflow before.
         period: u64,
     },
-    /// So many records had no room.
+    /// So many records were lost, since there was no room.
     Lost(u64),
-    /// Something else.
+    /// Another kind of record, by its number.
     Other(u32),
 }
 
@@ -168,11 +169,11 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Opens one that overflows every `period` events.
+    /// Opens an event that overflows every `period` events.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn open(
         mut attributes: perf_event_attr,
         period: u64,
@@ -187,7 +188,7 @@ impl Sampling {
         Ok(Self { event, ring })
     }
 
-    /// What has come since the last time, while nothing comes.
+    /// Returns the records since the last call. No record may be written meanwhile.
     pub fn records(&mut self) -> Vec<Record> {
         let page: *mut perf_event_mmap_page = self.ring.as_mut_ptr().cast();
         // SAFETY: the kernel has put such a structure there.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whole programs that nobody here wrote, counted from their first instruction to their last.
+//! Counts whole programs that are not the project's, from their first instruction to their last.
 #![expect(unsafe_code, reason = "what is done between fork and exec")]
 
 use std::fs::File;
@@ -23,9 +23,9 @@ use shared_abi::version::ABI_MAJOR;
 use crate::perf::{Event, Whose, generic};
 use crate::step::Held;
 
-/// What makes programs execute the same again, also where a hypervisor says something else of the
-/// CPU and its caches, after which the C library chooses how to copy and compare, and how to save
-/// registers while it finds a function at its first call.
+/// The environment in which programs execute the same instructions in each run. A hypervisor may
+/// say something else of the CPU and its caches, by which the C library chooses how to copy and
+/// compare, and how to save registers while it finds a function at its first call.
 const ENVIRONMENT: [(&str, &str); 4] = [
     ("LD_BIND_NOW", "1"),
     ("LC_ALL", "C"),
@@ -40,20 +40,21 @@ const ENVIRONMENT: [(&str, &str); 4] = [
     ),
 ];
 
-/// What is counted of a program where all is: instructions, branches and cycles in user mode.
+/// The events that are counted of a program if there are counters for all: instructions, branches
+/// and cycles in user mode.
 pub const EVENTS: [perfctr::Event; 3] = [
     perfctr::Event::INSTRUCTIONS.user(),
     perfctr::Event::BRANCHES.user(),
     perfctr::Event::CYCLES.user(),
 ];
 
-/// Events of a program's thread.
+/// Counters of a program's thread.
 pub trait Counter {
-    /// How often each has occurred.
+    /// Returns how often each event has occurred.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     fn counts(self) -> Result<Vec<u64>>;
 }
 
@@ -70,31 +71,33 @@ impl Running {
         self.0.lock().expect("nobody panics").retain(|other| *other != pid);
     }
 
-    /// Those of this moment.
+    /// Returns the programs that run at this moment.
     pub fn pids(&self) -> Vec<Pid> {
         self.0.lock().expect("nobody panics").clone()
     }
 }
 
-/// Makes the system one on which programs repeat themselves.
+/// Prepares the system so that programs execute the same in each run.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn prepare() -> Result<()> {
-    // Until the kernel has randomness the C library's allocator makes up its own.
+    // Until the kernel has random numbers, the C library's allocator makes up its own.
     File::open("/dev/random")?.read_exact(&mut [0])?;
-    // From now on no file's time of access changes.  Python computes it whenever it looks for a
-    // module, in some more instructions when the ns are not 0, as they are until the first access.
+    // From now on no file's time of access changes. Python computes it whenever it looks for a
+    // module, and executes some more instructions if its ns are not 0, as they are until the first
+    // access.
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOATIME;
     Ok(mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)?)
 }
 
-/// A program and its arguments, with blanks in between, that executes the same whenever it runs.
+/// Returns the command for a program and its arguments, with blanks in between, that executes the
+/// same whenever it runs.
 ///
 /// # Errors
 ///
-/// There are no words.
+/// The line is empty.
 pub fn command(line: &str) -> Result<Command> {
     let mut words = line.split(' ');
     let mut child = Command::new(words.next().context("an empty line")?);
@@ -110,7 +113,7 @@ pub fn command(line: &str) -> Result<Command> {
 ///
 /// # Errors
 ///
-/// It cannot be run or counted, or does not succeed.
+/// The program cannot be run or counted, or does not succeed.
 pub fn count<C: Counter>(
     line: &str,
     attach: impl FnOnce(Pid) -> Result<C>,
@@ -126,16 +129,16 @@ pub fn count<C: Counter>(
     counter.counts()
 }
 
-/// Counters of Linux' own.
+/// Counters of Linux' own perf.
 #[derive(Debug)]
 pub struct Perf(Vec<Event>);
 
 impl Perf {
-    /// Those of [`EVENTS`].
+    /// Opens counters of [`EVENTS`].
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn attach(pid: Pid) -> Result<Self> {
         let mut events = Vec::new();
         for event in [
@@ -155,7 +158,7 @@ impl Counter for Perf {
     }
 }
 
-/// The module's.
+/// Counters of the module.
 #[derive(Debug)]
 pub struct Attached {
     device: Device,
@@ -163,11 +166,11 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Those of some events.
+    /// Opens counters of some events.
     ///
     /// # Errors
     ///
-    /// The module's, or this CPU does not count them.
+    /// The module's error, or this CPU does not count the events.
     pub fn attach(pid: Pid, events: &[perfctr::Event]) -> Result<Self> {
         let device = Device::open()?;
         let tid = pid.as_raw() as u32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Requests as they cross the boundary, good and bad.
+//! Makes requests as they cross the boundary, good and bad ones.
 #![expect(unsafe_code, reason = "ioctl takes a pointer")]
 
 use std::fs::File;
@@ -12,9 +12,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// The argument of a request.
 #[derive(Debug)]
 pub enum Argument<'a> {
-    /// Memory of ours, for reading and for writing.
+    /// Memory of this process, for reading and for writing.
     Bytes(&'a mut [u8]),
-    /// No memory, for requests without an argument or to be refused: the address 0.
+    /// No memory: the address 0, for requests without an argument or to be refused.
     Null,
     /// An address in the range that Xen keeps for itself in every PV guest.
     Hypervisor,
@@ -23,12 +23,12 @@ pub enum Argument<'a> {
 }
 
 impl<'a> Argument<'a> {
-    /// The bytes of a structure.
+    /// Makes an argument of a structure's bytes.
     pub fn of<T: IntoBytes + FromBytes + Immutable>(structure: &'a mut T) -> Self {
         Self::Bytes(structure.as_mut_bytes())
     }
 
-    /// The address; of memory that is ours for as long as `self` lives, or that is nobody's.
+    /// Returns the address, which is that of memory that lives as long as `self`, or is not memory.
     pub(crate) fn address(&mut self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.as_mut_ptr() as u64,
@@ -58,7 +58,7 @@ pub fn open_device() -> io::Result<File> {
     File::options().read(true).write(true).open(DEVICE_PATH)
 }
 
-/// Does an ioctl.
+/// Makes an ioctl.
 ///
 /// # Errors
 ///

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Code with a known number of instructions, between two readings and from a start to a stop.
+//! Code with a known number of instructions, which is measured between two readings or from a start
+//! to a stop.
 #![expect(unsafe_code, reason = "only assembly has a known number of instructions")]
 
 use std::arch::asm;
@@ -10,7 +11,7 @@ use perfctr::{Counts, Error, Reading, Session};
 use shared_abi::read::{ReadError, Snapshot, read_thread};
 
 use crate::bodies::Body;
-use crate::expected::Apart;
+use crate::expected::Overhead;
 use crate::rng::Rng;
 use crate::step::Executed;
 
@@ -29,23 +30,23 @@ impl Region {
     /// Instructions between the loops.
     const BETWEEN: u64 = 1;
 
-    /// Loops of about `iterations` in all, which must be at least 4.
+    /// Makes loops of about `iterations` in all, which must be at least 4.
     pub fn random(rng: &mut Rng, iterations: u64) -> Self {
         Self { first: rng.between(1, iterations / 2), second: rng.between(1, iterations / 2) }
     }
 
-    /// Instructions that the region retires.  The one that stores counts once, even if it faults:
-    /// the faulting attempt does not retire.
+    /// Returns the number of instructions that the region retires. The one that stores counts once,
+    /// even if it faults, since the faulting attempt does not retire.
     pub const fn instructions(self) -> u64 {
         Self::BODY * (self.first + self.second) + Self::BETWEEN
     }
 
-    /// Branches that the region retires, taken or not.
+    /// Returns the number of branches that the region retires, taken or not.
     pub const fn branches(self) -> u64 {
         self.first + self.second
     }
 
-    /// Both.
+    /// Returns both numbers.
     pub const fn executed(self) -> Executed {
         Executed { instructions: self.instructions(), branches: self.branches() }
     }
@@ -74,7 +75,8 @@ impl Region {
 pub const KNOWN_LOOP: [u64; 2] = [1 + 2 * KNOWN_ITERATIONS, KNOWN_ITERATIONS];
 const KNOWN_ITERATIONS: u64 = 1_000;
 
-/// A loop that takes nothing, so that it begins and ends without further instructions.
+/// Executes a known loop. It has no arguments, so that it begins and ends without further
+/// instructions.
 #[inline(always)]
 pub fn known_loop() {
     // SAFETY: it changes one register, which it names, and no memory.
@@ -90,14 +92,14 @@ pub fn known_loop() {
     }
 }
 
-/// Reads, executes the region, and reads again; gives the difference.
+/// Reads, executes the region, and reads again. Returns the difference.
 ///
-/// Both readings are taken by the same instructions, so every counter of a kind is apart by the
-/// same constant: what one whole read and one call take.
+/// Both readings are taken by the same instructions, so the difference of every counter of a kind
+/// has the same overhead: what one whole read and one call execute.
 ///
 /// # Errors
 ///
-/// Those of [`Session::read`].
+/// The errors of [`Session::read`].
 #[inline(never)]
 pub fn measure<const N: usize>(
     session: &Session,
@@ -110,12 +112,12 @@ pub fn measure<const N: usize>(
     Ok(closing - opening)
 }
 
-/// As [`measure`], in a reading that nothing has disturbed: one that begins again executes, and so
-/// counts, more.
+/// Does the same as [`measure`], with a reading that nothing has disturbed. A reading that starts
+/// over executes, and so counts, more.
 ///
 /// # Errors
 ///
-/// Those of [`Session::read`]; [`Error::Disturbed`] if each of many readings began again.
+/// The errors of [`Session::read`]; [`Error::Disturbed`] if each of many readings began again.
 pub fn measure_undisturbed<const N: usize>(
     session: &Session,
     region: Region,
@@ -131,27 +133,28 @@ pub fn measure_undisturbed<const N: usize>(
     Err(Error::Disturbed)
 }
 
-/// What [`measure`] of two counters counts beside the region; stepped once in a process.
+/// Returns what [`measure`] of two counters counts in addition to the region. It is found by
+/// single-stepping, once in a process.
 ///
 /// # Errors
 ///
 /// The process cannot be stepped.
-pub fn apart() -> anyhow::Result<Apart> {
+pub fn overhead() -> anyhow::Result<Overhead> {
     const SHORT: Region = Region { first: 1, second: 1 };
-    static APART: Mutex<Option<Apart>> = Mutex::new(None);
-    let mut known = APART.lock().expect("nobody panics");
+    static OVERHEAD: Mutex<Option<Overhead>> = Mutex::new(None);
+    let mut known = OVERHEAD.lock().expect("nobody panics");
     if known.is_none() {
         let difference = |session: &Session| measure::<2>(session, SHORT, &mut 0);
-        *known = Some(Apart::of_all(SHORT.executed(), difference)?);
+        *known = Some(Overhead::of_all(SHORT.executed(), difference)?);
     }
     Ok(known.expect("it was just found"))
 }
 
-/// As [`measure`], with a body of assembly in place of the region.
+/// Does the same as [`measure`], with a body of assembly in place of the region.
 ///
 /// # Errors
 ///
-/// Those of [`Session::read`].
+/// The errors of [`Session::read`].
 #[inline(never)]
 pub fn measure_body<const N: usize>(
     session: &Session,
@@ -164,9 +167,8 @@ pub fn measure_body<const N: usize>(
     Ok(closing - opening)
 }
 
-/// As [`measure`], with reads that store what they have read where they are told to, as soon as
-/// they have it: for `fresh` that has not been touched yet, a read that is disturbed by a fault in
-/// its middle.
+/// Does the same as [`measure`], with reads that store each number as soon as they have it. If they
+/// store to `fresh` memory that has not been touched yet, a fault in its middle disturbs the read.
 ///
 /// # Errors
 ///
@@ -190,7 +192,7 @@ pub fn measure_into<const N: usize>(
     })
 }
 
-/// The one copy of the read that stores.
+/// Reads and stores. This is the one copy of that code.
 #[inline(never)]
 fn read_into<const N: usize>(
     session: &Session,
@@ -200,11 +202,12 @@ fn read_into<const N: usize>(
     read_thread(thread, |n| session.vcpu_page(n), &Hardware, counts)
 }
 
-/// Goes on counting, executes all regions, each after a read, and stops; gives the reads' retries.
+/// Continues counting, executes all regions, each after a read, and stops. Returns the number of
+/// the reads' retries.
 ///
 /// # Errors
 ///
-/// The session's.
+/// The session's error.
 #[inline(never)]
 pub fn total<const N: usize>(
     session: &mut Session,
@@ -221,20 +224,20 @@ pub fn total<const N: usize>(
     Ok(retries)
 }
 
-/// The one copy of the read.
+/// Reads. This is the one copy of that code.
 #[inline(never)]
 fn read<const N: usize>(session: &Session) -> Result<Reading<N>, Error> {
     session.read::<N>()
 }
 
-/// Reads twice, with nothing in between; gives the difference.
+/// Reads twice, with nothing in between. Returns the difference.
 ///
-/// The reads are inlined, as they would be in a program that cares, so the first counter is apart
-/// by what one read takes.
+/// The reads are inlined, as in a program for which their cost matters, so the first counter's
+/// difference is what one read executes.
 ///
 /// # Errors
 ///
-/// Those of [`Session::read`].
+/// The errors of [`Session::read`].
 #[inline(never)]
 pub fn measure_read<const N: usize>(session: &Session) -> Result<Reading<N>, Error> {
     let opening = session.read::<N>()?;
@@ -242,11 +245,11 @@ pub fn measure_read<const N: usize>(session: &Session) -> Result<Reading<N>, Err
     Ok(closing - opening)
 }
 
-/// As [`measure_read`], by the reads that leave out the TSC.
+/// Does the same as [`measure_read`], with reads that leave out the TSC.
 ///
 /// # Errors
 ///
-/// Those of [`Session::counts`].
+/// The errors of [`Session::counts`].
 #[inline(never)]
 pub fn measure_counts<const N: usize>(session: &Session) -> Result<Reading<N>, Error> {
     let opening = session.counts::<N>()?;
@@ -274,7 +277,7 @@ impl FreshPages {
         Ok(Self { memory: memory::Memory::new(Self::PAGES)?, next: 0 })
     }
 
-    /// Some pages whose next accesses fault.
+    /// Returns some pages whose next accesses fault.
     ///
     /// # Errors
     ///
@@ -288,20 +291,20 @@ impl FreshPages {
         Ok(self.memory.pages(self.next - pages, pages))
     }
 
-    /// A byte whose next access faults.
+    /// Returns a byte whose next access faults.
     ///
     /// # Errors
     ///
-    /// Those of [`take`](Self::take).
+    /// The errors of [`take`](Self::take).
     pub fn byte(&mut self) -> nix::Result<&mut u8> {
         Ok(&mut self.take(1)?[0])
     }
 
-    /// A place for counts, whose next access faults.
+    /// Returns memory for counts, whose next access faults.
     ///
     /// # Errors
     ///
-    /// Those of [`take`](Self::take).
+    /// The errors of [`take`](Self::take).
     pub fn counts<const N: usize>(&mut self) -> nix::Result<&mut [u64; N]> {
         let counts = self.take(1)?.as_mut_ptr().cast::<[u64; N]>();
         // SAFETY: a page is aligned and has room for more; the borrow is that of the page.
@@ -337,7 +340,7 @@ mod memory {
             Ok(memory)
         }
 
-        /// Gives all pages back; they read as 0 again.
+        /// Gives all pages back to the kernel. They read as 0 again.
         pub(super) fn forget(&mut self) -> nix::Result<()> {
             self.advise(MmapAdvise::MADV_DONTNEED)
         }

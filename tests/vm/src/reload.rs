@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The module comes and goes.
+//! Tests that the module can be unloaded and loaded again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -14,18 +14,18 @@ use crate::rng::Rng;
 use crate::stats::until_threads;
 use crate::witness::Witness;
 
-/// Threads that open and close sessions meanwhile.
+/// The number of threads that open and close sessions meanwhile.
 const THREADS: u64 = 4;
 
-/// How long a thread leaves the module alone between two sessions, in ms: long enough that there
+/// How long a thread does not use the module between two sessions, in ms: long enough that there
 /// are moments in which nobody uses it, on a slow machine too.
 const PAUSE_MS: std::ops::Range<u64> = 100..600;
 
-/// The module cannot be unloaded while a thread counts.
+/// Checks that the module cannot be unloaded while a thread counts.
 ///
 /// # Errors
 ///
-/// It can, or the thread does not count exactly.
+/// The module can be unloaded, or the thread does not count exactly.
 pub fn in_use() -> Result<()> {
     let witness = Witness::new()?;
     let refusal = module::unload();
@@ -37,11 +37,11 @@ pub fn in_use() -> Result<()> {
 ///
 /// # Errors
 ///
-/// It cannot be unloaded or loaded, a thread does not count exactly, or something is left.
+/// The module cannot be unloaded or loaded, a thread does not count exactly, or something is left.
 ///
 /// # Panics
 ///
-/// One of the threads does.
+/// One of the threads panics.
 pub fn comes_and_goes(rounds: u32) -> Result<()> {
     let stop = AtomicBool::new(false);
     let sessions = AtomicU64::new(0);
@@ -82,7 +82,7 @@ fn open_and_close(id: u64, stop: &AtomicBool, sessions: &AtomicU64) -> Result<()
                 sessions.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => match error.downcast_ref() {
-                // The module is not there just now.
+                // The module is not loaded at this moment.
                 Some(Error::Refused(refusal)) if refusal.cause == Cause::NoModule => {}
                 _ => return Err(error),
             },

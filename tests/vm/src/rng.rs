@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Reproducible randomness.
+//! Makes reproducible random numbers.
 
 /// Marsaglia's xorshift64 ("Xorshift RNGs", Journal of Statistical Software 8(14), 2003).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// Different seeds and streams give different sequences.
+    /// Starts a sequence. Different seeds and streams give different sequences.
     pub fn new(seed: u64, stream: u64) -> Self {
-        // Odd, so never 0, which is the one state that xorshift does not leave.
+        // The state is odd, so it is never 0, which is the one state that xorshift does not leave.
         let mut rng = Self((seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 1 | 1);
         for _ in 0..8 {
             rng.next();
@@ -16,7 +16,7 @@ impl Rng {
         rng
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[expect(clippy::should_implement_trait, reason = "an endless sequence needs no Option")]
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
@@ -25,12 +25,12 @@ impl Rng {
         self.0
     }
 
-    /// A number between `low` and `high - 1`.
+    /// Returns a number between `low` and `high - 1`.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low)
     }
 
-    /// One of the elements.
+    /// Returns one of the elements.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.between(0, from.len() as u64) as usize]
     }

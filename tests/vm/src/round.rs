@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Regions of known length in threads that sample themselves.
+//! Counts regions of known length in threads that sample themselves.
 
 use std::mem::forget;
 use std::thread;
@@ -9,31 +9,31 @@ use crate::step::{Executed, Kind, Trace};
 use anyhow::{Result, bail, ensure};
 use perfctr::{Event, PhysSlot, Session};
 
-use crate::sampled::{self, SIGNAL, Told, WAY_MAX};
+use crate::sampled::{self, Noted, SIGNAL, WAY_MAX};
 
 const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
 const BRANCHES: Event = Event::BRANCHES.user();
 
-/// A general counter.
+/// Returns a general counter's slot.
 const fn general(n: u32) -> PhysSlot {
     PhysSlot::general(n).expect("every page has two general counters")
 }
 
-/// What a thread counts: instructions by a counter that samples and by another that does not, and
+/// The counters of a thread: one of instructions that samples, another that does not, and one of
 /// branches.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     events: [Event; 3],
     periods: [u64; 3],
-    /// Which counter is which.
+    /// The indices of the counters.
     sampling: usize,
     beside: usize,
     branches: usize,
 }
 
 impl Shape {
-    /// The `kind`th arrangement of counters; instructions sample with this period, and in one
-    /// arrangement branches as well.
+    /// Returns the `kind`th arrangement of counters. Instructions sample with this period, and in
+    /// one arrangement branches do as well.
     pub const fn new(kind: usize, period: u64) -> Self {
         let sampled = INSTRUCTIONS.every(period);
         match kind % 3 {
@@ -69,7 +69,7 @@ impl Shape {
     ///
     /// # Errors
     ///
-    /// Those of [`Session::start_sampling`].
+    /// The errors of [`Session::start_sampling`].
     pub fn start(&self, session: &mut Session) -> Result<()> {
         sampled::expect(&self.periods, self.sampling);
         Ok(session.start_sampling(&self.events, SIGNAL)?)
@@ -82,21 +82,21 @@ pub struct Round {
     region: Region,
     shape: Shape,
     counts: [u64; 3],
-    told: Told,
+    noted: Noted,
 }
 
 /// Counts one region from start to stop.
 ///
 /// # Errors
 ///
-/// The session's.
+/// The session's error.
 pub fn round(session: &mut Session, shape: &Shape, region: Region) -> Result<Round> {
     count(session, shape, region)?;
-    let told = sampled::told();
-    Ok(Round { region, shape: *shape, counts: session.read::<3>()?.counts, told })
+    let noted = sampled::finish();
+    Ok(Round { region, shape: *shape, counts: session.read::<3>()?.counts, noted })
 }
 
-/// The one copy of the code that counts.
+/// Counts. This is the one copy of that code.
 #[inline(never)]
 fn count(session: &mut Session, shape: &Shape, region: Region) -> Result<()> {
     let mut store = 0;
@@ -105,24 +105,26 @@ fn count(session: &mut Session, shape: &Shape, region: Region) -> Result<()> {
     Ok(session.stop()?)
 }
 
-/// What is counted beside a region, known from the machine code: instructions and branches.
+/// What is counted in addition to a region, known from the machine code: instructions and branches.
 #[derive(Clone, Debug, Default)]
 pub struct Constants {
-    /// From the start to the region and from there to the stop.
+    /// What is counted from the start to the region and from there to the stop.
     once: [u64; 2],
-    /// After each signal, in the first so many instructions of the way from where the counters go
-    /// on to where the thread does.
+    /// What is counted after each signal, in the first so many instructions from where the counters
+    /// continue to where the thread does.
     way: Vec<[u64; 2]>,
 }
 
 impl Constants {
     const SHAPE: Shape = Shape::new(0, 1_000);
-    /// What is stepped: shorter than a period, and longer than one and shorter than two.
+    /// The regions that are stepped: one shorter than a period, and one longer than a period and
+    /// shorter than two.
     const SILENT: Region = Region { first: 50, second: 50 };
     const SAMPLED: Region = Region { first: 600, second: 50 };
 
-    /// Those of every thread but the first: what is executed depends on where memory comes from.
-    /// To be called while there are no others, since stepping takes long beside them.
+    /// Finds the constants of every thread but the first, where memory comes from elsewhere and so
+    /// other instructions are executed. It has to be called while there are no other threads, since
+    /// stepping takes long beside them.
     ///
     /// # Errors
     ///
@@ -130,17 +132,17 @@ impl Constants {
     ///
     /// # Panics
     ///
-    /// The thread that finds them does.
+    /// The thread that finds them panics.
     pub fn find() -> Result<Self> {
         thread::scope(|scope| scope.spawn(Self::of_this_thread).join().expect("it does not panic"))
     }
 
     /// Opens a session of a thread whose rounds will be like those stepped: the first start has no
-    /// counters before to forget.
+    /// earlier counters to forget.
     ///
     /// # Errors
     ///
-    /// The session's.
+    /// The session's error.
     pub fn open() -> Result<Session> {
         let mut session = sampled::open()?;
         count(&mut session, &Self::SHAPE, Self::SILENT)?;
@@ -166,13 +168,13 @@ impl Constants {
         Ok(Self { once: both(once), way })
     }
 
-    /// After each signal after which no other comes on the way.
+    /// Returns what is counted after each signal that no other one follows on the way.
     pub fn per_signal(&self) -> [u64; 2] {
         *self.way.last().expect("a way has an end")
     }
 
-    /// After so many signals, of which some came on the way from the one before.  What was left of
-    /// that way was executed with the counters paused.
+    /// Returns what is counted after so many signals, some of which came on the way from the one
+    /// before. The rest of that way was executed with the counters paused.
     fn after_signals(&self, signals: u64, on_the_way: &[u64; WAY_MAX]) -> [u64; 2] {
         let whole = self.per_signal();
         let mut all = whole.map(|each| each * signals);
@@ -196,13 +198,14 @@ impl Constants {
 }
 
 impl Round {
-    /// How far the sampling counter, the one beside it, and that of branches are from the truth.
+    /// Returns how far the sampling counter, the one beside it, and that of branches are from the
+    /// truth.
     pub fn errors(&self, constants: &Constants) -> [u64; 3] {
         let Shape { sampling, beside, branches, .. } = self.shape;
-        // After a signal in the stop itself nothing is counted any more.
-        let signals = self.told.signals
-            - u64::from(self.told.signals > 0 && self.told.last == self.counts[sampling]);
-        let after_signals = constants.after_signals(signals, &self.told.after);
+        // Nothing more is counted after a signal in the stop itself.
+        let signals = self.noted.signals
+            - u64::from(self.noted.signals > 0 && self.noted.last == self.counts[sampling]);
+        let after_signals = constants.after_signals(signals, &self.noted.after);
         let off = |counter: usize, truth: u64, kind: usize| {
             let expected = truth + constants.once[kind] + after_signals[kind];
             self.counts[counter].abs_diff(expected)
@@ -214,24 +217,25 @@ impl Round {
         ]
     }
 
-    /// Periods that passed together with one before them.  After the last signal the first that
-    /// passes has none before it, and nobody is told of it when the counters are stopped.
+    /// Returns the number of periods that passed together with one before them. After the last
+    /// signal, the first period that passes has none before it, and it has no signal when the
+    /// counters are stopped.
     pub fn merged(&self) -> u64 {
-        let after_last = self.overflows().lost - self.told.lost;
-        self.told.lost + after_last.saturating_sub(1)
+        let after_last = self.overflows().lost - self.noted.lost;
+        self.noted.lost + after_last.saturating_sub(1)
     }
 
-    /// Overflows of this round beside its periods.
+    /// Returns the overflows of this round, with the number of its periods.
     pub fn overflows(&self) -> Overflows {
         let periods = self.counts.iter().zip(self.shape.periods);
         let expected = periods.filter_map(|(count, period)| count.checked_div(period)).sum();
-        let Told { signals, overflows, lost, extra, unread, .. } = self.told;
-        // What was told, right or wrong, up to the last signal; the rest passed after it.
+        let Noted { signals, overflows, lost, extra, unread, .. } = self.noted;
+        // This many periods had passed at the last signal. The others passed after it.
         let seen = overflows + lost - extra;
         Overflows {
             expected,
             signals,
-            told: overflows,
+            signalled: overflows,
             lost: lost + expected - seen,
             extra,
             unread,
@@ -239,36 +243,36 @@ impl Round {
     }
 }
 
-/// Overflows beside periods.
+/// Overflows, and the periods that they have to stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overflows {
     /// How often the periods fit into the counts.
     pub expected: u64,
-    /// Signals.
+    /// The number of signals.
     pub signals: u64,
-    /// Overflows that they told of.
-    pub told: u64,
-    /// Periods that were not told of in their turn.
+    /// The number of overflows that these have reported.
+    pub signalled: u64,
+    /// The number of periods that no signal has reported in their turn.
     pub lost: u64,
-    /// Overflows told of although no period had passed.
+    /// The number of overflows that were reported although no period had passed.
     pub extra: u64,
-    /// Signals at which the counters could not be read.
+    /// The number of signals at which the counters could not be read.
     pub unread: u64,
 }
 
 impl Overflows {
-    /// Adds another round's or thread's.
+    /// Adds the numbers of another round or thread.
     pub fn add(&mut self, other: &Self) {
         self.expected += other.expected;
         self.signals += other.signals;
-        self.told += other.told;
+        self.signalled += other.signalled;
         self.lost += other.lost;
         self.extra += other.extra;
         self.unread += other.unread;
     }
 
-    /// Whether every period was told once.
-    pub fn right(&self) -> bool {
-        self.told == self.expected && self.lost == 0 && self.extra == 0 && self.unread == 0
+    /// Returns whether every period was reported once.
+    pub fn are_exact(&self) -> bool {
+        self.signalled == self.expected && self.lost == 0 && self.extra == 0 && self.unread == 0
     }
 }

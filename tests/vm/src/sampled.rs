@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a thread that samples itself is told, beside what it has counted.
+//! Compares the signals that a sampling thread gets with what it has counted.
 #![expect(unsafe_code, reason = "a signal handler has a contract")]
 
 use std::cell::Cell;
@@ -13,21 +13,23 @@ use shared_abi::ioctl::Create;
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::version::ABI_MAJOR;
 
-/// The signal of all overflows here: one that harms nobody who does not handle it, as a program
-/// that is executed while it is pending.
+/// The signal of all overflows here. It does not harm a program that does not handle it, such as
+/// one that is executed while it is pending.
 pub const SIGNAL: i32 = libc::SIGURG;
 
-/// Distances between an overflow and its signal that are told apart, unit: events.
+/// Distances between an overflow and its signal that are distinguished. Unit: events.
 pub const SKIDS: usize = 256;
 
-/// Longest way from where the counters go on after a signal to where the thread does, unit:
+/// The longest way from where the counters continue after a signal to where the thread does. Unit:
 /// instructions.
 pub const WAY_MAX: usize = 32;
 
-/// Signals that threads got which do not sample, or which none of their counters explains.
+/// The number of signals that came to threads which do not sample, or which none of their counters
+/// explains.
 static ELSEWHERE: AtomicU64 = AtomicU64::new(0);
 
-/// What the handler notes.  It runs in the thread whose this is, between two of its instructions.
+/// What the handler notes. It runs in the thread that this belongs to, between two of its
+/// instructions.
 struct Seen {
     /// The thread's counters, to be read while they are paused.
     device: Cell<Option<&'static Device>>,
@@ -37,32 +39,32 @@ struct Seen {
     instructions: Cell<usize>,
     /// Periods that had passed at the last signal.
     passed: Cell<[u64; MAX_COUNTERS]>,
-    told: Cell<Told>,
+    noted: Cell<Noted>,
     skids: [Cell<u64>; SKIDS],
 }
 
-/// Numbers of a thread's overflows.
+/// What the handler has noted of a thread's overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// Signals.
+pub struct Noted {
+    /// The number of signals.
     pub signals: u64,
-    /// Overflows of its counters that they told of.
+    /// The number of overflows of its counters that they have reported.
     pub overflows: u64,
-    /// Periods that passed and were not told of at the next signal.
+    /// The number of periods that passed and were not reported by the next signal.
     pub lost: u64,
-    /// Overflows told of although no period had passed.
+    /// The number of overflows that were reported although no period had passed.
     pub extra: u64,
-    /// Signals at which the counters could not be read.
+    /// The number of signals at which the counters could not be read.
     pub unread: u64,
-    /// Instructions at the last signal.
+    /// The number of instructions at the last signal.
     pub last: u64,
-    /// How often a signal came so few instructions after the one before: its overflow was on the
-    /// way from where the counters went on, and paused them there.
+    /// How often a signal came so few instructions after the one before. Its overflow was on the
+    /// way from where the counters continued, and paused them there.
     pub after: [u64; WAY_MAX],
 }
 
-impl Told {
-    /// Periods that had passed at the last signal.
+impl Noted {
+    /// Returns the number of periods that had passed at the last signal.
     pub fn passed(&self) -> u64 {
         self.overflows + self.lost - self.extra
     }
@@ -75,7 +77,7 @@ thread_local! {
             periods: Cell::new([0; MAX_COUNTERS]),
             instructions: Cell::new(0),
             passed: Cell::new([0; MAX_COUNTERS]),
-            told: Cell::new(Told {
+            noted: Cell::new(Noted {
                 signals: 0,
                 overflows: 0,
                 lost: 0,
@@ -89,17 +91,17 @@ thread_local! {
     };
 }
 
-/// From now on every thread's overflows are noted.
+/// Has every thread's overflows noted from now on.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn handle() -> Result<()> {
     // SAFETY: `note` makes a system call and stores to cells that are there already.
     unsafe { set_handler(SIGNAL, note) }.context("cannot handle the signal")
 }
 
-/// Signals that came to a wrong thread.
+/// Returns the number of signals that came to a wrong thread.
 pub fn elsewhere() -> u64 {
     ELSEWHERE.load(Ordering::Relaxed)
 }
@@ -119,32 +121,33 @@ pub fn open() -> Result<Session> {
     Ok(session)
 }
 
-/// The calling thread will sample with these periods, and count instructions with this counter.
+/// Says that the calling thread will sample with these periods, and count instructions with this
+/// counter.
 pub fn expect(periods: &[u64], instructions: usize) {
     SEEN.with(|seen| {
         let mut all = [0; MAX_COUNTERS];
         all[..periods.len()].copy_from_slice(periods);
-        seen.told.set(Told::default());
+        seen.noted.set(Noted::default());
         seen.passed.set([0; MAX_COUNTERS]);
         seen.periods.set(all);
         seen.instructions.set(instructions);
     });
 }
 
-/// The calling thread samples no more; what it was told.
-pub fn told() -> Told {
+/// Says that the calling thread samples no more, and returns what was noted.
+pub fn finish() -> Noted {
     SEEN.with(|seen| {
         seen.periods.set([0; MAX_COUNTERS]);
-        seen.told.get()
+        seen.noted.get()
     })
 }
 
-/// How often a signal of the calling thread came how many events late.
+/// Returns how often a signal of the calling thread came how many events late.
 pub fn skids() -> [u64; SKIDS] {
     SEEN.with(|seen| std::array::from_fn(|n| seen.skids[n].get()))
 }
 
-/// The handler.
+/// Handles the signal.
 fn note(sample: &Sample) {
     let noted = SEEN.try_with(|seen| seen.note(sample));
     if noted != Ok(true) {
@@ -153,22 +156,22 @@ fn note(sample: &Sample) {
 }
 
 impl Seen {
-    /// Notes one signal; false if it was not this thread's.
+    /// Notes one signal. Returns false if it was not this thread's.
     fn note(&self, sample: &Sample) -> bool {
-        let (periods, mut passed, mut told) =
-            (self.periods.get(), self.passed.get(), self.told.get());
-        told.signals += 1;
+        let (periods, mut passed, mut noted) =
+            (self.periods.get(), self.passed.get(), self.noted.get());
+        noted.signals += 1;
         let Some(Ok(sums)) = self.device.get().map(|device| device.sums()) else {
-            told.unread += 1;
-            self.told.set(told);
+            noted.unread += 1;
+            self.noted.set(noted);
             return false;
         };
         let now = sums.counter[self.instructions.get()];
-        let way = usize::try_from(now.wrapping_sub(told.last)).unwrap_or(WAY_MAX);
-        if let Some(times) = told.after.get_mut(way) {
+        let way = usize::try_from(now.wrapping_sub(noted.last)).unwrap_or(WAY_MAX);
+        if let Some(times) = noted.after.get_mut(way) {
             *times += 1;
         }
-        told.last = now;
+        noted.last = now;
         let mut own = true;
         for (n, &count) in sums.counter.iter().enumerate() {
             let overflowed = sample.overflow.contains(n);
@@ -177,10 +180,10 @@ impl Seen {
                 continue;
             };
             let new = now.saturating_sub(passed[n]);
-            let noted = u64::from(overflowed);
-            told.overflows += noted;
-            told.lost += new.saturating_sub(noted);
-            told.extra += noted.saturating_sub(new);
+            let signalled = u64::from(overflowed);
+            noted.overflows += signalled;
+            noted.lost += new.saturating_sub(signalled);
+            noted.extra += signalled.saturating_sub(new);
             passed[n] = now;
             if overflowed {
                 let skid = usize::try_from(count % periods[n]).unwrap_or(SKIDS);
@@ -189,7 +192,7 @@ impl Seen {
             }
         }
         self.passed.set(passed);
-        self.told.set(told);
+        self.noted.set(noted);
         own && sample.overflow.counters().next().is_some()
     }
 }

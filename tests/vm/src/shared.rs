@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A few words that forked processes share.
+//! Memory that forked processes share.
 #![expect(unsafe_code, reason = "mappings are pointers")]
 
 use std::num::NonZeroUsize;
@@ -8,10 +8,10 @@ use std::sync::atomic::AtomicU64;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use shared_abi::limits::PAGE_BYTES;
 
-/// Words in a page.
+/// The number of words in a page.
 const WORDS: usize = PAGE_BYTES / size_of::<u64>();
 
-/// Words that this process and those that it forks share, for as long as it lives.
+/// Returns words that this process and those that it forks share, for as long as it lives.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the guest's module says about itself.
+//! Reads the statistics of the guest's module.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-/// The module's counters, one `key value` pair per line.
+/// The file with the module's counters, one `key value` pair per line.
 pub const PATH: &str = "/sys/kernel/debug/perfctr/stats";
 
-/// One look at the counters.
+/// The counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModuleStats(BTreeMap<String, u64>);
 
@@ -37,7 +37,7 @@ impl ModuleStats {
         Ok(Self(pairs.collect::<Result<_>>()?))
     }
 
-    /// The counter of this name.
+    /// Returns the counter of this name.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl ModuleStats {
         self.0.get(key).copied().with_context(|| format!("{PATH} has no line {key:?}"))
     }
 
-    /// How much the counter of this name has grown since `earlier`.
+    /// Returns by how much the counter of this name has grown since `earlier`.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl ModuleStats {
     }
 }
 
-/// Threads that have counters, by the module's account.
+/// Returns the number of threads that have counters, by the module's account.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ pub fn threads() -> Result<u64> {
 ///
 /// # Errors
 ///
-/// It says something else, or nothing.
+/// The module says something else, or nothing.
 pub fn until_threads(expected: u64) -> Result<()> {
     for _ in 0..200 {
         if threads()? == expected {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What code executes, known from its machine code: each instruction of a child process, one by
-//! one.
+//! Finds what code executes from its machine code: it single-steps each instruction of a child
+//! process.
 //!
-//! RDPMCs and system calls are the marks in such a trace.  Between two of them lie as many
-//! instructions as a counter that is read at both, or that counts from one to the other, has to
-//! count.
+//! RDPMCs and system calls mark places in such a trace. A counter that is read at two of them, or
+//! that counts from one to the other, has to count the instructions between them.
 #![expect(unsafe_code, reason = "a forked child must not return")]
 
 use std::os::unix::process::CommandExt;
@@ -18,7 +17,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::threads::{SELF, cpus, run_on};
 
-/// What is told apart in a trace.
+/// The kinds of instructions that a trace distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// RDPMC.
@@ -32,7 +31,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Of the instruction that starts with these bytes (SDM volume 2, appendix A).
+    /// Returns the kind of the instruction that starts with these bytes (SDM volume 2, appendix A).
     fn of(code: [u8; 8]) -> Self {
         let is_prefix = |byte: u8| {
             let legacy = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65, 0x66, 0x67, 0xf0, 0xf2, 0xf3];
@@ -65,12 +64,13 @@ pub struct Executed {
 }
 
 impl Executed {
-    /// Cycles of the testbed's made-up core: 2 for an instruction, 4 more for a branch.
+    /// Returns the cycles of the testbed's model of a core: 2 for an instruction, and 4 more for a
+    /// branch.
     pub const fn cycles(self) -> u64 {
         2 * self.instructions + 4 * self.branches
     }
 
-    /// So much more.
+    /// Returns the sum.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl Executed {
         }
     }
 
-    /// So much less, which must not be more than there is.
+    /// Returns the difference. `other` must not be larger.
     #[must_use]
     pub const fn less(self, other: Self) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl Executed {
         }
     }
 
-    /// So many times as much.
+    /// Returns the product.
     #[must_use]
     pub const fn times(self, times: u64) -> Self {
         Self { instructions: self.instructions * times, branches: self.branches * times }
@@ -99,9 +99,9 @@ impl Executed {
 #[derive(Clone, Copy)]
 enum Step {
     Executed,
-    /// Not executed: a signal was handled first.
+    /// The instruction was not executed, since a signal was handled first.
     Interrupted,
-    /// The child has.
+    /// The child has ended.
     Ended,
 }
 
@@ -110,7 +110,7 @@ enum Step {
 pub struct Trace(Vec<Kind>);
 
 impl Trace {
-    /// Forks, single-steps `body` in the child after it has done `prepare`, and calls `at_rdpmc`
+    /// Forks, and single-steps `body` in the child after it has done `prepare`. Calls `at_rdpmc`
     /// before each of the child's RDPMCs, with how many there were before.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Trace {
         at_rdpmc: impl FnMut(usize),
     ) -> Result<Self> {
         let cpus = cpus()?;
-        // A step wakes nobody on another CPU, which takes long in a virtual machine.
+        // Both are on one CPU, since a step that wakes another CPU takes long in a virtual machine.
         run_on(SELF, cpus.get(..1).context("there is no CPU")?)?;
         let trace = Self::of_child(prepare, body, at_rdpmc);
         run_on(SELF, &cpus)?;
@@ -165,7 +165,7 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// It cannot be executed, or fails.
+    /// The program cannot be executed, or fails.
     pub fn of_program(command: &mut Command) -> Result<Self> {
         Self::record(Held::start(command)?.pid(), |_| ())
     }
@@ -174,7 +174,7 @@ impl Trace {
         let (mut trace, mut last, mut rdpmcs) = (Self::default(), 0, 0);
         loop {
             let address = ptrace::getregs(child)?.rip;
-            // An iteration of a REP is no instruction of its own.
+            // An iteration of a REP is not an instruction of its own.
             let is_new = address != last;
             if is_new {
                 let code = ptrace::read(child, address as ptrace::AddressType)?;
@@ -188,7 +188,7 @@ impl Trace {
             last = address;
             match Self::step(child, address)? {
                 Step::Executed => {}
-                // It is executed when the handler returns.
+                // The instruction is executed when the handler returns.
                 Step::Interrupted if is_new => drop(trace.0.pop()),
                 Step::Interrupted => {}
                 Step::Ended => return Ok(trace),
@@ -215,22 +215,22 @@ impl Trace {
         }
     }
 
-    /// Instructions executed.
+    /// Returns the number of instructions executed.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing was executed, which cannot be.
+    /// Returns whether nothing was executed, which cannot be.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Where the instructions of a kind are.
+    /// Returns the places of the instructions of a kind.
     pub fn places(&self, kind: Kind) -> Vec<usize> {
         (0..self.0.len()).filter(|&place| self.0[place] == kind).collect()
     }
 
-    /// What was executed from one place to another, the one at `to` not included.
+    /// Returns what was executed from one place to another, without the one at `to`.
     pub fn between(&self, from: usize, to: usize) -> Executed {
         let kinds = &self.0[from..to];
         let is_branch = |kind: &&Kind| matches!(kind, Kind::Branch | Kind::SystemCall);
@@ -240,9 +240,9 @@ impl Trace {
         }
     }
 
-    /// What was executed between the system call before the first RDPMC and the next one after the
-    /// `rdpmcs`th, that one included: all that a counter counts which the one starts and the other
-    /// stops.
+    /// Returns what was executed between the system call before the first RDPMC and the next one
+    /// after the `rdpmcs`th, that one included. That is what a counter counts which the first call
+    /// starts and the second one stops.
     ///
     /// # Errors
     ///
@@ -258,16 +258,16 @@ impl Trace {
 }
 
 /// A program that is stopped before its first instruction, until the thread that has started it
-/// lets it go.
+/// continues it.
 #[derive(Debug)]
 pub struct Held(Child);
 
 impl Held {
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Errors
     ///
-    /// It cannot be executed.
+    /// The program cannot be executed.
     pub fn start(command: &mut Command) -> Result<Self> {
         // SAFETY: the closure makes one system call.
         unsafe { command.pre_exec(|| Ok(ptrace::traceme()?)) };
@@ -276,16 +276,16 @@ impl Held {
         Ok(held)
     }
 
-    /// Its number.
+    /// Returns its process number.
     pub fn pid(&self) -> Pid {
         Pid::from_raw(self.0.id().cast_signed())
     }
 
-    /// Lets it execute, to its end.
+    /// Lets the program execute to its end.
     ///
     /// # Errors
     ///
-    /// It fails.
+    /// The program fails.
     pub fn run(mut self) -> Result<()> {
         ptrace::detach(self.pid(), None)?;
         let status = self.0.wait()?;
@@ -344,7 +344,7 @@ mod tests {
             };
             Trace::of(|| Ok(()), body, |_| ()).unwrap().places(Kind::SystemCall).len()
         };
-        // The end of the process is one.
+        // The end of the process is a system call.
         assert_eq!(whole(None), 1);
         // The handler's return is a system call, too; a signal without a handler has none.
         assert_eq!(whole(Some(Signal::SIGURG)), whole(Some(Signal::SIGWINCH)) + 1);

@@ -32,7 +32,7 @@ impl Tally {
     }
 }
 
-/// `Ok` if both are equal, else what was found and expected.
+/// Returns `Ok` if both are equal, or else a text with what was found and expected.
 pub fn equal<T: PartialEq + std::fmt::Debug>(found: T, expected: T) -> Result<(), String> {
     if found == expected { Ok(()) } else { Err(format!("{found:?} found, {expected:?} expected")) }
 }

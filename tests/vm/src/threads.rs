@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Where threads run.
+//! Controls on which CPUs threads run.
 
 use std::fs;
 use std::io;
@@ -12,16 +12,16 @@ use nix::Result;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::{Pid, gettid};
 
-/// The calling thread.
+/// Stands for the calling thread.
 pub const SELF: Pid = Pid::from_raw(0);
 /// How long threads may take to come to rest.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The CPUs that the calling thread may run on.
+/// Returns the CPUs that the calling thread may run on.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn cpus() -> Result<Vec<usize>> {
     let set = sched_getaffinity(SELF)?;
     Ok((0..CpuSet::count()).filter(|&cpu| set.is_set(cpu) == Ok(true)).collect())
@@ -40,12 +40,13 @@ pub fn run_on(thread: Pid, cpus: &[usize]) -> Result<()> {
     sched_setaffinity(thread, &set)
 }
 
-/// Has the calling thread take turns with others of its CPU that do: each yield is a switch, which
-/// it need not be among usual threads (from Linux 6.6 on the next one is who is owed most time).
+/// Has the calling thread take turns with other such threads of its CPU: each yield is a switch.
+/// Among usual threads it need not be (from Linux 6.6 on, the thread that is owed most time is
+/// next).
 ///
 /// # Errors
 ///
-/// `chrt` is missing, or may not.
+/// `chrt` is missing, or is not permitted to do this.
 pub fn take_turns() -> anyhow::Result<()> {
     let thread = gettid().to_string();
     let said = Command::new("chrt").args(["--fifo", "--pid", "1", &thread]).output()?;
@@ -53,8 +54,8 @@ pub fn take_turns() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until all threads of a process sleep: what they execute on their way there belongs to what
-/// they were told to do.
+/// Waits until all threads of a process sleep. What they execute until then belongs to what they
+/// were told to do.
 ///
 /// # Errors
 ///
@@ -78,7 +79,8 @@ fn all_sleep(pid: &str) -> anyhow::Result<bool> {
     Ok(sleep)
 }
 
-/// What a thread gives.  If it has failed the program ends, since others would wait for it.
+/// Returns a thread's result. If the thread has failed, the program ends, since others would wait
+/// for it.
 pub fn or_exit<T>(thread: usize, result: anyhow::Result<T>) -> T {
     result.unwrap_or_else(|error| {
         eprintln!("thread {thread}: {error:#}");
@@ -86,11 +88,11 @@ pub fn or_exit<T>(thread: usize, result: anyhow::Result<T>) -> T {
     })
 }
 
-/// Takes each CPU away and gives it back, so many times.
+/// Takes each CPU offline and brings it back, so many times.
 ///
 /// # Errors
 ///
-/// The kernel's: a CPU that cannot go, or is not there.
+/// The kernel's error: a CPU cannot be taken offline, or does not exist.
 pub fn take_away_and_give_back(cpus: &[usize], rounds: u32) -> io::Result<()> {
     for _ in 0..rounds {
         for cpu in cpus {

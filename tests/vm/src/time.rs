@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Logical time-stamp counters beside what Linux and the host account.
+//! Compares logical time-stamp counters with what Linux and the host account.
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
@@ -22,11 +22,11 @@ struct Bracket {
 /// What passed between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elapsed {
-    /// What our counter counted between the two looks at the clock, at least.  Unit: TSC ticks.
+    /// What our counter counted at least between the two looks at the clock. Unit: TSC ticks.
     pub min_tsc: u64,
-    /// The same, at most.
+    /// What it counted at most. Unit: TSC ticks.
     pub max_tsc: u64,
-    /// By the other clock.
+    /// What passed by the other clock. Unit: ns.
     pub clock_ns: u64,
 }
 
@@ -39,7 +39,7 @@ impl Elapsed {
         }
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub const fn and(&self, other: &Self) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Elapsed {
         }
     }
 
-    /// How much more our counter counted than the clock, as far as the bounds prove it.
+    /// Returns how much more our counter counted than the clock, as far as the bounds prove it.
     pub fn excess_ns(&self, tsc_khz: u32) -> i64 {
         let ns = |tsc: u64| (u128::from(tsc) * 1_000_000 / u128::from(tsc_khz)) as i64;
         let clock = self.clock_ns as i64;
@@ -61,11 +61,11 @@ impl Elapsed {
     }
 }
 
-/// A thread's logical TSC beside Linux's account of its CPU time.
+/// A thread's logical TSC, and Linux's account of its CPU time.
 pub struct ThreadTime(Bracket);
 
 impl ThreadTime {
-    /// The calling thread's, now.
+    /// Takes both of the calling thread now.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl ThreadTime {
         Ok(Self(Bracket { before_tsc, clock_ns, after_tsc }))
     }
 
-    /// What passed since `earlier`.
+    /// Returns what passed since `earlier`.
     pub fn since(&self, earlier: &Self) -> Elapsed {
         Elapsed::between(&earlier.0, &self.0)
     }
@@ -92,7 +92,7 @@ pub struct VcpuMoment {
 }
 
 impl VcpuMoment {
-    /// Now, of any vCPU.
+    /// Takes this of any vCPU now.
     ///
     /// # Errors
     ///
@@ -104,9 +104,9 @@ impl VcpuMoment {
         Ok(Self { running_ns, wall_ns: (before, wall()?) })
     }
 
-    /// How long the vCPU did not execute from the first of some moments to the last, at most:
-    /// because it waited for a physical CPU, or for a lock of its kernel's (both are charged to the
-    /// thread that is on it), or had nothing to do.
+    /// Returns how long the vCPU did not execute at most, from the first of some moments to the
+    /// last: because it waited for a physical CPU, or for a lock of its kernel's (both are charged
+    /// to the thread that is on it), or had nothing to do.
     pub fn away_ns(moments: &[Self]) -> u64 {
         let first = moments.iter().min_by_key(|moment| moment.wall_ns.0);
         let last = moments.iter().max_by_key(|moment| moment.wall_ns.1);
@@ -116,14 +116,13 @@ impl VcpuMoment {
     }
 }
 
-/// A clock's value.  Unit: ns.
+/// Returns a clock's value. Unit: ns.
 fn clock_ns(clock: ClockId) -> Result<u64> {
     let value = clock_gettime(clock)?;
     Ok(value.tv_sec() as u64 * 1_000_000_000 + value.tv_nsec() as u64)
 }
 
-/// For every vCPU its running time by our page beside the host's account of it, and how often it
-/// moved.
+/// For every vCPU, its running time by our page and by the host's account, and how often it moved.
 pub struct VcpuTimes(Vec<VcpuTime>);
 
 struct VcpuTime {
@@ -136,18 +135,18 @@ struct VcpuTime {
 /// What passed for one vCPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VcpuElapsed {
-    /// While it executed.
+    /// What passed while it executed.
     pub running: Elapsed,
     /// Time that the vCPU waited for a physical CPU.
     pub waiting_ns: u64,
     /// How often it was switched in.
     pub switches: u64,
-    /// How often on another physical CPU.
+    /// How often it was switched in on another physical CPU than before.
     pub migrations: u64,
 }
 
 impl VcpuTimes {
-    /// Visits every vCPU, whose page can be read directly only there.
+    /// Takes the times of every vCPU. Visits each, since its page can be read directly only there.
     ///
     /// # Errors
     ///
@@ -173,7 +172,7 @@ impl VcpuTimes {
         Ok(Self(cpus.iter().map(visit).collect::<Result<_>>()?))
     }
 
-    /// What passed since `earlier`, for every vCPU.
+    /// Returns what passed since `earlier`, for every vCPU.
     pub fn since(&self, earlier: &Self) -> Vec<VcpuElapsed> {
         let elapsed = |(start, end): (&VcpuTime, &VcpuTime)| VcpuElapsed {
             running: Elapsed::between(&start.running, &end.running),
@@ -185,30 +184,30 @@ impl VcpuTimes {
     }
 }
 
-/// How far two clocks may drift apart at each switch, where time is made of executed instructions:
-/// on a real machine it can be any time for which the emulator itself does not execute.
+/// How far two clocks may differ more with each switch, if time is made of executed instructions.
+/// On a real machine it can be any time for which the emulator itself does not execute.
 ///
-/// A scheduler takes the time once, at the start of a switch; our samples are taken further down
-/// the same path.  What lies between is charged to one of the two by the scheduler and to the other
-/// by us: some 2,500 instructions, of 8 ns each.  Twice as many may.
+/// A scheduler takes the time once, at the start of a switch. Our samples are taken later in the
+/// same switch. The scheduler charges the time between to one of the two threads, and we charge it
+/// to the other: some 2,500 instructions, of 8 ns each. Twice as many are allowed.
 const SKEW_NS_PER_SWITCH: u64 = 40_000;
 
-/// How far several threads or vCPUs are off.
+/// By how much several threads or vCPUs are wrong.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TimeCheck {
     /// The worst excess of our counter over the clock.
     pub worst_ns: i64,
-    /// Whether one is further off than its switches explain.
+    /// Whether one is wrong by more than its switches explain.
     pub is_off: bool,
-    /// Of all together, our counter's least.
+    /// What our counter counted of all together, at least.
     pub min_tsc: u64,
-    /// Of all together, by the clock.
+    /// What passed for all together by the clock.
     pub clock_ns: u64,
 }
 
 impl TimeCheck {
-    /// Adds one of them, which was switched in `switches` times; its clock also counted up to
-    /// `other_ns` that our counter excludes.
+    /// Adds one thread or vCPU, which was switched in `switches` times. Its clock also counted up
+    /// to `other_ns` that our counter excludes.
     pub fn add(&mut self, elapsed: &Elapsed, tsc_khz: u32, switches: u64, other_ns: u64) {
         let excess_ns = elapsed.excess_ns(tsc_khz);
         if excess_ns.unsigned_abs() > self.worst_ns.unsigned_abs() {

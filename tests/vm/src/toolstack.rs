@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Debian's Xen tools, used as an administrator uses them, and what a tenant does that they create.
+//! Uses Debian's Xen tools as an administrator does, and runs the program of a tenant that they
+//! create.
 
 use std::fs;
 use std::io::{ErrorKind, Write, stdin};
@@ -24,43 +25,43 @@ const DIRECTORIES: [&str; 6] = [
     "/var/run/xen",
     "/var/run/xenstored",
 ];
-/// Where the console daemon writes what each domain says.
+/// The folder in which the console daemon writes what each domain says.
 const CONSOLES: &str = "/var/log/xen/console";
 const STORE_SOCKET: &str = "/var/run/xenstored/socket";
 
-/// A tenant's kernel, the same for firmware, one that needs no more, and the memory's first
-/// contents for the first two.
+/// A tenant's kernel, the same kernel for firmware, a 32-bit one that needs nothing more, and the
+/// memory's first contents for the first two.
 const KERNEL: &str = "/work/vmlinux";
 const BOOT_IMAGE: &str = "/work/vmlinuz";
 const KERNEL_32: &str = "/work/guest32";
 const INITRAMFS: &str = "/work/tenant.cpio";
-/// The same with the kernel and the contents that it is to start next.
+/// First contents that also have the kernel and the contents which the tenant starts next.
 const INITRAMFS_OF_STARTER: &str = "/work/starter.cpio";
 
 /// Arguments of the tenant's kernel.
 const ARGUMENTS: &str =
     "console=hvc0 quiet panic=-1 oops=panic nmi_watchdog=0 sysctl.kernel.watchdog_thresh=60";
 
-/// A device model without what nobody looks at.
+/// The configuration of a device model without a display, a sound card and the like.
 const HEADLESS: &str = "vga = \"none\"\nvnc = 0\nnographic = 1\nusb = 0\n";
 
 /// A tenant's memory, unless it needs more.
 const MEMORY_MIB: u32 = 256;
 
-/// What a tenant's program says to the control domain starts with this, on a line of its own.
+/// The beginning of each line that a tenant's program sends to the control domain.
 const MARK: &str = "tenant: ";
 
-/// How long a tenant may take to boot and to say what it has to; emulation is slow.
+/// How long a tenant may take to boot and to say something. Emulation is slow.
 const PATIENCE: Duration = Duration::from_secs(200);
-/// The same where firmware boots a kernel, which unpacks itself.
+/// The same time if firmware boots a kernel, which unpacks itself.
 const PATIENCE_WITH_FIRMWARE: Duration = Duration::from_secs(700);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Starts what the tools need.
+/// Starts the programs that the tools need.
 ///
 /// # Errors
 ///
-/// Why a tool failed.
+/// The error says why a tool failed.
 pub fn start() -> Result<()> {
     for directory in DIRECTORIES {
         fs::create_dir_all(directory).with_context(|| directory.to_owned())?;
@@ -73,7 +74,7 @@ pub fn start() -> Result<()> {
 
 /// Runs one of the tools to its end, or until it has become a daemon.
 fn tool(name: &str, arguments: &[&str]) -> Result<()> {
-    // A daemon keeps its standard error, so that must not be a pipe of which the end is awaited.
+    // A daemon keeps its standard error open, so that must not be a pipe whose end is awaited.
     let log = format!("/var/log/xen/{name}");
     let log = || fs::File::options().create(true).append(true).open(&log);
     let program = Path::new(TOOLS).join(name);
@@ -84,12 +85,12 @@ fn tool(name: &str, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until there is something, for the usual time.
+/// Waits until `look` finds something, for the usual time.
 fn wait_for<T>(look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     wait(POLL, PATIENCE, look)
 }
 
-/// Waits until there is something, for which it looks from time to time.
+/// Waits until `look` finds something, which it calls from time to time.
 fn wait<T>(
     between: Duration,
     patience: Duration,
@@ -105,21 +106,21 @@ fn wait<T>(
     }
 }
 
-/// Where the console's daemon writes, to the end of it, what domains of this name say.
+/// Returns the file in which the console daemon writes what domains of this name say.
 fn log(name: &str) -> PathBuf {
     Path::new(CONSOLES).join(format!("guest-{name}.log"))
 }
 
-/// Xen's number of a domain.
+/// Returns Xen's number of a domain.
 fn number(name: &str) -> Result<u16> {
     let said = Command::new(Path::new(TOOLS).join("xl")).args(["domid", name]).output()?;
     String::from_utf8_lossy(&said.stdout).trim().parse().context("xl domid")
 }
 
-/// How a tenant gets to know the time-stamp counter.
+/// How a tenant reads the time-stamp counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tsc {
-    /// By the instruction.
+    /// By the instruction itself.
     Native,
     /// From Xen, which makes the instruction fault.
     Emulated,
@@ -128,18 +129,18 @@ pub enum Tsc {
 /// How a tenant is virtualised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// By its own kernel, in ring 3.
+    /// Its own kernel executes in ring 3.
     Pv,
-    /// By the CPU, without a device model.
+    /// The CPU virtualises it, without a device model.
     Pvh,
-    /// By the CPU, with a device model and firmware.
+    /// The CPU virtualises it, with a device model and firmware.
     Hvm,
-    /// As [`Pvh`](Self::Pvh), with a 32-bit kernel that has only one role.
+    /// It is as [`Pvh`](Self::Pvh), with a 32-bit kernel that has only one role.
     Pvh32,
 }
 
 impl Kind {
-    /// For people.
+    /// Returns the kind in words for people.
     pub const fn described(self) -> &'static str {
         match self {
             Self::Pv => "a tenant",
@@ -150,20 +151,20 @@ impl Kind {
     }
 }
 
-/// What domain to create.
+/// The domain that is wanted.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// How it is virtualised.
     pub kind: Kind,
-    /// What its administrator calls it.
+    /// The name that its administrator gives it.
     pub name: &'a str,
     /// How many virtual CPUs it has.
     pub vcpus: usize,
-    /// How much memory.
+    /// Its memory in MiB.
     pub memory_mib: u32,
-    /// How it gets to know the time-stamp counter.
+    /// How it reads the time-stamp counter.
     pub tsc: Tsc,
-    /// Whether it starts another kernel, for which somebody has to wait for its end.
+    /// Whether it starts another kernel, in which case the tool has to wait for its end.
     pub starts_another: bool,
     /// Further lines of its configuration.
     pub config: &'a str,
@@ -174,7 +175,7 @@ pub struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    /// A domain with the usual memory, and nothing further.
+    /// Describes a domain with the usual memory, and nothing further.
     pub const fn usual(kind: Kind, name: &'a str, vcpus: usize, tsc: Tsc, role: &'a str) -> Self {
         Self {
             kind,
@@ -196,36 +197,36 @@ pub struct Tenant {
     name: String,
     /// Xen's number of it.
     pub domain: u16,
-    /// Lines that it has said and that were heard.
+    /// The number of lines that it has said and that were read.
     heard: usize,
     /// How long it may take to say the next.
     patience: Duration,
 }
 
 impl Tenant {
-    /// Creates a domain whose program has this role.  It is paused.
+    /// Creates a PV domain whose program has this role. It is paused.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn create(name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
         Self::create_kind(Kind::Pv, name, vcpus, tsc, role)
     }
 
-    /// The same for any kind of domain.
+    /// Creates a domain of any kind. It is paused.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn create_kind(kind: Kind, name: &str, vcpus: usize, tsc: Tsc, role: &str) -> Result<Self> {
         Self::create_wanted(&Wanted::usual(kind, name, vcpus, tsc, role))
     }
 
-    /// The same for any domain.
+    /// Creates the domain that is described. It is paused.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn create_wanted(wanted: &Wanted<'_>) -> Result<Self> {
         let Wanted { kind, name, vcpus, memory_mib, tsc, starts_another, .. } = *wanted;
         let Wanted { config: further, linux, role, .. } = *wanted;
@@ -251,12 +252,12 @@ impl Tenant {
              tsc_mode = \"{tsc_mode}\"\n{further}\n"
         );
         fs::write(&config, text)?;
-        // What another one of this name has said is not its own.
+        // What another domain of this name has said is removed.
         match fs::remove_file(log(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => (),
         }
-        // Nobody waits for its end to destroy it: that is done here.
+        // The tool does not wait for its end to destroy it, since that is done here.
         let options = if starts_another { "-qp" } else { "-qpe" };
         let created = tool("xl", &["create", options, &config]);
         created.with_context(|| {
@@ -265,14 +266,14 @@ impl Tenant {
         Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0, patience })
     }
 
-    /// Tells its program something, which reads a line from its console.
+    /// Sends a value to its program, which reads a line from its console.
     ///
     /// # Errors
     ///
     /// The console is not there.
     pub fn tell(&self, what: &Value) -> Result<()> {
         let key = format!("/local/domain/{}/console/tty", self.domain);
-        // A domain that was just restored has none at first.
+        // A domain that was just restored has no console at first.
         let path = wait_for(|| {
             let said = Command::new("xenstore-read").arg(&key).output().context("xenstore-read")?;
             let path = String::from_utf8(said.stdout)?;
@@ -282,48 +283,49 @@ impl Tenant {
         Ok(writeln!(console, "{what}")?)
     }
 
-    /// Tells its program to do something, by a name and a text, and hears what it answers.
+    /// Tells its program to do something, by a name and a text, and returns its answer.
     ///
     /// # Errors
     ///
-    /// Those of [`tell`](Self::tell) and [`hear`](Self::hear).
+    /// The errors of [`tell`](Self::tell) and [`hear`](Self::hear).
     pub fn ask(&mut self, what: &str, text: &str) -> Result<Value> {
         self.tell(&json!([what, text]))?;
         self.hear()
     }
 
-    /// Takes all its vCPUs from their CPUs, until it is let go on.
+    /// Takes all its vCPUs from their CPUs, until it is unpaused.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn pause(&self) -> Result<()> {
         tool("xl", &["pause", &self.name])
     }
 
-    /// Lets it go on.
+    /// Lets it execute again.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn unpause(&self) -> Result<()> {
         tool("xl", &["unpause", &self.name])
     }
 
-    /// Waits for the next thing that its program says.
+    /// Waits for the next value that its program says.
     ///
     /// # Errors
     ///
-    /// It has crashed, or says nothing for a long time.
+    /// The domain has crashed, or says nothing for a long time.
     pub fn hear(&mut self) -> Result<Value> {
         self.hear_within(POLL, self.patience)
     }
 
-    /// The same within so long a time, looking only so often: that takes time of the CPUs itself.
+    /// Does the same within this time, and looks only so often, since that takes time of the CPUs
+    /// itself.
     ///
     /// # Errors
     ///
-    /// Those of [`hear`](Self::hear).
+    /// The errors of [`hear`](Self::hear).
     pub fn hear_within(&mut self, between: Duration, patience: Duration) -> Result<Value> {
         let line = wait(between, patience, || {
             let text = self.console();
@@ -338,27 +340,27 @@ impl Tenant {
         })
     }
 
-    /// Whether its program has said nothing that was not heard.
+    /// Returns whether everything that its program has said was read.
     pub fn is_silent(&self) -> bool {
         said(&self.console()).nth(self.heard).is_none()
     }
 
-    /// Writes it to a file and lets it go on.
+    /// Saves it to a file and lets it continue.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn checkpoint(&self) -> Result<()> {
         let file = self.image();
         tool("xl", &["save", "-c", &self.name, &file])?;
         Ok(fs::remove_file(file)?)
     }
 
-    /// Writes it to a file, which ends it, and makes a domain of the file.  That is paused.
+    /// Saves it to a file, which ends it, and makes a domain of the file. That one is paused.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn save_and_restore(&mut self) -> Result<()> {
         let file = self.image();
         self.save(&file)?;
@@ -366,11 +368,11 @@ impl Tenant {
         Ok(fs::remove_file(file)?)
     }
 
-    /// Writes it to this file, which ends it.
+    /// Saves it to this file, which ends it.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn save(&self, file: &str) -> Result<()> {
         tool("xl", &["save", &self.name, file])
     }
@@ -379,44 +381,45 @@ impl Tenant {
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn restore(name: &str, file: &str) -> Result<Self> {
         tool("xl", &["restore", "-e", "-p", file])?;
         Ok(Self { name: name.to_owned(), domain: number(name)?, heard: 0, patience: PATIENCE })
     }
 
-    /// Moves it to this very host while it executes, by Debian's own tools at both ends.  It goes
-    /// on there at once, unless it is to be paused; to the host it is another domain.
+    /// Migrates it to this very host while it executes, with Debian's own tools at both ends. It
+    /// continues there at once, unless it is to be paused. To the host it is another domain.
     ///
     /// # Errors
     ///
     /// Why a tool failed, or what it has said that was not heard.
     pub fn migrate(&mut self, paused: bool) -> Result<()> {
         let receive = format!("{TOOLS}/xl migrate-receive -e{}", if paused { " -p" } else { "" });
-        // In place of a host's name and a shell there: the program that would be started there.
+        // The command is given instead of a host's name and a shell: the program that would be
+        // started there.
         tool("xl", &["-vv", "migrate", "-s", "", &self.name, &receive])?;
         ensure!(self.is_silent(), "{} has said:\n{}", self.name, self.console());
-        // The daemon still writes to where the domain's first name says.
+        // The daemon still writes to the file of the domain's first name.
         fs::rename(log(&format!("{}--incoming", self.name)), log(&self.name))?;
         self.heard = 0;
         self.domain = number(&self.name)?;
         Ok(())
     }
 
-    /// How much memory the tool says that it has.
+    /// Returns how much memory it has, as the tool says. Unit: MiB.
     ///
     /// # Errors
     ///
-    /// The tool's.
+    /// The tool's error.
     pub fn memory(&self) -> Result<u32> {
         Ok(self.listed(Column::Memory)?.parse()?)
     }
 
-    /// Has it give memory back, or take it, until the tool says that it has so much.
+    /// Has it give memory back, or take it, until the tool says that it has so much. Unit: MiB.
     ///
     /// # Errors
     ///
-    /// The tool's, or it does not get there.
+    /// The tool's, or the domain does not get there.
     pub fn set_memory(&self, mib: u32, listed: u32) -> Result<()> {
         tool("xl", &["mem-set", &self.name, &mib.to_string()])?;
         let mut found = 0;
@@ -427,16 +430,16 @@ impl Tenant {
         .with_context(|| format!("{found} MiB found, {listed} expected"))
     }
 
-    /// Waits until it has shut itself down, to be started anew or not.
+    /// Waits until it has shut itself down, whether it starts again or not.
     ///
     /// # Errors
     ///
-    /// It does not.
+    /// The domain does not shut down.
     pub fn shut_down(&self) -> Result<()> {
         wait_for(|| Ok(self.listed(Column::State)?.contains('s').then_some(())))
     }
 
-    /// What the tool says of it.
+    /// Returns what the tool says of it in a column.
     fn listed(&self, column: Column) -> Result<String> {
         let said = Command::new(Path::new(TOOLS).join("xl")).args(["list", &self.name]).output()?;
         let said = String::from_utf8(said.stdout)?;
@@ -449,7 +452,7 @@ impl Tenant {
     ///
     /// # Errors
     ///
-    /// The tool's.
+    /// The tool's error.
     pub fn set_vcpus(&self, vcpus: usize) -> Result<()> {
         tool("xl", &["vcpu-set", &self.name, &vcpus.to_string()])
     }
@@ -458,37 +461,37 @@ impl Tenant {
         format!("/run/{}.saved", self.name)
     }
 
-    /// Takes everything from it, whatever it is doing.
+    /// Destroys it, whatever it is doing.
     ///
     /// # Errors
     ///
-    /// Why the tool failed.
+    /// The error says why the tool failed.
     pub fn destroy(self) -> Result<()> {
         tool("xl", &["destroy", &self.name])
     }
 
-    /// All that was written to its console.
+    /// Returns everything that was written to its console.
     fn console(&self) -> String {
         fs::read_to_string(log(&self.name)).unwrap_or_default()
     }
 }
 
-/// Of `xl list`: name, ID, memory, vCPUs, state, time.
+/// The columns of `xl list`: name, ID, memory, vCPUs, state, time.
 #[derive(Clone, Copy)]
 enum Column {
     Memory = 2,
     State = 4,
 }
 
-/// What a program says in the text of its domain's console.
+/// Returns what a program says in the text of its domain's console.
 fn said(console: &str) -> impl Iterator<Item = &str> {
     // A line without its end is still being written.
     let whole = console.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole.filter_map(|line| line.trim_end().strip_prefix(MARK))
 }
 
-/// A tenant whose first program this is: mounts the kernel's file systems, does this, says why it
-/// failed if it did, and switches the domain off.
+/// Runs as the first program of a tenant: mounts the kernel's file systems, calls `act`, says why
+/// it failed if it did, and switches the domain off.
 ///
 /// # Errors
 ///
@@ -497,7 +500,7 @@ pub fn live(act: impl FnOnce() -> Result<()>) -> Result<ExitCode> {
     if let Err(error) = mount_all().and_then(|()| act()) {
         say(&json!({ "error": format!("{error:#}") }));
     }
-    // The console takes what was said before this returns from the hypervisor.
+    // The console has taken what was said before this returns from the hypervisor.
     match reboot(RebootMode::RB_POWER_OFF)? {}
 }
 
@@ -510,29 +513,29 @@ fn mount_all() -> Result<()> {
     Ok(())
 }
 
-/// Mounts where the module's statistics are.
+/// Mounts the file system with the module's statistics.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn mount_statistics() -> Result<()> {
     let (kind, target) = ("debugfs", "/sys/kernel/debug");
     mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).context(target)
 }
 
-/// Tells the control domain, which hears it: for a tenant.
+/// Sends a value to the control domain, which reads it. It is for a tenant.
 pub fn say(what: &Value) {
     println!("{MARK}{what}");
 }
 
-/// What the control domain tells next: for a tenant.
+/// Returns the next value that the control domain sends. It is for a tenant.
 ///
 /// # Errors
 ///
-/// The console is not there, or it is no JSON.
+/// The console is not there, or the line is not JSON.
 pub fn hear() -> Result<Value> {
     let mut line = String::new();
-    // The console ends lines in more than one way.
+    // The console ends lines in several ways.
     while line.trim().is_empty() {
         line.clear();
         stdin().read_line(&mut line)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Processes of other users, and how they are given the device.
+//! Makes processes of other users, and gives them the device.
 #![expect(unsafe_code, reason = "fork, and prctl")]
 
 use std::fs::{self, Permissions};
@@ -27,24 +27,24 @@ const GROUP: u32 = 65534;
 pub const NOBODY: User = User { uid: 65534, gid: GROUP };
 /// Another user who may use the device.
 pub const SOMEBODY: User = User { uid: 4242, gid: GROUP };
-/// A user who may not.
+/// A user who may not use the device.
 pub const STRANGER: User = User { uid: 4343, gid: 4343 };
 
 /// Gives the device to the group, as an administrator does who lets its users count.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn admit(mode: u32) -> Result<()> {
     chown(DEVICE_PATH, Some(0), Some(GROUP)).context(DEVICE_PATH)?;
     fs::set_permissions(DEVICE_PATH, Permissions::from_mode(mode)).context(DEVICE_PATH)
 }
 
-/// Makes the calling process one of this user, whom its like may trace.
+/// Makes the calling process one of this user, which processes of that user may trace.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn become_user(user: User) -> Result<()> {
     setgroups(&[])?;
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
@@ -59,7 +59,7 @@ pub fn become_user(user: User) -> Result<()> {
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The kernel's error.
 pub fn hide() -> Result<()> {
     // SAFETY: only sets a flag of this process.
     ensure!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } == 0, "PR_SET_DUMPABLE");
@@ -75,11 +75,11 @@ pub struct Child {
 }
 
 impl Child {
-    /// Forks; the child does `act` and ends.
+    /// Forks. The child calls `act` and ends.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn fork(act: impl FnOnce() -> Result<()>) -> Result<Self> {
         let (said, mut saying) = pipe()?;
         // SAFETY: no other thread of this program runs now, so the child may do anything.
@@ -100,11 +100,11 @@ impl Child {
         }
     }
 
-    /// Waits for its end, and gives what it said went wrong.
+    /// Waits for its end. Fails with what it said went wrong.
     ///
     /// # Errors
     ///
-    /// What it said, or how else it ended.
+    /// What the child said, or how else it ended.
     pub fn join(mut self) -> Result<()> {
         let status = waitpid(self.pid, None)?;
         let mut why = String::new();
@@ -120,7 +120,7 @@ impl Child {
     ///
     /// # Errors
     ///
-    /// It has been waited for already.
+    /// The child has been waited for already.
     pub fn kill(self) -> Result<()> {
         kill(self.pid, Signal::SIGKILL)?;
         waitpid(self.pid, None)?;
@@ -128,11 +128,11 @@ impl Child {
     }
 }
 
-/// Does something as another user, to its end.
+/// Calls `act` as another user, and waits for its end.
 ///
 /// # Errors
 ///
-/// What went wrong there.
+/// What went wrong in the other process.
 pub fn as_user(user: User, act: impl FnOnce() -> Result<()>) -> Result<()> {
     Child::fork(|| {
         become_user(user)?;
@@ -141,11 +141,11 @@ pub fn as_user(user: User, act: impl FnOnce() -> Result<()>) -> Result<()> {
     .join()
 }
 
-/// Waits, at most five seconds.
+/// Waits until `holds` returns true, at most five seconds.
 ///
 /// # Errors
 ///
-/// It was in vain.
+/// It did not in that time.
 pub fn wait_until(mut holds: impl FnMut() -> bool, what: &str) -> Result<()> {
     for _ in 0..5000 {
         if holds() {

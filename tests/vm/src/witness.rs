@@ -8,7 +8,7 @@ use crate::tally::equal;
 
 const REGION: Region = Region { first: 100, second: 50 };
 
-/// The calling thread counts its instructions and branches.
+/// A session that counts the calling thread's instructions and branches.
 #[derive(Debug)]
 pub struct Witness {
     session: Session,
@@ -20,20 +20,20 @@ impl Witness {
     ///
     /// # Errors
     ///
-    /// Those of the library and of [`region::apart`].
+    /// Those of the library and of [`region::overhead`].
     pub fn new() -> anyhow::Result<Self> {
-        let expected = REGION.executed().plus(region::apart()?.once);
+        let expected = REGION.executed().plus(region::overhead()?.once);
         let mut session = Session::open_with(Provider::Paravirt)?;
         session.start(&[Event::INSTRUCTIONS.user(), Event::BRANCHES.user()])?;
         Ok(Self { session, expected: [expected.instructions, expected.branches] })
     }
 
-    /// The session.
+    /// Returns the session.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// `Ok` if the thread's counters still count, and exactly.
+    /// Returns `Ok` if the thread's counters still count, and exactly.
     ///
     /// # Errors
     ///
@@ -45,7 +45,7 @@ impl Witness {
         equal(reading.direct, true)
     }
 
-    /// As [`unchanged`](Self::unchanged).
+    /// Does the same as [`unchanged`](Self::unchanged), with another type of error.
     ///
     /// # Errors
     ///

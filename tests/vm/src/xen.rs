@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Hypercalls of the control domain, through `/dev/xen/privcmd`.
+//! Makes hypercalls of the control domain, through `/dev/xen/privcmd`.
 //!
 //! Numbers and layouts are those of the public headers of Xen 4.17, and of 4.20 where nothing else
 //! is said: `xen.h`, `vcpu.h`, `domctl.h`, `sysctl.h`, `hvm/dm_op.h` and `xenoprof.h`; and of
@@ -22,11 +22,12 @@ use crate::raw::{Argument, Refusal};
 
 const PRIVCMD_PATH: &str = "/dev/xen/privcmd";
 
-/// Memory that the kernel does not move.  Xen finds only what is mapped when it looks.
+/// The device with memory that the kernel does not move. Xen finds only what is mapped when it
+/// looks.
 const MEMORY_PATH: &str = "/dev/xen/hypercall";
 const MEMORY_BYTES: usize = 4096;
 
-/// Where Debian's package `xen-utils-4.17` has its programs.
+/// The folder in which Debian's package `xen-utils-4.17` has its programs.
 pub const TOOLS: &str = "/usr/lib/xen-4.17/bin";
 
 /// The number of the domain that may make these hypercalls.
@@ -45,8 +46,8 @@ const HYPFS_OP_READ: u64 = 1;
 const VCPUOP_GET_RUNSTATE_INFO: u64 = 4;
 const XENOPROF_GET_BUFFER: u64 = 14;
 const DOMCTL_SETVCPUAFFINITY: u32 = 9;
-/// A release knows one and answers others with `EACCES`, before it looks at the command, whose
-/// layout is the same in all: Xen 4.17's is the first, 4.20's the last.
+/// The interface versions. A release knows one of them, and answers others with `EACCES` before it
+/// looks at the command, whose layout is the same in all. Xen 4.17's is the first, 4.20's the last.
 const DOMCTL_INTERFACE_VERSIONS: RangeInclusive<u32> = 0x15..=0x17;
 const VCPUAFFINITY_HARD: u32 = 1;
 const SYSCTL_SCHEDULER_OP: u32 = 19;
@@ -90,7 +91,7 @@ struct SetVcpuAffinity {
 
 const _: () = assert!(size_of::<SetVcpuAffinity>() == 16 + 128);
 
-/// That, and the map that it names.
+/// The command, and the map that it points to.
 #[derive(Debug, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
 struct SetVcpuAffinityTo {
@@ -98,15 +99,15 @@ struct SetVcpuAffinityTo {
     pcpus: u64,
 }
 
-/// `struct xen_sysctl_credit_schedule`: how long a vCPU executes that others wait for.
+/// `struct xen_sysctl_credit_schedule`: how long a vCPU executes while others wait for its CPU.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
 struct TimeSlices {
     /// Unit: ms.
     slice_ms: u32,
-    /// How long at least, whoever wakes.  Unit: us.
+    /// How long it executes at least, whichever vCPU wakes. Unit: us.
     ratelimit_us: u32,
-    /// How long a vCPU is left where it has executed.  Unit: us.
+    /// How long a vCPU stays on the CPU where it has executed. Unit: us.
     migration_delay_us: u32,
 }
 
@@ -140,7 +141,7 @@ struct Runstate {
     offline_ns: u64,
 }
 
-/// `struct xen_hypfs_direntry`, and a number behind it.
+/// `struct xen_hypfs_direntry`, and a number after it.
 #[derive(Debug, Default, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
 struct HypfsEntry {
@@ -175,13 +176,13 @@ struct SetMemoryType {
 pub enum MemoryType {
     /// Plain memory.
     Writable = 0,
-    /// Memory that it only reads.
+    /// Memory that the domain can only read.
     ReadOnly = 1,
-    /// Nothing that a page belongs to, for good: accesses are its device model's.
+    /// No memory: the device model handles accesses. A frame stays this for good.
     DeviceModel = 2,
 }
 
-/// A name in Xen's own file system, and what is read there.
+/// A name in Xen's own file system, and the data that is read there.
 #[derive(Debug, IntoBytes, FromBytes, Immutable)]
 #[repr(C)]
 struct HypfsRead {
@@ -189,7 +190,7 @@ struct HypfsRead {
     entry: HypfsEntry,
 }
 
-/// The way to the hypervisor.
+/// The interface to the hypervisor.
 #[derive(Debug)]
 pub struct Xen {
     privcmd: File,
@@ -216,8 +217,8 @@ impl Xen {
     ///
     /// # Errors
     ///
-    /// `ESRCH` there is no such domain, `EINVAL` no such vCPU, or none of the CPUs is online;
-    /// `EACCES` no interface of these is this Xen's.
+    /// `ESRCH` if there is no such domain, `EINVAL` if there is no such vCPU or none of the CPUs is
+    /// online, `EACCES` if this Xen has none of these interfaces.
     pub fn set_affinity(&self, domain: u16, vcpu: u32, pcpus: u64) -> Result<(), Refusal> {
         DOMCTL_INTERFACE_VERSIONS
             .map(|version| self.set_affinity_by(version, domain, vcpu, pcpus))
@@ -267,7 +268,7 @@ impl Xen {
         Ok(command.slices)
     }
 
-    /// Makes another type of memory of a frame of a PVH or HVM domain's.
+    /// Changes the type of memory of a frame of a PVH or HVM domain.
     ///
     /// # Errors
     ///
@@ -296,7 +297,7 @@ impl Xen {
         })
     }
 
-    /// What a vCPU of the calling domain has done with its time.
+    /// Returns how long a vCPU of the calling domain has been in which state.
     ///
     /// # Errors
     ///
@@ -314,7 +315,7 @@ impl Xen {
     ///
     /// # Errors
     ///
-    /// `EBUSY` somebody else has them.
+    /// `EBUSY` if somebody else has the counters.
     pub fn xenoprof_get_buffer(&self) -> Result<(), Refusal> {
         // `struct xenoprof_get_buffer`.
         let mut argument = [0_u64; 3];
@@ -323,7 +324,7 @@ impl Xen {
         })
     }
 
-    /// The driver's own hypercall, with any operation and any argument.
+    /// Makes the driver's own hypercall, with any operation and any argument.
     ///
     /// # Errors
     ///
@@ -351,7 +352,7 @@ impl Xen {
         self.perfctr_op(OP_DOMAIN, Argument::of(&mut argument), size_of::<HvDomain>() as u32)
     }
 
-    /// What the driver has done since boot.
+    /// Returns what the driver has done since boot.
     ///
     /// # Errors
     ///
@@ -362,14 +363,14 @@ impl Xen {
         Ok(stats)
     }
 
-    /// A numeric parameter in Xen's own file system.
+    /// Returns a numeric parameter in Xen's own file system.
     ///
     /// # Errors
     ///
-    /// There is none.
+    /// There is no such parameter.
     pub fn parameter(&self, path: &str) -> Result<u32, Refusal> {
         let mut read = HypfsRead { path: [0; 48], entry: HypfsEntry::default() };
-        // With the 0 behind it.
+        // The length includes the 0 after the name.
         let bytes = path.len() + 1;
         assert!(bytes <= read.path.len(), "{path} is too long");
         read.path[..path.len()].copy_from_slice(path.as_bytes());
@@ -382,14 +383,14 @@ impl Xen {
         Ok(read.entry.content)
     }
 
-    /// Makes a hypercall with a copy of `value` in memory where Xen finds it, whose address `call`
-    /// is given.
+    /// Makes a hypercall with a copy of `value` in memory where Xen finds it. `call` gets the
+    /// address of that copy.
     fn call_with<T: IntoBytes + FromBytes + Immutable + ?Sized>(
         &self,
         value: &mut T,
         call: impl FnOnce(&mut T, u64) -> (u64, [u64; 5]),
     ) -> Result<(), Refusal> {
-        // Who has panicked has left nothing here that matters.
+        // A thread that has panicked has left nothing here that matters.
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let call = call(value, memory.as_ptr() as u64);
         let copy = &mut memory[..size_of_val(value)];
@@ -468,20 +469,20 @@ struct AllocGref {
 
 const _: () = assert!(size_of::<AllocGref>() == 24);
 
-/// A page of this domain's that another one may map and write to, until it is dropped.
+/// A page of this domain that another one may map and write to, until this is dropped.
 #[derive(Debug)]
 pub struct Grant {
-    /// Keeps the page.
+    /// The open device keeps the page.
     _device: File,
     reference: u32,
 }
 
 impl Grant {
-    /// Gets a page for this domain.
+    /// Gets a page that this domain may map.
     ///
     /// # Errors
     ///
-    /// The device is not there, or has none.
+    /// The device is not there, or has no page.
     pub fn new(domain: u16) -> io::Result<Self> {
         let device = File::options().read(true).write(true).open(GNTALLOC_PATH)?;
         let mut wanted =
@@ -495,7 +496,7 @@ impl Grant {
         Ok(Self { _device: device, reference: wanted.reference })
     }
 
-    /// What the other domain maps it by.
+    /// Returns the reference by which the other domain maps it.
     pub const fn reference(&self) -> u32 {
         self.reference
     }

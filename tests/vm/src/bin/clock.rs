@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The logical time-stamp counters of threads and vCPUs must be what Linux and the host account.
+//! Tests that the logical time-stamp counters of threads and vCPUs agree with the accounts of Linux
+//! and the host.
 //!
-//! For a machine whose time is made of the instructions that it executes: elsewhere the accounts
+//! It is for a machine whose clock counts the instructions that it executes. On others the accounts
 //! differ by whatever time the emulator's host takes away in the middle of a switch.
 
 use std::io::stdout;
@@ -18,22 +19,22 @@ use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::time::{Elapsed, ThreadTime, TimeCheck, VcpuMoment, VcpuTimes};
 
-/// Threads of each vCPU.
+/// The number of threads on each vCPU.
 const THREADS: usize = 2;
-/// What each thread executes before it gives its CPU away, and how often.
+/// The region that each thread executes before it yields its CPU, and how often it does so.
 const REGION: Region = Region { first: 100_000, second: 100_000 };
 const TURNS: usize = 20;
-/// Files that it opens and closes each time: the kernel locks the process' table of them, and a
-/// vCPU that waits for a lock may give its CPU away.
+/// The number of files that it opens and closes each time: the kernel locks the process' table of
+/// them, and a vCPU that waits for a lock may yield its CPU.
 const FILES: usize = 300;
-/// Fewer switches show nothing.
+/// The least number of switches. Fewer show nothing.
 const SWITCHES_MIN: u64 = 10;
 
 fn main() -> Result<ExitCode> {
     let host = &*host()?;
     let cpus = cpus()?;
     let mut session = Session::open_with(Provider::Paravirt)?;
-    // A vCPU has a page while threads that count come to it.
+    // A vCPU keeps its page while threads that count are switched to it.
     session.start(&[])?;
     let mut tally = Tally::default();
     let crowded = compete(host, &session, &cpus, &cpus)?;
@@ -82,16 +83,16 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
     Ok(outcome)
 }
 
-/// What a thread took.
+/// What one thread has taken.
 struct Turns {
     elapsed: Elapsed,
     /// How often it was resumed.
     switches: u64,
-    /// Where its vCPU stood before and after.
+    /// The moments of its vCPU before and after.
     between: [VcpuMoment; 2],
 }
 
-/// Executes for a while, among others.
+/// Executes for a while, among other threads.
 fn take_turns(host: &dyn Host, cpu: usize) -> Result<Turns> {
     run_on(SELF, &[cpu])?;
     let mut session = Session::open_with(Provider::Paravirt)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs a program while vCPUs are moved between physical CPUs at random, and says what the host
-//! did to them meanwhile.  Fails if that was nothing.
+//! Runs a program while vCPUs are moved between physical CPUs at random, and prints what the host
+//! did to them meanwhile. Fails if the host did nothing.
 
 use std::ffi::OsString;
 use std::process::{Command, ExitCode};
@@ -15,13 +15,13 @@ use vm_tests::disturb;
 use vm_tests::host::host;
 use vm_tests::threads::{SELF, cpus, run_on};
 
-/// Runs a program on vCPUs that do not stay where they are.
+/// Runs a program on vCPUs that are moved between physical CPUs.
 #[derive(Debug, Parser)]
 struct Options {
     /// Physical CPUs that the vCPUs are moved between.
     #[arg(long, default_value_t = 2)]
     pcpus: u32,
-    /// Start of all random sequences.
+    /// Seed of all random sequences.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// The program and its arguments.
@@ -53,8 +53,8 @@ fn main() -> Result<ExitCode> {
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Registers this user's pages on every vCPU, whatever the program counts with.  They stay, and
-/// that is what they are wanted for.
+/// Registers this user's pages on every vCPU, whatever the program counts with.  They stay
+/// registered, so that the pages show what the host does.
 fn show(session: &mut Session, cpus: &[usize]) -> Result<()> {
     session.start(&[Event::INSTRUCTIONS.user()])?;
     for &cpu in cpus {
@@ -63,7 +63,7 @@ fn show(session: &mut Session, cpus: &[usize]) -> Result<()> {
     Ok(run_on(SELF, cpus)?)
 }
 
-/// How often all vCPUs were switched in, and how often on another physical CPU than before.
+/// Returns how often all vCPUs were switched in, and how often on another physical CPU than before.
 fn host_did(session: &Session, cpus: &[usize]) -> Result<(u64, u64)> {
     let mut sum = (0, 0);
     for &cpu in cpus {

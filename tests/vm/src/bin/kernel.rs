@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts of kernel mode are what the emulator itself has executed.
+//! Tests that counts of kernel mode are what the emulator itself has executed.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A physical CPU without counters comes up in a machine that counts: whoever executes there is
-//! told that nothing is counted, and whoever does not, notices nothing.
+//! Tests a physical CPU without counters that comes up in a machine that counts: a thread that
+//! executes there gets an error and no numbers, and a thread that does not, notices nothing.
 //!
 //! The machine has three physical CPUs, of which the last has no counters and is still down.
 
@@ -18,7 +18,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::witness::Witness;
 use vm_tests::xen::{CONTROL_DOMAIN, Xen};
 
-/// The vCPU that is moved; others stay.
+/// The vCPU that is moved. The others stay.
 const MOVED: usize = 1;
 /// The physical CPU without counters, and all others as a mask.
 const UNFIT: u32 = 2;
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn main() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     // A process without other threads is stepped.
-    region::apart()?;
+    region::overhead()?;
     for cpu in cpus()? {
         xen.set_affinity(CONTROL_DOMAIN, cpu as u32, FIT)?;
     }
@@ -50,7 +50,7 @@ fn main() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// Counts on another vCPU until `stop`; gives how often it was exact.
+/// Counts on another vCPU until `stop`. Returns how often the counts were checked and exact.
 fn beside(stop: &AtomicBool) -> Result<u64> {
     run_on(SELF, &[0])?;
     let witness = Witness::new()?;
@@ -62,7 +62,7 @@ fn beside(stop: &AtomicBool) -> Result<u64> {
     Ok(exact)
 }
 
-/// Counts on a vCPU that goes to the physical CPU without counters and comes back.
+/// Counts on a vCPU that is moved to the physical CPU without counters and back.
 fn away(xen: &Xen, tally: &mut Tally) -> Result<()> {
     run_on(SELF, &[MOVED])?;
     let witness = Witness::new()?;
@@ -70,7 +70,7 @@ fn away(xen: &Xen, tally: &mut Tally) -> Result<()> {
     xen.set_affinity(CONTROL_DOMAIN, MOVED as u32, 1 << UNFIT)?;
     let told = until(|| witness.unchanged().err());
     println!("on a physical CPU without counters: {told:?}");
-    // By the page, or by the kernel, which is asked where the page cannot tell.
+    // The page says so, or the kernel, which is asked if the page cannot tell.
     let told = names(told.as_deref(), &["EPERM", "Operation not permitted"]);
     tally.check("a physical CPU without counters gives no numbers", told);
     drop(witness);
@@ -84,7 +84,7 @@ fn away(xen: &Xen, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// What `look` finds at last, if anything.
+/// Waits until `look` finds something, and returns it if it does in time.
 fn until<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
@@ -96,7 +96,7 @@ fn until<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     None
 }
 
-/// `Ok` if an error was told and says one of these.
+/// Returns `Ok` if there was an error and its text has one of these.
 fn names(told: Option<&str>, what: &[&str]) -> Result<(), String> {
     match told {
         Some(told) if what.iter().any(|what| told.contains(what)) => Ok(()),

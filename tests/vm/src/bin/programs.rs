@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts whole programs that nobody here wrote, from their first instruction to their last, and
-//! prints how many instructions, branches and cycles each took in user mode.
+//! Counts whole programs that are not the project's, from their first instruction to their last,
+//! and prints how many instructions, branches and cycles each took in user mode.
 //!
-//! On the bare machine Linux' perf counts them one after the other; under Xen the module does, all
-//! at once and several times, while they are moved between vCPUs and these between physical CPUs.
-//! Both have to print the same.
+//! On the bare machine Linux' perf counts them one after the other. Under Xen the module counts
+//! them all at once and several times, while they are moved between vCPUs and these between
+//! physical CPUs. Both have to print the same.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,11 +24,11 @@ use vm_tests::stats::ModuleStats;
 use vm_tests::threads::{SELF, cpus, or_exit, run_on};
 use vm_tests::time::{VcpuElapsed, VcpuTimes};
 
-/// Of the testbed.
+/// The number of the testbed's physical CPUs.
 const PCPUS: u32 = 2;
 const SEED: u64 = 1;
 /// How often each disturbance has to occur in a storm, and how long that may take on any machine: a
-/// quick one has executed all programs before much has happened to them.
+/// quick one has executed all programs before many have occurred.
 const DISTURBANCES_MIN: u64 = 200;
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -42,7 +42,7 @@ struct Options {
     storm: Option<usize>,
 }
 
-/// What vCPUs and threads have gone through by now.
+/// The times of vCPUs and the module's statistics at one moment.
 type Moment = (VcpuTimes, ModuleStats);
 
 fn main() -> Result<ExitCode> {
@@ -61,13 +61,13 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The counts of [`EVENTS`], and of what.
+/// Prints the counts of [`EVENTS`], and the command.
 fn say(command: &str, counts: &[u64]) {
     let counts: String = counts.iter().map(|count| format!("{count} ")).collect();
     println!("{counts}{command}");
 }
 
-/// Runs all at once, so many times and until they were disturbed often enough.
+/// Runs all programs at once, so many times and until they were disturbed often enough.
 fn storm(commands: &[&str], times: usize) -> Result<()> {
     let host = &*host()?;
     let cpus = &cpus()?;
@@ -107,10 +107,10 @@ fn storm(commands: &[&str], times: usize) -> Result<()> {
     Ok(())
 }
 
-/// What programs suffer in a storm.
+/// How often programs were disturbed in a storm.
 #[derive(Debug)]
 struct Disturbances {
-    /// Of the threads that count.
+    /// The number of switches of threads that count.
     thread_switches: u64,
     vcpu_switches: u64,
     vcpu_migrations: u64,

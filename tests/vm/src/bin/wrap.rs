@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counters that count go through their highest value, in the middle of regions, and the counts
-//! stay exact.  For a machine with narrow counters: others do not get that far in a test's time.
+//! Tests that counts stay exact when counters wrap in the middle of regions. It is for a machine
+//! with narrow counters, since others do not wrap within a test's time.
 
 use std::process::ExitCode;
 use std::thread;
 
 use anyhow::{Context, Result};
 use perfctr::{Error, Event, PhysSlot, Provider, Reading, Session};
-use vm_tests::expected::Apart;
+use vm_tests::expected::Overhead;
 use vm_tests::region::{Region, measure};
 use vm_tests::tally::{Tally, equal};
 
 const SHORT: Region = Region { first: 1, second: 1 };
-/// Two instructions and a branch for each iteration: 8 of the testbed's cycles, or 2^32 in all and
-/// some more.
+/// A region with two instructions and a branch for each iteration: 8 of the testbed's cycles, which
+/// are a little more than 2^32 in all.
 const LONG: Region = Region { first: 300_000_000, second: 250_000_000 };
 const WIDTH_MAX: u32 = 32;
 const THREADS: usize = 2;
@@ -29,7 +29,8 @@ fn events() -> Option<[Event; 4]> {
 }
 
 fn main() -> Result<ExitCode> {
-    let apart = Apart::of_all::<4>(SHORT.executed(), |session| measure(session, SHORT, &mut 0))?;
+    let overhead =
+        Overhead::of_all::<4>(SHORT.executed(), |session| measure(session, SHORT, &mut 0))?;
     let mut tally = Tally::default();
     let width = Session::open_with(Provider::Paravirt)?
         .description()
@@ -43,8 +44,8 @@ fn main() -> Result<ExitCode> {
         threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
     })?;
     for reading in readings {
-        let retries = apart.per_retry.times(reading.retries.into());
-        let truth = LONG.executed().plus(apart.once).plus(retries);
+        let retries = overhead.per_retry.times(reading.retries.into());
+        let truth = LONG.executed().plus(overhead.once).plus(retries);
         let truth = [truth.cycles(), truth.cycles(), truth.instructions, truth.branches];
         tally.check("counters that wrap count exactly", equal(reading.counts, truth));
     }

@@ -2,10 +2,11 @@
 //! Competing threads read their own counters while everything moves under them, and every reading
 //! is compared with the truth.
 //!
-//! Two phases.  In the first all threads have *equal* configurations, so no hypercall is needed; in
-//! the second *mixed* ones, which need the same counters for different events.  In both some
-//! threads are pinned and some are moved between vCPUs, and the vCPUs are moved between physical
-//! CPUs.  After them, threads that do nothing but switch, on vCPUs that are preempted meanwhile.
+//! There are two phases. In the first all threads have *equal* configurations, so no hypercall is
+//! needed. In the second they have *mixed* ones, which need the same counters for different events.
+//! In both some threads are pinned and some are moved between vCPUs, and the vCPUs are moved
+//! between physical CPUs.  After the phases there are threads that do nothing but switch, on vCPUs
+//! that are preempted meanwhile.
 
 mod predicted;
 mod report;
@@ -49,7 +50,7 @@ struct Options {
     /// Physical CPUs that the vCPUs are moved between.
     #[arg(long, default_value_t = 2)]
     pcpus: u32,
-    /// Start of all random sequences.
+    /// Seed of all random sequences.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Where to write the results as JSON.
@@ -57,7 +58,7 @@ struct Options {
     report: Option<PathBuf>,
 }
 
-/// What the sides have counted up to one moment between phases.
+/// What the module and the driver have counted up to one moment between phases.
 struct Marks {
     hypervisor: HvStats,
     module: ModuleStats,
@@ -65,7 +66,7 @@ struct Marks {
 }
 
 impl Marks {
-    /// Visits every CPU and comes back.
+    /// Visits every CPU, comes back, and takes the numbers.
     fn take(host: &dyn Host, session: &Session, cpus: &[usize]) -> Result<Self> {
         let vcpus = VcpuTimes::take(host, session, cpus)?;
         run_on(SELF, cpus)?;
@@ -98,7 +99,7 @@ fn main() -> Result<ExitCode> {
     Ok(if report.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs both phases; gives the marks before the first, between them, and after the second.
+/// Runs both phases. Returns the marks before the first, between them, and after the second.
 fn run(
     options: &Options,
     cpus: &[usize],

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What everything that the workers read has to be apart from the truth, known from the machine
-//! code.
+//! Predicts from the machine code by how much each reading of the workers has to differ from the
+//! truth.
 
 use anyhow::{Result, ensure};
 use perfctr::Session;
 use vm_tests::bodies::{Body, Does};
-use vm_tests::expected::{Apart, Stepped};
+use vm_tests::expected::{Overhead, Stepped};
 use vm_tests::region::{
     Region, measure, measure_body, measure_counts, measure_into, measure_read, total,
 };
@@ -15,22 +15,22 @@ use vm_tests::step::Executed;
 const SHORT: Region = Region { first: 1, second: 1 };
 const NOTHING: Executed = Executed { instructions: 0, branches: 0 };
 
-/// Of every kind of reading.
+/// The overheads of every kind of reading.
 #[derive(Clone, Copy, Debug)]
 pub struct Predicted {
-    pub regions: Apart,
-    pub bodies: Apart,
-    pub faulting_reads: Apart,
-    /// Of the first of one counter.
-    pub reads_1: Apart,
-    /// The same without the TSC.
-    pub counts_1: Apart,
-    /// Of the first and of the third of four.
-    pub reads_4: (Apart, Apart),
+    pub regions: Overhead,
+    pub bodies: Overhead,
+    pub faulting_reads: Overhead,
+    /// The overhead of a read of one counter.
+    pub reads_1: Overhead,
+    /// The overhead of a read of one counter without the TSC.
+    pub counts_1: Overhead,
+    /// The overheads of the first and of the third counter in a read of four.
+    pub reads_4: (Overhead, Overhead),
     pub totals: Totals,
 }
 
-/// What is executed from a start to a stop beside regions, and beside retries.
+/// What a thread executes from a start to a stop, without regions and retries.
 #[derive(Clone, Copy, Debug)]
 pub struct Totals {
     once: Executed,
@@ -38,7 +38,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// With so many regions.
+    /// Returns what is executed if there are so many regions.
     pub fn of(&self, regions: usize) -> Executed {
         self.once.plus(self.per_region.times(regions as u64))
     }
@@ -63,16 +63,16 @@ impl Predicted {
     /// Steps through all that the workers do.
     pub fn find() -> Result<Self> {
         let regions =
-            Apart::of_all::<4>(SHORT.executed(), |session| measure(session, SHORT, &mut 0))?;
-        let bodies = Apart::of_all::<4>(NOTHING, |session| {
+            Overhead::of_all::<4>(SHORT.executed(), |session| measure(session, SHORT, &mut 0))?;
+        let bodies = Overhead::of_all::<4>(NOTHING, |session| {
             measure_body(session, &Body::new(Does::Nothing, 1), &mut [0; 2 * 4096])
         })?;
-        let faulting_reads = Apart::of_all::<4>(SHORT.executed(), |session| {
+        let faulting_reads = Overhead::of_all::<4>(SHORT.executed(), |session| {
             Ok(measure_into(session, SHORT, &mut 0, &mut [0; 4]).expect("copies can be read"))
         })?;
-        let [reads_1] = Apart::of::<1>(NOTHING, measure_read)?;
-        let [counts_1] = Apart::of::<1>(NOTHING, measure_counts)?;
-        let [first, _, third, _] = Apart::of::<4>(NOTHING, measure_read)?;
+        let [reads_1] = Overhead::of::<1>(NOTHING, measure_read)?;
+        let [counts_1] = Overhead::of::<1>(NOTHING, measure_counts)?;
+        let [first, _, third, _] = Overhead::of::<4>(NOTHING, measure_read)?;
         let totals = Totals::find()?;
         let reads_4 = (first, third);
         Ok(Self { regions, bodies, faulting_reads, reads_1, counts_1, reads_4, totals })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The verdict: a table for people, JSON for programs.
+//! Gives the verdict: a table for people, JSON for programs.
 
 use std::fmt::Display;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use shared_abi::hypercall::{
     HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HvHookStats, HvStats,
 };
-use vm_tests::expected::Apart;
+use vm_tests::expected::Overhead;
 use vm_tests::guest;
 use vm_tests::histogram::{Histogram, Prediction, Verdict};
 use vm_tests::step::Executed;
@@ -25,7 +25,7 @@ use crate::{Marks, Options, yielding};
 struct CountedEvent {
     name: &'static str,
     histogram: fn(&Series) -> &Histogram,
-    predict: fn(&Apart) -> Prediction,
+    predict: fn(&Overhead) -> Prediction,
 }
 
 const EVENTS: [CountedEvent; 3] = [
@@ -43,34 +43,35 @@ const EVENTS: [CountedEvent; 3] = [
 ];
 
 impl CountedEvent {
-    /// Of the counter that is looked at.
-    fn of_reads_4<'a>(&self, predicted: &'a Predicted) -> &'a Apart {
+    /// Returns the overhead of the counter that is looked at.
+    fn of_reads_4<'a>(&self, predicted: &'a Predicted) -> &'a Overhead {
         let (first, third) = &predicted.reads_4;
         if self.name == "instr" { first } else { third }
     }
 }
 
-/// What the sides execute, as docs/costs.md says it, unit: instructions; and which
-/// factor a measurement may be away from that: compilers differ, and what is switched differs from
-/// run to run (289 was seen for vCPUs, and for the others the same to a few instructions).
-/// Where the guest has rings of its own no counter stands still, and each is read at every switch.
+/// The costs of the driver and the module, as docs/costs.md says them. Unit: instructions.
+/// `COST_BAND` is the factor by which a measurement may differ: compilers differ, and what is
+/// switched differs from run to run (289 was seen for vCPUs, and for the others the same to a few
+/// instructions). In a guest with rings of its own, no counter is stopped, and each is read at
+/// every switch.
 const COST_VCPU_SWITCH: f64 = 290.0;
 const COST_VCPU_SWITCH_RINGS: f64 = 540.0;
 const COST_TOGGLE: f64 = 105.0;
 const COST_THREAD_SWITCH: f64 = 330.0;
 const COST_BAND: f64 = 1.5;
 
-/// How often reads have to be retried.
+/// The least number of reads that have to be retried.
 const RETRIES_MIN: u64 = 100;
 
 /// What the run has shown.
 pub struct Report {
-    /// The guest is paravirtualised.
+    /// Whether the guest is paravirtualised.
     is_pv: bool,
     values: Map<String, Value>,
     /// The table of truth against reading, line by line.
     table: Vec<String>,
-    /// What is wrong; empty if all is well.
+    /// What is wrong. It is empty if all is well.
     complaints: Vec<String>,
     /// Details for whoever looks for the reason.
     details: Vec<String>,
@@ -111,7 +112,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Threads that switch in the middle of regions.
+    /// Judges threads that switch in the middle of regions.
     fn yielding(&mut self, predicted: &Predicted, outcome: &yielding::Outcome) {
         self.occurred("guest_read_retries", outcome.retries, yielding::RETRIES);
         for event in &EVENTS {
@@ -122,7 +123,7 @@ impl Report {
         }
     }
 
-    /// Whether nothing is wrong.
+    /// Returns whether nothing is wrong.
     pub fn ok(&self) -> bool {
         self.complaints.is_empty()
     }
@@ -131,36 +132,36 @@ impl Report {
         self.values.insert(key.to_owned(), value.into());
     }
 
-    /// Complains unless what has to hold does.
+    /// Adds a complaint unless the condition holds.
     fn demand(&mut self, holds: bool, otherwise: impl Display) {
         if !holds {
             self.complaints.push(otherwise.to_string());
         }
     }
 
-    /// Sets what something costs, which has to be near to what is documented.
+    /// Sets a cost, and complains unless it is near the documented one.
     fn cost(&mut self, key: &str, cost: f64, documented: f64) {
         self.set(key, cost);
         let holds = (documented / COST_BAND..=documented * COST_BAND).contains(&cost);
         self.demand(holds, format_args!("{key} is {cost}, {documented} is documented"));
     }
 
-    /// Sets a number that has to be so high at least, or a hard case did not occur often enough.
+    /// Sets how often a hard case occurred, and complains if that was less often than `min`.
     fn occurred(&mut self, key: &str, times: u64, min: u64) {
         self.set(key, times);
         self.demand(times >= min, format_args!("{key} is {times}, {min} are wanted at least"));
     }
 
-    /// Readings against the truth.
+    /// Compares readings with the truth.
     fn exactness(&mut self, event: &CountedEvent, predicted: &Predicted, log: &Log) {
         let mut all = log.equal.clone();
         all.merge(&log.mixed);
-        // From start to stop nothing but retries is to be predicted beside what is true.
-        let totals = Apart { once: Executed::default(), ..predicted.regions };
+        // From start to stop, retries are the only overhead beside the true counts.
+        let totals = Overhead { once: Executed::default(), ..predicted.regions };
         let regions = self.judge(event, "all regions", &all.plain, &predicted.regions);
         let kinds = |kinds: &Kinds| kinds.plain.clone();
         let mut errors = (0, 0);
-        for (name, series, apart) in [
+        for (name, series, overhead) in [
             ("regions, equal configurations", &kinds(&log.equal), &predicted.regions),
             ("regions, mixed configurations", &kinds(&log.mixed), &predicted.regions),
             ("regions with system calls", &all.system_calls, &predicted.bodies),
@@ -171,11 +172,11 @@ impl Report {
             ("adjoining reads without the TSC", &log.counts_1, &predicted.counts_1),
             ("adjoining reads of 4 counters", &log.reads_4, event.of_reads_4(predicted)),
         ] {
-            // Of adjoining reads only some counters are looked at.
+            // In adjoining reads only some counters are looked at.
             if (event.histogram)(series).readings() == 0 && name.starts_with("adjoining") {
                 continue;
             }
-            let Some(verdict) = self.judge(event, name, series, apart) else { continue };
+            let Some(verdict) = self.judge(event, name, series, overhead) else { continue };
             errors = (errors.0.max(verdict.error_max), errors.1 + verdict.error_count);
         }
         let name = event.name;
@@ -190,15 +191,15 @@ impl Report {
         self.set(&format!("{name}_total_error_max"), total.map(|total| total.error_max));
     }
 
-    /// What reads cost, and how they went.
+    /// Judges what reads cost, and how they went.
     fn reads(&mut self, predicted: &Predicted, log: &Log) {
-        for (what, apart) in [
+        for (what, overhead) in [
             ("1", &predicted.reads_1),
             ("1_no_tsc", &predicted.counts_1),
             ("4", &predicted.reads_4.0),
         ] {
-            // Two adjoining reads are exactly one read apart.
-            self.set(&format!("read_instr_{what}"), apart.once.instructions);
+            // Two adjoining reads differ by exactly what one read executes.
+            self.set(&format!("read_instr_{what}"), overhead.once.instructions);
         }
         self.set("regions", log.regions);
         self.set("read_pairs", log.reads_1.instructions.readings() * 2);
@@ -213,10 +214,10 @@ impl Report {
         event: &CountedEvent,
         name: &str,
         series: &Series,
-        apart: &Apart,
+        overhead: &Overhead,
     ) -> Option<Verdict> {
         let (histogram, event_name) = ((event.histogram)(series), event.name);
-        let Some(verdict) = histogram.judge((event.predict)(apart)) else {
+        let Some(verdict) = histogram.judge((event.predict)(overhead)) else {
             self.complaints.push(format!("{event_name}, {name}: there is no reading"));
             return None;
         };
@@ -234,7 +235,7 @@ impl Report {
         ));
         if verdict.error_max != 0 {
             let count = verdict.error_count;
-            let predicted = (event.predict)(apart);
+            let predicted = (event.predict)(overhead);
             self.complaints.push(format!("{count} {event_name} readings of {name} are off"));
             let described = histogram.describe(20);
             self.details.push(format!("{event_name}, {name}: {predicted:?}\n{described}"));
@@ -242,7 +243,7 @@ impl Report {
         Some(verdict)
     }
 
-    /// The hard cases.
+    /// Judges whether the hard cases occurred.
     fn disturbances(&mut self, log: &Log, [before, _, after]: &[Marks; 3]) -> Result<()> {
         let vcpus = after.vcpus.since(&before.vcpus);
         self.occurred(
@@ -270,7 +271,7 @@ impl Report {
         Ok(())
     }
 
-    /// None are needed for equal configurations, some for mixed ones.
+    /// Judges the hypercalls: none are needed for equal configurations, and some for mixed ones.
     fn hypercalls(&mut self, [before, between, after]: &[Marks; 3]) -> Result<()> {
         let equal = between.module.growth(&before.module, "hypercalls")?;
         let mixed = after.module.growth(&between.module, "hypercalls")?;
@@ -291,7 +292,7 @@ impl Report {
         Ok(())
     }
 
-    /// What the sides spend, per switch and per read.
+    /// Judges what driver and module execute, per switch and per read.
     fn costs(&mut self, [before, between, _]: &[Marks; 3]) -> Result<()> {
         let switch = Cost::between(
             &before.hypervisor,
@@ -327,10 +328,10 @@ impl Report {
         Ok(())
     }
 
-    /// Logical TSCs beside the accounts of Linux and the host.
+    /// Compares logical TSCs with the accounts of Linux and the host.
     ///
-    /// How close they are says more about the emulator's host than about us; the program `clock`
-    /// judges them on a machine without one.
+    /// How close they are depends more on the emulator's host than on this project. The program
+    /// `clock` judges them on a machine without such a host.
     fn times(&mut self, logs: &[Log], [before, between, after]: &[Marks; 3], tsc_khz: u32) {
         let vcpus = between.vcpus.since(&before.vcpus);
         let waiting_ns: u64 = vcpus.iter().map(|vcpu| vcpu.waiting_ns).sum();
@@ -389,7 +390,7 @@ impl Report {
     }
 }
 
-/// `numerator` for each of `denominator`; 0 if there is none.
+/// Returns `numerator` divided by `denominator`, or 0 if that is 0.
 fn per(numerator: u64, denominator: u64) -> f64 {
     if denominator == 0 { 0.0 } else { numerator as f64 / denominator as f64 }
 }
@@ -403,7 +404,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// The cost of `hooks` together, for each call of `each`.
+    /// Returns the cost of `hooks` together, for each call of `each`.
     fn between(from: &HvStats, to: &HvStats, hooks: &[usize], each: usize) -> Self {
         let calls = to.hook[each].calls - from.hook[each].calls;
         let mean = |field: fn(&HvHookStats) -> u64| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What each of the competing threads does.
+//! Runs each of the competing threads.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Barrier, Mutex};
@@ -40,13 +40,14 @@ pub struct Plan<'a> {
     pub gate: &'a Barrier,
     /// The threads that may be moved.
     pub movable: &'a Mutex<Vec<Pid>>,
-    /// What is executed from start to stop beside regions.
+    /// What is executed from start to stop, without regions.
     pub totals: Totals,
-    /// The hypervisor notices whatever the kernel does in between, so that a read starts over.
+    /// Whether the hypervisor notices whatever the kernel does in the middle of a read, so that the
+    /// read starts over.
     pub is_pv: bool,
 }
 
-/// What readings of one kind were, beside the truth.
+/// The readings of one kind, each compared with the truth.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
     pub instructions: Histogram,
@@ -77,7 +78,7 @@ impl Series {
 /// Readings of regions, by what happens in them.
 #[derive(Clone, Debug, Default)]
 pub struct Kinds {
-    /// Nothing that the code asks for but a page fault in some.
+    /// The code asks for nothing, but there is a page fault in some.
     pub plain: Series,
     /// System calls.
     pub system_calls: Series,
@@ -110,19 +111,19 @@ pub struct Log {
     pub totals: Series,
     /// Pairs of reads of one counter.
     pub reads_1: Series,
-    /// The same without the TSC.
+    /// Pairs of reads of one counter without the TSC.
     pub counts_1: Series,
     /// Pairs of reads of four counters.
     pub reads_4: Series,
     /// Regions measured.
     pub regions: u64,
-    /// What happened in the middle of regions.
+    /// How often each of [`CASES`] happened in the middle of regions.
     pub inside: Inside,
-    /// Attempts of reads that were thrown away.
+    /// The number of attempts to read that were thrown away.
     pub retries: u64,
-    /// Readings for which a system call was needed.
+    /// The number of readings for which a system call was needed.
     pub indirect: u64,
-    /// Page faults that the kernel counted.
+    /// The number of page faults that the kernel counted.
     pub faults: u64,
     /// How often the thread was resumed, and how often on another vCPU.
     pub switches: u64,
@@ -201,7 +202,7 @@ impl Moves {
         })
     }
 
-    /// The last four of [`CASES`].
+    /// Returns whether each of the last four of [`CASES`] has happened since `before`.
     fn since(&self, before: &Self) -> [bool; 4] {
         let [switch, migration] = [0, 1].map(|n| self.thread[n] != before.thread[n]);
         let vcpu = [0, 1].map(|n| !migration && self.vcpu[n] != before.vcpu[n]);
@@ -209,7 +210,7 @@ impl Moves {
     }
 }
 
-/// A general counter.
+/// Returns a general counter's slot.
 const fn general(n: u32) -> PhysSlot {
     PhysSlot::general(n).expect("every page has two general counters")
 }
@@ -259,20 +260,20 @@ const MIXED: [Configuration; 3] = [
     ],
 ];
 
-/// How often each thread counts from a start to a stop.
+/// The number of times that each thread counts from a start to a stop.
 const TOTALS: u64 = 3;
 
-/// How long the second phase may go on until hard cases were seen often enough: a quick machine
+/// How long the second phase may continue until hard cases were seen often enough: a quick machine
 /// has measured its regions before many have occurred.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Debian's kernels tick 250 times a second, so a region of this length has several in it.
 const TICKS_MS: u64 = 12;
 
-/// Any kind of region that does nothing special.
+/// The kind of a region that does nothing special, whatever that is.
 const PLAIN: u64 = u64::MAX;
 
-/// How long regions are at first that are to outlast several ticks, and at most.
+/// The length of regions that are meant to last for several ticks: at first, and at most.
 const LONG_ITERATIONS: u64 = 4_000_000;
 const LONG_ITERATIONS_MAX: u64 = 64 * LONG_ITERATIONS;
 
@@ -321,7 +322,7 @@ pub fn run(plan: &Plan<'_>) -> Result<Log> {
     Ok(worker.log)
 }
 
-/// Page faults of this thread that needed no disk.
+/// Returns the number of page faults of this thread that needed no disk.
 fn faults() -> Result<u64> {
     Ok(getrusage(UsageWho::RUSAGE_THREAD)?.minor_page_faults() as u64)
 }
@@ -329,9 +330,9 @@ fn faults() -> Result<u64> {
 struct Worker {
     rng: Rng,
     pages: FreshPages,
-    /// Where regions without a page fault store.
+    /// The memory to which regions without a page fault store.
     warm: u8,
-    /// Iterations of a region that is to outlast several ticks.
+    /// The iterations of a region that is meant to last for several ticks.
     long: u64,
     ticks_tsc: u64,
     log: Log,
@@ -392,7 +393,7 @@ impl Worker {
         let regions: Vec<_> = (0..plan.regions / TOTALS)
             .map(|n| self.random_region(n, plan.regions / TOTALS))
             .collect();
-        // What the kernel says is compared with what the library reads.
+        // The kernel's numbers are compared with what the library reads.
         let device = Device::open()?;
         device.open_existing(&Create { abi_major: ABI_MAJOR.into(), ..Create::default() })?;
         let before = device.sums()?;
@@ -408,8 +409,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Mostly a short one, whose readings are close together and so often retried; some that a
-    /// switch is likely to hit; eight that outlast several ticks.
+    /// Picks a region at random: mostly a short one, whose readings are close together and so are
+    /// often retried. Some are likely to be hit by a switch, and eight last for several ticks.
     fn random_region(&mut self, n: u64, regions: u64) -> Region {
         let iterations = match self.rng.between(0, 10) {
             _ if is_long(n, regions) => self.long,
@@ -481,7 +482,7 @@ impl Worker {
     }
 }
 
-/// Whether the `n`th of so many regions is to outlast several ticks.
+/// Returns whether the `n`th of so many regions is meant to last for several ticks.
 fn is_long(n: u64, regions: u64) -> bool {
     n.is_multiple_of((regions / 8).max(1))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Threads that switch all the time, on vCPUs that are preempted all the time, so that many are in
-//! the middle of the guest's kernel sampling their counters.
+//! Runs threads that switch all the time, on vCPUs that are preempted all the time, so that many
+//! are preempted while the guest's kernel samples their counters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,14 +16,14 @@ use vm_tests::threads::{SELF, or_exit, run_on, take_turns};
 
 use crate::worker::{EQUAL, Series};
 
-/// Samples to be disturbed, and how long that may take on a busy machine.
+/// The number of samples that have to be disturbed, and how long that may take on a busy machine.
 pub const RETRIES: u64 = 200;
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Threads of each vCPU that switch.
+/// The number of threads on each vCPU that switch.
 const THREADS: usize = 2;
-/// How often each yields its CPU in the middle of a region.
+/// How often each thread yields its CPU in the middle of a region.
 const YIELDS: u64 = 20;
-/// Between two looks at what was disturbed.
+/// The time between two looks at how many samples were disturbed.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What the threads have read, and how often the module's sampling started over.
@@ -32,9 +32,9 @@ pub struct Outcome {
     pub retries: u64,
 }
 
-/// The host takes each vCPU from its physical CPU as often as it can, since others wait for it:
-/// later kernels than Linux 6.1 have no more vCPUs in the control domain than there are physical
-/// CPUs, so not all of these may be used.
+/// Runs the threads while the host takes each vCPU from its physical CPU as often as it can, since
+/// other vCPUs wait for it. Kernels later than Linux 6.1 have no more vCPUs in the control domain
+/// than there are physical CPUs, so not all of these CPUs may be used.
 pub fn run(host: &dyn Host, cpus: &[usize]) -> Result<Outcome> {
     let place = |pcpus| cpus.iter().try_for_each(|&cpu| host.set_affinity(cpu as u32, pcpus));
     place((1 << (cpus.len() / 2).max(1)) - 1)?;

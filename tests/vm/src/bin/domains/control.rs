@@ -15,18 +15,19 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{self, Kind, Tenant, Tsc, Wanted};
 use vm_tests::xen::Xen;
 
-/// Of the testbed.
+/// The number of the testbed's physical CPUs.
 const PCPUS: u32 = 2;
-/// What each domain counts in user mode, and on which counter: no two alike.
+/// The events that each domain counts in user mode, each with its counter. No two are the same.
 const EVENTS: [(Kind, [(&str, u32); 2]); 3] = [
     (Kind::Pv, [("instructions:u", 0), ("branches:u", 1)]),
     (Kind::Pvh, [("cycles:u", 0), ("instructions:u", 1)]),
     (Kind::Hvm, [("branches:u", 0), ("cycles:u", 1)]),
 ];
-/// Programs reproduce themselves only where the kernel lends them no code of its own.
+/// An argument of the kernel. Programs execute the same in each run only if the kernel maps no code
+/// of its own into them.
 const LINUX: &str = "vdso=0";
 
-/// Enough for the programs' packages, twice while they are unpacked.
+/// The memory of a domain: enough for the programs' packages, twice while they are unpacked.
 const MEMORY_MIB: u32 = 512;
 
 /// A domain that counts, on one vCPU.
@@ -72,7 +73,8 @@ pub fn run(commands: &Path, hvm: bool) -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// Does it for all at the same time, while their vCPUs are moved between physical CPUs.
+/// Calls the function for all domains at the same time, while their vCPUs are moved between
+/// physical CPUs.
 fn side_by_side(
     xen: &Xen,
     domains: &mut [Domain],
@@ -93,7 +95,7 @@ fn side_by_side(
 }
 
 impl Domain {
-    /// Creates one, which boots.
+    /// Creates a domain, which boots.
     fn create(kind: Kind, name: &str, events: [(&'static str, u32); 2]) -> Result<Self> {
         let tenant = Tenant::create_wanted(&Wanted {
             memory_mib: MEMORY_MIB,

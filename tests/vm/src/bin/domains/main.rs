@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs of Debian's in several domains of different kinds, each of which counts events of its
-//! own: alone, side by side, several on one vCPU, and all of this at once.
+//! Counts programs of Debian's in several domains of different kinds, each of which counts events
+//! of its own: alone, side by side, several on one vCPU, and all of this at once.
 //!
-//! This program is both: in the control domain it creates the others and prints what they count,
-//! and it is the first program of each of them.
+//! This program has both roles: in the control domain it creates the others and prints what they
+//! count, and it is the first program of each of them.
 
 mod control;
 mod tenant;
@@ -21,7 +21,7 @@ enum Role {
     Control {
         /// A command on each line: a program and its arguments, with blanks in between.
         commands: PathBuf,
-        /// In an HVM domain as well.
+        /// Also count in an HVM domain.
         #[arg(long)]
         hvm: bool,
     },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The part of a domain that counts.
+//! Runs in a domain that counts.
 
 use std::process::ExitCode;
 use std::thread;
@@ -12,7 +12,7 @@ use vm_tests::module;
 use vm_tests::programs::{self, Attached, Running};
 use vm_tests::toolstack::{hear, live, say};
 
-/// Does what it is told, until the domain is destroyed.
+/// Executes requests until the domain is destroyed.
 pub fn run() -> Result<ExitCode> {
     live(|| {
         programs::prepare()?;
@@ -51,7 +51,7 @@ fn count(request: &Value) -> Result<Value> {
     Ok(json!({ "counts": counts?, "preempted": preempted }))
 }
 
-/// An event's name, and the number of its counter.
+/// Returns the event for a pair of an event's name and the number of its counter.
 fn event(pair: &Value) -> Result<Event> {
     let name = pair[0].as_str().context("an event without a name")?;
     let number = pair[1].as_u64().context("an event without a counter")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr domains`.
+//! Tests `perfctr domains`.
 
 use anyhow::Result;
 use perfctr::{Provider, Session};
@@ -8,7 +8,7 @@ use vm_tests::tally::{Tally, equal};
 
 use crate::command::{run, said};
 
-/// Who may count, and what there is to count with.
+/// Tests who may count, and which counters there are.
 pub fn policy(tally: &mut Tally) -> Result<()> {
     let limits: Value = serde_json::from_str(&said(&["domains", "limits", "--json"])?)?;
     tally.check("the limits are what guests are told", {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr export`, scraped by Debian's Prometheus, and `perfctr top`.
+//! Tests `perfctr export`, which Debian's Prometheus scrapes, and `perfctr top`.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -25,12 +25,12 @@ const CONFIGURATION: &str = "/run/prometheus.yml";
 const STORE: &str = "/run/prometheus";
 const CGROUPS: &str = "/sys/fs/cgroup";
 const EVENT: &str = "instructions:u";
-/// Iterations of the worker.
+/// The numbers of iterations that the worker is told to execute.
 const ORDERS: [u64; 2] = [400_000, 910_000];
-/// How long anything may take; Prometheus starts slowly where it is emulated.
+/// How long anything may take. Prometheus starts slowly on an emulated machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A server, which ends with this.
+/// A server, which is ended when this is dropped.
 struct Server(Child);
 
 impl Drop for Server {
@@ -53,7 +53,7 @@ impl Server {
     }
 }
 
-/// What a server answers.
+/// Returns what a server answers.
 fn get(address: &str, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -63,7 +63,7 @@ fn get(address: &str, path: &str) -> Result<String> {
     Ok(said.split_once("\r\n\r\n").context("no answer")?.1.to_owned())
 }
 
-/// The value of the one metric that starts with this.
+/// Returns the value of the one metric that starts with this text.
 fn value(metrics: &str, start: &str) -> Result<u64> {
     let mut found = metrics.lines().filter(|line| line.starts_with(start));
     let (line, more) = (found.next(), found.next());
@@ -73,7 +73,8 @@ fn value(metrics: &str, start: &str) -> Result<u64> {
     number.map(|number| number as u64).with_context(|| format!("no {start} in\n{metrics}"))
 }
 
-/// What Prometheus has of a metric, which is known to come; it asks every second.
+/// Returns the value that Prometheus has of a metric, once it is the expected one. Prometheus
+/// scrapes every second.
 fn stored(metric: &str, expected: u64) -> Result<Option<u64>> {
     let start = Instant::now();
     loop {
@@ -90,7 +91,7 @@ fn stored(metric: &str, expected: u64) -> Result<Option<u64>> {
     }
 }
 
-/// A group of processes with the worker alone.
+/// Makes a group of processes that has the worker alone, and returns its name.
 fn group(worker: &Worker) -> Result<String> {
     let control = Path::new(CGROUPS).join("cgroup.subtree_control");
     if !control.exists() {
@@ -104,7 +105,8 @@ fn group(worker: &Worker) -> Result<String> {
     Ok(directory.display().to_string())
 }
 
-/// Everything that is exported is exact, and Prometheus, if it is there, has the same.
+/// Tests that everything that is exported is exact, and that Prometheus, if it is there, has the
+/// same numbers.
 pub fn scraped(tally: &mut Tally, prometheus: bool) -> Result<()> {
     let up = Command::new("ifconfig").args(["lo", "127.0.0.1", "up"]).status()?;
     ensure!(up.success(), "there is no network: {up}");
@@ -167,7 +169,7 @@ fn start_prometheus() -> Result<Server> {
         .with_context(|| fs::read_to_string("/run/prometheus.log").unwrap_or_default())
 }
 
-/// A thread that does something is on top, and its vCPU is not idle.
+/// Tests that a thread that executes is the first row, and that its vCPU is not shown as idle.
 pub fn live(tally: &mut Tally) -> Result<()> {
     let mut busy = Server(Command::new("/bin/sh").args(["-c", "while :; do :; done"]).spawn()?);
     let looks = ["top", "--plain", "-e", EVENT, "-d", "500", "-n", "2"];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What is exported for Prometheus and shown live, and what a host's administrator may say.
+//! Tests what is exported for Prometheus and shown live, and what a host's administrator may set.
 
 mod command;
 mod domains;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A process that does what it is told, and comes to rest.
+//! A process that executes as many iterations as it is told to, and then waits.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use vm_tests::region::Region;
 use vm_tests::threads::wait_for_rest;
 
-/// The process: every line is how much to do.
+/// Runs the process: every line of its input is a number of iterations.
 pub fn run() -> Result<()> {
     for line in std::io::stdin().lock().lines() {
         Region { first: line?.parse()?, second: 1 }.execute(&mut 0);
@@ -17,7 +17,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Its parent's hold of it.
+/// The parent's handle of the process.
 pub struct Worker {
     child: Child,
     orders: ChildStdin,
@@ -32,7 +32,7 @@ impl Worker {
         let orders = child.stdin.take().context("no orders")?;
         let answers = BufReader::new(child.stdout.take().context("no answers")?);
         let mut worker = Self { child, orders, answers };
-        // What happens only once happens now.
+        // What is executed only once is executed now.
         for _ in 0..2 {
             worker.order(100_000)?;
         }
@@ -43,7 +43,8 @@ impl Worker {
         self.child.id().to_string()
     }
 
-    /// Has it done, in as many digits each time; it waits for more then.
+    /// Has the worker execute so many iterations, and returns when it waits again. Each number has
+    /// as many digits as the others.
     pub fn order(&mut self, iterations: u64) -> Result<()> {
         self.orders.write_all(format!("{iterations:09}\n").as_bytes())?;
         let mut answer = String::new();

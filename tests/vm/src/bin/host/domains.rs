@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The command `perfctr domains` on the host, as its administrator uses it.
+//! Runs the command `perfctr domains` on the host, as its administrator does.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -9,12 +9,12 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 const PERFCTR: &str = "/machine/perfctr";
-/// What QEMU is told to call the machine.
+/// The name that QEMU gives to the machine.
 const NAME: &str = "guest";
-/// The first process, which runs no machine.
+/// The number of the first process, which runs no machine.
 const NOBODY: &str = "1";
 
-/// General and fixed counters, and whether they sample.
+/// Returns the numbers of general and of fixed counters, and whether they sample.
 pub fn limits() -> Result<Vec<u64>> {
     let limits = json(&["limits", "--json"])?;
     let number = |key: &str| limits[key].as_u64().with_context(|| format!("{key} in {limits}"));
@@ -22,7 +22,7 @@ pub fn limits() -> Result<Vec<u64>> {
     Ok(vec![number("general")?, number("fixed")?, samples.into()])
 }
 
-/// How much memory the process has locked.
+/// Returns how much memory the process has locked. Unit: KiB.
 pub fn locked_kib(process: Pid) -> Result<Vec<u64>> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
@@ -30,7 +30,7 @@ pub fn locked_kib(process: Pid) -> Result<Vec<u64>> {
     Ok(vec![kib.context("no VmLck")?.parse()?])
 }
 
-/// Of each machine: whether it is this process's, and whether it may count.
+/// Returns for each machine whether it is this process's, and whether it may count.
 pub fn list(process: Pid) -> Result<Vec<u64>> {
     let domains = json(&["list", "--json"])?;
     let text = said(&["list"])?;
@@ -50,13 +50,13 @@ pub fn list(process: Pid) -> Result<Vec<u64>> {
     Ok(all)
 }
 
-/// By the machine's name, which only one has.
+/// Lets the machine count or forbids it, by its name, which only one machine has.
 pub fn allow(allowed: bool) -> Result<Vec<u64>> {
     said(&[if allowed { "allow" } else { "forbid" }, NAME])?;
     Ok(Vec::new())
 }
 
-/// Gives the exit status.
+/// Tries to allow a process that runs no machine. Returns the exit status.
 pub fn allow_nobody() -> Result<Vec<u64>> {
     let output = run(&["allow", NOBODY])?;
     let words = String::from_utf8_lossy(&output.stderr);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! On the host of a KVM guest: lets it count if it is to, moves its vCPUs between the physical
-//! CPUs, takes these from them, and does what the guest's tests ask for, until it has ended.
+//! Runs on the host of a KVM guest until the guest has ended. It lets the guest count if it is told
+//! to, moves the guest's vCPUs between the physical CPUs, takes CPUs from them, and executes what
+//! the guest's tests ask for.
 
 mod domains;
 mod nmis;
@@ -25,14 +26,15 @@ use vm_tests::threads::{SELF, cpus};
 
 use serve::{Guest, Server};
 
-/// Whom the driver lets count: written with the number of the process that has made a machine.
+/// The files that say whom the driver lets count. The number of the process that has made a machine
+/// is written to them.
 const ALLOW: &str = "/sys/module/kvm/parameters/perfctr_allow";
 const FORBID: &str = "/sys/module/kvm/parameters/perfctr_forbid";
-/// Between looks for it.
+/// The time between looks for the process.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
-/// Threads that compete with the vCPUs, a part of the time.
+/// The number of threads that compete with the vCPUs for a part of the time.
 const COMPETITORS: u64 = 2;
-/// After how many moves to look what vCPUs there are.
+/// The number of moves after which to look again which vCPUs there are.
 const MOVES: u32 = 1000;
 
 /// Disturbs a guest.
@@ -44,13 +46,13 @@ struct Options {
     /// Let the guest count.
     #[arg(long)]
     allow: bool,
-    /// Where the guest's port for what it asks has its other end.
+    /// The socket that is the other end of the port by which the guest asks.
     #[arg(long)]
     socket: String,
-    /// Where the monitor of what runs it is.
+    /// The socket of the monitor of the program that runs the guest.
     #[arg(long)]
     monitor: String,
-    /// Start of all random sequences.
+    /// Seed of all random sequences.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -73,7 +75,7 @@ fn main() -> Result<ExitCode> {
     if options.allow {
         allow(guest.process()).context(ALLOW)?;
     }
-    // To the console: the guest cannot know.
+    // This goes to the console, since the guest cannot know it.
     let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
     match Event::open(instructions, Whose::Thread(SELF), None) {
         Ok(_) => println!("the host's perf: counts"),
@@ -110,7 +112,7 @@ fn write(path: &str, text: &str) -> Result<(), Errno> {
     fs::write(path, text).map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }
 
-/// The process that has the guest's vCPUs, once it has them.
+/// Returns the process that has the guest's vCPUs, once it has them.
 fn process() -> Result<Option<Pid>> {
     for process in fs::read_dir("/proc")? {
         let number = process?.file_name().to_string_lossy().parse();
@@ -121,8 +123,8 @@ fn process() -> Result<Option<Pid>> {
     Ok(None)
 }
 
-/// The threads that QEMU has named after its vCPUs, by their numbers; none of a process that has
-/// ended since.
+/// Returns the threads that QEMU has named after its vCPUs, in the order of their numbers. There
+/// are none if the process has ended.
 fn vcpus(process: Pid) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let is_vcpu = |thread: &fs::DirEntry| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The monitor of what runs a guest (QMP).
+//! Talks to the monitor (QMP) of the program that runs a guest.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-/// Between looks at how far a migration is.
+/// The time between looks at how far a migration is.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
-/// For how long the guest may stand still at the end of its migration, unit: ms; and how much is
-/// copied meanwhile, unit: bytes/s.  Emulation is slow.
+/// How long the guest may be stopped at the end of its migration (unit: ms), and how fast its
+/// memory is copied (unit: bytes/s). Emulation is slow.
 const DOWNTIME_MS: u64 = 2000;
 const BANDWIDTH: u64 = 1 << 30;
 
@@ -26,7 +26,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Sends the guest there, and ends.
+    /// Migrates the guest to this address, and ends the program that runs it.
     pub fn migrate(mut self, uri: &str) -> Result<()> {
         let limits = json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": DOWNTIME_MS });
         self.execute("migrate-set-parameters", limits)?;
@@ -53,7 +53,7 @@ impl Monitor {
             if let Some(answer) = message.get("return") {
                 return Ok(answer.clone());
             }
-            // What has happened meanwhile.
+            // These are events that have happened meanwhile.
         }
     }
 

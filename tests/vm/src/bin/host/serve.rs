@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the guest's tests ask for.
+//! Executes what the guest's tests ask for.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -19,25 +19,25 @@ use crate::{BETWEEN_LOOKS, FORBID, allow, domains, vcpus, write};
 
 /// What the driver has done, as numbers.
 const STATS: &str = "/sys/module/kvm/parameters/perfctr_stats";
-/// Times of the scheduler's, unit: ns: for how long a thread executes that others wait for, and for
-/// how long in spite of one that wakes.
+/// The scheduler's times, in ns: for how long a thread executes while others wait for its CPU, and
+/// for how long if another thread wakes.
 const SLICES: [(&str, u64); 2] = [
     ("/sys/kernel/debug/sched/min_granularity_ns", 100_000),
     ("/sys/kernel/debug/sched/wakeup_granularity_ns", 0),
 ];
-/// The ports of the first process, by their numbers, and where a second guest's are.
+/// The ports of the first process, by their numbers, and the path of a second guest's.
 const PORTS: &str = "/dev/fdset/";
 const NEIGHBOURS_PORTS: &str = "/machine/port.";
-/// Where a guest is saved, and where one is sent that is migrated.
+/// The file to which a guest is saved, and the address to which one is migrated.
 const SAVED: &str = "/machine/saved";
 const SENT: &str = "unix:/machine/sent";
 
-/// What the other threads here know of the guest.
+/// What the other threads of this program know about the guest.
 #[derive(Default)]
 pub struct Guest {
-    /// The process that runs it.
+    /// The process that runs the guest.
     pub process: AtomicI32,
-    /// It moves its vCPUs itself.
+    /// Whether the guest itself moves its vCPUs.
     pub moves: AtomicBool,
     pub ended: AtomicBool,
 }
@@ -50,13 +50,14 @@ impl Guest {
 
 pub struct Server<'a> {
     guest: &'a Guest,
-    /// Where the guest's port and its monitor are, for the first process that runs it.
+    /// The sockets of the guest's port and of its monitor, for the first process that runs it.
     socket: &'a str,
     monitor: &'a str,
-    /// What runs it: the first process' command line, and later processes.
+    /// The command that runs the guest: the first process' command line, which later processes
+    /// have, too.
     command: Vec<String>,
     later: Vec<Child>,
-    /// The slices before they were shortened.
+    /// The scheduler's times before they were shortened.
     usual: Vec<String>,
 }
 
@@ -67,12 +68,12 @@ impl<'a> Server<'a> {
         Ok(Self { guest, socket, monitor, command, later: Vec::new(), usual: Vec::new() })
     }
 
-    /// Does what is asked, until the guest ends.
+    /// Executes requests until the guest ends.
     pub fn run(&mut self) -> Result<()> {
         let mut port = self.port()?;
         loop {
             let mut line = String::new();
-            // Who has ended may have left an answer unread.
+            // A guest that has ended may have left an answer unread.
             if port.read_line(&mut line).unwrap_or(0) == 0 {
                 return Ok(());
             }
@@ -105,7 +106,7 @@ impl<'a> Server<'a> {
         Ok(BufReader::new(UnixStream::connect(&socket).context(socket)?))
     }
 
-    /// The socket of the process that runs the guest now.
+    /// Returns the socket of the process that runs the guest now.
     fn own(&self, socket: &str) -> String {
         match self.later.len() {
             0 => socket.to_owned(),
@@ -134,7 +135,8 @@ impl<'a> Server<'a> {
         vcpus(self.guest.process()).get(vcpu as usize).copied().ok_or(Refusal::EINVAL)
     }
 
-    /// Time on a CPU and waiting for one, by the scheduler's account of the vCPU's thread.
+    /// Returns the time on a CPU and the time of waiting for one, by the scheduler's account of the
+    /// vCPU's thread.
     fn runstate(&self, vcpu: u32) -> Result<Vec<u64>, Refusal> {
         let (process, thread) = (self.guest.process(), self.thread(vcpu)?);
         let mut times = numbers(&format!("/proc/{process}/task/{thread}/schedstat"))?;
@@ -154,7 +156,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Gives the guest to another process, while it executes or by a file.
+    /// Moves the guest to another process, while it executes or through a file.
     fn move_guest(&mut self, live: bool, allowed: bool) -> Result<()> {
         let monitor = Monitor::connect(&self.own(self.monitor))?;
         if live {
@@ -167,7 +169,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// A second guest, to its end; gives what its command has printed.
+    /// Runs a second guest to its end, and returns the numbers that its command has printed.
     fn neighbour(&self, allowed: bool) -> Result<Vec<u64>> {
         let mut words = self.words(NEIGHBOUR);
         // Its ports are files of its own.
@@ -177,7 +179,7 @@ impl<'a> Server<'a> {
         while let Some(port) = words.iter().position(|word| word == "-add-fd") {
             words.drain(port..port + 2);
         }
-        // What an earlier one has left there is not this one's.
+        // Files of an earlier guest are removed.
         for port in 0..4 {
             fs::write(format!("{NEIGHBOURS_PORTS}{port}"), "")?;
         }
@@ -195,7 +197,7 @@ impl<'a> Server<'a> {
         Ok(last.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
     }
 
-    /// The first process' command line, with sockets of another one's.
+    /// Returns the first process' command line with sockets of another process.
     fn words(&self, ending: &str) -> Vec<String> {
         let own = |word: &String| {
             let own = |word: String, path: &&str| word.replace(path, &format!("{path}.{ending}"));
@@ -204,14 +206,15 @@ impl<'a> Server<'a> {
         self.command.iter().map(own).collect()
     }
 
-    /// Starts another process that the guest comes to from there, and lets it count or not.
+    /// Starts another process to which the guest is moved from this source, and lets it count or
+    /// not.
     fn start(&mut self, from: &str, allowed: bool) -> Result<()> {
         let words = self.words(&(self.later.len() + 1).to_string());
         let mut command = Command::new(&words[0]);
         let child = spawn(command.args(&words[1..]).args(["-incoming", from]), allowed)?;
         self.guest.process.store(child.id().try_into()?, Relaxed);
         self.later.push(child);
-        // Once it answers, it listens.
+        // The process listens as soon as it answers.
         Monitor::connect(&self.own(self.monitor)).map(drop)
     }
 }
@@ -225,7 +228,7 @@ impl Drop for Server<'_> {
     }
 }
 
-/// What the command has said, or why it has not.
+/// Returns what the command has printed, or why it has failed.
 fn said(outcome: Result<Vec<u64>>) -> Result<Vec<u64>, Refusal> {
     outcome.map_err(|error| {
         eprintln!("perfctr domains: {error:#}");
@@ -233,7 +236,7 @@ fn said(outcome: Result<Vec<u64>>) -> Result<Vec<u64>, Refusal> {
     })
 }
 
-/// Starts what runs a guest, and lets that count or not, before it has executed much.
+/// Starts a program that runs a guest, and lets the guest count or not before it has executed much.
 fn spawn(command: &mut Command, allowed: bool) -> Result<Child> {
     let mut child = command.spawn()?;
     let process = Pid::from_raw(child.id().try_into()?);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Callers of another kind: 32-bit ones, those in a namespace, those whose creation has failed.
+//! Tests callers of other kinds: 32-bit ones, those in a namespace, and those whose creation has
+//! failed.
 #![expect(unsafe_code, reason = "the 32-bit system call, and a mapping")]
 
 use std::arch::asm;
@@ -38,11 +39,12 @@ use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, admit, as_user};
 
 const WORK: Region = Region { first: 100_000, second: 1 };
-/// Creations that a race may let fail, and how much later each begins.  Unit: turns of a loop.
+/// The number of creations that a race may make fail, and how much later each begins. Unit: turns
+/// of a loop.
 const RACES: u32 = 400;
 const DELAY: u32 = 100;
 
-/// All checks.
+/// Runs all checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     let checks: &[Test] = &[
@@ -57,7 +59,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Memory that 32 bits can address.
+/// Returns the address of a page that 32 bits can address.
 fn low_memory() -> Result<usize> {
     let bytes = NonZeroUsize::new(PAGE_BYTES).context("a page is not empty")?;
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -66,7 +68,7 @@ fn low_memory() -> Result<usize> {
     Ok(unsafe { mmap_anonymous(None, bytes, access, kind)? }.as_ptr() as usize)
 }
 
-/// An ioctl as a 32-bit program makes it.
+/// Makes an ioctl as a 32-bit program does.
 fn narrow_ioctl<T: IntoBytes + FromBytes + Immutable>(
     device: &File,
     memory: usize,
@@ -126,7 +128,7 @@ fn narrow() -> Result<()> {
     narrow_ioctl(&device, memory, IOC_UNLINK, &mut [0_u8; 0]).context("unlinking")
 }
 
-/// A new namespace, whose first process sees itself as number 1.
+/// Makes a new namespace, whose first process sees itself as number 1, and counts in it.
 fn in_namespace() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWPID)?;
     Child::fork(|| {
@@ -146,7 +148,7 @@ fn in_namespace() -> Result<()> {
     .join()
 }
 
-/// Creates for a tracee that is killed meanwhile, earlier and earlier.
+/// Creates counters for a tracee that is killed meanwhile, earlier and earlier.
 fn failed_creation() -> Result<()> {
     let (enough, mut failed) = (pick(5, 20), 0);
     let killing = &shared::words()?[0];
@@ -164,7 +166,7 @@ fn failed_creation() -> Result<()> {
     bail!("only {failed} creations of {RACES} have failed")
 }
 
-/// Whether a creation failed that began so much later than the end of its thread.
+/// Returns whether a creation failed that began so much later than the end of its thread.
 fn creation_is_late(device: &File, killing: &AtomicU64, delay: u32) -> Result<bool> {
     killing.store(0, SeqCst);
     let tracee = Child::fork(|| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counting on whole CPUs belongs to one descriptor at a time.
+//! Tests that counting on whole CPUs belongs to one descriptor at a time.
 
 use std::fs::File;
 use std::sync::atomic::Ordering::SeqCst;
@@ -19,14 +19,15 @@ use crate::device::{self, USER, counting};
 use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, admit, as_user, become_user, wait_until};
 
-/// Sets what CPU 0 counts, and starts.  The first answer that is no number of CPUs ends it.
+/// Sets what CPU 0 counts, and starts. Returns the first answer that is not a number of CPUs as an
+/// error.
 pub fn start(device: &File, counters: &[CounterConfig]) -> Result<(), Refusal> {
     let mut state = CpuState { control: counting(counters), ..CpuState::default() };
     ioctl(device, IOC_CPU_CONTROL, Argument::of(&mut state))?;
     ioctl(device, IOC_CPU_START, Argument::Null)
 }
 
-/// All checks.
+/// Runs all checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     let checks: &[Test] = &[
@@ -37,14 +38,14 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     ];
     for (name, check) in checks {
         let outcome = check().and_then(|()| until_threads(0));
-        // What a failed check has left does not fail the others.
+        // Counting that a failed check has left does not fail the others.
         ioctl(&open_device()?, IOC_CPU_STOP, Argument::Null).ok();
         tally.check(name, outcome.map_err(|error| format!("{error:#}")));
     }
     Ok(())
 }
 
-/// A user can count, and exactly.
+/// Checks that a user can count, and exactly.
 fn users_count() -> Result<()> {
     as_user(NOBODY, || Witness::new()?.unchanged().map_err(anyhow::Error::msg))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The device's requests, as a program makes them that has no library.
+//! Makes the device's requests as a program does that has no library.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use shared_abi::ioctl::{
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use vm_tests::raw::{Argument, Refusal, ioctl};
 
-/// Retired instructions of user mode.
+/// A counter of retired instructions in user mode.
 pub const USER: CounterConfig = CounterConfig {
     slot: 0,
     mode: 0,
@@ -23,10 +23,10 @@ pub const USER: CounterConfig = CounterConfig {
     reserved: 0,
 };
 
-/// Retired instructions of kernel mode.
+/// A counter of retired instructions in kernel mode.
 pub const KERNEL: CounterConfig = CounterConfig { evntsel: 0xc0 | EVNTSEL_OS | EVNTSEL_EN, ..USER };
 
-/// Counts these and the TSC; goes on after exec.
+/// Returns a control that has these counters and the TSC count, also after exec.
 pub fn counting(counters: &[CounterConfig]) -> Control {
     let mut control =
         Control { flags: CONTROL_TSC, counters: counters.len() as u32, ..Control::default() };
@@ -34,7 +34,7 @@ pub fn counting(counters: &[CounterConfig]) -> Control {
     control
 }
 
-/// Samples instructions of user mode.
+/// Returns a control that samples instructions in user mode.
 pub fn sampling(period: u64, signal: i32) -> Control {
     let counter = CounterConfig { mode: MODE_SAMPLING, period, ..USER };
     Control { signal: signal as u32, ..counting(&[counter]) }
@@ -49,36 +49,36 @@ fn named(tid: u32) -> Create {
     Create { abi_major: ABI_MAJOR.into(), abi_minor: ABI_MINOR.into(), tid, ..Create::default() }
 }
 
-/// `IOC_CREATE`; 0 is the calling thread.
+/// Makes the request `IOC_CREATE`. A `tid` of 0 is the calling thread.
 pub fn create(device: &File, tid: u32) -> Result<(), Refusal> {
     ioctl(device, IOC_CREATE, Argument::of(&mut named(tid)))
 }
 
-/// `IOC_CONTROL`.
+/// Makes the request `IOC_CONTROL`.
 pub fn control(device: &File, mut control: Control) -> Result<(), Refusal> {
     ioctl(device, IOC_CONTROL, Argument::of(&mut control))
 }
 
-/// `IOC_READ`.
+/// Makes the request `IOC_READ`.
 pub fn read(device: &File) -> Result<Sums, Refusal> {
     let mut sums = Sums::default();
     ioctl(device, IOC_READ, Argument::of(&mut sums))?;
     Ok(sums)
 }
 
-/// Pages of a whole mapping.
+/// Returns the number of pages of a whole mapping.
 pub fn pages(device: &File) -> Result<usize, Refusal> {
     let mut info = Info::default();
     ioctl(device, IOC_INFO, Argument::of(&mut info))?;
     Ok(1 + info.vcpus as usize)
 }
 
-/// `IOC_RESUME`.
+/// Makes the request `IOC_RESUME`.
 pub fn resume(device: &File) -> Result<(), Refusal> {
     ioctl(device, IOC_RESUME, Argument::Null)
 }
 
-/// `IOC_UNLINK`.
+/// Makes the request `IOC_UNLINK`.
 pub fn unlink(device: &File) -> Result<(), Refusal> {
     ioctl(device, IOC_UNLINK, Argument::Null)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs of hostile users attack the kernel, the administrator, and each other.
+//! Runs programs of hostile users that attack the kernel, the administrator, and each other.
 //!
-//! Each says what must hold whatever they do: the kernel lives, numbers are right or refused, and
-//! nothing is left behind.
+//! Each check says what must hold whatever they do: the kernel keeps running, numbers are right or
+//! refused, and nothing is left behind.
 
 mod abi;
 mod cpu_wide;
@@ -37,18 +37,18 @@ struct Options {
 /// A program that a test executes.
 #[derive(Clone, Debug, Subcommand)]
 enum Role {
-    /// Does what a tracee does when it goes on.
+    /// Does what a tracee does when it continues.
     Act {
-        /// What.
+        /// What it does.
         act: tracee::Act,
         /// The descriptor of its counters.
         device: i32,
-        /// Another one.
+        /// Another descriptor.
         spare: i32,
     },
-    /// Works, as a program with more rights than who executes it.
+    /// Executes a region, as a program with more rights than the user who executes it.
     Work,
-    /// Reads all counters without leave.
+    /// Reads all counters without permission.
     Rdpmc,
 }
 
@@ -81,8 +81,8 @@ fn main() -> Result<ExitCode> {
         None => {}
     }
     let wanted = |name| options.only.is_empty() || options.only.iter().any(|only| only == name);
-    // Found out once, which takes long, before processes fork that need it.
-    region::apart()?;
+    // The overhead is found once, which takes long, before processes fork that need it.
+    region::overhead()?;
     let mut tally = Tally::default();
     for &(name, check) in CHECKS {
         if wanted(name) {
@@ -93,7 +93,7 @@ fn main() -> Result<ExitCode> {
             println!("{name} took {:.1} s", start.elapsed().as_secs_f64());
         }
     }
-    // After this no module can be loaded any more.
+    // After this check no module can be loaded any more.
     if wanted("lockdown") {
         policy::lockdown(&mut tally)?;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Who may count what, and what one user sees of another.
+//! Tests who may count what, and what one user sees of another.
 
 use std::any::Any;
 use std::fs;
@@ -36,24 +36,24 @@ use crate::device::{self, KERNEL, USER, counting};
 use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, SOMEBODY, STRANGER, admit, as_user, become_user};
 
-/// What one user executes and another shall not see.
+/// The region that one user executes and another must not see.
 const SECRET: Region = Region { first: 5_000_000, second: 1 };
-/// What a look costs the looker at most.
+/// The most instructions that a look itself executes.
 const LOOK_MAX: u64 = 1_000_000;
 
 /// The module's parameter.
 const PARANOID: &str = "/sys/module/perfctr/parameters/paranoid";
 
-/// How often a user comes and goes while switches are watched, and how often they go unwatched in
-/// between.
+/// How often a user starts and ends counting while switches are watched, and how often the watch
+/// ends in between.
 const COMINGS: u32 = 10;
 const ENDS: u32 = 2;
-/// How long a user stays away: until counters have stopped, or longer than the module waits before
-/// it watches switches no more.
+/// How long a user does not count: until counters have stopped, or longer than the module waits
+/// before it stops watching switches.
 const AWAY: Duration = Duration::from_millis(250);
 const LONG_AWAY: Duration = module::UNWATCHED_AFTER;
 
-/// Who may count what.
+/// Tests who may count what.
 pub fn run(tally: &mut Tally) -> Result<()> {
     module::unload_when_idle()?;
     module::load()?;
@@ -80,7 +80,8 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// What a kernel that is locked down tells, even to its administrator.  Until the machine is off.
+/// Tests what a kernel that is locked down tells, even to its administrator. It stays locked down
+/// until the machine is off.
 pub fn lockdown(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     lock_down()?;
@@ -102,7 +103,7 @@ pub fn lockdown(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Nothing of the kernel itself can be read any more (`kernel_lockdown(7)`).
+/// Locks the kernel down: nothing of the kernel itself can be read any more (`kernel_lockdown(7)`).
 fn lock_down() -> Result<()> {
     const FOLDER: &str = "/sys/kernel/security";
     let kind = Some("securityfs");
@@ -113,7 +114,7 @@ fn lock_down() -> Result<()> {
     fs::write(format!("{FOLDER}/lockdown"), "confidentiality").context("lockdown")
 }
 
-/// The library's words for it; user mode can be counted with the same session.
+/// Checks the library's message for it, and that user mode can be counted with the same session.
 fn named_refusal() -> Result<()> {
     as_user(NOBODY, || {
         let mut session = Session::open_with(Provider::Paravirt)?;
@@ -140,7 +141,7 @@ fn paranoid() -> Result<()> {
     outcome
 }
 
-/// Whether the caller may count this.
+/// Checks whether the caller may count this.
 fn may(counter: CounterConfig, allowed: bool) -> Result<()> {
     let device = open_device()?;
     device::create(&device, 0).context("cannot create")?;
@@ -149,10 +150,10 @@ fn may(counter: CounterConfig, allowed: bool) -> Result<()> {
     equal(outcome, if allowed { Ok(()) } else { Err(Refusal::EACCES) }).map_err(anyhow::Error::msg)
 }
 
-/// What one user sees of another.
+/// Tests what one user sees of another.
 pub fn users(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
-    // What perf's own policy lets a user do; Debian's kernel begins with less.
+    // perf's own policy lets a user count this much. Debian's kernel begins with less.
     fs::write(perf::PARANOID, "2").context(perf::PARANOID)?;
     for (whose, counts) in VICTIMS {
         for look in &LOOKS {
@@ -167,7 +168,7 @@ pub fn users(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// What a request answers.
+/// Fails unless a request gives one of these answers.
 fn answers(outcome: Result<(), Refusal>, expected: &[Refusal]) -> Result<()> {
     match outcome {
         Err(errno) if expected.contains(&errno) => Ok(()),
@@ -189,7 +190,7 @@ fn stranger() -> Result<()> {
 fn read_only() -> Result<()> {
     let device = device::open_read_only().context("cannot open for reading")?;
     answers(device::create(&device, 0), &[Refusal::EBADF])?;
-    // Nor with counters that a descriptor which may write has made.
+    // It may not control counters of another descriptor, which may write, either.
     answers(device::control(&device, counting(&[USER])), &[Refusal::EBADF])?;
     answers(device::unlink(&device), &[Refusal::EBADF])
 }
@@ -214,10 +215,10 @@ fn whole_cpus() -> Result<()> {
     answers(crate::cpu_wide::start(&open_device()?, &[]), &[Refusal::EACCES, Refusal::EPERM])
 }
 
-/// Has the calling thread count its instructions until the result is dropped.
+/// A way to have the calling thread count its instructions until the result is dropped.
 type Counting = fn() -> Result<Box<dyn Any>>;
 
-/// Whose thread is not to be seen, and how it counts.
+/// The threads that must not be seen, by how they count.
 const VICTIMS: [(&str, Counting); 2] = [("", by_device), (" that perf counts", by_perf)];
 
 fn by_device() -> Result<Box<dyn Any>> {
@@ -234,9 +235,9 @@ fn by_perf() -> Result<Box<dyn Any>> {
 /// A way to look at counters.
 struct Look {
     how: &'static str,
-    /// Whether the looker has counters of its own.
+    /// Whether the user who looks has counters of its own.
     own: bool,
-    /// Gives numbers, each of which might move with another's events.
+    /// Returns numbers, each of which might change with another user's events.
     numbers: fn(Option<&Session>) -> Result<Vec<u64>>,
 }
 
@@ -249,12 +250,12 @@ const LOOKS: [Look; 3] = [
 /// Physical counters of the testbed's PMU, general and fixed.
 const RDPMC: [u32; 7] = [0, 1, 2, 3, 1 << 30, 1 << 30 | 1, 1 << 30 | 2];
 
-/// All counters of this CPU, which a process may or may not read.
+/// Returns all counters of this CPU, which a process may or may not read.
 pub fn rdpmc_all() -> Vec<u64> {
     RDPMC.iter().map(|&counter| Hardware.counter(counter)).collect()
 }
 
-/// This program, again: RDPMC ends it if it may not read.
+/// Executes this program again, which RDPMC ends if it may not read.
 fn raw_rdpmc() -> Result<Vec<u64>> {
     let output = Command::new("/proc/self/exe").arg("rdpmc").output()?;
     if output.status.signal() == Some(libc::SIGSEGV) {
@@ -265,13 +266,13 @@ fn raw_rdpmc() -> Result<Vec<u64>> {
     text.split_whitespace().map(|word| Ok(word.parse()?)).collect()
 }
 
-/// What the program `rdpmc` does.
+/// Prints the counters, as the program for the role `rdpmc`.
 pub fn say_counters() {
     let all: Vec<_> = rdpmc_all().iter().map(u64::to_string).collect();
     println!("{}", all.join(" "));
 }
 
-/// A session that counts something else.
+/// Opens a session that counts something else.
 fn own_session() -> Result<Session> {
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::BRANCHES.user()])?;
@@ -284,7 +285,7 @@ fn pages(session: Option<&Session>) -> Result<Vec<u64>> {
     Ok((0..MAX_SLOTS).map(|slot| page.slots[slot].sum.load(Relaxed)).collect())
 }
 
-/// What a user sees while another one executes the secret, on the same vCPU.
+/// Checks what a user sees while another one executes the secret on the same vCPU.
 fn unseen(look: &Look, counts: Counting) -> Result<()> {
     let words = shared::words()?;
     let cpu = *cpus()?.first().context("there is no CPU")?;
@@ -310,7 +311,8 @@ fn unseen(look: &Look, counts: Counting) -> Result<()> {
     outcome
 }
 
-/// Between two looks, or none if the looker may not read.
+/// Fails if a number has changed much between two looks. There are no numbers if the user may not
+/// read.
 fn check_unmoved(before: &[u64], after: &[u64]) -> Result<()> {
     let seen = |(before, after): (&u64, &u64)| after.wrapping_sub(*before) << 16 >> 16;
     let moved: Vec<_> = before.iter().zip(after).map(seen).collect();
@@ -319,8 +321,8 @@ fn check_unmoved(before: &[u64], after: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// What a user sees all the time, without counters, while another one on the same CPU begins to
-/// count and ends: nobody else does, so the module begins to watch switches, and ends.
+/// Checks what a user sees all the time, without counters, while another one on the same CPU starts
+/// and ends counting. Nobody else counts, so the module begins to watch switches, and ends that.
 fn unseen_as_counters_come_and_go() -> Result<()> {
     let words = shared::words()?;
     let cpu = *cpus()?.first().context("there is no CPU")?;
@@ -343,7 +345,7 @@ fn unseen_as_counters_come_and_go() -> Result<()> {
     victim.join().and(seen)
 }
 
-/// Counts the secret, and stays away; several times.
+/// Counts the secret, and then does not count for a while, several times.
 fn come_and_go(cpu: usize) -> Result<()> {
     run_on(SELF, &[cpu])?;
     let ends = pick(ENDS, COMINGS);
@@ -357,7 +359,7 @@ fn come_and_go(cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// Counts, and executes the secret when told so.
+/// Counts, and executes the secret when it is told to.
 fn victim(cpu: usize, counts: Counting, words: &[AtomicU64]) -> Result<()> {
     run_on(SELF, &[cpu])?;
     let _counts = counts()?;

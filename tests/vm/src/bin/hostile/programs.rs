@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs that have more rights than their user: a user that counted before sees nothing of them.
+//! Tests programs that have more rights than their user: a user that counted before sees nothing of
+//! them.
 
 use std::fs::{self, File, Permissions};
 use std::io::pipe;
@@ -23,31 +24,31 @@ use crate::Test;
 use crate::device::{self, USER, counting, sampling};
 use vm_tests::users::{Child, NOBODY, admit, as_user};
 
-/// What a program executes in its own name.
+/// The region that a program executes in its own name.
 pub const SECRET: Region = Region { first: 3_000_000, second: 1 };
-/// More than a program executes that only prepares to execute another one.
+/// More instructions than a program executes that only prepares to execute another one.
 pub const PREPARATION_MAX: u64 = 1_000_000;
 const PERIOD: u64 = 100_000;
 
-/// A program of root's.
+/// A program that belongs to root.
 #[derive(Clone, Copy, Debug)]
 struct Image {
     path: &'static str,
     mode: u32,
 }
 
-/// Executed, it is root.
+/// Whoever executes it becomes root.
 const SET_UID: Image = Image { path: "/run/set-uid", mode: 0o4755 };
-/// Executed by another user, it is nobody's to look into.
+/// No user may look into a process that executes it.
 const UNREADABLE: Image = Image { path: "/run/unreadable", mode: 0o711 };
 
-/// What the programs do; the status says whether they are root.
+/// Does what the programs do. The exit status says whether they are root.
 pub fn work() -> ! {
     SECRET.execute(&mut 0);
     exit(if Uid::effective().is_root() { 0 } else { 1 })
 }
 
-/// All checks.
+/// Runs all checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     for image in [SET_UID, UNREADABLE] {
@@ -67,7 +68,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// A child that counts, does `before`, and executes the program.
+/// Starts a child that counts, does `before`, and executes the program.
 fn execute(
     image: Image,
     device: File,
@@ -85,7 +86,7 @@ fn execute(
     })
 }
 
-/// Waits for the program's end and judges what its descriptor tells.
+/// Waits for the program's end and judges what the descriptor says.
 fn judge(child: Pid, device: &File, root: bool) -> Result<()> {
     let status = waitpid(child, None)?;
     let code = if root { 0 } else { 1 };
@@ -109,7 +110,7 @@ fn no_signal() -> Result<()> {
     judge(child.pid, &device, true)
 }
 
-/// The wish is left at the entry of execve; a tracer that is gone takes no rights away.
+/// A tracer's request is made at the entry of execve. A tracer that has ended takes no rights away.
 fn asked_at_execve() -> Result<()> {
     let device = open_device()?;
     let (reader, writer) = pipe()?;

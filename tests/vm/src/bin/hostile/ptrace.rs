@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Every kind of stop, whatever a tracer asks of the module there, whatever the tracee does then.
+//! Tests every kind of stop with whatever a tracer asks of the module there, and whatever the
+//! tracee does afterwards.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -28,7 +29,7 @@ use crate::tracee::{AT_ACT, AT_START, AT_STOP, Act, Plan, STOPS, Stop};
 use vm_tests::shared;
 use vm_tests::users::{Child, NOBODY, admit, as_user, wait_until};
 
-/// What a tracer asks for.
+/// A request of a tracer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     Create,
@@ -37,7 +38,7 @@ enum Wish {
     Unlink,
 }
 
-/// What a tracer asks for at one stop, if the tracee has no counters, and if it has.
+/// The requests of a tracer at one stop, each with whether the tracee already has counters.
 const WISHES: [(bool, &[Wish]); 10] = [
     (false, &[Wish::Create]),
     (false, &[Wish::Create, Wish::Control]),
@@ -51,17 +52,18 @@ const WISHES: [(bool, &[Wish]); 10] = [
     (true, &[Wish::Unlink, Wish::Control]),
 ];
 
-/// The tracee's work, in loops of two instructions, if it counts to its end.
+/// The lengths of the tracee's work, in loops of two instructions, if it counts to its end.
 const SHORT: u64 = 1_000;
 const LONG: u64 = 6_000;
 
-/// One in so many cases is usually tried, which leaves each pair of a stop, wishes and an act.
+/// The usual run tries one in so many cases, which still has each pair of a stop, requests and an
+/// act.
 const SHARE: usize = 10;
 
-/// How long all cases of one kind may take, in s; one that waits for ever ends so.
+/// How long all cases of one kind may take, in s. A case that waits for ever is ended then.
 const PATIENCE_S: u32 = 300;
 
-/// One case.
+/// One combination of a stop, requests and an act.
 #[derive(Clone, Copy)]
 struct Case {
     stop: Stop,
@@ -77,7 +79,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// One check for each kind of stop.
+/// Makes one check for each kind of stop.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     for stop in STOPS {
@@ -95,7 +97,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Some of all, see [`SHARE`]; the long tier has all.
+/// Returns some of all cases, see [`SHARE`]. The long tier has all.
 fn cases(stop: Stop) -> impl Iterator<Item = Case> {
     let place = STOPS.iter().position(|&other| other == stop).unwrap_or_default();
     let wishes = WISHES.iter().zip(place..).flat_map(move |(&(owned, wishes), place)| {
@@ -105,7 +107,7 @@ fn cases(stop: Stop) -> impl Iterator<Item = Case> {
     wishes
         .filter(|(case, place)| match case.stop {
             Stop::End => case.act == Act::Nothing,
-            // Who is new has no counters yet.
+            // A new process or thread has no counters yet.
             Stop::NewChild | Stop::NewThread if case.owned => false,
             _ => place.is_multiple_of(pick(SHARE, 1)),
         })
@@ -113,7 +115,7 @@ fn cases(stop: Stop) -> impl Iterator<Item = Case> {
 }
 
 impl Case {
-    /// Whether the tracee may count the work at its end, if that can be said.
+    /// Returns whether the tracee may count the work at its end. Both may be possible.
     fn counts(&self) -> &'static [bool] {
         let ended = matches!(self.act, Act::Exec | Act::Exit | Act::Kill);
         if ended || matches!(self.stop, Stop::Exec | Stop::End) {
@@ -124,7 +126,7 @@ impl Case {
         }
         let competes = matches!(self.act, Act::Control | Act::Unlink);
         if competes && matches!(self.stop, Stop::Entry | Stop::Seccomp) {
-            // Its system call had begun: before what the tracer asks for, or after.
+            // Its system call had begun, and is executed before the tracer's request or after it.
             return &[false, true];
         }
         let controlled = self.owned || self.wishes.contains(&Wish::Control);
@@ -150,7 +152,7 @@ impl Case {
         Ok(())
     }
 
-    /// Runs it to its end; gives the tracee's sums.
+    /// Runs the case to its end, and returns the tracee's sums.
     fn run(&self, iterations: u64) -> Result<Sums> {
         let tracee = Tracee::start(self, iterations, open_device)?;
         let stopped = tracee.until(self.stop)?;
@@ -165,7 +167,7 @@ impl Case {
         }
         drain()?;
         let sums = device::read(&tracee.device).or_else(|errno| match errno {
-            // Nobody came to have counters.
+            // No thread got counters.
             Refusal::EINVAL | Refusal::ESRCH => Ok(Sums::default()),
             _ => Err(errno),
         })?;
@@ -173,7 +175,8 @@ impl Case {
         Ok(sums)
     }
 
-    /// Errors that say what is true.
+    /// Returns whether the answer to a request may be this error, because the error says what is
+    /// true.
     fn may_answer(&self, wish: Wish, answer: Result<(), Refusal>) -> bool {
         match answer {
             Ok(()) => true,
@@ -195,7 +198,8 @@ fn ask(device: &File, wish: Wish, target: u32) -> Result<(), Refusal> {
     }
 }
 
-/// A count of something else is larger by far: a tracee executes some ten thousand instructions.
+/// Fails if a sum is not plausible: a tracee executes some ten thousand instructions, so a count of
+/// something else would be far larger.
 fn plausible(sums: &Sums) -> Result<()> {
     const INSTRUCTIONS_MAX: u64 = 20_000_000;
     const TICKS_MAX: u64 = 100_000_000_000;
@@ -211,7 +215,7 @@ struct Tracee {
     at: &'static AtomicU64,
 }
 
-/// Where the tracee is, of which there is one at a time.
+/// The progress of the tracee. There is one at a time.
 static AT: LazyLock<&AtomicU64> =
     LazyLock::new(|| &shared::words().expect("there is memory for a page")[0]);
 
@@ -237,7 +241,7 @@ impl Tracee {
         self.at.load(SeqCst)
     }
 
-    /// Lets the tracee come to the stop; gives who has stopped.
+    /// Lets the tracee run to the stop. Returns the process or thread that has stopped.
     fn until(&self, stop: Stop) -> Result<Pid> {
         if matches!(stop, Stop::Entry | Stop::Exit) {
             // From its start on, its system calls stop it.
@@ -249,13 +253,13 @@ impl Tracee {
         }
         let stopped = self.next(stop)?;
         if stop == Stop::Interrupt {
-            // What it waits for comes while it is stopped, so it always waits again.
+            // The byte that it waits for comes while it is stopped, so it always waits again.
             (&self.start).write_all(&[0])?;
         }
         Ok(stopped)
     }
 
-    /// Lets it go on to the stop.
+    /// Lets the tracee continue to the stop.
     fn next(&self, stop: Stop) -> Result<Pid> {
         let mut calls = 0;
         loop {
@@ -270,7 +274,7 @@ impl Tracee {
                 }
                 (WaitStatus::PtraceEvent(_, _, event), _) => self.is_event(main, event, stop),
                 (WaitStatus::Stopped(_, Signal::SIGURG), Stop::Signal) => true,
-                // What has forked a child ends, perhaps before that has stopped.
+                // The process that has forked a child ends, perhaps before the child has stopped.
                 (WaitStatus::Exited(..) | WaitStatus::Signaled(..), Stop::NewChild) => continue,
                 (WaitStatus::Exited(..) | WaitStatus::Signaled(..), _) if main => {
                     bail!("ended before it stopped: {status:?}, at {}", self.at());
@@ -312,7 +316,7 @@ impl Tracee {
         event == wanted && main != new && (stop != Stop::Seccomp || self.at() == AT_ACT)
     }
 
-    /// Interrupts it when it waits.
+    /// Interrupts the tracee when it waits.
     fn interrupt_in_wait(&self) -> Result<()> {
         let stat = format!("/proc/{}/stat", self.child.pid);
         let waits = || {
@@ -342,7 +346,7 @@ fn options(stop: Stop) -> Options {
     what | Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL
 }
 
-/// Lets everybody go on to the end.
+/// Lets all processes and threads continue to their ends.
 fn drain() -> Result<()> {
     loop {
         match waitpid(None, Some(WaitPidFlag::__WALL)) {
@@ -350,7 +354,7 @@ fn drain() -> Result<()> {
             Ok(status) => {
                 let pid = status.pid().context("nobody has stopped")?;
                 match ptrace::cont(pid, None) {
-                    // It was killed meanwhile.
+                    // The process was killed meanwhile.
                     Ok(()) | Err(Errno::ESRCH) => {}
                     Err(error) => return Err(error).context("cannot go on"),
                 }
@@ -367,7 +371,7 @@ const _: () = assert!(AT_START < AT_STOP && AT_STOP < AT_ACT);
 mod tests {
     use super::*;
 
-    /// With a device that refuses everything, which is enough to stop and to go on.
+    /// This test has a device that refuses everything, which is enough to stop and to continue.
     #[test]
     fn every_stop_is_reached() {
         for stop in STOPS {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a user sees, on the CPU where it counts, of programs that it may execute but not look into;
-//! and what a mapping of the device gives beyond reading it.
+//! Tests what a user sees, on the CPU where it counts, of programs that it may execute but not look
+//! into, and what a mapping of the device gives beyond reading it.
 
 use std::fs::{self, Permissions};
 use std::io::pipe;
@@ -26,15 +26,16 @@ use crate::device::{self, USER, counting};
 use crate::policy::rdpmc_all;
 use crate::programs::{PREPARATION_MAX, SECRET, work};
 
-/// Whoever executes it is in its group, which has rights that the user lacks.
+/// A program whose group has rights that the user lacks. Whoever executes it is in that group.
 const SET_GID: &str = "/run/set-gid";
 const OTHER_GROUP: u32 = 4343;
-/// The file belongs to root.
+/// A set-uid program that belongs to root.
 const SET_UID: &str = "/run/shown-set-uid";
-/// Another user may execute it, but not read it, and so not inspect its process either.
+/// A program that another user may execute but not read, so that user may not inspect its process
+/// either.
 const UNREADABLE: &str = "/run/shown-unreadable";
 
-/// All checks.
+/// Runs all checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     for (path, mode, group) in
@@ -68,15 +69,15 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// What a user sees of this vCPU: its page's sums, and the counters themselves.
+/// Returns what a user sees of this vCPU: its page's sums, and the counters themselves.
 fn numbers(session: &Session, cpu: usize) -> Result<Vec<u64>> {
     let page = session.vcpu_page(cpu as u32).context("the vCPU has no page")?;
     let sums = (0..MAX_SLOTS).map(|slot| page.slots[slot].sum.load(Relaxed));
     Ok(sums.chain(rdpmc_all()).collect())
 }
 
-/// By how much the number that moved most did, while the process waited for a child that did this
-/// on the same CPU.  The counters are as wide as 48 bits.
+/// Returns by how much the number changed that changed most, while the process waited for a child
+/// that did this on the same CPU. The counters are 48 bits wide.
 fn most_moved(act: impl FnOnce() -> Result<()>, code: i32) -> Result<u64> {
     let cpu = *cpus()?.first().context("there is no CPU")?;
     run_on(SELF, &[cpu])?;
@@ -93,7 +94,7 @@ fn most_moved(act: impl FnOnce() -> Result<()>, code: i32) -> Result<u64> {
     forwards.max().context("nothing is counted")
 }
 
-/// That this is how a program would be seen.
+/// Checks that a program of the user's own is seen this way.
 fn own_is_seen() -> Result<()> {
     let moved = most_moved(
         || {
@@ -114,7 +115,7 @@ fn unseen(path: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// It gives up its CPU after it has hidden, as whoever waits for anything does.
+/// The program yields its CPU after it has hidden, as a program does that waits.
 fn hidden_is_unseen() -> Result<()> {
     let hide_and_work = || {
         hide()?;
@@ -126,7 +127,7 @@ fn hidden_is_unseen() -> Result<()> {
     Ok(())
 }
 
-/// Kilobytes of memory that this process has, by a line of its status.
+/// Returns the kilobytes of memory that this process has, by a line of its status.
 fn resident(kind: &str) -> Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|line| line.starts_with(kind)).context(kind.to_owned())?;
@@ -143,13 +144,14 @@ fn maps_take_no_memory() -> Result<()> {
     let maps = maps?;
     let more = resident("RssFile:")? + resident("RssShmem:")? - before;
     let page_kib = 4;
-    // A page of the program itself may have come meanwhile.
+    // A page of the program itself may have been loaded meanwhile.
     let bound = (MAPPINGS * page_kib) as u64;
     ensure!(more < bound, "{} mappings take {more} KiB", maps.len());
     Ok(())
 }
 
-/// A process that keeps such a mapping could read what the page's next user counts.
+/// Checks that no page can be spliced: a process that keeps such a reference could read what the
+/// page's next user counts.
 fn nothing_to_splice() -> Result<()> {
     let device = open_device()?;
     device::create(&device, 0).context("cannot create")?;
@@ -162,7 +164,8 @@ fn nothing_to_splice() -> Result<()> {
     Ok(())
 }
 
-/// Root counts a thread of its own, which becomes another user's and executes a program.
+/// Checks that counting ends when a thread that root counts becomes another user's and executes a
+/// program.
 fn ends_with_another_user() -> Result<()> {
     let device = open_device()?;
     let kept = device.try_clone()?;
@@ -179,7 +182,8 @@ fn ends_with_another_user() -> Result<()> {
     Ok(())
 }
 
-/// What it shows is of all threads of root's.
+/// Checks that another user cannot map root's descriptor, since the page shows all threads of
+/// root's.
 fn not_mapped_by_another_user() -> Result<()> {
     let device = open_device()?;
     device::create(&device, 0).context("cannot create")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A signal that cannot be sent, or is lost in another one, ends no counting.
+//! Tests that a signal which cannot be sent, or is merged with another one, does not end counting.
 #![expect(unsafe_code, reason = "signal handlers")]
 
 use std::fs::File;
@@ -23,7 +23,7 @@ use vm_tests::users::{NOBODY, admit, as_user};
 const PERIOD: u64 = 50_000;
 const WORK: Region = Region { first: 500_000, second: 1 };
 
-/// All checks.
+/// Runs all checks.
 pub fn run(tally: &mut Tally) -> Result<()> {
     admit(0o660)?;
     let checks: &[Test] = &[
@@ -51,7 +51,7 @@ extern "C" fn on_signal(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     }
 }
 
-/// Samples, with a handler that lets the counters go on.
+/// Starts sampling, with a handler that lets the counters continue.
 fn sample(signal: i32) -> Result<&'static File> {
     let device = DEVICE.get_or_init(|| open_device().expect("nobody may use the device"));
     // SAFETY: all-zero is a valid `sigaction`, and the handler has the signature that SA_SIGINFO
@@ -66,13 +66,13 @@ fn sample(signal: i32) -> Result<&'static File> {
     Ok(device)
 }
 
-/// All of the work is counted from now on, and not more than a little beside it.
+/// Checks that all of the work is counted from now on, and little more.
 fn counts_on(device: &File) -> Result<()> {
     let before = device::read(device)?.counter[0];
     WORK.execute(&mut 0);
     let counted = device::read(device)?.counter[0] - before;
     let executed = WORK.instructions();
-    // What a handler executes before it lets the counters go on is not counted.
+    // What a handler executes before it lets the counters continue is not counted.
     let whole = executed <= counted && counted < executed + executed / 10;
     ensure!(whole, "{counted} instructions counted, {executed} executed");
     Ok(())

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! A process that comes to a stop of a certain kind, and then does something.
 //!
-//! All of it is system calls without a library between, so that from the stop to the end it always
-//! executes the same instructions.
+//! All its actions are system calls without a library between, so that it always executes the same
+//! instructions from the stop to its end.
 #![expect(unsafe_code, reason = "bare system calls, and a thread without the library's help")]
 
 use std::ffi::CString;
@@ -19,11 +19,11 @@ use crate::device::{self, USER, counting};
 /// Kinds of stops (`ptrace(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// At the entry of the system call that it does then.
+    /// At the entry of the system call that is its act.
     Entry,
     /// At the exit of a system call.
     Exit,
-    /// By a filter that says `SECCOMP_RET_TRACE`, at the system call that it does then.
+    /// By a filter that says `SECCOMP_RET_TRACE`, at the system call that is its act.
     Seccomp,
     /// In `fork`.
     Fork,
@@ -39,13 +39,13 @@ pub enum Stop {
     Interrupt,
     /// At a signal.
     Signal,
-    /// The first of a forked child.
+    /// The first stop of a forked child.
     NewChild,
-    /// The first of a new thread.
+    /// The first stop of a new thread.
     NewThread,
 }
 
-/// All of them.
+/// All kinds of stops.
 pub const STOPS: [Stop; 12] = [
     Stop::Entry,
     Stop::Exit,
@@ -61,10 +61,10 @@ pub const STOPS: [Stop; 12] = [
     Stop::NewThread,
 ];
 
-/// What the tracee does when it goes on.
+/// What the tracee does when it continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Act {
-    /// A system call that has nothing to do with us.
+    /// A system call that has nothing to do with this project.
     Nothing,
     /// `IOC_CREATE`, with another descriptor.
     Create,
@@ -84,15 +84,15 @@ pub enum Act {
     Exec,
     /// Ends.
     Exit,
-    /// Nothing: it is killed.
+    /// It does nothing, since it is killed.
     Kill,
 }
 
-/// Where the tracee is.
+/// The tracee has just started.
 pub const AT_START: u64 = 0;
 /// It is about to stop.
 pub const AT_STOP: u64 = 1;
-/// Its next system call is what it does then.
+/// Its next system call is its act.
 pub const AT_ACT: u64 = 2;
 
 /// What the tracee is to do.
@@ -102,14 +102,14 @@ pub struct Plan {
     pub act: Act,
     /// Whether it has given itself counters before the stop.
     pub owned: bool,
-    /// Length of its work at the end.
+    /// The length of its work at the end.
     pub iterations: u64,
-    /// The descriptor that the tracer has too, and another one.
+    /// The descriptor that the tracer also has, and another one.
     pub device: File,
     pub spare: File,
-    /// Says when to start; the second byte ends a wait.
+    /// The pipe that says when to start. The second byte ends a wait.
     pub start: File,
-    /// Where it is.
+    /// The progress of the tracee, one of the constants above.
     pub at: &'static AtomicU64,
 }
 
@@ -120,14 +120,14 @@ fn end() -> ! {
     unreachable!("the process has ended")
 }
 
-/// A system call whose arguments are numbers only.
+/// Makes a system call whose arguments are numbers only.
 fn call(number: libc::c_long, arguments: [usize; 2]) -> libc::c_long {
     // SAFETY: the callers below pass numbers, no addresses.
     unsafe { libc::syscall(number, arguments[0], arguments[1], 0, 0, 0) }
 }
 
 impl Plan {
-    /// Does it; the calling process ends.
+    /// Executes the plan. The calling process ends.
     pub fn run(self) -> ! {
         self.wait();
         if self.owned && device::create(&self.device, 0).is_err() {
@@ -151,7 +151,7 @@ impl Plan {
             Stop::Interrupt => self.wait(),
             Stop::Signal => raise(libc::SIGURG),
             Stop::NewChild => {
-                // The child goes on below; what it comes from has nothing more to do.
+                // The child continues below. The process that it comes from has nothing more to do.
                 if call(libc::SYS_clone, [libc::SIGCHLD as usize, 0]) != 0 {
                     end();
                 }
@@ -194,7 +194,7 @@ impl Plan {
         end()
     }
 
-    /// The rest is done by a new thread.
+    /// Has a new thread do the rest.
     fn go_on_in_thread(self) -> ! {
         const STACK: usize = 1 << 16;
         let top = Box::leak(vec![0_u8; STACK].into_boxed_slice()).as_mut_ptr_range().end;
@@ -220,8 +220,8 @@ extern "C" fn thread(plan: *mut libc::c_void) -> libc::c_int {
     plan.act_and_work()
 }
 
-/// A child that ends at once. It inherits the filter, but not the tracer, without whom the system
-/// calls that are filtered fail.
+/// Forks a child that ends at once. The child inherits the filter, but not the tracer, without whom
+/// the filtered system calls fail.
 fn fork(end_signal: libc::c_int) {
     if call(libc::SYS_clone, [end_signal as usize, 0]) == 0 {
         call(libc::SYS_exit, [0; 2]);
@@ -232,7 +232,8 @@ fn raise(signal: libc::c_int) {
     call(libc::SYS_tkill, [call(libc::SYS_gettid, [0; 2]) as usize, signal as usize]);
 }
 
-/// This program, as one that acts when it starts: its words, and where they are.
+/// Returns the words that execute this program as one that acts when it starts, and their
+/// addresses.
 fn program(plan: &Plan, act: Act) -> (Vec<CString>, Vec<*const libc::c_char>) {
     let act = act.to_possible_value().expect("every act has a name");
     let [device, spare] = [&plan.device, &plan.spare].map(|file| file.as_raw_fd().to_string());
@@ -248,7 +249,7 @@ fn execute(program: &[*const libc::c_char]) {
     unsafe { libc::execv(c"/proc/self/exe".as_ptr(), program.as_ptr()) };
 }
 
-/// What the program does that a tracee has executed.
+/// Does what the program does that a tracee has executed.
 pub fn act_as_program(act: Act, device: i32, spare: i32) -> ! {
     // SAFETY: the descriptors were inherited, and nobody else here knows of them.
     let [device, spare] = [device, spare].map(|file| unsafe { File::from_raw_fd(file) });
@@ -259,7 +260,7 @@ pub fn act_as_program(act: Act, device: i32, spare: i32) -> ! {
     plan.act_and_work()
 }
 
-/// A filter that has the tracer asked about every system call that an act may be.
+/// Sets a filter that has the tracer asked about every system call that may be an act.
 fn trace_by_filter() {
     const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

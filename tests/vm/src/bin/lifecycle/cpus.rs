@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! CPUs come and go while threads count.
+//! Tests CPUs that go offline and come back while threads count.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,10 @@ use vm_tests::witness::Witness;
 
 use crate::ends::{elsewhere, exact};
 
-/// Threads for each CPU.
+/// The number of threads for each CPU.
 const THREADS_PER_CPU: usize = 2;
 
-/// Takes every CPU but the first away and gives it back, `rounds` times, while threads count.
+/// Takes every CPU but the first offline and brings it back, `rounds` times, while threads count.
 pub fn come_and_go(rounds: u32) -> Result<()> {
     let cpus = cpus()?;
     ensure!(cpus.len() > 1, "there is only one CPU");
@@ -48,8 +48,8 @@ pub fn come_and_go(rounds: u32) -> Result<()> {
     until_threads(before)
 }
 
-/// A CPU comes online while the hypervisor refuses to publish its counters; threads are told so
-/// there, and count where it comes online again.
+/// Brings a CPU online while the hypervisor refuses to publish its counters. Threads there get an
+/// error, and count after it comes online again.
 pub fn come_online_without_counters() -> Result<()> {
     let host = host()?;
     let cpu = *cpus()?.last().context("there is no CPU")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How one thread's counters end.
+//! Tests how one thread's counters end.
 
 use std::thread;
 
@@ -24,7 +24,7 @@ pub const TESTS: &[Test] = &[
     ("sums outlive their thread", sums_outlive_their_thread),
 ];
 
-/// The check of a witness.
+/// Checks a witness, and returns what is wrong as an error.
 pub fn exact(witness: &Witness) -> Result<()> {
     witness.exact()
 }
@@ -56,7 +56,7 @@ fn resume_goes_on() -> Result<()> {
     let stopped = session.read::<1>()?;
     session.resume()?;
     let resumed = session.read::<1>()?;
-    // Between the two counts lie the ends of one system call and of one read.
+    // Between the two counts are the end of one system call and the end of one read.
     let passed = resumed.counts[0].wrapping_sub(stopped.counts[0]);
     ensure!((1..10_000).contains(&passed), "{passed} instructions passed");
     Ok(())
@@ -80,7 +80,7 @@ fn thread_exit_leaves_nothing() -> Result<()> {
     exact(&witness)
 }
 
-/// The thread keeps its counters without any descriptor, until it ends.
+/// Checks that the thread keeps its counters without any descriptor, until it ends.
 fn closing_does_not_stop() -> Result<()> {
     let before = threads()?;
     elsewhere(|| -> Result<()> {
@@ -101,7 +101,7 @@ fn sums_outlive_their_thread() -> Result<()> {
     Ok(())
 }
 
-/// A descriptor of the calling thread's counters, which count the TSC.
+/// Opens a descriptor of the calling thread's counters, which count the TSC.
 fn counting_descriptor() -> Result<std::fs::File> {
     let device = open_device()?;
     let mut create = Create { abi_major: ABI_MAJOR.into(), ..Create::default() };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The host forbids a domain to count while its threads count and never ask the kernel.
+//! Tests that the host can forbid a domain to count while its threads count and never ask the
+//! kernel.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
@@ -16,15 +17,16 @@ use crate::ends::{elsewhere, exact};
 /// How long it may take until every reader has begun.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// When the hypercall has returned no thread reads numbers any more, on whichever vCPU it spins.
+/// Checks that when the hypercall has returned no thread reads numbers any more, on whichever vCPU
+/// it executes.
 pub fn forbidden_at_once(rounds: u32) -> Result<()> {
     let host = host()?;
     let before = threads()?;
     for _ in 0..rounds {
-        let told = forbid(&*host);
+        let told = forbid_while_reading(&*host);
         host.allow(true)?;
         for told in told? {
-            // By the page, or by the kernel, which is asked where the page cannot tell.
+            // The page says so, or the kernel, which is asked if the page cannot tell.
             let is_named = told.contains("EPERM") || told.contains("Operation not permitted");
             ensure!(is_named, "a thread is told {told}");
         }
@@ -33,8 +35,9 @@ pub fn forbidden_at_once(rounds: u32) -> Result<()> {
     until_threads(before)
 }
 
-/// Forbids this domain while a thread reads on each vCPU but one; gives what those are told.
-fn forbid(host: &dyn Host) -> Result<Vec<String>> {
+/// Forbids this domain while a thread reads on each vCPU but one. Returns the errors that these
+/// threads get.
+fn forbid_while_reading(host: &dyn Host) -> Result<Vec<String>> {
     let cpus = cpus()?;
     let (own, others) = cpus.split_first().context("there is no CPU")?;
     let (begun, forbidden) = (&AtomicUsize::new(0), &AtomicBool::new(false));
@@ -49,7 +52,7 @@ fn forbid(host: &dyn Host) -> Result<Vec<String>> {
             thread::yield_now();
         }
         let began = begun.load(SeqCst);
-        // This ends them all, whoever has begun.
+        // This ends all readers, also those that have not begun.
         let done = host.allow(false);
         forbidden.store(true, SeqCst);
         let told = readers.into_iter().map(|reader| reader.join().expect("no thread panics"));
@@ -61,7 +64,7 @@ fn forbid(host: &dyn Host) -> Result<Vec<String>> {
     })
 }
 
-/// Reads, again and again; gives the error that ends it.
+/// Reads again and again. Returns the error that ends it.
 fn read_until_refused(cpu: usize, begun: &AtomicUsize, forbidden: &AtomicBool) -> Result<String> {
     run_on(SELF, &[cpu])?;
     let witness = Witness::new();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Births and deaths: of threads, processes, descriptors, CPUs and the module itself.
+//! Tests how threads, processes, descriptors, CPUs and the module itself begin and end.
 //!
-//! Whatever happens, threads that go on counting count exactly, and nothing is left behind.
+//! Whatever happens, threads that continue to count do so exactly, and nothing is left behind.
 
 mod cpus;
 mod ends;
@@ -25,7 +25,7 @@ struct Options {
     /// Sessions to open and close one after the other.
     #[arg(long, default_value_t = 2000)]
     cycles: u32,
-    /// Times to take every CPU away and give it back.
+    /// Times to take every CPU offline and bring it back.
     #[arg(long, default_value_t = 5)]
     hotplugs: u32,
     /// Times to forbid this domain to count.
@@ -42,9 +42,9 @@ fn main() -> Result<ExitCode> {
         return Ok(child.run());
     }
     // A process without other threads is stepped.
-    region::apart()?;
+    region::overhead()?;
     let mut tally = Tally::default();
-    // First, since the sessions that later tests forget keep the module.
+    // These come first, since the sessions that later tests forget keep the module.
     tally.check("module in use", outcome(reload::in_use()));
     tally.check("module comes and goes", outcome(reload::comes_and_goes(options.reloads)));
     for (name, test) in ends::TESTS.iter().chain(processes::TESTS) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! How processes begin and end.
+//! Tests how processes begin and end.
 #![expect(unsafe_code, reason = "fork is what is tested")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -37,7 +37,7 @@ pub enum Child {
     Exit,
     /// Exits while several threads count.
     ThreadsExit,
-    /// Says that it is ready, and spins.
+    /// Prints that it is ready, and executes a loop.
     Spin,
 }
 
@@ -49,7 +49,7 @@ impl Child {
         Ok(command)
     }
 
-    /// What the child process does.
+    /// Does what the child process has to do.
     pub fn run(self) -> ExitCode {
         match self.try_run() {
             Ok(()) => ExitCode::SUCCESS,
@@ -100,7 +100,7 @@ fn counting() -> Result<Session> {
     Ok(session)
 }
 
-/// Runs `child` in a forked process, which ends with its answer and without anything else.
+/// Runs `child` in a forked process, which exits with its answer and does nothing else.
 fn in_child(child: impl FnOnce() -> bool) -> Result<()> {
     // SAFETY: no other thread of this program runs now, so the child may do anything.
     match unsafe { fork()? } {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Many threads at once: some sample, some only count, some do neither, some end in the middle.
+//! Runs many threads at once: some sample, some only count, some do neither, and some end in the
+//! middle.
 
 use std::mem::forget;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,14 +25,14 @@ use crate::{Options, disturb};
 pub const PERIODS: [u64; 8] =
     [1_000, 3_001, 10_007, 50_021, 100_003, 1_000_003, 5_000_011, 10_000_000];
 
-/// Threads that count without sampling, and threads without counters.
+/// The number of threads that count without sampling, and of threads without counters.
 const BYSTANDERS: usize = 2;
 
 /// Threads that end while they sample.
 const MAYFLIES: usize = 40;
 
-/// How often a physical CPU has to come back, and all have from suspend to RAM; and how long the
-/// threads that sample go on until then, on a machine that is quick or busy.
+/// How often a physical CPU has to come back, and all of them from suspend to RAM, and for how long
+/// the threads that sample continue until then, on a machine that is quick or busy.
 pub const RETURNS_MIN: u64 = 3;
 pub const RESUMES_MIN: u64 = 1;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -41,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Log {
     pub period: u64,
     pub overflows: Overflows,
-    /// Rounds whose counts are off, and by how much at most.
+    /// The number of rounds whose counts are wrong, and by how much at most.
     pub errors: u64,
     pub error_max: u64,
     pub skids: [u64; SKIDS],
@@ -50,10 +51,10 @@ pub struct Log {
 /// What the competition has shown.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What is counted beside regions in every thread.
+    /// What is counted in every thread in addition to its regions.
     pub constants: Constants,
     pub logs: Vec<Log>,
-    /// What threads that do not sample have found wrong.
+    /// The faults that threads which do not sample have found.
     pub complaints: Vec<String>,
     /// How often physical CPUs have come back.
     pub returns: Returns,
@@ -111,7 +112,7 @@ fn are_enough(returns: &Returns) -> bool {
     at_least(&returns.last, RETURNS_MIN) && at_least(&returns.all, RESUMES_MIN)
 }
 
-/// Moves vCPUs, and has physical CPUs go and come back if that is asked for.
+/// Moves vCPUs, and takes physical CPUs offline and back if that is asked for.
 fn disturb(
     options: &Options,
     cpus: &[usize],
@@ -148,14 +149,14 @@ fn sample(
     let mut rng = Rng::new(options.seed, id as u64);
     gate.wait();
     for _ in (0..).take_while(|&rounds| go_on(rounds)) {
-        // Long enough for some periods and for some switches, and not for ever.
+        // The region is long enough for some periods and for some switches, but not longer.
         let instructions = (period * 2_000).min(2_000_000).max(period * 4);
         let round = round(&mut session, &shape, Region::random(&mut rng, instructions))?;
         let error = round.errors(constants).into_iter().max().unwrap_or_default();
         log.errors += u64::from(error > 0);
         log.error_max = log.error_max.max(error);
         log.overflows.add(&round.overflows());
-        if error > 0 || !round.overflows().right() {
+        if error > 0 || !round.overflows().are_exact() {
             eprintln!("{round:?}: {:?}", round.errors(constants));
         }
     }
@@ -163,7 +164,7 @@ fn sample(
     Ok(log)
 }
 
-/// A thread that counts without sampling notices nothing of those that do.
+/// Checks that a thread which counts without sampling notices nothing of those that do.
 fn counts_only(done: &AtomicBool) -> Result<()> {
     let witness = Witness::new()?;
     while !done.load(Ordering::Relaxed) {
@@ -190,7 +191,7 @@ fn mayflies(done: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Samples, and returns without stopping.
+/// Starts sampling, and returns without stopping.
 pub fn end_while_sampling() -> Result<()> {
     let mut session = sampled::open()?;
     Shape::new(2, 1_000).start(&mut session)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What samples, and switches of threads that sample, cost the driver and the module.
+//! Measures what samples, and switches of threads that sample, cost the driver and the module.
 
 use std::sync::Barrier;
 use std::thread;
@@ -17,26 +17,26 @@ use vm_tests::threads::{SELF, run_on};
 
 use crate::report::Report;
 
-/// Sampled periods.
+/// The number of sampled periods.
 const SAMPLES: u64 = 1_000;
 const PERIOD: u64 = 10_007;
-/// Times that two threads wait for each other.
+/// The number of times that two threads wait for each other.
 const TURNS: u64 = 500;
-/// Too long to overflow while two threads switch.
+/// A period that is too long to end while two threads switch.
 const LONG_PERIOD: u64 = 1 << 30;
 
-/// What an overflow costs the driver, as docs/caveats.md says it, unit: instructions; and which
-/// factor a measurement may be away from that, since compilers differ: 177 was seen.
+/// The documented cost of an overflow for the driver, see docs/caveats.md (unit: instructions), and
+/// the factor by which a measurement may differ from it, since compilers differ: 177 was seen.
 const INTERRUPT_INSTRUCTIONS: f64 = 180.0;
 const COST_BAND: f64 = 1.5;
 
-/// What the sides have counted up to a moment.
+/// What driver and module have counted up to a moment.
 struct Mark {
     hypervisor: HvStats,
     module: ModuleStats,
 }
 
-/// What passed between two moments, to be divided by a number of things done.
+/// The differences between two moments, to be divided by the number of things done.
 struct Passed {
     from: Mark,
     to: Mark,
@@ -56,7 +56,7 @@ impl Passed {
         grown as f64 / self.each as f64
     }
 
-    /// Of all hooks together.
+    /// Returns the sum of all hooks.
     fn hooks(&self, field: fn(&HvHookStats) -> u64) -> f64 {
         (0..self.to.hypervisor.hook.len()).map(|hook| self.hook(hook, field)).sum()
     }
@@ -65,14 +65,14 @@ impl Passed {
         Ok(self.to.module.growth(&self.from.module, key)? as f64 / self.each as f64)
     }
 
-    /// The mean of what the module measures itself.
+    /// Returns the mean of what the module measures itself.
     fn measured(&self, what: &str) -> Result<f64> {
         let calls = self.module(&format!("{what}_calls"))?;
         Ok(self.module(&format!("{what}_instructions"))? / calls)
     }
 }
 
-/// Measures both, while this process does nothing else.
+/// Measures the costs of both, while this process does nothing else.
 pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize]) -> Result<()> {
     samples(report, host, cpus[0])?;
     records(report, host, cpus[0])?;
@@ -89,7 +89,7 @@ fn samples(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     let from = Mark::take(host)?;
     let overflows = round(&mut session, &Shape::new(0, PERIOD), region)?.overflows();
     let to = Mark::take(host)?;
-    ensure!(overflows.right(), "overflows are not what the counts say: {overflows:?}");
+    ensure!(overflows.are_exact(), "overflows are not what the counts say: {overflows:?}");
     let passed = Passed { from, to, each: overflows.signals };
     report.set("hv_instr_per_sample", passed.hooks(|hook| hook.instructions));
     let of_interrupt = passed.hook(HOOK_INTERRUPT, |hook| hook.instructions);
@@ -109,7 +109,7 @@ fn samples(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// The same of samples without signals.
+/// Measures samples without signals.
 fn records(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     run_on(SELF, &[cpu])?;
     let mut session = sampled::open()?;
@@ -135,7 +135,7 @@ fn records(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// Two threads that take turns on one CPU.
+/// Measures switches of two threads that take turns on one CPU.
 fn switches(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     let from = Mark::take(host)?;
     let turn = &Barrier::new(2);
@@ -152,7 +152,7 @@ fn switches(report: &mut Report, host: &dyn Host, cpu: usize) -> Result<()> {
     report.set("hv_instr_per_sampling_switch", load(|hook| hook.instructions));
     report.set("hv_msr_writes_per_sampling_switch", load(|hook| hook.msr_writes));
     let guest = passed.measured("switch_in")? + passed.measured("switch_out")?;
-    // Not a number unless the module was loaded to measure switches.
+    // It is not a number unless the module was loaded to measure switches.
     report.set("guest_instr_per_sampling_switch", guest);
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Ends in the middle of sampling: of threads, programs and processes, of the module, of CPUs.
+//! Tests what ends in the middle of sampling: threads, programs and processes, the module, CPUs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -43,7 +43,7 @@ pub enum Child {
     Exec,
     /// Exits.
     Exit,
-    /// Says that it is ready, and spins.
+    /// Prints that it is ready, and executes a loop.
     Spin,
 }
 
@@ -55,7 +55,7 @@ impl Child {
         Ok(command)
     }
 
-    /// What the child process does.
+    /// Does what the child process has to do.
     pub fn run(self) -> Result<ExitCode> {
         sampled::handle()?;
         let mut session = sampled::open()?;
@@ -77,12 +77,12 @@ impl Child {
     }
 }
 
-/// Samples, and finds every overflow.
+/// Samples, and checks every overflow.
 fn all_is_well(session: &mut Session) -> Result<()> {
     let region = Region { first: 50_000, second: 50_000 };
     let overflows = round(session, &Shape::new(1, 1_000), region)?.overflows();
-    ensure!(overflows.right(), "overflows are not what the counts say: {overflows:?}");
-    ensure!(overflows.told >= 200, "only {overflows:?}");
+    ensure!(overflows.are_exact(), "overflows are not what the counts say: {overflows:?}");
+    ensure!(overflows.signalled >= 200, "only {overflows:?}");
     Ok(())
 }
 
@@ -136,7 +136,8 @@ fn module_goes() -> Result<()> {
     all_is_well(&mut session)
 }
 
-/// Each CPU goes and comes back under the threads that sample there, and then tells overflows.
+/// Takes each CPU offline and brings it back while threads sample there, and checks that overflows
+/// are signalled afterwards.
 fn cpus_come_and_go() -> Result<()> {
     let cpus = cpus()?;
     ensure!(cpus.len() > 1, "there is only one CPU");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Threads sample themselves, each with its own period, while everything moves under them, and
-//! every overflow is compared with what the thread has counted.
+//! Tests sampling: threads sample themselves, each with its own period, while everything moves
+//! under them, and every overflow is compared with what the thread has counted.
 
 mod competition;
 mod cost;
@@ -34,7 +34,7 @@ struct Options {
     /// Physical CPUs that the vCPUs are moved between.
     #[arg(long, default_value_t = 2)]
     pcpus: u32,
-    /// Start of all random sequences.
+    /// Seed of all random sequences.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Where to write the results as JSON.
@@ -43,7 +43,8 @@ struct Options {
     /// Only raise a storm of overflows: the driver allows so many per vCPU and ms.
     #[arg(long)]
     storm: Option<u64>,
-    /// Only sample under competition, while a physical CPU goes and comes back, and all do.
+    /// Only sample under competition, while a physical CPU is taken offline and back, and the
+    /// machine is suspended.
     #[arg(long)]
     hotplug: bool,
     /// Only test overflows in the middle of thread switches.
@@ -67,7 +68,7 @@ fn main() -> Result<ExitCode> {
     }
     let host = &*host()?;
     // A process without other threads is stepped.
-    region::apart()?;
+    region::overhead()?;
     let cpus = cpus()?;
     sampled::handle()?;
     let mut report = Report::default();
@@ -116,7 +117,7 @@ fn sample(report: &mut Report, options: &Options, host: &dyn Host, cpus: &[usize
     Ok(())
 }
 
-/// Samples under competition; gives how often physical CPUs have come back.
+/// Samples under competition. Returns how often physical CPUs have come back.
 fn compete(
     report: &mut Report,
     options: &Options,
@@ -134,13 +135,13 @@ fn compete(
 fn pending(report: &mut Report, options: &Options, host: &dyn Host, cpus: &[usize]) -> Result<()> {
     let before = ModuleStats::read()?;
     let outcomes = pending::run(cpus, options.yields())?;
-    // In guests of KVM some are merged, for a reason that is not known.
+    // In guests of KVM some overflows are merged, for a reason that is not known.
     let each_told = cpus.len() == 1 && host.xen().is_some();
     report.pending(&outcomes, each_told, &before, &ModuleStats::read()?)
 }
 
 impl Options {
-    /// Switches of each thread whose overflows are to be told late.
+    /// Returns the number of switches of each thread whose overflows are to be delivered late.
     fn yields(&self) -> u64 {
         self.rounds * 500
     }

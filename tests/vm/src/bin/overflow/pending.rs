@@ -1,37 +1,39 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Overflows in the middle of a thread switch.
+//! Tests overflows in the middle of a thread switch.
 //!
 //! Counters that count in the kernel as well overflow now and then where the kernel has disabled
 //! interrupts in order to switch threads.  The virtual interrupt comes when another thread
-//! executes, and the thread whose overflow it was is told when it is resumed.
+//! executes, and the thread whose overflow it was gets its signal when it is resumed.
 //!
 //! They also overflow where the kernel waits for a lock, with interrupts disabled, whose holder is
-//! on a vCPU that does not execute.  That takes so long that periods pass untold, and only then: on
-//! one vCPU nobody waits like this, and every overflow has to be told on its own.
+//! on a vCPU that does not execute.  That takes so long that whole periods pass and are merged.
+//! This happens only then: with one vCPU nobody waits like this, and every overflow has to have its
+//! own signal.
 
 use std::sync::Barrier;
 use std::thread;
 
 use anyhow::{Context, Error, Result};
 use perfctr::Event;
-use vm_tests::sampled::{self, SIGNAL, Told};
+use vm_tests::sampled::{self, Noted, SIGNAL};
 use vm_tests::threads::{SELF, run_on};
 
-/// Longer than the way of a signal through the kernel, so that the thread gets on between two, and
-/// than the kernel disables interrupts when it does not have to wait.
+/// The period. It is longer than the way of a signal through the kernel, so that the thread makes
+/// progress between two, and longer than the kernel disables interrupts when it does not have to
+/// wait.
 const PERIOD: u64 = 20_011;
 
 const THREADS: usize = 4;
 
-/// What a thread that switches often was told.
+/// The signals of a thread that switches often.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    pub told: Told,
+    pub noted: Noted,
     /// How often its period fits into its count.
     pub expected: u64,
 }
 
-/// Runs two threads on each of two CPUs, or four on the only one, which switch `yields` times.
+/// Runs two threads on each of two CPUs, or four on the only one. Each switches `yields` times.
 pub fn run(cpus: &[usize], yields: u64) -> Result<Vec<Outcome>> {
     let begin = &Barrier::new(THREADS);
     thread::scope(|scope| {
@@ -45,7 +47,7 @@ pub fn run(cpus: &[usize], yields: u64) -> Result<Vec<Outcome>> {
 fn switches(cpu: usize, yields: u64, begin: &Barrier) -> Result<Outcome> {
     let ready = run_on(SELF, &[cpu]).map_err(Error::from).and_then(|()| sampled::open());
     sampled::expect(&[PERIOD], 0);
-    // Alone, a thread would switch to nobody.
+    // A thread that is alone would switch to no other one.
     begin.wait();
     let mut session = ready?;
     session
@@ -55,6 +57,6 @@ fn switches(cpu: usize, yields: u64, begin: &Barrier) -> Result<Outcome> {
         thread::yield_now();
     }
     session.stop()?;
-    let told = sampled::told();
-    Ok(Outcome { told, expected: session.read::<1>()?.counts[0] / PERIOD })
+    let noted = sampled::finish();
+    Ok(Outcome { noted, expected: session.read::<1>()?.counts[0] / PERIOD })
 }

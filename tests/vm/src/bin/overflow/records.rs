@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples without signals: records that the guest's kernel writes into a thread's ring.
+//! Tests samples without signals: records that the guest's kernel writes into a thread's ring.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -20,14 +20,14 @@ use vm_tests::users::{Child, NOBODY, admit, become_user};
 const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
 const BRANCHES: Event = Event::BRANCHES.user();
 const PERIOD: u64 = 10_007;
-/// Too long to pass.
+/// A period that is too long to end.
 const NEVER: u64 = 1 << 30;
 const DESCENT: Descent = Descent { iterations: 15_000, depth: 24 };
-/// Records in a page.
+/// The number of records in a page.
 const ROOM: usize = 128;
 const NOW: Duration = Duration::ZERO;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Instructions between a start and what is executed then, at most.
+/// The most instructions between a start and what is executed after it.
 const BEFORE_MAX: u64 = 4_000;
 
 /// A named test.
@@ -55,7 +55,7 @@ fn all(records: &mut Records) -> Result<Vec<Record>> {
     Ok(std::iter::from_fn(|| records.take().transpose()).collect::<Result<_, _>>()?)
 }
 
-/// Samples a descent; gives what was counted from the start to the stop.
+/// Samples a descent. Returns what was counted from the start to the stop.
 #[inline(never)]
 fn descend(session: &mut Session, period: u64, descent: Descent) -> Result<u64> {
     session.start_recording(&[INSTRUCTIONS.every(period), INSTRUCTIONS])?;
@@ -66,7 +66,8 @@ fn descend(session: &mut Session, period: u64, descent: Descent) -> Result<u64> 
     Ok(sampling)
 }
 
-/// [`descend`] twice, since the first time allocates; without samples, whose number is known then.
+/// Does [`descend`] twice, since the first time allocates memory, without samples, whose number is
+/// known afterwards.
 fn count_descent(session: &mut Session, descent: Descent) -> Result<u64> {
     descend(session, NEVER, descent)?;
     let count = descend(session, NEVER, descent)?;
@@ -100,8 +101,8 @@ fn places() -> Result<()> {
     Ok(())
 }
 
-/// How many records are in the descent if so many instructions are before it; `None` if one is
-/// elsewhere than it should be.
+/// Returns how many records are in the descent if so many instructions are executed before it, or
+/// `None` if one is elsewhere than it should be.
 fn explain(taken: &[Record], before: u64) -> Option<usize> {
     let mut inside = 0;
     let mut outermost = None;
@@ -117,7 +118,7 @@ fn explain(taken: &[Record], before: u64) -> Option<usize> {
         if record.ip != at.ip || calls != at.calls.min(16) || most > 16 {
             return None;
         }
-        // Who has called the first function is the same each time.
+        // The caller of the first function is the same each time.
         if let Some(&address) = record.callers.get(calls).filter(|_| at.framed)
             && *outermost.get_or_insert(address) != address
         {
@@ -141,7 +142,7 @@ fn full() -> Result<()> {
     for round in 1..=3 {
         let counted = descend(&mut session, PERIOD, descent)?;
         ensure!(counted == quiet, "{counted} counted with samples, {quiet} without");
-        // Once full, and once with half of it taken.
+        // The ring is full in the first round, and half of it was taken before the second.
         let lost = round * (expected - ROOM) as u64;
         ensure!(records.lost() == lost, "{} lost of {lost}", records.lost());
         let taken = all(&mut records)?;
@@ -159,7 +160,7 @@ fn counters() -> Result<()> {
     session.start_recording(&events)?;
     DESCENT.execute();
     session.stop()?;
-    // Where they stopped they go on, and so do their periods.
+    // They continue where they stopped, and so do their periods.
     session.resume()?;
     DESCENT.execute();
     session.stop()?;
@@ -206,7 +207,7 @@ fn polled() -> Result<()> {
                 }
             }
         });
-        // So that the reader sleeps.
+        // This lets the reader sleep.
         thread::sleep(Duration::from_millis(50));
         let start = Instant::now();
         session.start_recording(&[INSTRUCTIONS.every(PERIOD)])?;
@@ -265,14 +266,15 @@ fn hostile_frames() -> Result<()> {
     let (mut session, mut records) = open(1_000, 8)?;
     let mut fresh = FreshPages::new()?;
     let fresh = fresh.take(1)?.as_ptr() as u64;
-    // A chain that ends, one that goes back to its start, and one that ends in nothing.
+    // One chain of frames ends, one goes back to its start, and one ends at an address without
+    // memory.
     let mut words = [0_u64; 8];
     let at = |n: usize, words: &[u64; 8]| &raw const words[n] as u64;
     let here: Vec<u64> = (0..8).map(|n| at(n, &words)).collect();
     words.copy_from_slice(&[here[2], 0xa, here[4], 0xb, 0, 0xc, here[2], 0xd]);
     let words = std::hint::black_box(&words);
     ensure!(at(0, words) == here[0], "the words have moved");
-    // A byte further, so that each word is of two.
+    // The address is one byte further, so that each word consists of parts of two.
     let odd = words[6] >> 8 | words[7] << 56;
     let cases: [(&str, u64, &[u64]); 12] = [
         ("nothing", 0, &[]),
@@ -296,10 +298,10 @@ fn hostile_frames() -> Result<()> {
         let [count] = session.read::<1>()?.counts;
         let taken = all(&mut records)?;
         ensure!(taken.len() as u64 == count / PERIOD, "{name}: {} of {count}", taken.len());
-        // The frame pointer is what it is in the loop only.
+        // The frame pointer has this value in the loop only.
         let wrong = taken.iter().find(|record| record.callers != callers);
         ensure!(wrong.is_none(), "{name}: {wrong:x?}");
-        // The first start has forgotten no counters.
+        // The first start had no earlier counters to forget.
         if name != "nothing" {
             let quiet = *quiet.get_or_insert(count);
             ensure!(count == quiet, "{name}: {count} counted, {quiet} before");
@@ -324,7 +326,7 @@ fn forked() -> Result<()> {
     Ok(())
 }
 
-/// Of an unprivileged user, who may lock two rings' pages.
+/// Checks the bounds for an unprivileged user, who may lock two rings' pages.
 fn bounded() -> Result<()> {
     const PAGES: usize = 16;
     const ERROR: &str = "No space left on device";
@@ -338,7 +340,7 @@ fn bounded() -> Result<()> {
             thread::scope(|scope| {
                 let other = scope.spawn(|| -> Result<()> {
                     let (session, records) = open(PAGES * ROOM, 0)?;
-                    // What is closed in between is still mapped.
+                    // The ring that is closed in between is still mapped.
                     drop(session);
                     let third = Session::open_with(Provider::Paravirt)?;
                     let said = third.records(1, 0).map(drop).unwrap_err().to_string();

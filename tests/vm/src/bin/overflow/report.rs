@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The results, for people and as one flat JSON object.
+//! Collects the results, for people and as one flat JSON object.
 
 use std::fmt::Display;
 use std::fs;
@@ -22,20 +22,20 @@ pub struct Report {
     values: Map<String, Value>,
     /// Overflows beside periods, line by line.
     table: Vec<String>,
-    /// Names of what holds.
+    /// The names of the conditions that hold.
     passed: Vec<String>,
-    /// Names of what does not, and why.
+    /// The names of those that do not hold, and why.
     failed: Vec<String>,
 }
 
-/// Loads whose overflows the hypervisor has put off, on all vCPUs.
+/// Returns the number of loads whose overflows the hypervisor has put off, on all vCPUs.
 pub fn throttled(session: &Session, cpus: &[usize]) -> u64 {
     let pages = cpus.iter().filter_map(|&cpu| session.vcpu_page(cpu as u32));
     pages.map(|page| page.throttled.load(Relaxed)).sum()
 }
 
 impl Report {
-    /// Whether nothing is wrong.
+    /// Returns whether nothing is wrong.
     pub fn ok(&self) -> bool {
         self.failed.is_empty() && !self.passed.is_empty()
     }
@@ -45,7 +45,7 @@ impl Report {
         self.values.insert(key.to_owned(), value.into());
     }
 
-    /// Notes whether what has to hold does, or why not.
+    /// Notes whether a condition holds, or why it does not.
     pub fn demand(&mut self, name: &str, holds: bool, otherwise: impl Display) {
         if holds {
             self.passed.push(name.to_owned());
@@ -60,7 +60,7 @@ impl Report {
         self.demand(name, outcome.is_ok(), why);
     }
 
-    /// Every period against its overflow.
+    /// Compares every period with its overflow.
     pub fn competition(&mut self, outcome: &Outcome, merged: u64) {
         let mut all = Overflows::default();
         let (mut errors, mut error_max) = (0, 0);
@@ -73,7 +73,7 @@ impl Report {
         let skids = |n: usize| outcome.logs.iter().any(|log| log.skids[n] > 0);
         self.set("imode_threads", outcome.logs.len());
         self.set("imode_periods_expected", all.expected);
-        self.set("imode_overflows", all.told);
+        self.set("imode_overflows", all.signalled);
         self.set("imode_lost", all.lost);
         self.set("imode_extra", all.extra);
         self.set("imode_merged", merged);
@@ -85,14 +85,14 @@ impl Report {
         let why = format!("{skid_max:?} events");
         self.demand("every overflow is told without skid", skid_max == Some(0), why);
         let why = format!("{all:?}");
-        self.demand("every period has its overflow, in its own thread", all.right(), why);
+        self.demand("every period has its overflow, in its own thread", all.are_exact(), why);
         let why = format!("{errors} counts are off, by up to {error_max}");
         self.demand("counts of sampling counters and beside them are exact", errors == 0, why);
         let why = outcome.complaints.join("; ");
         self.demand("threads that do not sample count exactly", why.is_empty(), why);
     }
 
-    /// Nothing was put off up to now.
+    /// Checks that no overflow was put off up to now.
     pub fn throttled(&mut self, session: &Session, cpus: &[usize]) {
         let throttled = throttled(session, cpus);
         self.set("imode_throttled", throttled);
@@ -100,7 +100,8 @@ impl Report {
         self.demand("the allowed rate is not reached", throttled == 0, why);
     }
 
-    /// Overflows that came too late for their interrupt; whether each has to be told on its own.
+    /// Judges overflows that came too late for their interrupt. `each_told` says whether each has
+    /// to have its own signal.
     pub fn pending(
         &mut self,
         outcomes: &[pending::Outcome],
@@ -112,13 +113,13 @@ impl Report {
         self.set("imode_pending_delivered", delivered);
         self.set("imode_stray_interrupts", after.growth(before, "interrupts_stray")?);
         self.demand("late overflows are delivered", delivered > 0, "there were none");
-        // Periods that pass while the kernel has disabled interrupts and waits for another vCPU
-        // are told as one, and what passes while it stops the counters is told nobody.
+        // Periods that pass while the kernel has disabled interrupts and waits for another vCPU are
+        // merged, and a period that ends while it stops the counters has no signal.
         let merged = after.growth(before, "overflows_merged")?;
-        let lost: u64 = outcomes.iter().map(|outcome| outcome.told.lost).sum();
+        let lost: u64 = outcomes.iter().map(|outcome| outcome.noted.lost).sum();
         let right = outcomes.iter().all(|outcome| {
-            let untold = outcome.expected.checked_sub(outcome.told.passed());
-            outcome.told.extra == 0 && untold.is_some_and(|n| n <= 1)
+            let untold = outcome.expected.checked_sub(outcome.noted.passed());
+            outcome.noted.extra == 0 && untold.is_some_and(|n| n <= 1)
         });
         self.set("imode_pending_merged", merged);
         let why = format!("{merged} merged, {outcomes:?}");
@@ -134,7 +135,7 @@ impl Report {
         Ok(())
     }
 
-    /// Signals in threads that have nothing to do with them.
+    /// Judges signals in threads that have nothing to do with them.
     pub fn elsewhere(&mut self) {
         let elsewhere = sampled::elsewhere();
         self.set("imode_wrong_thread", elsewhere);
@@ -167,11 +168,11 @@ impl Report {
 }
 
 fn line(log: &Log) -> String {
-    let Overflows { expected, signals, told, lost, extra, .. } = log.overflows;
+    let Overflows { expected, signals, signalled, lost, extra, .. } = log.overflows;
     let skids = log.skids.iter().enumerate().filter(|(_, count)| **count > 0);
     let skids: Vec<_> = skids.map(|(skid, count)| format!("{skid} x {count}")).collect();
     format!(
-        "{:>10}{expected:>10}{told:>10}{signals:>9}{lost:>6}{extra:>7}{:>8}{:>9}  {}",
+        "{:>10}{expected:>10}{signalled:>10}{signals:>9}{lost:>6}{extra:>7}{:>8}{:>9}  {}",
         log.period,
         log.errors,
         log.error_max,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A short period on all vCPUs at once, with a driver that allows only few overflows.
+//! Samples with a short period on all vCPUs at once, with a driver that allows only few overflows.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,10 +16,10 @@ use vm_tests::time::VcpuTimes;
 
 use crate::report::{Report, throttled};
 
-/// The shortest period of which every overflow is to be told, unit: instructions.
+/// The shortest period, of which every overflow is signalled. Unit: instructions.
 const PERIOD: u64 = 1_000;
 
-/// Regions of each thread, and iterations of each.
+/// The number of regions of each thread, and of iterations of each.
 const ROUNDS: u64 = 3;
 const ITERATIONS: u64 = 1_000_000;
 
@@ -28,7 +28,7 @@ const ITERATIONS: u64 = 1_000_000;
 struct Seen {
     error_max: u64,
     expected: u64,
-    told: u64,
+    signalled: u64,
     merged: u64,
     extra: u64,
 }
@@ -61,7 +61,7 @@ pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize], rate: u64) -> R
             let seen = thread.join().expect("no thread panics");
             all.error_max = all.error_max.max(seen.error_max);
             all.expected += seen.expected;
-            all.told += seen.told;
+            all.signalled += seen.signalled;
             all.merged += seen.merged;
             all.extra += seen.extra;
         }
@@ -81,7 +81,7 @@ pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize], rate: u64) -> R
         (taken, allowed) = (taken + vcpu_taken, allowed + vcpu_allowed);
     }
     report.set("storm_periods", all.expected);
-    report.set("storm_overflows", all.told);
+    report.set("storm_overflows", all.signalled);
     report.set("storm_merged", merged);
     report.set("storm_throttled", put_off);
     report.set("storm_interrupts", taken);
@@ -111,7 +111,7 @@ fn storm(cpu: usize, constants: &Constants, gate: &Barrier) -> Result<Seen> {
         seen.error_max = seen.error_max.max(error);
         let overflows = round.overflows();
         seen.expected += overflows.expected;
-        seen.told += overflows.told;
+        seen.signalled += overflows.signalled;
         seen.merged += round.merged();
         seen.extra += overflows.extra;
     }

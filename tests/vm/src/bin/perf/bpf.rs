@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs of eBPF that execute at overflows.
+//! Tests programs of eBPF that execute at overflows.
 
 use std::fs;
 use std::process::Command;
@@ -11,20 +11,20 @@ use crate::Machine;
 use crate::tool::{LONG, LONG_EXECUTED, rows, sum};
 
 const PERIOD: u64 = 100_003;
-/// Counts each thread's overflows on all CPUs, in both modes.
+/// A program that counts each thread's overflows on all CPUs, in both modes.
 const PROGRAM: &str = "hardware:instructions:100003 /comm == \"long\"/ { @[tid] = count(); }";
 
-/// What is sampled, and a file where perf says what it has executed.
+/// The script that is sampled, and the file in which perf says what it has executed.
 const SCRIPT: &str = "/tmp/two";
 const COUNTS: &str = "/tmp/two.csv";
 
-/// `bpftrace`: two threads, each with the samples that it has to have.
+/// Runs `bpftrace` on two threads, and checks that each has the samples that it has to have.
 pub fn samples(machine: &Machine) -> Result<()> {
     let perf = "perf stat -x, -e instructions,context-switches";
     let script = format!("{perf} -o {COUNTS} sh -c '{LONG} & {LONG}; wait'");
     fs::write(SCRIPT, script)?;
     let mut bpftrace = Command::new("bpftrace");
-    // It starts nothing but binaries.
+    // bpftrace starts nothing but binaries.
     let command = format!("/bin/sh {SCRIPT}");
     let out = bpftrace.args(["-f", "json", "-e", PROGRAM, "-c", &command]).output();
     let out = out.context("there is no bpftrace")?;
@@ -38,8 +38,8 @@ pub fn samples(machine: &Machine) -> Result<()> {
     let rows = rows(&fs::read_to_string(COUNTS)?, 0);
     let (all, switches) = (sum(&rows, "instructions")?, sum(&rows, "context-switches")?);
     let each = LONG_EXECUTED.instructions;
-    // Of what the kernel did for both, either may have had all; on each CPU, and after each switch,
-    // it goes on with what others have left of a period.
+    // What the kernel did for both may have been in either thread. On each CPU, and after each
+    // switch, a thread continues with the part of a period that others have left.
     let edges = switches + machine.cpus.len() as u64;
     let (least, most) = (each / PERIOD - edges, (all - each) / PERIOD + edges);
     let right = |samples: &u64| (least..=most).contains(samples);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Groups of processes, of which CPUs count what they execute.
+//! Tests groups of processes: CPUs count what a group executes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use vm_tests::step::Held;
 use crate::Machine;
 use crate::stat::equal;
 use crate::tool::{
-    EVENTS, LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, Row, Told, executed, held, rows,
+    EVENTS, LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, Row, RunningPerf, executed, held, rows,
 };
 
-/// Where they are, and where those are enabled that are below.
+/// The folder of all groups, and the file that enables controllers for the groups below.
 const ROOT: &str = "/sys/fs/cgroup";
 const ENABLE: &str = "cgroup.subtree_control";
 
-/// A group, which is removed in the end.
+/// A group, which is removed when this is dropped.
 pub struct Cgroup {
     pub name: &'static str,
     dir: PathBuf,
@@ -39,7 +39,7 @@ impl Cgroup {
         Ok(Self { name, dir })
     }
 
-    /// A process is in it from now on, and whatever it starts.
+    /// Puts a process into the group, and with it whatever it starts.
     pub fn add(&self, process: Pid) -> Result<()> {
         Ok(fs::write(self.dir.join("cgroup.procs"), process.to_string())?)
     }
@@ -47,12 +47,12 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // It stays, empty, if a process that has ended was not waited for.
+        // An empty group stays if a process that has ended was not waited for.
         fs::remove_dir(&self.dir).ok();
     }
 }
 
-/// `-G` and `--for-each-cgroup`: each group's programs are counted, and nothing else.
+/// Tests `-G` and `--for-each-cgroup`: each group's programs are counted, and nothing else.
 pub fn each(machine: &Machine) -> Result<()> {
     let groups = [Cgroup::new("one")?, Cgroup::new("two")?];
     let names = "one,two";
@@ -66,9 +66,9 @@ pub fn each(machine: &Machine) -> Result<()> {
             for (group, program) in groups.iter().zip(&programs) {
                 group.add(program.pid())?;
             }
-            let told = rows(&crate::tool::told("stat", options, programs)?, 0);
+            let counted = rows(&crate::tool::watch_programs("stat", options, programs)?, 0);
             for (group, truth) in groups.iter().zip([LOOP_EXECUTED, LONG_EXECUTED]) {
-                equal(executed(&of_group(&told, group))?, truth, &told)?;
+                equal(executed(&of_group(&counted, group))?, truth, &counted)?;
             }
             Ok(())
         })?;
@@ -80,8 +80,8 @@ fn of_group(rows: &[Row], group: &Cgroup) -> Vec<Row> {
     rows.iter().filter(|row| row.more.first().is_some_and(|of| of == group.name)).cloned().collect()
 }
 
-/// What CPUs have counted of a group in which perf's own benchmark starts dozens of processes is
-/// what an event has counted that these inherit.
+/// Checks that what CPUs count of a group in which perf's own benchmark starts dozens of processes
+/// is what an event counts that these processes inherit.
 pub fn inherited(machine: &Machine) -> Result<()> {
     let group = Cgroup::new("bench")?;
     let bench = ["bench", "sched", "messaging", "-g", "1", "-l", "1"];
@@ -89,9 +89,9 @@ pub fn inherited(machine: &Machine) -> Result<()> {
         let program = Held::start(Command::new("perf").args(bench))?;
         group.add(program.pid())?;
         let options = ["-x,", "-a", "-e", EVENTS, "--for-each-cgroup", group.name];
-        let cpus = Told::start("stat", &options)?;
+        let cpus = RunningPerf::start("stat", &options)?;
         let pid = program.pid().to_string();
-        let processes = Told::start("stat", &["-x,", "-e", EVENTS, "-p", &pid])?;
+        let processes = RunningPerf::start("stat", &["-x,", "-e", EVENTS, "-p", &pid])?;
         program.run()?;
         let [processes, cpus] = [processes.end()?, cpus.end()?].map(|said| rows(&said, 0));
         let (inherited, on_cpus) = (executed(&processes)?, executed(&of_group(&cpus, &group))?);

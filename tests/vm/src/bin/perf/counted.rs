@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Threads that count with perf's events.
+//! Tests threads that count with perf's events.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, sleep, yield_now};
@@ -31,13 +31,13 @@ const ITERATIONS: u64 = 400_000;
 /// `PERF_FORMAT_TOTAL_TIME_ENABLED` and `..._RUNNING`.
 pub const ENABLED_AND_RUNNING: u64 = 3;
 
-/// Regions until every event has had a turn, and has waited for one, at most.
+/// The most regions until every event has had a turn, and has waited for one.
 const TURNS_MAX: u32 = 1_000;
 
 /// How long an event may wait for its turn.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The module looks for contexts of perf's more often.
+/// A time after which the module has looked for contexts of perf's again.
 const LOOK: Duration = Duration::from_millis(1_500);
 
 /// Instructions and branches of the calling thread, as a group.
@@ -56,7 +56,7 @@ impl Group {
         Ok(Self { instructions, branches })
     }
 
-    /// The one copy of the code that counts.
+    /// Counts the region. This is the one copy of the code that counts.
     #[inline(never)]
     fn count(&self, region: Region) -> Result<()> {
         self.instructions.enable()?;
@@ -68,7 +68,7 @@ impl Group {
         Ok([self.instructions.count()?, self.branches.count()?])
     }
 
-    /// What is counted beside a region, known from the machine code.
+    /// Returns what is counted in addition to a region, known from the machine code.
     fn constant() -> Result<Executed> {
         let region = Region { first: 50, second: 50 };
         let trace = Trace::of(Self::open, |group| group.count(region), |_| ())?;
@@ -78,7 +78,7 @@ impl Group {
     }
 }
 
-/// Counts regions, each from where the last has stopped.
+/// Counts regions, each from where the last one has stopped.
 fn regions(id: usize, constant: Executed, mut between: impl FnMut() -> Result<()>) -> Result<()> {
     let group = Group::open()?;
     let mut rng = Rng::new(SEED, id as u64);
@@ -105,8 +105,8 @@ pub fn threads(machine: &Machine) -> Result<()> {
     machine.disturbed(|| machine.scattered(THREADS, |id| regions(id, constant, || Ok(()))))
 }
 
-/// Events that sample come between and go before they overflow: their counters do it later, while
-/// others count with them.
+/// Checks that threads count exactly after events that sample on the same counters. These are
+/// closed before they overflow, so their counters overflow later, while others count with them.
 pub fn after_samples(machine: &Machine) -> Result<()> {
     const PERIOD: u64 = 100_003;
     let constant = Group::constant()?;
@@ -121,7 +121,7 @@ pub fn after_samples(machine: &Machine) -> Result<()> {
     machine.scattered(THREADS, |id| regions(id, constant, sample))
 }
 
-/// CPUs are unplugged, and plugged in again, below threads and below events of their own.
+/// Takes CPUs offline and back, below threads and below events of their own.
 pub fn hotplug(machine: &Machine) -> Result<()> {
     const ROUNDS: u32 = 3;
     let constant = Group::constant()?;
@@ -144,7 +144,8 @@ pub fn hotplug(machine: &Machine) -> Result<()> {
     })
 }
 
-/// An event holds the module, and so does whoever had one; then it goes, and comes again.
+/// Checks that an event holds the module, and so does a thread that had one. Then the module can be
+/// unloaded, and is loaded again.
 pub fn unload(_: &Machine) -> Result<()> {
     let open = || Event::open(generic(PERF_COUNT_HW_INSTRUCTIONS), Whose::Thread(SELF), None);
     let counts = || -> Result<()> {
@@ -169,7 +170,7 @@ pub fn unload(_: &Machine) -> Result<()> {
     module::reload_unharmed()
 }
 
-/// Both kinds at once, and a CPU's event with another select word beside.
+/// Counts with both kinds at once, and with a CPU's event that has another select word.
 pub fn beside(machine: &Machine) -> Result<()> {
     let constant = Group::constant()?;
     let cycles = Generic::Cycles.select(machine.caps.vendor).context("no cycles")?;
@@ -190,7 +191,7 @@ pub fn beside(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Events of user mode, of the kernel and of both, which begin and end at once.
+/// Checks that events of user mode, of the kernel and of both agree, if they begin and end at once.
 pub fn of_both_modes(machine: &Machine) -> Result<()> {
     let instructions = |user: bool, kernel: bool| {
         let mut attributes = generic(PERF_COUNT_HW_INSTRUCTIONS);
@@ -245,16 +246,16 @@ pub fn raw_words(machine: &Machine) -> Result<()> {
     })
 }
 
-/// Counters that count select words.
+/// Returns the number of counters that count select words.
 pub fn general(machine: &Machine) -> usize {
     slots_of(machine.caps.slots()).filter(|slot| slot.fixed_number().is_none()).count()
 }
 
-/// Where counters do not suffice, who comes later is refused, or waits for a turn.
+/// Checks that an event which comes when all counters are in use is refused, or waits for a turn.
 pub fn without_room(machine: &Machine) -> Result<()> {
     const REGION: Region = Region { first: ITERATIONS, second: ITERATIONS };
     run_on(SELF, &machine.cpus[..1])?;
-    // Nobody else counts that.
+    // No other event counts this.
     let mut attributes = raw(0xc0 | 1 << 24);
     attributes.read_format = ENABLED_AND_RUNNING;
     let mut session = Session::open_with(Provider::Paravirt)?;
@@ -267,7 +268,7 @@ pub fn without_room(machine: &Machine) -> Result<()> {
     let event = Event::open(attributes, Whose::Thread(SELF), None)?;
     let counted = branches(&session)?;
     ensure!(counted == truth, "the thread has counted {counted}, not {truth}");
-    // The kernel's clock stands still where its tick is late.
+    // The kernel's clock does not advance while its tick is late.
     let begin = Instant::now();
     loop {
         let [_, enabled, running] = event.read()?;
@@ -294,11 +295,11 @@ pub fn without_room(machine: &Machine) -> Result<()> {
     Ok(run_on(SELF, &machine.cpus)?)
 }
 
-/// More events than counters: perf says for how long each has counted.
+/// Checks more events than counters: perf says for how long each has counted.
 pub fn in_turns(machine: &Machine) -> Result<()> {
     let general = general(machine) as u64;
     let attributes = (0..8).map(|n| {
-        // Counter masks make them different, and no event is at most once in a cycle.
+        // Counter masks make the events different, and this one occurs at most once in a cycle.
         let mut attributes = raw(0xc0 | n << 24);
         attributes.read_format = ENABLED_AND_RUNNING;
         attributes

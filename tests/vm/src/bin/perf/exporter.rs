@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! An exporter of metrics: Prometheus' for machines, whose collector for perf counts on all CPUs.
+//! Tests an exporter of metrics: Prometheus' for machines, whose collector for perf counts on all
+//! CPUs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,7 +21,7 @@ const METRIC: &str = "node_perf_instructions_total";
 const PATIENCE: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(100);
 
-/// The exporter, which ends with this.
+/// The exporter, which is ended when this is dropped.
 struct Exporter(Child);
 
 impl Exporter {
@@ -43,7 +44,7 @@ impl Exporter {
         bail!("the exporter does not listen")
     }
 
-    /// Each CPU's instructions.
+    /// Returns each CPU's instructions.
     fn scrape(&self, cpus: &[usize]) -> Result<Vec<u64>> {
         let mut stream = TcpStream::connect(ADDRESS)?;
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
@@ -66,9 +67,9 @@ impl Drop for Exporter {
     }
 }
 
-/// What it exports is never more than what pinned events of the same CPUs count meanwhile.  Its
-/// eight events take turns on the testbed's four general counters, and each is exported as it has
-/// counted in its own: of a program much, and not all.
+/// Checks that what it exports is never more than what pinned events of the same CPUs count
+/// meanwhile. Its eight events take turns on the testbed's four general counters, and the exported
+/// value of each is what it has counted in its own turns: much of a program, but not all.
 pub fn agrees(machine: &Machine) -> Result<()> {
     let cpus = &machine.cpus;
     let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);

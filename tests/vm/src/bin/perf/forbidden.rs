@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The host lets this domain count nothing for a while.
+//! Tests perf while the host does not let this domain count.
 
 use anyhow::{Context, Result, ensure};
 use vm_tests::step::Held;
@@ -7,10 +7,11 @@ use vm_tests::step::Held;
 use crate::Machine;
 use crate::stat::{equal, shares};
 use crate::tool::{
-    EVENTS, LONG, LOOP, LOOP_EXECUTED, Told, executed, held, perf, pids, rows, told,
+    EVENTS, LONG, LOOP, LOOP_EXECUTED, RunningPerf, executed, held, perf, pids, rows,
+    watch_programs,
 };
 
-/// Does something meanwhile.
+/// Does something while the host forbids this domain to count.
 fn forbidden<T>(machine: &Machine, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let host = machine.host.as_ref().context("its host is not asked")?;
     host.allow(false)?;
@@ -19,36 +20,39 @@ fn forbidden<T>(machine: &Machine, act: impl FnOnce() -> Result<T>) -> Result<T>
     outcome
 }
 
-/// `perf stat` says that it was not counted.
+/// Checks that `perf stat` says that a program was not counted.
 pub fn not_counted(machine: &Machine) -> Result<()> {
     let count = ["stat", "-x,", "-e", EVENTS, LOOP];
-    untold(&forbidden(machine, || perf(&count))?)?;
+    check_not_counted(&forbidden(machine, || perf(&count))?)?;
     let counted = rows(&perf(&count)?, 0);
     equal(executed(&counted)?, LOOP_EXECUTED, &counted)?;
 
     // This process' time begins with its first instruction: perf has not seen it execute.
     let programs = held(&[LOOP])?;
     let pids = pids(&programs);
-    untold(&forbidden(machine, || told("stat", &["-x,", "-e", EVENTS, "-p", &pids], programs))?)
+    check_not_counted(&forbidden(machine, || {
+        watch_programs("stat", &["-x,", "-e", EVENTS, "-p", &pids], programs)
+    })?)
 }
 
-/// `perf stat` says for which share of the time it was counted, and that exactly.
+/// Checks that `perf stat` says for which share of the time a program was counted, and that this
+/// part is exact.
 pub fn partly_counted(machine: &Machine) -> Result<()> {
     let programs = held(&[LOOP, LONG])?;
     let pids = pids(&programs);
-    let told = Told::start("stat", &["-x,", "--no-scale", "-e", EVENTS, "-p", &pids])?;
+    let running = RunningPerf::start("stat", &["-x,", "--no-scale", "-e", EVENTS, "-p", &pids])?;
     let mut programs = programs.into_iter();
     programs.next().context("the short one")?.run()?;
     forbidden(machine, || programs.try_for_each(Held::run))?;
-    let partly = rows(&told.end()?, 0);
+    let partly = rows(&running.end()?, 0);
     equal(executed(&partly)?, LOOP_EXECUTED, &partly)?;
     let shares = shares(&partly)?;
     ensure!(shares.iter().all(|share| (0.0..100.0).contains(share)), "{partly:?}");
     Ok(())
 }
 
-/// Neither event was counted.
-fn untold(said: &str) -> Result<()> {
+/// Fails unless perf says of both events that they were not counted.
+fn check_not_counted(said: &str) -> Result<()> {
     let rows = rows(said, 0);
     ensure!(rows.len() == 2 && rows.iter().all(|row| row.count.is_none()), "{rows:?}");
     Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Events that a process and its child share, which is of another user.
+//! Tests events that a process and its child share, where the child belongs to another user.
 
 use std::hint::black_box;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -20,7 +20,7 @@ const TURNS: u64 = 300;
 const SHORT: Region = Region { first: 100, second: 300 };
 const LONG: Region = Region { first: 2_000, second: 7_000 };
 
-/// Executes the region at each turn, and waits for the other one.
+/// Executes the region at each turn, and then waits for the other process.
 fn take_turns(region: Region, from: &mut PipeReader, to: &mut PipeWriter) -> Result<()> {
     for _ in 0..TURNS {
         region.execute(&mut black_box(0));
@@ -30,7 +30,7 @@ fn take_turns(region: Region, from: &mut PipeReader, to: &mut PipeWriter) -> Res
     Ok(())
 }
 
-/// What this process and a child of another user execute that take turns on one CPU.
+/// Counts what this process and a child of another user execute that take turns on one CPU.
 fn count(region: Region) -> Result<u64> {
     let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
     instructions.set_inherit(1);
@@ -50,12 +50,13 @@ fn count(region: Region) -> Result<u64> {
     Ok(counted)
 }
 
-/// The two switch to each other directly, so perf exchanges their contexts and does not take their
-/// events from the CPU, while the page there is not the other user's to see.
+/// Checks that the counts are exact. The two processes switch to each other directly, so perf
+/// exchanges their contexts and does not remove their events from the CPU, while the page there
+/// must not be shown to the other user.
 pub fn by_another_user(machine: &Machine) -> Result<()> {
     let cpu = *machine.cpus.last().context("there is no CPU")?;
     run_on(SELF, &[cpu])?;
-    // Whatever is executed only once is.
+    // This executes whatever is executed only once.
     count(SHORT)?;
     let before = ModuleStats::read()?;
     let [short, long, again] = [count(SHORT)?, count(LONG)?, count(SHORT)?];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Linux's perf on the module's PMU: counts and samples against the truth, while threads are moved
-//! between vCPUs and these between physical CPUs; in the control domain, and in a tenant that it
-//! creates.
+//! Tests Linux's perf on the module's PMU: it compares counts and samples with the truth, while
+//! threads are moved between vCPUs and these between physical CPUs, in the control domain and in a
+//! tenant that it creates.
 
 mod bpf;
 mod cgroup;
@@ -34,19 +34,19 @@ use vm_tests::host::{Host, host};
 use vm_tests::tally::Tally;
 use vm_tests::threads::cpus;
 
-/// Of the testbed.
+/// The number of the testbed's physical CPUs.
 const PCPUS: u32 = 2;
 const SEED: u64 = 1;
 
-/// How often vCPUs have to be switched in at least while they are disturbed.
+/// The least number of times that vCPUs are switched in while they are disturbed.
 const SWITCHES_MIN: u64 = 100;
 
-/// How often something is done at most for that.
+/// The most rounds of something until that has happened.
 const ROUNDS_MAX: u32 = 20;
 
-/// The machine.
+/// The machine on which the tests run.
 pub struct Machine {
-    /// Its host; a tenant is disturbed by the control domain.
+    /// Its host. A tenant has none here: the control domain disturbs it.
     host: Option<Box<dyn Host>>,
     /// Its vCPUs' numbers.
     pub cpus: Vec<usize>,
@@ -61,7 +61,7 @@ impl Machine {
         Ok(Self { host, cpus: cpus()?, caps })
     }
 
-    /// Does something while vCPUs are moved, again and again until they were often enough.
+    /// Does something again and again while vCPUs are moved, until they were switched often enough.
     pub fn disturbed(&self, mut once: impl FnMut() -> Result<()>) -> Result<()> {
         let Some(host) = self.host.as_deref() else { return once() };
         let enough = switches(host)? + SWITCHES_MIN;
@@ -81,7 +81,7 @@ impl Machine {
             };
             let result = go_on();
             stop.store(true, Ordering::Relaxed);
-            // The scope waits for what it does, and not for the thread's end.
+            // The scope waits for what the thread does, and not for the thread's end.
             disturber.join().expect("no thread panics");
             result
         })
@@ -117,19 +117,19 @@ impl Machine {
     }
 }
 
-/// How often the hypervisor's driver has switched vCPUs in that count.
+/// Returns how often the hypervisor's driver has switched vCPUs in that count.
 fn switches(host: &dyn Host) -> Result<u64> {
     Ok(host.stats()?.hook[HOOK_SWITCH_TO].calls)
 }
 
-/// Where it counts.
+/// Where the tests count.
 #[derive(Debug, Parser)]
 enum Role {
     /// In this guest, which is Xen's control domain or a machine of KVM's.
     Here,
     /// In a PVH tenant, which this creates.
     Pvh,
-    /// In this domain, which is the tenant, as its first program.
+    /// In this domain, which is the tenant and executes this as its first program.
     Tenant,
 }
 
@@ -148,7 +148,7 @@ fn here() -> Result<ExitCode> {
     let mut test = |name: &str, test: fn(&Machine) -> Result<()>| {
         tally.check(name, test(&machine).map_err(|error| format!("{error:#}")));
     };
-    // First: perf's contexts of this process would hold the module.
+    // This test is first, since perf's contexts of this process would hold the module.
     test("the module stays while perf counts, and goes with who counted", counted::unload);
     test("events that cannot be right are refused", refused::all);
     test("users may count what perf's policy says", refused::by_policy);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples of the guest's kernel name the instruction before which the counter interrupted, also
-//! where interrupts were disabled: the emulator says which one that was (its tally,
+//! Tests that samples of the guest's kernel name the instruction before which the counter
+//! interrupted, even if interrupts were disabled. The emulator says which one that was (its tally,
 //! `testbed/qemu`).
 
 use std::collections::BTreeMap;
@@ -16,16 +16,17 @@ use vm_tests::threads::{SELF, run_on};
 
 use crate::{Machine, PCPUS};
 
-/// RDPMC's index of where the last overflow outside the host's CPL 0 interrupted this physical CPU;
-/// 0 if it interrupted there, as that of a PV guest's SYSCALL does.
+/// RDPMC's index of the address at which the last overflow outside the host's CPL 0 interrupted
+/// this physical CPU. It is 0 if the overflow interrupted in that CPL, as one of a PV guest's
+/// SYSCALL does.
 const PLACE: u32 = 0x7461_6c79 + 8;
 
 const SAMPLES: u64 = 1_000;
-/// Unit: instructions of the kernel.
+/// The period. Unit: instructions of the kernel.
 const PERIOD: u64 = 5_003;
 
-/// Functions that the scheduler calls with interrupts disabled only, and how many samples must be
-/// in them.
+/// Functions that the scheduler calls only with interrupts disabled, and the least number of
+/// samples in them.
 const MASKED: [&str; 6] = [
     "update_curr",
     "update_rq_clock",
@@ -55,14 +56,14 @@ impl Symbols {
     }
 }
 
-/// Enters the scheduler until one period has passed; the sample's place and the emulator's.
+/// Enters the scheduler until one period has passed. Returns the sample's place and the emulator's.
 fn sample(period: u64) -> Result<[u64; 2]> {
     let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
     instructions.set_exclude_kernel(0);
     instructions.set_exclude_user(1);
     instructions.set_disabled(1);
     let mut sampling = Sampling::open(instructions, period, Whose::Thread(SELF))?;
-    // The ring's first page is there from now on.
+    // The ring's first page is mapped from now on.
     sampling.records();
     sampling.event.refresh(1)?;
     for _ in 0..period {
@@ -77,7 +78,7 @@ fn sample(period: u64) -> Result<[u64; 2]> {
     anyhow::bail!("no sample in {period} system calls")
 }
 
-/// On one vCPU, which is on one CPU: of a tenant's the control domain has seen to that.
+/// Runs the test on one vCPU, which stays on one CPU. For a tenant the control domain sees to that.
 pub fn of_the_kernel(machine: &Machine) -> Result<()> {
     let vcpu = *machine.cpus.first().context("no vCPU")?;
     run_on(SELF, &[vcpu])?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perf record`, and what reads its samples: `perf script`, `perf report` and `perf top`.
+//! Tests `perf record`, and the commands that read its samples: `perf script`, `perf report` and
+//! `perf top`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,31 +13,32 @@ use vm_tests::threads::run_on;
 
 use crate::Machine;
 use crate::cgroup::Cgroup;
-use crate::tool::{LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, held, perf, pids, told};
+use crate::tool::{LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, held, perf, pids, watch_programs};
 
-/// Bytes of the loop's first instruction, and of the next.
+/// The lengths in bytes of the loop's first instruction, and of the next.
 const LOOP_FIRST: u64 = 5;
 const LOOP_SECOND: u64 = 2;
 
 const PERIOD: u64 = 100_003;
 const DATA: &str = "/tmp/perf.data";
 
-/// What is sampled, and where the samples go.
+/// The options that say what is sampled, and where the samples go.
 const OPTIONS: [&str; 6] = ["-c", "100003", "-e", "instructions:u", "-o", DATA];
 
-/// Where each period of the loop ends, in such a thread: the next instruction to be executed.
+/// Returns the addresses at which each period of the loop ends in such a thread: the next
+/// instruction to be executed.
 fn ends(thread: &str) -> Result<Vec<String>> {
     let file = fs::read(LOOP)?;
-    // `e_entry` of an ELF file.
+    // This is `e_entry` of an ELF file.
     let entry = file.get(24..32).context("no ELF file")?;
     let first = u64::from_le_bytes(entry.try_into()?) + LOOP_FIRST;
-    // After the first instruction, the two of the loop in turn.
+    // After the first instruction, the two of the loop alternate.
     let after = |executed: u64| first + if executed % 2 == 1 { 0 } else { LOOP_SECOND };
     let periods = 1..=LOOP_EXECUTED.instructions / PERIOD;
     Ok(periods.map(|n| format!("{thread} {PERIOD} {:x}", after(n * PERIOD))).collect())
 }
 
-/// The samples, each with its thread, its period and its place; none was lost.
+/// Returns the samples, each with its thread, its period and its place. Fails if one was lost.
 fn samples() -> Result<Vec<String>> {
     let raw = perf(&["script", "-i", DATA, "--show-lost-events", "-F", "comm"])?;
     ensure!(!raw.contains("LOST"), "{raw}");
@@ -45,7 +47,7 @@ fn samples() -> Result<Vec<String>> {
     Ok(script.lines().map(words).filter(|line| !line.is_empty()).collect())
 }
 
-/// The same without the threads' numbers.
+/// Removes the threads' numbers from samples.
 fn unnumbered(samples: &[String]) -> Vec<String> {
     let without = |sample: &String| {
         let words: Vec<_> = sample.split(' ').collect();
@@ -58,31 +60,32 @@ pub fn exact(machine: &Machine) -> Result<()> {
     let expected = ends("loop")?;
     machine.disturbed(|| {
         perf(&[&["record"], &OPTIONS[..], &[LOOP]].concat())?;
-        let told = unnumbered(&samples()?);
-        ensure!(told == expected, "{told:?} told, {expected:?} expected");
+        let found = unnumbered(&samples()?);
+        ensure!(found == expected, "{found:?} found, {expected:?} expected");
         Ok(())
     })
 }
 
-/// `-p`
+/// Tests `-p`.
 pub fn attached(machine: &Machine) -> Result<()> {
     machine.disturbed(|| {
         let programs = held(&[LOOP])?;
         let pid = pids(&programs);
-        told("record", &[&OPTIONS[..], &["-p", &pid]].concat(), programs)?;
-        let (told, expected) = (samples()?, ends(&format!("loop {pid}"))?);
-        ensure!(told == expected, "{told:?} told, {expected:?} expected");
+        watch_programs("record", &[&OPTIONS[..], &["-p", &pid]].concat(), programs)?;
+        let (found, expected) = (samples()?, ends(&format!("loop {pid}"))?);
+        ensure!(found == expected, "{found:?} found, {expected:?} expected");
         Ok(())
     })
 }
 
-/// `-a`, of all programs and of those of a cgroup.
+/// Tests `-a`, with all programs and with those of a cgroup.
 pub fn everywhere(machine: &Machine) -> Result<()> {
     perf(&[&["record", "-a"], &OPTIONS[..], &[LONG]].concat())?;
     let samples_of =
         |of: &str| samples().map(|all| all.iter().filter(|s| s.starts_with(of)).count());
     let seen = samples_of("long ")? as u64;
-    // The CPUs' periods begin before, and go on after, whatever CPUs it has visited.
+    // The CPUs' periods begin before the program and continue after it, on whatever CPUs it has
+    // executed.
     let expected = LONG_EXECUTED.instructions / PERIOD;
     let edges = machine.cpus.len() as u64;
     ensure!(seen.abs_diff(expected) <= edges, "{seen} samples of {expected}");
@@ -93,13 +96,13 @@ pub fn everywhere(machine: &Machine) -> Result<()> {
     let pid = programs[0].pid();
     group.add(pid)?;
     run_on(pid, &[cpu])?;
-    told("record", &[&["-a"], &OPTIONS[..], &["-G", group.name]].concat(), programs)?;
-    let (told, expected) = (samples()?, ends(&format!("loop {pid}"))?);
-    ensure!(told == expected, "{told:?} told, {expected:?} expected");
+    watch_programs("record", &[&["-a"], &OPTIONS[..], &["-G", group.name]].concat(), programs)?;
+    let (found, expected) = (samples()?, ends(&format!("loop {pid}"))?);
+    ensure!(found == expected, "{found:?} found, {expected:?} expected");
     Ok(())
 }
 
-/// `perf report`: all of them in the program's one function.
+/// Tests `perf report`: all samples are in the program's one function.
 pub fn reported(_: &Machine) -> Result<()> {
     perf(&[&["record"], &OPTIONS[..], &[LOOP]].concat())?;
     let report = perf(&["report", "--stdio", "-i", DATA])?;
@@ -110,13 +113,13 @@ pub fn reported(_: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// `perf top`: a function that is busy is on top.
+/// Tests `perf top`: a function that is busy is in the first row.
 pub fn top(_: &Machine) -> Result<()> {
-    /// Screens are a second apart.
+    /// The most screens that are waited for. There is one in each second.
     const SCREENS_MAX: usize = 60;
     let mut top = Command::new("perf");
     top.args(["top", "--stdio", "-d", "1", "-e", "instructions:u"]);
-    // Its end waits for keys, which do not come.
+    // It waits for keys at its end, which do not come.
     let mut top = top.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("no perf")?;
     let lines = BufReader::new(top.stdout.take().context("a pipe")?).lines();
     let done = &AtomicBool::new(false);
@@ -149,7 +152,7 @@ pub fn frequency(_: &Machine) -> Result<()> {
     let shell = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
     perf(&["record", "-F", "999", "-g", "-o", DATA, "sh", "-c", shell])?;
     let samples = perf(&["script", "-i", DATA, "-F", "ip"])?;
-    // A sample is its place, and its callers' below it.
+    // A sample consists of its place and, below, its callers'.
     let stacks: Vec<_> = samples.split("\n\n").filter(|one| !one.trim().is_empty()).collect();
     let called = stacks.iter().filter(|stack| stack.lines().count() > 1).count();
     ensure!(stacks.len() >= 20, "{} samples: {samples}", stacks.len());

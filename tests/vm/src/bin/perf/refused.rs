@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the PMU cannot count, or not so.
+//! Tests events that the PMU cannot count, or not in this way.
 
 use std::fs;
 
@@ -39,7 +39,7 @@ pub fn all(machine: &Machine) -> Result<()> {
         ensure!(opened == Some(errno), "{what}: {opened:?}, expected {errno}");
     }
     let counted = Event::open(generic(PERF_COUNT_HW_INSTRUCTIONS), Whose::Thread(SELF), None)?;
-    // PAPI asks for that, and perf's own PMUs take it.
+    // PAPI asks for this, and perf's own PMUs accept it.
     let nowhere = Event::open(with(|of| of.set_exclude_user(1)), Whose::Thread(SELF), None)?;
     counted.enable()?;
     nowhere.enable()?;
@@ -48,7 +48,7 @@ pub fn all(machine: &Machine) -> Result<()> {
     group_without_room(machine)
 }
 
-/// A group is counted as a whole or never.
+/// Checks that a group is counted as a whole or never.
 fn group_without_room(machine: &Machine) -> Result<()> {
     let open = |masked: u64, leader: Option<&Event>| {
         // Counter masks make events different.
@@ -64,8 +64,8 @@ fn group_without_room(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// What users may count is perf's policy, with Debian's highest level: their own threads in user
-/// mode, in the kernel, and CPUs.
+/// Checks perf's policy of what users may count, with Debian's highest level: their own threads in
+/// user mode, in the kernel, and CPUs.
 pub fn by_policy(machine: &Machine) -> Result<()> {
     let cpu = Whose::Cpu(machine.cpus[0]);
     let before = fs::read_to_string(PARANOID)?;

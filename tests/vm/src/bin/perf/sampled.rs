@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Threads that perf samples.
+//! Tests threads that perf samples.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,29 +23,29 @@ fn sampling(period: u64) -> Result<Sampling> {
     Sampling::open(instructions, period, Whose::Thread(SELF))
 }
 
-/// The code whose places samples name.
+/// Executes the code whose places samples name.
 #[inline(never)]
 fn work() {
     Region { first: ITERATIONS, second: ITERATIONS }.execute(&mut 0);
 }
 
-/// The code of `work`, at most.
+/// The most bytes of the code of `work`.
 const WORK_BYTES: u64 = 256;
 
-/// Every period has a sample of its own.
+/// Checks that every period has a sample of its own.
 pub fn threads(machine: &Machine) -> Result<()> {
     let merged = merged(machine)?;
     ensure!(merged == 0, "{merged} periods have no sample of their own");
     Ok(())
 }
 
-/// Every period is told, if some in one sample.
-pub fn told(machine: &Machine) -> Result<()> {
+/// Checks that every period is in a sample, even if one sample stands for several.
+pub fn threads_merged(machine: &Machine) -> Result<()> {
     println!("{} periods were told together with others", merged(machine)?);
     Ok(())
 }
 
-/// How many periods were told together with others.
+/// Returns how many periods were merged into samples of others.
 fn merged(machine: &Machine) -> Result<u64> {
     let merged = &AtomicU64::new(0);
     machine.disturbed(|| {
@@ -60,7 +60,7 @@ fn merged(machine: &Machine) -> Result<u64> {
     Ok(merged.load(Relaxed))
 }
 
-/// Gives how many periods were told together with others.
+/// Counts one round, and returns how many periods were merged into samples of others.
 fn round(sampling: &mut Sampling, period: u64) -> Result<u64> {
     let before = sampling.event.count()?;
     sampling.event.enable()?;
@@ -81,12 +81,13 @@ fn round(sampling: &mut Sampling, period: u64) -> Result<u64> {
         periods += events / period;
     }
     ensure!(periods == expected, "{periods} periods of {period} told, {expected} passed");
-    // What enables and disables is counted as well, and may end a period.
+    // The code that enables and disables is counted as well, and may end a period.
     ensure!(elsewhere <= 2, "{elsewhere} of {samples} samples are elsewhere");
     Ok(periods - samples)
 }
 
-/// As PAPI and HPCToolkit do: so many overflows, and then the event is disabled until refreshed.
+/// Tests a limit, as PAPI and HPCToolkit use it: after so many overflows the event is disabled
+/// until it is refreshed.
 pub fn limited(_: &Machine) -> Result<()> {
     const LIMIT: usize = 3;
     let mut sampling = sampling(100_003)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perf stat`, in all its ways of counting.
+//! Tests `perf stat` in all its ways of counting.
 
 use std::fs;
 
@@ -11,18 +11,19 @@ use crate::Machine;
 use crate::counted::general;
 use crate::tool::{
     EVENTS, LONG, LONG_EXECUTED, LOOP, LOOP_EXECUTED, Row, STEPPED, executed, held, perf, pids,
-    rows, stepped, sum, told,
+    rows, stepped, sum, watch_programs,
 };
 
 const RUNS: usize = 20;
 
-/// What [`STEPPED`] has executed, and whether perf says so: it says "not counted" of events that
-/// have counted for no time at all.
+/// Returns what [`STEPPED`] has executed, and whether perf says so: it says "not counted" of events
+/// that have counted for no time at all.
 fn count() -> Result<(Executed, bool)> {
     let events = format!("{EVENTS},task-clock");
-    // If it scales counts, those of no time are 0.
+    // If perf scaled counts, those of no time would be 0.
     let said = perf(&["stat", "-v", "--no-scale", "-e", &events, STEPPED])?;
-    // Of each event, in this form only where perf is verbose: count, time enabled, time running.
+    // Each event has these numbers, in this form only if perf is verbose: count, time enabled, time
+    // running.
     let of = |event: &str| -> Result<[u64; 3]> {
         let line = said.lines().find_map(|line| line.strip_prefix(event)?.strip_prefix(": "));
         let numbers = line.with_context(|| said.clone())?.split_whitespace().map(str::parse);
@@ -34,9 +35,9 @@ fn count() -> Result<(Executed, bool)> {
     ensure!(enabled == running, "it has taken turns: {said}");
     // Linux begins to count the task's clock later, and may find that no time has passed.
     let mut untold = said.lines().filter(|line| line.contains("<not counted>"));
-    let told = untold.all(|line| line.contains("task-clock"));
-    ensure!(told || enabled == 0, "{said}");
-    Ok((Executed { instructions, branches }, told))
+    let explained = untold.all(|line| line.contains("task-clock"));
+    ensure!(explained || enabled == 0, "{said}");
+    Ok((Executed { instructions, branches }, explained))
 }
 
 pub fn exact(machine: &Machine) -> Result<()> {
@@ -44,10 +45,10 @@ pub fn exact(machine: &Machine) -> Result<()> {
     let (mut counted, mut untold) = (0, 0);
     machine.disturbed(|| {
         for _ in 0..RUNS {
-            let (counts, told) = count()?;
+            let (counts, told_counted) = count()?;
             ensure!(counts == stepped, "run {counted}: {counts:?}, not {stepped:?}");
             counted += 1;
-            untold += u32::from(!told);
+            untold += u32::from(!told_counted);
         }
         Ok(())
     })?;
@@ -55,10 +56,10 @@ pub fn exact(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// The events that the PMU lists, by whose names perf's users find them.
+/// Tests the events that the PMU lists, by whose names perf's users find them.
 pub fn listed(machine: &Machine) -> Result<()> {
     const AMD: [&str; 4] = ["branch-instructions", "branch-misses", "cpu-cycles", "instructions"];
-    // Nehalem's reference cycles are those of its bus.
+    // On Nehalem, reference cycles are those of its bus.
     const INTEL: [&str; 7] = [
         "branch-instructions",
         "branch-misses",
@@ -79,7 +80,8 @@ pub fn listed(machine: &Machine) -> Result<()> {
     let rows = rows(&perf(&["stat", "-x,", "-e", &own.join(","), LOOP])?, 0);
     let [instructions, branches] = own.map(|event| sum(&rows, event));
     equal(Executed { instructions: instructions?, branches: branches? }, LOOP_EXECUTED, &rows)?;
-    // The testbed models neither caches nor mispredictions; that they are counted is told.
+    // The testbed models neither caches nor mispredictions. The test checks that perf says that
+    // they are counted.
     let all: Vec<_> = listed.iter().map(|name| format!("cpu/{name}/u")).collect();
     for some in all.chunks(2) {
         let said = perf(&["stat", "-x,", "-e", &some.join(","), LOOP])?;
@@ -88,7 +90,7 @@ pub fn listed(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// `-r`: the mean of some runs, and their spread.
+/// Tests `-r`: the mean of some runs, and their spread.
 pub fn repeated(_: &Machine) -> Result<()> {
     let rows = rows(&perf(&["stat", "-x,", "-r", "5", "-e", EVENTS, LOOP])?, 0);
     let spread: Vec<_> = rows.iter().filter_map(|row| row.more.first()).collect();
@@ -96,19 +98,20 @@ pub fn repeated(_: &Machine) -> Result<()> {
     equal(executed(&rows)?, LOOP_EXECUTED, &rows)
 }
 
-/// `-I`: what is counted in each interval is all that is counted.
+/// Tests `-I`: the sum of the intervals is all that is counted.
 pub fn intervals(_: &Machine) -> Result<()> {
     let rows = rows(&perf(&["stat", "-x,", "-I", "20", "-e", EVENTS, LONG])?, 1);
     ensure!(rows.len() >= 4, "there is but one interval: {rows:?}");
     equal(executed(&rows)?, LONG_EXECUTED, &rows)
 }
 
-/// Events that are counted together or not at all.
+/// Tests events that are counted together or not at all.
 pub fn groups(machine: &Machine) -> Result<()> {
     let counted = rows(&perf(&["stat", "-x,", "-e", &format!("{{{EVENTS}}}"), LOOP])?, 0);
     equal(executed(&counted)?, LOOP_EXECUTED, &counted)?;
     ensure!(counted.iter().all(|row| row.more == counted[0].more), "{counted:?}");
-    // Who comes to a group that is full is refused, and perf counts nothing of it, as natively.
+    // An event that comes to a full group is refused, and perf counts nothing of that group, as it
+    // does natively.
     let events = general(machine) + 2;
     let many = format!("{{{}}}", different(events));
     let uncounted = rows(&perf(&["stat", "-x,", "-e", &many, LOOP])?, 0);
@@ -117,15 +120,15 @@ pub fn groups(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// So many events that only general counters count, but one.
+/// Returns one event less than so many, which only general counters count.
 fn different(events: usize) -> String {
-    // Their counter masks make them different.
+    // The counter masks make the events different.
     let event = |n: usize| format!("r{:x}:u", 0xc0 | n << 24);
     (0..events).map(event).collect::<Vec<_>>().join(",")
 }
 
-/// More events than counters: each is told for which share of the time it was counted, and its
-/// count as if it had been counted all the time.
+/// Checks more events than counters: perf says for which share of the time each was counted, and
+/// scales its count as if it had been counted all the time.
 pub fn in_turns(machine: &Machine) -> Result<()> {
     let general = general(machine);
     let events = 2 * general;
@@ -139,25 +142,25 @@ pub fn in_turns(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// For which share of the time each was counted, in percent.
+/// Returns for which share of the time each was counted, in percent.
 pub fn shares(rows: &[Row]) -> Result<Vec<f64>> {
     let share = |row: &Row| row.more.get(1)?.parse::<f64>().ok();
     let shares: Option<Vec<f64>> = rows.iter().map(share).collect();
     shares.with_context(|| format!("{rows:?}"))
 }
 
-/// `-p`, for processes together and for each (`--per-thread`).
+/// Tests `-p`, for processes together and for each (`--per-thread`).
 pub fn attached(machine: &Machine) -> Result<()> {
     machine.disturbed(|| {
         let programs = held(&[LOOP, LONG])?;
         let pids = pids(&programs);
-        let all = rows(&told("stat", &["-x,", "-e", EVENTS, "-p", &pids], programs)?, 0);
+        let all = rows(&watch_programs("stat", &["-x,", "-e", EVENTS, "-p", &pids], programs)?, 0);
         equal(executed(&all)?, LOOP_EXECUTED.plus(LONG_EXECUTED), &all)
     })?;
     let programs = held(&[LOOP, LONG])?;
     let pids = pids(&programs);
     let options = ["-x,", "-e", EVENTS, "--per-thread", "-p", &pids];
-    let each = rows(&told("stat", &options, programs)?, 1);
+    let each = rows(&watch_programs("stat", &options, programs)?, 1);
     for (name, truth) in [("loop-", LOOP_EXECUTED), ("long-", LONG_EXECUTED)] {
         let of = each.iter().filter(|row| row.of.starts_with(name)).cloned();
         equal(executed(&of.collect::<Vec<_>>())?, truth, &each)?;
@@ -165,7 +168,7 @@ pub fn attached(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// `-a`: the CPU on which the program is has counted it, the others have not.
+/// Tests `-a`: the CPU on which the program is has counted it, and the others have not.
 pub fn everywhere(machine: &Machine) -> Result<()> {
     let cpu = *machine.cpus.last().context("there is no CPU")?;
     let program = ["taskset", "-c", &cpu.to_string(), LONG];
@@ -175,7 +178,8 @@ pub fn everywhere(machine: &Machine) -> Result<()> {
     let truth = LONG_EXECUTED.instructions;
     for row in &rows {
         let count = row.count.with_context(|| format!("{rows:?}"))?;
-        // All else that executes in user mode meanwhile is perf and this program, which wait.
+        // Everything else that executes in user mode meanwhile is perf and this program, which
+        // wait.
         let least = if row.of == format!("CPU{cpu}") { truth } else { 0 };
         ensure!((least..least + truth / 10).contains(&count), "{rows:?}");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The same tests in a PVH tenant, whose vCPUs the control domain moves.
+//! Runs the same tests in a PVH tenant, whose vCPUs the control domain moves.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +16,10 @@ use crate::{Machine, PCPUS, SEED, SWITCHES_MIN, counted, place, sampled, switche
 
 const VCPUS: usize = 2;
 
-/// By name.
+/// A test with its name.
 type Test = (&'static str, fn(&Machine) -> Result<()>);
 
-/// What the tenant tests before its vCPUs are moved, and then.
+/// The tests of the tenant before its vCPUs are moved, and while they are.
 const AT_REST: &[Test] = &[
     ("samples of the kernel are where it was, also with interrupts disabled", place::of_the_kernel),
     ("a limit of overflows is kept", sampled::limited),
@@ -33,10 +33,10 @@ const MOVED: &[Test] = &[
     ("CPUs count what threads do", wide::equal_to_threads),
     ("CPUs count what threads do until they are unplugged", wide::equal_until_unplugged),
     ("CPUs count what users do who count themselves", wide::equal_to_users),
-    ("every period is told, in its own thread", sampled::told),
+    ("every period is told, in its own thread", sampled::threads_merged),
 ];
 
-/// The control domain's part.
+/// Runs in the control domain.
 pub fn control() -> Result<ExitCode> {
     let xen = Xen::open().context("this is not Xen's control domain")?;
     toolstack::start()?;
@@ -65,7 +65,7 @@ pub fn control() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// What has come of the tenant's tests.
+/// Receives the results of the tenant's tests.
 fn hear(tally: &mut Tally, tenant: &mut Tenant, tests: &[Test]) -> Result<()> {
     for (name, _) in tests {
         let outcome = equal(tenant.hear()?, Value::Null);
@@ -74,7 +74,7 @@ fn hear(tally: &mut Tally, tenant: &mut Tenant, tests: &[Test]) -> Result<()> {
     Ok(())
 }
 
-/// The tenant's part, which ends with the domain.
+/// Runs in the tenant, and ends with the domain.
 pub fn run() -> Result<ExitCode> {
     live(all)
 }

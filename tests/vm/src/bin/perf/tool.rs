@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Debian's `perf`, and programs of which all is known.
+//! Runs Debian's `perf`, and programs of which everything is known.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -10,24 +10,25 @@ use nix::unistd::Pid;
 use std::os::unix::process::ExitStatusExt;
 use vm_tests::step::{Executed, Held, Trace};
 
-/// A program of some steps.
+/// A program that is single-stepped.
 pub const STEPPED: &str = "/work/alone";
-/// Programs whose machine code is known, see `loop.S`: a short and a long one.
+/// Programs whose machine code is known, see `loop.S`: a short one and a long one, and what each
+/// executes.
 pub const LOOP: &str = "/work/loop";
 pub const LOOP_EXECUTED: Executed = Executed { instructions: 10_000_004, branches: 5_000_001 };
 pub const LONG: &str = "/work/long";
 pub const LONG_EXECUTED: Executed = Executed { instructions: 100_000_004, branches: 50_000_001 };
 
-/// What both are counted by.
+/// The events by which both are counted.
 pub const EVENTS: &str = "instructions:u,branches:u";
 
-/// What [`STEPPED`] executes.
+/// Returns what [`STEPPED`] executes.
 pub fn stepped() -> Result<Executed> {
     let trace = Trace::of_program(&mut Command::new(STEPPED))?;
     Ok(trace.between(0, trace.len()))
 }
 
-/// What perf prints.
+/// Runs perf, and returns what it prints.
 pub fn perf(arguments: &[&str]) -> Result<String> {
     let out = Command::new("perf").args(arguments).output().context("there is no perf")?;
     let said = String::from_utf8_lossy(&out.stderr);
@@ -35,14 +36,14 @@ pub fn perf(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned() + &said)
 }
 
-/// A perf that counts from when it is told to until it is told to end.
-pub struct Told {
+/// A perf that counts from its start until it is ended.
+pub struct RunningPerf {
     perf: Child,
     answers: BufReader<ChildStdout>,
 }
 
-impl Told {
-    /// Starts a subcommand; whatever is counted counts when this returns.
+impl RunningPerf {
+    /// Starts a subcommand. When this returns, everything counts.
     pub fn start(subcommand: &str, arguments: &[&str]) -> Result<Self> {
         let mut command = Command::new("perf");
         command.args([subcommand, "-D", "-1", "--control", "fd:0,1"]).args(arguments);
@@ -52,14 +53,14 @@ impl Told {
         let mut answer = String::new();
         perf.stdin.as_mut().context("a pipe")?.write_all(b"enable\n")?;
         answers.read_line(&mut answer)?;
-        let mut told = Self { perf, answers };
+        let mut perf = Self { perf, answers };
         if !answer.contains("ack") {
-            anyhow::bail!("perf {subcommand} {arguments:?}: {answer} {}", told.end_of_output()?);
+            anyhow::bail!("perf {subcommand} {arguments:?}: {answer} {}", perf.end_of_output()?);
         }
-        Ok(told)
+        Ok(perf)
     }
 
-    /// Ends it; gives what it has said.
+    /// Ends perf, and returns what it has printed.
     pub fn end(mut self) -> Result<String> {
         kill(Pid::from_raw(self.perf.id().cast_signed()), Signal::SIGINT)?;
         self.end_of_output()
@@ -77,19 +78,20 @@ impl Told {
     }
 }
 
-/// Counts or samples programs from their first instruction to their end; gives what perf has said.
-pub fn told(subcommand: &str, arguments: &[&str], programs: Vec<Held>) -> Result<String> {
-    let told = Told::start(subcommand, arguments)?;
+/// Counts or samples programs from their first instruction to their end. Returns what perf has
+/// printed.
+pub fn watch_programs(subcommand: &str, arguments: &[&str], programs: Vec<Held>) -> Result<String> {
+    let perf = RunningPerf::start(subcommand, arguments)?;
     programs.into_iter().try_for_each(Held::run)?;
-    told.end()
+    perf.end()
 }
 
-/// Several processes, as perf's option `-p` takes them.
+/// Lists several processes as perf's option `-p` takes them.
 pub fn pids(programs: &[Held]) -> String {
     programs.iter().map(|one| one.pid().to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Starts programs that wait.
+/// Starts programs that wait before their first instruction.
 pub fn held(programs: &[&str]) -> Result<Vec<Held>> {
     programs.iter().map(|program| Held::start(&mut Command::new(program))).collect()
 }
@@ -97,22 +99,22 @@ pub fn held(programs: &[&str]) -> Result<Vec<Held>> {
 /// A line of `perf stat -x,`.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What stands before the count: the time, the CPU or the thread, if it was asked for.
+    /// The columns before the count: the time, the CPU or the thread, if it was asked for.
     pub of: String,
-    /// `None` if it was not counted.
+    /// The count, or `None` if the event was not counted.
     pub count: Option<u64>,
     pub event: String,
-    /// What stands after the event: the cgroup or the spread, if there is one, how long it was
-    /// counted, in ns, and that as a share, in percent.
+    /// The columns after the event: the cgroup or the spread, if there is one, then for how long it
+    /// was counted, in ns, and that time as a share, in percent.
     pub more: Vec<String>,
 }
 
-/// What `perf stat -x,` has said, with so many columns before the count.
+/// Reads the rows of `perf stat -x,`, with so many columns before the count.
 pub fn rows(said: &str, before: usize) -> Vec<Row> {
     let row = |line: &str| {
         let words: Vec<&str> = line.split(',').map(str::trim).collect();
         let [of @ .., count, unit, event] = words.get(..before + 3)? else { return None };
-        // The time has a fraction.
+        // A count of time has a fraction.
         let whole = count.split_once('.').map_or(*count, |(whole, _)| whole);
         let count = whole.parse().ok();
         (count.is_some() || whole.starts_with("<not "))
@@ -127,15 +129,15 @@ pub fn rows(said: &str, before: usize) -> Vec<Row> {
     said.lines().filter_map(row).collect()
 }
 
-/// What the rows of an event have counted together.  perf says of one in whose time the program did
-/// not execute, as in the first interval, that it was not counted: it adds nothing.
+/// Returns the sum of what the rows of an event have counted. An event in whose time the program
+/// did not execute, as in the first interval, is said to be not counted: it adds nothing.
 pub fn sum(rows: &[Row], event: &str) -> Result<u64> {
     let sum = rows.iter().filter(|row| row.event == event).filter_map(|row| row.count).sum();
     ensure!(sum > 0, "{event} was not counted: {rows:?}");
     Ok(sum)
 }
 
-/// What the rows have counted together by [`EVENTS`].
+/// Returns the sum of what the rows have counted by [`EVENTS`].
 pub fn executed(rows: &[Row]) -> Result<Executed> {
     let [instructions, branches] = ["instructions:u", "branches:u"].map(|event| sum(rows, event));
     Ok(Executed { instructions: instructions?, branches: branches? })

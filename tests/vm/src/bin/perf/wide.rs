@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What CPUs count together is what all threads do.
+//! Tests that the sum of what CPUs count is what all threads count.
 
 use std::fs;
 use std::hint::black_box;
@@ -21,11 +21,11 @@ const THREADS: usize = 8;
 const ROUNDS: usize = 50;
 const ITERATIONS: u64 = 400_000;
 
-/// How often each user gives the CPU away, and how often pages have to be exchanged for that.
+/// How often each user yields the CPU, and how often pages have to be exchanged for that.
 const TURNS: u32 = 500;
 const EXCHANGES_MIN: u64 = 100;
 
-/// The CPUs' events, and one that this thread and all its children share.
+/// The CPUs' events, and an event that this thread and all its children share.
 struct Both {
     cpus: Vec<Event>,
     threads: Event,
@@ -41,7 +41,7 @@ impl Both {
         Ok(Self { cpus, threads: Event::open(inherited, Whose::Thread(SELF), None)? })
     }
 
-    /// What the CPUs have counted more than the threads.
+    /// Returns by how much the CPUs have counted more than the threads.
     #[inline(never)]
     fn more(&self) -> Result<u64> {
         let mut cpus = 0;
@@ -52,7 +52,8 @@ impl Both {
     }
 }
 
-/// Nobody else executes in user mode: whoever has started this waits for it.
+/// Checks that both are equal after `act`. No other program executes in user mode, since the one
+/// that has started this waits for it.
 fn equal(machine: &Machine, act: impl FnOnce() -> Result<()>) -> Result<()> {
     run_on(SELF, &machine.cpus[..1])?;
     let both = Both::open(machine)?;
@@ -86,7 +87,7 @@ pub fn equal_to_threads(machine: &Machine) -> Result<()> {
     })
 }
 
-/// One CPU is unplugged below its event, and comes back.
+/// Takes one CPU offline below its event, and brings it back.
 pub fn equal_until_unplugged(machine: &Machine) -> Result<()> {
     let cpu = *machine.cpus.last().context("there is no CPU")?;
     let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
@@ -110,7 +111,8 @@ pub fn equal_until_unplugged(machine: &Machine) -> Result<()> {
     })
 }
 
-/// Two users count on one CPU, each in pages of its own, which are exchanged below the CPU's event.
+/// Has two users count on one CPU, each in pages of its own, which are exchanged below the CPU's
+/// event.
 pub fn equal_to_users(machine: &Machine) -> Result<()> {
     admit(0o660)?;
     let cpu = *machine.cpus.last().context("there is no CPU")?;

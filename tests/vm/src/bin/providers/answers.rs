@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What providers answer where they have no counters.
+//! Tests what providers answer where they have no counters.
 #![expect(unsafe_code, reason = "a filter of system calls is given to prctl(2)")]
 
 use std::collections::BTreeSet;
@@ -21,14 +21,15 @@ use vm_tests::{module, perf};
 
 use crate::{Place, Test};
 
-/// A machine on which somebody gets no counters.
+/// A machine on which a user gets no counters.
 struct Machine {
     name: &'static str,
     place: Place,
-    /// Who asks, and whether a filter forbids them perf events by this error number.
+    /// The user who asks, and the error number with which a filter refuses perf events, if there is
+    /// one.
     user: u32,
     filter: Option<i32>,
-    /// Makes the machine so while the check runs.
+    /// Brings the machine into this state while the check runs.
     during: fn(&dyn Fn() -> Result<()>) -> Result<()>,
     provider: &'static str,
     reason: &'static str,
@@ -36,7 +37,7 @@ struct Machine {
     errno: i32,
 }
 
-/// Six machines, and what library and command say on each.
+/// Six machines, and the messages of library and command on each.
 const MACHINES: [Machine; 6] = [
     Machine {
         name: "no PMU",
@@ -118,7 +119,7 @@ impl Machine {
         Asker { user: self.user, filter: self.filter }
     }
 
-    /// The library's answer is this message, and so is the command's.
+    /// Checks that the library's answer is this message, and so is the command's.
     fn check(&self) -> Result<()> {
         (self.during)(&|| {
             let why = std::io::Error::from_raw_os_error(self.errno);
@@ -141,7 +142,7 @@ impl Machine {
     }
 }
 
-/// Checks those of the machines that are here, and that no two are told the same.
+/// Checks the machines that this place can be, and that no two have the same message.
 pub fn machines(tally: &mut Tally, place: Place) {
     for machine in MACHINES.iter().filter(|machine| machine.place == place) {
         let outcome = machine.check().map_err(|error| format!("{error:#}"));
@@ -189,19 +190,19 @@ const ROOT: u32 = 0;
 const NOBODY: u32 = 65_534;
 const PERFCTR: &str = "/work/perfctr";
 
-/// A process that is asked.
+/// A process that asks the library.
 #[derive(Clone, Copy)]
 struct Asker {
     user: u32,
-    /// Has `perf_event_open` fail with this error number.
+    /// If given, `perf_event_open` fails with this error number.
     filter: Option<i32>,
 }
 
-/// As this process is.
+/// A process like this one.
 const SELF: Asker = Asker { user: ROOT, filter: None };
 
 impl Asker {
-    /// What this prints in such a process.
+    /// Returns what these words print in such a process.
     fn said(self, words: &[&str]) -> Result<String> {
         let mut command = Command::new("/proc/self/exe");
         command.arg("answer").uid(self.user);
@@ -220,7 +221,7 @@ impl Asker {
     }
 }
 
-/// What the process that is asked prints, if it is not to become this program.
+/// Prints the answers in the process that asks, unless it becomes this program.
 pub fn print(filter: Option<u16>, program: &[String]) -> Result<()> {
     if let Some(errno) = filter {
         forbid_perf_events(errno)?;
@@ -239,14 +240,14 @@ pub fn print(filter: Option<u16>, program: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Asks the library; each text starts a line of the answer.
+/// Asks the library. Each text has to start a line of the answer.
 fn expect(asker: Asker, lines: &[&str]) -> Result<()> {
     let said = asker.said(&[])?;
     for text in lines {
         let is_said = said.lines().any(|line| line.starts_with(text));
         ensure!(is_said, "`{text}` is not in:\n{said}");
     }
-    // Who cannot count says why again when it is asked to.
+    // A provider that cannot count says why again when it is asked to.
     let counts = !lines.contains(&TSC_IS);
     ensure!(counts || said.contains("start: no counters for instructions:u\n"), "{said}");
     Ok(())
@@ -273,7 +274,7 @@ fn forbid_perf_events(errno: u16) -> Result<()> {
     Ok(())
 }
 
-/// Does something at this level of `perf_event_paranoid`.
+/// Does something while `perf_event_paranoid` has this level.
 fn paranoid(level: &str, act: &dyn Fn() -> Result<()>) -> Result<()> {
     let before = fs::read_to_string(perf::PARANOID)?;
     fs::write(perf::PARANOID, level)?;
@@ -299,7 +300,7 @@ fn refused_module() -> Result<()> {
     Ok(())
 }
 
-/// Does something while the device is root's alone.
+/// Does something while only root may use the device.
 fn unpermitted(act: &dyn Fn() -> Result<()>) -> Result<()> {
     let mode = fs::metadata(Device::PATH)?.permissions();
     fs::set_permissions(Device::PATH, Permissions::from_mode(0o600))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The library's providers, beside each other: what each one counts, and what it answers where it
-//! cannot.
+//! Tests the library's providers together: what each one counts, and what it answers where it
+//! cannot count.
 
 mod answers;
 mod measure;
@@ -24,7 +24,7 @@ struct Options {
 enum Role {
     #[command(flatten)]
     Judge(Place),
-    /// Prints what the providers answer here, or becomes this program; for the others.
+    /// Prints what the providers answer here, or executes this program. Other tests use it.
     Answer {
         /// Has `perf_event_open` fail with this error number first.
         #[arg(long)]
@@ -35,12 +35,12 @@ enum Role {
     },
 }
 
-/// What there is to count with.
+/// The counters that a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
 enum Place {
     /// Linux with a PMU, without a hypervisor.
     Native,
-    /// Linux without either.
+    /// Linux without a PMU and without a hypervisor.
     Bare,
     /// A guest of Xen with the driver, and the module loaded.
     Guest,

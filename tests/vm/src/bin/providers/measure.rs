@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Measurements of closures, which leave out what the measurement itself executes.
+//! Tests measurements of closures, which leave out what the measurement itself executes.
 
 use anyhow::{Result, ensure};
 use perfctr::{Counting, Event, start};
@@ -14,7 +14,7 @@ pub const TESTS: &[Test] = &[
 
 const INSTRUCTIONS: Event = Event::INSTRUCTIONS.user();
 const BRANCHES: Event = Event::BRANCHES.user();
-/// Of each closure.
+/// The number of measurements of each closure.
 const ROUNDS: usize = 2_000;
 
 fn both_events() -> Result<()> {
@@ -29,7 +29,7 @@ fn one_event() -> Result<()> {
     exact(start([BRANCHES])?, [branches])
 }
 
-/// Every measurement that nothing has disturbed is exact, and few are disturbed.
+/// Checks that every undisturbed measurement is exact, and that few are disturbed.
 fn exact<const N: usize>(mut counting: Counting<N>, expected: [u64; N]) -> Result<()> {
     let mut undisturbed = 0;
     for round in 0..ROUNDS {
@@ -52,7 +52,8 @@ fn exact<const N: usize>(mut counting: Counting<N>, expected: [u64; N]) -> Resul
     Ok(())
 }
 
-/// The loop stands in the closure itself: a function of its own would be called.
+/// Returns a closure with a known loop. The loop is in the closure itself, since a function of its
+/// own would be called.
 fn known_loop_in_a_closure() -> impl FnMut() {
     || known_loop()
 }

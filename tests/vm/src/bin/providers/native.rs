@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Sessions on Linux's own perf events.
+//! Tests sessions on Linux's own perf events.
 
 use std::thread;
 use std::time::Duration;
@@ -23,12 +23,12 @@ pub const TESTS: &[Test] = &[
 
 const EVENTS: [Event; 2] = [Event::INSTRUCTIONS.user(), Event::BRANCHES.user()];
 
-/// Per CPU, so that each is preempted and moved.
+/// The number of threads per CPU, so that each is preempted and moved.
 const THREADS: usize = 3;
-/// Of each thread, and iterations of each, which take about a ms.
+/// The number of regions of each thread, and of iterations of each region, which takes about a ms.
 const REGIONS: usize = 300;
 const ITERATIONS: u64 = 100_000;
-/// From a thread's start: its first system calls and page faults are over by then.
+/// The number of regions after which a thread's first system calls and page faults are over.
 const WARM_UP: usize = 3;
 
 fn open() -> Result<Session> {
@@ -44,13 +44,13 @@ fn finds_it() -> Result<()> {
     Ok(())
 }
 
-/// How much more a reading has than the region.
+/// Returns by how much a reading is more than the region.
 fn beyond(reading: &Reading<2>, region: Region) -> [u64; 2] {
     let [instructions, branches] = reading.counts;
     [instructions.wrapping_sub(region.instructions()), branches.wrapping_sub(region.branches())]
 }
 
-/// What two readings have beside the region, without and with retries of the second.
+/// The overheads of two readings, without and with retries of the second.
 #[derive(Debug, Default)]
 struct Seen {
     undisturbed: Vec<[u64; 2]>,
@@ -79,8 +79,8 @@ fn count(stream: u64) -> Result<Seen> {
     Ok(seen)
 }
 
-/// Every reading is apart from the truth by the same two numbers, which are what one reading
-/// executes; each retry adds the same two again.
+/// Checks that every reading differs from the truth by the same two numbers, which are what one
+/// reading executes. Each retry adds the same two again.
 fn competing_threads() -> Result<()> {
     let threads = THREADS * cpus()?.len();
     let all = thread::scope(|scope| {
@@ -134,7 +134,7 @@ fn own_time() -> Result<()> {
     let before = session.read::<0>()?;
     thread::sleep(SLEEP);
     let spent = session.read::<0>()? - before;
-    // In ns, as `tsc_khz` says.
+    // The unit is ns, as `tsc_khz` says.
     ensure!(session.description().tsc_khz == 1_000_000, "{:?}", session.description());
     ensure!(u128::from(spent.tsc) < SLEEP.as_nanos() / 2, "{} ns of {SLEEP:?}", spent.tsc);
     Ok(())

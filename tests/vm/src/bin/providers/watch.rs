@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts and samples of others, wherever Linux has perf events.
+//! Tests counts and samples of other processes and of CPUs, wherever Linux has perf events.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -31,19 +31,20 @@ pub const TESTS: &[Test] = &[
 const EVENTS: [(&str, Event); 2] =
     [("instructions", Event::INSTRUCTIONS.user()), ("branches", Event::BRANCHES.user())];
 
-/// A program, and what it executes.
+/// A program, and its instructions and branches.
 const LOOP: &str = "/work/loop";
 const LOOP_COUNTS: [u64; 2] = [10_000_004, 5_000_001];
 
-/// Three functions that call each other; where they are, and what the program executes.
+/// A program with three functions that call each other, their addresses, and how many instructions
+/// the program executes.
 const FRAMES: &str = "/work/frames";
 const FUNCTIONS: [u64; 3] = [0x40_1200, 0x40_1100, 0x40_1000];
 const FUNCTION_BYTES: u64 = 0x100;
 const FRAMES_INSTRUCTIONS: u64 = 2_000_015;
 
-/// Takes long enough for turns.
+/// A region that takes long enough for events to take turns.
 const REGION: Region = Region { first: 1_000_000, second: 1_000_000 };
-/// What a thread executes to be told something, at most.
+/// The most instructions that a thread executes in order to be told something.
 const BESIDE: u64 = 200_000;
 
 fn named(watch: Watch) -> Watch {
@@ -54,7 +55,8 @@ fn counts(totals: &Totals) -> [u64; 2] {
     EVENTS.map(|(name, _)| totals[name].count)
 }
 
-/// One after another: enough for the kernel to switch between a thread and its child in all ways.
+/// The number of programs, one after another: enough for the kernel to switch between a thread and
+/// its child in all ways.
 const PROGRAMS: u64 = 20;
 
 fn started() -> Result<()> {
@@ -72,8 +74,8 @@ fn started() -> Result<()> {
     Ok(())
 }
 
-/// A shell that waits before it does this.  It has said so: the kernel begins to count in the
-/// middle of an exec, which may be after whoever started the program goes on.
+/// Starts a shell that waits before it executes the script. It has said so, since the kernel begins
+/// to count in the middle of an exec, which may be after the program's starter continues.
 fn waiting(script: &str) -> Result<Child> {
     let script = format!("echo; read go; {script}");
     let mut shell = Command::new("sh");
@@ -83,7 +85,7 @@ fn waiting(script: &str) -> Result<Child> {
     Ok(child)
 }
 
-/// Lets it, and waits for its end.
+/// Lets the shell continue, and waits for its end.
 fn go(mut child: Child) -> Result<()> {
     child.stdin.take().context("no pipe")?.write_all(b"\n")?;
     let status = child.wait()?;
@@ -156,10 +158,10 @@ fn cpu() -> Result<()> {
     Ok(())
 }
 
-/// In three modes each, more than any of our machines has counters.
+/// Events in three modes each, which are more than any of our machines has counters.
 const MANY: [Event; 4] =
     [Event::INSTRUCTIONS, Event::CYCLES, Event::BRANCHES, Event::BRANCH_MISSES.unverified()];
-/// How long they take turns, at least.
+/// How long they take turns at least.
 const TURNS: Duration = Duration::from_millis(800);
 
 fn turns() -> Result<()> {
@@ -187,11 +189,11 @@ fn turns() -> Result<()> {
     Ok(())
 }
 
-/// Between two samples.
+/// The number of events between two samples.
 const PERIOD: u64 = 10_007;
 
-/// How many samples Linux allows in a second; it lowers that by itself where they take their time,
-/// as on an emulated CPU.
+/// How many samples Linux allows in a second. It lowers that by itself if they take long, as on an
+/// emulated CPU.
 const RATE: (&str, &str) = ("/proc/sys/kernel/perf_event_max_sample_rate", "100000");
 const LOWERED_AT: (&str, &str) = ("/proc/sys/kernel/perf_cpu_time_max_percent", "0");
 
@@ -236,7 +238,7 @@ fn absent() -> Result<()> {
     Ok(())
 }
 
-/// What each prints, where the program has a known number of everything.
+/// Runs the examples, and checks what each prints of a program with known numbers.
 fn examples() -> Result<()> {
     let run = |words: &[&str]| -> Result<String> {
         let ended = Command::new(words[0]).args(&words[1..]).output().context("an example")?;

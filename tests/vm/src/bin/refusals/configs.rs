@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Configurations that nobody may load; the same for the device and for the hypervisor.
+//! Configurations that nobody may load. They are the same for the device and for the hypervisor.
 
 use perfctr::{PhysSlot, PmuCaps};
 use shared_abi::CounterConfig;
@@ -20,17 +20,17 @@ pub const VALID: CounterConfig = CounterConfig {
     reserved: 0,
 };
 
-/// Enabled, in user mode.
+/// The bits of a select word that is enabled in user mode.
 const USER: u64 = EVNTSEL_USR | EVNTSEL_EN;
 
-/// A configuration that is refused, and why.
+/// A configuration that is refused, and the error.
 pub struct BadConfig {
     pub name: &'static str,
     pub errno: Refusal,
     pub counters: Vec<CounterConfig>,
 }
 
-/// All of them, for a PMU like this.
+/// Returns all such configurations, for a PMU like this.
 pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
     let select = |evntsel| CounterConfig { evntsel, ..VALID };
     let sampling = |period| CounterConfig { mode: MODE_SAMPLING, period, ..VALID };
@@ -40,7 +40,7 @@ pub fn all(caps: &PmuCaps) -> Vec<BadConfig> {
         evntsel,
         ..VALID
     };
-    // Above it AMD's event numbers have more bits.
+    // Bits above 32 are a part of the event's number on AMD.
     let lowest = if caps.can(CAPS_EVENT_12BIT) { 36 } else { 32 };
     let counters = |name, errno, counters| BadConfig { name, errno, counters };
     let one = |name, errno, counter| BadConfig { name, errno, counters: vec![counter] };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the guest's module refuses.
+//! Tests what the guest's module refuses.
 
 use std::fs::File;
 
@@ -31,16 +31,16 @@ const CREATE: Create = Create {
     reserved: [0; 2],
 };
 
-/// 256 records.
+/// A request for a ring of 256 records.
 const RING: RingRequest =
     RingRequest { pages: 2, callers: 0, watermark: 256, reserved: 0, reserved_tail: [0; 2] };
 
 const SAMPLING: CounterConfig = CounterConfig { mode: MODE_SAMPLING, period: 10_007, ..VALID };
 
-/// The thread id of no thread of ours.
+/// A thread id that is not that of one of our threads.
 const INIT: u32 = 1;
 
-/// Does an ioctl with a structure that nobody looks at afterwards.
+/// Makes an ioctl with a structure that nobody reads afterwards.
 fn tell<T: IntoBytes + FromBytes + Immutable>(
     device: &File,
     request: u32,
@@ -49,17 +49,17 @@ fn tell<T: IntoBytes + FromBytes + Immutable>(
     ioctl(device, request, Argument::of(&mut argument))
 }
 
-/// [`Control`] with these counters.
+/// Returns a [`Control`] with these counters.
 fn control(counters: &[CounterConfig]) -> Control {
     let mut control = Control { counters: counters.len() as u32, ..Control::default() };
     control.counter[..counters.len()].copy_from_slice(counters);
     control
 }
 
-/// Requests that are refused whatever the state.
+/// Makes requests that are refused whatever the state.
 pub fn refuse(bench: &mut Bench) -> Result<()> {
     let bound = open_device().context("cannot open the device")?;
-    // A second way to the counters that the bench's session has given this thread.
+    // This is a second descriptor of the counters that the bench's session has given this thread.
     tell(&bound, IOC_OPEN, CREATE).context("cannot bind a descriptor to this thread")?;
     unbound(bench, &open_device()?);
     binding(bench, &bound)?;
@@ -122,8 +122,8 @@ fn binding(bench: &mut Bench, bound: &File) -> Result<()> {
     Ok(())
 }
 
-/// Every number of the device's type in each direction, and those that differ from a request's in
-/// one bit: of its number, its size, its direction or its type.
+/// Tries every number of the device's type in each direction, and those that differ from a
+/// request's in one bit: of its number, its size, its direction or its type.
 fn unknown_numbers(bench: &mut Bench, bound: &File) {
     let known: Vec<u32> = REQUESTS.iter().map(|request| request.number).collect();
     let near = known.iter().flat_map(|number| (0..u32::BITS).map(move |bit| number ^ 1 << bit));
@@ -137,7 +137,8 @@ fn unknown_numbers(bench: &mut Bench, bound: &File) {
     });
 }
 
-/// What changes something, through a descriptor that is bound and may only be read.
+/// Makes requests that change something through a descriptor that is bound and opened for reading
+/// only.
 fn read_only(bench: &mut Bench) -> Result<()> {
     let reader = File::open(DEVICE_PATH)?;
     tell(&reader, IOC_OPEN, CREATE).context("cannot bind a descriptor for reading")?;
@@ -223,7 +224,7 @@ fn mappings(bench: &mut Bench, bound: &File) {
     });
 }
 
-/// What another thread may not do with this thread's descriptor.
+/// Tries what another thread may not do with this thread's descriptor.
 fn strangers(bench: &mut Bench, bound: &File) -> Result<()> {
     bench.refused("control by another thread", Refusal::ESRCH, || {
         elsewhere(|| tell(bound, IOC_CONTROL, control(&[VALID])))
@@ -234,7 +235,7 @@ fn strangers(bench: &mut Bench, bound: &File) -> Result<()> {
     Ok(())
 }
 
-/// Rings, of a thread that counts nothing yet.
+/// Tests rings of a thread that counts nothing yet.
 fn rings(bench: &mut Bench) -> Result<()> {
     let device = open_device()?;
     let refusals = elsewhere(|| ring_refusals(&device)).context("cannot have a ring")?;
@@ -244,10 +245,10 @@ fn rings(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// What was asked for, what is to be the answer, and what was.
+/// A request, the answer that it has to have, and the answer that it had.
 type Answered = (&'static str, Refusal, Result<(), Refusal>);
 
-/// By the thread whose the counters will be.
+/// Makes requests for rings in the thread that owns the counters.
 fn ring_refusals(device: &File) -> Result<Vec<Answered>, Refusal> {
     let records = Control { flags: CONTROL_RING, ..control(&[SAMPLING]) };
     let take = |records: u64| tell(device, IOC_RING_TAKE, records);
@@ -300,7 +301,7 @@ fn ring_refusals(device: &File) -> Result<Vec<Answered>, Refusal> {
     Ok(answers)
 }
 
-/// What is left of a thread's counters after they were unlinked.
+/// Tests what is left of a thread's counters after they were unlinked.
 fn unlinked(bench: &mut Bench) -> Result<()> {
     let device = open_device()?;
     let (control_after, before, after) = elsewhere(|| -> Result<_, Refusal> {

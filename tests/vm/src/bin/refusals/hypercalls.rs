@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the hypervisor refuses.
+//! Tests what the hypervisor refuses.
 
 use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
@@ -18,10 +18,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::Bench;
 use crate::configs::{self, VALID};
 
-/// The domain number of no domain.
+/// A domain number that no domain has.
 const NO_DOMAIN: u32 = 0x7000;
 
-/// Calls with `argument`, saying that it is `length` bytes long.
+/// Makes the hypercall with `argument`, and says that it is `length` bytes long.
 fn call<T: IntoBytes + FromBytes + Immutable>(
     host: &dyn Host,
     op: u32,
@@ -31,20 +31,21 @@ fn call<T: IntoBytes + FromBytes + Immutable>(
     host.perfctr_op(op, Argument::of(&mut argument), length as u32)
 }
 
-/// [`HvLoad`] with these counters.
+/// Returns an [`HvLoad`] with these counters.
 fn load(counters: &[CounterConfig]) -> HvLoad {
     let mut load = HvLoad { counters: counters.len() as u32, ..HvLoad::default() };
     load.counter[..counters.len()].copy_from_slice(counters);
     load
 }
 
-/// How `op` is refused; one on the whole host, before anything else, to all but a control domain.
+/// Returns how `op` is refused. An operation on the whole host is refused first of all to any
+/// domain but a control domain.
 fn of(host: &dyn Host, op: u32, errno: Refusal) -> Refusal {
     let others = matches!(op, OP_DOMAIN | OP_STATS) && host.xen().is_none();
     if others { Refusal::EPERM } else { errno }
 }
 
-/// Requests that are refused whatever the state.
+/// Makes requests that are refused whatever the state.
 pub fn refuse(bench: &mut Bench, host: &dyn Host) {
     arguments(bench, host);
     lengths(bench, host);
@@ -171,7 +172,7 @@ fn loads(bench: &mut Bench, host: &dyn Host) {
     }
 }
 
-/// Requests that are refused because the vCPU has no page: while the module is unloaded.
+/// Makes requests that are refused because the vCPU has no page, while the module is unloaded.
 pub fn refuse_without_page(tally: &mut Tally, host: &dyn Host) -> Result<()> {
     module::unload_when_idle().context("cannot unload the module")?;
     let size = size_of::<HvRegister>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Everything that must be refused, with the documented error number, and without a change.
+//! Tests everything that must be refused, with the documented error number, and without a change.
 //!
 //! Each request is made while the calling thread counts, and differs from a valid one in one
 //! point.  After it the thread still counts exactly, and its vCPU's page says that nothing was
@@ -33,7 +33,7 @@ impl Bench {
         Ok(Self { witness: Witness::new()?, vcpu: cpu as u32, tally: Tally::default() })
     }
 
-    /// How often something was loaded for the vCPU.
+    /// Returns how often something was loaded for the vCPU.
     fn generation(&self) -> Option<u64> {
         let page = self.witness.session().vcpu_page(self.vcpu)?;
         Some(page.generation.load(Relaxed))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What `perfctr stat` says of a process that runs already, and of intervals.
+//! Tests what `perfctr stat` says of a process that runs already, and of intervals.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write, pipe};
@@ -17,14 +17,15 @@ use vm_tests::threads::wait_for_rest;
 use crate::command::{PERFCTR, counts, stat};
 use crate::subject;
 
-/// Orders, in as many digits each time.
+/// The orders. All have as many digits.
 const ORDERS: [&str; 2] = ["400000", "910000"];
-/// How often each is given: nothing but the beginning and the end of counting stops its threads.
+/// How often each order is given. Nothing but the beginning and the end of counting stops the
+/// process' threads.
 const PAIRS: usize = 5;
-/// One that takes many intervals, and one that a new thread does.
+/// An order that takes many intervals, and one that a new thread executes.
 const LONG: &str = "50000000";
 const THREAD: &str = "3000000";
-/// Where intervals are written.
+/// The file to which intervals are written.
 const RESULT: &str = "/tmp/intervals";
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,8 +34,8 @@ const fn region(length: u64) -> Region {
     Region { first: length, second: 1 }
 }
 
-/// A process that does what it is told: each order in both of its threads, one after the other, or
-/// in a new thread.
+/// Runs a process that executes orders: each in both of its threads, one after the other, or in a
+/// new thread.
 pub fn worker() -> Result<()> {
     let (orders, mut order) = pipe()?;
     let (answers, mut answer) = pipe()?;
@@ -64,9 +65,9 @@ pub fn worker() -> Result<()> {
     Ok(())
 }
 
-/// Has the worker do this, and waits until it is done and all its threads wait for more.
+/// Gives the worker this order, and waits until it is executed and all its threads wait again.
 pub fn order(pid: &str, text: &str) -> Result<()> {
-    // In one piece, since the worker executes more for two.
+    // The order is written in one piece, since the worker executes more for two.
     let mut input = File::options().write(true).open(format!("/proc/{pid}/fd/0"))?;
     input.write_all(format!("{text}\n").as_bytes())?;
     let mut answer = String::new();
@@ -82,7 +83,7 @@ impl Worker {
         let mut command = Command::new(subject::path()?);
         command.arg("worker").stdin(Stdio::piped()).stdout(Stdio::piped());
         let worker = Self(command.spawn()?);
-        // What happens only once happens now.
+        // What is executed only once is executed now.
         for order in [ORDERS[0], ORDERS[1]] {
             self::order(&worker.pid(), order)?;
         }
@@ -93,13 +94,13 @@ impl Worker {
         self.0.id().to_string()
     }
 
-    /// Counts what it does for this order.
+    /// Counts what the worker executes for this order.
     fn counted(&self, order: &str) -> Result<[u64; 2]> {
         let program = subject::words(&["order", &self.pid(), order])?;
         Ok(counts(&stat(&["-p", &self.pid()], &program)?.document)?[0])
     }
 
-    /// It ends as it would have.
+    /// Has the worker end normally.
     fn finish(mut self) -> Result<()> {
         drop(self.0.stdin.take());
         let status = self.0.wait()?;
@@ -108,7 +109,7 @@ impl Worker {
     }
 }
 
-/// Two orders are apart by their lengths, in the threads that there were.
+/// Checks that the counts of two orders differ by their lengths, in the threads that there were.
 pub fn exact(tally: &mut Tally) -> Result<()> {
     let worker = Worker::start()?;
     let lengths = ORDERS.map(|order| order.parse::<u64>().unwrap_or_default());
@@ -134,7 +135,8 @@ pub fn exact(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Intervals sum up to the whole, until an interrupt, the process's end, or the program's.
+/// Checks that intervals sum up to the whole, until an interrupt, the process's end, or the
+/// program's.
 pub fn intervals(tally: &mut Tally) -> Result<()> {
     let worker = Worker::start()?;
     let pid = worker.pid();
@@ -183,7 +185,7 @@ fn watch(options: &[&str]) -> Result<Child> {
     Ok(child)
 }
 
-/// The first event's intervals sum up to what was counted in all, which is so much at least.
+/// Checks that the first event's intervals sum up to the whole count, which is at least `least`.
 fn sum_up(tally: &mut Tally, perfctr: &mut Child, what: &str, least: u64) -> Result<()> {
     let status = perfctr.wait()?;
     let text = fs::read_to_string(RESULT)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs `perfctr stat` and takes its JSON apart.
+//! Runs `perfctr stat` and reads its JSON.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -9,16 +9,16 @@ use serde_json::Value;
 
 /// The command.
 pub const PERFCTR: &str = "/work/perfctr";
-/// Where it writes.
+/// The file to which it writes.
 const RESULT: &str = "/tmp/stat.json";
 
-/// What it did.
+/// What a run has done.
 pub struct Stat {
     pub status: Option<i32>,
     pub document: Value,
 }
 
-/// Runs it with these options, for this program.
+/// Runs the command with these options, for this program.
 pub fn run(options: &[&str], program: &[String]) -> Result<Output> {
     let mut command = Command::new(PERFCTR);
     command.args(["stat", "--json", "-o", RESULT, "-e", "instructions:u,branches:u"]);
@@ -26,7 +26,7 @@ pub fn run(options: &[&str], program: &[String]) -> Result<Output> {
     command.output().context(PERFCTR)
 }
 
-/// The same for a program that exists.
+/// Runs the command for a program that exists, and reads the result.
 pub fn stat(options: &[&str], program: &[String]) -> Result<Stat> {
     let output = run(options, program)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -36,7 +36,7 @@ pub fn stat(options: &[&str], program: &[String]) -> Result<Stat> {
     Ok(Stat { status: output.status.code(), document })
 }
 
-/// Instructions and branches of each run.
+/// Returns instructions and branches of each run.
 pub fn counts(document: &Value) -> Result<Vec<[u64; 2]>> {
     let runs = document["runs"].as_array().context("no runs")?;
     let pair = |run: &Value| -> Option<[u64; 2]> {
@@ -45,8 +45,8 @@ pub fn counts(document: &Value) -> Result<Vec<[u64; 2]>> {
     runs.iter().map(|run| pair(run).context("a run without counts")).collect()
 }
 
-/// Instructions and branches of each thread of the first run, in the order in which they were
-/// started.
+/// Returns instructions and branches of each thread of the first run, in the order in which they
+/// were started.
 pub fn threads(document: &Value) -> Result<Vec<Vec<u64>>> {
     let threads = document["runs"][0]["threads"].as_array().context("no threads")?;
     let numbered = |thread: &Value| -> Option<(u64, Vec<u64>)> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What `perfctr info` says of the machine, beside what the machine, the kernel's log and the test
-//! itself know.
+//! Compares what `perfctr info` says of the machine with what the machine, the kernel's log and the
+//! test itself know.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -19,18 +19,18 @@ use crate::command::PERFCTR;
 
 const PARANOID: &str = "/sys/module/perfctr/parameters/paranoid";
 const SAMPLE_RATE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
-/// The testbed's PMU.
+/// The counters of the testbed's PMU, and their width.
 const GENERAL: u32 = 4;
 const FIXED: u32 = 3;
 const BITS: u32 = 48;
-/// A level of `perf_event_paranoid`, one of the module's parameter, samples a second, and the
-/// device's mode: none of them what a machine begins with.
+/// A level of `perf_event_paranoid`, one of the module's parameter, a number of samples in a
+/// second, and the device's mode. A machine begins with other values of each.
 const LEVEL: i32 = 1;
 const MODULE_LEVEL: i32 = 0;
 const RATE: u64 = 12_345;
 const MODE: u32 = 0o640;
 
-/// Facts that somebody else publishes as well.
+/// Checks facts that somebody else publishes as well.
 pub fn published(tally: &mut Tally, provider: &str) -> Result<()> {
     let guest = provider == "paravirt";
     let info = said()?;
@@ -75,7 +75,7 @@ pub fn published(tally: &mut Tally, provider: &str) -> Result<()> {
     text(tally, &info)
 }
 
-/// `perfctr info --json`.
+/// Returns the output of `perfctr info --json`.
 fn said() -> Result<Value> {
     Ok(serde_json::from_str(&output(&["info", "--json"])?)?)
 }
@@ -87,7 +87,7 @@ fn output(words: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The CPU as Linux names it.
+/// Returns the CPU as Linux names it.
 fn cpu() -> Result<Value> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo")?;
     let of = |key: &str| -> Result<&str> {
@@ -102,7 +102,7 @@ fn cpu() -> Result<Value> {
     }))
 }
 
-/// What an administrator has set, each to something that it was not.
+/// Checks what an administrator has set. Each value is set to another one than before.
 fn policy(tally: &mut Tally, guest: bool) -> Result<()> {
     let mut files = vec![(perf::PARANOID, LEVEL.to_string()), (SAMPLE_RATE, RATE.to_string())];
     if guest {
@@ -138,7 +138,7 @@ fn policy(tally: &mut Tally, guest: bool) -> Result<()> {
     Ok(())
 }
 
-/// People read the same as programs.
+/// Checks that the text for people says the same as the JSON.
 fn text(tally: &mut Tally, info: &Value) -> Result<()> {
     let text = output(&["info"])?;
     let mut missing = Vec::new();

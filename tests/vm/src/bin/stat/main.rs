@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the commands `perfctr stat` and `perfctr record` say of programs that are known.
+//! Tests what the commands `perfctr stat` and `perfctr record` say of programs that are known.
 
 mod attached;
 mod command;
@@ -24,11 +24,11 @@ use vm_tests::threads::cpus;
 
 use command::{Stat, stat};
 
-/// Runs of one program, which all have to count the same.
+/// The number of runs of one program, which all have to have the same counts.
 const RUNS: u32 = 20;
 /// A program without a library, threads or children (`alone.S`).
 const ALONE: &str = "/work/alone";
-/// What becomes of the machine meanwhile.
+/// How the machine is disturbed meanwhile.
 const PCPUS: u32 = 2;
 const SEED: u64 = 1;
 
@@ -51,9 +51,9 @@ fn main() -> Result<ExitCode> {
     }
 }
 
-/// All checks where this is who provides counters.
+/// Runs all checks of a machine with this provider.
 fn judge(provider: &str) -> Result<ExitCode> {
-    // The same addresses each time, and so the same instructions.
+    // Programs have the same addresses each time, and so execute the same instructions.
     personality::set(personality::get()? | Persona::ADDR_NO_RANDOMIZE)?;
     // C libraries ask the kernel for random numbers, and execute more while it has none.
     File::open("/dev/random")?.read_exact(&mut [0])?;
@@ -79,13 +79,13 @@ fn judge(provider: &str) -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// What that program executes.
+/// Returns what that program executes.
 fn stepped() -> Result<Executed> {
     let trace = Trace::of_program(&mut Command::new(ALONE)).context(ALONE)?;
     Ok(trace.between(0, trace.len()))
 }
 
-/// Every run counts what the machine code says.
+/// Checks that every run counts what the machine code says.
 fn alone(tally: &mut Tally, provider: &str, truth: Executed, how: &str) -> Result<()> {
     let runs = RUNS.to_string();
     let Stat { document, .. } = stat(&["-r", &runs], &[ALONE.to_owned()])?;
@@ -100,7 +100,7 @@ fn alone(tally: &mut Tally, provider: &str, truth: Executed, how: &str) -> Resul
     Ok(())
 }
 
-/// The host and the guest move everything about, and other threads want the CPUs.
+/// Runs `body` while host and guest move vCPUs and threads, and other threads compete for the CPUs.
 fn disturbed(body: impl FnOnce() -> Result<()>) -> Result<()> {
     let host = host()?;
     let (cpus, stop) = (cpus()?, AtomicBool::new(false));
@@ -116,8 +116,8 @@ fn disturbed(body: impl FnOnce() -> Result<()>) -> Result<()> {
     })
 }
 
-/// Two runs of a program with threads and children, which are apart by what the lengths of their
-/// work say, each thread and child for itself.
+/// Checks two runs of a program with threads and children: their counts differ by the lengths of
+/// their work, in each thread and child by itself.
 fn everything_that_it_starts(tally: &mut Tally) -> Result<()> {
     let runs = subject::TREES
         .iter()
@@ -125,7 +125,7 @@ fn everything_that_it_starts(tally: &mut Tally) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let threads =
         runs.iter().map(|run| command::threads(&run.document)).collect::<Result<Vec<_>>>()?;
-    // The first one waits for the others, how often is not known.
+    // The first thread waits for the others, and it is not known how often.
     let apart: Vec<Vec<i64>> = threads[0].iter().zip(&threads[1]).skip(1).map(difference).collect();
     let [short, long] = subject::TREES.map(|tree| subject::work(&tree[1..]));
     let truth = |(short, long): (Executed, Executed)| {
@@ -151,7 +151,8 @@ fn difference((one, two): (&Vec<u64>, &Vec<u64>)) -> Vec<i64> {
     one.iter().zip(two).map(|(one, two)| two.wrapping_sub(*one).cast_signed()).collect()
 }
 
-/// How programs end is how `perfctr stat` ends, and what cannot be executed is named.
+/// Checks that `perfctr stat` ends as its program does, and names a program that cannot be
+/// executed.
 fn ends(tally: &mut Tally) -> Result<()> {
     let stopped = "(sleep 0.1; kill -CONT $$) & kill -STOP $$; wait; exit 3";
     for (name, script, status) in [

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What `perfctr record` and `perfctr report` say of programs of which it is known how long they
-//! are where.
+//! Tests what `perfctr record` and `perfctr report` say of programs whose functions have known
+//! lengths.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,12 +14,12 @@ use crate::command::{PERFCTR, counts, stat};
 use crate::sampled::{CALLER, CHILD, FUNCTIONS, THREADS, region};
 use crate::subject;
 
-/// Events between two samples.
+/// The number of events between two samples.
 const PERIOD: u64 = 100_003;
 const EVENT: &str = "instructions:u";
-/// What is recorded.
+/// The file with the profile.
 const PROFILE: &str = "/tmp/perfctr.data";
-/// For tools on the machine outside: what is reported, as they read it and as text.
+/// Reports for tools on the machine outside: as they read them and as text.
 const OUT: [(&str, &str); 5] = [
     ("text", "/out/report.txt"),
     ("folded", "/out/report.folded"),
@@ -33,7 +33,7 @@ const XZ: [&str; 6] = ["/usr/bin/xz", "-0", "-kf", "-T2", "--block-size=100000",
 const INPUT: &str = "/tmp/input";
 const INPUT_BYTES: u32 = 600_000;
 
-/// Functions of known lengths.
+/// Tests functions of known lengths.
 pub fn functions(tally: &mut Tally) -> Result<()> {
     let program = subject::words(&["sampled"])?;
     record(&["-g"], &program)?;
@@ -65,7 +65,8 @@ pub fn functions(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Samples by thread and functions, the outermost first, as that format's tables have them.
+/// Returns the number of samples by thread and functions, the outermost first, as the tables of
+/// that format have them.
 fn firefox() -> Result<BTreeMap<String, u64>> {
     let document: Value = serde_json::from_slice(&fs::read(FIREFOX).context(FIREFOX)?)?;
     let mut samples = BTreeMap::new();
@@ -92,13 +93,13 @@ fn firefox() -> Result<BTreeMap<String, u64>> {
     Ok(samples)
 }
 
-/// A program of somebody else's, and what is refused.
+/// Tests a program of Debian's, and what is refused.
 pub fn others(tally: &mut Tally) -> Result<()> {
     third_party(tally)?;
     refused(tally)
 }
 
-/// Every stack of a function leads through its callers to where its thread began.
+/// Checks that every stack of a function leads through its callers to where its thread began.
 fn callers(tally: &mut Tally) -> Result<()> {
     let folded = report(&["-f", "folded"])?;
     for function in FUNCTIONS {
@@ -116,7 +117,7 @@ fn callers(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// A program of Debian's, stripped, whose threads share its work as they like.
+/// Tests a stripped program of Debian's, whose threads share its work as they like.
 fn third_party(tally: &mut Tally) -> Result<()> {
     let words =
         (0..INPUT_BYTES / 8).map(|n| format!("{:07x} ", n.wrapping_mul(2_654_435_761) >> 5));
@@ -141,7 +142,7 @@ fn third_party(tally: &mut Tally) -> Result<()> {
         let right = samples.iter().zip(&expected).all(|(one, other)| one.abs_diff(*other) <= 1);
         right.then_some(()).ok_or(format!("{samples:?} found, {expected:?} expected"))
     });
-    // How often its threads wait for each other is not known.
+    // It is not known how often its threads wait for each other.
     let (all, counted) = (periods.iter().sum::<u64>() as f64, counted as f64 / PERIOD as f64);
     tally.check("xz has as many samples as perfctr stat counts periods", {
         let right = threads.len() >= 3 && (all / counted - 1.0).abs() < 0.05;
@@ -155,7 +156,7 @@ fn third_party(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// What cannot be done is said, and nothing is written.
+/// Checks that what cannot be done is refused with a reason, and that nothing is written.
 fn refused(tally: &mut Tally) -> Result<()> {
     fs::write("/tmp/nonsense", "{\"format\":\"perfctr profile\",\"version\":7}")?;
     for (name, options, said) in [
@@ -208,13 +209,13 @@ fn succeeded(command: &mut Command) -> Result<Output> {
 /// A line of the table.
 struct Row {
     samples: u64,
-    /// The thread's name, or whatever stands there.
+    /// The first column: the thread's name, or another key.
     thread: String,
-    /// The last column.
+    /// The last column: a name.
     name: String,
 }
 
-/// The table that is sorted by these keys.
+/// Returns the rows of the table that is sorted by these keys.
 fn rows(keys: &str) -> Result<Vec<Row>> {
     let table = report(&["-s", keys])?;
     let mut lines = table.lines().skip_while(|line| !line.trim_start().starts_with("samples "));

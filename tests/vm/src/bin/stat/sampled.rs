@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The program that is sampled: functions of known lengths, in threads and in a process.
+//! Runs the program that is sampled: functions of known lengths, in threads and in a process.
 
 use std::hint::black_box;
 use std::process::Command;
@@ -8,17 +8,17 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 use vm_tests::region::Region;
 
-/// The threads' names, and how long each is in [`early`] and in [`late`].
+/// The threads' names, and the number of iterations that each is in [`early`] and in [`late`].
 pub const THREADS: [(&str, [u64; 2]); 3] = [
     ("one", [1_400_000, 3_100_000]),
     ("two", [900_000, 1_700_000]),
     ("three", [2_300_000, 600_000]),
 ];
 
-/// The same of the first thread of a process that is started.
+/// The same for the first thread of a process that is started.
 pub const CHILD: (&str, [u64; 2]) = ("stat", [1_100_000, 800_000]);
 
-/// The functions of such lengths; a caller is nobody's function of interest.
+/// The functions with these lengths, and their caller.
 pub const FUNCTIONS: [&str; 2] = ["stat::sampled::early", "stat::sampled::late"];
 pub const CALLER: &str = "stat::sampled::caller";
 
@@ -31,7 +31,7 @@ fn early(iterations: u64) {
     region(iterations).execute(black_box(&mut 0));
 }
 
-/// Not the same code as [`early`], which might be merged with it.
+/// This code differs from that of [`early`], which might otherwise be merged with it.
 #[inline(never)]
 fn late(iterations: u64) {
     let Region { first, second } = region(iterations);
@@ -42,11 +42,11 @@ fn late(iterations: u64) {
 fn caller(lengths: [u64; 2]) {
     early(black_box(lengths[0]));
     late(black_box(lengths[1]));
-    // Neither call is the function's last instruction.
+    // This keeps either call from being the function's last instruction.
     black_box(lengths);
 }
 
-/// All threads at once, and then the process.
+/// Runs all threads at once, and then the process.
 pub fn run() -> Result<()> {
     let start = |&(name, lengths): &(&str, _)| {
         thread::Builder::new().name(name.to_owned()).spawn(move || caller(lengths))
@@ -61,7 +61,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The process.
+/// Runs the process.
 pub fn child() {
     caller(CHILD.1);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The program that is counted: work of known lengths, in itself, in threads and in processes.
+//! Runs the program that is counted: work of known lengths, in itself, in threads and in processes.
 
 use std::process::Command;
 use std::thread;
@@ -8,23 +8,23 @@ use anyhow::{Context, Result, ensure};
 use vm_tests::region::Region;
 use vm_tests::step::Executed;
 
-/// Work in two threads, and then in a process that is told so, in as many digits each time: it
-/// reads them.
+/// The lengths of work in two threads, and then in a process, for two runs. Programs parse their
+/// arguments, so both runs have the same number of digits, in all and for the process.
 pub const TREES: [[&str; 4]; 2] =
     [["subject", "40000", "700000", "1090000"], ["subject", "900000", "30000", "2000000"]];
 
-/// Where this program is.
+/// Returns the path of this program.
 pub fn path() -> Result<String> {
     let path = std::env::current_exe()?;
     Ok(path.to_str().context("a path that is no text")?.to_owned())
 }
 
-/// The words that execute it with these arguments.
+/// Returns the words that execute it with these arguments.
 pub fn words(arguments: &[&str]) -> Result<Vec<String>> {
     Ok([path()?].into_iter().chain(arguments.iter().map(|&word| word.to_owned())).collect())
 }
 
-/// What the work of such lengths executes, each for itself.
+/// Returns what the work of each of these lengths executes.
 pub fn work(lengths: &[&str]) -> Vec<Executed> {
     lengths.iter().filter_map(|text| Some(region(text.parse().ok()?).executed())).collect()
 }
@@ -33,8 +33,9 @@ const fn region(length: u64) -> Region {
     Region { first: length, second: length / 2 + 1 }
 }
 
-/// One length is this program's own work.  Of several the last is a child's, which is told all but
-/// that it is alone, and the others are those of threads, one after the other.
+/// Executes work of these lengths. One length is this program's own work. If there are several, the
+/// last one is a child's, which gets only that one, and the others are those of threads, one after
+/// the other.
 pub fn run(lengths: &[String]) -> Result<()> {
     match lengths {
         [] => anyhow::bail!("no work"),

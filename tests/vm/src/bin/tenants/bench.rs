@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A program that measures what something costs, in a tenant while the control domain sleeps.
+//! Runs a program that measures what something costs, in a tenant while the control domain sleeps.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -10,7 +10,7 @@ use serde_json::json;
 use vm_tests::module;
 use vm_tests::toolstack::{self, Kind, Tenant, Tsc, say};
 
-/// Between two looks whether it has ended, which cost something themselves.
+/// The time between two looks whether it has ended. A look costs something itself.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
 /// How long it may take.
 const PATIENCE: Duration = Duration::from_secs(400);
@@ -20,14 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(400);
 pub struct Options {
     /// How many vCPUs the tenant has.
     vcpus: usize,
-    /// What it executes.
+    /// The program that it executes.
     program: PathBuf,
-    /// Without the module.
+    /// Do not load the module.
     #[arg(long)]
     without_module: bool,
 }
 
-/// The control domain's part: prints what the program in the tenant has printed.
+/// Runs in the control domain, and prints what the program in the tenant has printed.
 pub fn control(options: &Options) -> Result<ExitCode> {
     toolstack::start()?;
     let module = if options.without_module { "--without-module" } else { "" };
@@ -41,7 +41,7 @@ pub fn control(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The tenant's part.
+/// Runs in the tenant.
 pub fn tenant(program: &PathBuf, without_module: bool) -> Result<()> {
     if !without_module {
         module::load()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The control domain's part.
+//! Runs in the control domain.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,20 +26,20 @@ const PCPUS: u32 = 2;
 pub const VCPUS: usize = 2;
 /// Regions that each of the tenant's threads measures.
 const REGIONS: u64 = 4_000;
-/// Until a tenant that has begun to count is in the middle of it.
-pub const AMID: Duration = Duration::from_secs(2);
-/// Why a tenant may not count any more, as it is told.
+/// The time after which a tenant that has begun to count is in the middle of it.
+pub const TIME_TO_COUNT: Duration = Duration::from_secs(2);
+/// A reason for which a tenant may not count any more, and how it is told.
 #[derive(Debug)]
 pub struct Why {
-    /// By the thread's page, or the module when it is asked: its number, and its names.
+    /// The error number in the thread's page, or of the module when it is asked.
     pub errno: i32,
-    /// One of these.
+    /// Names of that error, of which one is in what the tenant says.
     pub names: [&'static str; 2],
-    /// By the library, when it opens a session.
+    /// The library's message when the tenant opens a session.
     pub answer: &'static str,
 }
 
-/// The host does not let it.
+/// The host does not let the tenant count.
 pub const FORBIDDEN: Why = Why {
     errno: libc::EPERM,
     names: ["EPERM", "Operation not permitted"],
@@ -47,7 +47,8 @@ pub const FORBIDDEN: Why = Why {
 };
 /// How long it may take until the domains have taken turns on a CPU, or a restored one goes on.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Changes of domains, of which some are certainly to this one and on the CPU looked at.
+/// The number of changes of domains, of which some are certainly to this one and on the CPU that is
+/// looked at.
 const TURNS: u64 = 4;
 
 /// What to do.
@@ -55,15 +56,16 @@ const TURNS: u64 = 4;
 pub struct Options {
     /// Overflows that the driver allows per vCPU and ms.
     rate: u64,
-    /// Every domain may count, without being allowed to.
+    /// Let every domain count, without being allowed to.
     #[arg(long)]
     all: bool,
 }
 
-/// Regions that each thread of the control domain measures at least, however early a tenant ends.
+/// The least number of regions that each thread of the control domain measures, however early a
+/// tenant ends.
 const BESIDE: u64 = 200;
 
-/// Creates tenants and judges.
+/// Creates tenants, and judges what they and this domain count.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let host = Host::open(options.all)?;
     let mut tally = Tally::default();
@@ -82,22 +84,22 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 /// The hypervisor, and whom it lets count.
 #[derive(Debug)]
 pub struct Host {
-    /// The way to it.
+    /// The interface to the hypervisor.
     pub xen: Xen,
     all: bool,
 }
 
 impl Host {
-    /// Starts the tools; `all` domains may count, or only those that are allowed to.
+    /// Starts the tools. `all` domains may count, or only those that are allowed to.
     pub fn open(all: bool) -> Result<Self> {
         let xen = Xen::open().context("this is not Xen's control domain")?;
         toolstack::start()?;
-        // Found out once, which takes long, before a tenant counts.
-        region::apart()?;
+        // The overhead is found once, which takes long, before a tenant counts.
+        region::overhead()?;
         Ok(Self { xen, all })
     }
 
-    /// Lets a tenant count and go on.
+    /// Lets a tenant count, and unpauses it.
     pub fn invite(&self, tenant: &Tenant) -> Result<()> {
         if !self.all {
             self.xen.allow(tenant.domain, true)?;
@@ -106,7 +108,7 @@ impl Host {
     }
 }
 
-/// A tenant that cannot count.
+/// Tests a tenant that cannot count.
 fn emulated(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create("emulated", VCPUS, Tsc::Emulated, "count 1")?;
     host.invite(&tenant)?;
@@ -114,9 +116,9 @@ fn emulated(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.destroy()
 }
 
-/// A tenant that must not count at first, then counts while its vCPUs are suspended, it is saved to
-/// a file, goes on, is saved again and restored, and again, but must not count there; finally it
-/// must not any more.
+/// Tests a tenant that must not count at first, and then counts while its vCPUs are suspended. It
+/// is saved to a file and continues, and is saved and restored again. Then it is restored where it
+/// may not count, and in the end it is forbidden to.
 fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create("traveller", VCPUS, Tsc::Native, "travel")?;
     tenant.unpause()?;
@@ -124,37 +126,38 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     host.xen.allow(tenant.domain, true)?;
     of_perf(tally, host, &mut tenant)?;
     begins(&mut tenant)?;
-    sleep(AMID);
+    sleep(TIME_TO_COUNT);
     tenant.pause()?;
-    sleep(AMID);
+    sleep(TIME_TO_COUNT);
     tenant.unpause()?;
     tenant.checkpoint()?;
     tenant.save_and_restore()?;
     goes_on(host, &tenant)?;
-    sleep(AMID);
-    // It would say if a reading had been refused.
+    sleep(TIME_TO_COUNT);
+    // The tenant would report it if a reading had been refused.
     tally.check("a tenant that is restored counts on", equal(tenant.is_silent(), true));
-    // To the host it is another domain, which nobody has allowed to count.
+    // To the host it is another domain after that, which nobody has allowed to count.
     tenant.save_and_restore()?;
     tenant.unpause()?;
     ends(tally, "a tenant that is restored where it may not count", &mut tenant, &FORBIDDEN)?;
     refused(tally, "a tenant that was restored where it may not count", &mut tenant, "EPERM")?;
     host.xen.allow(tenant.domain, true)?;
     begins(&mut tenant)?;
-    sleep(AMID);
+    sleep(TIME_TO_COUNT);
     host.xen.allow(tenant.domain, false)?;
     ends(tally, "a tenant that is forbidden to count", &mut tenant, &FORBIDDEN)?;
     tenant.destroy()
 }
 
-/// Its events of perf count while it is saved and restored, then not, and then again.
+/// Checks that its events of perf count while it is saved and restored, then do not, and then count
+/// again.
 fn of_perf(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
     begins(tenant)?;
-    sleep(AMID);
+    sleep(TIME_TO_COUNT);
     tenant.save_and_restore()?;
     goes_on(host, tenant)?;
-    sleep(AMID);
-    // It would say if an event had missed anything.
+    sleep(TIME_TO_COUNT);
+    // The tenant would report it if an event had missed anything.
     tally.check("perf's events count on in a restored tenant", equal(tenant.is_silent(), true));
     host.xen.allow(tenant.domain, false)?;
     events::forbidden(tally, tenant)?;
@@ -162,13 +165,13 @@ fn of_perf(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
     events::allowed(tally, tenant)
 }
 
-/// Lets a restored tenant go on, until its vCPUs have told the driver anew what to count.
+/// Unpauses a restored tenant, and waits until its vCPUs have told the driver anew what to count.
 fn goes_on(host: &Host, tenant: &Tenant) -> Result<()> {
     counts_on(host, || host.invite(tenant))
 }
 
-/// Does this, and waits until a tenant's vCPUs, which are all that count, have told the driver
-/// what.
+/// Calls `act`, and waits until the tenant's vCPUs, which are all that count, have told the driver
+/// what to count.
 pub fn counts_on(host: &Host, act: impl FnOnce() -> Result<()>) -> Result<()> {
     let loads = || Ok::<_, Refusal>(host.xen.stats()?.hook[HOOK_LOAD].calls);
     let (before, start) = (loads()?, Instant::now());
@@ -180,28 +183,30 @@ pub fn counts_on(host: &Host, act: impl FnOnce() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// It could read no numbers any more, but why; what it had read was exact.
+/// Checks that the tenant could read no numbers any more, but the reason, and that what it had read
+/// was exact.
 pub fn ends(tally: &mut Tally, whose: &str, tenant: &mut Tenant, why: &Why) -> Result<()> {
     let seen = tenant.hear()?;
     println!("{whose}: {seen:#}");
     let exact = equal(&seen["error_max"], &json!(0));
     tally.check(&format!("{whose}: counts until then are exact"), exact);
-    let refusal = says(&seen["refusal"], &why.names);
+    let refusal = contains_any(&seen["refusal"], &why.names);
     tally.check(&format!("{whose} is told so in place of numbers"), refusal);
     let held = equal(&seen["held"], &json!(format!("Err(NotLoaded(-{}))", why.errno)));
     tally.check(&format!("{whose} is told so where it was stopped before RDPMC"), held);
-    let answer = says(&tenant.hear()?, &[why.answer]);
+    let answer = contains_any(&tenant.hear()?, &[why.answer]);
     tally.check(&format!("{whose} is told so when it opens a session"), answer);
     Ok(())
 }
 
-/// One of these is in what is said.
-pub fn says(said: &Value, words: &[&str]) -> Result<(), String> {
+/// Returns an error unless the tenant's answer contains one of these texts.
+pub fn contains_any(said: &Value, words: &[&str]) -> Result<(), String> {
     let text = said.as_str().unwrap_or_default();
     if words.iter().any(|word| text.contains(word)) { Ok(()) } else { Err(said.to_string()) }
 }
 
-/// The module says why, and the CPU does not let the tenant read counters.
+/// Checks that the module says why it refuses, and that the CPU does not let the tenant read
+/// counters.
 pub fn refused(tally: &mut Tally, whose: &str, tenant: &mut Tenant, errno: &str) -> Result<()> {
     let said = tenant.hear()?;
     let right = said["module"].as_str().is_some_and(|refusal| refusal.contains(errno));
@@ -219,30 +224,30 @@ pub fn begins(tenant: &mut Tenant) -> Result<()> {
     Ok(())
 }
 
-/// What was counted on this machine before.
+/// What was counted on this machine before, which counters may still hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Past {
     /// Nothing.
     None,
-    /// Something, so that a domain may find events of its own where it does not expect any: those
-    /// that it had before its vCPUs were told what to count.
+    /// Something. A domain may find events of its own in counters that it does not use: those that
+    /// it had before its vCPUs were told what to count.
     Unknown,
 }
 
-/// Both domains count, while their vCPUs are moved between the same physical CPUs.
+/// Has both domains count, while their vCPUs are moved between the same physical CPUs.
 pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Result<()> {
     let role = format!("count {REGIONS}");
     let mut tenant = Tenant::create_kind(kind, "count", VCPUS, Tsc::Native, &role)?;
     host.invite(&tenant)?;
     begins(&mut tenant)?;
     let clears = host.xen.stats()?.residue_clears;
-    for (how, places) in [("apart", counting::APART), ("crossed", counting::CROSSED)] {
+    for (how, places) in [("disjoint", counting::DISJOINT), ("crossed", counting::CROSSED)] {
         let control = Domain::new(places[0])?;
-        let residue = past == Past::None && how == "apart";
+        let residue = past == Past::None && how == "disjoint";
         if residue {
             take_turns(&host.xen, tenant.domain)?;
         }
-        if how == "apart" {
+        if how == "disjoint" {
             tenant.tell(&json!("count"))?;
             begins(&mut tenant)?;
         }
@@ -269,7 +274,7 @@ pub fn together(tally: &mut Tally, host: &Host, kind: Kind, past: Past) -> Resul
     Ok(())
 }
 
-/// What a domain has counted equals the truth, and it could always read.
+/// Checks that what a domain has counted equals the truth, and that it could always read.
 pub fn exact(tally: &mut Tally, whose: &str, seen: &Value) {
     tally.check(&format!("{whose}: counts are exact"), equal(&seen["error_max"], &json!(0)));
     let completed = equal(&seen["refusal"], &Value::Null);
@@ -277,8 +282,8 @@ pub fn exact(tally: &mut Tally, whose: &str, seen: &Value) {
 }
 
 /// Waits until this domain, whose vCPUs all count now, has followed the tenant, which executes, on
-/// every physical CPU.  Until then a counter may hold what the one that was first left the other to
-/// count, or what a domain counted there before with other counters: events of its own.
+/// every physical CPU. Until then a counter may hold events that the domain before left the other
+/// one to count, or that a domain counted there before with other counters: events of its own.
 fn take_turns(xen: &Xen, tenant: u16) -> Result<()> {
     for vcpu in 0..VCPUS as u32 {
         xen.set_affinity(tenant, vcpu, 1 << (vcpu % PCPUS))?;
@@ -297,7 +302,8 @@ fn take_turns(xen: &Xen, tenant: u16) -> Result<()> {
     Ok(())
 }
 
-/// Counts until the tenant says what it has seen; gives what this domain and the tenant have.
+/// Counts until the tenant says what it has seen. Returns what this domain and the tenant have
+/// seen.
 pub fn beside(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value, Value)> {
     let cpus = &cpus()?;
     let tenant_cpus = &Vec::from_iter(0..VCPUS);
@@ -310,14 +316,15 @@ pub fn beside(xen: &Xen, control: &Domain, tenant: &mut Tenant) -> Result<(Value
             stop.store(true, Ordering::Relaxed);
             said
         });
-        // The tenant has begun before, and may have ended already.
+        // The tenant has begun earlier, and may have ended already.
         let ours = control.count(1, |measured| measured < BESIDE || !stop.load(Ordering::Relaxed));
         let theirs = theirs.join().expect("no thread panics")?;
         Ok((ours?, theirs))
     })
 }
 
-/// Waits until a destroyed domain is forgotten, which it is when its last page is free.
+/// Waits until Xen has forgotten a destroyed domain, which it does when the domain's last page is
+/// free.
 pub fn gone(xen: &Xen, domain: u16) -> Result<(), String> {
     let mut found = Ok(());
     for _ in 0..1_000 {

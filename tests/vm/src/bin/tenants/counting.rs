@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Threads of one domain that count known regions, while everything moves under them.
+//! Runs threads of one domain that count known regions, while everything moves under them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
@@ -15,7 +15,7 @@ use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::sync::Ordering::Relaxed;
 use vm_tests::disturb;
-use vm_tests::expected::Apart;
+use vm_tests::expected::Overhead;
 use vm_tests::histogram::{Histogram, Prediction};
 use vm_tests::region::{self, Region, measure};
 use vm_tests::rng::Rng;
@@ -33,23 +33,23 @@ const fn general(n: u32) -> PhysSlot {
 }
 
 const FIXED_INSTRUCTIONS: PhysSlot = PhysSlot::fixed(0).expect("every page has fixed counters");
-/// What takes its place on a CPU without fixed counters.
+/// The counter that replaces it on a CPU without fixed counters.
 const LAST_GENERAL: PhysSlot = PhysSlot::general(3).expect("every page has four general counters");
 
-/// Of the control domain and of the tenant: no counter in common.
-pub const APART: [Places; 2] = [
+/// The counters of the control domain and of the tenant, of which both have none in common.
+pub const DISJOINT: [Places; 2] = [
     Places { instructions: FIXED_INSTRUCTIONS, branches: general(2) },
     Places { instructions: general(0), branches: general(1) },
 ];
 
-/// The same two counters, with different events.
+/// The counters of both if they have the same two, with different events.
 pub const CROSSED: [Places; 2] = [
     Places { instructions: general(1), branches: general(0) },
     Places { instructions: general(0), branches: general(1) },
 ];
 
 impl Places {
-    /// The same, or the nearest that this CPU has.
+    /// Returns the same counters, or the nearest that this CPU has.
     fn on(self, caps: &PmuCaps) -> Self {
         let there = caps.has(self.instructions);
         Self { instructions: if there { self.instructions } else { LAST_GENERAL }, ..self }
@@ -60,7 +60,7 @@ impl Places {
     }
 }
 
-/// Threads for each of the domain's vCPUs.
+/// The number of threads for each of the domain's vCPUs.
 const THREADS_PER_VCPU: usize = 2;
 
 /// What a domain's threads have seen.
@@ -68,9 +68,9 @@ const THREADS_PER_VCPU: usize = 2;
 struct Log {
     instructions: Histogram,
     branches: Histogram,
-    /// The largest value in any counter that the domain does not use.
+    /// The largest value found in a counter that the domain does not use.
     residue_max: u64,
-    /// Why it could not go on.
+    /// Why it could not continue, if it could not.
     refusal: Option<String>,
 }
 
@@ -89,14 +89,14 @@ pub struct Domain {
     places: Places,
     cpus: Vec<usize>,
     session: Session,
-    apart: Apart,
+    overhead: Overhead,
 }
 
 impl Domain {
-    /// Loads them.
+    /// Loads the counters on every vCPU.
     pub fn new(places: Places) -> Result<Self> {
         let cpus = cpus()?;
-        let apart = region::apart()?;
+        let overhead = region::overhead()?;
         let mut session = Session::open_with(Provider::Paravirt)?;
         let caps = session.description().caps.context("the provider does not say what there is")?;
         let places = places.on(&caps);
@@ -105,18 +105,18 @@ impl Domain {
             run_on(SELF, &[cpu])?;
         }
         run_on(SELF, &cpus)?;
-        Ok(Self { places, cpus, session, apart })
+        Ok(Self { places, cpus, session, overhead })
     }
 
-    /// The counters that it has loaded.
+    /// Returns the session that has loaded them.
     pub const fn session(&self) -> &Session {
         &self.session
     }
 
-    /// Counts as long as `go_on`, which is asked by each thread with the number of regions that it
-    /// has measured, says so.
+    /// Counts as long as `go_on` returns true. Each thread calls it with the number of regions that
+    /// it has measured.
     ///
-    /// The result is for a machine of the testbed to send to another one.
+    /// The result is JSON, since one machine of the testbed sends it to another one.
     pub fn count(&self, seed: u64, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
         let (switches, migrations) = self.moves()?;
         let log = self.compete(seed, &go_on)?;
@@ -124,8 +124,8 @@ impl Domain {
         let judge = |histogram: &Histogram, predicted| {
             histogram.judge(predicted).context("there is no reading")
         };
-        let instructions = judge(&log.instructions, Prediction::instructions(&self.apart))?;
-        let branches = judge(&log.branches, Prediction::branches(&self.apart))?;
+        let instructions = judge(&log.instructions, Prediction::instructions(&self.overhead))?;
+        let branches = judge(&log.branches, Prediction::branches(&self.overhead))?;
         Ok(json!({
             "regions": log.instructions.readings(),
             "instr_total": instructions.truth,
@@ -134,13 +134,14 @@ impl Domain {
             "error_max": instructions.error_max.max(branches.error_max),
             "residue_max": log.residue_max,
             "refusal": log.refusal,
-            // They start anew when the domain is restored.
+            // The numbers start anew when the domain is restored.
             "vcpu_switches": switches_now.saturating_sub(switches),
             "vcpu_migrations": migrations_now.saturating_sub(migrations),
         }))
     }
 
-    /// How often the vCPUs were switched in, and how often elsewhere than before.
+    /// Returns how often the vCPUs were switched in, and how often on another physical CPU than
+    /// before.
     fn moves(&self) -> Result<(u64, u64)> {
         let mut sums = (0, 0);
         for &cpu in &self.cpus {
@@ -196,7 +197,8 @@ fn count(places: Places, mut rng: Rng, go_on: impl Fn(u64) -> bool) -> Result<Lo
     let mut log = Log::default();
     let (mut store, mut regions) = (0, 0);
     while go_on(regions) {
-        // Mostly short ones, whose readings are close together; some are long enough for a switch.
+        // Most regions are short, so that readings are close together. Some are long enough for a
+        // switch.
         let iterations = *rng.pick(&[40, 40, 10_000, 200_000]);
         let region = Region::random(&mut rng, iterations);
         let reading = match measure::<2>(&session, region, &mut store) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The demo of a kind of tenant: it and the control domain count, while everything moves.
+//! Runs the demo of a kind of tenant: it and the control domain count, while everything moves.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,22 +23,23 @@ use crate::counting::{self, Domain};
 use crate::samples;
 use crate::tenant::SAMPLED;
 
-/// Regions that each of the tenant's threads measures, with each of two choices of counters.
+/// The number of regions that each of the tenant's threads measures, with each of two choices of
+/// counters.
 const REGIONS: u64 = 6_000;
-/// Of all threads of the tenant.
+/// The least number of overflows of all threads of the tenant.
 const OVERFLOWS_MIN: u64 = 4_000;
-/// RDPMC's index of how often a guest was left (`testbed/qemu`, property `pmu-tally`).
+/// RDPMC's index of the number of exits from guests (`testbed/qemu`, property `pmu-tally`).
 const EXITS: u32 = 0x7461_6c79 + 7;
-/// Reads that are looked at together, and how often: interrupts leave the guest, too, but not in
-/// most of so short times.
+/// The number of reads that are looked at together, and how often: interrupts exit from the guest,
+/// too, but not in most of such short times.
 const READS: u64 = 100;
 const TIMES: usize = 101;
 
-/// Which PMU is perf's "cpu".
+/// The file that says which PMU is perf's "cpu".
 const PERF_PMU: &str = "/sys/bus/event_source/devices/cpu/caps/pmu_name";
-/// Regions that perf counts.
+/// The number of regions that perf counts.
 const PERF_REGIONS: u64 = 2_000;
-/// Unit: instructions.
+/// The period of perf's samples. Unit: instructions.
 const PERF_PERIOD: u64 = 100_003;
 
 /// What to do.
@@ -49,7 +50,7 @@ pub struct Options {
     report: Option<PathBuf>,
 }
 
-/// The control domain's part: creates the tenant and judges.
+/// Runs in the control domain: creates the tenant and judges.
 pub fn control(hvm: bool, options: &Options) -> Result<ExitCode> {
     let host = Host::open(false)?;
     let mut tally = Tally::default();
@@ -61,7 +62,7 @@ pub fn control(hvm: bool, options: &Options) -> Result<ExitCode> {
     begins(&mut tenant)?;
     head();
     let mut sums = Map::new();
-    for (how, places) in [("apart", counting::APART), ("crossed", counting::CROSSED)] {
+    for (how, places) in [("disjoint", counting::DISJOINT), ("crossed", counting::CROSSED)] {
         let control = Domain::new(places[0])?;
         let (ours, theirs) = beside(&host.xen, &control, &mut tenant)?;
         for (whose, seen) in [("tenant", theirs), ("control domain", ours)] {
@@ -75,16 +76,16 @@ pub fn control(hvm: bool, options: &Options) -> Result<ExitCode> {
     finish(tally, options, report, sums, &sampled)
 }
 
-/// The same in a guest whose host lets it count, and moves its vCPUs.
+/// Runs the demo in a guest whose host lets it count, and moves its vCPUs.
 pub fn alone(options: &Options) -> Result<ExitCode> {
     let mut tally = Tally::default();
     let constants = samples::prepare()?;
-    let domain = Domain::new(counting::APART[1])?;
+    let domain = Domain::new(counting::DISJOINT[1])?;
     let report = about(&mut tally, "KVM", describe(&domain)?)?;
     drop(domain);
     head();
     let mut sums = Map::new();
-    for (how, places) in [("apart", counting::APART), ("crossed", counting::CROSSED)] {
+    for (how, places) in [("disjoint", counting::DISJOINT), ("crossed", counting::CROSSED)] {
         let seen = Domain::new(places[1])?.count(2, |measured| measured < REGIONS)?;
         row(&mut tally, &mut sums, "guest", how, &seen);
     }
@@ -99,7 +100,7 @@ fn head() {
     );
 }
 
-/// Prints what a domain has counted, judges it, and adds it up.
+/// Prints what a domain has counted, judges it, and adds it to the sums.
 fn row(tally: &mut Tally, sums: &mut Map<String, Value>, whose: &str, how: &str, seen: &Value) {
     let name = format!("{whose}, counters {how}");
     let keys = ["regions", "retries", "instr_total", "error_count", "error_max"];
@@ -132,7 +133,7 @@ fn finish(
     Ok(code)
 }
 
-/// What the tenant says of itself, as part of the report.
+/// Returns what the tenant says of itself, as part of the report.
 fn about(tally: &mut Tally, kind: &str, said: Value) -> Result<Map<String, Value>> {
     let Value::Object(report) = said else { anyhow::bail!("the tenant says {said}") };
     tally.check("the tenant is what was wanted", equal(&report["guest_kind"], &json!(kind)));
@@ -155,7 +156,7 @@ fn add(sums: &mut Map<String, Value>, whose: &str, seen: &Value) {
     *errors = (errors.as_u64().unwrap_or(0) + seen["error_count"].as_u64().unwrap_or(0)).into();
 }
 
-/// What the tenant's threads were told of their periods.
+/// Judges what the tenant's threads were told about their periods.
 fn overflows(tally: &mut Tally, report: &mut Map<String, Value>, sampled: &Value) {
     for key in [
         "imode_regions",
@@ -175,7 +176,7 @@ fn overflows(tally: &mut Tally, report: &mut Map<String, Value>, sampled: &Value
     }
 }
 
-/// What must have happened meanwhile.
+/// Checks that the disturbances have happened.
 fn occurred(tally: &mut Tally, sums: &Map<String, Value>) {
     for key in ["retries", "vcpu_switches", "vcpu_migrations"] {
         let some = sums[key].as_u64().is_some_and(|times| times > 0);
@@ -183,7 +184,7 @@ fn occurred(tally: &mut Tally, sums: &Map<String, Value>) {
     }
 }
 
-/// The tenant's part: what it is, and what it costs it to read.
+/// Returns, in the tenant, what it is and what a read costs it.
 pub fn describe(domain: &Domain) -> Result<Value> {
     let session = domain.session();
     let mut said = guest::describe(session.description())?;
@@ -199,8 +200,8 @@ pub fn describe(domain: &Domain) -> Result<Value> {
     Ok(said.into())
 }
 
-/// By how much perf's counts of regions differ from what these execute more than the shortest, at
-/// most.
+/// Returns by how much perf's counts of regions differ at most from what these regions execute more
+/// than the shortest one.
 fn perf_error_max() -> Result<u64> {
     let event = Event::open(generic(PERF_COUNT_HW_INSTRUCTIONS), Whose::Thread(SELF), None)?;
     let of = |iterations| -> Result<(u64, u64)> {
@@ -223,7 +224,7 @@ fn counted(event: &Event, region: Region) -> Result<u64> {
     Ok(event.count()? - before)
 }
 
-/// How many of the periods that have passed no sample of perf's tells.
+/// Returns how many of the periods that have passed are in no sample of perf's.
 fn perf_periods_lost() -> Result<u64> {
     let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
     let mut sampling = Sampling::open(instructions, PERF_PERIOD, Whose::Thread(SELF))?;
@@ -238,7 +239,8 @@ fn periods(record: &Record) -> u64 {
     period / PERF_PERIOD
 }
 
-/// The median over times that are short enough to be undisturbed.
+/// Returns the exits per read: the median over times that are short enough to be mostly
+/// undisturbed.
 fn exits_per_read(session: &Session) -> Result<f64> {
     let mut seen = Vec::with_capacity(TIMES);
     for _ in 0..TIMES {
@@ -246,7 +248,7 @@ fn exits_per_read(session: &Session) -> Result<f64> {
         for _ in 0..READS {
             session.read::<2>()?;
         }
-        // The number is the physical CPU's, which may have changed.
+        // The number is the physical CPU's, and the thread may have moved to another one.
         seen.push(Hardware.counter(EXITS).wrapping_sub(before) as i64);
     }
     seen.sort_unstable();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The control domains' part in a tenant's being restored where counters are others.
+//! Runs in the control domains of two hosts: a tenant is saved on one, and restored on the other,
+//! which has other counters.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -11,39 +12,39 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{self, Tenant, Tsc};
 use vm_tests::xen::Xen;
 
-use crate::control::{AMID, FORBIDDEN, Host, VCPUS, Why, begins, ends};
+use crate::control::{FORBIDDEN, Host, TIME_TO_COUNT, VCPUS, Why, begins, ends};
 
 const NAME: &str = "emigrant";
 
-/// Its counters are not those of the host where its module was loaded.
+/// The host's counters are not those of the host where the tenant's module was loaded.
 const OTHERS: Why = Why {
     errno: libc::ESTALE,
     names: ["ESTALE", "Stale file handle"],
     answer: "this host has other counters than the one before",
 };
 
-/// A tenant counts, and is saved to this file in the middle of it.
+/// Has a tenant count, and saves it to this file in the middle of that.
 pub fn leaves(file: &str) -> Result<ExitCode> {
     let host = Host::open(true)?;
     let mut tally = Tally::default();
     let mut tenant = Tenant::create(NAME, VCPUS, Tsc::Native, "emigrate")?;
     host.invite(&tenant)?;
     begins(&mut tenant)?;
-    sleep(AMID);
-    // It would say if a reading had been refused.
+    sleep(TIME_TO_COUNT);
+    // The tenant would report it if a reading had been refused.
     tally.check("a tenant counts before it is saved", equal(tenant.is_silent(), true));
     tenant.save(file)?;
     Ok(tally.finish())
 }
 
-/// It is restored on this host, whose counters are others: it counts nothing until its module is
-/// loaded anew, and then with these.
+/// Restores the tenant on this host, whose counters are others. It counts nothing until its module
+/// is loaded anew, and then counts with this host's.
 pub fn arrives(file: &str) -> Result<ExitCode> {
-    // Without counting here.
+    // This domain does not count here.
     let xen = Xen::open().context("this is not Xen's control domain")?;
     toolstack::start()?;
     let mut tally = Tally::default();
-    // That nothing is to be counted may be loaded, which writes no register.
+    // The tenant may load an empty configuration, which writes no register.
     let writes = || Ok::<_, anyhow::Error>(xen.stats()?.hook[HOOK_LOAD].msr_writes);
     let before = writes()?;
     let mut tenant = Tenant::restore(NAME, file)?;
@@ -53,7 +54,7 @@ pub fn arrives(file: &str) -> Result<ExitCode> {
     tally.check(name, equal(writes()?, before));
     tenant.tell(&json!("again"))?;
     begins(&mut tenant)?;
-    sleep(AMID);
+    sleep(TIME_TO_COUNT);
     xen.allow(tenant.domain, false)?;
     let whose = "a tenant that has loaded its module anew where counters are others";
     ends(&mut tally, whose, &mut tenant, &FORBIDDEN)?;

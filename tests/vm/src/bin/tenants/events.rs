@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! perf's events in a tenant that is saved and restored, and that may not count for a while.
+//! Tests perf's events in a tenant that is saved and restored, and that may not count for a while.
 //!
-//! What perf says has counted all the time has counted everything; what has not, perf says so of.
+//! An event that perf says has counted all the time has counted everything. If it has not, perf
+//! says so.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -17,17 +18,18 @@ use vm_tests::toolstack::{Tenant, say};
 
 /// `PERF_FORMAT_TOTAL_TIME_ENABLED` and `..._RUNNING`.
 const ENABLED_AND_RUNNING: u64 = 3;
-/// It takes a fraction of a second.
+/// A region that takes a fraction of a second.
 const REGION: Region = Region { first: 10_000_000, second: 1 };
 const SHORTEST: Region = Region { first: 1, second: 1 };
-/// Regions that are counted when the host lets it again, after as many at most.
+/// The number of regions that are counted when the host allows it again, and the most regions until
+/// then.
 const AGAIN: usize = 5;
 const PATIENCE: usize = 1_000;
 
-/// The tenant's part: a CPU's event and a thread's, each on a CPU of its own.
+/// Counts in the tenant with a CPU's event and a thread's, each on a CPU of its own.
 pub fn watch() -> Result<()> {
     let cpus = cpus()?;
-    // This one is not in the way of the CPU's event.
+    // This thread does not execute on the CPU of the CPU's event.
     run_on(SELF, &cpus[1..])?;
     let (sender, seen) = channel();
     thread::scope(|scope| {
@@ -40,7 +42,7 @@ pub fn watch() -> Result<()> {
             })
             .collect();
         drop(sender);
-        // What both have seen when it is forbidden, and when it is not any more.
+        // These are what both have seen when the tenant is forbidden, and when it is allowed again.
         let both = || -> Result<Value> {
             let mut both = [seen.recv()?, seen.recv()?];
             both.sort_by_key(|one| one["whose"].to_string());
@@ -56,8 +58,8 @@ pub fn watch() -> Result<()> {
     })
 }
 
-/// What an event has said of a region: how much it has counted, and of the ns that it was enabled
-/// for how many it has counted.
+/// What an event has said of a region: how much it has counted, for how many ns it was enabled, and
+/// for how many of them it has counted.
 #[derive(Debug)]
 struct Said {
     counted: u64,
@@ -74,7 +76,7 @@ fn count(event: &Event, region: Region) -> Result<Said> {
     Ok(Said { counted, enabled, running })
 }
 
-/// Counts until the host forbids it, and when it lets it again.
+/// Counts until the host forbids it, and again when the host allows it.
 fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
     run_on(SELF, &[cpu])?;
     let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
@@ -94,7 +96,7 @@ fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
     };
     let still = count(&event, REGION)?;
     let whose = if is_wide { "CPU" } else { "thread" };
-    // It may have been forbidden in the second reading, when all was counted.
+    // Counting may have been forbidden in the second reading, when everything was counted.
     let is_part = last.counted <= all && last.running < last.enabled;
     let is_still = still.counted == 0 && still.running == 0 && still.enabled > 0;
     seen.send(json!({
@@ -116,7 +118,8 @@ fn one(cpu: usize, is_wide: bool, seen: &Sender<Value>) -> Result<()> {
     Ok(())
 }
 
-/// The control domain's part, when the tenant was forbidden to count.
+/// Judges, in the control domain, what the events have said while the tenant was forbidden to
+/// count.
 pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
     for seen in tenant.hear()?.as_array().context("both of them")? {
         println!("perf's event of a {}: {seen:#}", seen["whose"]);
@@ -128,7 +131,7 @@ pub fn forbidden(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
     Ok(())
 }
 
-/// ... and when it may again.
+/// Judges what the events have said when the tenant was allowed to count again.
 pub fn allowed(tally: &mut Tally, tenant: &mut Tenant) -> Result<()> {
     let said = tenant.hear()?;
     let right = said.as_array().is_some_and(|both| both.len() == 2);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A PVH tenant that may count, whose kernel names frames as its vCPU's page that are no memory of
-//! its own, or that it takes away later.
+//! Tests a PVH tenant that may count, whose kernel names frames as its vCPU's page that are not its
+//! own memory, or that it takes away later.
 //!
-//! The tenant does what it is told; the control domain, which counts beside, knows what it must be
-//! answered.
+//! The tenant does what it is told. The control domain, which counts at the same time, knows how
+//! each request has to be answered.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,16 +21,16 @@ use crate::control::{Host, begins, exact, gone};
 use crate::counting::{CROSSED, Domain};
 use crate::peek;
 
-/// The module that names frames, in the tenant.
+/// The path, in the tenant, of the module that names frames.
 pub const MODULE: &str = "/lib/perfctr/frames.ko";
-/// What it offers.
+/// The folder of the module's files.
 const PARAMETERS: &str = "/sys/module/frames/parameters";
-/// Regions that each thread of the control domain measures at least.
+/// The least number of regions that each thread of the control domain measures.
 const BESIDE: u64 = 200;
 
-/// A frame of the emulator's display, and where the tenant has it.
+/// A line of the tenant's configuration that maps a frame of the emulator's display into it.
 const DEVICE: &str = "iomem = [ \"a0,1@fd000\" ]";
-/// Frames that are not there, or no memory.
+/// Frames that do not exist, or are not memory.
 const ELSEWHERE: [(&str, u64); 6] = [
     ("is the largest number", u64::MAX),
     ("is beyond all memory", 1 << 40),
@@ -40,7 +40,7 @@ const ELSEWHERE: [(&str, u64); 6] = [
     ("is a device's", 0xfd000),
 ];
 
-/// The control domain's part.
+/// Runs in the control domain.
 pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create_wanted(&Wanted {
         config: DEVICE,
@@ -68,7 +68,7 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Has it name one frame after another.
+/// Has the tenant name one frame after another.
 fn name(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
     let own = tenant.ask("own", "")?;
     let own = own["is"].as_u64().with_context(|| format!("its frame is {own}"))?;
@@ -93,7 +93,7 @@ fn name(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
     frames.does("populate", "")?;
     frames.is_page(own, "its own, populated again")?;
 
-    // What is a page already stays what it was for the hypervisor.
+    // A frame that is a page already stays for the hypervisor what it was.
     frames.answers("register", &own.to_string(), "page that is given back later", &Value::Null)?;
     frames.does("release", "")?;
     frames.reads_counters(true, "a page that was given back")?;
@@ -112,7 +112,7 @@ struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// The frame can be a page, once, and can be none again.
+    /// Checks that the frame can be a page, only once, and can be unregistered.
     fn is_page(&mut self, frame: u64, what: &str) -> Result<()> {
         let number = frame.to_string();
         let name = format!("page whose frame is {what}");
@@ -123,7 +123,7 @@ impl Frames<'_> {
         self.answers("unregister", "", "taking back no page", &json!("ENXIO"))
     }
 
-    /// The frame cannot be a page, and nothing has changed for the vCPU.
+    /// Checks that the frame is refused as a page, and that nothing has changed for the vCPU.
     fn is_refused(&mut self, frame: u64, what: &str) -> Result<()> {
         let name = format!("page whose frame {what}");
         self.answers("register", &frame.to_string(), &name, &json!("EINVAL"))?;
@@ -138,14 +138,15 @@ impl Frames<'_> {
         Ok(())
     }
 
-    /// What is no test but has to be done.
+    /// Has the tenant do something that is not itself a test.
     fn does(&mut self, file: &str, text: &str) -> Result<()> {
         let answer = self.tenant.ask(file, text)?;
         anyhow::ensure!(answer["error"].is_null(), "{file} {text}: {answer}");
         Ok(())
     }
 
-    /// Whether RDPMC is the tenant's kernel's: with a page it reads, without it faults.
+    /// Checks whether the tenant's kernel may execute RDPMC: with a page it reads, and without one
+    /// RDPMC faults.
     fn reads_counters(&mut self, expected: bool, with: &str) -> Result<()> {
         let reads = self.tenant.ask("rdpmc", "")?;
         let name =
@@ -155,7 +156,7 @@ impl Frames<'_> {
     }
 }
 
-/// The tenant's part, which ends with the domain.
+/// Runs in the tenant, and ends with the domain.
 pub fn tenant() -> Result<()> {
     module::load_file(MODULE, c"")?;
     module::load_file(peek::MODULE, c"")?;
@@ -174,9 +175,9 @@ pub fn tenant() -> Result<()> {
     }
 }
 
-/// The name of the error with which writing to one of the module's files fails.
+/// Returns the name of the error with which writing to one of the module's files fails.
 pub fn wrote(file: &str, text: &str) -> Option<String> {
-    // Nothing written would be no call.
+    // An empty text would make no call.
     let error = fs::write(format!("{PARAMETERS}/{file}"), format!("{text}\n")).err()?;
     Some(
         error

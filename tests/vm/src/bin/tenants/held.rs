@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A reader that is stopped between its look at the pages and its RDPMC.
+//! Tests a reader that is stopped between its look at the pages and its RDPMC.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -13,10 +13,10 @@ use shared_abi::read::{Counters, read_thread};
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::THREAD_FAILED;
 
-/// Between looks at the page.
+/// The time between two looks at the page.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// The CPU's counters, once the thread may not count any more.
+/// The CPU's counters, which are read only once the thread may not count any more.
 struct Late<'a> {
     page: &'a ThreadPage,
     looked: Sender<()>,
@@ -24,7 +24,7 @@ struct Late<'a> {
 
 impl Counters for Late<'_> {
     fn counter(&self, index: u32) -> u64 {
-        // Nobody waits for a second time.
+        // Only the first message is waited for.
         let _ = self.looked.send(());
         while self.page.state.load(Relaxed) & THREAD_FAILED == 0 {
             thread::sleep(MOMENT);
@@ -37,8 +37,8 @@ impl Counters for Late<'_> {
     }
 }
 
-/// A reader that has looked at its pages already, and executes RDPMC when it may not count any
-/// more.  It gives what the read does then.
+/// Starts a reader that has already looked at its pages, and executes RDPMC when it may not count
+/// any more. The thread returns what the read returns then.
 pub fn reader() -> Result<JoinHandle<Result<String>>> {
     let (looked, wait) = channel();
     let reader = thread::spawn(move || {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a PVH tenant tests by itself: its kernel's counts beside the emulator's, and its module,
-//! which comes and goes.
+//! Runs what a PVH tenant tests by itself: its kernel's counts against the emulator's, and its
+//! module, which is unloaded and loaded again.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use vm_tests::{kernel, module, region, reload};
 
 use crate::control::{Host, VCPUS};
 
-/// The control domain's part.
+/// Runs in the control domain.
 pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     let role = format!("inside {}", pick(3, 20));
     let mut tenant = Tenant::create_kind(Kind::Pvh, "inside", VCPUS, Tsc::Native, &role)?;
@@ -26,12 +26,12 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     }
 }
 
-/// The tenant's part, which ends with the domain; its module is unloaded so many times.
+/// Runs in the tenant, and ends with the domain. Its module is unloaded so many times.
 pub fn tenant(reloads: u32) -> Result<()> {
     mount_statistics()?;
     module::load()?;
-    // Found out before there are other threads.
-    region::apart()?;
+    // The overhead is found before there are other threads.
+    region::overhead()?;
     for (name, outcome) in kernel::judge()? {
         tell(&name, outcome);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Two domains on the same physical CPUs: the control domain and a tenant that it creates.
+//! Tests two domains on the same physical CPUs: the control domain and a tenant that it creates.
 //!
-//! This program is both: in the control domain it uses Debian's Xen tools and judges, and it is the
-//! first and only program of the tenant, where it counts, spins or storms.
+//! This program has both roles: in the control domain it uses Debian's Xen tools and judges, and it
+//! is the first and only program of the tenant, where it counts, spins or storms.
 
 mod bench;
 mod control;
@@ -43,7 +43,7 @@ enum Role {
         /// The file.
         saved: String,
     },
-    /// Restores it from the file, on a host with other counters.
+    /// Restores that tenant from the file, on a host with other counters.
     Immigration {
         /// The file.
         saved: String,
@@ -58,15 +58,15 @@ enum Role {
     },
     /// Creates a PVH tenant in which a program measures what something costs.
     Bench(bench::Options),
-    /// Counts in a guest of KVM, where there is nobody beside it to talk to.
+    /// Counts in a guest of KVM, which has no other domain to talk to.
     KvmDemo(demo::Options),
     /// Counts in a guest of KVM that is moved from one process to another.
     KvmRoam,
-    /// Counts in two guests of KVM, of which one may not at first.
+    /// Counts in two guests of KVM, of which one may not count at first.
     KvmSide,
     /// Counts in a guest of KVM, whose kernel then starts another one.
     KvmFirst,
-    /// Counts where that one was started.
+    /// Counts in the kernel that was started that way.
     KvmNext,
     #[command(flatten)]
     Tenant(tenant::Role),

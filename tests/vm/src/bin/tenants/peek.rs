@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A PVH tenant, which may not count, whose kernel reads all counters beside domains that do.
+//! Tests a PVH tenant that may not count, whose kernel reads all counters while other domains
+//! count.
 //!
-//! No CR4 of the hypervisor's stands between such a kernel and RDPMC, as it does for a PV one.
+//! The hypervisor's CR4 does not keep such a kernel from RDPMC, as it does a PV one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,15 +22,15 @@ use crate::registers;
 use crate::tenant::refusal;
 use crate::{frames, inside};
 
-/// The module that reads, in a tenant.
+/// The path, in a tenant, of the module that reads.
 pub const MODULE: &str = "/lib/perfctr/peek.ko";
-/// What it offers.
+/// The folder of the module's files.
 const PARAMETERS: &str = "/sys/module/peek/parameters";
-/// How often the tenant looks until it says what it has seen, and how long it waits in between.
+/// How often the tenant looks until it reports what it has seen, and how long it waits in between.
 const LOOKS: u64 = 200;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
-/// The control domain's part: those tenants may count that it allows to.
+/// Runs in the control domain. Only tenants that it allows to may count.
 pub fn control() -> Result<ExitCode> {
     let host = Host::open(false)?;
     let mut tally = Tally::default();
@@ -53,7 +54,7 @@ pub fn control() -> Result<ExitCode> {
     );
     for (kind, whom) in [(Kind::Pv, "a PV tenant"), (Kind::Pvh, "another PVH tenant")] {
         together(&mut tally, &host, kind, Past::Unknown)?;
-        // It has looked all the while.
+        // The tenant has looked all the time.
         loop {
             blind(&mut tally, &format!("the control domain and {whom}"), &peeker.hear()?);
             if peeker.is_silent() {
@@ -65,7 +66,8 @@ pub fn control() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// A 32-bit kernel may ask the driver, and is refused as a 64-bit one is that cannot count.
+/// Checks that a 32-bit kernel may ask the driver, and is refused as a 64-bit one is that cannot
+/// count.
 fn narrow(tally: &mut Tally, host: &Host) -> Result<()> {
     let mut tenant = Tenant::create_kind(Kind::Pvh32, "narrow", 1, Tsc::Native, "")?;
     host.invite(&tenant)?;
@@ -74,7 +76,7 @@ fn narrow(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.destroy()
 }
 
-/// What the tenant has seen beside `whom`: faults, and nothing that changes.
+/// Checks that the tenant beside `whom` has seen faults, and nothing that changes.
 fn blind(tally: &mut Tally, whom: &str, seen: &Value) {
     println!("a PVH tenant beside {whom}: {seen:#}");
     let name = format!("a PVH tenant's kernel beside {whom}");
@@ -86,7 +88,7 @@ fn blind(tally: &mut Tally, whom: &str, seen: &Value) {
     }
 }
 
-/// The tenant's part.
+/// Runs in the tenant.
 pub fn tenant() -> Result<()> {
     let refusal = refusal()?.context("this domain may count")?;
     say(&refusal);
@@ -102,26 +104,26 @@ pub fn tenant() -> Result<()> {
     }
 }
 
-/// Whether RDPMC gives the kernel anything.
+/// Returns whether RDPMC gives the kernel anything.
 pub fn reads_counters() -> Result<bool> {
     let mut rdpmc = Seen::default();
     rdpmc.look("rdpmc")?;
     Ok(rdpmc.faults < rdpmc.reads)
 }
 
-/// What one of the instructions has given.
+/// What one of the instructions has returned.
 #[derive(Debug, Default)]
 struct Seen {
     reads: u64,
     faults: u64,
     /// The last value, by the number of the counter or register.
     values: BTreeMap<String, u64>,
-    /// How much those have grown that were seen to change.
+    /// How much each has grown that was seen to change.
     moved: BTreeMap<String, u64>,
 }
 
 impl Seen {
-    /// Has the kernel execute it for every counter or register.
+    /// Has the kernel execute the instruction for every counter or register.
     fn look(&mut self, how: &str) -> Result<()> {
         let text = fs::read_to_string(format!("{PARAMETERS}/{how}")).context("reading counters")?;
         for line in text.lines() {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Threads' vector registers stay what they are while other threads and a tenant use theirs.
+//! Tests that threads' vector registers keep their values while other threads and a tenant use
+//! theirs.
 //!
-//! That is the emulator's business and Xen's, but where it does not hold no test means anything:
+//! Keeping them is the emulator's task and Xen's. But if they are not kept, no test means anything:
 //! memory is copied through these registers.
 #![expect(unsafe_code, reason = "only assembly keeps a value in a register")]
 
@@ -11,14 +12,15 @@ use std::thread;
 
 use vm_tests::tally::{Tally, equal};
 
-/// More threads than vCPUs, so that they are switched.
+/// The number of threads. There are more than vCPUs, so that they are switched.
 const THREADS: u64 = 6;
 /// How often each of them looks.
 const LOOKS: u64 = 400;
-/// How long a value stays in its registers: about a millisecond, so that some are switched there.
+/// For how many iterations a value stays in its registers: about a millisecond, so that some are
+/// switched there.
 const ITERATIONS: u64 = 300_000;
 
-/// Looks beside whatever else runs.
+/// Checks registers while other programs run.
 pub fn check(tally: &mut Tally, beside: &str) {
     let changed = thread::scope(|scope| {
         let look = |id: u64| scope.spawn(move || changed(id << 32..(id << 32) + LOOKS));
@@ -28,12 +30,12 @@ pub fn check(tally: &mut Tally, beside: &str) {
     tally.check(&format!("no register of a thread changes beside {beside}"), equal(changed, 0));
 }
 
-/// How many of these values do not stay.
+/// Returns how many of these values change.
 fn changed(values: Range<u64>) -> u64 {
     values.map(|value| u64::from(kept(value) != [value; 2])).sum()
 }
 
-/// What becomes of a value in two registers.
+/// Returns a value after it was in two registers.
 fn kept(value: u64) -> [u64; 2] {
     let (mut first, mut last): (u64, u64);
     // SAFETY: registers only.

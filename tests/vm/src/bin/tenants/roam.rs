@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tenants that count and sample while they are saved, restored and migrated, and while their
+//! Tests tenants that count and sample while they are saved, restored and migrated, and while their
 //! memory and their vCPUs become fewer and more.
 //!
-//! What they execute is known to the instruction.  Nothing of it may be lost or counted twice, and
-//! every period that passes is told once; or, where they may not count any more, they are told so.
+//! What they execute is known to the instruction. Nothing of it may be lost or counted twice, and
+//! every period that passes is signalled once. Where they may not count any more, they have to get
+//! an error.
 
 use std::fs;
 use std::path::Path;
@@ -27,18 +28,18 @@ use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, hear, mount_statistics, say};
 use vm_tests::volume::pick;
 
-use crate::control::{AMID, Host, VCPUS, begins, counts_on, exact, gone, says};
+use crate::control::{Host, TIME_TO_COUNT, VCPUS, begins, contains_any, counts_on, exact, gone};
 use crate::counting::{self, Domain};
 use crate::{samples, successor};
 
-/// The first is the usual one.
+/// The kinds of tenants. The usual run has the first one only.
 const KINDS: [Kind; 3] = [Kind::Pvh, Kind::Hvm, Kind::Pv];
-/// What a tenant has, and what it is left with for a while.
+/// The memory that a tenant has, and the smaller one that it has for a while.
 const MEMORY_MIB: [u32; 2] = [256, 192];
-/// Pages that a tenant writes to again and again: many more than those that `xl` leaves to the end
-/// of a migration, for which it stops the tenant.
+/// The number of pages that a tenant writes to again and again: many more than those that `xl`
+/// leaves to the end of a migration, for which it stops the tenant.
 const DIRTIED: usize = 1024;
-/// Between one time and the next.
+/// The time between two rounds of writing.
 const BETWEEN: Duration = Duration::from_millis(10);
 /// How long a tenant's kernel may take until it uses other vCPUs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,7 +47,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What happens to a tenant that counts: its name, and how.
 type Scene = (&'static str, fn(&Host, &mut Tenant) -> Result<()>);
 
-/// The first two are the usual ones. The last one is not for HVM tenants, whose CPUs come by ACPI.
+/// The scenes. The usual run has the first two. The last one is not for HVM tenants, whose CPUs
+/// come by ACPI.
 const SCENES: [Scene; 5] = [
     ("is saved and restored", |host, tenant| {
         tenant.save_and_restore()?;
@@ -59,7 +61,7 @@ const SCENES: [Scene; 5] = [
         // An HVM tenant's last MiB is not listed.
         let unlisted = all - tenant.memory()?;
         tenant.set_memory(less, less - unlisted)?;
-        sleep(AMID);
+        sleep(TIME_TO_COUNT);
         tenant.set_memory(all, all - unlisted)
     }),
     ("loses a vCPU and gets it again", |_, tenant| {
@@ -67,13 +69,13 @@ const SCENES: [Scene; 5] = [
             tenant.set_vcpus(vcpus)?;
             let said = tenant.ask("vcpus", &vcpus.to_string())?;
             ensure!(said == "ready", "the tenant says {said}");
-            sleep(AMID);
+            sleep(TIME_TO_COUNT);
         }
         Ok(())
     }),
 ];
 
-/// The control domain's part: every domain may count.
+/// Runs in the control domain. Every domain may count.
 pub fn control() -> Result<ExitCode> {
     let host = Host::open(true)?;
     let mut tally = Tally::default();
@@ -92,21 +94,21 @@ pub fn control() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// All that happens to a tenant of this kind.
+/// Does everything that happens to a tenant of this kind.
 fn roam(tally: &mut Tally, host: &Host, kind: Kind, scenes: &[Scene]) -> Result<()> {
     let mut tenant = Tenant::create_kind(kind, "roamer", VCPUS, Tsc::Native, "roam")?;
     host.invite(&tenant)?;
-    // To step through what is counted, and through what samples.
+    // This takes long, since the tenant steps through what is counted and what samples.
     begins(&mut tenant)?;
     begins(&mut tenant)?;
     for (what, act) in scenes {
         let whose = format!("{} that {what}", kind.described());
         let seen = scene(&mut tenant, |tenant| counts_on(host, || act(host, tenant)));
-        right(tally, &whose, &seen.context(whose.clone())?);
+        check_exact(tally, &whose, &seen.context(whose.clone())?);
     }
     let whose = format!("{} that is migrated where it may not count", kind.described());
     let seen = scene(&mut tenant, |tenant| forbidden(host, tenant));
-    told(tally, &whose, &seen.context(whose.clone())?);
+    check_refused(tally, &whose, &seen.context(whose.clone())?);
     tenant.destroy()
 }
 
@@ -123,8 +125,8 @@ pub fn counting(host: &Host, wanted: &Wanted<'_>) -> Result<Tenant> {
     Ok(tenant)
 }
 
-/// It reboots while its threads count and sample: Xen gets all its pages back, those of its vCPUs
-/// as well.
+/// Has a tenant reboot while its threads count and sample: Xen gets all its pages back, also those
+/// of its vCPUs.
 fn reboots(host: &Host, kind: Kind) -> Result<()> {
     let wanted = Wanted::usual(kind, "rebooter", VCPUS, Tsc::Native, "roam");
     let mut tenant = counting(host, &wanted)?;
@@ -136,26 +138,26 @@ fn reboots(host: &Host, kind: Kind) -> Result<()> {
     gone(&host.xen, domain).map_err(Error::msg)
 }
 
-/// Has the tenant count while this happens; gives what it has seen.
+/// Has the tenant count while this happens. Returns what it has seen.
 fn scene(tenant: &mut Tenant, act: impl FnOnce(&mut Tenant) -> Result<()>) -> Result<Value> {
     tenant.tell(&json!("count"))?;
     begins(tenant)?;
-    sleep(AMID);
+    sleep(TIME_TO_COUNT);
     act(tenant)?;
-    sleep(AMID);
+    sleep(TIME_TO_COUNT);
     tenant.tell(&json!("stop"))?;
     tenant.hear()
 }
 
-/// Migrates it, and lets it go on where it may not count.
+/// Migrates the tenant, and lets it continue where it may not count.
 fn forbidden(host: &Host, tenant: &mut Tenant) -> Result<()> {
     tenant.migrate(true)?;
     host.xen.allow(tenant.domain, false)?;
     tenant.unpause()
 }
 
-/// Nothing was lost or counted twice, and everything went on.
-fn right(tally: &mut Tally, whose: &str, seen: &Value) {
+/// Checks that nothing was lost or counted twice, and that everything continued.
+fn check_exact(tally: &mut Tally, whose: &str, seen: &Value) {
     println!("{whose}: {seen:#}");
     exact(tally, whose, &seen["counted"]);
     let samples = &seen["sampled"];
@@ -165,13 +167,13 @@ fn right(tally: &mut Tally, whose: &str, seen: &Value) {
     let kept = equal(seen["written"].is_u64(), true);
     tally.check(&format!("{whose}: memory keeps what is written"), kept);
     all_told(tally, whose, samples);
-    // What is told late is told together with what follows, and the module says so; or the counters
-    // are stopped before, and nobody is told.
+    // A late period is merged with one that follows, and the module says so. Or the counters are
+    // stopped before, and nobody is told.
     let merged = equal(&samples["imode_merged"], &samples["merged"]);
     tally.check(&format!("{whose}: every period is told in time, or with others"), merged);
 }
 
-/// Each period that has passed was told once, and what was counted beside is exact.
+/// Checks that each period that has passed was signalled once, and that other counts are exact.
 fn all_told(tally: &mut Tally, whose: &str, samples: &Value) {
     let some = samples["imode_overflows"].as_u64().is_some_and(|told| told > 0);
     tally.check(&format!("{whose}: overflows are told"), equal(some, true));
@@ -180,66 +182,66 @@ fn all_told(tally: &mut Tally, whose: &str, samples: &Value) {
     }
 }
 
-/// It was exact until there were no numbers any more, but why.
-fn told(tally: &mut Tally, whose: &str, seen: &Value) {
+/// Checks that the tenant's numbers were exact until it could read none any more, but the reason.
+fn check_refused(tally: &mut Tally, whose: &str, seen: &Value) {
     println!("{whose}: {seen:#}");
     let error_max = equal(&seen["counted"]["error_max"], &json!(0));
     tally.check(&format!("{whose}: counts until then are exact"), error_max);
     for which in ["counted", "sampled"] {
-        let refusal = says(&seen[which]["refusal"], &["EPERM", "Operation not permitted"]);
+        let refusal = contains_any(&seen[which]["refusal"], &["EPERM", "Operation not permitted"]);
         tally.check(&format!("{whose} is told so in place of numbers: {which}"), refusal);
     }
     all_told(tally, whose, &seen["sampled"]);
-    // The last region, which has no numbers, may have had some of those.
+    // The last region, which has no numbers, may have had some of these periods.
     let [seen, said] = ["imode_merged", "merged"].map(|key| seen["sampled"][key].as_u64());
     let enough = equal(seen.is_some() && seen <= said, true);
     tally.check(&format!("{whose}: until then, every period is told, or with others"), enough);
 }
 
-/// In a guest of KVM, whose host moves it from one process to another: it is the tenant, and says
-/// what happens to it.
+/// Runs in a guest of KVM, whose host moves it from one process to another. The guest is the
+/// tenant, and asks for what happens to it.
 pub fn alone() -> Result<ExitCode> {
-    region::apart()?;
+    region::overhead()?;
     let constants = samples::prepare()?;
     let kvm = &Kvm::open()?;
     let mut tally = Tally::default();
     let moved = |live, allowed| {
         count(&constants, || {
-            sleep(AMID);
+            sleep(TIME_TO_COUNT);
             kvm.move_to_another(live, allowed)?;
-            sleep(AMID);
+            sleep(TIME_TO_COUNT);
             Ok(())
         })
     };
     for (what, live) in [("is saved and restored", false), ("is migrated while it executes", true)]
     {
-        right(&mut tally, &format!("a guest of KVM that {what}"), &moved(live, true)?);
+        check_exact(&mut tally, &format!("a guest of KVM that {what}"), &moved(live, true)?);
     }
-    told(
+    check_refused(
         &mut tally,
         "a guest of KVM that is migrated where it may not count",
         &moved(true, false)?,
     );
     kvm.allow(true)?;
     let start = Instant::now();
-    while let Err(error) = Domain::new(counting::APART[1]) {
+    while let Err(error) = Domain::new(counting::DISJOINT[1]) {
         ensure!(start.elapsed() < PATIENCE, "a guest that is allowed again: {error:#}");
         sleep(BETWEEN);
     }
     let seen = count(&constants, || {
-        sleep(2 * AMID);
+        sleep(2 * TIME_TO_COUNT);
         Ok(())
     })?;
-    right(&mut tally, "a guest of KVM that is allowed again", &seen);
+    check_exact(&mut tally, "a guest of KVM that is allowed again", &seen);
     Ok(tally.finish())
 }
 
-/// The tenant's part, which ends with the domain.
+/// Runs in the tenant, and ends with the domain.
 pub fn tenant() -> Result<()> {
     mount_statistics()?;
     module::load()?;
-    // Found out before there are other threads.
-    region::apart()?;
+    // The overhead is found before there are other threads.
+    region::overhead()?;
     say(&json!("ready"));
     let constants = samples::prepare()?;
     say(&json!("ready"));
@@ -260,7 +262,7 @@ fn count(constants: &Constants, act: impl FnOnce() -> Result<()>) -> Result<Valu
     let go_on = |_| !stop.load(Ordering::Relaxed);
     thread::scope(|scope| {
         let counting = scope.spawn(move || {
-            let domain = Domain::new(counting::APART[1]);
+            let domain = Domain::new(counting::DISJOINT[1]);
             begun.wait();
             domain?.count(2, go_on)
         });
@@ -276,7 +278,7 @@ fn count(constants: &Constants, act: impl FnOnce() -> Result<()>) -> Result<Valu
     })
 }
 
-/// Waits until it is told to stop, and does what else it is told.
+/// Waits until the tenant is told to stop, and does what else it is told.
 fn until_told() -> Result<()> {
     loop {
         let asked = hear()?;
@@ -295,8 +297,8 @@ fn until_told() -> Result<()> {
     }
 }
 
-/// Waits until the kernel uses so many vCPUs.  Those that it gets, somebody has to have it use:
-/// elsewhere udev does.
+/// Waits until the kernel uses so many vCPUs. New ones have to be taken online, which udev does
+/// elsewhere.
 fn use_vcpus(wanted: usize) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -304,12 +306,12 @@ fn use_vcpus(wanted: usize) -> Result<()> {
         let there: Vec<_> = cpus.filter(|cpu| Path::new(cpu).exists()).collect();
         let mut used = 0;
         for cpu in &there {
-            // The first cannot be taken away, and has no such file.
+            // The first CPU cannot be taken offline, and has no such file.
             let online = format!("{cpu}/online");
             let off = fs::read_to_string(&online).is_ok_and(|text| text.trim() == "0");
             if off && there.len() == wanted {
                 match fs::write(&online, "1") {
-                    // It is there before the kernel takes it for present.
+                    // The file is there before the kernel takes the CPU for present.
                     Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (),
                     result => result?,
                 }
@@ -324,7 +326,8 @@ fn use_vcpus(wanted: usize) -> Result<()> {
     }
 }
 
-/// What samples have told, and how many periods were told with others by the module's account.
+/// Samples, and returns what signals have told, and how many periods were merged by the module's
+/// account.
 fn sample(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
     let before = ModuleStats::read()?;
     let mut sampled = samples::take(constants, go_on)?;
@@ -332,7 +335,7 @@ fn sample(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result<V
     Ok(sampled)
 }
 
-/// Writes to memory, which keeps what was written the time before; gives how often.
+/// Writes to memory, and checks that it keeps what was written the time before. Returns how often.
 fn dirty(stop: &AtomicBool) -> Result<Value> {
     let mut memory = vec![0_u64; DIRTIED * PAGE_BYTES / size_of::<u64>()];
     let mut times = 0_u64;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A tenant's threads sample themselves: each period that passes is told, and once, and what is
-//! counted beside is exact.
+//! Has a tenant's threads sample themselves: each period that passes is signalled once, and other
+//! counts are exact.
 
 use std::thread;
 
@@ -13,11 +13,11 @@ use vm_tests::round::{Constants, Overflows, Shape, round};
 use vm_tests::sampled;
 use vm_tests::threads::cpus;
 
-/// Of the first thread; the others' are longer.
+/// The period of the first thread. The others' are longer.
 const PERIOD: u64 = 100_003;
-/// Threads for each vCPU.
+/// The number of threads for each vCPU.
 const THREADS_PER_VCPU: usize = 2;
-/// Of a region: five million instructions on average.
+/// The iterations of a region: five million instructions on average.
 const ITERATIONS: u64 = 5_000_000;
 
 /// What a thread has seen.
@@ -25,22 +25,23 @@ const ITERATIONS: u64 = 5_000_000;
 struct Seen {
     rounds: u64,
     overflows: Overflows,
-    /// Of those that were lost, the ones that passed together with another.
+    /// The number of lost periods that passed together with another one.
     merged: u64,
-    /// By how much a count was off, at most.
+    /// By how much a count was wrong at most.
     error_max: u64,
-    /// Why it could not go on.
+    /// Why it could not continue, if it could not.
     refusal: Option<String>,
 }
 
-/// What `take` needs to know, found while there are no other threads.
+/// Finds what `take` needs to know, while there are no other threads.
 pub fn prepare() -> Result<Constants> {
     sampled::handle()?;
     Constants::find()
 }
 
-/// What all threads together have been told, beside what has passed; each goes on as long as
-/// `go_on`, which is asked with the number of regions that it has counted, says so.
+/// Samples in all threads, and returns what they have been told, together with the periods that
+/// have passed. Each thread continues as long as `go_on` returns true, which is called with the
+/// number of regions that the thread has counted.
 pub fn take(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result<Value> {
     let (threads, go_on) = (cpus()?.len() * THREADS_PER_VCPU, &go_on);
     let elsewhere = sampled::elsewhere();
@@ -58,21 +59,21 @@ pub fn take(constants: &Constants, go_on: impl Fn(u64) -> bool + Sync) -> Result
         sum.error_max = sum.error_max.max(seen.error_max);
         sum.refusal = sum.refusal.or(seen.refusal);
     }
-    let Overflows { told, lost, extra, unread, .. } = sum.overflows;
+    let Overflows { signalled, lost, extra, unread, .. } = sum.overflows;
     Ok(json!({
         "imode_regions": sum.rounds,
-        "imode_overflows": told,
+        "imode_overflows": signalled,
         "imode_lost": lost,
         "imode_merged": sum.merged,
         "imode_extra": extra,
         "imode_error_max": sum.error_max,
-        // They came to a thread that does not sample, or whose counters could not be read.
+        // These signals came to a thread that does not sample, or whose counters could not be read.
         "imode_elsewhere": sampled::elsewhere() - elsewhere + unread,
         "refusal": sum.refusal,
     }))
 }
 
-/// A thread with a period of its own.
+/// Runs a thread with a period of its own.
 fn one(number: usize, constants: &Constants, go_on: impl Fn(u64) -> bool) -> Result<Seen> {
     let shape = Shape::new(number, PERIOD + 1_000 * number as u64);
     let mut session = Constants::open()?;
@@ -88,7 +89,7 @@ fn one(number: usize, constants: &Constants, go_on: impl Fn(u64) -> bool) -> Res
     Ok(seen)
 }
 
-/// Counts a region.
+/// Counts a region, and adds the results.
 fn add(
     seen: &mut Seen,
     session: &mut Session,

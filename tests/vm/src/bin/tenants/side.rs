@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Two guests of KVM on the same physical CPUs, each of which is not to notice the other.
+//! Tests two guests of KVM on the same physical CPUs, each of which must not notice the other.
 //!
-//! Both execute this: the second one, which the first has the host start, knows it by its kernel's
-//! arguments.  The host gives the first one what the second has printed: numbers.
+//! Both execute this program. The second one, which the first has the host start, knows its role by
+//! its kernel's arguments. The host gives the first one the numbers that the second has printed.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -22,14 +22,14 @@ use vm_tests::tally::{Tally, equal};
 use crate::control::exact;
 use crate::counting::{CROSSED, Domain};
 
-/// Regions that each of the second guest's threads measures.
+/// The number of regions that each of the second guest's threads measures.
 const REGIONS: u64 = 500;
-/// What a vCPU has pinned.
+/// The memory that each vCPU has pinned.
 const PAGE_KIB: u64 = 4;
 /// How long it may take until a vCPU counts.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Either guest's part.
+/// Runs in either guest.
 pub fn run() -> Result<ExitCode> {
     let arguments = fs::read_to_string("/proc/cmdline")?;
     if arguments.split_whitespace().any(|argument| argument == NEIGHBOUR) {
@@ -63,7 +63,7 @@ pub fn run() -> Result<ExitCode> {
     Ok(tally.finish())
 }
 
-/// The host's administrator lists this guest, forbids it to count, and lets it again.
+/// Has the host's administrator list this guest, forbid it to count, and allow it again.
 fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let caps = Session::open_with(Provider::Paravirt)?.description().caps;
     let caps = caps.context("no counters")?;
@@ -88,7 +88,7 @@ fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// The page of each vCPU that counts is memory that the machine's process has locked.
+/// Checks that the page of each vCPU that counts is memory that the machine's process has locked.
 fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
     let (seen, locked) = thread::scope(|scope| {
@@ -114,7 +114,7 @@ fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
-/// Counts as long as the neighbour is there; gives what that says.
+/// Counts as long as the neighbour is there. Returns what the neighbour says.
 fn beside(tally: &mut Tally, kvm: &Kvm, whose: &str, allowed: bool) -> Result<Vec<u64>> {
     let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
     let (seen, told) = thread::scope(|scope| {
@@ -132,7 +132,7 @@ fn beside(tally: &mut Tally, kvm: &Kvm, whose: &str, allowed: bool) -> Result<Ve
     Ok(told?)
 }
 
-/// The second guest: how it is refused, or what it has counted.
+/// Runs in the second guest, and prints how it is refused, or what it has counted.
 fn neighbour() -> Result<()> {
     if let Err(error) = module::load() {
         let errno = error.downcast_ref::<Errno>().context("no error of the kernel's")?;

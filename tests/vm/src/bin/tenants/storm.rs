@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What is left to the control domain of a physical CPU that it shares with a tenant's storm.
+//! Tests how much of a physical CPU is left to the control domain that shares it with a tenant's
+//! storm of overflows.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,8 @@ use crate::control::{Host, gone};
 
 /// vCPUs of the storming tenant.
 const VCPUS: u32 = 2;
-/// The physical CPU that both domains share, as a mask, and that of the control domain's others.
+/// The physical CPU that both domains share, and that of the control domain's other vCPUs, as
+/// masks.
 const SHARED_PCPU: u64 = 1 << 1;
 const OTHER_PCPU: u64 = 1 << 0;
 
@@ -33,13 +35,13 @@ const QUIET: Duration = Duration::from_secs(8);
 /// A measured region: short enough that most are not preempted.
 const REGION: Region = Region { first: 50_000, second: 50_000 };
 
-/// What the driver may execute for one interrupt, unit: instructions.
+/// The most that the driver may execute for one interrupt. Unit: instructions.
 const INTERRUPT_INSTRUCTIONS_MAX: u64 = 400;
-/// How much more Xen may execute in this domain's time: its timers go by time and not by the
-/// thread's instructions, so an emulator that is slow for a while has it execute more.
+/// The factor by which Xen may execute more in this domain's time. Its timers depend on time and
+/// not on the thread's instructions, so an emulator that is slow for a while has it execute more.
 const XEN_GROWTH_MAX: u64 = 3;
-/// Half of what one of three vCPUs gets of a CPU on average, since a few seconds are not many turns
-/// of a scheduler.  Unit: percent.
+/// The least share of the CPU: half of what one of three vCPUs gets on average, since a few seconds
+/// are not many turns of a scheduler. Unit: percent.
 const SHARE_MIN: u64 = 16;
 
 /// What the driver has seen of a storm.
@@ -47,37 +49,38 @@ const SHARE_MIN: u64 = 16;
 struct Weather {
     milliseconds: u64,
     interrupts: u64,
-    /// For all interrupts.
+    /// The instructions of all interrupts.
     instructions: u64,
 }
 
-/// What a thread has got done on the shared CPU.
+/// The progress of a thread on the shared CPU.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
-    /// By Xen's account of the vCPU.
+    /// The time that the vCPU executed, by Xen's account.
     running_ns: u64,
     waiting_ns: u64,
     error_count: u64,
-    /// Regions in which the vCPU was not switched, and Xen's own instructions in their middle.
+    /// The number of regions in which the vCPU was not switched, and Xen's own instructions in
+    /// their middle.
     whole: u64,
     xen_instructions: u64,
 }
 
 impl Progress {
-    /// Of the time in which the vCPU had something to do, unit: percent.
+    /// Returns the share of the time in which the vCPU had something to do. Unit: percent.
     fn share(&self) -> u64 {
         self.running_ns * 100 / (self.running_ns + self.waiting_ns).max(1)
     }
 
-    /// What Xen executed in the middle of the thread's regions, unit: instructions per million of
-    /// the thread's own.
+    /// Returns what Xen executed in the middle of the thread's regions. Unit: instructions per
+    /// million of the thread's own.
     fn xen_per_million(&self) -> u64 {
         self.xen_instructions * 1_000_000 / (self.whole * REGION.instructions()).max(1)
     }
 }
 
-/// A storm beside this domain, and its end in the middle; the driver allows `rate` overflows per
-/// vCPU and ms.
+/// Runs a storm beside this domain, and destroys the tenant in the middle of it. The driver allows
+/// `rate` overflows per vCPU and ms.
 pub fn run(tally: &mut Tally, host: &Host, rate: u64) -> Result<()> {
     let xen = &host.xen;
     let cpus = cpus()?;
@@ -118,7 +121,7 @@ pub fn run(tally: &mut Tally, host: &Host, rate: u64) -> Result<()> {
 
 /// Measures regions on one vCPU for a while.
 fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
-    let apart = region::apart()?;
+    let overhead = region::overhead()?;
     run_on(SELF, &[cpu])?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::INSTRUCTIONS.user(), Event::BRANCHES.user()])?;
@@ -143,18 +146,18 @@ fn progress(xen: &Xen, cpu: usize) -> Result<Progress> {
     let now = xen.runstate(cpu as u32)?;
     progress.running_ns = now.running_ns - runstate.running_ns;
     progress.waiting_ns = now.runnable_ns - runstate.runnable_ns;
-    let verdict = histogram.judge(Prediction::instructions(&apart));
+    let verdict = histogram.judge(Prediction::instructions(&overhead));
     progress.error_count = verdict.context("there is no reading")?.error_count;
     Ok(progress)
 }
 
-/// The storm's interrupts, what they cost, and what is left to this domain.
+/// Judges the storm's interrupts, what they cost, and what is left to this domain.
 fn judge(tally: &mut Tally, quiet: &Progress, storm: &Progress, weather: &Weather, rate: u64) {
     let &Weather { milliseconds, interrupts, instructions } = weather;
     println!("beside a quiet tenant: {quiet:?}");
     println!("beside a storm: {storm:?}");
     println!("the storm: {weather:?}");
-    // In a window of a ms a vCPU may end one that it was allowed in the window before.
+    // Within a window of a ms, a vCPU may end an overflow that was allowed in the window before.
     let bound = u64::from(VCPUS) * (rate + 1) * (milliseconds + 1);
     let why = format!("{interrupts} interrupts, {bound} allowed");
     let within = 0 < interrupts && interrupts <= bound;

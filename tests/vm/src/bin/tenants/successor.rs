@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A guest of KVM, or an HVM tenant, that starts another kernel (kexec) while it counts.
+//! Tests a guest of KVM, or an HVM tenant, that starts another kernel (kexec) while it counts.
 
 use std::convert::Infallible;
 use std::fs;
@@ -20,27 +20,27 @@ use vm_tests::toolstack::{Kind, Tsc, Wanted, say};
 use vm_tests::{kexec, module};
 
 use crate::control::{Host, VCPUS, begins, exact};
-use crate::counting::{APART, Domain};
+use crate::counting::{DISJOINT, Domain};
 use crate::{frames, roam};
 
-/// The next kernel, and what is in its memory at first.
+/// The next kernel, and the first contents of its memory.
 const KERNEL: &str = "/work/next/vmlinuz";
 const INITRAMFS: &str = "/work/next/initrd";
-/// What the tenant's domain is after it was switched off.
+/// A line of the tenant's configuration, which keeps its domain after it was switched off.
 const KEPT: &str = "on_poweroff = \"preserve\"";
-/// How long threads count before.
+/// How long threads count before the other kernel is started.
 const BEFORE: Duration = Duration::from_secs(2);
-/// Regions that each thread measures afterwards.
+/// The number of regions that each thread measures afterwards.
 const REGIONS: u64 = 200;
 
-/// Starts it; its first program has this role, where that is this program.
+/// Starts the other kernel. Its first program, which is this one, has this role.
 pub fn start(role: &str) -> Result<Infallible> {
     let own = fs::read_to_string("/proc/cmdline")?;
     let kernels = own.trim_end().split(" -- ").next().unwrap_or_default();
     kexec::start(KERNEL, INITRAMFS, &format!("{kernels} -- {role}"))
 }
 
-/// The control domain's part. Debian's tools can start another kernel in an HVM domain only.
+/// Runs in the control domain. Debian's tools can start another kernel in an HVM domain only.
 pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     let wanted = Wanted {
         starts_another: true,
@@ -57,7 +57,7 @@ pub fn control(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.destroy()
 }
 
-/// The tenant's part after that, which ends with the domain.
+/// Runs in the tenant after that, and ends with the domain.
 pub fn tenant() -> Result<()> {
     module::load_file(frames::MODULE, c"")?;
     let (cpus, mut left) = (cpus()?, Vec::new());
@@ -68,28 +68,28 @@ pub fn tenant() -> Result<()> {
     say(&json!(left));
     run_on(SELF, &cpus)?;
     module::load()?;
-    let domain = Domain::new(APART[1])?;
+    let domain = Domain::new(DISJOINT[1])?;
     say(&json!("ready"));
     say(&domain.count(2, |measured| measured < REGIONS)?);
     Ok(())
 }
 
-/// In a guest of KVM, the first kernel's part: all its vCPUs have pages, and threads that count,
+/// Runs in the first kernel of a guest of KVM. All its vCPUs have pages, and threads that count,
 /// when it ends.
 pub fn first() -> Result<ExitCode> {
-    let domain = Domain::new(APART[0])?;
+    let domain = Domain::new(DISJOINT[0])?;
     thread::spawn(|| {
         thread::sleep(BEFORE);
         let Err(why) = start("");
         eprintln!("{why:#}");
-        // The other threads would go on.
+        // The process exits, since its other threads would continue.
         std::process::exit(1);
     });
     domain.count(1, |_| true)?;
     bail!("it goes on")
 }
 
-/// In a guest of KVM, the next one's, whose memory the first one's pages are.
+/// Runs in the next kernel of a guest of KVM, in whose memory the first one's pages are.
 pub fn next() -> Result<ExitCode> {
     let (kvm, mut tally) = (Kvm::open()?, Tally::default());
     let cpus = cpus()?;
@@ -101,7 +101,7 @@ pub fn next() -> Result<ExitCode> {
     }
     run_on(SELF, &cpus)?;
     module::load()?;
-    let seen = Domain::new(APART[0])?.count(2, |measured| measured < REGIONS)?;
+    let seen = Domain::new(DISJOINT[0])?.count(2, |measured| measured < REGIONS)?;
     let whose = "a guest of KVM whose kernel was started by another one";
     println!("{whose}: {seen:#}");
     exact(&mut tally, whose, &seen);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The first and only program of a tenant, which talks to the control domain on its console.
+//! Runs as the first and only program of a tenant, which talks to the control domain on its
+//! console.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -23,22 +24,22 @@ use vm_tests::toolstack::{hear, live, say};
 use crate::counting::{self, Domain};
 use crate::{bench, demo, events, frames, held, inside, peek, roam, samples, successor};
 
-/// What the storm samples, unit: instructions.
+/// The period of the storm's samples. Unit: instructions.
 const STORM_PERIOD: u64 = 1_000;
 
-/// What is executed where nobody looks.
+/// The region that is executed where nothing is measured.
 const LONG: Region = Region { first: 100_000, second: 100_000 };
 
-/// Regions in each thread that samples.
+/// The number of regions in each thread that samples.
 pub const SAMPLED: u64 = 40;
 
-/// Between trials to load the module.
+/// The time between two attempts to load the module.
 const BETWEEN_TRIALS: Duration = Duration::from_millis(500);
 
-/// What the control domain wants of a tenant.
+/// What the control domain wants a tenant to do.
 #[derive(Debug, Subcommand)]
 pub enum Role {
-    /// Counts beside the control domain, as soon as that says so.
+    /// Counts beside the control domain, as soon as that tells it to.
     Count {
         /// Regions that each thread measures.
         regions: u64,
@@ -48,42 +49,42 @@ pub enum Role {
         /// Regions that each thread measures.
         regions: u64,
     },
-    /// Names frames as its vCPU's page, as it is told.
+    /// Names frames as its vCPU's page, as it is told to.
     Frames,
     /// Tests its kernel's counts, and its module.
     Inside {
         /// How often the module is unloaded.
         reloads: u32,
     },
-    /// Counts on whatever host it finds itself, until a reading is refused; again and again, and
-    /// with perf's events first.
+    /// Counts on whatever host it is, until a reading is refused. It does so again and again, and
+    /// begins with perf's events.
     Travel,
-    /// Counts until it finds itself where it may not any more; and once more, when it is told to.
+    /// Counts until it is on a host where it may not, and once more when it is told to.
     Emigrate,
     /// Counts and samples whenever it is told to, until it is told to stop.
     Roam,
-    /// Counts where another kernel was before.
+    /// Counts in a kernel that was started by another one.
     Successor,
     /// Executes on all vCPUs, for some time without sampling, then with the shortest period.
     Storm {
         /// How long nothing is sampled.
         quiet_ms: u64,
     },
-    /// Executes a program, and says what that has printed.
+    /// Executes a program, and reports what it has printed.
     Run {
         /// Its path.
         program: PathBuf,
-        /// Without the module.
+        /// Whether the module is not loaded.
         #[arg(long)]
         without_module: bool,
     },
-    /// Reads a counter without asking anybody.
+    /// Executes RDPMC without opening a session.
     Rdpmc,
-    /// Reads all that its kernel can, without asking anybody, again and again.
+    /// Has its kernel read everything that it can, again and again, without a hypercall.
     Peek,
 }
 
-/// Does it, and switches the domain off.
+/// Executes the role, and switches the domain off.
 pub fn run(role: &Role) -> Result<ExitCode> {
     if let Role::Rdpmc = role {
         println!("{}", Hardware.counter(0));
@@ -131,12 +132,12 @@ fn act(role: &Role) -> Result<()> {
     }
 }
 
-/// Counts with the tenant's counters of each choice, after it has done this.
+/// Counts with the tenant's counters of each choice, after `first` was called.
 fn count(regions: u64, first: impl FnOnce(&Domain) -> Result<()>) -> Result<()> {
     load()?;
-    let [apart, crossed] = [counting::APART, counting::CROSSED].map(|places| places[1]);
+    let [disjoint, crossed] = [counting::DISJOINT, counting::CROSSED].map(|places| places[1]);
     let go_on = |measured| measured < regions;
-    let domain = Domain::new(apart)?;
+    let domain = Domain::new(disjoint)?;
     first(&domain)?;
     say(&json!("ready"));
     say(&domain.count(2, go_on)?);
@@ -145,7 +146,7 @@ fn count(regions: u64, first: impl FnOnce(&Domain) -> Result<()>) -> Result<()> 
     Ok(())
 }
 
-/// Executes on all vCPUs, until the control domain says so.
+/// Executes on all vCPUs, until the control domain tells it to stop.
 fn execute_until_told() -> Result<()> {
     let (cpus, stop) = (cpus()?, &AtomicBool::new(false));
     thread::scope(|scope| {
@@ -169,10 +170,10 @@ fn execute_on(cpu: usize, stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Counts where the host lets it, until it does not; says why a session finds that it does not.
+/// Counts until the host does not let it any more. Reports why a session cannot be opened then.
 fn travel() -> Result<()> {
     load()?;
-    let domain = Domain::new(counting::APART[1])?;
+    let domain = Domain::new(counting::DISJOINT[1])?;
     let held = held::reader()?;
     say(&json!("ready"));
     let mut seen = domain.count(2, |_| true)?;
@@ -186,7 +187,7 @@ fn travel() -> Result<()> {
     Ok(())
 }
 
-/// Loads the module.  Says how it and the CPU refuse, if they do, and waits until they do not.
+/// Loads the module. If it and the CPU refuse, reports how, and waits until they do not.
 fn load() -> Result<()> {
     let Some(refusal) = refusal()? else { return Ok(()) };
     say(&refusal);
@@ -196,7 +197,7 @@ fn load() -> Result<()> {
     Ok(())
 }
 
-/// Tries to load the module.  Gives how it and the CPU refuse, if they do.
+/// Tries to load the module. Returns how it and the CPU refuse, if they do.
 pub fn refusal() -> Result<Option<Value>> {
     let Err(refusal) = module::load() else { return Ok(None) };
     let child = Command::new("/proc/self/exe").arg("rdpmc").status()?;
@@ -212,7 +213,7 @@ fn storm(quiet: Duration) -> Result<()> {
         .into_iter()
         .map(|cpu| thread::spawn(move || spin_then_sample(cpu, start, quiet)))
         .collect();
-    // Only those end that have failed.
+    // Only threads that have failed end.
     threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
 }
 
@@ -221,7 +222,7 @@ fn spin_then_sample(cpu: usize, start: Instant, quiet: Duration) -> Result<()> {
     while start.elapsed() < quiet {
         LONG.execute(&mut 0);
     }
-    // Nobody wants to know of the samples, but their signals have to be handled.
+    // The samples are not used, but their signals have to be handled.
     let _ring = Ring::new(libc::SIGURG, 0)?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     let instructions = Event::INSTRUCTIONS.user().every(STORM_PERIOD);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the module and the driver say of themselves that they have executed.
+//! Reads how much of their code the module and the driver have executed.
 
 use std::fs;
 
@@ -11,19 +11,20 @@ const MODULE: &str = "/sys/module/perfctr/parameters/coverage";
 /// Only a build of Xen for fuzzing has this.
 const DRIVER: &str = "/params/perfctr-coverage";
 
-/// Whose code counts.
+/// Whose code is looked at.
 #[derive(Debug)]
 pub enum Coverage {
     /// The module's.
     Module,
     /// The driver's.
     Driver(Xen),
-    /// Nobody's: there is no build for fuzzing.
+    /// Nobody's, since there is no build for fuzzing.
     Nobody,
 }
 
 impl Coverage {
-    /// Of the driver, or of the module; without feedback where that is not built for fuzzing.
+    /// Opens the coverage of the driver, or of the module. There is no feedback if that is not
+    /// built for fuzzing.
     pub fn open(of_driver: bool) -> Self {
         if !of_driver {
             return if fs::exists(MODULE).unwrap_or(false) { Self::Module } else { Self::Nobody };
@@ -34,7 +35,7 @@ impl Coverage {
         }
     }
 
-    /// Places reached so far.
+    /// Returns the number of places that were reached so far.
     pub fn reached(&self) -> Result<u32> {
         match self {
             Self::Module => Ok(fs::read_to_string(MODULE).context(MODULE)?.trim().parse()?),

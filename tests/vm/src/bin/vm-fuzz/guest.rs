@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A guest kernel's requests: hypercalls, from any of its vCPUs.
+//! Makes a guest kernel's requests: hypercalls, from any of its vCPUs.
 //!
-//! The module is made to register the vCPUs' pages, and what the requests do to them is the
-//! guest's own harm. So nobody counts in this domain meanwhile, and the module is loaded again now
-//! and then.
+//! The module registers the vCPUs' pages, and what the requests do to these harms only this guest.
+//! So no program counts in this domain meanwhile, and the module is loaded again now and then.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -29,13 +28,13 @@ use crate::reader::Reader;
 
 const REQUESTS_MAX: usize = 40;
 
-/// Inputs after which what they have broken of their own is mended.
+/// The number of inputs after which the guest repairs its own pages.
 const REPAIR_EVERY: u64 = 16;
 
 /// Longer than every argument.
 const ARGUMENT_BYTES: usize = 2048;
 
-/// Frames beyond all memory, or nobody's: one of the guest's own would be written to.
+/// Frames beyond all memory, or nobody's. A frame of the guest's own would be written to.
 const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u64::MAX >> 12];
 
 const REQUESTS: [u32; 11] = [
@@ -52,7 +51,7 @@ const REQUESTS: [u32; 11] = [
     u32::MAX,
 ];
 
-/// Some vCPU may have no page any more.
+/// Whether some vCPU may have no page any more.
 static UNREGISTERED: AtomicBool = AtomicBool::new(false);
 
 /// A guest kernel.
@@ -60,18 +59,18 @@ static UNREGISTERED: AtomicBool = AtomicBool::new(false);
 pub struct Guest {
     xen: Xen,
     cpus: Vec<usize>,
-    /// Why the vCPUs have pages.
+    /// The session for which the vCPUs have pages.
     pages: RefCell<Option<Session>>,
 }
 
 impl Guest {
-    /// This domain's.
+    /// Returns this domain's kernel.
     pub fn new() -> Result<Self> {
         let pages = RefCell::new(Some(module::register_pages()?));
         Ok(Self { xen: Xen::open()?, cpus: cpus()?, pages })
     }
 
-    /// Between inputs: now and then every vCPU has a page again.
+    /// Registers every vCPU's page again, after some of the inputs.
     pub fn repair_at_times(&self, number: u64) -> Result<()> {
         if number.is_multiple_of(REPAIR_EVERY) && UNREGISTERED.swap(false, Relaxed) {
             drop(self.pages.take());
@@ -104,7 +103,7 @@ impl Guest {
     }
 }
 
-/// A hypercall that is mostly valid.  Refusals are what is expected.
+/// Makes a hypercall that is mostly valid. Refusals are expected.
 fn request(xen: &Xen, input: &mut Reader<'_>) {
     let mut op = input.pick(&REQUESTS);
     if op == u32::MAX {
@@ -131,12 +130,12 @@ fn request(xen: &Xen, input: &mut Reader<'_>) {
     calls::count();
     xen.perfctr_op(op, argument, length as u32).ok();
     if op == OP_DOMAIN {
-        // The others of this domain go on.
+        // The other programs of this domain continue to count.
         xen.allow(vm_tests::xen::CONTROL_DOMAIN, true).ok();
     }
 }
 
-/// Writes an argument; gives its length.
+/// Writes an argument. Returns its length in bytes.
 fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
     let mut put = |argument: &[u8]| {
         bytes[..argument.len()].copy_from_slice(argument);

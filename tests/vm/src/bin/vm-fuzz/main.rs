@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Fuzzes the real module and the real driver, by their real ioctls and hypercalls.
+//! Fuzzes the real module and the real driver by their real ioctls and hypercalls.
 //!
-//! An input is any bytes. A target takes them for a sequence of requests and makes these. Inputs
-//! that reach a place of the module or of the driver that none before has reached are kept, and
-//! later ones are mutations of those kept: what is reached is what a build for fuzzing says of
-//! itself. The same seed gives the same inputs as long as the same places are reached.
+//! An input is any sequence of bytes. A target reads them as a sequence of requests, and makes
+//! these. Inputs that reach new code of the module or of the driver are kept, and later inputs are
+//! mutations of those kept. A build for fuzzing reports which code is reached. The same seed gives
+//! the same inputs as long as the same code is reached.
 //!
 //! While the inputs run, programs on each vCPU compare their own counts with the truth.
 
@@ -32,35 +32,36 @@ use neighbours::Neighbours;
 /// Fuzzes the module and the driver.
 #[derive(Debug, Parser)]
 enum Role {
-    /// By who is hostile: a user, the guest's kernel, another domain's kernel.
+    /// Fuzzes as each hostile program: a user, the guest's kernel, another domain's kernel.
     Fuzz(Options),
-    /// As the first program of that other domain.
+    /// Fuzzes as the first program of that other domain.
     Inside {
         /// As [`Options::calls`].
         calls: u64,
         /// As [`Options::seed`].
         seed: u64,
     },
-    /// What a hostile user executes: nothing.
+    /// Does nothing, as the program that a hostile user executes.
     Nothing,
 }
 
-/// How much is tried.
+/// How much is tried, and with which inputs.
 #[derive(Debug, Args)]
 struct Options {
-    /// Calls to make at least, for each.
+    /// Make at least so many calls, for each hostile program.
     #[arg(long, default_value_t = 1000)]
     calls: u64,
-    /// Places that could be reached, of the module and of the driver; from 1 on, a share must be.
+    /// The numbers of places in the code of the module and of the driver. If they are not 0, a
+    /// share of them must be reached.
     #[arg(long, num_args = 2, default_values_t = [0, 0])]
     places: Vec<u32>,
-    /// What the mutations are decided by.
+    /// Seed of the mutations.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Directory with one directory of inputs for each.
+    /// Directory with one directory of inputs for each hostile program.
     #[arg(long, default_value = "/work/corpus")]
     corpus: PathBuf,
-    /// Where inputs are left that reached something new.
+    /// Directory for inputs that reached something new.
     #[arg(long, default_value = "/out")]
     found: PathBuf,
 }
@@ -69,9 +70,9 @@ struct Options {
 struct Target {
     name: &'static str,
     fuzz: fn(&Options) -> Result<Tried>,
-    /// Of which code the places are: see [`Options::places`].
+    /// Whose code the places belong to: see [`Options::places`].
     side: usize,
-    /// Percent of them that must be reached; `None` where others have reached as much.
+    /// The percentage of them that must be reached, or `None` if others have reached as much.
     least: Option<u32>,
 }
 
@@ -113,7 +114,7 @@ fn judge(tally: &mut Tally, target: &Target, places: u32, tried: Result<Tried>) 
     }
 }
 
-/// What was tried, and what that reached.
+/// What was tried, and what was reached by that.
 #[derive(Debug, Default)]
 struct Tried {
     /// Requests or hypercalls that were made.
@@ -144,12 +145,12 @@ fn guest(options: &Options) -> Result<Tried> {
     })?;
     drop(guest);
     module::reload_unharmed()?;
-    // Whoever counts afterwards does so exactly.
+    // Programs that count afterwards must do so exactly.
     tried.checks = Neighbours::start()?.judge()?;
     Ok(tried)
 }
 
-/// Tries the corpus, and mutations of all that has reached something new.
+/// Tries the corpus, and mutations of all inputs that have reached something new.
 fn fuzz(
     options: &Options,
     name: &str,

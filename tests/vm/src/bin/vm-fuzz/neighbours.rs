@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs that count beside the hostile one, and exactly.
+//! Runs programs that count beside the hostile one, and must do so exactly.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -14,9 +14,9 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::users::Child;
 use vm_tests::witness::Witness;
 
-/// Between two checks, so that most of the machine is left to the hostile one.
+/// The time between two checks, so that most of the machine is left to the hostile program.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Checks of each neighbour, without which nothing is known of it.
+/// The least number of checks of each neighbour. With fewer, nothing is known of it.
 const CHECKS_MIN: u64 = 20;
 /// How long these may take, on a machine that is busy.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,10 +30,10 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// They count when this returns.
+    /// Starts the neighbours. They count when this returns.
     pub fn start() -> Result<Self> {
-        // Found out once, which takes long, before anybody counts.
-        region::apart()?;
+        // The overhead is found once, which takes long, before anybody counts.
+        region::overhead()?;
         let [end, checks @ ..] = shared::words()?;
         let child = |(cpu, checks)| Child::fork(move || count(cpu, end, checks));
         let children = cpus()?.into_iter().zip(checks).map(child).collect::<Result<Vec<_>>>()?;
@@ -42,7 +42,8 @@ impl Neighbours {
         Ok(neighbours)
     }
 
-    /// All of them have counted exactly to the end, which is now; gives how often they checked.
+    /// Ends the neighbours, and checks that all of them have counted exactly to the end. Returns
+    /// how often they checked.
     pub fn judge(self) -> Result<u64> {
         let outcome = self.until(CHECKS_MIN);
         self.end.store(1, SeqCst);
@@ -65,7 +66,7 @@ impl Neighbours {
     }
 }
 
-/// It has failed, then; it can still be joined.
+/// Returns whether a child has ended, which means that it has failed. It can still be joined.
 fn has_ended(child: &Child) -> Result<bool> {
     let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
     Ok(waitid(Id::Pid(child.pid), look)? != WaitStatus::StillAlive)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! An input, taken apart.
+//! Reads an input as numbers and choices.
 
 use shared_abi::CounterConfig;
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
@@ -9,17 +9,17 @@ use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// A whole input.
+    /// Starts at the beginning of an input.
     pub fn new(input: &'a [u8]) -> Self {
         Self(input)
     }
 
-    /// Whether all of it was taken.
+    /// Returns whether all of it was read.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The next byte; 0 behind the end.
+    /// Returns the next byte, or 0 after the end.
     pub fn byte(&mut self) -> u8 {
         match self.0 {
             [first, rest @ ..] => {
@@ -30,22 +30,22 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next byte, as one of a few numbers.
+    /// Returns the next byte, as a number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         usize::from(self.byte()) % bound
     }
 
-    /// One of these.
+    /// Returns one of these elements.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 
-    /// The next eight bytes.
+    /// Returns the next eight bytes as a number.
     pub fn word(&mut self) -> u64 {
         u64::from_le_bytes([(); 8].map(|()| self.byte()))
     }
 
-    /// A number that is small, or at an edge, or anything.
+    /// Returns a number that is small, or near a power of two, or any number.
     pub fn number(&mut self) -> u64 {
         match self.byte() {
             small @ 0..200 => u64::from(small),
@@ -55,7 +55,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Bytes, with these at some places.
+    /// Overwrites some of these bytes with bytes of the input.
     pub fn disturb(&mut self, bytes: &mut [u8]) {
         for _ in 0..self.below(4) {
             let place = (self.byte() as usize | (self.byte() as usize) << 8) % bytes.len().max(1);
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A counter that may well be valid.
+    /// Returns a counter's configuration that may well be valid.
     pub fn counter(&mut self) -> CounterConfig {
         let rings = self.pick(&[EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_USR | EVNTSEL_OS, EVNTSEL_USR]);
         let event = self.pick(&[0xc0, 0x3c, 0xc4, 0xc5, 0x13c, 0xb7, 0]);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A hostile guest kernel in a domain of its own, beside the control domain, whose programs count.
+//! Fuzzes from a hostile guest kernel in a domain of its own, beside the control domain, whose
+//! programs count.
 //!
 //! The tenant cannot see what it reaches of the driver, so its inputs are mutations of the corpus
 //! only.
@@ -21,18 +22,19 @@ use crate::neighbours::Neighbours;
 use crate::{Options, Tried, calls, mutate_from, read_corpus};
 
 const VCPUS: usize = 2;
-/// What its first contents hold.
+/// The folder of the corpus in the tenant's first contents.
 const CORPUS: &str = "/corpus/guest";
-/// Inputs after which it says how far it is, so that a slow machine is not taken for a silent one.
+/// The number of inputs after which it reports its progress, so that a slow machine is not taken
+/// for a silent one.
 const NEWS_EVERY: u64 = 16;
 const PRIVCMD: &str = "/lib/perfctr/xen-privcmd.ko";
 
-/// The control domain's part.
+/// Runs in the control domain.
 pub fn beside(options: &Options) -> Result<Tried> {
     toolstack::start()?;
     let xen = Xen::open()?;
     let neighbours = Neighbours::start()?;
-    // Fewer calls: it shares the CPUs with those who count.
+    // It makes fewer calls, since it shares the CPUs with the neighbours.
     let role = format!("inside {} {}", options.calls / 2, options.seed);
     let mut tenant = Tenant::create("hostile", VCPUS, Tsc::Native, &role)?;
     xen.allow(tenant.domain, true)?;
@@ -52,7 +54,7 @@ pub fn beside(options: &Options) -> Result<Tried> {
     Ok(Tried { calls, mutations, checks, reached })
 }
 
-/// The tenant's part, which ends with it.
+/// Runs in the tenant, and ends with it.
 pub fn inside(calls: u64, seed: u64) -> Result<ExitCode> {
     live(|| {
         say(&fuzz(calls, seed)?);
@@ -60,7 +62,8 @@ pub fn inside(calls: u64, seed: u64) -> Result<ExitCode> {
     })
 }
 
-/// Who counts is not this domain's to decide, which it is told before its argument is looked at.
+/// Checks that this domain may not decide who counts. It is told so before its argument is looked
+/// at.
 fn may_not_decide(xen: &Xen) -> Result<()> {
     let forbid = xen.allow(CONTROL_DOMAIN, false);
     let nowhere = xen.perfctr_op(OP_DOMAIN, Argument::NonCanonical, 0);
@@ -69,7 +72,8 @@ fn may_not_decide(xen: &Xen) -> Result<()> {
 }
 
 fn fuzz(calls: u64, seed: u64) -> Result<Value> {
-    // Without this it lets nobody make hypercalls in a domain that is not the control domain.
+    // Without this parameter the module lets nobody make hypercalls in a domain that is not the
+    // control domain.
     module::load_file(PRIVCMD, c"unrestricted=1")?;
     module::load()?;
     let corpus = read_corpus(Path::new(CORPUS))?;
@@ -86,7 +90,8 @@ fn fuzz(calls: u64, seed: u64) -> Result<Value> {
         mutations += 1;
     }
     drop(guest);
-    // What is loaded and what the module believes are the same again, and it can be taken back.
+    // This makes what is loaded and what the module believes the same again, and the module can be
+    // unloaded.
     module::unload_when_idle()?;
     module::load()?;
     Ok(json!({ "calls": calls::made(), "mutations": mutations }))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! An unprivileged user's requests: ioctls, mappings, processes, tracing, signals.
+//! Makes an unprivileged user's requests: ioctls, mappings, processes, tracing, signals.
 #![expect(unsafe_code, reason = "fork, and the end of a process")]
 
 use std::fs::{self, File};
@@ -35,10 +35,10 @@ use zerocopy::IntoBytes;
 use crate::calls;
 use crate::reader::Reader;
 
-/// What an input may do at most.
+/// The most requests that an input may make, and the most processes below each other.
 const REQUESTS_MAX: usize = 40;
 const DEPTH_MAX: u32 = 2;
-/// How long an input may take; one that waits for itself ends so.
+/// How long an input may take. One that waits for itself is ended then.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The largest argument whose size an ioctl's number can say.
@@ -59,7 +59,7 @@ const REQUESTS: [u32; 12] = [
     IOC_TYPE << 8,
 ];
 
-/// The user may use the device, and count with perf.
+/// Lets the user use the device, and count with perf.
 pub fn admit() -> Result<()> {
     fs::write(perf::PARANOID, "2")?;
     users::admit(0o660)
@@ -73,7 +73,7 @@ pub fn run(input: &[u8]) -> Result<()> {
         Hostile::default().act(&mut Reader::new(input));
         Ok(())
     })?;
-    // However it ends is right, and an overflow's signal may have stopped it.
+    // Any kind of end is right, and an overflow's signal may have stopped the process.
     let start = Instant::now();
     let look = Some(WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG);
     let mut status = waitpid(child.pid, look)?;
@@ -81,7 +81,7 @@ pub fn run(input: &[u8]) -> Result<()> {
         std::thread::sleep(Duration::from_millis(1));
         status = waitpid(child.pid, look)?;
     }
-    // Its whole group, or it alone if it has not come that far.
+    // This kills its whole group, or it alone if it has not yet made one.
     kill(Pid::from_raw(-child.pid.as_raw()), Signal::SIGKILL).ok();
     if let WaitStatus::StillAlive = status {
         kill(child.pid, Signal::SIGKILL)?;
@@ -126,14 +126,15 @@ impl Hostile {
         }
     }
 
-    /// Something with perf's events.
+    /// Does something with perf's events.
     fn perf(&mut self, input: &mut Reader<'_>) {
         calls::count();
         let opened = self.events.last();
         match input.below(8) {
             0..3 => {
-                // Of no other process: perf gives the first one a context for the asking, even in
-                // vain, and that would hold the module to the machine's end (docs/soundness.md).
+                // The event is never of another process: perf gives the first process a context
+                // even if the request fails, and that would hold the module until the machine ends
+                // (docs/soundness.md).
                 let whose = match input.below(8) {
                     0 => Whose::Cpu(input.number() as usize % 8),
                     1..4 => Whose::Thread(self.tracee.unwrap_or(SELF)),
@@ -151,7 +152,7 @@ impl Hostile {
         }
     }
 
-    /// An ioctl that is mostly valid.
+    /// Makes an ioctl that is mostly valid.
     fn request(&self, input: &mut Reader<'_>) {
         let Some(device) = &self.files[input.below(3)] else { return };
         let mut request = input.pick(&REQUESTS);
@@ -193,7 +194,7 @@ impl Hostile {
         }
     }
 
-    /// A thread that may be the caller's.
+    /// Returns a thread that may be the caller's.
     fn tid(&self, input: &mut Reader<'_>) -> u32 {
         match input.below(8) {
             0..4 => 0,
@@ -216,7 +217,8 @@ impl Hostile {
         self.mappings.extend(map(device, &request).ok());
     }
 
-    /// A child does the next few requests, or executes another program; this process goes on too.
+    /// Has a child do the next few requests, or execute another program. This process continues,
+    /// too.
     fn fork(&mut self, input: &mut Reader<'_>) {
         if self.depth == DEPTH_MAX {
             return;
@@ -234,7 +236,7 @@ impl Hostile {
         }
     }
 
-    /// Takes the descriptors along.
+    /// Executes this program again, which inherits the descriptors.
     fn execute(&self) {
         for file in self.files.iter().flatten() {
             fcntl(file.as_fd(), FcntlArg::F_SETFD(FdFlag::empty())).ok();
@@ -243,7 +245,7 @@ impl Hostile {
         end();
     }
 
-    /// A child, which does the requests that follow, is stopped at once.
+    /// Starts a child that does the requests which follow, and is stopped at once.
     fn trace(&mut self, input: &mut Reader<'_>) {
         if self.depth == DEPTH_MAX || self.tracee.is_some() {
             return;
@@ -283,7 +285,7 @@ impl Hostile {
         waitpid(tracee, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)).ok();
     }
 
-    /// A thread of the same process does the next few requests, at the same time.
+    /// Has a thread of the same process do the next few requests at the same time.
     fn elsewhere(&self, input: &mut Reader<'_>) {
         if self.depth == DEPTH_MAX {
             return;
@@ -312,7 +314,7 @@ fn control(input: &mut Reader<'_>) -> Control {
     }
     if control.counter.iter().any(|counter| counter.mode != 0) {
         control.signal = input.pick(&[10, 12, 23, 34, 9, 19]);
-        // Records in place of signals.
+        // The thread gets records instead of signals.
         if input.byte() > 180 {
             (control.flags, control.signal) = (control.flags | CONTROL_RING, 0);
         }
@@ -320,7 +322,7 @@ fn control(input: &mut Reader<'_>) -> Control {
     control
 }
 
-/// A ring that is mostly valid.
+/// Returns a request for a ring that is mostly valid.
 fn ring(input: &mut Reader<'_>) -> RingRequest {
     RingRequest {
         pages: input.pick(&[1, 1, 4, 64, 3, 0]),
@@ -340,7 +342,7 @@ fn signals(input: &mut Reader<'_>) {
     }
 }
 
-/// What perf is to count, mostly valid.
+/// Returns what perf is to count, which is mostly valid.
 fn attributes(input: &mut Reader<'_>) -> perf_event_attr {
     let mut attributes = match input.below(4) {
         0 => raw(input.pick(&[0xc0, 0xc4, 0x3c, 0xc0 | 1 << 24])),
