@@ -18,7 +18,7 @@ use perfctr::{Event, Provider, Session};
 use shared_abi::ioctl::Create;
 use shared_abi::version::ABI_MAJOR;
 
-/// Reads in a row, to divide by.
+/// The number of reads in a row, by which the sum is divided.
 const READS: u64 = 250;
 /// The number of attempts.  Some of them are not interrupted, so the least result is undisturbed.
 const ATTEMPTS: u32 = 40;
@@ -27,14 +27,14 @@ fn main() -> Result<()> {
     let mut session = Session::open()?;
     let provider = session.description().provider;
     ensure!(provider != Provider::Tsc, "there are no counters here");
-    // The first counts this very program in both modes; the others are there to be read.
+    // The first event counts this program in both modes. The others are there to be read.
     let others = [Event::BRANCHES.user(), Event::raw(0xc0).user(), Event::CYCLES.user()];
     session.start(&[Event::INSTRUCTIONS, others[0], others[1], others[2]])?;
     let name = match provider {
         Provider::Paravirt => "libperfctr",
         _ => "perf_event, rdpmc",
     };
-    // Where Linux lets nobody do so, the library asks it.
+    // If Linux lets no program execute RDPMC, the library asks Linux.
     if session.read::<1>()?.direct {
         report(&format!("{name}, 1 counter"), per_read(&session, || read::<1>(&session))?);
         let counts = || session.counts::<1>().map(drop);
@@ -59,15 +59,16 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Reads.  Counts are stored in any case, and the TSC here, so that it is computed.
+/// Reads the counters. Counts are stored in any case, and the TSC is stored here, so that it is
+/// computed.
 #[inline(always)]
 fn read<const N: usize>(session: &Session) -> Result<(), perfctr::Error> {
     black_box(session.read::<N>()?.tsc);
     Ok(())
 }
 
-/// Instructions per call of `read`, beside an empty loop's.  A function of its own for each, so
-/// that what the others keep in registers is not in its way.
+/// Returns the instructions per call of `read`, less those of an empty loop. Each `read` gets a
+/// copy of this function, so that values which another one keeps in registers do not matter.
 #[inline(never)]
 fn per_read<E>(session: &Session, mut read: impl FnMut() -> Result<(), E>) -> Result<f64>
 where
@@ -94,7 +95,7 @@ fn report(name: &str, instructions: f64) {
     println!("{name:<40}{instructions:>10.1}");
 }
 
-/// An event that counts this thread's instructions.
+/// Opens an event that counts this thread's instructions.
 fn perf_event() -> Result<File> {
     let mut attributes = bindings::perf_event_attr {
         type_: bindings::PERF_TYPE_HARDWARE,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the core's reading of a thread's TSC takes, beside a bare RDTSC: a ratio of one run, so
-//! that it has a meaning on the machine that one has.
+//! Measures how long the core takes to read a thread's TSC, compared with a bare RDTSC. The ratio
+//! is that of one run, so it has a meaning on any machine.
 //!
 //! The pages are this program's own, as the kernel and the hypervisor would publish them.
 
@@ -16,7 +16,7 @@ use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_TSC};
 use shared_abi::vcpu_page::VCPU_DIRECT;
 use shared_abi::{ThreadPage, VcpuPage};
 
-/// Readings in a row.
+/// The number of readings in a row.
 const READS: u32 = 10_000;
 /// The number of rows of each kind, in turn; enough that some are not interrupted.
 const ROWS: u32 = 1_000;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a sample costs, and what counters cost a thread switch: everything that the machine does
-//! for it in the guest and in the hypervisor, whosever code it is.
+//! Measures what a sample costs, and what counters cost a thread switch: everything that the
+//! machine does for it in the guest and in the hypervisor, in whoever's code.
 //!
 //! Runs in the testbed on one CPU, with libperfctr and with perf events under Xen, with perf events
 //! under Xen's own virtual PMU, and with perf events on plain Linux; `cargo xtask bench` makes one
-//! table of it.  On two vCPUs it measures switches of these; told `operations`, those alone.
-//! The emulator counts, so nothing that is measured has to measure itself.
+//! table of it.  On two vCPUs it measures switches of these. With the argument `operations` it
+//! measures single operations only. The emulator counts, so nothing that is measured has to measure
+//! itself.
 
 mod operations;
 mod stack;
@@ -27,13 +28,14 @@ use tally::Tally;
 
 const PERIOD: u64 = 100_003;
 const SAMPLES: u64 = 500;
-/// Too long to overflow.
+/// A period that is too long to end.
 const NEVER: u64 = 1 << 30;
-/// Times that two threads wait for each other; so many that what happens once does not matter.
+/// The number of times that two threads wait for each other. There are so many that what happens
+/// once does not matter.
 const TURNS: u64 = 4_000;
-/// System calls that do nothing.
+/// The number of system calls that do nothing.
 const CALLS: u64 = 20_000;
-/// Times that they do before that.
+/// The number of times that they do so before measuring.
 const FIRST_TURNS: u64 = 100;
 
 fn main() -> Result<()> {
@@ -68,11 +70,11 @@ fn main() -> Result<()> {
     let signals = sample("perf_event, a signal for each", stack::perf_signals)?;
     let records = sample("perf_event, records in memory", stack::perf_records)?;
     ensure!(!module || [signals, records] == [SAMPLES; 2], "{signals} and {records} samples");
-    // Last: the module stays while this program has had an event of perf's.
+    // This is last, since the module stays while this program has had an event of perf's.
     switch("perf_event", stack::perf_signals)
 }
 
-/// The emulator counts this program's instructions to the last one.
+/// Checks that the emulator counts this program's instructions exactly.
 fn check_tally() -> Result<()> {
     let instructions = |iterations| {
         let region = Region { first: iterations, second: iterations };
@@ -81,21 +83,21 @@ fn check_tally() -> Result<()> {
             region.execute(&mut 0);
             (Tally::read() - before).outside_ring0() - region.instructions()
         };
-        // Of some attempts most are not interrupted.
+        // Most of the attempts are not interrupted.
         (0..10).map(|_| spent()).min()
     };
     ensure!(instructions(1) == instructions(10_000), "the tally of instructions is not exact");
     Ok(())
 }
 
-/// Whether the driver's counters count here, for perf as well.
+/// Returns whether the driver's counters count here, for perf as well.
 fn has_module() -> bool {
     Path::new("/dev/perfctr").exists()
 }
 
-/// What a sample costs beyond counting; gives how many samples came.
+/// Measures what a sample costs in addition to counting. Returns how many samples came.
 fn sample(name: &str, stack: Stack) -> Result<u64> {
-    // Half a period more than the samples take; an iteration is two instructions.
+    // The work is half a period more than the samples take. An iteration is two instructions.
     let half = (2 * SAMPLES + 1) * PERIOD / 8;
     let region = Region { first: half, second: half };
     let execute = |period| -> Result<(Tally, u64)> {
@@ -107,12 +109,12 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
         })?;
         Ok((grown, told))
     };
-    // The first time, memory and code are not there yet.
+    // The first time, memory and code are not mapped yet.
     execute(PERIOD).with_context(|| name.to_owned())?;
     let (without, none) = execute(NEVER)?;
     let (with, told) = execute(PERIOD)?;
     ensure!(none == 0, "{name}: {none} samples of a period that has not passed");
-    // What a peer loses is in the table.
+    // The table says how many samples the others lose.
     let least = if has_module() { SAMPLES } else { 1 };
     ensure!(told >= least, "{name}: {told} samples, {least} expected at least");
     let name = format!("a sample: {name}");
@@ -120,8 +122,8 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     Ok(told)
 }
 
-/// What a system call that does nothing costs a thread that counts user mode with four counters,
-/// beyond one of a thread without counters.
+/// Measures what a system call that does nothing costs a thread that counts user mode with four
+/// counters, in addition to what it costs a thread without counters.
 fn system_call(name: &str, stack: Stack) -> Result<()> {
     let execute = |stack: Stack| -> Result<Tally> {
         let mut grown = Tally::default();
@@ -131,7 +133,7 @@ fn system_call(name: &str, stack: Stack) -> Result<()> {
                     getppid();
                 }
             };
-            // What happens once is over by then.
+            // What is executed only once is over by then.
             calls(FIRST_TURNS);
             let before = Tally::read();
             calls(CALLS);
@@ -146,8 +148,8 @@ fn system_call(name: &str, stack: Stack) -> Result<()> {
     Ok(())
 }
 
-/// What a switch between two threads costs beyond one of threads without counters, when nobody has
-/// counters.
+/// Measures what a switch between two threads costs, in addition to one of threads without counters
+/// when nobody has counters.
 fn switch(name: &str, stack: Stack) -> Result<()> {
     let (without, plain) = take_idle_turns([stack::nothing; 2])?;
     for (what, period) in [("counting", 0), ("sampling", NEVER)] {
@@ -158,14 +160,14 @@ fn switch(name: &str, stack: Stack) -> Result<()> {
     Ok(())
 }
 
-/// What a switch between threads without counters costs while their user's third thread counts,
-/// and while it has counters that are stopped.
+/// Measures what a switch between threads without counters costs while their user's third thread
+/// counts, and while it has counters that are stopped.
 fn switch_bystanders() -> Result<()> {
     let (without, plain) = take_idle_turns([stack::nothing; 2])?;
     for (what, stack) in [("counts", stack::perfctr as Stack), ("has stopped", stack::stopped)] {
         let (mut with, mut switches) = (Tally::default(), 0);
         stack(0, &mut || {
-            // Whoever counts says so until it sleeps.
+            // The third thread counts until it sleeps.
             sleep(module::UNWATCHED_AFTER);
             (with, switches) = thread::scope(|scope| {
                 let turns = scope.spawn(|| take_turns([stack::nothing; 2], 0));
@@ -179,8 +181,8 @@ fn switch_bystanders() -> Result<()> {
     Ok(())
 }
 
-/// What a switch between threads of two users costs beyond one of such threads when nobody has
-/// counters.
+/// Measures what a switch between threads of two users costs, in addition to one of such threads
+/// when nobody has counters.
 fn switch_users() -> Result<()> {
     users::admit(0o666)?;
     let (without, plain) = take_idle_turns([stack::nothing, stack::nothing_of_another])?;
@@ -194,18 +196,20 @@ fn switch_users() -> Result<()> {
     Ok(())
 }
 
-/// What a switch of two vCPUs of one CPU costs whose threads count, beyond one when nobody has
-/// counters; each is one of the guest as well, to a vCPU's idle thread or from it.
+/// Measures what a switch of two vCPUs of one CPU costs whose threads count, in addition to one
+/// when nobody has counters. Each is also a switch in the guest, to a vCPU's idle thread or from
+/// it.
 fn switch_vcpus(name: &str, stack: Stack) -> Result<()> {
     let (without, _) = take_idle_turns([stack::nothing; 2])?;
     let (with, _) = take_turns([stack; 2], 0)?;
     let name = format!("a switch of vCPUs: {name}, counting");
-    // A turn is two.
+    // A turn consists of two switches.
     print(&name, "", &with.per(2 * TURNS), &without.per(2 * TURNS));
     Ok(())
 }
 
-/// What a switch costs when nobody has counters, beyond one in a kernel without the module.
+/// Measures what a switch costs when nobody has counters, in addition to one in a kernel without
+/// the module.
 fn switch_beside_module() -> Result<()> {
     let (with, switches) = take_idle_turns([stack::nothing; 2])?;
     module::unload_when_idle()?;
@@ -215,14 +219,14 @@ fn switch_beside_module() -> Result<()> {
     Ok(())
 }
 
-/// [`take_turns`] when nobody has had counters for a while.
+/// Does [`take_turns`] when nobody has had counters for a while.
 fn take_idle_turns(stacks: [Stack; 2]) -> Result<(Tally, u64)> {
     sleep(module::UNWATCHED_AFTER);
     take_turns(stacks, 0)
 }
 
-/// Two threads take turns, each on a CPU of its own if there are two; gives what the machine did,
-/// and how many switches that were.
+/// Has two threads take turns, each on a CPU of its own if there are two. Returns what the machine
+/// did, and the number of switches.
 fn take_turns([here, there]: [Stack; 2], period: u64) -> Result<(Tally, u64)> {
     let ((mut ball, mut away), (mut back, mut home)) = (pipe()?, pipe()?);
     let all = cpus()?;
@@ -268,7 +272,7 @@ fn context_switches() -> u64 {
     switches.unsigned_abs()
 }
 
-/// One line of the table: how much more one is than the other.
+/// Prints one line of the table: by how much one tally is more than the other.
 fn print(name: &str, told: &str, with: &[f64; Tally::NUMBERS], without: &[f64; Tally::NUMBERS]) {
     print!("{name:<42}{told:>9}");
     for (with, without) in with.iter().zip(without) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What single operations cost in a guest of KVM, in whole: an exit that switches no vCPU, a
-//! counter read by RDPMC, and having another event counted.
+//! Measures what single operations cost in a guest of KVM as a whole: an exit that switches no
+//! vCPU, a counter read by RDPMC, and having another event counted.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -21,18 +21,18 @@ use super::stack::{self, Mapped, Stack};
 use super::tally::Tally;
 use super::{FIRST_TURNS, print};
 
-/// Of each, to divide by.
+/// The number of operations of each kind, by which the sum is divided.
 const TIMES: u64 = 5_000;
-/// Where the kernel has a PMU for perf.
+/// The folder that exists if the kernel has a PMU for perf.
 const PMU: &str = "/sys/bus/event_source/devices/cpu";
-/// The registers of the first CPU, by their numbers.
+/// The file with the registers of the first CPU, by their numbers.
 const REGISTERS: &str = "/dev/cpu/0/msr";
 /// The last of AMD's first four selectors, which perf takes last.
 const SELECTOR: u64 = 0xc001_0003;
 /// Selectors of user mode's instructions and branches, enabled.
 const SELECTORS: [u64; 2] = [0x0041_00c0, 0x0041_00c2];
 
-/// Prints a line for each, of those that there are.
+/// Prints a line for each operation that there is here.
 pub fn measure(module: bool) -> Result<()> {
     exits("nobody counts", stack::nothing)?;
     if module {
@@ -66,7 +66,7 @@ pub fn measure(module: bool) -> Result<()> {
     write(0)
 }
 
-/// CPUID, which leaves the guest, for its host to answer.
+/// Measures CPUID, which exits from the guest, for its host to answer.
 fn exits(name: &str, stack: Stack) -> Result<()> {
     let mut outcome = Ok(());
     stack(0, &mut || {
@@ -78,7 +78,7 @@ fn exits(name: &str, stack: Stack) -> Result<()> {
     outcome
 }
 
-/// Of the counter that counts, in user mode.
+/// Measures RDPMC of the counter that counts, in user mode.
 fn rdpmc(name: &str, stack: Mapped) -> Result<()> {
     let mut outcome = Ok(());
     stack(&mut |index| {
@@ -90,7 +90,7 @@ fn rdpmc(name: &str, stack: Mapped) -> Result<()> {
     outcome
 }
 
-/// What one of them costs, which is told 0 and 1 in turn, beside an empty loop.
+/// Measures what one operation costs, which is called with 0 and 1 in turn, less an empty loop.
 fn operations(name: &str, mut operation: impl FnMut(usize) -> Result<()>) -> Result<()> {
     let without = turns(|_| Ok(()))?;
     turns(&mut operation)?;
@@ -101,7 +101,7 @@ fn operations(name: &str, mut operation: impl FnMut(usize) -> Result<()>) -> Res
 
 fn turns(mut operation: impl FnMut(usize) -> Result<()>) -> Result<Tally> {
     let mut all = |times| (0..times).try_for_each(|n| operation(black_box(n) as usize % 2));
-    // What happens once is over by then.
+    // What is executed only once is over by then.
     all(FIRST_TURNS)?;
     let before = Tally::read();
     all(TIMES)?;

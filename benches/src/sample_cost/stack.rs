@@ -14,23 +14,23 @@ use perf_event_open_sys::{bindings, ioctls, perf_event_open};
 use perfctr::watch::Watch;
 use perfctr::{Event, Provider, Session};
 
-/// Executes a program while the calling thread counts its instructions; gives how often it was
-/// told of an overflow.  With a period of 0 it only counts.
+/// Executes a program while the calling thread counts its instructions. Returns how many overflows
+/// it was told of. With a period of 0 it only counts.
 pub type Stack = fn(period: u64, program: &mut dyn FnMut()) -> Result<u64>;
 
-/// The signal of all overflows: nobody else sends it.
+/// The signal of all overflows. Nothing else sends it.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
-/// Signals that came.
+/// The number of signals that came.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-/// Nobody counts.
+/// Executes the program while nobody counts.
 pub fn nothing(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     program();
     Ok(0)
 }
 
-/// libperfctr: each overflow is a signal, after which the counter goes on.
+/// Uses libperfctr. Each overflow is a signal, after which the counter continues.
 pub fn perfctr(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     let count = |_: &_| {
         SIGNALS.fetch_add(1, Relaxed);
@@ -45,9 +45,9 @@ pub fn perfctr(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(SIGNALS.load(Relaxed) - before)
 }
 
-/// libperfctr: each overflow is a record in the thread's ring.
+/// Uses libperfctr. Each overflow is a record in the thread's ring.
 pub fn perfctr_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
-    /// Of all records.
+    /// The number of records in the ring.
     const ROOM: usize = 1_024;
     let mut session = Session::open_with(Provider::Paravirt)?;
     let mut records = session.records(ROOM, 0)?;
@@ -62,7 +62,7 @@ pub fn perfctr_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(told)
 }
 
-/// What four counters of user mode count.
+/// The events of four counters of user mode.
 const FOUR: [Event; 4] = [
     Event::INSTRUCTIONS.user(),
     Event::BRANCHES.user(),
@@ -70,7 +70,7 @@ const FOUR: [Event; 4] = [
     Event::BRANCHES.user(),
 ];
 
-/// libperfctr: four counters, without overflows.
+/// Uses libperfctr with four counters, without overflows.
 pub fn perfctr_four(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&FOUR)?;
@@ -78,7 +78,7 @@ pub fn perfctr_four(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(0)
 }
 
-/// perf_event: the same.
+/// Uses perf events with four counters, without overflows.
 pub fn perf_four(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     let four = FOUR
         .iter()
@@ -88,10 +88,10 @@ pub fn perf_four(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(0)
 }
 
-/// Executes a program that is told by which index RDPMC reads the calling thread's instructions.
+/// Executes a program that gets the index by which RDPMC reads the calling thread's instructions.
 pub type Mapped = fn(program: &mut dyn FnMut(u32)) -> Result<()>;
 
-/// libperfctr: by the thread's page.
+/// Uses libperfctr, and finds the index in the thread's page.
 pub fn perfctr_mapped(program: &mut dyn FnMut(u32)) -> Result<()> {
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::INSTRUCTIONS.user()])?;
@@ -100,7 +100,7 @@ pub fn perfctr_mapped(program: &mut dyn FnMut(u32)) -> Result<()> {
     Ok(())
 }
 
-/// perf_event: by the event's page.
+/// Uses perf events, and finds the index in the event's page.
 pub fn perf_mapped(program: &mut dyn FnMut(u32)) -> Result<()> {
     const PAGE: usize = 4096;
     let event = open(0)?;
@@ -110,12 +110,12 @@ pub fn perf_mapped(program: &mut dyn FnMut(u32)) -> Result<()> {
     // SAFETY: the page has this form, and the kernel changes the index only when the thread is
     // switched.
     let index = unsafe { (*page.as_ptr().cast::<bindings::perf_event_mmap_page>()).index };
-    // One more than the index, or 0 if nobody may use it.
+    // The page has one more than the index, or 0 if nobody may use it.
     program(index.checked_sub(1).context("the kernel lets nobody execute RDPMC")?);
     Ok(())
 }
 
-/// libperfctr: the counters are stopped, and still the thread's.
+/// Uses libperfctr. The counters are stopped, and still belong to the thread.
 pub fn stopped(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     let mut session = Session::open_with(Provider::Paravirt)?;
     session.start(&[Event::INSTRUCTIONS.user()])?;
@@ -124,20 +124,21 @@ pub fn stopped(_period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(0)
 }
 
-/// Nobody counts, and the calling thread is another user's from now on.
+/// Executes the program while nobody counts. The calling thread is another user's from now on.
 pub fn nothing_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     become_another()?;
     nothing(period, program)
 }
 
-/// [`perfctr()`], and the calling thread is another user's from now on.
+/// Does [`perfctr()`]. The calling thread is another user's from now on.
 pub fn perfctr_of_another(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     become_another()?;
     perfctr(period, program)
 }
 
-/// The calling thread alone: the C library's function changes all threads. Others may look into the
-/// program all the same, as into most programs: a change of users takes that away.
+/// Makes the calling thread alone another user's, since the C library's function changes all
+/// threads. Others may still look into the program, as into most programs, which a change of users
+/// would prevent.
 fn become_another() -> Result<()> {
     const USER: libc::c_long = 4242;
     const SAME: libc::c_long = -1;
@@ -148,9 +149,9 @@ fn become_another() -> Result<()> {
     Ok(check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) })?)
 }
 
-/// perf_event: each overflow is a signal, after which the counter goes on.
+/// Uses perf events. Each overflow is a signal, after which the counter continues.
 pub fn perf_signals(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
-    /// The event that the handler lets go on.
+    /// The event that the handler lets continue.
     static EVENT: AtomicI32 = AtomicI32::new(-1);
     extern "C" fn go_on(_: libc::c_int) {
         SIGNALS.fetch_add(1, Relaxed);
@@ -174,10 +175,10 @@ pub fn perf_signals(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     Ok(SIGNALS.load(Relaxed) - before)
 }
 
-/// perf_event: the kernel writes a record of each overflow into memory.
+/// Uses perf events. The kernel writes a record of each overflow into memory.
 pub fn perf_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     const PAGE: usize = 4096;
-    /// Of all records, which are one header and one instruction pointer each.
+    /// The bytes of all records, which are one header and one instruction pointer each.
     const BUFFER: usize = 16 * PAGE;
     let event = open(period)?;
     let pages = memmap2::MmapOptions::new().len(PAGE + BUFFER).map_raw(&event)?;
@@ -189,7 +190,7 @@ pub fn perf_records(period: u64, program: &mut dyn FnMut()) -> Result<u64> {
     count_records(&pages, PAGE)
 }
 
-/// Samples in an event's buffer, which has not been full.
+/// Returns the number of samples in an event's buffer, which must not have been full.
 fn count_records(pages: &MmapRaw, page: usize) -> Result<u64> {
     let control = pages.as_ptr().cast::<bindings::perf_event_mmap_page>();
     // SAFETY: the first page has this form; the event is disabled, so nobody writes.
@@ -207,7 +208,7 @@ fn count_records(pages: &MmapRaw, page: usize) -> Result<u64> {
     Ok(samples)
 }
 
-/// Instructions of the calling thread in user mode, disabled.
+/// Opens an event of the calling thread's instructions in user mode, disabled.
 fn open(period: u64) -> Result<File> {
     let mut attributes = bindings::perf_event_attr {
         type_: bindings::PERF_TYPE_HARDWARE,
@@ -228,7 +229,7 @@ fn open(period: u64) -> Result<File> {
     Ok(unsafe { File::from_raw_fd(descriptor) })
 }
 
-/// Overflows of the event become signals of the calling thread.
+/// Has overflows of the event become signals of the calling thread.
 fn signal_overflows(event: &File, handler: extern "C" fn(libc::c_int)) -> Result<()> {
     let descriptor = event.as_raw_fd();
     // SAFETY: an all-zero action is valid; the handler does what one may; the arguments are those
@@ -246,7 +247,7 @@ fn signal_overflows(event: &File, handler: extern "C" fn(libc::c_int)) -> Result
     Ok(())
 }
 
-/// Of Linux's `fcntl.h`.
+/// These are from Linux's `fcntl.h`.
 const F_SETSIG: libc::c_int = 10;
 const F_SETOWN_EX: libc::c_int = 15;
 const F_OWNER_TID: libc::c_int = 0;

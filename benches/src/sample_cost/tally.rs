@@ -6,26 +6,26 @@ use std::ops::Sub;
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
 
-/// RDPMC's index of the first number (`testbed/qemu`, property `pmu-tally`), and of that of
+/// RDPMC's index of the first number (`testbed/qemu`, property `pmu-tally`), and of the number of
 /// instructions in ring 0 of a guest that has one of its own.
 const FIRST: u32 = 0x7461_6c79;
 const GUESTS_RING_0: u32 = FIRST + 9;
 
-/// Everything up to a moment, or between two: instructions in ring 0, which is the hypervisor's if
-/// there is one and otherwise the kernel's, and elsewhere: in other rings, and in guests with rings
-/// of their own; entries into that ring 0 (system calls, hypercalls, faults, interrupts, exits from
-/// guests); interrupts that counters raised; reads and writes of the
-/// PMU's registers; counters read by RDPMC.
+/// What the machine did up to a moment, or between two. The numbers are: instructions in ring 0,
+/// which is the hypervisor's if there is one and otherwise the kernel's; instructions elsewhere, in
+/// other rings and in guests with rings of their own; entries into that ring 0 (system calls,
+/// hypercalls, faults, interrupts, exits from guests); interrupts that counters raised; reads and
+/// writes of the PMU's registers; counters read by RDPMC.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally([u64; Self::NUMBERS]);
 
 impl Tally {
-    /// What each number counts.
+    /// The name of each number.
     pub const NAMES: [&str; Self::NUMBERS] =
         ["ring 0", "else", "entries", "PMIs", "RDMSR", "WRMSR", "RDPMC"];
     pub const NUMBERS: usize = 7;
 
-    /// Everything up to now.  On a machine without a tally it ends the program with a fault.
+    /// Reads everything up to now. On a machine without a tally, a fault ends the program.
     pub fn read() -> Self {
         let mut numbers = std::array::from_fn(|n| Hardware.counter(FIRST + n as u32));
         let guests = Hardware.counter(GUESTS_RING_0);
@@ -34,12 +34,12 @@ impl Tally {
         Self(numbers)
     }
 
-    /// Instructions elsewhere than in ring 0.
+    /// Returns the instructions elsewhere than in ring 0.
     pub fn outside_ring0(&self) -> u64 {
         self.0[1]
     }
 
-    /// A share of it.
+    /// Returns each number divided by `times`.
     pub fn per(&self, times: u64) -> [f64; Self::NUMBERS] {
         self.0.map(|number| number as f64 / times as f64)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The host of a virtual machine, whose own first program does what is asked.
+//! Runs on the host of a virtual machine, whose own first program runs the command.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,7 +12,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use crate::ports::{NAMES, Ports};
 use crate::{nul_separated, system};
 
-/// Loads KVM and runs the machine to its end; says so if it ended in an unexpected way.
+/// Loads KVM and runs the machine to its end. Reports if it ended in an unexpected way.
 pub fn serve(ports: &Ports, modules: &[&str]) -> Result<()> {
     let files = NAMES.iter().map(|name| ports.open(name)).collect::<Result<Vec<_>>>()?;
     let loaded = modules.iter().try_for_each(|module| system::load_module(module));
@@ -24,8 +24,8 @@ pub fn serve(ports: &Ports, modules: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A port has one user at a time, but whoever runs the machine may hand it over to another one:
-/// both inherit the ports, which are QEMU's `/dev/fdset/0` and so on.
+/// Runs both programs. A port has one user at a time, but the program that runs the machine may
+/// hand it over to another one: both inherit the ports, which are QEMU's `/dev/fdset/0` and so on.
 fn run(ports: &[File]) -> Result<()> {
     let mut machine = command("machine")?;
     for (set, port) in ports.iter().enumerate() {
@@ -35,13 +35,13 @@ fn run(ports: &[File]) -> Result<()> {
     let mut beside = command("beside")?.spawn().context("beside")?;
     let status = machine.status().context("machine")?;
     ensure!(status.success(), "the machine's program: {status}");
-    // It ends with the last one that runs the machine.
+    // It ends with the last program that runs the machine.
     let status = beside.wait().context("beside")?;
     ensure!(status.success(), "the program beside the machine: {status}");
     Ok(())
 }
 
-/// One of the commands, which writes to the console.
+/// Returns one of the commands, which writes to the console.
 fn command(name: &str) -> Result<Command> {
     let console = File::options().write(true).open("/dev/console")?;
     let argv = nul_separated(name)?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The first program in the testbed's guest.
 //!
-//! Where a whole system's own init is the first program, it is a service that does the same, but
-//! for mounting.
+//! If a whole system's own init is the first program, this is a service that does the same, but
+//! does not mount anything.
 //!
 //! It mounts the kernel's file systems, loads modules, runs one command in `/work`, sends what the
 //! command writes to the host, reports how it ended, and switches the machine off.
@@ -13,8 +13,8 @@
 //! - `environment`: variables for the command, `NAME=value`, each ended by a NUL byte.
 //!
 //! With `machine` and `beside`, two more commands, it is the host of a virtual machine: it loads
-//! the modules and runs the first, which starts the machine with another one of this program in it,
-//! and the second beside it. That one talks through this one's ports.
+//! the modules and runs the first command, which starts the machine with another copy of this
+//! program in it, and the second one beside it. The copy talks through this program's ports.
 //!
 //! It listens on virtio ports, found by name: `stdout` and `stderr` of the command, `out` with a
 //! tar archive of `/out`, and `control` with one message per line: `ready` before the command
@@ -40,7 +40,7 @@ use nix::unistd::{Pid, setsid};
 use ports::Ports;
 use system::Refused;
 
-/// What the host prepared.
+/// The folder that the host prepared.
 const CONFIG: &str = "/etc/testbed";
 
 fn main() {
@@ -52,7 +52,8 @@ fn main() {
     system::power_off();
 }
 
-/// Runs the command and reports; an error here is one that cannot be reported through a port.
+/// Runs the command and reports how it ended. An error here is one that cannot be reported through
+/// a port.
 fn serve() -> Result<()> {
     let modules = fs::read_to_string(format!("{CONFIG}/modules")).unwrap_or_default();
     let (transport, tested): (Vec<&str>, Vec<&str>) =
@@ -92,7 +93,7 @@ fn run(ports: &Ports, modules: &[&str], control: &mut impl Write) -> Result<Wait
     let copy_out = thread::spawn(move || pump(&mut from_out, &mut stdout));
     let copy_err = thread::spawn(move || pump(&mut from_err, &mut stderr));
     let status = wait_for(&child)?;
-    // What the command left running would keep its pipes open.
+    // Processes that the command left running would keep its pipes open.
     system::kill_all();
     copy_out.join().ok().context("the thread for stdout panicked")??;
     copy_err.join().ok().context("the thread for stderr panicked")??;
@@ -118,15 +119,15 @@ fn start() -> Result<Child> {
         .process_group(0)
         .spawn()
         .with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
-    // The command stays in the session that was: in its parent's, the kernel would hang up its
-    // whole group when an orphan in it ends while another of its processes is stopped.
+    // As a service, the command stays in the service's session: in one of its own, the kernel would
+    // hang up its whole group when an orphan in it ends while another of its processes is stopped.
     if std::process::id() == 1 {
         setsid()?;
     }
     Ok(child)
 }
 
-/// Waits for the command; the other children are orphans that the first process inherits.
+/// Waits for the command. The other children are orphans that the first process inherits.
 fn wait_for(child: &Child) -> Result<WaitStatus> {
     let wanted = Pid::from_raw(i32::try_from(child.id())?);
     loop {
@@ -154,8 +155,8 @@ fn send_out(ports: &Ports) -> Result<()> {
     Ok(())
 }
 
-/// Copies to the end, through memory: `std::io::copy` would splice, which a virtio port answers
-/// with "0 bytes", as if the end had come.
+/// Copies to the end, through memory. `std::io::copy` would splice, which a virtio port answers
+/// with "0 bytes", as if it were the end.
 fn pump(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<()> {
     let mut buffer = vec![0; 1 << 16];
     loop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The virtio ports to the host, which the kernel numbers and the host names.
+//! Finds the virtio ports to the host, which the kernel numbers and the host names.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-/// The host expects a machine's in this order.
+/// The names of a machine's ports, in the order that the host expects.
 pub const NAMES: [&str; 4] = ["control", "stdout", "stderr", "out"];
 
 /// How long the host's device may take to announce its ports.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Device files by the names that the host gave.
+/// The device files, by the names that the host gave them.
 pub struct Ports(HashMap<String, PathBuf>);
 
 impl Ports {
@@ -32,7 +32,7 @@ impl Ports {
         }
     }
 
-    /// Opens a port for writing; the kernel allows one user at a time.
+    /// Opens a port for writing. The kernel allows one user at a time.
     pub fn open(&self, name: &str) -> Result<File> {
         let path = &self.0[name];
         File::options().write(true).open(path).with_context(|| format!("port {name}"))

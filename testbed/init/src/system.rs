@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the first process does to the system: mounting, modules, switching off.
+//! Does what the first process does to the system: mounting, loading modules, switching off.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -42,7 +42,7 @@ pub fn mount_all() -> Result<()> {
     nix::unistd::sethostname("testbed").context("host name")
 }
 
-/// Mounts what Xen's tools use, on Xen; its module must be loaded.
+/// Mounts the file system that Xen's tools use, on Xen. Its module must be loaded.
 pub fn mount_xenfs() -> Result<()> {
     if fs::metadata("/proc/xen").is_err() {
         return Ok(());
@@ -60,7 +60,7 @@ pub fn load_module(line: &str) -> Result<()> {
         .with_context(|| format!("loading {path}"))
 }
 
-/// The kernel does not load a module.
+/// The kernel has refused to load a module.
 #[derive(Debug)]
 pub struct Refused(pub Errno);
 
@@ -74,11 +74,11 @@ impl std::error::Error for Refused {}
 
 /// Kills every process but this one.
 pub fn kill_all() {
-    // Fails only if there is nobody to kill.
+    // This fails only if there is no other process.
     kill(Pid::from_raw(-1), Signal::SIGKILL).ok();
 }
 
-/// Switches the machine off; returns only if the kernel refuses.
+/// Switches the machine off. Returns only if the kernel refuses.
 pub fn power_off() {
     nix::unistd::sync();
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Fuzz targets: functions that take any bytes and panic if a promise is broken.
+//! Fuzz targets: functions that take any bytes, and panic if a promise is broken.
 //!
 //! The binary of this crate runs them on mutations of a corpus, on any compiler.  They take bytes
 //! as libFuzzer gives them, so `fuzz_target!(|data: &[u8]| fuzz::hypercall(data))` is all that
@@ -23,7 +23,7 @@ use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
 use shared_abi::{Config, CounterConfig, Errno, ThreadPage, VcpuPage};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A target.
+/// A fuzz target.
 pub type Target = fn(&[u8]);
 
 /// Every target, with the name of its corpus.
@@ -52,7 +52,7 @@ fn driver() -> Driver {
     .expect("a usable PMU")
 }
 
-/// A guest makes any hypercall: an operation and its argument.
+/// Has a guest make any hypercall: an operation and its argument.
 pub fn hypercall(data: &[u8]) {
     let [op, _, argument @ ..] = data else { return };
     let driver = driver();
@@ -63,7 +63,8 @@ pub fn hypercall(data: &[u8]) {
     }
 }
 
-/// What was accepted is within the guest's rights, and means the same when it is passed on.
+/// Checks that an accepted configuration is within the guest's rights, and means the same when it
+/// is passed on.
 fn check_config(driver: &Driver, config: &Config) {
     assert_eq!(config.slots() & !driver.caps.slots(), 0, "a counter that is not the guest's");
     assert_eq!(config.sampling() & !config.slots(), 0);
@@ -76,7 +77,7 @@ fn check_config(driver: &Driver, config: &Config) {
     assert_eq!(Config::new(&driver.caps, &wire[..used]), Ok(*config));
 }
 
-/// A kernel on a hypervisor that decodes, and says yes to everything that is well-formed.
+/// A kernel on a hypervisor that decodes requests, and accepts every well-formed one.
 struct Agreeable {
     driver: Driver,
     hypercalls: Cell<u32>,
@@ -105,7 +106,7 @@ impl Kernel for Agreeable {
     }
 }
 
-/// A user passes any two control blocks, one after the other.
+/// Has a user pass any two control blocks, one after the other.
 pub fn ioctl(data: &[u8]) {
     let kernel = Agreeable { driver: driver(), hypercalls: Cell::new(0) };
     let (vcpu_page, page) = (VcpuPage::default(), ThreadPage::default());
@@ -136,7 +137,7 @@ pub fn ioctl(data: &[u8]) {
     assert!(counting.is_idle());
 }
 
-/// Counters that hold what the input says, and of which only existing ones are read.
+/// Counters that hold the values of the input. Only existing ones may be read.
 struct Given(Vec<u64>);
 
 impl Counters for Given {
@@ -149,7 +150,7 @@ impl Counters for Given {
     }
 }
 
-/// A hostile kernel publishes any pages: a reader comes back, with a result or an error.
+/// Has a hostile kernel publish any pages. A reader has to return, with a result or an error.
 pub fn reader(data: &[u8]) {
     let (rest, words) = (data, data.len() / 8);
     let words = <[[u8; 8]]>::ref_from_prefix_with_elems(rest, words);
@@ -192,7 +193,7 @@ pub fn reader(data: &[u8]) {
     }
 }
 
-/// One to eight changes of an input, decided by `rng`.
+/// Makes one to eight changes of an input, which `rng` chooses.
 pub fn mutate(rng: &mut fastrand::Rng, input: &mut Vec<u8>) {
     const TELLING: [u64; 8] = [0, 1, 2, 18, 24, 1 << 16, 1 << 31, u64::MAX];
     for _ in 0..rng.usize(1..=8) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs every target on its corpus and on mutations of it; the same ones for the same seed.
+//! Runs every target on its corpus and on mutations of it, which are the same for the same seed.
 
 use std::cell::RefCell;
 use std::fs;
@@ -12,16 +12,16 @@ use fuzz::{TARGETS, mutate};
 /// Fuzzes the boundaries between user, guest kernel and hypervisor.
 #[derive(Parser)]
 struct Options {
-    /// Inputs for each target, beside the corpus.
+    /// Number of inputs for each target, in addition to the corpus.
     #[arg(long, default_value_t = 200_000)]
     inputs: u64,
-    /// What the mutations are decided by.
+    /// Seed of the mutations.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
 thread_local! {
-    /// The input that is tried, for the message of a panic.
+    /// The input that is being tried, for the message of a panic.
     static TRIED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 

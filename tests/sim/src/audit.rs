@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The rules: what everybody reads is the truth.
+//! Checks the rules: everything that is read must be the truth.
 
 use guest_kmod::overflow::Signal;
 use shared_abi::hypercall::HvQuery;
@@ -16,7 +16,7 @@ use crate::pmu::{EN, OS, USR};
 use crate::shape::Kind;
 use crate::truth::Looks;
 
-/// Counters as they are now, read without executing anything.
+/// The counters as they are now, read without executing anything.
 struct Now<'a>(&'a Machine);
 
 impl Counters for Now<'_> {
@@ -29,7 +29,7 @@ impl Counters for Now<'_> {
     }
 }
 
-/// One counter of a control.
+/// Returns whether one counter of a control is valid.
 fn is_valid_counter(model: &Model, counter: &CounterConfig) -> bool {
     let select = counter.evntsel;
     let fixed = counter.slot as usize >= GENERAL;
@@ -38,13 +38,13 @@ fn is_valid_counter(model: &Model, counter: &CounterConfig) -> bool {
         1 => model.samples() && (1..=PERIOD_MAX).contains(&counter.period),
         _ => false,
     };
-    // Event number, unit mask, rings, edge, enable, inversion and counter mask.
+    // These bits are event number, unit mask, rings, edge, enable, inversion and counter mask.
     let allowed = match (fixed, model.vendor) {
         (true, _) => USR | OS | EN,
         (false, Vendor::Intel) => 0xffc7_ffff,
         (false, Vendor::Amd) => 0xf_ffc7_ffff,
     };
-    // What all of a processor's cores do.
+    // These events count what all of a processor's cores do.
     let elsewhere = match model.vendor {
         Vendor::Intel => matches!(select & 0xff, 0xb7 | 0xbb),
         Vendor::Amd => select & 0xe0 == 0xe0,
@@ -59,7 +59,7 @@ fn is_valid_counter(model: &Model, counter: &CounterConfig) -> bool {
 }
 
 impl Machine {
-    /// A thread that executes in user mode here would read the truth if it read now.
+    /// Checks that a thread which executes in user mode here would read the truth if it read now.
     pub fn audit_here(&self) {
         if self.level() != Some(Level::User) {
             return;
@@ -93,7 +93,7 @@ impl Machine {
         }
     }
 
-    /// An overflow that a thread has not been told of is on its way to it.
+    /// Checks that an overflow of which a thread has not been told is on its way to it.
     fn check_overflow(&self, thread: usize, index: usize, looks: &Looks) {
         let truth = self.threads[thread].truth.borrow();
         if truth.overdue(looks) != 0 && !truth.is_paused() && !self.is_told_soon(index) {
@@ -101,7 +101,7 @@ impl Machine {
         }
     }
 
-    /// Whether an overflow of which this vCPU has not been told is on its way to it.
+    /// Returns whether an overflow of which this vCPU has not been told is on its way to it.
     fn is_told_soon(&self, index: usize) -> bool {
         let vcpu = &self.vcpus[index];
         let on_its_way = self.cpus[self.here.get()].pmu.interrupts() || vcpu.virq.get();
@@ -113,7 +113,7 @@ impl Machine {
         on_its_way || put_off
     }
 
-    /// A thread is told of exactly those counters that have overflowed, once.
+    /// Checks that a thread is told of exactly those counters that have overflowed, once.
     pub fn check_signal(&self, thread: usize, signal: Option<Signal>) {
         let own = &self.threads[thread];
         let truth = own.truth.borrow();
@@ -132,7 +132,8 @@ impl Machine {
         }
     }
 
-    /// What was read of a thread, by somebody who looked like this, is the truth.
+    /// Checks that what somebody has read of a thread is the truth. `looks` are the moments at
+    /// which counters and clock were read.
     pub fn check_values(&self, thread: usize, tsc: u64, counts: &[u64], looks: &Looks, who: &str) {
         let own = &self.threads[thread];
         if self.domains[own.domain].kind != Kind::Good || self.is_gone() {
@@ -155,13 +156,14 @@ impl Machine {
         }
     }
 
-    /// A direct read fails only for a reason; pages that it read were written so often meanwhile.
+    /// Checks that a direct read fails only for a reason. The pages that it read were written
+    /// `disturbances` times meanwhile.
     pub fn check_read_error(&self, thread: usize, error: ReadError, disturbances: u64) {
         match error {
             ReadError::NotDirect => self.check_failure(thread, Errno::PERM),
             ReadError::NotLoaded(errno) => self.check_failure(thread, Errno(-errno)),
             ReadError::Malformed | ReadError::Faulted => self.check_failure(thread, Errno::INVAL),
-            // Somebody who is interrupted all the time is told so.
+            // A reader that is interrupted all the time gets this error.
             ReadError::Disturbed => {
                 let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
                 if good && disturbances < ATTEMPTS && !self.is_gone() {
@@ -171,15 +173,15 @@ impl Machine {
         }
     }
 
-    /// There are no numbers only while the host forbids them, or has forbidden them since the
-    /// start; or if a kernel's sample was disturbed too often.
+    /// Checks that numbers are missing only while the host forbids them, or has forbidden them
+    /// since the start, or if a kernel's sample was disturbed too often.
     pub fn check_failure(&self, thread: usize, errno: Errno) {
         let own = &self.threads[thread];
         let domain = &self.domains[own.domain];
         if domain.kind != Kind::Good || self.is_gone() {
             return;
         }
-        // While an overflow pauses the counters, only the kernel gives numbers.
+        // While an overflow pauses the counters, only the kernel has numbers.
         if errno == Errno::PERM && own.truth.borrow().is_paused() {
             return;
         }
@@ -190,8 +192,8 @@ impl Machine {
         }
     }
 
-    /// A kernel has published that there are no numbers.  That its sample was disturbed is true
-    /// only if it was.
+    /// Checks a kernel that has published that there are no numbers. It may say that its sample was
+    /// disturbed only if it was.
     pub fn check_published_failure(&self, vcpu: usize, thread: usize) {
         let own = &self.threads[thread];
         let errno = without_steps(|| own.page.error.load(Relaxed));
@@ -201,13 +203,13 @@ impl Machine {
         }
     }
 
-    /// Whether the sample of the kernel that executes here was disturbed in every attempt.
+    /// Returns whether the sample of the kernel that executes here was disturbed in every attempt.
     pub fn was_disturbed(&self) -> bool {
         let vcpu = &self.vcpus[self.vcpu_here()];
         vcpu.disturbances.get() - vcpu.undisturbed.get() >= ATTEMPTS
     }
 
-    /// Whether CPUs count, or have since the thread started its counters.
+    /// Returns whether whole CPUs count, or have since the thread started its counters.
     fn gave_way(&self, thread: usize, errno: Errno) -> bool {
         let own = &self.threads[thread];
         let books = &self.domains[own.domain].books;
@@ -220,7 +222,7 @@ impl Machine {
         without_steps(|| self.threads[thread].page.state.load(Relaxed)) & THREAD_FAILED != 0
     }
 
-    /// Whether a control asks for what the interface allows, by its documentation.
+    /// Returns whether a control asks for what the interface allows, by its documentation.
     fn is_valid(&self, thread: usize, control: &Control) -> bool {
         let model = self.guests_model();
         let used = control.counters as usize;
@@ -238,7 +240,7 @@ impl Machine {
             && control.reserved == [0; 2]
     }
 
-    /// Nothing but what is valid is accepted.
+    /// Checks that an accepted control is valid.
     pub fn check_control(&self, thread: usize, control: &Control) {
         let good = self.domains[self.threads[thread].domain].kind == Kind::Good;
         if good && !self.is_valid(thread, control) && !self.is_gone() {
@@ -246,7 +248,7 @@ impl Machine {
         }
     }
 
-    /// A control is refused for what it asks, or because the host forbids it.
+    /// Checks that a control is refused for what it asks, or because the host forbids it.
     pub fn check_control_error(&self, thread: usize, control: &Control, errno: Errno) {
         let domain = &self.domains[self.threads[thread].domain];
         let host = domain.forbidden.get() > 0 && errno == Errno::PERM;
@@ -257,7 +259,7 @@ impl Machine {
         }
     }
 
-    /// What the handshake says of the PMU is what the model is.
+    /// Checks that the handshake describes the PMU as the model has it.
     pub fn check_handshake(&self, answer: &HvQuery) {
         let model = self.guests_model();
         let fixed_width = if model.fixed > 0 { model.fixed_width } else { 0 };
@@ -272,7 +274,7 @@ impl Machine {
         }
     }
 
-    /// A page says whose it is.
+    /// Checks that a page names its vCPU.
     pub fn check_identity(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let id = without_steps(|| vcpu.page().vcpu_id.load(Relaxed));
@@ -281,7 +283,7 @@ impl Machine {
         }
     }
 
-    /// What a thread leaves behind is the truth.
+    /// Checks that what a thread leaves behind is the truth.
     pub fn check_published(&self, thread: usize) {
         let own = &self.threads[thread];
         let failed = without_steps(|| own.page.state.load(Relaxed)) & THREAD_FAILED != 0;
@@ -298,7 +300,7 @@ impl Machine {
         }
     }
 
-    /// What somebody else has read of a thread was published since they began.
+    /// Checks that what somebody else has read of a thread was published since the read began.
     pub fn check_claim(&self, thread: usize, claim: &Claim) {
         let own = &self.threads[thread];
         if self.domains[own.domain].kind != Kind::Good || self.is_gone() {
@@ -312,14 +314,14 @@ impl Machine {
         }
     }
 
-    /// Nothing is under way with a thread's counters: what was read meanwhile can be checked.
+    /// Checks what was read of a thread meanwhile, now that nothing changes its counters.
     pub fn check_claims(&self, thread: usize) {
         for claim in self.threads[thread].claims.take() {
             self.check_claim(thread, &claim);
         }
     }
 
-    /// A vCPU's published sums never go backwards while its page is registered.
+    /// Checks that a vCPU's published sums never go backwards while its page is registered.
     pub fn check_sums(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         if self.domains[vcpu.domain].kind != Kind::Good || vcpu.registered.borrow().is_none() {

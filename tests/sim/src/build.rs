@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Machines as they are before the first step.
+//! Builds machines as they are before the first step.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::search::Marks;
 use crate::shape::{DomainShape, Kind, Shape};
 use crate::truth::Truth;
 
-/// A machine of this shape.
+/// Builds a machine of this shape.
 pub fn build(
     shape: &Shape,
     chooser: Chooser,
@@ -37,7 +37,7 @@ pub fn build(
     let (mut vcpus, mut threads, mut domains) = (Vec::new(), Vec::new(), Vec::new());
     for (index, domain) in shape.domains.iter().enumerate() {
         let (first_vcpu, first_thread) = (vcpus.len(), threads.len());
-        // A guest with rings of its own may have a slower clock, or a faster one.
+        // A guest with rings of its own may have a clock that is slower, or faster.
         let ratio = if domain.hardware { own_ratio(&mut own) } else { Clock::NATIVE.ratio };
         vcpus.extend((0..domain.vcpus).map(|id| vcpu(index, id as u32, domain.hardware, ratio)));
         threads.extend((0..domain.threads).map(|id| thread(index, id as u32, rng.next())));
@@ -123,7 +123,7 @@ fn cpu(shape: &Shape, host: usize, rng: &mut Rng) -> Cpu {
     Cpu {
         host,
         core: RefCell::new(Pcpu::new()),
-        // Counters wrap soon, or change their sign, or hold anything.
+        // Counters wrap soon, or change their sign, or hold any value.
         pmu: Pmu::new(shape.model, shape.cost, || match rng.below(4) {
             0 => rng.next(),
             1 => (1 << 63 | 1 << 47 | 1 << 39 | 1 << 35 | 1 << 31) - rng.below(2000),
@@ -232,8 +232,8 @@ fn thread(domain: usize, id: u32, seed: u64) -> Thread {
     }
 }
 
-/// Takes over all physical CPUs, while nothing else happens, and starts the domains that exist from
-/// the beginning.
+/// Has the driver take over all physical CPUs, while nothing else happens, and starts the domains
+/// that exist from the beginning.
 pub fn start(machine: &Rc<Machine>) {
     machine.come_up_all();
     for (index, domain) in machine.shape.domains.iter().enumerate() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What can happen next, and who decides it.
+//! Lists what can happen next, and decides what does.
 
 use crate::machine::{Level, Life, Machine};
 use crate::rng::Rng;
@@ -9,31 +9,32 @@ use crate::shape::Kind;
 /// Something that happens to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// This physical CPU goes on instead.
+    /// This physical CPU executes instead.
     Cpu(usize),
     /// The hypervisor switches to this vCPU, or to none.
     Switch(Option<usize>),
-    /// It switches to this vCPU, whose segments cannot be loaded, so that its kernel is called.
+    /// The hypervisor switches to this vCPU, whose segments cannot be loaded, so that its kernel is
+    /// called.
     SwitchFailing(usize),
     /// The guest kernel is interrupted and switches to this thread, or to none.
     Schedule(Option<usize>),
-    /// The guest kernel is interrupted, and goes on.
+    /// The guest kernel is interrupted, and returns.
     Tick,
     /// The PMU interrupts this physical CPU.
     Pmi,
-    /// The host's inter-processor interrupt comes: a domain is forbidden.
+    /// The host's inter-processor interrupt comes, since a domain is forbidden.
     Revoke,
-    /// This physical CPU, which is idle, goes down and comes back.
+    /// This physical CPU, which is idle, goes offline and comes back.
     Replug,
     /// The guest kernel takes the virtual interrupt of an overflow.
     Virq,
-    /// It stops its counters if nobody counts.
+    /// The guest kernel stops its counters if nobody counts.
     StopIdle,
-    /// It is interrupted to start or stop counting whatever executes there.
+    /// The guest kernel is interrupted to start or stop counting whatever executes there.
     CpuWide,
-    /// It takes the vCPU offline.
+    /// The guest kernel takes the vCPU offline.
     Offline,
-    /// It takes the vCPU online.
+    /// The guest kernel takes the vCPU online.
     Online,
     /// The host forbids the domain, or allows it again.
     Policy(usize),
@@ -41,18 +42,19 @@ pub enum Action {
     Suspend(usize),
     /// The suspended domain starts again on another host.
     Restore(usize),
-    /// The domain, in the middle of anything, is given to another process of a host.
+    /// The domain is moved to another process of a host, whatever it is doing.
     Move(usize),
     /// The domain is destroyed.
     Destroy(usize),
     /// A new domain starts.
     Create(usize),
-    /// A hostile kernel writes to a page of its domain; the number decides what.
+    /// A hostile kernel writes to a page of its domain. The number decides what.
     Garbage(usize),
 }
 
 impl Action {
-    /// A number that tells kinds of actions apart, and what a guest's kernel is to do.
+    /// Returns a number that is different for each kind of action, and for what a guest's kernel is
+    /// to do.
     pub fn code(self) -> u64 {
         match self {
             Self::Schedule(next) => 16 + next.map_or(0, |next| 1 + next as u64),
@@ -79,45 +81,45 @@ impl Action {
     }
 }
 
-/// A decision: the step before which it was made, and what it was made with.
+/// A decision: the step before which it was made, and the number that it was made with.
 pub type Decision = (u64, u64);
 
-/// Decides.
+/// Decides what happens.
 pub enum Chooser {
-    /// By a seed.
+    /// It decides by a seed.
     Random {
         /// The source of decisions.
         rng: Rng,
-        /// Steps until the next one.
+        /// The steps until the next decision.
         left: u64,
-        /// Steps between two, on average.
+        /// The steps between two decisions, on average.
         period: u64,
-        /// What was decided.
+        /// The decisions that were made.
         log: Vec<Decision>,
     },
-    /// As it was decided before.
+    /// It decides as before.
     Replay {
-        /// Decisions, earliest first.
+        /// The earlier decisions, earliest first.
         log: Vec<Decision>,
-        /// The next one.
+        /// The index of the next one.
         next: usize,
     },
-    /// As it was decided before, then by a seed.
+    /// It decides as before, and then by a seed.
     Guided {
-        /// Decisions to repeat, earliest first.
+        /// The decisions to repeat, earliest first.
         log: Vec<Decision>,
-        /// The next one.
+        /// The index of the next one.
         next: usize,
-        /// The source of later ones.
+        /// The source of later decisions.
         rng: Rng,
-        /// Steps until the next one.
+        /// The steps until the next decision.
         left: u64,
-        /// Steps between two, on average.
+        /// The steps between two decisions, on average.
         period: u64,
-        /// What was decided.
+        /// The decisions that were made.
         made: Vec<Decision>,
     },
-    /// As a search wants it, which tries everything.
+    /// It decides as a search asks for, which tries everything.
     Search(Path),
 }
 
@@ -132,7 +134,8 @@ impl Chooser {
         Self::Replay { log, next: 0 }
     }
 
-    /// A number to decide with, if anything is to happen before this step; always if `forced`.
+    /// Returns a number to decide with, if anything is to happen before this step. It always does
+    /// if `forced`.
     fn ask(&mut self, step: u64, forced: bool) -> Option<u64> {
         match self {
             Self::Random { rng, left, period, log } => {
@@ -182,11 +185,12 @@ impl Chooser {
     }
 }
 
-/// What can happen, each with its weight.
+/// The actions that can happen, each with its weight.
 type Options = Vec<(u64, Action)>;
 
 impl Machine {
-    /// What happens before the next step; if `forced`, nothing only if nothing can.
+    /// Decides what happens before the next step. If `forced`, it is nothing only if nothing can
+    /// happen.
     pub fn choose(&self, forced: bool) -> Option<Action> {
         let mut chooser = self.chooser.borrow_mut();
         if let Chooser::Search(path) = &mut *chooser {
@@ -208,7 +212,7 @@ impl Machine {
         })
     }
 
-    /// Everything that can happen now.
+    /// Returns everything that can happen now.
     pub fn options(&self) -> Options {
         let mut options = Options::new();
         let level = self.level();
@@ -227,11 +231,11 @@ impl Machine {
         options
     }
 
-    /// What the hypervisor's scheduler may do on this CPU.
+    /// Adds what the hypervisor's scheduler may do on this CPU.
     fn vcpu_options(&self, options: &mut Options) {
         let weight = self.shape.weights.vcpu.max(1);
         let cpu = &self.cpus[self.here.get()];
-        // It may come late, but not forever.
+        // The interrupt may come late, but has to come.
         if cpu.pmu.interrupts() {
             options.push((60, Action::Pmi));
         }
@@ -257,7 +261,7 @@ impl Machine {
         }
     }
 
-    /// What the guest kernel that executes here may do.
+    /// Adds what the guest kernel that executes here may do.
     fn guest_options(&self, options: &mut Options) {
         let Some(index) = self.cpus[self.here.get()].current.get() else { return };
         let weights = &self.shape.weights;
@@ -292,7 +296,7 @@ impl Machine {
         }
     }
 
-    /// What the host may do to domains.
+    /// Adds what the host may do to domains.
     fn host_options(&self, options: &mut Options) {
         let weights = &self.shape.weights;
         for (index, domain) in self.domains.iter().enumerate() {
@@ -308,11 +312,12 @@ impl Machine {
             if self.can_move(index) {
                 options.push((weights.moves, Action::Move(index)));
             }
-            // One that was forbidden meanwhile may not go on, and is told so: not tried here.
+            // A domain that was forbidden meanwhile may not continue, and gets an error. That is
+            // not tried here.
             if domain.kind != Kind::Stranger && !self.is_restored(index) {
                 options.push((weights.policy, Action::Policy(index)));
                 if self.shape.kvm {
-                    // It is not asked.
+                    // Such a domain is not asked.
                 } else if quiet && domain.suspending.get() {
                     options.push((10 * weights.restore, Action::Restore(index)));
                 } else if !domain.suspending.get() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a run has done that is worth telling from other runs.
+//! Records by what a run differs from other runs.
 //!
 //! A feature is a pair of consecutive steps of one agent, together with what happened to the
 //! machine between them and a few facts about it.
@@ -17,7 +17,7 @@ use crate::machine::Machine;
 use crate::search::Object;
 use crate::trace::Step;
 
-/// Features are told apart by this many bits.
+/// The number of bits of a feature.
 const BITS: u32 = 18;
 
 /// The features of a run.
@@ -29,7 +29,7 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// For a machine with so many agents; empty if nobody wants to know.
+    /// Makes the coverage of a machine with so many agents. It stays empty unless it is wanted.
     pub fn new(wanted: bool, agents: usize) -> Self {
         if !wanted {
             return Self::default();
@@ -41,13 +41,13 @@ impl Coverage {
         }
     }
 
-    /// Something happens to the machine.
+    /// Records that something happens to the machine.
     pub fn happens(&self, action: Action) {
         let before = self.between.get();
         self.between.set(before.wrapping_mul(31).wrapping_add(action.code() + 1));
     }
 
-    /// Adds these features to `all`; gives how many were new.
+    /// Adds these features to `all`. Returns how many were new.
     pub fn add_to(&self, all: &mut Vec<u64>) -> u64 {
         let seen = self.seen.borrow();
         all.resize(seen.len(), 0);
@@ -60,14 +60,14 @@ impl Coverage {
     }
 }
 
-/// A place in a page, all slots alike.
+/// Returns a place in a page, which is the same for all slots.
 fn place(offset: usize, slots: usize, slot: usize) -> u64 {
     let field = if offset < slots { offset } else { slots + (offset - slots) % slot };
     field as u64
 }
 
 impl Machine {
-    /// What kind of step it is.
+    /// Returns a number for the kind of a step.
     fn kind_of(&self, step: Step) -> u64 {
         match step {
             Step::Page(address, access) => {
@@ -98,7 +98,7 @@ impl Machine {
         }
     }
 
-    /// The present agent makes a step.
+    /// Records a step of the present agent.
     pub fn cover(&self, step: Step) {
         let mut last = self.coverage.last.borrow_mut();
         let Some(last) = self.agent.get().and_then(|agent| last.get_mut(agent)) else { return };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! CPU-wide counting in a guest: what the module's glue does around the core's rules, and the
-//! books that those rules are compared with.
+//! Simulates CPU-wide counting in a guest: what the module's glue does around the core's rules, and
+//! the books that those rules are compared with.
 //!
-//! Each thread has one descriptor.  Other vCPUs are interrupted to start and to stop; until all
-//! have done so the module's mutex is held, so nobody else starts, sets or stops anything.
+//! Each thread has one descriptor. Other vCPUs are interrupted to start and to stop. Until all have
+//! done so the module's mutex is held, so nobody else starts, sets or stops anything.
 
 use std::cell::{Cell, RefCell};
 
@@ -25,7 +25,7 @@ use crate::search::Object;
 use crate::shape::Kind;
 use crate::truth::{Looks, Moment, Truth};
 
-/// What a vCPU is interrupted for.
+/// The reasons for which a vCPU is interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// To start to count whatever executes there.
@@ -34,20 +34,20 @@ pub enum Asked {
     Stop,
 }
 
-/// What counts whatever executes on a vCPU.
+/// The counters of whatever executes on a vCPU.
 pub struct CpuWide {
     pub page: ThreadPage,
     pmu: RefCell<Option<ThreadPmu>>,
     truth: RefCell<Truth>,
     control: Cell<Option<Control>>,
-    /// It counts.
+    /// Whether it counts.
     pub counts: Cell<bool>,
-    /// The interrupt that waits.
+    /// The interrupt that is pending.
     pub asked: Cell<Option<Asked>>,
 }
 
 impl CpuWide {
-    /// Nothing.
+    /// Makes counters that do not count.
     pub fn new() -> Self {
         Self {
             page: ThreadPage::default(),
@@ -64,7 +64,7 @@ impl CpuWide {
     }
 }
 
-/// A domain's admission, and what it should say.
+/// A domain's admission, and what it has to answer.
 #[derive(Default)]
 pub struct Books {
     admission: Admission,
@@ -72,17 +72,17 @@ pub struct Books {
     started: Cell<bool>,
     stopping: Cell<bool>,
     closing: Cell<bool>,
-    /// How often CPUs have started.
+    /// How often whole CPUs have started to count.
     pub times: Cell<u64>,
 }
 
 impl Books {
-    /// How often CPUs have started and stopped again.
+    /// Returns how often whole CPUs have started and stopped again.
     pub fn times_before(&self) -> u64 {
         self.times.get() - u64::from(self.started.get())
     }
 
-    /// Whether CPUs count.
+    /// Returns whether whole CPUs count.
     pub fn count(&self) -> bool {
         self.started.get()
     }
@@ -92,7 +92,7 @@ impl Books {
     }
 }
 
-/// The ledgers of a vCPU, whoever executes there.
+/// Returns the ledgers of a vCPU, whatever executes there.
 fn of_vcpu(moment: &Moment) -> Moment {
     Moment { thread_user: moment.vcpu_user, ..*moment }
 }
@@ -105,12 +105,12 @@ const fn descriptor(thread: usize) -> Owner {
     thread as Owner + 1
 }
 
-/// `answer`, unless it is refused.
+/// Returns `answer`, unless it is refused.
 fn refusal<T>(answer: T, refused: bool) -> Result<T, Errno> {
     if refused { Err(Errno::BUSY) } else { Ok(answer) }
 }
 
-/// What the kernel says of a thread that is an administrator's, or not.
+/// The kernel's answers about a thread, which is an administrator's or not.
 struct Person {
     is_admin: bool,
 }
@@ -138,7 +138,7 @@ impl Rights for Person {
 }
 
 impl Machine {
-    /// The core decides what the books say.
+    /// Checks that the core decides as the books say.
     fn check_admitted<T>(
         &self,
         thread: usize,
@@ -154,7 +154,7 @@ impl Machine {
         }
     }
 
-    /// A thread is to get counters: not while CPUs count.
+    /// Asks for counters for a thread, which it may not get while whole CPUs count.
     pub fn admit_thread(&self, thread: usize) -> Result<(), Errno> {
         let own = &self.threads[thread];
         let books = &self.domains[own.domain].books;
@@ -164,7 +164,7 @@ impl Machine {
         told
     }
 
-    /// A thread that ends loses its counters, and its descriptor is closed.
+    /// Takes the counters of a thread that ends, and closes its descriptor.
     pub fn dismiss_thread(&self, thread: usize, vcpu: usize) {
         let own = &self.threads[thread];
         if own.admitted.replace(false) {
@@ -174,13 +174,13 @@ impl Machine {
         self.close(thread, vcpu);
     }
 
-    /// Threads of an administrator that have counters.
+    /// Returns whether threads of an administrator have counters.
     fn has_privileged(&self, domain: usize) -> bool {
         let privileged = |thread: &Thread| thread.admitted.get() && thread.admin.get();
         self.threads[self.domains[domain].threads.clone()].iter().any(privileged)
     }
 
-    /// A thread operates CPUs, or tries to.
+    /// Has a thread operate whole CPUs, or try to.
     pub fn operate_cpu_wide(&self, thread: usize, rng: &mut Rng) {
         let own = &self.threads[thread];
         self.in_kernel(|vcpu| {
@@ -212,19 +212,19 @@ impl Machine {
         });
     }
 
-    /// vCPUs of a domain that have something to count.
+    /// Returns the vCPUs of a domain that have something to count.
     fn cpus_set(&self, domain: usize) -> u32 {
         let vcpus = &self.vcpus[self.domains[domain].vcpus.clone()];
         vcpus.iter().filter(|vcpu| vcpu.cpu_wide.control.get().is_some()).count() as u32
     }
 
-    /// Somebody waits for other CPUs to start or stop.
+    /// Returns whether somebody waits for other CPUs to start or stop.
     fn is_locked(&self, domain: usize) -> bool {
         let vcpus = &self.vcpus[self.domains[domain].vcpus.clone()];
         vcpus.iter().any(|vcpu| vcpu.cpu_wide.asked.get().is_some())
     }
 
-    /// `IOC_CPU_CONTROL` of some vCPUs, and a start.
+    /// Makes the request `IOC_CPU_CONTROL` for some vCPUs, and starts.
     fn set_and_start(&self, thread: usize, here: usize, rng: &mut Rng) {
         let domain = self.threads[thread].domain;
         let (books, by) = (&self.domains[domain].books, descriptor(thread));
@@ -253,7 +253,7 @@ impl Machine {
         self.take_cpu_wide(here);
     }
 
-    /// `IOC_CPU_CONTROL`.
+    /// Makes the request `IOC_CPU_CONTROL`.
     fn set_cpu_wide(&self, thread: usize, vcpu: usize, rng: &mut Rng) {
         let domain = &self.domains[self.threads[thread].domain];
         let Some(caps) = domain.caps.get() else { return };
@@ -277,7 +277,7 @@ impl Machine {
         wide.control.set(Some(control));
     }
 
-    /// A vCPU does what it is interrupted for.
+    /// Has a vCPU do what it is interrupted for.
     pub fn take_cpu_wide(&self, index: usize) {
         let domain = self.vcpus[index].domain;
         let asked = &self.vcpus[index].cpu_wide.asked;
@@ -287,7 +287,7 @@ impl Machine {
             Some(Asked::Stop) => self.stop_here(index),
             None => (),
         }
-        // Asked to stop while it started, it is interrupted once more.
+        // If the vCPU is asked to stop while it starts, it is interrupted once more.
         if asked.get() == work {
             asked.set(None);
         }
@@ -332,7 +332,8 @@ impl Machine {
         }
     }
 
-    /// The kernel begins, or ends, to change the counters of a thread that CPUs push aside.
+    /// Notes that the kernel begins, or ends, to change the counters of a thread that whole CPUs
+    /// replace.
     fn disturb(&self, thread: usize, begins: bool) {
         let own = &self.threads[thread];
         if begins {
@@ -343,12 +344,12 @@ impl Machine {
         own.changing.set(begins);
     }
 
-    /// A vCPU stops counting CPU-wide, if it does.
+    /// Has a vCPU stop counting CPU-wide, if it does.
     pub fn stop_here(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let (wide, counting) = (&vcpu.cpu_wide, &self.domains[vcpu.domain].counting);
         if !wide.counts.get() {
-            // It may have shown root's page to start, and been refused.
+            // The vCPU may have shown root's page to start, and been refused.
             self.leave_to(index, vcpu.current.get());
             return;
         }
@@ -360,14 +361,14 @@ impl Machine {
         self.leave_to(index, vcpu.current.get());
     }
 
-    /// A vCPU that goes offline has stopped.
+    /// Has a vCPU stop that goes offline.
     pub fn cpu_wide_goes_offline(&self, index: usize) {
         self.stop_here(index);
         self.vcpus[index].cpu_wide.asked.set(None);
         self.finish_stop(self.vcpus[index].domain);
     }
 
-    /// What a vCPU that has stopped leaves behind is the truth.
+    /// Checks that what a vCPU that has stopped leaves behind is the truth.
     fn close_books_of(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         {
@@ -390,7 +391,7 @@ impl Machine {
         }
     }
 
-    /// `IOC_CPU_READ` of this vCPU.
+    /// Makes the request `IOC_CPU_READ` for this vCPU.
     fn read_cpu_wide(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         if !vcpu.cpu_wide.counts.get() {
@@ -428,7 +429,8 @@ impl Machine {
         }
     }
 
-    /// A CPU that counts has no numbers only if the host forbids them, or a sample was disturbed.
+    /// Checks that a CPU which counts has no numbers only if the host forbids them, or a sample was
+    /// disturbed.
     fn check_cpu_wide_error(&self, index: usize, errno: Errno) {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
@@ -443,7 +445,7 @@ impl Machine {
         }
     }
 
-    /// A descriptor stops CPUs.
+    /// Has a descriptor stop whole CPUs.
     fn stop_cpu_wide(&self, thread: usize, here: usize) {
         let domain = self.threads[thread].domain;
         let (books, by) = (&self.domains[domain].books, descriptor(thread));
@@ -455,7 +457,7 @@ impl Machine {
         }
     }
 
-    /// Every vCPU stops: this one now, others soon.
+    /// Has every vCPU stop: this one now, the others soon.
     fn stop_all(&self, domain: usize, here: usize) {
         self.domains[domain].books.stopping.set(true);
         for vcpu in self.domains[domain].vcpus.clone() {
@@ -467,12 +469,12 @@ impl Machine {
         self.take_cpu_wide(here);
     }
 
-    /// When no vCPU counts, or is about to, CPUs have stopped.
+    /// Notes that whole CPUs have stopped, if no vCPU counts or is about to.
     fn finish_stop(&self, domain: usize) {
         let vcpus = &self.vcpus[self.domains[domain].vcpus.clone()];
         let books = &self.domains[domain].books;
         let counts = vcpus.iter().any(|vcpu| vcpu.cpu_wide.counts.get());
-        // CPUs that went offline do not end what their owner has started.
+        // Counting does not end if its CPUs have gone offline.
         if counts || self.is_locked(domain) || !books.stopping.get() {
             return;
         }
@@ -489,7 +491,7 @@ impl Machine {
         }
     }
 
-    /// A descriptor is closed: what it has set and started ends with it.
+    /// Closes a descriptor: what it has set and started ends with it.
     fn close(&self, thread: usize, here: usize) {
         let domain = self.threads[thread].domain;
         let (books, by) = (&self.domains[domain].books, descriptor(thread));

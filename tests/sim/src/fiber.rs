@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Code that can be stopped between any two of its steps and resumed later: a stack of its own.
+//! Runs code that can be stopped between any two of its steps and resumed later. It has a stack of
+//! its own.
 
 use std::cell::Cell;
 
 use generator::{Generator, Gn};
 
-/// Unit: words.  A core's deepest frame holds an argument of less than a kilobyte.
+/// The size of a stack. A core's deepest frame holds an argument of less than a kilobyte. Unit:
+/// words.
 const STACK_WORDS: usize = 0x2000;
 
 type Job = Box<dyn FnOnce()>;
@@ -15,10 +17,10 @@ thread_local! {
     static INBOX: Cell<Option<Job>> = const { Cell::new(None) };
 }
 
-/// A stack on which one job after another runs; it exists from the first one on.
+/// A stack on which one job after another runs. It is made for the first one.
 pub struct Fiber {
     job: Option<Job>,
-    /// Yields whether the job is finished.
+    /// The coroutine, which yields whether the job is finished.
     coroutine: Option<Generator<'static, (), bool>>,
     busy: bool,
 }
@@ -29,19 +31,19 @@ fn pass(finished: bool) {
 }
 
 impl Fiber {
-    /// A stack without a job.
+    /// Makes a stack without a job.
     pub fn new() -> Self {
         Self { job: None, coroutine: None, busy: false }
     }
 
-    /// Gives it a job, which runs when it is resumed.
+    /// Gives it a job, which runs when the fiber is resumed.
     pub fn start(&mut self, job: Job) {
         assert!(!self.busy, "a fiber runs one job at a time");
         self.job = Some(job);
         self.busy = true;
     }
 
-    /// Whether it has a job.
+    /// Returns whether it has a job.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
@@ -73,8 +75,8 @@ impl Default for Fiber {
 
 impl Drop for Fiber {
     fn drop(&mut self) {
-        // Without a job it returns from its loop.  One in the middle of a job cannot be unwound,
-        // so its stack is lost; the machine lets every job finish first.
+        // Without a job the coroutine returns from its loop. One in the middle of a job cannot be
+        // unwound, so its stack is lost. The machine lets every job finish first.
         if let Some(coroutine) = self.coroutine.as_mut().filter(|_| !self.busy) {
             coroutine.resume();
         }

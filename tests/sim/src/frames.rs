@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The pages of vCPUs as a guest's memory: each has a number, and a frame of its guest's.  A guest
-//! without rings of its own knows the machine's frames, which are others after it was restored.
+//! Treats the pages of vCPUs as a guest's memory: each has a number, which is the frame of its
+//! guest.
 
 use std::cell::Cell;
 
@@ -12,22 +12,22 @@ use crate::machine::{Domain, Machine, PAGES};
 pub const GFN_BASE: u64 = 0x1000;
 
 impl Machine {
-    /// The number of a user's page of a vCPU.
+    /// Returns the number of a user's page of a vCPU.
     pub fn page_number(&self, vcpu: usize, user: usize) -> usize {
         user * self.vcpus.len() + vcpu
     }
 
-    /// The page with this number.
+    /// Returns the page with this number.
     pub fn page(&self, number: usize) -> &VcpuPage {
         &self.vcpus[number % self.vcpus.len()].pages[number / self.vcpus.len()]
     }
 
-    /// How often it is registered.
+    /// Returns how often the page is registered.
     pub fn pins(&self, number: usize) -> &Cell<u32> {
         &self.vcpus[number % self.vcpus.len()].pins[number / self.vcpus.len()]
     }
 
-    /// It is registered once less.
+    /// Notes that the page is registered once less.
     pub fn unpin(&self, number: usize) {
         self.pins(number).set(self.pins(number).get() - 1);
     }
@@ -40,7 +40,7 @@ impl Machine {
         }
     }
 
-    /// The guest frame number that a vCPU's page has now.
+    /// Returns the guest frame number that a vCPU's page has now.
     pub fn gfn_of(&self, vcpu: usize, page: &VcpuPage) -> u64 {
         let user = self.vcpus[vcpu].pages.iter().position(|own| std::ptr::eq(own, page));
         let moved = self.domains[self.vcpus[vcpu].domain].frames_moved.get();
@@ -48,7 +48,7 @@ impl Machine {
         GFN_BASE + self.page_number(vcpu, place) as u64
     }
 
-    /// The number of the page that a domain has at a frame, if there is one.
+    /// Returns the number of the page that a domain has at a frame, if there is one.
     pub fn page_at_gfn(&self, domain: &Domain, gfn: u64) -> Option<usize> {
         let frame = gfn.checked_sub(GFN_BASE)? as usize;
         let (place, vcpu) = (frame / self.vcpus.len(), frame % self.vcpus.len());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whether what an operation costs depends on how large the machine is.
+//! Checks whether the cost of an operation depends on how large the machine is.
 //!
 //! Nothing is preempted here: each operation is done once, on a machine that is at rest, and every
-//! access to a page, a counter or a register and every hypercall that it makes is counted.
+//! access that it makes to a page, a counter or a register, and every hypercall, is counted.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::pmu::USR;
 use crate::shape::{DomainShape, Kind, Shape, evntsel, quiet};
 use crate::trace::Step;
 
-/// What was done.
+/// The number of accesses of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Loads and stores of atomics in shared pages.
@@ -56,7 +56,7 @@ impl Tally {
     }
 }
 
-/// What is measured, and what each costs: one line of the table.
+/// The operations that are measured, each a line of the table.
 pub const OPERATIONS: [&str; 5] =
     ["vCPU out, in", "thread switch", "thread moves", "read", "overflow"];
 
@@ -65,13 +65,13 @@ pub const OPERATIONS: [&str; 5] =
 pub struct Size {
     /// Domains.
     pub domains: usize,
-    /// Virtual CPUs of each.
+    /// Virtual CPUs of each domain.
     pub vcpus: usize,
-    /// Threads of each.
+    /// Threads of each domain.
     pub threads: usize,
 }
 
-/// The sizes that are compared.  A thread moves only where there are two vCPUs.
+/// The sizes that are compared. A thread moves only if there are two vCPUs.
 pub const SIZES: [Size; 8] = [
     Size { domains: 1, vcpus: 2, threads: 10 },
     Size { domains: 1, vcpus: 16, threads: 10 },
@@ -83,7 +83,7 @@ pub const SIZES: [Size; 8] = [
     Size { domains: 1, vcpus: 2, threads: 10_000 },
 ];
 
-/// What every operation costs on a machine of this size.
+/// Measures what every operation costs on a machine of this size.
 ///
 /// # Errors
 ///
@@ -108,7 +108,7 @@ fn shape(domains: Vec<DomainShape>) -> Shape {
     Shape { domains, ..quiet(1) }
 }
 
-/// One program for each operation, in order.
+/// A machine on which the operations are executed in order.
 struct Bench<'a>(&'a Rc<Machine>);
 
 impl Bench<'_> {
@@ -147,7 +147,7 @@ impl Bench<'_> {
         self.0.tally.get().since(before)
     }
 
-    /// Every thread counts on the first vCPU of its domain; then the last ones are looked at.
+    /// Has every thread count on the first vCPU of its domain. Then the last ones are looked at.
     fn run(&self) -> [Tally; 5] {
         for domain in &self.0.domains {
             domain.alive.set(true);
@@ -173,7 +173,7 @@ impl Bench<'_> {
         });
         let switch = self.costs(|| self.interrupt(here, Action::Schedule(Some(other))));
         let read = self.costs(|| self.user(other, |machine| machine.read(other)));
-        // The last vCPU has loaded the configuration before.
+        // The last vCPU has already loaded the configuration.
         self.interrupt(here, Action::Schedule(None));
         self.switch(Some(there));
         self.interrupt(there, Action::Schedule(Some(one)));
@@ -191,7 +191,7 @@ impl Bench<'_> {
     }
 }
 
-/// Counts user-mode instructions and time; with a period, samples.
+/// Returns a control that counts user-mode instructions and time, and samples if there is a period.
 fn counting(period: u64) -> Control {
     let samples = u32::from(period > 0);
     let mut control =
@@ -205,7 +205,7 @@ fn counting(period: u64) -> Control {
     control
 }
 
-/// At rest nothing is decided.
+/// Returns a chooser that decides nothing, for a machine at rest.
 pub fn chooser() -> Chooser {
     Chooser::replay(Vec::new())
 }

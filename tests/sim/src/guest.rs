@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A guest kernel around the module's core: what the glue in Linux does, and Linux itself.
+//! Simulates a guest kernel around the module's core: what the glue in Linux does, and Linux
+//! itself.
 
 use std::rc::Rc;
 
@@ -56,7 +57,7 @@ impl Counters for Linux<'_> {
     }
 }
 
-/// What is beneath it.
+/// The hypervisor beneath the guest.
 struct Host<'a>(&'a Machine);
 
 impl Hypervisor for Host<'_> {
@@ -83,7 +84,7 @@ impl Kernel for Linux<'_> {
 }
 
 impl Machine {
-    /// What is to happen, happens.
+    /// Executes an action.
     pub fn act(self: &Rc<Self>, action: Action) {
         if self.trace {
             crate::trace::print_action(self, action);
@@ -140,7 +141,7 @@ impl Machine {
         }
     }
 
-    /// The hypervisor interrupts what executes on this physical CPU, to do `work`.
+    /// Has the hypervisor interrupt what executes on this physical CPU, to do `work`.
     fn interrupt_host(self: &Rc<Self>, work: fn(&Self)) {
         let here = self.here.get();
         self.cpus[here].switching.set(true);
@@ -149,7 +150,7 @@ impl Machine {
         self.agents[here].fiber.borrow_mut().start(Box::new(move || work(&machine)));
     }
 
-    /// The kernel of a vCPU interrupts what executes there.
+    /// Has the kernel of a vCPU interrupt what executes there.
     pub fn interrupt(self: Rc<Self>, index: usize, work: Action) {
         let vcpu = &self.vcpus[index];
         if vcpu.current.get().is_some() && !vcpu.kernel_mode.get() {
@@ -218,7 +219,8 @@ impl Machine {
         }
     }
 
-    /// Only a domain that is or was forbidden is ever refused anything that its module asks for.
+    /// Checks that only a domain which is or was forbidden is refused anything that its module asks
+    /// for.
     pub fn check_refusal(&self, domain: usize, what: &str, errno: Errno) {
         let domain = &self.domains[domain];
         let forbidden = domain.forbidden.get() > 0 && errno == Errno::PERM;
@@ -293,12 +295,12 @@ impl Machine {
             let page = &self.threads[next].page;
             if kernel { pmu.switch_in_measured(page, cpu) } else { pmu.switch_in(page, cpu) }
         });
-        self.notify(index, next, signal.flatten());
+        self.note_signal(index, next, signal.flatten());
         self.resumed(index, next);
         self.write_records(next);
     }
 
-    /// The kernel of a vCPU takes the virtual interrupt of an overflow.
+    /// Has the kernel of a vCPU take the virtual interrupt of an overflow.
     fn take_virq(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         vcpu.virq.set(false);
@@ -314,21 +316,21 @@ impl Machine {
         self.on(index, |cpu| cpu.count_interrupt(signal.is_some()));
     }
 
-    /// The truth about a thread follows what may have told it of an overflow.
+    /// Has the truth about a thread follow an interrupt that may have told it of an overflow.
     pub fn interrupted(&self, index: usize, thread: usize, signal: Option<Signal>) {
         let interrupted = self.vcpus[index].sampling.borrow().has_published();
         if interrupted {
             self.suspended(index, thread);
             self.published(index, thread);
         }
-        self.notify(index, thread, signal);
+        self.note_signal(index, thread, signal);
         if interrupted {
             self.resumed(index, thread);
         }
     }
 
-    /// A thread is told of an overflow, or not, when it might have been.
-    fn notify(&self, vcpu: usize, thread: usize, signal: Option<Signal>) {
+    /// Notes that a thread is told of an overflow, or is not when it might have been.
+    fn note_signal(&self, vcpu: usize, thread: usize, signal: Option<Signal>) {
         self.check_signal(thread, signal);
         let own = &self.threads[thread];
         if let Some(Signal { number: 0, counters }) = signal {
@@ -340,7 +342,7 @@ impl Machine {
         }
     }
 
-    /// `IOC_RESUME`.
+    /// Makes the request `IOC_RESUME`.
     pub fn go_on(&self, thread: usize) {
         let own = &self.threads[thread];
         self.in_kernel(|vcpu| {
@@ -359,20 +361,20 @@ impl Machine {
         });
     }
 
-    /// The truth about a thread follows its suspension on a vCPU.
+    /// Has the truth about a thread follow its suspension on a vCPU.
     pub fn suspended(&self, vcpu: usize, thread: usize) {
         let truth = &mut self.threads[thread].truth.borrow_mut();
         truth.suspend(self.vcpus[vcpu].sampling.borrow().first());
     }
 
-    /// The truth about a thread that is suspended is published.
+    /// Has the truth about a thread that is suspended be published.
     pub fn published(&self, vcpu: usize, thread: usize) {
         let own = &self.threads[thread];
         let now = self.moment(Some(thread), vcpu);
         own.published.borrow_mut().push(own.truth.borrow().published(&now));
     }
 
-    /// And its resumption.
+    /// Has the truth about a thread follow its resumption on a vCPU.
     pub fn resumed(&self, vcpu: usize, thread: usize) {
         if self.state(thread) & THREAD_ACTIVE != 0 {
             let truth = &mut self.threads[thread].truth.borrow_mut();
@@ -380,7 +382,7 @@ impl Machine {
         }
     }
 
-    /// A thread of a guest begins its life.
+    /// Starts a thread of a guest.
     pub fn spawn(self: &Rc<Self>, thread: usize) {
         self.threads[thread].life.set(Life::Ready);
         let machine = Rc::clone(self);
@@ -388,7 +390,8 @@ impl Machine {
         self.agents[self.thread_agent(thread)].fiber.borrow_mut().start(Box::new(job));
     }
 
-    /// A thread executes `entry` in its kernel, interrupts disabled, on the vCPU that is given.
+    /// Has a thread execute `entry` in its kernel, with interrupts disabled, on the vCPU that
+    /// `entry` gets.
     pub fn in_kernel<R>(&self, entry: impl FnOnce(usize) -> R) -> Option<R> {
         self.step(Step::Note("system call"));
         if self.is_gone() {
@@ -404,7 +407,7 @@ impl Machine {
         Some(result)
     }
 
-    /// `IOC_CREATE`; whether it succeeded.
+    /// Makes the request `IOC_CREATE`. Returns whether it succeeded.
     pub fn create_counters(&self, thread: usize) -> bool {
         let own = &self.threads[thread];
         let create = Create { abi_major: u32::from(ABI_MAJOR), ..Create::default() };
@@ -426,7 +429,7 @@ impl Machine {
         .unwrap_or(false)
     }
 
-    /// `IOC_CONTROL`.
+    /// Makes the request `IOC_CONTROL`.
     pub fn control(&self, thread: usize, control: &Control) {
         let own = &self.threads[thread];
         let domain = &self.domains[own.domain];
@@ -441,7 +444,7 @@ impl Machine {
                 pmu.control(&own.page, cpu, &domain.counting, &caps, control)
             });
             self.note_counts(thread, true);
-            // What asks for nonsense is refused before anything is suspended.
+            // An invalid control is refused before anything is suspended.
             let done = result == Some(Ok(())) || self.vcpus[vcpu].sampling.borrow().has_published();
             if done {
                 self.suspended(vcpu, thread);
@@ -477,7 +480,8 @@ impl Machine {
         });
     }
 
-    /// `IOC_CONTROL` by the tracer of a thread that is asleep, or `IOC_RESUME` without a control.
+    /// Makes the request `IOC_CONTROL` as the tracer of a thread that is asleep, or `IOC_RESUME`
+    /// without a control.
     pub fn operate_asleep(&self, thread: usize, control: Option<Control>) {
         let own = &self.threads[thread];
         let domain = &self.domains[own.domain];
@@ -509,7 +513,7 @@ impl Machine {
         });
     }
 
-    /// The truth about a thread follows what its tracer did.
+    /// Has the truth about a thread follow what its tracer did.
     fn controlled_asleep(
         &self,
         thread: usize,
@@ -549,7 +553,7 @@ impl Machine {
         }
     }
 
-    /// When nobody counts any more every vCPU stops its counters, soon.
+    /// Asks every vCPU to stop its counters soon, if nobody counts any more.
     pub fn ask_to_stop(&self, domain: usize) {
         let domain = &self.domains[domain];
         if domain.counting.is_idle() {
@@ -559,7 +563,7 @@ impl Machine {
         }
     }
 
-    /// `IOC_READ` of a thread's own counters.
+    /// Makes the request `IOC_READ` for a thread's own counters.
     pub fn read_by_kernel(&self, thread: usize) {
         self.in_kernel(|vcpu| {
             let mut sums = Sums::default();
@@ -576,7 +580,7 @@ impl Machine {
         });
     }
 
-    /// The thread ends; another one may begin.
+    /// Ends the thread. Another one may begin.
     pub fn exit(self: &Rc<Self>, thread: usize) {
         let own = &self.threads[thread];
         let domain = &self.domains[own.domain];
@@ -607,7 +611,7 @@ impl Machine {
         });
     }
 
-    /// A hostile kernel writes anything anywhere in its pages.
+    /// Has a hostile kernel write anything anywhere in its pages.
     fn write_garbage(&self, domain: usize) {
         let domain = &self.domains[domain];
         let rng = &mut Rng::new(self.steps.get() ^ self.shape.seed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Searching where there is something new: decisions that led to features (`coverage`) which no run
+//! Searches where there is something new: decisions that led to features (`coverage`) which no run
 //! had before are kept, changed and continued.
 
 use crate::choice::{Chooser, Decision};
@@ -7,21 +7,21 @@ use crate::machine::Violation;
 use crate::rng::Rng;
 use crate::run::{Runner, shares};
 
-/// Steps of one run: most of what a machine can do it does early, or never.
+/// The number of steps of one run. A machine does most of what it can do early, or never.
 const STEPS: u64 = 4_000;
 
-/// Runs that are kept.
+/// The number of runs that are kept.
 const CORPUS_MAX: usize = 4_096;
 
 /// A run that is kept.
 struct Kept {
     seed: u64,
     log: Vec<Decision>,
-    /// Features that were new, less the times that it was tried.
+    /// The number of features that were new, less the times that it was tried.
     worth: u64,
 }
 
-/// What came of a guided search.
+/// The results of a guided search.
 #[derive(Debug, Default)]
 pub struct Guided {
     /// Runs made.
@@ -30,13 +30,14 @@ pub struct Guided {
     pub steps: u64,
     /// Readings compared with the truth.
     pub readings: u64,
-    /// Features found, by the worker that found most.
+    /// Features found by the worker that found most.
     pub features: u64,
-    /// What was broken: the seed of the machine, the decisions, and the rule.
+    /// The broken rules: the seed of the machine, the decisions, and the rule.
     pub violations: Vec<(u64, Vec<Decision>, Violation)>,
 }
 
-/// Searches on `threads` threads until `steps` steps are made; from new seeds only if `blind`.
+/// Searches on `threads` threads until `steps` steps are made. If `blind`, every run starts from a
+/// new seed.
 pub fn guided(first: u64, steps: u64, threads: usize, blind: bool) -> Guided {
     let work = |worker: usize| one_worker(first + worker as u64, steps / threads as u64, blind);
     let mut all = Guided::default();
@@ -59,7 +60,7 @@ fn one_worker(first: u64, steps: u64, blind: bool) -> Guided {
         let (seed, log) = if blind || corpus.is_empty() || rng.one_in(2) {
             (rng.next() >> 32, Vec::new())
         } else {
-            // What has led to much that was new is tried more often, until it is worn out.
+            // A run that has led to many new features is tried more often, until it is used up.
             let any = (0..4).map(|_| rng.index(corpus.len()));
             let best = any.max_by_key(|&kept| corpus[kept].worth).unwrap_or(0);
             let kept = &mut corpus[best];
@@ -84,7 +85,8 @@ fn one_worker(first: u64, steps: u64, blind: bool) -> Guided {
     result
 }
 
-/// Goes on differently from somewhere, or decides otherwise once, or leaves something out.
+/// Changes a log of decisions: it ends the log at some place, or decides once otherwise, or leaves
+/// something out.
 fn changed(mut log: Vec<Decision>, rng: &mut Rng) -> Vec<Decision> {
     if log.is_empty() {
         return log;
@@ -98,7 +100,7 @@ fn changed(mut log: Vec<Decision>, rng: &mut Rng) -> Vec<Decision> {
     log
 }
 
-/// Decides as before, then by a seed.
+/// Returns a chooser that decides as before, and then by a seed.
 pub fn chooser(log: Vec<Decision>, rng: Rng, period: u64) -> Chooser {
     Chooser::Guided { log, next: 0, rng, left: 1, period, made: Vec::new() }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The hypervisor around the driver's core: what the glue in Xen does, and Xen itself.
+//! Simulates the hypervisor around the driver's core: what the glue in Xen does, and Xen itself.
 
 use std::rc::Rc;
 
@@ -16,7 +16,9 @@ use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::{Errno, VcpuPage};
 
 use crate::choice::Action;
-use crate::machine::{Clock, Counts, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, without_steps};
+use crate::machine::{
+    Clock, Counts, Domain, Level, Machine, PAGES, RATIO_BITS, Vcpu, without_steps,
+};
 use crate::model::{SLOTS, Vendor};
 use crate::pmu::{Events, OS, OWNER_HOST, Ring, USR};
 use crate::trace::Step;
@@ -60,7 +62,7 @@ impl hv_driver::Pmu for Hardware<'_> {
         let cpu = &self.0.cpus[self.0.here.get()];
         cpu.taken.set(true);
         let starts_or_stops = cpu.pmu.starts_or_stops(register, value);
-        // An overflowed counter is moved away from 0.
+        // The driver moves an overflowed counter away from 0.
         let moves_on = value == 1;
         if !cpu.may_program.get() && !starts_or_stops && !moves_on {
             self.0.fail(format!("MSR {register:#x} is written where only reading is allowed"));
@@ -78,14 +80,14 @@ impl hv_driver::Pmu for Hardware<'_> {
         if !self.0.domains[vcpu.domain].hardware || self.0.shape.model.vendor != Vendor::Intel {
             self.0.fail("the hardware cannot load what enables counters".into());
         }
-        // What comes by an interrupt is ignored.
+        // Writes in an interrupt are not checked.
         if !self.0.cpus[self.0.here.get()].interrupted.get() {
             vcpu.at_switch.set(Some((inside, outside)));
         }
     }
 }
 
-/// Nothing else happens on a physical CPU that is not up yet.
+/// Nothing else happens on a physical CPU that is not up yet, so probing has no steps.
 impl hv_driver::Probe for Hardware<'_> {
     fn try_read_register(&self, register: u32) -> Option<u64> {
         self.0.cpus[self.0.here.get()].pmu.try_rdmsr(register)
@@ -96,7 +98,7 @@ impl hv_driver::Probe for Hardware<'_> {
     }
 }
 
-/// What the driver is told of a vCPU's time-stamp counter.
+/// Returns what the driver is told of a vCPU's time-stamp counter.
 fn clock_of(vcpu: &Vcpu) -> hv_driver::guest::Clock {
     let Clock { ratio, offset } = vcpu.clock.get();
     let scale = if ratio == Clock::NATIVE.ratio { 0 } else { ratio };
@@ -107,7 +109,7 @@ fn mode(kernel: bool) -> GuestMode {
     if kernel { GuestMode::Kernel } else { GuestMode::User }
 }
 
-/// The counters that a hypercall asks to interrupt, and in which rings, if it changes that.
+/// Returns the rings in which a hypercall asks each counter to interrupt, if it changes that.
 fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
     let mut rings = [0; SLOTS];
     match op {
@@ -131,12 +133,12 @@ fn sampled(op: u32, bytes: &[u8]) -> Option<[u64; SLOTS]> {
 }
 
 impl Machine {
-    /// How often the driver says that it has put an overflow off.
+    /// Returns how often the driver says that it has put an overflow off.
     fn throttled(&self, vcpu: usize) -> u64 {
         without_steps(|| self.vcpus[vcpu].page().throttled.load(Relaxed))
     }
 
-    /// A load may put the next overflow off if there were many.
+    /// Checks that a load puts the next overflow off only if there were many, and notes it.
     fn note_put_off(&self, index: usize, before: u64) {
         let vcpu = &self.vcpus[index];
         let put_off = self.throttled(index) != before;
@@ -149,17 +151,17 @@ impl Machine {
         vcpu.armed.set(vcpu.counted.get());
     }
 
-    /// Events of a vCPU, ever.
+    /// Returns all events of a vCPU so far.
     pub fn events_of(&self, index: usize) -> Events {
         let (user, kernel) = (self.vcpus[index].user.get(), self.vcpus[index].kernel.get());
         std::array::from_fn(|kind| user[kind].wrapping_add(kernel[kind]))
     }
 
-    /// What the driver's own counter holds is what has been executed in ring 0.
+    /// Checks that the driver's own counter holds what has been executed in ring 0.
     fn check_cost(&self, counter: usize, value: u64) {
         let cpu = &self.cpus[self.here.get()];
         let now = (value, cpu.ring_0_events.get()[0]);
-        // Until it has taken the PMU over, it holds anything.
+        // Until the driver has taken the PMU over, the counter holds anything.
         if let Some(before) = cpu.cost_seen.replace(cpu.taken.get().then_some(now)) {
             let (told, truth) = (now.0.wrapping_sub(before.0), now.1.wrapping_sub(before.1));
             if (told ^ truth) & self.shape.model.mask(counter) != 0 {
@@ -168,8 +170,8 @@ impl Machine {
         }
     }
 
-    /// Runs `entry` in the hypervisor, which may or may not program counters; starting, stopping
-    /// and acknowledging sampling ones is always allowed.
+    /// Runs `entry` in the hypervisor. `may_program` says whether it may program counters.
+    /// Starting, stopping and acknowledging sampling ones is always allowed.
     fn in_hypervisor<R>(&self, may_program: bool, entry: impl FnOnce() -> R) -> R {
         self.at_level(Level::Hypervisor, || {
             let cpu = &self.cpus[self.here.get()];
@@ -193,7 +195,7 @@ impl Machine {
         })
     }
 
-    /// The CPU whose turn it is has come up.
+    /// Has the driver take over the CPU whose turn it is and which has come up.
     pub fn come_up(&self) {
         let came =
             self.in_hypervisor(true, || self.on_cpu(|cpu| cpu.come_up(&self.shape.model.cpuid())));
@@ -203,7 +205,7 @@ impl Machine {
         self.cpus[self.here.get()].pmu.unmask_interrupt();
     }
 
-    /// The idle CPU whose turn it is goes down and comes back, in the hypervisor's own agent; its
+    /// Takes the idle CPU whose turn it is offline and back, in the hypervisor's own agent. Its
     /// registers forget what they held.
     pub fn replug(&self) {
         let cpu = &self.cpus[self.here.get()];
@@ -233,7 +235,8 @@ impl Machine {
             cpu.lazy.set(None);
         }
         if let Some(prev) = cpu.current.take() {
-            // Xen keeps the idle vCPU's predecessor loaded, but its counters stop here.
+            // Xen keeps the previous vCPU loaded while the idle vCPU executes, but its counters
+            // stop here.
             self.switch_from(prev);
             self.clock_stops(prev);
             self.take_late_overflow(prev);
@@ -263,7 +266,7 @@ impl Machine {
         });
     }
 
-    /// The mode of a vCPU that does not execute yet changes: its kernel is to be called.
+    /// Changes the mode of a vCPU that does not execute yet: its kernel is to be called.
     fn call_failsafe(self: &Rc<Self>, index: usize) {
         let vcpu = &self.vcpus[index];
         vcpu.kernel_mode.set(true);
@@ -301,8 +304,8 @@ impl Machine {
         self.notify(index, notify);
     }
 
-    /// The toolstack, or the guest's kernel when it executed last, has moved the time-stamp counter
-    /// of a vCPU that has one of its own.
+    /// Moves the time-stamp counter of a vCPU that has one of its own, as the toolstack does, or
+    /// its kernel when it executed last.
     fn move_clock(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         if self.domains[vcpu.domain].hardware {
@@ -318,14 +321,14 @@ impl Machine {
         virq.set(virq.get() || notify);
     }
 
-    /// The PMU interrupts this CPU, in the hypervisor's own agent.
+    /// Has the PMU interrupt this CPU, in the hypervisor's own agent.
     pub fn take_pmi(&self) {
         let cpu = &self.cpus[self.here.get()];
         self.see_to_overflow(cpu.current.get());
         cpu.switching.set(false);
     }
 
-    /// The PMU's interrupt comes while this vCPU, if any, is the one here.
+    /// Handles the PMU's interrupt, which comes while this vCPU, if any, is loaded here.
     pub fn see_to_overflow(&self, current: Option<usize>) {
         let cpu = &self.cpus[self.here.get()];
         cpu.pmu.take_interrupt();
@@ -352,7 +355,8 @@ impl Machine {
         cpu.pmu.unmask_interrupt();
     }
 
-    /// A vCPU's clock starts when the hypervisor last looked, or now if it did not.
+    /// Starts a vCPU's clock at the time at which the hypervisor last read it, or now if it did
+    /// not.
     fn clock_starts(&self, vcpu: usize) {
         let seen = self.cpus[self.here.get()].tsc_seen.take();
         self.vcpus[vcpu].tsc_start.set(Some(seen.unwrap_or_else(|| self.tsc())));
@@ -367,7 +371,7 @@ impl Machine {
         }
     }
 
-    /// The guest that executes goes into its kernel, or leaves it.
+    /// Has the guest that executes enter its kernel, or leave it.
     pub fn toggle(&self, kernel: bool) {
         if self.is_gone() {
             return;
@@ -385,8 +389,9 @@ impl Machine {
         self.notify(index, notify);
     }
 
-    /// A guest with rings of its own changes between them; the interrupt that it takes, or returns
-    /// from, makes the CPU leave it, and enter it again, for which the driver does nothing.
+    /// Has a guest with rings of its own change between them. The interrupt that it takes, or
+    /// returns from, makes the CPU exit from it, and enter it again, for which the driver does
+    /// nothing.
     fn exit_guest(&self, vcpu: &Vcpu, kernel: bool) {
         vcpu.kernel_mode.set(kernel);
         self.at_level(Level::Hypervisor, || self.step(Step::Note("exit")));
@@ -397,7 +402,7 @@ impl Machine {
         self.on_cpu(|cpu| core.toggle(cpu, self.page(*page), mode(kernel)))
     }
 
-    /// The hypercall of the vCPU that executes.
+    /// Makes a hypercall of the vCPU that executes.
     pub fn hypercall(&self, op: u32, bytes: &mut [u8]) -> Result<(), Errno> {
         if self.is_gone() {
             return Err(Errno::NODEV);
@@ -420,7 +425,7 @@ impl Machine {
                 "vCPU {index} makes the control domain's hypercall {op}: {result:?}"
             ));
         }
-        // The module has folded what counted before it loads something else.
+        // The module has read what counted before it loads something else.
         if result.is_ok() || op == OP_LOAD {
             self.note_loaded(index, op, result);
         }
@@ -434,7 +439,7 @@ impl Machine {
         result
     }
 
-    /// A vCPU has loaded something else, or failed to, or it has another page.
+    /// Notes that a vCPU has loaded something else, or failed to, or that it has another page.
     fn note_loaded(&self, index: usize, op: u32, result: Result<(), Errno>) {
         if matches!(op, OP_LOAD | OP_STOP | OP_REGISTER | OP_UNREGISTER | OP_GO_ON) {
             let before = self.vcpus[index].counts.get();
@@ -452,7 +457,7 @@ impl Machine {
         self.domains[self.vcpus[vcpu].domain].hardware
     }
 
-    /// The vCPU does not execute again under this hypervisor.
+    /// Destroys a vCPU, which does not execute again under this hypervisor.
     pub fn destroy_vcpu(&self, index: usize) {
         self.vcpus[index].rdpmc_exits.set(self.is_hardware(index));
         self.vcpus[index].at_switch.set(None);
@@ -497,7 +502,7 @@ impl Machine {
         let domain = &self.domains[index];
         for vcpu in domain.vcpus.clone() {
             self.destroy_vcpu(vcpu);
-            // Its kernel registers the page again before any thread executes.
+            // The kernel registers the page again before any thread executes.
             self.vcpus[vcpu].online.set(false);
             self.vcpus[vcpu].lost_page.set(true);
             // Interrupts that waited are lost with the machine's event channels.
@@ -523,14 +528,14 @@ impl Machine {
                 cpu.revocation.set(cpu.revocation.get() || current == Some(index));
             }
         }
-        // One that executes is interrupted when its physical CPU has stopped its counters.
+        // A vCPU that executes is interrupted when its physical CPU has stopped its counters.
         for vcpu in domain.vcpus.clone() {
             let waits = change == PolicyChange::Revoke && self.vcpus[vcpu].on.get().is_some();
             self.notify(vcpu, change != PolicyChange::Nothing && !waits);
         }
     }
 
-    /// This CPU is told that a domain has been forbidden, in the hypervisor's own agent.
+    /// Tells this CPU that a domain has been forbidden, in the hypervisor's own agent.
     pub fn take_revocation(&self) {
         let cpu = &self.cpus[self.here.get()];
         cpu.revocation.set(false);
@@ -563,8 +568,8 @@ impl Machine {
         }
     }
 
-    /// Whether RDPMC does not fault on a vCPU: a PV one's CR4.PCE says so, and whether it exits one
-    /// with rings of its own.
+    /// Returns whether RDPMC does not fault on a vCPU. For a PV one its CR4.PCE says so, for one
+    /// with rings of its own whether RDPMC exits.
     pub fn may_read(&self, index: usize) -> bool {
         let vcpu = &self.vcpus[index];
         match self.domains[vcpu.domain].hardware {
@@ -573,8 +578,8 @@ impl Machine {
         }
     }
 
-    /// No counter that the guest here could read holds events of anybody else, nor counts what
-    /// anybody else has selected.
+    /// Checks that no counter which the guest here could read holds events of anybody else, or
+    /// counts what anybody else has selected.
     pub fn check_residue(&self) {
         let cpu = &self.cpus[self.here.get()];
         let Some(vcpu) = cpu.current.get().filter(|&vcpu| self.may_read(vcpu)) else { return };
@@ -591,7 +596,8 @@ impl Machine {
         self.check_selectors(vcpu);
     }
 
-    /// What counts in this vCPU's time is what it has loaded, or another vCPU of its domain.
+    /// Checks that what counts in this vCPU's time is what it has loaded, or another vCPU of its
+    /// domain.
     fn check_selectors(&self, vcpu: &Vcpu) {
         let domain = &self.domains[vcpu.domain];
         if domain.kind != crate::shape::Kind::Good {
@@ -607,7 +613,7 @@ impl Machine {
         }
     }
 
-    /// The hypervisor has let go of every page of a domain.
+    /// Checks that the hypervisor has unpinned every page of a domain.
     fn check_unpinned(&self, domain: usize) {
         for vcpu in self.domains[domain].vcpus.clone() {
             if self.vcpus[vcpu].pins.iter().any(|pins| pins.get() != 0) {
@@ -616,7 +622,8 @@ impl Machine {
         }
     }
 
-    /// At the end, when nothing is under way: a frame is pinned as often as it is registered.
+    /// Checks at the end, when nothing is under way, that a frame is pinned as often as it is
+    /// registered.
     pub fn check_pins(&self) {
         for page in 0..self.vcpus.len() * PAGES {
             let holds = |v: &&crate::machine::Vcpu| {
@@ -650,7 +657,7 @@ impl<'a> Caller for Hypercall<'a> {
     type Pmu<'p> = Hardware<'a>;
 
     fn permits(&self, permission: Permission) -> Result<(), Errno> {
-        // No domain here is the control domain.
+        // None of the domains here is the control domain.
         if permission == Permission::ControlHost { Err(Errno::PERM) } else { Ok(()) }
     }
 
@@ -709,11 +716,11 @@ impl<'a> Caller for Hypercall<'a> {
         vcpu.rdpmc_exits.set(false);
         vcpu.disturbances.set(vcpu.disturbances.get() + 2);
         if !goes_on {
-            // What the hypervisor counts from now on starts at 0.
+            // The hypervisor's count starts at 0 from now on.
             vcpu.tsc_sum.set(0);
             vcpu.sums.set([0; MAX_SLOTS]);
         } else if domain.kind == crate::shape::Kind::Hostile {
-            // Its page says anything.
+            // The vCPU's page may say anything.
             vcpu.sampled.set([USR | OS; SLOTS]);
         }
         Ok(())

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The machine: who executes, and one step after another.
+//! Simulates the machine: it knows who executes, and makes one step after another.
 //!
-//! Physical CPUs take turns.  On each executes, from the bottom up, the thread that is current on
-//! the vCPU that is current there; or that vCPU's kernel, which has interrupted it; or the
-//! hypervisor, which has interrupted both.  Each of these *agents* has a stack of its own.  Before
+//! Physical CPUs take turns. On each CPU one of these executes: the thread that is current on the
+//! vCPU that is current there; or that vCPU's kernel, if it has interrupted the thread; or the
+//! hypervisor, if it has interrupted both. Each of these *agents* has a stack of its own. Before
 //! every access that a core makes, to a page, a register or a counter, [`Machine::step`] decides
 //! what else happens first.
 
@@ -34,14 +34,14 @@ use crate::shape::{Kind, Shape};
 use crate::trace::Step;
 use crate::truth::{Looks, Moment, Sampling, Truth};
 
-/// What an agent's present code may do.
+/// The privilege of an agent's present code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// A thread's own code.
     User,
-    /// Guest kernel, interrupts disabled: only the hypervisor can interrupt it.
+    /// A guest kernel with interrupts disabled: only the hypervisor can interrupt it.
     Kernel,
-    /// Hypervisor, interrupts disabled: nothing else happens on this physical CPU.
+    /// The hypervisor with interrupts disabled: nothing else happens on this physical CPU.
     Hypervisor,
 }
 
@@ -51,68 +51,69 @@ pub struct Cpu {
     pub core: RefCell<Pcpu>,
     pub pmu: Pmu,
     pub current: Cell<Option<usize>>,
-    /// The hypervisor has interrupted what executes here, to switch to another vCPU or because of
-    /// an overflow.
+    /// Whether the hypervisor has interrupted what executes here, to switch to another vCPU or
+    /// because of an overflow.
     pub switching: Cell<bool>,
-    /// A vCPU whose fold is overdue; see the planted bug.
+    /// A vCPU whose fold is overdue, which only a planted bug causes.
     pub lazy: Cell<Option<usize>>,
-    /// The host has forbidden a domain and interrupts this CPU to say so.
+    /// Whether the host has forbidden a domain and interrupts this CPU to say so.
     pub revocation: Cell<bool>,
     pub tsc_offset: u64,
-    /// Steps made here, idle ones too.
+    /// The number of steps made here, idle ones too.
     pub time: Cell<u64>,
-    /// Events in ring 0, ever: the hypervisor's and that of guests with rings of their own, if the
-    /// driver's counter does not stand still in them.
+    /// All events in ring 0 so far: the hypervisor's, and those of guests with rings of their own,
+    /// if the driver's counter is not stopped in them.
     pub ring_0_events: Cell<Events>,
-    /// The driver has written a register.
+    /// Whether the driver has written a register.
     pub taken: Cell<bool>,
-    /// What the driver's own counter held last, and how many instructions there had been.
+    /// The value of the driver's own counter when it was last read, and how many instructions there
+    /// had been.
     pub cost_seen: Cell<Option<(u64, u64)>>,
-    /// Events since counters were last folded.
+    /// The number of events since counters were last folded.
     pub slice: Cell<u64>,
     /// The last TSC value that the hypervisor was given.
     pub tsc_seen: Cell<Option<u64>>,
-    /// The hypervisor may program counters now.
+    /// Whether the hypervisor may program counters now.
     pub may_program: Cell<bool>,
-    /// The hypervisor executes for an interrupt that may have come while it executed.
+    /// Whether the hypervisor executes for an interrupt that may have come while it executed.
     pub interrupted: Cell<bool>,
-    /// The vCPU whose guest executes here, if any; else the hypervisor does.
+    /// The vCPU whose guest executes here, or `None` if the hypervisor executes.
     pub entered: Cell<Option<usize>>,
 }
 
 /// A guest's time-stamp counter: its ratio to the host's, as a fixed-point number with
-/// [`RATIO_BITS`], and by how much it is ahead then (APM volume 2, 15.30.5 and appendix B).
+/// [`RATIO_BITS`], and the offset that is added then (APM volume 2, 15.30.5 and appendix B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     pub ratio: u64,
     pub offset: u64,
 }
 
-/// Bits behind the point of a ratio.
+/// The number of bits after the point of a ratio.
 pub const RATIO_BITS: u32 = 32;
 
 impl Clock {
-    /// The host's own.
+    /// The host's own clock.
     pub const NATIVE: Self = Self { ratio: 1 << RATIO_BITS, offset: 0 };
 }
 
-/// Users of a guest.
+/// The number of users of a guest.
 pub const USERS: usize = 2;
-/// The one for whom CPUs count as a whole.
+/// The user for whom whole CPUs count.
 pub const ROOT: usize = 0;
-/// A vCPU's page that perf has, behind those of users.
+/// The index of a vCPU's page for perf, after those of users.
 pub const PERFS: usize = USERS;
-/// Pages of a vCPU.
+/// The number of pages of a vCPU.
 pub const PAGES: usize = USERS + 1;
 
 /// Whether what a vCPU has loaded counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
-    /// Its last load has succeeded, and nothing has ended that since.
+    /// It counts: its last load has succeeded, and nothing has ended that since.
     All,
-    /// The host has refused a load, and has not stopped yet what counts: the module may use it.
+    /// The host has refused a load, and has not stopped yet what counts. The module may use it.
     Unclear,
-    /// Nothing does.
+    /// Nothing counts.
     Nothing,
 }
 
@@ -121,59 +122,58 @@ pub struct Vcpu {
     pub domain: usize,
     /// Its number in the domain.
     pub id: u32,
-    /// Each user's page of it.
+    /// Its page for each user.
     pub pages: [VcpuPage; PAGES],
-    /// Whose page its kernel has registered, or had last.
+    /// Returns the page that its kernel has registered, or had last.
     pub shows: Cell<usize>,
     /// The user for whom perf's page was registered last.
     pub perfs_for: Cell<usize>,
-    /// Registrations of its pages that the hypervisor holds.
+    /// The number of registrations of each of its pages that the hypervisor holds.
     pub pins: [Cell<u32>; PAGES],
     /// The hypervisor's state of it, and the vCPU whose page it has registered.
     pub registered: RefCell<Option<(hv_driver::Vcpu, usize)>>,
     pub on: Cell<Option<usize>>,
-    /// What it reads of its physical CPU's time-stamp counter.
+    /// How it sees its physical CPU's time-stamp counter.
     pub clock: Cell<Clock>,
-    /// RDPMC exits, and faults.
+    /// Whether RDPMC exits, and faults.
     pub rdpmc_exits: Cell<bool>,
-    /// What its kernel keeps in mind for `kvm`.
+    /// The state that its kernel keeps for `kvm`.
     pub restoration: Restoration,
     /// Whether what it had loaded counted when its guest was given to another process.
     pub counted_when_left: Cell<Counts>,
-    /// It has not executed since another process of a host got its guest.
+    /// Whether it has not executed since its guest was moved to another process of a host.
     pub restored: Cell<bool>,
-    /// What its VM entries and exits load into the register that enables counters, where they do
-    /// (SDM volume 3, 27.4 and 28.6).
+    /// The values that its VM entries and exits load into the register that enables counters, if
+    /// they do (SDM volume 3, 27.4 and 28.6).
     pub at_switch: Cell<Option<(u64, u64)>>,
     pub kernel_mode: Cell<bool>,
     /// The guest module's state of it.
     pub module: RefCell<guest_kmod::Vcpu>,
     pub stats: guest_kmod::Stats,
     pub current: Cell<Option<usize>>,
-    /// Its kernel has interrupted the thread.
+    /// Whether its kernel has interrupted the thread.
     pub busy: Cell<bool>,
     pub online: Cell<bool>,
     /// Its guest was saved and restored, and its kernel has not been told yet.
     pub lost_page: Cell<bool>,
-    /// The virtual interrupt of an overflow waits.
+    /// Whether the virtual interrupt of an overflow is pending.
     pub virq: Cell<bool>,
-    /// It is to stop its counters if nobody counts.
+    /// Whether it is asked to stop its counters if nobody counts.
     pub stop_asked: Cell<bool>,
     pub user: Cell<Events>,
     pub kernel: Cell<Events>,
     /// Whether what it has loaded counts.
     pub counts: Cell<Counts>,
-    /// Its module knows that nothing counts.
+    /// Whether its module knows that nothing counts.
     pub knows: Cell<bool>,
-    /// What it has executed in user mode while what it has loaded counted, while that was not
-    /// clear, and while its module knew that nothing did.
+    /// The events in user mode while what it has loaded counted.
     pub counted: Cell<Events>,
     pub unclear: Cell<Events>,
     pub missed: Cell<Events>,
-    /// Steps for which nothing counted, and since which one nothing does.
+    /// The number of steps for which nothing counted, and the step since which nothing does.
     pub still: Cell<u64>,
     pub still_since: Cell<u64>,
-    /// Sums that its page had last.
+    /// The sums that its page had last.
     pub sums: Cell<[u64; MAX_SLOTS]>,
     pub tsc_sum: Cell<u64>,
     /// TSC value at which it began to run.
@@ -181,25 +181,25 @@ pub struct Vcpu {
     pub sampling: RefCell<Sampling>,
     /// How often the hypervisor may have written its page.
     pub disturbances: Cell<u64>,
-    /// How often it had when the kernel was last entered.
+    /// The number of disturbances when the kernel was last entered.
     pub undisturbed: Cell<u64>,
-    /// Rings in which each counter that its guest has loaded may interrupt it.
+    /// The rings in which each counter that its guest has loaded may interrupt it.
     pub sampled: Cell<[u64; SLOTS]>,
-    /// Events that it had when its next overflow was put off.
+    /// The events that it had when its next overflow was put off.
     pub put_off: Cell<Option<Events>>,
-    /// What it had counted of user mode when its counters were last loaded.
+    /// The events of user mode that it had counted when its counters were last loaded.
     pub armed: Cell<Events>,
-    /// What counts whatever executes there.
+    /// The counters of whatever executes there.
     pub cpu_wide: CpuWide,
 }
 
 impl Vcpu {
-    /// The page that its kernel has registered, or had last.
+    /// Returns the page that its kernel has registered, or had last.
     pub fn page(&self) -> &VcpuPage {
         &self.pages[self.shows.get()]
     }
 
-    /// What it has loaded counts from this step on, or nothing does.
+    /// Notes from this step on whether what it has loaded counts.
     pub fn set_counts(&self, counts: Counts, now: u64) {
         self.still.set(self.still_for(now));
         self.still_since.set(now);
@@ -208,38 +208,38 @@ impl Vcpu {
         }
     }
 
-    /// For how many steps it has not been sure that anything counts.
+    /// Returns the number of steps for which it has not been sure that anything counts.
     pub fn still_for(&self, now: u64) -> u64 {
         let counts = self.counts.get() == Counts::All;
         let since = if counts { now } else { self.still_since.get() };
         self.still.get() + (now - since)
     }
 
-    /// What it reads of a time-stamp counter that holds this.
+    /// Returns what it reads if the time-stamp counter has this value.
     pub fn reads(&self, tsc: u64) -> u64 {
         let Clock { ratio, offset } = self.clock.get();
         let scaled = (u128::from(tsc) * u128::from(ratio)) >> RATIO_BITS;
         (scaled as u64).wrapping_add(offset)
     }
 
-    /// Its own ticks between two values of the physical CPU's.
+    /// Returns its own ticks between two values of the physical CPU's.
     pub fn ticks(&self, start: u64, end: u64) -> u64 {
         self.reads(end).wrapping_sub(self.reads(start))
     }
 }
 
-/// Where a thread is in its life.
+/// The state of a thread's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// Not created yet.
     Unborn,
-    /// Wants to execute.
+    /// It wants to execute.
     Ready,
-    /// Current on a vCPU.
+    /// It is current on a vCPU.
     Current,
-    /// Wants to execute, and cannot while its tracer operates its counters.
+    /// It wants to execute, and cannot while its tracer operates its counters.
     Held,
-    /// Has ended.
+    /// It has ended.
     Ended,
 }
 
@@ -249,7 +249,7 @@ pub struct Thread {
     pub tid: u32,
     /// Whose thread it is.
     pub owner: Cell<usize>,
-    /// Anything of it is counted, or it may be in the middle of a read of what was.
+    /// Whether anything of it is counted, or it may be in the middle of a read of what was.
     pub counts: Cell<bool>,
     pub page: ThreadPage,
     pub pmu: RefCell<Option<guest_kmod::ThreadPmu>>,
@@ -257,16 +257,15 @@ pub struct Thread {
     pub on: Cell<Option<usize>>,
     pub rng: RefCell<Rng>,
     pub user: Cell<Events>,
-    /// Of these what vCPUs have counted, what they may have, and what was known to be counted by
-    /// none.
+    /// The events of it that vCPUs have counted.
     pub counted: Cell<Events>,
     pub unclear: Cell<Events>,
     pub missed: Cell<Events>,
     pub truth: RefCell<Truth>,
     pub looks: RefCell<Looks>,
-    /// The kernel is in the middle of changing its counters.
+    /// Whether the kernel is in the middle of changing its counters.
     pub changing: Cell<bool>,
-    /// How often its domain had been forbidden when its counters were last started; `None` if it
+    /// How often its domain had been forbidden when its counters were last started, or `None` if it
     /// was forbidden then.
     pub started: Cell<Option<u64>>,
     /// How often its page may have been written.
@@ -275,31 +274,32 @@ pub struct Thread {
     pub traced: Cell<u64>,
     /// How often its counters have failed.
     pub failures: Cell<u64>,
-    /// How often they had when they were last configured.
+    /// How often they had failed when they were last configured.
     pub failures_before: Cell<u64>,
-    /// What it was asked to count last, if anything.
+    /// The control that it was last given, if any.
     pub asked: Cell<Option<Control>>,
-    /// It has been told of an overflow.
+    /// The overflow that it has been told of, if any.
     pub signal: Cell<Option<Signal>>,
-    /// It may observe the whole system.
+    /// Whether it may observe the whole system.
     pub admin: Cell<bool>,
-    /// It has been given counters.
+    /// Whether it has been given counters.
     pub admitted: Cell<bool>,
-    /// How often CPUs had started when its counters were last started.
+    /// How often whole CPUs had started when its counters were last started.
     pub cpu_wide: Cell<u64>,
-    /// Values that were published while it was suspended.
+    /// The values that were published while it was suspended.
     pub published: RefCell<Vec<Vec<u64>>>,
-    /// What others have read meanwhile, to be checked when the books are closed.
+    /// What others have read meanwhile, which is checked when the thread's counters are next
+    /// published.
     pub claims: RefCell<Vec<Claim>>,
     /// Its ring of samples.
     pub ring: ThreadRing,
 }
 
-/// Somebody has read what is published of a thread.
+/// A reading by somebody else of what is published of a thread.
 pub struct Claim {
-    /// How much had been published, but for the last, when they began.
+    /// How much had been published, without the last, when the reading began.
     pub since: usize,
-    /// Time and counters.
+    /// The time, and the counters.
     pub values: Vec<u64>,
 }
 
@@ -310,24 +310,24 @@ pub struct Domain {
     pub serial: Cell<u64>,
     pub vcpus: std::ops::Range<usize>,
     pub threads: std::ops::Range<usize>,
-    /// The CPU virtualises it: it has rings and a time-stamp counter of its own.
+    /// Whether the CPU virtualises it: it has rings and a time-stamp counter of its own.
     pub hardware: bool,
     pub alive: Cell<bool>,
     pub allowed: Cell<bool>,
-    /// What its host has said to the driver of that.
+    /// The policy for it that its host has set in the driver.
     pub policy: Policy,
     /// How often the host has forbidden it.
     pub forbidden: Cell<u64>,
     pub counting: guest_kmod::Counting,
-    /// What the module's handshake said.
+    /// The answer to the module's handshake.
     pub answer: Cell<Option<HvQuery>>,
-    /// Of the PMU.
+    /// What the guest knows of the PMU.
     pub caps: Cell<Option<PmuCaps>>,
-    /// It is asked to suspend itself, to be saved.
+    /// Whether it is asked to suspend itself, to be saved.
     pub suspending: Cell<bool>,
     /// By how many places its pages' frames were moved when it was restored.
     pub frames_moved: Cell<usize>,
-    /// Who may count CPUs.
+    /// The books of who may count whole CPUs.
     pub books: Books,
 }
 
@@ -347,7 +347,7 @@ pub struct Agent {
 pub struct Violation {
     /// The step after which it was seen.
     pub step: u64,
-    /// What was seen.
+    /// What was found.
     pub what: String,
 }
 
@@ -363,14 +363,14 @@ pub struct Machine {
     pub perf: Perf,
     pub agents: Vec<Agent>,
     pub chooser: RefCell<Chooser>,
-    /// What happens next, decided by the agent that pauses.
+    /// The next action, as decided by the agent that pauses.
     pub pending: Cell<Option<Action>>,
     /// The physical CPU whose turn it is.
     pub here: Cell<usize>,
     pub agent: Cell<Option<AgentId>>,
     pub steps: Cell<u64>,
     pub steps_max: u64,
-    /// Nothing is simulated any more; jobs run to their end.
+    /// Whether nothing is simulated any more, and jobs run to their end.
     pub over: Cell<bool>,
     pub violation: RefCell<Option<Violation>>,
     pub serials: Cell<u64>,
@@ -387,7 +387,7 @@ thread_local! {
     static LISTENING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Every access to a page comes here first.
+/// Is called before every access to a page.
 fn on_access(address: usize, access: Access) {
     if !LISTENING.get() {
         return;
@@ -399,7 +399,7 @@ fn on_access(address: usize, access: Access) {
     });
 }
 
-/// Looks at pages without executing anything.
+/// Looks at pages without making steps.
 pub fn without_steps<R>(look: impl FnOnce() -> R) -> R {
     let listening = LISTENING.replace(false);
     let result = look();
@@ -412,17 +412,17 @@ pub fn is_listening() -> bool {
     LISTENING.get()
 }
 
-/// Whether they are from now on.
+/// Sets whether accesses to pages are steps of an agent from now on.
 pub fn set_listening(listening: bool) {
     LISTENING.set(listening);
 }
 
-/// Events of one instruction that does nothing special.
+/// The events of one instruction that does nothing special.
 const ONE_STEP: Events = [1, 0, 1, 0];
 
 impl Machine {
     /// Runs the machine until it has made `steps_max` steps, everything has ended, or a rule is
-    /// broken; its fibers are taken from `fibers` and put back there.
+    /// broken. Its fibers are taken from `fibers` and put back there.
     pub fn run(
         shape: &Shape,
         chooser: Chooser,
@@ -444,7 +444,7 @@ impl Machine {
         machine
     }
 
-    /// A machine in which nothing happens by itself, whose accesses are counted.
+    /// Makes a machine in which nothing happens by itself, and whose accesses are counted.
     pub fn at_rest(shape: &Shape) -> Rc<Self> {
         set_hook(on_access);
         let chooser = crate::growth::chooser();
@@ -456,13 +456,13 @@ impl Machine {
         machine
     }
 
-    /// Nothing is counted any more.
+    /// Ends counting accesses.
     pub fn finish_at_rest(&self) {
         LISTENING.set(false);
         CURRENT.set(None);
     }
 
-    /// All physical CPUs come up, one after the other; nobody else does anything yet.
+    /// Brings all physical CPUs up, one after the other, while nobody else does anything.
     pub fn come_up_all(&self) {
         self.over.set(true);
         for cpu in 0..self.cpus.len() {
@@ -502,7 +502,7 @@ impl Machine {
         }
     }
 
-    /// Ends an agent's job.  What it does meanwhile has no effect.
+    /// Ends an agent's job. What it does until its end has no effect.
     pub fn retire_agent(&self, agent: AgentId) {
         if let Some(cpu) = self.cpu_of(agent) {
             self.here.set(cpu);
@@ -512,7 +512,7 @@ impl Machine {
         }
     }
 
-    /// Who executes on the CPU whose turn it is.
+    /// Returns the agent that executes on the CPU whose turn it is.
     pub fn runner(&self) -> Option<AgentId> {
         let cpu = &self.cpus[self.here.get()];
         if cpu.switching.get() {
@@ -525,7 +525,7 @@ impl Machine {
         self.vcpus[vcpu].current.get().map(|thread| self.thread_agent(thread))
     }
 
-    /// Where an agent executes, if anywhere.
+    /// Returns the CPU on which an agent executes, if any.
     fn cpu_of(&self, agent: AgentId) -> Option<usize> {
         let Some(vcpu) = agent.checked_sub(self.cpus.len()) else { return Some(agent) };
         match vcpu.checked_sub(self.vcpus.len()) {
@@ -534,12 +534,12 @@ impl Machine {
         }
     }
 
-    /// The agent of a vCPU's kernel.
+    /// Returns the agent of a vCPU's kernel.
     pub fn kernel_agent(&self, vcpu: usize) -> AgentId {
         self.cpus.len() + vcpu
     }
 
-    /// The agent of a thread.
+    /// Returns the agent of a thread.
     pub fn thread_agent(&self, thread: usize) -> AgentId {
         self.cpus.len() + self.vcpus.len() + thread
     }
@@ -552,18 +552,18 @@ impl Machine {
         self.agent.set(None);
     }
 
-    /// Whether the present agent's actions are without effect.
+    /// Returns whether the present agent's actions are without effect.
     pub fn is_gone(&self) -> bool {
         let domain = self.agent.get().and_then(|agent| self.agents[agent].domain);
         self.over.get() || domain.is_some_and(|domain| !self.domains[domain].alive.get())
     }
 
-    /// The level at which the CPU whose turn it is executes; `None` if it is idle.
+    /// Returns the level at which the CPU whose turn it is executes, or `None` if it is idle.
     pub fn level(&self) -> Option<Level> {
         self.runner().map(|agent| self.agents[agent].level.get())
     }
 
-    /// The present agent executes `run` at `level`.
+    /// Has the present agent execute `run` at `level`.
     pub fn at_level<R>(&self, level: Level, run: impl FnOnce() -> R) -> R {
         let Some(agent) = self.agent.get() else { return run() };
         let before = self.agents[agent].level.replace(level);
@@ -572,7 +572,7 @@ impl Machine {
         result
     }
 
-    /// The vCPU that executes the present agent.
+    /// Returns the vCPU that executes the present agent.
     pub fn vcpu_here(&self) -> usize {
         self.cpus[self.here.get()].current.get().expect("a guest executes on a vCPU")
     }
@@ -594,8 +594,8 @@ impl Machine {
         }
     }
 
-    /// Nobody stores to a page that is another's to write: what the crate says about store buffers
-    /// relies on it.
+    /// Checks that nobody stores to a page that only another one may write: what the crate says
+    /// about store buffers relies on it.
     fn check_store(&self, level: Option<Level>, address: usize) {
         let own = matches!(self.page_at(address), Some(Object::Thread(_) | Object::Module(_)));
         if level != Some(Level::Kernel) || !own {
@@ -603,7 +603,7 @@ impl Machine {
         }
     }
 
-    /// The kernel here is about to store to a thread's page.
+    /// Notes that the kernel here is about to store to a thread's page.
     fn note_publication(&self, address: usize) {
         if self.threads.iter().any(|thread| thread.ring.has(address)) {
             return;
@@ -618,7 +618,7 @@ impl Machine {
         }
     }
 
-    /// The page that an address lies in.
+    /// Returns the page that an address lies in.
     pub fn page_at(&self, address: usize) -> Option<Object> {
         let lies_in = |page: usize| (page..page + PAGE_BYTES).contains(&address);
         let vcpu = self
@@ -643,7 +643,7 @@ impl Machine {
         }
     }
 
-    /// What a step touches, and whether it changes it.
+    /// Notes what a step touches, and whether it changes it.
     fn touch_by(&self, step: Step) {
         let cpu = Object::Cpu(self.here.get());
         match step {
@@ -657,7 +657,8 @@ impl Machine {
         }
     }
 
-    /// The present agent is about to do something: whatever else may happen before, happens.
+    /// Is called before the present agent does something. Whatever else may happen before that,
+    /// happens.
     pub fn step(&self, step: Step) {
         if self.is_gone() {
             return;
@@ -687,13 +688,14 @@ impl Machine {
         }
     }
 
-    /// The vCPU whose guest executes on the CPU whose turn it is; `None` if the hypervisor does.
+    /// Returns the vCPU whose guest executes on the CPU whose turn it is, or `None` if the
+    /// hypervisor does.
     fn guest_here(&self) -> Option<usize> {
         let guest = !matches!(self.level(), None | Some(Level::Hypervisor));
         self.cpus[self.here.get()].current.get().filter(|_| guest)
     }
 
-    /// If who executes here is not who executed last, the hardware may load what enables counters.
+    /// Has the hardware load what enables counters, if a guest is entered or exited.
     fn enter_or_exit(&self) {
         let (cpu, guest) = (&self.cpus[self.here.get()], self.guest_here());
         let before = cpu.entered.replace(guest);
@@ -709,7 +711,7 @@ impl Machine {
         }
     }
 
-    /// The present agent executes something that causes `events`.
+    /// Has the present agent execute something that causes `events`.
     pub fn retire(&self, events: &Events) {
         self.enter_or_exit();
         let cpu = &self.cpus[self.here.get()];
@@ -754,7 +756,7 @@ impl Machine {
         cpu.pmu.retire(ring, events, 1 << vcpu.domain);
     }
 
-    /// No counter that can interrupt counts while a stranger executes: a vCPU, or a mode of one,
+    /// Checks that no counter which can interrupt counts while a vCPU executes, or in a mode of it,
     /// that has not asked for it.
     fn check_strangers(&self, cpu: &Cpu, vcpu: &Vcpu, ring: Ring, mode: u64) {
         let asked = vcpu.sampled.get();
@@ -764,25 +766,25 @@ impl Machine {
         }
     }
 
-    /// The time-stamp counter of the CPU whose turn it is.
+    /// Returns the time-stamp counter of the CPU whose turn it is.
     pub fn tsc(&self) -> u64 {
         let cpu = &self.cpus[self.here.get()];
         cpu.tsc_offset.wrapping_add(cpu.time.get())
     }
 
-    /// What a vCPU that executes here reads of it.
+    /// Returns what a vCPU that executes here reads of it.
     pub fn guest_tsc(&self, vcpu: usize) -> u64 {
         self.vcpus[vcpu].reads(self.tsc())
     }
 
-    /// TSC ticks, of its own, for which a running vCPU has run.
+    /// Returns the TSC ticks, of its own, for which a running vCPU has run.
     pub fn vcpu_tsc(&self, vcpu: usize) -> u64 {
         let vcpu = &self.vcpus[vcpu];
         let running = vcpu.tsc_start.get().map_or(0, |start| vcpu.ticks(start, self.tsc()));
         vcpu.tsc_sum.get().wrapping_add(running)
     }
 
-    /// The ledgers, now, of a thread on a vCPU.
+    /// Returns the ledgers, as they are now, of a thread on a vCPU.
     pub fn moment(&self, thread: Option<usize>, vcpu: usize) -> Moment {
         Moment {
             thread_user: thread.map_or([0; EVENTS], |thread| self.threads[thread].user.get()),

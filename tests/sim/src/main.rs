@@ -45,8 +45,8 @@ mod cli {
         /// Replay a failing seed with as few events as possible, and print it.
         #[arg(long)]
         minimise: bool,
-        /// What belongs to a test: seeds, a guided search, --bugs, --exhaustive and --growth; a
-        /// billion steps of it if the environment has PERFCTR_VOLUME=long.
+        /// Do everything that belongs to a test: seeds, a guided search, --bugs, --exhaustive and
+        /// --growth. If the environment has PERFCTR_VOLUME=long, make a billion steps.
         #[arg(long)]
         all: bool,
         /// Make so many steps in runs that lead to something new.
@@ -61,19 +61,20 @@ mod cli {
         /// Find every planted bug.
         #[arg(long)]
         bugs: bool,
-        /// Find only this one, or one that is not the simulator's to find.
+        /// Find only this bug. It may be one that the simulator does not have to find.
         #[arg(long, requires = "bugs")]
         only: Option<String>,
         /// Try every interleaving of small machines.
         #[arg(long)]
         exhaustive: bool,
-        /// Preemptions in each interleaving, with --exhaustive; else each machine's own number.
+        /// Preemptions in each interleaving, with --exhaustive. Without this, each machine has its
+        /// own number.
         #[arg(long)]
         preemptions: Option<u32>,
         /// Plant this bug.
         #[arg(long, conflicts_with_all = ["all", "bugs", "growth"])]
         plant: Option<String>,
-        /// Threads.
+        /// Number of threads.
         #[arg(long, default_value_t = 2)]
         threads: usize,
     }
@@ -106,7 +107,8 @@ mod cli {
         if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    /// How much is run: seeds, steps of the guided search, and whether to search further.
+    /// How much is run: seeds, steps of the guided search, and whether the exhaustive search is
+    /// longer.
     struct Volume {
         seeds: u64,
         guided: u64,
@@ -116,7 +118,8 @@ mod cli {
     const USUAL: Volume = Volume { seeds: 1_100, guided: 5_000_000, far: false };
     const LONG: Volume = Volume { seeds: 80_000, guided: 300_000_000, far: true };
 
-    /// Searches on one thread while another runs seeds and looks for the planted bugs.
+    /// Does everything: searches on one thread while another runs seeds and looks for the planted
+    /// bugs.
     fn all() -> bool {
         let long = std::env::var("PERFCTR_VOLUME").is_ok_and(|volume| volume == "long");
         let volume = if long { LONG } else { USUAL };
@@ -135,7 +138,7 @@ mod cli {
         passed
     }
 
-    /// Runs that are led by what is new.
+    /// Runs a guided search, and prints its results.
     fn search_new(first: u64, steps: u64, threads: usize, blind: bool) -> (bool, u64) {
         let start = Instant::now();
         let result = guided(first, steps, threads, blind);
@@ -159,7 +162,7 @@ mod cli {
         (result.violations.is_empty(), result.steps)
     }
 
-    /// A table of what each operation costs, equal for all sizes.
+    /// Prints a table of what each operation costs, which has to be equal for all sizes.
     fn growth() -> bool {
         println!(
             "accesses to pages, RDPMC, RDTSC, RDMSR and WRMSR, hypercalls\n\
@@ -277,8 +280,8 @@ mod cli {
         all_found
     }
 
-    /// A bug that is switched on for a thread is on in those that run seeds for it, too. Every seed
-    /// finds this one soon.
+    /// Checks that a bug which is switched on for a thread is on in the threads that run seeds for
+    /// it, too. Every seed finds this bug soon.
     fn is_planted_on_every_thread() -> bool {
         let Some(bug) = named("StateReadFromPage") else {
             println!("these sources have no such bug to switch on: use `cargo xtask sim`");

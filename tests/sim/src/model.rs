@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the simulated processor is, in numbers taken from the vendors' manuals alone.
+//! Describes the simulated processor, in numbers taken from the vendors' manuals alone.
 //!
 //! Intel: SDM volume 3, 20.2 and volume 4, table 2-2.  AMD: APM volume 2, 13.2.1 and appendix A.
-//! Nothing here is shared with the cores, so a wrong number in them meets a right one here.
+//! Nothing here is shared with the cores, so a wrong number in them is compared with a right one
+//! here.
 
 use hv_driver::Identity;
 
-/// General counters that a page has room for; fixed ones have the indices behind them.
+/// The number of general counters that a page has room for. Fixed ones have the indices after them.
 pub const GENERAL: usize = 16;
-/// Counters that a page has room for.
+/// The number of counters that a page has room for.
 pub const SLOTS: usize = 24;
 
-/// Longest distance to an overflow: 31 bits, because a write of 32 bits extends their sign.
+/// The longest distance to an overflow: 31 bits, because a write of 32 bits extends their sign.
 pub const PERIOD_MAX: u64 = 0x7fff_ffff;
-/// Shortest period of which each overflow is told by itself; any but 0 is allowed.
+/// The shortest period of which each overflow is told by itself. Any shorter one but 0 is allowed.
 pub const PERIOD_TOLD: u64 = 1_000;
-/// Attempts of a read before it gives up.
+/// The number of attempts of a read before it gives up.
 pub const ATTEMPTS: u64 = 100;
 
 /// Who made the processor.
@@ -23,7 +24,7 @@ pub const ATTEMPTS: u64 = 100;
 pub enum Vendor {
     /// Architectural performance monitoring.
     Intel,
-    /// Counters of the K7 kind, of the core extension, or of version 2.
+    /// Counters of the K7, of the core extension, or of version 2.
     Amd,
 }
 
@@ -32,16 +33,16 @@ pub enum Vendor {
 pub struct Model {
     /// Who made it.
     pub vendor: Vendor,
-    /// Version of architectural performance monitoring; AMD's: 0 is K7's kind, 1 the core
+    /// The version of architectural performance monitoring. For AMD 0 is the K7's, 1 the core
     /// extension, 2 PerfMonV2.
     pub version: u32,
-    /// General counters.
+    /// The number of general counters.
     pub general: u32,
-    /// Fixed counters.
+    /// The number of fixed counters.
     pub fixed: u32,
-    /// Unit: bits.
+    /// The width of a general counter. Unit: bits.
     pub general_width: u32,
-    /// Unit: bits.
+    /// The width of a fixed counter. Unit: bits.
     pub fixed_width: u32,
 }
 
@@ -54,11 +55,11 @@ pub enum Register {
     Counter(usize),
     /// IA32_FIXED_CTR_CTRL.
     FixedCtrl,
-    /// IA32_PERF_GLOBAL_STATUS, PerfCntrGlobalStatus, which is only read.
+    /// IA32_PERF_GLOBAL_STATUS, or PerfCntrGlobalStatus, which can only be read.
     GlobalStatus,
-    /// IA32_PERF_GLOBAL_CTRL, PerfCntrGlobalCtl.
+    /// IA32_PERF_GLOBAL_CTRL, or PerfCntrGlobalCtl.
     GlobalCtrl,
-    /// IA32_PERF_GLOBAL_OVF_CTRL, PerfCntrGlobalStatusClr.
+    /// IA32_PERF_GLOBAL_OVF_CTRL, or PerfCntrGlobalStatusClr.
     GlobalOvfCtrl,
 }
 
@@ -72,12 +73,12 @@ impl Model {
         general_width: 48,
         fixed_width: 48,
     };
-    /// One with the core extension.
+    /// A processor with the core extension.
     pub const AMD_CORE: Self = Self { version: 1, general: 6, ..Self::AMD };
-    /// One with PerfMonV2.
+    /// A processor with PerfMonV2.
     pub const AMD_V2: Self = Self { version: 2, ..Self::AMD_CORE };
 
-    /// What its CPUID says.
+    /// Returns what its CPUID says.
     pub fn cpuid(&self) -> Identity {
         match self.vendor {
             Vendor::Amd => Identity {
@@ -102,38 +103,38 @@ impl Model {
         }
     }
 
-    /// Whether one register enables counters, and another says which have overflowed.
+    /// Returns whether one register enables counters, and another says which have overflowed.
     pub fn has_global(&self) -> bool {
         self.version >= 2
     }
 
-    /// Whether a selector can be limited to guests, or to what is none.
+    /// Returns whether a selector can be limited to guests, or to the host.
     pub fn tells_guests_apart(&self) -> bool {
         self.vendor == Vendor::Amd
     }
 
-    /// Whether counters can interrupt.
+    /// Returns whether counters can interrupt.
     pub fn samples(&self) -> bool {
         self.vendor == Vendor::Amd || self.version >= 2
     }
 
-    /// The counters that exist, by their indices in a page.
+    /// Returns the counters that exist, by their indices in a page.
     pub fn counters(&self) -> impl Iterator<Item = usize> + use<> {
         (0..self.general as usize).chain(GENERAL..GENERAL + self.fixed as usize)
     }
 
-    /// One bit per counter, as in the global registers.
+    /// Returns one bit per counter, as in the global registers.
     pub fn global_bits(&self) -> u64 {
         ((1 << self.general) - 1) | ((1 << self.fixed) - 1) << 32
     }
 
-    /// Every bit that a counter has.
+    /// Returns a mask of every bit that a counter has.
     pub fn mask(&self, counter: usize) -> u64 {
         let width = if counter < GENERAL { self.general_width } else { self.fixed_width };
         u64::MAX >> (64 - width)
     }
 
-    /// The counter that RDPMC reads; `None` if the instruction faults.
+    /// Returns the counter that RDPMC reads, or `None` if the instruction faults.
     pub fn rdpmc(&self, index: u32) -> Option<usize> {
         let (fixed, number) = (index >> 30 == 1, index & 0x3fff_ffff);
         match fixed {
@@ -142,7 +143,7 @@ impl Model {
         }
     }
 
-    /// The register with this number; `None` if accesses to it fault.
+    /// Returns the register with this number, or `None` if accesses to it fault.
     pub fn register(&self, number: u32) -> Option<Register> {
         let offset = |base: u32, count: u32| {
             number.checked_sub(base).filter(|&n| n < count).map(|n| n as usize)
@@ -155,7 +156,7 @@ impl Model {
                 (0xc000_0300, 2) => Some(Register::GlobalStatus),
                 (0xc000_0301, 2) => Some(Register::GlobalCtrl),
                 (0xc000_0302, 2) => Some(Register::GlobalOvfCtrl),
-                // Selectors and counters take turns.
+                // Selectors and counters alternate.
                 _ => offset(0xc001_0200, 2 * self.general).map(|n| match n % 2 {
                     0 => Register::Select(n / 2),
                     _ => Register::Counter(n / 2),
@@ -174,10 +175,10 @@ impl Model {
         }
     }
 
-    /// The bits of a register that fault if they are written as 1.
+    /// Returns the bits of a register that fault if they are written as 1.
     pub fn reserved(&self, register: Register) -> u64 {
         match (self.vendor, register) {
-            // Bits 63 to 42, 39 to 36 and 21 of an event select of AMD's.
+            // The reserved bits of AMD's event select are 63 to 42, 39 to 36 and 21.
             (Vendor::Amd, Register::Select(_)) => 0xffff_fcf0_0020_0000,
             (Vendor::Amd, Register::Counter(_)) => 0xffff_0000_0000_0000,
             (Vendor::Amd, Register::GlobalStatus) => u64::MAX,
@@ -187,7 +188,7 @@ impl Model {
             // AnyThread came with version 3.
             (_, Register::Select(_)) if self.version < 3 => 0xffff_ffff_0020_0000,
             (_, Register::Select(_)) => 0xffff_ffff_0000_0000,
-            // The upper half is ignored, and the lower one's sign extended.
+            // The upper half is ignored, and the lower one's sign is extended.
             (_, Register::Counter(counter)) if counter < GENERAL => 0,
             (_, Register::Counter(counter)) => !self.mask(counter),
             (_, Register::FixedCtrl) => {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Linux's perf in a guest: what it does with its events around the module's core, as the glue
-//! does, and the truth about each event.
+//! Simulates Linux's perf in a guest: what it does with its events around the module's core, as the
+//! glue does, and the truth about each event.
 //!
 //! An event is a task's, or it is a vCPU's and counts whoever executes there.  A task's events are
-//! in its *context*.  A context that was inherited has a copy of each event.  Where two tasks
-//! switch directly whose contexts are copies of each other, perf exchanges the contexts, and the
-//! events stay on the vCPU.  Events that find no counter wait for their turn.
+//! in its *context*.  A context that was inherited has a copy of each event.  If two tasks switch
+//! directly whose contexts are copies of each other, perf exchanges the contexts, and the events
+//! stay on the vCPU.  Events that find no counter wait for their turn.
 //!
 //! All events here count user mode only.  So it does not matter when the kernel looks at a counter,
 //! and the truth is what was executed while the event was scheduled in.
@@ -26,20 +26,20 @@ use crate::users::observer;
 const RAW: u32 = 4;
 const EXCLUDE_KERNEL: u64 = 1 << 5;
 
-/// Events that a context has at most.
+/// The most events of a context.
 const CONTEXT_MAX: usize = 6;
 
 /// Whose execution an event counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
-    /// Of the thread in whose context it is.
+    /// That of the thread in whose context it is.
     Task,
-    /// Of whoever executes on the vCPU in whose context it is.
+    /// That of whatever executes on the vCPU in whose context it is.
     Vcpu,
 }
 
-/// What was executed while vCPUs counted, while that was not clear, and while it was known that
-/// they did not count.
+/// The events that were executed while vCPUs counted, while it was not clear whether they did, and
+/// while it was known that they did not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ledger {
     counted: u64,
@@ -48,7 +48,7 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// With what has come to another one since it was `start`.
+    /// Returns the sum of this ledger and what another one has gained since it was `start`.
     const fn and_since(self, start: Self, now: Self) -> Self {
         Self {
             counted: self.counted.wrapping_add(now.counted.wrapping_sub(start.counted)),
@@ -61,13 +61,13 @@ impl Ledger {
 /// What is known of an event's stalls.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stalls {
-    /// What was executed meanwhile.
+    /// The events that were executed meanwhile.
     missed: u64,
-    /// For how long perf was told of them.
+    /// For how long perf was told that the event did not count.
     told: u64,
-    /// Steps for which the vCPU has not counted.
+    /// The number of steps for which the vCPU has not counted.
     still: u64,
-    /// It did not when this was noted.
+    /// Whether it did not count when this was noted.
     was_still: bool,
 }
 
@@ -75,33 +75,33 @@ struct Stalls {
 #[derive(Clone, Debug)]
 struct Event {
     whose: Whose,
-    /// Which kind of those that occur here.
+    /// The kind, as an index into those that occur here.
     kind: usize,
     config: EventConfig,
-    /// Events between samples; 0 if it does not sample.
+    /// The number of events between samples, or 0 if it does not sample.
     period: u64,
-    /// What perf keeps of the period that goes on.
+    /// The rest of the present period, as perf keeps it.
     left: i64,
     /// Its number on the vCPU, while it is scheduled in.
     on: Option<u32>,
-    /// The ledger, when it was scheduled in or began to follow another thread.
+    /// The ledger at the time when it was scheduled in or began to follow another thread.
     start: Ledger,
     /// What it should have counted before that.
     truth: Ledger,
-    /// When perf added it.
+    /// The time when perf added it.
     since: u64,
-    /// For how long perf was told that it did not count.
+    /// For how long perf was told that the event did not count.
     stalled: u64,
     /// What was known of its stalls when perf last read it.
     seen: Stalls,
-    /// What the core has given of it.
+    /// The count that the core has returned.
     count: u64,
-    /// Periods of which perf was told.
+    /// The number of periods of which perf was told.
     told: u64,
 }
 
 impl Event {
-    /// As if it had just been opened.
+    /// Returns a copy as if it had just been opened.
     fn copy(&self) -> Self {
         let left = self.period as i64;
         let (start, truth, seen) = Default::default();
@@ -114,11 +114,11 @@ impl Event {
 #[derive(Debug, Default)]
 struct Context {
     events: Vec<Event>,
-    /// Contexts with this number are copies of each other; 0 is of none.
+    /// Contexts with this number are copies of each other. No context has 0.
     lineage: u64,
 }
 
-/// perf's part of a machine.
+/// The state of perf in a machine.
 #[derive(Debug, Default)]
 pub struct Perf {
     tasks: Vec<RefCell<Context>>,
@@ -127,13 +127,13 @@ pub struct Perf {
     observers: Cell<u32>,
     /// Threads about to execute on each vCPU that have got its present thread's context already.
     heirs: Vec<Cell<Option<usize>>>,
-    /// A sample of a vCPU was disturbed so often that the module has given up: nothing is known of
-    /// its events.
+    /// Whether a sample of a vCPU was disturbed so often that the module has given up. Then nothing
+    /// is known of its events.
     given_up: Cell<bool>,
 }
 
 impl Perf {
-    /// That of a machine with so many threads and vCPUs.
+    /// Makes the state of perf in a machine with so many threads and vCPUs.
     pub fn new(threads: usize, vcpus: usize) -> Self {
         Self {
             tasks: (0..threads).map(|_| RefCell::default()).collect(),
@@ -148,20 +148,20 @@ impl Perf {
         self.lineages.get()
     }
 
-    /// A number that no observer has had.
+    /// Returns a number that no observer has had.
     pub fn new_observer(&self) -> u32 {
         self.observers.set(self.observers.get() + 1);
         1_000 + self.observers.get()
     }
 }
 
-/// Whether a thread has no counters of its own beside perf.
+/// Returns whether a thread has no counters of its own but only perf's.
 pub const fn has_perf_only(thread: usize) -> bool {
     (thread / 2).is_multiple_of(2)
 }
 
 impl Machine {
-    /// Whether a domain's threads use perf.
+    /// Returns whether a domain's threads use perf.
     pub fn has_perf(&self, domain: usize) -> bool {
         self.shape.perf && self.domains[domain].kind == Kind::Good
     }
@@ -176,7 +176,7 @@ impl Machine {
         }
     }
 
-    /// The ledger of which an event on this vCPU counts an interval.
+    /// Returns the ledger from which an event on this vCPU counts an interval.
     fn ledger(&self, index: usize, whose: Whose, kind: usize) -> Ledger {
         let vcpu = &self.vcpus[index];
         match (whose, vcpu.current.get()) {
@@ -197,7 +197,7 @@ impl Machine {
         Ledger { counted, unclear, missed }
     }
 
-    /// What an event on this vCPU should have counted by now.
+    /// Returns what an event on this vCPU should have counted by now.
     fn truth_of(&self, index: usize, event: &Event) -> u64 {
         self.books_of(index, event).counted
     }
@@ -213,7 +213,7 @@ impl Machine {
         heir.or(self.vcpus[index].current.get()).map(|thread| &self.perf.tasks[thread])
     }
 
-    /// Whether events are on this vCPU: of its own, and of the task that executes there.
+    /// Returns how many events are on this vCPU: of its own, and of the task that executes there.
     fn events_here(&self, index: usize) -> [usize; 2] {
         let on = |context: &RefCell<Context>| {
             context.borrow().events.iter().filter(|event| event.on.is_some()).count()
@@ -221,31 +221,31 @@ impl Machine {
         [on(&self.perf.vcpus[index]), self.task_here(index).map_or(0, on)]
     }
 
-    /// What the module could not read for all its attempts it does not count.
+    /// Notes that the module could not read a sample in all its attempts, and so does not count it.
     fn note_disturbed(&self) {
         if !self.is_gone() && self.was_disturbed() {
             self.perf.given_up.set(true);
         }
     }
 
-    /// The thread that executes here, if it has counters of its own.
+    /// Returns the thread that executes here, if it has counters of its own.
     fn thread_with_counters(&self, index: usize) -> Option<usize> {
         let has = |thread: &usize| self.threads[*thread].pmu.borrow().is_some();
         self.vcpus[index].current.get().filter(has)
     }
 
-    /// Whether an event of this vCPU's own is on it.
+    /// Returns whether an event of this vCPU's own is on it.
     pub fn counts_whoever_executes(&self, index: usize) -> bool {
         self.has_perf_here(index) && self.events_here(index)[0] > 0
     }
 
-    /// The observer of the counters of the present thread, if it has any that count.
+    /// Returns the observer of the counters of the present thread, if it has any that count.
     pub fn own_observer(&self, index: usize) -> Option<u32> {
         let counting = self.vcpus[index].current.get().filter(|&thread| self.counts(thread));
         Some(observer(self.threads[counting?].owner.get()).number)
     }
 
-    /// perf's events that are here go on in perf's page if none is registered.
+    /// Has perf's events that are here continue in perf's page, if none is registered.
     fn show_for_events(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let present = self.subject(vcpu.current.get());
@@ -255,13 +255,13 @@ impl Machine {
         }
     }
 
-    /// perf disables its PMU.
+    /// Has perf disable its PMU.
     fn pmu_disable(&self, index: usize) {
         self.on(index, |cpu| cpu.disable_events());
         self.note_disturbed();
     }
 
-    /// perf enables its PMU.
+    /// Has perf enable its PMU.
     fn pmu_enable(&self, index: usize) {
         let (forbidden, allowed) = self.policy_of(index);
         self.show_for_events(index);
@@ -308,7 +308,8 @@ impl Machine {
         }
     }
 
-    /// The counters of a thread were suspended and resumed, if anything was published of them.
+    /// Notes that the counters of a thread were suspended and resumed, if anything was published of
+    /// them.
     fn thread_was_loaded_again(&self, index: usize, thread: usize) {
         if self.vcpus[index].sampling.borrow().has_published() {
             self.suspended(index, thread);
@@ -317,14 +318,15 @@ impl Machine {
         }
     }
 
-    /// What the present thread needs loaded.
+    /// Returns what the present thread needs loaded.
     fn kept(&self, index: usize) -> Option<Config> {
         let thread = self.thread_with_counters(index)?;
         let pmu = self.threads[thread].pmu.borrow();
         pmu.as_ref()?.needs().copied()
     }
 
-    /// perf adds an event and starts it, with its PMU disabled.  Gives whether it found a counter.
+    /// Has perf add an event and start it, with its PMU disabled. Returns whether it found a
+    /// counter.
     fn add_event(&self, index: usize, event: &mut Event) -> bool {
         let (vcpu, wide) = (&self.vcpus[index], event.whose == Whose::Vcpu);
         let present = self.subject(vcpu.current.get());
@@ -356,7 +358,7 @@ impl Machine {
         }
     }
 
-    /// perf reads an event.
+    /// Has perf read an event.
     fn read_event(&self, index: usize, event: &mut Event) {
         let Some(number) = event.on else { return };
         let now = self.steps.get();
@@ -379,8 +381,8 @@ impl Machine {
         }
     }
 
-    /// perf was told of a stall if anything was missed since it last read the event, and only if
-    /// the vCPU has stood still.
+    /// Checks that perf was told of a stall if anything was missed since it last read the event,
+    /// and only if the vCPU has not counted.
     fn check_stalls(&self, index: usize, event: &mut Event) {
         let now = self.stalls_of(index, event);
         let before = std::mem::replace(&mut event.seen, now);
@@ -393,7 +395,7 @@ impl Machine {
         }
     }
 
-    /// perf is told of stalls, as the glue does.
+    /// Tells perf of stalls, as the glue does.
     fn settle(&self, index: usize, has_counted: bool) {
         if !self.on(index, |cpu| cpu.events_are_unsettled()) {
             return;
@@ -409,7 +411,7 @@ impl Machine {
         }
     }
 
-    /// perf's events here count where nobody keeps them from it.
+    /// Checks that perf's events here count where nobody keeps them from it.
     fn check_goes_on(&self, index: usize, forbidden: u64) {
         let (vcpu, domain) = (&self.vcpus[index], &self.domains[self.vcpus[index].domain]);
         let may = domain.allowed.get() && domain.forbidden.get() == forbidden;
@@ -423,7 +425,7 @@ impl Machine {
         }
     }
 
-    /// An event has counted what was executed while it was scheduled in.
+    /// Checks that an event has counted what was executed while it was scheduled in.
     fn check_event(&self, index: usize, event: &Event) {
         let Ledger { counted: truth, unclear, .. } = self.books_of(index, event);
         self.readings.set(self.readings.get() + 1);
@@ -433,7 +435,7 @@ impl Machine {
         }
     }
 
-    /// perf has been told of every period of an event, once.
+    /// Checks that perf has been told of every period of an event, once.
     fn check_samples(&self, index: usize, event: &Event) {
         let Ledger { counted, unclear, .. } = self.books_of(index, event);
         let periods = |count: u64| count.checked_div(event.period).unwrap_or(0);
@@ -444,14 +446,14 @@ impl Machine {
         }
     }
 
-    /// An event has overflowed: perf is told.
+    /// Tells perf that an event has overflowed.
     fn tell_event(&self, index: usize, event: &mut Event) {
         let Some(number) = event.on else { return };
         event.told += self.on(index, |cpu| cpu.next_period_of_event(number));
         self.read_event(index, event);
     }
 
-    /// perf stops an event and removes it, with its PMU disabled.
+    /// Has perf stop an event and remove it, with its PMU disabled.
     fn remove_event(&self, index: usize, event: &mut Event) {
         let Some(number) = event.on else { return };
         self.on(index, |cpu| cpu.stop_event(number));
@@ -480,7 +482,7 @@ impl Machine {
         self.note_disturbed();
     }
 
-    /// Does something with a context while nobody else looks at it.
+    /// Works on a context while nobody else looks at it.
     fn with<R>(&self, context: &RefCell<Context>, work: impl FnOnce(&mut Context) -> R) -> R {
         let mut taken = context.take();
         let result = work(&mut taken);
@@ -488,9 +490,11 @@ impl Machine {
         result
     }
 
-    /// perf adds those of a context that find counters, in order, up to the first that does not.
+    /// Has perf add the events of a context that find counters, in order, up to the first that does
+    /// not.
     fn schedule_in(&self, index: usize, context: &RefCell<Context>) {
-        // Each is put back before the next is added: others are asked for meanwhile.
+        // Each event is put back before the next is added, since other events are looked at
+        // meanwhile.
         let events = context.borrow().events.len();
         for at in 0..events {
             let mut event = context.borrow().events[at].clone();
@@ -505,7 +509,7 @@ impl Machine {
         }
     }
 
-    /// An event is turned away only if there is no counter for it.
+    /// Checks that an event is refused only if there is no counter for it.
     fn check_turned_away(&self, index: usize, context: &RefCell<Context>, at: usize) {
         let domain = &self.domains[self.vcpus[index].domain];
         let refused = domain.forbidden.get() > 0 && self.vcpus[index].registered.borrow().is_none();
@@ -535,7 +539,7 @@ impl Machine {
         }
     }
 
-    /// perf's part of a switch, while the thread that leaves is current still.
+    /// Does perf's part of a switch, while the thread that leaves is still current.
     pub fn perf_out(&self, index: usize, next: Option<usize>) -> bool {
         let Some(prev) = self.vcpus[index].current.get() else { return false };
         if !self.has_perf_here(index) {
@@ -561,7 +565,7 @@ impl Machine {
         swaps
     }
 
-    /// Events that stay on the vCPU count another thread from now on.
+    /// Has events that stay on the vCPU count another thread from now on.
     fn follow(&self, events: &mut [Event], prev: usize, next: usize) {
         for event in events.iter_mut().filter(|event| event.on.is_some()) {
             event.truth = event.truth.and_since(event.start, self.ledger_of(prev, event.kind));
@@ -569,7 +573,7 @@ impl Machine {
         }
     }
 
-    /// perf's part of a switch, when the thread that comes is current.
+    /// Does perf's part of a switch, when the thread that comes is current.
     pub fn perf_in(&self, index: usize, next: usize, swapped: bool) {
         let context = &self.perf.tasks[next];
         if !swapped && self.has_perf_here(index) && !context.borrow().events.is_empty() {
@@ -579,8 +583,8 @@ impl Machine {
         }
     }
 
-    /// perf's clock ticks: it is others' turn.  And now and then the user whose page is shown is
-    /// gone, and the page is taken back, whatever counts.
+    /// Has perf's clock tick, so that other events get their turn. Now and then the user whose page
+    /// is shown has gone, and the page is unregistered, whatever counts.
     pub fn perf_tick(&self, index: usize) {
         if !self.has_perf_here(index) || !self.vcpus[index].online.get() {
             return;
@@ -599,7 +603,7 @@ impl Machine {
         }
     }
 
-    /// perf changes the contexts of this vCPU and of its thread, with nothing scheduled in.
+    /// Has perf change the contexts of this vCPU and of its thread, with nothing scheduled in.
     fn reschedule(&self, index: usize, change: impl Fn(&mut Context)) {
         let task = self.vcpus[index].current.get().map(|thread| &self.perf.tasks[thread]);
         let contexts = || [Some(&self.perf.vcpus[index]), task].into_iter().flatten();
@@ -613,7 +617,7 @@ impl Machine {
         self.pmu_enable(index);
     }
 
-    /// The interrupt of an overflow came, of whichever counter.
+    /// Handles the interrupt of an overflow, of whichever counter.
     pub fn perf_interrupt(&self, index: usize) {
         if !self.has_perf_here(index) || self.events_here(index) == [0; 2] {
             return;
@@ -636,8 +640,8 @@ impl Machine {
         self.go_on_with_events(index, true);
     }
 
-    /// An overflow of which perf has not been told is on its way.  If counters were loaded anew
-    /// before its interrupt came, the event's counter overflows at what it counts next.
+    /// Checks that an overflow of which perf has not been told is on its way. If counters were
+    /// loaded anew before its interrupt came, the event's counter overflows at what it counts next.
     pub fn check_event_overflows(&self, index: usize, on_its_way: bool) {
         if on_its_way || !self.has_perf_here(index) {
             return;
@@ -656,7 +660,7 @@ impl Machine {
         }
     }
 
-    /// A thread uses perf.
+    /// Has a thread use perf.
     pub fn operate_perf(&self, thread: usize, rng: &mut Rng) {
         self.in_kernel(|index| {
             if self.is_gone() || self.domains[self.vcpus[index].domain].caps.get().is_none() {
@@ -743,8 +747,8 @@ impl Machine {
         }
     }
 
-    /// Another thread, which executes nowhere, is as if this one had started it: it gets copies of
-    /// all events.
+    /// Gives another thread, which does not execute, copies of all events, as if this one had
+    /// started it.
     fn inherit(&self, thread: usize, rng: &mut Rng) {
         let threads = self.domains[self.threads[thread].domain].threads.clone();
         let other = threads.start + rng.index(threads.len());
@@ -757,7 +761,7 @@ impl Machine {
         heir.lineage = own.lineage;
     }
 
-    /// A thread ends, and its events with it.
+    /// Ends a thread's events with the thread.
     pub fn perf_exit(&self, index: usize, thread: usize) {
         let own = &self.perf.tasks[thread];
         if self.has_perf_here(index) && !own.borrow().events.is_empty() {
@@ -768,7 +772,7 @@ impl Machine {
         }
     }
 
-    /// A vCPU goes offline, where no thread executes any more, and its events with it.
+    /// Ends the events of a vCPU that goes offline, where no thread executes any more.
     pub fn perf_offline(&self, index: usize) {
         let own = &self.perf.vcpus[index];
         if self.has_perf_here(index) && !own.borrow().events.is_empty() {

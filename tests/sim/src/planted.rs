@@ -16,13 +16,13 @@ pub struct Bug(());
 impl Bug {
     /// Every bug.
     pub const ALL: &[Self] = &[];
-    /// Those that the simulator must find.
+    /// The bugs that the simulator must find.
     pub const SIMULATED: &[Self] = &[];
 
-    /// Switches one, or none, on in this thread.
+    /// Switches one bug, or none, on in this thread.
     pub fn switch(_: Option<Self>) {}
 
-    /// The one that is switched on in this thread.
+    /// Returns the bug that is switched on in this thread.
     pub fn switched_on() -> Option<Self> {
         None
     }

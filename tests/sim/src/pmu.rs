@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The performance monitoring unit of one simulated physical CPU.
+//! Simulates the performance monitoring unit of one physical CPU.
 //!
 //! It knows registers by the manuals' numbers (`model`), and nothing of the driver.
 
@@ -7,73 +7,73 @@ use std::cell::Cell;
 
 use crate::model::{GENERAL, Model, Register, SLOTS, Vendor};
 
-/// Kinds of events that occur here.
+/// The number of kinds of events that occur here.
 pub const EVENTS: usize = 4;
-/// How many of each kind.
+/// The number of events of each kind.
 pub type Events = [u64; EVENTS];
 
-/// Event number and unit mask of each kind: instructions, branches, cycles, reference cycles.
+/// The event number and unit mask of each kind: instructions, branches, cycles, reference cycles.
 pub const EVENT_CODES: [u64; EVENTS] = [0x00c0, 0x00c4, 0x003c, 0x013c];
-/// What fixed counters 0 to 2 count.
+/// The kinds of events that fixed counters 0 to 2 count.
 const FIXED_EVENTS: [usize; 3] = [0, 2, 3];
 
-/// Event select: count outside ring 0.
+/// A bit of the event select: count outside ring 0.
 pub const USR: u64 = 1 << 16;
-/// Event select: count in ring 0.
+/// A bit of the event select: count in ring 0.
 pub const OS: u64 = 1 << 17;
-/// Event select: interrupt on overflow.
+/// A bit of the event select: interrupt on overflow.
 pub const INT: u64 = 1 << 20;
-/// Event select: enable.
+/// A bit of the event select: enable.
 pub const EN: u64 = 1 << 22;
-/// Event select of AMD's: count only in guests, after VMRUN.
+/// A bit of AMD's event select: count only in guests, after VMRUN.
 const GUEST_ONLY: u64 = 1 << 40;
-/// Event select of AMD's: count only elsewhere; in both places if both are set.
+/// A bit of AMD's event select: count only outside of guests. If both are set, both places count.
 const HOST_ONLY: u64 = 1 << 41;
-/// Event select: event number and unit mask.
+/// The bits of the event select that are event number and unit mask.
 const EVENT: u64 = 0xffff;
 
-/// A set of domains, and of what is none, whose events a counter holds.
+/// A set of domains, and of owners that are not domains, whose events a counter holds.
 pub type Owners = u128;
-/// The firmware, or whoever used the counters before.
+/// The owner that is the firmware, or whoever used the counters before.
 pub const OWNER_UNKNOWN: Owners = 1 << 127;
-/// The hypervisor.
+/// The owner that is the hypervisor.
 pub const OWNER_HOST: Owners = 1 << 126;
 
 /// An event select that is set before the driver comes: instructions in all rings but ring 0.
 const FIRMWARE: u64 = EVENT_CODES[0] | USR | EN;
 
-/// Pin control, any-thread and what is no guest: never in a guest's selector.  Ring 0 may be, where
-/// that is not the hypervisor's, too.
+/// Bits that are never in a guest's selector: pin control, any-thread and host-only. Ring 0 may be,
+/// if that is not the hypervisor's.
 const BEYOND_GUEST: u64 = 1 << 19 | 1 << 21 | HOST_ONLY;
 
-/// What counts the hypervisor's own instructions.
+/// The event select that counts the hypervisor's own instructions.
 pub const OWN_INSTRUCTIONS: u64 = EVENT_CODES[0] | OS | EN;
 
-/// The ring that executes, and whether after VMRUN.
+/// The ring that executes, before or after VMRUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
-    /// The hypervisor's.
+    /// Ring 0 of the hypervisor.
     Zero,
-    /// A 64-bit PV guest's, kernel and user.
+    /// Ring 3 of a 64-bit PV guest: kernel and user.
     Three,
-    /// Of a guest with rings of its own, the kernel's.
+    /// Ring 0 of a guest with rings of its own: its kernel.
     GuestsZero,
-    /// Of such a guest, its users'.
+    /// Ring 3 of such a guest: its users.
     GuestsThree,
 }
 
-/// How many there are.
+/// The number of rings.
 const RINGS: usize = 4;
 
-/// The event of kind `code` counted by general counters, if there is such a kind.
+/// Returns the kind of event that general counters count with this select word, if it occurs here.
 pub fn event_of(evntsel: u64) -> Option<usize> {
-    // Edges, inversion and counter masks make other events of these, which do not occur here.
+    // Edges, inversion and counter masks make other events, which do not occur here.
     let known = EVENT | USR | OS | EN | INT | GUEST_ONLY | HOST_ONLY;
     let code = evntsel & EVENT;
     EVENT_CODES.iter().position(|&c| c == code).filter(|_| evntsel & !known == 0)
 }
 
-/// The event that a counter counts when it is selected by `evntsel`.
+/// Returns the kind of event that a counter counts when it is selected by `evntsel`.
 pub fn event_of_counter(counter: usize, evntsel: u64) -> Option<usize> {
     match counter.checked_sub(GENERAL) {
         Some(n) => FIXED_EVENTS.get(n).copied(),
@@ -81,7 +81,7 @@ pub fn event_of_counter(counter: usize, evntsel: u64) -> Option<usize> {
     }
 }
 
-/// The indices of the bits that are set.
+/// Returns the indices of the bits that are set.
 pub fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let lowest = (mask != 0).then(|| mask.trailing_zeros() as usize);
@@ -90,7 +90,7 @@ pub fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Registers, and what is remembered about them for the checks.
+/// The registers, and what is remembered about them for the checks.
 #[derive(Debug)]
 pub struct Pmu {
     model: Model,
@@ -103,26 +103,27 @@ pub struct Pmu {
     status: Cell<u64>,
     counter: [Cell<u64>; SLOTS],
     owners: [Cell<Owners>; SLOTS],
-    /// For whom each counter's selector was last written.
+    /// The owners for whom each counter's selector was last written.
     selected_for: [Cell<Owners>; SLOTS],
-    /// Counters that count in each ring, and what.
+    /// The counters that count in each ring, and what they count.
     in_ring: [Cell<u32>; RINGS],
     event: [Cell<usize>; SLOTS],
-    /// Counters that interrupt when they overflow.
+    /// The counters that interrupt when they overflow.
     interrupting: Cell<u32>,
-    /// The local APIC has an interrupt to deliver.
+    /// Whether the local APIC has an interrupt to deliver.
     interrupt: Cell<bool>,
-    /// Its entry is masked, as Intel's is from an interrupt until it is written again.
+    /// Whether its entry is masked, as Intel's is from an interrupt until it is written again.
     masked: Cell<bool>,
 }
 
-/// A counter's bit in the global registers.
+/// Returns a counter's bit in the global registers.
 fn global_bit(counter: usize) -> u64 {
     if counter < GENERAL { 1 << counter } else { 1 << (counter - GENERAL + 32) }
 }
 
 impl Pmu {
-    /// The CPU was without power: registers hold what they do after a reset, and nobody's events.
+    /// Resets the PMU of a CPU that was without power: registers hold what they do after a reset,
+    /// and nobody's events.
     pub fn reset(&self) {
         for register in self.select.iter().chain([&self.fixed_ctrl, &self.global_ctrl]) {
             register.set(0);
@@ -137,8 +138,8 @@ impl Pmu {
         self.rewire();
     }
 
-    /// A PMU whose counters and status bits hold `residue`; if `measures_cost`, its last general
-    /// counter is the driver's own.
+    /// Makes a PMU whose counters and status bits hold `residue`. If `measures_cost`, its last
+    /// general counter is the driver's own.
     pub fn new(model: Model, measures_cost: bool, mut residue: impl FnMut() -> u64) -> Self {
         let pmu = Self {
             model,
@@ -161,7 +162,7 @@ impl Pmu {
         pmu
     }
 
-    /// RDPMC: which counter, and what it holds; `None` if it faults.
+    /// Executes RDPMC. Returns the counter and its value, or `None` if it faults.
     pub fn rdpmc(&self, index: u32) -> Option<(usize, u64)> {
         let counter = self.model.rdpmc(index)?;
         Some((counter, self.counter[counter].get()))
@@ -172,12 +173,12 @@ impl Pmu {
         self.cost
     }
 
-    /// Whose events a counter holds.
+    /// Returns the owners whose events a counter holds.
     pub fn owners(&self, counter: usize) -> Owners {
         self.owners[counter].get()
     }
 
-    /// A register was written for `owner`; remembered of selectors.
+    /// Notes that a register was written for `owner`. This is remembered for selectors.
     pub fn written_for(&self, number: u32, owner: Owners) {
         let counters = match self.model.register(number) {
             Some(Register::Select(counter)) => counter..counter + 1,
@@ -187,24 +188,25 @@ impl Pmu {
         self.selected_for[counters].iter().for_each(|of| of.set(owner));
     }
 
-    /// What these counters are found to hold is what `owner` wants, whoever had it written.
+    /// Notes that these counters' selectors, whoever had them written, are what `owner` wants.
     pub fn selected_alike(&self, counters: u32, owner: Owners) {
         bits(counters).for_each(|counter| self.selected_for[counter].set(owner));
     }
 
-    /// Counters that count in `ring` what was selected for another than `owner`.
+    /// Returns the counters that count in `ring` what was selected for another than `owner`.
     pub fn selected_for_others(&self, ring: Ring, owner: Owners) -> u32 {
         bits(self.in_ring[ring as usize].get())
             .filter(|&counter| self.selected_for[counter].get() != owner)
             .fold(0, |mask, counter| mask | 1 << counter)
     }
 
-    /// Counters that could interrupt what executes in `ring`: they count there, and interrupt.
+    /// Returns the counters that could interrupt what executes in `ring`: they count there, and
+    /// interrupt.
     pub fn sampling(&self, ring: Ring) -> u32 {
         self.interrupting.get() & self.in_ring[ring as usize].get()
     }
 
-    /// Events occur in `ring` by the doing of `owner`.
+    /// Has events occur in `ring`, caused by `owner`.
     #[inline]
     pub fn retire(&self, ring: Ring, events: &Events, owner: Owners) {
         for index in bits(self.in_ring[ring as usize].get()) {
@@ -219,8 +221,8 @@ impl Pmu {
         }
     }
 
-    /// Where there is a status, only a bit of it that goes from 0 to 1 interrupts: what is not
-    /// acknowledged gates the next.
+    /// Handles a counter's overflow. If there is a status register, only a bit of it that goes from
+    /// 0 to 1 interrupts: an overflow that is not acknowledged prevents the next interrupt.
     fn overflow(&self, counter: usize) {
         let is_intel = self.model.vendor == Vendor::Intel;
         let has_status = self.model.has_global();
@@ -230,32 +232,32 @@ impl Pmu {
         let interrupts = self.interrupting.get() & 1 << counter != 0;
         if rises && interrupts && !self.masked.get() {
             self.interrupt.set(true);
-            // AMD's entry stays as it is.
+            // AMD does not mask its entry.
             self.masked.set(is_intel);
         }
     }
 
-    /// Whether any counter counts in any ring.
+    /// Returns whether any counter counts in any ring.
     pub fn counts(&self) -> bool {
         self.in_ring.iter().any(|ring| ring.get() != 0)
     }
 
-    /// Whether an interrupt waits to be taken.
+    /// Returns whether an interrupt waits to be taken.
     pub fn interrupts(&self) -> bool {
         self.interrupt.get()
     }
 
-    /// The interrupt is taken.
+    /// Takes the interrupt.
     pub fn take_interrupt(&self) {
         self.interrupt.set(false);
     }
 
-    /// The local APIC's entry is written.
+    /// Writes the local APIC's entry, which unmasks it.
     pub fn unmask_interrupt(&self) {
         self.masked.set(false);
     }
 
-    /// The register behind a number, if accesses to it do not fault.
+    /// Returns the register with this number, if accesses to it do not fault.
     fn held(&self, number: u32) -> Option<&Cell<u64>> {
         Some(match self.model.register(number)? {
             Register::GlobalStatus | Register::GlobalOvfCtrl => &self.status,
@@ -266,12 +268,12 @@ impl Pmu {
         })
     }
 
-    /// RDMSR of any register; `None` if it faults.
+    /// Executes RDMSR of any register. Returns `None` if it faults.
     pub fn try_rdmsr(&self, number: u32) -> Option<u64> {
         self.held(number).map(Cell::get)
     }
 
-    /// WRMSR of any register, with anything; whether it does not fault.
+    /// Executes WRMSR of any register, with any value. Returns whether it does not fault.
     pub fn try_wrmsr(&self, number: u32, value: u64) -> bool {
         let Some((register, held)) = self.model.register(number).zip(self.held(number)) else {
             return false;
@@ -287,7 +289,7 @@ impl Pmu {
         true
     }
 
-    /// Whether a write does nothing but to acknowledge, or to let counters that interrupt count.
+    /// Returns whether a write only acknowledges, or lets counters that interrupt count.
     pub fn starts_or_stops(&self, number: u32, value: u64) -> bool {
         match self.model.register(number) {
             Some(Register::GlobalCtrl | Register::GlobalOvfCtrl) => true,
@@ -298,7 +300,7 @@ impl Pmu {
         }
     }
 
-    /// RDMSR.
+    /// Executes RDMSR for the driver.
     ///
     /// # Errors
     ///
@@ -311,7 +313,7 @@ impl Pmu {
         }
     }
 
-    /// WRMSR.
+    /// Executes WRMSR for the driver.
     ///
     /// # Errors
     ///
@@ -330,7 +332,7 @@ impl Pmu {
         let held = match register {
             Register::GlobalStatus => return Err("GLOBAL_STATUS is written".into()),
             Register::GlobalOvfCtrl => {
-                // Some family 6 CPUs interrupt again at once then, without end.
+                // Some family 6 CPUs would then interrupt again at once, without end.
                 let loops = |&counter: &usize| {
                     self.model.vendor == Vendor::Intel
                         && value & self.status.get() & global_bit(counter) != 0
@@ -354,7 +356,7 @@ impl Pmu {
                 &self.select[index]
             }
         };
-        // The first owner clears every selector, not knowing what it held.
+        // The first owner clears every selector, since it does not know what it held.
         if held.replace(value) == value && value != 0 {
             return Err(format!("MSR {number:#x} is written with what it holds"));
         }
@@ -366,7 +368,7 @@ impl Pmu {
         }
     }
 
-    /// The CPU enters or leaves a guest and loads the register that enables counters.
+    /// Loads the register that enables counters, as the CPU does when it enters or leaves a guest.
     pub fn load_global(&self, value: u64) {
         self.global_ctrl.set(value);
         self.rewire();
@@ -388,7 +390,7 @@ impl Pmu {
         self.owners[counter].set(0);
     }
 
-    /// Whether a counter counts in guests with rings of their own, and elsewhere.
+    /// Returns whether a counter counts in guests with rings of their own, and elsewhere.
     fn places(&self, counter: usize) -> (bool, bool) {
         let select = self.select.get(counter).map_or(0, Cell::get);
         match (select & GUEST_ONLY != 0, select & HOST_ONLY != 0) {
@@ -398,7 +400,7 @@ impl Pmu {
         }
     }
 
-    /// What a counter's selector says: event select word, rings and whether it interrupts.
+    /// Returns what a counter's selector says: event select word, rings and whether it interrupts.
     fn selected(&self, counter: usize) -> (u64, u64, bool) {
         match counter.checked_sub(GENERAL) {
             None => {

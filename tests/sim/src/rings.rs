@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Rings of samples in a guest: what the module's glue does around the core's ring, somebody who
-//! takes the records on any vCPU, and the rules for both.
+//! Simulates rings of samples in a guest: what the module's glue does around the core's ring,
+//! somebody who takes the records on any vCPU, and the rules for both.
 //!
 //! Every overflow of which a thread is told by records is a record of its ring, in order, or is
-//! counted as lost; a record is nobody else's, is taken once, and keeps its place until then.
+//! counted as lost. A record is in no other ring, is taken once, and keeps its place until then.
 
 use std::cell::{Cell, RefCell};
 
@@ -20,7 +20,7 @@ use crate::rng::Rng;
 use crate::shape::Kind;
 use crate::trace::Step;
 
-/// Four records, so that it is full soon.
+/// A request for a ring of four records, so that it is soon full.
 const REQUEST: RingRequest = RingRequest {
     pages: 1,
     callers: RING_CALLERS_MAX,
@@ -30,7 +30,7 @@ const REQUEST: RingRequest = RingRequest {
 };
 const RECORD_BYTES: u64 = 1024;
 
-/// A record: whose it is, and which of its overflows.
+/// A record: the thread, and the number of its overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
     thread: usize,
@@ -43,27 +43,27 @@ struct Record {
 #[derive(Default)]
 pub struct ThreadRing {
     pub ring: Ring,
-    /// The ring's memory, by place.
+    /// The ring's memory, by places for records.
     memory: RefCell<[Option<Record>; PAGE_BYTES / RECORD_BYTES as usize]>,
-    /// Counters of which the thread has been told by records that are not written yet.
+    /// The counters of which the thread has been told by records that are not written yet.
     pub told: Cell<u32>,
-    /// Overflows of which it was told so.
+    /// The number of overflows of which it was told this way.
     overflows: Cell<u64>,
     /// Every record that was written.
     written: RefCell<Vec<Record>>,
-    /// How many of them were taken.
+    /// The number of records that were taken.
     taken: Cell<u64>,
-    /// Somebody is taking some.
+    /// Whether somebody is taking records.
     is_taken_from: Cell<bool>,
 }
 
 impl ThreadRing {
-    /// Whether there is one.
+    /// Returns whether there is a ring.
     pub fn exists(&self) -> bool {
         without_steps(|| self.ring.exists())
     }
 
-    /// Whether an atomic of the ring is at this address.
+    /// Returns whether an atomic of the ring is at this address.
     pub fn has(&self, address: usize) -> bool {
         let ring = (&raw const self.ring).addr();
         (ring..ring + size_of::<Ring>()).contains(&address)
@@ -71,7 +71,7 @@ impl ThreadRing {
 }
 
 impl Machine {
-    /// `IOC_RING`, of a thread whose counters have just been created.
+    /// Makes the request `IOC_RING` for a thread whose counters have just been created.
     pub fn begin_ring(&self, thread: usize, pmu: &mut ThreadPmu) {
         let own = &self.threads[thread];
         let good = self.domains[own.domain].kind == Kind::Good;
@@ -85,7 +85,7 @@ impl Machine {
         }
     }
 
-    /// The kernel writes the records of which the thread that executes here has been told.
+    /// Has the kernel write the records of which the thread that executes here has been told.
     pub fn write_records(&self, thread: usize) {
         let own = &self.threads[thread];
         for counter in bits_of(own.ring.told.take()) {
@@ -105,7 +105,8 @@ impl Machine {
         self.check_ring(thread);
     }
 
-    /// The place of the next record is free; who is taking some may have freed it already.
+    /// Checks that the place of the next record is free. Somebody who is taking records may have
+    /// freed it already.
     fn check_room(&self, thread: usize) {
         let ring = &self.threads[thread].ring;
         let there = ring.written.borrow().len() as u64 - ring.taken.get();
@@ -115,7 +116,7 @@ impl Machine {
         }
     }
 
-    /// Every overflow is a record, or is counted as lost.
+    /// Checks that every overflow is a record, or is counted as lost.
     fn check_ring(&self, thread: usize) {
         let own = &self.threads[thread];
         if self.is_gone() {
@@ -133,7 +134,7 @@ impl Machine {
         }
     }
 
-    /// At the end of a thread's own request nothing waits to be recorded.
+    /// Checks at the end of a thread's own request that nothing waits to be recorded.
     pub fn check_all_recorded(&self, thread: usize) {
         let own = &self.threads[thread];
         let (truth, good) = (own.truth.borrow(), self.domains[own.domain].kind == Kind::Good);
@@ -144,7 +145,7 @@ impl Machine {
         }
     }
 
-    /// A thread takes records of any ring of its domain, from which nobody else is taking.
+    /// Has a thread take records of any ring of its domain, from which nobody else is taking.
     pub fn take_records(&self, thread: usize, rng: &mut Rng) {
         let threads = self.domains[self.threads[thread].domain].threads.clone();
         let other = threads.start + rng.index(threads.len());
@@ -158,7 +159,7 @@ impl Machine {
             self.step(Step::Note("record"));
             self.check_record(other, number);
         }
-        // Some of them, or so many that there are none.
+        // It takes some of them, or more than there are.
         let most = there - before + u64::from(rng.one_in(8));
         let taken = before + rng.below(most + 1);
         let answer = self.in_kernel(|_| own.ring.ring.take(taken));
@@ -175,7 +176,7 @@ impl Machine {
         own.ring.is_taken_from.set(false);
     }
 
-    /// A record that was not taken is where it was written.
+    /// Checks that a record which was not taken is where it was written.
     fn check_record(&self, thread: usize, number: u64) {
         let own = &self.threads[thread];
         let written = own.ring.written.borrow().get(number as usize).copied();

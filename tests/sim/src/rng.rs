@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Random numbers that a seed decides.
+//! Makes random numbers that a seed decides.
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every seed is a good one.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The generator of `seed`.
+    /// Makes the generator of `seed`.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -20,17 +20,17 @@ impl Rng {
         z ^ z >> 31
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// An index below `bound`.
+    /// Returns an index below `bound`.
     pub fn index(&mut self, bound: usize) -> usize {
         self.below(bound as u64) as usize
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Running seeds.
+//! Runs seeds.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::rng::Rng;
 use crate::search::{Choices, Path};
 use crate::shape::Shape;
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Steps made.
@@ -23,7 +23,7 @@ pub struct Outcome {
     pub readings: u64,
     /// The rule that was broken.
     pub violation: Option<Violation>,
-    /// What was decided.
+    /// The decisions that were made.
     pub decisions: Vec<Decision>,
 }
 
@@ -67,7 +67,8 @@ impl Runner {
         self.run(&shape, chooser, steps, trace)
     }
 
-    /// Runs it with decisions made before, and then by others; gives what was covered, too.
+    /// Runs the machine with decisions made before, and then with others. Returns what was covered,
+    /// too.
     pub(crate) fn guided(
         &mut self,
         seed: u64,
@@ -87,13 +88,13 @@ impl Runner {
         (outcome, coverage)
     }
 
-    /// Runs it with decisions made before.
+    /// Runs the machine of a seed with decisions made before.
     pub fn replay(&mut self, seed: u64, log: &[Decision], steps: u64, trace: bool) -> Outcome {
         self.run(&Shape::random(seed), Chooser::replay(log.to_vec()), steps, trace)
     }
 
     /// Looks for a decision log that is as short as possible and still breaks a rule: drops ever
-    /// smaller parts of what was decided, as long as that goes.
+    /// smaller parts of what was decided, as long as a rule is still broken.
     pub fn minimise(&mut self, seed: u64, found: &Outcome) -> Outcome {
         let mut best = found.clone();
         let mut part = best.decisions.len().div_ceil(2);
@@ -115,7 +116,7 @@ impl Runner {
         best
     }
 
-    /// Runs a machine as a search wants it; gives what was chosen as well.
+    /// Runs a machine as a search asks for. Returns what was chosen as well.
     pub(crate) fn explore(&mut self, shape: &Shape, path: Path) -> (Outcome, Choices) {
         let machine = Machine::run(shape, Chooser::Search(path), u64::MAX, false, &mut self.fibers);
         let choices = match &mut *machine.chooser.borrow_mut() {
@@ -136,7 +137,7 @@ impl Runner {
     }
 }
 
-/// What came of many seeds.
+/// The results of many seeds.
 #[derive(Debug, Default)]
 pub struct Campaign {
     /// Seeds run.
@@ -149,7 +150,7 @@ pub struct Campaign {
     pub violations: Vec<(u64, Violation)>,
 }
 
-/// What each of some threads made of its share.
+/// Has each of some threads do its share of the work, and returns the results.
 pub(crate) fn shares<R: Send>(threads: usize, work: impl Fn(usize) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let (work, bug) = (&work, Bug::switched_on());
@@ -195,7 +196,7 @@ pub fn campaign(first: u64, count: u64, steps: u64, threads: usize) -> Campaign 
     total
 }
 
-/// How a planted bug was found.
+/// The result of looking for a planted bug.
 #[derive(Debug)]
 pub struct Hunt {
     /// The bug.
@@ -204,7 +205,7 @@ pub struct Hunt {
     pub steps: u64,
     /// The seed that found it, and how.
     pub found: Option<(u64, Outcome)>,
-    /// Whether its decisions, made again, broke the same rule after the same step.
+    /// Whether its decisions, when they were repeated, broke the same rule after the same step.
     pub replays: bool,
 }
 

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Every interleaving of a small machine with a bounded number of preemptions.
+//! Tries every interleaving of a small machine with a bounded number of preemptions.
 //!
-//! What is covered: each order in which one program per thread, a few operations long, can execute
-//! on a few CPUs, if the hypervisor, the guest's scheduler and the choice of the physical CPU that
-//! goes on next interrupt what executes at most as often as a scope says.  An overflow's interrupt,
+//! It covers each order in which one program per thread, a few operations long, can execute on a
+//! few CPUs, if the hypervisor, the guest's scheduler and the choice of the physical CPU that
+//! executes next interrupt what executes at most as often as a scope says. An overflow's interrupt,
 //! and the guest's virtual one, come as soon as they can, or after a preemption that comes first.
-//! What is not: more preemptions, longer programs, other configurations, domains that come, go,
-//! move or are forbidden; seeds (`run`) and the guided search (`guided`) only sample those.  States
-//! are told apart by a 64-bit number: that two of some millions are confused is improbable, not
-//! impossible.
+//! It does not cover more preemptions, longer programs, other configurations, or domains that are
+//! created, destroyed, moved or forbidden: seeds (`run`) and the guided search (`guided`) only
+//! sample those. States are distinguished by a 64-bit number: it is improbable, but not impossible,
+//! that two of some millions have the same.
 //!
 //! A machine cannot be copied in the middle of a core's function, so each branch is reached by
 //! running from the start again.  Two runs that order all accesses to the same object alike are in
-//! the same state, whatever the order of the others; the state's [`Marks`] tell, and a state that
-//! was reached before with as many preemptions left is not explored again.
+//! the same state, whatever the order of other accesses. The state's [`Marks`] represent that
+//! order. A state that was reached before with as many preemptions left is not explored again.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -31,7 +31,7 @@ use crate::shape::{DomainShape, Kind, Op, Program, Shape, evntsel, quiet};
 /// States that need not be explored again, with the preemptions that were left.
 type Visited = HashSet<(u64, u32)>;
 
-/// What was chosen, of how many, one after another.
+/// The choices that were made, each as an index and the number of possibilities.
 pub(crate) type Choices = Vec<(u32, u32)>;
 
 /// One way through the tree of choices.
@@ -56,16 +56,16 @@ impl Path {
             options.retain(|&action| comes_by_itself(action));
         }
         if forced {
-            // Threads begin when all vCPUs are there.
+            // Threads begin when all vCPUs are online.
             let early = |action| !ready && matches!(action, Action::Schedule(_));
             options.retain(|&action| machine.is_progress(action) && !early(action));
-            // An idle vCPU that has something to do does it, rather than being switched forever.
+            // An idle vCPU that has something to do does it, so that it is not switched for ever.
             let begins = |action: &Action| matches!(action, Action::Schedule(_) | Action::Online);
             if options.iter().any(begins) {
                 options.retain(begins);
             }
         }
-        // One more choice than options: to go on, unless there is an interrupt to take.
+        // There is one more choice than options: to continue, unless there is an interrupt to take.
         let due = options.iter().any(|&action| comes_by_itself(action));
         if due && !forced {
             options.sort_by_key(|&action| !comes_by_itself(action));
@@ -97,12 +97,12 @@ impl Path {
         Some(0)
     }
 
-    /// What was chosen on the way.
+    /// Returns the choices on the way.
     pub(crate) fn take_choices(&mut self) -> Choices {
         std::mem::take(&mut self.choices)
     }
 
-    /// Goes to the next way; false if there is none.
+    /// Changes the choices to those of the next path. Returns false if there is none.
     fn advance(choices: &mut Choices) -> bool {
         while let Some((chosen, branches)) = choices.pop() {
             if chosen + 1 < branches {
@@ -114,20 +114,22 @@ impl Path {
     }
 }
 
-/// Interrupts are not preemptions: they come, sooner or later.
+/// Returns whether an action is an interrupt. Interrupts are not preemptions, since they come
+/// sooner or later.
 const fn comes_by_itself(action: Action) -> bool {
     matches!(action, Action::Pmi | Action::Revoke | Action::Virq)
 }
 
 impl Machine {
-    /// Whether an interrupt waits for the CPU whose turn it is, or for its vCPU.
+    /// Returns whether an interrupt waits for the CPU whose turn it is, or for its vCPU.
     fn has_interrupt(&self) -> bool {
         let cpu = &self.cpus[self.here.get()];
         let virq = cpu.current.get().is_some_and(|vcpu| self.vcpus[vcpu].virq.get());
         virq || cpu.pmu.interrupts() || cpu.revocation.get()
     }
 
-    /// Whether the action brings an idle physical CPU nearer to the end of the machine's work.
+    /// Returns whether the action brings an idle physical CPU nearer to the end of the machine's
+    /// work.
     fn is_progress(&self, action: Action) -> bool {
         match action {
             Action::Cpu(cpu) => {
@@ -151,7 +153,7 @@ impl Machine {
         }
     }
 
-    /// A number for the state that the machine is in.
+    /// Returns a number for the state that the machine is in.
     fn fingerprint(&self) -> u64 {
         let mut all = self
             .marks
@@ -180,10 +182,10 @@ fn mix(hash: u64, value: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ value >> 7
 }
 
-/// What an agent's step touches.
+/// An object that an agent's step touches.
 #[derive(Clone, Copy, Debug)]
 pub enum Object {
-    /// Registers and driver's state of a physical CPU.
+    /// The registers and the driver's state of a physical CPU.
     Cpu(usize),
     /// A vCPU's page, and the driver's state of the vCPU, which changes only with the page.
     VcpuPage(usize),
@@ -193,7 +195,7 @@ pub enum Object {
     Thread(usize),
 }
 
-/// The order of accesses so far, in one number for each object and each agent.
+/// The order of accesses so far, as one number for each object and each agent.
 #[derive(Default)]
 pub struct Marks {
     objects: RefCell<Vec<u64>>,
@@ -201,7 +203,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Marks are kept only for a search.
+    /// Makes marks, which are kept only for a search.
     pub fn new(chooser: &Chooser, objects: usize, agents: usize) -> Self {
         match chooser {
             Chooser::Search(_) => Self {
@@ -214,14 +216,15 @@ impl Marks {
 }
 
 impl Machine {
-    /// An agent begins a job, which tells its later states from those of other jobs.
+    /// Notes that an agent begins a job, which makes its later states different from those of other
+    /// jobs.
     pub fn begin(&self, agent: usize, job: u64) {
         if let Some(own) = self.marks.agents.borrow_mut().get_mut(agent) {
             *own = mix(*own, job);
         }
     }
 
-    /// The present agent reads an object, or changes it.
+    /// Notes that the present agent reads an object, or changes it.
     pub fn touch(&self, object: Object, changes: bool) {
         let mut agents = self.marks.agents.borrow_mut();
         let Some(own) = self.agent.get().and_then(|agent| agents.get_mut(agent)) else { return };
@@ -242,14 +245,14 @@ impl Machine {
 
 /// A machine to search, and how much of it.
 pub struct Scope {
-    /// What it is.
+    /// A description of the machine.
     pub name: &'static str,
     shape: Shape,
-    /// Preemptions in each interleaving.
+    /// The number of preemptions in each interleaving.
     pub preemptions: u32,
 }
 
-/// What a search has found.
+/// The results of a search.
 #[derive(Debug, Default)]
 pub struct Search {
     /// States in which there was something to decide.
@@ -262,8 +265,8 @@ pub struct Search {
     pub violation: Option<Violation>,
 }
 
-/// Every interleaving of a small machine with at most as many preemptions as its scope says, or
-/// as are given.
+/// Tries every interleaving of a small machine with at most as many preemptions as its scope says,
+/// or as are given.
 pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
     let mut runner = Runner::default();
     let mut result = Search::default();
@@ -288,7 +291,7 @@ pub fn search(scope: &Scope, preemptions: Option<u32>) -> Search {
     }
 }
 
-/// A machine whose threads run a program, which counts its instructions and time.
+/// Makes a machine whose threads run a program, which counts its instructions and time.
 fn small(cpus: usize, domains: &[(usize, usize)], program: Vec<Op>) -> Shape {
     Shape {
         domains: domains
@@ -307,13 +310,14 @@ fn small(cpus: usize, domains: &[(usize, usize)], program: Vec<Op>) -> Shape {
     }
 }
 
-/// Start a counter, execute and read it once.
+/// Returns a program that starts a counter, executes and reads it once.
 fn counts() -> Vec<Op> {
     let counter = CounterConfig { evntsel: evntsel(0, USR), ..CounterConfig::default() };
     vec![Op::Start(counter), Op::Execute(100), Op::Read]
 }
 
-/// Start one that overflows when it is read, let it go on, and read it again.
+/// Returns a program that starts a counter which overflows when it is read, lets it continue, and
+/// reads it again.
 fn samples() -> Vec<Op> {
     let counter = CounterConfig {
         evntsel: evntsel(0, USR),
@@ -324,7 +328,8 @@ fn samples() -> Vec<Op> {
     vec![Op::Start(counter), Op::Execute(PERIOD_TOLD), Op::Read, Op::GoOn, Op::Read]
 }
 
-/// The machines that are searched; further than an ordinary test has time for if `far`.
+/// Returns the machines that are searched. If `far`, they are more than an ordinary test has time
+/// for.
 pub fn scopes(far: bool) -> Vec<Scope> {
     let scope = |name, cpus, domains: &[_], program: fn() -> _, near, further| Scope {
         name,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a machine consists of, and how often things happen to it.
+//! Describes what a machine consists of, and how often things happen to it.
 
 use hv_driver::{Driver, Rate, Settings};
 use shared_abi::CounterConfig;
@@ -8,7 +8,7 @@ use crate::model::{Model, Vendor};
 use crate::pmu::{EN, EVENT_CODES, OS, USR};
 use crate::rng::Rng;
 
-/// What a domain is like.
+/// The kinds of domains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It has the module, and everything it reads must be true.
@@ -22,52 +22,52 @@ pub enum Kind {
 /// A domain.
 #[derive(Clone, Copy, Debug)]
 pub struct DomainShape {
-    /// What it is like.
+    /// Its kind.
     pub kind: Kind,
     /// Its virtual CPUs.
     pub vcpus: usize,
     /// Its threads, of which `idle` wait for another one's end.
     pub threads: usize,
-    /// Threads that do not exist from the beginning.
+    /// The number of threads that do not exist from the beginning.
     pub idle: usize,
-    /// It does not exist from the beginning.
+    /// Whether it does not exist from the beginning.
     pub spare: bool,
-    /// The CPU virtualises it: it has rings and a time-stamp counter of its own.
+    /// Whether the CPU virtualises it: it has rings and a time-stamp counter of its own.
     pub hardware: bool,
 }
 
 /// What a thread is to do.
 #[derive(Clone, Debug)]
 pub enum Program {
-    /// Whatever its seed says.
+    /// The thread's seed decides what it does.
     Random,
-    /// These operations, then it ends.
+    /// It does these operations, and then ends.
     Fixed(Vec<Op>),
 }
 
 /// One operation of a thread.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// Start counting this one, and time.
+    /// Start this counter, and count time.
     Start(CounterConfig),
     /// Execute that many instructions.
     Execute(u64),
     /// Read the counters.
     Read,
-    /// Let them go on if an overflow has paused them.
+    /// Let the counters continue if an overflow has paused them.
     GoOn,
 }
 
-/// Relative frequencies of what is done to the machine.
+/// The relative frequencies of what is done to the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weights {
-    /// Another physical CPU goes on.
+    /// Another physical CPU executes.
     pub cpu: u64,
     /// The hypervisor switches to another vCPU.
     pub vcpu: u64,
     /// A guest switches to another thread.
     pub thread: u64,
-    /// A guest takes an interrupt and goes on.
+    /// A guest takes an interrupt and returns.
     pub tick: u64,
     /// A guest takes a vCPU offline, or back.
     pub hotplug: u64,
@@ -75,7 +75,7 @@ pub struct Weights {
     pub policy: u64,
     /// A domain is saved and restored on another host.
     pub restore: u64,
-    /// A guest of KVM is given to another process, on the same host or another one.
+    /// A guest of KVM is moved to another process, on the same host or another one.
     pub moves: u64,
     /// A domain is destroyed.
     pub destroy: u64,
@@ -83,7 +83,7 @@ pub struct Weights {
     pub failsafe: u64,
     /// A hostile kernel writes to its pages.
     pub garbage: u64,
-    /// An idle physical CPU goes down and comes back.
+    /// An idle physical CPU goes offline and comes back.
     pub replug: u64,
 }
 
@@ -92,40 +92,40 @@ pub struct Weights {
 pub struct Shape {
     /// The host to which each physical CPU belongs.
     pub cpus: Vec<usize>,
-    /// The hosts are Linux with KVM, and all domains have rings of their own.
+    /// Whether the hosts are Linux with KVM, and all domains have rings of their own.
     pub kvm: bool,
-    /// The domains; all start on host 0.
+    /// The domains, which all start on host 0.
     pub domains: Vec<DomainShape>,
     /// Its processors.
     pub model: Model,
-    /// The driver measures itself.
+    /// Whether the driver measures itself.
     pub cost: bool,
-    /// Overflows that a vCPU may have in a thousand ticks.
+    /// The number of overflows that a vCPU may have in a thousand ticks.
     pub overflows_max: u64,
-    /// Frequencies.
+    /// How often things happen.
     pub weights: Weights,
-    /// Steps between two things that are done to the machine, on average.
+    /// The number of steps between two things that are done to the machine, on average.
     pub period: u64,
     /// Whether threads now and then execute a billion instructions at once.
     pub leaps: bool,
     /// Whether every step is an instruction that counts; otherwise only work is.
     pub noisy: bool,
-    /// Administrators count CPUs.
+    /// Whether administrators count whole CPUs.
     pub cpu_wide: bool,
-    /// Guests have several users.
+    /// Whether guests have several users.
     pub users: bool,
-    /// Threads use perf.
+    /// Whether threads use perf.
     pub perf: bool,
-    /// Threads have rings for their samples.
+    /// Whether threads have rings for their samples.
     pub rings: bool,
     /// What threads do.
     pub program: Program,
-    /// Bits of a domain's seeds.
+    /// A part of the seeds of its threads.
     pub seed: u64,
 }
 
 impl Shape {
-    /// The machine of a seed.
+    /// Returns the machine of a seed.
     pub fn random(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
         let restores = rng.one_in(3);
@@ -175,7 +175,7 @@ impl Shape {
         }
     }
 
-    /// The driver's settings.
+    /// Returns the driver with its settings.
     pub fn driver(&self) -> Driver {
         let rate = Rate { window_tsc: 1000, overflows_max: self.overflows_max };
         Driver::new(
@@ -213,7 +213,7 @@ fn domains(rng: &mut Rng, mut hardware: impl FnMut() -> bool) -> Vec<DomainShape
     domains
 }
 
-/// Two general counters of 48 bits.
+/// A processor with two general counters of 48 bits.
 pub const PLAIN: Model = Model {
     vendor: Vendor::Intel,
     version: 3,
@@ -223,7 +223,7 @@ pub const PLAIN: Model = Model {
     fixed_width: 48,
 };
 
-/// A machine without domains, in which only work counts.
+/// Returns a machine without domains, in which only work counts.
 pub fn quiet(cpus: usize) -> Shape {
     Shape {
         cpus: vec![0; cpus],
@@ -261,12 +261,12 @@ fn intel(rng: &mut Rng) -> Model {
     }
 }
 
-/// An event select of a kind of event that occurs.
+/// Returns an event select of a kind of event that occurs.
 pub fn evntsel(event: usize, rings: u64) -> u64 {
     EVENT_CODES[event] | rings | EN
 }
 
-/// Rings, user mode most often.
+/// Returns rings, user mode most often.
 pub fn random_rings(rng: &mut Rng) -> u64 {
     [USR, USR, OS, USR | OS][rng.index(4)]
 }

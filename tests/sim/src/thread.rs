@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What threads do in user mode.
+//! Simulates what threads do in user mode.
 
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ use crate::rng::Rng;
 use crate::shape::{Kind, Op, Program, evntsel, random_rings};
 use crate::trace::Step;
 
-/// The two instructions, executed by a thread.
+/// RDPMC and RDTSC, executed by a thread.
 struct User<'a> {
     machine: &'a Machine,
     thread: usize,
@@ -63,21 +63,21 @@ impl Counters for User<'_> {
 }
 
 impl Machine {
-    /// The pages of all vCPUs of its domain, as a thread has mapped them: those of its user.
+    /// Returns the page of a vCPU of its domain, as a thread has mapped it: that of its user.
     pub fn vcpu_page(&self, thread: usize, number: u32) -> Option<&VcpuPage> {
         let own = &self.threads[thread];
         let vcpus = self.domains[own.domain].vcpus.clone();
         self.vcpus[vcpus].get(number as usize).map(|vcpu| &vcpu.pages[own.owner.get()])
     }
 
-    /// A thread's whole life.
+    /// Runs a thread from its start to its end.
     pub fn live(self: Rc<Self>, thread: usize) {
         let domain = &self.domains[self.threads[thread].domain];
         self.begin_as_somebody(thread);
         if self.shape.cpu_wide && domain.kind == Kind::Good {
             self.begin_beside_cpu_wide(thread);
         } else if self.has_perf(self.threads[thread].domain) && has_perf_only(thread) {
-            // It has events of perf, and nothing else.
+            // The thread has events of perf, and nothing else.
         } else if domain.kind != Kind::Stranger {
             self.create_counters(thread);
         }
@@ -88,8 +88,8 @@ impl Machine {
         self.exit(thread);
     }
 
-    /// A thread, of an administrator or not, that has counters of its own or only counts
-    /// CPUs.  While they count it has to wait.
+    /// Starts a thread, of an administrator or not, that has counters of its own or only counts
+    /// whole CPUs. While these count it has to wait.
     fn begin_beside_cpu_wide(&self, thread: usize) {
         let own = &self.threads[thread];
         let rng = &mut Rng::new(own.rng.borrow_mut().next());
@@ -124,7 +124,7 @@ impl Machine {
         }
     }
 
-    /// Does something; false if it is to end.
+    /// Does something. Returns false if the thread is to end.
     fn do_anything(self: &Rc<Self>, thread: usize) -> bool {
         let rng = &mut Rng::new(self.threads[thread].rng.borrow_mut().next());
         let kind = self.domains[self.threads[thread].domain].kind;
@@ -187,8 +187,8 @@ impl Machine {
         }
     }
 
-    /// A billion instructions at once, as long as the narrowest counter does not wrap between two
-    /// folds, nor come round to its sign after an overflow.
+    /// Executes a billion instructions at once, if the narrowest counter does not wrap between two
+    /// folds, nor reach its sign again after an overflow.
     fn leap(&self, rng: &mut Rng) {
         let events = [rng.below(1 << 30); EVENTS];
         let slice = self.cpus[self.here.get()].slice.get();
@@ -197,7 +197,7 @@ impl Machine {
         }
     }
 
-    /// Reads its counters without a system call.
+    /// Reads the thread's counters without a system call.
     pub fn read(&self, thread: usize) {
         let own = &self.threads[thread];
         let used = own.truth.borrow().used();
@@ -208,7 +208,7 @@ impl Machine {
         let before = self.disturbances(thread);
         let result = read_thread(&own.page, vcpus, &hw, &mut counts[..used]);
         match result {
-            // It asked for the counters that it had before.
+            // The read was for the counters that the thread had before.
             _ if own.traced.get() != traced => (),
             Ok(snapshot) => {
                 let looks = own.looks.borrow().clone();
@@ -221,7 +221,7 @@ impl Machine {
         }
     }
 
-    /// How often a page that the thread reads may have been written.
+    /// Returns how often a page that the thread reads may have been written.
     fn disturbances(&self, thread: usize) -> u64 {
         let own = &self.threads[thread];
         let vcpus = &self.vcpus[self.domains[own.domain].vcpus.clone()];
@@ -240,7 +240,7 @@ impl Machine {
             let mut values = vec![tsc];
             values.extend(counter);
             let claim = Claim { since, values };
-            // What is being published at this moment is not in the books yet.
+            // What is being published at this moment is not in the list yet.
             if self.threads[other].changing.get() {
                 self.threads[other].claims.borrow_mut().push(claim);
             } else {
@@ -249,7 +249,8 @@ impl Machine {
         }
     }
 
-    /// Another thread of its domain, asleep, whose counters an overflow has paused or that failed.
+    /// Returns another thread of its domain that is asleep, and whose counters an overflow has
+    /// paused or that failed.
     fn halted_beside(&self, thread: usize) -> Option<usize> {
         let mut others = self.domains[self.threads[thread].domain].threads.clone();
         others.find(|&other| {
@@ -260,7 +261,7 @@ impl Machine {
         })
     }
 
-    /// Operates the counters of another thread of its domain, which is asleep and stays so.
+    /// Operates the counters of another thread of its domain, which is asleep and stays asleep.
     fn trace(&self, thread: usize, rng: &mut Rng) {
         let threads = self.domains[self.threads[thread].domain].threads.clone();
         let any = threads.start + rng.index(threads.len());
@@ -277,7 +278,8 @@ impl Machine {
         }
     }
 
-    /// What the thread has asked for last, to go on with what is left of its periods, or anything.
+    /// Returns what the thread has asked for last, to continue with the rest of its periods, or any
+    /// control.
     fn any_control(&self, thread: usize, rng: &mut Rng) -> Control {
         let last = self.threads[thread].asked.get().filter(|_| rng.one_in(3));
         let Some(mut control) = last else {
@@ -299,7 +301,7 @@ impl Machine {
         control
     }
 
-    /// Some counters in any order, few enough kinds that threads often agree.
+    /// Returns some counters in any order, of so few kinds that threads often have the same.
     pub fn random_control(&self, rng: &mut Rng) -> Control {
         let model = self.guests_model();
         let mut slots: Vec<usize> = model.counters().collect();
@@ -334,13 +336,14 @@ impl Machine {
         control
     }
 
-    /// What the model has left for guests.
+    /// Returns the model of what is left for guests.
     pub fn guests_model(&self) -> Model {
         let model = self.shape.model;
         Model { general: model.general - u32::from(self.shape.cost), ..model }
     }
 
-    /// Short ones most often; long ones, up to the longest, where there are leaps.
+    /// Returns a period: most often a short one. If threads leap, it may be long, up to the
+    /// longest.
     pub fn random_period(&self, rng: &mut Rng) -> u64 {
         match rng.below(if self.shape.leaps { 5 } else { 16 }) {
             0 => PERIOD_MAX - rng.below(2),
@@ -351,7 +354,7 @@ impl Machine {
         }
     }
 
-    /// A control that is wrong in one way, or right but for that.
+    /// Returns a control that is wrong in one way, or would be right but for that.
     fn nearly_valid_control(&self, rng: &mut Rng) -> Control {
         let mut control = self.random_control(rng);
         let counter = &mut control.counter[0];
@@ -368,7 +371,7 @@ impl Machine {
         control
     }
 
-    /// A hostile kernel's hypercalls.
+    /// Makes a hostile kernel's hypercalls.
     fn attack(&self, rng: &mut Rng) {
         let mut bytes = [0; size_of::<HvLoad>()];
         for word in bytes.chunks_mut(8) {
@@ -377,13 +380,13 @@ impl Machine {
         }
         let op = rng.below(u64::from(OP_GO_ON) + 2) as u32;
         if rng.one_in(2) {
-            // A frame of its own, perhaps.
+            // This may be a frame of its own.
             let gfn = GFN_BASE + rng.below(self.vcpus.len() as u64);
             bytes[..8].copy_from_slice(&gfn.to_le_bytes());
         }
         let lengths = [0, 8, 16, 40, 40 + 32, 176, HvLoad::bytes(1), HvLoad::bytes(2), bytes.len()];
         let length = lengths[rng.index(lengths.len())];
-        // Whatever comes of it; the checks are the hypervisor's.
+        // The answer does not matter, since the hypervisor's state is checked.
         self.in_kernel(|_| self.hypercall(op, &mut bytes[..length]).is_ok());
     }
 }
@@ -391,7 +394,7 @@ impl Machine {
 /// The signal that threads ask for.
 const SIGNAL: u32 = 29;
 
-/// A control block of random bits, most of them 0.
+/// Returns a control block of random bits, most of them 0.
 fn garbage_control(rng: &mut Rng) -> Control {
     let mut control = Control::default();
     for word in control.as_mut_bytes().chunks_mut(8) {

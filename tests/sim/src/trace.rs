@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A readable account of what happens.
+//! Prints what happens in a readable form.
 
 use core::mem::offset_of;
 
@@ -34,7 +34,7 @@ pub enum Step {
     Note(&'static str),
 }
 
-/// Names of a structure's fields, by offset.
+/// Makes the names of a structure's fields, by offset.
 macro_rules! names {
     ($ty:ty, $offset:expr, $($field:ident),+ $(,)?) => {
         match $offset {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What really happened: the ledgers that readings are compared with.
+//! Keeps the truth: the ledgers that readings are compared with.
 //!
 //! They are kept by the machine as events occur, never by looking at a counter or a page, and
 //! are 64 bits wide.
@@ -16,46 +16,46 @@ use crate::pmu::{Events, OS, USR, event_of_counter};
 /// The ledgers of one moment, as far as one thread on one vCPU is concerned.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moment {
-    /// Events of the thread in user mode, ever.
+    /// All events of the thread in user mode so far.
     pub thread_user: Events,
-    /// Events of the vCPU in user mode, ever.
+    /// All events of the vCPU in user mode so far.
     pub vcpu_user: Events,
-    /// Events of the vCPU in its kernel, ever.
+    /// All events of the vCPU in its kernel so far.
     pub vcpu_kernel: Events,
 }
 
-/// The moments at which somebody looked at counters and clock, latest ones only.
+/// The moments at which somebody last read counters and clock.
 #[derive(Clone, Debug, Default)]
 pub struct Looks {
-    /// By physical counter.
+    /// The moments, by physical counter.
     pub counter: [Moment; SLOTS],
-    /// TSC ticks for which the vCPU had run.
+    /// The TSC ticks for which the vCPU had run.
     pub tsc: u64,
 }
 
-/// The looks of a guest kernel during one entry.
+/// The moments at which a guest kernel read during one entry.
 #[derive(Debug, Default)]
 pub struct Sampling {
     latest: Looks,
-    /// The looks before the first write to a thread's page, which belong to a suspension, and
-    /// before the last, which belong to a resumption.
+    /// The reads before the first write to a thread's page, which belong to a suspension, and those
+    /// before the last write, which belong to a resumption.
     published: Option<(Box<Looks>, Box<Looks>)>,
     fresh: bool,
 }
 
 impl Sampling {
-    /// A counter was read.
+    /// Notes that a counter was read.
     pub fn counter(&mut self, counter: usize, moment: Moment) {
         self.latest.counter[counter] = moment;
     }
 
-    /// The clock was read, which every sample does first.
+    /// Notes that the clock was read, which every sample does first.
     pub fn tsc(&mut self, tsc: u64) {
         self.latest.tsc = tsc;
         self.fresh = true;
     }
 
-    /// A thread's page is written: what was sampled until now belongs together.
+    /// Notes that a thread's page is written: what was sampled until now belongs together.
     pub fn publish(&mut self) {
         if std::mem::take(&mut self.fresh) {
             let looks = Box::new(self.latest.clone());
@@ -66,22 +66,23 @@ impl Sampling {
         }
     }
 
-    /// Whether a sample was published during this entry.
+    /// Returns whether a sample was published during this entry.
     pub fn has_published(&self) -> bool {
         self.published.is_some()
     }
 
-    /// The looks of the entry's first sample; of its only one if nothing was published.
+    /// Returns the moments of the entry's first sample, or of its only one if nothing was
+    /// published.
     pub fn first(&self) -> &Looks {
         self.published.as_ref().map_or(&self.latest, |(first, _)| first)
     }
 
-    /// The looks of its last sample.
+    /// Returns the moments of its last sample.
     pub fn last(&self) -> &Looks {
         self.published.as_ref().map_or(&self.latest, |(_, last)| last)
     }
 
-    /// Another entry begins.
+    /// Begins another entry.
     pub fn restart(&mut self) {
         self.published = None;
         self.fresh = false;
@@ -91,20 +92,20 @@ impl Sampling {
 /// One virtual counter's truth.
 #[derive(Clone, Copy, Debug)]
 struct Counter {
-    /// What was asked for.
+    /// The configuration that was asked for.
     asked: CounterConfig,
     physical: usize,
     event: Option<usize>,
     rings: u64,
     start: u64,
-    /// Events between two overflows; 0 if it does not sample.
+    /// The number of events between two overflows, or 0 if it does not sample.
     period: u64,
     /// The value at which it overflows next.
     next: u64,
 }
 
 impl Counter {
-    /// The ledger of which its value is an interval.
+    /// Returns the ledger of which its value is an interval.
     fn ledger(&self, moment: &Moment) -> u64 {
         let Some(event) = self.event else { return 0 };
         match self.rings {
@@ -114,8 +115,9 @@ impl Counter {
         }
     }
 
-    /// User-mode events are the thread's own whatever its kernel does.  What counts in the kernel,
-    /// too, is charged to the thread between the kernel's looks at the counter.
+    /// Returns whether the counter follows the thread. User-mode events are the thread's own
+    /// whatever its kernel does. A counter that also counts in the kernel is charged to the thread
+    /// between the kernel's reads of it.
     fn follows_thread(&self) -> bool {
         self.rings == USR
     }
@@ -131,17 +133,17 @@ pub struct Truth {
     tsc_start: u64,
     active: bool,
     stopped: bool,
-    /// Paused by an overflow.
+    /// Whether an overflow has paused it.
     paused: bool,
-    /// It is told of overflows by records, which pause nothing.
+    /// Returns whether it is told of overflows by records.
     recorded: bool,
-    /// Counters that have overflowed and of which the thread has not been told, or not let them
-    /// go on.
+    /// The counters that have overflowed, and of which the thread has not been told, or has not let
+    /// them continue.
     pending: u32,
 }
 
 impl Truth {
-    /// A thread whose counters have just been created.
+    /// Makes the truth of a thread whose counters have just been created.
     pub fn new() -> Self {
         Self {
             counters: Vec::new(),
@@ -157,17 +159,17 @@ impl Truth {
         }
     }
 
-    /// Virtual counters in use.
+    /// Returns the number of virtual counters in use.
     pub fn used(&self) -> usize {
         self.counters.len()
     }
 
-    /// Whether its counters were started and not stopped.
+    /// Returns whether its counters were started and not stopped.
     pub fn is_counting(&self) -> bool {
         !self.stopped
     }
 
-    /// The value of virtual counter `index` when somebody looked like this.
+    /// Returns the value of virtual counter `index` when somebody read at these moments.
     pub fn counter(&self, index: usize, looks: &Looks) -> u64 {
         let counter = &self.counters[index];
         let running = !self.stopped && !self.paused && (self.active || counter.follows_thread());
@@ -179,19 +181,19 @@ impl Truth {
         self.sums[index].wrapping_add(interval)
     }
 
-    /// Whether its clock is counted.
+    /// Returns whether its clock is counted.
     pub fn has_tsc(&self) -> bool {
         self.tsc
     }
 
-    /// The value of its clock.
+    /// Returns the value of its clock.
     pub fn tsc(&self, looks: &Looks) -> u64 {
         let running = self.active && self.tsc;
         let interval = if running { looks.tsc.wrapping_sub(self.tsc_start) } else { 0 };
         self.tsc_sum.wrapping_add(interval)
     }
 
-    /// What is published while its counters are suspended: time, then all counters.
+    /// Returns what is published while its counters are suspended: time, then all counters.
     pub fn published(&self, now: &Moment) -> Vec<u64> {
         let looks = Looks { counter: [*now; SLOTS], tsc: 0 };
         let mut values = vec![0; 1 + MAX_COUNTERS];
@@ -202,7 +204,7 @@ impl Truth {
         values
     }
 
-    /// Its counters go on from `looks`.
+    /// Notes that its counters continue from `looks`.
     pub fn resume(&mut self, looks: &Looks) {
         self.active = true;
         self.tsc_start = looks.tsc;
@@ -211,7 +213,7 @@ impl Truth {
         }
     }
 
-    /// Its counters are suspended at `looks`.
+    /// Notes that its counters are suspended at `looks`.
     pub fn suspend(&mut self, looks: &Looks) {
         if !self.active {
             return;
@@ -226,27 +228,27 @@ impl Truth {
         self.active = false;
     }
 
-    /// Its counters are stopped; `now` is the present moment.
+    /// Notes that its counters are stopped. `now` is the present moment.
     pub fn stop(&mut self, now: &Moment) {
         let looks = Looks { counter: [*now; SLOTS], tsc: 0 };
         for index in 0..self.counters.len() {
             self.sums[index] = self.counter(index, &looks);
         }
         self.stopped = true;
-        // What it was told is done with.
+        // The overflow that it was told of is over.
         if std::mem::take(&mut self.paused) {
             self.pending = 0;
         }
         self.tsc = false;
     }
 
-    /// The counters that have overflowed when somebody looked like this.
+    /// Returns the counters that have overflowed when somebody read at these moments.
     fn due(&self, looks: &Looks) -> u32 {
         self.past(looks, |_| 0)
     }
 
-    /// Those that must be on the way to be told.  Several overflows of a short period are told at
-    /// once.
+    /// Returns the counters whose overflows must be on the way. Several overflows of a short period
+    /// are told at once.
     pub fn overdue(&self, looks: &Looks) -> u32 {
         self.past(looks, |period| match period {
             PERIOD_TOLD.. => 0,
@@ -254,7 +256,7 @@ impl Truth {
         })
     }
 
-    /// The counters that have overflowed, by more events than a period allows.
+    /// Returns the counters that have overflowed, by more events than `late` returns for a period.
     fn past(&self, looks: &Looks, late: impl Fn(u64) -> u64) -> u32 {
         let past = |index: &usize| {
             let Counter { period, next, .. } = self.counters[*index];
@@ -277,28 +279,28 @@ impl Truth {
         }
     }
 
-    /// Counters of which the thread is to be told.
+    /// Returns the counters of which the thread has to be told.
     pub fn untold(&self) -> u32 {
         let stopped = self.stopped && !self.recorded;
         if self.paused || stopped { 0 } else { self.pending }
     }
 
-    /// Whether it is told of overflows by records.
+    /// Returns whether it is told of overflows by records.
     pub fn is_recorded(&self) -> bool {
         self.recorded
     }
 
-    /// The thread is told of an overflow by records.
+    /// Notes that the thread is told of an overflow by records.
     pub fn record(&mut self) {
         self.pending = 0;
     }
 
-    /// Whether an overflow has paused the counters.
+    /// Returns whether an overflow has paused the counters.
     pub fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// The thread is told of an overflow, which pauses its counters.
+    /// Notes that the thread is told of an overflow, which pauses its counters.
     pub fn pause(&mut self, now: &Moment) {
         let looks = Looks { counter: [*now; SLOTS], tsc: 0 };
         for index in 0..self.counters.len() {
@@ -307,7 +309,7 @@ impl Truth {
         self.paused = true;
     }
 
-    /// It lets them go on.
+    /// Notes that the thread lets its counters continue.
     pub fn go_on(&mut self, now: &Moment) {
         self.paused = false;
         self.pending = 0;
@@ -316,13 +318,14 @@ impl Truth {
         }
     }
 
-    /// Whether these very counters were asked for last.
+    /// Returns whether these very counters were asked for last.
     fn asked_for(&self, listed: &[CounterConfig]) -> bool {
         let same = |(one, two): (&Counter, &CounterConfig)| one.asked == *two;
         self.counters.len() == listed.len() && self.counters.iter().zip(listed).all(same)
     }
 
-    /// A control that counts something has succeeded at `now`; `failed` if there were no numbers.
+    /// Notes that a control that counts something has succeeded at `now`. `failed` says that there
+    /// were no numbers.
     pub fn control(&mut self, control: &Control, now: &Moment, failed: bool) {
         let tsc = control.flags & CONTROL_TSC != 0;
         let had_tsc = self.tsc && !failed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Users of one guest: what the module's glue does so that each sees its own threads only, around
-//! the core's rules, and the rule that they are compared with.
+//! Simulates users of one guest: what the module's glue does so that each sees its own threads
+//! only, around the core's rules, and the rule that they are compared with.
 
 use guest_kmod::shown::{Leave, Observer, SUBJECT_KERNEL, SUBJECT_OPEN, Subject};
 use shared_abi::Errno;
@@ -13,7 +13,7 @@ use crate::trace::Step;
 /// The observer for whom a page is registered on trial.
 pub const TRIAL: u32 = 100;
 
-/// All users here are in one container.
+/// The container of all users here.
 const CONTAINER: u64 = 1;
 
 pub fn observer(user: usize) -> Observer {
@@ -22,7 +22,7 @@ pub fn observer(user: usize) -> Observer {
 }
 
 impl Machine {
-    /// Who executes if this thread does; the kernel's own, if it is none.
+    /// Returns the subject that executes if this thread does, or the kernel's own if there is none.
     pub fn subject(&self, thread: Option<usize>) -> Subject {
         let uid = thread.map_or(0, |thread| self.threads[thread].owner.get() as u32);
         let kind = if thread.is_some() { SUBJECT_OPEN } else { SUBJECT_KERNEL };
@@ -33,8 +33,8 @@ impl Machine {
         self.threads[thread].counts.get()
     }
 
-    /// A thread, or its tracer, has set its counters.  One that was stopped from elsewhere may be
-    /// in the middle of a read, which finds a page still.
+    /// Notes that a thread, or its tracer, has set its counters. A thread whose counters another
+    /// one has stopped may be in the middle of a read, which still finds a page.
     pub fn note_counts(&self, thread: usize, itself: bool) {
         let own = &self.threads[thread];
         let counts = own.pmu.borrow().as_ref().is_some_and(|pmu| pmu.counts());
@@ -75,15 +75,16 @@ impl Machine {
         }
     }
 
-    /// A thread is switched in: if anything of it is counted, its user's page is registered.
+    /// Has the page of a thread's user registered when the thread is switched in, if anything of it
+    /// is counted.
     pub fn show_if_counting(&self, index: usize, thread: usize) {
         if self.counts(thread) {
             self.show(index, self.threads[thread].owner.get());
         }
     }
 
-    /// A vCPU's present thread leaves it to another one, or to none.  Gives whether that thread was
-    /// suspended, since the page was taken back.
+    /// Has a vCPU's present thread leave it to another one, or to none. Returns whether that thread
+    /// was suspended, since the page was unregistered.
     pub fn leave_to(&self, index: usize, next: Option<usize>) -> bool {
         let subject = self.subject(next);
         let counting = next.filter(|&next| self.counts(next));
@@ -94,8 +95,8 @@ impl Machine {
         self.leave(index, leave, &subject)
     }
 
-    /// Suspends the counters of the thread that is on the vCPU, and takes back or replaces the page
-    /// that is registered there, if `leave` says so.  Gives whether it did.
+    /// Suspends the counters of the thread that is on the vCPU, and unregisters or replaces the
+    /// page that is registered there, if `leave` says so. Returns whether it did.
     fn leave(&self, index: usize, leave: Leave, subject: &Subject) -> bool {
         let vcpu = &self.vcpus[index];
         if leave == Leave::Stay {
@@ -115,8 +116,8 @@ impl Machine {
         true
     }
 
-    /// A thread is a user's when it begins; it may execute a program of another one's first, as
-    /// set-uid programs are, without a switch.
+    /// Makes a new thread a user's. It may first execute a program of another one, as set-uid
+    /// programs are, without a switch.
     pub fn begin_as_somebody(&self, thread: usize) {
         let own = &self.threads[thread];
         if !self.shape.users || self.domains[own.domain].kind != Kind::Good {
@@ -130,8 +131,9 @@ impl Machine {
         }
     }
 
-    /// Whether a thread may find no page registered where it goes on to read: its host has
-    /// forbidden the domain while another page was, or none, and lets no page be registered since.
+    /// Returns whether a thread may find no page registered where it continues to read: its host
+    /// has forbidden the domain while another page was registered, or none, and lets no page be
+    /// registered since.
     pub fn may_be_refused_pages(&self, thread: usize) -> bool {
         let domain = &self.domains[self.threads[thread].domain];
         let here = &self.vcpus[self.vcpu_here()];
@@ -150,8 +152,8 @@ impl Machine {
         });
     }
 
-    /// No user's page is registered while another user's thread executes, unless it counts whoever
-    /// executes.
+    /// Checks that no user's page is registered while another user's thread executes, unless it
+    /// counts whatever executes.
     pub fn check_isolation(&self, index: usize, thread: usize) {
         let vcpu = &self.vcpus[index];
         let own = &self.threads[thread];

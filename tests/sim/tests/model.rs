@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A small part of what the simulator's `--all` runs, as tests: for `cargo xtask mutants`.
+//! Runs a small part of the simulator's `--all` as tests, for `cargo xtask mutants`.
 #![cfg(sim)]
 
 use sim::growth::{SIZES, measure};
