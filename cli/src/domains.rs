@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr domains`, on a host: which domains may count, and with what.
+//! Implements `perfctr domains`, which says on a host which domains may count, and with what, and
+//! changes it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +15,7 @@ use shared_abi::caps::CAPS_ALL_EVENTS;
 
 use crate::text::{harmless, print};
 
-/// What to do.
+/// The options of `perfctr domains`.
 #[derive(Debug, Args)]
 pub struct Options {
     #[command(subcommand)]
@@ -85,7 +86,8 @@ fn name_of_arguments<'a>(words: impl Iterator<Item = &'a str>) -> Option<String>
     Some(first.or_else(named)?.to_owned())
 }
 
-/// What a domain is called by: its number, or its name if only one is called so.
+/// Returns the number of a domain that is given by its number, or by its name if only one domain
+/// has that.
 fn number(domain: &str, names: impl FnOnce() -> Result<Names>) -> Result<u32> {
     if let Ok(number) = domain.parse() {
         return Ok(number);
@@ -95,11 +97,11 @@ fn number(domain: &str, names: impl FnOnce() -> Result<Names>) -> Result<u32> {
     match called[..] {
         [number] => Ok(number),
         [] => bail!("there is no domain {domain}"),
-        _ => bail!("domain {domain}: {} are called so, expected a number", called.len()),
+        _ => bail!("domain {domain}: {} domains have this name, expected a number", called.len()),
     }
 }
 
-/// `perfctr domains`.
+/// Runs `perfctr domains`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let host = Host::open()?;
     let allow = |domain: &str, allowed| {
@@ -117,7 +119,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 fn list(host: &Host, json: bool) -> Result<()> {
     let domains = host.domains()?.context(
-        "Xen's driver tells nobody what it lets each domain do; `xl list` says which there are",
+        "Xen's driver does not say which domains may count; `xl list` says which there are",
     )?;
     let names = names(Some(&domains));
     if json {
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!(number("mail").unwrap(), 9);
         assert_eq!(number("11").unwrap(), 11);
         let error = |domain| number(domain).unwrap_err().to_string();
-        assert_eq!(error("web"), "domain web: 2 are called so, expected a number");
+        assert_eq!(error("web"), "domain web: 2 domains have this name, expected a number");
         assert_eq!(error("news"), "there is no domain news");
     }
 }

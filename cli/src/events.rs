@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Events of a command line.
+//! Parses the events of a command line.
 
 use std::ffi::OsStr;
 use std::str::FromStr;
@@ -8,13 +8,13 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use perfctr::{Event, ParseEventError};
 
-/// Some, separated by commas.
+/// A list of events, separated by commas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventList(Vec<Event>);
 
 impl EventList {
-    /// The events; those that are not known to be right on this CPU are refused later, unless
-    /// they are to be counted `unverified`.
+    /// Returns the events. Those that are not known to be right on this CPU are refused later,
+    /// unless they are to be counted `unverified`.
     pub fn events(&self, unverified: bool) -> Vec<Event> {
         let event = |event: &Event| if unverified { event.unverified() } else { *event };
         self.0.iter().map(event).collect()
@@ -35,7 +35,7 @@ impl FromStr for EventList {
     }
 }
 
-/// Parses an [`EventList`], and offers the events that have a name to who completes the option.
+/// Parses an [`EventList`], and offers the events that have a name when the option is completed.
 #[derive(Clone, Copy, Debug)]
 pub struct EventParser;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr export`: counts of processes, threads and groups of processes, as Prometheus and others
-//! scrape them (OpenMetrics).
+//! Implements `perfctr export`: counts of processes, threads and groups of processes, as Prometheus
+//! and others scrape them (OpenMetrics).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use crate::live::{Threads, of_cgroup, of_process};
 use crate::program::{Signals, limits};
 use crate::text;
 
-/// What to export, and where.
+/// The options of `perfctr export`.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Events, separated by commas.  `perfctr list` shows their names.
@@ -41,13 +41,13 @@ pub struct Options {
     /// Counts events that are not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
-    /// A process, with its threads, and all that it starts; may be given several times.
+    /// Exports a process, with its threads and all that it starts; may be given several times.
     #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
     pid: Vec<i32>,
-    /// A group of processes: its directory of cgroup v2; may be given several times.
+    /// Exports a group of processes, by its directory of cgroup v2; may be given several times.
     #[arg(short = 'G', long, value_name = "DIRECTORY")]
     cgroup: Vec<PathBuf>,
-    /// Where to listen; who can reach this can read the counts.
+    /// Listens at this address; whoever can reach it can read the counts.
     #[arg(short, long, default_value = "127.0.0.1:9464")]
     listen: String,
     /// Prints what a scrape would get, and ends.
@@ -55,9 +55,9 @@ pub struct Options {
     once: bool,
 }
 
-/// What OpenMetrics asks for.
+/// The content type that OpenMetrics asks for.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How often it is looked whether the caller has interrupted.
+/// The time between two checks whether the caller has interrupted.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Everything that is counted.
@@ -73,7 +73,7 @@ impl Counted {
     fn open(options: &Options) -> Result<Self> {
         let events = &options.event.events(options.unverified);
         limits::raise();
-        // Where nobody counts at all this says why.
+        // If there are no counters at all, this says why.
         Here::find()?.counts(events)?;
         let (pids, groups) = (unique(&options.pid), unique(&options.cgroup));
         let process = |&pid: &pid_t| Ok((pid, of_process(events, pid)?));
@@ -86,7 +86,7 @@ impl Counted {
         })
     }
 
-    /// One scrape.
+    /// Reads everything for one scrape.
     fn scrape(&self) -> Result<Scrape> {
         let mut scrape = Scrape { events: self.events.clone(), ..Scrape::default() };
         for (pid, watched) in &self.processes {
@@ -114,7 +114,7 @@ impl Counted {
     }
 }
 
-/// Each of them once: scrapers refuse what has two series of the same labels.
+/// Returns each element once, since scrapers refuse two series with the same labels.
 fn unique<T: Clone + PartialEq>(all: &[T]) -> Vec<T> {
     let mut unique = Vec::new();
     for one in all {
@@ -125,12 +125,12 @@ fn unique<T: Clone + PartialEq>(all: &[T]) -> Vec<T> {
     unique
 }
 
-/// A number of an event: its name, what it is.
+/// A number of an event: its name, its description, and how to compute it.
 type OfCount = (&'static str, &'static str, fn(&Total) -> f64);
 
 type Labels = Vec<(&'static str, String)>;
 
-/// What was counted when somebody asked.
+/// The counts at the time of a scrape.
 #[derive(Debug, Default)]
 struct Scrape {
     events: Vec<Event>,
@@ -153,7 +153,8 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
-    /// Counts, and for how long they were to be counted and were: less if events took turns.
+    /// Encodes the counts, for how long they were to be counted, and for how long they were: less
+    /// if events took turns.
     fn counts(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
@@ -197,7 +198,7 @@ impl Scrape {
     }
 }
 
-/// `perfctr export`.
+/// Runs `perfctr export`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let nothing = options.pid.is_empty() && options.cgroup.is_empty();
     ensure!(!nothing, "nothing to export: --pid or --cgroup says what");
@@ -212,7 +213,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     text::tell(format_args!("http://{}/metrics", server.server_addr()));
     while !signals.interrupted() {
         if let Some(request) = server.recv_timeout(LOOK)? {
-            // Whoever has gone away need not be answered.
+            // A client that has gone away needs no answer.
             answer(request, &counted).ok();
         }
     }

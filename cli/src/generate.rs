@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr generate`: man pages and completions, from what the command line itself says.
+//! Implements `perfctr generate`: writes man pages and completions from what the command line
+//! itself says.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +10,14 @@ use anyhow::{Context, Result};
 use clap::{Args, Command, ValueEnum};
 use clap_complete::Shell;
 
-/// Where to write them.
+/// The options of `perfctr generate`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Gets man pages in `man1`, and completions in `completions`.
+    /// Writes man pages to `man1` in this directory, and completions to `completions`.
     directory: PathBuf,
 }
 
-/// `perfctr generate`.
+/// Runs `perfctr generate`.
 pub fn run(options: &Options, command: Command) -> Result<ExitCode> {
     let directory = &options.directory;
     write(directory, command).with_context(|| format!("cannot write {}", directory.display()))?;

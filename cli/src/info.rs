@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr info`.
+//! Implements `perfctr info`.
 
 use std::fmt::Display;
 use std::mem;
@@ -15,7 +15,7 @@ use shared_abi::limits::PERIOD_EVENTS_MAX;
 use crate::machine::{Access, Counters, Cpu, Driver, Hypervisor, Module, Policy};
 use crate::text::print;
 
-/// What to say.
+/// The options of `perfctr info`.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Prints JSON.
@@ -26,7 +26,7 @@ pub struct Options {
 /// The provider of counters on this machine.
 pub struct Here {
     pub description: Description,
-    /// What the better providers have answered.
+    /// The answers of the better providers, which have no counters here.
     pub refusals: Vec<Refusal>,
 }
 
@@ -38,7 +38,7 @@ impl Here {
         Ok(Self { description, refusals })
     }
 
-    /// No provider has counters.
+    /// Returns the error that no provider has counters.
     pub fn nobody(&self, event: Event) -> Error {
         Error::NoCounters { event, tried: self.refusals.clone() }
     }
@@ -65,16 +65,16 @@ impl Here {
     }
 }
 
-/// What `--json` prints.
+/// The document that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Info {
     provider: String,
     refusals: Vec<Refused>,
     version: &'static str,
     hypervisor: Option<Hypervisor>,
-    /// Only of Xen.
+    /// The driver's state, which only Xen tells.
     driver: Option<Driver>,
-    /// Why nothing is known of the driver.
+    /// The reason for which nothing is known of the driver.
     driver_unknown: Option<String>,
     module: Option<Module>,
     cpu: Cpu,
@@ -93,7 +93,7 @@ struct Refused {
     errno: i32,
 }
 
-/// What the provider does at most, where it says so.
+/// The provider's limits, if it says them.
 #[derive(Debug, Serialize)]
 struct Limits {
     events_at_once: u32,
@@ -105,7 +105,7 @@ struct Limits {
 #[derive(Debug, Serialize)]
 struct Time {
     unit: &'static str,
-    /// `None` if it is not known.
+    /// Its frequency, or `None` if it is not known.
     khz: Option<u32>,
 }
 
@@ -193,7 +193,7 @@ impl Info {
         mem::take(page)
     }
 
-    /// Everybody who takes part beside this program.
+    /// Adds the CPU, the hypervisor, its driver and the kernel's module.
     fn host(&self, page: &mut Page) {
         match &self.hypervisor {
             Some(Hypervisor { name, version, guest }) => {
@@ -247,7 +247,7 @@ impl Info {
     }
 }
 
-/// Lines for people, each with the name of what it says.
+/// Lines for people, each with a name at its beginning.
 #[derive(Debug, Default)]
 struct Page(String);
 
@@ -257,7 +257,7 @@ impl Page {
     }
 }
 
-/// `perfctr info`.
+/// Runs `perfctr info`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let info = Info::of(&Here::find()?);
     if options.json {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr list`.
+//! Implements `perfctr list`.
 
 use std::process::ExitCode;
 
@@ -11,17 +11,17 @@ use serde::Serialize;
 use crate::info::Here;
 use crate::text::print;
 
-/// What stands below all events.
+/// The text below all events.
 const HINT: &str = "
 Any event can be given by its number: as r and a hexadecimal select word, or as
 cpu/event=0xc4,umask=0x1/.  --unverified counts one that is not known to be right on this CPU.
 :u and :k count one mode only.
 ";
 
-/// What to list.
+/// The options of `perfctr list`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Lists these events only, and says of each name that is no event why it is none.
+    /// Lists these events only, and says of each name that is not an event why it is none.
     #[arg(value_name = "EVENT")]
     events: Vec<String>,
     /// Lists this CPU's own events as well, if libpfm4 is installed, which knows them.
@@ -32,16 +32,16 @@ pub struct Options {
     json: bool,
 }
 
-/// An event, or what somebody takes for one.
+/// An event, or a name that is none.
 #[derive(Debug, Serialize)]
 struct Listed {
     name: String,
-    /// Event number, unit mask, edge, inversion and counter mask as an event select has them; none
-    /// of events that have other ones on other CPUs.
+    /// Event number, unit mask, edge, inversion and counter mask as an event select has them, or
+    /// `None` for events that have others on other CPUs.
     select: Option<u64>,
     /// The event that is counted, if its name is another one.
     event: Option<String>,
-    /// Why it cannot be counted here.
+    /// The reason for which it cannot be counted here, if it cannot.
     refused: Option<String>,
     description: Option<String>,
 }
@@ -89,7 +89,7 @@ fn explain(error: ParseEventError) -> String {
     }
 }
 
-/// `perfctr list`.
+/// Runs `perfctr list`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let here = Here::find()?;
     let mut listed: Vec<Listed> = if options.events.is_empty() {
@@ -114,7 +114,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// This CPU's own, of which there may be a thousand.
+/// Returns this CPU's own events, of which there may be a thousand.
 #[cfg(feature = "pfm")]
 fn own_events(here: &Here) -> Result<Vec<Listed>> {
     let all = perfctr::catalogue();

@@ -14,25 +14,25 @@ use perfctr::{Cause, Error, Event};
 
 use crate::program::{name, processes, threads};
 
-/// Has someone counted by these events, in their order.
+/// Adds these events to a watch, in their order.
 pub fn watch(watch: Watch, events: &[Event]) -> Watch {
     events.iter().fold(watch, |watch, &event| watch.count(event.to_string(), event))
 }
 
-/// A process's, with all threads and processes that it starts from now on.
+/// Watches a process, with all threads and processes that it starts from now on.
 pub fn of_process(events: &[Event], pid: pid_t) -> Result<Watched> {
     let watched = watch(Watch::process(pid.cast_unsigned()).inherit(), events).open();
     watched.with_context(|| format!("process {pid}"))
 }
 
-/// What a group of processes does on all CPUs.
+/// Watches what a group of processes does on all CPUs.
 pub fn of_cgroup(events: &[Event], directory: &Path) -> Result<Watched> {
     let group = Watch::cgroup(directory).map_err(anyhow::Error::from);
     let watched = group.and_then(|group| Ok(watch(group, events).open()?));
     watched.with_context(|| format!("cgroup {}", directory.display()))
 }
 
-/// What one CPU does.
+/// Watches what one CPU does.
 pub fn of_cpu(events: &[Event], cpu: u32) -> Result<Watched> {
     watch(Watch::cpu(cpu), events).open().with_context(|| format!("CPU {cpu}"))
 }
@@ -49,7 +49,7 @@ pub struct Thread {
 #[derive(Debug)]
 pub struct Threads {
     events: Vec<Event>,
-    /// Of these processes; of all if there are none.
+    /// The processes whose threads are counted. If there are none, those of all are.
     pids: Vec<pid_t>,
     pub live: BTreeMap<pid_t, Thread>,
 }
@@ -57,7 +57,7 @@ pub struct Threads {
 impl Threads {
     /// # Errors
     ///
-    /// There is no such process.
+    /// One of the processes does not exist.
     pub fn new(events: &[Event], pids: &[pid_t]) -> Result<Self> {
         for pid in pids {
             threads(*pid).with_context(|| format!("there is no process {pid}"))?;
@@ -89,7 +89,7 @@ impl Threads {
                 Ok(())
             }
             Err(error) if error.errno() == Some(libc::ESRCH) => Ok(()),
-            // Of all processes some are none of the caller's.
+            // If all processes are counted, some are not the caller's.
             Err(Error::Refused(refusal))
                 if self.pids.is_empty() && refusal.cause == Cause::OthersThread =>
             {

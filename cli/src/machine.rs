@@ -16,7 +16,8 @@ const XEN: &str = "/sys/hypervisor";
 const MODULE: &str = "/sys/module/perfctr";
 const SYSCTL: &str = "/proc/sys/kernel";
 
-/// AMD's counters without and with the extension, and their width (APM volume 2, 13.2.1).
+/// The numbers of AMD's counters without and with the extension, and their width (APM volume 2,
+/// 13.2.1).
 const AMD_COUNTERS: [u32; 2] = [4, 6];
 const AMD_BITS: u32 = 48;
 
@@ -29,7 +30,7 @@ fn number<T: FromStr>(path: &str) -> Option<T> {
     word(path)?.parse().ok()
 }
 
-/// Major and minor of an interface.
+/// Formats the major and minor version of an interface.
 fn abi((major, minor): (u32, u32)) -> String {
     format!("{major}.{minor}")
 }
@@ -38,14 +39,14 @@ fn abi((major, minor): (u32, u32)) -> String {
 #[derive(Debug, Serialize)]
 pub struct Hypervisor {
     pub name: String,
-    /// Only of Xen, which says so itself.
+    /// Xen's version. Other hypervisors do not say theirs.
     pub version: Option<String>,
-    /// Which kind of guest this is; only of Xen.
+    /// The kind of guest that this is on Xen.
     pub guest: Option<String>,
 }
 
 impl Hypervisor {
-    /// `None` on bare metal.
+    /// Returns the hypervisor, or `None` on bare metal.
     pub fn here() -> Option<Self> {
         if word(&format!("{XEN}/type")).as_deref() == Some("xen") {
             let part = |name| word(&format!("{XEN}/version/{name}")).unwrap_or_default();
@@ -78,7 +79,7 @@ impl Hypervisor {
 /// The state of perfctr's driver in the hypervisor.
 #[derive(Debug, Serialize)]
 pub struct Driver {
-    /// Its interface's.
+    /// The version of its interface.
     pub abi: String,
     /// Whether this domain may count.
     pub allows: bool,
@@ -87,7 +88,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Its answer, or why there is none.
+    /// Asks the driver. Returns its answer, or why there is none.
     pub fn ask() -> Result<Self, String> {
         let driver = Xen::open().and_then(|host| host.driver());
         let driver = driver.map_err(|error| error.to_string())?;
@@ -103,12 +104,12 @@ impl Driver {
 #[derive(Debug, Serialize)]
 pub struct Module {
     pub version: Option<String>,
-    /// Its interface's; only those know it who may open the device.
+    /// The version of its interface, which is known only if the caller may open the device.
     pub abi: Option<String>,
 }
 
 impl Module {
-    /// `None` if it is not loaded.
+    /// Returns the module's state, or `None` if it is not loaded.
     pub fn here() -> Option<Self> {
         fs::metadata(MODULE).ok()?;
         let info = Device::open().and_then(|device| device.info()).ok();
@@ -156,7 +157,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Those that the CPU says it has: how many of them the kernel uses is not known.
+    /// Returns the counters that the CPU says it has. It is not known how many of them the kernel
+    /// uses.
     pub fn of_cpu() -> Option<Self> {
         let cpu = CpuId::new();
         match cpu.get_vendor_info()?.as_str() {
@@ -185,9 +187,9 @@ impl Counters {
 #[derive(Debug, Serialize)]
 pub struct Policy {
     pub perf_event_paranoid: Option<i32>,
-    /// Samples in a second that perf takes at most.
+    /// The most samples in a second that perf takes.
     pub perf_event_max_sample_rate: Option<u64>,
-    /// The module's parameter.
+    /// The module's parameter of that name.
     pub paranoid: Option<i32>,
     pub device: Option<Access>,
     /// Whether the caller's system calls are filtered.
@@ -198,16 +200,16 @@ pub struct Policy {
 #[derive(Debug, Serialize)]
 pub struct Access {
     pub path: &'static str,
-    /// In octal digits.
+    /// The mode in octal digits.
     pub mode: String,
     pub uid: u32,
     pub gid: u32,
-    /// Whether the caller may.
+    /// Whether the caller may open it.
     pub opens: bool,
 }
 
 impl Access {
-    /// `None` if there is no device.
+    /// Returns who may open the device, or `None` if there is none.
     fn to_device() -> Option<Self> {
         let path = Device::PATH;
         let meta = fs::metadata(path).ok()?;

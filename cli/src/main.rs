@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr`: what can be counted here, and what programs do.
+//! The command `perfctr`, which says what can be counted here, and what programs do.
 
 mod domains;
 mod events;
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
 /// Prints the reason, and returns the exit status.
 fn failed(error: &anyhow::Error) -> ExitCode {
     if text::is_closed_pipe(error) {
-        // Whoever read our output has seen enough.
+        // The reader of our output wants no more of it.
         return ExitCode::from(CLOSED_PIPE);
     }
     text::tell(format_args!("{error:#}"));

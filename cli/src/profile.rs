@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What `perfctr record` writes and `perfctr report` reads: one JSON document.
+//! The profile that `perfctr record` writes and `perfctr report` reads: one JSON document.
 //!
 //! Fields may be added in later releases: readers ignore those that they do not know.
 //!
 //! Frames are addresses as their files state them, so that nothing but those files is needed to
-//! name them; equal stacks of a thread are one entry.
+//! name them. Equal stacks of a thread are one entry.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ const FORMAT: &str = "perfctr profile";
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 1;
 
-/// A stack's frames, at most.
+/// The most frames of a stack.
 pub const DEPTH_MAX: usize = 512;
 
 /// A program's samples.
@@ -32,9 +32,9 @@ pub struct Profile {
     pub command: Vec<String>,
     /// The provider that counted.
     pub provider: String,
-    /// What was counted.
+    /// The event that was counted.
     pub event: String,
-    /// Events between two samples.
+    /// The number of events between two samples.
     pub period: u64,
     /// Whether stacks have callers.
     pub call_graph: bool,
@@ -42,20 +42,20 @@ pub struct Profile {
     pub unobserved: u32,
     /// Files that code was executed from.
     pub modules: Vec<Module>,
-    /// Places in them.
+    /// Places in these files.
     pub frames: Vec<Frame>,
     /// All threads, in the order in which they began.
     pub threads: Vec<Thread>,
-    /// Where they were.
+    /// The stacks in which the threads were.
     pub stacks: Vec<Stack>,
 }
 
 /// A file, or what the kernel calls such a place: `[vdso]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Module {
-    /// As it is shown.
+    /// The path as it is shown.
     pub path: String,
-    /// The path's bytes, where they are no UTF-8.
+    /// The path's bytes, if they are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     path_bytes: Option<Vec<u8>>,
     /// The linker's identification of a file's contents, in hexadecimal digits.
@@ -68,7 +68,7 @@ impl Module {
         Self { path: path.to_string_lossy().into_owned(), path_bytes, build_id }
     }
 
-    /// Where the file is.
+    /// Returns the path of the file.
     pub fn file(&self) -> PathBuf {
         let bytes = self.path_bytes.clone().map(OsString::from_vec);
         bytes.unwrap_or_else(|| self.path.clone().into()).into()
@@ -78,9 +78,9 @@ impl Module {
 /// A place in a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame {
-    /// Index of the module; memory without a file has none.
+    /// Index of the module. Memory without a file has none.
     pub module: Option<u32>,
-    /// As the file states addresses; the process's own if there is no file.
+    /// The address as the file states it, or the process's own if there is no file.
     pub address: u64,
 }
 
@@ -88,19 +88,19 @@ pub struct Frame {
 pub struct Thread {
     /// The thread's number.
     pub tid: u32,
-    /// Its process's.
+    /// Its process's number.
     pub pid: u32,
     pub name: String,
-    /// Unit: events, from its start to its end.
+    /// The count from its start to its end. Unit: events.
     pub count: u64,
 }
 
-/// Where a thread was, and how often.
+/// A stack in which a thread was, and how often.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stack {
     /// Index of the thread.
     pub thread: u32,
-    /// Periods that ended there.
+    /// The number of periods that ended there.
     pub samples: u64,
     /// Indices of frames, the innermost first, at least one.
     pub frames: Vec<u32>,
@@ -114,7 +114,7 @@ struct Header {
 }
 
 impl Profile {
-    /// Without samples.
+    /// Makes a profile without samples.
     pub fn new(command: Vec<String>, provider: String, event: String, period: u64) -> Self {
         Self {
             format: FORMAT.to_owned(),
@@ -132,18 +132,18 @@ impl Profile {
         }
     }
 
-    /// All samples.
+    /// Returns the number of all samples.
     pub fn samples(&self) -> u64 {
         self.stacks.iter().map(|stack| stack.samples).sum()
     }
 
-    /// Periods that threads have ended of which there is no sample.
+    /// Returns the number of periods that threads have completed without a sample.
     pub fn missed(&self) -> u64 {
         let ended: u64 = self.threads.iter().map(|thread| thread.count / self.period).sum();
         ended.saturating_sub(self.samples())
     }
 
-    /// Reads a profile that may be anything.
+    /// Reads a profile. The file may have any contents.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = fs::read(path);
         bytes.map_err(Into::into).and_then(|bytes| Self::parse(&bytes)).with_context(|| {
@@ -195,16 +195,16 @@ impl Profile {
     }
 }
 
-/// Where a profile will be written.
+/// The file to which a profile will be written.
 pub struct Place {
     path: PathBuf,
     file: File,
-    /// There was no such file before.
+    /// Whether there was no such file before.
     is_new: bool,
 }
 
 impl Place {
-    /// Opens the file, and leaves what is in it until there is something to write.
+    /// Opens the file, and leaves its contents until there is something to write.
     pub fn open(path: &Path) -> Result<Self> {
         let is_new = !path.exists();
         let file = File::options().write(true).create(true).truncate(false).open(path);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What is written to terminals and pipes.
+//! Writes to terminals and pipes.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -8,27 +8,27 @@ use std::io::{self, Write};
 ///
 /// # Errors
 ///
-/// Nobody reads it any more ([`is_closed_pipe`]), or there is no room.
+/// The reader has gone ([`is_closed_pipe`]), or there is no room.
 pub fn print(text: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
     output.write_all(text.as_bytes())?;
     output.flush()
 }
 
-/// Tells the user something beside the output.  Where that cannot be written there is nobody to
+/// Tells the user something in addition to the output. If that cannot be written there is nobody to
 /// tell.
 pub fn tell(text: impl Display) {
     writeln!(io::stderr(), "perfctr: {text}").ok();
 }
 
-/// Whether the reader of a pipe has gone, who then wants to read nothing more.
+/// Returns whether the reader of a pipe has gone, who then wants to read nothing more.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(closed))
 }
 
-/// The text with its control characters spelt out.  Programs choose their threads' names and their
-/// functions' names, and could otherwise send commands to the terminal.
+/// Returns the text with its control characters spelt out. Programs choose their threads' names and
+/// their functions' names, and could otherwise send commands to the terminal.
 pub fn harmless(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -37,7 +37,7 @@ pub fn harmless(text: &str) -> String {
     safe
 }
 
-/// So many of these: "1 sample", "2 samples".
+/// Returns a number with its noun: "1 sample", "2 samples".
 pub fn counted(number: u64, one: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr top`: live, what each thread or each CPU counts.
+//! Implements `perfctr top`, which shows live what each thread or each CPU counts.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
@@ -26,7 +26,7 @@ use crate::program::{Signals, limits};
 use crate::stat::{Count, estimate, grouped};
 use crate::text::print;
 
-/// What to watch.
+/// The options of `perfctr top`.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Events, separated by commas.  `perfctr list` shows their names.
@@ -41,13 +41,13 @@ pub struct Options {
     /// Counts events that are not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
-    /// Threads of this process only; may be given several times.
+    /// Shows only threads of this process; may be given several times.
     #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
     pid: Vec<i32>,
     /// Shows CPUs (in a guest: vCPUs) first, in place of threads.
     #[arg(short = 'C', long)]
     cpus: bool,
-    /// Milliseconds between two looks.
+    /// Updates after so many milliseconds.
     #[arg(
         short,
         long,
@@ -56,34 +56,34 @@ pub struct Options {
         value_parser = clap::value_parser!(u64).range(50..)
     )]
     delay: u64,
-    /// Ends after so many looks.
+    /// Ends after so many updates.
     #[arg(short = 'n', long, value_name = "N")]
     looks: Option<u64>,
-    /// Prints all rows as text, one look after another; the default where there is no terminal.
+    /// Prints all rows as text, one update after another; the default if there is no terminal.
     #[arg(long)]
     plain: bool,
 }
 
-/// What is shown.
+/// The view that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum View {
     Threads,
     Cpus,
 }
 
-/// One thread or CPU, between two looks.
+/// A thread or a CPU, between two updates.
 #[derive(Clone, Debug, PartialEq)]
 struct Row {
     id: u32,
     name: String,
-    /// Of each event; estimated where it was not counted all the time.
+    /// The count of each event, which is an estimate if it was not counted all the time.
     counts: Vec<u64>,
     estimated: bool,
-    /// Which part of the time it executed.
+    /// The share of the time for which it executed.
     share: f64,
 }
 
-/// Everything that is counted, and what it was at the last look.
+/// Everything that is counted, and its counts at the last update.
 struct Watch {
     events: Vec<Event>,
     threads: Threads,
@@ -96,7 +96,7 @@ impl Watch {
     fn open(options: &Options) -> Result<Self> {
         let events = options.event.events(options.unverified);
         limits::raise();
-        // Where nobody counts at all this says why.
+        // If there are no counters at all, this says why.
         Here::find()?.counts(&events)?;
         let mut watch = Self {
             threads: Threads::new(&events, &options.pid)?,
@@ -109,7 +109,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// What has happened since the last look.
+    /// Returns what has happened since the last update.
     fn look(&mut self, view: View) -> Result<Vec<Row>> {
         let time = self.looked.elapsed();
         self.looked = Instant::now();
@@ -132,7 +132,7 @@ impl Watch {
         Ok(self.since(false, now, time))
     }
 
-    /// They are counted from when they are first looked at.
+    /// Returns what CPUs have counted. They count from the first update on.
     fn look_at_cpus(&mut self, time: Duration) -> Result<Vec<Row>> {
         if self.cpus.is_empty() {
             let open = |cpu: u32| Ok((cpu, of_cpu(&self.events, cpu)?));
@@ -178,7 +178,7 @@ fn row(id: u32, name: String, before: &[Total], now: &[Total], time: Duration) -
     }
 }
 
-/// `perfctr top`.
+/// Runs `perfctr top`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut watch = Watch::open(options)?;
     if options.plain || !io::stdout().is_terminal() {
@@ -203,7 +203,7 @@ fn plain(options: &Options, watch: &mut Watch) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line for each row, and one that says what the columns are.
+/// Returns a line for each row, and one that names the columns.
 fn text(events: &[Event], rows: &[Row]) -> String {
     let mut text = format!("{:>8} {:<16} {:>6}", "id", "name", "time");
     text += &events.iter().map(|event| format!(" {:>20}", event.to_string())).collect::<String>();

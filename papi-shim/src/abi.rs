@@ -10,7 +10,7 @@ use zerocopy::FromZeros;
 
 /// `PERFCTR_ABI_VERSION`: API 5.2 in the high half, CPU 5.1 in the low half.
 pub const ABI_VERSION: u32 = 0x0502_0501;
-/// The bytes of a version that must be the same for two sides to understand each other.
+/// The bytes of a version that must be the same for two sides to be compatible.
 pub const ABI_MAJORS: u32 = 0xff00_ff00;
 
 /// `PERFCTR_FEATURE_RDPMC`.
@@ -55,7 +55,7 @@ pub struct CpuControl {
     pub nrictrs: u32,
     pub pmc_map: [u32; MAX_COUNTERS],
     pub evntsel: [u32; MAX_COUNTERS],
-    /// The union's first member that matters here; the others overlap it.
+    /// The first member of the union that matters here. The others overlap it.
     pub evntsel_high: [u32; MAX_COUNTERS],
     /// The rest of the union.
     pub offcore_rsp: [u32; 2],
@@ -93,7 +93,7 @@ pub struct GperfctrCpuState {
     pub reserved: [u32; 4],
 }
 
-/// `struct perfctr_cpu_mask`; `nrwords` words follow it.
+/// `struct perfctr_cpu_mask`, which `nrwords` words follow.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CpuMask {

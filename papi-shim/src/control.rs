@@ -44,7 +44,8 @@ pub(crate) fn to_device(
         return Err(Errno::INVAL);
     }
     if from.tsc_on != 0 {
-        // Its sum grows as long as it is on, through stops and new starts.
+        // The sum of the time-stamp counter grows as long as it is on, through stops and new
+        // starts.
         control.flags |= CONTROL_TSC | CONTROL_KEEP_TSC;
     }
     if flags & abi::CONTROL_CLOEXEC != 0 {
@@ -77,7 +78,7 @@ fn counter(vendor: u32, from: &CpuControl, n: usize) -> Result<CounterConfig, Er
     })
 }
 
-/// [`to_device`] for a thread's control.
+/// Does [`to_device`] for a thread's control.
 ///
 /// # Errors
 ///
@@ -87,8 +88,8 @@ pub(crate) fn of_thread(info: &ioctl::Info, from: &VperfctrControl) -> Result<Co
     if from.cpu_control.nrictrs != 0 {
         control.signal = u32::try_from(from.si_signo).map_err(|_| Errno::INVAL)?;
         if info.features & FEATURE_KEEP_PERIOD != 0 {
-            // Profilers stop and start the same control around each fork.  Whole periods each time
-            // would leave programs that fork often without a sample.
+            // Profilers stop and start the same control around each fork. If that began a whole new
+            // period each time, programs that fork often would have no sample.
             control.flags |= CONTROL_KEEP_PERIOD;
         }
     }
@@ -115,7 +116,7 @@ pub(crate) fn from_device(control: &Control) -> CpuControl {
     cpu
 }
 
-/// [`from_device`] for a thread's control.
+/// Does [`from_device`] for a thread's control.
 pub(crate) fn thread_from_device(control: &Control) -> VperfctrControl {
     let mut thread = VperfctrControl::new_zeroed();
     thread.cpu_control = from_device(control);

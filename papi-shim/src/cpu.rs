@@ -17,7 +17,7 @@ use zerocopy::FromZeros;
 
 use crate::abi::{ABI_VERSION, FEATURE_PCINT, FEATURE_RDPMC, FEATURE_RDTSC, Info};
 
-/// `PERFCTR_X86_*`.
+/// The types, as the constants `PERFCTR_X86_*`.
 pub(crate) const GENERIC: u32 = 0;
 pub(crate) const AMD_K7: u32 = 9;
 pub(crate) const AMD_K8: u32 = 13;
@@ -59,7 +59,7 @@ const NAMES: [&CStr; 24] = [
     c"Intel Sandy Bridge",
 ];
 
-/// The type of a CPU whose leaf 1 of CPUID has this EAX.
+/// Returns the type of a CPU whose leaf 1 of CPUID has this EAX.
 fn cpu_type(vendor: u32, signature: u32) -> u32 {
     let base_family = signature >> 8 & 0xf;
     let family = base_family + if base_family == 0xf { signature >> 20 & 0xff } else { 0 };
@@ -80,9 +80,9 @@ fn cpu_type(vendor: u32, signature: u32) -> u32 {
     }
 }
 
-/// The type that `LIBPFM_FORCE_PMU` asks for, given the numbers of libpfm 3's PMUs.
+/// Returns the type that `LIBPFM_FORCE_PMU` asks for, given the numbers of libpfm 3's PMUs.
 fn forced(vendor: u32, wish: &str) -> Option<u32> {
-    // A number, and for AMD's the family, model and stepping to assume.
+    // The value is a number, and for AMD's PMUs also the family, model and stepping to assume.
     let number = wish.split(',').next().and_then(|number| number.trim().parse().ok());
     match (vendor, number?) {
         (VENDOR_INTEL, 36) => Some(INTEL_CORE2),
@@ -93,7 +93,7 @@ fn forced(vendor: u32, wish: &str) -> Option<u32> {
     }
 }
 
-/// What the device says, in perfctr's words.
+/// Converts the device's information to perfctr's.
 pub(crate) fn info(from: &ioctl::Info) -> Info {
     let mut info = Info::new_zeroed();
     info.abi_version = ABI_VERSION;
@@ -115,13 +115,14 @@ pub(crate) fn info(from: &ioctl::Info) -> Info {
     info
 }
 
-/// General and fixed counters that this CPU says it has (SDM volume 3, 20.2.1 and 20.2.2).
+/// Returns the number of general and fixed counters that this CPU says it has (SDM volume 3, 20.2.1
+/// and 20.2.2).
 fn architectural_counters() -> u32 {
     let leaf = std::arch::x86_64::__cpuid(0xa);
     (leaf.eax >> 8 & 0xff) + (leaf.edx & 0x1f)
 }
 
-/// Counters of a type of CPU; 0 for those that have no 64-bit mode.
+/// Returns the number of counters of a type of CPU, or 0 for those that have no 64-bit mode.
 pub(crate) fn nrctrs(cpu_type: u32) -> u32 {
     match cpu_type {
         AMD_K8 | AMD_K8C | AMD_FAM10H => 4,
@@ -133,7 +134,7 @@ pub(crate) fn nrctrs(cpu_type: u32) -> u32 {
     }
 }
 
-/// The name of a type of CPU.
+/// Returns the name of a type of CPU.
 pub(crate) fn name(cpu_type: u32) -> &'static CStr {
     NAMES.get(cpu_type as usize).copied().unwrap_or(c"?")
 }

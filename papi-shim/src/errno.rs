@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Results as C expects them.
+//! Converts results to what C expects.
 
 use std::ffi::c_int;
 use std::io;
@@ -15,12 +15,12 @@ pub(crate) fn of(error: &io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// The result of a system call.
+/// Converts the result of a system call.
 pub(crate) fn from<T>(result: io::Result<T>) -> Result<T, Errno> {
     result.map_err(|error| of(&error))
 }
 
-/// For Rust programs.
+/// Converts an error number for Rust programs.
 pub(crate) fn to_io(errno: Errno) -> io::Error {
     io::Error::from_raw_os_error(errno.0)
 }
@@ -31,7 +31,7 @@ pub(crate) fn set(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.0 }
 }
 
-/// -1 with `errno` set.
+/// Returns -1 with `errno` set.
 #[cold]
 #[inline(never)]
 pub(crate) fn failed(errno: Errno) -> c_int {
@@ -39,17 +39,17 @@ pub(crate) fn failed(errno: Errno) -> c_int {
     -1
 }
 
-/// 0, or -1 with `errno` set.
+/// Returns 0, or -1 with `errno` set.
 pub(crate) fn status(result: Result<(), Errno>) -> c_int {
     number(result.map(|()| 0))
 }
 
-/// A number that is not negative, or -1 with `errno` set.
+/// Returns a number that is not negative, or -1 with `errno` set.
 pub(crate) fn number(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(failed)
 }
 
-/// A pointer, or null with `errno` set.
+/// Returns a pointer, or null with `errno` set.
 pub(crate) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(|errno| {
         set(errno);
@@ -57,7 +57,7 @@ pub(crate) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     })
 }
 
-/// A handle, or null with `errno` set.
+/// Returns a handle, or null with `errno` set.
 pub(crate) fn handle<T: Held>(result: Result<T, Errno>) -> Handle<T> {
     result.and_then(Handle::open).unwrap_or_else(|errno| {
         set(errno);
@@ -65,7 +65,8 @@ pub(crate) fn handle<T: Held>(result: Result<T, Errno>) -> Handle<T> {
     })
 }
 
-/// Where C wants a value: a pointer that may be null, to memory that need not hold anything yet.
+/// The place where C wants a value: a pointer that may be null, to memory that need not be
+/// initialised.
 pub type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
 /// Gives a value to C.

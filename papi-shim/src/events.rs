@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Descriptions of events.
+//! Describes events.
 //!
-//! Only events that mean the same on every CPU of a kind: Intel's architectural ones (SDM volume
-//! 3, table 20-1) and those that AMD has kept since K7 (BKDG of Family 10h, 3.14).
+//! There are only events that mean the same on every CPU of a kind: Intel's architectural ones (SDM
+//! volume 3, table 20-1) and those that AMD has kept since K7 (BKDG of Family 10h, 3.14).
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -21,7 +21,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Event number, and unit mask in bits 15:8.
+    /// Returns the event number, with the unit mask in bits 15:8.
     fn code(&self) -> u16 {
         // SAFETY: the tables' pointers lead to constants.
         self.evntsel | unsafe { &*self.unit_mask }.default_value << 8
@@ -79,7 +79,7 @@ const _: () = {
     assert!(std::mem::offset_of!(EventSet, include) == 16);
 };
 
-/// A list of events, each with its only unit mask.
+/// Makes a list of events, each with its only unit mask.
 macro_rules! events {
     ($counters:literal;
      $($name:ident $evntsel:literal $unit_mask:literal $description:literal,)+) => {
@@ -100,7 +100,7 @@ macro_rules! events {
     };
 }
 
-/// A string that ends with a NUL byte, for C.
+/// Returns a string for C, which has to end with a NUL byte.
 const fn name(text: &'static str) -> *const c_char {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(text) => text.as_ptr(),
@@ -141,7 +141,7 @@ const fn set(cpu_type: u32, prefix: &'static CStr, events: &'static [Event]) -> 
     }
 }
 
-/// A line for each event of a type of CPU.
+/// Returns a line for each event of a type of CPU.
 pub(crate) fn text(cpu_type: u32) -> String {
     let Some(set) = SETS.iter().find(|set| set.cpu_type == cpu_type) else {
         return format!(
@@ -182,7 +182,7 @@ pub extern "C" fn perfctr_cpu_event_set(cpu_type: u32) -> *const EventSet {
 mod tests {
     use super::*;
 
-    /// The lines that `include/perfctr_event_codes.h` must have.
+    /// Returns the lines that `include/perfctr_event_codes.h` must have.
     fn codes(prefix: &str, events: &[Event]) -> Vec<String> {
         let line = |event: &Event| {
             let (name, _) = event.strings();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Functions on descriptors, and what all handles do with theirs.
+//! Functions on descriptors, and what all handles do with their descriptors.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -33,7 +33,7 @@ pub(crate) fn info(device: &Device) -> Result<Info, Errno> {
     Ok(cpu::info(&errno::from(device.info())?))
 }
 
-/// Sets the counters; a refusal leaves them stopped, as perfctr does.
+/// Sets the counters. If that is refused they are stopped, as with perfctr.
 pub(crate) fn set(
     device: &Device,
     info: &ioctl::Info,
@@ -43,7 +43,7 @@ pub(crate) fn set(
         .and_then(|control| errno::from(device.control(&control)))
         .map_err(|error| if error == Errno::OPNOTSUPP { Errno::PERM } else { error });
     if result.is_err() {
-        // What is reported is why the counters were not set.
+        // The error that is reported is that of setting the counters.
         let _ = device.control(&shared_abi::ioctl::Control::default());
     }
     result
@@ -58,7 +58,7 @@ pub(crate) fn read_control(device: &Device) -> Result<VperfctrControl, Errno> {
     Ok(control::thread_from_device(&errno::from(device.read_control())?))
 }
 
-/// One block of the C library's memory, which its receiver frees at once.
+/// Returns one block of the C library's memory, which its receiver frees at once.
 pub(crate) fn cpus_info(device: &Device) -> Result<*mut CpusInfo, Errno> {
     let vcpus = errno::from(device.info())?.vcpus;
     let online = online().map_err(|error| errno::of(&error))?;
@@ -90,7 +90,7 @@ fn open_descriptor(creat: bool) -> Result<c_int, Errno> {
     let device = open_device()?;
     let bound = if creat { device.create_for(0) } else { device.open_for(0) };
     match errno::from(bound) {
-        // A thread without counters: the descriptor still gives information.
+        // The thread has no counters. The descriptor still gives information.
         Err(Errno::SRCH) if !creat => {}
         other => other?,
     }
@@ -124,7 +124,7 @@ pub extern "C" fn _vperfctr_read_sum(fd: c_int, to: Out<'_, SumCtrs>) -> c_int {
     errno::status(errno::give(to, borrow(fd).and_then(|device| sums(&device))))
 }
 
-/// Whether a program that was built for one ABI understands a library of the other.
+/// Returns whether a program that was built for one ABI is compatible with a library of the other.
 const fn understands(library: u32, program: u32) -> bool {
     (library ^ program) & ABI_MAJORS == 0
 }

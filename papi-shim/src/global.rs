@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `gperfctr_*`: what each CPU counts, whatever thread executes on it.
+//! The functions `gperfctr_*`: counters of each CPU, whatever thread executes on it.
 
 use std::ffi::c_int;
 
@@ -22,8 +22,8 @@ impl Held for Device {
     };
 }
 
-/// The shortest interval of sampling, which there is no need for: sums are read at once and are
-/// 64 bits wide.
+/// The shortest interval of sampling. The interval is not needed, since sums are read at once and
+/// are 64 bits wide.
 const INTERVAL_USEC_MIN: u32 = 10_000;
 
 fn set(device: &Device, from: &GperfctrCpuControl) -> Result<c_int, Errno> {

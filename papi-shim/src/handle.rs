@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Handles, which C holds as pointers to opaque structures.
 //!
-//! They are not real pointers: a handle is a place in a table and the number of its use.  So any
-//! value that C passes can be checked, and a closed handle never names what is opened at its place
-//! later.  Looking one up takes no lock, since overflow handlers do it.
+//! They are not real pointers: a handle consists of a place in a table and the number of uses of
+//! that place.  So any value that C passes can be checked, and a closed handle never names what is
+//! opened at its place later.  Looking one up takes no lock, since overflow handlers do it.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -14,26 +14,26 @@ use std::sync::{Mutex, PoisonError};
 
 use shared_abi::Errno;
 
-/// A handle's bits: the place, the number of its use, and the kind of handle, which makes it an
-/// address that no x86 processor accepts.
+/// The bits of a handle: the place, the number of its use, and the kind of handle, which makes it
+/// an address that no x86 processor accepts.
 const PLACE_BITS: u32 = 20;
 const USE_BITS: u32 = 28;
 const PLACES: usize = 1 << PLACE_BITS;
 const LAST_USE: usize = (1 << USE_BITS) - 1;
 
-/// Places come by the block.
+/// The number of places in a block. Memory for places is allocated in blocks.
 const BLOCK: usize = 1 << 10;
 
-/// At a place without a handle: the bits of the only place that is never given.
+/// The value at a place without a handle: the bits of the only place that is never used.
 const CLOSED: usize = usize::MAX;
 
-/// What handles name.
+/// The content that handles name.
 pub(crate) trait Held: Sized + 'static {
-    /// Where all of its kind are.
+    /// The table of all handles of its kind.
     const TABLE: &Table<Self>;
 }
 
-/// `struct vperfctr *` and its like.
+/// A handle, such as `struct vperfctr *`.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Handle<T> {
@@ -68,11 +68,11 @@ struct Place<T> {
     content: UnsafeCell<MaybeUninit<T>>,
 }
 
-/// Handles to be given next.
+/// The handles to be used next.
 struct Free {
-    /// At places that had some before, with their next use.
+    /// Places that had handles before, with their next use.
     again: Vec<usize>,
-    /// Places that have had any.
+    /// The number of places that have had handles.
     used: usize,
 }
 
@@ -81,7 +81,8 @@ struct Free {
 unsafe impl<T: Send + Sync> Sync for Table<T> {}
 
 impl<T> Table<T> {
-    /// Of no handles.  Two kinds must not be alike, and `kind` has its two highest bits differ.
+    /// Makes a table without handles. Two kinds must differ, and the two highest bits of `kind`
+    /// must differ.
     pub(crate) const fn new(kind: u16) -> Self {
         assert!(kind >> 15 != kind >> 14 & 1, "an address of that kind could be valid");
         Self {
@@ -91,7 +92,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// The place that a handle names, if there is one.
+    /// Returns the place that a handle names, if there is one.
     #[inline(always)]
     fn place(&self, bits: usize) -> Option<&Place<T>> {
         let number = bits % PLACES;
@@ -100,7 +101,7 @@ impl<T> Table<T> {
         unsafe { block.as_ref() }.map(|block| &block[number % BLOCK])
     }
 
-    /// A handle that was never given before.
+    /// Returns the bits of a handle that was never used before.
     fn new_bits(&self) -> Option<usize> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bits) = free.again.pop() {
@@ -130,11 +131,11 @@ impl<T: Held> Handle<T> {
     /// The null pointer.
     pub(crate) const NULL: Self = Self::new(0);
 
-    /// A handle with this content, valid until [`close`](Self::close).
+    /// Returns a handle with this content, which is valid until [`close`](Self::close).
     ///
     /// # Errors
     ///
-    /// `MFILE` there are too many.
+    /// `MFILE` if there are too many.
     pub(crate) fn open(content: T) -> Result<Self, Errno> {
         let bits = T::TABLE.new_bits().ok_or(Errno(libc::EMFILE))?;
         let place = T::TABLE.place(bits).ok_or(Errno::INVAL)?;
@@ -144,12 +145,12 @@ impl<T: Held> Handle<T> {
         Ok(Self::new(bits))
     }
 
-    /// Does something with what the handle names.
+    /// Calls `act` with the content of the handle.
     ///
     /// # Errors
     ///
-    /// `INVAL` a null pointer, a closed handle, or anything else that is no open handle of this
-    /// kind; or that of `act`.
+    /// `INVAL` for a null pointer, a closed handle, or anything else that is not an open handle of
+    /// this kind; or the error of `act`.
     #[inline(always)]
     pub(crate) fn with<R>(self, act: impl FnOnce(&T) -> Result<R, Errno>) -> Result<R, Errno> {
         let place = T::TABLE.place(self.bits).ok_or(Errno::INVAL)?;
@@ -161,7 +162,8 @@ impl<T: Held> Handle<T> {
         act(unsafe { (*place.content.get()).assume_init_ref() })
     }
 
-    /// Ends the handle and drops its content; without effect on what is no open handle.
+    /// Closes the handle and drops its content. It has no effect on anything that is not an open
+    /// handle.
     pub(crate) fn close(self) {
         let Some(place) = T::TABLE.place(self.bits) else { return };
         let withdrawn = (Ordering::AcqRel, Ordering::Relaxed);
@@ -170,7 +172,7 @@ impl<T: Held> Handle<T> {
         }
         // SAFETY: this thread has withdrawn the handle, so the content is there and its own.
         drop(unsafe { (*place.content.get()).assume_init_read() });
-        // A place whose uses are all used up stays empty.
+        // A place whose uses are exhausted stays empty.
         if (self.bits / PLACES) & LAST_USE != LAST_USE {
             let mut free = T::TABLE.free.lock().unwrap_or_else(PoisonError::into_inner);
             free.again.push(self.bits + PLACES);
@@ -213,7 +215,7 @@ mod tests {
         let open = Handle::open(Number(9)).unwrap();
         let local = 0_u64;
         let pointer = (&raw const local).addr();
-        // Not the next place's: another test may have opened that.
+        // The bits are not those of the next place, since another test may have opened that.
         let later = open.bits + (1 << PLACE_BITS);
         for bits in [0, 1, pointer, CLOSED, CLOSED >> 1, later, open.bits ^ 1 << 62] {
             assert_eq!(content(Handle::new(bits)), Err(Errno::INVAL), "{bits:#x}");

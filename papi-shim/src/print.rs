@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Printing: lines of a name, tabs, and a value.
+//! Prints lines of a name, tabs, and a value.
 
 use std::ffi::CString;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use crate::abi::{
 };
 use crate::cpu;
 
-/// The column of the values, unit: characters.
+/// The column of the values. Unit: characters.
 const COLUMN: usize = 24;
 const TAB: usize = 8;
 

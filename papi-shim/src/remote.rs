@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `rvperfctr_*`: the counters of a thread that the caller traces and that is stopped.
+//! The functions `rvperfctr_*`: counters of a thread that the caller traces and that is stopped.
 
 use std::ffi::c_int;
 
@@ -10,7 +10,8 @@ use crate::errno::Out;
 use crate::thread::{Thread, Vperfctr, vperfctr_close};
 use crate::{errno, fd, thread};
 
-/// `struct rvperfctr *`: the same as `struct vperfctr *`, since PAPI gives one for the other.
+/// `struct rvperfctr *`, which is the same as `struct vperfctr *`, since PAPI passes one for the
+/// other.
 pub type Rvperfctr = Vperfctr;
 
 fn open(pid: c_int) -> Result<Thread, Errno> {
@@ -36,7 +37,7 @@ pub extern "C" fn rvperfctr_read_ctrs(handle: Rvperfctr, to: Out<'_, SumCtrs>) -
     errno::status(handle.with(|thread| errno::give(to, fd::sums(&thread.device))))
 }
 
-/// Functions that do the same for both kinds of handle.
+/// Defines functions that do the same for both kinds of handle.
 macro_rules! same {
     ($($name:ident => $own:ident($($argument:ident: $ty:ty),*);)+) => {$(
         /// See `libperfctr.h`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `vperfctr_*`: the calling thread's counters.
+//! The functions `vperfctr_*`: the calling thread's counters.
 
 use std::arch::asm;
 use std::ffi::c_int;
@@ -28,11 +28,13 @@ use crate::{errno, fd};
 pub struct Thread {
     pub(crate) device: Device,
     info: Info,
-    /// Mapped when they are first needed, since many threads never count anything.
+    /// The pages, which are mapped when they are first needed, since many threads never count
+    /// anything.
     pages: OnceLock<Pages>,
-    /// The [`this_thread`] that may read directly; 0, which is none, for another thread's counters.
+    /// The [`this_thread`] that may read directly, or 0, which no thread has, for another thread's
+    /// counters.
     reader: usize,
-    /// That of the reader's process.
+    /// The generation of the reader's process.
     generation: Generation,
     /// The other thread's id, or 0.
     pub(crate) tid: u32,
@@ -48,7 +50,7 @@ impl Held for Thread {
     };
 }
 
-/// The calling thread's pointer: what `pthread_self` gives, without a call on the way of each read.
+/// Returns the calling thread's pointer, as `pthread_self` does, without a call in each read.
 #[inline(always)]
 fn this_thread() -> usize {
     let pointer;
@@ -84,7 +86,7 @@ impl Thread {
         })
     }
 
-    /// The pages, if this is the thread that they describe.
+    /// Returns the pages, if this is the thread that they describe.
     #[inline(always)]
     fn own_pages(&self) -> Option<&Pages> {
         self.pages.get().or_else(|| self.map()).filter(|_| self.reader == this_thread())
@@ -96,12 +98,12 @@ impl Thread {
         if self.reader != this_thread() || self.generation != Generation::current() {
             return None;
         }
-        // If that fails, the kernel is asked instead.
+        // If mapping fails, the kernel is asked instead.
         let pages = Pages::new(&self.device, self.info.vcpus).ok()?;
         Some(self.pages.get_or_init(|| pages))
     }
 
-    /// The page, if this is the thread that it describes.
+    /// Returns the page, if this is the thread that it describes.
     #[inline(always)]
     fn own_page(&self) -> Option<&ThreadPage> {
         self.own_pages()?.thread_page()
@@ -128,7 +130,7 @@ impl Thread {
     fn read_direct(&self, sums: &mut SumCtrs) -> Option<()> {
         let reader = Self::reader(self.own_pages())?;
         let page = reader.thread();
-        // What is not active has sums in the page, which the kernel knows better.
+        // The page has old sums of counters that are not active. The kernel has the present ones.
         if page.state.load(Relaxed) & THREAD_ACTIVE == 0 {
             return None;
         }
@@ -199,7 +201,7 @@ impl Thread {
         sums
     }
 
-    /// Whether anything is counted.
+    /// Returns whether anything is counted.
     fn is_running(&self) -> Result<bool, Errno> {
         if let Some(page) = self.own_page() {
             return Ok(page.state.load(Relaxed) & THREAD_ACTIVE != 0);
@@ -208,7 +210,7 @@ impl Thread {
         Ok(control.flags & CONTROL_TSC != 0 || control.counters != 0)
     }
 
-    /// Stops everything; sums stay.
+    /// Stops everything. Sums stay readable.
     pub(crate) fn stop(&self) -> Result<(), Errno> {
         errno::from(self.device.control(&Control::default()))
     }
@@ -237,7 +239,7 @@ fn open_mode(mode: u32) -> Result<Thread, Errno> {
     }
 }
 
-/// The value, or 0 with `errno` set.
+/// Returns the value, or 0 with `errno` set.
 fn value(result: Result<u64, Errno>) -> u64 {
     result.unwrap_or_else(|errno| {
         errno::set(errno);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The file of what benchmarks have counted before.
+//! Reads and writes the file of what benchmarks have counted before.
 //!
 //! It is meant to be kept in version control: it is sorted and has a line for each number.  Readers
 //! ignore fields that they do not know.
@@ -21,13 +21,13 @@ const VERSION: u32 = 1;
 pub struct Baseline {
     format: String,
     version: u32,
-    /// By name.
+    /// The benchmarks by name.
     pub benchmarks: BTreeMap<String, Benchmark>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Benchmark {
-    /// By the event's name.
+    /// The counts by the event's name.
     pub events: BTreeMap<String, Range>,
 }
 
@@ -39,7 +39,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// `None` if there was no run.
+    /// Returns the range of these counts, or `None` if there was no run.
     pub fn of(counts: impl Iterator<Item = u64> + Clone) -> Option<Self> {
         Some(Self { min: counts.clone().min()?, max: counts.max()? })
     }
@@ -52,7 +52,7 @@ impl Default for Baseline {
 }
 
 impl Baseline {
-    /// Reads it; an absent file is an empty baseline.
+    /// Reads the file. An absent one is an empty baseline.
     pub fn read(path: &Path) -> Result<Self> {
         let read = || match fs::read(path) {
             Ok(bytes) => Self::parse(&bytes),

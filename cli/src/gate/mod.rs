@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr gate`: fails if a program executes more than it did.
+//! Implements `perfctr gate`, which fails if a program executes more than it did before.
 //!
 //! Counts of user mode are exact, so that a single additional instruction is noticed.  They repeat
 //! if the program does the same each time.  Addresses are not randomised here; anything else that
@@ -30,7 +30,7 @@ use crate::text::{print, tell};
 /// The exit status if the program has become worse.
 const WORSE: u8 = 1;
 
-/// What to run, and what to compare it with.
+/// The options of `perfctr gate`.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Events, separated by commas.  `perfctr list` shows their names.
@@ -45,16 +45,16 @@ pub struct Options {
     /// Counts events that are not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
-    /// The file with earlier counts.
+    /// Compares with this file of earlier counts.
     #[arg(short, long, default_value = "perfctr-baseline.json")]
     baseline: PathBuf,
-    /// What the program is called in the baseline; its command line if no name is given.
+    /// Finds the program in the baseline by this name; without it, by its command line.
     #[arg(short, long)]
     name: Option<String>,
     /// Runs the program so many times, and compares the least count.
     #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// How many more events than before are no failure.
+    /// Does not fail for so many more events than before.
     #[arg(short, long, default_value_t = 0)]
     threshold: u64,
     /// Writes the counts to the baseline in place of those that it has, and never fails.
@@ -78,7 +78,7 @@ impl Options {
     }
 }
 
-/// `perfctr gate`.
+/// Runs `perfctr gate`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut baseline = Baseline::read(&options.baseline)?;
     let (name, now) = (options.name(), measure(options)?);
@@ -102,9 +102,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if worse { ExitCode::from(WORSE) } else { ExitCode::SUCCESS })
 }
 
-/// Runs the program, and gives what each event has counted.
+/// Runs the program, and returns what each event has counted.
 fn measure(options: &Options) -> Result<Benchmark> {
-    // Where a program's memory lies decides how much it executes; its child inherits this.
+    // The addresses of a program's memory decide how much it executes. Its child inherits this
+    // setting.
     let persona =
         personality::get().and_then(|old| personality::set(old | Persona::ADDR_NO_RANDOMIZE));
     persona.context("cannot keep the program's addresses from being random")?;

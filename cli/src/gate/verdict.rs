@@ -28,9 +28,10 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Each event that was counted now.
+    /// Compares each event that was counted now.
     ///
-    /// The least count of the runs is compared: whatever disturbs a program makes it execute more.
+    /// The least count of the runs is compared, since whatever disturbs a program makes it execute
+    /// more.
     pub fn all(before: Option<&Benchmark>, now: &Benchmark, threshold: u64) -> Vec<Self> {
         let compared = |(event, &now): (&String, &Range)| {
             let before = before.and_then(|before| before.events.get(event)).copied();
@@ -50,7 +51,7 @@ impl Compared {
         Some(i128::from(self.now.min) - i128::from(self.before?.min))
     }
 
-    /// In words, for people.
+    /// Returns the result in words, for people.
     pub fn line(&self, name: &str) -> String {
         let Self { event, before, now, .. } = self;
         let count = grouped(now.min);
@@ -96,7 +97,7 @@ fn signed(number: i128) -> String {
     }
 }
 
-/// A table for a pull request.
+/// Makes a table for a pull request.
 pub fn markdown(name: &str, all: &[Compared]) -> String {
     let escaped = harmless(name).replace('|', "\\|");
     let mut text = "| benchmark | event | before | now | difference | |\n\
@@ -113,7 +114,7 @@ pub fn markdown(name: &str, all: &[Compared]) -> String {
     text
 }
 
-/// A test for each event, as continuous integration reads it (JUnit's XML).
+/// Makes a test for each event, as continuous integration reads it (JUnit's XML).
 pub fn junit(name: &str, all: &[Compared]) -> String {
     let worse = all.iter().filter(|one| one.verdict == Verdict::Worse).count();
     let suite = escaped(name);

@@ -29,7 +29,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Forks it.
+    /// Forks the child.
     pub fn new(command: &[OsString]) -> Result<Self> {
         let words: Vec<CString> = command
             .iter()
@@ -63,7 +63,7 @@ impl Child {
     /// Lets it execute the program.
     pub fn go(self) -> io::Result<Started> {
         let Self { program, mut leave, failure, .. } = self;
-        // The program may have ended before this thread goes on.
+        // The program may have ended before this thread continues.
         let at = Instant::now();
         match leave.write_all(&[1]) {
             // The child has been killed, which will be told as its end.
@@ -83,11 +83,11 @@ pub struct Started {
 }
 
 impl Started {
-    /// The time since then, asked when the program has ended.
+    /// Returns the time since then. It has to be called when the program has ended.
     ///
     /// # Errors
     ///
-    /// [`NotExecuted`].
+    /// [`NotExecuted`] if the program could not be executed.
     pub fn ended(mut self) -> Result<Duration> {
         let elapsed = self.at.elapsed();
         let mut errno = [0; 4];
@@ -142,10 +142,10 @@ unsafe fn execute(
     // SAFETY: system calls with descriptors that are open and a byte that is writable; `words` are
     // as the caller says.
     unsafe {
-        // Else the end of the parent would not end the wait.
+        // If this stayed open, the end of the parent would not end the wait.
         libc::close(leave.as_raw_fd());
         if libc::read(wait.as_raw_fd(), (&raw mut byte).cast(), 1) == 1 {
-            // Rust's runtime ignores it in this program; programs start with the default.
+            // Rust's runtime ignores SIGPIPE in this program. Programs start with the default.
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
             libc::execvp(words[0], words.as_ptr());
             let errno = *libc::__errno_location();

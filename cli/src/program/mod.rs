@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Programs that are observed, with all that they start.
+//! Observes programs, with all that they start.
 
 pub mod child;
 pub mod device;
@@ -21,26 +21,27 @@ use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::text::harmless;
 
-/// What is observed.
+/// The target of an observation.
 #[derive(Clone, Copy, Debug)]
 pub enum Target<'a> {
     /// A program from its first instruction to the end of all that it starts.
     Program(&'a [OsString]),
-    /// A process that runs already, from now on: until this program ends, if there is one, until
+    /// A process that runs already, from now on: until this program ends, if there is one, or until
     /// the caller interrupts, or to its own end.
     Process(pid_t, &'a [OsString]),
 }
 
-/// What the caller has signalled.
+/// The signals that the caller has sent.
 #[derive(Clone, Debug, Default)]
 pub struct Signals {
     interrupted: Arc<AtomicBool>,
     alarmed: Arc<AtomicBool>,
-    /// Alarms end intervals; otherwise they only make this look for the caller's interrupts.
+    /// Whether alarms end intervals. Otherwise they only make this look for the caller's
+    /// interrupts.
     intervals: bool,
 }
 
-/// The longest time between two looks whether the caller has interrupted.
+/// The longest time between two checks whether the caller has interrupted.
 pub const LOOK: Duration = Duration::from_millis(10);
 
 impl Signals {
@@ -51,10 +52,10 @@ impl Signals {
         signals.interrupted_by(&[SIGINT, SIGQUIT])?;
         let foreign = matches!(target, Target::Process(..));
         if foreign {
-            // The process must not keep what it was given.
+            // The process must not keep the counters that it was given.
             signals.interrupted_by(&[SIGTERM, SIGHUP])?;
         } else {
-            // What the program has left behind may not care for an interrupt.
+            // Processes that the program has left behind may not end on an interrupt.
             ptrace::end_waits(SIGINT)?;
             ptrace::end_waits(SIGQUIT)?;
         }
@@ -65,7 +66,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// The signals by which the caller ends an observation that would go on for ever.
+    /// Handles the signals by which the caller ends an observation that would go on for ever.
     pub fn to_end() -> io::Result<Self> {
         let signals = Self::default();
         signals.interrupted_by(&[SIGINT, SIGTERM, SIGHUP])?;
@@ -90,30 +91,30 @@ impl Signals {
     }
 }
 
-/// All processes that there are.
+/// Returns the numbers of all processes.
 pub fn processes() -> io::Result<Vec<pid_t>> {
     numbered("/proc")
 }
 
-/// The threads of a process.
+/// Returns the threads of a process.
 ///
 /// # Errors
 ///
-/// `ENOENT` or `ESRCH`: there is no such process.
+/// `ENOENT` or `ESRCH` if there is no such process.
 pub fn threads(pid: pid_t) -> io::Result<Vec<pid_t>> {
     numbered(&format!("/proc/{pid}/task"))
 }
 
-/// The entries of a directory that are called by numbers.
+/// Returns the entries of a directory whose names are numbers.
 fn numbered(directory: &str) -> io::Result<Vec<pid_t>> {
     let entries = fs::read_dir(directory)?;
     let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     Ok(entries.filter_map(number).collect())
 }
 
-/// A line of the thread's `/proc/PID/status`, see `proc_pid_status(5)`.
+/// Returns a line of the thread's `/proc/PID/status`, see `proc_pid_status(5)`.
 pub fn status(pid: pid_t, key: &str) -> Option<String> {
-    // The thread's name is among them, which may be any bytes.
+    // The thread's name is in this file, and may be any bytes.
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     value(&String::from_utf8_lossy(&status), key)
 }
@@ -123,7 +124,7 @@ fn value(status: &str, key: &str) -> Option<String> {
     lines.find(|(found, _)| *found == key).map(|(_, value)| value.trim().to_owned())
 }
 
-/// The thread's name as it can be printed; empty if the thread has been killed.
+/// Returns the thread's name as it can be printed. It is empty if the thread has been killed.
 ///
 /// Linux cuts names after 15 bytes, wherever that is in a character.
 pub fn name(pid: pid_t) -> String {

@@ -12,13 +12,13 @@ use libc::{c_int, c_uint, c_void, pid_t};
 /// What has become of a tracee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It has ended: its exit status, 128 and the signal if one ended it.
+    /// It has ended with this exit status, or with 128 and the signal if one ended it.
     Ended(u8),
-    /// It has executed a program; this is what its number was before.
+    /// It has executed a program. Its number was this before.
     Executed(pid_t),
-    /// It is new, has been interrupted, or has been let go on after a stop.
+    /// It is new, has been interrupted, or was continued after a stop.
     Began,
-    /// It has started another one, whose own changes are reported separately.
+    /// It has started another tracee, whose own changes are reported separately.
     Started,
     /// It is stopped, and stays so until SIGCONT.
     Stopped,
@@ -31,16 +31,16 @@ pub enum Change {
 pub enum Bond {
     /// The tracer has started it, and it ends with the tracer.
     Own,
-    /// It goes on when the tracer ends.
+    /// It continues when the tracer ends.
     Foreign,
 }
 
-/// Follows this thread and all threads and processes that it starts.
+/// Traces this thread and all threads and processes that it starts.
 ///
 /// # Errors
 ///
-/// The kernel's: `EPERM` if the caller may not trace it or it has a tracer; `ESRCH` if there is no
-/// such thread.
+/// The kernel's error: `EPERM` if the caller may not trace it or it has a tracer, `ESRCH` if there
+/// is no such thread.
 pub fn seize(pid: pid_t, bond: Bond) -> io::Result<()> {
     let mut options = libc::PTRACE_O_TRACECLONE
         | libc::PTRACE_O_TRACEFORK
@@ -59,25 +59,25 @@ pub fn interrupt(pid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, pid, 0)
 }
 
-/// Lets a stopped tracee go for good, with this signal or with none (0).
+/// Ends tracing a stopped tracee, which continues with this signal or with none (0).
 pub fn detach(pid: pid_t, signal: c_int) -> io::Result<()> {
     request(libc::PTRACE_DETACH, pid, signal as usize)
 }
 
-/// Lets a tracee go on, with this signal or with none (0).
+/// Continues a tracee, with this signal or with none (0).
 pub fn go_on(pid: pid_t, signal: c_int) -> io::Result<()> {
     request(libc::PTRACE_CONT, pid, signal as usize)
 }
 
-/// Leaves a tracee stopped; its continuation is reported.
+/// Leaves a tracee stopped. Its continuation is reported.
 pub fn leave_stopped(pid: pid_t) -> io::Result<()> {
     request(libc::PTRACE_LISTEN, pid, 0)
 }
 
-/// What [`wait`] has waited for.
+/// The event for which [`wait`] has waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// Something has become of this tracee or child.
+    /// This tracee or child has changed in this way.
     Changed(pid_t, Change),
     /// A signal has been handled.
     Interrupted,
@@ -113,8 +113,8 @@ pub fn alarm_every(interval: Duration) -> io::Result<()> {
     check(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, ptr::null_mut()) }.into())
 }
 
-/// Has [`wait`] interrupted by this signal, which has a handler.  Without this the wait would be
-/// begun again.
+/// Has [`wait`] interrupted by this signal, which has a handler. Without this the wait would be
+/// started again.
 pub fn end_waits(signal: c_int) -> io::Result<()> {
     // SAFETY: all-zero is a valid `sigaction`; what is pointed to is readable or writable, as it
     // has to be, and what was there before is not asked for.
@@ -151,7 +151,7 @@ fn message(pid: pid_t) -> io::Result<pid_t> {
     Ok(message as pid_t)
 }
 
-/// The information of the signal that a tracee is about to get.
+/// Returns the information of the signal that a tracee is about to get.
 pub fn signal_information(pid: pid_t) -> io::Result<libc::siginfo_t> {
     // SAFETY: all-zero is a valid `siginfo_t`, and the kernel writes one.
     unsafe {
@@ -161,7 +161,7 @@ pub fn signal_information(pid: pid_t) -> io::Result<libc::siginfo_t> {
     }
 }
 
-/// A stopped tracee's registers.
+/// Returns a stopped tracee's registers.
 pub fn registers(pid: pid_t) -> io::Result<libc::user_regs_struct> {
     // SAFETY: all-zero is a valid `user_regs_struct`, and the kernel writes one.
     unsafe {
@@ -171,7 +171,7 @@ pub fn registers(pid: pid_t) -> io::Result<libc::user_regs_struct> {
     }
 }
 
-/// A request that writes a `T`.
+/// Makes a request that writes a `T`.
 ///
 /// # Safety
 ///

@@ -14,26 +14,29 @@ use super::child::{Child, Started};
 use super::ptrace::{self, Bond, Change, Waited};
 use super::{Signals, Target, limits, status, threads};
 
-/// The actions of an observer on a program's threads.
+/// What an observer does with a program's threads.
 pub trait Observer {
     /// The observer's data about each thread while it lives.
     type Given;
 
-    /// A stopped thread that is new gets it; `None` if it may not be observed, or has been killed.
+    /// Gives a stopped thread that is new its data. Returns `None` if it may not be observed, or
+    /// has been killed.
     fn give(&mut self, pid: pid_t) -> Result<Option<Self::Given>>;
 
-    /// Whether a stopped thread that executes another program still has it.
+    /// Returns whether a stopped thread that executes another program keeps its data.
     fn keeps(&mut self, pid: pid_t, given: &mut Self::Given) -> Result<bool>;
 
-    /// A stopped thread is to get this signal; gives the one that it gets, 0 for none.
+    /// Is called for a signal that a stopped thread is to get. Returns the one that it gets, or 0
+    /// for none.
     fn signal(&mut self, _: pid_t, _: &mut Self::Given, signal: c_int) -> Result<c_int> {
         Ok(signal)
     }
 
-    /// The thread has ended, or is stopped and will not be observed any more.
+    /// Is called when a thread has ended, or is stopped and will not be observed any more.
     fn ended(&mut self, pid: pid_t, given: Self::Given) -> Result<()>;
 
-    /// An interval has ended; every thread has been stopped since it began, or sleeps.
+    /// Is called when an interval has ended. Every thread has been stopped since it began, or
+    /// sleeps.
     fn interval(&mut self, _: &HashMap<pid_t, Self::Given>) -> Result<()> {
         Ok(())
     }
@@ -44,9 +47,9 @@ pub trait Observer {
 pub struct Followed {
     /// The program's exit status, 128 and the signal if one ended it.
     pub status: u8,
-    /// From the program's start on.
+    /// The time from the program's start on.
     pub elapsed: Duration,
-    /// Threads and programs that could not be observed.
+    /// The number of threads and programs that could not be observed.
     pub unobserved: u32,
 }
 
@@ -76,17 +79,17 @@ pub fn run(
 struct Tracer<'a, O: Observer> {
     observer: &'a mut O,
     signals: &'a Signals,
-    /// The first process until it executes the program: nothing of that is the program's.
+    /// The first process until it executes the program. Nothing before that is the program's.
     waits: Option<pid_t>,
     given: HashMap<pid_t, O::Given>,
     /// Threads that have been interrupted and not stopped yet.
     asked: HashSet<pid_t>,
-    /// An interrupt ends the observation: the process ran before, or the program has ended and has
-    /// left something behind.
+    /// Whether an interrupt ends the observation: the process ran before, or the program has ended
+    /// and has left something behind.
     may_leave: bool,
-    /// The threads that exist already are being attached.
+    /// Whether the threads that exist already are being attached.
     attaching: bool,
-    /// Threads are let go as they stop.
+    /// Whether threads are detached as they stop.
     leaving: bool,
     unobserved: u32,
 }
@@ -116,7 +119,7 @@ impl<O: Observer> Tracer<'_, O> {
         Ok(Followed { status, elapsed, unobserved: self.unobserved })
     }
 
-    /// All threads that there are; those that they start meanwhile are traced already.
+    /// Traces all threads of a process. Those that they start meanwhile are traced already.
     fn seize_all(&mut self, pid: pid_t) -> io::Result<()> {
         loop {
             let new = threads(pid)?.into_iter().filter(|thread| !self.asked.contains(thread));
@@ -129,7 +132,8 @@ impl<O: Observer> Tracer<'_, O> {
                         self.asked.insert(thread);
                         seized += 1;
                     }
-                    // It has ended meanwhile, or is traced since another one has started it.
+                    // The thread has ended meanwhile, or is traced since another one has started
+                    // it.
                     Err(error)
                         if !self.asked.is_empty()
                             && matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EPERM)) => {}
@@ -142,7 +146,7 @@ impl<O: Observer> Tracer<'_, O> {
         }
     }
 
-    /// Until all have ended, or `done`; gives the exit status of `first`.
+    /// Follows the threads until all have ended, or `done`. Returns the exit status of `first`.
     fn follow(&mut self, first: Option<pid_t>, done: impl Fn(&Self) -> bool) -> Result<u8> {
         let mut status = 0;
         while !done(self) {
@@ -172,7 +176,7 @@ impl<O: Observer> Tracer<'_, O> {
         Ok(status)
     }
 
-    /// A tracee has stopped.
+    /// Handles a change of a tracee.
     fn changed(&mut self, pid: pid_t, change: Change) -> Result<()> {
         let mut signal = 0;
         match change {
@@ -198,7 +202,7 @@ impl<O: Observer> Tracer<'_, O> {
         Ok(())
     }
 
-    /// A thread that was interrupted need not be waited for any more.
+    /// Notes that an interrupted thread has stopped.
     fn stopped(&mut self, pid: pid_t) -> Result<()> {
         let last = self.asked.remove(&pid) && self.asked.is_empty();
         if last && !self.attaching && !self.leaving {
@@ -207,7 +211,7 @@ impl<O: Observer> Tracer<'_, O> {
         Ok(())
     }
 
-    /// An interval has ended.  The counts of threads that do not run are known.
+    /// Ends an interval. The counts of threads that do not run are known.
     fn tick(&mut self) -> Result<()> {
         if self.attaching || self.leaving || !self.asked.is_empty() {
             return Ok(());
@@ -221,7 +225,7 @@ impl<O: Observer> Tracer<'_, O> {
         if self.asked.is_empty() { self.observer.interval(&self.given) } else { Ok(()) }
     }
 
-    /// Lets everybody go.
+    /// Detaches every thread.
     fn leave(&mut self) -> Result<()> {
         if !std::mem::replace(&mut self.leaving, true) {
             for &pid in self.given.keys() {
@@ -231,7 +235,8 @@ impl<O: Observer> Tracer<'_, O> {
         Ok(())
     }
 
-    /// A thread that is new is given something now; one that has been stopped was before.
+    /// Begins with a thread that is new: it gets its data now, and a thread that was stopped has
+    /// got them before.
     fn begin(&mut self, pid: pid_t) -> Result<()> {
         if self.waits != Some(pid) && !self.leaving && !self.given.contains_key(&pid) {
             self.give(pid)?;
@@ -239,8 +244,8 @@ impl<O: Observer> Tracer<'_, O> {
         Ok(())
     }
 
-    /// A thread that executes another program goes on with what it has, and may have got its
-    /// process's number, which was that of a thread that is no more.
+    /// Handles a thread that executes another program. It continues with its data, and may have got
+    /// its process's number, which was that of a thread that has ended.
     fn executed(&mut self, pid: pid_t, before: pid_t) -> Result<()> {
         self.waits = None;
         if before != pid {
@@ -255,7 +260,7 @@ impl<O: Observer> Tracer<'_, O> {
             None => false,
         };
         if !keeps {
-            // The first program, or one that may do what the caller may not.
+            // This is the first program, or one that may do what the caller may not.
             self.end(pid)?;
             self.give(pid)?;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A thread's counter that samples, at either provider.
+//! A thread's counter that samples, of either provider.
 
 use std::io;
 
@@ -13,11 +13,11 @@ use shared_abi::ioctl::Control;
 use crate::info::Here;
 use crate::program::device;
 
-/// Tells of an overflow: one that C libraries keep to themselves, so that programs can neither
-/// block nor wait for it.  What they send each other by it is told apart and passed on.
+/// The signal of an overflow. C libraries keep it to themselves, so programs can neither block it
+/// nor wait for it. If they send it to each other, that is recognised and passed on.
 pub const SIGNAL: c_int = 33;
 
-/// Who gives threads counters.
+/// The source of threads' counters.
 #[derive(Debug)]
 pub enum Source {
     Paravirt(Box<Control>),
@@ -25,7 +25,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// For this event, which has a period.
+    /// Makes a source for this event, which has a period.
     pub fn new(here: &Here, event: Event) -> Result<Self> {
         Ok(match (here.description.provider, here.description.caps) {
             (Provider::Paravirt, Some(caps)) => {
@@ -36,7 +36,8 @@ impl Source {
         })
     }
 
-    /// Gives a stopped thread a counter; `None` if it may not be observed, or has been killed.
+    /// Gives a stopped thread a counter. Returns `None` if it may not be observed, or has been
+    /// killed.
     pub fn give(&self, pid: pid_t) -> Result<Option<Counter>> {
         match self {
             Self::Paravirt(control) => Ok(device::give(pid, control)?.map(Counter::Paravirt)),
@@ -52,7 +53,7 @@ impl Source {
     }
 }
 
-/// A thread's.
+/// A thread's counter.
 #[derive(Debug)]
 pub enum Counter {
     Paravirt(Device),
@@ -60,25 +61,26 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// Whether a thread that executes another program still has it.
+    /// Returns whether a thread that executes another program still has it.
     pub fn stays(&self, pid: pid_t) -> Result<bool> {
         match self {
             Self::Paravirt(_) => device::has_counters(pid),
-            // Linux ends it together with the right to observe the thread.
+            // Linux closes it together with the right to observe the thread.
             Self::Native(_) => Ok(true),
         }
     }
 
-    /// Whether this signal tells of an overflow.
+    /// Returns whether this signal tells of an overflow.
     pub fn raised(&self, information: &libc::siginfo_t) -> bool {
         match self {
             Self::Paravirt(_) => Overflow::from_siginfo(information).is_some(),
-            // What the kernel says of descriptors (`sigaction(2)`), and nobody else may.
+            // These codes are the kernel's about descriptors (`sigaction(2)`), which nobody else
+            // may use.
             Self::Native(_) => (POLL_IN..=POLL_HUP).contains(&information.si_code),
         }
     }
 
-    /// Unit: events since the thread has it.
+    /// Returns the number of events since the thread got it.
     pub fn count(&self) -> Result<u64> {
         match self {
             Self::Paravirt(device) => {
@@ -94,7 +96,7 @@ impl Counter {
         }
     }
 
-    /// Lets it go on after an overflow.
+    /// Lets the counter continue after an overflow.
     pub fn go_on(&self) -> io::Result<()> {
         match self {
             Self::Paravirt(device) => device.resume(),

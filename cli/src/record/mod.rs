@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr record`: where a program is, with all threads and processes that it starts, whenever
-//! so many events have occurred.
+//! Implements `perfctr record`, which notes where a program is, with all threads and processes that
+//! it starts, whenever so many events have occurred.
 //!
 //! Every thread has a counter of its own and gets a signal at each overflow, at which its tracer
-//! finds it stopped.  The tracer notes where it is, keeps the signal to itself, and lets counter
-//! and thread go on: neither is told to the program, and nothing of it is counted.
+//! finds it stopped.  The tracer notes where it is, discards the signal, and lets counter and
+//! thread continue. The program notices none of this, and nothing of it is counted.
 
 mod counter;
 mod recorder;
@@ -28,10 +28,10 @@ use crate::program::tracer::{self, Followed};
 use crate::program::{Signals, Target};
 use crate::text::{counted, tell};
 
-/// What to note, and when.
+/// The options of `perfctr record`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// An event in user mode.  `perfctr list` shows their names.
+    /// Samples by this event in user mode.
     #[arg(
         short,
         long,
@@ -43,13 +43,13 @@ pub struct Options {
     /// Samples by an event that is not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
-    /// Events between two samples, unless the event says so itself (`/period=N/`).
+    /// Takes a sample every so many events, unless the event says so itself (`/period=N/`).
     #[arg(short, long, default_value_t = 1_000_003, value_parser = period())]
     count: u64,
     /// Records the callers as well.
     #[arg(short = 'g', long)]
     call_graph: bool,
-    /// Where to write the profile.
+    /// Writes the profile to this file.
     #[arg(short, long, default_value = "perfctr.data")]
     output: PathBuf,
     /// The program and its arguments.
@@ -57,14 +57,14 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// Of shorter periods several would pass between two signals.
+/// The shortest period. Several shorter ones would pass between two signals.
 const PERIOD_MIN: u64 = 1_000;
 
 fn period() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(PERIOD_MIN..)
 }
 
-/// `perfctr record`.
+/// Runs `perfctr record`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let Options { event, unverified, count, call_graph, output, command } = options;
     let &[event] = event.events(*unverified).as_slice() else {
@@ -83,7 +83,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     profile.call_graph = *call_graph;
     let source = Source::new(&here, event.every(*period))?;
     let mut recorder = Recorder::new(source, profile);
-    // Before the program runs: a place that cannot be written would lose what it did.
+    // The file is opened before the program runs, since the samples would be lost if it cannot be
+    // written.
     let place = Place::open(output)?;
     let followed = tracer::run(target, &mut recorder, &signals);
     let Followed { status, unobserved, .. } = followed.inspect_err(|_| place.give_up())?;

@@ -15,15 +15,15 @@ use crate::profile::{Frame, Profile, Stack, Thread};
 use crate::program::tracer::Observer;
 use crate::program::{name, ptrace, status};
 
-/// Notes samples.
+/// A recorder of samples.
 pub struct Recorder {
     source: Source,
     profile: Profile,
     files: Files,
-    /// Of each process.
+    /// The memory of each process.
     spaces: HashMap<u32, Space>,
     frames: Index<Frame>,
-    /// How often a thread was where; its index first.
+    /// How often a thread was in which stack. The thread's index is first.
     stacks: HashMap<(u32, Vec<u32>), u64>,
 }
 
@@ -32,7 +32,7 @@ pub struct Sampled {
     counter: Counter,
     /// Index of the thread.
     thread: u32,
-    /// Periods that have ended.
+    /// The number of periods that have ended.
     periods: u64,
 }
 
@@ -43,7 +43,7 @@ impl Recorder {
         Self { source, profile, files, spaces, frames, stacks }
     }
 
-    /// All that was noted.
+    /// Returns everything that was noted.
     pub fn finish(mut self, unobserved: u32) -> Profile {
         let stack = |((thread, frames), samples)| Stack { thread, samples, frames };
         let mut stacks: Vec<Stack> = self.stacks.into_iter().map(stack).collect();
@@ -93,7 +93,7 @@ impl Observer for Recorder {
     fn keeps(&mut self, pid: pid_t, sampled: &mut Sampled) -> Result<bool> {
         let thread = &mut self.profile.threads[sampled.thread as usize];
         self.spaces.remove(&thread.pid);
-        // It has its process's number now.
+        // The thread has its process's number now.
         (thread.tid, thread.name) = (pid.cast_unsigned(), name(pid));
         sampled.counter.stays(pid)
     }
@@ -119,7 +119,7 @@ impl Observer for Recorder {
     }
 }
 
-/// Returns `None` if the tracee was killed: that is no error, and its end is reported separately.
+/// Returns `None` if the tracee was killed. That is no error, since its end is reported separately.
 fn unless_killed<T>(result: io::Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

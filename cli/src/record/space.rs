@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A process's memory: what its addresses belong to, and who called whom there.
+//! Finds out what the addresses of a process belong to, and which functions called which there.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -19,13 +19,13 @@ use shared_abi::limits::PAGE_BYTES;
 
 use crate::profile::{DEPTH_MAX, Frame, Module};
 
-/// What is read of a stack at once.  Unit: bytes.
+/// The bytes of a stack that are read at once. Unit: bytes.
 const STACK_BYTES: usize = 32 << 10;
 
 /// A section's contents.
 type Data = Arc<[u8]>;
 
-/// One process's.
+/// The memory of one process.
 pub struct Space {
     process: u32,
     memory: File,
@@ -38,23 +38,24 @@ pub struct Space {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Map {
     addresses: Range<u64>,
-    /// Where it begins in the file.
+    /// Its offset in the file.
     offset: u64,
-    /// The file, or what the kernel calls it; empty if it is nothing.
+    /// The file, or the kernel's name of this memory. It is empty if there is neither.
     path: OsString,
 }
 
 impl Space {
     /// # Errors
     ///
-    /// The kernel's: `ENOENT` or `ESRCH` the process is no more.
+    /// The kernel's error: `ENOENT` or `ESRCH` if the process has ended.
     pub fn of(process: u32) -> io::Result<Self> {
         let memory = File::open(format!("/proc/{process}/mem"))?;
         let (maps, unwinder) = (Vec::new(), UnwinderX86_64::new());
         Ok(Self { process, memory, maps, unwinder, cache: CacheX86_64::new() })
     }
 
-    /// Where a stopped thread is, and then its callers if they are wanted, the innermost first.
+    /// Returns where a stopped thread is, and then its callers if they are wanted, the innermost
+    /// first.
     pub fn stack(
         &mut self,
         files: &mut Files,
@@ -68,7 +69,7 @@ impl Space {
         let mut addresses = vec![ip];
         if callers {
             self.unwind(registers, &mut addresses);
-            // Something was loaded since.
+            // A file may have been loaded since.
             if addresses.iter().any(|&address| self.map(address).is_none()) && self.look(files) {
                 addresses.truncate(1);
                 self.unwind(registers, &mut addresses);
@@ -94,7 +95,7 @@ impl Space {
         };
         let registers = UnwindRegsX86_64::new(rip, rsp, rbp);
         let mut frames = self.unwinder.iter_frames(rip, registers, &mut self.cache, &mut read);
-        // The first one is the thread's own.  Where nothing is known any more is the end.
+        // The first frame is the thread's own. Unwinding ends where nothing is known.
         let _ = frames.next();
         while let Ok(Some(frame)) = frames.next() {
             // The outermost callers are left out.
@@ -109,7 +110,7 @@ impl Space {
         self.maps.iter().find(|map| map.addresses.contains(&address))
     }
 
-    /// Looks what is mapped now; whether anything has changed.
+    /// Reads what is mapped now. Returns whether anything has changed.
     fn look(&mut self, files: &mut Files) -> bool {
         let text = fs::read(format!("/proc/{}/maps", self.process)).unwrap_or_default();
         let maps: Vec<Map> = text.split(|&byte| byte == b'\n').filter_map(Map::parse).collect();
@@ -142,13 +143,13 @@ impl Space {
         };
         let file = files.of(&map.path);
         let offset = address - map.addresses.start + map.offset;
-        // What is no file begins where it is mapped.
+        // The addresses of memory that is not a file begin where it is mapped.
         Frame { module: Some(file.index), address: file.address(offset).unwrap_or(offset) }
     }
 }
 
 impl Map {
-    /// Of a line of `/proc/PID/maps`, if it may be executed; see `proc_pid_maps(5)`.
+    /// Parses a line of `/proc/PID/maps`, if the memory may be executed; see `proc_pid_maps(5)`.
     fn parse(line: &[u8]) -> Option<Self> {
         let path = line.iter().position(|byte| matches!(byte, b'/' | b'[')).unwrap_or(line.len());
         let (head, path) = line.split_at_checked(path)?;
@@ -166,12 +167,12 @@ impl Map {
 #[derive(Default)]
 pub struct Files(HashMap<OsString, Mapped>);
 
-/// What has to be known of a file while it is mapped.
+/// The data about a file that is mapped.
 struct Mapped {
     index: u32,
     build_id: Option<String>,
-    /// Of its code: where in the file, in whole pages, and the address of offset 0 as the file
-    /// states addresses.
+    /// The segments of its code: the offsets in the file, in whole pages, and the address of offset
+    /// 0 as the file states addresses.
     segments: Vec<(Range<u64>, u64)>,
     sections: ExplicitModuleSectionInfo<Data>,
 }
@@ -182,7 +183,7 @@ impl Files {
         self.0.entry(path.to_owned()).or_insert_with(|| Mapped::open(path, index))
     }
 
-    /// All of them, in the order of their indices.
+    /// Returns all files, in the order of their indices.
     pub fn modules(self) -> Vec<Module> {
         let mut files: Vec<_> = self.0.into_iter().collect();
         files.sort_by_key(|(_, file)| file.index);
@@ -192,7 +193,7 @@ impl Files {
 }
 
 impl Mapped {
-    /// What cannot be read has no segments.
+    /// Reads a file. One that cannot be read has no segments.
     fn open(path: &OsStr, index: u32) -> Self {
         let (segments, sections) = (Vec::new(), ExplicitModuleSectionInfo::default());
         let mut mapped = Self { index, build_id: None, segments, sections };
@@ -224,14 +225,14 @@ impl Mapped {
         mapped
     }
 
-    /// What the file calls the address of its byte at this offset.
+    /// Returns the address that the file states for its byte at this offset.
     fn address(&self, offset: u64) -> Option<u64> {
         let (_, base) = self.segments.iter().find(|(pages, _)| pages.contains(&offset))?;
         Some(base.wrapping_add(offset))
     }
 }
 
-/// A file's build identification in hexadecimal digits.
+/// Returns a file's build identification in hexadecimal digits.
 pub fn build_id<'data>(file: &impl Object<'data>) -> Option<String> {
     let bytes = file.build_id().ok()??;
     Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr diff`: which functions execute more or less than they did.
+//! Implements `perfctr diff`, which says which functions execute more or less than before.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use crate::profile::Profile;
 use crate::stat::grouped;
 use crate::text::{print, tell};
 
-/// What to compare.
+/// The options of `perfctr diff`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// A profile that `perfctr record` has written before.
+    /// Compares this profile, which `perfctr record` has written before.
     before: PathBuf,
-    /// One of the program as it is now.
+    /// Compares it with this one, of the program as it is now.
     after: PathBuf,
-    /// Columns that tell samples apart, separated by commas.
+    /// Distinguishes samples by these columns, separated by commas.
     #[arg(short, long, value_enum, value_delimiter = ',', default_value = "symbol")]
     sort: Vec<Key>,
 }
@@ -30,7 +30,7 @@ pub struct Options {
 /// A row's samples, in events: before and after.
 type Rows = BTreeMap<Vec<String>, [u64; 2]>;
 
-/// `perfctr diff`.
+/// Runs `perfctr diff`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let [before, after] = [Profile::read(&options.before)?, Profile::read(&options.after)?];
     ensure!(
@@ -49,12 +49,12 @@ fn text(profiles: [(&Profile, &[Named]); 2], keys: &[Key]) -> String {
     let mut all = Rows::new();
     for (n, (profile, names)) in profiles.into_iter().enumerate() {
         for (row, samples) in rows(profile, names, keys) {
-            // A profile's check has seen that this is no overflow.
+            // A profile's check has made sure that this does not overflow.
             all.entry(row).or_default()[n] += samples * profile.period;
         }
     }
     let mut all: Vec<_> = all.into_iter().collect();
-    // Those that have changed most come first.
+    // Rows that have changed most come first.
     all.sort_by_key(|(_, [before, after])| std::cmp::Reverse(before.abs_diff(*after)));
     let [before, after] = profiles.map(|(profile, _)| summary(profile));
     let mut text = format!("before: {before}\nafter:  {after}\n");

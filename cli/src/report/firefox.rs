@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The Firefox Profiler's format: what <https://profiler.firefox.com> reads.
+//! Writes the Firefox Profiler's format, which <https://profiler.firefox.com> reads.
 
 use std::collections::HashMap;
 
@@ -13,11 +13,11 @@ use super::symbols::Named;
 use super::{functions, summary};
 use crate::profile::Profile;
 
-/// The profiler wants a time of each sample, which profiles do not have: a thread's samples follow
-/// each other, one in each ms.
+/// The time between two samples. The profiler wants a time of each sample, which profiles do not
+/// have, so a thread's samples follow each other, one in each ms.
 const PERIOD_MS: u64 = 1;
 
-/// The whole document, without names of its own to look up.
+/// Returns the whole document, in which all names are resolved.
 pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     let title = profile.command.join(" ");
     let epoch = ReferenceTimestamp::from_millis_since_unix_epoch(0.0);
@@ -54,7 +54,7 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&document)?)
 }
 
-/// When a thread has had so many samples.
+/// Returns the time at which a thread has had so many samples.
 fn at(samples: u64) -> Timestamp {
     Timestamp::from_millis_since_reference((samples * PERIOD_MS) as f64)
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::super::tests::profile;
     use super::*;
 
-    /// A thread's stacks, the outermost function first, with their weights, as the format's
+    /// Returns a thread's stacks, the outermost function first, with their weights, as the format's
     /// description has them: tables whose columns are arrays.
     fn stacks(thread: &Value) -> Vec<(String, u64)> {
         let column = |table: &Value, name: &str, row: u64| table[name][row as usize].clone();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Who called whom: the samples of each function with those of all that it called.
+//! Shows which function called which: the samples of each function include those of all that it
+//! called.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +9,17 @@ use super::table::percent;
 use super::{functions, thread};
 use crate::profile::Profile;
 
-/// Calls with a smaller share of all samples are left out.  Unit: per mille.
+/// The smallest share of all samples of a call that is shown. Unit: per mille.
 const SHARE_MIN: u64 = 5;
 
-/// A function, reached by one way.
+/// A function, as reached by one sequence of calls.
 #[derive(Default)]
 struct Node<'a> {
     samples: u64,
     calls: BTreeMap<&'a str, Node<'a>>,
 }
 
-/// A tree of calls for each thread.
+/// Returns a tree of calls for each thread.
 pub fn tree(profile: &Profile, names: &[Named]) -> String {
     let mut threads = BTreeMap::<u32, Node<'_>>::new();
     for stack in &profile.stacks {

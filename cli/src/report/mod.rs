@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr report`: what was recorded, for people and for programs.
+//! Implements `perfctr report`, which shows what was recorded, for people and for programs.
 
 pub mod diff;
 mod firefox;
@@ -20,22 +20,22 @@ use self::symbols::Named;
 use crate::profile::{Profile, Stack};
 use crate::text::{counted, harmless, tell};
 
-/// What to say.
+/// The options of `perfctr report`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// What `perfctr record` has written.
+    /// Reads this file, which `perfctr record` has written.
     #[arg(short, long, default_value = "perfctr.data")]
     input: PathBuf,
-    /// What the samples are told apart by, separated by commas.
+    /// Distinguishes samples by these columns, separated by commas.
     #[arg(short, long, value_enum, value_delimiter = ',', default_value = "symbol")]
     sort: Vec<Key>,
-    /// Says who called whom, too; needs a profile that was recorded with callers.
+    /// Shows callers, too; needs a profile that was recorded with callers.
     #[arg(short = 'g', long)]
     call_graph: bool,
-    /// For whom.
+    /// Writes this format.
     #[arg(short, long, value_enum, default_value = "text")]
     format: Format,
-    /// Where to write it in place of the standard output.
+    /// Writes it to this file in place of the standard output.
     #[arg(short, long)]
     output: Option<PathBuf>,
 }
@@ -49,7 +49,7 @@ pub enum Key {
     Module,
     /// The function.
     Symbol,
-    /// The line of source, where debugging information tells.
+    /// The line of source, if there is debugging information.
     Line,
 }
 
@@ -61,13 +61,13 @@ enum Format {
     Folded,
     /// An SVG picture, for browsers.
     FlameGraph,
-    /// What `go tool pprof` and others read.
+    /// The format that `go tool pprof` and others read.
     Pprof,
-    /// What profiler.firefox.com reads.
+    /// The format that profiler.firefox.com reads.
     Firefox,
 }
 
-/// `perfctr report`.
+/// Runs `perfctr report`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let profile = Profile::read(&options.input)?;
     ensure!(
@@ -96,25 +96,26 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The thread of a stack.
+/// Returns the thread of a stack.
 fn thread(profile: &Profile, stack: &Stack) -> String {
     let thread = &profile.threads[stack.thread as usize];
     format!("{} {}", thread.tid, harmless(&thread.name))
 }
 
-/// The functions of a stack, the outermost first, inlined ones included.
+/// Returns the functions of a stack, the outermost first, inlined ones included.
 fn functions<'a>(names: &'a [Named], stack: &'a Stack) -> impl Iterator<Item = &'a str> {
     let outermost_first = stack.frames.iter().rev();
     let places = outermost_first.flat_map(|&frame| names[frame as usize].places.iter().rev());
     places.map(|place| place.function.as_str())
 }
 
-/// A line for each stack: thread and functions, the outermost first, and the number of samples.
+/// Returns a line for each stack: thread and functions, the outermost first, and the number of
+/// samples.
 fn folded(profile: &Profile, names: &[Named]) -> String {
     let line = |stack: &Stack| {
         let words = functions(names, stack).map(str::to_owned);
         let words = [thread(profile, stack)].into_iter().chain(words);
-        // What separates them may not be in them.
+        // The separators may not be in the names.
         let words: Vec<String> = words.map(|word| word.replace([';', '\n'], ":")).collect();
         format!("{} {}\n", words.join(";"), stack.samples)
     };
@@ -133,7 +134,7 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     Ok(picture)
 }
 
-/// What the samples are.
+/// Returns a line that describes the samples.
 fn summary(profile: &Profile) -> String {
     let Profile { period, event, provider, threads, .. } = profile;
     let samples = counted(profile.samples(), "sample");
@@ -148,7 +149,8 @@ mod tests {
     use super::*;
     use crate::profile::{Frame, Module, Thread};
 
-    /// Two threads in `f`, once in what was inlined there; `main` calls it.
+    /// Returns a profile of two threads in `f`, once in a function that was inlined there. `main`
+    /// calls `f`.
     pub fn profile() -> (Profile, Vec<Named>) {
         let words = vec!["./a".to_owned(), "b".to_owned()];
         let mut profile = Profile::new(words, "native".into(), "instructions:u".into(), 100);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! pprof's format: the messages of its `proto/profile.proto`, as far as they are used here.
+//! Writes pprof's format: the messages of its `proto/profile.proto`, as far as they are used here.
 
 use std::collections::HashMap;
 
@@ -105,7 +105,7 @@ struct Function {
     filename: i64,
 }
 
-/// Each string once; the first one is empty.
+/// A table with each string once. The first one is empty.
 struct Strings {
     table: Vec<String>,
     places: HashMap<String, i64>,
@@ -129,7 +129,7 @@ impl Strings {
     }
 }
 
-/// The whole document; readers take it without compression, too.
+/// Returns the whole document. Readers take it without compression, too.
 pub fn encode(profile: &profile::Profile, names: &[Named]) -> Vec<u8> {
     let mut strings = Strings::new();
     let samples = ValueType { r#type: strings.of("samples"), unit: strings.of("count") };
@@ -168,7 +168,7 @@ fn mappings(profile: &profile::Profile, strings: &mut Strings) -> Vec<Mapping> {
         id,
         filename: strings.of(&module.path),
         build_id: strings.of(module.build_id.as_deref().unwrap_or_default()),
-        // Nothing is left for the reader to find out.
+        // The reader has nothing left to find out.
         has_functions: true,
         has_filenames: true,
         has_line_numbers: true,
@@ -177,7 +177,7 @@ fn mappings(profile: &profile::Profile, strings: &mut Strings) -> Vec<Mapping> {
     (1..).zip(&profile.modules).map(mapping).collect()
 }
 
-/// One for each frame, and the functions that they are in.
+/// Returns a location for each frame, and the functions in which they are.
 fn locations(
     profile: &profile::Profile,
     names: &[Named],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What addresses are called.
+//! Finds the names of addresses.
 
 use std::fs;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::profile::{Frame, Module, Profile};
 use crate::record::build_id;
 use crate::text::harmless;
 
-/// Where distributions put what was taken out of their files.
+/// The directory to which distributions move debugging information out of files.
 const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
 
 /// A function at one line.
@@ -22,26 +22,26 @@ pub struct Place {
     pub function: String,
     /// The source file, if it is known.
     pub file: Option<String>,
-    /// 0 if it is not known.
+    /// The line, or 0 if it is not known.
     pub line: u32,
 }
 
-/// What a frame is called.
+/// The names of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// The file's name without its directory.
     pub module: String,
-    /// The function, and before it those that were inlined there, the innermost first.
+    /// The function, and before it the functions that were inlined there, the innermost first.
     pub places: Vec<Place>,
 }
 
 impl Named {
-    /// The function that has code of its own.
+    /// Returns the function that has code of its own.
     pub fn symbol(&self) -> &str {
         self.places.last().map_or("", |place| &place.function)
     }
 
-    /// The line whose code was executed, or as much as is known of it.
+    /// Returns the line whose code was executed, or as much as is known of it.
     pub fn line(&self) -> String {
         let known =
             self.places.first().and_then(|place| Some((place.file.as_deref()?, place.line)));
@@ -49,7 +49,7 @@ impl Named {
     }
 }
 
-/// Names each frame of a profile; says to `warn` which files are not what they were.
+/// Names each frame of a profile. Tells `warn` which files have changed.
 pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
     let sources: Vec<Source> = profile
         .modules
@@ -75,7 +75,7 @@ pub fn name(profile: &Profile, warn: impl Fn(&str)) -> Vec<Named> {
 }
 
 impl Named {
-    /// As it can be printed: files choose their functions' names.
+    /// Makes the names printable, since files choose their functions' names.
     fn harmless(self) -> Self {
         let place = |Place { function, file, line }: Place| Place {
             function: harmless(&function),
@@ -93,12 +93,13 @@ impl Place {
     }
 }
 
-/// One file's names.
+/// The names in one file.
 struct Source {
     short: String,
-    /// What was taken out of the file, if that is there, and the file.
+    /// Debugging information that was moved out of the file, if that is there, and the file itself.
     loaders: Vec<Loader>,
-    /// The functions that the file describes to unwinders: all, even in one without names.
+    /// The functions that the file describes to unwinders: these are all, even in a file without
+    /// names.
     functions: Vec<Range<u64>>,
 }
 
@@ -144,7 +145,7 @@ impl Source {
         Named { module: self.short.clone(), places }
     }
 
-    /// A function without a name is where it begins.
+    /// Returns the name of a function without one: where it begins.
     fn by_address(&self, address: u64) -> String {
         let after = self.functions.partition_point(|function| function.start <= address);
         let before = after.checked_sub(1).map(|n| &self.functions[n]);
@@ -155,7 +156,7 @@ impl Source {
     }
 }
 
-/// What the debugging information says, if there is any.
+/// Returns what the debugging information says, if there is any.
 fn places(loader: &Loader, address: u64) -> Option<Vec<Place>> {
     let mut frames = loader.find_frames(address).ok()?;
     let mut places = Vec::new();
@@ -176,7 +177,7 @@ fn debug_file(build_id: &str) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Every function in the file's unwind table, by address.
+/// Returns every function in the file's unwind table, by address.
 fn unwound(file: &object::File<'_>) -> Option<Vec<Range<u64>>> {
     let section = file.section_by_name(".eh_frame")?;
     let table = EhFrame::new(section.data().ok()?, LittleEndian);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The table of `perfctr report`.
+//! Makes the table of `perfctr report`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::symbols::Named;
 use super::{Key, summary, thread};
 use crate::profile::{Profile, Stack};
 
-/// The samples of each row of the table.
+/// Returns the samples of each row of the table.
 pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<String>, u64> {
     let mut rows = BTreeMap::new();
     for stack in &profile.stacks {
@@ -17,7 +17,7 @@ pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<St
     rows
 }
 
-/// Where the program was: what the innermost frame of each sample is called.
+/// Returns the table of where the program was: the names of the innermost frame of each sample.
 pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
     let mut rows: Vec<_> = rows(profile, names, keys).into_iter().collect();
     rows.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
@@ -48,7 +48,7 @@ pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
 }
 
 fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key) -> String {
-    // A stack has a frame at least.
+    // A stack has at least one frame.
     let named = &names[stack.frames[0] as usize];
     match key {
         Key::Thread => thread(profile, stack),
@@ -58,7 +58,7 @@ fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key) -> String {
     }
 }
 
-/// A share of all samples.
+/// Returns a share of all samples in percent.
 pub fn percent(samples: u64, all: u64) -> String {
     format!("{:.2}", 100.0 * samples as f64 / all.max(1) as f64)
 }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What counts mean beside each other, in the words of perf's users.
+//! Computes what counts mean together, in the words of perf's users.
 
 use std::time::Duration;
 
 use perfctr::Event;
 use serde::Serialize;
 
-/// One number.
+/// A number that follows from counts, with its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Metric {
     pub value: f64,
     pub unit: &'static str,
 }
 
-/// Of the `n`th event, where these were counted together while threads executed for so long.
+/// Returns the metric of the `n`th event, if these events were counted together while threads
+/// executed for so long.
 ///
 /// A ratio is of counts in the same mode.
 pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> {
@@ -39,7 +40,7 @@ pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> 
     }
 }
 
-/// `event` in the mode of `other`.
+/// Returns `event` in the mode of `other`.
 fn in_mode(event: Event, other: Event) -> Event {
     if other == other.user() {
         event.user()

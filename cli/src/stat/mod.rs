@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr stat`: what a program counts, with all threads and processes that it starts.
+//! Implements `perfctr stat`, which counts events of a program, with all threads and processes that
+//! it starts.
 //!
 //! Counting begins with the program's first instruction: nothing of this program, and nothing of
 //! what happens between `fork` and `exec`, is in the counts.
@@ -25,7 +26,7 @@ use crate::events::{EventList, EventParser};
 use crate::info::Here;
 use crate::program::{Signals, Target};
 
-/// What to count.
+/// The options of `perfctr stat`.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Events, separated by commas.  `perfctr list` shows their names.
@@ -41,13 +42,13 @@ pub struct Options {
     /// Counts events that are not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
-    /// All of them.
+    /// All events of all options.
     #[arg(skip)]
     event: Vec<Event>,
-    /// Runs the program so many times, and says how far the counts were apart.
+    /// Runs the program so many times, and says by how much the counts differed.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Counts of each thread, too.
+    /// Prints the counts of each thread, too.
     #[arg(long)]
     per_thread: bool,
     /// Counts a process that runs already: until CMD ends, if there is one, until an interrupt,
@@ -75,7 +76,7 @@ pub struct Options {
     /// runs, ns that it was counted, percent of the time, metric and its unit.
     #[arg(long, conflicts_with = "json")]
     csv: bool,
-    /// Where to write the counts in place of the standard error.
+    /// Writes the counts to this file in place of the standard error.
     #[arg(short, long)]
     output: Option<std::path::PathBuf>,
     /// The program and its arguments.
@@ -84,7 +85,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// With the events of all lists.
+    /// Collects the events of all lists.
     fn flattened(mut self) -> Self {
         self.event = self.lists.iter().flat_map(|list| list.events(self.unverified)).collect();
         self
@@ -102,12 +103,12 @@ impl Options {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Count {
     pub value: u64,
-    /// Which part of the time it was counted: less than 1 if there were not enough counters, and
-    /// the value is an estimate then.
+    /// The share of the time for which it was counted. If it is less than 1 there were not enough
+    /// counters, and the value is an estimate.
     pub share: f64,
 }
 
-/// What one thread did.
+/// The counts of one thread.
 #[derive(Clone, Debug)]
 struct Thread {
     pid: u32,
@@ -117,23 +118,24 @@ struct Thread {
     time: Duration,
 }
 
-/// What one run did.
+/// The results of one run.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// The program's exit status, 128 and the signal if one ended it.
     pub status: u8,
-    /// From the program's start on.
+    /// The time from the program's start on.
     elapsed: Duration,
-    /// That threads have executed, all together.
+    /// The time that all threads together have executed.
     time: Duration,
     pub counts: Vec<Count>,
-    /// Of each thread, if the provider tells.
+    /// The counts of each thread, if the provider tells them.
     threads: Vec<Thread>,
-    /// Programs that could not be counted, because they may do what the caller may not.
+    /// The number of programs that could not be counted, because they may do what the caller may
+    /// not.
     unobserved: u32,
 }
 
-/// `perfctr stat`.
+/// Runs `perfctr stat`.
 pub fn run(options: Options) -> Result<ExitCode> {
     let options = &options.flattened();
     let here = Here::find()?;

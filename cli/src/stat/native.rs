@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Through `perf_event_open(2)`, whose events are handed down to threads and children.
+//! Counts through `perf_event_open(2)`, whose events are inherited by threads and children.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ pub fn run(
 struct Counting<'a, 'b> {
     signals: &'a Signals,
     intervals: Option<&'a mut Intervals<'b>>,
-    /// What is counted, from when the target is there.
+    /// The watch, as soon as the target is there.
     watched: Option<Watched>,
 }
 
@@ -69,7 +69,7 @@ impl Counting<'_, '_> {
                     (status, ended) = (code, true);
                 }
                 Waited::Changed(..) => {}
-                // What the program has left behind need not end on an interrupt.
+                // Processes that the program has left behind need not end on an interrupt.
                 Waited::Interrupted if ended && self.signals.interrupted() => break,
                 Waited::Interrupted => self.tick()?,
             }
@@ -91,7 +91,7 @@ impl Counting<'_, '_> {
         let mut status = 0;
         while !self.signals.interrupted() && lives(pid) {
             let Some(first) = first else {
-                // Whatever is signalled ends the wait.
+                // Any signal ends the wait.
                 std::thread::sleep(LOOK);
                 self.tick()?;
                 continue;
@@ -119,12 +119,12 @@ impl Counting<'_, '_> {
     }
 }
 
-/// Whether the process is still there, and no zombie.
+/// Returns whether the process is still there, and not a zombie.
 fn lives(pid: pid_t) -> bool {
     status(pid, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
 }
 
-/// What the event would have counted if it had been counted all the time.
+/// Estimates what the event would have counted if it had been counted all the time.
 pub fn estimate(total: &Total) -> Count {
     Count { value: total.scaled().unwrap_or(0), share: total.share() }
 }

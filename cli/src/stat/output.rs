@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What `perfctr stat` prints, for people and for programs.
+//! Prints the results of `perfctr stat`, for people and for programs.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,13 +20,14 @@ struct Summary {
     mean: f64,
     min: u64,
     max: u64,
-    /// The least part of the time for which it was counted in any run; estimated if less than 1.
+    /// The least share of the time for which it was counted in any run. If it is less than 1, the
+    /// value is an estimate.
     share: f64,
     metric: Option<Metric>,
 }
 
 impl Summary {
-    /// Of each event.
+    /// Sums up each event over all runs.
     fn all(events: &[Event], runs: &[Run]) -> Vec<Self> {
         let time = runs.iter().map(|run| run.time).sum::<Duration>() / runs.len().max(1) as u32;
         let values = |n: usize| runs.iter().map(move |run| run.counts[n].value);
@@ -44,7 +45,7 @@ impl Summary {
     }
 }
 
-/// What `--json` prints.
+/// The document that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     command: Vec<String>,
@@ -90,7 +91,7 @@ impl RunDocument {
     }
 }
 
-/// Where everything is written.
+/// The output, to which everything is written.
 pub struct Output<'a> {
     options: &'a Options,
     provider: String,
@@ -109,7 +110,7 @@ impl<'a> Output<'a> {
         Ok(Self { options, provider: here.description.provider.to_string(), sink })
     }
 
-    /// What prints the counts of intervals, if that is asked for.
+    /// Returns what prints the counts of intervals, if that is asked for.
     pub fn intervals(&mut self) -> Option<Intervals<'_>> {
         self.options.interval.map(|_| Intervals {
             options: self.options,
@@ -141,12 +142,12 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Prints what was counted since it did before.
+/// Prints what was counted since it last printed.
 pub struct Intervals<'a> {
     options: &'a Options,
     sink: &'a mut dyn Write,
     start: Instant,
-    /// Of each event.
+    /// The count of each event when it last printed.
     before: Vec<u64>,
 }
 
@@ -169,7 +170,7 @@ impl Intervals<'_> {
     }
 }
 
-/// As perf's `-x,`; where perf has no field there is none.
+/// Returns the same as perf's `-x,`. Where perf has no field there is none.
 fn csv(options: &Options, summaries: &[Summary], runs: &[Run]) -> String {
     let line = |of: &str, value: &str, summary: &Summary, spread: Option<f64>, ns: u128| {
         let Summary { event, share, metric, .. } = summary;
@@ -197,7 +198,7 @@ fn csv(options: &Options, summaries: &[Summary], runs: &[Run]) -> String {
     text
 }
 
-/// How far the mean of several runs may be off: its standard error.  Unit: % of the mean.
+/// Returns the standard error of the mean of several runs. Unit: % of the mean.
 fn spread(n: usize, mean: f64, runs: &[Run]) -> f64 {
     let squares = runs.iter().map(|run| (run.counts[n].value as f64 - mean).powi(2)).sum::<f64>();
     let times = runs.len() as f64;
@@ -239,7 +240,7 @@ fn table(options: &Options, provider: &str, summaries: &[Summary], runs: &[Run])
     lines.join("\n") + "\n"
 }
 
-/// Each thread's counts, in the order of events.
+/// Returns each thread's counts, in the order of events.
 fn per_thread(run: &Run) -> impl Iterator<Item = String> {
     run.threads.iter().map(|thread| {
         let counts: Vec<_> = thread.counts.iter().map(|&count| grouped(count)).collect();
@@ -247,7 +248,7 @@ fn per_thread(run: &Run) -> impl Iterator<Item = String> {
     })
 }
 
-/// A number with a comma between thousands.
+/// Formats a number with a comma between thousands.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Through `/dev/perfctr`: every thread has counters of its own, which its tracer gives it before
-//! it executes its first instruction.
+//! Counts through `/dev/perfctr`: every thread has counters of its own, which its tracer gives it
+//! before it executes its first instruction.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -45,7 +45,7 @@ struct Counters {
 }
 
 impl Counting<'_, '_> {
-    /// Of all threads until now.
+    /// Returns the counts of all threads until now.
     fn counts(&self, live: &HashMap<pid_t, Counters>) -> Result<Vec<Count>> {
         let live = live.values().map(|counters| counters.device.sums());
         let live = live.collect::<Result<Vec<Sums>, _>>().context("a thread has no counts")?;
@@ -76,7 +76,7 @@ impl Observer for Counting<'_, '_> {
 
     fn ended(&mut self, pid: pid_t, Counters { device, name }: Counters) -> Result<()> {
         let sums = device.sums().with_context(|| format!("thread {pid} ({name}) has no counts"))?;
-        // One that goes on does so without counters; one that has ended has none.
+        // A thread that continues does so without counters. One that has ended has none.
         let _ = device.unlink();
         let counts = sums.counter[..self.control.counters as usize].to_vec();
         let time = Duration::from_secs_f64(sums.tsc as f64 / f64::from(self.tsc_khz) / 1e3);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Processes that run already: what they are called, and how many threads they have.
+//! Tests processes that run already: their names, and their numbers of threads.
 
 use std::process::Command;
 use std::sync::Barrier;
@@ -7,7 +7,7 @@ use std::thread;
 
 use crate::run::{Process, nobody, perfctr, run, said};
 
-/// 15 bytes are all that Linux keeps of a name, here with half a character at the end.
+/// A name of 15 bytes, which are all that Linux keeps, with half a character at the end.
 const CUT: &[u8] = b"12345678901234\xd0";
 const CUT_SHOWN: &str = "12345678901234\u{fffd}";
 
@@ -17,7 +17,7 @@ fn a_process_whose_name_is_no_utf_8_is_counted() {
     let said = run(&format!("stat --csv -e instructions:u -p {} -- sleep 1", busy.pid()));
     assert_eq!(said.status, 0, "{said:?}");
     let count: u64 = said.err.split(',').next().unwrap().parse().unwrap();
-    // A machine with much else to do gives it little of the second.
+    // A busy machine gives it little of the second.
     assert!(count > 1_000_000, "{count} ns in 1 s");
     let top = run(&format!("top --plain -n 1 -d 100 -p {}", busy.pid()));
     assert!(top.out.contains(CUT_SHOWN), "{top:?}");
@@ -57,7 +57,7 @@ fn many_threads_need_no_higher_limit_of_files() {
             format!("export --once -p {pid}"),
         ]
         .map(|line| said(&mut limited(&line)));
-        // Before anything is asserted: a panic waits for all threads.
+        // This is before any assertion, since a panic waits for all threads.
         ready.wait();
         assert_eq!(said.each_ref().map(|said| said.status), [0; 3], "{said:?}");
     });
@@ -65,7 +65,7 @@ fn many_threads_need_no_higher_limit_of_files() {
     assert_eq!(programs.out, "64\n", "the program keeps its caller's limit");
 }
 
-/// The command with a soft limit of 64 open files.
+/// Returns the command with a soft limit of 64 open files.
 fn limited(line: &str) -> Command {
     let mut command = perfctr([""; 0]);
     let environment: Vec<_> = command

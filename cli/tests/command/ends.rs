@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! When and how the command ends, and whatever it was told to write to.
+//! Tests when and how the command ends, and what becomes of what it was told to write to.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -49,12 +49,12 @@ fn programs_end_by_closed_pipes_as_without_the_command() {
     assert_eq!((said.status, &*said.out, &*said.err), (0, "y\n", ""), "{said:?}");
 }
 
-/// `perfctr stat` of a script; what was counted is not looked at.
+/// Runs `perfctr stat` with a script. The counts are not looked at.
 fn run_script(script: &str) -> crate::run::Said {
     said(&mut perfctr(["stat", "-o", "/dev/null", "--", "sh", "-c", script]))
 }
 
-/// `perfctr stat` of a script: exit status, and the runs.
+/// Runs `perfctr stat` with a script. Returns the exit status, and the runs.
 fn runs(options: &[&str], script: &str) -> (i32, Vec<Value>) {
     let path = file(format!("runs-{:?}.json", thread::current().id()));
     let mut command = perfctr(["stat", "--json", "-e", "instructions:u", "-o"]);

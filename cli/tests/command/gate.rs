@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfctr gate`, whose exit status is what continuous integration looks at.
+//! Tests `perfctr gate`, whose exit status is what continuous integration looks at.
 //!
-//! The soft PMU counts time, which never repeats: the baselines differ by far more than that.
+//! The soft PMU counts time, which is never the same twice. The baselines differ by far more than
+//! that.
 
 use std::fs;
 

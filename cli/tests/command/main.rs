@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The command `perfctr` on any machine with Linux: its hardware events count a software clock.
+//! Tests the command `perfctr` on any machine with Linux, with hardware events that count a
+//! software clock.
 
 mod attached;
 mod ends;

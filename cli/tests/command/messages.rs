@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Each refusal says what, why and what to do.
+//! Tests that each refusal says what was refused, why, and what to do.
 
 use std::fs;
 

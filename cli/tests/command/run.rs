@@ -11,14 +11,15 @@ use std::sync::OnceLock;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// A file of this test run.
+/// Returns the path of a file of this test run.
 pub fn file(name: impl AsRef<Path>) -> PathBuf {
     let directory = Path::new(TMP).join(format!("command-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
     directory.join(name)
 }
 
-/// What is preloaded: hardware events count the time that their threads execute.  Unit: ns.
+/// Builds the library that is preloaded: with it, hardware events count the time that their threads
+/// execute. Unit: ns.
 fn soft_pmu() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -29,23 +30,23 @@ fn soft_pmu() -> &'static Path {
     })
 }
 
-/// Has the C compiler make this of that.
+/// Has the C compiler make the file `to` with these arguments.
 pub fn compile(arguments: &[&str], to: &Path) {
     let status = Command::new("cc").args(arguments).arg("-o").arg(to).status().unwrap();
     assert!(status.success(), "cc {arguments:?}");
 }
 
-/// The command, with these arguments.
+/// Returns the command with these arguments.
 pub fn perfctr<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_perfctr"));
     command.env("LD_PRELOAD", soft_pmu()).args(arguments);
     command
 }
 
-/// What it said and did.
+/// The output of a command and its exit status.
 #[derive(Debug)]
 pub struct Said {
-    /// As shells tell it: 128 and the signal if one has ended the command.
+    /// The status as shells tell it: 128 and the signal if one has ended the command.
     pub status: i32,
     pub out: String,
     pub err: String,
@@ -63,11 +64,11 @@ pub fn said(command: &mut Command) -> Said {
     Said { status, out, err }
 }
 
-/// A process that has said that it is ready, and ends with the test.
+/// A process that has said that it is ready, and is ended when this is dropped.
 pub struct Process(Child);
 
 impl Process {
-    /// A shell that does this once it has printed a line.
+    /// Starts a shell that executes this after it has printed a line.
     pub fn shell(script: &[u8]) -> Self {
         use std::os::unix::ffi::OsStrExt;
         let mut command = Command::new("sh");
@@ -78,7 +79,7 @@ impl Process {
         Self(child)
     }
 
-    /// A shell of this name that executes all the time.
+    /// Starts a shell of this name that executes all the time.
     pub fn busy(name: &[u8]) -> Self {
         let octal: String = name.iter().map(|byte| format!("\\{byte:03o}")).collect();
         let script = format!("printf '{octal}' >/proc/$$/comm; echo; while :; do :; done");
@@ -97,7 +98,7 @@ impl Drop for Process {
     }
 }
 
-/// A number that no process has.
+/// Returns a number that no process has.
 pub fn nobody() -> u32 {
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();

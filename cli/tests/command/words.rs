@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What the command takes for its own options, and what it offers.
+//! Tests what the command takes for its own options, and what it offers.
 
 use crate::run::{perfctr, run, said};
 

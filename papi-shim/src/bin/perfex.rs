@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! `perfex`: counts what a program does.
+//! The command `perfex`, which counts what a program does.
 //!
-//! The counters are created by the child that is going to execute the program, through a
-//! descriptor that it inherits; the parent keeps the same descriptor and reads the final sums
-//! from it when the program has ended.
+//! The counters are created by the child that is going to execute the program, through a descriptor
+//! that it inherits. The parent keeps the same descriptor and reads the final sums from it when the
+//! program has ended.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -30,7 +30,7 @@ Counts what COMMAND does, and the time-stamp counter's ticks while it executes.
   -h                print this
 ";
 
-/// What the command line asks for.
+/// The options of the command line.
 #[derive(Debug, Default)]
 struct Options {
     events: Vec<(u64, u32)>,
@@ -38,7 +38,7 @@ struct Options {
     command: Vec<OsString>,
 }
 
-/// An event select with an optional counter; decimal, or hexadecimal with `0x`.
+/// Parses an event select with an optional counter. Numbers are decimal, or hexadecimal with `0x`.
 fn event(text: &str, used: &[(u64, u32)]) -> Result<(u64, u32), String> {
     let number = |text: &str| {
         let parsed = match text.strip_prefix("0x") {
@@ -93,7 +93,7 @@ fn control(events: &[(u64, u32)]) -> Result<Control, String> {
     Ok(control)
 }
 
-/// Runs the command; gives its status and the final sums.
+/// Runs the command. Returns its status and the final sums.
 #[expect(unsafe_code, reason = "what a child does before it executes another program is limited")]
 fn measure(options: &Options) -> Result<(ExitCode, Sums), String> {
     let control = control(&options.events)?;
