@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Treats the pages of vCPUs as a guest's memory: each has a number, which is the frame of its
-//! guest.
+//! Treats the pages of vCPUs as a guest's memory: each has a number, and a frame of its guest. A
+//! guest without rings of its own knows the machine's frames, which are others after it was
+//! restored.
 
 use std::cell::Cell;
 

@@ -154,7 +154,7 @@ pub struct Vcpu {
     /// Whether its kernel has interrupted the thread.
     pub busy: Cell<bool>,
     pub online: Cell<bool>,
-    /// Its guest was saved and restored, and its kernel has not been told yet.
+    /// Whether its guest was saved and restored, and its kernel has not been told yet.
     pub lost_page: Cell<bool>,
     /// Whether the virtual interrupt of an overflow is pending.
     pub virq: Cell<bool>,
