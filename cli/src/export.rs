@@ -246,6 +246,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_named_twice_is_counted_once() {
+        assert_eq!(unique(&[7, 9, 7, 8, 9]), [7, 9, 8]);
+    }
+
+    #[test]
     fn counts_are_written_as_openmetrics_has_them() {
         let (enabled, running) = (Duration::from_millis(3), Duration::from_micros(1_500));
         let count = Total { count: 123_456_789_012, enabled, running };

@@ -296,6 +296,29 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_with_the_number_of_one_that_has_ended_begins_anew() {
+        let mut watch = Watch {
+            events: Vec::new(),
+            threads: Threads::new(&[], &[]).unwrap(),
+            cpus: Vec::new(),
+            before: BTreeMap::new(),
+            looked: Instant::now(),
+        };
+        let mut look = |of_cpus, now: &[(u32, u64)]| {
+            let total = |&(id, n)| (id, String::new(), vec![count(n, 1_000, 1_000)]);
+            let now = now.iter().map(total).collect();
+            let rows = watch.since(of_cpus, now, Duration::from_secs(1));
+            rows.iter().map(|row| (row.id, row.counts[0])).collect::<Vec<_>>()
+        };
+        assert_eq!(look(false, &[(7, 500), (9, 20)]), []);
+        assert_eq!(look(true, &[(7, 1_000)]), [], "CPU 7 is not thread 7");
+        assert_eq!(look(false, &[(9, 26)]), [(9, 6)]);
+        assert_eq!(look(false, &[(7, 800), (9, 30)]), [(9, 4)], "another thread 7");
+        assert_eq!(look(false, &[(7, 803), (9, 35)]), [(7, 3), (9, 5)]);
+        assert_eq!(look(true, &[(7, 1_011)]), [(7, 11)]);
+    }
+
+    #[test]
     fn rows_are_drawn_and_printed() {
         let events = [Event::INSTRUCTIONS.user()];
         let mut terminal = Terminal::new(TestBackend::new(70, 6)).unwrap();

@@ -101,6 +101,16 @@ mod tests {
     }
 
     #[test]
+    fn only_a_file_that_is_absent_is_an_empty_baseline() {
+        // A directory cannot be read as a file, whoever tries.
+        let folder = std::env::temp_dir();
+        let error = format!("{:#}", Baseline::read(&folder).unwrap_err());
+        assert!(error.starts_with(&format!("cannot read {}", folder.display())), "{error}");
+        let absent = folder.join("perfctr-no-such-folder/baseline.json");
+        assert_eq!(Baseline::read(&absent).unwrap(), Baseline::default());
+    }
+
+    #[test]
     fn ranges_are_of_all_runs() {
         assert_eq!(Range::of([8, 7, 9].into_iter()), Some(Range { min: 7, max: 9 }));
         assert_eq!(Range::of([].into_iter()), None);

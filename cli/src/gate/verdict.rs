@@ -168,6 +168,9 @@ mod tests {
         let before = benchmark(&[("a", u64::MAX, u64::MAX)]);
         let all = Compared::all(Some(&before), &benchmark(&[("a", 7, 7)]), u64::MAX);
         assert_eq!(all[0].verdict, Verdict::Same);
+        let before = benchmark(&[("a", u64::MAX - 3, u64::MAX - 1)]);
+        let all = Compared::all(Some(&before), &benchmark(&[("a", u64::MAX, u64::MAX)]), 5);
+        assert_eq!(all[0].verdict, Verdict::Same, "3 more of 5 that are allowed");
     }
 
     #[test]

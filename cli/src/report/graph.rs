@@ -77,4 +77,19 @@ mod tests {
 ";
         assert_eq!(tree(&profile, &names), expected);
     }
+
+    #[test]
+    fn what_has_less_than_5_of_1000_samples_is_left_out() {
+        let (mut profile, names) = profile();
+        for (stack, samples) in profile.stacks.iter_mut().zip([991, 4, 5]) {
+            stack.samples = samples;
+        }
+        let text = tree(&profile, &names);
+        let of_two: Vec<&str> = text.lines().skip_while(|line| !line.ends_with("two")).collect();
+        assert_eq!(
+            of_two,
+            ["         9    0.90  8 two", "         5    0.50    f"],
+            "`main` has 4, and is left out"
+        );
+    }
 }

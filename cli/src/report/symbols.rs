@@ -228,6 +228,15 @@ mod tests {
     }
 
     #[test]
+    fn code_between_functions_is_of_none_of_them() {
+        let unknown = Source::unknown(&Module::new("/bin/a".as_ref(), None));
+        let source = Source { functions: vec![0x10..0x20, 0x28..0x30], ..unknown };
+        let symbol = |address| source.name(address).symbol().to_owned();
+        assert_eq!([0xf, 0x20, 0x27, 0x30].map(symbol), ["[a]"; 4]);
+        assert_eq!([0x10, 0x1f, 0x28, 0x2f].map(symbol), ["a+0x10", "a+0x10", "a+0x28", "a+0x28"]);
+    }
+
+    #[test]
     fn another_file_of_the_same_name_is_refused() {
         let mut module = this();
         module.build_id = Some("aa".into());

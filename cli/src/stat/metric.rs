@@ -21,8 +21,7 @@ pub fn of(n: usize, counted: &[(Event, f64)], time: Duration) -> Option<Metric> 
     let (event, value) = *counted.get(n)?;
     let same = |of: Event| {
         let is = |other: &Event| *other == in_mode(of, event);
-        let found = counted.iter().find(|(other, _)| is(other));
-        found.map(|(_, count)| *count).filter(|count| *count > 0.0)
+        counted.iter().find(|(other, _)| is(other)).map(|(_, count)| *count)
     };
     let is = |of: Event| event == in_mode(of, event);
     let metric = |value: f64, unit| value.is_finite().then_some(Metric { value, unit });
@@ -75,5 +74,13 @@ mod tests {
         assert_eq!(of(5), None, "references were not counted");
         assert_eq!(of(6), Some((2.0, "M/sec")));
         assert_eq!(super::of(3, &counted, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn there_is_no_ratio_by_0() {
+        for misses in [0.0, 7.0] {
+            let counted = [(Event::BRANCH_MISSES, misses), (Event::BRANCHES, 0.0)];
+            assert_eq!(of(0, &counted, Duration::from_secs(1)), None, "{misses} by 0");
+        }
     }
 }

@@ -309,6 +309,16 @@ mod tests {
     }
 
     #[test]
+    fn runs_are_as_good_as_the_one_that_was_counted_least() {
+        let mut runs = [run([10, 4]), run([12, 4]), run([11, 4])];
+        for (run, share) in runs.iter_mut().zip([0.75, 0.25, 0.5]) {
+            run.counts[0].share = share;
+        }
+        let summaries = Summary::all(&[Event::BRANCHES.user(), Event::CYCLES.user()], &runs);
+        assert_eq!(summaries.iter().map(|summary| summary.share).collect::<Vec<_>>(), [0.25, 1.0]);
+    }
+
+    #[test]
     fn programs_that_read_perfs_csv_read_ours() {
         let options = options(&["--csv", "--per-thread", "-e", "instructions:u,cycles:u", "a"]);
         let text = |runs: &[Run]| csv(&options, &Summary::all(&options.event, runs), runs);
@@ -329,13 +339,15 @@ mod tests {
         let mut text = Vec::new();
         let (start, before) = (Instant::now(), vec![0]);
         let mut intervals = Intervals { options: &options, sink: &mut text, start, before };
-        for value in [7, 7, 19] {
-            intervals.print(&[Count { value, share: 1.0 }]).unwrap();
+        // The last but one is an estimate that is less than the one before.
+        for (value, share) in [(7, 1.0), (7, 0.5), (19, 0.25), (12, 0.2), (20, 0.4)] {
+            intervals.print(&[Count { value, share }]).unwrap();
         }
         let text = String::from_utf8(text).unwrap();
         let rest = |line: &str| line.split_once(',').map(|(_, rest)| rest.to_owned());
         let lines: Vec<_> = text.lines().filter_map(rest).collect();
-        assert_eq!(lines, [7, 0, 12].map(|n| format!("{n},,branches:u,,100.00,,")));
+        let expected = [(7, 100), (0, 50), (12, 25), (0, 20), (1, 40)];
+        assert_eq!(lines, expected.map(|(n, share)| format!("{n},,branches:u,,{share}.00,,")));
     }
 
     #[test]
