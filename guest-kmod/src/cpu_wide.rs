@@ -274,6 +274,15 @@ mod tests {
     const ONE: Owner = 1;
     const OTHER: Owner = 2;
 
+    #[test]
+    fn whether_cpus_count_is_no_part_of_the_numbers_of_threads() {
+        for started in [false, true] {
+            let users = Users { threads: 3, privileged: 5, started };
+            let Users { threads, privileged, started: unpacked } = Users::unpack(users.pack());
+            assert_eq!((threads, privileged, unpacked), (3, 5, started));
+        }
+    }
+
     fn state() -> CpuState {
         CpuState { control: control(&[counter(0, INSTRUCTIONS)]), ..CpuState::default() }
     }

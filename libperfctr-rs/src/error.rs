@@ -203,5 +203,10 @@ mod tests {
         assert!(said.contains("ulimit -n") && error.source().is_none(), "{said}");
         assert_eq!(error.errno(), Some(libc::EMFILE));
         assert_eq!(Error::Disturbed.errno(), None);
+        let not_loaded = Error::NotLoaded(io::Error::from_raw_os_error(libc::EBUSY));
+        assert_eq!(not_loaded.errno(), Some(libc::EBUSY));
+        let (provider, cause) = (Provider::Paravirt, Cause::ModulePolicy);
+        let refusal = Refusal { provider, cause, errno: libc::EACCES };
+        assert_eq!(Error::Refused(refusal).errno(), Some(libc::EACCES));
     }
 }

@@ -201,6 +201,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_raw_events_modes_are_those_that_were_asked_for() {
+        // Edge, inversion and counter mask are the event's; modes, enable and interrupt are not.
+        let event = Event::raw(0x0184_01c0 | EVNTSEL_RINGS | EVNTSEL_EN);
+        assert_eq!(event.word(), Some(0x0184_01c0));
+        assert_eq!(
+            [event, event.user(), event.kernel()].map(|event| event.rings),
+            [EVNTSEL_RINGS, EVNTSEL_USR, EVNTSEL_OS]
+        );
+    }
+
+    #[test]
     fn events_are_keys() {
         let slot = PhysSlot::general(0).unwrap();
         let event = Event::INSTRUCTIONS;

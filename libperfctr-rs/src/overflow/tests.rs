@@ -53,6 +53,19 @@ fn a_queue_holds_overflows_until_they_are_taken() {
 }
 
 #[test]
+fn a_queue_passes_over_signals_that_came_for_another_reason() {
+    // Real-time signals wait behind each other; a standard one would be lost in the first.
+    let signal = libc::SIGRTMIN();
+    let queue = Queue::new(signal).unwrap();
+    let sent = [(libc::SI_QUEUE, 1), (SIGNAL_CODE, 2), (libc::SI_QUEUE, 4), (SIGNAL_CODE, 8)];
+    for (code, counters) in sent {
+        overflow(signal, code, counters);
+    }
+    let taken = [(); 3].map(|()| queue.take().unwrap().map(|overflow| overflow.counters));
+    assert_eq!(taken, [Some(2), Some(8), None]);
+}
+
+#[test]
 fn resuming_nothing_is_an_error_and_leaves_errno() {
     // SAFETY: the calling thread's `errno`.
     let errno = unsafe { &mut *libc::__errno_location() };

@@ -17,7 +17,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, alarm};
+use nix::unistd::{Pid, alarm, pause};
 use shared_abi::ioctl::Sums;
 use vm_tests::raw::{Refusal, open_device};
 use vm_tests::stats::until_threads;
@@ -94,7 +94,38 @@ pub fn run(tally: &mut Tally) -> Result<()> {
         let name = format!("whatever a tracer asks at {stop:?} stops");
         tally.check(&name, outcome.map_err(|error| format!("{error:#}")));
     }
+    let outcome = as_user(NOBODY, only_its_tracer).and_then(|()| until_threads(0));
+    let name = "a stopped thread gets counters from nobody but its tracer";
+    tally.check(name, outcome.map_err(|error| format!("{error:#}")));
     Ok(())
+}
+
+/// Checks that another process of the same user is refused what the tracer may ask for.
+fn only_its_tracer() -> Result<()> {
+    alarm::set(PATIENCE_S);
+    let tracee = Child::fork(|| {
+        loop {
+            pause();
+        }
+    })?;
+    ptrace::seize(tracee.pid, Options::PTRACE_O_EXITKILL).context("cannot trace")?;
+    ptrace::interrupt(tracee.pid)?;
+    let status = waitpid(tracee.pid, Some(WaitPidFlag::__WALL))?;
+    ensure!(matches!(status, WaitStatus::PtraceEvent(..)), "{status:?} in place of a stop");
+    let (device, target) = (open_device()?, tracee.pid.as_raw() as u32);
+    let refused = |what: &str, answer| {
+        ensure!(answer == Err(Refusal::ESRCH), "another process {what}: {answer:?}");
+        Ok(())
+    };
+    Child::fork(|| refused("gives it counters", device::create(&open_device()?, target)))?
+        .join()?;
+    device::create(&device, target).context("its tracer gives it counters")?;
+    let control = || device::control(&device, counting(&[USER]));
+    // By the descriptor that it has inherited from the tracer.
+    Child::fork(|| refused("starts its counters", control()))?.join()?;
+    control().context("its tracer starts its counters")?;
+    Child::fork(|| refused("starts its counters anew", control()))?.join()?;
+    tracee.kill()
 }
 
 /// Returns some of all cases, see [`SHARE`]. The long tier has all.

@@ -194,8 +194,11 @@ fn polled() -> Result<()> {
     let woken = &AtomicBool::new(false);
     thread::scope(|scope| {
         let reader = scope.spawn(move || -> Result<(u64, u64)> {
+            let start = Instant::now();
             let waited = records.wait(PATIENCE)?;
             woken.store(true, Ordering::Relaxed);
+            // A wait that ends in vain looks once more, and would find the records then.
+            ensure!(start.elapsed() < PATIENCE, "nobody has woken the reader");
             ensure!(waited.ready, "{waited:?}");
             let mut taken = all(&mut records)?.len() as u64;
             ensure!(taken >= watermark, "woken after {taken} records");
