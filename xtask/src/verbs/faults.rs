@@ -21,7 +21,10 @@ pub struct Args {
     /// Try only the faults of one list, such as driver.
     #[arg(long, value_name = "NAME")]
     list: Option<String>,
-    /// Try only a part of the faults, such as 0/8, 1/8 and so on.
+    /// Only those that are in one build with others, as the usual run of the tests has them.
+    #[arg(long)]
+    switched_only: bool,
+    /// Only a part of them, such as 0/8, 1/8 and so on.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
     /// Try none, but count those of each part of the project, here and in docs/faults.md.
@@ -31,12 +34,12 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let Args { tier, only, list, shard, counts } = args;
+    let Args { tier, only, list, switched_only, shard, counts } = args;
     if counts {
         print!("{}", write_counts(&sh::project())?);
         return Ok(ExitCode::SUCCESS);
     }
-    let verdicts = faults::try_all(&Choice { tier, only, list, shard })?;
+    let verdicts = faults::try_all(&Choice { tier, only, list, switched_only, shard })?;
     print!("{}", faults::table(&verdicts));
     faults::all_caught(&verdicts)?;
     Ok(ExitCode::SUCCESS)

@@ -19,15 +19,15 @@ use crate::tools::sh;
 /// them, another one every day.
 const SHARDS: usize = 5;
 
-/// Runs the suite: it tries a part of the host tier's faults, and in the long tier all of them. The
-/// simulator's faults are tried by the suite of that name, those that need the testbed by `cargo
-/// xtask faults --tier vm`.
+/// The suite: a part of the host tier's faults, in the long tier all of them. Those that need a
+/// build of their own take most of the time, and are left to the long tier. The simulator's are
+/// tried by the suite of that name, the testbed's by `cargo xtask faults --tier vm`.
 pub fn suite(report: &mut Report) -> Result<()> {
-    let shard = match report.volume {
-        Volume::Usual => Some(Shard { number: days() % SHARDS, of: SHARDS }),
-        Volume::Long => None,
+    let (shard, switched_only) = match report.volume {
+        Volume::Usual => (Some(Shard { number: days() % SHARDS, of: SHARDS }), true),
+        Volume::Long => (None, false),
     };
-    let choice = Choice { tier: Some(Tier::Host), shard, ..Choice::default() };
+    let choice = Choice { tier: Some(Tier::Host), shard, switched_only, ..Choice::default() };
     let mut verdicts = Vec::new();
     let name = shard.map_or("every fault is noticed".to_owned(), |shard| {
         format!("every fault of the day's part, {shard}, is noticed")
@@ -81,7 +81,9 @@ pub struct Choice {
     /// If given, only the faults of this list are tried. It is named by its file without the
     /// ending.
     pub list: Option<String>,
-    /// If given, only this part of the faults is tried.
+    /// Only those that are in one build with others.
+    pub switched_only: bool,
+    /// A part of them.
     pub shard: Option<Shard>,
 }
 
@@ -91,6 +93,7 @@ impl Choice {
             self.tier.is_none_or(|tier| tier == fault.tier)
                 && self.only.as_ref().is_none_or(|only| *only == fault.name)
                 && self.list.as_ref().is_none_or(|list| *list == fault.list)
+                && !(self.switched_only && fault.alone)
         };
         let wanted: Vec<Fault> = faults.into_iter().filter(is_wanted).collect();
         let shard = self.shard.unwrap_or(Shard { number: 0, of: 1 });
@@ -196,7 +199,13 @@ mod tests {
         assert_eq!([part("0/2"), part("1/2")], ["ACE", "BD"]);
         assert!("2/2".parse::<Shard>().is_err() && "2".parse::<Shard>().is_err());
         let other = Choice { only: Some("F".to_owned()), ..Choice::default() };
-        assert!(other.pick(all).is_err());
+        assert!(other.pick(all.clone()).is_err());
+        let mut all = all;
+        all[1].alone = true;
+        let shard = Some("1/2".parse().unwrap());
+        let switched = Choice { switched_only: true, shard, ..Choice::default() };
+        let names = |part: Vec<Fault>| part.into_iter().map(|fault| fault.name).collect::<String>();
+        assert_eq!(names(switched.pick(all).unwrap()), "CE", "parts of those that are left");
     }
 
     #[test]

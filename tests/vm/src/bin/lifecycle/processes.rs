@@ -2,6 +2,7 @@
 //! Tests how processes begin and end.
 #![expect(unsafe_code, reason = "fork is what is tested")]
 
+use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
 use std::mem::forget;
 use std::os::unix::process::CommandExt;
@@ -9,9 +10,12 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
+use perfctr::rdpmc::Hardware;
 use perfctr::{Error, Event, Provider, Session};
+use shared_abi::read::Counters;
 use vm_tests::stats::{threads, until_threads};
 use vm_tests::witness::Witness;
 
@@ -125,6 +129,26 @@ fn a_forked_child_is_told_so() -> Result<()> {
             && session.vcpu_page(0).is_none()
     })?;
     exact(&witness)
+}
+
+/// In a guest whose kernel says who may execute RDPMC, and not its hypervisor: who has no pages of
+/// its own may not, though its address space began as a copy of one that has.
+pub fn a_forked_child_reads_no_counter() -> Result<()> {
+    let session = counting()?;
+    ensure!(session.read::<1>()?.direct, "the parent itself reads nothing directly");
+    // SAFETY: no other thread of this program runs now, so the child may do anything.
+    let status = match unsafe { fork()? } {
+        ForkResult::Child => {
+            black_box(Hardware.counter(0));
+            // SAFETY: as in `in_child`.
+            unsafe { libc::_exit(0) }
+        }
+        ForkResult::Parent { child } => waitpid(child, None)?,
+    };
+    let refused = matches!(status, WaitStatus::Signaled(_, Signal::SIGSEGV, _));
+    ensure!(refused, "the child ended so: {status:?}");
+    ensure!(session.read::<1>()?.direct, "the parent reads nothing directly any more");
+    Ok(())
 }
 
 fn a_forked_child_opens_its_own() -> Result<()> {
