@@ -219,7 +219,23 @@ mod tests {
         control.cpu_control.evntsel_high[0] = 0x304;
         let device = of_thread(&info(VENDOR_AMD), &control).unwrap();
         assert_eq!(device.counter[0].evntsel >> 32, 4);
+        control.cpu_control.evntsel_high[..2].copy_from_slice(&[0x304, 0x103]);
+        let device = of_thread(&info(VENDOR_AMD), &control).unwrap();
+        let back = thread_from_device(&device).cpu_control;
+        assert_eq!(back.evntsel_high[..3], [4, 3, 0]);
+        assert_eq!(back.evntsel, control.cpu_control.evntsel);
         control.cpu_control.evntsel_high[0] = 0x10;
         assert_eq!(of_thread(&info(VENDOR_AMD), &control).unwrap_err(), Errno::INVAL);
+    }
+
+    #[test]
+    fn amd_has_no_offcore_responses_and_what_is_there_means_nothing() {
+        let mut control = one_of_each();
+        control.cpu_control.offcore_rsp = [0x800, !0];
+        assert!(of_thread(&info(VENDOR_AMD), &control).is_ok());
+        control.cpu_control.offcore_rsp = [OFFCORE_RSP_BITS, 0x800];
+        assert_eq!(of_thread(&info(VENDOR_INTEL), &control).unwrap_err(), Errno::INVAL);
+        control.cpu_control.offcore_rsp = [OFFCORE_RSP_BITS, 1];
+        assert!(of_thread(&info(VENDOR_INTEL), &control).is_ok());
     }
 }

@@ -63,3 +63,15 @@ same! {
 pub extern "C" fn rvperfctr_close(handle: Rvperfctr) {
     vperfctr_close(handle);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_positive_number_is_a_thread() {
+        for pid in [0, -1, c_int::MIN] {
+            assert_eq!(open(pid).err(), Some(Errno::SRCH), "{pid}");
+        }
+    }
+}

@@ -54,3 +54,35 @@ impl Ring {
         tail.store(end, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memmap2::MmapMut;
+
+    use super::*;
+
+    #[test]
+    fn records_across_the_end_are_taken_whole_and_once() {
+        let mut map = MmapMut::map_anon(PAGE_BYTES + BYTES).unwrap();
+        for (at, byte) in map[PAGE_BYTES..].iter_mut().enumerate() {
+            *byte = (at % 251) as u8;
+        }
+        let ring = Ring { map: map.into() };
+        let [head, tail] = [
+            offset_of!(perf_event_mmap_page, data_head),
+            offset_of!(perf_event_mmap_page, data_tail),
+        ]
+        .map(|offset| ring.word(offset));
+        // The kernel's ends only grow: these are some rounds later.
+        let begin = 3 * BYTES as u64 - 16;
+        tail.store(begin, Ordering::Relaxed);
+        let mut taken = Vec::new();
+        for (end, expected) in [(begin + 8, 8), (begin + 40, 40), (begin + 40, 40)] {
+            head.store(end, Ordering::Relaxed);
+            ring.drain(&mut taken);
+            assert_eq!((taken.len(), tail.load(Ordering::Relaxed)), (expected, end));
+        }
+        let places = (BYTES - 16..BYTES).chain(0..24);
+        assert_eq!(taken, places.map(|at| (at % 251) as u8).collect::<Vec<_>>());
+    }
+}

@@ -79,4 +79,13 @@ mod tests {
         assert_eq!(serde_json::to_value(&totals).unwrap()["b"]["count"], 2);
         assert_eq!(totals.iter().map(|(name, _)| name).collect::<String>(), "ab");
     }
+
+    #[test]
+    fn a_name_that_begins_another_is_found_behind_it() {
+        let values = [5, 7, 9].map(|count| Total::of_ns(count, 0, 0)).to_vec();
+        let names = ["cycles:u", "cycles", "cycles:k"].map(str::to_owned).into();
+        let totals = Totals { names, values };
+        assert_eq!(["cycles", "cycles:u", "cycles:k"].map(|name| totals[name].count), [7, 5, 9]);
+        assert_eq!(totals.get("cyc"), None);
+    }
 }
