@@ -265,6 +265,8 @@ mod tests {
              123456789012.0",
             "perfctr_thread_counted_seconds_total{tid=\"7\",name=\"a\\\"b\",\
              event=\"instructions:u\"} 0.0015",
+            "perfctr_thread_enabled_seconds_total{tid=\"7\",name=\"a\\\"b\",\
+             event=\"instructions:u\"} 0.003",
             "# TYPE perfctr_thread_counted_seconds counter",
             "# EOF",
         ] {

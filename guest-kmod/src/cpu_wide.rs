@@ -54,7 +54,8 @@ impl Users {
 
     const fn pack(self) -> u64 {
         let word = (self.threads as u64) | (self.privileged as u64) << 32;
-        if self.started { word | STARTED } else { word & !STARTED }
+        let started = if self.started { STARTED } else { 0 };
+        word & !STARTED | started
     }
 }
 

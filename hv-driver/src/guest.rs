@@ -104,7 +104,33 @@ impl Guest {
 
 #[cfg(test)]
 mod tests {
+    use shared_abi::caps::{VENDOR_AMD, VENDOR_INTEL};
+    use shared_abi::{CounterWidth, PmuCaps};
+
     use super::*;
+
+    #[test]
+    fn each_guest_is_gated_by_the_best_that_its_pmu_has() {
+        let width = CounterWidth::new(48).unwrap();
+        let gate = |vendor, features, rings| {
+            let (general_width, fixed_width) = (width, width);
+            let (general, fixed) = (4, 3);
+            let version = 2;
+            let caps =
+                PmuCaps { vendor, version, features, general, fixed, general_width, fixed_width };
+            Gate::new(&caps, rings)
+        };
+        for (vendor, features, folded, hardware) in [
+            (VENDOR_INTEL, CAPS_GLOBAL_INTEL, Gate::Global, Gate::Entry),
+            (VENDOR_AMD, CAPS_GLOBAL_AMD | CAPS_GUEST_ONLY, Gate::Global, Gate::GuestOnly),
+            (VENDOR_AMD, CAPS_GUEST_ONLY, Gate::Selectors, Gate::GuestOnly),
+            (VENDOR_AMD, CAPS_GLOBAL_AMD, Gate::Global, Gate::Global),
+            (VENDOR_AMD, 0, Gate::Selectors, Gate::Selectors),
+        ] {
+            let gates = [Rings::Folded, Rings::Hardware].map(|rings| gate(vendor, features, rings));
+            assert_eq!(gates, [folded, hardware], "{features:#x}");
+        }
+    }
 
     #[test]
     fn the_guests_clock_is_scaled_and_then_moved() {

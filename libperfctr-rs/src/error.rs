@@ -205,6 +205,8 @@ mod tests {
         assert_eq!(Error::Disturbed.errno(), None);
         let not_loaded = Error::NotLoaded(io::Error::from_raw_os_error(libc::EBUSY));
         assert_eq!(not_loaded.errno(), Some(libc::EBUSY));
+        let read = ReadError::NotLoaded(-libc::ENODEV);
+        assert_eq!(Error::from_read(read).errno(), Some(libc::ENODEV));
         let (provider, cause) = (Provider::Paravirt, Cause::ModulePolicy);
         let refusal = Refusal { provider, cause, errno: libc::EACCES };
         assert_eq!(Error::Refused(refusal).errno(), Some(libc::EACCES));

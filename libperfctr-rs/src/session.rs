@@ -322,7 +322,7 @@ impl Session {
         let first = self.backend.counts(before)?;
         body();
         let last = self.backend.counts(after)?;
-        Ok((last.retries, first.direct && last.direct))
+        Ok(around(&first, &last))
     }
 
     /// Returns the page that the guest kernel publishes for this thread.  It is meant for
@@ -340,6 +340,12 @@ impl Session {
     pub fn vcpu_page(&self, n: u32) -> Option<&VcpuPage> {
         self.backend.paravirt()?.vcpu_page(n)
     }
+}
+
+/// Returns the retries of the second of two readings, and whether both were made without a system
+/// call.
+fn around(first: &Taken, last: &Taken) -> (u32, bool) {
+    (last.retries, first.direct && last.direct)
 }
 
 impl Drop for Session {
@@ -371,6 +377,15 @@ mod tests {
             assert_eq!((reading(later) - reading(earlier)).direct, both, "{earlier} {later}");
             let counts = |direct| Counts { counts: [2], retries: 0, direct };
             assert_eq!((counts(later) - counts(earlier)).direct, both, "{earlier} {later}");
+        }
+    }
+
+    #[test]
+    fn a_region_is_direct_if_it_begins_and_ends_so() {
+        for (begins, ends) in [(true, true), (true, false), (false, true), (false, false)] {
+            let first = Taken { tsc: 1, retries: 3, direct: begins };
+            let last = Taken { tsc: 9, retries: 5, direct: ends };
+            assert_eq!(around(&first, &last), (5, begins && ends), "{begins} {ends}");
         }
     }
 

@@ -102,6 +102,9 @@ mod tests {
         assert_eq!(found[1].1, of(&[(inlined, 1), ("f", 2)]));
         assert_eq!((found[0].0.as_str(), found[1].0.as_str()), (Some("7"), Some("8")));
         assert_eq!(threads[1]["samples"]["weightType"], "samples");
+        let deltas = threads[1]["samples"]["timeDeltas"].as_array().unwrap();
+        let deltas: Vec<f64> = deltas.iter().map(|delta| delta.as_f64().unwrap()).collect();
+        assert_eq!(deltas, [0.0, 1.0], "the second stack begins behind the first one's sample");
         assert_eq!(document["meta"]["symbolicated"], true);
     }
 

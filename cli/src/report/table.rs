@@ -69,6 +69,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nothing_is_0_percent_of_nothing() {
+        assert_eq!([(0, 0), (1, 8)].map(|(samples, all)| percent(samples, all)), ["0.00", "12.50"]);
+    }
+
+    #[test]
     fn samples_are_told_apart_by_what_is_asked_for() {
         let (profile, names) = profile();
         let table = |keys: &[Key]| table(&profile, &names, keys);

@@ -306,6 +306,8 @@ mod tests {
         let metric = Metric { value: 2.75, unit: "insn per cycle" };
         assert_eq!(summaries[0].metric, Some(metric));
         assert_eq!(Summary::all(&events[..1], &runs)[0].metric, None);
+        let rate = Summary::all(&[Event::BRANCHES.user()], &runs)[0].metric.unwrap();
+        assert!((rate.value - 2.75).abs() < 1e-9 && rate.unit == "M/sec", "{rate:?}: 11 in 4 us");
     }
 
     #[test]

@@ -446,3 +446,46 @@ const fn errno(error: ReadError) -> Errno {
         | ReadError::Faulted => Errno::NODEV,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{INSTRUCTIONS, Machine, counter};
+
+    #[test]
+    fn a_thread_that_slept_in_place_is_told_that_the_page_could_not_be_taken_back() {
+        let machine = Machine::new();
+        let thread = machine.thread();
+        thread.start(&[counter(0, INSTRUCTIONS)]);
+        thread.execute(40);
+        thread.switch_out();
+        machine.refuse(Some(Errno::NODEV));
+        assert_eq!(machine.on(0, |cpu| cpu.make_room()), Err(Errno::NODEV));
+        machine.refuse(None);
+        thread.switch_in(0);
+        assert_eq!(thread.read().err(), Some(Errno::NODEV));
+    }
+
+    #[test]
+    fn a_new_page_is_for_threads_though_the_one_before_was_for_the_whole_cpu() {
+        Machine::new().on(0, |cpu| {
+            cpu.close_gate(true);
+            assert_eq!((cpu.vcpu.counts_cpu_wide(), cpu.may_load()), (true, Err(Errno::BUSY)));
+            cpu.forget_page();
+            cpu.register(2, 7).unwrap();
+            assert_eq!((cpu.vcpu.counts_cpu_wide(), cpu.may_load()), (false, Ok(())));
+            assert_eq!(cpu.make_room(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_vcpu_without_a_page_counts_neither_for_the_whole_cpu_nor_for_threads() {
+        Machine::new().on(0, |cpu| {
+            cpu.forget_page();
+            for closed in [true, false] {
+                cpu.close_gate(closed);
+                assert_eq!((cpu.vcpu.counts_cpu_wide(), cpu.may_load()), (false, Err(Errno::NXIO)));
+            }
+        });
+    }
+}

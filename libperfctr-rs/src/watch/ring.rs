@@ -33,8 +33,9 @@ impl Ring {
         unsafe { &*self.map.as_ptr().wrapping_add(offset).cast::<AtomicU64>() }
     }
 
-    /// Moves what the kernel has written since the last call to the end of `bytes`.
-    pub(super) fn drain(&self, bytes: &mut Vec<u8>) {
+    /// Takes what the kernel has written since the last call.
+    pub(super) fn drain(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
         let tail = self.word(offset_of!(perf_event_mmap_page, data_tail));
         // ATOMICS: the kernel writes records, then their end; it reuses their place once it reads
         // the other word.
@@ -52,6 +53,7 @@ impl Ring {
             bytes.extend_from_slice(part);
         }
         tail.store(end, Ordering::Release);
+        bytes
     }
 }
 
@@ -77,10 +79,11 @@ mod tests {
         let begin = 3 * BYTES as u64 - 16;
         tail.store(begin, Ordering::Relaxed);
         let mut taken = Vec::new();
-        for (end, expected) in [(begin + 8, 8), (begin + 40, 40), (begin + 40, 40)] {
+        for (end, expected) in [(begin + 8, 8), (begin + 40, 32), (begin + 40, 0)] {
             head.store(end, Ordering::Relaxed);
-            ring.drain(&mut taken);
-            assert_eq!((taken.len(), tail.load(Ordering::Relaxed)), (expected, end));
+            let more = ring.drain();
+            assert_eq!((more.len(), tail.load(Ordering::Relaxed)), (expected, end));
+            taken.extend(more);
         }
         let places = (BYTES - 16..BYTES).chain(0..24);
         assert_eq!(taken, places.map(|at| (at % 251) as u8).collect::<Vec<_>>());

@@ -122,10 +122,8 @@ impl Samples {
     /// [`Error::Malformed`] if a record of the kernel's breaks the rules of its format.
     pub fn take(&mut self) -> Result<Option<Sample>, Error> {
         if self.read.samples.is_empty() {
-            let mut bytes = Vec::new();
             for (_, ring) in &self.rings {
-                bytes.clear();
-                ring.drain(&mut bytes);
+                let bytes = ring.drain();
                 self.read
                     .records(&bytes, self.callers)
                     .ok_or(Error::Malformed("record of a perf event"))?;
