@@ -234,6 +234,9 @@ mod tests {
                 return Err(errno);
             }
             if op == OP_QUERY {
+                let asked = HvQuery::read_from_bytes(argument).unwrap();
+                let version = [ABI_MAJOR, ABI_MINOR].map(u32::from);
+                assert_eq!([asked.abi_major, asked.abi_minor], version, "the guest says its ABI");
                 argument.copy_from_slice(self.answer().as_bytes());
             }
             Ok(())

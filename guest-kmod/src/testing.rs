@@ -22,7 +22,7 @@ use shared_abi::slot::slots_of;
 use shared_abi::sync::AtomicU64;
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::vcpu_page::{VCPU_DIRECT, VCPU_REGISTERED};
-use shared_abi::version::ABI_MAJOR;
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{
     Config, CounterConfig, CounterWidth, Errno, PhysSlot, PmuCaps, ThreadPage, VcpuPage, WireCaps,
 };
@@ -348,6 +348,8 @@ impl Hypervisor for FakeKernel<'_> {
         match op {
             OP_QUERY => {
                 let asked = HvQuery::read_from_bytes(argument).unwrap();
+                // No hypervisor compares it, but the interface has the guest say it.
+                assert_eq!(asked.abi_minor, u32::from(ABI_MINOR));
                 if asked.abi_major != u32::from(ABI_MAJOR) {
                     return Err(Errno::PROTO);
                 }

@@ -111,9 +111,8 @@ mod tests {
 
     #[test]
     fn each_guest_is_gated_by_the_best_that_its_pmu_has() {
-        let width = CounterWidth::new(48).unwrap();
+        let [general_width, fixed_width] = [48, 40].map(|bits| CounterWidth::new(bits).unwrap());
         let gate = |vendor, features, rings| {
-            let (general_width, fixed_width) = (width, width);
             let (general, fixed) = (4, 3);
             let version = 2;
             let caps =
