@@ -166,6 +166,16 @@ mod tests {
     }
 
     #[test]
+    fn records_have_room_for_the_callers_that_were_asked_for() {
+        for (callers, bytes) in [(0, BYTES), (4, 2 * BYTES)] {
+            let (ring, page) = (Ring::default(), ThreadPage::default());
+            ring.begin(&RingRequest { callers, watermark: 2, ..REQUEST }).unwrap();
+            assert_eq!(ring.callers(), callers);
+            assert_eq!(write(&ring, &page, 3), [0, bytes, 2 * bytes]);
+        }
+    }
+
+    #[test]
     fn it_goes_round() {
         let (ring, page) = ring();
         for begin in (0..10 * ROOM).step_by(96) {

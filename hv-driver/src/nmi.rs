@@ -150,6 +150,16 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_armed_again_is_not_on_its_way() {
+        let (expected, hardware) = armed();
+        expected.expect(0b11, true, 1_000);
+        assert!(!expected.explains(&caps(), &hardware), "both are armed still");
+        expected.expect(0b01, true, 1_000);
+        assert!(expected.explains(&caps(), &hardware), "the second is not, and may have come");
+        assert!(!expected.explains(&caps(), &hardware), "once");
+    }
+
+    #[test]
     fn a_vcpu_that_is_left_before_its_overflow_leaves_no_doubt() {
         let (expected, hardware) = armed();
         expected.expect(0, false, 1_000);

@@ -96,6 +96,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_gone_comes_before_what_has_changed_less() {
+        let (before, names) = profile();
+        let mut after = before.clone();
+        after.stacks[0].samples += 1;
+        after.stacks[2].samples = 0;
+        let text = text([(&before, &names), (&after, &names)], &[Key::Line]);
+        let rows: Vec<Vec<&str>> =
+            text.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows, [["200", "0", "-200", "f"], ["400", "500", "+100", "a.c:3"]]);
+    }
+
+    #[test]
     fn what_is_in_one_profile_only_is_compared_with_nothing() {
         let (before, names) = profile();
         let mut after = before.clone();
