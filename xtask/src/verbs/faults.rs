@@ -21,10 +21,10 @@ pub struct Args {
     /// Try only the faults of one list, such as driver.
     #[arg(long, value_name = "NAME")]
     list: Option<String>,
-    /// Only those that are in one build with others, as the usual run of the tests has them.
+    /// Try only the faults that share one build, as the usual run of the tests does.
     #[arg(long)]
     switched_only: bool,
-    /// Only a part of them, such as 0/8, 1/8 and so on.
+    /// Try only a part of the faults, such as 0/8, 1/8 and so on.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
     /// Try none, but count those of each part of the project, here and in docs/faults.md.

@@ -19,9 +19,10 @@ use crate::tools::sh;
 /// them, another one every day.
 const SHARDS: usize = 5;
 
-/// The suite: a part of the host tier's faults, in the long tier all of them. Those that need a
-/// build of their own take most of the time, and are left to the long tier. The simulator's are
-/// tried by the suite of that name, the testbed's by `cargo xtask faults --tier vm`.
+/// Runs the suite: it tries a part of the host tier's faults, and in the long tier all of them. The
+/// faults that need a build of their own take most of the time, so only the long tier tries them.
+/// The simulator's faults are tried by the suite of that name, those that need the testbed by
+/// `cargo xtask faults --tier vm`.
 pub fn suite(report: &mut Report) -> Result<()> {
     let (shard, switched_only) = match report.volume {
         Volume::Usual => (Some(Shard { number: days() % SHARDS, of: SHARDS }), true),
@@ -81,9 +82,9 @@ pub struct Choice {
     /// If given, only the faults of this list are tried. It is named by its file without the
     /// ending.
     pub list: Option<String>,
-    /// Only those that are in one build with others.
+    /// Whether the faults that need a build of their own are left out.
     pub switched_only: bool,
-    /// A part of them.
+    /// If given, only this part of the faults is tried.
     pub shard: Option<Shard>,
 }
 
