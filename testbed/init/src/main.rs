@@ -16,14 +16,15 @@
 //! the modules and runs the first command, which starts the machine with another copy of this
 //! program in it, and the second one beside it. The copy talks through this program's ports.
 //!
-//! It listens on virtio ports, found by name: `stdout` and `stderr` of the command, `out` with a
-//! tar archive of `/out`, and `control` with one message per line: `ready` before the command
-//! starts, then one of `exit STATUS`, `signal NUMBER`, `refused ERRNO` (a module under test was not
-//! loaded) or `error REASON`. That message is the last thing sent, so that everything else has
-//! arrived before it.
+//! It writes to virtio ports, found by name, or, with the file `io-ports`, to I/O ports: `stdout`
+//! and `stderr` of the command, `out` with a tar archive of `/out`, and `control` with one message
+//! per line: `ready` before the command starts, then one of `exit STATUS`, `signal NUMBER`,
+//! `refused ERRNO` (a module under test was not loaded) or `error REASON`. That message is the last
+//! thing sent, so that everything else has arrived before it.
 
 mod host;
 mod ports;
+mod relay;
 mod system;
 
 use std::fs;
@@ -62,12 +63,19 @@ fn serve() -> Result<()> {
         system::load_module(module)?;
     }
     system::mount_xenfs()?;
-    let ports = Ports::find()?;
+    let ports = Ports::find(fs::exists(format!("{CONFIG}/io-ports"))?)?;
     if fs::exists(format!("{CONFIG}/machine"))? {
-        return host::serve(&ports, &tested);
+        host::serve(&ports, &tested)?;
+    } else {
+        report(&ports, &tested)?;
     }
+    ports.finish()
+}
+
+/// Runs the command, and says how it has ended.
+fn report(ports: &Ports, tested: &[&str]) -> Result<()> {
     let mut control = ports.open("control")?;
-    let report = match run(&ports, &tested, &mut control) {
+    let report = match run(ports, tested, &mut control) {
         Ok(WaitStatus::Exited(_, status)) => format!("exit {status}"),
         Ok(WaitStatus::Signaled(_, signal, _)) => format!("signal {}", signal as i32),
         Ok(other) => format!("error unexpected wait status {other:?}"),

@@ -29,7 +29,8 @@ const GLUE: Glue = Glue { host: "kvm", dir: "arch/x86/kvm/perfctr" };
 /// it.
 pub const COMMON: &str = "kvm.ko";
 pub const AMD: &str = "kvm-amd.ko";
-pub const MODULES: [&str; 3] = [COMMON, AMD, "kvm-intel.ko"];
+pub const INTEL: &str = "kvm-intel.ko";
+pub const MODULES: [&str; 3] = [COMMON, AMD, INTEL];
 
 /// Builds the modules, and returns their directory.
 pub fn modules(kernel: &Kernel) -> Result<PathBuf> {

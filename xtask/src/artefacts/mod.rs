@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Artefacts, which are built or fetched before a machine can boot or a check can look at them.
 
+pub mod bochs;
 pub mod browser;
 pub mod command;
 pub mod debian;

@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
-use crate::tools::overlay::{self, Files};
+use crate::tools::overlay;
 use crate::tools::sh::{self, cmd};
 
 /// The version in Debian 12, for which the patch is made.
@@ -62,7 +62,7 @@ fn build(source: &Path, ours: &Path) -> Result<PathBuf> {
     let work = cache::root()?.join("work/qemu");
     let log = cache::log("qemu")?;
     let mut files = overlay::read(&ours.join("src"), "")?;
-    files.extend(patched(source, &ours.join("hooks.patch"), &cache::root()?.join("work"))?);
+    files.extend(overlay::patched(source, &ours.join("hooks.patch"), &work)?);
     overlay::apply(source, &work.join("tree"), &files)?;
     let build = work.join("build");
     if !build.join("build.ninja").exists() {
@@ -73,31 +73,4 @@ fn build(source: &Path, ours: &Path) -> Result<PathBuf> {
     let mut ninja = cmd("ninja", [&sh::jobs(), "qemu-system-x86_64"]);
     sh::logged(ninja.current_dir(&build), &log)?;
     Ok(build.join("qemu-system-x86_64"))
-}
-
-/// Returns the files that `patch` changes, as they are afterwards.
-fn patched(source: &Path, patch: &Path, work: &Path) -> Result<Files> {
-    let scratch = work.join("qemu-patched");
-    if scratch.exists() {
-        fs::remove_dir_all(&scratch)?;
-    }
-    fs::create_dir_all(&scratch)?;
-    if !patch.exists() {
-        return Ok(Files::new());
-    }
-    let text = fs::read_to_string(patch)?;
-    let names = text.lines().filter_map(|line| {
-        let name = line.strip_prefix("+++ b/")?;
-        Some(name.split('\t').next().unwrap_or(name))
-    });
-    for name in names {
-        let copy = scratch.join(name);
-        fs::create_dir_all(copy.parent().context("a patched file has a directory")?)?;
-        if source.join(name).exists() {
-            fs::copy(source.join(name), copy)?;
-        }
-    }
-    let mut apply = cmd("patch", ["-p1", "--no-backup-if-mismatch", "-i"]);
-    sh::output(apply.arg(patch).current_dir(&scratch))?;
-    overlay::read(&scratch, "")
 }

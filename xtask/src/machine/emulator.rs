@@ -2,18 +2,18 @@
 //! Starts the emulator with its command line on one run's files.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::hardware::{LINUX_ARGS, PORTS, every, linux_args};
-use super::profile::Topology;
+use super::disc;
+use super::hardware::{PORTS, every};
+use super::profile::{Emulator, Topology};
+use super::software::Software;
 use super::spec::Spec;
-use super::{host, initramfs};
-use crate::artefacts::{kernel, qemu, rootfs, xen};
+use crate::artefacts::{bochs, qemu};
 use crate::tools::sh::cmd;
 
 /// The emulator's monitor (QMP), a socket in the run's directory.
@@ -24,31 +24,38 @@ pub const SERIAL: &str = "serial";
 
 /// Builds or finds every part, writes the initramfs and starts the emulator.
 pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
-    let emulator = qemu::qemu()?;
-    let kernel = kernel::of(spec.linux.as_deref())?;
-    let mut layer = initramfs::layer(spec, &kernel)?;
-    let mut image = kernel.image.clone();
-    if let Some(host) = &spec.topology.kvm {
-        let mut guest = fs::read(rootfs::rootfs()?)?;
-        guest.extend(&layer);
-        layer = host::layer(host, spec, &kernel, &guest, layer.len() as u64 >> 20)?;
-        image = host::kernel(host)?.image;
+    match spec.topology.emulator {
+        Emulator::Qemu => {
+            let emulator = qemu::qemu()?;
+            let software = Software::write(spec, dir)?;
+            start_qemu(&emulator, spec, &software, dir)
+        }
+        Emulator::Bochs => {
+            let emulator = bochs::bochs()?;
+            let software = Software::write(spec, dir)?;
+            disc::start_bochs(&emulator, spec, &software, dir)
+        }
     }
-    let mut initrd = File::create(dir.join("initrd"))?;
-    let mut base = File::open(rootfs::rootfs()?)?;
-    std::io::copy(&mut base, &mut initrd)?;
-    let mut files = layer.len() as u64;
-    if let Some(system) = &spec.system {
-        files += std::io::copy(&mut File::open(system)?, &mut initrd)?;
-    }
-    initrd.write_all(&layer)?;
-    symlink(image, dir.join("vmlinux"))?;
+}
 
+fn start_qemu(emulator: &Path, spec: &Spec, software: &Software, dir: &Path) -> Result<Child> {
     // The machine ends with this process, however that ends.
     let mut qemu = cmd("setpriv", ["--pdeathsig", "KILL"]);
     qemu.arg(emulator);
-    machine(&mut qemu, &spec.topology, files >> 20);
-    software(&mut qemu, spec, dir)?;
+    machine(&mut qemu, &spec.topology, software.files_mib);
+    symlink(&software.kernel.image, dir.join("vmlinux"))?;
+    match &software.xen {
+        Some((image, args)) => {
+            symlink(image, dir.join("xen"))?;
+            // A comma separates the boot modules unless it is doubled.
+            let modules = format!("vmlinux {},initrd", software.linux.replace(',', ",,"));
+            qemu.args(["-kernel", "xen", "-append", args, "-initrd", &modules]);
+        }
+        None => {
+            let args = ["-kernel", "vmlinux", "-append", &software.linux, "-initrd", "initrd"];
+            qemu.args(args);
+        }
+    }
     let log = File::create(dir.join("qemu.log"))?;
     qemu.current_dir(dir).stdout(log.try_clone()?).stderr(log).stdin(Stdio::null());
     qemu.spawn().context("cannot start QEMU")
@@ -56,9 +63,10 @@ pub fn start(spec: &Spec, dir: &Path) -> Result<Child> {
 
 /// Removes what only the running machine needs.
 pub fn clean(dir: &Path) {
-    for file in ["initrd", "vmlinux", "xen", "control", MONITOR, SERIAL] {
+    for file in ["initrd", "vmlinux", "xen", "disc.iso", "control", MONITOR, SERIAL] {
         fs::remove_file(dir.join(file)).ok();
     }
+    fs::remove_dir_all(dir.join("disc")).ok();
 }
 
 /// Adds the hardware, with room for files of this size.
@@ -95,30 +103,4 @@ fn smp(topology: &Topology) -> Vec<String> {
         "-device".into(),
         format!("{model}-x86_64-cpu,{place},{properties}"),
     ]
-}
-
-/// Adds the software that is booted.
-fn software(qemu: &mut Command, spec: &Spec, dir: &Path) -> Result<()> {
-    let topology = &spec.topology;
-    let linux = match &topology.kvm {
-        Some(host) => format!("{} {LINUX_ARGS}", host.linux),
-        None => linux_args(spec),
-    };
-    match &topology.xen {
-        Some(hypervisor) => {
-            let image = match &hypervisor.image {
-                Some(image) => image.clone(),
-                None => xen::xen(hypervisor.flavour, hypervisor.release.as_deref())?,
-            };
-            symlink(image, dir.join("xen"))?;
-            let args = format!("console=com1 com1=115200,8n1 noreboot {}", hypervisor.args);
-            // A comma separates the boot modules unless it is doubled.
-            let modules = format!("vmlinux {},initrd", linux.replace(',', ",,"));
-            qemu.args(["-kernel", "xen", "-append", &args, "-initrd", &modules]);
-        }
-        None => {
-            qemu.args(["-kernel", "vmlinux", "-append", &linux, "-initrd", "initrd"]);
-        }
-    }
-    Ok(())
 }

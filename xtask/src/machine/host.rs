@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::hardware;
 use super::initramfs::{self, nul_ended};
-use super::profile::Host;
+use super::profile::{Host, Vendor};
 use super::spec::Spec;
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::{guest, kvm, rootfs};
@@ -58,7 +58,11 @@ pub fn layer(
     archive.file("init", 0o755, &fs::read(guest::init()?)?)?;
     let mut modules = initramfs::boot_modules(&mut archive, &kernel, &MODULES)?;
     let built = if host.release.is_none() { Some(kvm::modules(&kernel)?) } else { None };
-    for (name, args) in [(kvm::COMMON, &host.args), (kvm::AMD, &host.amd_args)] {
+    let vendors = match host.vendor {
+        Vendor::Amd => kvm::AMD,
+        Vendor::Intel => kvm::INTEL,
+    };
+    for (name, args) in [(kvm::COMMON, &host.args), (vendors, &host.vendor_args)] {
         let module = match &built {
             Some(built) => fs::read(built.join(name))?,
             None => kernel.module(&format!("{KVM}/{name}"))?.context(name)?,

@@ -5,6 +5,7 @@
 //! the run's directory; this side follows those files. The console is kept as a log, watched for
 //! crashes, and the whole machine is ended at the first of: the command's end, a crash, a timeout.
 
+mod disc;
 mod emulator;
 mod hardware;
 mod host;
@@ -13,6 +14,7 @@ mod monitor;
 mod outcome;
 mod profile;
 mod runs;
+mod software;
 mod spec;
 mod watch;
 

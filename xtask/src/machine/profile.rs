@@ -10,13 +10,37 @@ use serde::Deserialize;
 use crate::artefacts::xen::Flavour;
 use crate::tools::{cache, sh};
 
+/// What a machine is emulated by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Emulator {
+    /// QEMU's software emulation, which has SVM.
+    #[default]
+    Qemu,
+    /// Bochs, which has VMX.
+    Bochs,
+}
+
+impl Emulator {
+    /// How many times as long as in QEMU things may take: one thread emulates all of Bochs' CPUs.
+    pub fn patience(self) -> u32 {
+        match self {
+            Self::Qemu => 1,
+            Self::Bochs => 4,
+        }
+    }
+}
+
 /// A machine, described by a file in `xtask/profiles`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
+    /// What it is emulated by.
+    #[serde(default)]
+    pub emulator: Emulator,
     /// Number of physical CPUs.
     pub cpus: u32,
-    /// The CPU model with its properties, in QEMU's words.
+    /// The CPU model with its properties, in the emulator's words.
     pub cpu: String,
     /// The properties in which the last CPU differs, in QEMU's words; none by default.
     pub last_cpu: Option<String>,
@@ -51,14 +75,28 @@ pub struct Host {
     pub linux: String,
     /// The parameters of KVM's module.
     pub args: String,
-    /// The parameters of its module for AMD's CPUs.
+    /// The vendor of its CPUs.
     #[serde(default)]
-    pub amd_args: String,
+    pub vendor: Vendor,
+    /// The parameters of KVM's module for this vendor's CPUs.
+    #[serde(default)]
+    pub vendor_args: String,
     /// Whether the host's administrator lets the guest count.
     pub allow: bool,
     /// Whether nothing competes with the guest's vCPUs, or moves them.
     #[serde(default)]
     pub calm: bool,
+}
+
+/// A vendor of CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Vendor {
+    /// With SVM.
+    #[default]
+    Amd,
+    /// With VMX.
+    Intel,
 }
 
 /// The hypervisor of a topology.

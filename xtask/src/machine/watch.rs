@@ -15,6 +15,7 @@ use serde_json::json;
 use super::emulator::SERIAL;
 use super::monitor::Monitor;
 use super::outcome::{Failure, Outcome, Status};
+use super::profile::Emulator;
 use super::spec::Spec;
 
 /// The longest time from power-on until the guest's init reports. On a machine that twenty others
@@ -27,6 +28,8 @@ const BOOT_IDLE: Duration = Duration::from_secs(3);
 /// ... or if the emulator has used more than this of the CPUs since the console's last news, which
 /// is more than any boot needs.
 const BOOT_BUSY: Duration = Duration::from_secs(90);
+/// Bochs may use so much. Its firmware reads what is booted from a disc, without a message.
+const BOOT_BUSY_BOCHS: Duration = Duration::from_secs(600);
 /// The longest time from the report of the command's end, or from a crash, until the emulator has
 /// ended by itself.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,6 +82,7 @@ struct Watch {
     stdout: Follow,
     stderr: Follow,
     timeout: Duration,
+    boot_timeout: Duration,
     stream: bool,
     wake: bool,
     press_nmi: bool,
@@ -101,7 +105,8 @@ impl Watch {
             control: follow("control")?,
             stdout: follow("stdout")?,
             stderr: follow("stderr")?,
-            timeout: spec.timeout,
+            timeout: spec.timeout * spec.topology.emulator.patience(),
+            boot_timeout: BOOT_TIMEOUT * spec.topology.emulator.patience(),
             stream: spec.stream,
             wake: spec.wake,
             press_nmi: spec.press_nmi,
@@ -109,7 +114,7 @@ impl Watch {
             asked_at: Instant::now(),
             start: Instant::now(),
             boot_time: None,
-            progress: Progress::default(),
+            progress: Progress::new(spec.topology.emulator),
         })
     }
 
@@ -164,7 +169,7 @@ impl Watch {
             return Ok((running > self.timeout).then_some(Status::TimedOut(self.timeout)));
         }
         let used = cpu_time(self.machine.id());
-        let is_over = self.progress.has_ended(running, used, news) || running > BOOT_TIMEOUT;
+        let is_over = self.progress.has_ended(running, used, news) || running > self.boot_timeout;
         Ok(is_over.then_some(Status::Failed(Failure::NeverUp(running))))
     }
 
@@ -229,8 +234,9 @@ fn crash_in(console: &str) -> Option<String> {
 
 /// Judges whether a boot makes progress. Times are since the start. On a busy machine a boot may
 /// only be slow, so the measure is the time that the emulator has used of the host's CPUs.
-#[derive(Default)]
 struct Progress {
+    /// The CPU time that the emulator may use without news.
+    busy: Duration,
     /// The CPU time that had been used when the console last had news.
     used_at_news: Duration,
     /// The time when a period of silence began, and the CPU time that had been used by then.
@@ -238,6 +244,14 @@ struct Progress {
 }
 
 impl Progress {
+    fn new(emulator: Emulator) -> Self {
+        let busy = match emulator {
+            Emulator::Qemu => BOOT_BUSY,
+            Emulator::Bochs => BOOT_BUSY_BOCHS,
+        };
+        Self { busy, used_at_news: Duration::ZERO, window: Default::default() }
+    }
+
     /// Returns whether a boot will make no more progress.
     fn has_ended(&mut self, now: Duration, used: Duration, news: bool) -> bool {
         if news {
@@ -250,7 +264,7 @@ impl Progress {
         }
         self.window = (now, used);
         let is_idle = used.saturating_sub(used_before) < BOOT_IDLE;
-        is_idle || used.saturating_sub(self.used_at_news) > BOOT_BUSY
+        is_idle || used.saturating_sub(self.used_at_news) > self.busy
     }
 }
 
@@ -349,18 +363,21 @@ mod tests {
     fn a_silent_boot_has_ended_where_it_is_idle_or_has_had_its_time() {
         // Returns the first of these moments, which are 10 s apart, at which a boot has ended that
         // uses so many milliseconds of the CPUs in a second.
-        let ended = |using: fn(u64) -> u64| {
-            let (mut progress, mut used) = (Progress::default(), 0);
+        let ended_in = |emulator, using: fn(u64) -> u64| {
+            let (mut progress, mut used) = (Progress::new(emulator), 0);
             (0..90).map(|n| n * 10).find(|now| {
                 used += 10 * using(*now);
                 let (now, used) = (Duration::from_secs(*now), Duration::from_millis(used));
                 progress.has_ended(now, used, now.is_zero())
             })
         };
+        let ended = |using| ended_in(Emulator::Qemu, using);
         assert_eq!(ended(|_| 20), Some(60), "idle from the start");
         assert_eq!(ended(|now| if now < 30 { 1000 } else { 20 }), Some(120), "idle after a time");
         assert_eq!(ended(|_| 2000), Some(60), "spinning");
         assert_eq!(ended(|_| 100), None, "slow on a busy build machine");
+        assert_eq!(ended_in(Emulator::Bochs, |_| 20), Some(60), "idle in Bochs");
+        assert_eq!(ended_in(Emulator::Bochs, |_| 1000), Some(660), "spinning in Bochs");
     }
 
     #[test]

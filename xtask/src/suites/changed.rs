@@ -46,6 +46,9 @@ const KVM: &[&str] = &[
     "perf-kvm",
     "shim-kvm",
 ];
+/// The suites that run it there on VT-x.
+const VMX: &[&str] =
+    &["tenants-vmx-kvm", "counting-vmx-kvm", "refusals-vmx-kvm", "overflow-vmx-kvm"];
 /// One suite on KVM, for files that both hypervisors use.
 const KVM_TOO: &[&str] = &["kvm"];
 /// The suites of programs that use the driver and the module, and count by them.
@@ -76,7 +79,8 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("README.md", &[&["stat", "book"]]),
     ("CONTRIBUTING.md", &[]),
     ("CHANGELOG.md", &[&["packages"]]),
-    ("testbed/init/", &[TESTBED]),
+    ("testbed/bochs/", &[&["vmx-pmu"], VMX]),
+    ("testbed/init/", &[TESTBED, &["vmx-pmu"]]),
     ("testbed/qemu/", &[TESTBED, &["counting", "overflow", "amd"]]),
     ("tests/faults/", &[&["simulator"]]),
     ("tests/fuzz/", &[&["fuzz", "vm-fuzz", "programs"]]),
@@ -183,7 +187,7 @@ mod tests {
         for suite in SUITES.iter().filter(|suite| suite.tier != Tier::Long) {
             assert!(all.contains(suite.name), "{} is never run", suite.name);
         }
-        for name in KVM {
+        for name in KVM.iter().chain(VMX) {
             assert!(all.contains(name), "{name} is never run");
         }
     }
@@ -197,6 +201,7 @@ mod tests {
         only("docs/how.md", &["book", "versions"]);
         only("docs/flame-graph.svg", &["stat"]);
         only("hv-driver/glue/kvm/cpu.c", KVM);
+        only("testbed/bochs/hooks.patch", &[&["vmx-pmu"], VMX].concat());
         only("tests/vm/src/bin/perf/main.rs", &["perf", "perf-kvm"]);
         only("tests/vm/src/bin/vm-fuzz/user.rs", &["vm-fuzz"]);
         only("xtask/src/suites/vm_fuzz.rs", &["vm-fuzz"]);

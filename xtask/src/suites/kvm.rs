@@ -14,7 +14,7 @@ use crate::tools::cache;
 
 /// Tests what a guest counts and samples, and hosts that let nobody count.
 pub fn run(report: &mut Report) -> Result<()> {
-    let mut pressed = demo()?;
+    let mut pressed = demo("kvm")?;
     pressed.press_nmi = true;
     let outcome = report.program_outcome(pressed, "tenants")?;
     report.test("NMIs that are not the PMU's reach the host while a guest counts", || {
@@ -142,9 +142,9 @@ pub fn successor(report: &mut Report) -> Result<()> {
 
 /// Describes the demo's run: a guest that counts, samples, compares with the truth, and leaves a
 /// report.
-pub fn demo() -> Result<Spec> {
+pub fn demo(topology: &str) -> Result<Spec> {
     let command = ["/work/tenants", "kvm-demo", "--report", "/out/tenants.json"];
-    let mut spec = Spec::new("kvm", command)?;
+    let mut spec = Spec::new(topology, command)?;
     spec.add_program("vm-tests", "tenants")?;
     spec.timeout = Duration::from_secs(900);
     Ok(spec)

@@ -34,6 +34,7 @@ pub mod tenants;
 mod testbed;
 mod versions;
 mod vm_fuzz;
+mod vmx;
 
 pub use self::model::simulator_command as simulator;
 use self::report::Suite;
@@ -78,6 +79,11 @@ pub const SUITES: &[Suite] = &[
     Suite::on("kvm", "overflow-kvm", overflow::run),
     Suite::on("kvm", "perf-kvm", perf::run),
     Suite::on("kvm", "shim-kvm", shim::run),
+    Suite::on("vmx-native", "vmx-pmu", vmx::pmu),
+    Suite::on("vmx-kvm", "tenants-vmx-kvm", vmx::kvm),
+    Suite::on("vmx-kvm", "counting-vmx-kvm", driver::counting),
+    Suite::on("vmx-kvm", "refusals-vmx-kvm", driver::refusals),
+    Suite::on("vmx-kvm", "overflow-vmx-kvm", overflow::run),
     Suite::vm("domains", domains::run),
     Suite::vm("stat", stat::run),
     Suite::vm("perf", perf::run),

@@ -24,16 +24,21 @@ const AMD: &str = "EPYC,+svm,+npt,+perfctr-core,perfmon-v2=on,pmu=on";
 /// Boots the bare machine four times, once with an AMD CPU, and tests the numbers that these checks
 /// expect.
 pub fn run(report: &mut Report) -> Result<()> {
-    apt::install(&["gcc", "libc6-dev"], "the checks of the PMU model")?;
-    let program = check_program("pmu-check", &["pmu-check.c", "bodies.S"])?;
+    let program = check_program()?;
     check(report, &program)?;
     check_amd(report, program)?;
     check_map(report)?;
     perf(report)
 }
 
+/// The check of what a PMU counts.
+pub fn check_program() -> Result<PathBuf> {
+    apt::install(&["gcc", "libc6-dev"], "the checks of the PMU model")?;
+    build("pmu-check", &["pmu-check.c", "bodies.S"])
+}
+
 /// Builds a check that belongs to the model, to run on any Linux.
-fn check_program(name: &str, sources: &[&str]) -> Result<PathBuf> {
+fn build(name: &str, sources: &[&str]) -> Result<PathBuf> {
     let folder = sh::project().join("testbed/qemu/check");
     let program = cache::root()?.join("work").join(name);
     let mut gcc = cmd("gcc", ["-O2", "-static", "-o"]);
@@ -87,7 +92,7 @@ fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
 fn check_map(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("native", ["/work/map-check", "10"])?.stock("");
     spec.topology.linux.push_str(" iomem=relaxed");
-    let program = check_program("map-check", &["map-check.c"])?;
+    let program = build("map-check", &["map-check.c"])?;
     spec.files.push((program, "/work/map-check".into()));
     let outcome = machine::run(&spec)?;
     report.test("devices stay where they are while the memory map changes", || {

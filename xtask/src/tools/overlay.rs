@@ -59,6 +59,34 @@ pub fn read(source: &Path, prefix: &str) -> Result<Files> {
     Ok(files)
 }
 
+/// Returns the files of `source` that `patch` changes, as they are afterwards. A scratch copy of
+/// them stays in `work`.
+pub fn patched(source: &Path, patch: &Path, work: &Path) -> Result<Files> {
+    let scratch = work.join("patched");
+    if scratch.exists() {
+        fs::remove_dir_all(&scratch)?;
+    }
+    fs::create_dir_all(&scratch)?;
+    if !patch.exists() {
+        return Ok(Files::new());
+    }
+    let text = fs::read_to_string(patch)?;
+    let names = text.lines().filter_map(|line| {
+        let name = line.strip_prefix("+++ b/")?;
+        Some(name.split('\t').next().unwrap_or(name))
+    });
+    for name in names {
+        let copy = scratch.join(name);
+        fs::create_dir_all(copy.parent().context("a patched file has a directory")?)?;
+        if source.join(name).exists() {
+            fs::copy(source.join(name), copy)?;
+        }
+    }
+    let mut apply = cmd("patch", ["-p1", "--no-backup-if-mismatch", "-i"]);
+    sh::output(apply.arg(patch).current_dir(&scratch))?;
+    read(&scratch, "")
+}
+
 /// Returns the difference that `files` make to `pristine`, as a unified diff.
 pub fn diff(pristine: &Path, files: &Files, scratch: &Path) -> Result<String> {
     let mut text = String::new();

@@ -219,7 +219,7 @@ impl Machine {
         match self {
             Self::KvmMediated => {
                 host.release = Some(MEDIATED.to_owned());
-                host.amd_args = "enable_mediated_pmu=1".to_owned();
+                host.vendor_args = "enable_mediated_pmu=1".to_owned();
             }
             Self::KvmNone => host.args = "enable_pmu=0".to_owned(),
             _ => {}

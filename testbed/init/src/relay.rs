@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Ports to the host on an emulator that has I/O ports for them, in place of a device.
+//!
+//! Whoever writes gets a pipe. One thread empties the pipes into the I/O ports, and `control` only
+//! when nothing else is there: its last message follows all that was written before it.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::unistd::pipe;
+
+/// The kernel's file of all I/O ports, at the number of a port.
+const PORTS: &str = "/dev/port";
+/// What is written to any of these many ports, from this one on, is appended to the first file.
+const FIRST: u64 = 0x8000;
+const EACH: u64 = 0x1000;
+
+/// The pipes.
+pub struct Relay {
+    names: &'static [&'static str],
+    writers: Vec<File>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Relay {
+    /// Starts the thread, for ports of these names in the emulator's order.
+    pub fn start(names: &'static [&'static str]) -> Result<Self> {
+        let (mut readers, mut writers) = (Vec::new(), Vec::new());
+        for _ in names {
+            let (from, to): (OwnedFd, OwnedFd) = pipe()?;
+            fcntl(&from, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+            readers.push(File::from(from));
+            writers.push(File::from(to));
+        }
+        let ports = File::options().write(true).open(PORTS).context(PORTS)?;
+        let thread = thread::spawn(move || relay(&ports, readers));
+        Ok(Self { names, writers, thread })
+    }
+
+    /// A port's pipe.
+    pub fn open(&self, name: &str) -> Result<File> {
+        let n = self.names.iter().position(|known| *known == name).context("no such port")?;
+        Ok(self.writers[n].try_clone()?)
+    }
+
+    /// Waits until everything has been written that was, by whoever has a pipe still.
+    pub fn finish(self) -> Result<()> {
+        drop(self.writers);
+        self.thread.join().ok().context("the thread for the ports panicked")?
+    }
+}
+
+/// Writes to the end of all pipes what comes from them.
+fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
+    let mut open: Vec<(usize, File)> = readers.into_iter().enumerate().rev().collect();
+    let mut buffer = [0; EACH as usize];
+    while !open.is_empty() {
+        let mut wrote = false;
+        let mut at = 0;
+        // The first of the names is the last to be looked at.
+        while at < open.len() && !wrote {
+            let (n, reader) = &mut open[at];
+            match reader.read(&mut buffer) {
+                Ok(0) => {
+                    open.remove(at);
+                }
+                Ok(size) => {
+                    ports.write_all_at(&buffer[..size], FIRST + *n as u64 * EACH)?;
+                    wrote = true;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => at += 1,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !wrote {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(())
+}
