@@ -23,7 +23,7 @@ static const int thresholds[] = {
 	10007, 20011, 50021, 100003, 200003, 300007, 500009, 1000003
 };
 #define THREADS (int)(sizeof(thresholds) / sizeof(thresholds[0]))
-/* What each thread executes, at least. */
+/* The least number of instructions that each thread executes. */
 #define INSTRUCTIONS 20000000
 
 /* Instructions, which overflow, and branches, which do not. */
@@ -31,7 +31,7 @@ enum { INS, BR, EVENTS };
 /* PAPI_BR_INS would be of branches executed. */
 static const char *const names[] = { "PAPI_TOT_INS", "BRANCH_INSTRUCTIONS_RETIRED" };
 
-/* What is executed beside the loop. */
+/* What is executed in addition to the loop. */
 static struct {
 	long long run[EVENTS], first[EVENTS], overflow[EVENTS], read[EVENTS], retry[EVENTS];
 } cost;
@@ -42,7 +42,7 @@ struct worker {
 	int set, threshold;
 	long rounds;
 	long long count[EVENTS];
-	/* By the signal handler. */
+	/* These are counted by the signal handler. */
 	volatile long overflows, strays;
 };
 
@@ -83,7 +83,10 @@ static void set_threshold(struct worker *worker, int threshold)
 	      "PAPI_overflow");
 }
 
-/* What is left of a period goes on at the next start, unless another one was asked for since. */
+/*
+ * Forgets the rest of a period, which otherwise continues at the next start, unless another
+ * period was asked for since.
+ */
 static void forget_period(struct worker *worker)
 {
 	set_threshold(worker, NEVER);
@@ -131,7 +134,7 @@ static long period(int threshold)
 	return threshold - is_early;
 }
 
-/* What is executed for so many overflows. */
+/* Returns what is executed for so many overflows. */
 static long long overhead(long overflows, int event)
 {
 	if (!overflows)
@@ -139,7 +142,7 @@ static long long overhead(long overflows, int event)
 	return cost.first[event] + (overflows - 1) * cost.overflow[event];
 }
 
-/* What more than half of them are. */
+/* Returns the value that more than half of them have. */
 static long long usual(const long long *all, int number)
 {
 	long long found = 0;
@@ -194,7 +197,7 @@ static void find_cost_of_retry(void)
 	       cost.retry[INS]);
 }
 
-/* The least of several runs has had no retry. */
+/* Counts the least of several runs, which has had no retry. */
 static void least_count(struct worker *worker, long rounds, long overflows, long long *least)
 {
 	int i, e;
@@ -208,7 +211,7 @@ static void least_count(struct worker *worker, long rounds, long overflows, long
 	}
 }
 
-/* Gives what is executed beside the loop and beside what is known already. */
+/* Finds what is executed in addition to the loop and to what is known already. */
 static void find_rest(struct worker *worker, long overflows, long long *rest)
 {
 	const int each = period(worker->threshold);
@@ -222,7 +225,7 @@ static void find_rest(struct worker *worker, long overflows, long long *rest)
 		rest[e] = least[e] - loop[e] - cost.run[e] - overhead(overflows, e);
 }
 
-/* In a thread, too: the C library knows of programs that have one only. */
+/* Finds the costs in a thread, since the C library knows whether a program has only one. */
 static void *find_costs(void *unused)
 {
 	const int more = 9;
@@ -269,7 +272,10 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Whether the rest is that of a last reading which was disturbed; twice is one in millions. */
+/*
+ * Returns whether the rest is that of a last reading which was disturbed. Two such readings
+ * happen once in millions.
+ */
 static int is_retry(long long rest, int event)
 {
 	return !rest || (cost.retry[event] && rest == cost.retry[event]);

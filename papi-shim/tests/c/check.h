@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* What the programs here share: an assertion, and a loop of known length. */
+/* An assertion, and a loop of known length, for the programs here. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -13,7 +13,7 @@
 #define CHECK(condition) \
 	((condition) ? (void)0 : check_failed(__FILE__, __LINE__, #condition))
 
-/* -1 or null, with this error number. */
+/* Checks that a call returns -1 or null, with this error number. */
 #define REFUSED(error, call) CHECK((errno = 0, (call)) && errno == (error))
 
 static inline void check_failed(const char *file, int line, const char *what)
@@ -23,7 +23,7 @@ static inline void check_failed(const char *file, int line, const char *what)
 	exit(1);
 }
 
-/* Instructions that retire in user mode. */
+/* The event select of instructions that retire in user mode. */
 #define INSTRUCTIONS 0x004100c0u
 #define INTERRUPT 0x00100000u
 
@@ -33,7 +33,7 @@ static inline void work(unsigned long rounds)
 	__asm__ volatile("1: dec %0\n\tjnz 1b" : "+r"(rounds) : : "cc");
 }
 
-/* Counts retired instructions, and with a period interrupts. */
+/* Returns a control that counts retired instructions, and interrupts if there is a period. */
 static inline struct vperfctr_control counting(int period)
 {
 	struct vperfctr_control control;
@@ -50,7 +50,7 @@ static inline struct vperfctr_control counting(int period)
 	return control;
 }
 
-/* Whether count is 2 * rounds and the few instructions around the loop. */
+/* Returns whether count is 2 * rounds and the few instructions around the loop. */
 static inline int is_count_of(unsigned long long count, unsigned long rounds)
 {
 	return count >= 2 * rounds && count < 2 * rounds + 2000;

@@ -38,7 +38,10 @@ static void information(int fd)
 	CHECK(_perfctr_abi_check_fd(fd, PERFCTR_ABI_VERSION + 1) == 0);
 }
 
-/* A descriptor that is closed, or of something else: every function gives this error. */
+/*
+ * Checks that every function gives this error for a descriptor that is closed, or of something
+ * else.
+ */
 static void refused(int error, int fd)
 {
 	struct vperfctr_control control = counting(0);
@@ -53,7 +56,7 @@ static void refused(int error, int fd)
 	REFUSED(error, perfctr_cpus_info(fd) == NULL);
 }
 
-/* The descriptor of a thread without counters. */
+/* Checks bad arguments on the descriptor of a thread without counters. */
 static void bad_arguments(int fd)
 {
 	struct vperfctr_control control = counting(0);
@@ -69,7 +72,7 @@ static void bad_arguments(int fd)
 	REFUSED(EINVAL, perfctr_get_info(NULL) == -1);
 }
 
-/* Nothing to describe. */
+/* Checks descriptions of nothing. */
 static void descriptions(void)
 {
 	struct perfctr_cpus_info none = { NULL, NULL };
@@ -82,7 +85,7 @@ static void descriptions(void)
 	perfctr_cpu_control_print(NULL);
 	control.nractrs = control.nrictrs = 0xffffffff;
 	perfctr_cpu_control_print(&control);
-	/* A version without an end, and a type that there is not. */
+	/* The version has no end, and the type does not exist. */
 	memset(&info, 0xff, sizeof(info));
 	perfctr_info_print(&info);
 	CHECK(perfctr_info_nrctrs(&info) == 0);

@@ -30,7 +30,7 @@ static unsigned long long count_of(const struct gperfctr *global)
 	return state.sum.pmc[0];
 }
 
-/* Null and closed handles. */
+/* Checks that null and closed handles are refused. */
 static void refused(struct gperfctr *none)
 {
 	struct gperfctr_cpu_control control;
@@ -48,7 +48,7 @@ static void refused(struct gperfctr *none)
 	gperfctr_close(none);
 }
 
-/* While nothing counts. */
+/* Checks bad arguments while nothing counts. */
 static void bad_arguments(struct gperfctr *global)
 {
 	struct gperfctr_cpu_control control, bad;
@@ -76,7 +76,7 @@ static void bad_arguments(struct gperfctr *global)
 	REFUSED(EINVAL, gperfctr_read(global, &state) == -1);
 }
 
-/* Without the right to observe the whole system. */
+/* Checks what is refused without the right to observe the whole system. */
 static void unprivileged(void)
 {
 	struct gperfctr_cpu_control control;

@@ -23,7 +23,7 @@ static void on_overflow(int number, siginfo_t *info, void *context)
 	CHECK(vperfctr_is_running(self) == 1);
 	CHECK(vperfctr_read_state(self, &sums, NULL) == 0);
 	CHECK(sums.pmc[1] >= (unsigned long long)(signals + 1) * PERIOD);
-	/* Nothing but the time-stamp counter goes on before iresume. */
+	/* Only the time-stamp counter continues before iresume. */
 	CHECK(vperfctr_read_state(self, &again, NULL) == 0);
 	CHECK(!memcmp(sums.pmc, again.pmc, sizeof(sums.pmc)));
 	CHECK(again.tsc > sums.tsc);
@@ -55,8 +55,8 @@ static void handle(void (*handler)(int, siginfo_t *, void *))
 }
 
 /*
- * What programs written for perfctr ask for: more overflows than the host
- * allows.  Some periods pass untold, the program gets on, counts stay right.
+ * Counts with a period as programs for perfctr ask for: more overflows than the host allows. Some
+ * periods have no signal of their own, the program makes progress, and counts stay right.
  */
 static void short_period(void)
 {
@@ -84,8 +84,8 @@ static void short_period(void)
 }
 
 /*
- * As a profiler around each fork: stretches that are shorter than a period add
- * up to periods.
+ * Stops and starts as a profiler does around each fork: stretches that are shorter than a period
+ * add up to periods.
  */
 static void short_stretches(void)
 {

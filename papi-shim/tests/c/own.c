@@ -8,7 +8,7 @@
 
 #define ROUNDS 1000000ul
 
-/* A child inherits the handle, but neither the counters nor their pages. */
+/* Checks that a child inherits the handle, but neither the counters nor their pages. */
 static void inherited(struct vperfctr *self)
 {
 	struct vperfctr_control control = counting(0);
@@ -29,7 +29,7 @@ static void inherited(struct vperfctr *self)
 	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
-/* No counters, but time. */
+/* Counts time, but no events. */
 static void time_only(struct vperfctr *self)
 {
 	struct vperfctr_control control;
@@ -98,7 +98,7 @@ static void sums_survive(struct vperfctr *self)
 	CHECK(later.pmc[0] < 2000 && later.tsc > stopped.tsc);
 }
 
-/* Null and closed handles. */
+/* Checks that null and closed handles are refused. */
 static void refused(struct vperfctr *none)
 {
 	struct vperfctr_control control = counting(0);
@@ -157,8 +157,8 @@ static void bad_arguments(struct vperfctr *self)
 }
 
 /*
- * What another thread may do with this one's handle: read it, which gives the
- * sums of when this one last left its CPU.
+ * Checks what another thread may do with this one's handle: read it, which gives the sums of when
+ * this one last left its CPU.
  */
 static void *stranger(void *handle)
 {
@@ -179,7 +179,7 @@ static void *stranger(void *handle)
 	return NULL;
 }
 
-/* Pointers that never were handles, and handles of another kind. */
+/* Checks pointers that never were handles, and handles of another kind. */
 static void wild(struct vperfctr *self)
 {
 	struct gperfctr *all = gperfctr_open();
@@ -199,7 +199,7 @@ static void wild(struct vperfctr *self)
 	CHECK(vperfctr_is_running(self) == 1);
 }
 
-/* What a stale handle would name if its place were taken over as it is. */
+/* Opens counters that a stale handle would name if its place were simply reused. */
 static void *opens_its_own(void *stale)
 {
 	struct vperfctr *own = vperfctr_open();
@@ -248,7 +248,7 @@ int main(void)
 	refused(self);
 	CHECK(pthread_create(&thread, NULL, opens_its_own, self) == 0);
 	CHECK(pthread_join(thread, NULL) == 0);
-	/* A new state at once, while an old handle is still open. */
+	/* A new state is created at once, while an old handle is still open. */
 	self = vperfctr_open();
 	CHECK(self != NULL);
 	vperfctr_close(again);

@@ -38,7 +38,7 @@ static void go_on(pid_t pid)
 	CHECK(ptrace(PTRACE_CONT, pid, NULL, NULL) == 0);
 }
 
-/* Null and closed handles. */
+/* Checks that null and closed handles are refused. */
 static void refused(struct rvperfctr *none)
 {
 	struct vperfctr_control control = counting(0);
@@ -56,7 +56,7 @@ static void refused(struct rvperfctr *none)
 	rvperfctr_close(none);
 }
 
-/* Of a thread that is not stopped, or not the caller's tracee. */
+/* Checks what is refused for a thread that is not stopped, or is not the caller's tracee. */
 static void may_only_read(struct rvperfctr *other)
 {
 	struct vperfctr_control control = counting(0);
@@ -70,7 +70,7 @@ static void may_only_read(struct rvperfctr *other)
 	CHECK(rvperfctr_read_state(other, &sums, &control) == 0);
 }
 
-/* A process that inherits the handle but is not the tracer. */
+/* Checks a process that inherits the handle but is not the tracer. */
 static void stranger(struct rvperfctr *other, pid_t traced)
 {
 	int status;

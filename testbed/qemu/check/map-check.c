@@ -36,7 +36,7 @@ static void stay_on(int cpu)
     }
 }
 
-/* How many readings differed from the first. */
+/* Returns how many readings differed from the first. */
 static int read_apic(time_t end)
 {
     int mem = open("/dev/mem", O_RDONLY | O_SYNC);

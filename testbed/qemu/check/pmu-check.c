@@ -43,7 +43,10 @@ extern char measured_first[], measured_end[], skip_two_bytes[], signal_return[];
 char *arena;
 static int failures;
 
-/* What `rounds` of a body retire: insns[0] + rounds * insns[1], and the same for branches. */
+/*
+ * The instructions that `rounds` of a body retire: insns[0] + rounds * insns[1], and the same for
+ * branches.
+ */
 static const struct {
     const char *name;
     Body *body;
@@ -61,7 +64,7 @@ static const struct {
     { "self-modifying code", body_modified, 2000, 100, { 0, 4 }, { 0, 1 } },
 };
 #define BODIES (sizeof(bodies) / sizeof(bodies[0]))
-/* What `measured` adds, and the body's RET. */
+/* The instructions of a body with those that `measured` adds, and the body's RET. */
 #define INSNS(b, rounds)    (bodies[b].insns[0] + (rounds) * bodies[b].insns[1] + 8)
 #define BRANCHES(b, rounds) (bodies[b].branches[0] + (rounds) * bodies[b].branches[1] + 3)
 
@@ -109,7 +112,7 @@ static void prepare(void)
     madvise(arena, ARENA_PAGES * PAGE, MADV_NOHUGEPAGE);
 }
 
-/* An event of this thread that counts user mode, kernel mode, or both: "u", "k", "uk". */
+/* Opens an event of this thread that counts user mode, kernel mode, or both: "u", "k", "uk". */
 static int event(uint64_t config, const char *rings, int leader, uint64_t period)
 {
     struct perf_event_attr attr = {
@@ -140,7 +143,10 @@ static long value(int fd)
     return count;
 }
 
-/* CPUID leaf 0xA, EAX: version, number and width of the counters; 0 on AMD's processors. */
+/*
+ * Returns EAX of CPUID leaf 0xA: version, number and width of the counters; 0 on AMD's
+ * processors.
+ */
 static unsigned architectural_pmu(void)
 {
     unsigned eax = 0, ebx, ecx, edx;
@@ -149,7 +155,7 @@ static unsigned architectural_pmu(void)
     return eax;
 }
 
-/* Four, or the six of AMD's core extension. */
+/* Returns the number of general counters: four, or the six of AMD's core extension. */
 static unsigned general_counters(void)
 {
     unsigned eax, ebx, ecx = 0, edx;
@@ -161,13 +167,15 @@ static unsigned general_counters(void)
     return ecx >> 23 & 1 ? 6 : 4;
 }
 
-/* Only a processor with a global control starts a group's counters at the same instruction. */
+/*
+ * Returns whether a group's counters start at the same instruction, which needs a global control.
+ */
 static bool counters_start_together(void)
 {
     return (architectural_pmu() & 0xff) >= 2;
 }
 
-/* Each body; four events at once, as AMD's processors have no more counters. */
+/* Checks each body, with four events at once, since AMD's processors have no more counters. */
 static void check_bodies(const char *how)
 {
     for (unsigned b = 0; b < BODIES; b++) {
@@ -194,7 +202,7 @@ static void check_bodies(const char *how)
     printf("%s: done\n", how);
 }
 
-/* The checks above while other programs compete, and somebody keeps moving us about. */
+/* Makes the checks above while other programs compete, and somebody keeps moving this one. */
 static void check_bodies_in_a_storm(void)
 {
     pid_t pids[4], me = getpid();
@@ -205,7 +213,9 @@ static void check_bodies_in_a_storm(void)
         pids[i] = fork();
         for (int cpu = 0; pids[i] == 0; cpu++) {
             if (i < 2) {
-                /* Two that measure, too, so that their counters take turns with ours. */
+                /*
+                 * Two of the programs measure, too, so that their counters take turns with ours.
+                 */
                 int fd = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, 0);
                 measured(fd, body_loop, 100000);
                 expect("beside the others", "loop", value(fd), 2 * 100000 + 8);
@@ -244,7 +254,10 @@ static struct perf_event_mmap_page *map_event(int fd, int pages)
     return page;
 }
 
-/* RDPMC, the loop, RDPMC: the difference is the loop, its MOV, and the first RDPMC's way out. */
+/*
+ * Executes RDPMC, the loop, and RDPMC. The difference is the loop, the two MOVs before it, and the
+ * first RDPMC, which retires after it has read the counter.
+ */
 static uint64_t rdpmc_around_loop(uint32_t index, uint64_t rounds)
 {
     uint64_t before, after, high;
@@ -326,7 +339,7 @@ static void check_rdpmc_faults(void)
     printf("rdpmc faults: done\n");
 }
 
-/* Every sample is taken right after the instruction that overflowed. */
+/* Checks that every sample is taken right after the instruction that overflowed. */
 static void check_samples(uint64_t period)
 {
     int fd = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, period), samples = 0;
@@ -369,7 +382,7 @@ static bool wrmsr(uint32_t msr, uint64_t val)
     return pwrite(msr_file, &val, sizeof(val), msr) == sizeof(val);
 }
 
-/* Intel's registers, on CPU 0. Perf has no event at this time, so they are ours. */
+/* Checks Intel's registers on CPU 0. Perf has no event at this time, so they are ours. */
 static void check_msrs(void)
 {
     enum { PMC3 = 0xc4, SELECT3 = 0x189, FIXED0 = 0x309, FIXED_CONTROL = 0x38d, STATUS = 0x38e,
@@ -414,7 +427,10 @@ static void check_msrs(void)
     printf("msr: done\n");
 }
 
-/* Whether the instruction that starts with these bytes is a branch; the bodies have no prefixes. */
+/*
+ * Returns whether the instruction that starts with these bytes is a branch. The bodies have no
+ * prefixes.
+ */
 static bool is_branch(unsigned long code)
 {
     unsigned char first = code, second = code >> 8;
@@ -433,7 +449,7 @@ static bool is_branch(unsigned long code)
     }
 }
 
-/* The steps that a body takes; an iteration of a REP is none, and a signal neither. */
+/* Counts the steps that a body takes. An iteration of a REP is none, and neither is a signal. */
 static void step(unsigned b)
 {
     long steps = 0, branches = 0, rounds = bodies[b].rounds_stepped;

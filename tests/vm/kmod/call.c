@@ -30,7 +30,10 @@ static long call_ioctl(struct file *unused, unsigned int number,
 		return -ENOTTY;
 	if (copy_from_user(&call, (void __user *)argument, sizeof(call)))
 		return -EFAULT;
-	/* The hypervisor reads and writes the program's memory as this does. */
+	/*
+	 * The hypervisor reads and writes the program's memory as this code
+	 * does.
+	 */
 	stac();
 	answer = kvm_hypercall3(PERFCTR_KVM_HYPERCALL_NUMBER, call.op,
 				call.address, call.length);

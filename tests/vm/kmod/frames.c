@@ -51,7 +51,7 @@ static int get_own(char *buffer, const struct kernel_param *unused)
 	return sysfs_emit(buffer, "%lu\n", page_to_pfn(own));
 }
 
-/* Memory of the guest that nobody looks at, so it may come and go. */
+/* The memory is the guest's, and nobody reads it, so it may come and go. */
 static int reserve(unsigned int operation)
 {
 	xen_pfn_t frame = page_to_pfn(own);
@@ -124,7 +124,10 @@ module_param_cb(populate, &populate_ops, NULL, 0200);
 module_param_cb(map, &map_ops, NULL, 0200);
 module_param_cb(unmap, &unmap_ops, NULL, 0200);
 
-/* It stays until the domain ends: who knows what has become of its frame. */
+/*
+ * The module stays until the domain ends: nobody knows what has become of its
+ * frame.
+ */
 static int __init frames_init(void)
 {
 	own = alloc_page(GFP_KERNEL);

@@ -42,7 +42,7 @@
 #define MASK GENMASK_ULL(47, 0)
 
 #define ROUNDS 1000
-/* svm_check_loop: a MOV, and a DEC and a JNZ for each round. */
+/* svm_check_loop has a MOV, and a DEC and a JNZ for each round. */
 #define LOOP_INSTRUCTIONS (1 + 2 * ROUNDS)
 /* Selectors and counters of the first four are in MSRs 2 x 8192 and more. */
 #define PERMISSION(msr) ((16384 + (msr) - SELECTOR0) * 2)
@@ -99,7 +99,7 @@ static void set_segment(struct vmcb_seg *segment, u16 selector, u16 attributes)
 	segment->base = 0;
 }
 
-/* A guest that starts with this instruction, and no interrupts. */
+/* Sets up a guest that starts with this instruction, and has no interrupts. */
 static void set_guest(void *entry, u64 flags)
 {
 	struct vmcb_save_area *save = &vmcb->save;
@@ -134,7 +134,7 @@ static void set_guest(void *entry, u64 flags)
 	save->rip = (u64)entry;
 }
 
-/* Executes it up to its next exit, and says which. */
+/* Executes the guest up to its next exit, and returns the exit's code. */
 static u64 enter_guest(void)
 {
 	asm volatile("clgi\n\tvmrun\n\tstgi\n\t"
@@ -158,7 +158,7 @@ static u64 counter(u32 msr)
 	return value;
 }
 
-/* What a counter counts while the loop is executed in the guest. */
+/* Returns what a counter counts while the loop is executed in the guest. */
 static u64 count_loop(u64 selector)
 {
 	wrmsrl(COUNTER0, 0);
@@ -199,7 +199,10 @@ static void check_intercepts(void)
 	vmcb->control.intercepts[INTERCEPT_WORD3] |= BIT(INTERCEPT_RDPMC - 96);
 	expect("RDPMC intercepted", enter_guest(), SVM_EXIT_RDPMC);
 	expect("RDPMC intercepted, at", vmcb->save.rip, (u64)svm_check_rdpmc_at);
-	/* The XOR, the RDPMC, and now the XOR again; neither VMMCALL nor an RDPMC that exits. */
+	/*
+	 * These are the XOR, the RDPMC, and the XOR again. Neither VMMCALL nor an RDPMC that
+	 * exits is counted.
+	 */
 	expect("RDPMC intercepted, counted", counter(COUNTER0), 3);
 	wrmsrl(SELECTOR0, 0);
 
@@ -233,7 +236,10 @@ static int on_nmi(unsigned int type, struct pt_regs *regs)
 	return NMI_HANDLED;
 }
 
-/* The interrupt comes between two instructions of the guest, and leaves it. Perf has set LVTPC. */
+/*
+ * The interrupt comes between two instructions of the guest, and exits from it. Perf has set
+ * LVTPC.
+ */
 static void check_overflow(void)
 {
 	wrmsrl(COUNTER0, -500 & MASK);
@@ -241,7 +247,7 @@ static void check_overflow(void)
 	expect("overflow", run(svm_check_loop), SVM_EXIT_NMI);
 	wrmsrl(SELECTOR0, 0);
 	expect("overflow, counter", counter(COUNTER0), 0);
-	/* After the MOV and 249 rounds and a DEC. */
+	/* The guest has executed the MOV, 249 rounds and a DEC. */
 	expect("overflow, round", guest_rcx, ROUNDS - 250);
 	expect("overflow, interrupts of the host", nmis, 1);
 }
