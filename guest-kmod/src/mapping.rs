@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What may be mapped through a descriptor, and by whom.
+//! Decides what may be mapped through a descriptor, and by whom.
 
 use shared_abi::Errno;
 use shared_abi::ring::RING_FIRST_PAGE;
@@ -10,13 +10,13 @@ use crate::policy::Rights;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Mapping {
-    /// Where it begins in the descriptor's pages.
+    /// Its first page, counted in the descriptor's pages.
     pub first_page: u64,
-    /// How many pages it has.
+    /// The number of its pages.
     pub pages: u64,
-    /// It is shared, and not the process's own copy.
+    /// Whether it is shared, and not the process's own copy.
     pub is_shared: bool,
-    /// The process wants to write there, or to execute what is there.
+    /// Whether the process wants to write there, or to execute what is there.
     pub may_change: bool,
     /// The process's effective user.
     pub uid: u32,
@@ -47,8 +47,8 @@ pub enum Mapped {
 ///
 /// # Errors
 ///
-/// `NXIO` there is no ring; `PERM` not all pages, not shared, not read-only, or a user who may not
-/// look at the thread's user.
+/// `NXIO` if there is no ring; `PERM` if the mapping is not of all pages, not shared or not
+/// read-only, or if the user may not look at the thread's user.
 pub fn may_map(
     wanted: &Mapping,
     mappable: &Mappable,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! When a thread's sampling counters overflow.
+//! Decides when a thread's sampling counters overflow.
 //!
 //! The hypervisor's virtual interrupt only says that something on this vCPU has overflowed; its
 //! thread may be suspended by now.  Whose it was follows from the counts alone: a counter has
@@ -12,14 +12,14 @@ use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::slot::bits_of;
 
 /// A counter whose period is shorter interrupts at the first multiple of it that is so many events
-/// away, and the overflows before that are merged.  Else the next one would come before the thread
-/// is out of its signal handler, and it would never get on.
+/// away, and the overflows before that are merged.  Otherwise the next one would come before the
+/// thread has left its signal handler, and the thread would make no progress.
 const EVENTS_BETWEEN_MIN: u64 = 1_000;
 
 /// What the thread is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// The signal's number; 0 if it gets none, but a record in its ring for each counter.
+    /// The signal's number, or 0 if it gets none but a record in its ring for each counter.
     pub number: u32,
     /// One bit per counter that has overflowed.
     pub counters: u32,
@@ -28,7 +28,7 @@ pub struct Signal {
 /// The sampling counters of one thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overflows {
-    /// 0 if overflows are records in the thread's ring.
+    /// The signal's number, or 0 if overflows are records in the thread's ring.
     signal: u32,
     /// One bit per sampling counter.
     sampling: u32,
@@ -37,7 +37,7 @@ pub(crate) struct Overflows {
     next: [u64; MAX_COUNTERS],
     /// Counters that have overflowed since the thread was last told.
     pending: u32,
-    /// The thread has been told, and has not let its counters go on.
+    /// Whether the thread has been told, and has not let its counters continue.
     paused: bool,
 }
 
@@ -51,7 +51,7 @@ impl Overflows {
         paused: false,
     };
 
-    /// Those of a valid control, not begun.
+    /// Makes the sampling counters of a valid control, whose periods have not begun.
     pub(crate) fn new(control: &Control) -> Self {
         let mut overflows = Self { signal: control.signal, ..Self::NONE };
         let counters = control.counter.iter().take(control.counters as usize);
@@ -64,14 +64,14 @@ impl Overflows {
         overflows
     }
 
-    /// Periods begin at these counts.
+    /// Begins the periods at these counts.
     pub(crate) fn begin(&mut self, sums: &Sums) {
         for ((next, period), sum) in self.next.iter_mut().zip(&self.period).zip(&sums.counter) {
             *next = sum.wrapping_add(*period);
         }
     }
 
-    /// Periods go on that were left at the counts `stopped` of the same counters.
+    /// Continues the periods that were left at the counts `stopped` of the same counters.
     pub(crate) fn go_on_from(&mut self, before: &Self, stopped: &Sums, sums: &Sums) {
         let left =
             before.next.iter().zip(&stopped.counter).map(|(next, sum)| next.wrapping_sub(*sum));
@@ -81,13 +81,14 @@ impl Overflows {
         self.pending = before.pending;
     }
 
-    /// Whether the same counters sample with the same periods.
+    /// Returns whether the same counters sample with the same periods.
     pub(crate) fn like(&self, other: &Self) -> bool {
         self.sampling == other.sampling
             && self.period.iter().zip(&other.period).all(|(one, two)| one == two)
     }
 
-    /// The counters stop.  What the thread has not been told of yet is told when they go on.
+    /// Stops the counters. Overflows that the thread has not been told of yet are told when they
+    /// continue.
     pub(crate) fn stop(&mut self) {
         if core::mem::take(&mut self.paused) {
             self.pending = 0;
@@ -104,19 +105,20 @@ impl Overflows {
         self.paused
     }
 
-    /// Whether there is anything that the thread has not been told of.
+    /// Returns whether there is an overflow that the thread has not been told of.
     #[inline(always)]
     pub(crate) const fn pending(&self) -> bool {
         self.pending != 0 && !self.paused
     }
 
-    /// Events from these counts to counter `index`'s next overflow, if it samples.
+    /// Returns the number of events from these counts to counter `index`'s next overflow, if it
+    /// samples.
     pub(crate) fn distance(&self, index: usize, sums: &Sums) -> Option<u64> {
         let next = self.next.get(index).filter(|_| self.sampling & 1 << index != 0)?;
         Some(next.wrapping_sub(*sums.counter.get(index)?))
     }
 
-    /// Events until counter `index` is to interrupt, if it samples.
+    /// Returns the number of events until counter `index` is to interrupt, if it samples.
     pub(crate) fn armed(&self, index: usize, sums: &Sums) -> Option<u64> {
         let distance = self.distance(index, sums)?;
         Some(interrupt_distance(distance, *self.period.get(index)?))
@@ -134,7 +136,8 @@ impl Overflows {
             else {
                 continue;
             };
-            // Not one by one: how many there are is not for whoever wrote the counts to decide.
+            // The number of periods is computed and not found by a loop, since the counts, which
+            // somebody else has written, must not decide how long this takes.
             if let (Some(next), Some(&period)) = (self.next.get_mut(index), self.period.get(index))
             {
                 let more = distance.wrapping_neg().checked_div(period).unwrap_or(0);
@@ -147,12 +150,13 @@ impl Overflows {
         merged
     }
 
-    /// Whether overflows are records, and the counters go on by themselves.
+    /// Returns whether overflows are records, and the counters continue by themselves.
     pub(crate) const fn recorded(&self) -> bool {
         self.any() && self.signal == 0
     }
 
-    /// Gives what to tell the thread if a counter has overflowed; with a signal they pause.
+    /// Returns what to tell the thread if a counter has overflowed. With a signal the counters
+    /// pause.
     #[inline(always)]
     pub(crate) fn tell(&mut self) -> Option<Signal> {
         if !self.pending() {
@@ -167,7 +171,7 @@ impl Overflows {
         Some(told)
     }
 
-    /// Lets the counters go on; false if they were not paused.
+    /// Lets the counters continue. Returns false if they were not paused.
     pub(crate) fn go_on(&mut self) -> bool {
         let paused = core::mem::take(&mut self.paused);
         if paused {
@@ -177,7 +181,7 @@ impl Overflows {
     }
 }
 
-/// The distance at which to interrupt for an overflow at `distance`, or for a later one.
+/// Returns the distance at which to interrupt for an overflow at `distance`, or for a later one.
 pub(crate) const fn interrupt_distance(distance: u64, period: u64) -> u64 {
     if period >= EVENTS_BETWEEN_MIN || period == 0 {
         return distance;
@@ -186,7 +190,7 @@ pub(crate) const fn interrupt_distance(distance: u64, period: u64) -> u64 {
     distance.wrapping_add(more.wrapping_mul(period))
 }
 
-/// Whether a distance is one into the past.
+/// Returns whether a distance is one into the past.
 const fn is_past(distance: u64) -> bool {
     distance as i64 <= 0
 }

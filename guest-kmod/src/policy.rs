@@ -8,9 +8,9 @@ use shared_abi::Errno;
 use shared_abi::arch::EVNTSEL_OS;
 use shared_abi::ioctl::{CONTROL_CLOEXEC, Control};
 
-/// From this level of the parameter `paranoid` on, users without `CAP_PERFMON` count nothing.
+/// The level of the parameter `paranoid` from which on users without `CAP_PERFMON` count nothing.
 const PARANOID_ALL: i32 = 3;
-/// From this level on, they do not count in kernel mode.
+/// The level from which on they do not count in kernel mode.
 const PARANOID_KERNEL: i32 = 2;
 
 /// What the kernel knows of the caller's rights.  A question is asked only if its answer matters,
@@ -18,7 +18,7 @@ const PARANOID_KERNEL: i32 = 2;
 pub trait Rights {
     /// `CAP_PERFMON`: the caller may observe the whole system.
     fn has_perfmon(&self) -> bool;
-    /// The kernel is locked down and tells nobody about itself.
+    /// The kernel is locked down, and lets nobody read anything of itself.
     fn is_locked_down(&self) -> bool;
     /// `CAP_IPC_LOCK`: the caller may keep any amount of memory from being swapped.
     fn has_ipc_lock(&self) -> bool;
@@ -28,11 +28,11 @@ pub trait Rights {
     ///
     /// # Errors
     ///
-    /// Perf's.
+    /// perf's error.
     fn perf_allows_kernel(&self) -> Result<(), Errno>;
 }
 
-/// Whether the caller may count this in a thread.
+/// Returns an error unless the caller may count this in a thread.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ pub fn may_count(paranoid: i32, rights: &impl Rights, control: &Control) -> Resu
     if kernel { rights.perf_allows_kernel() } else { Ok(()) }
 }
 
-/// Whether the caller may count CPUs, whatever executes there.
+/// Returns an error unless the caller may count CPUs, whatever executes there.
 ///
 /// # Errors
 ///
@@ -64,8 +64,8 @@ pub fn may_count_cpus(rights: &impl Rights) -> Result<(), Errno> {
     }
 }
 
-/// Whether a user whose pages that cannot be swapped have become `locked` in number may have that
-/// many.
+/// Returns an error unless a user, whose pages that cannot be swapped have become `locked` in
+/// number, may have that many.
 ///
 /// # Errors
 ///

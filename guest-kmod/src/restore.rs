@@ -21,26 +21,27 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::hal::Hypervisor;
 use crate::handshake::handshake_again;
 
-/// What is kept in mind of one vCPU, so that it can go on after a restoration.
+/// The state of one vCPU that is kept so that it can continue after a restoration.
 #[derive(Debug, Default)]
 pub struct Restoration {
-    /// The frame that is registered, or was, or will be in a moment; 0 for none.
+    /// The frame that is registered, or was, or will be in a moment, or 0 for none.
     frame: AtomicU64,
-    /// For whom.
+    /// The observer for whom it is registered.
     observer: AtomicU32,
-    /// Of the machine, on its host; 0 if it may not count.
+    /// The number of the machine on its host, or 0 if it may not count.
     machine: AtomicU64,
-    /// What the page said when the vCPU was last interrupted, and which one it was.
+    /// What the page said when the vCPU was last interrupted, and which page it was.
     seen_frame: AtomicU64,
     seen_overflows: AtomicU64,
     seen_flags: AtomicU32,
-    /// Why the vCPU could not go on from its page, as a negative number; 0 if it could.
+    /// The reason for which the vCPU could not continue from its page, as a negative number, or 0
+    /// if it could.
     refusal: AtomicI32,
-    /// Whether it may count is to be looked at anew, where the kernel may wait.
+    /// Whether the kernel has to look anew if it may count, at a place where the kernel may wait.
     look: AtomicBool,
 }
 
-/// Whether a page that was registered, or was to be, is so after this answer.
+/// Returns whether a page that was registered, or was to be, is registered after this answer.
 const fn is_kept(op: u32, answer: Result<(), Errno>) -> bool {
     match (op, answer) {
         (OP_REGISTER, answer) => answer.is_ok(),
@@ -50,7 +51,7 @@ const fn is_kept(op: u32, answer: Result<(), Errno>) -> bool {
 }
 
 impl Restoration {
-    /// Nothing is registered.
+    /// Makes the state of a vCPU without a page.
     pub const fn new() -> Self {
         Self {
             frame: AtomicU64::new(0),
@@ -64,11 +65,12 @@ impl Restoration {
         }
     }
 
-    /// Every hypercall of the vCPU, which notes what a restoration in its middle has to know.
+    /// Makes a hypercall of the vCPU, and notes what a restoration in its middle has to know.
     ///
     /// # Errors
     ///
-    /// The hypervisor's; where a load finds no page because the vCPU could not go on from it, why.
+    /// The hypervisor's error. If a load finds no page because the vCPU could not continue from it,
+    /// the reason of that.
     pub fn hypercall(
         &self,
         hypervisor: &impl Hypervisor,
@@ -94,14 +96,14 @@ impl Restoration {
         }
     }
 
-    /// From now on the vCPU can be interrupted: this is the machine that it belongs to.
+    /// Notes that the vCPU can be interrupted from now on, and to which machine it belongs.
     pub fn begin(&self, hypervisor: &impl Hypervisor) {
         self.asks_machine(hypervisor);
     }
 
-    /// The vCPU was interrupted, and `page` is the one that was registered last.  Gives whether the
-    /// driver has done so; if not, somebody else may be meant.  `before` is the answer of the first
-    /// handshake.
+    /// Handles an interrupt of the vCPU. `page` is the one that was registered last, and `before`
+    /// is the answer of the first handshake. Returns whether the interrupt was the driver's. If
+    /// not, it may be somebody else's.
     pub fn interrupted(
         &self,
         hypervisor: &impl Hypervisor,
@@ -122,19 +124,19 @@ impl Restoration {
         moved
     }
 
-    /// Whether the kernel is to call [`Self::looks`] where it may wait.
+    /// Returns whether the kernel has to call [`Self::looks`] where it may wait.
     pub fn wants_look(&self) -> bool {
         self.look.load(Relaxed)
     }
 
-    /// The kernel looks whether the vCPU, which is or is not `online`, may count.  Gives whether it
-    /// is to register its page anew; [`Self::looked`] follows then.
+    /// Looks whether the vCPU, which is or is not `online`, may count. Returns whether the kernel
+    /// has to register its page anew, after which it calls [`Self::looked`].
     pub fn looks(&self, hypervisor: &impl Hypervisor, before: &HvQuery, online: bool) -> bool {
         self.look.store(false, Relaxed);
         !online || self.refused().is_some() || handshake_again(hypervisor, before).is_err()
     }
 
-    /// The page has been registered anew, or refused.
+    /// Notes that the page has been registered anew, or refused.
     pub fn looked(&self) {
         self.refusal.store(0, Relaxed);
     }
@@ -146,16 +148,17 @@ impl Restoration {
         }
     }
 
-    /// Whether the hypervisor that published in the page is beneath this vCPU no more: while it
-    /// executes, its hypervisor says so there.
+    /// Returns whether the hypervisor that published in the page is not beneath this vCPU any more.
+    /// While the vCPU executes, its hypervisor says so there.
     fn was_left(&self, page: &VcpuPage) -> bool {
         let flags = page.flags.load(Relaxed);
         self.frame.load(Relaxed) != 0
             && flags & (VCPU_REGISTERED | VCPU_EXECUTING) == VCPU_REGISTERED
     }
 
-    /// Has the hypervisor that is here now count on from what the page says, before the interrupted
-    /// code looks at anything: it finds its counters as they were, whatever it was about to do.
+    /// Has the present hypervisor continue counting from what the page says, before the interrupted
+    /// code looks at anything: that code finds its counters as they were, whatever it was about to
+    /// do.
     fn go_on(&self, hypervisor: &impl Hypervisor, before: &HvQuery, page: &VcpuPage) {
         let went_on = handshake_again(hypervisor, before).and_then(|()| {
             let (gfn, observer) = (self.frame.load(Relaxed), self.observer.load(Relaxed));
@@ -170,7 +173,7 @@ impl Restoration {
         }
     }
 
-    /// Whether the page says something that it did not say at the last interrupt.
+    /// Returns whether the page says something that it did not say at the last interrupt.
     fn says_more(&self, page: &VcpuPage) -> bool {
         let frame = self.frame.load(Relaxed);
         if frame == 0 {
@@ -183,7 +186,7 @@ impl Restoration {
         other_frame || other_overflows || other_flags
     }
 
-    /// Whether this is another machine, or one that may count, since that was last asked.
+    /// Returns whether this is another machine, or one that may count, since that was last asked.
     fn asks_machine(&self, hypervisor: &impl Hypervisor) -> bool {
         let mut now = HvQuery {
             abi_major: u32::from(ABI_MAJOR),
@@ -196,8 +199,8 @@ impl Restoration {
     }
 }
 
-/// Nobody counts for this vCPU any more, as if the host had forbidden it: the kernel writes in the
-/// hypervisor's place, which publishes there no more.
+/// Writes in the page that nobody counts for this vCPU any more, as if the host had forbidden it.
+/// The kernel writes in place of the hypervisor, which does not publish there any more.
 fn take_for_forbidden(page: &VcpuPage) {
     let _guard = page.seq.write(&mut page.seq.writes());
     page.flags.store(VCPU_REGISTERED, Relaxed);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A thread's ring of samples: where the next record goes, and whether there is room.
+//! Manages a thread's ring of samples: where the next record goes, and whether there is room.
 //!
-//! The thread writes, in its own interrupts; somebody else may take meanwhile, on another vCPU.
-//! Nothing of this is where a user can write, and what is said to be taken is believed only as far
-//! as records were written.  So the worst that a consumer can do is to lose its own records.
+//! The thread writes, in its own interrupts; somebody else may take records meanwhile, on another
+//! vCPU. Nothing of this is where a user can write, and what is said to be taken is believed only
+//! as far as records were written.  So the worst that a consumer can do is to lose its own records.
 
 use shared_abi::ring::RingRequest;
 use shared_abi::sync::Ordering::{Acquire, Relaxed, Release};
@@ -13,21 +13,22 @@ use shared_abi::{Errno, ThreadPage};
 /// The ring of one thread, which may not have one.
 #[derive(Debug, Default)]
 pub struct Ring {
-    /// Records that it holds, a power of two; 0 without a ring.  Written once, by the thread.
+    /// The number of records that it holds, which is a power of two, or 0 without a ring. Written
+    /// once, by the thread.
     room: AtomicU32,
     record_bytes: AtomicU32,
     watermark: AtomicU32,
-    /// Callers that each record has room for.
+    /// The number of callers that each record has room for.
     callers: AtomicU32,
-    /// Records so far.  Written by the thread, with interrupts disabled.
+    /// The number of records so far. Written by the thread, with interrupts disabled.
     written: AtomicU64,
     lost: AtomicU64,
-    /// Records that were taken.  Written by whoever takes them.
+    /// The number of records that were taken. Written by whoever takes them.
     taken: AtomicU64,
 }
 
 impl Ring {
-    /// Begins to be what `request` asks for, by the thread itself.
+    /// Makes the ring that `request` asks for. The thread itself calls this.
     ///
     /// # Errors
     ///
@@ -45,12 +46,13 @@ impl Ring {
         Ok(())
     }
 
-    /// Whether there is one.
+    /// Returns whether there is a ring.
     pub fn exists(&self) -> bool {
         self.room.load(Acquire) != 0
     }
 
-    /// Where the next record goes, unit: bytes.  `None` if there is no room, which is counted.
+    /// Returns where the next record goes, in bytes, or `None` if there is no room, which is
+    /// counted.
     #[inline(always)]
     pub fn place(&self, page: &ThreadPage) -> Option<u64> {
         let room = u64::from(self.room.load(Relaxed));
@@ -62,18 +64,18 @@ impl Ring {
             page.ring_lost.store(lost, Relaxed);
             return None;
         }
-        // Of a power of two.
+        // `room` is a power of two.
         let place = written & room.wrapping_sub(1);
         Some(place.wrapping_mul(self.record_bytes.load(Relaxed).into()))
     }
 
-    /// Callers that a record has room for.
+    /// Returns the number of callers that a record has room for.
     #[inline(always)]
     pub fn callers(&self) -> u32 {
         self.callers.load(Relaxed)
     }
 
-    /// There is a record at the last [`place`](Self::place).
+    /// Notes that there is a record at the last [`place`](Self::place).
     #[inline(always)]
     pub fn wrote(&self, page: &ThreadPage) {
         let written = self.written.load(Relaxed).wrapping_add(1);
@@ -82,7 +84,7 @@ impl Ring {
         page.ring_written.store(written, Release);
     }
 
-    /// The first `taken` records have been taken.
+    /// Notes that the first `taken` records have been taken.
     ///
     /// # Errors
     ///
@@ -100,7 +102,7 @@ impl Ring {
         result.map(drop).map_err(|_| Errno::INVAL)
     }
 
-    /// Whether it is full to its watermark.
+    /// Returns whether it is full to its watermark.
     #[inline(always)]
     pub fn is_ready(&self) -> bool {
         self.exists()

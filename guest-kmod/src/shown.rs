@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! To whom a vCPU's counters are shown, and when that has to end.
+//! Decides to whom a vCPU's counters are shown, and when that has to end.
 //!
 //! What a vCPU counts can be seen in the page that is registered with it, and by reading counters
 //! directly.  So at most one observer's page is registered at a time, and only while nothing
@@ -23,11 +23,11 @@ pub const SUBJECT_GUARDED: u32 = 1;
 /// [`Subject::kind`]: a thread of the kernel, which executes no program.
 pub const SUBJECT_KERNEL: u32 = 2;
 
-/// Who executes.
+/// The subject that executes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Subject {
-    /// The container that it is in, told from others by its namespace of process numbers.
+    /// The container that it is in, which is identified by its namespace of process numbers.
     pub container: u64,
     /// Its effective user.
     pub uid: u32,
@@ -35,7 +35,7 @@ pub struct Subject {
     pub kind: u32,
 }
 
-/// Who has a page of this vCPU.
+/// The observer who has a page of this vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Observer {
@@ -43,7 +43,7 @@ pub struct Observer {
     pub container: u64,
     /// The effective user of its threads.
     pub uid: u32,
-    /// By what the hypervisor tells it from others; not 0.
+    /// The number by which the hypervisor knows it, which is not 0.
     pub number: u32,
     /// Whether it may look into the kernel.
     pub sees_kernel: bool,
@@ -53,17 +53,17 @@ pub struct Observer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Shown {
-    /// The container of those who may execute meanwhile.
+    /// The container of the subjects that may execute meanwhile.
     pub container: u64,
     /// Their effective user.
     pub uid: u32,
-    /// By what the hypervisor knows whose page it is; 0 if none is registered.
+    /// The number of the observer whose page it is, or 0 if none is registered.
     pub number: u32,
-    /// What is loaded counts in kernel mode, and the observer may not look into the kernel.
+    /// Whether what is loaded counts in kernel mode, and the observer may not look into the kernel.
     pub hides_kernel: bool,
 }
 
-/// Whose processes may look into the kernel, unless a container keeps them from it.
+/// The user whose processes may look into the kernel, unless a container keeps them from it.
 const ROOT_UID: u32 = 0;
 
 /// [`Shown::uid`] that no process has: perf's page is shown for a program that nobody may look
@@ -71,7 +71,7 @@ const ROOT_UID: u32 = 0;
 const NO_UID: u32 = u32::MAX;
 
 impl Shown {
-    /// Whether this may execute while the page is registered.
+    /// Returns whether this subject may execute while the page is registered.
     pub fn may_execute(&self, next: &Subject) -> bool {
         match next.kind {
             _ if self.number == 0 => true,
@@ -83,18 +83,18 @@ impl Shown {
 }
 
 impl Observer {
-    /// The user `uid` of a container, which may be the initial one.
+    /// Makes the observer for the user `uid` of a container, which may be the initial one.
     pub const fn new(container: u64, uid: u32, number: u32, is_initial: bool) -> Self {
         Self { container, uid, number, sees_kernel: is_initial && uid == ROOT_UID }
     }
 
-    /// Whether this is the observer of threads with this user and container.
+    /// Returns whether this is the observer of threads with this user and container.
     pub const fn is(&self, container: u64, uid: u32) -> bool {
         self.container == container && self.uid == uid
     }
 
-    /// Whether a program that is executed now may go on to be counted for this observer, who may
-    /// look into programs of its own user only.
+    /// Returns whether a program that is executed now may continue to be counted for this observer,
+    /// who may look into programs of its own user only.
     pub fn may_see(&self, program: &Subject) -> bool {
         program.kind == SUBJECT_OPEN
             && (self.uid, self.container) == (program.uid, program.container)

@@ -19,7 +19,7 @@ pub(crate) struct Publisher {
 }
 
 impl Publisher {
-    /// Writes what never changes.
+    /// Writes the fields that never change.
     pub(crate) fn create(&mut self, page: &ThreadPage, tid: u32) {
         let _guard = page.seq.write(&mut self.writes);
         page.magic.store(THREAD_PAGE_MAGIC, Relaxed);
@@ -28,7 +28,7 @@ impl Publisher {
         page.tid.store(tid, Relaxed);
     }
 
-    /// What is counted, for a thread that is suspended.
+    /// Publishes what is counted, for a thread that is suspended.
     pub(crate) fn configured(
         &mut self,
         page: &ThreadPage,
@@ -47,7 +47,7 @@ impl Publisher {
         self.store_sums(page, sums.tsc, sums.counter.get(..slots.len()).unwrap_or_default());
     }
 
-    /// The sums of a thread that does not run: its TSC's, and those of its counters.
+    /// Publishes the sums of a thread that does not run: its TSC's, and those of its counters.
     #[inline(always)]
     pub(crate) fn suspended(&mut self, page: &ThreadPage, tsc: u64, counts: &[u64]) {
         let _guard = page.seq.write(&mut self.writes);
@@ -63,8 +63,8 @@ impl Publisher {
         }
     }
 
-    /// That the thread runs and what its vCPU had counted when it came, its TSC and the thread's
-    /// counters; and which vCPU that is, if it is not the one before.
+    /// Publishes that the thread runs: what its vCPU had counted when the thread came, its TSC and
+    /// the thread's counters, and which vCPU that is, if it is not the one before.
     #[inline(always)]
     pub(crate) fn resumed(
         &mut self,
@@ -74,7 +74,7 @@ impl Publisher {
         counts: &[u64],
         paused: bool,
     ) {
-        // Direct reads would have to leave out what is paused: the kernel is asked instead.
+        // Direct reads would have to leave out what is paused, so the kernel is asked instead.
         let direct = if paused { THREAD_PAUSED } else { THREAD_DIRECT };
         let _guard = page.seq.write(&mut self.writes);
         page.state.store(THREAD_ACTIVE | direct | self.flags, Relaxed);
@@ -87,18 +87,18 @@ impl Publisher {
         }
     }
 
-    /// How often the thread was resumed.
+    /// Publishes how often the thread was resumed.
     #[inline(always)]
     pub(crate) fn switched(&self, page: &ThreadPage, switches: u64) {
         page.switches.store(switches, Relaxed);
     }
 
-    /// How often it was resumed on another vCPU than before.
+    /// Publishes how often it was resumed on another vCPU than before.
     pub(crate) fn migrated(&self, page: &ThreadPage, migrations: u64) {
         page.migrations.store(migrations, Relaxed);
     }
 
-    /// Why there are no numbers.
+    /// Publishes why there are no numbers.
     pub(crate) fn failed(&mut self, page: &ThreadPage, errno: Errno) {
         let _guard = page.seq.write(&mut self.writes);
         page.state.store(THREAD_FAILED, Relaxed);
@@ -106,12 +106,12 @@ impl Publisher {
     }
 }
 
-/// The sums as they were last published, for any thread to ask.
+/// Returns the sums as they were last published, for any thread to ask.
 ///
 /// # Errors
 ///
-/// `BUSY` the page was being written during every attempt: ask again.  The reason if there are no
-/// numbers.
+/// `BUSY` if the page was being written during every attempt: ask again. Otherwise the reason for
+/// which there are no numbers.
 pub fn published(page: &ThreadPage) -> Result<Sums, Errno> {
     let mut sums = Sums::default();
     match read_published(page, &mut sums.counter) {

@@ -18,30 +18,32 @@ use crate::perf::held::{Events, Sampler};
 use crate::shown::Pages;
 use crate::stats::Stats;
 
-/// What the module knows of a vCPU.
+/// The module's state of a vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
     /// Whether the hypervisor publishes here.
     registered: bool,
-    /// Why no thread may count here: why there is no page, which is `NXIO` while the vCPU is
-    /// offline, or `BUSY` while the CPU counts whatever executes there.
+    /// The reason for which no thread may count here: there is no page, which is `NXIO` while the
+    /// vCPU is offline, or the CPU counts whatever executes there (`BUSY`).
     gate: Result<(), Errno>,
-    /// What the hypervisor was last told to program.
+    /// The configuration that the hypervisor was last told to program.
     loaded: Config,
-    /// Changes whenever what is loaded does, or whether anything may be.
+    /// A number that changes whenever what is loaded changes, or whether anything may be loaded.
     generation: NonZeroU64,
-    /// Why no page may be registered here at all: the vCPU is offline, or the host has refused it.
+    /// The reason for which no page may be registered here at all: the vCPU is offline, or the host
+    /// has refused it.
     refusal: Option<Errno>,
-    /// The CPU counts whatever executes there.
+    /// Whether the CPU counts whatever executes there.
     cpu_wide: bool,
-    /// Whose page is registered.
+    /// The state of which page is registered.
     pub(crate) pages: Pages,
     /// perf's events that are here.
     pub(crate) events: Events,
 }
 
 impl Vcpu {
-    /// There is a page now that counts nothing yet, or there is none for this reason.
+    /// Notes that there is a page now which counts nothing yet, or that there is none for this
+    /// reason.
     fn set_page(&mut self, registered: Result<(), Errno>) {
         self.registered = registered.is_ok();
         self.gate = registered;
@@ -60,12 +62,12 @@ impl Vcpu {
         self.judge_kernel();
     }
 
-    /// Whether the kernel's own threads may be seen depends on what is loaded.
+    /// Decides anew whether the kernel's own threads may be seen, which depends on what is loaded.
     pub(crate) fn judge_kernel(&mut self) {
         self.pages.loaded(self.loaded.slots_in_ring(EVNTSEL_OS) != 0);
     }
 
-    /// Nobody may count in the page that is registered, for this reason.
+    /// Notes that nobody may count in the registered page, for this reason.
     pub(crate) fn fail(&mut self, errno: Errno) {
         self.gate = Err(errno);
         self.set_loaded(self.loaded);
@@ -75,7 +77,7 @@ impl Vcpu {
         self.cpu_wide
     }
 
-    /// Whether a page may be registered here.
+    /// Returns why no page may be registered here, if none may.
     pub(crate) fn may_show(&self) -> Result<(), Errno> {
         match self.refusal {
             Some(errno) => Err(errno),
@@ -84,26 +86,26 @@ impl Vcpu {
         }
     }
 
-    /// Whether nothing keeps pages from being registered here.
+    /// Returns whether nothing keeps pages from being registered here.
     pub fn is_online(&self) -> bool {
         self.refusal.is_none()
     }
 
-    /// Whether the hypervisor publishes here.
+    /// Returns whether the hypervisor publishes here.
     pub(crate) const fn is_registered(&self) -> bool {
         self.registered
     }
 
-    /// One of perf's events comes, beside what the present thread needs loaded.
+    /// Adds one of perf's events, beside what the present thread needs loaded.
     ///
     /// # Errors
     ///
-    /// `AGAIN` there is no counter for it now.
+    /// `AGAIN` if there is no counter for it now.
     pub(crate) fn add_event(&mut self, event: &EventConfig, kept: &Config) -> Result<u32, Errno> {
         self.events.add(event, &self.loaded, kept)
     }
 
-    /// The event select that was last loaded for this slot; 0 if it counts nothing.
+    /// Returns the event select that was last loaded for this slot, or 0 if it counts nothing.
     #[inline(always)]
     pub(crate) fn counted_by(&self, slot: PhysSlot) -> u64 {
         self.loaded.evntsel(slot)
@@ -111,7 +113,7 @@ impl Vcpu {
 }
 
 impl Default for Vcpu {
-    /// Offline.
+    /// Returns the state of a vCPU that is offline.
     fn default() -> Self {
         Self {
             registered: false,
@@ -126,24 +128,24 @@ impl Default for Vcpu {
     }
 }
 
-/// How many threads want something counted, on any vCPU.
+/// The number of threads, on all vCPUs, that want something counted.
 #[derive(Debug, Default)]
 pub struct Counting(AtomicU32);
 
 impl Counting {
-    /// Nobody.
+    /// Starts at 0.
     pub const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// Whether nobody counts.
+    /// Returns whether nobody counts.
     pub fn is_idle(&self) -> bool {
         // ATOMICS: decides only whether to stop counters that nobody reads; a thread that starts
         // meanwhile loads its configuration again.
         self.0.load(Relaxed) == 0
     }
 
-    /// A thread went from `was` to `is` counting.
+    /// Notes that a thread's counting went from `was` to `is`.
     pub(crate) fn moved(&self, was: bool, is: bool) {
         match (was, is) {
             (false, true) => self.0.fetch_add(1, Relaxed),
@@ -181,7 +183,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
     ///
     /// # Errors
     ///
-    /// Those of the hypercall.
+    /// The errors of the hypercall.
     pub fn register(&mut self, gfn: u64, observer: u32) -> Result<(), Errno> {
         self.stats.hypercalls.add(1);
         self.stats.registers.add(1);
@@ -195,18 +197,18 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         registered
     }
 
-    /// No thread may count here, for this reason, until a page is registered.
+    /// Lets no thread count here, for this reason, until a page is registered.
     pub fn refuse(&mut self, errno: Errno) {
         self.vcpu.refusal = Some(errno);
         self.vcpu.set_page(Err(errno));
         self.vcpu.events.note_stalled();
     }
 
-    /// Takes the page back.  Without effect if it is not registered.
+    /// Takes the page back. It has no effect if the page is not registered.
     ///
     /// # Errors
     ///
-    /// Those of the hypercall but `NXIO`; the hypervisor still has the page then.
+    /// The errors of the hypercall but `NXIO`. The hypervisor still has the page then.
     pub fn unregister(&mut self) -> Result<(), Errno> {
         if !self.vcpu.registered {
             return Ok(());
@@ -224,7 +226,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         Ok(())
     }
 
-    /// The vCPU goes offline: as [`unregister`](Self::unregister), and no page may be registered
+    /// Takes the vCPU offline: does [`unregister`](Self::unregister), and no page may be registered
     /// here until it comes back.
     ///
     /// # Errors
@@ -235,7 +237,8 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         self.unregister()
     }
 
-    /// The machine was restored: what was registered is nobody's, whatever the host answers.
+    /// Forgets the page after the machine was restored: it is not registered any more, whatever the
+    /// host answers.
     pub fn forget_page(&mut self) {
         if self.go_offline().is_err() {
             self.vcpu.set_page(Err(Errno::NXIO));
@@ -254,11 +257,12 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         self.vcpu.set_loaded(Config::default());
     }
 
-    /// Has `config` counted, and nothing else.  No hypercall if all of it is counted already.
+    /// Has `config` counted, and nothing else. Needs no hypercall if all of it is counted already.
     ///
     /// # Errors
     ///
-    /// Why no thread may count here, and those of the hypercall.  What was loaded stays loaded.
+    /// The reason for which no thread may count here, or the hypercall's error. What was loaded
+    /// stays loaded.
     pub(crate) fn load(&mut self, config: &Config) -> Result<(), Errno> {
         if self.counts(config)? { Ok(()) } else { self.replace(config) }
     }
@@ -277,7 +281,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         self.replace_beside(config)
     }
 
-    /// Once for all callers: what both are together is on the stack.
+    /// Is not inlined, since the union of both configurations is on the stack.
     #[inline(never)]
     fn replace_beside(&mut self, config: &Config) -> Result<(), Errno> {
         match &self.vcpu.loaded.beside(config) {
@@ -286,19 +290,19 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         }
     }
 
-    /// What is loaded here now, to be compared with later.
+    /// Returns what is loaded here now, to be compared with later.
     #[inline(always)]
     pub(crate) fn now(&self) -> Loaded {
         Loaded { vcpu: self.number, generation: self.vcpu.generation }
     }
 
-    /// Whether exactly that is loaded here still.
+    /// Returns whether exactly that is still loaded here.
     #[inline(always)]
     pub(crate) fn still(&self, before: Option<Loaded>) -> bool {
         before == Some(self.now()) && is_direct(self.page)
     }
 
-    /// No thread may count here from now on, or again.
+    /// Forbids threads to count here from now on, or allows it again.
     pub(crate) fn close_gate(&mut self, closed: bool) {
         if self.vcpu.registered {
             self.vcpu.cpu_wide = closed;
@@ -307,7 +311,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         }
     }
 
-    /// Whether all of `config` is counted.
+    /// Returns whether all of `config` is counted.
     #[inline(always)]
     fn counts(&self, config: &Config) -> Result<bool, Errno> {
         self.vcpu.gate?;
@@ -315,7 +319,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         Ok(is_direct(self.page) && config.sampling() == 0 && self.vcpu.loaded.includes(config))
     }
 
-    /// Why nothing may be loaded here.
+    /// Returns why nothing may be loaded here, if nothing may.
     pub(crate) fn may_load(&self) -> Result<(), Errno> {
         self.vcpu.gate
     }
@@ -330,7 +334,8 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         if self.vcpu.events.is_empty() { self.program(config) } else { self.replace_events(config) }
     }
 
-    /// [`replace`](Self::replace), of perf's events as well: apart, so that others need less stack.
+    /// Does [`replace`](Self::replace) with perf's events as well. It is a function of its own, so
+    /// that other callers need less stack.
     #[inline(never)]
     fn replace_events(&mut self, config: &Config) -> Result<(), Errno> {
         self.fold_events();
@@ -351,19 +356,19 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         let _ = self.replace(&less);
     }
 
-    /// perf's events are not live from now on.
+    /// Ends that perf's events are live.
     pub(crate) fn fold_events(&mut self) {
         let sampler = self.sampler();
         self.vcpu.events.fold(&sampler);
     }
 
-    /// perf's events are live again, if its PMU is enabled and what they need is loaded.
+    /// Makes perf's events live again, if its PMU is enabled and what they need is loaded.
     pub(crate) fn revive_events(&mut self) {
         let sampler = self.sampler();
         self.vcpu.events.revive(&sampler);
     }
 
-    /// What reads this vCPU's counters for perf's events.
+    /// Returns what reads this vCPU's counters for perf's events.
     pub(crate) fn sampler(&self) -> CpuSampler<'a, K> {
         CpuSampler { page: self.page, stats: self.stats, kernel: self.kernel }
     }
@@ -376,19 +381,19 @@ impl<'a, K: Kernel> Cpu<'a, K> {
         Ok(())
     }
 
-    /// The virtual interrupt of an overflow came, and was or was not the present thread's.
+    /// Counts a virtual interrupt of an overflow, which was the present thread's if `told`.
     pub fn count_interrupt(&self, told: bool) {
         self.stats.interrupts.add(1);
         self.stats.interrupts_stray.add(u64::from(!told));
     }
 
-    /// `Phys*` of the TSC and of `slots`, now; see [`sample_vcpu_into`].
+    /// Samples `Phys*` of the TSC and of `slots`; see [`sample_vcpu_into`].
     #[inline(always)]
     pub(crate) fn sample(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> Result<(), Errno> {
         self.sampler().sample_phys(slots, now)
     }
 
-    /// One attempt of [`sample`](Self::sample), see [`try_sample_vcpu`].
+    /// Makes one attempt of [`sample`](Self::sample), see [`try_sample_vcpu`].
     #[inline(always)]
     pub(crate) fn try_sample<const N: usize>(
         &self,
@@ -429,7 +434,7 @@ impl<K: Kernel> Sampler for CpuSampler<'_, K> {
     }
 }
 
-/// Whether what was loaded is not gone because the host has forbidden the domain meanwhile.
+/// Returns whether what was loaded is still there: the host has not forbidden the domain meanwhile.
 #[inline(always)]
 fn is_direct(page: &VcpuPage) -> bool {
     page.flags.load(Relaxed) & VCPU_DIRECT != 0

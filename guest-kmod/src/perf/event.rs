@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What perf asks for, and which counters can count it.
+//! Translates what perf asks for, and knows which counters can count it.
 
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT, EVNTSEL_OS, EVNTSEL_RINGS, EVNTSEL_USR};
 use shared_abi::events::Generic;
@@ -31,20 +31,20 @@ pub(crate) const SAMPLE_REGS_INTR: u64 = 1 << 18;
 /// Programs such as rr write whole select words.
 const DRIVERS_OWN: u64 = EVNTSEL_RINGS | EVNTSEL_INT | EVNTSEL_EN;
 
-/// How many events a second are expected until perf knows better.
+/// The number of events in a second that is expected until perf knows better.
 const EVENTS_EXPECTED: u64 = 1_000_000_000;
 
 /// How an event was opened: the first fields of Linux's `struct perf_event_attr`.
 ///
-/// They are part of its ABI.
+/// These fields are part of its ABI.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct EventAttr {
     /// `PERF_TYPE_*`.
     pub kind: u32,
-    /// Bytes of the whole structure.
+    /// The size of the whole structure in bytes.
     pub size: u32,
-    /// Which event of this type.
+    /// The number of the event within its type.
     pub config: u64,
     /// Events between two samples, or samples a second, or 0.
     pub period: u64,
@@ -52,11 +52,11 @@ pub struct EventAttr {
     pub sample_type: u64,
     /// `PERF_FORMAT_*`.
     pub read_format: u64,
-    /// Its bit fields.
+    /// The bit fields.
     pub flags: u64,
-    /// When to wake a reader.
+    /// The number of events or bytes after which a reader is woken.
     pub wakeup: u32,
-    /// Of breakpoints.
+    /// The type of a breakpoint, which no event here has.
     pub bp_type: u32,
     /// More of `config`.
     pub config1: u64,
@@ -69,7 +69,7 @@ impl EventAttr {
         self.flags & flag != 0
     }
 
-    /// Whether it interrupts.
+    /// Returns whether it interrupts.
     const fn samples(&self) -> bool {
         self.period != 0
     }
@@ -84,7 +84,7 @@ impl EventAttr {
         if self.has(flags::EXCLUDE_HOST | flags::EXCLUDE_IDLE) {
             return Err(Errno::INVAL);
         }
-        // Of where the kernel was, only some registers are known.
+        // If the sample is of the kernel, only some registers are known.
         let kernel_registers =
             self.sample_type & SAMPLE_REGS_INTR != 0 && !self.has(flags::EXCLUDE_KERNEL);
         let unknown_config = self.config1 != 0 || self.config2 != 0;
@@ -96,8 +96,8 @@ impl EventAttr {
         Ok(())
     }
 
-    /// The period to begin with if it is sampled so many times a second, or 0.  perf itself would
-    /// begin with one event, and a storm of interrupts.
+    /// Returns the period to begin with if it is sampled so many times a second, or 0. perf itself
+    /// would begin with one event, and a storm of interrupts.
     pub const fn first_period(&self) -> u64 {
         if !self.has(flags::FREQ) {
             return 0;
@@ -125,12 +125,12 @@ pub struct EventConfig {
 }
 
 impl EventConfig {
-    /// The event that was opened so.
+    /// Returns the event that was opened with these attributes.
     ///
     /// # Errors
     ///
-    /// `INVAL` or `OPNOTSUPP` it would not be counted or sampled as it is asked for; those of
-    /// `new`.
+    /// `INVAL` or `OPNOTSUPP` if it would not be counted or sampled as it is asked for; otherwise
+    /// the errors of `new`.
     pub fn open(caps: &PmuCaps, attr: &EventAttr) -> Result<Self, Errno> {
         attr.check()?;
         let user = if attr.has(flags::EXCLUDE_USER) { 0 } else { EVNTSEL_USR };
@@ -138,7 +138,7 @@ impl EventConfig {
         Self::new(caps, attr.kind, attr.config, user | kernel, attr.samples())
     }
 
-    /// One of perf's generic events, in user mode.
+    /// Returns one of perf's generic events, in user mode.
     ///
     /// # Errors
     ///
@@ -186,18 +186,18 @@ impl EventConfig {
         if event.slots == 0 { Err(refusal) } else { Ok(event) }
     }
 
-    /// Whether it counts the kernel.
+    /// Returns whether it counts the kernel.
     pub(crate) const fn counts_kernel(&self) -> bool {
         self.fixed & EVNTSEL_OS != 0
     }
 
-    /// Whether it counts in any ring.
+    /// Returns whether it counts in any ring.
     pub(crate) const fn counts(&self) -> bool {
         self.fixed & EVNTSEL_RINGS != 0
     }
 
-    /// The select word that its counter is loaded with.  An event that counts in no ring gets a
-    /// valid word all the same, and is never started.
+    /// Returns the select word that its counter is loaded with. An event that counts in no ring
+    /// gets a valid word, too, and is never started.
     pub(crate) const fn evntsel(&self, slot: PhysSlot) -> u64 {
         let evntsel = if slot.fixed_number().is_some() { self.fixed } else { self.general };
         if self.counts() { evntsel } else { evntsel | EVNTSEL_USR }

@@ -24,7 +24,7 @@ pub(crate) trait Sampler {
     /// `Phys*` of these counters, all of one moment; false if they cannot be read.
     fn sample(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool;
 
-    /// What they held when the host stopped them; false if they have not stopped.
+    /// Reads what they held when the host stopped them. Returns false if they have not stopped.
     fn sample_stopped(&self, slots: &[PhysSlot], now: &mut VcpuSample) -> bool;
 }
 
@@ -33,21 +33,22 @@ pub(crate) trait Sampler {
 struct Held {
     event: EventConfig,
     slot: PhysSlot,
-    /// It counts; perf may keep one here that does not.
+    /// Whether it counts. perf may keep an event here that does not.
     started: bool,
-    /// What it has counted and perf has not been given yet.
+    /// The count that perf has not been given yet.
     count: u64,
     /// Its counter's `Phys*` when the event went live or was last advanced.
     start: u64,
-    /// Events between overflows, if it samples.
+    /// The number of events between overflows, if it samples.
     period: u64,
-    /// Events to the next overflow; below 1 if that has come and perf does not know yet.
+    /// The number of events to the next overflow. It is below 1 if that has come and perf does not
+    /// know yet.
     left: i64,
     stall: Stall,
 }
 
 impl Held {
-    /// One that does not count yet.
+    /// Makes an event that does not count yet.
     fn new(event: &EventConfig, slot: PhysSlot) -> Self {
         Self {
             event: *event,
@@ -65,12 +66,12 @@ impl Held {
         self.event.samples != 0
     }
 
-    /// What its own counter is to count.
+    /// Returns the select word of its own counter.
     const fn evntsel(&self) -> u64 {
         self.event.evntsel(self.slot)
     }
 
-    /// What it needs loaded, on this counter.
+    /// Returns what it needs loaded, on this counter.
     fn config(&self, slot: PhysSlot) -> Config {
         let armed = self.samples() && self.started;
         let distance =
@@ -86,7 +87,7 @@ impl Held {
         self.left = self.left.wrapping_sub_unsigned(more);
     }
 
-    /// Whether perf is to be told of an overflow.
+    /// Returns whether perf has to be told of an overflow.
     const fn has_overflowed(&self) -> bool {
         self.started && self.samples() && self.left <= 0
     }
@@ -106,16 +107,16 @@ impl Held {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Progress {
-    /// Counted since perf was last given it.
+    /// The count since perf was last given it.
     pub count: u64,
     /// Events to the next overflow, if it samples; below 1 if it has overflowed.
     pub left: i64,
-    /// For how long it was stalled since perf was last given it.
+    /// The time for which it was stalled since perf was last given that.
     pub stalled: u64,
 }
 
-/// Whether the events of a group can be at once on a vCPU that has nothing else.  perf adds them
-/// together or not at all, so a group that does not fit would never count.
+/// Returns whether the events of a group can be at once on a vCPU that has nothing else. perf adds
+/// them together or not at all, so a group that does not fit would never count.
 pub fn fit(group: &[EventConfig]) -> bool {
     let mut events = Events::default();
     let nothing = Config::default();
@@ -129,16 +130,16 @@ pub(crate) struct Events {
     /// The number of the last event and 1: mostly there are few, and perf's switch looks at all of
     /// them many times.
     end: usize,
-    /// perf's PMU is enabled.
+    /// Whether perf's PMU is enabled.
     enabled: bool,
-    /// Each that is started has a `Phys*` to subtract.
+    /// Whether the events are live: each that is started has a `Phys*` to subtract.
     live: bool,
-    /// What they need differs from what is loaded: an event has come that is not loaded, or a
-    /// distance has changed, or the host has stopped the counters.
+    /// Whether what they need differs from what is loaded: an event has come that is not loaded, or
+    /// a distance has changed, or the host has stopped the counters.
     changed: bool,
-    /// They were not live when they should have been.
+    /// Whether they were not live when they should have been.
     stalled: bool,
-    /// They were stalled when that was last settled with perf.
+    /// Whether they were stalled when that was last settled with perf.
     settled: bool,
 }
 
@@ -159,11 +160,11 @@ impl Events {
         self.held.get_mut(index as usize)?.as_mut()
     }
 
-    /// An event comes, and does not count yet.  Gives the number by which it is known here.
+    /// Adds an event, which does not count yet. Returns the number by which it is known here.
     ///
     /// # Errors
     ///
-    /// `AGAIN` there is no counter for it beside the others and what is `kept`.
+    /// `AGAIN` if there is no counter for it beside the others and what is `kept`.
     pub(crate) fn add(
         &mut self,
         event: &EventConfig,
@@ -180,7 +181,7 @@ impl Events {
         Ok(free as u32)
     }
 
-    /// An event goes.  What it counts stays loaded, since the event often comes back.
+    /// Removes an event. Its select word stays loaded, since the event often comes back.
     pub(crate) fn remove(&mut self, index: u32) {
         if let Some(place) = self.held.get_mut(index as usize) {
             *place = None;
@@ -198,14 +199,15 @@ impl Events {
         self.get_mut(index).map_or(0, |held| held.stall.settle(stalled, began, now))
     }
 
-    /// Whether every event is to be settled: some are stalled, or were when this was last asked.
+    /// Returns whether every event has to be settled: some are stalled, or were when this was last
+    /// asked.
     pub(crate) fn take_unsettled(&mut self) -> bool {
         core::mem::replace(&mut self.settled, self.stalled) || self.stalled
     }
 
-    /// An event counts as soon as they are live; if it samples, it overflows after `left` events
-    /// and then every `period`.  `left` is of a period that goes on, unless perf has set another
-    /// one meanwhile, or none has begun.  They are folded.
+    /// Starts an event, which counts as soon as the events are live. If it samples, it overflows
+    /// after `left` events and then every `period`. `left` is the rest of a period that continues,
+    /// unless perf has set another period meanwhile, or none has begun. The events are folded.
     pub(crate) fn start(&mut self, index: u32, period: u64, left: i64) {
         let Some(held) = self.get_mut(index) else { return };
         held.started = held.event.counts();
@@ -216,19 +218,19 @@ impl Events {
         self.changed |= armed;
     }
 
-    /// An event stays and counts no more.  They are folded.
+    /// Stops an event, which stays and counts no more. The events are folded.
     pub(crate) fn stop(&mut self, index: u32) {
         if let Some(held) = self.get_mut(index) {
             held.started = false;
         }
     }
 
-    /// perf's PMU is enabled or disabled.
+    /// Notes that perf's PMU is enabled or disabled.
     pub(crate) fn enable(&mut self, enabled: bool) {
         self.enabled = enabled;
     }
 
-    /// What an event has counted since this was last asked; `now` by perf's time.
+    /// Returns what an event has counted since the last call. `now` is perf's time.
     pub(crate) fn take_progress(&mut self, index: u32, now: u64) -> Progress {
         let stalled = self.stalled;
         self.get_mut(index).map_or(Progress::default(), |held| Progress {
@@ -238,7 +240,7 @@ impl Events {
         })
     }
 
-    /// An event that is here, and its counter.
+    /// Returns an event that is here, and its counter.
     pub(crate) fn get(&self, index: u32) -> Option<(&EventConfig, PhysSlot)> {
         let held = self.held.get(index as usize)?.as_ref()?;
         Some((&held.event, held.slot))
@@ -249,19 +251,19 @@ impl Events {
         self.get_mut(index).map_or(0, Held::next_period)
     }
 
-    /// Whether something is to be loaded for them.
+    /// Returns whether something has to be loaded for them.
     pub(crate) fn needs_load(&self) -> bool {
         self.changed && !self.is_empty()
     }
 
-    /// Whether any of them interrupts.
+    /// Returns whether any of them interrupts.
     pub(crate) fn any_samples(&self) -> bool {
         self.iter().any(Held::samples)
     }
 
-    /// The interrupt of an overflow came, and they are folded: one bit for each event that has
-    /// overflowed.  All that sample are to be armed again, whoever has overflowed: a counter does
-    /// not interrupt a second time before it is loaded again.
+    /// Handles the interrupt of an overflow, when the events are folded. Returns one bit for each
+    /// event that has overflowed. All that sample have to be armed again, whichever has overflowed:
+    /// a counter does not interrupt a second time before it is loaded again.
     pub(crate) fn take_overflows(&mut self) -> u32 {
         self.changed = true;
         let held = self.held.iter().enumerate();
@@ -276,12 +278,12 @@ impl Events {
         }
     }
 
-    /// What they need loaded beside `other`, and on which counters: events that clash with it go to
-    /// other ones.
+    /// Returns what they need loaded beside `other`, and on which counters. Events that clash with
+    /// it get other counters.
     ///
     /// # Errors
     ///
-    /// `BUSY` there are not enough counters.
+    /// `BUSY` if there are not enough counters.
     pub(crate) fn config_beside(&self, other: &Config) -> Result<(Config, Slots), Errno> {
         let (mut all, mut slots) = (*other, [PhysSlot::FIRST; EVENTS_MAX]);
         for (held, place) in self.held.iter().zip(&mut slots) {
@@ -293,18 +295,19 @@ impl Events {
         Ok((all, slots))
     }
 
-    /// What of `loaded` is in the way of their counters.
+    /// Returns the counters of `loaded` that clash with theirs.
     pub(crate) fn clashing(&self, loaded: &Config) -> u32 {
         let clashes = |held: &&Held| !loaded.has_room_for(held.slot, held.evntsel());
         self.iter().filter(clashes).fold(0, |slots, held| slots | held.slot.bit())
     }
 
-    /// The page is new: what they need is to be loaded, and until it is they are not live.
+    /// Notes that the page is new: what they need has to be loaded, and until then they are not
+    /// live.
     pub(crate) fn nothing_is_loaded(&mut self) {
         self.changed = true;
     }
 
-    /// What they need was loaded on these counters.
+    /// Notes that what they need was loaded on these counters.
     pub(crate) fn loaded_on(&mut self, slots: &Slots) {
         for (held, slot) in self.held.iter_mut().zip(slots) {
             if let Some(held) = held {
@@ -314,8 +317,8 @@ impl Events {
         self.changed = false;
     }
 
-    /// A counter for this event: rather one that another event has, which counts the same there,
-    /// then one that counts it already, then one that counts nothing.
+    /// Chooses a counter for this event: if possible one that another event has and that counts the
+    /// same there, otherwise one that counts it already, otherwise one that counts nothing.
     fn choose_counter(
         &self,
         event: &EventConfig,
@@ -333,20 +336,21 @@ impl Events {
             0 => 2,
             _ => 3,
         };
-        // Of equals the last: general counters are what others ask for first.
+        // Of several such counters the last is taken, since threads ask for the first general
+        // counters first.
         slots_of(event.slots)
             .filter(|&slot| fits(slot))
             .min_by_key(|&slot| (rank(slot), core::cmp::Reverse(slot.index())))
     }
 
-    /// They are not live from now on.
+    /// Ends that they are live.
     pub(crate) fn fold(&mut self, vcpu: &impl Sampler) {
         if core::mem::take(&mut self.live) {
             self.advance(vcpu);
         }
     }
 
-    /// They are live again, if perf's PMU is enabled and what they need is loaded.
+    /// Makes them live again, if perf's PMU is enabled and what they need is loaded.
     pub(crate) fn revive(&mut self, vcpu: &impl Sampler) {
         if !self.enabled || self.changed || self.is_empty() {
             return;
@@ -360,14 +364,14 @@ impl Events {
         }
     }
 
-    /// Brings the counts of live events up to this moment; they stay live.
+    /// Brings the counts of live events up to this moment. They stay live.
     pub(crate) fn advance_live(&mut self, vcpu: &impl Sampler) {
         if self.live {
             self.live = self.advance(vcpu);
         }
     }
 
-    /// Adds what each event that is started has counted; false if it counts no more, since the host
+    /// Adds what each started event has counted. Returns false if it counts no more, since the host
     /// has stopped it.
     fn advance(&mut self, vcpu: &impl Sampler) -> bool {
         let mut now = VcpuSample::default();
@@ -382,21 +386,23 @@ impl Events {
         live
     }
 
-    /// The host has stopped the counters: nothing of what is loaded counts any more.
+    /// Notes that the host has stopped the counters: nothing of what is loaded counts any more.
     fn mark_stopped(&mut self) {
         (self.changed, self.stalled) = (true, true);
     }
 
-    /// `Phys*` of each event that is started, all of one moment; false if they cannot be read.
+    /// Samples `Phys*` of each started event, all of one moment. Returns false if they cannot be
+    /// read.
     ///
-    /// Not inlined, so that events of the kernel count the same of this each time, and it cancels.
+    /// This is not inlined, so that events of the kernel count the same number of its instructions
+    /// each time, and that number cancels.
     #[inline(never)]
     fn sample(&self, vcpu: &impl Sampler, now: &mut VcpuSample) -> bool {
         let (slots, used) = self.sampled();
         vcpu.sample(slots.get(..used).unwrap_or_default(), now)
     }
 
-    /// The counters of those that are started, for one sample of all.
+    /// Returns the counters of started events, for one sample of all.
     fn sampled(&self) -> (Slots, usize) {
         let mut slots = [PhysSlot::FIRST; EVENTS_MAX];
         let mut used = 0;
@@ -407,7 +413,7 @@ impl Events {
         (slots, used)
     }
 
-    /// Gives each event that is started its own counter's value.
+    /// Calls `give` for each started event with its own counter's value.
     fn for_each_started(&mut self, now: &VcpuSample, give: impl Fn(&mut Held, u64)) {
         for (held, now) in self.started().zip(&now.counter) {
             give(held, *now);

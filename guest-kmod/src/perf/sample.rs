@@ -1,28 +1,30 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a sample says of where its event has overflowed.
+//! Decides what a sample says about where its event has overflowed.
 
 use shared_abi::hypercall::{HvPlace, PLACE_NONE, PLACE_USER};
 
-/// Whose registers a sample gets.
+/// The registers that a sample gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub enum Registers {
-    /// The thread's when it entered the kernel.
+    /// The thread's registers when it entered the kernel.
     User = 0,
-    /// Those that the interrupt has stopped.
+    /// The registers that the interrupt has stopped.
     Interrupted = 1,
     /// The place that the hypervisor has given.
     Place = 2,
 }
 
 impl Registers {
-    /// Of an event that counts user mode alone: it did so before the kernel was entered.
+    /// Returns the registers for an event that counts user mode alone: it did so before the kernel
+    /// was entered.
     pub(crate) const fn of_user_mode(interrupted: &HvPlace) -> Self {
         if interrupted.mode == PLACE_USER { Self::Interrupted } else { Self::User }
     }
 
-    /// Of an event that counts the kernel too, which the hypervisor has seen overflow at `place`:
-    /// it knows better than where the interrupt was taken, if it knows.
+    /// Returns the registers for an event that also counts the kernel, and that the hypervisor has
+    /// seen overflow at `place`. If the hypervisor knows that place, it is more exact than where
+    /// the interrupt was taken.
     pub(crate) const fn of_both_modes(interrupted: &HvPlace, place: &HvPlace) -> Self {
         let is_interrupt = interrupted.mode != PLACE_NONE;
         let same = interrupted.ip == place.ip && interrupted.sp == place.sp;
