@@ -42,15 +42,15 @@
 #define PERFCTR_UNWATCH_DELAY_MS 10000
 
 /*
- * Whose registers a sample gets.
+ * The registers that a sample gets.
  */
 enum perfctr_registers {
   /*
-   * The thread's when it entered the kernel.
+   * The thread's registers when it entered the kernel.
    */
   PERFCTR_REGISTERS_USER = 0,
   /*
-   * Those that the interrupt has stopped.
+   * The registers that the interrupt has stopped.
    */
   PERFCTR_REGISTERS_INTERRUPTED = 1,
   /*
@@ -103,11 +103,11 @@ struct perfctr_event_attr {
    */
   uint32_t kind;
   /*
-   * Bytes of the whole structure.
+   * The size of the whole structure in bytes.
    */
   uint32_t size;
   /*
-   * Which event of this type.
+   * The number of the event within its type.
    */
   uint64_t config;
   /*
@@ -123,15 +123,15 @@ struct perfctr_event_attr {
    */
   uint64_t read_format;
   /*
-   * Its bit fields.
+   * The bit fields.
    */
   uint64_t flags;
   /*
-   * When to wake a reader.
+   * The number of events or bytes after which a reader is woken.
    */
   uint32_t wakeup;
   /*
-   * Of breakpoints.
+   * The type of a breakpoint, which no event here has.
    */
   uint32_t bp_type;
   /*
@@ -171,7 +171,7 @@ struct perfctr_event_config {
  */
 struct perfctr_progress {
   /*
-   * Counted since perf was last given it.
+   * The count since perf was last given it.
    */
   uint64_t count;
   /*
@@ -179,7 +179,7 @@ struct perfctr_progress {
    */
   int64_t left;
   /*
-   * For how long it was stalled since perf was last given it.
+   * The time for which it was stalled since perf was last given that.
    */
   uint64_t stalled;
 };
@@ -189,7 +189,7 @@ struct perfctr_progress {
  */
 struct perfctr_shown {
   /*
-   * The container of those who may execute meanwhile.
+   * The container of the subjects that may execute meanwhile.
    */
   uint64_t container;
   /*
@@ -197,11 +197,11 @@ struct perfctr_shown {
    */
   uint32_t uid;
   /*
-   * By what the hypervisor knows whose page it is; 0 if none is registered.
+   * The number of the observer whose page it is, or 0 if none is registered.
    */
   uint32_t number;
   /*
-   * What is loaded counts in kernel mode, and the observer may not look into the kernel.
+   * Whether what is loaded counts in kernel mode, and the observer may not look into the kernel.
    */
   bool hides_kernel;
 };
@@ -229,19 +229,19 @@ struct perfctr_admitted {
  */
 struct perfctr_mapping {
   /*
-   * Where it begins in the descriptor's pages.
+   * Its first page, counted in the descriptor's pages.
    */
   uint64_t first_page;
   /*
-   * How many pages it has.
+   * The number of its pages.
    */
   uint64_t pages;
   /*
-   * It is shared, and not the process's own copy.
+   * Whether it is shared, and not the process's own copy.
    */
   bool is_shared;
   /*
-   * The process wants to write there, or to execute what is there.
+   * Whether the process wants to write there, or to execute what is there.
    */
   bool may_change;
   /*
@@ -273,11 +273,11 @@ struct perfctr_ring_place {
 };
 
 /*
- * Who executes.
+ * The subject that executes.
  */
 struct perfctr_subject {
   /*
-   * The container that it is in, told from others by its namespace of process numbers.
+   * The container that it is in, which is identified by its namespace of process numbers.
    */
   uint64_t container;
   /*
