@@ -18,30 +18,22 @@ void *perfctr_glue_alloc_page(void)
 	return (void *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 }
 
-static int perfctr_alloc_cpu(unsigned int number)
-{
-	struct perfctr_cpu *cpu = &perfctr_cpus[number];
-
-	cpu->core = perfctr_core_vcpu_new(number);
-	if (!cpu->core)
-		return -ENOMEM;
-	cpu->shown = perfctr_core_shown(cpu->core);
-	return 0;
-}
-
 int perfctr_cpus_init(void)
 {
+	struct perfctr_core_vcpu *core;
 	unsigned int cpu;
-	int err = 0;
 
 	perfctr_cpus = kcalloc(nr_cpu_ids, sizeof(*perfctr_cpus), GFP_KERNEL);
-	if (!perfctr_cpus)
-		return -ENOMEM;
-	for (cpu = 0; cpu < nr_cpu_ids && !err; cpu++)
-		err = perfctr_alloc_cpu(cpu);
-	if (err)
-		perfctr_cpus_exit();
-	return err;
+	for (cpu = 0; perfctr_cpus && cpu < nr_cpu_ids; cpu++) {
+		core = perfctr_core_vcpu_new(cpu);
+		if (!core) {
+			perfctr_cpus_exit();
+			return -ENOMEM;
+		}
+		perfctr_cpus[cpu].core = core;
+		perfctr_cpus[cpu].shown = perfctr_core_shown(core);
+	}
+	return perfctr_cpus ? 0 : -ENOMEM;
 }
 
 void perfctr_cpus_exit(void)

@@ -6,17 +6,13 @@
 #ifndef PERFCTR_H
 #define PERFCTR_H
 
-#include <linux/cpumask.h>
 #include <linux/cred.h>
 #include <linux/fs.h>
 #include <linux/interrupt.h>
-#include <linux/irqflags.h>
 #include <linux/kref.h>
 #include <linux/mutex.h>
-#include <linux/notifier.h>
 #include <linux/preempt.h>
 #include <linux/smp.h>
-#include <linux/spinlock.h>
 #include <linux/wait.h>
 
 #include "compat.h"
@@ -107,7 +103,6 @@ void perfctr_tell(struct perfctr_thread *thread, u64 told);
 void perfctr_tell_current(void);
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS);
 struct perfctr_core_thread *perfctr_core_current(void);
-void perfctr_judge_current(void);
 
 /* event.c: perf's events on this CPU. */
 struct perf_event;

@@ -715,7 +715,7 @@ void perfctr_core_users_take_back(void);
 /*
  * Makes a possible vCPU, with a page for perf's events that is not registered; null without
  */
-const struct perfctr_core_vcpu *perfctr_core_vcpu_new(uint32_t number);
+struct perfctr_core_vcpu *perfctr_core_vcpu_new(uint32_t number);
 
 /*
  * Frees all possible vCPUs.

@@ -55,13 +55,13 @@ static bool perfctr_is_queued(int number)
 }
 
 /*
- * To the calling thread; the word behind si_code holds the counters.  Nobody
- * would let the counters go on if the signal is lost, so they do at once.
+ * To the calling thread, with interrupts disabled; the word behind si_code holds
+ * the counters.  Nobody would let the counters go on if the signal is lost, so
+ * they do at once.
  */
 static void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 {
 	struct kernel_siginfo info;
-	unsigned long flags;
 
 	clear_siginfo(&info);
 	info.si_signo = signal >> 32;
@@ -70,9 +70,7 @@ static void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 	if (!send_sig_info(info.si_signo, &info, current) &&
 	    perfctr_is_queued(info.si_signo))
 		return;
-	local_irq_save(flags);
 	perfctr_core_signal_lost(perfctr_core_of(thread), perfctr_this_vcpu());
-	local_irq_restore(flags);
 }
 
 /*
@@ -193,19 +191,6 @@ static noinline void perfctr_leave_to(struct task_struct *next)
 
 	perfctr_core_leave_to(perfctr_this_vcpu(), perfctr_core_current(),
 			      &subject, perfctr_core_of_task(next));
-}
-
-/*
- * The calling thread has become another subject without a switch, or what may
- * be seen of it has changed.
- */
-void perfctr_judge_current(void)
-{
-	unsigned long flags;
-
-	local_irq_save(flags);
-	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_current());
-	local_irq_restore(flags);
 }
 
 /*

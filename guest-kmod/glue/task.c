@@ -19,7 +19,10 @@ static void perfctr_on_exec(void *unused, struct task_struct *task,
 	if (thread && perfctr_core_ends_at_exec(perfctr_core_of(thread),
 						bprm->secureexec))
 		perfctr_thread_unlink(thread);
-	perfctr_judge_current();
+	/* The calling thread has become another subject without a switch. */
+	local_irq_disable();
+	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_current());
+	local_irq_enable();
 }
 
 static void perfctr_on_exit(PERFCTR_EXIT_ARGS)

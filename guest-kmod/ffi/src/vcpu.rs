@@ -3,7 +3,7 @@
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_char, c_int};
-use core::ptr::null;
+use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use guest_kmod::restore::Restoration;
@@ -20,11 +20,11 @@ use crate::{Linux, VcpuObject, from_return, to_return};
 /// Makes a possible vCPU, with a page for perf's events that is not registered; null without
 /// memory.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_vcpu_new(number: u32) -> *const VcpuObject {
-    make(number).unwrap_or(null())
+pub extern "C" fn perfctr_core_vcpu_new(number: u32) -> *mut VcpuObject {
+    make(number).unwrap_or(null_mut())
 }
 
-fn make(number: u32) -> Result<*const VcpuObject, Errno> {
+fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
     let memory = alloc::<VcpuObject>(1)?;
     let perfs: *const VcpuPage = alloc_page().inspect_err(|_| {
         // SAFETY: nobody knows it yet.
