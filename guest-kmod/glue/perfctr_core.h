@@ -60,7 +60,7 @@ enum perfctr_registers {
 };
 
 /*
- * What a vCPU does, with interrupts disabled.
+ * An action of a vCPU, which it does with interrupts disabled.
  */
 struct perfctr_call;
 
@@ -312,7 +312,7 @@ int perfctr_core_thread_init(struct perfctr_core_thread *memory,
                              bool is_initial);
 
 /*
- * Gives back what a thread object has beside its memory.
+ * Frees what a thread object has beside its memory.
  */
 void perfctr_core_thread_release(const struct perfctr_core_thread *thread);
 
@@ -363,17 +363,17 @@ int perfctr_core_read_published(const struct perfctr_core_thread *thread,
                                 struct perfctr_sums *sums);
 
 /*
- * Has every online CPU execute `perfctr_core_called` with this, and waits for that.
+ * Has every online CPU execute `perfctr_core_called` with this argument, and waits for that.
  */
 extern void perfctr_glue_call_all(const void *call);
 
 /*
- * Has one CPU do so; `-ENXIO` if it is offline.
+ * Has one CPU do so. Returns `-ENXIO` if it is offline.
  */
 extern int perfctr_glue_call_one(uint32_t cpu, const void *call);
 
 /*
- * The vCPU does what it was called for.  Whoever counts CPUs holds their mutex until then.
+ * Has the vCPU do what it was called for. Whoever counts CPUs holds their mutex until then.
  */
 void perfctr_core_called(const struct perfctr_call *call,
                          perfctr_on_vcpu vcpu,
@@ -382,14 +382,14 @@ void perfctr_core_called(const struct perfctr_call *call,
 extern bool perfctr_glue_cpu_is_online(uint32_t cpu);
 
 /*
- * Counters that are not linked, of root, or null without memory.
+ * Makes counters that are not linked, of root. Returns null without memory.
  */
 extern void *perfctr_glue_counters_new(void);
 
 extern void perfctr_glue_counters_free(void *counters);
 
 /*
- * Has switches watched before pages are registered; 0, or an error.
+ * Has switches watched before pages are registered. Returns 0, or an error.
  */
 extern int perfctr_glue_watch(void);
 
@@ -512,7 +512,7 @@ uint64_t perfctr_core_event_settle(perfctr_on_vcpu vcpu,
 extern void perfctr_glue_log(const char *what, int error);
 
 /*
- * The page is never used for anything else.
+ * Has the page never used for anything else.
  */
 extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
 
@@ -527,7 +527,7 @@ int perfctr_core_handshake(bool owns_cr4, bool lends_cr4, uint32_t cpus, const c
 int perfctr_core_handshake_again(void);
 
 /*
- * The machine was restored as a whole.
+ * Is called when the machine was restored as a whole.
  */
 void perfctr_core_restored(void);
 
@@ -675,7 +675,7 @@ int perfctr_core_ring_take(const struct perfctr_core_thread *thread, uint64_t ta
 bool perfctr_core_ring_is_ready(const struct perfctr_core_thread *thread);
 
 /*
- * The thread that executes this.
+ * Describes the thread that executes this.
  */
 extern void perfctr_glue_present(struct perfctr_subject *present);
 
@@ -708,7 +708,7 @@ extern void perfctr_glue_put_container(uint64_t container);
 extern void perfctr_glue_users_look_in(uint32_t milliseconds);
 
 /*
- * Users go who have no counters, and whose pages the hypervisor has let go.
+ * Frees users that have no counters, and whose pages the hypervisor has unpinned.
  */
 void perfctr_core_users_take_back(void);
 

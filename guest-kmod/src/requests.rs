@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What becomes of a request of the device, before anything of it is done.
+//! Decides what becomes of a request of the device, before anything of it is done.
 //!
 //! [`admit`] answers it by the table in [`shared_abi::requests`] and says how much to copy from the
 //! caller; [`judge`] looks at what was copied.  C copies, does what is left, and copies back.
@@ -27,17 +27,17 @@ use crate::ring::check_ring;
 /// The descriptor that a request came through, and whose counters it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// It is open for writing.
+    /// Whether it is open for writing.
     pub is_writable: bool,
-    /// It has a thread's counters.
+    /// Whether it has a thread's counters.
     pub is_bound: bool,
-    /// They are linked to a thread.
+    /// Whether these are linked to a thread.
     pub is_linked: bool,
-    /// That thread is the caller.
+    /// Whether that thread is the caller.
     pub is_own: bool,
 }
 
-/// The row of a request that this caller may make through this descriptor.
+/// Returns the row of a request, if this caller may make it through this descriptor.
 ///
 /// # Errors
 ///
@@ -66,7 +66,7 @@ pub fn admit(
     Ok(request)
 }
 
-/// `IOC_INFO`: what the machine offers whose hypervisor has answered `query`.
+/// Returns the answer to `IOC_INFO`: what the machine offers whose hypervisor has answered `query`.
 pub const fn info(query: &HvQuery, vcpus: u32, cpu_signature: u32, tsc_khz: u32) -> Info {
     Info {
         abi_major: ABI_MAJOR as u32,
@@ -81,18 +81,18 @@ pub const fn info(query: &HvQuery, vcpus: u32, cpu_signature: u32, tsc_khz: u32)
     }
 }
 
-/// What an argument is judged by.
+/// The facts of the machine by which an argument is judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// The module's parameter of that name.
     pub paranoid: i32,
-    /// Possible CPUs.
+    /// The number of possible CPUs.
     pub cpus: u32,
     /// What the PMU can do.
     pub caps: PmuCaps,
 }
 
-/// Judges the argument of a request that was admitted, all of which was copied.
+/// Judges the argument of a request that was admitted, after all of it was copied.
 ///
 /// # Errors
 ///

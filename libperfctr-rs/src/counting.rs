@@ -30,7 +30,7 @@ const ATTEMPTS: usize = 1_000;
 ///
 /// # Errors
 ///
-/// Those of [`Session::open`] and [`Session::start`].
+/// The errors of [`Session::open`] and [`Session::start`].
 pub fn start<const N: usize>(events: [Event; N]) -> Result<Counting<N>, Error> {
     let mut session = Session::open()?;
     session.start(&events)?;
@@ -50,7 +50,7 @@ impl<const N: usize> Counting<N> {
     ///
     /// # Errors
     ///
-    /// Those of [`Session::read`].
+    /// The errors of [`Session::read`].
     #[inline(always)]
     pub fn read(&self) -> Result<Reading<N>, Error> {
         self.session.read()
@@ -60,7 +60,7 @@ impl<const N: usize> Counting<N> {
     ///
     /// # Errors
     ///
-    /// Those of [`Session::counts`].
+    /// The errors of [`Session::counts`].
     #[inline(always)]
     pub fn counts(&self) -> Result<Counts<N>, Error> {
         self.session.counts()
@@ -78,7 +78,7 @@ impl<const N: usize> Counting<N> {
     ///
     /// # Errors
     ///
-    /// Those of [`Session::read`].
+    /// The errors of [`Session::read`].
     pub fn measure(&mut self, mut body: impl FnMut()) -> Result<Counts<N>, Error> {
         let overhead = match self.overhead {
             Some(overhead) => overhead,

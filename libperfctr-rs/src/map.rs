@@ -109,7 +109,7 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// Those of [`Reader::read`]; [`ReadError::NotDirect`] in a forked child.
+    /// The errors of [`Reader::read`]; [`ReadError::NotDirect`] in a forked child.
     #[inline(always)]
     pub fn read(&self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
         if self.forked() {
@@ -123,7 +123,7 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// Those of [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     #[inline(always)]
     pub fn counts(&self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
         if self.forked() {

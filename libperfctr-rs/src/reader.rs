@@ -42,7 +42,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`read_thread`].
+    /// The errors of [`read_thread`].
     #[inline(always)]
     pub fn read(self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
         read_thread(self.thread(), move |n| self.vcpu(n), &Hardware, counts)
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     #[inline(always)]
     pub fn counts(self, counts: &mut [u64]) -> Result<Snapshot, ReadError> {
         read_counts(self.thread(), move |n| self.vcpu(n), &Hardware, counts)

@@ -143,7 +143,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Self::open), and [`Error::Refused`].
+    /// The errors of [`open`](Self::open), and [`Error::Refused`].
     pub fn open_with(provider: Provider) -> Result<Self, Error> {
         let claim = Claim::take()?;
         let backend = Backend::open_with(provider)?;
@@ -300,7 +300,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Those of [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     #[inline(always)]
     pub fn counts<const N: usize>(&self) -> Result<Counts<N>, Error> {
         let mut counts = [0; N];

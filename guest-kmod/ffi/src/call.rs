@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a vCPU is called to do by another one, or by code there that can be interrupted.
+//! The actions that a vCPU is called to do by another one, or by code there that can be
+//! interrupted.
 
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
@@ -12,13 +13,13 @@ use shared_abi::ioctl::Sums;
 use crate::{ThreadObject, VcpuObject, from_return};
 
 unsafe extern "C" {
-    /// Has every online CPU execute `perfctr_core_called` with this, and waits for that.
+    /// Has every online CPU execute `perfctr_core_called` with this argument, and waits for that.
     fn perfctr_glue_call_all(call: *const c_void);
-    /// Has one CPU do so; `-ENXIO` if it is offline.
+    /// Has one CPU do so. Returns `-ENXIO` if it is offline.
     fn perfctr_glue_call_one(cpu: u32, call: *const c_void) -> c_int;
 }
 
-/// What a vCPU does, with interrupts disabled.
+/// An action of a vCPU, which it does with interrupts disabled.
 pub enum Call<'a> {
     /// It stops its counters if nobody counts.
     StopIfIdle,
@@ -26,28 +27,28 @@ pub enum Call<'a> {
     HideIfUnwatched,
     /// It takes the page of this observer back.
     Hide(&'a Observer),
-    /// It is a restored machine's, and registers its page anew.
+    /// It belongs to a restored machine, and registers its page anew.
     Restore,
     /// It starts to count whatever executes there, with these counters.  One vCPU is called.
     StartCpuWide(&'a ThreadObject, &'a Cell<Result<(), Errno>>),
-    /// It stops that.
+    /// It stops counting whatever executes there.
     StopCpuWide,
     /// It reads these counters, which count whatever executes there.  One vCPU is called.
     Read(&'a ThreadObject, &'a Cell<Result<Sums, Errno>>),
 }
 
 impl Call<'_> {
-    /// Has all online vCPUs do it, and returns when they have.
+    /// Has all online vCPUs do this, and returns when they have.
     pub(crate) fn on_all(&self) {
         // SAFETY: what is called with this borrows it until all have returned.
         unsafe { perfctr_glue_call_all(from_ref(self).cast()) }
     }
 
-    /// Has one vCPU do it, and returns when it has.
+    /// Has one vCPU do this, and returns when it has.
     ///
     /// # Errors
     ///
-    /// `NXIO` it is offline.
+    /// `NXIO` if it is offline.
     pub(crate) fn on(&self, vcpu: &VcpuObject) -> Result<(), Errno> {
         // SAFETY: what is called with this borrows it until it has returned.
         from_return(unsafe { perfctr_glue_call_one(vcpu.number, from_ref(self).cast()) })

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What a vCPU does that was called.
+//! Does what a vCPU was called for.
 
 use crate::COUNTING;
 use crate::call::Call;
 use crate::on_vcpu::{OnVcpu, Present};
 
-/// The vCPU does what it was called for.  Whoever counts CPUs holds their mutex until then.
+/// Has the vCPU do what it was called for. Whoever counts CPUs holds their mutex until then.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_called(call: &Call<'_>, mut vcpu: OnVcpu<'_>, present: Present<'_>) {
     match call {
@@ -16,7 +16,7 @@ pub extern "C" fn perfctr_core_called(call: &Call<'_>, mut vcpu: OnVcpu<'_>, pre
         Call::StartCpuWide(counters, out) => out.set(vcpu.start_cpu_wide(counters, present)),
         Call::StopCpuWide => {
             vcpu.stop_cpu_wide();
-            // Who executes here may not see root's page.
+            // The subject that executes here may not be allowed to see root's page.
             vcpu.judge(present);
         }
         Call::Read(counters, out) => out.set(vcpu.read_cpu_wide(counters)),

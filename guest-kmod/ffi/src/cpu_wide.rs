@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counting whatever executes on CPUs, for one descriptor and until that is closed.
+//! Counts whatever executes on CPUs, for one descriptor and until that is closed.
 //!
 //! C holds the mutex of the CPUs around everything that a descriptor asks for here.
 
@@ -20,27 +20,27 @@ use crate::on_vcpu::{OnThread, OnVcpu, Present};
 use crate::{COUNTING, ThreadObject, VcpuObject, from_return, to_return};
 
 unsafe extern "C" {
-    /// No CPU comes or goes from now on; sleeps.
+    /// Keeps CPUs from coming online or going offline; sleeps.
     fn cpus_read_lock();
     fn cpus_read_unlock();
     fn perfctr_glue_cpu_is_online(cpu: u32) -> bool;
-    /// Counters that are not linked, of root, or null without memory.
+    /// Makes counters that are not linked, of root. Returns null without memory.
     fn perfctr_glue_counters_new() -> *mut c_void;
     fn perfctr_glue_counters_free(counters: *mut c_void);
-    /// Has switches watched before pages are registered; 0, or an error.
+    /// Has switches watched before pages are registered. Returns 0, or an error.
     fn perfctr_glue_watch() -> c_int;
     fn perfctr_glue_unwatch();
 }
 
 static ADMISSION: Admission = Admission::new();
 
-/// What a whole CPU counts.
+/// The counters of a whole CPU.
 pub(crate) struct CpuWide {
-    /// With what it is set to count, or null.  By the CPUs' mutex.
+    /// The counters that it is set to, or null. Changed under the CPUs' mutex.
     counters: Cell<*mut ThreadObject>,
-    /// Whether they count anything.  By the CPUs' mutex.
+    /// Whether they count anything. Changed under the CPUs' mutex.
     counts: Cell<bool>,
-    /// With what it counts now, or null.  Changed on that CPU only, with interrupts disabled.
+    /// The counters that count now, or null. Changed on that CPU only, with interrupts disabled.
     running: Cell<*const ThreadObject>,
 }
 
@@ -80,7 +80,7 @@ pub extern "C" fn perfctr_core_thread_ends(thread: &ThreadObject) {
     ADMISSION.thread_ends(thread.privileged);
 }
 
-/// Threads that have counters.
+/// Returns the number of threads that have counters.
 pub(crate) fn threads() -> u32 {
     ADMISSION.threads()
 }
@@ -115,7 +115,7 @@ fn find(cpu: u32) -> Result<&'static VcpuObject, Errno> {
     vcpus().find(|vcpu| vcpu.number == cpu).ok_or(Errno::INVAL)
 }
 
-/// Sets a CPU to count this, with counters that are new; gives how many CPUs count.  See
+/// Sets a CPU to count this, with new counters. Returns how many CPUs count. See
 /// [`Admission::cpu_set`].
 fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
     let (vcpu, caps) = (find(state.cpu)?, pmu()?);
@@ -142,7 +142,7 @@ fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
     }
 }
 
-/// Starts the CPUs that are set; gives how many there are.
+/// Starts the CPUs that are set. Returns how many there are.
 fn start(by: u64) -> Result<u32, Errno> {
     // SAFETY: sleeps, as this caller may.
     from_return(unsafe { perfctr_glue_watch() })?;
@@ -159,7 +159,8 @@ fn start(by: u64) -> Result<u32, Errno> {
     count
 }
 
-/// A CPU that goes offline meanwhile would register a page after it has given up its own.
+/// Starts all CPUs that are set. CPUs are kept online meanwhile: one that goes offline would
+/// register a page after it has unregistered its own.
 fn start_all() -> Result<(), Errno> {
     // SAFETY: sleeps, as this caller may, who holds no other lock of CPUs.
     unsafe { cpus_read_lock() };
@@ -182,7 +183,7 @@ fn stop(by: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// They were watched.  A CPU that is offline has stopped.
+/// Stops all CPUs, whose switches were watched. A CPU that is offline has stopped.
 fn stop_all() {
     Call::StopCpuWide.on_all();
     ADMISSION.cpus_stopped();
@@ -190,7 +191,7 @@ fn stop_all() {
     unsafe { perfctr_glue_unwatch() };
 }
 
-/// What a CPU is set to count, and what it has counted.
+/// Returns what a CPU is set to count, and what it has counted.
 fn read(state: &mut CpuState) -> Result<(), Errno> {
     let vcpu = find(state.cpu)?;
     (state.sums, state.control) = (Sums::default(), Control::default());
@@ -221,7 +222,7 @@ pub extern "C" fn perfctr_core_close_cpus(by: u64) {
 }
 
 impl OnVcpu<'_> {
-    /// What counts for this CPU, to be operated here.
+    /// Returns the counters of this CPU, to be operated here.
     ///
     /// # Safety
     ///

@@ -68,7 +68,7 @@ struct Linux {
     restoration: Restoration,
 }
 
-/// What is beneath it.
+/// The hypervisor beneath it.
 struct Host;
 
 impl Hypervisor for Linux {
@@ -97,20 +97,21 @@ pub struct VcpuObject {
     number: u32,
     /// The possible vCPU that was made before it, or null.
     next: *const VcpuObject,
-    /// It is online, as the kernel says.  Changed on that vCPU only, with interrupts disabled.
+    /// Whether it is online, as the kernel says. Changed on that vCPU only, with interrupts
+    /// disabled.
     is_up: Cell<bool>,
-    /// It is online, but nothing can be counted there.  Changed on that vCPU only.
+    /// Whether it is online, but nothing can be counted there. Changed on that vCPU only.
     is_refused: AtomicBool,
-    /// The one that is registered, or will be in a moment; perf's if there is none.
+    /// The page that is registered, or will be in a moment. It is perf's if there is none.
     page: Cell<*const VcpuPage>,
-    /// That of perf's events.
+    /// The page of perf's events.
     perfs: *const VcpuPage,
-    /// What counts for the whole CPU.
+    /// The counters of the whole CPU.
     cpu_wide: CpuWide,
     kernel: Linux,
     stats: Stats,
     vcpu: UnsafeCell<Vcpu>,
-    /// What `vcpu` says of what is registered, which others look at, too.
+    /// What `vcpu` says about what is registered, which others look at, too.
     shown: Cell<*const Shown>,
 }
 
@@ -118,15 +119,15 @@ pub struct VcpuObject {
 pub struct ThreadObject {
     page: *const ThreadPage,
     pmu: UnsafeCell<ThreadPmu>,
-    /// Beside it, since others may take what it holds.
+    /// The thread's ring. It is not a part of `pmu`, since others may take records from it.
     ring: Ring,
-    /// The last one that was accepted.  By C's mutex.
+    /// The last control that was accepted. Changed under C's mutex.
     control: UnsafeCell<Control>,
     /// The user whose thread it was when it got the counters.
     user: &'static User,
     /// Whether the user's page is to be registered where the thread executes.
     needs_page: Cell<bool>,
-    /// Whoever has made these counters may observe the whole system.
+    /// Whether whoever has made these counters may observe the whole system.
     privileged: bool,
 }
 
@@ -146,7 +147,7 @@ impl ThreadObject {
     }
 }
 
-/// What C returns: 0, or an error number below 0.
+/// Converts what C returns: 0, or an error number below 0.
 fn from_return(error: c_int) -> Result<(), Errno> {
     if error == 0 { Ok(()) } else { Err(Errno(error.wrapping_neg())) }
 }
@@ -202,7 +203,7 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
     0
 }
 
-/// Gives back what a thread object has beside its memory.
+/// Frees what a thread object has beside its memory.
 ///
 /// # Safety
 ///

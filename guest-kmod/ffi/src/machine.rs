@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What there is one of in the guest: its hypervisor's answer, the list of its vCPUs, and what C
-//! calls when the module is loaded or the machine was restored.
+//! Holds what there is one of in the guest: its hypervisor's answer, the list of its vCPUs, and the
+//! entries that C calls when the module is loaded or the machine was restored.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
@@ -19,7 +19,7 @@ use crate::{Host, VcpuObject, to_return};
 unsafe extern "C" {
     /// Says in the kernel's log what this CPU has failed to do.
     fn perfctr_glue_log(what: *const c_char, error: c_int);
-    /// The page is never used for anything else.
+    /// Has the page never used for anything else.
     fn perfctr_glue_keep_page(page: *const VcpuPage);
 }
 
@@ -54,11 +54,11 @@ pub(crate) fn answer() -> Result<&'static HvQuery, Errno> {
     unsafe { &*ANSWER.0.get() }.as_ref().ok_or(Errno::NODEV)
 }
 
-/// What the PMU can do.
+/// Returns what the PMU can do.
 ///
 /// # Errors
 ///
-/// `NODEV` the module is not loaded.
+/// `NODEV` if the module is not loaded.
 pub(crate) fn pmu() -> Result<PmuCaps, Errno> {
     caps(answer()?).ok_or(Errno::NODEV)
 }
@@ -110,7 +110,7 @@ pub extern "C" fn perfctr_core_handshake_again() -> c_int {
 /// The error of [`handshake_again`] where the machine was restored last, or 0.
 static RESTORED: AtomicI32 = AtomicI32::new(0);
 
-/// Whether vCPUs can come online where the machine was restored last.
+/// Returns why vCPUs cannot come online where the machine was restored last, if they cannot.
 pub(crate) fn may_come_online() -> Result<(), Errno> {
     // ATOMICS: read by a vCPU that was called after this was written, or that comes online later.
     match RESTORED.load(Relaxed) {
@@ -119,7 +119,7 @@ pub(crate) fn may_come_online() -> Result<(), Errno> {
     }
 }
 
-/// The machine was restored, perhaps on another host: each vCPU's page is registered anew, on all
+/// Registers each vCPU's page anew after the machine was restored, perhaps on another host: on all
 /// online vCPUs or on one.
 ///
 /// No thread that counts executes there, so no sum depends on what the old pages said.
@@ -136,29 +136,30 @@ pub(crate) fn restored(only: Option<&VcpuObject>) {
     }
 }
 
-/// The machine was restored as a whole.
+/// Is called when the machine was restored as a whole.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_restored() {
     restored(None);
 }
 
-/// The last of the possible vCPUs that was made.
+/// The possible vCPU that was made last.
 static VCPUS: AtomicPtr<VcpuObject> = AtomicPtr::new(null_mut());
 
-/// Puts a vCPU into the list in front of `next`, which it gives; the module is being loaded.
+/// Puts a vCPU into the list, and returns the one that was first before. The module is being
+/// loaded.
 pub(crate) fn list(vcpu: *mut VcpuObject) -> *const VcpuObject {
     // ATOMICS: written by one caller, before anybody else looks at the list.
     VCPUS.swap(vcpu, Release)
 }
 
-/// Takes a vCPU out of the list; the module is being unloaded.
+/// Takes a vCPU out of the list. The module is being unloaded.
 pub(crate) fn unlist() -> Option<&'static VcpuObject> {
     let vcpu = vcpus().next()?;
     VCPUS.store(vcpu.next.cast_mut(), Release);
     Some(vcpu)
 }
 
-/// The possible vCPUs.
+/// Returns the possible vCPUs.
 ///
 /// Only their atomic fields, and what is written while the CPUs' mutex is held, may be looked at
 /// from another one.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! The kernel's memory.
+//! Allocates and frees the kernel's memory.
 
 use core::ffi::{c_uint, c_ulong, c_void};
 
@@ -14,7 +14,7 @@ unsafe extern "C" {
     fn free_pages(page: c_ulong, order: c_uint);
 }
 
-/// Memory for so many objects.
+/// Allocates memory for so many objects.
 ///
 /// # Errors
 ///
@@ -26,7 +26,7 @@ pub(crate) fn alloc<T>(objects: usize) -> Result<*mut T, Errno> {
     if memory.is_null() { Err(Errno::NOMEM) } else { Ok(memory.cast()) }
 }
 
-/// A page.
+/// Allocates a page.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Observers by their numbers, and whose pages are registered.
+//! Manages observers by their numbers, and knows whose pages are registered.
 
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -10,10 +10,10 @@ use crate::VcpuObject;
 use crate::call::Call;
 use crate::machine::vcpus;
 
-/// Numbers of observers that were given; 0 is nobody's.
+/// The last number that an observer was given. 0 is nobody's.
 static OBSERVERS: AtomicU32 = AtomicU32::new(0);
 
-/// The number of an observer: one that nobody has.
+/// Returns a new number for an observer, which nobody has.
 pub(crate) fn new_observer() -> u32 {
     let number = OBSERVERS.fetch_add(1, Relaxed).wrapping_add(1);
     // After four billion it begins again.
@@ -26,7 +26,7 @@ pub extern "C" fn perfctr_core_shown(vcpu: &VcpuObject) -> *const Shown {
     vcpu.shown.get()
 }
 
-/// Whether a page of this observer, or of anybody without one, is registered with any vCPU.
+/// Returns whether a page of this observer, or of any observer, is registered with any vCPU.
 pub(crate) fn is_shown(observer: Option<&Observer>) -> bool {
     vcpus().any(|vcpu| {
         // SAFETY: the word is aligned and stays where it is; its vCPU may write it meanwhile.
@@ -35,7 +35,8 @@ pub(crate) fn is_shown(observer: Option<&Observer>) -> bool {
     })
 }
 
-/// Takes the page of an observer back from all vCPUs; gives whether the hypervisor has let it go.
+/// Unregisters the page of an observer from all vCPUs. Returns whether the hypervisor has unpinned
+/// it.
 pub(crate) fn take_back(observer: &Observer) -> bool {
     if is_shown(Some(observer)) {
         Call::Hide(observer).on_all();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! To whom a vCPU is shown, as C sees it.
+//! Shows a vCPU to observers, as C sees it.
 
 use guest_kmod::shown::{Leave, Observer, Subject};
 use shared_abi::Errno;
@@ -10,11 +10,11 @@ use crate::on_vcpu::{OnVcpu, Present};
 use crate::users::User;
 
 unsafe extern "C" {
-    /// The thread that executes this.
+    /// Describes the thread that executes this.
     fn perfctr_glue_present(present: *mut Subject);
 }
 
-/// Who executes this.
+/// A description of the thread that executes this.
 pub(crate) trait Executing {
     fn present() -> Self;
 }
@@ -28,8 +28,8 @@ impl Executing for Subject {
     }
 }
 
-/// The observer of a thread that needs its page registered: the thread shows there itself what it
-/// does.
+/// Returns the observer of a thread that needs its page registered: the thread shows there itself
+/// what it does.
 pub(crate) fn observer_of(thread: Option<&ThreadObject>) -> Option<u32> {
     Some(thread.filter(|thread| thread.needs_page.get())?.user.observer.number)
 }
@@ -44,16 +44,16 @@ impl OnVcpu<'_> {
         Ok(())
     }
 
-    /// Registers the page of the user whose counters these are, unless it is registered.  Where
-    /// that is refused, whoever counts here is told why.
+    /// Registers the page of the user whose counters these are, unless it is registered. If that is
+    /// refused, threads that count here are told why.
     pub(crate) fn show_page_of(&mut self, thread: &ThreadObject) {
         if self.cpu().vcpu.lacks_page_of(&thread.user.observer) {
             let _ = self.show(thread.user);
         }
     }
 
-    /// Registers a user's page in place of what is registered.  Before the page is freed every vCPU
-    /// takes it back.
+    /// Registers a user's page in place of what is registered. Before the page is freed, every vCPU
+    /// unregisters it.
     fn show(&mut self, user: &User) -> Result<(), Errno> {
         self.cpu().make_room()?;
         let object = self.object();
@@ -61,7 +61,8 @@ impl OnVcpu<'_> {
         self.cpu().show(&user.observer)
     }
 
-    /// The same for a thread that comes to execute here, if it needs the page.
+    /// Does [`show_page_of`](Self::show_page_of) for a thread that is switched in, if it needs the
+    /// page.
     #[inline(always)]
     pub(crate) fn show_page_if_needed(&mut self, thread: &ThreadObject) {
         if thread.needs_page.get() {
@@ -69,7 +70,7 @@ impl OnVcpu<'_> {
         }
     }
 
-    /// The same with perf's page.
+    /// Registers perf's page in place of what is registered.
     pub(crate) fn show_perfs(&mut self, subject: &Subject) -> Result<(), Errno> {
         self.cpu().make_room()?;
         let object = self.object();
@@ -87,7 +88,7 @@ impl OnVcpu<'_> {
         self.show_events();
     }
 
-    /// perf's page is registered if none is, for events that are here; see
+    /// Registers perf's page if none is registered, for events that are here; see
     /// [`Vcpu::events_need_page_for`](guest_kmod::Vcpu::events_need_page_for).
     pub(crate) fn show_events(&mut self) {
         let state = self.cpu().vcpu;
@@ -100,7 +101,7 @@ impl OnVcpu<'_> {
         }
     }
 
-    /// Who executes has become another subject without a switch; see
+    /// Notes that the thread that executes has become another subject without a switch; see
     /// [`Vcpu::become_subject`](guest_kmod::Vcpu::become_subject).
     pub(crate) fn judge(&mut self, present: Present<'_>) {
         let subject = Subject::present();

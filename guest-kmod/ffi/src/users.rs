@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Users as C sees them, each with a page of every vCPU.
+//! Manages users as C sees them, each with a page of every vCPU.
 //!
 //! C has a lock of users: who is in the list changes only while that is held.
 
@@ -21,12 +21,12 @@ unsafe extern "C" {
     fn perfctr_glue_users_look_in(milliseconds: u32);
 }
 
-/// What the threads of one user see of vCPUs.
+/// A user, with the pages that its threads see of vCPUs.
 pub(crate) struct User {
     next: Cell<*const User>,
     pub(crate) observer: Observer,
     counters: UsersCounters,
-    /// One for each possible vCPU, or null while the user is made.
+    /// The page for each possible vCPU, or null while the user is made.
     pages: *mut *mut VcpuPage,
 }
 
@@ -41,7 +41,8 @@ unsafe impl Sync for Users {}
 
 static USERS: Users = Users { first: Cell::new(null()), idle: IdleUsers::new() };
 
-/// The user of a container, to which the caller gives its reference; to be [put](User::put).
+/// Returns the user of a container, to which the caller gives its reference. It has to be
+/// [put](User::put) back.
 ///
 /// # Errors
 ///
@@ -75,7 +76,7 @@ pub(crate) unsafe fn get(
 }
 
 impl User {
-    /// Without counters, in the list.
+    /// Makes a user without counters, and puts it into the list.
     fn make(observer: Observer) -> Result<&'static Self, Errno> {
         let Ok(memory) = alloc::<Self>(1) else {
             // SAFETY: the caller of `get` has given it.
@@ -111,13 +112,13 @@ impl User {
         })
     }
 
-    /// The user's page of this vCPU.
+    /// Returns the user's page of this vCPU.
     pub(crate) fn page(&self, vcpu: u32) -> *const VcpuPage {
         // SAFETY: there is one for each possible vCPU as long as there is the user.
         unsafe { *self.pages.add(vcpu as usize) }
     }
 
-    /// One [`get`] less.  The user goes after a while if this was the last one.
+    /// Takes one [`get`] back. If this was the last one, the user is freed after a while.
     pub(crate) fn put(&self) {
         if let Some(delay) = USERS.idle.gives_up(&self.counters) {
             // SAFETY: does not sleep, and needs no lock that the caller could hold.
@@ -142,7 +143,7 @@ impl User {
     }
 }
 
-/// Users go who have no counters, and whose pages the hypervisor has let go.
+/// Frees users that have no counters, and whose pages the hypervisor has unpinned.
 ///
 /// # Safety
 ///

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Whether the hypervisor has a driver that this module can work with, and what the PMU has.
+//! Finds out whether the hypervisor has a driver that this module can work with, and what the PMU
+//! has.
 
 use core::ffi::CStr;
 
@@ -33,10 +34,10 @@ pub fn handshake(kernel: &impl Hypervisor) -> Result<HvQuery, Errno> {
     Ok(answer)
 }
 
-/// Why the module is not loaded.
+/// The reason for which the module is not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsuitable {
-    /// What loading the module fails with.
+    /// The error with which loading the module fails.
     pub errno: Errno,
     /// What was found, as the kernel's log says it after the hypervisor's name.
     pub found: &'static CStr,
@@ -45,11 +46,11 @@ pub struct Unsuitable {
 /// The guest's kernel as far as it matters for whether the module can work in it.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestKernel {
-    /// The kernel itself sets CR4, and not its hypervisor.
+    /// Whether the kernel itself sets CR4, and not its hypervisor.
     pub owns_cr4: bool,
-    /// It lets its modules change CR4.
+    /// Whether it lets its modules change CR4.
     pub lends_cr4: bool,
-    /// Possible CPUs.
+    /// The number of possible CPUs.
     pub cpus: u32,
 }
 
@@ -58,7 +59,7 @@ pub struct GuestKernel {
 ///
 /// # Errors
 ///
-/// Those of [`handshake`]; `OPNOTSUPP` if nobody could let processes read counters themselves;
+/// The errors of [`handshake`]; `OPNOTSUPP` if nobody could let processes read counters themselves;
 /// `TOOBIG` if a mapping has no room for so many vCPUs.
 pub fn first_handshake(
     hypervisor: &impl Hypervisor,
@@ -96,7 +97,7 @@ pub fn handshake_again(kernel: &impl Hypervisor, before: &HvQuery) -> Result<(),
     if caps(&now) == caps(before) { Ok(()) } else { Err(Errno::STALE) }
 }
 
-/// The capabilities in a hypervisor's answer; `None` if they are impossible.
+/// Returns the capabilities in a hypervisor's answer, or `None` if they are impossible.
 pub fn caps(answer: &HvQuery) -> Option<PmuCaps> {
     PmuCaps::from_wire(&answer.caps)
 }

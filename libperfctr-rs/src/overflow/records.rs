@@ -176,7 +176,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// Those of [`take`](Self::take).
+    /// The errors of [`take`](Self::take).
     pub fn wait(&mut self, at_most: Duration) -> Result<Waited, Error> {
         self.look()?;
         let events = poll(iter::once(self.device.as_raw_fd()), at_most)

@@ -204,7 +204,7 @@ impl Drop for Paravirt {
 ///
 /// # Errors
 ///
-/// Those of [`Session::start`](crate::Session::start), except for the kernel's.
+/// The errors of [`Session::start`](crate::Session::start), except for the kernel's.
 pub fn counting(caps: &PmuCaps, events: &[Event], flags: u32) -> Result<Control, Error> {
     if let Some(&event) = events.iter().find(|event| event.samples()) {
         return Err(Error::unavailable(event, "it samples, and there is no signal"));
@@ -217,8 +217,8 @@ pub fn counting(caps: &PmuCaps, events: &[Event], flags: u32) -> Result<Control,
 ///
 /// # Errors
 ///
-/// Those of [`counting`]; [`Error::EventNotAvailable`] if this PMU's counters do not interrupt, or
-/// none of the events samples.
+/// The errors of [`counting`]; [`Error::EventNotAvailable`] if this PMU's counters do not
+/// interrupt, or none of the events samples.
 pub fn sampling(
     caps: &PmuCaps,
     events: &[Event],

@@ -175,7 +175,7 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn sample(&self, event: Event) -> Result<Samples, Error> {
         self.check(&[event])?;
         let mut attributes = Samples::attributes(&event, self.callers)?;
