@@ -101,34 +101,35 @@ impl Observer {
     }
 }
 
-/// What is known of pages beside what is registered.
+/// The state of pages that is kept beside what is registered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pages {
     pub(crate) shown: Shown,
     sees_kernel: bool,
-    /// The page that is registered is perf's.
+    /// Whether the page that is registered is perf's.
     is_perfs: bool,
-    /// perf's events here that count whoever executes.
+    /// The number of perf's events here that count whatever executes.
     wide: u32,
-    /// For whom perf's page was registered last, and by what number.
+    /// The subject for whom perf's page was registered last, and by what number.
     perf: Option<(Subject, u32)>,
-    /// At a switch to this one the page was taken back from perf's events, or none was registered.
-    /// perf removes them next, or has them go on with this one, before it enables its PMU again.
+    /// The subject at a switch to which the page was unregistered from perf's events, or none was
+    /// registered. perf removes these events next, or has them continue with this subject, before
+    /// it enables its PMU again.
     coming: Option<Subject>,
 }
 
 impl Pages {
-    /// Nothing is registered.
+    /// Makes the state in which nothing is registered.
     pub(crate) fn clear(&mut self) {
         (self.shown, self.sees_kernel, self.is_perfs) = (Shown::default(), false, false);
     }
 
-    /// This is loaded from now on.
+    /// Notes that this is loaded from now on.
     pub(crate) fn loaded(&mut self, counts_kernel: bool) {
         self.shown.hides_kernel = counts_kernel && !self.sees_kernel;
     }
 
-    /// Whether what is registered may show what perf counts of this subject.
+    /// Returns whether what is registered may show what perf counts of this subject.
     fn is_for(&self, subject: &Subject) -> bool {
         let for_perf = self.is_perfs && self.perf.is_some_and(|(last, _)| last == *subject);
         let open = Subject { kind: SUBJECT_OPEN, ..*subject };
@@ -136,25 +137,25 @@ impl Pages {
     }
 }
 
-/// What is to be done when somebody comes to execute who may not be seen.
+/// The action that is needed when a subject comes to execute that may not be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Nothing: what is registered stays.
+    /// Nothing has to be done: what is registered stays.
     Stay,
-    /// The page is taken back.
+    /// The page is unregistered.
     Hide,
-    /// perf's own page takes its place, because events here count whoever executes.
+    /// perf's own page is registered in its place, because events here count whatever executes.
     ShowPerfs,
 }
 
 impl Vcpu {
-    /// What is registered here.
+    /// Returns what is registered here.
     pub fn shown(&self) -> &Shown {
         &self.pages.shown
     }
 
-    /// What has to happen before `next` executes here.  `own` is the observer of its counters, if
-    /// it has any that count: it shows what it does in that page itself.
+    /// Returns what has to happen before `next` executes here. `own` is the observer of its
+    /// counters, if it has any that count: it shows what it does in that page itself.
     pub fn leave_to(&self, next: &Subject, own: Option<u32>) -> Leave {
         let pages = &self.pages;
         let stays = pages.shown.may_execute(next) || own == Some(pages.shown.number);
@@ -166,40 +167,43 @@ impl Vcpu {
         }
     }
 
-    /// `next` comes to execute here, for which `leave` has to happen.  If perf has events go on
-    /// that are here and have no page, it is for `next`, and not for who executes still.
+    /// Notes that `next` comes to execute here, for which `leave` has to happen. If perf has events
+    /// continue that are here and have no page, this is for `next`, and not for the subject that
+    /// still executes.
     pub fn note_who_comes(&mut self, next: &Subject, leave: Leave) {
         let has_no_page = leave == Leave::Hide || !self.is_registered();
         let goes_on = has_no_page && self.pages.wide == 0 && !self.events.is_empty();
         self.pages.coming = goes_on.then_some(*next);
     }
 
-    /// For whom perf's page is to be registered so that perf's events here count when its PMU is
-    /// enabled, if none is: for `present`, who executes, or for who comes instead.
+    /// Returns for which subject perf's page has to be registered so that perf's events here count
+    /// when its PMU is enabled, if none is registered: for `present`, which executes, or for the
+    /// one that comes instead.
     ///
-    /// The page is gone if its user is, if the machine has slept, and if perf has the events go on
-    /// with a task of another user.
+    /// There is no page if its user was removed, if the machine has slept, or if perf has the
+    /// events continue with a task of another user.
     pub fn events_need_page_for(&self, present: &Subject) -> Option<Subject> {
         self.events_stand_still().then(|| self.pages.coming.unwrap_or(*present))
     }
 
-    /// Whether there are events of perf's here and no page is registered.
+    /// Returns whether there are events of perf's here and no page is registered.
     pub fn events_stand_still(&self) -> bool {
         !self.events.is_empty() && !self.is_registered()
     }
 
-    /// Whether a thread of this observer needs the observer's page registered in place of what is.
+    /// Returns whether a thread of this observer needs the observer's page registered in place of
+    /// what is.
     pub fn lacks_page_of(&self, observer: &Observer) -> bool {
         self.pages.shown.number != observer.number
     }
 
-    /// perf's PMU is enabled: no switch is under way.
+    /// Notes that perf's PMU is enabled, so no switch is under way.
     pub(crate) fn forget_who_comes(&mut self) {
         self.pages.coming = None;
     }
 
-    /// What has to happen if who executes here has become `present` without a switch: as at a
-    /// switch to it, but perf's events stay.
+    /// Returns what has to happen if the thread that executes here has become `present` without a
+    /// switch: the same as at a switch to it, but perf's events stay.
     pub fn become_subject(&self, present: &Subject, own: Option<u32>) -> Leave {
         match self.leave_to(present, own) {
             Leave::Hide if !self.events.is_empty() => Leave::ShowPerfs,
@@ -207,21 +211,23 @@ impl Vcpu {
         }
     }
 
-    /// Whether an event of perf's needs perf's page registered here: unless what is registered may
-    /// show it.  `own` is the observer of the present thread's counters, which may be running.
+    /// Returns whether an event of perf's needs perf's page registered here, which it does unless
+    /// what is registered may show it. `own` is the observer of the present thread's counters,
+    /// which may be running.
     pub fn event_needs_page(&self, current: &Subject, own: Option<u32>, wide: bool) -> bool {
         let number = self.pages.shown.number;
         let fits = wide || self.pages.wide > 0 || self.pages.is_for(current);
         number == 0 || !(fits || own == Some(number))
     }
 
-    /// One more of perf's events here counts whoever executes.
+    /// Notes that one more of perf's events here counts whatever executes.
     pub fn wide_event_comes(&mut self) {
         self.pages.wide = self.pages.wide.saturating_add(1);
     }
 
-    /// An event of perf's goes, which did or did not count whoever executes.  Gives whether the
-    /// page has to be taken back, because it is not shown for who is here now.
+    /// Notes that an event of perf's is removed, which did or did not count whatever executes.
+    /// Returns whether the page has to be unregistered, because it is not shown for the subject
+    /// that is here now.
     pub fn event_goes(&mut self, current: &Subject, wide: bool) -> bool {
         let pages = &mut self.pages;
         pages.wide = pages.wide.saturating_sub(wide.into());
@@ -230,19 +236,19 @@ impl Vcpu {
 }
 
 impl<K: Kernel> Cpu<'_, K> {
-    /// The vCPU comes online: its page is registered on trial, and taken back, because a refusal is
-    /// to be known before anybody counts.
+    /// Brings the vCPU online: its page is registered on trial, and unregistered, because a refusal
+    /// has to be known before anybody counts.
     ///
     /// # Errors
     ///
-    /// Those of the hypercalls; nobody may count here then, for this reason.
+    /// The errors of the hypercalls. Nobody may count here then, for this reason.
     pub fn come_online(&mut self, number: u32) -> Result<(), Errno> {
         let frame = self.frame();
         let tried = self.register(frame, number).and_then(|()| self.unregister());
         tried.inspect_err(|errno| self.refuse(*errno))
     }
 
-    /// Whether a page may be registered here.  What was registered is taken back then.
+    /// Returns an error unless a page may be registered here, and unregisters what was.
     ///
     /// # Errors
     ///
@@ -257,13 +263,13 @@ impl<K: Kernel> Cpu<'_, K> {
     ///
     /// # Errors
     ///
-    /// Those of the hypercall.
+    /// The errors of the hypercall.
     pub fn show(&mut self, observer: &Observer) -> Result<(), Errno> {
         let frame = self.frame();
         self.show_frame(frame, observer)
     }
 
-    /// The frame of the vCPU's page.
+    /// Returns the frame of the vCPU's page.
     fn frame(&self) -> u64 {
         self.kernel.frame_of(self.page)
     }
@@ -284,7 +290,7 @@ impl<K: Kernel> Cpu<'_, K> {
     ///
     /// # Errors
     ///
-    /// Those of the hypercall.
+    /// The errors of the hypercall.
     pub fn show_perfs(&mut self, subject: &Subject, fresh: u32) -> Result<(), Errno> {
         let frame = self.frame();
         let open = subject.kind != SUBJECT_GUARDED;

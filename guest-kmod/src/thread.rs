@@ -37,8 +37,8 @@ enum Running {
 #[derive(Debug)]
 pub struct ThreadPmu {
     running: Running,
-    /// Why some time of the thread was not counted.  From then on there are no numbers, until a
-    /// control starts anew.
+    /// The reason for which some time of the thread was not counted. From then on there are no
+    /// numbers, until a control starts anew.
     failure: Option<Errno>,
     config: Config,
     tsc: bool,
@@ -47,11 +47,11 @@ pub struct ThreadPmu {
     sums: Sums,
     /// `Start*_thread`.
     start: VcpuSample,
-    /// The sample of the last suspension, here so that no switch has to clear one.
+    /// The sample of the last suspension. It is kept here so that no switch has to clear one.
     end: VcpuSample,
     overflows: Overflows,
     has_ring: bool,
-    /// Where its configuration was found loaded, if it does not sample.
+    /// The state of the vCPU on which its configuration was found loaded, if it does not sample.
     loaded: Option<Loaded>,
     vcpu: Option<u32>,
     switches: u64,
@@ -62,7 +62,7 @@ pub struct ThreadPmu {
 }
 
 impl ThreadPmu {
-    /// The stopped counters of thread `tid`, published in its zeroed page.
+    /// Makes the stopped counters of thread `tid`, published in its zeroed page.
     pub fn new(page: &ThreadPage, tid: u32) -> Self {
         let mut publisher = Publisher::default();
         publisher.create(page, tid);
@@ -86,7 +86,7 @@ impl ThreadPmu {
         }
     }
 
-    /// [`switch_in`](Self::switch_in) where [`begin`](Self::begin) does not do.
+    /// Does [`switch_in`](Self::switch_in) where [`begin`](Self::begin) does not suffice.
     #[inline(always)]
     fn switch_in_otherwise<K: Kernel>(
         &mut self,
@@ -112,7 +112,7 @@ impl ThreadPmu {
         signal
     }
 
-    /// [`switch_out`](Self::switch_out) where [`end`](Self::end) does not do.
+    /// Does [`switch_out`](Self::switch_out) where [`end`](Self::end) does not suffice.
     #[inline(always)]
     fn switch_out_otherwise<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
         if self.running != Running::Active {
@@ -122,7 +122,7 @@ impl ThreadPmu {
         self.suspend(page, cpu);
     }
 
-    /// [`switch_in`](Self::switch_in), counting what it costs.
+    /// Does [`switch_in`](Self::switch_in), and counts what it costs.
     pub fn switch_in_measured<K: Kernel>(
         &mut self,
         page: &ThreadPage,
@@ -137,9 +137,9 @@ impl ThreadPmu {
         signal
     }
 
-    /// The virtual interrupt of an overflow came while the thread executes on `cpu`.  Gives what to
-    /// tell the thread, whose counters are paused then unless it is told by records; nothing if the
-    /// overflow was not its own.
+    /// Handles the virtual interrupt of an overflow that came while the thread executes on `cpu`.
+    /// Returns what to tell the thread, whose counters are paused then unless it is told by
+    /// records, or nothing if the overflow was not its own.
     ///
     /// An interrupt that no count confirms may still have used up what was armed: the kernel's own
     /// events between a load and the thread's resumption bring a counter that counts them to its
@@ -164,14 +164,14 @@ impl ThreadPmu {
         signal
     }
 
-    /// What the thread needs loaded while it executes.  perf adds its events before a thread that
-    /// is switched in has that loaded, and must leave room.
+    /// Returns what the thread needs loaded while it executes. perf adds its events before a thread
+    /// that is switched in has that loaded, and must leave room.
     pub fn needs(&self) -> Option<&Config> {
         let counts = self.running != Running::Stopped && self.failure.is_none();
         (counts && !self.overflows.paused()).then_some(&self.config)
     }
 
-    /// Has everything loaded again, since perf's events beside it have changed.  Gives whether the
+    /// Has everything loaded again, since perf's events beside it have changed. Returns whether the
     /// thread was found to have overflowed meanwhile, see [`tell`](Self::tell).
     pub fn load_again<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> bool {
         if self.running != Running::Active {
@@ -183,8 +183,8 @@ impl ThreadPmu {
         self.overflows.pending()
     }
 
-    /// What to tell the thread at the end of an ioctl, if an overflow of which it has not been told
-    /// was noticed there, or before its counters were stopped.
+    /// Returns what to tell the thread at the end of an ioctl, if an overflow of which it has not
+    /// been told was noticed there, or before its counters were stopped.
     pub fn tell<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) -> Option<Signal> {
         if self.overflows.recorded() {
             self.overflows.tell()
@@ -195,11 +195,11 @@ impl ThreadPmu {
         }
     }
 
-    /// `IOC_RESUME` by the thread itself: counters that an overflow has paused go on.
+    /// Executes `IOC_RESUME` for the thread itself: counters that an overflow has paused continue.
     ///
     /// # Errors
     ///
-    /// `PERM` they are not paused.
+    /// `PERM` if they are not paused.
     pub fn go_on<K: Kernel>(
         &mut self,
         page: &ThreadPage,
@@ -219,18 +219,19 @@ impl ThreadPmu {
         Ok(())
     }
 
-    /// The thread could not be told of an overflow: its counters go on, to be told of the next.
+    /// Notes that the thread could not be told of an overflow: its counters continue, and it is
+    /// told of the next.
     pub fn signal_lost<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
         cpu.stats.signals_lost.add(1);
-        // Not paused only if it has stopped them meanwhile.
+        // The counters are paused, unless the thread has stopped them meanwhile.
         let _ = self.go_on(page, cpu);
     }
 
-    /// [`go_on`](Self::go_on) by the tracer of a thread that is asleep.
+    /// Does [`go_on`](Self::go_on) for the tracer of a thread that is asleep.
     ///
     /// # Errors
     ///
-    /// `PERM` they are not paused.
+    /// `PERM` if they are not paused.
     pub fn go_on_asleep(&mut self) -> Result<(), Errno> {
         if self.overflows.go_on() { Ok(()) } else { Err(Errno::PERM) }
     }

@@ -4,7 +4,7 @@
 //! C has the memory of a thread's counters beside its own: [`THREAD_BYTES`] that are 0 and aligned
 //! to 8 bytes, which it frees when nothing can call with them any more.
 //!
-//! An entry that takes an [`OnVcpu`], an [`OnThread`] or a [`Present`] is called where what that
+//! An entry that takes an `OnVcpu`, an `OnThread` or a `Present` is called where what that
 //! type says holds.
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(unsafe_code, reason = "the boundary to C")]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! What perf's PMU does on a vCPU.
+//! Does what perf's PMU does on a vCPU.
 
 use shared_abi::hypercall::HvPlace;
 use shared_abi::{Config, Errno, ThreadPage};
@@ -13,56 +13,56 @@ use crate::thread::ThreadPmu;
 use crate::vcpu::Cpu;
 
 impl<K: Kernel> Cpu<'_, K> {
-    /// An event comes, with perf's PMU disabled, and does not count yet.  Gives the number by which
+    /// Adds an event, with perf's PMU disabled. It does not count yet. Returns the number by which
     /// it is known on this vCPU.
     ///
     /// `kept` is what the present thread needs loaded.
     ///
     /// # Errors
     ///
-    /// `AGAIN` there is no counter for it now, or nothing can be counted here.
+    /// `AGAIN` if there is no counter for it now, or nothing can be counted here.
     pub fn add_event(&mut self, event: &EventConfig, kept: Option<&Config>) -> Result<u32, Errno> {
         self.may_load().map_err(|_| Errno::AGAIN)?;
         self.vcpu.add_event(event, kept.unwrap_or(&Config::NONE))
     }
 
-    /// An event goes, at `now` by perf's time.  Gives for how long it was stalled since this was
-    /// last asked.
+    /// Removes an event, at `now` by perf's time. Returns for how long it was stalled since the
+    /// last call that told this.
     pub fn remove_event(&mut self, index: u32, now: u64) -> u64 {
         let stalled = self.vcpu.events.settle(index, now, now);
         self.vcpu.events.remove(index);
         stalled
     }
 
-    /// An event counts when perf's PMU is enabled; if it samples, it overflows after what is `left`
-    /// of its `period`, which is all of it if perf has set another one.
+    /// Starts an event, which counts when perf's PMU is enabled. If it samples, it overflows after
+    /// what is `left` of its `period`, which is all of it if perf has set another one.
     pub fn start_event(&mut self, index: u32, period: u64, left: i64) {
         self.fold_events();
         self.vcpu.events.start(index, period, left);
     }
 
-    /// An event counts no more, and stays; the others count when perf's PMU is enabled.
+    /// Stops an event, which stays. The others count when perf's PMU is enabled.
     pub fn stop_event(&mut self, index: u32) {
         self.fold_events();
         self.vcpu.events.stop(index);
     }
 
-    /// What an event has counted since this was last asked; `now` by perf's time.
+    /// Returns what an event has counted since the last call. `now` is perf's time.
     pub fn progress_of_event(&mut self, index: u32, now: u64) -> Progress {
         let sampler = self.sampler();
         self.vcpu.events.advance_live(&sampler);
         self.vcpu.events.take_progress(index, now)
     }
 
-    /// perf changes what counts: nothing does meanwhile.
+    /// Stops all events while perf changes what counts.
     pub fn disable_events(&mut self) {
         self.fold_events();
         self.vcpu.events.enable(false);
     }
 
-    /// perf has changed what counts, or an interrupt came while it counted; `thread` executes if it
-    /// has counters.  Gives whether the thread was found to have overflowed meanwhile, see
-    /// [`ThreadPmu::tell`].
+    /// Has events count again after perf has changed what counts, or after an interrupt that came
+    /// while it counted. `thread` executes if it has counters. Returns whether the thread was found
+    /// to have overflowed meanwhile, see [`ThreadPmu::tell`].
     pub fn enable_events(&mut self, thread: Option<(&mut ThreadPmu, &ThreadPage)>) -> bool {
         self.fold_events();
         self.vcpu.forget_who_comes();
@@ -79,18 +79,19 @@ impl<K: Kernel> Cpu<'_, K> {
         tell
     }
 
-    /// Whether perf is to be told of each event's stall, by [`settle_event`](Self::settle_event).
+    /// Returns whether perf has to be told of each event's stall, by
+    /// [`settle_event`](Self::settle_event).
     pub fn events_are_unsettled(&mut self) -> bool {
         self.vcpu.events.take_unsettled()
     }
 
-    /// Gives for how long an event was stalled since this was last asked; if it is stalled from now
-    /// on, it is so since `began`.  Both by perf's time.
+    /// Returns for how long an event was stalled since the last call. If it is stalled from now on,
+    /// it is so since `began`. Both times are perf's.
     pub fn settle_event(&mut self, index: u32, began: u64, now: u64) -> u64 {
         self.vcpu.events.settle(index, began, now)
     }
 
-    /// The interrupt of an overflow came: one bit for each event that has overflowed.
+    /// Handles the interrupt of an overflow. Returns one bit for each event that has overflowed.
     pub fn overflowed_events(&mut self) -> u32 {
         if !self.vcpu.events.any_samples() {
             return 0;
@@ -99,14 +100,16 @@ impl<K: Kernel> Cpu<'_, K> {
         self.vcpu.events.take_overflows()
     }
 
-    /// The event that has overflowed is to do so again.  Gives how many of its periods have passed.
+    /// Begins the next period of an event that has overflowed. Returns how many of its periods have
+    /// passed.
     pub fn next_period_of_event(&mut self, index: u32) -> u64 {
         self.vcpu.events.next_period(index)
     }
 
-    /// Which registers the sample of an event gets that has overflowed, where `interrupted` is what
-    /// its interrupt has stopped, with the mode [`PLACE_NONE`](shared_abi::hypercall::PLACE_NONE)
-    /// if none has come.  They are put to its place if they are those that the hypervisor has seen.
+    /// Returns which registers the sample of an event that has overflowed gets. `interrupted` is
+    /// what its interrupt has stopped, with the mode
+    /// [`PLACE_NONE`](shared_abi::hypercall::PLACE_NONE) if none has come. It is set to the
+    /// overflow's place if the sample gets the registers that the hypervisor has seen.
     pub fn registers_of_event(&mut self, index: u32, interrupted: &mut HvPlace) -> Registers {
         let Some((event, slot)) = self.vcpu.events.get(index) else {
             return Registers::User;
