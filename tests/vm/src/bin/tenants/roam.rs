@@ -109,6 +109,12 @@ fn roam(tally: &mut Tally, host: &Host, kind: Kind, scenes: &[Scene]) -> Result<
     let whose = format!("{} that is migrated where it may not count", kind.described());
     let seen = scene(&mut tenant, |tenant| forbidden(host, tenant));
     check_refused(tally, &whose, &seen.context(whose.clone())?);
+    host.xen.allow(tenant.domain, true)?;
+    for which in ["the first", "the second"] {
+        let whose = format!("{} that is allowed again, {which} time", kind.described());
+        let seen = scene(&mut tenant, |_| Ok(()));
+        check_exact(tally, &whose, &seen.context(whose.clone())?);
+    }
     tenant.destroy()
 }
 
