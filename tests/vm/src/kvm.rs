@@ -82,6 +82,10 @@ pub enum Request {
     Limits,
     /// [`Kvm::locked_kib`].
     Locked,
+    /// [`Kvm::switches_of_a_stopped_guest`].
+    Stopped,
+    /// [`Kvm::allow_after_reuse`].
+    Reused,
     /// [`Kvm::domains`].
     Domains,
     /// [`Kvm::allow_by_name`].
@@ -104,6 +108,8 @@ impl Display for Request {
             Self::Neighbour { allowed } => write!(f, "neighbour {}", u64::from(allowed)),
             Self::Limits => write!(f, "limits"),
             Self::Locked => write!(f, "locked"),
+            Self::Stopped => write!(f, "stopped"),
+            Self::Reused => write!(f, "reused"),
             Self::Domains => write!(f, "domains"),
             Self::AllowByName(allowed) => write!(f, "allow-by-name {}", u64::from(allowed)),
             Self::AllowNobody => write!(f, "allow-nobody"),
@@ -128,6 +134,8 @@ impl FromStr for Request {
             ("neighbour", &[allowed]) => Self::Neighbour { allowed: allowed == 1 },
             ("limits", []) => Self::Limits,
             ("locked", []) => Self::Locked,
+            ("stopped", []) => Self::Stopped,
+            ("reused", []) => Self::Reused,
             ("domains", []) => Self::Domains,
             ("allow-by-name", &[allowed]) => Self::AllowByName(allowed == 1),
             ("allow-nobody", []) => Self::AllowNobody,
@@ -213,6 +221,30 @@ impl Kvm {
             [kib] => Ok(kib),
             _ => Err(Refusal::EPROTO),
         }
+    }
+
+    /// Has the host stop this guest, read the registers of all its vCPUs, and let it go on. Returns
+    /// how often the driver has switched a vCPU out meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As for [`limits`](Self::limits).
+    pub fn switches_of_a_stopped_guest(&self) -> Result<u64, Refusal> {
+        match self.ask(Request::Stopped)?[..] {
+            [switches] => Ok(switches),
+            _ => Err(Refusal::EPROTO),
+        }
+    }
+
+    /// Has the host allow a machine by the number of the process that made it: while that process
+    /// is there, when it is gone, and when another process has its number.  Returns the three
+    /// errors, 0 for none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`limits`](Self::limits).
+    pub fn allow_after_reuse(&self) -> Result<Vec<u64>, Refusal> {
+        self.ask(Request::Reused)
     }
 
     /// Returns what the host's `perfctr domains list` says of each machine: whether it runs this
@@ -333,6 +365,8 @@ mod tests {
             Request::Neighbour { allowed: true },
             Request::Limits,
             Request::Locked,
+            Request::Stopped,
+            Request::Reused,
             Request::Domains,
             Request::AllowByName(false),
             Request::AllowNobody,

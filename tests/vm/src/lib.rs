@@ -20,6 +20,7 @@ pub mod kexec;
 pub mod kvm;
 pub mod map;
 pub mod module;
+pub mod nmis;
 pub mod perf;
 pub mod programs;
 pub mod raw;

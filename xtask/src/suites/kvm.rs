@@ -104,7 +104,7 @@ pub fn moved(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("kvm", ["/work/tenants", "kvm-roam"])?;
     // The guest is in memory twice while it is migrated.
     spec.topology.memory_mib += spec.host()?.memory_mib + 512;
-    spec.timeout = Duration::from_secs(900);
+    spec.timeout = Duration::from_secs(1200);
     report.program(spec, "tenants")
 }
 

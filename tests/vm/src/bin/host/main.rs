@@ -6,6 +6,7 @@
 mod domains;
 mod nmis;
 mod qmp;
+mod reused;
 mod serve;
 
 use std::fs;

@@ -3,11 +3,11 @@
 //! raised at most.
 
 use std::fmt;
-use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
+use vm_tests::nmis::received;
 use vm_tests::threads::{SELF, run_on};
 
 /// RDPMC's index of how many interrupts the CPU's counters have raised (`testbed/qemu`, property
@@ -23,10 +23,7 @@ pub struct Nmis {
 
 /// Counts what has come until now.  No counter may interrupt any more.
 pub fn count(cpus: &[usize]) -> Result<Nmis> {
-    let interrupts = fs::read_to_string("/proc/interrupts")?;
-    let line = interrupts.lines().find_map(|line| line.trim_start().strip_prefix("NMI:"));
-    let numbers = line.context("/proc/interrupts has no line of NMIs")?.split_whitespace();
-    let received = numbers.map_while(|number| number.parse::<u64>().ok()).sum();
+    let received = received()?;
     let mut raised = 0;
     for cpu in cpus {
         run_on(SELF, &[*cpu])?;

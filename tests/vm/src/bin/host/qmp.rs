@@ -42,6 +42,22 @@ impl Monitor {
         self.execute("quit", json!({})).map(drop)
     }
 
+    /// Stops the guest.  No vCPU executes when this returns.
+    pub fn stop(&mut self) -> Result<()> {
+        self.execute("stop", json!({})).map(drop)
+    }
+
+    /// Lets the guest go on.
+    pub fn go_on(&mut self) -> Result<()> {
+        self.execute("cont", json!({})).map(drop)
+    }
+
+    /// Has the emulator ask KVM for the registers of all vCPUs.
+    pub fn read_registers(&mut self) -> Result<()> {
+        let line = json!({ "command-line": "info registers -a" });
+        self.execute("human-monitor-command", line).map(drop)
+    }
+
     fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = json!({ "execute": command, "arguments": arguments });
         writeln!(self.0.get_mut(), "{request}")?;

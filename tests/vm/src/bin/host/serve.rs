@@ -15,10 +15,12 @@ use vm_tests::raw::Refusal;
 use vm_tests::threads::run_on;
 
 use crate::qmp::Monitor;
-use crate::{BETWEEN_LOOKS, FORBID, allow, domains, vcpus, write};
+use crate::{BETWEEN_LOOKS, FORBID, allow, domains, reused, vcpus, write};
 
 /// What the driver has done, as numbers.
 const STATS: &str = "/sys/module/kvm/parameters/perfctr_stats";
+/// Which of them says how often vCPUs were switched out.
+const SWITCHES: usize = 0;
 /// The scheduler's times, in ns: for how long a thread executes while others wait for its CPU, and
 /// for how long if another thread wakes.
 const SLICES: [(&str, u64); 2] = [
@@ -92,6 +94,8 @@ impl<'a> Server<'a> {
                 }),
                 Request::Limits => said(domains::limits()),
                 Request::Locked => said(domains::locked_kib(self.guest.process())),
+                Request::Stopped => said(self.read_registers()),
+                Request::Reused => said(reused::allow()),
                 Request::Domains => said(domains::list(self.guest.process())),
                 Request::AllowByName(allowed) => said(domains::allow(allowed)),
                 Request::AllowNobody => said(domains::allow_nobody()),
@@ -167,6 +171,20 @@ impl<'a> Server<'a> {
             self.start(&format!("exec:cat {SAVED}"), allowed)?;
             Ok(())
         }
+    }
+
+    /// Reads the registers of the guest's vCPUs while it is stopped. For this the emulator makes
+    /// many requests, and KVM loads and leaves the vCPU for each of them. Returns how often the
+    /// driver has switched a vCPU out.
+    fn read_registers(&self) -> Result<Vec<u64>> {
+        let switches = || anyhow::Ok(*numbers(STATS)?.get(SWITCHES).context("no statistics")?);
+        let mut monitor = Monitor::connect(&self.own(self.monitor))?;
+        monitor.stop()?;
+        let before = switches()?;
+        monitor.read_registers()?;
+        let after = switches()?;
+        monitor.go_on()?;
+        Ok(vec![after - before])
     }
 
     /// Runs a second guest to its end, and returns the numbers that its command has printed.

@@ -21,6 +21,7 @@ use shared_abi::limits::PAGE_BYTES;
 use vm_tests::host::Host as _;
 use vm_tests::kvm::Kvm;
 use vm_tests::module;
+use vm_tests::nmis::received;
 use vm_tests::region;
 use vm_tests::round::Constants;
 use vm_tests::stats::ModuleStats;
@@ -239,7 +240,26 @@ pub fn alone() -> Result<ExitCode> {
         Ok(())
     })?;
     check_exact(&mut tally, "a guest of KVM that is allowed again", &seen);
+    hears_nothing_without_the_module(&mut tally, kvm)?;
     Ok(tally.finish())
+}
+
+/// A guest's kernel without the module would take an interrupt that says that it was restored for a
+/// sign of broken hardware.  The driver sends it none, whether it may count or not.
+fn hears_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
+    let before = received()?;
+    kvm.move_to_another(false, false)?;
+    let heard = received()?;
+    tally.check("NMIs tell the module that its guest was restored", equal(heard > before, true));
+    module::unload_when_idle()?;
+    for allowed in [false, true, true] {
+        let before = received()?;
+        kvm.move_to_another(false, allowed)?;
+        sleep(TIME_TO_COUNT);
+        let name = format!("a guest of KVM without the module hears nothing: allowed is {allowed}");
+        tally.check(&name, equal(received()?, before));
+    }
+    Ok(())
 }
 
 /// Runs in the tenant, and ends with the domain.

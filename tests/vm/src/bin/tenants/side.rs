@@ -28,6 +28,8 @@ const REGIONS: u64 = 500;
 const PAGE_KIB: u64 = 4;
 /// How long it may take until a vCPU counts.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// After how long threads that have begun to count do so.
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// Runs in either guest.
 pub fn run() -> Result<ExitCode> {
@@ -40,6 +42,11 @@ pub fn run() -> Result<ExitCode> {
     let (kvm, mut tally) = (Kvm::open()?, Tally::default());
     policy(&mut tally, &kvm)?;
     accounted(&mut tally, &kvm)?;
+    is_not_switched_while_stopped(&mut tally, &kvm)?;
+    let errors = kvm.allow_after_reuse()?;
+    let expected = [0, Errno::ESRCH as u64, Errno::ESRCH as u64];
+    let name = "a process that has got the number of a machine's process does not stand for it";
+    tally.check(name, equal(&errors[..], &expected[..]));
     let whose = "a guest of KVM beside one that may not count";
     let told = beside(&mut tally, &kvm, whose, false)?;
     let [errno, signal] = told[..] else { anyhow::bail!("the neighbour says {told:?}") };
@@ -111,6 +118,27 @@ fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let bounded = locked != 0 && locked <= PAGE_KIB * vcpus && locked.is_multiple_of(PAGE_KIB);
     let outcome = bounded.then_some(()).ok_or(format!("{locked} KiB of {vcpus} vCPUs"));
     tally.check("the host counts vCPUs' pages as memory that the machine has locked", outcome);
+    Ok(())
+}
+
+/// A machine's process may load and leave a vCPU as often as it likes.  The driver does not switch
+/// the vCPU then, so it does not write to the vCPU's page, which KVM would have to report.
+fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
+    let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
+    let (seen, switches) = thread::scope(|scope| {
+        let asking = scope.spawn(move || {
+            // The vCPUs have pages as soon as the threads count.
+            thread::sleep(SETTLED);
+            let switches = [kvm.switches_of_a_stopped_guest(), kvm.switches_of_a_stopped_guest()];
+            stop.store(true, Ordering::Relaxed);
+            switches
+        });
+        let seen = domain.count(1, |_| !stop.load(Ordering::Relaxed));
+        (seen, asking.join().expect("no thread panics"))
+    });
+    exact(tally, "a guest of KVM that is stopped meanwhile", &seen?);
+    let name = "a vCPU that does not enter the guest is not switched";
+    tally.check(name, equal(switches, [Ok(0), Ok(0)]));
     Ok(())
 }
 

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! A machine whose process is gone, and whose number another process has got.
+#![expect(unsafe_code, reason = "fork, and requests of the kernel that have no safe interface")]
+
+use std::fs;
+use std::io::{Read, Write, pipe};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork};
+
+use crate::{ALLOW, write};
+
+/// The kernel gives the next process the number after this one.
+const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
+/// `KVM_CREATE_VM` of `linux/kvm.h`.
+const KVM_CREATE_VM: libc::c_ulong = 0xae01;
+/// How often a number is asked for: another process may be created meanwhile.
+const ATTEMPTS: u32 = 100;
+
+/// Allows a machine by its process, which is there, is gone, or has a successor with its number.
+/// Returns the three errors, 0 for none.
+pub fn allow() -> Result<Vec<u64>> {
+    let errno = |process: Pid| match write(ALLOW, &process.to_string()) {
+        Ok(()) => 0,
+        Err(errno) => errno as u64,
+    };
+    let creator = Waiting::new(|| {
+        // SAFETY: both calls take numbers and a string only.
+        unsafe {
+            let kvm = libc::open(c"/dev/kvm".as_ptr(), libc::O_RDWR);
+            libc::ioctl(kvm, KVM_CREATE_VM, 0)
+        }
+    })?;
+    // The machine stays while this descriptor of it does.
+    let machine = creator.descriptor().context("a descriptor of the machine")?;
+    let process = creator.process;
+    let there = errno(process);
+    drop(creator);
+    let gone = errno(process);
+    for _ in 0..ATTEMPTS {
+        fs::write(LAST_PID, (process.as_raw() - 1).to_string()).context(LAST_PID)?;
+        let other = Waiting::new(|| 0)?;
+        if other.process == process {
+            let reused = errno(process);
+            drop(machine);
+            return Ok(vec![there, gone, reused]);
+        }
+    }
+    bail!("no other process gets the number {process}")
+}
+
+/// A process that waits until it is ended.
+struct Waiting {
+    process: Pid,
+    /// What it has done before.
+    done: i32,
+}
+
+impl Waiting {
+    /// Forks a process that does this, which must be async-signal-safe, and waits.
+    fn new(act: impl FnOnce() -> i32) -> Result<Self> {
+        let (mut from, mut to) = pipe()?;
+        // SAFETY: the child calls only async-signal-safe functions, and never returns.
+        let process = match unsafe { fork()? } {
+            ForkResult::Parent { child } => child,
+            ForkResult::Child => {
+                let told = to.write_all(&act().to_ne_bytes());
+                while told.is_ok() {
+                    // SAFETY: the call takes no argument.
+                    unsafe { libc::pause() };
+                }
+                // SAFETY: this ends the child without running anything of the parent's.
+                unsafe { libc::_exit(1) }
+            }
+        };
+        drop(to);
+        let mut done = [0; 4];
+        from.read_exact(&mut done)?;
+        let done = i32::from_ne_bytes(done);
+        let waiting = Self { process, done };
+        ensure!(done >= 0, "the process has failed");
+        Ok(waiting)
+    }
+
+    /// A descriptor of its own of what it has opened.
+    fn descriptor(&self) -> Result<OwnedFd, Errno> {
+        // SAFETY: the calls take numbers only, and return new descriptors, which nobody else owns.
+        unsafe {
+            let opened = libc::syscall(libc::SYS_pidfd_open, self.process.as_raw(), 0);
+            let process = OwnedFd::from_raw_fd(Errno::result(opened)? as i32);
+            let copied = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), self.done, 0);
+            Ok(OwnedFd::from_raw_fd(Errno::result(copied)? as i32))
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        kill(self.process, Signal::SIGKILL).ok();
+        waitpid(self.process, None).ok();
+    }
+}
