@@ -5,6 +5,8 @@
  *
  *   pmu-check           run the checks (as process 1: also mount what is needed, and power off)
  *   pmu-check --step    check the expected numbers themselves, by single-stepping each body
+ *   pmu-check --interrupts
+ *                       the same numbers where the CPU has pmu-tally=on,pmu-habits=interrupts
  */
 #define _GNU_SOURCE
 #include <cpuid.h>
@@ -200,6 +202,57 @@ static void check_bodies(const char *how)
         }
     }
     printf("%s: done\n", how);
+}
+
+/* A number of the emulator's tally: interrupts and exceptions outside CPL 0. */
+static uint64_t interrupts_of_user_mode(void)
+{
+    uint32_t low, high;
+
+    asm volatile("rdpmc" : "=a"(low), "=d"(high) : "c"(0x74616c79 + 11));
+    return (uint64_t)high << 32 | low;
+}
+
+/*
+ * Each instruction counts once, each interrupt and exception counts as another one, and branches
+ * know nothing of that.
+ */
+static void check_interrupts(void)
+{
+    long between = 0, most = 0;
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(0, &set);
+    sched_setaffinity(0, sizeof(set), &set);
+    for (unsigned b = 0; b < BODIES; b++) {
+        long rounds = bodies[b].rounds, branches = BRANCHES(b, rounds);
+
+        for (int again = 0; again < 4; again++) {
+            int user = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, 0);
+            int branch = event(PERF_COUNT_HW_BRANCH_INSTRUCTIONS, "u", user, 0);
+            int cycles = event(PERF_COUNT_HW_CPU_CYCLES, "u", user, 0);
+            long surplus, taken;
+
+            fresh_arena();
+            taken = interrupts_of_user_mode();
+            measured(user, bodies[b].body, rounds);
+            taken = interrupts_of_user_mode() - taken;
+            surplus = value(user) - INSNS(b, rounds);
+            expect("branches beside interrupts", bodies[b].name, value(branch), branches);
+            expect("cycles beside interrupts", bodies[b].name, value(cycles),
+                   2 * value(user) + 4 * branches);
+            /* One may come before the events begin, or after their end. */
+            expect("an instruction for each interrupt", bodies[b].name,
+                   surplus <= taken && surplus >= taken - 1, true);
+            between += taken - surplus;
+            most = surplus > most ? surplus : most;
+            close(cycles), close(branch), close(user);
+        }
+    }
+    expect("interrupts", "outside of what is measured, few", between <= 3, true);
+    expect("interrupts", "faults among them", most >= 3 * 500, true);
+    printf("interrupts: up to %ld of a body, %ld of none\n", most, between);
 }
 
 /* Makes the checks above while other programs compete, and somebody keeps moving this one. */
@@ -530,6 +583,8 @@ int main(int argc, char **argv)
         for (unsigned b = 0; b < BODIES; b++) {
             step(b);
         }
+    } else if (argc > 1 && !strcmp(argv[1], "--interrupts")) {
+        check_interrupts();
     } else {
         check_guest();
     }

@@ -6,7 +6,7 @@
  * reading it. Perf must have no event at this time.
  *
  * Loading it runs the checks; /sys/module/svm_check/parameters/report says how
- * they ended.
+ * they ended.  Its other parameters say which of the model's habits are on.
  */
 
 #include <linux/gfp.h>
@@ -14,6 +14,7 @@
 #include <linux/moduleparam.h>
 #include <linux/sysfs.h>
 #include <asm/cpufeature.h>
+#include <asm/desc_defs.h>
 #include <asm/desc.h>
 #include <asm/msr.h>
 #include <asm/nmi.h>
@@ -72,7 +73,18 @@ extern char svm_check_loop[], svm_check_end[], svm_check_rdpmc[], svm_check_rdpm
 extern char svm_check_rdmsr[], svm_check_rdmsr_at[], svm_check_wrmsr[], svm_check_wrmsr_at[];
 extern char svm_check_xsetbv[], svm_check_xsetbv_at[];
 
+/* The property pmu-habits of the CPU. */
+static bool vmrun, interrupts;
+static unsigned int skid, spurious;
+module_param(vmrun, bool, 0400);
+module_param(interrupts, bool, 0400);
+module_param(skid, uint, 0400);
+module_param(spurious, uint, 0400);
+
 static struct vmcb *vmcb;
+static gate_desc *gates;
+static u64 *stack;
+static u64 host_count;
 static void *host_save, *io_permissions, *msr_permissions;
 static u64 guest_rcx, guest_rdx;
 static int checks, failures, nmis;
@@ -174,8 +186,9 @@ static void check_worlds(void)
 	u64 host = count_loop(INSTRUCTIONS | OS | HOST_ONLY);
 	u64 steps = 0;
 
-	expect("guest-only, instructions", guest, LOOP_INSTRUCTIONS);
-	expect("guest-only, branches", count_loop(BRANCHES | OS | GUEST_ONLY), ROUNDS);
+	host_count = host;
+	expect("guest-only, instructions", guest, LOOP_INSTRUCTIONS + vmrun);
+	expect("guest-only, branches", count_loop(BRANCHES | OS | GUEST_ONLY), ROUNDS + vmrun);
 	expect("guest-only, another ring", count_loop(INSTRUCTIONS | USR | GUEST_ONLY), 0);
 	expect("both bits", count_loop(INSTRUCTIONS | OS | GUEST_ONLY | HOST_ONLY), guest + host);
 	expect("no bit", count_loop(INSTRUCTIONS | OS), guest + host);
@@ -187,6 +200,52 @@ static void check_worlds(void)
 	expect("single steps end", vmcb->save.rip, (u64)svm_check_end);
 }
 
+/* Enters a guest that delivers this event to itself, and executes nothing. */
+static u64 count_injected(u64 selector, u32 event)
+{
+	wrmsrl(COUNTER0, 0);
+	set_guest(svm_check_loop, 0);
+	vmcb->save.idtr.base = (u64)gates;
+	vmcb->save.idtr.limit = PAGE_SIZE - 1;
+	vmcb->save.rsp = (u64)stack + PAGE_SIZE;
+	vmcb->control.event_inj = SVM_EVTINJ_VALID | event;
+	wrmsrl(SELECTOR0, selector | OS | GUEST_ONLY | ENABLE);
+	expect("injected, then", enter_guest(), SVM_EXIT_VMMCALL);
+	wrmsrl(SELECTOR0, 0);
+	expect("injected, at", vmcb->save.rip, (u64)svm_check_end);
+	return counter(COUNTER0);
+}
+
+static void check_injections(void)
+{
+	static const struct {
+		const char *name;
+		u32 event;
+		bool is_software;
+	} cases[] = {
+		{ "interrupt", SVM_EVTINJ_TYPE_INTR | 0x40, false },
+		{ "NMI", SVM_EVTINJ_TYPE_NMI | X86_TRAP_NMI, false },
+		{ "exception", SVM_EVTINJ_TYPE_EXEPT | X86_TRAP_UD, false },
+		{ "software interrupt", SVM_EVTINJ_TYPE_SOFT | 0x40, true },
+	};
+	unsigned int vector, i;
+
+	for (vector = 0; vector < PAGE_SIZE / sizeof(gate_desc); vector++) {
+		gates[vector].offset_low = (u64)svm_check_end;
+		gates[vector].offset_middle = (u64)svm_check_end >> 16;
+		gates[vector].offset_high = (u64)svm_check_end >> 32;
+		gates[vector].segment = __KERNEL_CS;
+		gates[vector].bits.type = GATE_INTERRUPT;
+		gates[vector].bits.p = 1;
+	}
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		u64 more = interrupts && !cases[i].is_software;
+
+		expect(cases[i].name, count_injected(INSTRUCTIONS, cases[i].event), vmrun + more);
+		expect(cases[i].name, count_injected(BRANCHES, cases[i].event), vmrun);
+	}
+}
+
 static void check_intercepts(void)
 {
 	u8 *permission = (u8 *)msr_permissions + PERMISSION(COUNTER0) / 8;
@@ -194,7 +253,7 @@ static void check_intercepts(void)
 	wrmsrl(COUNTER0, 0);
 	wrmsrl(SELECTOR0, INSTRUCTIONS | OS | GUEST_ONLY | ENABLE);
 	expect("RDPMC", run(svm_check_rdpmc), SVM_EXIT_VMMCALL);
-	expect("RDPMC's value", vmcb->save.rax, 1);
+	expect("RDPMC's value", vmcb->save.rax, 1 + vmrun);
 	set_guest(svm_check_rdpmc, 0);
 	vmcb->control.intercepts[INTERCEPT_WORD3] |= BIT(INTERCEPT_RDPMC - 96);
 	expect("RDPMC intercepted", enter_guest(), SVM_EXIT_RDPMC);
@@ -203,7 +262,7 @@ static void check_intercepts(void)
 	 * These are the XOR, the RDPMC, and the XOR again. Neither VMMCALL nor an RDPMC that
 	 * exits is counted.
 	 */
-	expect("RDPMC intercepted, counted", counter(COUNTER0), 3);
+	expect("RDPMC intercepted, counted", counter(COUNTER0), 3 + 2 * vmrun);
 	wrmsrl(SELECTOR0, 0);
 
 	wrmsrl(COUNTER0, 12345);
@@ -242,14 +301,20 @@ static int on_nmi(unsigned int type, struct pt_regs *regs)
  */
 static void check_overflow(void)
 {
+	/* Of the guest's own, up to the interrupt. */
+	u64 executed = 500 - vmrun + skid;
+	unsigned int i;
+
 	wrmsrl(COUNTER0, -500 & MASK);
 	wrmsrl(SELECTOR0, INSTRUCTIONS | OS | INT | GUEST_ONLY | ENABLE);
 	expect("overflow", run(svm_check_loop), SVM_EXIT_NMI);
 	wrmsrl(SELECTOR0, 0);
-	expect("overflow, counter", counter(COUNTER0), 0);
-	/* The guest has executed the MOV, 249 rounds and a DEC. */
-	expect("overflow, round", guest_rcx, ROUNDS - 250);
-	expect("overflow, interrupts of the host", nmis, 1);
+	expect("overflow, counter", counter(COUNTER0), skid);
+	/* The guest executes a MOV, and then a DEC and a JNZ in each round. */
+	expect("overflow, round", guest_rcx, ROUNDS - executed / 2);
+	for (i = 0; i < 2 * spurious; i++)
+		cpu_relax();
+	expect("overflow, interrupts of the host", nmis, spurious ? 2 : 1);
 }
 
 static void check_without_svm(void)
@@ -272,9 +337,9 @@ static void check_core_counters(void)
 	wrmsrl(CORE_SELECTOR5, INSTRUCTIONS | OS | GUEST_ONLY | ENABLE);
 	run(svm_check_loop);
 	wrmsrl(CORE_SELECTOR5, 0);
-	expect("counter 5", counter(CORE_COUNTER5), LOOP_INSTRUCTIONS);
+	expect("counter 5", counter(CORE_COUNTER5), LOOP_INSTRUCTIONS + vmrun);
 	rdpmcl(5, value);
-	expect("counter 5 by RDPMC", value, LOOP_INSTRUCTIONS);
+	expect("counter 5 by RDPMC", value, LOOP_INSTRUCTIONS + vmrun);
 }
 
 static bool has_v2(void)
@@ -292,7 +357,8 @@ static void check_v2(void)
 	wrmsrl(V2_CONTROL, 0);
 	expect("stopped globally", count_loop(INSTRUCTIONS | OS), 0);
 	wrmsrl(V2_CONTROL, 1);
-	expect("started globally", count_loop(INSTRUCTIONS | OS | GUEST_ONLY), LOOP_INSTRUCTIONS);
+	expect("started globally", count_loop(INSTRUCTIONS | OS | GUEST_ONLY),
+	       LOOP_INSTRUCTIONS + vmrun);
 	wrmsrl(V2_STATUS_CLEAR, 0x3f);
 	expect("status cleared", counter(V2_STATUS), 0);
 	wrmsrl(V2_STATUS_SET, 0x21);
@@ -319,6 +385,7 @@ static void check(void)
 	wrmsrl(MSR_EFER, efer | EFER_SVME);
 	wrmsrl(MSR_VM_HSAVE_PA, __pa(host_save));
 	check_worlds();
+	check_injections();
 	check_intercepts();
 	check_overflow();
 	check_core_counters();
@@ -340,8 +407,10 @@ static int __init svm_check_init(void)
 	host_save = pages(0);
 	msr_permissions = pages(1);
 	io_permissions = pages(2);
+	gates = pages(0);
+	stack = pages(0);
 	if (!boot_cpu_has(X86_FEATURE_SVM) || !vmcb || !host_save || !msr_permissions ||
-	    !io_permissions)
+	    !io_permissions || !gates || !stack)
 		return -ENODEV;
 	if (register_nmi_handler(NMI_LOCAL, on_nmi, 0, "svm-check"))
 		return -EBUSY;
@@ -351,8 +420,10 @@ static int __init svm_check_init(void)
 	local_irq_enable();
 	unregister_nmi_handler(NMI_LOCAL, "svm-check");
 	used = strlen(report);
-	scnprintf(report + used, sizeof(report) - used, "svm-check: %d checks, %d FAILED\n",
-		  checks, failures);
+	scnprintf(report + used, sizeof(report) - used,
+		  "svm-check: %d checks, %d FAILED\n"
+		  "svm-check: the host retires %llu instructions around a guest\n",
+		  checks, failures, host_count);
 	return 0;
 }
 module_init(svm_check_init);

@@ -54,6 +54,17 @@ void pmu_sync(CPUX86State *env);
  * nothing was retired since the last pmu_sync().
  */
 void pmu_load(CPUX86State *env);
+/*
+ * The habit vmrun: VMRUN is about to leave the host, and has entered a guest, where it retires in
+ * the mode that it enters.
+ */
+void pmu_leave_for_guest(CPUX86State *env);
+void pmu_enter_guest(CPUX86State *env);
+/*
+ * An interrupt or an exception was delivered to this privilege class; not INT n, which retires by
+ * itself.
+ */
+void pmu_interrupted(CPUX86State *env, int class);
 /* Gives back what a block did not execute of its last insns_left instructions. */
 void pmu_unwind(CPUState *cs, const struct TranslationBlock *tb, int insns_left);
 
@@ -88,6 +99,10 @@ static inline void pmu_sync(CPUX86State *env)
 }
 
 static inline void pmu_load(CPUX86State *env)
+{
+}
+
+static inline void pmu_interrupted(CPUX86State *env, int class)
 {
 }
 

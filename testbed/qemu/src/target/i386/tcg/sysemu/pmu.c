@@ -10,6 +10,7 @@
 
 #include "qemu/osdep.h"
 #include "qemu/main-loop.h"
+#include "qemu/cutils.h"
 #include "qapi/error.h"
 #include "cpu.h"
 #include "exec/helper-proto.h"
@@ -56,6 +57,13 @@
 #define GLOBAL_COUNTERS  (((1ull << FIXED_COUNTERS) - 1) << FIXED_BIT | \
                           ((1ull << INTEL_COUNTERS) - 1))
 #define GLOBAL_CLEARABLE (GLOBAL_COUNTERS | 3ull << 62)
+
+/* What processors do and the manuals do not promise: the property pmu-habits. */
+#define HABIT_VMRUN      1u /* VMRUN retires in the mode that it enters */
+#define HABIT_INTERRUPTS 2u /* one instruction more for each interrupt and exception */
+#define DELAY_MAX        1000000 /* instructions */
+#define OVERFLOWED       0 /* pmu_late of the interrupt of an overflow */
+#define SPURIOUS         1 /* of another one, for which there is no reason */
 
 /* CPUID.0AH:EBX: these architectural events do not exist here. */
 #define NO_CACHE_EVENTS  (3u << 3)
@@ -256,6 +264,37 @@ static void deliver_interrupt(CPUX86State *env)
     }
 }
 
+/* Delivers interrupts for which so many instructions had to retire first. */
+static void deliver_late_interrupts(CPUX86State *env, int64_t retired)
+{
+    for (int i = 0; i < ARRAY_SIZE(env->pmu_late); i++) {
+        bool was_late = env->pmu_late[i] > 0;
+
+        env->pmu_late[i] = MAX(env->pmu_late[i] - retired, 0);
+        if (!was_late || env->pmu_late[i]) {
+            continue;
+        }
+        deliver_interrupt(env);
+        if (i == OVERFLOWED) {
+            env->pmu_late[SPURIOUS] = env_archcpu(env)->pmu_spurious;
+            return; /* it has not begun to wait before */
+        }
+    }
+}
+
+/* The interrupt of an overflow is due: it comes now, or late. */
+static void raise_interrupt_of_overflow(CPUX86State *env)
+{
+    if (env_archcpu(env)->pmu_skid) {
+        if (!env->pmu_late[OVERFLOWED]) {
+            env->pmu_late[OVERFLOWED] = env_archcpu(env)->pmu_skid;
+        }
+        return;
+    }
+    deliver_interrupt(env);
+    env->pmu_late[SPURIOUS] = env_archcpu(env)->pmu_spurious;
+}
+
 /* Adds what was retired since the last time. */
 static void fold(CPUX86State *env)
 {
@@ -293,20 +332,38 @@ static void fold(CPUX86State *env)
             interrupt |= c.interrupts;
         }
     }
+    deliver_late_interrupts(env, retired[0] + retired[1]);
     if (interrupt) {
-        deliver_interrupt(env);
+        raise_interrupt_of_overflow(env);
     }
 }
 
 /*
- * Grants each class as many instructions as cannot overflow any counter before the last of them.
- * If a counter counts both classes, each gets a half, the present one the larger; so the next
- * look may come too early, but never too late.
+ * Something happens after so many instructions of the classes that count. If both do, each gets a
+ * half, the present one the larger; so the next look may come too early, but never too late.
+ */
+static void limit(int64_t budget[2], int here, const bool counts[2], uint64_t insns)
+{
+    if (counts[!here]) {
+        uint64_t there = counts[here] ? insns / 2 : insns;
+
+        budget[!here] = MIN(budget[!here], there);
+        insns -= counts[here] ? there : 0;
+    }
+    if (counts[here]) {
+        budget[here] = MIN(budget[here], insns);
+    }
+}
+
+/*
+ * Grants each class as many instructions as cannot overflow any counter, or make an interrupt come
+ * that is late, before the last of them.
  */
 static void grant(CPUX86State *env)
 {
     int here = pmu_class(env->hflags);
     int64_t budget[2] = { INT32_MAX, INT32_MAX };
+    static const bool both[2] = { true, true };
     bool metered = env_archcpu(env)->has_pmu_tally;
 
     for (int i = 0; i < COUNTERS; i++) {
@@ -320,14 +377,12 @@ static void grant(CPUX86State *env)
         room = width_mask(env) - *c.value + 1;
         insns = DIV_ROUND_UP(room, c.event->per_insn + c.event->per_branch
                                        + c.event->per_arithmetic);
-        if (c.counts[!here]) {
-            uint64_t there = c.counts[here] ? insns / 2 : insns;
-
-            budget[!here] = MIN(budget[!here], there);
-            insns -= c.counts[here] ? there : 0;
-        }
-        if (c.counts[here]) {
-            budget[here] = MIN(budget[here], insns);
+        limit(budget, here, c.counts, insns);
+    }
+    for (int i = 0; i < ARRAY_SIZE(env->pmu_late); i++) {
+        if (env->pmu_late[i]) {
+            metered = true;
+            limit(budget, here, both, env->pmu_late[i]);
         }
     }
     for (int class = 0; class < 2; class++) {
@@ -350,6 +405,31 @@ void pmu_load(CPUX86State *env)
 {
     if (tcg_enabled()) {
         grant(env);
+    }
+}
+
+void pmu_leave_for_guest(CPUX86State *env)
+{
+    if ((env_archcpu(env)->pmu_habits & HABIT_VMRUN) && (env->hflags & HF_PMU_MASK)) {
+        env->pmu_meter[pmu_class(env->hflags)] += PMU_COST(1, 0);
+    }
+    pmu_sync(env);
+}
+
+void pmu_enter_guest(CPUX86State *env)
+{
+    if ((env_archcpu(env)->pmu_habits & HABIT_VMRUN) && (env->hflags & HF_PMU_MASK)) {
+        env->pmu_meter[pmu_class(env->hflags)] -= PMU_COST(1, 1);
+        pmu_sync(env);
+    }
+}
+
+void pmu_interrupted(CPUX86State *env, int class)
+{
+    env->pmu_tally.interrupted[class]++;
+    if ((env_archcpu(env)->pmu_habits & HABIT_INTERRUPTS) && (env->hflags & HF_PMU_MASK)) {
+        env->pmu_meter[class] -= PMU_COST(1, 0);
+        pmu_sync(env);
     }
 }
 
@@ -397,6 +477,55 @@ void helper_pmu_expired(CPUX86State *env, uint64_t cost)
     qatomic_set(&cpu_neg(cs)->icount_decr.u16.high, -1);
 }
 
+/* The number behind a habit's name, after a colon. */
+static bool read_delay(const char *name, const char *text, uint32_t *delay, Error **errp)
+{
+    unsigned int value;
+
+    if (qemu_strtoui(text, NULL, 10, &value) || !value || value > DELAY_MAX) {
+        error_setg(errp, "pmu-habits: %s has to be from 1 to %d", name, DELAY_MAX);
+        return false;
+    }
+    *delay = value;
+    return true;
+}
+
+static bool read_habit(X86CPU *cpu, const char *habit, Error **errp)
+{
+    const char *delay;
+
+    if (!strcmp(habit, "vmrun")) {
+        if (!is_amd(&cpu->env)) {
+            error_setg(errp, "pmu-habits: vmrun needs an AMD processor with pmu");
+            return false;
+        }
+        cpu->pmu_habits |= HABIT_VMRUN;
+    } else if (!strcmp(habit, "interrupts")) {
+        cpu->pmu_habits |= HABIT_INTERRUPTS;
+    } else if (strstart(habit, "skid:", &delay)) {
+        return read_delay("skid", delay, &cpu->pmu_skid, errp);
+    } else if (strstart(habit, "spurious:", &delay)) {
+        return read_delay("spurious", delay, &cpu->pmu_spurious, errp);
+    } else {
+        error_setg(errp, "pmu-habits: there is no habit '%s'", habit);
+        return false;
+    }
+    return true;
+}
+
+/* Names with a plus between them. */
+static bool read_habits(X86CPU *cpu, Error **errp)
+{
+    g_auto(GStrv) habits = g_strsplit(cpu->pmu_habits_named ?: "", "+", 0);
+
+    for (char **habit = habits; *habit; habit++) {
+        if (!read_habit(cpu, *habit, errp)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool pmu_realize(X86CPU *cpu, Error **errp)
 {
     CPUX86State *env = &cpu->env;
@@ -419,7 +548,7 @@ bool pmu_realize(X86CPU *cpu, Error **errp)
         }
         env->cpuid_xlevel = MAX(env->cpuid_xlevel, V2_CPUID);
     }
-    return true;
+    return read_habits(cpu, errp);
 }
 
 void pmu_reset(X86CPU *cpu)
@@ -578,7 +707,7 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
 {
     uint32_t n = index - RDPMC_TALLY;
 
-    if (!env_archcpu(env)->has_pmu_tally || n >= 10) {
+    if (!env_archcpu(env)->has_pmu_tally || n >= 12) {
         return false;
     }
     sync_before_insn(env);
@@ -593,6 +722,8 @@ bool pmu_read_tally(CPUX86State *env, uint32_t index, uint64_t *val)
         env->pmu_tally.exits,
         env->pmu_tally.place,
         env->pmu_tally.guest_insns,
+        env->pmu_tally.interrupted[0],
+        env->pmu_tally.interrupted[1],
     }[n];
     return true;
 }
