@@ -54,7 +54,7 @@ const KVM_TOO: &[&str] = &["kvm"];
 /// The suites of programs that use the driver and the module, and count by them.
 const ABOVE: &[&str] = &["providers", "stat", "perf", "shim", "packages", "papi", "papi-events"];
 /// The suites of the emulated machine by itself.
-const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu"];
+const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu", "habits"];
 
 /// The beginnings of files' names, each with the suites that test these files beside [`ALWAYS`].
 const TABLE: &[(&str, &[&[&str]])] = &[

@@ -12,6 +12,7 @@ mod driver;
 mod encodings;
 mod export;
 pub mod faults;
+mod habits;
 mod hostile;
 pub mod kvm;
 mod model;
@@ -53,6 +54,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("testbed-native", testbed::native),
     Suite::vm("testbed-xen", testbed::xen),
     Suite::vm("pmu", pmu::run),
+    Suite::vm("habits", habits::run),
     Suite::vm("providers", providers::run),
     Suite::vm("driver-absent", driver::absent),
     Suite::vm("pcpus", pcpus::run),

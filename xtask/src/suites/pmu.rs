@@ -19,7 +19,7 @@ pub const PERF_LINES: [&str; 2] = ["10000004,,instructions:u,", "5000001,,branch
 const PERF_RUNS: usize = 5;
 
 /// AMD's latest generation, with SVM.
-const AMD: &str = "EPYC,+svm,+npt,+perfctr-core,perfmon-v2=on,pmu=on";
+pub const AMD: &str = "EPYC,+svm,+npt,+perfctr-core,perfmon-v2=on,pmu=on";
 
 /// Boots the bare machine four times, once with an AMD CPU, and tests the numbers that these checks
 /// expect.

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests habits of processors that their manuals do not promise: the PMU model has each of them as
+//! it is documented, and guests that count on such a processor get what `docs/habits.md` says.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::artefacts::{guest, kernel, qemu, rootfs};
+use crate::machine::{self, Outcome, Spec, Status};
+use crate::suites::pmu::{self, AMD};
+use crate::suites::report::{Report, all};
+
+/// How often a guest counts the program whose counts are known.
+const RUNS: usize = 10;
+/// What the program executes, by `loop.S`.
+const INSTRUCTIONS: u64 = 2 * pmu::ITERATIONS as u64 + 4;
+const BRANCHES: u64 = pmu::ITERATIONS as u64 + 1;
+/// How many branches are between two samples.
+const PERIOD: u64 = 10_007;
+
+/// Boots five machines.
+pub fn run(report: &mut Report) -> Result<()> {
+    unknown(report)?;
+    svm(report)?;
+    interrupts(report)?;
+    late(report)?;
+    entries(report)
+}
+
+/// The emulator refuses what is no habit, and says what.
+fn unknown(report: &mut Report) -> Result<()> {
+    let emulator = qemu::qemu()?;
+    for (cpu, habits, reason) in [
+        ("Nehalem", "skid:64+absent", "there is no habit 'absent'"),
+        ("Nehalem", "interrupts+vmrun", "vmrun needs an AMD processor with pmu"),
+        ("EPYC", "skid:0", "skid has to be from 1 to 1000000"),
+        ("EPYC", "vmrun+spurious:1000001", "spurious has to be from 1 to 1000000"),
+    ] {
+        report.test(&format!("the emulator refuses {habits} for {cpu}"), || {
+            let mut command = Command::new("timeout");
+            command.arg("20").arg(&emulator).args(["-machine", "pc,accel=tcg", "-S"]);
+            command.args(["-nodefaults", "-display", "none"]);
+            let outcome = command.args(["-cpu", &format!("{cpu},pmu=on,pmu-habits={habits}")]);
+            let said = String::from_utf8_lossy(&outcome.output()?.stderr).into_owned();
+            ensure!(said.contains(reason), "{said}");
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// In and around an SVM guest: VMRUN alone, and then everything else.
+fn svm(report: &mut Report) -> Result<()> {
+    let mut hosts = Vec::new();
+    for (habits, parameters) in [
+        ("vmrun", "vmrun=1"),
+        ("interrupts+skid:64+spurious:100", "interrupts=1 skid=64 spurious=100"),
+    ] {
+        let script = format!(
+            "insmod /work/svm-check.ko {parameters} &&
+             cat /sys/module/svm_check/parameters/report"
+        );
+        let mut spec = Spec::new("native", ["sh", "-c", &script])?.stock("");
+        spec.topology.cpu = format!("{AMD},pmu-habits={habits}");
+        spec.files.push((guest::svm_check(&kernel::kernel()?)?, "/work/svm-check.ko".into()));
+        let outcome = machine::run(&spec)?;
+        report.test(&format!("around an SVM guest the model has exactly {habits}"), || {
+            let verdict = line(&outcome, "svm-check: ", " checks, 0 FAILED");
+            verdict.map(drop)
+        });
+        let host = line(&outcome, "svm-check: the host retires ", " instructions around a guest");
+        hosts.push(host.and_then(|number| Ok(number.parse::<u64>()?)));
+    }
+    report.test("VMRUN retires in its guest, and not in the host", || match &hosts[..] {
+        [Ok(with), Ok(without)] if with + 1 == *without => Ok(()),
+        _ => bail!("{hosts:?}"),
+    });
+    Ok(())
+}
+
+/// Returns what stands between these two on a line that a run has printed.
+fn line(outcome: &Outcome, before: &str, after: &str) -> Result<String> {
+    let said = String::from_utf8_lossy(&outcome.stdout);
+    let found = said.lines().find_map(|line| line.strip_prefix(before)?.strip_suffix(after));
+    found.map(str::to_owned).with_context(|| format!("no `{before}`: {}", all(outcome)))
+}
+
+/// Linux' own perf, where each interrupt and exception retires as another instruction.
+fn interrupts(report: &mut Report) -> Result<()> {
+    let program = pmu::check_program()?;
+    let mut spec = Spec::new("native", ["/work/pmu-check", "--interrupts"])?.stock("");
+    spec.topology.cpu.push_str(",pmu-tally=on,pmu-habits=interrupts");
+    spec.files.push((program, "/work/pmu-check".into()));
+    let outcome = machine::run(&spec)?;
+    report.test("each interrupt and exception is one instruction more", || {
+        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+        Ok(())
+    });
+    Ok(())
+}
+
+/// A PV guest, where interrupts retire, come late, and come without a reason.
+fn late(report: &mut Report) -> Result<()> {
+    let sample = format!("perfctr record -e branches:u -c {PERIOD} -o /tmp/recorded -- /work/loop");
+    let mut spec = counting("pv", "interrupts+skid:64+spurious:1000", &sample)?;
+    spec.add_program("cli", "perfctr")?;
+    let outcome = machine::run(&spec)?;
+    let counts = counts(&outcome);
+    report.test("a PV guest's branches are exact", || {
+        let counts = counts.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+        ensure!(counts.iter().all(|count| count.branches == BRANCHES), "{counts:?}");
+        Ok(())
+    });
+    report.test("a PV guest has no sample too few or too many", || {
+        let wanted = format!("{} samples of 1 thread", BRANCHES / PERIOD);
+        let said = all(&outcome);
+        ensure!(said.contains(&wanted), "not {wanted}: {said}");
+        Ok(())
+    });
+    let counts = counts?;
+    let surplus = counts.iter().map(|count| count.instructions as i64 - INSTRUCTIONS as i64);
+    note(report, "interrupts", "PV", surplus)
+}
+
+/// A guest of KVM, where VMRUN retires in the mode that it enters.
+fn entries(report: &mut Report) -> Result<()> {
+    let outcome = machine::run(&counting("kvm", "vmrun", "true")?)?;
+    let counts = counts(&outcome)?;
+    let surplus = || counts.iter().map(|count| count.branches as i64 - BRANCHES as i64);
+    report.test("each entry into KVM's guest is an instruction and a branch of its own", || {
+        let instructions = counts.iter().map(|count| count.instructions as i64);
+        let same = instructions.zip(surplus()).all(|(n, more)| n - INSTRUCTIONS as i64 == more);
+        ensure!(same && surplus().all(|more| more >= 0), "{counts:?}");
+        Ok(())
+    });
+    note(report, "vmrun", "KVM", surplus())
+}
+
+/// A surplus that nothing corrects is there, and is said.
+fn note(
+    report: &mut Report,
+    habit: &str,
+    kind: &str,
+    surplus: impl Iterator<Item = i64>,
+) -> Result<()> {
+    let surplus: Vec<i64> = surplus.collect();
+    let (least, most) = (surplus.iter().min(), surplus.iter().max());
+    let (least, most) = least.zip(most).context("nothing was counted")?;
+    report.note(format!("{habit}: a {kind} guest counts {least} to {most} more of {INSTRUCTIONS}"));
+    report.test(&format!("the surplus of {habit} is what a {kind} guest sees of it"), || {
+        ensure!(*least >= 0 && *most > 0 && *most < 100_000, "{surplus:?}");
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Describes a guest that counts the program, and then does something else.
+fn counting(topology: &str, habits: &str, then: &str) -> Result<Spec> {
+    let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
+    let script = format!("for run in $(seq {RUNS}); do {stat}; done; {then}");
+    let mut spec = Spec::new(topology, ["sh", "-c", &script])?.driver("on")?;
+    spec.topology.cpu.push_str(&format!(",pmu-habits={habits}"));
+    spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
+    spec.files.push((rootfs::perf()?, "/".into()));
+    spec.timeout = spec.timeout.max(Duration::from_secs(300));
+    Ok(spec)
+}
+
+#[derive(Debug)]
+struct Count {
+    instructions: u64,
+    branches: u64,
+}
+
+/// Returns what perf has counted in each run.
+fn counts(outcome: &Outcome) -> Result<Vec<Count>> {
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    let of = |event: &str| -> Vec<u64> {
+        let line = |line: &str| line.split_once(&format!(",,{event},"))?.0.parse().ok();
+        said.lines().filter_map(line).collect()
+    };
+    let (instructions, branches) = (of("instructions:u"), of("branches:u"));
+    ensure!(instructions.len() == RUNS && branches.len() == RUNS, "{}", all(outcome));
+    let pairs = instructions.into_iter().zip(branches);
+    Ok(pairs.map(|(instructions, branches)| Count { instructions, branches }).collect())
+}
