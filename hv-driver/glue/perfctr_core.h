@@ -9,7 +9,7 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 224
+#define PERFCTR_DRIVER_BYTES 232
 
 /*
  * Bytes of storage of a physical CPU.
@@ -19,7 +19,7 @@
 /*
  * Bytes of storage of a vCPU with a page.
  */
-#define PERFCTR_VCPU_BYTES 2424
+#define PERFCTR_VCPU_BYTES 2432
 
 /*
  * Bytes of storage of a domain, all zeroes at first.
@@ -171,6 +171,10 @@ struct perfctr_options {
    * See Settings::all_events.
    */
   bool all_events;
+  /*
+   * See Settings::counts_entries.
+   */
+  bool counts_entries;
   /*
    * Number of overflows that a vCPU may have in each millisecond.
    */
@@ -348,6 +352,13 @@ bool perfctr_core_switch_to(const struct perfctr_core_cpu *cpu,
                             bool kernel,
                             const struct perfctr_core_domain *domain,
                             bool controls);
+
+/*
+ * The next instruction enters the guest, in its kernel mode or not; see Vcpu::enter_guest.
+ */
+void perfctr_core_enter_guest(const struct perfctr_core_cpu *cpu,
+                              struct perfctr_core_vcpu *vcpu,
+                              bool kernel);
 
 /*
  * Notes a change of the guest's mode; returns whether to send it the virtual interrupt.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The state that all CPUs of the host share.
 
-use shared_abi::caps::CAPS_ALL_EVENTS;
+use shared_abi::caps::{CAPS_ALL_EVENTS, VENDOR_AMD};
 use shared_abi::{PhysSlot, PmuCaps};
 
 use crate::arch::{self, Identity, Readable, Refusal, Registers};
@@ -28,6 +28,9 @@ pub struct Driver {
     /// The instruction that reads counters can also read counters that other software of the host
     /// may use.  So guests must not execute it: the host executes it for them.
     pub guest_reads_exit: bool,
+    /// The CPUs count the instruction that enters a guest as one of the guest's, in the mode that
+    /// it enters.
+    pub counts_entries: bool,
     /// Gives each domain a number of its own.
     pub serials: Serials,
     /// The slots that the driver uses: the guests' and that of its own cost.
@@ -70,6 +73,7 @@ impl Driver {
             boot: *identity,
             all_domains: settings.all_domains,
             guest_reads_exit,
+            counts_entries: settings.counts_entries && caps.vendor == VENDOR_AMD,
             serials: Serials::new(),
             enabled,
         })

@@ -131,6 +131,14 @@ pub(crate) fn started(page: &VcpuPage, slot: PhysSlot, start: u64, mask: u64) {
     }
 }
 
+/// Publishes the sum of a slot that goes on running.  The caller has begun a write.
+#[inline(always)]
+pub(crate) fn sum(page: &VcpuPage, slot: PhysSlot, sum: u64) {
+    if let Some(published) = page.slots.get(slot.index()) {
+        published.sum.store(sum, Relaxed);
+    }
+}
+
 /// Publishes what the configuration selects.  The caller has begun a write.
 #[inline(always)]
 pub(crate) fn selected(page: &VcpuPage, config: &Config) {

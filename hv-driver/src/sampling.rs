@@ -104,6 +104,19 @@ impl Sampling {
         true
     }
 
+    /// Takes an event back that a counter is about to count, so that its overflow comes when the
+    /// guest has reached its period.  Returns whether the counter will still overflow.
+    pub(crate) fn take_back<P: Pmu>(&self, cpu: &Cpu<'_, P>, slot: PhysSlot, mask: u64) -> bool {
+        let sign = mask & !(mask >> 1);
+        let raw = cpu.pmu.counter(slot.counter_index());
+        let overflows = self.armed & slot.bit() != 0 && raw & sign != 0;
+        if overflows {
+            let less = raw.wrapping_sub(1) & mask;
+            cpu.pmu.write_register(cpu.driver.registers.counter(slot), less);
+        }
+        overflows
+    }
+
     /// Saves what the counters hold, and calls `each` with each value.
     pub(crate) fn hold(&mut self, pmu: &impl Pmu, each: impl Fn(PhysSlot, u64)) {
         for slot in slots_of(self.slots) {

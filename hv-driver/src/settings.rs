@@ -2,7 +2,8 @@
 //! What the host's administrator asks for: the option `perfctr` of every hypervisor.
 
 /// The syntax of the option, for the console.
-pub const EXPECTED: &str = "on|off[,all][,cost][,events=all][,rate=<overflows per ms>]";
+pub const EXPECTED: &str =
+    "on|off[,all][,cost][,events=all][,entries=counted][,rate=<overflows per ms>]";
 
 /// Number of overflows that a vCPU may have in a millisecond, if the option does not say.
 const OVERFLOWS_PER_MS: u32 = 50;
@@ -31,6 +32,9 @@ pub struct Settings {
     pub all_events: bool,
     /// Whether every domain may count about which the host has not decided.
     pub all_domains: bool,
+    /// Whether the CPUs count the instruction that enters a guest in the mode that it enters, as
+    /// AMD says of VMRUN, so that the driver has to take it back.
+    pub counts_entries: bool,
     /// Whether only the driver writes to registers of counters.  This includes counters that
     /// several cores share.
     pub owns_all: bool,
@@ -58,6 +62,8 @@ pub struct Options {
     pub measure_cost: bool,
     /// See [`Settings::all_events`].
     pub all_events: bool,
+    /// See [`Settings::counts_entries`].
+    pub counts_entries: bool,
     /// Number of overflows that a vCPU may have in each millisecond.
     pub overflows_per_ms: u32,
 }
@@ -69,6 +75,7 @@ impl Options {
         all_domains: false,
         measure_cost: false,
         all_events: false,
+        counts_entries: false,
         overflows_per_ms: OVERFLOWS_PER_MS,
     };
 
@@ -93,6 +100,7 @@ impl Options {
             b"all" => self.all_domains = true,
             b"cost" => self.measure_cost = true,
             b"events=all" => self.all_events = true,
+            b"entries=counted" => self.counts_entries = true,
             _ => self.overflows_per_ms = number(word.strip_prefix(b"rate=")?)?,
         }
         Some(())
@@ -106,6 +114,7 @@ impl Options {
             measure_cost: self.measure_cost,
             all_events: self.all_events,
             all_domains: self.all_domains,
+            counts_entries: self.counts_entries,
             owns_all: host.owns_all,
         }
     }
@@ -135,6 +144,7 @@ mod tests {
             ("all", Options { all_domains: true, ..on }),
             ("cost", Options { measure_cost: true, ..on }),
             ("events=all", Options { all_events: true, ..on }),
+            ("entries=counted", Options { counts_entries: true, ..on }),
             ("rate=17", Options { overflows_per_ms: 17, ..on }),
             ("rate=4294967295", Options { overflows_per_ms: u32::MAX, ..on }),
             ("on,all,rate=3", Options { all_domains: true, overflows_per_ms: 3, ..on }),
@@ -157,6 +167,7 @@ mod tests {
             "rate=-1",
             "rate=4294967296",
             "events=some",
+            "entries=all",
             "ON",
         ] {
             assert_eq!(Options::parse(text.as_bytes()), None, "{text}");
@@ -165,13 +176,16 @@ mod tests {
 
     #[test]
     fn a_window_is_a_millisecond() {
-        let options = Options { all_domains: true, overflows_per_ms: 7, ..Options::OFF };
+        let mut options = Options { all_domains: true, overflows_per_ms: 7, ..Options::OFF };
+        assert!(!options.settings(&HostFacts { ticks_per_ms: 1, owns_all: false }).counts_entries);
+        options.counts_entries = true;
         let host = HostFacts { ticks_per_ms: 2_400_000, owns_all: true };
         let settings = options.settings(&host);
         assert_eq!(settings.rate, Rate { window_tsc: 2_400_000, overflows_max: 7 });
         assert!(
             settings.owns_all
                 && settings.all_domains
+                && settings.counts_entries
                 && !settings.all_events
                 && !settings.measure_cost
         );

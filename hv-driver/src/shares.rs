@@ -59,6 +59,15 @@ impl Shares {
         raw
     }
 
+    /// Takes an event of a running counter back that it is about to count, and publishes that.
+    #[inline(always)]
+    pub(crate) fn take_back(&mut self, page: &VcpuPage, slot: PhysSlot) {
+        if let Some(own) = self.0.get_mut(slot.index()) {
+            own.sum = own.sum.wrapping_sub(1);
+            publish::sum(page, slot, own.sum);
+        }
+    }
+
     /// Starts and publishes a counter that runs from now on.
     #[inline(always)]
     pub(crate) fn start(&mut self, pmu: &impl Pmu, page: &VcpuPage, slot: PhysSlot) {

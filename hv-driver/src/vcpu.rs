@@ -62,6 +62,9 @@ pub struct Vcpu {
     /// Slots of the configuration that count in user mode, and in kernel mode.
     counts_user: u32,
     counts_kernel: u32,
+    /// Slots that count an entry into user mode, and into kernel mode, as an event of the guest's.
+    counts_entry_user: u32,
+    counts_entry_kernel: u32,
     /// Slots that count in only one of the two modes, and must be folded when the guest leaves it.
     gated: u32,
     /// The number of gated slots.  Each is read once at a change of mode.
@@ -114,6 +117,8 @@ impl Vcpu {
             selectors: Selectors::NONE,
             counts_user: 0,
             counts_kernel: 0,
+            counts_entry_user: 0,
+            counts_entry_kernel: 0,
             gated: 0,
             gated_reads: 0,
             plain: false,
@@ -277,6 +282,31 @@ impl Vcpu {
         self.sampling.take_notify()
     }
 
+    /// The next instruction enters the guest in `mode`.  If the CPU counts this instruction as the
+    /// guest's, it is taken back from what the guest counts.
+    #[inline(always)]
+    pub fn enter_guest<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, mode: GuestMode) {
+        let counts = match mode {
+            GuestMode::User => self.counts_entry_user,
+            GuestMode::Kernel => self.counts_entry_kernel,
+        };
+        if counts & self.running != 0 {
+            self.take_back(cpu, page, counts & self.running);
+        }
+    }
+
+    /// Takes back one event of each of these slots, which are running.
+    #[inline(never)]
+    fn take_back<P: Pmu>(&mut self, cpu: &mut Cpu<'_, P>, page: &VcpuPage, slots: u32) {
+        let _writing = self.publisher.begin(page);
+        for slot in slots_of(slots) {
+            let samples = self.sampling.slots() & slot.bit() != 0;
+            if !samples || !self.sampling.take_back(cpu, slot, self.shares.mask(slot)) {
+                self.shares.take_back(page, slot);
+            }
+        }
+    }
+
     /// Sets how the guest reads its time-stamp counter.  The guest does not execute now.  The guest
     /// or its host may have moved that counter since the vCPU was last switched in.
     pub fn set_clock(&mut self, clock: Clock) {
@@ -384,6 +414,12 @@ impl Vcpu {
             Rings::Folded => (config.slots_in_ring(EVNTSEL_USR), config.slots_in_ring(EVNTSEL_OS)),
             Rings::Hardware => (config.slots(), config.slots()),
         };
+        let entries = match self.rings {
+            Rings::Hardware if driver.counts_entries => arch::entry_slots(config),
+            _ => 0,
+        };
+        self.counts_entry_user = entries & config.slots_in_ring(EVNTSEL_USR);
+        self.counts_entry_kernel = entries & config.slots_in_ring(EVNTSEL_OS);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
         let samples = self.gated & config.sampling() != 0;

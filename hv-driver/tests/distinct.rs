@@ -39,6 +39,7 @@ const SETTINGS: Settings = Settings {
     measure_cost: false,
     all_events: false,
     all_domains: false,
+    counts_entries: false,
     owns_all: true,
 };
 

@@ -169,6 +169,7 @@ const SETTINGS: Settings = Settings {
     measure_cost: false,
     all_events: false,
     all_domains: false,
+    counts_entries: false,
     owns_all: true,
 };
 
@@ -1170,7 +1171,117 @@ mod guests {
         Driver::new(&Identity { extended: 0, ..amd_with_svm().boot }, &SETTINGS).unwrap()
     }
 
+    /// A guest of SVM on a CPU that counts VMRUN there, or does not.  It counts user mode's
+    /// instructions, the kernel's branches, both modes' instructions, and cycles.
+    fn entered(counts_entries: bool) -> Machine {
+        let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
+        let mut m = Machine::with(amd_that(counts_entries), guest);
+        let branches = 0xc2 | EVNTSEL_OS | EVNTSEL_EN;
+        let cycles = 0x76 | EVNTSEL_USR | EVNTSEL_OS | EVNTSEL_EN;
+        m.load(&[counter(0, USER), counter(1, branches), counter(2, BOTH), counter(3, cycles)]);
+        m
+    }
+
+    impl Machine {
+        /// Enters the guest by an instruction that these counters count.
+        fn enter(&mut self, mode: GuestMode, counting: &[u32]) {
+            self.on(0, |vcpu, cpu, page| vcpu.enter_guest(cpu, page, mode));
+            for index in counting {
+                let mut counters = self.pmu.counters.borrow_mut();
+                let counter = counters.entry(*index).or_default();
+                *counter = (*counter + 1) & ((1 << 48) - 1);
+            }
+        }
+
+        /// `Phys*` of general counters 0 to 3.
+        fn counts(&self) -> [u64; 4] {
+            let slots = [0, 1, 2, 3].map(|n| PhysSlot::general(n).unwrap());
+            sample_vcpu(&self.page, &self.pmu, &slots).unwrap().counter[..4].try_into().unwrap()
+        }
+    }
+
+    #[test]
+    fn an_entry_that_the_cpu_counts_is_not_the_guests() {
+        let mut m = entered(true);
+        m.pmu.take_writes();
+        let mut truth = 0;
+        for n in [5, 7, 11] {
+            for (mode, counting) in [(User, [0, 2]), (Kernel, [1, 2]), (Kernel, [1, 2])] {
+                m.enter(mode, &counting);
+                assert_eq!(m.counts(), [truth; 4], "{mode:?}");
+                m.pmu.retire(n);
+                truth += n;
+                assert_eq!(m.counts(), [truth; 4], "{mode:?}");
+            }
+            assert!(!m.switch_from());
+            assert!(!m.switch_to(1, User, true));
+            assert_eq!(m.counts(), [truth; 4], "after a switch");
+        }
+        m.stop();
+        let (stamp, writes) = (m.page.seq.stamp(), m.pmu.take_writes());
+        assert!(!writes.iter().any(|(msr, _)| (K7_PERFCTR0..K7_PERFCTR0 + 4).contains(msr)));
+        m.enter(User, &[]);
+        assert!(m.page.seq.is_valid(stamp), "nothing counts, so nothing is taken back");
+    }
+
+    #[test]
+    fn an_entry_that_the_cpu_does_not_count_is_none_of_the_drivers_business() {
+        const THRESHOLD: u64 = 1 << 24;
+        let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
+        let intel = Driver::new(&nehalem(), &Settings { counts_entries: true, ..SETTINGS });
+        assert!(!intel.unwrap().counts_entries, "Intel's do not");
+        for (mut m, evntsel, what) in [
+            (entered(false), BOTH, "not counted"),
+            (Machine::with(amd_that(true), Guest::pv()), BOTH, "a PV guest is not entered so"),
+            (Machine::with(amd_that(true), guest), BOTH | THRESHOLD, "cycles are counted"),
+        ] {
+            m.load(&[counter(2, evntsel)]);
+            m.pmu.take_writes();
+            let stamp = m.page.seq.stamp();
+            for mode in [User, Kernel, User] {
+                m.enter(mode, &[]);
+            }
+            assert!(m.page.seq.is_valid(stamp), "{what}");
+            assert_eq!(m.pmu.take_writes(), [], "{what}");
+        }
+    }
+
+    #[test]
+    fn a_period_is_of_the_guests_own_instructions() {
+        let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
+        let mut m = Machine::with(amd_that(true), guest);
+        let sampling = |period| CounterConfig { mode: MODE_SAMPLING, period, ..counter(0, USER) };
+        for period in [1000, 40] {
+            m.load(&[sampling(period)]);
+            let start = m.sample().1[0];
+            for own in [0, 9, 20, period - 30] {
+                m.enter(User, &[0]);
+                m.pmu.retire(own);
+                m.enter(Kernel, &[]);
+            }
+            assert!(!m.interrupt(), "entries bring no period to its end");
+            m.enter(User, &[0]);
+            m.pmu.retire(1);
+            m.pmu.take_writes();
+            m.enter(User, &[0]);
+            assert_eq!(m.pmu.take_writes(), [], "at 0 it would overflow once more");
+            assert!(m.interrupt(), "{period} instructions have retired");
+            assert_eq!(m.sample().1[0] - start, period);
+            // It goes on beyond its period, and does not overflow again.
+            for own in [0, 3] {
+                m.enter(User, &[0]);
+                m.pmu.retire(own);
+                assert!(!m.interrupt());
+            }
+            assert_eq!(m.sample().1[0] - start, period + 3);
+        }
+    }
+
     pub fn amd_with_svm() -> Driver {
+        amd_that(false)
+    }
+
+    fn amd_that(counts_entries: bool) -> Driver {
         let spelled = |text: &[u8; 4]| u32::from_le_bytes(*text);
         let cpuid = Identity {
             vendor: [spelled(b"Auth"), spelled(b"enti"), spelled(b"cAMD")],
@@ -1178,7 +1289,7 @@ mod guests {
             extended: 1 << 2,
             ..Identity::NONE
         };
-        Driver::new(&cpuid, &SETTINGS).unwrap()
+        Driver::new(&cpuid, &Settings { counts_entries, ..SETTINGS }).unwrap()
     }
 
     #[test]

@@ -87,7 +87,14 @@ impl Machine {
         let rate = Rate { window_tsc: 1_000, overflows_max: 100 };
         let driver = Driver::new(
             &cpuid,
-            &Settings { rate, measure_cost, all_events: false, all_domains: false, owns_all: true },
+            &Settings {
+                rate,
+                measure_cost,
+                all_events: false,
+                all_domains: false,
+                counts_entries: false,
+                owns_all: true,
+            },
         )
         .unwrap();
         let (registers, mut pcpu, page) = (Registers::default(), Pcpu::new(), VcpuPage::default());

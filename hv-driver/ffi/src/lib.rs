@@ -26,11 +26,11 @@ mod x86;
 use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 224;
+pub const DRIVER_BYTES: usize = 232;
 /// Bytes of storage of a physical CPU.
 pub const CPU_BYTES: usize = 528;
 /// Bytes of storage of a vCPU with a page.
-pub const VCPU_BYTES: usize = 2424;
+pub const VCPU_BYTES: usize = 2432;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 16;
 /// Bytes of the largest argument of a hypercall.
@@ -375,6 +375,22 @@ pub unsafe extern "C" fn perfctr_core_switch_to(
     let cpu = &mut here.cpu();
     let allowed = cpu.driver.allows(&domain.policy, controls);
     vcpu.switch_to(cpu, page, mode(kernel), allowed)
+}
+
+/// The next instruction enters the guest, in its kernel mode or not; see [`Vcpu::enter_guest`].
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_enter_guest(
+    cpu: &CpuObject,
+    vcpu: &mut VcpuObject,
+    kernel: bool,
+) {
+    let (vcpu, page) = vcpu.parts();
+    // SAFETY: C calls this right before VMRUN, with interrupts disabled.
+    vcpu.enter_guest(&mut unsafe { OnCpu::new(cpu) }.cpu(), page, mode(kernel));
 }
 
 /// Notes a change of the guest's mode; returns whether to send it the virtual interrupt.

@@ -21,6 +21,9 @@ void perfctr_vcpu_load(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_enter(struct kvm_vcpu *vcpu);
 void perfctr_vcpu_put(struct kvm_vcpu *vcpu);
 
+/* VMRUN is about to enter the guest at this CPL, with interrupts disabled. */
+void perfctr_svm_enter(struct kvm_vcpu *vcpu, u8 cpl);
+
 /* The VMM has set the local APIC's registers: a reset or a restoration. */
 void perfctr_vcpu_restored(struct kvm_vcpu *vcpu);
 

@@ -97,6 +97,16 @@ void perfctr_vcpu_enter(struct kvm_vcpu *vcpu)
 	local_irq_restore(flags);
 }
 
+void perfctr_svm_enter(struct kvm_vcpu *vcpu, u8 cpl)
+{
+	struct perfctr_vcpu *p = vcpu->arch.perfctr;
+
+	if (p && p->in)
+		perfctr_core_enter_guest(perfctr_this_cpu(), perfctr_core_of(p),
+					 !cpl);
+}
+EXPORT_SYMBOL_GPL(perfctr_svm_enter);
+
 bool perfctr_rdpmc(struct kvm_vcpu *vcpu)
 {
 	bool user = static_call(kvm_x86_get_cpl)(vcpu) != 0;

@@ -9,6 +9,9 @@
 void perfctr_switch_from(struct vcpu *v);
 void perfctr_switch_to(struct vcpu *v);
 
+/* VMRUN is about to enter the current vCPU's guest, with interrupts disabled. */
+void perfctr_svm_enter(struct vcpu *curr);
+
 /* A PV guest has gone between its kernel and its user mode. */
 void perfctr_toggle(struct vcpu *v);
 

@@ -19,6 +19,15 @@ void perfctr_svm_intercept_rdpmc(struct vcpu *v, bool intercept)
     vmcb_set_general1_intercepts(vmcb, intercepts);
 }
 
+void perfctr_svm_enter(struct vcpu *curr)
+{
+    struct perfctr_vcpu *p = curr->arch.perfctr;
+
+    if ( p )
+        perfctr_core_enter_guest(perfctr_this_cpu(), perfctr_core_of(p),
+                                 !vmcb_get_cpl(curr->arch.hvm.svm.vmcb));
+}
+
 /* An interrupt that causes an exit is handled before Xen has copied these. */
 void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place)
 {

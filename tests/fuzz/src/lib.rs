@@ -46,6 +46,7 @@ fn driver() -> Driver {
             measure_cost: false,
             all_events: true,
             all_domains: false,
+            counts_entries: false,
             owns_all: true,
         },
     )

@@ -266,6 +266,18 @@ impl Machine {
         });
     }
 
+    /// Takes back the next instruction, which enters a vCPU's guest and is counted there.
+    pub fn take_entry_back(&self, index: usize, kernel: bool) {
+        let vcpu = &self.vcpus[index];
+        vcpu.disturbances.set(vcpu.disturbances.get() + 1);
+        self.in_hypervisor(true, || {
+            if let Some((core, page)) = &mut *vcpu.registered.borrow_mut() {
+                let page = self.page(*page);
+                self.on_cpu(|cpu| core.enter_guest(cpu, page, mode(kernel)));
+            }
+        });
+    }
+
     /// Changes the mode of a vCPU that does not execute yet: its kernel is to be called.
     fn call_failsafe(self: &Rc<Self>, index: usize) {
         let vcpu = &self.vcpus[index];

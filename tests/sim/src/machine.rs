@@ -417,6 +417,9 @@ pub fn set_listening(listening: bool) {
     LISTENING.set(listening);
 }
 
+/// The events of the instruction that enters a guest, of which the kinds here have no branches.
+const VMRUN: Events = [1, 0, 0, 0];
+
 /// The events of one instruction that does nothing special.
 const ONE_STEP: Events = [1, 0, 1, 0];
 
@@ -665,7 +668,12 @@ impl Machine {
         }
         self.count_step();
         self.tally.set(self.tally.get().count(step));
+        let over = self.over.get();
         self.enter_or_exit();
+        if !over && self.is_gone() {
+            // It has ended in a step on the way into the guest, and has paused there.
+            return;
+        }
         if self.shape.noisy {
             self.retire(&ONE_STEP);
         }
@@ -698,17 +706,48 @@ impl Machine {
     /// Has the hardware load what enables counters, if a guest is entered or exited.
     fn enter_or_exit(&self) {
         let (cpu, guest) = (&self.cpus[self.here.get()], self.guest_here());
-        let before = cpu.entered.replace(guest);
+        let before = cpu.entered.get();
         if before == guest {
             return;
         }
+        cpu.entered.set(None);
         let at_switch = |vcpu: Option<usize>| self.vcpus[vcpu?].at_switch.get();
         if let Some((_, outside)) = at_switch(before) {
             cpu.pmu.load_global(outside);
         }
+        let Some(entered) = guest else { return };
+        self.enter_by_vmrun(entered);
+        cpu.entered.set(guest);
         if let Some((inside, _)) = at_switch(guest) {
             cpu.pmu.load_global(inside);
         }
+    }
+
+    /// Returns the ring that a guest is in.
+    fn ring_of(&self, vcpu: &Vcpu, kernel: bool) -> Ring {
+        match (self.domains[vcpu.domain].hardware, kernel) {
+            (false, _) => Ring::Three,
+            (true, true) => Ring::GuestsZero,
+            (true, false) => Ring::GuestsThree,
+        }
+    }
+
+    /// Enters a guest by an instruction that its own counters may count.
+    fn enter_by_vmrun(&self, index: usize) {
+        let vcpu = &self.vcpus[index];
+        if !self.shape.counts_entries || !self.domains[vcpu.domain].hardware || self.is_gone() {
+            return;
+        }
+        let kernel = self.level() == Some(Level::Kernel);
+        self.take_entry_back(index, kernel);
+        if self.is_gone() {
+            return;
+        }
+        let cpu = &self.cpus[self.here.get()];
+        if kernel {
+            cpu.ring_0_events.set(add(cpu.ring_0_events.get(), &VMRUN));
+        }
+        cpu.pmu.retire(self.ring_of(vcpu, kernel), &VMRUN, 1 << vcpu.domain);
     }
 
     /// Has the present agent execute something that causes `events`.
@@ -743,11 +782,7 @@ impl Machine {
             }
         }
         let kernel = level == Some(Level::Kernel);
-        let ring = match (self.domains[vcpu.domain].hardware, kernel) {
-            (false, _) => Ring::Three,
-            (true, true) => Ring::GuestsZero,
-            (true, false) => Ring::GuestsThree,
-        };
+        let ring = self.ring_of(vcpu, kernel);
         if ring == Ring::GuestsZero && vcpu.at_switch.get().is_none() {
             cpu.ring_0_events.set(add(cpu.ring_0_events.get(), events));
         }

@@ -98,6 +98,8 @@ pub struct Shape {
     pub domains: Vec<DomainShape>,
     /// Its processors.
     pub model: Model,
+    /// Whether its processors count the instruction that enters a guest as one of the guest's.
+    pub counts_entries: bool,
     /// Whether the driver measures itself.
     pub cost: bool,
     /// The number of overflows that a vCPU may have in a thousand ticks.
@@ -147,6 +149,7 @@ impl Shape {
                 kvm || !own.one_in(if model.tells_guests_apart() { 3 } else { 2 })
             }),
             model,
+            counts_entries: model.tells_guests_apart() && Rng::new(seed ^ 0x7646).one_in(2),
             cost: several && rng.one_in(4),
             overflows_max: if rng.one_in(4) { 2 } else { u64::MAX },
             weights: Weights {
@@ -185,6 +188,7 @@ impl Shape {
                 measure_cost: self.cost,
                 all_events: true,
                 all_domains: false,
+                counts_entries: self.counts_entries,
                 owns_all: true,
             },
         )
@@ -230,6 +234,7 @@ pub fn quiet(cpus: usize) -> Shape {
         kvm: false,
         domains: Vec::new(),
         model: PLAIN,
+        counts_entries: false,
         cost: false,
         overflows_max: u64::MAX,
         weights: Weights { cpu: 1, vcpu: 1, thread: 1, ..Weights::default() },

@@ -9,6 +9,7 @@ mod intel;
 pub(crate) mod probe;
 pub(crate) mod selectors;
 
+pub(crate) use amd::entry_slots;
 pub use identity::Identity;
 use shared_abi::limits::{MAX_FIXED, MAX_GENERAL};
 use shared_abi::{CounterWidth, PhysSlot, PmuCaps};
