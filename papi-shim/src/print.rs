@@ -149,6 +149,15 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_fills_its_column_does_not_touch_its_value() {
+        for (length, tabs) in [(7, 3), (8, 2), (23, 1), (24, 1), (40, 1)] {
+            let (mut text, name) = (String::new(), "n".repeat(length));
+            line(&mut text, &name, "1");
+            assert_eq!(text, format!("{name}{}1\n", "\t".repeat(tabs)), "{length}");
+        }
+    }
+
+    #[test]
     fn features_and_masks_are_listed() {
         let mut info = Info::new_zeroed();
         (info.abi_version, info.cpu_type, info.cpu_features) = (0x0502_0501, 21, 7);

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 
 use shared_abi::read::{
     Counters, ReadError, Snapshot, VcpuSample, read_published, read_thread, sample_stopped_vcpu,
-    sample_vcpu,
+    sample_vcpu, sample_vcpu_into,
 };
 use shared_abi::sync::Ordering::Relaxed;
 use shared_abi::thread_page::{THREAD_ACTIVE, THREAD_DIRECT, THREAD_FAILED};
@@ -67,6 +67,29 @@ fn a_sample_says_how_often_it_was_disturbed() {
     assert_eq!((sample.retries, sample.counter[0]), (3, 7));
     vcpu.flags.store(0, Relaxed);
     assert_eq!(sample_vcpu(&vcpu, &hw, &[]), Err(ReadError::NotDirect));
+}
+
+#[test]
+fn a_sample_begins_to_count_its_attempts_anew() {
+    let (_, vcpu) = running();
+    let mut sample = VcpuSample { retries: 5, ..VcpuSample::default() };
+    let slots = [PhysSlot::general(0).unwrap()];
+    for _ in 0..2 {
+        sample_vcpu_into(&vcpu, &Disturbing(|| ()), &slots, &mut sample).unwrap();
+        assert_eq!((sample.retries, sample.counter[0]), (0, 7));
+    }
+}
+
+#[test]
+fn a_page_that_is_being_written_says_nothing_of_the_kernel() {
+    let (thread, vcpu) = running();
+    let read = || read_thread(&thread, |_| Some(&vcpu), &Disturbing(|| ()), &mut [0]).err();
+    let mut writes = 0;
+    let writing = vcpu.seq.write(&mut writes);
+    vcpu.flags.store(0, Relaxed);
+    assert_eq!(read(), Some(ReadError::Disturbed), "nobody knows yet what it will say");
+    drop(writing);
+    assert_eq!(read(), Some(ReadError::NotDirect));
 }
 
 #[test]

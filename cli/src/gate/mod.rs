@@ -133,3 +133,24 @@ fn measure(options: &Options) -> Result<Benchmark> {
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn a_benchmark_is_called_by_all_its_words_unless_it_has_a_name() {
+        let name =
+            |words: &[&str]| Command::parse_from(["gate"].iter().chain(words)).options.name();
+        assert_eq!(name(&["sort", "-r", "a b"]), "sort -r a b");
+        assert_eq!(name(&["-n", "backwards", "sort", "-r"]), "backwards");
+    }
+}
