@@ -276,6 +276,19 @@ mod tests {
     const OTHER: Owner = 2;
 
     #[test]
+    fn the_end_of_a_users_thread_leaves_roots_thread_its_counters() {
+        let admission = Admission::new();
+        admission.cpu_set(ONE, &Machine::caps(), &state(), false).unwrap();
+        for privileged in [true, false] {
+            admission.thread_begins(privileged).unwrap();
+        }
+        admission.thread_ends(false);
+        assert_eq!(admission.cpus_start(ONE), Err(Errno::BUSY));
+        admission.thread_ends(true);
+        assert_eq!(admission.cpus_start(ONE), Ok(1));
+    }
+
+    #[test]
     fn whether_cpus_count_is_no_part_of_the_numbers_of_threads() {
         for started in [false, true] {
             let users = Users { threads: 3, privileged: 5, started };

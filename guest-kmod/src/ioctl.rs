@@ -136,6 +136,7 @@ fn check_sampling(control: &Control, counters: &[CounterConfig]) -> Result<(), E
 mod tests {
     use super::*;
     use crate::testing::{INSTRUCTIONS, Machine, control, counter};
+    use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_USR};
 
     #[test]
     fn only_this_major() {
@@ -146,6 +147,17 @@ mod tests {
         let newer = Create { features: 1 << 31, ..create };
         assert_eq!(check_create(&newer), Err(Errno::OPNOTSUPP));
         assert_eq!(check_create(&Create { abi_major: 1, ..create }), Err(Errno::PROTO));
+    }
+
+    #[test]
+    fn counters_are_read_by_the_hardwares_number_and_not_by_their_slots() {
+        let fixed = PhysSlot::fixed(1).unwrap();
+        let user = EVNTSEL_USR | EVNTSEL_EN;
+        let control = control(&[counter(fixed.index() as u32, user), counter(2, INSTRUCTIONS)]);
+        let request = Request::new(&Machine::caps(), &control).unwrap();
+        let (slots, indices) = request.order.first::<2>().unwrap();
+        assert_eq!(slots.map(PhysSlot::index), [fixed.index(), 2]);
+        assert_eq!(indices, &[1 << 30 | 1, 2]);
     }
 
     #[test]

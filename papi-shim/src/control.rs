@@ -168,6 +168,16 @@ mod tests {
     }
 
     #[test]
+    fn time_comes_back_as_it_was_asked_for() {
+        for tsc_on in [0, 1] {
+            let mut control = one_of_each();
+            control.cpu_control.tsc_on = tsc_on;
+            let device = of_thread(&info(VENDOR_INTEL), &control).unwrap();
+            assert_eq!(thread_from_device(&device).cpu_control.tsc_on, tsc_on);
+        }
+    }
+
+    #[test]
     fn fixed_counters_come_back_by_the_index_that_reads_them() {
         let mut control = one_of_each();
         control.cpu_control.pmc_map[..2].copy_from_slice(&[0x4000_0002, 0x4000_0000]);
