@@ -105,5 +105,10 @@ mod tests {
         assert_eq!(reader.read(&mut counts), Err(ReadError::Malformed), "it has no counter");
         assert_eq!(reader.read(&mut []), Ok(Snapshot { tsc: 0, retries: 0 }));
         assert_eq!(reader.thread().counters.load(Relaxed), 0);
+        // Each vCPU has a page of its own, behind the thread's.
+        let place = |page: *const u8| page.addr() - mapping.0.as_ptr().addr();
+        let vcpus = [0, 1].map(|n| place(core::ptr::from_ref(reader.vcpu(n).unwrap()).cast()));
+        assert_eq!(place(core::ptr::from_ref(reader.thread()).cast()), 0);
+        assert_eq!(vcpus, [PAGE_BYTES, 2 * PAGE_BYTES]);
     }
 }
