@@ -98,6 +98,19 @@ static long perfctr_bind(struct file *file, const struct perfctr_create *create,
 	return err;
 }
 
+/* There is one request about CPUs at a time. */
+static long perfctr_request_of_cpus(struct file *file, unsigned int number,
+				    void *argument)
+{
+	long done;
+
+	mutex_lock(&perfctr_cpus_lock);
+	done = perfctr_core_request_of_cpus(number, (unsigned long)file,
+					    argument);
+	mutex_unlock(&perfctr_cpus_lock);
+	return done;
+}
+
 /* The argument is of the request's type, of which the core knows the size. */
 static long perfctr_perform(struct file *file, struct perfctr_thread *thread,
 			    unsigned int number, void *argument)
@@ -125,8 +138,7 @@ static long perfctr_perform(struct file *file, struct perfctr_thread *thread,
 	case PERFCTR_IOC_UNLINK:
 		return perfctr_thread_unlink(thread);
 	default:
-		return perfctr_core_request_of_cpus(number, (unsigned long)file,
-						    argument);
+		return perfctr_request_of_cpus(file, number, argument);
 	}
 }
 
@@ -165,11 +177,7 @@ static long perfctr_ioctl(struct file *file, unsigned int number,
 		if (done)
 			return done;
 	}
-	if (admitted.is_of_cpus)
-		mutex_lock(&perfctr_cpus_lock);
 	done = perfctr_perform(file, thread, number, argument);
-	if (admitted.is_of_cpus)
-		mutex_unlock(&perfctr_cpus_lock);
 	if (done >= 0 && perfctr_copy_out(user, argument, admitted.bytes_out))
 		return -EFAULT;
 	return done;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* The possible CPUs, and the memory that the core has. */
 
+#include <linux/cpumask.h>
 #include <linux/gfp.h>
+#include <linux/percpu.h>
 #include <linux/slab.h>
 
 #include "perfctr.h"
 
-struct perfctr_cpu *perfctr_cpus;
+DEFINE_PER_CPU(struct perfctr_cpu, perfctr_cpus);
 
 void *perfctr_glue_alloc(size_t bytes)
 {
@@ -23,21 +25,22 @@ int perfctr_cpus_init(void)
 	struct perfctr_core_vcpu *core;
 	unsigned int cpu;
 
-	perfctr_cpus = kcalloc(nr_cpu_ids, sizeof(*perfctr_cpus), GFP_KERNEL);
-	for (cpu = 0; perfctr_cpus && cpu < nr_cpu_ids; cpu++) {
+	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
 		core = perfctr_core_vcpu_new(cpu);
 		if (!core) {
 			perfctr_cpus_exit();
 			return -ENOMEM;
 		}
-		perfctr_cpus[cpu].core = core;
-		perfctr_cpus[cpu].shown = perfctr_core_shown(core);
+		/* Numbers that no CPU has are mapped, too. */
+		if (!cpu_possible(cpu))
+			continue;
+		per_cpu(perfctr_cpus.core, cpu) = core;
+		per_cpu(perfctr_cpus.shown, cpu) = perfctr_core_shown(core);
 	}
-	return perfctr_cpus ? 0 : -ENOMEM;
+	return 0;
 }
 
 void perfctr_cpus_exit(void)
 {
 	perfctr_core_vcpus_free();
-	kfree(perfctr_cpus);
 }

@@ -259,7 +259,7 @@ struct perfctr_event_config perfctr_event_config(const struct perf_event *event)
 /* Where no page is registered in which it may be counted, perf's is. */
 int perfctr_event_add(struct perf_event *event, int flags)
 {
-	struct perfctr_cpu *cpu = perfctr_this_cpu();
+	struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
 	struct perfctr_event_config config = perfctr_event_config(event);
 	int index;
 
@@ -285,13 +285,13 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 		perfctr_event_time(event, false), perfctr_event_is_wide(event));
 	*this_cpu_ptr(&perfctr_events[event->hw.idx]) = NULL;
 	event->hw.idx = -1;
-	perfctr_this_cpu()->events--;
+	this_cpu_dec(perfctr_cpus.events);
 }
 
 /* The interrupt came: of an overflow, or since the host has let, or forbids. */
 void perfctr_events_overflow(void)
 {
-	const struct perfctr_cpu *cpu = perfctr_this_cpu();
+	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
 	struct pt_regs *regs = get_irq_regs();
 	struct perf_event *event;
 	unsigned long overflowed;

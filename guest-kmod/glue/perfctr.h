@@ -71,7 +71,7 @@ bool perfctr_platform_find(void);
 bool perfctr_owns_cr4(void);
 
 /* cpu.c: the possible CPUs. */
-extern struct perfctr_cpu *perfctr_cpus;
+DECLARE_PER_CPU(struct perfctr_cpu, perfctr_cpus);
 int perfctr_cpus_init(void);
 void perfctr_cpus_exit(void);
 
@@ -194,17 +194,9 @@ static inline u32 perfctr_euid(struct task_struct *task)
 }
 
 /* With preemption disabled. */
-static inline struct perfctr_cpu *perfctr_this_cpu(void)
-{
-	/* Unsigned: an index that needs no extension of its sign. */
-	unsigned int number = smp_processor_id();
-
-	return &perfctr_cpus[number];
-}
-
 static inline struct perfctr_core_vcpu *perfctr_this_vcpu(void)
 {
-	return perfctr_this_cpu()->core;
+	return this_cpu_read(perfctr_cpus.core);
 }
 
 static inline struct perfctr_core_thread *

@@ -218,10 +218,6 @@ struct perfctr_admitted {
    * Unit: bytes that are copied to the caller at last.
    */
   uint32_t bytes_out;
-  /*
-   * It is about CPUs, of which there is one request at a time.
-   */
-  bool is_of_cpus;
 };
 
 /*

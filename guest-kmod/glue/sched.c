@@ -215,7 +215,7 @@ static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
  */
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 {
-	const struct perfctr_cpu *cpu = perfctr_this_cpu();
+	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
 	const struct perfctr_shown *shown = cpu->shown;
 
 	if (shown->number ? unlikely(!perfctr_may_execute(shown, next)) :

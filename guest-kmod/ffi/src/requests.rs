@@ -9,7 +9,7 @@ use guest_kmod::policy::{Rights, may_lock};
 use guest_kmod::requests::{Descriptor, Machine, admit, info, judge};
 use shared_abi::Errno;
 use shared_abi::ioctl::{Control, IOC_CONTROL, IOC_RESUME, Info};
-use shared_abi::requests::{ARGUMENT_BYTES_MAX, Requester};
+use shared_abi::requests::ARGUMENT_BYTES_MAX;
 
 use crate::machine::{answer, pmu};
 use crate::on_vcpu::{OnThread, OnVcpu, OnVcpuOrAsleep};
@@ -81,8 +81,6 @@ pub struct Admitted {
     bytes_in: u32,
     /// Unit: bytes that are copied to the caller at last.
     bytes_out: u32,
-    /// It is about CPUs, of which there is one request at a time.
-    is_of_cpus: bool,
 }
 
 /// Whether a request may be made; see [`admit`].
@@ -101,7 +99,6 @@ pub extern "C" fn perfctr_core_admit(
             *out = Admitted {
                 bytes_in: request.bytes_in.into(),
                 bytes_out: request.bytes_out.into(),
-                is_of_cpus: request.requester == Requester::Observer,
             };
             0
         }

@@ -40,7 +40,7 @@ static int hypercall(u32 op, void *argument, u32 length)
 /* On its CPU, unless that is gone: no thread executes there. */
 static void look(struct work_struct *unused)
 {
-	perfctr_core_restore_look(perfctr_cpus[raw_smp_processor_id()].core);
+	perfctr_core_restore_look(raw_cpu_read(perfctr_cpus.core));
 }
 
 static void deliver(struct irq_work *work)
@@ -52,7 +52,7 @@ static void deliver(struct irq_work *work)
 		schedule_work_on(smp_processor_id(), &line->look);
 	/* It was unbound meanwhile, perhaps. */
 	if (line->handler)
-		line->handler(0, perfctr_this_cpu());
+		line->handler(0, this_cpu_ptr(&perfctr_cpus));
 }
 
 /*
@@ -78,7 +78,7 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 
 	init_irq_work(&line->work, deliver);
 	INIT_WORK(&line->look, look);
-	perfctr_core_restore_begin(perfctr_cpus[cpu].core);
+	perfctr_core_restore_begin(per_cpu(perfctr_cpus.core, cpu));
 	line->handler = handler;
 	/*
 	 * As apic_write() does, which later kernels do not lend. The vector

@@ -23,18 +23,20 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 {
 	int irq = bind_virq_to_irqhandler(PERFCTR_VIRQ_NUMBER, cpu, handler,
 					  IRQF_PERCPU | IRQF_NOBALANCING,
-					  "perfctr", &perfctr_cpus[cpu]);
+					  "perfctr",
+					  per_cpu_ptr(&perfctr_cpus, cpu));
 
-	perfctr_cpus[cpu].irq = irq;
+	per_cpu(perfctr_cpus.irq, cpu) = irq;
 	return irq < 0 ? irq : 0;
 }
 
 static void unbind(unsigned int cpu)
 {
-	if (perfctr_cpus[cpu].irq > 0)
-		unbind_from_irqhandler(perfctr_cpus[cpu].irq,
-				       &perfctr_cpus[cpu]);
-	perfctr_cpus[cpu].irq = 0;
+	struct perfctr_cpu *own = per_cpu_ptr(&perfctr_cpus, cpu);
+
+	if (own->irq > 0)
+		unbind_from_irqhandler(own->irq, own);
+	own->irq = 0;
 }
 
 /*
