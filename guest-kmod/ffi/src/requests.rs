@@ -96,10 +96,8 @@ pub extern "C" fn perfctr_core_admit(
     let descriptor = Descriptor { is_writable, is_bound, is_linked, is_own };
     match admit(number, descriptor, &Caller) {
         Ok(request) => {
-            *out = Admitted {
-                bytes_in: request.bytes_in.into(),
-                bytes_out: request.bytes_out.into(),
-            };
+            *out =
+                Admitted { bytes_in: request.bytes_in.into(), bytes_out: request.bytes_out.into() };
             0
         }
         Err(errno) => errno.to_return(),
