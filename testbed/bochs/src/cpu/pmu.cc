@@ -34,6 +34,11 @@
 
 #define NEVER (~BX_CONST64(0))
 
+/* RDPMC's number of what no processor has. */
+#define RDPMC_EXITS (0x74616c79 + 7)
+
+Bit64u bx_pmu_c::exits[BX_MAX_SMP_THREADS_SUPPORTED];
+
 void bx_pmu_c::power_on(BX_CPU_C *its_cpu)
 {
   memset(this, 0, sizeof(*this));
@@ -181,6 +186,10 @@ bool bx_pmu_c::rdpmc(Bit32u index, Bit64u *value)
 {
   unsigned n = index & 0x3fffffff;
 
+  if (index == RDPMC_EXITS) {
+    *value = exits[cpu->bx_cpuid];
+    return true;
+  }
   if (index & 0x80000000 || n >= (index >> 30 ? BX_PMU_FIXED : BX_PMU_GENERAL))
     return false;
   fold();

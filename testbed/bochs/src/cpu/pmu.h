@@ -58,6 +58,9 @@ public:
       stop_behind_branch();
   }
 
+  /* A CPU has left its guest. */
+  static void exited(unsigned of) { exits[of]++; }
+
   /* Whether update() is to be called between two instructions. */
   bool is_due(Bit64u retired) const { return retired >= look_at; }
 
@@ -74,6 +77,9 @@ private:
   static const Bit64u COUNTER_MASK = (BX_CONST64(1) << BX_PMU_WIDTH) - 1;
   static const Bit64u GLOBAL_MASK = (1 << BX_PMU_GENERAL) - 1 |
                                     ((BX_CONST64(1) << BX_PMU_FIXED) - 1) << 32;
+
+  /* How often each CPU has left its guest, which RDPMC tells as the model for QEMU does. */
+  static Bit64u exits[BX_MAX_SMP_THREADS_SUPPORTED];
 
   BX_CPU_C *cpu;
   /* General counters, then fixed ones. */
