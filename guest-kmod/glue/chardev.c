@@ -68,10 +68,10 @@ static int perfctr_release(struct inode *inode, struct file *file)
  * A thread's number is the one that it has in its own namespace.  The host may
  * have forbidden the domain meanwhile, or be another one.
  */
-static long perfctr_create(struct file *file, struct task_struct *task)
+static int perfctr_create(struct file *file, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
-	long err = perfctr_core_handshake_again();
+	int err = perfctr_core_handshake_again();
 
 	if (err)
 		return err;
@@ -85,11 +85,11 @@ static long perfctr_create(struct file *file, struct task_struct *task)
 }
 
 /* The calling thread, or a stopped tracee of it, gets counters or has them. */
-static long perfctr_bind(struct file *file, const struct perfctr_create *create,
-			 long (*bind)(struct file *, struct task_struct *))
+static int perfctr_bind(struct file *file, const struct perfctr_create *create,
+			int (*bind)(struct file *, struct task_struct *))
 {
 	struct task_struct *task = perfctr_find_task(create->tid);
-	long err;
+	int err;
 
 	if (!task)
 		return -ESRCH;
@@ -99,10 +99,10 @@ static long perfctr_bind(struct file *file, const struct perfctr_create *create,
 }
 
 /* There is one request about CPUs at a time. */
-static long perfctr_request_of_cpus(struct file *file, unsigned int number,
-				    void *argument)
+static int perfctr_request_of_cpus(struct file *file, unsigned int number,
+				   void *argument)
 {
-	long done;
+	int done;
 
 	mutex_lock(&perfctr_cpus_lock);
 	done = perfctr_core_request_of_cpus(number, (unsigned long)file,
@@ -112,8 +112,8 @@ static long perfctr_request_of_cpus(struct file *file, unsigned int number,
 }
 
 /* The argument is of the request's type, of which the core knows the size. */
-static long perfctr_perform(struct file *file, struct perfctr_thread *thread,
-			    unsigned int number, void *argument)
+static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
+			   unsigned int number, void *argument)
 {
 	switch (number) {
 	case PERFCTR_IOC_INFO:
@@ -163,7 +163,7 @@ static long perfctr_ioctl(struct file *file, unsigned int number,
 	void __user *user = (void __user *)address;
 	u64 argument[PERFCTR_ARGUMENT_WORDS];
 	struct perfctr_admitted admitted;
-	long done;
+	int done;
 
 	done = perfctr_core_admit(number, file->f_mode & FMODE_WRITE, thread,
 				  task, task == current, &admitted);

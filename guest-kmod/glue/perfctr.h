@@ -157,7 +157,7 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task);
 void perfctr_thread_put(struct perfctr_thread *thread);
 int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 			struct file *file);
-long perfctr_thread_open(struct file *file, struct task_struct *task);
+int perfctr_thread_open(struct file *file, struct task_struct *task);
 int perfctr_thread_unlink(struct perfctr_thread *thread);
 int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 			   const struct perfctr_control_arg *control);

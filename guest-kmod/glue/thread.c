@@ -134,11 +134,11 @@ int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 }
 
 /* Binds a descriptor to the counters that the thread has. */
-long perfctr_thread_open(struct file *file, struct task_struct *task)
+int perfctr_thread_open(struct file *file, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
 	struct perfctr_hold hold;
-	long err = perfctr_hold(&hold, task);
+	int err = perfctr_hold(&hold, task);
 
 	if (err)
 		return err;
