@@ -360,7 +360,10 @@ impl Hypervisor for FakeKernel<'_> {
                 self.machine.registered.borrow_mut().push(wanted.gfn);
                 page.flags.store(VCPU_REGISTERED | VCPU_DIRECT, Relaxed);
             }
-            OP_UNREGISTER => page.flags.store(0, Relaxed),
+            OP_UNREGISTER => {
+                page.flags.store(0, Relaxed);
+                self.machine.place.take();
+            }
             OP_LOAD => {
                 let counters = <[CounterConfig]>::ref_from_bytes(&argument[8..]).unwrap();
                 let config = Config::new(&Machine::caps(), counters).unwrap();

@@ -214,6 +214,7 @@ impl<'a, K: Kernel> Cpu<'a, K> {
             return Ok(());
         }
         self.fold_events();
+        self.keep_places();
         self.stats.hypercalls.add(1);
         self.stats.unregisters.add(1);
         match hypercall::unregister(self.kernel) {

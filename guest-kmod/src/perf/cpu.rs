@@ -2,12 +2,12 @@
 //! Does what perf's PMU does on a vCPU.
 
 use shared_abi::hypercall::HvPlace;
-use shared_abi::{Config, Errno, ThreadPage};
+use shared_abi::{Config, Errno, PhysSlot, ThreadPage};
 
 use crate::hal::Kernel;
 use crate::hypercall;
 use crate::perf::event::EventConfig;
-use crate::perf::held::Progress;
+use crate::perf::held::{EVENTS_MAX, Progress};
 use crate::perf::sample::Registers;
 use crate::thread::ThreadPmu;
 use crate::vcpu::Cpu;
@@ -106,6 +106,24 @@ impl<K: Kernel> Cpu<'_, K> {
         self.vcpu.events.next_period(index)
     }
 
+    /// Keeps the places of events that have overflowed and are not sampled yet.  The hypervisor
+    /// forgets them when it gives the page back, which happens before perf removes the events of a
+    /// thread that is switched out.
+    pub(crate) fn keep_places(&mut self) {
+        for index in 0..EVENTS_MAX as u32 {
+            if let Some(slot) = self.vcpu.events.slot_without_place(index) {
+                let place = self.ask_place(slot);
+                self.vcpu.events.keep_place(index, place);
+            }
+        }
+    }
+
+    /// Asks the hypervisor where a counter has overflowed.  It answers once, and may not know it.
+    fn ask_place(&self, slot: PhysSlot) -> HvPlace {
+        self.stats.hypercalls.add(1);
+        hypercall::place(self.kernel, slot).unwrap_or_default()
+    }
+
     /// Returns which registers the sample of an event that has overflowed gets. `interrupted` is
     /// what its interrupt has stopped, with the mode
     /// [`PLACE_NONE`](shared_abi::hypercall::PLACE_NONE) if none has come. It is set to the
@@ -117,9 +135,8 @@ impl<K: Kernel> Cpu<'_, K> {
         if !event.counts_kernel() {
             return Registers::of_user_mode(interrupted);
         }
-        self.stats.hypercalls.add(1);
-        // The hypervisor tells this once, or may not know it.
-        let place = hypercall::place(self.kernel, slot).unwrap_or_default();
+        let kept = self.vcpu.events.take_place(index);
+        let place = kept.unwrap_or_else(|| self.ask_place(slot));
         let registers = Registers::of_both_modes(interrupted, &place);
         if registers == Registers::Place {
             *interrupted = place;

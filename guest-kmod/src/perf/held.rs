@@ -4,6 +4,7 @@
 //! Nothing here touches a vCPU: what its counters hold comes from a [`Sampler`], and what is to be
 //! loaded is given back.
 
+use shared_abi::hypercall::HvPlace;
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::VcpuSample;
 use shared_abi::slot::slots_of;
@@ -44,6 +45,8 @@ struct Held {
     /// The number of events to the next overflow. It is below 1 if that has come and perf does not
     /// know yet.
     left: i64,
+    /// The place of the last overflow, if it had to be asked for before the sample is taken.
+    place: Option<HvPlace>,
     stall: Stall,
 }
 
@@ -58,6 +61,7 @@ impl Held {
             start: 0,
             period: 0,
             left: i64::MAX,
+            place: None,
             stall: Stall::default(),
         }
     }
@@ -244,6 +248,26 @@ impl Events {
     pub(crate) fn get(&self, index: u32) -> Option<(&EventConfig, PhysSlot)> {
         let held = self.held.get(index as usize)?.as_ref()?;
         Some((&held.event, held.slot))
+    }
+
+    /// Returns the counter of an event that also counts the kernel and has overflowed, if the place
+    /// of that is neither kept nor asked for.
+    pub(crate) fn slot_without_place(&self, index: u32) -> Option<PhysSlot> {
+        let held = self.held.get(index as usize)?.as_ref()?;
+        let is_wanted = held.has_overflowed() && held.event.counts_kernel();
+        (is_wanted && held.place.is_none()).then_some(held.slot)
+    }
+
+    /// Keeps the place where an event has overflowed until its sample is taken.
+    pub(crate) fn keep_place(&mut self, index: u32, place: HvPlace) {
+        if let Some(held) = self.get_mut(index) {
+            held.place = Some(place);
+        }
+    }
+
+    /// Returns the place where an event has overflowed, if it was kept, and forgets it.
+    pub(crate) fn take_place(&mut self, index: u32) -> Option<HvPlace> {
+        self.get_mut(index)?.place.take()
     }
 
     /// Begins the next period of an event that has overflowed.  Gives how many have passed.

@@ -550,6 +550,41 @@ fn a_sample_of_the_kernel_is_where_the_hypervisor_has_seen_it() {
 }
 
 #[test]
+fn a_sample_of_the_kernel_keeps_its_place_when_the_page_is_taken_back_before() {
+    let machine = Machine::new();
+    let both = EVNTSEL_USR | EVNTSEL_OS;
+    let of = |rings, select| EventConfig::new(&Machine::caps(), TYPE_RAW, select, rings, true);
+    let wanted = [(of(both, 0xc0).unwrap(), 5_000), (of(both, 0xc4).unwrap(), 400)];
+    assert_eq!(machine.schedule(0, &wanted), [Ok(0), Ok(1)]);
+    for round in 1..=2 {
+        machine.execute(0, 6_000, 300);
+        machine.place.set(SEEN);
+        machine.take_hypercalls();
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        let calls = [(0, OP_PLACE), (0, OP_UNREGISTER)];
+        assert_eq!(machine.take_hypercalls(), calls, "only one of the two has overflowed");
+        machine.on(0, |cpu| {
+            cpu.unregister().unwrap();
+            let mut place = HvPlace::default();
+            assert_eq!(cpu.registers_of_event(0, &mut place), Registers::Place, "round {round}");
+            assert_eq!(place, HvPlace { slot: 3, ..SEEN }, "round {round}");
+            let mut place = HvPlace::default();
+            assert_eq!(
+                cpu.registers_of_event(0, &mut place),
+                Registers::User,
+                "a place is of once"
+            );
+            cpu.next_period_of_event(0);
+            cpu.register(7, 1).unwrap();
+            cpu.enable_events(None);
+        });
+        machine.execute(0, 1, 0);
+        machine.on(0, |cpu| cpu.start_event(1, 400, 400));
+        machine.on(0, |cpu| cpu.enable_events(None));
+    }
+}
+
+#[test]
 fn a_sample_of_user_mode_is_where_the_kernel_was_entered() {
     let machine = Machine::new();
     machine.place.set(SEEN);
