@@ -40,6 +40,21 @@ pub struct Settings {
     pub owns_all: bool,
 }
 
+impl Settings {
+    /// Returns the settings of a host without any option, on which only the driver writes to
+    /// registers of counters.
+    pub const fn new(rate: Rate) -> Self {
+        Self {
+            rate,
+            measure_cost: false,
+            all_events: false,
+            all_domains: false,
+            counts_entries: false,
+            owns_all: true,
+        }
+    }
+}
+
 /// The facts about the host that the driver has to know.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

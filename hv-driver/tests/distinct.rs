@@ -34,14 +34,7 @@ const KERNEL: u64 = 0x42_00c0;
 const FIXED_BOTH: u64 = 0x43_0000;
 
 const RATE: Rate = Rate { window_tsc: 1_000_000, overflows_max: 3 };
-const SETTINGS: Settings = Settings {
-    rate: RATE,
-    measure_cost: false,
-    all_events: false,
-    all_domains: false,
-    counts_entries: false,
-    owns_all: true,
-};
+const SETTINGS: Settings = Settings::new(RATE);
 
 /// Four general counters of 48 bits and three fixed ones of 40.
 const NEHALEM: Identity = Identity {

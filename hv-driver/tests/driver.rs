@@ -164,14 +164,7 @@ fn nehalem() -> Identity {
     }
 }
 
-const SETTINGS: Settings = Settings {
-    rate: RATE,
-    measure_cost: false,
-    all_events: false,
-    all_domains: false,
-    counts_entries: false,
-    owns_all: true,
-};
+const SETTINGS: Settings = Settings::new(RATE);
 
 const RATE: Rate = Rate { window_tsc: 1_000_000, overflows_max: 3 };
 

@@ -96,18 +96,7 @@ impl Pmu for Memory {
 
 fn driver(boot: &Identity, measure_cost: bool) -> Driver {
     let rate = Rate { window_tsc: 1, overflows_max: 1 };
-    Driver::new(
-        boot,
-        &Settings {
-            rate,
-            measure_cost,
-            all_events: false,
-            all_domains: false,
-            counts_entries: false,
-            owns_all: true,
-        },
-    )
-    .unwrap()
+    Driver::new(boot, &Settings { measure_cost, ..Settings::new(rate) }).unwrap()
 }
 
 fn come_up(
@@ -247,15 +236,7 @@ const UNCORE: [u32; 4] = [0xc001_0230, 0xc001_023a, 0xc001_0240, 0xc001_0246];
 
 fn driver_on(boot: &Identity, owns_all: bool) -> Driver {
     let rate = Rate { window_tsc: 1, overflows_max: 1 };
-    let settings = Settings {
-        rate,
-        measure_cost: false,
-        all_events: false,
-        all_domains: false,
-        counts_entries: false,
-        owns_all,
-    };
-    Driver::new(boot, &settings).unwrap()
+    Driver::new(boot, &Settings { owns_all, ..Settings::new(rate) }).unwrap()
 }
 
 /// A CPU on which somebody counts what several cores do.

@@ -85,18 +85,8 @@ impl Machine {
             ..Identity::NONE
         };
         let rate = Rate { window_tsc: 1_000, overflows_max: 100 };
-        let driver = Driver::new(
-            &cpuid,
-            &Settings {
-                rate,
-                measure_cost,
-                all_events: false,
-                all_domains: false,
-                counts_entries: false,
-                owns_all: true,
-            },
-        )
-        .unwrap();
+        let settings = Settings { measure_cost, ..Settings::new(rate) };
+        let driver = Driver::new(&cpuid, &settings).unwrap();
         let (registers, mut pcpu, page) = (Registers::default(), Pcpu::new(), VcpuPage::default());
         let cpu = &mut Cpu { driver: &driver, pcpu: &mut pcpu, pmu: &registers, number: 0 };
         cpu.come_up(&cpuid).unwrap();

@@ -39,18 +39,8 @@ fn driver() -> Driver {
         ..Identity::NONE
     };
     let rate = Rate { window_tsc: 1_000_000, overflows_max: 50 };
-    Driver::new(
-        &cpuid,
-        &Settings {
-            rate,
-            measure_cost: false,
-            all_events: true,
-            all_domains: false,
-            counts_entries: false,
-            owns_all: true,
-        },
-    )
-    .expect("a usable PMU")
+    let settings = Settings { all_events: true, ..Settings::new(rate) };
+    Driver::new(&cpuid, &settings).expect("a usable PMU")
 }
 
 /// Has a guest make any hypercall: an operation and its argument.

@@ -181,18 +181,13 @@ impl Shape {
     /// Returns the driver with its settings.
     pub fn driver(&self) -> Driver {
         let rate = Rate { window_tsc: 1000, overflows_max: self.overflows_max };
-        Driver::new(
-            &self.model.cpuid(),
-            &Settings {
-                rate,
-                measure_cost: self.cost,
-                all_events: true,
-                all_domains: false,
-                counts_entries: self.counts_entries,
-                owns_all: true,
-            },
-        )
-        .expect("the machine's PMU is usable")
+        let settings = Settings {
+            measure_cost: self.cost,
+            all_events: true,
+            counts_entries: self.counts_entries,
+            ..Settings::new(rate)
+        };
+        Driver::new(&self.model.cpuid(), &settings).expect("the machine's PMU is usable")
     }
 }
 
