@@ -30,6 +30,23 @@ pub use faults::{leave_faults, survive_faults};
 #[cfg(feature = "std")]
 pub(crate) use faults::{survive_unless_left, survived};
 
+/// Writes an entry of the table in which the handler of faults looks an RDPMC up, which has the
+/// label `2:`.  Expands to assembler directives and takes the label where the program continues
+/// after a fault.
+macro_rules! continues_at {
+    ($label:literal) => {
+        concat!(
+            ".pushsection perfctr_rdpmc, \"aR\", @progbits\n",
+            ".balign 4\n",
+            ".long 2b - .\n",
+            ".long ",
+            $label,
+            " - .\n",
+            ".popsection",
+        )
+    };
+}
+
 /// The counters of the CPU that executes the code.
 ///
 /// RDPMC faults unless CR4.PCE is set.  So a caller reads only after it has found
@@ -52,11 +69,7 @@ impl Counters for Hardware {
             asm!(
                 "2: rdpmc",
                 "3:",
-                ".pushsection perfctr_rdpmc, \"aR\", @progbits",
-                ".balign 4",
-                ".long 2b - .",
-                ".long 3b - .",
-                ".popsection",
+                continues_at!("3b"),
                 in("ecx") index,
                 out("rax") low,
                 out("rdx") high,
@@ -79,11 +92,7 @@ impl Counters for Hardware {
                 "4: mov {stamp}, -1",
                 "jmp 3b",
                 ".popsection",
-                ".pushsection perfctr_rdpmc, \"aR\", @progbits",
-                ".balign 4",
-                ".long 2b - .",
-                ".long 4b - .",
-                ".popsection",
+                continues_at!("4b"),
                 stamp = inout(reg) *stamp.word(),
                 in("ecx") index,
                 out("rax") low,
