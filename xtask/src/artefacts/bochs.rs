@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use crate::artefacts::emulators::{self, Recipe};
 use crate::tools::apt;
-use crate::tools::cache::{self, Key};
-use crate::tools::overlay;
+use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 
 /// The version that the patch is made for.
@@ -39,38 +39,30 @@ const CONFIGURE: &[&str] = &[
     "--disable-readline",
 ];
 
-/// The emulator's binary.
+const RECIPE: Recipe = Recipe {
+    name: "bochs",
+    title: "Bochs",
+    packages: PACKAGES,
+    configure: CONFIGURE,
+    program: "bochs",
+};
+
+/// Builds the emulator, and returns its program.
 pub fn bochs() -> Result<PathBuf> {
     apt::install(FIRMWARE, "Bochs' firmware")?;
     let source = apt::unpatched("bochs", &[UPSTREAM])?;
-    let ours = sh::project().join("testbed/bochs");
-    let key = Key::new("bochs 1")
-        .text(&source.to_string_lossy())
-        .text(&CONFIGURE.join(" "))
-        .path(&ours.join("src"))?
-        .path(&ours.join("hooks.patch"))?;
-    let dir = cache::artefact("bochs", key, |dir| {
-        apt::install(PACKAGES, "building Bochs")?;
-        let binary = build(&source, &ours)?;
-        fs::copy(binary, dir.join("bochs"))?;
-        Ok(())
-    })?;
-    Ok(dir.join("bochs"))
+    emulators::program(&RECIPE, &source, |work, files, log| build(&source, work, files, log))
 }
 
-fn build(source: &Path, ours: &Path) -> Result<PathBuf> {
-    let work = cache::root()?.join("work/bochs");
-    let log = cache::log("bochs")?;
-    let mut files = overlay::read(&ours.join("src"), "")?;
-    files.extend(overlay::patched(source, &ours.join("hooks.patch"), &work)?);
+fn build(source: &Path, work: &Path, files: &Files, log: &Path) -> Result<PathBuf> {
     let tree = work.join("tree");
     // Its makefiles do not know all that depends on a header.
     if tree.exists() {
         fs::remove_dir_all(&tree)?;
     }
-    overlay::apply(source, &tree, &files)?;
+    overlay::apply(source, &tree, files)?;
     let mut configure = cmd("./configure", CONFIGURE);
-    sh::logged(configure.current_dir(&tree), &log)?;
-    sh::logged(cmd("make", [&sh::jobs()]).current_dir(&tree), &log)?;
+    sh::logged(configure.current_dir(&tree), log)?;
+    sh::logged(cmd("make", [&sh::jobs()]).current_dir(&tree), log)?;
     Ok(tree.join("bochs"))
 }

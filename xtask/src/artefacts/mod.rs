@@ -5,6 +5,7 @@ pub mod bochs;
 pub mod browser;
 pub mod command;
 pub mod debian;
+pub mod emulators;
 pub mod faults;
 pub mod glue;
 pub mod guest;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use crate::artefacts::emulators::{self, Recipe};
 use crate::tools::apt;
-use crate::tools::cache::{self, Key};
-use crate::tools::overlay;
+use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
 
 /// The version in Debian 12, for which the patch is made.
@@ -39,38 +39,32 @@ const CONFIGURE: &[&str] = &[
     "--disable-debug-info",
 ];
 
+const PROGRAM: &str = "qemu-system-x86_64";
+
+const RECIPE: Recipe = Recipe {
+    name: "qemu",
+    title: "QEMU",
+    packages: PACKAGES,
+    configure: CONFIGURE,
+    program: PROGRAM,
+};
+
 /// Builds the emulator, and returns its program.
 pub fn qemu() -> Result<PathBuf> {
     apt::install(FIRMWARE, "QEMU's firmware")?;
     let source = apt::source("qemu", UPSTREAM)?;
-    let ours = sh::project().join("testbed/qemu");
-    let key = Key::new("qemu 1")
-        .text(&source.to_string_lossy())
-        .text(&CONFIGURE.join(" "))
-        .path(&ours.join("src"))?
-        .path(&ours.join("hooks.patch"))?;
-    let dir = cache::artefact("qemu", key, |dir| {
-        apt::install(PACKAGES, "building QEMU")?;
-        let binary = build(&source, &ours)?;
-        fs::copy(binary, dir.join("qemu-system-x86_64"))?;
-        Ok(())
-    })?;
-    Ok(dir.join("qemu-system-x86_64"))
+    emulators::program(&RECIPE, &source, |work, files, log| build(&source, work, files, log))
 }
 
-fn build(source: &Path, ours: &Path) -> Result<PathBuf> {
-    let work = cache::root()?.join("work/qemu");
-    let log = cache::log("qemu")?;
-    let mut files = overlay::read(&ours.join("src"), "")?;
-    files.extend(overlay::patched(source, &ours.join("hooks.patch"), &work)?);
-    overlay::apply(source, &work.join("tree"), &files)?;
+fn build(source: &Path, work: &Path, files: &Files, log: &Path) -> Result<PathBuf> {
+    overlay::apply(source, &work.join("tree"), files)?;
     let build = work.join("build");
     if !build.join("build.ninja").exists() {
         fs::create_dir_all(&build)?;
         let mut configure = cmd("../tree/configure", CONFIGURE);
-        sh::logged(configure.current_dir(&build), &log)?;
+        sh::logged(configure.current_dir(&build), log)?;
     }
-    let mut ninja = cmd("ninja", [&sh::jobs(), "qemu-system-x86_64"]);
-    sh::logged(ninja.current_dir(&build), &log)?;
-    Ok(build.join("qemu-system-x86_64"))
+    let mut ninja = cmd("ninja", [&sh::jobs(), PROGRAM]);
+    sh::logged(ninja.current_dir(&build), log)?;
+    Ok(build.join(PROGRAM))
 }
