@@ -89,7 +89,7 @@ impl Observer {
     }
 
     /// Returns whether this is the observer of threads with this user and container.
-    pub const fn is(&self, container: u64, uid: u32) -> bool {
+    pub const fn is_of(&self, container: u64, uid: u32) -> bool {
         self.container == container && self.uid == uid
     }
 

@@ -34,13 +34,13 @@ impl IdleUsers {
     }
 
     /// A user comes, who gets counters next.  The kernel holds its lock of users.
-    pub fn comes(&self) {
+    pub fn user_comes(&self) {
         // ATOMICS: as the counts of users are, the number is only looked at to choose a delay.
         self.0.fetch_add(1, Relaxed);
     }
 
     /// A user gets counters.  The kernel holds its lock of users.
-    pub fn gets(&self, counters: &UsersCounters) {
+    pub fn counters_begin(&self, counters: &UsersCounters) {
         if counters.0.fetch_add(1, Relaxed) == 0 {
             self.0.fetch_sub(1, Relaxed);
         }
@@ -48,7 +48,7 @@ impl IdleUsers {
 
     /// A user has given counters up.  If these were its last ones, gives after how long its pages
     /// are to be taken back unless it has counters again.  Unit: ms.
-    pub fn gives_up(&self, counters: &UsersCounters) -> Option<u32> {
+    pub fn counters_end(&self, counters: &UsersCounters) -> Option<u32> {
         if counters.0.fetch_sub(1, Relaxed) != 1 {
             return None;
         }
@@ -57,7 +57,7 @@ impl IdleUsers {
     }
 
     /// A user's pages have been taken back, and it goes.  The kernel holds its lock of users.
-    pub fn goes(&self) {
+    pub fn user_goes(&self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
@@ -73,17 +73,17 @@ mod tests {
     #[test]
     fn only_the_last_counters_of_a_user_end_its_pages() {
         let (idle, counters) = (IdleUsers::new(), UsersCounters::default());
-        idle.comes();
+        idle.user_comes();
         for _ in 0..2 {
             assert!(counters.is_idle());
-            idle.gets(&counters);
-            idle.gets(&counters);
-            assert_eq!(idle.gives_up(&counters), None);
+            idle.counters_begin(&counters);
+            idle.counters_begin(&counters);
+            assert_eq!(idle.counters_end(&counters), None);
             assert!(!counters.is_idle());
-            assert_eq!(idle.gives_up(&counters), Some(UNWATCH_DELAY_MS));
+            assert_eq!(idle.counters_end(&counters), Some(UNWATCH_DELAY_MS));
         }
         assert!(counters.is_idle());
-        idle.goes();
+        idle.user_goes();
         assert_eq!(idle.0.load(Relaxed), 0);
     }
 
@@ -92,20 +92,20 @@ mod tests {
         let idle = IdleUsers::new();
         let users: Vec<_> = (0..IDLE_USERS_MAX + 2).map(|_| UsersCounters::default()).collect();
         for user in &users {
-            idle.comes();
-            idle.gets(user);
+            idle.user_comes();
+            idle.counters_begin(user);
         }
-        let delays: Vec<_> = users.iter().map(|user| idle.gives_up(user)).collect();
+        let delays: Vec<_> = users.iter().map(|user| idle.counters_end(user)).collect();
         let (kept, more) = delays.split_at(IDLE_USERS_MAX as usize);
         assert!(kept.iter().all(|&delay| delay == Some(UNWATCH_DELAY_MS)));
         assert_eq!(more, [Some(0), Some(0)]);
 
         // One of them comes back, and one goes: then there is room again.
-        idle.gets(&users[3]);
-        idle.goes();
-        assert_eq!(idle.gives_up(&users[3]), Some(0), "one more than may keep their pages");
-        idle.goes();
-        idle.gets(&users[4]);
-        assert_eq!(idle.gives_up(&users[4]), Some(UNWATCH_DELAY_MS));
+        idle.counters_begin(&users[3]);
+        idle.user_goes();
+        assert_eq!(idle.counters_end(&users[3]), Some(0), "one more than may keep their pages");
+        idle.user_goes();
+        idle.counters_begin(&users[4]);
+        assert_eq!(idle.counters_end(&users[4]), Some(UNWATCH_DELAY_MS));
     }
 }

@@ -111,14 +111,14 @@ pub unsafe extern "C" fn perfctr_core_request_of_cpus(
     done.map_or_else(Errno::to_return, |done| done as c_int)
 }
 
-fn find(cpu: u32) -> Result<&'static VcpuObject, Errno> {
+fn vcpu_of(cpu: u32) -> Result<&'static VcpuObject, Errno> {
     vcpus().find(|vcpu| vcpu.number == cpu).ok_or(Errno::INVAL)
 }
 
 /// Sets a CPU to count this, with new counters. Returns how many CPUs count. See
 /// [`Admission::cpu_set`].
 fn set(by: u64, state: &CpuState) -> Result<u32, Errno> {
-    let (vcpu, caps) = (find(state.cpu)?, pmu()?);
+    let (vcpu, caps) = (vcpu_of(state.cpu)?, pmu()?);
     // SAFETY: asks the kernel about one of its CPUs.
     if !unsafe { perfctr_glue_cpu_is_online(vcpu.number) } {
         return Err(Errno::INVAL);
@@ -193,7 +193,7 @@ fn stop_all() {
 
 /// Returns what a CPU is set to count, and what it has counted.
 fn read(state: &mut CpuState) -> Result<(), Errno> {
-    let vcpu = find(state.cpu)?;
+    let vcpu = vcpu_of(state.cpu)?;
     (state.sums, state.control) = (Sums::default(), Control::default());
     let Some(counters) = vcpu.cpu_wide.counters() else { return Ok(()) };
     // SAFETY: C holds the mutex of the CPUs.
@@ -227,7 +227,7 @@ impl OnVcpu<'_> {
     /// # Safety
     ///
     /// The counters are this vCPU's, and the mutex of the CPUs is held, or it counts with them.
-    unsafe fn own<'b>(&self, counters: &'b ThreadObject) -> OnThread<'b> {
+    unsafe fn operate<'b>(&self, counters: &'b ThreadObject) -> OnThread<'b> {
         // SAFETY: this vCPU executes this with interrupts disabled, and nobody else operates what
         // counts for it.
         unsafe { OnThread::new(counters) }
@@ -249,7 +249,7 @@ impl OnVcpu<'_> {
         }
         self.show_page_of(counters);
         // SAFETY: whoever has called this CPU has given its counters, and holds the mutex.
-        let mut own = unsafe { self.own(counters) };
+        let mut own = unsafe { self.operate(counters) };
         let mut thread = present.on_thread();
         let thread = thread.as_mut().map(OnThread::pmu);
         self.cpu().start_cpu_wide(own.pmu(), thread, &COUNTING, &caps, control)?;
@@ -265,14 +265,14 @@ impl OnVcpu<'_> {
         // goes offline has stopped.
         let Some(counters) = (unsafe { counters.as_ref() }) else { return };
         // SAFETY: this CPU counted with them until now.
-        let mut own = unsafe { self.own(counters) };
+        let mut own = unsafe { self.operate(counters) };
         self.cpu().stop_cpu_wide(own.pmu(), &COUNTING);
     }
 
     /// Reads this CPU's counters, while the mutex of the CPUs is held.
     pub(crate) fn read_cpu_wide(&mut self, counters: &ThreadObject) -> Result<Sums, Errno> {
         // SAFETY: whoever has called this CPU has given its counters, and holds the mutex.
-        let mut own = unsafe { self.own(counters) };
+        let mut own = unsafe { self.operate(counters) };
         let mut sums = Sums::default();
         own.pmu().0.read(&self.cpu(), &mut sums)?;
         Ok(sums)

@@ -59,7 +59,7 @@ pub(crate) unsafe fn get(
     // SAFETY: users in the list are freed under the lock only.
     let mut found = unsafe { USERS.first.get().as_ref() };
     while let Some(user) = found
-        && !user.observer.is(container, uid)
+        && !user.observer.is_of(container, uid)
     {
         // SAFETY: as above.
         found = unsafe { user.next.get().as_ref() };
@@ -71,7 +71,7 @@ pub(crate) unsafe fn get(
     } else {
         User::make(Observer::new(container, uid, new_observer(), is_initial))?
     };
-    USERS.idle.gets(&user.counters);
+    USERS.idle.counters_begin(&user.counters);
     Ok(user)
 }
 
@@ -96,7 +96,7 @@ impl User {
             return Err(errno);
         }
         USERS.first.set(user);
-        USERS.idle.comes();
+        USERS.idle.user_comes();
         Ok(user)
     }
 
@@ -120,7 +120,7 @@ impl User {
 
     /// Takes one [`get`] back. If this was the last one, the user is freed after a while.
     pub(crate) fn put(&self) {
-        if let Some(delay) = USERS.idle.gives_up(&self.counters) {
+        if let Some(delay) = USERS.idle.counters_end(&self.counters) {
             // SAFETY: does not sleep, and needs no lock that the caller could hold.
             unsafe { perfctr_glue_users_look_in(delay) };
         }
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn perfctr_core_users_take_back() {
     while let Some(user) = unsafe { link.get().as_ref() } {
         if user.counters.is_idle() && take_back(&user.observer) {
             link.set(user.next.get());
-            USERS.idle.goes();
+            USERS.idle.user_goes();
             // SAFETY: not in the list any more, and without counters.
             unsafe { user.free() };
         } else {

@@ -17,9 +17,10 @@ use nix::unistd::pipe;
 
 /// The kernel's file of all I/O ports, at the number of a port.
 const PORTS: &str = "/dev/port";
-/// What is written to any of these many ports, from this one on, is appended to the first file.
+/// The first port. What is written to it, or to any of the ports up to the next file, is appended
+/// to the first file.
 const FIRST: u64 = 0x8000;
-const EACH: u64 = 0x1000;
+const PORTS_PER_FILE: u64 = 0x1000;
 
 /// The pipes.
 pub struct Relay {
@@ -59,7 +60,7 @@ impl Relay {
 /// Writes to the end of all pipes what comes from them.
 fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
     let mut open: Vec<(usize, File)> = readers.into_iter().enumerate().rev().collect();
-    let mut buffer = [0; EACH as usize];
+    let mut buffer = [0; PORTS_PER_FILE as usize];
     while !open.is_empty() {
         let mut wrote = false;
         let mut at = 0;
@@ -71,7 +72,7 @@ fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
                     open.remove(at);
                 }
                 Ok(size) => {
-                    ports.write_all_at(&buffer[..size], FIRST + *n as u64 * EACH)?;
+                    ports.write_all_at(&buffer[..size], FIRST + *n as u64 * PORTS_PER_FILE)?;
                     wrote = true;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => at += 1,
