@@ -11,11 +11,15 @@ use shared_abi::read::Counters;
 const FIRST: u32 = 0x7461_6c79;
 const GUESTS_RING_0: u32 = FIRST + 9;
 
-/// What the machine did up to a moment, or between two. The numbers are: instructions in ring 0,
-/// which is the hypervisor's if there is one and otherwise the kernel's; instructions elsewhere, in
-/// other rings and in guests with rings of their own; entries into that ring 0 (system calls,
-/// hypercalls, faults, interrupts, exits from guests); interrupts that counters raised; reads and
-/// writes of the PMU's registers; counters read by RDPMC.
+/// What the machine did up to a moment, or between two. The numbers are in this order:
+///
+/// - instructions in ring 0, which is the hypervisor's, or without a hypervisor the kernel's;
+/// - instructions elsewhere, also in ring 0 of a guest that has rings of its own;
+/// - entries into the first ring 0, by system calls, hypercalls, faults, interrupts and exits;
+/// - interrupts that counters raised;
+/// - reads of the PMU's registers;
+/// - writes of the PMU's registers;
+/// - counters read by RDPMC.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally([u64; Self::NUMBERS]);
 

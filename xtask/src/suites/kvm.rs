@@ -72,10 +72,9 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 /// Demands that the host's kernel has reported each NMI that no counter had raised.
 ///
-/// A CPU remembers only one NMI that it has not received yet.  So if the button is pressed while an
-/// interrupt of the PMU is on its way, the kernel receives one NMI for both, and takes it for the
-/// PMU's, as it must.  That is why this asks how many NMIs the kernel has received, and not how
-/// often the button was pressed.
+/// The run sends NMIs by the emulator's NMI button.  A CPU remembers only one pending NMI, so it
+/// receives a press that coincides with a counter's interrupt together with that.  So this compares
+/// the NMIs that the kernel has received, and not the presses.
 fn every_other_nmi_is_reported(outcome: &Outcome) -> Result<()> {
     let console = String::from_utf8_lossy(&fs::read(&outcome.console)?).into_owned();
     let reported = console.matches("NMI received for unknown reason").count();

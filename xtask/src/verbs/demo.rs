@@ -46,7 +46,7 @@ enum Kind {
     Hvm,
     /// A guest of KVM, on an AMD CPU.
     Kvm,
-    /// The same on an Intel CPU, in Bochs; a quarter of an hour.
+    /// The same on an Intel CPU, in Bochs; half an hour.
     VmxKvm,
 }
 

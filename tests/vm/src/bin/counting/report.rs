@@ -50,15 +50,16 @@ impl CountedEvent {
     }
 }
 
-/// The costs of the driver and the module, as docs/costs.md says them. Unit: instructions.
-/// `COST_BAND` is the factor by which a measurement may differ: compilers differ, and what is
-/// switched differs from run to run (289 was seen for vCPUs, and for the others the same to a few
-/// instructions). In a guest with rings of its own, no counter is stopped, and each is read at
-/// every switch.
+/// What the driver executes at a switch of vCPUs, as docs/costs.md says. Unit: instructions.
 const COST_VCPU_SWITCH: f64 = 290.0;
+/// The same in a guest with rings of its own, where each switch reads every counter and stops none.
 const COST_VCPU_SWITCH_RINGS: f64 = 540.0;
+/// What the driver executes at a change of mode. Unit: instructions.
 const COST_TOGGLE: f64 = 105.0;
+/// What the module executes at a switch of threads. Unit: instructions.
 const COST_THREAD_SWITCH: f64 = 330.0;
+/// The factor by which a measurement may differ. Compilers differ, and what is switched differs
+/// from run to run.
 const COST_BAND: f64 = 1.5;
 
 /// The least number of reads that have to be retried.

@@ -14,7 +14,7 @@ use vm_tests::threads::{SELF, run_on};
 /// `pmu-tally`).
 const RAISED: u32 = 0x7461_6c79 + 3;
 
-/// Of all of the host's CPUs.
+/// How many NMIs all of the host's CPUs have received, and how many interrupts counters raised.
 #[derive(Debug)]
 pub struct Nmis {
     received: u64,
