@@ -22,7 +22,7 @@ module_param_named(paranoid, perfctr_paranoid, int, 0644);
 MODULE_PARM_DESC(paranoid,
 		 "as perf_event_paranoid: 2 no kernel-mode counts, 3 nothing");
 
-/* Of CPUs there is one request at a time. */
+/* Held during each request about CPUs: the core serves one at a time. */
 static DEFINE_MUTEX(perfctr_cpus_lock);
 
 /*
@@ -98,7 +98,6 @@ static int perfctr_bind(struct file *file, const struct perfctr_create *create,
 	return err;
 }
 
-/* There is one request about CPUs at a time. */
 static int perfctr_request_of_cpus(struct file *file, unsigned int number,
 				   void *argument)
 {

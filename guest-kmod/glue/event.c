@@ -236,10 +236,11 @@ static bool perfctr_event_is_wide(const struct perf_event *event)
 }
 
 /*
- * The machine has slept, or the domain was restored, perhaps where it may not
- * count: there is no page.
+ * The vCPU may have lost its page: by a call from another CPU, by sleep, or by a
+ * restoration.  Its events go on in perf's page if they can; otherwise perf is
+ * told that they do not count.
  */
-void perfctr_events_restored(void)
+void perfctr_events_page_changed(void)
 {
 	perfctr_core_events_show(perfctr_this_vcpu());
 	perfctr_events_settle(true);

@@ -28,14 +28,14 @@ static struct pmu perfctr_pmu;
 
 static bool perfctr_contexts_exist(void)
 {
-	struct task_struct *process, *task = perfctr_contexts_witness;
+	struct task_struct *process, *task, *before = perfctr_contexts_witness;
 
-	if (task && perfctr_context_names(task, &perfctr_pmu))
-		return true;
-	if (task)
-		put_task_struct(task);
-	perfctr_contexts_witness = NULL;
 	rcu_read_lock();
+	if (before && perfctr_context_names(before, &perfctr_pmu)) {
+		rcu_read_unlock();
+		return true;
+	}
+	perfctr_contexts_witness = NULL;
 	for_each_process_thread(process, task)
 	{
 		if (!perfctr_context_names(task, &perfctr_pmu))
@@ -45,6 +45,8 @@ static bool perfctr_contexts_exist(void)
 	}
 out:
 	rcu_read_unlock();
+	if (before)
+		put_task_struct(before);
 	return perfctr_contexts_witness;
 }
 

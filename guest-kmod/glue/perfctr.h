@@ -29,8 +29,6 @@ struct perfctr_cpu {
 	const struct perfctr_shown *shown;
 	/* perf's events that are here: every switch asks. */
 	unsigned int events;
-	/* Of an overflow on Xen; 0 if there is none. */
-	int irq;
 };
 
 /*
@@ -117,7 +115,7 @@ void perfctr_event_start(struct perf_event *event, int flags);
 void perfctr_event_stop(struct perf_event *event, int flags);
 void perfctr_event_read(struct perf_event *event);
 void perfctr_events_overflow(void);
-void perfctr_events_restored(void);
+void perfctr_events_page_changed(void);
 
 /* overflow.c: the interrupt of an overflow. */
 irqreturn_t perfctr_overflow(int irq, void *unused);

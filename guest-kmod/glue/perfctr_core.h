@@ -75,12 +75,12 @@ struct perfctr_core_thread;
 struct perfctr_core_vcpu;
 
 /*
- * The right to operate counters: their thread executes this with interrupts disabled, or is being
+ * The right to operate a thread's counters, which nobody else has.
  */
 typedef const struct perfctr_core_thread *perfctr_on_thread;
 
 /*
- * The right to use a vCPU: it executes this, interrupts are disabled, so that nobody else executes
+ * The right to use a vCPU, which executes this with interrupts disabled.
  */
 typedef const struct perfctr_core_vcpu *perfctr_on_vcpu;
 
@@ -294,7 +294,7 @@ extern int perfctr_glue_hypercall(uint32_t op, void *argument, uint32_t length);
 extern uint64_t perfctr_glue_gfn(const struct perfctr_vcpu_page *page);
 
 /*
- * RDPMC of ECX to RAX and RDX; changes no other register.
+ * RDPMC of ECX to RAX and RDX. After a fault these are 0, and all bits of R10 are set. No
  */
 extern void perfctr_glue_rdpmc(void);
 
@@ -348,7 +348,7 @@ void perfctr_core_stop(perfctr_on_thread thread, perfctr_on_vcpu_or_asleep vcpu)
 bool perfctr_core_ends_at_exec(const struct perfctr_core_thread *thread, bool has_gained_rights);
 
 /*
- * `IOC_READ` by the thread itself, or of a CPU by that CPU; see ThreadPmu::read.
+ * `IOC_READ` by the thread itself; see ThreadPmu::read.
  */
 int perfctr_core_read(perfctr_on_thread thread, perfctr_on_vcpu vcpu, struct perfctr_sums *sums);
 
@@ -402,7 +402,7 @@ int perfctr_core_thread_begins(const struct perfctr_core_thread *thread);
 void perfctr_core_thread_ends(const struct perfctr_core_thread *thread);
 
 /*
- * Does what a descriptor, which is told from others by `by`, asks of CPUs; gives what the request
+ * Executes a request about CPUs for the descriptor `by`.  Returns what the request returns.
  */
 int perfctr_core_request_of_cpus(uint32_t number, uint64_t by, void *argument);
 
@@ -518,7 +518,7 @@ extern void perfctr_glue_keep_page(const struct perfctr_vcpu_page *page);
 int perfctr_core_handshake(bool owns_cr4, bool lends_cr4, uint32_t cpus, const char **found);
 
 /*
- * Asks again; see handshake_again.  If the host lets the domain count, vCPUs where it did not
+ * Asks again; see handshake_again.  If the host lets the domain count, vCPUs whose pages were
  */
 int perfctr_core_handshake_again(void);
 
@@ -584,7 +584,7 @@ int perfctr_core_judge(uint32_t number,
                        uint32_t cpus);
 
 /*
- * `IOC_INFO`: what this machine offers; gives 0.
+ * `IOC_INFO`: what this machine offers. Returns 0, or an error if the module is not loaded.
  */
 int perfctr_core_info(uint32_t vcpus,
                       uint32_t cpu_signature,
@@ -614,7 +614,7 @@ int perfctr_core_may_map(const struct perfctr_core_thread *thread,
                          uint32_t ring_pages);
 
 /*
- * A page of the counters' mapping, of which there are one more than possible vCPUs.
+ * Returns a page of the counters' mapping: the thread's, and behind it that of each vCPU.
  */
 const void *perfctr_core_mapped_page(const struct perfctr_core_thread *thread, uint32_t index);
 
@@ -684,12 +684,12 @@ void perfctr_core_leave_to(perfctr_on_vcpu vcpu,
                            const struct perfctr_core_thread *coming);
 
 /*
- * See `OnVcpu::judge`.
+ * The thread that executes has become another subject without a switch.
  */
 void perfctr_core_become(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
- * See `OnVcpu::show_events`.
+ * Registers perf's page for perf's events that are here, if no page is registered; see
  */
 void perfctr_core_events_show(perfctr_on_vcpu vcpu);
 
@@ -734,7 +734,7 @@ void perfctr_core_vcpu_offline(perfctr_on_vcpu vcpu);
 void perfctr_core_vcpu_sleep(perfctr_on_vcpu vcpu, perfctr_present present);
 
 /*
- * Gives the name of statistic `index`, or null behind the last, and its value on all vCPUs.
+ * Returns the name of statistic `index`, or null behind the last, and its value on all vCPUs.
  */
 const char *perfctr_core_stat(uint32_t index, uint64_t *value);
 
@@ -754,9 +754,9 @@ int perfctr_core_watch_join(void);
 void perfctr_core_watch_leave(void);
 
 /*
- * Takes pages back that nobody needs.  Gives whether the watch has ended; see Watch::end.  C
+ * Takes pages back that nobody needs.  Returns whether the watch has ended; see Watch::end.  C
  */
-bool perfctr_core_watch_end(void);
+bool perfctr_core_watch_end(bool is_exit);
 
 /*
  * Whether nobody counts.

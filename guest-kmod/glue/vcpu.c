@@ -35,7 +35,7 @@ bool perfctr_glue_cpu_is_online(u32 cpu)
 static void perfctr_called(void *call)
 {
 	perfctr_core_called(call, perfctr_this_vcpu(), perfctr_core_current());
-	perfctr_events_restored();
+	perfctr_events_page_changed();
 }
 
 void perfctr_glue_call_all(const void *call)
@@ -90,7 +90,7 @@ static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 static void perfctr_wake(PERFCTR_SYSCORE_ARGS)
 {
 	perfctr_core_vcpu_online(perfctr_this_vcpu(), 0);
-	perfctr_events_restored();
+	perfctr_events_page_changed();
 	perfctr_resume_current();
 }
 

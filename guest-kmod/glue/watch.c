@@ -47,18 +47,23 @@ static void perfctr_stop(struct work_struct *unused)
 	perfctr_core_stop_if_idle();
 }
 
-static void perfctr_watch_end(struct work_struct *unused)
+static void perfctr_watch_end(bool is_exit)
 {
 	mutex_lock(&perfctr_watch_lock);
-	if (perfctr_core_watch_end()) {
+	if (perfctr_core_watch_end(is_exit)) {
 		preempt_notifier_dec();
 		perfctr_unprobe(&perfctr_switches);
 	}
 	mutex_unlock(&perfctr_watch_lock);
 }
 
+static void perfctr_watch_end_if_unused(struct work_struct *unused)
+{
+	perfctr_watch_end(false);
+}
+
 static DECLARE_DELAYED_WORK(perfctr_stop_work, perfctr_stop);
-static DECLARE_DELAYED_WORK(perfctr_unwatch_work, perfctr_watch_end);
+static DECLARE_DELAYED_WORK(perfctr_unwatch_work, perfctr_watch_end_if_unused);
 
 void perfctr_stop_if_idle(void)
 {
@@ -82,7 +87,7 @@ void perfctr_watch_exit(void)
 {
 	cancel_delayed_work_sync(&perfctr_stop_work);
 	cancel_delayed_work_sync(&perfctr_unwatch_work);
-	perfctr_watch_end(NULL);
+	perfctr_watch_end(true);
 	perfctr_probes_end();
 	perfctr_users_exit();
 }

@@ -16,8 +16,8 @@ pub trait Hypervisor {
 
 /// The kernel, on the vCPU that executes this, with interrupts disabled.
 ///
-/// The core may ask for a counter that may not be read any more, for a moment before the vCPU page
-/// says so.  Any number will do then: the page's sequence word makes the core throw it away.
+/// The core may ask for a counter that may not be read any more.  The kernel then makes the stamp
+/// of [`Counters::counter_under`] invalid, and [`Counters::counter`] returns any number.
 pub trait Kernel: Counters + Hypervisor {
     /// The guest frame number that a page has now.  A guest whose frames are the machine's has
     /// other ones after it was restored, so no frame number may be kept.

@@ -86,7 +86,8 @@ impl ThreadPmu {
         }
     }
 
-    /// Does [`switch_in`](Self::switch_in) where [`begin`](Self::begin) does not suffice.
+    /// Does [`switch_in`](Self::switch_in) where [`resume_plainly`](Self::resume_plainly) does not
+    /// suffice.
     #[inline(always)]
     fn switch_in_otherwise<K: Kernel>(
         &mut self,
@@ -112,7 +113,8 @@ impl ThreadPmu {
         signal
     }
 
-    /// Does [`switch_out`](Self::switch_out) where [`end`](Self::end) does not suffice.
+    /// Does [`switch_out`](Self::switch_out) where [`suspend_plainly`](Self::suspend_plainly) does
+    /// not suffice.
     #[inline(always)]
     fn switch_out_otherwise<K: Kernel>(&mut self, page: &ThreadPage, cpu: &mut Cpu<'_, K>) {
         if self.running != Running::Active {

@@ -4,7 +4,8 @@
 //! A user's pages exist from its first thread with counters on.  After its last one they are kept
 //! for a while, because programs often start again soon, unless too many users do so.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::watch::UNWATCH_DELAY_MS;
 
@@ -16,10 +17,12 @@ const IDLE_USERS_MAX: u32 = 16;
 pub struct UsersCounters(AtomicU32);
 
 impl UsersCounters {
-    /// Whether the user has none.
+    /// Returns whether the user has no counters.  The kernel holds its lock of users, without which
+    /// nobody gives the user any.
     pub fn is_idle(&self) -> bool {
-        // ATOMICS: who gives the user counters holds the kernel's lock of users, as this caller.
-        self.0.load(Relaxed) == 0
+        // ATOMICS: pairs with `counters_returned`: whoever frees the user comes after everything
+        // that was done with it.
+        self.0.load(Acquire) == 0
     }
 }
 
@@ -28,36 +31,37 @@ impl UsersCounters {
 pub struct IdleUsers(AtomicU32);
 
 impl IdleUsers {
-    /// None.
+    /// Starts with no users.
     pub const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// A user comes, who gets counters next.  The kernel holds its lock of users.
-    pub fn user_comes(&self) {
+    /// Notes that a user was made, who has no counters yet.  The kernel holds its lock of users.
+    pub fn user_made(&self) {
         // ATOMICS: as the counts of users are, the number is only looked at to choose a delay.
         self.0.fetch_add(1, Relaxed);
     }
 
-    /// A user gets counters.  The kernel holds its lock of users.
-    pub fn counters_begin(&self, counters: &UsersCounters) {
+    /// Notes that a user was given counters.  The kernel holds its lock of users.
+    pub fn counters_given(&self, counters: &UsersCounters) {
         if counters.0.fetch_add(1, Relaxed) == 0 {
             self.0.fetch_sub(1, Relaxed);
         }
     }
 
-    /// A user has given counters up.  If these were its last ones, gives after how long its pages
-    /// are to be taken back unless it has counters again.  Unit: ms.
-    pub fn counters_end(&self, counters: &UsersCounters) -> Option<u32> {
-        if counters.0.fetch_sub(1, Relaxed) != 1 {
+    /// Notes that a user has returned counters.  If it has none any more, returns the time after
+    /// which its pages have to be taken back unless it has counters again, unit: ms.
+    pub fn counters_returned(&self, counters: &UsersCounters) -> Option<u32> {
+        // ATOMICS: pairs with `is_idle`.
+        if counters.0.fetch_sub(1, Release) != 1 {
             return None;
         }
         let idle = self.0.fetch_add(1, Relaxed).wrapping_add(1);
         Some(if idle > IDLE_USERS_MAX { 0 } else { UNWATCH_DELAY_MS })
     }
 
-    /// A user's pages have been taken back, and it goes.  The kernel holds its lock of users.
-    pub fn user_goes(&self) {
+    /// Notes that a user was freed.  The kernel holds its lock of users.
+    pub fn user_freed(&self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
@@ -73,17 +77,17 @@ mod tests {
     #[test]
     fn only_the_last_counters_of_a_user_end_its_pages() {
         let (idle, counters) = (IdleUsers::new(), UsersCounters::default());
-        idle.user_comes();
+        idle.user_made();
         for _ in 0..2 {
             assert!(counters.is_idle());
-            idle.counters_begin(&counters);
-            idle.counters_begin(&counters);
-            assert_eq!(idle.counters_end(&counters), None);
+            idle.counters_given(&counters);
+            idle.counters_given(&counters);
+            assert_eq!(idle.counters_returned(&counters), None);
             assert!(!counters.is_idle());
-            assert_eq!(idle.counters_end(&counters), Some(UNWATCH_DELAY_MS));
+            assert_eq!(idle.counters_returned(&counters), Some(UNWATCH_DELAY_MS));
         }
         assert!(counters.is_idle());
-        idle.user_goes();
+        idle.user_freed();
         assert_eq!(idle.0.load(Relaxed), 0);
     }
 
@@ -92,20 +96,24 @@ mod tests {
         let idle = IdleUsers::new();
         let users: Vec<_> = (0..IDLE_USERS_MAX + 2).map(|_| UsersCounters::default()).collect();
         for user in &users {
-            idle.user_comes();
-            idle.counters_begin(user);
+            idle.user_made();
+            idle.counters_given(user);
         }
-        let delays: Vec<_> = users.iter().map(|user| idle.counters_end(user)).collect();
+        let delays: Vec<_> = users.iter().map(|user| idle.counters_returned(user)).collect();
         let (kept, more) = delays.split_at(IDLE_USERS_MAX as usize);
         assert!(kept.iter().all(|&delay| delay == Some(UNWATCH_DELAY_MS)));
         assert_eq!(more, [Some(0), Some(0)]);
 
         // One of them comes back, and one goes: then there is room again.
-        idle.counters_begin(&users[3]);
-        idle.user_goes();
-        assert_eq!(idle.counters_end(&users[3]), Some(0), "one more than may keep their pages");
-        idle.user_goes();
-        idle.counters_begin(&users[4]);
-        assert_eq!(idle.counters_end(&users[4]), Some(UNWATCH_DELAY_MS));
+        idle.counters_given(&users[3]);
+        idle.user_freed();
+        assert_eq!(
+            idle.counters_returned(&users[3]),
+            Some(0),
+            "one more than may keep their pages"
+        );
+        idle.user_freed();
+        idle.counters_given(&users[4]);
+        assert_eq!(idle.counters_returned(&users[4]), Some(UNWATCH_DELAY_MS));
     }
 }

@@ -29,11 +29,15 @@ pub enum Call<'a> {
     Hide(&'a Observer),
     /// It belongs to a restored machine, and registers its page anew.
     Restore,
-    /// It starts to count whatever executes there, with these counters.  One vCPU is called.
+    /// It tries again to register its page, if that was refused.
+    TryAgain,
+    /// It starts to count whatever executes there, with these counters.  Only one vCPU is called,
+    /// since there is room for one answer.
     StartCpuWide(&'a ThreadObject, &'a Cell<Result<(), Errno>>),
     /// It stops counting whatever executes there.
     StopCpuWide,
-    /// It reads these counters, which count whatever executes there.  One vCPU is called.
+    /// It reads these counters, which count whatever executes there.  Only one vCPU is called,
+    /// since there is room for one answer.
     Read(&'a ThreadObject, &'a Cell<Result<Sums, Errno>>),
 }
 

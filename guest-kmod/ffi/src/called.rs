@@ -13,11 +13,12 @@ pub extern "C" fn perfctr_core_called(call: &Call<'_>, mut vcpu: OnVcpu<'_>, pre
         Call::HideIfUnwatched => vcpu.hide_if_unwatched(),
         Call::Hide(observer) => vcpu.hide_page_of(observer),
         Call::Restore => vcpu.restore(),
+        Call::TryAgain => vcpu.try_again(),
         Call::StartCpuWide(counters, out) => out.set(vcpu.start_cpu_wide(counters, present)),
         Call::StopCpuWide => {
             vcpu.stop_cpu_wide();
             // The subject that executes here may not be allowed to see root's page.
-            vcpu.judge(present);
+            vcpu.become_subject(present);
         }
         Call::Read(counters, out) => out.set(vcpu.read_cpu_wide(counters)),
     }

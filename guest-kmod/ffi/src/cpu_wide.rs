@@ -85,8 +85,7 @@ pub(crate) fn threads() -> u32 {
     ADMISSION.threads()
 }
 
-/// Does what a descriptor, which is told from others by `by`, asks of CPUs; gives what the request
-/// gives.
+/// Executes a request about CPUs for the descriptor `by`.  Returns what the request returns.
 ///
 /// # Safety
 ///
@@ -222,17 +221,6 @@ pub extern "C" fn perfctr_core_close_cpus(by: u64) {
 }
 
 impl OnVcpu<'_> {
-    /// Returns the counters of this CPU, to be operated here.
-    ///
-    /// # Safety
-    ///
-    /// The counters are this vCPU's, and the mutex of the CPUs is held, or it counts with them.
-    unsafe fn operate<'b>(&self, counters: &'b ThreadObject) -> OnThread<'b> {
-        // SAFETY: this vCPU executes this with interrupts disabled, and nobody else operates what
-        // counts for it.
-        unsafe { OnThread::new(counters) }
-    }
-
     /// Starts to count whatever executes here, with this CPU's counters and as they were set, while
     /// the mutex of the CPUs is held; see [`Cpu::start_cpu_wide`](guest_kmod::Cpu::start_cpu_wide).
     pub(crate) fn start_cpu_wide(
@@ -243,13 +231,11 @@ impl OnVcpu<'_> {
         let caps = pmu()?;
         // SAFETY: whoever has called this CPU holds the mutex until it has answered.
         let control = unsafe { &*counters.control.get() };
-        if let Some(mut thread) = present.on_thread() {
-            let (pmu, page) = thread.pmu();
-            pmu.switch_out(page, &mut self.cpu());
-        }
+        self.suspend(&mut present);
         self.show_page_of(counters);
-        // SAFETY: whoever has called this CPU has given its counters, and holds the mutex.
-        let mut own = unsafe { self.operate(counters) };
+        // SAFETY: this CPU executes this with interrupts disabled, and whoever has called it has
+        // given its counters and holds the mutex of the CPUs.
+        let mut own = unsafe { OnThread::new(counters) };
         let mut thread = present.on_thread();
         let thread = thread.as_mut().map(OnThread::pmu);
         self.cpu().start_cpu_wide(own.pmu(), thread, &COUNTING, &caps, control)?;
@@ -264,15 +250,17 @@ impl OnVcpu<'_> {
         // SAFETY: they are freed after each CPU has been called to stop, and before that a CPU that
         // goes offline has stopped.
         let Some(counters) = (unsafe { counters.as_ref() }) else { return };
-        // SAFETY: this CPU counted with them until now.
-        let mut own = unsafe { self.operate(counters) };
+        // SAFETY: this CPU has counted with them until now, and executes this with interrupts
+        // disabled.
+        let mut own = unsafe { OnThread::new(counters) };
         self.cpu().stop_cpu_wide(own.pmu(), &COUNTING);
     }
 
     /// Reads this CPU's counters, while the mutex of the CPUs is held.
     pub(crate) fn read_cpu_wide(&mut self, counters: &ThreadObject) -> Result<Sums, Errno> {
-        // SAFETY: whoever has called this CPU has given its counters, and holds the mutex.
-        let mut own = unsafe { self.operate(counters) };
+        // SAFETY: this CPU executes this with interrupts disabled, and whoever has called it has
+        // given its counters and holds the mutex of the CPUs.
+        let mut own = unsafe { OnThread::new(counters) };
         let mut sums = Sums::default();
         own.pmu().0.read(&self.cpu(), &mut sums)?;
         Ok(sums)

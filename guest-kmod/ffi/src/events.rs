@@ -7,13 +7,12 @@ use core::ffi::c_int;
 use core::slice;
 
 use guest_kmod::perf::{EventAttr, EventConfig, Progress, Registers, fit};
-use guest_kmod::shown::Subject;
 use shared_abi::hypercall::HvPlace;
 use shared_abi::{Errno, PmuCaps};
 
 use crate::machine::pmu;
 use crate::on_vcpu::{OnThread, OnVcpu, Present};
-use crate::shown::{Executing, observer_of};
+use crate::shown::{executing, observer_of};
 use crate::to_return;
 
 /// What an event needs that is opened so; see [`EventConfig::open`].
@@ -66,7 +65,7 @@ pub extern "C" fn perfctr_core_event_add(
     mut thread: Present<'_>,
     is_wide: bool,
 ) -> c_int {
-    let present = Subject::present();
+    let present = executing();
     let own = observer_of(thread.object());
     if vcpu.cpu().vcpu.event_needs_page(&present, own, is_wide) {
         // Where it is refused, so is the event.
@@ -97,7 +96,7 @@ pub extern "C" fn perfctr_core_event_remove(
     now: u64,
     is_wide: bool,
 ) -> u64 {
-    let present = Subject::present();
+    let present = executing();
     let mut cpu = vcpu.cpu();
     let stalled = cpu.remove_event(index, now);
     if cpu.vcpu.event_goes(&present, is_wide) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The core as C sees it, declared in `glue/perfctr_core.h`, and the kernel as the core sees it.
 //!
-//! C has the memory of a thread's counters beside its own: [`THREAD_BYTES`] that are 0 and aligned
-//! to 8 bytes, which it frees when nothing can call with them any more.
+//! C allocates a thread's object together with its own memory: [`THREAD_BYTES`] that are 0 and
+//! aligned to 8 bytes.  C frees it when nothing can pass it to an entry any more.  The core
+//! allocates everything else.
 //!
 //! An entry that takes an `OnVcpu`, an `OnThread` or a `Present` is called where what that
 //! type says holds.
@@ -35,7 +36,7 @@ use guest_kmod::overflow::Signal;
 use guest_kmod::policy::ends_at_exec;
 use guest_kmod::publish::published;
 use guest_kmod::restore::Restoration;
-use guest_kmod::shown::{Shown, Subject};
+use guest_kmod::shown::Shown;
 use guest_kmod::{Counting, Ring, Stats, ThreadPmu, Vcpu};
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::{Errno, ThreadPage, VcpuPage};
@@ -44,7 +45,7 @@ use cpu_wide::CpuWide;
 use memory::{alloc_page, free_page};
 use on_vcpu::{OnThread, OnVcpu, OnVcpuOrAsleep, Present};
 use requests::Caller;
-use shown::Executing;
+use shown::executing;
 use users::User;
 
 /// No code path leads here: the object is checked not to contain any that does.
@@ -59,7 +60,8 @@ unsafe extern "C" {
     /// The guest frame number of a page; a guest whose frames are the machine's has other ones
     /// after it was restored.
     fn perfctr_glue_gfn(page: *const VcpuPage) -> u64;
-    /// RDPMC of ECX to RAX and RDX; changes no other register.
+    /// RDPMC of ECX to RAX and RDX. After a fault these are 0, and all bits of R10 are set. No
+    /// other register changes.
     fn perfctr_glue_rdpmc();
 }
 
@@ -97,10 +99,10 @@ pub struct VcpuObject {
     number: u32,
     /// The possible vCPU that was made before it, or null.
     next: *const VcpuObject,
-    /// Whether it is online, as the kernel says. Changed on that vCPU only, with interrupts
-    /// disabled.
-    is_up: Cell<bool>,
-    /// Whether it is online, but nothing can be counted there. Changed on that vCPU only.
+    /// How binding the interrupt of overflows has ended, or `NXIO` while the vCPU is offline.
+    /// Changed on that vCPU only, with interrupts disabled.
+    bound: Cell<Result<(), Errno>>,
+    /// Whether that interrupt is bound, but no page may be registered. Changed on that vCPU only.
     is_refused: AtomicBool,
     /// The page that is registered, or will be in a moment. It is perf's if there is none.
     page: Cell<*const VcpuPage>,
@@ -287,12 +289,12 @@ pub unsafe extern "C" fn perfctr_core_ends_at_exec(
     thread: &ThreadObject,
     has_gained_rights: bool,
 ) -> bool {
-    let is_guarded = has_gained_rights || !thread.user.observer.may_see(&Subject::present());
+    let is_guarded = has_gained_rights || !thread.user.observer.may_see(&executing());
     // SAFETY: the thread itself, and its tracer sets it only while the thread is asleep.
     ends_at_exec(unsafe { &*thread.control.get() }, is_guarded)
 }
 
-/// `IOC_READ` by the thread itself, or of a CPU by that CPU; see [`ThreadPmu::read`].
+/// `IOC_READ` by the thread itself; see [`ThreadPmu::read`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_read(
     mut thread: OnThread<'_>,

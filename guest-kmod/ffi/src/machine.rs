@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Holds what there is one of in the guest: its hypervisor's answer, the list of its vCPUs, and the
+//! The state of the whole guest, which is the hypervisor's answer and the list of vCPUs, and the
 //! entries that C calls when the module is loaded or the machine was restored.
 
 use core::cell::UnsafeCell;
@@ -48,7 +48,7 @@ static ANSWER: Answer = Answer(UnsafeCell::new(None));
 ///
 /// # Errors
 ///
-/// `NODEV` nothing, so that the module is not loaded.
+/// `NODEV` it has answered nothing, so that the module is not loaded.
 pub(crate) fn answer() -> Result<&'static HvQuery, Errno> {
     // SAFETY: nobody writes it any more.
     unsafe { &*ANSWER.0.get() }.as_ref().ok_or(Errno::NODEV)
@@ -89,20 +89,20 @@ pub extern "C" fn perfctr_core_handshake(
     }
 }
 
-/// Asks again; see [`handshake_again`].  If the host lets the domain count, vCPUs where it did not
-/// register their pages before.
+/// Asks again; see [`handshake_again`].  If the host lets the domain count, vCPUs whose pages were
+/// refused before try again to register them.
 ///
-/// Xen sends a vCPU no interrupt when it allows a domain that has no page there.
+/// Xen sends no interrupt to a vCPU without a page when it allows a domain to count.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_handshake_again() -> c_int {
     let again = ask_again();
     if again.is_ok() {
-        let refused = vcpus().filter(|vcpu| vcpu.is_refused.load(Relaxed));
-        refused.for_each(|vcpu| {
+        // ATOMICS: says only which vCPUs to call; each one looks for itself.
+        for refused in vcpus().filter(|vcpu| vcpu.is_refused.load(Relaxed)) {
             RESTORED.store(0, Relaxed);
             // One that has gone offline meanwhile asks when it comes back.
-            let _ = Call::Restore.on(vcpu);
-        });
+            let _ = Call::TryAgain.on(refused);
+        }
     }
     to_return(again)
 }
@@ -147,13 +147,13 @@ static VCPUS: AtomicPtr<VcpuObject> = AtomicPtr::new(null_mut());
 
 /// Puts a vCPU into the list, and returns the one that was first before. The module is being
 /// loaded.
-pub(crate) fn list(vcpu: *mut VcpuObject) -> *const VcpuObject {
+pub(crate) fn add_vcpu(vcpu: *mut VcpuObject) -> *const VcpuObject {
     // ATOMICS: written by one caller, before anybody else looks at the list.
     VCPUS.swap(vcpu, Release)
 }
 
 /// Takes a vCPU out of the list. The module is being unloaded.
-pub(crate) fn unlist() -> Option<&'static VcpuObject> {
+pub(crate) fn remove_vcpu() -> Option<&'static VcpuObject> {
     let vcpu = vcpus().next()?;
     VCPUS.store(vcpu.next.cast_mut(), Release);
     Some(vcpu)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Manages observers by their numbers, and knows whose pages are registered.
 
-use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use guest_kmod::shown::{Observer, Shown};
@@ -13,11 +12,14 @@ use crate::machine::vcpus;
 /// The last number that an observer was given. 0 is nobody's.
 static OBSERVERS: AtomicU32 = AtomicU32::new(0);
 
-/// Returns a new number for an observer, which nobody has.
+/// Returns a number for an observer. After four billion numbers they repeat.
 pub(crate) fn new_observer() -> u32 {
-    let number = OBSERVERS.fetch_add(1, Relaxed).wrapping_add(1);
-    // After four billion it begins again.
-    NonZeroU32::new(number).map_or_else(|| OBSERVERS.fetch_add(1, Relaxed) | 1, NonZeroU32::get)
+    loop {
+        match OBSERVERS.fetch_add(1, Relaxed).wrapping_add(1) {
+            0 => {}
+            number => return number,
+        }
+    }
 }
 
 /// What is registered with the vCPU; changes on that vCPU only.

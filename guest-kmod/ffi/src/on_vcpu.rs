@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The rights to use a vCPU and to operate a thread's counters.
 //!
-//! C gives them with the pointers that it passes to an entry: what an entry's parameter is said to
-//! be here holds until the entry returns.  Rust can make none of them without unsafe code, so what
-//! they allow needs no more reasons.
+//! An entry gets a right as a parameter.  The type of the parameter says what C guarantees until
+//! the entry returns.  Safe Rust cannot make a right, so safe functions may rely on it.
 
 use core::marker::PhantomData;
 
@@ -14,8 +13,9 @@ use shared_abi::ThreadPage;
 
 use crate::{Linux, ThreadObject, VcpuObject, pack};
 
-/// The right to use a vCPU: it executes this, interrupts are disabled, so that nobody else executes
-/// there and this is not moved elsewhere, and nobody else has the right.
+/// The right to use a vCPU, which executes this with interrupts disabled.
+///
+/// So nothing else executes there, and this is not moved elsewhere.  Nobody else has the right.
 #[repr(transparent)]
 pub struct OnVcpu<'a> {
     object: &'a VcpuObject,
@@ -36,7 +36,8 @@ impl<'a> OnVcpu<'a> {
         let object = self.object;
         Cpu {
             number: object.number,
-            // SAFETY: a page outlives its time in this field.
+            // SAFETY: before a user's page is freed, this field is set to perf's page again, which
+            // is freed with the object.
             page: unsafe { &*object.page.get() },
             // SAFETY: whoever has the only right to use this vCPU has lent it for as long as the
             // result lives.
@@ -45,11 +46,21 @@ impl<'a> OnVcpu<'a> {
             kernel: &object.kernel,
         }
     }
+
+    /// Suspends the counters of the thread that executes here, if it has any.
+    pub(crate) fn suspend(&mut self, present: &mut Present<'_>) {
+        if let Some(mut thread) = present.on_thread() {
+            let (pmu, page) = thread.pmu();
+            pmu.switch_out(page, &mut self.cpu());
+        }
+    }
 }
 
-/// The right to operate counters: their thread executes this with interrupts disabled, or is being
-/// switched by it, or is asleep while its tracer, which executes this, keeps it so; or they count
-/// for a whole CPU, which executes this with interrupts disabled.  Nobody else has the right.
+/// The right to operate a thread's counters, which nobody else has.
+///
+/// The thread executes this with interrupts disabled, or is being switched by it, or is asleep
+/// while its tracer, which executes this, keeps it so.  Or the counters are those of a whole CPU,
+/// which executes this with interrupts disabled.
 #[repr(transparent)]
 pub struct OnThread<'a> {
     object: &'a ThreadObject,
@@ -129,7 +140,7 @@ pub(crate) struct Here<'a> {
 impl Switch for Here<'_> {
     type Kernel = Linux;
     /// As `pack` makes it.
-    type Told = u64;
+    type Notice = u64;
 
     #[inline(always)]
     fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, Cpu<'_, Linux>) {
@@ -143,7 +154,7 @@ impl Switch for Here<'_> {
     }
 
     #[inline(always)]
-    fn told(signal: Option<Signal>) -> u64 {
+    fn notice(signal: Option<Signal>) -> u64 {
         pack(signal)
     }
 }

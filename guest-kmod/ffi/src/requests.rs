@@ -117,16 +117,13 @@ pub unsafe extern "C" fn perfctr_core_judge(
     paranoid: c_int,
     cpus: u32,
 ) -> c_int {
-    let caps = match pmu() {
-        Ok(caps) => caps,
-        Err(errno) => return errno.to_return(),
-    };
     // SAFETY: C's copy of the caller's argument, of which it has filled so many bytes.
     let argument = unsafe { slice::from_raw_parts(argument.cast::<u8>(), bytes as usize) };
-    to_return(judge(number, argument, &Machine { paranoid, cpus, caps }, &Caller))
+    let machine = pmu().map(|caps| Machine { paranoid, cpus, caps });
+    to_return(machine.and_then(|machine| judge(number, argument, &machine, &Caller)))
 }
 
-/// `IOC_INFO`: what this machine offers; gives 0.
+/// `IOC_INFO`: what this machine offers. Returns 0, or an error if the module is not loaded.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_info(
     vcpus: u32,
@@ -201,7 +198,7 @@ fn go_on(thread: &mut OnThread<'_>, vcpu: Option<OnVcpu<'_>>) -> Result<(), Errn
 ///
 /// # Safety
 ///
-/// C holds the mutex under which the thread's, or the CPUs', controls are set.
+/// C holds the mutex under which the thread's controls are set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_last_control(thread: &ThreadObject, out: &mut Control) {
     // SAFETY: nobody sets it while C holds the mutex.
@@ -224,12 +221,20 @@ pub extern "C" fn perfctr_core_may_map(
     }
 }
 
-/// A page of the counters' mapping, of which there are one more than possible vCPUs.
+/// Returns a page of the counters' mapping: the thread's, and behind it that of each vCPU.
+///
+/// # Safety
+///
+/// `index` is at most the number of possible vCPUs, as in a mapping that [`may_map`] has allowed.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_mapped_page(thread: &ThreadObject, index: u32) -> *const c_void {
+pub unsafe extern "C" fn perfctr_core_mapped_page(
+    thread: &ThreadObject,
+    index: u32,
+) -> *const c_void {
     match index.checked_sub(1) {
         None => thread.page.cast(),
-        Some(vcpu) => thread.user.page(vcpu).cast(),
+        // SAFETY: what the caller says of the index.
+        Some(vcpu) => unsafe { thread.user.page(vcpu) }.cast(),
     }
 }
 

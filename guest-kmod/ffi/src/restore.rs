@@ -17,8 +17,8 @@ pub extern "C" fn perfctr_core_restore_begin(vcpu: &VcpuObject) {
 /// The vCPU was interrupted, and executes this; see [`Restoration::interrupted`].
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_restore_interrupted(vcpu: &VcpuObject) -> bool {
-    // SAFETY: C frees a page only after it was taken back, and never the one that the object was
-    // made with; the page is changed only while nothing is registered, when it is not looked at.
+    // SAFETY: before a user's page is freed, this field is set to perf's page again, which is freed
+    // with the object.
     let page = unsafe { &*vcpu.page.get() };
     answer().is_ok_and(|before| vcpu.kernel.restoration.interrupted(&Host, before, page))
 }

@@ -14,18 +14,12 @@ unsafe extern "C" {
     fn perfctr_glue_present(present: *mut Subject);
 }
 
-/// A description of the thread that executes this.
-pub(crate) trait Executing {
-    fn present() -> Self;
-}
-
-impl Executing for Subject {
-    fn present() -> Self {
-        let mut present = Self::default();
-        // SAFETY: the kernel writes these words, of the thread that it executes here.
-        unsafe { perfctr_glue_present(&raw mut present) };
-        present
-    }
+/// Returns a description of the thread that executes this.
+pub(crate) fn executing() -> Subject {
+    let mut subject = Subject::default();
+    // SAFETY: the kernel writes these words, of the thread that it executes here.
+    unsafe { perfctr_glue_present(&raw mut subject) };
+    subject
 }
 
 /// Returns the observer of a thread that needs its page registered: the thread shows there itself
@@ -57,8 +51,10 @@ impl OnVcpu<'_> {
     fn show(&mut self, user: &User) -> Result<(), Errno> {
         self.cpu().make_room()?;
         let object = self.object();
-        object.page.set(user.page(object.number));
-        self.cpu().show(&user.observer)
+        // SAFETY: this is a possible vCPU.
+        object.page.set(unsafe { user.page(object.number) });
+        // Nobody takes a refused page back, so it may be freed at any time.
+        self.cpu().show(&user.observer).inspect_err(|_| object.page.set(object.perfs))
     }
 
     /// Does [`show_page_of`](Self::show_page_of) for a thread that is switched in, if it needs the
@@ -78,33 +74,19 @@ impl OnVcpu<'_> {
         self.cpu().show_perfs(subject, new_observer())
     }
 
-    /// Takes the page of an observer back if it is registered; perf's events that were counted in
-    /// it go on in perf's.
+    /// Takes the page of an observer back if it is registered. C then has perf's events that were
+    /// counted in it continue in perf's page, as after every call.
     pub(crate) fn hide_page_of(&mut self, observer: &Observer) {
         if !self.cpu().vcpu.lacks_page_of(observer) {
             // What is registered says whether the hypervisor has refused.
             let _ = self.hide();
         }
-        self.show_events();
-    }
-
-    /// Registers perf's page if none is registered, for events that are here; see
-    /// [`Vcpu::events_need_page_for`](guest_kmod::Vcpu::events_need_page_for).
-    pub(crate) fn show_events(&mut self) {
-        let state = self.cpu().vcpu;
-        if !state.events_stand_still() {
-            return;
-        }
-        if let Some(subject) = state.events_need_page_for(&Subject::present()) {
-            // What the hypervisor refuses is asked for again when perf enables its PMU.
-            let _ = self.show_perfs(&subject);
-        }
     }
 
     /// Notes that the thread that executes has become another subject without a switch; see
     /// [`Vcpu::become_subject`](guest_kmod::Vcpu::become_subject).
-    pub(crate) fn judge(&mut self, present: Present<'_>) {
-        let subject = Subject::present();
+    pub(crate) fn become_subject(&mut self, present: Present<'_>) {
+        let subject = executing();
         let own = observer_of(present.object());
         let what = self.cpu().vcpu.become_subject(&subject, own);
         self.leave(present, what, &subject);
@@ -113,9 +95,8 @@ impl OnVcpu<'_> {
     /// Does what has to happen before a subject executes in place of `present`, or of the same
     /// thread.
     fn leave(&mut self, mut present: Present<'_>, leave: Leave, subject: &Subject) {
-        if let Some(mut thread) = present.on_thread().filter(|_| leave != Leave::Stay) {
-            let (pmu, page) = thread.pmu();
-            pmu.switch_out(page, &mut self.cpu());
+        if leave != Leave::Stay {
+            self.suspend(&mut present);
         }
         // What the hypervisor refuses is asked for again at the next switch.
         let _ = match leave {
@@ -142,14 +123,22 @@ pub extern "C" fn perfctr_core_leave_to(
     vcpu.leave(present, what, next);
 }
 
-/// See `OnVcpu::judge`.
+/// The thread that executes has become another subject without a switch.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_become(mut vcpu: OnVcpu<'_>, present: Present<'_>) {
-    vcpu.judge(present);
+    vcpu.become_subject(present);
 }
 
-/// See `OnVcpu::show_events`.
+/// Registers perf's page for perf's events that are here, if no page is registered; see
+/// [`Vcpu::events_need_page_for`](guest_kmod::Vcpu::events_need_page_for).
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_events_show(mut vcpu: OnVcpu<'_>) {
-    vcpu.show_events();
+    let state = vcpu.cpu().vcpu;
+    if !state.events_stand_still() {
+        return;
+    }
+    if let Some(subject) = state.events_need_page_for(&executing()) {
+        // What the hypervisor refuses is asked for again when perf enables its PMU.
+        let _ = vcpu.show_perfs(&subject);
+    }
 }

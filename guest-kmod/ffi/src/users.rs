@@ -26,7 +26,8 @@ pub(crate) struct User {
     next: Cell<*const User>,
     pub(crate) observer: Observer,
     counters: UsersCounters,
-    /// The page for each possible vCPU, or null while the user is made.
+    /// The user's page of each vCPU, by the vCPU's number. Entries are null only while the user is
+    /// made.
     pages: *mut *mut VcpuPage,
 }
 
@@ -50,7 +51,8 @@ static USERS: Users = Users { first: Cell::new(null()), idle: IdleUsers::new() }
 ///
 /// # Safety
 ///
-/// C holds its lock of users; there is nothing else in `container`'s place while this refers to it.
+/// C holds its lock of users. `container` is the address of a container, which exists as long as
+/// the reference to it.
 pub(crate) unsafe fn get(
     container: u64,
     uid: u32,
@@ -71,7 +73,7 @@ pub(crate) unsafe fn get(
     } else {
         User::make(Observer::new(container, uid, new_observer(), is_initial))?
     };
-    USERS.idle.counters_begin(&user.counters);
+    USERS.idle.counters_given(&user.counters);
     Ok(user)
 }
 
@@ -96,7 +98,7 @@ impl User {
             return Err(errno);
         }
         USERS.first.set(user);
-        USERS.idle.user_comes();
+        USERS.idle.user_made();
         Ok(user)
     }
 
@@ -113,14 +115,19 @@ impl User {
     }
 
     /// Returns the user's page of this vCPU.
-    pub(crate) fn page(&self, vcpu: u32) -> *const VcpuPage {
-        // SAFETY: there is one for each possible vCPU as long as there is the user.
+    ///
+    /// # Safety
+    ///
+    /// `vcpu` is the number of a possible vCPU.
+    pub(crate) unsafe fn page(&self, vcpu: u32) -> *const VcpuPage {
+        // SAFETY: the table has a place for each number of a possible vCPU.
         unsafe { *self.pages.add(vcpu as usize) }
     }
 
-    /// Takes one [`get`] back. If this was the last one, the user is freed after a while.
+    /// Gives back one result of [`get`]. If it was the user's last one, the user is freed after a
+    /// while.
     pub(crate) fn put(&self) {
-        if let Some(delay) = USERS.idle.counters_end(&self.counters) {
+        if let Some(delay) = USERS.idle.counters_returned(&self.counters) {
             // SAFETY: does not sleep, and needs no lock that the caller could hold.
             unsafe { perfctr_glue_users_look_in(delay) };
         }
@@ -155,7 +162,7 @@ pub unsafe extern "C" fn perfctr_core_users_take_back() {
     while let Some(user) = unsafe { link.get().as_ref() } {
         if user.counters.is_idle() && take_back(&user.observer) {
             link.set(user.next.get());
-            USERS.idle.user_goes();
+            USERS.idle.user_freed();
             // SAFETY: not in the list any more, and without counters.
             unsafe { user.free() };
         } else {

@@ -11,7 +11,7 @@ use guest_kmod::{Stats, Vcpu};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::cpu_wide::{CpuWide, threads};
-use crate::machine::{keep_page, list, log, may_come_online, unlist, vcpus};
+use crate::machine::{add_vcpu, keep_page, log, may_come_online, remove_vcpu, vcpus};
 use crate::memory::{alloc, alloc_page, free, free_page};
 use crate::observers::new_observer;
 use crate::on_vcpu::{OnVcpu, Present};
@@ -32,8 +32,8 @@ fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
     })?;
     let object = VcpuObject {
         number,
-        next: list(memory),
-        is_up: Cell::new(false),
+        next: add_vcpu(memory),
+        bound: Cell::new(Err(Errno::NXIO)),
         is_refused: AtomicBool::new(false),
         page: Cell::new(perfs),
         perfs,
@@ -58,7 +58,7 @@ fn make(number: u32) -> Result<*mut VcpuObject, Errno> {
 /// Nothing else of this crate is executed any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn perfctr_core_vcpus_free() {
-    while let Some(vcpu) = unlist() {
+    while let Some(vcpu) = remove_vcpu() {
         // SAFETY: nobody uses it any more, and its page is registered nowhere.
         unsafe {
             free_page(vcpu.perfs);
@@ -71,8 +71,8 @@ pub unsafe extern "C" fn perfctr_core_vcpus_free() {
 /// overflows was refused; gives 0 or why no thread may count there.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_online(mut vcpu: OnVcpu<'_>, error: c_int) -> c_int {
-    vcpu.object().is_up.set(true);
-    to_return(vcpu.come_online(from_return(error)))
+    vcpu.object().bound.set(from_return(error));
+    to_return(vcpu.come_online())
 }
 
 /// The vCPU goes offline.
@@ -84,16 +84,14 @@ pub extern "C" fn perfctr_core_vcpu_offline(mut vcpu: OnVcpu<'_>) {
 /// The machine goes to sleep, and `present` executes on its last vCPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_vcpu_sleep(mut vcpu: OnVcpu<'_>, mut present: Present<'_>) {
-    if let Some(mut thread) = present.on_thread() {
-        let (pmu, page) = thread.pmu();
-        pmu.switch_out(page, &mut vcpu.cpu());
-    }
+    vcpu.suspend(&mut present);
     vcpu.go_offline();
 }
 
 impl OnVcpu<'_> {
     /// See [`Cpu::come_online`](guest_kmod::Cpu::come_online).
-    fn come_online(&mut self, bound: Result<(), Errno>) -> Result<(), Errno> {
+    fn come_online(&mut self) -> Result<(), Errno> {
+        let bound = self.object().bound.get();
         let hidden = bound.and_then(|()| may_come_online()).and_then(|()| self.hide());
         let mut cpu = self.cpu();
         let online = match hidden {
@@ -103,39 +101,53 @@ impl OnVcpu<'_> {
                 Err(errno)
             }
         };
-        // ATOMICS: only says whom to call, who looks for itself.
-        self.object().is_refused.store(online.is_err(), Relaxed);
+        // ATOMICS: says only which vCPUs to call; each one looks for itself.
+        self.object().is_refused.store(bound.is_ok() && online.is_err(), Relaxed);
         online.inspect_err(|&errno| log(c"nothing can be counted there", errno))
     }
 
     /// What it counted for the whole CPU ends, too; see
     /// [`Cpu::go_offline`](guest_kmod::Cpu::go_offline).
     fn go_offline(&mut self) {
-        self.object().is_up.set(false);
-        self.object().is_refused.store(false, Relaxed);
+        let object = self.object();
+        object.bound.set(Err(Errno::NXIO));
+        object.is_refused.store(false, Relaxed);
         self.stop_cpu_wide();
-        if let Err(errno) = self.cpu().go_offline() {
-            // The hypervisor may still write there.
-            keep_page(self.object().page.get());
-            log(c"cannot take back its page", errno);
+        match self.cpu().go_offline() {
+            // The other page may be freed now.
+            Ok(()) => object.page.set(object.perfs),
+            Err(errno) => {
+                // The hypervisor may still write there.
+                keep_page(object.page.get());
+                log(c"cannot take back its page", errno);
+            }
         }
     }
 
     /// The vCPU is a restored machine's: what was registered is not any more, or with another host.
     pub(crate) fn restore(&mut self) {
         let object = self.object();
-        if !object.is_up.get() {
+        if object.bound.get().is_err() {
             return;
         }
         self.stop_cpu_wide();
         self.cpu().forget_page();
         object.page.set(object.perfs);
         // The kernel's log has the reason if it is refused, and threads read it.
-        let _ = self.come_online(Ok(()));
+        let _ = self.come_online();
+    }
+
+    /// Tries again whether the page can be registered, if that was refused.
+    pub(crate) fn try_again(&mut self) {
+        // Another caller may have had it done meanwhile, and threads may count here by now.
+        if self.object().is_refused.load(Relaxed) {
+            self.restore();
+        }
     }
 }
 
-/// Gives the name of statistic `index`, or null behind the last, and its value on all vCPUs.
+/// Returns the name of statistic `index`, or null behind the last, and its value on all vCPUs.
+/// Statistic 0 is the number of threads that have counters.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_core_stat(index: u32, value: &mut u64) -> *const c_char {
     let Some(index) = (index as usize).checked_sub(1) else {

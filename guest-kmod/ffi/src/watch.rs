@@ -39,14 +39,18 @@ pub extern "C" fn perfctr_core_watch_leave() {
     WATCH.leave();
 }
 
-/// Takes pages back that nobody needs.  Gives whether the watch has ended; see [`Watch::end`].  C
+/// Takes pages back that nobody needs.  Returns whether the watch has ended; see [`Watch::end`].  C
 /// holds its lock of the watch.
+///
+/// With `is_exit` the module is being unloaded, and no vCPU is online any more.  The watch then
+/// ends even if the hypervisor has refused to let a page go: nothing may call the module
+/// afterwards.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_watch_end() -> bool {
+pub extern "C" fn perfctr_core_watch_end(is_exit: bool) -> bool {
     if WATCH.may_end() {
         Call::HideIfUnwatched.on_all();
     }
-    WATCH.end(is_shown(None))
+    WATCH.end(!is_exit && is_shown(None))
 }
 
 impl OnVcpu<'_> {

@@ -19,24 +19,26 @@ static int hypercall(u32 op, void *argument, u32 length)
 	return _hypercall3(int, arch_5, op, argument, length);
 }
 
+/* Of an overflow, on each CPU; 0, or an error, if it is not bound. */
+static DEFINE_PER_CPU(int, perfctr_irq);
+
 static int bind(unsigned int cpu, irq_handler_t handler)
 {
-	int irq = bind_virq_to_irqhandler(PERFCTR_VIRQ_NUMBER, cpu, handler,
-					  IRQF_PERCPU | IRQF_NOBALANCING,
-					  "perfctr",
-					  per_cpu_ptr(&perfctr_cpus, cpu));
+	int *irq = per_cpu_ptr(&perfctr_irq, cpu);
 
-	per_cpu(perfctr_cpus.irq, cpu) = irq;
-	return irq < 0 ? irq : 0;
+	*irq = bind_virq_to_irqhandler(PERFCTR_VIRQ_NUMBER, cpu, handler,
+				       IRQF_PERCPU | IRQF_NOBALANCING,
+				       "perfctr", irq);
+	return *irq < 0 ? *irq : 0;
 }
 
 static void unbind(unsigned int cpu)
 {
-	struct perfctr_cpu *own = per_cpu_ptr(&perfctr_cpus, cpu);
+	int *irq = per_cpu_ptr(&perfctr_irq, cpu);
 
-	if (own->irq > 0)
-		unbind_from_irqhandler(own->irq, own);
-	own->irq = 0;
+	if (*irq > 0)
+		unbind_from_irqhandler(*irq, irq);
+	*irq = 0;
 }
 
 /*

@@ -445,7 +445,7 @@ const fn errno(error: ReadError) -> Errno {
     match error {
         // A registered vCPU may count unless the host has forbidden its domain meanwhile.
         ReadError::NotDirect => Errno::PERM,
-        // The last: the host, which lets nobody read counters any more, says nothing about it.
+        // `Faulted`: the host lets nobody read counters any more, and gives no reason.
         ReadError::NotLoaded(_)
         | ReadError::Malformed
         | ReadError::Disturbed

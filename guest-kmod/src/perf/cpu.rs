@@ -7,7 +7,7 @@ use shared_abi::{Config, Errno, PhysSlot, ThreadPage};
 use crate::hal::Kernel;
 use crate::hypercall;
 use crate::perf::event::EventConfig;
-use crate::perf::held::{EVENTS_MAX, Progress};
+use crate::perf::held::Progress;
 use crate::perf::sample::Registers;
 use crate::thread::ThreadPmu;
 use crate::vcpu::Cpu;
@@ -110,11 +110,9 @@ impl<K: Kernel> Cpu<'_, K> {
     /// forgets them when it gives the page back, which happens before perf removes the events of a
     /// thread that is switched out.
     pub(crate) fn keep_places(&mut self) {
-        for index in 0..EVENTS_MAX as u32 {
-            if let Some(slot) = self.vcpu.events.slot_without_place(index) {
-                let place = self.ask_place(slot);
-                self.vcpu.events.keep_place(index, place);
-            }
+        while let Some((index, slot)) = self.vcpu.events.without_place() {
+            let place = self.ask_place(slot);
+            self.vcpu.events.keep_place(index, place);
         }
     }
 

@@ -131,8 +131,8 @@ pub fn fit(group: &[EventConfig]) -> bool {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     held: [Option<Held>; EVENTS_MAX],
-    /// The number of the last event and 1: mostly there are few, and perf's switch looks at all of
-    /// them many times.
+    /// One more than the number of the last event, or 0.  Usually there are few events, and a
+    /// switch of perf's looks at all of them many times.
     end: usize,
     /// Whether perf's PMU is enabled.
     enabled: bool,
@@ -149,7 +149,7 @@ pub(crate) struct Events {
 
 impl Events {
     pub(crate) fn is_empty(&self) -> bool {
-        self.iter().next().is_none()
+        self.end == 0
     }
 
     fn iter(&self) -> impl Iterator<Item = &Held> {
@@ -250,12 +250,14 @@ impl Events {
         Some((&held.event, held.slot))
     }
 
-    /// Returns the counter of an event that also counts the kernel and has overflowed, if the place
-    /// of that is neither kept nor asked for.
-    pub(crate) fn slot_without_place(&self, index: u32) -> Option<PhysSlot> {
-        let held = self.held.get(index as usize)?.as_ref()?;
-        let is_wanted = held.has_overflowed() && held.event.counts_kernel();
-        (is_wanted && held.place.is_none()).then_some(held.slot)
+    /// Returns the number and the counter of an event that has overflowed, also counts the kernel,
+    /// and whose place is not kept yet.
+    pub(crate) fn without_place(&self) -> Option<(u32, PhysSlot)> {
+        self.held.iter().take(self.end).enumerate().find_map(|(index, held)| {
+            let held = held.as_ref()?;
+            let is_wanted = held.has_overflowed() && held.event.counts_kernel();
+            (is_wanted && held.place.is_none()).then_some((index as u32, held.slot))
+        })
     }
 
     /// Keeps the place where an event has overflowed until its sample is taken.

@@ -572,7 +572,7 @@ fn a_sample_of_the_kernel_keeps_its_place_when_the_page_is_taken_back_before() {
             assert_eq!(
                 cpu.registers_of_event(0, &mut place),
                 Registers::User,
-                "a place is of once"
+                "a place is given once"
             );
             cpu.next_period_of_event(0);
             cpu.register(7, 1).unwrap();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Switches of threads that only count, whose counters are loaded still: what nearly every switch
-//! is.
+//! Short paths for the usual switch: the thread only counts, and its counters are still loaded.
 //!
-//! What is done is what [`ThreadPmu::switch_in_otherwise`] and [`ThreadPmu::switch_out_otherwise`]
-//! do, to nobody but the thread and its page, and for a known number of counters, so that there is
-//! no loop.  A switch that finds anything else is left to them, untouched.
+//! They do what [`ThreadPmu::switch_in_otherwise`] and [`ThreadPmu::switch_out_otherwise`] do, for
+//! a number of counters that the compiler knows, so that there is no loop.  They change only the
+//! thread's state, its page and statistics.  If anything else is needed they change nothing, and
+//! the general functions do the whole switch.
 
 use shared_abi::ThreadPage;
 use shared_abi::count::log_thread;
@@ -14,32 +14,32 @@ use crate::hal::Kernel;
 use crate::overflow::Signal;
 use crate::vcpu::Cpu;
 
-/// A thread and the vCPU that it is switched on, as whoever switches it has them.
+/// A thread and the vCPU on which it is switched, as the code that switches it has them.
 pub trait Switch: Sized {
-    /// The kernel that switches it.
+    /// The kernel that switches the thread.
     type Kernel: Kernel;
-    /// What the thread is told, in the kernel's form; the default is nothing.
-    type Told: Default;
+    /// The overflow of which the thread has to be told, in the form that the kernel needs.  The
+    /// default value is none.
+    type Notice: Default;
 
-    /// The thread's counters, its page, and the vCPU.
+    /// Returns the thread's counters, its page, and the vCPU.
     fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, Cpu<'_, Self::Kernel>);
 
-    /// Has the page of the thread's user registered, if the thread needs that to be resumed.
+    /// Registers the page of the thread's user, if the thread needs that page to be resumed.
     fn show_page(&mut self);
 
-    /// The kernel's form of what the thread is told.
-    fn told(signal: Option<Signal>) -> Self::Told;
+    /// Converts an overflow to the form that the kernel needs.
+    fn notice(signal: Option<Signal>) -> Self::Notice;
 }
 
-/// The thread is about to execute on the vCPU.  Gives what to send it, if it was suspended between
-/// an overflow and its interrupt.
+/// Switches the thread in.  Returns the overflow of which it has to be told, if it was suspended
+/// between the overflow and its interrupt.
 ///
-/// Each number of counters has code of its own, in a function of its own: a shorter one has fewer
-/// registers to save.
+/// There is a function for each number of counters: one for fewer counters saves fewer registers.
 #[inline(always)]
-pub fn switch_in<S: Switch>(mut switch: S) -> S::Told {
+pub fn switch_in<S: Switch>(mut switch: S) -> S::Notice {
     let (pmu, _, cpu) = switch.parts();
-    match pmu.plainly_in(&cpu) {
+    match pmu.plain_counters_in(&cpu) {
         1 => in_plainly::<1, S>(switch),
         2 => in_plainly::<2, S>(switch),
         3 => in_plainly::<3, S>(switch),
@@ -49,25 +49,25 @@ pub fn switch_in<S: Switch>(mut switch: S) -> S::Told {
 }
 
 #[inline(never)]
-fn in_plainly<const N: usize, S: Switch>(mut switch: S) -> S::Told {
+fn in_plainly<const N: usize, S: Switch>(mut switch: S) -> S::Notice {
     let (pmu, page, cpu) = switch.parts();
-    if pmu.begin::<N, _>(page, &cpu) {
-        return S::Told::default();
+    if pmu.resume_plainly::<N, _>(page, &cpu) {
+        return S::Notice::default();
     }
     in_otherwise(switch)
 }
 
 #[inline(never)]
-fn in_otherwise<S: Switch>(mut switch: S) -> S::Told {
+fn in_otherwise<S: Switch>(mut switch: S) -> S::Notice {
     switch.show_page();
     let (pmu, page, mut cpu) = switch.parts();
-    S::told(pmu.switch_in_otherwise(page, &mut cpu))
+    S::notice(pmu.switch_in_otherwise(page, &mut cpu))
 }
 
-/// The thread has stopped executing on the vCPU.
+/// Switches the thread out.
 #[inline(always)]
 pub fn switch_out<S: Switch>(mut switch: S) {
-    match switch.parts().0.plainly_out() {
+    match switch.parts().0.plain_counters_out() {
         1 => out_plainly::<1, S>(switch),
         2 => out_plainly::<2, S>(switch),
         3 => out_plainly::<3, S>(switch),
@@ -79,7 +79,7 @@ pub fn switch_out<S: Switch>(mut switch: S) {
 #[inline(never)]
 fn out_plainly<const N: usize, S: Switch>(mut switch: S) {
     let (pmu, page, cpu) = switch.parts();
-    if !pmu.end::<N, _>(page, &cpu) {
+    if !pmu.suspend_plainly::<N, _>(page, &cpu) {
         out_otherwise(switch);
     }
 }
@@ -90,8 +90,7 @@ fn out_otherwise<S: Switch>(mut switch: S) {
     pmu.switch_out_otherwise(page, &mut cpu);
 }
 
-/// What is switched by somebody who has its parts, where the page that the thread needs is
-/// registered.
+/// A switch by code that has borrowed the parts, and has registered the page that the thread needs.
 struct Borrowed<'a, 'b, K> {
     pmu: &'a mut ThreadPmu,
     page: &'a ThreadPage,
@@ -100,7 +99,7 @@ struct Borrowed<'a, 'b, K> {
 
 impl<K: Kernel> Switch for Borrowed<'_, '_, K> {
     type Kernel = K;
-    type Told = Option<Signal>;
+    type Notice = Option<Signal>;
 
     #[inline(always)]
     fn parts(&mut self) -> (&mut ThreadPmu, &ThreadPage, Cpu<'_, K>) {
@@ -110,7 +109,7 @@ impl<K: Kernel> Switch for Borrowed<'_, '_, K> {
 
     fn show_page(&mut self) {}
 
-    fn told(signal: Option<Signal>) -> Option<Signal> {
+    fn notice(signal: Option<Signal>) -> Option<Signal> {
         signal
     }
 }
@@ -130,26 +129,32 @@ impl ThreadPmu {
         switch_out(Borrowed { pmu: self, page, cpu });
     }
 
-    /// How many counters there are, if nothing has to be loaded and nothing told when the thread is
-    /// switched in; else 0.
+    /// Returns the number of counters if the thread can be resumed by
+    /// [`resume_plainly`](Self::resume_plainly): nothing has to be loaded, and there is nothing to
+    /// tell the thread.  Otherwise returns 0.
     #[inline(always)]
-    fn plainly_in<K: Kernel>(&self, cpu: &Cpu<'_, K>) -> usize {
-        // Neither samples nor has failed what was found loaded.
+    fn plain_counters_in<K: Kernel>(&self, cpu: &Cpu<'_, K>) -> usize {
+        // Counters that sample, or have failed, are never noted as loaded.
         let plain = self.running == Running::Suspended && self.loaded == Some(cpu.now());
         if plain { self.order.len() } else { 0 }
     }
 
-    /// The same when it is switched out.
+    /// Returns the number of counters if the thread can be suspended by
+    /// [`suspend_plainly`](Self::suspend_plainly), or 0.
     #[inline(always)]
-    fn plainly_out(&self) -> usize {
+    fn plain_counters_out(&self) -> usize {
         let plain = self.running == Running::Active && self.loaded.is_some();
         if plain { self.order.len() } else { 0 }
     }
 
-    /// [`switch_in`](Self::switch_in) of a thread with [so many](Self::plainly_in) counters; false,
-    /// and nothing is done, if it is disturbed.
+    /// Resumes the thread, which has `N` counters as [`plain_counters_in`](Self::plain_counters_in)
+    /// has found.  Returns false, and changes nothing, if reading the counters was disturbed.
     #[inline(always)]
-    fn begin<const N: usize, K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) -> bool {
+    fn resume_plainly<const N: usize, K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &Cpu<'_, K>,
+    ) -> bool {
         let Some(slots) = self.order.first::<N>() else { return false };
         let Some((tsc, counts)) = cpu.try_sample(slots) else { return false };
         cpu.stats.switches_in.add(1);
@@ -159,16 +164,21 @@ impl ThreadPmu {
         for (start, count) in self.start.counter.iter_mut().zip(counts) {
             *start = count;
         }
-        // What is loaded still was found so when the thread was resumed last: on the same vCPU.
+        // The same vCPU still has these counters loaded, so its number is published already.
         self.publisher.resumed(page, None, tsc, &counts, false);
         self.publisher.switched(page, self.switches);
         true
     }
 
-    /// [`switch_out`](Self::switch_out) of a thread with [so many](Self::plainly_out) counters,
-    /// likewise.
+    /// Suspends the thread, which has `N` counters as
+    /// [`plain_counters_out`](Self::plain_counters_out) has found.  Returns false, and changes
+    /// nothing, if reading the counters was disturbed.
     #[inline(always)]
-    fn end<const N: usize, K: Kernel>(&mut self, page: &ThreadPage, cpu: &Cpu<'_, K>) -> bool {
+    fn suspend_plainly<const N: usize, K: Kernel>(
+        &mut self,
+        page: &ThreadPage,
+        cpu: &Cpu<'_, K>,
+    ) -> bool {
         let Some(slots) = self.order.first::<N>() else { return false };
         let Some((tsc, mut counts)) = cpu.try_sample(slots) else { return false };
         cpu.stats.switches_out.add(1);
