@@ -16,7 +16,7 @@ use shared_abi::ring::RING_FIRST_PAGE;
 use shared_abi::{ThreadPage, VcpuPage};
 
 use crate::error::Error;
-use crate::rdpmc::survive_unless_left;
+use crate::rdpmc::survive_by_default;
 use crate::reader::{ReadError, Reader, Snapshot};
 use crate::sys::Generation;
 
@@ -75,7 +75,7 @@ impl Pages {
             return Err(Error::Malformed("number of vCPUs"));
         }
         let mapping = Mapping::new(device, 0, 1 + vcpus as usize)?;
-        survive_unless_left();
+        survive_by_default();
         Ok(Self { mapping, vcpus })
     }
 

@@ -28,7 +28,7 @@ mod faults;
 #[cfg(feature = "std")]
 pub use faults::{leave_faults, survive_faults};
 #[cfg(feature = "std")]
-pub(crate) use faults::{survive_unless_left, survived};
+pub(crate) use faults::{survive_by_default, survived};
 
 /// Writes an entry of the table in which the handler of faults looks an RDPMC up, which has the
 /// label `2:`.  Expands to assembler directives and takes the label where the program continues
@@ -51,10 +51,10 @@ macro_rules! continues_at {
 ///
 /// RDPMC faults unless CR4.PCE is set.  So a caller reads only after it has found
 /// [`THREAD_DIRECT`](shared_abi::thread_page::THREAD_DIRECT) set in its page, which says that
-/// CR4.PCE is set.  That may no longer be true when RDPMC executes.  In a process that has opened a
-/// session, or has called `survive_faults`, [`counter`](Counters::counter) then returns 0, and
-/// [`counter_under`](Counters::counter_under) makes its stamp invalid; elsewhere SIGSEGV ends the
-/// process.
+/// CR4.PCE is set.  That may no longer be true when RDPMC executes.  In a process that has mapped
+/// the device's pages for a session, or has called `survive_faults`,
+/// [`counter`](Counters::counter) then returns 0, and [`counter_under`](Counters::counter_under)
+/// makes its stamp invalid; elsewhere SIGSEGV ends the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware;
 

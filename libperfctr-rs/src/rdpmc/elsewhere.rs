@@ -26,4 +26,4 @@ pub(crate) const fn survived() -> u64 {
 }
 
 /// Does nothing: what is never executed cannot fault.
-pub(crate) const fn survive_unless_left() {}
+pub(crate) const fn survive_by_default() {}

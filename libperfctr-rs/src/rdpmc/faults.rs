@@ -35,7 +35,7 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 static SURVIVED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether sessions leave SIGSEGV's action as it is.
-static LEFT: AtomicBool = AtomicBool::new(false);
+static LEAVES_ACTION: AtomicBool = AtomicBool::new(false);
 /// The variable by which whoever starts the program asks for the same.
 const LEAVE_VARIABLE: &str = "PERFCTR_LEAVE_SIGSEGV";
 
@@ -103,15 +103,15 @@ pub fn survive_faults() -> Result<(), Error> {
 /// A read whose domain has just lost its counters then ends the process; see [`survive_faults`].
 pub fn leave_faults() {
     // ATOMICS: a thread that opens a session at the same time comes before or after this.
-    LEFT.store(true, Ordering::Relaxed);
+    LEAVES_ACTION.store(true, Ordering::Relaxed);
 }
 
 /// Does what [`survive_faults`] does, unless the program or whoever has started it wants otherwise.
 ///
 /// If the kernel refuses it, a read that faults ends the process.
-pub(crate) fn survive_unless_left() {
+pub(crate) fn survive_by_default() {
     // ATOMICS: see `leave_faults`.
-    if !LEFT.load(Ordering::Relaxed) && env::var_os(LEAVE_VARIABLE).is_none() {
+    if !LEAVES_ACTION.load(Ordering::Relaxed) && env::var_os(LEAVE_VARIABLE).is_none() {
         let _ = survive_faults();
     }
 }

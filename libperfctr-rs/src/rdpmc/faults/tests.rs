@@ -156,13 +156,13 @@ fn rdpmc_gives_0_and_goes_on() {
 #[test]
 fn reads_survive_unless_the_program_wants_otherwise() {
     let body = || {
-        survive_unless_left();
+        survive_by_default();
         rdpmc_is_0() && survived() == 1
     };
     assert_eq!(child(default(), false, body), FINE);
     let chained = || {
-        survive_unless_left();
-        survive_unless_left();
+        survive_by_default();
+        survive_by_default();
         rdpmc_is_0() && touch_nothing()
     };
     assert_eq!(child(informed(expects_address, 0), false, chained), HANDLED);
@@ -219,14 +219,14 @@ fn a_read_that_faults_gives_an_error_and_no_number() {
 fn sessions_leave_the_action_alone_if_asked_to() {
     let left = || {
         leave_faults();
-        survive_unless_left();
+        survive_by_default();
         exchange(None).is_ok_and(|action| action.sa_sigaction == libc::SIG_DFL) && rdpmc_is_0()
     };
     assert_eq!(child(default(), false, left), KILLED);
     let told = || {
         // SAFETY: the child has no other thread.
         unsafe { libc::setenv(c"PERFCTR_LEAVE_SIGSEGV".as_ptr(), c"1".as_ptr(), 1) };
-        survive_unless_left();
+        survive_by_default();
         exchange(None).is_ok_and(|action| action.sa_sigaction == libc::SIG_DFL) && rdpmc_is_0()
     };
     assert_eq!(child(default(), false, told), KILLED);
