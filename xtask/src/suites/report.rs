@@ -8,6 +8,9 @@ use anyhow::{Result, ensure};
 
 use crate::machine::{self, Boots, Outcome, Spec, Status};
 
+/// What is named as failed if a suite ends with an error, or if it runs no test.
+pub const WHOLE: &str = "the suite as a whole";
+
 /// What a suite needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
@@ -116,10 +119,10 @@ impl Report {
         let mut report = Self { volume, suite: suite.name, topology, ..Self::default() };
         let (start, before) = (Instant::now(), machine::boots());
         if let Err(error) = (suite.run)(&mut report) {
-            report.record("the suite as a whole", Err(error), start.elapsed());
+            report.record(WHOLE, Err(error), start.elapsed());
         }
         if report.passed == 0 && report.failed.is_empty() {
-            report.record("the suite as a whole", Err(anyhow::anyhow!("no test ran")), report.time);
+            report.record(WHOLE, Err(anyhow::anyhow!("no test ran")), report.time);
         }
         report.time = start.elapsed();
         // Machines that boot meanwhile belong to the suites that run beside this one.
