@@ -86,7 +86,7 @@ pub fn layer(
         format!("--socket={SOCKET}"),
         format!("--monitor={MONITOR}"),
     ];
-    let options = [("--allow", host.allow), ("--calm", host.calm)];
+    let options = [("--allow", host.allow), ("--calm", host.calm), ("--nmis", spec.press_nmi)];
     beside.extend(options.into_iter().filter(|one| one.1).map(|one| one.0.to_owned()));
     archive.file("etc/testbed/beside", 0o644, &nul_ended(&beside))?;
     archive.file("etc/testbed/machine", 0o644, &nul_ended(&command(host, spec, files_mib)))?;
