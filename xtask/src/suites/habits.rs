@@ -7,9 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::artefacts::{guest, kernel, qemu, rootfs};
-use crate::machine::{self, Outcome, Spec, Status};
+use crate::machine::{self, Outcome, Spec};
 use crate::suites::pmu::{self, AMD};
-use crate::suites::report::{Report, all};
+use crate::suites::report::{Report, all, line};
 
 /// How often a guest counts the program whose counts are known.
 const RUNS: usize = 10;
@@ -70,8 +70,7 @@ fn svm(report: &mut Report) -> Result<()> {
         spec.files.push((guest::svm_check(&kernel::kernel()?)?, "/work/svm-check.ko".into()));
         let outcome = machine::run(&spec)?;
         report.test(&format!("around an SVM guest the model has exactly {habits}"), || {
-            let verdict = line(&outcome, "svm-check: ", " checks, 0 FAILED");
-            verdict.map(drop)
+            line(&outcome, "svm-check: ", " checks, 0 FAILED").map(drop)
         });
         let host = line(&outcome, "svm-check: the host retires ", " instructions around a guest");
         hosts.push(host.and_then(|number| Ok(number.parse::<u64>()?)));
@@ -83,25 +82,13 @@ fn svm(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Returns what stands between these two on a line that a run has printed.
-fn line(outcome: &Outcome, before: &str, after: &str) -> Result<String> {
-    let said = String::from_utf8_lossy(&outcome.stdout);
-    let found = said.lines().find_map(|line| line.strip_prefix(before)?.strip_suffix(after));
-    found.map(str::to_owned).with_context(|| format!("no `{before}`: {}", all(outcome)))
-}
-
 /// Checks Linux' own perf where each interrupt and exception retires as one instruction more.
 fn interrupts(report: &mut Report) -> Result<()> {
     let program = pmu::check_program()?;
     let mut spec = Spec::new("native", ["/work/pmu-check", "--interrupts"])?.stock("");
     spec.topology.cpu.push_str(",pmu-tally=on,pmu-habits=interrupts");
     spec.files.push((program, "/work/pmu-check".into()));
-    let outcome = machine::run(&spec)?;
-    report.test("each interrupt and exception is one instruction more", || {
-        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
-        Ok(())
-    });
-    Ok(())
+    report.succeeds(&spec, "each interrupt and exception is one instruction more").map(drop)
 }
 
 /// Checks a PV guest where interrupts retire, come late, and come without a reason.
@@ -179,8 +166,7 @@ fn uncorrected(
 
 /// Describes a guest that counts the program, and then does something else.
 fn counting(topology: &str, driver: &str, habits: &str, then: &str) -> Result<Spec> {
-    let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
-    let script = format!("for run in $(seq {RUNS}); do {stat}; done; {then}");
+    let script = format!("{}; {then}", pmu::perf_stat(RUNS));
     let mut spec = Spec::new(topology, ["sh", "-c", &script])?.driver(driver)?;
     spec.topology.cpu.push_str(&format!(",pmu-habits={habits}"));
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));

@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use crate::artefacts::{guest, kernel, rootfs};
-use crate::machine::{self, Spec, Status};
-use crate::suites::report::{Report, all};
+use crate::machine::{self, Spec};
+use crate::suites::report::{Report, all, line};
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
@@ -55,12 +55,7 @@ fn check(report: &mut Report, program: &Path) -> Result<()> {
     });
     let mut spec = Spec::new("native", ["/work/pmu-check"])?.stock("");
     spec.files.push((program.to_owned(), "/work/pmu-check".into()));
-    let outcome = machine::run(&spec)?;
-    report.test("every count is exact", || {
-        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
-        Ok(())
-    });
-    Ok(())
+    report.succeeds(&spec, "every count is exact").map(drop)
 }
 
 /// Runs the check on an AMD CPU, and another one of what its counters do in and around an SVM
@@ -72,17 +67,9 @@ fn check_amd(report: &mut Report, program: PathBuf) -> Result<()> {
     spec.topology.cpu = AMD.into();
     spec.files.push((program, "/work/pmu-check".into()));
     spec.files.push((guest::svm_check(&kernel::kernel()?)?, "/work/svm-check.ko".into()));
-    let outcome = machine::run(&spec)?;
-    report.test("every count is exact on an AMD CPU", || {
-        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
-        Ok(())
-    });
+    let outcome = report.succeeds(&spec, "every count is exact on an AMD CPU")?;
     report.test("the counters know SVM guests from their host", || {
-        let said = String::from_utf8_lossy(&outcome.stdout);
-        let verdict = said.lines().find(|line| line.starts_with("svm-check:"));
-        let passed = verdict.is_some_and(|line| line.ends_with(" checks, 0 FAILED"));
-        ensure!(passed, "{}", all(&outcome));
-        Ok(())
+        line(&outcome, "svm-check: ", " checks, 0 FAILED").map(drop)
     });
     Ok(())
 }
@@ -94,12 +81,7 @@ fn check_map(report: &mut Report) -> Result<()> {
     spec.topology.linux.push_str(" iomem=relaxed");
     let program = build("map-check", &["map-check.c"])?;
     spec.files.push((program, "/work/map-check".into()));
-    let outcome = machine::run(&spec)?;
-    report.test("devices stay where they are while the memory map changes", || {
-        ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
-        Ok(())
-    });
-    Ok(())
+    report.succeeds(&spec, "devices stay where they are while the memory map changes").map(drop)
 }
 
 /// Builds a program that executes two instructions for each iteration, and four more.
@@ -111,11 +93,15 @@ pub fn known(iterations: u32) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Returns a script in which `perf` counts the program `/work/loop` so many times.
+pub fn perf_stat(times: usize) -> String {
+    let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
+    format!("for run in $(seq {times}); do {stat}; done")
+}
+
 /// Runs Debian's own `perf`.
 fn perf(report: &mut Report) -> Result<()> {
-    let stat = "perf stat -x, -e instructions:u,branches:u /work/loop";
-    let script = format!("for run in $(seq {PERF_RUNS}); do {stat}; done");
-    let mut spec = Spec::new("native", ["sh", "-c", &script])?.stock("");
+    let mut spec = Spec::new("native", ["sh", "-c", &perf_stat(PERF_RUNS)])?.stock("");
     spec.files.push((known(ITERATIONS)?, "/work/loop".into()));
     spec.files.push((rootfs::perf()?, "/".into()));
     let outcome = machine::run(&spec)?;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::machine::{self, Boots, Outcome, Spec, Status};
 
@@ -162,6 +162,17 @@ impl Report {
         self.notes.push(format!("{}: {}", self.suite, text.into()));
     }
 
+    /// Boots `spec`, and tests by this name that its command succeeds. Returns the run for further
+    /// tests.
+    pub fn succeeds(&mut self, spec: &Spec, name: &str) -> Result<Outcome> {
+        let outcome = machine::run(spec)?;
+        self.test(name, || {
+            ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+            Ok(())
+        });
+        Ok(outcome)
+    }
+
     /// Boots `spec`, runs `program` of the package `vm-tests` in the guest, and takes over its
     /// results: every line `ok NAME` and `FAILED NAME...` of its standard output is a test, every
     /// line `note TEXT` is for the summary.
@@ -200,6 +211,13 @@ pub fn console_says(outcome: &Outcome, what: &str) -> Result<()> {
     let console = String::from_utf8_lossy(&console);
     ensure!(console.contains(what), "the console does not say `{what}`\n{console}");
     Ok(())
+}
+
+/// Returns what stands between these two on a line that a run has printed.
+pub fn line(outcome: &Outcome, before: &str, after: &str) -> Result<String> {
+    let said = String::from_utf8_lossy(&outcome.stdout);
+    let found = said.lines().find_map(|line| line.strip_prefix(before)?.strip_suffix(after));
+    found.map(str::to_owned).with_context(|| format!("no `{before}`: {}", all(outcome)))
 }
 
 /// Returns everything about a run that helps to understand why it failed.
