@@ -18,6 +18,7 @@ const ALWAYS: &[&str] = &["check", "unit"];
 const CORES: &[&str] = &["encodings", "simulator", "mutants", "loom", "fuzz"];
 /// The suites that run the driver in Xen and the module in its guests.
 const XEN: &[&str] = &[
+    "habits",
     "driver-absent",
     "pcpus",
     "counting",
@@ -34,6 +35,7 @@ const XEN: &[&str] = &[
 ];
 /// The suites that run the driver in KVM.
 const KVM: &[&str] = &[
+    "habits",
     "kvm",
     "migrate-kvm",
     "tenants-kvm",
@@ -55,6 +57,8 @@ const KVM_TOO: &[&str] = &["kvm"];
 const ABOVE: &[&str] = &["providers", "stat", "perf", "shim", "packages", "papi", "papi-events"];
 /// The suites of the emulated machine by itself.
 const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu", "habits"];
+/// Further suites that a wrong model of a PMU breaks.
+const MODEL: &[&str] = &["counting", "overflow", "amd"];
 
 /// The beginnings of files' names, each with the suites that test these files beside [`ALWAYS`].
 const TABLE: &[(&str, &[&[&str]])] = &[
@@ -81,7 +85,8 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("CHANGELOG.md", &[&["packages"]]),
     ("testbed/bochs/", &[&["vmx-pmu"], VMX]),
     ("testbed/init/", &[TESTBED, &["vmx-pmu"]]),
-    ("testbed/qemu/", &[TESTBED, &["counting", "overflow", "amd"]]),
+    ("testbed/qemu/", &[TESTBED, MODEL]),
+    ("testbed/qemu/check/", &[TESTBED, MODEL, &["vmx-pmu"]]),
     ("tests/faults/", &[&["simulator"]]),
     ("tests/fuzz/", &[&["fuzz", "vm-fuzz", "programs"]]),
     ("tests/mutants.txt", &[&["mutants"]]),
@@ -98,9 +103,12 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("tests/vm/src/xen.rs", &[XEN]),
     ("tests/vm/src/kvm.rs", &[KVM]),
     ("xtask/README.md", &[]),
+    ("xtask/src/artefacts/bochs.rs", &[&["vmx-pmu"], VMX]),
+    ("xtask/src/artefacts/emulators.rs", &[TESTBED, MODEL, &["vmx-pmu"]]),
     ("xtask/src/artefacts/kvm.rs", &[KVM_TOO]),
     ("xtask/src/artefacts/packages/", &[&["packages"]]),
     ("xtask/src/checks/", &[]),
+    ("xtask/src/machine/disc.rs", &[&["vmx-pmu"], VMX]),
     ("xtask/src/suites/browser.rs", &[&["stat"]]),
     ("xtask/src/suites/changed.rs", &[]),
     ("xtask/src/suites/driver.rs", &[XEN]),
@@ -108,9 +116,11 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/model.rs", &[CORES]),
     ("xtask/src/suites/newer.rs", &[&["debian-13"]]),
     ("xtask/src/suites/perf_test.rs", &[&["perf"]]),
+    ("xtask/src/suites/pmu.rs", &[&["habits", "vmx-pmu"]]),
     ("xtask/src/suites/readme.rs", &[&["stat", "book"]]),
     ("xtask/src/suites/tenants.rs", &[&["tenants", "amd", "domains", "kvm"]]),
     ("xtask/src/suites/testbed.rs", &[TESTBED]),
+    ("xtask/src/suites/vmx.rs", &[&["vmx-pmu", "tenants-vmx-kvm"]]),
     ("xtask/src/verbs/", &[]),
     ("xtask/tidy.toml", &[]),
 ];
@@ -204,6 +214,7 @@ mod tests {
         only("testbed/bochs/hooks.patch", &[&["vmx-pmu"], VMX].concat());
         only("tests/vm/src/bin/perf/main.rs", &["perf", "perf-kvm"]);
         only("tests/vm/src/bin/vm-fuzz/user.rs", &["vm-fuzz"]);
+        only("xtask/src/suites/pmu.rs", &["pmu", "habits", "vmx-pmu"]);
         only("xtask/src/suites/vm_fuzz.rs", &["vm-fuzz"]);
         // Nobody knows what this breaks.
         let all = SUITES.iter().filter(|suite| suite.tier != Tier::Long).count();
