@@ -5,11 +5,7 @@ use std::ops::Sub;
 
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
-
-/// RDPMC's index of the first number (`testbed/qemu`, property `pmu-tally`), and of the number of
-/// instructions in ring 0 of a guest that has one of its own.
-const FIRST: u32 = 0x7461_6c79;
-const GUESTS_RING_0: u32 = FIRST + 9;
+use vm_tests::emulated::{FIRST, GUESTS_RING_0};
 
 /// What the machine did up to a moment, or between two. The numbers are in this order:
 ///

@@ -17,6 +17,7 @@ use shared_abi::seq::Stamp;
 use shared_abi::sync::Ordering::Relaxed;
 
 use crate::bodies::{Body, Does, step_over_invalid};
+use crate::emulated::{EXITS, OUTSIDE_RING_0, RING_0};
 use crate::expected::Stepped;
 use crate::guest;
 use crate::region::FreshPages;
@@ -24,11 +25,6 @@ use crate::step::{Executed, Kind};
 use crate::tally::equal;
 use crate::threads::{SELF, cpus, run_on};
 
-/// RDPMC's indices of the instructions that the emulator executed in ring 0 and outside, and of
-/// exits from guests.
-const RING_0: u32 = 0x7461_6c79;
-const OUTSIDE_RING_0: u32 = RING_0 + 1;
-const EXITS: u32 = RING_0 + 7;
 /// The events: instructions of the kernel, and of kernel and user together.
 const EVENTS: [Event; 2] = [Event::INSTRUCTIONS.kernel(), Event::INSTRUCTIONS];
 /// The number of measurements of each kind, and how many must not be disturbed by a switch.

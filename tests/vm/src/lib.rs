@@ -10,6 +10,7 @@
 
 pub mod bodies;
 pub mod disturb;
+pub mod emulated;
 pub mod expected;
 pub mod frames;
 pub mod guest;

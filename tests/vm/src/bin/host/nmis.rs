@@ -7,12 +7,9 @@ use std::fmt;
 use anyhow::Result;
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
+use vm_tests::emulated::RAISED;
 use vm_tests::nmis::received;
 use vm_tests::threads::{SELF, run_on};
-
-/// RDPMC's index of how many interrupts the CPU's counters have raised (`testbed/qemu`, property
-/// `pmu-tally`).
-const RAISED: u32 = 0x7461_6c79 + 3;
 
 /// How many NMIs all of the host's CPUs have received, and how many interrupts counters raised.
 #[derive(Debug)]

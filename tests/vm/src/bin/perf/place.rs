@@ -11,15 +11,11 @@ use anyhow::{Context, Result, ensure};
 use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
+use vm_tests::emulated::PLACE;
 use vm_tests::perf::{Record, Sampling, Whose, generic};
 use vm_tests::threads::{SELF, run_on};
 
 use crate::{Machine, PCPUS};
-
-/// RDPMC's index of the address at which the last overflow outside the host's CPL 0 interrupted
-/// this physical CPU. It is 0 if the overflow interrupted in that CPL, as one of a PV guest's
-/// SYSCALL does.
-const PLACE: u32 = 0x7461_6c79 + 8;
 
 const SAMPLES: u64 = 1_000;
 /// The period. Unit: instructions of the kernel.

@@ -11,6 +11,7 @@ use perfctr::Session;
 use perfctr::rdpmc::Hardware;
 use serde_json::{Map, Value, json};
 use shared_abi::read::Counters;
+use vm_tests::emulated::EXITS;
 use vm_tests::guest;
 use vm_tests::perf::{Event, Record, Sampling, Whose, generic};
 use vm_tests::region::Region;
@@ -28,8 +29,6 @@ use crate::tenant::SAMPLED;
 const REGIONS: u64 = 6_000;
 /// The least number of overflows of all threads of the tenant.
 const OVERFLOWS_MIN: u64 = 4_000;
-/// RDPMC's index of the number of exits from guests (`testbed/qemu`, property `pmu-tally`).
-const EXITS: u32 = 0x7461_6c79 + 7;
 /// The number of reads that are looked at together, and how often: interrupts exit from the guest,
 /// too, but not in most of such short times.
 const READS: u64 = 100;
