@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_INSTRUCTIONS,
+    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_INSTRUCTIONS, perf_event_attr,
 };
 use perfctr::{Provider, Session};
 use shared_abi::events::Generic;
@@ -191,29 +191,31 @@ pub fn beside(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Checks that events of user mode, of the kernel and of both agree, if they begin and end at once.
-pub fn of_both_modes(machine: &Machine) -> Result<()> {
-    let instructions = |user: bool, kernel: bool| {
-        let mut attributes = generic(PERF_COUNT_HW_INSTRUCTIONS);
-        attributes.set_exclude_user(u64::from(!user));
-        attributes.set_exclude_kernel(u64::from(!kernel));
-        attributes
-    };
-    let mut leader = instructions(true, true);
-    leader.set_disabled(1);
-    let both = Event::open(leader, Whose::Thread(SELF), None)?;
-    let member = |attributes| Event::open(attributes, Whose::Thread(SELF), Some(&both));
-    let (user, kernel) = (member(instructions(true, false))?, member(instructions(false, true))?);
+/// Counts regions with events that begin and end at once, and are led by the first. After each
+/// region, demands that `agree` accepts their counts, and that all have grown.
+fn together<const N: usize>(
+    machine: &Machine,
+    mut attributes: [perf_event_attr; N],
+    agree: impl Fn([u64; N]) -> Result<()>,
+) -> Result<()> {
+    attributes[0].set_disabled(1);
+    let mut events = Vec::new();
+    for one in attributes {
+        events.push(Event::open(one, Whose::Thread(SELF), events.first())?);
+    }
     let mut rng = Rng::new(SEED, 0);
-    let mut before = [0; 3];
+    let mut before = [0; N];
     machine.disturbed(|| {
         for _ in 0..ROUNDS {
-            both.lead(true)?;
+            events[0].lead(true)?;
             Region::random(&mut rng, ITERATIONS).execute(&mut 0);
             yield_now();
-            both.lead(false)?;
-            let now = [both.count()?, user.count()?, kernel.count()?];
-            ensure!(now[0] == now[1] + now[2], "{now:?} of both, of user mode, of the kernel");
+            events[0].lead(false)?;
+            let mut now = [0; N];
+            for (now, event) in now.iter_mut().zip(&events) {
+                *now = event.count()?;
+            }
+            agree(now)?;
             let grown = now.iter().zip(before).all(|(now, before)| *now > before);
             ensure!(grown, "{before:?} before, {now:?} now");
             before = now;
@@ -222,26 +224,28 @@ pub fn of_both_modes(machine: &Machine) -> Result<()> {
     })
 }
 
+/// Checks that events of user mode, of the kernel and of both agree, if they begin and end at once.
+pub fn of_both_modes(machine: &Machine) -> Result<()> {
+    let instructions = |(user, kernel): (bool, bool)| {
+        let mut attributes = generic(PERF_COUNT_HW_INSTRUCTIONS);
+        attributes.set_exclude_user(u64::from(!user));
+        attributes.set_exclude_kernel(u64::from(!kernel));
+        attributes
+    };
+    let modes = [(true, true), (true, false), (false, true)];
+    together(machine, modes.map(instructions), |now| {
+        let [both, user, kernel] = now;
+        ensure!(both == user + kernel, "{now:?} of both, of user mode, of the kernel");
+        Ok(())
+    })
+}
+
 /// A program may write a whole select word, as for the register: the bits of both rings, of the
 /// interrupt and of the counter itself (0x53 in bits 16 to 23) are the driver's to set.
 pub fn raw_words(machine: &Machine) -> Result<()> {
-    let mut event = raw(0xc0);
-    event.set_disabled(1);
-    let event = Event::open(event, Whose::Thread(SELF), None)?;
-    let word = Event::open(raw(0x53_00c0), Whose::Thread(SELF), Some(&event))?;
-    let mut rng = Rng::new(SEED, 1);
-    let mut before = 0;
-    machine.disturbed(|| {
-        for _ in 0..ROUNDS {
-            event.lead(true)?;
-            Region::random(&mut rng, ITERATIONS).execute(&mut 0);
-            yield_now();
-            event.lead(false)?;
-            let now = [event.count()?, word.count()?];
-            ensure!(now[0] == now[1], "{now:?} by the event, by the select word");
-            ensure!(now[0] > before, "{before} before, {now:?} now");
-            before = now[0];
-        }
+    together(machine, [raw(0xc0), raw(0x53_00c0)], |now| {
+        let [event, word] = now;
+        ensure!(event == word, "{now:?} by the event, by the select word");
         Ok(())
     })
 }
