@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use perfctr::{CAPS_SAMPLING, Provider, Session};
+use serde_json::Value;
 use vm_tests::host::Host as _;
 use vm_tests::kvm::{Kvm, NEIGHBOUR};
 use vm_tests::module;
@@ -95,24 +96,34 @@ fn policy(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     Ok(())
 }
 
+/// Counts while this happens, and with each thread at least so many regions. Returns what was seen,
+/// and what `act` returns.
+fn count_while<T: Send>(regions: u64, act: impl FnOnce() -> T + Send) -> Result<(Value, T)> {
+    let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
+    thread::scope(|scope| {
+        let acting = scope.spawn(move || {
+            let done = act();
+            stop.store(true, Ordering::Relaxed);
+            done
+        });
+        let seen = domain.count(1, |measured| measured < regions || !stop.load(Ordering::Relaxed));
+        let done = acting.join().expect("no thread panics");
+        Ok((seen?, done))
+    })
+}
+
 /// Checks that the page of each vCPU that counts is memory that the machine's process has locked.
 fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
-    let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
-    let (seen, locked) = thread::scope(|scope| {
-        let watching = scope.spawn(move || {
-            let deadline = Instant::now() + PATIENCE;
-            let mut locked = kvm.locked_kib();
-            while locked == Ok(0) && Instant::now() < deadline {
-                thread::sleep(Duration::from_millis(10));
-                locked = kvm.locked_kib();
-            }
-            stop.store(true, Ordering::Relaxed);
-            locked
-        });
-        let seen = domain.count(1, |measured| measured < REGIONS || !stop.load(Ordering::Relaxed));
-        (seen, watching.join().expect("no thread panics"))
-    });
-    exact(tally, "a guest of KVM whose pages are looked at", &seen?);
+    let (seen, locked) = count_while(REGIONS, || {
+        let deadline = Instant::now() + PATIENCE;
+        let mut locked = kvm.locked_kib();
+        while locked == Ok(0) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+            locked = kvm.locked_kib();
+        }
+        locked
+    })?;
+    exact(tally, "a guest of KVM whose pages are looked at", &seen);
     let locked = locked?;
     let vcpus = thread::available_parallelism()?.get() as u64;
     let bounded = locked != 0 && locked <= PAGE_KIB * vcpus && locked.is_multiple_of(PAGE_KIB);
@@ -124,19 +135,12 @@ fn accounted(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
 /// A machine's process may load and leave a vCPU as often as it likes.  The driver does not switch
 /// the vCPU then, so it does not write to the vCPU's page, which KVM would have to report.
 fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
-    let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
-    let (seen, switches) = thread::scope(|scope| {
-        let asking = scope.spawn(move || {
-            // The vCPUs have pages as soon as the threads count.
-            thread::sleep(SETTLED);
-            let switches = [kvm.switches_of_a_stopped_guest(), kvm.switches_of_a_stopped_guest()];
-            stop.store(true, Ordering::Relaxed);
-            switches
-        });
-        let seen = domain.count(1, |_| !stop.load(Ordering::Relaxed));
-        (seen, asking.join().expect("no thread panics"))
-    });
-    exact(tally, "a guest of KVM that is stopped meanwhile", &seen?);
+    let (seen, switches) = count_while(0, || {
+        // The vCPUs have pages as soon as the threads count.
+        thread::sleep(SETTLED);
+        [kvm.switches_of_a_stopped_guest(), kvm.switches_of_a_stopped_guest()]
+    })?;
+    exact(tally, "a guest of KVM that is stopped meanwhile", &seen);
     let name = "a vCPU that does not enter the guest is not switched";
     tally.check(name, equal(switches, [Ok(0), Ok(0)]));
     Ok(())
@@ -144,17 +148,7 @@ fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
 
 /// Counts as long as the neighbour is there. Returns what the neighbour says.
 fn beside(tally: &mut Tally, kvm: &Kvm, whose: &str, allowed: bool) -> Result<Vec<u64>> {
-    let (domain, stop) = (Domain::new(CROSSED[0])?, &AtomicBool::new(false));
-    let (seen, told) = thread::scope(|scope| {
-        let neighbour = scope.spawn(move || {
-            let told = kvm.neighbour(allowed);
-            stop.store(true, Ordering::Relaxed);
-            told
-        });
-        let seen = domain.count(1, |_| !stop.load(Ordering::Relaxed));
-        (seen, neighbour.join().expect("no thread panics"))
-    });
-    let seen = seen?;
+    let (seen, told) = count_while(0, || kvm.neighbour(allowed))?;
     println!("{whose}: {seen:#}");
     exact(tally, whose, &seen);
     Ok(told?)
