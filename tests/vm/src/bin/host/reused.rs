@@ -12,8 +12,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
-use crate::{ALLOW, write};
-
 /// The kernel gives the next process the number after this one.
 const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
 /// `KVM_CREATE_VM` of `linux/kvm.h`.
@@ -24,10 +22,7 @@ const ATTEMPTS: u32 = 100;
 /// Allows a machine by its process, which is there, is gone, or has a successor with its number.
 /// Returns the three errors, 0 for none.
 pub fn allow() -> Result<Vec<u64>> {
-    let errno = |process: Pid| match write(ALLOW, &process.to_string()) {
-        Ok(()) => 0,
-        Err(errno) => errno as u64,
-    };
+    let errno = |process| crate::allow(process).err().map_or(0, |errno| errno as u64);
     let creator = Waiting::new(|| {
         // SAFETY: both calls take numbers and a string only.
         unsafe {
