@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::hardware;
 use super::initramfs::{self, nul_ended};
-use super::profile::{Host, Vendor};
+use super::profile::{Emulator, Host};
 use super::spec::Spec;
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::{guest, kvm, rootfs};
@@ -58,9 +58,9 @@ pub fn layer(
     archive.file("init", 0o755, &fs::read(guest::init()?)?)?;
     let mut modules = initramfs::boot_modules(&mut archive, &kernel, &MODULES)?;
     let built = if host.release.is_none() { Some(kvm::modules(&kernel)?) } else { None };
-    let vendors = match host.vendor {
-        Vendor::Amd => kvm::AMD,
-        Vendor::Intel => kvm::INTEL,
+    let vendors = match spec.topology.emulator {
+        Emulator::Qemu => kvm::AMD,
+        Emulator::Bochs => kvm::INTEL,
     };
     for (name, args) in [(kvm::COMMON, &host.args), (vendors, &host.vendor_args)] {
         let module = match &built {

@@ -75,10 +75,7 @@ pub struct Host {
     pub linux: String,
     /// The parameters of KVM's module.
     pub args: String,
-    /// The vendor of its CPUs.
-    #[serde(default)]
-    pub vendor: Vendor,
-    /// The parameters of KVM's module for this vendor's CPUs.
+    /// The parameters of KVM's module for this machine's kind of CPUs.
     #[serde(default)]
     pub vendor_args: String,
     /// Whether the host's administrator lets the guest count.
@@ -86,17 +83,6 @@ pub struct Host {
     /// Whether nothing competes with the guest's vCPUs, or moves them.
     #[serde(default)]
     pub calm: bool,
-}
-
-/// A vendor of CPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Vendor {
-    /// With SVM.
-    #[default]
-    Amd,
-    /// With VMX.
-    Intel,
 }
 
 /// The hypervisor of a topology.
