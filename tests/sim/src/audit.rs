@@ -321,8 +321,8 @@ impl Machine {
         }
     }
 
-    /// Checks that a vCPU's published sums never go backwards while its page is registered. They may
-    /// in guests with rings of their own where entries are counted.
+    /// Checks that a vCPU's published sums never go backwards while its page is registered. They
+    /// may in guests with rings of their own where entries are counted.
     pub fn check_sums(&self, index: usize) {
         let vcpu = &self.vcpus[index];
         let domain = &self.domains[vcpu.domain];
