@@ -96,6 +96,22 @@ body_branches:
         jmp     1b
 4:      ret
 
+/* All kinds of conditional branches, taken and not taken. */
+        .globl  body_conditionals
+body_conditionals:
+1:      mov     $3, %ecx
+2:      nop
+        loop    2b
+        jrcxz   3f
+        ud2
+3:      test    %rdi, %rdi
+        jc      1b
+        jns     4f
+        ud2
+4:      dec     %rdi
+        jnz     1b
+        ret
+
 /* Each of the three instructions faults; the handler steps over it. */
         .globl  body_signals
 body_signals:

@@ -37,8 +37,8 @@
 #define SIGACTION_RESTORER 0x04000000 /* SA_RESTORER, which libc keeps to itself */
 
 typedef void Body(long rounds);
-extern Body body_loop, body_faults, body_syscalls, body_strings, body_branches, body_signals,
-    body_split_lock, body_crossing, body_modified;
+extern Body body_loop, body_faults, body_syscalls, body_strings, body_branches, body_conditionals,
+    body_signals, body_split_lock, body_crossing, body_modified;
 void measured(int fd, Body *body, long rounds);
 extern char measured_first[], measured_end[], skip_two_bytes[], signal_return[];
 
@@ -47,28 +47,30 @@ static int failures;
 
 /*
  * The instructions that `rounds` of a body retire: insns[0] + rounds * insns[1], and the same for
- * branches.
+ * branches, and for those of them that are conditional.
  */
 static const struct {
     const char *name;
     Body *body;
     long rounds, rounds_stepped;
-    long insns[2], branches[2];
+    long insns[2], branches[2], conditionals[2];
 } bodies[] = {
-    { "loop", body_loop, 3000000, 1000, { 0, 2 }, { 0, 1 } },
-    { "page faults", body_faults, ARENA_PAGES, 200, { 1, 4 }, { 0, 1 } },
-    { "system calls", body_syscalls, 20000, 100, { 3, 4 }, { 0, 2 } },
-    { "strings", body_strings, 300, 110, { 3, 9 }, { 0, 1 } },
-    { "branches", body_branches, 100000, 100, { 3, 7 }, { 1, 5 } },
-    { "signals", body_signals, 500, 50, { 1, 14 }, { 0, 7 } },
-    { "split lock", body_split_lock, 300, 10, { 1, 3 }, { 0, 1 } },
-    { "page-crossing code", body_crossing, 100000, 100, { 0, 4 }, { 0, 2 } },
-    { "self-modifying code", body_modified, 2000, 100, { 0, 4 }, { 0, 1 } },
+    { "loop", body_loop, 3000000, 1000, { 0, 2 }, { 0, 1 }, { 0, 1 } },
+    { "page faults", body_faults, ARENA_PAGES, 200, { 1, 4 }, { 0, 1 }, { 0, 1 } },
+    { "system calls", body_syscalls, 20000, 100, { 3, 4 }, { 0, 2 }, { 0, 1 } },
+    { "strings", body_strings, 300, 110, { 3, 9 }, { 0, 1 }, { 0, 1 } },
+    { "branches", body_branches, 100000, 100, { 3, 7 }, { 1, 5 }, { 1, 1 } },
+    { "conditional branches", body_conditionals, 50000, 100, { 0, 13 }, { 0, 7 }, { 0, 7 } },
+    { "signals", body_signals, 500, 50, { 1, 14 }, { 0, 7 }, { 0, 1 } },
+    { "split lock", body_split_lock, 300, 10, { 1, 3 }, { 0, 1 }, { 0, 1 } },
+    { "page-crossing code", body_crossing, 100000, 100, { 0, 4 }, { 0, 2 }, { 0, 1 } },
+    { "self-modifying code", body_modified, 2000, 100, { 0, 4 }, { 0, 1 }, { 0, 1 } },
 };
 #define BODIES (sizeof(bodies) / sizeof(bodies[0]))
 /* The instructions of a body with those that `measured` adds, and the body's RET. */
 #define INSNS(b, rounds)    (bodies[b].insns[0] + (rounds) * bodies[b].insns[1] + 8)
 #define BRANCHES(b, rounds) (bodies[b].branches[0] + (rounds) * bodies[b].branches[1] + 3)
+#define CONDITIONALS(b, rounds) (bodies[b].conditionals[0] + (rounds) * bodies[b].conditionals[1])
 
 static void die(const char *what)
 {
@@ -115,10 +117,11 @@ static void prepare(void)
 }
 
 /* Opens an event of this thread that counts user mode, kernel mode, or both: "u", "k", "uk". */
-static int event(uint64_t config, const char *rings, int leader, uint64_t period)
+static int event_of_type(uint32_t type, uint64_t config, const char *rings, int leader,
+                         uint64_t period)
 {
     struct perf_event_attr attr = {
-        .type = PERF_TYPE_HARDWARE,
+        .type = type,
         .size = sizeof(attr),
         .config = config,
         .disabled = leader < 0,
@@ -133,6 +136,11 @@ static int event(uint64_t config, const char *rings, int leader, uint64_t period
         die("perf_event_open");
     }
     return fd;
+}
+
+static int event(uint64_t config, const char *rings, int leader, uint64_t period)
+{
+    return event_of_type(PERF_TYPE_HARDWARE, config, rings, leader, period);
 }
 
 static long value(int fd)
@@ -177,24 +185,36 @@ static bool counters_start_together(void)
     return (architectural_pmu() & 0xff) >= 2;
 }
 
+/* Opens an event that counts conditional branches in user mode. */
+static int conditional_branches(int leader)
+{
+    return event_of_type(PERF_TYPE_RAW, architectural_pmu() ? 0x01c4 : 0xd1, "u", leader, 0);
+}
+
 /* Checks each body, with four events at once, since AMD's processors have no more counters. */
 static void check_bodies(const char *how)
 {
     for (unsigned b = 0; b < BODIES; b++) {
         long rounds = bodies[b].rounds, insns = INSNS(b, rounds), branches = BRANCHES(b, rounds);
+        const struct { const char *name; long count; } others[] = {
+            { "branches", branches },
+            { "cycles", 2 * insns + 4 * branches },
+            { "conditional branches", CONDITIONALS(b, rounds) },
+        };
 
         for (int again = 0; again < 4; again++) {
             int user = event(PERF_COUNT_HW_INSTRUCTIONS, "u", -1, 0);
             int kernel = event(PERF_COUNT_HW_INSTRUCTIONS, "k", user, 0);
             int both = event(PERF_COUNT_HW_INSTRUCTIONS, "uk", user, 0);
-            int other = event(again % 2 ? PERF_COUNT_HW_CPU_CYCLES
-                                        : PERF_COUNT_HW_BRANCH_INSTRUCTIONS, "u", user, 0);
+            int kind = again % 3;
+            int other = kind == 2 ? conditional_branches(user)
+                                  : event(kind ? PERF_COUNT_HW_CPU_CYCLES
+                                               : PERF_COUNT_HW_BRANCH_INSTRUCTIONS, "u", user, 0);
 
             fresh_arena();
             measured(user, bodies[b].body, rounds);
             expect(how, bodies[b].name, value(user), insns);
-            expect(again % 2 ? "cycles" : "branches", bodies[b].name, value(other),
-                   again % 2 ? 2 * insns + 4 * branches : branches);
+            expect(others[kind].name, bodies[b].name, value(other), others[kind].count);
             if (counters_start_together()) {
                 expect("both rings", bodies[b].name, value(both), value(user) + value(kernel));
             }
@@ -493,7 +513,7 @@ static bool is_branch(unsigned long code)
         return second == 0x05 || (second & 0xf0) == 0x80; /* SYSCALL, Jcc */
     case 0xff:
         return (second >> 3 & 7) >= 2 && (second >> 3 & 7) <= 5; /* CALL and JMP, indirect */
-    case 0x70 ... 0x7f: case 0xc3: case 0xe8: case 0xe9: case 0xeb:
+    case 0x70 ... 0x7f: case 0xc3: case 0xe0 ... 0xe3: case 0xe8: case 0xe9: case 0xeb:
         return true;
     case 0x41: /* REX for CALL *%r12 */
         return second == 0xff && (code >> 19 & 7) >= 2 && (code >> 19 & 7) <= 5;
@@ -502,12 +522,21 @@ static bool is_branch(unsigned long code)
     }
 }
 
+/* The same for a conditional branch. */
+static bool is_conditional(unsigned long code)
+{
+    unsigned char first = code, second = code >> 8;
+
+    return (first & 0xf0) == 0x70 || (first & 0xfc) == 0xe0
+           || (first == 0x0f && (second & 0xf0) == 0x80);
+}
+
 /* Counts the steps that a body takes. An iteration of a REP is none, and neither is a signal. */
 static void step(unsigned b)
 {
-    long steps = 0, branches = 0, rounds = bodies[b].rounds_stepped;
+    long steps = 0, branches = 0, conditionals = 0, rounds = bodies[b].rounds_stepped;
     uintptr_t last = 0;
-    bool branch = false;
+    bool branch = false, conditional = false;
     int status;
     pid_t pid = fork();
 
@@ -521,6 +550,7 @@ static void step(unsigned b)
     waitpid(pid, &status, 0);
     for (int inside = 0, sig = 0;;) {
         struct user_regs_struct regs;
+        unsigned long code;
         bool entering_handler = sig, executed;
 
         if (ptrace(PTRACE_SINGLESTEP, pid, 0, sig)) {
@@ -535,14 +565,19 @@ static void step(unsigned b)
         executed = inside && !sig && !entering_handler && regs.rip != last;
         steps += executed;
         branches += executed && branch;
-        branch = is_branch(ptrace(PTRACE_PEEKTEXT, pid, regs.rip, 0));
+        conditionals += executed && conditional;
+        code = ptrace(PTRACE_PEEKTEXT, pid, regs.rip, 0);
+        branch = is_branch(code);
+        conditional = is_conditional(code);
         inside = (inside || regs.rip == (uintptr_t)measured_first)
                  && regs.rip != (uintptr_t)measured_end;
         last = regs.rip;
     }
     expect("steps", bodies[b].name, steps, INSNS(b, rounds));
     expect("branches stepped", bodies[b].name, branches, BRANCHES(b, rounds));
-    printf("%s: %ld steps, %ld branches\n", bodies[b].name, steps, branches);
+    expect("conditional branches stepped", bodies[b].name, conditionals, CONDITIONALS(b, rounds));
+    printf("%s: %ld steps, %ld branches, %ld conditional\n", bodies[b].name, steps, branches,
+           conditionals);
 }
 
 static void check_guest(void)

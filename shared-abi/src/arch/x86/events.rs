@@ -21,6 +21,10 @@ const INTEL: [u64; 8] = [0x00_3c, 0x00_c0, 0x01_3c, 0x4f_2e, 0x41_2e, 0x00_c4, 0
 /// (Processor Programming References, "core performance monitor counters").
 pub const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 
+/// AMD's conditional branches since family 17h, the event that rr counts there.  Families before
+/// that count the cycles in which their own core's decoder waits.
+const AMD_CONDITIONALS: u64 = 0xd1;
+
 /// Numbers of the fixed counters that count only their own logical processor (SDM volume 3, table
 /// 20-2).  The fixed counters behind them count TOPDOWN.SLOTS and its parts.  Those slots belong to
 /// the whole core, so their counts tell whether the sibling is halted.
@@ -59,7 +63,7 @@ pub(crate) fn is_fixed_allowed(caps: &PmuCaps, number: u32) -> bool {
 pub(crate) fn is_allowed(caps: &PmuCaps, event: u64) -> bool {
     let (known, harmful) = match caps.vendor {
         VENDOR_INTEL => (INTEL.contains(&event), intel_harms(caps, event)),
-        VENDOR_AMD => (AMD.contains(&event), amd_harms(event)),
+        VENDOR_AMD => (AMD.contains(&event) || event == AMD_CONDITIONALS, amd_harms(event)),
         _ => (false, true),
     };
     known || caps.can(CAPS_ALL_EVENTS) && !harmful
@@ -149,6 +153,7 @@ mod tests {
     fn amd_has_a_list_of_its_own() {
         let (few, all) = (caps(VENDOR_AMD, 0), caps(VENDOR_AMD, CAPS_ALL_EVENTS));
         assert!(is_allowed(&few, 0xc2) && !is_allowed(&few, 0x3c) && is_allowed(&all, 0x3c));
+        assert!(is_allowed(&few, 0xd1) && !is_allowed(&few, 0x01_d1));
         assert!(!is_allowed(&few, 0x1_0000_00c0) && is_allowed(&all, 0x1_0000_00c0));
         assert!(!is_allowed(&all, 0x4_0000_00e0));
         assert!(!is_allowed(&caps(7, CAPS_ALL_EVENTS), 0xc0));

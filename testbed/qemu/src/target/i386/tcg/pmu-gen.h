@@ -11,6 +11,7 @@ typedef struct PMUGen {
     TCGOp *charge;     /* subtracts the block's cost; NULL if the block is not metered */
     TCGLabel *expired; /* where to go on a small budget; NULL in an uninterruptible block */
     int branch_at;     /* the number of the last instruction that is a branch */
+    bool conditional;  /* that branch is a conditional one */
     bool faults;       /* the block's last instruction is known to raise an exception */
 } PMUGen;
 
@@ -66,7 +67,7 @@ static void pmu_gen_start(PMUGen *g, DisasContextBase *db)
 static void pmu_gen_stop(PMUGen *g, DisasContextBase *db)
 {
     bool branch = g->branch_at == db->num_insns && !g->faults;
-    int64_t cost = PMU_COST(db->num_insns - g->faults, branch);
+    int64_t cost = PMU_COST(db->num_insns - g->faults, branch, branch && g->conditional);
 
     db->tb->pmu_cost = cost;
     if (g->charge) {
@@ -86,7 +87,7 @@ static void pmu_gen_uncount(PMUGen *g, DisasContextBase *db)
     if (g->charge) {
         meter = tcg_temp_new_i64();
         tcg_gen_ld_i64(meter, cpu_env, pmu_meter_offset(db));
-        tcg_gen_addi_i64(meter, meter, PMU_COST(1, 0));
+        tcg_gen_addi_i64(meter, meter, PMU_COST(1, 0, 0));
         tcg_gen_st_i64(meter, cpu_env, pmu_meter_offset(db));
         tcg_temp_free_i64(meter);
     }
@@ -123,6 +124,7 @@ static void pmu_gen_arithmetic(DisasContextBase *db, int opcode)
 static inline void pmu_gen_branch(PMUGen *g, DisasContextBase *db)
 {
     g->branch_at = db->num_insns;
+    g->conditional = false;
 }
 
 /* The same by opcode (0x100 added after a 0x0F byte), for all but the indirect ones of 0xFF. */
@@ -131,6 +133,10 @@ static void pmu_gen_opcode(PMUGen *g, DisasContextBase *db, int opcode)
     switch (opcode) {
     case 0x70 ... 0x7f: /* Jcc */
     case 0x180 ... 0x18f:
+    case 0xe0 ... 0xe3: /* LOOP, JCXZ */
+        pmu_gen_branch(g, db);
+        g->conditional = true;
+        break;
     case 0x9a: /* CALL far */
     case 0xc2: /* RET */
     case 0xc3:
@@ -139,7 +145,6 @@ static void pmu_gen_opcode(PMUGen *g, DisasContextBase *db, int opcode)
     case 0xcc: /* INT */
     case 0xcd:
     case 0xcf: /* IRET */
-    case 0xe0 ... 0xe3: /* LOOP, JCXZ */
     case 0xe8: /* CALL */
     case 0xe9 ... 0xeb: /* JMP */
     case 0x105: /* SYSCALL */

@@ -2,16 +2,23 @@
 /*
  * Performance monitoring unit of the emulated processor: what the rest of QEMU calls.
  *
- * Translated code keeps one meter for each privilege class (CPL 0, CPL 1 to 3). Bits 63:32 are
- * the instructions that this class may still retire before somebody must look at the counters,
- * bits 31:0 the branches it has retired since the last look. A block subtracts PMU_COST of all
- * its instructions at its start; whoever leaves it early gives the rest back. SSE arithmetic is
- * rare enough to be counted by each instruction itself, behind what it does.
+ * Translated code keeps one meter for each privilege class (CPL 0, CPL 1 to 3), of three numbers.
+ * The uppermost are the instructions that this class may still retire before somebody must look at
+ * the counters; below are the branches that it has retired since the last look, and how many of
+ * them were conditional. A block subtracts PMU_COST of all its instructions at its start; whoever
+ * leaves it early gives the rest back. SSE arithmetic is rare enough to be counted by each
+ * instruction itself, behind what it does.
  */
 #ifndef I386_TCG_PMU_H
 #define I386_TCG_PMU_H
 
-#define PMU_COST(insns, branches) (((int64_t)(insns) << 32) - (branches))
+#define PMU_FIELD_BITS 21 /* of each count of branches, and of the budget beside its sign */
+#define PMU_INSN       ((int64_t)1 << (2 * PMU_FIELD_BITS))
+#define PMU_BRANCH     ((int64_t)1 << PMU_FIELD_BITS)
+#define PMU_BUDGET_MAX (((int64_t)1 << PMU_FIELD_BITS) - 1)
+
+#define PMU_COST(insns, branches, conditionals) \
+    ((insns) * PMU_INSN - (branches) * PMU_BRANCH - (conditionals))
 
 /* The privilege class, an index into the meters, of some hflags. */
 static inline int pmu_class(uint32_t hflags)

@@ -81,14 +81,16 @@
 typedef struct PMUEvent {
     uint32_t per_insn;
     uint32_t per_branch;
+    uint32_t per_conditional; /* more, if the branch is a conditional one */
     uint32_t per_arithmetic; /* SSE's */
 } PMUEvent;
 
-static const PMUEvent instructions = { 1, 0, 0 };
-static const PMUEvent branches = { 0, 1, 0 };
-static const PMUEvent core_cycles = { 2, 4, 0 };
-static const PMUEvent ref_cycles = { 1, 2, 0 };
-static const PMUEvent arithmetic = { 0, 0, 1 };
+static const PMUEvent instructions = { 1, 0, 0, 0 };
+static const PMUEvent branches = { 0, 1, 0, 0 };
+static const PMUEvent conditionals = { 0, 0, 1, 0 };
+static const PMUEvent core_cycles = { 2, 4, 0, 0 };
+static const PMUEvent ref_cycles = { 1, 2, 0, 0 };
+static const PMUEvent arithmetic = { 0, 0, 0, 1 };
 
 /* What a counter does under the present configuration. */
 typedef struct PMUCounter {
@@ -155,6 +157,8 @@ static const PMUEvent *intel_event(uint32_t select)
     case 0x00c4:
     case 0x7f88: /* BR_INST_EXEC.ANY of Nehalem; nothing is executed that does not retire */
         return &branches;
+    case 0x01c4: /* BR_INST_RETIRED.CONDITIONAL of Nehalem */
+        return &conditionals;
     case 0x0410: /* FP_COMP_OPS_EXE.SSE_FP of Nehalem */
         return &arithmetic;
     default:
@@ -171,6 +175,8 @@ static const PMUEvent *amd_event(uint64_t select)
         return &instructions;
     case 0xc2:
         return &branches;
+    case 0xd1: /* of family 17h */
+        return &conditionals;
     default:
         return NULL;
     }
@@ -295,19 +301,28 @@ static void raise_interrupt_of_overflow(CPUX86State *env)
     env->pmu_late[SPURIOUS] = env_archcpu(env)->pmu_spurious;
 }
 
+/* The instructions that a meter still grants, or that a cost takes. */
+static int64_t meter_budget(int64_t meter)
+{
+    return meter >> (2 * PMU_FIELD_BITS);
+}
+
 /* Adds what was retired since the last time. */
 static void fold(CPUX86State *env)
 {
-    int64_t retired[2], branched[2], computed[2]; /* by privilege class */
+    int64_t retired[2], branched[2], decided[2], computed[2]; /* by privilege class */
     bool interrupt = false;
 
     for (int class = 0; class < 2; class++) {
-        retired[class] = env->pmu_granted[class] - (env->pmu_meter[class] >> 32);
-        branched[class] = (uint32_t)env->pmu_meter[class];
+        int64_t meter = env->pmu_meter[class];
+
+        retired[class] = env->pmu_granted[class] - meter_budget(meter);
+        branched[class] = extract64(meter, PMU_FIELD_BITS, PMU_FIELD_BITS);
+        decided[class] = extract64(meter, 0, PMU_FIELD_BITS);
         env->pmu_granted[class] -= retired[class];
         env->pmu_tally.insns[class] += retired[class];
         env->pmu_tally.guest_insns += class || !(env->hflags & HF_GUEST_MASK) ? 0 : retired[class];
-        env->pmu_meter[class] -= branched[class];
+        env->pmu_meter[class] += PMU_COST(0, branched[class], decided[class]);
         computed[class] = env->pmu_arithmetic[class];
         env->pmu_arithmetic[class] = 0;
     }
@@ -321,6 +336,7 @@ static void fold(CPUX86State *env)
             if (c.counts[class]) {
                 *c.value += retired[class] * c.event->per_insn
                             + branched[class] * c.event->per_branch
+                            + decided[class] * c.event->per_conditional
                             + computed[class] * c.event->per_arithmetic;
             }
         }
@@ -362,7 +378,7 @@ static void limit(int64_t budget[2], int here, const bool counts[2], uint64_t in
 static void grant(CPUX86State *env)
 {
     int here = pmu_class(env->hflags);
-    int64_t budget[2] = { INT32_MAX, INT32_MAX };
+    int64_t budget[2] = { PMU_BUDGET_MAX, PMU_BUDGET_MAX };
     static const bool both[2] = { true, true };
     bool metered = env_archcpu(env)->has_pmu_tally;
 
@@ -376,7 +392,7 @@ static void grant(CPUX86State *env)
         metered = true;
         room = width_mask(env) - *c.value + 1;
         insns = DIV_ROUND_UP(room, c.event->per_insn + c.event->per_branch
-                                       + c.event->per_arithmetic);
+                                       + c.event->per_conditional + c.event->per_arithmetic);
         limit(budget, here, c.counts, insns);
     }
     for (int i = 0; i < ARRAY_SIZE(env->pmu_late); i++) {
@@ -387,7 +403,7 @@ static void grant(CPUX86State *env)
     }
     for (int class = 0; class < 2; class++) {
         env->pmu_granted[class] = budget[class];
-        env->pmu_meter[class] = budget[class] << 32;
+        env->pmu_meter[class] = budget[class] * PMU_INSN;
         env->pmu_arithmetic[class] = 0;
     }
     env->hflags = deposit32(env->hflags, HF_PMU_SHIFT, 1, metered);
@@ -411,7 +427,7 @@ void pmu_load(CPUX86State *env)
 void pmu_leave_for_guest(CPUX86State *env)
 {
     if ((env_archcpu(env)->pmu_habits & HABIT_VMRUN) && (env->hflags & HF_PMU_MASK)) {
-        env->pmu_meter[pmu_class(env->hflags)] += PMU_COST(1, 0);
+        env->pmu_meter[pmu_class(env->hflags)] += PMU_COST(1, 0, 0);
     }
     pmu_sync(env);
 }
@@ -419,7 +435,7 @@ void pmu_leave_for_guest(CPUX86State *env)
 void pmu_enter_guest(CPUX86State *env)
 {
     if ((env_archcpu(env)->pmu_habits & HABIT_VMRUN) && (env->hflags & HF_PMU_MASK)) {
-        env->pmu_meter[pmu_class(env->hflags)] -= PMU_COST(1, 1);
+        env->pmu_meter[pmu_class(env->hflags)] -= PMU_COST(1, 1, 0);
         pmu_sync(env);
     }
 }
@@ -428,7 +444,7 @@ void pmu_interrupted(CPUX86State *env, int class)
 {
     env->pmu_tally.interrupted[class]++;
     if ((env_archcpu(env)->pmu_habits & HABIT_INTERRUPTS) && (env->hflags & HF_PMU_MASK)) {
-        env->pmu_meter[class] -= PMU_COST(1, 0);
+        env->pmu_meter[class] -= PMU_COST(1, 0, 0);
         pmu_sync(env);
     }
 }
@@ -436,7 +452,7 @@ void pmu_interrupted(CPUX86State *env, int class)
 /* The same for an instruction that must not count itself yet. It has to be its block's last. */
 static void sync_before_insn(CPUX86State *env)
 {
-    int64_t self = env->hflags & HF_PMU_MASK ? PMU_COST(1, 0) : 0;
+    int64_t self = env->hflags & HF_PMU_MASK ? PMU_COST(1, 0, 0) : 0;
     int64_t *meter = &env->pmu_meter[pmu_class(env->hflags)];
 
     *meter += self;
@@ -449,7 +465,8 @@ void pmu_unwind(CPUState *cs, const TranslationBlock *tb, int insns_left)
     CPUX86State *env = cs->env_ptr;
 
     if (tb->flags & HF_PMU_MASK) {
-        env->pmu_meter[pmu_class(tb->flags)] += tb->pmu_cost - PMU_COST(tb->icount - insns_left, 0);
+        env->pmu_meter[pmu_class(tb->flags)] += tb->pmu_cost
+                                                - PMU_COST(tb->icount - insns_left, 0, 0);
     }
 }
 
@@ -461,12 +478,12 @@ void helper_pmu_expired(CPUX86State *env, uint64_t cost)
 {
     CPUState *cs = env_cpu(env);
     int64_t *meter = &env->pmu_meter[pmu_class(env->hflags)];
-    int insns = (cost + UINT32_MAX) >> 32;
+    int insns = meter_budget(cost + PMU_INSN - 1);
     int64_t budget;
 
     *meter += cost;
     pmu_sync(env);
-    budget = *meter >> 32;
+    budget = meter_budget(*meter);
     if (budget < insns) {
         cs->cflags_next_tb = (curr_cflags(cs) & ~CF_COUNT_MASK) | budget;
     }
