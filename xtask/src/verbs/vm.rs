@@ -47,6 +47,9 @@ pub struct Args {
     /// Boot this version of the kernel, such as 6.12, instead of that of this machine's Debian.
     #[arg(long, value_name = "VERSION")]
     linux: Option<String>,
+    /// Give the machine's CPUs these further features, such as pmu-tally=on.
+    #[arg(long, value_name = "FEATURES")]
+    cpu: Option<String>,
     /// Give the hypervisor these further arguments.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     xen_args: String,
@@ -56,6 +59,9 @@ pub struct Args {
     /// Install Debian's perf in the guest.
     #[arg(long)]
     perf: bool,
+    /// Put this program of tests/vm, with which a suite tests, into the guest's /work.
+    #[arg(long, value_name = "NAME")]
+    program: Option<String>,
     /// Do not load the perfctr module.
     #[arg(long)]
     no_module: bool,
@@ -73,6 +79,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.perf {
         spec.files.push((rootfs::perf()?, "/".into()));
     }
+    if let Some(program) = &args.program {
+        spec.add_program("vm-tests", program)?;
+    }
     spec.module = !args.no_module;
     spec.copy = args.copy;
     spec.out = args.out;
@@ -84,6 +93,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     if args.xen_release.is_some() {
         spec.hypervisor()?.release = args.xen_release;
+    }
+    if let Some(features) = &args.cpu {
+        spec.topology.cpu.push_str(&format!(",{features}"));
     }
     spec.linux = args.linux;
     if let Some(flavour) = args.xen {

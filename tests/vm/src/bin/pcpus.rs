@@ -10,7 +10,8 @@ use std::thread;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use shared_abi::hypercall::HvStats;
 use vm_tests::disturb::hotplug;
 use vm_tests::region;
 use vm_tests::tally::Tally;
@@ -23,6 +24,8 @@ const MOVED: usize = 1;
 /// The physical CPU without counters, and all others as a mask.
 const UNFIT: u32 = 2;
 const FIT: u64 = 0b11;
+/// The physical CPU with counters that goes and comes back.
+const DEPARTING: u32 = 1;
 /// How long it may take until the vCPU has been moved.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -47,6 +50,8 @@ fn main() -> Result<ExitCode> {
     println!("readings beside: {beside:?}");
     tally.check("threads elsewhere go on counting exactly", beside.map(drop));
     hotplug("cpu-offline", UNFIT)?;
+    let kept = statistics_are_kept(&xen).map_err(|error| format!("{error:#}"));
+    tally.check("statistics keep what a physical CPU has done that goes", kept);
     Ok(tally.finish())
 }
 
@@ -81,6 +86,23 @@ fn away(xen: &Xen, tally: &mut Tally) -> Result<()> {
     let again = until(|| Witness::new().ok());
     let again = again.map_or(Err("it does not".into()), |witness| witness.unchanged());
     tally.check("a new session elsewhere counts exactly", again);
+    Ok(())
+}
+
+/// Checks that nothing of the host's statistics becomes less when a physical CPU goes or comes.
+fn statistics_are_kept(xen: &Xen) -> Result<()> {
+    let statistics = || -> Result<Vec<u64>> {
+        let HvStats { hook, hypercalls, .. } = xen.stats()?;
+        Ok(hook.iter().map(|hook| hook.calls).chain([hypercalls]).collect())
+    };
+    let mut before = statistics()?;
+    for command in ["cpu-offline", "cpu-online"].repeat(2) {
+        hotplug(command, DEPARTING)?;
+        let after = statistics()?;
+        let is_kept = before.iter().zip(&after).all(|(before, after)| before <= after);
+        ensure!(is_kept, "{before:?} before {command}, {after:?} after it");
+        before = after;
+    }
     Ok(())
 }
 

@@ -41,6 +41,9 @@ pub struct Fault {
     pub suite: Option<String>,
     /// A piece of the names of those of the suite's tests of which one must fail.
     pub test: Option<String>,
+    /// The suite's program with its arguments, if a part of it is enough to notice. It is run in
+    /// place of the suite. Options of `cargo xtask vm` may be before the program's name.
+    pub program: Option<String>,
     /// The changes.
     #[serde(rename = "edit")]
     pub edits: Vec<Edit>,
@@ -107,8 +110,10 @@ pub fn read(root: &Path) -> Result<Vec<Fault>> {
         if fault.edits.is_empty() {
             bail!("{LISTS}/{list}.toml: {name} changes nothing");
         }
-        let names_test = [fault.suite.is_some(), fault.test.is_some()];
-        if names_test != [fault.tier == Tier::Vm; 2] {
+        let test = fault.test.as_ref().filter(|test| !test.is_empty());
+        let is_vm = fault.tier == Tier::Vm;
+        if [fault.suite.is_some(), test.is_some()] != [is_vm; 2] || fault.program.is_some() > is_vm
+        {
             bail!(
                 "{LISTS}/{list}.toml: {name}: those of tier vm, and no others, name suite and test"
             );

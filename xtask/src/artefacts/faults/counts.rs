@@ -100,6 +100,7 @@ mod tests {
             alone: false,
             suite: None,
             test: None,
+            program: None,
             edits: vec![edit],
             list: String::new(),
         }

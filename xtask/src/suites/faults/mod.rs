@@ -184,6 +184,7 @@ mod tests {
             alone: false,
             suite: None,
             test: None,
+            program: None,
             edits: Vec::new(),
             list: String::new(),
         }

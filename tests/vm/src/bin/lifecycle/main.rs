@@ -23,6 +23,9 @@ struct Options {
     /// What to do as a child process of this program.
     #[arg(long, hide = true)]
     child: Option<processes::Child>,
+    /// Only tests whose names contain this text.
+    #[arg(long, default_value = "")]
+    only: String,
     /// Sessions to open and close one after the other.
     #[arg(long, default_value_t = 2000)]
     cycles: u32,
@@ -45,30 +48,29 @@ fn main() -> Result<ExitCode> {
     // A process without other threads is stepped.
     region::overhead()?;
     let mut tally = Tally::default();
+    let mut test = |name: &str, test: &dyn Fn() -> Result<()>| {
+        if name.contains(&options.only) {
+            tally.check(name, test().map_err(|error| format!("{error:#}")));
+        }
+    };
     // These come first, since the sessions that later tests forget keep the module.
-    tally.check("module in use", outcome(reload::in_use()));
-    tally.check("module comes and goes", outcome(reload::comes_and_goes(options.reloads)));
-    for (name, test) in ends::TESTS.iter().chain(processes::TESTS) {
-        tally.check(name, outcome(test()));
+    test("module in use", &reload::in_use);
+    test("module comes and goes", &|| reload::comes_and_goes(options.reloads));
+    for (name, of_table) in ends::TESTS.iter().chain(processes::TESTS) {
+        test(name, of_table);
     }
     // Xen says itself who may execute RDPMC in a paravirtualised guest: a user's every process.
     if host()?.xen().is_none() {
-        let outcome = outcome(processes::a_forked_child_reads_no_counter());
-        tally.check("a forked child reads no counter by itself", outcome);
+        test(
+            "a forked child reads no counter by itself",
+            &processes::a_forked_child_reads_no_counter,
+        );
     }
-    tally.check("many sessions", outcome(ends::many_sessions(options.cycles)));
-    tally.check("CPUs come and go", outcome(cpus::come_and_go(options.hotplugs)));
-    tally.check(
-        "a CPU comes online whatever the hypervisor answers",
-        outcome(cpus::come_online_without_counters()),
-    );
-    tally.check(
-        "a domain that is forbidden reads nothing from then on",
-        outcome(forbidden::forbidden_at_once(options.revocations)),
-    );
+    test("many sessions", &|| ends::many_sessions(options.cycles));
+    test("CPUs come and go", &|| cpus::come_and_go(options.hotplugs));
+    test("a CPU comes online whatever the hypervisor answers", &cpus::come_online_without_counters);
+    test("a domain that is forbidden reads nothing from then on", &|| {
+        forbidden::forbidden_at_once(options.revocations)
+    });
     Ok(tally.finish())
-}
-
-fn outcome(result: Result<()>) -> Result<(), String> {
-    result.map_err(|error| format!("{error:#}"))
 }

@@ -126,7 +126,11 @@ fn switches(host: &dyn Host) -> Result<u64> {
 #[derive(Debug, Parser)]
 enum Role {
     /// In this guest, which is Xen's control domain or a machine of KVM's.
-    Here,
+    Here {
+        /// Only tests whose names contain this text.
+        #[arg(long, default_value = "")]
+        only: String,
+    },
     /// In a PVH tenant, which this creates.
     Pvh,
     /// In this domain, which is the tenant and executes this as its first program.
@@ -135,18 +139,20 @@ enum Role {
 
 fn main() -> Result<ExitCode> {
     match Role::parse() {
-        Role::Here => here(),
+        Role::Here { only } => here(&only),
         Role::Pvh => tenant::control(),
         Role::Tenant => tenant::run(),
     }
 }
 
-fn here() -> Result<ExitCode> {
+fn here(only: &str) -> Result<ExitCode> {
     let host = host()?;
     let machine = Machine::new(Some(host))?;
     let mut tally = Tally::default();
     let mut test = |name: &str, test: fn(&Machine) -> Result<()>| {
-        tally.check(name, test(&machine).map_err(|error| format!("{error:#}")));
+        if name.contains(only) {
+            tally.check(name, test(&machine).map_err(|error| format!("{error:#}")));
+        }
     };
     // This test is first, since perf's contexts of this process would hold the module.
     test("the module stays while perf counts, and goes with who counted", counted::unload);
