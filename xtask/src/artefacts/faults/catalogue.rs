@@ -112,7 +112,8 @@ pub fn read(root: &Path) -> Result<Vec<Fault>> {
         }
         let test = fault.test.as_ref().filter(|test| !test.is_empty());
         let is_vm = fault.tier == Tier::Vm;
-        if [fault.suite.is_some(), test.is_some()] != [is_vm; 2] || fault.program.is_some() > is_vm
+        if [fault.suite.is_some(), test.is_some()] != [is_vm; 2]
+            || fault.program.is_some() && !is_vm
         {
             bail!(
                 "{LISTS}/{list}.toml: {name}: those of tier vm, and no others, name suite and test"
