@@ -22,6 +22,10 @@ mod requests;
 mod restore;
 mod ring;
 mod shown;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod users;
 mod vcpu;
 mod watch;

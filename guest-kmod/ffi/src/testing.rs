@@ -1,0 +1,550 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The kernel and the hypervisor that the entries are tested with: what C provides for the core,
+//! for a guest of two vCPUs.
+
+use core::cell::{Cell, RefCell};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::boxed::Box;
+use std::collections::BTreeMap;
+use std::string::String;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::vec::Vec;
+
+use guest_kmod::shown::Subject;
+use shared_abi::caps::{CAPS_GLOBAL_INTEL, CAPS_SAMPLING, VENDOR_INTEL};
+use shared_abi::hypercall::{
+    FEATURE_ENABLED, HvQuery, HvRegister, OP_QUERY, OP_REGISTER, OP_UNREGISTER,
+};
+use shared_abi::limits::PAGE_BYTES;
+use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
+use shared_abi::{CounterWidth, Errno, PmuCaps, VcpuPage, WireCaps};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::call::Call;
+use crate::called::perfctr_core_called;
+use crate::machine::perfctr_core_handshake;
+use crate::on_vcpu::{OnVcpu, Present};
+use crate::users::perfctr_core_users_take_back;
+use crate::vcpu::{
+    perfctr_core_vcpu_new, perfctr_core_vcpu_offline, perfctr_core_vcpu_online,
+    perfctr_core_vcpus_free,
+};
+use crate::watch::perfctr_core_watch_end;
+use crate::{
+    THREAD_BYTES, ThreadObject, VcpuObject, perfctr_core_thread_init, perfctr_core_thread_release,
+};
+
+pub(crate) const VCPUS: usize = 2;
+
+/// One vCPU as the kernel and the hypervisor have it.
+#[derive(Clone, Copy, Default)]
+struct FakeVcpu {
+    object: Option<&'static VcpuObject>,
+    is_online: bool,
+    /// The frame that is registered, and for which observer.
+    registered: Option<(u64, u32)>,
+}
+
+/// The guest's kernel and its hypervisor.
+#[derive(Default)]
+pub(crate) struct Fake {
+    vcpus: [Cell<FakeVcpu>; VCPUS],
+    /// The vCPU that executes.
+    here: Cell<usize>,
+    /// The error with which the hypervisor refuses an operation.
+    refusals: RefCell<BTreeMap<u32, Errno>>,
+    /// The hypercalls since the last look: vCPU and operation.
+    hypercalls: RefCell<Vec<(usize, u32)>>,
+    /// Memory in use, by its address.
+    memory: RefCell<BTreeMap<usize, Layout>>,
+    /// For how many more allocations there is memory, if that is bounded.
+    room: Cell<Option<u32>>,
+    /// Pages that may not be used for anything else.
+    kept: RefCell<Vec<usize>>,
+    /// References to containers that were given back.
+    put: RefCell<Vec<u64>>,
+    log: RefCell<Vec<String>>,
+    /// The only capability of the calling thread.
+    capability: Cell<Option<c_int>>,
+    is_locked_down: Cell<bool>,
+    /// What another caller does in the meantime, before a vCPU is called next.
+    meanwhile: RefCell<Option<Box<dyn FnOnce()>>>,
+}
+
+/// What only the test uses that has the guest.
+struct Turns(LazyLock<Fake>);
+
+// SAFETY: whoever has the lock of `GUEST` uses it.
+unsafe impl Sync for Turns {}
+
+static FAKE: Turns = Turns(LazyLock::new(Fake::default));
+
+/// The core has one state for the whole kernel, so one test at a time has a guest.
+static GUEST: Mutex<()> = Mutex::new(());
+
+/// A guest in which the module is loaded. The module is unloaded in the end.
+pub(crate) struct Guest {
+    _turn: MutexGuard<'static, ()>,
+    /// The number of allocations in use before the module was loaded.
+    before: usize,
+}
+
+/// A thread's counters.
+pub(crate) struct Thread(pub(crate) &'static ThreadObject);
+
+impl Guest {
+    /// Makes a guest whose vCPUs are online.
+    pub(crate) fn new() -> Self {
+        let guest = Self::offline();
+        (0..VCPUS).for_each(|vcpu| assert_eq!(guest.online(vcpu, 0), 0));
+        guest.hypercalls();
+        guest
+    }
+
+    /// Makes a guest whose vCPUs are not online yet.
+    pub(crate) fn offline() -> Self {
+        let turn = GUEST.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = Fake::with(|fake| fake.memory.borrow().len());
+        let mut found = core::ptr::null();
+        assert_eq!(perfctr_core_handshake(false, false, VCPUS as u32, &mut found), 0);
+        for vcpu in 0..VCPUS {
+            // SAFETY: the object stays until the module is unloaded.
+            let object = unsafe { perfctr_core_vcpu_new(vcpu as u32).as_ref() };
+            Fake::with(|fake| fake.vcpus[vcpu].set(FakeVcpu { object, ..FakeVcpu::default() }));
+        }
+        Self { _turn: turn, before }
+    }
+
+    pub(crate) fn vcpu(&self, vcpu: usize) -> &'static VcpuObject {
+        object(vcpu)
+    }
+
+    /// Executes this on a vCPU.
+    pub(crate) fn on<R>(&self, vcpu: usize, run: impl FnOnce(OnVcpu<'static>) -> R) -> R {
+        on(vcpu, run)
+    }
+
+    /// Takes a vCPU online, where binding its interrupt gave this error.
+    pub(crate) fn online(&self, vcpu: usize, error: c_int) -> c_int {
+        Fake::with(|fake| fake.change(vcpu, |vcpu| vcpu.is_online = true));
+        on(vcpu, |vcpu| perfctr_core_vcpu_online(vcpu, error))
+    }
+
+    /// Takes a vCPU offline.
+    pub(crate) fn go_offline(&self, vcpu: usize) {
+        on(vcpu, |vcpu| perfctr_core_vcpu_offline(vcpu));
+        Fake::with(|fake| fake.change(vcpu, |vcpu| vcpu.is_online = false));
+    }
+
+    /// Makes counters of a user's thread.
+    pub(crate) fn thread(&self, uid: u32) -> Thread {
+        self.thread_in(uid, None).expect("there is memory")
+    }
+
+    /// Does the same where there is memory for so many more allocations.
+    ///
+    /// # Errors
+    ///
+    /// What C gets.
+    pub(crate) fn thread_in(&self, uid: u32, room: Option<u32>) -> Result<Thread, c_int> {
+        let memory = perfctr_glue_alloc(THREAD_BYTES);
+        Fake::with(|fake| fake.room.set(room));
+        // SAFETY: memory of this size and alignment, which is nobody else's.
+        let made = unsafe { perfctr_core_thread_init(memory.cast(), 7, CONTAINER, uid, false) };
+        Fake::with(|fake| fake.room.set(None));
+        if made == 0 {
+            // SAFETY: made just now, and freed by `end`.
+            return Ok(Thread(unsafe { &*memory.cast() }));
+        }
+        // SAFETY: allocated above, and not used.
+        unsafe { kfree(memory) };
+        Err(made)
+    }
+
+    /// Returns the number of allocations in use.
+    pub(crate) fn allocations(&self) -> usize {
+        Fake::with(|fake| fake.memory.borrow().len())
+    }
+
+    /// Has the hypervisor refuse an operation from now on, or not any more.
+    pub(crate) fn refuse(&self, op: u32, errno: Option<Errno>) {
+        Fake::with(|fake| match errno {
+            Some(errno) => _ = fake.refusals.borrow_mut().insert(op, errno),
+            None => _ = fake.refusals.borrow_mut().remove(&op),
+        });
+    }
+
+    /// Has the page of a thread's user registered with a vCPU, in the midst of a call. Returns what
+    /// is registered then.
+    pub(crate) fn show_meanwhile(
+        vcpu: usize,
+        thread: &ThreadObject,
+    ) -> Option<(*const VcpuPage, u32)> {
+        on(vcpu, |mut vcpu| vcpu.show_page_of(thread));
+        Self::registered_at(vcpu)
+    }
+
+    /// Gives the calling thread this capability and no other.
+    pub(crate) fn give(&self, capability: Option<c_int>) {
+        Fake::with(|fake| fake.capability.set(capability));
+    }
+
+    pub(crate) fn lock_down(&self, is_locked_down: bool) {
+        Fake::with(|fake| fake.is_locked_down.set(is_locked_down));
+    }
+
+    /// Has another caller do something before a vCPU is called next.
+    pub(crate) fn meanwhile(&self, run: impl FnOnce() + 'static) {
+        Fake::with(|fake| *fake.meanwhile.borrow_mut() = Some(Box::new(run)));
+    }
+
+    /// Returns the page that is registered with a vCPU, and for which observer.
+    pub(crate) fn registered(&self, vcpu: usize) -> Option<(*const VcpuPage, u32)> {
+        Self::registered_at(vcpu)
+    }
+
+    fn registered_at(vcpu: usize) -> Option<(*const VcpuPage, u32)> {
+        let registered = Fake::with(|fake| fake.vcpus[vcpu].get().registered);
+        registered.map(|(frame, observer)| {
+            (core::ptr::without_provenance(frame as usize * PAGE_BYTES), observer)
+        })
+    }
+
+    /// Returns the hypercalls since the last look: vCPU and operation.
+    pub(crate) fn hypercalls(&self) -> Vec<(usize, u32)> {
+        Fake::with(|fake| fake.hypercalls.take())
+    }
+
+    /// Returns whether memory is in use, or a page that may not be used for anything else.
+    pub(crate) fn is_in_use<T>(&self, memory: *const T) -> bool {
+        Fake::with(|fake| {
+            let address = memory.addr();
+            fake.memory.borrow().contains_key(&address) || fake.kept.borrow().contains(&address)
+        })
+    }
+
+    /// Frees users without counters, as C does after a while.
+    pub(crate) fn take_back_users(&self) {
+        // SAFETY: one thread has the guest.
+        unsafe { perfctr_core_users_take_back() }
+    }
+
+    /// Returns what was written to the kernel's log since the last look.
+    pub(crate) fn log(&self) -> Vec<String> {
+        Fake::with(|fake| fake.log.take())
+    }
+
+    /// Returns the references to containers that were given back since the last look.
+    pub(crate) fn put(&self) -> Vec<u64> {
+        Fake::with(|fake| fake.put.take())
+    }
+
+    /// Returns the pages that may not be used for anything else.
+    pub(crate) fn kept(&self) -> Vec<usize> {
+        Fake::with(|fake| fake.kept.take())
+    }
+}
+
+impl Drop for Guest {
+    /// Unloads the module, as C does. Nothing may be left of it.
+    fn drop(&mut self) {
+        Fake::with(|fake| fake.refusals.take());
+        self.give(None);
+        self.lock_down(false);
+        for vcpu in 0..VCPUS {
+            let FakeVcpu { is_online, registered, .. } = Fake::with(|fake| fake.vcpus[vcpu].get());
+            if !is_online && registered.is_some() {
+                // The hypervisor had refused to let the page go.
+                self.online(vcpu, 0);
+            }
+            if is_online || registered.is_some() {
+                self.go_offline(vcpu);
+            }
+        }
+        perfctr_core_watch_end(true);
+        self.take_back_users();
+        // SAFETY: nothing else executes.
+        unsafe { perfctr_core_vcpus_free() };
+        // Each test has looked at what it is about.
+        drop((self.log(), self.kept(), self.put(), self.hypercalls()));
+        if !std::thread::panicking() {
+            assert_eq!(self.allocations(), self.before, "allocations that nobody has freed");
+        }
+    }
+}
+
+impl Thread {
+    /// Frees the counters.
+    pub(crate) fn end(self) {
+        // SAFETY: nobody uses them any more.
+        unsafe {
+            perfctr_core_thread_release(self.0);
+            kfree(core::ptr::from_ref(self.0).cast());
+        }
+    }
+}
+
+/// The container that all threads are in, by its address.
+pub(crate) const CONTAINER: u64 = 0x70_0010;
+
+fn object(vcpu: usize) -> &'static VcpuObject {
+    Fake::with(|fake| fake.vcpus[vcpu].get().object).expect("the module is loaded")
+}
+
+fn on<R>(vcpu: usize, run: impl FnOnce(OnVcpu<'static>) -> R) -> R {
+    let before = Fake::with(|fake| fake.here.replace(vcpu));
+    // SAFETY: one thread has the guest, so it has the only right to use the vCPU; the type has only
+    // the reference.
+    let done = run(unsafe { core::mem::transmute::<&VcpuObject, OnVcpu<'_>>(object(vcpu)) });
+    Fake::with(|fake| fake.here.set(before));
+    done
+}
+
+impl Fake {
+    fn with<R>(run: impl FnOnce(&Self) -> R) -> R {
+        run(&FAKE.0)
+    }
+
+    fn change(&self, vcpu: usize, change: impl FnOnce(&mut FakeVcpu)) {
+        let mut changed = self.vcpus[vcpu].get();
+        change(&mut changed);
+        self.vcpus[vcpu].set(changed);
+    }
+
+    fn alloc(&self, layout: Layout) -> *mut c_void {
+        match self.room.get() {
+            Some(0) => return core::ptr::null_mut(),
+            room => self.room.set(room.map(|room| room - 1)),
+        }
+        // SAFETY: it has a size.
+        let memory = unsafe { alloc_zeroed(layout) };
+        self.memory.borrow_mut().insert(memory.addr(), layout);
+        memory.cast()
+    }
+
+    fn free(&self, memory: *mut c_void) {
+        if memory.is_null() {
+            return;
+        }
+        let layout = self.memory.borrow_mut().remove(&memory.addr()).expect("is in use");
+        if self.kept.borrow().contains(&memory.addr()) {
+            return;
+        }
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(memory.cast(), layout) }
+    }
+
+    fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+        let here = self.here.get();
+        self.hypercalls.borrow_mut().push((here, op));
+        if let Some(errno) = self.refusals.borrow().get(&op) {
+            return Err(*errno);
+        }
+        let registered = self.vcpus[here].get().registered;
+        match op {
+            OP_QUERY => argument.copy_from_slice(answer().as_bytes()),
+            OP_REGISTER if registered.is_some() => return Err(Errno::EXIST),
+            OP_REGISTER => {
+                let wanted = HvRegister::read_from_bytes(argument).map_err(|_| Errno::INVAL)?;
+                let registered = Some((wanted.gfn, wanted.observer));
+                self.change(here, |vcpu| vcpu.registered = registered);
+            }
+            OP_UNREGISTER if registered.is_none() => return Err(Errno::NXIO),
+            OP_UNREGISTER => self.change(here, |vcpu| vcpu.registered = None),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn call(&self, vcpu: usize, call: *const c_void) {
+        let meanwhile = self.meanwhile.borrow_mut().take();
+        meanwhile.into_iter().for_each(|run| run());
+        // SAFETY: what calls passes such an object, and nobody counts here.
+        on(vcpu, |vcpu| unsafe {
+            let nobody = core::mem::transmute::<Option<&ThreadObject>, Present<'_>>(None);
+            perfctr_core_called(&*call.cast::<Call<'_>>(), vcpu, nobody);
+        });
+    }
+}
+
+/// What the hypervisor answers to a query.
+fn answer() -> HvQuery {
+    let width = CounterWidth::new(48).expect("a width");
+    let caps = PmuCaps {
+        vendor: VENDOR_INTEL,
+        version: 3,
+        features: CAPS_GLOBAL_INTEL | CAPS_SAMPLING,
+        general: 4,
+        fixed: 3,
+        general_width: width,
+        fixed_width: width,
+    };
+    HvQuery {
+        abi_major: ABI_MAJOR.into(),
+        abi_minor: ABI_MINOR.into(),
+        features: FEATURE_ENABLED,
+        caps: WireCaps::from(&caps),
+        ..HvQuery::default()
+    }
+}
+
+// What C provides.
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_hypercall(op: u32, argument: *mut c_void, length: u32) -> c_int {
+    let argument = match length {
+        0 => &mut [],
+        // SAFETY: the core passes so many bytes.
+        _ => unsafe { core::slice::from_raw_parts_mut(argument.cast::<u8>(), length as usize) },
+    };
+    crate::to_return(Fake::with(|fake| fake.hypercall(op, argument)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_gfn(page: *const VcpuPage) -> u64 {
+    (page.addr() / PAGE_BYTES) as u64
+}
+
+core::arch::global_asm!(
+    ".globl perfctr_glue_rdpmc",
+    "perfctr_glue_rdpmc:",
+    "xor eax, eax",
+    "xor edx, edx",
+    "ret",
+);
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_alloc(bytes: usize) -> *mut c_void {
+    let layout = Layout::from_size_align(bytes, 8).expect("a size");
+    Fake::with(|fake| fake.alloc(layout))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_alloc_page() -> *mut c_void {
+    let layout = Layout::from_size_align(PAGE_BYTES, PAGE_BYTES).expect("a size");
+    Fake::with(|fake| fake.alloc(layout))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn kfree(memory: *const c_void) {
+    Fake::with(|fake| fake.free(memory.cast_mut()));
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn free_pages(page: c_ulong, _: c_uint) {
+    let page = core::ptr::with_exposed_provenance_mut(page as usize);
+    Fake::with(|fake| fake.free(page));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_log(what: *const c_char, _: c_int) {
+    // SAFETY: the core passes a text.
+    let what = unsafe { CStr::from_ptr(what) }.to_string_lossy().into_owned();
+    Fake::with(|fake| fake.log.borrow_mut().push(what));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_keep_page(page: *const VcpuPage) {
+    Fake::with(|fake| fake.kept.borrow_mut().push(page.addr()));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_put_container(container: u64) {
+    Fake::with(|fake| fake.put.borrow_mut().push(container));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_users_look_in(_: u32) {}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_call_all(call: *const c_void) {
+    Fake::with(|fake| {
+        for vcpu in (0..VCPUS).filter(|&vcpu| fake.vcpus[vcpu].get().is_online) {
+            fake.call(vcpu, call);
+        }
+    });
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_call_one(cpu: u32, call: *const c_void) -> c_int {
+    Fake::with(|fake| {
+        if !fake.vcpus[cpu as usize].get().is_online {
+            return Errno::NXIO.to_return();
+        }
+        fake.call(cpu as usize, call);
+        0
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_present(present: *mut Subject) {
+    // SAFETY: the core passes room for it.
+    unsafe { *present = Subject::default() }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_watch_begin() -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_watch() -> c_int {
+    crate::watch::perfctr_core_watch_join()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_unwatch() {
+    crate::watch::perfctr_core_watch_leave();
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_has_capability(capability: c_int, is_quiet: bool) -> bool {
+    Fake::with(|fake| {
+        let has = fake.capability.get() == Some(capability);
+        if !has && !is_quiet {
+            fake.log.borrow_mut().push(std::format!("no capability {capability}"));
+        }
+        has
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_is_locked_down() -> bool {
+    Fake::with(|fake| fake.is_locked_down.get())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_perf_allows_kernel() -> c_int {
+    Errno::ACCES.to_return()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cpus_read_lock() {}
+
+#[unsafe(no_mangle)]
+extern "C" fn cpus_read_unlock() {}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_cpu_is_online(cpu: u32) -> bool {
+    Fake::with(|fake| fake.vcpus[cpu as usize].get().is_online)
+}
+
+/// Makes counters of root.
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_counters_new() -> *mut c_void {
+    let memory = perfctr_glue_alloc(THREAD_BYTES);
+    // SAFETY: memory of this size and alignment, which is nobody else's.
+    let made = unsafe { perfctr_core_thread_init(memory.cast(), 0, CONTAINER, 0, true) };
+    assert_eq!(made, 0);
+    memory
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn perfctr_glue_counters_free(counters: *mut c_void) {
+    // SAFETY: of the function above, and nobody uses them any more.
+    unsafe {
+        perfctr_core_thread_release(&*counters.cast());
+        kfree(counters);
+    }
+}

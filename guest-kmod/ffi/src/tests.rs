@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests of what the entries do in the order in which C calls them, on a guest of two vCPUs.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::vec::Vec;
+
+use guest_kmod::policy::Rights;
+use shared_abi::Errno;
+use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_UNREGISTER};
+
+use crate::machine::{perfctr_core_handshake_again, perfctr_core_restored};
+use crate::requests::{Caller, perfctr_core_mapped_page};
+use crate::restore::perfctr_core_restore_look;
+use crate::testing::{CONTAINER, Guest, Thread, VCPUS};
+use crate::watch::{perfctr_core_watch_end, perfctr_core_watch_join, perfctr_core_watch_leave};
+
+/// Users, of whom each test has two at most.
+const ALICE: u32 = 1001;
+const BOB: u32 = 1002;
+
+/// Has the page of a thread's user registered with a vCPU.
+fn show(guest: &Guest, vcpu: usize, thread: &Thread) {
+    guest.on(vcpu, |mut vcpu| vcpu.show_page_of(thread.0));
+}
+
+/// Returns the page of a thread's user for a vCPU, as the user sees it, and the user's number.
+fn page(thread: &Thread, vcpu: usize) -> (*const shared_abi::VcpuPage, u32) {
+    // SAFETY: there is such a vCPU.
+    let page = unsafe { perfctr_core_mapped_page(thread.0, vcpu as u32 + 1) };
+    (page.cast(), thread.0.user.observer.number)
+}
+
+#[test]
+fn a_users_page_of_each_vcpu_is_registered_there() {
+    let guest = Guest::new();
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    for vcpu in 0..VCPUS {
+        assert_eq!(guest.registered(vcpu), None);
+        for thread in [&alice, &bob, &alice] {
+            show(&guest, vcpu, thread);
+            assert_eq!(guest.registered(vcpu), Some(page(thread, vcpu)));
+            guest.hypercalls();
+            show(&guest, vcpu, thread);
+            assert_eq!(guest.hypercalls(), [], "it is registered already");
+        }
+    }
+    assert_ne!(page(&alice, 0), page(&alice, 1));
+    assert_ne!(page(&alice, 1), page(&bob, 1));
+    alice.end();
+    bob.end();
+}
+
+#[test]
+fn threads_of_a_user_share_its_pages() {
+    let guest = Guest::new();
+    let (first, second) = (guest.thread(ALICE), guest.thread(ALICE));
+    assert_eq!(page(&first, 1), page(&second, 1));
+    assert_eq!(guest.put(), [CONTAINER], "the user has a reference already");
+    first.end();
+    guest.take_back_users();
+    assert!(guest.is_in_use(page(&second, 1).0), "the other thread has it mapped");
+    let pages = [0, 1].map(|vcpu| page(&second, vcpu).0);
+    second.end();
+    assert_eq!(guest.put(), []);
+    guest.take_back_users();
+    assert_eq!(guest.put(), [CONTAINER]);
+    assert!(pages.iter().all(|&page| !guest.is_in_use(page)));
+}
+
+#[test]
+fn what_one_user_gives_back_is_not_taken_from_another() {
+    let guest = Guest::new();
+    let (alice, bob) = (guest.thread(ALICE), guest.thread(BOB));
+    show(&guest, 0, &alice);
+    show(&guest, 1, &bob);
+    let (of_alice, of_bob) = (guest.registered(0), guest.registered(1));
+    bob.end();
+    guest.take_back_users();
+    assert_eq!([guest.registered(0), guest.registered(1)], [of_alice, None]);
+    assert!(of_bob.is_some_and(|(page, _)| !guest.is_in_use(page)));
+    alice.end();
+}
+
+#[test]
+fn a_page_is_freed_when_the_hypervisor_has_let_it_go() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    show(&guest, 1, &alice);
+    let (page, _) = page(&alice, 1);
+    alice.end();
+    guest.refuse(OP_UNREGISTER, Some(Errno::NODEV));
+    for _ in 0..2 {
+        guest.take_back_users();
+        assert!(guest.is_in_use(page), "the hypervisor writes there");
+    }
+    guest.refuse(OP_UNREGISTER, None);
+    guest.take_back_users();
+    assert!(!guest.is_in_use(page));
+    assert_eq!(guest.registered(1), None);
+    assert_eq!(guest.vcpu(1).page.get(), guest.vcpu(1).perfs);
+}
+
+#[test]
+fn a_page_whose_registration_is_refused_is_not_looked_at_any_more() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    for vcpu in [0, 1] {
+        guest.refuse(OP_REGISTER, Some(Errno::NOMEM));
+        show(&guest, vcpu, &alice);
+        assert_eq!(guest.vcpu(vcpu).page.get(), guest.vcpu(vcpu).perfs);
+        guest.refuse(OP_REGISTER, None);
+    }
+    alice.end();
+    guest.take_back_users();
+    for vcpu in [0, 1] {
+        assert!(guest.is_in_use(guest.vcpu(vcpu).page.get()));
+    }
+}
+
+#[test]
+fn a_vcpu_that_goes_offline_looks_at_no_users_page_any_more() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    for _ in 0..2 {
+        show(&guest, 1, &alice);
+        guest.go_offline(1);
+        assert_eq!(guest.registered(1), None);
+        assert_eq!(guest.vcpu(1).page.get(), guest.vcpu(1).perfs);
+        assert_eq!(guest.online(1, 0), 0);
+    }
+    assert_eq!(guest.kept(), []);
+    alice.end();
+}
+
+#[test]
+fn a_page_that_an_offline_vcpu_cannot_take_back_is_never_used_again() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    show(&guest, 1, &alice);
+    let (page, _) = page(&alice, 1);
+    guest.refuse(OP_UNREGISTER, Some(Errno::NODEV));
+    guest.go_offline(1);
+    assert_eq!(guest.log(), ["cannot take back its page"]);
+    assert_eq!(guest.kept(), [page.addr()]);
+    alice.end();
+}
+
+#[test]
+fn the_watch_ends_with_the_module_even_if_a_page_stays_registered() {
+    let guest = Guest::new();
+    assert_eq!(perfctr_core_watch_join(), 0);
+    let alice = guest.thread(ALICE);
+    show(&guest, 1, &alice);
+    perfctr_core_watch_leave();
+    guest.refuse(OP_UNREGISTER, Some(Errno::NODEV));
+    assert!(!perfctr_core_watch_end(false), "who executes there has to be watched");
+    assert!(guest.registered(1).is_some());
+    (0..VCPUS).for_each(|vcpu| guest.go_offline(vcpu));
+    assert!(perfctr_core_watch_end(true), "nothing may call the module after it is unloaded");
+    assert!(!perfctr_core_watch_end(true), "it has ended already");
+    alice.end();
+}
+
+#[test]
+fn the_watch_ends_when_nobody_needs_pages_any_more() {
+    let guest = Guest::new();
+    for _ in 0..2 {
+        assert_eq!(perfctr_core_watch_join(), 0);
+        let alice = guest.thread(ALICE);
+        show(&guest, 0, &alice);
+        assert!(!perfctr_core_watch_end(false));
+        assert!(guest.registered(0).is_some(), "somebody needs it");
+        perfctr_core_watch_leave();
+        assert!(perfctr_core_watch_end(false));
+        assert_eq!(guest.registered(0), None);
+        alice.end();
+    }
+}
+
+#[test]
+fn a_vcpu_that_was_refused_tries_again_when_the_domain_is_asked_for() {
+    let guest = Guest::offline();
+    guest.refuse(OP_REGISTER, Some(Errno::PERM));
+    assert_eq!([guest.online(0, 0), guest.online(1, 0)], [Errno::PERM.to_return(); 2]);
+    assert_eq!(guest.log(), ["nothing can be counted there"; 2]);
+    guest.refuse(OP_REGISTER, None);
+    guest.hypercalls();
+    assert_eq!(perfctr_core_handshake_again(), 0);
+    let asked = guest.hypercalls();
+    for vcpu in [0, 1] {
+        assert!(asked.contains(&(vcpu, OP_REGISTER)), "{asked:?}");
+    }
+    assert_eq!(perfctr_core_handshake_again(), 0);
+    assert_eq!(guest.hypercalls(), [(0, OP_QUERY)], "each has registered already");
+}
+
+#[test]
+fn a_vcpu_that_another_caller_had_try_again_keeps_what_is_registered_there() {
+    let guest = Guest::offline();
+    guest.refuse(OP_REGISTER, Some(Errno::PERM));
+    assert_eq!(guest.online(1, 0), Errno::PERM.to_return());
+    guest.refuse(OP_REGISTER, None);
+    let alice = Rc::new(guest.thread(ALICE));
+    let (shown, registered) = (Rc::clone(&alice), Rc::new(Cell::new(None)));
+    let noted = Rc::clone(&registered);
+    guest.meanwhile(move || {
+        assert_eq!(perfctr_core_handshake_again(), 0);
+        noted.set(Some(Guest::show_meanwhile(1, shown.0)));
+    });
+    assert_eq!(perfctr_core_handshake_again(), 0);
+    assert_eq!(registered.get(), Some(guest.registered(1)));
+    assert_eq!(guest.registered(1), Some(page(&alice, 1)), "a thread counts there");
+    drop(guest.hypercalls());
+    Rc::into_inner(alice).expect("the closure is gone").end();
+}
+
+#[test]
+fn a_vcpu_without_its_interrupt_never_counts() {
+    let guest = Guest::offline();
+    let error = Errno::NOMEM;
+    for _ in 0..2 {
+        assert_eq!(guest.online(1, error.to_return()), error.to_return());
+        guest.hypercalls();
+        assert_eq!(perfctr_core_handshake_again(), 0);
+        perfctr_core_restored();
+        // SAFETY: this is that vCPU.
+        guest.on(1, |vcpu| unsafe { perfctr_core_restore_look(vcpu.object()) });
+        let registers = guest.hypercalls().into_iter().filter(|(_, op)| *op == OP_REGISTER);
+        assert_eq!(registers.collect::<Vec<_>>(), []);
+        guest.go_offline(1);
+    }
+    assert_eq!(guest.online(1, 0), 0);
+    assert!(guest.hypercalls().contains(&(1, OP_REGISTER)), "it has its interrupt now");
+}
+
+#[test]
+fn a_restored_vcpu_registers_its_page_anew() {
+    let guest = Guest::new();
+    let alice = guest.thread(ALICE);
+    show(&guest, 0, &alice);
+    guest.hypercalls();
+    perfctr_core_restored();
+    let asked = guest.hypercalls();
+    for vcpu in [0, 1] {
+        assert!(asked.contains(&(vcpu, OP_REGISTER)), "{asked:?}");
+        assert_eq!(guest.vcpu(vcpu).page.get(), guest.vcpu(vcpu).perfs);
+    }
+    alice.end();
+}
+
+#[test]
+fn a_thread_without_memory_leaves_nothing() {
+    let guest = Guest::new();
+    let before = guest.allocations();
+    // A user with its table and its page of each vCPU, and the thread's page.
+    let needed = 1 + 1 + VCPUS as u32 + 1;
+    for room in 0..needed {
+        let made = guest.thread_in(ALICE, Some(room));
+        assert_eq!(made.err(), Some(Errno::NOMEM.to_return()), "{room} allocations");
+        guest.take_back_users();
+        assert_eq!(guest.allocations(), before, "{room} allocations");
+        assert_eq!(guest.put(), [CONTAINER], "{room} allocations");
+    }
+    guest.thread_in(ALICE, Some(needed)).unwrap().end();
+}
+
+/// Numbers of capabilities in Linux.
+const CAP_IPC_LOCK: i32 = 14;
+const CAP_SYS_PTRACE: i32 = 19;
+const CAP_SYS_ADMIN: i32 = 21;
+const CAP_PERFMON: i32 = 38;
+
+#[test]
+fn a_right_needs_its_own_capability() {
+    let guest = Guest::new();
+    let rights = || {
+        [Caller.has_perfmon(), Caller.has_ipc_lock(), Caller.has_ptrace(), Caller::is_privileged()]
+    };
+    let expected = [
+        (CAP_IPC_LOCK, [false, true, false, false]),
+        (CAP_SYS_PTRACE, [false, false, true, false]),
+        (CAP_SYS_ADMIN, [true, false, false, true]),
+        (CAP_PERFMON, [true, false, false, true]),
+    ];
+    for (capability, expected) in expected {
+        guest.give(Some(capability));
+        assert_eq!(rights(), expected, "capability {capability}");
+    }
+    guest.give(None);
+    assert_eq!(rights(), [false; 4]);
+}
+
+#[test]
+fn what_is_refused_for_a_capability_is_logged_once() {
+    let guest = Guest::new();
+    assert!(!Caller::is_privileged());
+    assert!(guest.log().is_empty(), "nothing is refused");
+    assert!(!Caller.has_perfmon());
+    assert_eq!(guest.log(), ["no capability 38"], "not the older one, too");
+    guest.thread(ALICE).end();
+    assert!(guest.log().is_empty(), "anybody may count");
+}
+
+#[test]
+fn a_locked_down_kernel_says_so() {
+    let guest = Guest::new();
+    for is_locked_down in [true, false] {
+        guest.lock_down(is_locked_down);
+        assert_eq!(Caller.is_locked_down(), is_locked_down);
+    }
+    assert_eq!(Caller.perf_allows_kernel(), Err(Errno::ACCES));
+}
