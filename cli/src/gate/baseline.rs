@@ -27,8 +27,23 @@ pub struct Baseline {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Benchmark {
+    /// The name of the CPU that counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
     /// The counts by the event's name.
     pub events: BTreeMap<String, Range>,
+}
+
+impl Benchmark {
+    /// Returns a warning if another CPU counted what is compared with this.
+    pub fn another_cpu(&self, now: &Self) -> Option<String> {
+        match (&self.cpu, &now.cpu) {
+            (Some(cpu), Some(here)) if cpu != here => Some(format!(
+                "the baseline is of {cpu}, this is {here}: libraries choose their code by the CPU"
+            )),
+            _ => None,
+        }
+    }
 }
 
 /// The least and the greatest count of several runs.
@@ -88,7 +103,7 @@ mod tests {
     fn what_is_written_can_be_read_and_may_grow() {
         let events = [("instructions:u".to_owned(), Range { min: 7, max: 9 })];
         let mut baseline = Baseline::default();
-        let benchmark = Benchmark { events: events.into() };
+        let benchmark = Benchmark { cpu: Some("a CPU".to_owned()), events: events.into() };
         baseline.benchmarks.insert("sort".to_owned(), benchmark);
         let text = serde_json::to_string(&baseline).unwrap();
         assert_eq!(Baseline::parse(text.as_bytes()).unwrap(), baseline);
@@ -108,6 +123,18 @@ mod tests {
         assert!(error.starts_with(&format!("cannot read {}", folder.display())), "{error}");
         let absent = folder.join("perfctr-no-such-folder/baseline.json");
         assert_eq!(Baseline::read(&absent).unwrap(), Baseline::default());
+    }
+
+    #[test]
+    fn a_baseline_of_another_cpu_is_warned_of() {
+        let of =
+            |cpu: Option<&str>| Benchmark { cpu: cpu.map(str::to_owned), ..Benchmark::default() };
+        let warning = of(Some("A 1")).another_cpu(&of(Some("B 2"))).unwrap();
+        assert!(warning.starts_with("the baseline is of A 1, this is B 2: "), "{warning}");
+        for (before, now) in [(Some("A 1"), Some("A 1")), (None, Some("A 1")), (Some("A 1"), None)]
+        {
+            assert_eq!(of(before).another_cpu(&of(now)), None);
+        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! Implements `perfctr gate`, which fails if a program executes more than it did before.
 //!
 //! Counts of user mode are exact, so that a single additional instruction is noticed.  They repeat
-//! if the program does the same each time.  Addresses are not randomised here; anything else that
-//! differs (the environment, files, random seeds, the threads' timing) makes the runs differ.
+//! if the program does the same each time.  It gets the same addresses and the same environment;
+//! anything else that differs (files, random numbers, the threads' timing) makes the runs differ.
 
 mod baseline;
 mod verdict;
@@ -16,13 +16,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use nix::sys::personality::{self, Persona};
 use perfctr::Event;
 
 use self::baseline::{Baseline, Benchmark, Range};
 use self::verdict::{Compared, Verdict, junit, markdown};
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
+use crate::machine::Cpu;
+use crate::program::repeatable::{self, Variable};
 use crate::program::{Signals, Target};
 use crate::stat::observe;
 use crate::text::{print, tell};
@@ -57,6 +58,10 @@ pub struct Options {
     /// Does not fail for so many more events than before.
     #[arg(short, long, default_value_t = 0)]
     threshold: u64,
+    /// Passes this variable on to the program, or sets it.  The program's environment has only
+    /// LC_ALL=C, PATH, PERL_HASH_SEED=0 and PYTHONHASHSEED=0, so that it executes the same.
+    #[arg(long = "env", value_name = "NAME[=VALUE]", value_parser = repeatable::parser())]
+    passed: Vec<Variable>,
     /// Writes the counts to the baseline in place of those that it has, and never fails.
     #[arg(short, long)]
     update: bool,
@@ -91,9 +96,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         write(path, &junit(&name, &all))?;
     }
     if options.update {
-        baseline.benchmarks.entry(name).or_default().events.extend(now.events);
+        let benchmark = baseline.benchmarks.entry(name).or_default();
+        benchmark.cpu = now.cpu;
+        benchmark.events.extend(now.events);
         baseline.write(&options.baseline)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(warning) = baseline.benchmarks.get(&name).and_then(|old| old.another_cpu(&now)) {
+        tell(warning);
     }
     if all.iter().any(|one| one.verdict == Verdict::New) {
         tell("what is new is not compared; --update writes it to the baseline");
@@ -104,11 +114,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 /// Runs the program, and returns what each event has counted.
 fn measure(options: &Options) -> Result<Benchmark> {
-    // The addresses of a program's memory decide how much it executes. Its child inherits this
-    // setting.
-    let persona =
-        personality::get().and_then(|old| personality::set(old | Persona::ADDR_NO_RANDOMIZE));
-    persona.context("cannot keep the program's addresses from being random")?;
+    repeatable::fix(&options.passed)?;
     let events = options.event.events(options.unverified);
     let (here, target) = (Here::find()?, Target::Program(&options.command));
     let signals = Signals::handle(target, None)?;
@@ -127,7 +133,7 @@ fn measure(options: &Options) -> Result<Benchmark> {
         Some((event.to_string(), Range::of(counts)?))
     };
     let events: Option<BTreeMap<_, _>> = events.iter().enumerate().map(range).collect();
-    Ok(Benchmark { events: events.context("no run")? })
+    Ok(Benchmark { cpu: Cpu::here().brand, events: events.context("no run")? })
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

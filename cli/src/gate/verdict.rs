@@ -146,7 +146,7 @@ mod tests {
 
     fn benchmark(events: &[(&str, u64, u64)]) -> Benchmark {
         let range = |&(event, min, max): &(&str, u64, u64)| (event.to_owned(), Range { min, max });
-        Benchmark { events: events.iter().map(range).collect() }
+        Benchmark { cpu: None, events: events.iter().map(range).collect() }
     }
 
     fn compared(threshold: u64) -> Vec<Compared> {

@@ -5,6 +5,7 @@ pub mod child;
 pub mod device;
 pub mod limits;
 pub mod ptrace;
+pub mod repeatable;
 pub mod tracer;
 
 use std::ffi::OsString;

@@ -24,6 +24,7 @@ pub use self::output::grouped;
 use self::output::{Intervals, Output};
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
+use crate::program::repeatable::{self, Variable};
 use crate::program::{Signals, Target};
 
 /// The options of `perfctr stat`.
@@ -48,6 +49,18 @@ pub struct Options {
     /// Runs the program so many times, and says by how much the counts differed.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// Gives the program the same addresses and the same environment in each run, and says so.
+    #[arg(long, conflicts_with = "pid")]
+    repeatable: bool,
+    /// Passes this variable on to the program, or sets it: the environment that is the same in each
+    /// run has only LC_ALL=C, PATH, PERL_HASH_SEED=0 and PYTHONHASHSEED=0.
+    #[arg(
+        long = "env",
+        value_name = "NAME[=VALUE]",
+        value_parser = repeatable::parser(),
+        requires = "repeatable"
+    )]
+    passed: Vec<Variable>,
     /// Prints the counts of each thread, too.
     #[arg(long)]
     per_thread: bool,
@@ -138,10 +151,11 @@ pub struct Run {
 /// Runs `perfctr stat`.
 pub fn run(options: Options) -> Result<ExitCode> {
     let options = &options.flattened();
+    let fixed = options.repeatable.then(|| repeatable::fix(&options.passed)).transpose()?;
     let here = Here::find()?;
     let interval = options.interval.map(Duration::from_millis);
     let signals = Signals::handle(options.target(), interval)?;
-    let mut output = Output::open(options, &here)?;
+    let mut output = Output::open(options, &here, fixed)?;
     let mut runs = Vec::new();
     for _ in 0..options.repeat {
         runs.push(once(options, &here, &signals, &mut output)?);

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::metric::{self, Metric};
 use super::{Count, Options, Run};
 use crate::info::Here;
+use crate::program::repeatable::Fixed;
 
 /// One event over all runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -50,6 +51,8 @@ impl Summary {
 struct Document<'a> {
     command: Vec<String>,
     provider: String,
+    /// What the program found the same in each run, if that was asked for.
+    repeatable: Option<&'a Fixed>,
     events: &'a [Summary],
     runs: Vec<RunDocument>,
 }
@@ -95,11 +98,12 @@ impl RunDocument {
 pub struct Output<'a> {
     options: &'a Options,
     provider: String,
+    fixed: Option<Fixed>,
     sink: Box<dyn Write>,
 }
 
 impl<'a> Output<'a> {
-    pub fn open(options: &'a Options, here: &Here) -> Result<Self> {
+    pub fn open(options: &'a Options, here: &Here, fixed: Option<Fixed>) -> Result<Self> {
         let sink: Box<dyn Write> = match &options.output {
             Some(path) => {
                 let file = File::create(path);
@@ -107,7 +111,7 @@ impl<'a> Output<'a> {
             }
             None => Box::new(io::stderr()),
         };
-        Ok(Self { options, provider: here.description.provider.to_string(), sink })
+        Ok(Self { options, provider: here.description.provider.to_string(), fixed, sink })
     }
 
     /// Returns what prints the counts of intervals, if that is asked for.
@@ -129,6 +133,7 @@ impl<'a> Output<'a> {
             let document = Document {
                 command: words.collect(),
                 provider: self.provider.clone(),
+                repeatable: self.fixed.as_ref(),
                 events: &summaries,
                 runs: runs.iter().map(|run| RunDocument::of(run, options.per_thread)).collect(),
             };
@@ -136,7 +141,8 @@ impl<'a> Output<'a> {
         } else if options.csv {
             csv(options, &summaries, runs)
         } else {
-            table(options, &self.provider, &summaries, runs)
+            let fixed = self.fixed.as_ref().map(|fixed| format!("{:>20}  {}\n", "", fixed.words()));
+            table(options, &self.provider, &summaries, runs) + &fixed.unwrap_or_default()
         };
         Ok(self.sink.write_all(text.as_bytes())?)
     }

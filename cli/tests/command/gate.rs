@@ -6,9 +6,9 @@
 
 use std::fs;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::run::{Said, file, perfctr, said};
+use crate::run::{Said, file, perfctr, said, set_baseline};
 
 const HOUR_NS: &str = "3600000000000";
 
@@ -19,12 +19,7 @@ fn gate(name: &str, options: &[&str], program: &[&str]) -> Said {
 }
 
 fn set(name: &str, count: u64) {
-    let events = json!({ "instructions:u": { "min": count, "max": count } });
-    let baseline = json!({
-        "format": "perfctr baseline", "version": 1,
-        "benchmarks": { name: { "events": events }, "another": { "events": {} } },
-    });
-    fs::write(file(format!("{name}.json")), baseline.to_string()).unwrap();
+    set_baseline(&file(format!("{name}.json")), name, count);
 }
 
 #[test]

@@ -3,8 +3,10 @@
 //! software clock.
 
 mod attached;
+mod ci;
 mod ends;
 mod gate;
 mod messages;
+mod repeatable;
 mod run;
 mod words;

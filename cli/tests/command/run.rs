@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use serde_json::json;
+
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// Returns the path of a file of this test run.
@@ -62,6 +64,16 @@ pub fn said(command: &mut Command) -> Said {
     let status = status.code().or_else(|| Some(128 + status.signal()?)).unwrap();
     let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     Said { status, out, err }
+}
+
+/// Writes a baseline by which a benchmark had so many events.
+pub fn set_baseline(path: &Path, name: &str, count: u64) {
+    let events = json!({ "instructions:u": { "min": count, "max": count } });
+    let baseline = json!({
+        "format": "perfctr baseline", "version": 1,
+        "benchmarks": { name: { "events": events }, "another": { "events": {} } },
+    });
+    fs::write(path, baseline.to_string()).unwrap();
 }
 
 /// A process that has said that it is ready, and is ended when this is dropped.

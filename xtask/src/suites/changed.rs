@@ -54,7 +54,8 @@ const VMX: &[&str] =
 /// One suite on KVM, for files that both hypervisors use.
 const KVM_TOO: &[&str] = &["kvm"];
 /// The suites of programs that use the driver and the module, and count by them.
-const ABOVE: &[&str] = &["providers", "stat", "perf", "shim", "packages", "papi", "papi-events"];
+const ABOVE: &[&str] =
+    &["providers", "stat", "gate", "perf", "shim", "packages", "papi", "papi-events"];
 /// The suites of the emulated machine by itself.
 const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu", "habits"];
 /// Further suites that a wrong model of a PMU breaks.
@@ -63,7 +64,9 @@ const MODEL: &[&str] = &["counting", "overflow", "amd"];
 /// The beginnings of files' names, each with the suites that test these files beside [`ALWAYS`].
 const TABLE: &[(&str, &[&[&str]])] = &[
     ("benches/", &[]),
-    ("cli/", &[&["stat", "providers", "programs", "packages", "book"]]),
+    ("cli/", &[&["stat", "gate", "providers", "programs", "packages", "book"]]),
+    ("cli/src/gate/", &[&["gate"]]),
+    ("cli/tests/", &[]),
     ("docs/", &[&["book", "versions"]]),
     ("docs/flame-graph.svg", &[&["stat"]]),
     ("docs/hosts.md", &[&["book", "packages"]]),

@@ -12,6 +12,7 @@ mod driver;
 mod encodings;
 mod export;
 pub mod faults;
+mod gate;
 mod habits;
 mod hostile;
 pub mod kvm;
@@ -88,6 +89,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("vmx-kvm", "overflow-vmx-kvm", overflow::run),
     Suite::vm("domains", domains::run),
     Suite::vm("stat", stat::run),
+    Suite::vm("gate", gate::run),
     Suite::vm("perf", perf::run),
     Suite::vm("book", book::run),
     Suite::vm("shim", shim::run),

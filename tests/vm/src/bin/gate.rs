@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests that `perfctr gate` notices a single instruction that gzip executes more than before, and
+//! nothing where there is none, while as many threads as there are vCPUs compete with it and the
+//! vCPUs are moved between physical CPUs.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use perfctr::{Provider, Session};
+use vm_tests::disturb;
+use vm_tests::host::host;
+use vm_tests::programs;
+use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::time::VcpuTimes;
+
+const PERFCTR: &str = "/work/perfctr";
+/// Debian's program.
+const GZIP: &str = "/usr/bin/gzip";
+/// Both versions of it are run from here, since its name is among what a program finds.
+const HERE: &str = "/tmp/gzip";
+/// What it compresses.
+const WORDS: &str = "/work/words";
+const BASELINE: &str = "/tmp/baseline.json";
+const TABLE: &str = "/tmp/table.md";
+
+/// The number of runs with the additional instruction, and of those without it.
+const TIMES: usize = 20;
+/// The instruction is at most one in so many.
+const ONE_IN: u64 = 10_000_000;
+/// The number of vCPUs that compete for the testbed's physical CPUs.
+const VCPUS: usize = 6;
+const PCPUS: u32 = 2;
+const SEED: u64 = 1;
+/// How often vCPUs have to be switched at least while one program runs.
+const SWITCHES_MIN: u64 = 2;
+
+fn main() -> Result<ExitCode> {
+    programs::prepare()?;
+    let gzip = fs::read(GZIP).context(GZIP)?;
+    let [usual, slower] = [0, 1].map(|more| begun_with(&gzip, more));
+    let versions = Versions { usual: usual?, slower: slower? };
+    let mut tally = Tally::default();
+    competing(|| judge(&mut tally, &versions))?;
+    Ok(tally.finish())
+}
+
+/// The program as Debian built it but for its first instructions.
+struct Versions {
+    usual: Vec<u8>,
+    /// It executes one instruction more.
+    slower: Vec<u8>,
+}
+
+fn judge(tally: &mut Tally, Versions { usual, slower }: &Versions) -> Result<()> {
+    let first = gate(usual, 0, &["--update"])?;
+    println!(
+        "note {} instructions in each run of gzip, with {VCPUS} vCPUs on {PCPUS} CPUs",
+        first.now
+    );
+    tally.check("one instruction more is less than one in ten million", {
+        equal(first.now.replace(',', "").parse().is_ok_and(|now: u64| now > ONE_IN), true)
+    });
+    let mut outcomes = [Vec::new(), Vec::new()];
+    for n in 1..=TIMES {
+        for (version, outcomes) in [usual, slower].into_iter().zip(&mut outcomes) {
+            let Outcome { status, difference, .. } = gate(version, n, &[])?;
+            outcomes.push((status, difference));
+        }
+    }
+    let all = |status, difference: &str| vec![(Some(status), difference.to_owned()); TIMES];
+    let [usual_outcomes, slower_outcomes] = outcomes;
+    tally.check("the gate says nothing when nothing has changed", {
+        equal(usual_outcomes, all(0, "0"))
+    });
+    tally.check("the gate fails each time one instruction is added", {
+        equal(slower_outcomes, all(1, "+1 (+0.0000 %)"))
+    });
+    tally.check("a threshold of one instruction allows it", {
+        equal(gate(slower, 0, &["--threshold", "1"])?.status, Some(0))
+    });
+    Ok(())
+}
+
+/// What the gate has said.
+struct Outcome {
+    status: Option<i32>,
+    now: String,
+    difference: String,
+}
+
+/// Runs this version of the program through the gate once. `noise` makes the caller's environment
+/// larger, which must not matter.
+fn gate(version: &[u8], noise: usize, options: &[&str]) -> Result<Outcome> {
+    fs::write(HERE, version)?;
+    fs::set_permissions(HERE, PermissionsExt::from_mode(0o755))?;
+    let mut command = Command::new(PERFCTR);
+    command.args(["gate", "-r", "1", "-b", BASELINE, "--markdown", TABLE]).args(options);
+    command.args(["--", HERE, "-9nc", WORDS]).env("NOISE", "n".repeat(noise * 17));
+    let output = command.stdout(Stdio::null()).output().context(PERFCTR)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let table = fs::read_to_string(TABLE).context(said.clone())?;
+    fs::remove_file(TABLE)?;
+    let row = table.lines().last().context(said)?;
+    let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+    let cell = |n: usize| cells.get(n).map(|cell| (*cell).to_owned()).context(row.to_owned());
+    Ok(Outcome { status: output.status.code(), now: cell(4)?, difference: cell(5)? })
+}
+
+/// Runs `body` while threads compete for all vCPUs, and these for the physical CPUs.
+fn competing(body: impl FnOnce() -> Result<()>) -> Result<()> {
+    let (host, cpus, stop) = (host()?, cpus()?, AtomicBool::new(false));
+    ensure!(cpus.len() == VCPUS, "{} vCPUs found, {VCPUS} expected", cpus.len());
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[])?;
+    let before = VcpuTimes::take(&*host, &session, &cpus)?;
+    run_on(SELF, &cpus)?;
+    thread::scope(|scope| {
+        let (host, cpus, stop) = (&*host, &cpus, &stop);
+        scope.spawn(move || disturb::vcpus(host, cpus, PCPUS, SEED, stop));
+        for &cpu in cpus {
+            scope.spawn(move || {
+                run_on(SELF, &[cpu]).expect("the vCPU is online");
+                while !stop.load(Ordering::Relaxed) {}
+            });
+        }
+        let result = body();
+        stop.store(true, Ordering::Relaxed);
+        result
+    })?;
+    let seen = VcpuTimes::take(&*host, &session, &cpus)?.since(&before);
+    let least = seen.iter().map(|vcpu| vcpu.switches).min().unwrap_or(0);
+    let programs = 2 * TIMES as u64;
+    ensure!(least > SWITCHES_MIN * programs, "a vCPU was switched {least} times only");
+    Ok(())
+}
+
+/// The places in a program's file of what follows (ELF, 64 bits).
+const ENTRY: usize = 24;
+const SEGMENTS: usize = 32;
+const SEGMENT_SIZE: usize = 54;
+const SEGMENT_COUNT: usize = 56;
+/// The same in the description of a segment.
+const FLAGS: usize = 4;
+const OFFSET: usize = 8;
+const ADDRESS: usize = 16;
+const LENGTH: usize = 32;
+const EXECUTABLE: u8 = 1;
+
+const NOP: u8 = 0x90;
+const JMP: u8 = 0xe9;
+const JMP_LENGTH: usize = 5;
+const PAGE: usize = 4096;
+
+/// Has a program begin behind its code, in the rest of the last page, with so many instructions
+/// more than the jump to its usual beginning.
+fn begun_with(program: &[u8], more: usize) -> Result<Vec<u8>> {
+    let word = |at: usize| -> Result<usize> {
+        let bytes = program.get(at..at + 8).context("the file is too short")?;
+        Ok(u64::from_le_bytes(bytes.try_into()?).try_into()?)
+    };
+    let half = |at: usize| usize::from(program[at]) | usize::from(program[at + 1]) << 8;
+    let (first, size) = (word(SEGMENTS)?, half(SEGMENT_SIZE));
+    let mut segments = (0..half(SEGMENT_COUNT)).map(|n| first + n * size);
+    // The word before the flags says that the segment is loaded. Only such a one is executable.
+    let code = segments.find(|&at| program[at] == 1 && program[at + FLAGS] & EXECUTABLE != 0);
+    let code = code.context("no code")?;
+    let end = word(code + OFFSET)? + word(code + LENGTH)?;
+    let beginning = word(code + ADDRESS)? + word(code + LENGTH)?;
+    let length = more + JMP_LENGTH;
+    let room = program.get(end..end + length).context("no room behind the code")?;
+    ensure!(room.iter().all(|byte| *byte == 0) && end % PAGE + length <= PAGE, "no room");
+    let distance = word(ENTRY)?.wrapping_sub(beginning + length) as u32;
+    let mut changed = program.to_owned();
+    changed[ENTRY..ENTRY + 8].copy_from_slice(&(beginning as u64).to_le_bytes());
+    changed[end..end + more].fill(NOP);
+    changed[end + more] = JMP;
+    changed[end + more + 1..end + length].copy_from_slice(&distance.to_le_bytes());
+    Ok(changed)
+}

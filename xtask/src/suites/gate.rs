@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests `perfctr gate` on a program of Debian's.
+
+use std::fs;
+
+use anyhow::Result;
+
+use crate::machine::Spec;
+use crate::suites::report::Report;
+use crate::tools::cache;
+
+/// The number of vCPUs, which compete for the machine's two CPUs.
+const VCPUS: u32 = 6;
+/// The number of words that gzip compresses: enough for ten million instructions.
+const WORDS: u32 = 8_000;
+
+/// Boots one machine.
+pub fn run(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("pv", ["/work/gate"])?;
+    spec.vcpus(VCPUS)?;
+    spec.add_program("cli", "perfctr")?;
+    let dir = cache::root()?.join("work/gate");
+    fs::create_dir_all(&dir)?;
+    let words: String = (0..WORDS)
+        .map(|n| format!("{:x} ", n.wrapping_mul(2_654_435_761) >> 12 & 0xff0f))
+        .collect();
+    fs::write(dir.join("words"), words)?;
+    spec.copy.push(dir);
+    report.program(spec, "gate")
+}
