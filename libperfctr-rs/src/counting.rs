@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counting a number of events of the calling thread that is known when the program is compiled.
 
+use std::cell::Cell;
 use std::hint::black_box;
 
 use crate::error::Error;
@@ -19,7 +20,7 @@ const ATTEMPTS: usize = 1_000;
 /// use perfctr::{Event, start};
 ///
 /// # fn main() -> Result<(), perfctr::Error> {
-/// let mut counting = start([Event::INSTRUCTIONS.user(), Event::BRANCHES.user()])?;
+/// let counting = start([Event::INSTRUCTIONS.user(), Event::BRANCHES.user()])?;
 /// let mut sum = 0;
 /// let spent = counting.measure(|| sum = (0..1000_u64).map(|n| n * n).sum())?;
 /// let [instructions, branches] = spent.counts;
@@ -34,7 +35,7 @@ const ATTEMPTS: usize = 1_000;
 pub fn start<const N: usize>(events: [Event; N]) -> Result<Counting<N>, Error> {
     let mut session = Session::open()?;
     session.start(&events)?;
-    Ok(Counting { session, overhead: None })
+    Ok(Counting { session, overhead: Cell::new(None) })
 }
 
 /// A session that counts `N` events, which [`start`] has started.
@@ -42,7 +43,7 @@ pub fn start<const N: usize>(events: [Event; N]) -> Result<Counting<N>, Error> {
 pub struct Counting<const N: usize> {
     session: Session,
     /// The overhead: what the measurement of an empty closure counts, once that is known.
-    overhead: Option<[u64; N]>,
+    overhead: Cell<Option<[u64; N]>>,
 }
 
 impl<const N: usize> Counting<N> {
@@ -79,11 +80,12 @@ impl<const N: usize> Counting<N> {
     /// # Errors
     ///
     /// The errors of [`Session::read`].
-    pub fn measure(&mut self, mut body: impl FnMut()) -> Result<Counts<N>, Error> {
-        let overhead = match self.overhead {
+    pub fn measure(&self, mut body: impl FnMut()) -> Result<Counts<N>, Error> {
+        let overhead = match self.overhead.get() {
             Some(overhead) => overhead,
-            None => *self.overhead.insert(self.calibrate()?),
+            None => self.calibrate()?,
         };
+        self.overhead.set(Some(overhead));
         let mut measured = self.around(&mut body)?;
         for (count, overhead) in measured.counts.iter_mut().zip(overhead) {
             // Counts of other events than retired instructions vary, and may be below the overhead.
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_body_runs_once_and_its_value_is_kept() {
-        let mut counting = start([]).unwrap();
+        let counting = start([]).unwrap();
         let mut calls = 0;
         for _ in 0..3 {
             counting.measure(|| calls += 1).unwrap();

@@ -21,6 +21,8 @@ mod map;
 #[cfg(feature = "std")]
 pub mod overflow;
 #[cfg(feature = "std")]
+mod polls;
+#[cfg(feature = "std")]
 mod provider;
 #[cfg(feature = "std")]
 pub mod raw;
@@ -53,6 +55,8 @@ pub use error::Error;
 pub use event::{Described, catalogue};
 #[cfg(feature = "std")]
 pub use event::{Event, ParseEventError};
+#[cfg(feature = "std")]
+pub use polls::Polls;
 #[cfg(feature = "std")]
 pub use provider::refusal::{Cause, Refusal};
 #[cfg(feature = "std")]

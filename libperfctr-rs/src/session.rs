@@ -77,6 +77,17 @@ impl<const N: usize> Sub for Counts<N> {
     }
 }
 
+impl<const N: usize> Counts<N> {
+    /// Returns the sum of two counts that are apart in time.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            counts: std::array::from_fn(|n| self.counts[n].wrapping_add(other.counts[n])),
+            retries: self.retries.saturating_add(other.retries),
+            direct: self.direct && other.direct,
+        }
+    }
+}
+
 /// Serialises arrays of any length.  serde itself only serialises arrays of up to 32 elements.
 #[cfg(feature = "serde")]
 mod list {
@@ -390,6 +401,14 @@ mod tests {
             let last = Taken { tsc: 9, retries: 5, direct: ends };
             assert_eq!(of_region(&first, &last), (5, direct), "{begins} {ends}");
         }
+    }
+
+    #[test]
+    fn a_sum_has_the_retries_of_both() {
+        let one = Counts { counts: [1, u64::MAX], retries: 2, direct: true };
+        let other = Counts { counts: [10, 3], retries: u32::MAX - 1, direct: false };
+        assert_eq!(one.and(other), Counts { counts: [11, 2], retries: u32::MAX, direct: false });
+        assert!(one.and(one).direct);
     }
 
     #[cfg(feature = "serde")]
