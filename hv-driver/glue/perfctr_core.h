@@ -273,11 +273,16 @@ int perfctr_core_init(struct perfctr_core_driver *driver,
                       struct perfctr_why *why);
 
 /*
- * Prepares the storage of physical CPU `number`, which executes this and has just come up.
+ * Prepares the storage of physical CPU `number`, whose PMU is not the driver's yet.
  */
-int perfctr_core_cpu_up(struct perfctr_core_cpu *cpu,
-                        const struct perfctr_core_driver *driver,
-                        uint32_t number,
+void perfctr_core_cpu_init(struct perfctr_core_cpu *cpu,
+                           const struct perfctr_core_driver *driver,
+                           uint32_t number);
+
+/*
+ * Takes over the PMU of the physical CPU that executes this, whose registers may hold anything.
+ */
+int perfctr_core_cpu_up(const struct perfctr_core_cpu *cpu,
                         const struct perfctr_cpuid *cpuid,
                         struct perfctr_why *why);
 
@@ -292,6 +297,22 @@ void perfctr_core_cpu_down(const struct perfctr_core_cpu *cpu);
 bool perfctr_core_allows(const struct perfctr_core_driver *driver,
                          const struct perfctr_core_domain *domain,
                          bool controls);
+
+/*
+ * Notes that one more vCPU of the domain needs the counters; see Demand.
+ */
+void perfctr_core_demand_begins(const struct perfctr_core_domain *domain);
+
+/*
+ * Notes that one of these vCPUs needs them no more; returns whether it was the domain's last.
+ */
+bool perfctr_core_demand_ends(const struct perfctr_core_domain *domain);
+
+/*
+ * Returns whether the domain needs the counters.
+ */
+bool perfctr_core_needs_counters(const struct perfctr_core_driver *driver,
+                                 const struct perfctr_core_domain *domain);
 
 /*
  * Allows or forbids the domain to count, and returns what the hypervisor has to do.
@@ -473,6 +494,11 @@ extern struct perfctr_core_vcpu *perfctr_glue_vcpu(void);
  * Returns the current domain's number, see `HvQuery::machine`.
  */
 extern uint64_t perfctr_glue_machine(void);
+
+/*
+ * Has the host give its counters to the driver, if the current vCPU has a page and may count;
+ */
+extern int perfctr_glue_take_counters(void);
 
 /*
  * Pins the frame and registers it for the current vCPU, or goes on with it; 0 or an error.

@@ -101,12 +101,20 @@ pub trait Caller {
         &mut self,
         work: impl FnOnce(&mut Cpu<'_, Self::Pmu<'_>>, &mut Vcpu, &VcpuPage, bool) -> R,
     ) -> Option<R>;
+    /// Has the host's other users of the counters give them to the driver, if the caller has a page
+    /// and may count.  This may wait.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` they need the counters themselves, `NODEV` a physical CPU cannot count.
+    fn take_counters(&mut self) -> Result<(), Errno>;
     /// Pins the page with this frame number, and calls [`Vcpu::register`], or [`Vcpu::go_on`].
     ///
     /// # Errors
     ///
-    /// `INVAL` the frame is not a writable page of the guest, `NOMEM`, and those of
-    /// [`Left::of`](crate::Left::of).
+    /// `INVAL` the frame is not a writable page of the guest, `NOMEM`, those of
+    /// [`Left::of`](crate::Left::of), and if the caller goes on, those of
+    /// [`take_counters`](Self::take_counters).
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno>;
     /// Calls [`Vcpu::unregister`], forgets the caller's state, and unpins its page.  Nobody else
     /// sees a state in between.  The caller has a page.
@@ -199,6 +207,7 @@ fn register(
 }
 
 fn load(caller: &mut impl Caller, config: &Config) -> Result<(), Errno> {
+    caller.take_counters()?;
     let loaded = caller.on_vcpu(|cpu, vcpu, page, allowed| {
         if !allowed {
             return Err(Errno::PERM);

@@ -8,7 +8,8 @@
 //!   events its counters.
 //! * [`Driver`] is what all CPUs share: capabilities, registers, and settings as [`settings`] reads
 //!   them.
-//! * [`policy`] is who may count, [`serial`] how domains are told apart.
+//! * [`policy`] is who may count, [`demand`] whether anybody does, [`serial`] how domains are told
+//!   apart.
 //! * [`hypercall`] decides what a guest is given of what it asks for.
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
 //! * [`nmi`] tells the PMU's interrupts from others, where all are non-maskable ones.
@@ -22,6 +23,7 @@
 #![deny(missing_docs)]
 
 pub mod arch;
+pub mod demand;
 pub mod driver;
 pub mod guest;
 pub mod hal;
@@ -38,6 +40,7 @@ pub mod stats;
 pub mod vcpu;
 
 pub use arch::{Identity, Refusal};
+pub use demand::Demand;
 pub use driver::Driver;
 pub use guest::Guest;
 pub use hal::{Pmu, Probe};

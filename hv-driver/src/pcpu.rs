@@ -116,10 +116,16 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Reads a counter for a vCPU that may read the counters, if the hypervisor has to do that for
     /// it.  `index` is the index of the vCPU's instruction.  Returns `None` if there is no such
     /// counter.
+    ///
+    /// While the PMU is not the driver's, the counters hold what the host counts.  The guest counts
+    /// nothing then, and reads 0.
     pub fn read_for_guest(&self, index: u32) -> Option<u64> {
         let slot = PhysSlot::from_counter_index(index)?;
-        let readable = self.pcpu.counts() && self.driver.caps.slots() & slot.bit() != 0;
-        readable.then(|| self.pmu.counter(slot.counter_index()))
+        let exists = self.driver.caps.slots() & slot.bit() != 0;
+        exists.then(|| match self.pcpu.counts() {
+            true => self.pmu.counter(slot.counter_index()),
+            false => 0,
+        })
     }
 
     /// Gives a CPU back that goes down.  Its registers get the values that they had when it came
@@ -130,6 +136,8 @@ impl<P: Pmu> Cpu<'_, P> {
             if let Some(global) = &self.driver.registers.global {
                 self.pmu.write_register(global.ctrl, self.pcpu.global_ctrl);
             }
+            // From now on the counters hold what others count.
+            (self.pcpu.stopped, self.pcpu.dirty) = (0, 0);
         }
     }
 
@@ -277,7 +285,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// register, or one for each slot on a CPU without a register that enables all counters.
     #[inline(always)]
     pub(crate) fn enable_except(&mut self, stopped: u32) {
-        if self.pcpu.stopped == stopped {
+        if self.pcpu.stopped == stopped || !self.pcpu.counts() {
             return;
         }
         if let Some(global) = &self.driver.registers.global {

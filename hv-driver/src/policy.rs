@@ -59,12 +59,12 @@ impl Driver {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::arch::Identity;
     use crate::settings::{HostFacts, Options};
 
-    fn driver(all_domains: bool) -> Driver {
+    pub(crate) fn driver(all_domains: bool) -> Driver {
         let nehalem = Identity {
             vendor: [0x756e_6547, 0x4965_6e69, 0x6c65_746e],
             signature: 0x106a3,

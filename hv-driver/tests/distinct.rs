@@ -253,6 +253,52 @@ fn what_a_cpu_holds_after_it_was_down_is_nobodys() {
 }
 
 #[test]
+fn a_vcpu_that_executes_while_its_cpu_is_taken_reads_nothing_of_what_others_counted() {
+    let mut host = Host::new(&NEHALEM);
+    let mut vcpu = host.vcpu_of(1);
+    vcpu.load(&mut host, &[counter(1, BRANCHES)]);
+    host.cpu().go_down();
+    host.registers.held.borrow_mut().extend([(PMC0 + 1, 77), (FIXED_CTR0, 99)]);
+    host.come_up();
+    assert_eq!((host.registers.held(PMC0 + 1), host.registers.held(FIXED_CTR0)), (0, 0));
+}
+
+#[test]
+fn a_cpu_that_was_given_back_stays_as_others_have_it() {
+    let hardware = Guest { rings: Rings::Hardware, ..Guest::pv() };
+    for (boot, guest) in [(&NEHALEM, Guest::pv()), (&NEHALEM, hardware), (&ZEN, hardware)] {
+        let mut host = Host::new(boot);
+        let mut vcpu = host.registers_page(1, guest);
+        vcpu.load(&mut host, &[counter(1, BRANCHES), sampling(0, INSTRUCTIONS, 1_000)]);
+        vcpu.vcpu.revoke(&mut host.cpu(), &vcpu.page);
+        host.cpu().go_down();
+        let (select, value) = match host.registers.amd {
+            true => (K7_EVNTSEL0, K7_PERFCTR0),
+            false => (EVNTSEL0, PMC0),
+        };
+        let theirs = [(select + 1, BRANCHES), (value + 1, 77), (FIXED_CTRL, 3), (FIXED_CTR0, 99)];
+        host.registers.held.borrow_mut().extend(theirs);
+        host.registers.held.borrow_mut().insert(GLOBAL_CTRL, 1 << 32 | 2);
+        let before = host.registers.held.borrow().clone();
+        // The same vCPU is switched twice and stopped, others come, and a stranger.
+        for _ in 0..2 {
+            vcpu.out(&mut host);
+            vcpu.vcpu.switch_to(&mut host.cpu(), &vcpu.page, Kernel, false);
+            vcpu.vcpu.stop(&mut host.cpu(), &vcpu.page);
+        }
+        vcpu.out(&mut host);
+        let mut other = host.registers_page(2, guest);
+        other.out(&mut host);
+        other.enter(&mut host, Kernel);
+        other.vcpu.unregister(&mut host.cpu(), &other.page);
+        host.cpu().run_stranger();
+        host.cpu().acknowledge();
+        assert_eq!(*host.registers.held.borrow(), before, "{guest:?}");
+        assert_eq!(host.cpu().read_for_guest(1), Some(0), "not what the host counts");
+    }
+}
+
+#[test]
 fn what_a_cpu_has_stopped_before_it_was_down_is_stopped_again() {
     let mut host = Host::new(&NEHALEM);
     let mut vcpu = host.vcpu_of(1);

@@ -1338,6 +1338,7 @@ mod requests {
         allowed: bool,
         control: bool,
         guest: Option<Guest>,
+        counters: Result<(), Errno>,
         done: Vec<String>,
     }
 
@@ -1349,6 +1350,7 @@ mod requests {
                 allowed: true,
                 control: true,
                 guest: Some(Guest::pv()),
+                counters: Ok(()),
                 done: Vec::new(),
             }
         }
@@ -1388,6 +1390,9 @@ mod requests {
                 work(cpu, vcpu, page, allowed)
             };
             self.registered.then(|| self.machine.on(0, work))
+        }
+        fn take_counters(&mut self) -> Result<(), Errno> {
+            self.counters
         }
         fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
             self.registered = true;
@@ -1456,6 +1461,19 @@ mod requests {
         let mut absurd = load_bytes(&counters);
         absurd[..4].fill(0xff);
         assert_eq!(refused(OP_LOAD, &absurd), Errno::INVAL);
+    }
+
+    #[test]
+    fn nothing_is_loaded_while_the_host_needs_the_counters_itself() {
+        let mut domain = Domain { counters: Err(Errno::BUSY), ..Domain::new() };
+        let bytes = load_bytes(&[counter(1, USER)]);
+        for _ in 0..2 {
+            assert_eq!(refused_by(&mut domain, OP_LOAD, &bytes), Errno::BUSY);
+            assert_eq!(domain.machine.page.loaded.load(Relaxed), 0);
+        }
+        domain.counters = Ok(());
+        assert_eq!(domain.call(OP_LOAD, &mut bytes.clone()), Ok(false));
+        assert_eq!(domain.machine.page.loaded.load(Relaxed), 1 << 1);
     }
 
     #[test]

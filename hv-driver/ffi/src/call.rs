@@ -14,7 +14,8 @@ use crate::x86::X86Pmu;
 use crate::{
     from_return, perfctr_glue_add_stats, perfctr_glue_copy_in, perfctr_glue_copy_out,
     perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_machine, perfctr_glue_permits,
-    perfctr_glue_register, perfctr_glue_set_policy, perfctr_glue_unregister, perfctr_glue_vcpu,
+    perfctr_glue_register, perfctr_glue_set_policy, perfctr_glue_take_counters,
+    perfctr_glue_unregister, perfctr_glue_vcpu,
 };
 
 /// The vCPU that executes this, in a hypercall.
@@ -94,6 +95,12 @@ impl Caller for Current<'_> {
             let allowed = self.is_allowed();
             Some(work(&mut here.cpu(), vcpu, page, allowed))
         })
+    }
+
+    fn take_counters(&mut self) -> Result<(), Errno> {
+        // SAFETY: C looks at the current vCPU, whose object nobody has borrowed: `on_vcpu` lends it
+        // for its own duration only.
+        from_return(unsafe { perfctr_glue_take_counters() })
     }
 
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {

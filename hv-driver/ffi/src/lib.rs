@@ -13,8 +13,8 @@ use hv_driver::guest::Clock;
 use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{
-    Driver, Guest, HostFacts, Identity, Left, Options, Policy, PolicyChange, Refusal, Registration,
-    Serial, Vcpu,
+    Demand, Driver, Guest, HostFacts, Identity, Left, Options, Policy, PolicyChange, Refusal,
+    Registration, Serial, Vcpu,
 };
 use shared_abi::hypercall::{HvPlace, HvQuery, HvStats};
 use shared_abi::{Errno, VcpuPage};
@@ -62,6 +62,7 @@ struct VcpuParts {
 /// All zeroes stand for a domain of which nothing is known.
 pub struct DomainObject {
     policy: Policy,
+    demand: Demand,
     serial: Serial,
 }
 
@@ -174,30 +175,38 @@ unsafe fn expected(text: &'static str, found: u32, why: *mut Why) -> c_int {
     -1
 }
 
-/// Prepares the storage of physical CPU `number`, which executes this and has just come up.
-///
-/// Its registers may hold anything.  The function returns 0, or -1 and in `why` the reason why
-/// nothing will count here.  `cpuid` is null for the boot CPU when it comes back, since that CPU
-/// cannot have been replaced.
+/// Prepares the storage of physical CPU `number`, whose PMU is not the driver's yet.
 ///
 /// # Safety
 ///
-/// `cpu` is storage of `CPU_BYTES` bytes that nobody uses, not even an NMI, `why` of one structure;
-/// `driver` is initialised and never freed.  Interrupts are disabled.
+/// `cpu` is storage of `CPU_BYTES` bytes that nobody uses, not even an NMI; `driver` is initialised
+/// and never freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn perfctr_core_cpu_up(
+pub unsafe extern "C" fn perfctr_core_cpu_init(
     cpu: *mut CpuObject,
     driver: *const Driver,
     number: u32,
+) {
+    // SAFETY: C passes the CPU's storage, of `CPU_BYTES` bytes and aligned to 8, and nobody uses
+    // what it held before.
+    unsafe { cpu.write(CpuObject::new(driver, number)) };
+}
+
+/// Takes over the PMU of the physical CPU that executes this, whose registers may hold anything.
+///
+/// The function returns 0, or -1 and in `why` the reason why nothing will count here.  `cpuid` is
+/// null for the boot CPU when it comes back, since that CPU cannot have been replaced.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, `why` is storage of one structure, and
+/// interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_cpu_up(
+    cpu: &CpuObject,
     cpuid: Option<&Identity>,
     why: *mut Why,
 ) -> c_int {
-    // SAFETY: C passes this CPU's storage, of `CPU_BYTES` bytes and aligned to 8, and nobody uses
-    // what it held before: the CPU was not up.
-    let cpu = unsafe {
-        cpu.write(CpuObject::new(driver, number));
-        &*cpu
-    };
     // SAFETY: C calls this on the CPU itself, with interrupts disabled until this returns.
     let mut here = unsafe { OnCpu::new(cpu) };
     let cpu = &mut here.cpu();
@@ -227,6 +236,24 @@ pub extern "C" fn perfctr_core_allows(
     controls: bool,
 ) -> bool {
     driver.allows(&domain.policy, controls)
+}
+
+/// Notes that one more vCPU of the domain needs the counters; see [`Demand`].
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_demand_begins(domain: &DomainObject) {
+    domain.demand.begin();
+}
+
+/// Notes that one of these vCPUs needs them no more; returns whether it was the domain's last.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_demand_ends(domain: &DomainObject) -> bool {
+    domain.demand.end()
+}
+
+/// Returns whether the domain needs the counters.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_needs_counters(driver: &Driver, domain: &DomainObject) -> bool {
+    driver.is_needed(&domain.demand, &domain.policy)
 }
 
 /// Allows or forbids the domain to count, and returns what the hypervisor has to do.
@@ -573,6 +600,9 @@ unsafe extern "C" {
     fn perfctr_glue_vcpu() -> *mut VcpuObject;
     /// Returns the current domain's number, see `HvQuery::machine`.
     fn perfctr_glue_machine() -> u64;
+    /// Has the host give its counters to the driver, if the current vCPU has a page and may count;
+    /// returns 0 or a negative error number.  It may wait.
+    fn perfctr_glue_take_counters() -> c_int;
     /// Pins the frame and registers it for the current vCPU, or goes on with it; 0 or an error.
     fn perfctr_glue_register(gfn: u64, guest: *const Guest, goes_on: bool) -> c_int;
     /// Unregisters the page of the current vCPU, which has one.

@@ -30,8 +30,8 @@ impl CpuObject {
     }
 
     fn driver(&self) -> &Driver {
-        // SAFETY: `perfctr_core_cpu_up` has been given the driver's one object, which is static
-        // memory of C's that nobody writes to once a CPU has come up.
+        // SAFETY: `perfctr_core_cpu_init` has been given the driver's one object, which is static
+        // memory of C's that nobody writes to any more.
         unsafe { &*self.driver }
     }
 

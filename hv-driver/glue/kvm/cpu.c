@@ -12,6 +12,7 @@
 #include "private.h"
 
 bool __read_mostly perfctr_on;
+u64 __read_mostly perfctr_taken;
 
 struct perfctr_core_driver *perfctr_driver(void)
 {
@@ -77,16 +78,14 @@ void perfctr_close_gate(void)
 static int come_up(void)
 {
 	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
-	unsigned int cpu = smp_processor_id();
 	struct perfctr_cpuid cpuid;
 	struct perfctr_why why;
 
 	perfctr_core_read_cpuid(&cpuid);
-	if (perfctr_core_cpu_up(core_of(pcpu), perfctr_driver(), cpu, &cpuid,
-				&why)) {
-		pr_err("CPU %u cannot count: expected %.*s, found %#x\n", cpu,
-		       why.expected_bytes, (const char *)why.expected,
-		       why.found);
+	if (perfctr_core_cpu_up(core_of(pcpu), &cpuid, &why)) {
+		pr_err("CPU %u cannot count: expected %.*s, found %#x\n",
+		       smp_processor_id(), why.expected_bytes,
+		       (const char *)why.expected, why.found);
 		return -ENODEV;
 	}
 	pcpu->lvtpc = apic_read(APIC_LVTPC);
@@ -105,24 +104,23 @@ static void go_down(void)
 	WRITE_ONCE(pcpu->interrupts, false);
 	perfctr_core_cpu_down(core_of(pcpu));
 	apic_write(APIC_LVTPC, pcpu->lvtpc);
-	raw_spin_lock(&perfctr_departed_lock);
-	perfctr_core_add_stats(core_of(pcpu), &perfctr_departed);
-	raw_spin_unlock(&perfctr_departed_lock);
 }
 
 /*
  * No vCPU executes on a CPU that comes up before this, nor after it on one that
- * goes down.  Whatever a CPU says later, the driver stays on.
+ * goes down.  Whatever the CPU says, the driver stays on.
  */
 static int perfctr_cpu_online(unsigned int cpu)
 {
 	unsigned long flags;
-	int err;
 
+	perfctr_core_cpu_init(core_of(per_cpu_ptr(&perfctr_pcpu, cpu)),
+			      perfctr_driver(), cpu);
 	local_irq_save(flags);
-	err = come_up();
+	if (perfctr_taken)
+		come_up();
 	local_irq_restore(flags);
-	return perfctr_on ? 0 : err;
+	return 0;
 }
 
 static int perfctr_cpu_offline(unsigned int cpu)
@@ -131,6 +129,9 @@ static int perfctr_cpu_offline(unsigned int cpu)
 
 	local_irq_save(flags);
 	go_down();
+	raw_spin_lock(&perfctr_departed_lock);
+	perfctr_core_add_stats(perfctr_this_cpu(), &perfctr_departed);
+	raw_spin_unlock(&perfctr_departed_lock);
 	local_irq_restore(flags);
 	return 0;
 }
@@ -144,7 +145,8 @@ static int perfctr_sleep(void)
 
 static void perfctr_wake(void)
 {
-	come_up();
+	if (perfctr_taken)
+		come_up();
 }
 
 static struct syscore_ops perfctr_syscore_ops = {
@@ -152,7 +154,7 @@ static struct syscore_ops perfctr_syscore_ops = {
 	.resume = perfctr_wake,
 };
 
-int perfctr_take_cpus(void)
+int perfctr_start_cpus(void)
 {
 	int err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "kvm/perfctr:online",
 				    perfctr_cpu_online, perfctr_cpu_offline);
@@ -164,10 +166,44 @@ int perfctr_take_cpus(void)
 	return 0;
 }
 
-void perfctr_give_cpus_back(void)
+void perfctr_stop_cpus(void)
 {
 	unregister_syscore_ops(&perfctr_syscore_ops);
 	cpuhp_remove_state(perfctr_cpuhp_state);
+}
+
+static void take_here(void *failed)
+{
+	if (come_up())
+		WRITE_ONCE(*(bool *)failed, true);
+}
+
+static void give_back_here(void *unused)
+{
+	go_down();
+}
+
+int perfctr_take_cpus(void)
+{
+	static u64 times;
+	bool failed = false;
+
+	cpus_read_lock();
+	on_each_cpu(take_here, &failed, 1);
+	if (failed)
+		on_each_cpu(give_back_here, NULL, 1);
+	else
+		WRITE_ONCE(perfctr_taken, ++times);
+	cpus_read_unlock();
+	return failed ? -ENODEV : 0;
+}
+
+void perfctr_give_cpus_back(void)
+{
+	cpus_read_lock();
+	WRITE_ONCE(perfctr_taken, 0);
+	on_each_cpu(give_back_here, NULL, 1);
+	cpus_read_unlock();
 }
 
 struct perfctr_sum {

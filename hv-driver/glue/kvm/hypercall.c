@@ -62,6 +62,25 @@ uint64_t perfctr_glue_machine(void)
 	return perfctr_machine(kvm_get_running_vcpu()->kvm);
 }
 
+/* Its CPU was taken while the vCPU was switched in there, so it is so anew. */
+int perfctr_glue_take_counters(void)
+{
+	struct kvm_vcpu *vcpu = kvm_get_running_vcpu();
+	struct perfctr_vcpu *p = vcpu->arch.perfctr;
+	int err;
+
+	if (!p || perfctr_has_counters(p) || !perfctr_allowed(vcpu->kvm))
+		return 0;
+	err = perfctr_get_counters(vcpu->kvm, p);
+	if (err)
+		return err;
+	preempt_disable();
+	perfctr_vcpu_put(vcpu);
+	preempt_enable();
+	perfctr_update_rdpmc(vcpu);
+	return 0;
+}
+
 int perfctr_glue_register(uint64_t gfn, const struct perfctr_guest *guest,
 			  bool goes_on)
 {

@@ -80,8 +80,14 @@ static void unpin(struct kvm *kvm, struct page *page)
 	account_locked_vm(kvm->mm, 1, false);
 }
 
-/* Has the intercept of RDPMC set anew before the vCPU goes on. */
-static void update_rdpmc(struct kvm_vcpu *vcpu)
+static void release(struct kvm *kvm, struct perfctr_vcpu *p)
+{
+	perfctr_put_counters(kvm, p);
+	unpin(kvm, p->page);
+	kfree(p);
+}
+
+void perfctr_update_rdpmc(struct kvm_vcpu *vcpu)
 {
 	kvm_make_request(KVM_REQ_MSR_FILTER_CHANGED, vcpu);
 }
@@ -100,6 +106,13 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 		return err;
 	}
 	p->gfn = gfn;
+	if (goes_on) {
+		err = perfctr_get_counters(vcpu->kvm, p);
+		if (err) {
+			release(vcpu->kvm, p);
+			return err;
+		}
+	}
 
 	local_irq_disable();
 	vcpu->arch.perfctr = p;
@@ -113,18 +126,11 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 		p->in = true;
 	local_irq_enable();
 	if (err) {
-		unpin(vcpu->kvm, p->page);
-		kfree(p);
+		release(vcpu->kvm, p);
 		return err;
 	}
-	update_rdpmc(vcpu);
+	perfctr_update_rdpmc(vcpu);
 	return 0;
-}
-
-static void release(struct kvm *kvm, struct perfctr_vcpu *p)
-{
-	unpin(kvm, p->page);
-	kfree(p);
 }
 
 void perfctr_page_unregister(struct kvm_vcpu *vcpu)
@@ -137,7 +143,7 @@ void perfctr_page_unregister(struct kvm_vcpu *vcpu)
 	local_irq_enable();
 	perfctr_page_written(vcpu, p);
 	release(vcpu->kvm, p);
-	update_rdpmc(vcpu);
+	perfctr_update_rdpmc(vcpu);
 }
 
 /* During a live migration, a page that was written has to be copied again. */
@@ -169,12 +175,15 @@ void perfctr_page_abandon(struct kvm_vcpu *vcpu)
 	vcpu->arch.perfctr = NULL;
 	local_irq_enable();
 	release(vcpu->kvm, p);
-	update_rdpmc(vcpu);
+	perfctr_update_rdpmc(vcpu);
 }
 
+/* Guests must not read what the host counts with the same counters. */
 bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)
 {
-	return !vcpu->arch.perfctr ||
+	const struct perfctr_vcpu *p = vcpu->arch.perfctr;
+
+	return !p || !perfctr_has_counters(p) || !perfctr_allowed(vcpu->kvm) ||
 	       perfctr_core_rdpmc_exits(perfctr_driver());
 }
 EXPORT_SYMBOL_GPL(perfctr_intercept_rdpmc);
@@ -194,6 +203,6 @@ bool perfctr_at_switch(const struct kvm_vcpu *vcpu, u64 *inside, u64 *outside)
 
 	*inside = p ? p->inside : 0;
 	*outside = p ? p->outside : 0;
-	return perfctr_on;
+	return READ_ONCE(perfctr_taken);
 }
 EXPORT_SYMBOL_GPL(perfctr_at_switch);

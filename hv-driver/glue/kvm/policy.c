@@ -76,6 +76,8 @@ static void set_policy(struct kvm *kvm, bool allowed)
 		on_each_cpu(revoke_here, kvm, 1);
 	else if (change == PERFCTR_POLICY_CHANGE_TELL)
 		tell(kvm);
+	/* Has the intercepts of RDPMC set anew. */
+	kvm_make_all_cpus_request(kvm, KVM_REQ_MSR_FILTER_CHANGED);
 }
 
 /*
@@ -111,6 +113,8 @@ int perfctr_glue_set_policy(uint32_t pid, bool allowed)
 	}
 	mutex_unlock(&kvm_lock);
 	mmput(mm);
+	if (!allowed)
+		perfctr_settle_counters();
 	return err;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Declarations that the files here share. Each calls only those before it in
- * this order: probe, cpu, policy, page, switch and hypercall.
+ * this order: probe, cpu, reserve, policy, page, switch and hypercall.
  */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
@@ -16,6 +16,8 @@ struct perfctr_vcpu {
 	struct page *page; /* the guest's, pinned */
 	gfn_t gfn;
 	bool in; /* switched in; that happens at its first entry after a load */
+	bool needs; /* it needs the counters */
+	u64 taken; /* perfctr_taken when it got the counters, or 0 */
 	/* What VMX loads into the register that enables counters. */
 	u64 inside, outside;
 	u64 core[PERFCTR_VCPU_BYTES / sizeof(u64)];
@@ -35,7 +37,11 @@ static inline void perfctr_notify(struct kvm_vcpu *vcpu)
 /* cpu.c: set once; the driver does nothing while it is false. */
 extern bool perfctr_on;
 struct perfctr_core_driver *perfctr_driver(void);
-/* Takes over every CPU that is up, and from then on those that come up. */
+/* From then on CPUs may be taken, also those that come up later. */
+int perfctr_start_cpus(void);
+void perfctr_stop_cpus(void);
+/* How often all CPUs' counters have been taken; 0 while they are the host's. */
+extern u64 perfctr_taken;
 int perfctr_take_cpus(void);
 void perfctr_give_cpus_back(void);
 /* Interrupts are disabled. */
@@ -56,6 +62,25 @@ perfctr_core_of_machine(const struct kvm *kvm)
 	return (const struct perfctr_core_domain *)kvm->arch.perfctr_domain;
 }
 
+/* reserve.c: returns whether every CPU can count, if that can be tried now. */
+int perfctr_try_counters(void);
+/*
+ * The vCPU needs the counters, or does not any more. Getting them may wait; a
+ * vCPU that was switched in has to be switched in anew after that.
+ */
+int perfctr_get_counters(struct kvm *kvm, struct perfctr_vcpu *p);
+void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p);
+/* Returns when the counters are the driver's if they are needed, or the host's. */
+void perfctr_settle_counters(void);
+
+/* Returns whether the counters have been the driver's since the vCPU got them. */
+static inline bool perfctr_has_counters(const struct perfctr_vcpu *p)
+{
+	u64 taken = READ_ONCE(perfctr_taken);
+
+	return taken && p->taken == taken;
+}
+
 /* policy.c: returns whether the host lets the machine count. */
 bool perfctr_allowed(const struct kvm *kvm);
 /* Returns a number that differs after a restoration or a new permission. */
@@ -69,6 +94,8 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 void perfctr_page_unregister(struct kvm_vcpu *vcpu);
 void perfctr_page_abandon(struct kvm_vcpu *vcpu);
 void perfctr_page_written(struct kvm_vcpu *vcpu, const struct perfctr_vcpu *p);
+/* Has the intercept of RDPMC set anew before the vCPU goes on. */
+void perfctr_update_rdpmc(struct kvm_vcpu *vcpu);
 
 /* switch.c: switches the vCPU in now, if that is not done yet. */
 void perfctr_switch_in(struct kvm_vcpu *vcpu);

@@ -175,9 +175,9 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 }
 
 /*
- * Intel's PT and BTS need none of the counters that the driver has reserved. While
- * perf uses them, perf's own handler looks at each NMI. It acknowledges whatever
- * has overflowed, unmasks the local APIC's entry, and lets all counters count.
+ * Intel's PT needs none of the counters that the driver has reserved. While perf
+ * uses it, perf's own handler looks at each NMI. It acknowledges whatever has
+ * overflowed, unmasks the local APIC's entry, and lets all counters count.
  */
 static int perfctr_nmi_after_perf(unsigned int kind, struct pt_regs *regs)
 {

@@ -81,8 +81,8 @@ static bool come_up(struct perfctr_pcpu *pcpu,
         keep_stats(pcpu);
     pcpu->resets = system_reset_counter;
 
-    if ( perfctr_core_cpu_up(core_of(pcpu), perfctr_driver(),
-                             smp_processor_id(), cpuid, &why) )
+    perfctr_core_cpu_init(core_of(pcpu), perfctr_driver(), smp_processor_id());
+    if ( perfctr_core_cpu_up(core_of(pcpu), cpuid, &why) )
     {
         printk(XENLOG_ERR
                "perfctr: CPU %u cannot count: expected %.*s, found %#x\n",

@@ -44,7 +44,7 @@ pub enum Cause {
     DomainKind,
     /// The domain was restored on a host whose counters are not those that the module knows.
     OtherCounters,
-    /// Whole CPUs are being counted, which excludes threads.
+    /// Whole CPUs are being counted, which excludes threads; or perf has the counters of the host.
     CpusCounted,
     /// The module's parameter `paranoid`, or lockdown, forbids such counts to the caller.
     ModulePolicy,
@@ -143,9 +143,10 @@ impl Cause {
                  loaded",
                 "`modprobe -r perfctr` and `modprobe perfctr` take them",
             ),
-            Self::CpusCounted => {
-                ("whole CPUs are being counted", "threads can count when that ends")
-            }
+            Self::CpusCounted => (
+                "whole CPUs are being counted, or perf on the KVM host has the counters",
+                "threads can count when that ends",
+            ),
             Self::ModulePolicy => (
                 "the module's parameter paranoid keeps this count from the caller, as may lockdown",
                 "CAP_PERFMON or a lower value lets the caller count",

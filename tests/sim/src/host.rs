@@ -703,6 +703,11 @@ impl<'a> Caller for Hypercall<'a> {
         Some(self.machine.on_cpu(|cpu| work(cpu, core, page, allowed)))
     }
 
+    fn take_counters(&mut self) -> Result<(), Errno> {
+        // The host has no other use for them.
+        Ok(())
+    }
+
     fn register(&mut self, gfn: u64, guest: &Guest, goes_on: bool) -> Result<(), Errno> {
         let (machine, vcpu, domain) = (self.machine, self.vcpu(), self.domain());
         let page = machine.page_at_gfn(domain, gfn).ok_or(Errno::INVAL)?;

@@ -92,6 +92,21 @@ pub enum Request {
     AllowByName(bool),
     /// [`Kvm::allow_nobody`].
     AllowNobody,
+    /// [`Kvm::count_host`].
+    CountHost,
+    /// [`Kvm::hold_perf`].
+    HoldPerf(bool),
+}
+
+/// What the host's perf says when it is to count all of the host's CPUs, as `perf stat -a` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostPerf {
+    /// Why it cannot, or 0.
+    pub errno: u64,
+    /// By how many instructions it is wrong about a thread.
+    pub error: u64,
+    /// Whether the host's hard-lockup watchdog runs.
+    pub watchdog: bool,
 }
 
 impl Display for Request {
@@ -113,6 +128,8 @@ impl Display for Request {
             Self::Domains => write!(f, "domains"),
             Self::AllowByName(allowed) => write!(f, "allow-by-name {}", u64::from(allowed)),
             Self::AllowNobody => write!(f, "allow-nobody"),
+            Self::CountHost => write!(f, "count-host"),
+            Self::HoldPerf(held) => write!(f, "hold-perf {}", u64::from(held)),
         }
     }
 }
@@ -139,6 +156,8 @@ impl FromStr for Request {
             ("domains", []) => Self::Domains,
             ("allow-by-name", &[allowed]) => Self::AllowByName(allowed == 1),
             ("allow-nobody", []) => Self::AllowNobody,
+            ("count-host", []) => Self::CountHost,
+            ("hold-perf", &[held]) => Self::HoldPerf(held == 1),
             _ => bail!("no request: {line}"),
         })
     }
@@ -275,6 +294,27 @@ impl Kvm {
         self.ask(Request::AllowNobody)
     }
 
+    /// Has the host's perf count all of the host's CPUs for a moment.
+    ///
+    /// # Errors
+    ///
+    /// As for [`limits`](Self::limits), also if perf does not count all the time.
+    pub fn count_host(&self) -> Result<HostPerf, Refusal> {
+        match self.ask(Request::CountHost)?[..] {
+            [errno, error, watchdog] => Ok(HostPerf { errno, error, watchdog: watchdog != 0 }),
+            _ => Err(Refusal::EPROTO),
+        }
+    }
+
+    /// Has the host's perf count all of the host's CPUs from now on, or stop that.
+    ///
+    /// # Errors
+    ///
+    /// perf's error.
+    pub fn hold_perf(&self, held: bool) -> Result<(), Refusal> {
+        self.ask(Request::HoldPerf(held)).map(drop)
+    }
+
     fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
         // A thread that has panicked has left nothing here that matters.
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
@@ -370,6 +410,8 @@ mod tests {
             Request::Domains,
             Request::AllowByName(false),
             Request::AllowNobody,
+            Request::CountHost,
+            Request::HoldPerf(true),
         ] {
             assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
         }

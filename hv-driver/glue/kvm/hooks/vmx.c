@@ -4,6 +4,11 @@ static bool perfctr_switch_global_ctrl(struct vcpu_vmx *vmx)
 {
 	u64 inside, outside;
 
+	if (perfctr_intercept_rdpmc(&vmx->vcpu))
+		exec_controls_setbit(vmx, CPU_BASED_RDPMC_EXITING);
+	else if (!is_guest_mode(&vmx->vcpu))
+		exec_controls_clearbit(vmx, CPU_BASED_RDPMC_EXITING);
+
 	if (!perfctr_at_switch(&vmx->vcpu, &inside, &outside))
 		return false;
 
@@ -12,10 +17,5 @@ static bool perfctr_switch_global_ctrl(struct vcpu_vmx *vmx)
 	else
 		add_atomic_switch_msr(vmx, MSR_CORE_PERF_GLOBAL_CTRL, inside,
 				      outside, false);
-
-	if (perfctr_intercept_rdpmc(&vmx->vcpu))
-		exec_controls_setbit(vmx, CPU_BASED_RDPMC_EXITING);
-	else if (!is_guest_mode(&vmx->vcpu))
-		exec_controls_clearbit(vmx, CPU_BASED_RDPMC_EXITING);
 	return true;
 }

@@ -5,6 +5,7 @@
 
 mod domains;
 mod nmis;
+mod perf;
 mod qmp;
 mod reused;
 mod serve;
@@ -19,9 +20,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use nix::errno::Errno;
 use nix::unistd::Pid;
-use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use vm_tests::disturb;
-use vm_tests::perf::{Event, Whose, generic};
 use vm_tests::rng::Rng;
 use vm_tests::threads::{SELF, cpus};
 
@@ -79,12 +78,6 @@ fn main() -> Result<ExitCode> {
     if options.allow {
         allow(guest.process()).context(ALLOW)?;
     }
-    // This goes to the console, since the guest cannot know it.
-    let instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
-    match Event::open(instructions, Whose::Thread(SELF), None) {
-        Ok(_) => println!("the host's perf: counts"),
-        Err(errno) => println!("the host's perf: {errno:?}"),
-    }
     let mut server = Server::new(guest, &options.socket, &options.monitor)?;
     let mut rng = Rng::new(options.seed, COMPETITORS);
     thread::scope(|scope| {
@@ -102,6 +95,10 @@ fn main() -> Result<ExitCode> {
         }
         served.join().expect("no thread panics")
     })?;
+    // These go to the console, since the guest cannot know them.
+    for message in perf::messages()? {
+        println!("the host's kernel says: {message}");
+    }
     if options.nmis {
         println!("{}", nmis::count(&cpus)?);
     }

@@ -10,12 +10,13 @@ use std::thread::sleep;
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
-use vm_tests::kvm::{NEIGHBOUR, Request, answer};
+use vm_tests::kvm::{HostPerf, NEIGHBOUR, Request, answer};
+use vm_tests::perf::Event;
 use vm_tests::raw::Refusal;
-use vm_tests::threads::run_on;
+use vm_tests::threads::{cpus, run_on};
 
 use crate::qmp::Monitor;
-use crate::{BETWEEN_LOOKS, FORBID, allow, domains, reused, vcpus, write};
+use crate::{BETWEEN_LOOKS, FORBID, allow, domains, perf, reused, vcpus, write};
 
 /// What the driver has done, as numbers.
 const STATS: &str = "/sys/module/kvm/parameters/perfctr_stats";
@@ -59,6 +60,8 @@ pub struct Server<'a> {
     /// have, too.
     command: Vec<String>,
     later: Vec<Child>,
+    /// perf's events that count all of the host's CPUs.
+    events: Vec<Event>,
     /// The scheduler's times before they were shortened.
     usual: Vec<String>,
 }
@@ -67,7 +70,15 @@ impl<'a> Server<'a> {
     pub fn new(guest: &'a Guest, socket: &'a str, monitor: &'a str) -> Result<Self> {
         let command = fs::read_to_string(format!("/proc/{}/cmdline", guest.process()))?;
         let command = command.split_terminator('\0').map(str::to_owned).collect();
-        Ok(Self { guest, socket, monitor, command, later: Vec::new(), usual: Vec::new() })
+        Ok(Self {
+            guest,
+            socket,
+            monitor,
+            command,
+            later: Vec::new(),
+            events: Vec::new(),
+            usual: Vec::new(),
+        })
     }
 
     /// Executes requests until the guest ends.
@@ -99,6 +110,7 @@ impl<'a> Server<'a> {
                 Request::Domains => said(domains::list(self.guest.process())),
                 Request::AllowByName(allowed) => said(domains::allow(allowed)),
                 Request::AllowNobody => said(domains::allow_nobody()),
+                Request::CountHost => said(cpus().map_err(Into::into).and_then(count_host)),
                 request => self.act(request),
             };
             writeln!(port.get_mut(), "{}", answer(outcome))?;
@@ -130,6 +142,8 @@ impl<'a> Server<'a> {
             Request::Allow(true) => allow(self.guest.process())?,
             Request::Allow(false) => write(FORBID, &self.guest.process().to_string())?,
             Request::Stats => return numbers(STATS),
+            Request::HoldPerf(true) => self.events = perf::open_all(&cpus()?)?,
+            Request::HoldPerf(false) => self.events.clear(),
             _ => return Err(Refusal::EINVAL),
         }
         Ok(Vec::new())
@@ -244,6 +258,12 @@ impl Drop for Server<'_> {
             child.wait().ok();
         }
     }
+}
+
+/// Counts what the host's CPUs execute.
+fn count_host(cpus: Vec<usize>) -> Result<Vec<u64>> {
+    let HostPerf { errno, error, watchdog } = perf::count(&cpus)?;
+    Ok(vec![errno, error, watchdog.into()])
 }
 
 /// Returns what the command has printed, or why it has failed.

@@ -13,12 +13,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
-use perfctr::{CAPS_SAMPLING, Provider, Session};
+use perfctr::rdpmc::Hardware;
+use perfctr::{CAPS_SAMPLING, Event, Provider, Session};
 use serde_json::Value;
+use shared_abi::read::Counters;
 use vm_tests::host::Host as _;
-use vm_tests::kvm::{Kvm, NEIGHBOUR};
+use vm_tests::kvm::{HostPerf, Kvm, NEIGHBOUR};
 use vm_tests::module;
 use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, cpus, run_on};
 
 use crate::control::exact;
 use crate::counting::{CROSSED, Domain};
@@ -29,6 +32,10 @@ const REGIONS: u64 = 500;
 const PAGE_KIB: u64 = 4;
 /// How long it may take until a vCPU counts.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The number of general counters of the processor.
+const COUNTERS: u32 = 6;
+/// The time between looks at the host.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// After how long threads that have begun to count do so.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -41,6 +48,7 @@ pub fn run() -> Result<ExitCode> {
     }
     module::load()?;
     let (kvm, mut tally) = (Kvm::open()?, Tally::default());
+    turns(&mut tally, &kvm)?;
     policy(&mut tally, &kvm)?;
     accounted(&mut tally, &kvm)?;
     is_not_switched_while_stopped(&mut tally, &kvm)?;
@@ -69,6 +77,70 @@ pub fn run() -> Result<ExitCode> {
     let cleared = kvm.stats()?.residue_clears > clears;
     tally.check("counters were cleared of what the one before had counted", equal(cleared, true));
     Ok(tally.finish())
+}
+
+/// perf has the host's counters while nobody counts in a guest, and nobody does while perf uses
+/// them.
+fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
+    let perfs = Ok(HostPerf { errno: 0, error: 0, watchdog: true });
+    let guests = Ok(HostPerf { errno: Errno::EBUSY as u64, error: 0, watchdog: false });
+    let name = "perf counts on the host before a guest does, and the watchdog runs";
+    tally.check(name, equal([kvm.count_host(), kvm.count_host()], [perfs; 2]));
+    let whose = "a guest of KVM whose host uses perf";
+    for end in ["forbidden", "idle"] {
+        let (seen, told) = count_while(REGIONS, || {
+            thread::sleep(SETTLED);
+            [kvm.count_host(), kvm.count_host()]
+        })?;
+        exact(tally, whose, &seen);
+        let name = "perf gets EBUSY while a guest counts, and the watchdog is stopped";
+        tally.check(name, equal(told, [guests; 2]));
+        let name = format!("perf has the counters when the guest is {end}, and the watchdog runs");
+        if end == "forbidden" {
+            // This keeps the vCPUs' pages registered.
+            let domain = Domain::new(CROSSED[0])?;
+            kvm.allow_by_name(false)?;
+            tally.check(&name, equal(kvm.count_host(), perfs));
+            let name = "a guest with pages reads nothing of what perf counts on the host";
+            tally.check(name, equal(largest_beside_perf(kvm)?, 0));
+            drop(domain);
+            kvm.allow_by_name(true)?;
+        } else {
+            let deadline = Instant::now() + PATIENCE;
+            while kvm.count_host() != perfs && Instant::now() < deadline {
+                thread::sleep(BETWEEN_LOOKS);
+            }
+            tally.check(&name, equal([kvm.count_host(), kvm.count_host()], [perfs; 2]));
+        }
+    }
+    kvm.hold_perf(true)?;
+    let mut errors = Vec::new();
+    for _ in 0..2 {
+        let mut session = Session::open_with(Provider::Paravirt)?;
+        let started = session.start(&[Event::INSTRUCTIONS.user()]);
+        let errno = started.and_then(|()| session.read::<1>().map(drop)).err();
+        errors.push(errno.and_then(|error| error.errno()));
+    }
+    let name = "a guest gets EBUSY while perf counts on the host";
+    tally.check(name, equal(errors, vec![Some(libc::EBUSY); 2]));
+    let name = "perf is exact while a guest is refused, and the watchdog runs";
+    tally.check(name, equal(kvm.count_host(), perfs));
+    kvm.hold_perf(false)?;
+    Ok(())
+}
+
+/// Returns the largest value that this guest, which may not count, finds in a counter while the
+/// host's perf counts.
+fn largest_beside_perf(kvm: &Kvm) -> Result<u64> {
+    kvm.hold_perf(true)?;
+    let (all, mut largest) = (cpus()?, 0);
+    for &cpu in all.iter().chain(&all) {
+        run_on(SELF, &[cpu])?;
+        largest = (0..COUNTERS).map(|counter| Hardware.counter(counter)).fold(largest, u64::max);
+    }
+    run_on(SELF, &all)?;
+    kvm.hold_perf(false)?;
+    Ok(largest)
 }
 
 /// Has the host's administrator list this guest, forbid it to count, and allow it again.

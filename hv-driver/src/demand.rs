@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Whether domains need the counters, on hosts that have another use for them.
+
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::driver::Driver;
+use crate::policy::Policy;
+
+/// The number of a domain's vCPUs that have loaded a configuration since they registered their
+/// pages.  The hypervisor's structure of the domain holds it; memory of zeroes stands for none.
+#[derive(Debug, Default)]
+pub struct Demand(AtomicU32);
+
+impl Demand {
+    /// One more vCPU needs the counters.
+    pub fn begin(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    /// One of these vCPUs has no page any more.  Returns whether it was the last.
+    pub fn end(&self) -> bool {
+        self.0.fetch_sub(1, Relaxed) == 1
+    }
+}
+
+impl Driver {
+    /// Returns whether the domain needs the counters.  A domain that is forbidden to count does
+    /// not, whatever its vCPUs have loaded.
+    pub fn is_needed(&self, demand: &Demand, policy: &Policy) -> bool {
+        demand.0.load(Relaxed) != 0 && self.allows(policy, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::driver;
+
+    #[test]
+    fn a_domain_needs_the_counters_from_its_first_vcpu_to_its_last() {
+        let (few, policy, demand) = (driver(false), Policy::default(), Demand::default());
+        policy.set(&few, false, true);
+        for _ in 0..2 {
+            assert!(!few.is_needed(&demand, &policy));
+            demand.begin();
+            demand.begin();
+            assert!(few.is_needed(&demand, &policy));
+            assert!(!demand.end() && few.is_needed(&demand, &policy));
+            assert!(demand.end() && !few.is_needed(&demand, &policy));
+        }
+    }
+
+    #[test]
+    fn a_domain_that_is_forbidden_needs_no_counters() {
+        let (few, all) = (driver(false), driver(true));
+        let (policy, demand) = (Policy::default(), Demand::default());
+        demand.begin();
+        assert!(!few.is_needed(&demand, &policy) && all.is_needed(&demand, &policy));
+        policy.set(&all, false, false);
+        assert!(!all.is_needed(&demand, &policy));
+        policy.set(&all, false, true);
+        assert!(few.is_needed(&demand, &policy) && all.is_needed(&demand, &policy));
+    }
+}
