@@ -304,6 +304,47 @@ mod tests {
         }
     }
 
+    /// A hypervisor that interrupts its vCPU once, in the middle of a query.
+    struct Interrupting<'a> {
+        host: &'a Host,
+        restoration: &'a Restoration,
+        page: &'a VcpuPage,
+        does: Cell<bool>,
+    }
+
+    impl Hypervisor for Interrupting<'_> {
+        fn hypercall(&self, op: u32, argument: &mut [u8]) -> Result<(), Errno> {
+            if op == OP_QUERY && self.does.take() {
+                self.host.machine.set(self.host.machine.get() + 1);
+                let answer = self.host.answer();
+                assert!(self.restoration.interrupted(self.host, &answer, self.page));
+            }
+            self.host.hypercall(op, argument)
+        }
+    }
+
+    #[test]
+    fn what_happens_while_the_kernel_looks_is_looked_at_next() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        vcpu.begin();
+        register(&vcpu, 0x55, 4).unwrap();
+        let (page, before) = (page(EXECUTING, 3), host.answer());
+        assert!(vcpu.interrupted(&before, &page), "the page is new");
+        for does in [true, false, true, false] {
+            host.machine.set(host.machine.get() + 1);
+            assert!(vcpu.interrupted(&before, &page));
+            assert!(vcpu.restoration.wants_look());
+            let (restoration, does_it) = (&vcpu.restoration, Cell::new(does));
+            let hypervisor = Interrupting { host: &host, restoration, page: &page, does: does_it };
+            restoration.looks(&hypervisor, &before, true);
+            restoration.looked();
+            assert_eq!(restoration.wants_look(), does, "it was restored once more");
+            restoration.looks(&host, &before, true);
+            assert!(!restoration.wants_look());
+        }
+    }
+
     fn register(vcpu: &On<'_>, gfn: u64, observer: u32) -> Result<(), Errno> {
         let mut wanted = HvRegister { gfn, observer, reserved: 0 };
         vcpu.hypercall(OP_REGISTER, wanted.as_mut_bytes())

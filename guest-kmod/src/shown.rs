@@ -407,6 +407,25 @@ mod tests {
     }
 
     #[test]
+    fn the_kernels_threads_are_hidden_from_a_page_that_comes_to_events_of_the_kernel() {
+        let machine = Machine::new();
+        let both = EVNTSEL_USR | EVNTSEL_OS;
+        let kernel = EventConfig::new(&Machine::caps(), 4, 0xc0, both, false).unwrap();
+        machine.show(&ROOT);
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            let index = cpu.add_event(&kernel, None).unwrap();
+            cpu.start_event(index, 0, 0);
+            cpu.enable_events(None);
+        });
+        for observer in [ROOT, ALICE, ROOT, ALICE] {
+            machine.show(&observer);
+            let leave = if observer.sees_kernel { Leave::Stay } else { Leave::Hide };
+            assert_eq!(machine.leave_to(&KERNEL), leave, "user {}", observer.uid);
+        }
+    }
+
+    #[test]
     fn one_page_follows_another_only_when_that_is_back() {
         let machine = Machine::new();
         machine.show(&ALICE);

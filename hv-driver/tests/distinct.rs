@@ -59,6 +59,9 @@ struct Registers {
     clock: Cell<u64>,
     reads: Cell<u64>,
     amd: bool,
+    /// What the host was told since the last look: the slots that interrupt from now on, and
+    /// whether an interrupt may still come.
+    expected: RefCell<Vec<(u32, bool)>>,
 }
 
 impl Registers {
@@ -119,6 +122,9 @@ impl Pmu for Registers {
         self.held.borrow_mut().insert(register, value);
     }
     fn load_at_switch(&self, _: u64, _: u64) {}
+    fn expect_interrupts(&self, slots: u32, seen: bool) {
+        self.expected.borrow_mut().push((slots, seen));
+    }
 }
 
 impl Probe for Registers {
@@ -485,4 +491,78 @@ fn a_restored_vcpu_that_may_not_count_does_not() {
     let who = Registration { id: 1, domain: 9, guest: Guest::pv(), allowed: false };
     Vcpu::register(&mut host.cpu(), &page, &who, Some(&left));
     assert_eq!(page.flags.load(Relaxed) & VCPU_DIRECT, 0);
+}
+
+/// A host whose PMU interrupts as other devices do asks which interrupts are the driver's.
+#[test]
+fn the_host_knows_at_each_time_which_counters_interrupt() {
+    let mut host = Host::new(&NEHALEM);
+    let mut vcpu = host.vcpu_of(1);
+    let told = |host: &Host| host.registers.expected.take();
+    let (plain, sampler, other) =
+        (counter(0, INSTRUCTIONS), sampling(1, BRANCHES, 1_000), sampling(3, KERNEL, 7_000));
+    vcpu.load(&mut host, &[plain]);
+    assert_eq!(told(&host), [], "nothing has sampled, and nothing does");
+    for _ in 0..2 {
+        vcpu.load(&mut host, &[plain, sampler, other]);
+        assert_eq!(told(&host), [(0b1010, false)]);
+        vcpu.out(&mut host);
+        assert_eq!(told(&host), [(0, false)], "it does not execute");
+        vcpu.enter(&mut host, Kernel);
+        assert_eq!(told(&host), [(0b1010, false)], "it executes again");
+        host.registers.retire(1_000);
+        vcpu.interrupt(&mut host);
+        assert_eq!(told(&host), [(0b1000, false)], "one has interrupted");
+        vcpu.out(&mut host);
+        vcpu.enter(&mut host, Kernel);
+        assert_eq!(told(&host), [(0, false), (0b1000, false)]);
+        vcpu.load(&mut host, &[plain]);
+        assert_eq!(told(&host), [(0, false)], "none does any more");
+        vcpu.load(&mut host, &[plain]);
+        assert_eq!(told(&host), []);
+    }
+}
+
+/// The interrupt of an overflow that the driver has seen already is still on its way.
+#[test]
+fn the_host_knows_of_an_interrupt_that_may_still_come() {
+    let mut host = Host::new(&NEHALEM);
+    let mut vcpu = host.vcpu_of(1);
+    let told = |host: &Host| host.registers.expected.take();
+    let sampler = sampling(1, BRANCHES, 1_000);
+    for _ in 0..2 {
+        vcpu.load(&mut host, &[sampler]);
+        told(&host);
+        host.registers.retire(1_000);
+        vcpu.load(&mut host, &[counter(0, INSTRUCTIONS)]);
+        assert_eq!(told(&host), [(0, true)], "a load has seen it");
+        vcpu.load(&mut host, &[sampler]);
+        told(&host);
+        host.registers.retire(1_000);
+        assert!(vcpu.out(&mut host));
+        assert_eq!(told(&host), [(0, true)], "a switch has seen it");
+        vcpu.enter(&mut host, Kernel);
+        // So many overflows are not allowed in one window.
+        host.registers.clock.set(host.registers.clock.get() + RATE.window_tsc);
+    }
+}
+
+#[test]
+fn the_host_knows_that_a_vcpu_interrupts_no_more() {
+    let ends: [(&str, fn(&mut Guested, &mut Host)); 4] = [
+        ("stopped", |vcpu, host| vcpu.vcpu.stop(&mut host.cpu(), &vcpu.page)),
+        ("forbidden", |vcpu, host| vcpu.vcpu.revoke(&mut host.cpu(), &vcpu.page)),
+        ("unregistered", |vcpu, host| vcpu.vcpu.unregister(&mut host.cpu(), &vcpu.page)),
+        ("reset", |vcpu, host| vcpu.vcpu.abandon(&mut host.cpu())),
+    ];
+    for (how, end) in ends {
+        let mut host = Host::new(&NEHALEM);
+        let mut vcpu = host.vcpu_of(1);
+        vcpu.load(&mut host, &[sampling(1, BRANCHES, 1_000)]);
+        host.registers.expected.take();
+        end(&mut vcpu, &mut host);
+        let told = host.registers.expected.take();
+        // What a vCPU has counted before it is reset is not looked at, so it may have overflowed.
+        assert_eq!(told, [(0, how == "reset")], "{how}");
+    }
 }

@@ -39,12 +39,20 @@ pub(crate) fn set(
     info: &ioctl::Info,
     from: &VperfctrControl,
 ) -> Result<(), Errno> {
+    set_by(|control| errno::from(device.control(control)), info, from)
+}
+
+fn set_by(
+    mut set: impl FnMut(&ioctl::Control) -> Result<(), Errno>,
+    info: &ioctl::Info,
+    from: &VperfctrControl,
+) -> Result<(), Errno> {
     let result = control::of_thread(info, from)
-        .and_then(|control| errno::from(device.control(&control)))
+        .and_then(|control| set(&control))
         .map_err(|error| if error == Errno::OPNOTSUPP { Errno::PERM } else { error });
     if result.is_err() {
         // The error that is reported is that of setting the counters.
-        let _ = device.control(&shared_abi::ioctl::Control::default());
+        let _ = set(&ioctl::Control::default());
     }
     result
 }
@@ -58,29 +66,38 @@ pub(crate) fn read_control(device: &Device) -> Result<VperfctrControl, Errno> {
     Ok(control::thread_from_device(&errno::from(device.read_control())?))
 }
 
+/// Returns the words of a mask of these CPUs, without those that the module does not count: there
+/// are `vcpus` that it counts.
+fn mask_of(cpus: &[u32], vcpus: u32) -> Vec<u32> {
+    let mut words = vec![0; vcpus.div_ceil(WORD_BITS).max(1) as usize];
+    for cpu in cpus.iter().filter(|cpu| **cpu < vcpus) {
+        words[(cpu / WORD_BITS) as usize] |= 1 << (cpu % WORD_BITS);
+    }
+    words
+}
+
 /// Returns one block of the C library's memory, which its receiver frees at once.
 pub(crate) fn cpus_info(device: &Device) -> Result<*mut CpusInfo, Errno> {
     let vcpus = errno::from(device.info())?.vcpus;
     let online = online().map_err(|error| errno::of(&error))?;
-    let words = vcpus.div_ceil(WORD_BITS).max(1) as usize;
-    let mask_bytes = (size_of::<u32>() * (1 + words)).next_multiple_of(align_of::<CpusInfo>());
+    let words = mask_of(&online, vcpus);
+    let mask_bytes =
+        (size_of::<u32>() * (1 + words.len())).next_multiple_of(align_of::<CpusInfo>());
     // SAFETY: the size is not 0.
     let block = unsafe { libc::calloc(1, size_of::<CpusInfo>() + 2 * mask_bytes) };
     if block.is_null() {
         return Err(Errno::NOMEM);
     }
     let info = block.cast::<CpusInfo>();
-    // SAFETY: the block holds the structure and, behind it, two masks; all of it is zeroed and
-    // calloc aligns it for any type.
+    // SAFETY: the block holds the structure and, behind it, two masks of these words; all of it is
+    // zeroed and calloc aligns it for any type.
     unsafe {
         let cpus = info.add(1).cast::<CpuMask>();
         let forbidden = cpus.byte_add(mask_bytes);
-        (*cpus).nrwords = words as u32;
-        (*forbidden).nrwords = words as u32;
+        (*cpus).nrwords = words.len() as u32;
+        (*forbidden).nrwords = words.len() as u32;
         let mask = (&raw mut (*cpus).mask).cast::<u32>();
-        for cpu in online.into_iter().filter(|cpu| *cpu < vcpus) {
-            *mask.add((cpu / WORD_BITS) as usize) |= 1 << (cpu % WORD_BITS);
-        }
+        mask.copy_from_nonoverlapping(words.as_ptr(), words.len());
         info.write(CpusInfo { cpus, cpus_forbidden: forbidden });
     }
     Ok(info)
@@ -164,6 +181,8 @@ pub extern "C" fn perfctr_cpus_info(fd: c_int) -> *mut CpusInfo {
 
 #[cfg(test)]
 mod tests {
+    use zerocopy::FromZeros;
+
     use super::*;
 
     #[test]
@@ -174,6 +193,48 @@ mod tests {
         }
         for program in [0x0402_0501, 0x0502_0401, 0x0602_0601, 0] {
             assert!(!understands(ABI_VERSION, program), "{program:#x}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_leaves_nothing_that_counts() {
+        let mut info = ioctl::Info::default();
+        info.caps.vendor = shared_abi::caps::VENDOR_INTEL;
+        let set = |from: &VperfctrControl, answer: Result<(), Errno>| {
+            let mut asked = Vec::new();
+            let result = set_by(
+                |control| {
+                    asked.push((control.flags, control.counters));
+                    if asked.len() == 1 { answer } else { Err(Errno(libc::EIO)) }
+                },
+                &info,
+                from,
+            );
+            (result, asked)
+        };
+        let mut counts = VperfctrControl::new_zeroed();
+        counts.cpu_control.tsc_on = 1;
+        let nothing = (0, 0);
+        let wanted = (ioctl::CONTROL_TSC | ioctl::CONTROL_KEEP_TSC, 0);
+        assert_eq!(set(&counts, Ok(())), (Ok(()), vec![wanted]));
+        for (answer, told) in [(Errno::INVAL, Errno::INVAL), (Errno::OPNOTSUPP, Errno::PERM)] {
+            assert_eq!(set(&counts, Err(answer)), (Err(told), vec![wanted, nothing]));
+        }
+        counts.cpu_control.nractrs = 18;
+        let (result, asked) = set(&counts, Ok(()));
+        assert_eq!((result, asked), (Err(Errno::INVAL), vec![nothing]), "the device is not asked");
+    }
+
+    #[test]
+    fn a_mask_has_each_cpu_that_the_module_counts_and_no_other() {
+        for (cpus, vcpus, words) in [
+            (&[0, 2, 3, 4, 31][..], 4, &[0b1101][..]),
+            (&[0, 31, 32, 33, 63, 64], 33, &[1 | 1 << 31, 1]),
+            (&[1, 40, 63, 64, 200], 64, &[0b10, 1 << 8 | 1 << 31]),
+            (&[], 65, &[0, 0, 0]),
+            (&[0], 0, &[0]),
+        ] {
+            assert_eq!(mask_of(cpus, vcpus), words, "{cpus:?} of {vcpus}");
         }
     }
 

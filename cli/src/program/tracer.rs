@@ -160,8 +160,7 @@ impl<O: Observer> Tracer<'_, O> {
                     }
                 }
                 Waited::Changed(pid, Change::Ended(code)) => {
-                    self.end(pid)?;
-                    self.stopped(pid)?;
+                    self.gone(pid)?;
                     if Some(pid) == first {
                         status = code;
                         if self.may_leave {
@@ -209,6 +208,12 @@ impl<O: Observer> Tracer<'_, O> {
             self.observer.interval(&self.given)?;
         }
         Ok(())
+    }
+
+    /// Notes that a thread has ended, perhaps after it was interrupted and before it has stopped.
+    fn gone(&mut self, pid: pid_t) -> Result<()> {
+        self.end(pid)?;
+        self.stopped(pid)
     }
 
     /// Ends an interval. The counts of threads that do not run are known.
@@ -280,5 +285,64 @@ impl<O: Observer> Tracer<'_, O> {
             Some(given) => self.observer.ended(pid, given),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts what it is told.
+    #[derive(Default)]
+    struct Counts {
+        intervals: u32,
+        ended: Vec<pid_t>,
+    }
+
+    impl Observer for Counts {
+        type Given = ();
+
+        fn give(&mut self, _: pid_t) -> Result<Option<()>> {
+            Ok(Some(()))
+        }
+
+        fn keeps(&mut self, _: pid_t, (): &mut ()) -> Result<bool> {
+            Ok(true)
+        }
+
+        fn ended(&mut self, pid: pid_t, (): ()) -> Result<()> {
+            self.ended.push(pid);
+            Ok(())
+        }
+
+        fn interval(&mut self, _: &HashMap<pid_t, ()>) -> Result<()> {
+            self.intervals += 1;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_thread_that_ends_before_it_stops_ends_no_interval_for_the_others() {
+        let (mut observer, signals) = (Counts::default(), Signals::default());
+        let mut tracer = Tracer {
+            observer: &mut observer,
+            signals: &signals,
+            waits: None,
+            given: [(11, ()), (12, ()), (13, ())].into(),
+            asked: HashSet::new(),
+            may_leave: false,
+            attaching: false,
+            leaving: false,
+            unobserved: 0,
+        };
+        for (pids, intervals) in [([11, 12], 1), ([12, 13], 2)] {
+            tracer.asked = pids.into();
+            tracer.stopped(pids[0]).unwrap();
+            assert_eq!(tracer.observer.intervals, intervals - 1, "the other one has not stopped");
+            tracer.gone(pids[1]).unwrap();
+            assert_eq!(tracer.observer.intervals, intervals);
+            assert!(tracer.asked.is_empty());
+        }
+        assert_eq!(observer.ended, [12, 13]);
     }
 }

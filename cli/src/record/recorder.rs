@@ -148,3 +148,36 @@ impl<T: Copy + Eq + Hash> Index<T> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use perfctr::Event;
+    use perfctr::raw::Device;
+
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_program_is_forgotten_when_another_one_is_executed() {
+        let event = Event::INSTRUCTIONS.user().every(1_000);
+        let profile = Profile::new(Vec::new(), String::new(), String::new(), 1_000);
+        let mut recorder = Recorder::new(Source::Native(event), profile);
+        let (own, other) = (std::process::id(), 1);
+        let thread = |pid| Thread { tid: pid + 1, pid, name: String::new(), count: 0 };
+        recorder.profile.threads = vec![thread(other), thread(own)];
+        for pid in [other, own] {
+            recorder.spaces.insert(pid, Space::of(own).unwrap());
+        }
+        let nothing = OwnedFd::from(File::open("/dev/null").unwrap());
+        let counter = Counter::Paravirt(Device::from(nothing));
+        let mut sampled = Sampled { counter, thread: 1, periods: 0 };
+        // Whether the counter stays cannot be found here, where there may be no module.
+        drop(recorder.keeps(own.cast_signed(), &mut sampled));
+        let left: Vec<&u32> = recorder.spaces.keys().collect();
+        assert_eq!(left, [&other], "another process executes what it did");
+        let thread = &recorder.profile.threads[1];
+        assert_eq!((thread.tid, thread.pid), (own, own), "the thread has its process's number");
+    }
+}

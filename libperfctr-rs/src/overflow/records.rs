@@ -69,12 +69,41 @@ pub struct Records {
     pages: Pages,
     ring: RingPages,
     shape: RingRequest,
+    progress: Progress,
+}
+
+/// How far the records of a ring were read.
+#[derive(Debug, Default)]
+struct Progress {
     /// Number of records that were taken.
     taken: u64,
     /// Number of records that the kernel knows to be taken.
     returned: u64,
     /// Number of records that the kernel is known to have written.
     written: u64,
+}
+
+impl Progress {
+    /// Returns the places of the taken records to the kernel by `give_back`, and looks by `written`
+    /// how many records the kernel has written into a ring that has room for so many. Returns
+    /// whether there are any that were not taken.
+    fn look(
+        &mut self,
+        room: usize,
+        give_back: impl FnOnce(u64) -> Result<(), Error>,
+        written: impl FnOnce() -> u64,
+    ) -> Result<bool, Error> {
+        if self.returned != self.taken {
+            give_back(self.taken)?;
+            self.returned = self.taken;
+        }
+        let written = written();
+        if written.wrapping_sub(self.taken) > room as u64 {
+            return Err(Error::Malformed("number of records"));
+        }
+        self.written = written;
+        Ok(self.written != self.taken)
+    }
 }
 
 /// The reasons why a wait has ended.
@@ -116,7 +145,7 @@ impl Records {
         let device = device.try_clone().map_err(Error::kernel("keep the device"))?;
         let pages = Pages::new(&device, vcpus)?;
         let ring = RingPages::new(&device, shape.pages)?;
-        Ok(Self { device, pages, ring, shape, taken: 0, returned: 0, written: 0 })
+        Ok(Self { device, pages, ring, shape, progress: Progress::default() })
     }
 
     /// Returns the number of records that there is room for, which is at least the number that was
@@ -131,10 +160,10 @@ impl Records {
     ///
     /// [`Error::Forked`], [`Error::Malformed`], or the kernel's error.
     pub fn take(&mut self) -> Result<Option<Record>, Error> {
-        if self.taken == self.written && !self.look()? {
+        if self.progress.taken == self.progress.written && !self.look()? {
             return Ok(None);
         }
-        let place = self.taken as usize % self.shape.room() * self.shape.record_bytes();
+        let place = self.progress.taken as usize % self.shape.room() * self.shape.record_bytes();
         let mut head = RingRecord::new_zeroed();
         let mut words = [0; size_of::<RingRecord>() / 8];
         self.ring.load(place, &mut words)?;
@@ -144,7 +173,7 @@ impl Records {
         }
         let mut callers = vec![0; head.callers as usize];
         self.ring.load(place + size_of::<RingRecord>(), &mut callers)?;
-        self.taken += 1;
+        self.progress.taken += 1;
         let RingRecord { ip, count, tsc, counter, .. } = head;
         Ok(Some(Record { ip, counter: counter as usize, count, tsc, callers }))
     }
@@ -153,17 +182,11 @@ impl Records {
     /// records.
     fn look(&mut self) -> Result<bool, Error> {
         let page = self.pages.thread_page().ok_or(Error::Forked)?;
-        if self.returned != self.taken {
-            self.device.ring_take(self.taken).map_err(Error::kernel("give records back"))?;
-            self.returned = self.taken;
-        }
+        let give_back =
+            |taken| self.device.ring_take(taken).map_err(Error::kernel("give records back"));
         // ATOMICS: with Acquire, a reader that sees the number sees the records, too.
-        let written = page.ring_written.load(Acquire);
-        if written.wrapping_sub(self.taken) > self.shape.room() as u64 {
-            return Err(Error::Malformed("number of records"));
-        }
-        self.written = written;
-        Ok(self.written != self.taken)
+        let written = || page.ring_written.load(Acquire);
+        self.progress.look(self.shape.room(), give_back, written)
     }
 
     /// Returns how many overflows were lost because the ring was full, or 0 in a forked child.
@@ -197,6 +220,34 @@ impl AsFd for Records {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_records_are_given_back_than_were_taken() {
+        let mut progress = Progress { taken: 3, returned: 1, written: 7 };
+        let look = |progress: &mut Progress, written| {
+            let mut given_back = None;
+            let give_back = |taken| {
+                given_back = Some(taken);
+                Ok(())
+            };
+            (progress.look(8, give_back, || written).unwrap(), given_back)
+        };
+        assert_eq!(look(&mut progress, 9), (true, Some(3)));
+        assert_eq!(look(&mut progress, 10), (true, None), "the kernel knows");
+        progress.taken = 10;
+        assert_eq!(look(&mut progress, 10), (false, Some(10)));
+        let refused = |_| Err(Error::Forked);
+        progress.taken = 11;
+        assert!(progress.look(8, refused, || 12).is_err());
+        assert_eq!(look(&mut progress, 12), (true, Some(11)), "it was refused before");
+    }
+
+    #[test]
+    fn more_records_than_there_is_room_for_are_no_number() {
+        let mut progress = Progress { taken: 5, returned: 5, written: 5 };
+        let mut look = |written| progress.look(4, |_| Ok(()), || written).is_ok();
+        assert_eq!([9, 10, 4].map(&mut look), [true, false, false]);
+    }
 
     #[test]
     fn a_ring_has_the_room_that_was_asked_for_and_no_more_pages() {

@@ -18,6 +18,7 @@ pub type Test = (&'static str, fn() -> Result<()>);
 pub const TESTS: &[Test] = &[
     ("stop keeps the counts", stop_keeps_the_counts),
     ("resume goes on from the counts", resume_goes_on),
+    ("a start that is refused leaves what is resumed", refused_start_is_not_resumed),
     ("drop leaves nothing", drop_leaves_nothing),
     ("thread exit leaves nothing", thread_exit_leaves_nothing),
     ("closing the descriptor does not stop", closing_does_not_stop),
@@ -57,6 +58,22 @@ fn resume_goes_on() -> Result<()> {
     session.resume()?;
     let resumed = session.read::<1>()?;
     // Between the two counts are the end of one system call and the end of one read.
+    let passed = resumed.counts[0].wrapping_sub(stopped.counts[0]);
+    ensure!((1..10_000).contains(&passed), "{passed} instructions passed");
+    Ok(())
+}
+
+/// Checks that a session whose new events are refused resumes those before.
+fn refused_start_is_not_resumed() -> Result<()> {
+    /// A signal that does not exist.
+    const NO_SIGNAL: i32 = 200;
+    let mut session = counting()?;
+    session.stop()?;
+    let stopped = session.read::<1>()?;
+    let refused = session.start_sampling(&[Event::BRANCHES.every(1_000), Event::CYCLES], NO_SIGNAL);
+    ensure!(refused.is_err(), "a signal that does not exist is accepted");
+    session.resume()?;
+    let resumed = session.read::<1>()?;
     let passed = resumed.counts[0].wrapping_sub(stopped.counts[0]);
     ensure!((1..10_000).contains(&passed), "{passed} instructions passed");
     Ok(())
