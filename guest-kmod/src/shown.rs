@@ -607,6 +607,43 @@ mod tests {
     }
 
     #[test]
+    fn a_users_page_after_perfs_is_the_users_alone() {
+        let machine = Machine::new();
+        machine.on(0, |cpu| cpu.vcpu.wide_event_comes());
+        for _ in 0..2 {
+            machine.show_perfs(&program(1002), 40);
+            assert_eq!(machine.leave_to(&program(1002)), Leave::Stay);
+            machine.show(&ALICE);
+            assert_eq!(machine.leave_to(&program(1002)), Leave::ShowPerfs, "it is Alice's now");
+            assert_eq!(machine.leave_to(&program(1001)), Leave::Stay);
+        }
+    }
+
+    #[test]
+    fn events_whose_page_is_about_to_go_follow_who_comes() {
+        let machine = Machine::new();
+        let wanted = EventConfig::new(&Machine::caps(), 4, 0xc4, EVNTSEL_USR, false).unwrap();
+        machine.show(&ALICE);
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            cpu.add_event(&wanted, None).unwrap();
+        });
+        for (leaves, comes) in [(1001, 1002), (1002, 1003)] {
+            machine.show_perfs(&program(leaves), 60);
+            let leave = machine.leave_to(&program(comes));
+            assert_eq!(leave, Leave::Hide);
+            machine.on(0, |cpu| {
+                cpu.vcpu.note_who_comes(&program(comes), leave);
+                cpu.unregister().unwrap();
+                let needed = cpu.vcpu.events_need_page_for(&program(leaves));
+                assert_eq!(needed, Some(program(comes)));
+                cpu.enable_events(None);
+                cpu.disable_events();
+            });
+        }
+    }
+
+    #[test]
     fn events_of_a_cpu_keep_perfs_page_and_the_last_one_gives_it_back() {
         let machine = Machine::new();
         machine.show(&ALICE);

@@ -46,3 +46,19 @@ impl Drop for Claim {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_of_another_process_frees_nothing() {
+        let own = Claim::take().unwrap();
+        for _ in 0..2 {
+            drop(Claim(Generation::of_child()));
+            assert!(matches!(Claim::take(), Err(Error::AlreadyOpen)));
+        }
+        drop(own);
+        assert!(Claim::take().is_ok());
+    }
+}

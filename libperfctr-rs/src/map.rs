@@ -263,3 +263,28 @@ impl PerfPage {
         Some(load!(self, time_enabled: AtomicU64).wrapping_add(offset).wrapping_add(ns))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_ring_is_not_looked_at_in_a_forked_child() {
+        let path = std::env::temp_dir().join(format!("perfctr-ring-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).open(&path).unwrap();
+        let first = RING_FIRST_PAGE * PAGE_BYTES as u64;
+        file.write_all_at(&7_u64.to_ne_bytes(), first + PAGE_BYTES as u64 - 8).unwrap();
+        let mut ring = RingPages::new(&file, 1).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let mut word = [0];
+        ring.load(PAGE_BYTES - 8, &mut word).unwrap();
+        assert_eq!(word, [7]);
+        assert!(matches!(ring.load(PAGE_BYTES, &mut word), Err(Error::Malformed(_))));
+        let own = std::mem::replace(&mut ring.0.generation, Generation::of_child());
+        assert!(matches!(ring.load(0, &mut word), Err(Error::Forked)));
+        ring.0.generation = own;
+    }
+}

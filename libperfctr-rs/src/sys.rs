@@ -51,6 +51,12 @@ impl Generation {
         if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
     }
 
+    /// Returns the generation of a child that this process could have forked.
+    #[cfg(test)]
+    pub(crate) fn of_child() -> Self {
+        Self(Self::current().0 + 1)
+    }
+
     /// Returns how often the calling process's ancestors have forked.
     #[inline(always)]
     pub fn current() -> Self {

@@ -338,3 +338,55 @@ pub extern "C" fn vperfctr_unlink(handle: Vperfctr) -> c_int {
 pub extern "C" fn vperfctr_close(handle: Vperfctr) {
     handle.close();
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
+    use shared_abi::limits::PAGE_BYTES;
+
+    use super::*;
+
+    /// Returns counters of a device whose pages are 0.
+    fn thread(reader: usize, generation: Generation) -> Thread {
+        let path = std::env::temp_dir().join(format!("perfctr-{}-{reader}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).open(&path).unwrap();
+        file.set_len(2 * PAGE_BYTES as u64).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let device = Device::from(OwnedFd::from(file));
+        let info = Info { vcpus: 1, ..Info::default() };
+        Thread { device, info, pages: OnceLock::new(), reader, generation, tid: 0 }
+    }
+
+    #[test]
+    fn only_the_thread_itself_maps_its_pages() {
+        let mapped = |reader, generation| thread(reader, generation).own_pages().is_some();
+        let now = Generation::current();
+        assert!(mapped(this_thread(), now));
+        assert!(!mapped(this_thread() + 64, now), "another thread");
+        assert!(!mapped(0, now), "a tracer");
+    }
+
+    #[test]
+    fn a_forked_child_does_not_map_its_parents_pages() {
+        let inherited = thread(this_thread(), Generation::current());
+        Generation::watch().unwrap();
+        assert!(in_forked_child(|| inherited.own_pages().is_none()));
+        assert!(inherited.own_pages().is_some());
+    }
+
+    /// Returns what this says in a child that is forked for it.
+    fn in_forked_child(says: impl Fn() -> bool) -> bool {
+        let mut status = 0;
+        // SAFETY: the child makes system calls only, and ends without returning.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(says().into());
+            }
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        libc::WEXITSTATUS(status) == 1
+    }
+}

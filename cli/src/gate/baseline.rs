@@ -67,6 +67,12 @@ impl Default for Baseline {
 }
 
 impl Baseline {
+    /// Puts these counts of a benchmark in place of those that there are. Counts of its other events
+    /// stay.
+    pub fn update(&mut self, name: String, now: Benchmark) {
+        self.benchmarks.entry(name).or_default().events.extend(now.events);
+    }
+
     /// Reads the file. An absent one is an empty baseline.
     pub fn read(path: &Path) -> Result<Self> {
         let read = || match fs::read(path) {
@@ -98,6 +104,29 @@ impl Baseline {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_update_replaces_what_was_measured_and_nothing_else() {
+        let range = |min| Range { min, max: min + 2 };
+        let benchmark = |counts: &[(&str, u64)]| Benchmark {
+            events: counts.iter().map(|&(name, min)| (name.to_owned(), range(min))).collect(),
+        };
+        let mut baseline = Baseline::default();
+        for (name, counts) in [
+            ("sort", &[("instructions:u", 70)][..]),
+            ("find", &[("instructions:u", 40)]),
+            ("sort", &[("branches:u", 20)]),
+            ("sort", &[("instructions:u", 60)]),
+        ] {
+            baseline.update(name.to_owned(), benchmark(counts));
+        }
+        let sort = benchmark(&[("instructions:u", 60), ("branches:u", 20)]);
+        let find = benchmark(&[("instructions:u", 40)]);
+        assert_eq!(
+            baseline.benchmarks,
+            [("find".to_owned(), find), ("sort".to_owned(), sort)].into()
+        );
+    }
 
     #[test]
     fn what_is_written_can_be_read_and_may_grow() {

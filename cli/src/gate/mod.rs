@@ -96,9 +96,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         write(path, &junit(&name, &all))?;
     }
     if options.update {
-        let benchmark = baseline.benchmarks.entry(name).or_default();
-        benchmark.cpu = now.cpu;
-        benchmark.events.extend(now.events);
+        baseline.update(name, now);
         baseline.write(&options.baseline)?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -292,17 +292,38 @@ impl<O: Observer> Tracer<'_, O> {
 mod tests {
     use super::*;
 
-    /// Counts what it is told.
+    /// Notes how it is called.
     #[derive(Default)]
     struct Counts {
         intervals: u32,
+        given: Vec<pid_t>,
         ended: Vec<pid_t>,
+    }
+
+    /// Makes a tracer that follows these threads.
+    fn tracer<'a>(
+        observer: &'a mut Counts,
+        signals: &'a Signals,
+        pids: &[pid_t],
+    ) -> Tracer<'a, Counts> {
+        Tracer {
+            observer,
+            signals,
+            waits: None,
+            given: pids.iter().map(|&pid| (pid, ())).collect(),
+            asked: HashSet::new(),
+            may_leave: false,
+            attaching: false,
+            leaving: false,
+            unobserved: 0,
+        }
     }
 
     impl Observer for Counts {
         type Given = ();
 
-        fn give(&mut self, _: pid_t) -> Result<Option<()>> {
+        fn give(&mut self, pid: pid_t) -> Result<Option<()>> {
+            self.given.push(pid);
             Ok(Some(()))
         }
 
@@ -324,17 +345,7 @@ mod tests {
     #[test]
     fn a_thread_that_ends_before_it_stops_ends_no_interval_for_the_others() {
         let (mut observer, signals) = (Counts::default(), Signals::default());
-        let mut tracer = Tracer {
-            observer: &mut observer,
-            signals: &signals,
-            waits: None,
-            given: [(11, ()), (12, ()), (13, ())].into(),
-            asked: HashSet::new(),
-            may_leave: false,
-            attaching: false,
-            leaving: false,
-            unobserved: 0,
-        };
+        let mut tracer = tracer(&mut observer, &signals, &[11, 12, 13]);
         for (pids, intervals) in [([11, 12], 1), ([12, 13], 2)] {
             tracer.asked = pids.into();
             tracer.stopped(pids[0]).unwrap();
@@ -344,5 +355,19 @@ mod tests {
             assert!(tracer.asked.is_empty());
         }
         assert_eq!(observer.ended, [12, 13]);
+    }
+
+    #[test]
+    fn a_thread_is_given_its_data_once() {
+        let (mut observer, signals) = (Counts::default(), Signals::default());
+        let mut tracer = tracer(&mut observer, &signals, &[11]);
+        for pid in [11, 12, 12, 13, 11, 12] {
+            tracer.begin(pid).unwrap();
+        }
+        tracer.waits = Some(14);
+        tracer.begin(14).unwrap();
+        tracer.leaving = true;
+        tracer.begin(15).unwrap();
+        assert_eq!(observer.given, [12, 13]);
     }
 }

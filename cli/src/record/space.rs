@@ -239,6 +239,9 @@ pub fn build_id<'data>(file: &impl Object<'data>) -> Option<String> {
 }
 
 #[cfg(test)]
+mod unwinding;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -460,6 +460,8 @@ fn an_overflow_before_its_interrupt_is_told_at_the_next_resumption() {
     two.execute(10);
     two.switch_out();
     assert_eq!(one.switch_in(1), TOLD);
+    assert_ne!(one.page.state.load(Relaxed) & THREAD_PAUSED, 0, "while its handler executes");
+    assert_eq!(one.read_direct::<2>(), Err(ReadError::NotDirect));
     assert_eq!(machine.stats(1).overflows_pending.get(), 1);
     one.switch_out();
     assert_eq!(one.switch_in(1), None, "once");

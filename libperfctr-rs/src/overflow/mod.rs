@@ -133,7 +133,15 @@ pub fn go_on() -> io::Result<()> {
     resume(DEVICE.get())
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How often the thread's counters were to go on.
+    static RESUMED: Cell<u32> = const { Cell::new(0) };
+}
+
 fn resume(device: RawFd) -> io::Result<()> {
+    #[cfg(test)]
+    RESUMED.set(RESUMED.get() + 1);
     // SAFETY: the calling thread's `errno` always exists; this request has no argument.
     unsafe {
         let errno = libc::__errno_location();

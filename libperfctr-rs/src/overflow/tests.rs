@@ -42,6 +42,18 @@ fn a_handler_gets_overflows_and_nothing_else() {
 }
 
 #[test]
+fn counters_go_on_after_each_call_of_a_handler() {
+    // SAFETY: it does nothing.
+    unsafe { set_handler(libc::SIGPROF, |_| {}).unwrap() };
+    for calls in 1..=3 {
+        overflow(libc::SIGPROF, SIGNAL_CODE, 0b1);
+        assert_eq!(RESUMED.get(), calls);
+        overflow(libc::SIGPROF, libc::SI_QUEUE, 0b1);
+        assert_eq!(RESUMED.get(), calls, "it was no overflow");
+    }
+}
+
+#[test]
 fn a_queue_holds_overflows_until_they_are_taken() {
     let queue = Queue::new(libc::SIGUSR2).unwrap();
     assert_eq!(queue.take().unwrap(), None);
