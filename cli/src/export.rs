@@ -251,6 +251,16 @@ mod tests {
     }
 
     #[test]
+    fn threads_are_those_of_processes_that_were_named() {
+        let threads = Mutex::new(Threads::new(&[], &[]).unwrap());
+        let counted =
+            Counted { events: Vec::new(), processes: Vec::new(), threads, cgroups: Vec::new() };
+        assert_eq!(counted.scrape().unwrap().threads, []);
+        let threads = counted.threads.into_inner().unwrap();
+        assert!(threads.live.is_empty(), "nobody has asked for the whole machine's");
+    }
+
+    #[test]
     fn counts_are_written_as_openmetrics_has_them() {
         let (enabled, running) = (Duration::from_millis(3), Duration::from_micros(1_500));
         let count = Total { count: 123_456_789_012, enabled, running };

@@ -89,13 +89,30 @@ impl Threads {
                 Ok(())
             }
             Err(error) if error.errno() == Some(libc::ESRCH) => Ok(()),
-            // If all processes are counted, some are not the caller's.
-            Err(Error::Refused(refusal))
-                if self.pids.is_empty() && refusal.cause == Cause::OthersThread =>
-            {
-                Ok(())
-            }
+            Err(Error::Refused(refusal)) if self.passes_over(refusal.cause) => Ok(()),
             Err(error) => Err(error).with_context(|| format!("thread {tid}")),
+        }
+    }
+
+    /// Returns whether a thread that is refused for this reason is left out. If all processes are
+    /// counted, some are not the caller's.
+    fn passes_over(&self, cause: Cause) -> bool {
+        self.pids.is_empty() && cause == Cause::OthersThread
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_was_asked_for_is_left_out() {
+        let all = Threads::new(&[], &[]).unwrap();
+        let named = Threads::new(&[], &[std::process::id().cast_signed()]).unwrap();
+        assert!(all.passes_over(Cause::OthersThread));
+        assert!(!named.passes_over(Cause::OthersThread));
+        for threads in [all, named] {
+            assert!(!threads.passes_over(Cause::Forbidden));
         }
     }
 }

@@ -67,8 +67,8 @@ impl Default for Baseline {
 }
 
 impl Baseline {
-    /// Puts these counts of a benchmark in place of those that there are. Counts of its other events
-    /// stay.
+    /// Puts these counts of a benchmark in place of those that there are. Its counts of other
+    /// events stay as they are.
     pub fn update(&mut self, name: String, now: Benchmark) {
         self.benchmarks.entry(name).or_default().events.extend(now.events);
     }

@@ -196,3 +196,23 @@ fn request(request: c_uint, pid: pid_t, data: usize) -> io::Result<()> {
 fn check(result: libc::c_long) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tracee_that_is_stopped_is_told_from_one_that_begins() {
+        let event = |signal: c_int, event: c_int| signal << 8 | 0x7f | event << 16;
+        let stop = |signal| event(signal, libc::PTRACE_EVENT_STOP);
+        for signal in [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU] {
+            assert_eq!(change(7, stop(signal)).unwrap(), Change::Stopped, "signal {signal}");
+            assert_eq!(change(7, event(signal, 0)).unwrap(), Change::Signal(signal));
+        }
+        assert_eq!(change(7, stop(libc::SIGTRAP)).unwrap(), Change::Began);
+        let started = event(libc::SIGTRAP, libc::PTRACE_EVENT_CLONE);
+        assert_eq!(change(7, started).unwrap(), Change::Started);
+        assert_eq!(change(7, 42 << 8).unwrap(), Change::Ended(42));
+        assert_eq!(change(7, libc::SIGKILL).unwrap(), Change::Ended(128 + 9));
+    }
+}

@@ -239,43 +239,4 @@ pub fn build_id<'data>(file: &impl Object<'data>) -> Option<String> {
 }
 
 #[cfg(test)]
-mod unwinding;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_of_maps_are_taken_apart() {
-        let line = "55d0-55e0 r-xp 00002000 08:01 42    /opt/a b (deleted)";
-        let map =
-            Map { addresses: 0x55d0..0x55e0, offset: 0x2000, path: "/opt/a b (deleted)".into() };
-        assert_eq!(Map::parse(line.as_bytes()), Some(map));
-        let path = |line: &[u8]| Map::parse(line).unwrap().path;
-        assert_eq!(path(b"7ff0-7ff1 r-xp 00000000 00:00 0   [vdso]"), "[vdso]");
-        assert_eq!(path(b"7ff0-7ff1 rwxp 00000000 00:00 0 "), "");
-        assert_eq!(path(b"7ff0-7ff1 r-xp 0 08:01 42 /\xe6/a").as_bytes(), b"/\xe6/a");
-        for line in ["55d0-55e0 r--p 00002000 08:01 42 /a", "", "x-y r-xp 0 0 0", "1 r-xp 0"] {
-            assert_eq!(Map::parse(line.as_bytes()), None);
-        }
-    }
-
-    #[test]
-    fn this_very_program_is_taken_apart() {
-        let path = std::env::current_exe().unwrap();
-        let mapped = Mapped::open(path.as_os_str(), 3);
-        assert!(mapped.sections.eh_frame.is_some() && !mapped.segments.is_empty());
-        assert_eq!(mapped.address(u64::MAX), None);
-        let mut space = Space::of(std::process::id()).unwrap();
-        let mut files = Files::default();
-        assert!(space.look(&mut files) && !space.look(&mut files));
-        let here = this_very_program_is_taken_apart as *const () as u64;
-        let frame = space.frame(&mut files, here);
-        let modules = files.modules();
-        let module = &modules[frame.module.unwrap() as usize];
-        assert_eq!(module.path, path.to_str().unwrap());
-        let loader = addr2line::Loader::new(&path).unwrap();
-        let symbol = loader.find_symbol(frame.address).unwrap();
-        assert!(symbol.contains("this_very_program_is_taken_apart"), "{symbol}");
-    }
-}
+mod tests;

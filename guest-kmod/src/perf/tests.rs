@@ -490,6 +490,39 @@ fn events_are_stalled_in_a_new_page_in_which_nothing_could_be_loaded() {
 }
 
 #[test]
+fn events_are_stalled_from_when_their_page_was_refused() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0)]);
+    for round in 1..=2 {
+        machine.execute(0, 300, 0);
+        machine.on(0, |cpu| cpu.unregister()).unwrap();
+        machine.refuse(Some(Errno::NOMEM));
+        assert_eq!(machine.on(0, |cpu| cpu.register(5, 8)), Err(Errno::NOMEM));
+        machine.refuse(None);
+        assert!(is_stalled(&machine, 0), "round {round}");
+        machine.on(0, |cpu| cpu.register(5, 8)).unwrap();
+        assert!(!is_stalled(&machine, 0), "round {round}");
+        assert_eq!(machine.progress(0, 0).count, 300, "round {round}");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_does_not_count_backwards() {
+    let machine = Machine::new();
+    machine.schedule(0, &[(event(0xc0, false), 0)]);
+    for round in 1..=2 {
+        machine.execute(0, 500, 0);
+        assert_eq!(machine.progress(0, 0).count, 500, "round {round}");
+        machine.execute(0, 300, 0);
+        machine.refuses_reads.set(true);
+        machine.on(0, |cpu| cpu.fold_events());
+        machine.refuses_reads.set(false);
+        assert_eq!(machine.progress(0, 0).count, 0, "round {round}: nobody knows");
+        machine.on(0, |cpu| (cpu.disable_events(), cpu.enable_events(None)));
+    }
+}
+
+#[test]
 fn an_interrupt_concerns_only_what_samples() {
     let machine = Machine::new();
     machine.schedule(0, &[(event(0xc0, false), 0)]);

@@ -128,6 +128,19 @@ mod tests {
     }
 
     #[test]
+    fn there_are_no_more_counters_than_a_page_has() {
+        for (general, fixed) in [(4, 3), (8, 9), (9, 8), (255, 31)] {
+            let cpuid =
+                Identity { perfmon: [0x0730_0003 | general << 8, 0, 0, 0x600 | fixed], ..NEHALEM };
+            let (caps, _) = cpuid.pmu().unwrap();
+            let most = (general.min(MAX_GENERAL as u32), fixed.min(MAX_FIXED as u32));
+            assert_eq!((caps.general, caps.fixed), most);
+            let wire = shared_abi::WireCaps::from(&caps);
+            assert_eq!(PmuCaps::from_wire(&wire), Some(caps), "the guest understands it");
+        }
+    }
+
+    #[test]
     fn core_2_has_40_bits() {
         let cpuid = Identity { perfmon: [0x0728_0202, 0, 0, 0x503], ..NEHALEM };
         let (caps, _) = cpuid.pmu().unwrap();

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests with the process that tests.
+#![expect(unsafe_code, reason = "the registers of this very thread")]
+
+use std::arch::asm;
+
+use super::*;
+
+/// Returns the registers of the function that this is a part of.
+#[inline(always)]
+fn registers() -> user_regs_struct {
+    // SAFETY: it is made of numbers.
+    let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
+    // SAFETY: it only reads registers.
+    unsafe {
+        asm!("lea {}, [rip]", "mov {}, rsp", "mov {}, rbp", out(reg) registers.rip,
+             out(reg) registers.rsp, out(reg) registers.rbp, options(nomem, nostack));
+    }
+    registers
+}
+
+#[test]
+fn a_stack_has_each_caller_once_though_a_file_was_loaded_since() {
+    let (registers, mut files) = (registers(), Files::default());
+    let space = || Space::of(std::process::id()).unwrap();
+    let expected = space().stack(&mut files, &registers, true);
+    assert!(expected.len() > 3, "the test's thread was begun by the library: {expected:?}");
+    let mut space = space();
+    for _ in 0..2 {
+        space.look(&mut files);
+        // The files of the other callers are as if they were new.
+        space.maps.retain(|map| map.addresses.contains(&registers.rip));
+        assert_eq!(space.stack(&mut files, &registers, true), expected);
+    }
+    let alone = space.stack(&mut files, &registers, false);
+    assert_eq!(alone, expected[..1]);
+}
+
+#[test]
+fn lines_of_maps_are_taken_apart() {
+    let line = "55d0-55e0 r-xp 00002000 08:01 42    /opt/a b (deleted)";
+    let map = Map { addresses: 0x55d0..0x55e0, offset: 0x2000, path: "/opt/a b (deleted)".into() };
+    assert_eq!(Map::parse(line.as_bytes()), Some(map));
+    let path = |line: &[u8]| Map::parse(line).unwrap().path;
+    assert_eq!(path(b"7ff0-7ff1 r-xp 00000000 00:00 0   [vdso]"), "[vdso]");
+    assert_eq!(path(b"7ff0-7ff1 rwxp 00000000 00:00 0 "), "");
+    assert_eq!(path(b"7ff0-7ff1 r-xp 0 08:01 42 /\xe6/a").as_bytes(), b"/\xe6/a");
+    for line in ["55d0-55e0 r--p 00002000 08:01 42 /a", "", "x-y r-xp 0 0 0", "1 r-xp 0"] {
+        assert_eq!(Map::parse(line.as_bytes()), None);
+    }
+}
+
+#[test]
+fn this_very_program_is_taken_apart() {
+    let path = std::env::current_exe().unwrap();
+    let mapped = Mapped::open(path.as_os_str(), 3);
+    assert!(mapped.sections.eh_frame.is_some() && !mapped.segments.is_empty());
+    assert_eq!(mapped.address(u64::MAX), None);
+    let mut space = Space::of(std::process::id()).unwrap();
+    let mut files = Files::default();
+    assert!(space.look(&mut files) && !space.look(&mut files));
+    let here = this_very_program_is_taken_apart as *const () as u64;
+    let frame = space.frame(&mut files, here);
+    let modules = files.modules();
+    let module = &modules[frame.module.unwrap() as usize];
+    assert_eq!(module.path, path.to_str().unwrap());
+    let loader = addr2line::Loader::new(&path).unwrap();
+    let symbol = loader.find_symbol(frame.address).unwrap();
+    assert!(symbol.contains("this_very_program_is_taken_apart"), "{symbol}");
+}
