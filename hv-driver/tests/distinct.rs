@@ -547,9 +547,12 @@ fn the_host_knows_of_an_interrupt_that_may_still_come() {
     }
 }
 
+/// How a vCPU ends to sample, with its name.
+type End = (&'static str, fn(&mut Guested, &mut Host));
+
 #[test]
 fn the_host_knows_that_a_vcpu_interrupts_no_more() {
-    let ends: [(&str, fn(&mut Guested, &mut Host)); 4] = [
+    let ends: [End; 4] = [
         ("stopped", |vcpu, host| vcpu.vcpu.stop(&mut host.cpu(), &vcpu.page)),
         ("forbidden", |vcpu, host| vcpu.vcpu.revoke(&mut host.cpu(), &vcpu.page)),
         ("unregistered", |vcpu, host| vcpu.vcpu.unregister(&mut host.cpu(), &vcpu.page)),

@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_ring_is_not_looked_at_in_a_forked_child() {
         let path = std::env::temp_dir().join(format!("perfctr-ring-{}", std::process::id()));
-        let file = File::options().read(true).write(true).create(true).open(&path).unwrap();
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         let first = RING_FIRST_PAGE * PAGE_BYTES as u64;
         file.write_all_at(&7_u64.to_ne_bytes(), first + PAGE_BYTES as u64 - 8).unwrap();
         let mut ring = RingPages::new(&file, 1).unwrap();

@@ -351,7 +351,7 @@ mod tests {
     /// Returns counters of a device whose pages are 0.
     fn thread(reader: usize, generation: Generation) -> Thread {
         let path = std::env::temp_dir().join(format!("perfctr-{}-{reader}", std::process::id()));
-        let file = File::options().read(true).write(true).create(true).open(&path).unwrap();
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         file.set_len(2 * PAGE_BYTES as u64).unwrap();
         std::fs::remove_file(path).unwrap();
         let device = Device::from(OwnedFd::from(file));
