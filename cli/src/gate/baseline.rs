@@ -70,7 +70,9 @@ impl Baseline {
     /// Puts these counts of a benchmark in place of those that there are. Its counts of other
     /// events stay as they are.
     pub fn update(&mut self, name: String, now: Benchmark) {
-        self.benchmarks.entry(name).or_default().events.extend(now.events);
+        let benchmark = self.benchmarks.entry(name).or_default();
+        benchmark.cpu = now.cpu;
+        benchmark.events.extend(now.events);
     }
 
     /// Reads the file. An absent one is an empty baseline.
@@ -109,6 +111,7 @@ mod tests {
     fn an_update_replaces_what_was_measured_and_nothing_else() {
         let range = |min| Range { min, max: min + 2 };
         let benchmark = |counts: &[(&str, u64)]| Benchmark {
+            cpu: Some(counts[0].1.to_string()),
             events: counts.iter().map(|&(name, min)| (name.to_owned(), range(min))).collect(),
         };
         let mut baseline = Baseline::default();
