@@ -25,6 +25,12 @@ pub fn of_process(events: &[Event], pid: pid_t) -> Result<Watched> {
     watched.with_context(|| format!("process {pid}"))
 }
 
+/// Watches a thread, with all threads and processes that it starts from now on.
+pub fn of_thread(events: &[Event], tid: pid_t) -> Result<Watched> {
+    let watched = watch(Watch::thread(tid.cast_unsigned()).inherit(), events).open();
+    watched.with_context(|| format!("thread {tid}"))
+}
+
 /// Watches what a group of processes does on all CPUs.
 pub fn of_cgroup(events: &[Event], directory: &Path) -> Result<Watched> {
     let group = Watch::cgroup(directory).map_err(anyhow::Error::from);

@@ -30,6 +30,10 @@ pub enum Target<'a> {
     /// A process that runs already, from now on: until this program ends, if there is one, or until
     /// the caller interrupts, or to its own end.
     Process(pid_t, &'a [OsString]),
+    /// The same with one thread, and the threads and processes that it starts.
+    Thread(pid_t, &'a [OsString]),
+    /// The same with whatever executes on any CPU.
+    Cpus(&'a [OsString]),
 }
 
 /// The signals that the caller has sent.
@@ -51,7 +55,7 @@ impl Signals {
     pub fn handle(target: Target<'_>, interval: Option<Duration>) -> io::Result<Self> {
         let signals = Self { intervals: interval.is_some(), ..Self::default() };
         signals.interrupted_by(&[SIGINT, SIGQUIT])?;
-        let foreign = matches!(target, Target::Process(..));
+        let foreign = !matches!(target, Target::Program(_));
         if foreign {
             // The process must not keep the counters that it was given.
             signals.interrupted_by(&[SIGTERM, SIGHUP])?;

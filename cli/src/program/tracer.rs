@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::io;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use libc::{c_int, pid_t};
 
 use super::child::{Child, Started};
@@ -73,6 +73,7 @@ pub fn run(
     match target {
         Target::Program(command) => tracer.run(command),
         Target::Process(pid, command) => tracer.attach(pid, command),
+        Target::Thread(..) | Target::Cpus(_) => bail!("only programs and processes are traced"),
     }
 }
 

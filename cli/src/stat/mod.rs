@@ -73,6 +73,22 @@ pub struct Options {
         value_parser = clap::value_parser!(i32).range(1..)
     )]
     pid: Option<i32>,
+    /// Counts a thread that runs already, and what it starts, as long as `--pid` would.
+    #[arg(
+        short,
+        long,
+        conflicts_with_all = ["pid", "repeat", "per_thread", "repeatable"],
+        value_parser = clap::value_parser!(i32).range(1..)
+    )]
+    tid: Option<i32>,
+    /// Counts whatever executes on all CPUs: until CMD ends, if there is one, or until an
+    /// interrupt.
+    #[arg(
+        short,
+        long,
+        conflicts_with_all = ["pid", "tid", "repeat", "per_thread", "repeatable"]
+    )]
+    all_cpus: bool,
     /// Prints the counts of every so many milliseconds, too.
     #[arg(
         short = 'I',
@@ -93,7 +109,11 @@ pub struct Options {
     #[arg(short, long)]
     output: Option<std::path::PathBuf>,
     /// The program and its arguments.
-    #[arg(value_name = "CMD", required_unless_present = "pid", trailing_var_arg = true)]
+    #[arg(
+        value_name = "CMD",
+        required_unless_present_any = ["pid", "tid", "all_cpus"],
+        trailing_var_arg = true
+    )]
     command: Vec<OsString>,
 }
 
@@ -105,9 +125,11 @@ impl Options {
     }
 
     fn target(&self) -> Target<'_> {
-        match self.pid {
-            Some(pid) => Target::Process(pid, &self.command),
-            None => Target::Program(&self.command),
+        match (self.pid, self.tid) {
+            (Some(pid), _) => Target::Process(pid, &self.command),
+            (_, Some(tid)) => Target::Thread(tid, &self.command),
+            _ if self.all_cpus => Target::Cpus(&self.command),
+            _ => Target::Program(&self.command),
         }
     }
 }
@@ -172,8 +194,10 @@ pub fn observe(
     signals: &Signals,
     intervals: Option<&mut Intervals<'_>>,
 ) -> Result<Run> {
+    // A tracer follows programs and processes; the module counts perf events of the others.
+    let is_traced = matches!(target, Target::Program(_) | Target::Process(..));
     match (here.description.provider, here.description.caps) {
-        (Provider::Paravirt, Some(caps)) => {
+        (Provider::Paravirt, Some(caps)) if is_traced => {
             let control = perfctr::raw::counting(&caps, events, 0)?;
             traced::run(target, &control, here.description.tsc_khz, signals, intervals)
         }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use libc::pid_t;
 use perfctr::Event;
+use perfctr::raw::online;
 use perfctr::watch::{Total, Watch, Watched};
 
 use super::output::Intervals;
 use super::{Count, Run};
-use crate::live::{of_process, watch};
+use crate::live::{of_cpu, of_process, of_thread, watch};
 use crate::program::child::{Child, Started};
 use crate::program::ptrace::{self, Change, Waited};
 use crate::program::{LOOK, Signals, Target, adopt_orphans, limits, status};
@@ -23,10 +24,19 @@ pub fn run(
     signals: &Signals,
     intervals: Option<&mut Intervals<'_>>,
 ) -> Result<Run> {
-    let mut counting = Counting { signals, intervals, watched: None };
+    let mut counting = Counting { signals, intervals, watched: Vec::new() };
     let (status, elapsed) = match target {
         Target::Program(command) => counting.program(command, events)?,
-        Target::Process(pid, command) => counting.process(pid, command, events)?,
+        Target::Process(pid, command) => {
+            counting.live(command, Some(pid), || Ok(vec![of_process(events, pid)?]))?
+        }
+        Target::Thread(tid, command) => {
+            counting.live(command, Some(tid), || Ok(vec![of_thread(events, tid)?]))?
+        }
+        Target::Cpus(command) => counting.live(command, None, || {
+            let cpus = online().context("which CPUs are there?")?;
+            cpus.into_iter().map(|cpu| of_cpu(events, cpu)).collect()
+        })?,
     };
     let totals = counting.read()?;
     let time = totals.first().map_or(Duration::ZERO, |total| total.enabled);
@@ -43,14 +53,16 @@ pub fn run(
 struct Counting<'a, 'b> {
     signals: &'a Signals,
     intervals: Option<&'a mut Intervals<'b>>,
-    /// The watch, as soon as the target is there.
-    watched: Option<Watched>,
+    /// The watches of the target, as soon as it is there: one for each CPU if CPUs are counted.
+    watched: Vec<Watched>,
 }
 
 impl Counting<'_, '_> {
     fn read(&self) -> Result<Vec<Total>> {
-        let totals = self.watched.as_ref().map(Watched::read).transpose()?;
-        Ok(totals.map_or_else(Vec::new, |totals| totals.into_values()))
+        let read = |watched: &Watched| Ok(watched.read()?.into_values());
+        let all = self.watched.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let events = all.first().map_or(0, Vec::len);
+        Ok((0..events).map(|n| all.iter().map(|totals| totals[n]).sum()).collect())
     }
 
     fn program(&mut self, command: &[OsString], events: &[Event]) -> Result<(u8, Duration)> {
@@ -59,7 +71,7 @@ impl Counting<'_, '_> {
         let child = Child::new(command)?;
         let first = child.pid();
         let program = Watch::thread(first.cast_unsigned()).inherit().from_exec();
-        self.watched = Some(watch(program, events).open()?);
+        self.watched = vec![watch(program, events).open()?];
         let started = child.go()?;
         let (mut status, mut ended) = (0, false);
         loop {
@@ -77,19 +89,21 @@ impl Counting<'_, '_> {
         Ok((status, started.ended()?))
     }
 
-    fn process(
+    /// Counts what exists already, until the command ends, the caller interrupts, or `counted` has
+    /// ended.
+    fn live(
         &mut self,
-        pid: pid_t,
         command: &[OsString],
-        events: &[Event],
+        counted: Option<pid_t>,
+        open: impl FnOnce() -> Result<Vec<Watched>>,
     ) -> Result<(u8, Duration)> {
         let child = (!command.is_empty()).then(|| Child::new(command)).transpose()?;
         limits::raise();
-        self.watched = Some(of_process(events, pid)?);
+        self.watched = open()?;
         let (first, start) = (child.as_ref().map(Child::pid), Instant::now());
         let started = child.map(Child::go).transpose()?;
         let mut status = 0;
-        while !self.signals.interrupted() && lives(pid) {
+        while !self.signals.interrupted() && counted.is_none_or(lives) {
             let Some(first) = first else {
                 // Any signal ends the wait.
                 std::thread::sleep(LOOK);

@@ -367,11 +367,16 @@ mod tests {
             &["-I", "100", "--json", "a"],
             &["-I", "9", "a"],
             &["-p", "0"],
+            &["-a", "-p", "1"],
+            &["-a", "-t", "1"],
+            &["-t", "1", "--per-thread"],
+            &["-a", "-r", "2", "a"],
             &["--csv", "--json", "a"],
             &[],
         ] {
             assert!(refused(words), "{words:?}");
         }
         assert!(!refused(&["-p", "1", "-I", "10", "--", "sleep", "1"]));
+        assert!(!refused(&["-a"]) && !refused(&["-t", "7"]));
     }
 }

@@ -26,6 +26,25 @@ fn a_process_whose_name_is_no_utf_8_is_counted() {
 }
 
 #[test]
+fn threads_and_cpus_are_counted_until_the_command_ends() {
+    let busy = Process::busy(b"busy");
+    for who in [format!("-t {}", busy.pid()), "-a".to_owned()] {
+        let said = run(&format!("stat --csv -e instructions:u {who} -- sleep 1"));
+        assert_eq!(said.status, 0, "{said:?}");
+        let count: u64 = said.err.split(',').next().unwrap().parse().unwrap();
+        assert!(count > 1_000_000, "{who}: {count} ns in 1 s");
+        assert_eq!(run(&format!("stat -o /dev/null {who} false")).status, 1, "{who}");
+    }
+    // A thread's end is the end of its counts.
+    let ended = Process::shell(b"echo; exec sleep 0.5");
+    let said = run(&format!("stat --csv -I 100 -e instructions:u -t {}", ended.pid()));
+    assert_eq!(said.status, 0, "{said:?}");
+    assert!(said.err.lines().count() > 2, "{said:?}");
+    let said = run(&format!("stat -t {} true", nobody()));
+    assert!(said.status == 125 && said.err.contains("thread"), "{said:?}");
+}
+
+#[test]
 fn a_name_sends_no_commands_to_the_terminal() {
     let busy = Process::busy(b"\x1b]0;owned\x07\x1b[m");
     for line in [

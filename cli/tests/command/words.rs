@@ -5,7 +5,7 @@ use crate::run::{perfctr, run, said};
 
 #[test]
 fn an_unknown_option_never_becomes_the_program() {
-    for line in ["stat -a", "stat -x, ls", "stat --nonsense ls", "record -F 99 ls", "record -z ls"]
+    for line in ["stat -z", "stat -x, ls", "stat --nonsense ls", "record -F 99 ls", "record -z ls"]
     {
         let said = run(line);
         assert_eq!(said.status, 2, "{line}: {said:?}");

@@ -96,8 +96,13 @@ impl Worker {
 
     /// Counts what the worker executes for this order.
     fn counted(&self, order: &str) -> Result<[u64; 2]> {
+        self.counted_by(&["-p", &self.pid()], order)
+    }
+
+    /// Counts what is executed meanwhile by whom these options name.
+    fn counted_by(&self, options: &[&str], order: &str) -> Result<[u64; 2]> {
         let program = subject::words(&["order", &self.pid(), order])?;
-        Ok(counts(&stat(&["-p", &self.pid()], &program)?.document)?[0])
+        Ok(counts(&stat(options, &program)?.document)?[0])
     }
 
     /// Has the worker end normally.
@@ -119,6 +124,16 @@ pub fn exact(tally: &mut Tally) -> Result<()> {
         Ok([0, 1].map(|n| long[n].wrapping_sub(short[n])))
     };
     let pairs = (0..PAIRS).map(pair).collect::<Result<Vec<_>>>()?;
+    let first = |order| worker.counted_by(&["-t", &worker.pid()], order);
+    let [short, long] = [first(ORDERS[0])?, first(ORDERS[1])?];
+    tally.check("a thread counts what it executes, without the other one", {
+        equal([0, 1].map(|n| long[n].wrapping_sub(short[n])), [apart, apart / 2])
+    });
+    let [everything, _] = worker.counted_by(&["-a"], LONG)?;
+    let both = 2 * instructions(LONG)?;
+    tally.check("all CPUs count what both threads execute, and what others do", {
+        (everything > both).then_some(()).ok_or(format!("{everything} found, {both} in both"))
+    });
     tally.check("a process that runs already counts what its threads execute", {
         equal(pairs, vec![[2 * apart, apart]; PAIRS])
     });
