@@ -2,13 +2,16 @@
 //! Implements `perfctr generate`: writes man pages and completions from what the command line
 //! itself says.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use clap::builder::Resettable;
 use clap::{Args, Command, ValueEnum};
 use clap_complete::Shell;
+use clap_mangen::roff::{Roff, bold, roman};
 
 /// The options of `perfctr generate`.
 #[derive(Debug, Args)]
@@ -28,18 +31,58 @@ fn write(directory: &Path, command: Command) -> Result<()> {
     let [man, completions] = ["man1", "completions"].map(|name| directory.join(name));
     fs::create_dir_all(&man)?;
     fs::create_dir_all(&completions)?;
-    clap_mangen::generate_to(command.clone(), &man)?;
+    man_pages(&command, &man)?;
     for &shell in Shell::value_variants() {
         clap_complete::generate_to(shell, &mut command.clone(), "perfctr", &completions)?;
     }
     Ok(())
 }
 
+/// Writes the pages. What the help says below the options has sections of its own there.
+fn man_pages(command: &Command, directory: &Path) -> io::Result<()> {
+    let without = |command: Command| command.after_help(Resettable::Reset);
+    clap_mangen::generate_to(without(command.clone()).mut_subcommands(without), directory)?;
+    let status = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let add = |page: &str, examples: &str| {
+        let mut file = File::options().append(true).open(directory.join(page))?;
+        file.write_all(&sections(&status, examples))
+    };
+    add("perfctr.1", "")?;
+    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        let examples = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+        add(&format!("perfctr-{}.1", verb.get_name()), &examples)?;
+    }
+    Ok(())
+}
+
+/// Returns the sections of the exit status and of the examples, if there are any, in the language
+/// of man pages.
+fn sections(status: &str, examples: &str) -> Vec<u8> {
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXIT STATUS"]);
+    let (_, status) = status.split_once(": ").unwrap_or_default();
+    roff.text([roman(capital(&status.replace('\n', " ")))]);
+    let mut lines = examples.lines().skip(1).map(str::trim).peekable();
+    if lines.peek().is_some() {
+        roff.control("SH", ["EXAMPLES"]);
+    }
+    while let (Some(command), Some(what)) = (lines.next(), lines.next()) {
+        roff.control("TP", []).text([bold(command)]).text([roman(what)]);
+    }
+    roff.render().into_bytes()
+}
+
+/// Returns the text with a capital letter at its beginning.
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::process;
 
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
 
@@ -51,11 +94,16 @@ mod tests {
         for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
             let page = directory.join(format!("man1/perfctr-{}.1", verb.get_name()));
             let text = fs::read_to_string(page).unwrap().replace("\\-", "-");
+            for part in ["EXAMPLES", "EXIT STATUS", "\\fBperfctr ", "127 if there is no such"] {
+                assert!(text.contains(part), "{}: {part}", verb.get_name());
+            }
+            assert!(!text.contains("EXTRA"), "{text}");
             for option in verb.get_arguments().filter_map(|argument| argument.get_long()) {
                 assert!(text.contains(&format!("--{option}")), "{}: {option}", verb.get_name());
             }
         }
-        assert!(directory.join("man1/perfctr.1").exists());
+        let page = fs::read_to_string(directory.join("man1/perfctr.1")).unwrap();
+        assert!(page.contains("EXIT STATUS") && !page.contains("EXAMPLES"), "{page}");
         let complete = |words: &str, last: &str, previous: &str| {
             let script = format!(
                 "source \"$0\"; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
@@ -71,5 +119,21 @@ mod tests {
             assert_eq!(complete(&format!("perfctr {verb} -e br"), "br", "-e"), events, "{verb}");
         }
         fs::remove_dir_all(directory).unwrap();
+    }
+    #[test]
+    fn each_example_is_a_command_line_and_a_sentence() {
+        let command = crate::Options::command();
+        for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+            let text = verb.get_after_help().unwrap().to_string();
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!(lines[0], "Examples:");
+            assert!(lines.len() > 1 && lines.len() % 2 == 1, "{text}");
+            for pair in lines[1..].chunks(2) {
+                let words = pair[0].split_whitespace();
+                assert_eq!(words.clone().nth(1), Some(verb.get_name()), "{pair:?}");
+                crate::Options::try_parse_from(words).unwrap();
+                assert!(pair[1].starts_with("      ") && pair[1].ends_with('.'), "{pair:?}");
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 mod domains;
 mod events;
+mod examples;
 mod export;
 mod gate;
 mod generate;
@@ -47,27 +48,37 @@ struct Options {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Compares two profiles: which functions execute more or less than before.
+    #[command(after_help = examples::DIFF)]
     Diff(report::diff::Options),
     /// Says on a Xen or a KVM host which virtual machines may count, and changes it.
+    #[command(after_help = examples::DOMAINS)]
     Domains(domains::Options),
     /// Serves counts of processes, threads and cgroups to Prometheus.
+    #[command(after_help = examples::EXPORT)]
     Export(export::Options),
     /// Runs a program and fails if it executes more than the baseline says.
+    #[command(after_help = examples::GATE)]
     Gate(gate::Options),
     /// Writes man pages and completions, for who installs it.
     #[command(hide = true)]
     Generate(generate::Options),
     /// Says who provides counters here, why better providers do not, and what the machine has.
+    #[command(after_help = examples::INFO)]
     Info(info::Options),
     /// Lists events, their encodings, and which of them can be counted here.
+    #[command(after_help = examples::LIST)]
     List(list::Options),
     /// Runs a program and takes a sample of it every so many events.
+    #[command(after_help = examples::RECORD)]
     Record(record::Options),
     /// Shows in which functions the recorded samples were taken.
+    #[command(after_help = examples::REPORT)]
     Report(report::Options),
     /// Runs a program and counts events in it and in all threads and processes that it starts.
+    #[command(after_help = examples::STAT)]
     Stat(stat::Options),
     /// Shows live counts of threads or CPUs.
+    #[command(after_help = examples::TOP)]
     Top(top::Options),
 }
 

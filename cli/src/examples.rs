@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The examples of each verb, for its help and its man page: a command line, and what it does.
+
+pub const DIFF: &str = "\
+Examples:
+  perfctr diff before.data after.data
+      Shows for each function how many events it had in either profile.";
+
+pub const DOMAINS: &str = "\
+Examples:
+  perfctr domains list
+      Lists the virtual machines of a KVM host, and which of them may count.
+  perfctr domains allow web
+      Lets the virtual machine `web` count.";
+
+pub const EXPORT: &str = "\
+Examples:
+  perfctr export -p 1234
+      Serves the counts of process 1234.
+  perfctr export -G /sys/fs/cgroup/web.slice
+      Serves the counts of a group of processes.";
+
+pub const GATE: &str = "\
+Examples:
+  perfctr gate --name sort --update -- ./sort words
+      Writes the program's instructions to the baseline.
+  perfctr gate --name sort -- ./sort words
+      Ends with status 1 if the program executes more instructions now.
+  perfctr gate --name sort --threshold 1000 --junit sort.xml -- ./sort words
+      Allows 1000 instructions more, and writes the outcome for continuous integration.";
+
+pub const INFO: &str = "\
+Examples:
+  perfctr info
+      Says who provides counters here, and what to do where nobody does.";
+
+pub const LIST: &str = "\
+Examples:
+  perfctr list
+      Lists the events that every CPU has.
+  perfctr list --all
+      Lists this CPU's own events as well, if libpfm4 is installed.";
+
+pub const RECORD: &str = "\
+Examples:
+  perfctr record -g -e instructions:u -c 1000003 -- ./program
+      Records where the program is, and who has called it, every 1,000,003 instructions.";
+
+pub const REPORT: &str = "\
+Examples:
+  perfctr report
+      Shows how many samples each function has.
+  perfctr report -f flame-graph -o flames.svg
+      Draws who called whom, for a browser.";
+
+pub const STAT: &str = "\
+Examples:
+  perfctr stat -e instructions:u,branches:u -- ./program
+      Counts two events in user mode.
+  perfctr stat --repeatable -r 20 -- ./program
+      Runs the program 20 times in the same surroundings, and says by how much the counts differ.
+  perfctr stat -I 1000 --csv -p 1234
+      Prints what process 1234 counts in each second, until an interrupt.
+  perfctr stat -a -- sleep 10
+      Counts whatever executes on all CPUs in ten seconds.";
+
+pub const TOP: &str = "\
+Examples:
+  perfctr top
+      Shows all threads.
+  perfctr top -p 1234 -e instructions:u,cycles:u
+      Shows the threads of process 1234.";
