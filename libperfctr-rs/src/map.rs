@@ -287,4 +287,41 @@ mod tests {
         assert!(matches!(ring.load(0, &mut word), Err(Error::Forked)));
         ring.0.generation = own;
     }
+
+    /// The clock shows this, and no counter is read.
+    struct Clock(u64);
+
+    impl Counters for Clock {
+        fn counter(&self, _: u32) -> u64 {
+            0
+        }
+        fn clock(&self) -> u64 {
+            self.0
+        }
+    }
+
+    #[test]
+    fn time_goes_on_where_a_short_clock_wraps() {
+        let path = std::env::temp_dir().join(format!("perfctr-page-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        let write = |offset: usize, bytes: &[u8]| file.write_all_at(bytes, offset as u64).unwrap();
+        let page = |capabilities: u64| {
+            write(offset_of!(perf_event_mmap_page, __bindgen_anon_1), &capabilities.to_ne_bytes());
+            PerfPage::new(&file).unwrap()
+        };
+        write(PAGE_BYTES - 1, &[0]);
+        write(offset_of!(perf_event_mmap_page, time_cycles), &0xfff0_u64.to_ne_bytes());
+        write(offset_of!(perf_event_mmap_page, time_mask), &0xffff_u64.to_ne_bytes());
+        write(offset_of!(perf_event_mmap_page, time_shift), &1_u16.to_ne_bytes());
+        write(offset_of!(perf_event_mmap_page, time_mult), &6_u32.to_ne_bytes());
+        write(offset_of!(perf_event_mmap_page, time_offset), &100_u64.to_ne_bytes());
+        write(offset_of!(perf_event_mmap_page, time_enabled), &7_000_u64.to_ne_bytes());
+        std::fs::remove_file(path).unwrap();
+        let ns = |cycles: u64| Some(3 * cycles + 7_100);
+        let short = page(CAP_USER_TIME | CAP_USER_TIME_SHORT);
+        assert_eq!(short.enabled_ns(&Clock(0xfff5)), ns(0xfff5));
+        assert_eq!(short.enabled_ns(&Clock(0x10)), ns(0x1_0010), "it has wrapped");
+        assert_eq!(page(CAP_USER_TIME).enabled_ns(&Clock(0x10)), ns(0x10));
+        assert_eq!(page(0).enabled_ns(&Clock(0x10)), None);
+    }
 }

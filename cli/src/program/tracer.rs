@@ -99,11 +99,17 @@ impl<O: Observer> Tracer<'_, O> {
     fn run(mut self, command: &[OsString]) -> Result<Followed> {
         let child = Child::new(command)?;
         let first = child.pid();
-        ptrace::seize(first, Bond::Own).context("the program cannot be traced")?;
-        self.waits = Some(first);
+        self.seize_first(first)?;
         let started = child.go()?;
         let status = self.follow(Some(first), |_| false)?;
         Ok(Followed { status, elapsed: started.ended()?, unobserved: self.unobserved })
+    }
+
+    /// Traces the first process, which waits before it executes the program.
+    fn seize_first(&mut self, first: pid_t) -> Result<()> {
+        ptrace::seize(first, Bond::Own).context("the program cannot be traced")?;
+        self.waits = Some(first);
+        Ok(())
     }
 
     fn attach(mut self, pid: pid_t, command: &[OsString]) -> Result<Followed> {
@@ -370,5 +376,72 @@ mod tests {
         tracer.leaving = true;
         tracer.begin(15).unwrap();
         assert_eq!(observer.given, [12, 13]);
+    }
+
+    /// Runs a test of this module in a process of its own, where it has no children but its own.
+    fn in_a_process_of_its_own(test: &str) {
+        let name = format!("program::tracer::tests::{test}");
+        let mut tests = std::process::Command::new(std::env::current_exe().unwrap());
+        tests.args(["--exact", &name, "--ignored", "--test-threads", "1"]);
+        let out = tests.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    fn command(words: &[&str]) -> Vec<OsString> {
+        words.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn nothing_is_observed_before_the_program_is_executed() {
+        in_a_process_of_its_own("begins_early");
+    }
+
+    #[test]
+    #[ignore = "run by another test"]
+    fn begins_early() {
+        let (mut observer, signals) = (Counts::default(), Signals::default());
+        let mut tracer = tracer(&mut observer, &signals, &[]);
+        let child = Child::new(&command(&["true"])).unwrap();
+        let first = child.pid();
+        tracer.seize_first(first).unwrap();
+        for _ in 0..2 {
+            tracer.begin(first).unwrap();
+            assert!(tracer.observer.given.is_empty(), "it has not executed the program");
+        }
+        let started = child.go().unwrap();
+        assert_eq!(tracer.follow(Some(first), |_| false).unwrap(), 0);
+        started.ended().unwrap();
+        assert_eq!((observer.given, observer.ended), (vec![first], vec![first]));
+    }
+
+    #[test]
+    fn a_thread_that_is_left_gets_the_signal_with_which_it_stopped() {
+        in_a_process_of_its_own("leaves_at_signal");
+    }
+
+    #[test]
+    #[ignore = "run by another test"]
+    fn leaves_at_signal() {
+        let (mut observer, signals) = (Counts::default(), Signals::default());
+        let mut tracer = tracer(&mut observer, &signals, &[]);
+        let script = "trap 'exit 42' USR1; kill -USR1 $$; exit 7";
+        let child = Child::new(&command(&["sh", "-c", script])).unwrap();
+        let first = child.pid();
+        tracer.seize_first(first).unwrap();
+        let started = child.go().unwrap();
+        let code = loop {
+            match ptrace::wait().unwrap() {
+                Waited::Changed(_, Change::Ended(code)) => break code,
+                Waited::Changed(pid, change) => {
+                    tracer.leaving = change == Change::Signal(libc::SIGUSR1);
+                    tracer.changed(pid, change).unwrap();
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        started.ended().unwrap();
+        assert_eq!(code, 42, "the signal was delivered");
+        assert_eq!(observer.ended, [first]);
     }
 }
