@@ -6,14 +6,16 @@
 //! overflowed whenever its count has reached the next multiple of its period.  So nothing depends
 //! on when, or how often, the interrupt comes: none is lost, doubled or given to another thread.
 
+use shared_abi::arch::EVNTSEL_OS;
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::ioctl::{Control, Sums};
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::slot::bits_of;
 
-/// A counter whose period is shorter interrupts at the first multiple of it that is so many events
-/// away, and the overflows before that are merged.  Otherwise the next one would come before the
-/// thread has left its signal handler, and the thread would make no progress.
+/// A counter whose period is shorter, and that counts its own handler, interrupts at the first
+/// multiple of the period that is so many events away. The overflows before that are merged.
+/// Otherwise the next one would come before the handler has ended, and the thread would make no
+/// progress. A handler that counts is a signal's, or the kernel's if the counter counts the kernel.
 const EVENTS_BETWEEN_MIN: u64 = 1_000;
 
 /// What the thread is to be told.
@@ -118,9 +120,13 @@ impl Overflows {
         Some(next.wrapping_sub(*sums.counter.get(index)?))
     }
 
-    /// Returns the number of events until counter `index` is to interrupt, if it samples.
-    pub(crate) fn armed(&self, index: usize, sums: &Sums) -> Option<u64> {
+    /// Returns the number of events until counter `index`, whose event select is `evntsel`, is to
+    /// interrupt, if it samples.
+    pub(crate) fn armed(&self, index: usize, evntsel: u64, sums: &Sums) -> Option<u64> {
         let distance = self.distance(index, sums)?;
+        if self.recorded() && evntsel & EVNTSEL_OS == 0 {
+            return Some(distance);
+        }
         Some(interrupt_distance(distance, *self.period.get(index)?))
     }
 
@@ -199,6 +205,7 @@ const fn is_past(distance: u64) -> bool {
 mod tests {
     use super::*;
     use shared_abi::CounterConfig;
+    use shared_abi::arch::EVNTSEL_USR;
 
     fn sampling(periods: &[u64]) -> Overflows {
         let mut control =
@@ -279,10 +286,21 @@ mod tests {
         overflows.begin(&sums(&[0; 4]));
         let armed = |counts: &[u64]| {
             let counts = sums(counts);
-            [0, 1, 2, 3].map(|index| overflows.armed(index, &counts))
+            [0, 1, 2, 3].map(|index| overflows.armed(index, EVNTSEL_USR, &counts))
         };
         assert_eq!(armed(&[0; 4]), [Some(1_000), Some(1_998), Some(1_000), None]);
         // At multiples, however much of a period is left.
         assert_eq!(armed(&[10, 1, 990, 0]), [Some(1_015), Some(1_997), Some(10), None]);
+    }
+
+    #[test]
+    fn short_periods_that_are_recorded_interrupt_where_they_end() {
+        let selects = [EVNTSEL_USR, EVNTSEL_OS, EVNTSEL_USR | EVNTSEL_OS];
+        for (signal, user) in [(0, 25), (27, 1_000)] {
+            let mut overflows = Overflows { signal, ..sampling(&[25]) };
+            overflows.begin(&sums(&[0]));
+            let armed = selects.map(|evntsel| overflows.armed(0, evntsel, &sums(&[0])));
+            assert_eq!(armed, [Some(user), Some(1_000), Some(1_000)], "signal {signal}");
+        }
     }
 }

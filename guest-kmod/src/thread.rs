@@ -404,7 +404,8 @@ impl ThreadPmu {
         }
         // In place: nobody else asks for these periods, and a copy would be on the stack.
         for (index, &slot) in self.order.slots().iter().enumerate() {
-            if let Some(events) = self.overflows.armed(index, &self.sums) {
+            let evntsel = self.config.evntsel(slot);
+            if let Some(events) = self.overflows.armed(index, evntsel, &self.sums) {
                 self.config.set_period(slot, events);
             }
         }

@@ -13,12 +13,16 @@ pub(crate) const TYPE_RAW: u32 = 4;
 
 /// [`EventAttr::flags`], by the names that `linux/perf_event.h` gives these bits.
 pub(crate) mod flags {
+    #[cfg(test)]
+    pub(crate) const PINNED: u64 = 1 << 2;
     pub(crate) const EXCLUDE_USER: u64 = 1 << 4;
     pub(crate) const EXCLUDE_KERNEL: u64 = 1 << 5;
     pub(crate) const EXCLUDE_IDLE: u64 = 1 << 7;
     pub(crate) const FREQ: u64 = 1 << 10;
     pub(crate) const PRECISE_IP: u64 = 3 << 15;
     pub(crate) const EXCLUDE_HOST: u64 = 1 << 19;
+    #[cfg(test)]
+    pub(crate) const EXCLUDE_GUEST: u64 = 1 << 20;
     pub(crate) const SIGTRAP: u64 = 1 << 37;
 }
 /// `PERF_SAMPLE_BRANCH_STACK` of `linux/perf_event.h`.
@@ -74,6 +78,17 @@ impl EventAttr {
         self.period != 0
     }
 
+    /// Returns the rings in which it counts. Linux is what perf calls the host here, and it runs no
+    /// guest whose code these counters count.
+    const fn rings(&self) -> u64 {
+        if self.has(flags::EXCLUDE_HOST) {
+            return 0;
+        }
+        let user = if self.has(flags::EXCLUDE_USER) { 0 } else { EVNTSEL_USR };
+        let kernel = if self.has(flags::EXCLUDE_KERNEL) { 0 } else { EVNTSEL_OS };
+        user | kernel
+    }
+
     /// Refuses what would not be counted or sampled as it is asked for: only the guest's two modes
     /// are told apart, a sample comes after the instruction, and no thread can be sent a signal
     /// where an event counts.
@@ -81,7 +96,7 @@ impl EventAttr {
         if !matches!(self.kind, TYPE_HARDWARE | TYPE_RAW) {
             return Err(Errno::NOENT);
         }
-        if self.has(flags::EXCLUDE_HOST | flags::EXCLUDE_IDLE) {
+        if self.has(flags::EXCLUDE_IDLE) {
             return Err(Errno::INVAL);
         }
         // If the sample is of the kernel, only some registers are known.
@@ -133,9 +148,7 @@ impl EventConfig {
     /// the errors of `new`.
     pub fn open(caps: &PmuCaps, attr: &EventAttr) -> Result<Self, Errno> {
         attr.check()?;
-        let user = if attr.has(flags::EXCLUDE_USER) { 0 } else { EVNTSEL_USR };
-        let kernel = if attr.has(flags::EXCLUDE_KERNEL) { 0 } else { EVNTSEL_OS };
-        Self::new(caps, attr.kind, attr.config, user | kernel, attr.samples())
+        Self::new(caps, attr.kind, attr.config, attr.rings(), attr.samples())
     }
 
     /// Returns one of perf's generic events, in user mode.

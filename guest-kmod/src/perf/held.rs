@@ -78,9 +78,16 @@ impl Held {
     /// Returns what it needs loaded, on this counter.
     fn config(&self, slot: PhysSlot) -> Config {
         let armed = self.samples() && self.started;
-        let distance =
-            armed.then(|| interrupt_distance(self.left.max(1).unsigned_abs(), self.period));
-        Config::one(slot, self.event.evntsel(slot), distance)
+        Config::one(slot, self.event.evntsel(slot), armed.then(|| self.interrupt_distance()))
+    }
+
+    /// Returns the number of events until it is to interrupt. An event of user mode alone does so
+    /// where it overflows, however near that is: programs such as rr need that very place, and the
+    /// kernel's handler does not count. An event that also counts the kernel would overflow again
+    /// in the handler, for ever.
+    fn interrupt_distance(&self) -> u64 {
+        let left = self.left.max(1).unsigned_abs();
+        if self.event.counts_kernel() { interrupt_distance(left, self.period) } else { left }
     }
 
     /// Adds what its counter has gained since `start`; its `Phys*` is `now`.

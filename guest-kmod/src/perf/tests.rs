@@ -10,6 +10,7 @@ use shared_abi::events::Generic;
 use shared_abi::hypercall::{
     HvPlace, OP_LOAD, OP_PLACE, OP_REGISTER, OP_UNREGISTER, PLACE_KERNEL, PLACE_USER,
 };
+use shared_abi::limits::PERIOD_EVENTS_MAX;
 use shared_abi::slot::slots_of;
 use shared_abi::{CounterConfig, Errno, PhysSlot};
 
@@ -79,14 +80,16 @@ fn what_would_not_be_counted_as_asked_for_is_refused() {
         (flags::EXCLUDE_USER, EVNTSEL_OS),
         (flags::EXCLUDE_KERNEL, EVNTSEL_USR),
         (flags::EXCLUDE_USER | flags::EXCLUDE_KERNEL, 0),
+        (flags::EXCLUDE_HOST, 0),
+        (flags::EXCLUDE_HOST | flags::EXCLUDE_USER, 0),
+        (flags::EXCLUDE_GUEST | flags::EXCLUDE_KERNEL | flags::PINNED, EVNTSEL_USR),
     ] {
         let attr = EventAttr { flags: excluded, period: 0, ..usual };
         assert_eq!(open(attr), EventConfig::new(&caps, TYPE_RAW, 0xc0, rings, false));
     }
     let with = |flags| EventAttr { flags, ..usual };
-    let unknown = EventAttr { kind: 3, flags: flags::EXCLUDE_HOST, ..usual };
+    let unknown = EventAttr { kind: 3, flags: flags::EXCLUDE_IDLE, ..usual };
     assert_eq!(open(unknown), Err(Errno::NOENT), "another PMU's");
-    assert_eq!(open(with(flags::EXCLUDE_HOST)), Err(Errno::INVAL));
     assert_eq!(open(with(flags::EXCLUDE_IDLE)), Err(Errno::INVAL));
     for attr in [
         with(1 << 15),
@@ -630,9 +633,47 @@ fn a_sample_of_user_mode_is_where_the_kernel_was_entered() {
 }
 
 #[test]
-fn short_periods_leave_room_between_interrupts() {
+fn a_short_period_of_user_mode_interrupts_where_it_ends() {
+    for (period, overshoot) in [(1, 0), (25, 0), (102, 7), (999, 3)] {
+        let machine = Machine::new();
+        start_periods(&machine, &[(event(0xc0, true), period, 0)]);
+        for _ in 0..3 {
+            assert_eq!(armed(&machine, [3]), [period]);
+            machine.execute(0, period, 0);
+            assert_eq!(interrupt(&machine), 0b1);
+        }
+        // An interrupt that is late takes nothing from the period that it is late for.
+        machine.execute(0, period + overshoot, 0);
+        assert_eq!(interrupt(&machine), 0b1);
+        assert_eq!(armed(&machine, [3]), [period - overshoot]);
+    }
+}
+
+#[test]
+fn a_period_longer_than_a_counter_is_reached_in_steps() {
     let machine = Machine::new();
-    machine.schedule(0, &[(event(0xc0, true), 30)]);
+    let period = 2 * PERIOD_EVENTS_MAX + 5;
+    start_periods(&machine, &[(event(0xc0, true), period, 0), (event(0xc4, true), 1 << 60, 0)]);
+    for _ in 0..2 {
+        for step in [PERIOD_EVENTS_MAX, PERIOD_EVENTS_MAX, 5] {
+            assert_eq!(armed(&machine, [3, 2]), [step, PERIOD_EVENTS_MAX]);
+            machine.execute(0, step, 0);
+            assert_eq!(interrupt(&machine), u32::from(step == 5));
+        }
+    }
+    assert_eq!(
+        machine.progress(0, 0),
+        Progress { count: 2 * period, left: period as i64, stalled: 0 }
+    );
+    assert_eq!(machine.progress(0, 1).left, 1 << 60);
+}
+
+#[test]
+fn short_periods_of_the_kernel_leave_room_between_interrupts() {
+    let machine = Machine::new();
+    let both = EVNTSEL_USR | EVNTSEL_OS;
+    let of_both = EventConfig::new(&Machine::caps(), TYPE_RAW, 0xc0, both, true).unwrap();
+    machine.schedule(0, &[(of_both, 30)]);
     let slot = PhysSlot::general(3).unwrap();
     assert_eq!(machine.programmed(0).period(slot), 1_020, "the first multiple beyond");
     machine.execute(0, 1_020, 0);

@@ -31,6 +31,7 @@ pub mod rng;
 pub mod round;
 pub mod sampled;
 pub mod shared;
+pub mod signalled;
 pub mod stats;
 pub mod step;
 pub mod tally;

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::sync::atomic::{Ordering, fence};
 
 use memmap2::{MmapMut, MmapOptions};
@@ -129,6 +129,33 @@ impl Event {
         let ioctl = if counts { ioctls::ENABLE } else { ioctls::DISABLE };
         // SAFETY: the descriptor is an event's.
         Errno::result(unsafe { ioctl(self.0.as_raw_fd(), 0) }).map(drop)
+    }
+
+    /// Sets the number of events between two overflows. A new period begins.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error.
+    #[inline(always)]
+    pub fn set_period(&self, events: u64) -> Result<(), Errno> {
+        let at = (&raw const events).expose_provenance() as u64;
+        // SAFETY: the descriptor is an event's. The kernel reads the number at this address.
+        Errno::result(unsafe { ioctls::PERIOD(self.0.as_raw_fd(), at) }).map(drop)
+    }
+
+    /// Sets the event's count to 0.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error.
+    pub fn reset(&self) -> Result<(), Errno> {
+        // SAFETY: the descriptor is an event's.
+        Errno::result(unsafe { ioctls::RESET(self.0.as_raw_fd(), 0) }).map(drop)
+    }
+
+    /// Returns the event's descriptor.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 
     /// Lets the event count until it has overflowed so many times.

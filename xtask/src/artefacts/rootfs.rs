@@ -177,6 +177,18 @@ const PERF: &[&str] = &[
 /// Documents, and libraries that only its libraries need.
 const PERF_LEFT_OUT: &[&str] = &["usr/lib/x86_64-linux-gnu/perl", "usr/share"];
 
+/// rr, which records programs and replays them, with the libraries that only it needs.
+const RR: &[&str] = &["libcapnp-0.9.2", "rr", "zlib1g"];
+
+/// Documents, and what records programs of another architecture.
+const RR_LEFT_OUT: &[&str] = &[
+    "usr/bin/rr-collect-symbols",
+    "usr/share/bash-completion",
+    "usr/share/doc",
+    "usr/share/lintian",
+    "usr/share/man",
+];
+
 /// Other programs that use perf's events, with those libraries that `perf` does not need: a
 /// language for eBPF, which brings a compiler, and an exporter of metrics, which needs a network.
 const CLIENTS: &[&str] = &[
@@ -345,6 +357,11 @@ pub fn device_model() -> Result<PathBuf> {
 /// Makes the directory tree of Linux's `perf`, which is laid over the userland.
 pub fn perf() -> Result<PathBuf> {
     tree("perf", PERF, PERF_LEFT_OUT)
+}
+
+/// Makes the directory tree of rr, which is laid over the userland.
+pub fn rr() -> Result<PathBuf> {
+    tree("rr", RR, RR_LEFT_OUT)
 }
 
 /// Makes the directory tree of other programs that use perf's events, which is laid over that of

@@ -19,10 +19,10 @@ use crate::tools::cache;
 /// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
 ///
 /// The perfctr module is loaded. The command perfctr and the C library libperfctr.so.6 are where
-/// programs look for them, and so is Debian's perf if --perf is given. The status is 128 + N if
-/// signal N ended CMD, 124 if it ran too long, 125 if the machine or the module failed. CMD reads
-/// nothing from standard input. What it changes in the guest is lost, except what it leaves in /out
-/// (see --out).
+/// programs look for them, and so are Debian's perf if --perf is given, and its rr if --rr is. The
+/// status is 128 + N if signal N ended CMD, 124 if it ran too long, 125 if the machine or the
+/// module failed. CMD reads nothing from standard input. What it changes in the guest is lost,
+/// except what it leaves in /out (see --out).
 #[derive(clap::Args)]
 pub struct Args {
     /// Boot this machine, which is described in xtask/profiles.
@@ -62,6 +62,9 @@ pub struct Args {
     /// Put this program of tests/vm, with which a suite tests, into the guest's /work.
     #[arg(long, value_name = "NAME")]
     program: Option<String>,
+    /// Install Debian's rr in the guest.
+    #[arg(long)]
+    rr: bool,
     /// Do not load the perfctr module.
     #[arg(long)]
     no_module: bool,
@@ -81,6 +84,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     if let Some(program) = &args.program {
         spec.add_program("vm-tests", program)?;
+    }
+    if args.rr {
+        spec.files.push((rootfs::rr()?, "/".into()));
     }
     spec.module = !args.no_module;
     spec.copy = args.copy;

@@ -13,6 +13,7 @@ mod place;
 mod record;
 mod refused;
 mod sampled;
+mod signalled;
 mod stat;
 mod tenant;
 mod tool;
@@ -172,6 +173,8 @@ fn here(only: &str) -> Result<ExitCode> {
     test("threads count exactly while CPUs come and go", counted::hotplug);
     test("every period is a sample, in its own thread", sampled::threads);
     test("a limit of overflows is kept", sampled::limited);
+    test("an overflow's signal comes where the period ends, however short", signalled::exactly);
+    test("a period that is set while the event counts begins there", signalled::while_it_counts);
     test(
         "samples of the kernel are where it was, also with interrupts disabled",
         place::of_the_kernel,

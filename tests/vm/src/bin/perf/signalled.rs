@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests events that send signals when they overflow, opened as rr opens them: pinned, of a whole
+//! select word, with a period that does not end until another one is set.
+
+use std::iter::repeat_n;
+
+use anyhow::{Result, ensure};
+use shared_abi::caps::VENDOR_AMD;
+use vm_tests::perf::{Event, Whose, raw};
+use vm_tests::region::Region;
+use vm_tests::signalled::{prepare, take_count};
+use vm_tests::threads::SELF;
+
+use crate::Machine;
+
+/// A period that does not end.
+const NEVER: u64 = 1 << 60;
+
+/// Each is set several times, and in between the longest of them.
+const PERIODS: [u64; 12] = [1, 2, 3, 7, 25, 60, 102, 500, 999, 1_000, 1_001, 10_007];
+const TIMES: usize = 5;
+
+/// More than the longest period, of instructions and of conditional branches.
+const WORK: Region = Region { first: 20_000, second: 20_000 };
+
+/// The bits that a register of the PMU needs for user mode with an interrupt.
+const WORD: u64 = 0x51_0000;
+
+fn open(select: u64) -> Result<Event> {
+    let mut attributes = raw(WORD | select);
+    attributes.__bindgen_anon_1.sample_period = NEVER;
+    attributes.set_pinned(1);
+    attributes.set_exclude_guest(1);
+    attributes.set_disabled(1);
+    let event = Event::open(attributes, Whose::Thread(SELF), None)?;
+    prepare(&event)?;
+    Ok(event)
+}
+
+/// Instructions and conditional branches.
+fn selects(machine: &Machine) -> [u64; 2] {
+    [0xc0, if machine.caps.vendor == VENDOR_AMD { 0xd1 } else { 0x01_c4 }]
+}
+
+/// Checks that the handler finds as many events beyond each period: what it has executed itself.
+fn check(select: u64, mut count_beyond: impl FnMut(u64) -> Result<u64>) -> Result<()> {
+    let mut expected = None;
+    for period in PERIODS.into_iter().flat_map(|period| repeat_n(period, TIMES)) {
+        let beyond = count_beyond(period)?;
+        let expected = *expected.get_or_insert(beyond);
+        ensure!(
+            beyond == expected,
+            "{select:#x}: {beyond} events beyond a period of {period}, not {expected}"
+        );
+    }
+    Ok(())
+}
+
+/// Checks that a signal comes after exactly one period, before the next instruction, and none comes
+/// while the period does not end.
+pub fn exactly(machine: &Machine) -> Result<()> {
+    for select in selects(machine) {
+        let event = open(select)?;
+        check(select, |period| {
+            event.set_period(NEVER)?;
+            event.enable()?;
+            WORK.execute(&mut 0);
+            event.disable()?;
+            ensure!(take_count() == 0, "a signal before the period's end");
+            event.reset()?;
+            event.set_period(period)?;
+            event.enable()?;
+            WORK.execute(&mut 0);
+            event.disable()?;
+            let count = take_count();
+            ensure!(count > period, "{count} events counted at the end of {period}");
+            Ok(count - period)
+        })?;
+    }
+    Ok(())
+}
+
+/// Checks the same of a period that is set while the event counts.
+pub fn while_it_counts(machine: &Machine) -> Result<()> {
+    for select in selects(machine) {
+        let event = open(select)?;
+        check(select, |period| {
+            event.set_period(NEVER)?;
+            event.enable()?;
+            WORK.execute(&mut 0);
+            ensure!(take_count() == 0, "a signal before the period's end");
+            let before = event.count()?;
+            event.set_period(period)?;
+            WORK.execute(&mut 0);
+            event.disable()?;
+            let count = take_count();
+            ensure!(count > before + period, "{count} at the end of {period} after {before}");
+            Ok(count - before - period)
+        })?;
+    }
+    Ok(())
+}
