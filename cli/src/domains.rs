@@ -2,12 +2,15 @@
 //! Implements `perfctr domains`, which says on a host which domains may count, and with what, and
 //! changes it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, value_parser};
 use perfctr::CAPS_SAMPLING;
 use perfctr::host::{Domain, Host};
 use serde_json::json;
@@ -39,6 +42,18 @@ enum Action {
     Forbid {
         /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
+    },
+    /// Lets a KVM host's virtual machines count that a file names, one in each line.
+    ///
+    /// Empty lines and lines that begin with # mean nothing.
+    Apply {
+        /// The file.
+        file: PathBuf,
+        /// Goes on for ever, and looks for other machines after so many seconds.
+        ///
+        /// Each is let in once, so one that is forbidden later stays so.
+        #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
+        every: Option<u64>,
     },
     /// Says what guests may use.
     Limits {
@@ -101,6 +116,59 @@ fn number(domain: &str, names: impl FnOnce() -> Result<Names>) -> Result<u32> {
     }
 }
 
+/// The machines that a file lets count.
+struct Policy {
+    names: HashSet<String>,
+    /// The machines that were there when this was last asked, which have been let in.
+    known: HashSet<u32>,
+}
+
+impl Policy {
+    fn parse(text: &str) -> Self {
+        let lines = text.lines().map(str::trim);
+        let names = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        Self { names: names.map(str::to_owned).collect(), known: HashSet::new() }
+    }
+
+    /// Returns the machines to let in that were not there before.
+    fn newcomers(&mut self, names: &Names) -> Vec<u32> {
+        let named = names.iter().filter(|(_, name)| self.names.contains(*name));
+        let there: HashSet<u32> = named.map(|(id, _)| *id).collect();
+        let new = there.difference(&self.known).copied().collect();
+        self.known = there;
+        new
+    }
+
+    fn apply(&mut self, host: &Host) -> Result<()> {
+        let names = names(Some(&machines(host)?));
+        for id in self.newcomers(&names) {
+            match host.allow(id, true) {
+                // The machine has ended meanwhile.
+                Err(error) if error.errno() == Some(libc::ESRCH) => (),
+                allowed => allowed.with_context(|| format!("domain {id}"))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn apply(host: &Host, file: &Path, every: Option<u64>) -> Result<()> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let mut policy = Policy::parse(&text);
+    loop {
+        policy.apply(host)?;
+        let Some(seconds) = every else { return Ok(()) };
+        thread::sleep(Duration::from_secs(seconds));
+    }
+}
+
+/// Returns the machines of a KVM host.
+fn machines(host: &Host) -> Result<Vec<Domain>> {
+    host.domains()?.context(
+        "Xen's driver does not say which domains may count; `xl list` says which there are",
+    )
+}
+
 /// Runs `perfctr domains`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let host = Host::open()?;
@@ -112,15 +180,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Action::List { json } => list(&host, *json)?,
         Action::Allow { domain } => allow(domain, true)?,
         Action::Forbid { domain } => allow(domain, false)?,
+        Action::Apply { file, every } => apply(&host, file, *every)?,
         Action::Limits { json } => limits(&host, *json)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn list(host: &Host, json: bool) -> Result<()> {
-    let domains = host.domains()?.context(
-        "Xen's driver does not say which domains may count; `xl list` says which there are",
-    )?;
+    let domains = machines(host)?;
     let names = names(Some(&domains));
     if json {
         let domain = |domain: &Domain| {
@@ -177,6 +244,22 @@ mod tests {
         for nameless in ["qemu -m 1G", "qemu -name", "qemu -name debug-threads=on"] {
             assert_eq!(name(nameless), None, "{nameless}");
         }
+    }
+
+    #[test]
+    fn a_policy_lets_each_machine_in_once() {
+        let mut policy = Policy::parse("# Of the shop.\n web\n\nmail \n#news\n");
+        let mut newcomers = |all: &[(u32, &str)]| {
+            let names = all.iter().map(|(id, name)| (*id, (*name).to_owned())).collect();
+            let mut new = policy.newcomers(&names);
+            new.sort_unstable();
+            new
+        };
+        assert_eq!(newcomers(&[(7, "web"), (8, "news"), (9, "#news"), (10, "we")]), [7]);
+        assert_eq!(newcomers(&[(7, "web"), (11, "mail"), (12, "web")]), [11, 12]);
+        assert!(newcomers(&[(7, "web"), (11, "mail"), (12, "web")]).is_empty(), "nobody came");
+        assert!(newcomers(&[(11, "mail")]).is_empty());
+        assert_eq!(newcomers(&[(7, "web"), (11, "mail")]), [7], "another one with this number");
     }
 
     #[test]

@@ -51,6 +51,7 @@ const FILES: &[&str] = &[
     "/usr/share/fish/vendor_completions.d/perfctr.fish",
     "/usr/share/man/man1/perfctr-diff.1.gz",
     "/usr/share/man/man1/perfctr-domains-allow.1.gz",
+    "/usr/share/man/man1/perfctr-domains-apply.1.gz",
     "/usr/share/man/man1/perfctr-domains-forbid.1.gz",
     "/usr/share/man/man1/perfctr-domains-limits.1.gz",
     "/usr/share/man/man1/perfctr-domains-list.1.gz",
