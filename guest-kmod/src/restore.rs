@@ -444,6 +444,8 @@ mod tests {
             assert!(vcpu.restoration.wants_look());
             host.refuses.set(Some((OP_LOAD, Errno::NXIO)));
             assert_eq!(vcpu.hypercall(OP_LOAD, &mut []), Err(errno), "why the page was lost");
+            host.refuses.set(Some((OP_STOP, Errno::NXIO)));
+            assert_eq!(vcpu.hypercall(OP_STOP, &mut []), Err(Errno::NXIO), "there is no page");
             host.refuses.set(None);
             assert!(vcpu.looks(&host.answer(), true), "the page is registered anew");
             assert!(!vcpu.restoration.wants_look());
