@@ -46,9 +46,16 @@ impl Summary {
     }
 }
 
+/// The text and the number by which programs recognise what `--json` prints. The number changes
+/// when a field is removed or changes its meaning. It stays when a field is added.
+const FORMAT: &str = "perfctr stat";
+const VERSION: u32 = 1;
+
 /// The document that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
+    format: &'static str,
+    version: u32,
     command: Vec<String>,
     provider: String,
     /// What the program found the same in each run, if that was asked for.
@@ -131,6 +138,8 @@ impl<'a> Output<'a> {
         let text = if options.json {
             let words = options.command.iter().map(|word| word.display().to_string());
             let document = Document {
+                format: FORMAT,
+                version: VERSION,
                 command: words.collect(),
                 provider: self.provider.clone(),
                 repeatable: self.fixed.as_ref(),

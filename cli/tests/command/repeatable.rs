@@ -54,7 +54,10 @@ fn the_output_names_what_is_fixed() {
     assert!(table.err.contains(words), "{table:?}");
     let fixed = |options: &str| -> Value {
         let said = run(&format!("stat --json {options}true"));
-        serde_json::from_str::<Value>(&said.err).unwrap()["repeatable"].take()
+        let mut document: Value = serde_json::from_str(&said.err).unwrap();
+        assert_eq!(document["format"], "perfctr stat");
+        assert_eq!(document["version"], 1);
+        document["repeatable"].take()
     };
     let document = fixed("--repeatable ");
     assert_eq!(document["random_addresses"], Value::Bool(false), "{document}");
