@@ -162,6 +162,7 @@ impl Machine {
         match error {
             ReadError::NotDirect => self.check_failure(thread, Errno::PERM),
             ReadError::NotLoaded(errno) => self.check_failure(thread, Errno(-errno)),
+            ReadError::Faulted if self.may_be_refused_pages(thread) => (),
             ReadError::Malformed | ReadError::Faulted => self.check_failure(thread, Errno::INVAL),
             // A reader that is interrupted all the time gets this error.
             ReadError::Disturbed => {

@@ -509,11 +509,12 @@ impl Machine {
         }
     }
 
-    /// Checks that an event is refused only if there is no counter for it.
+    /// Checks that an event is refused only if there is no counter for it, or if the host forbids
+    /// counters, or has forbidden them and lets no page be registered since.
     fn check_turned_away(&self, index: usize, context: &RefCell<Context>, at: usize) {
         let domain = &self.domains[self.vcpus[index].domain];
-        let refused = domain.forbidden.get() > 0 && self.vcpus[index].registered.borrow().is_none();
-        if self.kept(index).is_some() || refused {
+        let lost = domain.forbidden.get() > 0 && self.vcpus[index].registered.borrow().is_none();
+        if self.kept(index).is_some() || lost || !domain.allowed.get() {
             return;
         }
         let (task, vcpu) = (self.vcpus[index].current.get(), self.perf.vcpus[index].borrow());

@@ -10,6 +10,7 @@ use shared_abi::ioctl::{
 };
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::read::{Counters, read_thread};
+use shared_abi::seq::Stamp;
 use shared_abi::{CounterConfig, VcpuPage};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -28,26 +29,43 @@ struct User<'a> {
     thread: usize,
 }
 
-impl Counters for User<'_> {
-    fn counter(&self, index: u32) -> u64 {
+impl User<'_> {
+    /// Executes RDPMC.  Returns `None` if it faults.
+    fn rdpmc(&self, index: u32) -> Option<u64> {
         let machine = self.machine;
         machine.step(Step::Rdpmc(index));
         if machine.is_gone() {
-            return 0;
+            return Some(0);
         }
         let vcpu = machine.vcpu_here();
-        let good = machine.domains[machine.threads[self.thread].domain].kind == Kind::Good;
         let allowed = machine.may_read(vcpu);
         let read = machine.cpus[machine.here.get()].pmu.rdpmc(index).filter(|_| allowed);
-        let Some((counter, value)) = read else {
-            if good && !machine.may_be_refused_pages(self.thread) {
-                machine.fail(format!("thread {} faults: RDPMC {index:#x}", self.thread));
-            }
-            return 0;
-        };
+        let (counter, value) = read?;
         let looks = &mut *machine.threads[self.thread].looks.borrow_mut();
         looks.counter[counter] = machine.moment(Some(self.thread), vcpu);
-        value
+        Some(value)
+    }
+}
+
+impl Counters for User<'_> {
+    fn counter(&self, index: u32) -> u64 {
+        let value = self.rdpmc(index);
+        let good =
+            self.machine.domains[self.machine.threads[self.thread].domain].kind == Kind::Good;
+        if good && value.is_none() {
+            self.machine.fail(format!("thread {} faults: RDPMC {index:#x}", self.thread));
+        }
+        value.unwrap_or(0)
+    }
+
+    /// The page that lets a thread read may be unregistered between its loads and its RDPMC.  The
+    /// thread then repeats its read, as it does with the library's handler of faults.  A read whose
+    /// last attempt has faulted ends with an error, which is looked at where the read ends.
+    fn counter_under(&self, index: u32, stamp: &mut Stamp) -> u64 {
+        self.rdpmc(index).unwrap_or_else(|| {
+            stamp.not_read();
+            0
+        })
     }
 
     fn clock(&self) -> u64 {
