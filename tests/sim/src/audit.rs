@@ -61,7 +61,7 @@ fn is_valid_counter(model: &Model, counter: &CounterConfig) -> bool {
 impl Machine {
     /// Checks that a thread which executes in user mode here would read the truth if it read now.
     pub fn audit_here(&self) {
-        if self.level() != Some(Level::User) {
+        if self.level() != Some(Level::User) || self.enters_here() {
             return;
         }
         let vcpu = self.vcpu_here();

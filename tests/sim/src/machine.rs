@@ -417,8 +417,8 @@ pub fn set_listening(listening: bool) {
     LISTENING.set(listening);
 }
 
-/// The events of the instruction that enters a guest, of which the kinds here have no branches.
-const VMRUN: Events = [1, 0, 0, 0];
+/// The events of the instruction that enters a guest.
+const VMRUN: Events = [1, 1, 0, 0];
 
 /// The events of one instruction that does nothing special.
 const ONE_STEP: Events = [1, 0, 1, 0];
@@ -735,7 +735,7 @@ impl Machine {
     /// Enters a guest by an instruction that its own counters may count.
     fn enter_by_vmrun(&self, index: usize) {
         let vcpu = &self.vcpus[index];
-        if !self.shape.counts_entries || !self.domains[vcpu.domain].hardware || self.is_gone() {
+        if !self.enters_here() || self.is_gone() {
             return;
         }
         let kernel = self.level() == Some(Level::Kernel);
@@ -748,6 +748,14 @@ impl Machine {
             cpu.ring_0_events.set(add(cpu.ring_0_events.get(), &VMRUN));
         }
         cpu.pmu.retire(self.ring_of(vcpu, kernel), &VMRUN, 1 << vcpu.domain);
+    }
+
+    /// Returns whether a guest is being entered here whose counters count the entry. The entry is
+    /// taken back before it is counted.
+    pub fn enters_here(&self) -> bool {
+        let Some(guest) = self.guest_here() else { return false };
+        let counts = self.shape.counts_entries && self.domains[self.vcpus[guest].domain].hardware;
+        counts && self.cpus[self.here.get()].entered.get() != Some(guest)
     }
 
     /// Has the present agent execute something that causes `events`.

@@ -13,7 +13,8 @@ pub const EVENTS: usize = 4;
 pub type Events = [u64; EVENTS];
 
 /// The event number and unit mask of each kind: instructions, branches, cycles, reference cycles.
-pub const EVENT_CODES: [u64; EVENTS] = [0x00c0, 0x00c4, 0x003c, 0x013c];
+/// They are the same on all CPUs here; that of branches is AMD's, because only AMD's VMRUN is one.
+pub const EVENT_CODES: [u64; EVENTS] = [0x00c0, 0x00c2, 0x003c, 0x013c];
 /// The kinds of events that fixed counters 0 to 2 count.
 const FIXED_EVENTS: [usize; 3] = [0, 2, 3];
 
