@@ -16,6 +16,8 @@ use super::{Tree, kind};
 /// The first page that a reader sees, and the number of lines that it may have.
 const FIRST: &str = "README.md";
 const FIRST_LINES: usize = 120;
+/// The folder of the book.
+const BOOK: &str = "docs/";
 
 pub fn faults(tree: &Tree) -> Result<Vec<String>> {
     let mut faults = Vec::new();
@@ -46,6 +48,9 @@ fn link_faults(tree: &Tree, name: &str, dir: &Path, text: &str) -> Result<Vec<St
             let target = if path.is_empty() { name.into() } else { normal(&dir.join(path)) };
             if !exists(tree, &target) {
                 faults.push(format!("{name}:{number}: the link {link} leads nowhere"));
+            } else if name.starts_with(BOOK) && path.ends_with(".md") && !target.starts_with(BOOK) {
+                // mdBook would take it for a page of the book.
+                faults.push(format!("{name}:{number}: {link} is not in the book: name its folder"));
             } else if !heading.is_empty() && !has_heading(tree, &target, heading)? {
                 faults.push(format!("{name}:{number}: {link} has no such heading"));
             }
@@ -96,10 +101,14 @@ fn exists(tree: &Tree, path: &Path) -> bool {
     tree.names.iter().any(|name| Path::new(name).starts_with(path))
 }
 
-/// Returns whether the document has a heading with this anchor, which is in lower case with hyphens
-/// for spaces.
+/// Returns whether the document, or a folder's README, has a heading with this anchor, which is in
+/// lower case with hyphens for spaces.
 fn has_heading(tree: &Tree, path: &Path, anchor: &str) -> Result<bool> {
-    let text = std::fs::read_to_string(tree.root.join(path))?;
+    let mut file = tree.root.join(path);
+    if file.is_dir() {
+        file.push("README.md");
+    }
+    let text = std::fs::read_to_string(file)?;
     let anchor_of = |heading: &str| -> String {
         let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
         heading.trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
@@ -192,6 +201,20 @@ mod tests {
             [
                 "a/README.md:1: the link none.md leads nowhere",
                 "a/README.md:1: ../d.md#start has no such heading"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_book_links_to_folders() {
+        let text = "[a](b.md) [c](../a/) [d](../a/#the-end) [e](../a/#start) [f](../a/README.md)\n";
+        let files = [("docs/a.md", text), ("docs/b.md", ""), ("a/README.md", "# The end\n")];
+        let tree = Tree::planted("book", &files);
+        assert_eq!(
+            faults(&tree).unwrap(),
+            [
+                "docs/a.md:1: ../a/#start has no such heading",
+                "docs/a.md:1: ../a/README.md is not in the book: name its folder"
             ]
         );
     }
