@@ -183,7 +183,11 @@ impl Events {
         kept: &Config,
     ) -> Result<u32, Errno> {
         let free = self.held.iter().position(Option::is_none).ok_or(Errno::AGAIN)?;
-        let slot = self.choose_counter(event, loaded, kept).ok_or(Errno::AGAIN)?;
+        let chosen = self.choose_counter(event, loaded, kept).or_else(|| {
+            self.share_counters();
+            self.choose_counter(event, loaded, kept)
+        });
+        let slot = chosen.ok_or(Errno::AGAIN)?;
         if let Some(place) = self.held.get_mut(free) {
             *place = Some(Held::new(event, slot));
             self.end = self.end.max(free.wrapping_add(1));
@@ -374,6 +378,23 @@ impl Events {
         slots_of(event.slots)
             .filter(|&slot| fits(slot))
             .min_by_key(|&slot| (rank(slot), core::cmp::Reverse(slot.index())))
+    }
+
+    /// Has all events that count the same share a counter. They may have different ones since they
+    /// were loaded beside what a thread needed then. The events are folded.
+    fn share_counters(&mut self) {
+        for index in 1..self.end {
+            let (before, rest) = self.held.split_at_mut(index);
+            let Some(Some(held)) = rest.first_mut() else { continue };
+            let same = |first: &&Held| {
+                held.event.slots & first.slot.bit() != 0
+                    && held.event.evntsel(first.slot) == first.evntsel()
+            };
+            if let Some(first) = before.iter().flatten().find(same) {
+                self.changed |= first.slot != held.slot;
+                held.slot = first.slot;
+            }
+        }
     }
 
     /// Ends that they are live.

@@ -170,3 +170,33 @@ fn a_second_event_of_a_kind_shares_the_counter_of_the_first_where_nothing_is_loa
         machine.on(0, |cpu| [0, 1, 2].map(|index| cpu.remove_event(index, 0)));
     }
 }
+
+#[test]
+fn events_of_a_kind_that_a_thread_has_parted_share_a_counter_again() {
+    let machine = Machine::new();
+    let kept = Config::new(&Machine::caps(), &[counter(3, BRANCHES)]).unwrap();
+    let add = |select, kept: Option<&Config>| {
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            let index = cpu.add_event(&event(select, false), kept)?;
+            cpu.start_event(index, 0, 0);
+            cpu.enable_events(None);
+            Ok(index)
+        })
+    };
+    for round in 1..=2 {
+        let others = [1, 2, 3].map(|number| 0xc4 | number << 24);
+        assert_eq!(add(0xc0, None), Ok(0), "round {round}");
+        let taken = machine.on(0, |cpu| cpu.vcpu.events.get(0).unwrap().1.index());
+        assert_eq!(taken, 3, "round {round}");
+        // The thread needs that counter for something else where the second one comes.
+        assert_eq!(add(0xc0, Some(&kept)), Ok(1), "round {round}");
+        machine.execute(0, 50, 4);
+        assert_eq!(others.map(|select| add(select, None)), [Ok(2), Ok(3), Ok(4)], "round {round}");
+        machine.execute(0, 30, 5);
+        let counts = [0, 1, 2, 3, 4].map(|n| machine.progress(0, n).count);
+        assert_eq!(counts, [80, 80, 5, 5, 5], "round {round}");
+        assert_eq!(add(0xc4, None), Err(Errno::AGAIN), "five kinds, round {round}");
+        machine.on(0, |cpu| [0, 1, 2, 3, 4].map(|index| cpu.remove_event(index, 0)));
+    }
+}
