@@ -13,16 +13,12 @@ pub(crate) const TYPE_RAW: u32 = 4;
 
 /// [`EventAttr::flags`], by the names that `linux/perf_event.h` gives these bits.
 pub(crate) mod flags {
-    #[cfg(test)]
-    pub(crate) const PINNED: u64 = 1 << 2;
     pub(crate) const EXCLUDE_USER: u64 = 1 << 4;
     pub(crate) const EXCLUDE_KERNEL: u64 = 1 << 5;
     pub(crate) const EXCLUDE_IDLE: u64 = 1 << 7;
     pub(crate) const FREQ: u64 = 1 << 10;
     pub(crate) const PRECISE_IP: u64 = 3 << 15;
     pub(crate) const EXCLUDE_HOST: u64 = 1 << 19;
-    #[cfg(test)]
-    pub(crate) const EXCLUDE_GUEST: u64 = 1 << 20;
     pub(crate) const SIGTRAP: u64 = 1 << 37;
 }
 /// `PERF_SAMPLE_BRANCH_STACK` of `linux/perf_event.h`.
