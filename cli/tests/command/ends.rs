@@ -111,6 +111,21 @@ fn an_interrupt_ends_the_wait_for_what_a_program_has_left_behind() {
 }
 
 #[test]
+fn a_program_that_is_recorded_ends_with_a_command_that_is_killed() {
+    let script = "echo; exec sleep 20";
+    let mut command = perfctr(["record", "-o", "/dev/null", "--", "sh", "-c", script]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    let begun = Instant::now();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The program has this pipe open as long as it lives.
+    assert_eq!(output.read(&mut [0]).unwrap(), 0);
+    assert!(begun.elapsed() < Duration::from_secs(15), "it slept on");
+}
+
+#[test]
 fn a_missing_program_gives_127_and_no_program_126() {
     let text = file("no-program");
     fs::write(&text, "no program").unwrap();
