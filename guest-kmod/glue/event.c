@@ -247,7 +247,7 @@ void perfctr_events_page_changed(void)
 }
 
 /* As it was opened. */
-struct perfctr_event_config perfctr_event_config(const struct perf_event *event)
+struct perfctr_event_config perfctr_event_config(struct perf_event *event)
 {
 	return (struct perfctr_event_config){
 		.general = event->hw.config,

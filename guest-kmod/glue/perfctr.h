@@ -107,8 +107,7 @@ struct perf_event;
 struct pmu;
 void perfctr_pmu_enable(struct pmu *pmu);
 void perfctr_pmu_disable(struct pmu *pmu);
-struct perfctr_event_config
-perfctr_event_config(const struct perf_event *event);
+struct perfctr_event_config perfctr_event_config(struct perf_event *event);
 int perfctr_event_add(struct perf_event *event, int flags);
 void perfctr_event_remove(struct perf_event *event, int flags);
 void perfctr_event_start(struct perf_event *event, int flags);

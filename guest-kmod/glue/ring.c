@@ -19,7 +19,8 @@
 #include "perfctr.h"
 
 struct perfctr_ring {
-	struct user_struct *user;
+	/* Keeps the user who is charged; not every kernel exports free_uid(). */
+	const struct cred *owner;
 	u32 pages;
 	struct page *page[];
 };
@@ -36,8 +37,8 @@ void perfctr_ring_free(struct perfctr_ring *ring)
 		return;
 	for (i = 0; i < ring->pages && ring->page[i]; i++)
 		__free_page(ring->page[i]);
-	atomic_long_sub(ring->pages, &ring->user->locked_vm);
-	free_uid(ring->user);
+	atomic_long_sub(ring->pages, &ring->owner->user->locked_vm);
+	put_cred(ring->owner);
 	kfree(ring);
 }
 
@@ -56,10 +57,11 @@ int perfctr_ring_begin(struct perfctr_thread *thread,
 
 	if (!ring)
 		return -ENOMEM;
-	ring->user = get_uid(current_user());
+	ring->owner = get_current_cred();
 	ring->pages = request->pages;
 	err = perfctr_core_may_lock(
-		atomic_long_add_return(ring->pages, &ring->user->locked_vm),
+		atomic_long_add_return(ring->pages,
+				       &ring->owner->user->locked_vm),
 		limit);
 	for (i = 0; i < ring->pages && !err; i++) {
 		ring->page[i] = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
