@@ -384,8 +384,9 @@ impl Events {
     /// were loaded beside what a thread needed then. The events are folded.
     fn share_counters(&mut self) {
         for index in 1..self.end {
-            let (before, rest) = self.held.split_at_mut(index);
-            let Some(Some(held)) = rest.first_mut() else { continue };
+            let Some((before, [Some(held), ..])) = self.held.split_at_mut_checked(index) else {
+                continue;
+            };
             let same = |first: &&Held| {
                 held.event.slots & first.slot.bit() != 0
                     && held.event.evntsel(first.slot) == first.evntsel()
