@@ -95,7 +95,7 @@ mod tests {
             assert!(one.as_mut().poll(&mut context).is_pending());
             assert!(other.as_mut().poll(&mut context).is_pending());
         }
-        assert_eq!(one.counts().counts, []);
+        assert_eq!(one.counts().counts, [0_u64; 0]);
         for future in [one, other] {
             let Poll::Ready(Ok((value, _))) = future.poll(&mut context) else {
                 panic!("not ready")
