@@ -55,7 +55,7 @@ const VMX: &[&str] =
 const KVM_TOO: &[&str] = &["kvm"];
 /// The suites of programs that use the driver and the module, and count by them.
 const ABOVE: &[&str] =
-    &["providers", "stat", "gate", "perf", "shim", "packages", "papi", "papi-events"];
+    &["providers", "stat", "gate", "perf", "rr", "shim", "packages", "papi", "papi-events"];
 /// The suites of the emulated machine by itself.
 const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu", "habits"];
 /// Further suites that a wrong model of a PMU breaks.

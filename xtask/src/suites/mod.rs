@@ -30,6 +30,7 @@ mod programs;
 mod providers;
 pub mod readme;
 pub mod report;
+mod rr;
 mod shim;
 mod stat;
 pub mod tenants;
@@ -91,6 +92,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("stat", stat::run),
     Suite::vm("gate", gate::run),
     Suite::vm("perf", perf::run),
+    Suite::long("rr", rr::run),
     Suite::vm("book", book::run),
     Suite::vm("shim", shim::run),
     Suite::vm("packages", packages::run),

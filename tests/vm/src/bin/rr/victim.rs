@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Programs that write something else in each run, unless rr replays them.
+#![expect(unsafe_code, reason = "a signal's handler, and its timer")]
+
+use std::hint::black_box;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+
+use anyhow::Result;
+use libc::{ITIMER_REAL, c_int, itimerval, setitimer, timeval};
+use nix::errno::Errno;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+/// Signals until the program ends, and the time between two, in which rr can deal with one of them.
+/// Unit of the latter: µs.
+const SIGNALS: usize = 12;
+const INTERVAL: i64 = 40_000;
+
+/// How far the program was when each signal came.
+static PROGRESS: AtomicU64 = AtomicU64::new(0);
+static PLACES: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
+static SIGNALLED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn handler(_: c_int) {
+    if let Some(place) = PLACES.get(SIGNALLED.fetch_add(1, Relaxed)) {
+        place.store(PROGRESS.load(Relaxed), Relaxed);
+    }
+}
+
+/// Executes branches until enough signals have come, and writes where each was.
+pub fn signalled() -> Result<()> {
+    let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler only writes to atomic variables.
+    unsafe { sigaction(Signal::SIGALRM, &action)? };
+    let interval = timeval { tv_sec: 0, tv_usec: INTERVAL };
+    let timer = itimerval { it_interval: interval, it_value: interval };
+    // SAFETY: the timer can be read, and the old one is not asked for.
+    Errno::result(unsafe { setitimer(ITIMER_REAL, &raw const timer, ptr::null_mut()) })?;
+    let mut mixed = 1_u64;
+    while SIGNALLED.load(Relaxed) < SIGNALS {
+        mixed = mixed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        // Which branches are executed depends on the number.
+        if mixed >> 63 == 0 {
+            mixed = black_box(mixed ^ 0x55);
+        }
+        PROGRESS.fetch_add(1, Relaxed);
+    }
+    let places: Vec<u64> = PLACES.iter().map(|place| place.load(Relaxed)).collect();
+    println!("{places:?}, {mixed:#x}");
+    Ok(())
+}
+
+const THREADS: u64 = 4;
+const STEPS: u64 = 300_000;
+
+/// Has threads change one number without regard for each other, and writes what became of it.
+pub fn racing() -> Result<()> {
+    let (number, lost) = (&AtomicU64::new(1), &AtomicU64::new(0));
+    thread::scope(|scope| {
+        for id in 1..=THREADS {
+            scope.spawn(move || {
+                for _ in 0..STEPS {
+                    let old = number.load(Relaxed);
+                    let new = black_box(old.wrapping_mul(31).wrapping_add(id));
+                    if number.load(Relaxed) != old {
+                        lost.fetch_add(1, Relaxed);
+                    }
+                    number.store(new, Relaxed);
+                }
+            });
+        }
+    });
+    println!(
+        "{:#x}, changed {} times by another thread meanwhile",
+        number.load(Relaxed),
+        lost.load(Relaxed)
+    );
+    Ok(())
+}
