@@ -63,6 +63,7 @@ pub fn build(
         agents: Vec::new(),
         marks: Marks::new(&chooser, objects, objects),
         chooser: RefCell::new(chooser),
+        asked: Cell::default(),
         pending: Cell::new(None),
         here: Cell::new(0),
         agent: Cell::new(None),

@@ -81,8 +81,17 @@ impl Action {
     }
 }
 
-/// A decision: the step before which it was made, and the number that it was made with.
-pub type Decision = (u64, u64);
+/// When it is asked whether anything happens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ask {
+    /// The step that comes next.
+    pub step: u64,
+    /// How often this was asked before the same step already.
+    pub before: u32,
+}
+
+/// A decision: when it was made, and the number that it was made with.
+pub type Decision = (Ask, u64);
 
 /// Decides what happens.
 pub enum Chooser {
@@ -136,7 +145,7 @@ impl Chooser {
 
     /// Returns a number to decide with, if anything is to happen before this step. It always does
     /// if `forced`.
-    fn ask(&mut self, step: u64, forced: bool) -> Option<u64> {
+    fn ask(&mut self, now: Ask, forced: bool) -> Option<u64> {
         match self {
             Self::Random { rng, left, period, log } => {
                 *left -= 1;
@@ -145,15 +154,15 @@ impl Chooser {
                 }
                 *left = 1 + rng.below(2 * *period);
                 let number = rng.next();
-                log.push((step, number));
+                log.push((now, number));
                 Some(number)
             }
             Self::Replay { log, next } => {
-                while log.get(*next).is_some_and(|decision| decision.0 < step) {
+                while log.get(*next).is_some_and(|decision| decision.0 < now) {
                     *next += 1;
                 }
                 match log.get(*next) {
-                    Some(&(when, number)) if when == step => {
+                    Some(&(when, number)) if when == now => {
                         *next += 1;
                         Some(number)
                     }
@@ -162,7 +171,7 @@ impl Chooser {
             }
             Self::Guided { log, next, rng, left, period, made } => {
                 let number = match log.get(*next) {
-                    Some(&(when, number)) if when <= step => {
+                    Some(&(when, number)) if when <= now => {
                         *next += 1;
                         number
                     }
@@ -177,7 +186,7 @@ impl Chooser {
                         rng.next()
                     }
                 };
-                made.push((step, number));
+                made.push((now, number));
                 Some(number)
             }
             Self::Search(_) => None,
@@ -189,6 +198,13 @@ impl Chooser {
 type Options = Vec<(u64, Action)>;
 
 impl Machine {
+    fn next_ask(&self) -> Ask {
+        let (step, last) = (self.steps.get(), self.asked.get());
+        let before = if last.step == step { last.before + 1 } else { 0 };
+        self.asked.set(Ask { step, before });
+        self.asked.get()
+    }
+
     /// Decides what happens before the next step. If `forced`, it is nothing only if nothing can
     /// happen.
     pub fn choose(&self, forced: bool) -> Option<Action> {
@@ -196,7 +212,7 @@ impl Machine {
         if let Chooser::Search(path) = &mut *chooser {
             return path.choose(self, forced);
         }
-        let number = chooser.ask(self.steps.get(), forced)?;
+        let number = chooser.ask(self.next_ask(), forced)?;
         let options = self.options();
         let total: u64 = options.iter().map(|option| option.0).sum();
         if total == 0 {

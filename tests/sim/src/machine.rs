@@ -19,7 +19,7 @@ use shared_abi::limits::{MAX_SLOTS, PAGE_BYTES};
 use shared_abi::sync::simulated::{Access, set_hook};
 use shared_abi::{PmuCaps, ThreadPage, VcpuPage};
 
-use crate::choice::{Action, Chooser};
+use crate::choice::{Action, Ask, Chooser};
 use crate::coverage::Coverage;
 use crate::cpu_wide::{Books, CpuWide};
 use crate::fiber::{Fiber, pause};
@@ -363,6 +363,8 @@ pub struct Machine {
     pub perf: Perf,
     pub agents: Vec<Agent>,
     pub chooser: RefCell<Chooser>,
+    /// When the chooser was asked last.
+    pub asked: Cell<Ask>,
     /// The next action, as decided by the agent that pauses.
     pub pending: Cell<Option<Action>>,
     /// The physical CPU whose turn it is.

@@ -105,7 +105,7 @@ impl Runner {
                 log.drain(from..(from + part).min(log.len()));
                 let outcome = self.replay(seed, &log, best.steps, false);
                 if outcome.violation.is_some() {
-                    log.retain(|decision| decision.0 <= outcome.steps);
+                    log.retain(|decision| decision.0.step <= outcome.steps);
                     best = Outcome { decisions: log, ..outcome };
                 } else {
                     from += part;
