@@ -43,7 +43,7 @@
 #endif
 
 /* What the machine's sleep calls back with. */
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#ifdef PERFCTR_HAS_SYSCORE
 #define PERFCTR_SYSCORE_ARGS void *unused
 #else
 #define PERFCTR_SYSCORE_ARGS void
