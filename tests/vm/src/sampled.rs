@@ -2,14 +2,16 @@
 //! Compares the signals that a sampling thread gets with what it has counted.
 #![expect(unsafe_code, reason = "a signal handler has a contract")]
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::os::fd::AsRawFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use perfctr::overflow::{Sample, set_handler};
 use perfctr::raw::Device;
 use perfctr::{Provider, Session};
-use shared_abi::ioctl::{Create, Sums};
+use shared_abi::ioctl::Create;
 use shared_abi::limits::MAX_COUNTERS;
 use shared_abi::version::ABI_MAJOR;
 
@@ -28,11 +30,14 @@ pub const WAY_MAX: usize = 32;
 /// explains.
 static ELSEWHERE: AtomicU64 = AtomicU64::new(0);
 
+/// What handlers read with.
+static OPENED: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+
 /// What the handler notes. It runs in the thread that this belongs to, between two of its
 /// instructions.
 struct Seen {
-    /// Whether the thread has a [`DEVICE`].
-    has_device: Cell<bool>,
+    /// The thread's counters, to be read while they are paused.
+    device: Cell<Option<&'static Device>>,
     /// Periods of the counters, 0 for those that do not sample; all 0 while the thread does not.
     periods: Cell<[u64; MAX_COUNTERS]>,
     /// The counter of instructions.
@@ -73,7 +78,7 @@ impl Noted {
 thread_local! {
     static SEEN: Seen = const {
         Seen {
-            has_device: Cell::new(false),
+            device: Cell::new(None),
             periods: Cell::new([0; MAX_COUNTERS]),
             instructions: Cell::new(0),
             passed: Cell::new([0; MAX_COUNTERS]),
@@ -89,9 +94,6 @@ thread_local! {
             skids: [const { Cell::new(0) }; SKIDS],
         }
     };
-    /// The thread's counters, to be read while they are paused. They are closed when the thread
-    /// ends, so that the module can be unloaded afterwards.
-    static DEVICE: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
 /// Has every thread's overflows noted from now on.
@@ -111,6 +113,9 @@ pub fn elsewhere() -> u64 {
 
 /// Opens a session whose overflows can be noted.
 ///
+/// Its descriptor for the handler outlives the thread, since a signal may come while the thread
+/// ends; see [`close_all`].
+///
 /// # Errors
 ///
 /// Those of a session and of the device.
@@ -118,9 +123,18 @@ pub fn open() -> Result<Session> {
     let session = Session::open_with(Provider::Paravirt)?;
     let device = Device::open()?;
     device.open_existing(&Create { abi_major: ABI_MAJOR.into(), ..Create::default() })?;
-    DEVICE.set(Some(device));
-    SEEN.with(|seen| seen.has_device.set(true));
+    let device: &'static Device = Box::leak(Box::new(device));
+    OPENED.lock().expect("no thread panics").push(device);
+    SEEN.with(|seen| seen.device.set(Some(device)));
     Ok(session)
+}
+
+/// Closes the descriptors of all threads, so that the module can be unloaded. No thread samples.
+pub fn close_all() {
+    for device in OPENED.lock().expect("no thread panics").drain(..) {
+        // SAFETY: only the handler of a thread that samples uses the descriptor.
+        unsafe { libc::close(device.as_raw_fd()) };
+    }
 }
 
 /// Says that the calling thread will sample with these periods, and count instructions with this
@@ -158,21 +172,12 @@ fn note(sample: &Sample) {
 }
 
 impl Seen {
-    /// Returns the thread's counts. There are none in a thread that has not opened its counters, or
-    /// has closed them because it ends.
-    fn sums(&self) -> Option<Sums> {
-        if !self.has_device.get() {
-            return None;
-        }
-        DEVICE.try_with(|device| device.try_borrow().ok()?.as_ref()?.sums().ok()).ok().flatten()
-    }
-
     /// Notes one signal. Returns false if it was not this thread's.
     fn note(&self, sample: &Sample) -> bool {
         let (periods, mut passed, mut noted) =
             (self.periods.get(), self.passed.get(), self.noted.get());
         noted.signals += 1;
-        let Some(sums) = self.sums() else {
+        let Some(Ok(sums)) = self.device.get().map(|device| device.sums()) else {
             noted.unread += 1;
             self.noted.set(noted);
             return false;

@@ -24,6 +24,7 @@ use vm_tests::module;
 use vm_tests::nmis::received;
 use vm_tests::region;
 use vm_tests::round::Constants;
+use vm_tests::sampled;
 use vm_tests::stats::ModuleStats;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, hear, mount_statistics, say};
@@ -251,6 +252,7 @@ fn hears_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> 
     kvm.move_to_another(false, false)?;
     let heard = received()?;
     tally.check("NMIs tell the module that its guest was restored", equal(heard > before, true));
+    sampled::close_all();
     module::unload_when_idle()?;
     for allowed in [false, true, true] {
         let before = received()?;
