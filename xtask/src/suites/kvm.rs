@@ -91,9 +91,11 @@ pub fn moved(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
-/// What the host's kernel says when a guest takes the counters from perf, and when it cannot.
+/// What the host's kernel says when a guest takes the counters from perf for the first time.
+pub const COUNTERS_TAKEN: &str = "virtual machines count, so perf gets EBUSY";
+/// What it says when guests take the counters and give them back, and when they cannot have them.
 const MESSAGES: [&str; 4] = [
-    "virtual machines count, so perf gets EBUSY",
+    COUNTERS_TAKEN,
     "the hard-lockup watchdog is stopped while virtual machines count",
     "the hard-lockup watchdog runs again",
     "no virtual machine can count: perf on this host has the counters",
