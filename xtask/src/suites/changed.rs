@@ -120,6 +120,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/newer.rs", &[&["debian-13"]]),
     ("xtask/src/suites/perf_test.rs", &[&["perf"]]),
     ("xtask/src/suites/pmu.rs", &[&["habits", "vmx-pmu"]]),
+    ("xtask/src/suites/programs.rs", &[&["domains", "rr"]]),
     ("xtask/src/suites/readme.rs", &[&["stat", "book"]]),
     ("xtask/src/suites/tenants.rs", &[&["tenants", "amd", "domains", "kvm"]]),
     ("xtask/src/suites/testbed.rs", &[TESTBED]),
