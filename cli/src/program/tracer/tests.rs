@@ -138,6 +138,21 @@ fn command(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
+/// Starts a shell with this script, which the tracer follows. Returns its process.
+fn start_shell(tracer: &mut Tracer<'_, Counts>, script: &str) -> (pid_t, Started) {
+    let child = Child::new(&command(&["sh", "-c", script])).unwrap();
+    let first = child.pid();
+    tracer.seize_first(first).unwrap();
+    (first, child.go().unwrap())
+}
+
+/// Starts a shell that executes until it is killed, and waits until the tracer observes it.
+fn start_endless(tracer: &mut Tracer<'_, Counts>) -> (pid_t, Started) {
+    let (first, started) = start_shell(tracer, "while :; do :; done");
+    tracer.follow(Some(first), |tracer| !tracer.given.is_empty()).unwrap();
+    (first, started)
+}
+
 /// Runs a shell with this script, and has each of its changes handled by `changed`. Returns its
 /// exit status.
 fn each_change(
@@ -145,9 +160,7 @@ fn each_change(
     script: &str,
     mut changed: impl FnMut(&mut Tracer<'_, Counts>, pid_t, Change),
 ) -> u8 {
-    let child = Child::new(&command(&["sh", "-c", script])).unwrap();
-    tracer.seize_first(child.pid()).unwrap();
-    let started = child.go().unwrap();
+    let (_, started) = start_shell(tracer, script);
     let code = loop {
         match ptrace::wait().unwrap() {
             Waited::Changed(_, Change::Ended(code)) => break code,
@@ -250,13 +263,9 @@ fn an_interval_ends_though_a_thread_is_killed_before_it_stops() {
 fn is_killed_while_asked() {
     let (mut observer, signals) = (Counts::default(), Signals::default());
     let mut tracer = tracer(&mut observer, &signals, &[]);
-    let child = Child::new(&command(&["sh", "-c", "while :; do :; done"])).unwrap();
-    let first = child.pid();
-    tracer.seize_first(first).unwrap();
-    let started = child.go().unwrap();
-    tracer.follow(Some(first), |tracer| !tracer.given.is_empty()).unwrap();
+    let (first, started) = start_endless(&mut tracer);
     kill(Pid::from_raw(first), Signal::SIGKILL).unwrap();
-    // Its end is not waited for yet, so this is its number.
+    // Nobody has waited for its end yet, so no other process can have got its number.
     tracer.asked.insert(first);
     ptrace::interrupt(first).unwrap();
     assert_eq!(tracer.follow(Some(first), |_| false).unwrap(), 128 + 9);
@@ -275,11 +284,7 @@ fn a_program_executes_on_after_each_interval() {
 fn has_intervals() {
     let (mut observer, signals) = (Counts::default(), Signals::default());
     let mut tracer = tracer(&mut observer, &signals, &[]);
-    let child = Child::new(&command(&["sh", "-c", "while :; do :; done"])).unwrap();
-    let first = child.pid();
-    tracer.seize_first(first).unwrap();
-    let started = child.go().unwrap();
-    tracer.follow(Some(first), |tracer| !tracer.given.is_empty()).unwrap();
+    let (first, started) = start_endless(&mut tracer);
     for intervals in 1..=5 {
         tracer.tick().unwrap();
         tracer.follow(Some(first), |tracer| tracer.observer.intervals == intervals).unwrap();
