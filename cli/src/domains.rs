@@ -43,15 +43,15 @@ enum Action {
         /// Its number or name; on a KVM host, that of the process that runs it.
         domain: String,
     },
-    /// Lets a KVM host's virtual machines count that a file names, one in each line.
+    /// Lets those virtual machines of a KVM host count whose names are the lines of a file.
     ///
-    /// Empty lines and lines that begin with # mean nothing.
+    /// Empty lines and lines that begin with # are ignored.
     Apply {
         /// The file.
         file: PathBuf,
-        /// Goes on for ever, and looks for other machines after so many seconds.
+        /// Does this again every so many seconds, and does not end.
         ///
-        /// Each is let in once, so one that is forbidden later stays so.
+        /// Each machine is allowed once while this runs. One that is forbidden later stays so.
         #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
         every: Option<u64>,
     },

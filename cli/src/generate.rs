@@ -120,6 +120,7 @@ mod tests {
         }
         fs::remove_dir_all(directory).unwrap();
     }
+
     #[test]
     fn each_example_is_a_command_line_and_a_sentence() {
         let command = crate::Options::command();

@@ -61,7 +61,7 @@ impl<F: Future, const N: usize> Future for Polls<'_, F, N> {
         let mut polled = Poll::Pending;
         let counted = counting.measure(|| polled = future.as_mut().poll(context));
         *sum = match counted {
-            Ok(counted) => sum.and(counted),
+            Ok(counted) => sum.plus(counted),
             Err(error) => return Poll::Ready(Err(error)),
         };
         polled.map(|output| Ok((output, *sum)))

@@ -30,9 +30,10 @@ pub use faults::{leave_faults, survive_faults};
 #[cfg(feature = "std")]
 pub(crate) use faults::{survive_by_default, survived};
 
-/// Writes an entry of the table in which the handler of faults looks an RDPMC up, which has the
-/// label `2:`.  Expands to assembler directives and takes the label where the program continues
-/// after a fault.
+/// Expands to assembler directives that add an entry to the table of RDPMC instructions.
+///
+/// If the RDPMC at the label `2:` faults, the handler of faults finds this entry, and continues the
+/// program at the label that is the macro's argument.
 macro_rules! continues_at {
     ($label:literal) => {
         concat!(

@@ -78,8 +78,8 @@ impl<const N: usize> Sub for Counts<N> {
 }
 
 impl<const N: usize> Counts<N> {
-    /// Returns the sum of two counts that are apart in time.
-    pub(crate) fn and(self, other: Self) -> Self {
+    /// Returns the sum of the counts of two periods that do not overlap.
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             counts: std::array::from_fn(|n| self.counts[n].wrapping_add(other.counts[n])),
             retries: self.retries.saturating_add(other.retries),
@@ -407,8 +407,8 @@ mod tests {
     fn a_sum_has_the_retries_of_both() {
         let one = Counts { counts: [1, u64::MAX], retries: 2, direct: true };
         let other = Counts { counts: [10, 3], retries: u32::MAX - 1, direct: false };
-        assert_eq!(one.and(other), Counts { counts: [11, 2], retries: u32::MAX, direct: false });
-        assert!(one.and(one).direct);
+        assert_eq!(one.plus(other), Counts { counts: [11, 2], retries: u32::MAX, direct: false });
+        assert!(one.plus(one).direct);
     }
 
     #[cfg(feature = "serde")]

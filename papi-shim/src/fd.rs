@@ -217,8 +217,8 @@ mod tests {
         let nothing = (0, 0);
         let wanted = (ioctl::CONTROL_TSC | ioctl::CONTROL_KEEP_TSC, 0);
         assert_eq!(set(&counts, Ok(())), (Ok(()), vec![wanted]));
-        for (answer, told) in [(Errno::INVAL, Errno::INVAL), (Errno::OPNOTSUPP, Errno::PERM)] {
-            assert_eq!(set(&counts, Err(answer)), (Err(told), vec![wanted, nothing]));
+        for (answer, reported) in [(Errno::INVAL, Errno::INVAL), (Errno::OPNOTSUPP, Errno::PERM)] {
+            assert_eq!(set(&counts, Err(answer)), (Err(reported), vec![wanted, nothing]));
         }
         counts.cpu_control.nractrs = u32::MAX;
         let (result, asked) = set(&counts, Ok(()));

@@ -135,7 +135,7 @@ pub fn go_on() -> io::Result<()> {
 
 #[cfg(test)]
 thread_local! {
-    /// How often the thread's counters were to go on.
+    /// How often this thread has asked the module to let its counters go on.
     static RESUMED: Cell<u32> = const { Cell::new(0) };
 }
 

@@ -84,9 +84,11 @@ struct Progress {
 }
 
 impl Progress {
-    /// Returns the places of the taken records to the kernel by `give_back`, and looks by `written`
-    /// how many records the kernel has written into a ring that has room for so many. Returns
-    /// whether there are any that were not taken.
+    /// Looks for records that were not taken yet, and returns whether there are any.
+    ///
+    /// Before that it calls `give_back` with the number of records taken, if the kernel does not
+    /// know that number, so that the kernel can reuse their places. `written` returns how many
+    /// records the kernel has written so far, and `room` is how many the ring can hold at a time.
     fn look(
         &mut self,
         room: usize,
