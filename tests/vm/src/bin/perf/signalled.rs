@@ -56,17 +56,23 @@ fn check(select: u64, mut count_beyond: impl FnMut(u64) -> Result<u64>) -> Resul
     Ok(())
 }
 
+/// Has the event count on while no period ends.
+fn count_without_end(event: &Event) -> Result<()> {
+    event.set_period(NEVER)?;
+    event.enable()?;
+    WORK.execute(&mut 0);
+    ensure!(take_count() == 0, "a signal before the period's end");
+    Ok(())
+}
+
 /// Checks that a signal comes after exactly one period, before the next instruction, and none comes
 /// while the period does not end.
 pub fn exactly(machine: &Machine) -> Result<()> {
     for select in selects(machine) {
         let event = open(select)?;
         check(select, |period| {
-            event.set_period(NEVER)?;
-            event.enable()?;
-            WORK.execute(&mut 0);
+            count_without_end(&event)?;
             event.disable()?;
-            ensure!(take_count() == 0, "a signal before the period's end");
             event.reset()?;
             event.set_period(period)?;
             event.enable()?;
@@ -85,10 +91,7 @@ pub fn while_it_counts(machine: &Machine) -> Result<()> {
     for select in selects(machine) {
         let event = open(select)?;
         check(select, |period| {
-            event.set_period(NEVER)?;
-            event.enable()?;
-            WORK.execute(&mut 0);
-            ensure!(take_count() == 0, "a signal before the period's end");
+            count_without_end(&event)?;
             let before = event.count()?;
             event.set_period(period)?;
             WORK.execute(&mut 0);
