@@ -189,13 +189,17 @@ int perfctr_take_cpus(void)
 	bool failed = false;
 
 	cpus_read_lock();
+	/*
+	 * First, so that no VMX guest that is left on a CPU that is already taken
+	 * has perf's value in the register that enables counters.
+	 */
+	WRITE_ONCE(perfctr_taken, ++times);
 	on_each_cpu(take_here, &failed, 1);
-	if (failed)
-		on_each_cpu(give_back_here, NULL, 1);
-	else
-		WRITE_ONCE(perfctr_taken, ++times);
 	cpus_read_unlock();
-	return failed ? -ENODEV : 0;
+	if (!failed)
+		return 0;
+	perfctr_give_cpus_back();
+	return -ENODEV;
 }
 
 void perfctr_give_cpus_back(void)

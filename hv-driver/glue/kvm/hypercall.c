@@ -71,7 +71,7 @@ int perfctr_glue_take_counters(void)
 
 	if (!p || perfctr_has_counters(p) || !perfctr_allowed(vcpu->kvm))
 		return 0;
-	err = perfctr_get_counters(vcpu->kvm, p);
+	err = perfctr_get_counters(vcpu, p);
 	if (err)
 		return err;
 	preempt_disable();

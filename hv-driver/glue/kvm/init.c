@@ -84,7 +84,7 @@ void perfctr_exit(void)
 {
 	if (!perfctr_on)
 		return;
-	perfctr_settle_counters();
+	perfctr_stop_counters();
 	perfctr_stop_cpus();
 	perfctr_give_interrupt_back();
 }

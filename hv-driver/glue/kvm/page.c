@@ -107,7 +107,7 @@ int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
 	}
 	p->gfn = gfn;
 	if (goes_on) {
-		err = perfctr_get_counters(vcpu->kvm, p);
+		err = perfctr_get_counters(vcpu, p);
 		if (err) {
 			release(vcpu->kvm, p);
 			return err;

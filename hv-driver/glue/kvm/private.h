@@ -68,10 +68,12 @@ int perfctr_try_counters(void);
  * The vCPU needs the counters, or does not any more. Getting them may wait; a
  * vCPU that was switched in has to be switched in anew after that.
  */
-int perfctr_get_counters(struct kvm *kvm, struct perfctr_vcpu *p);
+int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p);
 void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p);
 /* Returns when the counters are the driver's if they are needed, or the host's. */
 void perfctr_settle_counters(void);
+/* Gives the counters back when no machine is left. */
+void perfctr_stop_counters(void);
 
 /* Returns whether the counters have been the driver's since the vCPU got them. */
 static inline bool perfctr_has_counters(const struct perfctr_vcpu *p)

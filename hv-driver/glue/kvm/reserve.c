@@ -25,11 +25,11 @@
 static DEFINE_MUTEX(perfctr_reserve_lock);
 /* The hard-lockup watchdog was stopped, and is to be started again. */
 static bool perfctr_stopped_watchdog;
-/* Why the counters were not taken when that was last tried. */
+/* Why a vCPU that needs the counters does not get them now. */
 static int perfctr_refusal = -EPERM;
-/* perf had the counters, and is not asked again before this time. */
-static bool perfctr_was_busy;
-static unsigned long perfctr_busy_until;
+/* What the last try to take them returned, and when the next one may be. */
+static int perfctr_last_error;
+static unsigned long perfctr_next_try;
 static DEFINE_RATELIMIT_STATE(perfctr_busy_log, 60 * HZ, 1);
 
 /* Finds this CPU's general counters. */
@@ -148,24 +148,17 @@ static bool reserve_without_watchdog(void)
 		return false;
 	switch_watchdog("0");
 	perfctr_stopped_watchdog = true;
-	if (reserve()) {
-		pr_warn("the hard-lockup watchdog is stopped while virtual machines count\n");
+	if (reserve())
 		return true;
-	}
 	restart_watchdog();
 	return false;
 }
 
-static int take(void)
+static int try_to_take(void)
 {
 	int err;
 
-	/* A guest may try as often as it likes. */
-	if (perfctr_was_busy && time_before(jiffies, perfctr_busy_until))
-		return -EBUSY;
-	perfctr_was_busy = !reserve_without_watchdog();
-	if (perfctr_was_busy) {
-		perfctr_busy_until = jiffies + HZ;
+	if (!reserve_without_watchdog()) {
 		if (__ratelimit(&perfctr_busy_log))
 			pr_warn("no virtual machine can count: perf on this host has the counters\n");
 		return -EBUSY;
@@ -176,9 +169,24 @@ static int take(void)
 		restart_watchdog();
 		return err;
 	}
+	if (perfctr_stopped_watchdog)
+		pr_warn("the hard-lockup watchdog is stopped while virtual machines count\n");
 	pr_info_once(
 		"virtual machines count, so perf gets EBUSY: see perfctr domains\n");
 	return 0;
+}
+
+/*
+ * A guest may ask as often as it likes. Each try stops the watchdog, and may
+ * interrupt every CPU, so a second passes between one that fails and the next.
+ */
+static int take(void)
+{
+	if (perfctr_last_error && time_before(jiffies, perfctr_next_try))
+		return perfctr_last_error;
+	perfctr_last_error = try_to_take();
+	perfctr_next_try = jiffies + HZ;
+	return perfctr_last_error;
 }
 
 static void give_back(void)
@@ -203,7 +211,7 @@ static bool is_needed(void)
 }
 
 /* In a worker, which may open the watchdog's file whoever is to count. */
-static void work(struct work_struct *unused)
+static void settle(struct work_struct *unused)
 {
 	bool needed;
 
@@ -218,12 +226,24 @@ static void work(struct work_struct *unused)
 	mutex_unlock(&perfctr_reserve_lock);
 }
 
-static DECLARE_DELAYED_WORK(perfctr_reserve_work, work);
+/*
+ * Both do the same. Were it one work, whoever puts it off would take it from
+ * somebody who waits for it. No CPU is taken while the machine goes to sleep, so
+ * the workqueue is one that is frozen then.
+ */
+static DECLARE_WORK(perfctr_settle_now, settle);
+static DECLARE_DELAYED_WORK(perfctr_settle_later, settle);
 
 void perfctr_settle_counters(void)
 {
-	mod_delayed_work(system_unbound_wq, &perfctr_reserve_work, 0);
-	flush_delayed_work(&perfctr_reserve_work);
+	queue_work(system_freezable_wq, &perfctr_settle_now);
+	flush_work(&perfctr_settle_now);
+}
+
+void perfctr_stop_counters(void)
+{
+	cancel_delayed_work_sync(&perfctr_settle_later);
+	perfctr_settle_counters();
 }
 
 /* The counters do not go while the vCPU needs them. */
@@ -241,16 +261,23 @@ static int join(struct kvm *kvm, struct perfctr_vcpu *p)
 	return err;
 }
 
-int perfctr_get_counters(struct kvm *kvm, struct perfctr_vcpu *p)
+/*
+ * The worker may wait for kvm_lock, and its holder for slots_lock, under which
+ * KVM waits until every vCPU has left its SRCU section. So this one leaves it.
+ */
+int perfctr_get_counters(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
 {
-	int err = join(kvm, p);
+	int err;
 
-	if (!err)
-		return 0;
-	perfctr_settle_counters();
-	err = join(kvm, p);
+	kvm_vcpu_srcu_read_unlock(vcpu);
+	err = join(vcpu->kvm, p);
+	if (err) {
+		perfctr_settle_counters();
+		err = join(vcpu->kvm, p);
+	}
+	kvm_vcpu_srcu_read_lock(vcpu);
 	if (err)
-		perfctr_put_counters(kvm, p);
+		perfctr_put_counters(vcpu->kvm, p);
 	return err;
 }
 
@@ -262,7 +289,8 @@ void perfctr_put_counters(struct kvm *kvm, struct perfctr_vcpu *p)
 	p->needs = false;
 	p->taken = 0;
 	if (perfctr_core_demand_ends(perfctr_core_of_machine(kvm)))
-		mod_delayed_work(system_unbound_wq, &perfctr_reserve_work, HZ);
+		mod_delayed_work(system_freezable_wq, &perfctr_settle_later,
+				 HZ);
 }
 
 int perfctr_try_counters(void)
