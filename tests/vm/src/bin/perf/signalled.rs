@@ -43,7 +43,11 @@ fn selects(machine: &Machine) -> [u64; 2] {
 }
 
 /// Checks that the handler finds as many events beyond each period: what it has executed itself.
-fn check(select: u64, mut count_beyond: impl FnMut(u64) -> Result<u64>) -> Result<()> {
+///
+/// The function that counts them is compiled once, so that it executes the same instructions each
+/// time: a compiler may make a copy of a loop's first round.
+#[inline(never)]
+fn check(select: u64, count_beyond: &mut dyn FnMut(u64) -> Result<u64>) -> Result<()> {
     let mut expected = None;
     for period in PERIODS.into_iter().flat_map(|period| repeat_n(period, TIMES)) {
         let beyond = count_beyond(period)?;
@@ -70,7 +74,7 @@ fn count_without_end(event: &Event) -> Result<()> {
 pub fn exactly(machine: &Machine) -> Result<()> {
     for select in selects(machine) {
         let event = open(select)?;
-        check(select, |period| {
+        check(select, &mut |period| {
             count_without_end(&event)?;
             event.disable()?;
             event.reset()?;
@@ -90,7 +94,7 @@ pub fn exactly(machine: &Machine) -> Result<()> {
 pub fn while_it_counts(machine: &Machine) -> Result<()> {
     for select in selects(machine) {
         let event = open(select)?;
-        check(select, |period| {
+        check(select, &mut |period| {
             count_without_end(&event)?;
             let before = event.count()?;
             event.set_period(period)?;
