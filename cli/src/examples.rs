@@ -51,7 +51,11 @@ Examples:
   perfctr report
       Shows how many samples each function has.
   perfctr report -f flame-graph -o flames.svg
-      Draws who called whom, for a browser.";
+      Draws who called whom, for a browser.
+  perfctr report -f perf -o perf.data && perf report
+      Shows the profile with Linux's perf.
+  perfctr report -i perf.data
+      Shows what Linux's `perf record` has recorded.";
 
 pub const STAT: &str = "\
 Examples:

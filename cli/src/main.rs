@@ -2,6 +2,7 @@
 //! The command `perfctr`, which says what can be counted here, and what programs do.
 
 mod domains;
+mod elf;
 mod events;
 mod examples;
 mod export;
@@ -11,6 +12,7 @@ mod info;
 mod list;
 mod live;
 mod machine;
+mod perf_data;
 mod profile;
 mod program;
 mod record;

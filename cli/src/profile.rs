@@ -6,6 +6,10 @@
 //! Frames are addresses as their files state them, so that nothing but those files is needed to
 //! name them. Equal stacks of a thread are one entry.
 
+mod collect;
+
+pub use self::collect::Samples;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -13,7 +17,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::utsname::uname;
 use serde::{Deserialize, Serialize};
+
+use crate::elf::{Facts, Segment};
+use crate::perf_data;
 
 /// The text by which a file says that it is a profile.
 const FORMAT: &str = "perfctr profile";
@@ -40,6 +48,15 @@ pub struct Profile {
     pub call_graph: bool,
     /// Threads and programs that could not be observed.
     pub unobserved: u32,
+    /// How many samples were taken in a second, if `period` is no more than their mean distance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frequency: Option<u64>,
+    /// Samples that were lost when they were recorded.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost: u64,
+    /// Where it was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
     /// Files that code was executed from.
     pub modules: Vec<Module>,
     /// Places in these files.
@@ -50,8 +67,28 @@ pub struct Profile {
     pub stacks: Vec<Stack>,
 }
 
-/// A file, or what the kernel calls such a place: `[vdso]`.
+/// A machine, as `uname(2)` names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    pub host: String,
+    /// The kernel's release.
+    pub release: String,
+    /// The number of CPUs that were online.
+    pub cpus: u32,
+}
+
+impl Machine {
+    /// Returns the machine that this is executed on.
+    pub fn this() -> Option<Self> {
+        let names = uname().ok()?;
+        let [host, release] = [names.nodename(), names.release()];
+        let [host, release] = [host, release].map(|name| name.to_string_lossy().into_owned());
+        Some(Self { host, release, cpus: perfctr::raw::online().ok()?.len() as u32 })
+    }
+}
+
+/// A file, or what the kernel calls such a place: `[vdso]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Module {
     /// The path as it is shown.
     pub path: String,
@@ -60,12 +97,16 @@ pub struct Module {
     path_bytes: Option<Vec<u8>>,
     /// The linker's identification of a file's contents, in hexadecimal digits.
     pub build_id: Option<String>,
+    /// Where its code is. A place that is no file has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub code: Vec<Segment>,
 }
 
 impl Module {
-    pub fn new(path: &OsStr, build_id: Option<String>) -> Self {
+    pub fn new(path: &OsStr, facts: Facts) -> Self {
         let path_bytes = path.to_str().is_none().then(|| path.as_bytes().to_vec());
-        Self { path: path.to_string_lossy().into_owned(), path_bytes, build_id }
+        let (path, Facts { build_id, code }) = (path.to_string_lossy().into_owned(), facts);
+        Self { path, path_bytes, build_id, code }
     }
 
     /// Returns the path of the file.
@@ -104,6 +145,10 @@ pub struct Stack {
     pub samples: u64,
     /// Indices of frames, the innermost first, at least one.
     pub frames: Vec<u32>,
+    /// When each sample was taken, from the first to the last. Profiles of earlier releases have no
+    /// times. Unit: ns since the recording began.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub times: Vec<u64>,
 }
 
 /// The fields that are checked before all others.
@@ -125,6 +170,9 @@ impl Profile {
             period,
             call_graph: false,
             unobserved: 0,
+            frequency: None,
+            lost: 0,
+            machine: None,
             modules: Vec::new(),
             frames: Vec::new(),
             threads: Vec::new(),
@@ -140,13 +188,20 @@ impl Profile {
     /// Returns the number of periods that threads have completed without a sample.
     pub fn missed(&self) -> u64 {
         let ended: u64 = self.threads.iter().map(|thread| thread.count / self.period).sum();
-        ended.saturating_sub(self.samples())
+        ended.saturating_sub(self.samples()).saturating_add(self.lost)
     }
 
-    /// Reads a profile. The file may have any contents.
-    pub fn read(path: &Path) -> Result<Self> {
-        let bytes = fs::read(path);
-        bytes.map_err(Into::into).and_then(|bytes| Self::parse(&bytes)).with_context(|| {
+    /// Reads a profile, or what Linux's `perf record` has written: a profile of each of its events.
+    /// The file may have any contents.
+    pub fn read(path: &Path) -> Result<Vec<Self>> {
+        let read = || {
+            let bytes = fs::read(path)?;
+            if perf_data::is(&bytes) {
+                return perf_data::read(&bytes);
+            }
+            Ok(vec![Self::parse(&bytes)?])
+        };
+        read().with_context(|| {
             format!("cannot read {}, which `perfctr record` writes", path.display())
         })
     }
@@ -168,14 +223,14 @@ impl Profile {
     }
 
     /// Checks that every index is valid, and that no sum overflows.
-    fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         ensure!(self.period > 0, "period 0 found, at least 1 expected");
         for (n, Frame { module, .. }) in self.frames.iter().enumerate() {
             let Some(module) = module else { continue };
             in_range("module", *module, self.modules.len())
                 .with_context(|| format!("frame {n}"))?;
         }
-        for (n, Stack { thread, frames, .. }) in self.stacks.iter().enumerate() {
+        for (n, Stack { thread, samples, frames, times }) in self.stacks.iter().enumerate() {
             let place = || format!("stack {n}");
             in_range("thread", *thread, self.threads.len()).with_context(place)?;
             let depth = frames.len();
@@ -183,14 +238,21 @@ impl Profile {
                 (1..=DEPTH_MAX).contains(&depth),
                 "stack {n}: {depth} frames found, 1 to {DEPTH_MAX} expected"
             );
+            let known = times.len() as u64;
+            ensure!(
+                known == 0 || known == *samples,
+                "stack {n}: times of {known} samples found, of {samples} expected"
+            );
             for frame in frames {
                 in_range("frame", *frame, self.frames.len()).with_context(place)?;
             }
         }
-        let samples = self.stacks.iter().map(|stack| stack.samples);
-        let samples = samples.chain(self.threads.iter().map(|thread| thread.count));
-        let sum = samples.map(u128::from).sum::<u128>() * u128::from(self.period);
-        ensure!(i64::try_from(sum).is_ok(), "{sum} events found, {} at most expected", i64::MAX);
+        // No sum of 2^64 numbers of 64 bits overflows.
+        let samples: u128 = self.stacks.iter().map(|stack| u128::from(stack.samples)).sum();
+        let counted: u128 = self.threads.iter().map(|thread| u128::from(thread.count)).sum();
+        let events = samples.saturating_mul(self.period.into()).max(counted);
+        let max = i64::MAX;
+        ensure!(i64::try_from(events).is_ok(), "{events} events found, {max} at most expected");
         Ok(())
     }
 }
@@ -231,6 +293,10 @@ impl Place {
     }
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 fn in_range(what: &str, index: u32, length: usize) -> Result<()> {
     ensure!((index as usize) < length, "{what} {index} of {length} found");
     Ok(())
@@ -242,11 +308,16 @@ mod tests {
 
     pub fn profile() -> Profile {
         let mut profile = Profile::new(vec!["a".into()], "native".into(), "cycles:u".into(), 10);
-        profile.modules.push(Module::new("/a".as_ref(), None));
+        profile.modules.push(Module::new("/a".as_ref(), Facts::default()));
         profile.frames.push(Frame { module: Some(0), address: 16 });
         profile.frames.push(Frame { module: None, address: 32 });
         profile.threads.push(Thread { tid: 2, pid: 1, name: "b".into(), count: 59 });
-        profile.stacks.push(Stack { thread: 0, samples: 3, frames: vec![0, 1] });
+        profile.stacks.push(Stack {
+            thread: 0,
+            samples: 3,
+            frames: vec![0, 1],
+            times: vec![5, 6, 9],
+        });
         profile
     }
 
@@ -265,7 +336,7 @@ mod tests {
     fn paths_of_any_bytes_are_kept() {
         let bytes = OsStr::from_bytes(b"/\xe6/a");
         let mut profile = profile();
-        profile.modules.push(Module::new(bytes, None));
+        profile.modules.push(Module::new(bytes, Facts::default()));
         let text = serde_json::to_string(&profile).unwrap();
         let read = Profile::parse(text.as_bytes()).unwrap();
         assert_eq!(read.modules[1].file(), Path::new(bytes));
@@ -293,9 +364,17 @@ mod tests {
         place.give_up();
         assert!(fs::read_to_string(&path).unwrap().starts_with("what was there"));
         place.write(&profile()).unwrap();
-        assert_eq!(Profile::read(&path).unwrap(), profile());
+        assert_eq!(Profile::read(&path).unwrap(), [profile()]);
         fs::remove_file(&path).unwrap();
         assert!(Place::open(Path::new("/nonexistent/x")).is_err());
+    }
+
+    #[test]
+    fn a_profile_of_hours_can_be_read() {
+        let mut profile = profile();
+        (profile.period, profile.threads[0].count) = (1_000_003, 100_000_000_000_000);
+        let text = serde_json::to_vec(&profile).unwrap();
+        assert_eq!(Profile::parse(&text).unwrap(), profile);
     }
 
     #[test]
@@ -312,13 +391,17 @@ mod tests {
     #[test]
     fn what_leads_nowhere_is_refused() {
         type Spoil = fn(&mut Profile);
-        let cases: [(Spoil, &str); 6] = [
+        let cases: [(Spoil, &str); 7] = [
             (|p| p.period = 0, "period 0 found, at least 1 expected"),
             (|p| p.frames[0].module = Some(1), "frame 0: module 1 of 1 found"),
             (|p| p.stacks[0].thread = 7, "stack 0: thread 7 of 1 found"),
             (|p| p.stacks[0].frames[1] = 2, "stack 0: frame 2 of 2 found"),
             (|p| p.stacks[0].frames.clear(), "stack 0: 0 frames found, 1 to 512 expected"),
-            (|p| p.stacks[0].samples = u64::MAX, "events found, 9223372036854775807 at most"),
+            (|p| p.stacks[0].samples = 4, "stack 0: times of 3 samples found, of 4 expected"),
+            (
+                |p| (p.stacks[0].samples, p.stacks[0].times) = (u64::MAX, Vec::new()),
+                "events found, 9223372036854775807 at most",
+            ),
         ];
         for (spoil, said) in cases {
             let mut profile = profile();

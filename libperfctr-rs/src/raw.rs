@@ -7,7 +7,7 @@
 
 pub use crate::cpus::online;
 pub use crate::map::Pages;
-pub use crate::provider::native::of_thread;
+pub use crate::provider::native::{of_thread, perf_numbers};
 pub use crate::provider::paravirt::{counting, sampling};
 pub use crate::provider::refusal::Surroundings;
 pub use crate::sys::{Device, Generation, PerfEvent};

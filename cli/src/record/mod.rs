@@ -10,8 +10,6 @@ mod counter;
 mod recorder;
 mod space;
 
-pub use self::space::build_id;
-
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,7 +21,7 @@ use self::counter::Source;
 use self::recorder::Recorder;
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::profile::{Place, Profile};
+use crate::profile::{Machine, Place, Profile};
 use crate::program::tracer::{self, Followed};
 use crate::program::{Signals, Target};
 use crate::text::{counted, tell};
@@ -80,7 +78,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let words = command.iter().map(|word| word.display().to_string()).collect();
     let provider = here.description.provider.to_string();
     let mut profile = Profile::new(words, provider, event.to_string(), *period);
-    profile.call_graph = *call_graph;
+    (profile.call_graph, profile.machine) = (*call_graph, Machine::this());
     let source = Source::new(&here, event.every(*period))?;
     let mut recorder = Recorder::new(source, profile);
     // The file is opened before the program runs, since the samples would be lost if it cannot be

@@ -3,15 +3,15 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::hash::Hash;
 use std::io;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use libc::{c_int, pid_t};
 
 use super::counter::{Counter, SIGNAL, Source};
 use super::space::{Files, Space};
-use crate::profile::{Frame, Profile, Stack, Thread};
+use crate::profile::{Profile, Samples, Thread};
 use crate::program::tracer::Observer;
 use crate::program::{name, ptrace, status};
 
@@ -22,9 +22,8 @@ pub struct Recorder {
     files: Files,
     /// The memory of each process.
     spaces: HashMap<u32, Space>,
-    frames: Index<Frame>,
-    /// How often a thread was in which stack. The thread's index is first.
-    stacks: HashMap<(u32, Vec<u32>), u64>,
+    samples: Samples,
+    start: Instant,
 }
 
 /// A thread that is sampled.
@@ -39,17 +38,14 @@ pub struct Sampled {
 impl Recorder {
     pub fn new(source: Source, profile: Profile) -> Self {
         let (files, spaces) = (Files::default(), HashMap::new());
-        let (frames, stacks) = (Index::default(), HashMap::new());
-        Self { source, profile, files, spaces, frames, stacks }
+        let (samples, start) = (Samples::default(), Instant::now());
+        Self { source, profile, files, spaces, samples, start }
     }
 
     /// Returns everything that was noted.
     pub fn finish(mut self, unobserved: u32) -> Profile {
-        let stack = |((thread, frames), samples)| Stack { thread, samples, frames };
-        let mut stacks: Vec<Stack> = self.stacks.into_iter().map(stack).collect();
-        stacks.sort_by(|a, b| (a.thread, &a.frames).cmp(&(b.thread, &b.frames)));
-        (self.profile.unobserved, self.profile.stacks) = (unobserved, stacks);
-        (self.profile.modules, self.profile.frames) = (self.files.modules(), self.frames.items);
+        (self.profile.unobserved, self.profile.modules) = (unobserved, self.files.modules());
+        self.samples.fill(&mut self.profile);
         self.profile
     }
 
@@ -57,6 +53,7 @@ impl Recorder {
     fn note(&mut self, pid: pid_t, sampled: &mut Sampled) -> Result<()> {
         let periods = sampled.counter.count()? / self.profile.period;
         let samples = periods.saturating_sub(sampled.periods);
+        let now = self.start.elapsed().as_nanos() as u64;
         sampled.periods = periods;
         let thread = &mut self.profile.threads[sampled.thread as usize];
         thread.name = name(pid);
@@ -70,10 +67,7 @@ impl Recorder {
             },
         };
         let stack = space.stack(&mut self.files, &registers, self.profile.call_graph);
-        let frames: Vec<u32> = stack.into_iter().map(|frame| self.frames.of(frame)).collect();
-        if samples > 0 {
-            *self.stacks.entry((sampled.thread, frames)).or_default() += samples;
-        }
+        self.samples.add(sampled.thread, stack, samples, Some(now));
         Ok(())
     }
 }
@@ -125,27 +119,6 @@ fn unless_killed<T>(result: io::Result<T>) -> Result<Option<T>> {
         Ok(value) => Ok(Some(value)),
         Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => Ok(None),
         Err(error) => Err(error.into()),
-    }
-}
-
-/// Items that are each kept once.
-struct Index<T> {
-    items: Vec<T>,
-    places: HashMap<T, u32>,
-}
-
-impl<T> Default for Index<T> {
-    fn default() -> Self {
-        Self { items: Vec::new(), places: HashMap::new() }
-    }
-}
-
-impl<T: Copy + Eq + Hash> Index<T> {
-    fn of(&mut self, item: T) -> u32 {
-        *self.places.entry(item).or_insert_with(|| {
-            self.items.push(item);
-            self.items.len() as u32 - 1
-        })
     }
 }
 

@@ -13,10 +13,9 @@ use std::sync::Arc;
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Unwinder};
 use libc::user_regs_struct;
-use object::elf::PF_X;
-use object::{Object, ObjectSection, ObjectSegment, ReadCache, SegmentFlags};
-use shared_abi::limits::PAGE_BYTES;
+use object::{Object, ObjectSection, ReadCache};
 
+use crate::elf::{self, Facts};
 use crate::profile::{DEPTH_MAX, Frame, Module};
 
 /// The bytes of a stack that are read at once. Unit: bytes.
@@ -170,10 +169,7 @@ pub struct Files(HashMap<OsString, Mapped>);
 /// The data about a file that is mapped.
 struct Mapped {
     index: u32,
-    build_id: Option<String>,
-    /// The segments of its code: the offsets in the file, in whole pages, and the address of offset
-    /// 0 as the file states addresses.
-    segments: Vec<(Range<u64>, u64)>,
+    facts: Facts,
     sections: ExplicitModuleSectionInfo<Data>,
 }
 
@@ -187,27 +183,20 @@ impl Files {
     pub fn modules(self) -> Vec<Module> {
         let mut files: Vec<_> = self.0.into_iter().collect();
         files.sort_by_key(|(_, file)| file.index);
-        let module = |(path, file): (OsString, Mapped)| Module::new(&path, file.build_id);
+        let module = |(path, file): (OsString, Mapped)| Module::new(&path, file.facts);
         files.into_iter().map(module).collect()
     }
 }
 
 impl Mapped {
-    /// Reads a file. One that cannot be read has no segments.
+    /// Reads a file. One that cannot be read has no code.
     fn open(path: &OsStr, index: u32) -> Self {
-        let (segments, sections) = (Vec::new(), ExplicitModuleSectionInfo::default());
-        let mut mapped = Self { index, build_id: None, segments, sections };
+        let (facts, sections) = (Facts::default(), ExplicitModuleSectionInfo::default());
+        let mut mapped = Self { index, facts, sections };
         let Ok(file) = File::open(path) else { return mapped };
         let cache = ReadCache::new(file);
         let Ok(file) = object::File::parse(&cache) else { return mapped };
-        mapped.build_id = build_id(&file);
-        let executable =
-            |flags| matches!(flags, SegmentFlags::Elf { p_flags } if p_flags & PF_X != 0);
-        for segment in file.segments().filter(|segment| executable(segment.flags())) {
-            let (offset, size) = segment.file_range();
-            let pages = offset & !(PAGE_BYTES as u64 - 1)..offset.saturating_add(size);
-            mapped.segments.push((pages, segment.address().wrapping_sub(offset)));
-        }
+        mapped.facts = Facts::of(&file);
         let range = |name| {
             let section = file.section_by_name(name)?;
             Some(section.address()..section.address().checked_add(section.size())?)
@@ -227,15 +216,8 @@ impl Mapped {
 
     /// Returns the address that the file states for its byte at this offset.
     fn address(&self, offset: u64) -> Option<u64> {
-        let (_, base) = self.segments.iter().find(|(pages, _)| pages.contains(&offset))?;
-        Some(base.wrapping_add(offset))
+        elf::address(&self.facts.code, offset)
     }
-}
-
-/// Returns a file's build identification in hexadecimal digits.
-pub fn build_id<'data>(file: &impl Object<'data>) -> Option<String> {
-    let bytes = file.build_id().ok()??;
-    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

@@ -2,15 +2,15 @@
 //! Implements `perfctr diff`, which says which functions execute more or less than before.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 
 use super::symbols::{self, Named};
 use super::table::rows;
-use super::{Key, summary};
+use super::{Key, events, summary};
 use crate::profile::Profile;
 use crate::stat::grouped;
 use crate::text::{print, tell};
@@ -32,7 +32,7 @@ type Rows = BTreeMap<Vec<String>, [u64; 2]>;
 
 /// Runs `perfctr diff`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let [before, after] = [Profile::read(&options.before)?, Profile::read(&options.after)?];
+    let [before, after] = [only(&options.before)?, only(&options.after)?];
     ensure!(
         before.event == after.event,
         "{} and {} found: profiles of one event can be compared",
@@ -43,6 +43,18 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let profiles = [(&before, &*names[0]), (&after, &*names[1])];
     print(&text(profiles, &options.sort))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads a profile of one event.
+fn only(path: &Path) -> Result<Profile> {
+    let mut profiles = Profile::read(path)?;
+    match (profiles.pop(), &*profiles) {
+        (Some(profile), []) => Ok(profile),
+        (last, _) => {
+            profiles.extend(last);
+            bail!("{} has {}: one event expected", path.display(), events(&profiles))
+        }
+    }
 }
 
 fn text(profiles: [(&Profile, &[Named]); 2], keys: &[Key]) -> String {

@@ -13,19 +13,23 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
 use self::symbols::Named;
+use crate::perf_data;
 use crate::profile::{Profile, Stack};
 use crate::text::{counted, harmless, tell};
 
 /// The options of `perfctr report`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Reads this file, which `perfctr record` has written.
+    /// Reads this file, which `perfctr record` or Linux's `perf record` has written.
     #[arg(short, long, default_value = "perfctr.data")]
     input: PathBuf,
+    /// Shows only this one of several events that were recorded.
+    #[arg(short, long)]
+    event: Option<String>,
     /// Distinguishes samples by these columns, separated by commas.
     #[arg(short, long, value_enum, value_delimiter = ',', default_value = "symbol")]
     sort: Vec<Key>,
@@ -65,27 +69,32 @@ enum Format {
     Pprof,
     /// The format that profiler.firefox.com reads.
     Firefox,
+    /// A perf.data file, which Linux's perf and others read.
+    Perf,
 }
 
 /// Runs `perfctr report`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let profile = Profile::read(&options.input)?;
-    ensure!(
-        !options.call_graph || profile.call_graph,
-        "{} has no callers: `perfctr record -g` notes them",
-        options.input.display()
-    );
-    let names = symbols::name(&profile, |text| tell(text));
-    let bytes = match options.format {
-        Format::Text => {
-            let graph = options.call_graph.then(|| graph::tree(&profile, &names));
-            let table = table::table(&profile, &names, &options.sort);
-            (table + &graph.unwrap_or_default()).into_bytes()
+    let mut profiles = Profile::read(&options.input)?;
+    if let Some(event) = &options.event {
+        choose(&mut profiles, event)?;
+    }
+    for profile in &profiles {
+        ensure!(
+            !options.call_graph || profile.call_graph,
+            "{} has no callers: `perfctr record -g` notes them",
+            options.input.display()
+        );
+    }
+    let bytes = match (options.format, &*profiles) {
+        (Format::Perf, profiles) => perf_data::encode(profiles)?,
+        (Format::Text, profiles) => {
+            let texts: Vec<String> =
+                profiles.iter().map(|profile| text(options, profile)).collect();
+            texts.join("\n").into_bytes()
         }
-        Format::Folded => folded(&profile, &names).into_bytes(),
-        Format::FlameGraph => flame_graph(&profile, &names)?,
-        Format::Pprof => pprof::encode(&profile, &names),
-        Format::Firefox => firefox::encode(&profile, &names)?,
+        (format, [profile]) => drawn(format, profile)?,
+        (_, profiles) => bail!("{} found: `--event` chooses one", events(profiles)),
     };
     match &options.output {
         Some(path) => {
@@ -94,6 +103,39 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         None => io::stdout().write_all(&bytes)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Keeps only this event's profile.
+fn choose(profiles: &mut Vec<Profile>, event: &str) -> Result<()> {
+    let all = events(profiles);
+    profiles.retain(|profile| profile.event == event);
+    ensure!(!profiles.is_empty(), "{all} found, and not {event}");
+    Ok(())
+}
+
+/// Returns the names of the recorded events.
+pub fn events(profiles: &[Profile]) -> String {
+    let names: Vec<String> = profiles.iter().map(|profile| harmless(&profile.event)).collect();
+    names.join(", ")
+}
+
+/// Returns what is for people.
+fn text(options: &Options, profile: &Profile) -> String {
+    let names = symbols::name(profile, |text| tell(text));
+    let graph = options.call_graph.then(|| graph::tree(profile, &names));
+    table::table(profile, &names, &options.sort) + &graph.unwrap_or_default()
+}
+
+/// Returns one event's document in one of the formats in which functions have their names.
+fn drawn(format: Format, profile: &Profile) -> Result<Vec<u8>> {
+    let names = symbols::name(profile, |text| tell(text));
+    match format {
+        Format::Folded => Ok(folded(profile, &names).into_bytes()),
+        Format::FlameGraph => flame_graph(profile, &names),
+        Format::Pprof => Ok(pprof::encode(profile, &names)),
+        Format::Firefox => firefox::encode(profile, &names),
+        Format::Text | Format::Perf => bail!("these formats have any number of events"),
+    }
 }
 
 /// Returns the thread of a stack.
@@ -136,17 +178,24 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
 
 /// Returns a line that describes the samples.
 fn summary(profile: &Profile) -> String {
-    let Profile { period, event, provider, threads, .. } = profile;
+    let Profile { period, frequency, event, provider, threads, .. } = profile;
     let samples = counted(profile.samples(), "sample");
     let threads = counted(threads.len() as u64, "thread");
     let [event, provider] = [event, provider].map(|text| harmless(text));
-    format!("{samples} of {threads}, one every {period} {event}, from {provider}")
+    let every = match frequency {
+        Some(frequency) => {
+            format!("{frequency} in a second, one every {period} {event} on average")
+        }
+        None => format!("one every {period} {event}"),
+    };
+    format!("{samples} of {threads}, {every}, from {provider}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::symbols::Place;
     use super::*;
+    use crate::elf::Facts;
     use crate::profile::{Frame, Module, Thread};
 
     /// Returns a profile of two threads in `f`, once in a function that was inlined there. `main`
@@ -155,7 +204,8 @@ mod tests {
         let words = vec!["./a".to_owned(), "b".to_owned()];
         let mut profile = Profile::new(words, "native".into(), "instructions:u".into(), 100);
         profile.call_graph = true;
-        profile.modules.push(Module::new("/bin/a".as_ref(), Some("cd".into())));
+        let facts = Facts { build_id: Some("cd".into()), code: Vec::new() };
+        profile.modules.push(Module::new("/bin/a".as_ref(), facts));
         for address in [0x10, 0x20, 0x30] {
             profile.frames.push(Frame { module: Some(0), address });
         }
@@ -163,7 +213,7 @@ mod tests {
             profile.threads.push(Thread { tid, pid: 7, name: name.into(), count: 450 });
         }
         for (thread, samples, frames) in [(0, 3, vec![0, 2]), (1, 1, vec![0, 2]), (1, 2, vec![1])] {
-            profile.stacks.push(Stack { thread, samples, frames });
+            profile.stacks.push(Stack { thread, samples, frames, times: Vec::new() });
         }
         let place = |function: &str, line| Place {
             function: function.into(),

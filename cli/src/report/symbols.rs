@@ -9,8 +9,8 @@ use addr2line::{Loader, demangle_auto};
 use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use object::{Object, ObjectSection};
 
+use crate::elf::build_id;
 use crate::profile::{Frame, Module, Profile};
-use crate::record::build_id;
 use crate::text::harmless;
 
 /// The directory to which distributions move debugging information out of files.
@@ -134,7 +134,7 @@ impl Source {
     fn name(&self, address: u64) -> Named {
         let mut places = self.loaders.iter().find_map(|l| places(l, address)).unwrap_or_default();
         let symbol = self.loaders.iter().find_map(|loader| loader.find_symbol(address));
-        let symbol = symbol.map(|name| demangle_auto(name.into(), None).into_owned());
+        let symbol = symbol.map(demangled);
         match (places.last_mut(), symbol) {
             (Some(outermost), Some(symbol)) => outermost.function = symbol,
             (Some(_), None) => {}
@@ -151,9 +151,18 @@ impl Source {
         let before = after.checked_sub(1).map(|n| &self.functions[n]);
         match before.filter(|function| function.contains(&address)) {
             Some(function) => format!("{}+{:#x}", self.short, function.start),
+            // The kernel's names of places have brackets.
+            None if self.short.starts_with('[') => self.short.clone(),
             None => format!("[{}]", self.short),
         }
     }
+}
+
+/// Returns the name as its language writes it. C's names stay as they are: `f` is also how C++
+/// writes `float` within its names.
+fn demangled(name: &str) -> String {
+    let is_mangled = name.starts_with("_Z") || name.starts_with("_R");
+    if is_mangled { demangle_auto(name.into(), None).into_owned() } else { name.to_owned() }
 }
 
 /// Returns what the debugging information says, if there is any.
@@ -198,11 +207,12 @@ fn unwound(file: &object::File<'_>) -> Option<Vec<Range<u64>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::elf::Facts;
 
     fn this() -> Module {
         let path = std::env::current_exe().unwrap();
         let bytes = fs::read(&path).unwrap();
-        Module::new(path.as_os_str(), build_id(&object::File::parse(&*bytes).unwrap()))
+        Module::new(path.as_os_str(), Facts::of(&object::File::parse(&*bytes).unwrap()))
     }
 
     #[test]
@@ -228,8 +238,14 @@ mod tests {
     }
 
     #[test]
+    fn names_are_demangled_if_they_are_mangled() {
+        let names = ["f", "i", "_ZN1a1bEv", "_RNvCs15kBYyAo9fc_1a1b"].map(demangled);
+        assert_eq!(names, ["f", "i", "a::b()", "a::b"].map(str::to_owned));
+    }
+
+    #[test]
     fn code_between_functions_is_of_none_of_them() {
-        let unknown = Source::unknown(&Module::new("/bin/a".as_ref(), None));
+        let unknown = Source::unknown(&Module::new("/bin/a".as_ref(), Facts::default()));
         let source = Source { functions: vec![0x10..0x20, 0x28..0x30], ..unknown };
         let symbol = |address| source.name(address).symbol().to_owned();
         assert_eq!([0xf, 0x20, 0x27, 0x30].map(symbol), ["[a]"; 4]);
@@ -242,7 +258,7 @@ mod tests {
         module.build_id = Some("aa".into());
         let error = Source::open(&module).err().unwrap();
         assert!(error.ends_with("found, aa expected"), "{error}");
-        let absent = Module::new("/nowhere".as_ref(), None);
+        let absent = Module::new("/nowhere".as_ref(), Facts::default());
         assert!(Source::open(&absent).err().unwrap().starts_with("No such file"));
     }
 }

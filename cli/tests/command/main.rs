@@ -7,6 +7,7 @@ mod ci;
 mod ends;
 mod gate;
 mod messages;
+mod perf_data;
 mod repeatable;
 mod run;
 mod words;

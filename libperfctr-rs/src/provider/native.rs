@@ -243,11 +243,16 @@ fn open_leader() -> Result<Counting, IoError> {
     Counting::open(&mut attributes, None)
 }
 
-pub(crate) fn attributes(event: &Event) -> Result<bindings::perf_event_attr, Error> {
-    let (type_, config) = match event.what {
+/// Returns `type` and `config` of the event in Linux's `perf_event_attr`.
+pub fn perf_numbers(event: &Event) -> (u32, u64) {
+    match event.what {
         What::Generic(generic) => (bindings::PERF_TYPE_HARDWARE, generic.perf()),
         What::Raw(select) => (bindings::PERF_TYPE_RAW, select),
-    };
+    }
+}
+
+pub(crate) fn attributes(event: &Event) -> Result<bindings::perf_event_attr, Error> {
+    let (type_, config) = perf_numbers(event);
     if event.slot.is_some() {
         return Err(Error::unavailable(*event, "the kernel chooses the counters"));
     }
@@ -275,6 +280,8 @@ mod tests {
         assert_eq!((kernel.exclude_user(), kernel.exclude_kernel(), kernel.config), (1, 0, 0xc5));
         let both = attributes(&Event::CYCLES).unwrap();
         assert_eq!((both.exclude_user(), both.exclude_kernel()), (0, 0));
+        let events = [Event::CYCLES, Event::INSTRUCTIONS, Event::raw(0xc5)];
+        assert_eq!(events.map(|event| perf_numbers(&event)), [(0, 0), (0, 1), (4, 0xc5)]);
         let placed = Event::CYCLES.on(shared_abi::PhysSlot::general(0).unwrap());
         assert!(matches!(attributes(&placed), Err(Error::EventNotAvailable { .. })));
     }

@@ -64,9 +64,10 @@ const MODEL: &[&str] = &["counting", "overflow", "amd"];
 /// The beginnings of files' names, each with the suites that test these files beside [`ALWAYS`].
 const TABLE: &[(&str, &[&[&str]])] = &[
     ("benches/", &[]),
-    ("cli/", &[&["stat", "gate", "providers", "programs", "packages", "book"]]),
+    ("cli/", &[&["perf-data", "stat", "gate", "providers", "programs", "packages", "book"]]),
     ("cli/src/gate/", &[&["gate"]]),
     ("cli/tests/", &[]),
+    ("cli/tests/command/calls.c", &[&["perf-data"]]),
     ("docs/", &[&["book", "versions"]]),
     ("docs/flame-graph.svg", &[&["stat"]]),
     ("docs/hosts.md", &[&["book", "packages"]]),

@@ -24,6 +24,7 @@ mod packages;
 pub mod papi;
 mod pcpus;
 mod perf;
+mod perf_data;
 mod perf_test;
 mod pmu;
 mod programs;
@@ -48,6 +49,7 @@ pub const SUITES: &[Suite] = &[
     Suite::model("check", model::check),
     Suite::model("unit", model::unit),
     Suite::model("encodings", encodings::run),
+    Suite::model("perf-data", perf_data::run),
     Suite::model("simulator", model::simulator),
     Suite::model("faults", faults::suite),
     Suite::model("mutants", mutants::suite),

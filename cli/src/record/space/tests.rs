@@ -54,7 +54,7 @@ fn lines_of_maps_are_taken_apart() {
 fn this_very_program_is_taken_apart() {
     let path = std::env::current_exe().unwrap();
     let mapped = Mapped::open(path.as_os_str(), 3);
-    assert!(mapped.sections.eh_frame.is_some() && !mapped.segments.is_empty());
+    assert!(mapped.sections.eh_frame.is_some() && !mapped.facts.code.is_empty());
     assert_eq!(mapped.address(u64::MAX), None);
     let mut space = Space::of(std::process::id()).unwrap();
     let mut files = Files::default();

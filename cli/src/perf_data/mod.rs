@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The files of Linux's perf, `perf.data`: written for those who have tools for them, and read.
+//!
+//! The kernel's header `perf_event.h` describes the records, and Linux's
+//! `tools/perf/Documentation/perf.data-file-format.txt` what is around them. A file may have any
+//! contents, and may be another user's.
+//!
+//! The crate `linux-perf-data` reads these files too, and the tests compare it with what is here.
+//! It is not used otherwise, since it believes a file's lengths: a few bytes of a file make it ask
+//! for any amount of memory, or panic.
+
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use perf_event_open_sys::bindings as perf;
+
+pub use self::read::read;
+pub use self::write::encode;
+
+/// What a file begins with.
+const MAGIC: &[u8; 8] = b"PERFILE2";
+/// The same written by a machine whose words begin with their high bytes.
+const MAGIC_SWAPPED: &[u8; 8] = b"2ELIFREP";
+/// The same in the first version of the format, which perf left in 2012.
+const MAGIC_OLD: &[u8; 8] = b"PERFFILE";
+
+/// The length of the header. Unit: bytes.
+const HEADER_BYTES: u64 = 104;
+/// The length of a record's header. Unit: bytes.
+const RECORD_BYTES: usize = 8;
+/// The length of an entry that says where a section is. Unit: bytes.
+const SECTION_BYTES: u64 = 16;
+
+/// Flags of `perf_event_attr`, which are bits of one word.
+mod flag {
+    pub const EXCLUDE_KERNEL: u64 = 1 << 5;
+    pub const FREQ: u64 = 1 << 10;
+    pub const SAMPLE_ID_ALL: u64 = 1 << 18;
+}
+
+/// Sections behind the records, by their bits in the header.
+mod feature {
+    pub const BUILD_ID: u32 = 2;
+    pub const HOSTNAME: u32 = 3;
+    pub const OSRELEASE: u32 = 4;
+    pub const ARCH: u32 = 6;
+    pub const NRCPUS: u32 = 7;
+    pub const CMDLINE: u32 = 11;
+    pub const EVENT_DESC: u32 = 12;
+    pub const AUXTRACE: u32 = 18;
+    pub const STAT: u32 = 19;
+    pub const SAMPLE_TIME: u32 = 21;
+    pub const COMPRESSED: u32 = 27;
+}
+
+/// Records that perf itself adds to the kernel's.
+mod user_record {
+    pub const FINISHED_ROUND: u32 = 68;
+    pub const AUXTRACE_INFO: u32 = 70;
+    pub const AUXTRACE: u32 = 71;
+    pub const COMPRESSED: u32 = 81;
+    pub const COMPRESSED2: u32 = 83;
+}
+
+/// The length of a build-id in a file, and the flag by which a record says how much of it is used.
+const BUILD_ID_BYTES: usize = 20;
+const BUILD_ID_SIZED: u32 = 1 << 15;
+
+/// Returns whether this is a file of perf's.
+pub fn is(bytes: &[u8]) -> bool {
+    [MAGIC, MAGIC_SWAPPED, MAGIC_OLD].iter().any(|magic| bytes.starts_with(*magic))
+}

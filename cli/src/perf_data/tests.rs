@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests that what is written can be read, by another reader as well, and that no file does harm.
+
+use std::collections::BTreeMap;
+use std::io::Cursor;
+
+use linux_perf_data::linux_perf_event_reader::EventRecord;
+use linux_perf_data::{PerfFileReader, PerfFileRecord};
+
+use super::read::{Map, replace};
+use super::*;
+use crate::elf::{Facts, Segment};
+use crate::profile::{Frame, Machine, Module, Profile, Stack, Thread};
+
+/// What Debian's `perf record -e cpu-clock:u -c 1000003 -g` has written of a program whose `main`
+/// calls `g`, which calls `f`.
+const RECORDED: &[u8] = include_bytes!("recorded.data");
+const RECORDED_SAMPLES: u64 = 34;
+
+/// Returns a profile of two threads and a process that they have started, with a file, a place of
+/// the kernel's, and memory without a file.
+fn profile() -> Profile {
+    let words = vec!["./a".to_owned(), "b c".to_owned()];
+    let mut profile = Profile::new(words, "native".into(), "instructions:u".into(), 100);
+    profile.call_graph = true;
+    profile.machine = Some(Machine { host: "h".into(), release: "6.1".into(), cpus: 4 });
+    let code = vec![Segment { offset: 0x1000, size: 0x2345, address: 0x3000 }];
+    let facts = Facts { build_id: Some("00010203".repeat(5)), code };
+    profile.modules.push(Module::new("/nowhere/a".as_ref(), facts));
+    profile.modules.push(Module::new("[vdso]".as_ref(), Facts::default()));
+    for (module, address) in [(Some(0), 0x3010), (Some(0), 0x5000), (Some(1), 0x820), (None, 7)] {
+        profile.frames.push(Frame { module, address });
+    }
+    for (tid, pid, name) in [(7, 7, "one"), (8, 7, "two"), (9, 9, "three")] {
+        profile.threads.push(Thread { tid, pid, name: name.into(), count: 0 });
+    }
+    for (thread, frames, times) in [
+        (0, vec![0, 1], vec![20, 40, 40]),
+        (1, vec![2, 3, 1], vec![10]),
+        (2, vec![3], vec![30, 50]),
+    ] {
+        let samples = times.len() as u64;
+        profile.threads[thread as usize].count += samples * profile.period;
+        profile.stacks.push(Stack { thread, samples, frames, times });
+    }
+    profile
+}
+
+/// Returns each sample of a profile: its time, thread, name, and the paths and addresses of its
+/// frames.
+fn samples(profile: &Profile) -> Vec<(u64, u32, u32, String, Vec<(String, u64)>)> {
+    let mut samples = Vec::new();
+    let first = profile.stacks.iter().flat_map(|stack| &stack.times).min().unwrap();
+    for stack in &profile.stacks {
+        let thread = &profile.threads[stack.thread as usize];
+        let place = |&frame: &u32| {
+            let Frame { module, address } = profile.frames[frame as usize];
+            let module = module.map(|module| profile.modules[module as usize].path.clone());
+            (module.unwrap_or_default(), address)
+        };
+        let places: Vec<_> = stack.frames.iter().map(place).collect();
+        for time in &stack.times {
+            let Thread { pid, tid, name, .. } = thread.clone();
+            samples.push((time - first, pid, tid, name, places.clone()));
+        }
+    }
+    samples.sort();
+    samples
+}
+
+#[test]
+fn what_is_written_can_be_read() {
+    let written = profile();
+    let file = encode(std::slice::from_ref(&written)).unwrap();
+    assert!(is(&file));
+    let read = read(&file).unwrap();
+    let [read] = &*read else { panic!("{read:?}") };
+    // The file of this name is not there, so an address is what is at the offset.
+    let mut expected = written.clone();
+    for frame in &mut expected.frames[..2] {
+        frame.address -= 0x2000;
+    }
+    // A caller's address is taken for the one behind the call.
+    let mut found = samples(read);
+    for (.., places) in &mut found {
+        places[1..].iter_mut().for_each(|(_, address)| *address += 1);
+    }
+    assert_eq!(found.len(), 6);
+    assert_eq!(found, samples(&expected));
+    let facts = |profile: &Profile| {
+        let Profile { command, event, period, frequency, .. } = profile.clone();
+        (command, event, period, frequency, profile.call_graph, profile.machine.clone())
+    };
+    assert_eq!(facts(read), facts(&written));
+    assert_eq!((read.missed(), read.samples()), (0, 6));
+    let id = |profile: &Profile| profile.modules[0].build_id.clone();
+    assert_eq!(
+        read.modules.iter().find(|m| m.path == "/nowhere/a").unwrap().build_id,
+        id(&written)
+    );
+}
+
+/// A sample as the crate `linux-perf-data` finds it: time, process, thread, address, period and the
+/// words of the callers.
+type Theirs = (u64, u32, u32, u64, u64, Vec<u64>);
+
+/// Returns all samples, what is mapped where by which process, and the threads' names.
+fn theirs(file: &[u8]) -> (Vec<Theirs>, Vec<(u32, u64, u64, u64, String)>, Vec<(u32, String)>) {
+    let (mut samples, mut maps, mut names) = (Vec::new(), Vec::new(), Vec::new());
+    let PerfFileReader { mut perf_file, mut record_iter } =
+        PerfFileReader::parse_file(Cursor::new(file)).unwrap();
+    while let Some(record) = record_iter.next_record(&mut perf_file).unwrap() {
+        let PerfFileRecord::EventRecord { record, .. } = record else { continue };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match record.parse().unwrap() {
+            EventRecord::Sample(sample) => {
+                let chain = sample.callchain.unwrap();
+                let chain = (0..chain.len()).map(|n| chain.get(n).unwrap()).collect();
+                let [pid, tid] = [sample.pid, sample.tid].map(|n| n.unwrap() as u32);
+                let period = sample.period.unwrap_or(0);
+                samples.push((
+                    sample.timestamp.unwrap(),
+                    pid,
+                    tid,
+                    sample.ip.unwrap(),
+                    period,
+                    chain,
+                ));
+            }
+            EventRecord::Mmap2(map) => {
+                let path = text(&map.path.as_slice());
+                maps.push((map.pid as u32, map.address, map.length, map.page_offset, path));
+            }
+            EventRecord::Comm(name) => {
+                names.push((name.tid as u32, text(&name.name.as_slice())));
+            }
+            _ => {}
+        }
+    }
+    (samples, maps, names)
+}
+
+#[test]
+fn another_reader_finds_what_was_written() {
+    let profile = profile();
+    let file = encode(std::slice::from_ref(&profile)).unwrap();
+    let (found, maps, names) = theirs(&file);
+    // The file's own address is free, if it is not too low: it is moved to the first room.
+    let room = 1 << 30;
+    let path = "/nowhere/a".to_owned();
+    assert_eq!(
+        maps,
+        [
+            (7, room + 0x3000 - 0x3000, 0x3000, 0x1000, path),
+            (7, 2 * room, 0x1000, 0, "[vdso]".to_owned()),
+        ]
+    );
+    let user = perf::PERF_CONTEXT_USER;
+    let first = |time| (time, 7, 7, room + 0x10, 100, vec![user, room + 0x10, room + 0x2000]);
+    let other = |time| (time, 9, 9, 7, 100, vec![user, 7]);
+    let second = (10, 7, 8, 2 * room + 0x820, 100, vec![user, 2 * room + 0x820, 7, room + 0x2000]);
+    assert_eq!(found, [second, first(20), other(30), first(40), first(40), other(50)]);
+    let name = |tid, name: &str| (tid, name.to_owned());
+    assert_eq!(names, [name(7, "one"), name(8, "two"), name(9, "three")]);
+    let PerfFileReader { perf_file, .. } = PerfFileReader::parse_file(Cursor::new(&file)).unwrap();
+    assert_eq!(perf_file.event_attributes()[0].name(), Some("instructions:u"));
+    assert_eq!(perf_file.hostname().unwrap(), Some("h"));
+    assert_eq!(perf_file.os_release().unwrap(), Some("6.1"));
+    assert_eq!(perf_file.nr_cpus().unwrap().unwrap().nr_cpus_online, 4);
+    assert_eq!(perf_file.cmdline().unwrap().unwrap(), ["./a", "b c"]);
+    let range = perf_file.sample_time_range().unwrap().unwrap();
+    assert_eq!((range.first_sample_time, range.last_sample_time), (10, 50));
+    let ids = perf_file.build_ids().unwrap();
+    let ids: Vec<_> = ids.values().map(|dso| (&dso.path[..], &dso.build_id[..])).collect();
+    assert_eq!(ids, [(&b"/nowhere/a"[..], &[0, 1, 2, 3].repeat(5)[..])]);
+}
+
+#[test]
+fn a_file_of_perfs_has_what_another_reader_finds() {
+    let read = read(RECORDED).unwrap();
+    let [profile] = &*read else { panic!("{read:?}") };
+    let (found, ..) = theirs(RECORDED);
+    assert_eq!((profile.samples(), found.len() as u64), (RECORDED_SAMPLES, RECORDED_SAMPLES));
+    let start = found[0].0;
+    let times: Vec<u64> = samples(profile).into_iter().map(|sample| sample.0).collect();
+    assert_eq!(times, found.iter().map(|sample| sample.0 - start).collect::<Vec<_>>());
+    // All but the kernel's words are callers.
+    let depths: usize = samples(profile).iter().map(|sample| sample.4.len()).sum();
+    assert_eq!(depths, found.iter().map(|sample| sample.5.len() - 1).sum::<usize>());
+    let Profile { event, period, frequency, provider, .. } = profile;
+    assert_eq!((&**event, *period, *frequency), ("cpu-clock:u", 1_000_003, None));
+    assert_eq!((&**provider, profile.threads.len()), ("perf", 1));
+    assert_eq!((&*profile.threads[0].name, profile.missed()), ("calls", 0));
+    assert!(profile.command.contains(&"./calls".to_owned()), "{:?}", profile.command);
+    let inner = |sample: &(_, _, _, _, Vec<(String, u64)>)| sample.4[0].0.ends_with("/calls");
+    assert!(samples(profile).iter().filter(|sample| inner(sample)).count() > 30);
+}
+
+#[test]
+fn several_events_are_told_apart() {
+    let mut profiles = [profile(), profile()];
+    profiles[1].event = "branches:u".to_owned();
+    profiles[1].stacks.truncate(1);
+    let read = read(&encode(&profiles).unwrap()).unwrap();
+    let found = read.iter().map(|profile| (&*profile.event, profile.samples()));
+    assert_eq!(found.collect::<Vec<_>>(), [("instructions:u", 6), ("branches:u", 3)]);
+}
+
+#[test]
+fn a_profile_without_times_has_samples_without_times() {
+    let mut profile = profile();
+    profile.stacks.iter_mut().for_each(|stack| stack.times.clear());
+    let read = read(&encode(&[profile]).unwrap()).unwrap();
+    assert_eq!(read[0].samples(), 6);
+    assert!(read[0].stacks.iter().all(|stack| stack.times.is_empty()));
+}
+
+#[test]
+fn what_has_no_place_in_a_file_is_refused() {
+    type Spoil = fn(&mut Profile);
+    let cases: [(Spoil, &str); 4] = [
+        (|p| p.stacks[0].samples = 10_000_001, "10000004 samples found, 10000000 at most"),
+        (|p| p.frames[2].address = 1 << 47, "[vdso]: addresses from 0x800000000000 on found"),
+        (|p| p.frames[2].address = u64::MAX, "[vdso]: addresses from 0x800000000000 on found"),
+        (
+            |p| p.modules[0] = Module::new("/a".repeat(40_000).as_ref(), Facts::default()),
+            "a path of 80000 bytes: a record of 80",
+        ),
+    ];
+    for (spoil, said) in cases {
+        let mut profile = profile();
+        spoil(&mut profile);
+        let error = format!("{:#}", encode(&[profile]).unwrap_err());
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// Returns the file with a number at this byte.
+fn with(file: &[u8], at: usize, number: u64) -> Vec<u8> {
+    let mut file = file.to_vec();
+    file[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    file
+}
+
+#[test]
+fn something_else_is_refused_by_what_it_is() {
+    let file = encode(&[profile()]).unwrap();
+    // Where the header has the first word of features, and the file its first record.
+    let (features, records) = (72, 104 + 8 + 112 + 16);
+    let feature = |bit: u32| with(&file, features, 1 << bit);
+    let mut stacks = file.clone();
+    stacks[104 + 8 + 25] |= 1 << 5;
+    let cases = [
+        (b"PERFFILE".to_vec(), "a file of perf's old version 1 found"),
+        (b"2ELIFREP".to_vec(), "a big-endian machine"),
+        (b"PERFILE2".to_vec(), "0 bytes found, 8 expected"),
+        (with(&file, 8, 16), "perf has written to a pipe"),
+        (with(&file, 16, 1 << 40), "attributes of 1099511627776 bytes found"),
+        (with(&file, 24, u64::MAX), "a section of 128 bytes from 18446744073709551615 on found"),
+        (feature(feature::COMPRESSED), "compressed records found"),
+        (feature(feature::AUXTRACE), "a processor's trace"),
+        (feature(feature::STAT), "counts of `perf stat record` found"),
+        (with(&file, records, user_record::COMPRESSED.into()), "a record of 0 bytes found"),
+        (with(&file, records, 8 << 48 | 81), "compressed records found"),
+        (with(&file, records, 8 << 48 | 71), "a processor's trace"),
+        (stacks, "copies of stacks found"),
+        (file[..file.len() - 1].to_vec(), "a section of"),
+    ];
+    for (file, said) in cases {
+        let error = format!("{:#}", read(&file).unwrap_err());
+        assert!(error.contains(said), "{said}: {error}");
+    }
+}
+
+#[test]
+fn a_new_mapping_hides_what_was_there() {
+    let map = |end, offset| Map { end, offset, file: None };
+    let mut space = BTreeMap::new();
+    for (start, new) in [(10, map(50, 100)), (20, map(30, 7)), (25, map(60, 9)), (5, map(12, 3))] {
+        replace(&mut space, start, new);
+    }
+    let found: Vec<_> = space.iter().map(|(&at, map)| (at, map.end, map.offset)).collect();
+    assert_eq!(found, [(5, 12, 3), (12, 20, 102), (20, 25, 7), (25, 60, 9)]);
+}
+
+#[test]
+fn no_contents_of_a_file_do_harm() {
+    const FILES: usize = 4_000;
+    const NUMBERS: [u64; 8] = [0, 1, 8, 0xffff, 0xffff_ffff, 1 << 62, u64::MAX - 7, u64::MAX];
+    let (mut rng, mut read_whole) = (fastrand::Rng::with_seed(1), 0);
+    let mut two = [profile(), profile()];
+    two[1].event = "cycles:u".to_owned();
+    let files = [RECORDED.to_vec(), encode(&[profile()]).unwrap(), encode(&two).unwrap()];
+    for _ in 0..FILES {
+        let mut file = rng.choice(&files).unwrap().clone();
+        for _ in 0..rng.usize(1..4) {
+            // Most of what is worth spoiling is at the beginning.
+            let within = if rng.bool() { 600 } else { file.len() };
+            let at = rng.usize(..within.min(file.len() - 8));
+            match rng.u8(..4) {
+                0 => file[at] = rng.u8(..),
+                1 => file[at] ^= 1 << rng.u8(..8),
+                2 => file.truncate(at + 8),
+                _ => file = with(&file, at - at % 8, *rng.choice(&NUMBERS).unwrap()),
+            }
+            if file.len() < 16 {
+                break;
+            }
+        }
+        // Whatever can be read can be written, or is refused.
+        if let Ok(profiles) = read(&file) {
+            encode(&profiles).ok();
+            read_whole += 1;
+        }
+    }
+    assert!((FILES / 20..FILES).contains(&read_whole), "{read_whole} could be read");
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests the files of Linux's perf. The suite `perf-data` compares with perf itself.
+
+use std::path::PathBuf;
+
+use crate::run::{compile, file, run};
+
+/// Builds `calls.c`, which has two threads and a child process.
+pub fn calls() -> PathBuf {
+    let program = file("calls");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/calls.c");
+    compile(&["-O1", "-pthread", source], &program);
+    program
+}
+
+#[test]
+fn a_profile_says_the_same_as_a_file_of_perfs() {
+    let [profile, data] =
+        ["perf.profile", "perf.data"].map(|name| file(name).display().to_string());
+    let calls = calls().display().to_string();
+    let said = run(&format!("record -g -e instructions:u -c 1000003 -o {profile} {calls}"));
+    assert_eq!(said.status, 0, "{said:?}");
+    let said = run(&format!("report -i {profile} -f perf -o {data}"));
+    assert_eq!((said.status, &*said.err), (0, ""));
+    let [ours, perfs] = [&profile, &data].map(|input| {
+        let said = run(&format!("report -i {input} -s thread,symbol -g"));
+        assert_eq!((said.status, &*said.err), (0, ""));
+        // Threads are in the order in which they began, or in which they were sampled first.
+        let text = said.out.replace("from perf\n", "from native\n");
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    });
+    let all = ours.concat();
+    assert!(all.contains("innermost") && all.contains("of 3 threads"), "{ours:?}");
+    assert_eq!(ours, perfs);
+    let said = run(&format!("diff {profile} {data}"));
+    assert_eq!(said.status, 0, "{said:?}");
+    let said = run(&format!("report -i {data} --event cycles:u"));
+    assert_eq!((said.status, &*said.out), (125, ""));
+    assert!(said.err.contains("instructions:u found, and not cycles:u"), "{said:?}");
+}
