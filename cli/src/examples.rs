@@ -44,7 +44,9 @@ Examples:
 pub const RECORD: &str = "\
 Examples:
   perfctr record -g -e instructions:u -c 1000003 -- ./program
-      Records where the program is, and who has called it, every 1,000,003 instructions.";
+      Records where the program is, and who has called it, every 1,000,003 instructions.
+  perfctr record -g -p 1234 -- sleep 10
+      Samples process 1234, which runs already, for ten seconds.";
 
 pub const REPORT: &str = "\
 Examples:
@@ -52,8 +54,8 @@ Examples:
       Shows how many samples each function has.
   perfctr report -f flame-graph -o flames.svg
       Draws who called whom, for a browser.
-  perfctr report -f perf -o perf.data && perf report
-      Shows the profile with Linux's perf.
+  perfctr report -f perf -o perf.data
+      Writes the profile as a file that Linux's `perf report` reads.
   perfctr report -i perf.data
       Shows what Linux's `perf record` has recorded.";
 

@@ -25,6 +25,8 @@ use crate::perf_data;
 
 /// The text by which a file says that it is a profile.
 const FORMAT: &str = "perfctr profile";
+/// The same of a file with the profiles of several events, which earlier releases do not read.
+const FORMAT_OF_SEVERAL: &str = "perfctr profiles";
 /// The version that is written, and the only one that is read.
 const VERSION: u32 = 1;
 
@@ -158,6 +160,40 @@ struct Header {
     version: Option<u64>,
 }
 
+impl Header {
+    /// Checks that it is this format's.
+    fn check(&self, format: &str) -> Result<()> {
+        match (self.format.as_deref(), self.version) {
+            (Some(found), Some(version)) if found == format => {
+                let expected = u64::from(VERSION);
+                ensure!(
+                    version == expected,
+                    "version {version} of the format found, {VERSION} expected"
+                );
+                Ok(())
+            }
+            (Some(found), None) if found == format => {
+                bail!("no version of the format found, {VERSION} expected")
+            }
+            (found, _) => bail!("format {:?} found, {FORMAT:?} expected", found.unwrap_or("")),
+        }
+    }
+}
+
+/// A file with the profiles of several events.
+#[derive(Deserialize)]
+struct Several {
+    profiles: Vec<Profile>,
+}
+
+/// The same when it is written.
+#[derive(Serialize)]
+struct WrittenSeveral<'a> {
+    format: &'static str,
+    version: u32,
+    profiles: &'a [Profile],
+}
+
 impl Profile {
     /// Makes a profile without samples.
     pub fn new(command: Vec<String>, provider: String, event: String, period: u64) -> Self {
@@ -199,27 +235,30 @@ impl Profile {
             if perf_data::is(&bytes) {
                 return perf_data::read(&bytes);
             }
-            Ok(vec![Self::parse(&bytes)?])
+            Self::parse_all(&bytes)
         };
         read().with_context(|| {
             format!("cannot read {}, which `perfctr record` writes", path.display())
         })
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self> {
+    fn parse_all(bytes: &[u8]) -> Result<Vec<Self>> {
         let header = serde_json::from_slice::<Header>(bytes);
-        let Header { format, version } = header.context("this is no JSON document")?;
-        match (format.as_deref(), version) {
-            (Some(FORMAT), Some(version)) if version == u64::from(VERSION) => {}
-            (Some(FORMAT), Some(version)) => {
-                bail!("version {version} of the format found, {VERSION} expected")
+        let header = header.context("this is no JSON document")?;
+        let profiles = match header.format.as_deref() {
+            Some(FORMAT_OF_SEVERAL) => {
+                header.check(FORMAT_OF_SEVERAL)?;
+                let several = serde_json::from_slice::<Several>(bytes);
+                several.context("malformed profiles")?.profiles
             }
-            (Some(FORMAT), None) => bail!("no version of the format found, {VERSION} expected"),
-            (found, _) => bail!("format {:?} found, {FORMAT:?} expected", found.unwrap_or("")),
-        }
-        let profile: Self = serde_json::from_slice(bytes).context("malformed profile")?;
-        profile.check().context("malformed profile")?;
-        Ok(profile)
+            _ => {
+                header.check(FORMAT)?;
+                vec![serde_json::from_slice(bytes).context("malformed profile")?]
+            }
+        };
+        ensure!(!profiles.is_empty(), "no profiles found");
+        profiles.iter().try_for_each(Self::check).context("malformed profile")?;
+        Ok(profiles)
     }
 
     /// Checks that every index is valid, and that no sum overflows.
@@ -274,12 +313,20 @@ impl Place {
         Ok(Self { path: path.to_owned(), file, is_new })
     }
 
-    pub fn write(&self, profile: &Profile) -> Result<()> {
+    /// Writes the profile of each event.
+    pub fn write(&self, profiles: &[Profile]) -> Result<()> {
         let write = || {
             // A pipe has no length.
             self.file.set_len(0).ok();
             let mut file = BufWriter::new(&self.file);
-            serde_json::to_writer(&mut file, profile)?;
+            match profiles {
+                [profile] => serde_json::to_writer(&mut file, profile)?,
+                profiles => {
+                    let (format, version) = (FORMAT_OF_SEVERAL, VERSION);
+                    let several = WrittenSeveral { format, version, profiles };
+                    serde_json::to_writer(&mut file, &several)?;
+                }
+            }
             file.flush()
         };
         write().with_context(|| format!("cannot write {}", self.path.display()))
@@ -322,13 +369,13 @@ mod tests {
     }
 
     fn read(text: &str) -> String {
-        format!("{:#}", Profile::parse(text.as_bytes()).unwrap_err())
+        format!("{:#}", Profile::parse_all(text.as_bytes()).unwrap_err())
     }
 
     #[test]
     fn what_is_written_can_be_read() {
         let text = serde_json::to_vec(&profile()).unwrap();
-        assert_eq!(Profile::parse(&text).unwrap(), profile());
+        assert_eq!(Profile::parse_all(&text).unwrap(), [profile()]);
         assert_eq!((profile().samples(), profile().missed()), (3, 2));
     }
 
@@ -338,7 +385,7 @@ mod tests {
         let mut profile = profile();
         profile.modules.push(Module::new(bytes, Facts::default()));
         let text = serde_json::to_string(&profile).unwrap();
-        let read = Profile::parse(text.as_bytes()).unwrap();
+        let [read] = &*Profile::parse_all(text.as_bytes()).unwrap() else { panic!() };
         assert_eq!(read.modules[1].file(), Path::new(bytes));
         assert_eq!(read.modules[1].path, "/\u{fffd}/a");
         assert_eq!(text.matches("path_bytes").count(), 1, "{text}");
@@ -349,7 +396,7 @@ mod tests {
         let text = serde_json::to_string(&profile()).unwrap();
         let grown = text.replace("\"period\"", "\"seconds\":1,\"period\"");
         let grown = grown.replace("\"address\"", "\"inlined\":[2],\"address\"");
-        assert_eq!(Profile::parse(grown.as_bytes()).unwrap(), profile());
+        assert_eq!(Profile::parse_all(grown.as_bytes()).unwrap(), [profile()]);
     }
 
     #[test]
@@ -363,8 +410,11 @@ mod tests {
         let place = Place::open(&path).unwrap();
         place.give_up();
         assert!(fs::read_to_string(&path).unwrap().starts_with("what was there"));
-        place.write(&profile()).unwrap();
+        place.write(&[profile()]).unwrap();
         assert_eq!(Profile::read(&path).unwrap(), [profile()]);
+        let several = [profile(), Profile { event: "branches:u".into(), ..profile() }];
+        Place::open(&path).unwrap().write(&several).unwrap();
+        assert_eq!(Profile::read(&path).unwrap(), several);
         fs::remove_file(&path).unwrap();
         assert!(Place::open(Path::new("/nonexistent/x")).is_err());
     }
@@ -374,7 +424,7 @@ mod tests {
         let mut profile = profile();
         (profile.period, profile.threads[0].count) = (1_000_003, 100_000_000_000_000);
         let text = serde_json::to_vec(&profile).unwrap();
-        assert_eq!(Profile::parse(&text).unwrap(), profile);
+        assert_eq!(Profile::parse_all(&text).unwrap(), [profile]);
     }
 
     #[test]
@@ -384,6 +434,10 @@ mod tests {
         assert_eq!(read(r#"{"format":"x"}"#), "format \"x\" found, \"perfctr profile\" expected");
         let header = r#"{"format":"perfctr profile","version":2}"#;
         assert_eq!(read(header), "version 2 of the format found, 1 expected");
+        let header = r#"{"format":"perfctr profiles","version":2}"#;
+        assert_eq!(read(header), "version 2 of the format found, 1 expected");
+        let none = r#"{"format":"perfctr profiles","version":1,"profiles":[]}"#;
+        assert_eq!(read(none), "no profiles found");
         let header = r#"{"format":"perfctr profile","version":1}"#;
         assert!(read(header).starts_with("malformed profile: missing field"));
     }

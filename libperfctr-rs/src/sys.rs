@@ -275,6 +275,13 @@ impl PerfEvent {
         Ok(Self(unsafe { File::from_raw_fd(descriptor) }))
     }
 
+    /// Has the kernel write this event's records to the ring of another one of the same CPU.
+    pub(crate) fn write_to(&self, other: &Self) -> io::Result<()> {
+        // SAFETY: the request takes a descriptor.
+        let result = unsafe { perf::ioctls::SET_OUTPUT(self.as_raw_fd(), other.as_raw_fd()) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
     pub(crate) fn enable(&self) -> io::Result<()> {
         self.tell(perf::ioctls::ENABLE, 0)
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Observes programs, with all that they start.
 
+pub mod beside;
 pub mod child;
 pub mod device;
 pub mod limits;
@@ -34,6 +35,23 @@ pub enum Target<'a> {
     Thread(pid_t, &'a [OsString]),
     /// The same with whatever executes on any CPU.
     Cpus(&'a [OsString]),
+}
+
+impl<'a> Target<'a> {
+    /// Returns the target of a command line: a process, a thread or all CPUs, or else the program.
+    pub fn of(
+        process: Option<pid_t>,
+        thread: Option<pid_t>,
+        all_cpus: bool,
+        command: &'a [OsString],
+    ) -> Self {
+        match (process, thread) {
+            (Some(pid), _) => Self::Process(pid, command),
+            (_, Some(tid)) => Self::Thread(tid, command),
+            _ if all_cpus => Self::Cpus(command),
+            _ => Self::Program(command),
+        }
+    }
 }
 
 /// The signals that the caller has sent.

@@ -161,6 +161,20 @@ pub fn signal_information(pid: pid_t) -> io::Result<libc::siginfo_t> {
     }
 }
 
+/// Returns the descriptor of which a signal tells, as `sigaction(2)` has it. Signals that tell of
+/// none have any number there.
+pub fn descriptor(information: &libc::siginfo_t) -> c_int {
+    /// The beginning of a `siginfo_t` that tells of a descriptor.
+    #[repr(C)]
+    struct OfDescriptor {
+        _signal: [c_int; 3],
+        _band: libc::c_long,
+        descriptor: c_int,
+    }
+    // SAFETY: both are numbers only, and a `siginfo_t` is longer and aligned like its longs.
+    unsafe { (&raw const *information).cast::<OfDescriptor>().read().descriptor }
+}
+
 /// Returns a stopped tracee's registers.
 pub fn registers(pid: pid_t) -> io::Result<libc::user_regs_struct> {
     // SAFETY: all-zero is a valid `user_regs_struct`, and the kernel writes one.

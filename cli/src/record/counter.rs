@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! A thread's counter that samples, of either provider.
+//! A thread's counters that sample, of either provider.
 
 use std::io;
+use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result};
 use libc::{c_int, pid_t};
@@ -11,7 +12,7 @@ use perfctr::{Event, Provider};
 use shared_abi::ioctl::Control;
 
 use crate::info::Here;
-use crate::program::device;
+use crate::program::{device, ptrace};
 
 /// The signal of an overflow. C libraries keep it to themselves, so programs can neither block it
 /// nor wait for it. If they send it to each other, that is recognised and passed on.
@@ -21,43 +22,47 @@ pub const SIGNAL: c_int = 33;
 #[derive(Debug)]
 pub enum Source {
     Paravirt(Box<Control>),
-    Native(Event),
+    Native(Vec<Event>),
 }
 
 impl Source {
-    /// Makes a source for this event, which has a period.
-    pub fn new(here: &Here, event: Event) -> Result<Self> {
+    /// Makes a source for these events, which have periods.
+    pub fn new(here: &Here, events: Vec<Event>) -> Result<Self> {
         Ok(match (here.description.provider, here.description.caps) {
             (Provider::Paravirt, Some(caps)) => {
-                Self::Paravirt(Box::new(sampling(&caps, &[event], 0, SIGNAL)?))
+                Self::Paravirt(Box::new(sampling(&caps, &events, 0, SIGNAL)?))
             }
-            (Provider::Tsc, _) => return Err(here.nobody(event).into()),
-            _ => Self::Native(event),
+            (Provider::Tsc, _) => return Err(here.nobody(events[0]).into()),
+            _ => Self::Native(events),
         })
     }
 
-    /// Gives a stopped thread a counter. Returns `None` if it may not be observed, or has been
-    /// killed.
+    /// Gives a stopped thread a counter for each event. Returns `None` if it may not be observed,
+    /// or has been killed.
     pub fn give(&self, pid: pid_t) -> Result<Option<Counter>> {
         match self {
             Self::Paravirt(control) => Ok(device::give(pid, control)?.map(Counter::Paravirt)),
-            Self::Native(event) => match of_thread(event, pid.cast_unsigned(), SIGNAL) {
-                Ok(event) => {
-                    event.go_on().context("cannot start a perf event")?;
-                    Ok(Some(Counter::Native(event)))
+            Self::Native(events) => {
+                let open = |event| of_thread(event, pid.cast_unsigned(), SIGNAL);
+                match events.iter().map(open).collect::<Result<Vec<_>, _>>() {
+                    Ok(events) => {
+                        let start = events.iter().try_for_each(PerfEvent::go_on);
+                        start.context("cannot start a perf event")?;
+                        Ok(Some(Counter::Native(events)))
+                    }
+                    Err(error) if error.errno() == Some(libc::ESRCH) => Ok(None),
+                    Err(error) => Err(error).context("cannot give a thread a counter"),
                 }
-                Err(error) if error.errno() == Some(libc::ESRCH) => Ok(None),
-                Err(error) => Err(error).context("cannot give a thread a counter"),
-            },
+            }
         }
     }
 }
 
-/// A thread's counter.
+/// A thread's counters, one for each event.
 #[derive(Debug)]
 pub enum Counter {
     Paravirt(Device),
-    Native(PerfEvent),
+    Native(Vec<PerfEvent>),
 }
 
 impl Counter {
@@ -80,28 +85,37 @@ impl Counter {
         }
     }
 
-    /// Returns the number of events since the thread got it.
-    pub fn count(&self) -> Result<u64> {
+    /// Returns the numbers of events since the thread got them.
+    pub fn counts(&self) -> Result<Vec<u64>> {
         match self {
             Self::Paravirt(device) => {
-                Ok(device.sums().context("a counter has no count")?.counter[0])
+                Ok(device.sums().context("a counter has no count")?.counter.to_vec())
             }
-            Self::Native(event) => match event.counted() {
-                Ok(counted) => Ok(counted.count),
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    anyhow::bail!("the kernel has no counter left; somebody else uses them")
-                }
-                Err(error) => Err(error).context("a counter has no count"),
-            },
+            Self::Native(events) => events.iter().map(count).collect(),
         }
     }
 
-    /// Lets the counter continue after an overflow.
-    pub fn go_on(&self) -> io::Result<()> {
+    /// Lets the counters continue after the overflow of which a signal has told.
+    pub fn go_on(&self, information: &libc::siginfo_t) -> io::Result<()> {
         match self {
+            // All of them pause.
             Self::Paravirt(device) => device.resume(),
-            Self::Native(event) => event.go_on(),
+            Self::Native(events) => {
+                let descriptor = ptrace::descriptor(information);
+                let overflowed = events.iter().find(|event| event.as_raw_fd() == descriptor);
+                overflowed.map_or(Ok(()), PerfEvent::go_on)
+            }
         }
+    }
+}
+
+fn count(event: &PerfEvent) -> Result<u64> {
+    match event.counted() {
+        Ok(counted) => Ok(counted.count),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            anyhow::bail!("the kernel has no counter left; somebody else uses them")
+        }
+        Err(error) => Err(error).context("a counter has no count"),
     }
 }
 

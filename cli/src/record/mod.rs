@@ -5,7 +5,10 @@
 //! Every thread has a counter of its own and gets a signal at each overflow, at which its tracer
 //! finds it stopped.  The tracer notes where it is, discards the signal, and lets counter and
 //! thread continue. The program notices none of this, and nothing of it is counted.
+//!
+//! What runs already is not traced: the kernel writes its samples into rings.
 
+mod attached;
 mod counter;
 mod recorder;
 mod space;
@@ -14,8 +17,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
+use perfctr::{Event, Provider};
 
 use self::counter::Source;
 use self::recorder::Recorder;
@@ -29,15 +33,16 @@ use crate::text::{counted, tell};
 /// The options of `perfctr record`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Samples by this event in user mode.
+    /// Samples by these events in user mode, separated by commas. Each has a profile of its own.
     #[arg(
-        short,
-        long,
+        short = 'e',
+        long = "event",
+        value_name = "EVENT",
         value_parser = EventParser,
         hide_possible_values = true,
         default_value = "cycles:u"
     )]
-    event: EventList,
+    lists: Vec<EventList>,
     /// Samples by an event that is not known to be right on this CPU, too.
     #[arg(long)]
     unverified: bool,
@@ -50,8 +55,23 @@ pub struct Options {
     /// Writes the profile to this file.
     #[arg(short, long, default_value = "perfctr.data")]
     output: PathBuf,
+    /// Samples a process that runs already, and what it starts: until CMD ends, if there is one,
+    /// until an interrupt, or to its own end. Callers are found by frame pointers.
+    #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
+    pid: Option<i32>,
+    /// Samples a thread that runs already, and what it starts, as long as `--pid` would.
+    #[arg(short, long, conflicts_with = "pid", value_parser = clap::value_parser!(i32).range(1..))]
+    tid: Option<i32>,
+    /// Samples whatever executes on all CPUs: until CMD ends, if there is one, or until an
+    /// interrupt.
+    #[arg(short, long, conflicts_with_all = ["pid", "tid"])]
+    all_cpus: bool,
     /// The program and its arguments.
-    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    #[arg(
+        value_name = "CMD",
+        required_unless_present_any = ["pid", "tid", "all_cpus"],
+        trailing_var_arg = true
+    )]
     command: Vec<OsString>,
 }
 
@@ -62,40 +82,77 @@ fn period() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(PERIOD_MIN..)
 }
 
+impl Options {
+    /// Returns the events, each with its period.
+    fn events(&self) -> Result<Vec<Event>> {
+        let events = self.lists.iter().flat_map(|list| list.events(self.unverified));
+        let events = events.map(|event| match event.period() {
+            0 => event.every(self.count),
+            _ => event,
+        });
+        let events: Vec<Event> = events.collect();
+        for event in &events {
+            let (period, user) = (event.period(), event.user());
+            ensure!(period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
+            ensure!(
+                *event == user,
+                "programs are sampled in user mode: {user} in place of {event}"
+            );
+        }
+        Ok(events)
+    }
+
+    /// Returns the profile of an event before there are any samples.
+    fn profile(&self, here: &Here, event: &Event) -> Profile {
+        let words = self.command.iter().map(|word| word.display().to_string()).collect();
+        let provider = here.description.provider.to_string();
+        let mut profile = Profile::new(words, provider, event.to_string(), event.period());
+        (profile.call_graph, profile.machine) = (self.call_graph, Machine::this());
+        profile
+    }
+}
+
 /// Runs `perfctr record`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let Options { event, unverified, count, call_graph, output, command } = options;
-    let &[event] = event.events(*unverified).as_slice() else {
-        bail!("several events found, one expected: programs are sampled by one event at a time");
-    };
-    let period = &if event.period() == 0 { *count } else { event.period() };
-    ensure!(*period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
-    let user = event.user();
-    ensure!(event == user, "programs are sampled in user mode: {user} in place of {event}");
+    let events = options.events()?;
     let here = Here::find()?;
-    let target = Target::Program(command);
+    let target = Target::of(options.pid, options.tid, options.all_cpus, &options.command);
     let signals = Signals::handle(target, None)?;
-    let words = command.iter().map(|word| word.display().to_string()).collect();
-    let provider = here.description.provider.to_string();
-    let mut profile = Profile::new(words, provider, event.to_string(), *period);
-    (profile.call_graph, profile.machine) = (*call_graph, Machine::this());
-    let source = Source::new(&here, event.every(*period))?;
-    let mut recorder = Recorder::new(source, profile);
+    let profiles: Vec<Profile> = events.iter().map(|event| options.profile(&here, event)).collect();
     // The file is opened before the program runs, since the samples would be lost if it cannot be
     // written.
-    let place = Place::open(output)?;
-    let followed = tracer::run(target, &mut recorder, &signals);
-    let Followed { status, unobserved, .. } = followed.inspect_err(|_| place.give_up())?;
-    let profile = recorder.finish(unobserved);
-    place.write(&profile)?;
-    tell_of(&profile, output);
+    let place = Place::open(&options.output)?;
+    let recorded = match target {
+        Target::Program(_) => traced(&here, target, events, profiles, &signals),
+        _ if here.description.provider == Provider::Tsc => Err(here.nobody(events[0]).into()),
+        _ => attached::run(target, &events, profiles, &signals),
+    };
+    let (profiles, status) = recorded.inspect_err(|_| place.give_up())?;
+    place.write(&profiles)?;
+    for profile in &profiles {
+        let event = if profiles.len() > 1 { format!(": {}", profile.event) } else { String::new() };
+        tell_of(profile, &event, &options.output);
+    }
     Ok(ExitCode::from(status))
 }
 
-fn tell_of(profile: &Profile, output: &Path) {
+/// Samples a program, whose threads are stopped at each overflow.
+fn traced(
+    here: &Here,
+    target: Target<'_>,
+    events: Vec<Event>,
+    profiles: Vec<Profile>,
+    signals: &Signals,
+) -> Result<(Vec<Profile>, u8)> {
+    let mut recorder = Recorder::new(Source::new(here, events)?, profiles);
+    let Followed { status, unobserved, .. } = tracer::run(target, &mut recorder, signals)?;
+    Ok((recorder.finish(unobserved), status))
+}
+
+fn tell_of(profile: &Profile, event: &str, output: &Path) {
     let samples = counted(profile.samples(), "sample");
     let threads = counted(profile.threads.len() as u64, "thread");
-    tell(format_args!("{samples} of {threads} in {}", output.display()));
+    tell(format_args!("{samples} of {threads} in {}{event}", output.display()));
     if let missed @ 1.. = profile.missed() {
         let missed = counted(missed, "sample");
         tell(format_args!("missed {missed}, of threads that ended or were killed before"));

@@ -18,11 +18,11 @@ use crate::program::{name, ptrace, status};
 /// A recorder of samples.
 pub struct Recorder {
     source: Source,
-    profile: Profile,
+    /// The profile of each event, with the samples that it will have.
+    profiles: Vec<(Profile, Samples)>,
     files: Files,
     /// The memory of each process.
     spaces: HashMap<u32, Space>,
-    samples: Samples,
     start: Instant,
 }
 
@@ -31,33 +31,45 @@ pub struct Sampled {
     counter: Counter,
     /// Index of the thread.
     thread: u32,
-    /// The number of periods that have ended.
-    periods: u64,
+    /// The number of periods of each event that have ended.
+    periods: Vec<u64>,
 }
 
 impl Recorder {
-    pub fn new(source: Source, profile: Profile) -> Self {
+    pub fn new(source: Source, profiles: Vec<Profile>) -> Self {
         let (files, spaces) = (Files::default(), HashMap::new());
-        let (samples, start) = (Samples::default(), Instant::now());
-        Self { source, profile, files, spaces, samples, start }
+        let profiles = profiles.into_iter().map(|profile| (profile, Samples::default()));
+        Self { source, profiles: profiles.collect(), files, spaces, start: Instant::now() }
     }
 
     /// Returns everything that was noted.
-    pub fn finish(mut self, unobserved: u32) -> Profile {
-        (self.profile.unobserved, self.profile.modules) = (unobserved, self.files.modules());
-        self.samples.fill(&mut self.profile);
-        self.profile
+    pub fn finish(self, unobserved: u32) -> Vec<Profile> {
+        let modules = self.files.modules();
+        let filled = self.profiles.into_iter().map(|(mut profile, samples)| {
+            (profile.unobserved, profile.modules) = (unobserved, modules.clone());
+            samples.fill(&mut profile);
+            profile
+        });
+        filled.collect()
+    }
+
+    /// Returns a thread in each profile.
+    fn threads(&mut self, index: u32) -> impl Iterator<Item = &mut Thread> {
+        self.profiles.iter_mut().map(move |(profile, _)| &mut profile.threads[index as usize])
+    }
+
+    /// Returns whether the events have callers, and the thread's process, which all profiles say.
+    fn of(&self, index: u32) -> (bool, u32) {
+        let (profile, _) = &self.profiles[0];
+        (profile.call_graph, profile.threads[index as usize].pid)
     }
 
     /// Notes where a stopped thread is.
     fn note(&mut self, pid: pid_t, sampled: &mut Sampled) -> Result<()> {
-        let periods = sampled.counter.count()? / self.profile.period;
-        let samples = periods.saturating_sub(sampled.periods);
-        let now = self.start.elapsed().as_nanos() as u64;
-        sampled.periods = periods;
-        let thread = &mut self.profile.threads[sampled.thread as usize];
-        thread.name = name(pid);
-        let process = thread.pid;
+        let (counts, now) = (sampled.counter.counts()?, self.start.elapsed().as_nanos() as u64);
+        let named = name(pid);
+        self.threads(sampled.thread).for_each(|thread| thread.name.clone_from(&named));
+        let (callers, process) = self.of(sampled.thread);
         let Some(registers) = unless_killed(ptrace::registers(pid))? else { return Ok(()) };
         let space = match self.spaces.entry(process) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -66,8 +78,13 @@ impl Recorder {
                 None => return Ok(()),
             },
         };
-        let stack = space.stack(&mut self.files, &registers, self.profile.call_graph);
-        self.samples.add(sampled.thread, stack, samples, Some(now));
+        let stack = space.stack(&mut self.files, &registers, callers);
+        for (n, (profile, samples)) in self.profiles.iter_mut().enumerate() {
+            let periods = counts[n] / profile.period;
+            let ended = periods.saturating_sub(sampled.periods[n]);
+            sampled.periods[n] = periods;
+            samples.add(sampled.thread, stack.clone(), ended, Some(now));
+        }
         Ok(())
     }
 }
@@ -79,16 +96,21 @@ impl Observer for Recorder {
         let Some(counter) = self.source.give(pid)? else { return Ok(None) };
         let tid = pid.cast_unsigned();
         let process = status(pid, "Tgid").and_then(|text| text.parse().ok()).unwrap_or(tid);
-        let thread = self.profile.threads.len() as u32;
-        self.profile.threads.push(Thread { tid, pid: process, name: name(pid), count: 0 });
-        Ok(Some(Sampled { counter, thread, periods: 0 }))
+        let new = Thread { tid, pid: process, name: name(pid), count: 0 };
+        for (profile, _) in &mut self.profiles {
+            profile.threads.push(new.clone());
+        }
+        let thread = self.profiles[0].0.threads.len() as u32 - 1;
+        Ok(Some(Sampled { counter, thread, periods: vec![0; self.profiles.len()] }))
     }
 
     fn keeps(&mut self, pid: pid_t, sampled: &mut Sampled) -> Result<bool> {
-        let thread = &mut self.profile.threads[sampled.thread as usize];
-        self.spaces.remove(&thread.pid);
+        self.spaces.remove(&self.of(sampled.thread).1);
         // The thread has its process's number now.
-        (thread.tid, thread.name) = (pid.cast_unsigned(), name(pid));
+        let (tid, name) = (pid.cast_unsigned(), name(pid));
+        for thread in self.threads(sampled.thread) {
+            (thread.tid, thread.name) = (tid, name.clone());
+        }
         sampled.counter.stays(pid)
     }
 
@@ -99,7 +121,8 @@ impl Observer for Recorder {
         match unless_killed(ptrace::signal_information(pid))? {
             Some(information) if sampled.counter.raised(&information) => {
                 self.note(pid, sampled)?;
-                unless_killed(sampled.counter.go_on()).context("cannot let a counter go on")?;
+                unless_killed(sampled.counter.go_on(&information))
+                    .context("cannot let a counter go on")?;
                 Ok(0)
             }
             _ => Ok(signal),
@@ -108,7 +131,10 @@ impl Observer for Recorder {
 
     fn ended(&mut self, pid: pid_t, sampled: Sampled) -> Result<()> {
         self.spaces.remove(&pid.cast_unsigned());
-        self.profile.threads[sampled.thread as usize].count = sampled.counter.count()?;
+        let counts = sampled.counter.counts()?;
+        for (thread, count) in self.threads(sampled.thread).zip(counts) {
+            thread.count = count;
+        }
         Ok(())
     }
 }
@@ -136,21 +162,21 @@ mod tests {
     fn the_memory_of_a_program_is_forgotten_when_another_one_is_executed() {
         let event = Event::INSTRUCTIONS.user().every(1_000);
         let profile = Profile::new(Vec::new(), String::new(), String::new(), 1_000);
-        let mut recorder = Recorder::new(Source::Native(event), profile);
+        let mut recorder = Recorder::new(Source::Native(vec![event]), vec![profile]);
         let (own, other) = (std::process::id(), 1);
         let thread = |pid| Thread { tid: pid + 1, pid, name: String::new(), count: 0 };
-        recorder.profile.threads = vec![thread(other), thread(own)];
+        recorder.profiles[0].0.threads = vec![thread(other), thread(own)];
         for pid in [other, own] {
             recorder.spaces.insert(pid, Space::of(own).unwrap());
         }
         let nothing = OwnedFd::from(File::open("/dev/null").unwrap());
         let counter = Counter::Paravirt(Device::from(nothing));
-        let mut sampled = Sampled { counter, thread: 1, periods: 0 };
+        let mut sampled = Sampled { counter, thread: 1, periods: vec![0] };
         // Whether the counter stays cannot be found here, where there may be no module.
         drop(recorder.keeps(own.cast_signed(), &mut sampled));
         let left: Vec<&u32> = recorder.spaces.keys().collect();
         assert_eq!(left, [&other], "another process executes what it did");
-        let thread = &recorder.profile.threads[1];
+        let thread = &recorder.profiles[0].0.threads[1];
         assert_eq!((thread.tid, thread.pid), (own, own), "the thread has its process's number");
     }
 }

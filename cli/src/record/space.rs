@@ -27,7 +27,8 @@ type Data = Arc<[u8]>;
 /// The memory of one process.
 pub struct Space {
     process: u32,
-    memory: File,
+    /// What the process has there, if its stack is to be read.
+    memory: Option<File>,
     maps: Vec<Map>,
     unwinder: UnwinderX86_64<Data>,
     cache: CacheX86_64<MayAllocateDuringUnwind>,
@@ -48,9 +49,23 @@ impl Space {
     ///
     /// The kernel's error: `ENOENT` or `ESRCH` if the process has ended.
     pub fn of(process: u32) -> io::Result<Self> {
-        let memory = File::open(format!("/proc/{process}/mem"))?;
+        let memory = Some(File::open(format!("/proc/{process}/mem"))?);
+        Ok(Self { memory, ..Self::unstopped(process) })
+    }
+
+    /// Returns the memory of a process that is not stopped, so that its stack cannot be read.
+    pub fn unstopped(process: u32) -> Self {
         let (maps, unwinder) = (Vec::new(), UnwinderX86_64::new());
-        Ok(Self { process, memory, maps, unwinder, cache: CacheX86_64::new() })
+        Self { process, memory: None, maps, unwinder, cache: CacheX86_64::new() }
+    }
+
+    /// Returns where these addresses are.
+    pub fn frames(&mut self, files: &mut Files, addresses: &[u64]) -> Vec<Frame> {
+        if addresses.iter().any(|&address| self.map(address).is_none()) {
+            self.look(files);
+        }
+        let addresses = addresses.iter().take(DEPTH_MAX);
+        addresses.map(|&address| self.frame(files, address)).collect()
     }
 
     /// Returns where a stopped thread is, and then its callers if they are wanted, the innermost
@@ -79,16 +94,17 @@ impl Space {
 
     /// Adds the addresses of the calls.
     fn unwind(&mut self, registers: &user_regs_struct, addresses: &mut Vec<u64>) {
+        let Some(memory) = &self.memory else { return };
         let user_regs_struct { rip, rsp, rbp, .. } = *registers;
         let mut near = vec![0; STACK_BYTES];
-        let length = self.memory.read_at(&mut near, rsp).unwrap_or(0);
+        let length = memory.read_at(&mut near, rsp).unwrap_or(0);
         near.truncate(length);
         let mut read = |address: u64| {
             let offset = usize::try_from(address.wrapping_sub(rsp)).map_err(drop)?;
             let mut word = [0; 8];
             match offset.checked_add(word.len()).and_then(|end| near.get(offset..end)) {
                 Some(bytes) => word.copy_from_slice(bytes),
-                None => self.memory.read_exact_at(&mut word, address).map_err(drop)?,
+                None => memory.read_exact_at(&mut word, address).map_err(drop)?,
             }
             Ok(u64::from_le_bytes(word))
         };

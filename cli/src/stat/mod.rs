@@ -125,12 +125,7 @@ impl Options {
     }
 
     fn target(&self) -> Target<'_> {
-        match (self.pid, self.tid) {
-            (Some(pid), _) => Target::Process(pid, &self.command),
-            (_, Some(tid)) => Target::Thread(tid, &self.command),
-            _ if self.all_cpus => Target::Cpus(&self.command),
-            _ => Target::Program(&self.command),
-        }
+        Target::of(self.pid, self.tid, self.all_cpus, &self.command)
     }
 }
 

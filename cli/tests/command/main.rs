@@ -8,6 +8,7 @@ mod ends;
 mod gate;
 mod messages;
 mod perf_data;
+mod record;
 mod repeatable;
 mod run;
 mod words;

@@ -191,6 +191,7 @@ impl Watch {
         }
         let open = |(whose, cpu, flags)| {
             PerfEvent::open_where((whose, cpu), &mut attributes, None, flags)
+                .map(|opened| (cpu, opened))
                 .map_err(|error| unopened(&event, self.wanted(&event), error))
         };
         let anchors = self.anchors(&event)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Samples: the places of threads at each overflow, and their callers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -25,6 +25,8 @@ pub struct Sample {
     pub pid: u32,
     /// The number of the thread.
     pub tid: u32,
+    /// When it was taken, by the kernel's clock.  Unit: ns.
+    pub time: u64,
     /// The CPU on which the thread executed.
     pub cpu: u32,
     /// The number of events since the sample before.
@@ -55,6 +57,8 @@ pub struct Sample {
 #[derive(Debug)]
 pub struct Samples {
     rings: Vec<(PerfEvent, Ring)>,
+    /// Events whose samples are written to others' rings.
+    _others: Vec<PerfEvent>,
     _anchors: Vec<PerfEvent>,
     callers: bool,
     read: Read,
@@ -71,6 +75,7 @@ struct Read {
 /// The fields of each sample beside the callers, in this order.
 const WORDS: u64 = (perf::PERF_SAMPLE_IP
     | perf::PERF_SAMPLE_TID
+    | perf::PERF_SAMPLE_TIME
     | perf::PERF_SAMPLE_CPU
     | perf::PERF_SAMPLE_PERIOD) as u64;
 /// Size of a record's header, which has its type, flags and size.
@@ -97,21 +102,38 @@ impl Samples {
         Ok(attributes)
     }
 
+    /// Maps a ring for each of these events, which come with their CPUs.  Those of one CPU share
+    /// one.
     pub(super) fn new(
-        events: Vec<PerfEvent>,
+        events: Vec<(libc::c_int, PerfEvent)>,
         anchors: Vec<PerfEvent>,
         callers: bool,
     ) -> Result<Self, Error> {
-        let ring = |perf: PerfEvent| {
-            let ring = Ring::new(&perf)?;
-            Ok((perf, ring))
+        let (mut of_cpu, mut others) = (BTreeMap::new(), Vec::new());
+        let mut rings: Vec<(PerfEvent, Ring)> = Vec::new();
+        let mut add = |(cpu, event): (libc::c_int, PerfEvent)| -> io::Result<()> {
+            match of_cpu.get(&cpu).map(|&n: &usize| &rings[n]) {
+                Some((first, _)) => {
+                    event.write_to(first)?;
+                    others.push(event);
+                }
+                None => {
+                    // The ring of a thread on all CPUs is the thread's own.
+                    if cpu >= 0 {
+                        of_cpu.insert(cpu, rings.len());
+                    }
+                    let ring = Ring::new(&event)?;
+                    rings.push((event, ring));
+                }
+            }
+            Ok(())
         };
-        let rings = events.into_iter().map(ring).collect::<io::Result<_>>();
+        let added = events.into_iter().try_for_each(&mut add);
         // EPERM means that the caller's rings would be too large together.
         let operation = "map a perf event's ring, of which kernel.perf_event_mlock_kb and \
                          `ulimit -l` bound the size";
-        let rings = rings.map_err(Error::kernel(operation))?;
-        Ok(Self { rings, _anchors: anchors, callers, read: Read::default() })
+        added.map_err(Error::kernel(operation))?;
+        Ok(Self { rings, _others: others, _anchors: anchors, callers, read: Read::default() })
     }
 
     /// Takes the next sample.  Returns `None` if there is none now.  Samples of one thread on one
@@ -182,11 +204,13 @@ impl Read {
 }
 
 fn sample(words: &mut impl Iterator<Item = u64>, callers: bool) -> Option<Sample> {
-    let [ip, thread, cpu, period] = [words.next()?, words.next()?, words.next()?, words.next()?];
+    let [ip, thread, time] = [words.next()?, words.next()?, words.next()?];
+    let [cpu, period] = [words.next()?, words.next()?];
     let mut sample = Sample {
         ip,
         pid: low(thread),
         tid: low(thread.rotate_left(32)),
+        time,
         cpu: low(cpu),
         period,
         callers: Vec::new(),
@@ -232,7 +256,7 @@ mod tests {
     #[test]
     fn records_are_parsed() {
         let context = -512_i64 as u64;
-        let words = [0x1234, two(7, 8), two(3, 0), 1_000, 4, context, 0x1234, 0x50, 0x60];
+        let words = [0x1234, two(7, 8), 99, two(3, 0), 1_000, 4, context, 0x1234, 0x50, 0x60];
         let bytes = [
             record(perf::PERF_RECORD_SAMPLE, &words),
             record(perf::PERF_RECORD_THROTTLE, &[1, 2, 3]),
@@ -240,8 +264,9 @@ mod tests {
             record(perf::PERF_RECORD_LOST, &[9, 2]),
         ]
         .concat();
+        let callers = vec![0x50, 0x60];
         let expected =
-            Sample { ip: 0x1234, pid: 7, tid: 8, cpu: 3, period: 1_000, callers: vec![0x50, 0x60] };
+            Sample { ip: 0x1234, pid: 7, tid: 8, time: 99, cpu: 3, period: 1_000, callers };
         let alone = Sample { callers: Vec::new(), ..expected.clone() };
         for (callers, expected) in [(true, expected), (false, alone)] {
             let expected = Read { samples: [expected].into(), lost: 7, throttled: 1 };
@@ -251,7 +276,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let whole = record(perf::PERF_RECORD_SAMPLE, &[1, 2, 3, 4]);
+        let whole = record(perf::PERF_RECORD_SAMPLE, &[1, 2, 3, 4, 5]);
         assert!(read(&whole, false).is_some());
         assert_eq!(read(&whole, true), None, "callers are missing");
         for end in 1..whole.len() {

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Samples what runs already. Nothing is stopped and gets no signal: the kernel writes samples into
+//! rings, so that whatever happens to this program, the others go on.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+
+use anyhow::{Context, Result};
+use libc::pid_t;
+use perfctr::Event;
+use perfctr::raw::online;
+use perfctr::watch::{Samples as Rings, Watch};
+
+use super::space::{Files, Space};
+use crate::profile::{Profile, Samples, Thread};
+use crate::program::beside::{self, Beside};
+use crate::program::{Signals, Target, name};
+use crate::text::{counted, tell};
+
+/// Samples the target by these events, each of which has a profile. Returns the exit status of the
+/// command that is run meanwhile.
+pub fn run(
+    target: Target<'_>,
+    events: &[Event],
+    profiles: Vec<Profile>,
+    signals: &Signals,
+) -> Result<(Vec<Profile>, u8)> {
+    let (command, observed): (&[OsString], Option<pid_t>) = match target {
+        Target::Process(pid, command) | Target::Thread(pid, command) => (command, Some(pid)),
+        Target::Program(command) | Target::Cpus(command) => (command, None),
+    };
+    let sampled = profiles.into_iter().zip(events).map(|(profile, &event)| Sampled {
+        event,
+        profile,
+        samples: Samples::default(),
+        rings: Vec::new(),
+        threads: HashMap::new(),
+    });
+    let (files, spaces) = (Files::default(), HashMap::new());
+    let mut recording = Recording { target, sampled: sampled.collect(), files, spaces };
+    let (status, _) = beside::run(command, observed, signals, &mut recording)?;
+    recording.tick()?;
+    Ok((recording.finish(), status))
+}
+
+/// The samples of one event.
+struct Sampled {
+    event: Event,
+    profile: Profile,
+    samples: Samples,
+    rings: Vec<Rings>,
+    /// The index of each thread, by the numbers of its process and its own.
+    threads: HashMap<(u32, u32), u32>,
+}
+
+struct Recording<'a> {
+    target: Target<'a>,
+    sampled: Vec<Sampled>,
+    files: Files,
+    /// The memory of each process.
+    spaces: HashMap<u32, Space>,
+}
+
+impl Recording<'_> {
+    fn finish(self) -> Vec<Profile> {
+        let modules = self.files.modules();
+        let finished = self.sampled.into_iter().map(|sampled| {
+            let Sampled { mut profile, samples, rings, .. } = sampled;
+            samples.fill(&mut profile);
+            profile.modules.clone_from(&modules);
+            profile.lost = rings.iter().map(Rings::lost).sum();
+            if let throttled @ 1.. = rings.iter().map(Rings::throttled).sum::<u64>() {
+                let times = counted(throttled, "time");
+                tell(format_args!("the kernel has paused sampling {times}: too many samples"));
+            }
+            // What a thread has counted after its last sample is not known.
+            for stack in &profile.stacks {
+                profile.threads[stack.thread as usize].count += stack.samples * profile.period;
+            }
+            begin_with_zero(&mut profile);
+            profile
+        });
+        finished.collect()
+    }
+}
+
+/// Makes times those since the first sample.
+fn begin_with_zero(profile: &mut Profile) {
+    let first = profile.stacks.iter().flat_map(|stack| &stack.times).min().copied().unwrap_or(0);
+    for time in profile.stacks.iter_mut().flat_map(|stack| &mut stack.times) {
+        *time -= first;
+    }
+}
+
+/// Opens the rings of an event.
+fn open(target: Target<'_>, event: Event, callers: bool) -> Result<Vec<Rings>> {
+    let open = |watch: Watch| {
+        let watch = if callers { watch.callers() } else { watch };
+        watch.sample(event)
+    };
+    match target {
+        Target::Process(pid, _) => {
+            let watch = Watch::process(pid.cast_unsigned()).inherit();
+            Ok(vec![open(watch).with_context(|| format!("process {pid}"))?])
+        }
+        Target::Thread(tid, _) => {
+            let watch = Watch::thread(tid.cast_unsigned()).inherit();
+            Ok(vec![open(watch).with_context(|| format!("thread {tid}"))?])
+        }
+        Target::Program(_) | Target::Cpus(_) => {
+            let cpus = online().context("which CPUs are there?")?;
+            let of = |cpu| open(Watch::cpu(cpu)).with_context(|| format!("CPU {cpu}"));
+            cpus.into_iter().map(of).collect()
+        }
+    }
+}
+
+impl Beside for Recording<'_> {
+    fn begin(&mut self) -> Result<()> {
+        for sampled in &mut self.sampled {
+            sampled.rings = open(self.target, sampled.event, sampled.profile.call_graph)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the kernel has written meanwhile. Processes that have ended since then have no
+    /// memory in which their code could be found.
+    fn tick(&mut self) -> Result<()> {
+        for Sampled { profile, samples, rings, threads, .. } in &mut self.sampled {
+            for rings in rings {
+                while let Some(sample) = rings.take()? {
+                    let space = self.spaces.entry(sample.pid);
+                    let space = space.or_insert_with(|| Space::unstopped(sample.pid));
+                    let callers = sample.callers.iter().map(|address| address.saturating_sub(1));
+                    let addresses: Vec<u64> = [sample.ip].into_iter().chain(callers).collect();
+                    let frames = space.frames(&mut self.files, &addresses);
+                    let thread = *threads.entry((sample.pid, sample.tid)).or_insert_with(|| {
+                        let (tid, pid, name) = (sample.tid, sample.pid, name(sample.tid as pid_t));
+                        profile.threads.push(Thread { tid, pid, name, count: 0 });
+                        profile.threads.len() as u32 - 1
+                    });
+                    // Several periods may have ended at once.
+                    let periods = (sample.period / profile.period).max(1);
+                    samples.add(thread, frames, periods, Some(sample.time));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests recordings of what runs already, and of several events at once.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::perf_data::calls;
+use crate::run::{Process, file, nobody, run};
+
+/// Returns the samples of each profile of a file by its event.
+fn samples(path: &Path) -> Vec<(String, u64)> {
+    let document: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let profiles = document["profiles"].as_array().cloned().unwrap_or(vec![document]);
+    let of = |profile: &Value| {
+        let stacks = profile["stacks"].as_array().unwrap();
+        let samples = stacks.iter().map(|stack| stack["samples"].as_u64().unwrap()).sum();
+        (profile["event"].as_str().unwrap().to_owned(), samples)
+    };
+    profiles.iter().map(of).collect()
+}
+
+#[test]
+fn what_runs_already_is_sampled_and_goes_on() {
+    let busy = Process::busy(b"busy");
+    let pid = busy.pid();
+    for (n, who) in [format!("-p {pid}"), format!("-t {pid}"), "-a".to_owned()].iter().enumerate() {
+        let profile = file(format!("attached-{n}"));
+        let path = profile.display();
+        let record = format!("record -g -e instructions:u -c 1000003 -o {path} {who} -- sleep 1");
+        let said = run(&record);
+        assert_eq!(said.status, 0, "{who}: {said:?}");
+        let all = samples(&profile);
+        // A busy machine gives it little of the second.
+        assert!(all[0].1 > 20, "{who}: {all:?}");
+        let report = run(&format!("report -i {path} -s thread,module"));
+        let row = |line: &&str| line.contains(&format!("{pid} busy"));
+        let rows: Vec<&str> = report.out.lines().filter(row).collect();
+        assert!(rows.iter().any(|row| row.contains("sh")), "{who}: {report:?}");
+        assert_eq!(run(&format!("record -o /dev/null {who} false")).status, 1, "{who}");
+    }
+    let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    assert!(state.contains(") R "), "it has been stopped: {state}");
+}
+
+#[test]
+fn a_process_is_sampled_to_its_end_with_all_that_it_starts() {
+    let profile = file("attached-to-end");
+    let script = format!("echo; sleep 0.5; {}; sleep 0.3", calls().display());
+    let ended = Process::shell(script.as_bytes());
+    let record = format!("record -e instructions:u -c 1000003 -o {}", profile.display());
+    let said = run(&format!("{record} -p {}", ended.pid()));
+    assert_eq!(said.status, 0, "{said:?}");
+    let report = run(&format!("report -i {} -s thread,symbol", profile.display()));
+    let innermost = report.out.lines().filter(|line| line.contains("innermost")).count();
+    assert_eq!(innermost, 3, "{report:?}");
+    let said = run(&format!("{record} -p {}", nobody()));
+    assert!(said.status == 125 && said.err.contains("process"), "{said:?}");
+}
+
+#[test]
+fn an_observer_that_is_killed_harms_nobody() {
+    let busy = Process::busy(b"busy");
+    let pid = busy.pid().to_string();
+    let arguments = ["record", "-e", "instructions:u", "-c", "1000003", "-o", "/dev/null", "-p"];
+    let mut record = crate::run::perfctr(arguments.into_iter().chain([&*pid])).spawn().unwrap();
+    sleep(Duration::from_millis(500));
+    record.kill().unwrap();
+    record.wait().unwrap();
+    sleep(Duration::from_millis(100));
+    let alive = Command::new("kill").args(["-0", &pid]).status().unwrap();
+    let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    assert!(alive.success() && state.contains(") R "), "{state}");
+}
+
+#[test]
+fn several_events_are_sampled_at_once() {
+    let (program, profile) = (calls(), file("several"));
+    let path = profile.display();
+    let events = "instructions:u,branches/period=2000003/u";
+    let said = run(&format!("record -e {events} -c 1000003 -o {path} {}", program.display()));
+    assert_eq!(said.status, 0, "{said:?}");
+    assert!(said.err.contains(&format!("in {path}: branches:u")), "{said:?}");
+    let found = samples(&profile);
+    let names: Vec<&str> = found.iter().map(|(event, _)| &**event).collect();
+    assert_eq!(names, ["instructions:u", "branches:u"]);
+    // Both count the same clock, and each thread may begin or end in the middle of a period.
+    let (often, seldom) = (found[0].1, found[1].1);
+    assert!(often > 10 && often.abs_diff(2 * seldom) <= 8, "{found:?}");
+    let both = run(&format!("report -i {path}"));
+    assert_eq!(both.out.matches("innermost").count(), 2, "{both:?}");
+    assert!(both.out.contains("one every 2000003 branches:u"), "{both:?}");
+    let refused = run(&format!("report -i {path} -f folded"));
+    assert!(refused.err.contains("instructions:u, branches:u found: `--event`"), "{refused:?}");
+    let one = run(&format!("report -i {path} -f folded --event branches:u"));
+    assert!(one.status == 0 && one.out.contains("innermost"), "{one:?}");
+    let refused = run(&format!("diff {path} {path}"));
+    assert!(refused.err.contains("one event expected"), "{refused:?}");
+    let data = file("several.data");
+    let said = run(&format!("report -i {path} -f perf -o {}", data.display()));
+    assert_eq!(said.status, 0, "{said:?}");
+    let read = run(&format!("report -i {}", data.display()));
+    assert_eq!(read.out, both.out.replace("from native", "from perf"));
+}
