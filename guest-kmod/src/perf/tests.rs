@@ -73,6 +73,19 @@ fn events_are_asked_for_as_perf_does() {
 }
 
 #[test]
+fn a_generic_event_counts_user_mode_and_does_not_sample() {
+    let caps = Machine::caps();
+    let cycles = Generic::Cycles.perf();
+    let wanted = EventConfig::new(&caps, TYPE_HARDWARE, cycles, USER, false).unwrap();
+    assert_eq!(
+        (wanted.general, wanted.fixed, wanted.samples),
+        (0x3c | USER | EVNTSEL_EN, USER | EVNTSEL_EN, 0)
+    );
+    assert_eq!(EventConfig::generic(&caps, cycles), Ok(wanted));
+    assert_eq!(EventConfig::generic(&caps, 7), Err(Errno::NOENT), "no CPU has it");
+}
+
+#[test]
 fn what_would_not_be_counted_as_asked_for_is_refused() {
     let caps = Machine::caps();
     let usual = EventAttr { kind: TYPE_RAW, config: 0xc0, period: 5_000, ..EventAttr::default() };

@@ -4,6 +4,7 @@
 
 use shared_abi::Config;
 
+use super::super::held::Events;
 use super::*;
 
 fn programmed(machine: &Machine, index: u32) -> (u32, u64) {
@@ -199,4 +200,52 @@ fn events_of_a_kind_that_a_thread_has_parted_share_a_counter_again() {
         assert_eq!(add(0xc4, None), Err(Errno::AGAIN), "five kinds, round {round}");
         machine.on(0, |cpu| [0, 1, 2, 3, 4].map(|index| cpu.remove_event(index, 0)));
     }
+}
+
+#[test]
+fn an_event_that_shares_a_counter_again_is_armed_there_though_another_one_does_not_fit() {
+    let machine = Machine::new();
+    let keeps = |slot| Config::new(&Machine::caps(), &[counter(slot, BRANCHES)]).unwrap();
+    let add = |event: EventConfig, left: i64, kept: Option<&Config>| {
+        machine.on(0, |cpu| {
+            cpu.disable_events();
+            let added = cpu.add_event(&event, kept);
+            if let Ok(index) = added {
+                cpu.start_event(index, left.unsigned_abs(), left);
+            }
+            cpu.enable_events(None);
+            added
+        })
+    };
+    assert_eq!(add(event(0xc0, false), 0, None), Ok(0), "on counter 3");
+    assert_eq!(add(event(0xc0, true), 5_000, Some(&keeps(3))), Ok(1), "on counter 2");
+    assert_eq!(programmed(&machine, 1), (1 << 2, 5_000));
+    let [one, two, three] = [1, 2, 3].map(|number| event(0xc4 | number << 24, false));
+    assert_eq!([add(one, 0, None), add(two, 0, None)], [Ok(2), Ok(3)], "on counters 1 and 0");
+    // The thread needs counter 2 for something else.
+    assert_eq!(add(three, 0, Some(&keeps(2))), Err(Errno::AGAIN));
+    assert_eq!(programmed(&machine, 1), (1 << 3, 5_000), "it is beside the first one now");
+    machine.execute(0, 50, 4);
+    let counts = [0, 1, 2, 3].map(|n| machine.progress(0, n).count);
+    assert_eq!(counts, [50, 50, 4, 4]);
+}
+
+#[test]
+fn only_events_that_a_counter_can_count_share_it() {
+    let (mut events, nothing) = (Events::default(), Config::default());
+    let instructions = Generic::Instructions.perf();
+    let fixed = EventConfig::generic(&Machine::caps(), instructions).unwrap();
+    // A fixed counter's select word only says in which mode it counts, so it is the same for these.
+    let others = [0, 1, 2, 3].map(|number| event(0xc4 | number << 24, false));
+    assert_eq!(others.map(|other| other.fixed), [fixed.fixed; 4]);
+    for (event, slot) in
+        [fixed, others[0], others[1], others[2], others[3]].iter().zip([16, 3, 2, 1, 0])
+    {
+        let index = events.add(event, &nothing, &nothing).unwrap();
+        assert_eq!(events.get(index).unwrap().1.index(), slot, "event {index}");
+    }
+    let more = events.add(&event(0xc4 | 4 << 24, false), &nothing, &nothing);
+    assert_eq!(more, Err(Errno::AGAIN), "there are 4 general counters");
+    let slots = [0, 1, 2, 3, 4].map(|index| events.get(index).unwrap().1.index());
+    assert_eq!(slots, [16, 3, 2, 1, 0]);
 }
