@@ -6,7 +6,6 @@
 #include <linux/cpuhotplug.h>
 #include <linux/moduleparam.h>
 #include <linux/percpu.h>
-#include <linux/syscore_ops.h>
 #include <asm/apic.h>
 
 #include "private.h"
@@ -46,9 +45,20 @@ struct perfctr_core_cpu *perfctr_this_cpu(void)
 	return core_of(this_cpu_ptr(&perfctr_pcpu));
 }
 
+/* Modules of Linux 6.6 and later have no apic_read() and apic_write(). */
+static u32 read_lvtpc(void)
+{
+	return apic->read(APIC_LVTPC);
+}
+
+static void write_lvtpc(u32 value)
+{
+	apic->write(APIC_LVTPC, value);
+}
+
 void perfctr_unmask_interrupt(void)
 {
-	apic_write(APIC_LVTPC, APIC_DM_NMI);
+	write_lvtpc(APIC_DM_NMI);
 }
 
 /*
@@ -62,7 +72,7 @@ bool perfctr_nmi_is_ours(void)
 	if (!READ_ONCE(pcpu->interrupts))
 		return false;
 	if (boot_cpu_data.x86_vendor == X86_VENDOR_INTEL)
-		return apic_read(APIC_LVTPC) & APIC_LVT_MASKED;
+		return read_lvtpc() & APIC_LVT_MASKED;
 	return perfctr_core_explains_nmi(core_of(pcpu));
 }
 
@@ -88,7 +98,7 @@ static int come_up(void)
 		       (const char *)why.expected, why.found);
 		return -ENODEV;
 	}
-	pcpu->lvtpc = apic_read(APIC_LVTPC);
+	pcpu->lvtpc = read_lvtpc();
 	perfctr_unmask_interrupt();
 	WRITE_ONCE(pcpu->interrupts, true);
 	return 0;
@@ -103,7 +113,7 @@ static void go_down(void)
 		return;
 	WRITE_ONCE(pcpu->interrupts, false);
 	perfctr_core_cpu_down(core_of(pcpu));
-	apic_write(APIC_LVTPC, pcpu->lvtpc);
+	write_lvtpc(pcpu->lvtpc);
 }
 
 /*
@@ -137,13 +147,13 @@ static int perfctr_cpu_offline(unsigned int cpu)
 }
 
 /* For the boot CPU, which does not go offline when the machine sleeps. */
-static int perfctr_sleep(void)
+static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 {
 	go_down();
 	return 0;
 }
 
-static void perfctr_wake(void)
+static void perfctr_wake(PERFCTR_SYSCORE_ARGS)
 {
 	if (perfctr_taken)
 		come_up();
@@ -154,6 +164,8 @@ static struct syscore_ops perfctr_syscore_ops = {
 	.resume = perfctr_wake,
 };
 
+static struct syscore perfctr_syscore = { .ops = &perfctr_syscore_ops };
+
 int perfctr_start_cpus(void)
 {
 	int err = cpuhp_setup_state(CPUHP_AP_ONLINE_DYN, "kvm/perfctr:online",
@@ -162,13 +174,13 @@ int perfctr_start_cpus(void)
 	if (err < 0)
 		return err;
 	perfctr_cpuhp_state = err;
-	register_syscore_ops(&perfctr_syscore_ops);
+	register_syscore(&perfctr_syscore);
 	return 0;
 }
 
 void perfctr_stop_cpus(void)
 {
-	unregister_syscore_ops(&perfctr_syscore_ops);
+	unregister_syscore(&perfctr_syscore);
 	cpuhp_remove_state(perfctr_cpuhp_state);
 }
 

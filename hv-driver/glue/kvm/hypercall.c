@@ -3,7 +3,6 @@
 
 #include <linux/kvm_host.h>
 
-#include "kvm_cache_regs.h"
 #include "x86.h"
 
 #include "private.h"
@@ -100,8 +99,11 @@ int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)
 
 	if (!perfctr_on)
 		return -ENODEV;
-	/* A nested guest's hypercall is refused: its page would be its host's. */
-	if (is_guest_mode(vcpu))
+	/*
+	 * A nested guest's hypercall is refused: its page would be its host's. So
+	 * is one of a guest whose registers and memory the host cannot read.
+	 */
+	if (is_guest_mode(vcpu) || vcpu->arch.guest_state_protected)
 		return -EPERM;
 	return perfctr_core_hypercall(perfctr_driver(), &caller, op, argument,
 				      length);

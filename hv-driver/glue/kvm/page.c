@@ -89,7 +89,7 @@ static void release(struct kvm *kvm, struct perfctr_vcpu *p)
 
 void perfctr_update_rdpmc(struct kvm_vcpu *vcpu)
 {
-	kvm_make_request(KVM_REQ_MSR_FILTER_CHANGED, vcpu);
+	kvm_make_request(KVM_REQ_RECALC_INTERCEPTS, vcpu);
 }
 
 int perfctr_page_register(struct kvm_vcpu *vcpu, gfn_t gfn,
@@ -186,7 +186,7 @@ bool perfctr_intercept_rdpmc(const struct kvm_vcpu *vcpu)
 	return !p || !perfctr_has_counters(p) || !perfctr_allowed(vcpu->kvm) ||
 	       perfctr_core_rdpmc_exits(perfctr_driver());
 }
-EXPORT_SYMBOL_GPL(perfctr_intercept_rdpmc);
+EXPORT_SYMBOL_FOR_KVM_INTERNAL(perfctr_intercept_rdpmc);
 
 /* VMX loads these values when the vCPU is entered and left. */
 void perfctr_glue_load_at_switch(uint64_t inside, uint64_t outside)
@@ -205,4 +205,4 @@ bool perfctr_at_switch(const struct kvm_vcpu *vcpu, u64 *inside, u64 *outside)
 	*outside = p ? p->outside : 0;
 	return READ_ONCE(perfctr_taken);
 }
-EXPORT_SYMBOL_GPL(perfctr_at_switch);
+EXPORT_SYMBOL_FOR_KVM_INTERNAL(perfctr_at_switch);

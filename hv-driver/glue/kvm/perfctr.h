@@ -5,6 +5,7 @@
 
 #include <linux/types.h>
 
+#include "compat.h"
 #include "perfctr_abi.h"
 
 struct kvm_vcpu;

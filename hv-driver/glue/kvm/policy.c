@@ -77,7 +77,7 @@ static void set_policy(struct kvm *kvm, bool allowed)
 	else if (change == PERFCTR_POLICY_CHANGE_TELL)
 		tell(kvm);
 	/* Has the intercepts of RDPMC set anew. */
-	kvm_make_all_cpus_request(kvm, KVM_REQ_MSR_FILTER_CHANGED);
+	kvm_make_all_cpus_request(kvm, KVM_REQ_RECALC_INTERCEPTS);
 }
 
 /*

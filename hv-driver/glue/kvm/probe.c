@@ -8,10 +8,10 @@
 
 bool perfctr_glue_try_rdmsr(uint32_t msr, uint64_t *value)
 {
-	return !rdmsrl_safe(msr, value);
+	return !rdmsrq_safe(msr, value);
 }
 
 bool perfctr_glue_try_wrmsr(uint32_t msr, uint64_t value)
 {
-	return !wrmsrl_safe(msr, value);
+	return !wrmsrq_safe(msr, value);
 }

@@ -4,6 +4,18 @@
  * otherwise. Both reserve them in the same allocator, so that one of them has
  * all counters: perf from the first event that is opened to the last that is
  * closed.
+ *
+ * Whoever holds one of these may wait for a later one, and never for an earlier
+ * one:
+ * 1. a vCPU's mutex, or the mutex of KVM's module parameters
+ * 2. the worker of settle()
+ * 3. perfctr_reserve_lock
+ * 4. kvm_lock; or the lock of CPU hotplug, and what the watchdog's file takes;
+ *    neither of the two while the driver holds the other one
+ * 5. a machine's slots_lock, which others take while they hold kvm_lock
+ * 6. the end of all sections of that machine's SRCU
+ * So nobody who is in such a section waits for any of the others. A CPU that
+ * comes up or goes down takes perfctr_departed_lock only.
  */
 
 #define pr_fmt(fmt) "perfctr: " fmt

@@ -6,7 +6,6 @@
 #include <asm/apic.h>
 #include <asm/nmi.h>
 
-#include "kvm_cache_regs.h"
 #include "lapic.h"
 #include "x86.h"
 
@@ -105,7 +104,7 @@ void perfctr_svm_enter(struct kvm_vcpu *vcpu, u8 cpl)
 		perfctr_core_enter_guest(perfctr_this_cpu(), perfctr_core_of(p),
 					 !cpl);
 }
-EXPORT_SYMBOL_GPL(perfctr_svm_enter);
+EXPORT_SYMBOL_FOR_KVM_INTERNAL(perfctr_svm_enter);
 
 bool perfctr_rdpmc(struct kvm_vcpu *vcpu)
 {
@@ -125,8 +124,8 @@ bool perfctr_rdpmc(struct kvm_vcpu *vcpu)
 	local_irq_enable();
 	if (!known)
 		return false;
-	kvm_rax_write(vcpu, (u32)value);
-	kvm_rdx_write(vcpu, value >> 32);
+	kvm_register_write_raw(vcpu, VCPU_REGS_RAX, (u32)value);
+	kvm_register_write_raw(vcpu, VCPU_REGS_RDX, value >> 32);
 	return true;
 }
 

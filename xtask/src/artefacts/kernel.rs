@@ -13,8 +13,13 @@ use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
 
+/// The version in Debian 12, which is the usual one.
+pub const USUAL: &str = "6.1";
+
 /// A kernel image with its modules.
 pub struct Kernel {
+    /// Its version, as [`of`] takes it.
+    pub version: String,
     /// Its release, such as `6.1.0-30-amd64`.
     pub release: String,
     /// The kernel as an ELF file, which both Xen and QEMU boot. It is what the compressed boot
@@ -85,11 +90,24 @@ fn recipe(version: &str) -> Result<(Recipe, String)> {
 
 /// Gets the kernel of this version, or Debian 12's own.
 pub fn of(version: Option<&str>) -> Result<Kernel> {
-    let Some(version) = version else { return kernel() };
+    let Some(version) = version.filter(|version| *version != USUAL) else { return kernel() };
     let (recipe, text) = recipe(version)?;
     let key = Key::new("linux of another release 1").text(&text);
     let dir = cache::artefact(&format!("linux-{version}"), key, |dir| foreign(&recipe, dir))?;
-    found(&dir, Some(dir.join(SYSTEM)))
+    found(version, &dir, Some(dir.join(SYSTEM)))
+}
+
+/// Fetches the package with the source of the kernel into `dir`. Returns the archive in it.
+pub fn fetch_source(kernel: &Kernel, dir: &Path) -> Result<PathBuf> {
+    let package = format!("linux-source-{}", kernel.version);
+    let debs = if kernel.version == USUAL {
+        apt::fetch(&[&package], false, dir)?
+    } else {
+        apt::fetch_of(&recipe(&kernel.version)?.0.suites, &package, dir)?
+    };
+    apt::unpack(&debs, dir)?;
+    fs::remove_dir_all(dir.join("debs"))?;
+    Ok(dir.join(format!("usr/src/{package}.tar.xz")))
 }
 
 /// The name of the archive of another release's system.
@@ -141,7 +159,7 @@ pub fn kernel() -> Result<Kernel> {
         let recipe = Recipe { suites: vec![apt::TESTBED.to_owned()], xen: None };
         let key = Key::new("linux of the testbed's release 1");
         let dir = cache::artefact("linux", key, |dir| foreign(&recipe, dir))?;
-        return found(&dir, Some(dir.join(SYSTEM)));
+        return found(USUAL, &dir, Some(dir.join(SYSTEM)));
     }
     let dir = cache::artefact("linux", Key::new("linux 2"), |dir| {
         apt::install(&["xz-utils"], "unpacking the kernel")?;
@@ -158,12 +176,13 @@ pub fn kernel() -> Result<Kernel> {
         fs::write(dir.join("release"), release)?;
         Ok(())
     })?;
-    found(&dir, None)
+    found(USUAL, &dir, None)
 }
 
-fn found(dir: &Path, system: Option<PathBuf>) -> Result<Kernel> {
+fn found(version: &str, dir: &Path, system: Option<PathBuf>) -> Result<Kernel> {
     let release = fs::read_to_string(dir.join("release"))?;
     Ok(Kernel {
+        version: version.to_owned(),
         image: dir.join("vmlinux"),
         boot_image: boot_image(dir, &release)?,
         modules: modules_dir(dir).join(&release).join("kernel"),

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Builds KVM with the driver inside: the modules for Debian's own kernel, from the source package
+//! Builds KVM with the driver inside: the modules for a kernel of Debian's, from the source package
 //! of the same version.
+//!
+//! Modules for this machine's release of Debian are built in the whole source, which is configured
+//! as the kernel is. Those for another release are built in a system of that release, in whose
+//! headers KVM's directory is put.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::glue::Glue;
 use crate::artefacts::kernel::{self, Kernel};
 use crate::artefacts::rustobj;
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
+use crate::tools::chroot::Chroot;
 use crate::tools::overlay::{self, Files};
 use crate::tools::sh::{self, cmd};
-
-/// The version of Linux whose KVM gets lines inserted.
-const UPSTREAM: &str = "6.1";
 
 const PACKAGES: &[&str] =
     &["bc", "bison", "build-essential", "flex", "libelf-dev", "libssl-dev", "xz-utils"];
@@ -25,6 +27,9 @@ const PACKAGES: &[&str] =
 const KVM: &str = "arch/x86/kvm";
 const GLUE: Glue = Glue { host: "kvm", dir: "arch/x86/kvm/perfctr" };
 
+/// What KVM is built from beside the kernel's headers.
+const SOURCES: [&str; 3] = [KVM, "arch/x86/include/asm/kvm_host.h", "virt/kvm"];
+
 /// The modules: the one that all CPUs share, and one for each vendor's CPUs that is loaded after
 /// it.
 pub const COMMON: &str = "kvm.ko";
@@ -32,30 +37,80 @@ pub const AMD: &str = "kvm-amd.ko";
 pub const INTEL: &str = "kvm-intel.ko";
 pub const MODULES: [&str; 3] = [COMMON, AMD, INTEL];
 
+/// Returns the versions of Linux whose KVM gets lines inserted.
+pub fn releases() -> Result<Vec<String>> {
+    GLUE.releases()
+}
+
 /// Builds the modules, and returns their directory.
 pub fn modules(kernel: &Kernel) -> Result<PathBuf> {
     let source = source(kernel)?;
-    let files = driver(&source)?;
+    let files = driver(kernel, &source)?;
     let mut key = Key::new("kvm 2").text(&source.to_string_lossy());
     for (path, content) in &files {
         key = key.text(path).bytes(content);
     }
-    cache::artefact("kvm", key, |dir| {
-        let work = cache::root()?.join("work/kvm");
-        overlay::apply(&source, &work, &files)?;
-        let mut make = cmd("make", [&sh::jobs(), &format!("KERNELRELEASE={}", kernel.release)]);
-        make.args([&format!("M={KVM}"), "modules"]).current_dir(&work);
-        sh::logged(&mut make, &cache::log("kvm")?)?;
-        for module in MODULES {
-            fs::copy(work.join(KVM).join(module), dir.join(module)).context(module)?;
-        }
-        Ok(())
+    let name = named("kvm", kernel);
+    cache::artefact(&name, key, |dir| match &kernel.system {
+        Some(system) => build_in(system, kernel, &source, &files, dir),
+        None => build(kernel, &source, &files, dir),
     })
 }
 
-/// Puts the modules for Debian 12's kernel into `dir`, and prints which kernel that is.
-pub fn write(dir: &Path) -> Result<()> {
-    let kernel = kernel::kernel()?;
+/// Returns the name of what is made for this kernel.
+fn named(what: &str, kernel: &Kernel) -> String {
+    if kernel.version == kernel::USUAL {
+        what.to_owned()
+    } else {
+        format!("{what}-{}", kernel.version)
+    }
+}
+
+/// Builds the modules in the kernel's whole source, and copies them into `dir`.
+fn build(kernel: &Kernel, source: &Path, files: &Files, dir: &Path) -> Result<()> {
+    let work = cache::root()?.join("work/kvm");
+    overlay::apply(source, &work, files)?;
+    let mut make = cmd("make", [&sh::jobs(), &format!("KERNELRELEASE={}", kernel.release)]);
+    make.args([&format!("M={KVM}"), "modules"]).current_dir(&work);
+    sh::logged(&mut make, &cache::log("kvm")?)?;
+    for module in MODULES {
+        fs::copy(work.join(KVM).join(module), dir.join(module)).context(module)?;
+    }
+    Ok(())
+}
+
+/// Builds the modules in the headers of another release's system, and copies them into `dir`. The
+/// system is kept, so that the next time only what is affected is compiled.
+fn build_in(
+    system: &Path,
+    kernel: &Kernel,
+    source: &Path,
+    files: &Files,
+    dir: &Path,
+) -> Result<()> {
+    let work = cache::root()?.join("work");
+    let tree = work.join(named("kvm-tree", kernel));
+    overlay::apply(source, &tree, files)?;
+    let debian = Chroot::kept(system, &work.join(named("kvm", kernel)))?;
+    // The kernel's own directory of headers refers to the one that its flavours share.
+    let shared = debian.run("echo /usr/src/linux-headers-*-common")?;
+    let shared = shared.trim();
+    sh::as_root(cmd("cp", ["-a"]).arg(tree.join(".")).arg(debian.path(shared)))?;
+    debian.run(&format!(
+        "make {} -C /lib/modules/{}/build M={shared}/{KVM} modules",
+        sh::jobs(),
+        kernel.release
+    ))?;
+    for module in MODULES {
+        debian.get(&format!("{shared}/{KVM}/{module}"), &dir.join(module))?;
+    }
+    Ok(())
+}
+
+/// Puts the modules for a version's kernel, or for Debian 12's, into `dir`, and prints which kernel
+/// that is.
+pub fn write(version: Option<&str>, dir: &Path) -> Result<()> {
+    let kernel = kernel::of(version)?;
     let built = modules(&kernel)?;
     fs::create_dir_all(dir)?;
     for module in MODULES {
@@ -66,29 +121,55 @@ pub fn write(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns what the project changes in Linux' source, as a patch.
-pub fn patch() -> Result<String> {
-    GLUE.patch(&source(&kernel::kernel()?)?, UPSTREAM)
+/// Returns what the project changes in the source of a version of Linux, or of Debian 12's, as a
+/// patch.
+pub fn patch(version: Option<&str>) -> Result<String> {
+    let kernel = kernel::of(version)?;
+    GLUE.patch(&source(&kernel)?, &kernel.version)
 }
 
 /// Returns the directory of the kernel's source, ready to build modules for it.
 fn source(kernel: &Kernel) -> Result<PathBuf> {
     let key = Key::new("linux source 1").text(&kernel.release);
-    let dir = cache::artefact("source-linux", key, |dir| {
-        apt::install(PACKAGES, "building KVM")?;
-        let package = format!("linux-source-{UPSTREAM}");
-        let debs = apt::fetch(&[&package], false, dir)?;
-        apt::unpack(&debs, dir)?;
-        fs::remove_dir_all(dir.join("debs"))?;
-        let archive = dir.join(format!("usr/src/{package}.tar.xz"));
+    let dir = cache::artefact(&named("source-linux", kernel), key, |dir| {
+        let archive = kernel::fetch_source(kernel, dir)?;
         let tree = dir.join("tree");
         fs::create_dir_all(&tree)?;
         let mut tar = cmd("tar", ["--strip-components=1", "--no-same-owner", "-xf"]);
-        sh::output(tar.arg(&archive).arg("-C").arg(&tree))?;
-        fs::remove_dir_all(dir.join("usr"))?;
-        prepare(kernel, &tree)
+        tar.arg(&archive).arg("-C").arg(&tree);
+        if kernel.system.is_none() {
+            apt::install(PACKAGES, "building KVM")?;
+            sh::output(&mut tar)?;
+            prepare(kernel, &tree)?;
+        } else {
+            apt::install(&["xz-utils"], "unpacking sources")?;
+            let part = |part: &str| format!("linux-source-{}/{part}", kernel.version);
+            tar.args(["Makefile"].iter().chain(&SOURCES).map(|name| part(name)));
+            sh::output(&mut tar)?;
+            is_of_its_release(kernel, &tree)?;
+        }
+        Ok(fs::remove_dir_all(dir.join("usr"))?)
     })?;
     Ok(dir.join("tree"))
+}
+
+/// Fails unless the source has the version that the kernel's release begins with. A mirror may have
+/// a later one by now.
+fn is_of_its_release(kernel: &Kernel, tree: &Path) -> Result<()> {
+    let makefile = tree.join("Makefile");
+    let text = fs::read_to_string(&makefile)?;
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.split_once('='));
+        line.map(|(_, value)| value.trim().to_owned()).context(name.to_owned())
+    };
+    let version = [value("VERSION")?, value("PATCHLEVEL")?, value("SUBLEVEL")?].join(".");
+    let release = &kernel.release;
+    ensure!(
+        release.strip_prefix(&version).is_some_and(|rest| rest.starts_with(['+', '-'])),
+        "the source is {version}, but the kernel is {release}; remove the kernel from the cache"
+    );
+    // The headers have a makefile of their own.
+    Ok(fs::remove_file(makefile)?)
 }
 
 /// Configures the source as the kernel is, and gives it the kernel's release.
@@ -107,9 +188,9 @@ fn prepare(kernel: &Kernel, tree: &Path) -> Result<()> {
 }
 
 /// Returns every file of Linux' tree that the driver adds or changes.
-fn driver(source: &Path) -> Result<Files> {
+fn driver(kernel: &Kernel, source: &Path) -> Result<Files> {
     let mut files = GLUE.files()?;
     files.insert(format!("{}/perfctr_core.o_shipped", GLUE.dir), fs::read(rustobj::kvm()?)?);
-    files.extend(GLUE.insertions(source, UPSTREAM)?);
+    files.extend(GLUE.insertions(source, &kernel.version)?);
     Ok(files)
 }

@@ -63,13 +63,14 @@ pub const CHECKS: &[Check] = &[
     Check { name: "modules of KVM", pace: Slow, run: objects::check_kvm },
     Check { name: "licences of crates", pace: Slow, run: licences::check },
     Check { name: "insertions into Xen", pace: Slow, run: || xen::patch(None).map(drop) },
-    Check { name: "insertions into Linux", pace: Slow, run: || kvm::patch().map(drop) },
+    Check { name: "insertions into Linux", pace: Slow, run: || kvm::patch(None).map(drop) },
     Check { name: "insertions into other releases", pace: Named, run: other_releases },
 ];
 
-/// Checks that each anchor is found once in every release of Xen.
+/// Checks that each anchor is found once in every release of Xen and of Linux.
 fn other_releases() -> Result<()> {
-    xen::releases()?.iter().try_for_each(|release| xen::patch(Some(release)).map(drop))
+    xen::releases()?.iter().try_for_each(|release| xen::patch(Some(release)).map(drop))?;
+    kvm::releases()?.iter().try_for_each(|release| kvm::patch(Some(release)).map(drop))
 }
 
 fn lints() -> Result<()> {

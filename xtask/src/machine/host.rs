@@ -57,7 +57,7 @@ pub fn layer(
     archive.tree("", &rootfs::vmm()?)?;
     archive.file("init", 0o755, &fs::read(guest::init()?)?)?;
     let mut modules = initramfs::boot_modules(&mut archive, &kernel, &MODULES)?;
-    let built = if host.release.is_none() { Some(kvm::modules(&kernel)?) } else { None };
+    let built = if host.stock { None } else { Some(kvm::modules(&kernel)?) };
     let vendors = match spec.topology.emulator {
         Emulator::Qemu => kvm::AMD,
         Emulator::Bochs => kvm::INTEL,

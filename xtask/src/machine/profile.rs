@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -63,8 +64,11 @@ pub struct Topology {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// The version of Linux, with KVM as it comes, if it is not Debian 12's with the driver inside.
+    /// The version of Linux, if it is not Debian 12's.
     pub release: Option<String>,
+    /// Whether KVM is as it comes, without the driver.
+    #[serde(default)]
+    pub stock: bool,
     /// Number of the guest's virtual CPUs.
     pub vcpus: u32,
     /// The guest's CPU, in QEMU's words.
@@ -114,6 +118,28 @@ impl Hypervisor {
     }
 }
 
+/// The version of Linux that hosts of virtual machines have in place of Debian 12's.
+static HOST_LINUX: OnceLock<String> = OnceLock::new();
+
+/// How a verb's user chooses the version of Linux that hosts of virtual machines have.
+#[derive(Default, clap::Args)]
+pub struct HostLinux {
+    /// Give the host of a virtual machine this version of Linux, such as 6.12, instead of Debian
+    /// 12's.
+    #[arg(long, value_name = "VERSION")]
+    host_linux: Option<String>,
+}
+
+impl HostLinux {
+    /// Has every host that is described from now on be of the chosen version.
+    pub fn choose(&self) {
+        if let Some(version) = &self.host_linux {
+            // Each verb chooses once.
+            HOST_LINUX.get_or_init(|| version.clone());
+        }
+    }
+}
+
 impl Topology {
     /// Reads the profile called `name`.
     pub fn named(name: &str) -> Result<Self> {
@@ -125,6 +151,11 @@ impl Topology {
                 known.iter().map(|(file, _)| file.trim_end_matches(".toml")).collect();
             bail!("no topology {name}; there are: {}", known.join(", "));
         }
-        toml::from_str(&fs::read_to_string(&path)?).with_context(|| path.display().to_string())
+        let mut topology: Self = toml::from_str(&fs::read_to_string(&path)?)
+            .with_context(|| path.display().to_string())?;
+        if let (Some(host), Some(version)) = (&mut topology.kvm, HOST_LINUX.get()) {
+            host.release = Some(version.clone());
+        }
+        Ok(topology)
     }
 }

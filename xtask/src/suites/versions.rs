@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::artefacts::{kernel, rootfs, xen};
+use crate::artefacts::kernel::{self, USUAL};
+use crate::artefacts::{rootfs, xen};
 use crate::machine::{self, Outcome, Spec, Status};
 use crate::suites::pmu;
 use crate::suites::report::{Report, Volume, all};
 use crate::tools::sh;
-
-/// The usual kernel, which is that of the testbed's Debian.
-const USUAL: &str = "6.1";
 
 /// The questions that each pair is asked: a word for the table, the test's name, and the command.
 const ASKED: [(&str, &str, &str); 3] = [

@@ -250,7 +250,22 @@ pub fn fetch(packages: &[&str], closure: bool, dir: &Path) -> Result<Vec<PathBuf
         }
         sh::logged(command.args(packages).current_dir(&debs), &log)
     })?;
-    let found = cache::files(&debs)?;
+    package_files(&debs)
+}
+
+/// Fetches a package into `dir` from the last of these suites. Returns its file.
+pub fn fetch_of(suites: &[String], package: &str, dir: &Path) -> Result<Vec<PathBuf>> {
+    let debs = dir.join("debs");
+    fs::create_dir_all(&debs)?;
+    let suite = suites.last().context("a package is in a suite")?;
+    let mut command = apt("apt-get", &Suites::Other(suites.to_vec()))?;
+    command.arg("download").arg(format!("{package}/{suite}")).current_dir(&debs);
+    sh::logged(&mut command, &cache::log("apt-fetch")?)?;
+    package_files(&debs)
+}
+
+fn package_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let found = cache::files(dir)?;
     Ok(found.into_iter().map(|(_, path)| path).filter(|p| extension(p) == "deb").collect())
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Runs commands in a Debian system that is a directory.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::tools::apt;
 use crate::tools::sh::{self, cmd};
@@ -55,6 +56,21 @@ impl Chroot {
         chroot.remove()?;
         sh::as_root(cmd("mkdir", ["-p"]).arg(dir))?;
         chroot.fill(archive)
+    }
+
+    /// Returns the system that was unpacked from this archive into `dir` before, as it is by now,
+    /// or unpacks it.
+    pub fn kept(archive: &Path, dir: &Path) -> Result<Self> {
+        let name = dir.file_name().context("a system has a directory")?.to_string_lossy();
+        let unpacked = dir.with_file_name(format!("{name}.unpacked"));
+        let from = archive.to_string_lossy();
+        if fs::read_to_string(&unpacked).is_ok_and(|text| text == from) {
+            return Ok(Self { dir: dir.to_owned(), disk: None });
+        }
+        fs::remove_file(&unpacked).ok();
+        let chroot = Self::unpack(archive, dir)?;
+        fs::write(unpacked, from.as_bytes())?;
+        Ok(chroot)
     }
 
     /// Unpacks a system on a disk of its own, which boot loaders need.

@@ -218,7 +218,7 @@ impl Machine {
         }
         match self {
             Self::KvmMediated => {
-                host.release = Some(MEDIATED.to_owned());
+                (host.release, host.stock) = (Some(MEDIATED.to_owned()), true);
                 host.vendor_args = "enable_mediated_pmu=1".to_owned();
             }
             Self::KvmNone => host.args = "enable_pmu=0".to_owned(),

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
-use crate::machine::{self, Spec, Status};
+use crate::machine::{self, HostLinux, Spec, Status};
 use crate::suites::{kvm, tenants};
 use crate::tools::cache;
 
@@ -61,6 +61,8 @@ pub struct Args {
     /// Choose who counts.
     #[arg(long, value_enum, default_value_t = Kind::Pv)]
     topology: Kind,
+    #[command(flatten)]
+    host_linux: HostLinux,
     /// Start all random sequences, of the topologies pv and amd-pv, from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -68,6 +70,7 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<ExitCode> {
+    args.host_linux.choose();
     let out = cache::root()?.join("demo");
     let (mut spec, programs) = match args.topology {
         Kind::Pv => (spec("pv", args.seed)?, &PV),

@@ -84,14 +84,20 @@ enum Verb {
     Mutants(mutants::Args),
     /// Put each fault of tests/faults in force, and see that a test notices.
     Faults(faults::Args),
-    /// Build KVM's modules with the driver inside, for Debian 12's kernel.
+    /// Build KVM's modules with the driver inside.
     Kvm {
+        /// Take the kernel of this version, such as 6.12, instead of Debian 12's.
+        #[arg(long, value_name = "VERSION")]
+        release: Option<String>,
         /// Put the modules into this directory.
         #[arg(default_value = "target/dist")]
         dir: PathBuf,
     },
     /// Print what the project changes in the source of Linux, as a patch.
-    KvmPatch,
+    KvmPatch {
+        /// Take this version, such as 6.12, instead of Debian 12's.
+        release: Option<String>,
+    },
     /// Print what the project changes in Xen's source, as a patch.
     XenPatch {
         /// Take this release, such as 4.20, instead of that of this machine's Debian.
@@ -122,8 +128,8 @@ impl Cli {
             Verb::Sim(args) => return sim::run(&args),
             Verb::Mutants(args) => mutants::run(&args)?,
             Verb::Faults(args) => return faults::run(args),
-            Verb::Kvm { dir } => kvm::write(&dir)?,
-            Verb::KvmPatch => print!("{}", kvm::patch()?),
+            Verb::Kvm { release, dir } => kvm::write(release.as_deref(), &dir)?,
+            Verb::KvmPatch { release } => print!("{}", kvm::patch(release.as_deref())?),
             Verb::XenPatch { release } => print!("{}", xen::patch(release.as_deref())?),
         }
         Ok(ExitCode::SUCCESS)

@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
+use crate::machine::HostLinux;
 use crate::suites::report::{Report, Suite, Tier, Volume};
 use crate::suites::{SUITES, changed};
 use crate::tools::sh::{self, cmd};
@@ -47,6 +48,8 @@ pub struct Args {
     /// usual one.
     #[arg(long, value_name = "NAME")]
     topology: Option<String>,
+    #[command(flatten)]
+    host_linux: HostLinux,
 }
 
 impl Args {
@@ -87,6 +90,7 @@ impl Args {
 
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<ExitCode> {
+    args.host_linux.choose();
     let broken = args.changed.as_deref().map(changed::since).transpose()?;
     if broken.as_ref().is_some_and(BTreeSet::is_empty) {
         println!("nothing has changed");
@@ -194,6 +198,7 @@ mod tests {
             suite: suite.map(str::to_owned),
             changed: None,
             topology: None,
+            host_linux: HostLinux::default(),
         };
         let wants = |tier, suite| args(tier, suite).wants(&slow);
         assert!(wants(Some(Choice::Long), None) && wants(None, Some("slow")));
@@ -211,6 +216,7 @@ mod tests {
                 suite: suite.clone(),
                 changed: None,
                 topology: topology.clone(),
+                host_linux: HostLinux::default(),
             };
             let [one, long] = [args(None), args(Some(Choice::Long))]
                 .map(|args| [args.wants(&usual), args.wants(&other)]);
@@ -227,7 +233,8 @@ mod tests {
     fn what_a_change_breaks_is_run_whatever_its_tier_unless_one_is_asked_for() {
         let wants = |tier, topology: Option<&str>, suite: &Suite| {
             let topology = topology.map(str::to_owned);
-            Args { tier, suite: None, changed: None, topology }.wants_of_table(suite)
+            let host_linux = HostLinux::default();
+            Args { tier, suite: None, changed: None, topology, host_linux }.wants_of_table(suite)
         };
         let other = Suite::on("kvm", "slow-kvm", |_| Ok(()));
         let model = Suite::model("quick", |_| Ok(()));

@@ -13,7 +13,7 @@ use crate::artefacts::guest;
 use crate::artefacts::rootfs;
 use crate::artefacts::shim;
 use crate::artefacts::xen::Flavour;
-use crate::machine::{self, Spec};
+use crate::machine::{self, HostLinux, Spec};
 use crate::tools::cache;
 
 /// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
@@ -47,6 +47,8 @@ pub struct Args {
     /// Boot this version of the kernel, such as 6.12, instead of that of this machine's Debian.
     #[arg(long, value_name = "VERSION")]
     linux: Option<String>,
+    #[command(flatten)]
+    host_linux: HostLinux,
     /// Give the machine's CPUs these further features, such as pmu-tally=on.
     #[arg(long, value_name = "FEATURES")]
     cpu: Option<String>,
@@ -78,6 +80,7 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: Args) -> Result<ExitCode> {
+    args.host_linux.choose();
     let mut spec = Spec::new(&args.topology, args.command)?;
     if args.perf {
         spec.files.push((rootfs::perf()?, "/".into()));

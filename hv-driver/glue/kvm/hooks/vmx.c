@@ -4,10 +4,12 @@ static bool perfctr_switch_global_ctrl(struct vcpu_vmx *vmx)
 {
 	u64 inside, outside;
 
-	if (perfctr_intercept_rdpmc(&vmx->vcpu))
+	if (!perfctr_intercept_rdpmc(&vmx->vcpu)) {
+		if (!is_guest_mode(&vmx->vcpu))
+			exec_controls_clearbit(vmx, CPU_BASED_RDPMC_EXITING);
+	} else if (perfctr_kvm_intercepts_rdpmc(&vmx->vcpu)) {
 		exec_controls_setbit(vmx, CPU_BASED_RDPMC_EXITING);
-	else if (!is_guest_mode(&vmx->vcpu))
-		exec_controls_clearbit(vmx, CPU_BASED_RDPMC_EXITING);
+	}
 
 	if (!perfctr_at_switch(&vmx->vcpu, &inside, &outside))
 		return false;
@@ -15,7 +17,7 @@ static bool perfctr_switch_global_ctrl(struct vcpu_vmx *vmx)
 	if (inside == outside)
 		clear_atomic_switch_msr(vmx, MSR_CORE_PERF_GLOBAL_CTRL);
 	else
-		add_atomic_switch_msr(vmx, MSR_CORE_PERF_GLOBAL_CTRL, inside,
-				      outside, false);
+		perfctr_switch_msr(vmx, MSR_CORE_PERF_GLOBAL_CTRL, inside,
+				   outside);
 	return true;
 }
