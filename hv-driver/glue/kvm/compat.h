@@ -11,6 +11,10 @@
 #include <linux/syscore_ops.h>
 #include <linux/version.h>
 
+#if __has_include(<asm/cpuid/api.h>)
+#include <asm/cpuid/api.h>
+#endif
+
 /* What the machine's sleep calls back with. */
 #ifdef PERFCTR_HAS_SYSCORE
 #define PERFCTR_SYSCORE_ARGS void *unused

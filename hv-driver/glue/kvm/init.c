@@ -7,6 +7,7 @@
 #include <linux/module.h>
 #include <asm/tsc.h>
 
+#include "pmu.h"
 #include "x86.h"
 
 #include "private.h"
