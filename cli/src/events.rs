@@ -25,13 +25,7 @@ impl FromStr for EventList {
     type Err = ParseEventError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut inside = false;
-        // Commas between slashes are an event's own.
-        let separates = |c: char| {
-            inside ^= c == '/';
-            c == ',' && !inside
-        };
-        text.split(separates).map(str::parse).collect::<Result<_, _>>().map(Self)
+        Event::list(text).map(Self)
     }
 }
 

@@ -1,18 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Counting a number of events of the calling thread that is known when the program is compiled.
 
-use std::cell::Cell;
-use std::hint::black_box;
-
 use crate::error::Error;
 use crate::event::Event;
 use crate::session::{Counts, Reading, Session};
-
-/// Number of measurements of an empty closure.  The least of their counts is the overhead of a
-/// measurement.
-const CALIBRATIONS: usize = 8;
-/// Number of attempts to make one of them that nothing disturbs.
-const ATTEMPTS: usize = 1_000;
 
 /// Starts to count these events of the calling thread.
 ///
@@ -35,15 +26,13 @@ const ATTEMPTS: usize = 1_000;
 pub fn start<const N: usize>(events: [Event; N]) -> Result<Counting<N>, Error> {
     let mut session = Session::open()?;
     session.start(&events)?;
-    Ok(Counting { session, overhead: Cell::new(None) })
+    Ok(Counting { session })
 }
 
 /// A session that counts `N` events, which [`start`] has started.
 #[derive(Debug)]
 pub struct Counting<const N: usize> {
     session: Session,
-    /// The overhead: what the measurement of an empty closure counts, once that is known.
-    overhead: Cell<Option<[u64; N]>>,
 }
 
 impl<const N: usize> Counting<N> {
@@ -81,48 +70,9 @@ impl<const N: usize> Counting<N> {
     ///
     /// The errors of [`Session::read`].
     pub fn measure(&self, mut body: impl FnMut()) -> Result<Counts<N>, Error> {
-        let overhead = match self.overhead.get() {
-            Some(overhead) => overhead,
-            None => self.calibrate()?,
-        };
-        self.overhead.set(Some(overhead));
-        let mut measured = self.around(&mut body)?;
-        for (count, overhead) in measured.counts.iter_mut().zip(overhead) {
-            // Counts of other events than retired instructions vary, and may be below the overhead.
-            *count = count.saturating_sub(overhead);
-        }
-        Ok(measured)
-    }
-
-    /// Measures what the measurement of an empty closure counts.
-    fn calibrate(&self) -> Result<[u64; N], Error> {
-        let (mut least, mut taken) = ([u64::MAX; N], 0);
-        // In the first measurement the dynamic linker may have to resolve functions.
-        self.around(&mut || {})?;
-        for _ in 0..ATTEMPTS {
-            let nothing = self.around(&mut || {})?;
-            if nothing.retries > 0 {
-                continue;
-            }
-            least = std::array::from_fn(|n| least[n].min(nothing.counts[n]));
-            taken += 1;
-            if taken == CALIBRATIONS {
-                return Ok(least);
-            }
-        }
-        Err(Error::Disturbed)
-    }
-
-    /// Measures `body` without subtracting the overhead.
-    ///
-    /// The compiler must know neither the body nor the number of counters here.  Otherwise it could
-    /// generate different instructions for each.
-    fn around(&self, body: &mut dyn FnMut()) -> Result<Counts<N>, Error> {
-        let (mut before, mut after) = ([0; N], [0; N]);
-        let [first, last] = [&mut before[..], &mut after[..]];
-        let (retries, direct) = self.session.around(black_box(body), black_box([first, last]))?;
-        let before = Counts { counts: before, retries: 0, direct };
-        Ok(Counts { counts: after, retries, direct } - before)
+        let mut counts = [0; N];
+        let Counts { retries, direct, .. } = self.session.measure(&mut body, &mut counts)?;
+        Ok(Counts { counts, retries, direct })
     }
 
     /// Returns the session, which goes on counting.

@@ -21,6 +21,8 @@ mod map;
 #[cfg(feature = "std")]
 pub mod overflow;
 #[cfg(feature = "std")]
+mod overhead;
+#[cfg(feature = "std")]
 mod polls;
 #[cfg(feature = "std")]
 mod provider;

@@ -11,6 +11,7 @@ use crate::claim::Claim;
 use crate::error::Error;
 use crate::event::Event;
 use crate::overflow::{self, Records, Resumer};
+use crate::overhead::Overhead;
 use crate::provider::Backend;
 use crate::provider::refusal::Refusal;
 use crate::provider::types::{Description, Notification, Provider, Taken};
@@ -129,6 +130,7 @@ pub struct Session {
     backend: Backend,
     refusals: Vec<Refusal>,
     claim: Claim,
+    overhead: Overhead,
     /// Neither `Send` nor `Sync`.
     thread: PhantomData<*const ()>,
 }
@@ -147,7 +149,7 @@ impl Session {
     pub fn open() -> Result<Self, Error> {
         let claim = Claim::take()?;
         let (backend, refusals) = Backend::open()?;
-        Ok(Self { backend, refusals, claim, thread: PhantomData })
+        Ok(Self::new(backend, refusals, claim))
     }
 
     /// Opens the calling thread's counters at this provider and at no other.
@@ -158,7 +160,11 @@ impl Session {
     pub fn open_with(provider: Provider) -> Result<Self, Error> {
         let claim = Claim::take()?;
         let backend = Backend::open_with(provider)?;
-        Ok(Self { backend, refusals: Vec::new(), claim, thread: PhantomData })
+        Ok(Self::new(backend, Vec::new(), claim))
+    }
+
+    fn new(backend: Backend, refusals: Vec<Refusal>, claim: Claim) -> Self {
+        Self { backend, refusals, claim, overhead: Overhead::default(), thread: PhantomData }
     }
 
     /// Returns what can be counted here.
@@ -251,6 +257,7 @@ impl Session {
     }
 
     fn start_all(&mut self, events: &[Event], notification: Notification) -> Result<(), Error> {
+        self.overhead.forget();
         match (events.first(), self.description().provider) {
             (Some(&event), Provider::Tsc) => {
                 Err(Error::NoCounters { event, tried: self.refusals.clone() })
@@ -319,13 +326,42 @@ impl Session {
         Ok(Counts { counts, retries, direct })
     }
 
+    /// Reads the TSC and the first counters, as many as `counts` has room for; all values are of one
+    /// moment.  It is for callers that learn the number of events only when they run.
+    ///
+    /// The result has no counts of its own.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`read`](Self::read).
+    #[inline(always)]
+    pub fn read_into(&self, counts: &mut [u64]) -> Result<Reading<0>, Error> {
+        let Taken { tsc, retries, direct } = self.backend.read(counts)?;
+        Ok(Reading { tsc, counts: [], retries, direct })
+    }
+
+    /// Counts what `body` does, as [`Counting::measure`](crate::Counting::measure) does, for
+    /// callers that learn the number of events only when they run.  `counts` gets the counts of the
+    /// first events, as many as it has room for.
+    ///
+    /// The result has no counts of its own.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`read`](Self::read).
+    pub fn measure(&self, body: &mut dyn FnMut(), counts: &mut [u64]) -> Result<Counts<0>, Error> {
+        let around = |body: &mut dyn FnMut(), lists: [&mut [u64]; 2]| self.around(body, lists);
+        let (retries, direct) = self.overhead.measure(&around, body, counts)?;
+        Ok(Counts { counts: [], retries, direct })
+    }
+
     /// Reads the counters, calls `body`, and reads again.  Returns the second reading's retries,
     /// and whether both readings were made without a system call.
     ///
     /// There is one compiled function for every body and every number of counters.  So it executes
     /// the same instructions between the two readings, whatever the body is.
     #[inline(never)]
-    pub(crate) fn around(
+    fn around(
         &self,
         body: &mut dyn FnMut(),
         [before, after]: [&mut [u64]; 2],

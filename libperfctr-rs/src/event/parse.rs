@@ -104,6 +104,29 @@ impl FromStr for Event {
     }
 }
 
+impl Event {
+    /// Parses a list of events with commas between.  Commas between slashes are an event's own.
+    ///
+    /// ```
+    /// use perfctr::Event;
+    ///
+    /// let events = Event::list("cycles:u,cpu/event=0xc4,umask=1/u");
+    /// assert_eq!(events, Ok(vec![Event::CYCLES.user(), Event::raw(0x1c4).user()]));
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The error of the first text that names no event.
+    pub fn list(text: &str) -> Result<Vec<Self>, ParseEventError> {
+        let mut inside = false;
+        let separates = |c: char| {
+            inside ^= c == '/';
+            c == ',' && !inside
+        };
+        text.split(separates).map(str::parse).collect()
+    }
+}
+
 /// Parses an event that has a name in this library, or is given by its select word.
 fn own(name: &str) -> Option<Event> {
     let raw = || u64::from_str_radix(name.strip_prefix('r')?, 16).ok().map(Event::raw);
