@@ -71,7 +71,8 @@ impl<const N: usize> Counting<N> {
     /// The errors of [`Session::read`].
     pub fn measure(&self, mut body: impl FnMut()) -> Result<Counts<N>, Error> {
         let mut counts = [0; N];
-        let Counts { retries, direct, .. } = self.session.measure(&mut body, &mut counts)?;
+        let Counts { retries, direct, .. } =
+            self.session.measure([&mut body, &mut || {}], &mut counts)?;
         Ok(Counts { counts, retries, direct })
     }
 

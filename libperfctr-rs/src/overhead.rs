@@ -37,8 +37,8 @@ impl Overhead {
         self.0.set(None);
     }
 
-    /// Counts what `body` does, without what the measurement itself does.  Returns retries, and
-    /// whether the measurement was made without a system call.
+    /// Counts what `body` does, without what the measurement of `nothing` counts.  Returns retries,
+    /// and whether the measurement was made without a system call.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Overhead {
     pub(crate) fn measure(
         &self,
         around: Around<'_>,
-        body: &mut dyn FnMut(),
+        [body, nothing]: [&mut dyn FnMut(); 2],
         counts: &mut [u64],
     ) -> Result<(u32, bool), Error> {
         let (asked, available) = (counts.len(), MAX_COUNTERS);
@@ -55,7 +55,7 @@ impl Overhead {
         }
         let known = match self.0.get() {
             Some(known) if known.counters == asked => known,
-            _ => Known { counters: asked, counts: calibrate(around, asked)? },
+            _ => Known { counters: asked, counts: calibrate(around, nothing, asked)? },
         };
         self.0.set(Some(known));
         let measured = measure(around, body, counts)?;
@@ -68,14 +68,18 @@ impl Overhead {
 }
 
 /// Measures what the measurement of an empty closure counts.
-fn calibrate(around: Around<'_>, counters: usize) -> Result<[u64; MAX_COUNTERS], Error> {
+fn calibrate(
+    around: Around<'_>,
+    nothing: &mut dyn FnMut(),
+    counters: usize,
+) -> Result<[u64; MAX_COUNTERS], Error> {
     let (mut least, mut taken) = ([u64::MAX; MAX_COUNTERS], 0);
     let mut counts = [0; MAX_COUNTERS];
     let counts = counts.get_mut(..counters).unwrap_or_default();
     // In the first measurement the dynamic linker may have to resolve functions.
-    measure(around, &mut || {}, counts)?;
+    measure(around, nothing, counts)?;
     for _ in 0..ATTEMPTS {
-        let (retries, _) = measure(around, &mut || {}, counts)?;
+        let (retries, _) = measure(around, nothing, counts)?;
         if retries > 0 {
             continue;
         }
@@ -137,20 +141,20 @@ mod tests {
         let (clock, overhead) = (Cell::new(7), Overhead::default());
         let around = counting(&clock);
         let mut counts = [u64::MAX; 2];
-        overhead.measure(&around, &mut || (), &mut counts).unwrap();
+        overhead.measure(&around, [&mut || (), &mut || ()], &mut counts).unwrap();
         assert_eq!(counts, [0, 0]);
         let mut later = || clock.set(clock.get() + 5);
-        overhead.measure(&around, &mut later, &mut counts).unwrap();
+        overhead.measure(&around, [&mut later, &mut || ()], &mut counts).unwrap();
         assert_eq!(counts, [50, 15]);
         // Another number of counters has another overhead, which is found anew.
         let calls = clock.get();
-        overhead.measure(&around, &mut || (), &mut counts[..1]).unwrap();
+        overhead.measure(&around, [&mut || (), &mut || ()], &mut counts[..1]).unwrap();
         assert_eq!((counts[0], clock.get() - calls), (0, 2 * (2 + CALIBRATIONS as u64)));
         let calls = clock.get();
-        overhead.measure(&around, &mut || (), &mut counts[..1]).unwrap();
+        overhead.measure(&around, [&mut || (), &mut || ()], &mut counts[..1]).unwrap();
         assert_eq!(clock.get() - calls, 2);
         overhead.forget();
-        overhead.measure(&around, &mut || (), &mut counts[..1]).unwrap();
+        overhead.measure(&around, [&mut || (), &mut || ()], &mut counts[..1]).unwrap();
         assert!(clock.get() - calls > 4);
     }
 
@@ -161,10 +165,12 @@ mod tests {
             tried.set(tried.get() + 1);
             Ok((1, true))
         };
-        let error = Overhead::default().measure(&around, &mut || (), &mut [0]).unwrap_err();
+        let error =
+            Overhead::default().measure(&around, [&mut || (), &mut || ()], &mut [0]).unwrap_err();
         assert!(matches!(error, Error::Disturbed) && tried.get() > ATTEMPTS, "{error}");
         let many = &mut [0; MAX_COUNTERS + 1];
-        let error = Overhead::default().measure(&around, &mut || (), many).unwrap_err();
+        let error =
+            Overhead::default().measure(&around, [&mut || (), &mut || ()], many).unwrap_err();
         assert!(matches!(error, Error::TooManyCounters { asked: 19, available: 18 }), "{error}");
     }
 }

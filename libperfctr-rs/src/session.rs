@@ -326,8 +326,8 @@ impl Session {
         Ok(Counts { counts, retries, direct })
     }
 
-    /// Reads the TSC and the first counters, as many as `counts` has room for; all values are of one
-    /// moment.  It is for callers that learn the number of events only when they run.
+    /// Reads the TSC and the first counters, as many as `counts` has room for.  All values are of
+    /// one moment.  It is for callers that learn the number of events only when they run.
     ///
     /// The result has no counts of its own.
     ///
@@ -340,18 +340,26 @@ impl Session {
         Ok(Reading { tsc, counts: [], retries, direct })
     }
 
-    /// Counts what `body` does, as [`Counting::measure`](crate::Counting::measure) does, for
-    /// callers that learn the number of events only when they run.  `counts` gets the counts of the
-    /// first events, as many as it has room for.
+    /// Counts what the first of two closures does, as
+    /// [`Counting::measure`](crate::Counting::measure) does, for callers that learn the number of
+    /// events only when they run.  `counts` gets the counts of the first events, as many as it has
+    /// room for.
+    ///
+    /// The second closure does nothing, and is measured to find what the measurement itself
+    /// executes.  It is called in the first measurement after a start only.
     ///
     /// The result has no counts of its own.
     ///
     /// # Errors
     ///
     /// The errors of [`read`](Self::read).
-    pub fn measure(&self, body: &mut dyn FnMut(), counts: &mut [u64]) -> Result<Counts<0>, Error> {
+    pub fn measure(
+        &self,
+        body_and_nothing: [&mut dyn FnMut(); 2],
+        counts: &mut [u64],
+    ) -> Result<Counts<0>, Error> {
         let around = |body: &mut dyn FnMut(), lists: [&mut [u64]; 2]| self.around(body, lists);
-        let (retries, direct) = self.overhead.measure(&around, body, counts)?;
+        let (retries, direct) = self.overhead.measure(&around, body_and_nothing, counts)?;
         Ok(Counts { counts: [], retries, direct })
     }
 

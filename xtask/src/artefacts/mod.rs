@@ -3,7 +3,9 @@
 
 pub mod bochs;
 pub mod browser;
+pub mod c_library;
 pub mod command;
+pub mod counts;
 pub mod debian;
 pub mod emulators;
 pub mod faults;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks the C headers that are generated from Rust and committed, so that the C parts build
-//! without Rust: the shared ABI, and for each boundary crate its entries, the functions that it
-//! calls, and its structures.
+//! Checks the C headers that are generated from Rust and committed, so that C builds without Rust:
+//! the shared ABI, and for each boundary crate its entries, the functions that it calls, and its
+//! structures. One boundary is that of a library, whose header is for its users.
 
 use std::fs;
 use std::path::Path;
@@ -21,6 +21,17 @@ struct Boundary {
     header: &'static str,
     /// The types that cross the boundary, by their names in Rust and in C.
     names: &'static [(&'static str, &'static str)],
+    reader: Reader,
+}
+
+/// Who a header is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    /// Our own C, whose reader has the Rust beside it.
+    Glue,
+    /// Users of a library, in C or C++, who have nothing but its header. Its macros begin with this
+    /// text.
+    User(&'static str),
 }
 
 const BOUNDARIES: &[Boundary] = &[
@@ -54,6 +65,7 @@ const BOUNDARIES: &[Boundary] = &[
             ("DOMAIN_BYTES", "PERFCTR_DOMAIN_BYTES"),
             ("ARGUMENT_BYTES", "PERFCTR_ARGUMENT_BYTES"),
         ],
+        reader: Reader::Glue,
     },
     Boundary {
         // The modules with the entries are found from the first file.
@@ -92,6 +104,22 @@ const BOUNDARIES: &[Boundary] = &[
             ("STOP_DELAY_MS", "PERFCTR_STOP_DELAY_MS"),
             ("UNWATCH_DELAY_MS", "PERFCTR_UNWATCH_DELAY_MS"),
         ],
+        reader: Reader::Glue,
+    },
+    Boundary {
+        sources: &["libperfctr-rs/c/src/lib.rs"],
+        header: "libperfctr-rs/c/include/perfctr_counts.h",
+        names: &[
+            ("Counters", "perfctr_counters"),
+            ("Status", "perfctr_status"),
+            ("ProviderNumber", "perfctr_provider"),
+            ("Snapshot", "perfctr_reading"),
+            ("Facts", "perfctr_facts"),
+            ("INTERFACE", "PERFCTR_COUNTS_INTERFACE"),
+            ("EVENTS_MAX", "PERFCTR_COUNTS_EVENTS_MAX"),
+            ("UNVERIFIED", "PERFCTR_COUNTS_UNVERIFIED"),
+        ],
+        reader: Reader::User("PERFCTR_COUNTS"),
     },
 ];
 
@@ -166,7 +194,11 @@ impl Boundary {
         bindings.write(&mut text);
         let text = String::from_utf8(text).context(self.header)?;
         // Links of rustdoc's are removed, and so are marks that kernel-doc would read.
-        Ok(text.replace("[`", "").replace("`]", "").replace("/**\n", "/*\n"))
+        let text = text.replace("[`", "").replace("`]", "").replace("/**\n", "/*\n");
+        Ok(match self.reader {
+            Reader::Glue => text,
+            Reader::User(_) => without_safety(&text),
+        })
     }
 
     fn config(&self) -> Config {
@@ -182,15 +214,20 @@ impl Boundary {
                  /* Generated from {} by cargo xtask headers. */",
                 self.sources[0]
             )),
-            include_guard: Some("PERFCTR_CORE_H".into()),
-            includes: vec!["perfctr_abi.h".into()],
+            include_guard: Some(format!("{}_H", self.reader.macros())),
+            sys_includes: self.reader.standard_headers(),
+            includes: self.reader.own_headers(),
             no_includes: true,
+            cpp_compat: self.reader != Reader::Glue,
             usize_is_size_t: true,
             enumeration: EnumConfig {
                 rename_variants: RenameRule::QualifiedScreamingSnakeCase,
                 ..EnumConfig::default()
             },
-            documentation_length: DocumentationLength::Short,
+            documentation_length: match self.reader {
+                Reader::Glue => DocumentationLength::Short,
+                Reader::User(_) => DocumentationLength::Full,
+            },
             export: ExportConfig {
                 rename: own.chain(shared).collect(),
                 exclude: KERNEL_CALLS.iter().map(|&name| name.into()).collect(),
@@ -199,6 +236,51 @@ impl Boundary {
             ..Config::default()
         }
     }
+}
+
+impl Reader {
+    fn macros(self) -> &'static str {
+        match self {
+            Self::Glue => "PERFCTR_CORE",
+            Self::User(macros) => macros,
+        }
+    }
+
+    fn standard_headers(self) -> Vec<String> {
+        match self {
+            Self::Glue => Vec::new(),
+            Self::User(_) => vec!["stdint.h".into()],
+        }
+    }
+
+    fn own_headers(self) -> Vec<String> {
+        match self {
+            Self::Glue => vec!["perfctr_abi.h".into()],
+            Self::User(_) => Vec::new(),
+        }
+    }
+}
+
+/// Leaves out what comments tell callers in Rust: that a pointer has to be one. Also leaves out
+/// comments that old C does not have.
+fn without_safety(text: &str) -> String {
+    let text = text.replace(" // __cplusplus", "").replace("  // extern \"C\"", "");
+    let text = text.replace("#endif \n", "#endif\n");
+    let mut kept: Vec<&str> = Vec::new();
+    let mut is_left_out = false;
+    for line in text.lines() {
+        let ends = line.trim() == "*/";
+        if line.trim() == "* # Safety" {
+            is_left_out = true;
+            // The empty line before it goes, too.
+            kept.pop();
+        }
+        is_left_out &= !ends;
+        if !is_left_out {
+            kept.push(line);
+        }
+    }
+    kept.join("\n") + "\n"
 }
 
 #[cfg(test)]
@@ -238,14 +320,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_for_callers_in_rust_is_left_out() {
+        let text = "/*\n * Says.\n *\n * # Safety\n *\n * A pointer.\n */\nint f(void);\n";
+        assert_eq!(without_safety(text), "/*\n * Says.\n */\nint f(void);\n");
+    }
+
+    #[test]
     fn a_drift_on_either_side_is_found_in_its_line() {
         let (guest, header) = ("guest-kmod/src/shown.rs", "guest-kmod/glue/perfctr_core.h");
         let (hypervisor, core) = ("hv-driver/ffi/src/lib.rs", "hv-driver/glue/perfctr_core.h");
+        let (counts, user) =
+            ("libperfctr-rs/c/src/lib.rs", "libperfctr-rs/c/include/perfctr_counts.h");
         assert!(stale_after(guest, "", "").is_empty());
         for (file, old, new, path, line) in [
             (guest, "hides_kernel: bool", "hides_kernel: u32", header, "bool hides_kernel"),
             (header, "bool hides_kernel", "uint32_t hides_kernel", header, "uint32_t hides_kernel"),
             (hypervisor, "VCPU_BYTES: usize = ", "VCPU_BYTES: usize = 1", core, "VCPU_BYTES"),
+            (counts, "pub retries: u32", "pub retries: u64", user, "uint64_t retries"),
+            (user, "uint32_t retries", "uint64_t retries", user, "uint64_t retries"),
             (ABI, "perfctr_vcpu_slot) == 32", "perfctr_vcpu_slot) == 40", ABI, "== 40"),
         ] {
             let found = stale_after(file, old, new);

@@ -54,8 +54,18 @@ const VMX: &[&str] =
 /// One suite on KVM, for files that both hypervisors use.
 const KVM_TOO: &[&str] = &["kvm"];
 /// The suites of programs that use the driver and the module, and count by them.
-const ABOVE: &[&str] =
-    &["providers", "stat", "gate", "perf", "rr", "shim", "packages", "papi", "papi-events"];
+const ABOVE: &[&str] = &[
+    "providers",
+    "stat",
+    "gate",
+    "perf",
+    "rr",
+    "c-api",
+    "shim",
+    "packages",
+    "papi",
+    "papi-events",
+];
 /// The suites of the emulated machine by itself.
 const TESTBED: &[&str] = &["testbed-native", "testbed-xen", "pmu", "habits"];
 /// Further suites that a wrong model of a PMU breaks.
@@ -70,6 +80,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("cli/tests/command/calls.c", &[&["perf-data"]]),
     ("docs/", &[&["book", "versions"]]),
     ("docs/flame-graph.svg", &[&["stat"]]),
+    ("docs/c.md", &[&["book", "c-api"]]),
     ("docs/hosts.md", &[&["book", "packages"]]),
     ("docs/tenant.md", &[&["book", "packages"]]),
     ("docs/bare.md", &[&["book", "packages"]]),
@@ -81,6 +92,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("hv-driver/glue/kvm/", &[KVM]),
     ("hv-driver/glue/xen/", &[XEN, ABOVE]),
     ("libperfctr-rs/", &[XEN, ABOVE, KVM_TOO]),
+    ("libperfctr-rs/c/", &[&["c-api"]]),
     ("libperfctr-rs/src/provider/native.rs", &[&["providers", "stat"]]),
     ("packaging/", &[&["packages"]]),
     ("papi-shim/", &[&["shim", "papi", "packages"]]),
@@ -117,6 +129,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/changed.rs", &[]),
     ("xtask/src/suites/driver.rs", &[XEN]),
     ("xtask/src/suites/export.rs", &[&["stat"]]),
+    ("xtask/src/suites/languages.rs", &[&["c-api"]]),
     ("xtask/src/suites/model.rs", &[CORES]),
     ("xtask/src/suites/newer.rs", &[&["debian-13"]]),
     ("xtask/src/suites/perf_test.rs", &[&["perf"]]),

@@ -16,6 +16,7 @@ mod gate;
 mod habits;
 mod hostile;
 pub mod kvm;
+mod languages;
 mod model;
 pub mod mutants;
 mod newer;
@@ -96,6 +97,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("perf", perf::run),
     Suite::long("rr", rr::run),
     Suite::vm("book", book::run),
+    Suite::vm("c-api", languages::c),
     Suite::vm("shim", shim::run),
     Suite::vm("packages", packages::run),
     Suite::vm("versions", versions::run),

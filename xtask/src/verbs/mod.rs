@@ -10,6 +10,7 @@ mod faults;
 mod figures;
 mod hook;
 mod install;
+mod install_c;
 mod mutants;
 mod papi_shim;
 mod readme;
@@ -68,6 +69,8 @@ enum Verb {
     PapiShim(papi_shim::Args),
     /// Build and install the command `perfctr` with its man pages and completions.
     Install(install::Args),
+    /// Build and install the library for C and C++.
+    InstallC(install_c::Args),
     /// Build Debian packages.
     Dist(dist::Args),
     /// Write an archive of the sources with all crates, which is built without a network.
@@ -122,6 +125,7 @@ impl Cli {
             Verb::Papi(args) => return papi::run(&args),
             Verb::PapiShim(args) => return papi_shim::run(&args),
             Verb::Install(args) => install::run(&args)?,
+            Verb::InstallC(args) => install_c::run(&args)?,
             Verb::Dist(args) => dist::run(&args)?,
             Verb::Source { dir } => println!("{}", source::archive(&dir)?.display()),
             Verb::Readme => readme::run()?,

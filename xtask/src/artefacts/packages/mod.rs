@@ -176,7 +176,7 @@ fn control(dir: &Path, version: &str) -> Result<()> {
     fs::write(dir.join("changelog"), changelog)?;
     let mut symbols =
         format!("{} libperfctr6 #MINVER#\n* Build-Depends-Package: libperfctr-dev\n", shim::SONAME);
-    for symbol in shim::exports()? {
+    for symbol in shim::LIBRARY.exports()? {
         symbols += &format!(" {symbol}@Base {VERSION}\n");
     }
     fs::write(dir.join("libperfctr6.symbols"), symbols)?;

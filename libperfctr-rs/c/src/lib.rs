@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+#![doc = include_str!("../README.md")]
+// The comments here are those of the header for C.
+#![allow(missing_docs, reason = "rustdoc's links mean nothing in C")]
+#![expect(unsafe_code, reason = "the boundary to C: pointers that callers pass")]
+
+mod open;
+mod status;
+
+use std::ffi::{CStr, c_char, c_void};
+
+use perfctr::Provider;
+use shared_abi::limits::MAX_COUNTERS;
+
+use open::{Counted, Open};
+pub use status::Status;
+use status::{Failure, answer, last, text};
+
+/// The version of this interface, which perfctr_counts_interface() returns. It grows with every
+/// function, and every value, that is added. What is there does not change before the library's
+/// name does.
+pub const INTERFACE: u32 = 1;
+
+/// The most events that a thread can count.
+pub const EVENTS_MAX: usize = 18;
+
+const _: () = assert!(EVENTS_MAX == MAX_COUNTERS);
+
+/// Flag of perfctr_counts_open(): counts events that are not known to be right on this CPU, too.
+pub const UNVERIFIED: u32 = 1;
+
+/// The counters of one thread. Only the thread that has opened them can use them. A handle is a
+/// number, and no address of an object.
+pub struct Counters(());
+
+/// Who provides counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum ProviderNumber {
+    /// The first of the others that has counters.
+    Any = 0,
+    /// The hypervisor's driver and the guest's kernel module, through /dev/perfctr.
+    Paravirt = 1,
+    /// Linux, through perf_event_open(2).
+    Native = 2,
+    /// The time-stamp counter alone. It counts no events.
+    Tsc = 3,
+}
+
+/// All counters at one moment, or what happened between two moments.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Snapshot {
+    /// How long the thread has executed, unit: ticks of perfctr_facts.clock_khz. Every event was
+    /// counted all this time: none is ever counted for a part of it and estimated for the rest.
+    pub clock: u64,
+    /// The counts, in the order in which the events were named. The others are 0.
+    pub counts: [u64; EVENTS_MAX],
+    /// The number of events.
+    pub events: u32,
+    /// How many attempts to read were disturbed and made again.
+    pub retries: u32,
+    /// 1 if the counters were read without a system call, else 0.
+    pub direct: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+
+/// What a handle counts with.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Facts {
+    /// Who provides the counters.
+    pub provider: ProviderNumber,
+    /// The number of events.
+    pub events: u32,
+    /// The frequency of the clock, unit: kHz; 0 if it is unknown. Linux' clock has ticks of 1 ns.
+    pub clock_khz: u32,
+    /// The number of general counters; 0 if the provider does not say.
+    pub general: u32,
+    /// The number of fixed counters.
+    pub fixed: u32,
+    /// The width of the general counters, unit: bits. Counts have 64 bits all the same.
+    pub general_width: u32,
+    /// The width of the fixed counters, unit: bits.
+    pub fixed_width: u32,
+    /// The number of virtual CPUs; 0 if the provider has none.
+    pub vcpus: u32,
+    /// Family, model and stepping of the processor (CPUID leaf 1, EAX); 0 if it is not an x86.
+    pub cpu_signature: u32,
+    /// Always 0.
+    pub reserved: [u32; 7],
+}
+
+/// Opens the calling thread's counters, and counts from 0.
+///
+/// events: names with commas between, as perf writes them: "instructions:u,branches:u",
+/// "cpu/event=0xc4,umask=1/u". With "" only the clock runs.
+/// provider: one of enum perfctr_provider. Others than PERFCTR_PROVIDER_ANY are asked alone.
+/// flags: 0, or PERFCTR_COUNTS_UNVERIFIED.
+/// counters: gets the handle, or null after an error.
+///
+/// A thread has at most one handle. The counters end when it closes them or ends itself.
+///
+/// # Safety
+///
+/// `events` is a text that ends with a null byte, and `counters` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_counts_open(
+    events: *const c_char,
+    provider: u32,
+    flags: u32,
+    counters: *mut *mut Counters,
+) -> Status {
+    // SAFETY: the caller promises a place for a pointer; null and unaligned ones are found out.
+    let result = unsafe { store(counters, std::ptr::null_mut()) }.and_then(|()| {
+        // SAFETY: the caller promises a text that ends; null is found out.
+        let events = unsafe { utf8(events) }?;
+        let number = open::open(events, wanted(provider)?, unverified(flags)?)?;
+        // SAFETY: the place that was written above.
+        unsafe { store(counters, std::ptr::without_provenance_mut(number)) }
+    });
+    answer(result)
+}
+
+/// Stops counting, and ends the handle. Null is refused like every other value that is no handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_close(counters: *mut Counters) -> Status {
+    answer(open::close(counters.addr()))
+}
+
+/// Reads all counters, without a system call where the provider can.
+///
+/// # Safety
+///
+/// `reading` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_counts_read(
+    counters: *mut Counters,
+    reading: *mut Snapshot,
+) -> Status {
+    let read = open::with(counters.addr(), |open| Ok(Snapshot::of(open, &open.read()?)));
+    // SAFETY: the caller promises a place for a reading; null and unaligned ones are found out.
+    answer(read.and_then(|read| unsafe { store(reading, read) }))
+}
+
+/// Reads all counters, and gives what was counted since an earlier reading of the same handle.
+///
+/// The difference has what the two calls execute themselves, about as much each time, beside what
+/// was executed between them. perfctr_counts_measure() leaves that out.
+///
+/// before: the earlier reading.
+/// difference: gets the difference. It may be the same object as before.
+///
+/// # Safety
+///
+/// `before` is readable and `difference` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_counts_since(
+    counters: *mut Counters,
+    before: *const Snapshot,
+    difference: *mut Snapshot,
+) -> Status {
+    let result = open::with(counters.addr(), |open| {
+        let now = open.read()?;
+        // SAFETY: the caller promises a reading; null and unaligned ones are found out.
+        let before = unsafe { load(before) }?;
+        let spent = now - before.counted(open)?;
+        // SAFETY: the caller promises a place for a reading; null and unaligned ones are found out.
+        unsafe { store(difference, Snapshot::of(open, &spent)) }
+    });
+    answer(result)
+}
+
+/// Calls body(argument), and gives what it counts, without what the measurement itself does.
+///
+/// The first call measures a body without instructions several times, and each call subtracts what
+/// that has counted. What is left is exact for events that count retired instructions: what the
+/// body executes up to its return, which is not counted. spent->clock is 0. If spent->retries is
+/// not 0, the counts have that many disturbed attempts to read, too.
+///
+/// The body must return: neither an exception nor longjmp() may leave it. It may read the counters
+/// and measure, but not stop, start, open or close them.
+///
+/// # Safety
+///
+/// `body` can be called with `argument`, and `spent` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_counts_measure(
+    counters: *mut Counters,
+    body: Option<unsafe extern "C" fn(argument: *mut c_void)>,
+    argument: *mut c_void,
+    spent: *mut Snapshot,
+) -> Status {
+    let result = open::with(counters.addr(), |open| {
+        let body = body.ok_or_else(|| Failure::argument("the body is null"))?;
+        // One closure calls both, so that both are called by the same instructions.
+        let calls = |body: unsafe extern "C" fn(*mut c_void)| {
+            move || {
+                // SAFETY: the caller promises that the body can be called with its argument. The
+                // other function does nothing.
+                unsafe { body(argument) }
+            }
+        };
+        let measured = open.measure([&mut calls(body), &mut calls(nothing)])?;
+        // SAFETY: the caller promises a place for a reading; null and unaligned ones are found out.
+        unsafe { store(spent, Snapshot::of(open, &measured)) }
+    });
+    answer(result)
+}
+
+/// Stops counting. The counts stay, and can be read.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_stop(counters: *mut Counters) -> Status {
+    answer(open::change(counters.addr(), |session, _| session.stop()))
+}
+
+/// Goes on counting after a stop, from the counts that there are.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_start(counters: *mut Counters) -> Status {
+    answer(open::change(counters.addr(), |session, _| session.resume()))
+}
+
+/// Counts the same events from 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_restart(counters: *mut Counters) -> Status {
+    answer(open::change(counters.addr(), |session, events| session.start(events)))
+}
+
+/// Says what a handle counts with.
+///
+/// # Safety
+///
+/// `facts` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_counts_facts(
+    counters: *mut Counters,
+    facts: *mut Facts,
+) -> Status {
+    let found = open::with(counters.addr(), |open| Ok(Facts::of(open)));
+    // SAFETY: the caller promises a place for facts; null and unaligned ones are found out.
+    answer(found.and_then(|found| unsafe { store(facts, found) }))
+}
+
+/// Returns the name of a handle's event: "instructions:u". Events are numbered from 0. The text
+/// stays until the handle is closed. Returns null if there is no such event or handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_event(counters: *mut Counters, event: u32) -> *const c_char {
+    let name = open::with(counters.addr(), |open| Ok(open.name(event)));
+    name.unwrap_or_else(|failure| {
+        answer(Err(failure));
+        std::ptr::null()
+    })
+}
+
+/// Returns the text about the calling thread's last failure, or "" if there was none. It says what
+/// to do where that is known, and may have several lines. It stays until the thread's next failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_error() -> *const c_char {
+    last()
+}
+
+/// Returns the name of a value of enum perfctr_status, or null if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_status_name(status: i32) -> *const c_char {
+    text(Status::name(status))
+}
+
+/// Returns the name of a value of enum perfctr_provider, or null if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_provider_name(provider: u32) -> *const c_char {
+    const NAMES: [&CStr; 4] = [c"any", c"paravirt", c"native", c"tsc"];
+    text(NAMES.get(provider as usize).copied())
+}
+
+/// Returns the library's version: "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// Returns the version of the interface that the library has. A program that was compiled with a
+/// later PERFCTR_COUNTS_INTERFACE may miss functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_counts_interface() -> u32 {
+    INTERFACE
+}
+
+extern "C" fn nothing(_: *mut c_void) {}
+
+fn wanted(provider: u32) -> Result<Option<Provider>, Failure> {
+    match provider {
+        0 => Ok(None),
+        1 => Ok(Some(Provider::Paravirt)),
+        2 => Ok(Some(Provider::Native)),
+        3 => Ok(Some(Provider::Tsc)),
+        _ => Err(Failure::argument(&format!("provider {provider} found, 0 to 3 expected"))),
+    }
+}
+
+fn unverified(flags: u32) -> Result<bool, Failure> {
+    match flags {
+        0 => Ok(false),
+        UNVERIFIED => Ok(true),
+        _ => Err(Failure::argument(&format!("flags {flags:#x} found, 0 or 1 expected"))),
+    }
+}
+
+impl Snapshot {
+    #[inline(always)]
+    fn of(open: &Open, counted: &Counted) -> Self {
+        let &Counted { tsc, counts, retries, direct } = counted;
+        Self {
+            clock: tsc,
+            counts,
+            events: open.events(),
+            retries,
+            direct: direct.into(),
+            reserved: 0,
+        }
+    }
+
+    /// Fails unless the reading is of as many events as these counters have.
+    fn counted(&self, open: &Open) -> Result<Counted, Failure> {
+        let (found, expected) = (self.events, open.events());
+        if found != expected {
+            let text = format!("a reading of {found} events found, of {expected} expected");
+            return Err(Failure::argument(&text));
+        }
+        let &Self { clock, counts, retries, direct, .. } = self;
+        Ok(Counted { tsc: clock, counts, retries, direct: direct == 1 })
+    }
+}
+
+impl Facts {
+    fn of(open: &Open) -> Self {
+        let about = open.session.description();
+        let caps = about.caps;
+        Self {
+            provider: match about.provider {
+                Provider::Paravirt => ProviderNumber::Paravirt,
+                Provider::Native => ProviderNumber::Native,
+                _ => ProviderNumber::Tsc,
+            },
+            events: open.events(),
+            clock_khz: about.tsc_khz,
+            general: caps.map_or(0, |caps| caps.general),
+            fixed: caps.map_or(0, |caps| caps.fixed),
+            general_width: caps.map_or(0, |caps| caps.general_width.bits()),
+            fixed_width: caps.map_or(0, |caps| caps.fixed_width.bits()),
+            vcpus: about.vcpus,
+            cpu_signature: about.cpu_signature,
+            reserved: [0; 7],
+        }
+    }
+}
+
+/// Writes `value` to a place that C has given.
+///
+/// # Safety
+///
+/// `place` is null, not aligned, or writable.
+#[inline(always)]
+unsafe fn store<T>(place: *mut T, value: T) -> Result<(), Failure> {
+    if place.is_null() || !place.is_aligned() {
+        return Err(Failure::argument("a pointer to the result is null or not aligned"));
+    }
+    // SAFETY: it is neither null nor unaligned, so it is writable.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Reads a reading that C has given.
+///
+/// # Safety
+///
+/// `place` is null, not aligned, or has a reading.
+unsafe fn load(place: *const Snapshot) -> Result<Snapshot, Failure> {
+    if place.is_null() || !place.is_aligned() {
+        return Err(Failure::argument("a pointer to a reading is null or not aligned"));
+    }
+    // SAFETY: it is neither null nor unaligned, so it has a reading, whose fields are numbers of
+    // which each value is valid.
+    Ok(unsafe { place.read() })
+}
+
+/// Returns a text that C has given.
+///
+/// # Safety
+///
+/// `text` is null, or ends with a null byte and does not change meanwhile.
+unsafe fn utf8<'a>(text: *const c_char) -> Result<&'a str, Failure> {
+    if text.is_null() {
+        return Err(Failure::argument("the text with the events is null"));
+    }
+    // SAFETY: it is not null, so it ends with a null byte.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Failure::argument("the text with the events is not UTF-8"))
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests the library for C, and what is made of it for other languages, with programs that know
+//! nothing but what is installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::artefacts::{counts, shim};
+use crate::machine::{self, Outcome, Spec};
+use crate::suites::report::{Report, all};
+use crate::tools::sh::{self, cmd};
+use crate::tools::{apt, cache};
+
+/// The folder of the programs' sources.
+const SOURCES: &str = "libperfctr-rs/c/tests";
+
+const WARNINGS: &[&str] = &["-Wall", "-Wextra", "-pedantic", "-Werror", "-O2", "-pthread"];
+
+/// A program: its source, its name, how it is compiled, and whether the library's archive is linked
+/// into it.
+struct Program<'a> {
+    source: &'a str,
+    name: &'static str,
+    compiler: &'static [&'static str],
+    is_static: bool,
+}
+
+const C: &[&str] = &["gcc", "-std=c11", "-D_GNU_SOURCE"];
+const CPP: &[&str] = &["g++", "-std=c++17", "-x", "c++"];
+
+/// The programs. C programs are compiled as C++, too.
+const PROGRAMS: &[Program<'_>] = &[
+    Program { source: "exact.c", name: "exact", compiler: C, is_static: false },
+    Program { source: "exact.c", name: "exact-cpp", compiler: CPP, is_static: true },
+    Program { source: "refused.c", name: "refused", compiler: C, is_static: true },
+    Program { source: "refused.c", name: "refused-cpp", compiler: CPP, is_static: false },
+    Program { source: "raii.cpp", name: "raii", compiler: CPP, is_static: false },
+];
+
+/// The page of the book whose programs are run, too: its blocks by their language, the ending of
+/// each program's source, and how it is compiled.
+const PAGE: &str = "docs/c.md";
+const BLOCKS: [(&str, &[&str]); 2] = [("c", C), ("cpp", CPP)];
+
+/// The programs that are also run where nobody counts.
+const ANYWHERE: &[&str] = &["refused", "refused-cpp", "raii"];
+
+/// Compiles every program, and runs all in the guest, and those that need no counters here.
+pub fn c(report: &mut Report) -> Result<()> {
+    report.test("no symbol is that of the library with perfctr's interface", distinct);
+    apt::install(&["gcc", "g++", "libc6-dev", "pkgconf"], "compiling the C library's tests")?;
+    let dir = cache::root()?.join("work/c-api");
+    if dir.exists() {
+        fs::remove_dir_all(&dir)?;
+    }
+    let (prefix, programs, out) = (dir.join("prefix"), dir.join("work"), dir.join("out"));
+    fs::create_dir_all(&prefix)?;
+    fs::create_dir_all(&programs)?;
+    counts::install(&prefix)?;
+    for program in PROGRAMS {
+        let name = format!("{} compiles with {}", program.source, program.compiler[0]);
+        report.test(&name, || program.compile(&prefix, &programs));
+    }
+    for (language, compiler) in BLOCKS {
+        let name: &'static str = if language == "c" { "page-c" } else { "page-cpp" };
+        report.test(&format!("the book's program in {language} compiles"), || {
+            let source = dir.join(format!("{name}.{language}"));
+            fs::write(&source, block(PAGE, language)?)?;
+            let source = source.to_str().context("a path is text")?;
+            Program { source, name, compiler, is_static: false }.compile(&prefix, &programs)
+        });
+    }
+    for name in ANYWHERE {
+        report.test(&format!("{name}, on the machine that the testbed runs on"), || {
+            let mut program = Command::new(programs.join(name));
+            program.arg("perhaps").env("LD_LIBRARY_PATH", prefix.join("lib"));
+            sh::output(&mut program).map(drop)
+        });
+    }
+    let mut spec = Spec::new(report.topology, ["/work/all.sh"])?;
+    spec.files.push((sh::project().join(SOURCES).join("all.sh"), "/work/all.sh".into()));
+    let library = prefix.join("lib").join(counts::SONAME);
+    spec.files.push((library, format!("/usr/lib/{}", counts::SONAME)));
+    spec.copy.push(programs);
+    spec.keep_out(&out)?;
+    let outcome = machine::run(&spec)?;
+    for name in PROGRAMS.iter().map(|program| program.name).chain(["page-c", "page-cpp"]) {
+        report.test(name, || ended_well(&out.join(name), &outcome));
+    }
+    for name in ANYWHERE {
+        let log = format!("{name}-none");
+        report
+            .test(&format!("{name}, where nobody counts"), || ended_well(&out.join(log), &outcome));
+    }
+    for line in fs::read_to_string(out.join("exact"))?.lines() {
+        if let Some(text) = line.strip_prefix("note ") {
+            report.note(text);
+        }
+    }
+    Ok(())
+}
+
+impl Program<'_> {
+    fn compile(&self, prefix: &Path, programs: &Path) -> Result<()> {
+        let Self { source, name, compiler, is_static } = self;
+        let mut command = cmd(compiler[0], WARNINGS);
+        command.args(&compiler[1..]).arg(sh::project().join(SOURCES).join(source));
+        command.args(["-x", "none", "-o"]).arg(programs.join(name));
+        let flags = |what: &[&str]| {
+            let mut pkg_config = cmd("pkg-config", what);
+            pkg_config.arg("perfctr-counts");
+            pkg_config.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+            sh::output(&mut pkg_config)
+        };
+        let said = if *is_static {
+            command.arg(prefix.join("lib/libperfctr-counts.a"));
+            flags(&["--cflags"])?
+        } else {
+            flags(&["--cflags", "--libs"])?
+        };
+        sh::output(command.args(said.split_whitespace())).map(drop)
+    }
+}
+
+/// Returns the text of a page's only block in this language.
+fn block(page: &str, language: &str) -> Result<String> {
+    let text = fs::read_to_string(sh::project().join(page))?;
+    let (_, rest) = text
+        .split_once(&format!("\n```{language}\n"))
+        .with_context(|| format!("{page} has no block in {language}"))?;
+    let (block, _) = rest.split_once("```\n").context("a block has no end")?;
+    Ok(block.to_owned())
+}
+
+/// Fails unless what a program has said ends with a good status.
+fn ended_well(log: &PathBuf, outcome: &Outcome) -> Result<()> {
+    let text = fs::read_to_string(log).with_context(|| all(outcome))?;
+    ensure!(text.ends_with("exit status 0\n"), "{text}");
+    Ok(())
+}
+
+/// Checks that a program can be linked to both libraries.
+fn distinct() -> Result<()> {
+    let (ours, other) = (counts::LIBRARY.exports()?, shim::LIBRARY.exports()?);
+    let both: Vec<&String> = ours.iter().filter(|name| other.contains(name)).collect();
+    ensure!(!ours.is_empty() && both.is_empty(), "in both libraries: {both:?}");
+    Ok(())
+}
