@@ -121,7 +121,11 @@ pub fn pcpus(
 
 /// Suspends the machine to RAM, and returns when it is awake again. The program that runs the
 /// emulator wakes it.
-fn suspend_to_ram() -> anyhow::Result<()> {
+///
+/// # Errors
+///
+/// The kernel does not suspend.
+pub fn suspend_to_ram() -> anyhow::Result<()> {
     fs::write("/sys/power/mem_sleep", "deep").context("there is no suspend to RAM")?;
     fs::write("/sys/power/state", "mem").context("the kernel does not suspend")
 }

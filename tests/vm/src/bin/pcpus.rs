@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests a physical CPU without counters that comes up in a machine that counts: a thread that
-//! executes there gets an error and no numbers, and a thread that does not, notices nothing.
+//! executes there gets an error and no numbers, and a thread that does not, notices nothing. Then
+//! another one is taken offline, and the machine is suspended to RAM.
 //!
 //! The machine has three physical CPUs, of which the last has no counters and is still down.
 
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use shared_abi::hypercall::HvStats;
-use vm_tests::disturb::hotplug;
+use vm_tests::disturb::{hotplug, suspend_to_ram};
 use vm_tests::region;
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
@@ -26,6 +27,8 @@ const UNFIT: u32 = 2;
 const FIT: u64 = 0b11;
 /// The physical CPU with counters that goes and comes back.
 const DEPARTING: u32 = 1;
+/// The physical CPU that is reset when the machine sleeps, and does not come up anew then.
+const BOOT: u32 = 0;
 /// How long it may take until the vCPU has been moved.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -52,6 +55,8 @@ fn main() -> Result<ExitCode> {
     hotplug("cpu-offline", UNFIT)?;
     let kept = statistics_are_kept(&xen).map_err(|error| format!("{error:#}"));
     tally.check("statistics keep what a physical CPU has done that goes", kept);
+    let awake = counts_after_sleep(&xen).map_err(|error| format!("{error:#}"));
+    tally.check("a thread counts exactly on the boot CPU after the machine has slept", awake);
     Ok(tally.finish())
 }
 
@@ -104,6 +109,19 @@ fn statistics_are_kept(xen: &Xen) -> Result<()> {
         before = after;
     }
     Ok(())
+}
+
+/// Checks a thread that counts on the boot CPU while the machine is suspended to RAM, which resets
+/// the CPU. Nobody samples, which would have the driver write the register that enables counters.
+fn counts_after_sleep(xen: &Xen) -> Result<()> {
+    run_on(SELF, &[0])?;
+    xen.set_affinity(CONTROL_DOMAIN, 0, 1 << BOOT)?;
+    let witness = Witness::new()?;
+    witness.exact().context("before it sleeps")?;
+    suspend_to_ram()?;
+    let awake = witness.exact();
+    xen.set_affinity(CONTROL_DOMAIN, 0, FIT)?;
+    awake
 }
 
 /// Waits until `look` finds something, and returns it if it does in time.
