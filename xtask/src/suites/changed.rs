@@ -47,6 +47,7 @@ const KVM: &[&str] = &[
     "overflow-kvm",
     "perf-kvm",
     "shim-kvm",
+    "versions-kvm",
 ];
 /// The suites that run it there on VT-x.
 const VMX: &[&str] =

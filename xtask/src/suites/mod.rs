@@ -86,6 +86,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("kvm", "overflow-kvm", overflow::run),
     Suite::on("kvm", "perf-kvm", perf::run),
     Suite::on("kvm", "shim-kvm", shim::run),
+    Suite::on("kvm", "versions-kvm", versions::run),
     Suite::on("vmx-native", "vmx-pmu", vmx::pmu),
     Suite::on("vmx-kvm", "tenants-vmx-kvm", vmx::kvm),
     Suite::on("vmx-kvm", "counting-vmx-kvm", driver::counting),

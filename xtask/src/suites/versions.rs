@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the releases of Xen and the versions of Linux that the project supports: each pair is
-//! booted, and counts and samples in the control domain.
+//! booted, and counts and samples in Xen's control domain, or in a guest of KVM.
 
 use std::fs;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::artefacts::kernel::{self, USUAL};
-use crate::artefacts::{rootfs, xen};
+use crate::artefacts::{kvm, rootfs, xen};
 use crate::machine::{self, Outcome, Spec, Status};
 use crate::suites::pmu;
 use crate::suites::report::{Report, Volume, all};
@@ -31,17 +31,18 @@ const ASKED: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Boots each pair in the long run. The usual run compares the book's table with the pairs that
-/// there are.
+/// Boots each pair of the suite's machine in the long run. The usual run compares the book's table
+/// with the pairs that there are.
 pub fn run(report: &mut Report) -> Result<()> {
-    let pairs = pairs()?;
+    let kind = if report.topology == "pv" { Kind::Xen } else { Kind::Kvm };
+    let pairs = kind.pairs()?;
     if report.volume == Volume::Usual {
-        report.test("the book's table has every pair", || named(&pairs));
+        report.test("the book's table has every pair", || named(kind, &pairs));
         return Ok(());
     }
-    let mut table = HEAD.to_owned();
+    let mut table = kind.head();
     for pair in &pairs {
-        table += &row(pair, &boot(report, pair)?);
+        table += &row(pair, &boot(report, kind, pair)?);
     }
     println!("{table}");
     report.test("the book's table is this one", || {
@@ -51,20 +52,69 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A release of Xen and a version of Linux.
+/// What the driver is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Xen. The guest is its control domain.
+    Xen,
+    /// Linux with KVM.
+    Kvm,
+}
+
+/// A release of what the driver is in, and a version of the guest's Linux.
 type Pair = (String, String);
 
-/// Returns every kernel with the usual Xen, and with the Xen that its Debian has.
-fn pairs() -> Result<Vec<Pair>> {
-    let mut versions = kernel::versions()?;
-    versions.push(USUAL.to_owned());
-    let mut pairs = Vec::new();
-    for version in sorted(versions) {
-        let beside = if version == USUAL { None } else { kernel::xen_beside(&version)? };
-        pairs.push((xen::UPSTREAM.to_owned(), version.clone()));
-        pairs.extend(beside.map(|release| (release, version)));
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Xen => "Xen",
+            Self::Kvm => "KVM on Linux",
+        }
     }
-    Ok(pairs)
+
+    /// Returns the head of the book's table.
+    fn head(self) -> String {
+        let guest = if self == Self::Xen { "Linux" } else { "Guest's Linux" };
+        format!("| {} | {guest} | |\n|---|---|---|\n", self.name())
+    }
+
+    /// Returns every kernel with the usual Xen, and with the Xen that its Debian has; or each of
+    /// KVM's releases with the usual kernel and with its own.
+    fn pairs(self) -> Result<Vec<Pair>> {
+        let usual = || USUAL.to_owned();
+        let mut pairs = Vec::new();
+        if self == Self::Kvm {
+            for release in sorted(kvm::releases()?) {
+                pairs.push((release.clone(), usual()));
+                pairs.extend((release != USUAL).then(|| (release.clone(), release)));
+            }
+            return Ok(pairs);
+        }
+        let mut versions = kernel::versions()?;
+        versions.push(usual());
+        for version in sorted(versions) {
+            let beside = if version == USUAL { None } else { kernel::xen_beside(&version)? };
+            pairs.push((xen::UPSTREAM.to_owned(), version.clone()));
+            pairs.extend(beside.map(|release| (release, version)));
+        }
+        Ok(pairs)
+    }
+
+    /// Describes a machine of this pair that runs a script in the guest.
+    fn spec(self, (release, version): &Pair, script: &str) -> Result<Spec> {
+        let topology = if self == Self::Xen { "pv" } else { "kvm" };
+        let mut spec = Spec::new(topology, ["sh", "-c", script])?.with_cost()?;
+        spec.linux = (version != USUAL).then(|| version.clone());
+        spec.timeout = Duration::from_secs(900);
+        if self == Self::Xen {
+            spec.hypervisor()?.release = Some(release.clone());
+        } else {
+            spec.host()?.release = Some(release.clone());
+            // It is emulated twice.
+            spec.timeout *= 2;
+        }
+        Ok(spec)
+    }
 }
 
 /// Sorts versions by their numbers.
@@ -76,21 +126,19 @@ fn sorted(mut versions: Vec<String>) -> Vec<String> {
 }
 
 /// Boots a pair. Returns what it can do, in the table's words.
-fn boot(report: &mut Report, (release, version): &Pair) -> Result<String> {
-    let mut script = String::new();
+fn boot(report: &mut Report, kind: Kind, pair: &Pair) -> Result<String> {
+    let mut script = "uname -r; ".to_owned();
     for (word, _, command) in ASKED {
         script += &format!("echo asked {word}; ({command}); echo status {word} $?\n");
     }
-    let mut spec = Spec::new("pv", ["sh", "-c", &format!("uname -r; {script}")])?.with_cost()?;
-    spec.linux = (version != USUAL).then(|| version.clone());
-    spec.hypervisor()?.release = Some(release.clone());
-    spec.timeout = Duration::from_secs(900);
+    let mut spec = kind.spec(pair, &script)?;
     spec.add_program("vm-tests", "counting")?;
     spec.add_program("vm-tests", "overflow")?;
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     spec.files.push((rootfs::perf()?, "/".into()));
     let outcome = machine::run(&spec)?;
-    let pair = format!("Xen {release}, Linux {version}");
+    let (release, version) = pair;
+    let pair = format!("{} {release}, Linux {version}", kind.name());
     let said = String::from_utf8_lossy(&outcome.stdout).into_owned();
     report.note(format!("{pair}: {}", said.lines().next().unwrap_or("did not boot")));
     let mut can = Vec::new();
@@ -119,9 +167,6 @@ fn answered(outcome: &Outcome, said: &str, word: &str) -> Result<()> {
     Ok(())
 }
 
-/// The head of the book's table.
-const HEAD: &str = "| Xen | Linux | |\n|---|---|---|\n";
-
 fn row((release, version): &Pair, can: &str) -> String {
     format!("| {release} | {version} | {can} |\n")
 }
@@ -131,9 +176,10 @@ fn page() -> Result<String> {
 }
 
 /// Fails unless the table has every pair, whatever its last column says.
-fn named(pairs: &[Pair]) -> Result<()> {
+fn named(kind: Kind, pairs: &[Pair]) -> Result<()> {
     let page = page()?;
-    let (_, rows) = page.split_once(HEAD).context("docs/supported.md has no such table")?;
+    let head = kind.head();
+    let (_, rows) = page.split_once(&head).context("docs/supported.md has no such table")?;
     let rows: Vec<&str> = rows.lines().take_while(|line| line.starts_with('|')).collect();
     ensure!(rows.len() == pairs.len(), "{} rows expected, found {}", pairs.len(), rows.len());
     for (found, pair) in rows.iter().zip(pairs) {
