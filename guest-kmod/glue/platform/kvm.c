@@ -56,6 +56,15 @@ static void deliver(struct irq_work *work)
 }
 
 /*
+ * As apic_write() does, which later kernels do not lend. The vector tells the
+ * driver that this guest wants to know of its restoration.
+ */
+static void unmask(void)
+{
+	apic->write(APIC_LVTPC, APIC_DM_NMI | PERFCTR_KVM_LVTPC_VECTOR);
+}
+
+/*
  * The interrupted kernel may be doing anything, so the work is done when it
  * next enables interrupts; also at an NMI that is somebody else's, where it
  * finds nothing.
@@ -67,6 +76,9 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 
 	if (!line->handler)
 		return NMI_DONE;
+	/* KVM masks the entry when it delivers by it, as Intel's local APICs do. */
+	if (boot_cpu_data.x86_vendor == X86_VENDOR_INTEL)
+		unmask();
 	is_ours = perfctr_core_restore_interrupted(perfctr_this_vcpu());
 	irq_work_queue(&line->work);
 	return is_ours ? NMI_HANDLED : NMI_DONE;
@@ -80,11 +92,7 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	INIT_WORK(&line->look, look);
 	perfctr_core_restore_begin(per_cpu(perfctr_cpus.core, cpu));
 	line->handler = handler;
-	/*
-	 * As apic_write() does, which later kernels do not lend. The vector
-	 * tells the driver that this guest wants to know of its restoration.
-	 */
-	apic->write(APIC_LVTPC, APIC_DM_NMI | PERFCTR_KVM_LVTPC_VECTOR);
+	unmask();
 	return 0;
 }
 
@@ -94,6 +102,8 @@ static void unbind(unsigned int cpu)
 
 	apic->write(APIC_LVTPC, APIC_LVT_MASKED);
 	WRITE_ONCE(line->handler, NULL);
+	/* An NMI may have unmasked it in between. */
+	apic->write(APIC_LVTPC, APIC_LVT_MASKED);
 	irq_work_sync(&line->work);
 	cancel_work_sync(&line->look);
 }
