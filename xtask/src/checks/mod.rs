@@ -60,17 +60,22 @@ pub const CHECKS: &[Check] = &[
     Check { name: "packages of crates", pace: Slow, run: publishable },
     Check { name: "Rust objects", pace: Slow, run: objects::check },
     Check { name: "kernel module", pace: Slow, run: objects::check_module },
-    Check { name: "modules of KVM", pace: Slow, run: objects::check_kvm },
+    Check { name: "modules of KVM", pace: Slow, run: || objects::check_kvm(None) },
     Check { name: "licences of crates", pace: Slow, run: licences::check },
     Check { name: "insertions into Xen", pace: Slow, run: || xen::patch(None).map(drop) },
     Check { name: "insertions into Linux", pace: Slow, run: || kvm::patch(None).map(drop) },
     Check { name: "insertions into other releases", pace: Named, run: other_releases },
+    Check { name: "modules of KVM for other releases", pace: Named, run: other_modules },
 ];
 
 /// Checks that each anchor is found once in every release of Xen and of Linux.
 fn other_releases() -> Result<()> {
     xen::releases()?.iter().try_for_each(|release| xen::patch(Some(release)).map(drop))?;
     kvm::releases()?.iter().try_for_each(|release| kvm::patch(Some(release)).map(drop))
+}
+
+fn other_modules() -> Result<()> {
+    kvm::releases()?.iter().try_for_each(|release| objects::check_kvm(Some(release)))
 }
 
 fn lints() -> Result<()> {

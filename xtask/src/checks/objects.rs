@@ -50,9 +50,10 @@ pub fn check_module() -> Result<()> {
     check_linked(&guest::module(&kernel::kernel()?, Purpose::Use)?)
 }
 
-/// Checks each of KVM's modules, the one that has the driver among them.
-pub fn check_kvm() -> Result<()> {
-    let built = kvm::modules(&kernel::kernel()?)?;
+/// Checks each of KVM's modules, the one that has the driver among them, for a version's kernel or
+/// for Debian 12's.
+pub fn check_kvm(version: Option<&str>) -> Result<()> {
+    let built = kvm::modules(&kernel::of(version)?)?;
     kvm::MODULES.iter().try_for_each(|module| check_linked(&built.join(module)))
 }
 
