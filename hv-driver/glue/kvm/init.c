@@ -7,8 +7,10 @@
 #include <linux/module.h>
 #include <asm/tsc.h>
 
-#include "pmu.h"
 #include "x86.h"
+
+/* It needs what the former declares, up to Linux 6.12 at least. */
+#include "pmu.h"
 
 #include "private.h"
 
