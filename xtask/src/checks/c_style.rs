@@ -12,8 +12,13 @@ use crate::tools::sh::{self, cmd};
 
 /// The folders with the C that is checked. QEMU's style cannot be expressed for `testbed/qemu`,
 /// whose tables are aligned by hand.
-const FOLDERS: &[&str] =
-    &["guest-kmod/glue/", "hv-driver/glue/", "papi-shim/tests/c/", "libperfctr-rs/c/tests/"];
+const FOLDERS: &[&str] = &[
+    "guest-kmod/glue/",
+    "hv-driver/glue/",
+    "papi-shim/tests/c/",
+    "libperfctr-rs/c/tests/",
+    "libperfctr-rs/python/tests/",
+];
 
 /// What a file that a program has written says in its first lines.
 const GENERATED: &str = "Generated from";

@@ -103,6 +103,45 @@ pub fn c(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// The folder of the package for Python.
+const PYTHON: &str = "libperfctr-rs/python";
+
+/// Builds the wheel, and tests what is in it, with the library and with what stands in for it.
+pub fn python(report: &mut Report) -> Result<()> {
+    let packages = ["python3", "python3-pytest", "gcc", "libc6-dev"];
+    apt::install(&packages, "testing the package for Python")?;
+    let dir = cache::root()?.join("work/python");
+    if dir.exists() {
+        fs::remove_dir_all(&dir)?;
+    }
+    let (prefix, site, stand_in) = (dir.join("prefix"), dir.join("site"), dir.join("stand-in.so"));
+    fs::create_dir_all(&prefix)?;
+    fs::create_dir_all(&site)?;
+    counts::install(&prefix)?;
+    let package = sh::project().join(PYTHON);
+    let mut gcc = cmd("gcc", WARNINGS);
+    gcc.args(["-shared", "-fPIC", "-I"]).arg(prefix.join("include")).arg("-o").arg(&stand_in);
+    sh::output(gcc.arg(package.join("tests/stand_in.c")))?;
+    let python = |program: &str| {
+        // The system's own, for which its pytest is.
+        let mut command = cmd("/usr/bin/python3", ["-B", program]);
+        command.current_dir(&package);
+        command
+    };
+    let wheel = dir.join(sh::output(python("backend.py").arg(&dir))?.trim());
+    sh::output(python("-m").args(["zipfile", "-e"]).arg(&wheel).arg(&site))?;
+    let library = prefix.join("lib").join(counts::SONAME);
+    for class in ["Refusals", "Baselines", "PlugIn", "Wheel"] {
+        report.test(class, || {
+            let mut tests = python("tests/test_anywhere.py");
+            tests.arg(class).env("PYTHONPATH", &site).env("PERFCTR_WHEEL", &wheel);
+            tests.env("PERFCTR_COUNTS_LIBRARY", &library).env("PERFCTR_STAND_IN", &stand_in);
+            sh::output(&mut tests).map(drop)
+        });
+    }
+    Ok(())
+}
+
 impl Program<'_> {
     fn compile(&self, prefix: &Path, programs: &Path) -> Result<()> {
         let Self { source, name, compiler, is_static } = self;

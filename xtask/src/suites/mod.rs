@@ -99,6 +99,7 @@ pub const SUITES: &[Suite] = &[
     Suite::long("rr", rr::run),
     Suite::vm("book", book::run),
     Suite::vm("c-api", languages::c),
+    Suite::model("python", languages::python),
     Suite::vm("shim", shim::run),
     Suite::vm("packages", packages::run),
     Suite::vm("versions", versions::run),
