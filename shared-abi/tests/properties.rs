@@ -52,7 +52,7 @@ fn model_of(caps: &PmuCaps, counters: &[CounterConfig]) -> Option<Model> {
 /// Whether a guest may count an event of a processor without known errata.
 fn is_listed(vendor: u32, event: u64, all: bool) -> bool {
     if vendor == VENDOR_AMD {
-        let listed = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5].contains(&event);
+        let listed = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5, 0xd1, 0x825].contains(&event);
         return listed || all && event & 0xe0 != 0xe0;
     }
     let listed = [0x3c, 0xc0, 0x13c, 0x4f2e, 0x412e, 0xc4, 0xc5, 0x1c4].contains(&event);

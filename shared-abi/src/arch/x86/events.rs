@@ -25,6 +25,11 @@ pub const AMD: [u64; 6] = [0x76, 0xc0, 0xc2, 0xc3, 0xc4, 0xc5];
 /// that count the cycles in which their own core's decoder waits.
 const AMD_CONDITIONALS: u64 = 0xd1;
 
+/// AMD's locked instructions of family 17h that their own core has executed speculatively
+/// (LsLocks.SpecLockMapCommit).  The conditional branches count too many where it does so, and rr
+/// looks here whether it does.  Families before that do not define the event.
+const AMD_SPECULATIVE_LOCKS: u64 = 0x08_25;
+
 /// Numbers of the fixed counters that count only their own logical processor (SDM volume 3, table
 /// 20-2).  The fixed counters behind them count TOPDOWN.SLOTS and its parts.  Those slots belong to
 /// the whole core, so their counts tell whether the sibling is halted.
@@ -63,7 +68,10 @@ pub(crate) fn is_fixed_allowed(caps: &PmuCaps, number: u32) -> bool {
 pub(crate) fn is_allowed(caps: &PmuCaps, event: u64) -> bool {
     let (known, harmful) = match caps.vendor {
         VENDOR_INTEL => (INTEL.contains(&event), intel_harms(caps, event)),
-        VENDOR_AMD => (AMD.contains(&event) || event == AMD_CONDITIONALS, amd_harms(event)),
+        VENDOR_AMD => (
+            AMD.contains(&event) || matches!(event, AMD_CONDITIONALS | AMD_SPECULATIVE_LOCKS),
+            amd_harms(event),
+        ),
         _ => (false, true),
     };
     known || caps.can(CAPS_ALL_EVENTS) && !harmful
@@ -154,6 +162,7 @@ mod tests {
         let (few, all) = (caps(VENDOR_AMD, 0), caps(VENDOR_AMD, CAPS_ALL_EVENTS));
         assert!(is_allowed(&few, 0xc2) && !is_allowed(&few, 0x3c) && is_allowed(&all, 0x3c));
         assert!(is_allowed(&few, 0xd1) && !is_allowed(&few, 0x01_d1));
+        assert!(is_allowed(&few, 0x08_25) && !is_allowed(&few, 0x25));
         assert!(!is_allowed(&few, 0x1_0000_00c0) && is_allowed(&all, 0x1_0000_00c0));
         assert!(!is_allowed(&all, 0x4_0000_00e0));
         assert!(!is_allowed(&caps(7, CAPS_ALL_EVENTS), 0xc0));
