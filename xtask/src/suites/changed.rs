@@ -48,6 +48,7 @@ const KVM: &[&str] = &[
     "perf-kvm",
     "shim-kvm",
     "versions-kvm",
+    "rr-kvm",
 ];
 /// The suites that run it there on VT-x.
 const VMX: &[&str] =
@@ -137,9 +138,10 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/newer.rs", &[&["debian-13"]]),
     ("xtask/src/suites/perf_test.rs", &[&["perf"]]),
     ("xtask/src/suites/pmu.rs", &[&["habits", "vmx-pmu"]]),
-    ("xtask/src/suites/programs.rs", &[&["domains", "rr"]]),
+    ("xtask/src/suites/programs.rs", &[&["domains", "rr", "rr-pvh"]]),
     ("xtask/src/suites/readme.rs", &[&["stat", "book"]]),
     ("xtask/src/suites/tenants.rs", &[&["tenants", "amd", "domains", "kvm"]]),
+    ("xtask/src/suites/rr.rs", &[&["rr", "rr-pvh", "rr-hvm", "rr-kvm"]]),
     ("xtask/src/suites/testbed.rs", &[TESTBED]),
     ("xtask/src/suites/vmx.rs", &[&["vmx-pmu", "tenants-vmx-kvm"]]),
     ("xtask/src/verbs/", &[]),

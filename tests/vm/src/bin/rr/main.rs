@@ -3,6 +3,7 @@
 //! the branch, or it fails. Nothing of rr is patched, and none of its own checks is switched off.
 
 mod recorded;
+mod tenant;
 mod victim;
 
 use std::process::ExitCode;
@@ -10,11 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use shared_abi::hypercall::HOOK_SWITCH_TO;
 use vm_tests::disturb;
-use vm_tests::host::host;
-use vm_tests::tally::Tally;
+use vm_tests::host::{Host, host};
+use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::cpus;
+use vm_tests::toolstack::Kind;
 
 use crate::recorded::{Recording, check_ticks};
 
@@ -25,16 +28,79 @@ const SEED: u64 = 1;
 /// The number of recordings of a program that differs from run to run.
 const TIMES: usize = 2;
 
+/// The number of switches that show that vCPUs are moved.
+const SWITCHES_MIN: u64 = 500;
+
 /// What this program does: it tests, or it is what rr records.
 #[derive(Debug, Parser)]
 enum Role {
     /// Records and replays programs.
-    Test,
+    Test {
+        /// Only tests whose names contain this text.
+        #[arg(long, default_value = "")]
+        only: String,
+    },
+    /// Creates a tenant of Xen that does so.
+    Control {
+        /// How it is virtualised.
+        kind: Virtualised,
+    },
+    /// Is the first program of this tenant.
+    Tenant,
     /// Is interrupted by signals, and says where.
     Signalled,
     /// Has threads that race, and says who was first.
     Racing,
 }
+
+/// How a tenant is virtualised.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Virtualised {
+    Pvh,
+    Hvm,
+}
+
+impl From<Virtualised> for Kind {
+    fn from(kind: Virtualised) -> Self {
+        match kind {
+            Virtualised::Pvh => Self::Pvh,
+            Virtualised::Hvm => Self::Hvm,
+        }
+    }
+}
+
+/// A test with its name.
+type Test = (&'static str, fn() -> Result<()>);
+
+/// The tests of every kind of guest while its vCPUs are left alone, and while they are moved
+/// between physical CPUs.
+const AT_REST: &[Test] = &[
+    ("rr's own test finds ticks exact, and interrupts where they are due", || {
+        check_ticks(&[102, 1_000, 1_000_000])
+    }),
+    ("a program that does little is replayed", || replayed(&["/bin/ls", "/"], &[], 1)),
+    ("signals are replayed where they came", || differing(&own("signalled"), &[], TIMES)),
+    ("threads are replayed that rr has tried to confuse", || {
+        differing(&own("racing"), &["--chaos"], TIMES)
+    }),
+    ("Python is replayed", || {
+        replayed(&["/usr/bin/python3.11", "-s", "-S", "-B", "words.py"], &[], 1)
+    }),
+    ("SQLite is replayed", || {
+        replayed(&["/usr/bin/sqlite3", "-batch", ":memory:", "-init", "query.sql"], &[], 1)
+    }),
+    ("a compressor with threads is replayed", || {
+        replayed(&["/usr/bin/xz", "-0c", "-T2", "--block-size=20000", "words"], &[], 1)
+    }),
+];
+const MOVED: &[Test] = &[
+    ("signals are replayed where they came, while vCPUs are moved", || {
+        replayed(&own("signalled"), &[], TIMES)
+    }),
+    ("threads that race are replayed in their order, while vCPUs are moved", || {
+        replayed(&own("racing"), &[], TIMES)
+    }),
+];
 
 /// This program in another role.
 fn own(role: &str) -> [&str; 2] {
@@ -43,41 +109,45 @@ fn own(role: &str) -> [&str; 2] {
 
 fn main() -> Result<ExitCode> {
     match Role::parse() {
-        Role::Test => test(),
+        Role::Test { only } => test(&only),
+        Role::Control { kind } => tenant::control(kind.into()),
+        Role::Tenant => tenant::run(),
         Role::Signalled => victim::signalled().map(|()| ExitCode::SUCCESS),
         Role::Racing => victim::racing().map(|()| ExitCode::SUCCESS),
     }
 }
 
-fn test() -> Result<ExitCode> {
+/// Runs in a guest that can ask its host to move its vCPUs.
+fn test(only: &str) -> Result<ExitCode> {
     let mut tally = Tally::default();
-    let mut test = |name: &str, test: &dyn Fn() -> Result<()>| {
-        tally.check(name, test().map_err(|error| format!("{error:#}")));
+    let (host, cpus, stop) = (&*host()?, &cpus()?, &AtomicBool::new(false));
+    let mut all = |tests: &[Test]| {
+        for (name, test) in tests.iter().filter(|(name, _)| name.contains(only)) {
+            tally.check(name, test().map_err(|error| format!("{error:#}")));
+        }
     };
-    test("rr's own test finds ticks exact, and interrupts where they are due", &|| {
-        check_ticks(&[102, 1_000, 1_000_000])
+    all(AT_REST);
+    let before = switches(host)?;
+    thread::scope(|scope| {
+        let disturber = scope.spawn(|| disturb::vcpus(host, cpus, PCPUS, SEED, stop));
+        all(MOVED);
+        stop.store(true, Ordering::Relaxed);
+        disturber.join().expect("no thread panics");
     });
-    test("a program that does little is replayed", &|| replayed(&["/bin/ls", "/"], &[], 1));
-    test("signals are replayed where they came", &|| {
-        differing(&own("signalled"), &[], TIMES)?;
-        disturbed(&|| replayed(&own("signalled"), &[], TIMES))
-    });
-    test("threads that race are replayed in their order", &|| {
-        disturbed(&|| replayed(&own("racing"), &[], TIMES))
-    });
-    test("threads are replayed that rr has tried to confuse", &|| {
-        differing(&own("racing"), &["--chaos"], TIMES)
-    });
-    test("Python is replayed", &|| {
-        replayed(&["/usr/bin/python3.11", "-s", "-S", "-B", "words.py"], &[], 1)
-    });
-    test("SQLite is replayed", &|| {
-        replayed(&["/usr/bin/sqlite3", "-batch", ":memory:", "-init", "query.sql"], &[], 1)
-    });
-    test("a compressor with threads is replayed", &|| {
-        replayed(&["/usr/bin/xz", "-0c", "-T2", "--block-size=20000", "words"], &[], 1)
-    });
+    check_switches(&mut tally, host, before)?;
     Ok(tally.finish())
+}
+
+/// Returns how often vCPUs were switched in so far.
+fn switches(host: &dyn Host) -> Result<u64> {
+    Ok(host.stats()?.hook[HOOK_SWITCH_TO].calls)
+}
+
+/// Checks that vCPUs were moved since `before`.
+fn check_switches(tally: &mut Tally, host: &dyn Host, before: u64) -> Result<()> {
+    let enough = switches(host)? - before >= SWITCHES_MIN;
+    tally.check("vCPUs were switched meanwhile", equal(enough, true));
+    Ok(())
 }
 
 /// Records a program so many times, and replays each recording twice.
@@ -114,16 +184,4 @@ fn differing(command: &[&str], options: &[&str], times: usize) -> Result<()> {
         }
     }
     anyhow::bail!("{command:?} does the same in each recording")
-}
-
-/// Does something while the vCPUs of this guest are moved between physical CPUs.
-fn disturbed(test: &dyn Fn() -> Result<()>) -> Result<()> {
-    let (host, cpus, stop) = (&*host()?, &cpus()?, &AtomicBool::new(false));
-    thread::scope(|scope| {
-        let disturber = scope.spawn(|| disturb::vcpus(host, cpus, PCPUS, SEED, stop));
-        let result = test();
-        stop.store(true, Ordering::Relaxed);
-        disturber.join().expect("no thread panics");
-        result
-    })
 }
