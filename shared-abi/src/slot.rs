@@ -107,6 +107,18 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_is_read_with_its_counters_index() {
+        for (slot, index) in [
+            (PhysSlot::general(3), 3),
+            (PhysSlot::fixed(0), 1 << 30),
+            (PhysSlot::fixed(2), 1 << 30 | 2),
+        ] {
+            assert_eq!(slot.map(PhysSlot::counter_index), Some(index));
+            assert_eq!(PhysSlot::from_counter_index(index), slot);
+        }
+    }
+
+    #[test]
     fn masks_list_their_slots() {
         let mut slots = slots_of(0b101 | 1 << 23);
         assert_eq!(slots.next().map(PhysSlot::index), Some(0));
