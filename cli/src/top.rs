@@ -83,12 +83,13 @@ struct Row {
     share: f64,
 }
 
-/// Everything that is counted, and its counts at the last update.
+/// Everything that is counted, and what was looked at last: the view, its counts, and when.
 struct Watch {
     events: Vec<Event>,
     threads: Threads,
     cpus: Vec<(u32, Watched)>,
-    before: BTreeMap<(bool, u32), Vec<Total>>,
+    view: View,
+    before: BTreeMap<u32, Vec<Total>>,
     looked: Instant,
 }
 
@@ -98,18 +99,21 @@ impl Watch {
         limits::raise();
         // If there are no counters at all, this says why.
         Here::find()?.counts(&events)?;
+        let view = if options.cpus { View::Cpus } else { View::Threads };
         let mut watch = Self {
             threads: Threads::new(&events, &options.pid)?,
             cpus: Vec::new(),
             events,
+            view,
             before: BTreeMap::new(),
             looked: Instant::now(),
         };
-        watch.look(if options.cpus { View::Cpus } else { View::Threads })?;
+        watch.look(view)?;
         Ok(watch)
     }
 
-    /// Returns what has happened since the last update.
+    /// Returns what has happened since the last update. That is nothing if another view was shown
+    /// then.
     fn look(&mut self, view: View) -> Result<Vec<Row>> {
         let time = self.looked.elapsed();
         self.looked = Instant::now();
@@ -129,7 +133,7 @@ impl Watch {
             Ok((tid.cast_unsigned(), thread.name.clone(), thread.watched.read()?.into_values()))
         };
         let now = self.threads.live.iter().map(read).collect::<Result<Vec<_>>>()?;
-        Ok(self.since(false, now, time))
+        Ok(self.since(View::Threads, now, time))
     }
 
     /// Returns what CPUs have counted. They count from the first update on.
@@ -142,25 +146,25 @@ impl Watch {
             Ok((*cpu, format!("CPU {cpu}"), watched.read()?.into_values()))
         };
         let now = self.cpus.iter().map(read).collect::<Result<Vec<_>>>()?;
-        Ok(self.since(true, now, time))
+        Ok(self.since(View::Cpus, now, time))
     }
 
     fn since(
         &mut self,
-        of_cpus: bool,
+        view: View,
         now: Vec<(u32, String, Vec<Total>)>,
         time: Duration,
     ) -> Vec<Row> {
+        let before = std::mem::take(&mut self.before);
+        // What a view counted while another one was shown is not that of the last update.
+        let goes_on = std::mem::replace(&mut self.view, view) == view;
         let mut rows = Vec::new();
-        let mut before = std::mem::take(&mut self.before);
         for (id, name, counts) in now {
-            if let Some(before) = before.remove(&(of_cpus, id)) {
-                rows.push(row(id, name, &before, &counts, time));
+            if let Some(before) = before.get(&id).filter(|_| goes_on) {
+                rows.push(row(id, name, before, &counts, time));
             }
-            self.before.insert((of_cpus, id), counts);
+            self.before.insert(id, counts);
         }
-        before.retain(|(other, _), _| *other != of_cpus);
-        self.before.extend(before);
         rows
     }
 }
@@ -192,11 +196,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 fn plain(options: &Options, watch: &mut Watch) -> Result<ExitCode> {
     let signals = Signals::to_end()?;
-    let view = if options.cpus { View::Cpus } else { View::Threads };
     let mut left = options.looks.unwrap_or(u64::MAX);
     while left > 0 && !signals.interrupted() {
         std::thread::sleep(Duration::from_millis(options.delay));
-        let rows = watch.look(view)?;
+        let rows = watch.look(watch.view)?;
         print(&text(&watch.events, &rows))?;
         left -= 1;
     }
@@ -217,30 +220,33 @@ fn text(events: &[Event], rows: &[Row]) -> String {
 }
 
 fn interactive(options: &Options, watch: &mut Watch, terminal: &mut DefaultTerminal) -> Result<()> {
-    let mut view = if options.cpus { View::Cpus } else { View::Threads };
     let delay = Duration::from_millis(options.delay);
     let (mut rows, mut looks) = (Vec::new(), 0);
     loop {
-        terminal.draw(|frame| draw(frame, &watch.events, view, &rows))?;
+        terminal.draw(|frame| draw(frame, &watch.events, watch.view, &rows))?;
         if options.looks == Some(looks) {
             return Ok(());
         }
         let rest = delay.saturating_sub(watch.looked.elapsed());
         if !event::poll(rest)? {
-            rows = watch.look(view)?;
+            rows = watch.look(watch.view)?;
             looks += 1;
             continue;
         }
         let event::Event::Key(key) = event::read()? else { continue };
-        match key.code {
-            _ if key.kind != KeyEventKind::Press => {}
+        let wanted = match key.code {
+            _ if key.kind != KeyEventKind::Press => watch.view,
             KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
             KeyCode::Char('c') if key.modifiers.contains(event::KeyModifiers::CONTROL) => {
                 return Ok(());
             }
-            KeyCode::Char('c') => view = View::Cpus,
-            KeyCode::Char('t') => view = View::Threads,
-            _ => {}
+            KeyCode::Char('c') => View::Cpus,
+            KeyCode::Char('t') => View::Threads,
+            _ => watch.view,
+        };
+        if wanted != watch.view {
+            // The next update is of the time from now on.
+            rows = watch.look(wanted)?;
         }
     }
 }
@@ -295,27 +301,54 @@ mod tests {
         assert_eq!((rows[1].counts[0], rows[1].estimated), (1_000, true));
     }
 
-    #[test]
-    fn a_thread_with_the_number_of_one_that_has_ended_begins_anew() {
-        let mut watch = Watch {
+    /// Looks at threads, of which none is counted yet.
+    fn watch() -> Watch {
+        Watch {
             events: Vec::new(),
             threads: Threads::new(&[], &[]).unwrap(),
             cpus: Vec::new(),
+            view: View::Threads,
             before: BTreeMap::new(),
             looked: Instant::now(),
-        };
-        let mut look = |of_cpus, now: &[(u32, u64)]| {
+        }
+    }
+
+    #[test]
+    fn a_thread_with_the_number_of_one_that_has_ended_begins_anew() {
+        let mut watch = watch();
+        let mut look = |now: &[(u32, u64)]| {
             let total = |&(id, n)| (id, String::new(), vec![count(n, 1_000, 1_000)]);
             let now = now.iter().map(total).collect();
-            let rows = watch.since(of_cpus, now, Duration::from_secs(1));
+            let rows = watch.since(View::Threads, now, Duration::from_secs(1));
             rows.iter().map(|row| (row.id, row.counts[0])).collect::<Vec<_>>()
         };
-        assert_eq!(look(false, &[(7, 500), (9, 20)]), []);
-        assert_eq!(look(true, &[(7, 1_000)]), [], "CPU 7 is not thread 7");
-        assert_eq!(look(false, &[(9, 26)]), [(9, 6)]);
-        assert_eq!(look(false, &[(7, 800), (9, 30)]), [(9, 4)], "another thread 7");
-        assert_eq!(look(false, &[(7, 803), (9, 35)]), [(7, 3), (9, 5)]);
-        assert_eq!(look(true, &[(7, 1_011)]), [(7, 11)]);
+        assert_eq!(look(&[(7, 500), (9, 20)]), []);
+        assert_eq!(look(&[(9, 26)]), [(9, 6)]);
+        assert_eq!(look(&[(7, 800), (9, 30)]), [(9, 4)], "another thread 7");
+        assert_eq!(look(&[(7, 803), (9, 35)]), [(7, 3), (9, 5)]);
+    }
+
+    #[test]
+    fn a_view_that_is_shown_again_has_no_counts_of_the_time_before() {
+        use View::{Cpus, Threads};
+        let mut watch = watch();
+        // Each look comes a second after the one before. Thread 7 executes all the time, CPU 7 for
+        // nine tenths of it.
+        let mut look = |view, counted, executed_ms: u64| {
+            let executed_ns = executed_ms * 1_000_000;
+            let now = vec![(7, String::new(), vec![count(counted, executed_ns, executed_ns)])];
+            let rows = watch.since(view, now, Duration::from_secs(1));
+            let permille = |row: &Row| (1_000.0 * row.share).round() as u64;
+            rows.iter().map(|row| (row.counts[0], permille(row))).collect::<Vec<_>>()
+        };
+        assert_eq!(look(Threads, 500, 1_000), []);
+        assert_eq!(look(Threads, 620, 2_000), [(120, 1_000)]);
+        assert_eq!(look(Cpus, 10_000, 40_000), [], "CPU 7 is not thread 7");
+        assert_eq!(look(Cpus, 10_011, 40_900), [(11, 900)]);
+        assert_eq!(look(Threads, 1_000, 5_000), [], "it has executed 3 s since");
+        assert_eq!(look(Threads, 1_130, 6_000), [(130, 1_000)]);
+        assert_eq!(look(Cpus, 10_055, 44_500), [], "it has executed 3.6 s since");
+        assert_eq!(look(Cpus, 10_067, 45_400), [(12, 900)]);
     }
 
     #[test]
