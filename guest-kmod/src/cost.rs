@@ -70,9 +70,10 @@ impl Probe {
 mod tests {
     use super::*;
     use crate::testing::{BRANCHES, INSTRUCTIONS, Machine, counter};
-    use shared_abi::CounterConfig;
     use shared_abi::arch::{EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INV, EVNTSEL_OS};
+    use shared_abi::caps::{CAPS_ALL_EVENTS, CAPS_EVENT_12BIT, VENDOR_AMD};
     use shared_abi::config::MODE_SAMPLING;
+    use shared_abi::{CounterConfig, PmuCaps};
 
     fn slot_in(counters: &[shared_abi::CounterConfig]) -> Option<usize> {
         let config = Config::new(&Machine::caps(), counters).unwrap();
@@ -92,6 +93,19 @@ mod tests {
             CounterConfig { mode: MODE_SAMPLING, period: 1_000, ..counter(0, INSTRUCTIONS) };
         assert_eq!(slot_in(&[sampling]), None);
         assert_eq!(slot_in(&[sampling, counter(1, INSTRUCTIONS)]), Some(1));
+    }
+
+    #[test]
+    fn on_amd_the_whole_event_number_is_that_of_instructions() {
+        let amd = VENDOR_AMD;
+        let features = CAPS_EVENT_12BIT | CAPS_ALL_EVENTS;
+        let caps = PmuCaps { vendor: amd, features, fixed: 0, ..Machine::caps() };
+        for (event_high, expected) in [(1, None), (8, None), (0, Some(2))] {
+            let select = INSTRUCTIONS | event_high << 32;
+            let config = Config::new(&caps, &[counter(2, select)]).unwrap();
+            let found = instruction_counter(&config).map(PhysSlot::index);
+            assert_eq!(found, expected, "event {:#x}", event_high << 8 | 0xc0);
+        }
     }
 
     #[test]

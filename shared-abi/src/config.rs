@@ -272,7 +272,8 @@ impl Config {
 fn check(caps: &PmuCaps, slot: PhysSlot, counter: &CounterConfig) -> Result<(), ConfigError> {
     let evntsel = counter.evntsel;
     let event_12bit = caps.can(CAPS_EVENT_12BIT);
-    let defined = EVNTSEL_GUEST | if event_12bit { EVNTSEL_AMD_EVENT_HIGH } else { 0 };
+    let undefined = if event_12bit { 0 } else { EVNTSEL_AMD_EVENT_HIGH };
+    let defined = EVNTSEL_GUEST & !undefined;
     let periods = match counter.mode {
         MODE_COUNTING => 0..=0,
         MODE_SAMPLING if caps.can(CAPS_SAMPLING) => 1..=PERIOD_EVENTS_MAX,

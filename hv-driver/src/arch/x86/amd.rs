@@ -2,7 +2,7 @@
 //! AMD's three kinds of counters: K7's, those of the core extension, and those of version 2.  The
 //! manual is APM volume 2, 13.2.1 and appendix A, and volume 3, appendix E.
 
-use shared_abi::arch::{EVNTSEL_AMD_EVENT_HIGH, EVNTSEL_QUALIFIERS};
+use shared_abi::arch::EVNTSEL_QUALIFIERS;
 use shared_abi::caps::{
     CAPS_EVENT_12BIT, CAPS_GLOBAL_AMD, CAPS_GUEST_ONLY, CAPS_SAMPLING, VENDOR_AMD,
 };
@@ -26,9 +26,8 @@ const K7: Registers = Registers {
 /// Returns the slots of a configuration that count VMRUN on a CPU that counts it in its guest:
 /// those of retired instructions and of retired branches, unless they have a threshold.
 pub(crate) fn entry_slots(config: &Config) -> u32 {
-    const SELECT: u64 = EVNTSEL_QUALIFIERS | EVNTSEL_AMD_EVENT_HIGH;
     slots_of(config.slots())
-        .filter(|&slot| matches!(config.evntsel(slot) & SELECT, 0xc0 | 0xc2))
+        .filter(|&slot| matches!(config.evntsel(slot) & EVNTSEL_QUALIFIERS, 0xc0 | 0xc2))
         .fold(0, |slots, slot| slots | slot.bit())
 }
 

@@ -37,7 +37,7 @@ pub const EVNTSEL_AMD_EVENT_HIGH: u64 = 0xf << 32;
 pub const EVNTSEL_RINGS: u64 = EVNTSEL_USR | EVNTSEL_OS;
 
 /// The bits that say what is counted: the event, its unit mask, edge, inversion and counter mask.
-pub const EVNTSEL_QUALIFIERS: u64 = EVNTSEL_EVENT_MASK | EVNTSEL_EDGE | EVNTSEL_INV | EVNTSEL_CMASK;
+pub const EVNTSEL_QUALIFIERS: u64 = EVNTSEL_EVENT | EVNTSEL_EDGE | EVNTSEL_INV | EVNTSEL_CMASK;
 
 /// The event number of instructions retired, which is the same on Intel (SDM volume 3, 20.2.1.2)
 /// and on AMD.
@@ -49,7 +49,7 @@ pub(crate) const EVNTSEL_EVENT: u64 = EVNTSEL_EVENT_MASK | EVNTSEL_AMD_EVENT_HIG
 /// The bits that a guest may not set, because they affect more than its own counting.
 pub(crate) const EVNTSEL_PRIVILEGED: u64 = EVNTSEL_PC | EVNTSEL_INT | EVNTSEL_ANY;
 
-/// The bits that a guest may set on any CPU.
+/// The bits that a guest may set. [`EVNTSEL_AMD_EVENT_HIGH`] exists only on some CPUs.
 pub(crate) const EVNTSEL_GUEST: u64 = EVNTSEL_QUALIFIERS | EVNTSEL_RINGS | EVNTSEL_EN;
 
 /// The modulus mask of the time-stamp counter, which is 64 bits wide.
