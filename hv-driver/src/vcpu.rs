@@ -346,9 +346,14 @@ impl Vcpu {
                 return self.change_mode(cpu.pmu, page, mode);
             }
             let _writing = self.publisher.begin(page);
+            let overflows = self.state.overflows;
             self.fold(cpu.pmu, page, self.running & self.gated);
             self.run(cpu.pmu, page, mode);
             cpu.enable_except(self.stopped());
+            // Nothing else of the state changes here, and modes change often.
+            if self.state.overflows != overflows {
+                publish::state(page, &self.state);
+            }
         });
         self.sampling.take_notify()
     }
