@@ -67,3 +67,53 @@ pub fn address(code: &[Segment], offset: u64) -> Option<u64> {
         Some(segment.address.wrapping_add(into))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes an executable file of headers alone, with these segments: whether it is code, its
+    /// first byte's offset in the file, its address, and its size.
+    fn file(segments: &[(bool, u64, u64, u64)]) -> Vec<u8> {
+        let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+        bytes.resize(16, 0);
+        let (executable, x86_64, headers) = (2_u16, 62_u16, 64_u64);
+        bytes.extend([executable, x86_64].map(u16::to_le_bytes).as_flattened());
+        bytes.extend([1, 0, 0, 0]);
+        bytes.extend([0, headers, 0].map(u64::to_le_bytes).as_flattened());
+        bytes.extend([0; 4]);
+        let count = u16::try_from(segments.len()).unwrap();
+        bytes.extend([64, 56, count, 0, 0, 0].map(u16::to_le_bytes).as_flattened());
+        for &(is_code, offset, address, size) in segments {
+            let (load, readable) = (1_u32, 4);
+            let flags = if is_code { readable | PF_X } else { readable };
+            bytes.extend([load, flags].map(u32::to_le_bytes).as_flattened());
+            let rest = [offset, address, address, size, size, PAGE_BYTES as u64];
+            bytes.extend(rest.map(u64::to_le_bytes).as_flattened());
+        }
+        bytes
+    }
+
+    #[test]
+    fn code_that_begins_within_a_page_is_known_from_the_pages_first_byte_on() {
+        let data = (false, 0, 0x20_0000, 0x4_7650);
+        let bytes =
+            file(&[data, (true, 0x4_7650, 0x24_8650, 0x1234), (true, 0x9000, 0x30_0000, 5)]);
+        let code = Facts::of(&object::File::parse(&bytes[..]).unwrap()).code;
+        let whole = |offset, size, address| Segment { offset, size, address };
+        let expected = [whole(0x4_7000, 0x1884, 0x24_8000), whole(0x9000, 5, 0x30_0000)];
+        assert_eq!(code, expected, "{code:#x?}");
+        for (offset, expected) in [
+            (0x4_6fff, None),
+            (0x4_7000, Some(0x24_8000)),
+            (0x4_7650, Some(0x24_8650)),
+            (0x4_8883, Some(0x24_9883)),
+            (0x4_8884, None),
+            (0x9004, Some(0x30_0004)),
+            (0x9005, None),
+        ] {
+            let found = address(&code, offset);
+            assert_eq!(found, expected, "the byte at offset {offset:#x}, code is {code:#x?}");
+        }
+    }
+}

@@ -394,6 +394,32 @@ mod tests {
     }
 
     #[test]
+    fn after_a_restoration_only_its_own_interrupt_is_the_drivers() {
+        let host = Host::new();
+        let vcpu = On::new(&host);
+        vcpu.begin();
+        register(&vcpu, 0x55, 4).unwrap();
+        let page = page(EXECUTING, 3);
+        assert!(vcpu.interrupted(&host.answer(), &page), "the page is new");
+        for (machine, refused) in [(32, None), (47, Some((OP_GO_ON, Errno::PERM)))] {
+            page.flags.store(LEFT, Relaxed);
+            host.machine.set(machine);
+            host.refuses.set(refused);
+            assert!(vcpu.interrupted(&host.answer(), &page), "restored as machine {machine}");
+            assert_eq!(vcpu.restoration.wants_look(), refused.is_some());
+            // The hypervisor that is there now says that the vCPU executes, as the last one did.
+            // It publishes so if it was asked to continue, or if the kernel registers anew.
+            page.flags.store(EXECUTING, Relaxed);
+            vcpu.restoration.look.store(false, Relaxed);
+            for time in 1..=2 {
+                let ours = vcpu.interrupted(&host.answer(), &page);
+                assert!(!ours, "interrupt {time} of somebody else on machine {machine}");
+                assert!(!vcpu.restoration.wants_look(), "interrupt {time} on machine {machine}");
+            }
+        }
+    }
+
+    #[test]
     fn an_interrupt_between_a_hypercall_and_its_note_finds_the_page() {
         let host = Host::new();
         let vcpu = On::new(&host);

@@ -71,6 +71,8 @@ impl ExpectedInterrupts {
 mod tests {
     use core::cell::Cell;
 
+    use shared_abi::{CounterWidth, PhysSlot};
+
     use super::*;
     use crate::arch::Identity;
 
@@ -134,6 +136,39 @@ mod tests {
         assert!(!expected.explains(&caps(), &hardware), "those had come");
         hardware.counters[1].set(0);
         assert!(expected.explains(&caps(), &hardware), "armed again");
+    }
+
+    /// Every counter holds the first number, and the clock shows the second.
+    struct Holding(u64, u64);
+
+    impl Counters for Holding {
+        fn counter(&self, _: u32) -> u64 {
+            self.0
+        }
+        fn clock(&self) -> u64 {
+            self.1
+        }
+    }
+
+    #[test]
+    fn each_kind_of_counter_overflows_at_its_own_width() {
+        let [general_width, fixed_width] = [48, 40].map(|bits| CounterWidth::new(bits).unwrap());
+        let (general, fixed) = (PhysSlot::general(1).unwrap(), PhysSlot::fixed(2).unwrap());
+        let caps = PmuCaps { fixed: 3, general_width, fixed_width, ..caps() };
+        for (slot, holds, ours) in [
+            (fixed, (1 << 40) - 1_000, false),
+            (fixed, 1 << 39, false),
+            (fixed, 700, true),
+            (general, (1 << 48) - 1_000, false),
+            (general, 1 << 47, false),
+            (general, (1 << 39) + 700, true),
+        ] {
+            let expected = ExpectedInterrupts::new();
+            expected.expect(slot.bit(), false, 1);
+            let explained = expected.explains(&caps, &Holding(holds, 2));
+            let bits = caps.width(slot).bits();
+            assert_eq!(explained, ours, "counter {slot:?} of {bits} bits holds {holds:#x}");
+        }
     }
 
     #[test]

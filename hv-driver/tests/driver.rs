@@ -803,6 +803,26 @@ mod overflows {
         assert!(!m.interrupt());
     }
 
+    #[test]
+    fn the_page_says_an_overflow_before_the_guest_is_told_of_it() {
+        let mut m = loaded(&[sampling(0, USER, 1_000), sampling(1, KERNEL, 400)]);
+        let mut modes = Vec::new();
+        for (events, mode, told, overflows) in [
+            (999, Kernel, false, 0),
+            (399, User, false, 0),
+            (1, Kernel, true, 1),
+            (5, User, true, 2),
+            (5, Kernel, false, 2),
+        ] {
+            m.pmu.retire(events);
+            modes.push(mode);
+            let (tells, says) = (m.toggle(mode), m.page.overflows.load(Relaxed));
+            assert_eq!((tells, says), (told, overflows), "after {modes:?}");
+        }
+        assert!(!m.interrupt(), "both were told");
+        assert_eq!(m.page.overflows.load(Relaxed), 2);
+    }
+
     fn at(ip: u64) -> HvPlace {
         HvPlace { slot: 99, mode: PLACE_KERNEL, ip, sp: ip + 1, flags: 0x246 }
     }
@@ -1223,7 +1243,10 @@ mod guests {
         let guest = Guest { rings: Rings::Hardware, ..Guest::pv() };
         let intel = Driver::new(&nehalem(), &Settings { counts_entries: true, ..SETTINGS });
         assert!(!intel.unwrap().counts_entries, "Intel's do not");
+        let settings = Settings { counts_entries: true, all_events: true, ..SETTINGS };
+        let any_event = Driver::new(&amd_that(true).boot, &settings).unwrap();
         for (mut m, evntsel, what) in [
+            (Machine::with(any_event, guest), BOTH | 1 << 32, "event 0x1c0 is another one"),
             (entered(false), BOTH, "not counted"),
             (Machine::with(amd_that(true), Guest::pv()), BOTH, "a PV guest is not entered so"),
             (Machine::with(amd_that(true), guest), BOTH | THRESHOLD, "cycles are counted"),

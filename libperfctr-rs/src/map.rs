@@ -300,23 +300,72 @@ mod tests {
         }
     }
 
+    /// The counter with this index holds this.
+    struct Counter(u32, u64);
+
+    impl Counters for Counter {
+        fn counter(&self, index: u32) -> u64 {
+            assert_eq!(index, self.0, "another counter is read");
+            self.1
+        }
+        fn clock(&self) -> u64 {
+            0
+        }
+    }
+
+    /// Makes the file of a page that is all zeros, for this test.
+    fn zeros(test: &str) -> File {
+        let path = std::env::temp_dir().join(format!("perfctr-{test}-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(PAGE_BYTES as u64).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_counter_of_a_perf_event_is_a_signed_number_of_its_width() {
+        let file = zeros("signed");
+        let write = |offset: usize, bytes: &[u8]| file.write_all_at(bytes, offset as u64).unwrap();
+        let capabilities = offset_of!(perf_event_mmap_page, __bindgen_anon_1);
+        write(offset_of!(perf_event_mmap_page, index), &4_u32.to_ne_bytes());
+        let page = PerfPage::new(&file).unwrap();
+        assert_eq!(page.count(&Counter(3, 9)), None, "the page does not allow it");
+        write(capabilities, &CAP_USER_RDPMC.to_ne_bytes());
+        for (width, offset, holds, count) in [
+            // The kernel presets a counter to a negative number, and adds as much to it here.
+            (48_u16, 1_u64 << 47, (1_u64 << 47) + 5, 5),
+            (48, 1_000, (1 << 48) - 300, 700),
+            (40, 1_000, (1 << 40) - 300, 700),
+            (40, 600, (1 << 39) - 1, (1 << 39) + 599),
+            // Bits beyond the width do not count.
+            (40, 600, 7 << 40 | 11, 611),
+            (64, 20, u64::MAX - 7, 12),
+        ] {
+            write(offset_of!(perf_event_mmap_page, pmc_width), &width.to_ne_bytes());
+            write(offset_of!(perf_event_mmap_page, offset), &offset.to_ne_bytes());
+            let read = page.count(&Counter(3, holds));
+            assert_eq!(
+                read,
+                Some(count),
+                "{width} bits hold {holds:#x}, to which {offset:#x} is added"
+            );
+        }
+    }
+
     #[test]
     fn time_goes_on_where_a_short_clock_wraps() {
-        let path = std::env::temp_dir().join(format!("perfctr-page-{}", std::process::id()));
-        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        let file = zeros("page");
         let write = |offset: usize, bytes: &[u8]| file.write_all_at(bytes, offset as u64).unwrap();
         let page = |capabilities: u64| {
             write(offset_of!(perf_event_mmap_page, __bindgen_anon_1), &capabilities.to_ne_bytes());
             PerfPage::new(&file).unwrap()
         };
-        write(PAGE_BYTES - 1, &[0]);
         write(offset_of!(perf_event_mmap_page, time_cycles), &0xfff0_u64.to_ne_bytes());
         write(offset_of!(perf_event_mmap_page, time_mask), &0xffff_u64.to_ne_bytes());
         write(offset_of!(perf_event_mmap_page, time_shift), &1_u16.to_ne_bytes());
         write(offset_of!(perf_event_mmap_page, time_mult), &6_u32.to_ne_bytes());
         write(offset_of!(perf_event_mmap_page, time_offset), &100_u64.to_ne_bytes());
         write(offset_of!(perf_event_mmap_page, time_enabled), &7_000_u64.to_ne_bytes());
-        std::fs::remove_file(path).unwrap();
         let ns = |cycles: u64| Some(3 * cycles + 7_100);
         let short = page(CAP_USER_TIME | CAP_USER_TIME_SHORT);
         assert_eq!(short.enabled_ns(&Clock(0xfff5)), ns(0xfff5));

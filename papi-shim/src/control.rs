@@ -188,6 +188,21 @@ mod tests {
     }
 
     #[test]
+    fn without_a_sampling_counter_a_signal_does_not_matter() {
+        for si_signo in [27, -1] {
+            let mut control = one_of_each();
+            (control.cpu_control.nractrs, control.cpu_control.nrictrs) = (1, 0);
+            control.si_signo = si_signo;
+            let device = of_thread(&info(VENDOR_INTEL), &control).unwrap();
+            let signal = device.signal;
+            assert_eq!(signal, 0, "the module refuses {signal} without samplers, from {si_signo}");
+            let flags = device.flags & CONTROL_KEEP_PERIOD;
+            assert_eq!(flags, 0, "there is no period to keep");
+            assert_eq!((device.counters, device.counter[0].mode), (1, MODE_COUNTING));
+        }
+    }
+
+    #[test]
     fn bad_controls_are_refused() {
         let refused = |change: fn(&mut VperfctrControl)| {
             let mut control = one_of_each();

@@ -318,6 +318,47 @@ fn starts_others() {
 }
 
 #[test]
+fn data_that_a_program_does_not_keep_are_ended_and_others_given() {
+    in_a_process_of_its_own("keeps_nothing");
+}
+
+/// Gives numbers from 1 on, which no program that is executed keeps.
+#[derive(Default)]
+struct KeepsNothing {
+    given: u32,
+    ended: Vec<u32>,
+}
+
+impl Observer for KeepsNothing {
+    type Given = u32;
+
+    fn give(&mut self, _: pid_t) -> Result<Option<u32>> {
+        self.given += 1;
+        Ok(Some(self.given))
+    }
+
+    fn keeps(&mut self, _: pid_t, _: &mut u32) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn ended(&mut self, _: pid_t, given: u32) -> Result<()> {
+        self.ended.push(given);
+        Ok(())
+    }
+}
+
+#[test]
+#[ignore = "run by another test"]
+fn keeps_nothing() {
+    let words = command(&["sh", "-c", "exec sh -c 'exec true'"]);
+    let mut observer = KeepsNothing::default();
+    let followed = run(Target::Program(&words), &mut observer, &Signals::default()).unwrap();
+    assert_eq!((followed.status, followed.unobserved), (0, 0));
+    let KeepsNothing { given, ended } = observer;
+    assert_eq!((given, &ended[..]), (3, &[1, 2, 3][..]), "given {given}, ended {ended:?}");
+}
+
+#[test]
 fn a_thread_that_executes_a_program_keeps_its_own_data() {
     in_a_process_of_its_own("is_replaced");
 }

@@ -36,6 +36,21 @@ fn a_stack_has_each_caller_once_though_a_file_was_loaded_since() {
     assert_eq!(alone, expected[..1]);
 }
 
+/// Where the linker is lld, this program's own code begins within a page of its file.
+#[test]
+fn the_place_in_a_file_that_is_mapped_is_code_of_that_file() {
+    let text = fs::read("/proc/self/maps").unwrap();
+    let mut maps: Vec<Map> = text.split(|&byte| byte == b'\n').filter_map(Map::parse).collect();
+    maps.retain(|map| map.path.as_bytes().starts_with(b"/"));
+    assert!(maps.len() > 1, "this program and a library: {maps:?}");
+    let mut files = Files::default();
+    for map in &maps {
+        let file = files.of(&map.path);
+        let code = &file.facts.code;
+        assert!(file.address(map.offset).is_some(), "{map:x?} is not in its code: {code:x?}");
+    }
+}
+
 #[test]
 fn lines_of_maps_are_taken_apart() {
     let line = "55d0-55e0 r-xp 00002000 08:01 42    /opt/a b (deleted)";
