@@ -6,34 +6,86 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
-use perfctr::{Event, ParseEventError};
+use perfctr::Event;
 
-/// A list of events, separated by commas.
+/// A list of events, separated by commas. Those between braces are a group: they are counted at the
+/// same time or not at all. Others may take turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EventList(Vec<Event>);
+pub struct EventList(Vec<Vec<Event>>);
 
 impl EventList {
     /// Returns the events. Those that are not known to be right on this CPU are refused later,
     /// unless they are to be counted `unverified`.
     pub fn events(&self, unverified: bool) -> Vec<Event> {
+        self.groups(unverified).concat()
+    }
+
+    /// Returns the groups of events. One that is in no group is a group of its own.
+    pub fn groups(&self, unverified: bool) -> Vec<Vec<Event>> {
         let event = |event: &Event| if unverified { event.unverified() } else { *event };
-        self.0.iter().map(event).collect()
+        self.0.iter().map(|group| group.iter().map(event).collect()).collect()
     }
 }
 
 impl FromStr for EventList {
-    type Err = ParseEventError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Event::list(text).map(Self)
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut groups, mut rest) = (Vec::new(), text);
+        loop {
+            let behind = if let Some(group) = rest.strip_prefix('{') {
+                let (group, behind) = group.split_once('}').ok_or("`{` without a `}`")?;
+                groups.push(list(group)?);
+                behind
+            } else {
+                let (alone, behind) = rest.split_at(rest.find(",{").unwrap_or(rest.len()));
+                groups.extend(list(alone)?.into_iter().map(|event| vec![event]));
+                behind
+            };
+            match behind.strip_prefix(',') {
+                Some(next) => rest = next,
+                None if behind.is_empty() => return Ok(Self(groups)),
+                None => return Err(format!("`{behind}` behind a group, a comma expected")),
+            }
+        }
     }
 }
 
-/// Parses an [`EventList`], and offers the events that have a name when the option is completed.
+fn list(text: &str) -> Result<Vec<Event>, String> {
+    Event::list(text).map_err(|error| error.to_string())
+}
+
+/// Parses an [`EventList`] without groups, and offers the events that have a name when the option
+/// is completed.
 #[derive(Clone, Copy, Debug)]
 pub struct EventParser;
 
+/// Does the same with groups.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupParser;
+
 impl TypedValueParser for EventParser {
+    type Value = EventList;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        argument: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<EventList, Error> {
+        let list = |text: String| match text.contains(['{', '}']) {
+            true => Err("groups are counted by `perfctr stat` only".to_owned()),
+            false => text.parse(),
+        };
+        StringValueParser::new().try_map(list).parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Event::named().map(|event| PossibleValue::new(event.to_string()))))
+    }
+}
+
+impl TypedValueParser for GroupParser {
     type Value = EventList;
 
     fn parse_ref(
@@ -59,8 +111,30 @@ mod tests {
     fn commas_between_slashes_separate_no_events() {
         let list = "cycles:u,cpu/event=0xc4,umask=1/u,branches".parse();
         let events = vec![Event::CYCLES.user(), Event::raw(0x1c4).user(), Event::BRANCHES];
-        assert_eq!(list, Ok(EventList(events)));
+        assert_eq!(list, Ok(EventList(events.into_iter().map(|event| vec![event]).collect())));
         assert!("cycles,".parse::<EventList>().is_err());
+    }
+
+    #[test]
+    fn events_between_braces_are_a_group() {
+        let [a, b, c] = [Event::CYCLES, Event::raw(0x1c4).user(), Event::BRANCHES];
+        for (text, groups) in [
+            ("{cycles,cpu/event=0xc4,umask=1/u},branches", vec![vec![a, b], vec![c]]),
+            ("branches,{cycles},{branches,cycles}", vec![vec![c], vec![a], vec![c, a]]),
+        ] {
+            assert_eq!(text.parse(), Ok(EventList(groups)), "{text}");
+        }
+        for (text, said) in [
+            ("{cycles", "`{` without a `}`"),
+            ("{cycles}branches", "`branches` behind a group, a comma expected"),
+            ("{cycles},", "unknown event"),
+            ("{}", "unknown event"),
+            ("cycles}", "unknown event"),
+            ("{{cycles}}", "unknown event"),
+        ] {
+            let error = text.parse::<EventList>().unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -68,7 +68,9 @@ Examples:
   perfctr stat -I 1000 --csv -p 1234
       Prints what process 1234 counts in each second, until an interrupt.
   perfctr stat -a -- sleep 10
-      Counts whatever executes on all CPUs in ten seconds.";
+      Counts whatever executes on all CPUs in ten seconds.
+  perfctr stat -e {cycles:u,instructions:u},branches:u -- ./program
+      Counts the first two at the same time, so that their ratio is exact.";
 
 pub const TOP: &str = "\
 Examples:

@@ -22,7 +22,7 @@ use tiny_http::{Header, Method, Request, Response, Server};
 
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::live::{Threads, of_cgroup, of_process};
+use crate::live::{How, Threads, of_cgroup, of_process};
 use crate::program::{Signals, limits};
 use crate::text;
 
@@ -76,8 +76,8 @@ impl Counted {
         // If there are no counters at all, this says why.
         Here::find()?.counts(events)?;
         let (pids, groups) = (unique(&options.pid), unique(&options.cgroup));
-        let process = |&pid: &pid_t| Ok((pid, of_process(events, pid)?));
-        let group = |path: &PathBuf| Ok((path.clone(), of_cgroup(events, path)?));
+        let process = |&pid: &pid_t| Ok((pid, of_process(How::InTurns, events, pid)?));
+        let group = |path: &PathBuf| Ok((path.clone(), of_cgroup(How::InTurns, events, path)?));
         Ok(Self {
             events: events.clone(),
             processes: pids.iter().map(process).collect::<Result<_>>()?,
@@ -262,8 +262,9 @@ mod tests {
 
     #[test]
     fn counts_are_written_as_openmetrics_has_them() {
-        let (enabled, running) = (Duration::from_millis(3), Duration::from_micros(1_500));
-        let count = Total { count: 123_456_789_012, enabled, running };
+        let mut count = Total::default();
+        (count.enabled, count.running) = (Duration::from_millis(3), Duration::from_micros(1_500));
+        count.count = 123_456_789_012;
         let scrape = Scrape {
             events: vec![Event::INSTRUCTIONS.user()],
             threads: vec![(vec![("tid", "7".into()), ("name", "a\"b".into())], vec![count])],

@@ -7,40 +7,60 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use libc::pid_t;
 use perfctr::watch::{Watch, Watched};
 use perfctr::{Cause, Error, Event};
 
 use crate::program::{name, processes, threads};
 
+/// How a watch counts several events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// They may take turns.
+    InTurns,
+    /// At the same time or not at all.
+    Together,
+}
+
 /// Adds these events to a watch, in their order.
-pub fn watch(watch: Watch, events: &[Event]) -> Watch {
+pub fn watch(watch: Watch, how: How, events: &[Event]) -> Watch {
+    let watch = if how == How::Together { watch.together() } else { watch };
     events.iter().fold(watch, |watch, &event| watch.count(event.to_string(), event))
 }
 
 /// Watches a process, with all threads and processes that it starts from now on.
-pub fn of_process(events: &[Event], pid: pid_t) -> Result<Watched> {
-    let watched = watch(Watch::process(pid.cast_unsigned()).inherit(), events).open();
+pub fn of_process(how: How, events: &[Event], pid: pid_t) -> Result<Watched> {
+    let watched = watch(Watch::process(pid.cast_unsigned()).inherit(), how, events).open();
     watched.with_context(|| format!("process {pid}"))
 }
 
 /// Watches a thread, with all threads and processes that it starts from now on.
-pub fn of_thread(events: &[Event], tid: pid_t) -> Result<Watched> {
-    let watched = watch(Watch::thread(tid.cast_unsigned()).inherit(), events).open();
+pub fn of_thread(how: How, events: &[Event], tid: pid_t) -> Result<Watched> {
+    let watched = watch(Watch::thread(tid.cast_unsigned()).inherit(), how, events).open();
     watched.with_context(|| format!("thread {tid}"))
 }
 
 /// Watches what a group of processes does on all CPUs.
-pub fn of_cgroup(events: &[Event], directory: &Path) -> Result<Watched> {
-    let group = Watch::cgroup(directory).map_err(anyhow::Error::from);
-    let watched = group.and_then(|group| Ok(watch(group, events).open()?));
+pub fn of_cgroup(how: How, events: &[Event], directory: &Path) -> Result<Watched> {
+    let watched = cgroup(directory).and_then(|group| Ok(watch(group, how, events).open()?));
     watched.with_context(|| format!("cgroup {}", directory.display()))
 }
 
+/// Returns a watch of a group of processes.
+pub fn cgroup(directory: &Path) -> Result<Watch> {
+    let group = Watch::cgroup(directory)?;
+    let is_group = directory.join("cgroup.procs").exists();
+    ensure!(
+        is_group,
+        "this is no group's directory in cgroup v2, such as /sys/fs/cgroup/web.slice"
+    );
+    Ok(group)
+}
+
 /// Watches what one CPU does.
-pub fn of_cpu(events: &[Event], cpu: u32) -> Result<Watched> {
-    watch(Watch::cpu(cpu), events).open().with_context(|| format!("CPU {cpu}"))
+pub fn of_cpu(how: How, events: &[Event], cpu: u32) -> Result<Watched> {
+    watch(Watch::cpu(cpu), how, events).open().with_context(|| format!("CPU {cpu}"))
 }
 
 /// A thread that is counted.
@@ -89,7 +109,7 @@ impl Threads {
     }
 
     fn open(&mut self, pid: pid_t, tid: pid_t) -> Result<()> {
-        match watch(Watch::thread(tid.cast_unsigned()), &self.events).open() {
+        match watch(Watch::thread(tid.cast_unsigned()), How::InTurns, &self.events).open() {
             Ok(watched) => {
                 self.live.insert(tid, Thread { pid, name: name(tid), watched });
                 Ok(())

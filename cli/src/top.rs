@@ -21,7 +21,7 @@ use ratatui::{DefaultTerminal, Frame};
 
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::live::{Threads, of_cpu};
+use crate::live::{How, Threads, of_cpu};
 use crate::program::{Signals, limits};
 use crate::stat::{Count, estimate, grouped};
 use crate::text::print;
@@ -139,7 +139,7 @@ impl Watch {
     /// Returns what CPUs have counted. They count from the first update on.
     fn look_at_cpus(&mut self, time: Duration) -> Result<Vec<Row>> {
         if self.cpus.is_empty() {
-            let open = |cpu: u32| Ok((cpu, of_cpu(&self.events, cpu)?));
+            let open = |cpu: u32| Ok((cpu, of_cpu(How::InTurns, &self.events, cpu)?));
             self.cpus = online()?.into_iter().map(open).collect::<Result<_>>()?;
         }
         let read = |(cpu, watched): &(u32, Watched)| {
@@ -279,8 +279,10 @@ mod tests {
     use super::*;
 
     fn count(count: u64, enabled: u64, running: u64) -> Total {
-        let [enabled, running] = [enabled, running].map(Duration::from_nanos);
-        Total { count, enabled, running }
+        let mut total = Total::default();
+        total.count = count;
+        [total.enabled, total.running] = [enabled, running].map(Duration::from_nanos);
+        total
     }
 
     fn rows() -> Vec<Row> {

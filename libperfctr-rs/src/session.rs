@@ -35,6 +35,12 @@ pub struct Reading<const N: usize> {
     pub direct: bool,
 }
 
+impl<const N: usize> Default for Reading<N> {
+    fn default() -> Self {
+        Self { tsc: 0, counts: [0; N], retries: 0, direct: false }
+    }
+}
+
 impl<const N: usize> Sub for Reading<N> {
     type Output = Self;
 
@@ -64,6 +70,12 @@ pub struct Counts<const N: usize> {
     pub retries: u32,
     /// Whether the reading was made without a system call, see [`Reading::direct`].
     pub direct: bool,
+}
+
+impl<const N: usize> Default for Counts<N> {
+    fn default() -> Self {
+        Self { counts: [0; N], retries: 0, direct: false }
+    }
 }
 
 impl<const N: usize> Sub for Counts<N> {

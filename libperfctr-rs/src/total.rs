@@ -10,6 +10,7 @@ use std::time::Duration;
 /// Differences (`later - earlier`) and sums are computed field by field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Total {
     /// The count, unit: events.
     pub count: u64,

@@ -113,12 +113,13 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 /// Runs the program, and returns what each event has counted.
 fn measure(options: &Options) -> Result<Benchmark> {
     repeatable::fix(&options.passed)?;
-    let events = options.event.events(options.unverified);
+    let groups = options.event.groups(options.unverified);
+    let events = groups.concat();
     let (here, target) = (Here::find()?, Target::Program(&options.command));
     let signals = Signals::handle(target, None)?;
     let mut runs = Vec::new();
     for _ in 0..options.repeat {
-        let run = observe(&here, target, &events, &signals, None)?;
+        let run = observe(&here, target, &groups, &signals, None)?;
         let status = run.status;
         ensure!(status == 0, "the program has failed with status {status}: nothing is compared");
         let turns = run.counts.iter().all(|count| count.share == 1.0);

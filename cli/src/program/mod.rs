@@ -12,6 +12,7 @@ pub mod tracer;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,21 +36,36 @@ pub enum Target<'a> {
     Thread(pid_t, &'a [OsString]),
     /// The same with whatever executes on any CPU.
     Cpus(&'a [OsString]),
+    /// The same with the group of processes of this directory in cgroup v2.
+    Cgroup(&'a Path, &'a [OsString]),
 }
 
 impl<'a> Target<'a> {
-    /// Returns the target of a command line: a process, a thread or all CPUs, or else the program.
+    /// Returns the target of a command line, which has at most one of these beside the program.
     pub fn of(
         process: Option<pid_t>,
         thread: Option<pid_t>,
+        cgroup: Option<&'a Path>,
         all_cpus: bool,
         command: &'a [OsString],
     ) -> Self {
-        match (process, thread) {
-            (Some(pid), _) => Self::Process(pid, command),
-            (_, Some(tid)) => Self::Thread(tid, command),
+        match (process, thread, cgroup) {
+            (Some(pid), ..) => Self::Process(pid, command),
+            (_, Some(tid), _) => Self::Thread(tid, command),
+            (.., Some(directory)) => Self::Cgroup(directory, command),
             _ if all_cpus => Self::Cpus(command),
             _ => Self::Program(command),
+        }
+    }
+
+    /// Returns the command that is run meanwhile, and the process or thread with which the
+    /// observation ends.
+    pub fn parts(self) -> (&'a [OsString], Option<pid_t>) {
+        match self {
+            Self::Process(id, command) | Self::Thread(id, command) => (command, Some(id)),
+            Self::Program(command) | Self::Cpus(command) | Self::Cgroup(_, command) => {
+                (command, None)
+            }
         }
     }
 }

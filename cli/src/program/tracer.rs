@@ -73,7 +73,9 @@ pub fn run(
     match target {
         Target::Program(command) => tracer.run(command),
         Target::Process(pid, command) => tracer.attach(pid, command),
-        Target::Thread(..) | Target::Cpus(_) => bail!("only programs and processes are traced"),
+        Target::Thread(..) | Target::Cpus(_) | Target::Cgroup(..) => {
+            bail!("only programs and processes are traced")
+        }
     }
 }
 

@@ -3,7 +3,6 @@
 //! rings, so that whatever happens to this program, the others go on.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 
 use anyhow::{Context, Result};
 use libc::pid_t;
@@ -12,6 +11,7 @@ use perfctr::raw::online;
 use perfctr::watch::{Samples as Rings, Watch};
 
 use super::space::{Files, Space};
+use crate::live::cgroup;
 use crate::profile::{Profile, Samples, Thread};
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, name};
@@ -25,10 +25,7 @@ pub fn run(
     profiles: Vec<Profile>,
     signals: &Signals,
 ) -> Result<(Vec<Profile>, u8)> {
-    let (command, observed): (&[OsString], Option<pid_t>) = match target {
-        Target::Process(pid, command) | Target::Thread(pid, command) => (command, Some(pid)),
-        Target::Program(command) | Target::Cpus(command) => (command, None),
-    };
+    let (command, observed) = target.parts();
     let sampled = profiles.into_iter().zip(events).map(|(profile, &event)| Sampled {
         event,
         profile,
@@ -106,6 +103,10 @@ fn open(target: Target<'_>, event: Event, callers: bool) -> Result<Vec<Rings>> {
         Target::Thread(tid, _) => {
             let watch = Watch::thread(tid.cast_unsigned()).inherit();
             Ok(vec![open(watch).with_context(|| format!("thread {tid}"))?])
+        }
+        Target::Cgroup(directory, _) => {
+            let opened = cgroup(directory).and_then(|watch| Ok(open(watch)?));
+            Ok(vec![opened.with_context(|| format!("cgroup {}", directory.display()))?])
         }
         Target::Program(_) | Target::Cpus(_) => {
             let cpus = online().context("which CPUs are there?")?;

@@ -64,12 +64,16 @@ pub struct Options {
     tid: Option<i32>,
     /// Samples whatever executes on all CPUs: until CMD ends, if there is one, or until an
     /// interrupt.
-    #[arg(short, long, conflicts_with_all = ["pid", "tid"])]
+    #[arg(short, long, conflicts_with_all = ["pid", "tid", "cgroup"])]
     all_cpus: bool,
+    /// Samples the group of processes of this directory in cgroup v2, as long as `--all-cpus`
+    /// would.
+    #[arg(short = 'G', long, value_name = "DIR", conflicts_with_all = ["pid", "tid"])]
+    cgroup: Option<PathBuf>,
     /// The program and its arguments.
     #[arg(
         value_name = "CMD",
-        required_unless_present_any = ["pid", "tid", "all_cpus"],
+        required_unless_present_any = ["pid", "tid", "all_cpus", "cgroup"],
         trailing_var_arg = true
     )]
     command: Vec<OsString>,
@@ -102,6 +106,11 @@ impl Options {
         Ok(events)
     }
 
+    fn target(&self) -> Target<'_> {
+        let cgroup = self.cgroup.as_deref();
+        Target::of(self.pid, self.tid, cgroup, self.all_cpus, &self.command)
+    }
+
     /// Returns the profile of an event before there are any samples.
     fn profile(&self, here: &Here, event: &Event) -> Profile {
         let words = self.command.iter().map(|word| word.display().to_string()).collect();
@@ -116,7 +125,7 @@ impl Options {
 pub fn run(options: &Options) -> Result<ExitCode> {
     let events = options.events()?;
     let here = Here::find()?;
-    let target = Target::of(options.pid, options.tid, options.all_cpus, &options.command);
+    let target = options.target();
     let signals = Signals::handle(target, None)?;
     let profiles: Vec<Profile> = events.iter().map(|event| options.profile(&here, event)).collect();
     // The file is opened before the program runs, since the samples would be lost if it cannot be

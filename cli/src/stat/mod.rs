@@ -22,7 +22,7 @@ pub use self::native::estimate;
 pub use self::output::grouped;
 
 use self::output::{Intervals, Output};
-use crate::events::{EventList, EventParser};
+use crate::events::{EventList, GroupParser};
 use crate::info::Here;
 use crate::program::repeatable::{self, Variable};
 use crate::program::{Signals, Target};
@@ -30,12 +30,13 @@ use crate::program::{Signals, Target};
 /// The options of `perfctr stat`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas.  `perfctr list` shows their names.
+    /// Events, separated by commas.  `perfctr list` shows their names.  Those between braces are
+    /// counted at the same time or not at all.
     #[arg(
         short = 'e',
         long = "event",
         value_name = "EVENT",
-        value_parser = EventParser,
+        value_parser = GroupParser,
         hide_possible_values = true,
         default_value = "instructions:u,branches:u,cycles:u"
     )]
@@ -46,6 +47,9 @@ pub struct Options {
     /// All events of all options.
     #[arg(skip)]
     event: Vec<Event>,
+    /// The same in their groups.
+    #[arg(skip)]
+    groups: Vec<Vec<Event>>,
     /// Runs the program so many times, and says by how much the counts differed.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -86,9 +90,17 @@ pub struct Options {
     #[arg(
         short,
         long,
-        conflicts_with_all = ["pid", "tid", "repeat", "per_thread", "repeatable"]
+        conflicts_with_all = ["pid", "tid", "cgroup", "repeat", "per_thread", "repeatable"]
     )]
     all_cpus: bool,
+    /// Counts the group of processes of this directory in cgroup v2, as long as `--all-cpus` would.
+    #[arg(
+        short = 'G',
+        long,
+        value_name = "DIR",
+        conflicts_with_all = ["pid", "tid", "repeat", "per_thread", "repeatable"]
+    )]
+    cgroup: Option<std::path::PathBuf>,
     /// Prints the counts of every so many milliseconds, too.
     #[arg(
         short = 'I',
@@ -111,7 +123,7 @@ pub struct Options {
     /// The program and its arguments.
     #[arg(
         value_name = "CMD",
-        required_unless_present_any = ["pid", "tid", "all_cpus"],
+        required_unless_present_any = ["pid", "tid", "all_cpus", "cgroup"],
         trailing_var_arg = true
     )]
     command: Vec<OsString>,
@@ -120,12 +132,14 @@ pub struct Options {
 impl Options {
     /// Collects the events of all lists.
     fn flattened(mut self) -> Self {
-        self.event = self.lists.iter().flat_map(|list| list.events(self.unverified)).collect();
+        self.groups = self.lists.iter().flat_map(|list| list.groups(self.unverified)).collect();
+        self.event = self.groups.concat();
         self
     }
 
     fn target(&self) -> Target<'_> {
-        Target::of(self.pid, self.tid, self.all_cpus, &self.command)
+        let cgroup = self.cgroup.as_deref();
+        Target::of(self.pid, self.tid, cgroup, self.all_cpus, &self.command)
     }
 }
 
@@ -181,11 +195,11 @@ pub fn run(options: Options) -> Result<ExitCode> {
     Ok(ExitCode::from(runs.last().map_or(0, |run| run.status)))
 }
 
-/// Counts these events of the target to its end.
+/// Counts these groups of events of the target to its end. The counts are in the order of events.
 pub fn observe(
     here: &Here,
     target: Target<'_>,
-    events: &[Event],
+    groups: &[Vec<Event>],
     signals: &Signals,
     intervals: Option<&mut Intervals<'_>>,
 ) -> Result<Run> {
@@ -193,11 +207,12 @@ pub fn observe(
     let is_traced = matches!(target, Target::Program(_) | Target::Process(..));
     match (here.description.provider, here.description.caps) {
         (Provider::Paravirt, Some(caps)) if is_traced => {
-            let control = perfctr::raw::counting(&caps, events, 0)?;
+            // All events are counted at the same time.
+            let control = perfctr::raw::counting(&caps, &groups.concat(), 0)?;
             traced::run(target, &control, here.description.tsc_khz, signals, intervals)
         }
-        (Provider::Tsc, _) => Err(here.nobody(events[0]).into()),
-        _ => native::run(target, events, signals, intervals),
+        (Provider::Tsc, _) => Err(here.nobody(groups[0][0]).into()),
+        _ => native::run(target, groups, signals, intervals),
     }
 }
 
@@ -208,7 +223,7 @@ fn once(options: &Options, here: &Here, signals: &Signals, output: &mut Output<'
         !options.per_thread || provider != Provider::Native,
         "--per-thread needs provider paravirt, this is {provider}"
     );
-    let run = observe(here, options.target(), &options.event, signals, intervals.as_mut())?;
+    let run = observe(here, options.target(), &options.groups, signals, intervals.as_mut())?;
     if let Some(intervals) = &mut intervals {
         intervals.print(&run.counts)?;
     }

@@ -11,7 +11,7 @@ use perfctr::watch::{Total, Watch, Watched};
 
 use super::output::Intervals;
 use super::{Count, Run};
-use crate::live::{of_cpu, of_process, of_thread, watch};
+use crate::live::{How, of_cgroup, of_cpu, of_process, of_thread, watch};
 use crate::program::beside::{self, Beside};
 use crate::program::child::Child;
 use crate::program::ptrace::{self, Change, Waited};
@@ -20,17 +20,14 @@ use crate::program::{Signals, Target, adopt_orphans};
 /// Observes the target.
 pub fn run(
     target: Target<'_>,
-    events: &[Event],
+    groups: &[Vec<Event>],
     signals: &Signals,
     intervals: Option<&mut Intervals<'_>>,
 ) -> Result<Run> {
-    let mut counting = Counting { signals, intervals, target, events, watched: Vec::new() };
-    let (status, elapsed) = match target {
-        Target::Program(command) => counting.program(command)?,
-        Target::Process(id, command) | Target::Thread(id, command) => {
-            beside::run(command, Some(id), signals, &mut counting)?
-        }
-        Target::Cpus(command) => beside::run(command, None, signals, &mut counting)?,
+    let mut counting = Counting { signals, intervals, target, groups, watched: Vec::new() };
+    let (status, elapsed) = match (target, target.parts()) {
+        (Target::Program(command), _) => counting.program(command)?,
+        (_, (command, observed)) => beside::run(command, observed, signals, &mut counting)?,
     };
     let totals = counting.read()?;
     let time = totals.first().map_or(Duration::ZERO, |total| total.enabled);
@@ -48,17 +45,23 @@ struct Counting<'a, 'b> {
     signals: &'a Signals,
     intervals: Option<&'a mut Intervals<'b>>,
     target: Target<'a>,
-    events: &'a [Event],
-    /// The watches of the target, as soon as it is there: one for each CPU if CPUs are counted.
-    watched: Vec<Watched>,
+    groups: &'a [Vec<Event>],
+    /// The watches of each group of events, as soon as the target is there: one for each CPU if
+    /// CPUs are counted.
+    watched: Vec<Vec<Watched>>,
 }
 
 impl Counting<'_, '_> {
     fn read(&self) -> Result<Vec<Total>> {
-        let read = |watched: &Watched| Ok(watched.read()?.into_values());
-        let all = self.watched.iter().map(read).collect::<Result<Vec<_>>>()?;
-        let events = all.first().map_or(0, Vec::len);
-        Ok((0..events).map(|n| all.iter().map(|totals| totals[n]).sum()).collect())
+        let groups: Result<Vec<Vec<Total>>> =
+            self.watched.iter().map(|group| sums(group)).collect();
+        Ok(groups?.concat())
+    }
+
+    /// Opens the watches of each group.
+    fn open(&mut self, open: impl Fn(&[Event]) -> Result<Vec<Watched>>) -> Result<()> {
+        self.watched = self.groups.iter().map(|group| open(group)).collect::<Result<_>>()?;
+        Ok(())
     }
 
     fn program(&mut self, command: &[OsString]) -> Result<(u8, Duration)> {
@@ -67,7 +70,7 @@ impl Counting<'_, '_> {
         let child = Child::new(command)?;
         let first = child.pid();
         let program = Watch::thread(first.cast_unsigned()).inherit().from_exec();
-        self.watched = vec![watch(program, self.events).open()?];
+        self.open(|group| Ok(vec![watch(program.clone(), how(group), group).open()?]))?;
         let started = child.go()?;
         let (mut status, mut ended) = (0, false);
         loop {
@@ -88,18 +91,23 @@ impl Counting<'_, '_> {
 
 impl Beside for Counting<'_, '_> {
     fn begin(&mut self) -> Result<()> {
-        let events = self.events;
-        self.watched = match self.target {
-            // A program's watch is opened when there is its process.
-            Target::Program(_) => Vec::new(),
-            Target::Process(pid, _) => vec![of_process(events, pid)?],
-            Target::Thread(tid, _) => vec![of_thread(events, tid)?],
+        match self.target {
+            // A program's watches are opened when there is its process.
+            Target::Program(_) => Ok(()),
+            Target::Process(pid, _) => {
+                self.open(|group| Ok(vec![of_process(how(group), group, pid)?]))
+            }
+            Target::Thread(tid, _) => {
+                self.open(|group| Ok(vec![of_thread(how(group), group, tid)?]))
+            }
+            Target::Cgroup(directory, _) => {
+                self.open(|group| Ok(vec![of_cgroup(how(group), group, directory)?]))
+            }
             Target::Cpus(_) => {
                 let cpus = online().context("which CPUs are there?")?;
-                cpus.into_iter().map(|cpu| of_cpu(events, cpu)).collect::<Result<_>>()?
+                self.open(|group| cpus.iter().map(|&cpu| of_cpu(how(group), group, cpu)).collect())
             }
-        };
-        Ok(())
+        }
     }
 
     fn tick(&mut self) -> Result<()> {
@@ -109,6 +117,19 @@ impl Beside for Counting<'_, '_> {
         let counts: Vec<Count> = self.read()?.iter().map(estimate).collect();
         self.intervals.as_mut().map_or(Ok(()), |intervals| intervals.print(&counts))
     }
+}
+
+/// An event that is in no group is one by itself, and takes turns with the others.
+fn how(group: &[Event]) -> How {
+    if group.len() > 1 { How::Together } else { How::InTurns }
+}
+
+/// Returns the totals of each event of a group, summed over its watches.
+fn sums(group: &[Watched]) -> Result<Vec<Total>> {
+    let read = |watched: &Watched| Ok(watched.read()?.into_values());
+    let all = group.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let events = all.first().map_or(0, Vec::len);
+    Ok((0..events).map(|n| all.iter().map(|totals| totals[n]).sum()).collect())
 }
 
 /// Estimates what the event would have counted if it had been counted all the time.

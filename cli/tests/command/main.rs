@@ -11,4 +11,5 @@ mod perf_data;
 mod record;
 mod repeatable;
 mod run;
+mod together;
 mod words;

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the files of Linux's perf. The suite `perf-data` compares with perf itself.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::run::{compile, file, run};
 
 /// Builds `calls.c`, which has two threads and a child process.
-pub fn calls() -> PathBuf {
-    let program = file("calls");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/calls.c");
-    compile(&["-O1", "-pthread", source], &program);
-    program
+pub fn calls() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let program = file("calls");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/calls.c");
+        compile(&["-O1", "-pthread", source], &program);
+        program
+    })
 }
 
 #[test]

@@ -109,7 +109,8 @@ impl Progress {
 }
 
 /// The reasons why a wait has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Waited {
     /// At least a quarter of the ring is full.
     pub ready: bool,
