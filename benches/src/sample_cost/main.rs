@@ -38,6 +38,9 @@ const CALLS: u64 = 20_000;
 /// The number of times that they do so before measuring.
 const FIRST_TURNS: u64 = 100;
 
+/// What a tally says of each of several equal things.
+type PerTime = [f64; Tally::NUMBERS];
+
 fn main() -> Result<()> {
     check_tally()?;
     print!("{:<42}{:>9}", "", "told/due");
@@ -111,15 +114,20 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     };
     // The first time, memory and code are not mapped yet.
     execute(PERIOD).with_context(|| name.to_owned())?;
-    let (without, none) = execute(NEVER)?;
-    let (with, told) = execute(PERIOD)?;
-    ensure!(none == 0, "{name}: {none} samples of a period that has not passed");
-    // The table says how many samples the others lose.
-    let least = if has_module() { SAMPLES } else { 1 };
-    ensure!(told >= least, "{name}: {told} samples, {least} expected at least");
+    let mut fewest = u64::MAX;
+    let cost = median(|| {
+        let (without, none) = execute(NEVER)?;
+        let (with, told) = execute(PERIOD)?;
+        ensure!(none == 0, "{name}: {none} samples of a period that has not passed");
+        // The table says how many samples the others lose.
+        let least = if has_module() { SAMPLES } else { 1 };
+        ensure!(told >= least, "{name}: {told} samples, {least} expected at least");
+        fewest = fewest.min(told);
+        Ok((with.per(told), without.per(told)))
+    })?;
     let name = format!("a sample: {name}");
-    print(&name, &format!("{told}/{SAMPLES}"), &with.per(told), &without.per(told));
-    Ok(told)
+    print(&name, &format!("{fewest}/{SAMPLES}"), &cost, &[0.0; Tally::NUMBERS]);
+    Ok(fewest)
 }
 
 /// Measures what a system call that does nothing costs a thread that counts user mode with four
@@ -198,27 +206,31 @@ fn switch_users() -> Result<()> {
 
 /// Measures what a switch of two vCPUs of one CPU costs whose threads count, in addition to one
 /// when nobody has counters. Each is also a switch in the guest, to a vCPU's idle thread or from
-/// it. Each number is the median of several comparisons, because the hypervisor's scheduler takes
-/// one of two ways that are a thousand instructions apart, and keeps to it for a whole comparison.
+/// it. The hypervisor's scheduler takes one of two ways that are a thousand instructions apart, and
+/// keeps to it while the threads take turns.
 fn switch_vcpus(name: &str, stack: Stack) -> Result<()> {
-    const COMPARISONS: usize = 7;
-    let mut differences: Vec<[f64; Tally::NUMBERS]> = Vec::new();
-    for _ in 0..COMPARISONS {
+    let cost = median(|| {
         let (without, _) = take_idle_turns([stack::nothing; 2])?;
         let (with, _) = take_turns([stack; 2], 0)?;
         // A turn consists of two switches.
-        let [with, without] = [with, without].map(|tally| tally.per(2 * TURNS));
-        let difference = std::array::from_fn(|n| with[n] - without[n]);
-        differences.push(difference);
-    }
-    let median = |number: usize| {
-        let mut of_all: Vec<f64> = differences.iter().map(|one| one[number]).collect();
+        Ok((with.per(2 * TURNS), without.per(2 * TURNS)))
+    })?;
+    let name = format!("a switch of vCPUs: {name}, counting");
+    print(&name, "", &cost, &[0.0; Tally::NUMBERS]);
+    Ok(())
+}
+
+/// Compares several times, and returns the median of each number's differences. What the guest or
+/// the hypervisor does beside the program, for instance once a second, is in some of them only.
+fn median(mut compare: impl FnMut() -> Result<(PerTime, PerTime)>) -> Result<PerTime> {
+    const COMPARISONS: usize = 7;
+    let all = (0..COMPARISONS).map(|_| compare()).collect::<Result<Vec<_>>>()?;
+    Ok(std::array::from_fn(|number| {
+        let difference = |(with, without): &(PerTime, PerTime)| with[number] - without[number];
+        let mut of_all: Vec<f64> = all.iter().map(difference).collect();
         of_all.sort_by(f64::total_cmp);
         of_all[COMPARISONS / 2]
-    };
-    let name = format!("a switch of vCPUs: {name}, counting");
-    print(&name, "", &std::array::from_fn(median), &[0.0; Tally::NUMBERS]);
-    Ok(())
+    }))
 }
 
 /// Measures what a switch costs when nobody has counters, in addition to one in a kernel without
@@ -286,7 +298,7 @@ fn context_switches() -> u64 {
 }
 
 /// Prints one line of the table: by how much one tally is more than the other.
-fn print(name: &str, told: &str, with: &[f64; Tally::NUMBERS], without: &[f64; Tally::NUMBERS]) {
+fn print(name: &str, told: &str, with: &PerTime, without: &PerTime) {
     print!("{name:<42}{told:>9}");
     for (with, without) in with.iter().zip(without) {
         // A sum with 0.0 is never printed as -0.0.
