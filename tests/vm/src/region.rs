@@ -184,11 +184,9 @@ pub fn measure_into<const N: usize>(
     let opening = read_into(session, &mut warm)?;
     region.execute(store);
     let closing = read_into(session, fresh)?;
-    let mut reading = Reading::default();
-    reading.tsc = closing.tsc - opening.tsc;
-    reading.counts = std::array::from_fn(|n| fresh[n].wrapping_sub(warm[n]));
-    (reading.retries, reading.direct) = (closing.retries, true);
-    Ok(reading)
+    let counts = std::array::from_fn(|n| fresh[n].wrapping_sub(warm[n]));
+    let tsc = closing.tsc - opening.tsc;
+    Ok(Reading { tsc, counts, retries: closing.retries, direct: true })
 }
 
 /// Reads and stores. This is the one copy of that code.
