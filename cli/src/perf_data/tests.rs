@@ -46,9 +46,11 @@ fn profile() -> Profile {
     profile
 }
 
-/// Returns each sample of a profile: its time, thread, name, and the paths and addresses of its
-/// frames.
-fn samples(profile: &Profile) -> Vec<(u64, u32, u32, String, Vec<(String, u64)>)> {
+/// A sample of ours: time, process, thread, its name, and the paths and addresses of its frames.
+type Ours = (u64, u32, u32, String, Vec<(String, u64)>);
+
+/// Returns each sample of a profile.
+fn samples(profile: &Profile) -> Vec<Ours> {
     let mut samples = Vec::new();
     let first = profile.stacks.iter().flat_map(|stack| &stack.times).min().unwrap();
     for stack in &profile.stacks {
@@ -104,8 +106,11 @@ fn what_is_written_can_be_read() {
 /// words of the callers.
 type Theirs = (u64, u32, u32, u64, u64, Vec<u64>);
 
+/// A mapping as that crate finds it: process, address, length, offset in the file, and path.
+type Mapping = (u32, u64, u64, u64, String);
+
 /// Returns all samples, what is mapped where by which process, and the threads' names.
-fn theirs(file: &[u8]) -> (Vec<Theirs>, Vec<(u32, u64, u64, u64, String)>, Vec<(u32, String)>) {
+fn theirs(file: &[u8]) -> (Vec<Theirs>, Vec<Mapping>, Vec<(u32, String)>) {
     let (mut samples, mut maps, mut names) = (Vec::new(), Vec::new(), Vec::new());
     let PerfFileReader { mut perf_file, mut record_iter } =
         PerfFileReader::parse_file(Cursor::new(file)).unwrap();

@@ -184,9 +184,12 @@ pub fn measure_into<const N: usize>(
     let opening = read_into(session, &mut warm)?;
     region.execute(store);
     let closing = read_into(session, fresh)?;
-    let counts = std::array::from_fn(|n| fresh[n].wrapping_sub(warm[n]));
-    let tsc = closing.tsc - opening.tsc;
-    Ok(Reading { tsc, counts, retries: closing.retries, direct: true })
+    Ok(Reading {
+        tsc: closing.tsc - opening.tsc,
+        counts: std::array::from_fn(|n| fresh[n].wrapping_sub(warm[n])),
+        retries: closing.retries,
+        direct: true,
+    })
 }
 
 /// Reads and stores. This is the one copy of that code.
@@ -251,10 +254,8 @@ pub fn measure_read<const N: usize>(session: &Session) -> Result<Reading<N>, Err
 pub fn measure_counts<const N: usize>(session: &Session) -> Result<Reading<N>, Error> {
     let opening = session.counts::<N>()?;
     let closing = session.counts::<N>()?;
-    let Counts { counts, retries, direct, .. } = closing - opening;
-    let mut reading = Reading::default();
-    (reading.counts, reading.retries, reading.direct) = (counts, retries, direct);
-    Ok(reading)
+    let Counts { counts, retries, direct } = closing - opening;
+    Ok(Reading { tsc: 0, counts, retries, direct })
 }
 
 /// Memory whose next page the guest has not mapped yet.
