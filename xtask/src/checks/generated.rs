@@ -336,7 +336,7 @@ mod tests {
             (guest, "hides_kernel: bool", "hides_kernel: u32", header, "bool hides_kernel"),
             (header, "bool hides_kernel", "uint32_t hides_kernel", header, "uint32_t hides_kernel"),
             (hypervisor, "VCPU_BYTES: usize = ", "VCPU_BYTES: usize = 1", core, "VCPU_BYTES"),
-            (counts, "pub retries: u32", "pub retries: u64", user, "uint64_t retries"),
+            (counts, "pub retries: u32", "pub retries: u64", user, "uint32_t retries"),
             (user, "uint32_t retries", "uint64_t retries", user, "uint64_t retries"),
             (ABI, "perfctr_vcpu_slot) == 32", "perfctr_vcpu_slot) == 40", ABI, "== 40"),
         ] {
