@@ -24,7 +24,7 @@ use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::{module, users};
 
 use stack::Stack;
-use tally::Tally;
+use tally::{PerTime, Tally};
 
 const PERIOD: u64 = 100_003;
 const SAMPLES: u64 = 500;
@@ -37,9 +37,6 @@ const TURNS: u64 = 4_000;
 const CALLS: u64 = 20_000;
 /// The number of times that they do so before measuring.
 const FIRST_TURNS: u64 = 100;
-
-/// What a tally says of each of several equal things.
-type PerTime = [f64; Tally::NUMBERS];
 
 fn main() -> Result<()> {
     check_tally()?;
@@ -123,10 +120,10 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
         let least = if has_module() { SAMPLES } else { 1 };
         ensure!(told >= least, "{name}: {told} samples, {least} expected at least");
         fewest = fewest.min(told);
-        Ok((with.per(told), without.per(told)))
+        Ok(difference(&with.per(told), &without.per(told)))
     })?;
     let name = format!("a sample: {name}");
-    print(&name, &format!("{fewest}/{SAMPLES}"), &cost, &[0.0; Tally::NUMBERS]);
+    print(&name, &format!("{fewest}/{SAMPLES}"), &cost);
     Ok(fewest)
 }
 
@@ -152,7 +149,7 @@ fn system_call(name: &str, stack: Stack) -> Result<()> {
     let without = execute(stack::nothing)?;
     let with = execute(stack)?;
     let name = format!("a null system call: {name}, 4 counters");
-    print(&name, "", &with.per(CALLS), &without.per(CALLS));
+    print(&name, "", &difference(&with.per(CALLS), &without.per(CALLS)));
     Ok(())
 }
 
@@ -163,7 +160,7 @@ fn switch(name: &str, stack: Stack) -> Result<()> {
     for (what, period) in [("counting", 0), ("sampling", NEVER)] {
         let (with, switches) = take_turns([stack; 2], period)?;
         let name = format!("a switch: {name}, {what}");
-        print(&name, "", &with.per(switches), &without.per(plain));
+        print(&name, "", &difference(&with.per(switches), &without.per(plain)));
     }
     Ok(())
 }
@@ -184,7 +181,7 @@ fn switch_bystanders() -> Result<()> {
             .expect("two threads can take turns");
         })?;
         let name = format!("a switch: none, a third thread {what}");
-        print(&name, "", &with.per(switches), &without.per(plain));
+        print(&name, "", &difference(&with.per(switches), &without.per(plain)));
     }
     Ok(())
 }
@@ -199,7 +196,7 @@ fn switch_users() -> Result<()> {
     {
         let (with, switches) = take_turns([stack::perfctr, other], 0)?;
         let name = format!("a switch: two users, {what} counting");
-        print(&name, "", &with.per(switches), &without.per(plain));
+        print(&name, "", &difference(&with.per(switches), &without.per(plain)));
     }
     Ok(())
 }
@@ -213,21 +210,20 @@ fn switch_vcpus(name: &str, stack: Stack) -> Result<()> {
         let (without, _) = take_idle_turns([stack::nothing; 2])?;
         let (with, _) = take_turns([stack; 2], 0)?;
         // A turn consists of two switches.
-        Ok((with.per(2 * TURNS), without.per(2 * TURNS)))
+        Ok(difference(&with.per(2 * TURNS), &without.per(2 * TURNS)))
     })?;
     let name = format!("a switch of vCPUs: {name}, counting");
-    print(&name, "", &cost, &[0.0; Tally::NUMBERS]);
+    print(&name, "", &cost);
     Ok(())
 }
 
-/// Compares several times, and returns the median of each number's differences. What the guest or
-/// the hypervisor does beside the program, for instance once a second, is in some of them only.
-fn median(mut compare: impl FnMut() -> Result<(PerTime, PerTime)>) -> Result<PerTime> {
+/// Compares several times, and returns the median of each number. What the guest or the hypervisor
+/// does beside the program, for instance once a second, is in some of the comparisons only.
+fn median(mut compare: impl FnMut() -> Result<PerTime>) -> Result<PerTime> {
     const COMPARISONS: usize = 7;
     let all = (0..COMPARISONS).map(|_| compare()).collect::<Result<Vec<_>>>()?;
     Ok(std::array::from_fn(|number| {
-        let difference = |(with, without): &(PerTime, PerTime)| with[number] - without[number];
-        let mut of_all: Vec<f64> = all.iter().map(difference).collect();
+        let mut of_all: Vec<f64> = all.iter().map(|cost| cost[number]).collect();
         of_all.sort_by(f64::total_cmp);
         of_all[COMPARISONS / 2]
     }))
@@ -240,7 +236,8 @@ fn switch_beside_module() -> Result<()> {
     module::unload_when_idle()?;
     let (without, plain) = take_idle_turns([stack::nothing; 2])?;
     module::load()?;
-    print("a switch: the module, nobody counts", "", &with.per(switches), &without.per(plain));
+    let cost = difference(&with.per(switches), &without.per(plain));
+    print("a switch: the module, nobody counts", "", &cost);
     Ok(())
 }
 
@@ -297,12 +294,17 @@ fn context_switches() -> u64 {
     switches.unsigned_abs()
 }
 
-/// Prints one line of the table: by how much one tally is more than the other.
-fn print(name: &str, told: &str, with: &PerTime, without: &PerTime) {
+/// Returns by how much each number of one tally is more than the other's.
+fn difference(with: &PerTime, without: &PerTime) -> PerTime {
+    std::array::from_fn(|number| with[number] - without[number])
+}
+
+/// Prints one line of the table. `told` says how many of the samples that were due have come.
+fn print(name: &str, told: &str, cost: &PerTime) {
     print!("{name:<42}{told:>9}");
-    for (with, without) in with.iter().zip(without) {
+    for number in cost {
         // A sum with 0.0 is never printed as -0.0.
-        print!("{:>9.1}", ((with - without) * 10.0).round() / 10.0 + 0.0);
+        print!("{:>9.1}", (number * 10.0).round() / 10.0 + 0.0);
     }
     println!();
 }

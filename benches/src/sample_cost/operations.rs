@@ -19,7 +19,7 @@ use vm_tests::threads::SELF;
 
 use super::stack::{self, Mapped, Stack};
 use super::tally::Tally;
-use super::{FIRST_TURNS, print};
+use super::{FIRST_TURNS, difference, print};
 
 /// The number of operations of each kind, by which the sum is divided.
 const TIMES: u64 = 5_000;
@@ -95,7 +95,7 @@ fn operations(name: &str, mut operation: impl FnMut(usize) -> Result<()>) -> Res
     let without = turns(|_| Ok(()))?;
     turns(&mut operation)?;
     let with = turns(operation)?;
-    print(name, "", &with.per(TIMES), &without.per(TIMES));
+    print(name, "", &difference(&with.per(TIMES), &without.per(TIMES)));
     Ok(())
 }
 

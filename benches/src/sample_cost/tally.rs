@@ -7,6 +7,9 @@ use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
 use vm_tests::emulated::{FIRST, GUESTS_RING_0};
 
+/// What a tally says of each of several equal things.
+pub type PerTime = [f64; Tally::NUMBERS];
+
 /// What the machine did up to a moment, or between two. The numbers are in this order:
 ///
 /// - instructions in ring 0, which is the hypervisor's, or without a hypervisor the kernel's;
@@ -40,7 +43,7 @@ impl Tally {
     }
 
     /// Returns each number divided by `times`.
-    pub fn per(&self, times: u64) -> [f64; Self::NUMBERS] {
+    pub fn per(&self, times: u64) -> PerTime {
         self.0.map(|number| number as f64 / times as f64)
     }
 }
