@@ -87,7 +87,7 @@ impl Baseline {
         })
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self> {
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
         let baseline: Self = serde_json::from_slice(bytes)?;
         let Self { format, version, .. } = &baseline;
         ensure!(
@@ -97,9 +97,13 @@ impl Baseline {
         Ok(baseline)
     }
 
+    /// Returns the text of the file.
+    pub fn text(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
     pub fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        fs::write(path, self.text()?).with_context(|| format!("cannot write {}", path.display()))
     }
 }
 

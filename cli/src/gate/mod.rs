@@ -142,8 +142,78 @@ fn write(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use serde::Deserialize;
+    use serde_json::Value;
 
     use super::*;
+
+    /// Cases that the package for Python, which reads and writes the same files, is held to, too.
+    #[derive(Deserialize)]
+    struct Cases {
+        lines: Vec<Line>,
+        warnings: Vec<Warning>,
+        /// Files that are no baselines.
+        refused: Vec<Value>,
+        updates: Vec<Update>,
+    }
+
+    /// An event's counts, and what is said about them.
+    #[derive(Deserialize)]
+    struct Line {
+        name: String,
+        event: String,
+        before: Option<Range>,
+        now: Range,
+        threshold: u64,
+        line: String,
+    }
+
+    /// The CPUs of the baseline and of this machine, and the warning about them.
+    #[derive(Deserialize)]
+    struct Warning {
+        before: Option<String>,
+        now: Option<String>,
+        warning: Option<String>,
+    }
+
+    /// A baseline, the counts that `--update` puts into it, and the lines of the file after that.
+    #[derive(Deserialize)]
+    struct Update {
+        file: Value,
+        name: String,
+        now: Benchmark,
+        written: Vec<String>,
+    }
+
+    fn cases() -> Cases {
+        serde_json::from_str(include_str!("cases.json")).unwrap()
+    }
+
+    #[test]
+    fn counts_are_compared_as_the_package_for_python_does() {
+        for Line { name, event, before, now, threshold, line } in cases().lines {
+            let of = |range| Benchmark { cpu: None, events: [(event.clone(), range)].into() };
+            let all = Compared::all(before.map(of).as_ref(), &of(now), threshold);
+            let said: Vec<String> = all.iter().map(|one| one.line(&name)).collect();
+            assert_eq!(said, [line + "\n"]);
+        }
+        for Warning { before, now, warning } in cases().warnings {
+            let of = |cpu| Benchmark { cpu, ..Benchmark::default() };
+            assert_eq!(of(before).another_cpu(&of(now)), warning);
+        }
+    }
+
+    #[test]
+    fn files_are_those_of_the_package_for_python() {
+        for file in cases().refused {
+            assert!(Baseline::parse(file.to_string().as_bytes()).is_err(), "{file}");
+        }
+        for Update { file, name, now, written } in cases().updates {
+            let mut baseline = Baseline::parse(file.to_string().as_bytes()).unwrap();
+            baseline.update(name, now);
+            assert_eq!(baseline.text().unwrap(), written.join("\n") + "\n");
+        }
+    }
 
     #[derive(Parser)]
     struct Command {

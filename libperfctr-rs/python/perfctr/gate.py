@@ -3,6 +3,7 @@
 
 import json
 import sys
+import unicodedata
 
 FORMAT = "perfctr baseline"
 VERSION = 1
@@ -21,20 +22,32 @@ def read(path):
         return {}
     except (OSError, ValueError) as error:
         raise BaselineError(f"cannot read {path}: {error}") from None
-    try:
-        found = (baseline["format"], baseline["version"])
-        benchmarks = baseline["benchmarks"]
-        for benchmark in benchmarks.values():
-            for counts in benchmark["events"].values():
-                int(counts["min"]), int(counts["max"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise BaselineError(f"cannot read {path}: its fields are not a baseline's") from None
+    if not _is_baseline(baseline):
+        raise BaselineError(f"cannot read {path}: its fields are not a baseline's")
+    found = (baseline["format"], baseline["version"])
     if found != (FORMAT, VERSION):
         raise BaselineError(
             f"cannot read {path}: {found[0]!r} version {found[1]} found, {FORMAT!r} version "
             f"{VERSION} expected"
         )
-    return benchmarks
+    return baseline["benchmarks"]
+
+
+def _is_baseline(file):
+    """Return whether a file has the fields of a baseline, of whatever version."""
+    try:
+        benchmarks = file["benchmarks"].values()
+        texts = [file["format"]]
+        texts += [benchmark["cpu"] for benchmark in benchmarks if benchmark.get("cpu") is not None]
+        events = [counts for benchmark in benchmarks for counts in benchmark["events"].values()]
+        numbers = [file["version"]]
+        numbers += [counts[end] for counts in events for end in ("min", "max")]
+    except (AttributeError, KeyError, TypeError):
+        return False
+    # Python takes a truth value for a number, too.
+    return all(type(text) is str for text in texts) and all(
+        type(number) is int and 0 <= number < 1 << 64 for number in numbers
+    )
 
 
 def write(path, benchmarks):
@@ -86,7 +99,26 @@ def line(name, event, before, now, threshold=0):
     spread = now["max"] - now["min"]
     ending = f"; runs differ by {spread:,}" if spread else ""
     word = verdict(before, now, threshold)
-    return f"{word:<6} {name}: {now['min']:,} {event}; {beside}{ending}"
+    return f"{word:<6} {_harmless(name)}: {now['min']:,} {event}; {beside}{ending}"
+
+
+def another_cpu(before, now):
+    """Return a warning if another CPU counted what is compared with this, or None."""
+    there, here = before.get("cpu"), now.get("cpu")
+    if there is None or here is None or there == here:
+        return None
+    return (
+        f"the baseline is of {_harmless(there)}, this is {_harmless(here)}: libraries choose "
+        "their code by the CPU"
+    )
+
+
+def _harmless(text):
+    """Spell out control characters, which could send commands to the terminal."""
+    spelt = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
+    return "".join(
+        spelt.get(c, f"\\u{{{ord(c):x}}}") if unicodedata.category(c) == "Cc" else c for c in text
+    )
 
 
 def unrepeatable():

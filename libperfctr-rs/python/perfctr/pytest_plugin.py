@@ -82,11 +82,9 @@ def pytest_pyfunc_call(pyfuncitem):
         config._perfctr_lines.append(said)
         if gate.verdict(before, range_, threshold) == "WORSE":
             worse.append(said)
-    if benchmark.get("cpu") not in (None, now["cpu"]):
-        config._perfctr_lines.append(
-            f"the baseline is of {benchmark['cpu']}, this is {now['cpu']}: libraries choose their "
-            "code by the CPU"
-        )
+    warning = gate.another_cpu(benchmark, now)
+    if warning:
+        config._perfctr_lines.append(warning)
     if worse and not config.getoption("perfctr_update"):
         pytest.fail("\n".join(worse), pytrace=False)
     return True

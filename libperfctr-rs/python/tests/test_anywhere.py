@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR GPL-2.0-only
 """What needs no counters: baselines, messages, the plug-in, and the wheel."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -12,6 +13,9 @@ import zipfile
 
 import perfctr
 from perfctr import Counters, Error, gate
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+PROJECT = PACKAGE.parents[1]
 
 
 class Refusals(unittest.TestCase):
@@ -59,72 +63,51 @@ class Refusals(unittest.TestCase):
 
 
 class Baselines(unittest.TestCase):
-    def test_verdicts_are_those_of_the_command(self):
-        counts = {"min": 1000, "max": 1007}
-        for least, threshold, expected in (
-            (1001, 0, "WORSE"),
-            (1000, 0, "same"),
-            (998, 0, "better"),
-            (1001, 1, "same"),
-            (998, 2, "same"),
-        ):
-            now = {"min": least, "max": least}
-            self.assertEqual(gate.verdict(counts, now, threshold), expected)
-        self.assertEqual(gate.verdict(None, counts), "new")
+    """Compares with the cases that `perfctr gate` is tested by, too."""
 
-    def test_lines_are_those_of_the_command(self):
-        before = {"min": 1000, "max": 1000}
-        for now, said in (
-            ({"min": 1001, "max": 1001}, "WORSE  sort: 1,001 a; 1,000 before, +1 (+0.1000 %)"),
-            ({"min": 1000, "max": 1040}, "same   sort: 1,000 a; 1,000 before, 0; runs differ by 40"),
-            ({"min": 998, "max": 998}, "better sort: 998 a; 1,000 before, -2 (-0.2000 %)"),
-        ):
-            self.assertEqual(gate.line("sort", "a", before, now), said)
-        self.assertEqual(
-            gate.line("sort", "a", None, {"min": 5, "max": 5}),
-            "new    sort: 5 a; not in the baseline",
-        )
+    CASES = json.loads((PROJECT / "cli/src/gate/cases.json").read_text("utf-8"))
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = pathlib.Path(directory.name) / "baseline.json"
+
+    def read(self, file):
+        self.path.write_text(file if isinstance(file, str) else json.dumps(file), "utf-8")
+        return gate.read(self.path)
+
+    def test_lines_and_verdicts_are_those_of_the_command(self):
+        for case in self.CASES["lines"]:
+            before, now, threshold = case["before"], case["now"], case["threshold"]
+            said = gate.line(case["name"], case["event"], before, now, threshold)
+            self.assertEqual(said, case["line"])
+            self.assertEqual(gate.verdict(before, now, threshold), case["line"].split()[0])
+
+    def test_warnings_of_another_cpu_are_those_of_the_command(self):
+        for case in self.CASES["warnings"]:
+            before, now = ({"cpu": case[whose], "events": {}} for whose in ("before", "now"))
+            self.assertEqual(gate.another_cpu(before, now), case["warning"])
+
+    def test_what_the_command_refuses_is_no_baseline(self):
+        for file in ["[", *self.CASES["refused"]]:
+            with self.assertRaisesRegex(gate.BaselineError, "^cannot read ", msg=file):
+                self.read(file)
+        with self.assertRaisesRegex(gate.BaselineError, "version 2 found"):
+            self.read({"format": "perfctr baseline", "version": 2, "benchmarks": {}})
+        with self.assertRaisesRegex(gate.BaselineError, "its fields are not a baseline's"):
+            self.read({})
 
     def test_files_are_those_of_the_command(self):
-        # What `perfctr gate --update` writes.
-        text = """{
-  "format": "perfctr baseline",
-  "version": 1,
-  "benchmarks": {
-    "sort": {
-      "cpu": "a CPU",
-      "events": {
-        "branches:u": {
-          "min": 3,
-          "max": 3
-        },
-        "instructions:u": {
-          "min": 7,
-          "max": 9
-        }
-      }
-    }
-  }
-}
-"""
-        with tempfile.TemporaryDirectory() as directory:
-            path = os.path.join(directory, "baseline.json")
-            self.assertEqual(gate.read(path), {})
-            pathlib.Path(path).write_text(text)
-            benchmarks = gate.read(path)
-            gate.write(path, benchmarks)
-            self.assertEqual(pathlib.Path(path).read_text(), text)
-            gate.update(benchmarks, "sort", {"cpu": None, "events": {"a": {"min": 1, "max": 1}}})
-            self.assertEqual(sorted(benchmarks["sort"]["events"]), ["a", "branches:u", "instructions:u"])
-            self.assertNotIn("cpu", benchmarks["sort"])
-            for wrong, said in (
-                (text.replace('"version": 1', '"version": 2'), "version 2 found"),
-                ("{}", "its fields are not a baseline's"),
-                ("[", "cannot read"),
-            ):
-                pathlib.Path(path).write_text(wrong)
-                with self.assertRaisesRegex(gate.BaselineError, said):
-                    gate.read(path)
+        for case in self.CASES["updates"]:
+            benchmarks = self.read(case["file"])
+            gate.update(benchmarks, case["name"], case["now"])
+            gate.write(self.path, benchmarks)
+            text = self.path.read_text("utf-8")
+            self.assertEqual(text, "\n".join(case["written"]) + "\n")
+            gate.write(self.path, gate.read(self.path))
+            self.assertEqual(self.path.read_text("utf-8"), text)
+        self.path.unlink()
+        self.assertEqual(gate.read(self.path), {})
 
 
 class PlugIn(unittest.TestCase):

@@ -78,7 +78,7 @@ const MODEL: &[&str] = &["counting", "overflow", "amd"];
 const TABLE: &[(&str, &[&[&str]])] = &[
     ("benches/", &[]),
     ("cli/", &[&["perf-data", "stat", "gate", "providers", "programs", "packages", "book"]]),
-    ("cli/src/gate/", &[&["gate"]]),
+    ("cli/src/gate/", &[&["gate", "python"]]),
     ("cli/tests/", &[]),
     ("cli/tests/command/calls.c", &[&["perf-data"]]),
     ("docs/", &[&["book", "versions"]]),
