@@ -4,11 +4,13 @@
 import base64
 import hashlib
 import pathlib
+import re
 import sys
 import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-NAME, VERSION = "perfctr", "0.1.0"
+NAME = "perfctr"
+VERSION = re.search('^__version__ = "(.*)"$', (HERE / NAME / "__init__.py").read_text(), re.M)[1]
 INFO = f"{NAME}-{VERSION}.dist-info"
 METADATA = f"""Metadata-Version: 2.1
 Name: {NAME}

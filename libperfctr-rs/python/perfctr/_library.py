@@ -52,6 +52,10 @@ def _load():
             f"{path} cannot be loaded ({error}): `cargo xtask install-c PREFIX` installs it, and "
             f"{VARIABLE} may have its path"
         ) from None
+    # An earlier library may lack functions.
+    found = getattr(library, "perfctr_counts_interface", int)()
+    if found < INTERFACE:
+        raise Error(f"{path} has interface {found}, at least {INTERFACE} expected")
     handle, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32
     reading = ctypes.POINTER(_Reading)
     for name, result, arguments in (
@@ -67,13 +71,9 @@ def _load():
         ("error", text, []),
         ("status_name", text, [ctypes.c_int]),
         ("provider_name", text, [number]),
-        ("interface", number, []),
     ):
         function = getattr(library, "perfctr_counts_" + name)
         function.restype, function.argtypes = result, arguments
-    found = library.perfctr_counts_interface()
-    if found < INTERFACE:
-        raise Error(f"{path} has interface {found}, at least {INTERFACE} expected")
     return library
 
 

@@ -2,6 +2,8 @@
 """A plug-in for pytest: a test with the mark `perfctr` fails if it executes more than before."""
 
 import gc
+import inspect
+import unittest
 
 import pytest
 
@@ -41,20 +43,35 @@ def _measure(item, events, repeat):
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     runs = []
     collects = gc.isenabled()
+    gc.disable()
     try:
         for _ in range(repeat):
             gc.collect()
-            gc.disable()
             with count(*events) as spent:
                 function(**arguments)
             runs.append(spent)
-            gc.enable()
     finally:
-        (gc.enable if collects else gc.disable)()
+        if collects:
+            gc.enable()
     return {
         event: {"min": min(run[event] for run in runs), "max": max(run[event] for run in runs)}
         for event in runs[0]
     }
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("perfctr") is not None and not _is_counted(item):
+        text = "async tests, and methods of unittest's classes, are not counted"
+        pytest.fail(f"mark perfctr: {text}", pytrace=False)
+
+
+def _is_counted(item):
+    """Return whether pytest_pyfunc_call() is called for a test, and a call executes it."""
+    return (
+        isinstance(item, pytest.Function)
+        and not issubclass(item.cls or object, unittest.TestCase)
+        and not inspect.iscoroutinefunction(item.obj)
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
