@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: MIT OR GPL-2.0-only
-"""What needs no counters: baselines, messages, the plug-in, and the wheel."""
+"""What needs no counters: messages, baselines, blocks, the plug-in, the book, and the wheel."""
 
+import ctypes
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
+import unittest.mock
 import zipfile
 
 import perfctr
-from perfctr import Counters, Error, gate
+from perfctr import Counters, Error, _library, gate
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = PACKAGE.parents[1]
+
+
+def load(test, path):
+    """Have a test use the library with this path instead."""
+    variable = unittest.mock.patch.dict(os.environ, {_library.VARIABLE: path})
+    variable.start()
+    test.addCleanup(variable.stop)
+    test.addCleanup(_library._load.cache_clear)
+    _library._load.cache_clear()
 
 
 class Refusals(unittest.TestCase):
@@ -60,6 +72,11 @@ class Refusals(unittest.TestCase):
         own.close()
         with self.assertRaises(Error):
             own.read()
+
+    def test_another_library_is_refused_in_words(self):
+        load(self, "libc.so.6")
+        with self.assertRaisesRegex(Error, "libc.so.6 has interface 0, at least 1 expected"):
+            Counters("")
 
 
 class Baselines(unittest.TestCase):
@@ -110,18 +127,73 @@ class Baselines(unittest.TestCase):
         self.assertEqual(gate.read(self.path), {})
 
 
-class PlugIn(unittest.TestCase):
-    """Runs pytest with a library whose counts are known, and with the real one."""
+class Blocks(unittest.TestCase):
+    """Counts by the library that stands in for one that counts."""
 
-    GATED = pathlib.Path(__file__).parent / "gated.py"
+    def setUp(self):
+        stand_in = os.environ["PERFCTR_STAND_IN"]
+        load(self, stand_in)
+        self.execute = ctypes.CDLL(stand_in).stand_in_execute
+        self.execute.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
 
-    def pytest(self, *options, **variables):
-        # The wheel names the plug-in, so pytest finds it.
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-        command.append(f"--perfctr-baseline={self.baseline}")
+    def test_a_block_has_the_counts_of_what_is_in_it(self):
+        self.execute(1_000_000, 1_000_000)
+        with perfctr.count("instructions:u", "branches:u") as spent:
+            self.assertEqual(spent, {})
+            self.execute(5, 2)
+        self.execute(1_000_000, 1_000_000)
+        self.assertEqual(spent, {"instructions:u": 105, "branches:u": 12})
+        self.assertEqual((spent.clock, spent.retries, spent.direct), (315, 2, True))
+
+    def test_blocks_of_the_same_events_are_nested(self):
+        with perfctr.count("instructions:u,branches:u") as outer:
+            self.execute(3, 0)
+            with perfctr.count("instructions:u", "branches:u") as inner:
+                self.execute(5, 2)
+        # The outer one has the two readings of the inner one, too.
+        self.assertEqual(inner, {"instructions:u": 105, "branches:u": 12})
+        self.assertEqual(outer, {"instructions:u": 308, "branches:u": 32})
+        with perfctr.count() as outer:
+            with self.assertRaises(Error) as caught, perfctr.count("branches:u"):
+                self.fail("the thread has other counters")
+            self.assertEqual(caught.exception.status, "PERFCTR_STATUS_OPEN")
+        self.assertEqual(outer, {"instructions:u": 100})
+
+    def test_a_block_that_is_left_by_an_exception_is_counted_and_ends(self):
+        for _ in range(2):
+            with self.assertRaises(KeyError), perfctr.count() as spent:
+                self.execute(5, 2)
+                raise KeyError
+            self.assertEqual(spent, {"instructions:u": 105})
+
+    def test_each_call_of_a_function_is_counted(self):
+        @perfctr.counted("instructions:u")
+        def executes(instructions, then=None):
+            """Says."""
+            self.execute(instructions, 0)
+            return then
+
+        self.assertEqual((executes.spent, executes.__doc__), ({}, "Says."))
+        for instructions in (5, 7):
+            self.assertEqual(executes(instructions, then="done"), "done")
+            self.assertEqual(executes.spent, {"instructions:u": 100 + instructions})
+
+
+class RunsPytest(unittest.TestCase):
+    """Runs pytest in a directory of its own. The installed package has the plug-in."""
+
+    COUNTED = {_library.VARIABLE: os.environ["PERFCTR_STAND_IN"]}
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = pathlib.Path(directory.name)
+
+    def run_here(self, *command, **variables):
+        """Return a command's exit status, and what it says."""
         ended = subprocess.run(
-            [*command, *options, str(self.GATED)],
-            cwd=os.path.dirname(self.baseline),
+            command,
+            cwd=self.directory,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -129,56 +201,134 @@ class PlugIn(unittest.TestCase):
         )
         return ended.returncode, ended.stdout
 
-    def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.baseline = os.path.join(directory.name, "baseline.json")
+    def pytest(self, *options, **variables):
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+        return self.run_here(*command, *options, **variables)
+
+
+class PlugIn(RunsPytest):
+    GATED = str(PACKAGE / "tests/gated.py")
 
     def test_a_test_that_executes_more_fails(self):
-        counted = {"PERFCTR_COUNTS_LIBRARY": os.environ["PERFCTR_STAND_IN"]}
         for more, options, status, said in (
             ("0", [], 0, "new    loop: 1,000 instructions:u; not in the baseline"),
-            ("0", ["--perfctr-update"], 0, "new    loop: 1,000 branches:u"),
+            ("0", [], 0, "instructions:u; not in the baseline; runs differ by 28"),
+            ("0", ["--perfctr-update"], 0, "new    loop: 110 branches:u"),
             ("0", [], 0, "same   loop: 1,000 instructions:u; 1,000 before, 0"),
             ("50", [], 0, "same   loop: 1,050 instructions:u; 1,000 before, +50"),
-            ("51", [], 1, "WORSE  loop: 1,051 branches:u; 1,000 before, +51 (+5.1000 %)"),
-            ("51", ["--perfctr-update"], 0, "WORSE  loop: 1,051 branches:u"),
-            ("51", [], 0, "same   loop: 1,051 branches:u; 1,051 before, 0"),
-            ("0", [], 0, "better loop: 1,000 branches:u; 1,051 before, -51"),
+            ("51", [], 1, "WORSE  loop: 161 branches:u; 110 before, +51 (+46.3636 %)"),
+            ("51", ["--perfctr-update"], 0, "WORSE  loop: 1,051 instructions:u"),
+            ("51", [], 0, "same   loop: 161 branches:u; 161 before, 0"),
+            ("0", [], 0, "better loop: 1,000 instructions:u; 1,051 before, -51"),
         ):
-            found, text = self.pytest(*options, MORE=more, **counted)
+            found, text = self.pytest(self.GATED, *options, MORE=more, **self.COUNTED)
             self.assertEqual(found, status, text)
             self.assertIn(said, text)
             self.assertIn("1 failed, 1 passed" if status else "2 passed", text)
+        baseline = gate.read(self.directory / "perfctr-baseline.json")
+        self.assertEqual(baseline["loop"]["events"]["branches:u"], {"min": 161, "max": 189})
+
+    def test_a_baseline_may_have_another_name(self):
+        options = [f"--perfctr-baseline={self.directory / 'mine.json'}", "--perfctr-update"]
+        status, text = self.pytest(self.GATED, *options, MORE="0", **self.COUNTED)
+        self.assertEqual(status, 0, text)
+        self.assertEqual(os.listdir(self.directory), ["mine.json"])
 
     def test_what_differs_between_processes_is_told(self):
-        counted = {"PERFCTR_COUNTS_LIBRARY": os.environ["PERFCTR_STAND_IN"]}
-        for seed, expected in (("0", False), ("random", True)):
-            _, text = self.pytest(PYTHONHASHSEED=seed, **counted)
+        for seed, expected in (("0", False), ("42", False), ("random", True)):
+            _, text = self.pytest(self.GATED, PYTHONHASHSEED=seed, MORE="0", **self.COUNTED)
             self.assertEqual("set PYTHONHASHSEED=0" in text, expected, text)
 
     def test_a_test_that_nobody_counts_fails_and_says_why(self):
-        library = os.path.join(os.path.dirname(self.baseline), "absent.so")
-        status, text = self.pytest(PERFCTR_COUNTS_LIBRARY=library)
+        absent = str(self.directory / "absent.so")
+        status, text = self.pytest(self.GATED, PERFCTR_COUNTS_LIBRARY=absent)
         self.assertEqual(status, 1, text)
         self.assertIn("nothing is compared: ", text)
         self.assertIn("`cargo xtask install-c PREFIX` installs it", text)
+        test = self.directory / "test_misspelt.py"
+        test.write_text(
+            "import pytest\n\n@pytest.mark.perfctr('cycels')\ndef test_nothing():\n    pass\n"
+        )
+        status, text = self.pytest()
+        self.assertEqual(status, 1, text)
+        self.assertRegex(text, "nothing is compared: .*did you mean `cycles`?")
+
+    def test_a_mark_that_would_compare_nothing_fails(self):
+        (self.directory / "test_marks.py").write_text(
+            "import unittest\n"
+            "import pytest\n\n"
+            "pytestmark = pytest.mark.perfctr\n\n"
+            "async def test_later():\n    pass\n\n"
+            "class Case(unittest.TestCase):\n    def test_method(self):\n        pass\n"
+        )
+        status, text = self.pytest(**self.COUNTED)
+        self.assertEqual(status, 1, text)
+        self.assertEqual(text.count("\nmark perfctr: async tests, and methods of"), 2, text)
+        self.assertIn("2 errors", text)
+
+
+class Page(RunsPytest):
+    """Runs the examples of the page of the book."""
+
+    def blocks(self, language):
+        """Return the blocks in a language."""
+        text = (PROJECT / "docs/python.md").read_text("utf-8")
+        return re.findall(f"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+    def test_the_first_example_counts(self):
+        example, _ = self.blocks("python")
+        status, text = self.run_here(sys.executable, "-c", example, **self.COUNTED)
+        # It has nothing that the library is told of, so it counts the library's own readings.
+        self.assertEqual((status, text), (0, "100\n100\n"))
+
+    def test_the_example_of_a_gate_is_written_to_a_baseline_and_compared(self):
+        _, example = self.blocks("python")
+        _, commands = self.blocks("sh")
+        (self.directory / "test_page.py").write_text(example)
+        found = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+        update, compare = commands.splitlines()
+        for command, said in (
+            (update, "new    test_page.py::test_sorting: 100 instructions:u; not in the baseline"),
+            (compare, "same   test_page.py::test_sorting: 100 instructions:u; 100 before, 0"),
+        ):
+            status, text = self.run_here("sh", "-c", command, PATH=found, **self.COUNTED)
+            self.assertEqual(status, 0, text)
+            self.assertIn(said, text)
+            self.assertNotIn("counts may differ between processes", text)
 
 
 class Wheel(unittest.TestCase):
     def test_the_wheel_has_every_module_and_the_plug_in(self):
-        here = pathlib.Path(perfctr.__file__).parent
         wheel = os.environ.get("PERFCTR_WHEEL")
         self.assertIsNotNone(wheel, "PERFCTR_WHEEL has the wheel's path")
+        modules = {f"perfctr/{path.name}": path for path in PACKAGE.glob("perfctr/*.py")}
+        info = f"perfctr-{perfctr.__version__}.dist-info/"
+        expected = [info + name for name in ("METADATA", "WHEEL", "entry_points.txt", "RECORD")]
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
-            for module in here.glob("*.py"):
-                self.assertEqual(archive.read(f"perfctr/{module.name}"), module.read_bytes())
-            info = "perfctr-0.1.0.dist-info/"
+            self.assertEqual(names, sorted(modules) + expected)
+            for name, path in modules.items():
+                self.assertEqual(archive.read(name), path.read_bytes())
             plug_in = archive.read(info + "entry_points.txt").decode()
             self.assertIn("perfctr = perfctr.pytest_plugin", plug_in)
             recorded = archive.read(info + "RECORD").decode().splitlines()
             self.assertEqual([line.split(",")[0] for line in recorded], names)
+
+    def test_what_is_said_of_the_library_is_what_its_header_says(self):
+        header = (PACKAGE.parent / "c/include/perfctr_counts.h").read_text("utf-8")
+        constants = re.findall(r"^#define PERFCTR_COUNTS_(\w+) (\d+)$", header, re.M)
+        constants = {name: int(value) for name, value in constants}
+        self.assertEqual(constants["INTERFACE"], _library.INTERFACE)
+        self.assertEqual(constants["EVENTS_MAX"], _library.EVENTS_MAX)
+        self.assertEqual(constants["UNVERIFIED"], int(True))
+        providers = re.findall(r"PERFCTR_PROVIDER_(\w+) = (\d+)", header)
+        providers = {name.lower(): int(number) for name, number in providers}
+        self.assertEqual(providers, _library.PROVIDERS)
+
+    def test_the_version_is_that_of_the_library(self):
+        version = _library._load().perfctr_counts_version
+        version.restype = ctypes.c_char_p
+        self.assertEqual(perfctr.__version__, version().decode())
 
 
 if __name__ == "__main__":
