@@ -36,6 +36,23 @@ pub struct Library {
 }
 
 impl Library {
+    /// Builds and installs headers, libraries and pkg-config file below `prefix`, which is created
+    /// if it does not exist. Returns the directory with everything that the crate has built.
+    pub fn install(&self, prefix: &Path) -> Result<PathBuf> {
+        fs::create_dir_all(prefix)?;
+        // The pkg-config file has the whole path.
+        let prefix = prefix.canonicalize()?;
+        let (shared, built) = self.stage(&prefix, &prefix, "lib")?;
+        sh::output(cmd("strip", ["--strip-unneeded"]).arg(shared))?;
+        Ok(built)
+    }
+
+    /// Returns the shared library that is installed below `prefix`, and where a guest's programs
+    /// find it.
+    pub fn in_guest(&self, prefix: &Path) -> (PathBuf, String) {
+        (prefix.join("lib").join(self.soname), format!("/usr/lib/{}", self.soname))
+    }
+
     /// Puts files below `tree` that will be used below `prefix`, with libraries in its directory
     /// `lib` and nothing stripped. Returns the shared library, and the directory with everything
     /// that the crate has built.

@@ -12,6 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 use crate::tools::toolchain::{self, BARE_TARGET};
 
@@ -109,10 +110,7 @@ fn object(
     let target_dir = project.join("target/bare").join(dir);
     let library = build(project, package, placement, &flags, &target_dir)?;
     let work = target_dir.join("object");
-    if work.exists() {
-        fs::remove_dir_all(&work)?;
-    }
-    fs::create_dir_all(&work)?;
+    cache::empty(&work)?;
     sh::output(cmd("ar", ["x"]).arg(&library).current_dir(&work))?;
     let whole = crate_object(&work, &package.replace('-', "_"))?;
     let reduced = work.join("perfctr_core.o");

@@ -2,15 +2,11 @@
 //! Builds and installs the C library with perfctr's own interface.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 
 use crate::artefacts::c_library::{self, Library};
-use crate::tools::sh::{self, cmd};
-
-/// The library's name that programs ask the dynamic linker for.
-pub const SONAME: &str = "libperfctr.so.6";
 
 /// The library. Its version continues that of perfctr's own, since programs ask for that.
 pub const LIBRARY: Library = Library {
@@ -18,22 +14,25 @@ pub const LIBRARY: Library = Library {
     built: "perfctr_c",
     folder: "papi-shim",
     name: "perfctr",
-    soname: SONAME,
+    soname: "libperfctr.so.6",
     version: "2.6.42",
     pkg_config: ("perfctr", "Hardware performance counters with perfctr's interface"),
 };
 
 /// Installs headers, libraries, pkg-config file and `perfex` below `prefix`.
 pub fn install(prefix: &Path) -> Result<()> {
-    let shared = stage(prefix, prefix, "lib")?;
-    sh::output(cmd("strip", ["--strip-unneeded"]).arg(shared)).map(drop)
+    perfex(&LIBRARY.install(prefix)?, prefix)
 }
 
 /// Puts files below `tree` that will be used below `prefix`, with libraries in its directory `lib`
-/// and nothing stripped. Returns the shared library.
-pub fn stage(tree: &Path, prefix: &Path, lib: &str) -> Result<PathBuf> {
-    let (shared, built) = LIBRARY.stage(tree, prefix, lib)?;
+/// and nothing stripped.
+pub fn stage(tree: &Path, prefix: &Path, lib: &str) -> Result<()> {
+    let (_, built) = LIBRARY.stage(tree, prefix, lib)?;
+    perfex(&built, tree)
+}
+
+/// Copies the program from what the crate has built.
+fn perfex(built: &Path, tree: &Path) -> Result<()> {
     fs::create_dir_all(tree.join("bin"))?;
-    c_library::replace(&built.join("perfex"), &tree.join("bin/perfex"))?;
-    Ok(shared)
+    c_library::replace(&built.join("perfex"), &tree.join("bin/perfex"))
 }

@@ -6,11 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::artefacts::{counts, shim};
-use crate::machine::{self, Outcome, Spec};
-use crate::suites::report::{Report, all};
+use crate::machine::{self, Spec};
+use crate::suites::report::{Report, ended_well};
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
@@ -40,10 +40,11 @@ const PROGRAMS: &[Program<'_>] = &[
     Program { source: "raii.cpp", name: "raii", compiler: CPP, is_static: false },
 ];
 
-/// The page of the book whose programs are run, too: its blocks by their language, the ending of
-/// each program's source, and how it is compiled.
+/// The page of the book whose programs are run, too.
 const PAGE: &str = "docs/c.md";
-const BLOCKS: [(&str, &[&str]); 2] = [("c", C), ("cpp", CPP)];
+/// Its programs: the name of each, the language of its block, which is the ending of its source,
+/// too, and how it is compiled.
+const BLOCKS: [(&str, &str, &[&str]); 2] = [("page-c", "c", C), ("page-cpp", "cpp", CPP)];
 
 /// The programs that are also run where nobody counts.
 const ANYWHERE: &[&str] = &["refused", "refused-cpp", "raii"];
@@ -52,20 +53,14 @@ const ANYWHERE: &[&str] = &["refused", "refused-cpp", "raii"];
 pub fn c(report: &mut Report) -> Result<()> {
     report.test("no symbol is that of the library with perfctr's interface", distinct);
     apt::install(&["gcc", "g++", "libc6-dev", "pkgconf"], "compiling the C library's tests")?;
-    let dir = cache::root()?.join("work/c-api");
-    if dir.exists() {
-        fs::remove_dir_all(&dir)?;
-    }
-    let (prefix, programs, out) = (dir.join("prefix"), dir.join("work"), dir.join("out"));
-    fs::create_dir_all(&prefix)?;
-    fs::create_dir_all(&programs)?;
-    counts::install(&prefix)?;
+    let (dir, prefix) = installed("c-api")?;
+    let (programs, out) = (dir.join("work"), dir.join("out"));
+    fs::create_dir(&programs)?;
     for program in PROGRAMS {
         let name = format!("{} compiles with {}", program.source, program.compiler[0]);
         report.test(&name, || program.compile(&prefix, &programs));
     }
-    for (language, compiler) in BLOCKS {
-        let name: &'static str = if language == "c" { "page-c" } else { "page-cpp" };
+    for (name, language, compiler) in BLOCKS {
         report.test(&format!("the book's program in {language} compiles"), || {
             let source = dir.join(format!("{name}.{language}"));
             fs::write(&source, block(PAGE, language)?)?;
@@ -82,12 +77,12 @@ pub fn c(report: &mut Report) -> Result<()> {
     }
     let mut spec = Spec::new(report.topology, ["/work/all.sh"])?;
     spec.files.push((sh::project().join(SOURCES).join("all.sh"), "/work/all.sh".into()));
-    let library = prefix.join("lib").join(counts::SONAME);
-    spec.files.push((library, format!("/usr/lib/{}", counts::SONAME)));
+    spec.files.push(counts::LIBRARY.in_guest(&prefix));
     spec.copy.push(programs);
     spec.keep_out(&out)?;
     let outcome = machine::run(&spec)?;
-    for name in PROGRAMS.iter().map(|program| program.name).chain(["page-c", "page-cpp"]) {
+    let pages = BLOCKS.iter().map(|(name, ..)| *name);
+    for name in PROGRAMS.iter().map(|program| program.name).chain(pages) {
         report.test(name, || ended_well(&out.join(name), &outcome));
     }
     for name in ANYWHERE {
@@ -111,14 +106,8 @@ const PYTHON: &str = "libperfctr-rs/python";
 pub fn python(report: &mut Report) -> Result<()> {
     let packages = ["python3", "python3-pip", "python3-pytest", "gcc", "libc6-dev"];
     apt::install(&packages, "testing the package for Python")?;
-    let dir = cache::root()?.join("work/python");
-    if dir.exists() {
-        fs::remove_dir_all(&dir)?;
-    }
-    let (prefix, site, stand_in) = (dir.join("prefix"), dir.join("site"), dir.join("stand-in.so"));
-    fs::create_dir_all(&prefix)?;
-    fs::create_dir_all(&site)?;
-    counts::install(&prefix)?;
+    let (dir, prefix) = installed("python")?;
+    let (site, stand_in) = (dir.join("site"), dir.join("stand-in.so"));
     let package = sh::project().join(PYTHON);
     let mut gcc = cmd("gcc", WARNINGS);
     gcc.args(["-shared", "-fPIC", "-I"]).arg(prefix.join("include")).arg("-o").arg(&stand_in);
@@ -134,7 +123,7 @@ pub fn python(report: &mut Report) -> Result<()> {
         let pip = ["-m", "pip", "install", "--no-index", "--target"];
         sh::output(python(&pip).arg(&site).arg(&package)).map(drop)
     });
-    let library = prefix.join("lib").join(counts::SONAME);
+    let (library, _) = counts::LIBRARY.in_guest(&prefix);
     report.test("its tests that need no counters", || {
         let mut tests = python(&["tests/test_anywhere.py"]);
         tests.env("PYTHONPATH", &site).env("PERFCTR_WHEEL", &wheel);
@@ -142,6 +131,16 @@ pub fn python(report: &mut Report) -> Result<()> {
         sh::output(&mut tests).map(drop)
     });
     Ok(())
+}
+
+/// Installs the library for a suite. Returns the suite's directory, which has nothing else, and the
+/// directory in it below which the library is installed.
+fn installed(suite: &str) -> Result<(PathBuf, PathBuf)> {
+    let dir = cache::root()?.join("work").join(suite);
+    cache::empty(&dir)?;
+    let prefix = dir.join("prefix");
+    counts::LIBRARY.install(&prefix)?;
+    Ok((dir, prefix))
 }
 
 impl Program<'_> {
@@ -169,18 +168,12 @@ impl Program<'_> {
 /// Returns the text of a page's only block in this language.
 fn block(page: &str, language: &str) -> Result<String> {
     let text = fs::read_to_string(sh::project().join(page))?;
-    let (_, rest) = text
-        .split_once(&format!("\n```{language}\n"))
-        .with_context(|| format!("{page} has no block in {language}"))?;
+    let parts: Vec<&str> = text.split(&format!("\n```{language}\n")).collect();
+    let [_, rest] = parts[..] else {
+        bail!("{page} has {} blocks in {language}, 1 expected", parts.len() - 1);
+    };
     let (block, _) = rest.split_once("```\n").context("a block has no end")?;
     Ok(block.to_owned())
-}
-
-/// Fails unless what a program has said ends with a good status.
-fn ended_well(log: &PathBuf, outcome: &Outcome) -> Result<()> {
-    let text = fs::read_to_string(log).with_context(|| all(outcome))?;
-    ensure!(text.ends_with("exit status 0\n"), "{text}");
-    Ok(())
 }
 
 /// Checks that a program can be linked to both libraries.

@@ -215,10 +215,7 @@ impl Stage<'_> {
         if fs::read_to_string(&kept).is_ok_and(|before| before == code) {
             return Ok(());
         }
-        if output.exists() {
-            fs::remove_dir_all(output)?;
-        }
-        fs::create_dir_all(output)?;
+        cache::empty(output)?;
         Ok(fs::write(kept, code)?)
     }
 }

@@ -2,6 +2,7 @@
 //! Suites, and the results of their tests.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -218,6 +219,13 @@ pub fn line(outcome: &Outcome, before: &str, after: &str) -> Result<String> {
     let said = String::from_utf8_lossy(&outcome.stdout);
     let found = said.lines().find_map(|line| line.strip_prefix(before)?.strip_suffix(after));
     found.map(str::to_owned).with_context(|| format!("no `{before}`: {}", all(outcome)))
+}
+
+/// Fails unless this log of a program, which a run has left, ends with the line of a good status.
+pub fn ended_well(log: &Path, outcome: &Outcome) -> Result<()> {
+    let text = fs::read_to_string(log).with_context(|| all(outcome))?;
+    ensure!(text.ends_with("exit status 0\n"), "{text}");
+    Ok(())
 }
 
 /// Returns everything about a run that helps to understand why it failed.

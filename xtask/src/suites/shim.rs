@@ -5,11 +5,11 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use crate::artefacts::shim;
 use crate::machine::{self, Spec};
-use crate::suites::report::{Report, all};
+use crate::suites::report::{Report, ended_well};
 use crate::tools::{apt, cache, sh};
 
 const WARNINGS: &[&str] = &["-Wall", "-Wextra", "-pedantic", "-Werror", "-O2"];
@@ -21,13 +21,10 @@ const LANGUAGES: &[(&str, &str, &str)] = &[("gcc", "c", ""), ("g++", "c++", "-cp
 pub fn run(report: &mut Report) -> Result<()> {
     apt::install(&["gcc", "g++", "libc6-dev"], "compiling the C library's tests")?;
     let dir = cache::root()?.join("shim-tests");
-    if dir.exists() {
-        fs::remove_dir_all(&dir)?;
-    }
+    cache::empty(&dir)?;
     let prefix = dir.join("prefix");
     let programs = dir.join("work");
     let out = dir.join("out");
-    fs::create_dir_all(&prefix)?;
     fs::create_dir_all(&programs)?;
     shim::install(&prefix)?;
     let mut names = Vec::new();
@@ -47,19 +44,14 @@ pub fn run(report: &mut Report) -> Result<()> {
         spec.environment.push("LIBPFM_FORCE_PMU=16".into());
     }
     spec.files.push((sh::project().join("papi-shim/tests/all.sh"), "/work/all.sh".into()));
-    spec.files.push((prefix.join("lib").join(shim::SONAME), format!("/usr/lib/{}", shim::SONAME)));
+    spec.files.push(shim::LIBRARY.in_guest(&prefix));
     spec.files.push((prefix.join("bin/perfex"), "/usr/bin/perfex".into()));
     spec.copy.push(programs);
     spec.out = Some(out.clone());
     let outcome = machine::run(&spec)?;
     names.push("perfex".to_owned());
     for name in names {
-        report.test(&name, || {
-            let log = out.join(&name);
-            let text = fs::read_to_string(log).with_context(|| all(&outcome))?;
-            ensure!(text.ends_with("exit status 0\n"), "{text}");
-            Ok(())
-        });
+        report.test(&name, || ended_well(&out.join(&name), &outcome));
     }
     Ok(())
 }

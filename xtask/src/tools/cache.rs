@@ -106,10 +106,7 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     }
     // A name may have a dot, as versions do.
     let partial = root()?.join(format!("{file}.partial"));
-    if partial.exists() {
-        fs::remove_dir_all(&partial)?;
-    }
-    fs::create_dir_all(&partial)?;
+    empty(&partial)?;
     let log = log(name)?;
     if log.exists() {
         fs::remove_file(&log)?;
@@ -122,6 +119,14 @@ pub fn artefact(name: &str, key: Key, build: impl FnOnce(&Path) -> Result<()>) -
     fs::rename(&partial, &dir)?;
     prune(name)?;
     Ok(dir)
+}
+
+/// Makes this an empty directory, whatever has been there.
+pub fn empty(dir: &Path) -> Result<()> {
+    if dir.exists() {
+        fs::remove_dir_all(dir)?;
+    }
+    Ok(fs::create_dir_all(dir)?)
 }
 
 /// Removes the artefacts called `name` that were last used longest ago, if there are many.

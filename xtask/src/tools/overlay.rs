@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
 /// Files to put over a tree: relative path and content.
@@ -63,10 +64,7 @@ pub fn read(source: &Path, prefix: &str) -> Result<Files> {
 /// them stays in `work`.
 pub fn patched(source: &Path, patch: &Path, work: &Path) -> Result<Files> {
     let scratch = work.join("patched");
-    if scratch.exists() {
-        fs::remove_dir_all(&scratch)?;
-    }
-    fs::create_dir_all(&scratch)?;
+    cache::empty(&scratch)?;
     if !patch.exists() {
         return Ok(Files::new());
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `cargo xtask install-c` builds and installs the library for C and C++ for this machine.
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -17,8 +16,7 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<()> {
-    fs::create_dir_all(&args.prefix)?;
-    counts::install(&args.prefix.canonicalize()?)?;
+    counts::LIBRARY.install(&args.prefix)?;
     println!("installed in {}", args.prefix.display());
     Ok(())
 }

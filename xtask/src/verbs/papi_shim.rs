@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! `cargo xtask papi-shim` builds and installs the C library for this machine.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -28,8 +27,7 @@ enum Verb {
 /// Runs the verb.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let Verb::Install { prefix } = &args.verb;
-    fs::create_dir_all(prefix)?;
-    shim::install(&prefix.canonicalize()?)?;
+    shim::install(prefix)?;
     println!("installed in {}", prefix.display());
     Ok(ExitCode::SUCCESS)
 }

@@ -132,7 +132,7 @@ fn library() -> Result<Vec<(PathBuf, String)>> {
     fs::create_dir_all(&prefix)?;
     shim::install(&prefix)?;
     Ok(vec![
-        (prefix.join("lib").join(shim::SONAME), format!("/usr/lib/{}", shim::SONAME)),
+        shim::LIBRARY.in_guest(&prefix),
         (prefix.join("bin/perfex"), "/usr/bin/perfex".to_owned()),
     ])
 }

@@ -174,8 +174,10 @@ fn control(dir: &Path, version: &str) -> Result<()> {
     };
     let changelog = changelog::debian(&changes, version, maintainer, date)?;
     fs::write(dir.join("changelog"), changelog)?;
-    let mut symbols =
-        format!("{} libperfctr6 #MINVER#\n* Build-Depends-Package: libperfctr-dev\n", shim::SONAME);
+    let mut symbols = format!(
+        "{} libperfctr6 #MINVER#\n* Build-Depends-Package: libperfctr-dev\n",
+        shim::LIBRARY.soname
+    );
     for symbol in shim::LIBRARY.exports()? {
         symbols += &format!(" {symbol}@Base {VERSION}\n");
     }

@@ -86,10 +86,7 @@ fn walk(pages: &[Page]) -> Result<()> {
 /// Types the commands for this machine in, in order, and looks at the picture that they make.
 fn here(report: &mut Report, pages: &[Page]) -> Result<()> {
     let mine = sh::project().join(MINE);
-    if mine.exists() {
-        fs::remove_dir_all(&mine)?;
-    }
-    fs::create_dir_all(&mine)?;
+    cache::empty(&mine)?;
     fs::copy(guest::beside_stat("primes.c", &readme::FLAGS)?, mine.join("primes"))?;
     let out = cache::root()?.join("work/book-out").join(HERE);
     fs::create_dir_all(&out)?;

@@ -128,7 +128,7 @@ impl Papi {
     pub fn libraries(&self) -> Result<Vec<PathBuf>> {
         let mut libraries = vec![self.built.join("lib"), system_library("libgomp.so.1")?];
         if self.component == Component::Perfctr {
-            libraries.push(self.prefix.join("lib").join(shim::SONAME));
+            libraries.push(self.prefix.join("lib").join(shim::LIBRARY.soname));
         }
         Ok(libraries)
     }

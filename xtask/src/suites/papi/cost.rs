@@ -25,7 +25,7 @@ pub fn print(papi: &Papi) -> Result<()> {
     compile("cost.c", &["-DPERFCTR"], &include, &library, &[], &with_perfctr)?;
 
     let ours = papi.built.join("lib");
-    let soname = lib.join(shim::SONAME);
+    let soname = lib.join(shim::LIBRARY.soname);
     println!("instructions for one reading           user    user and kernel");
     measure("perfctr on Xen", "pv", &with_perfctr, &[&soname])?;
     measure("perfctr on Xen", "pv", &with_papi, &[&ours, &soname])?;
