@@ -23,6 +23,8 @@
 struct perfctr_line {
 	struct irq_work work;
 	irq_handler_t handler;
+	/* Whether KVM masks the entry whenever it delivers by it. */
+	bool is_masked_by_nmi;
 	/* Whether it may count here is looked at anew. */
 	struct work_struct look;
 };
@@ -76,8 +78,11 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 
 	if (!line->handler)
 		return NMI_DONE;
-	/* KVM masks the entry when it delivers by it, as Intel's local APICs do. */
-	if (boot_cpu_data.x86_vendor == X86_VENDOR_INTEL)
+	/*
+	 * Before the page is looked at: what comes later than that is delivered.
+	 * This exits at others' NMIs, too, but so does the core's question then.
+	 */
+	if (line->is_masked_by_nmi)
 		unmask();
 	is_ours = perfctr_core_restore_interrupted(perfctr_this_vcpu());
 	irq_work_queue(&line->work);
@@ -91,6 +96,10 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	init_irq_work(&line->work, deliver);
 	INIT_WORK(&line->look, look);
 	perfctr_core_restore_begin(per_cpu(perfctr_cpus.core, cpu));
+	/* As Intel's local APICs do, and AMD's do not. */
+	line->is_masked_by_nmi =
+		boot_cpu_data.x86_vendor != X86_VENDOR_AMD &&
+		boot_cpu_data.x86_vendor != X86_VENDOR_HYGON;
 	line->handler = handler;
 	unmask();
 	return 0;
@@ -100,10 +109,10 @@ static void unbind(unsigned int cpu)
 {
 	struct perfctr_line *line = per_cpu_ptr(&perfctr_line, cpu);
 
+	/* An NMI may still come, but it leaves the entry masked. */
+	WRITE_ONCE(line->is_masked_by_nmi, false);
 	apic->write(APIC_LVTPC, APIC_LVT_MASKED);
 	WRITE_ONCE(line->handler, NULL);
-	/* An NMI may have unmasked it in between. */
-	apic->write(APIC_LVTPC, APIC_LVT_MASKED);
 	irq_work_sync(&line->work);
 	cancel_work_sync(&line->look);
 }
