@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use crate::host::Host;
 use crate::raw::Refusal;
 use crate::rng::Rng;
+use crate::tally::Tally;
 use crate::threads::run_on;
 use crate::xen::{TOOLS, Xen};
 
@@ -47,6 +48,19 @@ pub fn vcpus(host: &dyn Host, cpus: &[usize], pcpus: u32, seed: u64, stop: &Atom
 pub fn domain(xen: &Xen, domain: u16, cpus: &[usize], pcpus: u32, seed: u64, stop: &AtomicBool) {
     let place = |vcpu, pcpus| xen.set_affinity(domain, vcpu, pcpus);
     place_at_random(&place, cpus, pcpus, seed + u64::from(domain), stop);
+}
+
+/// Checks that vCPUs were moved: the driver has switched vCPUs in `before` times at the beginning,
+/// and at least `least` times since.
+///
+/// # Errors
+///
+/// The driver does not say how often.
+pub fn check(tally: &mut Tally, host: &dyn Host, before: u64, least: u64) -> Result<(), Refusal> {
+    let found = host.switches()? - before;
+    let few = || format!("{found} times found, at least {least} expected");
+    tally.check("vCPUs were switched meanwhile", (found >= least).then_some(()).ok_or_else(few));
+    Ok(())
 }
 
 fn place_at_random(

@@ -6,7 +6,7 @@
 //! ([`kvm`](crate::kvm)).
 
 use anyhow::{Context, Result};
-use shared_abi::hypercall::HvStats;
+use shared_abi::hypercall::{HOOK_SWITCH_TO, HvStats};
 
 use crate::kvm::Kvm;
 use crate::raw::{Argument, Refusal};
@@ -57,6 +57,15 @@ pub trait Host: Sync {
     ///
     /// There is no driver, or it is off.
     fn stats(&self) -> Result<HvStats, Refusal>;
+
+    /// Returns how often the driver has switched vCPUs in.
+    ///
+    /// # Errors
+    ///
+    /// There is no driver, or it is off.
+    fn switches(&self) -> Result<u64, Refusal> {
+        Ok(self.stats()?.hook[HOOK_SWITCH_TO].calls)
+    }
 
     /// Makes the driver's own hypercall, with any operation and any argument.
     ///

@@ -16,6 +16,7 @@ pub mod frames;
 pub mod guest;
 pub mod histogram;
 pub mod host;
+pub mod in_tenant;
 pub mod kernel;
 pub mod kexec;
 pub mod kvm;

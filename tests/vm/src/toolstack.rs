@@ -127,7 +127,7 @@ pub enum Tsc {
 }
 
 /// How a tenant is virtualised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// Its own kernel executes in ring 3.
     Pv,
@@ -136,6 +136,7 @@ pub enum Kind {
     /// The CPU virtualises it, with a device model and firmware.
     Hvm,
     /// It is as [`Pvh`](Self::Pvh), with a 32-bit kernel that has only one role.
+    #[value(skip)]
     Pvh32,
 }
 

@@ -9,8 +9,8 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use shared_abi::hypercall::HOOK_SWITCH_TO;
 use vm_tests::disturb;
+use vm_tests::host::Host;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::toolstack::{self, Kind, Tenant, Tsc, Wanted};
 use vm_tests::xen::Xen;
@@ -61,11 +61,10 @@ pub fn run(commands: &Path, hvm: bool) -> Result<ExitCode> {
         tally.check(&name, equal(domain.preempted > before, true));
     }
     for (scene, at_once) in [("b", false), ("d", true)] {
-        let switches = || Ok::<_, anyhow::Error>(xen.stats()?.hook[HOOK_SWITCH_TO].calls);
-        let before = switches()?;
+        let before = xen.switches()?;
         side_by_side(&xen, &mut domains, |domain| domain.count(scene, at_once, &commands))?;
         let name = format!("({scene}): domains preempt each other");
-        tally.check(&name, equal(switches()? > before, true));
+        tally.check(&name, equal(xen.switches()? > before, true));
     }
     for domain in domains {
         domain.tenant.destroy()?;

@@ -29,7 +29,6 @@ use clap::Parser;
 use nix::unistd::gettid;
 use perfctr::{Provider, Session};
 use shared_abi::PmuCaps;
-use shared_abi::hypercall::HOOK_SWITCH_TO;
 use vm_tests::disturb;
 use vm_tests::host::{Host, host};
 use vm_tests::tally::Tally;
@@ -65,7 +64,7 @@ impl Machine {
     /// Does something again and again while vCPUs are moved, until they were switched often enough.
     pub fn disturbed(&self, mut once: impl FnMut() -> Result<()>) -> Result<()> {
         let Some(host) = self.host.as_deref() else { return once() };
-        let enough = switches(host)? + SWITCHES_MIN;
+        let enough = host.switches()? + SWITCHES_MIN;
         let stop = &AtomicBool::new(false);
         thread::scope(|scope| {
             let disturber = scope.spawn(|| {
@@ -74,7 +73,7 @@ impl Machine {
             let mut go_on = || -> Result<()> {
                 for _ in 0..ROUNDS_MAX {
                     once()?;
-                    if switches(host)? >= enough {
+                    if host.switches()? >= enough {
                         return Ok(());
                     }
                 }
@@ -116,11 +115,6 @@ impl Machine {
             result
         })
     }
-}
-
-/// Returns how often the hypervisor's driver has switched vCPUs in that count.
-fn switches(host: &dyn Host) -> Result<u64> {
-    Ok(host.stats()?.hook[HOOK_SWITCH_TO].calls)
 }
 
 /// Where the tests count.

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Parser, ValueEnum};
-use shared_abi::hypercall::HOOK_SWITCH_TO;
+use clap::Parser;
 use vm_tests::disturb;
-use vm_tests::host::{Host, host};
-use vm_tests::tally::{Tally, equal};
+use vm_tests::host::host;
+use vm_tests::in_tenant::Tests;
+use vm_tests::tally::Tally;
 use vm_tests::threads::cpus;
 use vm_tests::toolstack::Kind;
 
@@ -43,7 +43,7 @@ enum Role {
     /// Creates a tenant of Xen that does so.
     Control {
         /// How it is virtualised.
-        kind: Virtualised,
+        kind: Kind,
     },
     /// Is the first program of this tenant.
     Tenant,
@@ -53,54 +53,36 @@ enum Role {
     Racing,
 }
 
-/// How a tenant is virtualised.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Virtualised {
-    Pvh,
-    Hvm,
-}
-
-impl From<Virtualised> for Kind {
-    fn from(kind: Virtualised) -> Self {
-        match kind {
-            Virtualised::Pvh => Self::Pvh,
-            Virtualised::Hvm => Self::Hvm,
-        }
-    }
-}
-
-/// A test with its name.
-type Test = (&'static str, fn() -> Result<()>);
-
-/// The tests of every kind of guest while its vCPUs are left alone, and while they are moved
-/// between physical CPUs.
-const AT_REST: &[Test] = &[
-    ("rr's own test finds ticks exact, and interrupts where they are due", || {
-        check_ticks(&[102, 1_000, 1_000_000])
-    }),
-    ("a program that does little is replayed", || replayed(&["/bin/ls", "/"], &[], 1)),
-    ("signals are replayed where they came", || differing(&own("signalled"), &[], TIMES)),
-    ("threads are replayed that rr has tried to confuse", || {
-        differing(&own("racing"), &["--chaos"], TIMES)
-    }),
-    ("Python is replayed", || {
-        replayed(&["/usr/bin/python3.11", "-s", "-S", "-B", "words.py"], &[], 1)
-    }),
-    ("SQLite is replayed", || {
-        replayed(&["/usr/bin/sqlite3", "-batch", ":memory:", "-init", "query.sql"], &[], 1)
-    }),
-    ("a compressor with threads is replayed", || {
-        replayed(&["/usr/bin/xz", "-0c", "-T2", "--block-size=20000", "words"], &[], 1)
-    }),
-];
-const MOVED: &[Test] = &[
-    ("signals are replayed where they came, while vCPUs are moved", || {
-        replayed(&own("signalled"), &[], TIMES)
-    }),
-    ("threads that race are replayed in their order, while vCPUs are moved", || {
-        replayed(&own("racing"), &[], TIMES)
-    }),
-];
+/// The tests of every kind of guest.
+const TESTS: Tests<fn() -> Result<()>> = Tests {
+    at_rest: &[
+        ("rr's own test finds ticks exact, and interrupts where they are due", || {
+            check_ticks(&[102, 1_000, 1_000_000])
+        }),
+        ("a program that does little is replayed", || replayed(&["/bin/ls", "/"], &[], 1)),
+        ("signals are replayed where they came", || differing(&own("signalled"), &[], TIMES)),
+        ("threads are replayed that rr has tried to confuse", || {
+            differing(&own("racing"), &["--chaos"], TIMES)
+        }),
+        ("Python is replayed", || {
+            replayed(&["/usr/bin/python3.11", "-s", "-S", "-B", "words.py"], &[], 1)
+        }),
+        ("SQLite is replayed", || {
+            replayed(&["/usr/bin/sqlite3", "-batch", ":memory:", "-init", "query.sql"], &[], 1)
+        }),
+        ("a compressor with threads is replayed", || {
+            replayed(&["/usr/bin/xz", "-0c", "-T2", "--block-size=20000", "words"], &[], 1)
+        }),
+    ],
+    moved: &[
+        ("signals are replayed where they came, while vCPUs are moved", || {
+            replayed(&own("signalled"), &[], TIMES)
+        }),
+        ("threads that race are replayed in their order, while vCPUs are moved", || {
+            replayed(&own("racing"), &[], TIMES)
+        }),
+    ],
+};
 
 /// This program in another role.
 fn own(role: &str) -> [&str; 2] {
@@ -110,7 +92,7 @@ fn own(role: &str) -> [&str; 2] {
 fn main() -> Result<ExitCode> {
     match Role::parse() {
         Role::Test { only } => test(&only),
-        Role::Control { kind } => tenant::control(kind.into()),
+        Role::Control { kind } => tenant::control(kind),
         Role::Tenant => tenant::run(),
         Role::Signalled => victim::signalled().map(|()| ExitCode::SUCCESS),
         Role::Racing => victim::racing().map(|()| ExitCode::SUCCESS),
@@ -121,33 +103,22 @@ fn main() -> Result<ExitCode> {
 fn test(only: &str) -> Result<ExitCode> {
     let mut tally = Tally::default();
     let (host, cpus, stop) = (&*host()?, &cpus()?, &AtomicBool::new(false));
-    let mut all = |tests: &[Test]| {
-        for (name, test) in tests.iter().filter(|(name, _)| name.contains(only)) {
-            tally.check(name, test().map_err(|error| format!("{error:#}")));
-        }
+    let is_wanted = |(name, _): &&(&str, _)| name.contains(only);
+    let mut test = |(name, test): &(&str, fn() -> Result<()>)| {
+        tally.check(name, test().map_err(|error| format!("{error:#}")));
     };
-    all(AT_REST);
-    let before = switches(host)?;
-    thread::scope(|scope| {
-        let disturber = scope.spawn(|| disturb::vcpus(host, cpus, PCPUS, SEED, stop));
-        all(MOVED);
-        stop.store(true, Ordering::Relaxed);
-        disturber.join().expect("no thread panics");
-    });
-    check_switches(&mut tally, host, before)?;
+    TESTS.at_rest.iter().filter(is_wanted).for_each(&mut test);
+    if TESTS.moved.iter().any(|test| is_wanted(&test)) {
+        let before = host.switches()?;
+        thread::scope(|scope| {
+            let disturber = scope.spawn(|| disturb::vcpus(host, cpus, PCPUS, SEED, stop));
+            TESTS.moved.iter().filter(is_wanted).for_each(&mut test);
+            stop.store(true, Ordering::Relaxed);
+            disturber.join().expect("no thread panics");
+        });
+        disturb::check(&mut tally, host, before, SWITCHES_MIN)?;
+    }
     Ok(tally.finish())
-}
-
-/// Returns how often vCPUs were switched in so far.
-fn switches(host: &dyn Host) -> Result<u64> {
-    Ok(host.stats()?.hook[HOOK_SWITCH_TO].calls)
-}
-
-/// Checks that vCPUs were moved since `before`.
-fn check_switches(tally: &mut Tally, host: &dyn Host, before: u64) -> Result<()> {
-    let enough = switches(host)? - before >= SWITCHES_MIN;
-    tally.check("vCPUs were switched meanwhile", equal(enough, true));
-    Ok(())
 }
 
 /// Records a program so many times, and replays each recording twice.
