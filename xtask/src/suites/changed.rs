@@ -53,6 +53,8 @@ const KVM: &[&str] = &[
 /// The suites that run it there on VT-x.
 const VMX: &[&str] =
     &["tenants-vmx-kvm", "counting-vmx-kvm", "refusals-vmx-kvm", "overflow-vmx-kvm"];
+/// The suites of rr in guests of each kind.
+const RR: &[&str] = &["rr", "rr-pvh", "rr-hvm", "rr-kvm"];
 /// One suite on KVM, for files that both hypervisors use.
 const KVM_TOO: &[&str] = &["kvm"];
 /// The suites of programs that use the driver and the module, and count by them.
@@ -85,6 +87,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("docs/flame-graph.svg", &[&["stat"]]),
     ("docs/c.md", &[&["book", "c-api"]]),
     ("docs/hosts.md", &[&["book", "packages"]]),
+    ("docs/supported.md", &[&["book", "versions", "versions-kvm"]]),
     ("docs/tenant.md", &[&["book", "packages"]]),
     ("docs/bare.md", &[&["book", "packages"]]),
     ("guest-kmod/", &[CORES, XEN, ABOVE, KVM_TOO]),
@@ -117,6 +120,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("tests/vm/src/bin/host/", &[KVM]),
     ("tests/vm/src/bin/kernel.rs", &[&["driver-absent", "counting", "clock"]]),
     ("tests/vm/src/bin/overflow/", &[&["overflow", "pcpus", "versions"]]),
+    ("tests/vm/src/bin/rr/", &[RR]),
     ("tests/vm/src/bin/stat/", &[&["stat", "book"]]),
     ("tests/vm/src/bin/tenants/", &[&["tenants", "amd", "kvm"]]),
     ("tests/vm/src/bin/wrap.rs", &[&["providers"]]),
@@ -125,7 +129,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/README.md", &[]),
     ("xtask/src/artefacts/bochs.rs", &[&["vmx-pmu"], VMX]),
     ("xtask/src/artefacts/emulators.rs", &[TESTBED, MODEL, &["vmx-pmu"]]),
-    ("xtask/src/artefacts/kvm.rs", &[KVM_TOO]),
+    ("xtask/src/artefacts/kvm.rs", &[KVM_TOO, &["versions-kvm"]]),
     ("xtask/src/artefacts/packages/", &[&["packages"]]),
     ("xtask/src/checks/", &[]),
     ("xtask/src/machine/disc.rs", &[&["vmx-pmu"], VMX]),
@@ -138,10 +142,10 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/newer.rs", &[&["debian-13"]]),
     ("xtask/src/suites/perf_test.rs", &[&["perf"]]),
     ("xtask/src/suites/pmu.rs", &[&["habits", "vmx-pmu"]]),
-    ("xtask/src/suites/programs.rs", &[&["domains", "rr", "rr-pvh"]]),
+    ("xtask/src/suites/programs.rs", &[&["domains"], RR]),
     ("xtask/src/suites/readme.rs", &[&["stat", "book"]]),
     ("xtask/src/suites/tenants.rs", &[&["tenants", "amd", "domains", "kvm"]]),
-    ("xtask/src/suites/rr.rs", &[&["rr", "rr-pvh", "rr-hvm", "rr-kvm"]]),
+    ("xtask/src/suites/rr.rs", &[RR]),
     ("xtask/src/suites/testbed.rs", &[TESTBED]),
     ("xtask/src/suites/vmx.rs", &[&["vmx-pmu", "tenants-vmx-kvm"]]),
     ("xtask/src/verbs/", &[]),
@@ -220,7 +224,7 @@ mod tests {
         for suite in SUITES.iter().filter(|suite| suite.tier != Tier::Long) {
             assert!(all.contains(suite.name), "{} is never run", suite.name);
         }
-        for name in KVM.iter().chain(VMX) {
+        for name in [KVM, VMX, RR].concat() {
             assert!(all.contains(name), "{name} is never run");
         }
     }
@@ -232,10 +236,12 @@ mod tests {
             assert_eq!(broken_by(file), expected, "{file}");
         };
         only("docs/how.md", &["book", "versions"]);
+        only("docs/supported.md", &["book", "versions", "versions-kvm"]);
         only("docs/flame-graph.svg", &["stat"]);
         only("hv-driver/glue/kvm/cpu.c", KVM);
         only("testbed/bochs/hooks.patch", &[&["vmx-pmu"], VMX].concat());
         only("tests/vm/src/bin/perf/main.rs", &["perf", "perf-kvm"]);
+        only("tests/vm/src/bin/rr/tenant.rs", RR);
         only("tests/vm/src/bin/vm-fuzz/user.rs", &["vm-fuzz"]);
         only("xtask/src/suites/pmu.rs", &["pmu", "habits", "vmx-pmu"]);
         only("xtask/src/suites/vm_fuzz.rs", &["vm-fuzz"]);
