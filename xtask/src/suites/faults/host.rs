@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -22,9 +22,14 @@ const USERS: [(&str, &[&str]); 2] = [
     ("libperfctr-rs", &["papi-shim", "cli"]),
 ];
 
-/// Seconds after which a test program is taken to hang. Those of the command take ten on a quiet
-/// machine, and many more beside machines that boot.
-const LIMIT: &str = "120";
+/// How long a test program may take whose time is not known, before it is taken to hang. Those of
+/// the command take ten seconds on a quiet machine, and many more beside machines that boot.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// With a fault a program may take so many times as long as it took without any, and at least so
+/// long: a busy machine must not look like a fault that was noticed.
+const SLOWER: u32 = 10;
+const PATIENCE_MIN: Duration = Duration::from_secs(60);
 
 /// Tries each of the faults.
 pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
@@ -44,7 +49,7 @@ pub fn run(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
 fn run_switched(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
     let copy = sh::step("the copy with faults", faults::copy)?;
     let own: BTreeSet<String> = faults.iter().map(package).collect::<Result<BTreeSet<_>>>()?;
-    let tests = sh::step("its tests", || Tests::build(&copy, own.iter().map(|name| &**name)))?;
+    let mut tests = sh::step("its tests", || Tests::build(&copy, own.iter().map(|name| &**name)))?;
     tests.pass_without_faults()?;
     let mut verdicts = Vec::new();
     for fault in faults {
@@ -64,7 +69,7 @@ fn run_switched(faults: Vec<Fault>) -> Result<Vec<Verdict>> {
             continue;
         }
         let name = format!("tests of those that use {own}");
-        let tests = sh::step(&name, || Tests::build(&copy, users.iter().copied()))?;
+        let mut tests = sh::step(&name, || Tests::build(&copy, users.iter().copied()))?;
         tests.pass_without_faults()?;
         for verdict in open {
             let start = Instant::now();
@@ -120,6 +125,8 @@ struct Binary {
     name: String,
     path: PathBuf,
     folder: PathBuf,
+    /// How long it may take.
+    patience: Duration,
 }
 
 /// A message of cargo's about something that it has built.
@@ -186,11 +193,16 @@ impl Tests {
         Ok(Self(binaries.into_iter().map(|(_, binary)| binary).collect()))
     }
 
-    fn pass_without_faults(&self) -> Result<()> {
-        match self.notice(None, |_| true)? {
-            Found::Alive => Ok(()),
-            Found::By(test) => bail!("{test} fails without any fault"),
+    /// Runs all programs without a fault, which shows how long each may take with one.
+    fn pass_without_faults(&mut self) -> Result<()> {
+        for binary in &mut self.0 {
+            let start = Instant::now();
+            if let Some(test) = binary.run(None)? {
+                bail!("{} {test} fails without any fault", binary.full_name());
+            }
+            binary.patience = PATIENCE_MIN.max(start.elapsed() * SLOWER);
         }
+        Ok(())
     }
 
     /// Runs some of the programs until a test of one fails.
@@ -210,7 +222,7 @@ impl Binary {
         let text = std::fs::read_to_string(manifest)?;
         let named = text.lines().find_map(|line| line.strip_prefix("name = "));
         let package = named.context("a package has a name")?.trim_matches('"').to_owned();
-        Ok(Self { package, name, path, folder })
+        Ok(Self { package, name, path, folder, patience: PATIENCE })
     }
 
     fn full_name(&self) -> String {
@@ -222,7 +234,8 @@ impl Binary {
 
     /// Returns the first test of the program that fails with a fault in force.
     fn run(&self, fault: Option<&str>) -> Result<Option<String>> {
-        let mut program: Command = cmd("timeout", ["--signal=KILL", LIMIT]);
+        let seconds = self.patience.as_secs().to_string();
+        let mut program: Command = cmd("timeout", ["--signal=KILL", &seconds]);
         program.arg(&self.path).current_dir(&self.folder);
         program.env("CARGO_MANIFEST_DIR", &self.folder).env_remove(VARIABLE);
         program.envs(fault.map(|name| (VARIABLE, name)));
