@@ -287,6 +287,15 @@ mod tests {
             Self { host, restoration: Restoration::new() }
         }
 
+        /// One that has registered this page, and was interrupted since.
+        fn with_page(host: &'a Host, page: &VcpuPage) -> Self {
+            let vcpu = Self::new(host);
+            vcpu.begin();
+            register(&vcpu, 0x55, 4).unwrap();
+            assert!(vcpu.interrupted(&host.answer(), page), "the page is new");
+            vcpu
+        }
+
         fn begin(&self) {
             self.restoration.begin(self.host);
         }
@@ -326,11 +335,8 @@ mod tests {
     #[test]
     fn what_happens_while_the_kernel_looks_is_looked_at_next() {
         let host = Host::new();
-        let vcpu = On::new(&host);
-        vcpu.begin();
-        register(&vcpu, 0x55, 4).unwrap();
         let (page, before) = (page(EXECUTING, 3), host.answer());
-        assert!(vcpu.interrupted(&before, &page), "the page is new");
+        let vcpu = On::with_page(&host, &page);
         for does in [true, false, true, false] {
             host.machine.set(host.machine.get() + 1);
             assert!(vcpu.interrupted(&before, &page));
@@ -396,11 +402,8 @@ mod tests {
     #[test]
     fn after_a_restoration_only_its_own_interrupt_is_the_drivers() {
         let host = Host::new();
-        let vcpu = On::new(&host);
-        vcpu.begin();
-        register(&vcpu, 0x55, 4).unwrap();
         let page = page(EXECUTING, 3);
-        assert!(vcpu.interrupted(&host.answer(), &page), "the page is new");
+        let vcpu = On::with_page(&host, &page);
         for (machine, refused) in [(32, None), (47, Some((OP_GO_ON, Errno::PERM)))] {
             page.flags.store(LEFT, Relaxed);
             host.machine.set(machine);
