@@ -15,7 +15,11 @@
 #include <asm/cpuid/api.h>
 #endif
 
-/* What the machine's sleep calls back with. */
+/*
+ * What the machine's sleep calls back with. The guest's module has the same
+ * lines in its own compat.h: each of the two is built from sources that lack the
+ * other's, and a file for both would go into Xen as well.
+ */
 #ifdef PERFCTR_HAS_SYSCORE
 #define PERFCTR_SYSCORE_ARGS void *unused
 #else
