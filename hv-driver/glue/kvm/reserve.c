@@ -10,8 +10,8 @@
  * 1. a vCPU's mutex, or the mutex of KVM's module parameters
  * 2. the worker of settle()
  * 3. perfctr_reserve_lock
- * 4. kvm_lock; or the lock of CPU hotplug, and what the watchdog's file takes;
- *    neither of the two while the driver holds the other one
+ * 4. kvm_lock, or the lock of CPU hotplug and those of the watchdog's file, but
+ *    never kvm_lock together with these
  * 5. a machine's slots_lock, which others take while they hold kvm_lock
  * 6. the end of all sections of that machine's SRCU
  * So nobody who is in such a section waits for any of the others. A CPU that
