@@ -146,20 +146,21 @@ fn source(kernel: &Kernel) -> Result<PathBuf> {
             let part = |part: &str| format!("linux-source-{}/{part}", kernel.version);
             tar.args(["Makefile"].iter().chain(&SOURCES).map(|name| part(name)));
             sh::output(&mut tar)?;
-            is_of_its_release(kernel, &tree)?;
+            // The headers have a makefile of their own.
+            let makefile = tree.join("Makefile");
+            check_version(kernel, &fs::read_to_string(&makefile)?)?;
+            fs::remove_file(makefile)?;
         }
         Ok(fs::remove_dir_all(dir.join("usr"))?)
     })?;
     Ok(dir.join("tree"))
 }
 
-/// Fails unless the source has the version that the kernel's release begins with. A mirror may have
-/// a later one by now.
-fn is_of_its_release(kernel: &Kernel, tree: &Path) -> Result<()> {
-    let makefile = tree.join("Makefile");
-    let text = fs::read_to_string(&makefile)?;
+/// Fails unless the source with this makefile has the version that the kernel's release begins
+/// with. A mirror may have a later one by now.
+fn check_version(kernel: &Kernel, makefile: &str) -> Result<()> {
     let value = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.split_once('='));
+        let line = makefile.lines().find_map(|line| line.strip_prefix(name)?.split_once('='));
         line.map(|(_, value)| value.trim().to_owned()).context(name.to_owned())
     };
     let version = [value("VERSION")?, value("PATCHLEVEL")?, value("SUBLEVEL")?].join(".");
@@ -168,8 +169,7 @@ fn is_of_its_release(kernel: &Kernel, tree: &Path) -> Result<()> {
         release.strip_prefix(&version).is_some_and(|rest| rest.starts_with(['+', '-'])),
         "the source is {version}, but the kernel is {release}; remove the kernel from the cache"
     );
-    // The headers have a makefile of their own.
-    Ok(fs::remove_file(makefile)?)
+    Ok(())
 }
 
 /// Configures the source as the kernel is, and gives it the kernel's release.

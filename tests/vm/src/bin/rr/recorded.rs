@@ -70,8 +70,9 @@ fn ensure_success(output: &Output) -> Result<()> {
 }
 
 /// Runs the test of counters that rr's sources have, with interrupts after this many ticks. It
-/// demands exact ticks, and an interrupt not later than rr's table says of the processor. Here the
-/// program must be interrupted by the very tick: its signal's handler executes none of its own.
+/// demands exact ticks, which are conditional branches, and an interrupt not later than rr's table
+/// says of the processor. Here the program must be interrupted by the very tick. The signal's
+/// handler executes no conditional branch before the count is read.
 ///
 /// Its two processes wait for each other thousands of times. They share a CPU, since a sleeping
 /// vCPU takes long to wake where the machine is busy.

@@ -12,9 +12,11 @@ use libc::{ITIMER_REAL, c_int, itimerval, setitimer, timeval};
 use nix::errno::Errno;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// Repeats a block in the machine code. rr finds the place of a signal or of a switch of threads by
-/// stopping whenever the program comes to this instruction, for the last 10,000 branches on AMD. It
-/// stops less often where the same instruction is there many times.
+/// Has a block eight times in the machine code, one after the other.
+///
+/// In a replay rr finds the place of a signal, or of a switch of threads, by a breakpoint on that
+/// instruction. It is set some branches earlier, on AMD 10,000, and stops the program whenever it
+/// comes by. A loop in which each instruction is there 64 times comes by less often.
 macro_rules! eightfold {
     ($block:expr) => {{
         $block;
@@ -70,7 +72,7 @@ pub fn signalled() -> Result<()> {
 }
 
 const THREADS: u64 = 4;
-/// The steps of each thread, a multiple of 64: so many are there one after the other.
+/// The steps of each thread. It is a multiple of 64, since the loop's body has 64 of them.
 const STEPS: u64 = 288_000;
 
 /// Has threads change one number without regard for each other, and writes what became of it.
