@@ -97,9 +97,8 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	INIT_WORK(&line->look, look);
 	perfctr_core_restore_begin(per_cpu(perfctr_cpus.core, cpu));
 	/* As Intel's local APICs do, and AMD's do not. */
-	line->is_masked_by_nmi =
-		boot_cpu_data.x86_vendor != X86_VENDOR_AMD &&
-		boot_cpu_data.x86_vendor != X86_VENDOR_HYGON;
+	line->is_masked_by_nmi = boot_cpu_data.x86_vendor != X86_VENDOR_AMD &&
+				 boot_cpu_data.x86_vendor != X86_VENDOR_HYGON;
 	line->handler = handler;
 	unmask();
 	return 0;
