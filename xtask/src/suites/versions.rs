@@ -52,6 +52,9 @@ pub fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// The first version of Linux in which no module but KVM may change CR4.
+const KEEPS_CR4: [u32; 2] = [7, 0];
+
 /// What the driver is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -78,26 +81,12 @@ impl Kind {
         format!("| {} | {guest} | |\n|---|---|---|\n", self.name())
     }
 
-    /// Returns every kernel with the usual Xen, and with the Xen that its Debian has; or each of
-    /// KVM's releases with the usual kernel and with its own.
+    /// Returns the pairs that can count.
     fn pairs(self) -> Result<Vec<Pair>> {
-        let usual = || USUAL.to_owned();
-        let mut pairs = Vec::new();
-        if self == Self::Kvm {
-            for release in sorted(kvm::releases()?) {
-                pairs.push((release.clone(), usual()));
-                pairs.extend((release != USUAL).then(|| (release.clone(), release)));
-            }
-            return Ok(pairs);
+        match self {
+            Self::Xen => pairs_of_xen(),
+            Self::Kvm => Ok(pairs_of_kvm(kvm::releases()?)),
         }
-        let mut versions = kernel::versions()?;
-        versions.push(usual());
-        for version in sorted(versions) {
-            let beside = if version == USUAL { None } else { kernel::xen_beside(&version)? };
-            pairs.push((xen::UPSTREAM.to_owned(), version.clone()));
-            pairs.extend(beside.map(|release| (release, version)));
-        }
-        Ok(pairs)
     }
 
     /// Describes a machine of this pair that runs a script in the guest.
@@ -117,12 +106,40 @@ impl Kind {
     }
 }
 
+/// Returns every kernel with the usual Xen, and with the Xen that its Debian has.
+fn pairs_of_xen() -> Result<Vec<Pair>> {
+    let mut versions = kernel::versions()?;
+    versions.push(USUAL.to_owned());
+    let mut pairs = Vec::new();
+    for version in sorted(versions) {
+        let beside = if version == USUAL { None } else { kernel::xen_beside(&version)? };
+        pairs.push((xen::UPSTREAM.to_owned(), version.clone()));
+        pairs.extend(beside.map(|release| (release, version)));
+    }
+    Ok(pairs)
+}
+
+/// Returns each of these releases of KVM with the usual kernel, and with its own if that lets the
+/// guest's module change CR4, which it has to in KVM's guests.
+fn pairs_of_kvm(releases: Vec<String>) -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    for release in sorted(releases) {
+        pairs.push((release.clone(), USUAL.to_owned()));
+        if release != USUAL && numbers(&release) < KEEPS_CR4.to_vec() {
+            pairs.push((release.clone(), release));
+        }
+    }
+    pairs
+}
+
 /// Sorts versions by their numbers.
 fn sorted(mut versions: Vec<String>) -> Vec<String> {
-    versions.sort_by_key(|version| {
-        version.split('.').map(|part| part.parse().unwrap_or(0)).collect::<Vec<u32>>()
-    });
+    versions.sort_by_key(|version| numbers(version));
     versions
+}
+
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
 }
 
 /// Boots a pair. Returns what it can do, in the table's words.
@@ -187,4 +204,24 @@ fn named(kind: Kind, pairs: &[Pair]) -> Result<()> {
         ensure!(found.starts_with(expected.trim_end_matches(" |\n")), "{expected}{found}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_release_of_kvm_has_the_usual_guest_and_its_own_if_that_can_load_the_module() {
+        let releases = ["7.3", "6.12", "6.1", "7.0", "6.19"].map(str::to_owned).to_vec();
+        let expected = [
+            ("6.1", "6.1"),
+            ("6.12", "6.1"),
+            ("6.12", "6.12"),
+            ("6.19", "6.1"),
+            ("6.19", "6.19"),
+            ("7.0", "6.1"),
+            ("7.3", "6.1"),
+        ];
+        assert_eq!(pairs_of_kvm(releases), expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+    }
 }
