@@ -350,21 +350,28 @@ impl Reader {
             let (_, event) = self.event(record)?;
             return Ok(Sample::read(event, record.body)?.time.unwrap_or(0));
         }
-        // All events have the same fields there, or the first one's are as good as any.
-        let event = &self.events[0];
-        if event.flags & flag::SAMPLE_ID_ALL == 0 || !event.has(perf::PERF_SAMPLE_TIME) {
-            return Ok(0);
-        }
-        let behind = [
+        Ok(self.at_end(record, perf::PERF_SAMPLE_TIME)?.unwrap_or(0))
+    }
+
+    /// Returns one of the fields that every record has at its end that is no sample, if it is there.
+    fn at_end(&self, record: &Record<'_>, field: u32) -> Result<Option<u64>> {
+        // The thread is before these, which are 8 bytes each.
+        const FIELDS: [u32; 5] = [
             perf::PERF_SAMPLE_TIME,
             perf::PERF_SAMPLE_ID,
             perf::PERF_SAMPLE_STREAM_ID,
             perf::PERF_SAMPLE_CPU,
             perf::PERF_SAMPLE_IDENTIFIER,
         ];
-        let length = 8 * behind.into_iter().filter(|&field| event.has(field)).count();
-        let at = record.body.len().checked_sub(length).context("a record without a time")?;
-        Input(&record.body[at..]).u64()
+        // All events have the same fields there, or the first one's are as good as any.
+        let event = &self.events[0];
+        if event.flags & flag::SAMPLE_ID_ALL == 0 || !event.has(field) {
+            return Ok(None);
+        }
+        let from_it_on = FIELDS.into_iter().skip_while(|&other| other != field);
+        let length = 8 * from_it_on.filter(|&field| event.has(field)).count();
+        let at = record.body.len().checked_sub(length).context("its last fields are missing")?;
+        Input(&record.body[at..]).u64().map(Some)
     }
 
     /// Returns the event of a sample.
@@ -418,8 +425,14 @@ impl Reader {
 
     fn lose(&mut self, record: &Record<'_>) -> Result<()> {
         let mut input = Input(record.body);
-        let id = if record.kind == perf::PERF_RECORD_LOST { input.u64()? } else { 0 };
-        let event = self.ids.get(&id).copied().unwrap_or(0);
+        let id = match record.kind {
+            perf::PERF_RECORD_LOST => Some(input.u64()?),
+            _ if self.events[0].has(perf::PERF_SAMPLE_IDENTIFIER) => {
+                self.at_end(record, perf::PERF_SAMPLE_IDENTIFIER)?
+            }
+            _ => self.at_end(record, perf::PERF_SAMPLE_ID)?,
+        };
+        let event = id.and_then(|id| self.ids.get(&id).copied()).unwrap_or(0);
         let lost = &mut self.sampled[event].profile.lost;
         *lost = lost.saturating_add(input.u64()?);
         Ok(())

@@ -206,9 +206,29 @@ fn several_events_are_told_apart() {
     let mut profiles = [profile(), profile()];
     profiles[1].event = "branches:u".to_owned();
     profiles[1].stacks.truncate(1);
-    let read = read(&encode(&profiles).unwrap()).unwrap();
-    let found = read.iter().map(|profile| (&*profile.event, profile.samples()));
-    assert_eq!(found.collect::<Vec<_>>(), [("instructions:u", 6), ("branches:u", 3)]);
+    profiles[0].lost = 2;
+    let mut file = encode(&profiles).unwrap();
+    let found = |file: &[u8]| -> Vec<(String, u64, u64)> {
+        let read = read(file).unwrap().into_iter();
+        read.map(|found| (found.event.clone(), found.samples(), found.missed())).collect()
+    };
+    let [first, second] = ["instructions:u", "branches:u"].map(str::to_owned);
+    assert_eq!(found(&file), [(first.clone(), 6, 2), (second.clone(), 3, 3)]);
+    // The kernel's other record of what was lost begins with the event's identifier.
+    let lost = record(&file, perf::PERF_RECORD_LOST_SAMPLES);
+    file[lost] = perf::PERF_RECORD_LOST as u8;
+    file = with(&with(&file, lost + 8, 2), lost + 16, 5);
+    assert_eq!(found(&file), [(first, 6, 0), (second, 3, 3 + 5)]);
+}
+
+/// Returns where a file has its first record of this kind.
+fn record(file: &[u8], kind: u32) -> usize {
+    let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    let mut at = word(40) as usize;
+    while word(at) as u32 != kind {
+        at += (word(at) >> 48) as usize;
+    }
+    at
 }
 
 #[test]

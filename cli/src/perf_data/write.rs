@@ -123,13 +123,21 @@ impl<'a> Writer<'a> {
         self.sample_type & u64::from(field) != 0
     }
 
-    /// Adds what every record has at its end that is no sample.
-    fn identify<'b>(&self, body: &'b mut Bytes, pid: u32, tid: u32, time: u64) -> &'b mut Bytes {
+    /// Adds what every record that is no sample has at its end. The event is the first one if the
+    /// record is about none in particular.
+    fn identify<'b>(
+        &self,
+        body: &'b mut Bytes,
+        event: usize,
+        pid: u32,
+        tid: u32,
+        time: u64,
+    ) -> &'b mut Bytes {
         body.u32(pid).u32(tid);
         if self.has(perf::PERF_SAMPLE_TIME) {
             body.u64(time);
         }
-        body.u64(identifier(0))
+        body.u64(identifier(event))
     }
 
     fn records(&self) -> Result<Vec<u8>> {
@@ -149,6 +157,11 @@ impl<'a> Writer<'a> {
         }
         for (time, profile, stack) in self.ordered() {
             records.extend(self.sample(profile, stack, time)?);
+        }
+        for (n, profile) in self.profiles.iter().enumerate() {
+            if let missed @ 1.. = profile.missed() {
+                records.extend(self.missed(n, missed)?);
+            }
         }
         for (&pid, threads) in &self.processes {
             // A process ends with its first thread, which so is the last one.
@@ -176,7 +189,7 @@ impl<'a> Writer<'a> {
     fn name(&self, pid: u32, tid: u32, name: &str) -> Result<Vec<u8>> {
         let mut body = Bytes::default();
         body.u32(pid).u32(tid).name(name.as_bytes(), 8);
-        self.identify(&mut body, pid, tid, 0).record(perf::PERF_RECORD_COMM, 0)
+        self.identify(&mut body, 0, pid, tid, 0).record(perf::PERF_RECORD_COMM, 0)
     }
 
     /// Returns the record of a thread's beginning or end.
@@ -184,7 +197,7 @@ impl<'a> Writer<'a> {
         let mut body = Bytes::default();
         // The numbers of the process and of the thread that started it are between them.
         body.u32(pid).u32(pid).u32(tid).u32(pid).u64(time);
-        self.identify(&mut body, pid, tid, time).record(kind, 0)
+        self.identify(&mut body, 0, pid, tid, time).record(kind, 0)
     }
 
     fn map(&self, pid: u32, map: &Map) -> Result<Vec<u8>> {
@@ -195,7 +208,7 @@ impl<'a> Writer<'a> {
         body.u32(0).u32(0).u64(0).u64(0);
         body.u32((libc::PROT_READ | libc::PROT_EXEC) as u32).u32(libc::MAP_PRIVATE as u32);
         body.name(path.as_os_str().as_bytes(), 8);
-        let body = self.identify(&mut body, pid, pid, 0);
+        let body = self.identify(&mut body, 0, pid, pid, 0);
         let record = body.record(perf::PERF_RECORD_MMAP2, perf::PERF_RECORD_MISC_USER);
         record.with_context(|| format!("a path of {} bytes", path.as_os_str().len()))
     }
@@ -221,6 +234,15 @@ impl<'a> Writer<'a> {
             }
         }
         body.record(perf::PERF_RECORD_SAMPLE, perf::PERF_RECORD_MISC_USER)
+    }
+
+    /// Returns the record of how many samples of an event there should have been besides.
+    fn missed(&self, n: usize, missed: u64) -> Result<Vec<u8>> {
+        let mut body = Bytes::default();
+        body.u64(missed);
+        // No thread in particular.
+        let body = self.identify(&mut body, n, u32::MAX, u32::MAX, self.end);
+        body.record(perf::PERF_RECORD_LOST_SAMPLES, 0)
     }
 
     /// Puts everything together: header, identifiers, attributes, records, and what is behind them.

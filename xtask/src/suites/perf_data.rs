@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use super::report::Report;
 use crate::tools::cache::{self, Key};
@@ -17,6 +18,8 @@ use crate::tools::{apt, toolchain};
 /// The functions of the program, `cli/tests/command/calls.c`.
 const FUNCTIONS: [&str; 7] =
     ["main", "child", "second", "beside", "middle", "innermost", "__libc_start_call_main"];
+/// The samples that a profile is made to lack.
+const LOST: u64 = 12;
 /// All other functions. The C library's have several names each.
 const OTHERS: &str = "?";
 /// The reader of the profiler hotspot, and what it needs.
@@ -87,6 +90,7 @@ impl Bench {
         let mut record = self.perfctr(&words);
         record.env("LD_PRELOAD", self.dir.join("soft_pmu.so")).args(["--", "./calls"]);
         sh::output(&mut record)?;
+        self.lose_samples("ours.profile")?;
         let write = ["report", "-i", "ours.profile", "-f", "perf", "-o", "ours.data"];
         sh::output(&mut self.perfctr(&write))?;
         let written = self.by_perfctr("ours.profile", None)?;
@@ -100,7 +104,27 @@ impl Bench {
         let table = sh::output(table.current_dir(&self.dir))?;
         let (theirs, ours) = (own(&flat(&table)), own(&innermost(&read)));
         ensure!(theirs == ours, "{theirs:?} in perf's table, {ours:?} here\n{table}");
+        let missed = self.missed("ours.profile")?;
+        ensure!(missed >= LOST, "{missed} samples missed, {LOST} at least expected");
+        ensure!(table.contains(&format!("# Total Lost Samples: {missed}\n")), "{missed}: {table}");
+        let read = self.missed("ours.data")?;
+        ensure!(read == missed, "{missed} samples missed, {read} in perf's file");
         Ok(())
+    }
+
+    /// Has a profile say that samples were lost, which happens on busy machines only.
+    fn lose_samples(&self, profile: &str) -> Result<()> {
+        let path = self.dir.join(profile);
+        let mut document: Value = serde_json::from_slice(&fs::read(&path)?)?;
+        document["lost"] = LOST.into();
+        Ok(fs::write(&path, document.to_string())?)
+    }
+
+    /// Returns how many samples were missed, as perfctr's table says it.
+    fn missed(&self, file: &str) -> Result<u64> {
+        let table = sh::output(&mut self.perfctr(&["report", "-i", file]))?;
+        let missed = table.lines().find_map(|line| line.strip_suffix(" more were missed"));
+        Ok(missed.with_context(|| format!("no samples were missed: {table}"))?.parse()?)
     }
 
     /// Records with perf, and compares what either command reports of each event.
