@@ -1,21 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests the files of Linux's perf. The suite `perf-data` compares with perf itself.
 
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-
-use crate::run::{compile, file, run};
-
-/// Builds `calls.c`, which has two threads and a child process.
-pub fn calls() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let program = file("calls");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/calls.c");
-        compile(&["-O1", "-pthread", source], &program);
-        program
-    })
-}
+use crate::run::{calls, file, run};
 
 #[test]
 fn a_profile_says_the_same_as_a_file_of_perfs() {

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::perf_data::calls;
-use crate::run::{Process, file, nobody, run};
+use crate::run::{Process, calls, file, nobody, run};
 
 /// What a file says of one event.
 #[derive(Debug)]

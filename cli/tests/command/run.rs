@@ -24,12 +24,21 @@ pub fn file(name: impl AsRef<Path>) -> PathBuf {
 /// execute. Unit: ns.
 fn soft_pmu() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let library = file("soft_pmu.so");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/soft_pmu.c");
-        compile(&["-shared", "-fPIC", source], &library);
-        library
-    })
+    BUILT.get_or_init(|| build("soft_pmu.c", &["-shared", "-fPIC"]))
+}
+
+/// Builds the program `calls.c`, which has two threads and a child process.
+pub fn calls() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build("calls.c", &["-O1", "-pthread"]))
+}
+
+/// Builds what is beside this file in C, with these options, and returns where it is.
+fn build(source: &str, options: &[&str]) -> PathBuf {
+    let built = file(source).with_extension("");
+    let source = format!("{}/tests/command/{source}", env!("CARGO_MANIFEST_DIR"));
+    compile(&[options, &[&source]].concat(), &built);
+    built
 }
 
 /// Has the C compiler make the file `to` with these arguments.

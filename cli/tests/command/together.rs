@@ -3,8 +3,7 @@
 
 use std::fs;
 
-use crate::perf_data::calls;
-use crate::run::{Process, file, run};
+use crate::run::{Process, calls, file, run};
 
 /// Returns the counts and events of `--csv`.
 fn counts(csv: &str) -> Vec<(u64, &str)> {
