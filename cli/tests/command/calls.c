@@ -37,6 +37,8 @@ static OWN void child(void)
 {
 	for (int n = 0; n < 10; n++)
 		middle(1000000);
+	/* Whoever observes this finds it here for a while. */
+	usleep(100000);
 	_exit(0);
 }
 
