@@ -55,14 +55,14 @@ fn list(text: &str) -> Result<Vec<Event>, String> {
     Event::list(text).map_err(|error| error.to_string())
 }
 
-/// Parses an [`EventList`] without groups, and offers the events that have a name when the option
-/// is completed.
-#[derive(Clone, Copy, Debug)]
-pub struct EventParser;
-
-/// Does the same with groups.
-#[derive(Clone, Copy, Debug)]
-pub struct GroupParser;
+/// Parses an [`EventList`], and offers the events that have a name when the option is completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventParser {
+    /// There may be groups.
+    Grouped,
+    /// There are none.
+    Single,
+}
 
 impl TypedValueParser for EventParser {
     type Value = EventList;
@@ -73,29 +73,14 @@ impl TypedValueParser for EventParser {
         argument: Option<&Arg>,
         value: &OsStr,
     ) -> Result<EventList, Error> {
-        let list = |text: String| match text.contains(['{', '}']) {
-            true => Err("groups are counted by `perfctr stat` only".to_owned()),
-            false => text.parse(),
+        let parser = *self;
+        let list = move |text: String| match parser {
+            Self::Single if text.contains(['{', '}']) => {
+                Err("groups are counted by `perfctr stat` only".to_owned())
+            }
+            _ => text.parse(),
         };
         StringValueParser::new().try_map(list).parse_ref(command, argument, value)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Event::named().map(|event| PossibleValue::new(event.to_string()))))
-    }
-}
-
-impl TypedValueParser for GroupParser {
-    type Value = EventList;
-
-    fn parse_ref(
-        &self,
-        command: &Command,
-        argument: Option<&Arg>,
-        value: &OsStr,
-    ) -> Result<EventList, Error> {
-        let parser = StringValueParser::new().try_map(|text| text.parse::<EventList>());
-        parser.parse_ref(command, argument, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {

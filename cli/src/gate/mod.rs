@@ -38,7 +38,7 @@ pub struct Options {
     #[arg(
         short,
         long,
-        value_parser = EventParser,
+        value_parser = EventParser::Single,
         hide_possible_values = true,
         default_value = "instructions:u"
     )]

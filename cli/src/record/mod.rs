@@ -38,7 +38,7 @@ pub struct Options {
         short = 'e',
         long = "event",
         value_name = "EVENT",
-        value_parser = EventParser,
+        value_parser = EventParser::Single,
         hide_possible_values = true,
         default_value = "cycles:u"
     )]

@@ -22,7 +22,7 @@ pub use self::native::estimate;
 pub use self::output::grouped;
 
 use self::output::{Intervals, Output};
-use crate::events::{EventList, GroupParser};
+use crate::events::{EventList, EventParser};
 use crate::info::Here;
 use crate::program::repeatable::{self, Variable};
 use crate::program::{Signals, Target};
@@ -36,7 +36,7 @@ pub struct Options {
         short = 'e',
         long = "event",
         value_name = "EVENT",
-        value_parser = GroupParser,
+        value_parser = EventParser::Grouped,
         hide_possible_values = true,
         default_value = "instructions:u,branches:u,cycles:u"
     )]
