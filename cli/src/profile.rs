@@ -227,6 +227,15 @@ impl Profile {
         ended.saturating_sub(self.samples()).saturating_add(self.lost)
     }
 
+    /// Has each thread count what its samples stand for, if nothing else is known of what it has
+    /// counted.
+    pub fn count_by_samples(&mut self) {
+        for stack in &self.stacks {
+            let count = &mut self.threads[stack.thread as usize].count;
+            *count = count.saturating_add(stack.samples.saturating_mul(self.period));
+        }
+    }
+
     /// Reads a profile, or what Linux's `perf record` has written: a profile of each of its events.
     /// The file may have any contents.
     pub fn read(path: &Path) -> Result<Vec<Self>> {

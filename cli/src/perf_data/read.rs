@@ -519,7 +519,7 @@ impl Reader {
         let start = *self.start.get_or_insert(sample.time.unwrap_or(0));
         let time = sample.time.map(|time| time.saturating_sub(start));
         sampled.events = sampled.events.saturating_add(period);
-        sampled.samples.add(thread, frames, 1, time);
+        sampled.samples.add(thread, &frames, 1, time);
         Ok(())
     }
 
@@ -532,13 +532,7 @@ impl Reader {
             if profile.frequency.is_some() {
                 profile.period = (events / profile.samples().max(1)).max(1);
             }
-            let mut counts = vec![0_u64; profile.threads.len()];
-            for stack in &profile.stacks {
-                counts[stack.thread as usize] += stack.samples;
-            }
-            for (thread, samples) in profile.threads.iter_mut().zip(counts) {
-                thread.count = samples.saturating_mul(profile.period);
-            }
+            profile.count_by_samples();
             profile.check()?;
             Ok(profile)
         };

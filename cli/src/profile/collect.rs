@@ -18,13 +18,14 @@ pub struct Samples {
 impl Samples {
     /// Adds so many samples of a thread, all taken at this time, if that is known. The innermost
     /// frame comes first.
-    pub fn add(&mut self, thread: u32, stack: Vec<Frame>, samples: u64, time: Option<u64>) {
-        let frames = stack.into_iter().map(|frame| self.place(frame)).collect();
-        if samples > 0 {
-            let (number, times) = self.stacks.entry((thread, frames)).or_default();
-            *number += samples;
-            times.extend((0..samples).filter_map(|_| time));
+    pub fn add(&mut self, thread: u32, stack: &[Frame], samples: u64, time: Option<u64>) {
+        if samples == 0 {
+            return;
         }
+        let frames = stack.iter().map(|&frame| self.place(frame)).collect();
+        let (number, times) = self.stacks.entry((thread, frames)).or_default();
+        *number += samples;
+        times.extend((0..samples).filter_map(|_| time));
     }
 
     fn place(&mut self, frame: Frame) -> u32 {
@@ -36,9 +37,35 @@ impl Samples {
 
     /// Gives a profile its stacks and frames.
     pub fn fill(self, profile: &mut Profile) {
-        let stack = |((thread, frames), (samples, times))| Stack { thread, samples, frames, times };
+        type Entry = ((u32, Vec<u32>), (u64, Vec<u64>));
+        let stack = |((thread, frames), (samples, mut times)): Entry| {
+            // The kernel has a ring on each CPU, which are read one after the other.
+            times.sort_unstable();
+            Stack { thread, samples, frames, times }
+        };
         let mut stacks: Vec<Stack> = self.stacks.into_iter().map(stack).collect();
         stacks.sort_by(|a, b| (a.thread, &a.frames).cmp(&(b.thread, &b.frames)));
         (profile.stacks, profile.frames) = (stacks, self.frames);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_stacks_become_one_with_the_times_in_order() {
+        let mut samples = Samples::default();
+        let [inner, outer] = [8, 16].map(|address| Frame { module: None, address });
+        samples.add(1, &[inner, outer], 1, Some(30));
+        samples.add(0, &[inner], 0, Some(10));
+        samples.add(1, &[inner, outer], 2, Some(20));
+        samples.add(1, &[outer], 3, None);
+        let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 1);
+        samples.fill(&mut profile);
+        assert_eq!(profile.frames, [inner, outer], "a stack without samples has no frames");
+        let stack = |samples, frames, times| Stack { thread: 1, samples, frames, times };
+        let expected = [stack(3, vec![0, 1], vec![20, 20, 30]), stack(3, vec![1], vec![])];
+        assert_eq!(profile.stacks, expected);
     }
 }

@@ -71,21 +71,21 @@ impl Recording<'_> {
                 tell(format_args!("the kernel has paused sampling {times}: too many samples"));
             }
             // What a thread has counted after its last sample is not known.
-            for stack in &profile.stacks {
-                profile.threads[stack.thread as usize].count += stack.samples * profile.period;
-            }
-            begin_with_zero(&mut profile);
+            profile.count_by_samples();
             profile
         });
-        finished.collect()
+        let mut finished: Vec<Profile> = finished.collect();
+        begin_with_zero(&mut finished);
+        finished
     }
 }
 
-/// Makes times those since the first sample.
-fn begin_with_zero(profile: &mut Profile) {
-    let first = profile.stacks.iter().flat_map(|stack| &stack.times).min().copied().unwrap_or(0);
-    for time in profile.stacks.iter_mut().flat_map(|stack| &mut stack.times) {
-        *time -= first;
+/// Makes times those since the first sample of all events.
+fn begin_with_zero(profiles: &mut [Profile]) {
+    let stacks = || profiles.iter().flat_map(|profile| &profile.stacks);
+    let first = stacks().flat_map(|stack| &stack.times).min().copied().unwrap_or(0);
+    for stack in profiles.iter_mut().flat_map(|profile| &mut profile.stacks) {
+        stack.times.iter_mut().for_each(|time| *time -= first);
     }
 }
 
@@ -142,10 +142,28 @@ impl Beside for Recording<'_> {
                     });
                     // Several periods may have ended at once.
                     let periods = (sample.period / profile.period).max(1);
-                    samples.add(thread, frames, periods, Some(sample.time));
+                    samples.add(thread, &frames, periods, Some(sample.time));
                 }
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Stack;
+
+    #[test]
+    fn the_times_of_all_events_begin_with_the_first_sample_of_any() {
+        let mut profiles = [[70, 75], [60, 90]].map(|times| {
+            let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 1);
+            let times = times.to_vec();
+            profile.stacks.push(Stack { thread: 0, samples: 2, frames: vec![0], times });
+            profile
+        });
+        begin_with_zero(&mut profiles);
+        assert_eq!(profiles.map(|profile| profile.stacks[0].times.clone()), [[10, 15], [0, 30]]);
     }
 }

@@ -58,10 +58,9 @@ impl Recorder {
         self.profiles.iter_mut().map(move |(profile, _)| &mut profile.threads[index as usize])
     }
 
-    /// Returns whether the events have callers, and the thread's process, which all profiles say.
-    fn of(&self, index: u32) -> (bool, u32) {
-        let (profile, _) = &self.profiles[0];
-        (profile.call_graph, profile.threads[index as usize].pid)
+    /// Returns the process of a thread, which all profiles have.
+    fn process(&self, thread: u32) -> u32 {
+        self.profiles[0].0.threads[thread as usize].pid
     }
 
     /// Notes where a stopped thread is.
@@ -69,7 +68,7 @@ impl Recorder {
         let (counts, now) = (sampled.counter.counts()?, self.start.elapsed().as_nanos() as u64);
         let named = name(pid);
         self.threads(sampled.thread).for_each(|thread| thread.name.clone_from(&named));
-        let (callers, process) = self.of(sampled.thread);
+        let process = self.process(sampled.thread);
         let Some(registers) = unless_killed(ptrace::registers(pid))? else { return Ok(()) };
         let space = match self.spaces.entry(process) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -78,12 +77,13 @@ impl Recorder {
                 None => return Ok(()),
             },
         };
+        let callers = self.profiles[0].0.call_graph;
         let stack = space.stack(&mut self.files, &registers, callers);
         for (n, (profile, samples)) in self.profiles.iter_mut().enumerate() {
             let periods = counts[n] / profile.period;
             let ended = periods.saturating_sub(sampled.periods[n]);
             sampled.periods[n] = periods;
-            samples.add(sampled.thread, stack.clone(), ended, Some(now));
+            samples.add(sampled.thread, &stack, ended, Some(now));
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ impl Observer for Recorder {
     }
 
     fn keeps(&mut self, pid: pid_t, sampled: &mut Sampled) -> Result<bool> {
-        self.spaces.remove(&self.of(sampled.thread).1);
+        self.spaces.remove(&self.process(sampled.thread));
         // The thread has its process's number now.
         let (tid, name) = (pid.cast_unsigned(), name(pid));
         for thread in self.threads(sampled.thread) {
