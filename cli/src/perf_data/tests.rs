@@ -243,7 +243,8 @@ fn a_profile_without_times_has_samples_without_times() {
 #[test]
 fn what_has_no_place_in_a_file_is_refused() {
     type Spoil = fn(&mut Profile);
-    let cases: [(Spoil, &str); 4] = [
+    let cases: [(Spoil, &str); 5] = [
+        (|p| p.modules[0].code[0].size = (1 << 47) - 0x3000, "/nowhere/a: no room for 140737488"),
         (|p| p.stacks[0].samples = 10_000_001, "10000004 samples found, 10000000 at most"),
         (|p| p.frames[2].address = 1 << 47, "[vdso]: addresses from 0x800000000000 on found"),
         (|p| p.frames[2].address = u64::MAX, "[vdso]: addresses from 0x800000000000 on found"),

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::elf::Segment;
 use crate::profile::{Frame, Machine, Module, Profile, Stack};
+use crate::text::harmless;
 
 /// The most samples of a file, each of which is a record. They are in memory at once.
 const SAMPLES_MAX: u64 = 10_000_000;
@@ -437,8 +438,8 @@ impl<'a> Space<'a> {
             let end = segment.address.checked_add(segment.size)?.checked_next_multiple_of(page)?;
             (end <= ADDRESS_END && segment.offset < ADDRESS_END).then_some(end)
         };
+        let name = harmless(&module.path);
         let ends: Option<Vec<u64>> = code.iter().map(end).collect();
-        let (ends, name) = (ends, crate::text::harmless(&module.path));
         let ends = ends.with_context(|| {
             format!("{name}: addresses from {ADDRESS_END:#x} on found, lower ones expected")
         })?;
@@ -448,11 +449,9 @@ impl<'a> Space<'a> {
             0
         } else {
             let size = last - first;
-            let mut place = self.next.max(ROOM);
-            while !self.is_free(place, place + size) {
-                place += ROOM;
-                ensure!(place + size < ADDRESS_END, "{name}: no room for {size} bytes");
-            }
+            let mut places = (self.next.max(ROOM)..=ADDRESS_END - size).step_by(ROOM as usize);
+            let place = places.find(|&place| self.is_free(place, place + size));
+            let place = place.with_context(|| format!("{name}: no room for {size} bytes"))?;
             self.next = (place + size).next_multiple_of(ROOM);
             place.wrapping_sub(first)
         };
