@@ -353,7 +353,7 @@ impl Reader {
         Ok(self.at_end(record, perf::PERF_SAMPLE_TIME)?.unwrap_or(0))
     }
 
-    /// Returns one of the fields that every record has at its end that is no sample, if it is there.
+    /// Returns one of the fields at the end of a record that is no sample, if it is there.
     fn at_end(&self, record: &Record<'_>, field: u32) -> Result<Option<u64>> {
         // The thread is before these, which are 8 bytes each.
         const FIELDS: [u32; 5] = [
