@@ -22,7 +22,7 @@ use tiny_http::{Header, Method, Request, Response, Server};
 
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::live::{How, Threads, of_cgroup, of_process};
+use crate::live::{How, Live, Threads};
 use crate::program::{Signals, limits};
 use crate::text;
 
@@ -76,8 +76,9 @@ impl Counted {
         // If there are no counters at all, this says why.
         Here::find()?.counts(events)?;
         let (pids, groups) = (unique(&options.pid), unique(&options.cgroup));
-        let process = |&pid: &pid_t| Ok((pid, of_process(How::InTurns, events, pid)?));
-        let group = |path: &PathBuf| Ok((path.clone(), of_cgroup(How::InTurns, events, path)?));
+        let process = |&pid: &pid_t| Ok((pid, Live::process(pid).count(How::InTurns, events)?));
+        let group =
+            |path: &PathBuf| Ok((path.clone(), Live::cgroup(path)?.count(How::InTurns, events)?));
         Ok(Self {
             events: events.clone(),
             processes: pids.iter().map(process).collect::<Result<_>>()?,

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Counts running threads, processes, groups of processes and CPUs by perf events, without stopping
-//! them.
+//! Counts and samples running threads, processes, groups of processes and CPUs by perf events,
+//! without stopping them.
 //!
 //! In a guest with the module, the module counts these events, as exactly as through its device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use libc::pid_t;
-use perfctr::watch::{Watch, Watched};
+use perfctr::raw::online;
+use perfctr::watch::{Samples, Watch, Watched};
 use perfctr::{Cause, Error, Event};
 
-use crate::program::{name, processes, threads};
+use crate::program::{Target, name, processes, threads};
 
 /// How a watch counts several events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,38 +30,68 @@ pub fn watch(watch: Watch, how: How, events: &[Event]) -> Watch {
     events.iter().fold(watch, |watch, &event| watch.count(event.to_string(), event))
 }
 
-/// Watches a process, with all threads and processes that it starts from now on.
-pub fn of_process(how: How, events: &[Event], pid: pid_t) -> Result<Watched> {
-    let watched = watch(Watch::process(pid.cast_unsigned()).inherit(), how, events).open();
-    watched.with_context(|| format!("process {pid}"))
+/// Something that runs already, and a watch of it.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// What it is called in errors.
+    name: String,
+    watch: Watch,
 }
 
-/// Watches a thread, with all threads and processes that it starts from now on.
-pub fn of_thread(how: How, events: &[Event], tid: pid_t) -> Result<Watched> {
-    let watched = watch(Watch::thread(tid.cast_unsigned()).inherit(), how, events).open();
-    watched.with_context(|| format!("thread {tid}"))
-}
+impl Live {
+    /// Returns what a target is: each CPU if it is all of them.
+    pub fn of(target: Target<'_>) -> Result<Vec<Self>> {
+        match target {
+            Target::Process(pid, _) => Ok(vec![Self::process(pid)]),
+            Target::Thread(tid, _) => Ok(vec![Self::thread(tid)]),
+            Target::Cgroup(directory, _) => Ok(vec![Self::cgroup(directory)?]),
+            Target::Cpus(_) => {
+                let cpus = online().context("which CPUs are there?")?;
+                Ok(cpus.into_iter().map(Self::cpu).collect())
+            }
+            Target::Program(_) => bail!("a program that is yet to begin does not run already"),
+        }
+    }
 
-/// Watches what a group of processes does on all CPUs.
-pub fn of_cgroup(how: How, events: &[Event], directory: &Path) -> Result<Watched> {
-    let watched = cgroup(directory).and_then(|group| Ok(watch(group, how, events).open()?));
-    watched.with_context(|| format!("cgroup {}", directory.display()))
-}
+    /// Returns a process, with all threads and processes that it starts from now on.
+    pub fn process(pid: pid_t) -> Self {
+        let watch = Watch::process(pid.cast_unsigned()).inherit();
+        Self { name: format!("process {pid}"), watch }
+    }
 
-/// Returns a watch of a group of processes.
-pub fn cgroup(directory: &Path) -> Result<Watch> {
-    let group = Watch::cgroup(directory)?;
-    let is_group = directory.join("cgroup.procs").exists();
-    ensure!(
-        is_group,
-        "this is no group's directory in cgroup v2, such as /sys/fs/cgroup/web.slice"
-    );
-    Ok(group)
-}
+    /// Returns a thread, with all threads and processes that it starts from now on.
+    fn thread(tid: pid_t) -> Self {
+        let watch = Watch::thread(tid.cast_unsigned()).inherit();
+        Self { name: format!("thread {tid}"), watch }
+    }
 
-/// Watches what one CPU does.
-pub fn of_cpu(how: How, events: &[Event], cpu: u32) -> Result<Watched> {
-    watch(Watch::cpu(cpu), how, events).open().with_context(|| format!("CPU {cpu}"))
+    /// Returns a group of processes on all CPUs.
+    pub fn cgroup(directory: &Path) -> Result<Self> {
+        let name = format!("cgroup {}", directory.display());
+        let watch = Watch::cgroup(directory).with_context(|| name.clone())?;
+        let is_group = directory.join("cgroup.procs").exists();
+        ensure!(
+            is_group,
+            "{name}: this is no group's directory in cgroup v2, such as /sys/fs/cgroup/web.slice"
+        );
+        Ok(Self { name, watch })
+    }
+
+    /// Returns whatever one CPU executes.
+    pub fn cpu(cpu: u32) -> Self {
+        Self { name: format!("CPU {cpu}"), watch: Watch::cpu(cpu) }
+    }
+
+    /// Counts these events of it.
+    pub fn count(self, how: How, events: &[Event]) -> Result<Watched> {
+        watch(self.watch, how, events).open().context(self.name)
+    }
+
+    /// Samples it by this event, which has a period.
+    pub fn sample(self, event: Event, callers: bool) -> Result<Samples> {
+        let watch = if callers { self.watch.callers() } else { self.watch };
+        watch.sample(event).context(self.name)
+    }
 }
 
 /// A thread that is counted.

@@ -21,7 +21,7 @@ use ratatui::{DefaultTerminal, Frame};
 
 use crate::events::{EventList, EventParser};
 use crate::info::Here;
-use crate::live::{How, Threads, of_cpu};
+use crate::live::{How, Live, Thread, Threads};
 use crate::program::{Signals, limits};
 use crate::stat::{Count, estimate, grouped};
 use crate::text::print;
@@ -129,7 +129,7 @@ impl Watch {
 
     fn look_at_threads(&mut self, time: Duration) -> Result<Vec<Row>> {
         self.threads.refresh()?;
-        let read = |(tid, thread): (&pid_t, &crate::live::Thread)| {
+        let read = |(tid, thread): (&pid_t, &Thread)| {
             Ok((tid.cast_unsigned(), thread.name.clone(), thread.watched.read()?.into_values()))
         };
         let now = self.threads.live.iter().map(read).collect::<Result<Vec<_>>>()?;
@@ -139,7 +139,7 @@ impl Watch {
     /// Returns what CPUs have counted. They count from the first update on.
     fn look_at_cpus(&mut self, time: Duration) -> Result<Vec<Row>> {
         if self.cpus.is_empty() {
-            let open = |cpu: u32| Ok((cpu, of_cpu(How::InTurns, &self.events, cpu)?));
+            let open = |cpu: u32| Ok((cpu, Live::cpu(cpu).count(How::InTurns, &self.events)?));
             self.cpus = online()?.into_iter().map(open).collect::<Result<_>>()?;
         }
         let read = |(cpu, watched): &(u32, Watched)| {

@@ -4,14 +4,13 @@
 
 use std::collections::HashMap;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use libc::pid_t;
 use perfctr::Event;
-use perfctr::raw::online;
-use perfctr::watch::{Samples as Rings, Watch};
+use perfctr::watch::Samples as Rings;
 
 use super::space::{Files, Space};
-use crate::live::cgroup;
+use crate::live::Live;
 use crate::profile::{Profile, Samples, Thread};
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, name};
@@ -89,37 +88,12 @@ fn begin_with_zero(profiles: &mut [Profile]) {
     }
 }
 
-/// Opens the rings of an event.
-fn open(target: Target<'_>, event: Event, callers: bool) -> Result<Vec<Rings>> {
-    let open = |watch: Watch| {
-        let watch = if callers { watch.callers() } else { watch };
-        watch.sample(event)
-    };
-    match target {
-        Target::Process(pid, _) => {
-            let watch = Watch::process(pid.cast_unsigned()).inherit();
-            Ok(vec![open(watch).with_context(|| format!("process {pid}"))?])
-        }
-        Target::Thread(tid, _) => {
-            let watch = Watch::thread(tid.cast_unsigned()).inherit();
-            Ok(vec![open(watch).with_context(|| format!("thread {tid}"))?])
-        }
-        Target::Cgroup(directory, _) => {
-            let opened = cgroup(directory).and_then(|watch| Ok(open(watch)?));
-            Ok(vec![opened.with_context(|| format!("cgroup {}", directory.display()))?])
-        }
-        Target::Program(_) | Target::Cpus(_) => {
-            let cpus = online().context("which CPUs are there?")?;
-            let of = |cpu| open(Watch::cpu(cpu)).with_context(|| format!("CPU {cpu}"));
-            cpus.into_iter().map(of).collect()
-        }
-    }
-}
-
 impl Beside for Recording<'_> {
     fn begin(&mut self) -> Result<()> {
-        for sampled in &mut self.sampled {
-            sampled.rings = open(self.target, sampled.event, sampled.profile.call_graph)?;
+        let live = Live::of(self.target)?;
+        for Sampled { event, profile, rings, .. } in &mut self.sampled {
+            let sample = |live: Live| live.sample(*event, profile.call_graph);
+            *rings = live.iter().cloned().map(sample).collect::<Result<_>>()?;
         }
         Ok(())
     }

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use perfctr::Event;
-use perfctr::raw::online;
 use perfctr::watch::{Total, Watch, Watched};
 
 use super::output::Intervals;
 use super::{Count, Run};
-use crate::live::{How, of_cgroup, of_cpu, of_process, of_thread, watch};
+use crate::live::{How, Live, watch};
 use crate::program::beside::{self, Beside};
 use crate::program::child::Child;
 use crate::program::ptrace::{self, Change, Waited};
@@ -91,23 +90,8 @@ impl Counting<'_, '_> {
 
 impl Beside for Counting<'_, '_> {
     fn begin(&mut self) -> Result<()> {
-        match self.target {
-            // A program's watches are opened when there is its process.
-            Target::Program(_) => Ok(()),
-            Target::Process(pid, _) => {
-                self.open(|group| Ok(vec![of_process(how(group), group, pid)?]))
-            }
-            Target::Thread(tid, _) => {
-                self.open(|group| Ok(vec![of_thread(how(group), group, tid)?]))
-            }
-            Target::Cgroup(directory, _) => {
-                self.open(|group| Ok(vec![of_cgroup(how(group), group, directory)?]))
-            }
-            Target::Cpus(_) => {
-                let cpus = online().context("which CPUs are there?")?;
-                self.open(|group| cpus.iter().map(|&cpu| of_cpu(how(group), group, cpu)).collect())
-            }
-        }
+        let live = Live::of(self.target)?;
+        self.open(|group| live.iter().cloned().map(|live| live.count(how(group), group)).collect())
     }
 
     fn tick(&mut self) -> Result<()> {
