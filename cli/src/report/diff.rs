@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, ensure};
 use clap::Args;
 
 use super::symbols::{self, Named};
@@ -47,14 +47,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 /// Reads a profile of one event.
 fn only(path: &Path) -> Result<Profile> {
-    let mut profiles = Profile::read(path)?;
-    match (profiles.pop(), &*profiles) {
-        (Some(profile), []) => Ok(profile),
-        (last, _) => {
-            profiles.extend(last);
-            bail!("{} has {}: one event expected", path.display(), events(&profiles))
-        }
-    }
+    let profiles = <[Profile; 1]>::try_from(Profile::read(path)?);
+    let [profile] = profiles.map_err(|profiles| {
+        anyhow!("{} has {}: one event expected", path.display(), events(&profiles))
+    })?;
+    Ok(profile)
 }
 
 fn text(profiles: [(&Profile, &[Named]); 2], keys: &[Key]) -> String {

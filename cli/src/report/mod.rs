@@ -86,15 +86,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             options.input.display()
         );
     }
-    let bytes = match (options.format, &*profiles) {
-        (Format::Perf, profiles) => perf_data::encode(profiles)?,
-        (Format::Text, profiles) => {
+    let bytes = match options.format {
+        Format::Perf => perf_data::encode(&profiles)?,
+        Format::Text => {
             let texts: Vec<String> =
                 profiles.iter().map(|profile| text(options, profile)).collect();
             texts.join("\n").into_bytes()
         }
-        (format, [profile]) => drawn(format, profile)?,
-        (_, profiles) => bail!("{} found: `--event` chooses one", events(profiles)),
+        Format::Folded => of_one(&profiles, |profile, names| Ok(folded(profile, names).into()))?,
+        Format::FlameGraph => of_one(&profiles, flame_graph)?,
+        Format::Pprof => of_one(&profiles, |profile, names| Ok(pprof::encode(profile, names)))?,
+        Format::Firefox => of_one(&profiles, firefox::encode)?,
     };
     match &options.output {
         Some(path) => {
@@ -126,16 +128,13 @@ fn text(options: &Options, profile: &Profile) -> String {
     table::table(profile, &names, &options.sort) + &graph.unwrap_or_default()
 }
 
-/// Returns one event's document in one of the formats in which functions have their names.
-fn drawn(format: Format, profile: &Profile) -> Result<Vec<u8>> {
-    let names = symbols::name(profile, |text| tell(text));
-    match format {
-        Format::Folded => Ok(folded(profile, &names).into_bytes()),
-        Format::FlameGraph => flame_graph(profile, &names),
-        Format::Pprof => Ok(pprof::encode(profile, &names)),
-        Format::Firefox => firefox::encode(profile, &names),
-        Format::Text | Format::Perf => bail!("these formats have any number of events"),
-    }
+/// Returns a document that has one event, and the names of its functions.
+fn of_one(
+    profiles: &[Profile],
+    document: impl FnOnce(&Profile, &[Named]) -> Result<Vec<u8>>,
+) -> Result<Vec<u8>> {
+    let [profile] = profiles else { bail!("{} found: `--event` chooses one", events(profiles)) };
+    document(profile, &symbols::name(profile, |text| tell(text)))
 }
 
 /// Returns the thread of a stack.
