@@ -140,7 +140,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     place.write(&profiles)?;
     for profile in &profiles {
         let event = if profiles.len() > 1 { format!(": {}", profile.event) } else { String::new() };
-        tell_of(profile, &event, &options.output);
+        for line in lines(profile, &event, &options.output) {
+            tell(line);
+        }
     }
     Ok(ExitCode::from(status))
 }
@@ -158,15 +160,42 @@ fn traced(
     Ok((recorder.finish(unobserved), status))
 }
 
-fn tell_of(profile: &Profile, event: &str, output: &Path) {
+/// Returns what is said of a profile, a line each.
+fn lines(profile: &Profile, event: &str, output: &Path) -> Vec<String> {
     let samples = counted(profile.samples(), "sample");
     let threads = counted(profile.threads.len() as u64, "thread");
-    tell(format_args!("{samples} of {threads} in {}{event}", output.display()));
-    if let missed @ 1.. = profile.missed() {
+    let mut lines = vec![format!("{samples} of {threads} in {}{event}", output.display())];
+    if profile.lost > 0 {
+        let lost = counted(profile.lost, "sample");
+        lines.push(format!("lost {lost}: they came faster than they were read"));
+    }
+    if let missed @ 1.. = profile.missed().saturating_sub(profile.lost) {
         let missed = counted(missed, "sample");
-        tell(format_args!("missed {missed}, of threads that ended or were killed before"));
+        lines.push(format!("missed {missed}, of threads that ended or were killed before"));
     }
     if let unobserved @ 1.. = profile.unobserved {
-        tell(format_args!("threads or programs that could not be observed: {unobserved}"));
+        lines.push(format!("threads or programs that could not be observed: {unobserved}"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{Stack, Thread};
+
+    #[test]
+    fn samples_that_are_missing_are_told_of_with_the_reason() {
+        let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 10);
+        profile.threads.push(Thread { tid: 1, pid: 1, name: String::new(), count: 59 });
+        profile.stacks.push(Stack { thread: 0, samples: 5, frames: vec![0], times: Vec::new() });
+        let said = |profile: &Profile| lines(profile, ": a", Path::new("b")).join("\n");
+        assert_eq!(said(&profile), "5 samples of 1 thread in b: a");
+        profile.lost = 2;
+        let lost = "lost 2 samples: they came faster than they were read";
+        assert_eq!(said(&profile), format!("5 samples of 1 thread in b: a\n{lost}"));
+        profile.threads[0].count = 60;
+        let missed = "missed 1 sample, of threads that ended or were killed before";
+        assert_eq!(said(&profile), format!("5 samples of 1 thread in b: a\n{lost}\n{missed}"));
     }
 }
