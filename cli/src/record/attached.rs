@@ -2,16 +2,16 @@
 //! Samples what runs already. Nothing is stopped and gets no signal: the kernel writes samples into
 //! rings, so that whatever happens to this program, the others go on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::Result;
 use libc::pid_t;
 use perfctr::Event;
-use perfctr::watch::Samples as Rings;
+use perfctr::watch::{Sample, Samples as Rings};
 
 use super::space::{Files, Space};
 use crate::live::Live;
-use crate::profile::{Profile, Samples, Thread};
+use crate::profile::{Frame, Profile, Samples, Thread};
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, name};
 use crate::text::{counted, tell};
@@ -32,8 +32,8 @@ pub fn run(
         rings: Vec::new(),
         threads: HashMap::new(),
     });
-    let (files, spaces) = (Files::default(), HashMap::new());
-    let mut recording = Recording { target, sampled: sampled.collect(), files, spaces };
+    let (sampled, memory) = (sampled.collect(), Memory::default());
+    let mut recording = Recording { target, sampled, memory };
     let (status, _) = beside::run(command, observed, signals, &mut recording)?;
     recording.tick()?;
     Ok((recording.finish(), status))
@@ -52,14 +52,39 @@ struct Sampled {
 struct Recording<'a> {
     target: Target<'a>,
     sampled: Vec<Sampled>,
+    memory: Memory,
+}
+
+/// What all processes have mapped.
+#[derive(Default)]
+struct Memory {
     files: Files,
     /// The memory of each process.
     spaces: HashMap<u32, Space>,
+    /// The processes of which it was read in this tick what they have mapped.
+    read: HashSet<u32>,
+}
+
+impl Memory {
+    /// Returns where a thread was, and then its callers. Processes that have ended have no memory in
+    /// which their code could be found.
+    fn frames(&mut self, sample: &Sample) -> Vec<Frame> {
+        let callers = sample.callers.iter().map(|address| address.saturating_sub(1));
+        let addresses: Vec<u64> = [sample.ip].into_iter().chain(callers).collect();
+        let space = self.spaces.entry(sample.pid);
+        let space = space.or_insert_with(|| Space::unstopped(sample.pid));
+        // In a program without frame pointers most samples have callers that are no addresses at
+        // all, so it is read at most once in a tick what is mapped.
+        if !space.knows(&addresses) && self.read.insert(sample.pid) {
+            space.look(&mut self.files);
+        }
+        space.frames(&mut self.files, &addresses)
+    }
 }
 
 impl Recording<'_> {
     fn finish(self) -> Vec<Profile> {
-        let modules = self.files.modules();
+        let modules = self.memory.files.modules();
         let finished = self.sampled.into_iter().map(|sampled| {
             let Sampled { mut profile, samples, rings, .. } = sampled;
             samples.fill(&mut profile);
@@ -98,17 +123,13 @@ impl Beside for Recording<'_> {
         Ok(())
     }
 
-    /// Takes what the kernel has written meanwhile. Processes that have ended since then have no
-    /// memory in which their code could be found.
+    /// Takes what the kernel has written meanwhile.
     fn tick(&mut self) -> Result<()> {
+        self.memory.read.clear();
         for Sampled { profile, samples, rings, threads, .. } in &mut self.sampled {
             for rings in rings {
                 while let Some(sample) = rings.take()? {
-                    let space = self.spaces.entry(sample.pid);
-                    let space = space.or_insert_with(|| Space::unstopped(sample.pid));
-                    let callers = sample.callers.iter().map(|address| address.saturating_sub(1));
-                    let addresses: Vec<u64> = [sample.ip].into_iter().chain(callers).collect();
-                    let frames = space.frames(&mut self.files, &addresses);
+                    let frames = self.memory.frames(&sample);
                     let thread = *threads.entry((sample.pid, sample.tid)).or_insert_with(|| {
                         let (tid, pid, name) = (sample.tid, sample.pid, name(sample.tid as pid_t));
                         profile.threads.push(Thread { tid, pid, name, count: 0 });

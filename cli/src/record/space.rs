@@ -59,11 +59,13 @@ impl Space {
         Self { process, memory: None, maps, unwinder, cache: CacheX86_64::new() }
     }
 
-    /// Returns where these addresses are.
-    pub fn frames(&mut self, files: &mut Files, addresses: &[u64]) -> Vec<Frame> {
-        if addresses.iter().any(|&address| self.map(address).is_none()) {
-            self.look(files);
-        }
+    /// Returns whether it is known what is mapped at all of these addresses.
+    pub fn knows(&self, addresses: &[u64]) -> bool {
+        addresses.iter().all(|&address| self.map(address).is_some())
+    }
+
+    /// Returns where these addresses are, as far as it is known.
+    pub fn frames(&self, files: &mut Files, addresses: &[u64]) -> Vec<Frame> {
         let addresses = addresses.iter().take(DEPTH_MAX);
         addresses.map(|&address| self.frame(files, address)).collect()
     }
@@ -84,7 +86,7 @@ impl Space {
         if callers {
             self.unwind(registers, &mut addresses);
             // A file may have been loaded since.
-            if addresses.iter().any(|&address| self.map(address).is_none()) && self.look(files) {
+            if !self.knows(&addresses) && self.look(files) {
                 addresses.truncate(1);
                 self.unwind(registers, &mut addresses);
             }
@@ -126,7 +128,7 @@ impl Space {
     }
 
     /// Reads what is mapped now. Returns whether anything has changed.
-    fn look(&mut self, files: &mut Files) -> bool {
+    pub fn look(&mut self, files: &mut Files) -> bool {
         let text = fs::read(format!("/proc/{}/maps", self.process)).unwrap_or_default();
         let maps: Vec<Map> = text.split(|&byte| byte == b'\n').filter_map(Map::parse).collect();
         if maps.is_empty() || maps == self.maps {
