@@ -66,8 +66,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Returns where a thread was, and then its callers. Processes that have ended have no memory in
-    /// which their code could be found.
+    /// Returns where a thread was, and then its callers. A process that has ended has no memory in
+    /// which its code could be found.
     fn frames(&mut self, sample: &Sample) -> Vec<Frame> {
         let callers = sample.callers.iter().map(|address| address.saturating_sub(1));
         let addresses: Vec<u64> = [sample.ip].into_iter().chain(callers).collect();

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests recordings of what runs already, and of several events at once.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::run::{Process, calls, file, nobody, run};
+use crate::run::{Process, calls, file, nobody, perfctr, run};
 
 /// What a file says of one event.
 #[derive(Debug)]
@@ -63,19 +63,42 @@ fn what_runs_already_is_sampled_and_goes_on() {
     assert!(state.contains(") R "), "it has been stopped: {state}");
 }
 
+/// Starts a recording, and waits until it has opened all of its perf events.
+fn start(profile: &Path, pid: u32) -> Child {
+    let mut record = perfctr(["record", "-e", "instructions:u", "-c", "1000003", "-o"]);
+    let record = record.arg(profile).args(["-p", &pid.to_string()]);
+    let record = record.stderr(Stdio::piped()).spawn().unwrap();
+    let directory = format!("/proc/{}/fd", record.id());
+    let is_event = |file: &DirEntry| {
+        fs::read_link(file.path()).is_ok_and(|name| name == Path::new("anon_inode:[perf_event]"))
+    };
+    let (mut before, mut looks) = (0, 0);
+    loop {
+        sleep(Duration::from_millis(50));
+        let events = fs::read_dir(&directory).unwrap().flatten().filter(is_event).count();
+        if events > 0 && events == before {
+            return record;
+        }
+        (before, looks) = (events, looks + 1);
+        assert!(looks < 1_000, "{events} perf events after {looks} looks: {record:?}");
+    }
+}
+
 #[test]
 fn a_process_is_sampled_to_its_end_with_all_that_it_starts() {
-    let profile = file("attached-to-end");
-    let script = format!("echo; sleep 0.5; {}; sleep 0.3", calls().display());
+    let [profile, go] = ["attached-to-end", "attached-go"].map(file);
+    assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
+    let script = format!("echo; read line <{}; exec {}", go.display(), calls().display());
     let ended = Process::shell(script.as_bytes());
-    let record = format!("record -e instructions:u -c 1000003 -o {}", profile.display());
-    let said = run(&format!("{record} -p {}", ended.pid()));
-    assert_eq!(said.status, 0, "{said:?}");
+    let record = start(&profile, ended.pid());
+    fs::write(&go, "\n").unwrap();
+    let said = record.wait_with_output().unwrap();
+    assert!(said.status.success(), "{said:?}");
     let report = run(&format!("report -i {} -s thread,symbol", profile.display()));
     assert!(report.out.contains("of 3 threads"), "{report:?}");
     let innermost = report.out.lines().filter(|line| line.contains("innermost")).count();
     assert_eq!(innermost, 3, "{report:?}");
-    let said = run(&format!("{record} -p {}", nobody()));
+    let said = run(&format!("record -o /dev/null -p {}", nobody()));
     assert!(said.status == 125 && said.err.contains("process"), "{said:?}");
 }
 
@@ -83,9 +106,7 @@ fn a_process_is_sampled_to_its_end_with_all_that_it_starts() {
 fn an_observer_that_is_killed_harms_nobody() {
     let busy = Process::busy(b"busy");
     let pid = busy.pid().to_string();
-    let arguments = ["record", "-e", "instructions:u", "-c", "1000003", "-o", "/dev/null", "-p"];
-    let mut record = crate::run::perfctr(arguments.into_iter().chain([&*pid])).spawn().unwrap();
-    sleep(Duration::from_millis(500));
+    let mut record = start(Path::new("/dev/null"), busy.pid());
     record.kill().unwrap();
     record.wait().unwrap();
     sleep(Duration::from_millis(100));
