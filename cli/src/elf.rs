@@ -44,8 +44,18 @@ impl Facts {
 
 /// Returns a file's build identification in hexadecimal digits.
 pub fn build_id<'data>(file: &impl Object<'data>) -> Option<String> {
-    let bytes = file.build_id().ok()??;
-    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Some(to_hex(file.build_id().ok()??))
+}
+
+/// Returns bytes as hexadecimal digits.
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the bytes that hexadecimal digits stand for, or `None` if there is something else.
+pub fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let pairs = text.as_bytes().chunks(2);
+    pairs.map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
 fn code<'data>(file: &impl Object<'data>) -> Vec<Segment> {

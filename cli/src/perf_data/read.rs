@@ -14,8 +14,8 @@ use super::{
     BUILD_ID_BYTES, BUILD_ID_SIZED, HEADER_BYTES, MAGIC, MAGIC_OLD, RECORD_BYTES, SECTION_BYTES,
     feature, flag, perf, user_record,
 };
-use crate::elf::{self, Facts};
-use crate::profile::{DEPTH_MAX, Frame, Machine, Module, Profile, Samples, Thread};
+use crate::elf::{self, Facts, to_hex};
+use crate::profile::{DEPTH_MAX, Frame, Machine, Module, Profile, Samples};
 use crate::text::harmless;
 
 /// The most events. Each is a profile of its own.
@@ -214,7 +214,6 @@ type Space = Rc<BTreeMap<u64, Map>>;
 struct Sampled {
     profile: Profile,
     samples: Samples,
-    threads: HashMap<(u32, u32), u32>,
     modules: HashMap<Place, u32>,
     /// The events of all samples together.
     events: u64,
@@ -280,7 +279,6 @@ impl Reader {
         let sampled = |profile| Sampled {
             profile,
             samples: Samples::default(),
-            threads: HashMap::new(),
             modules: HashMap::new(),
             events: 0,
         };
@@ -448,7 +446,7 @@ impl Reader {
             let mut file = Input(input.take(24)?);
             if record.has(perf::PERF_RECORD_MISC_MMAP_BUILD_ID) {
                 let length = file.u32()? & 0xff;
-                id = Some(digits(file.take(length.min(BUILD_ID_BYTES as u32).into())?));
+                id = Some(to_hex(file.take(length.min(BUILD_ID_BYTES as u32).into())?));
             }
             executable = input.u32()? & libc::PROT_EXEC as u32 != 0;
             input.u32()?;
@@ -541,13 +539,10 @@ impl Reader {
 }
 
 impl Sampled {
+    /// Returns the index of a thread, whose name is this one now.
     fn thread(&mut self, pid: u32, tid: u32, name: &str) -> u32 {
-        let threads = &mut self.profile.threads;
-        let thread = *self.threads.entry((pid, tid)).or_insert_with(|| {
-            threads.push(Thread { tid, pid, name: String::new(), count: 0 });
-            threads.len() as u32 - 1
-        });
-        let known = &mut threads[thread as usize].name;
+        let thread = self.samples.thread(&mut self.profile, pid, tid, String::new);
+        let known = &mut self.profile.threads[thread as usize].name;
         if known != name {
             name.clone_into(known);
         }
@@ -702,11 +697,7 @@ fn build_ids(mut section: Input<'_>) -> Result<HashMap<Vec<u8>, String>> {
             _ => usize::from(body.0.first().copied().unwrap_or(0)).min(BUILD_ID_BYTES),
         };
         body.u32()?;
-        ids.insert(before_zero(body.0).to_vec(), digits(&id[..used]));
+        ids.insert(before_zero(body.0).to_vec(), to_hex(&id[..used]));
     }
     Ok(ids)
-}
-
-fn digits(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -17,7 +17,7 @@ use super::{
     BUILD_ID_BYTES, BUILD_ID_SIZED, HEADER_BYTES, MAGIC, RECORD_BYTES, SECTION_BYTES, feature,
     flag, perf, user_record,
 };
-use crate::elf::Segment;
+use crate::elf::{Segment, from_hex};
 use crate::profile::{Frame, Machine, Module, Profile, Stack};
 use crate::text::harmless;
 
@@ -327,7 +327,7 @@ impl<'a> Writer<'a> {
         modules.sort_by(|a, b| (&a.path, &a.build_id).cmp(&(&b.path, &b.build_id)));
         modules.dedup();
         for module in modules {
-            let id = module.build_id.as_deref().and_then(digits);
+            let id = module.build_id.as_deref().and_then(from_hex);
             let Some(id) = id.filter(|id| id.len() <= BUILD_ID_BYTES) else { continue };
             let mut body = Bytes::default();
             // No process in particular.
@@ -364,12 +364,6 @@ impl Features {
 /// Returns the number by which records name an event.
 fn identifier(event: usize) -> u64 {
     event as u64 + 1
-}
-
-/// Returns the bytes that these hexadecimal digits stand for.
-fn digits(text: &str) -> Option<Vec<u8>> {
-    let pairs = text.as_bytes().chunks(2);
-    pairs.map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
 /// The address space of one process.

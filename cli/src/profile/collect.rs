@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{Frame, Profile, Stack};
+use super::{Frame, Profile, Stack, Thread};
 
 /// The samples of one profile.
 #[derive(Debug, Default)]
@@ -13,9 +13,25 @@ pub struct Samples {
     places: HashMap<Frame, u32>,
     /// How often a thread was in which stack, and when. The thread's index is first.
     stacks: HashMap<(u32, Vec<u32>), (u64, Vec<u64>)>,
+    /// The index of each thread, by the numbers of its process and its own.
+    threads: HashMap<(u32, u32), u32>,
 }
 
 impl Samples {
+    /// Returns the index of a thread. The profile gets it, with its name, if it is new.
+    pub fn thread(
+        &mut self,
+        profile: &mut Profile,
+        pid: u32,
+        tid: u32,
+        name: impl FnOnce() -> String,
+    ) -> u32 {
+        *self.threads.entry((pid, tid)).or_insert_with(|| {
+            profile.threads.push(Thread { tid, pid, name: name(), count: 0 });
+            profile.threads.len() as u32 - 1
+        })
+    }
+
     /// Adds so many samples of a thread, all taken at this time, if that is known. The innermost
     /// frame comes first.
     pub fn add(&mut self, thread: u32, stack: &[Frame], samples: u64, time: Option<u64>) {

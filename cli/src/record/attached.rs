@@ -11,7 +11,7 @@ use perfctr::watch::{Sample, Samples as Rings};
 
 use super::space::{Files, Space};
 use crate::live::Live;
-use crate::profile::{Frame, Profile, Samples, Thread};
+use crate::profile::{Frame, Profile, Samples};
 use crate::program::beside::{self, Beside};
 use crate::program::{Signals, Target, name};
 use crate::text::{counted, tell};
@@ -30,7 +30,6 @@ pub fn run(
         profile,
         samples: Samples::default(),
         rings: Vec::new(),
-        threads: HashMap::new(),
     });
     let (sampled, memory) = (sampled.collect(), Memory::default());
     let mut recording = Recording { target, sampled, memory };
@@ -45,8 +44,6 @@ struct Sampled {
     profile: Profile,
     samples: Samples,
     rings: Vec<Rings>,
-    /// The index of each thread, by the numbers of its process and its own.
-    threads: HashMap<(u32, u32), u32>,
 }
 
 struct Recording<'a> {
@@ -126,15 +123,12 @@ impl Beside for Recording<'_> {
     /// Takes what the kernel has written meanwhile.
     fn tick(&mut self) -> Result<()> {
         self.memory.read.clear();
-        for Sampled { profile, samples, rings, threads, .. } in &mut self.sampled {
+        for Sampled { profile, samples, rings, .. } in &mut self.sampled {
             for rings in rings {
                 while let Some(sample) = rings.take()? {
                     let frames = self.memory.frames(&sample);
-                    let thread = *threads.entry((sample.pid, sample.tid)).or_insert_with(|| {
-                        let (tid, pid, name) = (sample.tid, sample.pid, name(sample.tid as pid_t));
-                        profile.threads.push(Thread { tid, pid, name, count: 0 });
-                        profile.threads.len() as u32 - 1
-                    });
+                    let name = || name(sample.tid as pid_t);
+                    let thread = samples.thread(profile, sample.pid, sample.tid, name);
                     // Several periods may have ended at once.
                     let periods = (sample.period / profile.period).max(1);
                     samples.add(thread, &frames, periods, Some(sample.time));
