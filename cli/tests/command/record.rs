@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests recordings of what runs already, and of several events at once.
 
-use std::fs::{self, DirEntry};
+use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -68,20 +68,20 @@ fn start(profile: &Path, pid: u32) -> Child {
     let mut record = perfctr(["record", "-e", "instructions:u", "-c", "1000003", "-o"]);
     let record = record.arg(profile).args(["-p", &pid.to_string()]);
     let record = record.stderr(Stdio::piped()).spawn().unwrap();
-    let directory = format!("/proc/{}/fd", record.id());
-    let is_event = |file: &DirEntry| {
-        fs::read_link(file.path()).is_ok_and(|name| name == Path::new("anon_inode:[perf_event]"))
-    };
-    let (mut before, mut looks) = (0, 0);
-    loop {
+    let (mut before, mut events, mut looks) = (0, 0, 0);
+    while (events == 0 || events != before) && looks < 1_000 {
         sleep(Duration::from_millis(50));
-        let events = fs::read_dir(&directory).unwrap().flatten().filter(is_event).count();
-        if events > 0 && events == before {
-            return record;
-        }
-        (before, looks) = (events, looks + 1);
-        assert!(looks < 1_000, "{events} perf events after {looks} looks: {record:?}");
+        (before, events, looks) = (events, perf_events(record.id()), looks + 1);
     }
+    assert!(events > 0, "no perf events: {record:?}");
+    record
+}
+
+/// Returns the number of perf events that a process has open.
+fn perf_events(pid: u32) -> usize {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let names = files.filter_map(|file| fs::read_link(file.path()).ok());
+    names.filter(|name| name == Path::new("anon_inode:[perf_event]")).count()
 }
 
 #[test]
