@@ -70,7 +70,7 @@ Examples:
   perfctr stat -a -- sleep 10
       Counts whatever executes on all CPUs in ten seconds.
   perfctr stat -e {cycles:u,instructions:u},branches:u -- ./program
-      Counts the first two at the same time, so that their ratio is exact.";
+      Counts the first two at the same time, so that their ratio is one of the same moments.";
 
 pub const TOP: &str = "\
 Examples:
