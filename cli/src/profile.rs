@@ -221,7 +221,8 @@ impl Profile {
         self.stacks.iter().map(|stack| stack.samples).sum()
     }
 
-    /// Returns the number of periods that threads have completed without a sample.
+    /// Returns how many samples there should be besides: one for each period that threads have
+    /// completed without a sample, and those that were lost.
     pub fn missed(&self) -> u64 {
         let ended: u64 = self.threads.iter().map(|thread| thread.count / self.period).sum();
         ended.saturating_sub(self.samples()).saturating_add(self.lost)
