@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_char, c_void};
 use perfctr::Provider;
 use shared_abi::limits::MAX_COUNTERS;
 
-use open::{Counted, Open};
+use open::{FullReading, Open};
 pub use status::Status;
 use status::{Failure, answer, last, text};
 
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn perfctr_counts_since(
         let now = open.read()?;
         // SAFETY: the caller promises a reading; null and unaligned ones are found out.
         let before = unsafe { load(before) }?;
-        let spent = now - before.counted(open)?;
+        let spent = now - before.to_reading(open)?;
         // SAFETY: the caller promises a place for a reading; null and unaligned ones are found out.
         unsafe { store(difference, Snapshot::of(open, &spent)) }
     });
@@ -194,6 +194,8 @@ pub unsafe extern "C" fn perfctr_counts_measure(
 ) -> Status {
     let result = open::with(counters.addr(), |open| {
         let body = body.ok_or_else(|| Failure::argument("the body is null"))?;
+        // What is refused must not have called the body.
+        usable(spent)?;
         // One closure calls both, so that both are called by the same instructions.
         let calls = |body: unsafe extern "C" fn(*mut c_void)| {
             move || {
@@ -269,8 +271,7 @@ pub extern "C" fn perfctr_counts_status_name(status: i32) -> *const c_char {
 /// Returns the name of a value of enum perfctr_provider, or null if there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn perfctr_counts_provider_name(provider: u32) -> *const c_char {
-    const NAMES: [&CStr; 4] = [c"any", c"paravirt", c"native", c"tsc"];
-    text(NAMES.get(provider as usize).copied())
+    text(PROVIDERS.get(provider as usize).map(|&(_, _, name)| name))
 }
 
 /// Returns the library's version: "0.1.0".
@@ -288,14 +289,24 @@ pub extern "C" fn perfctr_counts_interface() -> u32 {
 
 extern "C" fn nothing(_: *mut c_void) {}
 
-fn wanted(provider: u32) -> Result<Option<Provider>, Failure> {
-    match provider {
-        0 => Ok(None),
-        1 => Ok(Some(Provider::Paravirt)),
-        2 => Ok(Some(Provider::Native)),
-        3 => Ok(Some(Provider::Tsc)),
-        _ => Err(Failure::argument(&format!("provider {provider} found, 0 to 3 expected"))),
-    }
+/// The providers, each at the place of its number in C, with the Rust library's word for it, which
+/// has none for any provider, and its name.
+const PROVIDERS: [(ProviderNumber, Option<Provider>, &CStr); 4] = [
+    (ProviderNumber::Any, None, c"any"),
+    (ProviderNumber::Paravirt, Some(Provider::Paravirt), c"paravirt"),
+    (ProviderNumber::Native, Some(Provider::Native), c"native"),
+    (ProviderNumber::Tsc, Some(Provider::Tsc), c"tsc"),
+];
+
+/// Returns the provider with this number in C, or `None` for any provider.
+fn wanted(number: u32) -> Result<Option<Provider>, Failure> {
+    let (_, provider, _) = PROVIDERS.get(number as usize).ok_or_else(|| {
+        Failure::argument(&format!(
+            "provider {number} found, 0 to {} expected",
+            PROVIDERS.len() - 1
+        ))
+    })?;
+    Ok(*provider)
 }
 
 fn unverified(flags: u32) -> Result<bool, Failure> {
@@ -308,8 +319,8 @@ fn unverified(flags: u32) -> Result<bool, Failure> {
 
 impl Snapshot {
     #[inline(always)]
-    fn of(open: &Open, counted: &Counted) -> Self {
-        let &Counted { tsc, counts, retries, direct } = counted;
+    fn of(open: &Open, reading: &FullReading) -> Self {
+        let &FullReading { tsc, counts, retries, direct } = reading;
         Self {
             clock: tsc,
             counts,
@@ -320,15 +331,16 @@ impl Snapshot {
         }
     }
 
-    /// Fails unless the reading is of as many events as these counters have.
-    fn counted(&self, open: &Open) -> Result<Counted, Failure> {
+    /// Returns the reading as the Rust library has it. Fails unless it is of as many events as
+    /// these counters have.
+    fn to_reading(self, open: &Open) -> Result<FullReading, Failure> {
         let (found, expected) = (self.events, open.events());
         if found != expected {
             let text = format!("a reading of {found} events found, of {expected} expected");
             return Err(Failure::argument(&text));
         }
-        let &Self { clock, counts, retries, direct, .. } = self;
-        Ok(Counted { tsc: clock, counts, retries, direct: direct == 1 })
+        let Self { clock, counts, retries, direct, .. } = self;
+        Ok(FullReading { tsc: clock, counts, retries, direct: direct == 1 })
     }
 }
 
@@ -337,11 +349,10 @@ impl Facts {
         let about = open.session.description();
         let caps = about.caps;
         Self {
-            provider: match about.provider {
-                Provider::Paravirt => ProviderNumber::Paravirt,
-                Provider::Native => ProviderNumber::Native,
-                _ => ProviderNumber::Tsc,
-            },
+            provider: PROVIDERS
+                .iter()
+                .find(|(_, provider, _)| *provider == Some(about.provider))
+                .map_or(ProviderNumber::Any, |&(number, ..)| number),
             events: open.events(),
             clock_khz: about.tsc_khz,
             general: caps.map_or(0, |caps| caps.general),
@@ -355,6 +366,15 @@ impl Facts {
     }
 }
 
+/// Fails unless this place, which C has given, can have a value.
+#[inline(always)]
+fn usable<T>(place: *mut T) -> Result<(), Failure> {
+    if place.is_null() || !place.is_aligned() {
+        return Err(Failure::argument("a pointer to the result is null or not aligned"));
+    }
+    Ok(())
+}
+
 /// Writes `value` to a place that C has given.
 ///
 /// # Safety
@@ -362,9 +382,7 @@ impl Facts {
 /// `place` is null, not aligned, or writable.
 #[inline(always)]
 unsafe fn store<T>(place: *mut T, value: T) -> Result<(), Failure> {
-    if place.is_null() || !place.is_aligned() {
-        return Err(Failure::argument("a pointer to the result is null or not aligned"));
-    }
+    usable(place)?;
     // SAFETY: it is neither null nor unaligned, so it is writable.
     unsafe { place.write(value) };
     Ok(())
@@ -396,4 +414,35 @@ unsafe fn utf8<'a>(text: *const c_char) -> Result<&'a str, Failure> {
     // SAFETY: it is not null, so it ends with a null byte.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map_err(|_| Failure::argument("the text with the events is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The header for C, which is generated and which `cargo xtask check` holds to this file.
+    pub(crate) const HEADER: &str = include_str!("../include/perfctr_counts.h");
+
+    /// Returns the names and numbers of an enumeration's values, by what their names begin with.
+    pub(crate) fn values(beginning: &str) -> Vec<(&'static str, u32)> {
+        let value = |line: &'static str| {
+            let (name, number) = line.trim().strip_suffix(',')?.split_once(" = ")?;
+            Some((name, number.parse().ok()?))
+        };
+        let values: Vec<_> = HEADER.lines().filter_map(value).collect();
+        values.into_iter().filter(|(name, _)| name.starts_with(beginning)).collect()
+    }
+
+    #[test]
+    fn each_provider_has_its_number_and_its_name() {
+        let values = values("PERFCTR_PROVIDER_");
+        assert_eq!(values.len(), PROVIDERS.len());
+        for ((in_c, number), (enumerated, provider, name)) in values.into_iter().zip(PROVIDERS) {
+            let name = name.to_str().unwrap();
+            assert_eq!(in_c, format!("PERFCTR_PROVIDER_{}", name.to_uppercase()));
+            assert_eq!((enumerated as u32, wanted(number).unwrap()), (number, provider));
+            assert!(provider.is_none_or(|provider| provider.to_string() == name));
+        }
+        assert_eq!(wanted(4).unwrap_err().text, "provider 4 found, 0 to 3 expected");
+    }
 }

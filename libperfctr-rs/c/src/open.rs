@@ -19,8 +19,8 @@ use crate::status::{Failure, Status};
 /// The number of a handle. 0 is none.
 pub type Number = usize;
 
-/// The counts of as many events as a thread can have.
-pub type Counted = perfctr::Reading<MAX_COUNTERS>;
+/// A reading with room for as many counts as a thread can have.
+pub type FullReading = perfctr::Reading<MAX_COUNTERS>;
 
 /// A thread's counters.
 #[derive(Debug)]
@@ -116,20 +116,20 @@ fn with_slot<T>(f: impl FnOnce(&mut Option<Open>) -> T) -> Result<T, Failure> {
 impl Open {
     /// Reads all counters.
     #[inline(always)]
-    pub fn read(&self) -> Result<Counted, Failure> {
+    pub fn read(&self) -> Result<FullReading, Failure> {
         let mut counts = [0; MAX_COUNTERS];
         let perfctr::Reading { tsc, retries, direct, .. } =
             self.session.read_into(self.used(&mut counts))?;
-        Ok(Counted { tsc, counts, retries, direct })
+        Ok(FullReading { tsc, counts, retries, direct })
     }
 
     /// Counts what the first closure does, without what is counted of the second, which does
     /// nothing. The result's clock is 0.
-    pub fn measure(&self, body_and_nothing: [&mut dyn FnMut(); 2]) -> Result<Counted, Failure> {
+    pub fn measure(&self, body_and_nothing: [&mut dyn FnMut(); 2]) -> Result<FullReading, Failure> {
         let mut counts = [0; MAX_COUNTERS];
         let perfctr::Counts { retries, direct, .. } =
             self.session.measure(body_and_nothing, self.used(&mut counts))?;
-        Ok(Counted { tsc: 0, counts, retries, direct })
+        Ok(FullReading { tsc: 0, counts, retries, direct })
     }
 
     #[inline(always)]

@@ -84,8 +84,14 @@ static void meddles(void *argument)
 	REFUSED(BUSY, perfctr_counts_close(counters));
 }
 
+static void notes_the_call(void *called)
+{
+	*(int *)called = 1;
+}
+
 static void arguments(void)
 {
+	int called = 0;
 	struct perfctr_counters *counters;
 	struct perfctr_reading reading;
 	struct perfctr_reading *crooked =
@@ -104,8 +110,9 @@ static void arguments(void)
 	REFUSED(ARGUMENT, perfctr_counts_facts(counters, NULL));
 	REFUSED(ARGUMENT,
 		perfctr_counts_measure(counters, NULL, NULL, &reading));
-	REFUSED(ARGUMENT,
-		perfctr_counts_measure(counters, known_loop, NULL, NULL));
+	REFUSED(ARGUMENT, perfctr_counts_measure(counters, notes_the_call,
+						 &called, NULL));
+	CHECK(!called);
 	DONE(perfctr_counts_read(counters, &reading));
 	CHECK(reading.events == 0 && reading.clock != 0);
 	REFUSED(ARGUMENT, perfctr_counts_since(counters, NULL, &reading));
