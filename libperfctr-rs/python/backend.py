@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR GPL-2.0-only
-"""Builds the wheel with Python's own library alone (PEP 517). `python3 backend.py DIR` does, too."""
+"""Builds the wheel with Python's own library alone (PEP 517); so does `python3 backend.py DIR`."""
 
 import base64
 import hashlib

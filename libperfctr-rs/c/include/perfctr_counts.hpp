@@ -16,10 +16,12 @@
 
 #include "perfctr_counts.h"
 
-namespace perfctr {
+namespace perfctr
+{
 
 // What has not been done, in words that say what to do where that is known.
-class error : public std::runtime_error {
+class error : public std::runtime_error
+{
 public:
 	error(perfctr_status status, const char *text)
 		: std::runtime_error(text), status_(status)
@@ -43,7 +45,8 @@ inline void check(perfctr_status status)
 }
 
 // All counters at one moment, or what happened between two moments.
-class reading {
+class reading
+{
 public:
 	// A reading of nothing.
 	reading() noexcept : raw_{}
@@ -105,7 +108,8 @@ private:
 };
 
 // The counters of the thread that makes this object. Only that thread may use it and destroy it.
-class counters {
+class counters
+{
 public:
 	// Counts from 0. The events are named as in perfctr_counts_open().
 	explicit counters(const std::string &events,
@@ -236,7 +240,8 @@ private:
 //		perfctr::region region(counters, spent);
 //		work();
 //	}
-class region {
+class region
+{
 public:
 	// The counters and the reading must outlive the region.
 	region(const counters &counters, reading &spent)

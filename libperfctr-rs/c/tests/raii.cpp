@@ -82,7 +82,8 @@ static void exact()
 			work(1000);
 		}
 		// In the first round the dynamic linker has to find the functions.
-		if (round == 0 || nothing.retries() || loop.retries() || spent.retries())
+		if (round == 0 || nothing.retries() || loop.retries() ||
+		    spent.retries())
 			continue;
 		undisturbed++;
 		// The body's own frame is not much, and the loop is called and returns.

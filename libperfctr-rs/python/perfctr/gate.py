@@ -94,7 +94,8 @@ def line(name, event, before, now, threshold=0):
     beside = "not in the baseline"
     if before is not None:
         growth = now["min"] - before["min"]
-        beside = f"{before['min']:,} before, {growth:+,}" if growth else f"{before['min']:,} before, 0"
+        signed = f"{growth:+,}" if growth else "0"
+        beside = f"{before['min']:,} before, {signed}"
         if before["min"] and growth:
             beside += f" ({100 * growth / before['min']:+.4f} %)"
     spread = now["max"] - now["min"]

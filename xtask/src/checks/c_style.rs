@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks the layout of our C by the `.clang-format` nearest to each file: it is Linux' style, and
-//! Xen's where Xen builds the file.
+//! Checks the layout of our C and C++ by the `.clang-format` nearest to each file: it is Linux'
+//! style, and Xen's where Xen builds the file.
 
 use std::path::Path;
 
@@ -16,6 +16,7 @@ const FOLDERS: &[&str] = &[
     "guest-kmod/glue/",
     "hv-driver/glue/",
     "papi-shim/tests/c/",
+    "libperfctr-rs/c/include/",
     "libperfctr-rs/c/tests/",
     "libperfctr-rs/python/tests/",
 ];
@@ -28,7 +29,7 @@ pub fn check() -> Result<()> {
     apt::install(&["clang-format"], "checking the layout of C")?;
     let tree = Tree::new(sh::project())?;
     let mut faults = Vec::new();
-    for (name, text) in tree.files(&["c", "h"])? {
+    for (name, text) in tree.files(&["c", "h", "cpp", "hpp"])? {
         let is_ours = FOLDERS.iter().any(|folder| name.starts_with(folder));
         let is_generated = text.lines().take(5).any(|line| line.contains(GENERATED));
         if is_ours && !is_generated {
