@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT OR GPL-2.0-only
 """Exact counts of what a thread executes, by libperfctr-counts."""
 
-import contextlib
 import functools
 import threading
 
@@ -28,8 +27,7 @@ class Counts(dict):
         self.clock, self.retries, self.direct = spent.clock, spent.retries, spent.direct
 
 
-@contextlib.contextmanager
-def count(*events):
+class count:
     """Count these events of the calling thread while the block runs.
 
     Each argument is a name, or a list of names with commas between. Blocks of one thread may be
@@ -37,23 +35,37 @@ def count(*events):
 
     The counts have what the interpreter executes to enter and leave the block, too.
     """
-    text = ",".join(events) or "instructions:u"
-    shared = getattr(_thread, "counters", None)
-    counters = shared if shared is not None and shared.events == text else Counters(text)
-    spent = Counts()
-    if counters is not shared:
-        _thread.counters = counters
-    try:
-        before = counters.read()
-        try:
-            yield spent
-        finally:
-            spent._take(counters.names, counters.since(before))
-    finally:
-        if counters is not shared:
-            _thread.counters = None
-            counters.close()
 
+    def __init__(self, *events):
+        self._events = ",".join(events) or "instructions:u"
+
+    def __enter__(self):
+        shared = getattr(_thread, "counters", None)
+        self._is_nested = shared is not None and shared.events == self._events
+        self._counters = shared if self._is_nested else Counters(self._events)
+        _thread.counters = self._counters
+        begin, self._end, self._raw = self._counters._region()
+        self._spent = spent = Counts()
+        status = begin()
+        # From here on everything is counted.
+        if status:
+            self._leave(status)
+        return spent
+
+    def __exit__(self, *_):
+        status = self._end()
+        # From here on nothing is counted.
+        self._leave(status)
+        self._spent._take(self._counters.names, Reading(self._raw))
+
+    def _leave(self, status):
+        """Check what a reading has returned, and end the counters if the block has opened them."""
+        try:
+            self._counters._check(status)
+        finally:
+            if not self._is_nested:
+                _thread.counters = None
+                self._counters.close()
 
 def counted(*events):
     """Count each call of a function. Its attribute `spent` has the counts of the last call."""

@@ -14,7 +14,7 @@ PROVIDERS = {"any": 0, "paravirt": 1, "native": 2, "tsc": 3}
 
 
 class Error(Exception):
-    """What was not done, in words that say what to do where that is known."""
+    """The failure of a function of the library, with its text: what was found, and what to do."""
 
     def __init__(self, text, status=None):
         super().__init__(text)
@@ -141,6 +141,19 @@ class Counters:
             )
         )
         return Reading(raw)
+
+    def _region(self):
+        """Return what begins a region, what ends it, and the raw reading that gets the difference.
+
+        The first two are called without arguments and return a status. They execute as little of
+        the interpreter as they can, since that is counted, and differs with what is in memory.
+        """
+        before, spent = _Reading(), _Reading()
+        # By their names in brackets they are other objects, which do not convert arguments.
+        read, since = (self._library["perfctr_counts_" + name] for name in ("read", "since"))
+        begin = functools.partial(read, self._handle, ctypes.byref(before))
+        end = functools.partial(since, self._handle, ctypes.byref(before), ctypes.byref(spent))
+        return begin, end, spent
 
     def stop(self):
         """Stop counting. The counts stay."""

@@ -35,6 +35,18 @@ def pytest_configure(config):
     )
     config._perfctr_lines = []
     config._perfctr_measured = {}
+    config._perfctr_baseline = None
+
+
+def _baseline(config):
+    """Return the benchmarks of the baseline.
+
+    It is read after the first measurement, since the interpreter's memory, and so what it executes,
+    depends on what was read before: on whether there is a baseline yet.
+    """
+    if config._perfctr_baseline is None:
+        config._perfctr_baseline = gate.read(config.getoption("perfctr_baseline"))
+    return config._perfctr_baseline
 
 
 def _measure(item, events, repeat):
@@ -84,10 +96,9 @@ def pytest_pyfunc_call(pyfuncitem):
     name = options.pop("name", None) or pyfuncitem.nodeid
     if options or repeat < 1:
         pytest.fail(f"mark perfctr: {options or repeat} found, see pytest --markers", pytrace=False)
-    path = config.getoption("perfctr_baseline")
     try:
-        benchmark = gate.read(path).get(name, {"events": {}})
         counts = _measure(pyfuncitem, mark.args or ("instructions:u",), repeat)
+        benchmark = _baseline(config).get(name, {"events": {}})
     except (Error, gate.BaselineError) as error:
         pytest.fail(f"nothing is compared: {error}", pytrace=False)
     now = {"cpu": gate.cpu(), "events": counts}

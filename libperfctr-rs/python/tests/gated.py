@@ -8,6 +8,7 @@ says.
 """
 
 import ctypes
+import gc
 import itertools
 import os
 
@@ -27,7 +28,9 @@ def execute():
 def test_loop(execute):
     more = int(os.environ["MORE"]) + 7 * next(RUNS_LEFT)
     execute(900 + more, 100 + more)
+    assert not gc.isenabled()
 
 
 def test_without_a_mark():
     """It is run, and not counted."""
+    assert gc.isenabled()

@@ -1,13 +1,23 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Stands in for the library where nobody counts, for tests of what is made of its counts. Its
- * events are instructions:u and branches:u, in this order. What is counted of them is what
- * stand_in_execute() is told, and each reading itself executes READING_INSTRUCTIONS and
- * READING_BRANCHES.
+ * events are instructions:u and branches:u, in this order. There are two builds:
+ *
+ * What is counted is what stand_in_execute() is told, and each reading itself executes
+ * READING_INSTRUCTIONS and READING_BRANCHES.
+ *
+ * With -DSTEPPING, what is counted are the instructions that the thread executes in user mode
+ * while the counters are open: the processor traps after each of them. That takes some microseconds
+ * an instruction. There are no branches.
  */
 
+#define _GNU_SOURCE
+#include <signal.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
 #include "perfctr_counts.h"
 
 #define READING_INSTRUCTIONS 100
@@ -25,6 +35,45 @@ void stand_in_execute(uint64_t instructions, uint64_t branches)
 	executed[0] += instructions;
 	executed[1] += branches;
 }
+
+#ifdef STEPPING
+/* The trap flag of RFLAGS. */
+#define TRAP_FLAG 0x100
+
+/* Counts the instruction before the trap. Each round of a string instruction traps, too. */
+static void trapped(int number, siginfo_t *info, void *context)
+{
+	static greg_t last;
+	greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
+
+	(void)number;
+	(void)info;
+	if (registers[REG_RIP] != last)
+		executed[0]++;
+	last = registers[REG_RIP];
+	if (is_open)
+		registers[REG_EFL] |= TRAP_FLAG;
+	else
+		registers[REG_EFL] &= ~TRAP_FLAG;
+}
+
+/* Has the thread trap after each instruction from now on if the counters are open. */
+static void step(void)
+{
+	struct sigaction action;
+
+	memset(&action, 0, sizeof(action));
+	action.sa_sigaction = trapped;
+	action.sa_flags = SA_SIGINFO;
+	sigaction(SIGTRAP, &action, NULL);
+	/* raise() may block signals, and a trap while it is blocked ends the process. */
+	syscall(SYS_tgkill, getpid(), gettid(), SIGTRAP);
+}
+#else
+static void step(void)
+{
+}
+#endif
 
 /* What a function returns that has nothing to refuse but a handle that is not open. */
 static enum perfctr_status status(void)
@@ -44,6 +93,7 @@ enum perfctr_status perfctr_counts_open(const char *names, uint32_t provider,
 	is_open = 1;
 	events = strchr(names, ',') ? 2 : 1;
 	*counters = (struct perfctr_counters *)1;
+	step();
 	return PERFCTR_STATUS_OK;
 }
 
@@ -53,6 +103,7 @@ enum perfctr_status perfctr_counts_close(struct perfctr_counters *counters)
 
 	(void)counters;
 	is_open = 0;
+	step();
 	return was;
 }
 
@@ -61,7 +112,9 @@ enum perfctr_status perfctr_counts_read(struct perfctr_counters *counters,
 {
 	(void)counters;
 	memset(reading, 0, sizeof(*reading));
+#ifndef STEPPING
 	stand_in_execute(READING_INSTRUCTIONS, READING_BRANCHES);
+#endif
 	reading->clock = 3 * executed[0];
 	memcpy(reading->counts, executed, events * sizeof(executed[0]));
 	reading->events = events;

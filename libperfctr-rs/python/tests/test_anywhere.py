@@ -30,6 +30,11 @@ def load(test, path):
     _library._load.cache_clear()
 
 
+def note(what, number):
+    """Have the suite print a number in its summary."""
+    print(f"note Python {sys.version.split()[0]}, {what}: {number:,}")
+
+
 class Refusals(unittest.TestCase):
     def test_where_nobody_counts_the_error_says_why(self):
         try:
@@ -295,6 +300,74 @@ class Page(RunsPytest):
             self.assertEqual(status, 0, text)
             self.assertIn(said, text)
             self.assertNotIn("counts may differ between processes", text)
+
+
+class Stepped(RunsPytest):
+    """Counts instructions by a trap after each, since nothing else counts everywhere."""
+
+    STEPPED = {_library.VARIABLE: os.environ["PERFCTR_STEPPING"], "PYTHONHASHSEED": "0"}
+    FIXED = ("setarch", "-R", sys.executable)
+    #: Prints what three runs of a function have counted, which makes sets of objects and of texts.
+    RUNS = """if True:
+        import gc, perfctr
+        @perfctr.counted()
+        def makes_sets():
+            {object() for _ in range(5)}, {str(n) for n in range(5)}
+        gc.disable()
+        for _ in range(3):
+            makes_sets()
+            print(makes_sets.spent["instructions:u"])
+    """
+
+    def runs(self, *python, **variables):
+        """Return what three runs in one process have counted."""
+        status, text = self.run_here(*python, "-c", self.RUNS, **{**self.STEPPED, **variables})
+        self.assertEqual(status, 0, text)
+        return [int(line) for line in text.splitlines()]
+
+    def test_counts_repeat_in_another_process_if_seed_and_addresses_do(self):
+        counts = self.runs(*self.FIXED)
+        self.assertEqual(self.runs(*self.FIXED), counts)
+        self.assertGreater(counts[0], min(counts), "the first call executes more")
+        seeds = [self.runs(*self.FIXED, PYTHONHASHSEED=seed) for seed in "123"]
+        self.assertNotEqual(seeds, 3 * [counts])
+        addresses = [self.runs(sys.executable) for _ in range(3)]
+        self.assertNotEqual(addresses, 3 * [counts])
+
+    def test_a_gate_repeats_and_notices_what_is_more(self):
+        command = [*self.FIXED, "-m", "pytest", "-p", "no:cacheprovider"]
+        counts = []
+        for sorts, options, expected, word in (
+            (30, ["--perfctr-update"], 0, "new"),
+            (30, [], 0, "same"),
+            (30, [], 0, "same"),
+            (31, [], 0, "same"),
+            (90, [], 1, "WORSE"),
+        ):
+            (self.directory / "test_gate.py").write_text(
+                "import pytest\n\n"
+                "@pytest.mark.perfctr(repeat=2, name='sort', threshold=2000)\n"
+                f"def test_sorting():\n    sorted(range({sorts}), reverse=True)\n"
+            )
+            status, text = self.run_here(*command, *options, **self.STEPPED)
+            self.assertEqual(status, expected, text)
+            line = re.search(rf"^{word:<6} sort: ([\d,]+) instructions:u; ", text, re.M)
+            self.assertIsNotNone(line, text)
+            counts.append(int(line[1].replace(",", "")))
+        first, same, again, more, _ = counts
+        self.assertEqual(same, again, "the same command counts the same")
+        self.assertGreater(more, again, "one number more to sort is noticed")
+        note("instructions by which --perfctr-update changes a test's count", abs(first - same))
+
+    def test_an_empty_block_has_its_own_instructions(self):
+        makes = "{object() for _ in range(5)}, {str(n) for n in range(5)}"
+        empty = self.RUNS.replace(makes, "pass")
+        self.assertNotEqual(empty, self.RUNS)
+        status, text = self.run_here(*self.FIXED, "-c", empty, **self.STEPPED)
+        self.assertEqual(status, 0, text)
+        least = min(int(line) for line in text.splitlines())
+        self.assertTrue(1_000 < least < 100_000, text)
+        note("instructions of an empty block", least)
 
 
 class Wheel(unittest.TestCase):

@@ -86,6 +86,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("docs/", &[&["book", "versions"]]),
     ("docs/flame-graph.svg", &[&["stat"]]),
     ("docs/c.md", &[&["book", "c-api"]]),
+    ("docs/python.md", &[&["book", "python"]]),
     ("docs/hosts.md", &[&["book", "packages"]]),
     ("docs/supported.md", &[&["book", "versions", "versions-kvm"]]),
     ("docs/tenant.md", &[&["book", "packages"]]),

@@ -90,11 +90,7 @@ pub fn c(report: &mut Report) -> Result<()> {
         report
             .test(&format!("{name}, where nobody counts"), || ended_well(&out.join(log), &outcome));
     }
-    for line in fs::read_to_string(out.join("exact"))?.lines() {
-        if let Some(text) = line.strip_prefix("note ") {
-            report.note(text);
-        }
-    }
+    report.notes_of(&fs::read_to_string(out.join("exact"))?);
     Ok(())
 }
 
@@ -107,11 +103,17 @@ pub fn python(report: &mut Report) -> Result<()> {
     let packages = ["python3", "python3-pip", "python3-pytest", "gcc", "libc6-dev"];
     apt::install(&packages, "testing the package for Python")?;
     let (dir, prefix) = installed("python")?;
-    let (site, stand_in) = (dir.join("site"), dir.join("stand-in.so"));
+    let site = dir.join("site");
     let package = sh::project().join(PYTHON);
-    let mut gcc = cmd("gcc", WARNINGS);
-    gcc.args(["-shared", "-fPIC", "-I"]).arg(prefix.join("include")).arg("-o").arg(&stand_in);
-    sh::output(gcc.arg(package.join("tests/stand_in.c")))?;
+    let stand_in = |name: &str, defines: &[&str]| {
+        let library = dir.join(name);
+        let mut gcc = cmd("gcc", WARNINGS);
+        gcc.args(["-shared", "-fPIC", "-I"]).arg(prefix.join("include")).args(defines);
+        gcc.arg("-o").arg(&library).arg(package.join("tests/stand_in.c"));
+        sh::output(&mut gcc).map(|_| library)
+    };
+    let told = stand_in("told.so", &[])?;
+    let stepping = stand_in("stepping.so", &["-DSTEPPING"])?;
     let python = |arguments: &[&str]| {
         // The system's own, for which its pytest and its pip are.
         let mut command = cmd("/usr/bin/python3", arguments);
@@ -124,12 +126,15 @@ pub fn python(report: &mut Report) -> Result<()> {
         sh::output(python(&pip).arg(&site).arg(&package)).map(drop)
     });
     let (library, _) = counts::LIBRARY.in_guest(&prefix);
+    let mut said = String::new();
     report.test("its tests that need no counters", || {
         let mut tests = python(&["tests/test_anywhere.py"]);
         tests.env("PYTHONPATH", &site).env("PERFCTR_WHEEL", &wheel);
-        tests.env("PERFCTR_COUNTS_LIBRARY", &library).env("PERFCTR_STAND_IN", &stand_in);
-        sh::output(&mut tests).map(drop)
+        tests.env("PERFCTR_COUNTS_LIBRARY", &library).env("PERFCTR_STAND_IN", &told);
+        said = sh::output(tests.env("PERFCTR_STEPPING", &stepping))?;
+        Ok(())
     });
+    report.notes_of(&said);
     Ok(())
 }
 

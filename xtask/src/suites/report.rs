@@ -163,6 +163,11 @@ impl Report {
         self.notes.push(format!("{}: {}", self.suite, text.into()));
     }
 
+    /// Adds what a program says in lines `note TEXT` to the summary.
+    pub fn notes_of(&mut self, said: &str) {
+        said.lines().filter_map(|line| line.strip_prefix("note ")).for_each(|text| self.note(text));
+    }
+
     /// Boots `spec`, and tests by this name that its command succeeds. Returns the run for further
     /// tests.
     pub fn succeeds(&mut self, spec: &Spec, name: &str) -> Result<Outcome> {
