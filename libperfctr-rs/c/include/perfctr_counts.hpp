@@ -19,7 +19,8 @@
 namespace perfctr
 {
 
-// What has not been done, in words that say what to do where that is known.
+// The failure of a function of perfctr_counts.h: its status, and its text for people, which says
+// what was found and, where that is known, what to do.
 class error : public std::runtime_error
 {
 public:

@@ -197,7 +197,7 @@ impl Boundary {
         let text = text.replace("[`", "").replace("`]", "").replace("/**\n", "/*\n");
         Ok(match self.reader {
             Reader::Glue => text,
-            Reader::User(_) => without_safety(&text),
+            Reader::User(_) => for_users(&text),
         })
     }
 
@@ -261,9 +261,9 @@ impl Reader {
     }
 }
 
-/// Leaves out what comments tell callers in Rust: that a pointer has to be one. Also leaves out
-/// comments that old C does not have.
-fn without_safety(text: &str) -> String {
+/// Makes the text fit for users in C. Leaves out what comments tell callers in Rust, that a pointer
+/// has to be one, and the comments with two slashes, which old C does not have.
+fn for_users(text: &str) -> String {
     let text = text.replace(" // __cplusplus", "").replace("  // extern \"C\"", "");
     let text = text.replace("#endif \n", "#endif\n");
     let mut kept: Vec<&str> = Vec::new();
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn what_is_for_callers_in_rust_is_left_out() {
         let text = "/*\n * Says.\n *\n * # Safety\n *\n * A pointer.\n */\nint f(void);\n";
-        assert_eq!(without_safety(text), "/*\n * Says.\n */\nint f(void);\n");
+        assert_eq!(for_users(text), "/*\n * Says.\n */\nint f(void);\n");
     }
 
     #[test]
