@@ -341,7 +341,7 @@ impl Session {
     /// Reads the TSC and the first counters, as many as `counts` has room for.  All values are of
     /// one moment.  It is for callers that learn the number of events only when they run.
     ///
-    /// The result has no counts of its own.
+    /// The result says how the counters were read; its own list of counts is empty.
     ///
     /// # Errors
     ///
@@ -360,7 +360,7 @@ impl Session {
     /// The second closure does nothing, and is measured to find what the measurement itself
     /// executes.  It is called in the first measurement after a start only.
     ///
-    /// The result has no counts of its own.
+    /// The result says how the counters were read; its own list of counts is empty.
     ///
     /// # Errors
     ///

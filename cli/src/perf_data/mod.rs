@@ -2,12 +2,12 @@
 //! The files of Linux's perf, `perf.data`: written for those who have tools for them, and read.
 //!
 //! The kernel's header `perf_event.h` describes the records, and Linux's
-//! `tools/perf/Documentation/perf.data-file-format.txt` what is around them. A file may have any
-//! contents, and may be another user's.
+//! `tools/perf/Documentation/perf.data-file-format.txt` describes the file that contains them. A
+//! file that is read may have any contents, and may be another user's.
 //!
-//! The crate `linux-perf-data` reads these files too, and the tests compare it with what is here.
-//! It is not used otherwise, since it believes a file's lengths: a few bytes of a file make it ask
-//! for any amount of memory, or panic.
+//! The crate `linux-perf-data` reads these files, too, and the tests compare what it finds with
+//! what is found here. The command does not use it, because it believes the lengths that a file
+//! states: a few wrong bytes make it allocate any amount of memory, or panic.
 
 mod read;
 #[cfg(test)]

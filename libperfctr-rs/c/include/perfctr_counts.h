@@ -198,7 +198,8 @@ extern "C" {
  *
  * events: names with commas between, as perf writes them: "instructions:u,branches:u",
  * "cpu/event=0xc4,umask=1/u". With "" only the clock runs.
- * provider: one of enum perfctr_provider. Others than PERFCTR_PROVIDER_ANY are asked alone.
+ * provider: one of enum perfctr_provider. PERFCTR_PROVIDER_ANY takes the first provider that
+ * counts here, and any other value takes that provider or none.
  * flags: 0, or PERFCTR_COUNTS_UNVERIFIED.
  * counters: gets the handle, or null after an error.
  *
@@ -234,12 +235,13 @@ enum perfctr_status perfctr_counts_since(struct perfctr_counters *counters,
                                          struct perfctr_reading *difference);
 
 /*
- * Calls body(argument), and gives what it counts, without what the measurement itself does.
+ * Calls body(argument) once, and stores in spent what the thread counted meanwhile, less what the
+ * measurement itself counts.
  *
- * The first call measures a body without instructions several times, and each call subtracts what
- * that has counted. What is left is exact for events that count retired instructions: what the
- * body executes up to its return, which is not counted. spent->clock is 0. If spent->retries is
- * not 0, the counts have that many disturbed attempts to read, too.
+ * To find the latter, the first call also measures a body without instructions several times. For
+ * events that count retired instructions the result is exact: it is what the body executes, but
+ * for the return at its end. spent->clock is 0. A reading that is disturbed is repeated, and the
+ * repetition is counted, too: spent->retries says how often that happened.
  *
  * The body must return: neither an exception nor longjmp() may leave it. It may read the counters
  * and measure, but not stop, start, open or close them.
