@@ -8,10 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use perfctr::{Cause, Error};
+use shared_abi::hypercall::OP_UNREGISTER;
 
+use crate::host::Host;
 use crate::module;
+use crate::raw::Argument;
 use crate::rng::Rng;
 use crate::stats::until_threads;
+use crate::threads::{SELF, cpus, run_on};
 use crate::witness::Witness;
 
 /// The number of threads that open and close sessions meanwhile.
@@ -33,16 +37,18 @@ pub fn in_use() -> Result<()> {
     witness.exact()
 }
 
-/// Unloads and loads the module `rounds` times while threads open and close sessions.
+/// Unloads and loads the module `rounds` times while threads open and close sessions. A guest that
+/// is its own host asks it each time whether a page is left.
 ///
 /// # Errors
 ///
-/// The module cannot be unloaded or loaded, a thread does not count exactly, or something is left.
+/// The module cannot be unloaded or loaded, a thread does not count exactly, or something is left:
+/// a thread's state in the module, or a vCPU's page in the hypervisor.
 ///
 /// # Panics
 ///
 /// One of the threads panics.
-pub fn comes_and_goes(rounds: u32) -> Result<()> {
+pub fn comes_and_goes(rounds: u32, host: Option<&dyn Host>) -> Result<()> {
     let stop = AtomicBool::new(false);
     let sessions = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -52,7 +58,7 @@ pub fn comes_and_goes(rounds: u32) -> Result<()> {
                 scope.spawn(move || open_and_close(id, stop, sessions))
             })
             .collect();
-        let reloaded = reload(rounds);
+        let reloaded = reload(rounds, host);
         stop.store(true, Ordering::Relaxed);
         for worker in workers {
             worker.join().expect("workers do not panic")?;
@@ -64,12 +70,30 @@ pub fn comes_and_goes(rounds: u32) -> Result<()> {
     until_threads(0)
 }
 
-fn reload(rounds: u32) -> Result<()> {
+fn reload(rounds: u32, host: Option<&dyn Host>) -> Result<()> {
     for _ in 0..rounds {
         thread::sleep(Duration::from_millis(20));
         module::unload_when_idle().context("cannot unload the module")?;
+        let none_left = host.map_or(Ok(()), no_page_is_registered);
         module::load()?;
+        none_left?;
     }
+    Ok(())
+}
+
+/// Checks that the hypervisor has no page of any vCPU, by asking it to give each one back.
+fn no_page_is_registered(host: &dyn Host) -> Result<()> {
+    let cpus = cpus()?;
+    for &cpu in &cpus {
+        run_on(SELF, &[cpu])?;
+        let outcome = host.perfctr_op(OP_UNREGISTER, Argument::Null, 0);
+        ensure!(
+            outcome == Err(Errno::ENXIO),
+            "the module is unloaded, and giving vCPU {cpu}'s page back is answered by \
+             {outcome:?}, where ENXIO says that there is none"
+        );
+    }
+    run_on(SELF, &cpus)?;
     Ok(())
 }
 

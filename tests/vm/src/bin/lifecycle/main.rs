@@ -53,14 +53,15 @@ fn main() -> Result<ExitCode> {
             tally.check(name, test().map_err(|error| format!("{error:#}")));
         }
     };
+    let host = host()?;
     // These come first, since the sessions that later tests forget keep the module.
     test("module in use", &reload::in_use);
-    test("module comes and goes", &|| reload::comes_and_goes(options.reloads));
+    test("module comes and goes", &|| reload::comes_and_goes(options.reloads, Some(&*host)));
     for (name, of_table) in ends::TESTS.iter().chain(processes::TESTS) {
         test(name, of_table);
     }
     // Xen says itself who may execute RDPMC in a paravirtualised guest: a user's every process.
-    if host()?.xen().is_none() {
+    if host.xen().is_none() {
         test(
             "a forked child reads no counter by itself",
             &processes::a_forked_child_reads_no_counter,

@@ -37,7 +37,7 @@ pub fn tenant(reloads: u32) -> Result<()> {
     }
     for (name, outcome) in [
         ("the module stays while a thread counts", reload::in_use()),
-        ("the module comes and goes while threads count", reload::comes_and_goes(reloads)),
+        ("the module comes and goes while threads count", reload::comes_and_goes(reloads, None)),
     ] {
         tell(name, outcome.map_err(|error| format!("{error:#}")));
     }
