@@ -9,12 +9,12 @@
 /*
  * Bytes of storage of the driver.
  */
-#define PERFCTR_DRIVER_BYTES 232
+#define PERFCTR_DRIVER_BYTES 240
 
 /*
  * Bytes of storage of a physical CPU.
  */
-#define PERFCTR_CPU_BYTES 528
+#define PERFCTR_CPU_BYTES 544
 
 /*
  * Bytes of storage of a vCPU with a page.
@@ -27,9 +27,29 @@
 #define PERFCTR_DOMAIN_BYTES 16
 
 /*
+ * Bytes of storage of a physical CPU's samples, all zeroes at first.
+ */
+#define PERFCTR_RING_BYTES 131104
+
+/*
  * Bytes of the largest argument of a hypercall.
  */
 #define PERFCTR_ARGUMENT_BYTES 776
+
+/*
+ * The PMU has not interrupted by the NMI: perfctr_core_nmi.
+ */
+#define PERFCTR_NMI_FOREIGN 0
+
+/*
+ * The PMU has interrupted, and that was handled: perfctr_core_nmi.
+ */
+#define PERFCTR_NMI_HANDLED 1
+
+/*
+ * A guest's counter has interrupted: perfctr_core_nmi.
+ */
+#define PERFCTR_NMI_GUEST 2
 
 /*
  * What the hypervisor has to do after the host has decided about a domain.
@@ -95,6 +115,11 @@ struct perfctr_core_domain;
  * The driver's settings, fixed at boot.
  */
 struct perfctr_core_driver;
+
+/*
+ * The samples of one physical CPU.  Its interrupt writes, and one reader at a time takes.
+ */
+struct perfctr_core_ring;
 
 /*
  * A vCPU with a page as C holds it.
@@ -176,6 +201,10 @@ struct perfctr_options {
    */
   bool counts_entries;
   /*
+   * See Settings::profile.
+   */
+  bool profile;
+  /*
    * Number of overflows that a vCPU may have in each millisecond.
    */
   uint32_t overflows_per_ms;
@@ -208,6 +237,10 @@ struct perfctr_host_facts {
    * See Settings::owns_all.
    */
   bool owns_all;
+  /*
+   * Whether the glue can sample the host.
+   */
+  bool can_profile;
 };
 
 /*
@@ -417,6 +450,42 @@ bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint
 bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu);
 
 /*
+ * Handles an NMI that has come to the CPU of `cpu`, which is up, and whose ring is null while it
+ */
+uint32_t perfctr_core_nmi(const struct perfctr_core_cpu *cpu,
+                          const struct perfctr_core_ring *ring,
+                          struct perfctr_hv_sample *at);
+
+/*
+ * Begins a session of samples; returns 0 or a negative error number.  C holds its lock.
+ */
+int perfctr_core_begin_profile(const struct perfctr_core_driver *driver);
+
+/*
+ * Ends the session; returns whether there was one.  C holds its lock.
+ */
+bool perfctr_core_end_profile(const struct perfctr_core_driver *driver);
+
+/*
+ * Begins to sample the physical CPU that executes this; returns whether it does.
+ */
+bool perfctr_core_start_samples(const struct perfctr_core_cpu *cpu,
+                                const struct perfctr_core_ring *ring,
+                                const struct perfctr_hv_profile *profile);
+
+/*
+ * Ends sampling on the physical CPU that executes this.
+ */
+void perfctr_core_stop_samples(const struct perfctr_core_cpu *cpu);
+
+/*
+ * Takes the oldest samples of `ring`, which is null if that CPU is not sampled; returns 0 or a
+ */
+int perfctr_core_take_samples(const struct perfctr_core_driver *driver,
+                              const struct perfctr_core_ring *ring,
+                              struct perfctr_hv_samples *samples);
+
+/*
  * Stops guests' counters on the physical CPU of `cpu`, which is up and executes this, if others
  */
 void perfctr_core_close_gate(const struct perfctr_core_cpu *cpu);
@@ -519,5 +588,20 @@ extern int perfctr_glue_set_policy(uint32_t domid, bool allowed);
  * Calls `perfctr_core_add_stats` for every physical CPU, one after another.
  */
 extern void perfctr_glue_add_stats(struct perfctr_hv_stats *total);
+
+/*
+ * Begins to sample the host's physical CPUs; returns 0 or a negative error number.
+ */
+extern int perfctr_glue_profile_start(const struct perfctr_hv_profile *profile);
+
+/*
+ * Calls `perfctr_core_take_samples` with the ring of physical CPU `cpu`, if it has one.
+ */
+extern int perfctr_glue_profile_read(uint32_t cpu, struct perfctr_hv_samples *samples);
+
+/*
+ * Ends sampling; returns 0 or a negative error number.
+ */
+extern int perfctr_glue_profile_stop(void);
 
 #endif  /* PERFCTR_CORE_H */

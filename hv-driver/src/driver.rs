@@ -7,6 +7,7 @@ use shared_abi::{PhysSlot, PmuCaps};
 use crate::arch::{self, Identity, Readable, Refusal, Registers};
 use crate::guest::{Gate, Rings};
 use crate::hal::Pmu;
+use crate::lease::Lease;
 use crate::serial::Serials;
 use crate::settings::{Rate, Settings};
 
@@ -19,6 +20,10 @@ pub struct Driver {
     pub registers: Registers,
     /// The general counter that counts the driver's own instructions, taken from the guests.
     pub cost: Option<PhysSlot>,
+    /// The general counter with which the host samples itself, taken from the guests.
+    pub profile: Option<PhysSlot>,
+    /// Until when it samples.
+    pub(crate) lease: Lease,
     /// The limit on how often a vCPU is interrupted.
     pub rate: Rate,
     /// The boot CPU's identity, with which every other CPU's is compared.
@@ -33,7 +38,7 @@ pub struct Driver {
     pub counts_entries: bool,
     /// Gives each domain a number of its own.
     pub serials: Serials,
-    /// The slots that the driver uses: the guests' and that of its own cost.
+    /// The slots that the driver uses: the guests' and those that are taken from them.
     enabled: u32,
 }
 
@@ -42,8 +47,8 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// Says that the PMU is not usable, or that measuring the cost would leave guests no general
-    /// counter.
+    /// Says that the PMU is not usable, or that measuring the cost or sampling the host would leave
+    /// guests no general counter.
     pub fn new(identity: &Identity, settings: &Settings) -> Result<Self, Refusal> {
         let (mut caps, mut registers) = identity.pmu()?;
         if settings.all_events {
@@ -56,19 +61,23 @@ impl Driver {
             // Others may use these counters, and guests cannot read them: they are not stopped.
             registers.readable = registers.readable.map(|these| these.filter(|r| !r.is_shared));
         }
-        let mut cost = None;
-        if settings.measure_cost {
-            if caps.general < 2 {
-                return Err(Refusal::NoCounters);
+        let mut take = |wanted| match wanted {
+            false => Ok(None),
+            true if caps.general < 2 => Err(Refusal::NoCounters),
+            true => {
+                caps.general -= 1;
+                Ok(PhysSlot::general(caps.general))
             }
-            caps.general -= 1;
-            cost = PhysSlot::general(caps.general);
-        }
-        let enabled = caps.slots() | cost.map_or(0, PhysSlot::bit);
+        };
+        let (cost, profile) = (take(settings.measure_cost)?, take(settings.profile)?);
+        let own = cost.into_iter().chain(profile).fold(0, |mask, slot| mask | slot.bit());
+        let enabled = caps.slots() | own;
         Ok(Self {
             caps,
             registers,
             cost,
+            profile,
+            lease: Lease::default(),
             rate: settings.rate,
             boot: *identity,
             all_domains: settings.all_domains,
@@ -99,6 +108,11 @@ impl Driver {
                 pmu.write_register(global.ctrl, closed);
             }
         }
+    }
+
+    /// Returns the bit of the counter with which the host samples itself, or 0.
+    pub(crate) fn profile_bit(&self) -> u32 {
+        self.profile.map_or(0, PhysSlot::bit)
     }
 
     /// Returns the index of the counter that counts the driver's own instructions.

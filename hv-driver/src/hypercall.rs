@@ -5,9 +5,9 @@
 //! [`serve`], which asks for what; everything here works on that copy.
 
 use shared_abi::hypercall::{
-    FEATURE_COST, FEATURE_ENABLED, HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats,
-    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP,
-    OP_UNREGISTER,
+    FEATURE_COST, FEATURE_ENABLED, HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister,
+    HvSamples, HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START,
+    OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot, VcpuPage, WireCaps};
@@ -43,6 +43,9 @@ enum Operation {
     Place,
     Domain,
     Stats,
+    ProfileStart,
+    ProfileRead,
+    ProfileStop,
 }
 
 impl Operation {
@@ -57,6 +60,9 @@ impl Operation {
             OP_PLACE => Self::Place,
             OP_DOMAIN => Self::Domain,
             OP_STATS => Self::Stats,
+            OP_PROFILE_START => Self::ProfileStart,
+            OP_PROFILE_READ => Self::ProfileRead,
+            OP_PROFILE_STOP => Self::ProfileStop,
             _ => return Err(Errno::INVAL),
         })
     }
@@ -70,7 +76,11 @@ impl Operation {
             | Self::Load
             | Self::Stop
             | Self::Place => Permission::Count,
-            Self::Domain | Self::Stats => Permission::ControlHost,
+            Self::Domain
+            | Self::Stats
+            | Self::ProfileStart
+            | Self::ProfileRead
+            | Self::ProfileStop => Permission::ControlHost,
         }
     }
 }
@@ -127,6 +137,25 @@ pub trait Caller {
     fn set_policy(&mut self, domid: u32, allowed: bool) -> Result<(), Errno>;
     /// Adds up what the driver has done on all physical CPUs.
     fn add_stats(&mut self, total: &mut HvStats);
+    /// Has the physical CPUs that are asked for sample, see [`Cpu::start_samples`].  The event is
+    /// one that the host may count.
+    ///
+    /// # Errors
+    ///
+    /// `BUSY` somebody samples, `NOMEM`.
+    fn start_profile(&mut self, profile: &HvProfile) -> Result<(), Errno>;
+    /// Takes samples of the physical CPU that the argument names.
+    ///
+    /// # Errors
+    ///
+    /// `NXIO` nobody samples, `NOENT` that CPU is not sampled.  Nothing is written then.
+    fn take_samples(&mut self, samples: &mut HvSamples) -> Result<(), Errno>;
+    /// Ends sampling.
+    ///
+    /// # Errors
+    ///
+    /// `NXIO` nobody samples.
+    fn stop_profile(&mut self) -> Result<(), Errno>;
 }
 
 /// Checks whether the caller may make this hypercall.  The hypervisor calls it before it looks at
@@ -184,6 +213,13 @@ pub fn serve(
             total.write_to(bytes).map_err(|_| Errno::INVAL)?;
             return Ok(true);
         }
+        Request::ProfileStart(profile) => caller.start_profile(&profile)?,
+        Request::ProfileRead => {
+            let samples = HvSamples::mut_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+            caller.take_samples(samples)?;
+            return Ok(true);
+        }
+        Request::ProfileStop => caller.stop_profile()?,
     }
     Ok(false)
 }
@@ -253,6 +289,12 @@ pub enum Request {
     },
     /// Fill the argument with the statistics.
     Stats,
+    /// Sample the host.
+    ProfileStart(HvProfile),
+    /// Fill the argument with samples.
+    ProfileRead,
+    /// Sample no more.
+    ProfileStop,
 }
 
 /// Decodes operation `op` with the argument `bytes`, all of which the caller passed.
@@ -291,6 +333,23 @@ pub fn decode(driver: &Driver, op: u32, bytes: &[u8]) -> Result<Request, Errno> 
         }
         Operation::Stats if bytes.len() == size_of::<HvStats>() => Ok(Request::Stats),
         Operation::Stats => Err(Errno::INVAL),
+        Operation::ProfileStart | Operation::ProfileRead | Operation::ProfileStop => {
+            driver.profile.ok_or(Errno::OPNOTSUPP)?;
+            decode_profile(driver, operation, bytes)
+        }
+    }
+}
+
+fn decode_profile(driver: &Driver, operation: Operation, bytes: &[u8]) -> Result<Request, Errno> {
+    match operation {
+        Operation::ProfileStart => {
+            let profile = HvProfile::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
+            driver.accepts_profile(&profile)?;
+            Ok(Request::ProfileStart(profile))
+        }
+        Operation::ProfileRead if bytes.len() == size_of::<HvSamples>() => Ok(Request::ProfileRead),
+        Operation::ProfileStop if bytes.is_empty() => Ok(Request::ProfileStop),
+        _ => Err(Errno::INVAL),
     }
 }
 

@@ -13,6 +13,7 @@
 //! * [`hypercall`] decides what a guest is given of what it asks for.
 //! * `publish` is the only writer of a vCPU's page; nothing here ever reads that page.
 //! * [`nmi`] tells the PMU's interrupts from others, where all are non-maskable ones.
+//! * [`profile`] samples the host itself, for its administrator, as long as a `lease` lasts.
 //! * [`hal::Pmu`] is the hardware; [`arch`] knows which there is, where its registers are, and what
 //!   they hold.
 //!
@@ -28,9 +29,11 @@ pub mod driver;
 pub mod guest;
 pub mod hal;
 pub mod hypercall;
+pub(crate) mod lease;
 pub mod nmi;
 pub mod pcpu;
 pub mod policy;
+pub mod profile;
 pub(crate) mod publish;
 pub(crate) mod sampling;
 pub mod serial;
@@ -47,6 +50,7 @@ pub use hal::{Pmu, Probe};
 pub use nmi::ExpectedInterrupts;
 pub use pcpu::{Cpu, Pcpu};
 pub use policy::{Policy, PolicyChange};
+pub use profile::SampleRing;
 pub use publish::Left;
 pub use serial::{Serial, Serials};
 pub use settings::{HostFacts, Options, Rate, Settings};

@@ -12,9 +12,9 @@
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use shared_abi::PmuCaps;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
+use shared_abi::{PhysSlot, PmuCaps};
 
 /// For how long the interrupt of an overflow that was already seen may still arrive, unit: TSC
 /// ticks.
@@ -49,6 +49,17 @@ impl ExpectedInterrupts {
         }
     }
 
+    /// Returns whether the slot interrupts, and was not yet seen to have overflowed.
+    pub(crate) fn is_armed(&self, slot: PhysSlot) -> bool {
+        self.armed.load(Relaxed) & slot.bit() != 0
+    }
+
+    /// Says that an interrupt was claimed for an overflow that may interrupt once more, since
+    /// another one happened together with it.
+    pub fn expect_another(&self, now: u64) {
+        self.until_tsc.store(now.wrapping_add(ON_ITS_WAY_TICKS).max(1), Relaxed);
+    }
+
     /// Returns whether an interrupt that has just arrived is the PMU's.  Each overflow explains
     /// only one interrupt.
     pub fn explains(&self, caps: &PmuCaps, hardware: &impl Counters) -> bool {
@@ -71,7 +82,7 @@ impl ExpectedInterrupts {
 mod tests {
     use core::cell::Cell;
 
-    use shared_abi::{CounterWidth, PhysSlot};
+    use shared_abi::CounterWidth;
 
     use super::*;
     use crate::arch::Identity;

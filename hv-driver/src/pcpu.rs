@@ -220,10 +220,10 @@ impl<P: Pmu> Cpu<'_, P> {
         self.pcpu.owner = Owner::STRANGER;
     }
 
-    /// Clears every selector, those for guests and those of the driver itself.
+    /// Clears every selector, those for guests and those of the driver and of the host.
     fn stop_all(&self) {
-        let Driver { caps, registers, cost, .. } = self.driver;
-        for slot in slots_of(caps.slots()).chain(*cost) {
+        let Driver { caps, registers, cost, profile, .. } = self.driver;
+        for slot in slots_of(caps.slots()).chain(*cost).chain(*profile) {
             if let Some(evntsel) = registers.evntsel(slot) {
                 self.pmu.write_register(evntsel, 0);
             }

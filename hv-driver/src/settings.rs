@@ -3,7 +3,7 @@
 
 /// The syntax of the option, for the console.
 pub const EXPECTED: &str =
-    "on|off[,all][,cost][,events=all][,entries=counted][,rate=<overflows per ms>]";
+    "on|off[,all][,cost][,events=all][,entries=counted][,profile][,rate=<overflows per ms>]";
 
 /// Number of overflows that a vCPU may have in a millisecond, if the option does not say.
 const OVERFLOWS_PER_MS: u32 = 50;
@@ -35,6 +35,8 @@ pub struct Settings {
     /// Whether the CPUs count the instruction that enters a guest in the mode that it enters, as
     /// AMD says of VMRUN, so that the driver has to take it back.
     pub counts_entries: bool,
+    /// Whether a general counter is kept from the guests, with which the host samples itself.
+    pub profile: bool,
     /// Whether only the driver writes to registers of counters.  This includes counters that
     /// several cores share.
     pub owns_all: bool,
@@ -50,6 +52,7 @@ impl Settings {
             all_events: false,
             all_domains: false,
             counts_entries: false,
+            profile: false,
             owns_all: true,
         }
     }
@@ -63,6 +66,8 @@ pub struct HostFacts {
     pub ticks_per_ms: u64,
     /// See [`Settings::owns_all`].
     pub owns_all: bool,
+    /// Whether the glue can sample the host.
+    pub can_profile: bool,
 }
 
 /// The values of the option's words.
@@ -79,6 +84,8 @@ pub struct Options {
     pub all_events: bool,
     /// See [`Settings::counts_entries`].
     pub counts_entries: bool,
+    /// See [`Settings::profile`].
+    pub profile: bool,
     /// Number of overflows that a vCPU may have in each millisecond.
     pub overflows_per_ms: u32,
 }
@@ -91,6 +98,7 @@ impl Options {
         measure_cost: false,
         all_events: false,
         counts_entries: false,
+        profile: false,
         overflows_per_ms: OVERFLOWS_PER_MS,
     };
 
@@ -115,6 +123,7 @@ impl Options {
             b"all" => self.all_domains = true,
             b"cost" => self.measure_cost = true,
             b"events=all" => self.all_events = true,
+            b"profile" => self.profile = true,
             b"entries=counted" => self.counts_entries = true,
             _ => self.overflows_per_ms = number(word.strip_prefix(b"rate=")?)?,
         }
@@ -130,6 +139,7 @@ impl Options {
             all_events: self.all_events,
             all_domains: self.all_domains,
             counts_entries: self.counts_entries,
+            profile: self.profile && host.can_profile,
             owns_all: host.owns_all,
         }
     }
@@ -160,6 +170,7 @@ mod tests {
             ("cost", Options { measure_cost: true, ..on }),
             ("events=all", Options { all_events: true, ..on }),
             ("entries=counted", Options { counts_entries: true, ..on }),
+            ("profile", Options { profile: true, ..on }),
             ("rate=17", Options { overflows_per_ms: 17, ..on }),
             ("rate=4294967295", Options { overflows_per_ms: u32::MAX, ..on }),
             ("on,all,rate=3", Options { all_domains: true, overflows_per_ms: 3, ..on }),
@@ -190,11 +201,24 @@ mod tests {
     }
 
     #[test]
+    fn a_counter_is_kept_only_where_the_host_can_be_sampled() {
+        let options = Options { profile: true, ..Options::OFF };
+        for can_profile in [false, true] {
+            let host = HostFacts { ticks_per_ms: 1, owns_all: true, can_profile };
+            assert_eq!(options.settings(&host).profile, can_profile);
+        }
+    }
+
+    #[test]
     fn a_window_is_a_millisecond() {
         let mut options = Options { all_domains: true, overflows_per_ms: 7, ..Options::OFF };
-        assert!(!options.settings(&HostFacts { ticks_per_ms: 1, owns_all: false }).counts_entries);
+        assert!(
+            !options
+                .settings(&HostFacts { ticks_per_ms: 1, owns_all: false, can_profile: false })
+                .counts_entries
+        );
         options.counts_entries = true;
-        let host = HostFacts { ticks_per_ms: 2_400_000, owns_all: true };
+        let host = HostFacts { ticks_per_ms: 2_400_000, owns_all: true, can_profile: true };
         let settings = options.settings(&host);
         assert_eq!(settings.rate, Rate { window_tsc: 2_400_000, overflows_max: 7 });
         assert!(
@@ -202,6 +226,7 @@ mod tests {
                 && settings.all_domains
                 && settings.counts_entries
                 && !settings.all_events
+                && !settings.profile
                 && !settings.measure_cost
         );
     }

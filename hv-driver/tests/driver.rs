@@ -14,8 +14,9 @@ use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_OS, EVNTSEL_USR};
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{
     FEATURE_COST, FEATURE_ENABLED, HOOK_LOAD, HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE,
-    HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_LOAD, OP_PLACE, OP_QUERY,
-    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
+    HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples, HvStats, OP_DOMAIN, OP_LOAD,
+    OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER, OP_STATS,
+    OP_STOP, OP_UNREGISTER, PLACE_KERNEL, PLACE_NONE,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::{Counters, ReadError, sample_vcpu};
@@ -1434,6 +1435,19 @@ mod requests {
         fn add_stats(&mut self, total: &mut HvStats) {
             self.machine.pcpu.stats.add_to(total);
         }
+        fn start_profile(&mut self, profile: &HvProfile) -> Result<(), Errno> {
+            self.done.push(format!("profile {:#x} every {}", profile.evntsel, profile.period));
+            Ok(())
+        }
+        fn take_samples(&mut self, samples: &mut HvSamples) -> Result<(), Errno> {
+            (samples.count, samples.lost) = (1, 5);
+            samples.sample[0].ip = u64::from(samples.cpu) + 70;
+            Ok(())
+        }
+        fn stop_profile(&mut self) -> Result<(), Errno> {
+            self.done.push("profile no more".into());
+            Ok(())
+        }
     }
 
     fn refused_by(domain: &mut Domain, op: u32, bytes: &[u8]) -> Errno {
@@ -1594,9 +1608,89 @@ mod requests {
     #[test]
     fn a_caller_without_permission_is_refused_before_its_argument_is_looked_at() {
         let mut tenant = Domain { control: false, ..Domain::new() };
-        for (op, bytes) in [(OP_DOMAIN, &[1; 3][..]), (OP_STATS, &[]), (OP_DOMAIN, &[9; 900])] {
+        for (op, bytes) in [
+            (OP_DOMAIN, &[1; 3][..]),
+            (OP_STATS, &[]),
+            (OP_DOMAIN, &[9; 900]),
+            (OP_PROFILE_START, &[]),
+            (OP_PROFILE_READ, &[]),
+            (OP_PROFILE_STOP, &[]),
+        ] {
             assert_eq!(refused_by(&mut tenant, op, bytes), Errno::PERM);
         }
+    }
+
+    /// On a host that keeps a counter for samples of itself.
+    fn sampling(op: u32, bytes: &mut [u8]) -> (Result<bool, Errno>, Vec<String>) {
+        let driver = Driver::new(&nehalem(), &Settings { profile: true, ..SETTINGS }).unwrap();
+        let mut domain = Domain::new();
+        let result = serve(&driver, &mut domain, op, bytes);
+        (result, domain.done)
+    }
+
+    const PROFILE: HvProfile = HvProfile { evntsel: BOTH, period: 10_000, cpus: 1, reserved: 0 };
+
+    #[test]
+    fn the_host_is_sampled_as_the_control_domain_asks() {
+        let started = sampling(OP_PROFILE_START, { PROFILE }.as_mut_bytes());
+        assert_eq!(started, (Ok(false), vec![format!("profile {BOTH:#x} every 10000")]));
+        let stopped = sampling(OP_PROFILE_STOP, &mut []);
+        assert_eq!(stopped, (Ok(false), vec!["profile no more".into()]));
+        let mut samples = HvSamples::new_zeroed();
+        samples.cpu = 3;
+        assert_eq!(sampling(OP_PROFILE_READ, samples.as_mut_bytes()).0, Ok(true));
+        assert_eq!((samples.cpu, samples.count, samples.lost), (3, 1, 5));
+        assert_eq!(samples.sample[0].ip, 73);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_profile_is_said() {
+        for (profile, errno) in [
+            (HvProfile { period: 9_999, ..PROFILE }, Errno::INVAL),
+            (HvProfile { period: 1 << 31, ..PROFILE }, Errno::INVAL),
+            (HvProfile { cpus: 0, ..PROFILE }, Errno::INVAL),
+            (HvProfile { reserved: 1, ..PROFILE }, Errno::INVAL),
+            (HvProfile { evntsel: BOTH | 1 << 20, ..PROFILE }, Errno::PERM),
+            (HvProfile { evntsel: BOTH | 1 << 21, ..PROFILE }, Errno::PERM),
+            (HvProfile { evntsel: 0x40_00c0, ..PROFILE }, Errno::INVAL),
+        ] {
+            let refused = sampling(OP_PROFILE_START, { profile }.as_mut_bytes());
+            assert_eq!(refused, (Err(errno), vec![]), "{profile:?}");
+        }
+        for (op, bytes) in [
+            (OP_PROFILE_START, &[1; 31][..]),
+            (OP_PROFILE_READ, &[1; 16]),
+            (OP_PROFILE_STOP, &[1; 8]),
+        ] {
+            assert_eq!(sampling(op, &mut bytes.to_vec()), (Err(Errno::INVAL), vec![]), "{op}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_a_counter_of_its_own_is_not_sampled() {
+        let mut domain = Domain::new();
+        let mut asked = HvSamples::new_zeroed();
+        for (op, bytes) in [
+            (OP_PROFILE_START, { PROFILE }.as_mut_bytes()),
+            (OP_PROFILE_READ, asked.as_mut_bytes()),
+            (OP_PROFILE_STOP, &mut []),
+        ] {
+            assert_eq!(refused_by(&mut domain, op, bytes), Errno::OPNOTSUPP, "{op}");
+        }
+    }
+
+    #[test]
+    fn guests_have_one_counter_less_where_the_host_keeps_one() {
+        let of = |measure_cost, profile| {
+            let settings = Settings { measure_cost, profile, ..SETTINGS };
+            let driver = Driver::new(&nehalem(), &settings).unwrap();
+            (driver.caps.general, driver.profile.map(|slot| slot.index()))
+        };
+        assert_eq!([of(false, false), of(false, true)], [(4, None), (3, Some(3))]);
+        assert_eq!([of(true, false), of(true, true)], [(3, None), (2, Some(2))]);
+        let one = Identity { perfmon: [0x0730_0103, 0, 0, 0x603], ..nehalem() };
+        let refused = Driver::new(&one, &Settings { profile: true, ..SETTINGS });
+        assert_eq!(refused.unwrap_err(), hv_driver::Refusal::NoCounters);
     }
 
     #[test]

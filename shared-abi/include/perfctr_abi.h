@@ -24,8 +24,8 @@ typedef int32_t __s32;
 #endif
 
 #define PERFCTR_ABI_MAJOR 0x2
-#define PERFCTR_ABI_MINOR 0x3
-#define PERFCTR_ABI_WORD 0x30002
+#define PERFCTR_ABI_MINOR 0x4
+#define PERFCTR_ABI_WORD 0x40002
 #define PERFCTR_VCPU_PAGE_MAGIC 0x63566350
 #define PERFCTR_THREAD_PAGE_MAGIC 0x68546350
 #define PERFCTR_MAX_COUNTERS 0x12
@@ -75,6 +75,13 @@ typedef int32_t __s32;
 #define PERFCTR_OP_STATS 0x6
 #define PERFCTR_OP_PLACE 0x7
 #define PERFCTR_OP_GO_ON 0x8
+#define PERFCTR_OP_PROFILE_START 0x9
+#define PERFCTR_OP_PROFILE_READ 0xa
+#define PERFCTR_OP_PROFILE_STOP 0xb
+#define PERFCTR_PROFILE_LEASE_MS 0x7d0
+#define PERFCTR_PROFILE_PERIOD_MIN 0x2710
+#define PERFCTR_SAMPLES_MAX 0x17
+#define PERFCTR_SAMPLE_HYPERVISOR 0x3
 #define PERFCTR_PLACE_NONE 0x0
 #define PERFCTR_PLACE_USER 0x1
 #define PERFCTR_PLACE_KERNEL 0x2
@@ -337,6 +344,46 @@ PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, mode) == 4);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, ip) == 8);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, sp) == 16);
 PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_place, flags) == 24);
+
+struct perfctr_hv_profile {
+	__u64 evntsel;
+	__u64 period;
+	__u64 cpus;
+	__u64 reserved;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_profile) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, evntsel) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, period) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, cpus) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_profile, reserved) == 24);
+
+struct perfctr_hv_sample {
+	__u64 tsc;
+	__u64 ip;
+	__u32 domain;
+	__u32 vcpu;
+	__u32 mode;
+	__u32 cpu;
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_sample) == 32);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_sample, tsc) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_sample, ip) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_sample, domain) == 16);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_sample, vcpu) == 20);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_sample, mode) == 24);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_sample, cpu) == 28);
+
+struct perfctr_hv_samples {
+	__u32 cpu;
+	__u32 count;
+	__u64 lost;
+	struct perfctr_hv_sample sample[23];
+};
+PERFCTR_ASSERT(sizeof(struct perfctr_hv_samples) == 752);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_samples, cpu) == 0);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_samples, count) == 4);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_samples, lost) == 8);
+PERFCTR_ASSERT(PERFCTR_OFFSET(struct perfctr_hv_samples, sample) == 16);
 
 struct perfctr_info_arg {
 	__u32 abi_major;

@@ -37,7 +37,9 @@ const CONSTANTS: &[(&str, u64)] = constants! {
     hypercall::{
         HYPERCALL_NUMBER, KVM_HYPERCALL_NUMBER, KVM_LVTPC_VECTOR,
         OP_QUERY, OP_REGISTER, OP_UNREGISTER, OP_LOAD, OP_STOP, OP_DOMAIN,
-        OP_STATS, OP_PLACE, OP_GO_ON, PLACE_NONE, PLACE_USER, PLACE_KERNEL, FEATURE_ENABLED,
+        OP_STATS, OP_PLACE, OP_GO_ON, OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP,
+        PROFILE_LEASE_MS, PROFILE_PERIOD_MIN, SAMPLES_MAX, SAMPLE_HYPERVISOR,
+        PLACE_NONE, PLACE_USER, PLACE_KERNEL, FEATURE_ENABLED,
         FEATURE_COST,
         HOOK_SWITCH_FROM, HOOK_SWITCH_TO, HOOK_TOGGLE, HOOK_LOAD, HOOK_INTERRUPT, HOOKS,
         VIRQ_NUMBER,
@@ -69,7 +71,8 @@ types! {
     thread_page::{ThreadSlot, ThreadPage}
     caps::{WireCaps}
     config::{CounterConfig}
-    hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats, HvPlace}
+    hypercall::{HvQuery, HvRegister, HvLoad, HvDomain, HvHookStats, HvStats, HvPlace, HvProfile,
+        HvSample, HvSamples}
     ioctl::{Info, Create, Control, Sums, CpuState}
     ring::{RingRequest, RingRecord}
 }

@@ -15,6 +15,9 @@
 //! | [`OP_DOMAIN`] | [`HvDomain`] | the control domain | `EPERM`, `ESRCH` |
 //! | [`OP_STATS`] | [`HvStats`], out | the control domain | `EPERM` |
 //! | [`OP_PLACE`] | [`HvPlace`], in and out | any vCPU, for itself | `ENXIO` no page |
+//! | [`OP_PROFILE_START`] | [`HvProfile`] | the control domain | `EPERM`, `EOPNOTSUPP` no counter is reserved, `EBUSY` somebody samples, `ENOMEM`, those of [`ConfigError`](crate::ConfigError) |
+//! | [`OP_PROFILE_READ`] | [`HvSamples`], in and out | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody samples, `ENOENT` that physical CPU is not sampled |
+//! | [`OP_PROFILE_STOP`] | none | the control domain | `EPERM`, `EOPNOTSUPP`, `ENXIO` nobody samples |
 //! | [`OP_GO_ON`] | [`HvRegister`] | any vCPU, for itself | as for [`OP_REGISTER`], `EINVAL` not a page that a vCPU has left, `ENODEV` and `EBUSY` as for [`OP_LOAD`], and those of [`ConfigError`](crate::ConfigError) |
 //!
 //! If the driver is off, every operation returns `ENODEV`.  A hypervisor without the driver returns
@@ -66,6 +69,20 @@ pub const OP_PLACE: u32 = 7;
 /// The hypervisor begins to publish the calling vCPU's counters in a page that another hypervisor
 /// has written before the guest was restored here, and goes on from the counts in that page.
 pub const OP_GO_ON: u32 = 8;
+
+/// The control domain begins to sample physical CPUs.
+pub const OP_PROFILE_START: u32 = 9;
+/// The control domain takes the oldest samples of one physical CPU.  This also says that it still
+/// wants samples: the driver stops by itself [`PROFILE_LEASE_MS`] after the last such call.
+pub const OP_PROFILE_READ: u32 = 10;
+/// The control domain ends sampling.  Samples that it has not taken are lost.
+pub const OP_PROFILE_STOP: u32 = 11;
+
+/// For how long the driver samples after the control domain has last asked for samples, unit:
+/// milliseconds.
+pub const PROFILE_LEASE_MS: u64 = 2_000;
+/// The shortest [`HvProfile::period`].  A sample costs the hypervisor some hundred instructions.
+pub const PROFILE_PERIOD_MIN: u64 = 10_000;
 
 /// The per-vCPU virtual interrupt of an overflow: `VIRQ_ARCH_4`, which Xen uses for nothing else.
 ///
@@ -209,6 +226,89 @@ layout!(HvPlace, "perfctr_hv_place", 32, {
     8 ip: "__u64",
     16 sp: "__u64",
     24 flags: "__u64",
+});
+
+/// Argument of [`OP_PROFILE_START`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvProfile {
+    /// The event, and the rings, in the layout of [`CounterConfig::evntsel`].  Ring 0 is the
+    /// hypervisor's, and where guests have rings of their own, also their kernels'.  64-bit PV
+    /// guests execute in ring 3 only.
+    pub evntsel: u64,
+    /// A sample is taken after so many events on each physical CPU, at least
+    /// [`PROFILE_PERIOD_MIN`].
+    pub period: u64,
+    /// Bit n stands for physical CPU n.  All bits together also stand for those from number 64 on.
+    pub cpus: u64,
+    /// Must be 0.
+    pub reserved: u64,
+}
+
+layout!(HvProfile, "perfctr_hv_profile", 32, {
+    0 evntsel: "__u64",
+    8 period: "__u64",
+    16 cpus: "__u64",
+    24 reserved: "__u64",
+});
+
+/// [`HvSample::mode`]: the hypervisor executed, for [`HvSample::domain`] or while that was idle.
+pub const SAMPLE_HYPERVISOR: u32 = 3;
+
+/// Where a physical CPU was when the event happened that ended a period.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HvSample {
+    /// The host's time-stamp counter.
+    pub tsc: u64,
+    /// The instruction pointer, which is the address of the next instruction.
+    pub ip: u64,
+    /// The domain whose vCPU was current, such as 32767 for the idle domain.
+    pub domain: u32,
+    /// The number of that vCPU in its domain.
+    pub vcpu: u32,
+    /// [`PLACE_USER`], [`PLACE_KERNEL`] or [`SAMPLE_HYPERVISOR`].
+    pub mode: u32,
+    /// The physical CPU.
+    pub cpu: u32,
+}
+
+layout!(HvSample, "perfctr_hv_sample", 32, {
+    0 tsc: "__u64",
+    8 ip: "__u64",
+    16 domain: "__u32",
+    20 vcpu: "__u32",
+    24 mode: "__u32",
+    28 cpu: "__u32",
+});
+
+/// Number of elements of [`HvSamples::sample`].
+pub const SAMPLES_MAX: usize = 23;
+
+/// Argument of [`OP_PROFILE_READ`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HvSamples {
+    /// In: the physical CPU.
+    pub cpu: u32,
+    /// Out: the number of samples that follow.  If it is [`SAMPLES_MAX`], there may be more.
+    pub count: u32,
+    /// Out: the number of samples of that physical CPU that were lost since the start.  They found
+    /// its ring full, or their period ended before the previous sample was taken.
+    pub lost: u64,
+    /// Out: the samples, the oldest first.
+    pub sample: [HvSample; SAMPLES_MAX],
+}
+
+layout!(HvSamples, "perfctr_hv_samples", 752, {
+    0 cpu: "__u32",
+    4 count: "__u32",
+    8 lost: "__u64",
+    16 sample: "struct perfctr_hv_sample" [SAMPLES_MAX],
 });
 
 /// Index in [`HvStats::hook`]: an enrolled vCPU was switched out.

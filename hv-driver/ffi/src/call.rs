@@ -6,7 +6,7 @@ use core::ffi::c_void;
 
 use hv_driver::hypercall::{self, Caller, Permission};
 use hv_driver::{Cpu, Driver, Guest, Vcpu};
-use shared_abi::hypercall::HvStats;
+use shared_abi::hypercall::{HvProfile, HvSamples, HvStats};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::on_cpu::without_interrupts;
@@ -14,6 +14,7 @@ use crate::x86::X86Pmu;
 use crate::{
     from_return, perfctr_glue_add_stats, perfctr_glue_copy_in, perfctr_glue_copy_out,
     perfctr_glue_domain, perfctr_glue_guest, perfctr_glue_machine, perfctr_glue_permits,
+    perfctr_glue_profile_read, perfctr_glue_profile_start, perfctr_glue_profile_stop,
     perfctr_glue_register, perfctr_glue_set_policy, perfctr_glue_take_counters,
     perfctr_glue_unregister, perfctr_glue_vcpu,
 };
@@ -123,5 +124,23 @@ impl Caller for Current<'_> {
         // SAFETY: C has each physical CPU call `perfctr_core_add_stats`, one after another, while
         // this one waits: nobody else has `total` then.
         unsafe { perfctr_glue_add_stats(total) }
+    }
+
+    fn start_profile(&mut self, profile: &HvProfile) -> Result<(), Errno> {
+        // SAFETY: C reads the structure before it returns, and has each physical CPU call
+        // `perfctr_core_start_samples` meanwhile.
+        from_return(unsafe { perfctr_glue_profile_start(profile) })
+    }
+
+    fn take_samples(&mut self, samples: &mut HvSamples) -> Result<(), Errno> {
+        // SAFETY: C accepts any number of a CPU, and passes the structure, which nobody else has,
+        // to `perfctr_core_take_samples`.
+        from_return(unsafe { perfctr_glue_profile_read(samples.cpu, samples) })
+    }
+
+    fn stop_profile(&mut self) -> Result<(), Errno> {
+        // SAFETY: C has each physical CPU call `perfctr_core_stop_samples`, and then frees the
+        // rings, to which nobody else has a reference.
+        from_return(unsafe { perfctr_glue_profile_stop() })
     }
 }

@@ -14,9 +14,10 @@ use hv_driver::settings;
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{
     Demand, Driver, Guest, HostFacts, Identity, Left, Options, Policy, PolicyChange, Refusal,
-    Registration, Serial, Vcpu,
+    Registration, SampleRing, Serial, Vcpu,
 };
-use shared_abi::hypercall::{HvPlace, HvQuery, HvStats};
+use shared_abi::hypercall::{HvPlace, HvProfile, HvQuery, HvSample, HvSamples, HvStats};
+use shared_abi::read::Counters;
 use shared_abi::{Errno, VcpuPage};
 
 mod call;
@@ -26,13 +27,15 @@ mod x86;
 use on_cpu::{CpuObject, OnCpu};
 
 /// Bytes of storage of the driver.
-pub const DRIVER_BYTES: usize = 232;
+pub const DRIVER_BYTES: usize = 240;
 /// Bytes of storage of a physical CPU.
-pub const CPU_BYTES: usize = 528;
+pub const CPU_BYTES: usize = 544;
 /// Bytes of storage of a vCPU with a page.
 pub const VCPU_BYTES: usize = 2432;
 /// Bytes of storage of a domain, all zeroes at first.
 pub const DOMAIN_BYTES: usize = 16;
+/// Bytes of storage of a physical CPU's samples, all zeroes at first.
+pub const RING_BYTES: usize = 131104;
 /// Bytes of the largest argument of a hypercall.
 pub const ARGUMENT_BYTES: usize = 776;
 
@@ -41,6 +44,7 @@ const _: [(); DRIVER_BYTES] = [(); size_of::<Driver>()];
 const _: [(); CPU_BYTES] = [(); size_of::<CpuObject>()];
 const _: [(); VCPU_BYTES] = [(); size_of::<VcpuObject>()];
 const _: [(); DOMAIN_BYTES] = [(); size_of::<DomainObject>()];
+const _: [(); RING_BYTES] = [(); size_of::<SampleRing>()];
 const _: [(); ARGUMENT_BYTES] = [(); hv_driver::hypercall::ARGUMENT_BYTES_MAX];
 const _: () = {
     assert!(align_of::<Driver>() <= 8 && align_of::<CpuObject>() <= 8);
@@ -521,6 +525,90 @@ pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject) -> bool {
     cpu.explains_nmi()
 }
 
+/// The PMU has not interrupted by the NMI: [`perfctr_core_nmi`].
+pub const NMI_FOREIGN: u32 = 0;
+/// The PMU has interrupted, and that was handled: [`perfctr_core_nmi`].
+pub const NMI_HANDLED: u32 = 1;
+/// A guest's counter has interrupted: [`perfctr_core_nmi`].
+pub const NMI_GUEST: u32 = 2;
+
+/// Handles an NMI that has come to the CPU of `cpu`, which is up, and whose ring is null while it
+/// does not sample; returns an `NMI_*` number.
+///
+/// After `NMI_GUEST`, C has [`perfctr_core_interrupt`] called as soon as interrupts are enabled.
+/// The NMI may have interrupted any other entry there.  `at` is where; its time is set here.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_nmi(
+    cpu: &CpuObject,
+    ring: Option<&SampleRing>,
+    at: &mut HvSample,
+) -> u32 {
+    match cpu.sample(ring, at) {
+        (_, true) => NMI_GUEST,
+        (true, false) => NMI_HANDLED,
+        (false, false) => NMI_FOREIGN,
+    }
+}
+
+/// Begins a session of samples; returns 0 or a negative error number.  C holds its lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_begin_profile(driver: &Driver) -> c_int {
+    match driver.begin_profile(x86::Registers.clock()) {
+        Ok(()) => 0,
+        Err(errno) => errno.to_return(),
+    }
+}
+
+/// Ends the session; returns whether there was one.  C holds its lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_end_profile(driver: &Driver) -> bool {
+    driver.end_profile()
+}
+
+/// Begins to sample the physical CPU that executes this; returns whether it does.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_start_samples(
+    cpu: &CpuObject,
+    ring: &SampleRing,
+    profile: &HvProfile,
+) -> bool {
+    // SAFETY: C calls this in an interrupt of its own, with interrupts disabled.
+    let mut here = unsafe { OnCpu::new(cpu) };
+    let expected = here.host_expected();
+    here.cpu().start_samples(expected, ring, profile)
+}
+
+/// Ends sampling on the physical CPU that executes this.
+///
+/// # Safety
+///
+/// `cpu` is the object of the CPU that executes this, and interrupts are disabled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn perfctr_core_stop_samples(cpu: &CpuObject) {
+    // SAFETY: C calls this in an interrupt of its own, with interrupts disabled.
+    let mut here = unsafe { OnCpu::new(cpu) };
+    let expected = here.host_expected();
+    here.cpu().stop_samples(expected);
+}
+
+/// Takes the oldest samples of `ring`, which is null if that CPU is not sampled; returns 0 or a
+/// negative error number.  C holds its lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn perfctr_core_take_samples(
+    driver: &Driver,
+    ring: Option<&SampleRing>,
+    samples: &mut HvSamples,
+) -> c_int {
+    match driver.take_samples(ring, x86::Registers.clock(), samples) {
+        Ok(()) => 0,
+        Err(errno) => errno.to_return(),
+    }
+}
+
 /// Stops guests' counters on the physical CPU of `cpu`, which is up and executes this, if others
 /// than the driver have let them count; see [`Driver::close_gate`].
 ///
@@ -614,6 +702,14 @@ unsafe extern "C" {
     fn perfctr_glue_set_policy(domid: u32, allowed: bool) -> c_int;
     /// Calls `perfctr_core_add_stats` for every physical CPU, one after another.
     fn perfctr_glue_add_stats(total: *mut HvStats);
+    /// Begins to sample the host's physical CPUs; returns 0 or a negative error number.
+    fn perfctr_glue_profile_start(profile: *const HvProfile) -> c_int;
+    /// Calls `perfctr_core_take_samples` with the ring of physical CPU `cpu`, if it has one.
+    ///
+    /// It returns 0 or a negative error number.
+    fn perfctr_glue_profile_read(cpu: u32, samples: *mut HvSamples) -> c_int;
+    /// Ends sampling; returns 0 or a negative error number.
+    fn perfctr_glue_profile_stop() -> c_int;
 }
 
 fn from_return(value: c_int) -> Result<(), Errno> {

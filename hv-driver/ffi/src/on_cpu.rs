@@ -6,7 +6,9 @@ use core::arch::asm;
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 
-use hv_driver::{Cpu, Driver, ExpectedInterrupts, Pcpu};
+use hv_driver::{Cpu, Driver, ExpectedInterrupts, Pcpu, SampleRing};
+use shared_abi::hypercall::HvSample;
+use shared_abi::read::Counters;
 
 use crate::perfctr_glue_cpu;
 use crate::x86::{Registers, X86Pmu};
@@ -18,6 +20,8 @@ pub struct CpuObject {
     driver: *const Driver,
     number: u32,
     expected: ExpectedInterrupts,
+    /// Those of the counter with which the host samples itself.
+    host_expected: ExpectedInterrupts,
     /// Reached through an [`OnCpu`] only.
     pcpu: UnsafeCell<Pcpu>,
 }
@@ -25,8 +29,8 @@ pub struct CpuObject {
 impl CpuObject {
     /// Of a CPU that the driver has not touched.
     pub(crate) const fn new(driver: *const Driver, number: u32) -> Self {
-        let (expected, pcpu) = (ExpectedInterrupts::new(), UnsafeCell::new(Pcpu::new()));
-        Self { driver, number, expected, pcpu }
+        let [expected, host_expected] = [ExpectedInterrupts::new(), ExpectedInterrupts::new()];
+        Self { driver, number, expected, host_expected, pcpu: UnsafeCell::new(Pcpu::new()) }
     }
 
     fn driver(&self) -> &Driver {
@@ -38,6 +42,19 @@ impl CpuObject {
     /// Whether an NMI that has just come here is the PMU's.  May be called at any moment.
     pub(crate) fn explains_nmi(&self) -> bool {
         self.expected.explains(&self.driver().caps, &Registers)
+    }
+
+    /// See [`Driver::sample`].  Returns whether an NMI that has just come here is the PMU's, and
+    /// whether it is also, or only, that of a guest's counter.  May be called at any moment once
+    /// the CPU has come up.
+    pub(crate) fn sample(&self, ring: Option<&SampleRing>, at: &mut HvSample) -> (bool, bool) {
+        let pmu = X86Pmu { expected: &self.expected };
+        let hosts = self.driver().sample(&pmu, &self.host_expected, ring, at);
+        let guests = self.explains_nmi();
+        if hosts && guests {
+            self.host_expected.expect_another(pmu.clock());
+        }
+        (hosts || guests, guests)
     }
 
     /// See [`Driver::close_gate`].  May be called at any moment once the CPU has come up.
@@ -66,6 +83,11 @@ impl<'a> OnCpu<'a> {
     #[inline(always)]
     pub(crate) const unsafe fn new(cpu: &'a CpuObject) -> Self {
         Self { cpu, pmu: X86Pmu { expected: &cpu.expected }, here: PhantomData }
+    }
+
+    /// The interrupts of the host's own counter.
+    pub(crate) const fn host_expected(&self) -> &'a ExpectedInterrupts {
+        &self.cpu.host_expected
     }
 
     /// The CPU for the core.

@@ -108,3 +108,19 @@ int perfctr_hypercall(struct kvm_vcpu *vcpu, u32 op, u64 address, u32 length)
 	return perfctr_core_hypercall(perfctr_driver(), &caller, op, argument,
 				      length);
 }
+
+/* No counter is kept for samples of the host, so the core does not call these. */
+int perfctr_glue_profile_start(const struct perfctr_hv_profile *profile)
+{
+	return -EOPNOTSUPP;
+}
+
+int perfctr_glue_profile_read(uint32_t cpu, struct perfctr_hv_samples *samples)
+{
+	return -EOPNOTSUPP;
+}
+
+int perfctr_glue_profile_stop(void)
+{
+	return -EOPNOTSUPP;
+}

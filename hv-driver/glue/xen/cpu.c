@@ -41,6 +41,9 @@ struct perfctr_pcpu {
 /* When a CPU goes down, Xen keeps this if the CPU is parked, or clears it. */
 static DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
 
+/* Whether the PMU interrupts by NMIs. */
+static DEFINE_PER_CPU(bool, interrupts_by_nmi);
+
 static struct perfctr_core_cpu *core_of(struct perfctr_pcpu *pcpu)
 {
     return (struct perfctr_core_cpu *)pcpu->core;
@@ -108,6 +111,7 @@ static void go_down(void)
 {
     struct perfctr_pcpu *pcpu = &this_cpu(perfctr_pcpu);
 
+    this_cpu(interrupts_by_nmi) = false;
     apic_write(APIC_LVTPC, PMU_APIC_VECTOR | APIC_LVT_MASKED);
     perfctr_core_cpu_down(core_of(pcpu));
     keep_stats(pcpu);
@@ -162,5 +166,24 @@ bool __init perfctr_take_cpus(void)
 /* The local APIC masks its entry when it delivers, so it is unmasked here. */
 void perfctr_unmask_interrupt(void)
 {
-    apic_write(APIC_LVTPC, PMU_APIC_VECTOR);
+    apic_write(APIC_LVTPC,
+               this_cpu(interrupts_by_nmi) ? APIC_DM_NMI : PMU_APIC_VECTOR);
+}
+
+void perfctr_interrupt_by_nmi(bool by_nmi)
+{
+    this_cpu(interrupts_by_nmi) = by_nmi;
+    perfctr_unmask_interrupt();
+}
+
+/* What sent an IPI may have been interrupted: a shorthand needs no other word. */
+void perfctr_interrupt_again(void)
+{
+    send_IPI_self(PMU_APIC_VECTOR);
+}
+
+/* The registers were lost if the CPU was reset, and no NMI is the PMU's then. */
+struct perfctr_core_cpu *perfctr_cpu_in_nmi(void)
+{
+    return core_of(&this_cpu(perfctr_pcpu));
 }

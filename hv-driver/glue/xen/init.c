@@ -47,6 +47,7 @@ static int __init cf_check perfctr_init(void)
     const struct perfctr_host_facts host = {
         .ticks_per_ms = cpu_khz,
         .owns_all = true,
+        .can_profile = true,
     };
     struct perfctr_why why;
     const char *owner;

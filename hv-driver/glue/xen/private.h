@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
  * Declarations that the files here share. Each calls only those before it in
- * this order: probe, cpu, policy, pv, svm, vmx, hvm, page, switch, hypercall.
+ * this order: probe, cpu, policy, pv, svm, vmx, hvm, profile, page, switch,
+ * hypercall.
  */
 #ifndef PERFCTR_PRIVATE_H
 #define PERFCTR_PRIVATE_H
@@ -34,6 +35,11 @@ bool perfctr_take_cpus(void);
 struct perfctr_core_cpu *perfctr_this_cpu(void);
 void perfctr_departed_stats(struct perfctr_hv_stats *stats);
 void perfctr_unmask_interrupt(void);
+/* This CPU's PMU interrupts by NMIs or not; interrupts are disabled. */
+void perfctr_interrupt_by_nmi(bool by_nmi);
+/* In an NMI: the PMU's interrupt comes again, maskable. */
+void perfctr_interrupt_again(void);
+struct perfctr_core_cpu *perfctr_cpu_in_nmi(void);
 
 /* The core's object of a domain, which only the core writes to. */
 static inline const struct perfctr_core_domain *

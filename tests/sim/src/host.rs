@@ -8,7 +8,8 @@ use hv_driver::hypercall::{Caller, Permission, authorize, serve};
 use hv_driver::vcpu::GuestMode;
 use hv_driver::{Cpu, Guest, PolicyChange, Registration};
 use shared_abi::hypercall::{
-    HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvProfile, HvSamples, HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PROFILE_READ, OP_PROFILE_START,
+    OP_PROFILE_STOP, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::read::Counters;
@@ -431,7 +432,8 @@ impl Machine {
             authorize(caller, op, bytes.len())?;
             serve(&self.driver, caller, op, bytes).map(drop)
         });
-        let reserved = matches!(op, OP_DOMAIN | OP_STATS);
+        let hosts = [OP_DOMAIN, OP_STATS, OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP];
+        let reserved = hosts.contains(&op);
         if reserved && result != Err(Errno::PERM) && !self.is_gone() {
             self.fail(format!(
                 "vCPU {index} makes the control domain's hypercall {op}: {result:?}"
@@ -761,5 +763,17 @@ impl<'a> Caller for Hypercall<'a> {
         for cpu in &self.machine.cpus {
             cpu.core.borrow().stats.add_to(total);
         }
+    }
+
+    fn start_profile(&mut self, _: &HvProfile) -> Result<(), Errno> {
+        unreachable!("no counter is the host's own")
+    }
+
+    fn take_samples(&mut self, _: &mut HvSamples) -> Result<(), Errno> {
+        unreachable!("no counter is the host's own")
+    }
+
+    fn stop_profile(&mut self) -> Result<(), Errno> {
+        unreachable!("no counter is the host's own")
     }
 }

@@ -4,7 +4,8 @@
 use core::mem::offset_of;
 
 use shared_abi::hypercall::{
-    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    OP_DOMAIN, OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
+    OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::PAGE_BYTES;
 use shared_abi::sync::simulated::Access;
@@ -129,6 +130,9 @@ fn operation(op: u32) -> &'static str {
         OP_STATS => "stats",
         OP_PLACE => "place",
         OP_GO_ON => "go on",
+        OP_PROFILE_START => "profile start",
+        OP_PROFILE_READ => "profile read",
+        OP_PROFILE_STOP => "profile stop",
         _ => "unknown",
     }
 }

@@ -35,6 +35,7 @@ pub mod report;
 mod rr;
 mod shim;
 mod stat;
+mod system;
 pub mod tenants;
 mod testbed;
 mod versions;
@@ -93,6 +94,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("vmx-kvm", "counting-vmx-kvm", driver::counting),
     Suite::on("vmx-kvm", "refusals-vmx-kvm", driver::refusals),
     Suite::on("vmx-kvm", "overflow-vmx-kvm", overflow::run),
+    Suite::vm("system", system::run),
     Suite::vm("domains", domains::run),
     Suite::vm("stat", stat::run),
     Suite::vm("gate", gate::run),

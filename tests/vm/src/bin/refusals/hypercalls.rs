@@ -4,8 +4,9 @@
 use anyhow::{Context, Result};
 use shared_abi::CounterConfig;
 use shared_abi::hypercall::{
-    HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD,
-    OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_GO_ON,
+    OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY, OP_REGISTER,
+    OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
@@ -41,7 +42,8 @@ fn load(counters: &[CounterConfig]) -> HvLoad {
 /// Returns how `op` is refused. An operation on the whole host is refused first of all to any
 /// domain but a control domain.
 fn of(host: &dyn Host, op: u32, errno: Refusal) -> Refusal {
-    let others = matches!(op, OP_DOMAIN | OP_STATS) && host.xen().is_none();
+    let hosts = [OP_DOMAIN, OP_STATS, OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP];
+    let others = hosts.contains(&op) && host.xen().is_none();
     if others { Refusal::EPERM } else { errno }
 }
 
@@ -54,9 +56,17 @@ pub fn refuse(bench: &mut Bench, host: &dyn Host) {
 }
 
 fn arguments(bench: &mut Bench, host: &dyn Host) {
-    for op in [9, 255, u32::MAX] {
+    for op in [12, 255, u32::MAX] {
         bench.refused(&format!("operation {op}"), Refusal::EINVAL, || {
             host.perfctr_op(op, Argument::Null, 0)
+        });
+    }
+    // No counter is kept for samples of the host.
+    for op in [OP_PROFILE_START, OP_PROFILE_READ, OP_PROFILE_STOP] {
+        let profile = HvProfile { evntsel: 0x43_00c0, period: 100_000, cpus: 1, reserved: 0 };
+        let what = format!("samples of the host, operation {op}");
+        bench.refused(&what, of(host, op, Refusal::EOPNOTSUPP), || {
+            call(host, op, profile, size_of::<HvProfile>())
         });
     }
     if let Some(xen) = host.xen() {

@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::Result;
 use perfctr::Session;
 use shared_abi::hypercall::{
-    HvDomain, HvLoad, HvPlace, HvQuery, HvRegister, HvStats, OP_DOMAIN, OP_GO_ON, OP_LOAD,
-    OP_PLACE, OP_QUERY, OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
+    HvDomain, HvLoad, HvPlace, HvProfile, HvQuery, HvRegister, HvSamples, HvStats, OP_DOMAIN,
+    OP_GO_ON, OP_LOAD, OP_PLACE, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP, OP_QUERY,
+    OP_REGISTER, OP_STATS, OP_STOP, OP_UNREGISTER,
 };
 use shared_abi::limits::MAX_SLOTS;
 use shared_abi::version::ABI_MAJOR;
@@ -37,7 +38,7 @@ const ARGUMENT_BYTES: usize = 2048;
 /// Frames beyond all memory, or nobody's. A frame of the guest's own would be written to.
 const FRAMES: [u64; 6] = [1 << 24, (1 << 28) - 1, 1 << 40, 1 << 52, u64::MAX, u64::MAX >> 12];
 
-const REQUESTS: [u32; 11] = [
+const REQUESTS: [u32; 14] = [
     OP_LOAD,
     OP_LOAD,
     OP_LOAD,
@@ -46,6 +47,9 @@ const REQUESTS: [u32; 11] = [
     OP_QUERY,
     OP_DOMAIN,
     OP_STATS,
+    OP_PROFILE_START,
+    OP_PROFILE_READ,
+    OP_PROFILE_STOP,
     OP_REGISTER,
     OP_PLACE,
     u32::MAX,
@@ -152,6 +156,11 @@ fn argument(op: u32, input: &mut Reader<'_>, bytes: &mut [u8]) -> usize {
             put(HvDomain { domid, enabled, ..HvDomain::default() }.as_bytes())
         }
         OP_STATS => put(HvStats::default().as_bytes()),
+        OP_PROFILE_START => {
+            let (evntsel, period) = (0x43_00c0, input.pick(&[0, 10_000, 1 << 31, u64::MAX]));
+            put(HvProfile { evntsel, period, cpus: 1, reserved: 0 }.as_bytes())
+        }
+        OP_PROFILE_READ => put(&[0; size_of::<HvSamples>()]),
         OP_PLACE => {
             let slot = input.below(2 * MAX_SLOTS) as u32;
             put(HvPlace { slot, ..HvPlace::default() }.as_bytes())

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests samples of the host itself: how many there are, what they say, and how they end.
+//!
+//! The emulator's tally says how many instructions a physical CPU has executed in ring 0, where
+//! only Xen executes, and outside of it. This program's vCPU is alone on physical CPU 0 meanwhile.
+//!
+//! With a command as its arguments, this samples the host while the command runs.
+
+use std::collections::HashSet;
+use std::env;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use perfctr::rdpmc::Hardware;
+use perfctr::{Event, Provider, Session};
+use shared_abi::hypercall::{
+    HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
+    PLACE_KERNEL, PLACE_USER, PROFILE_LEASE_MS, SAMPLE_HYPERVISOR, SAMPLES_MAX,
+};
+use shared_abi::read::Counters;
+use vm_tests::emulated::{OUTSIDE_RING_0, RING_0};
+use vm_tests::raw::{Argument, Refusal};
+use vm_tests::region::{self, Region};
+use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::witness::Witness;
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+use zerocopy::FromZeros;
+
+/// The physical CPU that is sampled, and the other one.
+const CPU: u32 = 0;
+const OTHER: u32 = 1;
+/// The host's instructions (event C0H): in ring 0, in the other rings, in both.
+const RING_0_ONLY: u64 = 0x42_00c0;
+const OUTSIDE_ONLY: u64 = 0x41_00c0;
+const BOTH: u64 = 0x43_00c0;
+/// Events between two samples.
+const PERIOD: u64 = 100_000;
+const SHORT: u64 = 10_000;
+/// The number of samples that a physical CPU keeps.
+const RING: u64 = 4096;
+/// Xen's code is in this part of the address space (its layout in `config.h`).
+const XENS: std::ops::Range<u64> = 0xffff_82d0_4000_0000..0xffff_82d0_8000_0000;
+/// The work of a measurement, unit: rounds.
+const ROUNDS: u64 = 300;
+/// The instructions that beginning and ending may take, and how often it is tried.
+const AROUND: u64 = 100_000;
+const ATTEMPTS: u32 = 20;
+/// How long a guest's counts are watched.
+const BESIDE: Duration = Duration::from_secs(2);
+
+/// The host's samples, by hypercall.
+struct Profile<'a>(&'a Xen);
+
+impl Profile<'_> {
+    fn start(&self, evntsel: u64, period: u64, cpus: u64) -> Result<(), Refusal> {
+        let mut profile = HvProfile { evntsel, period, cpus, reserved: 0 };
+        let length = size_of::<HvProfile>() as u32;
+        self.0.perfctr_op(OP_PROFILE_START, Argument::of(&mut profile), length)
+    }
+
+    fn stop(&self) -> Result<(), Refusal> {
+        self.0.perfctr_op(OP_PROFILE_STOP, Argument::Null, 0)
+    }
+
+    /// Takes the oldest samples of a physical CPU.
+    fn some(&self, cpu: u32) -> Result<HvSamples, Refusal> {
+        let mut samples = HvSamples::new_zeroed();
+        samples.cpu = cpu;
+        let length = size_of::<HvSamples>() as u32;
+        self.0.perfctr_op(OP_PROFILE_READ, Argument::of(&mut samples), length)?;
+        Ok(samples)
+    }
+
+    /// Takes all that there are into `to`. Returns how many were lost since the start.
+    fn take(&self, cpu: u32, to: &mut Vec<HvSample>) -> Result<u64, Refusal> {
+        loop {
+            let samples = self.some(cpu)?;
+            to.extend_from_slice(&samples.sample[..samples.count as usize]);
+            if (samples.count as usize) < SAMPLES_MAX {
+                return Ok(samples.lost);
+            }
+        }
+    }
+}
+
+/// What was found in a measurement.
+struct Found {
+    samples: Vec<HvSample>,
+    lost: u64,
+    /// What the emulator has executed, in ring 0 and elsewhere: while the CPU was certainly
+    /// sampled, and while it perhaps was.
+    certainly: [u64; 2],
+    perhaps: [u64; 2],
+}
+
+impl Found {
+    /// Compares the number of samples with the instructions that were executed in these rings.
+    fn is_each_period(&self, rings: impl Fn([u64; 2]) -> u64, period: u64) -> Result<(), String> {
+        let taken = self.samples.len() as u64 + self.lost;
+        let [least, most] = [self.certainly, self.perhaps].map(|n| rings(n) / period);
+        let says =
+            format!("{taken} samples, {} of them lost, {least} to {most} periods", self.lost);
+        println!("{says}");
+        let fits = (least.saturating_sub(1)..=most + 1).contains(&taken);
+        if fits { Ok(()) } else { Err(says) }
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let command: Vec<String> = env::args().skip(1).collect();
+    if !command.is_empty() {
+        return around(&command);
+    }
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let cpus = cpus()?;
+    region::overhead()?;
+    for &cpu in &cpus {
+        let on = if cpu == 0 { 1 << CPU } else { 1 << OTHER };
+        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, on)?;
+    }
+    run_on(SELF, &cpus[..1])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS])?;
+    ensure!(Hardware.counter(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
+    let (profile, mut tally) = (Profile(&xen), Tally::default());
+    nobody(&profile, &mut tally);
+    samples(&profile, &mut tally)?;
+    full(&profile, &mut tally)?;
+    drop(session);
+    beside(&profile, &cpus[1..], &mut tally)?;
+    ends(&profile, &mut tally)?;
+    Ok(tally.finish())
+}
+
+/// While nobody samples, there is nothing to take or to end, and what is wrong is refused.
+fn nobody(profile: &Profile<'_>, tally: &mut Tally) {
+    let told = (profile.some(CPU).map(drop), profile.stop());
+    tally.check(
+        "while nobody samples there is nothing to take or to end",
+        equal(told, (Err(Refusal::ENXIO), Err(Refusal::ENXIO))),
+    );
+    let told = [
+        profile.start(RING_0_ONLY, SHORT - 1, u64::MAX),
+        profile.start(RING_0_ONLY, 1 << 40, u64::MAX),
+        profile.start(RING_0_ONLY, PERIOD, 0),
+        profile.start(RING_0_ONLY | 1 << 20, PERIOD, u64::MAX),
+        profile.start(0x42_00c0 & !(3 << 16), PERIOD, u64::MAX),
+    ];
+    let expected = [Refusal::EINVAL, Refusal::EINVAL, Refusal::EINVAL, Refusal::EPERM];
+    let mut expected: Vec<_> = expected.map(Err).into();
+    expected.push(Err(Refusal::EINVAL));
+    tally.check("a profile that is wrong is refused", equal(told.to_vec(), expected));
+}
+
+/// Samples physical CPU 0 while `work` executes there, once for each round.
+///
+/// To begin and to end takes long if the machine's other CPU is late. It is done again then.
+fn measure(
+    profile: &Profile<'_>,
+    evntsel: u64,
+    period: u64,
+    work: impl Fn(&mut Found) -> Result<(), Refusal>,
+) -> Result<Found> {
+    for _ in 0..ATTEMPTS {
+        let found = measure_once(profile, evntsel, period, &work)?;
+        let sum = |executed: [u64; 2]| executed[0] + executed[1];
+        if sum(found.perhaps) - sum(found.certainly) <= AROUND {
+            return Ok(found);
+        }
+    }
+    bail!("it takes more than {AROUND} instructions to begin and to end, {ATTEMPTS} times");
+}
+
+fn measure_once(
+    profile: &Profile<'_>,
+    evntsel: u64,
+    period: u64,
+    work: impl Fn(&mut Found) -> Result<(), Refusal>,
+) -> Result<Found> {
+    let read = || [RING_0, OUTSIDE_RING_0].map(|index| Hardware.counter(index));
+    let mut found = Found { samples: Vec::new(), lost: 0, certainly: [0; 2], perhaps: [0; 2] };
+    let first = read();
+    profile.start(evntsel, period, 1 << CPU)?;
+    let before = read();
+    work(&mut found)?;
+    // To take what a ring holds takes longer than a period. What remains then is taken at once.
+    for _ in 0..2 {
+        profile.take(CPU, &mut found.samples)?;
+    }
+    let after = read();
+    found.lost = profile.take(CPU, &mut found.samples)?;
+    profile.stop()?;
+    let last = read();
+    found.certainly = [0, 1].map(|n| after[n].wrapping_sub(before[n]));
+    found.perhaps = [0, 1].map(|n| last[n].wrapping_sub(first[n]));
+    Ok(found)
+}
+
+/// System calls, which enter Xen, and instructions of this program.
+fn work() {
+    for _ in 0..200 {
+        nix::unistd::getppid();
+    }
+    Region { first: 4_000, second: 1 }.execute(&mut 0);
+}
+
+fn samples(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
+    for (name, evntsel, modes) in [
+        ("Xen", RING_0_ONLY, &[SAMPLE_HYPERVISOR][..]),
+        ("guests", OUTSIDE_ONLY, &[PLACE_KERNEL, PLACE_USER]),
+        ("Xen and guests", BOTH, &[SAMPLE_HYPERVISOR, PLACE_KERNEL, PLACE_USER]),
+    ] {
+        let found = measure(profile, evntsel, PERIOD, |found| {
+            for _ in 0..ROUNDS {
+                work();
+                profile.take(CPU, &mut found.samples)?;
+            }
+            Ok(())
+        })?;
+        let rings = |[ring_0, outside]: [u64; 2]| match evntsel {
+            RING_0_ONLY => ring_0,
+            OUTSIDE_ONLY => outside,
+            _ => ring_0 + outside,
+        };
+        let each = found.is_each_period(rings, PERIOD);
+        tally.check(&format!("there is a sample for each period of {name}"), each);
+        let places = judge(&found.samples, modes);
+        tally.check(&format!("samples of {name} say where they were"), places);
+    }
+    Ok(())
+}
+
+/// Checks what samples say: the CPU, this domain's first vCPU, the modes, each mode's addresses,
+/// and the order of their times.
+fn judge(samples: &[HvSample], modes: &[u32]) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    for sample in samples {
+        let is_xens = XENS.contains(&sample.ip);
+        let fits = match sample.mode {
+            SAMPLE_HYPERVISOR => is_xens,
+            PLACE_KERNEL => !is_xens && sample.ip >> 63 == 1,
+            PLACE_USER => sample.ip >> 47 == 0,
+            _ => false,
+        };
+        let who = (sample.cpu, sample.domain, sample.vcpu);
+        if !fits || !modes.contains(&sample.mode) || who != (CPU, CONTROL_DOMAIN.into(), 0) {
+            return Err(format!("{sample:x?}"));
+        }
+        seen.insert(sample.mode);
+    }
+    if !samples.is_sorted_by_key(|sample| sample.tsc) {
+        return Err("their times are not in order".into());
+    }
+    let places: HashSet<u64> = samples.iter().map(|sample| sample.ip).collect();
+    let counts = modes.iter().map(|mode| samples.iter().filter(|s| s.mode == *mode).count());
+    println!("modes {modes:?}: {:?} samples, {} places", counts.collect::<Vec<_>>(), places.len());
+    // One that had to wait until interrupts are enabled would be at few places.
+    match (seen.len() == modes.len(), places.len() * 8 > samples.len().min(800)) {
+        (false, _) => Err(format!("only the modes {seen:?}, expected {modes:?}")),
+        (_, false) => Err(format!("{} samples at {} places", samples.len(), places.len())),
+        _ => Ok(()),
+    }
+}
+
+/// A ring that nobody takes from keeps the oldest samples and says how many it has lost.
+fn full(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
+    let found = measure(profile, OUTSIDE_ONLY, SHORT, |_| {
+        for _ in 0..250 {
+            Region { first: 100_000, second: 1 }.execute(&mut 0);
+            // It is not sampled, but to ask says that somebody still wants samples.
+            match profile.some(OTHER) {
+                Err(Refusal::ENOENT) => (),
+                other => _ = other?,
+            }
+        }
+        Ok(())
+    })?;
+    tally.check(
+        "a physical CPU that is not named is not sampled",
+        equal(profile.some(OTHER).map(drop), Err(Refusal::ENXIO)),
+    );
+    let each = found.is_each_period(|executed| executed[1], SHORT);
+    tally.check("a ring that is full says how many samples it has lost", each);
+    let kept = found.samples.len() as u64;
+    // It has room again when the first ones are taken.
+    let is_full = found.lost > 0 && (RING..RING + 200).contains(&kept);
+    let says = format!("{kept} kept, {} lost", found.lost);
+    tally.check("a ring that is full keeps what it has", if is_full { Ok(()) } else { Err(says) });
+    Ok(())
+}
+
+/// Samples every physical CPU while `work` runs, and takes the samples on the vCPUs `on`. Returns
+/// what `work` returned, and the number of samples of each physical CPU.
+fn sampled<T>(
+    profile: &Profile<'_>,
+    on: &[usize],
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(T, [usize; 2])> {
+    profile.start(BOTH, SHORT, u64::MAX)?;
+    let stop = AtomicBool::new(false);
+    let (outcome, taken) = thread::scope(|scope| {
+        let taker = scope.spawn(|| -> Result<[usize; 2]> {
+            run_on(SELF, on)?;
+            let mut number = [0; 2];
+            while !stop.load(Ordering::Relaxed) || number.contains(&0) {
+                for (cpu, number) in [CPU, OTHER].into_iter().zip(&mut number) {
+                    let mut samples = Vec::new();
+                    profile.take(cpu, &mut samples)?;
+                    *number += samples.len();
+                }
+                sleep(Duration::from_millis(5));
+            }
+            Ok(number)
+        });
+        let outcome = work();
+        stop.store(true, Ordering::Relaxed);
+        (outcome, taker.join().expect("it does not panic"))
+    });
+    profile.stop()?;
+    Ok((outcome?, taken?))
+}
+
+/// Guests' counts stay exact while the host is sampled.
+fn beside(profile: &Profile<'_>, others: &[usize], tally: &mut Tally) -> Result<()> {
+    let witness = Witness::new()?;
+    let (outcome, taken) = sampled(profile, others, || {
+        let start = Instant::now();
+        while start.elapsed() < BESIDE {
+            if let Err(why) = witness.unchanged() {
+                return Ok(Err(why));
+            }
+        }
+        Ok(Ok(()))
+    })?;
+    println!("samples beside: {taken:?}");
+    tally.check("a guest's counts are exact while the host is sampled", outcome);
+    Ok(())
+}
+
+/// Samples the host while another program tests, and fails if that fails.
+fn around(command: &[String]) -> Result<ExitCode> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let run = || Command::new(&command[0]).args(&command[1..]).status().context("no such program");
+    let (status, taken) = sampled(&Profile(&xen), &cpus()?, run)?;
+    println!("samples meanwhile: {taken:?}");
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Only one session is at a time, and it ends by itself when nobody takes samples any more.
+fn ends(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
+    profile.start(BOTH, PERIOD, u64::MAX)?;
+    let busy = profile.start(BOTH, PERIOD, u64::MAX);
+    tally.check("there is one session at a time", equal(busy, Err(Refusal::EBUSY)));
+    sleep(Duration::from_millis(PROFILE_LEASE_MS + 1_000));
+    tally.check(
+        "a session ends when nobody takes its samples",
+        equal(profile.some(CPU).map(drop), Err(Refusal::ENXIO)),
+    );
+    let again = profile.start(BOTH, PERIOD, u64::MAX);
+    tally.check("there can be another session then", equal(again, Ok(())));
+    tally.check("a session can be ended", equal(profile.stop(), Ok(())));
+    Ok(())
+}
