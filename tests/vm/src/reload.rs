@@ -82,7 +82,11 @@ fn reload(rounds: u32, host: Option<&dyn Host>) -> Result<()> {
 }
 
 /// Checks that the hypervisor has no page of any vCPU, by asking it to give each one back.
-fn no_page_is_registered(host: &dyn Host) -> Result<()> {
+///
+/// # Errors
+///
+/// It has one, or answers otherwise.
+pub fn no_page_is_registered(host: &dyn Host) -> Result<()> {
     let cpus = cpus()?;
     for &cpu in &cpus {
         run_on(SELF, &[cpu])?;

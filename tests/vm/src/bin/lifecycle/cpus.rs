@@ -7,10 +7,11 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use perfctr::{Cause, Error, Refusal};
-use vm_tests::host::host;
+use vm_tests::host::{Host, host};
 use vm_tests::stats::{threads, until_threads};
 use vm_tests::threads::{SELF, cpus, run_on, take_away_and_give_back};
 use vm_tests::witness::Witness;
+use vm_tests::{module, reload};
 
 use crate::ends::{elsewhere, exact};
 
@@ -82,4 +83,24 @@ pub fn come_online_without_counters() -> Result<()> {
     fs::write(&online, "1")?;
     counts().context("the CPU comes online where it may count")?;
     until_threads(before)
+}
+
+/// Unloads the module while a CPU is away on which a thread has counted, and brings the CPU back.
+/// The module's memory is someone else's by then, so that no page of it may be registered.
+pub fn absent_while_the_module_goes(host: &dyn Host) -> Result<()> {
+    let cpu = *cpus()?.last().context("there is no CPU")?;
+    let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    elsewhere(|| -> Result<()> {
+        run_on(SELF, &[cpu])?;
+        let witness = Witness::new()?;
+        exact(&witness)?;
+        fs::write(&online, "0")?;
+        Ok(())
+    })?;
+    let unloaded = module::unload_when_idle();
+    fs::write(&online, "1")?;
+    unloaded.context("cannot unload the module")?;
+    let none_left = reload::no_page_is_registered(host);
+    module::load()?;
+    none_left
 }

@@ -57,6 +57,9 @@ fn main() -> Result<ExitCode> {
     // These come first, since the sessions that later tests forget keep the module.
     test("module in use", &reload::in_use);
     test("module comes and goes", &|| reload::comes_and_goes(options.reloads, Some(&*host)));
+    test("a CPU that is away when the module goes keeps no page", &|| {
+        cpus::absent_while_the_module_goes(&*host)
+    });
     for (name, of_table) in ends::TESTS.iter().chain(processes::TESTS) {
         test(name, of_table);
     }
