@@ -22,12 +22,13 @@ const PERIOD: u64 = 10_007;
 /// The most instructions that a habit adds to one run of the program, even on a busy machine.
 const SURPLUS_MAX: i64 = 1_000;
 
-/// Boots six machines.
+/// Boots seven machines.
 pub fn run(report: &mut Report) -> Result<()> {
     unknown(report)?;
     svm(report)?;
     interrupts(report)?;
     late(report)?;
+    moved(report)?;
     entries(report)
 }
 
@@ -104,6 +105,15 @@ fn late(report: &mut Report) -> Result<()> {
     every_sample(report, "PV", &outcome);
     let surplus = counts.iter().map(|count| count.instructions as i64 - INSTRUCTIONS as i64);
     uncorrected(report, "interrupts", "PV", surplus)
+}
+
+/// Checks a PV guest whose vCPUs are moved while their interrupts are on the way. Half of a period
+/// passes before its interrupt comes.
+fn moved(report: &mut Report) -> Result<()> {
+    let command = ["/work/overflow", "--late", "--rounds", "20"];
+    let mut spec = Spec::new("pv", command)?.driver("on")?;
+    spec.topology.cpu.push_str(",pmu-habits=skid:10000");
+    report.program(spec, "overflow")
 }
 
 /// Checks guests of KVM where VMRUN retires in the mode that it enters.

@@ -5,6 +5,7 @@
 mod competition;
 mod cost;
 mod ends;
+mod late;
 mod pending;
 mod records;
 mod report;
@@ -50,6 +51,9 @@ struct Options {
     /// Only test overflows in the middle of thread switches.
     #[arg(long)]
     pending: bool,
+    /// Only sample on CPUs whose interrupts of overflows come late.
+    #[arg(long)]
+    late: bool,
     /// Only test records in rings.
     #[arg(long)]
     records: bool,
@@ -80,6 +84,8 @@ fn main() -> Result<ExitCode> {
         for (name, test) in records::TESTS {
             report.check(name, test());
         }
+    } else if options.late {
+        late::run(&mut report, &options, host, &cpus)?;
     } else if options.pending {
         pending(&mut report, &options, host, &cpus)?;
     } else if options.hotplug {
