@@ -126,14 +126,6 @@ static inline void perfctr_vm_flags_mod(struct vm_area_struct *vma,
 #endif
 }
 
-#ifndef IRQ_WORK_INIT_HARD
-/* Releases of clang-format disagree about these braces. */
-/* clang-format off */
-#define IRQ_WORK_INIT_HARD(function) \
-	{ .flags = ATOMIC_INIT(IRQ_WORK_HARD_IRQ), .func = (function) }
-/* clang-format on */
-#endif
-
 /* Before 6.2 a PMU that was unregistered can be registered again only so. */
 #ifndef PERF_PMU_CAP_HETEROGENEOUS_CPUS
 #define PERF_PMU_CAP_HETEROGENEOUS_CPUS 0

@@ -6,6 +6,7 @@
  */
 
 #include <linux/bitops.h>
+#include <linux/cpumask.h>
 #include <linux/cred.h>
 #include <linux/irq_work.h>
 #include <linux/percpu.h>
@@ -26,8 +27,30 @@ static void perfctr_tell_here(struct irq_work *unused)
 	perfctr_tell_current();
 }
 
-static DEFINE_PER_CPU(struct irq_work, perfctr_tell_work) =
-	IRQ_WORK_INIT_HARD(perfctr_tell_here);
+static DEFINE_PER_CPU(struct irq_work, perfctr_tell_work);
+
+/*
+ * Not where it is defined: most releases of Linux leave addresses 0 in the data
+ * that a module has for each CPU.
+ */
+int perfctr_events_init(void)
+{
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu)
+		init_irq_work(per_cpu_ptr(&perfctr_tell_work, cpu),
+			      perfctr_tell_here);
+	return 0;
+}
+
+/* It may still be queued after the last event has gone. */
+void perfctr_events_exit(void)
+{
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu)
+		irq_work_sync(per_cpu_ptr(&perfctr_tell_work, cpu));
+}
 
 /* perf's time of an event that is here: as perf has booked it, or now. */
 static u64 perfctr_event_time(const struct perf_event *event, bool is_now)

@@ -105,6 +105,8 @@ struct perfctr_core_thread *perfctr_core_current(void);
 /* event.c: perf's events on this CPU. */
 struct perf_event;
 struct pmu;
+int perfctr_events_init(void);
+void perfctr_events_exit(void);
 void perfctr_pmu_enable(struct pmu *pmu);
 void perfctr_pmu_disable(struct pmu *pmu);
 struct perfctr_event_config perfctr_event_config(struct perf_event *event);

@@ -70,7 +70,8 @@ fn check_linked(module: &Path) -> Result<()> {
 }
 
 /// Finds faults of a module: the section of returns that the kernel patches has to list each of
-/// them, and the kernel's unwinder needs data.
+/// them, and the kernel's unwinder needs data. The data that each CPU has a copy of may have no
+/// addresses in it: many releases of the kernel leave them 0 when they load a module.
 fn module_faults(sections: &str, code: &str) -> Vec<String> {
     let mut faults = Vec::new();
     // An entry of the list is a displacement of 32 bits.
@@ -81,6 +82,9 @@ fn module_faults(sections: &str, code: &str) -> Vec<String> {
     }
     if section_size(sections, ".orc_unwind").unwrap_or_default() == 0 {
         faults.push("no data for the kernel's unwinder".to_owned());
+    }
+    if section_size(sections, ".rela.data..percpu").is_some() {
+        faults.push("an address in the data of each CPU, which the kernel leaves 0".to_owned());
     }
     faults
 }
@@ -216,6 +220,15 @@ mod tests {
         let faults = module_faults(sections, &code.repeat(3));
         assert_eq!(faults, ["3 returns, but the kernel is told of 2"]);
         assert_eq!(module_faults("", "").len(), 1);
+    }
+
+    #[test]
+    fn an_address_in_data_of_each_cpu_is_found() {
+        let unwinder = "  [83] .orc_unwind PROGBITS 0000 009de4 00147c 00 A 0 0 1\n";
+        let addresses = "  [294] .rela.data..percpu RELA 0000 38a3d0 000018 18 I 329 293 8\n";
+        assert!(module_faults(unwinder, "").is_empty());
+        let faults = module_faults(&format!("{unwinder}{addresses}"), "");
+        assert_eq!(faults, ["an address in the data of each CPU, which the kernel leaves 0"]);
     }
 
     #[test]

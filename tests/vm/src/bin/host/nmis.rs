@@ -8,7 +8,7 @@ use anyhow::Result;
 use perfctr::rdpmc::Hardware;
 use shared_abi::read::Counters;
 use vm_tests::emulated::RAISED;
-use vm_tests::nmis::received;
+use vm_tests::interrupts::{Interrupt, received};
 use vm_tests::threads::{SELF, run_on};
 
 /// How many NMIs all of the host's CPUs have received, and how many interrupts counters raised.
@@ -20,7 +20,7 @@ pub struct Nmis {
 
 /// Counts what has come until now.  No counter may interrupt any more.
 pub fn count(cpus: &[usize]) -> Result<Nmis> {
-    let received = received()?;
+    let received = received(Interrupt::Nmi)?;
     let mut raised = 0;
     for cpu in cpus {
         run_on(SELF, &[*cpu])?;

@@ -9,6 +9,7 @@ mod counted;
 mod exporter;
 mod forbidden;
 mod inherited;
+mod own;
 mod place;
 mod record;
 mod refused;
@@ -167,6 +168,7 @@ fn here(only: &str) -> Result<ExitCode> {
     test("threads count exactly while CPUs come and go", counted::hotplug);
     test("every period is a sample, in its own thread", sampled::threads);
     test("a limit of overflows is kept", sampled::limited);
+    test("a thread is told of its own overflows, also when perf's events change", own::found);
     test("an overflow's signal comes where the period ends, however short", signalled::exactly);
     test("a period that is set while the event counts begins there", signalled::while_it_counts);
     test(

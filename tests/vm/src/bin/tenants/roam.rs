@@ -19,9 +19,9 @@ use nix::sys::reboot::{RebootMode, reboot};
 use serde_json::{Value, json};
 use shared_abi::limits::PAGE_BYTES;
 use vm_tests::host::Host as _;
+use vm_tests::interrupts::{Interrupt, received};
 use vm_tests::kvm::Kvm;
 use vm_tests::module;
-use vm_tests::nmis::received;
 use vm_tests::region;
 use vm_tests::round::Constants;
 use vm_tests::sampled;
@@ -248,18 +248,18 @@ pub fn alone() -> Result<ExitCode> {
 /// A guest's kernel without the module would take an interrupt that says that it was restored for a
 /// sign of broken hardware.  The driver sends it none, whether it may count or not.
 fn hears_nothing_without_the_module(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
-    let before = received()?;
+    let before = received(Interrupt::Nmi)?;
     kvm.move_to_another(false, false)?;
-    let heard = received()?;
+    let heard = received(Interrupt::Nmi)?;
     tally.check("NMIs tell the module that its guest was restored", equal(heard > before, true));
     sampled::close_all();
     module::unload_when_idle()?;
     for allowed in [false, true, true] {
-        let before = received()?;
+        let before = received(Interrupt::Nmi)?;
         kvm.move_to_another(false, allowed)?;
         sleep(TIME_TO_COUNT);
         let name = format!("a guest of KVM without the module hears nothing: allowed is {allowed}");
-        tally.check(&name, equal(received()?, before));
+        tally.check(&name, equal(received(Interrupt::Nmi)?, before));
     }
     Ok(())
 }

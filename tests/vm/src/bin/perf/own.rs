@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests a thread that samples itself while perf's events beside that come and go.
+//!
+//! Whenever an event of perf's that samples begins to count, the module loads the thread's counters
+//! again, with interrupts disabled. If one of them has overflowed just before, the module finds it
+//! there, and tells the thread by work that the kernel does when perf has let its locks go.
+
+use anyhow::{Result, ensure};
+use perf_event_open_sys::bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS;
+use perfctr::Event;
+use vm_tests::interrupts::{Interrupt, received};
+use vm_tests::perf::{self, Whose, generic};
+use vm_tests::sampled::{self, Noted, SIGNAL};
+use vm_tests::stats::ModuleStats;
+use vm_tests::threads::{SELF, run_on};
+
+use crate::Machine;
+
+/// The period. It is longer than the way of a signal through the kernel, so that the thread makes
+/// progress between two. Unit: instructions of both modes.
+const PERIOD: u64 = 20_011;
+
+/// The period of perf's event, which does not end.
+const NEVER: u64 = 1 << 60;
+
+/// How often an event of perf's comes and goes.
+const CHANGES: u32 = 4_000;
+
+/// How often work has to be done, more often than others have the kernel do some meanwhile.
+const FOUND_MIN: u64 = 50;
+
+struct Outcome {
+    noted: Noted,
+    /// How often the period fits into the thread's count.
+    expected: u64,
+    /// The number of overflows that were told together with the one before.
+    merged: u64,
+    /// How often the kernel has done work.
+    works: u64,
+}
+
+/// Checks that each overflow is told once, or together with the one before.
+pub fn found(machine: &Machine) -> Result<()> {
+    run_on(SELF, &machine.cpus[..1])?;
+    sampled::handle()?;
+    let outcome = sample_beside_changes();
+    sampled::close_all();
+    run_on(SELF, &machine.cpus)?;
+    let Outcome { noted, expected, merged, works } = outcome?;
+    println!("{} overflows told, work was done {works} times", noted.overflows);
+    ensure!(noted.extra == 0, "overflows are told that were none: {noted:?}");
+    ensure!(noted.lost == merged, "{merged} overflows merged, but {noted:?}");
+    // The last period may end while the kernel stops the counters.
+    let passed = noted.passed();
+    ensure!((passed..=passed + 1).contains(&expected), "{expected} periods, {passed} told");
+    ensure!(works >= FOUND_MIN, "work was done only {works} times in {CHANGES} changes");
+    Ok(())
+}
+
+fn sample_beside_changes() -> Result<Outcome> {
+    let mut session = sampled::open()?;
+    let mut branches = generic(PERF_COUNT_HW_BRANCH_INSTRUCTIONS);
+    branches.__bindgen_anon_1.sample_period = NEVER;
+    branches.set_disabled(1);
+    let branches = perf::Event::open(branches, Whose::Thread(SELF), None)?;
+    let (stats, works) = (ModuleStats::read()?, received(Interrupt::Work)?);
+    sampled::expect(&[PERIOD], 0);
+    session.start_sampling(&[Event::INSTRUCTIONS.every(PERIOD), Event::INSTRUCTIONS], SIGNAL)?;
+    let changed =
+        (0..CHANGES).try_for_each(|_| branches.enable().and_then(|()| branches.disable()));
+    session.stop()?;
+    let noted = sampled::finish();
+    changed?;
+    Ok(Outcome {
+        noted,
+        expected: session.read::<1>()?.counts[0] / PERIOD,
+        merged: ModuleStats::read()?.growth(&stats, "overflows_merged")?,
+        works: received(Interrupt::Work)? - works,
+    })
+}
