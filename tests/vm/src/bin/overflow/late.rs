@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Samples on CPUs whose interrupts of overflows come late, so that a vCPU is often moved between an
-//! overflow and its interrupt.  Each vCPU has one thread: with more of them, the next switch of
+//! Samples on CPUs whose interrupts of overflows come late, so that a vCPU is often moved between
+//! an overflow and its interrupt.  Each vCPU has one thread: with more of them, the next switch of
 //! threads would find an overflow of which nobody has told the guest.
 
 use std::sync::Barrier;
