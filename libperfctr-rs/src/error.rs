@@ -100,6 +100,9 @@ pub enum Error {
         /// The file that a host with KVM has.
         kvm: &'static str,
     },
+    /// The host's physical CPUs cannot be sampled.
+    #[error("the host cannot be sampled: {0}")]
+    NotSampled(&'static str),
     /// The kernel refused a request.
     #[error("cannot {operation}: {error}{}", remedy(.error))]
     #[non_exhaustive]

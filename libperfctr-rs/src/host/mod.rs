@@ -2,6 +2,8 @@
 //! The hypervisor's driver, by which a host's administrator decides which guests may count.
 
 mod kvm;
+mod samples;
+mod symbols;
 mod xen;
 
 use shared_abi::PmuCaps;
@@ -10,6 +12,8 @@ use shared_abi::version::ABI_MAJOR;
 
 use crate::error::Error;
 use kvm::Kvm;
+pub use samples::{HostSample, HostSamples, IDLE_DOMAIN, Mode};
+pub use symbols::Symbol;
 pub use xen::Xen;
 
 /// What the hypervisor's driver says of itself.

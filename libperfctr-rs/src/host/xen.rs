@@ -14,6 +14,7 @@ use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Driver;
+use super::symbols::{self, Symbol};
 use crate::error::Error;
 
 pub(super) const PRIVCMD: &str = "/dev/xen/privcmd";
@@ -90,20 +91,48 @@ impl Xen {
         self.call(OP_DOMAIN, &mut argument).map_err(Error::kernel("change what a domain may do"))
     }
 
+    /// Asks Xen for the functions that it knows itself to have, in the order of their addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`]: `EPERM` this is not the control domain. [`Error::Malformed`].
+    pub fn symbols(&self) -> Result<Vec<Symbol>, Error> {
+        symbols::all(|question| {
+            self.hypercall(symbols::PLATFORM_OP, question, |question, address| {
+                question.is_at(address);
+                [address, 0, 0, 0, 0]
+            })
+        })
+    }
+
     /// Makes the driver's hypercall with a copy of `value` in memory where Xen finds it.
-    fn call<T: IntoBytes + FromBytes + Immutable>(&self, op: u32, value: &mut T) -> io::Result<()> {
+    pub(super) fn call<T: IntoBytes + FromBytes + Immutable>(
+        &self,
+        op: u32,
+        value: &mut T,
+    ) -> io::Result<()> {
+        self.hypercall(HYPERCALL_NUMBER.into(), value, |_, address| {
+            [op.into(), address, size_of::<T>() as u64, 0, 0]
+        })
+    }
+
+    /// Makes a hypercall with a copy of `value` in memory where Xen finds it.  Given the copy's
+    /// address, `arguments` returns the hypercall's arguments, and may still change the value.
+    fn hypercall<T: IntoBytes + FromBytes + Immutable>(
+        &self,
+        number: u64,
+        value: &mut T,
+        arguments: impl FnOnce(&mut T, u64) -> [u64; 5],
+    ) -> io::Result<()> {
         const { assert!(size_of::<T>() <= MEMORY_BYTES) };
         // Who has panicked has left nothing here that matters.
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let address = memory.as_mut_ptr() as u64;
+        let mut hypercall = Hypercall { number, arguments: arguments(value, address) };
         memory
             .get_mut(..size_of::<T>())
             .ok_or(ErrorKind::OutOfMemory)?
             .copy_from_slice(value.as_bytes());
-        let mut hypercall = Hypercall {
-            number: HYPERCALL_NUMBER.into(),
-            arguments: [op.into(), address, size_of::<T>() as u64, 0, 0],
-        };
         let privcmd = self.privcmd.as_raw_fd();
         // SAFETY: the operation reads and writes no more than so many bytes of our mapping, to
         // which there is no reference meanwhile.

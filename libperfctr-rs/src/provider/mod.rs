@@ -4,7 +4,7 @@
 pub(crate) mod known;
 pub(crate) mod native;
 pub(crate) mod paravirt;
-mod place;
+pub(crate) mod place;
 pub(crate) mod refusal;
 mod tsc;
 pub(crate) mod types;

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Samples of a Xen host itself: where its physical CPUs are each time that they have counted a
+//! period of events.
+
+use shared_abi::PhysSlot;
+use shared_abi::hypercall::{
+    HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
+    PLACE_KERNEL, PLACE_USER, PROFILE_PERIOD_MIN, SAMPLE_HYPERVISOR, SAMPLES_MAX,
+};
+use shared_abi::limits::PERIOD_EVENTS_MAX;
+use zerocopy::FromZeros;
+
+use super::{Driver, Xen};
+use crate::error::Error;
+use crate::event::Event;
+use crate::provider::{known, place};
+
+/// The minor version of the driver's interface that has these samples.
+const MINOR: u32 = 4;
+/// The physical CPUs that may have samples: as many as any Xen has.
+const CPUS_MAX: u32 = 4096;
+/// Of each CPU, no more than its ring holds is taken at once: samples may come faster than they are
+/// taken.
+const READS_MAX: usize = 4096 / SAMPLES_MAX + 1;
+
+/// Who executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// The hypervisor.
+    Hypervisor,
+    /// A domain's kernel.
+    Kernel,
+    /// A domain's user mode.
+    User,
+}
+
+/// Where a physical CPU was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostSample {
+    /// The host's time-stamp counter.
+    pub tsc: u64,
+    /// The instruction pointer.
+    pub ip: u64,
+    /// Who executed.
+    pub mode: Mode,
+    /// The domain for which it executed, such as [`IDLE_DOMAIN`].
+    pub domain: u32,
+    /// The number of the virtual CPU in that domain.
+    pub vcpu: u32,
+    /// The physical CPU.
+    pub cpu: u32,
+}
+
+/// The number of the domain that a physical CPU executes when it has nothing to do.
+pub const IDLE_DOMAIN: u32 = 0x7fff;
+
+impl HostSample {
+    fn new(sample: &HvSample) -> Result<Self, Error> {
+        let HvSample { tsc, ip, domain, vcpu, mode, cpu } = *sample;
+        let mode = match mode {
+            SAMPLE_HYPERVISOR => Mode::Hypervisor,
+            PLACE_KERNEL => Mode::Kernel,
+            PLACE_USER => Mode::User,
+            _ => return Err(Error::Malformed("mode of a sample of the host")),
+        };
+        Ok(Self { tsc, ip, mode, domain, vcpu, cpu })
+    }
+}
+
+/// A session of samples.  When it is dropped, sampling ends.  If the process is killed, sampling
+/// ends by itself two seconds later.
+#[derive(Debug)]
+pub struct HostSamples {
+    xen: Xen,
+    /// The physical CPUs that are sampled, and how many samples each has lost.
+    cpus: Vec<(u32, u64)>,
+}
+
+impl HostSamples {
+    /// Begins to sample all physical CPUs, or only these, whenever one has counted as many events
+    /// as [`Event::every`] says.
+    ///
+    /// Of [`Event::user`] and [`Event::kernel`] the latter is ring 0, in which Xen executes.  A
+    /// 64-bit PV domain executes outside of it only, in kernel and in user mode.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotSampled`] says why the host cannot be sampled.  [`Error::EventNotAvailable`],
+    /// and those of [`Xen::driver`].
+    pub fn start(xen: Xen, event: Event, cpus: Option<&[u32]>) -> Result<Self, Error> {
+        let mut profile = wanted(&xen.driver()?, event, cpus)?;
+        xen.call(OP_PROFILE_START, &mut profile).map_err(|error| match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => Error::NotSampled(NO_COUNTER),
+            Some(libc::EBUSY) => Error::NotSampled(BUSY),
+            Some(libc::EPERM) => Error::NotSampled(NOT_CONTROL),
+            _ => Error::kernel("sample the host")(error),
+        })?;
+        // From here on, dropping it ends the session.
+        let mut started = Self { xen, cpus: Vec::new() };
+        for cpu in 0..CPUS_MAX {
+            if cpus.is_some_and(|cpus| !cpus.contains(&cpu)) {
+                continue;
+            }
+            // To take nothing but the number of samples would be no simpler.
+            match started.xen.call(OP_PROFILE_READ, &mut asked(cpu)) {
+                Ok(()) => started.cpus.push((cpu, 0)),
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) && cpus.is_none() => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                    return Err(Error::NotSampled(NO_CPU));
+                }
+                Err(error) => return Err(Error::kernel("take samples of the host")(error)),
+            }
+        }
+        Ok(started)
+    }
+
+    /// Iterates over the physical CPUs that are sampled.
+    pub fn cpus(&self) -> impl Iterator<Item = u32> {
+        self.cpus.iter().map(|&(cpu, _)| cpu)
+    }
+
+    /// Takes the samples that there are, those of each physical CPU in their order.  This must be
+    /// called at least once in two seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotSampled`]: sampling has ended, because samples were not taken for too long.
+    /// [`Error::Malformed`].
+    pub fn take(&mut self) -> Result<Vec<HostSample>, Error> {
+        let mut taken = Vec::new();
+        for (cpu, lost) in &mut self.cpus {
+            for _ in 0..READS_MAX {
+                let mut samples = asked(*cpu);
+                self.xen.call(OP_PROFILE_READ, &mut samples).map_err(|error| {
+                    match error.raw_os_error() {
+                        Some(libc::ENXIO) => Error::NotSampled(ENDED),
+                        _ => Error::kernel("take samples of the host")(error),
+                    }
+                })?;
+                *lost = samples.lost;
+                let some = parse(&samples)?;
+                let all = some.len() < SAMPLES_MAX;
+                taken.extend(some);
+                if all {
+                    break;
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Returns how many samples were lost since the start, as far as [`take`](Self::take) has been
+    /// told.  They found their CPU's memory full, or more than one period had ended at once.
+    pub fn lost(&self) -> u64 {
+        self.cpus.iter().fold(0, |sum, (_, lost)| sum.saturating_add(*lost))
+    }
+}
+
+impl Drop for HostSamples {
+    fn drop(&mut self) {
+        // It has ended by itself if this fails.
+        let _ = self.xen.call(OP_PROFILE_STOP, &mut ());
+    }
+}
+
+const NO_COUNTER: &str = "the driver has kept no counter for this; Xen's option \
+                          `perfctr=profile`, beside those that it has, keeps one from the next \
+                          boot on";
+const BUSY: &str = "somebody does so already; what was killed is forgotten after two seconds";
+const NOT_CONTROL: &str = "this is not the control domain";
+const NO_CPU: &str = "one of the physical CPUs that were named does not exist or is not online";
+const OLD: &str = "the driver is of an older release, whose interface is below 2.4";
+const ENDED: &str = "nobody has taken samples for two seconds, so the driver has stopped";
+
+fn asked(cpu: u32) -> HvSamples {
+    HvSamples { cpu, ..HvSamples::new_zeroed() }
+}
+
+/// Returns the samples of an answer.
+fn parse(answer: &HvSamples) -> Result<Vec<HostSample>, Error> {
+    let samples = answer.sample.get(..answer.count as usize);
+    let samples = samples.ok_or(Error::Malformed("number of samples of the host"))?;
+    if samples.iter().any(|sample| sample.cpu != answer.cpu) {
+        return Err(Error::Malformed("physical CPU of a sample of the host"));
+    }
+    samples.iter().map(HostSample::new).collect()
+}
+
+/// Returns what the driver is asked for.
+fn wanted(driver: &Driver, event: Event, cpus: Option<&[u32]>) -> Result<HvProfile, Error> {
+    if driver.abi.1 < MINOR {
+        return Err(Error::NotSampled(OLD));
+    }
+    if !(PROFILE_PERIOD_MIN..=PERIOD_EVENTS_MAX).contains(&event.period()) {
+        return Err(Error::unavailable(event, "a period of the host is at least 10,000 events"));
+    }
+    known::check(&[event])?;
+    // The host's counter is a general one, and what it can count, any other can.
+    let first = PhysSlot::general(0).ok_or(Error::Malformed("capabilities"))?;
+    let placed = place::place(&driver.caps, &[event.on(first)])?;
+    let [counter] = &*placed else { return Err(Error::Malformed("list of events")) };
+    Ok(HvProfile {
+        evntsel: counter.evntsel,
+        period: event.period(),
+        cpus: mask(cpus).ok_or(Error::NotSampled(NO_CPU))?,
+        reserved: 0,
+    })
+}
+
+/// Returns the bits of physical CPUs.  Those from 64 on can be sampled with all others only.
+fn mask(cpus: Option<&[u32]>) -> Option<u64> {
+    let Some(cpus) = cpus else { return Some(u64::MAX) };
+    cpus.iter().try_fold(0, |mask, &cpu| Some(mask | 1_u64.checked_shl(cpu)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use shared_abi::caps::{CAPS_SAMPLING, VENDOR_INTEL};
+    use shared_abi::{CounterWidth, PmuCaps};
+
+    use super::*;
+
+    const SAMPLE: HvSample =
+        HvSample { tsc: 7, ip: 9, domain: 3, vcpu: 1, mode: SAMPLE_HYPERVISOR, cpu: 2 };
+
+    fn answer(count: u32, sample: HvSample) -> HvSamples {
+        HvSamples { count, sample: [sample; SAMPLES_MAX], ..asked(2) }
+    }
+
+    #[test]
+    fn samples_say_who_executed_where() {
+        for (mode, expected) in [
+            (SAMPLE_HYPERVISOR, Mode::Hypervisor),
+            (PLACE_KERNEL, Mode::Kernel),
+            (PLACE_USER, Mode::User),
+        ] {
+            let parsed = parse(&answer(2, HvSample { mode, ..SAMPLE })).unwrap();
+            let sample = HostSample { tsc: 7, ip: 9, mode: expected, domain: 3, vcpu: 1, cpu: 2 };
+            assert_eq!(parsed, [sample, sample]);
+        }
+        assert_eq!(parse(&answer(0, HvSample::default())).unwrap(), []);
+        let full = parse(&answer(SAMPLES_MAX as u32, SAMPLE)).unwrap();
+        assert_eq!(full.len(), SAMPLES_MAX);
+    }
+
+    #[test]
+    fn answers_that_make_no_sense_are_refused() {
+        for (answer, what) in [
+            (answer(SAMPLES_MAX as u32 + 1, SAMPLE), "number of samples of the host"),
+            (answer(u32::MAX, SAMPLE), "number of samples of the host"),
+            (answer(1, HvSample { cpu: 3, ..SAMPLE }), "physical CPU of a sample of the host"),
+            (answer(1, HvSample { mode: 0, ..SAMPLE }), "mode of a sample of the host"),
+            (answer(1, HvSample { mode: 4, ..SAMPLE }), "mode of a sample of the host"),
+        ] {
+            let error = parse(&answer).unwrap_err();
+            assert!(matches!(error, Error::Malformed(found) if found == what), "{error}");
+        }
+    }
+
+    fn driver() -> Driver {
+        let width = CounterWidth::new(48).unwrap();
+        let caps = PmuCaps {
+            vendor: VENDOR_INTEL,
+            features: CAPS_SAMPLING,
+            version: 2,
+            general: 3,
+            fixed: 3,
+            general_width: width,
+            fixed_width: width,
+        };
+        Driver { abi: (2, MINOR), allows: true, caps }
+    }
+
+    #[test]
+    fn the_driver_is_asked_for_a_general_counters_event() {
+        let event = Event::raw(0xc0).unverified().every(20_000);
+        let ring_0 = HvProfile { evntsel: 0x42_00c0, period: 20_000, cpus: u64::MAX, reserved: 0 };
+        assert_eq!(wanted(&driver(), event.kernel(), None).unwrap(), ring_0);
+        let outside = HvProfile { evntsel: 0x41_00c0, cpus: 0b101, ..ring_0 };
+        assert_eq!(wanted(&driver(), event.user(), Some(&[2, 0])).unwrap(), outside);
+        // Instructions have a fixed counter as well, which is not the host's.
+        let instructions = Event::INSTRUCTIONS.unverified().every(20_000).kernel();
+        assert_eq!(wanted(&driver(), instructions, None).unwrap(), ring_0);
+    }
+
+    #[test]
+    fn what_the_driver_would_refuse_is_refused_with_a_reason() {
+        let event = Event::raw(0xc0).unverified();
+        let old = Driver { abi: (2, MINOR - 1), ..driver() };
+        let refused = |driver: &Driver, event: Event, cpus: Option<&[u32]>| {
+            wanted(driver, event, cpus).unwrap_err().to_string()
+        };
+        let each = event.every(PROFILE_PERIOD_MIN);
+        assert_eq!(refused(&old, each, None), format!("the host cannot be sampled: {OLD}"));
+        assert_eq!(
+            refused(&driver(), each, Some(&[64])),
+            format!("the host cannot be sampled: {NO_CPU}")
+        );
+        for period in [0, PROFILE_PERIOD_MIN - 1, PERIOD_EVENTS_MAX + 1] {
+            let said = refused(&driver(), event.every(period), None);
+            assert!(said.contains("at least 10,000 events"), "{said}");
+        }
+    }
+}
