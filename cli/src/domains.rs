@@ -64,7 +64,7 @@ enum Action {
 }
 
 /// The names that the host's tools have given domains, by their numbers.
-type Names = HashMap<u32, String>;
+pub type Names = HashMap<u32, String>;
 
 /// Returns the names of the machines that the driver lists, from their processes' arguments, or
 /// else those that Xen's toolstack knows, if there is one.
@@ -74,7 +74,7 @@ fn names(domains: Option<&[Domain]>) -> Names {
     domains.iter().filter_map(name).collect()
 }
 
-fn names_of_xl() -> Names {
+pub fn names_of_xl() -> Names {
     let listed = Command::new("xl").arg("list").output();
     let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     let parse = |line: &str| {

@@ -46,7 +46,9 @@ Examples:
   perfctr record -g -e instructions:u -c 1000003 -- ./program
       Records where the program is, and who has called it, every 1,000,003 instructions.
   perfctr record -g -p 1234 -- sleep 10
-      Samples process 1234, which runs already, for ten seconds.";
+      Samples process 1234, which runs already, for ten seconds.
+  perfctr record --host -- sleep 10
+      Samples a Xen host for ten seconds: the hypervisor and all domains.";
 
 pub const REPORT: &str = "\
 Examples:

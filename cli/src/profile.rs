@@ -59,6 +59,10 @@ pub struct Profile {
     /// Where it was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
+    /// The host, if it is a profile of one. Then the threads are the virtual CPUs of its domains: a
+    /// process's number is a domain's, a thread's that of the virtual CPU, and a name the domain's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
     /// Files that code was executed from.
     pub modules: Vec<Module>,
     /// Places in these files.
@@ -89,6 +93,52 @@ impl Machine {
     }
 }
 
+/// A host whose physical CPUs were sampled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// The hypervisor's name and version.
+    pub hypervisor: String,
+    /// The hypervisor's build-id, in hexadecimal digits.
+    pub build_id: Option<String>,
+    /// The physical CPUs that were sampled.
+    pub cpus: Vec<u32>,
+    /// The host's time-stamp counter when the recording began, which is time 0.
+    pub tsc: u64,
+    /// Ticks of that counter in a second.
+    pub tsc_per_second: u64,
+}
+
+/// Who executes code on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layer {
+    Hypervisor,
+    /// A domain's kernel.
+    Kernel,
+    /// A domain's user mode.
+    User,
+}
+
+impl Layer {
+    /// Returns its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hypervisor => "hypervisor",
+            Self::Kernel => "kernel",
+            Self::User => "user",
+        }
+    }
+}
+
+/// A function of a place that is no file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Symbol {
+    /// Its first address, and the one behind its last.
+    pub start: u64,
+    pub end: u64,
+    pub name: String,
+}
+
 /// A file, or what the kernel calls such a place: `[vdso]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Module {
@@ -102,13 +152,19 @@ pub struct Module {
     /// Where its code is. A place that is no file has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub code: Vec<Segment>,
+    /// Who executes it, in the profile of a host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<Layer>,
+    /// The functions that have samples, in the order of their addresses, if no file names them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub symbols: Vec<Symbol>,
 }
 
 impl Module {
     pub fn new(path: &OsStr, facts: Facts) -> Self {
         let path_bytes = path.to_str().is_none().then(|| path.as_bytes().to_vec());
         let (path, Facts { build_id, code }) = (path.to_string_lossy().into_owned(), facts);
-        Self { path, path_bytes, build_id, code }
+        Self { path, path_bytes, build_id, code, layer: None, symbols: Vec::new() }
     }
 
     /// Returns the path of the file.
@@ -143,6 +199,9 @@ pub struct Thread {
 pub struct Stack {
     /// Index of the thread.
     pub thread: u32,
+    /// The physical CPU, in the profile of a host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<u32>,
     /// The number of periods that ended there.
     pub samples: u64,
     /// Indices of frames, the innermost first, at least one.
@@ -209,11 +268,17 @@ impl Profile {
             frequency: None,
             lost: 0,
             machine: None,
+            host: None,
             modules: Vec::new(),
             frames: Vec::new(),
             threads: Vec::new(),
             stacks: Vec::new(),
         }
+    }
+
+    /// Returns what its threads are called.
+    pub fn who(&self) -> &'static str {
+        if self.host.is_some() { "vCPU" } else { "thread" }
     }
 
     /// Returns the number of all samples.
@@ -279,7 +344,7 @@ impl Profile {
             in_range("module", *module, self.modules.len())
                 .with_context(|| format!("frame {n}"))?;
         }
-        for (n, Stack { thread, samples, frames, times }) in self.stacks.iter().enumerate() {
+        for (n, Stack { thread, samples, frames, times, .. }) in self.stacks.iter().enumerate() {
             let place = || format!("stack {n}");
             in_range("thread", *thread, self.threads.len()).with_context(place)?;
             let depth = frames.len();
@@ -371,6 +436,7 @@ mod tests {
         profile.threads.push(Thread { tid: 2, pid: 1, name: "b".into(), count: 59 });
         profile.stacks.push(Stack {
             thread: 0,
+            cpu: None,
             samples: 3,
             frames: vec![0, 1],
             times: vec![5, 6, 9],
@@ -435,6 +501,29 @@ mod tests {
         (profile.period, profile.threads[0].count) = (1_000_003, 100_000_000_000_000);
         let text = serde_json::to_vec(&profile).unwrap();
         assert_eq!(Profile::parse_all(&text).unwrap(), [profile]);
+    }
+
+    #[test]
+    fn what_a_host_adds_is_kept_and_left_out_of_other_profiles() {
+        let text = serde_json::to_string(&profile()).unwrap();
+        for field in ["host", "layer", "symbols", "cpu"] {
+            assert!(!text.contains(&format!("\"{field}\"")), "{field} in {text}");
+        }
+        let mut of_host = profile();
+        of_host.host = Some(Host {
+            hypervisor: "Xen".into(),
+            build_id: None,
+            cpus: vec![0, 3],
+            tsc: u64::MAX,
+            tsc_per_second: 1,
+        });
+        of_host.modules[0].layer = Some(Layer::Hypervisor);
+        of_host.modules[0].symbols = vec![Symbol { start: 1, end: u64::MAX, name: "f".into() }];
+        of_host.stacks[0].cpu = Some(3);
+        let text = serde_json::to_string(&of_host).unwrap();
+        assert_eq!(Profile::parse_all(text.as_bytes()).unwrap(), [of_host]);
+        let spoilt = text.replace("\"hypervisor\",", "\"application\",");
+        assert!(read(&spoilt).contains("unknown variant `application`"), "{}", read(&spoilt));
     }
 
     #[test]

@@ -41,7 +41,7 @@ fn profile() -> Profile {
     ] {
         let samples = times.len() as u64;
         profile.threads[thread as usize].count += samples * profile.period;
-        profile.stacks.push(Stack { thread, samples, frames, times });
+        profile.stacks.push(Stack { thread, cpu: None, samples, frames, times });
     }
     profile
 }

@@ -39,6 +39,10 @@ pub fn encode(profiles: &[Profile]) -> Result<Vec<u8>> {
         samples <= u128::from(SAMPLES_MAX),
         "{samples} samples found, {SAMPLES_MAX} at most expected in a file of perf's"
     );
+    ensure!(
+        profiles.iter().all(|profile| profile.host.is_none()),
+        "a host's profile found, which cannot be written as a file of perf's yet"
+    );
     let writer = Writer::new(profiles)?;
     let records = writer.records()?;
     Ok(writer.file(&records))

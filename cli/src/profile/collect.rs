@@ -11,8 +11,9 @@ pub struct Samples {
     frames: Vec<Frame>,
     /// The index of each frame.
     places: HashMap<Frame, u32>,
-    /// How often a thread was in which stack, and when. The thread's index is first.
-    stacks: HashMap<(u32, Vec<u32>), (u64, Vec<u64>)>,
+    /// How often a thread was in which stack, and when. The thread's index is first, and then the
+    /// physical CPU if there is one.
+    stacks: HashMap<(u32, Option<u32>, Vec<u32>), (u64, Vec<u64>)>,
     /// The index of each thread, by the numbers of its process and its own.
     threads: HashMap<(u32, u32), u32>,
 }
@@ -35,11 +36,23 @@ impl Samples {
     /// Adds so many samples of a thread, all taken at this time, if that is known. The innermost
     /// frame comes first.
     pub fn add(&mut self, thread: u32, stack: &[Frame], samples: u64, time: Option<u64>) {
+        self.add_on(None, thread, stack, samples, time);
+    }
+
+    /// Does the same with the physical CPU on which that was.
+    pub fn add_on(
+        &mut self,
+        cpu: Option<u32>,
+        thread: u32,
+        stack: &[Frame],
+        samples: u64,
+        time: Option<u64>,
+    ) {
         if samples == 0 {
             return;
         }
         let frames = stack.iter().map(|&frame| self.place(frame)).collect();
-        let (number, times) = self.stacks.entry((thread, frames)).or_default();
+        let (number, times) = self.stacks.entry((thread, cpu, frames)).or_default();
         *number += samples;
         times.extend((0..samples).filter_map(|_| time));
     }
@@ -53,14 +66,14 @@ impl Samples {
 
     /// Gives a profile its stacks and frames.
     pub fn fill(self, profile: &mut Profile) {
-        type Entry = ((u32, Vec<u32>), (u64, Vec<u64>));
-        let stack = |((thread, frames), (samples, mut times)): Entry| {
+        type Entry = ((u32, Option<u32>, Vec<u32>), (u64, Vec<u64>));
+        let stack = |((thread, cpu, frames), (samples, mut times)): Entry| {
             // The kernel has a ring on each CPU, which are read one after the other.
             times.sort_unstable();
-            Stack { thread, samples, frames, times }
+            Stack { thread, cpu, samples, frames, times }
         };
         let mut stacks: Vec<Stack> = self.stacks.into_iter().map(stack).collect();
-        stacks.sort_by(|a, b| (a.thread, &a.frames).cmp(&(b.thread, &b.frames)));
+        stacks.sort_by(|a, b| (a.thread, a.cpu, &a.frames).cmp(&(b.thread, b.cpu, &b.frames)));
         (profile.stacks, profile.frames) = (stacks, self.frames);
     }
 }
@@ -80,7 +93,7 @@ mod tests {
         let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 1);
         samples.fill(&mut profile);
         assert_eq!(profile.frames, [inner, outer], "a stack without samples has no frames");
-        let stack = |samples, frames, times| Stack { thread: 1, samples, frames, times };
+        let stack = |samples, frames, times| Stack { thread: 1, cpu: None, samples, frames, times };
         let expected = [stack(3, vec![0, 1], vec![20, 20, 30]), stack(3, vec![1], vec![])];
         assert_eq!(profile.stacks, expected);
     }

@@ -149,7 +149,7 @@ mod tests {
         let mut profiles = [[70, 75], [60, 90]].map(|times| {
             let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 1);
             let times = times.to_vec();
-            profile.stacks.push(Stack { thread: 0, samples: 2, frames: vec![0], times });
+            profile.stacks.push(Stack { thread: 0, cpu: None, samples: 2, frames: vec![0], times });
             profile
         });
         begin_with_zero(&mut profiles);

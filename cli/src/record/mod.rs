@@ -6,10 +6,12 @@
 //! finds it stopped.  The tracer notes where it is, discards the signal, and lets counter and
 //! thread continue. The program notices none of this, and nothing of it is counted.
 //!
-//! What runs already is not traced: the kernel writes its samples into rings.
+//! What runs already is not traced: the kernel writes its samples into rings. A Xen host is sampled
+//! by the hypervisor in the same way.
 
 mod attached;
 mod counter;
+mod host;
 mod recorder;
 mod space;
 
@@ -33,14 +35,17 @@ use crate::text::{counted, tell};
 /// The options of `perfctr record`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Samples by these events in user mode, separated by commas. Each has a profile of its own.
+    /// Samples by these events in user mode, separated by commas. Each has a profile of its own. A
+    /// host is sampled by one event, in all modes, in Xen's ring 0 only (`cycles:k`) or outside of
+    /// it (`cycles:u`).
     #[arg(
         short = 'e',
         long = "event",
         value_name = "EVENT",
         value_parser = EventParser::Single,
         hide_possible_values = true,
-        default_value = "cycles:u"
+        default_value = "cycles:u",
+        default_value_if("host", "true", "cycles")
     )]
     lists: Vec<EventList>,
     /// Samples by an event that is not known to be right on this CPU, too.
@@ -70,10 +75,22 @@ pub struct Options {
     /// would.
     #[arg(short = 'G', long, value_name = "DIR", conflicts_with_all = ["pid", "tid"])]
     cgroup: Option<PathBuf>,
+    /// Samples the Xen host that this is the control domain of: the hypervisor and all domains, as
+    /// long as `--all-cpus` would. Xen's option `perfctr=profile` lets it.
+    #[arg(long, conflicts_with_all = ["pid", "tid", "cgroup", "all_cpus", "call_graph"])]
+    host: bool,
+    /// Samples only these physical CPUs of the host, such as 0-3,8.
+    #[arg(short = 'C', long, value_name = "LIST", requires = "host")]
+    cpus: Option<host::Cpus>,
+    /// Finds the hypervisor's functions and their lines in this file, which must be that of the Xen
+    /// that is running. Otherwise one is looked for in /usr/lib/debug and /boot, and if there is
+    /// none, Xen is asked for the names.
+    #[arg(long, value_name = "FILE", requires = "host")]
+    xen_syms: Option<PathBuf>,
     /// The program and its arguments.
     #[arg(
         value_name = "CMD",
-        required_unless_present_any = ["pid", "tid", "all_cpus", "cgroup"],
+        required_unless_present_any = ["pid", "tid", "all_cpus", "cgroup", "host"],
         trailing_var_arg = true
     )]
     command: Vec<OsString>,
@@ -99,7 +116,7 @@ impl Options {
             let (period, user) = (event.period(), event.user());
             ensure!(period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
             ensure!(
-                *event == user,
+                self.host || *event == user,
                 "programs are sampled in user mode: {user} in place of {event}"
             );
         }
@@ -108,13 +125,13 @@ impl Options {
 
     fn target(&self) -> Target<'_> {
         let cgroup = self.cgroup.as_deref();
-        Target::of(self.pid, self.tid, cgroup, self.all_cpus, &self.command)
+        let all_cpus = self.all_cpus || self.host;
+        Target::of(self.pid, self.tid, cgroup, all_cpus, &self.command)
     }
 
     /// Returns the profile of an event before there are any samples.
-    fn profile(&self, here: &Here, event: &Event) -> Profile {
+    fn profile(&self, provider: String, event: &Event) -> Profile {
         let words = self.command.iter().map(|word| word.display().to_string()).collect();
-        let provider = here.description.provider.to_string();
         let mut profile = Profile::new(words, provider, event.to_string(), event.period());
         (profile.call_graph, profile.machine) = (self.call_graph, Machine::this());
         profile
@@ -124,17 +141,14 @@ impl Options {
 /// Runs `perfctr record`.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let events = options.events()?;
-    let here = Here::find()?;
     let target = options.target();
     let signals = Signals::handle(target, None)?;
-    let profiles: Vec<Profile> = events.iter().map(|event| options.profile(&here, event)).collect();
     // The file is opened before the program runs, since the samples would be lost if it cannot be
     // written.
     let place = Place::open(&options.output)?;
-    let recorded = match target {
-        Target::Program(_) => traced(&here, target, events, profiles, &signals),
-        _ if here.description.provider == Provider::Tsc => Err(here.nobody(events[0]).into()),
-        _ => attached::run(target, &events, profiles, &signals),
+    let recorded = match options.host {
+        true => of_host(options, target, &events, &signals),
+        false => of_programs(options, target, events, &signals),
     };
     let (profiles, status) = recorded.inspect_err(|_| place.give_up())?;
     place.write(&profiles)?;
@@ -145,6 +159,38 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::from(status))
+}
+
+/// Samples the host itself.
+fn of_host(
+    options: &Options,
+    target: Target<'_>,
+    events: &[Event],
+    signals: &Signals,
+) -> Result<(Vec<Profile>, u8)> {
+    let event = host::only(events)?;
+    let profile = options.profile("xen".to_owned(), &event);
+    let (cpus, file) = (options.cpus.as_ref(), options.xen_syms.as_deref());
+    let (profile, status) = host::run(target, event, cpus, file, profile, signals)?;
+    Ok((vec![profile], status))
+}
+
+/// Samples programs of this machine.
+fn of_programs(
+    options: &Options,
+    target: Target<'_>,
+    events: Vec<Event>,
+    signals: &Signals,
+) -> Result<(Vec<Profile>, u8)> {
+    let here = Here::find()?;
+    let provider = || here.description.provider.to_string();
+    let profiles: Vec<Profile> =
+        events.iter().map(|event| options.profile(provider(), event)).collect();
+    match target {
+        Target::Program(_) => traced(&here, target, events, profiles, signals),
+        _ if here.description.provider == Provider::Tsc => Err(here.nobody(events[0]).into()),
+        _ => attached::run(target, &events, profiles, signals),
+    }
 }
 
 /// Samples a program, whose threads are stopped at each overflow.
@@ -163,11 +209,13 @@ fn traced(
 /// Returns what is said of a profile, a line each.
 fn lines(profile: &Profile, event: &str, output: &Path) -> Vec<String> {
     let samples = counted(profile.samples(), "sample");
-    let threads = counted(profile.threads.len() as u64, "thread");
+    let threads = counted(profile.threads.len() as u64, profile.who());
     let mut lines = vec![format!("{samples} of {threads} in {}{event}", output.display())];
-    if profile.lost > 0 {
+    // A host's always says so.
+    if profile.lost > 0 || profile.host.is_some() {
         let lost = counted(profile.lost, "sample");
-        lines.push(format!("lost {lost}: they came faster than they were read"));
+        let why = if profile.lost > 0 { ": they came faster than they were read" } else { "" };
+        lines.push(format!("lost {lost}{why}"));
     }
     if let missed @ 1.. = profile.missed().saturating_sub(profile.lost) {
         let missed = counted(missed, "sample");
@@ -188,7 +236,13 @@ mod tests {
     fn samples_that_are_missing_are_told_of_with_the_reason() {
         let mut profile = Profile::new(Vec::new(), String::new(), String::new(), 10);
         profile.threads.push(Thread { tid: 1, pid: 1, name: String::new(), count: 59 });
-        profile.stacks.push(Stack { thread: 0, samples: 5, frames: vec![0], times: Vec::new() });
+        profile.stacks.push(Stack {
+            thread: 0,
+            cpu: None,
+            samples: 5,
+            frames: vec![0],
+            times: Vec::new(),
+        });
         let said = |profile: &Profile| lines(profile, ": a", Path::new("b")).join("\n");
         assert_eq!(said(&profile), "5 samples of 1 thread in b: a");
         profile.lost = 2;

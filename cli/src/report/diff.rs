@@ -23,7 +23,7 @@ pub struct Options {
     /// Compares it with this one, of the program as it is now.
     after: PathBuf,
     /// Distinguishes samples by these columns, separated by commas.
-    #[arg(short, long, value_enum, value_delimiter = ',', default_value = "symbol")]
+    #[arg(short, long, value_enum, value_delimiter = ',')]
     sort: Vec<Key>,
 }
 
@@ -41,7 +41,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     );
     let names = [&before, &after].map(|profile| symbols::name(profile, |text| tell(text)));
     let profiles = [(&before, &*names[0]), (&after, &*names[1])];
-    print(&text(profiles, &options.sort))?;
+    // Both profiles have these columns.
+    let keys = Key::of(&options.sort, &before)?;
+    print(&text(profiles, &Key::of(&keys, &after)?))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -67,7 +69,7 @@ fn text(profiles: [(&Profile, &[Named]); 2], keys: &[Key]) -> String {
     all.sort_by_key(|(_, [before, after])| std::cmp::Reverse(before.abs_diff(*after)));
     let [before, after] = profiles.map(|(profile, _)| summary(profile));
     let mut text = format!("before: {before}\nafter:  {after}\n");
-    let heading: Vec<String> = keys.iter().map(|key| format!("{key:?}").to_lowercase()).collect();
+    let heading: Vec<String> = keys.iter().map(|key| key.heading()).collect();
     text += &line(["before", "after", "difference"].map(str::to_owned), &heading);
     for (row, [before, after]) in &all {
         let sign = if after >= before { "+" } else { "-" };

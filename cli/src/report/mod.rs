@@ -15,10 +15,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use inferno::flamegraph::color::{MultiPalette, Palette};
 
 use self::symbols::Named;
 use crate::perf_data;
-use crate::profile::{Profile, Stack};
+use crate::profile::{Layer, Profile, Stack};
 use crate::text::{counted, harmless, tell};
 
 /// The options of `perfctr report`.
@@ -30,8 +31,9 @@ pub struct Options {
     /// Shows only this one of several events that were recorded.
     #[arg(short, long)]
     event: Option<String>,
-    /// Distinguishes samples by these columns, separated by commas.
-    #[arg(short, long, value_enum, value_delimiter = ',', default_value = "symbol")]
+    /// Distinguishes samples by these columns, separated by commas. Without it, this is the symbol,
+    /// and of a host layer, domain and symbol.
+    #[arg(short, long, value_enum, value_delimiter = ',')]
     sort: Vec<Key>,
     /// Shows callers, too; needs a profile that was recorded with callers.
     #[arg(short = 'g', long)]
@@ -55,6 +57,36 @@ pub enum Key {
     Symbol,
     /// The line of source, if there is debugging information.
     Line,
+    /// The hypervisor, a domain's kernel or its user mode, in a host's profile.
+    Layer,
+    /// The domain, in a host's profile.
+    Domain,
+    /// The physical CPU, in a host's profile.
+    Cpu,
+}
+
+impl Key {
+    /// Returns the columns of a table of this profile, which are these if there are any.
+    fn of(keys: &[Self], profile: &Profile) -> Result<Vec<Self>> {
+        let is_host = profile.host.is_some();
+        if keys.is_empty() {
+            let usual = [Self::Layer, Self::Domain, Self::Symbol];
+            return Ok(if is_host { usual.to_vec() } else { vec![Self::Symbol] });
+        }
+        for key in keys {
+            let is_hosts = matches!(key, Self::Layer | Self::Domain | Self::Cpu);
+            ensure!(
+                is_host || !is_hosts,
+                "the column {} is one of hosts' profiles, which `perfctr record --host` writes",
+                key.heading()
+            );
+        }
+        Ok(keys.to_vec())
+    }
+
+    fn heading(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -89,11 +121,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let bytes = match options.format {
         Format::Perf => perf_data::encode(&profiles)?,
         Format::Text => {
-            let texts: Vec<String> =
-                profiles.iter().map(|profile| text(options, profile)).collect();
-            texts.join("\n").into_bytes()
+            let texts = profiles.iter().map(|profile| text(options, profile));
+            texts.collect::<Result<Vec<String>>>()?.join("\n").into_bytes()
         }
-        Format::Folded => of_one(&profiles, |profile, names| Ok(folded(profile, names).into()))?,
+        Format::Folded => {
+            of_one(&profiles, |profile, names| Ok(folded(profile, names, |_| "").into()))?
+        }
         Format::FlameGraph => of_one(&profiles, flame_graph)?,
         Format::Pprof => of_one(&profiles, |profile, names| Ok(pprof::encode(profile, names)))?,
         Format::Firefox => of_one(&profiles, firefox::encode)?,
@@ -122,10 +155,11 @@ pub fn events(profiles: &[Profile]) -> String {
 }
 
 /// Returns what is for people.
-fn text(options: &Options, profile: &Profile) -> String {
+fn text(options: &Options, profile: &Profile) -> Result<String> {
+    let keys = Key::of(&options.sort, profile)?;
     let names = symbols::name(profile, |text| tell(text));
     let graph = options.call_graph.then(|| graph::tree(profile, &names));
-    table::table(profile, &names, &options.sort) + &graph.unwrap_or_default()
+    Ok(table::table(profile, &names, &keys) + &graph.unwrap_or_default())
 }
 
 /// Returns a document that has one event, and the names of its functions.
@@ -140,7 +174,26 @@ fn of_one(
 /// Returns the thread of a stack.
 fn thread(profile: &Profile, stack: &Stack) -> String {
     let thread = &profile.threads[stack.thread as usize];
-    format!("{} {}", thread.tid, harmless(&thread.name))
+    match profile.host {
+        Some(_) => format!("{} vCPU {}", domain(profile, stack), thread.tid),
+        None => format!("{} {}", thread.tid, harmless(&thread.name)),
+    }
+}
+
+/// Returns the domain of a stack in a host's profile: its name if there is one.
+fn domain(profile: &Profile, stack: &Stack) -> String {
+    let thread = &profile.threads[stack.thread as usize];
+    match &*thread.name {
+        "" => format!("domain {}", thread.pid),
+        name => harmless(name),
+    }
+}
+
+/// Returns who executed in a stack, in a host's profile.
+fn layer(profile: &Profile, stack: &Stack) -> Option<Layer> {
+    // A stack has at least one frame.
+    let module = profile.frames[stack.frames[0] as usize].module?;
+    profile.modules[module as usize].layer
 }
 
 /// Returns the functions of a stack, the outermost first, inlined ones included.
@@ -151,10 +204,15 @@ fn functions<'a>(names: &'a [Named], stack: &'a Stack) -> impl Iterator<Item = &
 }
 
 /// Returns a line for each stack: thread and functions, the outermost first, and the number of
-/// samples.
-fn folded(profile: &Profile, names: &[Named]) -> String {
+/// samples. The layer of a host's functions is before them. A mark is put behind the words of each
+/// layer.
+fn folded(profile: &Profile, names: &[Named], mark: impl Fn(Layer) -> &'static str) -> String {
     let line = |stack: &Stack| {
-        let words = functions(names, stack).map(str::to_owned);
+        let layer = layer(profile, stack);
+        let mark = layer.map_or("", &mark);
+        let words = layer.map(|layer| layer.name().to_owned()).into_iter();
+        let words = words.chain(functions(names, stack).map(str::to_owned));
+        let words = words.map(|word| word + mark);
         let words = [thread(profile, stack)].into_iter().chain(words);
         // The separators may not be in the names.
         let words: Vec<String> = words.map(|word| word.replace([';', '\n'], ":")).collect();
@@ -165,12 +223,29 @@ fn folded(profile: &Profile, names: &[Named]) -> String {
     lines.concat()
 }
 
+/// The colours of a host's layers.
+const COLOURS: &str = "orange: hypervisor, blue: kernels, green: user mode";
+
+/// Returns the mark by which the palette for Java gives the functions of a layer their colour. It
+/// is not in the picture.
+fn mark(layer: Layer) -> &'static str {
+    match layer {
+        Layer::Hypervisor => "_[k]",
+        Layer::Kernel => "_[i]",
+        Layer::User => "_[j]",
+    }
+}
+
 fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     ensure!(!profile.stacks.is_empty(), "there are no samples to draw");
     let mut options = inferno::flamegraph::Options::default();
     options.title = harmless(&profile.command.join(" "));
     options.subtitle = Some(summary(profile));
-    let (text, mut picture) = (folded(profile, names), Vec::new());
+    if profile.host.is_some() {
+        options.colors = Palette::Multi(MultiPalette::Java);
+        options.subtitle = Some(format!("{}; {COLOURS}", summary(profile)));
+    }
+    let (text, mut picture) = (folded(profile, names, mark), Vec::new());
     inferno::flamegraph::from_lines(&mut options, text.lines(), &mut picture)?;
     Ok(picture)
 }
@@ -179,7 +254,7 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
 fn summary(profile: &Profile) -> String {
     let Profile { period, frequency, event, provider, threads, .. } = profile;
     let samples = counted(profile.samples(), "sample");
-    let threads = counted(threads.len() as u64, "thread");
+    let threads = counted(threads.len() as u64, profile.who());
     let [event, provider] = [event, provider].map(|text| harmless(text));
     let every = match frequency {
         Some(frequency) => {
@@ -195,7 +270,7 @@ mod tests {
     use super::symbols::Place;
     use super::*;
     use crate::elf::Facts;
-    use crate::profile::{Frame, Module, Thread};
+    use crate::profile::{Frame, Host, Module, Symbol, Thread};
 
     /// Returns a profile of two threads in `f`, once in a function that was inlined there. `main`
     /// calls `f`.
@@ -212,7 +287,7 @@ mod tests {
             profile.threads.push(Thread { tid, pid: 7, name: name.into(), count: 450 });
         }
         for (thread, samples, frames) in [(0, 3, vec![0, 2]), (1, 1, vec![0, 2]), (1, 2, vec![1])] {
-            profile.stacks.push(Stack { thread, samples, frames, times: Vec::new() });
+            profile.stacks.push(Stack { thread, cpu: None, samples, frames, times: Vec::new() });
         }
         let place = |function: &str, line| Place {
             function: function.into(),
@@ -232,9 +307,96 @@ mod tests {
     fn stacks_are_folded_from_the_outermost_on() {
         let (profile, names) = profile();
         assert_eq!(
-            folded(&profile, &names),
+            folded(&profile, &names, mark),
             "7 one;main;f;g:<inlined> 3\n8 two;f 2\n8 two;main;f;g:<inlined> 1\n"
         );
+    }
+
+    /// Returns a profile of a host: the hypervisor for two domains, a kernel, and a user mode.
+    pub fn of_host() -> (Profile, Vec<Named>) {
+        let mut profile = Profile::new(Vec::new(), "xen".into(), "cycles".into(), 10_000);
+        profile.host = Some(Host {
+            hypervisor: "Xen 4.17".into(),
+            build_id: Some("cd".into()),
+            cpus: vec![0, 1],
+            tsc: 5,
+            tsc_per_second: 1_000_000_000,
+        });
+        for (n, (path, layer)) in [
+            ("[xen]", Layer::Hypervisor),
+            ("[kernel]", Layer::Kernel),
+            ("[user mode of domain 3]", Layer::User),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut module = Module::new(path.as_ref(), Facts::default());
+            module.layer = Some(layer);
+            profile.modules.push(module);
+            profile.frames.push(Frame { module: Some(n as u32), address: 0xffff_8000_0000_0010 });
+        }
+        profile.frames[2].address = 0x10;
+        let function =
+            |start: u64, name: &str| vec![Symbol { start, end: start + 0x20, name: name.into() }];
+        profile.modules[0].symbols = function(0xffff_8000_0000_0000, "schedule");
+        profile.modules[1].symbols = function(0xffff_8000_0000_0008, "do_idle");
+        for (domain, name) in [(0, "Domain-0"), (3, "")] {
+            let thread = Thread { tid: 1, pid: domain, name: name.into(), count: 0 };
+            profile.threads.push(thread);
+        }
+        for (thread, cpu, samples, frame) in
+            [(0, 0, 4, 0), (0, 1, 2, 1), (1, 1, 1, 0), (1, 1, 3, 2)]
+        {
+            let times = (0..samples).collect();
+            profile.stacks.push(Stack {
+                thread,
+                cpu: Some(cpu),
+                samples,
+                frames: vec![frame],
+                times,
+            });
+        }
+        profile.lost = 5;
+        profile.count_by_samples();
+        profile.check().unwrap();
+        let names = symbols::name(&profile, |why| panic!("{why}"));
+        (profile, names)
+    }
+
+    #[test]
+    fn a_host_is_folded_and_drawn_by_layers() {
+        let (profile, names) = of_host();
+        assert_eq!(
+            folded(&profile, &names, |_| ""),
+            "Domain-0 vCPU 1;hypervisor;schedule 4\nDomain-0 vCPU 1;kernel;do_idle 2\n\
+             domain 3 vCPU 1;hypervisor;schedule 1\n\
+             domain 3 vCPU 1;user;[user mode of domain 3] 3\n"
+        );
+        let text = String::from_utf8(flame_graph(&profile, &names).unwrap()).unwrap();
+        let colour = |function: &str| {
+            let (_, rest) = text.split_once(&format!("<title>{function} (")).unwrap();
+            let (_, rest) = rest.split_once("fill=\"rgb(").unwrap();
+            let numbers = rest.split(')').next().unwrap().split(',');
+            let rgb: Vec<u32> = numbers.map(|number| number.parse().unwrap()).collect();
+            <[u32; 3]>::try_from(rgb).unwrap()
+        };
+        let [red, green, blue] = colour("schedule");
+        assert!(red > green && green > blue, "orange");
+        let [red, green, blue] = colour("do_idle");
+        assert!(red < green && red < blue, "blue");
+        let [red, green, blue] = colour("[user mode of domain 3]");
+        assert!(red < green && blue < green, "green");
+        assert!(text.contains(COLOURS) && !text.contains("_[k]"));
+    }
+
+    #[test]
+    fn columns_of_hosts_are_refused_for_programs() {
+        let [host, program] = [of_host().0, profile().0];
+        assert_eq!(Key::of(&[], &program).unwrap(), [Key::Symbol]);
+        assert_eq!(Key::of(&[], &host).unwrap(), [Key::Layer, Key::Domain, Key::Symbol]);
+        assert_eq!(Key::of(&[Key::Cpu], &host).unwrap(), [Key::Cpu]);
+        let error = Key::of(&[Key::Symbol, Key::Domain], &program).unwrap_err().to_string();
+        assert!(error.starts_with("the column domain is one of hosts' profiles"), "{error}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use object::{Object, ObjectSection};
 
 use crate::elf::build_id;
-use crate::profile::{Frame, Module, Profile};
+use crate::profile::{Frame, Module, Profile, Symbol};
 use crate::text::harmless;
 
 /// The directory to which distributions move debugging information out of files.
@@ -101,13 +101,16 @@ struct Source {
     /// The functions that the file describes to unwinders: these are all, even in a file without
     /// names.
     functions: Vec<Range<u64>>,
+    /// The functions that the profile names itself.
+    named: Vec<Symbol>,
 }
 
 impl Source {
     fn unknown(module: &Module) -> Self {
         let short = Path::new(&module.path).file_name();
         let short = short.map_or(module.path.clone(), |name| name.to_string_lossy().into_owned());
-        Self { short, loaders: Vec::new(), functions: Vec::new() }
+        let named = module.symbols.clone();
+        Self { short, loaders: Vec::new(), functions: Vec::new(), named }
     }
 
     fn open(module: &Module) -> Result<Self, String> {
@@ -134,7 +137,7 @@ impl Source {
     fn name(&self, address: u64) -> Named {
         let mut places = self.loaders.iter().find_map(|l| places(l, address)).unwrap_or_default();
         let symbol = self.loaders.iter().find_map(|loader| loader.find_symbol(address));
-        let symbol = symbol.map(demangled);
+        let symbol = symbol.or_else(|| self.by_profile(address)).map(demangled);
         match (places.last_mut(), symbol) {
             (Some(outermost), Some(symbol)) => outermost.function = symbol,
             (Some(_), None) => {}
@@ -143,6 +146,12 @@ impl Source {
             }
         }
         Named { module: self.short.clone(), places }
+    }
+
+    fn by_profile(&self, address: u64) -> Option<&str> {
+        let after = self.named.partition_point(|symbol| symbol.start <= address);
+        let symbol = self.named.get(after.checked_sub(1)?)?;
+        (address < symbol.end).then_some(&symbol.name)
     }
 
     /// Returns the name of a function without one: where it begins.
@@ -250,6 +259,21 @@ mod tests {
         let symbol = |address| source.name(address).symbol().to_owned();
         assert_eq!([0xf, 0x20, 0x27, 0x30].map(symbol), ["[a]"; 4]);
         assert_eq!([0x10, 0x1f, 0x28, 0x2f].map(symbol), ["a+0x10", "a+0x10", "a+0x28", "a+0x28"]);
+    }
+
+    #[test]
+    fn functions_of_a_place_that_is_no_file_are_named_by_the_profile() {
+        let mut module = Module::new("[xen]".as_ref(), Facts::default());
+        let symbol = |start, end, name: &str| Symbol { start, end, name: name.into() };
+        module.symbols = vec![symbol(0x10, 0x18, "a"), symbol(0x20, 0x30, "b.c#b")];
+        let source = Source::open(&module).unwrap();
+        let name = |address| source.name(address).symbol().to_owned();
+        assert_eq!([0x10, 0x17, 0x2f].map(name), ["a", "a", "b.c#b"]);
+        assert_eq!([0xf, 0x18, 0x1f, 0x30, u64::MAX].map(name), ["[xen]"; 5]);
+        // A file may have any contents.
+        module.symbols.reverse();
+        let source = Source::open(&module).unwrap();
+        (0..0x40).for_each(|address| assert!(!source.name(address).symbol().is_empty()));
     }
 
     #[test]

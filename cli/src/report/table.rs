@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::symbols::Named;
-use super::{Key, summary, thread};
-use crate::profile::{Profile, Stack};
+use super::{Key, domain, layer, summary, thread};
+use crate::profile::{Layer, Profile, Stack};
 
 /// Returns the samples of each row of the table.
 pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<String>, u64> {
@@ -21,7 +21,7 @@ pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<St
 pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
     let mut rows: Vec<_> = rows(profile, names, keys).into_iter().collect();
     rows.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
-    let heading: Vec<String> = keys.iter().map(|key| format!("{key:?}").to_lowercase()).collect();
+    let heading: Vec<String> = keys.iter().map(|key| key.heading()).collect();
     let cells = || rows.iter().map(|(row, _)| row).chain([&heading]);
     let width = |n: usize| cells().map(|row| row[n].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..keys.len()).map(width).collect();
@@ -55,6 +55,9 @@ fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key) -> String {
         Key::Module => named.module.clone(),
         Key::Symbol => named.symbol().to_owned(),
         Key::Line => named.line(),
+        Key::Layer => layer(profile, stack).map_or("", Layer::name).to_owned(),
+        Key::Domain => domain(profile, stack),
+        Key::Cpu => stack.cpu.map_or_else(String::new, |cpu| cpu.to_string()),
     }
 }
 
@@ -65,7 +68,7 @@ pub fn percent(samples: u64, all: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::profile;
+    use super::super::tests::{of_host, profile};
     use super::*;
 
     #[test]
@@ -86,5 +89,26 @@ mod tests {
         let rows = "   samples       %  thread  line\n         3   50.00  7 one   a.c:3\n         \
                     2   33.33  8 two   f\n         1   16.67  8 two   a.c:3\n";
         assert_eq!(table(&[Key::Thread, Key::Line]), format!("{heading}{rows}"));
+    }
+
+    #[test]
+    fn a_host_has_rows_by_layer_domain_and_function() {
+        let (profile, names) = of_host();
+        let table = |keys: &[Key]| table(&profile, &names, keys);
+        let heading = "10 samples of 2 vCPUs, one every 10000 cycles, from xen\n\
+                       5 more were missed\n";
+        let rows = "   samples       %  layer       domain    symbol
+         4   40.00  hypervisor  Domain-0  schedule
+         3   30.00  user        domain 3  [user mode of domain 3]
+         2   20.00  kernel      Domain-0  do_idle
+         1   10.00  hypervisor  domain 3  schedule
+";
+        assert_eq!(table(&[Key::Layer, Key::Domain, Key::Symbol]), format!("{heading}{rows}"));
+        let rows = "   samples       %  cpu  thread
+         4   40.00  0    Domain-0 vCPU 1
+         4   40.00  1    domain 3 vCPU 1
+         2   20.00  1    Domain-0 vCPU 1
+";
+        assert_eq!(table(&[Key::Cpu, Key::Thread]), format!("{heading}{rows}"));
     }
 }

@@ -36,7 +36,6 @@ pub enum Mode {
 
 /// Where a physical CPU was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct HostSample {
     /// The host's time-stamp counter.
     pub tsc: u64,

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Finds the functions of the hypervisor and of the control domain's kernel.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use perfctr::host::Xen;
+
+use crate::elf::Facts;
+use crate::machine;
+use crate::profile::{Host, Module, Symbol};
+use crate::text::tell;
+
+/// Xen's file is looked for in these directories.
+const DIRECTORIES: [&str; 3] = ["/usr/lib/debug/boot", "/usr/lib/debug", "/boot"];
+const KALLSYMS: &str = "/proc/kallsyms";
+/// What Linux shows in place of a build-id or an address that it does not tell.
+const DENIED: &str = "<denied>";
+
+/// The hypervisor that this domain is on.
+pub struct Hypervisor {
+    name: String,
+    build_id: Option<String>,
+    /// The file with its functions, if there is one.
+    file: Option<(PathBuf, Facts)>,
+}
+
+impl Hypervisor {
+    /// Finds out which Xen this is. `xen_syms` is the file with its functions that the user has
+    /// named.
+    pub fn find(xen_syms: Option<&Path>) -> Result<Self> {
+        let here = machine::Hypervisor::here().filter(machine::Hypervisor::is_xen);
+        let here = here.context("there is no Xen here: a host is sampled in its control domain")?;
+        let name = format!("Xen {}", here.version.unwrap_or_default()).trim_end().to_owned();
+        let build_id = fs::read_to_string("/sys/hypervisor/buildid").ok();
+        let build_id = build_id.map(|id| id.trim().to_owned());
+        let build_id = build_id.filter(|id| !id.is_empty() && id != DENIED);
+        let file = match xen_syms {
+            Some(path) => {
+                let (path, facts) = given(path, build_id.as_deref())?;
+                if build_id.is_none() {
+                    tell(format_args!(
+                        "Xen does not say its build-id, so nobody knows whether {} is its file",
+                        path.display()
+                    ));
+                }
+                Some((path, facts))
+            }
+            None => of_this(build_id.as_deref(), candidates()),
+        };
+        Ok(Self { name, build_id, file })
+    }
+
+    /// Returns a Xen of which nothing is known.
+    #[cfg(test)]
+    pub fn without_file() -> Self {
+        Self { name: "Xen".to_owned(), build_id: None, file: None }
+    }
+
+    /// Returns what the profile says of it before anything is sampled.
+    pub fn host(&self) -> Host {
+        let Self { name, build_id, .. } = self;
+        Host {
+            hypervisor: name.clone(),
+            build_id: build_id.clone(),
+            cpus: Vec::new(),
+            tsc: 0,
+            tsc_per_second: 0,
+        }
+    }
+
+    /// Returns its module. Without a file it has the functions of these addresses, as Xen itself
+    /// names them.
+    pub fn module(&self, addresses: &BTreeSet<u64>) -> Module {
+        if let Some((path, facts)) = &self.file {
+            return Module::new(path.as_os_str(), facts.clone());
+        }
+        let mut module = Module::new("[xen]".as_ref(), Facts::default());
+        module.build_id.clone_from(&self.build_id);
+        match Xen::open().and_then(|xen| xen.symbols()) {
+            Ok(known) => {
+                let known = known.into_iter().map(|symbol| (symbol.address, symbol.name));
+                module.symbols = around(known.collect(), addresses);
+            }
+            Err(error) => tell(format_args!("Xen's functions stay without names: {error}")),
+        }
+        module
+    }
+}
+
+/// Checks that this is the file of the Xen that is running.
+fn given(path: &Path, running: Option<&str>) -> Result<(PathBuf, Facts)> {
+    let path = fs::canonicalize(path).with_context(|| path.display().to_string())?;
+    let facts = Facts::read(&path);
+    let name = path.display();
+    ensure!(!facts.code.is_empty(), "{name}: this is no executable file, such as xen-syms");
+    match (facts.build_id.as_deref(), running) {
+        (Some(found), Some(expected)) if found != expected => {
+            bail!("{name}: build-id {found} found, but the Xen that is running has {expected}")
+        }
+        (None, Some(expected)) => {
+            bail!("{name}: no build-id found, but the Xen that is running has {expected}")
+        }
+        _ => Ok((path, facts)),
+    }
+}
+
+/// Returns the file of the Xen that is running, if it is one of these.
+fn of_this(running: Option<&str>, candidates: Vec<PathBuf>) -> Option<(PathBuf, Facts)> {
+    // One that cannot be checked is not taken unless the user names it.
+    running?;
+    candidates.iter().find_map(|path| given(path, running).ok())
+}
+
+/// Returns the files that may have Xen's functions.
+fn candidates() -> Vec<PathBuf> {
+    let entries = DIRECTORIES.iter().filter_map(|path| fs::read_dir(path).ok()).flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_xens = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"xen-syms"))
+    };
+    let mut paths: Vec<PathBuf> = paths.filter(is_xens).collect();
+    paths.sort();
+    paths
+}
+
+/// Returns the functions of this kernel which have these addresses.
+pub fn of_kernel(addresses: &BTreeSet<u64>) -> Vec<Symbol> {
+    let known = parse(&fs::read(KALLSYMS).unwrap_or_default());
+    if known.is_empty() && !addresses.is_empty() {
+        tell(format_args!(
+            "the kernel's functions stay without names: {KALLSYMS} has no addresses \
+             (kernel.kptr_restrict)"
+        ));
+    }
+    around(known, addresses)
+}
+
+/// Parses `/proc/kallsyms`: address, kind and name in each line.
+fn parse(text: &[u8]) -> Vec<(u64, String)> {
+    let symbol = |line: &[u8]| {
+        let line = str::from_utf8(line).ok()?;
+        let mut words = line.split_ascii_whitespace();
+        let address =
+            u64::from_str_radix(words.next()?, 16).ok().filter(|&address| address != 0)?;
+        let is_code = matches!(words.next()?, "t" | "T" | "w" | "W");
+        is_code.then_some((address, words.next()?.to_owned()))
+    };
+    text.split(|&byte| byte == b'\n').filter_map(symbol).collect()
+}
+
+/// Returns those of the known functions in which there is an address. Each ends where the next one
+/// begins, so nothing is known to be in the last one. Of several with the same address the first
+/// one is taken.
+fn around(mut known: Vec<(u64, String)>, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
+    known.sort_by_key(|&(address, _)| address);
+    known.dedup_by_key(|(address, _)| *address);
+    let ends: Vec<u64> = known.iter().skip(1).map(|&(address, _)| address).collect();
+    let symbols = known.into_iter().zip(ends);
+    symbols
+        .filter(|((start, _), end)| addresses.range(start..end).next().is_some())
+        .map(|((start, name), end)| Symbol { start, end, name })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn symbol(start: u64, end: u64, name: &str) -> Symbol {
+        Symbol { start, end, name: name.to_owned() }
+    }
+
+    #[test]
+    fn only_functions_with_samples_are_kept() {
+        let known = [(0x40, "c"), (0x10, "a"), (0x20, "b"), (0x20, "alias"), (0x50, "end")];
+        let known = || known.iter().map(|&(at, name)| (at, name.to_owned())).collect::<Vec<_>>();
+        let around = |addresses: &[u64]| around(known(), &addresses.iter().copied().collect());
+        assert_eq!(around(&[0x10, 0x1f, 0x3f]), [symbol(0x10, 0x20, "a"), symbol(0x20, 0x40, "b")]);
+        assert_eq!(around(&[0xf, 0x50, u64::MAX]), []);
+        assert_eq!(around(&[0x4f]), [symbol(0x40, 0x50, "c")]);
+    }
+
+    #[test]
+    fn kallsyms_is_code_with_addresses() {
+        let text = b"ffffffff81000000 T _stext\nffffffff81000010 t one\t[module]\n\
+                     ffffffff81000020 d data\n0000000000000000 T hidden\nnonsense\n\xff T x\n\
+                     10 T\n20 W weak\n";
+        let expected =
+            [(0xffff_ffff_8100_0000, "_stext"), (0xffff_ffff_8100_0010, "one"), (0x20, "weak")];
+        assert_eq!(parse(text), expected.map(|(at, name)| (at, name.to_owned())));
+    }
+
+    #[test]
+    fn the_file_must_be_that_of_the_running_xen() {
+        let this = std::env::current_exe().unwrap();
+        let own = Facts::read(&this).build_id.unwrap();
+        let (path, facts) = given(&this, Some(&own)).unwrap();
+        assert_eq!((path, facts.build_id.as_ref()), (fs::canonicalize(&this).unwrap(), Some(&own)));
+        let error = given(&this, Some("00ff")).unwrap_err().to_string();
+        let said = format!("build-id {own} found, but the Xen that is running has 00ff");
+        assert!(error.ends_with(&said), "{error}");
+        let error = given("/proc/self/maps".as_ref(), Some("00ff")).unwrap_err().to_string();
+        assert!(error.ends_with("this is no executable file, such as xen-syms"), "{error}");
+        assert!(given("/nowhere".as_ref(), None).is_err());
+        assert!(given(&this, None).is_ok(), "nobody can check it");
+    }
+
+    #[test]
+    fn of_the_files_that_are_there_the_running_xens_is_taken() {
+        let this = std::env::current_exe().unwrap();
+        let own = Facts::read(&this).build_id.unwrap();
+        let files = || vec!["/proc/self/maps".into(), this.clone()];
+        assert_eq!(of_this(Some(&own), files()).unwrap().0, fs::canonicalize(&this).unwrap());
+        assert!(of_this(Some("00ff"), files()).is_none());
+        assert!(of_this(None, files()).is_none());
+    }
+}
