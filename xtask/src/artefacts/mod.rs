@@ -17,6 +17,7 @@ pub mod libpfm;
 pub mod mdbook;
 pub mod packages;
 pub mod pprof;
+pub mod python;
 pub mod qemu;
 pub mod rootfs;
 pub mod rustobj;

@@ -15,6 +15,7 @@ use anyhow::Result;
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::cpio::Archive;
+use crate::tools::sh::{self, cmd};
 
 /// The packages in the guest, beside the libraries that these need.
 const PACKAGES: &[&str] = &[
@@ -257,6 +258,32 @@ const TENANT_LEFT_OUT: &[&str] = &["usr/share", "usr/lib/x86_64-linux-gnu/gconv"
 /// Documents.
 const PROGRAMS_LEFT_OUT: &[&str] = &["usr/share"];
 
+/// Python with the module that calls C, and pytest, with the libraries that only they need.
+const PYTHON: &[&str] = &[
+    "libexpat1",
+    "libffi8",
+    "libpython3.11-minimal",
+    "libpython3.11-stdlib",
+    "python3-attr",
+    "python3-iniconfig",
+    "python3-packaging",
+    "python3-pluggy",
+    "python3-pytest",
+    "python3.11-minimal",
+    "zlib1g",
+];
+
+/// Documents, and modules that pytest does not read.
+const PYTHON_LEFT_OUT: &[&str] = &[
+    "usr/lib/python3.11/distutils",
+    "usr/lib/python3.11/ensurepip",
+    "usr/lib/python3.11/lib2to3",
+    "usr/lib/python3.11/pydoc_data",
+    "usr/lib/python3.11/sqlite3",
+    "usr/lib/python3.11/tkinter",
+    "usr/share",
+];
+
 /// The package that brings up a network.
 const NETWORK: &[&str] = &["net-tools"];
 
@@ -375,6 +402,17 @@ pub fn programs() -> Result<PathBuf> {
     tree("programs", PROGRAMS, PROGRAMS_LEFT_OUT)
 }
 
+/// Makes the directory tree of Python and pytest, which is laid over the userland. Their modules
+/// are compiled by this machine's Python, since the emulated machine takes a minute to do so.
+pub fn python() -> Result<PathBuf> {
+    // A module's time may change on the way to the guest, so it does not say whether it is new.
+    let compile = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s"];
+    finished_tree("python", PYTHON, PYTHON_LEFT_OUT, |tree| {
+        let modules = tree.join("usr/lib");
+        sh::output(cmd("/usr/bin/python3", compile).arg(tree).arg(modules)).map(drop)
+    })
+}
+
 /// Makes the directory tree that brings up a network, which is laid over the userland.
 pub fn network() -> Result<PathBuf> {
     tree("network", NETWORK, &["usr/share"])
@@ -398,6 +436,16 @@ pub fn tenant() -> Result<PathBuf> {
 
 /// Makes a directory tree of what is in these packages, but for some paths.
 fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
+    finished_tree(name, packages, left_out, |_| Ok(()))
+}
+
+/// Makes a directory tree of what is in these packages, but for some paths, and finishes it.
+fn finished_tree(
+    name: &str,
+    packages: &[&str],
+    left_out: &[&str],
+    finish: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let key = Key::new("tree 2").text(&packages.join(" ")).text(&left_out.join(" "));
     let dir = cache::artefact(name, key, |dir| {
         let tree = dir.join("tree");
@@ -410,6 +458,7 @@ fn tree(name: &str, packages: &[&str], left_out: &[&str]) -> Result<PathBuf> {
         for link in MERGED {
             fs::remove_file(tree.join(link))?;
         }
+        finish(&tree)?;
         Ok(fs::remove_dir_all(dir.join("debs"))?)
     })?;
     Ok(dir.join("tree"))

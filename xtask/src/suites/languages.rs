@@ -8,9 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::artefacts::{counts, shim};
-use crate::machine::{self, Spec};
-use crate::suites::report::{Report, ended_well};
+use crate::artefacts::{counts, python, rootfs, shim};
+use crate::machine::{self, Outcome, Spec};
+use crate::suites::report::{Report, all, ended_well};
 use crate::tools::sh::{self, cmd};
 use crate::tools::{apt, cache};
 
@@ -63,7 +63,7 @@ pub fn c(report: &mut Report) -> Result<()> {
     for (name, language, compiler) in BLOCKS {
         report.test(&format!("the book's program in {language} compiles"), || {
             let source = dir.join(format!("{name}.{language}"));
-            fs::write(&source, block(PAGE, language)?)?;
+            fs::write(&source, block(PAGE, language, 1)?)?;
             let source = source.to_str().context("a path is text")?;
             Program { source, name, compiler, is_static: false }.compile(&prefix, &programs)
         });
@@ -94,9 +94,6 @@ pub fn c(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the package for Python.
-const PYTHON: &str = "libperfctr-rs/python";
-
 /// Installs the package as a user does, and tests it with the library and with what stands in for
 /// it. The tests read the sources, the wheel, and the page of the book.
 pub fn python(report: &mut Report) -> Result<()> {
@@ -104,7 +101,7 @@ pub fn python(report: &mut Report) -> Result<()> {
     apt::install(&packages, "testing the package for Python")?;
     let (dir, prefix) = installed("python")?;
     let site = dir.join("site");
-    let package = sh::project().join(PYTHON);
+    let package = sh::project().join(python::FOLDER);
     let stand_in = |name: &str, defines: &[&str]| {
         let library = dir.join(name);
         let mut gcc = cmd("gcc", WARNINGS);
@@ -114,28 +111,90 @@ pub fn python(report: &mut Report) -> Result<()> {
     };
     let told = stand_in("told.so", &[])?;
     let stepping = stand_in("stepping.so", &["-DSTEPPING"])?;
-    let python = |arguments: &[&str]| {
-        // The system's own, for which its pytest and its pip are.
-        let mut command = cmd("/usr/bin/python3", arguments);
-        command.current_dir(&package).env("PYTHONDONTWRITEBYTECODE", "1");
-        command
-    };
-    let wheel = dir.join(sh::output(python(&["backend.py"]).arg(&dir))?.trim());
+    let wheel = python::wheel(&dir)?;
     report.test("pip installs it without a network", || {
         let pip = ["-m", "pip", "install", "--no-index", "--target"];
-        sh::output(python(&pip).arg(&site).arg(&package)).map(drop)
+        sh::output(python::command(&pip).arg(&site).arg(&package)).map(drop)
     });
     let (library, _) = counts::LIBRARY.in_guest(&prefix);
     let mut said = String::new();
     report.test("its tests that need no counters", || {
-        let mut tests = python(&["tests/test_anywhere.py"]);
+        let mut tests = python::command(&["tests/test_anywhere.py"]);
         tests.env("PYTHONPATH", &site).env("PERFCTR_WHEEL", &wheel);
         tests.env("PERFCTR_COUNTS_LIBRARY", &library).env("PERFCTR_STAND_IN", &told);
         said = sh::output(tests.env("PERFCTR_STEPPING", &stepping))?;
         Ok(())
     });
     report.notes_of(&said);
+    python_in_guest(report, &dir, &site)
+}
+
+/// The page of the book about Python.
+const PYTHON_PAGE: &str = "docs/python.md";
+
+/// What the guest runs: the log's name, what it shows, and what the log ends with.
+const IN_GUEST: &[(&str, &str, &str)] = &[
+    ("page", "the book's example counts in the guest", "exit status 0\n"),
+    ("exact", "blocks, functions and competing threads count exactly", "exit status 0\n"),
+    ("update", "pytest writes counts to a baseline", "exit status 0\n"),
+    ("same", "a test that executes the same passes", "exit status 0\n"),
+    ("worse", "a test that executes 300 rounds more in 50,000 fails", "exit status 1\n"),
+    ("nobody", "a test that nobody counts fails", "exit status 1\n"),
+];
+
+/// Counts by the project's own counters. The suite's directory has the installed package, `site`.
+fn python_in_guest(report: &mut Report, dir: &Path, site: &Path) -> Result<()> {
+    let (page, out) = (dir.join("page.py"), dir.join("out"));
+    fs::write(&page, python_example()?)?;
+    let mut spec = Spec::new(report.topology, ["sh", "/work/tests/guest.sh"])?;
+    spec.files.push((rootfs::python()?, "/".into()));
+    spec.files.push((sh::project().join(python::FOLDER).join("tests"), "/work/tests".into()));
+    spec.files.push((site.to_owned(), "/work/site".into()));
+    spec.files.push((page, "/work/page.py".into()));
+    spec.files.push(counts::LIBRARY.in_guest(&dir.join("prefix")));
+    spec.keep_out(&out)?;
+    let outcome = machine::run(&spec)?;
+    for (log, name, ending) in IN_GUEST {
+        report.test(name, || {
+            let text = said(&out, log, &outcome)?;
+            ensure!(text.ends_with(ending), "{text}");
+            Ok(())
+        });
+    }
+    report.test("the example's counts are the interpreter's", || {
+        let text = said(&out, "page", &outcome)?;
+        let counts: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
+        ensure!(counts.len() == 2 && counts.iter().all(|&count| count > 5_000), "{text}");
+        Ok(())
+    });
+    report.test("the same command counts the same, to the instruction", || {
+        let [first, again] = ["same", "again"].map(|log| said(&out, log, &outcome));
+        let [first, again] = [verdicts(&first?), verdicts(&again?)];
+        ensure!(first.len() == 2 && first == again, "{first:?}, then {again:?}");
+        Ok(())
+    });
+    for (log, what) in [
+        ("worse", "WORSE  loop: "),
+        ("nobody", "nothing is compared: no counters for instructions:u"),
+    ] {
+        report.test(&format!("the failed test says `{what}`"), || {
+            let text = said(&out, log, &outcome)?;
+            ensure!(text.contains(what), "{text}");
+            Ok(())
+        });
+    }
+    report.notes_of(&said(&out, "exact", &outcome)?);
     Ok(())
+}
+
+/// Returns what a program of the guest has said.
+fn said(out: &Path, log: &str, outcome: &Outcome) -> Result<String> {
+    fs::read_to_string(out.join(log)).with_context(|| all(outcome))
+}
+
+/// Returns the lines of a test whose counts are the baseline's or nearly so.
+fn verdicts(said: &str) -> Vec<String> {
+    said.lines().filter(|line| line.starts_with("same   loop: ")).map(str::to_owned).collect()
 }
 
 /// Installs the library for a suite. Returns the suite's directory, which has nothing else, and the
@@ -170,14 +229,19 @@ impl Program<'_> {
     }
 }
 
-/// Returns the text of a page's only block in this language.
-fn block(page: &str, language: &str) -> Result<String> {
+/// Returns the first example of the book for Python.
+pub fn python_example() -> Result<String> {
+    block(PYTHON_PAGE, "python", 2)
+}
+
+/// Returns the text of a page's first block in this language, of which the page has so many.
+fn block(page: &str, language: &str, blocks: usize) -> Result<String> {
     let text = fs::read_to_string(sh::project().join(page))?;
     let parts: Vec<&str> = text.split(&format!("\n```{language}\n")).collect();
-    let [_, rest] = parts[..] else {
-        bail!("{page} has {} blocks in {language}, 1 expected", parts.len() - 1);
-    };
-    let (block, _) = rest.split_once("```\n").context("a block has no end")?;
+    if parts.len() != blocks + 1 {
+        bail!("{page} has {} blocks in {language}, {blocks} expected", parts.len() - 1);
+    }
+    let (block, _) = parts[1].split_once("```\n").context("a block has no end")?;
     Ok(block.to_owned())
 }
 

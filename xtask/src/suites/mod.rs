@@ -104,7 +104,7 @@ pub const SUITES: &[Suite] = &[
     Suite::long("rr-hvm", rr::hvm),
     Suite::vm("book", book::run),
     Suite::vm("c-api", languages::c),
-    Suite::model("python", languages::python),
+    Suite::vm("python", languages::python),
     Suite::vm("shim", shim::run),
     Suite::vm("packages", packages::run),
     Suite::vm("versions", versions::run),

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT OR GPL-2.0-only
+"""Counts code of known length, alone and in threads that compete. It needs counters."""
+
+import collections
+import ctypes
+import gc
+import mmap
+import threading
+
+import perfctr
+from perfctr import _library
+
+RUNS = 50
+THREADS = 4
+EVENTS = "instructions:u,branches:u"
+
+
+def known_loop(rounds):
+    """Return a function that executes 2 * rounds instructions and a few more, half branches.
+
+    It takes no argument, so that the interpreter executes the same to call it for any rounds.
+    """
+    code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    # mov $rounds, %edi; dec %rdi; jnz back to dec; ret
+    code.write(b"\xbf" + rounds.to_bytes(4, "little") + b"\x48\xff\xcf\x75\xfb\xc3")
+    loop = ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+    loop.code = code
+    return loop
+
+
+def in_block(body):
+    """Return a function that counts the body in a block."""
+
+    def measure():
+        with perfctr.count(EVENTS) as counts:
+            body()
+        return counts
+
+    return measure
+
+
+def decorated(body):
+    """Return a function that counts the body as a decorated function."""
+    function = perfctr.counted(EVENTS)(body)
+
+    def measure():
+        function()
+        return function.spent
+
+    return measure
+
+
+def more(how, shorter, longer):
+    """Return by how much the counts of two functions most often differ, for each event.
+
+    What the interpreter itself executes depends on what is in memory, and on other threads. So
+    the functions are counted in turn. If it has executed the same for both, they differ by what
+    the functions execute; otherwise they differ by some other number each time.
+    """
+    first, second = how(shorter), how(longer)
+    pairs = collections.Counter()
+    for _ in range(RUNS):
+        before, after = first(), second()
+        if before.retries == after.retries == 0:
+            pairs[tuple(after[event] - before[event] for event in EVENTS.split(","))] += 1
+    return pairs.most_common(1)[0][0] if pairs else None
+
+
+def counts_exactly(how):
+    """Check that 20,000 rounds more are exactly so many branches, and twice the instructions."""
+    found = more(how, known_loop(10_000), known_loop(30_000))
+    assert found == (40_000, 20_000), f"{how.__name__}: {found}"
+
+
+def measures_exactly():
+    """Check what the library for C, which the package loads, measures without the interpreter."""
+    rounds = 10_000
+    loop, undisturbed = known_loop(rounds), 0
+    with perfctr.Counters(EVENTS) as counters:
+        measure = counters._library["perfctr_counts_measure"]
+        for _ in range(RUNS):
+            raw = _library._Reading()
+            counters._check(measure(counters._handle, loop, None, ctypes.byref(raw)))
+            if raw.retries == 0:
+                undisturbed += 1
+                # The return is not counted.
+                assert raw.counts[:2] == [2 * rounds + 1, rounds], raw.counts[:2]
+    assert undisturbed > RUNS / 2, undisturbed
+
+
+def in_block_and_measured():
+    """Check one thread of several."""
+    measures_exactly()
+    counts_exactly(in_block)
+
+
+def in_threads(body):
+    """Run this in several threads at once."""
+    failures = []
+
+    def guarded():
+        try:
+            body()
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=guarded) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def nested():
+    loop = known_loop(1_000)
+    with perfctr.count(EVENTS) as outer:
+        loop()
+        with perfctr.count(EVENTS) as inner:
+            loop()
+    assert inner["branches:u"] >= 1_000, inner
+    assert outer["branches:u"] >= inner["branches:u"] + 1_000, (outer, inner)
+
+
+def stops():
+    loop = known_loop(1_000_000)
+    with perfctr.Counters(EVENTS) as counters:
+        assert counters.provider == "paravirt" and counters.clock_khz > 0, counters.provider
+        assert counters.names == EVENTS.split(","), counters.names
+        counters.stop()
+        before = counters.read()
+        loop()
+        assert counters.since(before).values == [0, 0]
+        counters.start()
+        loop()
+        spent = counters.since(before)
+        assert 2_000_000 <= spent.values[0] < 2_100_000, spent.values
+
+
+def main():
+    gc.disable()
+    for how in (in_block, decorated):
+        counts_exactly(how)
+    in_threads(in_block_and_measured)
+    nested()
+    stops()
+    empty = in_block(lambda: None)
+    least = min(empty()["instructions:u"] for _ in range(RUNS))
+    print(f"note an empty block of Python counts {least:,} instructions")
+
+
+main()

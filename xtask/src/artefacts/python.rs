@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The package for Python.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::tools::apt;
+use crate::tools::sh::{self, cmd};
+
+/// Its folder in the project.
+pub const FOLDER: &str = "libperfctr-rs/python";
+
+/// Returns a command that runs Python in the package's folder and leaves no files there.
+pub fn command(arguments: &[&str]) -> Command {
+    // The system's own, for which its pytest and its pip are.
+    let mut command = cmd("/usr/bin/python3", arguments);
+    command.current_dir(sh::project().join(FOLDER)).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+/// Builds the wheel in a directory, and returns its path.
+pub fn wheel(dir: &Path) -> Result<PathBuf> {
+    apt::install(&["python3"], "building the package for Python")?;
+    Ok(dir.join(sh::output(command(&["backend.py"]).arg(dir))?.trim()))
+}
