@@ -14,6 +14,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -382,8 +383,19 @@ pub struct Place {
 impl Place {
     /// Opens the file, and leaves its contents until there is something to write.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, 0o666)
+    }
+
+    /// Does the same with a file that only its owner may read if it is new. Where the hypervisor
+    /// and the kernel have their code is not for everybody.
+    pub fn open_private(path: &Path) -> Result<Self> {
+        Self::open_with(path, 0o600)
+    }
+
+    fn open_with(path: &Path, mode: u32) -> Result<Self> {
         let is_new = !path.exists();
-        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let mut options = File::options();
+        let file = options.write(true).create(true).truncate(false).mode(mode).open(path);
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { path: path.to_owned(), file, is_new })
     }
@@ -426,6 +438,8 @@ fn in_range(what: &str, index: u32, length: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     pub fn profile() -> Profile {
@@ -493,6 +507,15 @@ mod tests {
         assert_eq!(Profile::read(&path).unwrap(), several);
         fs::remove_file(&path).unwrap();
         assert!(Place::open(Path::new("/nonexistent/x")).is_err());
+    }
+
+    #[test]
+    fn a_hosts_profile_is_its_owners() {
+        let path = std::env::temp_dir().join(format!("perfctr-private-{}", std::process::id()));
+        let place = Place::open_private(&path).unwrap();
+        let mode = place.file.metadata().unwrap().permissions().mode();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]

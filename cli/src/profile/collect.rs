@@ -5,15 +5,17 @@ use std::collections::HashMap;
 
 use super::{Frame, Profile, Stack, Thread};
 
+/// A thread's index, the physical CPU if there is one, and the stack.
+type Key = (u32, Option<u32>, Vec<u32>);
+
 /// The samples of one profile.
 #[derive(Debug, Default)]
 pub struct Samples {
     frames: Vec<Frame>,
     /// The index of each frame.
     places: HashMap<Frame, u32>,
-    /// How often a thread was in which stack, and when. The thread's index is first, and then the
-    /// physical CPU if there is one.
-    stacks: HashMap<(u32, Option<u32>, Vec<u32>), (u64, Vec<u64>)>,
+    /// How often a thread was in which stack, and when.
+    stacks: HashMap<Key, (u64, Vec<u64>)>,
     /// The index of each thread, by the numbers of its process and its own.
     threads: HashMap<(u32, u32), u32>,
 }
@@ -66,8 +68,7 @@ impl Samples {
 
     /// Gives a profile its stacks and frames.
     pub fn fill(self, profile: &mut Profile) {
-        type Entry = ((u32, Option<u32>, Vec<u32>), (u64, Vec<u64>));
-        let stack = |((thread, cpu, frames), (samples, mut times)): Entry| {
+        let stack = |((thread, cpu, frames), (samples, mut times)): (Key, (u64, Vec<u64>))| {
             // The kernel has a ring on each CPU, which are read one after the other.
             times.sort_unstable();
             Stack { thread, cpu, samples, frames, times }

@@ -145,7 +145,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let signals = Signals::handle(target, None)?;
     // The file is opened before the program runs, since the samples would be lost if it cannot be
     // written.
-    let place = Place::open(&options.output)?;
+    let open = if options.host { Place::open_private } else { Place::open };
+    let place = open(&options.output)?;
     let recorded = match options.host {
         true => of_host(options, target, &events, &signals),
         false => of_programs(options, target, events, &signals),

@@ -10,7 +10,7 @@ use fxprof_processed_profile::{
 };
 
 use super::symbols::Named;
-use super::{functions, summary};
+use super::{functions, name, summary};
 use crate::profile::Profile;
 
 /// The time between two samples. The profiler wants a time of each sample, which profiles do not
@@ -27,11 +27,12 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     let start = at(0);
     let (mut processes, mut threads) = (HashMap::new(), Vec::new());
     for thread in &profile.threads {
+        let title = name(profile, thread);
         let process = *processes
             .entry(thread.pid)
-            .or_insert_with(|| document.add_process(&thread.name, thread.pid, start));
+            .or_insert_with(|| document.add_process(&title, thread.pid, start));
         let handle = document.add_thread(process, thread.tid, start, thread.tid == thread.pid);
-        document.set_thread_name(handle, &thread.name);
+        document.set_thread_name(handle, &title);
         document.set_thread_samples_weight_type(handle, WeightType::Samples);
         threads.push((handle, 0));
     }
@@ -63,7 +64,7 @@ fn at(samples: u64) -> Timestamp {
 mod tests {
     use serde_json::Value;
 
-    use super::super::tests::profile;
+    use super::super::tests::{of_host, profile};
     use super::*;
 
     /// Returns a thread's stacks, the outermost function first, with their weights, as the format's
@@ -106,6 +107,15 @@ mod tests {
         let deltas: Vec<f64> = deltas.iter().map(|delta| delta.as_f64().unwrap()).collect();
         assert_eq!(deltas, [0.0, 1.0], "the second stack begins behind the first one's sample");
         assert_eq!(document["meta"]["symbolicated"], true);
+    }
+
+    #[test]
+    fn a_hosts_tracks_are_its_virtual_cpus() {
+        let (profile, names) = of_host();
+        let document: Value = serde_json::from_slice(&encode(&profile, &names).unwrap()).unwrap();
+        let threads = document["threads"].as_array().unwrap();
+        let names: Vec<_> = threads.iter().map(|thread| thread["name"].as_str()).collect();
+        assert_eq!(names, [Some("Domain-0 vCPU 1"), Some("domain 3 vCPU 1")]);
     }
 
     #[test]

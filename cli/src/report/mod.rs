@@ -19,7 +19,7 @@ use inferno::flamegraph::color::{MultiPalette, Palette};
 
 use self::symbols::Named;
 use crate::perf_data;
-use crate::profile::{Layer, Profile, Stack};
+use crate::profile::{Layer, Profile, Stack, Thread};
 use crate::text::{counted, harmless, tell};
 
 /// The options of `perfctr report`.
@@ -175,14 +175,21 @@ fn of_one(
 fn thread(profile: &Profile, stack: &Stack) -> String {
     let thread = &profile.threads[stack.thread as usize];
     match profile.host {
-        Some(_) => format!("{} vCPU {}", domain(profile, stack), thread.tid),
+        Some(_) => name(profile, thread),
         None => format!("{} {}", thread.tid, harmless(&thread.name)),
     }
 }
 
-/// Returns the domain of a stack in a host's profile: its name if there is one.
-fn domain(profile: &Profile, stack: &Stack) -> String {
-    let thread = &profile.threads[stack.thread as usize];
+/// Returns what a thread is called.
+fn name(profile: &Profile, thread: &Thread) -> String {
+    match profile.host {
+        Some(_) => format!("{} vCPU {}", domain(thread), thread.tid),
+        None => thread.name.clone(),
+    }
+}
+
+/// Returns the domain of a virtual CPU in a host's profile: its name if there is one.
+fn domain(thread: &Thread) -> String {
     match &*thread.name {
         "" => format!("domain {}", thread.pid),
         name => harmless(name),
@@ -270,7 +277,7 @@ mod tests {
     use super::symbols::Place;
     use super::*;
     use crate::elf::Facts;
-    use crate::profile::{Frame, Host, Module, Symbol, Thread};
+    use crate::profile::{Frame, Host, Module, Symbol};
 
     /// Returns a profile of two threads in `f`, once in a function that was inlined there. `main`
     /// calls `f`.

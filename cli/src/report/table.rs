@@ -56,7 +56,7 @@ fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key) -> String {
         Key::Symbol => named.symbol().to_owned(),
         Key::Line => named.line(),
         Key::Layer => layer(profile, stack).map_or("", Layer::name).to_owned(),
-        Key::Domain => domain(profile, stack),
+        Key::Domain => domain(&profile.threads[stack.thread as usize]),
         Key::Cpu => stack.cpu.map_or_else(String::new, |cpu| cpu.to_string()),
     }
 }

@@ -48,6 +48,12 @@ pub fn refusals(report: &mut Report) -> Result<()> {
     if spec.topology.kvm.is_some() {
         let call = guest::test_modules(&kernel::kernel()?)?.join("call.ko");
         spec.files.push((call, "/usr/lib/perfctr/call.ko".into()));
+    } else {
+        // The command is refused as the hypercalls are.
+        let both = "/work/refusals; status=$?; /work/host-profile --refused && exit $status";
+        spec.command = ["sh", "-c", both].map(Into::into).to_vec();
+        spec.add_program("vm-tests", "host-profile")?;
+        spec.add_program("cli", "perfctr")?;
     }
     report.program(spec, "refusals")
 }

@@ -3,16 +3,20 @@
 
 use anyhow::Result;
 
+use crate::artefacts::xen;
 use crate::machine::Spec;
 use crate::suites::report::Report;
 
 /// Boots machines that keep a counter for samples of themselves, and compares the samples with what
-/// the emulator has executed. On the first one, guests then sample themselves meanwhile.
+/// the emulator has executed. On the first one, the command samples the host, and then guests
+/// sample themselves while the host is sampled.
 pub fn run(report: &mut Report) -> Result<()> {
-    let beside = "/work/system; system=$?; for tests in --records --ends; do \
+    let beside = "/work/system; system=$?; /work/host-profile || system=1; \
+                  for tests in --records --ends; do \
                   /work/system /work/overflow $tests || exit; done; exit $system";
     let mut spec = spec("pv", &["sh", "-c", beside])?;
     spec.add_program("vm-tests", "overflow")?;
+    add_command(&mut spec)?;
     report.program(spec, "system")?;
     report.program(self::spec("pv-amd", &["/work/system"])?, "system")
 }
@@ -21,4 +25,13 @@ fn spec(topology: &str, command: &[&str]) -> Result<Spec> {
     let mut spec = Spec::new(topology, command.iter().copied())?.driver("profile")?;
     spec.topology.cpu.push_str(",pmu-tally=on");
     Ok(spec)
+}
+
+/// Adds the command with its tests, and the hypervisor's file.
+pub fn add_command(spec: &mut Spec) -> Result<()> {
+    spec.add_program("vm-tests", "host-profile")?;
+    spec.add_program("cli", "perfctr")?;
+    let hypervisor = xen::xen(spec.hypervisor()?.flavour, None)?.with_file_name("xen-syms");
+    spec.files.push((hypervisor, "/work/xen-syms".to_owned()));
+    Ok(())
 }

@@ -8,16 +8,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use perfctr::host::Xen;
 
-use crate::elf::Facts;
+use crate::elf::{Facts, to_hex};
 use crate::machine;
 use crate::profile::{Host, Module, Symbol};
 use crate::text::tell;
 
 /// Xen's file is looked for in these directories.
 const DIRECTORIES: [&str; 3] = ["/usr/lib/debug/boot", "/usr/lib/debug", "/boot"];
+/// Where Linux says which Xen it is on: the build-id's bytes.
+const BUILD_ID: &str = "/sys/hypervisor/properties/buildid";
 const KALLSYMS: &str = "/proc/kallsyms";
-/// What Linux shows in place of a build-id or an address that it does not tell.
-const DENIED: &str = "<denied>";
+/// What Xen answers in place of a build-id that it does not tell.
+const DENIED: &[u8] = b"<denied>";
 
 /// The hypervisor that this domain is on.
 pub struct Hypervisor {
@@ -34,9 +36,9 @@ impl Hypervisor {
         let here = machine::Hypervisor::here().filter(machine::Hypervisor::is_xen);
         let here = here.context("there is no Xen here: a host is sampled in its control domain")?;
         let name = format!("Xen {}", here.version.unwrap_or_default()).trim_end().to_owned();
-        let build_id = fs::read_to_string("/sys/hypervisor/buildid").ok();
-        let build_id = build_id.map(|id| id.trim().to_owned());
-        let build_id = build_id.filter(|id| !id.is_empty() && id != DENIED);
+        let build_id = fs::read(BUILD_ID).ok();
+        let build_id = build_id.filter(|id| !id.is_empty() && !id.starts_with(DENIED));
+        let build_id = build_id.map(|id| to_hex(&id));
         let file = match xen_syms {
             Some(path) => {
                 let (path, facts) = given(path, build_id.as_deref())?;
@@ -153,9 +155,9 @@ fn parse(text: &[u8]) -> Vec<(u64, String)> {
 
 /// Returns those of the known functions in which there is an address. Each ends where the next one
 /// begins, so nothing is known to be in the last one. Of several with the same address the first
-/// one is taken.
+/// one is taken whose name does not begin with an underscore, as names of sections do.
 fn around(mut known: Vec<(u64, String)>, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
-    known.sort_by_key(|&(address, _)| address);
+    known.sort_by_key(|(address, name)| (*address, name.starts_with('_')));
     known.dedup_by_key(|(address, _)| *address);
     let ends: Vec<u64> = known.iter().skip(1).map(|&(address, _)| address).collect();
     let symbols = known.into_iter().zip(ends);
@@ -175,7 +177,14 @@ mod tests {
 
     #[test]
     fn only_functions_with_samples_are_kept() {
-        let known = [(0x40, "c"), (0x10, "a"), (0x20, "b"), (0x20, "alias"), (0x50, "end")];
+        let known = [
+            (0x40, "c"),
+            (0x10, "a"),
+            (0x20, "_start"),
+            (0x20, "b"),
+            (0x20, "alias"),
+            (0x50, "end"),
+        ];
         let known = || known.iter().map(|&(at, name)| (at, name.to_owned())).collect::<Vec<_>>();
         let around = |addresses: &[u64]| around(known(), &addresses.iter().copied().collect());
         assert_eq!(around(&[0x10, 0x1f, 0x3f]), [symbol(0x10, 0x20, "a"), symbol(0x20, 0x40, "b")]);

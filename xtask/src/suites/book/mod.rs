@@ -18,7 +18,7 @@ use crate::tools::cache;
 use crate::tools::sh::{self, cmd};
 
 /// The names that blocks give to machines, each with the topology of that machine.
-const PLACES: [(&str, &str); 2] = [("guest", "pv"), ("bare", "native")];
+const PLACES: [(&str, &str); 3] = [("guest", "pv"), ("host", "pv"), ("bare", "native")];
 
 /// The name that blocks give to the machine that the testbed runs on.
 const HERE: &str = "here";
@@ -190,6 +190,9 @@ fn type_in(place: &str, topology: &str, commands: &[Command<'_>]) -> Result<Path
     fs::write(&path, script)?;
     let mut spec = Spec::new(topology, ["sh", "/work/book.sh"])?;
     spec.module = topology == "pv";
+    if place == "host" {
+        spec = spec.driver("profile")?;
+    }
     spec.timeout = Duration::from_secs(900);
     spec.add_program("cli", "perfctr")?;
     spec.files.push((path, "/work/book.sh".into()));

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Tests `perfctr record --host` and what `perfctr report` says of its profiles.
+//!
+//! The emulator's tally says how many instructions physical CPU 0 has executed in ring 0, where
+//! only Xen executes, and outside of it. A program that the command runs reads the tally and the
+//! time before and behind its work, so that the samples between these times are to be one for each
+//! period.
+//!
+//! With `--work FILE` this is that program. With `--refused` it tests a host without the option.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use perfctr::rdpmc::Hardware;
+use perfctr::{Event, Provider, Session};
+use serde_json::Value;
+use shared_abi::hypercall::PROFILE_LEASE_MS;
+use shared_abi::read::Counters;
+use vm_tests::emulated::{OUTSIDE_RING_0, RING_0};
+use vm_tests::region::{self, Region};
+use vm_tests::tally::{Tally, equal};
+use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+
+const PERFCTR: &str = "/work/perfctr";
+const THIS: &str = "/work/host-profile";
+/// The hypervisor's file.
+const XEN_SYMS: &str = "/work/xen-syms";
+const PROFILE: &str = "/tmp/host.data";
+const WORKED: &str = "/tmp/worked";
+/// Events between two samples, and fewer than the command can take in time.
+const PERIOD: u64 = 100_000;
+const SHORT: u64 = 10_000;
+/// The instructions of ring 0 that a sample keeps from the counter, at most: those of the interrupt
+/// between its read of the counter and the counter's next period.
+const UNCOUNTED: u64 = 200;
+/// The work, unit: rounds.
+const ROUNDS: u64 = 1_000;
+/// For how long the command is stopped: shorter than it may be, and longer.
+const PAUSE: Duration = Duration::from_millis(PROFILE_LEASE_MS - 500);
+const TOO_LONG: Duration = Duration::from_millis(PROFILE_LEASE_MS + 1_000);
+/// The command has begun after this time.
+const BEGUN: Duration = Duration::from_secs(2);
+/// Functions of Xen's that system calls of a PV guest execute.
+const XENS: [&str; 3] = ["lstar_enter", "restore_all_guest", "create_bounce_frame"];
+
+fn main() -> Result<ExitCode> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let mut tally = Tally::default();
+    match &*arguments {
+        [] => {
+            whole(&mut tally)?;
+            Ok(tally.finish())
+        }
+        [flag, file] if flag == "--work" => work(file.as_ref()),
+        [flag] if flag == "--refused" => {
+            refused(&mut tally)?;
+            Ok(tally.finish())
+        }
+        _ => bail!("unknown arguments {arguments:?}"),
+    }
+}
+
+fn whole(tally: &mut Tally) -> Result<()> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    let cpus = cpus()?;
+    for &cpu in &cpus {
+        let on = if cpu == 0 { 1 } else { 2 };
+        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, on)?;
+    }
+    // What the command itself does is on the other physical CPU.
+    run_on(SELF, &cpus[1..])?;
+    layers(tally)?;
+    functions(tally)?;
+    files(tally)?;
+    loses(tally)?;
+    ends(tally)
+}
+
+/// Reads time and tally, works, and reads them again.
+fn work(file: &Path) -> Result<ExitCode> {
+    run_on(SELF, &[0])?;
+    region::overhead()?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS])?;
+    let read = || {
+        let executed = [RING_0, OUTSIDE_RING_0].map(|index| Hardware.counter(index));
+        [Hardware.clock(), executed[0], executed[1]]
+    };
+    let before = read();
+    for _ in 0..ROUNDS {
+        for _ in 0..200 {
+            nix::unistd::getppid();
+        }
+        Region { first: 4_000, second: 1 }.execute(&mut 0);
+    }
+    let after = read();
+    fs::write(file, serde_json::to_vec(&[before, after])?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn record<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = Command::new(PERFCTR);
+    command.args(["record", "--host", "-o", PROFILE]).args(arguments);
+    command
+}
+
+/// Runs a command that succeeds. Returns what it has said to people.
+fn said(command: &mut Command) -> Result<String> {
+    let Output { status, stdout, stderr } = command.output()?;
+    let said = String::from_utf8([stdout, stderr].concat())?;
+    ensure!(status.success(), "{command:?}: {status}: {said}");
+    Ok(said)
+}
+
+/// Runs a command that fails. Returns what it has said.
+fn failed(command: &mut Command) -> Result<String> {
+    let Output { status, stderr, .. } = command.output()?;
+    let said = String::from_utf8(stderr)?;
+    ensure!(status.code() == Some(125), "{command:?}: {status}: {said}");
+    Ok(said)
+}
+
+fn report(arguments: &[&str]) -> Result<String> {
+    said(Command::new(PERFCTR).args(["report", "-i", PROFILE]).args(arguments))
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+/// Returns the profile, and the number of samples by layer between two times.
+fn by_layer(from_tsc: u64, to_tsc: u64) -> Result<(Value, BTreeMap<String, u64>)> {
+    let profile: Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
+    let host = &profile["host"];
+    let (start, rate) = (number(&host["tsc"]), number(&host["tsc_per_second"]));
+    ensure!(rate > 0 && from_tsc > start, "{host}");
+    let ns = |tsc: u64| u128::from(tsc - start) * 1_000_000_000 / u128::from(rate);
+    let during = ns(from_tsc)..ns(to_tsc);
+    let mut layers = BTreeMap::new();
+    for stack in profile["stacks"].as_array().context("no stacks")? {
+        ensure!(number(&stack["cpu"]) == 0, "physical CPU 0 is sampled: {stack}");
+        let frame = &profile["frames"][number(&stack["frames"][0]) as usize];
+        let module = &profile["modules"][number(&frame["module"]) as usize];
+        let layer = module["layer"].as_str().context("a module without a layer")?;
+        let times = stack["times"].as_array().context("no times")?;
+        let there = times.iter().filter(|time| during.contains(&number(time).into())).count();
+        *layers.entry(layer.to_owned()).or_default() += there as u64;
+    }
+    layers.retain(|_, samples| *samples > 0);
+    Ok((profile, layers))
+}
+
+/// In each ring, there are as many samples as periods, and they are of its layers.
+fn layers(tally: &mut Tally) -> Result<()> {
+    for (event, modes, counts) in [
+        ("instructions:k", &["hypervisor"][..], [1, 0]),
+        ("instructions:u", &["kernel", "user"], [0, 1]),
+        ("instructions", &["hypervisor", "kernel", "user"], [1, 1]),
+    ] {
+        let period = PERIOD.to_string();
+        let told = said(
+            record(["-e", event, "-c", &period, "-C", "0", "--", THIS, "--work", WORKED])
+                .stdin(Stdio::null()),
+        )?;
+        print!("{told}");
+        let [before, after]: [[u64; 3]; 2] = serde_json::from_slice(&fs::read(WORKED)?)?;
+        let executed = [1, 2].map(|n| after[n].wrapping_sub(before[n]));
+        let (_, found) = by_layer(before[0], after[0])?;
+        let samples: u64 = found.values().sum();
+        let uncounted = counts[0] * samples * UNCOUNTED;
+        let executed = executed[0] * counts[0] + executed[1] * counts[1];
+        let [least, most] = [executed.saturating_sub(uncounted), executed].map(|n| n / PERIOD);
+        println!("{event}: {found:?}, {least} to {most} periods");
+        let each = (least.saturating_sub(1)..=most + 1).contains(&samples) && least > 20;
+        let why = format!("{samples} samples found, {least} to {most} within one expected");
+        tally.check(
+            &format!("{event} of the host has a sample for each period"),
+            if each { Ok(()) } else { Err(why) },
+        );
+        let layers: Vec<&str> = found.keys().map(String::as_str).collect();
+        tally.check(&format!("{event} is of its layers"), equal(layers, modes.to_vec()));
+        let told = told.contains("perfctr: lost 0 samples");
+        tally.check(&format!("{event}: it is said that none was lost"), equal(told, true));
+    }
+    Ok(())
+}
+
+/// Functions of Xen's and of the kernel's have names: the profile is that of all layers.
+fn functions(tally: &mut Tally) -> Result<()> {
+    let table = report(&[])?;
+    println!("{table}");
+    for function in XENS {
+        let row = |line: &str| {
+            let mut words = line.split_whitespace().skip(2);
+            words.next() == Some("hypervisor") && line.ends_with(function)
+        };
+        let named = table.lines().any(row);
+        tally.check(&format!("Xen's function {function} is named"), equal(named, true));
+    }
+    let of = |layer: &str, unnamed: &str| {
+        let rows = table.lines().filter(|line| line.split_whitespace().nth(2) == Some(layer));
+        let samples = |line: &str| line.split_whitespace().next()?.parse::<u64>().ok();
+        let mut all = [0, 0];
+        for line in rows {
+            all[usize::from(line.ends_with(unnamed))] += samples(line).unwrap_or(0);
+        }
+        all
+    };
+    for (layer, unnamed) in [("hypervisor", "[xen]"), ("kernel", "[kernel]")] {
+        let [named, nameless] = of(layer, unnamed);
+        println!("{layer}: {named} samples in functions, {nameless} elsewhere");
+        let few = named > 0 && nameless * 20 <= named;
+        tally.check(&format!("samples of the layer {layer} are in functions"), equal(few, true));
+    }
+    let layers = report(&["-s", "layer"])?;
+    println!("{layers}");
+    let flames = report(&["-f", "flame-graph"])?;
+    let drawn = ["lstar_enter", "hypervisor", "kernel", "user", "orange: hypervisor"];
+    let drawn = drawn.map(|text| flames.contains(text));
+    tally.check("the flame graph has each layer", equal(drawn, [true; 5]));
+    Ok(())
+}
+
+/// The hypervisor's file is taken if it is that of the running one, and refused by both build-ids.
+fn files(tally: &mut Tally) -> Result<()> {
+    let told = said(&mut record(["-c", "1000000", "--xen-syms", XEN_SYMS, "--", "sleep", "3"]))?;
+    print!("{told}");
+    let table = report(&["-s", "layer,module,symbol"])?;
+    println!("{table}");
+    let from_file = |line: &str| line.contains("hypervisor") && line.contains("xen-syms");
+    let named = table.lines().filter(|line| from_file(line) && !line.ends_with("[xen-syms]"));
+    tally.check("functions are found in xen-syms", equal(named.count() > 0, true));
+    let running = fs::read("/sys/hypervisor/properties/buildid")?;
+    let running: String = running.iter().map(|byte| format!("{byte:02x}")).collect();
+    let error = failed(&mut record(["--xen-syms", PERFCTR, "--", "sleep", "1"]))?;
+    print!("{error}");
+    let says =
+        running.len() == 40 && error.contains(&running) && error.contains("found, but the Xen");
+    tally.check("another file is refused by both build-ids", equal(says, true));
+    let error = failed(&mut record(["-C", "7", "--", "sleep", "1"]))?;
+    print!("{error}");
+    let says = error.contains("physical CPUs that were named does not exist");
+    tally.check("a physical CPU that is not there is refused", equal(says, true));
+    Ok(())
+}
+
+/// Starts to record for ever.
+fn begin(period: u64) -> Result<Child> {
+    let period = period.to_string();
+    let child = record(["-e", "instructions", "-c", &period]).stderr(Stdio::piped()).spawn()?;
+    sleep(BEGUN);
+    Ok(child)
+}
+
+fn send(child: &Child, signal: Signal) -> Result<()> {
+    Ok(kill(Pid::from_raw(child.id().cast_signed()), signal)?)
+}
+
+/// Stops the command for some time while there is work, and then ends it. Returns what it says.
+fn paused(pause: Duration) -> Result<String> {
+    let child = begin(SHORT)?;
+    send(&child, Signal::SIGSTOP)?;
+    let mut worker = Command::new("sh").args(["-c", "while :; do :; done"]).spawn()?;
+    sleep(pause);
+    send(&child, Signal::SIGCONT)?;
+    worker.kill()?;
+    worker.wait()?;
+    sleep(Duration::from_millis(500));
+    send(&child, Signal::SIGTERM)?;
+    let Output { status, stderr, .. } = child.wait_with_output()?;
+    let said = String::from_utf8(stderr)?;
+    print!("{said}");
+    ensure!(status.success(), "{status}: {said}");
+    Ok(said)
+}
+
+/// Samples that are not taken in time are counted, and said.
+fn loses(tally: &mut Tally) -> Result<()> {
+    let said = paused(PAUSE)?;
+    let lost = said.lines().find_map(|line| {
+        let (number, rest) = line.strip_prefix("perfctr: lost ")?.split_once(' ')?;
+        rest.starts_with("sample").then(|| number.parse::<u64>().ok())?
+    });
+    println!("{lost:?} lost");
+    tally.check("lost samples are counted", equal(lost.is_some_and(|lost| lost > 0), true));
+    let profile: Value = serde_json::from_slice(&fs::read(PROFILE)?)?;
+    let same = equal(profile["lost"].as_u64(), lost);
+    tally.check("the profile has the number of lost samples", same);
+    let head = report(&["-s", "layer"])?;
+    let missed = format!("{} more were missed", lost.unwrap_or(0));
+    tally.check("the report has it, too", equal(head.contains(&missed), true));
+    let early = paused(TOO_LONG)?.contains("sampling has ended early");
+    tally.check("a command that was stopped for too long says so", equal(early, true));
+    Ok(())
+}
+
+/// Nothing is left of a command that has ended, however it has.
+fn ends(tally: &mut Tally) -> Result<()> {
+    let mut killed = begin(PERIOD)?;
+    let busy = failed(&mut record(["--", "true"]))?;
+    tally.check(
+        "there is one recording at a time",
+        equal(busy.contains("somebody does so already"), true),
+    );
+    send(&killed, Signal::SIGKILL)?;
+    killed.wait()?;
+    sleep(TOO_LONG);
+    let after = said(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
+    tally.check("nothing is left of one that was killed", equal(after.contains("lost 0 "), true));
+    let ended = begin(PERIOD)?;
+    send(&ended, Signal::SIGTERM)?;
+    ensure!(ended.wait_with_output()?.status.success(), "it ends well");
+    let after = said(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
+    let again = equal(after.contains("lost 0 "), true);
+    tally.check("another one can begin at once after one that has ended", again);
+    Ok(())
+}
+
+/// Without the option, the error says what to do.
+fn refused(tally: &mut Tally) -> Result<()> {
+    let error = failed(&mut record(["--", "true"]))?;
+    print!("{error}");
+    let says = error.contains("Xen's option `perfctr=profile`");
+    tally.check("a host without the option is refused with what to do", equal(says, true));
+    tally.check("no profile is left", equal(Path::new(PROFILE).exists(), false));
+    Ok(())
+}
