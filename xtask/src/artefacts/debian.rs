@@ -13,11 +13,22 @@ use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 
 /// The packages of a guest's system, beside the essential ones and apt.
-const PACKAGES: &[&str] =
-    &["cpio", "dkms", "gcc", "kmod", "libc6-dev", "make", "pkg-config", "systemd-sysv", "udev"];
+const PACKAGES: &[&str] = &[
+    "cpio",
+    "dkms",
+    "gcc",
+    "kmod",
+    "libc6-dev",
+    "make",
+    "pkg-config",
+    "python3",
+    "systemd-sysv",
+    "udev",
+];
 
 /// The packages that build packages. `packaging/debian/control` names those of them that it needs.
-pub const PACKAGING: &[&str] = &["build-essential", "debhelper", "dh-dkms", "dpkg-dev", "help2man"];
+pub const PACKAGING: &[&str] =
+    &["build-essential", "debhelper", "dh-dkms", "dh-python", "dpkg-dev", "help2man"];
 
 /// The packages that a host has in addition: a boot menu, and Debian's own Xen in it. It has a
 /// kernel, too.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! The package for Python.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,4 +25,19 @@ pub fn command(arguments: &[&str]) -> Command {
 pub fn wheel(dir: &Path) -> Result<PathBuf> {
     apt::install(&["python3"], "building the package for Python")?;
     Ok(dir.join(sh::output(command(&["backend.py"]).arg(dir))?.trim()))
+}
+
+/// Moves what is in a wheel into the directory where Debian's Python looks for modules. The wheel's
+/// own list of files is left out, since only pip reads it.
+pub fn unpack(wheel: &Path, modules: &Path) -> Result<()> {
+    fs::create_dir_all(modules)?;
+    sh::output(command(&["-m", "zipfile", "-e"]).args([wheel, modules]))?;
+    fs::remove_file(wheel)?;
+    for entry in fs::read_dir(modules)? {
+        let list = entry?.path().join("RECORD");
+        if list.exists() {
+            fs::remove_file(list)?;
+        }
+    }
+    Ok(())
 }

@@ -229,6 +229,11 @@ impl Program<'_> {
     }
 }
 
+/// Returns the first example of the book for C.
+pub fn c_example() -> Result<String> {
+    block(PAGE, "c", 1)
+}
+
 /// Returns the first example of the book for Python.
 pub fn python_example() -> Result<String> {
     block(PYTHON_PAGE, "python", 2)

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::artefacts::c_library::Library;
 use crate::artefacts::rustobj::Purpose;
 use crate::artefacts::xen::{self, Flavour};
-use crate::artefacts::{command, debian, guest, shim};
+use crate::artefacts::{command, counts, debian, guest, python, shim};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::chroot::Chroot;
@@ -40,6 +41,9 @@ const LOOK: [&str; 8] = [
 
 /// Debian's directory of libraries for this machine, below `/usr`.
 const LIB: &str = "lib/x86_64-linux-gnu";
+
+/// Debian's directory of Python's modules, below `/usr`.
+const PYTHON: &str = "lib/python3/dist-packages";
 
 /// The package's file of the hypervisor. The boot menu lists files with such a name.
 pub const HYPERVISOR: &str = "boot/xen-4.17-perfctr.gz";
@@ -132,6 +136,8 @@ fn stage(stage: &Path, version: &str) -> Result<()> {
     let usr = stage.join("usr");
     command::install(&usr)?;
     shim::stage(&usr, Path::new("/usr"), LIB)?;
+    counts::LIBRARY.stage(&usr, Path::new("/usr"), LIB)?;
+    python::unpack(&python::wheel(stage)?, &usr.join(PYTHON))?;
     let module = usr.join(format!("src/perfctr-{version}"));
     for (name, content) in guest::module_sources(Purpose::Use)? {
         write(&module.join(name), &content)?;
@@ -174,15 +180,20 @@ fn control(dir: &Path, version: &str) -> Result<()> {
     };
     let changelog = changelog::debian(&changes, version, maintainer, date)?;
     fs::write(dir.join("changelog"), changelog)?;
-    let mut symbols = format!(
-        "{} libperfctr6 #MINVER#\n* Build-Depends-Package: libperfctr-dev\n",
-        shim::LIBRARY.soname
-    );
-    for symbol in shim::LIBRARY.exports()? {
-        symbols += &format!(" {symbol}@Base {VERSION}\n");
-    }
-    fs::write(dir.join("libperfctr6.symbols"), symbols)?;
+    symbols(dir, &shim::LIBRARY, "libperfctr6", "libperfctr-dev")?;
+    symbols(dir, &counts::LIBRARY, "libperfctr-counts1", "libperfctr-counts-dev")?;
     Ok(())
+}
+
+/// Writes which version of a library's package has which symbols, for programs that are linked to
+/// it.
+fn symbols(dir: &Path, library: &Library, package: &str, development: &str) -> Result<()> {
+    let mut text =
+        format!("{} {package} #MINVER#\n* Build-Depends-Package: {development}\n", library.soname);
+    for symbol in library.exports()? {
+        text += &format!(" {symbol}@Base {VERSION}\n");
+    }
+    Ok(fs::write(dir.join(format!("{package}.symbols")), text)?)
 }
 
 /// Returns a text with the crates of others that are linked into programs, libraries and objects,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{counts, install, install_as, inventory, purged};
+use super::{counts, install, install_as, inventory, programs, purged};
 use crate::artefacts::packages::{self, Built};
 use crate::artefacts::{debian, kernel};
 use crate::suites::report::Report;
@@ -37,6 +37,7 @@ pub fn run(report: &mut Report, now: &Built) -> Result<()> {
     report.test("installed there, ours is in the menu beside Debian's, with its option", || {
         install_as(&debian, &now.debs, &["docs/hosts.md"])?;
         install(&debian, &now.debs)?;
+        programs(&debian, &work)?;
         let menu = debian.run(&format!("grub-script-check {MENU}; cat {MENU}"))?;
         entry(&menu, DEBIANS)?;
         args = Some(entry(&menu, &ours())?);

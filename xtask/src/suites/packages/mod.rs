@@ -14,8 +14,8 @@ use crate::artefacts::debian::{self, Other};
 use crate::artefacts::kernel;
 use crate::artefacts::packages::{self, Built};
 use crate::machine::{self, Spec, Status};
-use crate::suites::pmu;
 use crate::suites::report::{Report, Volume, all};
+use crate::suites::{languages, pmu};
 use crate::tools::cache;
 use crate::tools::chroot::Chroot;
 use crate::tools::sh::{self, cmd};
@@ -24,8 +24,16 @@ use crate::tools::sh::{self, cmd};
 const NEXT: &str = "99.0";
 
 /// All packages, in the order of their names.
-const PACKAGES: &str =
-    "libperfctr-dev libperfctr6 perfctr perfctr-dkms xen-hypervisor-4.17-perfctr";
+const PACKAGES: &[&str] = &[
+    "libperfctr-counts-dev",
+    "libperfctr-counts1",
+    "libperfctr-dev",
+    "libperfctr6",
+    "perfctr",
+    "perfctr-dkms",
+    "python3-perfctr",
+    "xen-hypervisor-4.17-perfctr",
+];
 
 const INSTALL: &str = "apt-get install -y --no-install-recommends -o Dpkg::Use-Pty=0";
 
@@ -38,14 +46,28 @@ const FILES: &[&str] = &[
     "/usr/bin/perfex",
     "/usr/include/libperfctr.h",
     "/usr/include/linux/perfctr.h",
+    "/usr/include/perfctr_counts.h",
+    "/usr/include/perfctr_counts.hpp",
     "/usr/include/perfctr_event_codes.h",
     "/usr/include/x86_64-linux-gnu/asm/perfctr.h",
     "/usr/lib/modules-load.d/perfctr.conf",
+    "/usr/lib/python3/dist-packages/perfctr-0.1.0.dist-info/METADATA",
+    "/usr/lib/python3/dist-packages/perfctr-0.1.0.dist-info/WHEEL",
+    "/usr/lib/python3/dist-packages/perfctr-0.1.0.dist-info/entry_points.txt",
+    "/usr/lib/python3/dist-packages/perfctr/__init__.py",
+    "/usr/lib/python3/dist-packages/perfctr/_library.py",
+    "/usr/lib/python3/dist-packages/perfctr/gate.py",
+    "/usr/lib/python3/dist-packages/perfctr/pytest_plugin.py",
     "/usr/lib/sysusers.d/perfctr.conf",
+    "/usr/lib/x86_64-linux-gnu/libperfctr-counts.a",
+    "/usr/lib/x86_64-linux-gnu/libperfctr-counts.so",
+    "/usr/lib/x86_64-linux-gnu/libperfctr-counts.so.1",
+    "/usr/lib/x86_64-linux-gnu/libperfctr-counts.so.1.0.1.0",
     "/usr/lib/x86_64-linux-gnu/libperfctr.a",
     "/usr/lib/x86_64-linux-gnu/libperfctr.so",
     "/usr/lib/x86_64-linux-gnu/libperfctr.so.6",
     "/usr/lib/x86_64-linux-gnu/libperfctr.so.6.2.6.42",
+    "/usr/lib/x86_64-linux-gnu/pkgconfig/perfctr-counts.pc",
     "/usr/lib/x86_64-linux-gnu/pkgconfig/perfctr.pc",
     "/usr/share/bash-completion/completions/perfctr",
     "/usr/share/fish/vendor_completions.d/perfctr.fish",
@@ -103,7 +125,7 @@ fn system(report: &mut Report, now: &Built) -> Result<()> {
     let before = inventory(&debian)?;
     report.test("apt installs all, where DKMS builds the module without Rust", || {
         debian.run("! command -v rustc cargo")?;
-        install_as(&debian, &now.debs, &["docs/tenant.md", "docs/bare.md"])?;
+        install_as(&debian, &now.debs, &["docs/tenant.md", "docs/bare.md", "docs/python.md"])?;
         install(&debian, &now.debs)?;
         modules(&debian, packages::VERSION, &[&kernel.release])
     });
@@ -176,7 +198,8 @@ fn modules(debian: &Chroot, version: &str, releases: &[&str]) -> Result<()> {
 
 fn files(debian: &Chroot) -> Result<()> {
     let list = format!(
-        "dpkg -L {PACKAGES} | while read f; do test ! -f \"$f\" || echo \"$f\"; done | sort -u"
+        "dpkg -L {} | while read f; do test ! -f \"$f\" || echo \"$f\"; done | LC_ALL=C sort -u",
+        PACKAGES.join(" ")
     );
     let all = debian.run(&list)?;
     let known = |file: &&str| !["/usr/share/doc/", "/usr/src/"].iter().any(|d| file.starts_with(d));
@@ -191,25 +214,43 @@ fn files(debian: &Chroot) -> Result<()> {
     Ok(())
 }
 
-/// Compiles a C program with the shared and with the static library by what pkg-config says, and
-/// runs both. They find no device here.
+/// Compiles a C program for each library with the shared and with the static one by what pkg-config
+/// says, and runs all. They find no device here, nor does Python. The book's program for C stays,
+/// as `program/squares`.
 fn programs(debian: &Chroot, work: &Path) -> Result<()> {
-    let source = work.with_extension("c");
-    fs::write(&source, PROGRAM)?;
-    debian.put(&[&source], "program")?;
-    let version = debian.run("pkg-config --modversion perfctr")?;
-    ensure!(version == "2.6.42\n", "the version of perfctr's interface is {version}");
-    for link in ["", "-static"] {
+    fs::create_dir_all(work.with_extension("program"))?;
+    let [packages, squares, page] = ["packages.c", "squares.c", "page.py"]
+        .map(|name| work.with_extension("program").join(name));
+    fs::write(&packages, PROGRAM)?;
+    fs::write(&squares, languages::c_example()?)?;
+    fs::write(&page, languages::python_example()?)?;
+    debian.put(&[&packages, &squares, &page], "program")?;
+    let version = debian.run("pkg-config --modversion perfctr perfctr-counts")?;
+    let expected = format!("2.6.42\n{}\n", packages::VERSION);
+    ensure!(version == expected, "versions of the interfaces: {version}, expected: {expected}");
+    for link in ["-static", ""] {
         let kind = link.replace('-', "--");
-        debian.run(&format!(
-            "cd program; gcc -Wall -Werror {link} -o program packages.c \
-             $(pkg-config {kind} --cflags --libs perfctr)"
-        ))?;
-        let said = debian.run("program/program")?;
+        let compile = |name: &str, library: &str| {
+            debian.run(&format!(
+                "cd program; gcc -Wall -Werror -O2 {link} -o {name} {name}.c \
+                 $(pkg-config {kind} --cflags --libs {library})"
+            ))
+        };
+        compile("packages", "perfctr")?;
+        let said = debian.run("program/packages")?;
         ensure!(said == "perfctr: No such file or directory\n", "{link}: {said}");
+        compile("squares", "perfctr-counts")?;
+        let said = debian.run("! program/squares 2>&1")?;
+        ensure!(said.starts_with("no counters for instructions:u\n"), "{link}: {said}");
     }
-    let shared = debian.run("cd program; gcc -o program packages.c -lperfctr; ldd program")?;
-    ensure!(shared.contains("libperfctr.so.6 => /lib/x86_64-linux-gnu/"), "{shared}");
+    for (program, library) in
+        [("packages", "libperfctr.so.6"), ("squares", "libperfctr-counts.so.1")]
+    {
+        let shared = debian.run(&format!("ldd program/{program}"))?;
+        ensure!(shared.contains(&format!("{library} => /lib/x86_64-linux-gnu/")), "{shared}");
+    }
+    let said = debian.run("! python3 program/page.py 2>&1")?;
+    ensure!(said.contains("perfctr._library.Error: no counters for instructions:u\n"), "{said}");
     Ok(())
 }
 
@@ -222,9 +263,16 @@ stat -c '%U %G %a' /dev/perfctr
 stat='perfctr stat --csv -e instructions:u,branches:u -- /work/loop'
 runuser -u counter -- $stat 2>&1
 ! runuser -u stranger -- $stat
+runuser -u counter -- /work/squares
+runuser -u counter -- /work/squares
+runuser -u counter -- python3 /work/page.py
 ";
 
-/// Boots a guest from the system's files, without the large ones that are not needed there. The
+/// How the line of the book's program for C begins: the sum of the squares below 1000.
+const SQUARES: &str = "332833500: ";
+
+/// Boots a guest from the system's files, without the large ones that are not needed there, and
+/// counts there, also with what [`programs`] has made. The
 /// hypervisor is that of the packages, too, with these arguments if they are not the usual ones.
 fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     debian.run("useradd -M -G perfctr counter; useradd -M stranger")?;
@@ -254,10 +302,19 @@ fn counts(debian: &Chroot, xen_args: Option<&str>) -> Result<()> {
     }
     spec.system = Some(system.clone());
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
+    for name in ["squares", "page.py"] {
+        let copy = cache::root()?.join("work").join(name);
+        debian.get(&format!("program/{name}"), &copy)?;
+        spec.files.push((copy, format!("/work/{name}")));
+    }
     let outcome = machine::run(&spec)?;
     fs::remove_file(system)?;
     ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
     let said = String::from_utf8_lossy(&outcome.stdout);
+    let squares: Vec<&str> = said.lines().filter(|line| line.starts_with(SQUARES)).collect();
+    ensure!(squares.len() == 2 && squares[0] == squares[1], "{}", all(&outcome));
+    let python: Vec<u64> = said.lines().filter_map(|line| line.parse().ok()).collect();
+    ensure!(python.len() == 2 && python.iter().all(|&count| count > 5_000), "{}", all(&outcome));
     for line in ["active\nactive\nroot perfctr 660\n", pmu::PERF_LINES[0], pmu::PERF_LINES[1]] {
         ensure!(said.contains(line), "`{line}` expected\n{}", all(&outcome));
     }
@@ -279,7 +336,7 @@ fn inventory(debian: &Chroot) -> Result<String> {
 /// Fails if, after the purge, anything differs from before the first installation, but for the
 /// other kernel if there is one.
 fn purged(debian: &Chroot, other: Option<&Other>, before: &str) -> Result<()> {
-    debian.run(&format!("apt-get purge -y -o Dpkg::Use-Pty=0 {PACKAGES}"))?;
+    debian.run(&format!("apt-get purge -y -o Dpkg::Use-Pty=0 {}", PACKAGES.join(" ")))?;
     let other = other.map(|other| other.release.trim_end_matches("-amd64"));
     let after = inventory(debian)?;
     let lines = |text: &str| -> Vec<String> {
