@@ -157,14 +157,30 @@ static inline bool perfctr_context_names(struct task_struct *task,
 #define PERFCTR_TIME_BOOKED(events) ((events)->timestamp)
 #endif
 
-/* Has perf wake and signal whoever waits for the event, as soon as it can. */
-static inline void perfctr_event_wake(struct perf_event *event)
+/* perf's work that wakes and signals whoever waits for the event. */
+static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
-	irq_work_queue(&event->pending_irq);
+	return &event->pending_irq;
 #else
-	irq_work_queue(&event->pending);
+	return &event->pending;
 #endif
+}
+
+/* Has perf wake and signal whoever waits for the event. */
+static inline void perfctr_event_wake(struct perf_event *event)
+{
+	irq_work_queue(perfctr_event_work(event));
+}
+
+/*
+ * From now on that work, when it is queued, waits for the next that is done on
+ * its CPU, or for the tick.  perf has not queued it yet: its flags are still
+ * nobody else's, and it keeps this one.
+ */
+static inline void perfctr_event_work_waits(struct perf_event *event)
+{
+	atomic_or(IRQ_WORK_LAZY, &perfctr_event_work(event)->node.a_flags);
 }
 
 /* Has perf disable the event, as soon as it can. */

@@ -249,6 +249,8 @@ void perfctr_event_stop(struct perf_event *event, int flags)
 	    local64_read(&event->hw.period_left) <= 0) {
 		perfctr_event_tell(event, NULL);
 		perfctr_event_read(event);
+		/* perf holds locks here, and its work waits for this one. */
+		irq_work_queue(this_cpu_ptr(&perfctr_tell_work));
 	}
 	event->hw.state |= PERF_HES_UPTODATE;
 }
@@ -332,4 +334,11 @@ void perfctr_events_overflow(void)
 		perfctr_event_tell(event, regs);
 	}
 	perfctr_events_go_on(true);
+	/*
+	 * Whoever waits for these samples is woken and signalled now.  perf would
+	 * have the CPU interrupt itself for that, since PMUs of its own sample in
+	 * NMIs; in a guest that takes a hypercall or exits.
+	 */
+	if (overflowed && !perfctr_platform->interrupts_by_work)
+		irq_work_run();
 }

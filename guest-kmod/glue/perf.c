@@ -126,6 +126,9 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	if (err)
 		return err;
 	event->destroy = perfctr_pmu_destroy;
+	/* Whatever samples has that work done, see event.c. */
+	if (is_sampling_event(event))
+		perfctr_event_work_waits(event);
 	if (period) {
 		hw->sample_period = period;
 		hw->last_period = period;

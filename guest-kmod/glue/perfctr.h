@@ -53,6 +53,11 @@ struct perfctr_thread {
 /* platform/: what a hypervisor gives. */
 struct perfctr_platform {
 	const char *name;
+	/*
+	 * Whether the handler is work itself.  The kernel does what waits after that
+	 * has ended, and it must not do so within: a handler could call itself.
+	 */
+	bool interrupts_by_work;
 	int (*hypercall)(u32 op, void *argument, u32 length);
 	/* On that CPU; without effect if it is not bound. */
 	int (*bind)(unsigned int cpu, irq_handler_t handler);
