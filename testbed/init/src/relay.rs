@@ -18,8 +18,8 @@ use nix::unistd::pipe;
 /// The kernel's file of all I/O ports, at the number of a port.
 const PORTS: &str = "/dev/port";
 /// The first port. What is written to it, or to any of the ports up to the next file, is appended
-/// to the first file.
-const FIRST: u64 = 0x8000;
+/// to the first file. The emulator says why the ports are these.
+const FIRST: u64 = 0x7000;
 const PORTS_PER_FILE: u64 = 0x1000;
 
 /// The pipes.
@@ -84,4 +84,34 @@ fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ports::NAMES;
+
+    /// What the emulator does with ports.
+    const EMULATOR: &str = include_str!("../../bochs/src/iodev/testbed.h");
+
+    /// Returns a number that the emulator defines.
+    fn defined(name: &str) -> u64 {
+        let line = EMULATOR.lines().find_map(|line| line.strip_prefix(&format!("#define {name} ")));
+        let number = line.unwrap_or_else(|| panic!("{name} is not defined"));
+        match number.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => number.parse(),
+        }
+        .unwrap_or_else(|error| panic!("{name} is {number:?}: {error}"))
+    }
+
+    #[test]
+    fn ports_are_the_emulators_and_no_other_devices() {
+        assert_eq!(FIRST, defined("BX_TESTBED_PORTS"));
+        assert_eq!(PORTS_PER_FILE, defined("BX_TESTBED_EACH"));
+        assert_eq!(NAMES.len() as u64, defined("BX_TESTBED_FILES"));
+        let names = NAMES.map(|name| format!("{name:?}")).join(", ");
+        assert!(EMULATOR.contains(&format!("{{ {names} }}")), "the files are not {names}");
+        assert!(FIRST + NAMES.len() as u64 * PORTS_PER_FILE <= defined("BX_TESTBED_END"));
+    }
 }
