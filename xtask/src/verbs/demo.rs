@@ -48,6 +48,12 @@ enum Kind {
     Kvm,
     /// The same on an Intel CPU, in Bochs; half an hour.
     VmxKvm,
+    /// As pv, in Bochs.
+    VmxPv,
+    /// As pvh, on an Intel CPU, in Bochs.
+    VmxPvh,
+    /// As hvm, on an Intel CPU, in Bochs.
+    VmxHvm,
 }
 
 /// Boots Xen with the driver and a guest with the module, lets competing threads read their own
@@ -63,7 +69,7 @@ pub struct Args {
     topology: Kind,
     #[command(flatten)]
     host_linux: HostLinux,
-    /// Start all random sequences, of the topologies pv and amd-pv, from this number.
+    /// Start all random sequences, of the topologies pv, amd-pv and vmx-pv, from this number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -80,10 +86,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             spec.topology.cpu.push_str(tenants::V2);
             (spec, &PV)
         }
-        Kind::Pvh => (tenant_spec(false)?, &TENANT),
-        Kind::Hvm => (tenant_spec(true)?, &TENANT),
+        Kind::Pvh => (tenant_spec("pvh", false)?, &TENANT),
+        Kind::Hvm => (tenant_spec("pvh", true)?, &TENANT),
         Kind::Kvm => (kvm::demo("kvm")?, &TENANT),
         Kind::VmxKvm => (kvm::demo("vmx-kvm")?, &TENANT),
+        Kind::VmxPv => (spec("vmx-pv", args.seed)?, &PV),
+        Kind::VmxPvh => (tenant_spec("vmx-pv", false)?, &TENANT),
+        Kind::VmxHvm => (tenant_spec("vmx-pv", true)?, &TENANT),
     };
     spec.keep_out(&out)?;
     spec.stream = true;
@@ -126,11 +135,11 @@ fn spec(topology: &str, seed: u64) -> Result<Spec> {
     Ok(spec)
 }
 
-/// Describes the run of a PVH tenant, or of an HVM one.
-fn tenant_spec(hvm: bool) -> Result<Spec> {
+/// Describes the run of a PVH tenant, or of an HVM one, on a topology.
+fn tenant_spec(topology: &str, hvm: bool) -> Result<Spec> {
     let mut command = vec!["/work/tenants", "tenant-demo", "--report", "/out/tenants.json"];
     command.extend(hvm.then_some("--hvm"));
-    let mut spec = tenants::spec("pvh", "1", &command)?;
+    let mut spec = tenants::spec(topology, "1", &command)?;
     if hvm {
         tenants::add_device_model(&mut spec)?;
     }
