@@ -195,12 +195,15 @@ impl Driver {
             expected.expect(0, false, at.tsc);
             return true;
         }
-        // The counter has gone on since its overflow, so that the next period begins where the last
-        // one has ended.  There may have been whole periods between.
-        let period = ring.period.load(Relaxed).max(1);
-        ring.lose(raw / period);
         ring.add(at);
+        let period = ring.period.load(Relaxed).max(1);
+        // The counter has gone on since its overflow, so that the next period begins where the last
+        // one has ended.  It is read as late as can be: what this executes until it is preset is
+        // not counted.
+        let raw = pmu.counter(slot.counter_index());
         self.start_counter(pmu, slot, period - raw % period);
+        // There may have been whole periods between.
+        ring.lose(raw / period);
         true
     }
 

@@ -40,8 +40,8 @@ const WORKED: &str = "/tmp/worked";
 const PERIOD: u64 = 100_000;
 const SHORT: u64 = 10_000;
 /// The instructions of ring 0 that a sample keeps from the counter, at most: those of the interrupt
-/// between its read of the counter and the counter's next period.
-const UNCOUNTED: u64 = 200;
+/// between its last read of the counter and the counter's next period.
+const UNCOUNTED: u64 = 20;
 /// The work, unit: rounds.
 const ROUNDS: u64 = 1_000;
 /// For how long the command is stopped: shorter than it may be, and longer.
