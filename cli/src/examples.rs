@@ -61,6 +61,13 @@ Examples:
   perfctr report -i perf.data
       Shows what Linux's `perf record` has recorded.";
 
+pub const SELFTEST: &str = "\
+Examples:
+  perfctr selftest
+      Says whether counts and samples are exact here, and what the processor adds to them.
+  perfctr selftest --report selftest.json
+      Writes all measurements to a file as well, which can be sent to who develops perfctr.";
+
 pub const STAT: &str = "\
 Examples:
   perfctr stat -e instructions:u,branches:u -- ./program

@@ -17,6 +17,7 @@ mod profile;
 mod program;
 mod record;
 mod report;
+mod selftest;
 mod stat;
 mod text;
 mod top;
@@ -37,7 +38,7 @@ const EXIT_STATUS: &str = "\
 Exit status: that of the program that was run, or 128 and the number of the signal that ended it;
 127 if there is no such program; 126 if it cannot be executed; 125 if perfctr itself has failed;
 141 if nobody reads the output any more; 2 if the command line is wrong; with gate, 1 if the program
-executes more than the baseline says.";
+executes more than the baseline says; with selftest, 1 if a promise does not hold on this machine.";
 
 /// Exact hardware performance counters, in virtual machines too.
 #[derive(Debug, Parser)]
@@ -76,6 +77,9 @@ enum Verb {
     /// Shows in which functions the recorded samples were taken.
     #[command(after_help = examples::REPORT)]
     Report(report::Options),
+    /// Measures what counters do on this machine, and says what of our promises holds here.
+    #[command(after_help = examples::SELFTEST)]
+    Selftest(selftest::Options),
     /// Runs a program and counts events in it and in all threads and processes that it starts.
     #[command(after_help = examples::STAT)]
     Stat(stat::Options),
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Verb::List(options) => list::run(&options),
         Verb::Record(options) => record::run(&options),
         Verb::Report(options) => report::run(&options),
+        Verb::Selftest(options) => selftest::run(&options),
         Verb::Stat(options) => stat::run(options),
         Verb::Top(options) => top::run(&options),
     };

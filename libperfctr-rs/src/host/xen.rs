@@ -9,7 +9,9 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapOptions};
-use shared_abi::hypercall::{HYPERCALL_NUMBER, HvDomain, HvQuery, OP_DOMAIN, OP_QUERY};
+use shared_abi::hypercall::{
+    HOOK_INTERRUPT, HYPERCALL_NUMBER, HvDomain, HvQuery, HvStats, OP_DOMAIN, OP_QUERY, OP_STATS,
+};
 use shared_abi::version::{ABI_MAJOR, ABI_MINOR};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -89,6 +91,20 @@ impl Xen {
     pub fn allow(&self, domid: u32, allowed: bool) -> Result<(), Error> {
         let mut argument = HvDomain { domid, enabled: allowed.into(), reserved: 0 };
         self.call(OP_DOMAIN, &mut argument).map_err(Error::kernel("change what a domain may do"))
+    }
+
+    /// Asks the driver how many interrupts of counters it has handled since the host has booted, on
+    /// all physical CPUs, whether or not there was a reason for them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`]: `EPERM` this is not the control domain, and those of
+    /// [`driver`](Self::driver).
+    pub fn interrupts(&self) -> Result<u64, Error> {
+        let mut stats = HvStats::default();
+        let asked = self.call(OP_STATS, &mut stats);
+        asked.map_err(Error::kernel("ask the driver what it has done"))?;
+        Ok(stats.hook[HOOK_INTERRUPT].calls)
     }
 
     /// Asks Xen for the functions that it knows itself to have, in the order of their addresses.

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use perf_event_open_sys::bindings as perf;
 
+use self::samples::Fields;
 pub use self::samples::{Sample, Samples};
 pub use self::totals::Totals;
 pub use crate::total::Total;
@@ -59,7 +60,7 @@ pub struct Watch {
     inherit: bool,
     from_exec: bool,
     together: bool,
-    callers: bool,
+    fields: Fields,
     events: Vec<(String, Event)>,
 }
 
@@ -81,7 +82,8 @@ const ALL: i32 = -1;
 impl Watch {
     const fn new(whose: Whose) -> Self {
         let events = Vec::new();
-        Self { whose, inherit: false, from_exec: false, together: false, callers: false, events }
+        let fields = Fields { counts: false, callers: false };
+        Self { whose, inherit: false, from_exec: false, together: false, fields, events }
     }
 
     /// Watches the thread that [opens](Self::open) it.
@@ -135,7 +137,14 @@ impl Watch {
 
     /// Gives samples their callers, which are found by frame pointers.
     pub const fn callers(mut self) -> Self {
-        self.callers = true;
+        self.fields.callers = true;
+        self
+    }
+
+    /// Gives samples what the event had counted.  Linux does not do that for events that are
+    /// [inherited](Self::inherit).
+    pub const fn counts(mut self) -> Self {
+        self.fields.counts = true;
         self
     }
 
@@ -178,7 +187,10 @@ impl Watch {
     /// The errors of [`open`](Self::open).
     pub fn sample(&self, event: Event) -> Result<Samples, Error> {
         self.check(&[event])?;
-        let mut attributes = Samples::attributes(&event, self.callers)?;
+        if self.inherit && self.fields.counts {
+            return Err(Error::unavailable(event, "its samples have no counts if it is inherited"));
+        }
+        let mut attributes = Samples::attributes(&event, self.fields)?;
         self.when(&mut attributes);
         let mut places = self.places()?;
         if self.inherit {
@@ -195,7 +207,7 @@ impl Watch {
                 .map_err(|error| unopened(&event, self.wanted(&event), error))
         };
         let anchors = self.anchors(&event)?;
-        Samples::new(self.at(places, open)?, anchors, self.callers)
+        Samples::new(self.at(places, open)?, anchors, self.fields)
     }
 
     fn check(&self, events: &[Event]) -> Result<(), Error> {

@@ -31,6 +31,8 @@ pub struct Sample {
     pub cpu: u32,
     /// The number of events since the sample before.
     pub period: u64,
+    /// With [`counts`](super::Watch::counts), what the event had counted.
+    pub count: Option<u64>,
     /// With [`callers`](super::Watch::callers), the addresses to which the functions on the stack
     /// will return, the innermost function's first.
     pub callers: Vec<u64>,
@@ -60,8 +62,15 @@ pub struct Samples {
     /// Events whose samples are written to others' rings.
     _others: Vec<PerfEvent>,
     _anchors: Vec<PerfEvent>,
-    callers: bool,
+    fields: Fields,
     read: Read,
+}
+
+/// The fields that samples have only if they were asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fields {
+    pub(super) counts: bool,
+    pub(super) callers: bool,
 }
 
 /// The records that were read from the rings.
@@ -72,7 +81,7 @@ struct Read {
     throttled: u64,
 }
 
-/// The fields of each sample beside the callers, in this order.
+/// The fields of each sample beside those that have to be asked for, in this order.
 const WORDS: u64 = (perf::PERF_SAMPLE_IP
     | perf::PERF_SAMPLE_TID
     | perf::PERF_SAMPLE_TIME
@@ -85,14 +94,20 @@ const CONTEXT_FIRST: u64 = -4095_i64 as u64;
 
 impl Samples {
     /// Returns the attributes with which sampling events are opened.
-    pub(super) fn attributes(event: &Event, callers: bool) -> Result<perf::perf_event_attr, Error> {
+    pub(super) fn attributes(
+        event: &Event,
+        fields: Fields,
+    ) -> Result<perf::perf_event_attr, Error> {
         if !event.samples() {
             return Err(Error::unavailable(*event, "no period is given"));
         }
         let mut attributes = attributes(event)?;
         attributes.__bindgen_anon_1.sample_period = event.period;
         attributes.sample_type = WORDS;
-        if callers {
+        if fields.counts {
+            attributes.sample_type |= u64::from(perf::PERF_SAMPLE_READ);
+        }
+        if fields.callers {
             attributes.sample_type |= u64::from(perf::PERF_SAMPLE_CALLCHAIN);
             attributes.set_exclude_callchain_kernel(attributes.exclude_kernel());
             attributes.set_exclude_callchain_user(attributes.exclude_user());
@@ -107,7 +122,7 @@ impl Samples {
     pub(super) fn new(
         events: Vec<(libc::c_int, PerfEvent)>,
         anchors: Vec<PerfEvent>,
-        callers: bool,
+        fields: Fields,
     ) -> Result<Self, Error> {
         let (mut of_cpu, mut others) = (BTreeMap::new(), Vec::new());
         let mut rings: Vec<(PerfEvent, Ring)> = Vec::new();
@@ -133,7 +148,7 @@ impl Samples {
         let operation = "map a perf event's ring, of which kernel.perf_event_mlock_kb and \
                          `ulimit -l` bound the size";
         added.map_err(Error::kernel(operation))?;
-        Ok(Self { rings, _others: others, _anchors: anchors, callers, read: Read::default() })
+        Ok(Self { rings, _others: others, _anchors: anchors, fields, read: Read::default() })
     }
 
     /// Takes the next sample.  Returns `None` if there is none now.  Samples of one thread on one
@@ -147,7 +162,7 @@ impl Samples {
             for (_, ring) in &self.rings {
                 let bytes = ring.drain();
                 self.read
-                    .records(&bytes, self.callers)
+                    .records(&bytes, self.fields)
                     .ok_or(Error::Malformed("record of a perf event"))?;
             }
         }
@@ -181,7 +196,7 @@ impl Samples {
 
 impl Read {
     /// Parses records.  Returns `None` if one breaks the rules of its format.
-    fn records(&mut self, mut bytes: &[u8], callers: bool) -> Option<()> {
+    fn records(&mut self, mut bytes: &[u8], fields: Fields) -> Option<()> {
         while !bytes.is_empty() {
             let (header, _) = bytes.split_at_checked(HEADER_BYTES)?;
             let kind = u32::from_ne_bytes(header[..4].try_into().ok()?);
@@ -192,7 +207,7 @@ impl Read {
                 .chunks_exact(8)
                 .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
             match kind {
-                perf::PERF_RECORD_SAMPLE => self.samples.push_back(sample(&mut words, callers)?),
+                perf::PERF_RECORD_SAMPLE => self.samples.push_back(sample(&mut words, fields)?),
                 perf::PERF_RECORD_LOST => self.lost += words.nth(1)?,
                 perf::PERF_RECORD_THROTTLE => self.throttled += 1,
                 _ => {}
@@ -203,7 +218,7 @@ impl Read {
     }
 }
 
-fn sample(words: &mut impl Iterator<Item = u64>, callers: bool) -> Option<Sample> {
+fn sample(words: &mut impl Iterator<Item = u64>, fields: Fields) -> Option<Sample> {
     let [ip, thread, time] = [words.next()?, words.next()?, words.next()?];
     let [cpu, period] = [words.next()?, words.next()?];
     let mut sample = Sample {
@@ -213,9 +228,13 @@ fn sample(words: &mut impl Iterator<Item = u64>, callers: bool) -> Option<Sample
         time,
         cpu: low(cpu),
         period,
+        count: None,
         callers: Vec::new(),
     };
-    if callers {
+    if fields.counts {
+        sample.count = Some(words.next()?);
+    }
+    if fields.callers {
         let entries = words.next()?;
         let addresses = words.take(entries as usize).filter(|&word| word < CONTEXT_FIRST);
         // The first address is the place of the thread.
@@ -249,8 +268,23 @@ mod tests {
 
     fn read(bytes: &[u8], callers: bool) -> Option<Read> {
         let mut read = Read::default();
-        read.records(bytes, callers)?;
+        read.records(bytes, Fields { callers, counts: false })?;
         Some(read)
+    }
+
+    #[test]
+    fn counts_stand_before_the_callers() {
+        let words = [0x1234, two(7, 8), 99, two(3, 0), 1_000, 5_017, 2, 0x1234, 0x50];
+        let bytes = record(perf::PERF_RECORD_SAMPLE, &words);
+        let read = |fields| {
+            let mut read = Read::default();
+            read.records(&bytes, fields)?;
+            read.samples.pop_front()
+        };
+        let sample = read(Fields { counts: true, callers: true }).unwrap();
+        assert_eq!((sample.count, &sample.callers[..]), (Some(5_017), &[0x50][..]));
+        assert_eq!(read(Fields { counts: true, callers: false }).unwrap().count, Some(5_017));
+        assert_eq!(read(Fields::default()).unwrap().count, None);
     }
 
     #[test]
@@ -265,8 +299,16 @@ mod tests {
         ]
         .concat();
         let callers = vec![0x50, 0x60];
-        let expected =
-            Sample { ip: 0x1234, pid: 7, tid: 8, time: 99, cpu: 3, period: 1_000, callers };
+        let expected = Sample {
+            ip: 0x1234,
+            pid: 7,
+            tid: 8,
+            time: 99,
+            cpu: 3,
+            period: 1_000,
+            count: None,
+            callers,
+        };
         let alone = Sample { callers: Vec::new(), ..expected.clone() };
         for (callers, expected) in [(true, expected), (false, alone)] {
             let expected = Read { samples: [expected].into(), lost: 7, throttled: 1 };
@@ -288,10 +330,10 @@ mod tests {
 
     #[test]
     fn only_what_has_a_period_samples() {
-        let event = Event::INSTRUCTIONS.user();
-        let error = Samples::attributes(&event, true).unwrap_err().to_string();
+        let (event, fields) = (Event::INSTRUCTIONS.user(), Fields { callers: true, counts: false });
+        let error = Samples::attributes(&event, fields).unwrap_err().to_string();
         assert!(error.ends_with("no period is given"), "{error}");
-        let attributes = Samples::attributes(&event.every(1_000), true).unwrap();
+        let attributes = Samples::attributes(&event.every(1_000), fields).unwrap();
         assert_eq!(
             (attributes.exclude_callchain_kernel(), attributes.exclude_callchain_user()),
             (1, 0)

@@ -5,6 +5,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 
 use crate::artefacts::{guest, kernel, qemu, rootfs};
 use crate::machine::{self, Outcome, Spec};
@@ -21,6 +22,9 @@ const SAMPLE: &str = "/work/perfctr record -e branches:u -c 10007 -o /tmp/record
 const PERIOD: u64 = 10_007;
 /// The most instructions that a habit adds to one run of the program, even on a busy machine.
 const SURPLUS_MAX: i64 = 1_000;
+
+/// What measures the processor, and prints what it has found.
+const SELFTEST: &str = "/work/perfctr selftest --json";
 
 /// Boots seven machines.
 pub fn run(report: &mut Report) -> Result<()> {
@@ -86,16 +90,21 @@ fn svm(report: &mut Report) -> Result<()> {
 /// Checks Linux' own perf where each interrupt and exception retires as one instruction more.
 fn interrupts(report: &mut Report) -> Result<()> {
     let program = pmu::check_program()?;
-    let mut spec = Spec::new("native", ["/work/pmu-check", "--interrupts"])?.stock("");
+    let script = format!("/work/pmu-check --interrupts && {{ {SELFTEST}; true; }}");
+    let mut spec = Spec::new("native", ["sh", "-c", &script])?.stock("");
     spec.topology.cpu.push_str(",pmu-tally=on,pmu-habits=interrupts");
     spec.files.push((program, "/work/pmu-check".into()));
-    report.succeeds(&spec, "each interrupt and exception is one instruction more").map(drop)
+    spec.add_program("cli", "perfctr")?;
+    let name = "each interrupt and exception is one instruction more";
+    let outcome = report.succeeds(&spec, name)?;
+    finds(report, "bare machine", &outcome, &["interrupts"], &[]);
+    Ok(())
 }
 
 /// Checks a PV guest where interrupts retire, come late, and come without a reason.
 fn late(report: &mut Report) -> Result<()> {
-    let mut spec = counting("pv", "on", "interrupts+skid:64+spurious:1000", SAMPLE)?;
-    spec.add_program("cli", "perfctr")?;
+    let then = format!("{SAMPLE}; {SELFTEST}");
+    let spec = counting("pv", "on", "interrupts+skid:64+spurious:1000", &then)?;
     let outcome = machine::run(&spec)?;
     let counts = counts(&outcome)?;
     report.test("a PV guest's branches are exact", || {
@@ -103,6 +112,7 @@ fn late(report: &mut Report) -> Result<()> {
         Ok(())
     });
     every_sample(report, "PV", &outcome);
+    finds(report, "PV guest", &outcome, &["interrupts", "skid", "spurious"], &[]);
     let surplus = counts.iter().map(|count| count.instructions as i64 - INSTRUCTIONS as i64);
     uncorrected(report, "interrupts", "PV", surplus)
 }
@@ -110,16 +120,20 @@ fn late(report: &mut Report) -> Result<()> {
 /// Checks a PV guest whose vCPUs are moved while their interrupts are on the way. Half of a period
 /// passes before its interrupt comes.
 fn moved(report: &mut Report) -> Result<()> {
-    let command = ["/work/overflow", "--late", "--rounds", "20"];
-    let mut spec = Spec::new("pv", command)?.driver("on")?;
+    let script = format!("/work/overflow --late --rounds 20; status=$?; {SELFTEST}; exit $status");
+    let mut spec = Spec::new("pv", ["sh", "-c", &script])?.driver("on")?;
     spec.topology.cpu.push_str(",pmu-habits=skid:10000");
-    report.program(spec, "overflow")
+    spec.add_program("cli", "perfctr")?;
+    let outcome = report.program_outcome(spec, "overflow")?;
+    finds(report, "PV guest with a long skid", &outcome, &["skid"], &[]);
+    Ok(())
 }
 
 /// Checks guests of KVM where VMRUN retires in the mode that it enters.
 fn entries(report: &mut Report) -> Result<()> {
     corrected(report)?;
-    let outcome = machine::run(&counting("kvm", "on", "vmrun", "true")?)?;
+    let outcome = machine::run(&counting("kvm", "on", "vmrun", SELFTEST)?)?;
+    finds(report, "guest of KVM", &outcome, &["vmrun"], &["spurious"]);
     let counts = counts(&outcome)?;
     let surplus = || counts.iter().map(|count| count.branches as i64 - BRANCHES as i64);
     report.test("each entry into KVM's guest is an instruction and a branch of its own", || {
@@ -133,9 +147,9 @@ fn entries(report: &mut Report) -> Result<()> {
 
 /// Checks a guest of KVM whose host knows that VMRUN retires in it.
 fn corrected(report: &mut Report) -> Result<()> {
-    let mut spec = counting("kvm", "on,entries=counted", "vmrun", SAMPLE)?;
-    spec.add_program("cli", "perfctr")?;
-    let outcome = machine::run(&spec)?;
+    let then = format!("{SAMPLE}; {SELFTEST}");
+    let outcome = machine::run(&counting("kvm", "on,entries=counted", "vmrun", &then)?)?;
+    finds(report, "guest of KVM whose host takes entries back", &outcome, &[], &["spurious"]);
     let counts = counts(&outcome)?;
     report.test("entries into KVM's guest are taken back where the host says so", || {
         let exact =
@@ -181,7 +195,47 @@ fn counting(topology: &str, driver: &str, habits: &str, then: &str) -> Result<Sp
     spec.topology.cpu.push_str(&format!(",pmu-habits={habits}"));
     spec.files.push((pmu::known(pmu::ITERATIONS)?, "/work/loop".into()));
     spec.files.push((rootfs::perf()?, "/".into()));
+    spec.add_program("cli", "perfctr")?;
     Ok(spec)
+}
+
+/// A part of what `perfctr selftest --json` prints.
+#[derive(Deserialize)]
+struct Selftest {
+    habits: Vec<Habit>,
+}
+
+#[derive(Deserialize)]
+struct Habit {
+    name: String,
+    found: Option<bool>,
+    because: String,
+}
+
+impl Habit {
+    fn said(&self) -> String {
+        format!("{}: {:?}: {}", self.name, self.found, self.because)
+    }
+}
+
+/// Checks that the self-test has found exactly these habits, and could not look for others.
+fn finds(report: &mut Report, kind: &str, outcome: &Outcome, habits: &[&str], unknown: &[&str]) {
+    report.test(&format!("the self-test finds exactly the habits of a {kind}"), || {
+        let said = String::from_utf8_lossy(&outcome.stdout);
+        let lines: Vec<&str> = said.lines().skip_while(|line| *line != "{").collect();
+        let end = lines.iter().position(|line| *line == "}").with_context(|| all(outcome))?;
+        let found: Selftest = serde_json::from_str(&lines[..=end].join("\n"))?;
+        let named = |is: Option<bool>| -> Vec<&str> {
+            let habits = found.habits.iter().filter(|habit| habit.found == is);
+            habits.map(|habit| &*habit.name).collect()
+        };
+        ensure!(
+            named(Some(true)) == habits && named(None) == unknown,
+            "{}",
+            found.habits.iter().map(Habit::said).collect::<Vec<_>>().join("\n")
+        );
+        Ok(())
+    });
 }
 
 #[derive(Debug)]
