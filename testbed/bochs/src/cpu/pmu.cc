@@ -34,8 +34,8 @@
 
 #define NEVER (~BX_CONST64(0))
 
-/* RDPMC's number of what no processor has. */
-#define RDPMC_EXITS (0x74616c79 + 7)
+/* RDPMC's first number of what no processor has. */
+#define RDPMC_TALLY 0x74616c79
 
 Bit64u bx_pmu_c::exits[BX_MAX_SMP_THREADS_SUPPORTED];
 
@@ -126,9 +126,16 @@ void bx_pmu_c::fold()
     }
     counter[n] = (counter[n] + more) & COUNTER_MASK;
   }
+  if (now[INSTRUCTIONS] > seen[INSTRUCTIONS]) {
+    Bit64u more = now[INSTRUCTIONS] - seen[INSTRUCTIONS];
+    tally.insns[is_user] += more;
+    tally.guest_insns += is_guest && !is_user ? more : 0;
+  }
   memcpy(seen, now, sizeof(seen));
-  if (tells)
+  if (tells) {
+    tally.interrupts++;
     cpu->lapic->perfmon_interrupt();
+  }
 }
 
 /* From when on the CPU has to stop behind each instruction, or behind the next branch. */
@@ -155,9 +162,13 @@ void bx_pmu_c::plan()
 
 bool bx_pmu_c::update()
 {
+  bool was_host = !is_user && !is_guest;
+
   retired_early = 0;
   fold();
   is_user = cpu->sregs[BX_SEG_REG_CS].selector.rpl != 0;
+  is_guest = cpu->in_vmx_guest || cpu->in_svm_guest;
+  tally.entries += !was_host && !is_user && !is_guest;
   plan();
   return is_due(cpu->retired);
 }
@@ -186,14 +197,28 @@ bool bx_pmu_c::rdpmc(Bit32u index, Bit64u *value)
 {
   unsigned n = index & 0x3fffffff;
 
-  if (index == RDPMC_EXITS) {
-    *value = exits[cpu->bx_cpuid];
-    return true;
-  }
   if (index & 0x80000000 || n >= (index >> 30 ? BX_PMU_FIXED : BX_PMU_GENERAL))
     return false;
   fold();
   *value = counter[index >> 30 ? BX_PMU_GENERAL + n : n];
+  tally.pmc_reads++;
+  return true;
+}
+
+bool bx_pmu_c::read_tally(Bit32u index, Bit64u *value)
+{
+  Bit32u n = index - RDPMC_TALLY;
+
+  if (n >= 10)
+    return false;
+  fold();
+  const Bit64u numbers[] = {
+    tally.insns[0], tally.insns[1], tally.entries, tally.interrupts,
+    tally.msr_reads, tally.msr_writes, tally.pmc_reads, exits[cpu->bx_cpuid],
+    /* The place of the last overflow is not kept. */
+    0, tally.guest_insns,
+  };
+  *value = numbers[n];
   return true;
 }
 
@@ -218,6 +243,7 @@ bx_pmu_answer bx_pmu_c::rdmsr(Bit32u index, Bit64u *value)
     *value = BX_PMU_MISC_ENABLE;
   else
     return BX_PMU_NOT_OURS;
+  tally.msr_reads++;
   return BX_PMU_DONE;
 }
 
@@ -247,10 +273,12 @@ bx_pmu_answer bx_pmu_c::wrmsr(Bit32u index, Bit64u value)
     return BX_PMU_NOT_OURS;
   if (!is_general && refuses(index, value))
     return BX_PMU_REFUSED;
-  if (is_list)
+  if (is_list) {
     fold();
-  else
+  } else {
+    tally.msr_writes++;
     retire_now();
+  }
   look_at = 0;
   if (is_general)
     counter[index - MSR_PMC0] = extended(value);

@@ -35,6 +35,8 @@ public:
   bx_pmu_answer wrmsr(Bit32u index, Bit64u value);
   /* False if there is no such counter. */
   bool rdpmc(Bit32u index, Bit64u *value);
+  /* A number of the tally, which RDPMC reads everywhere.  False if there is no such number. */
+  bool read_tally(Bit32u index, Bit64u *value);
 
   /* IA32_PERF_GLOBAL_CTRL, by a VM entry or a VM exit. */
   static bool is_global_ctrl(Bit64u value) { return (value & ~GLOBAL_MASK) == 0; }
@@ -78,7 +80,16 @@ private:
   static const Bit64u GLOBAL_MASK = (1 << BX_PMU_GENERAL) - 1 |
                                     ((BX_CONST64(1) << BX_PMU_FIXED) - 1) << 32;
 
-  /* How often each CPU has left its guest, which RDPMC tells as the model for QEMU does. */
+  /* What the CPU has done beside its counters: the numbers of the model for QEMU. */
+  struct {
+    /* Instructions in CPL 0 and elsewhere, and those in a guest's CPL 0. */
+    Bit64u insns[2], guest_insns;
+    /* Entries into CPL 0, except a guest's. */
+    Bit64u entries;
+    /* Interrupts that counters raised. */
+    Bit64u interrupts;
+    Bit64u msr_reads, msr_writes, pmc_reads;
+  } tally;
   static Bit64u exits[BX_MAX_SMP_THREADS_SUPPORTED];
 
   BX_CPU_C *cpu;
@@ -92,8 +103,8 @@ private:
   /* What of that is in the counters, and how much of it was this instruction's. */
   Bit64u seen[EVENTS];
   Bit64u retired_early;
-  /* The rings that have counted since. */
-  bool is_user;
+  /* The rings that have counted since, and whether they were a guest's. */
+  bool is_user, is_guest;
   bool is_list;
 
   /* When to look again. */
