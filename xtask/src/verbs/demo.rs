@@ -52,7 +52,7 @@ enum Kind {
     VmxPv,
     /// As pvh, on an Intel CPU, in Bochs.
     VmxPvh,
-    /// As hvm, on an Intel CPU, in Bochs; its firmware ends in a triple fault there.
+    /// As hvm, on an Intel CPU, in Bochs.
     VmxHvm,
 }
 
