@@ -132,10 +132,19 @@ fn the_interrupt_that_takes_a_sample_is_no_skid() {
     measured.page_faults = Outcome::Measured(known(1_024, 256, 256, &[[256, 0]]));
     assert_eq!(found(&measured), [HabitName::Interrupts]);
     assert_eq!(broken(&measured), [PromiseName::ExactInstructions]);
-    measured.samples = Outcome::Measured(samples(|n| n / 5, 1));
+    measured.samples = Outcome::Measured(samples(|n| n / 2, 1));
     assert_eq!(found(&measured), [HabitName::Interrupts, HabitName::Skid]);
     use PromiseName::{ExactInstructions, SamplePlaces};
     assert_eq!(broken(&measured), [ExactInstructions, SamplePlaces]);
+    // In a guest whose entries are counted there are two of them.
+    let mut measured = faultless();
+    measured.exits = Outcome::Measured(known(1_000, 200, 200, &[[0, 200]]));
+    for (late, expected) in
+        [(2, &[HabitName::Vmrun][..]), (3, &[HabitName::Vmrun, HabitName::Skid])]
+    {
+        measured.samples = Outcome::Measured(samples(|_| late, 1));
+        assert_eq!(found(&measured), expected, "{late}");
+    }
 }
 
 #[test]
