@@ -49,14 +49,15 @@ const KVM: &[&str] = &[
     "shim-kvm",
     "versions-kvm",
     "rr-kvm",
+    "vmx",
 ];
 /// The suites that run it there on VT-x.
 const VMX: &[&str] =
-    &["tenants-vmx-kvm", "counting-vmx-kvm", "refusals-vmx-kvm", "overflow-vmx-kvm"];
+    &["vmx", "tenants-vmx-kvm", "counting-vmx-kvm", "refusals-vmx-kvm", "overflow-vmx-kvm"];
 /// The suites of rr in guests of each kind.
 const RR: &[&str] = &["rr", "rr-pvh", "rr-hvm", "rr-kvm"];
-/// One suite on KVM, for files that both hypervisors use.
-const KVM_TOO: &[&str] = &["kvm"];
+/// Suites on KVM with SVM and with VT-x, for files that both hypervisors use.
+const KVM_TOO: &[&str] = &["kvm", "vmx"];
 /// The suites of programs that use the driver and the module, and count by them.
 const ABOVE: &[&str] = &[
     "providers",
@@ -123,7 +124,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("tests/vm/src/bin/overflow/", &[&["overflow", "pcpus", "versions"]]),
     ("tests/vm/src/bin/rr/", &[RR]),
     ("tests/vm/src/bin/stat/", &[&["stat", "book"]]),
-    ("tests/vm/src/bin/tenants/", &[&["tenants", "amd", "kvm"]]),
+    ("tests/vm/src/bin/tenants/", &[&["tenants", "amd", "kvm", "vmx"]]),
     ("tests/vm/src/bin/wrap.rs", &[&["providers"]]),
     ("tests/vm/src/xen.rs", &[XEN]),
     ("tests/vm/src/kvm.rs", &[KVM]),
@@ -148,7 +149,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/tenants.rs", &[&["tenants", "amd", "domains", "kvm"]]),
     ("xtask/src/suites/rr.rs", &[RR]),
     ("xtask/src/suites/testbed.rs", &[TESTBED]),
-    ("xtask/src/suites/vmx.rs", &[&["vmx-pmu", "tenants-vmx-kvm"]]),
+    ("xtask/src/suites/vmx.rs", &[&["vmx", "vmx-pmu", "tenants-vmx-kvm"]]),
     ("xtask/src/verbs/", &[]),
     ("xtask/tidy.toml", &[]),
 ];

@@ -1,11 +1,31 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Machines whose CPUs have VT-x, in the second emulator.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
+use crate::artefacts::{guest, kernel};
 use crate::machine::Spec;
 use crate::suites::report::{Report, console_says};
 use crate::suites::{kvm, pmu};
+
+/// The driver on VT-x in a few minutes: a guest of KVM with two vCPUs on one CPU.
+pub fn brief(report: &mut Report) -> Result<()> {
+    let mut spec = Spec::new("vmx-kvm", ["/work/tenants", "kvm-brief"])?;
+    let kernel = kernel::kernel()?;
+    spec.module = false;
+    for (module, name) in [
+        (guest::module(&kernel, spec.purpose())?, "perfctr.ko"),
+        (guest::test_modules(&kernel)?.join("peek.ko"), "peek.ko"),
+    ] {
+        spec.files.push((module, format!("/usr/lib/perfctr/{name}")));
+    }
+    spec.topology.cpus = 1;
+    spec.vcpus(2)?;
+    spec.timeout = Duration::from_secs(900);
+    report.program(spec, "tenants")
+}
 
 /// The second emulator's own PMU, on the bare machine: it counts what single-stepping counts, and
 /// what the first emulator's counts.

@@ -60,6 +60,8 @@ enum Role {
     Bench(bench::Options),
     /// Counts in a guest of KVM, which has no other domain to talk to.
     KvmDemo(demo::Options),
+    /// Counts a little in a guest of KVM, and finds before that it is refused.
+    KvmBrief(demo::Options),
     /// Counts in a guest of KVM that is moved from one process to another.
     KvmRoam,
     /// Counts in two guests of KVM, of which one may not count at first.
@@ -82,6 +84,7 @@ fn main() -> Result<ExitCode> {
         Role::TenantDemo { hvm, options } => demo::control(hvm, &options),
         Role::Bench(options) => bench::control(&options),
         Role::KvmDemo(options) => demo::alone(&options),
+        Role::KvmBrief(options) => demo::brief(&options),
         Role::KvmRoam => roam::alone(),
         Role::KvmSide => side::run(),
         Role::KvmFirst => successor::first(),
