@@ -6,8 +6,6 @@
  */
 
 #include <linux/bitops.h>
-#include <linux/cpumask.h>
-#include <linux/cred.h>
 #include <linux/irq_work.h>
 #include <linux/percpu.h>
 #include <linux/perf_event.h>
@@ -21,36 +19,6 @@
 /* By the core's number of the event. */
 static DEFINE_PER_CPU(struct perf_event *[PERFCTR_MAX_COUNTERS],
 		      perfctr_events);
-
-static void perfctr_tell_here(struct irq_work *unused)
-{
-	perfctr_tell_current();
-}
-
-static DEFINE_PER_CPU(struct irq_work, perfctr_tell_work);
-
-/*
- * Not where it is defined: most releases of Linux leave addresses 0 in the data
- * that a module has for each CPU.
- */
-int perfctr_events_init(void)
-{
-	unsigned int cpu;
-
-	for_each_possible_cpu(cpu)
-		init_irq_work(per_cpu_ptr(&perfctr_tell_work, cpu),
-			      perfctr_tell_here);
-	return 0;
-}
-
-/* It may still be queued after the last event has gone. */
-void perfctr_events_exit(void)
-{
-	unsigned int cpu;
-
-	for_each_possible_cpu(cpu)
-		irq_work_sync(per_cpu_ptr(&perfctr_tell_work, cpu));
-}
 
 /* perf's time of an event that is here: as perf has booked it, or now. */
 static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
@@ -98,7 +66,7 @@ static void perfctr_events_go_on(bool has_counted)
 	/* perf holds locks here in which no signal may be sent. */
 	if (perfctr_core_events_enable(perfctr_this_vcpu(),
 				       perfctr_core_current()))
-		irq_work_queue(this_cpu_ptr(&perfctr_tell_work));
+		irq_work_queue(this_cpu_ptr(&perfctr_cpus.tell));
 	perfctr_events_settle(has_counted);
 }
 
@@ -119,11 +87,6 @@ void perfctr_pmu_disable(struct pmu *unused)
 	local_irq_save(flags);
 	perfctr_core_events_disable(perfctr_this_vcpu());
 	local_irq_restore(flags);
-}
-
-static struct pt_regs *perfctr_user_regs(void)
-{
-	return current->flags & PF_KTHREAD ? NULL : task_pt_regs(current);
 }
 
 /*
@@ -163,7 +126,8 @@ static struct pt_regs *perfctr_event_regs(struct perf_event *event,
 	case PERFCTR_REGISTERS_PLACE:
 		return perfctr_kernel_regs(&place, at);
 	default:
-		return perfctr_user_regs();
+		return current->flags & PF_KTHREAD ? NULL :
+						     task_pt_regs(current);
 	}
 }
 
@@ -250,7 +214,7 @@ void perfctr_event_stop(struct perf_event *event, int flags)
 		perfctr_event_tell(event, NULL);
 		perfctr_event_read(event);
 		/* perf holds locks here, and its work waits for this one. */
-		irq_work_queue(this_cpu_ptr(&perfctr_tell_work));
+		irq_work_queue(this_cpu_ptr(&perfctr_cpus.tell));
 	}
 	event->hw.state |= PERF_HES_UPTODATE;
 }

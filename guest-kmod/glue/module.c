@@ -38,7 +38,6 @@ static const struct {
 	{ perfctr_task_init, perfctr_task_exit },
 	{ perfctr_debugfs_init, perfctr_debugfs_exit },
 	{ perfctr_chardev_init, perfctr_chardev_exit },
-	{ perfctr_events_init, perfctr_events_exit },
 	{ perfctr_pmu_init, perfctr_pmu_exit },
 };
 

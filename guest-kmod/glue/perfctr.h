@@ -9,6 +9,7 @@
 #include <linux/cred.h>
 #include <linux/fs.h>
 #include <linux/interrupt.h>
+#include <linux/irq_work.h>
 #include <linux/kref.h>
 #include <linux/mutex.h>
 #include <linux/preempt.h>
@@ -29,6 +30,8 @@ struct perfctr_cpu {
 	const struct perfctr_shown *shown;
 	/* perf's events that are here: every switch asks. */
 	unsigned int events;
+	/* Tells the current thread of its overflow, where nothing holds perf's locks. */
+	struct irq_work tell;
 };
 
 /*
@@ -110,8 +113,6 @@ struct perfctr_core_thread *perfctr_core_current(void);
 /* event.c: perf's events on this CPU. */
 struct perf_event;
 struct pmu;
-int perfctr_events_init(void);
-void perfctr_events_exit(void);
 void perfctr_pmu_enable(struct pmu *pmu);
 void perfctr_pmu_disable(struct pmu *pmu);
 struct perfctr_event_config perfctr_event_config(struct perf_event *event);
@@ -139,7 +140,6 @@ struct perfctr_probe {
 };
 int perfctr_probe(struct perfctr_probe *probe);
 void perfctr_unprobe(struct perfctr_probe *probe);
-void perfctr_probes_end(void);
 
 /* watch.c: whether switches are watched. */
 void perfctr_stop_if_idle(void);

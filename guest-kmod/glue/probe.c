@@ -28,7 +28,7 @@ int perfctr_probe(struct perfctr_probe *probe)
 }
 
 /*
- * It may still run somewhere, until perfctr_probes_end().  One that could not be
+ * It may still run somewhere, until tracepoint_synchronize_unregister().  One that could not be
  * registered is left alone.
  */
 void perfctr_unprobe(struct perfctr_probe *probe)
@@ -37,10 +37,4 @@ void perfctr_unprobe(struct perfctr_probe *probe)
 		tracepoint_probe_unregister(probe->tracepoint, probe->function,
 					    NULL);
 	probe->tracepoint = NULL;
-}
-
-/* Returns when no probe that was taken away runs any more. */
-void perfctr_probes_end(void)
-{
-	tracepoint_synchronize_unregister();
 }

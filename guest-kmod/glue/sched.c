@@ -4,7 +4,7 @@
  * run queue locked, in with interrupts enabled and preemption disabled.
  */
 
-#include <linux/cred.h>
+#include <linux/cpumask.h>
 #include <linux/jump_label.h>
 #include <linux/module.h>
 #include <linux/nsproxy.h>
@@ -135,8 +135,22 @@ struct preempt_ops perfctr_preempt_ops = {
 	.sched_out = perfctr_out,
 };
 
+static void perfctr_tell_here(struct irq_work *unused)
+{
+	perfctr_tell_current();
+}
+
+/*
+ * The work is not initialised where it is defined: most releases of Linux leave
+ * addresses 0 in the data that a module has for each CPU.
+ */
 int perfctr_sched_init(void)
 {
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu)
+		init_irq_work(per_cpu_ptr(&perfctr_cpus.tell, cpu),
+			      perfctr_tell_here);
 	if (perfctr_cost)
 		static_branch_enable(&perfctr_measures);
 	return 0;

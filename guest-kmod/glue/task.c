@@ -7,7 +7,7 @@
 
 #include <linux/binfmts.h>
 #include <linux/sched.h>
-#include <linux/sched/mm.h>
+#include <linux/tracepoint.h>
 
 #include "perfctr.h"
 
@@ -58,5 +58,5 @@ void perfctr_task_exit(void)
 
 	for (i = 0; i < ARRAY_SIZE(perfctr_probes); i++)
 		perfctr_unprobe(&perfctr_probes[i]);
-	perfctr_probes_end();
+	tracepoint_synchronize_unregister();
 }

@@ -8,9 +8,11 @@
  * page is registered on its own CPU, outside of a switch or at its end.
  */
 
+#include <linux/cpumask.h>
 #include <linux/jiffies.h>
 #include <linux/preempt.h>
 #include <linux/sched.h>
+#include <linux/tracepoint.h>
 #include <linux/workqueue.h>
 
 #include "perfctr.h"
@@ -85,9 +87,14 @@ void perfctr_glue_unwatch(void)
 /* There are no watchers and no online vCPUs any more. */
 void perfctr_watch_exit(void)
 {
+	unsigned int cpu;
+
+	/* perf's last event may have queued it. */
+	for_each_possible_cpu(cpu)
+		irq_work_sync(per_cpu_ptr(&perfctr_cpus.tell, cpu));
 	cancel_delayed_work_sync(&perfctr_stop_work);
 	cancel_delayed_work_sync(&perfctr_unwatch_work);
 	perfctr_watch_end(true);
-	perfctr_probes_end();
+	tracepoint_synchronize_unregister();
 	perfctr_users_exit();
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use super::tidy::Tree;
+use super::tidy::{Tree, is_generated};
 use crate::tools::apt;
 use crate::tools::sh::{self, cmd};
 
@@ -21,9 +21,6 @@ const FOLDERS: &[&str] = &[
     "libperfctr-rs/python/tests/",
 ];
 
-/// What a file that a program has written says in its first lines.
-const GENERATED: &str = "Generated from";
-
 /// Has clang-format check every file.
 pub fn check() -> Result<()> {
     apt::install(&["clang-format"], "checking the layout of C")?;
@@ -31,8 +28,7 @@ pub fn check() -> Result<()> {
     let mut faults = Vec::new();
     for (name, text) in tree.files(&["c", "h", "cpp", "hpp"])? {
         let is_ours = FOLDERS.iter().any(|folder| name.starts_with(folder));
-        let is_generated = text.lines().take(5).any(|line| line.contains(GENERATED));
-        if is_ours && !is_generated {
+        if is_ours && !is_generated(&text) {
             faults.extend(first_fault(&tree.path(name)).map(|line| format!("{name}:{line}")));
         }
     }

@@ -8,6 +8,7 @@ mod code;
 mod crates;
 mod docs;
 mod functions;
+mod glue;
 mod lines;
 
 use std::collections::BTreeMap;
@@ -69,6 +70,11 @@ impl Tree {
     }
 }
 
+/// Says whether a program has written the file, as its first lines say then.
+pub fn is_generated(text: &str) -> bool {
+    text.lines().take(5).any(|line| line.contains("Generated from"))
+}
+
 /// Returns the ending of a file's name.
 fn kind(name: &str) -> &str {
     Path::new(name).extension().and_then(|kind| kind.to_str()).unwrap_or_default()
@@ -83,6 +89,7 @@ pub fn check() -> Result<()> {
     faults.extend(lines::faults(&tree)?);
     faults.extend(functions::faults(&tree, &allowed.long_functions)?);
     faults.extend(code::faults(&tree, &allowed.unsafe_files, &allowed.floors)?);
+    faults.extend(glue::faults(&tree)?);
     faults.extend(arch::faults(&tree, &allowed.architecture)?);
     faults.extend(circles::faults(&tree, &allowed.circles)?);
     faults.extend(crates::faults(&tree, &allowed.crates)?);
