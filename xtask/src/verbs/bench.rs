@@ -18,6 +18,10 @@ use crate::tools::sh;
 /// The version of Linux whose KVM has a mediated PMU. Earlier ones have none.
 const MEDIATED: &str = "7.3";
 
+/// How long a machine may take for its measurements. Samples and switches of vCPUs are measured
+/// seven times, which takes minutes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(1800);
+
 /// The machines that are compared.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Machine {
@@ -194,6 +198,7 @@ impl Machine {
             }
         };
         let mut spec = Spec::new(topology, [format!("/work/{program}")])?.deterministic();
+        spec.timeout = LIMIT;
         if self != Self::Perfctr {
             spec = spec.stock("vpmu=on");
         }
@@ -224,7 +229,7 @@ impl Machine {
             Self::KvmNone => host.args = "enable_pmu=0".to_owned(),
             _ => {}
         }
-        spec.timeout = Duration::from_secs(1800);
+        spec.timeout = LIMIT;
         spec.add_program("benches", program)?;
         Ok(spec)
     }
