@@ -10,6 +10,7 @@
 //! by the hypervisor in the same way.
 
 mod attached;
+mod compiled;
 mod counter;
 mod host;
 mod recorder;

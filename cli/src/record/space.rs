@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Finds out what the addresses of a process belong to, and which functions called which there.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
@@ -15,6 +16,7 @@ use framehop::{ExplicitModuleSectionInfo, MayAllocateDuringUnwind, Unwinder};
 use libc::user_regs_struct;
 use object::{Object, ObjectSection, ReadCache};
 
+use super::compiled::Compiled;
 use crate::elf::{self, Facts};
 use crate::profile::{DEPTH_MAX, Frame, Module};
 
@@ -155,7 +157,14 @@ impl Space {
     }
 
     fn frame(&self, files: &mut Files, address: u64) -> Frame {
-        let Some(map) = self.map(address).filter(|map| !map.path.is_empty()) else {
+        let map = self.map(address);
+        if let Some(module) = map.filter(|map| map.is_anonymous()).and_then(|_| {
+            // The process may have compiled what is there.
+            files.compiled(self.process, address)
+        }) {
+            return Frame { module: Some(module), address };
+        }
+        let Some(map) = map.filter(|map| !map.path.is_empty()) else {
             return Frame { module: None, address };
         };
         let file = files.of(&map.path);
@@ -178,11 +187,21 @@ impl Map {
         // Paths are any bytes but 0.
         executable.then(|| Self { addresses, offset, path: OsStr::from_bytes(path).to_owned() })
     }
+
+    /// Returns whether it is memory of no file that stays, where compilers may put code.
+    fn is_anonymous(&self) -> bool {
+        let path = self.path.as_bytes();
+        path.is_empty() || [&b"[anon:"[..], b"/memfd:"].iter().any(|name| path.starts_with(name))
+    }
 }
 
-/// The files that all processes have mapped.
+/// The files that all processes have mapped, and the code that they have compiled.
 #[derive(Default)]
-pub struct Files(HashMap<OsString, Mapped>);
+pub struct Files {
+    mapped: HashMap<OsString, Mapped>,
+    /// The index and the code of each process that has compiled some.
+    compiled: HashMap<u32, (u32, Compiled)>,
+}
 
 /// The data about a file that is mapped.
 struct Mapped {
@@ -193,16 +212,35 @@ struct Mapped {
 
 impl Files {
     fn of(&mut self, path: &OsStr) -> &Mapped {
-        let index = self.0.len() as u32;
-        self.0.entry(path.to_owned()).or_insert_with(|| Mapped::open(path, index))
+        let index = self.next();
+        self.mapped.entry(path.to_owned()).or_insert_with(|| Mapped::open(path, index))
+    }
+
+    /// Returns the index of the code that a process has compiled and executes at this address, or
+    /// `None` if it has said of none.
+    fn compiled(&mut self, process: u32, address: u64) -> Option<u32> {
+        let next = self.next();
+        let (index, compiled) = match self.compiled.entry(process) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert((next, Compiled::of(process)?)),
+        };
+        compiled.executes(address);
+        Some(*index)
+    }
+
+    /// Returns the index of the next file.
+    fn next(&self) -> u32 {
+        (self.mapped.len() + self.compiled.len()) as u32
     }
 
     /// Returns all files, in the order of their indices.
     pub fn modules(self) -> Vec<Module> {
-        let mut files: Vec<_> = self.0.into_iter().collect();
-        files.sort_by_key(|(_, file)| file.index);
-        let module = |(path, file): (OsString, Mapped)| Module::new(&path, file.facts);
-        files.into_iter().map(module).collect()
+        let mapped = self.mapped.into_iter();
+        let mapped = mapped.map(|(path, file)| (file.index, Module::new(&path, file.facts)));
+        let compiled = self.compiled.into_values();
+        let compiled = compiled.map(|(index, compiled)| (index, compiled.module()));
+        let all: BTreeMap<u32, Module> = mapped.chain(compiled).collect();
+        all.into_values().collect()
     }
 }
 

@@ -116,7 +116,7 @@ impl Source {
     fn open(module: &Module) -> Result<Self, String> {
         let mut source = Self::unknown(module);
         let path = module.file();
-        if !path.is_absolute() {
+        if !path.is_absolute() || !module.symbols.is_empty() {
             return Ok(source);
         }
         let bytes = fs::read(&path).map_err(|error| error.to_string())?;

@@ -42,6 +42,7 @@ fn main() -> Result<ExitCode> {
             sampled::child();
             Ok(ExitCode::SUCCESS)
         }
+        "compiled" => sampled::compiled().map(|()| ExitCode::SUCCESS),
         "worker" => attached::worker().map(|()| ExitCode::SUCCESS),
         "order" => {
             let [pid, order] = rest else { anyhow::bail!("no process, or no order") };

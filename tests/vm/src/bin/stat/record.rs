@@ -11,7 +11,7 @@ use serde_json::Value;
 use vm_tests::tally::{Tally, equal};
 
 use crate::command::{PERFCTR, counts, stat};
-use crate::sampled::{CALLER, CHILD, FUNCTIONS, THREADS, region};
+use crate::sampled::{CALLER, CHILD, COMPILED, COMPILED_ITERATIONS, FUNCTIONS, THREADS, region};
 use crate::subject;
 
 /// The number of events between two samples.
@@ -96,6 +96,7 @@ fn firefox() -> Result<BTreeMap<String, u64>> {
 /// Tests a program of Debian's, and what is refused.
 pub fn others(tally: &mut Tally) -> Result<()> {
     third_party(tally)?;
+    compiled(tally)?;
     refused(tally)
 }
 
@@ -153,6 +154,27 @@ fn third_party(tally: &mut Tally) -> Result<()> {
         let hot = rows.first().map(|row| (&*row.thread, row.name.starts_with("liblzma.so")));
         equal(hot.map(|(_, library)| library), Some(true))
     });
+    Ok(())
+}
+
+/// Tests a function that a program has compiled at run time, and which has the name that the
+/// program's list gives it.
+fn compiled(tally: &mut Tally) -> Result<()> {
+    record(&[], &subject::words(&["compiled"])?)?;
+    // An iteration is two instructions.
+    let periods = (2 * COMPILED_ITERATIONS) as f64 / PERIOD as f64;
+    let table = report(&["-s", "symbol"])?;
+    let samples = table.lines().find_map(|line| {
+        let line = line.contains(COMPILED).then_some(line)?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    tally.check(
+        "a function that was compiled at run time has its name and a sample for every period",
+        {
+            let right = samples.is_some_and(|samples| (samples as f64 - periods).abs() <= 1.0);
+            right.then_some(()).ok_or(format!("{samples:?} found, {periods:.2} expected: {table}"))
+        },
+    );
     Ok(())
 }
 
