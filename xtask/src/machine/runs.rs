@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Keeps the directories of past runs, and counts runs.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +17,7 @@ use crate::tools::sh::{self, cmd};
 /// The number of directories of past runs that are kept for their logs.
 const RUNS_KEPT: usize = 40;
 
-/// The machines that this process has booted.
+/// The machines that this thread has booted. Suites that run beside each other have a thread each.
 #[derive(Clone, Debug, Default)]
 pub struct Boots {
     /// The number of machines, the repeated ones as well.
@@ -54,17 +54,18 @@ impl Boots {
     }
 }
 
-static BOOTS: Mutex<Boots> =
-    Mutex::new(Boots { count: 0, time: Duration::ZERO, repeated: Vec::new() });
+thread_local! {
+    static BOOTS: RefCell<Boots> = RefCell::default();
+}
 
-/// Returns what this process has booted so far.
+/// Returns what this thread has booted so far.
 pub fn boots() -> Boots {
-    with_boots(|boots| boots.clone())
+    BOOTS.with_borrow(Boots::clone)
 }
 
 /// Counts a run.
 pub fn count(outcome: &Outcome) {
-    with_boots(|boots| {
+    BOOTS.with_borrow_mut(|boots| {
         boots.count += 1;
         boots.time += outcome.boot_time.unwrap_or_default();
     });
@@ -85,12 +86,7 @@ pub fn keep(outcome: &Outcome) -> Result<PathBuf> {
 
 /// Remembers that a step was repeated, for the summary.
 pub fn repeated(what: String, log: PathBuf) {
-    with_boots(|boots| boots.repeated.push(Repeat { what, log }));
-}
-
-fn with_boots<T>(use_them: impl FnOnce(&mut Boots) -> T) -> T {
-    // If another thread has panicked, the numbers are still consistent.
-    use_them(&mut BOOTS.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    BOOTS.with_borrow_mut(|boots| boots.repeated.push(Repeat { what, log }));
 }
 
 /// Makes a new directory for one run, and removes old ones.

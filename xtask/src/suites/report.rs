@@ -61,6 +61,9 @@ pub struct Suite {
     pub tier: Tier,
     /// The machine that it is run on, a file in `xtask/profiles`, or `None` for the usual one.
     pub topology: Option<&'static str>,
+    /// Whether it runs beside suites that boot, with the CPU time that these leave. It needs no
+    /// machine, or one that keeps a single CPU busy and whose guests' time does not pass meanwhile.
+    pub beside: bool,
     /// Runs the tests. An error counts as one failed test.
     pub run: fn(&mut Report) -> Result<()>,
 }
@@ -68,17 +71,23 @@ pub struct Suite {
 impl Suite {
     /// Makes a suite of the model tier.
     pub const fn model(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
-        Self { name, tier: Tier::Model, topology: None, run }
+        Self { name, tier: Tier::Model, topology: None, beside: true, run }
     }
 
     /// Makes a suite of the tier that boots machines.
     pub const fn vm(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
-        Self { name, tier: Tier::Vm, topology: None, run }
+        Self { name, tier: Tier::Vm, topology: None, beside: false, run }
+    }
+
+    /// Makes a suite that boots a machine of the second emulator, which has one thread, and runs
+    /// beside the others.
+    pub const fn beside(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
+        Self { beside: true, ..Self::vm(name, run) }
     }
 
     /// Makes a suite of the long tier.
     pub const fn long(name: &'static str, run: fn(&mut Report) -> Result<()>) -> Self {
-        Self { name, tier: Tier::Long, topology: None, run }
+        Self { name, tier: Tier::Long, topology: None, beside: false, run }
     }
 
     /// Makes a suite that boots another machine than the usual one.
@@ -87,7 +96,7 @@ impl Suite {
         name: &'static str,
         run: fn(&mut Report) -> Result<()>,
     ) -> Self {
-        Self { name, tier: Tier::Long, topology: Some(topology), run }
+        Self { name, tier: Tier::Long, topology: Some(topology), beside: false, run }
     }
 }
 
@@ -126,10 +135,7 @@ impl Report {
             report.record(WHOLE, Err(anyhow::anyhow!("no test ran")), report.time);
         }
         report.time = start.elapsed();
-        // Machines that boot meanwhile belong to the suites that run beside this one.
-        if suite.tier != Tier::Model {
-            report.boots = machine::boots().since(&before);
-        }
+        report.boots = machine::boots().since(&before);
         println!("  {:.0} s", report.time.as_secs_f64());
         report
     }
