@@ -3,6 +3,7 @@
 
 mod attached;
 mod command;
+mod compiled;
 mod info;
 mod record;
 mod sampled;
@@ -42,7 +43,7 @@ fn main() -> Result<ExitCode> {
             sampled::child();
             Ok(ExitCode::SUCCESS)
         }
-        "compiled" => sampled::compiled().map(|()| ExitCode::SUCCESS),
+        "compiled" => compiled::run().map(|()| ExitCode::SUCCESS),
         "worker" => attached::worker().map(|()| ExitCode::SUCCESS),
         "order" => {
             let [pid, order] = rest else { anyhow::bail!("no process, or no order") };

@@ -11,8 +11,8 @@ use serde_json::Value;
 use vm_tests::tally::{Tally, equal};
 
 use crate::command::{PERFCTR, counts, stat};
-use crate::sampled::{CALLER, CHILD, COMPILED, COMPILED_ITERATIONS, FUNCTIONS, THREADS, region};
-use crate::subject;
+use crate::sampled::{CALLER, CHILD, FUNCTIONS, THREADS, region};
+use crate::{compiled as program, subject};
 
 /// The number of events between two samples.
 const PERIOD: u64 = 100_003;
@@ -162,10 +162,10 @@ fn third_party(tally: &mut Tally) -> Result<()> {
 fn compiled(tally: &mut Tally) -> Result<()> {
     record(&[], &subject::words(&["compiled"])?)?;
     // An iteration is two instructions.
-    let periods = (2 * COMPILED_ITERATIONS) as f64 / PERIOD as f64;
+    let periods = (2 * program::ITERATIONS) as f64 / PERIOD as f64;
     let table = report(&["-s", "symbol"])?;
     let samples = table.lines().find_map(|line| {
-        let line = line.contains(COMPILED).then_some(line)?;
+        let line = line.contains(program::NAME).then_some(line)?;
         line.split_whitespace().next()?.parse::<u64>().ok()
     });
     tally.check(

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Runs the program that is sampled: functions of known lengths, in threads and in a process.
 
-use std::fs;
 use std::hint::black_box;
 use std::process::Command;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use memmap2::MmapMut;
 use vm_tests::region::Region;
 
 /// The threads' names, and the number of iterations that each is in [`early`] and in [`late`].
@@ -66,28 +64,4 @@ pub fn run() -> Result<()> {
 /// Runs the process.
 pub fn child() {
     caller(CHILD.1);
-}
-
-/// The function that is compiled at run time, and the number of its iterations.
-pub const COMPILED: &str = "js::hot at /srv/app.js:7";
-pub const COMPILED_ITERATIONS: u64 = 2_600_000;
-
-/// Runs a program that writes a function into its memory, lists it as compilers do, executes it,
-/// and removes the list.
-#[expect(unsafe_code, reason = "code that this program has written")]
-pub fn compiled() -> Result<()> {
-    let mut code = MmapMut::map_anon(4096)?;
-    // movabs $ITERATIONS, %rcx; dec %rcx; jnz to the dec; ret.
-    code[..2].copy_from_slice(&[0x48, 0xb9]);
-    code[2..10].copy_from_slice(&COMPILED_ITERATIONS.to_le_bytes());
-    code[10..16].copy_from_slice(&[0x48, 0xff, 0xc9, 0x75, 0xfb, 0xc3]);
-    let code = code.make_exec()?;
-    let list = format!("/tmp/perf-{}.map", std::process::id());
-    fs::write(&list, format!("{:x} 10 {COMPILED}\n", code.as_ptr() as u64))?;
-    // SAFETY: the memory begins with a function of the C ABI, which changes RCX and flags only.
-    unsafe {
-        let function: extern "C" fn() = std::mem::transmute(code.as_ptr());
-        function();
-    }
-    fs::remove_file(list).context("cannot remove the list")
 }
