@@ -73,6 +73,7 @@ mod tests {
     use shared_abi::arch::{EVNTSEL_EDGE, EVNTSEL_EN, EVNTSEL_INV, EVNTSEL_OS};
     use shared_abi::caps::{CAPS_ALL_EVENTS, CAPS_EVENT_12BIT, VENDOR_AMD};
     use shared_abi::config::MODE_SAMPLING;
+    use shared_abi::read::Counters as _;
     use shared_abi::{CounterConfig, PmuCaps};
 
     fn slot_in(counters: &[shared_abi::CounterConfig]) -> Option<usize> {
@@ -124,6 +125,23 @@ mod tests {
         };
         assert_eq!(measure(|_| ()), Some(25));
         assert_eq!(measure(|machine| machine.preempt_vcpu(0)), None);
+    }
+
+    #[test]
+    fn a_counter_that_wraps_meanwhile_measures_what_it_has_counted() {
+        let machine = Machine::new();
+        let thread = machine.thread();
+        thread.start(&[counter(0, INSTRUCTIONS)]);
+        // Counters of this machine wrap after 100 events.
+        machine.execute(0, 90, 0);
+        machine.on(0, |cpu| {
+            let probe = Probe::start(PhysSlot::general(0), cpu);
+            let before = cpu.kernel.counter(0);
+            machine.execute(0, 25, 0);
+            let after = cpu.kernel.counter(0);
+            assert!(after < before, "{before:#x} and {after:#x}: it has not wrapped");
+            assert_eq!(probe.finish(cpu), Some(25));
+        });
     }
 
     #[test]

@@ -206,8 +206,7 @@ impl Thread {
         if let Some(page) = self.own_page() {
             return Ok(page.state.load(Relaxed) & THREAD_ACTIVE != 0);
         }
-        let control = errno::from(self.device.read_control())?;
-        Ok(control.flags & CONTROL_TSC != 0 || control.counters != 0)
+        Ok(counts(&errno::from(self.device.read_control())?))
     }
 
     /// Stops everything. Sums stay readable.
@@ -229,6 +228,11 @@ impl Thread {
         }
         Ok(())
     }
+}
+
+/// Returns whether a control counts anything, be it the clock alone.
+const fn counts(control: &Control) -> bool {
+    control.flags & CONTROL_TSC != 0 || control.counters != 0
 }
 
 fn open_mode(mode: u32) -> Result<Thread, Errno> {
@@ -344,6 +348,7 @@ mod tests {
     use std::fs::File;
     use std::os::fd::OwnedFd;
 
+    use shared_abi::ioctl::CONTROL_CLOEXEC;
     use shared_abi::limits::PAGE_BYTES;
 
     use super::*;
@@ -357,6 +362,15 @@ mod tests {
         let device = Device::from(OwnedFd::from(file));
         let info = Info { vcpus: 1, ..Info::default() };
         Thread { device, info, pages: OnceLock::new(), reader, generation, tid: 0 }
+    }
+
+    #[test]
+    fn a_clock_alone_is_running_and_so_is_a_counter() {
+        let control = |flags, counters| Control { flags, counters, ..Control::default() };
+        assert!(counts(&control(CONTROL_TSC, 0)));
+        assert!(counts(&control(0, 1)));
+        // What is left of a control that was stopped.
+        assert!(!counts(&control(CONTROL_CLOEXEC, 0)));
     }
 
     #[test]

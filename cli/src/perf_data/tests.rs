@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::Cursor;
 
-use linux_perf_data::linux_perf_event_reader::EventRecord;
+use linux_perf_data::linux_perf_event_reader::{AttrFlags, EventRecord};
 use linux_perf_data::{PerfFileReader, PerfFileRecord};
 
 use super::read::{Map, replace};
@@ -219,6 +219,33 @@ fn several_events_are_told_apart() {
     file[lost] = perf::PERF_RECORD_LOST as u8;
     file = with(&with(&file, lost + 8, 2), lost + 16, 5);
     assert_eq!(found(&file), [(first, 6, 0), (second, 3, 3 + 5)]);
+}
+
+#[test]
+fn each_events_samples_have_its_own_period() {
+    let mut profiles = [profile(), profile()];
+    profiles[1].event = "branches:u".to_owned();
+    profiles[1].stacks.truncate(1);
+    profiles[1].period = 2_000;
+    let file = encode(&profiles).unwrap();
+    let (found, ..) = theirs(&file);
+    let with = |period| found.iter().filter(|sample| sample.4 == period).count();
+    assert_eq!((with(100), with(2_000), found.len()), (6, 3, 9), "{found:?}");
+    let periods = read(&file).unwrap().iter().map(|read| read.period).collect::<Vec<_>>();
+    assert_eq!(periods, [100, 2_000]);
+}
+
+#[test]
+fn only_an_event_of_user_mode_leaves_the_kernel_out() {
+    for (event, left_out) in [("instructions:u", true), ("instructions:k", false)] {
+        let mut profile = profile();
+        profile.event = event.to_owned();
+        let file = encode(&[profile]).unwrap();
+        let PerfFileReader { perf_file, .. } =
+            PerfFileReader::parse_file(Cursor::new(&file)).unwrap();
+        let flags = perf_file.event_attributes()[0].attr.flags;
+        assert_eq!(flags.contains(AttrFlags::EXCLUDE_KERNEL), left_out, "{event}: {flags:?}");
+    }
 }
 
 /// Returns where a file has its first record of this kind.

@@ -66,8 +66,7 @@ impl Memory {
     /// Returns where a thread was, and then its callers. A process that has ended has no memory in
     /// which its code could be found.
     fn frames(&mut self, sample: &Sample) -> Vec<Frame> {
-        let callers = sample.callers.iter().map(|address| address.saturating_sub(1));
-        let addresses: Vec<u64> = [sample.ip].into_iter().chain(callers).collect();
+        let addresses = addresses(sample.ip, &sample.callers);
         let space = self.spaces.entry(sample.pid);
         let space = space.or_insert_with(|| Space::unstopped(sample.pid));
         // In a program without frame pointers most samples have callers that are no addresses at
@@ -77,6 +76,13 @@ impl Memory {
         }
         space.frames(&mut self.files, &addresses)
     }
+}
+
+/// Returns the address of a sample, and of each caller one within its call. A caller's own address
+/// is that behind its call, which may be another function's.
+fn addresses(ip: u64, callers: &[u64]) -> Vec<u64> {
+    let callers = callers.iter().map(|address| address.saturating_sub(1));
+    [ip].into_iter().chain(callers).collect()
 }
 
 impl Recording<'_> {
@@ -143,6 +149,11 @@ impl Beside for Recording<'_> {
 mod tests {
     use super::*;
     use crate::profile::Stack;
+
+    #[test]
+    fn a_caller_is_where_it_calls_and_the_sample_where_it_is() {
+        assert_eq!(addresses(0x1000, &[0x2000, 0]), [0x1000, 0x1fff, 0]);
+    }
 
     #[test]
     fn the_times_of_all_events_begin_with_the_first_sample_of_any() {

@@ -447,4 +447,20 @@ mod tests {
         }
         assert_eq!(wanted(4).unwrap_err().text, "provider 4 found, 0 to 3 expected");
     }
+
+    #[test]
+    fn only_a_reading_of_as_many_events_is_subtracted() {
+        let number = open::open("", Some(Provider::Tsc), false).unwrap();
+        let failure = |events| {
+            let again = open::with(number, |open| {
+                let reading = Snapshot { events, ..Snapshot::of(open, &open.read()?) };
+                reading.to_reading(open)
+            });
+            again.err().map(|failure| (failure.status, failure.text))
+        };
+        let text = "a reading of 1 events found, of 0 expected".to_owned();
+        assert_eq!(failure(1), Some((Status::Argument, text)));
+        assert_eq!(failure(0), None);
+        open::close(number).unwrap();
+    }
 }
