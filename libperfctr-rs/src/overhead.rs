@@ -159,6 +159,25 @@ mod tests {
     }
 
     #[test]
+    fn what_counts_less_than_the_overhead_counts_nothing() {
+        let (clock, overhead) = (Cell::new(0), Overhead::default());
+        // Each measurement of an empty closure has 8 cycles, until the CPU runs faster.
+        let cycles = Cell::new(8);
+        let around = |_: &mut dyn FnMut(), [before, after]: [&mut [u64]; 2]| {
+            before.fill(clock.get());
+            clock.set(clock.get() + cycles.get());
+            after.fill(clock.get());
+            Ok((0, true))
+        };
+        let mut counts = [u64::MAX];
+        overhead.measure(&around, [&mut || (), &mut || ()], &mut counts).unwrap();
+        assert_eq!(counts, [0]);
+        cycles.set(5);
+        overhead.measure(&around, [&mut || (), &mut || ()], &mut counts).unwrap();
+        assert_eq!(counts, [0]);
+    }
+
+    #[test]
     fn a_calibration_that_is_always_disturbed_ends() {
         let tried = Cell::new(0);
         let around = |_: &mut dyn FnMut(), _: [&mut [u64]; 2]| {

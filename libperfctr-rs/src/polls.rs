@@ -86,6 +86,17 @@ mod tests {
     }
 
     #[test]
+    fn what_earlier_polls_have_counted_is_kept() {
+        let counting = start([]).unwrap();
+        let mut polls = counting.polls(third());
+        (polls.sum.retries, polls.sum.direct) = (5, false);
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut polls).poll(&mut context).is_pending());
+        let Counts { retries, direct, .. } = polls.counts();
+        assert!(retries >= 5 && !direct, "{retries} retries, direct: {direct}");
+    }
+
+    #[test]
     fn a_future_is_polled_once_by_each_poll_and_its_value_is_kept() {
         let counting = start([]).unwrap();
         let (mut one, mut other) = (pin!(counting.polls(third())), pin!(counting.polls(third())));

@@ -120,3 +120,21 @@ pub fn published(page: &ThreadPage) -> Result<Sums, Errno> {
         Err(_) => Err(Errno::BUSY),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_says_whether_the_clock_is_on_while_its_thread_does_not_run() {
+        for (tsc, expected) in [(true, THREAD_TSC), (false, 0)] {
+            let (page, mut publisher) = (ThreadPage::default(), Publisher::default());
+            publisher.configured(&page, &[PhysSlot::FIRST], tsc, &Sums::default());
+            publisher.resumed(&page, Some(1), 10, &[20], false);
+            let running = THREAD_ACTIVE | THREAD_DIRECT | expected;
+            assert_eq!(page.state.load(Relaxed), running, "running, clock: {tsc}");
+            publisher.suspended(&page, 11, &[21]);
+            assert_eq!(page.state.load(Relaxed), expected, "suspended, clock: {tsc}");
+        }
+    }
+}

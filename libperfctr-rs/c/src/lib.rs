@@ -449,6 +449,15 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_flag_is_refused_also_beside_a_known_one() {
+        assert_eq!([0, UNVERIFIED].map(|flags| unverified(flags).unwrap()), [false, true]);
+        for flags in [2, 2 | UNVERIFIED, 1 << 31] {
+            let text = unverified(flags).unwrap_err().text;
+            assert_eq!(text, format!("flags {flags:#x} found, 0 or 1 expected"));
+        }
+    }
+
+    #[test]
     fn only_a_reading_of_as_many_events_is_subtracted() {
         let number = open::open("", Some(Provider::Tsc), false).unwrap();
         let failure = |events| {
