@@ -84,6 +84,7 @@ const FILES: &[&str] = &[
     "/usr/share/man/man1/perfctr-list.1.gz",
     "/usr/share/man/man1/perfctr-record.1.gz",
     "/usr/share/man/man1/perfctr-report.1.gz",
+    "/usr/share/man/man1/perfctr-selftest.1.gz",
     "/usr/share/man/man1/perfctr-stat.1.gz",
     "/usr/share/man/man1/perfctr-top.1.gz",
     "/usr/share/man/man1/perfctr.1.gz",
