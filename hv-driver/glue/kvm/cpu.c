@@ -11,6 +11,7 @@
 #include "private.h"
 
 bool __read_mostly perfctr_on;
+bool __read_mostly perfctr_counts_entries;
 u64 __read_mostly perfctr_taken;
 
 struct perfctr_core_driver *perfctr_driver(void)

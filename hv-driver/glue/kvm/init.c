@@ -77,6 +77,7 @@ void perfctr_init(void)
 	}
 	if (start(&options))
 		return;
+	perfctr_counts_entries = options.counts_entries;
 	perfctr_on = true;
 	pr_info("on, ABI %d.%d%s\n", PERFCTR_ABI_MAJOR, PERFCTR_ABI_MINOR,
 		options.measure_cost ? ", measuring its own cost" : "");

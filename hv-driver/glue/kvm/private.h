@@ -36,6 +36,8 @@ static inline void perfctr_notify(struct kvm_vcpu *vcpu)
 
 /* cpu.c: set once; the driver does nothing while it is false. */
 extern bool perfctr_on;
+/* Set once, before that: the core is asked at each entry to a guest of SVM. */
+extern bool perfctr_counts_entries;
 struct perfctr_core_driver *perfctr_driver(void);
 /* From then on CPUs may be taken, also those that come up later. */
 int perfctr_start_cpus(void);

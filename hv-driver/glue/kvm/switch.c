@@ -98,8 +98,12 @@ void perfctr_vcpu_enter(struct kvm_vcpu *vcpu)
 
 void perfctr_svm_enter(struct kvm_vcpu *vcpu, u8 cpl)
 {
-	struct perfctr_vcpu *p = vcpu->arch.perfctr;
+	struct perfctr_vcpu *p;
 
+	if (!perfctr_counts_entries)
+		return;
+
+	p = vcpu->arch.perfctr;
 	if (p && p->in)
 		perfctr_core_enter_guest(perfctr_this_cpu(), perfctr_core_of(p),
 					 !cpl);

@@ -20,6 +20,7 @@
 #include "private.h"
 
 bool __read_mostly perfctr_on;
+bool __read_mostly perfctr_counts_entries;
 
 struct perfctr_core_driver *perfctr_driver(void)
 {

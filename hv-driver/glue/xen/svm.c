@@ -21,8 +21,12 @@ void perfctr_svm_intercept_rdpmc(struct vcpu *v, bool intercept)
 
 void perfctr_svm_enter(struct vcpu *curr)
 {
-    struct perfctr_vcpu *p = curr->arch.perfctr;
+    struct perfctr_vcpu *p;
 
+    if ( !perfctr_counts_entries )
+        return;
+
+    p = curr->arch.perfctr;
     if ( p )
         perfctr_core_enter_guest(perfctr_this_cpu(), perfctr_core_of(p),
                                  !vmcb_get_cpl(curr->arch.hvm.svm.vmcb));
