@@ -54,7 +54,7 @@ const MARK: &str = "tenant: ";
 /// How long a tenant may take to boot and to say something. Emulation is slow.
 const PATIENCE: Duration = Duration::from_secs(200);
 /// The same time if firmware boots a kernel, which unpacks itself.
-const PATIENCE_WITH_FIRMWARE: Duration = Duration::from_secs(700);
+const PATIENCE_WITH_FIRMWARE: Duration = Duration::from_secs(2000);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Starts the programs that the tools need.
