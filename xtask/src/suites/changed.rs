@@ -149,7 +149,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/suites/tenants.rs", &[&["tenants", "amd", "domains", "kvm"]]),
     ("xtask/src/suites/rr.rs", &[RR]),
     ("xtask/src/suites/testbed.rs", &[TESTBED]),
-    ("xtask/src/suites/vmx.rs", &[&["vmx", "vmx-pmu", "tenants-vmx-kvm"]]),
+    ("xtask/src/suites/vmx.rs", &[&["vmx", "vmx-pmu", "emulators", "tenants-vmx-kvm"]]),
     ("xtask/src/verbs/", &[]),
     ("xtask/tidy.toml", &[]),
 ];

@@ -90,6 +90,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("kvm", "versions-kvm", versions::run),
     Suite::on("kvm", "rr-kvm", rr::run),
     Suite::on("vmx-native", "vmx-pmu", vmx::pmu),
+    Suite::on("vmx-native", "emulators", vmx::emulators),
     Suite::on("vmx-kvm", "tenants-vmx-kvm", vmx::kvm),
     Suite::on("vmx-kvm", "counting-vmx-kvm", driver::counting),
     Suite::on("vmx-kvm", "refusals-vmx-kvm", driver::refusals),

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::artefacts::{guest, kernel};
 use crate::machine::Spec;
 use crate::suites::report::{Report, console_says};
-use crate::suites::{kvm, pmu};
+use crate::suites::{kvm, pmu, programs};
 
 /// How long it may take. It runs beside other suites, and gets what these leave of the CPUs.
 const BESIDE: Duration = Duration::from_secs(2700);
@@ -36,6 +36,41 @@ pub fn pmu(report: &mut Report) -> Result<()> {
     let mut spec = Spec::new("vmx-native", ["/work/pmu-check"])?.stock("");
     spec.files.push((pmu::check_program()?, "/work/pmu-check".into()));
     report.succeeds(&spec, "every count of the second emulator is exact").map(drop)
+}
+
+/// A program that does nothing, and so executes the dynamic loader only.
+const LOADER: &str = "/usr/bin/true";
+/// The second emulator's CPU that has the same extensions as the first one's, by which the C
+/// library chooses its functions.
+const SAME_CPU: &str = "corei5_lynnfield_750";
+
+/// Whole programs, counted by Linux' perf on the bare machine, take the same instructions and
+/// branches in both emulators. What the dynamic loader finds out about the CPU may differ, and is
+/// the same for each program.
+pub fn emulators(report: &mut Report) -> Result<()> {
+    let commands = format!("{LOADER}\n{}", programs::COMMANDS);
+    let dir = programs::files(&commands)?;
+    let mut second = programs::machine("vmx-native", "", &dir)?;
+    second.topology.cpu = SAME_CPU.to_owned();
+    second.timeout = BESIDE;
+    let first = programs::counted(programs::machine("native", "", &dir)?)?;
+    let second = programs::counted(second)?;
+    let deviation = |command: &str| -> Result<[i64; 2]> {
+        let ([first], [second]) = (&first[command][..], &second[command][..]) else {
+            anyhow::bail!("expected one count, found {:?}, {:?}", first[command], second[command]);
+        };
+        Ok([0, 1].map(|event| second[event].wrapping_sub(first[event]).cast_signed()))
+    };
+    let loader = deviation(LOADER)?;
+    report.note(format!("the loader takes {loader:?} instructions and branches more in the second"));
+    for command in programs::COMMANDS.lines() {
+        report.test(&format!("{} is the same in both emulators", programs::name(command)), || {
+            let found = deviation(command)?;
+            ensure!(found == loader, "expected a deviation of {loader:?}, found {found:?}");
+            Ok(())
+        });
+    }
+    Ok(())
 }
 
 /// A guest of KVM on VT-x counts and samples, with more vCPUs than there are CPUs.
