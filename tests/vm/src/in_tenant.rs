@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs a list of tests in a tenant of Xen: first while its vCPUs are left alone, and then while
-//! the control domain moves them between physical CPUs.
+//! Runs a list of tests in a tenant of Xen: first while its vCPUs are left alone, then while the
+//! control domain moves them between physical CPUs, and then while it saves and restores the tenant.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -22,7 +23,14 @@ pub struct Tests<F: 'static> {
     pub at_rest: &'static [(&'static str, F)],
     /// Those while vCPUs are moved between physical CPUs.
     pub moved: &'static [(&'static str, F)],
+    /// Those while the tenant is saved and restored again and again.
+    pub saved: &'static [(&'static str, F)],
 }
+
+/// How long a tenant executes before it is saved, once more.
+const BETWEEN_SAVES: Duration = Duration::from_secs(2);
+/// How often a tenant is saved during a test at least.
+const SAVES_MIN: usize = 2;
 
 /// How vCPUs are moved.
 #[derive(Clone, Copy, Debug)]
@@ -61,23 +69,29 @@ impl<F> Tests<F> {
         let said = tenant.hear()?;
         ensure!(said == "ready", "the tenant says {said}");
         let mut tally = Tally::default();
-        let mut hear = |tests: &[(&str, F)]| -> Result<()> {
-            for (name, _) in tests {
-                let name = format!("in {} {name}", wanted.kind.described());
-                tally.check(&name, equal(hear(&mut tenant)?, Value::Null));
-            }
+        let hear_one = |tally: &mut Tally, tenant: &mut Tenant, test: &(&str, F)| -> Result<()> {
+            let name = format!("in {} {}", wanted.kind.described(), test.0);
+            tally.check(&name, equal(hear(tenant)?, Value::Null));
             Ok(())
         };
-        hear(self.at_rest)?;
+        self.at_rest.iter().try_for_each(|test| hear_one(&mut tally, &mut tenant, test))?;
         let (before, stop) = (xen.switches()?, &AtomicBool::new(false));
         thread::scope(|scope| {
             let Moves { pcpus, seed, .. } = moves;
             scope.spawn(move || disturb::domain(xen, domain, vcpus, pcpus, seed, stop));
-            let heard = hear(self.moved);
+            let heard =
+                self.moved.iter().try_for_each(|test| hear_one(&mut tally, &mut tenant, test));
             stop.store(true, Ordering::Relaxed);
             heard
         })?;
         disturb::check(&mut tally, xen, before, moves.switches_min)?;
+        for test in self.saved {
+            let saves = save_until_heard(xen, &mut tenant)?;
+            let name = format!("the tenant is saved {SAVES_MIN} times and more meanwhile");
+            hear_one(&mut tally, &mut tenant, test)?;
+            let enough = if saves < SAVES_MIN { Err(format!("{saves} times")) } else { Ok(()) };
+            tally.check(&name, enough);
+        }
         tenant.destroy()?;
         Ok(tally.finish())
     }
@@ -85,8 +99,23 @@ impl<F> Tests<F> {
     /// Runs in the tenant: `run` makes each test, and the control domain is told its error.
     pub fn tell(&self, run: impl Fn(&F) -> Result<()>) {
         say(&json!("ready"));
-        for (_, test) in self.at_rest.iter().chain(self.moved) {
+        for (_, test) in self.at_rest.iter().chain(self.moved).chain(self.saved) {
             say(&json!(run(test).err().map(|error| format!("{error:#}"))));
         }
+    }
+}
+
+/// Saves and restores the tenant until its program says something. Returns how often.
+fn save_until_heard(xen: &Xen, tenant: &mut Tenant) -> Result<usize> {
+    let mut saves = 0;
+    loop {
+        thread::sleep(BETWEEN_SAVES);
+        if !tenant.is_silent() {
+            return Ok(saves);
+        }
+        tenant.save_and_restore()?;
+        xen.allow(tenant.domain, true)?;
+        tenant.unpause()?;
+        saves += 1;
     }
 }

@@ -20,6 +20,7 @@ pub mod pprof;
 pub mod python;
 pub mod qemu;
 pub mod rootfs;
+pub mod rr;
 pub mod rustobj;
 pub mod shim;
 pub mod source;

@@ -284,6 +284,67 @@ const PYTHON_LEFT_OUT: &[&str] = &[
     "usr/share",
 ];
 
+/// A debugger, and Python's module that drives one, with the libraries that only they need. They are
+/// laid over the tree of Python.
+const DEBUGGER: &[&str] = &[
+    "gdb",
+    "libbabeltrace1",
+    "libboost-regex1.74.0",
+    "libbrotli1",
+    "libbz2-1.0",
+    "libcom-err2",
+    "libcurl3-gnutls",
+    "libdebuginfod1",
+    "libdw1",
+    "libelf1",
+    "libglib2.0-0",
+    "libgmp10",
+    "libgnutls30",
+    "libgssapi-krb5-2",
+    "libhogweed6",
+    "libicu72",
+    "libidn2-0",
+    "libipt2",
+    "libk5crypto3",
+    "libkeyutils1",
+    "libkrb5-3",
+    "libkrb5support0",
+    "libldap-2.5-0",
+    "liblzma5",
+    "libmpfr6",
+    "libncursesw6",
+    "libnettle8",
+    "libnghttp2-14",
+    "libp11-kit0",
+    "libpsl5",
+    "libpython3.11",
+    "libreadline8",
+    "librtmp1",
+    "libsasl2-2",
+    "libsource-highlight4v5",
+    "libssh2-1",
+    "libtasn1-6",
+    "libunistring2",
+    "libuuid1",
+    "libxxhash0",
+    "libzstd1",
+    "python3-minimal",
+    "python3-pexpect",
+    "python3-ptyprocess",
+];
+
+/// Documents, and conversions and texts of other languages.
+const DEBUGGER_LEFT_OUT: &[&str] = &[
+    "etc",
+    "usr/share/doc",
+    "usr/share/doc-base",
+    "usr/share/info",
+    "usr/share/lintian",
+    "usr/share/locale",
+    "usr/share/man",
+    "usr/share/python3",
+];
+
 /// The package that brings up a network.
 const NETWORK: &[&str] = &["net-tools"];
 
@@ -411,6 +472,11 @@ pub fn python() -> Result<PathBuf> {
         let modules = tree.join("usr/lib");
         sh::output(cmd("/usr/bin/python3", compile).arg(tree).arg(modules)).map(drop)
     })
+}
+
+/// Makes the directory tree of a debugger that Python drives, which is laid over that of Python.
+pub fn debugger() -> Result<PathBuf> {
+    tree("debugger", DEBUGGER, DEBUGGER_LEFT_OUT)
 }
 
 /// Makes the directory tree that brings up a network, which is laid over the userland.

@@ -55,7 +55,7 @@ const KVM: &[&str] = &[
 const VMX: &[&str] =
     &["vmx", "tenants-vmx-kvm", "counting-vmx-kvm", "refusals-vmx-kvm", "overflow-vmx-kvm"];
 /// The suites of rr in guests of each kind.
-const RR: &[&str] = &["rr", "rr-pvh", "rr-hvm", "rr-kvm"];
+const RR: &[&str] = &["rr", "rr-tests", "rr-pvh", "rr-hvm", "rr-kvm"];
 /// Suites on KVM with SVM and with VT-x, for files that both hypervisors use.
 const KVM_TOO: &[&str] = &["kvm", "vmx"];
 /// The suites of programs that use the driver and the module, and count by them.
@@ -65,6 +65,7 @@ const ABOVE: &[&str] = &[
     "gate",
     "perf",
     "rr",
+    "rr-tests",
     "c-api",
     "python",
     "shim",

@@ -31,7 +31,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     spec.timeout = Duration::from_secs(900);
     let topology = report.topology;
     report.program(spec, "perf")?;
-    report.test("cargo xtask vm --perf -- CMD", || verb(topology));
+    report.test("cargo xtask vm --with perf -- CMD", || verb(topology));
     if report.volume == Volume::Long && topology == "pv" {
         pvh(report)?;
         perf_test::run(report)?;
@@ -48,7 +48,7 @@ fn verb(topology: &str) -> Result<()> {
     let known = "perf stat -x, -e instructions:u,branches:u -- ./loop; echo counted; exit 42";
     let mut verb = Command::new(env::current_exe()?);
     fs::write(dir.join("measure"), format!("exec perf stat -- sh -c '{known}'\n"))?;
-    verb.args(["vm", "--perf", "--topology", topology, "--copy"]);
+    verb.args(["vm", "--with", "perf", "--topology", topology, "--copy"]);
     verb.arg(&dir).args(["--", "sh", "measure"]);
     let ended = verb.output()?;
 

@@ -1,25 +1,33 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests Debian's rr in guests of every kind, whose ticks the module counts.
 
-use std::fs;
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::artefacts::{guest, rootfs};
-use crate::machine::Spec;
-use crate::suites::report::Report;
+use crate::artefacts::{guest, rootfs, rr};
+use crate::machine::{self, Spec, Status};
+use crate::suites::report::{Report, Volume, all};
 use crate::suites::{programs, tenants};
 use crate::tools::apt;
 use crate::tools::cache::{self, Key};
 use crate::tools::sh::{self, cmd};
 
-/// The versions whose sources have the test of counters.
-const UPSTREAM: &[&str] = &["5.9", "5.10"];
-
 /// The program that tests, in the guest.
 const PROGRAM: &str = "/work/rr";
+
+/// What the program says of one of rr's own tests that passes.
+const PASSED: &str = "passes";
+
+/// Those of rr's own tests that are run by default.
+const CHOSEN: &str = "\
+abort";
 
 /// Boots one machine, and tests in the guest that can ask its host to move its vCPUs.
 pub fn run(report: &mut Report) -> Result<()> {
@@ -28,7 +36,61 @@ pub fn run(report: &mut Report) -> Result<()> {
     spec.files.push((counters_test()?, "/work/counters".into()));
     spec.copy.push(programs::files(programs::COMMANDS)?);
     spec.timeout = Duration::from_secs(2_400);
-    report.program(spec, "rr")
+    let topology = report.topology;
+    report.program(spec, "rr")?;
+    report.test("the command of the book's page records and replays", || verb(topology));
+    if report.volume == Volume::Long {
+        for (from, to) in [(topology, "native"), ("native", topology)] {
+            let name = format!("what was recorded on a machine {from} is replayed on one {to}");
+            report.test(&name, || elsewhere(from, to));
+        }
+    }
+    Ok(())
+}
+
+/// Records a program on one machine, and replays the recording on another one with the same
+/// processor.
+fn elsewhere(from: &str, to: &str) -> Result<()> {
+    let out = cache::root()?.join("work/rr-elsewhere");
+    let machine = |topology, script: &str| -> Result<Spec> {
+        let mut spec = Spec::new(topology, ["sh", "-ec", script])?;
+        spec.module = topology != "native";
+        spec.files.extend([rootfs::rr()?, rootfs::programs()?].map(|tree| (tree, "/".into())));
+        Ok(spec)
+    };
+    let recorded = "rr record -o /out/recorded sqlite3 -batch :memory: -init query.sql";
+    let mut first = machine(from, &format!("{recorded}; rr pack /out/recorded"))?;
+    first.copy.push(programs::files(programs::COMMANDS)?);
+    first.keep_out(&out)?;
+    let first = machine::run(&first)?;
+    ensure!(first.status == Status::Exited(0), "{}", all(&first));
+    let mut second = machine(to, "rr replay -a /work/recorded")?;
+    second.copy.push(out);
+    let second = machine::run(&second)?;
+    ensure!(second.status == Status::Exited(0), "{}", all(&second));
+    ensure!(!first.stdout.is_empty(), "the program has written nothing");
+    ensure!(second.stdout == first.stdout, "{}, recorded was {}", all(&second), all(&first));
+    Ok(())
+}
+
+/// Runs the command that the book's page has for the testbed.
+fn verb(topology: &str) -> Result<()> {
+    let page = fs::read_to_string(sh::project().join("docs/rr.md"))?;
+    let line = page.lines().find(|line| line.starts_with("cargo xtask vm --with rr"));
+    let (_, script) = line.and_then(|line| line.split_once("sh -c ")).context("no such line")?;
+    let dir = cache::root()?.join("work/rr-verb");
+    fs::create_dir_all(&dir)?;
+    fs::write(dir.join("program"), "#!/bin/sh\necho at $$\n")?;
+    fs::set_permissions(dir.join("program"), Permissions::from_mode(0o755))?;
+    let mut verb = Command::new(env::current_exe()?);
+    verb.args(["vm", "--with", "rr", "--topology", topology, "--copy"]).arg(&dir);
+    let ended = verb.args(["--", "sh", "-c", script.trim_matches('\'')]).output()?;
+    let (said, errors) =
+        (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    ensure!(ended.status.success(), "{}\n{said}{errors}", ended.status);
+    let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("at ")).collect();
+    ensure!(lines.len() == 2 && lines[0] == lines[1], "expected the same line twice, found {said}");
+    Ok(())
 }
 
 /// Boots one machine, and tests in a PVH tenant.
@@ -44,6 +106,50 @@ pub fn hvm(report: &mut Report) -> Result<()> {
     report.program(spec, "rr")
 }
 
+/// Runs rr's own tests on the bare machine, where Linux' perf counts, and in a guest. Every test
+/// that passes there has to pass here.
+pub fn upstream(report: &mut Report) -> Result<()> {
+    let wanted = report.volume.pick(CHOSEN, "");
+    let alone = results(own_tests("native", wanted)?)?;
+    let here = results(own_tests(report.topology, wanted)?)?;
+    ensure!(!alone.is_empty(), "rr's own tests are not there");
+    for (name, expected) in &alone {
+        if expected != PASSED {
+            report.note(format!("{name} is no test: on the bare machine it {expected}"));
+            ensure!(report.volume == Volume::Long, "{name} was chosen, and does not pass there");
+            continue;
+        }
+        report.test(&format!("rr's own {name} passes"), || {
+            let found = here.get(name).map_or("was not run", String::as_str);
+            ensure!(found == PASSED, "it {found}");
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// Describes a machine that runs those of rr's tests that this names, or all.
+fn own_tests(topology: &str, wanted: &str) -> Result<Spec> {
+    let mut spec = Spec::new(topology, [PROGRAM, "upstream", rr::TESTS, wanted])?;
+    spec.module = topology != "native";
+    let trees = [rootfs::python()?, rootfs::debugger()?, rr::tests()?];
+    spec.files.extend(trees.map(|tree| (tree, "/".into())));
+    spec.add_program("vm-tests", "rr")?;
+    spec.topology.memory_mib += 1024;
+    spec.timeout = Duration::from_secs(if wanted.is_empty() { 4 * 3600 } else { 1_800 });
+    Ok(spec)
+}
+
+/// Runs the machine, and returns what became of each test.
+fn results(spec: Spec) -> Result<BTreeMap<String, String>> {
+    let outcome = machine::run(&spec)?;
+    ensure!(outcome.status == Status::Exited(0), "{}", all(&outcome));
+    let said = String::from_utf8_lossy(&outcome.stdout);
+    let of =
+        |line: &str| line.split_once(' ').map(|(name, what)| (name.to_owned(), what.to_owned()));
+    Ok(said.lines().filter_map(of).collect())
+}
+
 /// Describes a machine with a tenant of this kind, which has all that the tests need.
 fn beside_control(kind: &str) -> Result<Spec> {
     let mut spec = Spec::new("pvh", [PROGRAM, "control", kind])?.driver("all")?;
@@ -54,7 +160,9 @@ fn beside_control(kind: &str) -> Result<Spec> {
     files.push(("work/counters".to_owned(), counters_test()?));
     files.push(("work/rr".to_owned(), guest::programs("vm-tests")?.join("rr")));
     tenants::add_tenant(&mut spec, "rr", &files)?;
-    spec.topology.memory_mib += 768;
+    // The control domain holds the tenant that it saves as a file, too, in half of its memory.
+    spec.hypervisor()?.add("dom0_mem=2560M,max:2560M");
+    spec.topology.memory_mib += 768 + 1536;
     spec.timeout = Duration::from_secs(3_000);
     Ok(spec)
 }
@@ -63,7 +171,7 @@ fn beside_control(kind: &str) -> Result<Spec> {
 /// optimisation. It makes fewer of its rounds, each of which is a conversation between two
 /// processes and takes a while on the emulated machine.
 fn counters_test() -> Result<PathBuf> {
-    let source = apt::unpatched("rr", UPSTREAM)?.join("src/counters-test/counters.cc");
+    let source = rr::source()?.join("src/counters-test/counters.cc");
     let mut text = fs::read_to_string(source)?;
     for rounds in ["NUM_ITERATIONS_BASIC", "NUM_ITERATIONS_SYSCALLS"] {
         let (many, few) = (format!("{rounds} 100000\n"), format!("{rounds} 2000\n"));

@@ -62,7 +62,8 @@ pub fn emulators(report: &mut Report) -> Result<()> {
         Ok([0, 1].map(|event| second[event].wrapping_sub(first[event]).cast_signed()))
     };
     let loader = deviation(LOADER)?;
-    report.note(format!("the loader takes {loader:?} instructions and branches more in the second"));
+    report
+        .note(format!("the loader takes {loader:?} instructions and branches more in the second"));
     for command in programs::COMMANDS.lines() {
         report.test(&format!("{} is the same in both emulators", programs::name(command)), || {
             let found = deviation(command)?;

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
+use clap::ValueEnum;
 
 use crate::artefacts::guest;
 use crate::artefacts::rootfs;
@@ -19,9 +20,8 @@ use crate::tools::cache;
 /// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
 ///
 /// The perfctr module is loaded. The command perfctr and the C library libperfctr.so.6 are where
-/// programs look for them, and so are Debian's perf if --perf is given, and its rr if --rr is. The
-/// status is 128 + N if signal N ended CMD, 124 if it ran too long, 125 if the machine or the
-/// module failed. CMD reads nothing from standard input. What it changes in the guest is lost,
+/// programs look for them, and so are the Debian programs that --with names. The status is 128 + N if
+/// signal N ended CMD, 124 if it ran too long, 125 if the machine or the module failed. CMD reads nothing from standard input. What it changes in the guest is lost,
 /// except what it leaves in /out (see --out).
 #[derive(clap::Args)]
 pub struct Args {
@@ -58,15 +58,12 @@ pub struct Args {
     /// Give the guest's kernel these further arguments.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     linux_args: String,
-    /// Install Debian's perf in the guest.
-    #[arg(long)]
-    perf: bool,
+    /// Install Debian's package in the guest.
+    #[arg(long = "with", value_name = "PACKAGE")]
+    packages: Vec<Package>,
     /// Put this program of tests/vm, with which a suite tests, into the guest's /work.
     #[arg(long, value_name = "NAME")]
     program: Option<String>,
-    /// Install Debian's rr in the guest.
-    #[arg(long)]
-    rr: bool,
     /// Do not load the perfctr module.
     #[arg(long)]
     no_module: bool,
@@ -78,18 +75,37 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+/// A Debian package that a guest does not have by itself.
+#[derive(Clone, Copy, ValueEnum)]
+enum Package {
+    /// Linux's perf.
+    Perf,
+    /// rr, which records programs and replays them.
+    Rr,
+    /// The debugger that rr starts if a recording is replayed step by step.
+    Gdb,
+}
+
+impl Package {
+    /// Returns the directory trees that are laid over the userland.
+    fn trees(self) -> Result<Vec<PathBuf>> {
+        match self {
+            Self::Perf => Ok(vec![rootfs::perf()?]),
+            Self::Rr => Ok(vec![rootfs::rr()?]),
+            Self::Gdb => Ok(vec![rootfs::python()?, rootfs::debugger()?]),
+        }
+    }
+}
+
 /// Runs the verb.
 pub fn run(args: Args) -> Result<ExitCode> {
     args.host_linux.choose();
     let mut spec = Spec::new(&args.topology, args.command)?;
-    if args.perf {
-        spec.files.push((rootfs::perf()?, "/".into()));
+    for package in args.packages {
+        spec.files.extend(package.trees()?.into_iter().map(|tree| (tree, "/".into())));
     }
     if let Some(program) = &args.program {
         spec.add_program("vm-tests", program)?;
-    }
-    if args.rr {
-        spec.files.push((rootfs::rr()?, "/".into()));
     }
     spec.module = !args.no_module;
     spec.copy = args.copy;

@@ -32,6 +32,7 @@ const TESTS: Tests<fn(&Machine) -> Result<()>> = Tests {
         ("CPUs count what users do who count themselves", wide::equal_to_users),
         ("every period is told, in its own thread", sampled::threads_merged),
     ],
+    saved: &[],
 };
 
 /// Runs in the control domain.

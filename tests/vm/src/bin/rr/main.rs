@@ -4,8 +4,10 @@
 
 mod recorded;
 mod tenant;
+mod upstream;
 mod victim;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -47,6 +49,14 @@ enum Role {
     },
     /// Is the first program of this tenant.
     Tenant,
+    /// Runs rr's own tests.
+    Upstream {
+        /// The directory with rr and its tests.
+        dir: PathBuf,
+        /// The names of the tests with blanks in between; all if there is none.
+        #[arg(default_value = "")]
+        wanted: String,
+    },
     /// Is interrupted by signals, and says where.
     Signalled,
     /// Has threads that race, and says who was first.
@@ -82,6 +92,10 @@ const TESTS: Tests<fn() -> Result<()>> = Tests {
             replayed(&own("racing"), &[], TIMES)
         }),
     ],
+    saved: &[(
+        "threads that race are replayed in their order, while the tenant is saved and restored",
+        || replayed(&own("racing"), &[], TIMES),
+    )],
 };
 
 /// This program in another role.
@@ -94,6 +108,7 @@ fn main() -> Result<ExitCode> {
         Role::Test { only } => test(&only),
         Role::Control { kind } => tenant::control(kind),
         Role::Tenant => tenant::run(),
+        Role::Upstream { dir, wanted } => upstream::run(&dir, &wanted),
         Role::Signalled => victim::signalled().map(|()| ExitCode::SUCCESS),
         Role::Racing => victim::racing().map(|()| ExitCode::SUCCESS),
     }
