@@ -2,6 +2,7 @@
 //! Builds rr from its authors' sources, with all of its own tests.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -27,17 +28,21 @@ const PACKAGES: &[&str] = &[
     "zlib1g-dev",
 ];
 
-/// Programs of 32 bits are left out, which the testbed's guest does not have the libraries for.
-const BUILD: &str = "
+/// Programs of 32 bits are left out, which the testbed's guest does not have the libraries for, and
+/// so is the debugging information of programs that no test debugs.
+const BUILD: &str = r#"
 cmake -S /rr -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -Ddisable32bit=ON -DWILL_RUN_TESTS=OFF
 ninja -C /build
 cd /build
 strip -g bin/rr
+for test in $(grep basic_test.run CTestTestfile.cmake | cut -d '"' -f 6); do
+    strip -g "bin/$test"
+done
 mkdir -p /out/obj/lib /out/src
 cp -r bin share /out/obj
-cp -r lib/rr *.so /out/obj/lib 2> /dev/null || cp -r lib/rr /out/obj/lib
+cp -r lib/rr /out/obj/lib
 cp -r /rr/src/test /out/src
-";
+"#;
 
 /// Where the tests' directory tree is in the guest.
 pub const TESTS: &str = "/usr/lib/rr-tests";
@@ -67,6 +72,10 @@ pub fn tests() -> Result<PathBuf> {
         let listed = fs::read_to_string(debian.path("build/CTestTestfile.cmake"))?;
         fs::write(tree.join("list"), list(&listed)?)?;
         without_lldb(&tree)?;
+        // Debian's alternatives, which the userland does not have, would make this link.
+        let programs = dir.join("tree/usr/bin");
+        fs::create_dir_all(&programs)?;
+        symlink("which.debianutils", programs.join("which"))?;
         debian.remove()
     })?;
     Ok(dir.join("tree"))

@@ -65,7 +65,6 @@ const ABOVE: &[&str] = &[
     "gate",
     "perf",
     "rr",
-    "rr-tests",
     "c-api",
     "python",
     "shim",

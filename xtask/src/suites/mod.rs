@@ -102,7 +102,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("gate", gate::run),
     Suite::vm("perf", perf::run),
     Suite::vm("rr", rr::run),
-    Suite::vm("rr-tests", rr::upstream),
+    Suite::long("rr-tests", rr::upstream),
     Suite::long("rr-pvh", rr::pvh),
     Suite::long("rr-hvm", rr::hvm),
     Suite::vm("book", book::run),

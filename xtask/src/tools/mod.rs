@@ -9,5 +9,6 @@ pub mod chroot;
 pub mod cpio;
 pub mod hooks;
 pub mod overlay;
+pub mod room;
 pub mod sh;
 pub mod toolchain;

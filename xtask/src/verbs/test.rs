@@ -19,6 +19,7 @@ use crate::machine::HostLinux;
 use crate::suites::report::{Report, Suite, Tier, Volume};
 use crate::suites::{SUITES, changed};
 use crate::tools::sh::{self, cmd};
+use crate::tools::{cache, room};
 
 /// The tests that can be chosen by tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -105,6 +106,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if wanted.is_empty() {
         let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
         bail!("no such suite; there are: {}", known.join(", "));
+    }
+    if args.suite.is_none() && broken.is_none() {
+        room::ensure(&[sh::project().join("target"), cache::root()?])?;
     }
     let reports = reports(&wanted, args.volume())?;
     let failed = reports.iter().any(|report| !report.failed.is_empty());

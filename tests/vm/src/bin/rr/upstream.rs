@@ -59,7 +59,7 @@ fn became(dir: &Path, test: &str) -> String {
     let said = String::from_utf8_lossy(&said);
     if output.status.code() == Some(SKIPPED) || said.contains("NOTE: Skipping") {
         format!("{name} skips itself")
-    } else if output.status.success() && !said.contains("FAILED") {
+    } else if output.status.success() && said.contains("PASSED") && !said.contains("FAILED") {
         format!("{name} passes")
     } else {
         let lines: Vec<&str> = said.lines().collect();
