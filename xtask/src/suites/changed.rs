@@ -133,6 +133,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("xtask/src/artefacts/emulators.rs", &[TESTBED, MODEL, &["vmx-pmu"]]),
     ("xtask/src/artefacts/kvm.rs", &[KVM_TOO, &["versions-kvm"]]),
     ("xtask/src/artefacts/packages/", &[&["packages"]]),
+    ("xtask/src/artefacts/rr.rs", &[RR]),
     ("xtask/src/checks/", &[]),
     ("xtask/src/machine/disc.rs", &[&["vmx-pmu"], VMX]),
     ("xtask/src/suites/browser.rs", &[&["stat"]]),

@@ -80,7 +80,7 @@ pub fn lifecycle(report: &mut Report) -> Result<()> {
 /// Tests the times of threads and vCPUs where the emulator's host takes no time away, and compares
 /// counts of kernel mode with those of the emulator.
 pub fn clock(report: &mut Report) -> Result<()> {
-    let both = "/work/clock; clock=$?; /work/kernel && exit $clock";
+    let both = "/work/clock test; clock=$?; /work/kernel && exit $clock";
     let mut spec = Spec::new(report.topology, ["sh", "-c", both])?.deterministic();
     spec.topology.cpu.push_str(",pmu-tally=on");
     spec.timeout *= 3;

@@ -76,6 +76,7 @@ pub const SUITES: &[Suite] = &[
     Suite::vm("amd", tenants::amd),
     Suite::long("migrate", tenants::migrate),
     Suite::long("elsewhere", tenants::elsewhere),
+    Suite::long("clock-tenants", tenants::clock),
     Suite::on("kvm", "kvm", kvm::run),
     Suite::on("kvm", "migrate-kvm", kvm::moved),
     Suite::on("kvm", "tenants-kvm", kvm::beside),

@@ -27,21 +27,17 @@ const PASSED: &str = "passes";
 
 /// Those of rr's own tests that are run outside the long tier.
 const CHOSEN: &str = "\
-alarm async_segv_ignored async_signal_syscalls async_usr1 async_segv concurrent_signals \
-deliver_async_signal_during_syscalls intr_sleep multiple_pending_signals sigaltstack \
-sigchld_interrupt_signal sighandler_mask signal_deferred signalfd sigprocmask_race sigqueueinfo \
-sigrt sigsuspend two_signals_with_mask timer barrier condvar_stress exit_group futex_requeue \
-join_threads mutex_pi_stress priority pthread_rwlocks robust_futex sched_yield \
-simple_threads_stress thread_stress threads unjoined_thread syscallbuf_signal_reset \
-syscallbuf_signal_blocking syscallbuf_sigstop syscallbuf_timeslice syscallbuf_timeslice2 \
-desched_blocking_poll threaded_syscall_spam async_kill_with_syscallbuf exec_self \
-exec_from_main_thread exec_from_other_thread exec_many execve_loop vfork_shared clone_vfork \
-checkpoint_simple checkpoint_mixed_mode checkpoint_async_signal_syscalls_1000 \
-explicit_checkpoint_clone restart_diversion reverse_continue_breakpoint reverse_step_breakpoint \
-reverse_finish reverse_watchpoint reverse_step_threads reverse_alarm reverse_many_breakpoints \
-chaos_oom strict_priorities many_yields overflow_branch_counter tick0 check_lost_interrupts \
-seekticks chew_cpu x86/rdtsc_loop x86/string_instructions perf_event x86/cpuid no_mask_timeslice \
-simple hello";
+alarm async_kill_with_syscallbuf async_segv async_segv_ignored async_signal_syscalls async_usr1 \
+barrier chaos_oom check_lost_interrupts chew_cpu clone_vfork concurrent_signals condvar_stress \
+desched_blocking_poll exec_from_main_thread exec_from_other_thread exec_many exec_self \
+execve_loop exit_group explicit_checkpoint_clone futex_requeue hello intr_sleep join_threads \
+many_yields multiple_pending_signals no_mask_timeslice overflow_branch_counter perf_event \
+pthread_rwlocks restart_diversion reverse_alarm reverse_continue_breakpoint reverse_finish \
+reverse_step_breakpoint reverse_watchpoint robust_futex sched_yield seekticks sigaltstack \
+sigchld_interrupt_signal sighandler_mask signal_deferred signalfd sigqueueinfo sigrt sigsuspend \
+simple simple_threads_stress syscallbuf_signal_blocking syscallbuf_signal_reset \
+syscallbuf_sigstop syscallbuf_timeslice syscallbuf_timeslice2 tick0 timer two_signals_with_mask \
+unjoined_thread vfork_shared";
 
 /// Boots one machine, and tests in the guest that can ask its host to move its vCPUs.
 pub fn run(report: &mut Report) -> Result<()> {

@@ -89,6 +89,20 @@ pub fn migrate(report: &mut Report) -> Result<()> {
     report.program(spec, "tenants")
 }
 
+/// Tests the times of threads and vCPUs in a PVH and in an HVM tenant.
+pub fn clock(report: &mut Report) -> Result<()> {
+    for kind in ["pvh", "hvm"] {
+        let mut spec = Spec::new("pvh", ["/work/clock", "control", kind])?.deterministic();
+        add_tenant(&mut spec, "clock", &[privcmd()?])?;
+        if kind == "hvm" {
+            add_device_model(&mut spec)?;
+        }
+        spec.timeout = Duration::from_secs(1_800);
+        report.program(spec, "clock")?;
+    }
+    Ok(())
+}
+
 /// Boots two machines with the same CPUs but for their counters, which are narrower in the second.
 /// A tenant that counts is saved in the first, and restored in the other.
 pub fn elsewhere(report: &mut Report) -> Result<()> {
@@ -180,6 +194,12 @@ pub(super) fn add_tenant(
     spec.files.push((kernel::kernel()?.image, "/work/vmlinux".into()));
     spec.files.push((path, INITRAMFS.into()));
     Ok(())
+}
+
+/// Returns the module by which a tenant's programs make hypercalls, and its place in the tenant.
+pub(super) fn privcmd() -> Result<(String, PathBuf)> {
+    let module = kernel::kernel()?.modules.join("drivers/xen/xen-privcmd.ko");
+    Ok(("usr/lib/perfctr/xen-privcmd.ko".to_owned(), module))
 }
 
 /// Puts the first contents of a tenant's memory into a file of this name.

@@ -37,8 +37,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 
 /// Returns the files with which a tenant makes hypercalls, and what it mutates.
 fn for_tenant() -> Result<Vec<(String, PathBuf)>> {
-    let privcmd = kernel::kernel()?.modules.join("drivers/xen/xen-privcmd.ko");
-    let mut files = vec![("usr/lib/perfctr/xen-privcmd.ko".to_owned(), privcmd)];
+    let mut files = vec![tenants::privcmd()?];
     for entry in fs::read_dir(sh::project().join(CORPUS).join("guest"))? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();

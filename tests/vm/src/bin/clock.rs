@@ -11,13 +11,17 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
 use perfctr::{Event, Provider, Session};
 use vm_tests::host::{Host, host};
+use vm_tests::in_tenant::{Moves, Tests};
+use vm_tests::module;
 use vm_tests::region::Region;
 use vm_tests::tally::Tally;
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::time::{Elapsed, ThreadTime, TimeCheck, VcpuMoment, VcpuTimes};
+use vm_tests::toolstack::{Kind, Tenant, Tsc, Wanted, live};
 
 /// The number of threads on each vCPU.
 const THREADS: usize = 2;
@@ -30,19 +34,79 @@ const FILES: usize = 300;
 /// The least number of switches. Fewer show nothing.
 const SWITCHES_MIN: u64 = 10;
 
+/// The number of the machine's physical CPUs, on which a tenant's vCPUs wait for each other.
+const PCPUS: u32 = 1;
+const SEED: u64 = 1;
+/// The vCPUs of a tenant.
+const VCPUS: usize = 2;
+/// The module by which a tenant asks Xen how long its vCPUs have executed.
+const PRIVCMD: &str = "/lib/perfctr/xen-privcmd.ko";
+
+/// What this program does.
+#[derive(Debug, Parser)]
+enum Role {
+    /// Tests in this guest.
+    Test,
+    /// Creates a tenant of Xen that tests.
+    Control {
+        /// How it is virtualised.
+        kind: Kind,
+    },
+    /// Is the first program of this tenant.
+    Tenant,
+}
+
+/// The tests of every kind of guest.
+const TESTS: Tests<fn() -> Result<()>> = Tests {
+    at_rest: &[("the TSCs of threads on one vCPU are what is accounted", || {
+        let outcome = compete_on(&cpus()?[..1])?;
+        judge("threads", &outcome.threads)
+    })],
+    moved: &[(
+        "the TSCs of vCPUs that wait for each other, and of their threads, are, too",
+        || {
+            let outcome = compete_on(&cpus()?)?;
+            judge("threads", &outcome.threads)?;
+            judge("vCPUs", &outcome.vcpus)
+        },
+    )],
+    saved: &[],
+};
+
 fn main() -> Result<ExitCode> {
+    match Role::parse() {
+        Role::Test => {
+            let mut tally = Tally::default();
+            for (name, test) in TESTS.at_rest.iter().chain(TESTS.moved) {
+                tally.check(name, test().map_err(|error| format!("{error:#}")));
+            }
+            Ok(tally.finish())
+        }
+        Role::Control { kind } => {
+            let wanted = Wanted::usual(kind, "clock", VCPUS, Tsc::Native, "tenant");
+            let moves = Moves { pcpus: PCPUS, seed: SEED, switches_min: SWITCHES_MIN };
+            TESTS.control(&wanted, moves, Tenant::hear)
+        }
+        Role::Tenant => live(|| {
+            module::load()?;
+            // Without this parameter it lets nobody ask in a domain that is not the control domain.
+            module::load_file(PRIVCMD, c"unrestricted=1")?;
+            TESTS.tell(|test| test());
+            Ok(())
+        }),
+    }
+}
+
+/// Lets threads compete for these CPUs.
+fn compete_on(some: &[usize]) -> Result<Outcome> {
     let host = &*host()?;
-    let cpus = cpus()?;
+    let all = cpus()?;
     let mut session = Session::open_with(Provider::Paravirt)?;
     // A vCPU keeps its page while threads that count are switched to it.
     session.start(&[])?;
-    let mut tally = Tally::default();
-    let crowded = compete(host, &session, &cpus, &cpus)?;
-    judge(&mut tally, "threads on vCPUs that wait for each other", &crowded.threads);
-    judge(&mut tally, "vCPUs that wait for each other", &crowded.vcpus);
-    let alone = compete(host, &session, &cpus, &cpus[..1])?;
-    judge(&mut tally, "threads on one vCPU", &alone.threads);
-    Ok(tally.finish())
+    let outcome = compete(host, &session, &all, some);
+    run_on(SELF, &all)?;
+    outcome
 }
 
 /// How far threads and vCPUs were off, and how often they were switched in.
@@ -65,14 +129,13 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
     let vcpus = VcpuTimes::take(host, session, all)?.since(&before);
     let tsc_khz = session.description().tsc_khz;
     let mut outcome = Outcome { threads: Default::default(), vcpus: Default::default() };
-    for (cpu, threads) in some.iter().zip(logs) {
+    for threads in logs {
         // Linux charges a thread also for the time that its vCPU is away (Debian's kernel has no
         // steal clock), which our counter excludes: its own vCPU, and not others.
         let moments: Vec<_> = threads.iter().flat_map(|one| one.between).collect();
         let away_ns = VcpuMoment::away_ns(&moments);
         let elapsed = threads.iter().fold(Elapsed::default(), |sum, one| sum.and(&one.elapsed));
         let switches: u64 = threads.iter().map(|one| one.switches).sum();
-        println!("vCPU {cpu} was away for {away_ns} ns; its threads: {elapsed:?}");
         outcome.threads.0.add(&elapsed, tsc_khz, switches, away_ns);
         outcome.threads.1 += switches;
     }
@@ -114,14 +177,9 @@ fn take_turns(host: &dyn Host, cpu: usize) -> Result<Turns> {
     Ok(Turns { elapsed, switches, between: [from, VcpuMoment::take(host, cpu as u32)?] })
 }
 
-fn judge(tally: &mut Tally, whose: &str, (check, switches): &(TimeCheck, u64)) {
-    println!("{whose}: {switches} switches, {check:?}");
-    let outcome = if *switches < SWITCHES_MIN {
-        Err(format!("only {switches} switches"))
-    } else if check.is_off {
-        Err(format!("off by up to {} ns", check.worst_ns))
-    } else {
-        Ok(())
-    };
-    tally.check(&format!("the TSCs of {whose} are what is accounted"), outcome);
+/// Fails if they were off, or were not switched in often enough to show anything.
+fn judge(whose: &str, (check, switches): &(TimeCheck, u64)) -> Result<()> {
+    ensure!(*switches >= SWITCHES_MIN, "only {switches} switches of {whose}");
+    ensure!(!check.is_off, "{whose} are off by up to {} ns: {check:?}", check.worst_ns);
+    Ok(())
 }
