@@ -258,6 +258,67 @@ fn record(file: &[u8], kind: u32) -> usize {
     at
 }
 
+/// Returns the file with counts of this format in each sample, and without the sections behind its
+/// records.
+fn with_counts(file: &[u8], format: u32, counts: &[u64]) -> Vec<u8> {
+    // Where the file has the lengths of its records, its features, and its only event's fields and
+    // format of counts.
+    let (size, features, fields, format_at) = (48, 72, 104 + 8 + 24, 104 + 8 + 32);
+    let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    // Each field has a word of its own but the callers, which are the last.
+    let before = 8 * (word(fields) & !u64::from(perf::PERF_SAMPLE_CALLCHAIN)).count_ones() as usize;
+    let first = word(40) as usize;
+    let (mut at, end, mut records) = (first, first + word(size) as usize, Vec::new());
+    while at < end {
+        let header = word(at);
+        let next = at + (header >> 48) as usize;
+        if header as u32 == perf::PERF_RECORD_SAMPLE {
+            let callers = at + 8 + before;
+            records.extend((header + ((8 * counts.len() as u64) << 48)).to_le_bytes());
+            records.extend(&file[at + 8..callers]);
+            records.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
+            records.extend(&file[callers..next]);
+        } else {
+            records.extend(&file[at..next]);
+        }
+        at = next;
+    }
+    let read = word(fields) | u64::from(perf::PERF_SAMPLE_READ);
+    let changes = [(size, records.len() as u64), (features, 0), (features + 8, 0)];
+    let mut changed = file[..first].to_vec();
+    for (at, number) in changes.into_iter().chain([(fields, read), (format_at, format.into())]) {
+        changed = with(&changed, at, number);
+    }
+    changed.extend(records);
+    changed
+}
+
+#[test]
+fn counts_in_samples_are_passed_over() {
+    // No record is so long that it could have so many callers.
+    const N: u64 = 1 << 40;
+    let (enabled, running) =
+        (perf::PERF_FORMAT_TOTAL_TIME_ENABLED, perf::PERF_FORMAT_TOTAL_TIME_RUNNING);
+    let (id, lost, group) = (perf::PERF_FORMAT_ID, perf::PERF_FORMAT_LOST, perf::PERF_FORMAT_GROUP);
+    let file = encode(&[profile()]).unwrap();
+    let expected = samples(&read(&file).unwrap()[0]);
+    for (format, counts) in [
+        (0, vec![N]),
+        (enabled, vec![N, N]),
+        (running, vec![N, N]),
+        (id, vec![N, N]),
+        // What later versions of perf ask for, of an event alone and of a group (`:S`).
+        (id | lost, vec![N, N, N]),
+        (group | id | lost, vec![2, N, N, N, N, N, N]),
+        (group | enabled | running, vec![3, N, N, N, N, N]),
+        (group, vec![0]),
+    ] {
+        let read = read(&with_counts(&file, format, &counts));
+        let read = read.unwrap_or_else(|error| panic!("{format:#x}: {error:#}"));
+        assert_eq!(samples(&read[0]), expected, "{format:#x}");
+    }
+}
+
 #[test]
 fn a_profile_without_times_has_samples_without_times() {
     let mut profile = profile();
