@@ -436,8 +436,15 @@ mod tests {
         let said = |error: Error| error.to_string();
         let sampling = Watch::this_thread().count("x", EVENT.every(1_000)).open();
         assert!(said(sampling.unwrap_err()).contains("which is not counting"));
-        let cpu = Watch::cpu(0).from_exec().count("x", EVENT).open();
-        assert!(said(cpu.unwrap_err()).contains("neither CPUs nor groups start programs"));
+        // They would count nothing, for ever.
+        for whose in [Watch::cpu(0), Watch::cgroup("/").unwrap()] {
+            for watch in [whose.clone().from_exec(), whose.inherit()] {
+                let refused = said(watch.clone().count("x", EVENT).open().unwrap_err());
+                assert!(refused.contains("neither CPUs nor groups start programs"), "{watch:?}");
+                let refused = said(watch.sample(EVENT.every(1_000)).unwrap_err());
+                assert!(refused.contains("neither CPUs nor groups start programs"), "{watch:?}");
+            }
+        }
         let counting = Watch::this_thread().sample(EVENT);
         assert!(said(counting.unwrap_err()).contains("no period is given"));
         let unknown = Watch::this_thread().count("x", Event::raw(0x0151)).open();
