@@ -91,3 +91,30 @@ pub extern "C" fn gperfctr_info(handle: Gperfctr, to: Out<'_, Info>) -> c_int {
 pub extern "C" fn gperfctr_cpus_info(handle: Gperfctr) -> *mut CpusInfo {
     errno::pointer(handle.with(fd::cpus_info))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    #[test]
+    fn intervals_from_the_shortest_one_on_reach_the_kernel() {
+        let file = File::open("/dev/null").unwrap();
+        let handle = Handle::open(Device::from(OwnedFd::from(file))).unwrap();
+        let refused = |usec| {
+            assert_eq!(gperfctr_start(handle, usec), -1);
+            io::Error::last_os_error().raw_os_error()
+        };
+        for usec in [1, 9_999] {
+            assert_eq!(refused(usec), Some(libc::EINVAL), "{usec}");
+        }
+        // This file's driver knows no request.
+        for usec in [0, 10_000, 10_001, u32::MAX] {
+            assert_eq!(refused(usec), Some(libc::ENOTTY), "{usec}");
+        }
+        gperfctr_close(handle);
+    }
+}
