@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Runs a list of tests in a tenant of Xen: first while its vCPUs are left alone, then while the
-//! control domain moves them between physical CPUs, and then while it saves and restores the tenant.
+//! control domain moves them between physical CPUs, and then while it saves and restores the
+//! tenant.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -284,8 +284,8 @@ const PYTHON_LEFT_OUT: &[&str] = &[
     "usr/share",
 ];
 
-/// A debugger, and Python's module that drives one, with the libraries that only they need. They are
-/// laid over the tree of Python.
+/// A debugger, and Python's module that drives one, with the libraries that only they need. They
+/// are laid over the tree of Python.
 const DEBUGGER: &[&str] = &[
     "gdb",
     "libbabeltrace1",

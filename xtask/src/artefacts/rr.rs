@@ -121,7 +121,8 @@ add_test(x86/cpuid-no-syscallbuf "bash" "source_dir/src/test/x86/cpuid.run" "cpu
 "#;
         assert_eq!(
             list(text).unwrap(),
-            "abort src/test/basic_test.run abort \nx86/cpuid-no-syscallbuf src/test/x86/cpuid.run cpuid -n\n"
+            "abort src/test/basic_test.run abort \n\
+             x86/cpuid-no-syscallbuf src/test/x86/cpuid.run cpuid -n\n"
         );
         assert!(list("").is_err());
     }

@@ -20,9 +20,10 @@ use crate::tools::cache;
 /// Boots the testbed, runs CMD in the guest's /work, and returns CMD's exit status.
 ///
 /// The perfctr module is loaded. The command perfctr and the C library libperfctr.so.6 are where
-/// programs look for them, and so are the Debian programs that --with names. The status is 128 + N if
-/// signal N ended CMD, 124 if it ran too long, 125 if the machine or the module failed. CMD reads nothing from standard input. What it changes in the guest is lost,
-/// except what it leaves in /out (see --out).
+/// programs look for them, and so are the Debian programs that --with names. The status is 128 + N
+/// if signal N ended CMD, 124 if it ran too long, 125 if the machine or the module failed. CMD
+/// reads nothing from standard input. What it changes in the guest is lost, except what it leaves
+/// in /out (see --out).
 #[derive(clap::Args)]
 pub struct Args {
     /// Boot this machine, which is described in xtask/profiles.
