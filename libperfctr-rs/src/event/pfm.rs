@@ -219,9 +219,11 @@ impl Pfm {
                 ));
             }
         };
+        // AMD's cores have no fixed counters, and some have events of their own with number 0.
+        let is_fixed = pmu.fixed_counters > 0 && select & 0xff == 0 && select >> 32 == 0;
         match select {
-            REFERENCE_CYCLES => Ok(Event::REF_CYCLES),
-            _ if select & 0xff == 0 && select >> 32 == 0 => Err(Missing::Encoding(
+            REFERENCE_CYCLES if is_fixed => Ok(Event::REF_CYCLES),
+            _ if is_fixed => Err(Missing::Encoding(
                 "only a fixed counter that is not offered counts it".to_owned(),
             )),
             _ => {
