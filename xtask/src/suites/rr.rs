@@ -70,8 +70,10 @@ fn elsewhere(from: &str, to: &str) -> Result<()> {
         spec.files.extend([rootfs::rr()?, rootfs::programs()?].map(|tree| (tree, "/".into())));
         Ok(spec)
     };
-    let recorded = "rr record -o /out/recorded sqlite3 -batch :memory: -init query.sql";
-    let mut first = machine(from, &format!("{recorded}; rr pack /out/recorded"))?;
+    // The other machine may have fewer CPUs, and the program knows on which one it is.
+    let record = "rr record --bind-to-cpu=0 -o /out/recorded";
+    let program = "sqlite3 -batch :memory: -init query.sql";
+    let mut first = machine(from, &format!("{record} {program}; rr pack /out/recorded"))?;
     first.copy.push(programs::files(programs::COMMANDS)?);
     first.keep_out(&out)?;
     let first = machine::run(&first)?;
