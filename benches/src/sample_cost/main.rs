@@ -61,6 +61,7 @@ fn main() -> Result<()> {
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
         let told = sample("libperfctr, records in a ring", stack::perfctr_records)?;
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
+        sample_each("libperfctr, a record for each instruction", stack::perfctr_records)?;
         switch("libperfctr", stack::perfctr)?;
         switch_bystanders()?;
         switch_users()?;
@@ -69,6 +70,10 @@ fn main() -> Result<()> {
     system_call("perf_event", stack::perf_four)?;
     let signals = sample("perf_event, a signal for each", stack::perf_signals)?;
     let records = sample("perf_event, records in memory", stack::perf_records)?;
+    if module {
+        // Linux' own perf accepts no period of 1.
+        sample_each("perf_event, a record for each instruction", stack::perf_records)?;
+    }
     ensure!(!module || [signals, records] == [SAMPLES; 2], "{signals} and {records} samples");
     // This is last, since the module stays while this program has had an event of perf's.
     switch("perf_event", stack::perf_signals)
@@ -125,6 +130,31 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     let name = format!("a sample: {name}");
     print(&name, &format!("{fewest}/{SAMPLES}"), &cost);
     Ok(fewest)
+}
+
+/// Measures what a sample costs if each instruction of user mode is one.
+fn sample_each(name: &str, stack: Stack) -> Result<()> {
+    let region = Region { first: SAMPLES / 4, second: SAMPLES / 4 };
+    let execute = |period| -> Result<(Tally, u64)> {
+        let mut grown = Tally::default();
+        let told = stack(period, &mut || {
+            let before = Tally::read();
+            region.execute(&mut 0);
+            grown = Tally::read() - before;
+        })?;
+        Ok((grown, told))
+    };
+    execute(1).with_context(|| name.to_owned())?;
+    let due = region.instructions();
+    let cost = median(|| {
+        let (without, _) = execute(NEVER)?;
+        let (with, told) = execute(1)?;
+        // What is executed before the region and behind it is sampled, too.
+        ensure!(told >= due, "{name}: {told} samples of {due} instructions");
+        Ok(difference(&with.per(due), &without.per(due)))
+    })?;
+    print(&format!("a sample: {name}"), &format!("{due}/{due}"), &cost);
+    Ok(())
 }
 
 /// Measures what a system call that does nothing costs a thread that counts user mode with four

@@ -11,7 +11,7 @@ use crate::tools::sh::{self, cmd};
 const GIB: u64 = 1 << 30;
 
 /// What all tests leave in the directories that they build in. Unit: GiB.
-const NEEDED: u64 = 16;
+const NEEDED: u64 = 20;
 
 /// Fails unless there is room for what is not in these directories yet.
 pub fn ensure(dirs: &[PathBuf]) -> Result<()> {

@@ -200,6 +200,15 @@ impl Machine {
 
     /// Describes a run of this program on the machine, in a guest of so many vCPUs.
     fn spec(self, program: &str, vcpus: u32) -> Result<Spec> {
+        let spec = self.usual(program, vcpus)?;
+        match self {
+            // Each instruction may be a sample, which the usual limit would put off.
+            Self::Perfctr | Self::Pvh | Self::Kvm | Self::VmxKvm => spec.driver("rate=1000"),
+            _ => Ok(spec),
+        }
+    }
+
+    fn usual(self, program: &str, vcpus: u32) -> Result<Spec> {
         let topology = match self {
             Self::Perfctr | Self::Vpmu => "pv",
             Self::Native => "native",
