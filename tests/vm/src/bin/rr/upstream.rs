@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Runs rr's own tests, two at a time, and says what became of each.
+//! Runs rr's own tests, two at a time, and says what became of each, and how long it took.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -34,7 +35,9 @@ pub fn run(dir: &Path, wanted: &str) -> Result<ExitCode> {
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 while let Some(test) = next() {
+                    let start = Instant::now();
                     println!("{}", became(dir, test));
+                    eprintln!("{:4} s  {test}", start.elapsed().as_secs());
                 }
             });
         }
