@@ -203,6 +203,8 @@ pub struct TimeCheck {
     pub min_tsc: u64,
     /// What passed for all together by the clock.
     pub clock_ns: u64,
+    /// What of that our counter may exclude.
+    pub other_ns: u64,
 }
 
 impl TimeCheck {
@@ -217,6 +219,7 @@ impl TimeCheck {
         self.is_off |= !(-skew_ns - other_ns as i64..=skew_ns).contains(&excess_ns);
         self.min_tsc += elapsed.min_tsc;
         self.clock_ns += elapsed.clock_ns;
+        self.other_ns += other_ns;
     }
 }
 

@@ -129,14 +129,18 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
     let vcpus = VcpuTimes::take(host, session, all)?.since(&before);
     let tsc_khz = session.description().tsc_khz;
     let mut outcome = Outcome { threads: Default::default(), vcpus: Default::default() };
-    for threads in logs {
+    for (cpu, threads) in some.iter().zip(logs) {
         // Linux charges a thread also for the time that its vCPU is away (Debian's kernel has no
         // steal clock), which our counter excludes: its own vCPU, and not others.
         let moments: Vec<_> = threads.iter().flat_map(|one| one.between).collect();
         let away_ns = VcpuMoment::away_ns(&moments);
         let elapsed = threads.iter().fold(Elapsed::default(), |sum, one| sum.and(&one.elapsed));
         let switches: u64 = threads.iter().map(|one| one.switches).sum();
-        outcome.threads.0.add(&elapsed, tsc_khz, switches, away_ns);
+        // Where its vCPU is switched out and in, the host's account begins and ends a little earlier
+        // than ours, too.
+        let of_vcpu = all.iter().zip(&vcpus).find(|(one, _)| *one == cpu);
+        let of_vcpu = of_vcpu.map_or(0, |(_, vcpu)| vcpu.switches);
+        outcome.threads.0.add(&elapsed, tsc_khz, switches + of_vcpu, away_ns);
         outcome.threads.1 += switches;
     }
     for vcpu in &vcpus {
