@@ -28,7 +28,7 @@ int perfctr_cpus_init(void)
 	for (cpu = 0; cpu < nr_cpu_ids; cpu++) {
 		core = perfctr_core_vcpu_new(cpu);
 		if (!core) {
-			perfctr_cpus_exit();
+			perfctr_core_vcpus_free();
 			return -ENOMEM;
 		}
 		/* Numbers that no CPU has are mapped, too. */
@@ -38,9 +38,4 @@ int perfctr_cpus_init(void)
 		per_cpu(perfctr_cpus.shown, cpu) = perfctr_core_shown(core);
 	}
 	return 0;
-}
-
-void perfctr_cpus_exit(void)
-{
-	perfctr_core_vcpus_free();
 }

@@ -32,7 +32,7 @@ static const struct {
 	int (*init)(void);
 	void (*exit)(void);
 } perfctr_parts[] = {
-	{ perfctr_cpus_init, perfctr_cpus_exit },
+	{ perfctr_cpus_init, perfctr_core_vcpus_free },
 	{ perfctr_sched_init, perfctr_watch_exit },
 	{ perfctr_vcpus_init, perfctr_vcpus_exit },
 	{ perfctr_task_init, perfctr_task_exit },

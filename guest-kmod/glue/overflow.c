@@ -5,7 +5,7 @@
 
 irqreturn_t perfctr_overflow(int irq, void *unused)
 {
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_thread *thread = perfctr_thread_of(current);
 	u64 told;
 
 	told = perfctr_core_interrupt(thread ? perfctr_core_of(thread) : NULL,

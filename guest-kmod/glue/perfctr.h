@@ -76,10 +76,9 @@ bool perfctr_platform_find(void);
 /* Whether the kernel says who may execute RDPMC, and not its hypervisor. */
 bool perfctr_owns_cr4(void);
 
-/* cpu.c: the possible CPUs. */
+/* cpu.c: the possible CPUs, until perfctr_core_vcpus_free(). */
 DECLARE_PER_CPU(struct perfctr_cpu, perfctr_cpus);
 int perfctr_cpus_init(void);
-void perfctr_cpus_exit(void);
 
 /* user.c: users. */
 void perfctr_users_exit(void);
@@ -103,7 +102,6 @@ __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
 extern struct preempt_ops perfctr_preempt_ops;
 int perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
-struct perfctr_thread *perfctr_thread_current(void);
 void perfctr_resume_current(void);
 void perfctr_tell(struct perfctr_thread *thread, u64 told);
 void perfctr_tell_current(void);

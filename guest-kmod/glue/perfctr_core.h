@@ -305,7 +305,8 @@ int perfctr_core_thread_init(struct perfctr_core_thread *memory,
                              uint32_t tid,
                              uint64_t container,
                              uint32_t uid,
-                             bool is_initial);
+                             bool is_initial,
+                             uint32_t owner);
 
 /*
  * Frees what a thread object has beside its memory.

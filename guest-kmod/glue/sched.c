@@ -88,7 +88,7 @@ void perfctr_tell(struct perfctr_thread *thread, u64 told)
 /* With interrupts disabled: an overflow that was noticed on the way. */
 void perfctr_tell_current(void)
 {
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_thread *thread = perfctr_thread_of(current);
 
 	if (thread)
 		perfctr_tell(thread, perfctr_core_tell(perfctr_core_of(thread),
@@ -171,11 +171,6 @@ struct perfctr_thread *perfctr_thread_of(struct task_struct *task)
 	return NULL;
 }
 
-struct perfctr_thread *perfctr_thread_current(void)
-{
-	return perfctr_thread_of(current);
-}
-
 static struct perfctr_core_thread *
 perfctr_core_of_task(struct task_struct *task)
 {
@@ -192,7 +187,7 @@ struct perfctr_core_thread *perfctr_core_current(void)
 /* With interrupts disabled. */
 void perfctr_resume_current(void)
 {
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_thread *thread = perfctr_thread_of(current);
 
 	if (thread)
 		perfctr_tell(thread, perfctr_resume(thread));

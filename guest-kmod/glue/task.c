@@ -14,7 +14,7 @@
 static void perfctr_on_exec(void *unused, struct task_struct *task,
 			    pid_t old_pid, struct linux_binprm *bprm)
 {
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_thread *thread = perfctr_thread_of(current);
 
 	if (thread && perfctr_core_ends_at_exec(perfctr_core_of(thread),
 						bprm->secureexec))
@@ -27,7 +27,7 @@ static void perfctr_on_exec(void *unused, struct task_struct *task,
 
 static void perfctr_on_exit(PERFCTR_EXIT_ARGS)
 {
-	struct perfctr_thread *thread = perfctr_thread_current();
+	struct perfctr_thread *thread = perfctr_thread_of(current);
 
 	if (thread)
 		perfctr_thread_unlink(thread);

@@ -33,7 +33,7 @@ void perfctr_thread_put(struct perfctr_thread *thread)
 	kref_put(&thread->kref, perfctr_thread_release);
 }
 
-/* Not linked; with one reference, the caller's.  Root's without a task. */
+/* Not linked; with one reference, the caller's. */
 struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
@@ -57,10 +57,10 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 	return thread;
 }
 
-/* For a whole CPU. */
+/* For a whole CPU; root's, as the kernel is. */
 void *perfctr_glue_counters_new(void)
 {
-	struct perfctr_thread *thread = perfctr_thread_alloc(0, NULL);
+	struct perfctr_thread *thread = perfctr_thread_alloc(0, &init_task);
 
 	return IS_ERR(thread) ? NULL : perfctr_core_of(thread);
 }

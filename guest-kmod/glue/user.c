@@ -4,11 +4,10 @@
  * decide (src/shown.rs, src/users.rs).
  */
 
-#include <linux/cred.h>
-#include <linux/mutex.h>
 #include <linux/nsproxy.h>
 #include <linux/pid_namespace.h>
 #include <linux/sched/task.h>
+#include <linux/user_namespace.h>
 #include <linux/workqueue.h>
 
 #include "perfctr.h"
@@ -75,24 +74,42 @@ static struct pid_namespace *perfctr_container_get(struct task_struct *task)
 }
 
 /*
- * The core's part of counters, for the user whose thread this is, or for root
- * without one.  An error if the thread has ended, or without memory.
+ * Who answers for a user.  Anybody can make namespaces, each with users of its own,
+ * but the outermost was made by a user of the machine.  Where that is root, its
+ * containers are told apart by who is root within.
+ */
+static kuid_t perfctr_owner(const struct cred *cred)
+{
+	struct user_namespace *ns;
+	kuid_t owner = cred->euid;
+
+	for (ns = cred->user_ns; ns->parent; ns = ns->parent)
+		owner = uid_eq(ns->owner, GLOBAL_ROOT_UID) ? make_kuid(ns, 0) :
+							     ns->owner;
+	return owner;
+}
+
+/*
+ * The core's part of counters, for the user whose thread this is.  An error if the
+ * thread has ended, without memory, or if the user's owner has too many users.
  */
 int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 			  struct task_struct *task)
 {
-	struct pid_namespace *container = task ? perfctr_container_get(task) :
-						 get_pid_ns(&init_pid_ns);
-	kuid_t uid = task ? task_cred_xxx(task, euid) : GLOBAL_ROOT_UID;
+	struct pid_namespace *container = perfctr_container_get(task);
+	const struct cred *cred;
 	int err;
 
 	if (!container)
 		return -ESRCH;
+	cred = get_task_cred(task);
 	mutex_lock(&perfctr_users_lock);
 	err = perfctr_core_thread_init(core, tid, (unsigned long)container,
-				       __kuid_val(uid),
-				       container == &init_pid_ns);
+				       __kuid_val(cred->euid),
+				       container == &init_pid_ns,
+				       __kuid_val(perfctr_owner(cred)));
 	mutex_unlock(&perfctr_users_lock);
+	put_cred(cred);
 	return err;
 }
 

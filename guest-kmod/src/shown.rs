@@ -64,7 +64,7 @@ pub struct Shown {
 }
 
 /// The user whose processes may look into the kernel, unless a container keeps them from it.
-const ROOT_UID: u32 = 0;
+pub(crate) const ROOT_UID: u32 = 0;
 
 /// [`Shown::uid`] that no process has: perf's page is shown for a program that nobody may look
 /// into, so everything else makes that end.

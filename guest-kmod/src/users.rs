@@ -3,14 +3,33 @@
 //!
 //! A user's pages exist from its first thread with counters on.  After its last one they are kept
 //! for a while, because programs often start again soon, unless too many users do so.
+//!
+//! Users of user namespaces cost nothing, so whoever has made the namespace answers for them: each
+//! owner has a bounded number of users with pages.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use shared_abi::Errno;
+
+use crate::shown::ROOT_UID;
 use crate::watch::UNWATCH_DELAY_MS;
 
 /// More users than this without counters do not keep their pages.
 const IDLE_USERS_MAX: u32 = 16;
+
+/// So many users with pages may have the same owner.
+pub const USERS_OF_OWNER_MAX: usize = 64;
+
+/// Judges whether an owner who has so many users with pages may have one more.  Root may have any
+/// number: each of its containers has a user of its own.
+///
+/// # Errors
+///
+/// `NOSPC`.
+pub const fn may_add(owner: u32, users: usize) -> Result<(), Errno> {
+    if users < USERS_OF_OWNER_MAX || owner == ROOT_UID { Ok(()) } else { Err(Errno::NOSPC) }
+}
 
 /// How many counters a user has.
 #[derive(Debug, Default)]
@@ -89,6 +108,13 @@ mod tests {
         assert!(counters.is_idle());
         idle.user_freed();
         assert_eq!(idle.0.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn an_owner_has_a_bounded_number_of_users() {
+        assert_eq!(may_add(1001, USERS_OF_OWNER_MAX - 1), Ok(()));
+        assert_eq!(may_add(1001, USERS_OF_OWNER_MAX), Err(Errno::NOSPC));
+        assert_eq!(may_add(ROOT_UID, USERS_OF_OWNER_MAX), Ok(()));
     }
 
     #[test]

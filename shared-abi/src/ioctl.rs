@@ -7,7 +7,7 @@
 //! | ioctl | argument | errors besides `EFAULT` |
 //! |---|---|---|
 //! | [`IOC_INFO`] | [`Info`], out | - |
-//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EOPNOTSUPP` the module lacks a feature, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ESRCH` the caller may not operate the thread, `EBUSY` whole CPUs count; `EPERM` the host does not let the domain count; after the guest was restored on another host, `ENODEV`, `ENOSYS` or `EOPNOTSUPP` that host does not count for it, `ESTALE` that host has other counters |
+//! | [`IOC_CREATE`] | [`Create`] | `EPROTO` other major, `EOPNOTSUPP` the module lacks a feature, `EEXIST` the thread has counters or the descriptor is bound, `EINVAL` reserved fields, `ENOMEM`, `ENOSPC` too many users of the same owner have counters, `ESRCH` the caller may not operate the thread, `EBUSY` whole CPUs count; `EPERM` the host does not let the domain count; after the guest was restored on another host, `ENODEV`, `ENOSYS` or `EOPNOTSUPP` that host does not count for it, `ESTALE` that host has other counters |
 //! | [`IOC_OPEN`] | [`Create`] | `EPROTO`, `EOPNOTSUPP`, `ESRCH` the thread has none, `EEXIST`, `EINVAL` |
 //! | [`IOC_CONTROL`] | [`Control`] | those of [`ConfigError`](crate::ConfigError) and of the hypercall; `ESRCH` the counters are unlinked, or the caller may not operate their thread |
 //! | [`IOC_READ`] | [`Sums`], out | `EINVAL` not bound |

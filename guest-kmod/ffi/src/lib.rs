@@ -170,8 +170,8 @@ pub const THREAD_BYTES: usize = 1_920;
 const _: () = assert!(size_of::<ThreadObject>() == THREAD_BYTES);
 
 /// Makes a thread object of memory, for the user `uid` of a container, to which C gives its
-/// reference, and which may be the initial one; gives 0, or an error without memory.  See
-/// [`ThreadPmu::new`].
+/// reference, and which may be the initial one; gives 0, or an error without memory, or if the
+/// `owner`, who answers for the user, has too many users.  See [`ThreadPmu::new`].
 ///
 /// # Safety
 ///
@@ -184,9 +184,10 @@ pub unsafe extern "C" fn perfctr_core_thread_init(
     container: u64,
     uid: u32,
     is_initial: bool,
+    owner: u32,
 ) -> c_int {
     // SAFETY: C holds the lock, and its reference keeps the container.
-    let user = match unsafe { users::get(container, uid, is_initial) } {
+    let user = match unsafe { users::get(container, uid, is_initial, owner) } {
         Ok(user) => user,
         Err(errno) => return errno.to_return(),
     };

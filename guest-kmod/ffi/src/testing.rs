@@ -148,10 +148,22 @@ impl Guest {
     ///
     /// What C gets.
     pub(crate) fn thread_in(&self, uid: u32, room: Option<u32>) -> Result<Thread, c_int> {
+        Fake::with(|fake| fake.room.set(room));
+        self.thread_of(uid, uid)
+    }
+
+    /// Makes counters of a thread whose user has another owner.
+    ///
+    /// # Errors
+    ///
+    /// What C gets.
+    pub(crate) fn thread_of(&self, uid: u32, owner: u32) -> Result<Thread, c_int> {
+        let room = Fake::with(|fake| fake.room.take());
         let memory = perfctr_glue_alloc(THREAD_BYTES);
         Fake::with(|fake| fake.room.set(room));
         // SAFETY: memory of this size and alignment, which is nobody else's.
-        let made = unsafe { perfctr_core_thread_init(memory.cast(), 7, CONTAINER, uid, false) };
+        let made =
+            unsafe { perfctr_core_thread_init(memory.cast(), 7, CONTAINER, uid, false, owner) };
         Fake::with(|fake| fake.room.set(None));
         if made == 0 {
             // SAFETY: made just now, and freed by `end`.
@@ -535,7 +547,7 @@ extern "C" fn perfctr_glue_cpu_is_online(cpu: u32) -> bool {
 extern "C" fn perfctr_glue_counters_new() -> *mut c_void {
     let memory = perfctr_glue_alloc(THREAD_BYTES);
     // SAFETY: memory of this size and alignment, which is nobody else's.
-    let made = unsafe { perfctr_core_thread_init(memory.cast(), 0, CONTAINER, 0, true) };
+    let made = unsafe { perfctr_core_thread_init(memory.cast(), 0, CONTAINER, 0, true, 0) };
     assert_eq!(made, 0);
     memory
 }

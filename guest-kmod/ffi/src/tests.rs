@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::vec::Vec;
 
 use guest_kmod::policy::Rights;
+use guest_kmod::users::USERS_OF_OWNER_MAX;
 use shared_abi::Errno;
 use shared_abi::hypercall::{OP_QUERY, OP_REGISTER, OP_UNREGISTER};
 
@@ -15,7 +16,7 @@ use crate::restore::perfctr_core_restore_look;
 use crate::testing::{CONTAINER, Guest, Thread, VCPUS};
 use crate::watch::{perfctr_core_watch_end, perfctr_core_watch_join, perfctr_core_watch_leave};
 
-/// Users, of whom each test has two at most.
+/// Users, of whom most tests have two at most.
 const ALICE: u32 = 1001;
 const BOB: u32 = 1002;
 
@@ -66,6 +67,29 @@ fn threads_of_a_user_share_its_pages() {
     guest.take_back_users();
     assert_eq!(guest.put(), [CONTAINER]);
     assert!(pages.iter().all(|&page| !guest.is_in_use(page)));
+}
+
+#[test]
+fn users_of_one_owner_are_bounded() {
+    let guest = Guest::new();
+    let full = Some(Errno::NOSPC.to_return());
+    let made = |uid| guest.thread_of(uid, ALICE);
+    let uids = 100_000..100_000 + USERS_OF_OWNER_MAX as u32;
+    let mut threads: Vec<_> = uids.clone().map(|uid| made(uid).expect("there is room")).collect();
+    let before = guest.allocations();
+    assert_eq!(made(uids.end).err(), full);
+    assert_eq!(guest.allocations(), before);
+    assert_eq!(guest.put(), [CONTAINER]);
+
+    let others = [made(uids.start), guest.thread_of(BOB, BOB), guest.thread_of(uids.end, 0)];
+    for other in others {
+        other.expect("a user that there is, another owner's, and root's").end();
+    }
+    assert_eq!(made(uids.end + 1).err(), full);
+    threads.swap_remove(3).end();
+    threads.push(made(uids.end + 1).expect("a user without counters gives way"));
+    assert_eq!(made(uids.start + 3).err(), full, "which is not there any more");
+    threads.into_iter().for_each(Thread::end);
 }
 
 #[test]

@@ -4,10 +4,11 @@
 //! C has a lock of users: who is in the list changes only while that is held.
 
 use core::cell::Cell;
+use core::iter::successors;
 use core::ptr::null;
 
 use guest_kmod::shown::Observer;
-use guest_kmod::users::{IdleUsers, UsersCounters};
+use guest_kmod::users::{IdleUsers, UsersCounters, may_add};
 use shared_abi::{Errno, VcpuPage};
 
 use crate::machine::vcpus;
@@ -25,6 +26,8 @@ unsafe extern "C" {
 pub(crate) struct User {
     next: Cell<*const User>,
     pub(crate) observer: Observer,
+    /// Who answered for the user when it got its pages.
+    owner: u32,
     counters: UsersCounters,
     /// The user's page of each vCPU, by the vCPU's number. Entries are null only while the user is
     /// made.
@@ -42,12 +45,39 @@ unsafe impl Sync for Users {}
 
 static USERS: Users = Users { first: Cell::new(null()), idle: IdleUsers::new() };
 
+/// Returns all users.
+///
+/// # Safety
+///
+/// C holds its lock of users, and nobody frees users meanwhile.
+unsafe fn all() -> impl Iterator<Item = &'static User> {
+    // SAFETY: users in the list are freed under the lock only.
+    let user = |link: &Cell<*const User>| unsafe { link.get().as_ref() };
+    successors(user(&USERS.first), move |before| user(&before.next))
+}
+
+/// Makes sure that an owner may have one more user. Its users without counters go before it is
+/// refused.
+///
+/// # Safety
+///
+/// C holds its lock of users.
+unsafe fn make_room(owner: u32) -> Result<(), Errno> {
+    // SAFETY: the caller's.
+    let users = || unsafe { all() }.filter(|user| user.owner == owner).count();
+    may_add(owner, users()).or_else(|_| {
+        // SAFETY: the caller's.
+        unsafe { perfctr_core_users_take_back() };
+        may_add(owner, users())
+    })
+}
+
 /// Returns the user of a container, to which the caller gives its reference. It has to be
 /// [put](User::put) back.
 ///
 /// # Errors
 ///
-/// `NOMEM`.
+/// `NOMEM`; `NOSPC` its owner has too many users.
 ///
 /// # Safety
 ///
@@ -57,21 +87,22 @@ pub(crate) unsafe fn get(
     container: u64,
     uid: u32,
     is_initial: bool,
+    owner: u32,
 ) -> Result<&'static User, Errno> {
-    // SAFETY: users in the list are freed under the lock only.
-    let mut found = unsafe { USERS.first.get().as_ref() };
-    while let Some(user) = found
-        && !user.observer.is_of(container, uid)
-    {
-        // SAFETY: as above.
-        found = unsafe { user.next.get().as_ref() };
-    }
+    // SAFETY: C holds the lock.
+    let found = unsafe { all() }.find(|user| user.observer.is_of(container, uid));
     let user = if let Some(user) = found {
         // SAFETY: the caller's; the user has one of its own.
         unsafe { perfctr_glue_put_container(container) };
         user
     } else {
-        User::make(Observer::new(container, uid, new_observer(), is_initial))?
+        // SAFETY: C holds the lock, and nobody has looked at a user yet that could go.
+        if let Err(errno) = unsafe { make_room(owner) } {
+            // SAFETY: the caller's.
+            unsafe { perfctr_glue_put_container(container) };
+            return Err(errno);
+        }
+        User::make(Observer::new(container, uid, new_observer(), is_initial), owner)?
     };
     USERS.idle.counters_given(&user.counters);
     Ok(user)
@@ -79,7 +110,7 @@ pub(crate) unsafe fn get(
 
 impl User {
     /// Makes a user without counters, and puts it into the list.
-    fn make(observer: Observer) -> Result<&'static Self, Errno> {
+    fn make(observer: Observer, owner: u32) -> Result<&'static Self, Errno> {
         let Ok(memory) = alloc::<Self>(1) else {
             // SAFETY: the caller of `get` has given it.
             unsafe { perfctr_glue_put_container(observer.container) };
@@ -89,7 +120,7 @@ impl User {
         let counters = UsersCounters::default();
         // SAFETY: memory of this size and alignment, which is nobody else's.
         let user = unsafe {
-            memory.write(Self { next: USERS.first.clone(), observer, counters, pages });
+            memory.write(Self { next: USERS.first.clone(), observer, owner, counters, pages });
             &*memory
         };
         if let Err(errno) = user.alloc_pages() {
