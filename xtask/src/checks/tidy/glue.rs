@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Checks that the C around the module's core stays small: what decides belongs in the core.
+//! Checks that the C around the module's core stays small: what decides belongs in the core. Checks
+//! that the C around both cores uses nothing that would be wrong there and pass every test.
 
 use anyhow::Result;
 
@@ -11,36 +12,117 @@ const GLUE: &str = "guest-kmod/glue/";
 /// The most lines with code in all files of the glue together.
 const LINES: usize = 2_200;
 
-pub fn faults(tree: &Tree) -> Result<Vec<String>> {
-    let lines: usize = tree
-        .files(&["c", "h"])?
-        .iter()
-        .filter(|(name, _)| name.starts_with(GLUE))
-        .filter(|(_, text)| !is_generated(text))
-        .map(|(_, text)| lines_of_code(text))
-        .sum();
-    let fault = format!("{GLUE}: {lines} lines of C with code, more than {LINES}");
-    Ok(if lines > LINES { vec![fault] } else { Vec::new() })
+/// Words that must not be in the C of a folder.
+struct Banned {
+    folder: &'static str,
+    is_banned: fn(&str) -> bool,
+    why: &'static str,
 }
 
-/// Counts the lines that hold more than comments and white space. The glue has no comments of the
-/// other form, and no string in which a comment could seem to begin.
+const BANNED: [Banned; 2] = [
+    Banned {
+        folder: GLUE,
+        is_banned: is_subjective,
+        why: "these credentials are overridden while a thread acts for another: use real_cred",
+    },
+    Banned {
+        folder: "hv-driver/glue/kvm/",
+        is_banned: is_sleeping_lock,
+        why: "interrupts are disabled here, and such a lock sleeps with PREEMPT_RT: use a raw one",
+    },
+];
+
+/// Returns whether the word reads the calling thread's subjective credentials, by which the kernel
+/// judges what a thread does for the moment, and not what it is. To charge memory by them is right.
+fn is_subjective(word: &str) -> bool {
+    matches!(word, "->cred" | ".cred")
+        || word.strip_prefix("current_").is_some_and(|what| {
+            ["cred", "uid", "euid", "suid", "fsuid", "gid", "egid", "sgid", "fsgid", "user"]
+                .iter()
+                .any(|kind| what.strip_prefix(kind).is_some_and(|rest| !rest.starts_with(is_plain)))
+        })
+}
+
+/// Returns whether the word is of a lock that may sleep where the kernel is built with PREEMPT_RT.
+fn is_sleeping_lock(word: &str) -> bool {
+    let is_type = ["spinlock_t", "DEFINE_SPINLOCK", "rwlock_t", "DEFINE_RWLOCK"].contains(&word);
+    let calls = ["spin_", "read_lock", "write_lock", "local_lock"];
+    is_type || calls.iter().any(|call| word.starts_with(call))
+}
+
+fn is_plain(character: char) -> bool {
+    character.is_ascii_alphanumeric()
+}
+
+pub fn faults(tree: &Tree) -> Result<Vec<String>> {
+    let mut faults = Vec::new();
+    let mut lines = 0;
+    for (name, text) in tree.files(&["c", "h"])? {
+        if is_generated(&text) {
+            continue;
+        }
+        if name.starts_with(GLUE) {
+            lines += lines_of_code(&text);
+        }
+        for rule in BANNED.iter().filter(|rule| name.starts_with(rule.folder)) {
+            faults.extend(banned(name, &text, rule));
+        }
+    }
+    if lines > LINES {
+        faults.push(format!("{GLUE}: {lines} lines of C with code, more than {LINES}"));
+    }
+    Ok(faults)
+}
+
+/// Returns a fault for each word in the code of a file that must not be there.
+fn banned(name: &str, text: &str, rule: &Banned) -> Vec<String> {
+    let lines = code(text).into_iter().zip(1..);
+    let found = lines.flat_map(|(line, number)| {
+        let banned = words(&line).into_iter().filter(|word| (rule.is_banned)(word));
+        banned.map(move |word| format!("{name}:{number}: {word}: {}", rule.why)).collect::<Vec<_>>()
+    });
+    found.collect()
+}
+
+/// Returns the identifiers of a line. A field's has the sign before it.
+fn words(line: &str) -> Vec<&str> {
+    let is_word = |character: char| is_plain(character) || character == '_';
+    let mut words = Vec::new();
+    let mut from = 0;
+    while let Some(start) = line[from..].find(is_word).map(|at| from + at) {
+        let end = line[start..].find(|character| !is_word(character));
+        from = end.map_or(line.len(), |length| start + length);
+        let sign = ["->", "."].into_iter().find(|sign| line[..start].ends_with(sign));
+        words.push(&line[start - sign.map_or(0, str::len)..from]);
+    }
+    words
+}
+
+/// Counts the lines that hold more than comments and white space.
 fn lines_of_code(text: &str) -> usize {
+    code(text).iter().filter(|line| !line.trim().is_empty()).count()
+}
+
+/// Returns each line without what is comment in it. The glue has no comments of the other form, and
+/// no string in which a comment could seem to begin.
+fn code(text: &str) -> Vec<String> {
     let mut is_comment = false;
-    let holds_code = |line: &&str| {
-        let (mut rest, mut holds_code) = (*line, false);
+    let without_comments = |line: &str| {
+        let (mut rest, mut code) = (line, String::new());
         loop {
             let mark = if is_comment { "*/" } else { "/*" };
             let (before, after) = rest.split_once(mark).unwrap_or((rest, ""));
-            holds_code |= !is_comment && !before.trim().is_empty();
+            if !is_comment {
+                code.push_str(before);
+            }
             if before.len() == rest.len() {
-                return holds_code;
+                return code;
             }
             is_comment = !is_comment;
             rest = after;
         }
     };
-    text.lines().filter(holds_code).count()
+    text.lines().map(without_comments).collect()
 }
 
 #[cfg(test)]
@@ -67,5 +149,37 @@ mod tests {
         let tree = Tree::planted("glue", &more);
         let found = faults(&tree).unwrap();
         assert_eq!(found, ["guest-kmod/glue/: 2201 lines of C with code, more than 2200"]);
+    }
+
+    #[test]
+    fn credentials_that_are_overridden_are_found_in_the_guests_glue() {
+        let text = "/* current_euid() */\nuid = current_euid();\nif (current_cred() ||\n\
+                    task->cred || task->real_cred || cred->euid || get_current_cred() ||\n\
+                    current_user_ns())\nstruct cred *cred = get_task_cred(current);\n";
+        let text = format!("{text}current_userdata = current_gids;\n");
+        let files = [("guest-kmod/glue/a.c", text.as_str()), ("hv-driver/glue/kvm/a.c", &text)];
+        let tree = Tree::planted("credentials", &files);
+        let found = faults(&tree).unwrap();
+        let expected = ["2: current_euid", "3: current_cred", "4: ->cred", "5: current_user_ns"];
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (fault, expected) in found.iter().zip(expected) {
+            assert!(fault.starts_with(&format!("guest-kmod/glue/a.c:{expected}: ")), "{fault}");
+        }
+    }
+
+    #[test]
+    fn locks_that_may_sleep_are_found_in_kvms_glue() {
+        let text = "static DEFINE_SPINLOCK(a);\nspinlock_t b;\nspin_lock_irqsave(&b, flags);\n\
+                    raw_spinlock_t c;\nraw_spin_lock(&c);\nsrcu_read_lock(&d);\nrcu_read_lock();\n\
+                    cpus_read_lock();\nread_lock(&e);\n/* spin_lock() */\n";
+        let files = [("hv-driver/glue/kvm/b.c", text), ("guest-kmod/glue/b.c", text)];
+        let tree = Tree::planted("locks", &files);
+        let found = faults(&tree).unwrap();
+        let expected =
+            ["1: DEFINE_SPINLOCK", "2: spinlock_t", "3: spin_lock_irqsave", "9: read_lock"];
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (fault, expected) in found.iter().zip(expected) {
+            assert!(fault.starts_with(&format!("hv-driver/glue/kvm/b.c:{expected}: ")), "{fault}");
+        }
     }
 }
