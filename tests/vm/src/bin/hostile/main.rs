@@ -7,6 +7,7 @@
 mod abi;
 mod cpu_wide;
 mod device;
+mod owners;
 mod policy;
 mod programs;
 mod ptrace;
@@ -67,6 +68,8 @@ const CHECKS: &[Check] = &[
     ("cpu-wide", cpu_wide::run),
     ("abi", abi::run),
     ("ptrace", ptrace::run),
+    ("frozen", ptrace::frozen),
+    ("owners", owners::run),
 ];
 
 fn main() -> Result<ExitCode> {

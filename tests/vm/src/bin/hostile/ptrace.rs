@@ -3,9 +3,11 @@
 //! tracee does afterwards.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write, pipe};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -14,6 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::mount::{MsFlags, mount, umount};
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -63,6 +66,9 @@ const SHARE: usize = 10;
 /// How long all cases of one kind may take, in s. A case that waits for ever is ended then.
 const PATIENCE_S: u32 = 300;
 
+/// How long a tracer may take that asks once, in s.
+const PATIENCE_ONCE_S: u32 = 30;
+
 /// One combination of a stop, requests and an act.
 #[derive(Clone, Copy)]
 struct Case {
@@ -100,9 +106,17 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Checks that another process of the same user is refused what the tracer may ask for.
-fn only_its_tracer() -> Result<()> {
-    alarm::set(PATIENCE_S);
+/// Checks that a tracer gets an answer whose tracee is frozen.
+pub fn frozen(tally: &mut Tally) -> Result<()> {
+    admit(0o660)?;
+    let outcome = of_a_frozen_one().and_then(|()| until_threads(0));
+    let name = "a stopped thread that is frozen gets counters from its tracer";
+    tally.check(name, outcome.map_err(|error| format!("{error:#}")));
+    Ok(())
+}
+
+/// Starts a process, and stops it by the means of a tracer, for whom it does nothing else.
+fn stopped() -> Result<Child> {
     let tracee = Child::fork(|| {
         loop {
             pause();
@@ -112,6 +126,72 @@ fn only_its_tracer() -> Result<()> {
     ptrace::interrupt(tracee.pid)?;
     let status = waitpid(tracee.pid, Some(WaitPidFlag::__WALL))?;
     ensure!(matches!(status, WaitStatus::PtraceEvent(..)), "{status:?} in place of a stop");
+    Ok(tracee)
+}
+
+/// A group of processes that anybody may freeze. The older freezer is the one whose processes are
+/// in a state of their own.
+struct Freezer {
+    root: PathBuf,
+    group: PathBuf,
+}
+
+impl Freezer {
+    fn new() -> Result<Self> {
+        let root = Path::new("/run/freezer").to_owned();
+        fs::create_dir_all(&root)?;
+        mount(Some("none"), &root, Some("cgroup"), MsFlags::empty(), Some("freezer"))?;
+        let group = root.join("tracee");
+        fs::create_dir(&group)?;
+        let freezer = Self { root, group };
+        for file in ["cgroup.procs", "freezer.state"] {
+            fs::set_permissions(freezer.group.join(file), Permissions::from_mode(0o666))?;
+        }
+        Ok(freezer)
+    }
+
+    fn freeze(&self, process: Pid) -> Result<()> {
+        let state = self.group.join("freezer.state");
+        fs::write(self.group.join("cgroup.procs"), process.to_string()).context("cgroup.procs")?;
+        fs::write(&state, "FROZEN").context("freezer.state")?;
+        let is_frozen = || fs::read_to_string(&state).is_ok_and(|state| state == "FROZEN\n");
+        wait_until(is_frozen, "the tracee to be frozen")
+    }
+
+    fn thaw(&self) -> Result<()> {
+        fs::write(self.group.join("freezer.state"), "THAWED").context("freezer.state")
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        // Whoever a failed test has left there must end.
+        self.thaw().ok();
+        let group = &self.group;
+        wait_until(|| fs::remove_dir(group).is_ok(), "the tracee to end").ok();
+        umount(&self.root).ok();
+    }
+}
+
+/// Checks that a tracer does not wait for ever for a tracee that is frozen while it is stopped.
+fn of_a_frozen_one() -> Result<()> {
+    let freezer = Freezer::new().context("no freezer")?;
+    as_user(NOBODY, || {
+        alarm::set(PATIENCE_ONCE_S);
+        let tracee = stopped()?;
+        freezer.freeze(tracee.pid)?;
+        let device = open_device()?;
+        device::create(&device, tracee.pid.as_raw() as u32).context("gives it counters")?;
+        device::control(&device, counting(&[USER])).context("starts its counters")?;
+        freezer.thaw()?;
+        tracee.kill()
+    })
+}
+
+/// Checks that another process of the same user is refused what the tracer may ask for.
+fn only_its_tracer() -> Result<()> {
+    alarm::set(PATIENCE_S);
+    let tracee = stopped()?;
     let (device, target) = (open_device()?, tracee.pid.as_raw() as u32);
     let refused = |what: &str, answer| {
         ensure!(answer == Err(Refusal::ESRCH), "another process {what}: {answer:?}");
