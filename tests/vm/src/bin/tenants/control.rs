@@ -149,15 +149,19 @@ fn vicissitudes(tally: &mut Tally, host: &Host) -> Result<()> {
     tenant.destroy()
 }
 
-/// Checks that its events of perf count while it is saved and restored, then do not, and then count
-/// again.
+/// Checks that its events of perf count while it is saved and continues, and while it is saved and
+/// restored, then do not, and then count again.
 fn of_perf(tally: &mut Tally, host: &Host, tenant: &mut Tenant) -> Result<()> {
     begins(tenant)?;
     sleep(TIME_TO_COUNT);
+    // The tenant would report it if an event had missed anything.
+    tenant.checkpoint()?;
+    sleep(TIME_TO_COUNT);
+    let silent = equal(tenant.is_silent(), true);
+    tally.check("perf's events count on in a tenant that is saved and continues", silent);
     tenant.save_and_restore()?;
     goes_on(host, tenant)?;
     sleep(TIME_TO_COUNT);
-    // The tenant would report it if an event had missed anything.
     tally.check("perf's events count on in a restored tenant", equal(tenant.is_silent(), true));
     host.xen.allow(tenant.domain, false)?;
     events::forbidden(tally, tenant)?;
