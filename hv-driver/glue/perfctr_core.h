@@ -447,7 +447,7 @@ bool perfctr_core_rdpmc(const struct perfctr_core_cpu *cpu, uint32_t index, uint
 /*
  * Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
  */
-bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu);
+bool perfctr_core_explains_nmi(const struct perfctr_core_cpu *cpu, bool is_masked);
 
 /*
  * Handles an NMI that has come to the CPU of `cpu`, which is up, and whose ring is null while it

@@ -4,7 +4,7 @@
 //! Such interrupts come for other reasons, too: memory errors, a watchdog, the administrator's
 //! button.  Those must reach whoever waits for them, also while a guest counts that never ends.  So
 //! the driver claims an interrupt only if a counter has overflowed that was to interrupt, and that
-//! nobody has claimed one for.
+//! nobody has claimed one for.  Intel's local APICs tell it by themselves.
 //!
 //! An interrupt comes at any moment, also while the core is at work, so what it looks at is apart
 //! from the rest: atomics, and what the counters hold.
@@ -12,6 +12,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use shared_abi::caps::VENDOR_INTEL;
 use shared_abi::read::Counters;
 use shared_abi::slot::slots_of;
 use shared_abi::{PhysSlot, PmuCaps};
@@ -60,8 +61,24 @@ impl ExpectedInterrupts {
         self.until_tsc.store(now.wrapping_add(ON_ITS_WAY_TICKS).max(1), Relaxed);
     }
 
-    /// Returns whether an interrupt that has just arrived is the PMU's.  Each overflow explains
-    /// only one interrupt.
+    /// Returns whether an interrupt that has just arrived is the PMU's, where the local APIC can be
+    /// asked.  `is_masked` says whether its entry for the PMU is masked, which nobody does but the
+    /// local APIC itself.
+    pub fn explains_beside_entry(
+        &self,
+        is_masked: bool,
+        caps: &PmuCaps,
+        hardware: &impl Counters,
+    ) -> bool {
+        // Intel's local APICs mask the entry when they deliver the PMU's interrupt (SDM volume 3,
+        // "Local Vector Table"), so it stays masked until the interrupt has been seen to.  Counters
+        // cannot tell more: one that has overflowed may hold anything by now.  AMD's local APICs
+        // leave the entry as it is.
+        if caps.vendor == VENDOR_INTEL { is_masked } else { self.explains(caps, hardware) }
+    }
+
+    /// Returns whether an interrupt that has just arrived is the PMU's, by what the counters hold.
+    /// Each overflow explains only one interrupt.
     pub fn explains(&self, caps: &PmuCaps, hardware: &impl Counters) -> bool {
         let sign = |mask: u64| mask & !(mask >> 1);
         let overflowed = slots_of(self.armed.load(Relaxed))
@@ -132,6 +149,22 @@ mod tests {
         let none = ExpectedInterrupts::new();
         hardware.counters.iter().for_each(|counter| counter.set(0));
         assert!(!none.explains(&caps(), &hardware), "a counter that does not interrupt");
+    }
+
+    #[test]
+    fn where_the_entry_masks_itself_it_alone_tells_whose_an_interrupt_is() {
+        let (intel, amd) = (PmuCaps { vendor: VENDOR_INTEL, ..caps() }, caps());
+        for (holds, has_overflowed) in [(SIGN | 5, false), (2, true)] {
+            for is_masked in [false, true] {
+                for (caps, ours) in [(&intel, is_masked), (&amd, has_overflowed)] {
+                    let (expected, hardware) = armed();
+                    hardware.counters[1].set(holds);
+                    let explained = expected.explains_beside_entry(is_masked, caps, &hardware);
+                    let vendor = caps.vendor;
+                    assert_eq!(explained, ours, "{vendor}: masked {is_masked}, holds {holds:#x}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -519,10 +519,11 @@ pub unsafe extern "C" fn perfctr_core_rdpmc(cpu: &CpuObject, index: u32, value: 
 
 /// Returns whether an NMI that has just come to the CPU of `cpu`, which is up, is the PMU's.
 ///
-/// It may have interrupted any other entry there.
+/// `is_masked` says whether the local APIC's entry for the PMU is masked now.  The NMI may have
+/// interrupted any other entry there.
 #[unsafe(no_mangle)]
-pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject) -> bool {
-    cpu.explains_nmi()
+pub extern "C" fn perfctr_core_explains_nmi(cpu: &CpuObject, is_masked: bool) -> bool {
+    cpu.explains_nmi(is_masked)
 }
 
 /// The PMU has not interrupted by the NMI: [`perfctr_core_nmi`].

@@ -39,9 +39,9 @@ impl CpuObject {
         unsafe { &*self.driver }
     }
 
-    /// Whether an NMI that has just come here is the PMU's.  May be called at any moment.
-    pub(crate) fn explains_nmi(&self) -> bool {
-        self.expected.explains(&self.driver().caps, &Registers)
+    /// See [`ExpectedInterrupts::explains_beside_entry`].  May be called at any moment.
+    pub(crate) fn explains_nmi(&self, is_masked: bool) -> bool {
+        self.expected.explains_beside_entry(is_masked, &self.driver().caps, &Registers)
     }
 
     /// See [`Driver::sample`].  Returns whether an NMI that has just come here is the PMU's, and
@@ -50,7 +50,7 @@ impl CpuObject {
     pub(crate) fn sample(&self, ring: Option<&SampleRing>, at: &mut HvSample) -> (bool, bool) {
         let pmu = X86Pmu { expected: &self.expected };
         let hosts = self.driver().sample(&pmu, &self.host_expected, ring, at);
-        let guests = self.explains_nmi();
+        let guests = self.expected.explains(&self.driver().caps, &Registers);
         if hosts && guests {
             self.host_expected.expect_another(pmu.clock());
         }

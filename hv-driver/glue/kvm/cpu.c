@@ -62,19 +62,13 @@ void perfctr_unmask_interrupt(void)
 	write_lvtpc(APIC_DM_NMI);
 }
 
-/*
- * Intel's local APICs mask their entry when they deliver the PMU's NMI, which
- * shows that it was the PMU's. Others do not; there the core looks at counters.
- */
 bool perfctr_nmi_is_ours(void)
 {
 	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
 
-	if (!READ_ONCE(pcpu->interrupts))
-		return false;
-	if (boot_cpu_data.x86_vendor == X86_VENDOR_INTEL)
-		return read_lvtpc() & APIC_LVT_MASKED;
-	return perfctr_core_explains_nmi(core_of(pcpu));
+	return READ_ONCE(pcpu->interrupts) &&
+	       perfctr_core_explains_nmi(core_of(pcpu),
+					 read_lvtpc() & APIC_LVT_MASKED);
 }
 
 void perfctr_close_gate(void)
