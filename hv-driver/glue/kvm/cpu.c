@@ -112,8 +112,12 @@ static void go_down(void)
 }
 
 /*
- * No vCPU executes on a CPU that comes up before this, nor after it on one that
- * goes down.  Whatever the CPU says, the driver stays on.
+ * No vCPU executes on a CPU that comes up before this. When a CPU goes down, the
+ * scheduler already sends away each thread that it comes to there, but waits for
+ * the last one only after this: no state that a module can have is later. So a
+ * vCPU may still be switched in here, though its thread hardly gets as far as the
+ * guest. It counts nothing then until the guest's module loads its events again.
+ * Whatever the CPU says, the driver stays on.
  */
 static int perfctr_cpu_online(unsigned int cpu)
 {

@@ -96,6 +96,8 @@ pub enum Request {
     CountHost,
     /// [`Kvm::hold_perf`].
     HoldPerf(bool),
+    /// [`Kvm::unplug`].
+    Unplug,
 }
 
 /// What the host's perf says when it is to count all of the host's CPUs, as `perf stat -a` has it.
@@ -130,6 +132,7 @@ impl Display for Request {
             Self::AllowNobody => write!(f, "allow-nobody"),
             Self::CountHost => write!(f, "count-host"),
             Self::HoldPerf(held) => write!(f, "hold-perf {}", u64::from(held)),
+            Self::Unplug => write!(f, "unplug"),
         }
     }
 }
@@ -158,6 +161,7 @@ impl FromStr for Request {
             ("allow-nobody", []) => Self::AllowNobody,
             ("count-host", []) => Self::CountHost,
             ("hold-perf", &[held]) => Self::HoldPerf(held == 1),
+            ("unplug", []) => Self::Unplug,
             _ => bail!("no request: {line}"),
         })
     }
@@ -315,6 +319,16 @@ impl Kvm {
         self.ask(Request::HoldPerf(held)).map(drop)
     }
 
+    /// Takes a physical CPU of the host offline for a while, and online again. Returns how often
+    /// the driver had switched a vCPU out before, while it was offline, and after it came back.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error.
+    pub fn unplug(&self) -> Result<[u64; 3], Refusal> {
+        self.ask(Request::Unplug)?.try_into().map_err(|_| Refusal::EPROTO)
+    }
+
     fn ask(&self, request: Request) -> Result<Vec<u64>, Refusal> {
         // A thread that has panicked has left nothing here that matters.
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
@@ -412,6 +426,7 @@ mod tests {
             Request::AllowNobody,
             Request::CountHost,
             Request::HoldPerf(true),
+            Request::Unplug,
         ] {
             assert_eq!(request.to_string().parse::<Request>().unwrap(), request);
         }

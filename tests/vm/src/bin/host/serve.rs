@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
@@ -34,6 +35,10 @@ const NEIGHBOURS_PORTS: &str = "/machine/port.";
 /// The file to which a guest is saved, and the address to which one is migrated.
 const SAVED: &str = "/machine/saved";
 const SENT: &str = "unix:/machine/sent";
+
+/// The file by which a physical CPU goes offline and comes online, and for how long it does so.
+const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
+const UNPLUGGED: Duration = Duration::from_millis(200);
 
 /// What the other threads of this program know about the guest.
 #[derive(Default)]
@@ -144,6 +149,7 @@ impl<'a> Server<'a> {
             Request::Stats => return numbers(STATS),
             Request::HoldPerf(true) => self.events = perf::open_all(&cpus()?)?,
             Request::HoldPerf(false) => self.events.clear(),
+            Request::Unplug => return unplug(),
             _ => return Err(Refusal::EINVAL),
         }
         Ok(Vec::new())
@@ -191,7 +197,6 @@ impl<'a> Server<'a> {
     /// many requests, and KVM loads and leaves the vCPU for each of them. Returns how often the
     /// driver has switched a vCPU out.
     fn read_registers(&self) -> Result<Vec<u64>> {
-        let switches = || anyhow::Ok(*numbers(STATS)?.get(SWITCHES).context("no statistics")?);
         let mut monitor = Monitor::connect(&self.own(self.monitor))?;
         monitor.stop()?;
         let before = switches()?;
@@ -258,6 +263,23 @@ impl Drop for Server<'_> {
             child.wait().ok();
         }
     }
+}
+
+/// Takes a physical CPU offline and online again. Returns how often the driver had switched a vCPU
+/// out before, while the CPU was offline, and after it came back.
+fn unplug() -> Result<Vec<u64>, Refusal> {
+    let mut seen = vec![switches()?];
+    for online in ["0", "1"] {
+        write(ONLINE, online)?;
+        sleep(UNPLUGGED);
+        seen.push(switches()?);
+    }
+    Ok(seen)
+}
+
+/// Returns how often the driver has switched a vCPU out.
+fn switches() -> Result<u64, Refusal> {
+    numbers(STATS)?.get(SWITCHES).copied().ok_or(Refusal::EPROTO)
 }
 
 /// Counts what the host's CPUs execute.

@@ -20,6 +20,7 @@ use shared_abi::read::Counters;
 use vm_tests::host::Host as _;
 use vm_tests::kvm::{HostPerf, Kvm, NEIGHBOUR};
 use vm_tests::module;
+use vm_tests::raw::Refusal;
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
 
@@ -34,6 +35,8 @@ const PAGE_KIB: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The number of general counters of the processor.
 const COUNTERS: u32 = 6;
+/// What the host's perf says when it has the counters, and the watchdog runs.
+const PERFS: Result<HostPerf, Refusal> = Ok(HostPerf { errno: 0, error: 0, watchdog: true });
 /// The time between looks at the host.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// After how long threads that have begun to count do so.
@@ -52,6 +55,7 @@ pub fn run() -> Result<ExitCode> {
     policy(&mut tally, &kvm)?;
     accounted(&mut tally, &kvm)?;
     is_not_switched_while_stopped(&mut tally, &kvm)?;
+    loses_a_cpu(&mut tally, &kvm)?;
     let errors = kvm.allow_after_reuse()?;
     let expected = [0, Errno::ESRCH as u64, Errno::ESRCH as u64];
     let name = "a process that has got the number of a machine's process does not stand for it";
@@ -82,10 +86,9 @@ pub fn run() -> Result<ExitCode> {
 /// perf has the host's counters while nobody counts in a guest, and nobody does while perf uses
 /// them.
 fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
-    let perfs = Ok(HostPerf { errno: 0, error: 0, watchdog: true });
     let guests = Ok(HostPerf { errno: Errno::EBUSY as u64, error: 0, watchdog: false });
     let name = "perf counts on the host before a guest does, and the watchdog runs";
-    tally.check(name, equal([kvm.count_host(), kvm.count_host()], [perfs; 2]));
+    tally.check(name, equal([kvm.count_host(), kvm.count_host()], [PERFS; 2]));
     let whose = "a guest of KVM whose host uses perf";
     for end in ["forbidden", "idle"] {
         let (seen, told) = count_while(REGIONS, || {
@@ -100,17 +103,14 @@ fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
             // This keeps the vCPUs' pages registered.
             let domain = Domain::new(CROSSED[0])?;
             kvm.allow_by_name(false)?;
-            tally.check(&name, equal(kvm.count_host(), perfs));
+            tally.check(&name, equal(kvm.count_host(), PERFS));
             let name = "a guest with pages reads nothing of what perf counts on the host";
             tally.check(name, equal(largest_beside_perf(kvm)?, 0));
             drop(domain);
             kvm.allow_by_name(true)?;
         } else {
-            let deadline = Instant::now() + PATIENCE;
-            while kvm.count_host() != perfs && Instant::now() < deadline {
-                thread::sleep(BETWEEN_LOOKS);
-            }
-            tally.check(&name, equal([kvm.count_host(), kvm.count_host()], [perfs; 2]));
+            wait_for_perf(kvm);
+            tally.check(&name, equal([kvm.count_host(), kvm.count_host()], [PERFS; 2]));
         }
     }
     kvm.hold_perf(true)?;
@@ -124,9 +124,17 @@ fn turns(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     let name = "a guest gets EBUSY while perf counts on the host";
     tally.check(name, equal(errors, vec![Some(libc::EBUSY); 2]));
     let name = "perf is exact while a guest is refused, and the watchdog runs";
-    tally.check(name, equal(kvm.count_host(), perfs));
+    tally.check(name, equal(kvm.count_host(), PERFS));
     kvm.hold_perf(false)?;
     Ok(())
+}
+
+/// Waits until the host's perf has the counters, since no guest counts.
+fn wait_for_perf(kvm: &Kvm) {
+    let deadline = Instant::now() + PATIENCE;
+    while kvm.count_host() != PERFS && Instant::now() < deadline {
+        thread::sleep(BETWEEN_LOOKS);
+    }
 }
 
 /// Returns the largest value that this guest, which may not count, finds in a counter while the
@@ -215,6 +223,28 @@ fn is_not_switched_while_stopped(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
     exact(tally, "a guest of KVM that is stopped meanwhile", &seen);
     let name = "a vCPU that does not enter the guest is not switched";
     tally.check(name, equal(switches, [Ok(0), Ok(0)]));
+    Ok(())
+}
+
+/// A physical CPU of the host goes offline and comes online while vCPUs that count execute there:
+/// they go on elsewhere, and on that CPU when it is back. What the driver has done there is still
+/// in its statistics, and perf has the CPU's counters in the end.
+fn loses_a_cpu(tally: &mut Tally, kvm: &Kvm) -> Result<()> {
+    let (seen, switches) = count_while(REGIONS, || {
+        thread::sleep(SETTLED);
+        [kvm.unplug(), kvm.unplug(), kvm.unplug()]
+    })?;
+    exact(tally, "a guest of KVM whose host loses a CPU and gets it back", &seen);
+    let mut all = Vec::new();
+    for seen in switches {
+        all.extend(seen?);
+    }
+    let grows = all.is_sorted_by(|before, after| before < after);
+    let outcome = grows.then_some(()).ok_or_else(|| format!("{all:?} switches"));
+    tally.check("the statistics keep what a CPU has done that goes offline", outcome);
+    wait_for_perf(kvm);
+    let name = "perf has the counters of a CPU that was offline, and the watchdog runs";
+    tally.check(name, equal(kvm.count_host(), PERFS));
     Ok(())
 }
 
