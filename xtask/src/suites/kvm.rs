@@ -12,6 +12,9 @@ use crate::suites::driver::refuses;
 use crate::suites::report::{Report, all, console_says};
 use crate::tools::cache;
 
+/// What Linux says when no handler takes an NMI for its own.
+const UNKNOWN_NMI: &str = "NMI received for unknown reason";
+
 /// Tests what a guest counts and samples, and hosts that let nobody count.
 pub fn run(report: &mut Report) -> Result<()> {
     let mut pressed = demo("kvm")?;
@@ -61,7 +64,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 /// the NMIs that the kernel has received, and not the presses.
 fn every_other_nmi_is_reported(outcome: &Outcome) -> Result<()> {
     let console = String::from_utf8_lossy(&fs::read(&outcome.console)?).into_owned();
-    let reported = console.matches("NMI received for unknown reason").count();
+    let reported = console.matches(UNKNOWN_NMI).count();
     let (received, raised) = nmis_in(&console).context("the host does not say what it received")?;
     let others = received.saturating_sub(raised);
     let presses = outcome.nmis;
@@ -136,7 +139,14 @@ pub fn successor(report: &mut Report) -> Result<()> {
     spec.files.push((kernel.boot_image, "/work/next/vmlinuz".into()));
     spec.files.push((initramfs, "/work/next/initrd".into()));
     spec.timeout = Duration::from_secs(900);
-    report.program(spec, "tenants")
+    let outcome = report.program_outcome(spec, "tenants")?;
+    report.test("a kernel that starts another one knows each NMI that comes until then", || {
+        let console = fs::read(&outcome.console)?;
+        let console = String::from_utf8_lossy(&console);
+        ensure!(!console.contains(UNKNOWN_NMI), "{console}");
+        Ok(())
+    });
+    Ok(())
 }
 
 /// Describes the demo's run: a guest that counts, samples, compares with the truth, and leaves a

@@ -21,7 +21,7 @@ use vm_tests::{kexec, module};
 
 use crate::control::{Host, VCPUS, begins, exact};
 use crate::counting::{DISJOINT, Domain};
-use crate::{frames, roam};
+use crate::{frames, roam, samples};
 
 /// The next kernel, and the first contents of its memory.
 const KERNEL: &str = "/work/next/vmlinuz";
@@ -74,9 +74,10 @@ pub fn tenant() -> Result<()> {
     Ok(())
 }
 
-/// Runs in the first kernel of a guest of KVM. All its vCPUs have pages, and threads that count,
-/// when it ends.
+/// Runs in the first kernel of a guest of KVM. All its vCPUs have pages, and threads that count and
+/// sample, when it ends.
 pub fn first() -> Result<ExitCode> {
+    let constants = samples::prepare()?;
     let domain = Domain::new(DISJOINT[0])?;
     thread::spawn(|| {
         thread::sleep(BEFORE);
@@ -85,8 +86,12 @@ pub fn first() -> Result<ExitCode> {
         // The process exits, since its other threads would continue.
         std::process::exit(1);
     });
-    domain.count(1, |_| true)?;
-    bail!("it goes on")
+    thread::scope(|scope| {
+        let sampling = scope.spawn(|| samples::take(&constants, |_| true));
+        println!("the first kernel: {}", domain.count(1, |_| true)?);
+        println!("the first kernel: {}", sampling.join().expect("no thread panics")?);
+        bail!("it goes on")
+    })
 }
 
 /// Runs in the next kernel of a guest of KVM, in whose memory the first one's pages are.
