@@ -136,8 +136,8 @@ fn compete(host: &dyn Host, session: &Session, all: &[usize], some: &[usize]) ->
         let away_ns = VcpuMoment::away_ns(&moments);
         let elapsed = threads.iter().fold(Elapsed::default(), |sum, one| sum.and(&one.elapsed));
         let switches: u64 = threads.iter().map(|one| one.switches).sum();
-        // Where its vCPU is switched out and in, the host's account begins and ends a little earlier
-        // than ours, too.
+        // Where its vCPU is switched out and in, the host's account begins and ends a little
+        // earlier than ours, too.
         let of_vcpu = all.iter().zip(&vcpus).find(|(one, _)| *one == cpu);
         let of_vcpu = of_vcpu.map_or(0, |(_, vcpu)| vcpu.switches);
         outcome.threads.0.add(&elapsed, tsc_khz, switches + of_vcpu, away_ns);
