@@ -38,7 +38,7 @@ pub struct Args {
     /// Run only this tier, or both with more rounds.
     #[arg(long)]
     tier: Option<Choice>,
-    /// Run only suites whose name contains this text.
+    /// Run only the suite of this name, or if there is none, those whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     suite: Option<String>,
     /// Run only suites that can be broken by what has changed since this commit, or since the last
@@ -69,19 +69,30 @@ impl Args {
             Some(Choice::Long) => text.is_empty() || is_named,
             None => suite.tier != Tier::Long || is_named,
         };
-        tier && suite.name.contains(text)
+        tier && self.means(suite)
     }
 
     /// Returns whether a suite that a change can break is asked for.
     fn wants_of_table(&self, suite: &Suite) -> bool {
-        let text = self.suite.as_deref().unwrap_or_default();
         let is_of_tier = match self.tier {
             Some(Choice::Model) => suite.tier == Tier::Model,
             Some(Choice::Vm) => suite.tier != Tier::Model,
             Some(Choice::Long) | None => true,
         };
         let is_there = self.topology.is_none() || suite.topology == self.topology.as_deref();
-        is_of_tier && is_there && suite.name.contains(text)
+        is_of_tier && is_there && self.means(suite)
+    }
+
+    /// Returns whether the text that was given is this suite's name, or a part of it if it is no
+    /// suite's name on the machine that is asked for.
+    fn means(&self, suite: &Suite) -> bool {
+        let text = self.suite.as_deref().unwrap_or_default();
+        let is_there = |other: &&Suite| match &self.topology {
+            None => true,
+            wanted => other.topology == wanted.as_deref(),
+        };
+        let is_whole = SUITES.iter().filter(is_there).any(|other| other.name == text);
+        suite.name == text || !is_whole && suite.name.contains(text)
     }
 
     fn volume(&self) -> Volume {
@@ -231,6 +242,23 @@ mod tests {
         assert_eq!(wanted(None, "slow-kvm"), [false, true]);
         assert_eq!(wanted(Some("kvm"), "slow"), [false, true]);
         assert_eq!(wanted(Some("pvh"), "slow"), [false, false]);
+    }
+
+    #[test]
+    fn a_whole_name_means_no_longer_one() {
+        let meant = |topology: Option<&str>, suite: &str| -> Vec<&str> {
+            let args = Args {
+                tier: None,
+                suite: Some(suite.to_owned()),
+                changed: None,
+                topology: topology.map(str::to_owned),
+                host_linux: HostLinux::default(),
+            };
+            SUITES.iter().filter(|suite| args.wants(suite)).map(|suite| suite.name).collect()
+        };
+        assert_eq!(meant(None, "rr"), ["rr"]);
+        assert_eq!(meant(None, "rr-"), ["rr-tests", "rr-pvh", "rr-hvm"]);
+        assert_eq!(meant(Some("kvm"), "rr"), ["rr-kvm"]);
     }
 
     #[test]
