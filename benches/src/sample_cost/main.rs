@@ -61,7 +61,10 @@ fn main() -> Result<()> {
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
         let told = sample("libperfctr, records in a ring", stack::perfctr_records)?;
         ensure!(told == SAMPLES, "{told} samples instead of {SAMPLES}");
-        sample_each("libperfctr, a record for each instruction", stack::perfctr_records)?;
+        sample_each_instruction(
+            "libperfctr, a record for each instruction",
+            stack::perfctr_records,
+        )?;
         switch("libperfctr", stack::perfctr)?;
         switch_bystanders()?;
         switch_users()?;
@@ -72,7 +75,7 @@ fn main() -> Result<()> {
     let records = sample("perf_event, records in memory", stack::perf_records)?;
     if module {
         // Linux' own perf accepts no period of 1.
-        sample_each("perf_event, a record for each instruction", stack::perf_records)?;
+        sample_each_instruction("perf_event, a record for each instruction", stack::perf_records)?;
     }
     ensure!(!module || [signals, records] == [SAMPLES; 2], "{signals} and {records} samples");
     // This is last, since the module stays while this program has had an event of perf's.
@@ -105,15 +108,7 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     // The work is half a period more than the samples take. An iteration is two instructions.
     let half = (2 * SAMPLES + 1) * PERIOD / 8;
     let region = Region { first: half, second: half };
-    let execute = |period| -> Result<(Tally, u64)> {
-        let mut grown = Tally::default();
-        let told = stack(period, &mut || {
-            let before = Tally::read();
-            region.execute(&mut 0);
-            grown = Tally::read() - before;
-        })?;
-        Ok((grown, told))
-    };
+    let execute = |period| execute(stack, period, region);
     // The first time, memory and code are not mapped yet.
     execute(PERIOD).with_context(|| name.to_owned())?;
     let mut fewest = u64::MAX;
@@ -132,18 +127,22 @@ fn sample(name: &str, stack: Stack) -> Result<u64> {
     Ok(fewest)
 }
 
-/// Measures what a sample costs if each instruction of user mode is one.
-fn sample_each(name: &str, stack: Stack) -> Result<()> {
+/// Executes a region while something counts or samples it. Returns what the machine did, and the
+/// number of samples.
+fn execute(stack: Stack, period: u64, region: Region) -> Result<(Tally, u64)> {
+    let mut grown = Tally::default();
+    let told = stack(period, &mut || {
+        let before = Tally::read();
+        region.execute(&mut 0);
+        grown = Tally::read() - before;
+    })?;
+    Ok((grown, told))
+}
+
+/// Measures what a sample costs if the period is a single instruction of user mode.
+fn sample_each_instruction(name: &str, stack: Stack) -> Result<()> {
     let region = Region { first: SAMPLES / 4, second: SAMPLES / 4 };
-    let execute = |period| -> Result<(Tally, u64)> {
-        let mut grown = Tally::default();
-        let told = stack(period, &mut || {
-            let before = Tally::read();
-            region.execute(&mut 0);
-            grown = Tally::read() - before;
-        })?;
-        Ok((grown, told))
-    };
+    let execute = |period| execute(stack, period, region);
     execute(1).with_context(|| name.to_owned())?;
     let due = region.instructions();
     let cost = median(|| {

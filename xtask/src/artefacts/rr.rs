@@ -12,7 +12,7 @@ use crate::tools::cache::{self, Key};
 use crate::tools::chroot::Chroot;
 use crate::tools::sh::{self, cmd};
 
-/// The versions whose sources can be had, of which the newest is taken.
+/// The versions to take, the first one that can be had.
 const UPSTREAM: &[&str] = &["5.9", "5.10"];
 
 /// What it is built with, in a Debian of the testbed's release.
@@ -70,7 +70,7 @@ pub fn tests() -> Result<PathBuf> {
         let mut copy = cmd("cp", ["-r", "--no-preserve=ownership"]);
         sh::as_root(copy.arg(debian.path("out/.")).arg(&tree))?;
         let listed = fs::read_to_string(debian.path("build/CTestTestfile.cmake"))?;
-        fs::write(tree.join("list"), list(&listed)?)?;
+        fs::write(tree.join("list"), lines_of_tests(&listed)?)?;
         without_lldb(&tree)?;
         // Debian's alternatives, which the userland does not have, would make this link.
         let programs = dir.join("tree/usr/bin");
@@ -81,9 +81,9 @@ pub fn tests() -> Result<PathBuf> {
     Ok(dir.join("tree"))
 }
 
-/// Returns the list of tests from that of CMake's, which has a line for each:
-/// `add_test([=[NAME]=] "bash" "source_dir/src/test/SCRIPT" "PROGRAM" "OPTION" ...)`.
-fn list(text: &str) -> Result<String> {
+/// Returns a line `NAME SCRIPT PROGRAM OPTION` for each test in CMake's own list, which has this for
+/// each: `add_test([=[NAME]=] "bash" "source_dir/src/test/SCRIPT" "PROGRAM" "OPTION" ...)`.
+fn lines_of_tests(text: &str) -> Result<String> {
     let mut list = String::new();
     for line in text.lines().filter_map(|line| line.strip_prefix("add_test(")) {
         let (name, rest) = line.split_once(' ').context("a test without a command")?;
@@ -120,10 +120,10 @@ set_tests_properties([=[abort]=] PROPERTIES FAIL_REGULAR_EXPRESSION "FAILED")
 add_test(x86/cpuid-no-syscallbuf "bash" "source_dir/src/test/x86/cpuid.run" "cpuid" "-n" "bin_dir")
 "#;
         assert_eq!(
-            list(text).unwrap(),
+            lines_of_tests(text).unwrap(),
             "abort src/test/basic_test.run abort \n\
              x86/cpuid-no-syscallbuf src/test/x86/cpuid.run cpuid -n\n"
         );
-        assert!(list("").is_err());
+        assert!(lines_of_tests("").is_err());
     }
 }

@@ -19,7 +19,7 @@ use crate::machine::HostLinux;
 use crate::suites::report::{Report, Suite, Tier, Volume};
 use crate::suites::{SUITES, changed};
 use crate::tools::sh::{self, cmd};
-use crate::tools::{cache, room};
+use crate::tools::{cache, disk};
 
 /// The tests that can be chosen by tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,7 +69,7 @@ impl Args {
             Some(Choice::Long) => text.is_empty() || is_named,
             None => suite.tier != Tier::Long || is_named,
         };
-        tier && self.means(suite)
+        tier && self.is_named(suite)
     }
 
     /// Returns whether a suite that a change can break is asked for.
@@ -80,19 +80,19 @@ impl Args {
             Some(Choice::Long) | None => true,
         };
         let is_there = self.topology.is_none() || suite.topology == self.topology.as_deref();
-        is_of_tier && is_there && self.means(suite)
+        is_of_tier && is_there && self.is_named(suite)
     }
 
-    /// Returns whether the text that was given is this suite's name, or a part of it if it is no
-    /// suite's name on the machine that is asked for.
-    fn means(&self, suite: &Suite) -> bool {
+    /// Returns whether `--suite` asks for this suite: by its name, or by a part of its name that is
+    /// not the name of a suite on the machine that is asked for.
+    fn is_named(&self, suite: &Suite) -> bool {
         let text = self.suite.as_deref().unwrap_or_default();
         let is_there = |other: &&Suite| match &self.topology {
             None => true,
             wanted => other.topology == wanted.as_deref(),
         };
-        let is_whole = SUITES.iter().filter(is_there).any(|other| other.name == text);
-        suite.name == text || !is_whole && suite.name.contains(text)
+        let is_a_suite = SUITES.iter().filter(is_there).any(|other| other.name == text);
+        suite.name == text || !is_a_suite && suite.name.contains(text)
     }
 
     fn volume(&self) -> Volume {
@@ -119,7 +119,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("no such suite; there are: {}", known.join(", "));
     }
     if args.suite.is_none() && broken.is_none() {
-        room::ensure(&[sh::project().join("target"), cache::root()?])?;
+        disk::ensure_room(&[sh::project().join("target"), cache::root()?])?;
     }
     let reports = reports(&wanted, args.volume())?;
     let failed = reports.iter().any(|report| !report.failed.is_empty());
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_name_means_no_longer_one() {
+    fn the_name_of_a_suite_does_not_ask_for_suites_with_longer_names() {
         let meant = |topology: Option<&str>, suite: &str| -> Vec<&str> {
             let args = Args {
                 tier: None,

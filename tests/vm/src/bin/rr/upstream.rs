@@ -36,7 +36,7 @@ pub fn run(dir: &Path, wanted: &str) -> Result<ExitCode> {
             scope.spawn(|| {
                 while let Some(test) = next() {
                     let start = Instant::now();
-                    println!("{}", became(dir, test));
+                    println!("{}", result_of(dir, test));
                     eprintln!("{:4} s  {test}", start.elapsed().as_secs());
                 }
             });
@@ -45,8 +45,8 @@ pub fn run(dir: &Path, wanted: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs one test of the list, and returns its name and what became of it.
-fn became(dir: &Path, test: &str) -> String {
+/// Runs one test of the list. Returns its name, a blank, and whether it passes, or why not.
+fn result_of(dir: &Path, test: &str) -> String {
     let words: Vec<&str> = test.split(' ').collect();
     let [name, script, program, option] = words[..] else {
         return format!("{test} has another form in the list");
@@ -61,10 +61,10 @@ fn became(dir: &Path, test: &str) -> String {
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
     // Some scripts succeed if their program was not even started.
-    let says_so = said.contains("PASSED") || said.contains("EXIT-SUCCESS");
+    let reports_success = said.contains("PASSED") || said.contains("EXIT-SUCCESS");
     if output.status.code() == Some(SKIPPED) || said.contains("NOTE: Skipping") {
         format!("{name} skips itself")
-    } else if output.status.success() && says_so && !said.contains("FAILED") {
+    } else if output.status.success() && reports_success && !said.contains("FAILED") {
         format!("{name} passes")
     } else {
         let lines: Vec<&str> = said.lines().collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Asks whether a disk has room for what the tests build.
+//! Checks that a disk has room for what the tests build.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,11 +10,11 @@ use crate::tools::sh::{self, cmd};
 
 const GIB: u64 = 1 << 30;
 
-/// What all tests leave in the directories that they build in. Unit: GiB.
+/// The room that the build directories of all tests take in the end. Unit: GiB.
 const NEEDED: u64 = 20;
 
-/// Fails unless there is room for what is not in these directories yet.
-pub fn ensure(dirs: &[PathBuf]) -> Result<()> {
+/// Fails if these directories cannot grow to the size that a run of all tests needs.
+pub fn ensure_room(dirs: &[PathBuf]) -> Result<()> {
     let (mut built, mut free) = (0, u64::MAX);
     for dir in dirs.iter().filter(|dir| dir.exists()) {
         // Files may disappear meanwhile.
