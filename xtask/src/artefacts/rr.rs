@@ -81,8 +81,8 @@ pub fn tests() -> Result<PathBuf> {
     Ok(dir.join("tree"))
 }
 
-/// Returns a line `NAME SCRIPT PROGRAM OPTION` for each test in CMake's own list, which has this for
-/// each: `add_test([=[NAME]=] "bash" "source_dir/src/test/SCRIPT" "PROGRAM" "OPTION" ...)`.
+/// Returns a line `NAME SCRIPT PROGRAM OPTION` for each test in CMake's own list, in which it is
+/// `add_test([=[NAME]=] "bash" "source_dir/src/test/SCRIPT" "PROGRAM" "OPTION" ...)`.
 fn lines_of_tests(text: &str) -> Result<String> {
     let mut list = String::new();
     for line in text.lines().filter_map(|line| line.strip_prefix("add_test(")) {
