@@ -132,12 +132,12 @@ fn different(events: usize) -> String {
 pub fn in_turns(machine: &Machine) -> Result<()> {
     let general = general(machine);
     let events = 2 * general;
-    let rows = rows(&perf(&["stat", "-x,", "-e", &different(events), LONG])?, 0);
+    // On a busy machine one run is over before the events have taken turns often.
+    let runs = format!("for run in 1 2 3 4 5 6; do {LONG}; done");
+    let rows = rows(&perf(&["stat", "-x,", "-e", &different(events), "sh", "-c", &runs])?, 0);
     let shares = shares(&rows)?;
     ensure!(shares.len() == events, "{rows:?}");
-    // On a busy machine an event may have its turn all the time, or never.
-    ensure!(shares.iter().all(|&share| (0.0..=100.0).contains(&share)), "{rows:?}");
-    ensure!(shares.iter().filter(|&&share| share > 0.0).count() > general, "{rows:?}");
+    ensure!(shares.iter().all(|&share| (0.0..100.0).contains(&share)), "{rows:?}");
     let all: f64 = shares.iter().sum();
     // Each share is rounded to a percent.
     ensure!(all <= (100 * general + events) as f64, "{all} % of {general} counters: {rows:?}");
