@@ -47,6 +47,9 @@ cp -r /rr/src/test /out/src
 /// Where the tests' directory tree is in the guest.
 pub const TESTS: &str = "/usr/lib/rr-tests";
 
+/// The file with the list of the tests there.
+const LIST: &str = "list";
+
 /// Returns rr's sources, without Debian's changes.
 pub fn source() -> Result<PathBuf> {
     apt::unpatched("rr", UPSTREAM)
@@ -70,7 +73,7 @@ pub fn tests() -> Result<PathBuf> {
         let mut copy = cmd("cp", ["-r", "--no-preserve=ownership"]);
         sh::as_root(copy.arg(debian.path("out/.")).arg(&tree))?;
         let listed = fs::read_to_string(debian.path("build/CTestTestfile.cmake"))?;
-        fs::write(tree.join("list"), lines_of_tests(&listed)?)?;
+        fs::write(tree.join(LIST), lines_of_tests(&listed)?)?;
         without_lldb(&tree)?;
         // Debian's alternatives, which the userland does not have, would make this link.
         let programs = dir.join("tree/usr/bin");
@@ -79,6 +82,11 @@ pub fn tests() -> Result<PathBuf> {
         debian.remove()
     })?;
     Ok(dir.join("tree"))
+}
+
+/// Returns the file that lists the tests, a line for each.
+pub fn list() -> Result<PathBuf> {
+    Ok(tests()?.join(TESTS.trim_start_matches('/')).join(LIST))
 }
 
 /// Returns a line `NAME SCRIPT PROGRAM OPTION` for each test in CMake's own list, in which it is

@@ -33,6 +33,7 @@ mod providers;
 pub mod readme;
 pub mod report;
 mod rr;
+pub mod shard;
 mod shim;
 mod stat;
 mod system;

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::artefacts::faults::{Tier, write_counts};
-use crate::suites::faults::{self, Choice, Shard};
+use crate::suites::faults::{self, Choice};
+use crate::suites::shard::Shard;
 use crate::tools::sh;
 
 /// Puts each fault of tests/faults in force, and runs the tests that must notice.

@@ -5,13 +5,12 @@ mod host;
 mod sim;
 mod vm;
 
-use std::fmt;
-use std::str::FromStr;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::report::{Report, Volume};
+use super::shard::Shard;
 use crate::artefacts::faults::{self, Fault, Tier};
 use crate::tools::sh;
 
@@ -25,7 +24,7 @@ const SHARDS: usize = 5;
 /// `cargo xtask faults --tier vm`.
 pub fn suite(report: &mut Report) -> Result<()> {
     let (shard, switched_only) = match report.volume {
-        Volume::Usual => (Some(Shard { number: days() % SHARDS, of: SHARDS }), true),
+        Volume::Usual => (Some(Shard::of_today(SHARDS)), true),
         Volume::Long => (None, false),
     };
     let choice = Choice { tier: Some(Tier::Host), shard, switched_only, ..Choice::default() };
@@ -40,36 +39,6 @@ pub fn suite(report: &mut Report) -> Result<()> {
     });
     report.note(format!("{} faults tried", verdicts.len()));
     Ok(())
-}
-
-/// Returns the number of days since 1970.
-fn days() -> usize {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    (since.as_secs() / (24 * 60 * 60)) as usize
-}
-
-/// A part of the faults: it has those whose place in the list is `number` modulo `of`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shard {
-    number: usize,
-    of: usize,
-}
-
-impl FromStr for Shard {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let (number, of) = text.split_once('/').context("a part is named as 0/8")?;
-        let shard = Self { number: number.parse()?, of: of.parse()? };
-        ensure!(shard.number < shard.of, "the parts of {of} are 0/{of} and so on");
-        Ok(shard)
-    }
-}
-
-impl fmt::Display for Shard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.number, self.of)
-    }
 }
 
 /// Which faults are tried.
@@ -97,8 +66,7 @@ impl Choice {
                 && !(self.switched_only && fault.alone)
         };
         let wanted: Vec<Fault> = faults.into_iter().filter(is_wanted).collect();
-        let shard = self.shard.unwrap_or(Shard { number: 0, of: 1 });
-        let part: Vec<Fault> = wanted.into_iter().skip(shard.number).step_by(shard.of).collect();
+        let part = self.shard.unwrap_or(Shard::WHOLE).pick(wanted);
         ensure!(!part.is_empty(), "there is no such fault in tests/faults");
         Ok(part)
     }
@@ -199,7 +167,6 @@ mod tests {
             part.iter().map(|fault| fault.name.clone()).collect::<String>()
         };
         assert_eq!([part("0/2"), part("1/2")], ["ACE", "BD"]);
-        assert!("2/2".parse::<Shard>().is_err() && "2".parse::<Shard>().is_err());
         let other = Choice { only: Some("F".to_owned()), ..Choice::default() };
         assert!(other.pick(all.clone()).is_err());
         let mut all = all;
