@@ -4,9 +4,11 @@
 use std::sync::Barrier;
 use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use perf_event_open_sys::bindings::PERF_COUNT_HW_INSTRUCTIONS;
 use shared_abi::sync::Ordering::Relaxed;
 use vm_tests::host::Host;
+use vm_tests::perf::{Record, Sampling, Whose, generic};
 use vm_tests::region::Region;
 use vm_tests::round::{Constants, Shape, round};
 use vm_tests::sampled;
@@ -95,7 +97,31 @@ pub fn run(report: &mut Report, host: &dyn Host, cpus: &[usize], rate: u64) -> R
     report.demand("put off overflows are accounted for", merged == all.merged, why);
     let why = format!("{} overflows too many", all.extra);
     report.demand("a storm doubles no overflow", all.extra == 0, why);
+    let (passed, samples, periods) = sampled_by_perf()?;
+    let why = format!("{passed} periods passed, {samples} samples stand for {periods}");
+    let good = periods == passed && samples < passed;
+    report.demand("perf's samples in a storm say for how many periods they stand", good, why);
     Ok(())
+}
+
+/// Has perf sample more often than the driver allows. Returns how many periods have passed, the
+/// number of samples, and for how many periods they say that they stand.
+fn sampled_by_perf() -> Result<(u64, u64, u64)> {
+    let mut instructions = generic(PERF_COUNT_HW_INSTRUCTIONS);
+    instructions.set_disabled(1);
+    let mut sampling = Sampling::open(instructions, PERIOD, Whose::Thread(SELF))?;
+    sampling.event.enable()?;
+    Region { first: ITERATIONS, second: ITERATIONS }.execute(&mut 0);
+    sampling.event.disable()?;
+    let (mut samples, mut events) = (0, 0);
+    for record in sampling.records() {
+        let Record::Sample { period, .. } = record else {
+            bail!("expected a sample, found {record:?}");
+        };
+        samples += 1;
+        events += period;
+    }
+    Ok((sampling.event.count()? / PERIOD, samples, events / PERIOD))
 }
 
 fn storm(cpu: usize, constants: &Constants, gate: &Barrier) -> Result<Seen> {
