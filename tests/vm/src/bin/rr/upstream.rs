@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 /// How many tests run at a time.
 const AT_A_TIME: usize = 2;
 /// How long each of rr's processes may take, and how long a whole test, unit: seconds.
-const PATIENCE: &str = "600";
-const PATIENCE_WITH_TEST: &str = "1800";
+const PATIENCE: &str = "1800";
+const PATIENCE_WITH_TEST: &str = "3600";
 /// The exit status of a test that cannot be run on this machine.
 const SKIPPED: i32 = 77;
 /// How many lines of a failed test are shown.
