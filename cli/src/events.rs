@@ -51,6 +51,11 @@ impl FromStr for EventList {
     }
 }
 
+/// Gives an event this period, unless it has one already (`/period=N/`).
+pub fn every(event: Event, period: u64) -> Event {
+    if event.period() == 0 { event.every(period) } else { event }
+}
+
 fn list(text: &str) -> Result<Vec<Event>, String> {
     Event::list(text).map_err(|error| error.to_string())
 }

@@ -86,4 +86,6 @@ Examples:
   perfctr top
       Shows all threads.
   perfctr top -p 1234 -e instructions:u,cycles:u
-      Shows the threads of process 1234.";
+      Shows the threads of process 1234.
+  perfctr top --host
+      Shows which domains of a Xen host execute which functions, also of the hypervisor.";

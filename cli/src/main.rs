@@ -8,6 +8,7 @@ mod examples;
 mod export;
 mod gate;
 mod generate;
+mod host;
 mod info;
 mod list;
 mod live;
@@ -83,7 +84,7 @@ enum Verb {
     /// Runs a program and counts events in it and in all threads and processes that it starts.
     #[command(after_help = examples::STAT)]
     Stat(stat::Options),
-    /// Shows live counts of threads or CPUs.
+    /// Shows live counts of threads or CPUs, or where a Xen host is.
     #[command(after_help = examples::TOP)]
     Top(top::Options),
 }

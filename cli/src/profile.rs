@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::elf::{Facts, Segment};
 use crate::perf_data;
+use crate::text::harmless;
 
 /// The text by which a file says that it is a profile.
 const FORMAT: &str = "perfctr profile";
@@ -195,6 +196,16 @@ pub struct Thread {
     pub count: u64,
 }
 
+impl Thread {
+    /// Returns the domain of a virtual CPU in a host's profile: its name if there is one.
+    pub fn domain(&self) -> String {
+        match &*self.name {
+            "" => format!("domain {}", self.pid),
+            name => harmless(name),
+        }
+    }
+}
+
 /// A stack in which a thread was, and how often.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stack {
@@ -280,6 +291,14 @@ impl Profile {
     /// Returns what its threads are called.
     pub fn who(&self) -> &'static str {
         if self.host.is_some() { "vCPU" } else { "thread" }
+    }
+
+    /// Returns what a thread is called.
+    pub fn name(&self, thread: &Thread) -> String {
+        match self.host {
+            Some(_) => format!("{} vCPU {}", thread.domain(), thread.tid),
+            None => thread.name.clone(),
+        }
     }
 
     /// Returns the number of all samples.

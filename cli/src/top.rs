@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Implements `perfctr top`, which shows live what each thread or each CPU counts.
+//! Implements `perfctr top`, which shows live what each thread or each CPU counts, or where a host
+//! is.
+
+mod host;
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
@@ -23,19 +26,22 @@ use crate::events::{EventList, EventParser};
 use crate::info::Here;
 use crate::live::{How, Live, Thread, Threads};
 use crate::program::{Signals, limits};
+use crate::report::Key;
 use crate::stat::{Count, estimate, grouped};
 use crate::text::print;
 
 /// The options of `perfctr top`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Events, separated by commas.  `perfctr list` shows their names.
+    /// Events, separated by commas.  `perfctr list` shows their names. A host is sampled by one, in
+    /// all modes, in Xen's ring 0 only (`cycles:k`) or outside of it (`cycles:u`).
     #[arg(
         short,
         long,
         value_parser = EventParser::Single,
         hide_possible_values = true,
-        default_value = "instructions:u,cycles:u,branches:u"
+        default_value = "instructions:u,cycles:u,branches:u",
+        default_value_if("host", "true", "cycles")
     )]
     event: EventList,
     /// Counts events that are not known to be right on this CPU, too.
@@ -47,6 +53,18 @@ pub struct Options {
     /// Shows CPUs (in a guest: vCPUs) first, in place of threads.
     #[arg(short = 'C', long)]
     cpus: bool,
+    /// Samples the Xen host that this is the control domain of, and shows which domains execute
+    /// which functions. Xen's option `perfctr=profile` lets it.
+    #[arg(long, conflicts_with_all = ["pid", "cpus"])]
+    host: bool,
+    /// Takes a sample of the host every so many events, unless the event says so itself
+    /// (`/period=N/`).
+    #[arg(short, long, default_value_t = 1_000_003, requires = "host")]
+    count: u64,
+    /// Distinguishes the host's samples by these columns, separated by commas: layer, domain and
+    /// symbol without it.
+    #[arg(short, long, value_enum, value_delimiter = ',', requires = "host")]
+    sort: Vec<Key>,
     /// Updates after so many milliseconds.
     #[arg(
         short,
@@ -62,6 +80,25 @@ pub struct Options {
     /// Prints all rows as text, one update after another; the default if there is no terminal.
     #[arg(long)]
     plain: bool,
+}
+
+/// What is shown live.
+trait Screen {
+    /// The longest time between two calls of `tick`.
+    const TICK: Duration;
+
+    fn tick(&mut self) -> Result<()>;
+
+    /// Looks at what has happened since the last update.
+    fn update(&mut self) -> Result<()>;
+
+    /// Does what a key is for. Returns whether this was an update.
+    fn key(&mut self, key: KeyCode) -> Result<bool>;
+
+    /// Returns the last update as text.
+    fn text(&self) -> String;
+
+    fn draw(&self, frame: &mut Frame<'_>);
 }
 
 /// The view that is shown.
@@ -83,7 +120,8 @@ struct Row {
     share: f64,
 }
 
-/// Everything that is counted, and what was looked at last: the view, its counts, and when.
+/// Everything that is counted, and what was looked at last: the view, its counts, and when, and the
+/// rows that follow.
 struct Watch {
     events: Vec<Event>,
     threads: Threads,
@@ -91,6 +129,7 @@ struct Watch {
     view: View,
     before: BTreeMap<u32, Vec<Total>>,
     looked: Instant,
+    rows: Vec<Row>,
 }
 
 impl Watch {
@@ -107,6 +146,7 @@ impl Watch {
             view,
             before: BTreeMap::new(),
             looked: Instant::now(),
+            rows: Vec::new(),
         };
         watch.look(view)?;
         Ok(watch)
@@ -182,26 +222,80 @@ fn row(id: u32, name: String, before: &[Total], now: &[Total], time: Duration) -
     }
 }
 
+impl Screen for Watch {
+    /// Nothing is to be done between two updates, but an interrupt must not wait for the next one.
+    const TICK: Duration = Duration::from_millis(100);
+
+    fn tick(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn update(&mut self) -> Result<()> {
+        self.rows = self.look(self.view)?;
+        Ok(())
+    }
+
+    fn key(&mut self, key: KeyCode) -> Result<bool> {
+        let wanted = match key {
+            KeyCode::Char('c') => View::Cpus,
+            KeyCode::Char('t') => View::Threads,
+            _ => self.view,
+        };
+        let changes = wanted != self.view;
+        if changes {
+            // The next update is of the time from now on.
+            self.rows = self.look(wanted)?;
+        }
+        Ok(changes)
+    }
+
+    fn text(&self) -> String {
+        text(&self.events, &self.rows)
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        draw(frame, &self.events, self.view, &self.rows);
+    }
+}
+
 /// Runs `perfctr top`.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let mut watch = Watch::open(options)?;
+    match options.host {
+        true => show(options, &mut host::View::open(options)?),
+        false => show(options, &mut Watch::open(options)?),
+    }
+}
+
+fn show<S: Screen>(options: &Options, screen: &mut S) -> Result<ExitCode> {
     if options.plain || !io::stdout().is_terminal() {
-        return plain(options, &mut watch);
+        return plain(options, screen);
     }
     let mut terminal = ratatui::try_init()?;
-    let result = interactive(options, &mut watch, &mut terminal);
+    let result = interactive(options, screen, &mut terminal);
     ratatui::try_restore()?;
     result.map(|()| ExitCode::SUCCESS)
 }
 
-fn plain(options: &Options, watch: &mut Watch) -> Result<ExitCode> {
+/// Returns how long it is from now to this time, unless it has come.
+fn left(until: Instant) -> Option<Duration> {
+    until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+}
+
+fn plain<S: Screen>(options: &Options, screen: &mut S) -> Result<ExitCode> {
     let signals = Signals::to_end()?;
-    let mut left = options.looks.unwrap_or(u64::MAX);
-    while left > 0 && !signals.interrupted() {
-        std::thread::sleep(Duration::from_millis(options.delay));
-        let rows = watch.look(watch.view)?;
-        print(&text(&watch.events, &rows))?;
-        left -= 1;
+    let mut looks = options.looks.unwrap_or(u64::MAX);
+    while looks > 0 {
+        let next = Instant::now() + Duration::from_millis(options.delay);
+        while let Some(left) = left(next) {
+            if signals.interrupted() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            std::thread::sleep(left.min(S::TICK));
+            screen.tick()?;
+        }
+        screen.update()?;
+        print(&screen.text())?;
+        looks -= 1;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -219,34 +313,40 @@ fn text(events: &[Event], rows: &[Row]) -> String {
     text
 }
 
-fn interactive(options: &Options, watch: &mut Watch, terminal: &mut DefaultTerminal) -> Result<()> {
+fn interactive<S: Screen>(
+    options: &Options,
+    screen: &mut S,
+    terminal: &mut DefaultTerminal,
+) -> Result<()> {
     let delay = Duration::from_millis(options.delay);
-    let (mut rows, mut looks) = (Vec::new(), 0);
+    let (mut next, mut looks) = (Instant::now() + delay, 0);
     loop {
-        terminal.draw(|frame| draw(frame, &watch.events, watch.view, &rows))?;
+        terminal.draw(|frame| screen.draw(frame))?;
         if options.looks == Some(looks) {
             return Ok(());
         }
-        let rest = delay.saturating_sub(watch.looked.elapsed());
-        if !event::poll(rest)? {
-            rows = watch.look(watch.view)?;
-            looks += 1;
-            continue;
-        }
-        let event::Event::Key(key) = event::read()? else { continue };
-        let wanted = match key.code {
-            _ if key.kind != KeyEventKind::Press => watch.view,
-            KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
-            KeyCode::Char('c') if key.modifiers.contains(event::KeyModifiers::CONTROL) => {
-                return Ok(());
+        let pressed = loop {
+            let Some(left) = left(next) else { break None };
+            if event::poll(left.min(S::TICK))? {
+                break Some(event::read()?);
             }
-            KeyCode::Char('c') => View::Cpus,
-            KeyCode::Char('t') => View::Threads,
-            _ => watch.view,
+            screen.tick()?;
         };
-        if wanted != watch.view {
-            // The next update is of the time from now on.
-            rows = watch.look(wanted)?;
+        match pressed {
+            None => {
+                screen.update()?;
+                (next, looks) = (Instant::now() + delay, looks + 1);
+            }
+            Some(event::Event::Key(key)) if key.kind == KeyEventKind::Press => {
+                let control = key.modifiers.contains(event::KeyModifiers::CONTROL);
+                match key.code {
+                    KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                    KeyCode::Char('c') if control => return Ok(()),
+                    code if screen.key(code)? => next = Instant::now() + delay,
+                    _ => {}
+                }
+            }
+            Some(_) => {}
         }
     }
 }
@@ -312,6 +412,7 @@ mod tests {
             view: View::Threads,
             before: BTreeMap::new(),
             looked: Instant::now(),
+            rows: Vec::new(),
         }
     }
 

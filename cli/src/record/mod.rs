@@ -26,7 +26,8 @@ use perfctr::{Event, Provider};
 
 use self::counter::Source;
 use self::recorder::Recorder;
-use crate::events::{EventList, EventParser};
+use crate::events::{EventList, EventParser, every};
+use crate::host::{Hypervisor, only};
 use crate::info::Here;
 use crate::profile::{Machine, Place, Profile};
 use crate::program::tracer::{self, Followed};
@@ -108,11 +109,7 @@ impl Options {
     /// Returns the events, each with its period.
     fn events(&self) -> Result<Vec<Event>> {
         let events = self.lists.iter().flat_map(|list| list.events(self.unverified));
-        let events = events.map(|event| match event.period() {
-            0 => event.every(self.count),
-            _ => event,
-        });
-        let events: Vec<Event> = events.collect();
+        let events: Vec<Event> = events.map(|event| every(event, self.count)).collect();
         for event in &events {
             let (period, user) = (event.period(), event.user());
             ensure!(period >= PERIOD_MIN, "{period} is no period: {PERIOD_MIN} events at least");
@@ -170,10 +167,11 @@ fn of_host(
     events: &[Event],
     signals: &Signals,
 ) -> Result<(Vec<Profile>, u8)> {
-    let event = host::only(events)?;
+    let event = only(events)?;
+    let hypervisor = Hypervisor::with_file(options.xen_syms.as_deref())?;
     let profile = options.profile("xen".to_owned(), &event);
-    let (cpus, file) = (options.cpus.as_ref(), options.xen_syms.as_deref());
-    let (profile, status) = host::run(target, event, cpus, file, profile, signals)?;
+    let cpus = options.cpus.as_ref();
+    let (profile, status) = host::run(target, event, cpus, hypervisor, profile, signals)?;
     Ok((vec![profile], status))
 }
 

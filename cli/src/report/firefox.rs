@@ -10,7 +10,7 @@ use fxprof_processed_profile::{
 };
 
 use super::symbols::Named;
-use super::{functions, name, summary};
+use super::{functions, summary};
 use crate::profile::Profile;
 
 /// The time between two samples. The profiler wants a time of each sample, which profiles do not
@@ -27,7 +27,7 @@ pub fn encode(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
     let start = at(0);
     let (mut processes, mut threads) = (HashMap::new(), Vec::new());
     for thread in &profile.threads {
-        let title = name(profile, thread);
+        let title = profile.name(thread);
         let process = *processes
             .entry(thread.pid)
             .or_insert_with(|| document.add_process(&title, thread.pid, start));

@@ -5,8 +5,8 @@ pub mod diff;
 mod firefox;
 mod graph;
 mod pprof;
-mod symbols;
-mod table;
+pub mod symbols;
+pub mod table;
 
 use std::fs;
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use inferno::flamegraph::color::{MultiPalette, Palette};
 
 use self::symbols::Named;
 use crate::perf_data;
-use crate::profile::{Layer, Profile, Stack, Thread};
+use crate::profile::{Layer, Profile, Stack};
 use crate::text::{counted, harmless, tell};
 
 /// The options of `perfctr report`.
@@ -67,7 +67,7 @@ pub enum Key {
 
 impl Key {
     /// Returns the columns of a table of this profile, which are these if there are any.
-    fn of(keys: &[Self], profile: &Profile) -> Result<Vec<Self>> {
+    pub fn of(keys: &[Self], profile: &Profile) -> Result<Vec<Self>> {
         let is_host = profile.host.is_some();
         if keys.is_empty() {
             let usual = [Self::Layer, Self::Domain, Self::Symbol];
@@ -84,7 +84,7 @@ impl Key {
         Ok(keys.to_vec())
     }
 
-    fn heading(self) -> String {
+    pub fn heading(self) -> String {
         format!("{self:?}").to_lowercase()
     }
 }
@@ -175,24 +175,8 @@ fn of_one(
 fn thread(profile: &Profile, stack: &Stack) -> String {
     let thread = &profile.threads[stack.thread as usize];
     match profile.host {
-        Some(_) => name(profile, thread),
+        Some(_) => profile.name(thread),
         None => format!("{} {}", thread.tid, harmless(&thread.name)),
-    }
-}
-
-/// Returns what a thread is called.
-fn name(profile: &Profile, thread: &Thread) -> String {
-    match profile.host {
-        Some(_) => format!("{} vCPU {}", domain(thread), thread.tid),
-        None => thread.name.clone(),
-    }
-}
-
-/// Returns the domain of a virtual CPU in a host's profile: its name if there is one.
-fn domain(thread: &Thread) -> String {
-    match &*thread.name {
-        "" => format!("domain {}", thread.pid),
-        name => harmless(name),
     }
 }
 
@@ -258,7 +242,7 @@ fn flame_graph(profile: &Profile, names: &[Named]) -> Result<Vec<u8>> {
 }
 
 /// Returns a line that describes the samples.
-fn summary(profile: &Profile) -> String {
+pub fn summary(profile: &Profile) -> String {
     let Profile { period, frequency, event, provider, threads, .. } = profile;
     let samples = counted(profile.samples(), "sample");
     let threads = counted(threads.len() as u64, profile.who());
@@ -277,7 +261,7 @@ mod tests {
     use super::symbols::Place;
     use super::*;
     use crate::elf::Facts;
-    use crate::profile::{Frame, Host, Module, Symbol};
+    use crate::profile::{Frame, Host, Module, Symbol, Thread};
 
     /// Returns a profile of two threads in `f`, once in a function that was inlined there. `main`
     /// calls `f`.

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 
 use prost::Message;
 
-use super::name;
 use super::symbols::Named;
 use crate::profile;
 
@@ -144,7 +143,7 @@ pub fn encode(profile: &profile::Profile, names: &[Named]) -> Vec<u8> {
             location_id: stack.frames.iter().map(|&frame| u64::from(frame) + 1).collect(),
             value: [stack.samples, stack.samples * profile.period].map(|n| n as i64).to_vec(),
             label: vec![
-                Label { key: thread, str: strings.of(&name(profile, of)), num: 0 },
+                Label { key: thread, str: strings.of(&profile.name(of)), num: 0 },
                 Label { key: tid, str: 0, num: of.tid.into() },
                 Label { key: pid, str: 0, num: of.pid.into() },
             ],

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::symbols::Named;
-use super::{Key, domain, layer, summary, thread};
+use super::{Key, layer, summary, thread};
 use crate::profile::{Layer, Profile, Stack};
 
 /// Returns the samples of each row of the table.
@@ -17,10 +17,16 @@ pub fn rows(profile: &Profile, names: &[Named], keys: &[Key]) -> BTreeMap<Vec<St
     rows
 }
 
-/// Returns the table of where the program was: the names of the innermost frame of each sample.
-pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
+/// Returns the same, those with most samples first.
+pub fn ordered(profile: &Profile, names: &[Named], keys: &[Key]) -> Vec<(Vec<String>, u64)> {
     let mut rows: Vec<_> = rows(profile, names, keys).into_iter().collect();
     rows.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
+    rows
+}
+
+/// Returns the table of where the program was: the names of the innermost frame of each sample.
+pub fn table(profile: &Profile, names: &[Named], keys: &[Key]) -> String {
+    let rows = ordered(profile, names, keys);
     let heading: Vec<String> = keys.iter().map(|key| key.heading()).collect();
     let cells = || rows.iter().map(|(row, _)| row).chain([&heading]);
     let width = |n: usize| cells().map(|row| row[n].chars().count()).max().unwrap_or(0);
@@ -56,7 +62,7 @@ fn cell(profile: &Profile, names: &[Named], stack: &Stack, key: Key) -> String {
         Key::Symbol => named.symbol().to_owned(),
         Key::Line => named.line(),
         Key::Layer => layer(profile, stack).map_or("", Layer::name).to_owned(),
-        Key::Domain => domain(&profile.threads[stack.thread as usize]),
+        Key::Domain => profile.threads[stack.thread as usize].domain(),
         Key::Cpu => stack.cpu.map_or_else(String::new, |cpu| cpu.to_string()),
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-//! Tests `perfctr record --host` and what `perfctr report` says of its profiles.
+//! Tests `perfctr record --host`, what `perfctr report` says of its profiles, and `perfctr top
+//! --host`.
 //!
 //! The emulator's tally says how many instructions physical CPU 0 has executed in ring 0, where
 //! only Xen executes, and outside of it. A program that the command runs reads the tally and the
@@ -8,12 +9,13 @@
 //!
 //! With `--work FILE` this is that program. With `--refused` it tests a host without the option.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
+use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Output, Stdio};
-use std::thread::sleep;
+use std::process::{Child, ChildStdout, Command, ExitCode, Output, Stdio};
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -81,6 +83,7 @@ fn whole(tally: &mut Tally) -> Result<()> {
     layers(tally)?;
     functions(tally)?;
     files(tally)?;
+    live(tally)?;
     loses(tally)?;
     ends(tally)
 }
@@ -250,6 +253,105 @@ fn files(tally: &mut Tally) -> Result<()> {
     print!("{error}");
     let says = error.contains("physical CPUs that were named does not exist");
     tally.check("a physical CPU that is not there is refused", equal(says, true));
+    Ok(())
+}
+
+/// What `perfctr top --host` prints, update by update.
+struct Live {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    /// The line behind the last update, which begins the next one.
+    head: String,
+}
+
+impl Live {
+    fn begin() -> Result<Self> {
+        let mut command = Command::new(PERFCTR);
+        command.args(["top", "--host", "--plain", "-d", "500", "-e", "instructions"]);
+        command.args(["-c", &PERIOD.to_string(), "-s", "cpu,layer,symbol"]);
+        let mut child = command.stdout(Stdio::piped()).spawn()?;
+        let output = child.stdout.take().context("no output")?;
+        let mut lines = BufReader::new(output).lines();
+        let head = lines.next().context("nothing is printed")??;
+        Ok(Self { child, lines, head })
+    }
+
+    /// Returns the next update: physical CPU, layer, function and samples of each row.
+    fn update(&mut self) -> Result<Vec<(u32, String, String, u64)>> {
+        let mut rows = Vec::new();
+        loop {
+            let line = self.lines.next().context("it has ended")??;
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match *words {
+                ["samples", "%", ..] => {}
+                [samples, _, cpu, layer, ref function @ ..] if cpu.parse::<u32>().is_ok() => {
+                    let function = function.join(" ");
+                    rows.push((cpu.parse()?, layer.to_owned(), function, samples.parse()?));
+                }
+                _ if line.contains(" of ") && line.ends_with("from xen") => {
+                    self.head = line;
+                    return Ok(rows);
+                }
+                _ => bail!("{line:?} behind {:?}", self.head),
+            }
+        }
+    }
+}
+
+/// The view shows each sample once, with the domain's and Xen's functions.
+///
+/// Physical CPU 0 has little to do but the work, before and behind which updates are taken.
+fn live(tally: &mut Tally) -> Result<()> {
+    let executed = || -> Result<u64> {
+        let read = || -> Result<u64> {
+            run_on(SELF, &[0])?;
+            Ok(Hardware.counter(RING_0).wrapping_add(Hardware.counter(OUTSIDE_RING_0)))
+        };
+        thread::scope(|scope| scope.spawn(read).join().expect("it does not panic"))
+    };
+    let before = executed()?;
+    let mut top = Live::begin()?;
+    let (mut functions, mut samples) = (BTreeSet::new(), 0);
+    let mut add = |rows: Vec<(u32, String, String, u64)>| {
+        for (_, layer, function, number) in rows.into_iter().filter(|row| row.0 == 0) {
+            samples += number;
+            functions.insert((layer, function));
+        }
+    };
+    top.update()?;
+    let from = executed()?;
+    let mut worker = Command::new(THIS).args(["--work", WORKED]).spawn()?;
+    while worker.try_wait()?.is_none() {
+        add(top.update()?);
+    }
+    let to = executed()?;
+    // Some may have been printed already.
+    for _ in 0..4 {
+        add(top.update()?);
+    }
+    let after = executed()?;
+    send(&top.child, Signal::SIGTERM)?;
+    ensure!(top.child.wait()?.success(), "it ends well");
+    let [least, most] = [to.wrapping_sub(from), after.wrapping_sub(before)];
+    let least = least.saturating_sub(UNCOUNTED * samples) / PERIOD;
+    let most = most / PERIOD;
+    println!("top: {samples} samples, {least} to {most} periods");
+    let each = (least.saturating_sub(1)..=most + 1).contains(&samples) && least > 20;
+    let why = format!("{samples} samples found, {least} to {most} within one expected");
+    tally.check("the view has a sample for each period", if each { Ok(()) } else { Err(why) });
+    for function in XENS {
+        // A name may have its file's before it.
+        let mut xens = functions.iter().filter(|(layer, _)| layer == "hypervisor");
+        let named = xens.any(|(_, name)| name.ends_with(function));
+        tally.check(&format!("the view names Xen's function {function}"), equal(named, true));
+    }
+    let layers: BTreeSet<&str> = functions.iter().map(|(layer, _)| &**layer).collect();
+    tally.check(
+        "the view has all layers",
+        equal(layers, BTreeSet::from(["hypervisor", "kernel", "user"])),
+    );
+    let after = said(&mut record(["-c", "1000000", "--", "sleep", "1"]))?;
+    tally.check("nothing is left of a view", equal(after.contains("lost 0 "), true));
     Ok(())
 }
 

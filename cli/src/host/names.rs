@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Finds the functions of the hypervisor and of the control domain's kernel.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,18 +28,27 @@ pub struct Hypervisor {
     build_id: Option<String>,
     /// The file with its functions, if there is one.
     file: Option<(PathBuf, Facts)>,
+    /// What it says itself, once it was asked.
+    known: OnceCell<Functions>,
 }
 
 impl Hypervisor {
-    /// Finds out which Xen this is. `xen_syms` is the file with its functions that the user has
-    /// named.
-    pub fn find(xen_syms: Option<&Path>) -> Result<Self> {
+    /// Finds out which Xen this is, which is asked for its functions.
+    pub fn here() -> Result<Self> {
         let here = machine::Hypervisor::here().filter(machine::Hypervisor::is_xen);
         let here = here.context("there is no Xen here: a host is sampled in its control domain")?;
         let name = format!("Xen {}", here.version.unwrap_or_default()).trim_end().to_owned();
         let build_id = fs::read(BUILD_ID).ok();
         let build_id = build_id.filter(|id| !id.is_empty() && !id.starts_with(DENIED));
         let build_id = build_id.map(|id| to_hex(&id));
+        Ok(Self { name, build_id, file: None, known: OnceCell::new() })
+    }
+
+    /// Does the same, and finds the file with its functions, if there is one. `xen_syms` is that
+    /// which the user has named.
+    pub fn with_file(xen_syms: Option<&Path>) -> Result<Self> {
+        let here = Self::here()?;
+        let build_id = &here.build_id;
         let file = match xen_syms {
             Some(path) => {
                 let (path, facts) = given(path, build_id.as_deref())?;
@@ -52,13 +62,13 @@ impl Hypervisor {
             }
             None => of_this(build_id.as_deref(), candidates()),
         };
-        Ok(Self { name, build_id, file })
+        Ok(Self { file, ..here })
     }
 
     /// Returns a Xen of which nothing is known.
     #[cfg(test)]
     pub fn without_file() -> Self {
-        Self { name: "Xen".to_owned(), build_id: None, file: None }
+        Self { name: "Xen".to_owned(), build_id: None, file: None, known: OnceCell::new() }
     }
 
     /// Returns what the profile says of it before anything is sampled.
@@ -81,13 +91,7 @@ impl Hypervisor {
         }
         let mut module = Module::new("[xen]".as_ref(), Facts::default());
         module.build_id.clone_from(&self.build_id);
-        match Xen::open().and_then(|xen| xen.symbols()) {
-            Ok(known) => {
-                let known = known.into_iter().map(|symbol| (symbol.address, symbol.name));
-                module.symbols = around(known.collect(), addresses);
-            }
-            Err(error) => tell(format_args!("Xen's functions stay without names: {error}")),
-        }
+        module.symbols = self.known.get_or_init(Functions::of_xen).with(addresses);
         module
     }
 }
@@ -128,16 +132,64 @@ fn candidates() -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the functions of this kernel which have these addresses.
-pub fn of_kernel(addresses: &BTreeSet<u64>) -> Vec<Symbol> {
-    let known = parse(&fs::read(KALLSYMS).unwrap_or_default());
-    if known.is_empty() && !addresses.is_empty() {
-        tell(format_args!(
-            "the kernel's functions stay without names: {KALLSYMS} has no addresses \
-             (kernel.kptr_restrict)"
-        ));
+/// The control domain's kernel.
+#[derive(Default)]
+pub struct Kernel(OnceCell<Functions>);
+
+impl Kernel {
+    /// Returns its functions which have these addresses.
+    pub fn functions(&self, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
+        self.0.get_or_init(Functions::of_kernel).with(addresses)
     }
-    around(known, addresses)
+}
+
+/// All functions of a hypervisor or a kernel, in the order of their addresses. Each ends where the
+/// next one begins, so nothing is known to be in the last one.
+struct Functions(Vec<(u64, String)>);
+
+impl Functions {
+    /// Asks Xen.
+    fn of_xen() -> Self {
+        match Xen::open().and_then(|xen| xen.symbols()) {
+            Ok(known) => {
+                Self::new(known.into_iter().map(|symbol| (symbol.address, symbol.name)).collect())
+            }
+            Err(error) => {
+                tell(format_args!("Xen's functions stay without names: {error}"));
+                Self(Vec::new())
+            }
+        }
+    }
+
+    /// Reads those of this kernel.
+    fn of_kernel() -> Self {
+        let known = parse(&fs::read(KALLSYMS).unwrap_or_default());
+        if known.is_empty() {
+            tell(format_args!(
+                "the kernel's functions stay without names: {KALLSYMS} has no addresses \
+                 (kernel.kptr_restrict)"
+            ));
+        }
+        Self::new(known)
+    }
+
+    /// Sorts them. Of several with the same address the first one is taken whose name does not
+    /// begin with an underscore, as names of sections do.
+    fn new(mut known: Vec<(u64, String)>) -> Self {
+        known.sort_by_key(|(address, name)| (*address, name.starts_with('_')));
+        known.dedup_by_key(|(address, _)| *address);
+        Self(known)
+    }
+
+    /// Returns those in which there is an address.
+    fn with(&self, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
+        let ends = self.0.iter().skip(1).map(|&(address, _)| address);
+        let symbols = self.0.iter().zip(ends);
+        symbols
+            .filter(|((start, _), end)| addresses.range(*start..*end).next().is_some())
+            .map(|((start, name), end)| Symbol { start: *start, end, name: name.clone() })
+            .collect()
+    }
 }
 
 /// Parses `/proc/kallsyms`: address, kind and name in each line.
@@ -151,20 +203,6 @@ fn parse(text: &[u8]) -> Vec<(u64, String)> {
         is_code.then_some((address, words.next()?.to_owned()))
     };
     text.split(|&byte| byte == b'\n').filter_map(symbol).collect()
-}
-
-/// Returns those of the known functions in which there is an address. Each ends where the next one
-/// begins, so nothing is known to be in the last one. Of several with the same address the first
-/// one is taken whose name does not begin with an underscore, as names of sections do.
-fn around(mut known: Vec<(u64, String)>, addresses: &BTreeSet<u64>) -> Vec<Symbol> {
-    known.sort_by_key(|(address, name)| (*address, name.starts_with('_')));
-    known.dedup_by_key(|(address, _)| *address);
-    let ends: Vec<u64> = known.iter().skip(1).map(|&(address, _)| address).collect();
-    let symbols = known.into_iter().zip(ends);
-    symbols
-        .filter(|((start, _), end)| addresses.range(start..end).next().is_some())
-        .map(|((start, name), end)| Symbol { start, end, name })
-        .collect()
 }
 
 #[cfg(test)]
@@ -186,7 +224,8 @@ mod tests {
             (0x50, "end"),
         ];
         let known = || known.iter().map(|&(at, name)| (at, name.to_owned())).collect::<Vec<_>>();
-        let around = |addresses: &[u64]| around(known(), &addresses.iter().copied().collect());
+        let around =
+            |addresses: &[u64]| Functions::new(known()).with(&addresses.iter().copied().collect());
         assert_eq!(around(&[0x10, 0x1f, 0x3f]), [symbol(0x10, 0x20, "a"), symbol(0x20, 0x40, "b")]);
         assert_eq!(around(&[0xf, 0x50, u64::MAX]), []);
         assert_eq!(around(&[0x4f]), [symbol(0x40, 0x50, "c")]);

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Collects the samples of a Xen host, in its control domain: the hypervisor writes samples into
+//! rings, and this takes them.
+
+mod names;
+mod taker;
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use perfctr::host::{HostSample, HostSamples, IDLE_DOMAIN, Mode, Xen};
+use perfctr::rdpmc::Hardware;
+use perfctr::{Error, Event};
+use shared_abi::read::Counters;
+
+use self::names::Kernel;
+use self::taker::{Taken, Taker};
+use crate::domains::{Names, names_of_xl};
+use crate::elf::Facts;
+use crate::profile::{Frame, Layer, Module, Profile, Samples};
+use crate::text::harmless;
+
+pub use self::names::Hypervisor;
+
+/// The domain whose kernel's functions this machine knows.
+pub const CONTROL_DOMAIN: u32 = 0;
+
+/// When sampling began.
+struct Clock {
+    tsc: u64,
+    at: Instant,
+}
+
+impl Clock {
+    fn now() -> Self {
+        Self { tsc: Hardware.clock(), at: Instant::now() }
+    }
+
+    /// Returns the ticks in a second, of the time from then until now.
+    fn ticks_per_second(&self) -> u64 {
+        let ns = self.at.elapsed().as_nanos().max(1);
+        let ticks = Hardware.clock().wrapping_sub(self.tsc);
+        u64::try_from(u128::from(ticks) * NS / ns).unwrap_or(u64::MAX).max(1)
+    }
+}
+
+/// Unit: ns.
+const NS: u128 = 1_000_000_000;
+
+/// Returns the time of so many ticks. Unit: ns.
+fn time(ticks: u64, per_second: u64) -> u64 {
+    u64::try_from(u128::from(ticks) * NS / u128::from(per_second.max(1))).unwrap_or(u64::MAX)
+}
+
+/// Collects the samples of a host.
+pub struct Collector {
+    taker: Option<Taker>,
+    clock: Clock,
+    modules: Modules,
+    names: DomainNames,
+    /// What all profiles have, and the virtual CPUs that were sampled since the last one.
+    profile: Profile,
+    samples: Samples,
+    /// How many samples were lost, and how many of them earlier profiles have.
+    lost: u64,
+    lost_before: u64,
+}
+
+impl Collector {
+    /// Collects nothing yet. `profile` says by which event, and has no samples.
+    pub fn new(hypervisor: Hypervisor, mut profile: Profile) -> Self {
+        profile.host = Some(hypervisor.host());
+        Self {
+            taker: None,
+            clock: Clock::now(),
+            modules: Modules::new(hypervisor),
+            names: DomainNames::default(),
+            profile,
+            samples: Samples::default(),
+            lost: 0,
+            lost_before: 0,
+        }
+    }
+
+    /// Begins to sample all physical CPUs, or only these.
+    pub fn begin(&mut self, event: Event, cpus: Option<&[u32]>) -> Result<()> {
+        self.clock = Clock::now();
+        let rings = HostSamples::start(Xen::open()?, event, cpus)?;
+        if let Some(host) = &mut self.profile.host {
+            host.cpus = rings.cpus().collect();
+            host.tsc = self.clock.tsc;
+        }
+        self.taker = Some(Taker::new(rings)?);
+        Ok(())
+    }
+
+    /// Takes what the hypervisor has written meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotSampled`]: sampling has ended. What there is until then stays.
+    pub fn take(&mut self) -> Result<(), Error> {
+        while let Some(taken) = self.taker.as_ref().and_then(Taker::next) {
+            self.add_all(taken?);
+        }
+        Ok(())
+    }
+
+    /// Ends sampling, so that nothing of what follows is sampled, and takes what is left.
+    ///
+    /// # Errors
+    ///
+    /// As for [`take`](Self::take).
+    pub fn end(&mut self) -> Result<(), Error> {
+        let Some(taker) = self.taker.take() else { return Ok(()) };
+        taker.end().into_iter().try_for_each(|taken| {
+            self.add_all(taken?);
+            Ok(())
+        })
+    }
+
+    fn add_all(&mut self, taken: Taken) {
+        self.lost = taken.lost;
+        taken.samples.iter().for_each(|sample| self.add(sample));
+    }
+
+    /// Adds one sample.
+    pub fn add(&mut self, sample: &HostSample) {
+        let ticks = sample.tsc.saturating_sub(self.clock.tsc);
+        let module = Some(self.modules.of(sample));
+        let frame = Frame { module, address: sample.ip };
+        let Self { samples, profile, .. } = self;
+        let thread = samples.thread(profile, sample.domain, sample.vcpu, String::new);
+        samples.add_on(Some(sample.cpu), thread, &[frame], 1, Some(ticks));
+    }
+
+    /// Returns the profile of the samples since the last one.
+    pub fn profile(&mut self) -> Profile {
+        let mut profile = self.profile.clone();
+        self.profile.threads.clear();
+        std::mem::take(&mut self.samples).fill(&mut profile);
+        let per_second = self.clock.ticks_per_second();
+        for ticks in profile.stacks.iter_mut().flat_map(|stack| &mut stack.times) {
+            *ticks = time(*ticks, per_second);
+        }
+        if let Some(host) = &mut profile.host {
+            host.tsc_per_second = per_second;
+        }
+        profile.modules = self.modules.named(&profile);
+        self.names.name(&mut profile, names_of_xl);
+        profile.lost = self.lost.saturating_sub(self.lost_before);
+        self.lost_before = self.lost;
+        // What a virtual CPU has counted after its last sample is not known.
+        profile.count_by_samples();
+        profile
+    }
+}
+
+/// The names of domains, which are asked for when a domain is new.
+#[derive(Default)]
+struct DomainNames {
+    known: Names,
+    asked: BTreeSet<u32>,
+}
+
+impl DomainNames {
+    /// Gives the domains their names.
+    fn name(&mut self, profile: &mut Profile, ask: impl FnOnce() -> Names) {
+        let before = self.asked.len();
+        self.asked.extend(profile.threads.iter().map(|thread| thread.pid));
+        if self.asked.len() > before {
+            self.known = ask();
+        }
+        for thread in &mut profile.threads {
+            thread.name = match thread.pid {
+                IDLE_DOMAIN => "idle".to_owned(),
+                domain => self.known.get(&domain).map_or_else(String::new, |name| harmless(name)),
+            };
+        }
+    }
+}
+
+/// The places of samples, in the order in which they were found.
+struct Modules {
+    hypervisor: Hypervisor,
+    kernel: Kernel,
+    found: Vec<(Layer, u32)>,
+    indices: HashMap<(Layer, u32), u32>,
+}
+
+impl Modules {
+    fn new(hypervisor: Hypervisor) -> Self {
+        let (kernel, found, indices) = (Kernel::default(), Vec::new(), HashMap::new());
+        Self { hypervisor, kernel, found, indices }
+    }
+
+    /// Returns the index of a sample's module.
+    fn of(&mut self, sample: &HostSample) -> u32 {
+        let place = match sample.mode {
+            // It is the same for all domains.
+            Mode::Hypervisor => (Layer::Hypervisor, 0),
+            Mode::Kernel => (Layer::Kernel, sample.domain),
+            Mode::User => (Layer::User, sample.domain),
+        };
+        *self.indices.entry(place).or_insert_with(|| {
+            self.found.push(place);
+            self.found.len() as u32 - 1
+        })
+    }
+
+    /// Returns all modules so far, with the functions that the profile's frames are in.
+    fn named(&self, profile: &Profile) -> Vec<Module> {
+        let module = |(n, &(layer, domain)): (usize, &(Layer, u32))| {
+            let addresses = profile.frames.iter().filter(|frame| frame.module == Some(n as u32));
+            let addresses: BTreeSet<u64> = addresses.map(|frame| frame.address).collect();
+            let place = |path: String| Module::new(path.as_ref(), Facts::default());
+            let mut module = match layer {
+                Layer::Hypervisor => self.hypervisor.module(&addresses),
+                Layer::Kernel if domain == CONTROL_DOMAIN => {
+                    let mut kernel = place("[kernel]".to_owned());
+                    kernel.symbols = self.kernel.functions(&addresses);
+                    kernel
+                }
+                Layer::Kernel => place(format!("[kernel of domain {domain}]")),
+                Layer::User => place(format!("[user mode of domain {domain}]")),
+            };
+            module.layer = Some(layer);
+            module
+        };
+        self.found.iter().enumerate().map(module).collect()
+    }
+}
+
+/// Checks that the host can be sampled by these events, and returns the only one.
+pub fn only(events: &[Event]) -> Result<Event> {
+    ensure!(events.len() == 1, "{} events found: a host is sampled by one", events.len());
+    Ok(events[0])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+
+use super::*;
+
+fn sample(mode: Mode, domain: u32, cpu: u32, ip: u64) -> HostSample {
+    HostSample { tsc: 0, ip, mode, domain, vcpu: 1, cpu }
+}
+
+fn hypervisor() -> Hypervisor {
+    Hypervisor::without_file()
+}
+
+fn profile() -> Profile {
+    Profile::new(Vec::new(), "xen".into(), "cycles".into(), 10_000)
+}
+
+#[test]
+fn samples_of_a_domain_are_told_apart_by_mode_and_cpu() {
+    let mut collector = Collector::new(hypervisor(), profile());
+    for (n, sample) in [
+        sample(Mode::Hypervisor, 0, 0, 0x10),
+        sample(Mode::Kernel, 3, 0, 0x20),
+        sample(Mode::Hypervisor, 3, 1, 0x10),
+        sample(Mode::User, 3, 1, 0x20),
+        sample(Mode::Hypervisor, 0, 0, 0x10),
+        sample(Mode::Hypervisor, 0, 1, 0x10),
+        sample(Mode::Hypervisor, IDLE_DOMAIN, 1, 0x10),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let tsc = collector.clock.tsc + n as u64;
+        collector.add(&HostSample { tsc, ..*sample });
+    }
+    let layers = [Layer::Hypervisor, Layer::Kernel, Layer::User];
+    assert_eq!(collector.modules.found, [(layers[0], 0), (layers[1], 3), (layers[2], 3)]);
+    let profile = collector.profile();
+    let who: Vec<_> = profile.threads.iter().map(|thread| (thread.pid, thread.tid)).collect();
+    assert_eq!(who, [(0, 1), (3, 1), (IDLE_DOMAIN, 1)]);
+    let of = |thread: u32| {
+        let stacks = profile.stacks.iter().filter(move |stack| stack.thread == thread);
+        stacks.map(|stack| (stack.cpu, stack.samples, stack.times.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(of(0), [(Some(0), 2, 2), (Some(1), 1, 1)]);
+    assert_eq!(of(1).len(), 3);
+    profile.check().unwrap();
+    assert_eq!((profile.samples(), profile.missed()), (7, 0));
+}
+
+#[test]
+fn each_profile_has_what_came_since_the_last_one() {
+    let mut collector = Collector::new(hypervisor(), profile());
+    let mut look = |samples: &[HostSample], lost| {
+        samples.iter().for_each(|sample| collector.add(sample));
+        collector.lost = lost;
+        let profile = collector.profile();
+        profile.check().unwrap();
+        let layer = |stack: &crate::profile::Stack| {
+            let module = profile.frames[stack.frames[0] as usize].module.unwrap();
+            (profile.threads[stack.thread as usize].pid, profile.modules[module as usize].layer)
+        };
+        let layers: Vec<_> = profile.stacks.iter().map(layer).collect();
+        (layers, profile.samples(), profile.missed())
+    };
+    let [kernel, user] = [Layer::Kernel, Layer::User].map(Some);
+    let first = [sample(Mode::Kernel, 3, 0, 0x20), sample(Mode::Kernel, 3, 0, 0x20)];
+    assert_eq!(look(&first, 5), (vec![(3, kernel)], 2, 5));
+    assert_eq!(look(&[], 5), (vec![], 0, 0));
+    let second = [sample(Mode::User, 4, 1, 0x20), sample(Mode::Kernel, 3, 1, 0x20)];
+    assert_eq!(look(&second, 6), (vec![(4, user), (3, kernel)], 2, 1));
+}
+
+#[test]
+fn the_names_of_domains_are_asked_for_when_one_is_new() {
+    let (mut names, mut asked) = (DomainNames::default(), 0);
+    let mut named = |domains: &[u32]| {
+        let mut profile = profile();
+        let mut samples = Samples::default();
+        for &domain in domains {
+            samples.thread(&mut profile, domain, 1, String::new);
+        }
+        names.name(&mut profile, || {
+            asked += 1;
+            Names::from([(3, "web\x07".to_owned())])
+        });
+        let names: Vec<_> = profile.threads.iter().map(|thread| thread.name.clone()).collect();
+        (names, asked)
+    };
+    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+    assert_eq!(named(&[0, 3, IDLE_DOMAIN]), (words(&["", "web\\u{7}", "idle"]), 1));
+    assert_eq!(named(&[3, 0]), (words(&["web\\u{7}", ""]), 1));
+    assert_eq!(named(&[4]), (words(&[""]), 2));
+    assert_eq!(named(&[4]), (words(&[""]), 2), "it has no name");
+}
+
+#[test]
+fn other_domains_are_known_by_their_numbers_only() {
+    let mut modules = Modules::new(hypervisor());
+    for mode in [Mode::Kernel, Mode::User] {
+        modules.of(&sample(mode, 3, 0, 0x20));
+    }
+    let named = modules.named(&profile());
+    let named: Vec<_> = named.iter().map(|module| (&*module.path, module.layer)).collect();
+    let expected = [
+        ("[kernel of domain 3]", Some(Layer::Kernel)),
+        ("[user mode of domain 3]", Some(Layer::User)),
+    ];
+    assert_eq!(named, expected);
+}
+
+#[test]
+fn ticks_become_time() {
+    assert_eq!(time(5_000, 2_000_000_000), 2_500);
+    assert_eq!(time(u64::MAX, 1), u64::MAX, "it is as long as can be written");
+    assert_eq!(time(7, 0), 7_000_000_000);
+}
