@@ -10,7 +10,7 @@ use linux_perf_data::{PerfFileReader, PerfFileRecord};
 use super::read::{Map, replace};
 use super::*;
 use crate::elf::{Facts, Segment};
-use crate::profile::{Frame, Machine, Module, Profile, Stack, Thread};
+use crate::profile::{Frame, Host, Layer, Machine, Module, Profile, Stack, Symbol, Thread};
 
 /// What Debian's `perf record -e cpu-clock:u -c 1000003 -g` has written of a program whose `main`
 /// calls `g`, which calls `f`.
@@ -248,6 +248,155 @@ fn only_an_event_of_user_mode_leaves_the_kernel_out() {
     }
 }
 
+/// Returns a profile of a host: the hypervisor, which executes for both domains, both kernels and
+/// both domains' user modes.
+fn of_host(file: bool) -> Profile {
+    let mut profile = Profile::new(Vec::new(), "xen".into(), "cycles".into(), 10_000);
+    profile.machine = Some(Machine { host: "h".into(), release: "6.1".into(), cpus: 1 });
+    profile.host = Some(Host {
+        hypervisor: "Xen 4.17".into(),
+        build_id: None,
+        cpus: vec![0, 6],
+        tsc: 5,
+        tsc_per_second: 1_000_000_000,
+    });
+    let symbol = |start, name: &str| Symbol { start, end: start + 0x20, name: name.into() };
+    for (path, layer, address, symbols) in [
+        ("[xen]", Layer::Hypervisor, XENS, vec![symbol(XENS, "f"), symbol(XENS + 0x20, "g")]),
+        ("[kernel]", Layer::Kernel, KERNELS, vec![symbol(KERNELS, "f")]),
+        ("[kernel of domain 3]", Layer::Kernel, KERNELS, Vec::new()),
+        ("[user mode of domain 0]", Layer::User, 0x40_1000, Vec::new()),
+        ("[user mode of domain 3]", Layer::User, 0x10, Vec::new()),
+    ] {
+        let mut module = Module::new(path.as_ref(), Facts::default());
+        (module.layer, module.symbols) = (Some(layer), symbols);
+        profile.frames.push(Frame { module: Some(profile.modules.len() as u32), address });
+        profile.modules.push(module);
+    }
+    if file {
+        let code = vec![Segment { offset: 0x8000, size: 0x3000, address: XENS }];
+        let facts = Facts { build_id: Some("00010203".repeat(5)), code };
+        profile.modules[0] = Module::new("/nowhere/xen-syms".as_ref(), facts);
+        profile.modules[0].layer = Some(Layer::Hypervisor);
+    }
+    // Somebody may jump anywhere.
+    profile.frames.push(Frame { module: Some(4), address: 1 << 63 });
+    for (pid, tid, name) in [(0, 1, "Domain-0"), (3, 1, ""), (3, 0, "")] {
+        profile.threads.push(Thread { tid, pid, name: name.into(), count: 0 });
+    }
+    for (n, (thread, frame)) in
+        [(0, 0), (1, 0), (0, 1), (1, 2), (0, 3), (2, 4), (2, 5)].into_iter().enumerate()
+    {
+        profile.stacks.push(Stack {
+            thread,
+            cpu: Some(6),
+            samples: 1,
+            frames: vec![frame],
+            times: vec![n as u64],
+        });
+    }
+    profile.count_by_samples();
+    profile.check().unwrap();
+    profile
+}
+
+const XENS: u64 = 0xffff_82d0_4020_0000;
+const KERNELS: u64 = 0xffff_ffff_8100_0000;
+
+#[test]
+fn domains_of_a_host_are_guests_beside_the_control_domain() {
+    let file = encode(&[of_host(false)]).unwrap();
+    let PerfFileReader { mut perf_file, mut record_iter } =
+        PerfFileReader::parse_file(Cursor::new(&file)).unwrap();
+    assert_eq!(perf_file.nr_cpus().unwrap().unwrap().nr_cpus_online, 7);
+    let (mut found, mut functions, mut names, mut maps) = (vec![], vec![], vec![], vec![]);
+    while let Some(record) = record_iter.next_record(&mut perf_file).unwrap() {
+        let PerfFileRecord::EventRecord { record, .. } = record else { continue };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mode = u32::from(record.misc) & perf::PERF_RECORD_MISC_CPUMODE_MASK;
+        if record.record_type.0 == perf::PERF_RECORD_KSYMBOL {
+            let bytes = record.data.as_slice();
+            let start = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            let size = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
+            let name = bytes[16..].split(|&byte| byte == 0).next().unwrap();
+            functions.push((mode, start, size, text(name)));
+            continue;
+        }
+        match record.parse().unwrap() {
+            EventRecord::Sample(sample) => {
+                let [pid, tid] = [sample.pid, sample.tid].map(|n| n.unwrap());
+                found.push((mode, sample.ip.unwrap(), pid, tid));
+                assert_eq!(sample.cpu, Some(6));
+            }
+            EventRecord::Comm(name) => names.push((mode, name.tid, text(&name.name.as_slice()))),
+            EventRecord::Mmap2(map) => {
+                let path = text(&map.path.as_slice());
+                maps.push((mode, map.pid, map.address, map.length, path));
+            }
+            _ => {}
+        }
+    }
+    let (kernel, user) = (perf::PERF_RECORD_MISC_KERNEL, perf::PERF_RECORD_MISC_USER);
+    let guest_kernel = perf::PERF_RECORD_MISC_GUEST_KERNEL;
+    let guest_user = perf::PERF_RECORD_MISC_GUEST_USER;
+    let expected = [
+        (kernel, XENS, 1, 2),
+        (kernel, XENS, 30_001, 30_002),
+        (kernel, KERNELS, 1, 2),
+        (guest_kernel, KERNELS, 30_001, 30_002),
+        (user, 0x40_1000, 1, 2),
+        (guest_user, 0x10, 30_001, 30_001),
+        (guest_user, 1 << 63, 30_001, 30_001),
+    ];
+    assert_eq!(found, expected);
+    let function = |start, name: &str| (kernel, start, 0x20, name.to_owned());
+    let expected =
+        [function(KERNELS, "f"), function(XENS, "f [xen]"), function(XENS + 0x20, "g [xen]")];
+    assert_eq!(functions, expected);
+    let map = |mode, pid, start, name: &str| (mode, pid, start, 0x1000, name.to_owned());
+    let expected = [
+        map(user, 1, 0x40_1000, "[user mode of domain 0]"),
+        map(guest_user, 30_001, 0, "[user mode of domain 3]"),
+    ];
+    assert_eq!(maps, expected);
+    // perf has the guests' processes twice.
+    let name = |mode, tid, name: &str| (mode, tid, name.to_owned());
+    for name in [
+        name(0, 2, "Domain-0 vCPU 1"),
+        name(0, 30_001, "domain 3 vCPU 0"),
+        name(guest_user, 30_001, "domain 3 vCPU 0"),
+        name(0, 30_002, "domain 3 vCPU 1"),
+        name(guest_user, 30_002, "domain 3 vCPU 1"),
+    ] {
+        assert!(names.contains(&name), "{name:?} in {names:?}");
+    }
+    let read = &read(&file).unwrap()[0];
+    assert_eq!((read.samples(), read.missed()), (7, 0));
+}
+
+#[test]
+fn the_hypervisors_file_is_named_with_its_build_id() {
+    let file = encode(&[of_host(true)]).unwrap();
+    let at = record(&file, perf::PERF_RECORD_MMAP2);
+    let word = |n: usize| u64::from_le_bytes(file[at + n..at + n + 8].try_into().unwrap());
+    let misc = perf::PERF_RECORD_MISC_KERNEL | perf::PERF_RECORD_MISC_MMAP_BUILD_ID;
+    assert_eq!((word(0) >> 32) as u32 & 0xffff, misc);
+    let expected = [u64::from(u32::MAX) << 32 | u64::from(u32::MAX), XENS, 0x3000, 0x8000];
+    assert_eq!([8, 16, 24, 32].map(word), expected);
+    assert_eq!(word(40), 0x0302_0100_0000_0014);
+    assert!(file[at + 72..].starts_with(b"/nowhere/xen-syms\0"));
+}
+
+#[test]
+fn virtual_cpus_whose_numbers_perf_would_mistake_are_refused() {
+    for (pid, tid) in [(3, 9_999), (100_000, 0), (u32::MAX, u32::MAX)] {
+        let mut profile = of_host(false);
+        (profile.threads[2].pid, profile.threads[2].tid) = (pid, tid);
+        let error = encode(&[profile]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("virtual CPU {tid} of domain {pid} found")), "{error}");
+    }
+}
+
 /// Returns where a file has its first record of this kind.
 fn record(file: &[u8], kind: u32) -> usize {
     let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
@@ -404,7 +553,12 @@ fn no_contents_of_a_file_do_harm() {
     let (mut rng, mut read_whole) = (fastrand::Rng::with_seed(1), 0);
     let mut two = [profile(), profile()];
     two[1].event = "cycles:u".to_owned();
-    let files = [RECORDED.to_vec(), encode(&[profile()]).unwrap(), encode(&two).unwrap()];
+    let files = [
+        RECORDED.to_vec(),
+        encode(&[profile()]).unwrap(),
+        encode(&two).unwrap(),
+        encode(&[of_host(false)]).unwrap(),
+    ];
     for _ in 0..FILES {
         let mut file = rng.choice(&files).unwrap().clone();
         for _ in 0..rng.usize(1..4) {

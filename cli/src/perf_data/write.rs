@@ -3,7 +3,11 @@
 //!
 //! A profile knows addresses as files state them, and not where each process had mapped the files.
 //! So each process gets an address space in which they could have been: a program with fixed
-//! addresses has those, and all else is where there is room.
+//! addresses has those, and all else is where there is room. What a host's profile says of the
+//! hypervisor and of kernels stays at its addresses.
+
+mod space;
+mod who;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::ffi::OsStrExt;
@@ -11,26 +15,22 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::{Context, Result, ensure};
 use perfctr::Event;
 use perfctr::raw::perf_numbers;
-use shared_abi::limits::PAGE_BYTES;
 
+use self::space::{Map, Space, is_users, spaces};
 use super::{
     BUILD_ID_BYTES, BUILD_ID_SIZED, HEADER_BYTES, MAGIC, RECORD_BYTES, SECTION_BYTES, feature,
     flag, perf, user_record,
 };
 use crate::elf::{Segment, from_hex};
-use crate::profile::{Frame, Machine, Module, Profile, Stack};
+use crate::profile::{Machine, Module, Profile, Stack, Symbol};
 use crate::text::harmless;
 
 /// The most samples of a file, each of which is a record. They are in memory at once.
 const SAMPLES_MAX: u64 = 10_000_000;
-/// The first address that is no process's.
-const ADDRESS_END: u64 = 1 << 47;
-/// The lowest address at which Linux lets programs map something.
-const ADDRESS_MIN: u64 = 1 << 16;
-/// Files that may be anywhere begin at multiples of this. Unit: bytes.
-const ROOM: u64 = 1 << 30;
 /// Names in sections are padded to a multiple of this. Unit: bytes.
 const NAME_BYTES: usize = 64;
+/// The number of no process in particular.
+const NOBODY: u32 = u32::MAX;
 
 /// Returns the file. Each profile is an event of it.
 pub fn encode(profiles: &[Profile]) -> Result<Vec<u8>> {
@@ -39,10 +39,7 @@ pub fn encode(profiles: &[Profile]) -> Result<Vec<u8>> {
         samples <= u128::from(SAMPLES_MAX),
         "{samples} samples found, {SAMPLES_MAX} at most expected in a file of perf's"
     );
-    ensure!(
-        profiles.iter().all(|profile| profile.host.is_none()),
-        "a host's profile found, which cannot be written as a file of perf's yet"
-    );
+    profiles.iter().try_for_each(who::check)?;
     let writer = Writer::new(profiles)?;
     let records = writer.records()?;
     Ok(writer.file(&records))
@@ -95,11 +92,20 @@ struct Writer<'a> {
     profiles: &'a [Profile],
     /// The fields of each sample.
     sample_type: u64,
-    /// The threads of each process, with their names.
-    processes: BTreeMap<u32, BTreeMap<u32, &'a str>>,
+    processes: BTreeMap<u32, Process>,
     spaces: HashMap<u32, Space<'a>>,
+    /// The hypervisor and the control domain's kernel.
+    kernels: Vec<&'a Module>,
     /// The time of the last sample. Unit: ns.
     end: u64,
+}
+
+/// A process, with the names of its threads.
+#[derive(Default)]
+struct Process {
+    /// The mode in which it executes.
+    mode: u32,
+    threads: BTreeMap<u32, String>,
 }
 
 impl<'a> Writer<'a> {
@@ -115,13 +121,21 @@ impl<'a> Writer<'a> {
         if profiles.iter().any(|profile| profile.call_graph) {
             sample_type |= perf::PERF_SAMPLE_CALLCHAIN;
         }
-        let mut processes = BTreeMap::<u32, BTreeMap<u32, &str>>::new();
-        for thread in profiles.iter().flat_map(|profile| &profile.threads) {
-            processes.entry(thread.pid).or_default().insert(thread.tid, &thread.name);
+        let mut stacks = profiles.iter().flat_map(|profile| &profile.stacks);
+        if stacks.any(|stack| stack.cpu.is_some()) {
+            sample_type |= perf::PERF_SAMPLE_CPU;
         }
-        let spaces = spaces(profiles)?;
+        let mut processes = BTreeMap::<u32, Process>::new();
+        for profile in profiles {
+            for thread in &profile.threads {
+                let process = processes.entry(who::process(profile, thread)).or_default();
+                process.mode = who::user_mode(profile, thread);
+                process.threads.insert(who::thread(profile, thread), profile.name(thread));
+            }
+        }
+        let (spaces, kernels) = (spaces(profiles)?, kernels(profiles));
         let (sample_type, end) = (u64::from(sample_type), end.copied().unwrap_or(0));
-        Ok(Self { profiles, sample_type, processes, spaces, end })
+        Ok(Self { profiles, sample_type, processes, spaces, kernels, end })
     }
 
     fn has(&self, field: u32) -> bool {
@@ -142,22 +156,33 @@ impl<'a> Writer<'a> {
         if self.has(perf::PERF_SAMPLE_TIME) {
             body.u64(time);
         }
-        body.u64(identifier(event))
+        self.cpu(body, None).u64(identifier(event))
+    }
+
+    /// Adds the CPU, if samples have one.
+    fn cpu<'b>(&self, body: &'b mut Bytes, cpu: Option<u32>) -> &'b mut Bytes {
+        if self.has(perf::PERF_SAMPLE_CPU) {
+            body.u32(cpu.unwrap_or(0)).u32(0);
+        }
+        body
     }
 
     fn records(&self) -> Result<Vec<u8>> {
         let mut records = Vec::new();
-        for (&pid, threads) in &self.processes {
+        for module in &self.kernels {
+            records.extend(self.kernel(module)?);
+        }
+        for (&pid, Process { mode, threads }) in &self.processes {
             let name = threads.get(&pid).or_else(|| threads.values().next());
-            records.extend(self.name(pid, pid, name.copied().unwrap_or_default())?);
+            records.extend(self.name(pid, pid, name.map_or("", String::as_str), *mode)?);
             if let Some(space) = self.spaces.get(&pid) {
                 for map in &space.maps {
-                    records.extend(self.map(pid, map)?);
+                    records.extend(self.map(pid, map, *mode)?);
                 }
             }
             for (&tid, name) in threads.iter().filter(|&(&tid, _)| tid != pid) {
                 records.extend(self.life(perf::PERF_RECORD_FORK, pid, tid, 0)?);
-                records.extend(self.name(pid, tid, name)?);
+                records.extend(self.name(pid, tid, name, *mode)?);
             }
         }
         for (time, profile, stack) in self.ordered() {
@@ -168,7 +193,7 @@ impl<'a> Writer<'a> {
                 records.extend(self.missed(n, missed)?);
             }
         }
-        for (&pid, threads) in &self.processes {
+        for (&pid, Process { threads, .. }) in &self.processes {
             // A process ends with its first thread, which so is the last one.
             for &tid in threads.keys().filter(|&&tid| tid != pid).chain([&pid]) {
                 records.extend(self.life(perf::PERF_RECORD_EXIT, pid, tid, self.end)?);
@@ -191,10 +216,17 @@ impl<'a> Writer<'a> {
         samples
     }
 
-    fn name(&self, pid: u32, tid: u32, name: &str) -> Result<Vec<u8>> {
+    /// Returns the records of a name. perf knows a guest's processes apart from its host's, which
+    /// the hypervisor executes for the guest.
+    fn name(&self, pid: u32, tid: u32, name: &str, mode: u32) -> Result<Vec<u8>> {
         let mut body = Bytes::default();
         body.u32(pid).u32(tid).name(name.as_bytes(), 8);
-        self.identify(&mut body, 0, pid, tid, 0).record(perf::PERF_RECORD_COMM, 0)
+        self.identify(&mut body, 0, pid, tid, 0);
+        let mut records = body.record(perf::PERF_RECORD_COMM, 0)?;
+        if mode == perf::PERF_RECORD_MISC_GUEST_USER {
+            records.extend(body.record(perf::PERF_RECORD_COMM, mode)?);
+        }
+        Ok(records)
     }
 
     /// Returns the record of a thread's beginning or end.
@@ -205,48 +237,90 @@ impl<'a> Writer<'a> {
         self.identify(&mut body, 0, pid, tid, time).record(kind, 0)
     }
 
-    fn map(&self, pid: u32, map: &Map) -> Result<Vec<u8>> {
+    fn map(&self, pid: u32, map: &Map, mode: u32) -> Result<Vec<u8>> {
         let path = map.module.file();
         let mut body = Bytes::default();
         body.u32(pid).u32(pid).u64(map.start).u64(map.size).u64(map.offset);
-        // It is not known which device the file is on, which inode it has, and of which generation.
-        body.u32(0).u32(0).u64(0).u64(0);
+        let mut misc = mode;
+        match build_id(map.module).filter(|_| mode == perf::PERF_RECORD_MISC_KERNEL) {
+            // perf takes a kernel's build-id in a section for that of vmlinux.
+            Some(id) => {
+                misc |= perf::PERF_RECORD_MISC_MMAP_BUILD_ID;
+                body.u32(id.len() as u32).0.extend(&id);
+                body.0.resize(body.0.len() + BUILD_ID_BYTES - id.len(), 0);
+            }
+            // It is not known which device the file is on, which inode it has, and of which
+            // generation.
+            None => _ = body.u32(0).u32(0).u64(0).u64(0),
+        }
         body.u32((libc::PROT_READ | libc::PROT_EXEC) as u32).u32(libc::MAP_PRIVATE as u32);
         body.name(path.as_os_str().as_bytes(), 8);
         let body = self.identify(&mut body, 0, pid, pid, 0);
-        let record = body.record(perf::PERF_RECORD_MMAP2, perf::PERF_RECORD_MISC_USER);
+        let record = body.record(perf::PERF_RECORD_MMAP2, misc);
         record.with_context(|| format!("a path of {} bytes", path.as_os_str().len()))
+    }
+
+    /// Returns the records that name the functions of the hypervisor or a kernel: its file, or else
+    /// each of them.
+    fn kernel(&self, module: &Module) -> Result<Vec<u8>> {
+        let mut records = Vec::new();
+        for &Segment { offset, size, address } in &module.code {
+            let map = Map { module, start: address, size, offset };
+            records.extend(self.map(NOBODY, &map, perf::PERF_RECORD_MISC_KERNEL)?);
+        }
+        for Symbol { start, end, name } in &module.symbols {
+            let Ok(size) = u32::try_from(end.saturating_sub(*start)) else { continue };
+            let mut body = Bytes::default();
+            body.u64(*start).u32(size);
+            // It is of no kind that perf knows, and there are no flags.
+            body.u32(0).name(harmless(&who::function(module, name)).as_bytes(), 8);
+            self.identify(&mut body, 0, NOBODY, NOBODY, 0);
+            let record = body.record(perf::PERF_RECORD_KSYMBOL, perf::PERF_RECORD_MISC_KERNEL);
+            records.extend(record?);
+        }
+        Ok(records)
     }
 
     fn sample(&self, n: usize, stack: &Stack, time: u64) -> Result<Vec<u8>> {
         let profile = &self.profiles[n];
         let thread = &profile.threads[stack.thread as usize];
-        let space = &self.spaces[&thread.pid];
-        let address = |&frame: &u32| space.address(profile, profile.frames[frame as usize]);
-        let mut body = Bytes::default();
+        let space = &self.spaces[&who::process(profile, thread)];
+        let frames = stack.frames.iter().map(|&frame| {
+            let frame = profile.frames[frame as usize];
+            let address = if is_users(profile, thread, frame) {
+                space.address(profile, frame)
+            } else {
+                frame.address
+            };
+            (who::mode(profile, thread, frame), address)
+        });
+        let frames: Vec<(u32, u64)> = frames.collect();
         // A stack has at least one frame.
-        body.u64(identifier(n)).u64(address(&stack.frames[0])).u32(thread.pid).u32(thread.tid);
+        let (mode, address) = frames[0];
+        let mut body = Bytes::default();
+        body.u64(identifier(n)).u64(address);
+        body.u32(who::process(profile, thread)).u32(who::thread(profile, thread));
         if self.has(perf::PERF_SAMPLE_TIME) {
             body.u64(time);
         }
+        self.cpu(&mut body, stack.cpu);
         body.u64(profile.period);
         if self.has(perf::PERF_SAMPLE_CALLCHAIN) {
             // The callers' addresses are within their calls, and not behind them. perf, which does
             // not look before an address, so finds the function that has called.
-            body.u64(stack.frames.len() as u64 + 1).u64(perf::PERF_CONTEXT_USER);
-            for frame in &stack.frames {
-                body.u64(address(frame));
+            body.u64(frames.len() as u64 + 1).u64(who::context(mode));
+            for (_, address) in &frames {
+                body.u64(*address);
             }
         }
-        body.record(perf::PERF_RECORD_SAMPLE, perf::PERF_RECORD_MISC_USER)
+        body.record(perf::PERF_RECORD_SAMPLE, mode)
     }
 
     /// Returns the record of how many samples of an event there should have been besides.
     fn missed(&self, n: usize, missed: u64) -> Result<Vec<u8>> {
         let mut body = Bytes::default();
         body.u64(missed);
-        // No thread in particular.
-        let body = self.identify(&mut body, n, u32::MAX, u32::MAX, self.end);
+        let body = self.identify(&mut body, n, NOBODY, NOBODY, self.end);
         body.record(perf::PERF_RECORD_LOST_SAMPLES, 0)
     }
 
@@ -319,8 +393,11 @@ impl<'a> Writer<'a> {
             features.section(feature::HOSTNAME).counted_name(host);
             features.section(feature::OSRELEASE).counted_name(release);
             features.section(feature::ARCH).counted_name("x86_64");
-            // All that are online are all that there are, as far as anybody knows.
-            features.section(feature::NRCPUS).u32(*cpus).u32(*cpus);
+            // All that are online are all that there are, as far as anybody knows. A host has more
+            // than its control domain.
+            let hosts = profile.host.iter().flat_map(|host| &host.cpus);
+            let cpus = hosts.map(|cpu| cpu.saturating_add(1)).fold(*cpus, u32::max);
+            features.section(feature::NRCPUS).u32(cpus).u32(cpus);
         }
         features.0
     }
@@ -331,11 +408,9 @@ impl<'a> Writer<'a> {
         modules.sort_by(|a, b| (&a.path, &a.build_id).cmp(&(&b.path, &b.build_id)));
         modules.dedup();
         for module in modules {
-            let id = module.build_id.as_deref().and_then(from_hex);
-            let Some(id) = id.filter(|id| id.len() <= BUILD_ID_BYTES) else { continue };
+            let Some(id) = build_id(module) else { continue };
             let mut body = Bytes::default();
-            // No process in particular.
-            body.u32(u32::MAX);
+            body.u32(NOBODY);
             body.0.extend(&id);
             body.0.resize(4 + BUILD_ID_BYTES, 0);
             body.u32(id.len() as u32);
@@ -365,114 +440,34 @@ impl Features {
     }
 }
 
+/// Returns the modules of hosts' profiles whose functions perf takes for its own kernel's.
+fn kernels(profiles: &[Profile]) -> Vec<&Module> {
+    let mut kernels = Vec::new();
+    for profile in profiles {
+        let mut modules = BTreeSet::new();
+        for stack in &profile.stacks {
+            let thread = &profile.threads[stack.thread as usize];
+            for &frame in &stack.frames {
+                let frame = profile.frames[frame as usize];
+                if who::mode(profile, thread, frame) == perf::PERF_RECORD_MISC_KERNEL {
+                    modules.extend(frame.module);
+                }
+            }
+        }
+        kernels.extend(modules.into_iter().map(|module| &profile.modules[module as usize]));
+    }
+    kernels.sort_by(|a, b| (&a.path, &a.build_id).cmp(&(&b.path, &b.build_id)));
+    kernels.dedup();
+    kernels
+}
+
+/// Returns a module's build-id, if perf has room for it.
+fn build_id(module: &Module) -> Option<Vec<u8>> {
+    let id = module.build_id.as_deref().and_then(from_hex)?;
+    (id.len() <= BUILD_ID_BYTES).then_some(id)
+}
+
 /// Returns the number by which records name an event.
 fn identifier(event: usize) -> u64 {
     event as u64 + 1
-}
-
-/// The address space of one process.
-#[derive(Default)]
-struct Space<'a> {
-    /// What is added to the addresses that a file states.
-    biases: HashMap<&'a Module, u64>,
-    maps: Vec<Map<'a>>,
-    /// Code without a file, whose addresses are the process's own.
-    anonymous: BTreeSet<u64>,
-    /// Where there is something already: from the first byte to the one behind the last.
-    taken: BTreeMap<u64, u64>,
-    /// No module that may be anywhere has been put behind this.
-    next: u64,
-}
-
-/// A part of a file that is mapped.
-struct Map<'a> {
-    module: &'a Module,
-    start: u64,
-    size: u64,
-    /// Where it begins in the file.
-    offset: u64,
-}
-
-/// Makes the address space of each process that has samples.
-fn spaces(profiles: &[Profile]) -> Result<HashMap<u32, Space<'_>>> {
-    let mut spaces: HashMap<u32, Space<'_>> = HashMap::new();
-    // The lowest and the highest address that a process uses in a file.
-    let mut used: HashMap<(u32, &Module), (u64, u64)> = HashMap::new();
-    for profile in profiles {
-        for stack in &profile.stacks {
-            let pid = profile.threads[stack.thread as usize].pid;
-            let space = spaces.entry(pid).or_default();
-            for &frame in &stack.frames {
-                let Frame { module, address } = profile.frames[frame as usize];
-                let Some(index) = module else {
-                    space.anonymous.insert(address);
-                    continue;
-                };
-                let module = &profile.modules[index as usize];
-                let (low, high) = used.entry((pid, module)).or_insert((address, address));
-                (*low, *high) = ((*low).min(address), (*high).max(address));
-            }
-        }
-    }
-    let mut used: Vec<_> = used.into_iter().collect();
-    // The file is the same whenever it is written.
-    used.sort_by_key(|((pid, module), _)| (*pid, &module.path, &module.build_id));
-    for ((pid, module), (low, high)) in used {
-        spaces.entry(pid).or_default().put(module, low, high)?;
-    }
-    Ok(spaces)
-}
-
-impl<'a> Space<'a> {
-    /// Finds a place for a file in which these addresses are used.
-    fn put(&mut self, module: &'a Module, low: u64, high: u64) -> Result<()> {
-        let page = PAGE_BYTES as u64;
-        let start = low - low % page;
-        // What is no file is as far as it is used.
-        let whole =
-            [Segment { offset: start, size: (high - start).saturating_add(1), address: start }];
-        let code = if module.code.is_empty() { &whole[..] } else { &module.code };
-        let end = |segment: &Segment| {
-            let end = segment.address.checked_add(segment.size)?.checked_next_multiple_of(page)?;
-            (end <= ADDRESS_END && segment.offset < ADDRESS_END).then_some(end)
-        };
-        let name = harmless(&module.path);
-        let ends: Option<Vec<u64>> = code.iter().map(end).collect();
-        let ends = ends.with_context(|| {
-            format!("{name}: addresses from {ADDRESS_END:#x} on found, lower ones expected")
-        })?;
-        let first = code.iter().map(|segment| segment.address).min().unwrap_or(0);
-        let last = ends.iter().copied().max().unwrap_or(0);
-        let bias = if first >= ADDRESS_MIN && self.is_free(first, last) {
-            0
-        } else {
-            let size = last - first;
-            let mut places = (self.next.max(ROOM)..=ADDRESS_END - size).step_by(ROOM as usize);
-            let place = places.find(|&place| self.is_free(place, place + size));
-            let place = place.with_context(|| format!("{name}: no room for {size} bytes"))?;
-            self.next = (place + size).next_multiple_of(ROOM);
-            place.wrapping_sub(first)
-        };
-        self.taken.insert(first.wrapping_add(bias), last.wrapping_add(bias));
-        self.biases.insert(module, bias);
-        for (segment, end) in code.iter().zip(ends) {
-            let start = segment.address.wrapping_add(bias);
-            let size = end - segment.address;
-            self.maps.push(Map { module, start, size, offset: segment.offset });
-        }
-        Ok(())
-    }
-
-    fn is_free(&self, start: u64, end: u64) -> bool {
-        let before = self.taken.range(..end).next_back();
-        before.is_none_or(|(_, &taken)| taken <= start)
-            && self.anonymous.range(start..end).next().is_none()
-    }
-
-    fn address(&self, profile: &Profile, frame: Frame) -> u64 {
-        let module = frame.module.map(|index| &profile.modules[index as usize]);
-        // Each file that has samples was put somewhere.
-        let bias = module.and_then(|module| self.biases.get(module));
-        frame.address.wrapping_add(bias.copied().unwrap_or(0))
-    }
 }

@@ -32,6 +32,7 @@ const XEN: &[&str] = &[
     "tenants",
     "amd",
     "domains",
+    "system",
 ];
 /// The suites that run the driver in KVM.
 const KVM: &[&str] = &[
@@ -82,8 +83,12 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("benches/", &[]),
     ("cli/", &[&["perf-data", "stat", "gate", "providers", "programs", "packages", "book"]]),
     ("cli/src/gate/", &[&["gate", "python"]]),
+    ("cli/src/host", &[&["system", "perf-data"]]),
+    ("cli/src/record/host", &[&["system"]]),
+    ("cli/src/top/", &[&["system"]]),
     ("cli/tests/", &[]),
     ("cli/tests/command/calls.c", &[&["perf-data"]]),
+    ("cli/tests/command/hypervisor.c", &[&["perf-data"]]),
     ("docs/", &[&["book", "versions"]]),
     ("docs/flame-graph.svg", &[&["stat"]]),
     ("docs/c.md", &[&["book", "c-api"]]),
@@ -120,6 +125,7 @@ const TABLE: &[(&str, &[&[&str]])] = &[
     ("tests/vm/src/bin/disturb.rs", &[&["papi", "papi-events"]]),
     ("tests/vm/src/bin/export/", &[&["stat"]]),
     ("tests/vm/src/bin/host/", &[KVM]),
+    ("tests/vm/src/bin/host-profile.rs", &[&["system"]]),
     ("tests/vm/src/bin/kernel.rs", &[&["driver-absent", "counting", "clock"]]),
     ("tests/vm/src/bin/overflow/", &[&["overflow", "pcpus", "versions"]]),
     ("tests/vm/src/bin/rr/", &[RR]),

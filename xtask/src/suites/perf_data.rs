@@ -2,6 +2,8 @@
 //! Compares what `perfctr report` finds in files of perf's with what Debian's perf finds there, and
 //! has hotspot's reader read what `perfctr` writes.
 
+mod host;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,6 +48,13 @@ pub fn run(report: &mut Report) -> Result<()> {
             format!("perfctr finds the same stacks as perf in what perf has recorded, {how}");
         report.test(&name, || bench.theirs(events));
     }
+    report
+        .test("perf finds the same samples of a host whose hypervisor names its functions", || {
+            bench.host_by_names()
+        });
+    report.test("perf finds the same samples of a host whose hypervisor has a file", || {
+        bench.host_by_file()
+    });
     report.test("what cannot be read is refused by its name", || bench.refusals());
     Ok(())
 }

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! The address spaces of the processes of a file.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use anyhow::{Context, Result};
+use shared_abi::limits::PAGE_BYTES;
+
+use super::super::perf;
+use super::who;
+use crate::elf::Segment;
+use crate::profile::{Frame, Module, Profile, Thread};
+use crate::text::harmless;
+
+/// The first address that is no process's.
+const ADDRESS_END: u64 = 1 << 47;
+/// The lowest address at which Linux lets programs map something.
+const ADDRESS_MIN: u64 = 1 << 16;
+/// Files that may be anywhere begin at multiples of this. Unit: bytes.
+const ROOM: u64 = 1 << 30;
+
+/// The address space of one process.
+#[derive(Default)]
+pub struct Space<'a> {
+    /// What is added to the addresses that a file states.
+    pub biases: HashMap<&'a Module, u64>,
+    pub maps: Vec<Map<'a>>,
+    /// Code without a file, whose addresses are the process's own.
+    anonymous: BTreeSet<u64>,
+    /// Where there is something already: from the first byte to the one behind the last.
+    taken: BTreeMap<u64, u64>,
+    /// No module that may be anywhere has been put behind this.
+    next: u64,
+}
+
+/// A part of a file that is mapped.
+pub struct Map<'a> {
+    pub module: &'a Module,
+    pub start: u64,
+    pub size: u64,
+    /// Where it begins in the file.
+    pub offset: u64,
+}
+
+/// Makes the address space of each process that has samples.
+pub fn spaces(profiles: &[Profile]) -> Result<HashMap<u32, Space<'_>>> {
+    let mut spaces: HashMap<u32, Space<'_>> = HashMap::new();
+    // The lowest and the highest address that a process uses in a file.
+    let mut used: HashMap<(u32, &Module), (u64, u64)> = HashMap::new();
+    for profile in profiles {
+        for stack in &profile.stacks {
+            let thread = &profile.threads[stack.thread as usize];
+            let pid = who::process(profile, thread);
+            let space = spaces.entry(pid).or_default();
+            for &frame in &stack.frames {
+                let frame = profile.frames[frame as usize];
+                if !is_users(profile, thread, frame) {
+                    continue;
+                }
+                let Frame { module, address } = frame;
+                let Some(index) = module else {
+                    space.anonymous.insert(address);
+                    continue;
+                };
+                let module = &profile.modules[index as usize];
+                let (low, high) = used.entry((pid, module)).or_insert((address, address));
+                (*low, *high) = ((*low).min(address), (*high).max(address));
+            }
+        }
+    }
+    let mut used: Vec<_> = used.into_iter().collect();
+    // The file is the same whenever it is written.
+    used.sort_by_key(|((pid, module), _)| (*pid, &module.path, &module.build_id));
+    for ((pid, module), (low, high)) in used {
+        spaces.entry(pid).or_default().put(module, low, high)?;
+    }
+    Ok(spaces)
+}
+
+/// Returns whether a frame is in a process's memory. A domain may have been anywhere in user mode.
+pub fn is_users(profile: &Profile, thread: &Thread, frame: Frame) -> bool {
+    let mode = who::mode(profile, thread, frame);
+    let is_user = matches!(mode, perf::PERF_RECORD_MISC_USER | perf::PERF_RECORD_MISC_GUEST_USER);
+    is_user && (profile.host.is_none() || frame.address < ADDRESS_END)
+}
+
+impl<'a> Space<'a> {
+    /// Finds a place for a file in which these addresses are used.
+    fn put(&mut self, module: &'a Module, low: u64, high: u64) -> Result<()> {
+        let page = PAGE_BYTES as u64;
+        let start = low - low % page;
+        // What is no file is as far as it is used.
+        let whole =
+            [Segment { offset: start, size: (high - start).saturating_add(1), address: start }];
+        let code = if module.code.is_empty() { &whole[..] } else { &module.code };
+        let end = |segment: &Segment| {
+            let end = segment.address.checked_add(segment.size)?.checked_next_multiple_of(page)?;
+            (end <= ADDRESS_END && segment.offset < ADDRESS_END).then_some(end)
+        };
+        let name = harmless(&module.path);
+        let ends: Option<Vec<u64>> = code.iter().map(end).collect();
+        let ends = ends.with_context(|| {
+            format!("{name}: addresses from {ADDRESS_END:#x} on found, lower ones expected")
+        })?;
+        let first = code.iter().map(|segment| segment.address).min().unwrap_or(0);
+        let last = ends.iter().copied().max().unwrap_or(0);
+        // A domain's user mode is all that its process has.
+        let is_hosts = module.layer.is_some();
+        let bias = if is_hosts || (first >= ADDRESS_MIN && self.is_free(first, last)) {
+            0
+        } else {
+            let size = last - first;
+            let mut places = (self.next.max(ROOM)..=ADDRESS_END - size).step_by(ROOM as usize);
+            let place = places.find(|&place| self.is_free(place, place + size));
+            let place = place.with_context(|| format!("{name}: no room for {size} bytes"))?;
+            self.next = (place + size).next_multiple_of(ROOM);
+            place.wrapping_sub(first)
+        };
+        self.taken.insert(first.wrapping_add(bias), last.wrapping_add(bias));
+        self.biases.insert(module, bias);
+        for (segment, end) in code.iter().zip(ends) {
+            let start = segment.address.wrapping_add(bias);
+            let size = end - segment.address;
+            self.maps.push(Map { module, start, size, offset: segment.offset });
+        }
+        Ok(())
+    }
+
+    fn is_free(&self, start: u64, end: u64) -> bool {
+        let before = self.taken.range(..end).next_back();
+        before.is_none_or(|(_, &taken)| taken <= start)
+            && self.anonymous.range(start..end).next().is_none()
+    }
+
+    /// Returns where a frame is that is the process's.
+    pub fn address(&self, profile: &Profile, frame: Frame) -> u64 {
+        let module = frame.module.map(|index| &profile.modules[index as usize]);
+        // Each file that has samples was put somewhere.
+        let bias = module.and_then(|module| self.biases.get(module));
+        frame.address.wrapping_add(bias.copied().unwrap_or(0))
+    }
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//! Who executes in a profile, as files of perf's say it: a process, a thread, and a mode.
+//!
+//! In the profile of a host, perf's host is the hypervisor together with the control domain. All
+//! other domains are its guests. A domain is a process, and its virtual CPUs are the threads.
+
+use anyhow::{Result, ensure};
+
+use super::super::perf;
+use crate::host::CONTROL_DOMAIN;
+use crate::profile::{Frame, Layer, Module, Profile, Thread};
+
+/// The numbers of a domain's threads: the process has the first one, which is that of virtual CPU
+/// 0. perf needs different ones for all threads, and takes 0 for the idle thread.
+const THREADS: u32 = 10_000;
+/// Domains have lower numbers. Xen's are below 2^15.
+const DOMAINS: u32 = 100_000;
+
+/// Returns the number of a thread's process.
+pub fn process(profile: &Profile, thread: &Thread) -> u32 {
+    match profile.host {
+        Some(_) => thread.pid.wrapping_mul(THREADS).wrapping_add(1),
+        None => thread.pid,
+    }
+}
+
+/// Returns a thread's number.
+pub fn thread(profile: &Profile, thread: &Thread) -> u32 {
+    match profile.host {
+        Some(_) => process(profile, thread).wrapping_add(thread.tid),
+        None => thread.tid,
+    }
+}
+
+/// Checks that all threads have different numbers.
+pub fn check(profile: &Profile) -> Result<()> {
+    for Thread { pid, tid, .. } in &profile.threads {
+        ensure!(
+            profile.host.is_none() || (*pid < DOMAINS && *tid < THREADS - 1),
+            "virtual CPU {tid} of domain {pid} found, in a file of perf's they are below \
+             {} and {DOMAINS}",
+            THREADS - 1
+        );
+    }
+    Ok(())
+}
+
+/// Returns the mode of a frame, as records have it.
+pub fn mode(profile: &Profile, thread: &Thread, frame: Frame) -> u32 {
+    let module = frame.module.filter(|_| profile.host.is_some());
+    let layer = module.and_then(|module| profile.modules[module as usize].layer);
+    let is_guest = thread.pid != CONTROL_DOMAIN;
+    match layer {
+        Some(Layer::Kernel) if is_guest => perf::PERF_RECORD_MISC_GUEST_KERNEL,
+        Some(Layer::Hypervisor | Layer::Kernel) => perf::PERF_RECORD_MISC_KERNEL,
+        Some(Layer::User) if is_guest => perf::PERF_RECORD_MISC_GUEST_USER,
+        Some(Layer::User) | None => perf::PERF_RECORD_MISC_USER,
+    }
+}
+
+/// Returns the mode in which a process executes.
+pub fn user_mode(profile: &Profile, thread: &Thread) -> u32 {
+    match profile.host {
+        Some(_) if thread.pid != CONTROL_DOMAIN => perf::PERF_RECORD_MISC_GUEST_USER,
+        _ => perf::PERF_RECORD_MISC_USER,
+    }
+}
+
+/// Returns the word that is before addresses of this mode among callers.
+pub fn context(mode: u32) -> u64 {
+    match mode {
+        perf::PERF_RECORD_MISC_KERNEL => perf::PERF_CONTEXT_KERNEL,
+        perf::PERF_RECORD_MISC_GUEST_KERNEL => perf::PERF_CONTEXT_GUEST_KERNEL,
+        perf::PERF_RECORD_MISC_GUEST_USER => perf::PERF_CONTEXT_GUEST_USER,
+        _ => perf::PERF_CONTEXT_USER,
+    }
+}
+
+/// Returns the name of a function of the hypervisor's or the control domain's kernel. Names of the
+/// hypervisor's say so, as Linux writes the functions of its modules.
+pub fn function(module: &Module, name: &str) -> String {
+    match module.layer {
+        Some(Layer::Hypervisor) => format!("{name} {}", module.path),
+        _ => name.to_owned(),
+    }
+}
