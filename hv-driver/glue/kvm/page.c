@@ -42,13 +42,16 @@ bool perfctr_guest(struct kvm_vcpu *vcpu, struct perfctr_guest *guest)
 	return true;
 }
 
-/* Accepts only memory that the guest may write to itself. */
+/*
+ * Accepts only memory that the guest may write to itself. KVM has memory of its
+ * own among the guest's, such as VMX's page for accesses to the local APIC.
+ */
 static int pin(struct kvm *kvm, gfn_t gfn, struct page **page)
 {
 	unsigned long address = gfn_to_hva(kvm, gfn);
 	int pinned;
 
-	if (kvm_is_error_hva(address))
+	if (kvm_is_error_hva(address) || !kvm_is_visible_gfn(kvm, gfn))
 		return -EINVAL;
 	pinned = pin_user_pages_fast(address, 1, FOLL_WRITE | FOLL_LONGTERM,
 				     page);
