@@ -2,17 +2,19 @@
 //! Ports to the host on an emulator that has I/O ports for them, in place of a device.
 //!
 //! Whoever writes gets a pipe. One thread empties the pipes into the I/O ports, and `control` only
-//! when nothing else is there: its last message follows all that was written before it.
+//! when nothing else is there: its last message follows all that was written before it. Nothing but
+//! writing wakes the thread, since it would disturb what is measured on the machine.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::pipe;
 
 /// The kernel's file of all I/O ports, at the number of a port.
@@ -62,6 +64,7 @@ fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
     let mut open: Vec<(usize, File)> = readers.into_iter().enumerate().rev().collect();
     let mut buffer = [0; PORTS_PER_FILE as usize];
     while !open.is_empty() {
+        wait(&open)?;
         let mut wrote = false;
         let mut at = 0;
         // The first of the names is the last to be looked at.
@@ -79,11 +82,18 @@ fn relay(ports: &File, readers: Vec<File>) -> Result<()> {
                 Err(error) => return Err(error.into()),
             }
         }
-        if !wrote {
-            thread::sleep(Duration::from_millis(1));
-        }
     }
     Ok(())
+}
+
+/// Waits until one of the pipes has something, or has nobody left who writes to it.
+fn wait(open: &[(usize, File)]) -> Result<()> {
+    let mut pipes: Vec<PollFd<'_>> =
+        open.iter().map(|pipe| PollFd::new(pipe.1.as_fd(), PollFlags::POLLIN)).collect();
+    match poll(&mut pipes, PollTimeout::NONE) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]
