@@ -91,10 +91,11 @@ fn check_tally() -> Result<()> {
             region.execute(&mut 0);
             (Tally::read() - before).outside_ring0() - region.instructions()
         };
-        // Most of the attempts are not interrupted.
-        (0..10).map(|_| spent()).min()
+        // Some of the attempts are not interrupted.
+        (0..100).map(|_| spent()).min()
     };
-    ensure!(instructions(1) == instructions(10_000), "the tally of instructions is not exact");
+    let (short, long) = (instructions(1), instructions(10_000));
+    ensure!(short == long, "the tally of instructions is not exact: {short:?} and {long:?}");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //! Measures what single operations cost in a guest of KVM as a whole: an exit that switches no
 //! vCPU, a counter read by RDPMC, and having another event counted.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -27,10 +27,20 @@ const TIMES: u64 = 5_000;
 const PMU: &str = "/sys/bus/event_source/devices/cpu";
 /// The file with the registers of the first CPU, by their numbers.
 const REGISTERS: &str = "/dev/cpu/0/msr";
-/// The last of AMD's first four selectors, which perf takes last.
-const SELECTOR: u64 = 0xc001_0003;
-/// Selectors of user mode's instructions and branches, enabled.
-const SELECTORS: [u64; 2] = [0x0041_00c0, 0x0041_00c2];
+/// Where the kernel says whose the CPU is.
+const CPU: &str = "/proc/cpuinfo";
+
+/// A selector that perf takes last, and its values for user mode's instructions and branches,
+/// enabled.
+struct Selector {
+    register: u64,
+    values: [u64; 2],
+}
+
+/// The last of AMD's first four selectors.
+const AMD: Selector = Selector { register: 0xc001_0003, values: [0x0041_00c0, 0x0041_00c2] };
+/// The last selector of Intel's four general counters.
+const INTEL: Selector = Selector { register: 0x189, values: [0x0041_00c0, 0x0041_00c4] };
 
 /// Prints a line for each operation that there is here.
 pub fn measure(module: bool) -> Result<()> {
@@ -59,10 +69,12 @@ pub fn measure(module: bool) -> Result<()> {
     }
     rdpmc("perf_event", stack::perf_mapped)?;
     let registers = File::options().write(true).open(REGISTERS).context(REGISTERS)?;
+    let is_intel = fs::read_to_string(CPU).context(CPU)?.contains("GenuineIntel");
+    let Selector { register, values } = if is_intel { INTEL } else { AMD };
     let write = |value: u64| {
-        registers.write_all_at(&value.to_ne_bytes(), SELECTOR).context("writing a selector")
+        registers.write_all_at(&value.to_ne_bytes(), register).context("writing a selector")
     };
-    operations("another event: WRMSR of a selector", |n| write(SELECTORS[n]))?;
+    operations("another event: WRMSR of a selector", |n| write(values[n]))?;
     write(0)
 }
 

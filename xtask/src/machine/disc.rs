@@ -17,6 +17,9 @@ const PACKAGES: &[&str] = &["grub-common", "grub-pc-bin", "mtools", "xorriso"];
 
 /// Instructions to a second of the machine's time, of each CPU.
 const SPEED: u32 = 50_000_000;
+/// The same for a machine whose costs are counted: that of QEMU there, so that as many instructions
+/// in both are between two interrupts of a timer.
+const SPEED_COUNTED: u32 = 125_000_000;
 
 /// MiB of the guest's memory that Bochs keeps in its own, at most; what is beyond is in a file.
 const HOST_MIB: u64 = 2048;
@@ -81,8 +84,9 @@ fn configuration(spec: &Spec, software: &Software) -> String {
     let guest_mib = topology.kvm.as_ref().map_or(0, |host| host.memory_mib);
     // The copied files are in memory twice while they are unpacked, and where they were at first.
     let memory = topology.memory_mib + guest_mib + 3 * software.files_mib;
+    let speed = if topology.deterministic { SPEED_COUNTED } else { SPEED };
     format!(
-        "cpu: model={}, count={}, ips={SPEED}, ignore_bad_msrs=1\n\
+        "cpu: model={}, count={}, ips={speed}, ignore_bad_msrs=1\n\
          memory: guest={memory}, host={}\n\
          romimage: file=/usr/share/bochs/BIOS-bochs-latest\n\
          vgaromimage: file=/usr/share/vgabios/vgabios.bin\n\

@@ -42,6 +42,10 @@ enum Machine {
     KvmMediated,
     /// A guest of KVM without counters.
     KvmNone,
+    /// A guest of KVM on VT-x with the driver, and the module in it.
+    VmxKvm,
+    /// A guest of KVM on VT-x with its own virtual PMU, and perf events in it.
+    VmxKvmVpmu,
     /// Linux with perf events.
     Native,
 }
@@ -183,7 +187,15 @@ fn split(line: &str) -> (String, Vec<f64>) {
 
 impl Machine {
     const fn is_guest_of_kvm(self) -> bool {
-        matches!(self, Self::Kvm | Self::KvmVpmu | Self::KvmMediated | Self::KvmNone)
+        matches!(
+            self,
+            Self::Kvm
+                | Self::KvmVpmu
+                | Self::KvmMediated
+                | Self::KvmNone
+                | Self::VmxKvm
+                | Self::VmxKvmVpmu
+        )
     }
 
     /// Describes a run of this program on the machine, in a guest of so many vCPUs.
@@ -191,7 +203,7 @@ impl Machine {
         let spec = self.usual(program, vcpus)?;
         match self {
             // Each instruction may be a sample, which the usual limit would put off.
-            Self::Perfctr | Self::Pvh | Self::Kvm => spec.driver("rate=1000"),
+            Self::Perfctr | Self::Pvh | Self::Kvm | Self::VmxKvm => spec.driver("rate=1000"),
             _ => Ok(spec),
         }
     }
@@ -203,7 +215,10 @@ impl Machine {
             Self::Pvh => return tenants::bench(program, vcpus, false),
             Self::PvhVpmu => return tenants::bench(program, vcpus, true),
             Self::Kvm | Self::KvmVpmu | Self::KvmMediated | Self::KvmNone => {
-                return self.guest_of_kvm(program, vcpus);
+                return self.guest_of_kvm("kvm", program, vcpus);
+            }
+            Self::VmxKvm | Self::VmxKvmVpmu => {
+                return self.guest_of_kvm("vmx-kvm", program, vcpus);
             }
         };
         let mut spec = Spec::new(topology, [format!("/work/{program}")])?.deterministic();
@@ -220,12 +235,12 @@ impl Machine {
     }
 
     /// Describes a guest of so many vCPUs on a host with one CPU.
-    fn guest_of_kvm(self, program: &str, vcpus: u32) -> Result<Spec> {
-        let mut spec = Spec::new("kvm", [format!("/work/{program}")])?.deterministic();
+    fn guest_of_kvm(self, topology: &str, program: &str, vcpus: u32) -> Result<Spec> {
+        let mut spec = Spec::new(topology, [format!("/work/{program}")])?.deterministic();
         spec.vcpus(vcpus)?;
         let host = spec.topology.kvm.as_mut().context("no host")?;
         host.calm = true;
-        if self != Self::Kvm {
+        if !matches!(self, Self::Kvm | Self::VmxKvm) {
             spec.module = false;
             (host.args, host.allow) = ("enable_pmu=1".to_owned(), false);
             host.cpu = host.cpu.replace("pmu=off", "pmu=on");
@@ -264,6 +279,8 @@ impl Machine {
             Self::KvmVpmu => "KVM with its PMU",
             Self::KvmMediated => "KVM with its mediated PMU",
             Self::KvmNone => "KVM without a PMU",
+            Self::VmxKvm => "KVM on VT-x with perfctr",
+            Self::VmxKvmVpmu => "KVM on VT-x with its PMU",
             Self::Native => "no hypervisor",
         }
     }
