@@ -53,8 +53,14 @@ const KVM: &[&str] = &[
     "vmx",
 ];
 /// The suites that run it there on VT-x.
-const VMX: &[&str] =
-    &["vmx", "tenants-vmx-kvm", "counting-vmx-kvm", "refusals-vmx-kvm", "overflow-vmx-kvm"];
+const VMX: &[&str] = &[
+    "vmx",
+    "tenants-vmx-kvm",
+    "counting-vmx-kvm",
+    "refusals-vmx-kvm",
+    "overflow-vmx-kvm",
+    "lifecycle-vmx-kvm",
+];
 /// The suites of rr in guests of each kind.
 const RR: &[&str] = &["rr", "rr-tests", "rr-pvh", "rr-hvm", "rr-kvm"];
 /// Suites on KVM with SVM and with VT-x, for files that both hypervisors use.

@@ -97,6 +97,7 @@ pub const SUITES: &[Suite] = &[
     Suite::on("vmx-kvm", "counting-vmx-kvm", driver::counting),
     Suite::on("vmx-kvm", "refusals-vmx-kvm", driver::refusals),
     Suite::on("vmx-kvm", "overflow-vmx-kvm", overflow::run),
+    Suite::on("vmx-kvm", "lifecycle-vmx-kvm", driver::lifecycle),
     Suite::beside("vmx", vmx::brief),
     Suite::vm("system", system::run),
     Suite::vm("domains", domains::run),
