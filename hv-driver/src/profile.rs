@@ -12,13 +12,12 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use shared_abi::arch::{EVNTSEL_EN, EVNTSEL_INT};
-use shared_abi::caps::CAPS_GUEST_ONLY;
 use shared_abi::config::MODE_SAMPLING;
 use shared_abi::hypercall::{HvProfile, HvSample, HvSamples, PROFILE_LEASE_MS, PROFILE_PERIOD_MIN};
 use shared_abi::limits::PERIOD_EVENTS_MAX;
 use shared_abi::{Config, CounterConfig, Errno, PhysSlot};
 
-use crate::arch::{self, EVNTSEL_HOST_ONLY};
+use crate::arch;
 use crate::driver::Driver;
 use crate::hal::Pmu;
 use crate::nmi::ExpectedInterrupts;
@@ -246,11 +245,8 @@ impl<P: Pmu> Cpu<'_, P> {
         self.driver.stop_counter(self.pmu, slot);
         self.driver.start_counter(self.pmu, slot, profile.period);
         expected.expect(slot.bit(), false, self.pmu.clock());
-        // Where guests are told apart, an overflow in one that has rings of its own interrupts only
-        // when the hypervisor executes again, which would be taken for the hypervisor's.
-        let host_only = if self.driver.caps.can(CAPS_GUEST_ONLY) { EVNTSEL_HOST_ONLY } else { 0 };
-        let select = profile.evntsel | EVNTSEL_INT | EVNTSEL_EN | host_only;
-        self.pmu.write_register(evntsel, select);
+        // It counts in guests as well, also where they are told apart.
+        self.pmu.write_register(evntsel, profile.evntsel | EVNTSEL_INT | EVNTSEL_EN);
         true
     }
 
@@ -268,6 +264,7 @@ impl<P: Pmu> Cpu<'_, P> {
 mod tests {
     use core::cell::{Cell, RefCell};
 
+    use shared_abi::caps::CAPS_GUEST_ONLY;
     use shared_abi::hypercall::{SAMPLE_HYPERVISOR, SAMPLES_MAX};
     use shared_abi::read::Counters;
     use zerocopy::FromZeros;
@@ -449,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn where_guests_are_told_apart_only_the_host_is_sampled() {
+    fn guests_are_sampled_also_where_they_are_told_apart() {
         let zen = Identity {
             vendor: [0x6874_7541, 0x6974_6e65, 0x444d_4163],
             signature: 0x0080_0f12,
@@ -460,8 +457,8 @@ mod tests {
         let last = host.driver.registers.evntsel(host.driver.profile.unwrap()).unwrap();
         assert!(host.driver.caps.can(CAPS_GUEST_ONLY), "so that this tests something");
         assert!(host.start());
-        // HostOnly (APM volume 2, 13.2.1).
-        assert_eq!(host.pmu.held(last), INSTRUCTIONS | 1 << 20 | 1 << 22 | 1 << 41);
+        // Neither HostOnly nor GuestOnly (APM volume 2, 13.2.1).
+        assert_eq!(host.pmu.held(last), INSTRUCTIONS | 1 << 20 | 1 << 22);
     }
 
     #[test]

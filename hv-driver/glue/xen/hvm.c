@@ -127,3 +127,12 @@ void perfctr_hvm_place(struct vcpu *v, struct perfctr_hv_place *place)
     else
         perfctr_vmx_place(v, place);
 }
+
+/*
+ * Whether an NMI that has interrupted Xen at ip has made curr exit. With VT-x, Xen
+ * itself calls the NMI's handler, with the guest's registers.
+ */
+bool perfctr_hvm_left_by_nmi(const struct vcpu *curr, unsigned long ip)
+{
+    return cpu_has_svm && perfctr_svm_left_by_nmi(curr, ip);
+}

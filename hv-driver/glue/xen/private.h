@@ -64,6 +64,7 @@ static inline bool perfctr_pv_in_kernel(const struct vcpu *v)
 /* svm.c */
 void perfctr_svm_intercept_rdpmc(struct vcpu *v, bool intercept);
 void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place);
+bool perfctr_svm_left_by_nmi(const struct vcpu *curr, unsigned long ip);
 
 /* vmx.c */
 int perfctr_vmx_add_gate(struct vcpu *curr);
@@ -79,6 +80,7 @@ void perfctr_hvm_update_intercept(struct vcpu *v);
 int perfctr_hvm_add_gate(struct vcpu *curr);
 void perfctr_hvm_remove_gate(struct vcpu *v);
 void perfctr_hvm_place(struct vcpu *v, struct perfctr_hv_place *place);
+bool perfctr_hvm_left_by_nmi(const struct vcpu *curr, unsigned long ip);
 
 /* page.c */
 int perfctr_page_register(struct vcpu *curr, uint64_t gfn,

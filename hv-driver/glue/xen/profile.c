@@ -27,6 +27,7 @@ static void place(const struct cpu_user_regs *regs,
                   struct perfctr_hv_sample *at)
 {
     struct vcpu *curr = current;
+    bool hvm = is_hvm_vcpu(curr);
     struct perfctr_hv_place guest = {
         .mode = perfctr_pv_in_kernel(curr) ? PERFCTR_PLACE_KERNEL
                                            : PERFCTR_PLACE_USER,
@@ -39,9 +40,9 @@ static void place(const struct cpu_user_regs *regs,
     at->mode = PERFCTR_SAMPLE_HYPERVISOR;
     at->ip = regs->rip;
 
-    if ( guest_mode(regs) )
+    if ( guest_mode(regs) || (hvm && perfctr_hvm_left_by_nmi(curr, regs->rip)) )
     {
-        if ( is_hvm_vcpu(curr) )
+        if ( hvm )
             perfctr_hvm_place(curr, &guest);
         at->mode = guest.mode;
         at->ip = guest.ip;

@@ -7,6 +7,9 @@
 
 #include "private.h"
 
+/* Xen's instruction behind the STGI that follows each exit. */
+extern const char svm_stgi_label[];
+
 void perfctr_svm_intercept_rdpmc(struct vcpu *v, bool intercept)
 {
     struct vmcb_struct *vmcb = v->arch.hvm.svm.vmcb;
@@ -42,4 +45,15 @@ void perfctr_svm_place(const struct vcpu *v, struct perfctr_hv_place *place)
     place->ip = vmcb->rip;
     place->sp = vmcb->rsp;
     place->flags = vmcb->rflags;
+}
+
+/*
+ * Whether the NMI at ip is the one by which curr has exited: it stays pending, and
+ * is delivered behind STGI. That of an overflow after the exit is delivered there,
+ * too, but curr has exited for another reason then.
+ */
+bool perfctr_svm_left_by_nmi(const struct vcpu *curr, unsigned long ip)
+{
+    return ip == (unsigned long)svm_stgi_label &&
+           curr->arch.hvm.svm.vmcb->exitcode == VMEXIT_NMI;
 }

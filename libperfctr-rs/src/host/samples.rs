@@ -80,8 +80,9 @@ impl HostSamples {
     /// Begins to sample all physical CPUs, or only these, whenever one has counted as many events
     /// as [`Event::every`] says.
     ///
-    /// Of [`Event::user`] and [`Event::kernel`] the latter is ring 0, in which Xen executes.  A
-    /// 64-bit PV domain executes outside of it only, in kernel and in user mode.
+    /// Of [`Event::user`] and [`Event::kernel`] the latter is ring 0, in which Xen and the kernels
+    /// of PVH and HVM domains execute.  A 64-bit PV domain executes outside of it only, in kernel
+    /// and in user mode.
     ///
     /// # Errors
     ///

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //! Tests samples of the host itself.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use crate::artefacts::xen;
 use crate::machine::Spec;
 use crate::suites::report::Report;
+use crate::suites::tenants;
 
 /// Boots machines that keep a counter for samples of themselves, and compares the samples with what
 /// the emulator has executed. On the first one, the command samples the host, and then guests
-/// sample themselves while the host is sampled.
+/// sample themselves while the host is sampled. On the second one, a PVH tenant is sampled, too.
 pub fn run(report: &mut Report) -> Result<()> {
     let beside = "/work/system; system=$?; /work/host-profile || system=1; \
                   for tests in --records --ends; do \
@@ -18,7 +21,11 @@ pub fn run(report: &mut Report) -> Result<()> {
     spec.add_program("vm-tests", "overflow")?;
     add_command(&mut spec)?;
     report.program(spec, "system")?;
-    report.program(self::spec("pv-amd", &["/work/system"])?, "system")
+    let both = "/work/system; system=$?; /work/system passive && exit $system";
+    let mut spec = self::spec("pv-amd", &["sh", "-c", both])?;
+    tenants::add_tenant(&mut spec, "system", &[])?;
+    spec.timeout = Duration::from_secs(900);
+    report.program(spec, "system")
 }
 
 fn spec(topology: &str, command: &[&str]) -> Result<Spec> {

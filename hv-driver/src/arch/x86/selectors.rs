@@ -14,9 +14,6 @@ pub const EVNTSEL_OWN_INSTRUCTIONS: u64 = 0xc0 | EVNTSEL_OS | EVNTSEL_EN;
 /// Count only while a guest executes, after VMRUN (APM volume 2, 13.2.1).
 pub const EVNTSEL_GUEST_ONLY: u64 = 1 << 40;
 
-/// Count only while no guest executes, not after VMRUN (APM volume 2, 13.2.1).
-pub const EVNTSEL_HOST_ONLY: u64 = 1 << 41;
-
 /// IA32_FIXED_CTR_CTRL, for counter 0: count in ring 0 (SDM volume 3, 20.2.2).
 const FIXED_OS: u64 = 1 << 0;
 

@@ -30,7 +30,7 @@ use vm_tests::emulated::{OUTSIDE_RING_0, RING_0};
 use vm_tests::region::{self, Region};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+use vm_tests::xen::{CONTROL_DOMAIN, UNCOUNTED, Xen};
 
 const PERFCTR: &str = "/work/perfctr";
 const THIS: &str = "/work/host-profile";
@@ -41,9 +41,6 @@ const WORKED: &str = "/tmp/worked";
 /// Events between two samples, and fewer than the command can take in time.
 const PERIOD: u64 = 100_000;
 const SHORT: u64 = 10_000;
-/// The instructions of ring 0 that a sample keeps from the counter, at most: those of the interrupt
-/// between its last read of the counter and the counter's next period.
-const UNCOUNTED: u64 = 20;
 /// The work, unit: rounds.
 const ROUNDS: u64 = 1_000;
 /// For how long the command is stopped: shorter than it may be, and longer.

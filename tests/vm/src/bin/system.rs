@@ -4,10 +4,12 @@
 //! The emulator's tally says how many instructions a physical CPU has executed in ring 0, where
 //! only Xen executes, and outside of it. This program's vCPU is alone on physical CPU 0 meanwhile.
 //!
-//! With a command as its arguments, this samples the host while the command runs.
+//! With `passive`, this samples a PVH tenant, which runs this program with `tenant`, and knows
+//! nothing of it. With another command as its arguments, it samples the host while that runs.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::env;
+use std::fs;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
@@ -16,18 +18,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use perfctr::rdpmc::Hardware;
 use perfctr::{Event, Provider, Session};
+use serde_json::{Value, json};
 use shared_abi::hypercall::{
     HvProfile, HvSample, HvSamples, OP_PROFILE_READ, OP_PROFILE_START, OP_PROFILE_STOP,
     PLACE_KERNEL, PLACE_USER, PROFILE_LEASE_MS, SAMPLE_HYPERVISOR, SAMPLES_MAX,
 };
 use shared_abi::read::Counters;
-use vm_tests::emulated::{OUTSIDE_RING_0, RING_0};
+use vm_tests::emulated::{GUESTS_RING_0, OUTSIDE_RING_0, RING_0};
 use vm_tests::raw::{Argument, Refusal};
 use vm_tests::region::{self, Region};
 use vm_tests::tally::{Tally, equal};
 use vm_tests::threads::{SELF, cpus, run_on};
+use vm_tests::toolstack::{self, Kind, Tenant, Tsc, live, say};
 use vm_tests::witness::Witness;
-use vm_tests::xen::{CONTROL_DOMAIN, Xen};
+use vm_tests::xen::{CONTROL_DOMAIN, UNCOUNTED, Xen};
 use zerocopy::FromZeros;
 
 /// The physical CPU that is sampled, and the other one.
@@ -49,6 +53,12 @@ const ROUNDS: u64 = 300;
 /// The instructions that beginning and ending may take, and how often it is tried.
 const AROUND: u64 = 100_000;
 const ATTEMPTS: u32 = 20;
+/// The instructions of the hypervisor that follow a sample of a tenant, at most, until the tenant
+/// goes on. They are at the beginning of a period, so hardly any sample is there.
+const FOLLOWING: u64 = 2_500;
+/// How often samples of a tenant are taken, and the time between.
+const LOOKS: u32 = 60;
+const LOOK: Duration = Duration::from_millis(20);
 /// How long a guest's counts are watched.
 const BESIDE: Duration = Duration::from_secs(2);
 
@@ -91,17 +101,21 @@ impl Profile<'_> {
 struct Found {
     samples: Vec<HvSample>,
     lost: u64,
-    /// What the emulator has executed, in ring 0 and elsewhere: while the CPU was certainly
-    /// sampled, and while it perhaps was.
-    certainly: [u64; 2],
-    perhaps: [u64; 2],
+    /// What the emulator has executed, in ring 0, elsewhere, and in guests' own ring 0, which the
+    /// first number has, too: while the CPU was certainly sampled, and while it perhaps was.
+    certainly: Executed,
+    perhaps: Executed,
 }
 
+type Executed = [u64; 3];
+
 impl Found {
-    /// Compares the number of samples with the instructions that were executed in these rings.
-    fn is_each_period(&self, rings: impl Fn([u64; 2]) -> u64, period: u64) -> Result<(), String> {
+    /// Compares the number of samples with the instructions that this event counts.
+    fn is_each_period(&self, evntsel: u64, period: u64) -> Result<(), String> {
         let taken = self.samples.len() as u64 + self.lost;
-        let [least, most] = [self.certainly, self.perhaps].map(|n| rings(n) / period);
+        let has_ring_0 = counted(evntsel, [1, 0, 0]);
+        let least = counted(evntsel, self.certainly).saturating_sub(has_ring_0 * taken * UNCOUNTED);
+        let [least, most] = [least, counted(evntsel, self.perhaps)].map(|events| events / period);
         let says =
             format!("{taken} samples, {} of them lost, {least} to {most} periods", self.lost);
         println!("{says}");
@@ -112,20 +126,15 @@ impl Found {
 
 fn main() -> Result<ExitCode> {
     let command: Vec<String> = env::args().skip(1).collect();
-    if !command.is_empty() {
-        return around(&command);
+    match command.first().map(String::as_str) {
+        Some("tenant") => return live(tenant),
+        Some("passive") => return passive(),
+        Some(_) => return around(&command),
+        None => {}
     }
     let xen = Xen::open().context("this is not Xen's control domain")?;
     let cpus = cpus()?;
-    region::overhead()?;
-    for &cpu in &cpus {
-        let on = if cpu == 0 { 1 << CPU } else { 1 << OTHER };
-        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, on)?;
-    }
-    run_on(SELF, &cpus[..1])?;
-    let mut session = Session::open_with(Provider::Paravirt)?;
-    session.start(&[Event::INSTRUCTIONS])?;
-    ensure!(Hardware.counter(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
+    let session = prepare(&xen, &cpus)?;
     let (profile, mut tally) = (Profile(&xen), Tally::default());
     nobody(&profile, &mut tally);
     samples(&profile, &mut tally)?;
@@ -134,6 +143,21 @@ fn main() -> Result<ExitCode> {
     beside(&profile, &cpus[1..], &mut tally)?;
     ends(&profile, &mut tally)?;
     Ok(tally.finish())
+}
+
+/// Moves all other vCPUs of the control domain away from physical CPU 0, and this thread to it. As
+/// long as there is the session, the thread can read what the emulator has executed there.
+fn prepare(xen: &Xen, cpus: &[usize]) -> Result<Session> {
+    region::overhead()?;
+    for &cpu in cpus {
+        let on = if cpu == 0 { 1 << CPU } else { 1 << OTHER };
+        xen.set_affinity(CONTROL_DOMAIN, cpu as u32, on)?;
+    }
+    run_on(SELF, &cpus[..1])?;
+    let mut session = Session::open_with(Provider::Paravirt)?;
+    session.start(&[Event::INSTRUCTIONS])?;
+    ensure!(Hardware.counter(OUTSIDE_RING_0) > 0, "the emulator keeps no tally");
+    Ok(session)
 }
 
 /// While nobody samples, there is nothing to take or to end, and what is wrong is refused.
@@ -167,7 +191,7 @@ fn measure(
 ) -> Result<Found> {
     for _ in 0..ATTEMPTS {
         let found = measure_once(profile, evntsel, period, &work)?;
-        let sum = |executed: [u64; 2]| executed[0] + executed[1];
+        let sum = |executed: Executed| executed[0] + executed[1];
         if sum(found.perhaps) - sum(found.certainly) <= AROUND {
             return Ok(found);
         }
@@ -181,8 +205,8 @@ fn measure_once(
     period: u64,
     work: impl Fn(&mut Found) -> Result<(), Refusal>,
 ) -> Result<Found> {
-    let read = || [RING_0, OUTSIDE_RING_0].map(|index| Hardware.counter(index));
-    let mut found = Found { samples: Vec::new(), lost: 0, certainly: [0; 2], perhaps: [0; 2] };
+    let read = || [RING_0, OUTSIDE_RING_0, GUESTS_RING_0].map(|index| Hardware.counter(index));
+    let mut found = Found { samples: Vec::new(), lost: 0, certainly: [0; 3], perhaps: [0; 3] };
     let first = read();
     profile.start(evntsel, period, 1 << CPU)?;
     let before = read();
@@ -195,8 +219,8 @@ fn measure_once(
     found.lost = profile.take(CPU, &mut found.samples)?;
     profile.stop()?;
     let last = read();
-    found.certainly = [0, 1].map(|n| after[n].wrapping_sub(before[n]));
-    found.perhaps = [0, 1].map(|n| last[n].wrapping_sub(first[n]));
+    found.certainly = [0, 1, 2].map(|n| after[n].wrapping_sub(before[n]));
+    found.perhaps = [0, 1, 2].map(|n| last[n].wrapping_sub(first[n]));
     Ok(found)
 }
 
@@ -221,17 +245,21 @@ fn samples(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
             }
             Ok(())
         })?;
-        let rings = |[ring_0, outside]: [u64; 2]| match evntsel {
-            RING_0_ONLY => ring_0,
-            OUTSIDE_ONLY => outside,
-            _ => ring_0 + outside,
-        };
-        let each = found.is_each_period(rings, PERIOD);
+        let each = found.is_each_period(evntsel, PERIOD);
         tally.check(&format!("there is a sample for each period of {name}"), each);
         let places = judge(&found.samples, modes);
         tally.check(&format!("samples of {name} say where they were"), places);
     }
     Ok(())
+}
+
+/// Returns how many of these instructions the event counts.
+fn counted(evntsel: u64, [ring_0, outside, _]: Executed) -> u64 {
+    match evntsel {
+        RING_0_ONLY => ring_0,
+        OUTSIDE_ONLY => outside,
+        _ => ring_0 + outside,
+    }
 }
 
 /// Checks what samples say: the CPU, this domain's first vCPU, the modes, each mode's addresses,
@@ -283,7 +311,7 @@ fn full(profile: &Profile<'_>, tally: &mut Tally) -> Result<()> {
         "a physical CPU that is not named is not sampled",
         equal(profile.some(OTHER).map(drop), Err(Refusal::ENXIO)),
     );
-    let each = found.is_each_period(|executed| executed[1], SHORT);
+    let each = found.is_each_period(OUTSIDE_ONLY, SHORT);
     tally.check("a ring that is full says how many samples it has lost", each);
     let kept = found.samples.len() as u64;
     // It has room again when the first ones are taken.
@@ -348,6 +376,107 @@ fn around(command: &[String]) -> Result<ExitCode> {
     let (status, taken) = sampled(&Profile(&xen), &cpus()?, run)?;
     println!("samples meanwhile: {taken:?}");
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The first program of a tenant: says where its kernel and its own code are, and works.
+fn tenant() -> Result<()> {
+    let known = fs::read_to_string("/proc/kallsyms")?;
+    let address = |name: &str| -> Result<u64> {
+        let line = known.lines().find(|line| line.split_whitespace().nth(2) == Some(name));
+        let word = line.and_then(|line| line.split_whitespace().next());
+        Ok(u64::from_str_radix(word.with_context(|| format!("no symbol {name}"))?, 16)?)
+    };
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let code = maps.lines().filter(|line| line.split_whitespace().nth(1) == Some("r-xp"));
+    let ranges = code.map(|line| {
+        let (start, end) = line.split(' ').next().and_then(|range| range.split_once('-'))?;
+        Some([u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?])
+    });
+    let program: Vec<[u64; 2]> = ranges.collect::<Option<_>>().context("malformed maps")?;
+    say(&json!({"kernel": [[address("_stext")?, address("_etext")?]], "program": program}));
+    loop {
+        work();
+    }
+}
+
+/// Samples physical CPU 0, on which a PVH tenant executes that knows nothing of it.
+fn passive() -> Result<ExitCode> {
+    let xen = Xen::open().context("this is not Xen's control domain")?;
+    toolstack::start()?;
+    let mut tenant = Tenant::create_kind(Kind::Pvh, "passive", 1, Tsc::Native, "tenant")?;
+    xen.set_affinity(tenant.domain, 0, 1 << CPU)?;
+    tenant.unpause()?;
+    let code = tenant.hear()?;
+    ensure!(code["error"].is_null(), "{code}");
+    let session = prepare(&xen, &cpus()?)?;
+    let (profile, mut tally) = (Profile(&xen), Tally::default());
+    for (name, evntsel) in
+        [("ring 0", RING_0_ONLY), ("the other rings", OUTSIDE_ONLY), ("all rings", BOTH)]
+    {
+        let found = measure(&profile, evntsel, PERIOD, |found| {
+            for _ in 0..LOOKS {
+                sleep(LOOK);
+                profile.take(CPU, &mut found.samples)?;
+            }
+            Ok(())
+        })?;
+        let each = found.is_each_period(evntsel, PERIOD);
+        tally.check(&format!("there is a sample for each period of {name} beside a tenant"), each);
+        let places = in_tenant(evntsel, &found, tenant.domain.into(), &code);
+        tally.check(&format!("samples of {name} say where a tenant was"), places);
+        if evntsel == RING_0_ONLY {
+            tally.check("the tenant's kernel has its share of ring 0", share(&found));
+        }
+    }
+    drop(session);
+    tenant.destroy()?;
+    Ok(tally.finish())
+}
+
+/// Checks that samples of a tenant are in its own code, and that the tenant has some in each mode
+/// that the event counts.
+fn in_tenant(evntsel: u64, found: &Found, domain: u32, code: &Value) -> Result<(), String> {
+    let is_in = |of: &str, ip: u64| {
+        let mut ranges = code[of].as_array().into_iter().flatten();
+        ranges.any(|range| (range[0].as_u64()..range[1].as_u64()).contains(&Some(ip)))
+    };
+    let mut modes = BTreeMap::new();
+    for sample in found.samples.iter().filter(|sample| sample.domain == domain) {
+        let fits = match sample.mode {
+            SAMPLE_HYPERVISOR => XENS.contains(&sample.ip),
+            PLACE_KERNEL => is_in("kernel", sample.ip),
+            PLACE_USER => is_in("program", sample.ip),
+            _ => false,
+        };
+        if !fits {
+            return Err(format!("{sample:x?} of {code}"));
+        }
+        *modes.entry(sample.mode).or_insert(0_u64) += 1;
+    }
+    println!("{modes:?} of {} samples are the tenant's", found.samples.len());
+    let mut expected = match evntsel {
+        RING_0_ONLY => vec![PLACE_KERNEL, SAMPLE_HYPERVISOR],
+        OUTSIDE_ONLY => vec![PLACE_USER],
+        _ => vec![PLACE_KERNEL, PLACE_USER, SAMPLE_HYPERVISOR],
+    };
+    expected.sort_unstable();
+    equal(modes.into_keys().collect::<Vec<_>>(), expected)
+}
+
+/// Compares the samples in the kernels of guests that have a ring 0 of their own with what these
+/// have executed there.
+///
+/// The counter counts the hypervisor as well, so the kernels have their share of the samples as far
+/// as these are spread evenly. Three standard deviations of as many samples at random are allowed.
+/// What follows a sample has none, so the kernels have its share, too.
+fn share(found: &Found) -> Result<(), String> {
+    let samples = found.samples.iter().filter(|sample| sample.mode == PLACE_KERNEL).count() as u64;
+    let [least, most] = [found.certainly, found.perhaps].map(|executed| executed[2] / PERIOD);
+    let off = 3 * most.isqrt();
+    let [least, most] = [least.saturating_sub(off), most + off + samples * FOLLOWING / PERIOD];
+    let says = format!("{samples} samples of the tenant's kernel, {least} to {most} expected");
+    println!("{says}");
+    if least > 0 && (least..=most).contains(&samples) { Ok(()) } else { Err(says) }
 }
 
 /// Only one session is at a time, and it ends by itself when nobody takes samples any more.
