@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use perfctr::{Cause, Error, Refusal};
-use vm_tests::host::{Host, host};
+use vm_tests::host::Host;
 use vm_tests::stats::{threads, until_threads};
 use vm_tests::threads::{SELF, cpus, run_on, take_away_and_give_back};
 use vm_tests::witness::Witness;
@@ -51,8 +51,7 @@ pub fn come_and_go(rounds: u32) -> Result<()> {
 
 /// Brings a CPU online while the hypervisor refuses to publish its counters. Threads there get an
 /// error. They count there once the host allows it, and after the CPU has come online again.
-pub fn come_online_without_counters() -> Result<()> {
-    let host = host()?;
+pub fn come_online_without_counters(host: &dyn Host) -> Result<()> {
     let cpu = *cpus()?.last().context("there is no CPU")?;
     let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
     let before = threads()?;

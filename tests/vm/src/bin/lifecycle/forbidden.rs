@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use vm_tests::host::{Host, host};
+use vm_tests::host::Host;
 use vm_tests::stats::{threads, until_threads};
 use vm_tests::threads::{SELF, cpus, run_on};
 use vm_tests::witness::Witness;
@@ -19,11 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Checks that when the hypercall has returned no thread reads numbers any more, on whichever vCPU
 /// it executes.
-pub fn forbidden_at_once(rounds: u32) -> Result<()> {
-    let host = host()?;
+pub fn forbidden_at_once(rounds: u32, host: &dyn Host) -> Result<()> {
     let before = threads()?;
     for _ in 0..rounds {
-        let told = forbid_while_reading(&*host);
+        let told = forbid_while_reading(host);
         host.allow(true)?;
         for told in told? {
             // The page says so, or the kernel, which is asked if the page cannot tell.

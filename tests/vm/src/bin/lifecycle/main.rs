@@ -53,6 +53,7 @@ fn main() -> Result<ExitCode> {
             tally.check(name, test().map_err(|error| format!("{error:#}")));
         }
     };
+    // A guest of KVM may have it once only.
     let host = host()?;
     // These come first, since the sessions that later tests forget keep the module.
     test("module in use", &reload::in_use);
@@ -72,9 +73,11 @@ fn main() -> Result<ExitCode> {
     }
     test("many sessions", &|| ends::many_sessions(options.cycles));
     test("CPUs come and go", &|| cpus::come_and_go(options.hotplugs));
-    test("a CPU comes online whatever the hypervisor answers", &cpus::come_online_without_counters);
+    test("a CPU comes online whatever the hypervisor answers", &|| {
+        cpus::come_online_without_counters(&*host)
+    });
     test("a domain that is forbidden reads nothing from then on", &|| {
-        forbidden::forbidden_at_once(options.revocations)
+        forbidden::forbidden_at_once(options.revocations, &*host)
     });
     Ok(tally.finish())
 }
