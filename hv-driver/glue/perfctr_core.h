@@ -14,7 +14,7 @@
 /*
  * Bytes of storage of a physical CPU.
  */
-#define PERFCTR_CPU_BYTES 544
+#define PERFCTR_CPU_BYTES 552
 
 /*
  * Bytes of storage of a vCPU with a page.

@@ -29,6 +29,8 @@ pub struct Pcpu {
     /// What the selectors hold, or `None` while the PMU is not the driver's.  The driver then
     /// touches no register.
     selectors: Option<Selectors>,
+    /// Slots whose selectors may hold something else than 0.
+    selected: u32,
     /// What the register that enables counters held before the driver took the PMU over.
     global_ctrl: u64,
     /// Slots that are stopped, whatever their selectors say.
@@ -46,6 +48,7 @@ impl Pcpu {
     pub const fn new() -> Self {
         Self {
             selectors: None,
+            selected: 0,
             global_ctrl: 0,
             stopped: 0,
             dirty: 0,
@@ -151,6 +154,7 @@ impl<P: Pmu> Cpu<'_, P> {
     /// Some family 6 CPUs interrupt without end if the overflow is acknowledged while the counter
     /// holds 0.  So the counter is set to 1.  This loses no count, because no stretch of counting
     /// has begun from the counter's value.
+    #[inline(always)]
     pub fn acknowledge(&self) {
         if let (Some(global), Some(held)) = (&self.driver.registers.global, &self.pcpu.selectors) {
             let status = self.pmu.read_register(global.status);
@@ -233,25 +237,29 @@ impl<P: Pmu> Cpu<'_, P> {
         }
     }
 
-    /// Programs the selectors, and then calls `preset`, which writes the counters that interrupt.
-    /// Only registers that hold another value are written.
-    pub(crate) fn program(&mut self, wanted: &Selectors, preset: impl FnOnce(&Self)) {
+    /// Programs the selectors, in which only those of `slots` are not 0, and then calls `preset`,
+    /// which writes the counters that interrupt.  Only registers that hold another value are
+    /// written.
+    pub(crate) fn program(&mut self, wanted: &Selectors, slots: u32, preset: impl FnOnce(&Self)) {
         let Some(held) = &mut self.pcpu.selectors else { return };
         let registers = &self.driver.registers;
         let mut changed = false;
-        let general =
-            held.evntsel.iter_mut().zip(&wanted.evntsel).zip((0..).map(PhysSlot::general));
-        for ((held, &wanted), slot) in general.take(self.driver.caps.general as usize) {
+        // All other selectors hold 0, and are to hold 0.
+        for slot in slots_of(self.pcpu.selected | slots) {
+            let (held, wanted) =
+                (held.evntsel.get_mut(slot.index()), wanted.evntsel.get(slot.index()));
+            let (Some(held), Some(&wanted)) = (held, wanted) else { continue };
             let stale = *held != wanted;
-            if stale && let Some(register) = slot.and_then(|slot| registers.evntsel(slot)) {
+            if stale && let Some(register) = registers.evntsel(slot) {
                 self.pmu.write_register(register, wanted);
                 *held = wanted;
                 changed = true;
                 if registers.global.is_none() {
-                    self.pcpu.stopped &= !slot.map_or(0, PhysSlot::bit);
+                    self.pcpu.stopped &= !slot.bit();
                 }
             }
         }
+        self.pcpu.selected = slots;
         if let Some(fixed) = &registers.fixed
             && held.fixed_ctrl != wanted.fixed_ctrl
         {

@@ -48,6 +48,14 @@ impl State {
         overflows: 0,
         throttled: 0,
     };
+
+    /// The page's flags.
+    #[inline(always)]
+    fn flags(&self) -> u32 {
+        let direct = if self.direct { VCPU_DIRECT | VCPU_TSC } else { 0 };
+        let executing = if self.executing { VCPU_EXECUTING } else { 0 };
+        VCPU_REGISTERED | direct | executing
+    }
 }
 
 /// The writer of one page.
@@ -99,9 +107,7 @@ impl Publisher {
 /// Publishes everything but the slots.  The caller has begun a write.
 #[inline(always)]
 pub(crate) fn state(page: &VcpuPage, now: &State) {
-    let direct = if now.direct { VCPU_DIRECT | VCPU_TSC } else { 0 };
-    let executing = if now.executing { VCPU_EXECUTING } else { 0 };
-    page.flags.store(VCPU_REGISTERED | direct | executing, Relaxed);
+    page.flags.store(now.flags(), Relaxed);
     page.loaded.store(now.loaded, Relaxed);
     page.tsc_sum.store(now.tsc_sum, Relaxed);
     page.tsc_start.store(now.tsc_start, Relaxed);
@@ -110,6 +116,24 @@ pub(crate) fn state(page: &VcpuPage, now: &State) {
     page.migrations.store(now.migrations, Relaxed);
     page.overflows.store(now.overflows, Relaxed);
     page.throttled.store(now.throttled, Relaxed);
+}
+
+/// Publishes that the vCPU was switched out.  The caller has begun a write.
+#[inline(always)]
+pub(crate) fn switched_out(page: &VcpuPage, now: &State) {
+    page.flags.store(now.flags(), Relaxed);
+    page.tsc_sum.store(now.tsc_sum, Relaxed);
+    page.overflows.store(now.overflows, Relaxed);
+}
+
+/// Publishes that the vCPU was switched in.  The caller has begun a write.
+#[inline(always)]
+pub(crate) fn switched_in(page: &VcpuPage, now: &State) {
+    page.flags.store(now.flags(), Relaxed);
+    page.loaded.store(now.loaded, Relaxed);
+    page.tsc_start.store(now.tsc_start, Relaxed);
+    page.switches.store(now.switches, Relaxed);
+    page.migrations.store(now.migrations, Relaxed);
 }
 
 /// Publishes a slot that does not run any more.  The caller has begun a write.

@@ -101,7 +101,7 @@ impl Vcpu {
         let gate = Gate::new(caps, who.guest.rings);
         let owner = Owner { domain: who.domain, observer: who.guest.observer };
         if cpu.admit(owner) {
-            cpu.program(&Selectors::NONE, |_| ());
+            cpu.program(&Selectors::NONE, 0, |_| ());
         }
         publisher.register(page, who.id, &state, shares.sums());
         let outside = if gate == Gate::Entry { caps.slots() } else { 0 };
@@ -154,7 +154,7 @@ impl Vcpu {
         cpu.pmu.expect_interrupts(0, self.sampling.armed() != 0);
         self.configure(cpu.driver, &Config::default());
         load_at_switch(cpu, self.outside, 0);
-        cpu.enter(HOOK_LOAD, |cpu| cpu.program(&self.selectors, |_| ()));
+        cpu.enter(HOOK_LOAD, |cpu| cpu.program(&self.selectors, 0, |_| ()));
         cpu.run_stranger();
     }
 
@@ -195,7 +195,7 @@ impl Vcpu {
             self.configure(cpu.driver, config);
             load_at_switch(cpu, self.outside, config.slots());
             self.arm(cpu);
-            cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
+            cpu.program(&self.selectors, config.slots(), |cpu| self.sampling.restore(cpu));
             self.run(cpu.pmu, page, mode);
             if sampled | self.sampling.slots() != 0 {
                 let seen = self.state.overflows != overflows;
@@ -233,7 +233,7 @@ impl Vcpu {
             let State { tsc_sum, tsc_start, .. } = self.state;
             self.state.tsc_sum = phys_star(tsc_sum, tsc_start, CLOCK_MASK, now);
             self.state.executing = false;
-            publish::state(page, &self.state);
+            publish::switched_out(page, &self.state);
         });
         self.sampling.want_place()
     }
@@ -263,7 +263,8 @@ impl Vcpu {
             // A vCPU that counts nothing clears what others have selected, too: it can execute
             // raw counters, and would learn which of their events happen in its own time.
             if selected || after_others {
-                cpu.program(&self.selectors, |cpu| self.sampling.restore(cpu));
+                let slots = self.config.slots();
+                cpu.program(&self.selectors, slots, |cpu| self.sampling.restore(cpu));
             }
             self.state.switches = self.state.switches.wrapping_add(1);
             self.state.migrations = self.state.migrations.wrapping_add(u64::from(moved));
@@ -277,7 +278,7 @@ impl Vcpu {
             if self.config.slots() != 0 {
                 cpu.enable_except(self.stopped());
             }
-            publish::state(page, &self.state);
+            publish::switched_in(page, &self.state);
         });
         self.sampling.take_notify()
     }
@@ -415,16 +416,16 @@ impl Vcpu {
     fn configure(&mut self, driver: &Driver, config: &Config) {
         self.config = *config;
         self.selectors = Selectors::new(config, self.rings, self.gate);
+        let [user, kernel] = [EVNTSEL_USR, EVNTSEL_OS].map(|ring| config.slots_in_ring(ring));
         (self.counts_user, self.counts_kernel) = match self.rings {
-            Rings::Folded => (config.slots_in_ring(EVNTSEL_USR), config.slots_in_ring(EVNTSEL_OS)),
+            Rings::Folded => (user, kernel),
             Rings::Hardware => (config.slots(), config.slots()),
         };
         let entries = match self.rings {
             Rings::Hardware if driver.counts_entries => arch::entry_slots(config),
             _ => 0,
         };
-        self.counts_entry_user = entries & config.slots_in_ring(EVNTSEL_USR);
-        self.counts_entry_kernel = entries & config.slots_in_ring(EVNTSEL_OS);
+        (self.counts_entry_user, self.counts_entry_kernel) = (entries & user, entries & kernel);
         self.gated = self.counts_user ^ self.counts_kernel;
         self.gated_reads = u64::from(self.gated.count_ones());
         let samples = self.gated & config.sampling() != 0;
@@ -438,8 +439,9 @@ impl Vcpu {
     fn fold(&mut self, pmu: &impl Pmu, page: &VcpuPage, mask: u32) {
         for slot in slots_of(mask) {
             let raw = self.shares.fold(pmu, page, slot);
-            let overflowed = self.sampling.notice(slot, self.shares.mask(slot), raw);
-            self.state.overflows = self.state.overflows.wrapping_add(u64::from(overflowed));
+            if self.sampling.notice(slot, self.shares.mask(slot), raw) {
+                self.state.overflows = self.state.overflows.wrapping_add(1);
+            }
         }
         self.running &= !mask;
     }

@@ -567,6 +567,7 @@ fn a_forbidden_domain_reads_errors_until_it_loads_again() {
     m.switch_from();
     m.switch_to(0, Kernel, false);
     assert_eq!(m.page.flags.load(Relaxed) & VCPU_DIRECT, 0);
+    assert_eq!(m.page.loaded.load(Relaxed), 0);
     let slots = [PhysSlot::general(0).unwrap()];
     assert_eq!(sample_vcpu(&m.page, &m.pmu, &slots), Err(ReadError::NotDirect));
     m.switch_from();
@@ -779,6 +780,19 @@ mod overflows {
         m.pmu.retire(1);
         assert!(m.interrupt());
         assert_eq!(m.sample().1[0], 1_000);
+    }
+
+    /// The machine has slept, and nobody has told the driver before that the CPU goes down.
+    #[test]
+    fn it_is_stopped_after_its_physical_cpu_has_come_up_again() {
+        let mut m = loaded(&[sampling(0, USER, 1_000)]);
+        m.switch_from();
+        let boot = m.driver.boot;
+        m.cpu().come_up(&boot).unwrap();
+        m.switch_to(0, Kernel, true);
+        assert_eq!(*m.pmu.enabled.borrow() & 1, 0, "it counts user mode only");
+        m.toggle(User);
+        assert_eq!(*m.pmu.enabled.borrow() & 1, 1);
     }
 
     #[test]
@@ -1822,10 +1836,11 @@ fn a_forbidden_domain_counts_neither_what_it_nor_what_another_one_selected() {
 fn a_guest_learns_of_an_overflow_when_its_vcpu_is_switched_in_and_not_before() {
     let mut m = Machine::new();
     let sampling = CounterConfig { mode: MODE_SAMPLING, period: 10, ..counter(0, BOTH) };
-    for _ in 0..2 {
+    for overflows in 1..=2 {
         m.load(&[sampling]);
         m.pmu.retire(20);
         assert!(m.switch_from(), "it was seen");
+        assert_eq!(m.page.overflows.load(Relaxed), overflows);
         let stamp = m.page.seq.stamp();
         m.pmu.take_writes();
         assert!(!m.interrupt());

@@ -29,7 +29,7 @@ use on_cpu::{CpuObject, OnCpu};
 /// Bytes of storage of the driver.
 pub const DRIVER_BYTES: usize = 240;
 /// Bytes of storage of a physical CPU.
-pub const CPU_BYTES: usize = 544;
+pub const CPU_BYTES: usize = 552;
 /// Bytes of storage of a vCPU with a page.
 pub const VCPU_BYTES: usize = 2432;
 /// Bytes of storage of a domain, all zeroes at first.

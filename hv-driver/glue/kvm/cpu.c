@@ -21,30 +21,13 @@ struct perfctr_core_driver *perfctr_driver(void)
 	return (struct perfctr_core_driver *)driver;
 }
 
-struct perfctr_pcpu {
-	/* The PMU interrupts by NMI; this is the APIC's entry as it was before. */
-	bool interrupts;
-	u32 lvtpc;
-	u64 core[PERFCTR_CPU_BYTES / sizeof(u64)];
-};
-
-static DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
+DEFINE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
 
 /* The statistics of CPUs that have gone. */
 static DEFINE_RAW_SPINLOCK(perfctr_departed_lock);
 static struct perfctr_hv_stats perfctr_departed;
 
 static enum cpuhp_state perfctr_cpuhp_state;
-
-static struct perfctr_core_cpu *core_of(struct perfctr_pcpu *pcpu)
-{
-	return (struct perfctr_core_cpu *)pcpu->core;
-}
-
-struct perfctr_core_cpu *perfctr_this_cpu(void)
-{
-	return core_of(this_cpu_ptr(&perfctr_pcpu));
-}
 
 /* Modules of Linux 6.6 and later have no apic_read() and apic_write(). */
 static u32 read_lvtpc(void)
@@ -67,7 +50,7 @@ bool perfctr_nmi_is_ours(void)
 	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
 
 	return READ_ONCE(pcpu->interrupts) &&
-	       perfctr_core_explains_nmi(core_of(pcpu),
+	       perfctr_core_explains_nmi(perfctr_core_of_cpu(pcpu),
 					 read_lvtpc() & APIC_LVT_MASKED);
 }
 
@@ -76,7 +59,7 @@ void perfctr_close_gate(void)
 	struct perfctr_pcpu *pcpu = this_cpu_ptr(&perfctr_pcpu);
 
 	if (READ_ONCE(pcpu->interrupts))
-		perfctr_core_close_gate(core_of(pcpu));
+		perfctr_core_close_gate(perfctr_core_of_cpu(pcpu));
 }
 
 /* Executes on the CPU itself, with interrupts disabled. */
@@ -87,7 +70,7 @@ static int come_up(void)
 	struct perfctr_why why;
 
 	perfctr_core_read_cpuid(&cpuid);
-	if (perfctr_core_cpu_up(core_of(pcpu), &cpuid, &why)) {
+	if (perfctr_core_cpu_up(perfctr_core_of_cpu(pcpu), &cpuid, &why)) {
 		pr_err("CPU %u cannot count: expected %.*s, found %#x\n",
 		       smp_processor_id(), why.expected_bytes,
 		       (const char *)why.expected, why.found);
@@ -107,7 +90,7 @@ static void go_down(void)
 	if (!pcpu->interrupts)
 		return;
 	WRITE_ONCE(pcpu->interrupts, false);
-	perfctr_core_cpu_down(core_of(pcpu));
+	perfctr_core_cpu_down(perfctr_core_of_cpu(pcpu));
 	write_lvtpc(pcpu->lvtpc);
 }
 
@@ -123,8 +106,9 @@ static int perfctr_cpu_online(unsigned int cpu)
 {
 	unsigned long flags;
 
-	perfctr_core_cpu_init(core_of(per_cpu_ptr(&perfctr_pcpu, cpu)),
-			      perfctr_driver(), cpu);
+	perfctr_core_cpu_init(
+		perfctr_core_of_cpu(per_cpu_ptr(&perfctr_pcpu, cpu)),
+		perfctr_driver(), cpu);
 	local_irq_save(flags);
 	if (perfctr_taken)
 		come_up();

@@ -7,6 +7,7 @@
 #define PERFCTR_PRIVATE_H
 
 #include <linux/kvm_host.h>
+#include <linux/percpu.h>
 
 #include "perfctr_core.h"
 #include "perfctr.h"
@@ -18,6 +19,8 @@ struct perfctr_vcpu {
 	bool in; /* switched in; that happens at its first entry after a load */
 	bool needs; /* it needs the counters */
 	u64 taken; /* perfctr_taken when it got the counters, or 0 */
+	/* KVM's two numbers when the core was last given the guest's clock. */
+	u64 tsc_offset, tsc_ratio;
 	/* What VMX loads into the register that enables counters. */
 	u64 inside, outside;
 	u64 core[PERFCTR_VCPU_BYTES / sizeof(u64)];
@@ -46,8 +49,29 @@ void perfctr_stop_cpus(void);
 extern u64 perfctr_taken;
 int perfctr_take_cpus(void);
 void perfctr_give_cpus_back(void);
+
+/* A physical CPU; here, so that switches need no call to reach it. */
+struct perfctr_pcpu {
+	/* The PMU interrupts by NMI; this is the APIC's entry as it was before. */
+	bool interrupts;
+	u32 lvtpc;
+	u64 core[PERFCTR_CPU_BYTES / sizeof(u64)];
+};
+
+DECLARE_PER_CPU(struct perfctr_pcpu, perfctr_pcpu);
+
+static inline struct perfctr_core_cpu *
+perfctr_core_of_cpu(struct perfctr_pcpu *p)
+{
+	return (struct perfctr_core_cpu *)p->core;
+}
+
 /* Interrupts are disabled. */
-struct perfctr_core_cpu *perfctr_this_cpu(void);
+static inline struct perfctr_core_cpu *perfctr_this_cpu(void)
+{
+	return perfctr_core_of_cpu(this_cpu_ptr(&perfctr_pcpu));
+}
+
 /* Returns whether an NMI that has just come is the PMU's. */
 bool perfctr_nmi_is_ours(void);
 /* Stops guests' counters here if perf has let them count; NMIs may call it. */

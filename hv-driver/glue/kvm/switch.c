@@ -66,21 +66,36 @@ void perfctr_vcpu_restored(struct kvm_vcpu *vcpu)
 		perfctr_notify(vcpu);
 }
 
-/* Interrupts are disabled, and the vCPU is loaded. */
-void perfctr_switch_in(struct kvm_vcpu *vcpu)
+/* Not inlined, since it is done once for most vCPUs. */
+static noinline void set_clock(struct kvm_vcpu *vcpu, struct perfctr_vcpu *p)
 {
-	struct perfctr_vcpu *p = vcpu->arch.perfctr;
-	struct perfctr_clock clock;
+	struct perfctr_clock clock = perfctr_clock_of(vcpu);
 
-	if (p->in)
-		return;
-	clock = perfctr_clock_of(vcpu);
 	perfctr_core_set_clock(perfctr_core_of(p), &clock);
+	p->tsc_offset = vcpu->arch.l1_tsc_offset;
+	p->tsc_ratio = vcpu->arch.l1_tsc_scaling_ratio;
+}
+
+static __always_inline void switch_in(struct kvm_vcpu *vcpu,
+				      struct perfctr_vcpu *p)
+{
+	if (p->tsc_offset != vcpu->arch.l1_tsc_offset ||
+	    p->tsc_ratio != vcpu->arch.l1_tsc_scaling_ratio)
+		set_clock(vcpu, p);
 	p->in = true;
 	if (perfctr_core_switch_to(perfctr_this_cpu(), perfctr_core_of(p),
 				   false, perfctr_core_of_machine(vcpu->kvm),
 				   false))
 		perfctr_notify(vcpu);
+}
+
+/* Interrupts are disabled, and the vCPU is loaded. */
+void perfctr_switch_in(struct kvm_vcpu *vcpu)
+{
+	struct perfctr_vcpu *p = vcpu->arch.perfctr;
+
+	if (!p->in)
+		switch_in(vcpu, p);
 }
 
 void perfctr_vcpu_enter(struct kvm_vcpu *vcpu)
@@ -92,7 +107,7 @@ void perfctr_vcpu_enter(struct kvm_vcpu *vcpu)
 		return;
 
 	local_irq_save(flags);
-	perfctr_switch_in(vcpu);
+	switch_in(vcpu, p);
 	local_irq_restore(flags);
 }
 
