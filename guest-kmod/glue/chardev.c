@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * /dev/perfctr.  The core says by its table (shared-abi/src/requests.rs) what
- * becomes of a request; what is left to do is found by the request's number.
+ * The device /dev/perfctr. The core decides by its table
+ * (shared-abi/src/requests.rs) whether a request is admitted. This file then
+ * carries the request out.
  */
 
 #include <linux/capability.h>
@@ -22,12 +23,15 @@ module_param_named(paranoid, perfctr_paranoid, int, 0644);
 MODULE_PARM_DESC(paranoid,
 		 "as perf_event_paranoid: 2 no kernel-mode counts, 3 nothing");
 
-/* Held during each request about CPUs: the core serves one at a time. */
+/*
+ * It is held during each request about CPUs, because the core serves one
+ * request at a time.
+ */
 static DEFINE_MUTEX(perfctr_cpus_lock);
 
 /*
- * The core asks, and only where the answer matters, since the kernel logs a
- * refusal: quietly where nothing is refused for it.
+ * The core asks this only where the answer matters, because the kernel logs
+ * each refusal. It asks quietly where it refuses nothing because of the answer.
  */
 bool perfctr_glue_has_capability(int capability, bool is_quiet)
 {
@@ -51,7 +55,7 @@ static int perfctr_open(struct inode *inode, struct file *file)
 	return nonseekable_open(inode, file);
 }
 
-/* A thread goes on counting; CPUs do not. */
+/* The descriptor's thread goes on counting. CPUs that it had count stop. */
 static int perfctr_release(struct inode *inode, struct file *file)
 {
 	struct perfctr_thread *thread = file->private_data;
@@ -65,8 +69,9 @@ static int perfctr_release(struct inode *inode, struct file *file)
 }
 
 /*
- * A thread's number is the one that it has in its own namespace.  The host may
- * have forbidden the domain meanwhile, or be another one.
+ * The thread is known by its number in its own namespace. The handshake is
+ * repeated because the host may have forbidden the domain to count meanwhile,
+ * or the guest may execute on another host.
  */
 static int perfctr_create(struct file *file, struct task_struct *task)
 {
@@ -84,7 +89,10 @@ static int perfctr_create(struct file *file, struct task_struct *task)
 	return err;
 }
 
-/* The calling thread, or a stopped tracee of it, gets counters or has them. */
+/*
+ * Calls `bind` for the thread whose number the caller has given. That is the
+ * calling thread or a stopped tracee of it.
+ */
 static int perfctr_bind(struct file *file, const struct perfctr_create *create,
 			int (*bind)(struct file *, struct task_struct *))
 {
@@ -110,7 +118,7 @@ static int perfctr_request_of_cpus(struct file *file, unsigned int number,
 	return done;
 }
 
-/* The argument is of the request's type, of which the core knows the size. */
+/* The core has checked that the argument has the size of the request's type. */
 static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 			   unsigned int number, void *argument)
 {
@@ -142,8 +150,8 @@ static int perfctr_perform(struct file *file, struct perfctr_thread *thread,
 }
 
 /*
- * Reads are frequent, and of a size that the compiler knows the kernel does not
- * look for the object which the bytes are of.
+ * Reads are frequent. If the compiler knows the number of bytes, the kernel
+ * does not look up to which object they belong.
  */
 static unsigned long perfctr_copy_out(void __user *user, const void *argument,
 				      u32 bytes)
@@ -192,7 +200,10 @@ static const struct file_operations perfctr_fops = {
 	.poll = perfctr_poll,
 };
 
-/* The administrator's, who may give it to a group: udev/60-perfctr.rules. */
+/*
+ * Only root may open it. The administrator may give it to a group
+ * (udev/60-perfctr.rules).
+ */
 static struct miscdevice perfctr_device = {
 	.minor = MISC_DYNAMIC_MINOR,
 	.name = "perfctr",

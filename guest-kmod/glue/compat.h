@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What differs between the kernel's releases, from 5.10 on, and nothing else.
- * Where there is a choice, older kernels get what the newest have.
+ * This file has what differs between the kernel's releases from 5.10 on, and
+ * nothing else. Where there is a choice, older kernels get what the newest
+ * have.
  */
 #ifndef PERFCTR_COMPAT_H
 #define PERFCTR_COMPAT_H
@@ -25,7 +26,7 @@
 #include <linux/sched/exec_state.h>
 #endif
 
-/* What the scheduler's tracepoints call a probe with. */
+/* The arguments that the scheduler's tracepoints pass to a probe. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 16, 0)
 #define PERFCTR_EXIT_ARGS void *unused, struct task_struct *task, bool is_last
 #else
@@ -42,7 +43,7 @@
 		struct task_struct *next
 #endif
 
-/* What the machine's sleep calls back with. */
+/* The arguments of the callbacks before and after the machine sleeps. */
 #ifdef PERFCTR_HAS_SYSCORE
 #define PERFCTR_SYSCORE_ARGS void *unused
 #else
@@ -72,22 +73,24 @@ static inline unsigned int perfctr_task_state(struct task_struct *task)
 #endif
 }
 
-/* Up to 6.0 a task that is frozen keeps the state that it had. */
+/* Up to 6.0 a frozen task keeps the state that it had before. */
 #ifndef TASK_FROZEN
 #define TASK_FROZEN 0
 #endif
 
 /*
- * Whether perf lets the caller count in kernel mode, by kernel.perf_event_paranoid
- * and the security modules: 0 or an error.  Earlier kernels let no module ask.
+ * Returns 0 if perf lets the caller count in kernel mode, or an error. perf
+ * decides by kernel.perf_event_paranoid and asks the security modules. Kernels
+ * before 6.15 let no module ask perf.
  */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 15, 0)
 #define perf_allow_kernel() 0
 #endif
 
 /*
- * Whether others of its user may look at what this thread executes: the calling
- * thread, or one that comes to execute here.
+ * Returns whether other processes of the thread's user may look at what the
+ * thread executes. The thread is the calling one, or the next to execute on
+ * this CPU.
  */
 static inline bool perfctr_is_dumpable(struct task_struct *task)
 {
@@ -100,12 +103,12 @@ static inline bool perfctr_is_dumpable(struct task_struct *task)
 }
 
 /*
- * Whether a module may change CR4.PCE of the CPU that it executes on: from 7.0 on
- * the kernel lets only KVM.
+ * Whether a module may change CR4.PCE. From 7.0 on the kernel lets only KVM do
+ * that.
  */
 #define PERFCTR_MAY_CHANGE_CR4 (LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0))
 
-/* With interrupts disabled. */
+/* Interrupts are disabled. */
 static inline void perfctr_set_cr4_pce(bool is_allowed)
 {
 #if PERFCTR_MAY_CHANGE_CR4
@@ -126,14 +129,15 @@ static inline void perfctr_vm_flags_mod(struct vm_area_struct *vma,
 #endif
 }
 
-/* Before 6.2 a PMU that was unregistered can be registered again only so. */
+/* Before 6.2 a PMU can be registered a second time only with this flag. */
 #ifndef PERF_PMU_CAP_HETEROGENEOUS_CPUS
 #define PERF_PMU_CAP_HETEROGENEOUS_CPUS 0
 #endif
 
 /*
- * Whether perf keeps a task's context that names the PMU, although no event is
- * left: from 6.2 on what names it goes with the last event.  Under RCU.
+ * Returns whether perf keeps a context of the task that names the PMU although
+ * the task has no event left. From 6.2 on no context names a PMU after its last
+ * event. The caller is in an RCU read section.
  */
 static inline bool perfctr_context_names(struct task_struct *task,
 					 const struct pmu *pmu)
@@ -148,7 +152,10 @@ static inline bool perfctr_context_names(struct task_struct *task,
 #endif
 }
 
-/* perf's time of a context's events or of a cgroup's, and when it was booked. */
+/*
+ * The time of a context's or a cgroup's events by perf's books, and the moment
+ * at which perf has written it there.
+ */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 0, 0)
 #define PERFCTR_TIME(events) ((events)->time.time)
 #define PERFCTR_TIME_BOOKED(events) ((events)->time.stamp)
@@ -157,7 +164,7 @@ static inline bool perfctr_context_names(struct task_struct *task,
 #define PERFCTR_TIME_BOOKED(events) ((events)->timestamp)
 #endif
 
-/* perf's work that wakes and signals whoever waits for the event. */
+/* Returns perf's work that wakes and signals those who wait for the event. */
 static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 1, 0)
@@ -167,23 +174,23 @@ static inline struct irq_work *perfctr_event_work(struct perf_event *event)
 #endif
 }
 
-/* Has perf wake and signal whoever waits for the event. */
+/* Has perf wake and signal those who wait for the event. */
 static inline void perfctr_event_wake(struct perf_event *event)
 {
 	irq_work_queue(perfctr_event_work(event));
 }
 
 /*
- * From now on that work, when it is queued, waits for the next that is done on
- * its CPU, or for the tick.  perf has not queued it yet: its flags are still
- * nobody else's, and it keeps this one.
+ * Makes that work lazy: after it is queued it waits until its CPU does other
+ * work, or until the tick. perf has not queued it yet, so nobody else changes
+ * its flags, and the work keeps this one.
  */
 static inline void perfctr_event_work_waits(struct perf_event *event)
 {
 	atomic_or(IRQ_WORK_LAZY, &perfctr_event_work(event)->node.a_flags);
 }
 
-/* Has perf disable the event, as soon as it can. */
+/* Has perf disable the event as soon as it can. */
 static inline void perfctr_event_disable(struct perf_event *event)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
@@ -193,19 +200,18 @@ static inline void perfctr_event_disable(struct perf_event *event)
 	event->pending_disable = 1;
 	perfctr_event_wake(event);
 #else
-	/* On which CPU. */
+	/* perf wants to know on which CPU. */
 	WRITE_ONCE(event->pending_disable, smp_processor_id());
 	perfctr_event_wake(event);
 #endif
 }
 
 /*
- * Whether the event's BPF program, if it has one, wants perf to tell of the
- * sample.  Up to 6.9 the program is the overflow handler's to run.
- *
- * perf keeps programs of its own PMUs from nesting, because those sample in
- * NMIs, also within a program or while a map's lock is held.  Here interrupts
- * are disabled and no NMI samples, so neither is the case.
+ * Runs the event's BPF program, if it has one, and returns whether perf is to
+ * write the sample. Up to 6.9 the overflow handler runs the program itself. For
+ * its own PMUs perf sees to it that no program interrupts another one, because
+ * these PMUs sample in NMIs. This module samples with interrupts disabled and
+ * not in NMIs, so that cannot happen.
  */
 static inline bool perfctr_event_wants(struct perf_event *event,
 				       struct perf_sample_data *data,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The possible CPUs, and the memory that the core has. */
+/* Keeps the possible CPUs, and gives the core its memory. */
 
 #include <linux/cpumask.h>
 #include <linux/gfp.h>
@@ -31,7 +31,7 @@ int perfctr_cpus_init(void)
 			perfctr_core_vcpus_free();
 			return -ENOMEM;
 		}
-		/* Numbers that no CPU has are mapped, too. */
+		/* A mapping also has pages for numbers that no CPU has. */
 		if (!cpu_possible(cpu))
 			continue;
 		per_cpu(perfctr_cpus.core, cpu) = core;

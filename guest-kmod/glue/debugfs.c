@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* /sys/kernel/debug/perfctr/stats: "key value" lines. */
+/*
+ * The file /sys/kernel/debug/perfctr/stats, which has a line "key value" for
+ * each number.
+ */
 
 #include <linux/debugfs.h>
 #include <linux/module.h>
@@ -21,7 +24,7 @@ static int stats_show(struct seq_file *file, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(stats);
 
-/* Nothing else depends on it. */
+/* The module works without the file, so errors are ignored. */
 int perfctr_debugfs_init(void)
 {
 	perfctr_dir = debugfs_create_dir("perfctr", NULL);

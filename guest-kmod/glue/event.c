@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * perf's events on this CPU: callbacks of struct pmu.  perf adds an event where
- * its task executes, or where its CPU is, and removes it again; what it counts
- * and where is the core's to decide (src/perf).
+ * perf's events on this CPU: the callbacks of struct pmu. perf adds an event on
+ * the CPU on which the event's task executes, or on the event's own CPU, and
+ * removes it again. The core decides which counter counts it (src/perf).
  */
 
 #include <linux/bitops.h>
@@ -16,11 +16,14 @@
 
 #include "perfctr.h"
 
-/* By the core's number of the event. */
+/* The index is the core's number of the event. */
 static DEFINE_PER_CPU(struct perf_event *[PERFCTR_MAX_COUNTERS],
 		      perfctr_events);
 
-/* perf's time of an event that is here: as perf has booked it, or now. */
+/*
+ * Returns the event's time by perf's clock: the present one if is_now is true,
+ * and otherwise the one in perf's books.
+ */
 static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 {
 	const struct perf_event_context *ctx = event->ctx;
@@ -38,9 +41,10 @@ static u64 perfctr_event_time(const struct perf_event *event, bool is_now)
 }
 
 /*
- * perf takes an event that is here for one that runs, so the time in which it
- * does not count is taken back.  An event that does not count from now on has
- * counted until now, or never since perf added it.
+ * perf believes that each event on this CPU counts. So the time in which an
+ * event did not count is subtracted from perf's time. has_counted says whether
+ * an event that stops counting has counted until now. If not, it has not
+ * counted since perf added it.
  */
 static void perfctr_events_settle(bool has_counted)
 {
@@ -63,7 +67,10 @@ static void perfctr_events_settle(bool has_counted)
 
 static void perfctr_events_go_on(bool has_counted)
 {
-	/* perf holds locks here in which no signal may be sent. */
+	/*
+	 * perf holds locks now, so that no signal can be sent before they are
+	 * free.
+	 */
 	if (perfctr_core_events_enable(perfctr_this_vcpu(),
 				       perfctr_core_current()))
 		irq_work_queue(this_cpu_ptr(&perfctr_cpus.tell));
@@ -90,9 +97,9 @@ void perfctr_pmu_disable(struct pmu *unused)
 }
 
 /*
- * The kernel where it had interrupts disabled, as one of perf's own PMUs gives
- * it that has no registers: perf finds the callers that are still there from
- * the stack pointer.
+ * Makes registers for a place in the kernel where interrupts were disabled. The
+ * hypervisor gives no others. From the stack pointer perf finds those callers
+ * that are still on the stack.
  */
 static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 					   struct pt_regs *at)
@@ -106,7 +113,7 @@ static struct pt_regs *perfctr_kernel_regs(const struct perfctr_hv_place *place,
 	return at;
 }
 
-/* The registers of the thread where its event has overflowed. */
+/* Returns the registers that the thread had when its event overflowed. */
 static struct pt_regs *perfctr_event_regs(struct perf_event *event,
 					  struct pt_regs *now,
 					  struct pt_regs *at)
@@ -139,7 +146,10 @@ static void perfctr_event_halt(struct perf_event *event)
 	event->hw.state |= PERF_HES_STOPPED;
 }
 
-/* As perf does for PMUs of its own; it exports none of this. */
+/*
+ * Does what perf does for its own PMUs, because perf exports no function for
+ * it.
+ */
 static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 				 u64 periods)
 {
@@ -158,14 +168,20 @@ static void perfctr_event_sample(struct perf_event *event, struct pt_regs *regs,
 		perfctr_event_halt(event);
 	}
 	event->overflow_handler(event, &data, regs);
-	/* Who asked for a signal asked for those of inherited events too. */
+	/*
+	 * A signal that was asked for an event is also sent for the events that
+	 * were inherited from it.
+	 */
 	if (owner->fasync && event->pending_kill) {
 		event->pending_wakeup = 1;
 		perfctr_event_wake(event);
 	}
 }
 
-/* An event has overflowed: by the interrupt at these registers, if any. */
+/*
+ * Reports the overflow of an event. `now` has the registers of the interrupt,
+ * or is NULL if there was no interrupt.
+ */
 static void perfctr_event_tell(struct perf_event *event, struct pt_regs *now)
 {
 	struct pt_regs at, *regs = perfctr_event_regs(event, now, &at);
@@ -176,7 +192,9 @@ static void perfctr_event_tell(struct perf_event *event, struct pt_regs *now)
 		perfctr_event_sample(event, regs, periods);
 }
 
-/* The progress since the last time is perf's from now on. */
+/*
+ * Adds to perf's numbers what the event has counted since this was called last.
+ */
 void perfctr_event_read(struct perf_event *event)
 {
 	struct perfctr_progress progress;
@@ -202,7 +220,10 @@ void perfctr_event_start(struct perf_event *event, int flags)
 				 local64_read(&event->hw.period_left));
 }
 
-/* An overflow that no interrupt has told of yet is told here. */
+/*
+ * If the event has overflowed and the interrupt has not come yet, the overflow
+ * is reported here.
+ */
 void perfctr_event_stop(struct perf_event *event, int flags)
 {
 	perfctr_event_halt(event);
@@ -213,7 +234,10 @@ void perfctr_event_stop(struct perf_event *event, int flags)
 	    local64_read(&event->hw.period_left) <= 0) {
 		perfctr_event_tell(event, NULL);
 		perfctr_event_read(event);
-		/* perf holds locks here, and its work waits for this one. */
+		/*
+		 * perf holds locks now. Its work for this event is done
+		 * together with this one.
+		 */
 		irq_work_queue(this_cpu_ptr(&perfctr_cpus.tell));
 	}
 	event->hw.state |= PERF_HES_UPTODATE;
@@ -225,9 +249,9 @@ static bool perfctr_event_is_wide(const struct perf_event *event)
 }
 
 /*
- * The vCPU may have lost its page: by a call from another CPU, by sleep, or by a
- * restoration.  Its events go on in perf's page if they can; otherwise perf is
- * told that they do not count.
+ * The vCPU may have lost its page, because another CPU has called this one, or
+ * because the machine slept or was restored. If possible its events go on in
+ * perf's page. Otherwise perf's time of them stands still.
  */
 void perfctr_events_page_changed(void)
 {
@@ -235,7 +259,7 @@ void perfctr_events_page_changed(void)
 	perfctr_events_settle(true);
 }
 
-/* As it was opened. */
+/* Returns the configuration with which the event was opened. */
 struct perfctr_event_config perfctr_event_config(struct perf_event *event)
 {
 	return (struct perfctr_event_config){
@@ -246,7 +270,10 @@ struct perfctr_event_config perfctr_event_config(struct perf_event *event)
 	};
 }
 
-/* Where no page is registered in which it may be counted, perf's is. */
+/*
+ * If the registered page may not show the event, the core registers perf's
+ * page.
+ */
 int perfctr_event_add(struct perf_event *event, int flags)
 {
 	struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
@@ -278,7 +305,10 @@ void perfctr_event_remove(struct perf_event *event, int flags)
 	this_cpu_dec(perfctr_cpus.events);
 }
 
-/* The interrupt came: of an overflow, or since the host has let, or forbids. */
+/*
+ * Handles the interrupt. It comes after an overflow, and after the host has
+ * allowed or forbidden the domain to count.
+ */
 void perfctr_events_overflow(void)
 {
 	const struct perfctr_cpu *cpu = this_cpu_ptr(&perfctr_cpus);
@@ -287,7 +317,10 @@ void perfctr_events_overflow(void)
 	unsigned long overflowed;
 	unsigned int index;
 
-	/* Threads that sample themselves shall not pay for others. */
+	/*
+	 * Without events there is nothing to do, so that threads that sample
+	 * themselves do not pay for perf.
+	 */
 	if (!cpu->events)
 		return;
 	overflowed = perfctr_core_events_overflowed(cpu->core);
@@ -299,9 +332,9 @@ void perfctr_events_overflow(void)
 	}
 	perfctr_events_go_on(true);
 	/*
-	 * Whoever waits for these samples is woken and signalled now.  perf would
-	 * have the CPU interrupt itself for that, since PMUs of its own sample in
-	 * NMIs; in a guest that takes a hypercall or exits.
+	 * Those who wait for these samples are woken and signalled now.
+	 * Otherwise perf would have the CPU interrupt itself for it, as it must
+	 * after an NMI. In a guest that takes a hypercall, or exits.
 	 */
 	if (overflowed && !perfctr_platform->interrupts_by_work)
 		irq_work_run();

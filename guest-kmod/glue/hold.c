@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * A thread's counters are operated while it stands still: by the thread itself
- * with interrupts disabled, or by its tracer while it is stopped.
- *
- * A stopped thread can be woken at any time, by SIGKILL say.  Waking takes the
- * thread's pi_lock, so whoever holds that and has seen the thread asleep, off
- * its run queue and off its CPU, keeps it there.  Only that lock settles whether
- * a thread is the caller's tracee and stays asleep, so that is decided here.
+ * A thread's counters change only while the thread stands still. The thread
+ * itself changes them with interrupts disabled, and its tracer changes them
+ * while the thread is stopped. A stopped thread can be woken at any time, for
+ * example by SIGKILL. Waking takes the thread's pi_lock. So a caller that holds
+ * this lock and has seen that the thread is off its run queue and off its CPU
+ * keeps the thread asleep. Whether a thread is the caller's tracee and stays
+ * asleep is certain only while the lock is held, so it is decided here.
  */
 
 #include <linux/pid.h>
@@ -17,7 +17,7 @@
 
 #include "perfctr.h"
 
-/* Whether the caller traces the thread and it is stopped. */
+/* Returns whether the caller traces the thread, and the thread is stopped. */
 static bool perfctr_is_stopped_tracee(struct task_struct *task)
 {
 	bool is_tracee;
@@ -28,14 +28,20 @@ static bool perfctr_is_stopped_tracee(struct task_struct *task)
 	return is_tracee;
 }
 
-/* After the switch out of its CPU, and what that has called of this module. */
+/*
+ * Returns whether the thread has left its CPU. The switch has then also called
+ * this module.
+ */
 static bool perfctr_is_asleep(struct task_struct *task)
 {
 	return perfctr_task_state(task) & (__TASK_TRACED | TASK_FROZEN) &&
 	       !READ_ONCE(task->on_rq) && !smp_load_acquire(&task->on_cpu);
 }
 
-/* With the thread's pi_lock; it may be on its way out of its CPU for a moment. */
+/*
+ * Takes the thread's pi_lock, and keeps it if the thread is asleep. A stopped
+ * thread may need a moment until it has left its CPU.
+ */
 static int perfctr_pin(struct task_struct *task, unsigned long *flags)
 {
 	for (;;) {
@@ -56,7 +62,7 @@ static int perfctr_pin(struct task_struct *task, unsigned long *flags)
 	return -ESRCH;
 }
 
-/* Of the calling thread, or a stopped tracee of it. */
+/* Holds the calling thread, or a stopped tracee of it. */
 int perfctr_hold(struct perfctr_hold *hold, struct task_struct *task)
 {
 	hold->task = task;
@@ -76,7 +82,10 @@ void perfctr_let_go(struct perfctr_hold *hold)
 		raw_spin_unlock_irqrestore(&hold->task->pi_lock, hold->flags);
 }
 
-/* The calling thread, or its stopped tracee, by number; with a reference. */
+/*
+ * Returns the thread with this number, with a reference. It is the calling
+ * thread or its stopped tracee.
+ */
 struct task_struct *perfctr_find_task(u32 tid)
 {
 	struct task_struct *task = current;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The mapping: the thread's page, then every vCPU's, read-only; or its ring.
- *
- * Where CR4 is the kernel's own, processes may execute RDPMC while they have pages
- * mapped, by the count of such mappings that the kernel looks at whenever it
- * changes the address space.  A paravirtualised kernel has its CR4 from the
- * hypervisor, which knows of the vCPU's page.
+ * The device's two kinds of mappings. One is read-only, and has the thread's
+ * page and behind it each vCPU's. The other one is the thread's ring. In a
+ * guest whose kernel owns CR4, a process may execute RDPMC while it has a
+ * mapping of the first kind. The kernel keeps a count of such mappings for each
+ * process, and looks at it whenever it changes the address space. In a
+ * paravirtualised guest the hypervisor owns CR4, and allows RDPMC to vCPUs with
+ * a page.
  */
 
 #include <linux/mm.h>
@@ -13,7 +14,10 @@
 
 #include "perfctr.h"
 
-/* On each CPU that may execute the process: its threads, or not any more. */
+/*
+ * Called on each CPU that may execute the process when its first such mapping
+ * begins, or when the last one has ended.
+ */
 static void perfctr_pce_here(void *data)
 {
 	struct mm_struct *mm = data;
@@ -28,7 +32,7 @@ static void perfctr_pce_changed(struct mm_struct *mm)
 	on_each_cpu_mask(mm_cpumask(mm), perfctr_pce_here, mm, true);
 }
 
-/* A part of a mapping that was cut is a mapping. */
+/* If a mapping is cut in two, each part is a mapping. */
 static void perfctr_vm_open(struct vm_area_struct *vma)
 {
 	if (atomic_inc_return(&vma->vm_mm->context.perf_rdpmc_allowed) == 1)
@@ -47,8 +51,9 @@ static const struct vm_operations_struct perfctr_vm_ops = {
 };
 
 /*
- * A probe: a child's address space begins as a copy of this count, but without
- * mappings.  Where the hypervisor owns CR4 the count is always 0.
+ * A probe of fork. A child's address space begins with a copy of the count, but
+ * without the mappings. In a guest whose hypervisor owns CR4 the count is
+ * always 0.
  */
 void perfctr_pce_fork(void *unused, struct task_struct *parent,
 		      struct task_struct *child)
@@ -58,8 +63,9 @@ void perfctr_pce_fork(void *unused, struct task_struct *parent,
 }
 
 /*
- * Not counted as memory of the process, and no reference to the pages can be
- * taken from the mapping: when that ends nobody reads the pages any more.
+ * These pages are not counted as memory of the process. Nobody can take a
+ * reference to them from the mapping, so when the mapping ends nobody reads
+ * them any more.
  */
 static int perfctr_map_counters(struct perfctr_thread *thread,
 				struct vm_area_struct *vma)
@@ -83,8 +89,9 @@ static int perfctr_map_counters(struct perfctr_thread *thread,
 }
 
 /*
- * The mapping keeps the file open, and that keeps the pages.  VM_SHARED is
- * cleared for descriptors that cannot write, while VM_MAYSHARE stays.
+ * The mapping keeps the file open, and the file keeps the pages. VM_MAYSHARE is
+ * looked at, because the kernel clears VM_SHARED for descriptors that are not
+ * open for writing.
  */
 int perfctr_mmap(struct file *file, struct vm_area_struct *vma)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Loading and unloading. */
+/* Loads and unloads the module. */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -70,5 +70,5 @@ module_exit(perfctr_exit);
 MODULE_DESCRIPTION(
 	"Per-thread hardware performance counters in a virtual machine");
 MODULE_LICENSE("Dual MIT/GPL");
-/* The workspace's, Cargo.toml. */
+/* The same as in the workspace's Cargo.toml. */
 MODULE_VERSION("0.1.0");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The virtual interrupt of an overflow. */
+/* Handles the virtual interrupt of an overflow. */
 
 #include "perfctr.h"
 

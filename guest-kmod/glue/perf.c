@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * The PMU of Linux's perf.  A guest of Xen has no other one for hardware
- * events, so this is "cpu", which perf's generic and raw events go to.
+ * The PMU that the module gives to Linux's perf. A guest of Xen has no other
+ * PMU for hardware events, so this one is named "cpu". perf gives its generic
+ * and raw events to the PMU of that name.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -16,13 +17,16 @@
 #include "perfctr.h"
 
 /*
- * A task that ever had an event keeps perf's context of it, which names the
- * PMU, until it ends: so long the module has to stay.
+ * perf keeps a context for each task that ever had an event, until the task
+ * ends. The context names the PMU, so the module has to stay as long.
  */
 #define PERFCTR_CONTEXTS_LOOK_MS 500
 
 static atomic_t perfctr_contexts_are_held;
-/* A task with such a context, or NULL: all others matter only when it ends. */
+/*
+ * One task with such a context, or NULL. Others are looked for only when this
+ * one has no such context any more.
+ */
 static struct task_struct *perfctr_contexts_witness;
 static struct pmu perfctr_pmu;
 
@@ -53,7 +57,7 @@ out:
 static void perfctr_contexts_look(struct work_struct *unused);
 static DECLARE_DELAYED_WORK(perfctr_contexts_work, perfctr_contexts_look);
 
-/* Somebody else has the module. */
+/* The caller knows that somebody else keeps the module loaded. */
 static void perfctr_contexts_hold(unsigned int look_in_ms)
 {
 	if (atomic_xchg(&perfctr_contexts_are_held, true))
@@ -63,7 +67,7 @@ static void perfctr_contexts_hold(unsigned int look_in_ms)
 			      msecs_to_jiffies(look_in_ms));
 }
 
-/* Whoever has an event go from now on holds the module anew. */
+/* If an event is destroyed from now on, the module is held anew. */
 static void perfctr_contexts_look(struct work_struct *unused)
 {
 	atomic_xchg(&perfctr_contexts_are_held, false);
@@ -72,14 +76,20 @@ static void perfctr_contexts_look(struct work_struct *unused)
 	module_put(THIS_MODULE);
 }
 
-/* An event goes: its task's context may stay.  perf has the module until then. */
+/*
+ * perf destroys an event, whose task's context may stay. Until this returns
+ * perf keeps the module loaded.
+ */
 static void perfctr_pmu_destroy(struct perf_event *unused)
 {
 	perfctr_contexts_hold(0);
 	perfctr_glue_unwatch();
 }
 
-/* perf adds the events of a group together, or never. */
+/*
+ * Returns whether the event fits beside the others of its group, because perf
+ * adds all events of a group at once.
+ */
 static bool perfctr_pmu_fits(struct perf_event *event)
 {
 	struct perf_event *leader = event->group_leader, *sibling;
@@ -100,7 +110,7 @@ static bool perfctr_pmu_fits(struct perf_event *event)
 	return perfctr_core_events_fit(group, events);
 }
 
-/* The core knows the first fields of this part of Linux's ABI by other names. */
+/* The core has names of its own for the first fields of this structure. */
 static_assert(offsetof(struct perf_event_attr, config2) ==
 	      offsetof(struct perfctr_event_attr, config2));
 
@@ -126,7 +136,7 @@ static int perfctr_pmu_event_init(struct perf_event *event)
 	if (err)
 		return err;
 	event->destroy = perfctr_pmu_destroy;
-	/* Whatever samples has that work done, see event.c. */
+	/* event.c has this work done whenever an event samples. */
 	if (is_sampling_event(event))
 		perfctr_event_work_waits(event);
 	if (period) {
@@ -163,7 +173,10 @@ static const struct attribute_group perfctr_format_group = {
 	.attrs = perfctr_format_attrs,
 };
 
-/* Event and unit mask of one of perf's generic events; 0 if there is none. */
+/*
+ * Returns the event and unit mask of one of perf's generic events, or 0 if this
+ * CPU has no such event.
+ */
 static u64 perfctr_generic_select(const struct attribute *attr)
 {
 	const struct perf_pmu_events_attr *event =
@@ -196,7 +209,10 @@ static struct attribute *perfctr_generic_attrs[] = {
 	NULL,
 };
 
-/* What this CPU has, and the host lets this domain count. */
+/*
+ * Shows those events in sysfs that the CPU has, and that the host lets this
+ * domain count.
+ */
 static umode_t perfctr_generic_visible(struct kobject *kobj,
 				       struct attribute *attr, int n)
 {
@@ -231,7 +247,10 @@ static struct pmu perfctr_pmu = {
 	.module = THIS_MODULE,
 	.attr_groups = perfctr_pmu_groups,
 	.task_ctx_nr = perf_hw_context,
-	/* Or perf would not take it a second time, after the module was away. */
+	/*
+	 * Without this flag perf would not accept the PMU when the module is
+	 * loaded again.
+	 */
 	.capabilities = PERF_PMU_CAP_HETEROGENEOUS_CPUS,
 	.pmu_enable = perfctr_pmu_enable,
 	.pmu_disable = perfctr_pmu_disable,
@@ -245,7 +264,10 @@ static struct pmu perfctr_pmu = {
 
 static bool perfctr_pmu_is_registered;
 
-/* Somebody else may have perf's hardware events; threads count all the same. */
+/*
+ * Another PMU may already have the name. Threads count without perf's events,
+ * too.
+ */
 int perfctr_pmu_init(void)
 {
 	int err = perf_pmu_register(&perfctr_pmu, "cpu", PERF_TYPE_RAW);

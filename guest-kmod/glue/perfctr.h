@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * What the files of the module know of each other.  Each calls only those
- * that come before it here.
+ * What the files of the module share. A file calls only files that come before
+ * it here.
  */
 #ifndef PERFCTR_H
 #define PERFCTR_H
@@ -23,57 +23,79 @@
 #error "not tested with PREEMPT_RT, whose interrupts and locks are others"
 #endif
 
-/* One possible CPU; changed on that CPU only, with interrupts disabled. */
+/* A possible CPU. It is changed on that CPU only, with interrupts disabled. */
 struct perfctr_cpu {
 	struct perfctr_core_vcpu *core;
-	/* The core's: to whom it is shown. */
+	/* The core's note of who may see the registered page. */
 	const struct perfctr_shown *shown;
-	/* perf's events that are here: every switch asks. */
+	/*
+	 * The number of perf's events on this CPU, at which each switch looks.
+	 */
 	unsigned int events;
-	/* Tells the current thread of its overflow, where nothing holds perf's locks. */
+	/*
+	 * Reports an overflow to the current thread as soon as perf's locks are
+	 * free.
+	 */
 	struct irq_work tell;
 };
 
 /*
- * One thread's counters, or what counts for a whole CPU.  A reference is held
- * by the thread while it is linked, and by each descriptor that is bound.
+ * The counters of one thread, or of a whole CPU. The thread has a reference
+ * while it is linked, and each descriptor that is bound has one.
  */
 struct perfctr_thread {
 	struct preempt_notifier notifier;
 	struct kref kref;
-	/* While linked, whose counters these are; changed while that is held. */
+	/*
+	 * The thread that is linked, or NULL. This changes only while that
+	 * thread is held.
+	 */
 	struct task_struct *task;
-	/* NULL until there is one, which stays. */
+	/*
+	 * NULL until there is a ring. A ring stays until the counters are
+	 * freed.
+	 */
 	struct perfctr_ring *ring;
-	/* For records, or for the end. */
+	/* Where to wait for records, and for the thread's end. */
 	wait_queue_head_t wait;
-	/* Protects the last control that was accepted, in the core. */
+	/* Protects the core's copy of the last control that was accepted. */
 	struct mutex lock;
 	/* struct perfctr_core_thread */
 	u64 core[];
 };
 
-/* platform/: what a hypervisor gives. */
+/* platform/: what differs between hypervisors. */
 struct perfctr_platform {
 	const char *name;
 	/*
-	 * Whether the handler is work itself.  The kernel does what waits after that
-	 * has ended, and it must not do so within: a handler could call itself.
+	 * Whether the interrupt's handler is itself called as irq_work. Then
+	 * the kernel does the work that waits after the handler has ended. The
+	 * handler must not have it done, since it could call itself in this
+	 * way.
 	 */
 	bool interrupts_by_work;
 	int (*hypercall)(u32 op, void *argument, u32 length);
-	/* On that CPU; without effect if it is not bound. */
+	/*
+	 * Both are called on that CPU. unbind() has no effect if the CPU is not
+	 * bound.
+	 */
 	int (*bind)(unsigned int cpu, irq_handler_t handler);
 	void (*unbind)(unsigned int cpu);
-	/* From now on the core is called when the machine was restored. */
+	/*
+	 * After on_restore() the core is called whenever the machine was
+	 * restored.
+	 */
 	int (*on_restore)(void);
 	void (*off_restore)(void);
 };
 extern const struct perfctr_platform perfctr_xen, perfctr_kvm;
-/* The one that there is, or NULL; set once. */
+/* The platform of this guest, or NULL if there is none. It is set once. */
 extern const struct perfctr_platform *perfctr_platform;
 bool perfctr_platform_find(void);
-/* Whether the kernel says who may execute RDPMC, and not its hypervisor. */
+/*
+ * Returns whether this kernel decides who may execute RDPMC. If not, its
+ * hypervisor does.
+ */
 bool perfctr_owns_cr4(void);
 
 /* cpu.c: the possible CPUs, until perfctr_core_vcpus_free(). */
@@ -98,7 +120,7 @@ int perfctr_ring_mmap(struct perfctr_thread *thread,
 		      struct vm_area_struct *vma);
 __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table);
 
-/* sched.c: switches of threads, and what they are told. */
+/* sched.c: switches of threads, and reports of overflows to them. */
 extern struct preempt_ops perfctr_preempt_ops;
 int perfctr_sched_init(void);
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task);
@@ -133,7 +155,7 @@ void perfctr_vcpus_exit(void);
 struct perfctr_probe {
 	const char *name;
 	void *function;
-	/* NULL if it is not registered. */
+	/* NULL if the probe is not registered. */
 	struct tracepoint *tracepoint;
 };
 int perfctr_probe(struct perfctr_probe *probe);
@@ -143,10 +165,12 @@ void perfctr_unprobe(struct perfctr_probe *probe);
 void perfctr_stop_if_idle(void);
 void perfctr_watch_exit(void);
 
-/* hold.c: a thread that stands still. */
+/* hold.c: has a thread stand still. */
 struct perfctr_hold {
 	struct task_struct *task;
-	/* NULL if the thread is asleep. */
+	/*
+	 * The vCPU that executes the thread, or NULL if the thread is asleep.
+	 */
 	struct perfctr_core_vcpu *vcpu;
 	unsigned long flags;
 };
@@ -189,13 +213,16 @@ void perfctr_chardev_exit(void);
 int perfctr_debugfs_init(void);
 void perfctr_debugfs_exit(void);
 
-/* Of the calling thread, or of one that comes to execute here. */
+/*
+ * Returns the effective user of the calling thread, or of the next thread to
+ * execute on this CPU.
+ */
 static inline u32 perfctr_euid(struct task_struct *task)
 {
 	return __kuid_val(rcu_dereference_raw(task->real_cred)->euid);
 }
 
-/* With preemption disabled. */
+/* Preemption is disabled. */
 static inline struct perfctr_core_vcpu *perfctr_this_vcpu(void)
 {
 	return this_cpu_read(perfctr_cpus.core);

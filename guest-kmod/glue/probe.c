@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Tracepoints, which are not exported by name. */
+/* Finds tracepoints, which the kernel does not export by their names. */
 
 #include <linux/string.h>
 #include <linux/tracepoint.h>
@@ -28,8 +28,8 @@ int perfctr_probe(struct perfctr_probe *probe)
 }
 
 /*
- * It may still run somewhere, until tracepoint_synchronize_unregister().  One that could not be
- * registered is left alone.
+ * The probe may still run somewhere until tracepoint_synchronize_unregister()
+ * has returned. Nothing is done with a probe that is not registered.
  */
 void perfctr_unprobe(struct perfctr_probe *probe)
 {

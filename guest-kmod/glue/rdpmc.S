@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * RDPMC of ECX to RAX and RDX.  It changes no other register, so those who call
- * it at every switch have nothing to save.
- *
- * The host may take the right to read counters away between the caller's look at
- * the page and the instruction. A fault gives 0, and sets all bits of R10, which
- * is the caller's stamp of the page: the caller does not take the 0 for a count.
- * R10 is free in the callers that execute most often.
+ * Reads the counter whose number is in ECX to RAX and RDX. No other register
+ * changes, so that callers have nothing to save at each switch. After the
+ * caller has looked at the page, and before it executes the instruction, the
+ * host may take back the right to read counters. The instruction faults then.
+ * The result is 0, and all bits of R10 are set, which holds the caller's stamp
+ * of the page. So the caller does not take the 0 for a count. R10 is the
+ * register that the most frequent callers can spare.
  */
 
 #include <linux/linkage.h>

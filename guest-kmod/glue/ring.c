@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * A thread's ring: its memory, and the records that are written into it.  Where
- * they go is the core's to decide (src/ring.rs).
+ * A thread's ring: its memory, and the records that are written to it. The core
+ * decides where a record goes (src/ring.rs).
  */
 
 #include <linux/cred.h>
@@ -19,15 +19,19 @@
 #include "perfctr.h"
 
 struct perfctr_ring {
-	/* Keeps the user who is charged; not every kernel exports free_uid(). */
+	/*
+	 * These credentials keep the user who is charged for the memory,
+	 * because not every kernel exports free_uid().
+	 */
 	const struct cred *owner;
 	u32 pages;
 	struct page *page[];
 };
 
 /*
- * Nobody writes into it any more; what is mapped stays until it is unmapped.
- * This is also called where nothing may sleep, so it is no virtual mapping.
+ * Nobody writes to the ring any more. Pages that are mapped stay until they are
+ * unmapped. The ring's memory is not a virtual mapping, since this function is
+ * also called where nothing may sleep.
  */
 void perfctr_ring_free(struct perfctr_ring *ring)
 {
@@ -43,8 +47,9 @@ void perfctr_ring_free(struct perfctr_ring *ring)
 }
 
 /*
- * By the thread itself, which is not interrupted by its own overflows as it
- * gets its ring.  Memory that cannot be swapped is charged to its user.
+ * Called by the thread itself, so that none of its overflows comes meanwhile.
+ * The ring's memory cannot be swapped out, so it is charged to the thread's
+ * user.
  */
 int perfctr_ring_begin(struct perfctr_thread *thread,
 		       const struct perfctr_ring_request *request)
@@ -78,15 +83,16 @@ int perfctr_ring_begin(struct perfctr_thread *thread,
 	return err;
 }
 
-/* What a function that keeps a frame pointer has on its stack there. */
+/* What is on the stack where a frame pointer points to. */
 struct perfctr_frame {
 	unsigned long caller;
 	unsigned long address;
 };
 
 /*
- * The addresses that the thread will return to, for what is in memory; stacks
- * grow down, so a chain that does not go up has ended.  Any value may be there.
+ * Finds the addresses to which the thread will return, as far as the stack is
+ * in memory. Stacks grow downwards, so the chain has ended where it does not go
+ * up. The thread may have written any value there.
  */
 static u32 perfctr_callers(struct pt_regs *regs, u64 *callers, u32 most)
 {
@@ -132,8 +138,9 @@ static void perfctr_ring_write(struct perfctr_thread *thread, u32 counter)
 }
 
 /*
- * The calling thread's counters have overflowed, with interrupts disabled and
- * no lock that waking needs: one bit for each.
+ * Writes a record of overflows of the calling thread. `counters` has one bit
+ * for each counter. Interrupts are disabled, and no lock is held that waking
+ * needs.
  */
 void perfctr_ring_record(struct perfctr_thread *thread, u32 counters)
 {
@@ -155,7 +162,10 @@ __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table)
 	if (!thread)
 		return EPOLLERR;
 	poll_wait(file, &thread->wait, table);
-	/* Either this sees the record, or its writer sees this. */
+	/*
+	 * Either this sees the record, or the writer of the record sees who
+	 * waits.
+	 */
 	smp_mb();
 	if (perfctr_core_ring_is_ready(perfctr_core_of(thread)))
 		events |= EPOLLIN | EPOLLRDNORM;
@@ -164,7 +174,7 @@ __poll_t perfctr_poll(struct file *file, struct poll_table_struct *table)
 	return events;
 }
 
-/* 0 without a ring. */
+/* Returns the ring's number of pages, or 0 without a ring. */
 u32 perfctr_ring_pages(const struct perfctr_thread *thread)
 {
 	const struct perfctr_ring *ring = smp_load_acquire(&thread->ring);
@@ -172,7 +182,7 @@ u32 perfctr_ring_pages(const struct perfctr_thread *thread)
 	return ring ? ring->pages : 0;
 }
 
-/* There is one, and it stays. */
+/* The caller knows that there is a ring, and a ring stays. */
 int perfctr_ring_mmap(struct perfctr_thread *thread, struct vm_area_struct *vma)
 {
 	return vm_map_pages_zero(vma, thread->ring->page, thread->ring->pages);

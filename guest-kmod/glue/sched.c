@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Thread switches.  The scheduler calls out with interrupts disabled and the
- * run queue locked, in with interrupts enabled and preemption disabled.
+ * Switches of threads. The scheduler calls perfctr_out() with interrupts
+ * disabled and the run queue locked. It calls perfctr_in() with interrupts
+ * enabled and preemption disabled.
  */
 
 #include <linux/cpumask.h>
@@ -13,7 +14,7 @@
 
 #include "perfctr.h"
 
-/* How many pending signals to look at for one. */
+/* The most pending signals that are looked at to find one. */
 #define PERFCTR_QUEUE_LOOK 16
 
 static bool perfctr_cost;
@@ -28,10 +29,11 @@ static struct perfctr_thread *perfctr_of(struct preempt_notifier *notifier)
 }
 
 /*
- * Whether the calling thread will be told what was sent to it.  A signal that
- * it ignores is dropped, and a standard one if another one of its number is
- * pending; what was queued just now is at the end of the list, or nearly.  Of a
- * real-time signal it is sufficient that one is pending.
+ * Returns whether the calling thread will get the signal that was just sent to
+ * it. The kernel drops a signal that the thread ignores. It also drops a
+ * standard signal if one of the same number is already pending. A signal that
+ * was queued just now is at the end of the list, or near it. Of a real-time
+ * signal it is enough that one is pending.
  */
 static bool perfctr_is_queued(int number)
 {
@@ -55,9 +57,9 @@ static bool perfctr_is_queued(int number)
 }
 
 /*
- * To the calling thread, with interrupts disabled; the word behind si_code holds
- * the counters.  Nobody would let the counters go on if the signal is lost, so
- * they do at once.
+ * Sends the signal of an overflow to the calling thread. The word behind
+ * si_code holds the counters. Interrupts are disabled. If the signal is lost,
+ * nobody would let the counters go on, so they go on at once.
  */
 static void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 {
@@ -74,8 +76,9 @@ static void perfctr_signal(struct perfctr_thread *thread, u64 signal)
 }
 
 /*
- * With interrupts disabled, as the core has given it: a signal, with its number
- * in the high half, or records.
+ * Reports overflows to the thread as the core has decided. `told` has a
+ * signal's number in its high half, and otherwise the counters for which
+ * records are written. Interrupts are disabled.
  */
 void perfctr_tell(struct perfctr_thread *thread, u64 told)
 {
@@ -85,7 +88,10 @@ void perfctr_tell(struct perfctr_thread *thread, u64 told)
 		perfctr_ring_record(thread, told);
 }
 
-/* With interrupts disabled: an overflow that was noticed on the way. */
+/*
+ * Reports overflows that were noticed while something else was done. Interrupts
+ * are disabled.
+ */
 void perfctr_tell_current(void)
 {
 	struct perfctr_thread *thread = perfctr_thread_of(current);
@@ -95,7 +101,10 @@ void perfctr_tell_current(void)
 						       perfctr_this_vcpu()));
 }
 
-/* With interrupts disabled; gives what to tell the thread. */
+/*
+ * Resumes the thread's counters. Returns what to report to the thread.
+ * Interrupts are disabled.
+ */
 static inline u64 perfctr_resume(struct perfctr_thread *thread)
 {
 	struct perfctr_core_thread *core = perfctr_core_of(thread);
@@ -157,8 +166,9 @@ int perfctr_sched_init(void)
 }
 
 /*
- * The list changes only while its thread stands still, so the thread itself
- * may walk it, whoever holds it, and the switch to it.
+ * The list of a thread changes only while the thread stands still. So the
+ * thread itself may walk the list, and so may the holder of the thread and the
+ * switch to it.
  */
 struct perfctr_thread *perfctr_thread_of(struct task_struct *task)
 {
@@ -184,7 +194,7 @@ struct perfctr_core_thread *perfctr_core_current(void)
 	return perfctr_core_of_task(current);
 }
 
-/* With interrupts disabled. */
+/* Interrupts are disabled. */
 void perfctr_resume_current(void)
 {
 	struct perfctr_thread *thread = perfctr_thread_of(current);
@@ -193,7 +203,10 @@ void perfctr_resume_current(void)
 		perfctr_tell(thread, perfctr_resume(thread));
 }
 
-/* With interrupts disabled: somebody executes, or will, whom a page may show. */
+/*
+ * The thread `next` executes here from now on, and perhaps must not see the
+ * registered page. Interrupts are disabled.
+ */
 static noinline void perfctr_leave_to(struct task_struct *next)
 {
 	struct perfctr_subject subject = perfctr_subject_of(next);
@@ -203,8 +216,9 @@ static noinline void perfctr_leave_to(struct task_struct *next)
 }
 
 /*
- * What the core's rule says (Shown::may_execute) of nearly all threads, here
- * because every switch asks it.  A thread with a program has namespaces.
+ * Does for nearly all threads what the core's rule Shown::may_execute says. It
+ * is here because each switch asks it. A thread with a program has namespaces,
+ * so nsproxy is not NULL.
  */
 static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
 				       struct task_struct *next)
@@ -218,9 +232,11 @@ static inline bool perfctr_may_execute(const struct perfctr_shown *shown,
 }
 
 /*
- * A probe: prev leaves its CPU to next, before its own counters are suspended.
- * Most switches are of a user's own threads, or where nothing is registered.
- * perf may have events that have no page go on with next: the core has to know.
+ * A probe of switches. It is called before the counters of the thread that
+ * leaves are suspended. Most switches are between threads of one user, or
+ * happen where no page is registered. Without a page the core has to know of
+ * the switch only if perf has events here, which may go on with the next
+ * thread.
  */
 void perfctr_on_switch(PERFCTR_SWITCH_ARGS)
 {

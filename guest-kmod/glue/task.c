@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Exec, exit and fork, through the scheduler's tracepoints: they call on the thread
- * itself, exec before the new program's first instruction, exit before the
- * descriptors are closed.
+ * Exec, exit and fork, by the scheduler's tracepoints. The thread itself
+ * executes the probes. The one of exec comes before the new program's first
+ * instruction, and the one of exit before the descriptors are closed.
  */
 
 #include <linux/binfmts.h>
@@ -19,7 +19,10 @@ static void perfctr_on_exec(void *unused, struct task_struct *task,
 	if (thread && perfctr_core_ends_at_exec(perfctr_core_of(thread),
 						bprm->secureexec))
 		perfctr_thread_unlink(thread);
-	/* The calling thread has become another subject without a switch. */
+	/*
+	 * The calling thread may have other rights now, and no switch has
+	 * noticed it.
+	 */
 	local_irq_disable();
 	perfctr_core_become(perfctr_this_vcpu(), perfctr_core_current());
 	local_irq_enable();
@@ -51,7 +54,7 @@ int perfctr_task_init(void)
 	return err;
 }
 
-/* Returns when no probe runs any more. */
+/* When this returns no probe runs any more. */
 void perfctr_task_exit(void)
 {
 	unsigned int i;

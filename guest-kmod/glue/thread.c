@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * A thread's counters: their lifetime, and what is done with them.
- *
- * Only this file, by what it holds, can settle which of two who bind the same
- * thread or the same descriptor is the first, and whether a thread is unlinked
- * meanwhile.  Everything else is the core's to decide.
+ * A thread's counters: their lifetime, and what is done with them. Two callers
+ * may bind the same thread or the same descriptor at once, and a thread may be
+ * unlinked meanwhile. This file decides who is first, because only it holds the
+ * locks that settle this. The core decides everything else.
  */
 
 #include <linux/module.h>
@@ -33,7 +32,7 @@ void perfctr_thread_put(struct perfctr_thread *thread)
 	kref_put(&thread->kref, perfctr_thread_release);
 }
 
-/* Not linked; with one reference, the caller's. */
+/* Makes counters that are not linked. The caller has the only reference. */
 struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
@@ -57,7 +56,7 @@ struct perfctr_thread *perfctr_thread_alloc(u32 tid, struct task_struct *task)
 	return thread;
 }
 
-/* For a whole CPU; root's, as the kernel is. */
+/* Makes counters of a whole CPU. They belong to root, as the kernel does. */
 void *perfctr_glue_counters_new(void)
 {
 	struct perfctr_thread *thread = perfctr_thread_alloc(0, &init_task);
@@ -71,8 +70,9 @@ void perfctr_glue_counters_free(void *counters)
 }
 
 /*
- * With a reference; NULL if it is not linked.  A thread is unlinked before it
- * is gone, and its memory outlives whoever has seen it linked under RCU.
+ * Returns the thread that is linked, with a reference, or NULL. A thread is
+ * unlinked before it ends. Its memory stays as long as anybody in an RCU read
+ * section may have seen it linked.
  */
 static struct task_struct *perfctr_task_of(struct perfctr_thread *thread)
 {
@@ -87,9 +87,9 @@ static struct task_struct *perfctr_task_of(struct perfctr_thread *thread)
 }
 
 /*
- * Links and binds, or neither, while the thread is held: these become the
- * counters of a thread and of a descriptor, each with a reference.  The module
- * stays, since the scheduler calls into it.
+ * Links the counters to the thread and binds them to the descriptor, or does
+ * neither. Each of the two gets a reference. The thread is held meanwhile. The
+ * module stays loaded while a thread is linked, because the scheduler calls it.
  */
 static int perfctr_link_held(struct perfctr_thread *thread,
 			     struct task_struct *task, struct file *file)
@@ -107,7 +107,7 @@ static int perfctr_link_held(struct perfctr_thread *thread,
 		return -EEXIST;
 	}
 	WRITE_ONCE(thread->task, task);
-	/* preempt_notifier_register() is for the calling thread only. */
+	/* preempt_notifier_register() works for the calling thread only. */
 	hlist_add_head(&thread->notifier.link, &task->preempt_notifiers);
 	__module_get(THIS_MODULE);
 	kref_get(&thread->kref);
@@ -133,7 +133,7 @@ int perfctr_thread_link(struct perfctr_thread *thread, struct task_struct *task,
 	return err;
 }
 
-/* Binds a descriptor to the counters that the thread has. */
+/* Binds a descriptor to the counters that the thread already has. */
 int perfctr_thread_open(struct file *file, struct task_struct *task)
 {
 	struct perfctr_thread *thread;
@@ -154,8 +154,9 @@ int perfctr_thread_open(struct file *file, struct task_struct *task)
 }
 
 /*
- * Holds the thread whose counters these are, with a reference.  They stay
- * linked meanwhile, since only the thread itself or its tracer unlinks them.
+ * Holds the thread whose counters these are, and takes a reference to it. The
+ * counters stay linked meanwhile, because only the thread itself or its tracer
+ * unlinks them.
  */
 static int perfctr_thread_hold(struct perfctr_thread *thread,
 			       struct perfctr_hold *hold)
@@ -179,7 +180,7 @@ static void perfctr_thread_let_go(struct perfctr_hold *hold)
 	perfctr_stop_if_idle();
 }
 
-/* What is unlinked already stays so. */
+/* It is no error if the counters are not linked. */
 int perfctr_thread_unlink(struct perfctr_thread *thread)
 {
 	struct perfctr_core_thread *core = perfctr_core_of(thread);
@@ -193,7 +194,7 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 		perfctr_tell_current();
 	hlist_del(&thread->notifier.link);
 	perfctr_core_thread_ends(core);
-	/* Whoever sees NULL sees the final sums. */
+	/* A reader that sees NULL also sees the final sums. */
 	smp_store_release(&thread->task, NULL);
 	perfctr_thread_let_go(&hold);
 	wake_up_poll(&thread->wait, EPOLLHUP);
@@ -203,7 +204,7 @@ int perfctr_thread_unlink(struct perfctr_thread *thread)
 	return 0;
 }
 
-/* The core does it, for the thread or its tracer. */
+/* Has the core carry out a request of the thread or of its tracer. */
 int perfctr_thread_operate(struct perfctr_thread *thread, unsigned int number,
 			   const struct perfctr_control_arg *control)
 {
@@ -232,7 +233,10 @@ int perfctr_thread_control(struct perfctr_thread *thread,
 	return 0;
 }
 
-/* The thread itself, which is not switched out meanwhile. */
+/*
+ * The thread reads its own sums. Interrupts are disabled, so that it is not
+ * switched out meanwhile.
+ */
 static int perfctr_read_own(struct perfctr_thread *thread,
 			    struct perfctr_sums *sums)
 {
@@ -246,8 +250,9 @@ static int perfctr_read_own(struct perfctr_thread *thread,
 }
 
 /*
- * By somebody else.  A tracer is told of its tracee's stop before the tracee has
- * left its CPU: what is published after that are its sums up to the stop.
+ * Another thread reads the sums. A tracer learns that its tracee has stopped
+ * before the tracee has left its CPU. Holding the tracee waits for that, so
+ * that the published sums are those up to the stop.
  */
 static noinline int perfctr_read_other(struct perfctr_thread *thread,
 				       struct perfctr_sums *sums)
@@ -265,7 +270,7 @@ static noinline int perfctr_read_other(struct perfctr_thread *thread,
 	return err;
 }
 
-/* By anybody; the thread itself gets its sums up to now. */
+/* Anybody may read. The thread itself gets its sums up to now. */
 int perfctr_thread_read(struct perfctr_thread *thread,
 			struct perfctr_sums *sums)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Users.  What each sees of vCPUs, and for how long it keeps that, is the core's to
- * decide (src/shown.rs, src/users.rs).
+ * Users of counters. The core decides what each user sees of vCPUs, and how
+ * long the user keeps it (src/shown.rs, src/users.rs).
  */
 
 #include <linux/nsproxy.h>
@@ -12,10 +12,10 @@
 
 #include "perfctr.h"
 
-/* Protects which users there are. */
+/* Protects the core's list of users. */
 static DEFINE_MUTEX(perfctr_users_lock);
 
-/* A container is told from others by the namespace of its processes. */
+/* Containers are distinguished by the namespaces of their processes. */
 static struct pid_namespace *perfctr_container(struct task_struct *task)
 {
 	struct nsproxy *proxy = READ_ONCE(task->nsproxy);
@@ -23,7 +23,7 @@ static struct pid_namespace *perfctr_container(struct task_struct *task)
 	return proxy ? proxy->pid_ns_for_children : NULL;
 }
 
-/* Of the calling thread, or of one that does not execute now. */
+/* Describes the calling thread, or one that does not execute now. */
 struct perfctr_subject perfctr_subject_of(struct task_struct *task)
 {
 	return (struct perfctr_subject){
@@ -60,7 +60,10 @@ void perfctr_glue_users_look_in(u32 milliseconds)
 			 msecs_to_jiffies(milliseconds));
 }
 
-/* With a reference, or NULL if the thread has ended. */
+/*
+ * Returns the thread's container, with a reference, or NULL if the thread has
+ * ended.
+ */
 static struct pid_namespace *perfctr_container_get(struct task_struct *task)
 {
 	struct pid_namespace *container;
@@ -74,9 +77,10 @@ static struct pid_namespace *perfctr_container_get(struct task_struct *task)
 }
 
 /*
- * Who answers for a user.  Anybody can make namespaces, each with users of its own,
- * but the outermost was made by a user of the machine.  Where that is root, its
- * containers are told apart by who is root within.
+ * Returns the user of the machine to whom a user's pages are charged. Anybody
+ * can make namespaces with users of their own, but the outermost one was made
+ * by a user of the machine. If that user is root, as with most containers, the
+ * container's own root is charged.
  */
 static kuid_t perfctr_owner(const struct cred *cred)
 {
@@ -90,8 +94,9 @@ static kuid_t perfctr_owner(const struct cred *cred)
 }
 
 /*
- * The core's part of counters, for the user whose thread this is.  An error if the
- * thread has ended, without memory, or if the user's owner has too many users.
+ * Prepares the core's part of counters for the user of the thread. Returns an
+ * error if the thread has ended, if there is no memory, or if too many users
+ * are charged to the same owner.
  */
 int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 			  struct task_struct *task)
@@ -113,7 +118,7 @@ int perfctr_counters_init(struct perfctr_core_thread *core, u32 tid,
 	return err;
 }
 
-/* Nobody has counters, and nothing is registered any more. */
+/* Nobody has counters now, and no page is registered any more. */
 void perfctr_users_exit(void)
 {
 	cancel_delayed_work_sync(&perfctr_users_work);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* vCPUs: registering their pages, CPU hotplug, suspension, and the kernel's end. */
+/*
+ * vCPUs: their pages, CPU hotplug, the machine's sleep, and the kernel's end.
+ */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -31,7 +33,7 @@ bool perfctr_glue_cpu_is_online(u32 cpu)
 	return cpu_online(cpu);
 }
 
-/* On each CPU that is called, with interrupts disabled. */
+/* Executed on each CPU that is called. Interrupts are disabled. */
 static void perfctr_called(void *call)
 {
 	perfctr_core_called(call, perfctr_this_vcpu(), perfctr_core_current());
@@ -50,8 +52,9 @@ int perfctr_glue_call_one(u32 cpu, const void *call)
 }
 
 /*
- * On that CPU.  It is of use without counters, so it comes online whatever is
- * refused.  The module is not: it is not loaded then.
+ * Called on the CPU that comes online. A CPU is of use without counters, so it
+ * comes online even if the hypervisor refuses its page. But the module is not
+ * loaded if it is refused on a CPU that is already online.
  */
 static int perfctr_vcpu_online(unsigned int cpu)
 {
@@ -60,7 +63,7 @@ static int perfctr_vcpu_online(unsigned int cpu)
 	local_irq_disable();
 	err = perfctr_core_vcpu_online(perfctr_this_vcpu(), err);
 	local_irq_enable();
-	/* The host may let the domain count later. */
+	/* The host may allow the domain to count later. */
 	if (perfctr_is_loaded)
 		return 0;
 	if (err)
@@ -78,8 +81,8 @@ static int perfctr_vcpu_offline(unsigned int cpu)
 }
 
 /*
- * Only the boot CPU is online while a machine sleeps: the others are unplugged.
- * Whoever puts it to sleep may be counting.
+ * Before a machine sleeps all CPUs but the boot CPU are taken offline. The
+ * thread that executes this may have counters that count.
  */
 static int perfctr_sleep(PERFCTR_SYSCORE_ARGS)
 {
@@ -108,16 +111,16 @@ static void perfctr_vcpus_take_back(void)
 	if (!perfctr_is_loaded)
 		return;
 	unregister_syscore(&perfctr_syscore);
-	/* The last interrupt still finds its handler. */
+	/* An interrupt that is on its way still finds its handler. */
 	perfctr_is_loaded = false;
 	cpuhp_remove_state(perfctr_cpuhp_state);
 	perfctr_platform->off_restore();
 }
 
 /*
- * What comes next may be a kernel that this one starts (kexec): the hypervisor
- * would go on writing to what is that one's memory.  Threads that still execute
- * count no more.
+ * This kernel may start another one (kexec). The pages are unregistered, since
+ * otherwise the hypervisor would go on writing to memory that belongs to the
+ * other kernel. Threads that still execute count nothing from now on.
  */
 static int perfctr_reboot(struct notifier_block *block, unsigned long action,
 			  void *data)
@@ -126,7 +129,7 @@ static int perfctr_reboot(struct notifier_block *block, unsigned long action,
 	return NOTIFY_DONE;
 }
 
-/* After perf's own, which takes its events from the CPUs. */
+/* It is called after perf's own, which removes perf's events from the CPUs. */
 static struct notifier_block perfctr_reboot_block = {
 	.notifier_call = perfctr_reboot,
 	.priority = INT_MIN,
@@ -147,7 +150,7 @@ int perfctr_vcpus_init(void)
 	}
 	perfctr_is_loaded = true;
 	register_syscore(&perfctr_syscore);
-	/* It fails only if it is there already. */
+	/* This fails only if the block is already registered. */
 	register_reboot_notifier(&perfctr_reboot_block);
 	return 0;
 }

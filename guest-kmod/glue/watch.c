@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * Switches are watched while anybody has counters, and only then: a kernel in
- * which nobody counts pays nothing.  When is the core's to decide (src/watch.rs).
- *
- * A CPU that is in the middle of a switch as the watch begins may not notice.
- * Nothing is registered there then, and the next switch is watched, since a
- * page is registered on its own CPU, outside of a switch or at its end.
+ * Watches switches while anybody has counters, so that a kernel in which nobody
+ * counts pays nothing. The core decides when (src/watch.rs). A switch that is
+ * under way on a CPU when the watch begins may not be noticed. No page is
+ * registered on that CPU then: a CPU registers its page itself, outside of a
+ * switch or at its end. So the next switch is watched.
  */
 
 #include <linux/cpumask.h>
@@ -17,13 +16,13 @@
 
 #include "perfctr.h"
 
-/* Protects whether switches are watched. */
+/* Held while the watch begins or ends. */
 static DEFINE_MUTEX(perfctr_watch_lock);
 
 static struct perfctr_probe perfctr_switches = { "sched_switch",
 						 perfctr_on_switch };
 
-/* With the lock held. */
+/* The lock is held. */
 int perfctr_glue_watch_begin(void)
 {
 	int err = perfctr_probe(&perfctr_switches);
@@ -33,7 +32,10 @@ int perfctr_glue_watch_begin(void)
 	return err;
 }
 
-/* Sleeps.  Pages may be registered until perfctr_glue_unwatch(). */
+/*
+ * Pages may be registered until perfctr_glue_unwatch() is called. This function
+ * sleeps.
+ */
 int perfctr_glue_watch(void)
 {
 	int err;
@@ -77,19 +79,19 @@ void perfctr_stop_if_idle(void)
 			      msecs_to_jiffies(PERFCTR_UNWATCH_DELAY_MS));
 }
 
-/* Does not sleep. */
+/* This function does not sleep. */
 void perfctr_glue_unwatch(void)
 {
 	perfctr_core_watch_leave();
 	perfctr_stop_if_idle();
 }
 
-/* There are no watchers and no online vCPUs any more. */
+/* Nobody has counters any more, and no vCPU is online for the module. */
 void perfctr_watch_exit(void)
 {
 	unsigned int cpu;
 
-	/* perf's last event may have queued it. */
+	/* perf's last event may have queued this work. */
 	for_each_possible_cpu(cpu)
 		irq_work_sync(per_cpu_ptr(&perfctr_cpus.tell, cpu));
 	cancel_delayed_work_sync(&perfctr_stop_work);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * A guest of KVM: hypercalls, and an NMI by the local APIC's entry for the PMU,
- * since modules cannot have vectors.
- *
- * Nobody tells a guest that it was restored, or migrated, in the middle of
- * anything.  But a driver beneath it sends each vCPU that interrupt before it
- * executes an instruction.  What that means is the core's to find out
+ * Guests of KVM. They make hypercalls, and are interrupted by an NMI, because a
+ * module cannot have a vector of its own. The local APIC's entry for the PMU
+ * says so. KVM does not tell a guest that it was restored or migrated. But the
+ * driver of the new host sends this NMI to each vCPU before the vCPU executes
+ * an instruction. The core finds out whether that has happened
  * (src/restore.rs).
  */
 
@@ -19,13 +18,15 @@
 
 #include "../perfctr.h"
 
-/* One CPU; changed there only. */
+/* What belongs to one CPU. It is changed on that CPU only. */
 struct perfctr_line {
 	struct irq_work work;
 	irq_handler_t handler;
-	/* Whether KVM masks the entry whenever it delivers by it. */
+	/*
+	 * Whether KVM masks the entry whenever it delivers an interrupt by it.
+	 */
 	bool is_masked_by_nmi;
-	/* Whether it may count here is looked at anew. */
+	/* Finds out anew whether the guest may count here. */
 	struct work_struct look;
 };
 
@@ -39,7 +40,10 @@ static int hypercall(u32 op, void *argument, u32 length)
 	return answer == -KVM_ENOSYS ? -ENOSYS : answer;
 }
 
-/* On its CPU, unless that is gone: no thread executes there. */
+/*
+ * Executes on the CPU that has queued it, unless that CPU has gone offline
+ * meanwhile. No thread executes there then.
+ */
 static void look(struct work_struct *unused)
 {
 	perfctr_core_restore_look(raw_cpu_read(perfctr_cpus.core));
@@ -52,14 +56,14 @@ static void deliver(struct irq_work *work)
 
 	if (perfctr_core_restore_wants_look(perfctr_this_vcpu()))
 		schedule_work_on(smp_processor_id(), &line->look);
-	/* It was unbound meanwhile, perhaps. */
+	/* It may have been unbound meanwhile. */
 	if (line->handler)
 		line->handler(0, this_cpu_ptr(&perfctr_cpus));
 }
 
 /*
- * As apic_write() does, which later kernels do not lend. The vector tells the
- * driver that this guest wants to know of its restoration.
+ * Does what apic_write() does, which later kernels do not export. By the vector
+ * the driver knows that this guest wants to be told of its restoration.
  */
 static void unmask(void)
 {
@@ -67,9 +71,9 @@ static void unmask(void)
 }
 
 /*
- * The interrupted kernel may be doing anything, so the work is done when it
- * next enables interrupts; also at an NMI that is somebody else's, where it
- * finds nothing.
+ * The NMI may have interrupted the kernel anywhere. So the work is done when
+ * the kernel enables interrupts next. It is also done after an NMI of somebody
+ * else, and finds nothing to do then.
  */
 static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 {
@@ -79,8 +83,9 @@ static int perfctr_nmi(unsigned int kind, struct pt_regs *regs)
 	if (!line->handler)
 		return NMI_DONE;
 	/*
-	 * Before the page is looked at: what comes later than that is delivered.
-	 * This exits at others' NMIs, too, but so does the core's question then.
+	 * The entry is unmasked before the page is looked at, so that no later
+	 * interrupt is lost. This exits from the guest, also at the NMI of
+	 * somebody else; but the core's question would do that then, too.
 	 */
 	if (line->is_masked_by_nmi)
 		unmask();
@@ -96,7 +101,7 @@ static int bind(unsigned int cpu, irq_handler_t handler)
 	init_irq_work(&line->work, deliver);
 	INIT_WORK(&line->look, look);
 	perfctr_core_restore_begin(per_cpu(perfctr_cpus.core, cpu));
-	/* As Intel's local APICs do, and AMD's do not. */
+	/* Intel's local APICs mask it, and AMD's do not. */
 	line->is_masked_by_nmi = boot_cpu_data.x86_vendor != X86_VENDOR_AMD &&
 				 boot_cpu_data.x86_vendor != X86_VENDOR_HYGON;
 	line->handler = handler;
@@ -108,7 +113,7 @@ static void unbind(unsigned int cpu)
 {
 	struct perfctr_line *line = per_cpu_ptr(&perfctr_line, cpu);
 
-	/* An NMI may still come, but it leaves the entry masked. */
+	/* An NMI that still comes leaves the entry masked. */
 	WRITE_ONCE(line->is_masked_by_nmi, false);
 	apic->write(APIC_LVTPC, APIC_LVT_MASKED);
 	WRITE_ONCE(line->handler, NULL);

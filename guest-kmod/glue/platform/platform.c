@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Which hypervisor this is a guest of, and how it lets its guests' kernels execute. */
+/* Finds out of which hypervisor this is a guest, and of which kind. */
 
 #include <asm/hypervisor.h>
 #include <asm/io.h>
@@ -29,7 +29,7 @@ int perfctr_glue_hypercall(u32 op, void *argument, u32 length)
 	return perfctr_platform->hypercall(op, argument, length);
 }
 
-/* A paravirtualised kernel's frames are the machine's. */
+/* Frames of a paravirtualised guest are known by the machine's numbers. */
 u64 perfctr_glue_gfn(const struct perfctr_vcpu_page *page)
 {
 	return xen_pv_domain() ? virt_to_gfn(page) :

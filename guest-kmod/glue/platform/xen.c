@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* A guest of Xen: hypercalls, interrupts, restoration. */
+/* Guests of Xen: their hypercalls and interrupts, and their restoration. */
 
 #include <linux/platform_device.h>
 #include <linux/pm.h>
@@ -19,7 +19,10 @@ static int hypercall(u32 op, void *argument, u32 length)
 	return _hypercall3(int, arch_5, op, argument, length);
 }
 
-/* Of an overflow, on each CPU; 0, or an error, if it is not bound. */
+/*
+ * The number of each CPU's interrupt of overflows. If it is not bound, this is
+ * 0 or an error.
+ */
 static DEFINE_PER_CPU(int, perfctr_irq);
 
 static int bind(unsigned int cpu, irq_handler_t handler)
@@ -42,9 +45,11 @@ static void unbind(unsigned int cpu)
 }
 
 /*
- * Before any thread of the restored domain goes on.  Xen has its guests' devices
- * freeze when a domain is saved, and restore; a save that was cancelled has them
- * thaw.  Xen's own notifier of a restoration cannot be taken back from 7.0 on.
+ * Called before any thread of the restored domain goes on. Devices of a guest
+ * of Xen are frozen before the domain is saved, and restored afterwards; after
+ * a save that was cancelled they are thawed. The module is such a device,
+ * because from 7.0 on nobody can unregister from Xen's own notifier of
+ * restorations.
  */
 static int perfctr_restore(struct device *unused)
 {
